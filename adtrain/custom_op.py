@@ -115,6 +115,7 @@ def custom_op(
     flops: Callable[..., int] | None = None,
     samples: Callable[..., Sequence[Any]] | None = None,
     vmap: Callable[..., Any] | None = None,
+    axes: str | Callable[..., str] | None = None,
 ) -> CustomOp:
     """Define an operation. Every function gets the arguments first, and the options of the call as keywords.
 
@@ -139,10 +140,17 @@ def custom_op(
             `OwnOp`.
         vmap: ``(op, mapped, *args, **options)``: how `adtrain.vmap` runs it once for all members. ``op`` runs the
             operation, and returns the residuals too. ``mapped`` has a bool for each argument: a mapped one has the
-            members along axis 0, as the outputs must. Without it the members run one after another.
+            members along axis 0, as the outputs must. By default it follows from ``axes``; where it does not, the
+            members run one after another.
+        axes: how the axes of the outputs relate to those of the arguments, such as "*mk,*kn->*mn" for a matrix product,
+            or a function that returns such a text. A letter marks axes that move together: an output at index m is the
+            same function of the arguments at index m. Over a letter of arguments alone the output is a sum. "." is an
+            axis that is used in another way. "*" stands for all leading axes, of which there may then be any number;
+            options ``axis`` and ``axes`` count from the first of these, or, if negative, from the last axis.
 
     Raises:
-        OptionError: there is an operation of that name, or a source file is missing.
+        OptionError: there is an operation of that name, a source file is missing, or ``axes`` is neither a text nor a
+            function.
     """
     place = caller(1)
 
@@ -151,7 +159,7 @@ def custom_op(
 
     shape, numpy, vjp, vmap = own("shape", shape), own("numpy", numpy), own("vjp", vjp), own("vmap", vmap)
     numbers, launch, flops = own("numbers", numbers), own("launch", launch), own("flops", flops)
-    samples = own("samples", samples)
+    samples, axes = own("samples", samples), own("axes", axes)
     earlier = OWN_OPS.get(name)
     if earlier is not None and earlier.custom is not None and place.replaces(earlier.place):
         del PRIMITIVES[name], OWN_OPS[name]
@@ -164,8 +172,10 @@ def custom_op(
     files = {kind: _file(name, kind, source, place.file) for kind, source in (("c", c), ("cu", cuda)) if source}
 
     rule = _rule(f"{place}: custom_op {name}", vjp, residuals) if vjp else _no_rule(name, place)
+    if not (axes is None or isinstance(axes, str) or callable(axes)):
+        raise OptionError(f"custom_op {name}: axes is {shown(axes)}, expected a text such as '*->*', or a function")
     primitive = Primitive(
-        name, _checked(f"{place}: custom_op {name}", shape), numpy, joint_vjp=rule, flops=flops, batch=vmap
+        name, _checked(f"{place}: custom_op {name}", shape), numpy, joint_vjp=rule, flops=flops, batch=vmap, axes=axes
     )
 
     def values(*types: Any, **options: Any) -> tuple[int | float, ...]:

@@ -11,6 +11,7 @@ the CPU, by its reference. `register` adds kernels, whose sources may lie anywhe
         lambda x: ArrayType(x.shape, x.dtype),  # shape rule
         lambda x: 3 * x,  # NumPy reference
         [lambda out, x: lambda ct: bind(triple_p, ct)],  # derivative by x: cotangent of out to cotangent of x
+        axes="*->*",  # all axes of out move with those of x: vmap and passes ask for this
     )
 
     # /path/to/triple.c:

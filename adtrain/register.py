@@ -11,8 +11,8 @@
             return self.factor * x, state
 
 The class becomes a frozen dataclass. Its fields are the options: their names, types, bounds and defaults are those of
-the annotations. `adtrain.option_types` has types with bounds, such as Positive and Size. The results of its methods
-are checked, so that a mistake is an error in one line.
+the annotations. `adtrain.option_types` has types with bounds, such as Positive and Size. A config and a call in
+Python are checked by them. The results of its methods are checked too. So a mistake is an error in one line.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from adtrain import ops
 from adtrain.augment import Augmentation, Batch
 from adtrain.core import tree
 from adtrain.core.array import Value
+from adtrain.core.checked_arguments import CheckedArguments, checked_options
 from adtrain.core.definition import Definition, caller
 from adtrain.core.errors import OptionError
 from adtrain.core.options import is_integer, shown
@@ -166,6 +167,8 @@ def _decorator(family: str, name: Any, base: type, checks: dict[str, Callable[..
         made.kind, made.registered_at = classmethod(lambda _: name), f"{here}: {name}"
         specs.add(family, name, made)
         made.__init__ = watched(made.__init__, f"{made.registered_at}: {cls.__name__}()")
+        if not issubclass(made, CheckedArguments):
+            made.__init__ = checked_options(made.__init__, name)
         for method, check in checks.items():
             own = watched(getattr(made, method), f"{made.registered_at}: {method}")
             setattr(made, method, check(own, made.registered_at))

@@ -22,6 +22,7 @@ from adtrain.cache import Cache, digest
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Equation
 from adtrain.core.target import H200, Target
+from adtrain.passes.places import stored_bytes
 
 SEEDS = pytest.mark.parametrize("seeds", [(1, 2), pytest.param((3, 4), marks=pytest.mark.exhaustive)])
 """Orders of threads, the values of `Host.thread_order`."""
@@ -94,9 +95,9 @@ class Host:
         """The outputs of the equation by this candidate, or as a Program runs it, in memory that was NaN before.
 
         `runs` are those of a launch that computes several."""
-        sizes = [v.size * v.type.dtype.itemsize for v in equation.outputs]
+        sizes = [stored_bytes(v) for v in equation.outputs]
         outputs = [
-            np.full(size, 0xFF, np.uint8).view(v.type.dtype).reshape(v.type.shape)
+            np.full(size, 0xFF, np.uint8).view(v.type.dtype).reshape(v.stored.shape)
             for size, v in zip(sizes, equation.outputs, strict=True)
         ]
         memory = np.full(max(self.lowering.scratch(equation, kernel), 1), 0xFF, np.uint8)

@@ -12,6 +12,7 @@ from test_cpu_programs import values_and_gradients
 
 import adtrain as ad
 from adtrain import ops
+from adtrain.backends.cuda import targets
 from adtrain.backends.cuda.compiler import Source
 from adtrain.backends.cuda.forms.weight_tiles import weight_tiles_p
 from adtrain.backends.cuda.launch_plan import LaunchPlan
@@ -31,20 +32,10 @@ from adtrain.core.fused import (
 )
 from adtrain.core.program import Equation, Program
 from adtrain.core.staging import stage
-from adtrain.core.target import H200, Target
+from adtrain.core.target import Target
 from adtrain.passes.fuse_elementwise import is_loops
 
-TARGETS = (
-    Target((7, 5), 40, 64 << 10),
-    Target((8, 0), 108, 163 << 10),
-    Target((8, 6), 84, 99 << 10),
-    Target((8, 9), 128, 99 << 10),
-    H200,
-    Target((10, 0), 148, 227 << 10),
-    Target((12, 0), 170, 99 << 10),
-)
-"""A GPU of each compute capability that kernels are compiled for; shared memory of a block from the CUDA C++
-Programming Guide, table "Technical Specifications per Compute Capability"."""
+TARGETS = tuple(targets.TARGETS.values())
 
 DTYPES = ("float32", "float64")
 

@@ -413,7 +413,7 @@ for _n, _image in (("1d", "(N, C, L)"), ("2d", "(N, C, H, W)"), ("3d", "(N, C, D
     same(f"nn.functional.conv_transpose{_n}", _axes, INTEGERS, *([] if _n == "1d" else [LESS_THAN_STRIDE]))
     call(f"nn.functional.max_pool{_n}", pooling(f"max_pool{_n}"), f"expected {_image}")
     call(f"nn.functional.avg_pool{_n}", pooling(f"avg_pool{_n}"), INTEGERS)
-    same(f"nn.functional.adaptive_avg_pool{_n}", "expected an integer or 2 of them", f"expected {_image}")
+    same(f"nn.functional.adaptive_avg_pool{_n}", "or 2 of them", f"expected {_image}")
 
 
 # Normalisation.
@@ -445,8 +445,8 @@ same("nn.functional.huber_loss")
 call("nn.functional.binary_cross_entropy_with_logits", ops.binary_cross_entropy_with_logits)
 
 
-def smooth_l1(x: Any, y: Any, *, beta: float = 1.0, reduction: str = "mean") -> Any:
+def smooth_l1(x: Any, y: Any, *, beta: float = 1.0, reduction: Any = "mean") -> Any:
     return ops.huber_loss(x, y, beta, reduction=reduction) / beta
 
 
-call("nn.functional.smooth_l1_loss", smooth_l1, "expected a number above 0")
+call("nn.functional.smooth_l1_loss", smooth_l1, "expected a number in")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -12,9 +12,12 @@ import adtrain.lowering.cuda  # the passes for a GPU ask for the kernels that it
 from adtrain import nn, ops, optim, passes
 from adtrain.backends.cpu.fusions import cpu_fusions
 from adtrain.backends.cuda.fusions import gpu_fusions
-from adtrain.core.program import Equation, Program
+from adtrain.core.fused import fuse
+from adtrain.core.primitive import Primitive
+from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Pass, stage
 from adtrain.core.target import H200, Target
+from adtrain.core.types import ArrayType
 
 ALL: tuple[Pass, ...] = (*passes.SIMPLIFY, *cpu_fusions())
 ON_GPU: tuple[Pass, ...] = (*passes.SIMPLIFY, *gpu_fusions(H200))
@@ -74,7 +77,7 @@ def arguments(program: Program, seed: int = 0) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
     drawn = []
     for v in program.inputs:
-        shape, dtype = v.type
+        shape, dtype = v.stored
         drawn.append(np.asarray(rng.normal(size=shape) if dtype.kind == "f" else rng.integers(0, 3, shape), dtype))
     return drawn
 
@@ -92,6 +95,23 @@ def everywhere(program: Program) -> list[Equation]:
     """The equations of a Program and of all bodies in it."""
     inside = [p for e in program.equations for p in e.params.values() if isinstance(p, Program)]
     return [*program.equations, *(e for body in inside for e in everywhere(body))]
+
+
+Step: TypeAlias = "tuple[Primitive, Sequence[int], dict[str, Any]]"
+"""An equation in a body: its primitive, its arguments, its parameters. An argument is the number of a value: the inputs
+come first, then the results of the steps."""
+
+
+def fused_of(form: str, inputs: Sequence[ArrayType], steps: Sequence[Step], needed: Sequence[int]) -> Equation:
+    """An equation of a form on a GPU with such a body; ``needed`` are the numbers of its outputs."""
+    values = [Variable(t, "gpu") for t in inputs]
+    equations = []
+    for primitive, numbers, params in steps:
+        arguments = tuple(values[i] for i in numbers)
+        types = primitive.output_types([v.type for v in arguments], params)
+        equations.append(Equation(primitive, arguments, params, tuple(Variable(t, "gpu") for t in types)))
+        values += equations[-1].outputs
+    return fuse(form, equations, [values[i] for i in needed], tuple(values[: len(inputs)]))
 
 
 def in_all_forms(program: Program) -> list[Program]:

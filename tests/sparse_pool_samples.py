@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
+from program_samples import Step, fused_of
 
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.precision import FULL
-from adtrain.core.primitive import Primitive
+from adtrain.core.program import Equation
 from adtrain.core.target import H200, Target
+from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
 from adtrain.lowering.cuda.conv.problem import ConvProblem
 from adtrain.lowering.cuda.conv.shifted_weight_grad import ShiftedWeightGrad
 from adtrain.lowering.cuda.conv.sparse_pool_input_grad import SparsePoolInputGrad
-from adtrain.ops.bias_sums import conv2d_weight_grad_pooled_sum_p
-from adtrain.ops.conv import Window
-from adtrain.ops.conv_pooled import conv2d_input_grad_pooled_p, conv2d_weight_grad_pooled_p
-from adtrain.ops.pool import Windows
+from adtrain.ops.broadcasting import sum_p
+from adtrain.ops.conv import Window, input_grad_p, weight_grad_p
+from adtrain.ops.pool import Windows, max_pool2d_put_p
 from adtrain.ops.rounding import rounded
+from adtrain.passes.fuse_bias_gradients import BIAS_AXES
 
 WINDOWS = Windows((2, 2), (2, 2), (0, 0))
-Work: TypeAlias = "tuple[Primitive, list[np.ndarray], dict[str, Any], CudaKernel]"
-"""A gradient, its arguments, and a kernel for it."""
+
+
+class Work(NamedTuple):
+    """A gradient, its arguments, and a kernel for it."""
+
+    form: str
+    problem: ConvProblem
+    arrays: list[np.ndarray]
+    kernel: CudaKernel
 
 
 def conv_problem(
@@ -42,14 +52,25 @@ def drawn(problem: ConvProblem, seed: int = 0) -> tuple[np.ndarray, ...]:
     return x, w, g, rng.integers(0, 4, pooled).astype(np.int32)
 
 
-def params(problem: ConvProblem, size: tuple[int, ...]) -> dict[str, Any]:
-    return {
-        "window": Window((1, 1), problem.padding, problem.dilation, 1),
-        "windows": WINDOWS,
-        "shape": problem.outputs,
-        "size": size,
-        "precision": problem.precision,
-    }
+def equation(form: str, problem: ConvProblem) -> Equation:
+    """The gradient by the images from (g, where, w), or by the weights from (x, g, where)."""
+    (count, filters, rows, columns), channels = problem.outputs, problem.images[1]
+    weight = filters, channels, *problem.kernel
+    g, x, w = (
+        ArrayType(shape, np.dtype(np.float32))
+        for shape in ((count, filters, rows // 2, columns // 2), problem.images, weight)
+    )
+    where = ArrayType(g.shape, np.dtype(np.int32))
+    known = {"window": Window((1, 1), problem.padding, problem.dilation, 1), "precision": problem.precision}
+    spread = {"windows": WINDOWS, "shape": problem.outputs}
+    steps: list[Step]
+    if form == "conv2d_input_grad_pooled":
+        steps = [(max_pool2d_put_p, (0, 1), spread), (input_grad_p, (3, 2), {**known, "size": problem.images[2:]})]
+        return fused_of(form, [g, where, w], steps, [4])
+    steps = [(max_pool2d_put_p, (1, 2), spread), (weight_grad_p, (0, 3), {**known, "size": problem.kernel})]
+    if form == "conv2d_weight_grad_pooled":
+        return fused_of(form, [x, g, where], steps, [4])
+    return fused_of(form, [x, g, where], [*steps, (sum_p, (1,), {"axes": BIAS_AXES})], [4, 5])
 
 
 def by_images(
@@ -57,27 +78,26 @@ def by_images(
 ) -> Work | None:
     """The gradient by the images, where it is supported."""
     grad = SparsePoolInputGrad(PaddedIndex(problem.transposed()), target)
-    known = params(problem, problem.images[2:])
-    return (conv2d_input_grad_pooled_p, [g, where, w], known, grad.kernels()[0]) if grad.supported() else None
+    return Work("conv2d_input_grad_pooled", problem, [g, where, w], grad.kernels()[0]) if grad.supported() else None
 
 
 def by_weights(
     problem: ConvProblem, x: np.ndarray, g: np.ndarray, where: np.ndarray, target: Target = H200
 ) -> list[Work]:
     """The gradients by weights, and by weights and bias, with all supported stages."""
-    arrays, known = [x, g, where], params(problem, problem.kernel)
     index = PaddedIndex(problem)
     found: list[Work] = []
     for bias in (False, True):
-        primitive = conv2d_weight_grad_pooled_sum_p if bias else conv2d_weight_grad_pooled_p
+        form = "conv2d_weight_grad_pooled_sum" if bias else "conv2d_weight_grad_pooled"
         choices = ShiftedWeightGrad(index, target, pooled=True, bias=bias).choices()
-        found += [(primitive, arrays, known, grad.kernels()[0]) for grad in choices if grad.supported()]
+        found += [Work(form, problem, [x, g, where], grad.kernels()[0]) for grad in choices if grad.supported()]
     return found
 
 
-def expected(primitive: Primitive, arrays: list[np.ndarray], known: dict[str, Any]) -> list[np.ndarray]:
-    """In float64, of rounded numbers."""
-    wide = [rounded(v, known["precision"]).astype(float) if v.dtype.kind == "f" else v for v in arrays]
+def expected(work: Work) -> list[np.ndarray]:
+    """In float64, of rounded numbers. The sum for the bias is of rounded numbers, too."""
+    wide = [rounded(v, work.problem.precision).astype(float) if v.dtype.kind == "f" else v for v in work.arrays]
+    exact = equation(work.form, replace(work.problem, precision=FULL))
     with np.errstate(invalid="ignore"):
-        found = primitive.reference(*wide, **{**known, "precision": FULL})
+        found = exact.primitive.reference(*wide, **exact.params)
     return list(found) if isinstance(found, tuple) else [found]

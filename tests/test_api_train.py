@@ -248,7 +248,7 @@ def test_a_thread_can_train() -> None:
         ({"data": None, "test_data": TEST}, "train: found test_data without data, expected both or neither"),
         ({"overrides": {"data.path": "x"}}, "train: found data and the override data.path, expected one of them"),
         ({"overrides": {"data.label": "y"}}, "overrides: data.label: an option of a CSV file, found arrays"),
-        ({"epochs": "3"}, "epochs: training.epochs: found '3', expected a positive integer"),
+        ({"epochs": "3"}, "epochs: training.epochs: found '3', expected an integer in [1, 2^31)"),
         ({"overrides": ["seed=3"]}, "train: overrides: found an object of type list, expected a dict"),
         ({"output_dir": ""}, "train: output_dir: found an empty path"),
         ({"output_dir": 3}, "train: output_dir: found an object of type int, expected a path"),

@@ -167,10 +167,10 @@ X, WIDE = np.zeros((2, 4, 8), np.float32), np.zeros((2, 300))
         (lambda: ops.attention(X, X, X, mask=np.ones((2, 3), bool)), "found a mask of shape (2, 3), expected (2, 4)"),
         (lambda: ops.attention(X, X, X, mask=np.ones((4, 4), bool)), "found a mask of shape (4, 4), expected (2, 4)"),
         (lambda: ops.attention(X, X, X, dropout=0.5), "found dropout without rng"),
-        (lambda: ops.attention(X, X, X, dropout=1.0, rng=RNG), "dropout is 1.0, expected a finite number, at least 0"),
+        (lambda: ops.attention(X, X, X, dropout=1.0, rng=RNG), "dropout is 1.0, expected a number in [0, 1)"),
         (lambda: ops.attention(X, X, X, causal=TEXT), "causal is '2', expected True or False"),
-        (lambda: ops.attention(X, X, X, scale=TEXT), "scale is '2', expected a finite number"),
-        (lambda: ops.attention(X, X, X, dropout=TEXT), "dropout is '2', expected a finite number, at least 0, below 1"),
+        (lambda: ops.attention(X, X, X, scale=TEXT), "scale is '2', expected a number in [-3.4e38, 3.4e38]"),
+        (lambda: ops.attention(X, X, X, dropout=TEXT), "dropout is '2', expected a number in [0, 1)"),
         (lambda: ops.attention(WIDE > 0, WIDE > 0, WIDE > 0), "found bool, expected float32 or float64"),
     ],
 )
@@ -182,9 +182,9 @@ def test_arguments_that_do_not_fit_are_refused_in_one_line(call: Any, message: s
 
 
 def test_options_that_are_text_or_traced_are_refused() -> None:
-    with pytest.raises(AdtrainError, match=r"^self_attention: .* and '2' heads, expected"):
+    with pytest.raises(AdtrainError, match=r"^self_attention: heads is '2', expected an integer"):
         ops.self_attention(WIDE, TEXT)
-    with pytest.raises(AdtrainError, match=r"^dropout: found stream '2', expected an integer"):
+    with pytest.raises(AdtrainError, match=r"^dropout: stream is '2', expected an integer"):
         ops.dropout(X, 0.5, RNG, stream=TEXT)
     with pytest.raises(AdtrainError, match="the jitted function needs the value of a float argument"):
         ad.jit(lambda scale: ops.attention(X, X, X, scale=scale))(0.5)

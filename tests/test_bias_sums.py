@@ -8,12 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 from program_samples import ON_GPU, names
+from test_passes_gpu import evaluated
 
 import adtrain as ad
 from adtrain import ops
+from adtrain.backends.cuda.launch_plan import LaunchPlan
+from adtrain.backends.cuda.lower import Lowering
 from adtrain.core.array import array
 from adtrain.core.staging import stage
-from adtrain.ops import bias_sums
+from adtrain.core.target import H200
+from adtrain.core.trace import bind
+from adtrain.ops.conv import Window, weight_grad_p
 from adtrain.passes.fuse_bias_gradients import BIAS_AXES
 
 
@@ -46,5 +51,38 @@ def test_a_sum_of_other_axes_stays_alone() -> None:
     assert "sum" in names(stage(f, ON_GPU).program(x, g))
 
 
-def test_the_pass_names_the_axes_of_a_bias_as_the_operations_do() -> None:
-    assert BIAS_AXES == bias_sums.OF_BIAS
+def test_a_sum_of_the_images_stays_alone() -> None:
+    x, w = (np.ones(shape, np.float32) for shape in SHAPES[:2])
+
+    def f(x: Any, w: Any) -> Any:
+        of_weights = ad.grad(lambda w: ops.sum(ops.square(ops.conv2d(x, w))))(w)
+        return of_weights, ops.sum(x, (0, 2, 3))
+
+    found = names(stage(f, ON_GPU).program(array(x), array(w)))
+    assert "conv2d_weight_grad" in found
+    assert "sum" in found
+
+
+def test_joined_gradients_are_those_of_eager_code() -> None:
+    def f(x: Any, w: Any, b: Any) -> Any:
+        return ad.grad(lambda w, b: ops.sum(ops.square(ops.conv2d(x, w, b))), (0, 1))(w, b)
+
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in SHAPES[:3]]
+    program = stage(f, ON_GPU).program(*map(array, arrays))
+    assert "conv2d_weight_grad_sum" in names(program)
+    for found, expected in zip(evaluated(program, arrays), f(*map(array, arrays)), strict=True):
+        np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-5 * np.abs(expected.numpy()).max())
+
+
+def test_a_kernel_gets_an_array_twice_that_is_image_and_gradient() -> None:
+    def f(x: Any) -> Any:
+        window = Window((1, 1), (0, 0), (1, 1), 1)
+        return bind(weight_grad_p, x, x, window=window, size=(1, 1), precision="full"), ops.sum(x, BIAS_AXES)
+
+    (e,) = stage(f, ON_GPU).program(array(np.ones((256, 1, 8, 8), np.float32))).equations
+    assert e.name == "conv2d_weight_grad_sum"
+    assert len(e.inputs) == 2
+    (launch, *_) = Lowering(H200).launches(e)
+    assert isinstance(launch, LaunchPlan)
+    assert len(launch.operands) == 4

@@ -8,11 +8,20 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from click.testing import Result
+from program_samples import ALL, ON_GPU
 from report_runs import command, one_line
+
+from adtrain import config
+from adtrain.backends.cuda.fusions import gpu_fusions
+from adtrain.backends.cuda.targets import TARGETS
+from adtrain.core.staging import Pass
+from adtrain.passes import SIMPLIFY
+from adtrain.training.preparation import outline
 
 needs_graphviz = pytest.mark.skipif(shutil.which("dot") is None, reason="needs Graphviz")
 VARIANTS: list[list[str]] = [[], ["--horizontal"], ["--program"], ["--program", "--detail", "--after", "readers_first"]]
@@ -53,6 +62,40 @@ def test_a_step_as_text_has_a_line_for_each_equation(tmp_path: Path) -> None:
     assert re.search(
         r"^0.linear.matmul: float32\[64, 16\] = matmul\(input, 0.weight, .*  # forward 0.linear$", simplified, re.M
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "passes"),
+    [
+        ([], ALL),
+        (["--device", "cpu"], ALL),
+        (["--device", "gpu"], ON_GPU),
+        (["--device", "gpu", "--arch", "sm_75"], (*SIMPLIFY, *gpu_fusions(TARGETS["sm_75"]))),
+    ],
+)
+def test_the_fusions_are_those_of_the_device(options: list[str], passes: Sequence[Pass], tmp_path: Path) -> None:
+    text = written(tmp_path, "step.txt", "--program", "--after", "readers_first", *options).decode()
+    assert equations_in(text) == equations_after(passes, "smoke")
+
+
+def test_a_process_of_its_own_shows_the_fusions_of_a_gpu(tmp_path: Path) -> None:
+    """The kernels that the passes ask for are registered by the command."""
+    options = ["--program", "--device", "gpu", "--after", "readers_first", "-o", str(tmp_path / "step.txt")]
+    subprocess.run([sys.executable, "-m", "adtrain", "graph", "lenet5", *options], check=True, capture_output=True)
+    assert equations_in((tmp_path / "step.txt").read_text()) == equations_after(ON_GPU, "lenet5")
+
+
+def equations_in(text: str) -> list[str]:
+    """The primitives of a Program's text, without those in bodies."""
+    return re.findall(r"^(?!return)\S.* = (\S+)\(", text, re.M)
+
+
+def equations_after(passes: Sequence[Pass], name: str) -> list[str]:
+    """The primitives of a config's step after passes."""
+    program = outline(config.load(name)).step_program(passes=())
+    for improve in passes:
+        program = improve(program)
+    return [equation.name for equation in program.equations]
 
 
 @pytest.mark.parametrize("options", VARIANTS)
@@ -109,6 +152,12 @@ def test_a_mistake_is_a_one_line_error_and_writes_nothing(
     [
         (["--after", "trace"], "--after needs --program"),
         (["--detail"], "--detail needs --program"),
+        (["--device", "gpu"], "--device needs --program"),
+        (["--program", "--arch", "sm_80"], "--arch needs --device gpu"),
+        (
+            ["--program", "--device", "gpu", "--arch", "sm_7"],
+            "found 'sm_7', expected sm_75, sm_80",
+        ),
         (["--program", "--horizontal"], "--horizontal draws layers, found --program"),
     ],
 )

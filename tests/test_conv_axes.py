@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import adtrain as ad
 from adtrain import ops
-from adtrain.core.errors import ShapeError
+from adtrain.core.errors import OptionError, ShapeError
 
 
 @pytest.mark.needs_torch
@@ -48,11 +48,11 @@ def test_convolution_is_that_of_pytorch(data: Any, axes: int, transposed: bool, 
     ("options", "message"),
     [
         ({"padding": "same", "stride": 2}, 'padding "same" needs stride 1'),
-        ({"padding": 2**31}, "padding: found 2147483648, expected integers below 2\\^31"),
+        ({"padding": 2**31}, r"padding is 2147483648, expected an integer in \[0, 2\^31\)"),
         ({"padding": 2**30}, "has 2\\^31 elements or more"),
         ({"dilation": 2**31 - 1}, "is larger than the input"),
     ],
 )
 def test_invalid_options_are_named(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ShapeError, match=message):
+    with pytest.raises((OptionError, ShapeError), match=message):
         ops.conv2d(np.ones((1, 1, 4, 4), np.float32), np.ones((1, 1, 3, 3), np.float32), **options)

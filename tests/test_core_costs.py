@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from program_samples import fused_of
+from sparse_pool_samples import conv_problem, equation
 
 from adtrain import ops
 from adtrain.core.array import Value, array
@@ -14,6 +16,8 @@ from adtrain.core.costs import costs
 from adtrain.core.fused import BATCHWISE, LOOPS, fuse
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
+from adtrain.core.types import ArrayType
+from adtrain.ops.elementwise import square_p
 
 TABLE = array(np.zeros((1000, 6), np.float32))
 INDICES = array(np.zeros(4, np.int64))
@@ -65,3 +69,19 @@ def test_a_fused_equation_has_its_members_flops_and_the_bytes_of_its_inputs_and_
     loops = fuse(LOOPS, whole.equations[1:], whole.outputs)
     items = fuse(BATCHWISE, [whole.equations[0], loops], whole.outputs)
     assert list(costs([items])) == [(3 * 24, 4 * (24 + 6 + 24) + 8 * 4)]
+
+
+@pytest.mark.parametrize(
+    "form", ["conv2d_input_grad_pooled", "conv2d_weight_grad_pooled", "conv2d_weight_grad_pooled_sum"]
+)
+def test_a_gradient_of_a_pooled_gradient_has_the_flops_of_elements_that_are_not_zero(form: str) -> None:
+    """Of 7 x 6 outputs, windows of 2 x 2 keep 3 x 3 elements. Each is multiplied by 3 channels of 3 x 5 weights."""
+    cost = equation(form, conv_problem((2, 3, 9, 10), 8, (3, 5), (0, 0))).cost
+    pooled, spread = 2 * 8 * 3 * 3, 2 * 8 * 7 * 6
+    assert cost.flops == 2 * pooled * 3 * 3 * 5 + (pooled if form.endswith("sum") else 0)
+    assert cost.bytes < 4 * spread + 4 * 2 * 3 * 9 * 10  # it does not write or read the spread gradient
+
+
+def test_a_form_of_a_user_counts_all_flops_whatever_its_name() -> None:
+    x = ArrayType((4, 6), np.dtype(np.float32))
+    assert fused_of("square_pooled", [x], [(square_p, (0,), {}), (square_p, (1,), {})], [2]).cost.flops == 2 * 24

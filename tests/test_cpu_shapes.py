@@ -190,6 +190,39 @@ def groups(draw: Draw) -> Iterator[tuple[str, Function]]:
     yield "reshaped result", (lambda x: (y := ops.softmax(x, 1), ops.reshape(y, (9, 2, 3)), y * 2.0), [draw(9, 6)])
 
 
+def rows(draw: Draw) -> Iterator[tuple[str, Function]]:
+    """Products of many rows with small matrices, between equations on the same rows; the last step may be shorter."""
+    count = 1024
+    for extra, k, n in [(0, 20, 20), (1, 1, 3), (7, 9, 1), (31, 5, 4), (40, 33, 17), (77, 16, 31), (1, 3, 48)]:
+
+        def network(x: Any, w: Any, b: Any, v: Any) -> Any:
+            return ops.sum(ops.square(ops.tanh(x @ w + b) @ v)) / count
+
+        def gradients(*args: Any) -> Any:
+            return ad.value_and_grad(network, (0, 1, 2, 3))(*args)
+
+        yield f"{k}x{n} +{extra}", (gradients, [draw(count + extra, k), draw(k, n), draw(n), draw(n, 2)])
+
+    for m, k, n in [(4, 4, 4), (2, 3, 1), (1, 4, 9), (3, 1, 7), (8, 5, 5), (9, 2, 17), (4, 9, 2), (3, 3, 3), (5, 2, 6)]:
+
+        def filtered(a: Any, b: Any) -> Any:
+            return ops.tanh(ops.transpose(b, (0, 2, 1)) @ ops.transpose(ops.tanh(a), (0, 2, 1)))
+
+        yield f"matrices {m}x{k}x{n}", (with_gradients(filtered), [draw(259, m, k), draw(259, k, n)])
+
+    def sequences(x: Any, w: Any, b: Any) -> Any:  # rows of sequences, then whole sequences
+        return ops.mean(ops.softmax(ops.tanh(x @ w) + b, 1), 1)
+
+    yield "sequences", (with_gradients(sequences), [draw(70, 16, 5), draw(5, 6), draw(16, 6)])
+
+    def slopes(x: Any, w: Any, v: Any) -> Any:
+        slope = ad.grad(lambda x: ops.sum(ops.tanh(x @ w) @ v))
+        return ops.mean(ops.square(ops.sum(ad.grad(lambda x: ops.sum(ops.sin(slope(x))))(x), 1)))
+
+    arguments = [draw(count + 3, 2), draw(2, 9), draw(9, 1)]
+    yield "second derivatives", (lambda *xs: ad.value_and_grad(slopes, (1, 2))(*xs), arguments)
+
+
 def elementwise(draw: Draw) -> Iterator[tuple[str, Function]]:
     shapes = [((), (3,)), ((1,), (1, 1)), ((9,), (65, 9)), ((65, 1), (65, 9)), ((4, 1, 6), (5, 6)), ((0, 3), (3,)),
               ((2, 1, 3, 1), (4, 1, 5)), ((1, 4100), (1,)), ((33, 130), (130,))]  # fmt: skip
@@ -283,7 +316,6 @@ def integers(draw: Draw) -> Iterator[tuple[str, Function]]:
 
 def pooled(draw: Draw) -> Iterator[tuple[str, Function]]:
     """Gradients of a convolution behind a pooling, most of them by kernels that visit live windows only."""
-    pytest.importorskip("adtrain.ops.conv_pooled")
     for n, c, o, size, kernel, padding, window, stride in [
         (1, 1, 1, 6, 4, 0, 2, 2), (9, 3, 5, 9, 3, 1, 2, 2), (8, 2, 33, 11, 5, 0, 3, 2), (7, 16, 3, 8, 1, 0, 2, 2),
         (2, 8, 8, 12, 3, 1, 2, 1), (3, 4, 17, 7, 3, 0, 5, 5), (8, 5, 2, (5, 34), 3, 1, (1, 2), (1, 2)),
@@ -297,8 +329,8 @@ def pooled(draw: Draw) -> Iterator[tuple[str, Function]]:
 
 
 FAMILIES = [
-    products, epilogues, convolutions, winograd_convolutions, pools, softmaxes, reductions, groups, elementwise, copies,
-    masks, specials, integers, pooled,
+    products, epilogues, convolutions, winograd_convolutions, pools, softmaxes, reductions, groups, rows, elementwise,
+    copies, masks, specials, integers, pooled,
 ]  # fmt: skip
 
 

@@ -7,17 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sparse_pool_samples
+from sparse_pool_samples import conv_problem
 
 from adtrain import cache
 from adtrain.backends.cuda import compiler, launch_plan
 from adtrain.backends.cuda.compiler import Source
-from adtrain.backends.cuda.lower import Candidate, Lowering, problem
+from adtrain.backends.cuda.lower import Candidate, Lowering, problem, problem_text
 from adtrain.backends.cuda.tuner import cache as tuning_cache
-from adtrain.backends.cuda.tuner.autotune import Mode, Tuner, TuningProblem, tuning_problems
+from adtrain.backends.cuda.tuner.autotune import Mode, Tuner, TuningProblem, singles, tuning_problems
 from adtrain.backends.cuda.tuner.measure import ROUNDS, agree, distinct, tolerance
 from adtrain.core import registry
 from adtrain.core.errors import DeviceError, OutOfMemory
-from adtrain.core.fused import PRODUCT, fuse
+from adtrain.core.fused import CONVOLUTION, PRODUCT, fuse
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.program import Equation, Variable
 from adtrain.core.target import H200
@@ -278,6 +280,21 @@ def test_a_product_with_an_epilogue_has_the_candidates_and_the_choice_of_the_pro
     assert [candidate.label for candidate in lowering.candidates(fused)] == labels
     assert problem(fused) == problem(product)
     assert lowering.chosen(fused).label == lowering.chosen(product).label == labels[0]
+
+
+def test_an_equation_of_a_form_with_kernels_is_measured_as_a_whole() -> None:
+    gradient = sparse_pool_samples.equation(
+        "conv2d_input_grad_pooled", conv_problem((128, 32, 26, 26), 64, (3, 3), (0, 0))
+    )
+    (y,) = gradient.outputs
+    out = Variable(y.type, "gpu")
+    with_epilogue = fuse(CONVOLUTION, [gradient, Equation(exp_p, (y,), {}, (out,))], [out])
+    assert [e.name for e in singles([with_epilogue])] == [gradient.name, "exp"]
+    assert problem(with_epilogue) == problem(gradient)
+    for precision in ("full", "tf32"):
+        of_other = conv_problem((128, 32, 26, 26), 64, (3, 3), (0, 0), precision)
+        other = sparse_pool_samples.equation(gradient.name, of_other)
+        assert (problem_text(other) == problem_text(gradient)) is (precision == "full")
 
 
 @pytest.mark.parametrize(

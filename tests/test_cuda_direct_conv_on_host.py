@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from cuda_on_host import Host
-from program_samples import ON_GPU
+from program_samples import ON_GPU, fused_of
 
 from adtrain import ops
 from adtrain.cache import Cache
@@ -20,9 +21,10 @@ from adtrain.core.target import H200
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.conv.direct import DirectConv, DirectWeightGrad
 from adtrain.lowering.cuda.conv.problem import ConvProblem
-from adtrain.ops.bias_sums import OF_BIAS, conv2d_weight_grad_sum_p
+from adtrain.ops.broadcasting import sum_p
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
 from adtrain.ops.rounding import rounded
+from adtrain.passes.fuse_bias_gradients import BIAS_AXES
 
 TOLERANCE = 5e-7
 """Of the norm of the difference over the norm."""
@@ -51,6 +53,12 @@ def drawn(*shapes: tuple[int, ...]) -> list[np.ndarray]:
     return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
 
 
+def with_sum(arrays: list[np.ndarray], **params: Any) -> Equation:
+    """The gradients by weights and by bias."""
+    steps = [(weight_grad_p, (0, 1), params), (sum_p, (1,), {"axes": BIAS_AXES})]
+    return fused_of("conv2d_weight_grad_sum", [ArrayType(x.shape, x.dtype) for x in arrays], steps, [2, 3])
+
+
 def check(host: Host, primitive: Primitive, kernel: CudaKernel, arrays: list[np.ndarray], **params: Any) -> None:
     inputs = tuple(Variable(ArrayType(x.shape, x.dtype), "gpu") for x in arrays)
     types = primitive.output_types([v.type for v in inputs], params)
@@ -59,9 +67,11 @@ def check(host: Host, primitive: Primitive, kernel: CudaKernel, arrays: list[np.
     params = {**params, "precision": "full"}
     with np.errstate(invalid="ignore"):
         expected = primitive.reference(*wide, **params)
-    if primitive is conv2d_weight_grad_sum_p:  # the sum is not a product, so nothing is rounded
-        expected = expected[0], arrays[1].astype(float).sum(OF_BIAS)
-    for found, exact in zip(host.computed(e, kernel, arrays), expected if len(types) > 1 else (expected,), strict=True):
+    compare(host.computed(e, kernel, arrays), [expected])
+
+
+def compare(results: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> None:
+    for found, exact in zip(results, expected, strict=True):
         for test in (np.isnan, np.isposinf, np.isneginf):
             np.testing.assert_array_equal(test(found), test(exact))
         held = np.isfinite(exact)
@@ -78,7 +88,12 @@ def check_all(host: Host, x: np.ndarray, w: np.ndarray, g: np.ndarray, window: W
         check(host, input_grad_p, kernel, [g, w], size=x.shape[2:], **params)
     check(host, weight_grad_p, DirectWeightGrad(problem, TARGET).kernels()[0], [x, g], size=size, **params)
     (kernel,) = DirectWeightGrad(problem, TARGET, bias=True).kernels()
-    check(host, conv2d_weight_grad_sum_p, kernel, [x, g], size=size, **params)
+    e = with_sum([x, g], size=size, **params)
+    wide = [rounded(v, precision).astype(float) for v in (x, g)]
+    with np.errstate(invalid="ignore"):
+        of_weights = weight_grad_p.reference(*wide, size=size, window=window, precision="full")
+        of_bias = g.astype(float).sum(BIAS_AXES)  # this is not a product, so nothing is rounded
+    compare(host.computed(e, kernel, [x, g]), [of_weights, of_bias])
 
 
 def outputs(image: tuple[int, ...], weight: tuple[int, ...], window: Window) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Candidate, Lowering
 from adtrain.cases import CASES
 from adtrain.core.errors import DeviceError
-from adtrain.core.fused import per_member_p
+from adtrain.core.fused import renamed
 from adtrain.core.primitive import PRIMITIVES
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.registry import cuda_kernels
@@ -230,12 +230,9 @@ def test_a_product_of_more_rows_or_columns_than_32_bits_count_has_no_epilogue(m:
 def test_a_launch_of_more_members_than_a_grid_has_rows_is_refused_in_one_line() -> None:
     step = stage(lambda x: ops.exp(x) * x, ()).program(Shaped(8))
     (one,) = for_gpu(step).equations
-    many = [Variable(ArrayType((70_000, *v.type.shape), v.type.dtype), "gpu") for v in (*one.inputs, *one.outputs)]
-    member = Program(one.inputs, {}, (one,), one.outputs)
-    params = {"body": member, "count": 70_000, "mapped": (True,)}
-    members = Equation(per_member_p, (many[0],), params, (many[1],))
-    with pytest.raises(DeviceError, match=r"^per_member of .* has no kernel for the GPU; use --device cpu$"):
-        Lowering(H200).launches(members)
+    many = renamed(one, {v: Variable(v.type, "gpu", 70_000) for v in (*one.inputs, *one.outputs)})
+    with pytest.raises(DeviceError, match=r"^loops of .* has no kernel for the GPU; use --device cpu$"):
+        Lowering(H200).launches(many)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -5,28 +5,25 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from cuda_on_host import Host, host
-from test_cuda_members_on_host import BY_MEMBER, as_on_a_gpu
+from test_cuda_members_on_host import BY_MEMBER
 from test_cuda_resident_steps_on_host import arguments_of, step_program
 from test_cuda_streamed_layer_on_host import SMALL_SHARED, stepwise
 
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
-from adtrain.core.fused import LAYER_BACKWARD, per_member_p
+from adtrain.core.fused import LAYER_BACKWARD
 from adtrain.core.program import Equation, Program
 from adtrain.core.target import Target
 from adtrain.passes.plan_memory import plan_memory
 
-__all__ = ["as_on_a_gpu", "host"]
-
-pytestmark = pytest.mark.usefixtures("as_on_a_gpu")
+__all__ = ["host"]
 
 TWO_HIDDEN = "model.layers=[{linear: 64}, relu, {linear: 32}, relu, {linear: 10}]"
 
 
 def fused(program: Program) -> list[Equation]:
     """The `layer_backward` equations."""
-    members = [e for e in program.equations if e.primitive is per_member_p]
-    return [e for e in members if e.params["body"].equations[0].form == LAYER_BACKWARD]
+    return [e for e in program.equations if e.form == LAYER_BACKWARD]
 
 
 def program_of(count: int, *settings: str, target: Target = SMALL_SHARED) -> Program:
@@ -57,7 +54,7 @@ def test_the_bytes_of_a_member_do_not_depend_on_the_number_of_members(host: Host
     three, one = program_of(3, TWO_HIDDEN), program_of(1, TWO_HIDDEN)
     known = arguments_of(three)
     third = {
-        w: known[v] if v.type == w.type else np.ascontiguousarray(np.take(known[v], [2], v.type.shape.index(3)))
+        w: np.ascontiguousarray(known[v][2:]) if v.members else known[v]
         for v, w in zip((*three.inputs, *three.constants), (*one.inputs, *one.constants), strict=True)
     }
     for x, y in zip(stepwise(host, three, known, 2), stepwise(host, one, third, 2), strict=True):
@@ -69,7 +66,7 @@ def test_a_gradient_that_is_not_finite_gives_gradients_that_are_not_finite(host:
     program = program_of(1, TWO_HIDDEN)
     (e,) = fused(program)
     rng = np.random.default_rng(0)
-    arrays = [rng.normal(size=v.type.shape).astype(v.type.dtype) for v in e.inputs]
+    arrays = [rng.normal(size=v.stored.shape).astype(v.type.dtype) for v in e.inputs]
     arrays[0][0, 3, 5] = np.inf
     for x in host.computed(e, None, arrays)[1:]:
         assert not np.isfinite(x[0, 5]).any()
@@ -79,8 +76,8 @@ def test_gradients_of_units_and_inputs_of_any_magnitude_are_as_exact_as_float32(
     host.lowering = Lowering(SMALL_SHARED)
     (e,) = fused(program_of(1, TWO_HIDDEN, "optimizer={sgd: {lr: 0.1, momentum: 0.9}}"))
     rng = np.random.default_rng(0)
-    arrays = [rng.normal(size=v.type.shape).astype(v.type.dtype) for v in e.inputs]
-    of_inputs, of_weights = e.params["body"].equations[0].params["body"].equations
+    arrays = [rng.normal(size=v.stored.shape).astype(v.type.dtype) for v in e.inputs]
+    of_inputs, of_weights = e.params["body"].equations
     known = dict(zip(e.params["body"].inputs, arrays, strict=True))
     gradient, weights = (known[v] for v in of_inputs.params["body"].equations[0].inputs)
     x = known[of_weights.params["body"].equations[0].inputs[1]]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from math import prod
 from typing import Any
 
 import numpy as np
 import pytest
 from program_samples import BATCH, ON_GPU, for_gpu, training
+from test_cuda_steps_on_host import computed as by_evaluation
 
 import adtrain as ad
-import adtrain.sweeps.step
 from adtrain import config, ops, passes
 from adtrain.backends.cuda.batch_prefetch import prefetch_batch
 from adtrain.backends.cuda.fusions import gpu_fusions
@@ -21,11 +20,11 @@ from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.core import tree
 from adtrain.core.array import Array, array
 from adtrain.core.fused import HORIZONTAL, primitive_names
-from adtrain.core.per_member import per_member
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
 from adtrain.core.staging_trace import evaluate
 from adtrain.core.target import H200, Target
+from adtrain.passes.places import stored_bytes
 from adtrain.sweeps.members import groups_of, members_of
 from adtrain.sweeps.plan import step_arguments
 from adtrain.sweeps.step import DONATED, sweep_step
@@ -100,11 +99,12 @@ class Memory:
         return at
 
     def at(self, address: int, v: Variable) -> np.ndarray:
-        size = prod(v.type.shape) * v.type.dtype.itemsize
-        return self.bytes[address : address + size].view(v.type.dtype).reshape(v.type.shape)
+        return self.bytes[address : address + stored_bytes(v)].view(v.type.dtype).reshape(v.stored.shape)
 
 
 def computed(equation: Equation, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    if equation.members:
+        return by_evaluation(equation, [*arrays])
     found = equation.primitive.reference(*arrays, **equation.params)
     return list(found) if isinstance(found, tuple) else [found]
 
@@ -114,7 +114,7 @@ def run(program: Program, args: Sequence[np.ndarray], times: int, target: Target
     layout, memory = Layout(program, Lowering(target)), Memory()
 
     def allocated(variables: Sequence[Variable]) -> list[int]:
-        return [memory.allocate(v.size * v.type.dtype.itemsize) for v in variables]
+        return [memory.allocate(stored_bytes(v)) for v in variables]
 
     addresses = [*allocated(layout.inputs), *allocated(layout.constants), *allocated(layout.outputs)]
     for v, address, x in zip(program.inputs, addresses, args, strict=False):
@@ -157,9 +157,9 @@ def test_repeated_runs_compute_the_same_as_single_runs(network: str, ahead: bool
 @pytest.fixture
 def bfloat16_step(monkeypatch: pytest.MonkeyPatch) -> tuple[Program, list[np.ndarray]]:
     """A step whose products have bfloat16 operands in memory, as if they were large; and its arguments."""
-    for name in ("store_bfloat16", "forms.horizontal_fusion"):
+    for name in ("store_bfloat16", "forms.horizontal"):
         monkeypatch.setattr(import_module(f"adtrain.backends.cuda.{name}"), "MAX_FLOPS", 0)
-    monkeypatch.setattr(import_module("adtrain.backends.cuda.forms.horizontal_fusion"), "ELEMENTS", 1)
+    monkeypatch.setattr(import_module("adtrain.backends.cuda.forms.horizontal"), "ELEMENTS", 1)
     monkeypatch.setattr(import_module("adtrain.backends.cuda.choose_precision"), "LAUNCH_CYCLES", -(10**9))
     rng = np.random.default_rng(0)
     x = array(rng.normal(size=(2200, 64)).astype(np.float32))
@@ -200,10 +200,7 @@ def test_repeated_steps_with_copies_of_weights_compute_the_same_bytes_as_single_
 
 
 @pytest.mark.parametrize("order", ["own", "shared"])
-def test_repeated_steps_of_a_sweep_compute_the_same_as_single_steps(
-    order: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(adtrain.sweeps.step, "vmap", per_member)
+def test_repeated_steps_of_a_sweep_compute_the_same_as_single_steps(order: str) -> None:
     program, args = sweep_step_on_data(order)
     expected = list(args)
     for _ in range(3):
@@ -221,7 +218,7 @@ def sweep_step_on_data(order: str) -> tuple[Program, list[np.ndarray]]:
     *args, rows = step_arguments(group, 2)
     args = [*args[:3], *(x[:IMAGES] for x in args[3:])]
     args = [*tree.map(lambda x: array(np.array(x)), args), array(rng.integers(0, IMAGES, rows.shape))]
-    improve = (*passes.SIMPLIFY, *gpu_fusions(BY_MEMBER))
+    improve = (passes.by_member, *passes.SIMPLIFY, *gpu_fusions(BY_MEMBER))
     program = stage(sweep_step(group.experiment), improve, donate=DONATED).program(*args)
     return program, [x.numpy() for x in tree.flatten(args)[0]]
 

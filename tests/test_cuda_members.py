@@ -10,18 +10,25 @@ from typing import Any
 import pytest
 from cuda_samples import LARGE, MEDIUM, TARGETS, Large, Shaped, traced
 
-from adtrain import ops
+from adtrain import config, ops
+from adtrain.backends.cuda.fusions import by_batching_rules, gpu_fusions
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
-from adtrain.core.fused import per_member_p
+from adtrain.core import tree
+from adtrain.core.errors import DeviceError
+from adtrain.core.fused import renamed
+from adtrain.core.per_member import by_member
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import stage
 from adtrain.core.target import H200, Target
-from adtrain.core.types import ArrayType
-from adtrain.passes.distribute_members import distribute_members
+from adtrain.passes import SIMPLIFY
 from adtrain.passes.fuse_elementwise import is_loops
+from adtrain.sweeps.members import groups_of, members_of
+from adtrain.sweeps.plan import step_arguments
+from adtrain.sweeps.step import DONATED, sweep_step
 
-COUNTS = (1, 3, 31, 32, 33, 64)
+COUNTS = (1, 3, 31, 32, 33, 64, 1000)
 MOVES = {"copy", "copy_tiles", "join", "loops", "pad"}
 """Kernels that compute each element of the result by itself."""
 SORTS = {"sort_count", "sort_offsets", "sort_place"}
@@ -60,18 +67,10 @@ def equations() -> Mapping[str, Sequence[Equation]]:
 def of_members(equation: Equation, mapped: Sequence[bool], count: int) -> Program:
     """The Program of ``count`` members that each compute an equation, of arguments of which the ``mapped`` ones are
     their own."""
-
-    def of_all(v: Variable) -> Variable:
-        return Variable(ArrayType((count, *v.type.shape), v.type.dtype), v.device)
-
-    body = Program(tuple(dict.fromkeys(equation.inputs)), {}, (equation,), equation.outputs)
-    own = {v for v, flag in zip(equation.inputs, mapped, strict=True) if flag}
-    flags = tuple(v in own for v in body.inputs)
-    inputs = tuple(of_all(v) if flag else v for v, flag in zip(body.inputs, flags, strict=True))
-    outputs = tuple(map(of_all, equation.outputs))
-    params = {"body": body, "count": count, "mapped": flags}
-    all_members = Equation(per_member_p, inputs, params, outputs)
-    return distribute_members(Program(inputs, {}, (all_members,), outputs), (), generated=lambda e: False)
+    own = {*equation.outputs, *(v for v, flag in zip(equation.inputs, mapped, strict=True) if flag)}
+    variables = (*equation.inputs, *equation.outputs)
+    e = renamed(equation, {v: Variable(v.type, v.device, count if v in own else 0) for v in variables})
+    return by_batching_rules(Program(tuple(dict.fromkeys(e.inputs)), {}, (e,), e.outputs), H200)
 
 
 def launches(target: Target, program: Program) -> list[LaunchPlan]:
@@ -85,7 +84,8 @@ def launches(target: Target, program: Program) -> list[LaunchPlan]:
 def kernel(plan: LaunchPlan) -> tuple[Any, ...]:
     """What decides on the numbers that a block adds, and on their order."""
     macros = tuple(option for option in plan.source.options if not option.startswith(SAME_SUMS))
-    return plan.name, macros, plan.size.threads, plan.size.shared
+    generated = (plan.source.text, plan.size.blocks[0]) if plan.source.name == f"{plan.name}.cu" else ()
+    return plan.name, macros, plan.size.threads, plan.size.shared, generated
 
 
 def mappings(equation: Equation) -> Iterator[tuple[bool, ...]]:
@@ -96,16 +96,26 @@ def mappings(equation: Equation) -> Iterator[tuple[bool, ...]]:
         yield from (tuple(i == own for i in range(count)) for own in (0, 1))
 
 
+def counts(equation: Equation, mapped: Sequence[bool]) -> Sequence[int]:
+    """Few, where members run one after another: so their launches are those of one. Indices have at most 32 bits."""
+    of_three = of_members(equation, mapped, 3).equations
+    if sum(e.primitive is equation.primitive for e in of_three) == 3:
+        return COUNTS[:2]
+    return [n for n in COUNTS if equation.name != "scatter_add" or n * equation.params["length"] < 1 << 32]
+
+
 def check(equation: Equation, target: Target) -> None:
     for mapped in mappings(equation):
-        found = [launches(target, of_members(equation, mapped, count)) for count in COUNTS]
+        numbers_of_members = counts(equation, mapped)
+        found = [launches(target, of_members(equation, mapped, count)) for count in numbers_of_members]
         chosen = [[*map(kernel, plans)] for plans in found]
         assert all(each == chosen[0] for each in chosen), (equation.inputs, mapped, chosen)
-        if equation.name == "scatter_add":  # its kernels have the numbers of the sort
+        if equation.primitive.name == "scatter_add":  # its kernels have the numbers of the sort
             continue
         for plans in zip(*found, strict=True):
             for numbers in zip(*(plan.numbers for plan in plans), strict=True):  # of members together, or the same
-                steps = {(x - numbers[0]) / (count - 1) for x, count in zip(numbers[1:], COUNTS[1:], strict=True)}
+                more = zip(numbers[1:], numbers_of_members[1:], strict=True)
+                steps = {(x - numbers[0]) / (count - 1) for x, count in more}
                 assert len(steps) == 1, (equation.inputs, mapped, plans[0].name, numbers)
 
 
@@ -138,9 +148,39 @@ def test_every_gpu_has_a_kernel_for_every_primitive(target: Target, by_member: b
             assert lowering.launches(equation), equation
 
 
+def test_indices_of_too_many_members_have_no_kernel_rather_than_another_one() -> None:
+    equation = max(equations()["scatter_add"], key=lambda e: e.params["length"])
+    with pytest.raises(DeviceError, match="no kernel for the GPU"):
+        launches(H200._replace(by_member=True), of_members(equation, (True, True), 1000))
+
+
 def test_the_samples_have_kernels_that_are_chosen_by_size() -> None:
     """Alone, an equation has another kernel among many rows."""
     assert len(equations()) > 20
     attention = equations()["attention"][0]
     few, many = (of_members(attention, (True,) * 3, count) for count in (1, 64))
     assert [*map(kernel, launches(H200, few))] != [*map(kernel, launches(H200, many))]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("mlp-small", ["model.layers=[{linear: 40}, relu, {dropout: 0.1}, {linear: 10}]", "data.batch_size=32"]),
+        ("mlp-small", ["model.layers=[{linear: 128}, relu, {linear: 10}]", "data.batch_size=64"]),
+        ("mlp-small", ["model.layers=[{linear: 512}, layer_norm, relu, {linear: 256}, relu, {linear: 10}]"]),
+        ("lenet5", []),
+    ],
+    ids=["dropout", "on_chip", "wide", "convolutions"],
+)
+def test_the_launches_of_a_step_do_not_depend_on_the_number_of_members(name: str, settings: list[str]) -> None:
+    cfg = config.load(name, [*settings, "sweep={training.seed: [0, 1]}"])
+    (group,) = groups_of(cfg, members_of(cfg))
+    target = H200._replace(by_member=True)
+    step = stage(sweep_step(group.experiment), (by_member, *SIMPLIFY, *gpu_fusions(target)), donate=DONATED)
+    found = []
+    for count in COUNTS:
+        arguments = tree.map(lambda x: Shaped(*x.shape, dtype=x.dtype), step_arguments(group, count))
+        program = step.program(*arguments)
+        assert program.members == count
+        found.append([*map(kernel, launches(target, program))])
+    assert all(each == found[0] for each in found)

@@ -9,15 +9,12 @@ import pytest
 from cuda_on_host import Host, host
 from test_cuda_steps_on_host import TOLERANCE, computed, drawn
 
-import adtrain.sweeps.step
 from adtrain import config, passes
 from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.core import tree
 from adtrain.core.array import Placeholder
-from adtrain.core.fused import per_member_p
-from adtrain.core.per_member import per_member
-from adtrain.core.program import Equation, Program
+from adtrain.core.program import Program
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import stage
 from adtrain.core.target import H200
@@ -25,7 +22,8 @@ from adtrain.core.types import ArrayType
 from adtrain.ops.conv import Window
 from adtrain.sweeps.members import groups_of, members_of
 from adtrain.sweeps.plan import step_arguments
-from adtrain.sweeps.step import DONATED, sweep_step
+from adtrain.sweeps.step import DONATED, sweep_evaluation, sweep_step, zero_member_totals
+from adtrain.training.experiment import TOTALS
 
 __all__ = ["host"]
 
@@ -34,31 +32,14 @@ FLOAT = np.dtype("float32")
 LAYERS = "model.layers=[{linear: 40}, relu, {linear: 10}]"
 
 
-@pytest.fixture
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adtrain.sweeps.step, "vmap", per_member)
-
-
 def step_program(count: int, order: str) -> Program:
     """The step of `count` members after all passes for a GPU."""
     sweep = f"sweep={{order: {order}, training.seed: {{range: {count}}}}}"
     cfg = config.load("mlp-small", [LAYERS, "data.batch_size=32", sweep])
     (group,) = groups_of(cfg, members_of(cfg))
     arguments = tree.map(lambda x: Placeholder(x.shape, x.dtype, "cpu"), step_arguments(group, count))
-    improve = (*passes.SIMPLIFY, *gpu_fusions(BY_MEMBER))
+    improve = (passes.by_member, *passes.SIMPLIFY, *gpu_fusions(BY_MEMBER))
     return stage(sweep_step(group.experiment), improve, donate=DONATED).program(*arguments)
-
-
-def of_members(equation: Equation, arrays: list[np.ndarray]) -> list[np.ndarray]:
-    """What NumPy computes for a `per_member` equation, member by member."""
-    (one,) = equation.params["body"].equations
-    at = [equation.params["body"].inputs.index(v) for v in one.inputs]
-    found = []
-    for i in range(equation.params["count"]):
-        own = [x[i] if m else x for x, m in zip(arrays, equation.params["mapped"], strict=True)]
-        found.append([np.asarray(x) for x in computed(one, [own[k] for k in at])])
-    own = len(equation.outputs) - equation.params.get("shared", 0)
-    return [np.stack(members) if i < own else members[0] for i, members in enumerate(zip(*found, strict=True))]
 
 
 def results(program: Program, given: list[np.ndarray], host: Host) -> list[np.ndarray]:
@@ -67,8 +48,8 @@ def results(program: Program, given: list[np.ndarray], host: Host) -> list[np.nd
     known |= dict(zip(program.inputs, given, strict=True))
     for e in program.equations:
         arrays = [known[v] for v in e.inputs]
-        outcome = of_members(e, arrays) if e.primitive is per_member_p else computed(e, arrays)
-        expected = [np.asarray(x).reshape(v.type.shape) for v, x in zip(e.outputs, outcome, strict=True)]
+        outcome = computed(e, arrays)
+        expected = [np.asarray(x).reshape(v.stored.shape) for v, x in zip(e.outputs, outcome, strict=True)]
         found = host.computed(e, None, arrays) if host.lowering.launches(e) else expected
         for v, x, wanted in zip(e.outputs, found, expected, strict=True):
             known[v] = x
@@ -78,21 +59,16 @@ def results(program: Program, given: list[np.ndarray], host: Host) -> list[np.nd
 
 
 @pytest.mark.parametrize("order", ["own", "shared"])
-def test_the_bytes_of_a_member_do_not_depend_on_the_number_of_members(
-    order: str, host: Host, as_on_a_gpu: None
-) -> None:
+def test_the_bytes_of_a_member_do_not_depend_on_the_number_of_members(order: str, host: Host) -> None:
     host.lowering = Lowering(BY_MEMBER)
     rng = np.random.default_rng(0)
     three, one = step_program(3, order), step_program(1, order)
     assert [e.primitive for e in three.equations] == [e.primitive for e in one.equations]
-    assert sum(e.primitive is per_member_p for e in three.equations) >= 3
+    assert sum(e.members == 3 for e in three.equations) >= 3
     assert len(three.equations) <= 8
     given = [drawn(v, rng) for v in three.inputs]
-    given = [np.zeros_like(x) if v.type.shape == () else x for v, x in zip(three.inputs, given, strict=True)]
-    third = [
-        x if v.type.shape == w.type.shape else np.ascontiguousarray(np.take(x, [2], axis=v.type.shape.index(3)))
-        for v, w, x in zip(three.inputs, one.inputs, given, strict=True)
-    ]
+    given = [np.zeros_like(x) if v.stored.shape == () else x for v, x in zip(three.inputs, given, strict=True)]
+    third = [np.ascontiguousarray(x[2:]) if v.members else x for v, x in zip(three.inputs, given, strict=True)]
     together, alone = results(three, given, host), results(one, third, host)
     for x, y in zip(together, alone, strict=True):
         assert np.ascontiguousarray(x[2:] if x.shape != y.shape else x).tobytes() == y.tobytes()
@@ -118,3 +94,20 @@ def test_the_kernels_of_convolutions_do_not_depend_on_the_number_of_members(own_
 
     expected = kernels(1)
     assert all(kernels(members) == expected for members in (2, 3, 40, 1000))
+
+
+def test_the_evaluation_of_members_matches_numpy(host: Host) -> None:
+    host.lowering = Lowering(BY_MEMBER)
+    cfg = config.load("smoke", [LAYERS, "sweep={training.seed: {range: 2}}"])
+    (group,) = groups_of(cfg, members_of(cfg))
+    improve = (passes.by_member, *passes.SIMPLIFY, *gpu_fusions(BY_MEMBER))
+    network, rng = group.experiment.network, np.random.default_rng(0)
+    state, _, _, images, labels, _ = step_arguments(group, 2)
+    arguments = zero_member_totals(network.task, 2, "cpu"), state.params, state.statistics, images, labels
+    rows = Placeholder((2, 32), np.dtype("int64"), "cpu")
+    given = *tree.map(lambda x: Placeholder(x.shape, x.dtype, "cpu"), arguments), rows
+    program = stage(sweep_evaluation(network), improve, donate=TOTALS).program(*given)
+    assert program.members == 2
+    known = [np.zeros_like(x) if v.stored.shape == () else x for v in program.inputs for x in [drawn(v, rng)]]
+    found = results(program, known, host)
+    assert [x.shape for x in found] == [v.stored.shape for v in program.outputs]

@@ -16,8 +16,7 @@ from thread_ranks import ThreadRank, on_ranks
 from training_runs import write_config
 
 from adtrain import config, ops
-from adtrain.backends.cuda.forms.peer_exchanges import RESIDENT
-from adtrain.backends.cuda.forms.peer_exchanges_fusion import fuse_exchanges
+from adtrain.backends.cuda.forms.peer_exchanges import RESIDENT, fuse_exchanges
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.peer_window import EMPTY, SLOT_BYTES, slots_of_vectors, window_bytes

@@ -13,7 +13,7 @@ from training_runs import write_config
 
 from adtrain import config, training
 from adtrain.backends.cuda.batch_prefetch import prefetch_batch
-from adtrain.backends.cuda.forms.join_horizontals import join_one_blocks
+from adtrain.backends.cuda.forms.horizontal import join_one_blocks
 from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from cuda_on_host import Host, host
+from program_samples import Step, fused_of
 
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.primitive import PRIMITIVES
-from adtrain.core.program import Equation, Variable
+from adtrain.core.program import Equation
 from adtrain.core.target import H200
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.grid_recurrent import GridDivision, grid_kernel
 from adtrain.lowering.cuda.recurrent import Division, divisions, kernel
 from adtrain.lowering.shapes import recurrent_lengths
+from adtrain.ops.broadcasting import reshape_p, sum_p
+from adtrain.ops.matmul import matmul_p
 
 __all__ = ["host"]
 
@@ -76,15 +81,32 @@ def test_recurrent_kernels_match_the_reference(
     compare(host, name, given, reverse, kernel(cell, division, given, reverse))
 
 
+def equation(name: str, given: list[np.ndarray], reverse: bool) -> Equation:
+    """Of a primitive, or of the gradient with those of weight_hh and biases: "lstm_weight_grad"."""
+    types = [ArrayType(x.shape, x.dtype) for x in given]
+    cell, joined, _ = name.partition("_weight_grad")
+    primitive = PRIMITIVES[f"{cell}_grad" if joined else name]
+    outputs = primitive.output_types(types, {"reverse": reverse})
+    first, end = len(types), len(types) + len(outputs)
+    steps: list[Step] = [(primitive, range(first), {"reverse": reverse})]
+    if not joined:
+        return fused_of("", types, steps, range(first, end)).params["body"].equations[0]
+    biases = 2 if cell == "gru" else 1
+    rows = math.prod(outputs[0].shape[:2])
+    params = {"transpose_a": True, "transpose_b": False, "precision": "full"}
+    for i in (biases - 1, biases):
+        steps.append((reshape_p, [first + i], {"shape": (rows, outputs[i].shape[2])}))
+    steps.append((matmul_p, [end, end + 1], params))
+    steps += [(sum_p, [first + i], {"axes": (0,)}) for i in range(biases + 1, 2 * biases + 1)]
+    others = [i for i in range(len(outputs)) if not biases <= i <= 2 * biases]
+    return fused_of(name, types, steps, [*(first + i for i in others), *range(end + 2, end + 3 + biases)])
+
+
 def compare(host: Host, name: str, given: list[np.ndarray], reverse: bool, candidate: CudaKernel) -> None:
     """With the reference in float64."""
-    primitive = PRIMITIVES[name]
-    types = [ArrayType(x.shape, x.dtype) for x in given]
-    outputs = primitive.output_types(types, {"reverse": reverse})
-    variables = [tuple(Variable(t, "gpu") for t in each) for each in (types, outputs)]
-    equation = Equation(primitive, variables[0], {"reverse": reverse}, variables[1])
-    found = host.computed(equation, candidate, given)
-    expected = primitive.reference(*(x.astype(np.float64) for x in given), reverse=reverse)
+    e = equation(name, given, reverse)
+    found = host.computed(e, candidate, given)
+    expected = e.primitive.reference(*(x.astype(np.float64) for x in given), **e.params)
     for x, y in zip(found, expected, strict=True):
         tolerance = 2e-6 if x.dtype == np.float32 else 1e-13
         np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * max(np.abs(y).max(), 1))

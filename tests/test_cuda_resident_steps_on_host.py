@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from cuda_on_host import SEEDS, Host, assert_same_in_all_orders, host
 from npz_files import parts, write_npz
-from test_cuda_members_on_host import BY_MEMBER, as_on_a_gpu
+from test_cuda_members_on_host import BY_MEMBER
+from test_cuda_steps_on_host import computed
 
 from adtrain import config, passes
-from adtrain.backends.cuda.codegen.resident_forms import fused
+from adtrain.backends.cuda.codegen.resident_rules import fused
 from adtrain.backends.cuda.forms.cluster_shards import ClusterShards, cluster_shards
 from adtrain.backends.cuda.forms.resident_layer import resident_layer
 from adtrain.backends.cuda.fusions import gpu_fusions
@@ -29,9 +30,7 @@ from adtrain.sweeps.members import groups_of, members_of
 from adtrain.sweeps.plan import step_arguments
 from adtrain.sweeps.step import DONATED, sweep_step
 
-__all__ = ["as_on_a_gpu", "host"]
-
-pytestmark = pytest.mark.usefixtures("as_on_a_gpu")
+__all__ = ["host"]
 
 SMALL = ("model.layers=[{linear: 32}, relu, {linear: 10}]", "data.batch_size=16")
 TOLERANCE = 1e-6
@@ -44,7 +43,7 @@ def step_program(count: int, *settings: str, order: str = "own", target: Target 
     cfg = config.load("mlp-small", [*SMALL, *settings, sweep])
     (group,) = groups_of(cfg, members_of(cfg))
     arguments = tree.map(lambda x: Placeholder(x.shape, x.dtype, "cpu"), step_arguments(group, count))
-    improve = (*passes.SIMPLIFY, *gpu_fusions(target))
+    improve = (passes.by_member, *passes.SIMPLIFY, *gpu_fusions(target))
     return stage(sweep_step(group.experiment), improve, donate=DONATED).program(*arguments)
 
 
@@ -67,7 +66,7 @@ def arguments_of(program: Program, weights: float = 0.05) -> dict[Any, np.ndarra
     shapes = set()
     found: dict[Any, np.ndarray] = {v: x.numpy() for v, x in program.constants.items()}
     for v in program.inputs:
-        shape, dtype = v.type.shape, v.type.dtype
+        shape, dtype = v.stored.shape, v.type.dtype
         if dtype == np.float32:
             drawn = rng.normal(0, weights, shape).astype(dtype)
             found[v] = np.abs(drawn) if shape in shapes else drawn
@@ -84,7 +83,7 @@ def by_numpy(program: Program, known: dict[Any, np.ndarray], steps: int) -> list
     """The outputs of so many steps, by NumPy."""
     e, known = only(program), dict(known)
     for _ in range(steps):
-        found = dict(zip(e.outputs, e.primitive.reference(*(known[v] for v in e.inputs), **e.params), strict=True))
+        found = dict(zip(e.outputs, computed(e, [known[v] for v in e.inputs]), strict=True))
         results = [np.asarray(found[v]) for v in program.outputs]
         known |= zip((v for v in program.inputs if v in program.donated), results, strict=True)
     return results
@@ -148,10 +147,10 @@ def test_results_do_not_depend_on_the_order_of_threads(
 
 
 def shards_of(blocks: int, *settings: str) -> ClusterShards:
-    (member,) = only(step_program(1, *settings)).params["body"].equations
-    layer = resident_layer(member.params["body"])
+    body = only(step_program(1, *settings)).params["body"]
+    layer = resident_layer(body)
     assert layer is not None
-    shards = cluster_shards(member.params["body"], layer, blocks)
+    shards = cluster_shards(body, layer, blocks)
     assert shards is not None
     return shards
 
@@ -191,7 +190,7 @@ def test_a_cluster_has_a_warp_for_each_k_step_of_the_gradient(by_member: Host, t
     assert launch_of(only(program)).size.blocks == (4, 1, 1)
     known = arguments_of(program)
     for v in program.inputs:
-        if v.type.dtype == np.int64 and v.type.shape:
+        if v.type.dtype == np.int64 and v.stored.shape:
             known[v] %= 2
     assert_near(launched(by_member, program, known, 2), by_numpy(program, known, 2), 2 * TOLERANCE)
 
@@ -199,7 +198,7 @@ def test_a_cluster_has_a_warp_for_each_k_step_of_the_gradient(by_member: Host, t
 def test_weights_too_large_for_float16_are_multiplied_in_float32(by_member: Host) -> None:
     program = step_program(1)
     known = arguments_of(program)
-    weights = next(v for v in program.inputs if v.type.shape == (1, 32, 784))
+    weights = next(v for v in program.inputs if v.type.shape == (32, 784))
     known[weights][0, 5, 100:200] = 1000
     found, expected = launched(by_member, program, known, 1), by_numpy(program, known, 1)
     assert np.isfinite(found[0]).all()
@@ -210,7 +209,7 @@ def test_a_member_has_the_same_bytes_alone_and_with_any_number_of_steps_in_a_lau
     three, one = step_program(3), step_program(1)
     given = arguments_of(three)
     third = {
-        w: given[v] if v.type == w.type else np.ascontiguousarray(np.take(given[v], [2], v.type.shape.index(3)))
+        w: np.ascontiguousarray(given[v][2:]) if v.members else given[v]
         for v, w in zip((*three.inputs, *three.constants), (*one.inputs, *one.constants), strict=True)
     }
     together, alone = launched(by_member, three, given, 4), launched(by_member, one, third, 1, 3)

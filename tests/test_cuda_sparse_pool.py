@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from packed_gemm_emulated import NOISE, ROUNDINGS, errors, sequential_fma
 from program_samples import ON_GPU, everywhere, names
 from shifted_conv_emulated import cases, in_sparse_bf16x3
-from sparse_pool_samples import WINDOWS, Work, by_images, by_weights, conv_problem, drawn, expected
+from sparse_pool_samples import WINDOWS, Work, by_images, by_weights, conv_problem, drawn, equation, expected
 from test_cuda_shifted_conv import DECADES, K, M, N, check_compiled
 from test_gpu_shifted_conv import same
 
@@ -22,7 +22,7 @@ from adtrain import ops
 from adtrain.cache import Cache
 from adtrain.core.array import array
 from adtrain.core.kernel import CudaKernel
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import Program
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import stage
 from adtrain.core.target import H200
@@ -39,16 +39,12 @@ def host(tmp_path_factory: pytest.TempPathFactory, compiled_code: Cache) -> Host
 
 
 def computed(host: Host, work: Work) -> list[np.ndarray]:
-    primitive, arrays, known, kernel = work
-    inputs = tuple(Variable(ArrayType(v.shape, v.dtype), "gpu") for v in arrays)
-    types = primitive.output_types([v.type for v in inputs], known)
-    e = Equation(primitive, inputs, known, tuple(Variable(t, "gpu") for t in types))
-    return host.computed(e, kernel, arrays)
+    return host.computed(equation(work.form, work.problem), work.kernel, work.arrays)
 
 
 def check(host: Host, work: Work) -> None:
-    for found, right in zip(computed(host, work), expected(*work[:3]), strict=True):
-        assert same(found, right), work[0].name
+    for found, right in zip(computed(host, work), expected(work), strict=True):
+        assert same(found, right), work.form
 
 
 @pytest.mark.parametrize(
@@ -197,5 +193,5 @@ def test_kernels_compile_without_spills_and_serialised_wgmma() -> None:
         problem = conv_problem(image, filters, (3, 3), (padding, padding))
         x, w, g, where = drawn(problem)
         found = [by_images(problem, w, g, where), *by_weights(problem, x, g, where)]
-        made += [work[3] for work in found if work]
+        made += [work.kernel for work in found if work]
     check_compiled(made)

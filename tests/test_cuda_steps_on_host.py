@@ -36,13 +36,14 @@ TOLERANCE = 1e-6
 def drawn(v: Variable, rng: np.random.Generator) -> np.ndarray:
     """Elements for an input of a step; none is negative, as averages of squares are not, and labels are below 10."""
     if v.type.dtype.kind == "f":
-        return np.asarray(rng.uniform(0, 0.1, v.type.shape), v.type.dtype)
-    return np.asarray(rng.integers(0, 10, v.type.shape, np.int8), v.type.dtype)
+        return np.asarray(rng.uniform(0, 0.1, v.stored.shape), v.type.dtype)
+    return np.asarray(rng.integers(0, 10, v.stored.shape, np.int8), v.type.dtype)
 
 
 def computed(equation: Equation, arrays: list[np.ndarray]) -> list[np.ndarray]:
-    if equation.form:
-        return [v.numpy() for v in evaluate(body_of(equation), [array(x) for x in arrays])]
+    if equation.form or equation.members:
+        body, known = body_of(equation), dict(zip(equation.inputs, arrays, strict=True))
+        return [x.numpy() for x in evaluate(body, [array(known[v]) for v in body.inputs])]
     found = equation.primitive.reference(*arrays, **equation.params)
     return list(found) if isinstance(found, (list, tuple)) else [found]
 

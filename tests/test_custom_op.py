@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -246,6 +246,56 @@ def test_the_rule_for_vmap_is_checked_with_all_arguments_mapped_and_with_one(
     result = gradcheck(tmp_path, MAPPED.format(arguments=arguments))
     assert result.exit_code == (0 if passed else 1), result.output
     assert ("FAILED difference vmap" in result.output) == (not passed)
+
+
+RELATED = """
+import numpy as np
+import adtrain as ad
+centred = ad.custom_op(
+    "centred", numpy=lambda x: x - x.mean(-1, keepdims=True), shape=lambda x: ad.ArrayType(x.shape, x.dtype),
+    samples=lambda rng: (rng.normal(size=(3, 4)),), axes={axes!r})
+"""
+
+
+@pytest.mark.parametrize(("axes", "passed"), [("*.->*.", True), ("r.->r.", True), ("*->*", False), (".c->.c", False)])
+def test_the_axes_of_an_operation_are_checked(tmp_path: Path, axes: str, passed: bool) -> None:
+    result = gradcheck(tmp_path, RELATED.format(axes=axes))
+    assert result.exit_code == (0 if passed else 1), result.output
+    assert ("FAILED centred axes" in result.output) == (not passed)
+
+
+@pytest.mark.parametrize(("axes", "runs"), [("*r.->*r.", 1), ("r.->r.", 1), (None, 3), ("..->..", 3)])
+def test_members_run_at_once_where_the_axes_of_an_operation_allow_it(axes: str | None, runs: int) -> None:
+    shapes: list[tuple[int, ...]] = []
+
+    def sums(x: np.ndarray) -> np.ndarray:
+        shapes.append(x.shape)
+        return x.cumsum(-1)
+
+    op = custom_op("test_axes_of_members", shape=lambda x: ad.ArrayType(x.shape, x.dtype), numpy=sums, axes=axes)
+    x = np.random.default_rng(0).normal(size=(3, 2, 4))
+    np.testing.assert_array_equal(ad.vmap(op)(ad.array(x)).numpy(), x.cumsum(-1))
+    assert len(shapes) == runs
+
+
+@pytest.mark.parametrize("axis", [1, -1])
+def test_an_axis_of_an_operation_counts_beside_the_members(axis: int) -> None:
+    op = custom_op(
+        "test_axis_of_members",
+        shape=lambda x, axis: ad.ArrayType(x.shape, x.dtype),
+        numpy=lambda x, axis: x.cumsum(axis),
+        axes="*.->*.",
+    )
+    x = np.random.default_rng(0).normal(size=(3, 2, 4))
+    np.testing.assert_array_equal(ad.vmap(lambda x: op(x, axis=axis))(ad.array(x)).numpy(), x.cumsum(-1))
+
+
+def test_axes_that_do_not_fit_an_operation_are_told() -> None:
+    with pytest.raises(ad.OptionError, match="custom_op test_axes_kind: axes is 3, expected a text such as"):
+        custom_op("test_axes_kind", shape=lambda x: x, numpy=lambda x: x, axes=cast(Any, 3))
+    op = custom_op("test_axes_fit", shape=lambda x: ad.ArrayType(x.shape, x.dtype), numpy=lambda x: x, axes="nc->n")
+    with pytest.raises(ad.ShapeError, match=r"test_axes_fit: axes 'nc->n' do not fit the shapes \(2,\) -> \(2,\)"):
+        ad.vmap(op)(ad.array(np.zeros((3, 2))))
 
 
 @pytest.mark.parametrize(

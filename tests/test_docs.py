@@ -133,9 +133,10 @@ def test_the_parts_of_configs_in_a_document_are_valid(document: str) -> None:
                 TypeAdapter(hints.get(key, specs.Layers)).validate_python(value)
 
 
-def test_the_config_reference_is_up_to_date() -> None:
-    path = ROOT / "docs/tools/config_reference.py"
-    spec = importlib.util.spec_from_file_location("config_reference", path)
+@pytest.mark.parametrize("tool", ["config_reference", "pass_reference"])
+def test_a_reference_page_is_up_to_date(tool: str) -> None:
+    path = ROOT / f"docs/tools/{tool}.py"
+    spec = importlib.util.spec_from_file_location(tool, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -9,17 +9,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from program_samples import for_gpu
+from program_samples import Step, for_gpu, fused_of
 
 from adtrain import ops
 from adtrain.backends.cpu.fusions import cpu_fusions
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
+from adtrain.core import registry
 from adtrain.core.backend import backend
+from adtrain.core.fused import fuse
 from adtrain.core.registry import forget
 from adtrain.core.staging import stage
 from adtrain.core.target import H200
+from adtrain.core.types import ArrayType
 from adtrain.extend import Fusion, register_fusion
+from adtrain.ops.broadcasting import reshape_p, sum_p
+from adtrain.ops.elementwise import square_p
 from adtrain.passes import SIMPLIFY
 from adtrain.passes.fusion import forget_fusion, with_copies
 
@@ -63,6 +68,19 @@ def test_equations_of_a_users_form_run_by_the_users_kernel(document: dict[str, A
     np.testing.assert_allclose(found, np.square(x.astype(np.float64)).sum(), rtol=1e-6)
 
 
+@pytest.mark.compiled
+def test_a_users_kernel_needs_no_kernels_of_the_equations_in_the_body(
+    document: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = np.ones((4, 5), np.float32)
+    program = on_cpu(sum_of_squares, x)
+    monkeypatch.delitem(registry._C_KERNELS, "sum")
+    executable = backend("cpu").compile(program)
+    assert executable.kernels[0][0].name.startswith("sum_of_squares")
+    (found,), _ = executable.run([x])
+    assert found == 20
+
+
 def test_a_gpu_launches_the_users_kernel(document: dict[str, Any]) -> None:
     x = np.ones((40, 50), np.float32)
     (equation,) = for_gpu(stage(sum_of_squares, ()).program(x)).equations
@@ -87,6 +105,16 @@ def test_without_the_users_fusion_nothing_of_it_is_left() -> None:
     names = [e.name for e in on_cpu(sum_of_squares, np.ones(9, np.float32)).equations]
     assert "sum_of_squares" not in names
     assert backend("cpu").lowering_key() is not None
+
+
+def test_a_kernel_gets_the_parameters_of_the_equations_in_a_body() -> None:
+    steps: list[Step] = [(sum_p, (0,), {"axes": (1,)}), (reshape_p, (1,), {"shape": (4, 1)}), (square_p, (2,), {})]
+    x = ArrayType((4, 5), np.dtype(np.float32))
+    one = fused_of("sum_of_squares", [x], steps, [3])
+    assert one.kernel_params == {"axes": (1,)}  # not the shape, which a view needs
+    two = fused_of("sum_of_squares", [x], [*steps, (sum_p, (3,), {"axes": (0,)})], [4])
+    assert two.kernel_params == {"axes": ((1,), (0,))}
+    assert fuse("outer", [one], one.outputs).kernel_params == one.kernel_params
 
 
 class Twice(Fusion):

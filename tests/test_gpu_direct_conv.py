@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from gpu_kernels import run_twice
 from gpu_parity import gpu, poisoned
-from test_cuda_direct_conv_on_host import SHAPES, outputs
+from test_cuda_direct_conv_on_host import SHAPES, outputs, with_sum
 from test_gpu_products import distance, rounded
 
+from adtrain.core.fused import fused_p
 from adtrain.lowering.cuda.conv.direct import DirectConv, DirectWeightGrad
 from adtrain.lowering.cuda.conv.problem import ConvProblem
-from adtrain.ops.bias_sums import OF_BIAS, conv2d_weight_grad_sum_p
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
+from adtrain.passes.fuse_bias_gradients import BIAS_AXES
 
 __all__ = ["gpu", "poisoned"]
 
@@ -58,6 +59,6 @@ def test_direct_convolutions_are_right(
     (found,) = run_twice(gpu, weight_grad_p, DirectWeightGrad(problem, target).kernels()[0], [x, g], **sized)
     assert distance(found, expected) < TOLERANCE
     (kernel,) = DirectWeightGrad(problem, target, bias=True).kernels()
-    of_weights, of_bias = run_twice(gpu, conv2d_weight_grad_sum_p, kernel, [x, g], **sized)
+    of_weights, of_bias = run_twice(gpu, fused_p, kernel, [x, g], **with_sum([x, g], **sized).params)
     assert distance(of_weights, expected) < TOLERANCE
-    assert distance(of_bias, g.astype(float).sum(OF_BIAS)) < TOLERANCE
+    assert distance(of_bias, g.astype(float).sum(BIAS_AXES)) < TOLERANCE

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from gpu_kernels import run_twice
 from gpu_parity import gpu, poisoned
-from test_cuda_recurrent_on_host import arguments
+from test_cuda_recurrent_on_host import arguments, equation
 
 import adtrain as ad
 from adtrain import nn, ops
 from adtrain.core.array import Array
 from adtrain.core.kernel import CudaKernel
-from adtrain.core.primitive import PRIMITIVES
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
@@ -36,7 +35,8 @@ SIZES = [(128, 28, 128), (64, 28, 256), (33, 9, 512), (1, 28, 128), (7, 1, 1), (
 
 def reference(name: str, given: list[np.ndarray], reverse: bool) -> list[np.ndarray]:
     """In float64."""
-    return list(PRIMITIVES[name].reference(*(x.astype(np.float64) for x in given), reverse=reverse))
+    e = equation(name, given, reverse)
+    return list(e.primitive.reference(*(x.astype(np.float64) for x in given), **e.params))
 
 
 def errors(found: list[np.ndarray], expected: list[np.ndarray]) -> list[float]:
@@ -58,7 +58,8 @@ def problem(
     """A line if the candidate is wrong."""
     dtype = given[0].dtype.name
     try:
-        found = run_twice(gpu, PRIMITIVES[name], candidate, given, reverse=reverse)
+        e = equation(name, given, reverse)
+        found = run_twice(gpu, e.primitive, candidate, given, **e.params)
         largest = max(errors(found, expected))
     except Exception as error:  # the other candidates are run all the same
         return [f"{name} {given[0].shape} {dtype}: {type(error).__name__}: {error}: {candidate.label}"]

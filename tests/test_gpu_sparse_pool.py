@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from packed_gemm_emulated import NOISE, ROUNDINGS, errors, sequential_fma
 from program_samples import everywhere
 from shifted_conv_emulated import cases
-from sparse_pool_samples import Work, by_images, by_weights, conv_problem, drawn, expected
+from sparse_pool_samples import Work, by_images, by_weights, conv_problem, drawn, equation, expected
 from test_cuda_shifted_conv import DECADES, K, M, N
 from test_gpu_products import distance
 from test_gpu_shifted_conv import ROUNDED, TOLERANCE, hopper, same
@@ -32,16 +32,16 @@ pytestmark = pytest.mark.gpu
 
 
 def computed(gpu: Any, work: Work) -> list[np.ndarray]:
-    primitive, arrays, known, kernel = work
-    return run_twice(gpu, primitive, kernel, arrays, **known)
+    e = equation(work.form, work.problem)
+    return run_twice(gpu, e.primitive, work.kernel, work.arrays, **e.params)
 
 
 def check(gpu: Any, *found: Work | None) -> None:
     for work in found:
         if work is not None:
-            tolerance = TOLERANCE if work[2]["precision"] == FULL else ROUNDED
-            for result, right in zip(computed(gpu, work), expected(*work[:3]), strict=True):
-                assert same(result, right, tolerance), work[0].name
+            tolerance = TOLERANCE if work.problem.precision == FULL else ROUNDED
+            for result, right in zip(computed(gpu, work), expected(work), strict=True):
+                assert same(result, right, tolerance), work.form
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -18,13 +18,14 @@ from hypothesis import strategies as st
 
 import adtrain as ad
 from adtrain import config, graphs, nn, ops, training
+from adtrain.backends.cpu.fusions import cpu_fusions
 from adtrain.graphs.formats import FORMATS, Graph
 from adtrain.graphs.ladder import Ladder
 from adtrain.graphs.layout import ladder_picture
 from adtrain.graphs.network import network_picture
 from adtrain.graphs.picture import Box, Picture
 from adtrain.graphs.roles import MOST_SCALARS, Roles
-from adtrain.graphs.step import PASSES
+from adtrain.passes import SIMPLIFY
 
 SVG = "{http://www.w3.org/2000/svg}"
 CONFIGS = ("mlp", "lenet5", "resnet")
@@ -62,7 +63,7 @@ def assert_drawn_well(picture: Picture) -> None:
 @given(random_programs.graphs.graphs(), st.booleans())
 def test_each_value_that_another_box_reads_is_an_arrow(graph: Any, fused: bool) -> None:
     program = random_programs.program_of(graph)
-    for apply in PASSES if fused else ():
+    for apply in (*SIMPLIFY, *cpu_fusions()) if fused else ():
         program = apply(program)
     roles = Roles(program, [f"x{i}" for i in range(len(program.inputs))])
     ladder = Ladder(roles, {}, roles.rows, False)

@@ -31,11 +31,11 @@ HELPERS = {
 MODEL = {"core", "option_types", "ops", "nn", "optim", "augment"}
 TRAINING = MODEL | HELPERS | {"config", "data", "metrics", "passes", "plugins"}
 RULES: list[tuple[str, set[str]]] = [
-    ("child_process core includes option_types percentiles text version __main__", set()),
+    ("child_process core includes percentiles text version __main__", set()),
     ("metrics", set()),
     ("startup", {"core"}),
     ("table templates", {"text"}),
-    ("lowering passes assets files", {"core"}),
+    ("lowering option_types passes assets files", {"core"}),
     ("extend", {"core", "passes"}),
     ("codegen", {"core", "passes"}),
     ("ops", {"core", "option_types"}),

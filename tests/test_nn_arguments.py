@@ -101,8 +101,8 @@ def test_options_after_the_first_are_keyword_only(kind: type) -> None:
             lambda: optimizers.SGD(0.1, 0.9),
             "SGD takes lr only: other options have names. Write optim.SGD(0.1, momentum=0.9)",
         ),
-        (lambda: optimizers.SGD({"w": np.ones(200)}), "sgd: lr is a dict, expected a finite number, at least 0"),
-        (lambda: optimizers.SGD(0.1, nesterov=1), "sgd: nesterov needs a momentum above 0"),
+        (lambda: optimizers.SGD({"w": np.ones(200)}), "sgd: lr is a dict, expected a number in (0, 3.4e38]"),
+        (lambda: optimizers.SGD(0.1, nesterov=1), "sgd: nesterov is 1, expected True or False"),
         (lambda: optimizers.Adam(betas=0.9), "adam: betas is 0.9, expected "),
     ],
 )
@@ -131,7 +131,7 @@ class Scale(nn.Module):
 def test_a_layer_of_ones_own_has_the_same_checks() -> None:
     make: Any = Scale
     assert Scale(2.0, names=["a"])({}, ad.array([1.0, 2.0])).numpy().tolist() == [2, 4]
-    with pytest.raises(OptionError, match=r"^scale: factor is 'x', expected a number$"):
+    with pytest.raises(OptionError, match=r"^scale: factor is 'x', expected a number in \[-3\.4e38, 3\.4e38\]$"):
         make("x")
     with pytest.raises(OptionError, match=r"other options have names\. Write Scale\(2, names=\['a'\]\)$"):
         make(2, ["a"])

@@ -45,7 +45,7 @@ KERNEL scaled(const T *x, T *out, int64_t count) {
 
 def scaled() -> Primitive:
     """A new primitive, 3 x, without kernels."""
-    return Primitive(f"scaled_{next(numbers)}", lambda x: ArrayType(x.shape, x.dtype), lambda x: 3 * x)
+    return Primitive(f"scaled_{next(numbers)}", lambda x: ArrayType(x.shape, x.dtype), lambda x: 3 * x, axes="*->*")
 
 
 def program(primitive: Primitive, x: np.ndarray) -> Any:
@@ -60,7 +60,7 @@ def test_a_c_kernel_at_an_absolute_path_is_compiled_and_run(tmp_path: Path, dtyp
     file.write_text(C)
     (tmp_path / "own.h").write_text("#define FACTOR 3\n")
     x = np.arange(12, dtype=dtype).reshape(3, 4)
-    kernel = CKernel(str(file), "scaled", lambda x: (x.size,), items=(True,) if by_item else None)
+    kernel = CKernel(str(file), "scaled", lambda x: (x.size,), items=by_item)
     register(primitive.name, "cpu", kernel)
     compiled = CompiledProgram(program(primitive, x))
     assert [run.name for runs in compiled.kernels for run in runs] == [f"scaled_{dtype}"]

@@ -11,6 +11,7 @@ from program_samples import ALL, bodies, everywhere, names, training_program
 
 import adtrain as ad
 from adtrain import ops, passes
+from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.core.fused import LOOPS, label
 from adtrain.core.program import Program
 from adtrain.core.scope import phase
@@ -55,6 +56,32 @@ def test_positive_and_negative_zero_are_not_merged() -> None:
 
     for a, b in zip(stage(f, passes.SIMPLIFY)(X), f(X), strict=True):
         np.testing.assert_array_equal(np.signbit(a.numpy()), np.signbit(b.numpy()))
+
+
+def test_products_read_and_write_transposed_matrices_in_place() -> None:
+    a, b, c = (np.random.default_rng(i).normal(size=shape) for i, shape in enumerate([(3, 4, 5), (3, 4, 6), (3, 6, 5)]))
+
+    def f(a: Any, b: Any, c: Any) -> Any:
+        product = ops.transpose(ops.transpose(a, (0, 2, 1)) @ b, (0, 2, 1))  # (3, 6, 5)
+        return product + c, product @ ops.transpose(c, (0, 2, 1))
+
+    program = stage(f, ALL).program(a, b, c)
+    assert "transpose" not in {e.primitive.name for e in everywhere(program)}
+    expected = (x := np.swapaxes(np.swapaxes(a, 1, 2) @ b, 1, 2)) + c, x @ np.swapaxes(c, 1, 2)
+    for found, wanted in zip(NumpyProgram(program).run([a, b, c])[0], expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-13)
+
+
+def test_a_transpose_of_other_axes_or_of_a_product_that_is_read_elsewhere_stays() -> None:
+    def other_axes(a: Any) -> Any:
+        return ops.transpose(a, (2, 1, 0)) @ a
+
+    def read_twice(a: Any) -> Any:
+        product = a @ a
+        return product, ops.transpose(product, (0, 2, 1))
+
+    for f in (other_axes, read_twice):
+        assert "transpose" in names(stage(f, ALL).program(np.ones((3, 3, 3))))
 
 
 def test_equations_on_constants_are_folded() -> None:
@@ -203,6 +230,46 @@ def test_convolution_bias_activation_and_pooling_are_one_equation() -> None:
     assert bodies(stage(f, ALL).program(np.ones((7, *shapes[0])), w, b), "batchwise") == []  # too few items
 
 
+def test_products_of_many_rows_with_small_matrices_and_their_gradients_are_one_equation() -> None:
+    def loss(w: Any, v: Any, x: Any) -> Any:
+        slope = ad.grad(lambda x: ops.sum(ops.tanh(x @ w) @ v))(x)
+        return ops.mean(ops.square(slope))
+
+    w, v = np.ones((2, 20)), np.ones((20, 1))
+
+    def rows_in_memory(count: int) -> list[str]:
+        program = stage(ad.value_and_grad(loss, (0, 1)), ALL).program(w, v, np.ones((count, 2)))
+        return [label(e) for e in program.equations for x in e.outputs if x.type.shape[:1] == (count,)]
+
+    assert rows_in_memory(1024) == []
+    assert len(rows_in_memory(1023)) > 3  # too few rows
+
+
+def test_rows_of_sequences_and_whole_sequences_are_one_equation() -> None:
+    def f(x: Any, w: Any) -> Any:
+        return ops.mean(ops.softmax(ops.tanh(x @ w), 1), 1)
+
+    def kinds(sequences: int) -> list[str]:
+        return names(stage(f, ALL).program(np.ones((sequences, 16, 4)), np.ones((4, 5))))
+
+    assert set(kinds(64)) <= {"batchwise", "reshape"}
+    assert kinds(64).count("batchwise") == 1
+    assert "product" in kinds(63)  # too few sequences and too few rows
+
+
+def test_products_of_many_small_matrices_are_part_of_a_batchwise_equation() -> None:
+    def kinds(matrices: int) -> list[str]:
+        return names(stage(lambda a: ops.tanh(ops.tanh(a) @ a) @ a, ALL).program(np.ones((matrices, 4, 4))))
+
+    assert kinds(256) == ["batchwise"]
+    assert "product" in kinds(255)  # too few matrices
+
+
+def test_products_with_large_matrices_are_no_part_of_a_batchwise_equation() -> None:
+    program = stage(lambda x, w: ops.softmax(ops.tanh(x) @ w, 1), ALL).program(np.ones((2048, 64)), np.ones((64, 64)))
+    assert "matmul" in names(program)
+
+
 def test_a_sum_over_the_items_ends_a_group() -> None:
     def f(x: Any) -> Any:
         y = ops.softmax(x, 1)
@@ -271,11 +338,11 @@ def test_other_masks_are_not_moved() -> None:
 
 
 def test_gradients_through_pooling_use_the_pooled_gradient() -> None:
-    pytest.importorskip("adtrain.ops.conv_pooled")
     program = stage(pooled_gradients, ALL).program(*POOLED)
-    found = [e.name for e in everywhere(program)]
-    assert {"conv2d_input_grad_pooled", "conv2d_weight_grad_pooled"} <= set(found)
-    assert "max_pool2d_put" not in found
+    found = {e.name: e for e in everywhere(program)}
+    fused = [found[f"conv2d_{of}_grad_pooled"] for of in ("input", "weight")]
+    spread = [e for e in everywhere(program) if e.name == "max_pool2d_put"]
+    assert set(spread) == {e.params["body"].equations[0] for e in fused}  # no equation reads it in memory
     of_bias = [e for e in everywhere(program) if e.name == "sum" and e.outputs[0].type.shape == (4,)]
     assert [e.inputs[0].type.shape for e in of_bias] == [(3, 4, 4, 4)]
 

@@ -11,9 +11,7 @@ from program_samples import ON_GPU, bfloat16_gradients, bodies, everywhere, for_
 
 import adtrain as ad
 from adtrain import config, ops, passes
-from adtrain.backends.cuda.codegen.one_block_forms import FORMS
-from adtrain.backends.cuda.forms.horizontal_fusion import MAX_K, MAX_POINTERS, WAVES
-from adtrain.backends.cuda.forms.one_block_fusion import FORMS as SMALL
+from adtrain.backends.cuda.forms.horizontal import MAX_K, MAX_POINTERS, WAVES
 from adtrain.core.fused import label
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
@@ -63,7 +61,7 @@ def test_a_step_of_a_convolutional_network_has_few_launches(name: str, most: int
 def test_bias_activation_and_mask_are_the_epilogue_of_a_convolution() -> None:
     program = step("cnn")
     fused = [label(e) for e in launches(program) if e.name == "convolution"]
-    assert fused == ["conv2d+add+relu", "conv2d_input_grad_pooled+less+where"]
+    assert fused == ["conv2d+add+relu", "max_pool2d_put+conv2d_input_grad+less+where"]
     assert not any(e.name in ("conv2d", "conv2d_input_grad", "loops") for e in launches(program))
 
 
@@ -102,10 +100,6 @@ def test_each_device_has_its_own_passes() -> None:
     batched = stage(lambda x: ops.relu(ops.matmul(x, x))).program(np.ones((5, 64, 64)))
     assert names(passes.fuse(batched)) == ["product"]
     assert names(for_gpu(moved(batched, "gpu"))) == ["product"]
-
-
-def test_the_one_block_generator_has_code_for_each_primitive_that_may_join() -> None:
-    assert FORMS.keys() - {"standardize"} == SMALL  # of which only rows are computed, in `row_fused`
 
 
 def loss_between_products(rows: int, features: int) -> Program:
@@ -273,8 +267,8 @@ def precisions(*overrides: str) -> dict[str, set[str]]:
     program = step("cnn", "data.batch_size=1024", *overrides)
     found: dict[str, set[str]] = {}
     for e in everywhere(program):
-        if "precision" in e.params:
-            found.setdefault(e.name, set()).add(e.params["precision"])
+        if precision := e.kernel_params.get("precision"):
+            found.setdefault(e.name, set()).add(precision)
     return found
 
 

@@ -12,8 +12,8 @@ from program_samples import ON_GPU, everywhere, for_gpu, names
 
 import adtrain as ad
 from adtrain import config, ops, passes
-from adtrain.backends.cuda.forms.horizontal_fusion import MAX_K
-from adtrain.backends.cuda.forms.row_products_fusion import ROWS
+from adtrain.backends.cuda.forms.horizontal import MAX_K
+from adtrain.backends.cuda.forms.row_products import ROWS
 from adtrain.cache import Cache
 from adtrain.core.fused import body_of, label
 from adtrain.core.program import Equation, Program
@@ -82,6 +82,20 @@ def test_flattened_rows_give_the_same_bits() -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * abs(expected).max())
     kept = [e for e in flat.equations if any(len(v.type.shape) > 2 for v in (*e.inputs, *e.outputs))]
     assert {e.name for e in kept} <= {"reshape", "self_attention", "self_attention_grad", "broadcast_to"}
+
+
+@pytest.mark.parametrize("shape", [(5, 1, 4), (1, 5, 4), (5, 1, 4, 4)])
+def test_rows_of_sequences_with_axes_of_length_1_keep_their_values(shape: tuple[int, ...]) -> None:
+    def f(x: Any, w: Any) -> Any:
+        y = ops.reshape(ops.matmul(ops.reshape(x, (-1, 4)), w), shape)
+        found = [ops.sum(y, axis) for axis in range(len(shape))]
+        turned = ops.transpose(y, (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2))
+        return [*found, ops.sum(y, (0, 1)), ops.logsumexp(y, -1), ops.flip(y, 1), turned]
+
+    arrays = [drawn(*shape), drawn(4, 4)]
+    program = traced(f, arrays)
+    for found, expected in zip(values(passes.flatten_rows(program), arrays), values(program, arrays), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_rows_that_a_gather_feeds_keep_their_shape() -> None:

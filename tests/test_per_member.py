@@ -1,4 +1,4 @@
-"""`per_member`: a function of one member as one equation, against `vmap`."""
+"""Programs by member against `vmap`, as passes and batching rules leave them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ import numpy as np
 
 import adtrain as ad
 from adtrain import ops
-from adtrain.core.fused import per_member_p
-from adtrain.core.per_member import per_member
+from adtrain.core.fused import HORIZONTAL, fuse
+from adtrain.core.per_member import by_member, per_member
 from adtrain.core.staging import stage
+from adtrain.core.staging_trace import evaluate
+from adtrain.passes import ALL_BY_MEMBER
+from adtrain.passes.places import overwrites
+from adtrain.passes.stack_members import stack_all_members, stack_members
+from adtrain.training.program_format import decoded, encoded
 
 AXES = (0, None, 1, None)
 
@@ -20,15 +25,61 @@ def member(weight: Any, shared: Any, by_column: Any, number: Any) -> Any:
         return ops.sum((shared @ weight) * by_column) * number
 
     value, grad = ad.value_and_grad(loss)(weight)
-    return {"loss": value, "weight": weight - 0.1 * grad, "same": number + np.float32(1)}
+    return {"loss": value, "same": number + np.float32(1), "weight": weight - 0.1 * grad}
 
 
-def test_per_member_equals_vmap() -> None:
+def arguments() -> list[Any]:
     rng = np.random.default_rng(0)
-    arguments = [ad.array(rng.normal(size=shape).astype("float32")) for shape in ((3, 4, 5), (2, 4), (5, 3), ())]
-    expected = ad.vmap(member, AXES)(*arguments)
-    staged = stage(per_member(member, AXES))
-    assert [e.primitive for e in staged.program(*arguments).equations if e.primitive is per_member_p] == [per_member_p]
-    for found in (per_member(member, AXES)(*arguments), staged(*arguments)):
-        for name in ("loss", "weight", "same"):
-            np.testing.assert_allclose(found[name].numpy(), expected[name].numpy(), rtol=1e-6, atol=1e-6)
+    return [ad.array(rng.normal(size=shape).astype("float32")) for shape in ((3, 4, 5), (2, 4), (5, 3), ())]
+
+
+def assert_near(found: Any) -> None:
+    expected = ad.vmap(member, AXES)(*arguments())
+    for x, name in zip(found, ("loss", "same", "weight"), strict=True):
+        np.testing.assert_allclose(x.numpy(), expected[name].numpy(), rtol=1e-6, atol=1e-6)
+
+
+def test_a_program_by_member_has_the_equations_of_one_member_and_computes_all() -> None:
+    program = stage(per_member(member, AXES), (by_member,)).program(*arguments())
+    assert program.members == 3
+    weight, *_ = program.inputs
+    assert (weight.type.shape, weight.stored.shape) == ((4, 5), (3, 4, 5))
+    products = [e for e in program.equations if e.primitive.name == "matmul"]
+    assert {v.type.shape for e in products for v in e.outputs} == {(2, 5), (4, 5)}
+    assert_near(evaluate(program, arguments()))
+
+
+def test_batching_rules_compute_a_program_by_member_in_whole_or_in_part() -> None:
+    program = stage(per_member(member, AXES), (by_member,)).program(*arguments())
+    whole = stack_all_members(program)
+    assert not whole.mapped
+    assert_near(evaluate(whole, arguments()))
+    part = stack_members(program, stays=lambda e: e.primitive.name != "matmul")
+    assert {e.members for e in part.equations if e.primitive.name == "matmul"} == {0}
+    assert part.members == 3
+    assert_near(evaluate(part, arguments()))
+
+
+def test_a_staged_function_of_members_equals_vmap_on_the_cpu() -> None:
+    found = stage(per_member(member, AXES), ALL_BY_MEMBER)(*arguments())
+    assert_near([found[name] for name in ("loss", "same", "weight")])
+
+
+def test_a_kept_program_by_member_has_the_same_members() -> None:
+    program = stage(per_member(member, AXES), (by_member,)).program(*arguments())
+    kept = decoded(encoded(program))
+    assert str(kept) == str(program)
+    assert [v.members for v in kept.inputs] == [3, 0, 0, 0]
+
+
+def test_a_value_that_all_members_share_is_not_overwritten_where_members_read_it() -> None:
+    def step(weights: Any, counter: Any) -> Any:
+        return per_member(lambda w: w * 2.0)(weights), counter + 1
+
+    program = stage(step, (by_member,)).program(ops.ones((3, 4)), ad.array(np.int64(0)))
+    doubled, counted = program.equations[-2:]
+    together = fuse(HORIZONTAL, [doubled, counted], program.outputs)
+    (weights, counter), (new_weights, new_counter) = program.inputs, program.outputs
+    assert overwrites(together, weights, new_weights)
+    assert overwrites(counted, counter, new_counter)
+    assert not overwrites(together, counter, new_counter)

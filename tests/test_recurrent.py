@@ -184,5 +184,5 @@ def test_arguments_of_two_types_are_refused() -> None:
 
 def test_an_unknown_nonlinearity_is_refused() -> None:
     nonlinearity: Any = "sine"
-    with pytest.raises(OptionError, match=r"rnn: nonlinearity is 'sine', expected 'tanh' or 'relu'"):
+    with pytest.raises(OptionError, match=r"rnn: nonlinearity is 'sine', expected one of tanh, relu"):
         ops.rnn(*arguments("rnn", 1, 1, 1, 1), nonlinearity=nonlinearity)

@@ -15,7 +15,7 @@ import pytest
 from adtrain import config, nn, ops, training
 from adtrain.config.specs import AUGMENTATIONS, CONTAINERS, LAYERS, LOSSES, OPTIMIZERS, SCHEDULES
 from adtrain.core.array import array
-from adtrain.core.errors import AdtrainError, OutOfMemory, ShapeError
+from adtrain.core.errors import AdtrainError, OptionError, OutOfMemory
 from adtrain.ops import elementwise
 from adtrain.training import checks
 
@@ -175,9 +175,9 @@ def test_sizes_beyond_the_end_that_leave_little_are_right() -> None:
         assert numbers[::size].numpy().tolist() == [0]
     assert ops.conv2d(X, W, stride=LARGEST).shape == (1, 1, 1, 1)
     assert ops.arange(0, -5, -(2**62)).numpy().tolist() == [0]
-    with pytest.raises(ShapeError, match="arange: found start 0, stop 3, step 0"):
+    with pytest.raises(OptionError, match="arange: found start 0, stop 3, step 0"):
         ops.arange(0, 3, 0)
-    with pytest.raises(ShapeError, match="expected fewer than 2\\^60 numbers"):
+    with pytest.raises(OptionError, match="expected fewer than 2\\^60 numbers"):
         ops.arange(0, float("nan"))
 
 
@@ -195,7 +195,7 @@ def test_a_lack_of_memory_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("value", [1e39, 1e300, -1e300, 10**90])
 def test_a_number_that_float32_cannot_hold_is_refused_in_a_config(tmp_path: Path, value: float) -> None:
     for layer in ({"leaky_relu": value}, {"elu": value}, {"layer_norm": {"normalized_shape": 6, "eps": value}}):
-        with pytest.raises(config.ConfigError, match=r"found .*, expected a finite number.*, at most 3\.4e38"):
+        with pytest.raises(config.ConfigError, match=r"found .*, expected a number in .*3\.4e38\]"):
             outline(tmp_path, layer)
 
 

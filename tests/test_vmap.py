@@ -269,7 +269,7 @@ def test_an_operation_of_the_user_runs_member_by_member_or_by_its_rule() -> None
         assert_loop(grads, [ad.grad(loss, (0, 1))(each, y) for each in x])
         with hook(counting := Counting()):
             ad.vmap(op, (0, None))(x, y)
-        assert counting.calls[op.name] == calls
+        assert counting.calls[op.primitive.name] == calls
     wrong = row_sums("test_vmap_wrong", vmap=lambda op, mapped, x, y: op(x[0], y))
     with pytest.raises(
         ad.ShapeError, match=r"test_vmap_wrong: its batching rule returned .*\[2\].* expected .*\[4, 2\]"

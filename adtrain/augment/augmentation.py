@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from adtrain import ops
-from adtrain.core import options
 from adtrain.core.array import Value
+from adtrain.core.checked_arguments import CheckedArguments
 from adtrain.core.errors import ShapeError
 from adtrain.core.types import Shape
 
@@ -38,16 +38,11 @@ class Batch(NamedTuple):
     mixed: Mixed | None = None
 
 
-class Augmentation(ABC):
+class Augmentation(CheckedArguments):
     """One random change. Subclasses are frozen dataclasses; their fields are the options."""
 
     for_images_only: ClassVar[bool] = True
     """True if the augmentation uses the positions of pixels; it then refuses tabular rows (F, 1, 1)."""
-
-    @classmethod
-    def kind(cls) -> str:
-        """The name in a config."""
-        return cls.__name__.lower()
 
     def check(self, shape: Shape) -> None:
         """Raise ShapeError if the augmentation cannot take batches of `shape` (N, C, H, W)."""
@@ -61,7 +56,3 @@ class Augmentation(ABC):
     def uniform(self, rng: Value, name: str, shape: Shape, like: Value) -> Value:
         """Uniform numbers in [0, 1) with the dtype of `like`; each `name` has a random stream of its own."""
         return ops.random_uniform(rng, shape, zlib.crc32(f"augment.{self.kind()}.{name}".encode()), like.dtype)
-
-    def check_number(self, name: str, below: float = np.inf) -> None:
-        """Raise OptionError unless the field `name` is a finite number in [0, below)."""
-        options.check_number(self.kind(), name, getattr(self, name), 0, below)

@@ -11,7 +11,6 @@ import numpy as np
 from adtrain import ops
 from adtrain.augment.augmentation import Augmentation, Batch
 from adtrain.augment.sampling import bilinear, grid, pixels_at
-from adtrain.core import options
 from adtrain.core.array import Value
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.core.types import Shape
@@ -23,9 +22,6 @@ class Crop(Augmentation):
     """Each image, padded with `padding` black pixels on all sides and cropped to its size at a random position."""
 
     padding: Count = 4
-
-    def __post_init__(self) -> None:
-        options.check_integer(self.kind(), "padding", self.padding, 0)
 
     def check(self, shape: Shape) -> None:
         super().check(shape)
@@ -55,11 +51,6 @@ class Flip(Augmentation):
     """Each image flipped left to right with this probability."""
 
     probability: Probability = 0.5
-
-    def __post_init__(self) -> None:
-        self.check_number("probability")
-        if self.probability > 1:
-            raise OptionError(f"flip: probability is {self.probability!r}, expected at most 1")
 
     def chosen(self, rng: Value, images: Value) -> Value:
         """True for the images that are flipped: bool (N, 1, 1, 1)."""
@@ -98,9 +89,6 @@ class Affine(Augmentation):
     scale: Fraction = 0.0
 
     def __post_init__(self) -> None:
-        self.check_number("rotation")
-        self.check_number("shift", below=1)
-        self.check_number("scale", below=1)
         if self.rotation == self.shift == self.scale == 0:
             raise OptionError("affine: found nothing to do, expected rotation, shift or scale above 0")
 

@@ -11,7 +11,7 @@ import numpy as np
 from adtrain import ops
 from adtrain.augment.augmentation import Augmentation, Batch, Mixed
 from adtrain.core.array import Value, array
-from adtrain.core.errors import OptionError, ShapeError
+from adtrain.core.errors import ShapeError
 from adtrain.core.types import Shape
 from adtrain.option_types import Positive
 
@@ -30,11 +30,6 @@ class Mixup(Augmentation):
 
     for_images_only = False
     alpha: Positive = 0.2
-
-    def __post_init__(self) -> None:
-        self.check_number("alpha")
-        if self.alpha == 0:
-            raise OptionError("mixup: alpha is 0, expected a number above 0")
 
     def check(self, shape: Shape) -> None:
         if shape[0] < 2:

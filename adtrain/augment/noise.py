@@ -9,7 +9,6 @@ import numpy as np
 from adtrain import ops
 from adtrain.augment.augmentation import Augmentation, Batch
 from adtrain.augment.sampling import grid
-from adtrain.core import options
 from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
 from adtrain.core.types import Shape
@@ -27,9 +26,6 @@ class Noise(Augmentation):
     for_images_only = False
     deviation: NonNegative = 0.05
 
-    def __post_init__(self) -> None:
-        self.check_number("deviation")
-
     def __call__(self, batch: Batch, rng: Value) -> Batch:
         with np.errstate(over="ignore"):  # infinity ends the run with an error that names the operation
             deviation = (self.deviation * batch.unit).astype(batch.images.dtype)
@@ -45,9 +41,6 @@ class Cutout(Augmentation):
     """
 
     size: Size = 8
-
-    def __post_init__(self) -> None:
-        options.check_integer(self.kind(), "size", self.size, 1)
 
     def check(self, shape: Shape) -> None:
         super().check(shape)

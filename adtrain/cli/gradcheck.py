@@ -50,7 +50,7 @@ def command(
 ) -> None:
     """Check the derivatives of every operation against central differences in float64. With CONFIG, check the
     derivatives of the loss of its network with respect to each parameter. With --plugin, check the operations that a
-    file registers: their derivatives, their rules for vmap, and their kernels against their NumPy references.
+    file registers: their derivatives, their axes and rules for vmap, and their kernels against their NumPy references.
 
     The exit code is 1 if a check fails.
     """

@@ -7,9 +7,11 @@ from pathlib import Path
 import click
 
 from adtrain import config, graphs, training
+from adtrain.backends.cuda.targets import TARGETS, target_of
 from adtrain.cli.names import ConfigName
 from adtrain.cli.options import FilePath, plugin_option, set_option
 from adtrain.cli.output import progress
+from adtrain.cli.values import OneOf
 
 
 @click.command(short_help="Draw a config's network, or its training step.")
@@ -25,6 +27,18 @@ from adtrain.cli.output import progress
     help=f"With --program: show the step after this pass of the compiler. 'trace' is the step as it was traced. "
     f"[default: {graphs.SIMPLIFIED}, the last pass before fusion]",
 )
+@click.option(
+    "--device",
+    type=OneOf(["cpu", "gpu"]),
+    default="cpu",
+    show_default=True,
+    help="With --program: show the passes of this device. No GPU is needed.",
+)
+@click.option(
+    "--arch",
+    type=OneOf(TARGETS),
+    help="With --device gpu: the architecture of the GPU.  [default: sm_90, an H200]",
+)
 @click.option("--detail", is_flag=True, help="With --program: draw a box for each equation, not for each layer.")
 @set_option
 @plugin_option
@@ -34,6 +48,8 @@ def command(
     horizontal: bool,
     program: bool,
     after: str | None,
+    device: str,
+    arch: str | None,
     detail: bool,
     overrides: tuple[str, ...],
     plugins: tuple[str, ...],
@@ -42,19 +58,23 @@ def command(
 
     In a step, forward runs down the left and backward up the right. Between them are the arrays that are kept for
     backward, with their bytes. The update is at the far right. FILE.html is an interactive page: a click on a box shows
-    its equations, and a slider shows the step after each pass of the compiler.
+    its equations, and a slider shows the step after each pass of the compiler. With --device gpu the last passes are
+    those of a GPU, whose fused equations are the kernels that it launches.
 
     PNG needs `pip install 'adtrain[report]'`. Nothing is trained.
     """
     graphs.checked_format(output)
-    given = {"--after": after is not None, "--detail": detail}
+    given = {"--after": after is not None, "--detail": detail, "--device": device == "gpu"}
     for option in (name for name, is_given in given.items() if is_given and not program):
         raise click.UsageError(f"{option} needs --program")
+    if arch is not None and device == "cpu":
+        raise click.UsageError("--arch needs --device gpu")
     if horizontal and program:
         raise click.UsageError("--horizontal draws layers, found --program")
     cfg = training.with_input(config.load(config_path, overrides, plugins))
     if program:
-        graph = graphs.step_graph(cfg, after or graphs.SIMPLIFIED, detail)
+        target = target_of(arch or "sm_90") if device == "gpu" else None
+        graph = graphs.step_graph(cfg, after or graphs.SIMPLIFIED, detail, target)
     else:
         graph = graphs.network_graph(cfg, horizontal)
     graph.save(output)

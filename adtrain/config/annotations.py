@@ -1,6 +1,6 @@
-"""The types of options, from the annotations of a class: int, float, bool, str, Literal, tuples of them, or X | None.
+"""The types of options in configs, from the annotations of a class: int, float, bool, str, Literal, tuples, X | None.
 
-`Annotated[float, Field(gt=0)]` has bounds; the types of `adtrain.option_types` have bounds and words for errors.
+`Annotated[float, Bounds(gt=0)]` has bounds; `adtrain.option_types` has names for common types with bounds.
 """
 
 from __future__ import annotations
@@ -8,17 +8,9 @@ from __future__ import annotations
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from adtrain.config.values import Bool, Text, one_of
+from adtrain.config.values import Bool, Text
 from adtrain.core.errors import OptionError
-from adtrain.option_types import LARGEST, Bounds, Expected, InConfig
-
-SCALARS: dict[Any, Any] = {
-    bool: Bool,
-    int: Annotated[int, Bounds(ge=-(2**63), lt=2**63)],
-    float: Annotated[float, Bounds(ge=-LARGEST, le=LARGEST)],
-    str: Text,
-}
-WORDS = {bool: "true or false", int: "an integer", float: "a finite number", str: "a string", NoneType: "null"}
+from adtrain.core.options import NOUNS, Expected, InConfig, bounds_of, split, words
 
 
 def option_type(hint: Any) -> Any:
@@ -26,48 +18,32 @@ def option_type(hint: Any) -> Any:
 
     Raises OptionError for an annotation that no value of a config fits.
     """
-    if get_origin(hint) is Annotated:
-        for mark in hint.__metadata__:
-            if isinstance(mark, InConfig):
-                return mark.type
-        if any(isinstance(mark, Expected) for mark in hint.__metadata__):
-            return hint
-    if get_origin(hint) in (Union, UnionType) and NoneType in get_args(hint):
-        others = [inner for inner in get_args(hint) if inner is not NoneType]
+    base, marks = split(hint)
+    for mark in marks:
+        if isinstance(mark, InConfig):
+            return option_type(mark.type)
+    if get_origin(base) in (Union, UnionType) and NoneType in get_args(base):
+        others = [inner for inner in get_args(base) if inner is not NoneType]
         return option_type(Union[tuple(others)]) | None  # noqa: UP007
-    words = _words(hint)
-    described = words if get_origin(hint) is not Annotated else None  # pydantic's message names the bound
-    return Annotated[_strict(hint), Expected(described)] if described else _strict(hint)
+    return Annotated[_strict(hint), Expected(words(hint))]
 
 
 def _strict(hint: Any) -> Any:
     """The annotation without conversions: true is not an integer, and "3" is not a number."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if hint in SCALARS:
-        return SCALARS[hint]
-    if origin is Annotated:
-        return Annotated[(_strict(hint.__origin__), *hint.__metadata__)]
-    if origin is Literal:
-        return one_of(hint)
-    if origin is tuple:
-        return tuple[tuple(x if x is ... else _strict(x) for x in inner)]  # type: ignore[misc]
-    if origin in (Union, UnionType):
-        return Union[tuple(map(_strict, inner))]  # noqa: UP007
-    return hint
-
-
-def _words(hint: Any) -> str:
-    """The values of the annotation in words."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if hint in WORDS:
-        return WORDS[hint]
-    if origin is Annotated:
-        return _words(hint.__origin__)
-    if origin is Literal:
-        return f"one of {', '.join(map(str, inner))}"
-    if origin is tuple:
-        return f"a list of {', '.join('any number of them' if x is ... else _words(x) for x in inner)}"
-    if origin in (Union, UnionType):
-        return " or ".join(map(_words, inner))
-    shown = hint.__name__ if isinstance(hint, type) else str(hint)
-    raise OptionError(f"has the type {shown}, expected int, float, bool, str, Literal, a tuple of them, or X | None")
+    base, marks = split(hint)
+    origin, inner = get_origin(base), get_args(base)
+    if base in NOUNS:
+        return Annotated[base, bounds_of(base, marks)]
+    if base in (bool, str):
+        strict: Any = Bool if base is bool else Text
+    elif origin is Literal:
+        strict = base
+    elif origin is tuple:
+        strict = tuple[tuple(x if x is ... else _strict(x) for x in inner)]  # type: ignore[misc]
+    elif origin in (Union, UnionType):
+        strict = Union[tuple(map(_strict, inner))]  # noqa: UP007
+    else:
+        shown = base.__name__ if isinstance(base, type) else str(base)
+        expected = "int, float, bool, str, Literal, a tuple of them, or X | None"
+        raise OptionError(f"has the type {shown}, expected {expected}")
+    return Annotated[(strict, *marks)] if marks else strict

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -10,7 +12,7 @@ from adtrain.config.document import Config, Data, EarlyStopping, Model, Plugin, 
 from adtrain.config.problems import PathParts, Problem, dotted, found, similar
 from adtrain.config.source import Node
 from adtrain.config.specs import FAMILIES, by_kind
-from adtrain.option_types import Expected
+from adtrain.core.options import is_option, words
 
 MODELS: dict[str, type[BaseModel]] = {
     "data": Data,
@@ -86,10 +88,10 @@ def _parent_model(path: PathParts) -> type[BaseModel]:
 def _expected_words(model: type[BaseModel], name: str) -> str:
     """What a field takes, in words."""
     info = model.model_fields[name]
-    words = [annotation.words for annotation in info.metadata if isinstance(annotation, Expected)]
     if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
         return _mapping(name)
-    return words[0] if words else info.description or "a value"
+    hint = Annotated[(info.annotation, *info.metadata)] if info.metadata else info.annotation
+    return words(hint) if is_option(hint) else info.description or "a value"
 
 
 def _mapping(key: str) -> str:

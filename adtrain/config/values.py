@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, Strict
 
+from adtrain.core.options import words
 from adtrain.data import options
 from adtrain.option_types import Bounds, Expected, Size
 
 LIMIT = 1e300
 """The limit of measured numbers: sums and differences of a few stay finite."""
-_Measurement = Annotated[float, Bounds(ge=-LIMIT, le=LIMIT)]
 
 MAX_NAME = 100
 """The largest length of a name in UTF-8. File systems take 255 bytes; the name of a folder gets an ending."""
@@ -57,12 +57,12 @@ Name = Annotated[
     AfterValidator(_checked_name),
     Expected(f"a name of at most {MAX_NAME} bytes: letters, digits, '.', '_', '-' and spaces, a letter or digit first"),
 ]
-Seed = Annotated[int, Bounds(ge=0, lt=2**64), Expected("an integer in [0, 2^64)")]
+Seed = Annotated[int, Bounds(ge=0, lt=2**64)]
 Shards = Annotated[
     Literal[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096], Expected("a power of two, at most 4096")
 ]
 Sha256 = Annotated[str, Strict(), Field(pattern="^[0-9a-f]{64}$"), Expected("64 hexadecimal digits")]
-Total = Annotated[int, Bounds(ge=0, lt=2**53), Expected("an integer in [0, 2^53)")]
+Total = Annotated[int, Bounds(ge=0, lt=2**53)]
 ImageSize = Annotated[tuple[Size, Size], Expected("a list of height and width")]
 ImageShape = Annotated[tuple[Size, Size, Size], Expected("a list of channels, height and width")]
 Channels = Annotated[Literal[1, 3], Expected("1 or 3")]
@@ -91,15 +91,15 @@ BestBy = Annotated[
     Field(pattern=r"^(train|validation)_\w+$"),
     Expected("train_ or validation_ with a metric, such as validation_loss"),
 ]
-Measured = Annotated[_Measurement, Expected(f"a number of magnitude at most {LIMIT:g}")]
-Duration = Annotated[_Measurement, Bounds(ge=0), Expected(f"a number in [0, {LIMIT:g}]")]
-Milliseconds = Annotated[_Measurement, Bounds(ge=-1e15, le=1e15), Expected("a number of magnitude at most 1e15")]
-WarmUp = Annotated[float, Bounds(ge=0, lt=2**31), Expected("a number in [0, 2^31)")]
+Measured = Annotated[float, Bounds(ge=-LIMIT, le=LIMIT)]
+Duration = Annotated[float, Bounds(ge=0, le=LIMIT)]
+Milliseconds = Annotated[float, Bounds(ge=-1e15, le=1e15)]
+WarmUp = Annotated[float, Bounds(ge=0, lt=2**31)]
 
 
 def one_of(literal: Any) -> Any:
     """The Literal type with the description `one of none, tanh`."""
-    return Annotated[literal, Expected(f"one of {', '.join(get_args(literal))}")]
+    return Annotated[literal, Expected(words(literal))]
 
 
 if TYPE_CHECKING:

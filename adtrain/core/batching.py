@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from adtrain.core.array import Value
-from adtrain.core.batching_rules import elementwise, loop
+from adtrain.core.batching_rules import by_axes, elementwise
 from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import Trace, Tracer, bind
@@ -71,5 +71,5 @@ class BatchTrace:
 
 
 def batching_rule(primitive: Primitive) -> Callable[..., Any]:
-    """The rule by which `vmap` runs a primitive: its own, `elementwise` for elementwise primitives, or else `loop`."""
-    return primitive.batch or (loop if primitive.expression is None else elementwise)
+    """The rule by which `vmap` runs a primitive: its own, `elementwise` for elementwise ones, or else `by_axes`."""
+    return primitive.batch or (partial(by_axes, primitive) if primitive.expression is None else elementwise)

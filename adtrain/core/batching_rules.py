@@ -8,10 +8,14 @@ public operations and ``op``, so that it can be differentiated, mapped and stage
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from adtrain.core.array import Value
+from adtrain.core.axes import Items, items
+from adtrain.core.primitive import Primitive
+from adtrain.core.static_key import params_key
+from adtrain.core.types import ArrayType
 
 
 def member_count(mapped: Sequence[bool], args: Sequence[Value]) -> int:
@@ -47,51 +51,67 @@ def elementwise(op: Callable[..., Any], mapped: Sequence[bool], /, *args: Value,
     return op(*same, **params)
 
 
-def trailing_axes(op: Callable[..., Any], mapped: Sequence[bool], /, *args: Value, **params: Any) -> Any:
-    """A primitive that works along the last axes, whatever the number of axes before them."""
-    return op(*all_mapped(mapped, args), **params)
+def by_axes(
+    primitive: Primitive, op: Callable[..., Any], mapped: Sequence[bool], /, *args: Value, **params: Any
+) -> Any:
+    """Any primitive, by its `Axes`.
 
-
-def shifted_axes(op: Callable[..., Any], mapped: Sequence[bool], /, *args: Value, **params: Any) -> Any:
-    """A primitive that works along the axes in its parameter ``axis`` or ``axes``, which shift by one."""
-    if "axis" in params:
-        params["axis"] += 1
-    else:
-        params["axes"] = tuple(i + 1 for i in params["axes"])
-    return op(*all_mapped(mapped, args), **params)
-
-
-def folded(op: Callable[..., Any], mapped: Sequence[bool], /, *args: Value, **params: Any) -> Any:
-    """A primitive that treats the items along axis 0 alike: the items of all members become one axis.
-
-    A parameter ``shape`` is the shape of the output.
+    The members are one more leading axis of all values. If there can be none, but the items along axis 0 are treated
+    alike, the items of all members become those of one. Otherwise one member runs after another.
     """
+    types = tuple(ArrayType(x.shape[1:] if m else x.shape, x.dtype) for x, m in zip(args, mapped, strict=True))
+    key = primitive, types, params_key(params)
+    if key not in _WAYS:
+        if len(_WAYS) == MAX_WAYS:
+            _WAYS.clear()
+        _WAYS[key] = _way(primitive, types, params)
+    leading, found = _WAYS[key]
+    if leading:
+        return op(*all_mapped(mapped, args), **_shifted(params))
+    if found is None or any(m and not flag for m, flag in zip(mapped, found.flags, strict=True)):
+        return loop(op, mapped, *args, **params)
+    return _folded(op, mapped, found.flags, *args, **params)
+
+
+MAX_WAYS = 1 << 12
+_WAYS: dict[Any, tuple[bool, Items | None]] = {}
+"""What `_way` has returned."""
+
+
+def _way(primitive: Primitive, types: Sequence[ArrayType], params: Mapping[str, Any]) -> tuple[bool, Items | None]:
+    """Whether values of these types may have one more leading axis; how the primitive works item by item."""
+    outputs = primitive.output_types(types, params)
+    axes = primitive.related_axes(types, params, outputs)
+    found = items(axes, [x.shape for x in types], [x.shape for x in outputs])
+    if not axes.leading:
+        return False, found
+    of_two = primitive.related_axes([ArrayType((2, *x.shape), x.dtype) for x in types], _shifted(params))
+    return of_two.renamed() == axes.with_leading().renamed(), found
+
+
+def _shifted(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters for values with one more leading axis. An axis that counts from the last one stays as it is."""
+
+    def shifted(axis: Any) -> Any:
+        if isinstance(axis, tuple):
+            return tuple(map(shifted, axis))
+        return axis + 1 if isinstance(axis, int) and axis >= 0 else axis
+
+    return {name: shifted(value) if name in ("axis", "axes") else value for name, value in params.items()}
+
+
+def _folded(
+    op: Callable[..., Any], mapped: Sequence[bool], by_item: Sequence[bool], /, *args: Value, **params: Any
+) -> Any:
+    """The items of all members as those of one. A parameter ``shape`` is the shape of the output."""
     count = member_count(mapped, args)
     if "shape" in params:
-        items, *rest = params["shape"]
-        params["shape"] = (count * items, *rest)
-    out = op(*map(fold, all_mapped(mapped, args)), **params)
+        length, *rest = params["shape"]
+        params["shape"] = (count * length, *rest)
+    own = [i for i, flag in enumerate(by_item) if flag]
+    repeated = dict(zip(own, all_mapped([mapped[i] for i in own], [args[i] for i in own]), strict=True))
+    out = op(*(fold(repeated[i]) if i in repeated else x for i, x in enumerate(args)), **params)
     return unfold(out, count) if isinstance(out, Value) else tuple(unfold(x, count) for x in out)
-
-
-def folded_beside(*weights: int) -> Callable[..., Any]:
-    """`folded` for a primitive whose arguments at these positions, such as weights, serve all items.
-
-    If one of these is mapped, members run one after another.
-    """
-
-    def rule(op: Callable[..., Any], mapped: Sequence[bool], /, *args: Value, **params: Any) -> Any:
-        if any(mapped[i] for i in weights):
-            return loop(op, mapped, *args, **params)
-        items = [i for i in range(len(args)) if i not in weights]
-
-        def of_items(*given: Value, **params: Any) -> Any:
-            by_position = dict(zip(items, given, strict=True))
-            return op(*(by_position.get(i, x) for i, x in enumerate(args)), **params)
-
-        return folded(of_items, [mapped[i] for i in items], *(args[i] for i in items), **params)
-
-    return rule
 
 
 def fold(x: Value) -> Value:

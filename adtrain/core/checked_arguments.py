@@ -1,4 +1,4 @@
-"""CheckedArguments: the base of classes that refuse wrong arguments of their constructors in one line."""
+"""Checks of options by their annotations: of classes (CheckedArguments) and of functions (`checked_options`)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from abc import ABCMeta
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, wraps
 from inspect import Parameter, Signature
-from numbers import Real
-from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, NoReturn, TypeVar, cast, get_type_hints
 
-from adtrain.core.errors import AdtrainError, OptionError
-from adtrain.core.options import is_integer, shown
+from adtrain.core.errors import OptionError
+from adtrain.core.options import check_option, fits, is_option, shown
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 Arguments = Mapping[str, Any]
 """Arguments of a constructor by name."""
@@ -33,15 +33,10 @@ class _Constructor(ABCMeta):
             arguments = cls.__signature__.bind(*args, **options).arguments
         except TypeError:
             raise OptionError(_advice(cls, args, options)) from None
-        try:
-            made = super().__call__(*args, **options)
-        except AdtrainError:
-            raise
-        except Exception:
-            _check_types(cls, arguments)  # the cause may be an option of a wrong type
-            raise
-        _check_types(cls, arguments)
-        return made
+        for name, hint in _types(cls).items():
+            if name in arguments and cls.__signature__.parameters[name].kind is not Parameter.VAR_POSITIONAL:
+                check_option(cls.kind(), name, arguments[name], hint)  # type: ignore[attr-defined]
+        return super().__call__(*args, **options)
 
 
 @cache
@@ -53,8 +48,8 @@ def _signature(method: Callable[..., None]) -> Signature:
 class CheckedArguments(metaclass=_Constructor):
     """Dataclasses of options. Wrong arguments of the constructor are an OptionError that says how to write it.
 
-    The options have the types of their annotations. A class that makes all options after the first keyword-only
-    (`dataclasses.KW_ONLY`) cannot be given PyTorch's arguments in PyTorch's order by mistake.
+    The options have the types of their annotations, with their bounds. A class that makes all options after the first
+    keyword-only (`dataclasses.KW_ONLY`) cannot be given PyTorch's arguments in PyTorch's order by mistake.
     """
 
     tree_leaf: ClassVar[bool] = True
@@ -63,6 +58,11 @@ class CheckedArguments(metaclass=_Constructor):
     """The first argument of PyTorch's class of this name where this class leaves it out: name, type and reason."""
     instead: ClassVar[Mapping[str, str]] = {}
     """What to write instead of attributes that PyTorch's class has."""
+
+    @classmethod
+    def kind(cls) -> str:
+        """The name in a config."""
+        return cls.__name__.lower()
 
 
 def _missing(x: CheckedArguments, name: str) -> NoReturn:
@@ -75,48 +75,32 @@ def _missing(x: CheckedArguments, name: str) -> NoReturn:
 CheckedArguments.__getattr__ = _missing  # type: ignore[attr-defined]
 
 
-def _check_types(cls: type, arguments: Arguments) -> None:
-    """OptionError unless the arguments have the types that the fields of the dataclass ``cls`` are annotated with."""
-    for name, hint in _types(cls).items():
-        if name in arguments and not _has_type(arguments[name], hint):
-            kind: str = cls.kind()  # type: ignore[attr-defined]
-            raise OptionError(f"{kind}: {name} is {shown(arguments[name])}, expected {_expected(hint)}")
+def checked_options(f: F, owner: str | None = None) -> F:
+    """The function `f` with a check of its options by their annotations. Arrays among its arguments are not checked.
+
+    A wrong option is an OptionError that begins with `owner`, by default the function's name.
+    """
+    names = list(inspect.signature(f).parameters)
+
+    @cache
+    def options() -> list[tuple[int, str, Any]]:
+        hints = get_type_hints(f, include_extras=True)
+        return [(i, name, hints[name]) for i, name in enumerate(names) if name in hints and is_option(hints[name])]
+
+    @wraps(f)
+    def checked(*args: Any, **named: Any) -> Any:
+        for i, name, hint in options():
+            if i < len(args) or name in named:
+                check_option(owner or f.__name__, name, args[i] if i < len(args) else named[name], hint)
+        return f(*args, **named)
+
+    return cast(F, checked)
 
 
 @cache
 def _types(cls: type) -> dict[str, Any]:
-    hints = get_type_hints(cls)
+    hints = get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in fields(cls)} if is_dataclass(cls) else {}
-
-
-_NUMBERS = {bool: "True or False", int: "an integer", float: "a number", str: "a string", NoneType: "None"}
-
-
-def _has_type(value: Any, hint: Any) -> bool:
-    """Whether ``value`` has the type ``hint``; True for hints that are not classes, unions, literals or tuples."""
-    if hint is int:
-        return is_integer(value, least=None)
-    if hint is float:
-        return isinstance(value, Real) and not isinstance(value, bool)
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        return any(_has_type(value, each) for each in inner)
-    if origin is Literal:
-        return value in inner
-    if origin is tuple:
-        each = inner[:1] * len(value) if isinstance(value, tuple) and inner[1:] == (...,) else inner
-        return isinstance(value, tuple) and len(value) == len(each) and all(map(_has_type, value, each))
-    return isinstance(value, hint) if isinstance(hint, type) and origin is None and hint is not Any else True
-
-
-def _expected(hint: Any) -> str:
-    """The values of type ``hint`` in words."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        return " or ".join(map(_expected, inner))
-    if origin is Literal:
-        return f"one of {', '.join(map(str, inner))}"
-    return _NUMBERS.get(hint) or (f"a {hint.__name__}" if isinstance(hint, type) and origin is None else str(hint))
 
 
 def _advice(cls: _Constructor, args: tuple[Any, ...], options: Arguments) -> str:
@@ -162,8 +146,8 @@ def _in_order(
     given = dict(zip(types, args, strict=False))
     found = {**given, **options}
     required = {name for name in types if name not in known or known[name].default is Parameter.empty}
-    fits = 0 < len(args) <= len(types) and not given.keys() & options.keys() and found.keys() >= required
-    return found if fits and all(_has_type(x, types[name]) for name, x in found.items()) else None
+    possible = 0 < len(args) <= len(types) and not given.keys() & options.keys() and found.keys() >= required
+    return found if possible and all(fits(x, types[name]) for name, x in found.items()) else None
 
 
 def _call(cls: type, first: list[str], arguments: Arguments) -> str:

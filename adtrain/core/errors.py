@@ -19,7 +19,7 @@ class AdtrainError(Exception):
 
 
 class ShapeError(AdtrainError, ValueError):
-    """Shapes, axes or sizes that do not fit together."""
+    """Shapes that do not fit together, or an axis, size or index that does not fit a shape."""
 
 
 class DTypeError(AdtrainError, TypeError):
@@ -43,7 +43,7 @@ class TraceError(AdtrainError):
 
 
 class OptionError(AdtrainError, ValueError):
-    """An invalid option of a layer, optimizer or schedule, whatever the input."""
+    """An option that no input makes valid: of a wrong type, out of its range, or at odds with another option."""
 
 
 def one_line(error: BaseException) -> str | None:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-import numpy as np
-
+from adtrain.core.axes import Axes, aligned
+from adtrain.core.batching_rules import loop
 from adtrain.core.costs import reads
-from adtrain.core.primitive import Primitive
+from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program_axes import axes_of_body
 from adtrain.core.types import ArrayType
 
 
@@ -22,7 +23,7 @@ def _shape(*args: Any, form: str, body: Program) -> tuple[ArrayType, ...]:
     return tuple(v.type for v in body.outputs)
 
 
-def _reference(*buffers: Any, body: Program, form: str = "") -> Any:
+def _reference(*buffers: Any, form: str, body: Program) -> Any:
     known = dict(zip(body.inputs, buffers, strict=True))
     for e in body.equations:
         found = e.primitive.reference(*(known[v] for v in e.inputs), **e.params)
@@ -31,18 +32,29 @@ def _reference(*buffers: Any, body: Program, form: str = "") -> Any:
     return results[0] if len(results) == 1 else results
 
 
-def _flops(*args: Any, body: Program, form: str = "") -> int:
-    return sum(e.cost.flops for e in body.equations)
+def _flops(*args: Any, form: str, body: Program) -> int:
+    first, *others = body.equations
+    named = {e.name + OF_POOLED for e in others}
+    if not first.has(Trait.MAX_POOL_GRAD) or form.removesuffix(WITH_SUM) not in named:
+        return sum(e.cost.flops for e in body.equations)
+    (pooled, _), (spread,) = first.inputs, first.outputs
+    return sum(e.cost.flops * pooled.size // spread.size if spread in e.inputs else e.cost.flops for e in others)
 
 
-def _reads(*args: Any, body: Program, form: str = "") -> Sequence[int]:
+def _reads(*args: Any, form: str, body: Program) -> Sequence[int]:
     found: Counter[Variable] = Counter()
     for of_equation in reads(body.equations):
         found.update(of_equation)
     return [min(found[v], v.size) for v in body.inputs]
 
 
-fused_p: Primitive = Primitive("fused", _shape, _reference, flops=_flops, reads=_reads)
+def _axes(*args: Any, form: str, body: Program) -> Axes:
+    if form == LOOPS:
+        return aligned([v.type.shape for v in body.inputs], [v.type.shape for v in body.outputs])
+    return axes_of_body(body)
+
+
+fused_p: Primitive = Primitive("fused", _shape, _reference, flops=_flops, reads=_reads, batch=loop, axes=_axes)
 """Equations that run as one kernel. Its parameters are ``form``, the kind of kernel, and ``body``, the equations."""
 
 LOOPS = "loops"
@@ -63,6 +75,16 @@ CONVOLUTION = "convolution"
 
 CONV_POOL = "conv_pool"
 """A convolution with an elementwise epilogue and max pooling; only the pooled result is written."""
+
+OF_POOLED = "_pooled"
+"""With the name of a convolution's gradient before it: that gradient, after `max_pool2d_put` has spread a pooled one.
+The kernel reads the pooled gradient, and skips the zeros between its elements."""
+
+WITH_SUM = "_sum"
+"""With the name of a weight gradient before it: that gradient and the bias gradient, which sums what both read."""
+
+WEIGHT_GRAD = "_weight_grad"
+"""With the name of a recurrent primitive before it: its gradient, and those by weight_hh and biases."""
 
 BATCHWISE = "batchwise"
 """Equations that work on one item of the batch at a time (an item is an index of axis 0). A CPU thread computes all of
@@ -116,44 +138,6 @@ LAYER_BACKWARD = "layer_backward"
 """The gradient of the inputs of a linear layer of one member, and the gradient and update of its weights."""
 
 
-def _per_member_shape(
-    *args: Any, body: Program, count: int, mapped: Sequence[bool], shared: int = 0
-) -> tuple[ArrayType, ...]:
-    own = len(body.outputs) - shared
-    stacked = [ArrayType((count, *v.type.shape), v.type.dtype) for v in body.outputs[:own]]
-    return (*stacked, *(v.type for v in body.outputs[own:]))
-
-
-def _per_member_reference(*buffers: Any, body: Program, count: int, mapped: Sequence[bool], shared: int = 0) -> Any:
-    found = [
-        [np.asarray(x) for x in _as_tuple(_reference(*own, body=body))]
-        for own in ([x[i] if m else x for x, m in zip(buffers, mapped, strict=True)] for i in range(count))
-    ]
-    own = len(body.outputs) - shared
-    results = tuple(np.stack(members) if i < own else members[0] for i, members in enumerate(zip(*found, strict=True)))
-    return results[0] if len(results) == 1 else results
-
-
-def _as_tuple(results: Any) -> tuple[Any, ...]:
-    return results if isinstance(results, tuple) else (results,)
-
-
-def _per_member_flops(*args: Any, body: Program, count: int, mapped: Sequence[bool], shared: int = 0) -> int:
-    return count * _flops(body=body)
-
-
-def _per_member_reads(*args: Any, body: Program, count: int, mapped: Sequence[bool], shared: int = 0) -> Sequence[int]:
-    found = _reads(body=body)
-    return [min(count * n, x.size) for n, x in zip(found, args, strict=True)]
-
-
-per_member_p: Primitive = Primitive(
-    "per_member", _per_member_shape, _per_member_reference, flops=_per_member_flops, reads=_per_member_reads
-)
-"""The body of one member, computed for `count` members. `mapped` is true for inputs that differ between members. The
-last `shared` outputs are the same for all members. Mapped inputs and the other outputs have the members along axis 0.
-On a GPU the members are one dimension of the grid."""
-
 Overwrites: TypeAlias = Callable[[Equation, Variable, Variable], bool]
 """Whether a result of a fused equation may overwrite an argument."""
 
@@ -164,13 +148,18 @@ PRODUCTS = (PRODUCT, CONVOLUTION, CONV_POOL)
 """The first equation of the body is a product or convolution; the others are its epilogue."""
 
 
-def fuse(form: str, equations: Sequence[Equation], needed: Collection[Variable]) -> Equation:
+def fuse(
+    form: str, equations: Sequence[Equation], needed: Collection[Variable], inputs: tuple[Variable, ...] = ()
+) -> Equation:
     """Fuse several equations into one of ``form``, with the outputs that are ``needed``.
 
     Its scope joins their scopes by "+". Its phase is that of the equation with the most FLOPs.
+
+    Args:
+        inputs: the arguments in the order of a kernel, by default in that of the equations that read them.
     """
     computed = {v for e in equations for v in e.outputs}
-    inputs = tuple(dict.fromkeys(v for e in equations for v in e.inputs if v not in computed))
+    inputs = inputs or tuple(dict.fromkeys(v for e in equations for v in e.inputs if v not in computed))
     outputs = tuple(v for e in equations for v in e.outputs if v in needed)
     body = Program(inputs, {}, tuple(equations), outputs)
     scopes = dict.fromkeys(scope for e in equations for scope in e.scope.split("+") if scope)
@@ -186,9 +175,24 @@ def body_of(equation: Equation) -> Program:
     return Program(tuple(dict.fromkeys(equation.inputs)), {}, (equation,), equation.outputs)
 
 
+def launched_together(equation: Equation) -> Sequence[Equation]:
+    """The independent equations in a `horizontal` equation; for any other equation, itself."""
+    found: Sequence[Equation] = equation.params["body"].equations if equation.form == HORIZONTAL else (equation,)
+    return found
+
+
+def without(equation: Equation, removed: Collection[Variable]) -> Sequence[Equation]:
+    """An equation without those of its independent equations that compute ``removed`` values; none if none is left."""
+    own = launched_together(equation)
+    left = [e for e in own if not any(v in removed for v in e.outputs)]
+    if len(left) in (0, 1, len(own)):
+        return [equation] if len(left) == len(own) else left
+    return [fuse(HORIZONTAL, left, equation.outputs)]
+
+
 def single_equations(equation: Equation) -> Iterator[Equation]:
     """The equations in a fused equation that are not fused themselves; for any other equation, itself."""
-    if equation.form or equation.primitive is per_member_p:
+    if equation.form:
         for e in equation.params["body"].equations:
             yield from single_equations(e)
     else:

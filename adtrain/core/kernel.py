@@ -33,12 +33,12 @@ class CKernel:
             A function of the types and parameters where it depends on the optional arguments.
         numbers: integers (int64_t) and floats (double) passed by value: lengths, strides, options.
         dtypes: the element types that the source is compiled for, as T and U. None: that of the first argument.
-        items: for a function that one thread runs. An item is an index of axis 0 of the output. For each argument: True
-            where item n of the output needs item n of the argument only, False where it needs the whole argument. None
-            where the output has no such items: the function then gets whole arguments. ``numbers`` are computed for
-            arguments of one item, or of several with ``several_items``.
+        items: for a function that one thread runs: it computes one item, an index of axis 0, where the primitive's
+            ``axes`` say that it works item by item. Otherwise the function gets whole arguments. ``numbers`` are
+            computed for arguments of one item, or of several with ``several_items``.
         several_items: the function also computes several neighbouring items at once.
-        sums: the outputs are sums over the items; the function adds the contribution of one item to them.
+        sums: the outputs are sums over the items of arguments, as the primitive's ``axes`` say; the function adds the
+            contribution of one item to them.
         team: all threads call the function at once with the same arguments, and divide the work among themselves. It
             may return in one thread while others still write.
         scratch: bytes of memory per thread, for the function's own use.
@@ -61,7 +61,7 @@ class CKernel:
     name: str | Callable[..., str]
     numbers: Sequence[int | float] | Callable[..., Sequence[int | float]] = ()
     dtypes: tuple[np.dtype, ...] | Callable[..., tuple[np.dtype, ...]] | None = None
-    items: tuple[bool, ...] | Callable[..., tuple[bool, ...] | None] | None = None
+    items: bool | Callable[..., bool] = False
     several_items: bool = False
     sums: bool = False
     team: bool = False

@@ -1,12 +1,108 @@
-"""Checks of the options of layers, optimizers and schedules, and of arguments that are functions."""
+"""Options: what the annotation of a parameter permits, in words and as a check.
+
+The annotation is the only place that bounds an option. `fits` and `words` read it, and so do the config's specs, whose
+validators pydantic makes by the method `__get_pydantic_core_schema__` of the marks. A mark is an object in an
+`Annotated` type. pydantic's `Field(gt=0)` is a mark too.
+"""
 
 from __future__ import annotations
 
-from math import inf, isfinite, nan
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import frexp
 from numbers import Integral, Real
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import numpy as np
 
 from adtrain.core.errors import OptionError
+from adtrain.core.traced_number import TracedNumber
+
+LARGEST = 3.4e38
+"""The largest number of an option: a step in float32 cannot hold more."""
+
+Handler = Callable[[Any], dict[str, Any]]
+"""What pydantic gives a mark: a function from a type to its core schema."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds of a number. true is not an integer, "3" is not a number, and NaN is within no bounds."""
+
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+
+    def hold(self, number: Any) -> bool:
+        """Whether the number is within the bounds."""
+        return (
+            (self.ge is None or number >= self.ge)
+            and (self.gt is None or number > self.gt)
+            and (self.le is None or number <= self.le)
+            and (self.lt is None or number < self.lt)
+        )
+
+    def interval(self) -> str:
+        """The bounds as text: "[0, 1)"."""
+        low = f"[{_text(self.ge)}" if self.ge is not None else f"({'-inf' if self.gt is None else _text(self.gt)}"
+        high = f"{_text(self.le)}]" if self.le is not None else f"{'inf' if self.lt is None else _text(self.lt)})"
+        return f"{low}, {high}"
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Handler) -> dict[str, Any]:
+        schema = handler(source)
+        given = {name: bound for name, bound in vars(self).items() if bound is not None}
+        schema = {**schema.get("schema", schema), "strict": True, **given}  # without the words of an earlier mark
+        if schema["type"] == "float":
+            schema["allow_inf_nan"] = False
+        bounds = Bounds(*map(schema.get, vars(self)))
+        return _described(schema, f"{NOUNS[source][0]} in {bounds.interval()}")
+
+
+@dataclass(frozen=True)
+class Items:
+    """The least number of items of a tuple."""
+
+    least: int
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Handler) -> dict[str, Any]:
+        return _described({**handler(source), "min_length": self.least}, words(Annotated[source, self]))
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A description of the values of a type for error messages, in place of the one that `words` makes."""
+
+    words: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Handler) -> dict[str, Any]:
+        return _described(handler(source), self.words)
+
+
+def _described(schema: dict[str, Any], words: str) -> dict[str, Any]:
+    """pydantic's schema whose errors have this message."""
+    return {
+        "type": "custom-error",
+        "schema": schema,
+        "custom_error_type": "expected",
+        "custom_error_message": words,
+    }
+
+
+@dataclass(frozen=True)
+class InConfig:
+    """The type of the option in a config, where that differs from the type in Python."""
+
+    type: Any
+
+
+WIDEST = {int: Bounds(ge=-(2**63), lt=2**63), float: Bounds(ge=-LARGEST, le=LARGEST)}
+"""The bounds of numbers whose annotation has none, or none on one side."""
+NOUNS = {int: ("an integer", "integers"), float: ("a number", "numbers")}
+OTHERS = {bool: "true or false", str: "a string", NoneType: "null"}
+IN_PYTHON = {"true or false": "True or False", "null": "None", "a list of": "a tuple of"}
+"""Words for Python, where they differ from those for a config."""
 
 
 def shown(value: Any) -> str:
@@ -31,19 +127,113 @@ def is_integer(value: Any, least: int | None) -> bool:
     return least is None or int(value) >= least
 
 
-def check_integer(owner: str, name: str, value: Any, least: int) -> None:
-    """OptionError unless `value`, the option `name` of `owner`, is an integer of at least `least`."""
-    if not is_integer(value, least):
-        raise OptionError(f"{owner}: {name} is {shown(value)}, expected an integer, at least {least}")
+def check_option(owner: str, name: str, value: Any, hint: Any) -> None:
+    """OptionError unless `value`, the option `name` of `owner`, has the annotated type `hint`."""
+    if not fits(value, hint):
+        if isinstance(value, TracedNumber):
+            float(value)  # raises TraceError, which says what to do
+        raise OptionError(f"{owner}: {name} is {shown(value)}, expected {words_in_python(hint)}")
 
 
-def check_number(owner: str, name: str, value: Any, low: float = 0, below: float = inf) -> None:
-    """OptionError unless `value`, the option `name` of `owner`, is a finite number in [low, below)."""
-    number = float(value) if not isinstance(value, bool) and isinstance(value, Real) else nan
-    if not isfinite(number) or not low <= number < below:
-        expected = (
-            "a finite number"
-            + (f", at least {low}" if low > -inf else "")
-            + (f", below {below}" if below < inf else "")
-        )
-        raise OptionError(f"{owner}: {name} is {shown(value)}, expected {expected}")
+def split(hint: Any) -> tuple[Any, list[Any]]:
+    """A type without `Annotated`, and its marks."""
+    if get_origin(hint) is not Annotated:
+        return hint, []
+    return hint.__origin__, [part for mark in hint.__metadata__ for part in getattr(mark, "metadata", [mark])]
+
+
+def bounds_of(base: Any, marks: list[Any]) -> Bounds:
+    """The bounds of numbers of the type `base`, int or float. A later mark replaces the bound of its side."""
+    low, high = _given(WIDEST[base], "ge", "gt"), _given(WIDEST[base], "le", "lt")
+    for mark in marks:
+        low, high = _given(mark, "ge", "gt") or low, _given(mark, "le", "lt") or high
+    return Bounds(**low, **high)
+
+
+def _given(mark: Any, *names: str) -> dict[str, Any]:
+    return {name: bound for name in names if (bound := getattr(mark, name, None)) is not None}
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether `value` has the type `hint`. True for hints that are not classes, unions, literals or tuples."""
+    base, marks = split(hint)
+    if base is int:
+        return is_integer(value, None) and bounds_of(base, marks).hold(value)
+    if base is bool:
+        return isinstance(value, (bool, np.bool_))
+    if base is float:
+        return not isinstance(value, bool) and isinstance(value, Real) and bounds_of(base, marks).hold(value)
+    origin, inner = get_origin(base), get_args(base)
+    if origin in (Union, UnionType):
+        return any(fits(value, each) for each in inner)
+    if origin is Literal:
+        return any(type(value) is type(each) and value == each for each in inner)
+    if origin is tuple:
+        if not isinstance(value, tuple) or any(isinstance(m, Items) and len(value) < m.least for m in marks):
+            return False
+        each = inner[:1] * len(value) if inner[1:] == (...,) else inner
+        return len(value) == len(each) and all(map(fits, value, each))
+    return isinstance(value, base) if isinstance(base, type) and origin is None and base is not Any else True
+
+
+def is_option(hint: Any) -> bool:
+    """Whether the type is one of options: of numbers, texts, true and false, choices, and tuples and unions of them."""
+    base, marks = split(hint)
+    if any(isinstance(mark, Expected) for mark in marks):
+        return True
+    if get_origin(base) in (tuple, Union, UnionType):
+        return all(is_option(each) for each in get_args(base) if each is not ...)
+    return base in NOUNS or base in OTHERS or get_origin(base) is Literal
+
+
+def words(hint: Any) -> str:
+    """The values of a type in a config, in words: "a number in [0, 1)"."""
+    base, marks = split(hint)
+    for mark in marks:
+        if isinstance(mark, Expected):
+            return mark.words
+    if base in NOUNS:
+        return f"{NOUNS[base][0]} in {bounds_of(base, marks).interval()}"
+    origin, inner = get_origin(base), get_args(base)
+    if origin in (Union, UnionType):
+        return " or ".join(_list_of_them(each, inner) or words(each) for each in inner)
+    if origin is Literal:
+        return f"one of {', '.join(map(str, inner))}" if len(inner) > 1 else repr(inner[0])
+    if origin is tuple:
+        return f"a list of {_items(inner, marks)}"
+    return OTHERS.get(base) or (f"a {base.__name__}" if isinstance(base, type) and origin is None else str(base))
+
+
+def _list_of_them(hint: Any, members: tuple[Any, ...]) -> str | None:
+    """A tuple of items of a type that is another member of the union, in words: "a list of 2 of them"."""
+    base, _ = split(hint)
+    items = get_args(base) if get_origin(base) is tuple else ()
+    if not items or items[0] not in members or any(each not in (items[0], ...) for each in items):
+        return None
+    return "a list of them" if items[-1] is ... else f"a list of {len(items)} of them"
+
+
+def _items(inner: tuple[Any, ...], marks: list[Any]) -> str:
+    """The items of a tuple in words."""
+    least = max((mark.least for mark in marks if isinstance(mark, Items)), default=0)
+    number = f"{least} or more " if least else "" if inner[1:] == (...,) else f"{len(inner)} "
+    base, bounds = split(inner[0])
+    if base in NOUNS and all(each in (inner[0], ...) for each in inner):
+        return f"{number}{NOUNS[base][1]} in {bounds_of(base, bounds).interval()}"
+    return ", ".join(words(each) for each in inner if each is not ...)
+
+
+def words_in_python(hint: Any) -> str:
+    """`words` for a value in Python."""
+    text = words(hint)
+    for in_config, in_python in IN_PYTHON.items():
+        text = text.replace(in_config, in_python)
+    return text
+
+
+def _text(bound: float) -> str:
+    """A bound as text: "0.5", "2^31"."""
+    fraction, exponent = frexp(abs(bound))
+    if fraction == 0.5 and exponent > 16:
+        return f"{'-' if bound < 0 else ''}2^{exponent - 1}"
+    return f"{bound:g}".replace("e+", "e")

@@ -1,27 +1,63 @@
-"""A function of one member's arrays as one `per_member` equation, whose body is the Program of one member."""
+"""Programs by member: a function of one member's arrays, whose equations compute all members.
+
+`split_members` and `stack_members` are views. They are where arrays with an axis of members become mapped values, and
+mapped values become such arrays (see `Variable`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
+import numpy as np
+
 from adtrain.core import tree
-from adtrain.core.array import Array, Value
+from adtrain.core.array import Value
 from adtrain.core.batching_rules import move_axes
-from adtrain.core.fused import per_member_p
-from adtrain.core.program import Program
-from adtrain.core.staging_trace import StagingTrace
-from adtrain.core.trace import base_trace, bind
+from adtrain.core.primitive import Primitive, Trait, no_flops
+from adtrain.core.program import Program, Variable
+from adtrain.core.staging import Results, keeps
+from adtrain.core.staging_trace import Symbol
+from adtrain.core.trace import bind
+from adtrain.core.types import ArrayType
 from adtrain.core.vmap import mapped_arguments
 
 
-def per_member(f: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
-    """Like ``vmap(f, in_axes)``, but traced as one equation of the Program.
+def _same(x: np.ndarray, **params: Any) -> np.ndarray:
+    return x
 
-    `vmap` runs each operation for all members, by its batching rule. Here passes see the Program of one member, so the
-    kernels of a member are chosen and fused without regard to the number of members. On a GPU the Program needs the
-    passes `ALL_BY_MEMBER`. The equation has no derivative: take gradients inside ``f``.
+
+split_members_p: Primitive = Primitive(
+    "split_members",
+    lambda x: ArrayType(x.shape[1:], x.dtype),
+    _same,
+    flops=no_flops,
+    view=True,
+    traits=(Trait.MEMBERS,),
+    axes=".*->*",
+)
+"""A mapped value, from the array with the members along axis 0."""
+
+stack_members_p: Primitive = Primitive(
+    "stack_members",
+    lambda x, members: ArrayType((members, *x.shape), x.dtype),
+    _same,
+    flops=no_flops,
+    view=True,
+    traits=(Trait.MEMBERS,),
+    axes="*->.*",
+)
+"""The array with the members along axis 0, from a mapped value."""
+
+
+def per_member(f: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
+    """Like ``vmap(f, in_axes)``, but the Program keeps the equations of one member.
+
+    `vmap` runs each operation for all members, by its batching rule. Here passes see the equations of one member, so
+    the kernels of a member are chosen and fused without regard to the number of members. It is for functions that are
+    staged with the passes `ALL_BY_MEMBER`. It has no derivative: take gradients inside ``f``.
 
     Raises (when called): the errors of `vmap`.
     """
@@ -29,27 +65,39 @@ def per_member(f: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
     @wraps(f)
     def for_all_members(*args: Any) -> Any:
         leaves, axes, count = mapped_arguments(in_axes, args)
-        stacked = [x if axis is None else move_axes(x, axis, 0) for x, axis in zip(leaves, axes, strict=True)]
-        flags = tuple(axis is not None for axis in axes)
-        body, structure, constants = _traced(f, args, stacked, flags)
-        flags = (*flags, *(False for _ in constants))
-        found = bind(per_member_p, *stacked, *constants, body=body, count=count, mapped=flags)
-        return tree.unflatten(structure, [found] if isinstance(found, Value) else list(found))
+        given = [
+            x if axis is None else bind(split_members_p, move_axes(x, axis, 0))
+            for x, axis in zip(leaves, axes, strict=True)
+        ]
+        outputs, structure = tree.flatten(f(*tree.unflatten(tree.flatten(args)[1], given)))
+        return tree.unflatten(structure, [_of_all(x, count) for x in outputs])
 
     return for_all_members
 
 
-def _traced(
-    f: Callable[..., Any], args: tuple[Any, ...], leaves: list[Any], flags: tuple[bool, ...]
-) -> tuple[Program, tree.TreeDef, list[Array]]:
-    """The Program of one member, in which constants are further inputs; the structure of its results; the constants."""
-    trace = StagingTrace()
-    symbols = [trace.input(x) if not m else trace.member(x) for x, m in zip(leaves, flags, strict=True)]
-    try:
-        with base_trace(trace):
-            outputs, structure = tree.flatten(f(*tree.unflatten(tree.flatten(args)[1], symbols)))
-    finally:
-        trace.live = False
-    found = trace.program(outputs)
-    inputs = (*found.inputs, *found.constants)
-    return Program(inputs, {}, found.equations, found.outputs), structure, list(found.constants.values())
+def _of_all(x: Value, count: int) -> Value:
+    """A result with the members along axis 0. If it is the same for all, it is repeated."""
+    if isinstance(x, Symbol) and x.variable.members:
+        return bind(stack_members_p, x, members=count)
+    return Value._ops.broadcast_to(x, (count, *x.shape))
+
+
+@keeps(Results.EXACT)
+def by_member(program: Program) -> Program:
+    """``program`` without the views at its ends: its inputs and outputs are the mapped values themselves."""
+    names: dict[Variable, Variable] = {}
+    for v in program.inputs:
+        readers = program.readers.get(v, ())
+        if len(readers) == 1 and readers[0].primitive is split_members_p and v not in program.outputs:
+            names[v] = readers[0].outputs[0]
+    stacked = {e.outputs[0]: e.inputs[0] for e in program.equations if e.primitive is stack_members_p}
+    results = {v: x for v, x in stacked.items() if v not in program.readers}
+    removed = {*names.values(), *results}
+    equations = tuple(e for e in program.equations if removed.isdisjoint(e.outputs))
+    return replace(
+        program,
+        inputs=tuple(names.get(v, v) for v in program.inputs),
+        equations=equations,
+        outputs=tuple(results.get(v, v) for v in program.outputs),
+        donated=frozenset(names.get(v, v) for v in program.donated),
+    )

@@ -9,6 +9,7 @@ from enum import Enum, auto
 from typing import Any, NamedTuple, TypeAlias
 
 from adtrain.core.array import Value
+from adtrain.core.axes import Axes, aligned, parsed, whole
 from adtrain.core.errors import ShapeError
 from adtrain.core.types import ArrayType
 
@@ -42,6 +43,8 @@ class Trait(Enum):
     """The output is the concatenation of the arguments, which are computed in its memory."""
     BROADCAST = auto()
     """The output repeats its argument, or one number. Other equations can read the argument in its place."""
+    MEMBERS = auto()
+    """The output has the memory of its argument. One of them is mapped, the other one has the members along axis 0."""
     MATMUL = auto()
     """A matrix product; an epilogue can be fused into it."""
     CONVOLUTION = auto()
@@ -50,8 +53,6 @@ class Trait(Enum):
     """Combines the elements along the parameter ``axes``."""
     GATHER = auto()
     """Selects slices of its first argument along the parameter ``axis``, at the indices in its second."""
-    ALONG_AXIS = auto()
-    """Works along the parameter ``axis`` or ``axes``, independently of the other axes."""
     MAX_POOL = auto()
     """Max pooling. The outputs are the maxima and their positions."""
     MAX_POOL_GRAD = auto()
@@ -69,7 +70,7 @@ class Trait(Enum):
     """The outputs are the arguments. Passes do not merge equations before it with equations after it."""
 
 
-VIEWS = frozenset({Trait.RESHAPE, Trait.SUBVIEW, Trait.CONCAT_VIEW})
+VIEWS = frozenset({Trait.RESHAPE, Trait.SUBVIEW, Trait.CONCAT_VIEW, Trait.MEMBERS})
 """The traits of primitives whose output shares memory with an argument, so that they need no kernel."""
 
 PRIMITIVES: dict[str, Primitive] = {}
@@ -98,8 +99,11 @@ class Primitive:
         traits: see `Trait`.
         joint_vjp: in place of ``vjp``, one rule for all arguments. Its pullback returns a tuple with one cotangent, or
             None, for each argument.
-        batch: how `vmap` runs it for all members at once, see `adtrain.core.batching_rules`. Elementwise primitives
-            need none. Without it the members run one after another.
+        batch: how `vmap` runs it for all members at once, see `adtrain.core.batching_rules`. By default it follows from
+            ``axes``; where it does not, the members run one after another.
+        axes: how the axes of the outputs relate to those of the arguments: a text such as "*mk,kn->*mn"
+            (`adtrain.core.axes.parsed`), or a function of the same arguments as ``shape`` that returns a text or an
+            `Axes`. By default those of an elementwise primitive are aligned, and those of another one not related.
 
     Raises:
         ValueError: there is a primitive of that name.
@@ -116,6 +120,7 @@ class Primitive:
     traits: tuple[Trait, ...] = ()
     joint_vjp: Callable[..., Callable[[Any], Sequence[Value | None]]] | None = None
     batch: Callable[..., Any] | None = None
+    axes: str | Callable[..., str | Axes] | None = None
     differentiable: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -144,6 +149,29 @@ class Primitive:
                 raise ShapeError(f"{self.name}: found the result {x}, expected one of fewer than 2^63 bytes")
         return types
 
+    def related_axes(
+        self, args: Sequence[Any], params: Mapping[str, Any], outputs: Sequence[ArrayType] | None = None
+    ) -> Axes:
+        """How the axes of the outputs relate to those of such arguments (arrays or ArrayTypes).
+
+        Args:
+            outputs: their types, where these are known.
+
+        Raises:
+            ShapeError: the primitive's ``axes`` do not fit its arguments and outputs.
+        """
+        given = [x.shape for x in args]
+        found = [x.shape for x in (self.output_types(args, params) if outputs is None else outputs)]
+        ranks = [len(shape) for shape in given], [len(shape) for shape in found]
+        if self.axes is None:
+            return whole(*ranks) if self.expression is None else aligned(given, found)
+        stated = self.axes(*args, **params) if callable(self.axes) else self.axes
+        axes = parsed(stated, *ranks) if isinstance(stated, str) else stated
+        if not isinstance(axes, Axes) or _ranks(axes) != ranks:
+            shapes = " -> ".join(", ".join(map(str, side)) for side in (given, found))
+            raise ShapeError(f"{self.name}: axes {stated!r} do not fit the shapes {shapes}")
+        return axes
+
     def cost(self, args: Sequence[Any], params: Mapping[str, Any]) -> Cost:
         """FLOPs and bytes of one run on such arguments (arrays or ArrayTypes)."""
         outputs = self.output_types(args, params)
@@ -158,6 +186,11 @@ class Primitive:
         if self.view:
             return [0 for _ in args]
         return self.reads(*args, **params) if self.reads else [x.size for x in args]
+
+
+def _ranks(axes: Axes) -> tuple[list[int], list[int]]:
+    """The numbers of axes of arguments and results."""
+    return [len(labels) for labels in axes.arguments], [len(labels) for labels in axes.results]
 
 
 def no_flops(*args: Any, **params: Any) -> int:

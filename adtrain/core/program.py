@@ -9,19 +9,25 @@ from functools import cached_property
 from typing import Any
 
 from adtrain.core.array import Array
+from adtrain.core.axes import Axes, Items, items, outer_items, rows, summed_items
 from adtrain.core.primitive import VIEWS, Cost, Primitive, Trait
 from adtrain.core.static_key import Identity
-from adtrain.core.types import ArrayType
+from adtrain.core.types import ArrayType, Shape
 
 
 class Variable:
-    """A value of a Program: its type and device. Compared by identity."""
+    """A value of a Program: its type, its device and its members. Compared by identity.
 
-    __slots__ = ("device", "type")
+    A mapped value differs between the members of a Program by member. Its type and size are those of one member, and
+    `members` is their number. Another value has 0 members.
+    """
 
-    def __init__(self, type_: ArrayType, device: str) -> None:
+    __slots__ = ("device", "members", "type")
+
+    def __init__(self, type_: ArrayType, device: str, members: int = 0) -> None:
         self.type = type_
         self.device = device
+        self.members = members
 
     @property
     def size(self) -> int:
@@ -32,6 +38,15 @@ class Variable:
     def nbytes(self) -> int:
         """Bytes of the elements."""
         return self.size * self.type.dtype.itemsize
+
+    @property
+    def stored(self) -> ArrayType:
+        """The type of the array in memory. That of a mapped value has the members along axis 0."""
+        return ArrayType((self.members, *self.type.shape), self.type.dtype) if self.members else self.type
+
+    def like(self, type_: ArrayType | None = None) -> Variable:
+        """A new variable with the device and the members of this one, and its type or another one."""
+        return Variable(type_ or self.type, self.device, self.members)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,9 +74,57 @@ class Equation:
         return self.form or self.primitive.name
 
     @cached_property
+    def kernel_params(self) -> Mapping[str, Any]:
+        """The parameters for the kernels of `name`: of a fused equation those of the equations in its body.
+
+        Views have no part in it. Where equations have different values of a parameter, the value is a tuple of all.
+        """
+        if not self.form:
+            return self.params
+        found: dict[str, list[Any]] = {}
+        for e in self.params["body"].equations:
+            for name, value in {} if e.is_view else e.kernel_params.items():
+                found.setdefault(name, []).append(value)
+        return {name: xs[0] if all(x == xs[0] for x in xs) else tuple(xs) for name, xs in found.items()}
+
+    @cached_property
     def cost(self) -> Cost:
-        """FLOPs and bytes of one run."""
+        """FLOPs and bytes of one run, for one member."""
         return self.primitive.cost([v.type for v in self.inputs], self.params)
+
+    @cached_property
+    def axes(self) -> Axes:
+        """How the axes of its outputs relate to those of its inputs."""
+        types, outputs = ([v.type for v in variables] for variables in (self.inputs, self.outputs))
+        return self.primitive.related_axes(types, self.params, outputs)
+
+    @cached_property
+    def items(self) -> Items | None:
+        """How it works item by item; None if it does not. An item is an index of axis 0."""
+        return items(self.axes, *self._shapes)
+
+    @cached_property
+    def outer_items(self) -> Items | None:
+        """As `items`, but if axis 0 joins several axes, an item is an index of the first. See `adtrain.core.axes`."""
+        return outer_items(self.axes, *self._shapes)
+
+    @cached_property
+    def summed_items(self) -> Items | None:
+        """How it sums over items of its inputs; None if it does not."""
+        return summed_items(self.axes, self._shapes[0])
+
+    def rows(self, count: int) -> Items | None:
+        """How it works by ``count`` rows; None if it does not. See `adtrain.core.axes.rows`."""
+        return rows(self.axes, *self._shapes, count)
+
+    @property
+    def _shapes(self) -> tuple[Sequence[Shape], Sequence[Shape]]:
+        return [v.type.shape for v in self.inputs], [v.type.shape for v in self.outputs]
+
+    @cached_property
+    def members(self) -> int:
+        """How many members it computes. 0 if all members share its results."""
+        return max((v.members for v in self.outputs), default=0)
 
     @property
     def is_view(self) -> bool:
@@ -73,13 +136,15 @@ class Equation:
 class Program:
     """A function that was traced for arguments of certain types.
 
+    A Program by member has the equations of one member, and computes all `members`. Its `mapped` variables have a value
+    for each of them.
+
     Attributes:
         inputs: the leaves of the arguments.
         constants: arrays that the function used without getting them as arguments.
         equations: each stands after those that it depends on.
         outputs: the leaves of the result. A variable may be an input or a constant, and may occur twice.
         donated: inputs whose memory may be overwritten.
-        by_member: whether its arrays have a leading axis of members, of which none may depend on the number of others.
 
     Raises:
         AssertionError: a variable is assigned twice, or used before it is assigned.
@@ -90,7 +155,6 @@ class Program:
     equations: tuple[Equation, ...]
     outputs: tuple[Variable, ...]
     donated: frozenset[Variable] = frozenset()
-    by_member: bool = False
 
     def __post_init__(self) -> None:
         assigned = {*self.inputs, *self.constants}
@@ -104,6 +168,16 @@ class Program:
                 assigned.add(v)
         if not assigned.issuperset(self.outputs):
             raise AssertionError("program: an output is never assigned")
+
+    @cached_property
+    def mapped(self) -> frozenset[Variable]:
+        """The variables that differ between members."""
+        return frozenset(v for v in self.names if v.members)
+
+    @cached_property
+    def members(self) -> int:
+        """The number of members of a Program by member. 0 for any other one."""
+        return max((v.members for v in self.mapped), default=0)
 
     @cached_property
     def names(self) -> Mapping[Variable, str]:
@@ -132,9 +206,9 @@ class Program:
             (e.primitive.name, tuple(numbers[v] for v in (*e.inputs, *e.outputs)), len(e.inputs), dict(e.params))
             for e in self.equations
         )
-        types = tuple((*v.type, v.device) for v in numbers)
+        types = tuple((*v.type, v.device, v.members) for v in numbers)
         ends = tuple(tuple(numbers[v] for v in vs) for vs in (self.inputs, self.outputs, self.donated_inputs))
-        return types, equations, ends, tuple(map(Identity, self.constants.values())), self.by_member
+        return types, equations, ends, tuple(map(Identity, self.constants.values()))
 
     @property
     def donated_inputs(self) -> tuple[Variable, ...]:
@@ -144,8 +218,8 @@ class Program:
     @property
     def carries(self) -> bool:
         """Whether the outputs are new values for the donated inputs: as many, of the same types, in the same order."""
-        donated = [v.type for v in self.donated_inputs]
-        return bool(donated) and donated == [v.type for v in self.outputs]
+        donated = [(v.type, v.members) for v in self.donated_inputs]
+        return bool(donated) and donated == [(v.type, v.members) for v in self.outputs]
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -153,12 +227,12 @@ class Program:
     def lines(self) -> Iterator[str]:
         """The Program as text: a line for each input, constant and equation, and one for the outputs."""
         for v in self.inputs:
-            yield f"input  {self.names[v]}: {v.type}{' donated' if v in self.donated else ''}"
+            yield f"input  {self.names[v]}: {_text(v)}{' donated' if v in self.donated else ''}"
         for v, x in self.constants.items():
             value = f" = {x.item()}" if x.size == 1 else ""
             yield f"const  {self.names[v]}: {v.type}{value}"
         for e in self.equations:
-            left = ", ".join(f"{self.names[v]}: {v.type}" for v in e.outputs)
+            left = ", ".join(f"{self.names[v]}: {_text(v)}" for v in e.outputs)
             params = [
                 f"{k}={v}" for k, v in e.params.items() if not (isinstance(v, Program) or (k == "form" and e.form))
             ]
@@ -177,3 +251,7 @@ class Program:
             dead.append(tuple({v: None for v in (*e.inputs, *e.outputs) if v not in used}))
             used.update(e.inputs, e.outputs)
         return dead[::-1]
+
+
+def _text(v: Variable) -> str:
+    return f"{v.type} of {v.members} members" if v.members else str(v.type)

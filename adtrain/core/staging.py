@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from enum import Enum
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from adtrain.core import tree
 from adtrain.core.array import Array, Value, returned_no_array
@@ -34,8 +36,42 @@ from adtrain.core.timeline import during
 from adtrain.core.trace import Tracer, base_trace
 from adtrain.core.traced_number import TracedNumber
 
+F = TypeVar("F", bound=Callable[..., Program])
 Pass: TypeAlias = Callable[[Program], Program]
-"""From a Program to a better Program with the same results."""
+"""From a Program to a better Program with the same results, as far as its `Results` say."""
+
+
+class Results(Enum):
+    """How the results of a Program after a pass compare with those before it, if NumPy computes both.
+
+    On a device, the kernel of a fused equation may add in another order than the kernels that it replaces.
+    """
+
+    EXACT = "exact"
+    """They have the same bits."""
+    ROUNDING = "rounding"
+    """They may differ by rounding: sums have another order, or operands another precision."""
+    FINITE = "finite values only"
+    """As ROUNDING, if all values in the Program are finite. Kernels may leave out 0 times infinity, which is NaN."""
+
+
+def keeps(results: Results) -> Callable[[F], F]:
+    """Declare how the results after a pass compare with those before it: `@keeps(Results.EXACT)`."""
+
+    def declare(apply: F) -> F:
+        apply.__dict__["results"] = results
+        return apply
+
+    return declare
+
+
+def results_of(apply: Pass) -> Results:
+    """What a pass declares by `keeps`; also of a partial call of one."""
+    function: Any = getattr(apply, "func", apply)
+    declared: Results = function.results
+    return declared
+
+
 MAX_PROGRAMS = 64
 """The maximum number of Programs that a function keeps. The least recently used one is dropped."""
 
@@ -78,6 +114,11 @@ class _Compiled:
     result: Template
     executable: Executable
     donated: tuple[int, ...]  # positions among the Program's inputs
+
+    @cached_property
+    def outputs(self) -> Sequence[tuple[Any, ...]]:
+        """The shape, dtype and device of each result."""
+        return [(*v.stored, v.device) for v in self.program.outputs]
 
     def arrays(self, args: tuple[Any, ...], options: Mapping[str, Any]) -> list[Array] | None:
         """The arrays among the arguments if this can run them: all are of its types, and the precision is its own."""
@@ -168,8 +209,7 @@ class Staged:
                     for i, result in zip(compiled.donated, results, strict=True):
                         buffers[i] = result
                     del result, results  # a buffer that is referenced elsewhere is not overwritten
-        outputs = zip(results, compiled.program.outputs, strict=True)
-        return compiled.result.unflatten([Array(b, *v.type, v.device) for b, v in outputs])
+        return compiled.result.unflatten([Array(b, *x) for b, x in zip(results, compiled.outputs, strict=True)])
 
     def compile(self, *args: Any, **options: Any) -> Executable:
         """Trace for arguments of these types, and begin to compile; nothing is run."""

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.array import Array, Value
+from adtrain.core.batching import BatchTrace, BatchTracer
 from adtrain.core.errors import TraceError, user_line
-from adtrain.core.primitive import Primitive
+from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.scope import at, current_phase, current_scope
-from adtrain.core.trace import Tracer, bind
+from adtrain.core.trace import Tracer, bind, new_level
 from adtrain.core.traced_number import TracedNumber
 from adtrain.core.types import ArrayType
 
@@ -54,11 +55,6 @@ class StagingTrace:
         self.inputs.append(Variable(ArrayType(x.shape, x.dtype), x.device))
         return self._symbol(self.inputs[-1], f"{user_line()}: an argument of this call")
 
-    def member(self, x: Value) -> Symbol:
-        """A symbol for one member of an argument, which has the members along axis 0."""
-        self.inputs.append(Variable(ArrayType(x.shape[1:], x.dtype), x.device))
-        return self._symbol(self.inputs[-1], f"{user_line()}: an argument of this call")
-
     def known(self, variable: Variable) -> Symbol:
         """A symbol for a variable of another Program, as an input of this one."""
         self.inputs.append(variable)
@@ -90,7 +86,10 @@ class StagingTrace:
                 )
         inputs = tuple(self.variable(x) for x in args)
         device = inputs[0].device if inputs else params["device"]
-        outputs = tuple(Variable(t, device) for t in primitive.output_types(args, params))
+        members = max((v.members for v in inputs), default=0)
+        if Trait.MEMBERS in primitive.traits:
+            members = 0 if members else args[0].shape[0]
+        outputs = tuple(Variable(t, device, members) for t in primitive.output_types(args, params))
         self.equations.append(Equation(primitive, inputs, params, outputs, current_scope(), current_phase()))
         origin = f"{user_line()}: the value computed here"
         symbols = tuple(self._symbol(v, origin) for v in outputs)
@@ -104,13 +103,27 @@ class StagingTrace:
 
 
 def evaluate(program: Program, args: Sequence[Value]) -> list[Value]:
-    """Run the equations one by one by `bind`, so that ``args`` may be tracers."""
+    """Run the equations one by one by `bind`, so that ``args`` may be tracers. Members run as in `vmap`."""
+    trace = BatchTrace(new_level(), program.members) if program.members else None
+
+    def own(v: Variable, x: Value) -> Value:
+        """The value of a variable. If that of a mapped equation is not mapped, all members have computed the same."""
+        if trace is None:
+            return x
+        if v.members:
+            return x if trace.maps(x) else BatchTracer(trace, x)
+        return trace.lower(x)[0] if trace.maps(x) else x
+
     known: dict[Variable, Value] = dict(program.constants)
-    known.update(zip(program.inputs, args, strict=True))
+    known.update((v, own(v, x)) for v, x in zip(program.inputs, args, strict=True))
     for e, dead in zip(program.equations, program.last_uses(), strict=True):
         with at(e.scope, e.phase):
-            found = bind(e.primitive, *(known[v] for v in e.inputs), **e.params)
-        known.update(zip(e.outputs, (found,) if isinstance(found, Value) else found, strict=True))
+            if trace is not None and e.has(Trait.MEMBERS):
+                found = trace.lower(known[e.inputs[0]])
+            else:
+                found = bind(e.primitive, *(known[v] for v in e.inputs), **e.params)
+        results = (found,) if isinstance(found, Value) else found
+        known.update((v, own(v, x)) for v, x in zip(e.outputs, results, strict=True))
         for v in dead:
             del known[v]
-    return [known[v] for v in program.outputs]
+    return [known[v] if trace is None else trace.lower(known[v]) for v in program.outputs]

@@ -12,8 +12,8 @@ class Target(NamedTuple):
         capability: compute capability, major and minor.
         multiprocessors: number of streaming multiprocessors.
         shared: maximum bytes of shared memory of a block (the opt-in limit).
-        by_member: whether kernels are chosen for a Program whose arrays have a leading axis of members: the choice must
-            not depend on their number, so that a member has the same bits among any others.
+        by_member: whether kernels are chosen for a Program by member. Some get arrays with an axis of members. The
+            choice must not depend on their number, so that a member has the same bits among any others.
     """
 
     capability: tuple[int, int]

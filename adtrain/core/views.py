@@ -7,6 +7,7 @@ from math import prod
 import numpy as np
 
 from adtrain.core.array import Value
+from adtrain.core.axes import along, whole
 from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape
@@ -23,6 +24,7 @@ subview_p: Primitive = Primitive(
     flops=no_flops,
     view=True,
     traits=(Trait.SUBVIEW,),
+    axes=lambda x, start, shape: whole([x.ndim], [len(shape)]),
 )
 
 concat_view_p: Primitive = Primitive(
@@ -32,6 +34,7 @@ concat_view_p: Primitive = Primitive(
     flops=no_flops,
     view=True,
     traits=(Trait.CONCAT_VIEW,),
+    axes=lambda *xs: along(xs[0].ndim, (0,), arguments=len(xs)),
 )
 """``concat_view(*xs)``: the concatenation of the arguments along axis 0. The equations that compute them write into its
 memory. Only the pass `place_views` makes this equation, where no copy is needed. It has no derivative."""

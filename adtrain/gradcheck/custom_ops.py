@@ -17,6 +17,7 @@ from adtrain.core.registry import has_kernels
 from adtrain.core.staging import stage
 from adtrain.core.vmap import vmap
 from adtrain.custom_op import OWN_OPS, CustomOp, OwnOp
+from adtrain.gradcheck.axes import AxesCheck
 from adtrain.gradcheck.derivatives import Row, check_cases
 from adtrain.passes import ALL
 
@@ -24,12 +25,12 @@ KERNEL_TOLERANCE = {"float32": 3e-5, "float64": 1e-11}
 """Largest difference from the NumPy reference in float64, relative to its largest element."""
 
 VMAP_TOLERANCE = 1e-11
-"""The same between `vmap` and calls of the members."""
+"""The same between `vmap` and calls of the members, and between results and what `axes` says about them."""
 
 
 def check_own_ops(ops: Iterable[OwnOp], orders: Sequence[int], device: str) -> Iterator[Row]:
-    """Rows for the derivatives of each operation, for its rule ``vmap``, and for its kernels where it has some for the
-    device.
+    """Rows for the derivatives of each operation, for its ``axes`` and rule ``vmap``, and for its kernels where it has
+    some for the device.
 
     A function of public operations has the kernels of its compiled Program. Kernels run in a compiled Program in
     poisoned memory. The rows "gradient" run those of the derivative too.
@@ -41,7 +42,10 @@ def check_own_ops(ops: Iterable[OwnOp], orders: Sequence[int], device: str) -> I
     for op in ops:
         case = _case(op)
         yield from check_cases([case], orders, device)
-        if op.custom is not None and op.custom.primitive.batch is not None:
+        if op.custom is not None and op.custom.primitive.axes is not None:
+            off = max(AxesCheck(op.custom.primitive, _drawn(op), {}).errors().values(), default=0.0)
+            yield Row(op.name, "axes", 0, "float64", device, off, VMAP_TOLERANCE, off <= VMAP_TOLERANCE)
+        if op.custom is not None and (op.custom.primitive.batch or op.custom.primitive.axes) is not None:
             off = _vmap_error(op, device)
             yield Row(op.name, "vmap", 0, "float64", device, off, VMAP_TOLERANCE, off <= VMAP_TOLERANCE)
         if op.custom is None or has_kernels(op.name, "cuda" if device == "gpu" else "cpu"):

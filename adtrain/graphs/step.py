@@ -7,11 +7,13 @@ from dataclasses import replace
 
 from adtrain import training
 from adtrain.backends.cpu.fusions import cpu_fusions
+from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.config import Config
 from adtrain.config.problems import known
 from adtrain.core.errors import AdtrainError
 from adtrain.core.program import Program
 from adtrain.core.staging import Pass
+from adtrain.core.target import Target
 from adtrain.graphs.formats import Graph
 from adtrain.graphs.ladder import Ladder
 from adtrain.graphs.layout import ladder_picture
@@ -22,15 +24,15 @@ from adtrain.text import counted
 
 TRACE = "trace"
 """The name of the Program before the first pass."""
-PASSES = (*SIMPLIFY, *cpu_fusions())
 SIMPLIFIED = SIMPLIFY[-1].__name__
 """The last pass before those that fuse equations."""
 
 
-def step_graph(cfg: Config, after: str = SIMPLIFIED, detail: bool = False) -> Graph:
-    """The graph of a config's training step on the CPU. No data are read, and nothing is run.
+def step_graph(cfg: Config, after: str = SIMPLIFIED, detail: bool = False, target: Target | None = None) -> Graph:
+    """The graph of a config's training step. No data are read, and nothing is run.
 
     Args:
+        target: the GPU that runs the step; None for the CPU. This machine needs no GPU.
         after: the pass after which the Program is shown; of one that runs twice, the first time.
         detail: draw a box for each equation instead of one for each layer and phase.
 
@@ -42,26 +44,33 @@ def step_graph(cfg: Config, after: str = SIMPLIFIED, detail: bool = False) -> Gr
     program = experiment.step_program(passes=())
     title = f"{cfg.name}: a training step on {counted(experiment.full_batch, cfg.data.examples)}"
     labels = {"optimizer": cfg.optimizer.kind, "loss": f"{cfg.loss.kind} loss"}
-    return program_graph(program, experiment.step_inputs, title, labels, after, detail)
+    return program_graph(program, experiment.step_inputs, title, labels, after, detail, target)
 
 
 def program_graph(
-    program: Program, inputs: Sequence[str], title: str, labels: Mapping[str, str], after: str, detail: bool
+    program: Program,
+    inputs: Sequence[str],
+    title: str,
+    labels: Mapping[str, str],
+    after: str,
+    detail: bool,
+    target: Target | None = None,
 ) -> Graph:
     """The graph of a traced Program.
 
     Args:
         inputs: the names of its inputs.
         labels: names of scopes that are not layers.
-        after, detail: see `step_graph`.
+        after, detail, target: see `step_graph`.
     """
-    names = list(dict.fromkeys([TRACE, *(_pass_name(apply) for apply in PASSES)]))
+    passes = (*SIMPLIFY, *(cpu_fusions() if target is None else gpu_fusions(target)))
+    names = list(dict.fromkeys([TRACE, *map(_pass_name, passes)]))
     if after not in names:
         raise AdtrainError(f"unknown pass {after!r}; {known(after, names, 'passes')}")
     pictures: list[Picture] = []
     shown, text = None, ""
     order = Roles(program, inputs).rows
-    for name, result in _after_passes(program):
+    for name, result in _after_passes(program, passes):
         roles = Roles(result, inputs)
         picture = ladder_picture(Ladder(roles, labels, order, detail), title, name)
         if not pictures or replace(picture, name="") != replace(pictures[-1], name=""):
@@ -71,10 +80,10 @@ def program_graph(
     return Graph(pictures, shown or 0, text)
 
 
-def _after_passes(program: Program) -> Iterator[tuple[str, Program]]:
+def _after_passes(program: Program, passes: Sequence[Pass]) -> Iterator[tuple[str, Program]]:
     """The traced Program, and the Program after each pass, with the name of the pass."""
     yield TRACE, program
-    for apply in PASSES:
+    for apply in passes:
         program = apply(program)
         yield _pass_name(apply), program
 

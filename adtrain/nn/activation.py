@@ -35,18 +35,12 @@ class LeakyReLU(_Activation):
 
     negative_slope: Number = 0.01
 
-    def __post_init__(self) -> None:
-        fields.check_number(self, "negative_slope")
-
 
 @dataclass(frozen=True)
 class ELU(_Activation):
     """x where x > 0, alpha (exp(x) - 1) elsewhere (Clevert et al. 2016)."""
 
     alpha: Number = 1.0
-
-    def __post_init__(self) -> None:
-        fields.check_number(self, "alpha")
 
 
 @dataclass(frozen=True)
@@ -82,9 +76,6 @@ class _AlongAxis(_Activation):
 
     dim: Axis = -1
 
-    def __post_init__(self) -> None:
-        fields.check_dim(self, self.dim)
-
     def output_shape(self, shape: Shape) -> Shape:
         fields.axis_of(self, self.dim, shape)
         return shape
@@ -105,9 +96,6 @@ class Dropout(Module):
     """In training, 0 with probability p and x / (1 - p) otherwise; in evaluation, x."""
 
     p: Fraction = 0.5
-
-    def __post_init__(self) -> None:
-        fields.check_number(self, "p", low=0, below=1)
 
     def output_shape(self, shape: Shape) -> Shape:
         return shape

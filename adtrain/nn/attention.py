@@ -40,10 +40,6 @@ class MultiheadAttention(Module):
     causal: bool = False
     embed_dim: Size | None = None
 
-    def __post_init__(self) -> None:
-        fields.check_integers(self, 1, "num_heads", "embed_dim")
-        fields.check_number(self, "dropout", low=0, below=1)
-
     def output_shape(self, shape: Shape) -> Shape:
         fields.check_ndim(self, shape, TOKEN_AXES)
         tokens, width = shape
@@ -115,11 +111,6 @@ class TransformerEncoderLayer(Container):
     norm_first: bool = False
     causal: bool = False
     d_model: Size | None = None
-
-    def __post_init__(self) -> None:
-        fields.check_integers(self, 1, "nhead", "dim_feedforward", "d_model")
-        fields.check_number(self, "dropout", low=0, below=1)
-        fields.check_number(self, "layer_norm_eps", low=0)
 
     def children(self, shape: Shape) -> Iterator[tuple[str, Module, Shape]]:
         layers = self._layers(shape)

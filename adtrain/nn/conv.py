@@ -38,10 +38,8 @@ class Conv2d(WeightLayer):
     weight_init: WeightInit = "kaiming_uniform"
 
     def __post_init__(self) -> None:
-        _check_fields(self)
-        if self.padding != "same":
-            fields.check_pairs(self, 0, "padding")
-        elif pair(self.stride) != (1, 1):
+        _check_groups(self)
+        if self.padding == "same" and pair(self.stride) != (1, 1):
             raise OptionError(f"conv2d: padding 'same' needs stride 1, found stride {self.stride}")
 
     def output_shape(self, shape: Shape) -> Shape:
@@ -103,8 +101,7 @@ class ConvTranspose2d(WeightLayer):
     weight_init: WeightInit = "kaiming_uniform"
 
     def __post_init__(self) -> None:
-        _check_fields(self)
-        fields.check_pairs(self, 0, "padding", "output_padding")
+        _check_groups(self)
         if any(extra >= s for extra, s in zip(pair(self.output_padding), pair(self.stride), strict=True)):
             raise OptionError(
                 f"conv_transpose2d: output_padding is {self.output_padding}, expected less than stride, {self.stride}"
@@ -147,9 +144,7 @@ def _dilated(layer: Conv2d | ConvTranspose2d) -> tuple[int, int]:
     return dh * (kh - 1) + 1, dw * (kw - 1) + 1
 
 
-def _check_fields(layer: Conv2d | ConvTranspose2d) -> None:
-    fields.check_integers(layer, 1, "out_channels", "groups", "in_channels")
-    fields.check_pairs(layer, 1, "kernel_size", "stride", "dilation")
+def _check_groups(layer: Conv2d | ConvTranspose2d) -> None:
     if layer.out_channels % layer.groups:
         raise OptionError(
             f"{layer.kind()}: out_channels {layer.out_channels} is not a multiple of groups {layer.groups}"

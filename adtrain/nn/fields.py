@@ -1,11 +1,10 @@
-"""Checks of the layers' options and input shapes."""
+"""Checks of the shapes of the layers' inputs."""
 
 from __future__ import annotations
 
-from math import inf, prod
+from math import prod
 
-from adtrain.core import options
-from adtrain.core.errors import OptionError, ShapeError
+from adtrain.core.errors import ShapeError
 from adtrain.nn.module import Module, Shape
 
 Pair = int | tuple[int, int]
@@ -19,36 +18,6 @@ def pair(value: Pair) -> tuple[int, int]:
 def size_text(size: tuple[int, ...]) -> str:
     """The size as text: "5x5"."""
     return "x".join(map(str, size))
-
-
-def check_integers(layer: Module, least: int, *names: str) -> None:
-    """Raise OptionError unless each named field is an integer of at least `least`, or None."""
-    for name in names:
-        value = getattr(layer, name)
-        if value is not None:
-            options.check_integer(layer.kind(), name, value, least)
-
-
-def check_pairs(layer: Module, least: int, *names: str) -> None:
-    """Raise OptionError unless each named field is an integer of at least `least`, a pair of them, or None."""
-    for name in names:
-        value = getattr(layer, name)
-        sizes = value if isinstance(value, tuple) and len(value) == 2 else (value,)
-        if value is not None and not all(options.is_integer(size, least) for size in sizes):
-            raise OptionError(
-                f"{layer.kind()}: {name} is {value!r}, expected an integer, at least {least}, or a pair of them"
-            )
-
-
-def check_number(layer: Module, name: str, low: float = -inf, below: float = inf) -> None:
-    """Raise OptionError unless the named field is a finite number in [low, below)."""
-    options.check_number(layer.kind(), name, getattr(layer, name), low, below)
-
-
-def check_dim(layer: Module, dim: object) -> None:
-    """Raise OptionError unless `dim` is an integer other than 0. It counts the axes of a batch, as in PyTorch."""
-    if not isinstance(dim, int) or dim == 0:
-        raise OptionError(f"{layer.kind()}: dim is {dim!r}, expected an axis other than the batch axis 0")
 
 
 def axis_of(layer: Module, dim: int, shape: Shape) -> int:

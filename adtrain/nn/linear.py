@@ -26,9 +26,6 @@ class Linear(WeightLayer):
     in_features: Size | None = None
     weight_init: WeightInit = "kaiming_uniform"
 
-    def __post_init__(self) -> None:
-        fields.check_integers(self, 1, "out_features", "in_features")
-
     def output_shape(self, shape: Shape) -> Shape:
         if not shape:
             raise ShapeError(f"linear: expected an input of shape (..., features), found {shape}")
@@ -55,9 +52,6 @@ class Embedding(WeightLayer):
     _: KW_ONLY
     embedding_dim: Size
     weight_init: WeightInit = "normal"
-
-    def __post_init__(self) -> None:
-        fields.check_integers(self, 1, "num_embeddings", "embedding_dim")
 
     def output_shape(self, shape: Shape) -> Shape:
         return (*shape, self.embedding_dim)

@@ -79,7 +79,7 @@ class Module(CheckedArguments):
 
     @classmethod
     def kind(cls) -> str:
-        """The layer's name in a config and in scopes: `ConvTranspose2d` is "conv_transpose2d", `ReLU` is "relu"."""
+        """The name in a config and in scopes: `ConvTranspose2d` is "conv_transpose2d", `ReLU` is "relu"."""
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])(?!LU)", "_", cls.__name__).lower()
 
     @abstractmethod

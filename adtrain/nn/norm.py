@@ -9,7 +9,7 @@ import numpy as np
 
 from adtrain import ops
 from adtrain.core.array import Value, array
-from adtrain.core.errors import AdtrainError, OptionError, ShapeError
+from adtrain.core.errors import AdtrainError, ShapeError
 from adtrain.nn import fields
 from adtrain.nn.conv import IMAGE_AXES
 from adtrain.nn.module import Mode, Module, Params, Shape, State
@@ -32,11 +32,6 @@ class _BatchNorm(_NormLayer):
     momentum: Fraction = 0.1
     affine: bool = True
     sync: bool = False
-
-    def __post_init__(self) -> None:
-        fields.check_integers(self, 1, "num_features")
-        fields.check_number(self, "eps", low=0)
-        fields.check_number(self, "momentum", low=0, below=1)
 
     def output_shape(self, shape: Shape) -> Shape:
         fields.check_inferred(self, "num_features", shape[0], shape)
@@ -115,14 +110,6 @@ class LayerNorm(_NormLayer):
     eps: NonNegative = 1e-5
     elementwise_affine: bool = True
 
-    def __post_init__(self) -> None:
-        sizes = self.normalized_shape if isinstance(self.normalized_shape, tuple) else (self.normalized_shape,)
-        if self.normalized_shape is not None and (not sizes or any(type(n) is not int or n < 1 for n in sizes)):
-            raise OptionError(
-                f"layer_norm: normalized_shape is {self.normalized_shape!r}, expected the sizes of the last axes"
-            )
-        fields.check_number(self, "eps", low=0)
-
     def output_shape(self, shape: Shape) -> Shape:
         normalized = self._normalized_shape(shape)
         if not shape or shape[-len(normalized) :] != normalized:
@@ -152,10 +139,6 @@ class GroupNorm(_NormLayer):
     num_channels: Size | None = None
     eps: NonNegative = 1e-5
     affine: bool = True
-
-    def __post_init__(self) -> None:
-        fields.check_integers(self, 1, "num_groups", "num_channels")
-        fields.check_number(self, "eps", low=0)
 
     def output_shape(self, shape: Shape) -> Shape:
         if not shape:

@@ -24,8 +24,6 @@ class _Pool2d(Module):
     padding: CountPair = 0
 
     def __post_init__(self) -> None:
-        fields.check_pairs(self, 1, "kernel_size", "stride")
-        fields.check_pairs(self, 0, "padding")
         if any(2 * p > k for p, k in zip(pair(self.padding), pair(self.kernel_size), strict=True)):
             raise OptionError(
                 f"{self.kind()}: padding {self.padding} is more than half of kernel_size {self.kernel_size}"
@@ -61,9 +59,6 @@ class AdaptiveAvgPool2d(Module):
     """Means over a grid of output_size windows for an input of any size, as torch.nn.AdaptiveAvgPool2d."""
 
     output_size: SizePair
-
-    def __post_init__(self) -> None:
-        fields.check_pairs(self, 1, "output_size")
 
     def output_shape(self, shape: Shape) -> Shape:
         fields.check_ndim(self, shape, IMAGE_AXES)

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from math import sqrt
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -16,9 +16,10 @@ from adtrain.core.errors import OptionError, ShapeError
 from adtrain.nn import fields
 from adtrain.nn.activation import Dropout
 from adtrain.nn.module import Mode, Module, Params, Shape, State
-from adtrain.option_types import Fraction, Size
+from adtrain.option_types import Bounds, Fraction, Size
 
-MAX_LAYERS = 1000
+Layers = Annotated[int, Bounds(ge=1, le=1000)]
+"""A number of layers."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class _Recurrent(Module):
     gates: ClassVar[int]
     hidden_size: Size
     _: KW_ONLY
-    num_layers: Size = 1
+    num_layers: Layers = 1
     bias: bool = True
     dropout: Fraction = 0.0
     bidirectional: bool = False
@@ -41,10 +42,6 @@ class _Recurrent(Module):
     input_size: Size | None = None
 
     def __post_init__(self) -> None:
-        fields.check_integers(self, 1, "hidden_size", "num_layers", "input_size")
-        if self.num_layers > MAX_LAYERS:
-            raise OptionError(f"{self.kind()}: num_layers is {self.num_layers}, expected at most {MAX_LAYERS}")
-        fields.check_number(self, "dropout", low=0, below=1)
         if self.dropout and self.num_layers == 1:
             raise OptionError(
                 f"{self.kind()}: dropout is {self.dropout} between layers, and num_layers is 1; "

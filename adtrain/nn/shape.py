@@ -10,7 +10,7 @@ import numpy as np
 from adtrain import ops
 from adtrain.core.array import Value
 from adtrain.core.errors import OptionError, ShapeError
-from adtrain.core.options import is_integer
+from adtrain.core.options import words_in_python
 from adtrain.nn.module import Mode, Module, Params, Shape, State
 from adtrain.option_types import Indices, OpenShape
 
@@ -33,9 +33,8 @@ class Reshape(Module):
     shape: OpenShape
 
     def __post_init__(self) -> None:
-        are_sizes = isinstance(self.shape, tuple) and all(type(n) is int and (n > 0 or n == -1) for n in self.shape)
-        if not are_sizes or self.shape.count(-1) > 1:
-            raise OptionError(f"reshape: shape is {self.shape!r}, expected positive integers, of which one may be -1")
+        if self.shape.count(-1) > 1:
+            raise OptionError(f"reshape: shape is {self.shape}, expected {words_in_python(OpenShape)}")
 
     def output_shape(self, shape: Shape) -> Shape:
         known = prod(n for n in self.shape if n != -1)
@@ -53,10 +52,6 @@ class Select(Module):
     """The features or channels of each sample at these indices: (C, ...) -> (len(indices), ...)."""
 
     indices: Indices
-
-    def __post_init__(self) -> None:
-        if not (isinstance(self.indices, tuple) and self.indices and all(is_integer(i, 0) for i in self.indices)):
-            raise OptionError(f"select: indices is {self.indices!r}, expected integers of at least 0")
 
     def output_shape(self, shape: Shape) -> Shape:
         if not shape or max(self.indices) >= shape[0]:

@@ -31,9 +31,6 @@ class Patches(Module):
 
     patch_size: SizePair
 
-    def __post_init__(self) -> None:
-        fields.check_pairs(self, 1, "patch_size")
-
     def output_shape(self, shape: Shape) -> Shape:
         fields.check_ndim(self, shape, IMAGE_AXES)
         rows, columns = self._count(shape)
@@ -94,9 +91,6 @@ class Mean(Module):
     """The mean over one axis: with `dim` 1 over the tokens, (tokens, width) -> (width,). Axis 0 is the batch."""
 
     dim: Axis = 1
-
-    def __post_init__(self) -> None:
-        fields.check_dim(self, self.dim)
 
     def output_shape(self, shape: Shape) -> Shape:
         axis = fields.axis_of(self, self.dim, shape)

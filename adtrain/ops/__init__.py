@@ -2,9 +2,7 @@
 
 import sys
 
-import adtrain.ops.bfloat16
-import adtrain.ops.bias_sums
-import adtrain.ops.conv_pooled  # noqa: F401  primitives that passes look up
+import adtrain.ops.bfloat16  # noqa: F401  primitives that passes look up
 from adtrain.core.array import bind_operators
 from adtrain.core.precision import matmul_precision
 from adtrain.ops import elementwise

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from adtrain.core.array import Value
-from adtrain.core.errors import ShapeError
+from adtrain.core.checked_arguments import checked_options
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.ops.common import ArrayLike, as_value, elementwise
@@ -121,7 +121,8 @@ def silu(x: ArrayLike) -> Value:
     return bind(silu_p, as_value(x))
 
 
-def gelu(x: ArrayLike, approximate: str = "none") -> Value:
+@checked_options
+def gelu(x: ArrayLike, approximate: Literal["none", "tanh"] = "none") -> Value:
     """x times the normal distribution function of x (D. Hendrycks, K. Gimpel, 2016).
 
     Args:
@@ -130,6 +131,4 @@ def gelu(x: ArrayLike, approximate: str = "none") -> Value:
     x = as_value(x)
     if approximate == "none":
         return bind(gelu_p, x)
-    if approximate != "tanh":
-        raise ShapeError(f"gelu: approximate is {approximate!r}, expected 'none' or 'tanh'")
     return x * 0.5 * (tanh((x + x * x * x * 0.044715) * math.sqrt(2.0 / math.pi)) + 1.0)

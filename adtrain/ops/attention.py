@@ -14,13 +14,12 @@ import numpy as np
 
 from adtrain.core.array import Value, array
 from adtrain.core.autodiff import vjp
-from adtrain.core.batching_rules import loop, trailing_axes
-from adtrain.core.errors import DTypeError, OptionError, ShapeError
-from adtrain.core.options import check_number, shown
+from adtrain.core.axes import Axes, whole
+from adtrain.core.checked_arguments import checked_options
+from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.precision import matmul_precision, precision_of
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
-from adtrain.core.traced_number import TracedNumber
 from adtrain.core.types import ArrayType
 from adtrain.ops import attention_reference
 from adtrain.ops.broadcasting import broadcast_to, promote
@@ -29,10 +28,11 @@ from adtrain.ops.compare import where
 from adtrain.ops.create import ones, zeros_like
 from adtrain.ops.diagonals import tril
 from adtrain.ops.matmul import matmul
-from adtrain.ops.random import checked_state
+from adtrain.ops.random import Stream, checked_state
 from adtrain.ops.random import dropout as drop
 from adtrain.ops.shape import expand_dims
 from adtrain.ops.softmax import softmax
+from adtrain.option_types import Fraction, Number
 
 MAX_WIDTH = 256
 """The largest head width. Kernels hold a block of rows of this width in registers or shared memory."""
@@ -103,9 +103,20 @@ def gradient_rule(f: Callable[..., Value], inputs: int) -> Callable[..., Any]:
     return rule
 
 
-def _batch(op: Any, mapped: Any, *args: Value, dropout: float, **params: Any) -> Any:
-    """The members are one more leading axis. With dropout each draws its own numbers, so they run one by one."""
-    return (loop if dropout else trailing_axes)(op, mapped, *args, dropout=dropout, **params)
+def _axes(q: Any, k: Any, v: Any, *more: Any, causal: bool, dropout: float, **params: Any) -> str | Axes:
+    """Dropout draws a number for each position, and a causal query attends to keys up to its own position."""
+    if dropout:
+        return whole([x.ndim for x in (q, k, v, *more)], [q.ndim, q.ndim - 1])
+    query = "." if causal else "q"
+    return f"*{query}.,*..,*.v{',*.' * len(more)}->*{query}v,*{query}"
+
+
+def _grad_axes(q: Any, k: Any, v: Any, *more: Any, causal: bool, dropout: float, **params: Any) -> str | Axes:
+    if dropout:
+        return whole([x.ndim for x in (q, k, v, *more)], [x.ndim for x in (q, k, v)])
+    query, key = (".", ".") if causal else ("q", "k")
+    masks = f",*{key}" * (len(more) - 3)
+    return f"*{query}.,*{key}.,*{key}.,*{query}.,*{query},*{query}.{masks}->*{query}.,*{key}.,*{key}."
 
 
 def _pairs(q: Any, k: Any, causal: bool) -> int:
@@ -126,7 +137,7 @@ def grad_flops(q: Any, k: Any, *more: Any, causal: bool, **params: Any) -> int:
 
 
 attention_p: Primitive = Primitive(
-    "attention", _shape, attention_reference.attention, flops=forward_flops, joint_vjp=_rule, batch=_batch
+    "attention", _shape, attention_reference.attention, flops=forward_flops, joint_vjp=_rule, axes=_axes
 )
 """Of q, k, v, then a mask (bool) and a random state (uint32) if there are any. The outputs are the result and the
 logsumexp of the scores of each query, infinity for a query without a key."""
@@ -137,18 +148,18 @@ attention_grad_p: Primitive = Primitive(
     attention_reference.attention_grad,
     flops=grad_flops,
     joint_vjp=gradient_rule(composed, 3),
-    batch=_batch,
+    axes=_grad_axes,
 )
 """The cotangents of q, k and v. The arguments are q, k, v, both outputs of `attention`, the cotangent of the first,
 then mask and random state."""
 
 
-def checked_options(
+def parameters(
     name: str,
     width: int,
-    causal: Any,
-    scale: Any,
-    dropout: Any,
+    causal: bool,
+    scale: float | None,
+    dropout: float,
     rng: ArrayLike | None,
     stream: int,
     dtype: np.dtype,
@@ -156,15 +167,9 @@ def checked_options(
     """The random state, if there is one, and the parameters of a primitive."""
     if not 1 <= width <= MAX_WIDTH:
         raise ShapeError(f"{name}: found width {width}, expected 1 to {MAX_WIDTH}; use more heads")
-    if not isinstance(causal, (bool, np.bool_)):
-        raise OptionError(f"{name}: causal is {shown(causal)}, expected True or False")
-    if scale is not None and not isinstance(scale, TracedNumber):
-        check_number(name, "scale", scale, -math.inf)
-    if not isinstance(dropout, TracedNumber):
-        check_number(name, "dropout", dropout, 0, 1)
     if dropout > 0 and rng is None:
         raise DTypeError(f"{name}: found dropout without rng, expected a random state; see ops.rng_state")
-    states = [checked_state(name, rng, stream)] if dropout > 0 else []
+    states = [checked_state(name, rng)] if dropout > 0 else []
     return states, {
         "causal": bool(causal),
         "scale": 1 / math.sqrt(width) if scale is None else float(scale),
@@ -174,16 +179,17 @@ def checked_options(
     }
 
 
+@checked_options
 def attention(
     q: ArrayLike,
     k: ArrayLike,
     v: ArrayLike,
     causal: bool = False,
-    scale: float | None = None,
+    scale: Number | None = None,
     mask: ArrayLike | None = None,
-    dropout: float = 0.0,
+    dropout: Fraction = 0.0,
     rng: ArrayLike | None = None,
-    stream: int = 0,
+    stream: Stream = 0,
 ) -> Value:
     """softmax(q kᵀ scale) v, without an array of queries by keys in memory. Leading axes broadcast.
 
@@ -215,7 +221,7 @@ def attention(
             f"attention: found q, k, v of shapes {found}, expected (..., queries, width) and twice (..., keys, width)"
         )
     queries, keys = shapes[0][-2], shapes[1][-2]
-    states, params = checked_options("attention", shapes[0][-1], causal, scale, dropout, rng, stream, values[0].dtype)
+    states, params = parameters("attention", shapes[0][-1], causal, scale, dropout, rng, stream, values[0].dtype)
     if keys == 0:
         raise ShapeError(f"attention: found k of shape {shapes[1]}, expected at least one key")
     if causal and queries != keys:

@@ -62,5 +62,6 @@ matmul_bfloat16_p = Primitive(
     lambda a, b, **params: matmul_p.reference(_from_bits(a), _from_bits(b), **params),
     flops=lambda a, b, **params: matmul_p.cost([_as_float32(a), _as_float32(b)], params).flops,
     traits=(Trait.MATMUL,),
+    axes=matmul_p.axes,
 )
 """(a, b; transpose_a, transpose_b, precision): the float32 product of bfloat16 matrices. precision is "bfloat16"."""

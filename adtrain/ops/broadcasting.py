@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.array import Value, array
-from adtrain.core.batching_rules import shifted_axes
+from adtrain.core.axes import aligned, reshaped, without
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.trace import bind
@@ -48,6 +48,7 @@ reshape_p: Primitive = Primitive(
     view=True,
     traits=(Trait.RESHAPE,),
     batch=lambda op, mapped, x, shape: op(x, shape=(x.shape[0], *shape)),
+    axes=lambda x, shape: reshaped(x.shape, shape),
 )
 
 
@@ -78,8 +79,8 @@ sum_p: Primitive = Primitive(
     accurate_sum,
     [lambda out, x, axes: partial(spread, shape=x.shape, axes=axes)],
     lambda x, axes: x.size,
-    traits=(Trait.REDUCTION, Trait.ALONG_AXIS),
-    batch=shifted_axes,
+    traits=(Trait.REDUCTION,),
+    axes=lambda x, axes: without(x.ndim, axes, added=True),
 )
 
 
@@ -111,6 +112,7 @@ broadcast_to_p: Primitive = Primitive(
     view=True,
     traits=(Trait.BROADCAST,),
     batch=_broadcast_to_batch,
+    axes=lambda x, shape: aligned([x.shape], [shape]),
 )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from adtrain.core import communicator
 from adtrain.core.array import Value
+from adtrain.core.axes import Axes, letters
 from adtrain.core.errors import AdtrainError, ShapeError
 from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.trace import bind
@@ -48,6 +49,7 @@ all_to_all_p: Primitive = Primitive(
     no_flops,
     traits=(Trait.COLLECTIVE,),
     batch=_exchanged_by_member,
+    axes=".*->.*",
 )
 all_gather_p: Primitive = Primitive(
     "all_gather",
@@ -57,6 +59,7 @@ all_gather_p: Primitive = Primitive(
     no_flops,
     traits=(Trait.COLLECTIVE,),
     batch=_gathered_by_member,
+    axes="*->.*",
 )
 
 
@@ -128,6 +131,7 @@ gather_shards_p: Primitive = Primitive(
     [lambda out, x, shards: lambda ct: bind(sum_shards_p, ct, shards=shards)],
     no_flops,
     traits=(Trait.SHARD_EXCHANGE,),
+    axes="*->.*",
 )
 """(x; shards): an all-gather of shards. See `gather_shards`."""
 
@@ -137,6 +141,7 @@ sum_shards_p: Primitive = Primitive(
     _summed_shards,
     [lambda out, x, shards: lambda ct: bind(gather_shards_p, ct, shards=shards)],
     traits=(Trait.SHARD_EXCHANGE,),
+    axes=".*->*",
 )
 """(x; shards): a reduce-scatter of shards. x is (shards, ...). Shard i receives the sum of all shards' items i."""
 
@@ -152,6 +157,13 @@ def gather_shards(x: ArrayLike, shards: int) -> Value:
     return bind(gather_shards_p, as_value(x), shards=shards)
 
 
+def _barrier_axes(*xs: Any) -> Axes:
+    """Each output is an argument, and related to no other one."""
+    names = iter(letters(sum(x.ndim for x in xs)))
+    labels = tuple(tuple(next(names) for _ in x.shape) for x in xs)
+    return Axes(labels, labels)
+
+
 fusion_barrier_p: Primitive = Primitive(
     "fusion_barrier",
     lambda *xs: tuple(ArrayType(x.shape, x.dtype) for x in xs) if len(xs) > 1 else ArrayType(xs[0].shape, xs[0].dtype),
@@ -159,6 +171,7 @@ fusion_barrier_p: Primitive = Primitive(
     flops=no_flops,
     view=True,
     traits=(Trait.BARRIER,),
+    axes=_barrier_axes,
 )
 
 

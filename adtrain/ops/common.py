@@ -8,7 +8,8 @@ from typing import Annotated, Any, TypeAlias
 import numpy as np
 
 from adtrain.core.array import Value, array
-from adtrain.core.errors import DTypeError, ShapeError
+from adtrain.core.errors import DTypeError, OptionError, ShapeError
+from adtrain.core.options import shown
 from adtrain.core.primitive import Primitive, VjpRule
 from adtrain.core.traced_number import TracedNumber
 from adtrain.core.types import ArrayType, Shape
@@ -44,7 +45,7 @@ def broadcast_shapes(name: str, *shapes: Shape) -> Shape:
 
 def normalize_axis(name: str, axis: int, ndim: int) -> int:
     if not isinstance(axis, (int, np.integer)):
-        raise ShapeError(f"{name}: found axis {axis}, expected an integer")
+        raise OptionError(f"{name}: found axis {shown(axis)}, expected an integer")
     if not -ndim <= axis < ndim:
         raise ShapeError(f"{name}: axis {axis} is out of range for an array of {ndim} dimensions")
     return int(axis) % ndim

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.array import Value
-from adtrain.core.errors import DTypeError, ShapeError
+from adtrain.core.errors import DTypeError, OptionError
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.core.traced_number import NUMBERS
@@ -185,7 +185,7 @@ def clip(x: ArrayLike, min: float | None = None, max: float | None = None) -> Va
     """
     bounds = [bound for bound in (min, max) if bound is not None]
     if not bounds:
-        raise ShapeError("clip: found neither min nor max, expected at least one")
+        raise OptionError("clip: found neither min nor max, expected at least one")
     if not all(isinstance(bound, (int, float, np.integer, np.floating)) for bound in bounds):
         raise DTypeError("clip: a bound is an array, expected Python numbers; use maximum and minimum")
     value = as_value(x)

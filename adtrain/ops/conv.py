@@ -13,7 +13,8 @@ from math import prod
 from typing import Any, NamedTuple
 
 from adtrain.core.array import Value
-from adtrain.core.errors import ShapeError
+from adtrain.core.errors import OptionError, ShapeError
+from adtrain.core.options import check_option
 from adtrain.core.precision import FULL, precision_of
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.trace import bind
@@ -24,6 +25,7 @@ from adtrain.ops.conv_batching import conv2d_batch, input_grad_batch, weight_gra
 from adtrain.ops.conv_reference import conv2d_reference, input_grad_reference, weight_grad_reference
 from adtrain.ops.elementwise import add
 from adtrain.ops.windows import LIMIT, Padding, Pairs, pad_image, paddings, per_axis
+from adtrain.option_types import Size
 
 IntPair = int | Sequence[int]
 
@@ -91,6 +93,11 @@ def _flops(g_shape: Sequence[int], w_shape: Sequence[int]) -> int:
     return 2 * n * o * rows * columns * c * kernel[0] * kernel[1]
 
 
+def of_groups(window: Window, one: str, several: str) -> str:
+    """How axes are related in a convolution of one group of channels, or of several."""
+    return one if window.groups == 1 else several
+
+
 conv2d_p: Primitive = Primitive(
     "conv2d",
     _conv_shape,
@@ -106,6 +113,7 @@ conv2d_p: Primitive = Primitive(
     lambda x, w, window, precision: _flops(_conv_shape(x, w, window).shape, w.shape),
     traits=(Trait.CONVOLUTION,),
     batch=conv2d_batch,
+    axes=lambda x, w, window, precision: of_groups(window, "nc..,oc..->no..", "n...,....->n..."),
 )
 input_grad_p: Primitive = Primitive(
     "conv2d_input_grad",
@@ -120,6 +128,7 @@ input_grad_p: Primitive = Primitive(
     lambda g, w, window, size, precision: _flops(g.shape, w.shape),
     traits=(Trait.CONVOLUTION,),
     batch=input_grad_batch,
+    axes=lambda g, w, window, **_: of_groups(window, "no..,oc..->nc..", "n...,....->n..."),
 )
 weight_grad_p: Primitive = Primitive(
     "conv2d_weight_grad",
@@ -133,6 +142,7 @@ weight_grad_p: Primitive = Primitive(
     ],
     lambda x, g, window, size, precision: _flops(g.shape, _weight_grad_shape(x, g, window, size).shape),
     batch=weight_grad_batch,
+    axes=lambda x, g, window, **_: of_groups(window, "nc..,no..->oc..", "n...,n...->...."),
 )
 
 
@@ -238,14 +248,14 @@ def conv_paddings(
 ) -> Pairs:
     """`paddings` of a convolution. "same" needs stride 1, as in PyTorch."""
     if padding == "same" and set(stride) != {1}:
-        raise ShapeError(f'{name}: padding "same" needs stride 1, found stride {tuple(stride)}')
+        raise OptionError(f'{name}: padding "same" needs stride 1, found stride {tuple(stride)}')
     spans = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
     return paddings(name, padding, lengths, spans, stride)
 
 
 def check_output_padding(name: str, extra: tuple[int, ...], stride: tuple[int, ...]) -> None:
-    if any(not 0 <= e < s for e, s in zip(extra, stride, strict=True)):
-        raise ShapeError(f"{name}: output_padding {extra} must be at least 0 and less than the stride {stride}")
+    if any(e >= s for e, s in zip(extra, stride, strict=True)):
+        raise OptionError(f"{name}: output_padding is {extra}, expected less than the stride {stride}")
 
 
 def _window(name: str, stride: IntPair, padding: IntPair, dilation: IntPair, groups: int) -> Window:
@@ -253,10 +263,8 @@ def _window(name: str, stride: IntPair, padding: IntPair, dilation: IntPair, gro
         per_axis(name, option, value, 2)
         for option, value in (("stride", stride), ("padding", padding), ("dilation", dilation))
     )
-    window = Window((sh, sw), (ph, pw), (dh, dw), groups)
-    if min(*window.stride, *window.dilation, groups) < 1 or min(window.padding) < 0:
-        raise ShapeError(f"{name}: stride, dilation and groups must be at least 1 and padding at least 0: {window}")
-    return window
+    check_option(name, "groups", groups, Size)
+    return Window((sh, sw), (ph, pw), (dh, dw), groups)
 
 
 def _add_bias(out: Value, bias: ArrayLike) -> Value:

@@ -69,8 +69,6 @@ def conv3d(
     """`conv2d` of x (N, C, D, H, W) and weight (O, C / groups, KD, KH, KW)."""
     x, weight = _with_axes("conv3d", 3, x, weight)
     strides, dilations = per_axis("conv3d", "stride", stride, 3), per_axis("conv3d", "dilation", dilation, 3)
-    if min(*strides, *dilations) < 1:
-        raise ShapeError(f"conv3d: stride {strides} and dilation {dilations} must be at least 1")
     depth, *plane = conv_paddings("conv3d", padding, x.shape[2:], weight.shape[2:], strides, dilations)
     x = pad_image(x, (depth, (0, 0), (0, 0)))
     n, c, d, h, w = x.shape
@@ -102,8 +100,6 @@ def conv_transpose3d(
     x, weight = _with_axes(name, 3, x, weight)
     options = (("stride", stride), ("padding", padding), ("output_padding", output_padding), ("dilation", dilation))
     strides, pads, extra, dilations = (per_axis(name, option, value, 3) for option, value in options)
-    if min(*strides, *dilations) < 1 or min(pads) < 0:
-        raise ShapeError(f"{name}: expected stride and dilation of at least 1 and padding of at least 0")
     check_output_padding(name, extra, strides)
     (s, *ss), (p, *ps), (e, *es), (d, *ds) = strides, pads, extra, dilations
     n, c, depth, h, w = x.shape

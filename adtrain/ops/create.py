@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.array import Array, Value, array
-from adtrain.core.errors import OutOfMemory, ShapeError
+from adtrain.core.errors import OptionError, OutOfMemory, ShapeError
 from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape, checked_number, dtype_of
@@ -29,6 +29,7 @@ full_p: Primitive = Primitive(
     flops=no_flops,
     view=True,
     traits=(Trait.BROADCAST,),
+    axes="->*",
 )
 
 
@@ -67,11 +68,11 @@ def arange(start: float, stop: float | None = None, step: float = 1, dtype: Any 
     """Evenly spaced numbers, as `numpy.arange`; integers become int64, floats float32.
 
     Raises:
-        ShapeError: they are too many, or their number is not finite. OutOfMemory: there is no memory for them.
+        OptionError: they are too many, or their number is not finite. OutOfMemory: there is no memory for them.
     """
     first, end = (start, stop) if stop is not None else (0, start)
     if not abs(end - first) < MOST_NUMBERS * abs(step):
-        raise ShapeError(f"arange: found start {first}, stop {end}, step {step}, expected fewer than 2^60 numbers")
+        raise OptionError(f"arange: found start {first}, stop {end}, step {step}, expected fewer than 2^60 numbers")
     try:
         numbers = np.arange(first, end, step)
     except MemoryError as error:

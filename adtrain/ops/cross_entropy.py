@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from adtrain.core.array import Value
+from adtrain.core.checked_arguments import checked_options
 from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.ops.broadcasting import reshape
 from adtrain.ops.common import ArrayLike, ClassFactors, as_value
 from adtrain.ops.compare import not_equal, where
 from adtrain.ops.index import embedding, pick
-from adtrain.ops.loss import cast_like, check_reduction, reduced
+from adtrain.ops.loss import Reduction, cast_like, reduced
 from adtrain.ops.reduce import mean, sum
 from adtrain.ops.softmax import log_softmax
 from adtrain.option_types import Fraction
 
 
+@checked_options
 def cross_entropy(
     logits: ArrayLike,
     targets: ArrayLike,
@@ -21,7 +23,7 @@ def cross_entropy(
     *,
     weight: ClassFactors | None = None,
     ignore_index: int | None = None,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
 ) -> Value:
     """-log softmax(logits)[target] of each row, reduced as ``reduction`` says.
 
@@ -37,10 +39,9 @@ def cross_entropy(
 
     Raises:
         ShapeError: the shapes do not fit, or a label is out of range.
+        OptionError: ``label_smoothing`` or ``reduction`` has another value.
         DTypeError: ``ignore_index`` is given with probabilities.
     """
-    if not isinstance(label_smoothing, (int, float)) or not 0 <= label_smoothing < 1:
-        raise ShapeError(f"cross_entropy: label_smoothing is {label_smoothing}, expected a number in [0, 1)")
     scores, labels = as_value(logits), as_value(targets)
     axis = _class_axis("cross_entropy", scores)
     log_probs = log_softmax(scores, axis)
@@ -60,13 +61,14 @@ def cross_entropy(
     return -reduced("cross_entropy", sum(log_probs * probabilities, axis), reduction)
 
 
+@checked_options
 def nll_loss(
     log_probs: ArrayLike,
     targets: ArrayLike,
     *,
     weight: ClassFactors | None = None,
     ignore_index: int | None = None,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
 ) -> Value:
     """-log_probs[target] of each row, reduced. Arguments and errors are those of `cross_entropy` for labels."""
     return _label_loss("nll_loss", as_value(log_probs), as_value(targets), 0.0, weight, ignore_index, reduction)
@@ -79,13 +81,12 @@ def _label_loss(
     smoothing: float,
     weight: ArrayLike | None,
     ignore_index: int | None,
-    reduction: str,
+    reduction: Reduction,
 ) -> Value:
     axis = _class_axis(name, log_probs)
     rows = log_probs.shape[:axis] + log_probs.shape[axis + 1 :]
     if labels.shape != rows:
         raise ShapeError(f"{name}: found {log_probs.shape} and targets {labels.shape}, expected targets {rows}")
-    check_reduction(name, reduction)
     labels = reshape(labels, (*rows[:axis], 1, *rows[axis:]))
     row_weights = None  # None: every row has weight 1
     kept = None  # None: no row is ignored

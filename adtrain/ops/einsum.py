@@ -10,7 +10,7 @@ from math import prod
 import numpy as np
 
 from adtrain.core.array import Value
-from adtrain.core.errors import DTypeError, ShapeError
+from adtrain.core.errors import DTypeError, OptionError, ShapeError
 from adtrain.ops.broadcasting import promote, reshape
 from adtrain.ops.common import ArrayLike
 from adtrain.ops.diagonals import diagonal
@@ -59,6 +59,7 @@ def einsum(subscripts: str, *operands: ArrayLike) -> Value:
 
     Raises:
         ShapeError: the subscripts do not fit the shapes, or lengths of a letter differ (1 is broadcast).
+        OptionError: the subscripts are wrong for all shapes.
         DTypeError: ``subscripts`` is not a string, or all operands are bool.
     """
     if not isinstance(subscripts, str):
@@ -67,7 +68,7 @@ def einsum(subscripts: str, *operands: ArrayLike) -> Value:
             "einsum('ij,jk->ik', a, b)"
         )
     if not operands:
-        raise ShapeError("einsum: found no operands, expected at least one")
+        raise OptionError("einsum: found no operands, expected at least one")
     values = promote(*operands)
     if values[0].dtype == np.bool_:
         raise DTypeError("einsum: found bool, expected numbers; use astype")
@@ -76,7 +77,7 @@ def einsum(subscripts: str, *operands: ArrayLike) -> Value:
     terms = _without_broadcast_axes(terms)
     known = {label for term in terms for label in term.labels}
     if missing := [label for label in output if label not in known]:
-        raise ShapeError(f"einsum: axis {missing[0]!r} of the result is in no operand of {subscripts!r}")
+        raise OptionError(f"einsum: axis {missing[0]!r} of the result is in no operand of {subscripts!r}")
     for positions in _order(terms, output):
         chosen = [terms[i] for i in positions]
         terms = [term for i, term in enumerate(terms) if i not in positions]
@@ -93,9 +94,9 @@ def _labels(subscripts: str, values: Sequence[Value]) -> tuple[list[str], str]:
     left, arrow, result = text.partition("->")
     parts = left.split(",")
     if any(char not in string.ascii_letters for part in (*parts, result) for char in part.replace("...", "", 1)):
-        raise ShapeError(f"einsum: found subscripts {subscripts!r}, expected letters, '...', ',' and one '->'")
+        raise OptionError(f"einsum: found subscripts {subscripts!r}, expected letters, '...', ',' and one '->'")
     if len(parts) != len(values):
-        raise ShapeError(f"einsum: {subscripts!r} has {len(parts)} operands, found {len(values)}")
+        raise OptionError(f"einsum: {subscripts!r} has {len(parts)} operands, found {len(values)}")
     unused = [letter for letter in string.ascii_letters if letter not in text]
     counts = []
     for part, value in zip(parts, values, strict=True):
@@ -115,7 +116,7 @@ def _labels(subscripts: str, values: Sequence[Value]) -> tuple[list[str], str]:
     else:
         output = others + "".join(sorted(x for x in {*left} - {*".,"} if left.count(x) == 1))
     if len({*output}) != len(output):
-        raise ShapeError(f"einsum: the result of {subscripts!r} has an axis twice")
+        raise OptionError(f"einsum: the result of {subscripts!r} has an axis twice")
     return inputs, output
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.array import Value, array
-from adtrain.core.batching_rules import all_mapped, fold, move_axes, shifted_axes, trailing_axes, unfold
+from adtrain.core.axes import Axes, Labels, letters
+from adtrain.core.batching_rules import all_mapped, fold, move_axes, unfold
 from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.trace import bind
@@ -90,6 +91,22 @@ def _scatter_add_batch(op: Any, mapped: Any, ct: Value, indices: Value, axis: in
     return move_axes(unfold(out, members), 1, axis + 1)
 
 
+def _around(ndim: int, axis: int, inside: int) -> tuple[Labels, Labels, Labels]:
+    """Labels for the axes before ``axis``, for ``inside`` axes in its place, and for those after it."""
+    labels = letters(ndim - 1 + inside)
+    return labels[:axis], labels[axis : axis + inside], labels[axis + inside :]
+
+
+def _take_axes(x: Any, indices: Any, axis: int) -> Axes:
+    before, entries, after = _around(x.ndim, axis, indices.ndim)
+    return Axes(((*before, "", *after), entries), ((*before, *entries, *after),))
+
+
+def _scatter_add_axes(ct: Any, indices: Any, axis: int, length: int) -> Axes:
+    before, entries, after = _around(ct.ndim - indices.ndim + 1, axis, indices.ndim)
+    return Axes(((*before, *entries, *after), entries), ((*before, "", *after),), frozenset(entries))
+
+
 take_p: Primitive = Primitive(
     "take",
     _take_shape,
@@ -99,6 +116,7 @@ take_p: Primitive = Primitive(
     reads=_gathered,
     traits=(Trait.GATHER,),
     batch=_take_batch,
+    axes=_take_axes,
 )
 scatter_add_p: Primitive = Primitive(
     "scatter_add",
@@ -107,6 +125,7 @@ scatter_add_p: Primitive = Primitive(
     [lambda out, ct, indices, axis, length: lambda u: bind(take_p, u, indices, axis=axis)],
     lambda ct, indices, axis, length: ct.size,
     batch=_scatter_add_batch,
+    axes=_scatter_add_axes,
 )
 
 
@@ -126,6 +145,16 @@ def _scatter_along_reference(ct: np.ndarray, indices: np.ndarray, axis: int, len
     return out
 
 
+def _take_along_axes(x: Any, indices: Any, axis: int) -> Axes:
+    before, (entries,), after = _around(x.ndim, axis, 1)
+    return Axes(((*before, "", *after), (*before, entries, *after)), ((*before, entries, *after),), leading=True)
+
+
+def _scatter_along_axes(ct: Any, indices: Any, axis: int, length: int) -> Axes:
+    labels = letters(ct.ndim)
+    return Axes((labels, labels), ((*labels[:axis], "", *labels[axis + 1 :]),), frozenset(labels[axis]), leading=True)
+
+
 take_along_axis_p: Primitive = Primitive(
     "take_along_axis",
     _along_shape,
@@ -133,8 +162,7 @@ take_along_axis_p: Primitive = Primitive(
     [lambda out, x, indices, axis: partial(_scatter_along_axis, indices=indices, axis=axis, length=x.shape[axis])],
     no_flops,
     reads=lambda x, indices, axis: (indices.size, indices.size),
-    traits=(Trait.ALONG_AXIS,),
-    batch=shifted_axes,
+    axes=_take_along_axes,
 )
 scatter_along_axis_p: Primitive = Primitive(
     "scatter_along_axis",
@@ -142,8 +170,7 @@ scatter_along_axis_p: Primitive = Primitive(
     _scatter_along_reference,
     [lambda out, ct, indices, axis, length: lambda u: bind(take_along_axis_p, u, indices, axis=axis)],
     lambda ct, indices, axis, length: ct.size,
-    traits=(Trait.ALONG_AXIS,),
-    batch=shifted_axes,
+    axes=_scatter_along_axes,
 )
 
 
@@ -169,7 +196,7 @@ one_hot_p: Primitive = Primitive(
     _one_hot_shape,
     _one_hot_reference,
     flops=no_flops,
-    batch=trailing_axes,
+    axes="*->*.",
 )
 
 

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from adtrain.core.array import Value
+from adtrain.core.checked_arguments import checked_options
 from adtrain.core.errors import ShapeError
 from adtrain.ops.activation import softplus
 from adtrain.ops.broadcasting import promote
@@ -17,34 +18,38 @@ from adtrain.ops.elementwise import abs, astype, square
 from adtrain.ops.reduce import mean, sum
 from adtrain.option_types import Positive
 
+Reduction = Literal["none", "sum", "mean"]
 
-def mse_loss(pred: ArrayLike, target: ArrayLike, *, reduction: str = "mean") -> Value:
+
+@checked_options
+def mse_loss(pred: ArrayLike, target: ArrayLike, *, reduction: Reduction = "mean") -> Value:
     """(pred - target)^2 of each element, reduced."""
     return reduced("mse_loss", square(_difference("mse_loss", pred, target)), reduction)
 
 
-def l1_loss(pred: ArrayLike, target: ArrayLike, *, reduction: str = "mean") -> Value:
+@checked_options
+def l1_loss(pred: ArrayLike, target: ArrayLike, *, reduction: Reduction = "mean") -> Value:
     """|pred - target| of each element, reduced."""
     return reduced("l1_loss", abs(_difference("l1_loss", pred, target)), reduction)
 
 
-def huber_loss(pred: ArrayLike, target: ArrayLike, delta: Positive = 1.0, *, reduction: str = "mean") -> Value:
+@checked_options
+def huber_loss(pred: ArrayLike, target: ArrayLike, delta: Positive = 1.0, *, reduction: Reduction = "mean") -> Value:
     """d^2 / 2 for |d| < delta, else delta (|d| - delta / 2), of each element, reduced (P. Huber, 1964)."""
-    if delta <= 0:
-        raise ShapeError(f"huber_loss: found delta = {delta}, expected a number above 0")
     difference = _difference("huber_loss", pred, target)
     distance = abs(difference)
     losses = where(less(distance, delta), square(difference) * 0.5, (distance - 0.5 * delta) * delta)
     return reduced("huber_loss", losses, reduction)
 
 
+@checked_options
 def binary_cross_entropy_with_logits(
     logits: ArrayLike,
     targets: ArrayLike,
     *,
     weight: ClassFactors | None = None,
     pos_weight: ClassFactors | None = None,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
 ) -> Value:
     """-pos_weight t log s - (1 - t) log(1 - s) with s = sigmoid(logits), times weight, of each element, reduced.
 
@@ -53,7 +58,7 @@ def binary_cross_entropy_with_logits(
         weight, pos_weight: factors that broadcast to that shape. The mean divides by the number of elements.
 
     Raises:
-        ShapeError: the shapes do not fit.
+        ShapeError: the shapes do not fit. OptionError: an option has another value.
     """
     name = "binary_cross_entropy_with_logits"
     x, t = _same_shape(name, logits, targets)
@@ -66,17 +71,11 @@ def binary_cross_entropy_with_logits(
     return reduced(name, losses, reduction)
 
 
-def reduced(name: str, losses: Value, reduction: str) -> Value:
+def reduced(name: str, losses: Value, reduction: Reduction) -> Value:
     """The losses themselves, their sum, or their mean."""
-    check_reduction(name, reduction)
     if reduction == "none":
         return losses
     return sum(losses) if reduction == "sum" else mean(losses)
-
-
-def check_reduction(name: str, reduction: str) -> None:
-    if reduction not in ("none", "sum", "mean"):
-        raise ShapeError(f"{name}: reduction is {reduction!r}, expected 'none', 'sum' or 'mean'")
 
 
 def cast_like(weight: ArrayLike, x: Value) -> Value:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.array import Value
-from adtrain.core.batching_rules import all_mapped, fold, trailing_axes, unfold
+from adtrain.core.batching_rules import all_mapped, fold, unfold
 from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.precision import FULL, precision_of
 from adtrain.core.primitive import Primitive, Trait
@@ -112,6 +112,10 @@ def _batch(
     return op(a, b, transpose_a=transpose_a, transpose_b=transpose_b, precision=precision)
 
 
+def _axes(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str) -> str:
+    return f"*{'km' if transpose_a else 'mk'},*{'nk' if transpose_b else 'kn'}->*mn"
+
+
 matmul_p: Primitive = Primitive(
     "matmul",
     _shape,
@@ -120,6 +124,7 @@ matmul_p: Primitive = Primitive(
     _flops,
     traits=(Trait.MATMUL,),
     batch=_batch,
+    axes=_axes,
 )
 
 
@@ -138,7 +143,7 @@ matmul_integers_p: Primitive = Primitive(
     _integers_shape,
     np.matmul,
     flops=lambda a, b: 2 * a.size * b.shape[-1],
-    batch=trailing_axes,
+    axes="*mk,*kn->*mn",
 )
 
 

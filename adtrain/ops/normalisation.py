@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.array import Value
-from adtrain.core.batching_rules import shifted_axes
+from adtrain.core.axes import along
 from adtrain.core.custom import custom_vjp
 from adtrain.core.errors import ShapeError
-from adtrain.core.primitive import Primitive, Trait
+from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
 from adtrain.ops.broadcasting import accurate_sum, keep_axes, reshape
@@ -71,8 +71,7 @@ standardize_p: Primitive = Primitive(
     _standardize_reference,
     [_standardize_vjp],
     lambda x, axes, eps: 6 * x.size,
-    traits=(Trait.ALONG_AXIS,),
-    batch=shifted_axes,
+    axes=lambda x, axes, eps: along(x.ndim, axes, results=3),
 )
 
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adtrain.core.array import Value, array
-from adtrain.core.batching_rules import folded
 from adtrain.core.errors import ShapeError
 from adtrain.core.precision import FULL, matmul_precision
 from adtrain.core.primitive import Primitive, Trait
@@ -145,7 +144,7 @@ max_pool2d_p: Primitive = Primitive(
     [_max_vjp],
     lambda x, windows: _max_shape(x, windows)[0].size * windows.kernel[0] * windows.kernel[1],
     traits=(Trait.MAX_POOL,),
-    batch=folded,
+    axes="nc..->nc..,nc..",
 )
 max_pool2d_put_p: Primitive = Primitive(
     "max_pool2d_put",
@@ -154,7 +153,7 @@ max_pool2d_put_p: Primitive = Primitive(
     [lambda out, ct, where, windows, shape: lambda u: bind(max_pool2d_pick_p, u, where, windows=windows)],
     lambda ct, where, windows, shape: ct.size,
     traits=(Trait.MAX_POOL_GRAD,),
-    batch=folded,
+    axes="nc..,nc..->nc..",
 )
 max_pool2d_pick_p: Primitive = Primitive(
     "max_pool2d_pick",
@@ -162,7 +161,7 @@ max_pool2d_pick_p: Primitive = Primitive(
     _pick_reference,
     [lambda out, x, where, windows: partial(_put, where=where, windows=windows, shape=x.shape)],
     lambda x, where, windows: where.size,
-    batch=folded,
+    axes="nc..,nc..->nc..",
 )
 
 
@@ -196,7 +195,7 @@ avg_pool2d_p: Primitive = Primitive(
     _avg_reference,
     [lambda out, x, windows: partial(bind, avg_pool2d_put_p, windows=windows, shape=x.shape)],
     lambda x, windows: _avg_shape(x, windows).size * windows.kernel[0] * windows.kernel[1],
-    batch=folded,
+    axes="nc..->nc..",
 )
 avg_pool2d_put_p: Primitive = Primitive(
     "avg_pool2d_put",
@@ -204,7 +203,7 @@ avg_pool2d_put_p: Primitive = Primitive(
     _avg_put_reference,
     [lambda out, ct, windows, shape: lambda u: bind(avg_pool2d_p, u, windows=windows)],
     lambda ct, windows, shape: ct.size * windows.kernel[0] * windows.kernel[1],
-    batch=folded,
+    axes="nc..->nc..",
 )
 
 
@@ -217,8 +216,6 @@ def adaptive_avg_pool2d(x: ArrayLike, output_size: int | Sequence[int]) -> Value
     if value.ndim != 4 or 0 in value.shape[2:]:
         raise ShapeError(f"adaptive_avg_pool2d: found shape {value.shape}, expected (N, C, H, W) with H, W > 0")
     rows, columns = per_axis("adaptive_avg_pool2d", "output_size", output_size, 2)
-    if min(rows, columns) < 1:
-        raise ShapeError(f"adaptive_avg_pool2d: found output size {(rows, columns)}, expected at least 1")
     if rows * columns >= LIMIT or max(rows * value.shape[2], columns * value.shape[3]) >= LIMIT:
         raise ShapeError(f"adaptive_avg_pool2d: output size {(rows, columns)} needs 2^31 elements or more")
     if rows == columns == 1:

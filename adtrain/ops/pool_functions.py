@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.array import Value, array
-from adtrain.core.errors import DTypeError, ShapeError
+from adtrain.core.errors import DTypeError, OptionError, ShapeError
+from adtrain.core.options import shown
 from adtrain.core.trace import bind
 from adtrain.ops.broadcasting import reshape
 from adtrain.ops.common import ArrayLike, as_value, require_float
@@ -118,7 +119,7 @@ def _avg_pool(
     require_float(name, value)
     windows = _axis_windows(name, axes, value, kernel, stride, padding, 1, ceil)
     if divisor is not None and (not isinstance(divisor, (int, np.integer)) or isinstance(divisor, bool) or not divisor):
-        raise ShapeError(f"{name}: divisor_override: found {divisor}, expected an integer other than 0")
+        raise OptionError(f"{name}: divisor_override is {shown(divisor)}, expected an integer other than 0")
     batch, rows, columns = value.shape[:2], windows[-2] if axes > 1 else single_elements(1), windows[-1]
     depth = windows[0].length if axes == 3 else 1
     images = value if axes == 2 else reshape(value, (batch[0], batch[1] * depth, rows.length, columns.length))

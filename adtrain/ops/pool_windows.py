@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adtrain.core.errors import ShapeError
+from adtrain.core.errors import OptionError, ShapeError
+from adtrain.core.options import shown
 from adtrain.core.types import Shape
 from adtrain.ops.windows import Ints, Padding, paddings, per_axis
 
@@ -73,18 +74,17 @@ def axis_windows(
         ceil: keep a partial window at the end.
 
     Raises:
-        ShapeError: a window is larger than the padded image, or another argument does not fit.
+        OptionError: an option is out of its range, or the padding is more than half of the window.
+        ShapeError: a window is larger than the padded image.
     """
     lengths, axes = shape[2:], len(shape) - 2
     kernels = per_axis(name, "kernel_size", kernel, axes)
     strides = kernels if stride is None else per_axis(name, "stride", stride, axes)
     dilations = per_axis(name, "dilation", dilation, axes)
-    if min(*kernels, *strides, *dilations) < 1:
-        raise ShapeError(f"{name}: window {kernels}, stride {strides} and dilation {dilations} must be at least 1")
     spans = tuple(d * (k - 1) + 1 for k, d in zip(kernels, dilations, strict=True))
     pads = paddings(name, padding, lengths, spans, strides)
     if any(max(p) > -(-k // 2) if padding == "same" else 2 * max(p) > k for p, k in zip(pads, spans, strict=True)):
-        raise ShapeError(f"{name}: padding {padding} must be between 0 and half the window {spans}")
+        raise OptionError(f"{name}: padding is {shown(padding)}, expected at most half of the window {spans}")
     found = []
     for n, k, s, (low, high), d, span in zip(lengths, kernels, strides, pads, dilations, spans, strict=True):
         rest = n + low + high - span

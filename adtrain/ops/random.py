@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from adtrain.core.array import Array, Value, array
-from adtrain.core.batching_rules import trailing_axes
+from adtrain.core.checked_arguments import checked_options
 from adtrain.core.errors import DTypeError, ShapeError
-from adtrain.core.options import is_integer, shown
 from adtrain.core.primitive import Primitive, no_flops
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape, dtype_of
 from adtrain.ops.common import ArrayLike, as_value
 from adtrain.ops.compare import less, where
+from adtrain.option_types import Bounds, Fraction
 
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL = 0x9E3779B9, 0xBB67AE85
@@ -57,25 +57,29 @@ def uniform_numbers(rng: np.ndarray, shape: Shape, stream: int, dtype: np.dtype)
     return out.reshape((*rng.shape[:-1], *shape))
 
 
+Stream = Annotated[int, Bounds(ge=0, lt=2**32)]
+"""The number of a sequence of random numbers."""
+_Word64 = Annotated[int, Bounds(ge=0, lt=2**64)]
+
 random_uniform_p: Primitive = Primitive(
     "random_uniform",
     _uniform_shape,
     uniform_numbers,
     flops=no_flops,
-    batch=trailing_axes,
+    axes=lambda rng, shape, **_: f"*.->*{'.' * len(shape)}",
 )
 """Numbers of ``shape`` for each state: (..., 4) to (..., *shape)."""
 
 
-def rng_state(seed: int, step: int = 0) -> Array:
+@checked_options
+def rng_state(seed: _Word64, step: _Word64 = 0) -> Array:
     """The state that `random_uniform` and `dropout` take: uint32 (seed low, seed high, step low, step high)."""
-    if not (0 <= seed < 2**64 and 0 <= step < 2**64):
-        raise ShapeError(f"rng_state: found seed {seed} and step {step}, expected 0 <= each < 2**64")
     words = [word for number in (seed, step) for word in (number & 0xFFFFFFFF, number >> 32)]
     return array(np.array(words, np.uint32))
 
 
-def random_uniform(rng: ArrayLike, shape: Sequence[int], stream: int = 0, dtype: Any = np.float32) -> Value:
+@checked_options
+def random_uniform(rng: ArrayLike, shape: Sequence[int], stream: Stream = 0, dtype: Any = np.float32) -> Value:
     """Uniform numbers in [0, 1), multiples of 2**-24, the same on every device and in every floating-point type.
 
     Args:
@@ -83,14 +87,14 @@ def random_uniform(rng: ArrayLike, shape: Sequence[int], stream: int = 0, dtype:
         stream: selects a sequence that is independent of the other streams of this state; at most 2**32 - 1.
 
     Raises:
-        DTypeError: ``rng`` or ``dtype`` is of another type. ShapeError: ``stream`` is out of range.
+        DTypeError: ``rng`` or ``dtype`` is of another type. OptionError: ``stream`` is out of range.
     """
     return uniform("random_uniform", rng, shape, stream, dtype)
 
 
 def uniform(name: str, rng: ArrayLike, shape: Sequence[int], stream: int, dtype: Any) -> Value:
     """`random_uniform`, with errors that begin with the operation ``name``."""
-    state, lengths, element = checked_state(name, rng, stream), tuple(int(n) for n in shape), dtype_of(name, dtype)
+    state, lengths, element = checked_state(name, rng), tuple(int(n) for n in shape), dtype_of(name, dtype)
     if element.kind != "f":
         raise DTypeError(f"{name}: found dtype {element}, expected float32 or float64")
     if min(lengths, default=0) < 0:
@@ -98,24 +102,21 @@ def uniform(name: str, rng: ArrayLike, shape: Sequence[int], stream: int, dtype:
     return bind(random_uniform_p, state, shape=lengths, stream=stream, dtype=element)
 
 
-def checked_state(name: str, rng: ArrayLike, stream: int) -> Value:
-    """``rng`` as a value. Raises DTypeError unless it is a random state, ShapeError for a stream out of range."""
+def checked_state(name: str, rng: ArrayLike) -> Value:
+    """``rng`` as a value. Raises DTypeError unless it is a random state."""
     state = as_value(rng)
     if state.shape != (4,) or state.dtype != np.uint32:
         raise DTypeError(f"{name}: rng is {state.dtype}{list(state.shape)}, expected uint32[4]; see ops.rng_state")
-    if not is_integer(stream, 0) or stream >= 2**32:
-        raise ShapeError(f"{name}: found stream {shown(stream)}, expected an integer with 0 <= stream < 2**32")
     return state
 
 
-def dropout(x: ArrayLike, p: float, rng: ArrayLike, stream: int = 0) -> Value:
+@checked_options
+def dropout(x: ArrayLike, p: Fraction, rng: ArrayLike, stream: Stream = 0) -> Value:
     """Each element 0 with probability ``p``, else divided by 1 - p (N. Srivastava et al., 2014).
 
     Raises:
-        ShapeError: ``p`` is not in [0, 1).
+        OptionError: ``p`` is not in [0, 1).
     """
-    if not 0 <= p < 1:
-        raise ShapeError(f"dropout: found p = {p}, expected 0 <= p < 1")
     value = as_value(x)
     if p == 0:
         return value

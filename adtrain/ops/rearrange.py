@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from adtrain.core.array import Array, Value
-from adtrain.core.errors import DTypeError, ShapeError, TraceError
+from adtrain.core.errors import DTypeError, OptionError, ShapeError, TraceError
 from adtrain.ops.broadcasting import broadcast_to, reshape
 from adtrain.ops.common import ArrayLike, as_value, normalize_axis
 from adtrain.ops.index import take
@@ -52,7 +52,7 @@ def split(x: ArrayLike, indices_or_sections: int | Sequence[int] | np.ndarray, a
     length = value.shape[position]
     given = _integers("split", "indices_or_sections", indices_or_sections)
     if given.ndim > 1:
-        raise ShapeError(f"split: found indices_or_sections of shape {given.shape}, expected a number or a sequence")
+        raise OptionError(f"split: found indices_or_sections of shape {given.shape}, expected a number or a sequence")
     if given.ndim == 0:
         sections = int(given)
         if sections < 1 or length % sections:
@@ -71,12 +71,12 @@ def tile(x: ArrayLike, reps: int | Sequence[int]) -> Value:
     The shorter of the shape of ``x`` and ``reps`` gets leading ones. PyTorch's ``x.repeat`` is this function.
 
     Raises:
-        ShapeError: a number is negative. DTypeError: one is not an integer. TraceError: one is traced.
+        OptionError: a number is negative. DTypeError: one is not an integer. TraceError: one is traced.
     """
     value = as_value(x)
     given = np.atleast_1d(_integers("tile", "reps", reps)).tolist()
     if min(given, default=0) < 0:
-        raise ShapeError(f"tile: found reps {reps}, expected numbers of at least 0")
+        raise OptionError(f"tile: found reps {reps}, expected numbers of at least 0")
     ndim = max(value.ndim, len(given))
     times = [1] * (ndim - len(given)) + given
     lengths = [1] * (ndim - value.ndim) + list(value.shape)
@@ -128,11 +128,11 @@ def roll(x: ArrayLike, shift: int | Sequence[int], axis: int | Sequence[int] | N
     shifts = _integers("roll", "shift", shift)
     if axis is None:
         if shifts.ndim:
-            raise ShapeError(f"roll: found shifts {shift} without axes, expected one shift, or an axis for each")
+            raise OptionError(f"roll: found shifts {shift} without axes, expected one shift, or an axis for each")
         return reshape(_rolled(reshape(value, (value.size,)), int(shifts), 0), value.shape)
     axes = [axis] if isinstance(axis, (int, np.integer)) else list(axis)
     if shifts.ndim > 1 or (shifts.ndim and shifts.size not in (1, len(axes)) and len(axes) != 1):
-        raise ShapeError(f"roll: found shifts {shift} for axes {axis}, expected one for each")
+        raise OptionError(f"roll: found shifts {shift} for axes {axis}, expected one for each")
     for each, number in zip(*np.broadcast_arrays(axes, shifts), strict=True):
         value = _rolled(value, int(number), normalize_axis("roll", each, value.ndim))
     return value

@@ -15,10 +15,9 @@ import numpy as np
 
 from adtrain.core.array import Value
 from adtrain.core.autodiff import vjp
-from adtrain.core.batching_rules import folded_beside
-from adtrain.core.errors import DTypeError, OptionError, ShapeError
+from adtrain.core.checked_arguments import checked_options
+from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.primitive import Primitive, Trait
-from adtrain.core.rewrites import WITH_WEIGHT_GRADIENTS
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape
 from adtrain.ops.broadcasting import reshape
@@ -60,6 +59,12 @@ class _Rules:
         shapes += [*[(n, weight.shape[0])] * self.cell.biases, *[(n, hidden)] * self.cell.states]
         return tuple(ArrayType(each, weight.dtype) for each in shapes)
 
+    def axes(self, *args: Any, reverse: bool) -> str:
+        return _by_sequence(args, self.shape(*args, reverse=reverse), range(1, 2 + self.cell.biases))
+
+    def grad_axes(self, *args: Any, reverse: bool) -> str:
+        return _by_sequence(args, self.grad_shape(*args, reverse=reverse), [1])
+
     def flops(self, first: Any, weight: Any, *others: Any, reverse: bool) -> int:
         (sums, hidden), sequence = weight.shape, next(x for x in (first, *others) if len(x.shape) == 3)
         return int(sequence.shape[0] * sequence.shape[1] * sums * (2 * hidden + FLOPS_A_GATE))
@@ -100,21 +105,14 @@ class _Rules:
 
         return lambda cts: _composed(f, args, cts)
 
-    def weight_grad_shape(self, *args: Any, reverse: bool) -> tuple[ArrayType, ...]:
-        found = self.grad_shape(*args, reverse=reverse)
-        weight, dtype = args[1].shape, found[0].dtype
-        biases = [ArrayType(weight[:1], dtype)] * self.cell.biases
-        return (*found[: self.cell.biases], ArrayType(weight, dtype), *biases, *found[2 * self.cell.biases + 1 :])
 
-    def weight_grad_reference(self, *args: Any, reverse: bool) -> Any:
-        found, n = self.grad_reference(*args, reverse=reverse), self.cell.biases
-        ds, before, *totals = found[n - 1 : 2 * n + 1]
-        weight = ds.reshape(-1, ds.shape[-1]).T @ before.reshape(-1, before.shape[-1])
-        return (*found[:n], weight, *(total.sum(0) for total in totals), *found[2 * n + 1 :])
-
-    def weight_grad_flops(self, *args: Any, reverse: bool) -> int:
-        ds, weight = self.grad_shape(*args, reverse=reverse)[0], args[1]
-        return self.flops(*args, reverse=reverse) + 2 * ds.size * int(weight.shape[1])
+def _by_sequence(args: Sequence[Any], types: Sequence[Any], weights: Sequence[int], sums: Sequence[int] = ()) -> str:
+    """Sequences move together: axis 0 of all arguments but the weights, and of all results but the sums."""
+    sides = (
+        ",".join("." * x.ndim if i in shared else "n" + "." * (x.ndim - 1) for i, x in enumerate(xs))
+        for xs, shared in ((args, weights), (types, sums))
+    )
+    return "->".join(sides)
 
 
 def _primitives(cell: Cell) -> tuple[Primitive, Primitive]:
@@ -122,8 +120,6 @@ def _primitives(cell: Cell) -> tuple[Primitive, Primitive]:
 
     ``cell(x, weight_hh, *biases, *initial states)`` is `recurrent_cells.run`. ``cell_grad(ct_h, weight_hh[, ct_c],
     *initial states, *outputs[, ct])`` is `recurrent_cells.run_grad`; ct_h and ct_c are cotangents of the last states.
-    ``cell_weight_grad`` has the same arguments. In place of the hidden states before the steps it returns the cotangent
-    of weight_hh, and in place of the sums over the steps those of the biases.
     """
     rules = _Rules(cell)
     forward = Primitive(
@@ -132,7 +128,7 @@ def _primitives(cell: Cell) -> tuple[Primitive, Primitive]:
         rules.reference,
         flops=rules.flops,
         joint_vjp=rules.rule,
-        batch=folded_beside(*range(1, 2 + cell.biases)),
+        axes=rules.axes,
         traits=(Trait.RECURRENT,),
     )
     grad = Primitive(
@@ -141,14 +137,9 @@ def _primitives(cell: Cell) -> tuple[Primitive, Primitive]:
         rules.grad_reference,
         flops=rules.flops,
         joint_vjp=rules.grad_rule,
-        batch=folded_beside(1),
+        axes=rules.grad_axes,
         traits=(Trait.RECURRENT,),
     )
-    # A pass substitutes it for the gradient, a product and sums in optimised Programs, so it has no derivative.
-    with_weight = Primitive(
-        f"{cell.name}_weight_grad", rules.weight_grad_shape, rules.weight_grad_reference, flops=rules.weight_grad_flops
-    )
-    WITH_WEIGHT_GRADIENTS[grad] = (cell.biases, with_weight)
     return forward, grad
 
 
@@ -216,6 +207,7 @@ def _or_zeros(op: str, what: str, given: ArrayLike | None, shape: Shape, like: V
     return value
 
 
+@checked_options
 def rnn(
     x: ArrayLike,
     weight_ih: ArrayLike,
@@ -241,14 +233,13 @@ def rnn(
         The hidden states of all steps (N, L, H), and the last one computed (N, H).
 
     Raises:
-        ShapeError: a shape does not fit, or L is 0. OptionError: another nonlinearity.
+        ShapeError: a shape does not fit, or L is 0. OptionError: an option has another value.
     """
-    if nonlinearity not in ("tanh", "relu"):
-        raise OptionError(f"rnn: nonlinearity is {nonlinearity!r}, expected 'tanh' or 'relu'")
     output, h = _run("rnn", f"rnn_{nonlinearity}", x, weight_ih, weight_hh, (bias_ih, bias_hh), (h0,), reverse)
     return output, h
 
 
+@checked_options
 def lstm(
     x: ArrayLike,
     weight_ih: ArrayLike,
@@ -272,6 +263,7 @@ def lstm(
     return output, h, c
 
 
+@checked_options
 def gru(
     x: ArrayLike,
     weight_ih: ArrayLike,

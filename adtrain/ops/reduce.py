@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.array import Value
-from adtrain.core.batching_rules import shifted_axes
+from adtrain.core.axes import along, without
 from adtrain.core.custom import custom_vjp
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive, Trait
@@ -79,8 +79,8 @@ def _extreme(name: str, cpu: Callable[..., Any]) -> Primitive:
         reference,
         [_extreme_vjp],
         lambda x, axes: x.size,
-        traits=(Trait.REDUCTION, Trait.ALONG_AXIS),
-        batch=shifted_axes,
+        traits=(Trait.REDUCTION,),
+        axes=lambda x, axes: without(x.ndim, axes),
     )
 
 
@@ -92,7 +92,7 @@ logsumexp_p: Primitive = Primitive(
     _logsumexp_reference,
     [_logsumexp_vjp],
     lambda x, axes: 4 * x.size,
-    batch=shifted_axes,
+    axes=lambda x, axes: without(x.ndim, axes),
 )
 
 
@@ -101,8 +101,7 @@ argmax_p: Primitive = Primitive(
     lambda x, axis: ArrayType(_without(x.shape, (axis,)), np.dtype(np.int64)),
     lambda x, axis: np.argmax(x, axis=axis),
     flops=lambda x, axis: x.size,
-    traits=(Trait.ALONG_AXIS,),
-    batch=shifted_axes,
+    axes=lambda x, axis: without(x.ndim, (axis,)),
 )
 
 
@@ -119,7 +118,7 @@ cumsum_p: Primitive = Primitive(
     lambda x, axis, reverse: ArrayType(x.shape, summed(x.dtype)),
     _cumsum_reference,
     [lambda out, x, axis, reverse: lambda ct: bind(cumsum_p, ct, axis=axis, reverse=not reverse)],
-    batch=shifted_axes,
+    axes=lambda x, axis, reverse: along(x.ndim, (axis,)),
 )
 
 

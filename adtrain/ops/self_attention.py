@@ -9,16 +9,20 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.array import Value
+from adtrain.core.axes import Axes, whole
+from adtrain.core.batching_rules import loop
+from adtrain.core.checked_arguments import checked_options
 from adtrain.core.errors import ShapeError
-from adtrain.core.options import is_integer, shown
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
 from adtrain.ops import attention_reference
-from adtrain.ops.attention import checked_options, composed, forward_flops, grad_flops, gradient_rule
+from adtrain.ops.attention import composed, forward_flops, grad_flops, gradient_rule, parameters
 from adtrain.ops.broadcasting import reshape
 from adtrain.ops.common import ArrayLike, as_value, require_float
+from adtrain.ops.random import Stream
 from adtrain.ops.shape import transpose
+from adtrain.option_types import Fraction, Number, Size
 
 
 def _shape(x: Any, *more: Any, heads: int, **params: Any) -> tuple[ArrayType, ArrayType]:
@@ -76,8 +80,23 @@ def _of_heads(flops: Callable[..., int]) -> Callable[..., int]:
     return f
 
 
+def _axes(x: Any, *more: Any, dropout: float, **params: Any) -> str | Axes:
+    """Dropout draws a number for each position. Heads, columns and rows of a sequence are read in other ways."""
+    return whole([x.ndim for x in (x, *more)], [x.ndim, x.ndim]) if dropout else "*..->*..,*.."
+
+
+def _grad_axes(x: Any, *more: Any, dropout: float, **params: Any) -> str | Axes:
+    return whole([x.ndim for x in (x, *more)], [x.ndim]) if dropout else "*..,*..,*..,*..->*.."
+
+
 self_attention_p: Primitive = Primitive(
-    "self_attention", _shape, _reference, flops=_of_heads(forward_flops), joint_vjp=_rule
+    "self_attention",
+    _shape,
+    _reference,
+    flops=_of_heads(forward_flops),
+    joint_vjp=_rule,
+    batch=loop,
+    axes=_axes,
 )
 """`attention` of an array (..., length, 3 heads width) with the rows of q, k and v side by side."""
 
@@ -87,17 +106,20 @@ self_attention_grad_p: Primitive = Primitive(
     _grad_reference,
     flops=_of_heads(grad_flops),
     joint_vjp=gradient_rule(_composed_heads, 1),
+    batch=loop,
+    axes=_grad_axes,
 )
 
 
+@checked_options
 def self_attention(
     x: ArrayLike,
-    heads: int,
+    heads: Size,
     causal: bool = False,
-    scale: float | None = None,
-    dropout: float = 0.0,
+    scale: Number | None = None,
+    dropout: Fraction = 0.0,
     rng: ArrayLike | None = None,
-    stream: int = 0,
+    stream: Stream = 0,
 ) -> Value:
     """`attention` of several heads whose q, k and v are side by side in one array, as one projection computes them.
 
@@ -116,10 +138,10 @@ def self_attention(
     """
     value = as_value(x)
     require_float("self_attention", value)
-    if not is_integer(heads, 1) or value.ndim < 2 or value.shape[-1] % (3 * heads) or value.shape[-2] == 0:
+    if value.ndim < 2 or value.shape[-1] % (3 * heads) or value.shape[-2] == 0:
         raise ShapeError(
-            f"self_attention: found shape {value.shape} and {shown(heads)} heads, expected (..., length, 3 heads width)"
+            f"self_attention: found shape {value.shape} and {heads} heads, expected (..., length, 3 heads width)"
         )
     width = value.shape[-1] // (3 * heads)
-    more, params = checked_options("self_attention", width, causal, scale, dropout, rng, stream, value.dtype)
+    more, params = parameters("self_attention", width, causal, scale, dropout, rng, stream, value.dtype)
     return bind(self_attention_p, value, *more, heads=heads, **params)[0]

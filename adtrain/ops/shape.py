@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.array import Value
-from adtrain.core.batching_rules import shifted_axes
+from adtrain.core.axes import Axes, along, letters
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive, no_flops
 from adtrain.core.trace import bind
@@ -21,6 +21,11 @@ Ints = tuple[int, ...]
 _range: type[builtins.slice] = builtins.slice  # the builtin, before this module's function takes its name
 
 
+def _transpose_axes(x: Any, axes: Ints) -> Axes:
+    labels = letters(len(axes))
+    return Axes((labels,), (tuple(labels[i] for i in axes),))
+
+
 transpose_p: Primitive = Primitive(
     "transpose",
     lambda x, axes: ArrayType(tuple(x.shape[i] for i in axes), x.dtype),
@@ -28,6 +33,7 @@ transpose_p: Primitive = Primitive(
     [lambda out, x, axes: lambda ct: bind(transpose_p, ct, axes=tuple(sorted(range(len(axes)), key=axes.__getitem__)))],
     no_flops,
     batch=lambda op, mapped, x, axes: op(x, axes=(0, *(i + 1 for i in axes))),
+    axes=_transpose_axes,
 )
 flip_p: Primitive = Primitive(
     "flip",
@@ -35,7 +41,7 @@ flip_p: Primitive = Primitive(
     lambda x, axes: np.flip(x, axes),
     [lambda out, x, axes: lambda ct: bind(flip_p, ct, axes=axes)],
     no_flops,
-    batch=shifted_axes,
+    axes=lambda x, axes: along(x.ndim, axes),
 )
 
 
@@ -68,7 +74,7 @@ concatenate_p: Primitive = Primitive(
     lambda *xs, axis: np.concatenate(xs, axis),
     _concatenate_rule,
     no_flops,
-    batch=shifted_axes,
+    axes=lambda *xs, axis: along(xs[0].ndim, (axis,), arguments=len(xs)),
 )
 
 
@@ -87,6 +93,11 @@ def _slice_vjp(out: Value, x: Value, starts: Ints, stops: Ints, steps: Ints) -> 
     return lambda ct: bind(pad_p, ct, low=starts, high=high, gaps=tuple(step - 1 for step in steps), value=0.0)
 
 
+def _slice_axes(x: Any, starts: Ints, stops: Ints, steps: Ints) -> Axes:
+    bounds = zip(x.shape, starts, stops, steps, strict=True)
+    return along(x.ndim, [i for i, (n, *given) in enumerate(bounds) if given != [0, n, 1]])
+
+
 slice_p: Primitive = Primitive(
     "slice",
     _slice_shape,
@@ -97,6 +108,7 @@ slice_p: Primitive = Primitive(
     batch=lambda op, mapped, x, starts, stops, steps: op(
         x, starts=(0, *starts), stops=(x.shape[0], *stops), steps=(1, *steps)
     ),
+    axes=_slice_axes,
 )
 
 
@@ -122,6 +134,10 @@ def _pad_vjp(out: Value, x: Value, low: Ints, high: Ints, gaps: Ints, value: flo
     return lambda ct: bind(slice_p, ct, starts=low, stops=stops, steps=tuple(g + 1 for g in gaps))
 
 
+def _pad_axes(x: Any, low: Ints, high: Ints, gaps: Ints, value: float) -> Axes:
+    return along(x.ndim, [i for i, widths in enumerate(zip(low, high, gaps, strict=True)) if any(widths)])
+
+
 pad_p: Primitive = Primitive(
     "pad",
     _pad_shape,
@@ -131,6 +147,7 @@ pad_p: Primitive = Primitive(
     batch=lambda op, mapped, x, low, high, gaps, value: op(
         x, low=(0, *low), high=(0, *high), gaps=(0, *gaps), value=value
     ),
+    axes=_pad_axes,
 )
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.array import Value
-from adtrain.core.batching_rules import shifted_axes
+from adtrain.core.axes import along
 from adtrain.core.errors import ShapeError
-from adtrain.core.primitive import Primitive, Trait
+from adtrain.core.primitive import Primitive
 from adtrain.core.types import ArrayType
 from adtrain.ops.broadcasting import accurate_sum, along_axis
 from adtrain.ops.common import ArrayLike, require_float
@@ -44,8 +44,7 @@ softmax_p: Primitive = Primitive(
     _softmax_reference,
     [lambda out, x, axis: lambda ct: out * (ct - sum(ct * out, axis, keepdims=True))],
     _flops,
-    traits=(Trait.ALONG_AXIS,),
-    batch=shifted_axes,
+    axes=lambda x, axis: along(x.ndim, (axis,)),
 )
 log_softmax_p: Primitive = Primitive(
     "log_softmax",
@@ -53,8 +52,7 @@ log_softmax_p: Primitive = Primitive(
     _log_softmax_reference,
     [lambda out, x, axis: lambda ct: ct - exp(out) * sum(ct, axis, keepdims=True)],
     _flops,
-    traits=(Trait.ALONG_AXIS,),
-    batch=shifted_axes,
+    axes=lambda x, axis: along(x.ndim, (axis,)),
 )
 
 

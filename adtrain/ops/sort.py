@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.array import Value
-from adtrain.core.batching_rules import trailing_axes
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
@@ -40,7 +39,7 @@ def _comparisons(x: Any, count: int, descending: bool) -> int:
     return x.size * count.bit_length()
 
 
-argsort_p: Primitive = Primitive("argsort", _argsort_shape, _argsort_reference, flops=_comparisons, batch=trailing_axes)
+argsort_p: Primitive = Primitive("argsort", _argsort_shape, _argsort_reference, flops=_comparisons, axes="*.->*.")
 """The indices of the first ``count`` elements in the stable order along the last axis."""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.array import Value
-from adtrain.core.errors import ShapeError
+from adtrain.core.errors import OptionError, ShapeError
 from adtrain.ops.broadcasting import broadcast_to, promote, reshape
 from adtrain.ops.common import ArrayLike, broadcast_shapes, normalize_axis
 from adtrain.ops.index import take
@@ -28,7 +28,8 @@ def tensordot(a: ArrayLike, b: ArrayLike, axes: int | Sequence[Any] = 2) -> Valu
         The remaining axes of ``a``, then those of ``b``.
 
     Raises:
-        ShapeError: lengths differ in a pair, an axis is named twice or out of range, or ``axes`` is of another form.
+        ShapeError: lengths differ in a pair, or an axis is named twice or out of range.
+        OptionError: ``axes`` is of another form.
     """
     a, b = promote(a, b)
     over_a, over_b = _paired_axes(axes, a, b)
@@ -57,7 +58,7 @@ def _paired_axes(axes: int | Sequence[Any], a: Value, b: Value) -> tuple[list[in
         return list(range(a.ndim - int(axes), a.ndim)), list(range(int(axes)))
     given = [[x] if isinstance(x, (int, np.integer)) else list(x) for x in axes]
     if len(given) != 2 or len(given[0]) != len(given[1]):
-        raise ShapeError(f"tensordot: found axes {axes}, expected a number, or two sequences of equal length")
+        raise OptionError(f"tensordot: found axes {axes}, expected a number, or two sequences of equal length")
     first, second = (
         [normalize_axis("tensordot", int(i), x.ndim) for i in found] for found, x in zip(given, (a, b), strict=True)
     )

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.array import Value
-from adtrain.core.errors import ShapeError
+from adtrain.core.errors import OptionError, ShapeError
+from adtrain.core.options import fits, shown, words
 from adtrain.ops.shape import pad
+from adtrain.option_types import Count, Size
 
 Ints = int | Sequence[int]
 Padding = str | int | Sequence[int | Sequence[int]]
@@ -22,10 +24,10 @@ LIMIT = 2**31
 def per_axis(name: str, option: str, value: Ints, axes: int) -> tuple[int, ...]:
     """One integer for each of ``axes`` axes, from one integer for all or one for each."""
     found: tuple[Any, ...] = tuple(value) if isinstance(value, (tuple, list)) else (value,) * axes
-    if len(found) != axes or not all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in found):
-        raise ShapeError(f"{name}: {option}: found {value}, expected an integer or {axes} of them")
-    if any(abs(int(n)) >= LIMIT for n in found):
-        raise ShapeError(f"{name}: {option}: found {value}, expected integers below 2^31")
+    size = Count if option in ("padding", "output_padding") else Size
+    if len(found) != axes or not all(fits(n, size) for n in found):
+        more = f", or {axes} of them" if axes > 1 else ""
+        raise OptionError(f"{name}: {option} is {shown(value)}, expected {words(size)}{more}")
     return tuple(int(n) for n in found)
 
 
@@ -40,7 +42,8 @@ def paddings(
         spans: lengths of the windows, dilation included.
 
     Raises:
-        ShapeError: ``padding`` has another form, is negative, or makes an image of 2^31 elements or more.
+        OptionError: ``padding`` has another form, or is negative.
+        ShapeError: it makes an image of 2^31 elements or more.
     """
     axes = len(lengths)
     if padding == "valid":
@@ -49,16 +52,14 @@ def paddings(
         totals = [max((-(-n // s) - 1) * s + k - n, 0) for n, k, s in zip(lengths, spans, strides, strict=True)]
         found: Pairs = tuple((total // 2, total - total // 2) for total in totals)
     elif isinstance(padding, str):
-        raise ShapeError(f'{name}: found padding {padding!r}, expected integers, "same" or "valid"')
+        raise OptionError(f'{name}: padding is {shown(padding)}, expected integers, "same" or "valid"')
     elif isinstance(padding, (tuple, list)) and any(isinstance(p, (tuple, list)) for p in padding):
         if len(padding) != axes or not all(isinstance(p, (tuple, list)) and len(p) == 2 for p in padding):
-            raise ShapeError(f"{name}: found padding {padding}, expected {axes} pairs (before, after)")
+            raise OptionError(f"{name}: padding is {shown(padding)}, expected {axes} pairs (before, after)")
         pairs = [per_axis(name, "padding", p, 2) for p in padding if not isinstance(p, int)]
         found = tuple((low, high) for low, high in pairs)
     else:
         found = tuple((p, p) for p in per_axis(name, "padding", padding, axes))  # type: ignore[arg-type]
-    if any(min(p) < 0 for p in found):
-        raise ShapeError(f"{name}: found padding {padding}, expected at least 0")
     if int(np.prod([n + sum(p) for n, p in zip(lengths, found, strict=True)], dtype=object)) >= LIMIT:
         raise ShapeError(f"{name}: the image {tuple(lengths)} with padding {padding} has 2^31 elements or more")
     return found

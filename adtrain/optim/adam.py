@@ -10,7 +10,6 @@ import numpy as np
 from adtrain import ops
 from adtrain.core import tree
 from adtrain.core.array import Value
-from adtrain.core.errors import OptionError
 from adtrain.optim.optimizer import Optimizer, OptState, Tree, add_decay, is_zero, zero_step, zeros_like
 from adtrain.option_types import Fractions, NonNegative, Positive
 
@@ -29,13 +28,6 @@ class Adam(Optimizer):
     betas: Fractions = (0.9, 0.999)
     eps: NonNegative = 1e-8
     weight_decay: NonNegative = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check("eps")
-        self._check("weight_decay")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise OptionError(f"{self.kind()}: betas is {self.betas!r}, expected two numbers in [0, 1)")
 
     def init(self, params: Tree) -> OptState:
         return {"step": zero_step(params), "exp_avg": zeros_like(params), "exp_avg_sq": zeros_like(params)}

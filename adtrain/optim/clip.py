@@ -7,19 +7,20 @@ from functools import reduce
 from adtrain import ops
 from adtrain.core import tree
 from adtrain.core.array import Value
+from adtrain.core.checked_arguments import checked_options
 from adtrain.core.errors import OptionError
 from adtrain.optim.optimizer import Tree
+from adtrain.option_types import Positive
 
 
-def clip_by_norm(grads: Tree, max_norm: float, norm: Value | None = None) -> tuple[Tree, Value]:
+@checked_options
+def clip_by_norm(grads: Tree, max_norm: Positive, norm: Value | None = None) -> tuple[Tree, Value]:
     """The gradients scaled so that their norm is at most `max_norm`, and their norm before scaling (0-d).
 
     The norm is the Euclidean norm of all leaves as one vector (Pascanu et al. 2013), as in
     torch.nn.utils.clip_grad_norm_. With `norm`, `grads` are a part of the gradients that have this norm. Raises
     OptionError if `max_norm` is not above 0 or there are no gradients.
     """
-    if not max_norm > 0:
-        raise OptionError(f"clip_by_norm: max_norm is {max_norm!r}, expected a number above 0")
     leaves = tree.leaves(grads)
     if not leaves:
         raise OptionError("clip_by_norm: found no gradients, expected at least one")
@@ -29,8 +30,7 @@ def clip_by_norm(grads: Tree, max_norm: float, norm: Value | None = None) -> tup
     return tree.map(lambda g: ops.astype(scale, g.dtype) * g, grads), norm
 
 
-def clip_by_value(grads: Tree, limit: float) -> Tree:
+@checked_options
+def clip_by_value(grads: Tree, limit: Positive) -> Tree:
     """The gradients with every element clamped to [-limit, limit]. Raises OptionError if `limit` is not above 0."""
-    if not limit > 0:
-        raise OptionError(f"clip_by_value: limit is {limit!r}, expected a number above 0")
     return tree.map(lambda g: ops.clip(g, -limit, limit), grads)

@@ -6,19 +6,19 @@ import copy
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import inf
 from typing import Any, ClassVar
 
 import numpy as np
 
 from adtrain import ops
-from adtrain.core import options, other_libraries, tree
+from adtrain.core import other_libraries, tree
 from adtrain.core.array import Value
 from adtrain.core.checked_arguments import CheckedArguments
 from adtrain.core.errors import OptionError, ShapeError
+from adtrain.core.options import check_option
 from adtrain.core.scope import phase
 from adtrain.core.traced_number import TracedNumber
-from adtrain.option_types import Positive
+from adtrain.option_types import NonNegative, Positive
 
 Tree = Any
 """A tree of arrays with the structure of the parameters."""
@@ -38,17 +38,6 @@ class Optimizer(CheckedArguments):
     traceable: ClassVar[tuple[str, ...]] = ()
     """Options that may be traced numbers in `update`, in addition to `lr`."""
     lr: Positive
-
-    def __post_init__(self) -> None:
-        self._check("lr")
-
-    @classmethod
-    def kind(cls) -> str:
-        """The optimizer's name in a config."""
-        return cls.__name__.lower()
-
-    def _check(self, name: str, low: float = 0, below: float = inf) -> None:
-        options.check_number(self.kind(), name, getattr(self, name), low, below)
 
     def with_traced(self, numbers: Mapping[str, Any]) -> Optimizer:
         """A copy whose options `numbers`, of `traceable` and `lr`, are traced numbers or values. Nothing is checked.
@@ -88,7 +77,7 @@ class Optimizer(CheckedArguments):
         if isinstance(rate, TracedNumber):
             rate = rate.value
         elif not isinstance(rate, Value):
-            options.check_number(self.kind(), "lr", rate)
+            check_option(self.kind(), "lr", rate, NonNegative)
             rate = ops.full((), float(rate), np.float64, device_of(params))
         if "step" not in state:
             raise OptionError(

@@ -28,13 +28,6 @@ class RMSprop(Optimizer):
     weight_decay: NonNegative = 0.0
     momentum: Fraction = 0.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check("alpha", below=1)
-        self._check("eps")
-        self._check("weight_decay")
-        self._check("momentum", below=1)
-
     def init(self, params: Tree) -> OptState:
         state: OptState = {"step": zero_step(params), "square_avg": zeros_like(params)}
         if self.momentum:

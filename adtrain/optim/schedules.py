@@ -5,7 +5,7 @@ A factor is a float64 0-d Value, computed by public ops from an int64 0-d Value,
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from math import pi
 from typing import Any
@@ -14,11 +14,11 @@ import numpy as np
 
 from adtrain import ops
 from adtrain.core.array import Value
-from adtrain.core.options import check_integer, check_number
-from adtrain.option_types import AtLeastOne, Fraction, NonNegative, Size, StepList, Steps
+from adtrain.core.checked_arguments import CheckedArguments
+from adtrain.option_types import AtLeastOne, Count, Fraction, NonNegative, Size, StepList, Steps
 
 
-class Schedule(ABC):
+class Schedule(CheckedArguments):
     """A factor on the base learning rate for each step. Subclasses are frozen dataclasses; their unit is the step."""
 
     @abstractmethod
@@ -41,10 +41,6 @@ class Step(Schedule):
     step_size: Steps
     gamma: NonNegative = 0.1
 
-    def __post_init__(self) -> None:
-        check_integer("step", "step_size", self.step_size, least=1)
-        check_number("step", "gamma", self.gamma)
-
     def __call__(self, step: Value) -> Value:
         periods = ops.astype(_float(step) / self.step_size, np.int64)
         return ops.power(self.gamma, _float(periods))
@@ -57,11 +53,6 @@ class MultiStep(Schedule):
     milestones: StepList
     gamma: NonNegative = 0.1
 
-    def __post_init__(self) -> None:
-        for milestone in self.milestones:
-            check_integer("multistep", "milestones", milestone, least=1)
-        check_number("multistep", "gamma", self.gamma)
-
     def __call__(self, step: Value) -> Value:
         reached = ops.greater_equal(_float(step), np.array(self.milestones, np.float64))
         return ops.power(self.gamma, ops.sum(_float(reached)))
@@ -73,9 +64,6 @@ class Exponential(Schedule):
 
     gamma: NonNegative
 
-    def __post_init__(self) -> None:
-        check_number("exponential", "gamma", self.gamma)
-
     def __call__(self, step: Value) -> Value:
         return ops.power(self.gamma, _float(step))
 
@@ -86,10 +74,6 @@ class Cosine(Schedule):
 
     total_steps: Size
     final: NonNegative = 0.0
-
-    def __post_init__(self) -> None:
-        check_integer("cosine", "total_steps", self.total_steps, least=1)
-        check_number("cosine", "final", self.final)
 
     def __call__(self, step: Value) -> Value:
         return _anneal(1.0, self.final, _float(step) / self.total_steps)
@@ -109,11 +93,9 @@ class OneCycle(Schedule):
     div_factor: AtLeastOne = 25.0
     final_div_factor: AtLeastOne = 1e4
 
-    def __post_init__(self) -> None:
-        check_integer("one_cycle", "total_steps", self.total_steps, least=1)
-        check_number("one_cycle", "pct_start", self.pct_start, below=1)
-        check_number("one_cycle", "div_factor", self.div_factor, low=1)
-        check_number("one_cycle", "final_div_factor", self.final_div_factor, low=1)
+    @classmethod
+    def kind(cls) -> str:
+        return "one_cycle"
 
     def __call__(self, step: Value) -> Value:
         start, final = 1 / self.div_factor, 1 / (self.div_factor * self.final_div_factor)
@@ -132,11 +114,8 @@ class WarmUp(Schedule):
     At step t < steps the factor is (t + 1) / (steps + 1) times the first factor of `after` (Goyal et al. 2017).
     """
 
-    steps: int
+    steps: Count
     after: Schedule
-
-    def __post_init__(self) -> None:
-        check_integer("warm_up", "steps", self.steps, least=0)
 
     def __call__(self, step: Value) -> Value:
         rise = ops.minimum((_float(step) + 1.0) / (self.steps + 1), 1.0)
@@ -144,12 +123,7 @@ class WarmUp(Schedule):
 
 
 SCHEDULES: dict[str, type[Schedule]] = {
-    "constant": Constant,
-    "step": Step,
-    "multistep": MultiStep,
-    "exponential": Exponential,
-    "cosine": Cosine,
-    "one_cycle": OneCycle,
+    schedule.kind(): schedule for schedule in (Constant, Step, MultiStep, Exponential, Cosine, OneCycle)
 }
 """Schedules by their name in a config; WarmUp can precede each of them."""
 

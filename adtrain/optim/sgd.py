@@ -28,9 +28,6 @@ class SGD(Optimizer):
     nesterov: bool = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check("momentum", below=1)
-        self._check("weight_decay")
         if self.nesterov and self.momentum == 0:
             raise OptionError("sgd: nesterov needs a momentum above 0")
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 from adtrain.core.backend import backend
+from adtrain.core.per_member import by_member
 from adtrain.core.program import Program
-from adtrain.core.staging import Pass
+from adtrain.core.staging import Pass, Results, keeps
 from adtrain.passes.common_subexpressions import merge_common_subexpressions
 from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.flatten_rows import flatten_rows
 from adtrain.passes.fold_collectives import fold_collectives
 from adtrain.passes.fold_constants import fold_constants
+from adtrain.passes.fold_transposes import fold_transposes
 from adtrain.passes.fuse_bias_gradients import fuse_bias_gradients
 from adtrain.passes.fuse_elementwise import fuse_loops
 from adtrain.passes.fuse_map_reduce import fuse_map_reduce
@@ -33,11 +34,7 @@ SIMPLIFY = (fold_collectives, fold_constants, simplify_reshapes, merge_common_su
 """The passes that remove work without changing any bit of the results."""
 
 
-def by_member(program: Program) -> Program:
-    """Mark a Program whose arrays have a leading axis of members: the bits of one must not depend on the others."""
-    return replace(program, by_member=True)
-
-
+@keeps(Results.FINITE)
 def fuse(program: Program) -> Program:
     """``program`` after the fusion passes of the device that it runs on."""
     return backend(_device(program)).fuse(program)
@@ -49,14 +46,17 @@ def passes_of_ranks(passes: Sequence[Pass]) -> Sequence[Pass]:
     return fold_collectives, optimize, _fuse_exchanges, place_collectives_of_device, place_views
 
 
+@keeps(Results.EXACT)
 def _fuse_region(program: Program) -> Program:
     return backend(_device(program)).fuse_region(program)
 
 
+@keeps(Results.EXACT)
 def _fuse_exchanges(program: Program) -> Program:
     return backend(_device(program)).fuse_exchanges(program)
 
 
+@keeps(Results.EXACT)
 def place_collectives_of_device(program: Program) -> Program:
     """``program`` after `place_collectives`, with early updates where exchanges run beside kernels."""
     return place_collectives(program, backend(_device(program)).overlaps_exchanges)
@@ -79,6 +79,7 @@ __all__ = [
     "flatten_rows",
     "fold_collectives",
     "fold_constants",
+    "fold_transposes",
     "fuse",
     "fuse_bias_gradients",
     "fuse_loops",

@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import Results, keeps
 from adtrain.core.static_key import params_key
 
 
+@keeps(Results.EXACT)
 def merge_common_subexpressions(program: Program) -> Program:
     """Merge equations of equal primitive, inputs and parameters, and constants of equal elements.
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from adtrain.core.program import Program, Variable
+from adtrain.core.staging import Results, keeps
 
 
+@keeps(Results.EXACT)
 def remove_dead_code(program: Program) -> Program:
     """``program`` without equations and constants that no output depends on."""
     needed: set[Variable] = set(program.outputs)

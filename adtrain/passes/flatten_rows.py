@@ -6,29 +6,28 @@ residual additions and their gradients work on rows of F elements. As equations 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
 from adtrain.core.fused import renamed
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import Results, keeps
 from adtrain.core.types import ArrayType, Shape
 from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.passes.simplify_reshapes import simplify_reshapes
 
 
+@keeps(Results.EXACT)
 def flatten_rows(program: Program) -> Program:
     """Rewrite equations over the leading axes of sequences to equations over rows, with reshapes around them.
 
     Leading axes are those that a reshape joins for a matrix product: (B, S) of (B, S, F). Elementwise equations, norms
     and sums of rows are rewritten, and sums over all rows. Equations that read
     only gathered rows keep their shape, so that they fuse with the gather.
-
-    A Program by member stays as it is: a product over the rows of all members would depend on their number.
     """
-    leading = set() if program.by_member else _leading_axes(program)
+    leading = _leading_axes(program)
     if not leading:
         return program
     equations: list[Equation] = []
@@ -64,7 +63,7 @@ def _with_flat_broadcasts(
             copy = _flattened(broadcasts[v], leading)
             if copy is None:
                 return None
-            own = {w: Variable(w.type, w.device) for each in copy for w in each.outputs}
+            own = {w: w.like() for each in copy for w in each.outputs}
             before[v] = [renamed(each, own) for each in copy]
             flat = [renamed(each, {v: own[v]}) if each.outputs[0] is not v else each for each in flat]
     return [*(each for group in before.values() for each in group), *flat]
@@ -91,12 +90,13 @@ def flat_shape(shape: Shape) -> Shape:
 
 def _flattened(e: Equation, leading: set[Shape]) -> list[Equation] | None:
     """The equation over rows, and reshapes of its arguments and results; None if it does not work row by row."""
-    whole = e.inputs[0].type.shape if e.has(Trait.ALONG_AXIS) else e.outputs[0].type.shape
+    along = "axes" in e.params and e.axes.leading and len(e.inputs) == 1
+    whole = e.inputs[0].type.shape if along else e.outputs[0].type.shape
     if whole[:-1] not in leading:
         return None
-    if e.has(Trait.ALONG_AXIS):
+    if along:
         axes = _flat_axes(e, len(whole))
-        if axes is None or len(e.inputs) > 1:
+        if axes is None:
             return None
         params = {**e.params, "axes": axes}
     elif elementwise(e):
@@ -108,18 +108,18 @@ def _flattened(e: Equation, leading: set[Shape]) -> list[Equation] | None:
         return None
     inputs = [v if s is None or s == v.type.shape else _like(v, s) for v, s in zip(e.inputs, shapes, strict=True)]
     types = e.primitive.output_types([v.type for v in inputs], params)
-    outputs = [v if t == v.type else Variable(t, v.device) for v, t in zip(e.outputs, types, strict=True)]
+    outputs = [v if t == v.type else v.like(t) for v, t in zip(e.outputs, types, strict=True)]
     before = [_reshape(e, v, w) for v, w in zip(e.inputs, inputs, strict=True) if v is not w]
     after = [_reshape(e, w, v) for v, w in zip(e.outputs, outputs, strict=True) if v is not w]
     return [*before, replace(e, inputs=tuple(inputs), outputs=tuple(outputs), params=params), *after]
 
 
 def _flat_axes(e: Equation, ndim: int) -> tuple[int, ...] | None:
-    """The axes of the same equation over rows: the last axis, or for a sum all leading ones."""
-    axes: Sequence[int] = e.params.get("axes", ())
-    if tuple(axes) == (ndim - 1,):
-        return (1,)
-    return (0,) if e.has(Trait.REDUCTION) and tuple(axes) == tuple(range(ndim - 1)) else None
+    """The axes of the same equation over rows, if it works by row, or reduces over all of them; otherwise None."""
+    (labels,), axes = e.axes.arguments, e.params["axes"]
+    if set(axes) <= {ndim - 1}:
+        return (1,) * len(axes)
+    return (0,) if labels[-1] and e.axes.results == (labels[-1:],) else None
 
 
 def _row_shape(shape: Shape, leading: Shape) -> Shape | None:
@@ -132,7 +132,7 @@ def _row_shape(shape: Shape, leading: Shape) -> Shape | None:
 
 
 def _like(v: Variable, shape: Shape) -> Variable:
-    return Variable(ArrayType(shape, v.type.dtype), v.device)
+    return v.like(ArrayType(shape, v.type.dtype))
 
 
 def _reshape(like: Equation, x: Variable, out: Variable) -> Equation:

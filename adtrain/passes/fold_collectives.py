@@ -6,8 +6,10 @@ from dataclasses import replace
 
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program
+from adtrain.core.staging import Results, keeps
 
 
+@keeps(Results.EXACT)
 def fold_collectives(program: Program) -> Program:
     """``program`` with a reshape in place of each exchange between one rank or one shard only."""
     return replace(program, equations=tuple(_folded(e) for e in program.equations))

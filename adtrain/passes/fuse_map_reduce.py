@@ -14,6 +14,7 @@ from dataclasses import replace
 from adtrain.core.fused import MAP_REDUCE, fuse
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import Results, keeps
 from adtrain.core.types import ArrayType
 from adtrain.passes.groups import MAX_EQUATIONS, producers_first
 from adtrain.passes.pair_axes import MAX_WIDTH, Pair, pair_axes
@@ -22,6 +23,7 @@ REDUCTIONS = ("sum", "max", "min", "logsumexp")
 """The reductions that map-reduce kernels compute, beside matrix products with a thin array."""
 
 
+@keeps(Results.EXACT)
 def fuse_map_reduce(program: Program) -> Program:
     """One `map_reduce` equation for all reductions of pairs that can run together.
 
@@ -67,7 +69,7 @@ def _sum_rows_first(program: Program) -> Program:
             (x,), row = e.inputs, axes[e.inputs[0]].first
             first = tuple(axis for axis in e.params["axes"] if axis != row)
             shape = tuple(n for axis, n in enumerate(x.type.shape) if axis not in first)
-            rows = Variable(ArrayType(shape, x.type.dtype), x.device)
+            rows = x.like(ArrayType(shape, x.type.dtype))
             equations.append(replace(e, params={"axes": first}, outputs=(rows,)))
             e = replace(e, inputs=(rows,), params={"axes": (row - sum(axis < row for axis in first),)})
         equations.append(e)
@@ -153,7 +155,7 @@ def _rewritten(program: Program, axes: dict[Variable, Pair], chosen: set[int], c
 def _fused(equations: Sequence[Equation], members: Sequence[int], program: Program) -> Equation:
     """A `map_reduce` equation, with its own variables for the pairs."""
     results = {v for i in members for v in program.equations[i].outputs}
-    names = {v: Variable(v.type, v.device) for e in equations for v in e.outputs if v not in results}
+    names = {v: v.like() for e in equations for v in e.outputs if v not in results}
 
     def renamed(variables: Sequence[Variable]) -> tuple[Variable, ...]:
         return tuple(names.get(v, v) for v in variables)

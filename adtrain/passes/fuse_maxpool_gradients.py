@@ -7,8 +7,8 @@ pass can process one element of each window:
     sum(put(g, at)) = sum(g)                                         over the images and their pixels
     conv2d_input_grad(put(g, at), w), conv2d_weight_grad(x, put(g, at))   have kernels that visit the maxima only
 
-The last two are for finite values: the kernels leave out the products of zeros with w and x. Where w or x is infinite
-or NaN, these are NaN in eager code.
+The last two become fused equations, whose bodies have both operations. They are for finite values: the kernels leave
+out the products of zeros with w and x. Where w or x is infinite or NaN, these are NaN in eager code.
 """
 
 from __future__ import annotations
@@ -16,12 +16,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from adtrain.core.fused import OF_POOLED, fuse
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.rewrites import POOLED_GRADIENT
+from adtrain.core.staging import Results, keeps
 from adtrain.core.types import ArrayType
 
+GRADIENT_AT = {"conv2d_input_grad": 0, "conv2d_weight_grad": 1}
+"""The argument of a convolution's gradient that is the gradient of the convolution's output."""
 
+
+@keeps(Results.FINITE)
 def fuse_maxpool_gradients(program: Program, has_kernel: Callable[[Equation], bool], all_readers: bool) -> Program:
     """Let equations that read a spread gradient read the pooled gradient instead. (Spread: with zeros between.)
 
@@ -51,8 +56,8 @@ def _sink_masks(program: Program) -> Program:
             continue
         compare = producer[e.inputs[0]]
         (ct, at), (zero, _) = put.inputs, compare.inputs
-        mask = Variable(ArrayType(ct.type.shape, compare.outputs[0].type.dtype), ct.device)
-        masked = Variable(ct.type, ct.device)
+        mask = ct.like(ArrayType(ct.type.shape, compare.outputs[0].type.dtype))
+        masked = ct.like()
         equations += [
             replace(compare, inputs=(zero, pool.outputs[0]), outputs=(mask,)),
             replace(e, inputs=(mask, ct, e.inputs[2]), outputs=(masked,)),
@@ -85,12 +90,12 @@ def _sum_pooled(e: Equation, put: dict[Variable, Equation]) -> Equation:
 
 def _on_pooled(e: Equation, put: dict[Variable, Equation], has_kernel: Callable[[Equation], bool]) -> Equation:
     """A gradient of a convolution that reads the pooled gradient, if there is a kernel for it; else `e`."""
-    if e.primitive not in POOLED_GRADIENT:
+    i = GRADIENT_AT.get(e.name)
+    source = put.get(e.inputs[i]) if i is not None else None
+    if i is None or source is None:
         return e
-    i, variant = POOLED_GRADIENT[e.primitive]
-    source = put.get(e.inputs[i])
-    if source is None:
-        return e
-    inputs = (*e.inputs[:i], *source.inputs, *e.inputs[i + 1 :])
-    found = replace(e, primitive=variant, inputs=inputs, params={**e.params, **source.params})
+    before, after = e.inputs[:i], e.inputs[i + 1 :]
+    spread = e.inputs[i].like()
+    body = [replace(source, outputs=(spread,)), replace(e, inputs=(*before, spread, *after))]
+    found = fuse(e.name + OF_POOLED, body, e.outputs, (*before, *source.inputs, *after))
     return found if has_kernel(found) else e

@@ -2,22 +2,29 @@
 
 lstm_grad(...), matmul(ds, before, transpose_a) and sum(total, 0)    ->    lstm_weight_grad(...)
 
-and the same of other cells. `total` is a sum over the steps; that over the batch is the gradient of a bias.
+and the same of other cells. `total` is a sum over the steps; that over the batch is the gradient of a bias. The body of
+the fused equation has all these equations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from adtrain.core.fused import WEIGHT_GRAD, fuse
 from adtrain.core.precision import FULL
-from adtrain.core.primitive import Trait
+from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.registry import cuda_kernels
-from adtrain.core.rewrites import WITH_WEIGHT_GRADIENTS
+from adtrain.core.staging import Results, keeps
 from adtrain.core.target import Target
+from adtrain.core.types import ArrayType
+
+GRAD = "_grad"
+"""The end of the name of a recurrent primitive's gradient."""
 
 
+@keeps(Results.EXACT)
 def fuse_recurrent_gradients(program: Program, target: Target) -> Program:
     """Compute a recurrent layer's gradient with those by weight_hh and biases, where the GPU has a kernel for all."""
     producer = {v: e for e in program.equations for v in e.outputs}
@@ -26,32 +33,58 @@ def fuse_recurrent_gradients(program: Program, target: Target) -> Program:
     for product in filter(_is_weight_gradient, program.equations):
         ds, before = (_before_reshapes(v, producer) for v in product.inputs)
         gradient = producer.get(before)
-        if gradient is None or gradient.primitive not in WITH_WEIGHT_GRADIENTS:
+        if gradient is None or not _is_gradient(gradient, product, ds, before):
             continue
-        n, variant = WITH_WEIGHT_GRADIENTS[gradient.primitive]
-        types = [v.type for v in gradient.inputs]
-        outputs = list(gradient.outputs)
-        if outputs[n - 1 : n + 1] != [ds, before] or not cuda_kernels(variant.name, target, *types, **gradient.params):
-            continue
-
+        n = gradient.outputs.index(before)
+        totals = gradient.outputs[n + 1 : 2 * n + 1]
         views = [
             e for e in program.equations if e.has(Trait.RESHAPE) and _before_reshapes(e.inputs[0], producer) is before
         ]
-        totals = outputs[n + 1 : 2 * n + 1]
         sum_of = {total: e for total in totals for e in program.readers.get(total, ()) if _sums_rows(e)}
         unneeded = {before, *totals, *(e.outputs[0] for e in views)}
         readers = {e for v in unneeded for e in program.readers.get(v, ())}
         if readers != {product, *views, *sum_of.values()} or not unneeded.isdisjoint(program.outputs):
             continue
 
-        of_bias = variant.output_types(types, gradient.params)[n + 1]
-        biases = [  # nothing reads the gradient of a bias that the Program does not sum
-            sum_of[total].outputs[0] if total in sum_of else Variable(of_bias, total.device) for total in totals
-        ]
-        outputs[n : 2 * n + 1] = [*product.outputs, *biases]
-        fused[gradient] = replace(gradient, primitive=variant, outputs=tuple(outputs))
-        removed |= readers
+        # The kernel computes the gradient of each bias, also of one that the Program does not need.
+        found = _fused(gradient, product, ds, before, [sum_of.get(v) or _sum(v, gradient) for v in totals])
+        if cuda_kernels(found.name, target, *(v.type for v in found.inputs), **found.kernel_params):
+            fused[gradient] = found
+            removed |= readers
     return replace(program, equations=tuple(fused.get(e, e) for e in program.equations if e not in removed))
+
+
+def _fused(gradient: Equation, product: Equation, ds: Variable, before: Variable, sums: Sequence[Equation]) -> Equation:
+    """One equation for all. The cotangents of sums and states come first, then those of weight_hh and the biases."""
+    views = [_reshape(x, v, product) for x, v in zip((ds, before), product.inputs, strict=True)]
+    product = replace(product, inputs=tuple(view.outputs[0] for view in views))
+    inner = {before, *(e.inputs[0] for e in sums)}
+    needed = [v for e in (gradient, product, *sums) for v in e.outputs if v not in inner]
+    form = gradient.name.removesuffix(GRAD) + WEIGHT_GRAD
+    return fuse(form, [gradient, *views, product, *sums], needed, gradient.inputs)
+
+
+def _reshape(x: Variable, like: Variable, reader: Equation) -> Equation:
+    """``x`` as a matrix, as ``like`` is; other equations may read ``like`` itself."""
+    params, out = {"shape": like.type.shape}, like.like()
+    return Equation(PRIMITIVES["reshape"], (x,), params, (out,), reader.scope, reader.phase)
+
+
+def _sum(total: Variable, gradient: Equation) -> Equation:
+    out = total.like(ArrayType(total.type.shape[1:], total.type.dtype))
+    return Equation(PRIMITIVES["sum"], (total,), {"axes": (0,)}, (out,), gradient.scope, gradient.phase)
+
+
+def _is_gradient(e: Equation, product: Equation, ds: Variable, before: Variable) -> bool:
+    """Whether ``product`` is the gradient of weight_hh, the second argument of the recurrent gradient ``e``.
+
+    The outputs of ``e`` begin with cotangents of the sums, ``ds`` the last of them, and the states ``before`` steps.
+    """
+    if not e.has(Trait.RECURRENT) or not e.name.endswith(GRAD):
+        return False
+    weight, n = e.inputs[1].type, e.outputs.index(before)
+    states = len(before.type.shape) == 3 and before.type.shape[2:] == weight.shape[1:]
+    return n > 0 and states and e.outputs[n - 1] is ds and product.outputs[0].type == weight
 
 
 def _is_weight_gradient(e: Equation) -> bool:

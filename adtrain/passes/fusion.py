@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from adtrain.core.fused import fuse, renamed
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import Results
 from adtrain.core.target import Target
 from adtrain.passes.groups import Groups
 
@@ -123,6 +124,8 @@ def fusions_of_users(backend: str) -> Sequence[type[Fusion]]:
 class FusionPass:
     """The pass for one form."""
 
+    results: ClassVar = Results.EXACT
+    """The body of a fused equation has the equations that it replaces."""
     fusion: type[Fusion]
     target: Target | None = None
 
@@ -200,7 +203,7 @@ def with_copies(program: Program, copied: Callable[[Equation, Equation], bool]) 
     for e in program.equations:
         found = {v: producer[v] for v in dict.fromkeys(e.inputs) if v in producer and copied(producer[v], e)}
         originals.update(found.values())
-        copies = {v: Variable(v.type, v.device) for v in found}
+        copies = {v: v.like() for v in found}
         equations += [replace(x, outputs=(copies[v],), scope=e.scope, phase=e.phase) for v, x in found.items()]
         equations.append(renamed(e, copies) if copies else e)
     read = {*program.outputs, *(v for e in equations for v in e.inputs)}

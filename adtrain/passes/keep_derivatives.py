@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from adtrain.core.program import Program, Variable
+from adtrain.core.staging import Results, keeps
 from adtrain.passes.fuse_elementwise import elementwise
 
 
+@keeps(Results.EXACT)
 def keep_derivatives(program: Program) -> Program:
     """Move functions of one elementwise value to its phase, where nothing else of another phase reads the value."""
     equations = list(program.equations)

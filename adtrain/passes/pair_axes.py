@@ -41,25 +41,22 @@ def pair_axes(program: Program) -> dict[Variable, Pair]:
 
 def _axes(e: Equation, known: dict[Variable, Pair]) -> Pair | None:
     shape = e.outputs[0].type.shape
-    pairs = [known.get(v) for v in e.inputs]
-    if e.primitive.name == "full":
-        return _longest(shape)
+    ends = {_followed(e, i, known.get(v)) for i, v in enumerate(e.inputs) if v.type.shape}
+    pair = ends.pop() if len(ends) == 1 else None
     if e.has(Trait.BROADCAST):
-        return _of_broadcast(e.inputs[0].type.shape, shape, pairs[0])
+        return _of_broadcast(e, pair)
     if e.has(Trait.MATMUL):
-        return _longest(shape) if not any(pairs) and _thin_product(e) else None
-    if elementwise(e):
-        whole = {pair for v, pair in zip(e.inputs, pairs, strict=True) if v.type.shape}
-        return whole.pop() if len(whole) == 1 else None
-    if pairs[0] is None:
-        return None
-    if e.primitive.name == "transpose":
-        return Pair(*sorted(e.params["axes"].index(at) for at in pairs[0]))
-    if e.has(Trait.RESHAPE):
-        return _of_reshape(e.inputs[0].type.shape, shape, pairs[0])
-    if e.has(Trait.REDUCTION) and e.primitive.name == "sum" and not set(pairs[0]) & set(e.params["axes"]):
-        return Pair(*(at - sum(axis < at for axis in e.params["axes"]) for at in pairs[0]))
-    return None
+        return _longest(shape) if known.keys().isdisjoint(e.inputs) and _thin_product(e) else None
+    if e.has(Trait.RESHAPE):  # one that only adds and removes axes of length 1
+        lengths = ([n for n in v.type.shape if n != 1] for v in (e.inputs[0], e.outputs[0]))
+        return pair if next(lengths) == next(lengths) else None
+    return pair if elementwise(e) or e.primitive.name in ("transpose", "sum") else None
+
+
+def _followed(e: Equation, argument: int, pair: Pair | None) -> Pair | None:
+    """The axes of the result that move with a pair of axes of an argument."""
+    ends = [axis for at in pair or () if (axis := e.axes.follow(argument, at)[0]) is not None]
+    return Pair(*sorted(ends)) if len(ends) == 2 else None
 
 
 def _longest(shape: Shape) -> Pair | None:
@@ -72,22 +69,13 @@ def _longest(shape: Shape) -> Pair | None:
     return Pair(first, second) if long and math.prod(shape) <= MAX_WIDTH * pairs else None
 
 
-def _of_broadcast(source: Shape, shape: Shape, pair: Pair | None) -> Pair | None:
-    added = len(shape) - len(source)
-    found = _longest(shape)
-    if pair is not None:
-        return found if found == Pair(pair.first + added, pair.second + added) else None
-    repeated = found is not None and any(at < added or source[at - added] == 1 for at in found)
-    return found if repeated else None
-
-
-def _of_reshape(source: Shape, shape: Shape, pair: Pair) -> Pair | None:
-    """The axes of pairs after a reshape that only adds and removes axes of length 1; None for other reshapes."""
-    kept = [axis for axis, length in enumerate(source) if length != 1]
-    made = [axis for axis, length in enumerate(shape) if length != 1]
-    if [source[axis] for axis in kept] != [shape[axis] for axis in made]:
-        return None
-    return Pair(*(made[kept.index(at)] for at in pair))
+def _of_broadcast(e: Equation, pair: Pair | None) -> Pair | None:
+    """The axes of pairs that a broadcast makes of a thin array, or keeps."""
+    found = _longest(e.outputs[0].type.shape)
+    if found is None or pair is not None:
+        return found if found == pair else None
+    given = e.axes.arguments[0] if e.inputs else ()
+    return found if any(e.axes.results[0][at] not in given for at in found) else None
 
 
 def _thin_product(e: Equation) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from adtrain.core.fused import PEER_EXCHANGES, renamed
 from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import Results, keeps
 from adtrain.core.types import ArrayType
 from adtrain.passes.groups import producers_first
 from adtrain.passes.plan_memory import pair_donated
@@ -24,6 +25,7 @@ exchange_done_p: Primitive = Primitive(
     flops=no_flops,
     view=True,
     traits=(Trait.RESHAPE,),
+    axes=lambda received, sent: f"*,{'.' * sent.ndim}->*",
 )
 """``exchange_done(received, sent)``: waits for the exchange that writes ``received``, and returns it. Until then the
 memory of both is in use."""
@@ -34,6 +36,7 @@ def exchanges_data(e: Equation) -> bool:
     return e.has(Trait.COLLECTIVE) or e.form == PEER_EXCHANGES
 
 
+@keeps(Results.EXACT)
 def place_collectives(program: Program, early_updates: bool = False) -> Program:
     """``program`` in another order: first the exchanges, with the equations that they need, then all others.
 
@@ -61,7 +64,7 @@ def place_collectives(program: Program, early_updates: bool = False) -> Program:
         for v in read:
             if v in pending:
                 e = pending.pop(v)
-                done[v] = Variable(v.type, v.device)
+                done[v] = v.like()
                 inputs = (v, *(done.get(x, x) for x in e.inputs))
                 equations.append(Equation(exchange_done_p, inputs, {}, (done[v],), e.scope, e.phase))
 

@@ -12,12 +12,14 @@ from math import prod
 
 from adtrain.core.fused import HORIZONTAL
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import Results, keeps
 from adtrain.core.views import concat_view_p, subview_p
 from adtrain.passes.arena import ALIGNMENT
 from adtrain.passes.fuse_elementwise import is_loops
 from adtrain.passes.places import nbytes
 
 
+@keeps(Results.EXACT)
 def place_views(program: Program) -> Program:
     """``program`` with views in place of the slices and concatenations that need no copy.
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from adtrain.core.fused import LOOPS, OVERWRITES, per_member_p
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.fused import LOOPS, OVERWRITES
+from adtrain.core.program import Equation, Variable
 from adtrain.core.registry import has_kernels
 from adtrain.passes.fuse_elementwise import by_element
 
@@ -24,16 +24,22 @@ class Place(NamedTuple):
 
 
 def nbytes(v: Variable) -> int:
+    """The bytes of a value. Those of one member if it is mapped."""
     return v.size * v.type.dtype.itemsize
+
+
+def stored_bytes(v: Variable) -> int:
+    """The bytes of the array in memory."""
+    return v.stored.size * v.type.dtype.itemsize
 
 
 def overwrites(equation: Equation, argument: Variable, result: Variable) -> bool:
     """Whether ``result`` may overwrite ``argument``: each element is read before it is written."""
-    if equation.primitive is per_member_p:
-        return _overwrites_members(equation, argument, result)
+    if argument in equation.inputs and not argument.members == result.members == equation.members:
+        return False  # what all members share is read for each of them
     if equation.form in OVERWRITES:
         return OVERWRITES[equation.form](equation, argument, result)
-    if has_kernels(equation.form, "cpu") or has_kernels(equation.form, "cuda"):  # a user's kernel: nothing is known
+    if has_kernels(equation.form, "cpu") or has_kernels(equation.form, "cuda"):  # a kernel in a file: nothing is known
         return argument not in equation.inputs
     if equation.form and equation.form != LOOPS:
         return read_once(equation, argument, result)
@@ -52,13 +58,3 @@ def read_once(equation: Equation, argument: Variable, result: Variable) -> bool:
 
 def of_one_type(equation: Equation, argument: Variable, result: Variable) -> bool:
     return argument.type == result.type
-
-
-def _overwrites_members(equation: Equation, argument: Variable, result: Variable) -> bool:
-    """`overwrites` for a `per_member` equation: a member reads and writes its own part of both."""
-    body: Program = equation.params["body"]
-    at = [i for i, v in enumerate(equation.inputs) if v is argument]
-    own = body.outputs[equation.outputs.index(result)]
-    return all(
-        equation.params["mapped"][i] and all(overwrites(e, body.inputs[i], own) for e in body.equations) for i in at
-    )

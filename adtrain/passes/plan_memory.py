@@ -20,7 +20,7 @@ from adtrain.core.types import ArrayType
 from adtrain.passes.arena import Arena
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.place_exchanges import SlotPlanner, Slots
-from adtrain.passes.places import Place, nbytes, overwrites
+from adtrain.passes.places import Place, overwrites, stored_bytes
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def plan_memory(
         for v in e.outputs:
             if root[v] is v and v not in places:
                 lifetime = (0, len(program.equations)) if guard else (first_write[v], max(ends.get(v, i), i))
-                arena.add(v, nbytes(v) + 2 * guard, *lifetime)
+                arena.add(v, stored_bytes(v) + 2 * guard, *lifetime)
         arena.add(i, workspace(e), i, i)
     offsets = arena.offsets()
     places |= {v: Place("arena", start + guard) for v, start in offsets.items() if isinstance(v, Variable)}
@@ -115,7 +115,7 @@ def _owners(
     for e in program.equations:
         for v in e.outputs:
             root[v] = root[in_place[v]] if v in in_place else v
-        if e.has(Trait.RESHAPE) or e.has(Trait.SUBVIEW):
+        if e.is_view and not e.has(Trait.CONCAT_VIEW):
             (out,), x = e.outputs, e.inputs[0]
             root[out] = root[x]
             if x in offset or e.has(Trait.SUBVIEW):
@@ -127,7 +127,7 @@ def _owners(
                 same = [v for v, r in root.items() if r is root[x]]
                 root |= dict.fromkeys(same, e.outputs[0])
                 offset |= {v: offset.get(v, 0) + at for v in same}
-                at += nbytes(x)
+                at += stored_bytes(x)
     return root, offset
 
 
@@ -138,14 +138,14 @@ def _at_offset(place: Place, offset: int) -> Place:
 
 def pair_donated(program: Program) -> dict[Variable, Variable]:
     """For each output a donated input of the same type, whose memory it could take."""
-    free: dict[ArrayType, deque[Variable]] = {}
+    free: dict[tuple[ArrayType, int], deque[Variable]] = {}
     for v in program.inputs:
         if v in program.donated:
-            free.setdefault(v.type, deque()).append(v)
+            free.setdefault((v.type, v.members), deque()).append(v)
     pairs: dict[Variable, Variable] = {}
     for out in dict.fromkeys(program.outputs):
-        if free.get(out.type):
-            pairs[out] = free[out.type].popleft()
+        if same := free.get((out.type, out.members)):
+            pairs[out] = same.popleft()
     return pairs
 
 
@@ -156,7 +156,7 @@ def _donated(program: Program) -> dict[Variable, Variable]:
     last_use: dict[Variable, int] = {}
     read_by_view: set[tuple[int, Variable]] = set()
     for i, e in enumerate(program.equations):
-        if e.has(Trait.RESHAPE) or e.has(Trait.SUBVIEW):
+        if e.is_view and not e.has(Trait.CONCAT_VIEW):
             view_of[e.outputs[0]] = view_of.get(e.inputs[0], e.inputs[0])
         last_use.update((view_of.get(v, v), i) for v in e.inputs)
         read_by_view.update((i, view_of[v]) for v in e.inputs if v in view_of)
@@ -168,7 +168,7 @@ def _donated(program: Program) -> dict[Variable, Variable]:
         if writer is None or last_use.get(donated, -1) > writer:
             continue
         if out is not result and not (
-            program.equations[writer].has(Trait.COLLECTIVE) and nbytes(out) == nbytes(result)
+            program.equations[writer].has(Trait.COLLECTIVE) and stored_bytes(out) == stored_bytes(result)
         ):
             continue
         if (writer, donated) not in read_by_view and overwrites(program.equations[writer], donated, out):
@@ -180,7 +180,8 @@ def _overwritable(equation: Equation, out: Variable, root: dict[Variable, Variab
     """The arguments whose memory `out` may take if it has their type."""
     roots = [root[v] for v in equation.inputs]
     if by_element(equation):
-        parts = {root[v] for v in equation.inputs if nbytes(v) != nbytes(root[v])}  # they are read at other places
+        # They are read at other places.
+        parts = {root[v] for v in equation.inputs if stored_bytes(v) != stored_bytes(root[v])}
         return [v for v in equation.inputs if root[v] not in parts]
     kernels = c_kernels(equation.name) if out.device == "cpu" else ()
     pairs = kernels[0].in_place if len(kernels) == 1 else ()
@@ -201,7 +202,7 @@ def _reuse_arguments(
                 continue
             for v in _overwritable(e, out, root):
                 r = root[v]
-                if r not in places and ends[r] == i and v.type == out.type and nbytes(r) == nbytes(out):
+                if r not in places and ends[r] == i and v.type == out.type and stored_bytes(r) == stored_bytes(out):
                     moved = sharing.pop(out)
                     root.update(dict.fromkeys(moved, r))
                     sharing[r] += moved

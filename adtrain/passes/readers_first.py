@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from adtrain.core.program import Program, Variable
+from adtrain.core.staging import Results, keeps
 from adtrain.passes.groups import producers_first
 from adtrain.passes.plan_memory import pair_donated
 from adtrain.passes.topological_order import TopologicalOrder
 
 
+@keeps(Results.EXACT)
 def readers_first(program: Program) -> Program:
     """The same equations, with readers of a donated input before its overwriter, if dependences allow."""
     producer = {v: i for i, e in enumerate(program.equations) for v in e.outputs}

@@ -13,9 +13,10 @@ from adtrain.core.array import Array
 from adtrain.core.fused import renamed as with_names
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.staging import Pass
+from adtrain.core.staging import Pass, Results, keeps
 
 
+@keeps(Results.FINITE)
 def optimize_regions(program: Program, passes: Sequence[Pass]) -> Program:
     """``program`` after ``passes`` on each region. Exchanges stay in their order; barriers are removed."""
     renamed: dict[Variable, Variable] = {}

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import Results, keeps
 
 
+@keeps(Results.EXACT)
 def simplify_reshapes(program: Program) -> Program:
     """``program`` without reshapes of reshapes and without reshapes to the same shape."""
     source: dict[Variable, Variable] = {}  # of a reshape: the value before all reshapes

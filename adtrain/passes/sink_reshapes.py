@@ -11,9 +11,11 @@ from dataclasses import replace
 from adtrain.core.fused import LOOPS
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import Results, keeps
 from adtrain.core.types import ArrayType, Shape
 
 
+@keeps(Results.EXACT)
 def sink_reshapes(program: Program) -> Program:
     """Swap loops and the reshape of a matrix product, where nothing else reads the reshape or the product."""
     producer = {v: e for e in program.equations for v in e.outputs}
@@ -50,9 +52,7 @@ def _moved(loops: Equation, flat: Shape, unshaped: dict[Variable, Variable]) -> 
     body: Program = loops.params["body"]
     shape = loops.outputs[0].type.shape
     variables = (*body.inputs, *(v for e in body.equations for v in e.outputs))
-    of = {
-        v: Variable(ArrayType(flat, v.type.dtype), v.device) if v.type.shape == shape else v for v in variables
-    } | unshaped
+    of = {v: v.like(ArrayType(flat, v.type.dtype)) if v.type.shape == shape else v for v in variables} | unshaped
 
     def renamed(variables: tuple[Variable, ...]) -> tuple[Variable, ...]:
         return tuple(of[v] for v in variables)

@@ -1,4 +1,4 @@
-"""The training step of many members at once: the step of one member, mapped by `vmap`, and its evaluation.
+"""The training step of many members at once, and their evaluation: those of one member, by `per_member`.
 
 A member is one training of a sweep. The arrays of all members have a leading axis of members.
 """
@@ -16,7 +16,6 @@ from adtrain.core.array import Value, array
 from adtrain.core.per_member import per_member
 from adtrain.core.scope import scope
 from adtrain.core.traced_number import TracedNumber
-from adtrain.core.vmap import vmap
 from adtrain.training.experiment import Experiment
 from adtrain.training.network import Network
 from adtrain.training.step import Totals, TrainState, batch_indices, evaluation_step, train_step
@@ -102,8 +101,7 @@ def sweep_step(experiment: Experiment) -> SweepStep:
         state: TrainState, tally: Tally, settings: Settings, images: Value, labels: Value, order: Value
     ) -> tuple[TrainState, Tally]:
         axes = (0, 0, 0, 0, None, None, 0, None, None, 0 if order.ndim == 3 else None)
-        of_all = vmap(member, axes) if order.device == "cpu" else per_member(member, axes)
-        found = of_all(
+        found = per_member(member, axes)(
             *(state, tally.loss, tally.sums, tally.finite, tally.steps, tally.position),
             *(settings, images, labels, order),
         )
@@ -131,12 +129,12 @@ def frozen_states(good: Value, state: TrainState, last: TrainState) -> tuple[Val
                 good = good & ops.equal(ops.sum(x - x), 0)
         return good, tree.map(lambda new, old: ops.where(good, new, old), state, last)
 
-    return vmap(member)(good, state, last)
+    return per_member(member)(good, state, last)
 
 
 def chosen_states(good: Value, state: TrainState, last: TrainState) -> TrainState:
     """For each member `state` if it is good, else `last`. A staged function donates `state`, argument 1."""
-    return vmap(lambda ok, new, old: tree.map(lambda x, y: ops.where(ok, x, y), new, old))(good, state, last)
+    return per_member(lambda ok, new, old: tree.map(lambda x, y: ops.where(ok, x, y), new, old))(good, state, last)
 
 
 def sweep_evaluation(network: Network) -> Callable[..., MemberTotals]:
@@ -163,7 +161,7 @@ def sweep_evaluation(network: Network) -> Callable[..., MemberTotals]:
     def step(
         totals: MemberTotals, params: nn.Params, statistics: nn.State, images: Value, labels: Value, order: Value
     ) -> MemberTotals:
-        of_all = vmap(member, (None, 0, 0, 0, 0, 0, None, None, 0 if order.ndim == 3 else None))
+        of_all = per_member(member, (None, 0, 0, 0, 0, 0, None, None, 0 if order.ndim == 3 else None))
         return Totals(totals.position + 1, *of_all(*totals, params, statistics, images, labels, order))
 
     return step

@@ -52,7 +52,7 @@ class _Writer:
 
     def __init__(self) -> None:
         self.texts: dict[str, int] = {}
-        self.types: dict[tuple[ArrayType, str], int] = {}
+        self.types: dict[tuple[ArrayType, str, int], int] = {}
         self.variables: dict[Variable, int] = {}
         self.nodes: list[Any] = []
         self.numbers: dict[Equation | Program, int] = {}
@@ -60,8 +60,8 @@ class _Writer:
 
     def document(self, value: Any) -> bytes:
         found = self.value(value)
-        types = [[t.dtype.name, *t.shape, device] for t, device in self.types]
-        variables = [self.types[v.type, v.device] for v in self.variables]
+        types = [[t.dtype.name, *t.shape, device, members] for t, device, members in self.types]
+        variables = [self.types[v.type, v.device, v.members] for v in self.variables]
         classes = [[kind.__module__, kind.__qualname__, *_fields(kind)] for kind in self.classes]
         document = [list(self.texts), types, variables, classes, self.nodes, found]
         return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
@@ -96,7 +96,7 @@ class _Writer:
         return ["object", self.class_number(kind), *(self.value(getattr(x, name)) for name in names)]
 
     def variable(self, v: Variable) -> int:
-        self.types.setdefault((v.type, v.device), len(self.types))
+        self.types.setdefault((v.type, v.device, v.members), len(self.types))
         return self.variables.setdefault(v, len(self.variables))
 
     def node(self, x: Equation | Program) -> int:
@@ -115,7 +115,7 @@ class _Writer:
         equations = list(map(self.node, p.equations))
         constants = [[self.variable(v), self.value(x)] for v, x in p.constants.items()]
         ends = [list(map(self.variable, vs)) for vs in (p.inputs, p.outputs, p.donated_inputs)]
-        return ["program", constants, equations, *ends, p.by_member]
+        return ["program", constants, equations, *ends]
 
     def class_number(self, kind: type) -> int:
         if _named(kind.__module__, kind.__qualname__) is not kind:
@@ -133,7 +133,7 @@ class _Reader:
 
     def __init__(self, document: Any) -> None:
         self.texts, types, variables, classes, nodes, found = document
-        types = [(ArrayType(tuple(shape), _dtype(name)), device) for name, *shape, device in types]
+        types = [(ArrayType(tuple(shape), _dtype(name)), device, members) for name, *shape, device, members in types]
         self.variables = [Variable(*types[i]) for i in variables]
         self.classes = [_class(*each) for each in classes]
         self.makers = list(map(_maker, self.classes))
@@ -159,14 +159,12 @@ class _Reader:
         made = {key: x if x.__class__ is not list else value(x) for key, x in params}
         return Equation(PRIMITIVES[name], tuple(map(at, inputs)), made, tuple(map(at, outputs)), scope, phase)
 
-    def _program(
-        self, constants: Any, equations: Any, inputs: Any, outputs: Any, donated: Any, by_member: bool
-    ) -> Program:
+    def _program(self, constants: Any, equations: Any, inputs: Any, outputs: Any, donated: Any) -> Program:
         at = self.variables.__getitem__
         known = {at(v): self.value(x) for v, x in constants}
         listed = tuple(map(self.nodes.__getitem__, equations))
         ends = tuple(map(at, inputs)), known, listed, tuple(map(at, outputs))
-        return Program(*ends, frozenset(map(at, donated)), by_member)
+        return Program(*ends, frozenset(map(at, donated)))
 
     def _dict(self, *parts: Any) -> dict[Any, Any]:
         values = iter(map(self.value, parts))

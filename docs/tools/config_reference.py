@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from adtrain.config import document, specs
 from adtrain.config.family import Spec
-from adtrain.option_types import Expected
+from adtrain.core.options import is_option, words
 
 PAGE = Path(__file__).parents[1] / "reference" / "config.md"
 
@@ -304,8 +304,8 @@ def _values(hint: Any) -> str:
     if isinstance(hint, type) and issubclass(hint, BaseModel):
         (key,) = (key for key, section in SECTIONS.items() if section is hint)
         return f"[its keys](#keys-of-{key.replace('.', '')})"
-    if words := [item.words for item in getattr(hint, "__metadata__", ()) if isinstance(item, Expected)]:
-        return words[-1]
+    if is_option(hint) and type(None) not in get_args(hint):
+        return words(hint)
     *_, inner = (arg for arg in get_args(hint) if arg is not type(None))
     containers: dict[Any, str] = {list: "a list; each item: ", dict: "names and values; each value: "}
     return containers.get(getattr(hint, "__origin__", None), "") + _values(inner)

@@ -60,6 +60,27 @@ SPECIALISED void tile_step(const int rows, const int vectors, Vector sum[][2], c
     for (int i = 0; i * POINTER_ROWS < rows; i++) a[i] += step;
 }
 
+/* c[rows][columns] = (or, with `add`, +=) the first columns of a tile, in pieces of a few lengths. Not inlined: gcc would
+   keep the sums of a tile in memory. */
+static __attribute__((noinline)) void put_edge(const T *from, int64_t rows, int64_t columns, T *c, int64_t ld,
+                                               bool add) {
+    for (int64_t i = 0; i < rows; i++, from += TILE_COLUMNS, c += ld) {
+        int64_t j = 0;
+        for (; j + 8 <= columns; j += 8) {
+            eight piece = *(const eight *)(from + j);
+            if (add) piece += *(eight *)(c + j);
+            *(eight *)(c + j) = piece;
+        }
+        if (columns & 4) {
+            four piece = *(const four *)(from + j);
+            if (add) piece += *(four *)(c + j);
+            *(four *)(c + j) = piece;
+            j += 4;
+        }
+        for (; j < columns; j++) c[j] = add ? c[j] + from[j] : from[j];
+    }
+}
+
 /* C[rows][columns] = (or, with `add`, +=) the product of `rows` rows of A and a panel of B, over `depth` steps.
 
    Element (i, p) of A is a[i * row_step + p * step]. Rows and vectors are constants where this is inlined: with all
@@ -90,18 +111,21 @@ static inline __attribute__((always_inline)) void tile(const int rows, const int
 #endif
         tile_step(rows, vectors, sum, pointers, row_step, step, b);
     }
+    if (columns < vectors * LANES) {
+        T edge[TILE_ROWS * TILE_COLUMNS];
+        UNROLL
+        for (int i = 0; i < rows; i++)
+            UNROLL
+            for (int j = 0; j < vectors; j++) *(UnalignedVector *)(edge + i * TILE_COLUMNS + j * LANES) = sum[i][j];
+        put_edge(edge, rows, columns, c, ld, add);
+        return;
+    }
     UNROLL
     for (int i = 0; i < rows; i++, c += ld)
-        if (columns == vectors * LANES) {
-            UNROLL
-            for (int j = 0; j < vectors; j++) {
-                UnalignedVector *to = (UnalignedVector *)(c + j * LANES);
-                *to = add ? (Vector)*to + sum[i][j] : sum[i][j];
-            }
-        } else {
-            T edge[TILE_COLUMNS];
-            memcpy(edge, sum[i], vectors * sizeof(Vector));
-            for (int64_t j = 0; j < columns; j++) c[j] = add ? c[j] + edge[j] : edge[j];
+        UNROLL
+        for (int j = 0; j < vectors; j++) {
+            UnalignedVector *to = (UnalignedVector *)(c + j * LANES);
+            *to = add ? (Vector)*to + sum[i][j] : sum[i][j];
         }
 }
 

@@ -16,6 +16,7 @@ from adtrain.backends.cpu import compiled_program, compiler, numpy_program
 from adtrain.backends.cpu.codegen import supported
 from adtrain.backends.cpu.compiled_program import CompiledProgram, Lowered
 from adtrain.backends.cpu.compiler import CompilerError
+from adtrain.backends.cpu.forms.batchwise import kernels
 from adtrain.backends.cpu.fusions import cpu_fusions
 from adtrain.backends.cpu.numpy_program import NumpyProgram, as_declared
 from adtrain.core import communicator, dlpack, poison
@@ -55,7 +56,7 @@ class CpuBackend:
         return [as_declared(primitive.name, x, output) for x, output in zip(found, outputs, strict=True)]
 
     def fuse(self, program: Program) -> Program:
-        for fusion in cpu_fusions():
+        for fusion in cpu_fusions(program.members > 0):
             program = fusion(program)
         return program
 
@@ -142,7 +143,7 @@ class CpuBackend:
 def _without_kernel(program: Program) -> Equation | None:
     """The first equation, also inside fused ones, that has no C kernel."""
     for equation in program.equations:
-        if equation.form:
+        if equation.form and not kernels(equation):
             if found := _without_kernel(body_of(equation)):
                 return found
         elif not supported(equation):

@@ -11,8 +11,8 @@ import numpy as np
 import pycuda
 
 from adtrain.backends.cuda import compiler
-from adtrain.backends.cuda.forms.join_horizontals import join_one_blocks
-from adtrain.backends.cuda.forms.peer_exchanges_fusion import fuse_exchanges
+from adtrain.backends.cuda.forms.horizontal import join_one_blocks
+from adtrain.backends.cuda.forms.peer_exchanges import fuse_exchanges
 from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.peer_window import SLOT_BYTES
@@ -122,7 +122,7 @@ class CudaBackend:
 
     def lowering_of(self, program: Program) -> Lowering:
         """The lowering that chooses the kernels of a Program."""
-        return self.lowering_by_member if program.by_member else self.lowering
+        return self.lowering_by_member if program.members else self.lowering
 
     def compile(self, program: Program, lowered: Lowered | None = None) -> CudaProgram:
         lowering = self.lowering_of(program)
@@ -141,7 +141,7 @@ class CudaBackend:
         return f"{self.device.target} {self.device.architecture}"
 
     def _tune(self, program: Program) -> None:
-        if not program.by_member:  # measured times depend on the number of members
+        if not program.members:  # measured times depend on the number of members
             self.tuner.tune(program.equations)
 
     def memory(self, program: Program) -> Memory:

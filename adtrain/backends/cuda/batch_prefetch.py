@@ -8,12 +8,12 @@ This is software pipelining with one stage (Allan, Jones, Lee and Allan, "Softwa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from adtrain.backends.cuda.forms.horizontal_fusion import MAX_POINTERS, HorizontalFusion, blocks_in_launch
-from adtrain.backends.cuda.forms.streamed_layer_fusion import joined, streamed_equations
-from adtrain.core.fused import HORIZONTAL, LOOPS, PEER_EXCHANGES, PRODUCT, body_of, fuse, renamed
+from adtrain.backends.cuda.forms.horizontal import MAX_POINTERS, HorizontalFusion, blocks_in_launch
+from adtrain.backends.cuda.forms.streamed_layer_fusion import streamed_equations, update_and_product
+from adtrain.core.fused import HORIZONTAL, LOOPS, PEER_EXCHANGES, PRODUCT, body_of, fuse, launched_together, renamed
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.passes.fuse_elementwise import is_loops
@@ -54,7 +54,7 @@ def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
     if streamed := streamed_equations(program):
         return _prefetch_product(program, *streamed) or undivided
     exchanges = [i for i, e in enumerate(program.equations) if exchanges_data(e)]
-    if not program.carries:
+    if program.members or not program.carries:
         return undivided
     next_value = dict(zip((v for v in program.inputs if v in program.donated), program.outputs, strict=True))
     updates = {v: e for e in program.equations if e.form == PRODUCT for v in e.outputs}
@@ -62,7 +62,7 @@ def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
     if not copies and not any(e.form == HORIZONTAL for e in program.equations):
         return undivided
     known, results = {*program.inputs, *program.constants}, set(program.outputs)
-    early = known | {v for e in _members(program.equations) if known.issuperset(e.inputs) for v in e.outputs}
+    early = known | {v for e in _launched(program.equations) if known.issuperset(e.inputs) for v in e.outputs}
 
     def can_prefetch(e: Equation) -> bool:
         ready = known.issuperset(e.inputs) and early.issuperset(next_value.get(v, v) for v in e.inputs)
@@ -81,13 +81,13 @@ def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
     rest = [e for e in program.equations if e not in fetching]
     fetched = tuple(v for e in (*prologue, *copies) for v in e.outputs)
     inputs = (*program.inputs, *fetched)
-    ahead = {v: Variable(v.type, v.device) for v in fetched}
-    following = [renamed(e, next_value | ahead) for e in _members(prologue)]
+    ahead = {v: v.like() for v in fetched}
+    following = [renamed(e, next_value | ahead) for e in _launched(prologue)]
     added = {e.inputs[0]: e for e in (renamed(e, next_value | ahead) for e in copies)}
     steady = Program(
         inputs,
         program.constants,
-        (*rest, *following) if exchanges else (*(_with_copy(e, added) for e in _members(rest)), *following),
+        (*rest, *following) if exchanges else (*(_with_copy(e, added) for e in _launched(rest)), *following),
         (*program.outputs, *ahead.values()),
         program.donated | set(fetched),
     )
@@ -128,13 +128,13 @@ def _prefetch_product(program: Program, product: Equation, update: Equation) -> 
         return None
     next_value = dict(zip((v for v in program.inputs if v in program.donated), program.outputs, strict=True))
     (result,) = product.outputs
-    following = Variable(result.type, result.device)
+    following = result.like()
     rest = tuple(e for e in program.equations if e is not product)
     inputs = (*program.inputs, result)
     steady = Program(
         inputs,
         program.constants,
-        (*(e for e in rest if e is not update), joined(update, product, next_value, following)),
+        (*(e for e in rest if e is not update), update_and_product(update, product, next_value, following)),
         (*program.outputs, following),
         program.donated | {result},
     )
@@ -149,7 +149,7 @@ def _after_exchanges(program: Program, needed: set[Variable], target: Target) ->
     exchange moves into its launch, if it is fused with updates.
     """
     last = max(i for i, e in enumerate(program.equations) if exchanges_data(e))
-    head, tail = list(program.equations[: last + 1]), _members(program.equations[last + 1 :])
+    head, tail = list(program.equations[: last + 1]), _launched(program.equations[last + 1 :])
     known = {*program.inputs, *program.constants}
     for i, e in enumerate(head):
         updates = e.form == PEER_EXCHANGES
@@ -181,17 +181,16 @@ def _subprogram(program: Program, equations: Sequence[Equation]) -> Program:
     return Program(tuple(v for v in inputs if v not in constants), constants, tuple(equations), outputs)
 
 
-def _members(equations: Sequence[Equation]) -> list[Equation]:
-    """The equations, with horizontal equations replaced by their members."""
-    return [m for e in equations for m in (e.params["body"].equations if e.form == HORIZONTAL else (e,))]
+def _launched(equations: Iterable[Equation]) -> list[Equation]:
+    """The equations, with the independent equations in place of `horizontal` ones."""
+    return [x for e in equations for x in launched_together(e)]
 
 
 def _shared(equations: Sequence[Equation], ignored: frozenset[Variable]) -> set[tuple[bool, frozenset[Variable]]]:
     """For each launch: whether several equations share it, and its results, except those `ignored` and of loops."""
-    launches = (
-        (e, frozenset(v for m in _members([e]) if not is_loops(m) for v in m.outputs) - ignored) for e in equations
-    )
-    return {(e.form == HORIZONTAL, results) for e, results in launches if results}
+    launches = ((e, [v for x in launched_together(e) if not is_loops(x) for v in x.outputs]) for e in equations)
+    found = ((e.form == HORIZONTAL, frozenset(results) - ignored) for e, results in launches)
+    return {(shared, results) for shared, results in found if results}
 
 
 def _launches(program: Program) -> int:

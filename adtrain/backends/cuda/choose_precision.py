@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from adtrain.backends.cuda.forms.row_products_fusion import may_join
+from adtrain.backends.cuda.forms.row_products import may_join
 from adtrain.core.precision import FULL
 from adtrain.core.program import Equation, Program
 from adtrain.core.registry import cuda_kernels
+from adtrain.core.staging import Results, keeps
 from adtrain.core.target import Target
 
 LAUNCH_CYCLES = 3800
 """The time of a launch."""
 
 
+@keeps(Results.ROUNDING)
 def choose_precision(program: Program, target: Target) -> Program:
     """``program`` with full precision where a rounded one is not faster by LAUNCH_CYCLES, or would prevent a chain."""
 

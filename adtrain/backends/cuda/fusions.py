@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from adtrain.backends.cuda.choose_precision import choose_precision
-from adtrain.backends.cuda.forms.column_sum_fusion import ColumnSumFusion
-from adtrain.backends.cuda.forms.conv_pool import PoolingFusion
-from adtrain.backends.cuda.forms.convolution import ConvolutionFusion
+from adtrain.backends.cuda.forms.column_sum import ColumnSumFusion
+from adtrain.backends.cuda.forms.convolution import ConvolutionFusion, PoolingFusion
 from adtrain.backends.cuda.forms.gather import GatherFusion
-from adtrain.backends.cuda.forms.grouped_products_fusion import GroupedProductsFusion
-from adtrain.backends.cuda.forms.horizontal_fusion import HorizontalFusion, is_product
+from adtrain.backends.cuda.forms.grouped_products import GroupedProductsFusion
+from adtrain.backends.cuda.forms.horizontal import HorizontalFusion, is_product
 from adtrain.backends.cuda.forms.layer_backward_fusion import fuse_layer_backward
-from adtrain.backends.cuda.forms.one_block_fusion import OneBlockFusion
+from adtrain.backends.cuda.forms.one_block import OneBlockFusion
 from adtrain.backends.cuda.forms.resident_steps_fusion import fuse_resident_steps
-from adtrain.backends.cuda.forms.row_fused_fusion import RowFusedFusion
-from adtrain.backends.cuda.forms.row_products_fusion import RowProductsFusion
-from adtrain.backends.cuda.forms.share_member_launches import FirstLaunchFusion, share_counters
+from adtrain.backends.cuda.forms.row_fused import RowFusedFusion
+from adtrain.backends.cuda.forms.row_products import RowProductsFusion
 from adtrain.backends.cuda.forms.streamed_layer_fusion import stream_layer
 from adtrain.backends.cuda.forms.tile_weights import tile_weights
 from adtrain.backends.cuda.store_bfloat16 import store_bfloat16
+from adtrain.core.batching import batching_rule
+from adtrain.core.batching_rules import loop
 from adtrain.core.fused import CONV_POOL, CONVOLUTION
+from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.program import Equation, Program
 from adtrain.core.registry import cuda_kernels
-from adtrain.core.staging import Pass
+from adtrain.core.staging import Pass, Results, keeps
 from adtrain.core.target import Target
-from adtrain.passes import SIMPLIFY
 from adtrain.passes.dead_code import remove_dead_code
-from adtrain.passes.distribute_members import distribute_members
 from adtrain.passes.flatten_rows import flatten_rows
+from adtrain.passes.fold_transposes import fold_transposes
 from adtrain.passes.fuse_bias_gradients import fuse_bias_gradients
 from adtrain.passes.fuse_elementwise import fuse_loops, is_loops
 from adtrain.passes.fuse_map_reduce import fuse_map_reduce
@@ -40,27 +40,23 @@ from adtrain.passes.fusion import FusionPass, fusions_of_users
 from adtrain.passes.keep_derivatives import keep_derivatives
 from adtrain.passes.readers_first import readers_first
 from adtrain.passes.sink_reshapes import sink_reshapes
+from adtrain.passes.stack_members import stack_members
 
 
 def gpu_fusions(target: Target) -> Sequence[Pass]:
     """The passes that fuse several equations into one kernel launch, for a GPU."""
 
     def has_kernel(e: Equation) -> bool:
-        return bool(cuda_kernels(e.primitive.name, target, *(v.type for v in e.inputs), **e.params))
+        return bool(cuda_kernels(e.name, target, *(v.type for v in e.inputs), **e.kernel_params))
 
     if target.by_member:  # the others decide by the sizes of arrays
         return (
-            partial(distribute_members, fusions=(*SIMPLIFY, *_member_fusions(target)), generated=has_generated_kernel),
-            remove_dead_code,
-            fuse_loops,
-            sink_reshapes,
-            remove_dead_code,
-            fuse_product,
-            FusionPass(GatherFusion, target),
-            FusionPass(FirstLaunchFusion, target),
+            *_member_fusions(target),
+            partial(by_batching_rules, target=target),
             partial(_fuse_layers, target=target),
         )
     return (
+        fold_transposes,
         flatten_rows,
         partial(choose_precision, target=target),
         partial(store_bfloat16, target=target),
@@ -92,15 +88,34 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
     )
 
 
+@keeps(Results.ROUNDING)
+def by_batching_rules(program: Program, target: Target) -> Program:
+    """``program`` with batching rules for the equations that have no generated kernel.
+
+    Recurrent networks run one member after another. By their batching rule, the sequences of members that share the
+    weights would be those of one network.
+    """
+
+    def rule_of(primitive: Primitive) -> Callable[..., object]:
+        return loop if Trait.RECURRENT in primitive.traits else batching_rule(primitive)
+
+    def stays(e: Equation) -> bool:
+        return has_generated_kernel(e) or e.has(Trait.RESHAPE)
+
+    of_rules = fuse_loops, sink_reshapes, remove_dead_code, fuse_product, FusionPass(GatherFusion, target)
+    return remove_dead_code(stack_members(program, stays, rule_of, of_rules))
+
+
+@keeps(Results.EXACT)
 def _fuse_layers(program: Program, target: Target) -> Program:
     """The last passes of a Program by member. If its first layer fits on chip, a step is one equation.
 
     Otherwise, the first layer is streamed, and the gradients of other layers are fused with their updates.
     """
-    resident = fuse_resident_steps(readers_first(share_counters(program)), target)
+    resident = fuse_resident_steps(program, target)
     if len(resident.equations) == 1:  # it fits
         return resident
-    return readers_first(share_counters(fuse_layer_backward(stream_layer(program, target), target)))
+    return readers_first(fuse_layer_backward(stream_layer(program, target), target))
 
 
 def _member_fusions(target: Target) -> Sequence[Pass]:

@@ -26,12 +26,11 @@ from adtrain.backends.cuda.forms import (  # noqa: F401  define the forms
     tiled_product,
 )
 from adtrain.backends.cuda.forms.form import kernel_form
-from adtrain.backends.cuda.forms.horizontal import horizontal
-from adtrain.backends.cuda.forms.horizontal_fusion import MAX_K
+from adtrain.backends.cuda.forms.horizontal import MAX_K, horizontal, is_product
 from adtrain.backends.cuda.launch_plan import LaunchPlan, Plan, generated_plan, kernel_plans, loops_plan, product_plans
 from adtrain.backends.cuda.vendor import Library, LibraryCall, calls
 from adtrain.core.errors import DeviceError
-from adtrain.core.fused import CONV_POOL, PRODUCTS, per_member_p
+from adtrain.core.fused import CONV_POOL, PRODUCTS
 from adtrain.core.kernel import CudaKernel, within_grid
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation
@@ -42,7 +41,7 @@ from adtrain.lowering.cuda.gemm.matmul import BlockGemm, block_gemms, member_gem
 from adtrain.passes.fuse_elementwise import is_loops
 
 Problem: TypeAlias = "tuple[Any, ...]"
-"""What candidates are measured for: a primitive, the types of its arguments, and its parameters."""
+"""What candidates are measured for: the name of an equation, the types of its arguments, and its parameters."""
 
 Candidate: TypeAlias = "CudaKernel | LibraryCall"
 """One of several ways to compute an equation."""
@@ -86,7 +85,7 @@ class Lowering:
             return known.launches
         if equation.is_view or equation.has(Trait.COLLECTIVE):
             return []
-        if is_loops(equation):
+        if is_loops(equation) and not equation.members:
             return [loops_plan(equation)]
         if generated := self._generated(equation):
             if not all(within_grid((each.blocks, each.members)) for each in generated):
@@ -103,7 +102,7 @@ class Lowering:
         """Bytes of scratch memory that the launches of an equation need; see `launches`."""
         if kernel is None and (known := self.planned.get(equation)) is not None:
             return known.scratch
-        if is_loops(equation) or equation.is_view or equation.has(Trait.COLLECTIVE):
+        if equation.is_view or equation.has(Trait.COLLECTIVE) or (is_loops(equation) and not equation.members):
             return 0
         if generated := self._generated(equation):
             return generated[0].scratch
@@ -145,32 +144,24 @@ class Lowering:
 
     def _of_rule(self, e: Equation, name: str = "", params: Mapping[str, Any] | None = None) -> Sequence[CudaKernel]:
         types = (v.type for v in e.inputs)
-        return cuda_kernels(name or e.name, self.target, *types, **e.params, **(params or {}))
+        return cuda_kernels(name or e.name, self.target, *types, **e.kernel_params, **(params or {}))
 
     def _generated(self, equation: Equation) -> list[Kernel]:
         """The generated kernels of an equation, to launch in order; none where it has kernels of files."""
         if equation not in self._generated_kernels:
-            self._generated_kernels[equation] = self._generate(equation)
+            made = self._generate(equation)
+            if equation.members:  # those of one member, with the members as a dimension of the grid
+                made = [for_members(each, equation.members) for each in made]
+            self._generated_kernels[equation] = made
         return self._generated_kernels[equation]
 
     def _generate(self, equation: Equation) -> list[Kernel]:
         """See `_generated`."""
-        if equation.primitive is per_member_p:
-            return self._of_members(equation)
-        form = kernel_form(equation)
-        return form.kernels(equation, self) if form is not None else []
-
-    def _of_members(self, equation: Equation) -> list[Kernel]:
-        """The kernels of a `per_member` equation: those of one member, with the members as a dimension of the grid."""
-        body, count, flags = (equation.params[name] for name in ("body", "count", "mapped"))
-        (one,) = body.equations
-        made = self._generated(one) or [horizontal([one], self.inline_products, self.target)]
-        own = {v: v.size for v, flag in zip(body.inputs, flags, strict=True) if flag}
-        # Shared outputs have no axis of members: every member writes the same numbers to them.
-        own |= {v: v.size for v in body.outputs[: len(body.outputs) - equation.params.get("shared", 0)]}
-        names = dict(zip((*body.inputs, *body.outputs), (*equation.inputs, *equation.outputs), strict=True))
-        found = [for_members(each, own, count) for each in made]
-        return [replace(each, operands=[names[v] for v in each.operands]) for each in found]
+        if (form := kernel_form(equation)) is not None:
+            return form.kernels(equation, self)
+        if equation.members and (is_loops(equation) or is_product(equation)):
+            return [horizontal([equation], self.inline_products, self.target)]
+        return []
 
     def inline_products(self, equation: Equation) -> list[BlockGemm]:
         """The device functions for a matrix product inside a kernel with other equations.
@@ -213,13 +204,12 @@ def fastest(labels: Sequence[str], times: Mapping[str, float]) -> str:
 def problem(equation: Equation) -> Problem:
     """The key of measured times. A product with an epilogue has the key of the product."""
     equation = computing(equation)
-    return equation.primitive, tuple(v.type for v in equation.inputs), params_key(equation.params)
+    return equation.name, tuple(v.type for v in equation.inputs), params_key(equation.kernel_params)
 
 
 def problem_text(equation: Equation) -> str | None:
     """The problem as a text that is the same in all processes; None where a parameter has no such text."""
-    primitive, *types_and_params = problem(equation)
     try:
-        return lasting_text((primitive.name, *types_and_params))
+        return lasting_text(problem(equation))
     except ValueError:
         return None

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-from adtrain.backends.cuda.forms.peer_exchanges_fusion import GATHERED_BYTES
-
 THREADS = 512
 """Threads of a block."""
 BLOCKS = 128
@@ -21,6 +19,8 @@ SLOT_BYTES = 4 << 20
 """Bytes of a slot of vectors: the most that a rank sends to another at once in a launch with updates.
 
 They take about 12 us at 344 GB/s. Longer exchanges gain more by running beside the kernels of the backward pass."""
+GATHERED_BYTES = 64 << 10
+"""The most bytes that a rank sends in all short all-gathers of a launch with updates."""
 EMPTY = 0xFF
 """Each byte of a slot of vectors before data arrives."""
 MAX_BLOCKS = 1024

@@ -18,12 +18,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from adtrain.backends.cuda.forms.column_sum_fusion import sums_columns
-from adtrain.backends.cuda.forms.horizontal_fusion import MAX_FLOPS
+from adtrain.backends.cuda.forms.column_sum import sums_columns
+from adtrain.backends.cuda.forms.horizontal import MAX_FLOPS
 from adtrain.core.array import Array
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.registry import cuda_kernels
+from adtrain.core.staging import Results, keeps
 from adtrain.core.target import Target
 from adtrain.core.types import ArrayType, Shape
 
@@ -33,13 +34,14 @@ ROW = 8
 """Kernels need rows of multiples of 16 bytes, which are ROW elements. M and N are padded to such multiples, not K."""
 
 
+@keeps(Results.EXACT)
 def store_bfloat16(program: Program, target: Target) -> Program:
     """``program`` with bfloat16 copies of the operands of large bfloat16 products, if the GPU has kernels for them."""
     products = {e: shapes for e in program.equations if (shapes := _stored_shapes(e, target))}
     reshapes = {v: e for e in program.equations if e.has(Trait.RESHAPE) for v in e.outputs}
     operands = dict.fromkeys(v for e in products for v in e.inputs)
     sources = {v: reshapes[v].inputs[0] if v in reshapes else v for v in operands}
-    copies = {v: Variable(ArrayType(v.type.shape, BITS), v.device) for v in (*operands, *sources.values())}
+    copies = {v: v.like(ArrayType(v.type.shape, BITS)) for v in (*operands, *sources.values())}
     replaced = {v for v in operands if v not in program.outputs and _needs_copy_only(program, v, products)}
     padded: dict[tuple[Variable, Shape], Variable] = {}
     equations: list[Equation] = []
@@ -61,7 +63,7 @@ def store_bfloat16(program: Program, target: Target) -> Program:
         if shape == v.type.shape:
             return copies[v]
         if (v, shape) not in padded:
-            out = padded[v, shape] = Variable(ArrayType(shape, BITS), v.device)
+            out = padded[v, shape] = v.like(ArrayType(shape, BITS))
             high = tuple(after - before for before, after in zip(v.type.shape, shape, strict=True))
             none = (0,) * len(shape)
             equations.append(_beside(beside, "pad", copies[v], out, low=none, high=high, gaps=none, value=0))
@@ -74,7 +76,7 @@ def store_bfloat16(program: Program, target: Target) -> Program:
         elif read := replaced.intersection(e.inputs):
             for v in read:  # an input of the program may have no copy yet
                 convert(v, e)
-            floats = {v: Variable(v.type, v.device) for v in read}
+            floats = {v: v.like() for v in read}
             equations += [_beside(e, "from_bfloat16", copies[v], own) for v, own in floats.items()]
             equations.append(replace(e, inputs=tuple(floats.get(v, v) for v in e.inputs)))
         else:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from adtrain.core.errors import AdtrainError
@@ -24,13 +25,21 @@ class Unsupported(WorkerFailed):
 
 
 class WorkerProcess:
-    """A process that runs `adtrain.bench.peers.worker` for one system. It runs only between `send` and `receive`."""
+    """A process that runs the main function of `adtrain.bench.peers.worker` for one system. It runs only between `send`
+    and `receive`.
 
-    def __init__(self, name: str, device: str, threads: int, autotune: str = "cached") -> None:
+    Args:
+        script: a file in place of that module, which calls this function.
+    """
+
+    def __init__(
+        self, name: str, device: str, threads: int, autotune: str = "cached", script: Path | None = None
+    ) -> None:
+        run = ["-m", "adtrain.bench.peers.worker"] if script is None else [str(script)]
         self.name, self.device = name, device
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "adtrain.bench.peers.worker", name, device, str(threads), autotune],
+            [sys.executable, *run, name, device, str(threads), autotune],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
@@ -85,13 +94,13 @@ class WorkerProcess:
 
 @contextlib.contextmanager
 def started(
-    names: Sequence[str], device: str, threads: int, autotune: str = "cached"
+    names: Sequence[str], device: str, threads: int, autotune: str = "cached", script: Path | None = None
 ) -> Iterator[dict[str, WorkerProcess]]:
     """A worker for each system, killed when the block ends or fails. Only adtrain's uses `autotune`."""
     workers: dict[str, WorkerProcess] = {}
     try:
         for name in names:
-            workers[name] = WorkerProcess(name, device, threads, autotune)
+            workers[name] = WorkerProcess(name, device, threads, autotune, script)
         yield workers
     finally:
         for worker in workers.values():

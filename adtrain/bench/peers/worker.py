@@ -104,8 +104,8 @@ class Worker:
             return {"failed": f"{type(reason).__name__}: {reason}".splitlines()[0]}
 
 
-def main(name: str, device: str, threads: str, autotune: str) -> None:
-    """Answer requests until stdin is closed."""
+def main(name: str, device: str, threads: str, autotune: str, *, kind: type[Worker] = Worker) -> None:
+    """Answer requests until stdin is closed, by a worker of this kind."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a stopped process would outlive its parent
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(threads)])
@@ -115,7 +115,7 @@ def main(name: str, device: str, threads: str, autotune: str) -> None:
         from adtrain.backends.cuda.tuner.autotune import Mode
 
         cast(Any, backend(device)).tuner.mode = Mode(autotune)
-    worker = Worker(name, device)
+    worker = kind(name, device)
     for line in sys.stdin:
         print(json.dumps(worker.answer(json.loads(line))), file=answers, flush=True)
 

@@ -103,7 +103,7 @@ FORWARD = CKernel(
     "conv.c",
     "conv2d",
     _forward_numbers,
-    items=(True, False),
+    items=True,
     scratch=_forward_scratch,
     prepared=_forward_prepared,
     definitions=STRUCTS,
@@ -112,7 +112,7 @@ INPUT_GRAD = CKernel(
     "conv.c",
     "conv2d_input_grad",
     _input_grad_numbers,
-    items=(True, False),
+    items=True,
     scratch=_input_grad_scratch,
     prepared=_input_grad_prepared,
     definitions=STRUCTS,
@@ -121,7 +121,7 @@ WEIGHT_GRAD = CKernel(
     "conv_weight_grad.c",
     "conv2d_weight_grad",
     _weight_grad_numbers,
-    items=(True, True),
+    items=True,
     sums=True,
     scratch=_weight_grad_scratch,
 )
@@ -209,10 +209,10 @@ def _of_weight_grad(x: Any, g: Any) -> _WinogradSizes:
     return _WinogradSizes(x.shape[1], g.shape[1], g.shape[2:], x.dtype.itemsize)
 
 
-def _weight_grad_items(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str) -> tuple[bool, ...] | None:
+def _weight_grad_items(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str) -> bool:
     w, found = (g.shape[1], x.shape[1], *size), _of_weight_grad(x, g)
     enough = MIN_TILES_OF_MANY if w[0] * w[1] > MANY_WEIGHTS else MIN_TILES
-    return (True, True) if _suits_winograd(w, window, g.shape[2:]) and math.prod(found.tiles) >= enough else None
+    return _suits_winograd(w, window, g.shape[2:]) and math.prod(found.tiles) >= enough
 
 
 FORWARD_WINOGRAD = CKernel(
@@ -222,9 +222,7 @@ FORWARD_WINOGRAD = CKernel(
         *_forward_numbers(x, w, window, precision),
         _of_forward(x, w, window).block_tiles,
     ),
-    items=lambda x, w, window, precision: (
-        (True, False) if _suits_winograd(w.shape, window, _output(x, w, window)[2:]) else None
-    ),
+    items=lambda x, w, window, precision: _suits_winograd(w.shape, window, _output(x, w, window)[2:]),
     scratch=lambda x, w, window, precision: _of_forward(x, w, window).scratch,
     prepared=lambda x, w, window, precision: _of_forward(x, w, window).weights,
 )
@@ -235,7 +233,7 @@ INPUT_GRAD_WINOGRAD = CKernel(
         *_input_grad_numbers(g, w, window, size, precision),
         _of_input_grad(g, w, size).block_tiles,
     ),
-    items=lambda g, w, window, size, precision: (True, False) if _suits_winograd(w.shape, window, size) else None,
+    items=lambda g, w, window, size, precision: _suits_winograd(w.shape, window, size),
     scratch=lambda g, w, window, size, precision: _of_input_grad(g, w, size).scratch,
     prepared=lambda g, w, window, size, precision: _of_input_grad(g, w, size).weights,
 )
@@ -256,9 +254,9 @@ VECTOR_CHANNELS = 16
 """Channels are the vector axis of a convolution with a stride if their numbers are multiples of this."""
 
 
-def _channels_last_items(w: Any, window: Any) -> tuple[bool, ...] | None:
+def _channels_last_items(w: Any, window: Any) -> bool:
     plain = max(window.stride) > 1 and window.dilation == (1, 1) and window.groups == 1
-    return (True, False) if plain and all(n > 0 and n % VECTOR_CHANNELS == 0 for n in w.shape[:2]) else None
+    return plain and all(n > 0 and n % VECTOR_CHANNELS == 0 for n in w.shape[:2])
 
 
 def _channels_last_weights(w: Any) -> int:

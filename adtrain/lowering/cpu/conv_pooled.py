@@ -76,8 +76,8 @@ register(
         lambda g, where, w, window, windows, shape, size, precision: pooled_numbers(
             (1, w.shape[1], *size), w.shape, shape, g.shape, window, windows, g.dtype.itemsize, precision
         ),
-        items=lambda g, where, w, window, windows, shape, size, precision: (
-            (True, True, False) if _handled(window, windows, g, shape, w.shape[1] * w.shape[3]) else None
+        items=lambda g, where, w, window, windows, shape, size, precision: _handled(
+            window, windows, g, shape, w.shape[1] * w.shape[3]
         ),
         scratch=pooled_input_grad_scratch,
         prepared=pooled_input_grad_prepared,
@@ -92,8 +92,8 @@ register(
         lambda x, g, where, window, windows, shape, size, precision: pooled_numbers(
             x.shape, (shape[1], x.shape[1], *size), shape, g.shape, window, windows, g.dtype.itemsize, precision
         ),
-        items=lambda x, g, where, window, windows, shape, size, precision: (
-            (True, True, True) if _handled(window, windows, g, shape, x.shape[1] * size[1]) else None
+        items=lambda x, g, where, window, windows, shape, size, precision: _handled(
+            window, windows, g, shape, x.shape[1] * size[1]
         ),
         sums=True,
         scratch=pooled_weight_grad_scratch,

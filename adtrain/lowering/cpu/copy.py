@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from adtrain.core.kernel import CKernel
 from adtrain.core.registry import register
 from adtrain.lowering import layouts
-from adtrain.lowering.cpu.shapes import item_and_team, items_outside_axes
-from adtrain.lowering.layouts import Ints, Layout
+from adtrain.lowering.cpu.shapes import item_and_team
+from adtrain.lowering.layouts import Layout
 from adtrain.lowering.shapes import output_type
 
 MAX_AXES = 8
@@ -49,20 +48,8 @@ def _pad_numbers(x: Any, **params: Any) -> tuple[int | float, ...]:
     return *copy_numbers(layouts.pad(x, **params)), output_type("pad", x, **params).size, params["value"]
 
 
-def _transpose_items(x: Any, axes: Ints) -> tuple[bool, ...] | None:
-    return (True,) if axes[:1] == (0,) else None
-
-
-def _slice_items(x: Any, starts: Ints, stops: Ints, steps: Ints) -> tuple[bool, ...] | None:
-    return (True,) if x.shape and (starts[0], stops[0], steps[0]) == (0, x.shape[0], 1) else None
-
-
-def _pad_items(x: Any, low: Ints, high: Ints, gaps: Ints, value: float) -> tuple[bool, ...] | None:
-    return (True,) if x.shape and low[0] == high[0] == gaps[0] == 0 else None
-
-
-register("transpose", "cpu", item_and_team("copy.c", "copy", _numbers(layouts.transpose), _transpose_items))
-register("flip", "cpu", item_and_team("copy.c", "copy", _numbers(layouts.flip), items_outside_axes))
-register("concatenate", "cpu", CKernel("copy.c", "copy_team", _numbers(layouts.concatenate), team=True, each=True))
-register("slice", "cpu", item_and_team("copy.c", "copy", _numbers(layouts.slice), _slice_items))
-register("pad", "cpu", item_and_team("copy.c", "pad", _pad_numbers, _pad_items))
+register("transpose", "cpu", item_and_team("copy.c", "copy", _numbers(layouts.transpose)))
+register("flip", "cpu", item_and_team("copy.c", "copy", _numbers(layouts.flip)))
+register("concatenate", "cpu", item_and_team("copy.c", "copy", _numbers(layouts.concatenate), each=True))
+register("slice", "cpu", item_and_team("copy.c", "copy", _numbers(layouts.slice)))
+register("pad", "cpu", item_and_team("copy.c", "pad", _pad_numbers))

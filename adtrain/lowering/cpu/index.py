@@ -13,23 +13,13 @@ from adtrain.lowering import indexing
 from adtrain.lowering.cpu.shapes import item_and_team
 
 
-def _kernels(name: str, numbers: Any, items: Any) -> tuple[CKernel, CKernel]:
+def _kernels(name: str, numbers: Any) -> tuple[CKernel, CKernel]:
     """C functions of an array and indices."""
-    return item_and_team("index.c", name, numbers, items, _dtypes, checked=True)
+    return item_and_team("index.c", name, numbers, _dtypes, checked=True)
 
 
 def _dtypes(x: Any, indices: Any, **params: Any) -> tuple[np.dtype, ...]:
     return x.dtype, indices.dtype
-
-
-def _take_items(x: Any, indices: Any, axis: int) -> tuple[bool, ...] | None:
-    if axis == 0:
-        return (False, True) if indices.shape else None
-    return True, False
-
-
-def _scatter_add_items(ct: Any, indices: Any, axis: int, length: int) -> tuple[bool, ...] | None:
-    return (True, False) if axis else None
 
 
 def _scatter_add_scratch(ct: Any, indices: Any, axis: int, length: int) -> int:
@@ -37,23 +27,19 @@ def _scatter_add_scratch(ct: Any, indices: Any, axis: int, length: int) -> int:
     return 8 * (length + 1 + math.prod(indices.shape))
 
 
-def _along_axis_items(x: Any, indices: Any, axis: int, **params: Any) -> tuple[bool, ...] | None:
-    return (True, True) if axis else None
-
-
-register("take", "cpu", _kernels("take", indexing.take, _take_items))
+register("take", "cpu", _kernels("take", indexing.take))
 register(
     "scatter_add",
     "cpu",
     (
-        CKernel("index.c", "scatter_add", indexing.scatter_add, _dtypes, _scatter_add_items,
+        CKernel("index.c", "scatter_add", indexing.scatter_add, _dtypes, items=True,
                 scratch=_scatter_add_scratch, checked=True),
         CKernel("index.c", "scatter_add_team", indexing.scatter_add, _dtypes, team=True,
                 scratch=_scatter_add_scratch, checked=True),
     ),
 )  # fmt: skip
-register("take_along_axis", "cpu", _kernels("take_along_axis", indexing.take_along_axis, _along_axis_items))
-register("scatter_along_axis", "cpu", _kernels("scatter_along_axis", indexing.scatter_along_axis, _along_axis_items))
+register("take_along_axis", "cpu", _kernels("take_along_axis", indexing.take_along_axis))
+register("scatter_along_axis", "cpu", _kernels("scatter_along_axis", indexing.scatter_along_axis))
 register(
     "one_hot",
     "cpu",
@@ -61,7 +47,6 @@ register(
         "index.c",
         "one_hot",
         lambda indices, num_classes, dtype: (math.prod(indices.shape), num_classes),
-        lambda indices, num_classes, dtype: (True,) if indices.shape else None,
         lambda indices, num_classes, dtype: (dtype, indices.dtype),
         checked=True,
     ),

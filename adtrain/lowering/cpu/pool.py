@@ -9,8 +9,8 @@ from adtrain.core.kernel import CKernel
 from adtrain.core.registry import register
 
 
-def _kernel(name: str, arguments: int, numbers: Callable[..., tuple[int, ...]]) -> CKernel:
-    return CKernel("pool.c", name, numbers, items=(True,) * arguments)
+def _kernel(name: str, numbers: Callable[..., tuple[int, ...]]) -> CKernel:
+    return CKernel("pool.c", name, numbers, items=True)
 
 
 def _numbers(x_shape: Sequence[int], y_shape: Sequence[int], windows: Any) -> tuple[int, ...]:
@@ -22,18 +22,18 @@ def _pooled_numbers(x: Any, windows: Any) -> tuple[int, ...]:
     return _numbers(x.shape, windows.output_shape("pooling", x.shape), windows)
 
 
-register("max_pool2d", "cpu", _kernel("max_pool2d", 1, _pooled_numbers))
+register("max_pool2d", "cpu", _kernel("max_pool2d", _pooled_numbers))
 register(
     "max_pool2d_put",
     "cpu",
-    _kernel("max_pool2d_put", 2, lambda ct, where, windows, shape: _numbers(shape, ct.shape, windows)),
+    _kernel("max_pool2d_put", lambda ct, where, windows, shape: _numbers(shape, ct.shape, windows)),
 )
 register(
     "max_pool2d_pick",
     "cpu",
-    _kernel("max_pool2d_pick", 2, lambda x, where, windows: _numbers(x.shape, where.shape, windows)),
+    _kernel("max_pool2d_pick", lambda x, where, windows: _numbers(x.shape, where.shape, windows)),
 )
-register("avg_pool2d", "cpu", _kernel("avg_pool2d", 1, _pooled_numbers))
+register("avg_pool2d", "cpu", _kernel("avg_pool2d", _pooled_numbers))
 register(
-    "avg_pool2d_put", "cpu", _kernel("avg_pool2d_put", 1, lambda ct, windows, shape: _numbers(shape, ct.shape, windows))
+    "avg_pool2d_put", "cpu", _kernel("avg_pool2d_put", lambda ct, windows, shape: _numbers(shape, ct.shape, windows))
 )

@@ -8,7 +8,7 @@ import numpy as np
 
 from adtrain.core.kernel import CKernel
 from adtrain.core.registry import register
-from adtrain.lowering.cpu.shapes import item_and_team, items_outside_axes, items_outside_axis
+from adtrain.lowering.cpu.shapes import item_and_team
 from adtrain.lowering.shapes import alternating, output_type, split_at
 
 TEAM_SCRATCH = 64 * 64 * 8
@@ -24,10 +24,6 @@ def _sum_dtypes(x: Any, axes: tuple[int, ...]) -> tuple[np.dtype, ...]:
     return x.dtype, output_type("sum", x, axes=axes).dtype
 
 
-def _summed_items(x: Any, axes: tuple[int, ...]) -> tuple[bool, ...] | None:
-    return (True,) if 0 in axes else None
-
-
 def _cumsum_numbers(x: Any, axis: int, reverse: bool) -> tuple[int, ...]:
     return *split_at(x.shape, axis), int(reverse)
 
@@ -40,13 +36,11 @@ register(
     "sum",
     "cpu",
     (
-        *item_and_team("sum.c", "sum", lengths, items_outside_axes, _sum_dtypes, TEAM_SCRATCH),
-        CKernel("sum.c", "sum_into", lengths, _sum_dtypes, _summed_items, several_items=True, sums=True),
+        *item_and_team("sum.c", "sum", lengths, _sum_dtypes, TEAM_SCRATCH),
+        CKernel("sum.c", "sum_into", lengths, _sum_dtypes, items=True, several_items=True, sums=True),
     ),
 )
-register("max", "cpu", item_and_team("max.c", "max", lengths, items_outside_axes, scratch=TEAM_SCRATCH))
-register("min", "cpu", item_and_team("min.c", "min", lengths, items_outside_axes, scratch=TEAM_SCRATCH))
-register(
-    "argmax", "cpu", item_and_team("argmax.c", "argmax", lambda x, axis: split_at(x.shape, axis), items_outside_axis)
-)
-register("cumsum", "cpu", item_and_team("cumsum.c", "cumsum", _cumsum_numbers, items_outside_axis, _cumsum_dtypes))
+register("max", "cpu", item_and_team("max.c", "max", lengths, scratch=TEAM_SCRATCH))
+register("min", "cpu", item_and_team("min.c", "min", lengths, scratch=TEAM_SCRATCH))
+register("argmax", "cpu", item_and_team("argmax.c", "argmax", lambda x, axis: split_at(x.shape, axis)))
+register("cumsum", "cpu", item_and_team("cumsum.c", "cumsum", _cumsum_numbers, _cumsum_dtypes))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from adtrain.core.registry import register
 from adtrain.lowering.cpu.reduce import lengths
-from adtrain.lowering.cpu.shapes import item_and_team, items_outside_axes, items_outside_axis
+from adtrain.lowering.cpu.shapes import item_and_team
 from adtrain.lowering.shapes import split_at
 
 register(
     "softmax",
     "cpu",
-    item_and_team("softmax.c", "softmax", lambda x, axis: (*split_at(x.shape, axis), 0), items_outside_axis),
+    item_and_team("softmax.c", "softmax", lambda x, axis: (*split_at(x.shape, axis), 0)),
 )
 register(
     "log_softmax",
     "cpu",
-    item_and_team("softmax.c", "softmax", lambda x, axis: (*split_at(x.shape, axis), 1), items_outside_axis),
+    item_and_team("softmax.c", "softmax", lambda x, axis: (*split_at(x.shape, axis), 1)),
 )
-register("logsumexp", "cpu", item_and_team("softmax.c", "logsumexp", lengths, items_outside_axes))
+register("logsumexp", "cpu", item_and_team("softmax.c", "logsumexp", lengths))

@@ -165,9 +165,9 @@ def _macros_of_stages(division: GridDivision) -> dict[str, int]:
 
 
 def _weight_grad_positions(division: GridDivision, types: Sequence[Any]) -> range:
-    """The positions of the gradients of weight_hh and the biases. They follow the gradients of the input products."""
-    biases = 2 if division.cell == "gru" else 1
-    first = len(types) + biases
+    """The positions of the gradients of weight_hh and the biases. They follow all others."""
+    biases, states = 2 if division.cell == "gru" else 1, 2 if division.cell == "lstm" else 1
+    first = len(types) + biases + states
     return range(first, first + 1 + biases)
 
 
@@ -191,9 +191,7 @@ def _steps(division: GridDivision, target: Target, types: Sequence[Any], reverse
     if division.gradient:
         macros["ALL"] = int(reads_all_cotangents(division.cell, types))
     if division.weight_grad:
-        others = _weight_grad_positions(division, types)
-        states = 2 if division.cell == "lstm" else 1
-        operands = tuple(i for i in range(others.stop + states) if i not in others)
+        operands = tuple(range(_weight_grad_positions(division, types).start))
     name = "grid_recurrent_grad" if division.gradient else "grid_recurrent"
     return CudaLaunch(
         f"rnn/{name}.cu",

@@ -181,7 +181,7 @@ def _rule(cell: str, gradient: bool) -> CudaRule:
 
 
 def _weight_grad_rule(cell: str) -> CudaRule:
-    def candidates(target: Target, *types: Any, reverse: bool) -> list[CudaKernel]:
+    def candidates(target: Target, *types: Any, reverse: bool, **others: Any) -> list[CudaKernel]:
         """The one over the whole grid, where the gradient without the weight's prefers it."""
         grid, is_first = _over_grid(target, cell, True, *types)
         return [grid_kernel(replace(grid, weight_grad=True), target, types, reverse)] if grid and is_first else []

@@ -37,7 +37,7 @@ def scatter_add(target: Target, ct: Any, indices: Any, axis: int, length: int) -
 
     In a Program by member, the choice is made for the numbers of one member. If each has indices of its own, those of
     all members are one axis (`ops/index.py`). Then comparing all positions would take too long, and segments divide
-    the positions of each member.
+    the positions of each member. There is no kernel if that axis has too many indices for 32 bits.
     """
     numbers = outer, length, inner, count = indexing.scatter_add(ct, indices, axis, length)
     merged = target.by_member and axis == 0 and len(indices.shape) > 0
@@ -45,7 +45,10 @@ def scatter_add(target: Target, ct: Any, indices: Any, axis: int, length: int) -
     one = of_one_member(target, ct, outer), length, inner, count
     compare = CudaKernel((launch("scatter_add", numbers, ct, indices, outer * length * inner),))
     sorts = -(-length.bit_length() // DIGIT_BITS)
-    if (count < MIN_SORTED and not merged) or count >= 1 << 32 or not 1 <= sorts <= MAX_SORTS:
+    sortable = count < 1 << 32 and 1 <= sorts <= MAX_SORTS
+    if merged and not sortable:
+        return []  # a member must not have another kernel than among fewer others
+    if not sortable or (count < MIN_SORTED and not merged):
         return [compare]
     by_rows = _by_rows(target, numbers, ct, indices, sorts) if one[0] >= target.multiprocessors else None
     by_segments = _by_segments(numbers, ct, indices, sorts, segment)

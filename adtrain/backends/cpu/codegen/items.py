@@ -11,12 +11,13 @@ sums of blocks in double, so that the error does not grow with the number of ite
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from adtrain.backends.cpu.codegen.loops import item_loops
+from adtrain.backends.cpu.codegen.loops import item_loops, some_item_loops
 from adtrain.backends.cpu.codegen.sums_over_items import SumsOverItems
 from adtrain.backends.cpu.codegen.text import Writer
+from adtrain.backends.cpu.forms.batchwise import is_divisible, item_count, item_kernel, item_rule, sums_items
 from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import body_of
 from adtrain.core.kernel import CKernel, value_for
@@ -24,7 +25,6 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType
 from adtrain.passes.arena import Arena, aligned_to_cache_line
-from adtrain.passes.batchwise import item_kernel, item_rule
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.places import nbytes
 
@@ -34,6 +34,9 @@ SMALL_STEP = 1 << 13
 """Bytes of a step's results below which a static schedule is faster."""
 STEP_BYTES = 1 << 11
 """Maximum bytes of each value in a step of several items. All values of a step should stay in the nearest cache."""
+PRODUCT_ITEMS = 32
+"""Items of a step with matrix products, which read their weights once for several items. Its values should stay in the
+second cache."""
 MIN_STEPS = 64
 """Minimum steps if they have several items, so that there is work for many threads."""
 
@@ -43,7 +46,9 @@ class _Step:
     """C for a step: one item, or several neighbours.
 
     Attributes:
+        count: number of items in all.
         items: number of items in a step.
+        varies: whether the last step has fewer items.
         place: the address of a whole array, as a C expression.
         addresses: the addresses of the first item of step n of each value.
         scratch: offset in the thread's scratch of the bytes for kernels.
@@ -53,7 +58,9 @@ class _Step:
     """
 
     writer: Writer
+    count: int
     items: int
+    varies: bool
     place: Callable[[Variable], str]
     addresses: dict[Variable, str]
     scratch: int
@@ -61,23 +68,34 @@ class _Step:
     prepared: dict[Equation, int]
     collected: dict[Equation, int]
 
+    def rows(self, v: Variable) -> int:
+        """The number of indices of axis 0 of a value in this step."""
+        return v.type.shape[0] * self.items // max(self.count, 1)
+
+    def types(self, equation: Equation) -> list[Any]:
+        """The types of the arguments of this step."""
+        return _types(equation, self.count, self.items)
+
+    def bytes(self, equation: Equation, memory: str) -> int:
+        return _bytes(equation, memory, self.count, self.items)
+
     def prepare(self, equation: Equation) -> str:
         """C that prepares what the equation's kernel needs for all steps."""
         flags = zip(equation.inputs, item_rule(equation).flags, strict=True)
         shared = [(pointer(v, const=True), self.place(v)) for v, flag in flags if not flag]
         memory = f"team->scratch + {self.prepared[equation]}"
-        types = _types(equation, self.items)
+        types = self.types(equation)
         return self.writer.call_beside(_kernel(equation), "prepare", equation, types, shared, memory)
 
     def start(self, equation: Equation) -> str:
         """C before the first step of a sum whose kernel has a finish function."""
-        return f"memset(team->scratch + {self.collected[equation]}, 0, {_bytes(equation, 'collected', self.items)});"
+        return f"memset(team->scratch + {self.collected[equation]}, 0, {self.bytes(equation, 'collected')});"
 
     def finish(self, equation: Equation) -> str:
         """C after the last step of such a sum."""
         outputs = [(pointer(v), self.addresses[v]) for v in equation.outputs]
         memory = f"team->scratch + {self.collected[equation]}"
-        types = _types(equation, self.items)
+        types = self.types(equation)
         return self.writer.call_beside(_kernel(equation), "finish", equation, types, outputs, memory)
 
     def lines(self, equation: Equation) -> list[str]:
@@ -89,18 +107,21 @@ class _Step:
         results = [self.addresses[v] for v in equation.outputs]
         if equation.has(Trait.RESHAPE):
             (source,), (target,) = arguments, results
-            size = self.items * _item_bytes(equation.outputs[0])
+            size = self.items * nbytes(equation.outputs[0]) // max(self.count, 1)
             return [] if source == target else [f"memcpy({target}, {source}, {size});"]
         if by_element(equation):
             body = body_of(equation)
             of = dict(zip(equation.inputs, arguments, strict=True))
             given = [*(of[v] for v in body.inputs), *results]
-            return [f"{item_loops(self.writer, body, self.items)}({', '.join(given)});"]
+            rows = self.rows(body.outputs[0])
+            if self.varies:
+                return [f"{some_item_loops(self.writer, body)}({', '.join([*given, str(rows)])});"]
+            return [f"{item_loops(self.writer, body, rows)}({', '.join(given)});"]
         fetch = self._fetch_row(equation) if equation.has(Trait.GATHER) else []
-        memory = [f"team->scratch + {self.scratch}"] if _bytes(equation, "scratch", self.items) else []
+        memory = [f"team->scratch + {self.scratch}"] if self.bytes(equation, "scratch") else []
         for offsets in (self.prepared, self.collected):
             memory += [f"team->scratch + {at}" for e, at in offsets.items() if e is equation]
-        types = _types(equation, self.items)
+        types = self.types(equation)
         return [*fetch, *self.writer.call(_kernel(equation), equation, types, [*arguments, *results], memory)]
 
     def _fetch_row(self, equation: Equation) -> list[str]:
@@ -120,47 +141,45 @@ def _kernel(equation: Equation) -> CKernel:
     return kernel
 
 
-def _bytes(equation: Equation, memory: str, items: int) -> int:
+def _bytes(equation: Equation, memory: str, count: int, items: int) -> int:
     """The bytes of "scratch", "prepared" or "collected" that the equation's kernel needs for `items` items."""
     if by_element(equation) or equation.has(Trait.RESHAPE):
         return 0
-    return int(value_for(getattr(_kernel(equation), memory), *_types(equation, items), **equation.params))
+    return int(value_for(getattr(_kernel(equation), memory), *_types(equation, count, items), **equation.kernel_params))
 
 
-def _types(equation: Equation, items: int) -> list[Any]:
-    """The types of the arguments of a step of `items` items."""
+def _types(equation: Equation, count: int, items: int) -> list[Any]:
+    """The types of the arguments of a step of `items` of `count` items."""
     return [
-        ArrayType((items, *v.type.shape[1:]), v.type.dtype) if flag else v.type
+        ArrayType((v.type.shape[0] * items // max(count, 1), *v.type.shape[1:]), v.type.dtype) if flag else v.type
         for v, flag in zip(equation.inputs, item_rule(equation).flags, strict=True)
     ]
-
-
-def _item_bytes(v: Variable) -> int:
-    return nbytes(v) // max(v.type.shape[0], 1)
 
 
 def _by_item(body: Program) -> set[Variable]:
     """The values that are read or computed item by item."""
     read = {v for e in body.equations for v, flag in zip(e.inputs, item_rule(e).flags, strict=True) if flag}
-    return read.union(*(e.outputs for e in body.equations if not item_rule(e).sums))
+    return read.union(*(e.outputs for e in body.equations if not sums_items(e)))
 
 
-def _steps(body: Program) -> tuple[int, int]:
-    """The number of items in a step, and the number of steps."""
-    count, items = item_rule(body.equations[0]).count, 1
-    for e in body.equations:
-        if e.has(Trait.GATHER) or not (by_element(e) or e.has(Trait.RESHAPE) or _kernel(e).several_items):
-            return items, count
-    most = STEP_BYTES // max(1, *map(_item_bytes, _by_item(body)))
-    while 2 * items <= most and count % (2 * items) == 0 and count // (2 * items) >= MIN_STEPS:
+def _steps(body: Program) -> tuple[int, int, int]:
+    """The number of items in a step, the number of such steps, and the number of items in one more step, or 0."""
+    count, items = item_count(body.equations), 1
+    if not all(map(is_divisible, body.equations)):
+        return items, count, 0
+    most = STEP_BYTES // max(1, *(nbytes(v) // max(count, 1) for v in _by_item(body)))
+    if any(e.has(Trait.MATMUL) for e in body.equations):
+        most = PRODUCT_ITEMS
+    while 2 * items <= most and count // (2 * items) >= MIN_STEPS:
         items *= 2
-    return items, count // items
+    return items, count // items, count % items
 
 
 def sums_workspace(equation: Equation) -> int:
     """Bytes of the parts of the sums over items."""
     body = body_of(equation)
-    return SumsOverItems(body, _steps(body)[1], "").nbytes
+    _, steps, rest = _steps(body)
+    return SumsOverItems(Writer(), body, steps + bool(rest), "").nbytes
 
 
 def emit_items(writer: Writer, equation: Equation, place: Callable[[Variable], str], workspace: str) -> list[str]:
@@ -171,22 +190,26 @@ def emit_items(writer: Writer, equation: Equation, place: Callable[[Variable], s
         workspace: a C expression for the address of `sums_workspace` bytes.
     """
     body = body_of(equation)
-    items, steps = _steps(body)
-    addresses, scratch = _addresses(body, items, place)
+    items, whole, rest = _steps(body)
+    steps, count = whole + bool(rest), item_count(body.equations)
+    addresses, scratch = _addresses(body, count, items, place)
     kept: dict[str, dict[Equation, int]] = {"prepared": {}, "collected": {}}
     for memory, offsets in kept.items():
         for e in body.equations:
-            if size := _bytes(e, memory, items):
+            if size := _bytes(e, memory, count, items):
                 offsets[e] = scratch
                 scratch += aligned_to_cache_line(size)
-    writer.scratch = max(writer.scratch, scratch + max(_bytes(e, "scratch", items) for e in body.equations))
-    sums = SumsOverItems(body, steps, workspace)
+    writer.scratch = max(writer.scratch, scratch + max(_bytes(e, "scratch", count, items) for e in body.equations))
+    sums = SumsOverItems(writer, body, steps, workspace)
     addresses |= sums.addresses()
 
     own = frozenset(v for e in body.equations for v in e.outputs)
-    step = _Step(writer, items, place, addresses, scratch, own, **kept)
+    step = _Step(writer, count, items, bool(rest), place, addresses, scratch, own, **kept)
     before = [step.prepare(e) for e in step.prepared]
     inside = [line for e in body.equations for line in step.lines(e)]
+    if rest:
+        last = [line for e in body.equations for line in replace(step, items=rest).lines(e)]
+        inside = [f"if (n < {whole}) {{", *(f"    {x}" for x in inside), "} else {", *(f"    {x}" for x in last), "}"]
     if sums.sum_at:
         starts, ends = ([f(e) for e in step.collected] for f in (step.start, step.finish))
         return [*before, *sums.lines(starts, inside, ends, place)]
@@ -196,12 +219,14 @@ def emit_items(writer: Writer, equation: Equation, place: Callable[[Variable], s
     return [*before, *loop, *(f"    {line}" for line in inside), "}"]
 
 
-def _addresses(body: Program, items: int, place: Callable[[Variable], str]) -> tuple[dict[Variable, str], int]:
+def _addresses(
+    body: Program, count: int, items: int, place: Callable[[Variable], str]
+) -> tuple[dict[Variable, str], int]:
     """The addresses of step n of each value, and the bytes of scratch for values that are used here only."""
     outputs = set(body.outputs)
 
     def at(v: Variable) -> str:
-        return f"({place(v)} + n * {items * (v.size // max(v.type.shape[0], 1))})"
+        return f"({place(v)} + n * {items * v.size // max(count, 1)})"
 
     addresses = {v: at(v) for v in _by_item(body).intersection(body.inputs)}
     last_use = {v: i for i, e in enumerate(body.equations) for v in e.inputs}
@@ -210,7 +235,7 @@ def _addresses(body: Program, items: int, place: Callable[[Variable], str]) -> t
     born: dict[Variable, int] = {}
     ends: dict[Variable, int] = {}
     for i, e in enumerate(body.equations):
-        if item_rule(e).sums:
+        if sums_items(e):
             continue
         for v in e.outputs:
             if v in outputs:
@@ -221,8 +246,13 @@ def _addresses(body: Program, items: int, place: Callable[[Variable], str]) -> t
             else:
                 born[v] = i
                 ends[v] = max(ends.get(v, i), last_use.get(v, i))
+    for e in body.equations:  # a value that is needed reshaped is computed at its place
+        if e.has(Trait.RESHAPE) and e.outputs[0] in outputs:
+            r = root.get(e.inputs[0], e.inputs[0])
+            if born.pop(r, None) is not None:
+                addresses[r] = addresses[e.outputs[0]]
     for v, i in born.items():
-        arena.add(v, items * _item_bytes(v), i, ends[v])
+        arena.add(v, items * nbytes(v) // max(count, 1), i, ends[v])
     offsets = arena.offsets()
     for v in born:
         addresses[v] = f"({pointer(v)})(team->scratch + {offsets[v]})"

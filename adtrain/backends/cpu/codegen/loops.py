@@ -48,6 +48,15 @@ def item_loops(writer: Writer, body: Program, items: int) -> str:
     return writer.function("item_loops", _parameters(body), nest.lines("0", str(rows), "0", str(inner)))
 
 
+def some_item_loops(writer: Writer, body: Program) -> str:
+    """A function ``(inputs..., outputs..., items)`` like `item_loops` that computes any number of items."""
+    two, three = axes_of(body, 2), axes_of(body, 3)
+    lengths = [str(a.length) if a == b else f"items * {a.length // 2}" for a, b in zip(two, three, strict=True)]
+    nest = _Nest(body, two)
+    rows = " * ".join(lengths[:-1]) or "1"
+    return writer.function("item_loops", f"{_parameters(body)}, int64_t items", nest.lines("0", rows, "0", lengths[-1]))
+
+
 def _parameters(body: Program) -> str:
     inputs = [f"{pointer(v, const=True)}x{i}" for i, v in enumerate(body.inputs)]
     return ", ".join(inputs + [f"{pointer(v)}y{i}" for i, v in enumerate(body.outputs)])

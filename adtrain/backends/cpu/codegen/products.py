@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from adtrain.backends.cpu.build import Source
 from adtrain.backends.cpu.codegen.text import Writer
+from adtrain.backends.cpu.forms.batchwise import kernels
 from adtrain.codegen.access import access, read
 from adtrain.codegen.elementwise import statements
 from adtrain.codegen.expressions import c_type, pointer
 from adtrain.core.fused import PRODUCT, body_of
 from adtrain.core.kernel import value_for
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.passes.batchwise import kernels
 
 MAX_AHEAD = 8
 """As in kernels/cpu/gemm.h."""
@@ -27,15 +27,15 @@ def emit_product(writer: Writer, equation: Equation, place: Callable[[Variable],
         epilogue = body_of(loops)
     (c,) = product.outputs
     target = place(c) if c in equation.outputs else "NULL"
-    (kernel,) = kernels(product)
+    (kernel,) = (k for k in kernels(product) if k.team)
     types = [v.type for v in product.inputs]
-    source = Source(kernel.file, kernel.element_types(*types, **product.params))
+    source = Source(kernel.file, kernel.element_types(*types, **product.kernel_params))
     name = writer.name(kernel, product, types)
     writer.called[name] = None
-    writer.scratch = max(writer.scratch, value_for(kernel.scratch, *types, **product.params))
+    writer.scratch = max(writer.scratch, value_for(kernel.scratch, *types, **product.kernel_params))
     t = c_type(source.dtypes[0])
     struct = _declare_epilogue(writer, t, source.suffix)
-    numbers = [str(int(x)) for x in value_for(kernel.numbers, *types, **product.params)]
+    numbers = [str(int(x)) for x in value_for(kernel.numbers, *types, **product.kernel_params)]
     arguments = ["const Team *", f"const {t} *", f"const {t} *", f"{t} *", *("int64_t" for _ in numbers)]
     writer.prototypes[f"void {name}({', '.join(arguments)}, const {struct} *);"] = None
     a, b = map(place, product.inputs)

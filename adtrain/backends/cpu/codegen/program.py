@@ -18,12 +18,12 @@ from adtrain.backends.cpu.codegen.map_reduce import emit_map_reduce
 from adtrain.backends.cpu.codegen.products import emit_product
 from adtrain.backends.cpu.codegen.ranges import Range, Ranges
 from adtrain.backends.cpu.codegen.text import Writer
+from adtrain.backends.cpu.forms.batchwise import by_item, kernels
 from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import BATCHWISE, HORIZONTAL, MAP_REDUCE, PRODUCT, body_of
 from adtrain.core.kernel import value_for
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.passes.batchwise import batchwise, kernels
 from adtrain.passes.fuse_elementwise import by_element, elementwise
 from adtrain.passes.places import Place, nbytes
 from adtrain.passes.plan_memory import MemoryPlan
@@ -96,7 +96,7 @@ def supported(equation: Equation) -> bool:
     types = [v.type for v in equation.inputs]
     try:
         for kernel in kernels(equation):
-            value_for(kernel.numbers, *([0] if kernel.each else []), *types, **equation.params)
+            value_for(kernel.numbers, *([0] if kernel.each else []), *types, **equation.kernel_params)
     except NotImplementedError:
         return False
     return bool(kernels(equation))
@@ -113,7 +113,7 @@ def _emitted_as_items(equation: Equation) -> bool:
     if equation.primitive.name in ("matmul", "reshape") or elementwise(equation):
         return False
     candidates = kernels(equation)
-    return bool(candidates) and not any(k.team for k in candidates) and batchwise(equation) is not None
+    return bool(candidates) and not any(k.team for k in candidates) and by_item(equation) is not None
 
 
 def generate(program: Program, plan: MemoryPlan) -> Generated:
@@ -223,7 +223,7 @@ class _Equations:
         candidates = kernels(equation)
         kernel = next((k for k in candidates if k.team), candidates[0])
         types = [v.type for v in equation.inputs]
-        need = value_for(kernel.scratch, *types, **equation.params)
+        need = value_for(kernel.scratch, *types, **equation.kernel_params)
         self.writer.scratch = max(self.writer.scratch, need)
         memory = ["team->scratch"] if need and not kernel.team else []
         pointers = [self.place(v) for v in (*equation.inputs, *equation.outputs)]
@@ -260,7 +260,7 @@ def _alone(equation: Equation) -> bool:
     if by_element(equation):
         return by_one_thread(body_of(equation))
     candidates = kernels(equation)
-    return bool(candidates) and not any(k.team for k in candidates) and batchwise(equation) is None
+    return bool(candidates) and not any(k.team for k in candidates) and by_item(equation) is None
 
 
 def _range(v: Variable, plan: MemoryPlan) -> Range:

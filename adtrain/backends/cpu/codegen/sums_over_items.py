@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from adtrain.backends.cpu.codegen.text import Writer
+from adtrain.backends.cpu.forms.batchwise import sums_items
 from adtrain.codegen.expressions import c_type, pointer
 from adtrain.core.fused import LOOPS
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.arena import aligned_to_cache_line
-from adtrain.passes.batchwise import item_rule
 from adtrain.passes.places import nbytes
 
 PARTS, PARTS_OF_LARGE = 16, 8
@@ -21,7 +22,7 @@ TOTAL_BYTES = 8
 
 
 def _sums(body: Program) -> list[Equation]:
-    return [e for e in body.equations if e.form != LOOPS and item_rule(e).sums]
+    return [e for e in body.equations if e.form != LOOPS and sums_items(e)]
 
 
 def _most_parts(equation: Equation) -> int:
@@ -42,8 +43,8 @@ class SumsOverItems:
         stride: bytes of a part.
     """
 
-    def __init__(self, body: Program, steps: int, workspace: str) -> None:
-        self.steps, self.workspace = steps, workspace
+    def __init__(self, writer: Writer, body: Program, steps: int, workspace: str) -> None:
+        self.writer, self.steps, self.workspace = writer, steps, workspace
         self.parts = min((min(_most_parts(e), max(steps, 1)) for e in _sums(body)), default=0)
         self.blocks = steps > self.parts * BLOCK_STEPS
         self.sum_at: dict[Variable, int] = {}
@@ -79,9 +80,29 @@ class SumsOverItems:
         lines += [f"    last = first + {BLOCK_STEPS} < part_end ? first + {BLOCK_STEPS} : part_end;"]
         lines += [f"    {line}" for line in add]
         for v, address in self.addresses().items():
-            total = f"(({self._total(v)} *)(part + {self.total_at[v]}))[i]"
-            lines += [f"    for (int64_t i = 0; i < {v.size}; i++) {total} += ({address})[i];"]
+            total = f"({self._total(v)} *)(part + {self.total_at[v]})"
+            lines.append(f"    {self._add_block(v)}({address}, {total}, {v.size});")
         return [*lines, "}"]
+
+    def _add_block(self, v: Variable) -> str:
+        """A function that adds the sums of a block to the totals."""
+        parameters = f"{pointer(v, const=True)}x, {self._total(v)} *total, int64_t size"
+        return self.writer.function("add_block", parameters, ["for (int64_t i = 0; i < size; i++) total[i] += x[i];"])
+
+    def _add_parts(self, v: Variable) -> str:
+        """A function of the team that adds the totals of the parts, which begin at x."""
+        total = self._total(v)
+        lines = [
+            "int64_t begin, end;",
+            "my_cache_lines(team, size, &begin, &end);",
+            "for (int64_t i = begin; i < end; i++) {",
+            f"    {total} sum = ((const {total} *)x)[i];",
+            f"    for (int64_t p = 1; p < {self.parts}; p++) sum += ((const {total} *)(x + p * stride))[i];",
+            "    y[i] = sum;",
+            "}",
+        ]
+        parameters = f"const Team *team, const char *x, int64_t stride, {pointer(v)}y, int64_t size"
+        return self.writer.function("add_parts", parameters, lines)
 
     def lines(
         self, starts: Sequence[str], inside: Sequence[str], ends: Sequence[str], place: Callable[[Variable], str]
@@ -100,17 +121,8 @@ class SumsOverItems:
             *(f"    {line}" for line in self._summed_steps(starts, inside, ends)),
             "}",
             "#pragma omp barrier",
-            "int64_t begin, end;",
         ]
         for v, at in self.total_at.items():
-            total = self._total(v)
-            lines += [
-                f"my_cache_lines(team, {v.size}, &begin, &end);",
-                "for (int64_t i = begin; i < end; i++) {",
-                f"    const char *x = {self.workspace} + {at} + i * sizeof({total});",
-                f"    {total} sum = *(const {total} *)x;",
-                f"    for (int64_t p = 1; p < {self.parts}; p++) sum += *(const {total} *)(x + p * {self.stride});",
-                f"    ({place(v)})[i] = sum;",
-                "}",
-            ]
+            arguments = f"team, {self.workspace} + {at}, {self.stride}, {place(v)}, {v.size}"
+            lines.append(f"{self._add_parts(v)}({arguments});")
         return lines

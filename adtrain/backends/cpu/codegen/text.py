@@ -64,7 +64,7 @@ class Writer:
             pointers: to the inputs, then to the outputs.
             memory: addresses of the kernel's memory: scratch, prepared, collected. Those of 0 bytes are left out.
         """
-        params, name = equation.params, self.name(kernel, equation, types)
+        params, name = equation.kernel_params, self.name(kernel, equation, types)
         self.called[name] = None
         returns = "int" if kernel.checked else "void"
         declared = [pointer(v, const=True) for v in equation.inputs] + [pointer(v) for v in equation.outputs]
@@ -99,15 +99,15 @@ class Writer:
             step: "prepare" or "finish".
             arrays: types and addresses of the inputs not by item, or of the outputs.
         """
-        numbers = _numbers(value_for(kernel.numbers, *types, **equation.params))
+        numbers = _numbers(value_for(kernel.numbers, *types, **equation.kernel_params))
         name = self.name(replace(kernel, name=f"{kernel.name}_{step}"), equation, types)
         return f"{self._declared('void', name, [*arrays, *numbers, ('char *', memory)])};"
 
     def name(self, kernel: CKernel, equation: Equation, types: Sequence[Any]) -> str:
         """The function's full name. Adds its file to the program."""
-        dtypes, macros = kernel.element_types(*types, **equation.params), tuple(kernel.definitions.items())
-        source = Source(kernel.file, dtypes, macros=macros)
-        name: str = value_for(kernel.name, *types, **equation.params) + source.suffix
+        params = equation.kernel_params
+        source = Source(kernel.file, kernel.element_types(*types, **params), macros=tuple(kernel.definitions.items()))
+        name: str = value_for(kernel.name, *types, **params) + source.suffix
         self.sources[name] = source
         return name
 

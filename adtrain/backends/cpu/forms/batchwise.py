@@ -6,19 +6,37 @@ backward pass with the sums over the batch that give bias gradients.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from adtrain.core.axes import Items
 from adtrain.core.fused import BATCHWISE
+from adtrain.core.kernel import CKernel, value_for
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.registry import c_kernels
 from adtrain.core.target import Target
-from adtrain.passes.batchwise import Batchwise, batchwise
+from adtrain.passes.fuse_elementwise import by_element
+from adtrain.passes.fuse_products import ProductFusion
 from adtrain.passes.fusion import Fusion
-from adtrain.passes.groups import MAX_EQUATIONS, Groups
+from adtrain.passes.groups import Groups
 
 MIN_ITEMS = 8
 """With fewer items there is too little work for several threads."""
+MIN_COARSE_ITEMS = 64
+"""Minimum items if equations on more items are computed with them."""
+MAX_EQUATIONS = 1024
+"""Maximum equations of a group. Each is a call in the group's function, which compilers do not inline."""
+
+
+class LargeProductFusion(ProductFusion):
+    """A matrix product with an epilogue, unless `BatchwiseFusion` may take the product."""
+
+    def takes(self, product: Equation, epilogue: Equation) -> bool:
+        return super().takes(product, epilogue) and by_item(product) is None
 
 
 class BatchwiseFusion(Fusion):
-    """Each connected group of equations on the same number of items."""
+    """Each connected group of equations on the same number of items, or on several times as many smaller ones."""
 
     form = BATCHWISE
     in_order = True
@@ -26,32 +44,96 @@ class BatchwiseFusion(Fusion):
 
     def __init__(self, program: Program, target: Target | None = None) -> None:
         super().__init__(program, target)
-        self.found = [batchwise(e) for e in program.equations]
+        self.found = [by_item(e) for e in program.equations]
+        self.sums = [sums_items(e) for e in program.equations]
+        self.divisible = [is_divisible(e) for e in program.equations]
 
     def joins(self, groups: Groups, producer: int, reader: int, value: Variable) -> bool:
         source, consumer, e = self.found[producer], self.found[reader], groups.equations[reader]
         if source is None or consumer is None or consumer.count < MIN_ITEMS:
             return False
-        if source.sums or source.count != consumer.count or not _same_phase(groups.equations[producer], e):
+        if self.sums[producer] or not _same_phase(groups.equations[producer], e):
             return False
-        return _by_item_only(groups, self.found, groups.of[producer], groups.of[reader])
+        a, b = groups.of[producer], groups.of[reader]
+        return self._have_common_items(groups, a, b) and self._by_item_only(groups, a, b)
+
+    def _have_common_items(self, groups: Groups, a: int, b: int) -> bool:
+        """Whether both groups have the same items, or an item of one is several neighbouring items of the other."""
+        (few, _), (many, fine) = sorted((self._count(groups.members[group]), group) for group in (a, b))
+        if few == many:
+            return True
+        divisible = many % few == 0 and all(self.divisible[i] for i in groups.members[fine])
+        return few >= MIN_COARSE_ITEMS and divisible
+
+    def _count(self, members: Sequence[int]) -> int:
+        """The number of items of a group."""
+        return min(found.count for i in members if (found := self.found[i]) is not None)
+
+    def _by_item_only(self, groups: Groups, a: int, b: int) -> bool:
+        """Whether group `b` reads group `a` item by item. Within each of the two this is so already."""
+        for i in groups.members[b]:
+            found = self.found[i]
+            assert found is not None
+            for v, flag in zip(groups.equations[i].inputs, found.flags, strict=True):
+                p = groups.producer.get(v)
+                if p is not None and groups.of[p] == a and (not flag or self.sums[p]):
+                    return False
+        return True
 
 
 def _same_phase(a: Equation, b: Equation) -> bool:
-    """Whether both belong to one phase. The loss and its gradient count as one."""
-    return a.phase == b.phase or a.scope == b.scope == "loss"
+    """Whether both belong to one phase. The loss and its gradient count as one phase. So do equations of no layer."""
+    return a.phase == b.phase or a.scope == b.scope in ("", "loss")
 
 
-def _by_item_only(groups: Groups, found: list[Batchwise | None], a: int, b: int) -> bool:
-    """Whether group `b` reads group `a` item by item. Within each of the two this is so already."""
-    for i in groups.members[b]:
-        consumer = found[i]
-        assert consumer is not None
-        for v, flag in zip(groups.equations[i].inputs, consumer.flags, strict=True):
-            p = groups.producer.get(v)
-            if p is not None and groups.of[p] == a:
-                producer = found[p]
-                assert producer is not None
-                if not flag or producer.sums:
-                    return False
-    return True
+def by_item(equation: Equation) -> Items | None:
+    """How a thread computes `equation` item by item, or adds items for it; None if it does neither."""
+    if by_element(equation) or equation.has(Trait.RESHAPE):
+        return equation.outer_items
+    kernel = item_kernel(equation)
+    return None if kernel is None else _items(kernel, equation)
+
+
+def item_rule(equation: Equation) -> Items:
+    """How an equation works item by item."""
+    found = by_item(equation)
+    assert found is not None
+    return found
+
+
+def item_count(equations: Sequence[Equation]) -> int:
+    """The number of items of the equations of one group. It divides the number of each."""
+    return min(item_rule(e).count for e in equations)
+
+
+def is_divisible(equation: Equation) -> bool:
+    """Whether several neighbouring items can be one item."""
+    if by_element(equation) or equation.has(Trait.RESHAPE):
+        return True
+    kernel = item_kernel(equation)
+    return kernel is not None and kernel.several_items and not equation.has(Trait.GATHER)
+
+
+def sums_items(equation: Equation) -> bool:
+    """Whether the outputs are sums over the items."""
+    kernel = item_kernel(equation)
+    return kernel is not None and kernel.sums
+
+
+def item_kernel(equation: Equation) -> CKernel | None:
+    """The C function that computes one item of `equation`."""
+    return next((k for k in kernels(equation) if not k.team and _on_items(k, equation)), None)
+
+
+def kernels(equation: Equation) -> tuple[CKernel, ...]:
+    """The C functions that compute `equation`. A function on items does so where the equation has items."""
+    found = c_kernels(equation.name)
+    return tuple(k for k in found if not _on_items(k, equation) or _items(k, equation) is not None)
+
+
+def _on_items(kernel: CKernel, equation: Equation) -> bool:
+    return bool(value_for(kernel.items, *(v.type for v in equation.inputs), **equation.kernel_params))
+
+
+def _items(kernel: CKernel, equation: Equation) -> Items | None:
+    return equation.summed_items if kernel.sums else equation.items

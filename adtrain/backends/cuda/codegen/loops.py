@@ -14,7 +14,7 @@ from adtrain.backends.cuda.compiler import Source
 from adtrain.codegen.access import access, offset, read, vector_results
 from adtrain.codegen.elementwise import axes_of, statements
 from adtrain.codegen.expressions import pointer
-from adtrain.core.fused import body_of
+from adtrain.core.fused import LOOPS, body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
@@ -98,7 +98,7 @@ def loops(equation: Equation) -> Loops:
 
 def flat(body: Program) -> Program:
     """A body with each `loops` equation replaced by its members."""
-    equations = [member for e in body.equations for member in body_of(e).equations]
+    equations = [x for e in body.equations for x in (body_of(e).equations if e.form == LOOPS else [e])]
     return Program(body.inputs, body.constants, tuple(equations), body.outputs)
 
 

@@ -127,13 +127,9 @@ def kernel(name: str, parts: Sequence[Part], threads: int, element: str = "", re
     )
 
 
-def for_members(made: Kernel, sizes: Mapping[Variable, int], count: int) -> Kernel:
-    """The kernel for `count` members: coordinate y of a block is its member.
-
-    Args:
-        sizes: the elements of a member in each operand that differs between members.
-    """
-    lines = [f"p{i} += blockIdx.y * {sizes[v]}ll;" for i, v in enumerate(made.operands) if v in sizes]
+def for_members(made: Kernel, count: int) -> Kernel:
+    """The kernel for `count` members: coordinate y of a block is its member. Mapped operands have a part of each."""
+    lines = [f"p{i} += blockIdx.y * {v.size}ll;" for i, v in enumerate(made.operands) if v.members]
     size = aligned_to_vector(made.scratch)
     lines += [f"scratch += blockIdx.y * {size}ll;"] * bool(size)
     first = f"    {FIRST_STATEMENT}\n"

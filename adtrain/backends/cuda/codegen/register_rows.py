@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 from adtrain.backends.cuda.codegen.block_steps import Step, lanes_for
+from adtrain.backends.cuda.codegen.index_rules import BY_INDEX
 from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import Part, indented
-from adtrain.backends.cuda.forms.one_block_fusion import BY_INDEX
-from adtrain.backends.cuda.forms.row_fused_fusion import MIN_IN_REGISTERS
 from adtrain.codegen.access import access, read
 from adtrain.codegen.elementwise import statements, strides
 from adtrain.codegen.expressions import c_type, literal
@@ -21,6 +20,8 @@ from adtrain.lowering.cuda.reduce import WARP, vector_width
 from adtrain.lowering.cuda.rows import MAX_WARP_ROW, lanes_of_row
 from adtrain.passes.fuse_elementwise import by_element
 
+MIN_IN_REGISTERS = 64
+"""Minimum elements of a row that threads hold in registers."""
 THREADS = 256
 MANY_THREADS = 1 << 15
 """Threads that keep the largest GPU busy. With fewer, a whole block shares a row."""
@@ -34,7 +35,7 @@ rows share; a number; a pointer to a table, from which each row reads one elemen
 
 
 def register_rows(body: Program) -> Part | None:
-    """The part for a `row_fused` body of rows of one length; None if an equation has no form here."""
+    """The part for a `row_fused` body of rows of one length; None if an equation has no rule here."""
     long = [v for v in (*body.inputs, *body.outputs) if _is_long(v.type.shape)]
     if not long:
         return None
@@ -43,7 +44,7 @@ def register_rows(body: Program) -> Part | None:
 
 
 def rows_in_block(body: Program, names: Mapping[Variable, str], threads: int) -> Step | None:
-    """How one thread block computes a body of rows of one length; None if an equation has no form here.
+    """How one thread block computes a body of rows of one length; None if an equation has no rule here.
 
     Args:
         names: the pointers to the inputs and outputs.
@@ -90,7 +91,7 @@ class _Writer:
         return [v for v in (*self.body.inputs, *self.body.outputs) if self._kind(v) == ROW]
 
     def _written(self) -> bool:
-        """Write the equations; False if one has no form."""
+        """Write the equations; False if one has no rule."""
         return all(map(self._load, self.body.inputs)) and all(map(self._write, self.body.equations))
 
     def part(self) -> Part | None:
@@ -156,13 +157,13 @@ class _Writer:
         return COLUMN if by_column else NUMBER
 
     def _write(self, e: Equation) -> bool:
-        """Write an equation; False if it has no form."""
+        """Write an equation; False if it has no rule."""
         if e.has(Trait.RESHAPE):
             (x,), (y,) = e.inputs, e.outputs
             self.kinds[y], self.names[y] = self.kinds[x], self.names[x]
             return self._kind(y) == self.kinds[x]
-        has_form = by_element(e) or (e.primitive.name in FORMS and _has_form(e))
-        if not has_form or any(self.kinds[v] != self._kind_for(v, e) for v in e.inputs):
+        has_rule = by_element(e) or (e.primitive.name in RULES and _has_rule(e))
+        if not has_rule or any(self.kinds[v] != self._kind_for(v, e) for v in e.inputs):
             return False
         for y in e.outputs:
             kind = self._kind(y)
@@ -171,7 +172,7 @@ class _Writer:
             self.kinds[y], self.names[y] = kind, f"v{len(self.names)}"
             self.lines.append(f"{c_type(y.type.dtype)} {self.names[y]}{'[Row::COUNT]' if kind == ROW else ''};")
         names = [self.names[v] for v in (*e.inputs, *e.outputs)]
-        self.lines += self._elementwise(e) if by_element(e) else FORMS[e.primitive.name](e, names)
+        self.lines += self._elementwise(e) if by_element(e) else RULES[e.primitive.name](e, names)
         return True
 
     def _elementwise(self, e: Equation) -> list[str]:
@@ -204,7 +205,7 @@ def _place(v: Variable, e: Equation) -> str:
     return access(v.type.shape, shape, ("row", _leading(shape))).place
 
 
-def _has_form(e: Equation) -> bool:
+def _has_rule(e: Equation) -> bool:
     """Whether an equation along rows reduces, normalises or indexes whole rows, by one index each."""
     x = e.inputs[0].type
     if e.primitive.name in ("take_along_axis", "scatter_along_axis"):
@@ -226,15 +227,15 @@ def _for_each_element(lines: Sequence[str]) -> list[str]:
     return ["#pragma unroll", "for (int i = 0; i < Row::COUNT; i++) {", *indented(lines), "}"]
 
 
-Form = Callable[[Equation, Sequence[str]], "list[str]"]
-"""``form(equation, names of its inputs and outputs)`` returns statements."""
+RowRule = Callable[[Equation, Sequence[str]], "list[str]"]
+"""``rule(equation, names of its inputs and outputs)`` returns statements."""
 
 
-def _reduction(op: str) -> Form:
+def _reduction(op: str) -> RowRule:
     return lambda e, names: [f"{names[1]} = Row::reduce<{op}, {c_type(e.outputs[0].type.dtype)}>({names[0]});"]
 
 
-def _softmax(logarithm: str) -> Form:
+def _softmax(logarithm: str) -> RowRule:
     return lambda e, names: [f"Row::softmax<{logarithm}>({names[0]}, {names[1]});"]
 
 
@@ -268,7 +269,7 @@ def _one_hot(e: Equation, names: Sequence[str]) -> list[str]:
     return [checked, *_for_each_element([f"{y}[i] = Row::column(i) == {index};"])]
 
 
-FORMS: Mapping[str, Form] = {
+RULES: Mapping[str, RowRule] = {
     "sum": _reduction("Sum"),
     "max": _reduction("Max"),
     "min": _reduction("Min"),
@@ -281,4 +282,4 @@ FORMS: Mapping[str, Form] = {
     "scatter_along_axis": _scatter_along_axis,
     "one_hot": _one_hot,
 }
-"""By primitive name. Elementwise equations have one form; a reshape needs none."""
+"""By primitive name. Elementwise equations have one rule; a reshape needs none."""

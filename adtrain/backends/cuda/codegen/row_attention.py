@@ -36,5 +36,5 @@ def _step(function: str, equation: Equation, pointers: Sequence[str]) -> Step:
     return Step([f"{kind}::{function}<THREADS>(t, {arguments});"], tiles * WARP, size)
 
 
-FORMS: dict[str, StepRule] = {"self_attention": _forward, "self_attention_grad": _backward}
+RULES: dict[str, StepRule] = {"self_attention": _forward, "self_attention_grad": _backward}
 """By primitive name."""

@@ -7,21 +7,21 @@ with the same bits. So blocks exchange values only where an equation adds over t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from adtrain.backends.cuda.forms.one_block_fusion import FORMS
-from adtrain.backends.cuda.forms.resident_layer import ResidentLayer
-from adtrain.backends.cuda.forms.unit_axes import adds_units, axes_of_units, is_local
-from adtrain.core.fused import body_of
+from adtrain.backends.cuda.forms.one_block import IN_ONE_BLOCK
+from adtrain.backends.cuda.forms.resident_layer import ResidentLayer, carried
+from adtrain.backends.cuda.forms.row_fused import rowwise
+from adtrain.core.fused import body_of, single_equations
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program_axes import joined, related_axes
 from adtrain.core.types import ArrayType
-from adtrain.passes.batchwise import rowwise
 from adtrain.passes.fuse_elementwise import elementwise, fuse_loops
 
-BLOCK_FORMS = FORMS | {"standardize"}
+IN_BLOCK = IN_ONE_BLOCK | {"standardize"}
 """The primitives that a block can compute, besides elementwise ones, reshapes and matrix products."""
 
 
@@ -57,31 +57,54 @@ class ClusterShards:
 def cluster_shards(body: Program, layer: ResidentLayer, blocks: int) -> ClusterShards | None:
     """How a cluster of so many blocks divides a member's Program; None if it cannot."""
     own = (layer.gather, layer.forward, layer.backward)
-    equations = [x for e in body.equations if e not in own for x in _flat(e)]
-    if not all(map(_has_form, equations)):
+    equations = [x for e in body.equations if e not in own for x in single_equations(e)]
+    if not all(map(_has_rule, equations)):
         return None
-    axes = axes_of_units(body, layer)
-    if blocks == 1 or axes is None or not all(is_local(e, axes) or adds_units(e, axes) for e in equations):
+    axes = _axes_of_units(body, layer)
+    if blocks == 1 or axes is None or not all(_is_local(e, axes) or _adds_units(e, axes) for e in equations):
         axes = {}
     return _Divider(body, layer, blocks, equations, axes).divided()
 
 
-def _flat(equation: Equation) -> Iterator[Equation]:
-    """The equations in a fused one, or an equation itself."""
-    if equation.form:
-        for e in body_of(equation).equations:
-            yield from _flat(e)
-    else:
-        yield equation
+def _axes_of_units(body: Program, layer: ResidentLayer) -> Mapping[Variable, int] | None:
+    """The axis of units of each value that has one. None if a value has two."""
+    equations = (x for e in body.equations if e is not layer.gather for x in single_equations(e))
+    states = (((before, i), (after, i)) for before, after in carried(body).items() for i in range(before.type.ndim))
+    first = layer.states[0][0], 0
+    found = next((axes for axes in joined((*related_axes(equations), *states)) if first in axes), {first})
+    axes = dict(found)
+    return axes if len(axes) == len(found) else None
 
 
-def _has_form(equation: Equation) -> bool:
+def _unit_labels(equation: Equation, axes: Mapping[Variable, int]) -> set[str]:
+    """The labels of the axis of units in an equation."""
+    values = zip((*equation.inputs, *equation.outputs), (*equation.axes.arguments, *equation.axes.results), strict=True)
+    return {labels[axes[v]] for v, labels in values if v in axes}
+
+
+def _is_local(equation: Equation, axes: Mapping[Variable, int]) -> bool:
+    """Whether a block that has its part of the inputs can compute its part of the outputs."""
+    e, labels = equation, _unit_labels(equation, axes)
+    if not labels or elementwise(e):
+        return True
+    divided = e.has(Trait.MATMUL) or e.has(Trait.REDUCTION) or e.has(Trait.RESHAPE)
+    return divided and len(labels) == 1 and "" not in labels and all(labels <= set(x) for x in e.axes.results)
+
+
+def _adds_units(equation: Equation, axes: Mapping[Variable, int]) -> bool:
+    """Whether the sum of what all blocks compute is the result."""
+    labels = _unit_labels(equation, axes)
+    sums = equation.has(Trait.MATMUL) or equation.has(Trait.REDUCTION)
+    return sums and len(labels) == 1 and labels <= equation.axes.added
+
+
+def _has_rule(equation: Equation) -> bool:
     """Whether a thread block can compute an equation."""
     e = equation
     if e.has(Trait.MATMUL):
         one_transposed = not (e.params["transpose_a"] and e.params["transpose_b"])
         return len(e.inputs[0].type.shape) == 2 and one_transposed and e.params["precision"] == FULL
-    return e.has(Trait.RESHAPE) or elementwise(e) or e.primitive.name in BLOCK_FORMS
+    return e.has(Trait.RESHAPE) or elementwise(e) or e.primitive.name in IN_BLOCK
 
 
 def _ancestors(equations: Sequence[Equation], last: Sequence[Equation]) -> set[Equation]:
@@ -125,7 +148,7 @@ class _Divider:
 
     def divided(self) -> ClusterShards | None:
         """The shards; None if nothing is exchanged, or the first segment cannot compute the next batch's number."""
-        sums = [e for e in self.equations if adds_units(e, self.axes)]
+        sums = [e for e in self.equations if _adds_units(e, self.axes)]
         next_number = [e for e in self.equations if self.layer.batch_number[1] in e.outputs]
         needed = {self._source(body_of(self.layer.backward).equations[0].inputs[0])}
         critical = _ancestors(self.equations, [e for e in self.equations if not needed.isdisjoint(e.outputs)])
@@ -196,7 +219,7 @@ class _Divider:
         made = {v: e for e in last for v in e.outputs}
         rows: set[Equation] = set()
         for e in last:
-            by_row = not e.has(Trait.MATMUL) and (e.has(Trait.GATHER) or rowwise(e) is not None)
+            by_row = e.has(Trait.GATHER) or rowwise(e) is not None
             if by_row and all(made[v] in rows for v in e.inputs if v in made):
                 rows.add(e)
         return rows.union(e for e in last if e in critical)
@@ -222,12 +245,12 @@ class _Divider:
         """Add a block's partial sum to a segment. The next segment adds the partial sums of all blocks."""
         own = self._own(equation)
         (y,) = own.outputs
-        partial, *of_blocks = (Variable(y.type, y.device) for _ in range(self.blocks + 1))
+        partial, *of_blocks = (y.like() for _ in range(self.blocks + 1))
         self.partial[partial] = of_blocks
         self.segment[replace(own, outputs=(partial,))] = segment
         total = of_blocks[0]
         for part in of_blocks[1:]:
-            after = y if part is of_blocks[-1] else Variable(y.type, y.device)
+            after = y if part is of_blocks[-1] else y.like()
             e = Equation(PRIMITIVES["add"], (total, part), {}, (after,), equation.scope, equation.phase)
             self.segment[e] = segment + 1
             total = after
@@ -276,7 +299,7 @@ class _Divider:
         if v not in self.of_block:
             shape = list(v.type.shape)
             shape[self.axes[v]] //= self.blocks
-            self.of_block[v] = Variable(ArrayType(tuple(shape), v.type.dtype), v.device)
+            self.of_block[v] = v.like(ArrayType(tuple(shape), v.type.dtype))
         return self.of_block[v]
 
     def _own(self, equation: Equation) -> Equation:

@@ -6,7 +6,7 @@ result transposed, such as images divided into patches.
 
 from __future__ import annotations
 
-from adtrain.backends.cuda.forms.one_block_fusion import is_small
+from adtrain.backends.cuda.forms.one_block import is_small
 from adtrain.core.fused import GATHER
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Variable

@@ -11,17 +11,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from adtrain.backends.cuda.forms.resident_layer import MAX_BATCH, TERMS, TILE, WARPS
-from adtrain.backends.cuda.forms.streamed_layer_fusion import (
-    MIN_CAPABILITY,
-    ROW_ALIGNMENT,
-    of_all_members,
-    of_members,
-    parts_of,
-    without,
-)
-from adtrain.core.fused import LAYER_BACKWARD, PRODUCT, body_of, fuse, per_member_p, renamed
+from adtrain.backends.cuda.forms.streamed_layer_fusion import MIN_CAPABILITY, ROW_ALIGNMENT
+from adtrain.core.fused import LAYER_BACKWARD, PRODUCT, body_of, fuse, launched_together, without
 from adtrain.core.precision import FULL
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import Results, keeps
 from adtrain.core.target import Target
 
 BLOCK_INPUTS = 64, 32, 16
@@ -71,26 +65,24 @@ def layer_backward_of(equation: Equation) -> LayerBackward:
     return LayerBackward(of_inputs, of_weights)
 
 
+@keeps(Results.EXACT)
 def fuse_layer_backward(program: Program, target: Target) -> Program:
     """The Program with `layer_backward` equations."""
     if target.capability < MIN_CAPABILITY:
         return program
     equations = list(program.equations)
     for e in program.equations:
-        of_inputs = _product_of_inputs(e)
-        if of_inputs is None:
+        if not e.members or not _is_product(e, transpose_a=False):
             continue
         at = equations.index(e)
-        gradient, weights = (of_all_members(e)[v] for v in body_of(of_inputs).equations[0].inputs)
         later = {v for x in equations[at:] for v in x.outputs}
         for i, other in enumerate(equations[at + 1 :], at + 1):
-            of_weights = _update(other, gradient, weights, later)
-            if of_weights is None:
+            update = next((x for x in launched_together(other) if _is_update(x, e, later)), None)
+            if update is None:
                 continue
-            fused = _fused(e, of_inputs, other, of_weights)
-            if layer_backward_of(fused.params["body"].equations[0]).fits(target):
-                removed = {of_all_members(other)[v] for v in of_weights.outputs}
-                equations[i : i + 1] = without(other, removed)
+            fused = fuse(LAYER_BACKWARD, [e, update], {*e.outputs, *update.outputs})
+            if layer_backward_of(fused).fits(target):
+                equations[i : i + 1] = without(other, set(update.outputs))
                 equations[at] = fused
             break
     return replace(program, equations=tuple(equations))
@@ -106,51 +98,22 @@ def _is_product(equation: Equation, transpose_a: bool) -> bool:
     return kind == (transpose_a, False, FULL) and float32 and all(len(v.type.shape) == 2 for v in product.inputs)
 
 
-def _product_of_inputs(equation: Equation) -> Equation | None:
-    """The equation in a `per_member` equation, if it is the only one and may be the gradient of a layer's inputs."""
-    found = parts_of(equation)
-    return found[0] if len(found) == 1 and _is_product(found[0], transpose_a=False) else None
-
-
-def _update(equation: Equation, gradient: Variable, weights: Variable, later: set[Variable]) -> Equation | None:
-    """The equation in a `per_member` equation that computes the gradient and update of `weights`.
+def _is_update(equation: Equation, of_inputs: Equation, later: set[Variable]) -> bool:
+    """Whether it computes the gradient and update of the weights of a layer.
 
     Its inputs must not be in `later`. Those of the update must be arrays of the type of the weights, or single numbers.
-    """
-    if equation.primitive is not per_member_p:
-        return None
-    outside = of_all_members(equation)
-    for e in parts_of(equation):
-        if not _is_product(e, transpose_a=True):
-            continue
-        inputs = [outside[v] for v in e.inputs]
-        product = body_of(e).equations[0]
-        types = {v.type for v in (*product.outputs, *e.outputs)}
-        of_update = [v for v in e.inputs if v not in product.inputs]
-        arrays = [v for v in of_update if v.type in types]
-        alike = len(types) == 1 and len(arrays) == len(e.outputs)
-        single = all(v.size == 1 for v in of_update if v not in arrays)
-        known = later.isdisjoint(inputs) and weights in inputs
-        if outside[product.inputs[0]] is gradient and known and alike and single:
-            return e
-    return None
-
-
-def _fused(first: Equation, of_inputs: Equation, second: Equation, of_weights: Equation) -> Equation:
-    """The `layer_backward` equation of all members.
 
     Args:
-        first, second: `per_member` equations, which contain `of_inputs` and `of_weights`.
+        of_inputs: may be the gradient of the inputs of the layer.
     """
-    inner = {v: w for w, v in of_all_members(first).items()}
-    flags = dict(zip(first.inputs, first.params["mapped"], strict=True))
-    flags |= dict(zip(second.inputs, second.params["mapped"], strict=True))
-    outside = of_all_members(second)
-    names = {}
-    for v in (*of_weights.inputs, *of_weights.outputs):
-        names[v] = inner.setdefault(outside[v], Variable(v.type, v.device))
-    own = [of_inputs, renamed(of_weights, names)]
-    one = fuse(LAYER_BACKWARD, own, {v for e in own for v in e.outputs})
-    of_all = of_all_members(first) | {w: v for v, w in inner.items()}
-    inputs, outputs = (tuple(of_all[v] for v in group) for group in (one.inputs, one.outputs))
-    return of_members(one, inputs, outputs, [flags[v] for v in inputs], first.params["count"])
+    if not equation.members or not _is_product(equation, transpose_a=True):
+        return False
+    gradient, weights = body_of(of_inputs).equations[0].inputs
+    product = body_of(equation).equations[0]
+    types = {v.type for v in (*product.outputs, *equation.outputs)}
+    of_update = [v for v in equation.inputs if v not in product.inputs]
+    arrays = [v for v in of_update if v.type in types]
+    alike = len(types) == 1 and len(arrays) == len(equation.outputs)
+    single = all(v.size == 1 for v in of_update if v not in arrays)
+    known = later.isdisjoint(equation.inputs) and weights in equation.inputs
+    return product.inputs[0] is gradient and known and alike and single

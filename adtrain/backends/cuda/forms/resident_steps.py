@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from adtrain.backends.cuda.codegen.index_forms import overlapped_take
+from adtrain.backends.cuda.codegen.index_rules import overlapped_take
 from adtrain.backends.cuda.codegen.layer_update import input_function, update_arguments, update_struct
 from adtrain.backends.cuda.codegen.part import (
     FIRST_STATEMENT,
@@ -21,8 +21,8 @@ from adtrain.backends.cuda.codegen.part import (
     indented,
 )
 from adtrain.backends.cuda.codegen.product import epilogue
-from adtrain.backends.cuda.codegen.resident_forms import fused, resident_form
 from adtrain.backends.cuda.codegen.resident_places import ALIGNMENT, ResidentPlaces, gradient_of
+from adtrain.backends.cuda.codegen.resident_rules import fused, resident_rule
 from adtrain.backends.cuda.compiler import Source
 from adtrain.backends.cuda.forms.cluster_shards import ClusterShards, cluster_shards
 from adtrain.backends.cuda.forms.form import Form, define
@@ -97,7 +97,7 @@ class _Writer:
                 names_of(segment),
                 THREADS,
                 self.places.shared_bytes,
-                forms=resident_form,
+                forms=resident_rule,
                 in_shared=self.places.in_shared,
                 in_place=self.places.values_in_outputs(segment),
                 beside=self._beside_rest() if segment is shards.rest else (),

@@ -1,24 +1,210 @@
-"""Row-fused kernels: each thread block takes its own rows through all equations of a body."""
+"""Row fusion: the narrow end of a network (logits, softmax, cross-entropy and their gradients) as one kernel.
+
+Row n of each of these equations needs row n of the others, and a weight small enough for every thread block to read.
+Elementwise equations on sequences (B, S, F) join those on B x S rows of F elements. So a norm adds positions (S, F)
+itself, and the gradient of a norm reads the gradient (B, 1, F) of a mean over tokens.
+
+Each thread block takes its own rows through all equations of a body.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING
 
 from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel
-from adtrain.backends.cuda.codegen.register_rows import THREADS, register_rows
+from adtrain.backends.cuda.codegen.register_rows import MIN_IN_REGISTERS, THREADS, register_rows
 from adtrain.backends.cuda.forms.form import Form, define
-from adtrain.backends.cuda.forms.one_block import names_of, part_of
-from adtrain.backends.cuda.forms.row_fused_fusion import shared_inputs
+from adtrain.backends.cuda.forms.one_block import is_small, names_of, part_of
 from adtrain.codegen.expressions import c_type
-from adtrain.core.fused import ROW_FUSED, body_of
+from adtrain.core.axes import Items
+from adtrain.core.fused import LOOPS, ROW_FUSED, body_of
+from adtrain.core.precision import FULL
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
-from adtrain.core.types import ArrayType
+from adtrain.core.types import ArrayType, Shape
+from adtrain.passes.flatten_rows import flat_shape
+from adtrain.passes.fuse_elementwise import by_element
+from adtrain.passes.fusion import Fusion
+from adtrain.passes.groups import MAX_EQUATIONS, Groups
 
 if TYPE_CHECKING:
     from adtrain.backends.cuda.lower import Lowering
+
+MIN_ROWS = 32
+"""Fewer rows are computed by one thread block."""
+MAX_WIDTH = 1024
+"""Maximum elements of a row."""
+MAX_NARROW = 32
+"""Maximum of the smaller length of a product's right operand. GEMM kernels are faster for wider ones."""
+MAX_WEIGHT = 8 << 10
+"""Maximum elements of a product's right operand. Every thread block reads it while it waits for its first row."""
+IN_ROWS = frozenset(("sum", "max", "min", "argmax", "softmax", "log_softmax", "standardize"))
+"""Primitives along rows that may share a kernel with equations on sequences."""
+BY_INDEX = frozenset(("take_along_axis", "scatter_along_axis"))
+"""Other primitives along rows that the generators of row-wise kernels have code for."""
+
+
+class RowFusion(Fusion):
+    """Each connected group of row-wise equations, which pass rows to one another.
+
+    Attributes:
+        found: how each equation works row by row.
+        single: the positions of equations of which a kernel computes at most one.
+    """
+
+    limit = MAX_EQUATIONS
+    single: Collection[int] = ()
+
+    def __init__(self, program: Program, target: Target | None = None) -> None:
+        super().__init__(program, target)
+        self.found = self.row_wise()
+
+    def row_wise(self) -> list[Items | None]:
+        """How each equation works row by row; None for one that has no part in such a kernel."""
+        raise NotImplementedError
+
+    def fits_rows(self, members: Sequence[int]) -> bool:
+        """Whether one kernel can compute the equations at these positions."""
+        return True
+
+    def joins(self, groups: Groups, producer: int, reader: int, value: Variable) -> bool:
+        rows, consumer, e = self.found[producer], self.found[reader], groups.equations[reader]
+        if rows is None or consumer is None or rows.count != consumer.count:
+            return False
+        if not any(flag for v, flag in zip(e.inputs, consumer.flags, strict=True) if v is value):
+            return False
+        # A reshape inside the kernel is not stored, so another kernel could not read it.
+        if groups.equations[producer].has(Trait.RESHAPE) and self.readers[value] > 1:
+            return False
+        if e.has(Trait.RESHAPE) and len(groups.members[groups.of[reader]]) == 1:
+            return False
+        a, b = groups.of[producer], groups.of[reader]
+        both = groups.members[a] + groups.members[b]
+        singles = sum(i in self.single for i in both) if self.single else 0
+        return singles <= 1 and self.fits_rows(both) and _by_row_only(groups, self.found, a, b)
+
+
+class RowFusedFusion(RowFusion):
+    """Row-wise equations too large for one thread block."""
+
+    form = ROW_FUSED
+
+    def row_wise(self) -> list[Items | None]:
+        found = _row_wise(self.program)
+        self.sequences = _on_sequences(self.program, found)
+        for i, whole in self.sequences.items():
+            found[i] = self.program.equations[i].rows(prod(whole[:-1]))
+        return found
+
+    def fits_rows(self, members: Sequence[int]) -> bool:
+        shapes = {self.sequences[i] for i in members if i in self.sequences}
+        if not shapes:
+            return True
+        return len(shapes) == 1 and all(_in_registers(self.program.equations[i], *shapes) for i in members)
+
+    def saves(self, equations: Sequence[Equation]) -> bool:
+        """Whether the group saves launches that a single thread block for all of it would not save."""
+        launches = [e for e in equations if not e.has(Trait.RESHAPE)]
+        return len(launches) > 1 and not all(map(is_small, launches))
+
+
+def shared_inputs(body: Program) -> set[Variable]:
+    """The inputs of a `row_fused` body that every thread block reads completely."""
+    return {v for e in body.equations for v, by_row in zip(e.inputs, _required(e).flags, strict=True) if not by_row}
+
+
+def _row_wise(program: Program) -> list[Items | None]:
+    """How each equation works row by row. Loops with one result that read a large product do not: they become its
+    epilogue. An epilogue with several results would write more than the product."""
+    wide = {v for e in program.equations if e.has(Trait.MATMUL) and _by_row(e) is None for v in e.outputs}
+
+    def is_epilogue(e: Equation) -> bool:
+        return e.form == LOOPS and len(e.outputs) == 1 and not wide.isdisjoint(e.inputs)
+
+    return [None if is_epilogue(e) else _by_row(e) for e in program.equations]
+
+
+def _on_sequences(program: Program, found: list[Items | None]) -> dict[int, Shape]:
+    """The shape of the sequences of each elementwise equation on sequences, and each reshape to or from their rows.
+
+    Equations that work item by item (`found`), or can join a product or the gather of rows, are left out.
+    """
+    joined = {v for e in program.equations if e.has(Trait.MATMUL) or e.has(Trait.GATHER) for v in e.outputs}
+    shapes: dict[int, Shape] = {}
+    for i, e in enumerate(program.equations):
+        if by_element(e) and found[i] is None and _is_long(e) and joined.isdisjoint(e.inputs):
+            shapes[i] = e.outputs[0].type.shape
+    values = {v for i in shapes for v in (*program.equations[i].inputs, *program.equations[i].outputs)}
+    for i, e in enumerate(program.equations):
+        if e.has(Trait.RESHAPE) and found[i] is None and not values.isdisjoint((*e.inputs, *e.outputs)):
+            rows, whole = sorted((e.inputs[0].type.shape, e.outputs[0].type.shape), key=len)
+            if rows == flat_shape(whole):
+                shapes[i] = whole
+    return shapes
+
+
+def _is_long(e: Equation) -> bool:
+    """Whether the result is sequences with many long rows."""
+    shape = e.outputs[0].type.shape
+    return len(shape) == 3 and prod(shape[:2]) >= MIN_ROWS and MIN_IN_REGISTERS <= shape[2] <= MAX_WIDTH
+
+
+def _in_registers(e: Equation, whole: Shape) -> bool:
+    """Whether threads that hold rows of sequences of shape `whole` in registers compute the equation."""
+    flat = flat_shape(whole)
+    rows, values = {whole, flat}, {flat[:1], (flat[0], 1)}
+    read, made = ({v.type.shape for v in variables} for variables in (e.inputs, e.outputs))
+    if by_element(e):
+        return made <= rows | values
+    if e.has(Trait.RESHAPE):
+        return read | made <= rows or read | made <= values
+    return e.primitive.name in IN_ROWS and read == {flat}
+
+
+def _required(equation: Equation) -> Items:
+    found = _by_row(equation)
+    assert found is not None
+    return found
+
+
+def _by_row(equation: Equation) -> Items | None:
+    e = equation
+    found = e.items if _is_narrow_product(e) else rowwise(e)
+    if found is None or found.count < MIN_ROWS:
+        return None
+    by_row = [v for v, flag in zip(e.inputs, found.flags, strict=True) if flag]
+    return found if all(0 < v.size <= MAX_WIDTH * found.count for v in (*by_row, *e.outputs)) else None
+
+
+def rowwise(equation: Equation) -> Items | None:
+    """How an equation works row by row; None if it does not, or the generators of rows have no code for it."""
+    e = equation
+    return e.items if by_element(e) or e.has(Trait.RESHAPE) or e.primitive.name in IN_ROWS | BY_INDEX else None
+
+
+def _is_narrow_product(equation: Equation) -> bool:
+    if not equation.has(Trait.MATMUL) or equation.params["precision"] != FULL:
+        return False
+    a, b = equation.inputs
+    return len(a.type.shape) == 2 and a is not b and b.size <= MAX_WEIGHT and min(b.type.shape) <= MAX_NARROW
+
+
+def _by_row_only(groups: Groups, found: list[Items | None], a: int, b: int) -> bool:
+    """Whether no value of two groups is computed or read by row in one equation and read whole in another."""
+    read_whole: set[Variable] = set()
+    rows: set[Variable] = set()
+    for i in groups.members[a] + groups.members[b]:
+        consumer = found[i]
+        assert consumer is not None
+        rows.update(groups.equations[i].outputs)
+        for v, by_row in zip(groups.equations[i].inputs, consumer.flags, strict=True):
+            (rows if by_row else read_whole).add(v)
+    return rows.isdisjoint(read_whole)
+
 
 BLOCKS = 2
 """Most thread blocks for each multiprocessor, where the number of rows divides evenly."""

@@ -7,7 +7,7 @@ once. Both equations read the batch as bytes from its table (kernels/cuda/gemm/s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from adtrain.backends.cuda.forms.resident_layer import (
@@ -21,10 +21,11 @@ from adtrain.backends.cuda.forms.resident_layer import (
     resident_layer,
     sums_bytes,
 )
-from adtrain.backends.cuda.forms.resident_steps_fusion import step_of_members
-from adtrain.core.fused import GATHER, HORIZONTAL, STREAMED_LAYER, body_of, fuse, per_member_p, renamed
+from adtrain.backends.cuda.forms.resident_steps_fusion import step_of_member
+from adtrain.core.fused import GATHER, STREAMED_LAYER, body_of, fuse, renamed, without
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import Results, keeps
 from adtrain.core.target import Target
 
 MIN_CAPABILITY = (8, 0)
@@ -92,84 +93,37 @@ def streamed_layer_of(equation: Equation) -> StreamedLayer:
     return StreamedLayer(backward, forward)
 
 
+@keeps(Results.EXACT)
 def stream_layer(program: Program, target: Target) -> Program:
     """The Program with two `streamed_layer` equations, if its first layer is suitable. Else the Program, unchanged."""
-    step = None if target.capability < MIN_CAPABILITY else step_of_members(program)
-    if step is None:
+    body = None if target.capability < MIN_CAPABILITY else step_of_member(program)
+    layer = None if body is None else resident_layer(body)
+    if body is None or layer is None:
         return program
-    body, names, count = step
-    layer = resident_layer(body)
-    if layer is None:
-        return program
-    of_all = {w: v for v, w in names.items()}
     views = [e for e in body.equations if e.has(Trait.RESHAPE) and e.inputs[0] is layer.gather.outputs[0]]
-    made = []
+    streamed: dict[Variable, Equation] = {}
     for e in (layer.forward, layer.backward):
         parts = [layer.gather, *(view for view in views if view.outputs[0] in e.inputs), e]
-        made.append(fuse(STREAMED_LAYER, parts, e.outputs))
+        streamed |= dict.fromkeys(e.outputs, fuse(STREAMED_LAYER, parts, e.outputs))
     both = StreamedLayer((layer.gather, layer.backward), (layer.gather, layer.forward))
     if both.shared > target.shared or not both.has_inputs_for_all_warps:
         return program
-    dropped = {of_all[v] for e in (layer.gather, *views) for v in e.outputs}
-    streamed = {of_all[v]: e for e in made for v in e.outputs}
+    removed = {v for e in (layer.gather, *views) for v in e.outputs} | set(streamed)
     equations: list[Equation] = []
     for e in program.equations:
-        if not dropped.isdisjoint(e.outputs):
-            continue
-        own = dict.fromkeys(streamed[v] for v in e.outputs if v in streamed)
-        if own:
-            equations += without(e, set(streamed))
-        else:
-            equations.append(e)
-        for x in own:
-            inputs, outputs = (tuple(of_all[v] for v in group) for group in (x.inputs, x.outputs))
-            flags = [names[v].type != v.type for v in inputs]
-            equations.append(of_members(x, inputs, outputs, flags, count))
+        equations += without(e, removed)
+        equations += dict.fromkeys(streamed[v] for v in e.outputs if v in streamed)
     return replace(program, equations=tuple(equations))
 
 
-def of_members(
-    one: Equation, inputs: Sequence[Variable], outputs: Sequence[Variable], mapped: Sequence[bool], count: int
-) -> Equation:
-    """The `per_member` equation of an equation of one member."""
-    params = {"body": Program(one.inputs, {}, (one,), one.outputs), "count": count, "mapped": tuple(mapped)}
-    return replace(one, primitive=per_member_p, inputs=tuple(inputs), outputs=tuple(outputs), params=params)
-
-
-def parts_of(equation: Equation) -> Sequence[Equation]:
-    """The equations in a `per_member` equation; none in another one."""
-    if equation.primitive is not per_member_p:
-        return ()
-    (one,) = equation.params["body"].equations
-    found: Sequence[Equation] = one.params["body"].equations if one.form == HORIZONTAL else (one,)
-    return found
-
-
-def of_all_members(equation: Equation) -> dict[Variable, Variable]:
-    """For each input and output in the body of a `per_member` equation, the variable of all members."""
-    body: Program = equation.params["body"]
-    return dict(zip((*body.inputs, *body.outputs), (*equation.inputs, *equation.outputs), strict=True))
-
-
-def without(equation: Equation, removed: set[Variable]) -> Iterator[Equation]:
-    """A `per_member` equation without the parts that compute `removed` values. Nothing if no part is left."""
-    body: Program = equation.params["body"]
-    outside = of_all_members(equation)
-    flags = dict(zip(body.inputs, equation.params["mapped"], strict=True))
-    left = [part for part in parts_of(equation) if removed.isdisjoint(outside[v] for v in part.outputs)]
-    if left:
-        own = left[0] if len(left) == 1 else fuse(HORIZONTAL, left, body.outputs)
-        inputs, outputs = (tuple(outside[v] for v in group) for group in (own.inputs, own.outputs))
-        yield of_members(own, inputs, outputs, [flags[v] for v in own.inputs], equation.params["count"])
-
-
 def streamed_equations(program: Program) -> Sequence[Equation]:
-    """The `per_member` equations of a product of the first layer, and of its gradient and update."""
-    found = [e for e in program.equations if e.primitive is per_member_p]
-    return [e for e in found if e.params["body"].equations[0].form == STREAMED_LAYER]
+    """The equations of a product of the first layer, and of its gradient and update."""
+    return [e for e in program.equations if e.form == STREAMED_LAYER]
 
 
-def joined(update: Equation, product: Equation, next_value: Mapping[Variable, Variable], result: Variable) -> Equation:
+def update_and_product(
+    update: Equation, product: Equation, next_value: Mapping[Variable, Variable], result: Variable
+) -> Equation:
     """The equation that computes an update, and then the product of the next step.
 
     Args:
@@ -177,20 +131,8 @@ def joined(update: Equation, product: Equation, next_value: Mapping[Variable, Va
         next_value: the value that replaces an input in the next step.
         result: of the product of the next step.
     """
-    (first,), (second,) = (e.params["body"].equations for e in (update, product))
-    outer = [*update.inputs, *update.outputs]
-    inner = dict(zip(outer, (*first.inputs, *first.outputs), strict=True))
-    mapped = dict(zip(update.inputs, update.params["mapped"], strict=True))
-    names: dict[Variable, Variable] = {}
-    for v, own, flag in zip(product.inputs, second.inputs, product.params["mapped"], strict=True):
-        following = next_value.get(v, v)
-        names[own] = inner.setdefault(following, Variable(own.type, own.device))
-        mapped.setdefault(following, flag)
-    equations = second.params["body"].equations
-    names |= {v: Variable(v.type, v.device) for e in equations for v in e.outputs}
-    together = [*first.params["body"].equations, *(renamed(e, names) for e in equations)]
-    own = fuse(STREAMED_LAYER, together, {*first.outputs, *(names[v] for v in second.outputs)})
-    outside = {w: v for v, w in inner.items()} | {names[second.outputs[0]]: result}
-    inputs, outputs = (tuple(outside[v] for v in group) for group in (own.inputs, own.outputs))
-    own = replace(own, scope=update.scope, phase=update.phase)
-    return of_members(own, inputs, outputs, [mapped[v] for v in inputs], update.params["count"])
+    following = body_of(product).equations
+    names = {v: v.like() for e in following for v in e.outputs} | dict.fromkeys(product.outputs, result)
+    names |= {v: next_value[v] for v in product.inputs if v in next_value}
+    together = [*body_of(update).equations, *(renamed(e, names) for e in following)]
+    return replace(fuse(STREAMED_LAYER, together, {*update.outputs, result}), scope=update.scope, phase=update.phase)

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from adtrain.backends.cuda.forms.back_to_back_fusion import pairs_back_to_back
-from adtrain.backends.cuda.forms.horizontal_fusion import MAX_POINTERS
-from adtrain.backends.cuda.forms.tiled_product_fusion import TiledProduct, is_float32_product, matmul_in
+from adtrain.backends.cuda.forms.back_to_back import pairs_back_to_back
+from adtrain.backends.cuda.forms.horizontal import MAX_POINTERS
+from adtrain.backends.cuda.forms.tiled_product import TiledProduct, is_float32_product, matmul_in
 from adtrain.backends.cuda.forms.weight_tiles import weight_tiles_p, with_tiles_p
 from adtrain.core.fused import BACK_TO_BACK, TILED_PRODUCT, fuse, renamed
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import Results, keeps
 from adtrain.core.target import Target
 from adtrain.passes.groups import Groups
 
@@ -24,6 +25,7 @@ MAX_WEIGHTS = MAX_POINTERS // 2
 """Maximum matrices of weights of an equation: they and their tiles are arguments of a kernel."""
 
 
+@keeps(Results.EXACT)
 def tile_weights(program: Program, target: Target) -> Program:
     """The Program with a `back_to_back` equation for each suitable pair of products, and a `tiled_product` equation for
     each other suitable product."""
@@ -69,7 +71,7 @@ def _with_tiles(program: Program, keys: Mapping[int, tuple[Variable, int]]) -> t
     for i, e in enumerate(program.equations):
         if i in keys:
             weights, _ = keys[i]
-            tiled = Variable(weights.type, weights.device)
+            tiled = weights.like()
             equations.append(Equation(with_tiles_p, (weights, tiles[keys[i]]), {}, (tiled,), e.scope, e.phase))
             e = renamed(e, {weights: tiled})
         position[i] = len(equations)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from adtrain.core.axes import whole
 from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.primitive import PRIMITIVES, Primitive
 from adtrain.core.types import ArrayType
@@ -52,7 +53,12 @@ def _reference(*weights: np.ndarray, permuted: Sequence[int]) -> Any:
     return found if len(found) > 1 else found[0]
 
 
-weight_tiles_p = Primitive("weight_tiles", lambda *weights, permuted: tuple(map(_type, weights)), _reference)
+weight_tiles_p = Primitive(
+    "weight_tiles",
+    lambda *weights, permuted: tuple(map(_type, weights)),
+    _reference,
+    axes=lambda *weights, permuted: whole([2] * len(weights), [5] * len(weights)),
+)
 """(weights, ...; permuted): each matrix of weights in tiles of 64 x 64. A weight is the sum of three bfloat16 terms. A
 tile has the bits of its first terms, then of the second ones, then of the third ones, in rows with the 128-byte swizzle
 of WGMMA. Along the matrix's axis in `permuted` groups of 16 have the order ORDER."""
@@ -62,5 +68,6 @@ with_tiles_p = Primitive(
     lambda weights, tiles: ArrayType(weights.shape, weights.dtype),
     lambda weights, tiles: weights,
     view=True,
+    axes="mn,.....->mn",
 )
 """(weights, tiles): the weights. A kernel reads their tiles."""

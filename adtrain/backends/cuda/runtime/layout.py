@@ -12,7 +12,7 @@ from adtrain.backends.cuda.lower import Lowering
 from adtrain.core.backend import Memory
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.passes.places import Place, nbytes
+from adtrain.passes.places import Place, stored_bytes
 from adtrain.passes.plan_memory import MemoryPlan, plan_memory
 
 
@@ -112,13 +112,13 @@ class Layout:
         owned = [self.outputs[at] for at in self.owned]
         returned = [v for v in owned if v in set(program.outputs)]
         extra = (*self.constants, *self.inputs[len(program.inputs) :], *owned, *returned)
-        self.extra_bytes = sum(map(nbytes, extra))
+        self.extra_bytes = sum(map(stored_bytes, extra))
         self.final_swaps = []
         self._prefetch_swaps = []
         if self.repeats:
             read = [*donated, *range(len(program.inputs), len(self.inputs))]
             swaps = [
-                Swap(i, self._starts["output"] + places[v].at, nbytes(v))
+                Swap(i, self._starts["output"] + places[v].at, stored_bytes(v))
                 for i, v in zip(read, self.outputs, strict=True)
                 if places[v].where == "output"
             ]

@@ -26,7 +26,7 @@ from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.timeline import during
 from adtrain.core.types import ArrayType
 from adtrain.passes.place_collectives import exchange_done_p
-from adtrain.passes.places import nbytes
+from adtrain.passes.places import stored_bytes
 
 RUNS_PER_GRAPH = 10, 1
 """Consecutive runs in one graph, so that launches overlap from one run to the next as well."""
@@ -76,11 +76,11 @@ class CudaProgram:
         self.arena = self.device.reserve(layout.arena_bytes)
         self.base = int(self.arena)
         self.constants = [x.buffer for x in program.constants.values()]
-        self.prefetched = [empty(v.type) for v in layout.inputs[len(program.inputs) :]]
+        self.prefetched = [empty(v.stored) for v in layout.inputs[len(program.inputs) :]]
         returned = {x.at: layout.outputs[x.at] for x in layout.results if x.where == "output"}
-        self.large = {at: v.type for at, v in returned.items() if nbytes(v) >= LARGE}
+        self.large = {at: v.stored for at, v in returned.items() if stored_bytes(v) >= LARGE}
         self.large_outputs: list[dict[int, Buffer]] = []
-        self.owned = {at: empty(layout.outputs[at].type) for at in layout.owned if at not in self.large}
+        self.owned = {at: empty(layout.outputs[at].stored) for at in layout.owned if at not in self.large}
         self.copied = [at for at in returned if at in self.owned]
         outputs = [self.owned[at].address if at in self.owned else 0 for at in range(len(layout.outputs))]
         # By address number; see `Layout`. Those of the Program's inputs and large outputs are set before each run.
@@ -102,7 +102,7 @@ class CudaProgram:
         else:
             launches = sum(len(lowering.launches(e)) for e in program.equations)
             self.runs_at_once = [n for n in RUNS_PER_GRAPH if n == 1 or n * launches <= MOST_LAUNCHES]
-        self.results = [(x.where, x.at, v.type.shape) for x, v in zip(layout.results, program.outputs, strict=True)]
+        self.results = [(x.where, x.at, v.stored.shape) for x, v in zip(layout.results, program.outputs, strict=True)]
         self.graphs = Graphs(self.device)
         self.marks: Marks | None = None
 

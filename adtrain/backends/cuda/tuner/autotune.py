@@ -20,8 +20,8 @@ from adtrain.backends.cuda.tuner.measure import Trial, described, measure
 from adtrain.cache import digest
 from adtrain.core import communicator
 from adtrain.core.errors import OutOfMemory
-from adtrain.core.fused import CONV_POOL
 from adtrain.core.program import Equation
+from adtrain.core.registry import has_kernels
 from adtrain.passes.place_collectives import exchanges_data
 
 REPORT_SECONDS = 1.0
@@ -198,12 +198,12 @@ def share_choices(lowering: Lowering, equations: Sequence[Equation]) -> None:
 def singles(equations: Iterable[Equation]) -> Iterator[Equation]:
     """The equations, with fused ones replaced by their members unless they have kernels of their own."""
     for equation in equations:
-        if equation.form not in ("", CONV_POOL):
+        if equation.form and not has_kernels(equation.form, "cuda"):
             yield from singles(equation.params["body"].equations)
         else:
             yield equation
 
 
 def _text(equation: Equation) -> str:
-    params = " ".join(f"{name}={value}" for name, value in equation.params.items())
+    params = " ".join(f"{name}={value}" for name, value in equation.kernel_params.items())
     return f"{described(equation)} {params}".rstrip()

@@ -1,4 +1,4 @@
-"""Attention and its gradient, by one of several forms: the one with the shortest estimated time is first."""
+"""Attention and its gradient, by one of several implementations: the one with the shortest estimated time is first."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from adtrain.core.target import Target
 from adtrain.lowering.cuda.attention import fma, mma, short, wgmma
 from adtrain.lowering.cuda.attention.problem import problem_of
 
-FORMS = (short, wgmma, mma, fma)
-"""Modules with a function ``candidates(target, problem)``: the form's kernels and the estimated seconds of the first of
-them, or None where the form does not apply."""
+IMPLEMENTATIONS = (short, wgmma, mma, fma)
+"""Modules with a function ``candidates(target, problem)``: its kernels and the estimated seconds of the first of
+them, or None where it does not apply."""
 
 
 def _candidates(arrays: int, gradient: bool, target: Target, types: tuple[Any, ...], params: Any) -> list[CudaKernel]:
     problem = problem_of(arrays, gradient, types, params, target.by_member)
-    found = [c for form in FORMS if (c := form.candidates(target, problem)) is not None]
+    found = [c for each in IMPLEMENTATIONS if (c := each.candidates(target, problem)) is not None]
     return [kernel for c in sorted(found, key=lambda c: c.seconds) for kernel in c.kernels]
 
 

@@ -1,4 +1,4 @@
-"""What every form of attention gets: lengths, options, and the positions of its arguments and results."""
+"""What every implementation of attention gets: lengths, options, and the positions of its arguments and results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MANY_HEADS = 1 << 14
 
 
 class Candidates(NamedTuple):
-    """The kernels of a form, the preferred one first, and the estimated seconds of that one."""
+    """The kernels of an implementation, the preferred one first, and the estimated seconds of that one."""
 
     seconds: float
     kernels: Sequence[CudaKernel]

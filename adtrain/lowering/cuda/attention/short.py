@@ -23,7 +23,7 @@ SCORES = 3 * ROWS**2 * np.dtype(np.float32).itemsize
 
 
 def candidates(target: Target, problem: Problem) -> Candidates | None:
-    """One kernel. Its estimate is one launch, the shortest of all forms: it reads each array once."""
+    """One kernel. Its estimate is one launch, the shortest of all implementations: it reads each array once."""
     x = problem.lengths
     plain = problem.arrays == 1 and not problem.optional and problem.precision == FULL
     if target.capability < CAPABILITY or problem.dtype != np.float32 or not plain:

@@ -1,7 +1,5 @@
 """Registers the CUDA kernels for convolutions."""
 
-from functools import partial
-
 from adtrain.core.registry import register
 from adtrain.lowering.cuda.conv import pooling, rules
 
@@ -12,4 +10,4 @@ register("conv2d_weight_grad_sum", "cuda", rules.conv2d_weight_grad_sum)
 register("conv_pool", "cuda", pooling.conv2d_max_pool2d)
 register("conv2d_input_grad_pooled", "cuda", pooling.conv2d_input_grad_pooled)
 register("conv2d_weight_grad_pooled", "cuda", pooling.conv2d_weight_grad_pooled)
-register("conv2d_weight_grad_pooled_sum", "cuda", partial(pooling.conv2d_weight_grad_pooled, bias=True))
+register("conv2d_weight_grad_pooled_sum", "cuda", pooling.conv2d_weight_grad_pooled)

@@ -95,7 +95,7 @@ class ImplicitGemm:
             return CudaKernel((multiply,))
         filters = problem.outputs[1]
         weights = problem.dtype, 1, filters, problem.weights // filters, splits
-        return CudaKernel((multiply, split_k_sum(*weights)), split_k_scratch(*weights))
+        return CudaKernel((multiply, split_k_sum(*weights, self.target.by_member)), split_k_scratch(*weights))
 
 
 def forward(problem: ConvProblem, target: Target) -> ImplicitGemm:

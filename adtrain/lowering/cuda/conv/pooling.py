@@ -74,16 +74,16 @@ def conv2d_weight_grad_pooled(
     shape: Any,
     size: tuple[int, int],
     precision: str,
-    bias: bool = False,
+    axes: Sequence[int] = (),
 ) -> Sequence[CudaKernel]:
-    """The weight gradient, and with ``bias`` the bias gradient, from ``g`` as a 2:4 sparse operand."""
+    """The weight gradient from ``g`` as a 2:4 sparse operand; and the sum of ``g`` over ``axes``, the bias gradient."""
     problem = ConvProblem.of(x.shape, shape, size, window, x.dtype, precision)
     index = PaddedIndex(problem)
     if windows != WINDOWS or not index.supported(target):
         return []
     pooled = ShiftedWeightGrad(index, target, pooled=True).best()
     faster = _if_faster(pooled, rank_weight_grad(problem, target))
-    return replace(faster, bias=bias).kernels() if faster else []
+    return replace(faster, bias=bool(axes)).kernels() if faster else []
 
 
 def _if_faster(pooled: AnAlgorithm | None, ranked: Sequence[Algorithm], pooling: float = 0) -> AnAlgorithm | None:

@@ -119,7 +119,7 @@ def conv2d_weight_grad(
 
 
 def conv2d_weight_grad_sum(
-    target: Target, x: Any, g: Any, window: Any, size: tuple[int, int], precision: str = FULL
+    target: Target, x: Any, g: Any, window: Any, size: tuple[int, int], precision: str, axes: Sequence[int]
 ) -> Sequence[CudaKernel]:
     """Weight and bias gradient in one kernel, if direct convolution is the best for the weight gradient alone."""
     problem = weight_grad_problem(x, g, window, size, precision)

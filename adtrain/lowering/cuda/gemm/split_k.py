@@ -12,10 +12,13 @@ GROUPS, MAX_GROUPED_SIZE, MIN_GROUPED_SPLITS = 8, 1 << 16, 16
 """Threads that share an element where there are at most so many elements, and at least so many splits."""
 
 
-def split_k_sum(dtype: np.dtype, batch: int, m: int, n: int, splits: int) -> CudaLaunch:
-    """Adds ``splits`` partial sums of ``batch`` matrices m x n, which lie one after another in scratch."""
+def split_k_sum(dtype: np.dtype, batch: int, m: int, n: int, splits: int, by_member: bool = False) -> CudaLaunch:
+    """Adds ``splits`` partial sums of ``batch`` matrices m x n, which lie one after another in scratch.
+
+    With ``by_member`` the matrices are those of any number of members, on which the order of a sum must not depend.
+    """
     size = batch * m * n
-    groups = GROUPS if size <= MAX_GROUPED_SIZE and splits >= MIN_GROUPED_SPLITS else 1
+    groups = GROUPS if (by_member or size <= MAX_GROUPED_SIZE) and splits >= MIN_GROUPED_SPLITS else 1
     return CudaLaunch(
         "gemm/split_k_sum.cu",
         "split_k_sum",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from adtrain.backends.cuda.codegen import index_forms
+from adtrain.backends.cuda.codegen import index_rules
 from adtrain.backends.cuda.codegen.block_steps import WARP, Names, Step, StepRule, lanes_for, loop
 from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.codegen.access import access, offset, read
@@ -25,7 +25,7 @@ MAX_SLICES = 4
 MAX_SERIAL_K = 32
 """Length K of a product up to which one thread computes an element alone."""
 
-ColumnForm = Callable[[str, Variable, int, int, int, str, Names, int], Sequence[Step]]
+ColumnRule = Callable[[str, Variable, int, int, int, str, Names, int], Sequence[Step]]
 """How a block reduces columns: see `_in_slices`."""
 
 
@@ -46,14 +46,14 @@ def _axes(shape: Shape, axes: Sequence[int]) -> tuple[Sequence[int], Sequence[in
     return [shape[i] for i in axes], [steps[i] for i in axes]
 
 
-def reduction(op: str, by_columns: ColumnForm) -> StepRule:
-    """The form of a reduction.
+def reduction(op: str, by_columns: ColumnRule) -> StepRule:
+    """The rule of a reduction.
 
     Args:
         by_columns: computes it where neighbouring elements belong to different results, or there are few results.
     """
 
-    def form(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
+    def rule(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
         (x,), (y,) = equation.inputs, equation.outputs
         shape, axes = x.type.shape, equation.params["axes"]
         output_axes = [i for i in range(len(shape)) if i not in axes]
@@ -74,7 +74,7 @@ def reduction(op: str, by_columns: ColumnForm) -> StepRule:
         read = f"return load<{e}, {wide}>({source} + {start} + {place});"
         return by_columns(op, y, count, min(threads * wide // outputs, count), wide, read, names, threads)
 
-    return form
+    return rule
 
 
 def _in_slices(
@@ -105,7 +105,7 @@ def _in_slices(
 def _along_axis(function: str) -> StepRule:
     """A function of `common/block_ops.cuh` with its first template arguments, for slices along an axis."""
 
-    def form(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
+    def rule(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
         (x,), (y,) = equation.inputs, equation.outputs
         outer, length, inner = split_at(x.type.shape, equation.params["axis"])
         lanes = lanes_for(length, outer * inner, threads)
@@ -113,7 +113,7 @@ def _along_axis(function: str) -> StepRule:
         line = f"in_block::{function}, {numbers}>(t, {names[x]}, {names[y]});"
         return [Step([line], min(outer * inner * lanes, threads))]
 
-    return form
+    return rule
 
 
 def _standardize(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
@@ -160,7 +160,7 @@ def _slice(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     return [loop(y.size, [f"{names[y]}[i] = {names[x]}[{start} + {place}];"], threads)]
 
 
-def matmul(equation: Equation, names: Names, threads: int, by_columns: ColumnForm) -> Sequence[Step]:
+def matmul(equation: Equation, names: Names, threads: int, by_columns: ColumnRule) -> Sequence[Step]:
     """A few rows by a small matrix: one thread for a short sum, several lanes for a long one.
 
     Args:
@@ -197,28 +197,25 @@ def matmul(equation: Equation, names: Names, threads: int, by_columns: ColumnFor
     return [Step(lines, min(y.size * lanes, threads))]
 
 
-FORMS: Mapping[str, StepRule] = {
+RULES: Mapping[str, StepRule] = {
     **{name: reduction(op, _in_slices) for name, op in REDUCTIONS.items()},
     "softmax": _along_axis("softmax<false, THREADS"),
     "log_softmax": _along_axis("softmax<true, THREADS"),
     "argmax": _along_axis("argmax<THREADS"),
-    "take": index_forms.take,
-    "take_along_axis": index_forms.take_along_axis,
-    "scatter_along_axis": index_forms.scatter_along_axis,
-    "one_hot": index_forms.one_hot,
+    **index_rules.BY_INDEX,
     "concatenate": _concatenate,
     "transpose": _transpose,
     "slice": _slice,
     "standardize": _standardize,
 }
-"""By primitive name. Elementwise equations and products have forms of their own; a reshape needs none."""
+"""By primitive name. Elementwise equations and products have rules of their own; a reshape needs none."""
 
 
-def form_of(equation: Equation) -> StepRule:
+def rule_of(equation: Equation) -> StepRule:
     """How one thread block computes an equation."""
     if by_element(equation):
         return _elementwise
-    return _matmul if equation.has(Trait.MATMUL) else FORMS[equation.primitive.name]
+    return _matmul if equation.has(Trait.MATMUL) else RULES[equation.primitive.name]
 
 
 def _matmul(equation: Equation, names: Names, threads: int) -> Sequence[Step]:

@@ -10,17 +10,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from adtrain.backends.cuda.codegen.block_rules import REDUCTIONS, matmul, reduction, rule_of
 from adtrain.backends.cuda.codegen.block_steps import WARP, Names, Step, StepRule, lanes_for
-from adtrain.backends.cuda.codegen.index_forms import overlapped_take
-from adtrain.backends.cuda.codegen.one_block_forms import REDUCTIONS, form_of, matmul, reduction
+from adtrain.backends.cuda.codegen.index_rules import overlapped_take
 from adtrain.backends.cuda.codegen.register_rows import rows_in_block, takes_numbers
 from adtrain.backends.cuda.forms.resident_layer import THREADS
-from adtrain.backends.cuda.forms.row_fused_fusion import RowFusion
+from adtrain.backends.cuda.forms.row_fused import RowFusion, rowwise
 from adtrain.codegen.expressions import c_type
+from adtrain.core.axes import Items
 from adtrain.core.fused import PRODUCT, ROW_FUSED, body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.passes.batchwise import Batchwise, rowwise
 from adtrain.passes.fuse_products import EpilogueFusion
 from adtrain.passes.fusion import FusionPass
 
@@ -39,7 +39,7 @@ class _RowsInBlock(RowFusion):
 
     form = ROW_FUSED
 
-    def row_wise(self) -> list[Batchwise | None]:
+    def row_wise(self) -> list[Items | None]:
         return [_by_row(e) for e in self.program.equations]
 
 
@@ -59,11 +59,9 @@ def fused(segment: Program) -> Program:
     return FusionPass(_ShortProducts)(replace(rows, equations=tuple(equations)))
 
 
-def _by_row(equation: Equation) -> Batchwise | None:
+def _by_row(equation: Equation) -> Items | None:
     """How it works row by row; None if it does not."""
-    if equation.has(Trait.GATHER):
-        return Batchwise(equation.outputs[0].size, (False, True), False) if takes_numbers(equation) else None
-    return None if equation.has(Trait.MATMUL) else rowwise(equation)
+    return equation.items if takes_numbers(equation) else rowwise(equation)
 
 
 def _unless_rows(equation: Equation) -> Sequence[Equation]:
@@ -75,7 +73,7 @@ def _unless_rows(equation: Equation) -> Sequence[Equation]:
     return (equation,) if rows_in_block(body, names, THREADS) else body.equations
 
 
-def resident_form(equation: Equation) -> StepRule:
+def resident_rule(equation: Equation) -> StepRule:
     """How a block computes an equation."""
     if equation.form == ROW_FUSED:
         return _rows
@@ -84,7 +82,7 @@ def resident_form(equation: Equation) -> StepRule:
     if equation.primitive.name in REDUCTIONS:
         return reduction(REDUCTIONS[equation.primitive.name], _in_warps)
     if not equation.has(Trait.MATMUL):
-        return overlapped_take if equation.has(Trait.GATHER) else form_of(equation)
+        return overlapped_take if equation.has(Trait.GATHER) else rule_of(equation)
     m, n = equation.outputs[0].type.shape
     if min(m, n) > MAX_NARROW and _length_k(equation) > MAX_SHORT_K:
         return _warp_products
@@ -114,7 +112,7 @@ def _in_warps(
 
 def _rows(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     step = rows_in_block(body_of(equation), names, threads)
-    assert step is not None, "rows without a form are not fused"
+    assert step is not None, "rows without a rule are not fused"
     return [step]
 
 
@@ -123,14 +121,14 @@ def _is_short(equation: Equation, threads: int) -> bool:
     if not equation.has(Trait.MATMUL) or equation.params["transpose_a"] or _length_k(equation) > MAX_SHORT_K:
         return False
     n = equation.outputs[0].type.shape[1]
-    return threads % n == 0 and threads >= 2 * n and resident_form(equation) is _matmul
+    return threads % n == 0 and threads >= 2 * n and resident_rule(equation) is _matmul
 
 
 def _product(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     """A product and the elementwise equation that reads it. The product is stored where the result will be."""
     product, reader = body_of(equation).equations
     names = {product.outputs[0]: names[reader.outputs[0]], **names}
-    (first,), (last,) = (resident_form(e)(e, names, threads) for e in (product, reader))
+    (first,), (last,) = (resident_rule(e)(e, names, threads) for e in (product, reader))
     return [Step([*first.lines, *last.lines], first.threads)]
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from adtrain.backends.cuda.codegen.block_steps import Names, Step, loop
-from adtrain.backends.cuda.forms.one_block_fusion import BY_INDEX
+from adtrain.backends.cuda.codegen.block_steps import Names, Step, StepRule, loop
 from adtrain.codegen.expressions import c_type
 from adtrain.core.program import Equation, Variable
 from adtrain.lowering.shapes import split_at
@@ -73,6 +72,15 @@ def one_hot(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     value = f"in_block::valid(index, {classes}, bad) && index == i % {classes}"
     lines = [f"const int64_t index = {names[indices]}[i / {classes}];", f"{names[y]}[i] = {value};"]
     return [loop(y.size, lines, threads)]
+
+
+BY_INDEX: Mapping[str, StepRule] = {
+    "take": take,
+    "take_along_axis": take_along_axis,
+    "scatter_along_axis": scatter_along_axis,
+    "one_hot": one_hot,
+}
+"""By primitive name."""
 
 
 def is_checked(equation: Equation) -> bool:
