@@ -162,7 +162,7 @@ def sources() -> list[Source]:
         for size, transposed in fitting if i == 0 else [fitting[i % len(fitting)]]:
             for launch in PackedGemm(H200, (2, size, size, size), tile, transposed).kernel().launches:
                 macros = tuple(sorted(launch.definitions.items()))
-                found[file_source(launch.file, launch.dtypes, macros, launch.layouts)] = None
+                found[file_source(launch.file, launch.dtypes, macros, launch.shared, *launch.layouts)] = None
     return list(found)
 
 
@@ -185,6 +185,6 @@ def test_a_wrong_number_of_bytes_does_not_compile(name: str, monkeypatch: pytest
     macros: dict[str, Any] = dict(gemm.definitions)
     if name in macros:
         macros[name] -= 16
-    source = file_source(gemm.file, gemm.dtypes, tuple(macros.items()), gemm.layouts)
+    source = file_source(gemm.file, gemm.dtypes, tuple(macros.items()), gemm.shared, *gemm.layouts)
     with pytest.raises(CudaCompilerError, match="static assertion"):
         compiler.compile_source(source, architecture(CAPABILITY))

@@ -15,7 +15,7 @@ from adtrain.backends.cpu import compiler
 from adtrain.backends.cpu.build import Source as CSource
 from adtrain.backends.cpu.toolchain import CompilerError
 from adtrain.backends.cuda.compiler import CudaCompilerError, Source, compile_source
-from adtrain.core.memory_layout import Array, Length, Union, memory_layout, rounded_up
+from adtrain.core.memory_layout import lengths, memory_layout
 from adtrain.lowering.cpu import attention, conv, gemm, recurrent
 
 ARRAYS = st.tuples(st.sampled_from([1, 2, 4, 8, 24]), st.sampled_from([1, 2, 16]))
@@ -37,34 +37,24 @@ def places(macros: str, n: int = 0, m: int = 0) -> dict[str, int]:
 def test_the_places_in_the_text_are_those_that_python_computes(
     arrays: Sequence[tuple[int, int]], n: int, m: int
 ) -> None:
-    def layout(n: Length, m: Length) -> list[Array]:
-        counts = [rounded_up(n, multiple) + m * i + n // 4 for i, (_, multiple) in enumerate(arrays)]
-        return [Array(f"A{i}", size, count) for i, ((size, _), count) in enumerate(zip(arrays, counts, strict=True))]
-
-    found = memory_layout("M", layout, n=n, m=m)
-    end, expected = 0, {}
-    for array in layout(n, m):
-        expected[array.name] = end
-        assert isinstance(array.count, int)
-        end += array.itemsize * array.count
+    x, y = lengths(n=n, m=m)
+    end, expected, given = 0, {}, {}
+    for i, (size, multiple) in enumerate(arrays):
+        given[f"A{i}"] = size, x.rounded_up(multiple) + y * i + x // 4 * y
+        expected[f"A{i}"] = end
+        end += size * (-(-n // multiple) * multiple + m * i + n // 4 * m)
+    found = memory_layout("M", given, x, y)
     assert places(found.macros, n, m) == expected
-    assert found.size == end
+    assert found == end
 
 
-def test_arrays_of_a_union_have_the_same_memory() -> None:
-    pair = Union(([Array("A", 4, 10)], [Array("B", 8, 2), Array("C", 4, 1)]))
-    found = memory_layout("M", lambda: [Array("FIRST", 4, 4), pair])
-    assert found.size == 16 + 40
-    assert places(found.macros) == {"FIRST": 0, "A": 16, "B": 16, "C": 32}
-
-
-def test_a_layout_aligned_beyond_its_memory_has_room_for_that() -> None:
-    assert memory_layout("M", lambda: [Array("TILE", 1, 100)], alignment=1024).size == 100 + 1024
+def test_a_layout_that_the_kernel_aligns_has_room_for_that() -> None:
+    assert memory_layout("M", {"TILE": (1, 100)}, alignment=1024) == 100 + 1024
 
 
 @pytest.mark.needs_nvrtc
 def test_an_array_of_elements_of_another_size_does_not_compile() -> None:
-    macros = memory_layout("M", lambda: [Array("SUMS", 8, 10)]).macros
+    macros = memory_layout("M", {"SUMS": (8, 10)}).macros
     text = '#include "common/common.cuh"\n' + macros + "KERNEL f(char *memory) { *M_SUMS(%s, memory) = 0; }\n"
     compile_source(Source("f.cu", text % "double"), "90a")
     with pytest.raises(CudaCompilerError, match="MemoryLayout"):

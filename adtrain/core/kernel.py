@@ -99,10 +99,9 @@ class CudaLaunch:
         blocks: the grid, one number or up to three (x, y, z).
         threads: threads of a block, with ``blocks``. A kernel with __launch_bounds__ gets exactly this; another one may
             get fewer, a multiple of 32. None: the number with the best occupancy.
-        shared: bytes of dynamic shared memory.
+        shared: bytes of dynamic shared memory. A `MemoryLayout` has macros for its arrays.
         definitions: macros that the source is compiled with, such as tile sizes.
-        layouts: of shared memory and scratch: macros for the places of arrays. All launches of a file have those that
-            any of its kernels takes.
+        layouts: others whose macros the file needs. All launches of a file have those that any of its kernels takes.
         operands: the equation's inputs and outputs that the kernel gets as pointers, numbered in this order. None: all.
         checked: the kernel stores 1 in ``*bad`` where an index is out of range.
         cooperative: blocks wait for each other. The driver refuses the launch if not all of them can run at once.

@@ -1,119 +1,67 @@
-"""The layout of a kernel's memory: one value gives Python its size, and CUDA pointers to its arrays.
+"""The layout of a kernel's memory: one value gives Python the bytes, and CUDA pointers to the arrays.
 
 A kernel takes the pointers from macros, so a length that only one side changes cannot move an array of the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 
 @dataclass(frozen=True)
-class Text:
-    """The C text of an integer that is known when the kernel runs. Arithmetic on it gives longer text."""
+class Length:
+    """A length that is not negative: its value for Python, and the C text for a kernel, which other shapes also run."""
 
+    value: int
     text: str
 
-    def __add__(self, other: Length) -> Text:
-        return self if other == 0 else Text(f"({self.text} + {_text(other)})")
+    def __add__(self, other: int | Length) -> Length:
+        return Length(self.value + _length(other).value, f"({self.text} + {_length(other).text})")
 
-    def __radd__(self, other: int) -> Text:
-        return self + other
+    def __mul__(self, other: int | Length) -> Length:
+        return Length(self.value * _length(other).value, f"({self.text} * {_length(other).text})")
 
-    def __mul__(self, other: Length) -> Text:
-        return self if other == 1 else Text("0" if other == 0 else f"({self.text} * {_text(other)})")
+    def __floordiv__(self, other: int) -> Length:
+        return Length(self.value // other, f"({self.text} / {other})")
 
-    def __rmul__(self, other: int) -> Text:
-        return self * other
-
-    def __floordiv__(self, other: int) -> Text:
-        return self if other == 1 else Text(f"({self.text} / {other})")
+    def rounded_up(self, multiple: int) -> Length:
+        return (self + (multiple - 1)) // multiple * multiple
 
 
-Length: TypeAlias = "int | Text"
-"""A length that Python computes with, and the same length in the text of a kernel. It is not negative."""
+Arrays: TypeAlias = Mapping[str, tuple[int, "int | Length"]]
+"""By name the bytes of an element of an array, and how many there are."""
 
 
-def rounded_up(length: Length, multiple: int) -> Length:
-    return (length + (multiple - 1)) // multiple * multiple
+def _length(x: int | Length) -> Length:
+    return x if isinstance(x, Length) else Length(x, str(x))
 
 
-@dataclass(frozen=True)
-class Array:
-    """An array of a layout: its name, the bytes of an element, and how many there are."""
-
-    name: str
-    itemsize: int
-    count: Length = 1
+def lengths(**values: int) -> list[Length]:
+    """Lengths that are arguments of a layout's macros, by their names."""
+    return [Length(value, f"({name})") for name, value in values.items()]
 
 
-class Union(NamedTuple):
-    """Groups of arrays of which the kernel uses one, so that they have the same memory. Nothing comes after them."""
+class MemoryLayout(int):
+    """The bytes of a kernel's shared memory or scratch, with macros that point to its arrays."""
 
-    groups: Sequence[Sequence[Array]]
-
-
-Arrays: TypeAlias = "Sequence[Array | Union]"
-
-ALIGNED = 16
-"""The alignment of dynamic shared memory and of scratch."""
+    macros = ""
 
 
-class MemoryLayout(NamedTuple):
-    """The layout of a kernel's shared memory or scratch.
-
-    Attributes:
-        size: bytes.
-        macros: the text of the macros. For a layout SCRATCH with an array SUMS of as many elements as an argument
-            `rows` says, ``SCRATCH_SUMS(float, scratch, rows)`` points to the array. A float must have as many bytes as
-            an element.
-    """
-
-    size: int
-    macros: str
-
-
-def memory_layout(name: str, arrays: Callable[..., Arrays], alignment: int = 1, **lengths: int) -> MemoryLayout:
+def memory_layout(name: str, arrays: Arrays, *arguments: Length, alignment: int = 0) -> MemoryLayout:
     """The layout in which arrays lie one after another.
 
+    For a layout SCRATCH with an array SUMS and an argument `rows`, ``SCRATCH_SUMS(float, scratch, rows)`` points to the
+    array. The kernel does not compile if a float has other bytes than an element.
+
     Args:
-        name: the names of the macros begin with it.
-        arrays: returns the arrays for lengths by these names.
-        alignment: of the first array. If the memory itself has less, the kernel begins at the first multiple of it, for
-            which the size has so many more bytes.
-        lengths: arguments of the kernel, and what it computes from them. All other lengths are constants.
+        arguments: the `lengths` that the kernel gives. All others are constants.
+        alignment: to which the kernel rounds the pointer to the memory up; the layout has so many more bytes.
     """
-    size = _size(arrays(**lengths)) + (alignment if alignment > ALIGNED else 0)
-    parameters = ", ".join(["E", "memory", *lengths])
-    in_kernel = arrays(**{length: Text(f"({length})") for length in lengths})
-    macros = [f"{name}_{x.name}({parameters}) array_at<E, {x.itemsize}>({at})" for x, at in _places(in_kernel)]
-    return MemoryLayout(size, "".join(f"#define {macro}\n" for macro in macros))
-
-
-def _size(arrays: Arrays) -> int:
-    total = 0
-    for x in arrays:
-        if isinstance(x, Union):
-            total += max(map(_size, x.groups))
-        else:
-            assert isinstance(x.count, int)
-            total += x.itemsize * x.count
-    return total
-
-
-def _places(arrays: Arrays, at: str = "memory") -> Iterator[tuple[Array, str]]:
-    """Each array and the C text of a pointer to its first byte, if the first array begins at the pointer `at`."""
-    for x in arrays:
-        if isinstance(x, Union):
-            for group in x.groups:
-                yield from _places(group, at)
-        else:
-            yield x, at
-            if (count := _text(x.count)) != "0":
-                at = f"array_end<{x.itemsize}>({at}, {count})"
-
-
-def _text(length: Length) -> str:
-    return length.text if isinstance(length, Text) else str(length)
+    layout = MemoryLayout(alignment + sum(size * _length(count).value for size, count in arrays.values()))
+    parameters, at = ", ".join(["E", "memory", *(x.text.strip("()") for x in arguments)]), "memory"
+    for array, (size, count) in arrays.items():
+        layout.macros += f"#define {name}_{array}({parameters}) array_at<E, {size}>({at})\n"
+        at = f"array_end<{size}>({at}, {_length(count).text})"
+    return layout

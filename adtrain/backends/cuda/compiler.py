@@ -80,14 +80,11 @@ def architecture(capability: tuple[int, int]) -> str:
 
 
 def file_source(
-    file: str,
-    dtypes: tuple[np.dtype, ...],
-    definitions: tuple[tuple[str, int], ...],
-    layouts: tuple[MemoryLayout, ...] = (),
+    file: str, dtypes: tuple[np.dtype, ...], definitions: tuple[tuple[str, int], ...], *memory: int
 ) -> Source:
     """A file of `kernels/cuda`, or one with an absolute path, for the element types T and U and with macros."""
     macros = tuple(f"-D{name}={value}" for name, value in definitions)
-    places = "".join(layout.macros for layout in layouts)
+    places = "".join(layout.macros for layout in memory if isinstance(layout, MemoryLayout))
     if os.path.isabs(file):  # a user may edit it while the process runs
         return _source(file, Path(file).read_text(encoding="utf-8", errors="replace"), dtypes, macros, places)
     return _source(file, _kernel_text(file), dtypes, macros, places)

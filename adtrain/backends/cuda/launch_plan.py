@@ -140,8 +140,8 @@ def _plans(kernel: CudaKernel, operands: tuple[int, ...]) -> list[LaunchPlan]:
     """The launches of a candidate. A launch that names no operands gets all."""
 
     def plan(launch: CudaLaunch) -> LaunchPlan:
-        definitions = tuple(sorted(launch.definitions.items()))
-        file = file_source(launch.file, launch.dtypes, definitions, launch.layouts)
+        macros = tuple(sorted(launch.definitions.items()))
+        file = file_source(launch.file, launch.dtypes, macros, launch.shared, *launch.layouts)
         numbers = tuple(float(x) if isinstance(x, float) else int(x) for x in launch.numbers)
         pointers = operands if launch.operands is None else tuple(operands[i] for i in launch.operands)
         scratch = kernel.scratch is not None

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
-from adtrain.core.memory_layout import Array, memory_layout
+from adtrain.core.memory_layout import memory_layout
 from adtrain.core.registry import register
 from adtrain.core.target import Target
 from adtrain.lowering.shapes import alternating, output_type
@@ -87,15 +87,14 @@ def reduction(target: Target, operation: int, x: Any, axes: Sequence[int], resul
     parts, part = _parts(
         max(blocks, MIN_BLOCKS) if target.by_member else blocks, count, MIN_ROW_PART if rows else MIN_COLUMN_PART
     )
-    state = _state_bytes(operation, x.dtype, result)
-    layout = memory_layout("SCRATCH", lambda: [Array("STATES", state, outputs * parts)])
+    scratch = memory_layout("SCRATCH", {"STATES": (_state_bytes(operation, x.dtype, result), outputs * parts)})
 
     def launch(
         name: str, numbers: tuple[int, ...], definitions: dict[str, int] | None = None, **work: Any
     ) -> CudaLaunch:
         macros = {"OPERATION": operation, **(definitions or {})}
         dtypes = x.dtype, result
-        return CudaLaunch("reduce/reduce.cu", name, numbers, dtypes, definitions=macros, layouts=(layout,), **work)
+        return CudaLaunch("reduce/reduce.cu", name, numbers, dtypes, definitions=macros, layouts=(scratch,), **work)
 
     found: list[CudaKernel] = []
     if contiguous and count <= MAX_WARP_ROW and many >= MIN_SHORT_ROWS and thread_per_row(count, itemsize):
@@ -122,7 +121,7 @@ def reduction(target: Target, operation: int, x: Any, axes: Sequence[int], resul
                     ),
                     launch("combine", (outputs, parts), elements=outputs * WARP),
                 ),
-                layout.size,
+                scratch,
             )
         )
     found.append(CudaKernel((launch(name, lengths, definitions, blocks=blocks, threads=THREADS),)))

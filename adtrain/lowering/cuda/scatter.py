@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
-from adtrain.core.memory_layout import Array, Length, MemoryLayout, Union, memory_layout, rounded_up
+from adtrain.core.memory_layout import MemoryLayout, lengths, memory_layout
 from adtrain.core.registry import register
 from adtrain.core.target import Target
 from adtrain.lowering import indexing
@@ -73,7 +73,7 @@ def _by_rows(target: Target, numbers: indexing.Lengths, ct: Any, indices: Any, s
         "WIDTH": vector_width(rows * count, ct.dtype.itemsize),
     }
     add = _step("sum_rows", numbers, ct, indices, macros, blocks=blocks, threads=ROW_THREADS, shared=shared)
-    return CudaKernel((*launches, starts, add), _layout(numbers, ct, starts=length + 1).size)
+    return CudaKernel((*launches, starts, add), _scratch(numbers, ct, starts=length + 1))
 
 
 def _by_segments(numbers: indexing.Lengths, ct: Any, indices: Any, sorts: int, segment: int) -> CudaKernel:
@@ -86,7 +86,7 @@ def _by_segments(numbers: indexing.Lengths, ct: Any, indices: Any, sorts: int, s
     launches = _sort(numbers, ct, indices, sorts)
     macros = {"PASS": sorts, "SEGMENT": segment, "WIDTH": width}
     add = (_step(name, numbers, ct, indices, macros, elements=sums) for name in ("sum_segments", "join_segments"))
-    return CudaKernel((clear, *launches, *add), _layout(numbers, ct, sums=outer * segments * 2 * inner).size)
+    return CudaKernel((clear, *launches, *add), _scratch(numbers, ct, sums=outer * segments * 2 * inner))
 
 
 def _sort(numbers: indexing.Lengths, ct: Any, indices: Any, sorts: int) -> list[CudaLaunch]:
@@ -103,15 +103,12 @@ def _sort(numbers: indexing.Lengths, ct: Any, indices: Any, sorts: int) -> list[
     return launches
 
 
-def _layout(numbers: indexing.Lengths, ct: Any, starts: int = 0, sums: int = 0) -> MemoryLayout:
+def _scratch(numbers: indexing.Lengths, ct: Any, starts: int = 0, sums: int = 0) -> MemoryLayout:
     """The layout of scratch, with so many starts of `sum_rows`, or so many sums of segments."""
-
-    def arrays(count: Length, blocks: Length) -> list[Array | Union]:
-        buffers = "KEYS", "NEXT_KEYS", "POSITIONS", "NEXT_POSITIONS"
-        last = [Array("STARTS", 4, starts)], [Array("SEGMENTS", int(ct.dtype.itemsize), sums)]
-        return [*(Array(x, 4, rounded_up(count, 4)) for x in buffers), Array("COUNTS", 4, blocks * DIGITS), Union(last)]
-
-    return memory_layout("SCRATCH", arrays, count=numbers[-1], blocks=_blocks(numbers))
+    count, blocks = lengths(count=numbers[-1], blocks=_blocks(numbers))
+    arrays = {name: (4, count.rounded_up(4)) for name in ("KEYS", "NEXT_KEYS", "POSITIONS", "NEXT_POSITIONS")}
+    last = {"STARTS": (4, starts), "SEGMENTS": (int(ct.dtype.itemsize), sums)}
+    return memory_layout("SCRATCH", {**arrays, "COUNTS": (4, blocks * DIGITS), **last}, count, blocks)
 
 
 def _blocks(numbers: indexing.Lengths) -> int:
@@ -125,9 +122,9 @@ def _step(
     """A launch of `index/scatter.cu`; `work` is its grid, as arguments of `CudaLaunch`."""
     blocks = _blocks(numbers)
     given, dtypes = (*numbers, blocks, -(-numbers[-1] // blocks)), (ct.dtype, indices.dtype)
-    layouts = (_layout(numbers, ct),)
+    scratch = _scratch(numbers, ct)
     return CudaLaunch(
-        "index/scatter.cu", name, given, dtypes, definitions=macros, layouts=layouts, checked=True, **work
+        "index/scatter.cu", name, given, dtypes, definitions=macros, layouts=(scratch,), checked=True, **work
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
-from adtrain.core.memory_layout import Array, MemoryLayout, memory_layout
+from adtrain.core.memory_layout import MemoryLayout, memory_layout
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.attention.problem import LAUNCH, Candidates, Problem, waves
 from adtrain.lowering.cuda.reduce import WARP
@@ -28,7 +28,7 @@ class Tile(NamedTuple):
         """The layout of shared memory with so many tiles of rows and of scores."""
         padded, vector = -(-width // self.lanes) * self.lanes, SHARED_VECTOR // itemsize
         tile, of_scores = (self.rows * itemsize * (columns + vector) for columns in (padded, self.rows))
-        return memory_layout("SHARED", lambda: [Array("TILES", tile, tiles), Array("SCORES", of_scores, scores)])
+        return memory_layout("SHARED", {"TILES": (tile, tiles), "SCORES": (of_scores, scores)})
 
 
 MIN_TILE = 16
@@ -43,7 +43,7 @@ def candidates(target: Target, problem: Problem) -> Candidates:
     longest = max(problem.lengths.queries, problem.lengths.keys)
     tiles, scores = (4, 2) if problem.gradient else (2, 1)
     sizes = {tile: tile.shared(problem.lengths.width, problem.dtype.itemsize, tiles, scores) for tile in TILES}
-    fitting = [tile for tile in TILES if sizes[tile].size <= target.shared]
+    fitting = [tile for tile in TILES if sizes[tile] <= target.shared]
     ordered = sorted(fitting, key=lambda tile: (tile.rows >= 2 * longest and tile.rows > MIN_TILE, -tile.rows))
     make = _backward if problem.gradient else _forward
     return Candidates(_seconds(target, problem, ordered[0]), [make(problem, tile, sizes[tile]) for tile in ordered])
@@ -61,7 +61,7 @@ def _seconds(target: Target, problem: Problem, tile: Tile) -> float:
 def _scratch(problem: Problem) -> MemoryLayout:
     """The layout of scratch of the gradient."""
     x = problem.lengths
-    return memory_layout("SCRATCH", lambda: [Array("DELTAS", problem.dtype.itemsize, x.batch * x.queries)])
+    return memory_layout("SCRATCH", {"DELTAS": (problem.dtype.itemsize, x.batch * x.queries)})
 
 
 def _launch(
@@ -75,8 +75,8 @@ def _launch(
         (problem.dtype,),
         blocks=problem.lengths.batch * -(-length // tile.rows),
         threads=tile.lanes**2,
-        shared=shared.size,
-        layouts=(shared, _scratch(problem)),
+        shared=shared,
+        layouts=(_scratch(problem),),
         definitions={**problem.definitions, "TILE": tile.rows, "MICRO": tile.micro},
         operands=operands,
     )
@@ -99,6 +99,6 @@ def _backward(problem: Problem, tile: Tile, shared: MemoryLayout) -> CudaKernel:
     rows = x.batch * x.queries
     delta = CudaLaunch(
         by_keys.file, "attention_delta", (x.batch, x.heads, x.queries, x.out_row), by_keys.dtypes, rows * WARP,
-        definitions=by_keys.definitions, layouts=by_keys.layouts, operands=(out, ct),
+        definitions=by_keys.definitions, layouts=(shared, *by_keys.layouts), operands=(out, ct),
     )  # fmt: skip
-    return CudaKernel((delta, by_keys, by_queries), _scratch(problem).size)
+    return CudaKernel((delta, by_keys, by_queries), _scratch(problem))

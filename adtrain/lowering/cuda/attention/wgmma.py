@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
-from adtrain.core.memory_layout import Array, Length, MemoryLayout, memory_layout
+from adtrain.core.memory_layout import MemoryLayout, lengths, memory_layout
 from adtrain.core.precision import FULL
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.attention.problem import Candidates, Problem, waves
@@ -33,17 +33,14 @@ class ForwardTile(NamedTuple):
 
     def shared(self, width: int) -> MemoryLayout:
         q, k = (rows * width * 2 for rows in self[:2])
-        arrays = Array("Q", q), Array("K", k, self.stages), Array("V", k, self.stages)
-        return memory_layout("SHARED", lambda: arrays, ALIGNMENT)
+        arrays = {"Q": (q, 1), "K": (k, self.stages), "V": (k, self.stages)}
+        return memory_layout("SHARED", arrays, alignment=ALIGNMENT)
 
     def scratch(self, width: int, q_rows: int, k_rows: int) -> MemoryLayout:
         """The layout of scratch for so many packed rows of queries and of keys."""
-
-        def arrays(q_rows: Length, k_rows: Length) -> list[Array]:
-            k = k_rows * width * 2
-            return [Array("Q", 1, q_rows * width * 2), Array("K", 1, k), Array("V", 1, k)]
-
-        return memory_layout("SCRATCH", arrays, q_rows=q_rows, k_rows=k_rows)
+        q, k = rows = lengths(q_rows=q_rows, k_rows=k_rows)
+        arrays = {"Q": (1, q * (width * 2)), "K": (1, k * (width * 2)), "V": (1, k * (width * 2))}
+        return memory_layout("SCRATCH", arrays, *rows)
 
 
 class BackwardTile(NamedTuple):
@@ -61,28 +58,26 @@ class BackwardTile(NamedTuple):
 
     def shared(self, width: int) -> MemoryLayout:
         q, k = (rows * width * 2 * self.terms for rows in self[:2])
-        arrays = (
-            *(Array("K", k), Array("V", k), Array("Q", q, self.stages), Array("CT", q, self.stages)),
-            Array("BY_SCORES", self.queries * self.keys * 2, 2),
-            Array("BY_Q", self.queries * width * 4, self.terms),
-            Array("STATS", self.stats * 4, self.stages),
-        )
-        return memory_layout("SHARED", lambda: arrays, ALIGNMENT)
+        arrays = {
+            **{"K": (k, 1), "V": (k, 1), "Q": (q, self.stages), "CT": (q, self.stages)},
+            "BY_SCORES": (self.queries * self.keys * 2, 2),
+            "BY_Q": (self.queries * width * 4, self.terms),
+            "STATS": (self.stats * 4, self.stages),
+        }
+        return memory_layout("SHARED", arrays, alignment=ALIGNMENT)
 
     def scratch(self, width: int, q_rows: int, k_rows: int) -> MemoryLayout:
         """The layout of scratch for so many packed rows of queries and of keys."""
-
-        def arrays(q_rows: Length, k_rows: Length) -> list[Array]:
-            q, k = (rows * width * 2 * self.terms for rows in (q_rows, k_rows))
-            return [
-                *(Array("Q", 1, q), Array("CT", 1, q), Array("K", 1, k), Array("V", 1, k)),
-                Array("STATS", 4, q_rows * 2 + q_rows // self.queries * (self.stats - 2 * self.queries)),
-                Array("BY_Q", 4, q_rows * width),
-                Array("INVERSES", 4, k_rows // GROUP * 2 if self.terms == 2 else 0),
-                Array("TURNS", 4, q_rows // self.queries),
-            ]
-
-        return memory_layout("SCRATCH", arrays, q_rows=q_rows, k_rows=k_rows)
+        q, k = rows = lengths(q_rows=q_rows, k_rows=k_rows)
+        packed_q, packed_k = (1, q * (width * 2 * self.terms)), (1, k * (width * 2 * self.terms))
+        arrays = {
+            **{"Q": packed_q, "CT": packed_q, "K": packed_k, "V": packed_k},
+            "STATS": (4, q // self.queries * self.stats),
+            "BY_Q": (4, q * width),
+            "INVERSES": (4, k // GROUP * 2 if self.terms == 2 else 0),
+            "TURNS": (4, q // self.queries),
+        }
+        return memory_layout("SCRATCH", arrays, *rows)
 
 
 class ShortTile(NamedTuple):
@@ -94,7 +89,7 @@ class ShortTile(NamedTuple):
     @property
     def shared(self) -> MemoryLayout:
         units = self.query_units + 2 * self.key_units
-        return memory_layout("SHARED", lambda: [Array("BUFFERS", units * UNIT_BYTES, 2)], ALIGNMENT)
+        return memory_layout("SHARED", {"BUFFERS": (units * UNIT_BYTES, 2)}, alignment=ALIGNMENT)
 
 
 FORWARD_TILES: Mapping[int, tuple[ForwardTile, ...]] = {
@@ -237,14 +232,14 @@ def _forward(target: Target, problem: Problem, tile: ForwardTile) -> CudaKernel:
         "wgmma_forward.cu",
         "attention_wgmma",
         (x.out_row, problem.options[0]),
-        {**_blocks(tile), **group, "KEY_STAGES": tile.stages, "SHARED_BYTES": shared.size},
+        {**_blocks(tile), **group, "KEY_STAGES": tile.stages},
         operands=problem.results,
         blocks=min(x.batch * queries // tile.queries, target.multiprocessors),
         threads=(tile.queries // WARPGROUP_ROWS + 1) * WARPGROUP,
-        shared=shared.size,
-        layouts=(shared, scratch),
+        shared=shared,
+        layouts=(scratch,),
     )
-    return CudaKernel((pack, forward), scratch.size)
+    return CudaKernel((pack, forward), scratch)
 
 
 def short_tile(problem: Problem) -> ShortTile | None:
@@ -258,7 +253,7 @@ def short_tile(problem: Problem) -> ShortTile | None:
 def _short_forward(target: Target, problem: Problem, tile: ShortTile) -> CudaKernel:
     """One launch."""
     x, rows = problem.lengths, tile.query_units * UNIT_BYTES // (2 * packed_width(problem))
-    units = {"QUERY_UNITS": tile.query_units, "KEY_UNITS": tile.key_units, "SHARED_BYTES": tile.shared.size}
+    units = {"QUERY_UNITS": tile.query_units, "KEY_UNITS": tile.key_units}
     launch = _launch(
         problem,
         "wgmma_short_forward.cu",
@@ -268,8 +263,7 @@ def _short_forward(target: Target, problem: Problem, tile: ShortTile) -> CudaKer
         operands=(*problem.inputs, *problem.results),
         blocks=min(x.batch * -(-x.queries // rows), target.multiprocessors),
         threads=4 * WARPGROUP,
-        shared=tile.shared.size,
-        layouts=(tile.shared,),
+        shared=tile.shared,
     )
     return CudaKernel((launch,))
 
@@ -303,13 +297,12 @@ def _backward(target: Target, problem: Problem, tile: BackwardTile) -> CudaKerne
             **_blocks(tile),
             "QUERY_STAGES": tile.stages,
             "ROTATED": int(not problem.causal and key_tiles <= target.multiprocessors),
-            "SHARED_BYTES": shared.size,
         },
         operands=(by_k, by_v),
         blocks=min(x.batch * key_tiles, target.multiprocessors),
         threads=3 * WARPGROUP,
-        shared=shared.size,
-        layouts=(shared, scratch),
+        shared=shared,
+        layouts=(scratch,),
         cooperative=True,
     )
     unpack = _launch(
@@ -322,4 +315,4 @@ def _backward(target: Target, problem: Problem, tile: BackwardTile) -> CudaKerne
         layouts=(scratch,),
         **_pack_blocks(rows * width // 4),
     )
-    return CudaKernel((pack, backward, unpack), scratch.size)
+    return CudaKernel((pack, backward, unpack), scratch)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
-from adtrain.core.memory_layout import Array, Length, memory_layout
+from adtrain.core.memory_layout import lengths, memory_layout
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.packed import CAPABILITY
 from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH
@@ -122,12 +122,9 @@ class Bfloat16Gemm:
         transpose_a, transpose_b = self.transposed
         whole, split = self._tiles - self._split_tiles, self._split_tiles
         size = self.tile.m * self.tile.n
-
-        def arrays(split: Length) -> list[Array]:
-            sums = split * (self.splits * size) if self.splits > 1 else 0
-            return [Array("PARTIAL_SUMS", 4, sums), Array("MAPS", TENSOR_MAPS_BYTES, self.target.multiprocessors)]
-
-        scratch = memory_layout("SCRATCH", arrays, split=split)
+        (tiles,) = lengths(split=split)
+        maps = {"MAPS": (TENSOR_MAPS_BYTES, self.target.multiprocessors)}
+        scratch = memory_layout("SCRATCH", {"PARTIAL_SUMS": (4, tiles * (self.splits * size)), **maps}, tiles)
 
         def launch(name: str, blocks: int, threads: int, shared: int) -> CudaLaunch:
             return CudaLaunch(
@@ -158,7 +155,7 @@ class Bfloat16Gemm:
         launches = [launch("bfloat16_gemm", blocks, self.tile.threads, self.tile.shared)]
         if split:
             launches.append(launch("sum_bfloat16_splits", split * size // SUM_ELEMENTS, SUM_THREADS, 0))
-        return CudaKernel(tuple(launches), scratch.size, self.cycles)
+        return CudaKernel(tuple(launches), scratch, self.cycles)
 
 
 def candidates(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
-from adtrain.core.memory_layout import Array, Length, MemoryLayout, memory_layout, rounded_up
+from adtrain.core.memory_layout import Arrays, MemoryLayout, lengths, memory_layout
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.split_k import split_k_sum
 from adtrain.lowering.cuda.gemm.tiles import FMA_TILES, MmaKind, Tile
@@ -165,21 +165,19 @@ class PackedGemm:
     def scratch(self) -> MemoryLayout:
         """The layout of scratch. `PackedLayout` in `gemm/packed.cuh` explains the arrays."""
         fp16x2, splits = self.tile.kind is MmaKind.FP16X2, self.splits if self.splits > 1 else 0
-
-        def arrays(tiles: Length, row_blocks: Length, chunks: Length, packed: Length, size: Length) -> list[Array]:
-            rows = row_blocks * PACKED_ROWS, chunks * row_blocks * PACKED_ROWS
-            counts = {"VOTES": 1, "LISTS": tiles, "STATS": rows[0], "PARTIAL_STATS": rows[1]}
-            return [
-                *(Array(name, STRUCT_BYTES[name], count * int(fp16x2)) for name, count in counts.items()),
-                Array("PARTIAL_SUMS", 4, rounded_up(size * splits, 128 // 4) if splits else 0),
-                Array("PACKED", 1, packed * (self.tile.terms * PACKED_BYTES)),
-                Array("MAPS", STRUCT_BYTES["MAPS"], 0 if fp16x2 else self.target.multiprocessors),
-            ]
-
         batch, m, n, _ = self.lengths
-        packed = self.packed_row_blocks * self.k_tiles
-        lengths = {"tiles": self.tiles, "row_blocks": self.row_blocks, "chunks": self.chunks, "packed": packed}
-        return memory_layout("SCRATCH", arrays, **lengths, size=batch * m * n)
+        packed_tiles = self.packed_row_blocks * self.k_tiles
+        blocks = {"tiles": self.tiles, "row_blocks": self.row_blocks, "chunks": self.chunks}
+        numbers = tiles, row_blocks, chunks, packed, size = lengths(**blocks, packed=packed_tiles, size=batch * m * n)
+        rows = row_blocks * PACKED_ROWS
+        counts = {"VOTES": size * 0 + 1, "LISTS": tiles, "STATS": rows, "PARTIAL_STATS": chunks * rows}
+        arrays: Arrays = {
+            **{name: (STRUCT_BYTES[name], count * int(fp16x2)) for name, count in counts.items()},
+            "PARTIAL_SUMS": (4, (size * splits).rounded_up(128 // 4)),
+            "PACKED": (1, packed * (self.tile.terms * PACKED_BYTES)),
+            "MAPS": (STRUCT_BYTES["MAPS"], 0 if fp16x2 else self.target.multiprocessors),
+        }
+        return memory_layout("SCRATCH", arrays, *numbers)
 
     @property
     def voting_tiles(self) -> int:
@@ -223,7 +221,7 @@ class PackedGemm:
         if self.tile.kind is not MmaKind.FP16X2:
             packed = (packing,) if self.packed_row_blocks else ()
             second = (split_k_sum(FLOAT32, *self.lengths[:3], self.splits),) if self.splits > 1 else ()
-            return CudaKernel((*packed, gemm, *second), self.scratch.size)
+            return CudaKernel((*packed, gemm, *second), self.scratch)
         fma_tile = self.tile.fallback_tile
         statistics = pack("partial_row_stats", pack_blocks), pack("row_stats", self.voting_tiles)
         fallback = self._launch(
@@ -234,7 +232,7 @@ class PackedGemm:
             {**matrices, **wide_c, "SHARED_BYTES": fma_tile.shared(4)},
             fma_tile.shared(4),
         )
-        return CudaKernel((*statistics, packing, gemm, fallback), self.scratch.size)
+        return CudaKernel((*statistics, packing, gemm, fallback), self.scratch)
 
     def _launch(
         self,
