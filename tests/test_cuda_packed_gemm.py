@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import numpy as np
 import packed_gemm_emulated
@@ -86,7 +85,7 @@ def test_the_fallback_launches_as_many_threads_as_its_tile_has() -> None:
         tile = packed.fallback_tile
         assert (tile.m, tile.n, tile.warp_n) == (PACKED_ROWS, packed.n, packed.n // 2)
         mma = f"Fma<{tile.warp_m}, TILE_N / 2>"
-        assert f"Tile<PACKED_ROWS, TILE_N, {tile.k}, {tile.slices}, {tile.stages}, {mma}> FmaTile;" in text
+        assert f"Tile<PACKED_ROWS, TILE_N, {tile.k}, {tile.slices}, {tile.stages}, {mma}, SHARED_BYTES> FmaTile;" in text
 
 
 @pytest.mark.parametrize("case", [*adversarial(M, N, K), *hard(M, N, K)])
@@ -177,14 +176,11 @@ def test_the_kernels_compile_without_spills_or_serialized_wgmma() -> None:
 
 
 @pytest.mark.needs_nvrtc
-@pytest.mark.parametrize("name", [*STRUCT_BYTES, "SHARED_BYTES"])
+@pytest.mark.parametrize("name", STRUCT_BYTES)
 def test_a_wrong_number_of_bytes_does_not_compile(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if name in STRUCT_BYTES:
-        monkeypatch.setitem(STRUCT_BYTES, name, STRUCT_BYTES[name] - 16)
+    monkeypatch.setitem(STRUCT_BYTES, name, STRUCT_BYTES[name] - 16)
     gemm = PackedGemm(H200, (1, 1024, 1024, 1024), TILES[0], (False, False)).kernel().launches[3]
-    macros: dict[str, Any] = dict(gemm.definitions)
-    if name in macros:
-        macros[name] -= 16
-    source = file_source(gemm.file, gemm.dtypes, tuple(macros.items()), gemm.shared, *gemm.layouts)
+    macros = tuple(gemm.definitions.items())
+    source = file_source(gemm.file, gemm.dtypes, macros, gemm.shared, *gemm.layouts)
     with pytest.raises(CudaCompilerError, match="static assertion"):
         compiler.compile_source(source, architecture(CAPABILITY))

@@ -57,10 +57,11 @@ def memory_layout(name: str, arrays: Arrays, *arguments: Length, alignment: int 
 
     Args:
         arguments: the `lengths` that the kernel gives. All others are constants.
-        alignment: to which the kernel rounds the pointer to the memory up; the layout has so many more bytes.
+        alignment: to which the macros round the pointer to the memory up; the layout has so many more bytes.
     """
     layout = MemoryLayout(alignment + sum(size * _length(count).value for size, count in arrays.values()))
-    parameters, at = ", ".join(["E", "memory", *(x.text.strip("()") for x in arguments)]), "memory"
+    parameters = ", ".join(["E", "memory", *(x.text.strip("()") for x in arguments)])
+    at = f"array_aligned<{alignment}>(memory)" if alignment else "memory"
     for array, (size, count) in arrays.items():
         layout.macros += f"#define {name}_{array}({parameters}) array_at<E, {size}>({at})\n"
         at = f"array_end<{size}>({at}, {_length(count).text})"

@@ -28,11 +28,10 @@ struct SharedTiles {
     char *k, *v, *q, *ct, *by_scores, *by_q, *stats;
 
     __device__ __forceinline__ SharedTiles() {
-        char *const tiles = (char *)(((uintptr_t)shared_bytes + 1023) / 1024 * 1024);
-        k = SHARED_K(char[K_BYTES], tiles)[0], v = SHARED_V(char[K_BYTES], tiles)[0];
-        q = SHARED_Q(char[Q_BYTES], tiles)[0], ct = SHARED_CT(char[Q_BYTES], tiles)[0];
-        by_scores = SHARED_BY_SCORES(char[SCORE_BYTES], tiles)[0], by_q = SHARED_BY_Q(char[BY_Q_BYTES], tiles)[0];
-        stats = SHARED_STATS(char[STATS_BYTES], tiles)[0];
+        k = SHARED_K(char[K_BYTES], shared_bytes)[0], v = SHARED_V(char[K_BYTES], shared_bytes)[0];
+        q = SHARED_Q(char[Q_BYTES], shared_bytes)[0], ct = SHARED_CT(char[Q_BYTES], shared_bytes)[0];
+        by_scores = SHARED_BY_SCORES(char[SCORE_BYTES], shared_bytes)[0], by_q = SHARED_BY_Q(char[BY_Q_BYTES], shared_bytes)[0];
+        stats = SHARED_STATS(char[STATS_BYTES], shared_bytes)[0];
     }
 };
 

@@ -15,8 +15,7 @@ struct SharedTiles {
     char *q, *k, *v;
 
     __device__ __forceinline__ SharedTiles() {
-        char *const tiles = (char *)(((uintptr_t)shared_bytes + 1023) / 1024 * 1024);
-        q = SHARED_Q(char[Q_BYTES], tiles)[0], k = SHARED_K(char[K_BYTES], tiles)[0], v = SHARED_V(char[K_BYTES], tiles)[0];
+        q = SHARED_Q(char[Q_BYTES], shared_bytes)[0], k = SHARED_K(char[K_BYTES], shared_bytes)[0], v = SHARED_V(char[K_BYTES], shared_bytes)[0];
     }
 };
 

@@ -130,7 +130,7 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma_short(const T *q, const T *
         fence_mbarrier_init();
     }
     __syncthreads();
-    char *const shared = SHARED_BUFFERS(char[UNITS * UNIT_BYTES], (char *)(((uintptr_t)shared_bytes + 1023) / 1024 * 1024))[0];
+    char *const shared = SHARED_BUFFERS(char[UNITS * UNIT_BYTES], shared_bytes)[0];
     const int tasks = batch * ((queries + QUERY_ROWS - 1) / QUERY_ROWS);
     if (threadIdx.x < PRODUCER_THREADS) {
         warpgroup_reg_dealloc<104>();

@@ -45,10 +45,13 @@ __device__ __forceinline__ void wait_for_inputs() {
 }
 
 // For the macros of a MemoryLayout (core/memory_layout.py): an array at `at`, whose elements have BYTES bytes according to the
-// launch, and the end of `count` elements.
+// launch, the first multiple of BYTES in `memory`, and the end of `count` elements.
 template <typename E, int BYTES, typename Byte> __device__ __forceinline__ E *array_at(Byte *at) {
     static_assert(sizeof(E) == BYTES && sizeof(Byte) == 1, "the elements of the launch's MemoryLayout");
     return (E *)at;
+}
+template <int BYTES, typename Byte> __device__ __forceinline__ char *array_aligned(Byte *memory) {
+    return (char *)(((uintptr_t)memory + (BYTES - 1)) / BYTES * BYTES);
 }
 template <int BYTES, typename Byte> __device__ __forceinline__ char *array_end(Byte *at, int64_t count) {
     struct Element {

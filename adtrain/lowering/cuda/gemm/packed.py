@@ -64,9 +64,9 @@ class PackedTile:
         return max(self.n // PACKED_ROWS, 1)
 
     @property
-    def shared(self) -> int:
-        """Bytes of shared memory, with those for its alignment to 1024."""
-        return self.stages * (self.m + self.n) * self.staged_terms * (PACKED_BYTES // PACKED_ROWS) + 1024
+    def shared(self) -> MemoryLayout:
+        stage = (self.m + self.n) * self.staged_terms * (PACKED_BYTES // PACKED_ROWS)
+        return memory_layout("SHARED", {"STAGES": (stage, self.stages)}, alignment=1024)
 
     @property
     def fallback_tile(self) -> Tile:
@@ -208,13 +208,7 @@ class PackedGemm:
             "packed_gemm",
             min(self.splits * self.tiles, self.target.multiprocessors),
             GEMM_THREADS,
-            {
-                "TILE_STAGES": self.tile.stages,
-                **direct,
-                **wide_c,
-                **split,
-                "SHARED_BYTES": self.tile.shared,
-            },
+            {"TILE_STAGES": self.tile.stages, **direct, **wide_c, **split},
             self.tile.shared,
         )
         packing = pack("pack_matrices", pack_blocks, **direct, **split)
