@@ -84,8 +84,8 @@ def test_the_fallback_launches_as_many_threads_as_its_tile_has() -> None:
     for packed in PACKED_TILES["full"]:
         tile = packed.fallback_tile
         assert (tile.m, tile.n, tile.warp_n) == (PACKED_ROWS, packed.n, packed.n // 2)
-        mma = f"Fma<{tile.warp_m}, TILE_N / 2>"
-        assert f"Tile<PACKED_ROWS, TILE_N, {tile.k}, {tile.slices}, {tile.stages}, {mma}, SHARED_BYTES> FmaTile;" in text
+        mma = f"Fma<{tile.warp_m}, TILE_N / 2>, SHARED_BYTES"
+        assert f"Tile<PACKED_ROWS, TILE_N, {tile.k}, {tile.slices}, {tile.stages}, {mma}> FmaTile;" in text
 
 
 @pytest.mark.parametrize("case", [*adversarial(M, N, K), *hard(M, N, K)])

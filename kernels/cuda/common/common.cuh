@@ -51,7 +51,7 @@ template <typename E, int BYTES, typename Byte> __device__ __forceinline__ E *ar
     return (E *)at;
 }
 template <int BYTES, typename Byte> __device__ __forceinline__ char *array_aligned(Byte *memory) {
-    return (char *)(((uintptr_t)memory + (BYTES - 1)) / BYTES * BYTES);
+    return (char *)memory + (BYTES - (unsigned)__cvta_generic_to_shared(memory) % BYTES) % BYTES;
 }
 template <int BYTES, typename Byte> __device__ __forceinline__ char *array_end(Byte *at, int64_t count) {
     struct Element {
