@@ -10,7 +10,8 @@ from packed_gemm_emulated import NOISE, OF_TENSOR_CORES, TWO_ROUNDINGS, errors, 
 from shifted_conv_emulated import cases, in_bf16x3
 
 from adtrain.backends.cuda import compiler
-from adtrain.backends.cuda.compiler import architecture, file_source
+from adtrain.backends.cuda.compiler import architecture
+from adtrain.backends.cuda.launch_plan import launch_source
 from adtrain.core.target import H200, Target
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.gemm.bf16x3 import TILE_K, TILE_M, Bf16x3Gemm, Bf16x3Tile
@@ -88,8 +89,7 @@ def test_the_kernel_compiles_without_spills_or_serialized_wgmma() -> None:
     for size, width, transposed in [*ways, *((1024, 128, each) for each in FLAGS)]:
         gemm = Bf16x3Gemm(H200, (2, size, size, size), Bf16x3Tile(width), 1 + size % 2, transposed)
         launch = gemm.kernel().launches[0]
-        source = file_source(launch.file, launch.dtypes, tuple(sorted(launch.definitions.items())))
-        log = compiler.compile_source(source, architecture(CAPABILITY)).log.splitlines()
+        log = compiler.compile_source(launch_source(launch), architecture(CAPABILITY)).log.splitlines()
         wrong = [line for line in log if "spill" in line and " 0 bytes spill stores" not in line]
         wrong += [line for line in log if "serializ" in line or "setmaxnreg" in line]
         assert wrong == [], (size, width, transposed)

@@ -26,7 +26,8 @@ from test_gpu_products import adversarial
 
 from adtrain.assets import asset_path
 from adtrain.backends.cuda import compiler
-from adtrain.backends.cuda.compiler import CudaCompilerError, Source, architecture, file_source
+from adtrain.backends.cuda.compiler import CudaCompilerError, Source, architecture
+from adtrain.backends.cuda.launch_plan import launch_source
 from adtrain.core.target import H200, Target
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.gemm.cost_model import Gathers, ranked
@@ -160,8 +161,7 @@ def sources() -> list[Source]:
         fitting = [(n, (a, b)) for n, (a, b) in layouts if tile.suits(n, n, n, (not a, b))]
         for size, transposed in fitting if i == 0 else [fitting[i % len(fitting)]]:
             for launch in PackedGemm(H200, (2, size, size, size), tile, transposed).kernel().launches:
-                macros = tuple(sorted(launch.definitions.items()))
-                found[file_source(launch.file, launch.dtypes, macros, launch.shared, *launch.layouts)] = None
+                found[launch_source(launch)] = None
     return list(found)
 
 
@@ -180,7 +180,5 @@ def test_the_kernels_compile_without_spills_or_serialized_wgmma() -> None:
 def test_a_wrong_number_of_bytes_does_not_compile(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(STRUCT_BYTES, name, STRUCT_BYTES[name] - 16)
     gemm = PackedGemm(H200, (1, 1024, 1024, 1024), TILES[0], (False, False)).kernel().launches[3]
-    macros = tuple(gemm.definitions.items())
-    source = file_source(gemm.file, gemm.dtypes, macros, gemm.shared, *gemm.layouts)
     with pytest.raises(CudaCompilerError, match="static assertion"):
-        compiler.compile_source(source, architecture(CAPABILITY))
+        compiler.compile_source(launch_source(gemm), architecture(CAPABILITY))
