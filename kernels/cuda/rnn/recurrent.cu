@@ -23,7 +23,7 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent(
     int64_t rows, int64_t length, int64_t reverse
 ) {
     wait_for_inputs();
-    T *const hidden = (T *)own_shared();
+    T *const hidden = *SHARED_BUFFERS(T[ROWS * PITCH], own_shared());
     const Item item(rows);
     const auto factor = [&](int unit, int gate, int k) { return weight + (int64_t)(gate * HIDDEN + unit) * HIDDEN + k; };
     Products<HIDDEN, GATES, true> products;
@@ -62,7 +62,7 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent(
 #endif
     }
 #endif
-    const Exchange exchange(hidden + 2 * ROWS * PITCH, rows, HIDDEN);
+    const Exchange exchange(rows, HIDDEN);
     if (ASYNC) exchange.init();
     cluster_barrier();
     if (ASYNC) exchange.begin();

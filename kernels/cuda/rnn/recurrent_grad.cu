@@ -58,7 +58,7 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
     int64_t rows, int64_t length, int64_t reverse
 ) {
     wait_for_inputs();
-    T *const sums = (T *)own_shared();
+    T *const sums = *SHARED_BUFFERS(T[ROWS * PITCH], own_shared());
     const Item item(rows);
     const auto factor = [&](int unit, int, int k) { return weight + (int64_t)k * HIDDEN + unit; };
     Products<SUMS, 1, false> products;
@@ -124,7 +124,7 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
         CARRIED_CELL = ct_c[item.n * HIDDEN + unit];
 #endif
     }
-    const Exchange exchange(sums + BUFFERS * ROWS * PITCH, rows, SUMS);
+    const Exchange exchange(rows, SUMS);
     if (ASYNC) exchange.init();
     cluster_barrier();
     if (ASYNC) exchange.begin();
