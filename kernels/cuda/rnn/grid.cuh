@@ -35,9 +35,6 @@ constexpr int SCALES = 2 * TILE_ROWS * sizeof(float); // bytes: of each row two,
 constexpr int TILE_A = TERMS * TERM_A + SCALES, TILE_B = TERMS * TERM_B, STAGE = TILE_A + TILE_B;
 typedef Pipeline<STAGES> TilePipeline;
 static_assert(sizeof(TilePipeline) <= PIPELINE_BYTES, "the barriers fit");
-// What a block keeps between steps: the cell states of an LSTM, in the gradient their cotangents; in the gradient of a GRU the
-// part of the cotangents of hidden states that does not go through s.
-constexpr int KEPT_UNITS = GRADIENT ? TILE_N / SPLITS : TILE_N / GATES;
 constexpr int WEIGHT_GRAD_TILE = 128; // rows and columns of a tile of the gradient of weight_hh
 constexpr int WEIGHT_GRAD_TILES = WEIGHT_GRAD ? SUMS_OF_STEP / WEIGHT_GRAD_TILE * (HIDDEN / WEIGHT_GRAD_TILE) : 0;
 
@@ -170,7 +167,9 @@ struct Stages {
         return SHARED_MAXIMA(float, shared_bytes) + warpgroup * CONSUMER_WARPS;
     }
     __device__ __forceinline__ TilePipeline &pipeline() const { return *(TilePipeline *)SHARED_PIPELINE(char, shared_bytes); }
-    // Kept numbers 4 i to 4 i + 3 of this thread. Eight of a row follow each other.
+    // Numbers 4 i to 4 i + 3 that this thread keeps between steps: of the cell states of an LSTM, in the gradient of their
+    // cotangents; in the gradient of a GRU, of the part of the cotangents of hidden states that does not go through s. Eight of a
+    // row follow each other.
     __device__ __forceinline__ Vector<T, 4> &kept(int i) const {
         return ((Vector<T, 4> *)SHARED_KEPT(T, shared_bytes))[i * CONSUMER_THREADS + threadIdx.x - WARPGROUP];
     }

@@ -156,10 +156,11 @@ def column_sum(equation: Equation, threads: int, splits: int = 1) -> Part:
     rows, blocks = x.size // columns // splits, column_blocks(equation)
     row, block = ("(first_row + row)", f"block % {blocks}") if splits > 1 else ("row", "block")
     load, values = _loads(before, x.type.shape, columns, _names(body), row, VECTOR)
+    shared = threads // (BLOCK_COLUMNS // VECTOR) * (BLOCK_COLUMNS + VECTOR) * TOTAL_BYTES
     lines = [
         f"constexpr int ROWS = {rows}, COLUMNS = {columns}, WIDE = {VECTOR};",
         *([f"const int split = block / {blocks}, first_row = split * ROWS;"] if splits > 1 else []),
-        f"ColumnSum<{c}, THREADS, {BLOCK_COLUMNS}, WIDE> sum({block});",
+        f"ColumnSum<{c}, THREADS, {BLOCK_COLUMNS}, WIDE, {shared}> sum({block});",
         f"sum.add_rows<ROWS, COLUMNS>([&](int row, int column, {c} (&terms)[WIDE]) {{",
         *indented(load),
         "    #pragma unroll",
@@ -171,7 +172,6 @@ def column_sum(equation: Equation, threads: int, splits: int = 1) -> Part:
         *indented([f"(({TOTAL} *)own)[split * COLUMNS + column] = total;"] if splits > 1 else after_total(equation)),
         "});",
     ]
-    shared = threads // (BLOCK_COLUMNS // VECTOR) * (BLOCK_COLUMNS + VECTOR) * TOTAL_BYTES
     scratch = splits * columns * TOTAL_BYTES if splits > 1 else 0
     headers = ("common/common.cuh", "reduce/column_sum.cuh")
     return Part(lines, body.inputs, body.outputs, headers, blocks=blocks * splits, shared=shared, scratch=scratch)

@@ -82,8 +82,7 @@ class Part(NamedTuple):
         return room_for_philox and numbers <= self.most_numbers and self.shared(tile, problem) <= target.shared
 
     def shared(self, tile: Tile, problem: Problem) -> MemoryLayout:
-        """The layout of shared memory: tiles of the block's rows, and stages of two tiles of others, which have room for
-        two numbers of each row."""
+        """Tiles of the block's rows, and stages: two tiles of others, with room for two numbers of each row."""
         row = 2 * terms_of(problem) * (padded(problem.lengths.width) + 8)
         arrays = {"OWN": (row * tile.block, self.own), "RING": (2 * (row + 4) * tile.others, tile.stages)}
         return memory_layout("SHARED", arrays)
