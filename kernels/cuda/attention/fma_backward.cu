@@ -39,14 +39,9 @@ static __device__ __forceinline__ void gradient_of_scores(const Head &head, int6
 }
 
 KERNEL __launch_bounds__(THREADS) attention_grad_keys(const T *q, const T *k, const T *v, const T *logsumexp, const T *ct,
-#if MASKED
-    const bool *mask,
-#endif
-#if DROPOUT
-    const uint32_t *rng,
-#endif
-    T *by_k, T *by_v, int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t row, int64_t out_row,
-    int64_t step, double scale, double dropout, int64_t stream, char *scratch) {
+    IF(MASKED, const bool *mask,) IF(DROPOUT, const uint32_t *rng,) T *by_k, T *by_v, int64_t batch, int64_t heads,
+    int64_t queries, int64_t keys, int64_t row, int64_t out_row, int64_t step, double scale, double dropout, int64_t stream,
+    char *scratch) {
     wait_for_inputs();
     const Head head = head_of(mask, rng, blockIdx.x % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
     const int64_t key = blockIdx.x / batch * TILE;
@@ -74,14 +69,8 @@ KERNEL __launch_bounds__(THREADS) attention_grad_keys(const T *q, const T *k, co
 }
 
 KERNEL __launch_bounds__(THREADS) attention_grad_queries(const T *q, const T *k, const T *v, const T *logsumexp, const T *ct,
-#if MASKED
-    const bool *mask,
-#endif
-#if DROPOUT
-    const uint32_t *rng,
-#endif
-    T *by_q, int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t row, int64_t out_row,
-    int64_t step, double scale, double dropout, int64_t stream, char *scratch) {
+    IF(MASKED, const bool *mask,) IF(DROPOUT, const uint32_t *rng,) T *by_q, int64_t batch, int64_t heads, int64_t queries,
+    int64_t keys, int64_t row, int64_t out_row, int64_t step, double scale, double dropout, int64_t stream, char *scratch) {
     wait_for_inputs();
     const Head head = head_of(mask, rng, blockIdx.x % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
     const int64_t tiles = gridDim.x / batch, tile = blockIdx.x / batch;

@@ -58,14 +58,9 @@ static __device__ __forceinline__ void scale_rows(Scores &x, float inverse, floa
 }
 
 KERNEL __launch_bounds__(THREADS) attention_mma_grad_keys(const T *q, const T *k, const T *v, const T *ct,
-#if MASKED
-    const bool *mask,
-#endif
-#if DROPOUT
-    const uint32_t *rng,
-#endif
-    T *by_k, T *by_v, int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t row, int64_t out_row,
-    int64_t step, double scale, double dropout, int64_t stream, char *scratch) {
+    IF(MASKED, const bool *mask,) IF(DROPOUT, const uint32_t *rng,) T *by_k, T *by_v, int64_t batch, int64_t heads,
+    int64_t queries, int64_t keys, int64_t row, int64_t out_row, int64_t step, double scale, double dropout, int64_t stream,
+    char *scratch) {
     wait_for_inputs();
     const int column = blockIdx.x % SLICES * SLICE;
     const int64_t block = blockIdx.x / SLICES;
@@ -194,14 +189,8 @@ KERNEL __launch_bounds__(THREADS) attention_mma_grad_keys(const T *q, const T *k
 }
 
 KERNEL __launch_bounds__(THREADS) attention_mma_grad_queries(const T *q, const T *k, const T *v, const T *ct,
-#if MASKED
-    const bool *mask,
-#endif
-#if DROPOUT
-    const uint32_t *rng,
-#endif
-    T *by_q, int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t row, int64_t out_row, int64_t step,
-    double scale, double dropout, int64_t stream, char *scratch) {
+    IF(MASKED, const bool *mask,) IF(DROPOUT, const uint32_t *rng,) T *by_q, int64_t batch, int64_t heads, int64_t queries,
+    int64_t keys, int64_t row, int64_t out_row, int64_t step, double scale, double dropout, int64_t stream, char *scratch) {
     wait_for_inputs();
     const int column = blockIdx.x % SLICES * SLICE;
     const int64_t block = blockIdx.x / SLICES, tiles = gridDim.x / SLICES / batch, tile = block / batch;

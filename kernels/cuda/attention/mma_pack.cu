@@ -53,11 +53,8 @@ static __device__ __forceinline__ void sum_rows(const Head &head, int first, con
 #endif
 
 KERNEL __launch_bounds__(PACK_THREADS) attention_pack(const T *q, const T *k, const T *v,
-#if GRADIENT
-    const T *out, const T *logsumexp, const T *ct,
-#endif
-    int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t row, int64_t out_row, int64_t step, double scale,
-    double dropout, int64_t stream, char *scratch) {
+    IF(GRADIENT, const T *out, const T *logsumexp, const T *ct,) int64_t batch, int64_t heads, int64_t queries, int64_t keys,
+    int64_t row, int64_t out_row, int64_t step, double scale, double dropout, int64_t stream, char *scratch) {
     wait_for_inputs();
     const int64_t query_groups = padded_length(queries) / GROUP, key_groups = padded_length(keys) / GROUP;
     int64_t group = blockIdx.x;

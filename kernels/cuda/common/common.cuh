@@ -24,6 +24,12 @@ typedef unsigned long long uintptr_t;
 
 #define KERNEL extern "C" __global__ void
 
+// The text that follows if the macro `flag` is 1, and nothing if it is 0: for parameters of kernels.
+#define IF(flag, ...) IF_VALUE(flag, __VA_ARGS__)
+#define IF_VALUE(value, ...) IF_##value(__VA_ARGS__)
+#define IF_0(...)
+#define IF_1(...) __VA_ARGS__
+
 #define WARP 32
 #define FULL_MASK 0xffffffffu
 

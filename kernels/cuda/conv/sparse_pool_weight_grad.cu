@@ -134,15 +134,8 @@ __device__ __noinline__ T recompute(const PositionSplit &split, const Gradients 
 }
 
 KERNEL __launch_bounds__(THREADS, 1) weight_grad_sparse_pool(
-    const T *x, const T *g, const int32_t *where, T *w,
-#if BIAS
-    T *bias,
-#endif
-    int64_t batch, int64_t splits
-#if SPLIT
-    , char *scratch
-#endif
-) {
+    const T *x, const T *g, const int32_t *where, T *w, IF(BIAS, T *bias,) int64_t batch, int64_t splits
+    IF(SPLIT, , char *scratch)) {
     wait_for_inputs();
 #if SPLIT
     w = SCRATCH_SUMS(T, scratch, splits);
@@ -212,11 +205,7 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_sparse_pool(
 }
 
 KERNEL __launch_bounds__(SUM_THREADS) sum_weight_grad_splits(
-    const T *x, const T *g, const int32_t *where, T *w,
-#if BIAS
-    T *bias,
-#endif
-    int64_t batch, int64_t splits, char *scratch) {
+    const T *x, const T *g, const int32_t *where, T *w, IF(BIAS, T *bias,) int64_t batch, int64_t splits, char *scratch) {
     wait_for_inputs();
 #if !BIAS
     T *const bias = nullptr;

@@ -51,11 +51,7 @@ struct Output {
 
 // With ONE_TILE all threads run the epilogue, with equal numbers of registers.
 KERNEL __launch_bounds__(GEMM_THREADS, 1) gemm_bf16x3(const T *a, const T *b, const Epilogue epilogue, int64_t batch,
-    int64_t m, int64_t n, int64_t k, int64_t splits
-#if SPLIT
-    , char *scratch
-#endif
-) {
+    int64_t m, int64_t n, int64_t k, int64_t splits IF(SPLIT, , char *scratch)) {
     wait_for_inputs();
     const Schedule schedule(a, b, batch, LENGTHS);
 #if SPLIT

@@ -29,40 +29,15 @@ __device__ __forceinline__ float sum_over_rows(float (&x)[CHUNK_ELEMENTS]) {
 }
 
 KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
-    const T *ct_h, const T *weight,
-#if LSTM
-    const T *ct_c,
-#endif
-    const T *h0,
-#if LSTM
-    const T *c0,
-#endif
-    const T *y,
-#if LSTM
-    const T *c,
-#endif
-#if GATED
-    const T *saved,
-#endif
-#if ALL
-    const T *ct_y, // of all hidden states
-#endif
-    T *dx,
-#if GRU
-    T *ds,
-#endif
+    const T *ct_h, const T *weight, IF(LSTM, const T *ct_c,) const T *h0, IF(LSTM, const T *c0,) const T *y,
+    IF(LSTM, const T *c,) IF(GATED, const T *saved,) IF(ALL, const T *ct_y,) T *dx, IF(GRU, T *ds,)
 #if !WEIGHT_GRAD
     T *before, T *dx_total,
 #endif
 #if !WEIGHT_GRAD && GRU
     T *ds_total,
 #endif
-    T *dh,
-#if LSTM
-    T *dc,
-#endif
-    int64_t rows, int64_t length, int64_t reverse, char *scratch
-) {
+    T *dh, IF(LSTM, T *dc,) int64_t rows, int64_t length, int64_t reverse, char *scratch) {
     wait_for_inputs();
     const Packed layout(rows, scratch);
     const Stages stages;

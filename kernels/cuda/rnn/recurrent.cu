@@ -5,23 +5,8 @@
 constexpr int PITCH = padded<HIDDEN>;
 
 KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent(
-    const T *x, const T *weight, const T *bias,
-#if GRU
-    const T *bias_x,
-#endif
-    const T *h0,
-#if LSTM
-    const T *c0,
-#endif
-    T *y, T *h_last,
-#if LSTM
-    T *c_last, T *c,
-#endif
-#if GATED
-    T *saved,
-#endif
-    int64_t rows, int64_t length, int64_t reverse
-) {
+    const T *x, const T *weight, const T *bias, IF(GRU, const T *bias_x,) const T *h0, IF(LSTM, const T *c0,) T *y, T *h_last,
+    IF(LSTM, T *c_last, T *c,) IF(GATED, T *saved,) int64_t rows, int64_t length, int64_t reverse) {
     wait_for_inputs();
     T *const hidden = *SHARED_BUFFERS(T[ROWS * PITCH], own_shared());
     const Item item(rows);

@@ -25,38 +25,9 @@
 constexpr int SUMS = GATES * HIDDEN, PITCH = padded<SUMS>;
 
 KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
-    const T *ct_h, const T *weight,
-#if LSTM
-    const T *ct_c,
-#endif
-    const T *h0,
-#if LSTM
-    const T *c0,
-#endif
-    const T *y,
-#if LSTM
-    const T *c,
-#endif
-#if GATED
-    const T *saved,
-#endif
-#if ALL
-    const T *ct_y, // of all hidden states
-#endif
-    T *dx,
-#if GRU
-    T *ds,
-#endif
-    T *before, T *dx_total,
-#if GRU
-    T *ds_total,
-#endif
-    T *dh,
-#if LSTM
-    T *dc,
-#endif
-    int64_t rows, int64_t length, int64_t reverse
-) {
+    const T *ct_h, const T *weight, IF(LSTM, const T *ct_c,) const T *h0, IF(LSTM, const T *c0,) const T *y,
+    IF(LSTM, const T *c,) IF(GATED, const T *saved,) IF(ALL, const T *ct_y,) T *dx, IF(GRU, T *ds,) T *before, T *dx_total,
+    IF(GRU, T *ds_total,) T *dh, IF(LSTM, T *dc,) int64_t rows, int64_t length, int64_t reverse) {
     wait_for_inputs();
     T *const sums = *SHARED_BUFFERS(T[ROWS * PITCH], own_shared());
     const Item item(rows);

@@ -155,9 +155,7 @@ class _Writer:
         self.takes = takes
         self.numbers: dict[Variable, str] = {}  # single numbers
         self.before: list[str] = []
-        self.index: dict[
-            Variable, tuple[str, bool]
-        ] = {}  # of the others: where element i is; if a vector has neighbours
+        self.index: dict[Variable, tuple[str, bool]] = {}  # the place of element i; if a vector has neighbours
         shape = program.outputs[0].type.shape
         kind = "uint32_t" if math.prod(shape) < 2**31 else "int64_t"
         for i, v in enumerate(program.inputs):
