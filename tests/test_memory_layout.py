@@ -65,7 +65,7 @@ C_FILES = {
     "conv.c": (conv.STRUCTS, ("CORRELATION_BYTES", "TAP_BYTES", "SPAN_BYTES")),
     "attention.c": (attention.DEFINITIONS, ("STRUCT_BYTES", "KEYS")),
     "gemm.c": (gemm.MEMORY, ("SCRATCH_BYTES", "TOTAL_BYTES")),
-    "recurrent.c": (recurrent.DEFINITIONS, ("PANEL_BYTES",)),
+    "recurrent.c": (recurrent.MACROS, ("PANEL_BYTES",)),
 }
 """Of files of `kernels/cpu` the macros from Python, and those that a size of memory is computed from."""
 

@@ -13,17 +13,9 @@ from adtrain.lowering.cpu.shapes import in_full
 CACHE_LINE = 64
 """Bytes to which each part of a function's scratch is rounded up; vectors may read that far past its end."""
 
-CORRELATION_BYTES, TAP_BYTES, SPAN_BYTES = 168, 8, 20
-"""Bytes of structs of `kernels/cpu/correlate.h`."""
-MAX_VECTORS = 4
-"""Maximum spans of a tile, up to which the spans of a correlation are filled."""
-STRUCTS = {
-    "CORRELATION_BYTES": CORRELATION_BYTES,
-    "TAP_BYTES": TAP_BYTES,
-    "SPAN_BYTES": SPAN_BYTES,
-    "MAX_VECTORS": MAX_VECTORS,
-}
-"""Macros of `conv.c`."""
+STRUCTS = {"CORRELATION_BYTES": 168, "TAP_BYTES": 8, "SPAN_BYTES": 20, "MAX_VECTORS": 4}
+"""Macros of `conv.c`: bytes of structs of `kernels/cpu/correlate.h`; maximum spans of a tile."""
+CORRELATION, TAP, SPAN, MAX_VECTORS = STRUCTS.values()
 
 
 def numbers(x: Any, w: Any, y: Any, window: Any, precision: str) -> tuple[int, ...]:
@@ -56,9 +48,7 @@ def _forward_scratch(x: Any, w: Any, window: Any, precision: str) -> int:
 
 def _forward_prepared(x: Any, w: Any, window: Any, precision: str) -> int:
     (_, _, oh, ow), (_, c, kh, kw) = _output(x, w, window), w.shape
-    return aligned_bytes(
-        CORRELATION_BYTES, TAP_BYTES * c * kh * kw, 4 * kh, SPAN_BYTES * (oh * ow + MAX_VECTORS), _size(w)
-    )
+    return aligned_bytes(CORRELATION, TAP * c * kh * kw, 4 * kh, SPAN * (oh * ow + MAX_VECTORS), _size(w))
 
 
 def _input_grad_scratch(g: Any, w: Any, window: Any, size: tuple[int, int], precision: str) -> int:
@@ -72,7 +62,7 @@ def _input_grad_scratch(g: Any, w: Any, window: Any, size: tuple[int, int], prec
 def _input_grad_prepared(g: Any, w: Any, window: Any, size: tuple[int, int], precision: str) -> int:
     (o, _, kh, kw), (sh, sw) = w.shape, window.stride
     taps, spans = o // window.groups * kh * kw, size[0] * size[1] + MAX_VECTORS * sh * sw
-    return aligned_bytes(CORRELATION_BYTES * sh * sw, TAP_BYTES * taps, 4 * kh * sw, SPAN_BYTES * spans, _size(w))
+    return aligned_bytes(CORRELATION * sh * sw, TAP * taps, 4 * kh * sw, SPAN * spans, _size(w))
 
 
 def _size(w: Any) -> int:

@@ -122,10 +122,8 @@ def _step(
     """A launch of `index/scatter.cu`; `work` is its grid, as arguments of `CudaLaunch`."""
     blocks = _blocks(numbers)
     given, dtypes = (*numbers, blocks, -(-numbers[-1] // blocks)), (ct.dtype, indices.dtype)
-    scratch = _scratch(numbers, ct)
-    return CudaLaunch(
-        "index/scatter.cu", name, given, dtypes, definitions=macros, layouts=(scratch,), checked=True, **work
-    )
+    work |= {"definitions": macros, "layouts": (_scratch(numbers, ct),), "checked": True}
+    return CudaLaunch("index/scatter.cu", name, given, dtypes, **work)
 
 
 register("scatter_add", "cuda", scatter_add)

@@ -24,7 +24,7 @@ typedef unsigned long long uintptr_t;
 
 #define KERNEL extern "C" __global__ void
 
-// The text that follows if the macro `flag` is 1, and nothing if it is 0: for parameters of kernels.
+// The text that follows if the macro `flag` is 1, and nothing if it is 0: a parameter of a kernel, or a statement.
 #define IF(flag, ...) IF_VALUE(flag, __VA_ARGS__)
 #define IF_VALUE(value, ...) IF_##value(__VA_ARGS__)
 #define IF_0(...)

@@ -85,9 +85,7 @@ __device__ __noinline__ T recompute(
 KERNEL __launch_bounds__(THREADS, 1) weight_grad_shifted_bf16x3(const T *x, const T *g, T *w, int64_t batch,
     int64_t splits IF(SPLIT, , char *scratch)) {
     wait_for_inputs();
-#if SPLIT
-    w = SCRATCH_SUMS(T, scratch, splits);
-#endif
+    IF(SPLIT, w = SCRATCH_SUMS(T, scratch, splits);)
     const InputImages images = {x, (int)batch};
     const PositionSplit split(batch, splits);
     const Gradients gradients = {g, split.images};

@@ -137,9 +137,7 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_sparse_pool(
     const T *x, const T *g, const int32_t *where, T *w, IF(BIAS, T *bias,) int64_t batch, int64_t splits
     IF(SPLIT, , char *scratch)) {
     wait_for_inputs();
-#if SPLIT
-    w = SCRATCH_SUMS(T, scratch, splits);
-#endif
+    IF(SPLIT, w = SCRATCH_SUMS(T, scratch, splits);)
     const InputImages images = {x, (int)batch};
     const PositionSplit split(batch, splits);
     const Gradients gradients = {g, where, (int)batch};

@@ -42,9 +42,7 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent(
     T next[GATES];
     if (item.live(0)) {
         read(0, item.unit(0), next);
-#if LSTM
-        made.cell = c0[item.n * HIDDEN + item.unit(0)];
-#endif
+        IF(LSTM, made.cell = c0[item.n * HIDDEN + item.unit(0)];)
     }
 #endif
     const Exchange exchange(rows, HIDDEN);

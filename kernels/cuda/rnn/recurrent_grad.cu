@@ -45,16 +45,12 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
     const auto read = [&](int64_t k, int unit) {
         Given given;
         const int64_t step = at(k);
-#if ALL
-        given.ct = ct_y[step * HIDDEN + unit];
-#endif
+        IF(ALL, given.ct = ct_y[step * HIDDEN + unit];)
 #if GATED
         #pragma unroll
         for (int g = 0; g < 4; g++) given.kept[g] = saved[step * (4 * HIDDEN) + g * HIDDEN + unit];
 #endif
-#if LSTM
-        given.last = k ? c[at(k - 1) * HIDDEN + unit] : c0[item.n * HIDDEN + unit];
-#endif
+        IF(LSTM, given.last = k ? c[at(k - 1) * HIDDEN + unit] : c0[item.n * HIDDEN + unit];)
         given.state = states[step * HIDDEN + unit];
         given.hidden = k ? y[at(k - 1) * HIDDEN + unit] : h0[item.n * HIDDEN + unit];
         return given;
@@ -91,9 +87,7 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
         const int unit = item.unit(pass);
         if (!item.live(pass)) continue;
         CARRIED = ct_h[item.n * HIDDEN + unit];
-#if LSTM
-        CARRIED_CELL = ct_c[item.n * HIDDEN + unit];
-#endif
+        IF(LSTM, CARRIED_CELL = ct_c[item.n * HIDDEN + unit];)
     }
     const Exchange exchange(rows, SUMS);
     if (ASYNC) exchange.init();
@@ -162,9 +156,7 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
     if (item.live(0)) {
         dh[item.n * HIDDEN + item.unit(0)] = carried;
         put(dx_total + item.n * SUMS + item.unit(0), DS_TOTAL + item.n * SUMS + item.unit(0), total);
-#if LSTM
-        dc[item.n * HIDDEN + item.unit(0)] = carried_cell;
-#endif
+        IF(LSTM, dc[item.n * HIDDEN + item.unit(0)] = carried_cell;)
     }
 #endif
 }
