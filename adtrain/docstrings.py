@@ -27,6 +27,23 @@ def of(target: type | Callable[..., Any]) -> str | None:
     return None if isinstance(target, type) else inspect.getdoc(target)  # a function's may have been set
 
 
+def attributes(target: type) -> dict[str, str]:
+    """What the sections `Attributes:` in the docstrings of a class and of its bases say of each attribute.
+
+    Such a section ends a docstring. It has a line `name: text` for each attribute; further lines are indented.
+    """
+    found: dict[str, str] = {}
+    for each in reversed(target.__mro__[:-1]):
+        name = ""
+        for line in (of(each) or "").partition("Attributes:\n")[2].splitlines():
+            if line.startswith(" " * 8):
+                found[name] += f" {line.strip()}"
+            else:
+                name, _, text = line.strip().partition(": ")
+                found[name] = text
+    return found
+
+
 @cache
 def _in_file(path: str) -> dict[str, str]:
     """The docstrings in a Python file, by the qualified names of its classes and functions."""

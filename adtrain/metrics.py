@@ -1,6 +1,7 @@
-"""Metrics of predictions that have all been computed, in NumPy, with the names and definitions of scikit-learn.
+"""Scores: how each is written and compared, and the formulas, in NumPy, with the names and definitions of scikit-learn.
 
-`METRICS` has those that a config can name in `training.metrics`.
+`SCALES` has all scores. `METRICS` has those of predictions that have all been computed: a config can name them in
+`training.metrics`. The others are made of sums over batches (`training/tasks.py`), by the formulas here.
 """
 
 from __future__ import annotations
@@ -12,6 +13,31 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 TOP = 5
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How the values of a score are written, and whether higher ones are better."""
+
+    form: str = "{:.4f}"
+    higher_is_better: bool = False
+
+
+SHARE, AMOUNT = Scale("{:.2%}", higher_is_better=True), Scale("{:.4g}")
+SCALES = {
+    "loss": Scale(),
+    "accuracy": SHARE,
+    "f1": SHARE,
+    "precision": SHARE,
+    "recall": SHARE,
+    "top5": SHARE,
+    "rmse": AMOUNT,
+    "mae": AMOUNT,
+    "r2": Scale(higher_is_better=True),
+    "perplexity": Scale("{:.3f}"),
+}
+"""The scores by name."""
+
 LOWEST_R2 = -1e300
 """Where the squared error exceeds that of the mean by more, as for a target that hardly varies."""
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from adtrain.core.options import LARGEST, Bounds, Expected, InConfig, Items
+from adtrain.core.options import LARGEST, Bounds, Expected, InConfig, Items, Matches
 
 __all__ = [
     "LARGEST", "AtLeastOne", "Axis", "Bounds", "ClassWeights", "Count", "CountPair", "Degrees", "Expected", "Fraction",
-    "Fractions", "InConfig", "Indices", "Items", "NonNegative", "Number", "OpenShape", "Padding", "Positive",
-    "Probability", "Shape", "Size", "SizeOrShape", "SizePair", "StepList", "Steps",
+    "Fractions", "InConfig", "Indices", "Items", "Matches", "NonNegative", "Number", "OpenShape", "Padding", "Positive",
+    "Probability", "Shape", "Size", "SizeOrShape", "SizePair", "StepList", "Steps", "Text",
 ]  # fmt: skip
 
 Size = Annotated[int, Bounds(ge=1, lt=2**31)]
@@ -46,6 +46,7 @@ Fraction = Annotated[float, Bounds(ge=0, lt=1)]
 Fractions = tuple[Fraction, Fraction]
 Probability = Annotated[float, Bounds(ge=0, le=1)]
 Degrees = Annotated[float, Bounds(ge=0, le=360)]
+Text = Annotated[str, Matches(r"^[^\x00]+$"), Expected("a string of UTF-8 text, not empty and without NUL")]
 ClassWeights = Annotated[tuple[NonNegative, ...], Items(1)]
 
 _Epochs = Annotated[float, Bounds(gt=0, lt=2**31)]

@@ -130,9 +130,9 @@ def test_the_delimiter_that_an_error_advises_is_taken_by_the_shell_and_by_a_conf
     assert proposed.exit_code == 0, proposed.stderr
     path = tmp_path / "c.yaml"
     path.write_text(proposed.stdout)
-    assert config.load(path).data.delimiter == delimiter
+    assert config.load(path).data.options.delimiter == delimiter
     path.write_text(re.sub(r"delimiter: .+", f"delimiter: {advised[1]}".replace("\\", r"\\"), proposed.stdout))
-    assert config.load(path).data.delimiter == delimiter
+    assert config.load(path).data.options.delimiter == delimiter
 
 
 @pytest.mark.parametrize("name", ["my rows.csv", "it's.csv", "a&b.csv", "$HOME.csv"])

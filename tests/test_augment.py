@@ -14,9 +14,20 @@ from hypothesis import strategies as st
 
 import adtrain as ad
 from adtrain import ops
-from adtrain.augment import AUGMENTATIONS, Affine, Augmentation, Batch, Crop, Cutout, Flip, Mixup, Noise
-from adtrain.augment.geometry import Motion, affine_transform
-from adtrain.augment.mixup import larger_shares
+from adtrain.augment import (
+    AUGMENTATIONS,
+    Affine,
+    Augmentation,
+    Batch,
+    Crop,
+    Cutout,
+    Flip,
+    Mixup,
+    Motion,
+    Noise,
+    affine_transform,
+    larger_shares,
+)
 from adtrain.core.array import Value
 from adtrain.core.staging import stage
 from adtrain.ops.normal import normal

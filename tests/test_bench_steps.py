@@ -10,7 +10,7 @@ from adtrain.bench.steps.memory import held_bytes
 from adtrain.bench.steps.modes import PHASES, ModeBench, bench_batches, bench_modes, record
 from adtrain.bench.timing import sampling
 from adtrain.bench.timing.roofline import Roofline
-from adtrain.training.memory import planned_peak
+from adtrain.training.costs import planned_peak
 
 PEAK = Roofline(1.0, {"float32": 1.0})
 LAYERS = ["input", "0.linear", "1.relu", "2.linear", "loss", "optimizer", "accuracy", "log"]

@@ -11,7 +11,7 @@ from npz_files import parts, write_npz
 from PIL import Image
 
 from adtrain.cli.main import cli
-from adtrain.data import catalogue, contact_sheet
+from adtrain.data import catalogue, images
 
 
 def run(*arguments: str) -> Result:
@@ -136,15 +136,15 @@ def test_inspect_names_the_invalid_option(table: Path, settings: list[str], mess
 
 
 def test_a_contact_sheet_shows_the_first_images_of_each_class(tmp_path: Path) -> None:
-    images = np.zeros((30, 8, 8), np.uint8)
-    images[1::2] = 200  # class 1 is grey, class 0 black
-    path = write_npz(tmp_path / "x.npz", parts(images))
+    pixels = np.zeros((30, 8, 8), np.uint8)
+    pixels[1::2] = 200  # class 1 is grey, class 0 black
+    path = write_npz(tmp_path / "x.npz", parts(pixels))
     assert run("data", "inspect", str(path), "--contact-sheet", str(tmp_path / "sheet.png")).exit_code == 0
     with Image.open(tmp_path / "sheet.png") as sheet:
-        width = contact_sheet.COLUMNS * (contact_sheet.SMALLEST + contact_sheet.GAP) + contact_sheet.MARGIN
+        width = images.COLUMNS * (images.SMALLEST + images.GAP) + images.MARGIN
         pixels = np.asarray(sheet)[:, -width:]
     shades, counts = np.unique(pixels[..., 0], return_counts=True)
-    area = contact_sheet.COLUMNS * contact_sheet.SMALLEST**2
+    area = images.COLUMNS * images.SMALLEST**2
     assert dict(zip(shades.tolist(), counts.tolist(), strict=True)).items() >= {0: area, 200: area}.items()
     assert run("data", "inspect", str(tmp_path / "none"), "--contact-sheet", "x.png").exit_code == 2
 

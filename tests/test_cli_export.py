@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from training_runs import write_config
 
-from adtrain.export import onnx_check
+from adtrain.export import onnx_model
 from adtrain.export.comparison import Comparison
 
 
@@ -69,7 +69,7 @@ def test_the_report_fits_60_columns(here: Path) -> None:
 @pytest.mark.needs_onnx
 def test_a_different_prediction_is_exit_code_1(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = Comparison(30, 2, {"logits": 0.5, "probabilities": 0.25})
-    monkeypatch.setattr(onnx_check, "compare", lambda *_: found)
+    monkeypatch.setattr(onnx_model, "compare", lambda *_: found)
     result = run("run", "model.onnx", expect=1)
     assert "30 test images: 2 predicted otherwise" in result.stdout
     assert "logits within 0.5, probabilities within 0.25" in result.stdout

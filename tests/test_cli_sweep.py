@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from time import perf_counter
 
-import numpy as np
 import pytest
 from report_runs import Elements, command, one_line
 from sweep_runs import after
@@ -78,17 +77,6 @@ def test_the_page_has_all_members_and_links_to_the_report_of_the_best(cfg: Path)
     assert Path(f"s/members/{best}/summary.json").exists()  # a run that was not written is
 
 
-def test_members_of_train_are_its_seeds(cfg: Path) -> None:
-    options = "--set", "sweep=null", "--device", "cpu"
-    command("train", cfg, *options, "--members", "2", "--seed", "4", "--output-dir", "s", "-q")
-    found = json.loads(Path("s/results.json").read_text())["members"]
-    assert sorted(x["values"]["training.seed"] for x in found) == [4, 5]
-    command("train", cfg, *options, "--seed", "5", "--output-dir", "alone", "-q", "--profile-steps", "0")
-    alone = json.loads(Path("alone/summary.json").read_text())["test"]
-    together = next(x["test"] for x in found if x["values"]["training.seed"] == 5)
-    np.testing.assert_allclose(list(together.values()), list(alone.values()), rtol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -101,11 +89,9 @@ def test_members_of_train_are_its_seeds(cfg: Path) -> None:
         (("sweep", "CFG", "--by", "validation_accuracy"), "expected data.validation above 0 for it"),
         (("sweep", "CFG", "--by", "test_rmse"), "expected train_, validation_ or test_ with one of loss, accuracy"),
         (("sweep", "--resume", "nothing"), "nothing: found nothing, expected the folder of a sweep"),
-        (("sweep", "--resume", "nothing", "--halving"), "--halving is for a new sweep"),
         (("sweep", "CFG", "--set", "data.shards=2"), "data.shards: found it in a sweep, expected none"),
         (("train", "CFG"), "found a sweep, expected none for one training"),
-        (("train", "CFG", "--members", "2"), "found a sweep, expected none beside --members"),
-        (("train", "CFG", "--members", "2", "--repeat", "2"), "--members trains a sweep, and takes no --repeat"),
+        (("train", "CFG", "--seeds", "2"), "found a sweep, expected none beside --seeds"),
         (("eval", "CFG", "--top", "2"), "--top is for a sweep"),
     ],
 )
@@ -115,7 +101,7 @@ def test_wrong_use_is_one_line(cfg: Path, arguments: tuple[str, ...], message: s
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize("arguments", [("sweep",), ("train", "--set", "sweep=null", "--members", "2")])
+@pytest.mark.parametrize("arguments", [("sweep",), ("train", "--set", "sweep=null", "--seeds", "2")])
 def test_a_folder_with_files_is_refused_before_data_are_read(cfg: Path, arguments: tuple[str, ...]) -> None:
     Path("used").mkdir()
     Path("used/notes.txt").write_text("mine")

@@ -225,6 +225,23 @@ def test_a_loss_that_is_not_finite_ends_the_command(cfg: Path) -> None:
     assert names == ["config.yaml", "last.safetensors", "metrics.jsonl"]
 
 
+def test_a_signal_after_the_last_test_batch_is_not_lost(cfg: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = training.run_in_folder
+
+    def run(*arguments: Any) -> Any:
+        result = original(*arguments)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return result
+
+    monkeypatch.setattr(training, "run_in_folder", run)
+    result = train(cfg, expect=143)
+    assert "stopped before the summary; continue with: adtrain train --resume runs/tiny" in result.stderr
+    assert not Path("runs/tiny/summary.json").exists()
+    monkeypatch.setattr(training, "run_in_folder", original)
+    train("--resume", "runs/tiny")
+    assert Path("runs/tiny/summary.json").exists()
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_run_after_a_step_and_prints_how_to_resume(
     cfg: Path, commands: Commands, number: int, code: int
@@ -248,11 +265,6 @@ def test_a_signal_ends_the_run_after_a_step_and_prints_how_to_resume(
     ("arguments", "message"),
     [
         ([], "found neither CONFIG nor --resume RUN"),
-        (["tiny.yaml", "--resume", "x"], "--resume RUN takes no CONFIG"),
-        (
-            ["--resume", "x", "--output-dir", "y"],
-            "--resume RUN continues in the run's own folder, and takes no --output-dir",
-        ),
         (["tiny.yaml", "--override"], "--override is for --resume RUN only"),
         (["--resume", "x"], "x: found nothing, expected a run's folder or a checkpoint"),
     ],
@@ -345,13 +357,12 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(cfg: Path) -> None:
     assert plan["planned_bytes"] == json.loads(Path("runs/tiny/summary.json").read_text())["memory"]["planned_bytes"]
     assert train(cfg, "--dry-run").stdout.splitlines()[-1] == "folder  runs/tiny-2"
     assert "already holds a run" in train(cfg, "--dry-run", "--output-dir", "runs/tiny", expect=2).stderr
-    assert "takes no --resume or --repeat" in train("--dry-run", "--resume", "runs/tiny", expect=2).stderr
 
 
 def test_quiet_prints_the_folder_only_and_verbose_more_than_usual(cfg: Path) -> None:
     quiet = train(cfg, "-q", "--device", "auto")
     assert (quiet.stdout, quiet.stderr) == ("runs/tiny\n", "")
-    assert train(cfg, "-q", "--repeat", "2").stdout.split() == ["runs/tiny-seed0", "runs/tiny-seed1"]
+    assert train(cfg, "-q", "--dry-run").stdout == ""
     assert json.loads(train(cfg, "-q", "--json").stdout)["epochs"] == 3
     verbose, usual = train(cfg, "-v"), train(cfg)
     assert re.search(r"^step \d+: loss .*, learning rate 0.01, ", verbose.stderr, re.MULTILINE)

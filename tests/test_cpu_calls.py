@@ -180,7 +180,7 @@ def test_products_of_an_exported_training_step_are_contracted_and_its_loops_are_
             c_compilers.assembly(text, tmp_path, [compiler, *options])
         ).items()
     }
-    loops = [name for name in fused if name.startswith("elementwise_")]
+    loops = [name for name in fused if name.startswith("train_elementwise_")]
     assert loops
     assert not [name for name in loops if fused[name]]
     assert fused["matmul"] or c_compilers.is_clang(compiler)

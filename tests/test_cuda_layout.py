@@ -26,7 +26,7 @@ from adtrain.core.staging_trace import evaluate
 from adtrain.core.target import H200, Target
 from adtrain.passes.places import stored_bytes
 from adtrain.sweeps.members import groups_of, members_of
-from adtrain.sweeps.plan import step_arguments
+from adtrain.sweeps.session import step_arguments
 from adtrain.sweeps.step import DONATED, sweep_step
 from adtrain.training.preparation import outline
 

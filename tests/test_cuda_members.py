@@ -25,7 +25,7 @@ from adtrain.core.target import H200, Target
 from adtrain.passes import SIMPLIFY
 from adtrain.passes.fuse_elementwise import is_loops
 from adtrain.sweeps.members import groups_of, members_of
-from adtrain.sweeps.plan import step_arguments
+from adtrain.sweeps.session import step_arguments
 from adtrain.sweeps.step import DONATED, sweep_step
 
 COUNTS = (1, 3, 31, 32, 33, 64, 1000)

@@ -21,7 +21,7 @@ from adtrain.core.target import H200
 from adtrain.core.types import ArrayType
 from adtrain.ops.conv import Window
 from adtrain.sweeps.members import groups_of, members_of
-from adtrain.sweeps.plan import step_arguments
+from adtrain.sweeps.session import step_arguments
 from adtrain.sweeps.step import DONATED, sweep_evaluation, sweep_step, zero_member_totals
 from adtrain.training.experiment import TOTALS
 

@@ -27,7 +27,7 @@ from adtrain.core.program import Equation, Program
 from adtrain.core.staging import stage
 from adtrain.core.target import Target
 from adtrain.sweeps.members import groups_of, members_of
-from adtrain.sweeps.plan import step_arguments
+from adtrain.sweeps.session import step_arguments
 from adtrain.sweeps.step import DONATED, sweep_step
 
 __all__ = ["host"]

@@ -8,18 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cuda_on_host import Host, host
-from program_samples import ON_GPU
+from program_samples import ON_GPU, Step, fused_of
 
 from adtrain import config, ops, training
 from adtrain.backends.cuda.batch_prefetch import prefetch_batch
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.core.array import Value, array
-from adtrain.core.fused import HORIZONTAL, body_of
+from adtrain.core.fused import HORIZONTAL, ONE_BLOCK, body_of
+from adtrain.core.primitive import PRIMITIVES
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
 from adtrain.core.staging_trace import evaluate
 from adtrain.core.target import H200
-from adtrain.core.types import Shape
+from adtrain.core.types import ArrayType, Shape
 
 __all__ = ["host"]
 
@@ -97,3 +98,20 @@ def test_parts_of_different_lengths_match_the_reference(
     assert isinstance(launch, LaunchPlan)
     assert "const int n0 = member == 0" in launch.source.text
     check(program, host, np.random.default_rng(0))
+
+
+def test_a_kernel_writes_results_that_are_reshapes_of_its_values_and_of_its_arguments(host: Host) -> None:
+    double, matrix = np.dtype(np.float64), (2, 3)
+    reshape, exp, total = (PRIMITIVES[name] for name in ("reshape", "exp", "sum"))
+    steps: list[Step] = [
+        (exp, [0], {}),
+        (reshape, [1], {"shape": (6,)}),  # of a value that is no result
+        (total, [2], {"axes": (0,)}),
+        (exp, [2], {}),
+        (reshape, [4], {"shape": matrix}),  # of another result
+        (reshape, [0], {"shape": (3, 2)}),
+    ]
+    equation = fused_of(ONE_BLOCK, [ArrayType(matrix, double)], steps, [2, 3, 4, 5, 6])
+    x = np.random.default_rng(0).normal(size=matrix)
+    for found, expected in zip(host.computed(equation, None, [x]), computed(equation, [x]), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-14)

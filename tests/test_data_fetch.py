@@ -16,7 +16,7 @@ from idx_files import idx_bytes
 
 from adtrain import data
 from adtrain.cli.main import cli
-from adtrain.data import DataError, catalogue, fetch, unpack
+from adtrain.data import DataError, catalogue, fetch
 from adtrain.data.catalogue import Entry
 
 ARRAYS = {
@@ -98,7 +98,7 @@ def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server) -> En
         test_images=2,
         classes=("a", "b"),
         sha256={name: hashlib.sha256(idx_bytes(array)).hexdigest() for name, array in ARRAYS.items()},
-        source=unpack.mnist_like(server.url),
+        source=catalogue.mnist_like(server.url),
     )
     monkeypatch.setitem(catalogue.CATALOGUE, "small", small)
     return small
@@ -163,7 +163,7 @@ def test_a_published_md5_is_compared_with_the_file(
     entry: Entry, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     md5 = [hashlib.md5(content).hexdigest() for content in server.files.values()]
-    plain = replace(entry, sha256={}, source=unpack.mnist_like(server.url, md5))
+    plain = replace(entry, sha256={}, source=catalogue.mnist_like(server.url, md5))
     fetch.fetch(plain)
     assert all(check.passed for check in catalogue.verify(plain))
     (plain.folder / "train-labels-idx1-ubyte").write_bytes(b"damaged")
@@ -175,7 +175,7 @@ def test_a_published_md5_is_compared_with_the_file(
         catalogue.verify(plain)
     fetch.fetch(plain)
     assert all(check.passed for check in catalogue.verify(plain))
-    wrong = replace(plain, name="wrong", source=unpack.mnist_like(server.url, ["0" * 32, *md5[1:]]))
+    wrong = replace(plain, name="wrong", source=catalogue.mnist_like(server.url, ["0" * 32, *md5[1:]]))
     with pytest.raises(DataError, match=rf"found a file with MD5 {md5[0]}, expected 0{{32}}; deleted it"):
         fetch.fetch(wrong)
 
@@ -204,7 +204,7 @@ def test_emnist_images_are_transposed(tmp_path: Path) -> None:
             member = f"gzip/emnist-balanced-{name.replace('t10k', 'test')}.gz"
             archive.writestr(member, gzip.compress(idx_bytes(array), mtime=0))
         archive.writestr("../escaped", b"x")
-    found = dict(unpack.EMNIST.arrays(tmp_path))
+    found = dict(catalogue.EMNIST.arrays(tmp_path))
     np.testing.assert_array_equal(found["train-images-idx3-ubyte"][1], ARRAYS["train-images-idx3-ubyte"][1].T)
     np.testing.assert_array_equal(found["t10k-labels-idx1-ubyte"], [1, 0])
     assert not (tmp_path.parent / "escaped").exists()
@@ -214,17 +214,17 @@ def test_cifar10_archive_is_read_in_order(tmp_path: Path, monkeypatch: pytest.Mo
     import io
     import tarfile
 
-    monkeypatch.setattr(unpack, "CIFAR_FILE", 2 * unpack.CIFAR_RECORD)
-    records = np.random.default_rng(0).integers(0, 256, (12, unpack.CIFAR_RECORD), dtype=np.uint8)
+    monkeypatch.setattr(catalogue, "CIFAR_FILE", 2 * catalogue.CIFAR_RECORD)
+    records = np.random.default_rng(0).integers(0, 256, (12, catalogue.CIFAR_RECORD), dtype=np.uint8)
     names = ["test_batch.bin", *(f"data_batch_{i}.bin" for i in range(1, 6))]
     with tarfile.open(tmp_path / "cifar-10-binary.tar.gz", "w:gz") as archive:
         for i, name in enumerate(names):
             info = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
-            info.size = unpack.CIFAR_FILE
+            info.size = catalogue.CIFAR_FILE
             archive.addfile(info, io.BytesIO(records[2 * i : 2 * i + 2].tobytes()))
-    found = dict(unpack.CIFAR10.arrays(tmp_path))
+    found = dict(catalogue.CIFAR10.arrays(tmp_path))
     np.testing.assert_array_equal(found["train-labels-idx1-ubyte"], records[2:, 0])
     np.testing.assert_array_equal(found["t10k-images-idx4-ubyte"], records[:2, 1:].reshape(2, 3, 32, 32))
     (tmp_path / "cifar-10-binary.tar.gz").write_bytes(b"no archive")
     with pytest.raises(DataError, match=r"cifar-10-binary.tar.gz: cannot be read"):
-        dict(unpack.CIFAR10.arrays(tmp_path))
+        dict(catalogue.CIFAR10.arrays(tmp_path))

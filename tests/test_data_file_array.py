@@ -18,7 +18,7 @@ from training_runs import write_config, write_data
 from waiting import wait_until
 
 from adtrain import data
-from adtrain.data import DataError, idx, memory, npz
+from adtrain.data import DataError, file_array, idx, npz
 from adtrain.data.file_array import DataFile, FileArray
 
 ROWS = np.arange(120, dtype=np.uint8).reshape(10, 12)
@@ -118,13 +118,13 @@ def test_large_arrays_are_the_same_as_small_ones(tmp_path: Path, monkeypatch: py
 
 def test_the_memory_of_a_container_is_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = tmp_path / "v2", tmp_path / "v1"
-    monkeypatch.setattr(memory, "LIMITS", limits)
-    whole = memory.machine_memory()
+    monkeypatch.setattr(file_array, "LIMITS", limits)
+    whole = file_array.machine_memory()
     limits[0].write_text("max\n")
-    assert memory.machine_memory() == whole
+    assert file_array.machine_memory() == whole
     limits[1].write_text("4096\n")
-    assert memory.machine_memory() == 4096
-    assert [memory.stays_in_file(nbytes) for nbytes in (1024, 1025)] == [False, True]
+    assert file_array.machine_memory() == 4096
+    assert [file_array.stays_in_file(nbytes) for nbytes in (1024, 1025)] == [False, True]
 
 
 STREAMED = """\

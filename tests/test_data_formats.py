@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+import json
+from dataclasses import fields
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
 from idx_files import write_idx
 from npz_files import parts, write_npz
 
-from adtrain import data
-from adtrain.data import DataError, DataOptionError, Options
+from adtrain import config, data
+from adtrain.config import ConfigError
+from adtrain.config.document import Data
+from adtrain.core.options import fits, words
+from adtrain.data import DataError, DataOptionError, Options, formats
+from adtrain.data.formats import FORMATS
 
 CSV = "a,label\n" + "".join(f"{i},{i % 2}\n" for i in range(10))
 
@@ -84,3 +91,53 @@ def test_the_home_of_an_unknown_user_is_a_name_like_any_other(csv: Path) -> None
     for load in ({"path": "~nobody-here"}, {"path": csv, "options": Options(test_path="~nobody-here/x.csv")}):
         with pytest.raises(DataError, match=r"~nobody-here.*: found nothing, expected a .csv, .tsv, .npz or .txt file"):
             data.load(**load)
+
+
+def test_options_are_those_of_all_formats() -> None:
+    common = {field.name for field in fields(formats.CommonOptions)}
+    assert {field.name for field in fields(Options)} == common.union(*(each.takes for each in FORMATS))
+
+
+def test_no_two_formats_have_a_name_or_a_suffix_in_common() -> None:
+    names, suffixes = [each.name for each in FORMATS], [suffix for each in FORMATS for suffix in each.suffixes]
+    assert len(set(names)) == len(names)
+    assert len(set(suffixes)) == len(suffixes)
+
+
+WRONG: dict[str, Any] = {
+    "test_path": "",
+    "test": 1.0,
+    "shape": [1, 28, 0],
+    "label": 2**31,
+    "target": [],
+    "header": 1,
+    "delimiter": '"',
+    "drop": [1.5],
+    "categories": "zone",
+    "category_encoding": "onehot",
+    "missing": "median",
+    "missing_values": [True],
+    "image_size": [64],
+    "channels": 2,
+    "skip_broken": "yes",
+    "length": 0,
+    "unit": "word",
+    "format": "parquet",
+}
+
+
+@pytest.mark.parametrize("option", [field.name for field in fields(Options)])
+def test_the_config_bounds_an_option_as_its_annotation_does(option: str) -> None:
+    hint, value = get_type_hints(Options, include_extras=True)[option], WRONG[option]
+    assert not fits(tuple(value) if isinstance(value, list) else value, hint)
+    with pytest.raises(ConfigError) as caught:
+        config.load_data({"path": "x.csv"}, [f"{option}={json.dumps(value)}"])
+    assert f"data.{option}" in str(caught.value)
+    assert f"expected {words(hint).removesuffix(' or null')}" in str(caught.value)
+
+
+def test_the_section_has_the_meanings_of_the_options_docstrings() -> None:
+    meaning = Data.model_fields["category_encoding"].description
+    assert meaning is not None
+    assert meaning.startswith("CSV: one_hot: a feature for each category; index: one feature")
+    assert meaning.endswith("for a layer embedding; default: one_hot")

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from adtrain import data
-from adtrain.data import DataError, DataOptionError, Options, image_folder
+from adtrain.data import DataError, DataOptionError, Options, images
 
 
 def save(path: Path, value: int = 0, size: tuple[int, int] = (3, 4), colour: bool = False) -> Path:
@@ -34,7 +34,7 @@ def test_classes_are_the_subfolders_in_sorted_order(folder: Path) -> None:
     (folder / ".git").mkdir()
     (folder / "cat" / ".DS_Store").touch()
     (folder / "README").touch()
-    found = image_folder.read(folder, Options())
+    found = images.read_folder(folder, Options())
     assert found.classes == ("cat", "dog")
     assert found.train.labels.tolist() == ["cat", "cat", "cat", "dog"]
     assert found.train.images[:, 0, 0, 0].tolist() == [0, 1, 2, 9]
@@ -86,7 +86,7 @@ def test_other_files_in_the_folder_of_a_class_are_skipped_with_one_line(
 ) -> None:
     (folder / "cat" / "notes.txt").touch()
     (folder / "dog" / "table.csv").write_text("a,b\n")
-    assert len(image_folder.read(folder, Options()).train.labels) == 4
+    assert len(images.read_folder(folder, Options()).train.labels) == 4
     (message,) = caplog.messages
     first = folder / "cat" / "notes.txt"
     assert message == f"adtrain: warning: {folder}: skipped 2 files of other types than PNG and JPEG, such as {first}"
@@ -95,22 +95,22 @@ def test_other_files_in_the_folder_of_a_class_are_skipped_with_one_line(
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     for name in ("bus", "train"):
         save(tmp_path / name / "1.png")
-    assert image_folder.read(tmp_path, Options()).classes == ("bus", "train")
+    assert images.read_folder(tmp_path, Options()).classes == ("bus", "train")
 
 
 def test_one_colour_image_makes_all_images_colour_by_default(folder: Path) -> None:
     save(folder / "dog" / "b.png", 9, colour=True)
-    found = image_folder.read(folder, Options()).train.images
+    found = images.read_folder(folder, Options()).train.images
     assert found.shape == (5, 3, 3, 4)
     assert found[4, :, 0, 0].tolist() == [9, 246, 9]
-    assert image_folder.read(folder, Options(channels=1)).train.images.shape == (5, 1, 3, 4)
+    assert images.read_folder(folder, Options(channels=1)).train.images.shape == (5, 1, 3, 4)
 
 
 def test_images_of_different_sizes_need_image_size(folder: Path) -> None:
     save(folder / "dog" / "b.png", 9, size=(8, 8))
     with pytest.raises(DataOptionError, match=r"data.image_size: missing, expected .*b.png is 8 x 8, .*0.png is 3 x 4"):
-        image_folder.read(folder, Options())
-    found = image_folder.read(folder, Options(image_size=(5, 6))).train.images
+        images.read_folder(folder, Options())
+    found = images.read_folder(folder, Options(image_size=(5, 6))).train.images
     assert found.shape == (5, 1, 5, 6)
     assert found[4].min() == found[4].max() == 9
 
@@ -124,7 +124,7 @@ def test_a_broken_image_is_an_error_unless_skip_broken_is_set(
     Image.fromarray(noise).save(path)
     path.write_bytes(b"no image" if damage == "no image" else path.read_bytes()[:-30])
     with pytest.raises(DataError, match=rf"^{path}: .*; data.skip_broken: true skips such images"):
-        image_folder.read(folder, Options())
+        images.read_folder(folder, Options())
     with caplog.at_level(logging.WARNING):
         found = data.load(path=folder, options=Options(skip_broken=True, test=0.4))
     assert sorted([*found.train.labels, *found.test.labels]) == [0, 0, 1]
@@ -136,21 +136,21 @@ def test_a_broken_image_is_an_error_unless_skip_broken_is_set(
 def test_links_may_not_lead_out_of_the_folder(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     outside = save(tmp_path_factory.mktemp("outside") / "x.png", 5)
     (folder / "dog" / "inside.png").symlink_to(folder / "cat" / "1.png")
-    assert len(image_folder.read(folder, Options()).train.labels) == 5
+    assert len(images.read_folder(folder, Options()).train.labels) == 5
     for link, target in ((folder / "dog" / "link.png", outside), (folder / "eel", outside.parent)):
         link.symlink_to(target)
         with pytest.raises(DataError, match=f"^{link}: found a link that leads out of {folder}"):
-            image_folder.read(folder, Options())
+            images.read_folder(folder, Options())
         link.unlink()
 
 
 def test_empty_and_nested_class_folders_are_refused(folder: Path) -> None:
     (folder / "eel").mkdir()
     with pytest.raises(DataError, match="eel: found an empty folder, expected the images of class 'eel'"):
-        image_folder.read(folder, Options())
+        images.read_folder(folder, Options())
     (folder / "eel" / "sub").mkdir()
     with pytest.raises(DataError, match="eel/sub: found no regular file, expected an image of class 'eel'"):
-        image_folder.read(folder, Options())
+        images.read_folder(folder, Options())
 
 
 @pytest.mark.parametrize("name", ["loop", "cat/loop.png"])
@@ -158,4 +158,4 @@ def test_a_link_that_leads_to_itself_is_an_error(folder: Path, name: str) -> Non
     link = folder / name
     link.symlink_to(link.name)
     with pytest.raises(DataError, match=rf"{name}: cannot be read \(Too many levels of symbolic links\)"):
-        image_folder.read(folder, Options())
+        images.read_folder(folder, Options())

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from npz_files import write_npz
 
 from adtrain import data
-from adtrain.data import DataError, DataOptionError, DataSet, Options, table_rows
-from adtrain.data.csv_file import names_columns
-from adtrain.data.leaks import leaks
-from adtrain.data.options import MISSING_VALUES
+from adtrain.data import DataError, DataOptionError, DataSet, Options, table_encoder
+from adtrain.data.checks import leaks
+from adtrain.data.csv_table import MISSING_VALUES, names_columns
 
 ROWS = [f"{i},{i * 0.5},{'ab'[i % 2]}" for i in range(40)]
 TABLE = "\n".join(["n,half,label", *ROWS]) + "\n"
@@ -72,7 +71,7 @@ def test_a_marker_is_an_empty_cell(tmp_path: Path, marker: str) -> None:
         assert features(found) == features(expected)
     assert expected.encoder is not None
     rows = {"n": [1, 2], "half": [marker, 1]}
-    cells = table_rows.read(rows, Options(missing="drop"), expected.encoder.columns)
+    cells = table_encoder.rows_in_memory(rows, Options(missing="drop"), expected.encoder.columns)
     assert cells.rows.tolist() == [1]
     with pytest.raises(DataError, match=r"x.csv:5: found '.*' in column 1 \(half\), which stands for an empty cell"):
         load(tmp_path, text)
@@ -176,7 +175,7 @@ def test_a_long_cell_is_read(tmp_path: Path) -> None:
 def test_a_file_of_any_name_is_read_as_a_table_on_request(tmp_path: Path) -> None:
     for name in ("x.data", "x.txt", "x"):
         assert load(tmp_path, TABLE, name, format="csv").classes == ("a", "b")
-    with pytest.raises(DataError, match=r"found the extension .data, .*; data.format: csv reads any file as a table"):
+    with pytest.raises(DataError, match=r"found the extension .data, .*; data.format: csv, npz or text reads"):
         load(tmp_path, TABLE, "x.data")
 
 
@@ -204,6 +203,6 @@ def test_booleans_in_memory_are_the_texts_of_the_table(tmp_path: Path) -> None:
         tmp_path, "\n".join(["on,n,label", *(f"{['true', 'false'][i % 2]},{i % 3 % 2},{i % 5}" for i in range(9))])
     )
     assert found.encoder is not None
-    cells = table_rows.read({"on": [True, False], "n": [True, False]}, Options(), found.encoder.columns)
+    cells = table_encoder.rows_in_memory({"on": [True, False], "n": [True, False]}, Options(), found.encoder.columns)
     features_of = found.encoder.encode(cells.values, cells.columns, "rows")
     assert features_of.tolist() == [[0, 1, 1], [1, 0, 0]]

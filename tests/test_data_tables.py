@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from adtrain import data
 from adtrain.data import DataError, DataOptionError, DataSet, Options, Split, csv_table
-from adtrain.data.columns import Column, Columns
+from adtrain.data.part import Column, Columns, Known
 
 ADULTS = "age,city,zip,kind\n22,Berlin,1,a\n,Rome,2,b\n35.5,,1,a\n41,Berlin,2,b\n"
 
@@ -144,7 +144,7 @@ def test_rows_keep_their_numbers_where_others_are_left_out(tmp_path: Path) -> No
     cells = ["" if i % 7 == 3 else str(i) for i in range(2 * csv_table.CHUNK_ROWS + 5)]
     path = write(tmp_path / "x.csv", "n,label\n" + "".join(f"{cell},0\n" for cell in cells))
     options = Options(missing="drop")
-    found = csv_table.read_rows(path, options, Columns((Column("n", 0),), 2))
+    found = csv_table.read_rows(path, options, Known(Columns((Column("n", 0),), 2)))
     expected = [i for i, cell in enumerate(cells) if cell]
     assert found.rows.tolist() == expected
     assert found.values.ravel().tolist() == expected
@@ -169,7 +169,7 @@ def test_tables_without_a_header_are_matched_by_position(tmp_path: Path) -> None
     with pytest.raises(DataError, match=r"b.csv: found 2 columns, expected 3 as in training, without a header"):
         load(train, label=-1, test_path=str(test))
     assert found.encoder is not None
-    rows = csv_table.read_rows(test, Options(label=-1), found.encoder.columns)
+    rows = csv_table.read_rows(test, Options(label=-1), Known(found.encoder.columns))
     assert found.encoder.encode(rows.values, rows.columns, "b.csv").tolist() == [[3, 0, 1]]
 
 
@@ -209,12 +209,12 @@ def test_rows_without_a_header_may_lack_all_targets_at_the_end(tmp_path: Path) -
     encoder = load(write(tmp_path / "a.csv", "1,red,5,6\n2,blue,7,8\n"), target=(-1, 2)).encoder
     assert encoder is not None
     for text in ("3,red\n", "3,red,0,0\n"):
-        rows = csv_table.read_rows(write(tmp_path / "b.csv", text), Options(target=(-1, 2)), encoder.columns)
+        rows = csv_table.read_rows(write(tmp_path / "b.csv", text), Options(target=(-1, 2)), Known(encoder.columns))
         assert encoder.encode(rows.values, rows.columns, "b.csv").tolist() == [[3, 0, 1]]
     with pytest.raises(DataError, match="found 3 columns, expected 4 as in training, without a header"):
-        csv_table.read_rows(write(tmp_path / "b.csv", "3,red,0\n"), Options(target=(-1, 2)), encoder.columns)
+        csv_table.read_rows(write(tmp_path / "b.csv", "3,red,0\n"), Options(target=(-1, 2)), Known(encoder.columns))
     with pytest.raises(DataError, match="found 2 columns, expected 4 as in training, without a header"):
-        csv_table.read_rows(write(tmp_path / "b.csv", "3,red\n"), Options(target=(1, 2)), encoder.columns)
+        csv_table.read_rows(write(tmp_path / "b.csv", "3,red\n"), Options(target=(1, 2)), Known(encoder.columns))
 
 
 def test_tsv_files_have_tabs(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 import c_programs
 import numpy as np
 import pytest
+from composed_layers import Composed
 from random_networks import with_arrays
 from test_export_c import SANITIZE, some_images
 
-from adtrain import nn
+from adtrain import nn, ops
 from adtrain.core.array import array
 from adtrain.core.errors import AdtrainError
 from adtrain.export.c import library, network, source
@@ -39,7 +40,11 @@ NETWORKS = {
         nn.Add(nn.Tanh(), nn.Sigmoid(), nn.LeakyReLU()), nn.Select((4, 0)), nn.AvgPool2d(2, padding=1),
         nn.BatchNorm2d(), nn.Flatten(), nn.Linear(6), nn.SiLU(), nn.Linear(3), nn.ELU(),
     ],
+    "composed": [
+        nn.Linear(6), Composed(lambda x: x * ops.sigmoid(1.5 * x) + ops.abs(x), (4, 6)), nn.Flatten(), nn.Linear(3),
+    ],
 }  # fmt: skip
+SHAPES = {"composed": (4, 5)}
 
 
 def probabilities(trained: TrainedModel, batch: np.ndarray) -> np.ndarray:
@@ -51,7 +56,7 @@ def probabilities(trained: TrainedModel, batch: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_probabilities_are_near_to_those_in_float32(name: str, seed: int) -> None:
-    trained = with_arrays(nn.Sequential(*NETWORKS[name]), (2, 6, 7), seed)
+    trained = with_arrays(nn.Sequential(*NETWORKS[name]), SHAPES.get(name, (2, 6, 7)), seed)
     batch, path = some_images(trained, 200, seed), Path("net.c")
     files = source.generate(trained, path, calibration=batch[:100])
     with compiled(files, path, network.interface(trained, int8=True)) as program:

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from composed_layers import OPERATIONS, Composed, Gated
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from random_networks import LAYERS, fitting, images, matrices, networks, samples, with_arrays
 
 import adtrain
-from adtrain import config, nn
+from adtrain import config, nn, ops
 from adtrain.core import tree
-from adtrain.core.array import array
+from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError
 from adtrain.data import Split
-from adtrain.export import onnx_check, onnx_graph, onnx_model
-from adtrain.export.onnx_graph import Graph, LayerWriter, ValueType
-from adtrain.export.onnx_layers import TRANSLATIONS, translate
+from adtrain.export import onnx_graph, onnx_model
+from adtrain.export.onnx_model import BATCHES
 from adtrain.training import TrainedModel
+from adtrain.training.preparation import outline
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -41,7 +44,7 @@ SMALL = nn.Sequential(nn.Linear(4), nn.BatchNorm1d(), nn.ReLU(), nn.Linear(3))
 
 
 def run(content: bytes, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
-    found: list[np.ndarray] = onnx_check.session(content).run(None, inputs)
+    found: list[np.ndarray] = onnx_model.session(content).run(None, inputs)
     return found
 
 
@@ -52,18 +55,25 @@ def some_images(trained: TrainedModel, count: int, seed: int = 0) -> np.ndarray:
     return rng.integers(0, 256, shape, dtype=np.uint8)
 
 
-def check(trained: TrainedModel, seed: int = 0, count: int = 3, tolerance: float = 16 * EPS) -> None:
+def packaged(name: str) -> TrainedModel:
+    network = outline(config.load(name)).network
+    return with_arrays(network.model, network.input_shape)
+
+
+def check(
+    trained: TrainedModel,
+    seed: int = 0,
+    count: int = 3,
+    tolerance: float = 16 * EPS,
+    batch: np.ndarray | None = None,
+) -> None:
     """Compare outputs and probabilities; `tolerance` is relative to the largest output."""
-    batch = some_images(trained, count, seed)
+    batch = some_images(trained, count, seed) if batch is None else batch
     outputs, _ = trained.network.outputs(trained.params, trained.statistics, array(batch), nn.Mode(training=False))
     logits, probabilities = run(onnx_model.encode(trained), {"images": batch})
     expected = outputs.numpy()
     np.testing.assert_allclose(logits, expected, rtol=0, atol=tolerance * max(1.0, np.abs(expected).max(initial=0)))
     np.testing.assert_allclose(probabilities, trained.network.task.predictions(array(logits)), rtol=16 * EPS, atol=EPS)
-
-
-def test_every_module_class_has_a_translation() -> None:
-    assert set(TRANSLATIONS) == {*nn.LAYERS.values(), nn.Sequential, nn.Residual, nn.Concat, nn.Add}
 
 
 def test_random_networks_cover_every_layer_except_embedding() -> None:
@@ -89,11 +99,9 @@ def test_a_network_of_any_layers_is_exported(data: st.DataObject, seed: int) -> 
 
 
 def test_an_embedding_is_exported() -> None:
-    weight = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
-    graph, indices = Graph({"weight": weight}), np.array([[1, 0, 6], [6, 6, 2]])
-    graph.add("y", "Identity", translate(LayerWriter(graph), nn.Embedding(7, embedding_dim=4), "x", (3,)))
-    content = graph.encode({"x": ValueType("int64", (3,))}, {"y": ValueType("float32", (3, 4))}, {})
-    np.testing.assert_array_equal(run(content, {"x": indices})[0], weight[indices])
+    trained = with_arrays(nn.Sequential(nn.Embedding(7, embedding_dim=4), nn.Flatten(), nn.Linear(2)), (3,), scale=1)
+    trained = replace(trained, network=replace(trained.network, mean=(0.0,), std=(1.0,)))
+    check(trained, batch=np.array([[1, 0, 6], [6, 6, 2]], np.float32).reshape(2, 1, 1, 3))
 
 
 @pytest.mark.parametrize("loss", sorted(nn.LOSSES))
@@ -104,7 +112,7 @@ def test_probabilities_match_the_loss(loss: str) -> None:
 def test_float32_data_are_not_rescaled() -> None:
     trained = with_arrays(SMALL, (5,), scale=1)
     check(trained, count=50)
-    assert onnx_check.session(onnx_model.encode(trained)).get_inputs()[0].type == "tensor(float)"
+    assert onnx_model.session(onnx_model.encode(trained)).get_inputs()[0].type == "tensor(float)"
 
 
 @pytest.mark.parametrize("count", [0, 1, 11])
@@ -132,7 +140,7 @@ def test_a_network_of_any_precision_is_exported_in_float32(precision: str, toler
 
 def test_the_file_declares_inputs_outputs_and_metadata() -> None:
     trained = with_arrays(nn.Sequential(nn.Conv2d(4, kernel_size=3), nn.Flatten(), nn.Linear(3)), (2, 5, 6))
-    session = onnx_check.session(onnx_model.encode(trained))
+    session = onnx_model.session(onnx_model.encode(trained))
     assert [(x.name, x.type, x.shape) for x in session.get_inputs()] == [("images", "tensor(uint8)", ["N", 2, 5, 6])]
     assert [(x.name, x.type, x.shape) for x in session.get_outputs()] == [
         ("logits", "tensor(float)", ["N", 3]),
@@ -164,11 +172,76 @@ def test_weights_larger_than_an_onnx_file_can_hold_are_refused(monkeypatch: pyte
 def test_a_comparison_counts_images_with_different_predictions() -> None:
     trained = with_arrays(nn.Sequential(nn.Linear(2)), (4,))
     examples = Split(some_images(trained, 300), np.zeros(300, np.int64))
-    same = onnx_check.compare(onnx_model.encode(trained), trained, examples)
+    same = onnx_model.compare(onnx_model.encode(trained), trained, examples)
     assert (same.images, same.different) == (300, 0)
     assert 0 <= same.outputs["logits"] < 1e-5
     assert 0 <= same.outputs["probabilities"] < 1e-6
     swapped = replace(trained, params=tree.map(lambda x: array(x.numpy()[::-1]), trained.params))
-    other = onnx_check.compare(onnx_model.encode(trained), swapped, examples)
+    other = onnx_model.compare(onnx_model.encode(trained), swapped, examples)
     assert other.different == 300
     assert other.outputs["logits"] > 0.1
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_layer_composed_of_operations_is_exported(name: str) -> None:
+    trained = with_arrays(nn.Sequential(Composed(*OPERATIONS[name])), (4, 6), loss="mse", scale=1)
+    check(trained, tolerance=64 * EPS, count=2)
+
+
+def test_a_composed_layer_with_weights_is_exported_with_their_names() -> None:
+    trained = with_arrays(nn.Sequential(Gated(3), nn.Flatten(), nn.Linear(2)), (4, 6))
+    check(trained)
+    names = {x.name for x in onnx.load_from_string(onnx_model.encode(trained)).graph.initializer}
+    assert {"0.weight", "0.gate.weight", "0.gate.bias", "2.weight", "2.bias"} <= names
+
+
+INPUT = {"Cast": 1, "Mul": 1, "Add": 1, "Reshape": 1}
+CLASSES = {"Softmax": 1, "Identity": 2}
+PACKAGED = {
+    "mlp": {"Gemm": 3, "Relu": 2},
+    "lenet5": {"Conv": 2, "MaxPool": 2, "Gemm": 3, "Relu": 4},
+    "cnn": {"Conv": 2, "MaxPool": 1, "Gemm": 2, "Relu": 3},
+    "resnet": {
+        "Conv": 6,
+        "BatchNormalization": 6,
+        "Relu": 5,
+        "Add": 2,
+        "GlobalAveragePool": 1,
+        "Gemm": 1,
+    },
+    "lstm": {"Transpose": 1, "LSTM": 1, "Squeeze": 1, "Gemm": 1},
+}
+
+
+@pytest.mark.parametrize("name", PACKAGED)
+def test_a_packaged_network_has_one_node_for_each_layer(name: str) -> None:
+    trained = packaged(name)
+    check(trained, tolerance=1e-4)
+    nodes = onnx.load_from_string(onnx_model.encode(trained)).graph.node
+    assert Counter(x.op_type for x in nodes) == Counter(INPUT) + Counter(CLASSES) + Counter(PACKAGED[name])
+
+
+def test_a_packaged_transformer_is_exported_with_its_layers_as_names() -> None:
+    trained = packaged("vit")
+    check(trained, tolerance=1e-4)
+    nodes = onnx.load_from_string(onnx_model.encode(trained)).graph.node
+    counts = Counter(x.op_type for x in nodes)
+    assert [counts[op] for op in ("LayerNormalization", "Softmax", "Erf", "Expand")] == [9, 5, 4, 0]
+    assert {"3.norm1/LayerNormalization", "3.self_attn/Softmax", "3.linear1/MatMul"} <= {x.name for x in nodes}
+
+
+def test_an_operation_without_a_node_is_refused_by_the_layer_and_its_name() -> None:
+    layer = Composed(lambda x: ops.arctan2(x, x), (5,))
+    message = r"layer 1\.body: composed: ONNX export has no arctan2; FILE\.safetensors holds the weights"
+    with pytest.raises(AdtrainError, match=message):
+        onnx_model.encode(with_arrays(nn.Sequential(nn.Tanh(), nn.Residual(layer)), (5,)))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x * float(x.shape[0]), lambda x: x * x if x.shape[0] == BATCHES[0] else x + 1.0],
+    ids=["a number", "an operation"],
+)
+def test_a_network_that_depends_on_the_number_of_images_is_refused(function: Callable[[Value], Value]) -> None:
+    with pytest.raises(AdtrainError, match="computes otherwise for another number of images"):
+        onnx_model.encode(with_arrays(nn.Sequential(Composed(function, (5,))), (5,)))

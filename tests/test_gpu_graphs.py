@@ -21,7 +21,7 @@ from adtrain.core.staging import stage
 from adtrain.passes import SIMPLIFY
 from adtrain.training import loop, trainer
 from adtrain.training.examples import Streamed
-from adtrain.training.not_finite import FiniteCheck
+from adtrain.training.loop import FiniteCheck
 from adtrain.training.step import empty_log, repeated
 
 __all__ = ["gpu"]

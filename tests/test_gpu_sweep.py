@@ -18,9 +18,8 @@ from adtrain.core import tree
 from adtrain.core.per_member import per_member
 from adtrain.core.staging import stage
 from adtrain.sweeps.members import Group, Member, groups_of, members_of
-from adtrain.sweeps.parts import run_to_end
 from adtrain.sweeps.session import prepared
-from adtrain.sweeps.wave import Programs, WaveState, WaveTraining
+from adtrain.sweeps.wave import Programs, WaveState, WaveTraining, run_to_end
 
 pytestmark = pytest.mark.gpu
 LAYERS = "[linear: 40, relu, dropout: 0.1, linear: 3]"

@@ -17,6 +17,7 @@ from adtrain.core.program import Program
 from adtrain.core.scope import phase
 from adtrain.core.staging import stage
 from adtrain.passes.fuse_elementwise import by_element
+from adtrain.passes.merge_added_products import merge_added_products
 
 X = np.linspace(0.5, 2, 6).reshape(2, 3)
 
@@ -70,6 +71,34 @@ def test_products_read_and_write_transposed_matrices_in_place() -> None:
     expected = (x := np.swapaxes(np.swapaxes(a, 1, 2) @ b, 1, 2)) + c, x @ np.swapaxes(c, 1, 2)
     for found, wanted in zip(NumpyProgram(program).run([a, b, c])[0], expected, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-13)
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+def test_added_products_of_few_terms_become_one_product(transpose: bool) -> None:
+    def f(bias: Any, *factors: Any) -> Any:
+        products = [ops.matmul(a, b, transpose_a=transpose) for a, b in zip(factors[::2], factors[1::2], strict=True)]
+        return products[0] + (bias + products[1]) + products[2]
+
+    rng = np.random.default_rng(0)
+    shapes = [shape for k in (1, 2, 3) for shape in ((k, 40) if transpose else (40, k), (k, 30))]
+    args = [rng.normal(size=shape) for shape in ((40, 30), *shapes)]
+    program = stage(f, [merge_added_products]).program(*args)
+    assert names(program).count("matmul") == 1
+    (found,) = NumpyProgram(program).run(args)[0]
+    np.testing.assert_allclose(found, f(*args).numpy(), rtol=1e-13, atol=1e-14)
+
+
+def test_products_stay_apart_that_have_many_terms_or_are_read_elsewhere() -> None:
+    def of_many_terms(a: Any, b: Any) -> Any:
+        return a @ b + b @ a
+
+    def read_twice(a: Any, b: Any) -> Any:
+        product = ops.matmul(a[:, :1], b[:1])
+        return ops.matmul(a[:, 1:2], b[1:2]) + product, product
+
+    args = np.ones((30, 30)), np.ones((30, 30))
+    for f in (of_many_terms, read_twice):
+        assert names(stage(f, [merge_added_products]).program(*args)).count("matmul") == 2
 
 
 def test_a_transpose_of_other_axes_or_of_a_product_that_is_read_elsewhere_stays() -> None:

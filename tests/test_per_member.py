@@ -15,7 +15,7 @@ from adtrain.core.staging_trace import evaluate
 from adtrain.passes import ALL_BY_MEMBER
 from adtrain.passes.places import overwrites
 from adtrain.passes.stack_members import stack_all_members, stack_members
-from adtrain.training.program_format import decoded, encoded
+from adtrain.training.program_cache import decoded, encoded
 
 AXES = (0, None, 1, None)
 

@@ -26,7 +26,7 @@ from adtrain.core import poison, tree
 from adtrain.core.staging import Staged, stage
 from adtrain.core.target import H200
 from adtrain.passes import ALL
-from adtrain.training import program_cache, program_format
+from adtrain.training import program_cache
 from adtrain.training.preparation import outline
 from adtrain.training.program_cache import PersistentProgramCache
 
@@ -186,7 +186,7 @@ BAD: dict[str, Any] = {
     "a class without its fields": lambda name, content: mark(
         name, content.partition(b"\n")[2].replace(b'"children","data"', b'"children"')
     ),
-    "no Program": lambda name, content: mark(name, program_format.encoded((1, RESULT, None))),
+    "no Program": lambda name, content: mark(name, program_cache.encoded((1, RESULT, None))),
 }
 
 
@@ -226,14 +226,14 @@ def test_a_value_is_written_and_read() -> None:
         frozenset([3]),
         np.dtype("int8"),
     )
-    found = program_format.decoded(program_format.encoded(value))
+    found = program_cache.decoded(program_cache.encoded(value))
     assert repr(found) == repr(value)
 
 
 @pytest.mark.parametrize("value", [lambda: None, Kind.A, object(), b"bytes"], ids=["lambda", "enum", "object", "bytes"])
 def test_an_object_that_is_not_of_the_package_is_not_written(value: Any) -> None:
     with pytest.raises(TypeError):
-        program_format.encoded(value)
+        program_cache.encoded(value)
 
 
 def test_values_that_the_key_does_not_cover_are_not_cached(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -14,13 +15,14 @@ from sweep_runs import SGD, after, bytes_of, run, session
 
 from adtrain.backends.cpu import CpuBackend
 from adtrain.core.errors import AdtrainError
-from adtrain.sweeps import ensemble, member_run, plan, ranking, wave
+from adtrain.sweeps import finished, records, wave
 from adtrain.sweeps.folder import SweepFolder
-from adtrain.sweeps.records import MemberEpoch, SweepResults
+from adtrain.sweeps.records import Criterion, MemberEpoch, OnTest, SweepResults
 from adtrain.sweeps.run import SweepInterrupted, Watch, halving_epochs
+from adtrain.sweeps.session import MAX_WAVE
 from adtrain.training import model_file
 from adtrain.training.evaluation import predictions
-from adtrain.training.scores import ClassScore
+from adtrain.training.scores import ClassScore, MultilabelScore
 
 SWEEP = "{training.seed: {range: 3}, optimizer.sgd.lr: [0.1, 1.23456789e+30], model.layers.0.linear: [8, 6]}"
 SETTINGS = SGD, "data.validation=0.2", "training.epochs=4", "data.batch_size=8"
@@ -39,8 +41,8 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Sweep
 
 def test_a_wave_has_at_most_as_many_members_as_a_grid_has_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     three = session(tmp_path, "{training.seed: {range: 3}}", *SETTINGS)
-    assert plan.MAX_WAVE == 65_535
-    monkeypatch.setattr(plan, "MAX_WAVE", 2)
+    assert MAX_WAVE == 65_535
+    monkeypatch.setattr("adtrain.sweeps.session.MAX_WAVE", 2)
     assert [x.waves for x in three.plans()] == [(2, 1)]
 
 
@@ -96,7 +98,7 @@ def test_the_state_in_memory_after_a_sweep_is_that_in_its_folder(tmp_path: Path)
     found = session(tmp_path, "{training.seed: {range: 3}}", SGD, "training.epochs=1")
     trained = run(found, tmp_path / "s")
     trained.run()
-    ((_, stored),) = member_run.final_states(found, trained.folder)
+    ((_, stored),) = finished.final_states(found, trained.folder)
     ((_, state),) = trained.final
     assert [bytes_of(state, i) for i in range(3)] == [bytes_of(stored, i) for i in range(3)]
 
@@ -140,8 +142,8 @@ def test_the_run_of_a_member_predicts_as_its_weights_do(uninterrupted: tuple[Pat
     path, results = uninterrupted
     folder = SweepFolder.open(path)
     found = session(path.parent, SWEEP, *SETTINGS)
-    trained = model_file.load(member_run.write_run(found, folder, None))
-    group, state = member_run.member_state(found, folder, results.members[0].member)
+    trained = model_file.load(finished.write_run(found, folder, None))
+    group, state = finished.member_state(found, folder, results.members[0].member)
     test = group.experiment.test
     expected = predictions(group.experiment.network, state.params, state.statistics, test.images, "cpu")
     given = predictions(trained.network, trained.params, trained.statistics, test.images, "cpu")
@@ -155,14 +157,14 @@ def test_an_ensemble_is_the_mean_of_the_probabilities(uninterrupted: tuple[Path,
     path, _ = uninterrupted
     folder = SweepFolder.open(path)
     found = session(path.parent, SWEEP, *SETTINGS)
-    members = ensemble.members_of(folder, 2)
+    members = finished.members_of(folder, 2)
     rows = []
     for number in members:
-        group, state = member_run.member_state(found, folder, number)
+        group, state = finished.member_state(found, folder, number)
         test = group.experiment.test
         rows.append(predictions(group.experiment.network, state.params, state.statistics, test.images, "cpu"))
     labels, mean = test.labels, np.stack(rows).astype(np.float64).mean(axis=0)
-    score = ensemble.evaluate(found, folder, members)
+    score = finished.evaluate(found, folder, members)
     assert score._asdict()["accuracy"] == np.mean(mean.argmax(axis=1) == labels)
     assert score.loss == pytest.approx(-np.log(mean[np.arange(len(labels)), labels]).mean(), rel=1e-5)
 
@@ -175,11 +177,11 @@ def test_a_finished_sweep_that_has_lost_files_is_refused(
     found, folder = session(uninterrupted[0].parent, SWEEP, *SETTINGS), SweepFolder.open(path)
     (path / "metrics.jsonl").write_bytes(b"")
     with pytest.raises(AdtrainError, match=r"s/metrics\.jsonl: found 0 epochs of member \d+, expected 4"):
-        member_run.write_run(found, folder, None)
+        finished.write_run(found, folder, None)
     assert not (path / "members").exists()
     shutil.rmtree(path / "states")
     with pytest.raises(AdtrainError, match=r"s: found no state of member \d+, expected one in its folder states"):
-        ensemble.evaluate(found, folder, ensemble.members_of(folder, 2))
+        finished.evaluate(found, folder, finished.members_of(folder, 2))
 
 
 def test_halving_ends_with_one_member_or_the_last_epoch() -> None:
@@ -196,9 +198,27 @@ def epochs(*losses: float | None) -> dict[int, MemberEpoch]:
     }
 
 
+def last(history: dict[int, dict[int, MemberEpoch]]) -> dict[int, MemberEpoch]:
+    """The last epochs of members, with their numbers."""
+    return {number: replace(of_member[max(of_member)], member=number) for number, of_member in history.items()}
+
+
+@pytest.mark.parametrize("part", ["train", "validation", "test"])
+def test_of_members_with_equal_values_the_one_with_the_lower_loss_comes_first(part: str) -> None:
+    by_f1 = Criterion.of(f"{part}_f1", higher_is_better=True)
+    losses = {0: 0.3, 1: 0.1, 2: 0.2}
+    of_loss = {number: MultilabelScore(loss, 0.5, 0.75) for number, loss in losses.items()}
+    models = {number: MemberEpoch(number, 1, score, score, None) for number, score in of_loss.items()}
+    tests = {number: OnTest(score) for number, score in of_loss.items()}
+    found = records.ranked(models, tests, dict.fromkeys(models, 0), by_f1, by_f1)
+    assert [number for number, *_ in found] == [1, 2, 0]
+
+
 def test_finished_members_are_ranked_by_their_values_whatever_their_epochs() -> None:
     history = {0: epochs(3.0, 2.0, 1.0), 1: epochs(0.5), 2: epochs(4.0, 0.7)}
-    found = ranking.ranked(history, dict.fromkeys(history), dict.fromkeys(history, 0), "train_loss")
+    by_loss = Criterion.of("train_loss", higher_is_better=False)
+    tests = dict.fromkeys(history, OnTest(None))
+    found = records.ranked(last(history), tests, dict.fromkeys(history, 0), by_loss, by_loss)
     assert found == [(1, "finished", 0.5), (2, "finished", 0.7), (0, "finished", 1.0)]
 
 
@@ -212,7 +232,8 @@ def test_dropped_members_are_ranked_by_the_rungs_they_survived_then_by_their_val
         5: epochs(None),
     }
     survived = {0: 2, 1: 1, 2: 1, 3: 1, 4: 0, 5: 0}
-    for metric in ("train_loss", "test_loss"):
-        found = ranking.ranked(history, {0: ClassScore(0.8, 0.5)}, survived, metric)
+    by_loss = Criterion.of("train_loss", higher_is_better=False)
+    for criterion in (by_loss, replace(by_loss, part="test")):
+        found = records.ranked(last(history), {0: OnTest(ClassScore(0.8, 0.5))}, survived, criterion, by_loss)
         assert [number for number, *_ in found] == [0, 2, 1, 4, 3, 5]
         assert [status for _, status, _ in found] == ["finished", *["dropped"] * 3, *["failed"] * 2]

@@ -22,7 +22,7 @@ from adtrain.cli import compare as compare_cli
 from adtrain.config import ConfigError
 from adtrain.core.errors import AdtrainError
 from adtrain.report import sweep_page
-from adtrain.sweeps import ensemble, member_run
+from adtrain.sweeps import finished
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.session import Session, reopened
 from adtrain.training import RunFolder, Trust, model_file
@@ -83,15 +83,15 @@ def found(sweep: Path) -> Session:
 
 def show_sweep(found: Session, path: Path) -> None:
     folder = SweepFolder.open(path)
-    compare_cli.sweep_row(path, member_run.finished(folder))
-    sweep_page.render(folder, member_run.finished(folder), None)
+    compare_cli.sweep_row(path, finished.finished_results(folder))
+    sweep_page.render(folder, finished.finished_results(folder), None)
 
 
 def export_member(found: Session, path: Path) -> None:
     folder = SweepFolder.open(path)
     shutil.rmtree(path / "members", ignore_errors=True)
-    member_run.write_run(found, folder, None)
-    ensemble.evaluate(found, folder, ensemble.members_of(folder, 1))
+    finished.write_run(found, folder, None)
+    finished.evaluate(found, folder, finished.members_of(folder, 1))
 
 
 def resume_sweep(found: Session, path: Path) -> None:

@@ -13,7 +13,7 @@ from adtrain import training
 from adtrain.core import timeline, tree
 from adtrain.core.errors import AdtrainError
 from adtrain.training import ClassScore, Epoch, Interval, Observer, TrainState, trainer
-from adtrain.training.not_finite import FiniteCheck
+from adtrain.training.loop import FiniteCheck
 
 
 class Events(Observer):

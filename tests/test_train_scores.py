@@ -13,13 +13,16 @@ from sweep_runs import run as sweep_run
 from training_runs import prepare
 
 import adtrain as ad
-from adtrain import config, training
+from adtrain import config, metrics, training
+from adtrain.config import sweep_section
 from adtrain.core import tree
+from adtrain.metrics import ByClass
+from adtrain.report import classes, numbers, page
 from adtrain.report import predictions as reported
-from adtrain.report.numbers import NumberPredictions
-from adtrain.sweeps import member_run
+from adtrain.report.numbers import LabelPredictions, NumberPredictions
+from adtrain.sweeps import finished
 from adtrain.sweeps.session import prepared
-from adtrain.training import Experiment, Score, TrainState, evaluation, model_file
+from adtrain.training import Experiment, Score, TrainState, evaluation, model_file, scores
 from adtrain.training.evaluation import predictions
 from adtrain.training.summary import read_summary
 
@@ -145,13 +148,78 @@ def test_summary_report_evaluation_sweep_and_python_show_the_same_scores(
     summary = read_summary(tmp_path / "run")
     assert summary is not None
     assert summary.test == evaluated(tmp_path / "run") == trained.test
-    page = reported.predict(tmp_path / "run", "cpu")
-    assert isinstance(page, NumberPredictions)
-    assert tuple(float(x) for (x,) in page.scores) == trained.test[1:]
+    shown = reported.predict(tmp_path / "run", "cpu")
+    assert isinstance(shown, NumberPredictions)
+    assert tuple(float(x) for (x,) in shown.scores) == trained.test[1:]
+    (row,) = numbers.by_target(shown)
+    cells = dict(zip(numbers.target_columns(shown), row, strict=True))
+    assert {name: cells[name] for name in expected} == {name: scores.value_text(name, found[name]) for name in expected}
     session = prepared(config.load(tmp_path / "run/config.yaml", ["sweep={training.seed: [0, 1]}"]), "cpu")
     sweep = sweep_run(session, tmp_path / "sweep")
     best = sweep.run().members[0]
-    assert evaluated(member_run.write_run(session, sweep.folder, None)) == best.test
+    assert evaluated(finished.write_run(session, sweep.folder, None)) == best.test
+
+
+TASKS: dict[str, dict[str, Any]] = {
+    "classes": {"model": {"layers": [{"linear": 3}]}, "loss": "cross_entropy"},
+    "labels": {"model": {"layers": [{"linear": 3}]}, "loss": "binary_cross_entropy_with_logits"},
+    "text": {
+        "data": {"batch_size": 4, "length": 5, "test": 0.3},
+        "model": {"layers": [{"embedding": {"num_embeddings": 4, "embedding_dim": 3}}, {"linear": 4}]},
+        "loss": "cross_entropy",
+    },
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_summary_report_evaluation_sweep_and_python_show_the_same_scores_of_classes_labels_and_text(
+    tmp_path: Path, task: str
+) -> None:
+    rng, run = np.random.default_rng(0), tmp_path / "run"
+    values = {"optimizer": {"sgd": {"lr": 0.1}}, "training": {"epochs": 2}, "data": {"batch_size": 16}, **TASKS[task]}
+    options: dict[str, Any] = {"output_dir": run, "device": "cpu", "progress": False}
+    if task == "text":
+        (tmp_path / "x.txt").write_text("".join(rng.choice(list("abcd"), 300)))
+        trained = ad.train(values | {"data": {**values["data"], "path": str(tmp_path / "x.txt")}}, **options)
+    else:
+        images = rng.normal(size=(97, 4)).astype(np.float32)
+        labels = images[:, :3].argmax(axis=1) if task == "classes" else (images[:, :3] > 0).astype(float)
+        if task == "classes":
+            values["training"] = {"epochs": 2, "metrics": ["f1"]}
+        trained = ad.train(values, (images[:50], labels[:50]), test_data=(images[50:], labels[50:]), **options)
+    summary, found = read_summary(run), trained.test._asdict()
+    assert summary is not None
+    assert summary.test == evaluated(run) == trained.test
+    shown = dict(page.results("test", summary.test))
+    assert shown == {f"test {name}": scores.value_text(name, value) for name, value in found.items()}
+    predicted = reported.predict(run, "cpu")
+    if isinstance(predicted, LabelPredictions):
+        assert predicted.counts.f1.mean() == found["f1"]
+    elif isinstance(predicted, reported.Predictions):
+        assert predicted.correct / len(predicted.labels) == found["accuracy"]
+        by_class = metrics.class_counts(predicted.confusion).f1
+        assert summary.metrics["f1"] == ByClass(by_class.mean(), dict(zip("012", by_class, strict=True)))
+    overrides = ["sweep={training.seed: [0, 1]}", *(["training.metrics=null"] if task == "classes" else [])]
+    session = prepared(config.load(run / "config.yaml", overrides), "cpu")
+    sweep = sweep_run(session, tmp_path / "sweep")
+    best = sweep.run().members[0]
+    assert evaluated(finished.write_run(session, sweep.folder, None)) == best.test
+
+
+def test_the_accuracy_of_a_class_in_a_report_is_its_recall() -> None:
+    labels = np.zeros(10, np.int64)
+    predicted = np.eye(2)[[0, 1, 1, 1, 1, 1, 1, 1, 1, 1]]
+    (row,) = classes.by_class(reported.Predictions(np.zeros((10, 1, 1, 1)), labels, ("a", "b"), predicted))
+    recall = metrics.METRICS["recall"](metrics.ClassPredictions(predicted, labels, ("a", "b")))
+    assert isinstance(recall, ByClass)
+    assert row.accuracy == recall.by_class["a"]
+
+
+def test_every_score_of_a_task_has_a_scale_and_ranks_members() -> None:
+    for kind in scores.KINDS.values():
+        for name in kind._fields:
+            assert name in metrics.SCALES
+            assert sweep_section.METRIC.fullmatch(f"test_{name}")
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "mse", "binary_cross_entropy_with_logits"])

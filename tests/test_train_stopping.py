@@ -32,7 +32,7 @@ from adtrain.training import (
     loop,
     trainer,
 )
-from adtrain.training.not_finite import FiniteCheck
+from adtrain.training.loop import FiniteCheck
 
 __all__ = ["no_plugins"]
 

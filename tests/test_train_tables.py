@@ -20,7 +20,7 @@ import adtrain as ad
 from adtrain import config, training
 from adtrain.cli import main
 from adtrain.core.errors import AdtrainError
-from adtrain.data.csv_cells import is_number
+from adtrain.data.csv_table import is_number
 from adtrain.training import model_file
 
 CITIES = ("Berlin", "Rome", "Oslo")

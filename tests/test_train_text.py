@@ -18,8 +18,7 @@ from resumed_runs import check_stops, train
 from adtrain import config, data, training
 from adtrain.cli import main
 from adtrain.core.array import array
-from adtrain.data import text_file
-from adtrain.data.options import Options
+from adtrain.data import Options, text_file
 from adtrain.passes import SIMPLIFY
 from adtrain.training import RunFolder, loop, sampling, scores
 from adtrain.training.tensor_file import TensorFile

@@ -12,10 +12,9 @@ from adtrain import nn
 from adtrain.api.arguments import as_path
 from adtrain.config import Config
 from adtrain.core.errors import AdtrainError
-from adtrain.data import DataOptionError, Images, Options, table_rows
-from adtrain.data.arrays import as_numpy
+from adtrain.data import DataOptionError, Images, table_encoder
 from adtrain.data.datasets import class_values
-from adtrain.data.part import as_images
+from adtrain.data.part import ShapeOptions, as_images, as_numpy
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.text import counted
 from adtrain.training import TrainedModel, inputs, model_file
@@ -114,7 +113,7 @@ class Model:
         trained = self._trained
         if isinstance(images, (str, os.PathLike)):
             found: Images = inputs.read(as_path(images, "predict"), trained).images
-        elif table_rows.is_table(images):
+        elif table_encoder.is_rows(images):
             found = inputs.of_rows(images, trained).images
         else:
             found = self._checked(images)
@@ -127,7 +126,7 @@ class Model:
         if given.ndim and not len(given):
             raise AdtrainError(f"predict: found no images (shape {given.shape}), expected {expected}")
         try:
-            found = as_images(given, "predict", Options(shape=shape))
+            found = as_images(given, "predict", ShapeOptions(shape))
         except DataOptionError:
             raise AdtrainError(f"predict: found images of shape {given.shape}, expected {expected}") from None
         if of_pixels and found.dtype != np.uint8:

@@ -20,7 +20,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.core.tree import TreeDef
 from adtrain.files import write_atomic
 from adtrain.training import tensor_file
-from adtrain.training.metadata import Kind
+from adtrain.training.checkpoint import Kind
 from adtrain.training.tensor_file import TensorFile
 
 KIND = "tree"

@@ -28,7 +28,7 @@ from adtrain.core.backend import usable_device
 from adtrain.core.errors import AdtrainError
 from adtrain.core.status import status_handler
 from adtrain.core.timeline import during
-from adtrain.data.arrays import as_numpy
+from adtrain.data.part import as_numpy
 from adtrain.display import progress_display
 from adtrain.text import visible
 from adtrain.training import Arrays, Experiment, Observer, RunFolder, TrainedModel
@@ -94,7 +94,7 @@ def train(
     elif test_data is not None:
         raise AdtrainError("train: found test_data without data, expected both or neither")
     cfg = _config(config, changes)
-    if arrays is not None and test_data is None and not cfg.data.test:
+    if arrays is not None and test_data is None and not cfg.data.options.test:
         cfg = _config(config, {**changes, "data.test": Node("data", HELD_OUT)})
     training.check_precision(cfg, device)
     with during("data"):

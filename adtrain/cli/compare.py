@@ -15,8 +15,8 @@ from adtrain.cli.output import print_json, show
 from adtrain.config import is_sweep
 from adtrain.config.differences import differences, rounded_text, value_text
 from adtrain.config.problems import known
+from adtrain.sweeps.finished import finished_results
 from adtrain.sweeps.folder import SweepFolder
-from adtrain.sweeps.member_run import finished
 from adtrain.sweeps.records import SweepResults
 from adtrain.table import Column, render, terminal_width
 from adtrain.training import ClassScore, Summary, model_file, read_metrics, scores
@@ -81,7 +81,7 @@ def _compare_sweeps(paths: Sequence[Path], sort: str | None, as_json: bool) -> N
         raise click.UsageError("--sort is for runs; the members of a sweep are ranked already")
     if others := [path for path in paths if not is_sweep(path)]:
         raise click.UsageError(f"{others[0]}: found a run beside sweeps, expected sweeps only")
-    rows = [sweep_row(path, finished(SweepFolder.open(path))) for path in paths]
+    rows = [sweep_row(path, finished_results(SweepFolder.open(path))) for path in paths]
     if as_json:
         print_json({"sweeps": rows})
         return

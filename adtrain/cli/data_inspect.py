@@ -9,13 +9,14 @@ from typing import Any
 import click
 import numpy as np
 
-from adtrain import config, data, training
+from adtrain import config, data
 from adtrain.cli.options import FilePath, json_option, set_data_option
 from adtrain.cli.output import print_json, show
 from adtrain.data import DataSet, Rows
 from adtrain.data.file_array import FileArray
-from adtrain.data.rounding import digits
+from adtrain.data.images import contact_sheet
 from adtrain.data.split import chunks
+from adtrain.data.statistics import digits
 from adtrain.files import write_atomic
 from adtrain.table import Column, render, terminal_width
 
@@ -36,11 +37,9 @@ def inspect(source: str, overrides: tuple[str, ...], sheet: Path | None, as_json
     or data set NAME."""
     named = source in data.CATALOGUE
     section = config.load_data({"dataset" if named else "path": source}, overrides)
-    found = data.load(source if named else None, section.path, training.data_options(section), need_test=False)
+    found = data.load(source if named else None, section.path, section.options, need_test=False)
     if sheet is not None:
-        from adtrain.data.contact_sheet import contact_sheet
-
-        write_atomic(sheet, contact_sheet(found))
+        write_atomic(sheet, contact_sheet(found.name, found.train, found.classes))
     if as_json:
         print_json(document(found))
     else:

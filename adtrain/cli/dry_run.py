@@ -10,10 +10,10 @@ from adtrain.bench.timing import roofline
 from adtrain.core.backend import backend
 from adtrain.text import counted, short
 from adtrain.training import Experiment, RunFolder
-from adtrain.training.memory import too_large
+from adtrain.training.costs import too_large
 
 
-def plan(experiment: Experiment, device: str, path: Path | None, name: str | None = None) -> dict[str, Any]:
+def plan(experiment: Experiment, device: str, path: Path | None) -> dict[str, Any]:
     """The plan of a training into the folder `path`, or runs/NAME, as JSON values. Nothing is written.
 
     `seconds_at_peak` is the time of the FLOPs of all steps at the device's measured peak rate; None if that rate was
@@ -22,7 +22,7 @@ def plan(experiment: Experiment, device: str, path: Path | None, name: str | Non
     Raises:
         AdtrainError: the folder cannot be made, or the step does not fit on the device.
     """
-    folder = RunFolder.planned(experiment, path, name)
+    folder = RunFolder.planned(experiment, path)
     if (error := too_large(experiment, device)) is not None:
         raise error
     costs, peak, cfg = training.step_costs(experiment, device), roofline.known(device), experiment.config

@@ -23,7 +23,7 @@ from adtrain.cli.output import print_json, show
 from adtrain.cli.values import Whole
 from adtrain.config import is_sweep
 from adtrain.config.records import plain
-from adtrain.sweeps import ensemble
+from adtrain.sweeps import finished
 from adtrain.sweeps.session import reopened
 from adtrain.text import counted
 from adtrain.training import model_file, scores
@@ -105,8 +105,8 @@ def command(
 def _ensemble(path: Path, top: int | None, device: str, trust: training.Trust, as_json: bool) -> None:
     """Print the score of the ensemble of a sweep's members."""
     session, folder = reopened(path, device, trust)
-    members = ensemble.members_of(folder, top)
-    score = ensemble.evaluate(session, folder, members)
+    members = finished.members_of(folder, top)
+    score = finished.evaluate(session, folder, members)
     if as_json:
         print_json({"sweep": str(path), "device": device, "members": members, "test": score._asdict()})
         return

@@ -21,11 +21,11 @@ from adtrain.cli.values import Number, Whole
 from adtrain.config import is_sweep
 from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError
-from adtrain.data.rounding import offsets
-from adtrain.export import onnx_check, onnx_graph, onnx_model, torch_weights
+from adtrain.data.statistics import offsets
+from adtrain.export import onnx_graph, onnx_model, torch_weights
 from adtrain.export.onnx_graph import ValueType
 from adtrain.files import expect_writable, write_atomic
-from adtrain.sweeps import member_run
+from adtrain.sweeps import finished
 from adtrain.sweeps.session import reopened
 from adtrain.text import short
 from adtrain.training import TrainedModel, Trust, model_file
@@ -107,7 +107,7 @@ def command(
     for path in (output, *options.files_beside(output)):
         expect_writable(path)
     if is_sweep(run):
-        run = member_run.write_run(*reopened(run, "cpu", trust), member)
+        run = finished.write_run(*reopened(run, "cpu", trust), member)
     elif member is not None:
         raise click.UsageError(f"--member is for a sweep, and {run} is none")
     trained = model_file.load(run, trust=trust)
@@ -141,13 +141,13 @@ def _onnx(trained: TrainedModel, path: Path) -> tuple[dict[Path, bytes], dict[st
 
 def _check(content: bytes, trained: TrainedModel) -> dict[str, Any]:
     """The result of the comparison by onnxruntime; if there was none, the reason under "skipped"."""
-    if (version := onnx_check.runtime_version()) is None:
+    if (version := onnx_model.runtime_version()) is None:
         return {"skipped": "onnxruntime is not installed"}
     try:
         test = test_images(trained)
     except DataError as error:
         return {"skipped": str(error)}
-    return {"program": f"onnxruntime {version}", **onnx_check.compare(content, trained, test)._asdict()}
+    return {"program": f"onnxruntime {version}", **onnx_model.compare(content, trained, test)._asdict()}
 
 
 def _safetensors(trained: TrainedModel, path: Path) -> tuple[dict[Path, bytes], dict[str, Any]]:

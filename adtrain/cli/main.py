@@ -48,6 +48,12 @@ COMMANDS = {
     "bench": "Time operations and training steps.",
 }
 USAGE, INTERNAL, INTERRUPTED = 2, 70, 130
+REPLACED_OPTIONS = {
+    "adtrain train --repeat": "to train from N seeds, write --seeds N",
+    "adtrain train --members": "to train from N seeds, write --seeds N",
+    "adtrain sweep --all": "adtrain report SWEEP shows all members",
+}
+"""What to write instead of an option of earlier versions."""
 NO_THREADS = (
     "the system does not let this process start a thread; raise its limits (ulimit -u, -v), or end other processes"
 )
@@ -156,7 +162,7 @@ def described(error: Exception) -> tuple[list[str], int]:
     code, kind, more = USAGE, "error", list[str]()
     if isinstance(error, click.UsageError):
         path = error.ctx.command_path if error.ctx else "adtrain"
-        hint = _setting(error) if isinstance(error, click.NoSuchOption) else ""
+        hint = _advice(path, error) if isinstance(error, click.NoSuchOption) else ""
         message = f"{hint or error.format_message()} (see '{path} --help')"
     elif isinstance(error, click.ClickException):
         message = error.format_message()
@@ -178,8 +184,10 @@ def described(error: Exception) -> tuple[list[str], int]:
     return [f"adtrain: {kind}: {message}", *more], code
 
 
-def _setting(error: click.NoSuchOption) -> str:
-    """The message for an option such as --lr that a config has as a key; empty for others."""
+def _advice(path: str, error: click.NoSuchOption) -> str:
+    """The message for an option that another one replaces, or that a config has as a key; empty for others."""
+    if instead := REPLACED_OPTIONS.get(f"{path} {error.option_name}"):
+        return f"No such option {error.option_name!r}; {instead}"
     if error.ctx is None or not any(param.name == "overrides" for param in error.ctx.command.params):
         return ""
     from adtrain.config.habits import SENTENCES, key_of

@@ -15,10 +15,9 @@ from adtrain.cli.options import FilePath, device_option, json_option, trust_opti
 from adtrain.cli.output import print_json, progress, show
 from adtrain.cli.values import OneOf, Whole
 from adtrain.data import DataError, text_file
-from adtrain.data.rounding import digits
+from adtrain.data.statistics import digits
 from adtrain.table import Column, render, terminal_width
 from adtrain.training import Trust, inputs, model_file, sampling
-from adtrain.training.data_section import data_options
 from adtrain.training.evaluation import predictions
 from adtrain.training.inputs import Choice, ImageOptions
 from adtrain.training.tasks import Regression
@@ -146,7 +145,7 @@ def _predict_texts(
     predicted, broken, log_probabilities = [], False, sampling.next_class_of(trained, device)
     for path in paths:
         try:
-            text, _ = text_file.read_classes(path, data_options(trained.config.data), trained.classes)
+            text, _ = text_file.read_classes(path, trained.config.data.options, trained.classes)
         except DataError as error:
             progress(f"adtrain: error: {error}")
             broken = True

@@ -15,7 +15,7 @@ from adtrain.config import is_sweep
 from adtrain.core.errors import AdtrainError, DeviceError
 from adtrain.files import write_atomic
 from adtrain.report import AnyPredictions, page, runs_page, sweep_page
-from adtrain.sweeps import member_run
+from adtrain.sweeps import finished
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.training import Trust
 from adtrain.training.summary import SUMMARY
@@ -53,7 +53,7 @@ def command(runs: tuple[Path, ...], output: Path | None, device: str, trust: Tru
     (run,) = runs
     if is_sweep(run):
         folder = SweepFolder.open(run)
-        best = member_run.run_path(folder, member_run.finished(folder).members[0].member)
+        best = finished.run_path(folder, finished.finished_results(folder).members[0].member)
         if (best / SUMMARY).is_file():
             _write(best, best / "report.html", device, trust)
         show(sweep_page.write(folder, output))

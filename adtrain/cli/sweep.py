@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -18,18 +19,19 @@ from adtrain.cli.options import (
     json_option,
     plugin_option,
     quiet_option,
+    refusing,
     set_autotune,
     set_option,
     trust_option,
 )
 from adtrain.cli.output import is_quiet, message, print_json, progress, show
 from adtrain.cli.stop_signals import stop_signals
-from adtrain.cli.sweep_report import plan_lines, plan_values, ranking_lines, summary_lines, time_line
+from adtrain.cli.sweep_report import over_seeds, plan_lines, plan_values, ranking_lines, summary_lines, time_line
 from adtrain.cli.values import Whole
 from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
 from adtrain.distributed.environment import place
-from adtrain.sweeps import member_run
+from adtrain.sweeps import finished
 from adtrain.sweeps.folder import SweepFolder, refuse_used
 from adtrain.sweeps.members import with_seeds
 from adtrain.sweeps.run import SweepInterrupted, Watch
@@ -40,8 +42,17 @@ MAX_ROWS = 10
 """Members in the printed ranking."""
 
 
+def _without_effect(sweep: Path | None, **_: Any) -> tuple[Collection[str], str]:
+    """The parameters that have no effect in this use of the command, and the error for one of them."""
+    if sweep is not None:
+        of_new = {"config_path", "halving", "rank_by", "output_dir", "overrides"}
+        return of_new, "--resume SWEEP continues a sweep, and takes no {}"
+    return {"copies", "override"}, "{} is for --resume SWEEP only"
+
+
 @click.command(short_help="Train many variants of a config together, and rank them.")
 @click.argument("config_path", metavar="[CONFIG]", required=False, type=ConfigName())
+@refusing(_without_effect)
 @click.option(
     "--resume", "sweep", type=RunPath(), metavar="SWEEP", help="Continue a sweep that was stopped: its folder."
 )
@@ -70,7 +81,6 @@ MAX_ROWS = 10
     help="With --resume: continue although the data, or a plug-in, have changed since the training.",
 )
 @click.option("--dry-run", is_flag=True, help="Check everything and print the plan; train and write nothing.")
-@click.option("--all", "all_rows", is_flag=True, help=f"Print all members, not only the best {MAX_ROWS}.")
 @quiet_option("sweep")
 @json_option
 def command(
@@ -87,7 +97,6 @@ def command(
     copies: bool,
     override: bool,
     dry_run: bool,
-    all_rows: bool,
     as_json: bool,
 ) -> None:
     """Train many variants of CONFIG together. The section `sweep` of CONFIG says which.
@@ -98,27 +107,15 @@ def command(
 
     The sweep's folder gets metrics, states and a ranking, and the best member as a run.
     """
-    if (config_path is None) == (sweep is None):
-        raise click.UsageError(
-            "found neither CONFIG nor --resume SWEEP" if sweep is None else "--resume takes no CONFIG"
-        )
-    new_only = {"--halving": halving, "--by": rank_by, "--output-dir": output_dir, "--set": overrides}
-    if sweep is not None and (given := [name for name, value in new_only.items() if value]):
-        raise click.UsageError(f"{given[0]} is for a new sweep, and --resume SWEEP continues one")
-    of_sweep = {"--trust-plugins": copies, "--override": override}
-    if sweep is None and (given := [name for name, value in of_sweep.items() if value]):
-        raise click.UsageError(f"{given[0]} is for --resume SWEEP only")
-    found = place(os.environ)
-    if found is not None and found.size > 1:
-        raise click.UsageError(f"{found.launcher} started {found.size} processes, but a sweep runs in one process")
-    if output_dir is not None and not dry_run:
-        refuse_used(output_dir)
+    if config_path is None and sweep is None:
+        raise click.UsageError("found neither CONFIG nor --resume SWEEP")
+    _check_place(output_dir, dry_run)
     set_autotune(device, autotune)
     if sweep is not None:
         session, folder = reopened(sweep, device, Trust(plugins, copies, override))
         if (results := folder.results()) is not None:
             if results.members[0].status == "finished":
-                member_run.write_run(session, folder, None)  # unless it is there: a full disk may have prevented it
+                finished.write_run(session, folder, None)  # unless it is there: a full disk may have prevented it
             raise AdtrainError(f"{sweep}: the sweep is finished")
         changed = folder.changed_data(session.digests)
         if changed and not override:
@@ -129,7 +126,7 @@ def command(
     else:
         cfg = config.load(str(config_path), overrides, plugins)
         session, folder = prepared(cfg, device), None
-    train_session(session, folder, halving, rank_by, at_once, output_dir, dry_run, all_rows, as_json)
+    train_session(session, folder, halving, rank_by, at_once, output_dir, dry_run, as_json)
 
 
 def train_seeds(
@@ -142,19 +139,27 @@ def train_seeds(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """`adtrain train --members`: the sweep of `count` seeds, from the config's own.
+    """`adtrain train --seeds`: the sweep of `count` seeds, from the config's own.
 
     Raises ConfigError where the config has a section `sweep`.
     """
-    if output_dir is not None and not dry_run:
-        refuse_used(output_dir)
+    _check_place(output_dir, dry_run)
     cfg = config.load(config_path, overrides, plugins)
     if cfg.sweep is not None:
         advice = "adtrain sweep trains its members, and --set sweep=null leaves it out"
-        raise cfg.error_at(("sweep",), f"found a sweep, expected none beside --members: {advice}")
+        raise cfg.error_at(("sweep",), f"found a sweep, expected none beside --seeds: {advice}")
     first = cfg.training.seed
     session = prepared(config.load(config_path, [*overrides, with_seeds(first, count)], plugins), device)
-    train_session(session, None, False, None, None, output_dir, dry_run, False, as_json)
+    train_session(session, None, False, None, None, output_dir, dry_run, as_json)
+
+
+def _check_place(output_dir: Path | None, dry_run: bool) -> None:
+    """Raise UsageError in one of several processes, and AdtrainError where the folder of a new sweep holds files."""
+    found = place(os.environ)
+    if found is not None and found.size > 1:
+        raise click.UsageError(f"{found.launcher} started {found.size} processes, but a sweep runs in one process")
+    if output_dir is not None and not dry_run:
+        refuse_used(output_dir)
 
 
 def train_session(
@@ -165,7 +170,6 @@ def train_session(
     at_once: int | None,
     output_dir: Path | None,
     dry_run: bool,
-    all_rows: bool,
     as_json: bool,
 ) -> None:
     """Print the plan, train a new sweep or the one in `folder`, and print the ranking."""
@@ -175,7 +179,7 @@ def train_session(
     if dry_run:
         if as_json:
             print_json(plan_values(session, plans, options.rank_by, options.halving))
-        else:
+        elif not is_quiet():
             show(*lines)
         return
     for line in lines:
@@ -194,10 +198,10 @@ def train_session(
             message(f"stopped; {folder.advice(session.config)}")
             raise SystemExit(signals.exit_code) from None
     if results.members[0].status == "finished":
-        member_run.write_run(session, folder, None, run.final)
+        finished.write_run(session, folder, None, run.final)
     if as_json:
-        print_json({"sweep": str(folder.path), **plain(results)})
+        print_json({"sweep": str(folder.path), **plain(results), **over_seeds(results)})
     elif is_quiet():
         show(folder.path)
     else:
-        show(*ranking_lines(results, None if all_rows else MAX_ROWS), "", *summary_lines(results, folder))
+        show(*ranking_lines(results, folder, MAX_ROWS), "", *summary_lines(results, folder))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from statistics import mean, stdev
 from typing import Any
 
 from adtrain.config.differences import rounded_text
 from adtrain.core.backend import backend
-from adtrain.sweeps import member_run
+from adtrain.sweeps import finished
 from adtrain.sweeps.folder import SweepFolder
-from adtrain.sweeps.plan import GroupPlan, together_of
 from adtrain.sweeps.records import MemberResult, SweepResults
-from adtrain.sweeps.session import Session, described
+from adtrain.sweeps.session import GroupPlan, Session, described, together_of
 from adtrain.table import Column, render, terminal_width
 from adtrain.text import counted
 from adtrain.training import scores
@@ -76,8 +76,8 @@ def time_line(plans: Sequence[GroupPlan], device: str, halving: Sequence[int]) -
     return f"time    {seconds:,.1f} s of training predicted{less}; a step takes {of_a_step} µs for each member"
 
 
-def ranking_lines(results: SweepResults, most: int | None) -> list[str]:
-    """The ranking as a table, with the columns that differ between members."""
+def ranking_lines(results: SweepResults, folder: SweepFolder, most: int) -> list[str]:
+    """The ranking of the best `most` members as a table, with the columns that differ between members."""
     keys = list(results.members[0].values)
     chosen = results.rank_by
     columns = [Column("rank"), Column("member", rank=1), Column(chosen.replace("_", " "))]
@@ -88,36 +88,39 @@ def ranking_lines(results: SweepResults, most: int | None) -> list[str]:
     shown = results.members[:most]
     lines = render(columns, [_row(x, keys, [chosen, *others]) for x in shown], terminal_width())
     if len(shown) < len(results.members):
-        lines.append(f"{len(results.members) - len(shown):,} more members; --all shows them")
+        command = f"adtrain report {shlex.quote(str(folder.path))}"
+        lines.append(f"{len(results.members) - len(shown):,} more members; {command} shows them")
     return lines
 
 
 def _score_names(results: SweepResults) -> list[str]:
     """The scores that members have, such as "test_accuracy"."""
-    found: dict[str, None] = {}
+    found: list[str] = []
     for part in ("test", "validation", "train"):
-        score = next((each for x in results.members if (each := getattr(x, part)) is not None), None)
-        found |= dict.fromkeys(
-            f"{part}_{name}" for name in (scores.metrics_first(list(score._fields)) if score else ())
-        )
-    return list(found)
+        numbers = next((each for x in results.members if (each := _numbers(x, part))), {})
+        found += [f"{part}_{name}" for name in scores.metrics_first(list(numbers)) if name in numbers]
+    return found
+
+
+def _numbers(found: MemberResult, part: str) -> dict[str, float]:
+    """The score of a member on a part, with its other metrics that are single numbers."""
+    score = getattr(found, part)
+    return {**(score._asdict() if score else {}), **(scores.single_numbers(found.metrics) if part == "test" else {})}
 
 
 def _row(found: MemberResult, keys: Sequence[str], names: Sequence[str]) -> list[str]:
     values = []
     for name in names:
         part, _, metric = name.partition("_")
-        score = getattr(found, part)
-        values.append("" if score is None else scores.value_text(metric, getattr(score, metric)))
-    status = {"finished": "", "dropped": f"dropped after epoch {found.epochs}"}
-    told = status.get(found.status, f"failed in epoch {found.epochs}, at step {found.failed_at}")
+        value = found.value if name == names[0] else _numbers(found, part).get(metric)
+        values.append("" if value is None else scores.value_text(metric, value))
     return [
         str(found.rank),
         str(found.member),
         values[0],
         *(rounded_text(found.values[key]) for key in keys),
         *values[1:],
-        told,
+        found.ending,
     ]
 
 
@@ -126,24 +129,32 @@ def summary_lines(results: SweepResults, folder: SweepFolder) -> list[str]:
     counts = {status: sum(x.status == status for x in results.members) for status in ("finished", "dropped", "failed")}
     told = ", ".join(f"{count:,} {status}" for status, count in counts.items() if count)
     lines = [
-        *_over_seeds(results),
+        *_seed_lines(results),
         f"members {told}",
         f"time    {results.seconds:,.1f} s in all, {results.train_seconds:,.1f} s training",
         f"sweep   {folder.path}",
     ]
     if results.members[0].status == "finished":
-        lines.append(f"best    {member_run.run_path(folder, results.members[0].member)}")
+        lines.append(f"best    {finished.run_path(folder, results.members[0].member)}")
     return lines
 
 
-def _over_seeds(results: SweepResults) -> list[str]:
+def over_seeds(results: SweepResults) -> dict[str, dict[str, float]]:
     """Mean and sample standard deviation of the test scores, if the members differ in their seeds only."""
-    found = [x.test for x in results.members if x.test is not None]
+    found = [numbers for x in results.members if (numbers := _numbers(x, "test"))]
     if len(found) < 2 or set(results.members[0].values) != {"training.seed"}:
-        return []
-    lines = []
-    for title, of_values in (("mean", mean), ("sd", stdev)):
-        values = {name: of_values(getattr(score, name) for score in found) for name in found[0]._fields}
-        text = ", ".join(f"{name} {scores.value_text(name, x)}" for name, x in values.items())
-        lines.append(f"{title:<7} test {text}")
-    return lines
+        return {}
+    columns = {name: [x[name] for x in found] for name in found[0] if all(name in x for x in found)}
+    return {
+        "mean": {name: mean(values) for name, values in columns.items()},
+        "deviation": {name: stdev(values) for name, values in columns.items()},
+    }
+
+
+def _seed_lines(results: SweepResults) -> list[str]:
+    found = over_seeds(results)
+    texts = {
+        title: ", ".join(f"{name} {scores.value_text(name, x)}" for name, x in values.items())
+        for title, values in found.items()
+    }
+    return [f"mean    test {texts['mean']}", f"sd      test {texts['deviation']}"] if found else []

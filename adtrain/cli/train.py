@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,6 +19,7 @@ from adtrain.cli.options import (
     json_option,
     plugin_option,
     quiet_option,
+    refusing,
     resolve_tuned_device,
     set_option,
     trust_option,
@@ -24,14 +27,12 @@ from adtrain.cli.options import (
 )
 from adtrain.cli.output import is_quiet, print_json, progress, show
 from adtrain.cli.ranks import ranks_options
-from adtrain.cli.repeat import repeat
 from adtrain.cli.train_report import MAX_ROWS, report
 from adtrain.cli.train_run import display_of, in_thread, new_folder, profile_and_summarize, run_training
 from adtrain.cli.values import Whole
-from adtrain.config import Config
 from adtrain.config.records import plain
 from adtrain.config.sweep_section import MAX_MEMBERS
-from adtrain.core import communicator, timeline
+from adtrain.core import communicator
 from adtrain.core.status import report_status
 from adtrain.core.timeline import during
 from adtrain.display import ProgressLines
@@ -42,8 +43,20 @@ from adtrain.training import RunFolder, tensorboard
 MOST_PROFILED_STEPS = 10_000
 
 
+def _without_effect(run: Path | None, seeds: int | None, **_: Any) -> tuple[Collection[str], str]:
+    """The parameters that have no effect in this use of the command, and the error for one of them."""
+    of_run = {"override", "copies"}
+    if run is not None:
+        return {"config_path", "seeds", "output_dir", "dry_run"}, "--resume RUN continues a run, and takes no {}"
+    if seeds is not None:
+        of_one = {"ranks", "timeout", "profile_steps", "debug_nan", "events", "mode", "verbose"}
+        return of_run | of_one, "--seeds trains a sweep, and takes no {}"
+    return of_run, "{} is for --resume RUN only"
+
+
 @click.command(short_help="Train the network that a config describes.")
 @click.argument("config_path", metavar="[CONFIG]", required=False, type=ConfigName())
+@refusing(_without_effect)
 @click.option("--resume", "run", type=RunPath(), metavar="RUN", help="Resume a run: its folder, or a checkpoint.")
 @click.option("--override", is_flag=True, help="Resume a run even if its config or data have changed.")
 @unresolved_device_option
@@ -77,14 +90,7 @@ MOST_PROFILED_STEPS = 10_000
 @click.option("--debug-nan", is_flag=True, help="Check for NaN and infinity after each step; slow.")
 @click.option("--tensorboard", "events", is_flag=True, help="Write event files into RUN/tensorboard during the run.")
 @click.option(
-    "--repeat",
-    "repeats",
-    type=Whole(2, 1000),
-    metavar="N",
-    help="Train N times, from seed, seed + 1, ..., into runs/NAME-seed0, ... or DIR/seed0, ..., and tabulate the runs.",
-)
-@click.option(
-    "--members",
+    "--seeds",
     type=Whole(1, MAX_MEMBERS),
     metavar="N",
     help="Train N networks together, from seed, seed + 1, ..., as adtrain sweep does, into runs/NAME-sweep or DIR.",
@@ -111,8 +117,7 @@ def command(
     profile_steps: int,
     debug_nan: bool,
     events: bool,
-    repeats: int | None,
-    members: int | None,
+    seeds: int | None,
     mode: str | None,
     dry_run: bool,
     verbose: bool,
@@ -123,29 +128,25 @@ def command(
     The run's folder gets config.yaml, metrics.jsonl, model.safetensors, checkpoints and summary.json. Ctrl-C or SIGTERM
     stops the training after the current steps. --resume RUN continues it; the result is the same as without the stop.
     """
-    of_run = {"--override": override, "--trust-plugins": copies}
-    _check_arguments(config_path, run, [name for name, given in of_run.items() if given], output_dir, repeats)
-    if dry_run and (run is not None or repeats is not None):
-        raise click.UsageError("--dry-run is for one new run, and takes no --resume or --repeat")
+    if config_path is None and run is None:
+        raise click.UsageError("found neither CONFIG nor --resume RUN")
+    if config_path is not None and config.is_run(config_path):
+        again = f"--resume {shlex.quote(config_path)} continues it"
+        again += f", {shlex.quote(f'{config_path}/config.yaml')} trains it again"
+        raise click.UsageError(f"{config_path}: found the folder of a run, expected a config; {again}")
     if verbose and is_quiet():
         raise click.UsageError("found both --quiet and --verbose, expected one of them")
-    if run is not None or members is not None or dry_run:
+    if run is not None or seeds is not None or dry_run:
         device = resolve_tuned_device(device, autotune)
     if events:
         tensorboard.check(run or output_dir or Path())
     longer = _settings(epochs=epochs, steps=steps)
     settings, step_mode = [*overrides, *_settings(seed=seed)], training.Mode(mode or "fused")
 
-    if members is not None:
-        alone = {"--resume": run, "--repeat": repeats, "--eager or --no-fuse": mode, "--debug-nan": debug_nan}
-        alone["--ranks or mpiexec"] = communicator.current().size > 1
-        if given := [name for name, value in {**alone, "--tensorboard": events}.items() if value]:
-            raise click.UsageError(f"--members trains a sweep, and takes no {given[0]}")
+    if seeds is not None:
         from adtrain.cli import sweep
 
-        sweep.train_seeds(
-            str(config_path), [*settings, *longer], plugins, members, device, output_dir, dry_run, as_json
-        )
+        sweep.train_seeds(str(config_path), [*settings, *longer], plugins, seeds, device, output_dir, dry_run, as_json)
         return
 
     def finish(
@@ -161,36 +162,6 @@ def command(
                 folder.reopen(experiment, start)
             result = run_training(experiment, folder, device, start, debug_nan, events and first, display)
             return profile_and_summarize(experiment, folder, device, profile_steps, result)
-
-    def train(
-        cfg: Config, path: Path | None, name: str | None = None
-    ) -> tuple[RunFolder, training.Summary, training.Experiment]:
-        """Train in the new folder `path`, or runs/NAME; returns folder, summary and experiment."""
-        nonlocal device
-        if repeats is not None:
-            timeline.restart()
-        with display_of(cfg, verbose) as display:
-            report_status("reading the data")
-            with during("data"):
-                # The data are read while the libraries of the device are imported.
-                data = None if cfg.plugins else in_thread(lambda: training.read_ahead(cfg))
-                device = resolve_tuned_device(device, autotune, display.close)
-                training.check_precision(cfg, device)
-                experiment = agreed(lambda: training.prepare(cfg, step_mode, read=data))
-            same_everywhere(lambda: experiment.identity(device))
-            notes = [] if experiment.batch_note is None else [experiment.batch_note]
-            if epochs is not None and steps is None and experiment.epochs < epochs:
-                end = f"epoch {experiment.epochs} of {epochs}"
-                notes.append(f"training.steps {cfg.training.steps} ends the training in {end}; --steps N overrides it")
-            if verbose:
-                plan = planning.plan(experiment, device, path, name)
-                notes += planning.lines(plan, experiment.config.data.examples)
-            if notes:
-                display.close()
-            for note in notes:
-                progress(note)
-            folder = new_folder(experiment, path, name)
-            return folder, finish(experiment, folder, None, display), experiment
 
     if run is not None:
         with during("data"):
@@ -212,20 +183,34 @@ def command(
             found = planning.plan(training.prepare(cfg, step_mode), device, output_dir)
             if as_json:
                 print_json(found)
-            else:
+            elif not is_quiet():
                 show(
                     f"{cfg.name}: no mistake found; nothing is trained or written",
                     *planning.lines(found, cfg.data.examples),
                 )
             return
-        if repeats is not None:
-            seeds = range(cfg.training.seed, cfg.training.seed + repeats)
-            configs = [
-                config.load(str(config_path), [*settings, *longer, *_settings(seed=seed)], plugins) for seed in seeds
-            ]
-            repeat(configs, output_dir, lambda *arguments: train(*arguments)[:2], as_json)
-            return
-        folder, summary, experiment = train(cfg, output_dir)
+        with display_of(cfg, verbose) as display:
+            report_status("reading the data")
+            with during("data"):
+                # The data are read while the libraries of the device are imported.
+                data = None if cfg.plugins else in_thread(lambda: training.read_ahead(cfg))
+                device = resolve_tuned_device(device, autotune, display.close)
+                training.check_precision(cfg, device)
+                experiment = agreed(lambda: training.prepare(cfg, step_mode, read=data))
+            same_everywhere(lambda: experiment.identity(device))
+            notes = [] if experiment.batch_note is None else [experiment.batch_note]
+            if epochs is not None and steps is None and experiment.epochs < epochs:
+                end = f"epoch {experiment.epochs} of {epochs}"
+                notes.append(f"training.steps {cfg.training.steps} ends the training in {end}; --steps N overrides it")
+            if verbose:
+                plan = planning.plan(experiment, device, output_dir)
+                notes += planning.lines(plan, experiment.config.data.examples)
+            if notes:
+                display.close()
+            for note in notes:
+                progress(note)
+            folder = new_folder(experiment, output_dir)
+            summary = finish(experiment, folder, None, display)
     if as_json:
         print_json(plain(summary))
         return
@@ -235,25 +220,6 @@ def command(
     rows = None if verbose else MAX_ROWS
     lines = report(summary, len(experiment.test), terminal_width(), rows, experiment.config.data.examples)
     show(*lines, "", f"{folder.path}: {', '.join(folder.files())}")
-
-
-def _check_arguments(
-    config_path: str | None, run: Path | None, of_run: list[str], output_dir: Path | None, repeats: int | None
-) -> None:
-    if (config_path is None) == (run is None):
-        raise click.UsageError(
-            "found neither CONFIG nor --resume RUN" if run is None else "--resume RUN takes no CONFIG"
-        )
-    if config_path is not None and config.is_run(config_path):
-        again = f"--resume {shlex.quote(config_path)} continues it"
-        again += f", {shlex.quote(f'{config_path}/config.yaml')} trains it again"
-        raise click.UsageError(f"{config_path}: found the folder of a run, expected a config; {again}")
-    if run is not None and output_dir is not None:
-        raise click.UsageError("--resume RUN continues in the run's own folder, and takes no --output-dir")
-    if run is not None and repeats is not None:
-        raise click.UsageError("--resume RUN continues a single run, and takes no --repeat")
-    if run is None and of_run:
-        raise click.UsageError(f"{of_run[0]} is for --resume RUN only")
 
 
 def _settings(**options: int | None) -> list[str]:

@@ -19,7 +19,8 @@ from adtrain.core.status import status_handler
 from adtrain.core.timeline import during
 from adtrain.display import IntervalLines, ProgressLines, progress_display
 from adtrain.distributed.session import AgreedExit, agreed
-from adtrain.training import Observer, RunFolder, agreement, tensorboard
+from adtrain.training import Observer, RunFolder, tensorboard
+from adtrain.training.loop import any_rank, largest
 
 T = TypeVar("T")
 
@@ -51,10 +52,10 @@ def run_training(
         except training.Interrupted as stopped:
             display.close()
             message(f"{stopped}; {advice}")
-            raise AgreedExit(agreement.largest(signals.exit_code)) from None
-    if agreement.any_rank(signals.stop_requested()):  # after the last test batch: too late for Interrupted
+            raise AgreedExit(largest(signals.exit_code)) from None
+    if any_rank(signals.stop_requested()):  # after the last test batch: too late for Interrupted
         message(f"stopped before the summary; {advice}")
-        raise AgreedExit(agreement.largest(signals.exit_code))
+        raise AgreedExit(largest(signals.exit_code))
     return result
 
 
@@ -80,12 +81,12 @@ def display_of(cfg: Config, verbose: bool) -> Iterator[ProgressLines]:
         yield display
 
 
-def new_folder(experiment: training.Experiment, path: Path | None, name: str | None) -> RunFolder:
+def new_folder(experiment: training.Experiment, path: Path | None) -> RunFolder:
     """The new folder, created by rank 0."""
     if communicator.current().size == 1:
-        return RunFolder.create(experiment, path, name)
+        return RunFolder.create(experiment, path)
     first = communicator.current().rank == 0
-    created = agreed(lambda: RunFolder.create(experiment, path, name) if first else None)
+    created = agreed(lambda: RunFolder.create(experiment, path) if first else None)
     return RunFolder(Path(communicator.gathered_texts("" if created is None else str(created.path))[0]))
 
 

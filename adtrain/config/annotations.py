@@ -8,9 +8,10 @@ from __future__ import annotations
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from adtrain.config.values import Bool, Text
+from adtrain.config.values import Bool
 from adtrain.core.errors import OptionError
-from adtrain.core.options import NOUNS, Expected, InConfig, bounds_of, split, words
+from adtrain.core.options import NOUNS, Expected, InConfig, Matches, bounds_of, split, words
+from adtrain.option_types import Text
 
 
 def option_type(hint: Any) -> Any:
@@ -34,8 +35,11 @@ def _strict(hint: Any) -> Any:
     origin, inner = get_origin(base), get_args(base)
     if base in NOUNS:
         return Annotated[base, bounds_of(base, marks)]
-    if base in (bool, str):
-        strict: Any = Bool if base is bool else Text
+    strict: Any
+    if base is bool:
+        strict = Bool
+    elif base is str:
+        strict = str if any(isinstance(mark, Matches) for mark in marks) else Text
     elif origin is Literal:
         strict = base
     elif origin is tuple:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from pydantic import (
     BaseModel,
@@ -14,6 +14,7 @@ from pydantic import (
     PrivateAttr,
     RootModel,
     SerializerFunctionWrapHandler,
+    create_model,
     model_serializer,
     model_validator,
 )
@@ -21,36 +22,23 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 from adtrain import docstrings
 from adtrain.config import sweep_section
+from adtrain.config.annotations import option_type
 from adtrain.config.problems import ConfigError, PathParts, Problem, dotted
 from adtrain.config.source import Node
 from adtrain.config.specs import SCHEDULES, Augmentation, DataSource, Layers, Loss, Metric, Optimizer, Schedule
 from adtrain.config.values import (
     BestBy,
     Bool,
-    Channels,
-    Column,
-    Columns,
-    Delimiter,
-    Encoding,
-    FileFormat,
     FinalModel,
-    ImageShape,
-    ImageSize,
-    Missing,
-    MissingValues,
     Name,
     Precision,
     Seed,
     Sha256,
     Shards,
-    Targets,
-    Text,
-    Unit,
 )
-from adtrain.data.csv_file import is_table
-from adtrain.data.options import MISSING_VALUES
-from adtrain.data.text_file import is_text
-from adtrain.option_types import Fraction, NonNegative, Positive, Shape, Size
+from adtrain.data import text_file
+from adtrain.data.formats import FORMATS, Options, of_name
+from adtrain.option_types import Fraction, NonNegative, Positive, Shape, Size, Text
 
 
 @dataclass(frozen=True)
@@ -69,57 +57,44 @@ class Section(BaseModel):
         cls.__doc__ = docstrings.of(cls)
 
 
-class Data(Section):
-    """What to train on: a data set of the catalogue, or the user's files."""
+class _Source(Section):
+    """Where the examples are."""
 
     dataset: DataSource | None = Field(
         None, description="a data set of the catalogue, such as mnist, or one of a plug-in with its options"
     )
-    path: Text | None = Field(
-        None,
-        description="instead of dataset: a folder of IDX files, an NPZ file, a CSV file, a text file, or a folder of "
-        "images with a subfolder per class",
-    )
-    test_path: Text | None = Field(None, description="a second file or folder of the same format, with the test part")
-    test: Fraction = Field(0.0, description="the fraction held out as the test part, if the files have none")
-    label: Column | None = Field(None, description="CSV: the column of the labels, by name or number; default: label")
-    target: Targets | None = Field(
-        None, description="CSV: the column or columns of numbers to predict, by name or number, instead of label"
-    )
-    header: Bool | None = Field(None, description="CSV: whether the first line names the columns; default: detected")
-    delimiter: Delimiter | None = Field(
-        None, description="CSV: the character between two columns; default: a tab in .tsv files, a comma in others"
-    )
-    drop: Columns | None = Field(None, description="CSV: columns that are not read, by name or number")
-    categories: Columns | None = Field(
-        None, description="CSV: columns whose values are categories even if they look like numbers"
-    )
-    category_encoding: Encoding | None = Field(
-        None,
-        description="CSV: one_hot (default): a feature for each category; index: one feature, the category's number, "
-        "for a layer embedding",
-    )
-    missing: Missing | None = Field(
-        None,
-        description="CSV: what to do with an empty cell: fill it with mean or zero, drop its row, or error (default)",
-    )
-    missing_values: MissingValues | None = Field(
-        None,
-        description="CSV: the texts and numbers that stand for an empty cell; default: "
-        f"{', '.join(MISSING_VALUES)}, in upper and lower case",
-    )
-    shape: ImageShape | None = Field(None, description="CSV, NPZ: [channels, height, width] of images in flat rows")
-    image_size: ImageSize | None = Field(None, description="image folder: [height, width] to resize all images to")
-    channels: Channels | None = Field(
-        None, description="image folder: 1 for grey, 3 for colour; default: 3 if any image is in colour"
-    )
-    skip_broken: Bool = Field(False, description="image folder: skip images that cannot be read, with a warning")
-    format: FileFormat | None = Field(
-        None,
-        description="read a file of any name as a table (csv) or as a text (text); default: the format is detected",
-    )
-    length: Size | None = Field(None, description="text: characters or bytes in an input sequence; default: 128")
-    unit: Unit | None = Field(None, description="text: what a class is: a character (default) or a byte")
+    path: Text | None = Field(None, description=f"instead of dataset: {', '.join(x.title for x in FORMATS)}")
+
+
+def _file_options() -> dict[str, Any]:
+    """The fields of `data.Options`: type, default and meaning are those of its annotations and docstrings.
+
+    An option of some formats is null where it is not given, so that a config has no options of other formats.
+    """
+    found: dict[str, Any] = {}
+    hints, meanings = get_type_hints(Options, include_extras=True), docstrings.attributes(Options)
+    for option in fields(Options):
+        formats = ", ".join(x.name for x in FORMATS if option.name in x.own_options)
+        meaning, default = meanings[option.name], option.default
+        if formats:
+            meaning, default = f"{formats}: {meaning}", None
+            if option.default:
+                shown = ", ".join(option.default) if isinstance(option.default, tuple) else option.default
+                meaning += f"; default: {shown}"
+        kind = option_type(hints[option.name])
+        found[option.name] = (kind | None if default is None else kind, Field(default, description=meaning))
+    return found
+
+
+if TYPE_CHECKING:
+    _Files = _Source
+else:
+    _Files = create_model("Files", __base__=_Source, __module__=__name__, **_file_options())
+
+
+class Data(_Files):
+    """What to train on: a data set of the catalogue, or the user's files, and how a batch is made of them."""
+
     batch_size: Size = Field(128, description="images per training step; all, if there are fewer")
     shards: Shards | None = Field(
         None,
@@ -134,16 +109,21 @@ class Data(Section):
     augment: list[Augmentation] | None = Field(None, description="random changes of each training batch, in this order")
 
     @property
+    def options(self) -> Options:
+        """How the files are read: the options that are given, with the defaults of the others."""
+        given = {option.name: getattr(self, option.name) for option in fields(Options)}
+        return Options(**{name: value for name, value in given.items() if value is not None})
+
+    @property
     def is_text(self) -> bool:
         """Whether the data are the characters or bytes of a text."""
-        return self.path is not None and is_text(self.path, self.format)
+        return self.examples == text_file.FORMAT.examples
 
     @property
     def examples(self) -> str:
         """What the data consist of: "sequences" of a text, "rows" of a table, or "images"."""
-        if self.is_text:
-            return "sequences"
-        return "rows" if self.path is not None and is_table(self.path, self.format) else "images"
+        found = None if self.path is None else of_name(self.path, self.options.format)
+        return "images" if found is None else found.examples
 
     @model_validator(mode="after")
     def _check_sources(self) -> Data:
@@ -151,9 +131,10 @@ class Data(Section):
             raise PydanticCustomError("expected", "either dataset or path")
         if self.dataset is not None and self.path is not None:
             raise PydanticCustomError("expected", "only one of dataset and path (null for the other)")
-        if self.test_path is not None and self.test:
+        options = self.options
+        if options.test_path is not None and options.test:
             raise PydanticCustomError("expected", "at most one of test and test_path")
-        if self.label is not None and self.target is not None:
+        if options.label is not None and options.target is not None:
             raise PydanticCustomError("expected", "at most one of label and target")
         return self
 

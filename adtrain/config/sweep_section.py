@@ -32,7 +32,7 @@ from adtrain.core.options import is_integer
 from adtrain.option_types import Expected
 
 MAX_MEMBERS = 100_000
-METRIC = re.compile("(train|validation|test)_(loss|accuracy|f1|rmse|mae|r2|perplexity)")
+METRIC = re.compile(r"(train|validation|test)_\w+")
 ORDERS = ("own", "shared")
 OPTIONS = ("rank_by", "order", "draw_seed")
 RANDOM = ("log_uniform", "uniform", "choice")

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, Field, Strict
 
 from adtrain.core.options import words
-from adtrain.data import options
-from adtrain.option_types import Bounds, Expected, Size
+from adtrain.option_types import Bounds, Expected
 
 LIMIT = 1e300
 """The limit of measured numbers: sums and differences of a few stay finite."""
@@ -47,9 +46,6 @@ def _checked_name(text: str) -> str:
 
 
 Bool = Annotated[bool, Strict(), Expected("true or false")]
-Text = Annotated[
-    str, Strict(), Field(pattern=r"^[^\x00]+$"), Expected("a string of UTF-8 text, not empty and without NUL")
-]
 Name = Annotated[
     str,
     Strict(),
@@ -63,28 +59,6 @@ Shards = Annotated[
 ]
 Sha256 = Annotated[str, Strict(), Field(pattern="^[0-9a-f]{64}$"), Expected("64 hexadecimal digits")]
 Total = Annotated[int, Bounds(ge=0, lt=2**53)]
-ImageSize = Annotated[tuple[Size, Size], Expected("a list of height and width")]
-ImageShape = Annotated[tuple[Size, Size, Size], Expected("a list of channels, height and width")]
-Channels = Annotated[Literal[1, 3], Expected("1 or 3")]
-_Column = Annotated[int, Bounds(gt=-(2**31), lt=2**31)] | Annotated[str, Strict(), Field(min_length=1)]
-Column = Annotated[_Column, Expected("the name of a column, or its number")]
-Targets = Annotated[
-    _Column | Annotated[tuple[_Column, ...], Field(min_length=1)],
-    Expected("the name of a column or its number, or a list of them"),
-]
-Columns = Annotated[tuple[Column, ...], Expected("a list of names or numbers of columns")]
-_MissingValue = Annotated[str, Strict(), Field(min_length=1)] | Annotated[int, Strict()] | Annotated[float, Strict()]
-MissingValues = Annotated[
-    tuple[Annotated[_MissingValue, AfterValidator(str)], ...], Expected("a list of texts and numbers")
-]
-Delimiter = Annotated[
-    str,
-    Strict(),
-    Field(pattern=r'^(\\t|[^"\r\n\x00])$'),
-    AfterValidator(lambda text: "\t" if text == r"\t" else text),
-    Expected(r"one character other than a quote or the end of a line; \t for a tab"),
-]
-
 BestBy = Annotated[
     str,
     Strict(),
@@ -103,16 +77,8 @@ def one_of(literal: Any) -> Any:
 
 
 if TYPE_CHECKING:
-    Missing: TypeAlias = str
-    Encoding: TypeAlias = str
-    FileFormat: TypeAlias = str
-    Unit: TypeAlias = str
     Precision: TypeAlias = str
     FinalModel: TypeAlias = str
 else:
-    Missing = one_of(options.Missing)
-    Encoding = one_of(options.Encoding)
-    FileFormat = one_of(options.FileFormat)
-    Unit = one_of(options.Unit)
     Precision = one_of(Literal["float32", "tf32", "bfloat16", "float64"])
     FinalModel = one_of(Literal["best", "last"])

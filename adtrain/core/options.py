@@ -7,6 +7,7 @@ validators pydantic makes by the method `__get_pydantic_core_schema__` of the ma
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import frexp
@@ -68,6 +69,18 @@ class Items:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Handler) -> dict[str, Any]:
         return _described({**handler(source), "min_length": self.least}, words(Annotated[source, self]))
+
+
+@dataclass(frozen=True)
+class Matches:
+    """A regular expression that a whole text matches: it begins with ^ and ends with $."""
+
+    pattern: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Handler) -> dict[str, Any]:
+        schema = handler(source)
+        schema = {**schema.get("schema", schema), "strict": True, "pattern": self.pattern}
+        return _described(schema, f"a text that matches {self.pattern}")
 
 
 @dataclass(frozen=True)
@@ -163,6 +176,9 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, (bool, np.bool_))
     if base is float:
         return not isinstance(value, bool) and isinstance(value, Real) and bounds_of(base, marks).hold(value)
+    if base is str:
+        patterns = [mark.pattern for mark in marks if isinstance(mark, Matches)]
+        return isinstance(value, str) and all(re.search(pattern, value) for pattern in patterns)
     origin, inner = get_origin(base), get_args(base)
     if origin in (Union, UnionType):
         return any(fits(value, each) for each in inner)

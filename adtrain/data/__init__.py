@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from adtrain.data import idx, images
-from adtrain.data.batches import batches, split_validation, validation_size
 from adtrain.data.catalogue import CATALOGUE, Entry
 from adtrain.data.datasets import DataSet, load, of_arrays
 from adtrain.data.errors import DataError, DataOptionError
-from adtrain.data.options import Options
-from adtrain.data.split import Images, Rows, Split
+from adtrain.data.formats import Options
+from adtrain.data.split import Images, Rows, Split, batches, split_validation, validation_size
 
 __all__ = [
     "CATALOGUE",

@@ -7,11 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from adtrain.data.columns import cleaned, quoted
-from adtrain.data.csv_cells import MAX_CATEGORIES, NUMBER_LIKE, Missing, is_finite, is_number, is_plain
-from adtrain.data.csv_file import opened
-from adtrain.data.errors import DataOptionError
-from adtrain.data.options import Options
+from adtrain.data.csv_table import (
+    MAX_CATEGORIES,
+    NUMBER_LIKE,
+    CsvOptions,
+    Missing,
+    cleaned,
+    is_finite,
+    is_number,
+    is_plain,
+    opened,
+)
+from adtrain.data.errors import DataOptionError, quoted
 from adtrain.text import first_names
 
 LABEL_NAMES = ("label", "class", "target", "y")
@@ -113,7 +120,7 @@ class Proposal(NamedTuple):
     comments: dict[str, str]
 
 
-def propose(path: Path, options: Options) -> Proposal:
+def propose(path: Path, options: CsvOptions) -> Proposal:
     """Keys of the data section with which the table can be read, in addition to those of the options.
 
     `label` or `target` is the column to predict. `drop` has columns with too many texts, such as names, with dates,

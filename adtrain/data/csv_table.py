@@ -1,56 +1,138 @@
-"""CSV and TSV tables: one line per example; one column holds the labels, or some the numbers to predict."""
+"""CSV and TSV tables: one line per example; one column holds the labels, or some the numbers to predict.
+
+A file is opened (`opened`): separator, header, lines. The columns with features become numbers (`CellReader`), those to
+predict labels or targets (`LabelReader`), chunk by chunk.
+"""
 
 from __future__ import annotations
 
+import csv
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
-from itertools import islice
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from io import TextIOWrapper
+from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Literal
 
 import numpy as np
 
-from adtrain.data.columns import Column, Columns, printable
-from adtrain.data.csv_cells import CellReader
-from adtrain.data.csv_file import Opened, opened
-from adtrain.data.csv_labels import LabelReader, columns_at_end
-from adtrain.data.errors import DataError, DataOptionError
-from adtrain.data.options import Options
-from adtrain.data.part import Part, Parts
-from adtrain.text import visible
-
-CHUNK_ROWS = 1024
+from adtrain.data.errors import DataError, DataOptionError, printable, quoted
+from adtrain.data.part import NOTHING, Cells, Column, Columns, Format, Known, Part, Parts, ShapeOptions
+from adtrain.files import open_regular
+from adtrain.option_types import Bounds, Expected, Items, Matches
+from adtrain.text import first_names, visible
 
 _log = logging.getLogger(__name__)
 
+CHUNK_ROWS = 1024
 
-class Cells(NamedTuple):
-    """The cells of a table's columns with features as float64 (N, columns), see `CellReader`.
+BLANKS = {0xA0: " ", 0x2007: " ", 0x202F: " ", 0x200B: None, 0xFEFF: None}
+"""No-break spaces, which are read as spaces, and characters without width, which are left out."""
 
-    `rows` are the indices of the N rows among all rows of the file.
+LONGEST_CELL = 2**31 - 1
+"""Characters of a cell. The limit of Python's module csv is 131,072 by default."""
+
+SEPARATOR = re.compile(r'sep=([^"\r\n\x00])\r?\n?')
+SEPARATOR_LENGTH = 7
+"""Characters of the longest such line."""
+
+COMPARED_ROWS = 100
+"""The lines after the first one that tell whether that is a header."""
+
+YEARS = range(1800, 2101)
+"""Numbers that a header has rather than other numbers."""
+
+FLOAT32_INFINITY = 2.0**128 - 2.0**103
+"""From here on float32 rounds to infinity."""
+
+LARGEST_INTEGER = 2.0**53
+"""From here on float64 does not have all integers."""
+
+MAX_CATEGORIES = 1000
+"""The maximum number of categories of a column. Each becomes a feature."""
+
+NUMBER_LIKE = re.compile(r"\W*\d|[+-]?inf(inity)?$", re.IGNORECASE)
+"""Texts that could be numbers, also in notations that are not read, such as 1,5: by default they are not categories."""
+
+INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
+"""The one way to write an integer below 10^18: texts of different labels differ."""
+
+MISSING_VALUES = ("NA", "N/A", "#N/A", "<NA>", "NaN", "NaT", "null", "None", "?", "-", ".")
+"""Texts that other programs write for a missing value."""
+
+ColumnKey = Annotated[
+    Annotated[int, Bounds(gt=-(2**31), lt=2**31)] | str, Expected("the name of a column, or its number")
+]
+"""A column by name, or by its index from 0, or from -1 backwards."""
+Targets = Annotated[
+    ColumnKey | Annotated[tuple[ColumnKey, ...], Items(1)],
+    Expected("the name of a column or its number, or a list of them"),
+]
+ColumnKeys = Annotated[tuple[ColumnKey, ...], Expected("a list of names or numbers of columns")]
+Delimiter = Annotated[
+    str,
+    Matches(r'^(\\t|[^"\r\n\x00])$'),
+    Expected(r"one character other than a quote or the end of a line; \t for a tab"),
+]
+Encoding = Literal["one_hot", "index"]
+Line = tuple[int, list[str]]
+"""The number of a line in the file, and its values."""
+
+
+@dataclass(frozen=True)
+class CsvOptions(ShapeOptions):
+    """The options of a table.
+
+    Attributes:
+        label: the column of the labels, by name or number; default: label
+        target: the column or columns of numbers to predict, by name or number, instead of label
+        header: whether the first line names the columns; default: detected
+        delimiter: the character between two columns; default: a tab in .tsv files, a comma in others
+        drop: columns that are not read, by name or number
+        categories: columns whose values are categories even if they look like numbers
+        category_encoding: one_hot: a feature for each category; index: one feature, the category's number, for a layer
+            embedding
+        missing: what to do with an empty cell: fill it with mean or zero, drop its row, or error
+        missing_values: the texts and numbers that stand for an empty cell, in upper and lower case
     """
 
-    values: np.ndarray
-    columns: tuple[Column, ...]
-    rows: np.ndarray
+    label: ColumnKey | None = None
+    target: Targets | None = None
+    header: bool | None = None
+    delimiter: Delimiter | None = None
+    drop: ColumnKeys = ()
+    categories: ColumnKeys = ()
+    category_encoding: Encoding = "one_hot"
+    missing: Literal["error", "mean", "zero", "drop"] = "error"
+    missing_values: Annotated[tuple[str | int | float, ...], Expected("a list of texts and numbers")] = MISSING_VALUES
+
+    def __post_init__(self) -> None:
+        if self.delimiter == r"\t":
+            object.__setattr__(self, "delimiter", "\t")
 
 
-def read(path: Path, options: Options, known: Columns | None = None) -> Parts:
+def read(path: Path, options: CsvOptions, known: Known = NOTHING) -> Parts:
     """The table as one part: labels or targets, and the cells of the other columns, float64 (N, columns, 1, 1).
 
     `CellReader` says what the cells are; `TableEncoder` makes features or images of them. Labels with equal texts are
-    equal. `LabelReader.labels` says which types they have. Targets are float64 (N, targets). `csv_file.opened` says
-    whether the first line is a header. `known` are the columns of the training part: these are read, at whatever
-    position the header has them.
+    equal. `LabelReader.labels` says which types they have. Targets are float64 (N, targets). `opened` says whether the
+    first line is a header. The columns `known` from the training part are read at whatever position the header has
+    them.
     Raises DataError with line and column, and DataOptionError if a column that an option names is missing or unknown,
     or if the labels are fractions.
     """
-    with opened(path, options, known) as table:
+    learnt = known.columns
+    with opened(path, options, learnt) as table:
         labels = LabelReader(table, options)
-        columns = _chosen(table, labels, options) if known is None else _found(table, known, 0)
-        cells = _cells(table, columns, labels, options, known is None)
-        if known is None and options.header is None and not _has_evident_header(table, cells, labels, options):
+        columns = _chosen(table, labels, options) if learnt is None else _found(table, learnt, 0)
+        cells = _cells(table, columns, labels, options, learnt is None)
+        if learnt is None and options.header is None and not _has_evident_header(table, cells, labels, options):
             reason = (
                 f"expected true or false: no column of {path} has numbers, which would tell whether line 1 has names"
             )
@@ -60,18 +142,21 @@ def read(path: Path, options: Options, known: Columns | None = None) -> Parts:
     return Parts(Part(images, labels.labels(), str(path), Columns(cells.columns, width), labels.target_names))
 
 
-def read_rows(path: Path, options: Options, known: Columns) -> Cells:
+def read_rows(path: Path, options: CsvOptions, known: Known) -> Cells:
     """The cells of the columns `known` in a table that needs no labels. Raises DataError with line and column."""
-    with opened(path, options, known) as table:
-        return cells_of(table, options, known)
+    if known.columns is None:
+        expected = "expected images, or rows in .npz"
+        raise DataError(f"{path}: found a table, but the run was not trained on one; {expected}")
+    with opened(path, options, known.columns) as table:
+        return cells_of(table, options, known.columns)
 
 
-def cells_of(table: Opened, options: Options, known: Columns) -> Cells:
+def cells_of(table: Opened, options: CsvOptions, known: Columns) -> Cells:
     """The cells of the columns `known` in an open table; see `read_rows`."""
     return _cells(table, _found(table, known, columns_at_end(options, known)), None, options, False)
 
 
-def _chosen(table: Opened, labels: LabelReader, options: Options) -> list[Column]:
+def _chosen(table: Opened, labels: LabelReader, options: CsvOptions) -> list[Column]:
     """The columns with features according to the options; those listed in `categories` have no categories yet."""
     dropped = {table.column("drop", column) for column in options.drop}
     listed = {table.column("categories", column) for column in options.categories}
@@ -118,7 +203,7 @@ def _found(table: Opened, known: Columns, fewer: int) -> list[Column]:
 
 
 def _cells(
-    table: Opened, columns: Sequence[Column], labels: LabelReader | None, options: Options, learning: bool
+    table: Opened, columns: Sequence[Column], labels: LabelReader | None, options: CsvOptions, learning: bool
 ) -> Cells:
     """The cells of these columns, and of the same rows the labels, into `labels`.
 
@@ -153,8 +238,440 @@ def _cells(
     return Cells(np.concatenate(chunks), reader.columns, rows)
 
 
-def _has_evident_header(table: Opened, cells: Cells, labels: LabelReader, options: Options) -> bool:
+def _has_evident_header(table: Opened, cells: Cells, labels: LabelReader, options: CsvOptions) -> bool:
     """Whether a header was detected by more than the absence of numbers in the first of many lines of texts."""
     named = [options.label, *options.drop, *options.categories]
     has_numbers = any(column.categories is None for column in cells.columns) or labels.have_numbers
     return not table.header or has_numbers or options.label is None or any(isinstance(x, str) for x in named)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An open table: its first line, whether that has the names of the columns, and the lines with values."""
+
+    path: Path
+    first: list[str]
+    header: bool
+    lines: Iterator[Line]
+
+    @cached_property
+    def positions(self) -> dict[str, list[int]]:
+        """The indices of the columns with each name; empty without a header."""
+        found: dict[str, list[int]] = {}
+        for i, name in enumerate(self.first if self.header else ()):
+            found.setdefault(name, []).append(i)
+        return found
+
+    def name(self, column: int) -> str | None:
+        return self.first[column] if self.header else None
+
+    def title(self, column: int) -> str:
+        """The column for messages, such as `column 1 (width)`."""
+        return column_title(column, self.name(column))
+
+    def listed(self) -> str:
+        """The columns, for messages."""
+        if not self.header:
+            return f"there is no header, the columns are 0 to {len(self.first) - 1}"
+        return f"the columns are {first_names(list(map(printable, self.first)))}"
+
+    def column(self, option: str, given: str | int) -> int:
+        """The index, from 0, of the column that an option names. Raises DataOptionError unless there is one."""
+        if isinstance(given, int) and -len(self.first) <= given < len(self.first):
+            return given % len(self.first)
+        found = self.positions.get(cleaned(given), []) if isinstance(given, str) else []
+        if len(found) > 1:
+            reason = f"found {given!r}, the name of columns {found[0]} and {found[1]} of {self.path}"
+            raise DataOptionError(option, f"{reason}, expected the number of one of them, or different names")
+        if found:
+            return found[0]
+        raise DataOptionError(option, f"found {given!r}, which is not a column of {self.path}: {self.listed()}")
+
+    def row(self, line: int, row: list[str]) -> list[str]:
+        """The row without an empty cell after its last column. Raises DataError if it has another number of columns."""
+        width = len(self.first)
+        if len(row) == width or (len(row) == width + 1 and not cleaned(row[width])):
+            return row[:width]
+        raise DataError(f"{self.path}:{line}: found {len(row)} values, expected {width} as in the first line")
+
+
+@contextmanager
+def opened(path: Path, options: CsvOptions, known: Columns | None) -> Iterator[Opened]:
+    """The open table. Errors of reading the file during the `with` block become DataError.
+
+    By default `names_columns` says whether the first line is a header; it is one if the columns `known` have names. A
+    line sep=; before it, as Excel reads it, sets the delimiter. A delimiter at the end of lines makes no column.
+    """
+    delimiter = options.delimiter or ("\t" if path.suffix.lower() == ".tsv" else ",")
+    csv.field_size_limit(max(LONGEST_CELL, csv.field_size_limit()))
+    try:
+        with TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
+            skipped = 0
+            if separator := SEPARATOR.fullmatch(file.readline(SEPARATOR_LENGTH)):
+                skipped, delimiter = 1, options.delimiter or separator[1]
+            else:
+                file.seek(0)
+            # A blank before a quote belongs to the delimiter.
+            reader = csv.reader(file, strict=True, delimiter=delimiter, skipinitialspace=delimiter != " ")
+            lines = ((reader.line_num + skipped, row) for row in reader if len(row) > 1 or any(map(cleaned, row)))
+            try:
+                yield _opened(path, lines, delimiter, options, known)
+            except csv.Error as error:
+                line = reader.line_num + skipped
+                raise DataError(f"{path}:{line}: found invalid CSV ({error}), expected a table") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: found an invalid byte at {error.start}, expected UTF-8 text") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def _opened(path: Path, lines: Iterator[Line], delimiter: str, options: CsvOptions, known: Columns | None) -> Opened:
+    line, first = next(lines, (0, list[str]()))
+    if len(first) < 2 and (known is None or not first):
+        separated = {",": "commas", "\t": "tabs"}.get(delimiter, repr(delimiter))
+        other = next((repr(x) for x in ";,\t|" if first and x in first[0]), "another separator")
+        advice = f"separated by {separated}; set data.delimiter to {other}"
+        if not first:
+            raise DataError(f"{path}: found no lines, expected one for each example")
+        raise DataError(f"{path}: found 1 column, expected at least 2, {advice}")
+    names, compared = list(map(cleaned, first)), list(islice(lines, COMPARED_ROWS))
+    header = options.header if known is None else known.features[0].name is not None
+    if header is None and (header := names_columns(names, [row for _, row in compared])) is None:
+        reason = f"expected true or false: line {line} of {path} has numbers and texts, so it can be names or values"
+        raise DataOptionError("header", f"missing, {reason}")
+    ends = len(names) > 2 and not names[-1] and not any(any(map(cleaned, row[len(names) - 1 :])) for _, row in compared)
+    if ends and (header or known is None or len(names) > known.width):
+        names.pop()
+    return Opened(path, names, header, chain([] if header else [(line, first)], compared, lines))
+
+
+def names_columns(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool | None:
+    """Whether `first` (cleaned) has names, by comparison with the lines that follow it; None if they do not tell.
+
+    A line without a number has names. One with numbers and texts has names if a text is above numbers only, or if all
+    its numbers are years, above other numbers. It has values if a text occurs again in its column.
+    """
+    numbers = [i for i, cell in enumerate(first) if is_number(cell)]
+    texts = [i for i, cell in enumerate(first) if cell and not is_number(cell)]
+    if not numbers:
+        return True
+    below = {i: [cell for row in rows for cell in map(cleaned, row[i : i + 1]) if cell] for i in range(len(first))}
+    if any(first[i] in below[i] for i in texts):
+        return False
+    if any(below[i] and all(map(is_number, below[i])) for i in texts):
+        return True
+    different = len({first[i] for i in numbers}) == len(numbers)
+    if different and all(_is_year(first[i]) and below[i] and not any(map(_is_year, below[i])) for i in numbers):
+        return True
+    repeated = any(2 * len(set(below[i])) <= len(below[i]) for i in texts)
+    return None if repeated else False
+
+
+def _is_year(text: str) -> bool:
+    return text.isdecimal() and text.isascii() and int(text[:9]) in YEARS
+
+
+class Missing:
+    """The texts that stand for an empty cell; those that are numbers also in another notation, as -999 and -999.0."""
+
+    def __init__(self, options: CsvOptions) -> None:
+        texts = list(map(str, options.missing_values))
+        self._texts = {"", *map(str.lower, texts)}
+        self.numbers = {float(text) for text in texts if is_number(text) and is_finite(text)}
+
+    def __contains__(self, text: str) -> bool:
+        return text.lower() in self._texts or (bool(self.numbers) and is_number(text) and float(text) in self.numbers)
+
+
+class CellReader:
+    """Converts the cells of a table's columns with features, chunk by chunk.
+
+    With `learning`, a column whose `categories` are None becomes one of categories if its first cells look like texts;
+    otherwise it has numbers. An empty cell, or one of the texts `missing_values`, is an error unless `missing` says
+    otherwise.
+    """
+
+    def __init__(self, path: Path, columns: Sequence[Column], learning: bool, options: CsvOptions) -> None:
+        self._missing = Missing(options)
+        self._readers = [_ColumnReader(path, column, learning, options, self._missing) for column in columns]
+
+    def convert(self, lines: Sequence[int], rows: Sequence[Sequence[str]]) -> np.ndarray:
+        """The cells of these rows as float64 (rows, columns): NaN for an empty cell.
+
+        `lines` are the rows' positions in the file, for messages. Raises DataError with line and column.
+        """
+        if all(map(is_plain, map("".join, rows))) and not any(reader.is_special for reader in self._readers):
+            with suppress(ValueError), np.errstate(over="ignore"):
+                numbers = np.array(rows, np.float64)
+                if np.isfinite(numbers.astype(np.float32)).all() and np.abs(numbers).max() < LARGEST_INTEGER:
+                    for reader in self._readers:
+                        reader.has_numbers = True
+                    return numbers
+        cells = zip(*rows, strict=True)
+        return np.stack([x.convert(lines, texts) for x, texts in zip(self._readers, cells, strict=True)], axis=1)
+
+    def warn(self) -> None:
+        """Warn about what was read otherwise than it is written: texts as empty cells, and integers without digits."""
+        for reader in self._readers:
+            reader.warn()
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns with all their categories; the code of a category is its index."""
+        return tuple(reader.column for reader in self._readers)
+
+
+class _ColumnReader:
+    """Converts the cells of one column."""
+
+    def __init__(self, path: Path, column: Column, learning: bool, options: CsvOptions, missing: Missing) -> None:
+        self.path, self._column, self.learning, self.missing = path, column, learning, missing
+        self.allow_empty = options.missing != "error"
+        self.has_categories = column.categories is not None
+        self.has_numbers = not self.has_categories and not learning
+        self.listed = self.has_categories or not learning
+        self.codes = {text: i for i, text in enumerate(column.categories or ())}
+        self._emptied: Counter[str] = Counter()
+        self._rounded: str | None = None
+
+    @property
+    def is_special(self) -> bool:
+        """Whether NumPy's numbers of the cells are not those of the column."""
+        return self.has_categories or bool(self.missing.numbers)
+
+    @property
+    def column(self) -> Column:
+        return replace(self._column, categories=tuple(self.codes) if self.has_categories else None)
+
+    def convert(self, lines: Sequence[int], cells: Sequence[str]) -> np.ndarray:
+        given = list(map(cleaned, cells))
+        texts = ["" if text in self.missing else text for text in given]
+        filled = [text for text in texts if text]
+        if len(filled) < len(texts):
+            if not self.allow_empty:
+                first = texts.index("")
+                raise self._empty(lines[first], given[first])
+            self._emptied.update(text for text, kept in zip(given, texts, strict=True) if text and not kept)
+        if filled and not (self.has_numbers or self.has_categories):
+            self.has_numbers = any(map(NUMBER_LIKE.match, filled))
+            self.has_categories = not self.has_numbers
+        return self._codes(lines, texts) if self.has_categories else self._numbers(lines, texts)
+
+    def _empty(self, line: int, text: str) -> DataError:
+        found = f"found {quoted(text) if text else 'an empty cell'} in {self._name}"
+        stands = " which stands for an empty cell unless data.missing_values says otherwise," if text else ""
+        expected = "expected a value; data.missing: mean, zero or drop allows empty cells"
+        return self._error(line, f"{found},{stands} {expected}")
+
+    def _codes(self, lines: Sequence[int], texts: Sequence[str]) -> np.ndarray:
+        for line, text in zip(lines, texts, strict=True):
+            if text and not self.listed and NUMBER_LIKE.match(text):
+                expected = f"expected a category such as {quoted(next(iter(self.codes)))}"
+                raise self._wrong(line, text, f"{expected}; list the column in data.categories")
+            if text and self.codes.setdefault(text, len(self.codes)) == MAX_CATEGORIES and self.learning:
+                expected = f"expected at most {MAX_CATEGORIES:,} categories; data.drop leaves out a column"
+                raise self._wrong(line, text, expected)
+        return np.array([self.codes[text] if text else np.nan for text in texts], np.float64)
+
+    def _numbers(self, lines: Sequence[int], texts: Sequence[str]) -> np.ndarray:
+        if is_plain("".join(texts)):
+            with suppress(ValueError), np.errstate(over="ignore"):
+                numbers = np.array([text or "nan" for text in texts], np.float64)
+                if np.isfinite(numbers.astype(np.float32)).sum() == sum(map(bool, texts)):
+                    self._note_rounded(texts, numbers)
+                    return numbers
+        for line, text in zip(lines, texts, strict=True):
+            if text and not (is_plain(text) and is_finite(text)):
+                advice = "; if the column has categories, list it in data.categories" if self.learning else ""
+                raise self._wrong(line, text, f"expected a finite number{advice}")
+        raise AssertionError(f"{self.path}: NumPy cannot convert cells that are all finite numbers or empty")
+
+    def _note_rounded(self, texts: Sequence[str], numbers: np.ndarray) -> None:
+        for i in np.flatnonzero(np.abs(numbers) >= LARGEST_INTEGER).tolist() if self._rounded is None else ():
+            if re.fullmatch(r"[+-]?\d{,400}", texts[i]) and int(texts[i]) != int(numbers[i]):
+                self._rounded = texts[i]
+                return
+
+    def warn(self) -> None:
+        """See `CellReader.warn`. In a column of numbers it is evident that other texts stand for empty cells."""
+        place = visible(str(self.path))
+        if self._emptied and self.has_categories and self.learning:
+            listed = first_names([f"{quoted(text)} ({count:,})" for text, count in self._emptied.items()])
+            advice = "data.missing_values: [] reads such texts as categories"
+            _log.warning("adtrain: warning: %s: %s: read %s as empty cells; %s", place, self._name, listed, advice)
+        if self._rounded is not None:
+            reason = f"float64 loses the last digits of {self._rounded[:40]} and others"
+            advice = "subtract a constant from them, or leave the column out by data.drop"
+            _log.warning("adtrain: warning: %s: %s: %s; %s", place, self._name, reason, advice)
+
+    @property
+    def _name(self) -> str:
+        return column_title(self._column.position, self._column.name)
+
+    def _wrong(self, line: int, text: str, expected: str) -> DataError:
+        return self._error(line, f"found {quoted(text)} in {self._name}, {expected}")
+
+    def _error(self, line: int, message: str) -> DataError:
+        return DataError(f"{self.path}:{line}: {message}")
+
+
+class LabelReader:
+    """Reads the labels of a table from one column, or targets from one or several, chunk by chunk.
+
+    `columns` are the indices of these columns, from 0. Raises DataOptionError where an option names no column.
+    """
+
+    def __init__(self, table: Opened, options: CsvOptions) -> None:
+        self._table, self._texts, self._numbers = table, list[str](), list[np.ndarray]()
+        self._missing = Missing(options)
+        self.are_targets = options.target is not None
+        self.columns = _target_columns(table, options.target) if self.are_targets else [_label_column(table, options)]
+
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        """The names of the columns; without a header `column 3`."""
+        return tuple(self._table.name(i) or f"column {i}" for i in self.columns)
+
+    @property
+    def have_numbers(self) -> bool:
+        """Whether all values so far are numbers."""
+        return self.are_targets or all(map(is_number, self._texts))
+
+    def add(self, chunk: Sequence[Line], keep: np.ndarray) -> None:
+        """Check the labels of all lines, and keep those at the indices `keep`. Raises DataError with their position."""
+        if self.are_targets:
+            self._numbers.append(_targets(self._table, chunk, self.columns, self._missing)[keep])
+        else:
+            texts = _label_texts(self._table, chunk, self.columns[0], self._missing)
+            self._texts += [texts[i] for i in keep]
+
+    def labels(self) -> np.ndarray:
+        """The targets, float64 (N, targets), or the labels (N,), as texts or in the type that all are written in.
+
+        These types are integers, booleans (True and False), and floats whose fractions are 0, such as 2.0.
+        Raises DataOptionError where all labels are numbers and one is a fraction.
+        """
+        if self.are_targets:
+            return np.concatenate(self._numbers)
+        if all(map(INTEGER.fullmatch, self._texts)):
+            return np.array(list(map(int, self._texts)), np.int64)
+        if set(self._texts) <= {"False", "True"}:
+            return np.array(self._texts) == "True"
+        if all(is_plain(text) and is_finite(text) for text in self._texts):
+            fraction = next((text for text in self._texts if not float(text).is_integer()), None)
+            if fraction is not None:
+                column, path = self.columns[0], self._table.path
+                found = f"found {fraction[:40]} in {self._table.title(column)} of {path}, expected classes"
+                name = self._table.name(column)
+                advice = f"data.target: {column if name is None else name}, and a loss such as mse"
+                raise DataOptionError("label", f"{found}; to predict numbers, set {advice}")
+            if all(str(float(text)) == text for text in self._texts):
+                return np.array(self._texts, np.float64)
+        return np.array(self._texts)
+
+
+def columns_at_end(options: CsvOptions, known: Columns) -> int:
+    """The number of columns of labels or targets, if they are known by number and the last ones; otherwise 0."""
+    target = options.label if options.target is None else options.target
+    given = target if isinstance(target, tuple) else (target,)
+    found = {column % known.width for column in given if isinstance(column, int)}
+    begin = known.width - len(given)
+    features_before = all(column.position < begin for column in known.features)
+    return len(given) if found == set(range(begin, known.width)) and features_before else 0
+
+
+def _label_column(table: Opened, options: CsvOptions) -> int:
+    if options.label is not None:
+        return table.column("label", options.label)
+    if table.header and "label" in table.positions:
+        return table.column("label", "label")
+    expected = f"expected the name of the column of {table.path} with the classes"
+    raise DataOptionError("label", f"missing, {expected}; to predict numbers, set data.target; {table.listed()}")
+
+
+def _target_columns(table: Opened, target: str | int | tuple[str | int, ...] | None) -> list[int]:
+    given = target if isinstance(target, tuple) else () if target is None else (target,)
+    columns = [table.column("target", column) for column in given]
+    if len(set(columns)) < len(columns):
+        raise DataOptionError("target", f"found {list(given)}, expected each column once")
+    if len(columns) == len(table.first):
+        found = f"found all {len(table.first)} columns of {table.path}"
+        raise DataOptionError("target", f"{found}, expected at least one other column")
+    return columns
+
+
+def _label_texts(table: Opened, chunk: Sequence[Line], label: int, missing: Missing) -> list[str]:
+    texts = [cleaned(row[label]) for _, row in chunk]
+    if empty := {text for text in set(texts) if text in missing}:
+        (line, _), text = next(x for x in zip(chunk, texts, strict=True) if x[1] in empty)
+        raise _empty(table, line, label, text, "a label")
+    return texts
+
+
+def _empty(table: Opened, line: int, column: int, text: str, expected: str) -> DataError:
+    found = f"found {quoted(text) if text else 'no value'} in {table.title(column)}"
+    stands = " which stands for a missing value unless data.missing_values says otherwise," if text else ""
+    return DataError(f"{table.path}:{line}: {found},{stands} expected {expected}")
+
+
+def _targets(table: Opened, chunk: Sequence[Line], columns: Sequence[int], missing: Missing) -> np.ndarray:
+    """The numbers of these columns, float64 (lines, columns); each is finite in float32."""
+    rows = [[cleaned(row[i]) for i in columns] for _, row in chunk]
+    if all(map(is_plain, map("".join, rows))) and not missing.numbers:
+        with suppress(ValueError), np.errstate(over="ignore"):
+            numbers = np.array(rows, np.float64)
+            if np.isfinite(numbers.astype(np.float32)).all():
+                return numbers
+    for (line, _), row in zip(chunk, rows, strict=True):
+        for column, text in zip(columns, row, strict=True):
+            if text in missing:
+                raise _empty(table, line, column, text, "a finite number")
+            if not (is_plain(text) and is_finite(text)):
+                where = f"{table.path}:{line}: found {quoted(text)} in {table.title(column)}"
+                raise DataError(f"{where}, expected a finite number")
+    return np.array(rows, np.float64)
+
+
+def column_title(position: int, name: str | None) -> str:
+    """The column for messages, such as `column 1 (width)`."""
+    return f"column {position}" if name is None else f"column {position} ({printable(name)})"
+
+
+def is_number(text: str) -> bool:
+    """Whether Python reads the text as a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def is_plain(text: str) -> bool:
+    """False for digits of other scripts and groups such as 1_000, which Python reads as numbers."""
+    return text.isascii() and "_" not in text
+
+
+def is_finite(text: str) -> bool:
+    """Whether the text is a number that is finite in float32."""
+    try:
+        return abs(float(text)) < FLOAT32_INFINITY
+    except ValueError:
+        return False
+
+
+def cleaned(text: str) -> str:
+    """A name or cell as it is compared with others: without blanks around it, and with composed letters (NFC)."""
+    if text.isascii():
+        return text.strip()
+    return unicodedata.normalize("NFC", text.translate(BLANKS)).strip()
+
+
+FORMAT = Format(
+    name="CSV",
+    title="a CSV file",
+    suffixes=(".csv", ".tsv"),
+    options=CsvOptions,
+    examples="rows",
+    read=read,
+    read_rows=read_rows,
+)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,26 +10,28 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from adtrain.data import arrays, catalogue, formats, idx_folder
-from adtrain.data.batches import split_test
+from adtrain.data import catalogue, checks, formats, idx, npz
 from adtrain.data.catalogue import Entry
-from adtrain.data.columns import Columns, printable
 from adtrain.data.errors import DataError, DataOptionError
 from adtrain.data.file_array import Conversion, FileArray
-from adtrain.data.leaks import leaks
-from adtrain.data.options import Options
-from adtrain.data.part import Part, Parts
-from adtrain.data.rounding import as_float32, converted, lossy_channels, offsets
-from adtrain.data.split import Images, Rows, Split
-from adtrain.data.statistics import PIXEL_MAX, cell_statistics, channel_statistics, target_statistics
+from adtrain.data.formats import Options
+from adtrain.data.part import Known, Part, Parts, arrays_as_parts
+from adtrain.data.split import Images, Rows, Split, split_test
+from adtrain.data.statistics import (
+    PIXEL_MAX,
+    as_float32,
+    cell_statistics,
+    channel_statistics,
+    converted,
+    offsets,
+    target_statistics,
+)
 from adtrain.data.table_encoder import TableEncoder, learn
-from adtrain.text import counted, first_names, visible
+from adtrain.text import counted
 
 ClassType: TypeAlias = Literal["str", "int", "bool", "float"]
 CLASS_TYPES: dict[str, ClassType] = {"U": "str", "i": "int", "b": "bool", "f": "float"}
 """The type of labels by the kind of their dtype."""
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class DataSet:
     """The training and the test part of a data set; their images have the same shape and dtype, uint8 or float32.
 
     `mean` and `std` are those of the training images divided by `scale`, per channel; `offset` has been subtracted from
-    the numbers of each channel, see `rounding`, but not from its mean. `encoder` has made the images of
+    the numbers of each channel, see `statistics.offsets`, but not from its mean. `encoder` has made the images of
     the rows of a table. `targets` are the names of the numbers to predict; then there are no classes, and the labels
     are float64 (N, targets), and `target_mean` and `target_std` those of the training part. `skipped` has one line for
     each unreadable image that was left out. `class_type` is the type of the labels whose texts `classes` has. The last
@@ -102,7 +103,7 @@ class DataSource(Protocol):
     def kind(cls) -> str: ...
 
     def load(self) -> tuple[Any, Any]:
-        """The training part and the test part, pairs of images and labels as `arrays.read` takes them."""
+        """The training part and the test part, pairs of images and labels as `arrays_as_parts` takes them."""
 
 
 def load(
@@ -112,7 +113,7 @@ def load(
     need_test: bool = True,
     encoder: TableEncoder | None = None,
     numbers: bool = False,
-    classes: tuple[str, ...] | None = None,
+    classes: tuple[str, ...] = (),
     offset: tuple[float, ...] | None = None,
 ) -> DataSet:
     """Load a data set, or the files at `path`; exactly one of the two must be given.
@@ -139,19 +140,19 @@ def load(
         return _of_source(found, options, numbers, offset)
     source = Path(os.path.expanduser(str(path)))
     name = os.path.basename(os.path.realpath(source)) if source.is_dir() else source.stem
-    parts = formats.read(source, options, encoder.columns if encoder is not None else classes)
+    parts = formats.read(source, options, Known(None if encoder is None else encoder.columns, classes))
     return of_parts(parts, options, name, str(source), need_test, encoder, numbers, offset)
 
 
 def of_arrays(
     data: Any, test_data: Any, options: Options, numbers: bool = False, offset: tuple[float, ...] | None = None
 ) -> DataSet:
-    """The data set of arrays in memory; see `arrays.read` for the arguments, and `load` for the others.
+    """The data set of arrays in memory; see `arrays_as_parts` for the arguments, and `load` for the others.
 
     Raises DataError and DataOptionError as `load` does.
     """
-    formats.check_options(options, formats.NPZ.options, "arrays")
-    return of_parts(arrays.read(data, test_data, options), options, "data", "data", numbers=numbers, offset=offset)
+    formats.check_options(options, npz.FORMAT.own_options, "arrays")
+    return of_parts(arrays_as_parts(data, test_data, options), options, "data", "data", numbers=numbers, offset=offset)
 
 
 def of_parts(
@@ -175,8 +176,8 @@ def of_parts(
         train, test = split_test(train, options.test)
     learning = encoder is None and not offset
     if learning and not train.is_text:
-        _warn_of_classes(classes, train, test, source)
-        _warn_of_leaks(found.train.columns, train, source)
+        checks.warn_of_classes(classes, train, test, source)
+        checks.warn_of_leaks(found.train.columns, train, source)
     if found.train.columns is not None:
         rows = train.images.rows if isinstance(train.images, Rows) else np.arange(len(train))
         learnt_from = _cells(found.train.images), rows, found.train.columns
@@ -190,7 +191,9 @@ def of_parts(
         needed = offsets(mean, std)
         offset = needed if offset is None else offset
         if any(needed) and not any(offset):
-            _warn_of_lost_digits(train.images, std, encoder, source)
+            tabular = encoder is not None and train.images.shape[2:] == (1, 1)
+            features = encoder.features if encoder is not None and tabular else ()
+            checks.warn_of_lost_digits(train.images, std, features, source)
         train, test = _in_float32(train, test, offset, source)
     else:
         offset = ()
@@ -217,10 +220,10 @@ def _class_type(found: Parts) -> ClassType:
 
 
 def _of_source(source: DataSource, options: Options, numbers: bool, offset: tuple[float, ...] | None) -> DataSet:
-    formats.check_options(options, formats.NPZ.options, f"the data set {source.kind()}")
+    formats.check_options(options, npz.FORMAT.own_options, f"the data set {source.kind()}")
     place = source.registered_at
     names = f"{place}: the training part", f"{place}: the test part"
-    parts = arrays.read(*source.load(), options, names)
+    parts = arrays_as_parts(*source.load(), options, names)
     return of_parts(parts, options, source.kind(), place, numbers=numbers, offset=offset)
 
 
@@ -231,7 +234,7 @@ def _of_catalogue(entry: Entry, options: Options) -> DataSet:
         entry.require()
     except DataError as error:
         raise DataOptionError("dataset", str(error)) from None
-    found = idx_folder.read(entry.folder)
+    found = idx.read_folder(entry.folder)
     if found.test is None:
         raise DataError(f"{entry.folder}: found no test part, expected t10k-images-idx3-ubyte")
     for part in (found.train, found.test):
@@ -309,38 +312,6 @@ def _in_float32(train: Split, test: Split, offset: Sequence[float], place: str) 
             done[id(images)] = as_float32(images, offset, place)
         parts.append(_with_images(part, done[id(images)]))
     return parts[0], parts[1]
-
-
-def _warn_of_classes(classes: tuple[str, ...], train: Split, test: Split, place: str) -> None:
-    """Warn about classes of which the training part has no example."""
-    counts = np.bincount(train.labels, minlength=len(classes)) if classes else np.ones(0)
-    if unseen := np.flatnonzero(counts == 0).tolist():
-        names = first_names([printable(classes[i]) for i in unseen])
-        kinds = "class" if len(unseen) == 1 else "classes"
-        what = f"{counted(int(np.isin(test.labels, unseen).sum()), 'test examples')} of {kinds} {names}"
-        _log.warning("adtrain: warning: %s: found %s, without a training example", visible(place), what)
-
-
-def _warn_of_leaks(columns: Columns | None, train: Split, place: str) -> None:
-    """Warn about columns of a table, in a file of any format, that determine the label or target."""
-    base = train.images.base if isinstance(train.images, Rows) else train.images
-    if train.images.shape[2:] != (1, 1) or isinstance(base, FileArray):
-        return
-    for i, what in leaks(_cells(train.images), train.labels):
-        name = printable(str(i) if columns is None else columns.features[i].title)
-        advice = "leave it out if it is not known at the time of a prediction"
-        problem = f"column {name} leaks what is to be predicted: {what}"
-        _log.warning("adtrain: warning: %s: %s; %s", visible(place), problem, advice)
-
-
-def _warn_of_lost_digits(images: Images, std: Sequence[float], encoder: TableEncoder | None, place: str) -> None:
-    """Warn about channels whose numbers differ by less than float32 holds."""
-    if lossy := lossy_channels(images, std):
-        features = encoder.features if encoder is not None and images.shape[2:] == (1, 1) else ()
-        names = [printable(features[i]) if features else str(i) for i in lossy]
-        what = f"{'column' if features else 'channel'} {first_names(names)}"
-        reason = "float32 loses the last digits of these numbers; data.normalize: true subtracts the mean first"
-        _log.warning("adtrain: warning: %s: %s: %s", visible(place), what, reason)
 
 
 def _with_images(split: Split, images: np.ndarray | FileArray) -> Split:

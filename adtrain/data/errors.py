@@ -1,4 +1,4 @@
-"""Errors of reading data."""
+"""Errors of reading data, and how they show texts of files."""
 
 from __future__ import annotations
 
@@ -15,3 +15,13 @@ class DataOptionError(DataError):
     def __init__(self, option: str, reason: str) -> None:
         self.option, self.reason = option, reason
         super().__init__(f"data.{option}: {reason}")
+
+
+def quoted(text: str) -> str:
+    """A text from a file for messages, shortened to 40 characters."""
+    return repr(text[:40])
+
+
+def printable(name: str) -> str:
+    """A name from a file for messages; quoted if it is long or has control characters."""
+    return name if name.isprintable() and len(name) <= 40 else quoted(name)

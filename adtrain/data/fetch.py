@@ -14,9 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from adtrain.data import catalogue, idx
-from adtrain.data.catalogue import SUMS, Entry
+from adtrain.data.catalogue import SUMS, Download, Entry
 from adtrain.data.errors import DataError
-from adtrain.data.unpack import Download
 from adtrain.files import unwritable
 
 TIMEOUT_SECONDS = 30

@@ -1,57 +1,56 @@
-"""The data formats: how a path's format is recognised, its reader, and the options it takes."""
+"""The table of data formats, the options that they take together, and how the format of a path is recognised."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from adtrain.data import csv_file, csv_table, idx_folder, image_folder, npz, text_file
-from adtrain.data.columns import Columns
+from adtrain.data import csv_table, idx, images, npz, text_file
 from adtrain.data.errors import DataError, DataOptionError
-from adtrain.data.options import FileFormat, Options
-from adtrain.data.part import Parts
+from adtrain.data.part import NOTHING, Format, Known, Parts
+from adtrain.option_types import Fraction, Text
 
-COMMON_OPTIONS = frozenset({"test", "test_path"})
+FORMATS = (csv_table.FORMAT, npz.FORMAT, text_file.FORMAT, idx.FORMAT, images.FORMAT)
+"""All formats. A format is a file; here are its row, and its options among the bases of `Options`."""
 
-
-Known: TypeAlias = Columns | tuple[str, ...] | None
-"""What the training part determines: the columns of a table, or the names of the classes. None: nothing is known."""
-
-
-class Format(NamedTuple):
-    """A format: its name in messages, its options in addition to COMMON_OPTIONS, and its reader."""
-
-    title: str
-    options: frozenset[str]
-    read: Callable[[Path, Options, Known], Parts]
+if TYPE_CHECKING:
+    FileFormat: TypeAlias = str
+else:
+    FileFormat = Literal[tuple(each.name.lower() for each in FORMATS if each.suffixes)]
 
 
-IDX = Format("a folder of IDX files", frozenset(), lambda path, options, known: idx_folder.read(path))
-IMAGES = Format(
-    "a folder of images",
-    frozenset({"image_size", "channels", "skip_broken"}),
-    lambda path, options, known: image_folder.read(path, options),
-)
-NPZ = Format("an NPZ file", frozenset({"shape"}), lambda path, options, known: npz.read(path, options))
-CSV_OPTIONS = frozenset(
-    ("label", "target", "header", "delimiter", "drop", "categories", "category_encoding", "missing", "missing_values")
-)
-CSV = Format(
-    "a CSV file",
-    CSV_OPTIONS | {"format", "shape"},
-    lambda path, options, known: csv_table.read(path, options, known if isinstance(known, Columns) else None),
-)
-TEXT = Format(
-    "a text file",
-    frozenset({"format", "length", "unit"}),
-    lambda path, options, known: text_file.read(path, options, known if isinstance(known, tuple) else None),
-)
-FORMATS = (IDX, IMAGES, NPZ, CSV, TEXT)
+@dataclass(frozen=True)
+class CommonOptions:
+    """The options of every format.
+
+    Attributes:
+        test_path: a second file or folder of the same format, with the test part
+        test: the fraction held out as the test part, if the files have none
+    """
+
+    test_path: Text | None = None
+    test: Fraction = 0.0
 
 
-def read(path: Path, options: Options, known: Known = None) -> Parts:
+@dataclass(frozen=True)
+class Options(text_file.TextOptions, images.ImageOptions, csv_table.CsvOptions, CommonOptions):
+    """The options of `data.load`. The data section of a config is made from their names, annotations and meanings.
+
+    Attributes:
+        format: read a file of any name in this format; default: detected by its suffix
+    """
+
+    format: FileFormat | None = None
+
+    @property
+    def given(self) -> list[str]:
+        """The names of the options that differ from their defaults."""
+        return [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+
+
+def read(path: Path, options: Options, known: Known = NOTHING) -> Parts:
     """The parts at `path`; the test part is at `options.test_path` if that is set.
 
     `known` are the columns to read if it is a table, by default all that the options leave, or the classes of a text.
@@ -59,7 +58,7 @@ def read(path: Path, options: Options, known: Known = None) -> Parts:
     Raises DataError for files that cannot be read, and DataOptionError for an option that the format does not take.
     """
     format_ = format_of(path, options.format)
-    check_options(options, format_.options, format_.title)
+    check_options(options, format_.takes, format_.title)
     found = format_.read(path, options, known)
     if options.test_path is None:
         return found
@@ -68,7 +67,7 @@ def read(path: Path, options: Options, known: Known = None) -> Parts:
         raise DataOptionError("test_path", f"found {second}, but {path} has a test part; remove this option")
     if (other := format_of(second, options.format)) is not format_:
         raise DataOptionError("test_path", f"found {other.title} at {second}, expected {format_.title} like {path}")
-    test = format_.read(second, options, found.train.columns or found.classes)
+    test = format_.read(second, options, Known(found.train.columns, found.classes))
     if test.test is not None:
         raise DataOptionError("test_path", f"found two parts in {second}, expected the test part only")
     classes = tuple(sorted({*found.classes, *test.classes}))
@@ -76,11 +75,21 @@ def read(path: Path, options: Options, known: Known = None) -> Parts:
 
 
 def check_options(options: Options, allowed: frozenset[str], title: str) -> None:
-    """Raise DataOptionError for an option that is not in `allowed` or COMMON_OPTIONS; `title` says what was found."""
+    """Raise DataOptionError for an option that is neither in `allowed` nor common; `title` says what was found."""
+    common = {field.name for field in fields(CommonOptions)}
     for name in options.given:
-        if name not in allowed | COMMON_OPTIONS:
-            expected = " or ".join(other.title for other in FORMATS if name in other.options)
+        if name not in allowed | common:
+            expected = " or ".join(other.title for other in FORMATS if name in other.takes)
             raise DataOptionError(name, f"an option of {expected}, found {title}")
+
+
+def of_name(path: Path | str, given: FileFormat | None = None) -> Format | None:
+    """The format of a file as `given` or by its suffix; None if neither tells it."""
+    suffix = Path(path).suffix.lower()
+    for each in FORMATS:
+        if each.suffixes and (suffix in each.suffixes if given is None else given == each.name.lower()):
+            return each
+    return None
 
 
 def format_of(path: Path, given: FileFormat | None = None) -> Format:
@@ -88,26 +97,23 @@ def format_of(path: Path, given: FileFormat | None = None) -> Format:
 
     Raises DataError for an unknown format.
     """
+    folders = [each for each in FORMATS if not each.suffixes]
     if path.is_dir():
-        if idx_folder.is_idx_folder(path):
-            return IDX
-        if any(entry.is_dir() for entry in path.iterdir() if not entry.name.startswith(".")):
-            return IMAGES
-        raise DataError(
-            f"{path}: found neither IDX files nor subfolders, expected train-images-idx3-ubyte or a folder per class"
-        )
-    format_ = NPZ if path.suffix.lower() == ".npz" else None
-    if text_file.is_text(path, given):
-        format_ = TEXT
-    elif csv_file.is_table(path, given):
-        format_ = CSV
-    if format_ is None or not path.is_file():
-        if not path.is_file():
-            found = "neither a file nor a folder" if path.exists() else "nothing"
-        else:
-            found = f"the extension {path.suffix}" if path.suffix else "a file without an extension"
-        expected = "expected a .csv, .tsv, .npz or .txt file, or a folder of images or IDX files"
-        reads = "data.format: csv reads any file as a table, data.format: text as a text"
-        advice = reads if path.exists() else "--set data.path=FILE names another"
-        raise DataError(f"{path}: found {found}, {expected}; {advice}")
-    return format_
+        found = next((each for each in folders if each.is_content(path)), None)
+        if found is None:
+            expected = " or ".join(each.content for each in folders)
+            raise DataError(f"{path}: found a folder of another content, expected {expected}")
+        return found
+    format_ = of_name(path, given)
+    if format_ is not None and path.is_file():
+        return format_
+    if not path.is_file():
+        what = "neither a file nor a folder" if path.exists() else "nothing"
+    else:
+        what = f"the extension {path.suffix}" if path.suffix else "a file without an extension"
+    *first, last = (suffix for each in FORMATS for suffix in each.suffixes)
+    expected = f"expected a {', '.join(first)} or {last} file, or {' or '.join(each.title for each in folders)}"
+    *names, name = (each.name.lower() for each in FORMATS if each.suffixes)
+    reads = f"data.format: {', '.join(names)} or {name} reads a file of any name"
+    advice = reads if path.exists() else "--set data.path=FILE names another"
+    raise DataError(f"{path}: found {what}, {expected}; {advice}")

@@ -20,10 +20,19 @@ from typing import IO, Any, BinaryIO, NamedTuple
 import numpy as np
 
 from adtrain.data.errors import DataError
-from adtrain.data.file_array import DataFile, FileArray
-from adtrain.data.memory import require_memory, stays_in_file
-from adtrain.data.options import Options
-from adtrain.data.part import MAX_DEFLATE_RATIO, Part, Parts, as_images, as_labels, numbered
+from adtrain.data.file_array import DataFile, FileArray, require_memory, stays_in_file
+from adtrain.data.part import (
+    MAX_DEFLATE_RATIO,
+    NOTHING,
+    Format,
+    Known,
+    Part,
+    Parts,
+    ShapeOptions,
+    as_images,
+    as_labels,
+    numbered,
+)
 from adtrain.files import open_regular
 
 NAMES = (
@@ -46,10 +55,10 @@ ELEMENTS = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248]|[US]\d{1,4})")
 DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, OSError, ValueError, struct.error)
 
 
-def read(path: Path, options: Options) -> Parts:
+def read(path: Path, options: ShapeOptions, known: Known = NOTHING) -> Parts:
     """Read x_train, y_train and, if present, x_test, y_test; or images, labels. `part.as_images` lists the shapes.
 
-    The other names in NAMES are read in the same way. Large uncompressed arrays (`memory.stays_in_file`) stay in the
+    The other names in NAMES are read in the same way. Large uncompressed arrays (`stays_in_file`) stay in the
     file; their checksums are not verified. Raises DataError that names the file and the array.
     """
     with _opened(path) as found:
@@ -63,7 +72,7 @@ def read(path: Path, options: Options) -> Parts:
     return Parts(train, test)
 
 
-def read_images(path: Path, options: Options) -> np.ndarray | FileArray:
+def read_rows(path: Path, options: ShapeOptions, known: Known = NOTHING) -> np.ndarray:
     """The images of a file without regard to labels: the first array in NAMES_OF_IMAGES, or the only array.
 
     Raises DataError that names the file and the array.
@@ -74,7 +83,7 @@ def read_images(path: Path, options: Options) -> np.ndarray | FileArray:
             expected = f"expected {', '.join(NAMES_OF_IMAGES)}, or a single array"
             raise DataError(f"{path}: found {_listed(found.members)}, {expected}")
         info = found.members[names[0] if names else next(iter(found.members))]
-        return as_images(_array(path, found.file, found.archive, info), f"{path}:{info.filename}", options)
+        return np.asarray(as_images(_array(path, found.file, found.archive, info), f"{path}:{info.filename}", options))
 
 
 class _Opened(NamedTuple):
@@ -100,7 +109,7 @@ def _listed(members: Mapping[str, object]) -> str:
     return ", ".join(map(repr, sorted(members)[:10])) or "nothing"
 
 
-def _part(path: Path, found: _Opened, names: tuple[tuple[str, str], ...], options: Options) -> Part | None:
+def _part(path: Path, found: _Opened, names: tuple[tuple[str, str], ...], options: ShapeOptions) -> Part | None:
     """The part with one of these pairs of names; None if the archive has neither."""
     pair = next((pair for pair in names if set(pair) <= set(found.members)), None)
     if pair is None:
@@ -163,3 +172,14 @@ def _data_offset(path: Path, info: zipfile.ZipInfo) -> int:
         file.seek(info.header_offset)
         name_length, extra_length = struct.unpack("<HH", file.read(LOCAL_HEADER)[26:])
     return info.header_offset + LOCAL_HEADER + int(name_length) + int(extra_length)
+
+
+FORMAT = Format(
+    name="NPZ",
+    title="an NPZ file",
+    suffixes=(".npz",),
+    options=ShapeOptions,
+    examples="images",
+    read=read,
+    read_rows=read_rows,
+)

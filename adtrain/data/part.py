@@ -1,24 +1,56 @@
-"""What all readers return, and conversions and checks of their arrays."""
+"""What readers return: parts with images and labels, and formats of files; checks of arrays, and arrays in memory."""
 
 from __future__ import annotations
 
+import os
 import sys
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from adtrain.data.columns import Columns
 from adtrain.data.errors import DataError, DataOptionError
 from adtrain.data.file_array import Conversion, FileArray
-from adtrain.data.options import Options
-from adtrain.data.rounding import converted, holding
 from adtrain.data.split import chunks
-from adtrain.data.statistics import PIXEL_MAX
+from adtrain.data.statistics import PIXEL_MAX, converted, holding
+from adtrain.option_types import Expected, Size
 from adtrain.text import counted
 
 # The largest compression ratio of deflate.
 MAX_DEFLATE_RATIO = 1032
+
+TARGET = "y_train"
+"""The name of the numbers to predict: that in the NPZ file that `train` writes, from which a run is continued."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column with features.
+
+    Attributes:
+        name: None if the table has no header.
+        position: its index in the file, from 0.
+        categories: the texts of a column of categories; None for a column of numbers.
+    """
+
+    name: str | None
+    position: int
+    categories: tuple[str, ...] | None = None
+
+    @property
+    def title(self) -> str:
+        """The name, or the position if there is no name."""
+        return str(self.position) if self.name is None else self.name
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns with features, in their order, and `width`, the number of all columns of the file."""
+
+    features: tuple[Column, ...]
+    width: int
 
 
 @dataclass(frozen=True)
@@ -27,7 +59,7 @@ class Part:
 
     `images` are uint8 pixels, or numbers in float32 or float64, (N, C, H, W). `labels` (N,) are integers or strings of
     any value, or the numbers to predict, float64 (N, targets). `place` is the file or folder, for messages. With
-    `columns`, the file is a table and the images are its cells, see `csv_cells`. `targets` are the names of the labels'
+    `columns`, the file is a table and the images are its cells, see `csv_table`. `targets` are the names of the labels'
     columns, if the file has some.
     """
 
@@ -51,7 +83,76 @@ class Parts(NamedTuple):
     validation_rows: int = 0
 
 
-def as_images(array: np.ndarray | FileArray, place: str, options: Options) -> np.ndarray | FileArray:
+class Cells(NamedTuple):
+    """The cells of a table's columns with features as float64 (N, columns): numbers, codes of categories, and NaN.
+
+    `rows` are the indices of the N rows among all rows of the file.
+    """
+
+    values: np.ndarray
+    columns: tuple[Column, ...]
+    rows: np.ndarray
+
+
+class Known(NamedTuple):
+    """What the training part determines: the columns of a table, and the names of the classes, () if unknown."""
+
+    columns: Columns | None = None
+    classes: tuple[str, ...] = ()
+
+
+NOTHING = Known()
+
+
+@dataclass(frozen=True)
+class ShapeOptions:
+    """The option of arrays.
+
+    Attributes:
+        shape: [channels, height, width] of images in flat rows; it also tells (N, C, H, W) from (N, H, W, C)
+    """
+
+    shape: Annotated[tuple[Size, Size, Size], Expected("a list of channels, height and width")] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """A format of data.
+
+    Attributes:
+        name: in the descriptions of options; in lower case a value of `data.format`, if the format is one of files.
+        title: in messages.
+        suffixes: of the names of its files, in lower case; empty for a format of folders.
+        content: what its folders have, in messages.
+        is_content: whether a folder has it.
+        options: a dataclass whose fields are options of the config's data section; its docstring says what they mean.
+        examples: what the data consist of, in reports.
+        read: reads a file or folder. The second argument has the fields of `options`.
+        read_rows: reads the examples of a file without their labels, to predict them; None if files have no such.
+    """
+
+    name: str
+    title: str
+    suffixes: tuple[str, ...] = ()
+    content: str = ""
+    is_content: Callable[[Path], bool] = lambda folder: False
+    options: type | None = None
+    examples: str
+    read: Callable[[Path, Any, Known], Parts]
+    read_rows: Callable[[Path, Any, Known], Cells | np.ndarray] | None = None
+
+    @property
+    def own_options(self) -> frozenset[str]:
+        """The names of the fields of `options`."""
+        return frozenset(() if self.options is None else (field.name for field in fields(self.options)))
+
+    @property
+    def takes(self) -> frozenset[str]:
+        """The names of its options, beside those of every format."""
+        return self.own_options | ({"format"} if self.suffixes else frozenset())
+
+
+def as_images(array: np.ndarray | FileArray, place: str, options: ShapeOptions) -> np.ndarray | FileArray:
     """An array of numbers as images (N, C, H, W): uint8, float32 or float64; not copied if the dtype is right.
 
     (N, F) becomes (N, *options.shape), or (N, F, 1, 1) without that option. (N, H, W) becomes (N, 1, H, W). Four axes
@@ -149,3 +250,43 @@ def _are_pixels(images: np.ndarray | FileArray) -> bool:
     if images.dtype.kind not in "ui" or images.dtype == np.uint8:
         return images.dtype.kind in "bu"
     return all(chunk.min() >= 0 and chunk.max() <= PIXEL_MAX for chunk in chunks(images))
+
+
+def arrays_as_parts(
+    data: Any, test_data: Any, options: ShapeOptions, names: tuple[str, str] = ("data", "test_data")
+) -> Parts:
+    """The training part in the pair `data` of images and labels, and the test part in `test_data`, unless it is None.
+
+    Images and labels are arrays, or what NumPy converts into arrays, of the shapes and types that NPZ files can have;
+    `as_images` lists them. Arrays of the right type are not copied.
+    Raises DataError that names the argument as `names` say, and DataOptionError.
+    """
+    train = _part(data, names[0], options)
+    return Parts(train, None if test_data is None else _part(test_data, names[1], options))
+
+
+def as_numpy(given: Any, place: str) -> np.ndarray:
+    """What NumPy makes of `given`. Raises DataError where it is not rectangular, or its elements are objects."""
+    try:
+        found = np.asarray(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{place}: found no array of numbers ({' '.join(str(error).split())})") from None
+    if found.dtype == object:
+        types = {type(x) for x in found.ravel()}
+        if len(types) == 1 and types <= {str, bool}:  # as pandas has them
+            return found.astype(types.pop())
+        raise DataError(f"{place}: found elements of type object, expected numbers, or strings as labels")
+    return found
+
+
+def _part(given: Any, name: str, options: ShapeOptions) -> Part:
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        count = f" of {len(given)}" if isinstance(given, (tuple, list)) else ""
+        hint = "; the config names files, by data.path" if isinstance(given, (str, os.PathLike)) else ""
+        expected = f"expected a pair of arrays (images, labels){hint}"
+        raise DataError(f"{name}: found a {type(given).__name__}{count}, {expected}")
+    places = f"{name}: images", f"{name}: labels"
+    images, labels = map(as_numpy, given, places)
+    found = as_images(images, places[0], options)
+    checked = as_labels(labels, len(found), places[1])
+    return Part(found, checked, places[1], targets=numbered(TARGET, checked))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from codecs import BOM_UTF8
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from adtrain.data.columns import quoted
-from adtrain.data.errors import DataError, DataOptionError
-from adtrain.data.memory import require_memory
-from adtrain.data.options import Options
-from adtrain.data.part import Part, Parts
+from adtrain.data.errors import DataError, DataOptionError, quoted
+from adtrain.data.file_array import require_memory
+from adtrain.data.part import NOTHING, Format, Known, Part, Parts
 from adtrain.files import read_regular
+from adtrain.option_types import Size
 
 BYTES = tuple(f"0x{byte:02x}" for byte in range(256))
 """The names of the classes of bytes."""
@@ -21,22 +22,30 @@ BYTES_IN_MEMORY = 24
 """The memory for each byte of a text while it is read: code points, classes, inputs and labels."""
 
 
-def is_text(path: Path | str, format_: str | None) -> bool:
-    """Whether the file is read as text: `format_` says so, or without a format its name ends in .txt."""
-    return format_ == "text" or (format_ is None and Path(path).suffix.lower() == ".txt")
+@dataclass(frozen=True)
+class TextOptions:
+    """The options of a text.
+
+    Attributes:
+        length: characters or bytes in an input sequence
+        unit: what a class is
+    """
+
+    length: Size = 128
+    unit: Literal["character", "byte"] = "character"
 
 
-def read(path: Path, options: Options, known: tuple[str, ...] | None = None) -> Parts:
+def read(path: Path, options: TextOptions, known: Known = NOTHING) -> Parts:
     """The text as one part of sequences of `options.length` classes, in the order of the text.
 
     The text is cut into sequences of length + 1 characters or bytes; a shorter rest at the end is left out. The first
     `length` of a sequence are the inputs, float32 (N, 1, 1, length), the last `length` the labels, int32 (N, length).
-    The classes of characters are those that occur, by code point, or `known`; those of bytes are all 256.
+    The classes of characters are those that occur, by code point, or those `known`; those of bytes are all 256.
 
     Raises DataError for a file that cannot be read, is empty or not UTF-8, and for a character that is not `known`;
     DataOptionError for a text that is shorter than length + 1.
     """
-    numbers, classes = read_classes(path, options, known)
+    numbers, classes = read_classes(path, options, known.classes)
     step = options.length + 1
     if len(numbers) < step:
         found = f"found {options.length}, which needs {step:,} {options.unit}s, but {path} has {len(numbers):,}"
@@ -46,9 +55,7 @@ def read(path: Path, options: Options, known: tuple[str, ...] | None = None) -> 
     return Parts(Part(inputs, np.ascontiguousarray(sequences[:, 1:]), str(path)), classes=classes)
 
 
-def read_classes(
-    path: Path, options: Options, known: tuple[str, ...] | None = None
-) -> tuple[np.ndarray, tuple[str, ...]]:
+def read_classes(path: Path, options: TextOptions, known: tuple[str, ...] = ()) -> tuple[np.ndarray, tuple[str, ...]]:
     """The class of each character or byte of a file, int32 (n,) with n >= 1, and the names of the classes.
 
     Raises DataError as `read` does.
@@ -96,3 +103,13 @@ def classes_of(text: str, classes: tuple[str, ...]) -> tuple[np.ndarray, list[st
     wrong = names[numbers] != codes
     unknown = [chr(code) for code in dict.fromkeys(codes[wrong].tolist())] if wrong.any() else []
     return numbers.astype(np.int32), unknown
+
+
+FORMAT = Format(
+    name="text",
+    title="a text file",
+    suffixes=(".txt",),
+    options=TextOptions,
+    examples="sequences",
+    read=read,
+)

@@ -6,6 +6,6 @@ content = export.onnx_model.encode(trained)
 
 from __future__ import annotations
 
-from adtrain.export import onnx_check, onnx_model, torch_weights
+from adtrain.export import onnx_model, torch_weights
 
-__all__ = ["onnx_check", "onnx_model", "torch_weights"]
+__all__ = ["onnx_model", "torch_weights"]

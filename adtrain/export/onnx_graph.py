@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike
+from numpy.typing import ArrayLike
 
 from adtrain.core.errors import AdtrainError
 from adtrain.version import __version__
@@ -20,10 +20,11 @@ MAX_BYTES = 2**31 - 2**24
 
 
 class Node(NamedTuple):
-    """An operation with one output, which has the node's name."""
+    """An operation. Its first output has the node's name."""
 
     op: str
     inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
     attributes: Mapping[str, Any]
 
 
@@ -42,22 +43,48 @@ class Graph:
     """An ONNX graph under construction.
 
     Attributes:
-        weights: the trained arrays that layers can use, by name.
         nodes: by name, in execution order.
-        arrays: the arrays that the nodes use, by name. They are written to the file.
+        arrays: constant arrays by name. Those that nodes use are written to the file.
     """
 
-    weights: Mapping[str, np.ndarray] = field(default_factory=dict)
     nodes: dict[str, Node] = field(default_factory=dict)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
-    def add(self, name: str, op: str, *inputs: str, **attributes: Any) -> str:
-        """Add a node and return its name: `name`, or `name_1`, ... if it is taken. Its output has the same name."""
-        unique, number = name, 1
-        while unique in self.nodes:
-            unique, number = f"{name}_{number}", number + 1
-        self.nodes[unique] = Node(op, inputs, attributes)
+    def add(self, name: str, op: str, *inputs: str, others: Sequence[str] = (), **attributes: Any) -> str:
+        """Add a node and return its name: `name`, or `name_1`, ... if it is taken. Its output has the same name.
+
+        `others` are the ends of the names of more outputs; "" leaves one out.
+        """
+        unique = self._unique(name)
+        outputs = (unique, *(f"{unique}/{end}" if end else "" for end in others))
+        self.nodes[unique] = Node(op, inputs, outputs, attributes)
         return unique
+
+    def constant(self, name: str, value: ArrayLike) -> str:
+        """Add a constant array and return its name: `name`, or `name_1`, ... if it is taken.
+
+        An equal array of that name is used again.
+        """
+        array = np.asarray(value)
+        same = self.arrays.get(name)
+        if same is None or same.dtype != array.dtype or not np.array_equal(same, array):
+            name = self._unique(name)
+            self.arrays[name] = array
+        return name
+
+    def _unique(self, name: str) -> str:
+        unique, number = name, 1
+        while unique in self.nodes or unique in self.arrays:
+            unique, number = f"{name}_{number}", number + 1
+        return unique
+
+    def _used(self, results: Iterable[str]) -> set[str]:
+        """The names that the results depend on."""
+        needed = set(results)
+        for node in reversed(self.nodes.values()):
+            if not needed.isdisjoint(node.outputs):
+                needed.update(node.inputs)
+        return needed
 
     def encode(
         self, inputs: Mapping[str, ValueType], outputs: Mapping[str, ValueType], about: Mapping[str, str]
@@ -67,12 +94,15 @@ class Graph:
         Raises AdtrainError where the package onnx is missing, or the arrays exceed the size of a file.
         """
         onnx = _require_onnx()
-        if (size := sum(x.nbytes for x in self.arrays.values())) > MAX_BYTES:
+        used = self._used(outputs)
+        stored = {name: x for name, x in self.arrays.items() if name in used}
+        if (size := sum(x.nbytes for x in stored.values())) > MAX_BYTES:
             raise AdtrainError(f"the weights are {size:,} bytes, an ONNX file holds at most {MAX_BYTES:,}")
         helper = onnx.helper
         nodes = [
-            helper.make_node(node.op, node.inputs, [name], name=name, **node.attributes)
+            helper.make_node(node.op, node.inputs, node.outputs, name=name, **node.attributes)
             for name, node in self.nodes.items()
+            if not used.isdisjoint(node.outputs)
         ]
 
         def declared(values: Mapping[str, ValueType]) -> list[Any]:
@@ -82,7 +112,7 @@ class Graph:
                 for name, x in values.items()
             ]
 
-        arrays = [onnx.numpy_helper.from_array(x, name) for name, x in self.arrays.items()]
+        arrays = [onnx.numpy_helper.from_array(x, name) for name, x in stored.items()]
         graph = helper.make_graph(nodes, "adtrain", declared(inputs), declared(outputs), arrays)
         model = helper.make_model(
             graph,
@@ -95,37 +125,6 @@ class Graph:
         onnx.checker.check_model(model, full_check=True)
         content: bytes = model.SerializeToString(deterministic=True)
         return content
-
-
-class LayerWriter(NamedTuple):
-    """Adds the nodes and arrays of one layer to a graph. Their names begin with the layer's `path`, as in PyTorch."""
-
-    graph: Graph
-    path: tuple[str, ...] = ()
-
-    def child(self, name: str) -> LayerWriter:
-        """The writer for the child module `name`."""
-        return LayerWriter(self.graph, (*self.path, name))
-
-    def op(self, op: str, *inputs: str, **attributes: Any) -> str:
-        """Add a node and return the name of its output."""
-        return self.graph.add(f"{'.'.join(self.path)}/{op}", op, *inputs, **attributes)
-
-    def weight(self, name: str) -> str:
-        """Add the layer's trained array `name`, converted to float32, and return its name in the graph."""
-        full_name = ".".join((*self.path, name))
-        self.graph.arrays[full_name] = self.graph.weights[full_name].astype(np.float32)
-        return full_name
-
-    def constant(self, name: str, value: ArrayLike, of_floats: DTypeLike = np.float32) -> str:
-        """Add a constant array, integers as int64 and others as `of_floats`, and return its name in the graph."""
-        array, full_name = np.asarray(value), f"{'.'.join(self.path)}/{name}"
-        self.graph.arrays[full_name] = array.astype(np.int64 if array.dtype.kind == "i" else of_floats)
-        return full_name
-
-    def reshape(self, name: str, x: str, shape: Sequence[int]) -> str:
-        """Give each sample of `x` another shape, which becomes the constant `name`."""
-        return self.op("Reshape", x, self.constant(name, [0, *shape]))  # 0 keeps the size of the batch axis
 
 
 def _require_onnx() -> Any:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from adtrain import config, ops
+from adtrain import config
 from adtrain.config.records import plain
-from adtrain.core.array import Value
-from adtrain.data.statistics import PIXEL_MAX
-from adtrain.export.onnx_graph import Graph, LayerWriter, ValueType
-from adtrain.export.onnx_layers import translate
-from adtrain.export.torch_weights import named_arrays
+from adtrain.data import Split
+from adtrain.export import comparison
+from adtrain.export.comparison import Comparison
+from adtrain.export.evaluation import evaluation, image_dtype
+from adtrain.export.onnx_graph import Graph, ValueType
+from adtrain.export.onnx_nodes import Nodes, lengths_of
 from adtrain.training import TrainedModel
-from adtrain.training.network import clip_probabilities
-from adtrain.training.tasks import Multilabel, Regression
+from adtrain.training.tasks import Regression
 from adtrain.version import __version__
 
 IMAGES, LOGITS, PROBABILITIES, VALUES = "images", "logits", "probabilities", "values"
-FLOAT, DOUBLE = 1, 11
-"""The numbers of float32 and float64 in onnx.TensorProto.DataType."""
+BATCHES = 61, 67
+"""Numbers of images for which the network is traced. A length that differs is a multiple of the number of images."""
 
 
 class Signature(NamedTuple):
@@ -36,8 +33,7 @@ def signature(trained: TrainedModel) -> Signature:
     """The signature of a trained network's file. Images are uint8 or float32 as in the training; values are in original
     units. Both are float64 where float32 would lose differences between numbers."""
     network = trained.network
-    numbers = "float64" if any(network.offset) else "float32"
-    images = ValueType("uint8" if network.scale == PIXEL_MAX else numbers, trained.image_shape)
+    images = ValueType(image_dtype(trained).name, trained.image_shape)
     values = "float64" if network.task.needs_float64 else "float32"
     outputs = ValueType(values, network.model.output_shape(network.input_shape))
     names = (VALUES,) if isinstance(network.task, Regression) else (LOGITS, PROBABILITIES)
@@ -49,59 +45,46 @@ def encode(trained: TrainedModel) -> bytes:
 
     Its metadata are the names of classes and targets as JSON lists, the config as YAML, and adtrain's version; for rows
     of a table also the encoder of their columns as JSON.
-    Raises AdtrainError as `Graph.encode` does.
+    Raises AdtrainError as `Nodes.write` and `Graph.encode` do.
     """
-    graph, network = Graph(named_arrays(trained)), trained.network
-    logits = translate(LayerWriter(graph), network.model, _normalized(graph, trained), network.input_shape)
-    if isinstance(network.task, Regression):
-        _values(graph, network.task, logits)
-    else:
-        graph.add(LOGITS, "Identity", logits)
-        _PROBABILITIES[ops.sigmoid if isinstance(network.task, Multilabel) else network.task.predictions](graph)
-    about = {
+    evaluations = [evaluation(trained, batch) for batch in BATCHES]
+    graph, about = Graph(), signature(trained)
+    found = Nodes(graph, evaluations[0], lengths_of(evaluations, BATCHES), IMAGES).write()
+    for name, output in zip(about.outputs, found[-len(about.outputs) :], strict=True):
+        graph.add(name, "Identity", output)
+    metadata = {
         "classes": json.dumps(trained.classes),
         "targets": json.dumps(trained.targets),
         "config": config.dump(trained.config),
         "adtrain_version": __version__,
     }
     if trained.encoder is not None:
-        about["encoder"] = json.dumps(plain(trained.encoder))
-    return graph.encode(*signature(trained), about)
+        metadata["encoder"] = json.dumps(plain(trained.encoder))
+    return graph.encode(*about, metadata)
 
 
-def _normalized(graph: Graph, trained: TrainedModel) -> str:
-    """`Network.inputs` as nodes; the name of the output."""
-    writer, network = LayerWriter(graph, ("input",)), trained.network
-    factor, summand = network.normalization()
-    given = IMAGES
-    if any(network.offset):
-        offset = np.reshape(network.offset, (-1, 1, 1))
-        given = writer.op("Sub", IMAGES, writer.constant("offset", offset, np.float64))
-    pixels = writer.op("Cast", given, to=FLOAT)
-    scaled = writer.op("Mul", pixels, writer.constant("scale", factor))
-    normalized = writer.op("Add", scaled, writer.constant("shift", summand))
-    return writer.op("Reshape", normalized, writer.constant("shape", [0, *network.input_shape]))
+def runtime_version() -> str | None:
+    """The version of onnxruntime; None if it is not installed."""
+    try:
+        import onnxruntime
+    except ImportError:
+        return None
+    return str(onnxruntime.__version__)
 
 
-def _values(graph: Graph, task: Regression, outputs: str) -> str:
-    """`Regression.predictions` as nodes."""
-    if not task.normalized:
-        return graph.add(VALUES, "Identity", outputs)
-    writer, dtype = LayerWriter(graph, (VALUES,)), np.float64 if task.needs_float64 else np.float32
-    if task.needs_float64:
-        outputs = writer.op("Cast", outputs, to=DOUBLE)
-    scaled = writer.op("Mul", outputs, writer.constant("std", task.std, dtype))
-    return graph.add(VALUES, "Add", scaled, writer.constant("mean", task.mean, dtype))
+def compare(content: bytes, trained: TrainedModel, examples: Split) -> Comparison:
+    """Compare the ONNX file `content`, run by onnxruntime, with the network on all images.
+
+    Raises AdtrainError where an output of either is NaN or infinite.
+    """
+    runtime, names = session(content), list(signature(trained).outputs)
+    return comparison.compare(lambda batch: runtime.run(names, {IMAGES: batch}), names, trained, examples)
 
 
-def _clip(graph: Graph) -> str:
-    writer = LayerWriter(graph, (PROBABILITIES,))
-    return graph.add(PROBABILITIES, "Clip", LOGITS, writer.constant("low", 0.0), writer.constant("high", 1.0))
+def session(content: bytes) -> Any:
+    """An onnxruntime.InferenceSession on the CPU for the content of an ONNX file."""
+    import onnxruntime
 
-
-_PROBABILITIES: dict[Callable[[Value], Value], Callable[[Graph], str]] = {
-    ops.softmax: lambda graph: graph.add(PROBABILITIES, "Softmax", LOGITS, axis=-1),
-    ops.sigmoid: lambda graph: graph.add(PROBABILITIES, "Sigmoid", LOGITS),
-    clip_probabilities: _clip,
-}
-"""The functions that a task's `predictions` can be, as nodes."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors only: missing GPUs would be warnings
+    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])

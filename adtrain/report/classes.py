@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from adtrain.metrics import class_counts
 from adtrain.report.pixels import data_url, shown, signed
 from adtrain.report.predictions import Predictions
 
@@ -26,7 +27,10 @@ class Cell(NamedTuple):
 
 
 class ClassRow(NamedTuple):
-    """The test examples of a class; `mistaken` names the class that it is most often taken for, and how often."""
+    """The test examples of a class.
+
+    `accuracy` is its recall, `mistaken` names the class that it is most often taken for, and how often.
+    """
 
     name: str
     images: int
@@ -76,7 +80,7 @@ def by_class(predictions: Predictions) -> list[ClassRow]:
     counts, classes = predictions.confusion, predictions.classes
     totals, mistakes = counts.sum(axis=1), _mistakes(counts)
     wrong = mistakes.sum(axis=1)
-    accuracy = 1 - wrong / np.maximum(totals, 1)
+    accuracy = class_counts(counts).recall
     rows = []
     for i in np.argsort(accuracy, kind="stable"):
         other = int(mistakes[i].argmax())

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from adtrain import metrics
 from adtrain.report.plot import Axis, Plot
 from adtrain.report.ticks import ticks
+from adtrain.training.scores import value_text
 from adtrain.training.tasks import TargetScores
 
 MOST_POINTS, MOST_TARGETS = 500, 12
@@ -42,11 +43,17 @@ class LabelPredictions:
     counts: metrics.Counts
 
 
+def target_columns(found: NumberPredictions) -> dict[str, str]:
+    """The headings of `by_target`, with the kinds of their cells."""
+    return {"target": "text", "mean": "minor", **dict.fromkeys(found.scores._fields, ""), "largest error": ""}
+
+
 def by_target(found: NumberPredictions) -> list[list[str]]:
-    """For each target its name, mean, RMSE, MAE, R² and largest error."""
-    largest = np.abs(found.true - found.predicted).max(axis=0)
-    values = zip(found.true.mean(axis=0), *found.scores, largest, strict=True)
-    return [[name, *(f"{x:.4g}" for x in row)] for name, row in zip(found.targets, values, strict=True)]
+    """For each target its name, mean, scores and largest error."""
+    means, largest = found.true.mean(axis=0), np.abs(found.true - found.predicted).max(axis=0)
+    columns = [[value_text(name, x) for x in values] for name, values in found.scores._asdict().items()]
+    numbers = [[f"{x:.4g}" for x in values] for values in (means, largest)]
+    return [list(row) for row in zip(found.targets, numbers[0], *columns, numbers[1], strict=True)]
 
 
 def by_label(found: LabelPredictions) -> list[list[str]]:

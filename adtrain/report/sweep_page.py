@@ -18,9 +18,8 @@ from adtrain.files import write_atomic
 from adtrain.report.curves import Curve, Panel
 from adtrain.report.plot import BOTTOM, TOP, Shape
 from adtrain.report.runs_page import KINDS
+from adtrain.sweeps.finished import finished_results, run_path
 from adtrain.sweeps.folder import SweepFolder
-from adtrain.sweeps.member_run import finished, run_path
-from adtrain.sweeps.ranking import higher_is_better
 from adtrain.sweeps.records import EpochLine, MemberResult, SweepResults
 from adtrain.templates import environment, macro
 from adtrain.training import scores
@@ -96,7 +95,6 @@ def render(folder: SweepFolder, results: SweepResults, best_report: str | None) 
         names=names,
         value_text=scores.value_text,
         setting_text=partial(rounded_text, brief=True),
-        status=_status,
         rank_by=results.rank_by.replace("_", " "),
         metric=results.rank_by.partition("_")[2],
         coordinates=Coordinates(results).svg() if drawn else None,
@@ -119,7 +117,7 @@ def panels(lines: Sequence[EpochLine], results: SweepResults) -> list[Panel]:
     metric = results.rank_by.partition("_")[2]
     parts = ["validation", "train"] if any(x.validation for x in results.members) else ["train"]
     metrics = list(dict.fromkeys((metric, "loss")))
-    best = sorted(by_setting.values(), key=lambda same: _mean_key(same, results.rank_by))[:MAX_CURVES]
+    best = sorted(by_setting.values(), key=lambda same: _mean_key(same, results.higher))[:MAX_CURVES]
     found = []
     for split in parts:
         for name in metrics:
@@ -133,13 +131,13 @@ def panels(lines: Sequence[EpochLine], results: SweepResults) -> list[Panel]:
     return found
 
 
-def _mean_key(same: Sequence[MemberResult], rank_by: str) -> tuple[bool, float]:
+def _mean_key(same: Sequence[MemberResult], higher: bool) -> tuple[bool, float]:
     """Sorts settings by the mean of the metric over their finished members; those without one come last, by rank."""
     values = [x.value for x in same if x.status == "finished" and x.value is not None]
     if not values:
         return True, min(x.rank for x in same)
     mean = float(np.mean(values))
-    return False, -mean if higher_is_better(rank_by) else mean
+    return False, -mean if higher else mean
 
 
 def _curve(lines: Sequence[EpochLine], same: Sequence[MemberResult], kind: str, split: str, name: str) -> Curve | None:
@@ -148,27 +146,22 @@ def _curve(lines: Sequence[EpochLine], same: Sequence[MemberResult], kind: str, 
     for line in lines:
         for scored in line.members:
             score = getattr(scored, split)
-            if scored.member in numbers and score is not None and name in score._fields:
-                by_epoch.setdefault(line.epoch, []).append(getattr(score, name))
+            values = {**(scored.metrics if split == "validation" else {}), **(score._asdict() if score else {})}
+            if scored.member in numbers and name in values:
+                by_epoch.setdefault(line.epoch, []).append(values[name])
     epochs = sorted(epoch for epoch, values in by_epoch.items() if len(values) == max(map(len, by_epoch.values())))
     if not epochs:
         return None
-    values = [by_epoch[epoch] for epoch in epochs]
+    of_epochs = [by_epoch[epoch] for epoch in epochs]
     texts = {key.rpartition(".")[2]: rounded_text(x, brief=True) for key, x in same[0].values.items() if key != SEED}
     settings = ", ".join(f"{name} {text}" for name, text in texts.items())
-    band = [[min(x) for x in values], [max(x) for x in values]] if len(same) > 1 else [[], []]
-    return Curve(settings or "all seeds", kind, epochs, [float(np.mean(x)) for x in values], *band)
-
-
-def _status(found: MemberResult) -> str:
-    if found.status == "failed":
-        return f"failed in epoch {found.epochs}, at step {found.failed_at}"
-    return "" if found.status == "finished" else f"dropped after epoch {found.epochs}"
+    band = [[min(x) for x in of_epochs], [max(x) for x in of_epochs]] if len(same) > 1 else [[], []]
+    return Curve(settings or "all seeds", kind, epochs, [float(np.mean(x)) for x in of_epochs], *band)
 
 
 def write(folder: SweepFolder, output: Path | None) -> Path:
     """Write the page of a sweep; returns its path, by default report.html in the sweep's folder."""
-    results = finished(folder)
+    results = finished_results(folder)
     page = output or folder.path / "report.html"
     best = run_path(folder, results.members[0].member) / "report.html"
     link = os.path.relpath(best, page.parent) if best.is_file() else None

@@ -16,27 +16,24 @@ from adtrain.config import Config
 from adtrain.config.build import REGRESSION
 from adtrain.config.files import varied
 from adtrain.data import DataSet, Split
+from adtrain.metrics import Metric
 from adtrain.optim.optimizer import is_zero
+from adtrain.sweeps.records import Criterion
 from adtrain.text import counted
 from adtrain.training.checks import warn_of_init_from
 from adtrain.training.data_section import read_data
+from adtrain.training.evaluation import higher_is_better, metrics_of
 from adtrain.training.experiment import Experiment
 from adtrain.training.preparation import of_data, with_absolute_paths
 
 _log = logging.getLogger(__name__)
 
 REFUSED = {
-    (
-        "training",
-        "early_stopping",
-    ): "members of a Program train equally long; adtrain sweep --halving drops the worse ones",
-    ("training", "checkpoint_every"): "a sweep chooses itself when it saves",
-    ("training", "metrics"): "adtrain eval measures them on the run of a member",
-    ("training", "final_model"): "a member ends with the weights of its last epoch; --set training.final_model=last",
-    ("data", "shards"): "a member trains on whole batches; --set data.shards=null leaves it out",
+    ("training", "checkpoint_every"): "a sweep chooses when it saves; --set training.checkpoint_every=null",
+    ("data", "shards"): "a member trains on whole batches; --set data.shards=null",
 }
 """Keys that a sweep does not take, and why."""
-ALLOWED = {"shards": 1, "final_model": "last"}
+ALLOWED = {"shards": 1}
 """Values of these keys that change nothing."""
 
 
@@ -68,15 +65,13 @@ class Group:
     def of_member(self, member: Member) -> Experiment:
         """The experiment of one member, as `adtrain train` has it. With `shared_seed` the split is that of all."""
         first, cfg = self.experiment, member.config
-        training: dict[str, Any] = {"init_from": with_absolute_paths(cfg).training.init_from}
-        if first.validation is not None:
-            training["final_model"] = "last"  # `adtrain train` would end with the best epoch
+        init_from = with_absolute_paths(cfg).training.init_from
         prepared = first.config.model_copy(
             update={
                 "name": cfg.name,
                 "optimizer": cfg.optimizer,
                 "schedule": cfg.schedule,
-                "training": cfg.training.model_copy(update=training),
+                "training": cfg.training.model_copy(update={"init_from": init_from}),
             }
         )
         found = replace(
@@ -94,6 +89,24 @@ class Group:
     def data_seed(self, member: Member) -> int:
         """The seed of a member's order and validation split."""
         return member.config.training.seed if self.shared_seed is None else self.shared_seed
+
+    def metrics(self, rank_by: str) -> dict[str, Metric]:
+        """The metrics beside the scores, by name: those of the config, and that of a ranking."""
+        return metrics_of(self.experiment.config, self.experiment.network.task, rank_by.partition("_")[2])
+
+    def criterion(self, rank_by: str) -> Criterion:
+        """The criterion of a ranking by a metric such as "validation_accuracy"."""
+        return Criterion.of(rank_by, higher_is_better(rank_by.partition("_")[2], self.metrics(rank_by)))
+
+    def of_survival(self, criterion: Criterion) -> Criterion:
+        """The criterion by which members are dropped; the test part must not decide it.
+
+        Metrics that are not in the scores are measured on the validation part only.
+        """
+        if criterion.part != "test":
+            return criterion
+        in_scores = criterion.metric in self.experiment.network.task.score_kind._fields
+        return replace(criterion, part="train" if in_scores else "validation")
 
     @cached_property
     def options(self) -> Sequence[str]:
@@ -174,10 +187,6 @@ def groups_of(cfg: Config, members: Sequence[Member]) -> list[Group]:
         if shared_seed is not None:
             seeded = first.model_copy(update={"training": first.training.model_copy(update={"seed": shared_seed})})
         experiment = of_data(seeded, read[key])
-        if experiment.metrics:
-            fields = ", ".join(experiment.network.task.score_kind._fields)
-            reason = f"found {first.training.best_by} in a sweep, expected train_ or validation_ with one of {fields}"
-            raise first.error_at(("training", "best_by"), reason)
         warn_of_init_from(experiment)
         groups.append(Group(number, tuple(same), experiment, read[key].train, shared_seed))
     return groups

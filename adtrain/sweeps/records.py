@@ -1,16 +1,22 @@
-"""The records in a sweep's folder: options, the metrics of epochs, and the results."""
+"""The records in a sweep's folder: options, the metrics of epochs, and the results; and the ranking of members."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
 from typing import Literal, TypeAlias
 
 from adtrain.config.sweep_section import Metric, Values
-from adtrain.config.values import Duration, Measured, Sha256, Total
+from adtrain.config.values import Bool, Duration, Measured, Sha256, Total
+from adtrain.metrics import MetricValue
 from adtrain.option_types import Size
-from adtrain.training.scores import Score
+from adtrain.training.scores import HIGHER_IS_BETTER, Score, single_numbers
+from adtrain.training.summary import MetricValues
 
-FORMAT = 3
+FORMAT = 4
+LAST_EPOCH_FORMAT = 3
+"""The format of sweeps whose members all end with the weights of their last epoch."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,7 @@ class MemberEpoch:
     """A member's scores after an epoch.
 
     Attributes:
+        metrics: the single numbers of the metrics that are not in the scores, on the validation part.
         failed_at: the step, from 1, with the first loss that is not finite, or the last step of the epoch if only its
             new state is not; None if all numbers are finite. The member has no further epochs.
     """
@@ -48,6 +55,7 @@ class MemberEpoch:
     train: Score | None
     validation: Score | None
     failed_at: Total | None
+    metrics: dict[str, Measured] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -79,8 +87,11 @@ class MemberResult:
         rank: from 1, the best member, in the order of `ranking.ranked`.
         status: "finished", "dropped" by halving, or "failed".
         epochs: those that it trained; of a failed member the last one is that in which it failed.
-        value: by `SweepOptions.rank_by`, of the last epoch; None if it failed.
-        train, validation: of the last epoch. test: None if it was dropped or failed.
+        value: by `SweepOptions.rank_by`; None if it failed.
+        train, validation: of the epoch whose weights it has, of a failed member those of its last epoch.
+        test: None if it was dropped or failed.
+        model_epoch: the epoch whose weights it has; None if it failed, and in sweeps of format 3, where it is the last.
+        metrics: those that are not in the scores, on the test part.
     """
 
     rank: Size
@@ -94,6 +105,18 @@ class MemberResult:
     train: Score | None
     validation: Score | None
     test: Score | None
+    model_epoch: Size | None = None
+    metrics: MetricValues = field(default_factory=dict)
+
+    @property
+    def ending(self) -> str:
+        """How its training ended, in words; nothing if it has the weights of its last epoch."""
+        if self.status == "failed":
+            return f"failed in epoch {self.epochs}, at step {self.failed_at}"
+        if self.status == "dropped":
+            return f"dropped after epoch {self.epochs}"
+        restored = self.model_epoch not in (None, self.epochs)
+        return f"weights of epoch {self.model_epoch} of {self.epochs}" if restored else ""
 
 
 @dataclass(frozen=True)
@@ -103,6 +126,7 @@ class SweepResults:
     Attributes:
         seconds: from the start of the process that ended the sweep.
         train_seconds: of the training of all processes of the sweep.
+        higher_is_better: whether higher values of the metric are; None in sweeps of format 3, whose metric is known.
     """
 
     rank_by: Metric
@@ -111,6 +135,13 @@ class SweepResults:
     seconds: Duration
     train_seconds: Duration
     members: tuple[MemberResult, ...]
+    higher_is_better: Bool | None = None
+
+    @property
+    def higher(self) -> bool:
+        """Whether higher values of the metric are better."""
+        known = self.rank_by.partition("_")[2] in HIGHER_IS_BETTER
+        return known if self.higher_is_better is None else self.higher_is_better
 
     def disagreement(self) -> str | None:
         """What shows that the members are not those of one sweep; None where nothing does."""
@@ -126,8 +157,107 @@ class SweepResults:
         parts = [score for x in self.members for score in (x.train, x.validation, x.test) if score is not None]
         if any(type(score) is not type(parts[0]) for score in parts):
             return "members with other metrics"
-        if parts and metric not in parts[0]._fields:
+        finished = [x for x in self.members if x.status == "finished" and x.value is not None]
+        if any(x.test is not None and metric not in (*x.test._fields, *x.metrics) for x in finished):
             return f"rank_by {self.rank_by}, which the members do not have"
         if any(x.train is None and x.status == "finished" for x in self.members):
             return "a finished member without scores"
         return None
+
+
+@dataclass(frozen=True)
+class OnTest:
+    """A member's results on the test part; `metrics` are those that are not in the score."""
+
+    score: Score | None
+    metrics: Mapping[str, MetricValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """What ranks members: a part and a metric, such as "validation" and "accuracy"."""
+
+    part: str
+    metric: str
+    higher_is_better: bool
+
+    @classmethod
+    def of(cls, name: str, higher_is_better: bool) -> Criterion:
+        """The criterion of a name such as "validation_accuracy"."""
+        part, _, metric = name.partition("_")
+        return cls(part, metric, higher_is_better)
+
+    def __str__(self) -> str:
+        return f"{self.part}_{self.metric}"
+
+    def best(self, values: Sequence[float]) -> float:
+        """The best of several values."""
+        return max(values) if self.higher_is_better else min(values)
+
+    def value(self, found: MemberEpoch, test: OnTest | None = None) -> float | None:
+        """A member's value, of this epoch or of the test part; None if it failed, or was not measured on that part."""
+        return self._number(self.metric, found, test)
+
+    def key(self, found: MemberEpoch, test: OnTest | None = None) -> tuple[float, ...]:
+        """Sorts the best member first, those without a value last; equal ones by the loss, then by number."""
+        value, loss = (self._number(name, found, test) for name in (self.metric, "loss"))
+        signed = value is not None and (-value if self.higher_is_better else value)
+        return value is None, signed, loss is None, loss or 0.0, found.member
+
+    def _number(self, metric: str, found: MemberEpoch, test: OnTest | None) -> float | None:
+        score = {"train": found.train, "validation": found.validation, "test": test.score if test else None}[self.part]
+        others = {"validation": found.metrics, "test": single_numbers(test.metrics) if test else {}}
+        if score is not None and metric in score._fields:
+            number: float | None = float(getattr(score, metric))
+        else:
+            number = others.get(self.part, {}).get(metric)
+        return number if number is not None and isfinite(number) else None
+
+
+def survivors(alive: Sequence[int], models: Mapping[int, MemberEpoch], criterion: Criterion) -> list[int]:
+    """The better half of the members, at least one, in the order of their numbers.
+
+    Those that failed are worse than all others, and go on only if all failed.
+
+    Args:
+        models: by number the epoch whose weights a member would end with, or in which it failed.
+    """
+    finite = [number for number in alive if models[number].failed_at is None]
+    ordered = sorted(finite, key=lambda number: criterion.key(models[number]))
+    kept = ordered[: max(1, -(-len(alive) // 2))]
+    return sorted(kept or alive[:1])
+
+
+def ranked(
+    models: Mapping[int, MemberEpoch],
+    tests: Mapping[int, OnTest],
+    survived: Mapping[int, int],
+    criterion: Criterion,
+    of_survival: Criterion,
+) -> list[tuple[int, Status, float | None]]:
+    """(member, status, value) of all members, the best first.
+
+    Members that trained to the end are ranked by their values, however many epochs each of them has. Then come those
+    that were dropped, then those that failed. Of two that were dropped, the one comes first that survived more rungs
+    (`survived`, by number), because it was better than the other where both were compared; of the same rung, the one
+    with the better value there. Of two that failed, the one comes first that trained longer.
+
+    Args:
+        models: as for `survivors`.
+        tests: by number the results on the test part of members that trained to the end.
+        of_survival: the criterion by which members were dropped.
+    """
+    rows = []
+    for number, model in models.items():
+        test = tests.get(number)
+        value = criterion.value(model, test) if model.failed_at is None else None
+        key: tuple[float, ...]
+        status: Status
+        if model.failed_at is not None:
+            status, key = "failed", (2, -model.epoch, number)
+        elif test is not None:
+            status, key = "finished", (0, *criterion.key(model, test))
+        else:
+            status, key = "dropped", (1, -survived[number], *of_survival.key(model))
+        rows.append((key, (number, status, value)))
+    return [row for _, row in sorted(rows, key=lambda pair: pair[0])]

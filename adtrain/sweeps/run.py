@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
+from typing import Any, cast
 
 import numpy as np
 
@@ -17,15 +18,13 @@ from adtrain.config.differences import rounded_text
 from adtrain.core import timeline
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError
-from adtrain.sweeps import ranking
+from adtrain.sweeps import records
 from adtrain.sweeps.folder import DAMAGED, METRICS, SweepFolder
 from adtrain.sweeps.members import Group, Member
-from adtrain.sweeps.parts import Parts, side_by_side
-from adtrain.sweeps.records import EpochLine, MemberEpoch, MemberResult, SweepOptions, SweepResults
-from adtrain.sweeps.wave import Programs, WaveState, WaveTraining, joined
+from adtrain.sweeps.records import EpochLine, MemberEpoch, MemberResult, OnTest, SweepOptions, SweepResults
+from adtrain.sweeps.wave import Parts, Programs, WaveState, WaveTraining, best_of, joined, side_by_side
 from adtrain.text import counted
 from adtrain.training import scores
-from adtrain.training.scores import Score
 
 SAVE_SECONDS = 30.0
 """The least time between two checkpoints within a rung."""
@@ -65,13 +64,15 @@ class SweepRun:
         self.folder, self.members, self.groups, self.programs = folder, members, groups, programs
         self.waves, self.together, self.device, self.watch = waves, together, device, watch
         options = folder.options
-        self.rank_by = options.rank_by
+        self.metrics = {group.number: group.metrics(options.rank_by) for group in groups}
+        self.criterion = groups[0].criterion(options.rank_by)
+        self.of_survival = groups[0].of_survival(self.criterion)
         self.rungs = rungs_of(options, groups)
         self.history: dict[int, dict[int, MemberEpoch]] = {member.number: {} for member in members}
         self.survived = dict.fromkeys(self.history, 0)
         """The number of rungs after which each member was kept."""
-        self.tests: dict[int, Score | None] = {}
-        """The scores on the test part of the members that are left in the last rung, by number."""
+        self.tests: dict[int, OnTest] = {}
+        """The results on the test part of the members that are left in the last rung, by number."""
         self.final: Sequence[tuple[Group, WaveState]] = ()
         """The final state of the wave that was trained last, in memory."""
         self.train_seconds = 0.0
@@ -99,13 +100,24 @@ class SweepRun:
                 self.folder.states.remove(rung - 2)
             self._expect_lines(alive, end)
             if not self._is_last(rung):
-                alive = ranking.survivors(alive, self.history, end, self.rank_by)
+                alive = records.survivors(alive, self._models(end), self.of_survival)
                 self.survived |= dict.fromkeys(alive, rung + 1)
                 self.watch.line(f"epoch {end}: keeps {len(alive)} of {len(self.members)} members")
         results = self._results()
         self.folder.write_results(results)
         self.folder.states.remove(len(self.rungs) - 2)
         return results
+
+    def _models(self, end: int) -> dict[int, MemberEpoch]:
+        """For each member the epoch whose weights it would end with after the epochs up to `end`, or the failed one."""
+        found = {}
+        for group in self.groups:
+            for number in (member.number for member in group.members):
+                epochs = {epoch: x for epoch, x in self.history[number].items() if epoch <= end}
+                last = epochs[max(epochs)]
+                best = best_of(group.experiment, epochs, end) if group.experiment.restores_best else None
+                found[number] = epochs[best.epoch] if best and best.epoch and last.failed_at is None else last
+        return found
 
     def _train_group(self, rung: int, end: int, group: Group, members: Sequence[Member]) -> Parts[bool]:
         """Train a group to the end of a rung; False if `watch.stop` returned True first."""
@@ -145,11 +157,13 @@ class SweepRun:
 
     def _expect_lines(self, members: Sequence[int], end: int) -> None:
         """Raise AdtrainError where the metrics lack an epoch up to `end` that one of the members has trained."""
-        epochs = {member.number: group.experiment.epochs for group in self.groups for member in group.members}
+        experiments = {member.number: group.experiment for group in self.groups for member in group.members}
         for number in members:
-            known = self.history[number]
-            failed = [epoch for epoch, found in known.items() if found.failed_at is not None]
-            last = min(end, epochs[number], *failed)
+            known, experiment = self.history[number], experiments[number]
+            ended = [epoch for epoch, found in known.items() if found.failed_at is not None]
+            if experiment.stops_early(best_of(experiment, known, end)):
+                ended.append(max(known))
+            last = min(end, experiment.epochs, *ended)
             if missing := [epoch for epoch in range(1, last + 1) if epoch not in known]:
                 what = f"found no line for epoch {missing[0]} of member {number}, which was trained"
                 raise AdtrainError(f"{self.folder.path / METRICS}: {what}; {DAMAGED}")
@@ -157,10 +171,13 @@ class SweepRun:
     def _train_wave(
         self, rung: int, last: int, group: Group, wave: int, members: Sequence[Member], start: WaveState | None
     ) -> Parts[bool]:
-        training = WaveTraining(group, members, self.programs[group.number], self.device, start)
+        programs, metrics = self.programs[group.number], self.metrics[group.number]
+        training = WaveTraining(group, members, programs, self.device, start, self.history, metrics)
         saved = perf_counter()
 
         def save() -> None:
+            if training.epochs == group.experiment.epochs:
+                training.end()
             state = training.host_state()
             self.folder.states.write(rung, group.number, wave, state)
             self.final = [(group, state)] if self._is_last(rung) and training.epochs == last else []
@@ -168,7 +185,7 @@ class SweepRun:
         if training.epochs >= last:  # the group has fewer epochs than others; the next rung starts from its state
             save()
         while training.epochs < last:
-            if not training.good.any():
+            if not training.running[: training.count].any():
                 training.epochs = last
                 save()
                 break
@@ -189,7 +206,7 @@ class SweepRun:
             self._report(group, line)
         if self._is_last(rung):
             yield True
-            self.tests.update(zip((x.number for x in members), training.test_scores(), strict=True))
+            self.tests.update(zip((x.number for x in members), training.test_results(), strict=True))
         return True
 
     def _is_last(self, rung: int) -> bool:
@@ -205,20 +222,21 @@ class SweepRun:
             )
         members = counted(len(line.members), "members")
         text = f"group {group.number}: epoch {line.epoch}/{group.experiment.epochs}, {members}"
-        values = [x for member in line.members if (x := ranking.value(member, self.rank_by)) is not None]
+        values = [x for member in line.members if (x := self.criterion.value(member)) is not None]
         if values:
-            best, middle = ranking.best(values, self.rank_by), float(np.median(values))
-            shown = [scores.value_text(self.rank_by.partition("_")[2], x) for x in (best, middle)]
-            text += f", best {self.rank_by} {shown[0]}, median {shown[1]}"
+            best, middle = self.criterion.best(values), float(np.median(values))
+            shown = [scores.value_text(self.criterion.metric, x) for x in (best, middle)]
+            text += f", best {self.criterion} {shown[0]}, median {shown[1]}"
         self.watch.line(f"{text}, {line.seconds:.1f} s")
 
     def _results(self) -> SweepResults:
         """The members in the order of their ranks."""
         of_group = {member.number: group.number for group in self.groups for member in group.members}
-        ranked = ranking.ranked(self.history, self.tests, self.survived, self.rank_by)
+        models = self._models(self.rungs[-1])
+        ranked = records.ranked(models, self.tests, self.survived, self.criterion, self.of_survival)
         results = []
         for rank, (number, status, value) in enumerate(ranked, 1):
-            last = self.history[number][max(self.history[number])]
+            model, test = models[number], self.tests[number] if status == "finished" else OnTest(None)
             results.append(
                 MemberResult(
                     rank=rank,
@@ -226,16 +244,19 @@ class SweepRun:
                     group=of_group[number],
                     values=self.members[number].values,
                     status=status,
-                    epochs=last.epoch,
-                    failed_at=last.failed_at,
+                    epochs=max(self.history[number]),
+                    failed_at=model.failed_at,
                     value=value,
-                    train=last.train,
-                    validation=last.validation,
-                    test=self.tests.get(number) if status == "finished" else None,
+                    train=model.train,
+                    validation=model.validation,
+                    test=test.score,
+                    model_epoch=None if status == "failed" else model.epoch,
+                    metrics=cast(Any, test.metrics),
                 )
             )
         name, seconds = backend(self.device).device_name(), perf_counter() - timeline.current().began
-        return SweepResults(self.rank_by, self.device, name, seconds, self.train_seconds, tuple(results))
+        higher = self.criterion.higher_is_better
+        return SweepResults(str(self.criterion), self.device, name, seconds, self.train_seconds, tuple(results), higher)
 
 
 def rungs_of(options: SweepOptions, groups: Sequence[Group]) -> list[int]:

@@ -167,6 +167,22 @@ def sweep_evaluation(network: Network) -> Callable[..., MemberTotals]:
     return step
 
 
+def sweep_predictions(network: Network) -> Callable[..., Value]:
+    """The predictions of all members for a batch: (position, params, statistics, images, order) to (members, N, ...).
+
+    `order` is as for `sweep_evaluation`; the batch is in its row `position`.
+    """
+
+    def member(position: Value, params: nn.Params, statistics: nn.State, images: Value, order: Value) -> Value:
+        return network.predictions(params, statistics, ops.embedding(batch_indices(position, order), images))
+
+    def step(position: Value, params: nn.Params, statistics: nn.State, images: Value, order: Value) -> Value:
+        axes = None, 0, 0, None, 0 if order.ndim == 3 else None
+        return per_member(member, axes)(position, params, statistics, images, order)
+
+    return step
+
+
 def zero_member_totals(task: Task, members: int, device: str) -> MemberTotals:
     """The totals before the first batch."""
     tally = empty_tally(task, members, device)

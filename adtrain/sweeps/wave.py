@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from adtrain.core import aligned, tree
 from adtrain.core.array import Array, array, from_numpy
+from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError
 from adtrain.core.staging import Staged, stage
 from adtrain.data import Split
+from adtrain.metrics import Metric, MetricValue
 from adtrain.passes import ALL_BY_MEMBER
 from adtrain.sweeps.inputs import EpochInputs, WaveInputs
 from adtrain.sweeps.members import Group, Member
-from adtrain.sweeps.parts import Parts
-from adtrain.sweeps.records import MemberEpoch
+from adtrain.sweeps.records import MemberEpoch, OnTest
 from adtrain.sweeps.step import (
     DONATED,
     Tally,
@@ -27,15 +30,72 @@ from adtrain.sweeps.step import (
     empty_tally,
     frozen_states,
     sweep_evaluation,
+    sweep_predictions,
     sweep_step,
     zero_member_totals,
 )
-from adtrain.training.evaluation import BATCH_SIZE, mean_loss
-from adtrain.training.examples import Resident, on_device
-from adtrain.training.experiment import LOG_ROWS, TOTALS
+from adtrain.training.evaluation import BATCH_SIZE, mean_loss, metrics_on
+from adtrain.training.examples import Resident, StepInputs, on_device
+from adtrain.training.experiment import LOG_ROWS, TOTALS, Experiment
 from adtrain.training.loop import REPORT_SECONDS
-from adtrain.training.scores import Score
+from adtrain.training.progress import Best
+from adtrain.training.scores import Score, single_numbers
 from adtrain.training.step import TrainState
+
+T = TypeVar("T")
+Parts: TypeAlias = Generator[bool, None, T]
+"""Yields after each part: True if the next one waits for the device, False if it only starts more work."""
+
+
+def run_to_end(parts: Parts[T]) -> T:
+    """Run all parts of a job; returns its result."""
+    while True:
+        try:
+            next(parts)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+def side_by_side(jobs: Sequence[Parts[bool]], device: str) -> bool:
+    """Run jobs to their ends, and return whether all results are True.
+
+    On a device that runs several Programs at a time, each job has its own stream. A part that waits for the device
+    runs when the others have started all they can. On other devices one job runs after the other.
+    """
+    if len(jobs) == 1:
+        return run_to_end(jobs[0])
+    with backend(device).side_by_side(len(jobs)) as streams:
+        if not streams:
+            return all(run_to_end(job) for job in jobs)
+        return _alternately(jobs, streams)
+
+
+def _alternately(jobs: Sequence[Parts[bool]], streams: Sequence[Callable[[], AbstractContextManager[None]]]) -> bool:
+    waiting = dict.fromkeys(range(len(jobs)), False)
+    results = []
+    while waiting:
+        for i in [i for i, waits in waiting.items() if not waits] or list(waiting):
+            with streams[i]():
+                try:
+                    waiting[i] = next(jobs[i])
+                except StopIteration as end:
+                    results.append(end.value)
+                    del waiting[i]
+    return all(results)
+
+
+MOST_PREDICTION_BYTES = 2**28
+"""The most bytes of predictions that are held for metrics, unless those of one member have more."""
+
+
+def best_of(experiment: Experiment, epochs: Mapping[int, MemberEpoch], last: int) -> Best:
+    """The record of the best epoch of a member after its epochs up to `last`."""
+    best = experiment.best_start
+    for epoch in sorted(epochs):
+        if epoch <= last and epochs[epoch].failed_at is None:
+            best = experiment.best_after(best, epochs[epoch])
+    return best
 
 
 @dataclass(frozen=True)
@@ -49,6 +109,8 @@ class WaveState:
         tally: of that epoch; None if there is none.
         last: the state after the last complete epoch, for members that fail in the next one; None without a `tally`.
         frozen: the members that failed. Their state is that after their last epoch with finite numbers.
+        best: the state after the best epoch of each member, if the members end with it and have not ended. At the end
+            it is in `state`.
     """
 
     members: tuple[int, ...]
@@ -56,18 +118,26 @@ class WaveState:
     batches: int
     state: TrainState
     frozen: tuple[int, ...] = ()
+    best: TrainState | None = None
     tally: Tally | None = None
     last: TrainState | None = None
 
     def only(self, members: Sequence[int]) -> WaveState:
         """The state of some of its members."""
         rows = np.array([self.members.index(number) for number in members], np.int64)
-        state: TrainState = tree.map(lambda x: x[rows], self.state)
-        frozen = tuple(number for number in self.frozen if number in members)
-        found = WaveState(tuple(members), self.epochs, self.batches, state, frozen)
-        if self.tally is None:
-            return found
-        return replace(found, tally=rows_of(self.tally, rows), last=tree.map(lambda x: x[rows], self.last))
+
+        def chosen(state: TrainState) -> Any:
+            return tree.map(lambda x: x[rows], state)
+
+        return replace(
+            self,
+            members=tuple(members),
+            frozen=tuple(number for number in self.frozen if number in members),
+            tally=None if self.tally is None else rows_of(self.tally, rows),
+            state=chosen(self.state),
+            last=None if self.last is None else chosen(self.last),
+            best=None if self.best is None else chosen(self.best),
+        )
 
 
 def shared(state: TrainState) -> TrainState:
@@ -85,10 +155,14 @@ def joined(states: Sequence[WaveState]) -> WaveState:
     """The states of several waves of a group, all after the same epoch, as one."""
     if len(states) == 1:
         return states[0]
-    state = tree.map(lambda *xs: np.concatenate(xs), *(x.state for x in states))
+
+    def together(parts: Sequence[TrainState]) -> Any:
+        return tree.map(lambda *xs: np.concatenate(xs), *parts)
+
+    state, best = together([x.state for x in states]), [x.best for x in states if x.best is not None]
     members = tuple(number for x in states for number in x.members)
     frozen = tuple(number for x in states for number in x.frozen)
-    return replace(states[0], members=members, frozen=frozen, state=state)
+    return replace(states[0], members=members, frozen=frozen, state=state, best=together(best) if best else None)
 
 
 @dataclass(frozen=True)
@@ -108,10 +182,16 @@ class Programs:
         self.evaluation: Staged = stage(sweep_evaluation(group.experiment.network), ALL_BY_MEMBER, donate=TOTALS)
         self.frozen: Staged = stage(frozen_states, ALL_BY_MEMBER, donate={2})
         self.chosen: Staged = stage(chosen_states, ALL_BY_MEMBER, donate={1})
+        self.best: Staged = stage(chosen_states, ALL_BY_MEMBER, donate={2})
+        self.predictions: Staged = stage(sweep_predictions(group.experiment.network), ALL_BY_MEMBER)
 
 
 class WaveTraining:
     """Trains members of a group together.
+
+    Args:
+        history: by number the epochs of each member, which decide which of them are the best.
+        metrics: those that are measured beside the scores, by name; default: `Experiment.metrics`.
 
     Raises AdtrainError where the data do not fit on the device, or an initial state cannot be read.
     """
@@ -123,6 +203,8 @@ class WaveTraining:
         programs: Programs,
         device: str,
         start: WaveState | None = None,
+        history: Mapping[int, Mapping[int, MemberEpoch]] = {},
+        metrics: Mapping[str, Metric] | None = None,
     ) -> None:
         self.count = len(members)
         """The number of members. `self.members` may repeat the last one: see `Group.least_members`."""
@@ -137,9 +219,17 @@ class WaveTraining:
         self.inputs = WaveInputs(group, members, device)
         self.epochs, self.batches = (start.epochs, start.batches) if start else (0, 0)
         self.inputs.prefetch(self.epochs + 1)
+        self.metrics = self.experiment.metrics if metrics is None else metrics
+        self.bests = [best_of(self.experiment, history.get(x.number, {}), self.epochs) for x in members]
+        """The record of the best epoch of each member."""
         self.state = self._uploaded(start.state if start else self._initial_state())
         self.last = self._uploaded(start.last) if start and start.last else shared(self.state)
         """The state after the last complete epoch."""
+        ended = start is not None and start.best is None and self.epochs == self.experiment.epochs
+        self.best: TrainState | None = None
+        """The state after the best epoch of each member, if they end with it and have not ended."""
+        if self.experiment.restores_best and not ended:
+            self.best = self._uploaded(start.best) if start and start.best else shared(self.state)
         tally = start.tally if start else None
         self.tally = empty_tally(self.task, len(members), device) if tally is None else self._uploaded(tally)
         self.examples = self._resident(group.whole, "training")
@@ -178,7 +268,8 @@ class WaveTraining:
 
         numbers = tuple(member.number for member in self.members[: self.count])
         frozen = tuple(number for number, good in zip(numbers, self.good, strict=False) if not good)
-        found = WaveState(numbers, self.epochs, self.batches, on_host(self.state), frozen)
+        best = None if self.best is None else on_host(self.best)
+        found = WaveState(numbers, self.epochs, self.batches, on_host(self.state), frozen, best)
         if not self.batches:
             return found
         tally = rows_of(tree.map(lambda x: x.numpy(), self.tally), slice(self.count))
@@ -197,7 +288,7 @@ class WaveTraining:
                     return None
         yield True
         losses, sums, finite = (x.numpy() for x in (self.tally.loss, self.tally.sums, self.tally.finite))
-        trained = np.flatnonzero(self.good[: self.count])
+        trained = np.flatnonzero(self.running[: self.count])
         self._freeze(finite == len(sizes))
         seconds = perf_counter() - started
         self.epochs, self.batches = number, 0
@@ -206,28 +297,47 @@ class WaveTraining:
         train = self._scores(
             [float(loss) / count for loss in losses], sums, inputs.rows(count), self.group.whole.labels
         )
-        validation = self._validation_scores()
+        validation, metrics = self._validation_results()
         before = (number - 1) * self.experiment.steps_per_epoch
         found = []
+        improved = np.zeros(len(self.members), np.bool_)
         for i in trained.tolist():
             member = self.members[i].number
             if self.good[i]:
-                found.append(MemberEpoch(member, number, train[i], validation[i] if validation else None, None))
+                found.append(MemberEpoch(member, number, train[i], validation[i], None, single_numbers(metrics[i])))
+                best = self.experiment.best_after(self.bests[i], found[-1])
+                improved[i], self.bests[i] = best.epoch == number, best
             else:
                 failed_at = before + min(int(finite[i]) + 1, len(sizes))
                 found.append(MemberEpoch(member, number, None, None, failed_at))
+        if self.best is not None and improved.any():
+            self.best = self.programs.best(array(improved, device=self.device), self.state, self.best)
         return EpochScores(number, tuple(found), seconds)
 
+    @property
+    def running(self) -> np.ndarray:
+        """For each member whether it is trained further: it has not failed, and early stopping has not ended it."""
+        stopped = [self.experiment.stops_early(best) for best in self.bests]
+        return self.good & ~np.array(stopped)
+
+    def end(self) -> None:
+        """After the last epoch, give each member the weights that it ends with."""
+        if self.best is not None:
+            has_best = array(np.array([best.epoch > 0 for best in self.bests]) & self.good, device=self.device)
+            self.state, self.best = self.programs.chosen(has_best, self.best, self.state), None
+
     def _freeze(self, finite: np.ndarray) -> None:
-        """Give members that failed, in this epoch or before, the state after their last epoch with finite numbers.
+        """Give members that are not trained further the state after their last epoch with finite numbers.
 
         Args:
             finite: for each member whether all losses of this epoch are.
         """
-        good, self.last = self.programs.frozen(array(self.good & finite, device=self.device), self.state, self.last)
-        self.good = good.numpy()
-        if not self.good.all():
-            self.state = self.programs.chosen(good, self.state, self.last)
+        running = self.running
+        kept, self.last = self.programs.frozen(array(running & finite, device=self.device), self.state, self.last)
+        advanced = kept.numpy()
+        self.good = self.good & (advanced | ~running)
+        if not advanced.all():
+            self.state = self.programs.chosen(kept, self.state, self.last)
 
     def _batch_sizes(self) -> list[int]:
         """The sizes of the batches of the next epoch; `training.steps` may cut it short."""
@@ -272,15 +382,56 @@ class WaveTraining:
             found.append(self.task.score(loss, of_task, len(own), partial(labels.__getitem__, own)) if finite else None)
         return found
 
-    def _validation_scores(self) -> list[Score | None] | None:
+    def _validation_results(self) -> tuple[Sequence[Score | None], Sequence[Mapping[str, MetricValue]]]:
+        """The score and the metrics of each member on its validation part."""
         if self.experiment.validation is None:
-            return None
-        return self._evaluated(self.examples, self.inputs.validation_rows())
+            return [None] * self.count, [{}] * self.count
+        rows = self.inputs.validation_rows()
+        return self._evaluated(self.examples, rows), self._measured(self.examples, rows)
 
-    def test_scores(self) -> list[Score | None]:
-        """The scores on the test part."""
-        test = self.experiment.test
-        return self._evaluated(self._resident(test, "test"), np.arange(len(test)))
+    def test_results(self) -> list[OnTest]:
+        """The score and the metrics of each member on the test part."""
+        test = self._resident(self.experiment.test, "test")
+        rows = np.arange(len(test))
+        found = zip(self._evaluated(test, rows), self._measured(test, rows), strict=True)
+        return [OnTest(score, metrics) for score, metrics in found]
+
+    def _measured(self, examples: Resident, rows: np.ndarray) -> Sequence[Mapping[str, MetricValue]]:
+        """The metrics of each member on rows as in `_evaluated`; none for a member with a prediction that is NaN."""
+        if not self.metrics:
+            return [{}] * self.count
+        network, found = self.experiment.network, list[Mapping[str, MetricValue]]()
+        held_bytes = rows.shape[-1] * prod(network.model.output_shape(network.input_shape)) * network.dtype.itemsize
+        size = min(len(self.members), max(self.group.least_members, MOST_PREDICTION_BYTES // held_bytes))
+        for first in range(0, self.count, size):
+            begin = min(first, len(self.members) - size)  # the same number of members in each call
+            predictions = self._predictions(examples, rows, slice(begin, begin + size))
+            for i in range(first, min(first + size, self.count)):
+                of_member, labels = predictions[i - begin], examples.split.labels[rows if rows.ndim == 1 else rows[i]]
+                finite, classes = np.isfinite(of_member).all(), self.experiment.data.classes
+                found.append(metrics_on(of_member, labels, self.metrics, classes) if finite else {})
+        return found
+
+    def _predictions(self, examples: Resident, rows: np.ndarray, chosen: slice) -> np.ndarray:
+        """The predictions of some members on rows as in `_evaluated`: (members, N, ...)."""
+        state = self.state.params, self.state.statistics
+        if chosen != slice(0, len(self.members)):
+            state = self._uploaded(tree.map(lambda x: x.numpy()[chosen], state))
+        predictions = []
+        for steps, (images, _, order) in self._batches(examples, rows if rows.ndim == 1 else rows[chosen]):
+            for step in range(steps):
+                position = array(np.int64(step), device=self.device)
+                predictions.append(self.programs.predictions(position, *state, images, order).numpy())
+        return np.concatenate(predictions, axis=1)
+
+    def _batches(self, examples: Resident, rows: np.ndarray) -> Iterator[tuple[int, StepInputs]]:
+        """Rows as in `_evaluated` in batches: (count, inputs) of up to LOG_ROWS batches of one size at a time."""
+        for length, begin, end in _chunks(rows.shape[-1], BATCH_SIZE):
+            part = rows[..., begin:end]
+            order = part.reshape(*part.shape[:-1], -1, length)
+            padded = np.zeros((*part.shape[:-1], LOG_ROWS, length), np.int64)
+            padded[..., : order.shape[-2], :] = order
+            yield order.shape[-2], examples.batches(padded)
 
     def _evaluated(self, examples: Resident, rows: Any) -> list[Score | None]:
         """The score of each member on rows (count,), or (members, count) of its own.
@@ -288,14 +439,9 @@ class WaveTraining:
         The batches are those of `Evaluation`, so that the score of a member has the digits of its run's.
         """
         totals = zero_member_totals(self.task, len(self.members), self.device)
-        for length, begin, end in _chunks(rows.shape[-1], BATCH_SIZE):
-            part = rows[..., begin:end]
-            order = part.reshape(*part.shape[:-1], -1, length)
-            padded = np.zeros((*part.shape[:-1], LOG_ROWS, length), np.int64)
-            padded[..., : order.shape[-2], :] = order
+        for steps, inputs in self._batches(examples, rows):
             totals = totals._replace(position=array(np.int64(0), device=self.device))
-            inputs = self.state.params, self.state.statistics, *examples.batches(padded)
-            totals = self.programs.evaluation.repeat(order.shape[-2], totals, *inputs)
+            totals = self.programs.evaluation.repeat(steps, totals, self.state.params, self.state.statistics, *inputs)
         losses = list(map(mean_loss, totals.loss.numpy().tolist(), totals.weight.numpy().tolist()))
         own = rows if rows.ndim == 2 else [rows] * self.count
         return self._scores(losses, totals.sums.numpy(), own, examples.split.labels)

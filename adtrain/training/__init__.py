@@ -6,27 +6,23 @@ result = training.run(experiment, "cpu", [observer])
 
 from __future__ import annotations
 
-from adtrain.training.best import Best
 from adtrain.training.checkpoint import Checkpoint
 from adtrain.training.checks import check_precision, check_whole_batches
 from adtrain.training.costs import LayerCost, StepCosts, step_costs
-from adtrain.training.data_section import Arrays, data_options, with_input
-from adtrain.training.endings import Interrupted, NotFinite, Result
+from adtrain.training.data_section import Arrays, with_input
 from adtrain.training.evaluation import Evaluation
 from adtrain.training.examples import Examples, on_device
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.loop import continuation
 from adtrain.training.metrics import Epoch, Interval, read_metrics
 from adtrain.training.model_file import TrainedModel
-from adtrain.training.observer import Observer
 from adtrain.training.preparation import outline, prepare, read_ahead
-from adtrain.training.progress import Progress
-from adtrain.training.resumption import Resumed, resume
-from adtrain.training.run_folder import Recorder, RunFolder, run_in_folder
+from adtrain.training.progress import Best, Progress
+from adtrain.training.run_folder import Recorder, Resumed, RunFolder, resume, run_in_folder
 from adtrain.training.scores import ClassScore, MultilabelScore, RegressionScore, Score
 from adtrain.training.step import TrainState, copied, evaluation_step, train_step
 from adtrain.training.summary import Summary, summarize
-from adtrain.training.trainer import Start, run
+from adtrain.training.trainer import Interrupted, NotFinite, Observer, Result, Start, run
 from adtrain.training.trust import Trust
 
 __all__ = [
@@ -62,7 +58,6 @@ __all__ = [
     "check_whole_batches",
     "continuation",
     "copied",
-    "data_options",
     "evaluation_step",
     "on_device",
     "outline",

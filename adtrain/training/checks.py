@@ -18,13 +18,13 @@ from adtrain.core.array import array
 from adtrain.core.errors import ShapeError
 from adtrain.core.precision import PRECISIONS
 from adtrain.data import DataSet, Split
-from adtrain.data.columns import printable
-from adtrain.data.memory import machine_memory
-from adtrain.data.rounding import lossy_channels
+from adtrain.data.errors import printable
+from adtrain.data.file_array import machine_memory
 from adtrain.data.split import chunks
+from adtrain.data.statistics import lossy_channels
 from adtrain.metrics import METRICS
 from adtrain.text import counted, first_names, visible
-from adtrain.training import embedded_columns, warm_start
+from adtrain.training import embedded_columns, tensor_file
 from adtrain.training.experiment import Experiment
 from adtrain.training.network import Network
 from adtrain.training.tasks import Classification, NextClass, Regression, Task
@@ -126,9 +126,7 @@ def check_metrics(cfg: Config, task: Task) -> None:
     fields, best_by = task.score_kind._fields, cfg.training.best_by
     if best_by is not None:
         part, _, metric = best_by.partition("_")
-        others = [x.kind for x in cfg.training.metrics or ()]
-        if isinstance(task, Classification):
-            others = [name for name in dict.fromkeys([*METRICS, *others]) if name not in ("confusion", *fields)]
+        others = other_metrics(cfg, task)
         if metric not in fields and not (part == "validation" and metric in others):
             expected = f"expected train_ or validation_ with one of {', '.join(fields)}"
             expected += f", or validation_ with one of {', '.join(others)}" if others else ""
@@ -138,6 +136,14 @@ def check_metrics(cfg: Config, task: Task) -> None:
         raise cfg.error_at(
             ("training", "metrics"), f"found {', '.join(x.kind for x in cfg.training.metrics)}, {reason}"
         )
+
+
+def other_metrics(cfg: Config, task: Task) -> list[str]:
+    """The metrics that can be measured beside those of the score, without the confusion matrix."""
+    names = [x.kind for x in cfg.training.metrics or ()]
+    if isinstance(task, Classification):
+        names = [*METRICS, *names]
+    return [name for name in dict.fromkeys(names) if name not in ("confusion", *task.score_kind._fields)]
 
 
 def check_memory(cfg: Config, net: Network) -> None:
@@ -172,7 +178,7 @@ def warn_of_init_from(experiment: Experiment) -> None:
     if training.init_from is None:
         return
     path = Path(training.init_from)
-    before, now = warm_start.names_of(path), warm_start.Names(data_set.classes, data_set.targets, data_set.encoder)
+    before, now = tensor_file.names_of(path), tensor_file.Names(data_set.classes, data_set.targets, data_set.encoder)
     drawn = tree.leaves(experiment.random_initial_state("cpu").params)
     taken = tree.leaves(experiment.initial_state("cpu").params)
     kinds = "classes" if now.classes else "targets"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from math import prod
 from typing import Any, NamedTuple
 
 from adtrain import config, data
 from adtrain.config import Config, ConfigError
 from adtrain.config.build import REGRESSION
-from adtrain.config.document import Data
-from adtrain.data import DataOptionError, DataSet, Options
+from adtrain.data import DataOptionError, DataSet
 from adtrain.data.table_encoder import TableEncoder
 from adtrain.nn import Shape
 
@@ -26,7 +24,7 @@ def read_data(
     cfg: Config,
     arrays: Arrays | None = None,
     encoder: TableEncoder | None = None,
-    classes: tuple[str, ...] | None = None,
+    classes: tuple[str, ...] = (),
     offset: tuple[float, ...] | None = None,
 ) -> DataSet:
     """The data of a config, or those in `arrays`.
@@ -37,7 +35,7 @@ def read_data(
     """
 
     def read(numbers: bool) -> DataSet:
-        options = data_options(cfg.data)
+        options = cfg.data.options
         shift = offset if cfg.data.normalize else ()
         if arrays is None:
             source = config.build.data_source(cfg) if cfg.data.dataset is not None else None
@@ -56,12 +54,6 @@ def read_data(
         raise cfg.error_at(("data", error.option), error.reason) from error
 
 
-def data_options(section: Data) -> Options:
-    """The options of a config's data section that control how files are read."""
-    given = {field.name: getattr(section, field.name) for field in fields(Options)}
-    return Options(**{name: value for name, value in given.items() if value is not None})
-
-
 def takes_numbers(cfg: Config) -> bool:
     """Whether integer labels are numbers to predict: a regression loss compares them with a single output."""
     return cfg.loss.kind in REGRESSION and config.build.model(cfg).output_shape(cfg.model.input) == (1,)
@@ -75,7 +67,7 @@ def with_input(cfg: Config) -> Config:
     if cfg.model.input:
         return cfg
     if cfg.data.is_text:
-        return with_shape(cfg, (1, 1, data_options(cfg.data).length))
+        return with_shape(cfg, (1, 1, cfg.data.options.length))
     entry = config.build.data_source(cfg) if cfg.data.dataset is not None else None
     if isinstance(entry, data.Entry):
         return with_shape(cfg, entry.shape)

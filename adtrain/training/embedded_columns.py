@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from adtrain import nn
-from adtrain.data.columns import Column, printable
+from adtrain.data.errors import printable
+from adtrain.data.part import Column
 
 T = TypeVar("T")
 

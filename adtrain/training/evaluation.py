@@ -11,7 +11,7 @@ import numpy as np
 from adtrain import config, nn
 from adtrain.config import Config
 from adtrain.core import communicator
-from adtrain.core.array import Value, array, from_numpy
+from adtrain.core.array import array, from_numpy
 from adtrain.core.errors import AdtrainError
 from adtrain.core.staging import Staged, stage
 from adtrain.data import Images, Split
@@ -19,7 +19,7 @@ from adtrain.metrics import METRICS, ClassPredictions, Metric, MetricValue
 from adtrain.passes import ALL
 from adtrain.training.examples import Examples
 from adtrain.training.network import Network
-from adtrain.training.scores import Score
+from adtrain.training.scores import HIGHER_IS_BETTER, Score
 from adtrain.training.sharding import Sharding
 from adtrain.training.step import EvaluationStep, Totals, repeated, zero_totals
 from adtrain.training.tasks import Task
@@ -121,12 +121,22 @@ def mean_loss(total: float, weight: float) -> float:
     return total / weight if weight else 0.0
 
 
-def metrics_of(cfg: Config, task: Task) -> dict[str, Metric]:
-    """The metrics of `training.metrics`, by name, and that of `training.best_by`. Raises ConfigError."""
-    found, best_by = config.build.metrics(cfg), (cfg.training.best_by or "").partition("_")[2]
-    if best_by in METRICS and best_by not in task.score_kind._fields:
-        found.setdefault(best_by, METRICS[best_by])
+def metrics_of(cfg: Config, task: Task, *names: str) -> dict[str, Metric]:
+    """The metrics of `training.metrics`, by name, that of `training.best_by`, and those with these `names`.
+
+    Raises ConfigError.
+    """
+    found = config.build.metrics(cfg)
+    for name in ((cfg.training.best_by or "").partition("_")[2], *names):
+        if name in METRICS and name not in task.score_kind._fields:
+            found.setdefault(name, METRICS[name])
     return found
+
+
+def higher_is_better(name: str, metrics: Mapping[str, Metric]) -> bool:
+    """Whether higher values of a metric are better: of a score, or one of `metrics`."""
+    own = metrics.get(name)
+    return getattr(own, "higher_is_better", True) if own else name in HIGHER_IS_BETTER
 
 
 def named_metrics(
@@ -135,9 +145,15 @@ def named_metrics(
     """The values of the metrics on all of `examples`, by name."""
     if not metrics:
         return {}
-    rows = predictions(*trained, examples.images, device)
-    rows = rows.reshape(-1, rows.shape[-1])
-    found = ClassPredictions(rows, examples.labels.reshape(-1), class_names(classes, rows))
+    return metrics_on(predictions(*trained, examples.images, device), examples.labels, metrics, classes)
+
+
+def metrics_on(
+    probabilities: np.ndarray, labels: np.ndarray, metrics: Mapping[str, Metric], classes: Sequence[str]
+) -> dict[str, MetricValue]:
+    """The values of the metrics, by name, of probabilities (N, classes) or (N, length, classes)."""
+    rows = probabilities.reshape(-1, probabilities.shape[-1])
+    found = ClassPredictions(rows, labels.reshape(-1), class_names(classes, rows))
     return {name: metric(found) for name, metric in metrics.items()}
 
 
@@ -154,11 +170,8 @@ def predictions(network: Network, params: nn.Params, statistics: nn.State, image
     Raises AdtrainError where one is NaN or infinite.
     """
 
-    def of_batch(params: nn.Params, statistics: nn.State, batch: Value) -> Value:
-        return network.task.predictions(network.outputs(params, statistics, batch, nn.Mode(training=False))[0])
-
     # For a few images, compiling a Program takes longer than running the operations one by one.
-    step = stage(of_batch, ALL) if len(images) > BATCH_SIZE else of_batch
+    step = stage(network.predictions, ALL) if len(images) > BATCH_SIZE else network.predictions
     rows = [np.zeros((0, 0))]
     for start in range(0, len(images), BATCH_SIZE):
         batch = array(images[start : start + BATCH_SIZE], device=device)

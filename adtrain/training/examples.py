@@ -15,8 +15,7 @@ from adtrain.core.array import Array, from_numpy
 from adtrain.core.backend import backend
 from adtrain.core.types import Shape
 from adtrain.data import Rows, Split
-from adtrain.data.file_array import FileArray
-from adtrain.data.memory import machine_memory
+from adtrain.data.file_array import FileArray, machine_memory
 
 CHUNK_BYTES = 64 << 20
 """The size of a chunk's images, roughly. A stream holds two chunks on the device and two on the host."""

@@ -23,13 +23,11 @@ from adtrain.core.views import subview
 from adtrain.data import DataSet, Split
 from adtrain.metrics import Metric
 from adtrain.passes import ALL, SIMPLIFY, passes_of_ranks
-from adtrain.training import sharded_step, warm_start
-from adtrain.training.best import Best
-from adtrain.training.evaluation import metrics_of
+from adtrain.training.evaluation import higher_is_better, metrics_of
 from adtrain.training.network import Network
 from adtrain.training.program_cache import PersistentProgramCache, targets
-from adtrain.training.scores import HIGHER_IS_BETTER
-from adtrain.training.sharding import Buckets, Sharding
+from adtrain.training.progress import Best, ScoredEpoch
+from adtrain.training.sharding import Buckets, Sharding, evaluation_of_vectors, shard_seeds, sharded_step
 from adtrain.training.step import (
     EvaluationStep,
     LoggedStep,
@@ -41,6 +39,7 @@ from adtrain.training.step import (
     logged_step,
     train_step,
 )
+from adtrain.training.tensor_file import initial_weights
 
 # The first stream of the seed that `data` does not use.
 INIT_STREAM = 16
@@ -142,9 +141,18 @@ class Experiment:
     @property
     def best_start(self) -> Best:
         """The record of the best epoch before the first one ends."""
-        metric = self.best_by.partition("_")[2]
-        own = self.metrics.get(metric)
-        return Best.start(self.best_by, getattr(own, "higher_is_better", True) if own else metric in HIGHER_IS_BETTER)
+        return Best.start(self.best_by, higher_is_better(self.best_by.partition("_")[2], self.metrics))
+
+    def best_after(self, best: Best, epoch: ScoredEpoch) -> Best:
+        """The record of the best epoch after another one ended."""
+        stopping = self.config.training.early_stopping
+        min_delta = stopping.min_delta if stopping else 0.0
+        return best.after(epoch.epoch, epoch.train, epoch.validation, epoch.metrics, min_delta)
+
+    def stops_early(self, best: Best) -> bool:
+        """Whether early stopping ends a training with this record of the best epoch."""
+        stopping = self.config.training.early_stopping
+        return stopping is not None and best.waited >= stopping.patience
 
     @property
     def restores_best(self) -> bool:
@@ -182,7 +190,7 @@ class Experiment:
         rng = np.random.default_rng(np.random.SeedSequence(training.seed, spawn_key=(INIT_STREAM,)))
         trees = self.network.model.init(self.network.input_shape, rng, self.network.dtype)
         if init_from is not None:
-            trees = warm_start.weights(Path(init_from), *trees, partial=bool(training.init_partial))
+            trees = initial_weights(Path(init_from), *trees, partial=bool(training.init_partial))
         params, statistics = trees
         return TrainState(params, statistics, self.optimizer.init(params))
 
@@ -244,7 +252,7 @@ class Experiment:
         """The config's seed as the step's argument: uint32 (2,), low word first; see `shard_seeds` for shards."""
         seed = self.config.training.seed
         words = array(np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32), device=device)
-        return words if self.buckets is None else sharded_step.shard_seeds(words, self.buckets)
+        return words if self.buckets is None else shard_seeds(words, self.buckets)
 
     @cached_property
     def train_step(self) -> TrainStep:
@@ -264,7 +272,7 @@ class Experiment:
         """The evaluation of the next batch of an order, in `mode`. A staged step donates the totals."""
         step = evaluation_step(self.network)
         if self.buckets is not None:
-            step = sharded_step.evaluation_of_vectors(step, self.buckets)
+            step = evaluation_of_vectors(step, self.buckets)
         if self.mode is Mode.EAGER:
             return step
         return stage(step, self.passes, donate=TOTALS, cache=self._program_cache("evaluation"))
@@ -343,7 +351,5 @@ class Experiment:
         training = self.config.training
         clip = training.clip_norm, training.clip_value
         if self.buckets is not None:
-            return sharded_step.sharded_step(
-                self.network, self.optimizer, self.schedule, self.buckets, *clip, self.augmentations
-            )
+            return sharded_step(self.network, self.optimizer, self.schedule, self.buckets, *clip, self.augmentations)
         return train_step(self.network, self.optimizer, self.schedule, *clip, self.augmentations)

@@ -10,12 +10,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from adtrain.data import DataError, csv_file, csv_table, digit_image, idx, images, npz, table_rows
-from adtrain.data.csv_table import Cells
-from adtrain.data.rounding import as_float32
-from adtrain.data.statistics import PIXEL_MAX
+from adtrain.data import DataError, digit_image, formats, idx, images, table_encoder
+from adtrain.data.part import Cells, Known
+from adtrain.data.statistics import PIXEL_MAX, as_float32
 from adtrain.text import visible
-from adtrain.training.data_section import data_options
 from adtrain.training.model_file import TrainedModel
 
 IDX_MAGIC = b"\0\0"
@@ -74,7 +72,7 @@ def read(
     options: ImageOptions = ImageOptions(),
     changed: Callable[[Sequence[Path], str], object] = warn_of_changes,
 ) -> Inputs:
-    """The images or rows of a file: PNG, JPEG, IDX (optionally gzip-compressed), NPZ, CSV or TSV.
+    """The images or rows of a file: PNG, JPEG, IDX (optionally gzip-compressed), or a format that has `read_rows`.
 
     Labels are not needed, and ignored. The rows of a table become features as in training: its columns are found by
     their names. Warns about categories that the training rows do not have, and about rows that `data.missing: drop`
@@ -84,33 +82,33 @@ def read(
     """
     if trained.config.data.is_text:
         raise DataError(f"{path}: the run was trained on text; adtrain predict reads text files")
-    if path.suffix.lower() == ".npz":
-        found = np.asarray(npz.read_images(path, data_options(trained.config.data)))
+    given = trained.config.data.options
+    found_formats = formats.of_name(path), formats.of_name(path, given.format)
+    read_rows = next((x.read_rows for x in found_formats if x is not None and x.read_rows is not None), None)
+    if read_rows is not None:
+        known = Known(None if trained.encoder is None else trained.encoder.columns, trained.classes)
+        found = read_rows(path, given, known)
+        if isinstance(found, Cells):
+            return _encoded(found, str(path), trained)
         return Inputs(_typed(found, str(path), trained), np.arange(len(found)))
-    if csv_file.is_table(path, trained.config.data.format):
-        if trained.encoder is None:
-            expected = "expected images, or rows in .npz"
-            raise DataError(f"{path}: found a table, but the run was not trained on one; {expected}")
-        cells = csv_table.read_rows(path, data_options(trained.config.data), trained.encoder.columns)
-        return _encoded(cells, str(path), trained)
     batch = _read_images(path, trained, options, changed)
     return Inputs(batch, np.arange(len(batch)))
 
 
 def of_rows(rows: Any, trained: TrainedModel) -> Inputs:
-    """The rows of a table in memory, see `table_rows.read`, as `read` returns those of a file.
+    """The rows of a table in memory, see `table_encoder.rows_in_memory`, as `read` returns those of a file.
 
     Raises DataError as `read` does.
     """
     if trained.encoder is None:
-        raise DataError(f"{table_rows.PLACE}: found a table, but the run was not trained on one; expected an array")
-    cells = table_rows.read(rows, data_options(trained.config.data), trained.encoder.columns)
-    return _encoded(cells, table_rows.PLACE, trained)
+        raise DataError(f"{table_encoder.PLACE}: found a table, but the run was not trained on one; expected an array")
+    cells = table_encoder.rows_in_memory(rows, trained.config.data.options, trained.encoder.columns)
+    return _encoded(cells, table_encoder.PLACE, trained)
 
 
 def _encoded(cells: Cells, place: str, trained: TrainedModel) -> Inputs:
     assert trained.encoder is not None
-    features = trained.encoder.images(cells.values, cells.columns, place, data_options(trained.config.data))
+    features = trained.encoder.images(cells.values, cells.columns, place, trained.config.data.options)
     return Inputs(_typed(features, place, trained), cells.rows)
 
 

@@ -1,8 +1,9 @@
-"""The loop that issues steps to the device, many batches at a time."""
+"""The loop that issues steps to the device, what its ranks agree on, and the search for the first NaN or infinity."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from time import perf_counter
 from typing import Any
@@ -10,14 +11,33 @@ from typing import Any
 import numpy as np
 
 from adtrain import data
-from adtrain.core import tree
-from adtrain.core.array import array, from_numpy
+from adtrain.core import communicator, tree
+from adtrain.core.array import Value, array, from_numpy
 from adtrain.core.backend import Executable
+from adtrain.core.primitive import Primitive
+from adtrain.core.scope import current_phase, current_scope
 from adtrain.core.staging import Staged
-from adtrain.training import agreement
+from adtrain.core.trace import EvaluationTrace, base_trace
 from adtrain.training.examples import BatchGroup, Examples, on_device
 from adtrain.training.experiment import LOG_ROWS, Experiment
+from adtrain.training.progress import Progress
 from adtrain.training.step import TrainState, empty_log, repeated
+
+
+def of_first_rank(number: int) -> int:
+    """Rank 0's number."""
+    return number if communicator.current().size == 1 else int(communicator.all_gathered(np.array(number))[0])
+
+
+def any_rank(answer: bool) -> bool:
+    """Whether any rank's answer is True."""
+    return answer if communicator.current().size == 1 else bool(communicator.all_gathered(np.array(answer)).any())
+
+
+def largest(number: int) -> int:
+    """The largest number of all ranks."""
+    return number if communicator.current().size == 1 else int(communicator.all_gathered(np.array(number)).max())
+
 
 REPORT_SECONDS = 0.1
 """The approximate time between two reports of progress, and between two checks for a request to stop."""
@@ -76,7 +96,7 @@ class StepLoop:
             arguments = self._arguments(self.group)
             self.state, self.log = repeated(self.step, times, arguments[:2], *arguments[2:])
             found = max(1, int(REPORT_SECONDS / max((perf_counter() - before) / times, 1e-9)))
-            self.steps_per_report = agreement.of_first_rank(found)
+            self.steps_per_report = of_first_rank(found)
             self.steps_taken += times
             self.batches_left -= times
             count -= times
@@ -108,3 +128,67 @@ def batches_of(experiment: Experiment, epoch: int) -> Iterator[np.ndarray]:
     """The batches of an epoch (from 1) as int64 indices, in the order that the seed determines."""
     seed = experiment.config.training.seed
     return data.batches(len(experiment.train), experiment.config.data.batch_size, seed, epoch)
+
+
+RESULT = {"forward": "result", "backward": "gradient", "update": "update"}
+
+
+class FiniteCheck:
+    """Whether a state on a device has only finite numbers, over all ranks. All ranks check together.
+
+    The call starts the check, so the next step may then overwrite the state. The function that it returns waits for
+    the answer.
+    """
+
+    def __init__(self, experiment: Experiment, device: str) -> None:
+        self.experiment, self.device = experiment, device
+
+    def begin_compiling(self, state: TrainState) -> None:
+        """Begin to compile the check of such states."""
+        if isinstance(self.experiment.finite_check, Staged):
+            self.experiment.finite_check.compile(state)
+
+    def __call__(self, state: TrainState) -> Callable[[], bool]:
+        if self.device == "cpu":  # NumPy needs no Program, which would take seconds to compile
+            numbers = tree.leaves(self.experiment.without_padding(state))
+            found = all(np.isfinite(x.numpy()).all() for x in numbers)
+            return lambda: not any_rank(not found)
+        wait = self.experiment.finite_check(state).fetch()
+        return lambda: not any_rank(not wait())
+
+
+class _FirstNotFinite(EvaluationTrace):
+    """Runs operations and records the first one whose result is not finite."""
+
+    found = ""
+
+    def process(self, primitive: Primitive, args: Sequence[Value], params: Mapping[str, Any]) -> Any:
+        results = super().process(primitive, args, params)
+        if not self.found:
+            for x in (results,) if isinstance(results, Value) else results:
+                if not np.isfinite(x.numpy()).all():
+                    part = f" in {current_scope()}" if current_scope() else ""
+                    self.found = f"the {RESULT[current_phase()]} of {primitive.name}{part}"
+        return results
+
+
+def not_finite_message(
+    experiment: Experiment, state: TrainState, examples: Examples, batch: np.ndarray, before: Progress, loss: float
+) -> str:
+    """The error message for a step on `batch` that made the finite `state` non-finite.
+
+    Repeats the step one operation at a time to find the first one that overflows. Sums are then computed in another
+    order, which may not overflow near the limit of the dtype; in that case the message names no operation.
+    """
+    trace = _FirstNotFinite()
+    with base_trace(trace):
+        inputs = examples.batches(experiment.part(batch))
+        seed, size = experiment.seed(examples.device), experiment.batch_arguments(len(batch))
+        experiment.eager_step(state, seed, *inputs, *size)
+    what = "a number of the new state is not finite" if math.isfinite(loss) else f"the loss is {loss}"
+    found = next(filter(None, communicator.gathered_texts(trace.found)), "")
+    first = f", first {found}" if found else ""
+    return (
+        f"{what} at step {before.step + 1} (epoch {before.epoch}){first}; training stopped: "
+        "lower the optimizer's lr, or set training.clip_norm"
+    )

@@ -21,19 +21,19 @@ from adtrain.core.errors import AdtrainError
 from adtrain.core.precision import FULL
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
-from adtrain.data import DataSet, Options, Split, formats, text_file
+from adtrain.data import DataSet, Options, Split, formats, images, text_file
 from adtrain.data import load as load_data
-from adtrain.data.columns import printable
 from adtrain.data.datasets import ClassType, class_values
+from adtrain.data.errors import printable
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.data.table_encoder import TableEncoder
 from adtrain.passes import ALL
 from adtrain.text import counted, first_names
-from adtrain.training import network, tensor_file, warm_start
+from adtrain.training import network, tensor_file
+from adtrain.training.checkpoint import ModelMetadata, of_model
 from adtrain.training.checks import check_targets
-from adtrain.training.data_section import data_options, read_data, takes_numbers
+from adtrain.training.data_section import read_data, takes_numbers
 from adtrain.training.experiment import TOTALS, Experiment
-from adtrain.training.metadata import ModelMetadata, of_model
 from adtrain.training.network import Network
 from adtrain.training.preparation import with_absolute_paths
 from adtrain.training.step import EvaluationStep, TrainState, evaluation_step
@@ -92,10 +92,10 @@ class TrainedModel:
 
     def _read(self, path: Path) -> DataSet:
         """The data at `path`, read with those options of the config that fit their format."""
-        given = data_options(self.config.data)
+        given = self.config.data.options
         format_ = formats.format_of(path, given.format)
-        options = {name: getattr(given, name) for name in given.given if name in format_.options}
-        if format_ is formats.IMAGES:
+        options = {name: getattr(given, name) for name in given.given if name in format_.takes}
+        if format_ is images.FORMAT:
             channels, height, width = self.image_shape
             options = {"channels": channels, "image_size": (height, width)} | options
         numbers = takes_numbers(self.config)
@@ -176,7 +176,7 @@ def load(run: Path, device: str = "cpu", trust: Trust = NONE, overrides: Overrid
             does not fit the config.
     """
     cfg = config_of(run, trust, overrides)
-    path = run / warm_start.MODEL
+    path = run / tensor_file.MODEL
     if not path.is_file():
         raise AdtrainError(f"{run}: found no model.safetensors; the run ended during its first epoch, train again")
     file = TensorFile(path)
@@ -190,9 +190,9 @@ def load(run: Path, device: str = "cpu", trust: Trust = NONE, overrides: Overrid
         and len(about.targets) == len(about.target_mean) == len(about.target_std)
         and (not about.targets or net.model.output_shape(net.input_shape) == (len(about.targets),))
         and about.scale in (1, PIXEL_MAX)
-        and (not cfg.data.is_text or text_file.are_classes(about.classes, cfg.data.unit))
+        and (not cfg.data.is_text or text_file.are_classes(about.classes, cfg.data.options.unit))
         and channels * height * width == prod(cfg.model.input)
-        and (about.encoder is None or about.encoder.fits(data_options(cfg.data), about.image_shape))
+        and (about.encoder is None or about.encoder.fits(cfg.data.options, about.image_shape))
         and (factor > 0).all()
         and all(np.isfinite(x).all() for x in (factor, summand))
         and _are_labels(about.classes, about.class_type)

@@ -17,7 +17,7 @@ from adtrain.config.build import REGRESSION, is_own, takes_labels
 from adtrain.core.array import Value, array
 from adtrain.core.precision import FULL, PRECISIONS
 from adtrain.core.scope import scope
-from adtrain.data.rounding import offsets
+from adtrain.data.statistics import offsets
 from adtrain.training.tasks import Classification, Multilabel, NextClass, Regression, Task
 
 
@@ -65,7 +65,7 @@ class Network:
 
     @cached_property
     def offset(self) -> tuple[float, ...]:
-        """What is subtracted from the numbers of each channel before they are stored; see `data.rounding`."""
+        """What is subtracted from the numbers of each channel before they are stored; see `data.statistics`."""
         return offsets(self.mean, self.std) if self.scale == 1 else (0.0,) * len(self.mean)
 
     def original(self, images: np.ndarray) -> np.ndarray:
@@ -90,6 +90,10 @@ class Network:
         """The model's outputs (N, ..., classes) for images (N, C, H, W), and the new running statistics."""
         with ops.matmul_precision(self.products):
             return self.model.forward(params, statistics, self.inputs(images), mode)
+
+    def predictions(self, params: nn.Params, statistics: nn.State, images: Value) -> Value:
+        """The task's predictions for images (N, C, H, W): see `training.evaluation.predictions`."""
+        return self.task.predictions(self.outputs(params, statistics, images, nn.Mode(training=False))[0])
 
     def loss_of(
         self, outputs: Value, labels: Value, mixed: Mixed | None = None, total_weight: Value | None = None

@@ -17,7 +17,7 @@ from adtrain.config.document import Plugin
 from adtrain.config.problems import PathParts
 from adtrain.core import communicator
 from adtrain.data import DataError, DataSet, Split
-from adtrain.data.columns import printable
+from adtrain.data.errors import printable
 from adtrain.training import checks, network, trust
 from adtrain.training.data_section import Arrays, read_data, takes_numbers, with_input, with_shape
 from adtrain.training.experiment import Experiment, Mode
@@ -98,7 +98,7 @@ def outline(cfg: Config) -> Experiment:
         names = tuple(map(str, range(prod(outputs))))
         name = cfg.data.dataset.kind if cfg.data.dataset is not None else str(cfg.data.path)
         data_set = DataSet(name, split, split, names, (0.0,) * shape[0], (1.0,) * shape[0])
-        if cfg.data.target is not None or takes_numbers(cfg):
+        if cfg.data.options.target is not None or takes_numbers(cfg):
             split = Split(split.images, np.broadcast_to(np.float64(0), (cfg.data.batch_size, len(names))))
             data_set = replace(data_set, test=split, classes=(), targets=names).with_train(split)
     return _experiment(cfg, data_set, validation, Mode.FUSED)

@@ -10,9 +10,8 @@ from typing import Any
 
 from adtrain import config, data
 from adtrain.config.document import Data
-from adtrain.data import DataError, DataOptionError, DataSet, csv_survey, formats
+from adtrain.data import DataError, DataOptionError, DataSet, csv_survey, csv_table, formats, images
 from adtrain.text import counted
-from adtrain.training.data_section import data_options
 from adtrain.training.preparation import prepare
 
 SIDE, MOST_SIDE = 64, 128
@@ -48,8 +47,8 @@ def text(section: Data, given: Mapping[str, Any]) -> str:
     """
     keys, comments = dict(given), dict(COMMENTS)
     path = None if section.path is None else Path(section.path).expanduser()
-    if path is not None and formats.format_of(path, data_options(section).format) is formats.CSV:
-        proposed = csv_survey.propose(path, data_options(section))
+    if path is not None and formats.format_of(path, section.options.format) is csv_table.FORMAT:
+        proposed = csv_survey.propose(path, section.options)
         keys |= proposed.keys
         comments |= proposed.comments
     with _unwarned():  # `prepare` reads the data again, with the options of the config
@@ -116,12 +115,12 @@ def _loaded(keys: dict[str, Any]) -> DataSet:
 
     def load() -> DataSet:
         section = Data.model_validate(keys)
-        return data.load(keys.get("dataset"), section.path, data_options(section), need_test=False)
+        return data.load(keys.get("dataset"), section.path, section.options, need_test=False)
 
     path = keys.get("path")
     try:
         found = load()
-        is_folder = path and formats.format_of(Path(path).expanduser(), keys.get("format")) is formats.IMAGES
+        is_folder = path and formats.format_of(Path(path).expanduser(), keys.get("format")) is images.FORMAT
         if not is_folder or "image_size" in keys or max(found.train.images.shape[2:]) <= MOST_SIDE:
             return found
     except DataOptionError as error:

@@ -75,7 +75,7 @@ def sample(trained: TrainedModel, device: str, prompt: np.ndarray, temperature: 
 
 def decoded(trained: TrainedModel, classes: Iterable[int]) -> Iterator[str]:
     """The text of the classes, a string at a time. Bytes that are not UTF-8 become U+FFFD."""
-    if trained.config.data.unit != "byte":
+    if trained.config.data.options.unit != "byte":
         yield from (trained.classes[number] for number in classes)
         return
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -88,7 +88,7 @@ def prompt_classes(trained: TrainedModel, prompt: str) -> np.ndarray:
 
     Raises AdtrainError that names the characters that the training's text does not have.
     """
-    if trained.config.data.unit == "byte":
+    if trained.config.data.options.unit == "byte":
         return np.frombuffer((prompt or "\n").encode("utf-8", "surrogateescape"), np.uint8).astype(np.int32)
     if not prompt:
         return np.array([trained.classes.index("\n") if "\n" in trained.classes else 0], np.int32)

@@ -7,17 +7,12 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from adtrain.config import records
 from adtrain.config.values import Measured
-from adtrain.metrics import ByClass
+from adtrain.metrics import SCALES, ByClass, Scale
 from adtrain.option_types import Probability
 
-HIGHER_IS_BETTER = frozenset({"accuracy", "r2", "top5", "precision", "recall", "f1"})
+HIGHER_IS_BETTER = frozenset(name for name, scale in SCALES.items() if scale.higher_is_better)
 LARGEST_LOG = 690.0
 """exp of it is below the limit of measured numbers."""
-FORMATS = {
-    **dict.fromkeys(("accuracy", "top5", "precision", "recall", "f1"), "{:.2%}"),
-    **dict.fromkeys(("rmse", "mae"), "{:.4g}"),
-    "perplexity": "{:.3f}",
-}
 
 
 class ClassScore(NamedTuple):
@@ -111,7 +106,7 @@ def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def value_text(metric: str, value: float) -> str:
-    return _fixed(FORMATS.get(metric, "{:.4f}"), value)
+    return _fixed(SCALES.get(metric, Scale()).form, value)
 
 
 def _fixed(form: str, value: float) -> str:

@@ -1,23 +1,48 @@
-"""How a batch is divided into shards, and shards and optimizer state among ranks.
+"""Batches in shards: how shards and optimizer state are divided among ranks, and the training step on them.
 
 A batch has a fixed number of shards, a power of two. Gradients are computed for each shard alone and added in a fixed
 binary tree. So the result has the same bits for each number of ranks that divides the number of shards.
+
+The Program of a step: the gradient of each of this rank's shards, and their sum; an exchange that gives each rank a
+slice of all ranks' sums; their sum, and the optimizer's update of the slice; an exchange that gives each rank all
+slices of the new parameters. Shards of one rank that exchange values, such as the statistics of synchronized batch
+norm, are computed in lockstep: one after the other up to an exchange, then the exchange, and so on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from adtrain import nn, ops, optim
+from adtrain.augment import Augmentation, Batch
 from adtrain.core import communicator, tree
-from adtrain.core.array import Value
+from adtrain.core.array import Array, Value, array
+from adtrain.core.autodiff import value_and_grad
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.scope import at, phase, scope
+from adtrain.core.staging import stage
+from adtrain.core.trace import bind
 from adtrain.core.types import Shape
 from adtrain.core.views import subview
+from adtrain.ops.collectives import fusion_barrier, gather_shards_p, pairwise_sum, tree_sum
+from adtrain.training.network import Network
+from adtrain.training.step import (
+    EvaluationStep,
+    StepMetrics,
+    Totals,
+    TrainState,
+    augment_batch,
+    gather_batch,
+    random_state,
+)
 
 BUCKET_BYTES = 4 << 20
 """A bucket is full when its parameters have at least this number of bytes."""
@@ -199,3 +224,289 @@ class Buckets:
 
     def _like_params(self, x: Any) -> bool:
         return bool(tree.flatten(x)[1] == self.structure)
+
+
+class _Exchange(NamedTuple):
+    """The exchange that a shard waits for, and the value that it sends."""
+
+    equation: Equation
+    sent: Value
+
+
+def in_lockstep(
+    functions: Sequence[Callable[..., Sequence[Value]]], arguments: Sequence[Sequence[Any]], sharding: Sharding
+) -> list[list[Value]]:
+    """Call ``functions[i](*arguments[i])`` for each shard i of this rank; returns the results of each.
+
+    The functions may call `ops.gather_shards`, all in the same order. Between two exchanges, fusion barriers separate
+    the shards. So the bits of a shard's results do not depend on the other shards of this rank.
+    """
+    running = [
+        _run(stage(f).trace(*args)[0], tree.leaves(tuple(args))) for f, args in zip(functions, arguments, strict=True)
+    ]
+    received: list[Any] = [None] * len(running)
+    while True:
+        waiting, results = list[_Exchange](), list[list[Value]]()
+        for shard, value in zip(running, received, strict=True):
+            try:
+                waiting.append(shard.send(value))
+            except StopIteration as end:
+                results.append(end.value)
+        if results:
+            return results
+        received = _exchange(waiting, sharding)
+
+
+def _run(program: Program, arguments: Sequence[Value]) -> Generator[_Exchange, Value, list[Value]]:
+    """Run the equations of a shard. Yields each exchange, is sent the received value, and returns the results."""
+    values: dict[Variable, Value] = {**program.constants, **dict(zip(program.inputs, arguments, strict=True))}
+    for e in program.equations:
+        args = [values[v] for v in e.inputs]
+        if e.has(Trait.SHARD_EXCHANGE):
+            result: Any = yield _Exchange(e, fusion_barrier(*args)[0])
+        else:
+            with at(e.scope, e.phase):
+                result = bind(e.primitive, *args, **e.params)
+        values.update(zip(e.outputs, (result,) if isinstance(result, Value) else result, strict=True))
+    return [values[v] for v in program.outputs]
+
+
+def _exchange(waiting: Sequence[_Exchange], sharding: Sharding) -> list[Value]:
+    """The value that each of this rank's shards receives."""
+    first, sent = waiting[0].equation, [exchange.sent for exchange in waiting]
+    with at(first.scope, first.phase):
+        if first.primitive is gather_shards_p:
+            gathered = ops.reshape(ops.all_gather(ops.stack(sent)), (sharding.shards, *sent[0].shape))
+            return list(fusion_barrier(gathered)) * len(sent)
+        shape = sent[0].shape[1:]
+        by_rank = ops.reshape(pairwise_sum(sent), (sharding.ranks, sharding.per_rank, *shape))
+        own = tree_sum(ops.all_to_all(by_rank))
+        rows = [ops.slice(own, [k, *[0] * len(shape)], [k + 1, *shape]) for k in range(len(sent))]
+        return list(fusion_barrier(*(ops.reshape(row, shape) for row in rows)))
+
+
+SHARD_BIT = 16
+"""The number of a shard is in the upper 16 bits of the step's high word, which are 0 for the first 2^48 steps."""
+
+
+ShardedStep: TypeAlias = Callable[[TrainState, Value, Value, Value, Value, int], tuple[TrainState, StepMetrics]]
+"""(state, seeds, images, labels, this rank's indices int64 (n,), examples in the whole batch) to the new state and the
+metrics of the whole batch. The parameters in the state are the vectors of buckets. If the optimizer is elementwise, its
+averages are slices of such vectors: see `Buckets`."""
+
+
+def shard_seeds(seed: Array, buckets: Buckets) -> Array:
+    """uint32 (shards of this rank, 3): the low and high word of a seed uint32 (2,), and the number of the shard."""
+    return array(np.array([[*seed.numpy(), shard] for shard in buckets.sharding.local], np.uint32), device=seed.device)
+
+
+@dataclass(frozen=True)
+class _Step:
+    network: Network
+    optimizer: optim.Optimizer
+    schedule: optim.Schedule
+    clip_norm: float | None
+    clip_value: float | None
+    augmentations: Sequence[Augmentation]
+    buckets: Buckets
+
+    def __call__(
+        self, state: TrainState, seeds: Value, images: Value, labels: Value, indices: Value, total: int
+    ) -> tuple[TrainState, StepMetrics]:
+        sizes = self.buckets.sharding.sizes(total)
+        params = self.buckets.unflatten(state.params, subview)
+        taken, start = [], 0
+        with scope("input"):
+            for k, size in enumerate(sizes):
+                rows = ops.slice(indices, [start], [start + size]) if size else indices
+                taken.append((rows, ops.reshape(ops.slice(seeds, [k, 0], [k + 1, 3]), (3,))))
+                start += size
+            step, *inputs = fusion_barrier(state.step, *(x for shard in taken for x in shard))
+        total_weight = self._total_weight(labels, inputs[::2], sizes)
+        given = [
+            (params, state.statistics, step, total_weight, seed, images, labels, rows)
+            for rows, seed in zip(inputs[::2], inputs[1::2], strict=True)
+        ]
+        functions = [partial(self._shard, size, total) for size in sizes]
+        if self.network.synchronized:
+            shards = in_lockstep(functions, given, self.buckets.sharding)
+        else:
+            shards = [list(f(*arguments)) for f, arguments in zip(functions, given, strict=True)]
+        with phase("backward"), scope("exchange"):
+            *buckets, numbers = zip(*shards, strict=True)  # each has the arrays of all shards of this rank
+            own = [pairwise_sum(gradients) for gradients in buckets]
+            received = [ops.all_to_all(ops.reshape(x, (self.buckets.sharding.ranks, -1))) for x in own]
+            all_numbers = ops.all_gather(ops.stack(numbers))
+        with phase("update"), scope("optimizer"):
+            lr = self.schedule(state.step) * self.optimizer.lr
+            slices = self._clipped([tree_sum(x) for x in received])
+            vectors, optimizer = self._update(state, params, slices, lr)
+        with scope("metrics"):  # after the update, which does not wait for them
+            sums = tree_sum(ops.reshape(all_numbers, (-1, *numbers[0].shape)))
+            loss, task_sums, statistics = self._metrics(state, sums)
+        return TrainState(vectors, statistics, optimizer), StepMetrics(loss, task_sums, lr)
+
+    def _total_weight(self, labels: Value, shards: Sequence[Value], sizes: Sequence[int]) -> Value | None:
+        """The sum of the class weights of the whole batch, over all ranks; None for a loss without class weights.
+
+        `shards` are the indices of this rank's shards, `sizes` their numbers of examples.
+        """
+        if self.network.class_weights is None:
+            return None
+        with scope("exchange"):
+            found = [fusion_barrier(self.network.weight_of(ops.embedding(rows, labels)))[0] for rows in shards]
+            own = [weight if size else ops.zeros_like(weight) for weight, size in zip(found, sizes, strict=True)]
+            return tree_sum(ops.reshape(ops.all_gather(ops.stack(own)), (-1,)))
+
+    def _shard(
+        self,
+        size: int,
+        total: int,
+        params: nn.Params,
+        statistics: nn.State,
+        step: Value,
+        total_weight: Value | None,
+        seed: Value,
+        images: Value,
+        labels: Value,
+        rows: Value,
+    ) -> Sequence[Value]:
+        """The vectors of the gradient of a shard's part of the mean loss; then its loss, sums and statistics, float64.
+
+        `size` is the number of the shard's examples, `total` that of the batch. An empty shard returns zeros. If layers
+        are synchronized, it takes part in their exchanges with an image of zeros.
+        """
+        device, weight = step.device, size / total
+        if not size and not self.network.synchronized:
+            count = 1 + self._sum_count + sum(x.size for x in tree.leaves(statistics))
+            lengths = [(bucket.length, bucket.dtype) for bucket in self.buckets.buckets] + [
+                (count, np.dtype(np.float64))
+            ]
+            return fusion_barrier(*(ops.zeros((n,), dtype, device) for n, dtype in lengths))
+        rng = shard_state(seed, step)
+        mode = nn.Mode(training=True, rng=rng, shards=self.buckets.sharding.all_sizes(total))
+        found = gather_batch(images, labels, rows) if size else _zeros_for(images, labels)
+        batch = Batch(*found, self.network.unit)
+        if self.augmentations:
+            batch = augment_batch(batch, self.augmentations, rng, self.network.dtype)
+
+        part = weight if total_weight is None else float(size > 0)  # with class weights the mean is the batch's
+
+        def loss_of(params: nn.Params) -> tuple[Value, tuple[Value, nn.State]]:
+            outputs, moved = self.network.outputs(params, statistics, batch.images, mode)
+            return self.network.loss_of(outputs, batch.labels, batch.mixed, total_weight) * part, (outputs, moved)
+
+        (loss, (outputs, moved)), grads = value_and_grad(loss_of, has_aux=True)(params)
+        with scope("metrics"):
+            sums = self.network.task.sums(outputs, batch.labels)
+            numbers = [loss, sums if size else ops.zeros_like(sums)]
+            columns = [ops.reshape(ops.astype(x, np.float64), (-1,)) for x in numbers]
+            columns += [ops.reshape(ops.astype(x, np.float64), (-1,)) * weight for x in tree.leaves(moved)]
+        with phase("backward"), scope("exchange"):
+            return fusion_barrier(*self._vectors(grads, device), ops.concatenate(columns))
+
+    @property
+    def _sum_count(self) -> int:
+        return int(self.network.task.zero().size)
+
+    def _vectors(self, params: Any, device: str) -> list[Value]:
+        """The vector of each bucket of a tree like the parameters."""
+        leaves, found = tree.leaves(params), []
+        for bucket in self.buckets.buckets:
+            parts = []
+            for i, gap in zip(bucket.leaves, bucket.gaps, strict=True):
+                parts += [ops.reshape(leaves[i], (-1,)), *([ops.zeros((gap,), bucket.dtype, device)] if gap else [])]
+            found.append(ops.concatenate(parts) if len(parts) > 1 else parts[0])
+        return found
+
+    def _own_slice(self, vector: Value) -> Value:
+        sharding = self.buckets.sharding
+        length = vector.size // sharding.ranks
+        return vector if sharding.ranks == 1 else subview(vector, sharding.rank * length, (length,))
+
+    def _clipped(self, slices: Sequence[Value]) -> Sequence[Value]:
+        if self.clip_value is not None:
+            slices = optim.clip_by_value(list(slices), self.clip_value)
+        if self.clip_norm is None:
+            return slices
+        # Each block of a slice is squared and summed alone: as many blocks as shards, whatever the number of ranks.
+        slices = fusion_barrier(*slices)
+        per_rank = self.buckets.sharding.per_rank
+        blocks = []
+        for k in range(per_rank):
+            rows = [ops.reshape(x, (per_rank, -1)) for x in slices]
+            parts = fusion_barrier(*(ops.reshape(ops.slice(x, [k, 0], [k + 1, x.shape[1]]), (-1,)) for x in rows))
+            blocks.append(fusion_barrier(ops.stack([ops.sum(ops.square(x)) for x in parts]))[0])
+        by_shard = ops.reshape(ops.all_gather(ops.stack(blocks)), (-1, len(slices)))
+        return optim.clip_by_norm(slices, self.clip_norm, ops.sqrt(tree_sum(tree_sum(by_shard))))[0]
+
+    def _update(
+        self, state: TrainState, params: nn.Params, slices: Sequence[Value], lr: Value
+    ) -> tuple[Any, optim.OptState]:
+        """The vectors of the new parameters on all ranks, and the optimizer's new state."""
+        if not self.optimizer.elementwise:
+            grads = self.buckets.unflatten([_all_gathered(x) for x in slices], subview)
+            params, optimizer = self.optimizer.update(params, grads, state.optimizer, lr)
+            return self._vectors(params, state.step.device), optimizer
+        own = [self._own_slice(x) for x in tree.leaves(state.params)]
+        updated, optimizer = self.optimizer.update(own, list(slices), state.optimizer, lr)
+        return [_all_gathered(x) for x in updated], optimizer
+
+    def _metrics(self, state: TrainState, sums: Value) -> tuple[Value, Value, nn.State]:
+        """The loss, the task's sums and the running statistics: their mean over the shards, weighted by examples."""
+        zero = self.network.task.zero()
+        end = 1 + self._sum_count
+        loss = ops.reshape(ops.slice(sums, [0], [1]), ())
+        task_sums = ops.reshape(ops.astype(ops.slice(sums, [1], [end]), zero.dtype), zero.shape)
+        leaves, structure = tree.flatten(state.statistics)
+        found = []
+        for x in leaves:
+            mean = ops.slice(sums, [end], [end + x.size])
+            mean = mean if np.issubdtype(x.dtype, np.floating) else ops.round(mean)
+            found.append(ops.reshape(ops.astype(mean, x.dtype), x.shape))
+            end += x.size
+        return loss, task_sums, tree.unflatten(structure, found)
+
+
+def evaluation_of_vectors(step: EvaluationStep, buckets: Buckets) -> EvaluationStep:
+    """`step` with the vectors of the parameters in place of their tree as the second argument."""
+
+    def evaluate(totals: Totals, vectors: Any, *others: Any) -> Totals:
+        return step(totals, buckets.unflatten(vectors, subview), *others)
+
+    return evaluate
+
+
+def _all_gathered(own: Value) -> Value:
+    """The vector of all ranks' slices, in the order of the ranks."""
+    return ops.reshape(ops.all_gather(own), (-1,))
+
+
+def _zeros_for(images: Value, labels: Value) -> tuple[Value, Value]:
+    """A batch of one image of zeros with the label 0."""
+    return ops.zeros((1, *images.shape[1:]), images.dtype, images.device), ops.zeros(
+        (1, *labels.shape[1:]), labels.dtype, labels.device
+    )
+
+
+def shard_state(seed: Value, step: Value) -> Value:
+    """`ops.rng_state` of a shard, from a row (3,) of `shard_seeds` and the step, int64 ()."""
+    with scope("random"):
+        words = [ops.slice(seed, [0], [2]), ops.slice(seed, [2], [3])]
+        state = random_state(words[0], step)
+        place = ops.astype(words[1], np.float64) * 2.0**SHARD_BIT
+        high = ops.astype(ops.slice(state, [3], [4]), np.float64) + place
+        return ops.concatenate([ops.slice(state, [0], [3]), ops.astype(high, np.uint32)])
+
+
+def sharded_step(
+    network: Network,
+    optimizer: optim.Optimizer,
+    schedule: optim.Schedule,
+    buckets: Buckets,
+    clip_norm: float | None = None,
+    clip_value: float | None = None,
+    augmentations: Sequence[Augmentation] = (),
+) -> ShardedStep:
+    """`train_step` on a batch that is divided into shards. Batch norm without `sync` sees one shard at a time."""
+    return _Step(network, optimizer, schedule, clip_norm, clip_value, augmentations, buckets)

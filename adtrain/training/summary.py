@@ -6,7 +6,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -19,13 +19,16 @@ from adtrain.files import read_file
 from adtrain.metrics import ByClass
 from adtrain.option_types import Size
 from adtrain.percentiles import percentiles
-from adtrain.training.endings import Ending, Result
+from adtrain.training.costs import planned_peak
 from adtrain.training.experiment import Experiment, Mode
-from adtrain.training.memory import planned_peak
 from adtrain.training.scores import Score
+from adtrain.training.trainer import Ending, Result
 from adtrain.version import __version__
 
 SUMMARY = "summary.json"
+
+MetricValues: TypeAlias = dict[str, Measured | ByClass | tuple[tuple[Total, ...], ...]]
+"""Values of metrics by name, in a record."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ class Summary:
     train: Score
     validation: Score | None
     test: Score
-    metrics: dict[str, Measured | ByClass | tuple[tuple[Total, ...], ...]]
+    metrics: MetricValues
     ops: tuple[OperationTime, ...]
     ops_sum_ms: Duration | None
     ops_to_step_ratio: Duration | None

@@ -16,7 +16,7 @@ import numpy as np
 from adtrain import ops
 from adtrain.core.array import Value
 from adtrain.core.scope import scope
-from adtrain.data.rounding import offsets
+from adtrain.data.statistics import offsets
 from adtrain.metrics import Counts, r2
 from adtrain.training.scores import LARGEST_LOG, ClassScore, MultilabelScore, RegressionScore, Score, TextScore
 
@@ -130,7 +130,7 @@ class Regression:
 
     @property
     def needs_float64(self) -> bool:
-        """Whether float32 loses differences between the predicted numbers; see `data.rounding`."""
+        """Whether float32 loses differences between the predicted numbers; see `data.statistics`."""
         return self.normalized and any(offsets(self.mean, self.std))
 
     def targets(self, outputs: Value, labels: Value) -> Value:

@@ -9,8 +9,8 @@ from pathlib import Path
 from adtrain.core.errors import AdtrainError
 from adtrain.files import read_regular, unwritable
 from adtrain.training.metrics import Epoch, Interval
-from adtrain.training.observer import Observer
 from adtrain.training.step import TrainState
+from adtrain.training.trainer import Observer
 
 FOLDER = "tensorboard"
 HEAD, FRAME = 12, 16

@@ -1,11 +1,12 @@
-"""Runs a training from any step to its end: epochs, evaluation, checkpoints, and the conditions to stop."""
+"""Runs a training from any step to its end: observers, epochs, evaluation, checkpoints, and how a training ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from time import perf_counter
-from typing import NamedTuple, NoReturn
+from typing import Literal, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -15,21 +16,106 @@ from adtrain.core.status import report_status
 from adtrain.core.timeline import during
 from adtrain.data import DataError, Split
 from adtrain.metrics import MetricValue
-from adtrain.training import agreement, not_finite, scores
+from adtrain.training import scores
 from adtrain.training.checkpoint import Checkpoint, fetch
 from adtrain.training.checks import warn_of_init_from
-from adtrain.training.endings import Ending, Interrupted, NotFinite, Result, ended
+from adtrain.training.costs import too_large
 from adtrain.training.evaluation import Evaluation, named_metrics
 from adtrain.training.examples import on_device
 from adtrain.training.experiment import LOG_ROWS, Experiment
-from adtrain.training.loop import StepLoop, batches_of
-from adtrain.training.memory import too_large
-from adtrain.training.metrics import Epoch, Interval
-from adtrain.training.observer import Observer
-from adtrain.training.progress import Progress
+from adtrain.training.loop import FiniteCheck, StepLoop, any_rank, batches_of, not_finite_message, of_first_rank
+from adtrain.training.metrics import Epoch, Interval, StopReason
+from adtrain.training.progress import Best, Progress
 from adtrain.training.scores import Score
 from adtrain.training.step import TrainState
 from adtrain.training.tasks import host_sums
+
+Ending: TypeAlias = Literal["finished", "early_stopping", "callback"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a training that ran to its end.
+
+    Attributes:
+        state: the model's state: the best epoch's or the last one's, as `Experiment.restores_best` says.
+        restored: whether `state` belongs to an earlier epoch than the last one.
+        ended: the reason: "finished", "early_stopping", or "callback" if an observer ended it.
+        best: the best epoch, by `training.best_by`.
+        train, validation: the scores of the last epoch; `train` is the mean while the weights were changing.
+        test: the score of `state` on the test split.
+        metrics: those of `training.metrics` on the test split, by name.
+        epochs, steps: totals, including those before a resumption.
+        images: images trained on since the start or the resumption.
+        train_seconds: the sum of `step_seconds`. See `Summary`.
+        step_seconds: seconds of each step since then. Steps whose metrics were read together share their mean time,
+            from the upload of their indices to the reading of their metrics.
+    """
+
+    state: TrainState
+    restored: bool
+    ended: Ending
+    best: Best
+    train: Score
+    validation: Score | None
+    test: Score
+    metrics: Mapping[str, MetricValue]
+    epochs: int
+    steps: int
+    images: int
+    train_seconds: float
+    step_seconds: Sequence[float]
+
+
+class Interrupted(Exception):
+    """The training stopped on request. Its observers have received a checkpoint."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__(f"stopped at step {progress.step} (epoch {progress.epoch})")
+        self.progress = progress
+
+
+class NotFinite(AdtrainError):
+    """A step produced NaN or infinity. The observers have received a checkpoint of the state before that step."""
+
+
+def ended(experiment: Experiment, progress: Progress) -> Ending | None:
+    """The reason why a training with this progress is over: "finished" or "early_stopping"; None if it is not over."""
+    if progress.evaluated and progress.step >= experiment.total_steps:
+        return "finished"
+    if progress.evaluated and experiment.stops_early(progress.best):
+        return "early_stopping"
+    return None
+
+
+class Observer:
+    """Base class of observers of a run. Every method does nothing.
+
+    The state is copied to the host for `checkpoint` only if an observer overrides it.
+    """
+
+    def epoch_started(self, epoch: int, epochs: int, images: int) -> None:
+        """Epoch `epoch` (from 1) of `epochs` begins, on `images` images: all, or the rest after a resumption."""
+
+    def step_done(self, images: int) -> None:
+        """Steps on `images` images have been issued to the device."""
+
+    def interval_done(self, interval: Interval) -> None:
+        """The metrics of an interval have been read."""
+
+    def epoch_done(self, epoch: Epoch, state: Callable[[], TrainState]) -> bool | None:
+        """An epoch and its validation are over. `state()` is the state on the device, which the next step overwrites.
+
+        Returns True to end the training after this epoch.
+        """
+        return None
+
+    def checkpoint(self, checkpoint: Checkpoint, best: bool) -> None:
+        """A checkpoint to save. All its numbers are finite; `best` marks the best epoch so far."""
+
+    def stopped(self, reason: StopReason, progress: Progress) -> None:
+        """The run stops before its end. `reason` is "interrupted" or "not_finite"; `checkpoint` was called before."""
+
 
 CHECK_SECONDS = 1.0
 """The approximate time between two checks that all numbers of the state are finite."""
@@ -101,9 +187,9 @@ class _Training:
     ) -> None:
         self.experiment, self.device, self.observers = experiment, device, observers
         self.task = experiment.network.task
-        self.finite = not_finite.FiniteCheck(experiment, device)
-        self.saves = agreement.any_rank(any(type(x).checkpoint is not Observer.checkpoint for x in observers))
-        self.stop, self.every_step_checked = lambda: agreement.any_rank(stop()), every_step_checked
+        self.finite = FiniteCheck(experiment, device)
+        self.saves = any_rank(any(type(x).checkpoint is not Observer.checkpoint for x in observers))
+        self.stop, self.every_step_checked = lambda: any_rank(stop()), every_step_checked
         if start is None:
             if communicator.current().rank == 0:
                 warn_of_init_from(experiment)
@@ -229,7 +315,7 @@ class _Training:
     def _fetch_metrics(self, row: int, batches: Sequence[np.ndarray], last: bool, save: bool) -> _PendingMetrics:
         """Start to copy the metrics of an interval, logged from `row` on, and to check the state if that is due."""
         columns = [x.fetch() for x in self.loop.log[1:]]
-        due = agreement.of_first_rank(perf_counter() - self.checked_at >= CHECK_SECONDS)
+        due = of_first_rank(perf_counter() - self.checked_at >= CHECK_SECONDS)
         check = None
         if not last and (save or due or self.every_step_checked):
             check = self._begin_check(save)
@@ -239,7 +325,7 @@ class _Training:
         """Start to check the state, and to copy it to `save` it, or if the last copy was long enough ago."""
         self.checked_at = perf_counter()
         finite = self.finite(self.loop.state)
-        copy_due = agreement.of_first_rank((self.checked_at - self.copied_at) * COPY_SHARE >= self.copy_seconds)
+        copy_due = of_first_rank((self.checked_at - self.copied_at) * COPY_SHARE >= self.copy_seconds)
         return _StateCheck(finite, self._fetch_state() if save or copy_due else None)
 
     def _fetch_state(self) -> Callable[[], TrainState]:
@@ -291,15 +377,14 @@ class _Training:
         return self.experiment.train.labels[np.concatenate(batches)]
 
     def _finish_epoch(self, validation: Score | None, metrics: dict[str, float], images: int, seconds: float) -> None:
-        progress, stopping = self.progress, self.experiment.config.training.early_stopping
+        progress = self.progress
         train = progress.score(
             self.task,
             lambda: self._labels(list(islice(batches_of(self.experiment, progress.epoch), progress.batches))),
         )
-        min_delta = stopping.min_delta if stopping else 0.0
-        best = progress.best.after(progress.epoch, train, validation, metrics, min_delta)
         speed = images / seconds if seconds else 0.0
         done = Epoch(progress.epoch, progress.step, train, validation, seconds, speed, metrics)
+        best = self.experiment.best_after(progress.best, done)
         is_best = (best.epoch, best.value) != (progress.best.epoch, progress.best.value)
         self.progress = progress.after_evaluation(best, train, validation, self.experiment.steps_per_epoch)
         if self.last_good.progress.step == self.progress.step:
@@ -386,7 +471,7 @@ class _Training:
                         observer.stopped("not_finite", progress)
                     before = self.last_good.on_device(device)
                     raise NotFinite(
-                        not_finite.message(self.experiment, before, self.examples, batch, progress, losses[0])
+                        not_finite_message(self.experiment, before, self.examples, batch, progress, losses[0])
                     )
                 progress = progress.after(losses.tolist(), host_sums(sums), [len(batch)])
                 self.last_good = Checkpoint(fetch(loop.state)(), progress)

@@ -29,30 +29,6 @@ static int larger(int a, int b) {
     return a > b ? a : b;
 }
 
-/* y = x * factor + shift, both by channel; each channel has n numbers. */
-static void normalize_bytes(const uint8_t *x, int channels, int n, const float *factor, const float *shift, float *y) {
-    for (int c = 0; c < channels; c++)
-        for (int i = 0; i < n; i++) y[c * n + i] = (float)x[c * n + i] * factor[c] + shift[c];
-}
-
-/* y = x * factor + shift, both by channel; each channel has n numbers. y may be x. */
-static void scale_channels(const float *x, int channels, int n, const float *factor, const float *shift, float *y) {
-    for (int c = 0; c < channels; c++)
-        for (int i = 0; i < n; i++) y[c * n + i] = x[c * n + i] * factor[c] + shift[c];
-}
-
-/* y = (x - offset) * factor + shift, all by channel. Doubles hold numbers whose differences floats lose. */
-static void normalize_doubles(const double *x, int channels, int n, const double *offset, const float *factor,
-                              const float *shift, float *y) {
-    for (int c = 0; c < channels; c++)
-        for (int i = 0; i < n; i++) y[c * n + i] = (float)(x[c * n + i] - offset[c]) * factor[c] + shift[c];
-}
-
-/* y = x * factor + shift, number by number. */
-static void scale_to_doubles(const float *x, int n, const double *factor, const double *shift, double *y) {
-    for (int i = 0; i < n; i++) y[i] = x[i] * factor[i] + shift[i];
-}
-
 /* y = x weight + bias for each row of x: (rows, inputs) to (rows, outputs). */
 static void linear(const float *x, int rows, int inputs, int outputs, const float *weight, const float *bias,
                    float *restrict y) {
@@ -185,14 +161,6 @@ static void layer_norm(const float *x, int rows, int n, float eps, const float *
     }
 }
 
-/* Each group of channels is standardized; weight and bias are by channel, or NULL. y may be x. */
-static void group_norm(const float *x, int groups, int channels, int n, float eps, const float *weight,
-                       const float *bias, float *y) {
-    const int size = channels / groups * n;
-    for (int group = 0; group < groups; group++) standardize(x + group * size, size, eps, y + group * size);
-    for (int i = 0; i < channels * n && weight; i++) y[i] = y[i] * weight[i / n] + bias[i / n];
-}
-
 /* y[i] is the row of weight (rows, width) with the index x[i], without its fraction. Returns 0 if there is none. */
 static int embedding(const float *x, int n, int rows, int width, const float *weight, float *y) {
     for (int i = 0; i < n; i++) {
@@ -207,13 +175,13 @@ static float logistic(float x) {
 }
 
 /* A recurrent layer in one direction; `reverse`: from the last step to the first. x is (length, inputs). The hidden
-   state of step t is written to y + t * stride. gates: memory for `hidden` numbers. */
+   states of all steps are written to y. gates: memory for `hidden` numbers. */
 static void rnn_tanh(const float *x, int length, int inputs, int hidden, const float *weight_ih, const float *weight_hh,
-                     const float *bias_ih, const float *bias_hh, int reverse, int stride, float *y, float *gates) {
+                     const float *bias_ih, const float *bias_hh, int reverse, float *gates, float *y) {
     const float *h = NULL; /* the hidden state; none before the first step */
     for (int step = 0; step < length; step++) {
         const int t = reverse ? length - 1 - step : step;
-        float *next = y + t * stride;
+        float *next = y + t * hidden;
         linear(x + t * inputs, 1, inputs, hidden, weight_ih, bias_ih, gates);
         linear(h ? h : x, 1, h ? hidden : 0, hidden, weight_hh, bias_hh, next);
         for (int i = 0; i < hidden; i++) next[i] = tanhf(gates[i] + next[i]);
@@ -223,11 +191,11 @@ static void rnn_tanh(const float *x, int length, int inputs, int hidden, const f
 
 /* rnn_tanh with relu. */
 static void rnn_relu(const float *x, int length, int inputs, int hidden, const float *weight_ih, const float *weight_hh,
-                     const float *bias_ih, const float *bias_hh, int reverse, int stride, float *y, float *gates) {
+                     const float *bias_ih, const float *bias_hh, int reverse, float *gates, float *y) {
     const float *h = NULL; /* the hidden state; none before the first step */
     for (int step = 0; step < length; step++) {
         const int t = reverse ? length - 1 - step : step;
-        float *next = y + t * stride;
+        float *next = y + t * hidden;
         linear(x + t * inputs, 1, inputs, hidden, weight_ih, bias_ih, gates);
         linear(h ? h : x, 1, h ? hidden : 0, hidden, weight_hh, bias_hh, next);
         for (int i = 0; i < hidden; i++) next[i] = gates[i] + next[i] > 0 ? gates[i] + next[i] : 0;
@@ -237,7 +205,7 @@ static void rnn_relu(const float *x, int length, int inputs, int hidden, const f
 
 /* A long short-term memory in one direction, as rnn_tanh. gates: memory for 9 hidden numbers. */
 static void lstm(const float *x, int length, int inputs, int hidden, const float *weight_ih, const float *weight_hh,
-                 const float *bias_ih, const float *bias_hh, int reverse, int stride, float *y, float *gates) {
+                 const float *bias_ih, const float *bias_hh, int reverse, float *gates, float *y) {
     float *from_x = gates, *from_h = gates + 4 * hidden, *cell = gates + 8 * hidden;
     const float *h = NULL; /* the hidden state; none before the first step */
     for (int i = 0; i < hidden; i++) cell[i] = 0;
@@ -251,15 +219,15 @@ static void lstm(const float *x, int length, int inputs, int hidden, const float
             const float candidate = tanhf(from_x[2 * hidden + i] + from_h[2 * hidden + i]);
             const float output = logistic(from_x[3 * hidden + i] + from_h[3 * hidden + i]);
             cell[i] = forget * cell[i] + input * candidate;
-            y[t * stride + i] = output * tanhf(cell[i]);
+            y[t * hidden + i] = output * tanhf(cell[i]);
         }
-        h = y + t * stride;
+        h = y + t * hidden;
     }
 }
 
 /* A gated recurrent unit in one direction, as rnn_tanh. gates: memory for 6 hidden numbers. */
 static void gru(const float *x, int length, int inputs, int hidden, const float *weight_ih, const float *weight_hh,
-                const float *bias_ih, const float *bias_hh, int reverse, int stride, float *y, float *gates) {
+                const float *bias_ih, const float *bias_hh, int reverse, float *gates, float *y) {
     float *from_x = gates, *from_h = gates + 3 * hidden;
     const float *h = NULL; /* the hidden state; none before the first step */
     for (int step = 0; step < length; step++) {
@@ -270,9 +238,9 @@ static void gru(const float *x, int length, int inputs, int hidden, const float 
             const float reset = logistic(from_x[i] + from_h[i]);
             const float update = logistic(from_x[hidden + i] + from_h[hidden + i]);
             const float candidate = tanhf(from_x[2 * hidden + i] + reset * from_h[2 * hidden + i]);
-            y[t * stride + i] = candidate + update * ((h ? h[i] : 0) - candidate);
+            y[t * hidden + i] = candidate + update * ((h ? h[i] : 0) - candidate);
         }
-        h = y + t * stride;
+        h = y + t * hidden;
     }
 }
 
@@ -298,73 +266,36 @@ static void log_softmax(const float *x, int rows, int n, int columns, float *y) 
     }
 }
 
-/* Attention of each token to all tokens, or with `causal` to those up to it. x is (tokens, 3 width): queries, keys and
-   values, each of `heads` heads. weights: memory for `tokens` numbers. */
-static void attention(const float *x, int tokens, int width, int heads, int causal, float *y, float *weights) {
-    const int size = width / heads;
-    const float scale = 1 / sqrtf((float)size);
-    for (int head = 0; head < heads; head++)
-        for (int token = 0; token < tokens; token++) {
-            const int seen = causal ? token + 1 : tokens;
-            const float *query = x + token * 3 * width + head * size;
-            float *out = y + token * width + head * size;
+struct heads {
+    int count, queries, keys, size; /* size: numbers of a query */
+    int causal;                     /* whether query i attends to keys 0 to i only */
+    int query_row, query_head, key_row, key_head, row, head; /* steps in queries, in keys and values, in y */
+};
+
+/* Attention of each query to the keys, head by head. weights: memory for `keys` numbers. */
+static void attention(const struct heads *s, float scale, const float *queries, const float *keys,
+                      const float *values, float *weights, float *y) {
+    for (int head = 0; head < s->count; head++)
+        for (int i = 0; i < s->queries; i++) {
+            const int seen = s->causal ? i + 1 : s->keys, size = s->size;
+            const float *query = queries + head * s->query_head + i * s->query_row;
+            float *out = y + head * s->head + i * s->row;
             for (int other = 0; other < seen; other++) {
-                const float *key = x + other * 3 * width + width + head * size;
+                const float *key = keys + head * s->key_head + other * s->key_row;
                 weights[other] = 0;
-                for (int i = 0; i < size; i++) weights[other] += query[i] * scale * key[i];
+                for (int j = 0; j < size; j++) weights[other] += query[j] * scale * key[j];
             }
             softmax(weights, 1, seen, 1, weights);
-            for (int i = 0; i < size; i++) out[i] = 0;
+            for (int j = 0; j < size; j++) out[j] = 0;
             for (int other = 0; other < seen; other++) {
-                const float *value = x + other * 3 * width + 2 * width + head * size;
-                for (int i = 0; i < size; i++) out[i] += weights[other] * value[i];
+                const float *value = values + head * s->key_head + other * s->key_row;
+                for (int j = 0; j < size; j++) out[j] += weights[other] * value[j];
             }
         }
 }
 
-/* An image as tokens, its patches row by row; a patch's numbers are in the order channel, row, column. */
-static void patches(const float *x, int channels, int height, int width, int patch_height, int patch_width, float *y) {
-    for (int top = 0; top < height; top += patch_height)
-        for (int left = 0; left < width; left += patch_width)
-            for (int c = 0; c < channels; c++)
-                for (int i = 0; i < patch_height; i++)
-                    for (int j = 0; j < patch_width; j++) *y++ = x[(c * height + top + i) * width + left + j];
-}
-
-/* The mean along the second axis: (rows, n, columns) to (rows, columns). */
-static void mean(const float *x, int rows, int n, int columns, float *y) {
-    for (int line = 0; line < rows * columns; line++) {
-        float sum = 0;
-        for (int i = 0; i < n; i++) sum += x[(line / columns * n + i) * columns + line % columns];
-        y[line] = sum / (float)n;
-    }
-}
-
-/* The channels at `count` indices; each channel has n numbers. */
-static void take_channels(const float *x, const int32_t *indices, int count, int n, float *y) {
-    for (int i = 0; i < count; i++) memcpy(y + i * n, x + indices[i] * n, sizeof(float) * (size_t)n);
-}
-
 static void copy(const float *x, int n, float *y) {
     memcpy(y, x, sizeof(float) * (size_t)n);
-}
-
-/* y = a + b; y may be a or b. */
-static void add(const float *a, const float *b, int n, float *y) {
-    for (int i = 0; i < n; i++) y[i] = a[i] + b[i];
-}
-
-/* Activations: y may be x. */
-static void relu(const float *x, int n, float *y) {
-    for (int i = 0; i < n; i++) y[i] = x[i] > 0 ? x[i] : 0;
-}
-
-static void leaky_relu(const float *x, int n, float slope, float *y) {
-    for (int i = 0; i < n; i++) y[i] = x[i] > 0 ? x[i] : slope * x[i];
-}
-
-static void elu(const float *x, int n, float alpha, float *y) {
-    for (int i = 0; i < n; i++) y[i] = x[i] > 0 ? x[i] : alpha * expm1f(x[i]);
 }
 
 /* The normal distribution function. */
@@ -372,34 +303,30 @@ static float normal_cdf(float x) {
     return 0.5f * (1 + erff(x * 0.70710678f));
 }
 
-static void gelu(const float *x, int n, float *y) {
-    for (int i = 0; i < n; i++) y[i] = x[i] * normal_cdf(x[i]);
+/* Quotients and remainders of numbers as in Python and NumPy: rounded down, with the sign of b. */
+static float floor_divide(float a, float b) {
+    return floorf(a / b);
 }
 
-/* gelu by its approximation with tanh. */
-static void gelu_tanh(const float *x, int n, float *y) {
-    for (int i = 0; i < n; i++)
-        y[i] = x[i] * 0.5f * (1 + tanhf(0.79788456f * (x[i] + 0.044715f * x[i] * x[i] * x[i])));
+static float floor_remainder(float a, float b) {
+    const float remainder = fmodf(a, b);
+    return remainder != 0 && (remainder < 0) != (b < 0) ? remainder + b : remainder;
 }
 
-static void silu(const float *x, int n, float *y) {
-    for (int i = 0; i < n; i++) y[i] = x[i] * logistic(x[i]);
+/* The same of integers; 0 where b is 0. */
+static int64_t floor_divide_integers(int64_t a, int64_t b) {
+    if (b == 0 || b == -1) return a * b;
+    return a / b - (a % b != 0 && (a < 0) != (b < 0));
 }
 
-static void hyperbolic_tangent(const float *x, int n, float *y) {
-    for (int i = 0; i < n; i++) y[i] = tanhf(x[i]);
+static int64_t floor_remainder_integers(int64_t a, int64_t b) {
+    return b == 0 || b == -1 ? 0 : a - b * floor_divide_integers(a, b);
 }
 
-static void sigmoid(const float *x, int n, float *y) {
-    for (int i = 0; i < n; i++) y[i] = logistic(x[i]);
-}
-
-static void softplus(const float *x, int n, float *y) {
-    for (int i = 0; i < n; i++) y[i] = (x[i] > 0 ? x[i] : 0) + log1pf(expf(-fabsf(x[i])));
-}
-
-static void clip(const float *x, int n, float *y) {
-    for (int i = 0; i < n; i++) y[i] = x[i] < 0 ? 0 : x[i] > 1 ? 1 : x[i];
+static int64_t integer_power(int64_t base, int64_t exponent) {
+    int64_t power = 1;
+    for (; exponent > 0; exponent--) power *= base;
+    return power;
 }
 
 /* The index of the first of the largest numbers. */

@@ -58,7 +58,7 @@ static void pad(const int8_t *x, int channels, int height, int width, int top, i
 /* Each weight is multiplied with the part of a channel that it meets, and the products are added to the sums of a
    filter. The weight is (filters, channels / groups, kernel_height, kernel_width). sums: memory for one image. */
 static void conv2d(const struct conv *s, const int8_t *x, const int8_t *weight, const int32_t *bias,
-                   const int32_t *multiplier, const int8_t *shift, int least, int8_t *y, int32_t *restrict sums) {
+                   const int32_t *multiplier, const int8_t *shift, int least, int32_t *restrict sums, int8_t *y) {
     const int inputs = s->channels / s->groups, outputs = s->filters / s->groups;
     const int pixels = s->out_height * s->out_width;
     for (int filter = 0; filter < s->filters; filter++, y += pixels) {

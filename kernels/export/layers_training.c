@@ -1,28 +1,19 @@
-/* Functions for --training: versions of functions of layers.c that read weights in PyTorch's layout, which the training
-   step updates, and operations on a batch.
+/* Operations on a batch, and their gradients, for --training and for layers composed of operations.
 
    All arrays are float and C-contiguous. A batch of images is (images, channels, height, width). */
 
 #include <math.h>
 
-/* y = x weight + bias for each row of x: (rows, inputs) to (rows, outputs); the weight is (outputs, inputs). */
-static void linear(const float *x, int rows, int inputs, int outputs, const float *weight, const float *bias,
-                   float *restrict y) {
+/* y = x weight + bias for each row of x: (rows, inputs) to (rows, outputs). The weight is (outputs, inputs), as a
+   training step updates it. */
+static void linear_transposed(const float *x, int rows, int inputs, int outputs, const float *weight, const float *bias,
+                              float *restrict y) {
     for (int row = 0; row < rows; row++, x += inputs, y += outputs)
         for (int o = 0; o < outputs; o++) {
             float sum = bias ? bias[o] : 0;
             for (int i = 0; i < inputs; i++) sum += x[i] * weight[o * inputs + i];
             y[o] = sum;
         }
-}
-
-/* Each channel of n numbers is normalised by its running mean and variance; weight and bias may be NULL. y may be x. */
-static void batch_norm(const float *x, int channels, int n, float eps, const float *mean, const float *variance,
-                       const float *weight, const float *bias, float *y) {
-    for (int c = 0; c < channels; c++) {
-        const float factor = (weight ? weight[c] : 1) / sqrtf(variance[c] + eps);
-        for (int i = 0; i < n; i++) y[c * n + i] = (x[c * n + i] - mean[c]) * factor + (bias ? bias[c] : 0);
-    }
 }
 
 /* y (m, n) = a (m, k) b (k, n), each stored transposed if its flag is set. */

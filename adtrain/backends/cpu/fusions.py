@@ -18,6 +18,7 @@ from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
 from adtrain.passes.fuse_products import fuse_product
 from adtrain.passes.fusion import FusionPass, fusions_of_users
 from adtrain.passes.keep_derivatives import keep_derivatives
+from adtrain.passes.merge_added_products import merge_added_products
 from adtrain.passes.readers_first import readers_first
 from adtrain.passes.stack_members import stack_all_members
 
@@ -27,7 +28,8 @@ def cpu_fusions(by_member: bool = False) -> Sequence[Pass]:
 
     Batching rules compute a Program by member. A product over the rows of all members would depend on their number.
     """
-    first = (stack_all_members, *SIMPLIFY, fold_transposes) if by_member else (fold_transposes, flatten_rows)
+    of_members = stack_all_members, *SIMPLIFY, fold_transposes
+    first = of_members if by_member else (fold_transposes, merge_added_products, flatten_rows)
     return (
         *first,
         fuse_map_reduce,

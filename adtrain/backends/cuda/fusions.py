@@ -38,6 +38,7 @@ from adtrain.passes.fuse_products import fuse_product
 from adtrain.passes.fuse_recurrent_gradients import fuse_recurrent_gradients
 from adtrain.passes.fusion import FusionPass, fusions_of_users
 from adtrain.passes.keep_derivatives import keep_derivatives
+from adtrain.passes.merge_added_products import merge_added_products
 from adtrain.passes.readers_first import readers_first
 from adtrain.passes.sink_reshapes import sink_reshapes
 from adtrain.passes.stack_members import stack_members
@@ -57,6 +58,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
         )
     return (
         fold_transposes,
+        merge_added_products,
         flatten_rows,
         partial(choose_precision, target=target),
         partial(store_bfloat16, target=target),

@@ -92,7 +92,7 @@ def summed(x: Any) -> Any:
 def _measured(request: Request, take: Callable[[int], object], size: int) -> Measured:
     from adtrain.core import communicator
     from adtrain.core.backend import backend
-    from adtrain.training import agreement
+    from adtrain.training.loop import of_first_rank
 
     device = backend(request.device)
 
@@ -103,7 +103,7 @@ def _measured(request: Request, take: Callable[[int], object], size: int) -> Mea
     def barrier() -> None:
         communicator.all_gathered(np.zeros(1))
 
-    samples = _samples(run, barrier, agreement.of_first_rank)
+    samples = _samples(run, barrier, of_first_rank)
     return Measured(communicator.current().size, request.batch_size, samples, size, device.device_name())
 
 

@@ -18,7 +18,7 @@ from adtrain.core.fused import label
 from adtrain.core.hooks import hook
 from adtrain.core.staging import Staged
 from adtrain.training import Experiment, Mode, continuation
-from adtrain.training.memory import planned_peak
+from adtrain.training.costs import planned_peak
 
 BUDGET_MS = 6000.0
 """Target for all samples of a config together."""

@@ -14,7 +14,7 @@ from adtrain.bench.timing.protocol import observed_load, protocol
 from adtrain.bench.timing.roofline import known_or_measured
 from adtrain.core.errors import AdtrainError
 from adtrain.training import Experiment, Mode
-from adtrain.training.memory import planned_peak
+from adtrain.training.costs import planned_peak
 
 
 def result(

@@ -10,7 +10,7 @@ import numpy as np
 
 from adtrain.backends.cpu.threads import usable_cores
 from adtrain.core.backend import backend
-from adtrain.data.memory import machine_memory
+from adtrain.data.file_array import machine_memory
 
 WINDOW_S = 0.25
 """How long the load is observed; the counters advance in steps of 10 ms."""

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from adtrain.export.c import library, network
+from adtrain.codegen.expressions import c_type
+from adtrain.export.c import library
+from adtrain.export.c.code import Code, Part
 from adtrain.export.c.header import batch_parameters
 from adtrain.export.c.main_program import main_program
-from adtrain.export.c.memory import Memory
 from adtrain.export.c.network import Interface, Translated
 from adtrain.export.c.text import c_string, comment, numbers, statement
 from adtrain.export.c.training import TrainingStep
-from adtrain.export.c.writer import Argument, Buffer, Call, Part
 
-C_TYPES = {"float32": "float", "float64": "double", "int32": "int32_t", "int8": "int8_t"}
 MARK = 8
 """Bytes at the start of a file of weights, a digest, by which `NAME_load` refuses the file of another network."""
 
@@ -41,28 +40,26 @@ def body(
     header: str,
     found: Translated,
     about: Interface,
-    memory: Memory,
     notes: Sequence[str],
-    simd: bool,
     content: bytes | None,
     step: TrainingStep | None,
 ) -> Iterator[str]:
     """The parts of NAME.c, in their order; `content` is that of the file of weights, if they are in one."""
-    program, upper = found.program, name.upper()
-    kinds = {"simd": simd, "int8": program.int8, "training": program.training}
-    files = [*(f"layers_{kind}.c" for kind, chosen in kinds.items() if chosen), "layers.c"]
-    functions = dict.fromkeys(call.function for call in program.calls if call.function)
-    functions |= {"argmax": None} if about.chooses else {}
-    functions |= dict.fromkeys(step.library) if step else {}
+    code, upper = found.code, name.upper()
+    kinds = {"simd": code.simd, "int8": code.integers}
+    files = [*(f"layers_{kind}.c" for kind, chosen in kinds.items() if chosen), "layers.c", "layers_training.c"]
+    functions = {**code.library, **({"argmax": None} if about.chooses else {}), **(step.code.library if step else {})}
     texts = library.needed(functions, *files)
+    loops = code.functions()
     yield from comment(notes)
     yield ""
     yield KEEP_CALLS
     yield f'#include "{header}"'
     yield ""
-    if step:
+    written = [*texts, *loops]
+    if step or any(re.search(r"\bbool\b", text) for text in written):
         yield "#include <stdbool.h>"
-    if step or any(re.search(r"\b\w+f\(|INFINITY", text) for text in texts):
+    if step or any(re.search(r"\b\w+f\(|INFINITY|NAN|\b(exp|log|sqrt|tanh)\(", text) for text in written):
         yield "#include <math.h>"
     if content is not None:
         yield "#include <stdio.h>"
@@ -73,32 +70,40 @@ def body(
     yield from (f"    {c_string(label)}," for label in about.labels)
     yield "};"
     yield ""
-    yield from _weights(name, program.arrays, content, program.training)
+    yield from _weights(name, code, content, trainable=step is not None)
     yield "/* Values that are not needed at the same time share elements. */"
-    yield f"static {'int32_t' if program.int8 else 'float'} memory[{max(memory.size // 4, 1)}];"
-    if program.int8:
+    yield from (declaration for declaration, _ in code.memory.values())
+    if code.integers:
         yield "#define bytes ((int8_t *)memory)"
     yield ""
-    for text in texts:
+    for text in written:
         yield text
         yield ""
-    yield from _functions(name, found, about, memory, content is not None)
+    yield from _functions(name, found, about, content is not None)
     if step:
-        yield from ("/* The training step. */", *step.arrays, "", NO_CONTRACTION)
-        yield from (f"{text}\n" for text in step.functions)
+        yield "/* The training step. */"
+        yield from (declaration for declaration, _ in step.code.memory.values())
+        yield from step.state
+        yield from _arrays(step.code.arrays)
+        yield NO_CONTRACTION
+        yield from step.code.functions()
+        yield f"{step.function}\n"
     yield from main_program(name, about, content is not None)
 
 
-def _weights(name: str, arrays: dict[str, np.ndarray], content: bytes | None, trainable: bool) -> Iterator[str]:
+def _arrays(arrays: Mapping[str, np.ndarray], qualifier: str = "const ") -> Iterator[str]:
+    for name, x in arrays.items():
+        yield f"static {qualifier}{c_type(x.dtype)} {name}[{x.size}] = {{"
+        yield from numbers(x)
+        yield "};"
+        yield ""
+
+
+def _weights(name: str, code: Code, content: bytes | None, trainable: bool) -> Iterator[str]:
     """The arrays of weights, or the memory for them and the function that reads their file."""
-    start = 0
-    for array, x in arrays.items():
-        if content is None or x.dtype != np.float32:
-            qualifier = "" if trainable else "const "
-            yield f"static {qualifier}{C_TYPES[x.dtype.name]} {array}[{x.size}] = {{"
-            yield from numbers(x)
-            yield "};"
-            yield ""
+    start, arrays = 0, code.arrays
+    inside = {k: x for k, x in arrays.items() if content is None or x.dtype != np.float32}
+    yield from _arrays(inside, "" if trainable else "const ")
     if content is None:
         return
     for array, x in arrays.items():
@@ -128,34 +133,19 @@ int {name}_load(const char *path) {{
 """.split("\n")
 
 
-def _functions(name: str, found: Translated, about: Interface, memory: Memory, loads: bool) -> Iterator[str]:
-    def text(x: Argument) -> str:
-        if isinstance(x, (Part, Buffer)):
-            buffer, start = x if isinstance(x, Part) else (x, 0)
-            array = "memory" if buffer.itemsize == 4 else "bytes"
-            return f"{array} + {memory.start[buffer] // buffer.itemsize + start}"
-        return f"{np.float32(x)}f" if isinstance(x, float) else str(x)
-
-    def line(call: Call) -> str:
-        if not call.function:
-            return f"    /* {call.comment} */"
-        called = f"{call.function}({', '.join(map(text, call.arguments))})"
-        return statement(f"if (!{called}) return -1;" if call.checked else f"{called};")
-
-    values, upper = "probabilities" if about.chooses else "values", name.upper()
+def _functions(name: str, found: Translated, about: Interface, loads: bool) -> Iterator[str]:
+    code, values, upper = found.code, about.results, name.upper()
     yield f"int {name}_predict(const {about.c_type} *image, {about.output_type} *{values}) {{"
     if loads:
         yield "    if (!loaded) return -1;"
-    calls, lines = found.program.calls, []
-    for i, call in enumerate(calls):
-        if i and not call.function and calls[i - 1].function:
-            lines.append("")
-        lines.append(line(call))
-    body = "\n".join(lines)
-    yield body if about.chooses else body.replace(str(network.PROBABILITIES), values)
+    for before, x in zip(["", *code.steps], code.steps, strict=False):
+        if isinstance(x, str):
+            yield f"{'' if isinstance(before, str) else chr(10)}    /* {x} */"
+        else:
+            yield statement(code.call(x))
     if about.chooses:
-        start = memory.start[found.outputs] // 4 + found.outputs.size - len(about.labels)
-        yield f"    return argmax(memory + {start}, {upper}_LABELS);"
+        start = found.outputs.size - len(about.labels)
+        yield f"    return argmax({code.text(Part(found.outputs, start))}, {upper}_LABELS);"
     else:
         yield "    return 0;"
     yield f"""}}

@@ -1,294 +1,367 @@
-"""A trained network as a program in int8, by integer arithmetic alone.
+"""A trained network in int8, by integer arithmetic alone.
 
 A value x stands for x * scale. Weights have a scale for each output channel, activations one for each array, from their
 largest numbers on training images (B. Jacob et al., "Quantization and training of neural networks for efficient
-integer-arithmetic-only inference", 2018; here without zero points). Batch normalisation becomes part of the layer
-before it, and a relu that follows is a limit of that layer's result.
+integer-arithmetic-only inference", 2018; here without zero points). Batch normalisation becomes part of the product
+before it, and a relu that follows is a limit of that product's result. Elementwise equations on one value become a
+table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import frexp, log, prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from adtrain import nn, ops
-from adtrain.core.array import array
+from adtrain import ops
+from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError
+from adtrain.core.fused import body_of
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Variable
+from adtrain.core.staging_trace import evaluate
+from adtrain.core.trace import bind
 from adtrain.data.statistics import PIXEL_MAX
-from adtrain.export.c.layers import conv_sizes, factor_and_summand, padded, pool_sizes
-from adtrain.export.c.network import IMAGE, PROBABILITIES, Translated, finite_arrays
-from adtrain.export.c.writer import Buffer, Name, Part, Program, Writer, describe, refuse, size_text
-from adtrain.nn.fields import pair
+from adtrain.export.c.code import Argument, Code, Part, Statement
+from adtrain.export.c.network import IMAGE, Notes, Translated, factor_and_summand
+from adtrain.export.c.statements import conv_sizes, padded, pool_sizes
+from adtrain.export.evaluation import Evaluation, evaluation, finite_arrays, size_text
+from adtrain.ops.conv import Window
+from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.training import TrainedModel
 
 MOST = 127
 """The largest magnitude of a value."""
 LOGIT_UNIT = log(2) / 256
 """The scale of the last layer's results, which have 32 bits: e^-x is then 2^(-k / 256)."""
-ELEMENTWISE = (nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.ReLU)
-WEIGHTED, NORMS = (nn.Linear, nn.Conv2d), (nn.BatchNorm1d, nn.BatchNorm2d)
-MOVING = (nn.Dropout, nn.Flatten, nn.Reshape)
-
-
-class Norm(NamedTuple):
-    """A batch normalisation that becomes part of the layer before it, and the writer for its path."""
-
-    writer: Writer
-    layer: Any
 
 
 class Quantized(NamedTuple):
-    """A value of the program.
+    """A value of the program: its bytes for one image, and the number that 1 stands for."""
 
-    Attributes:
-        buffer: its bytes.
-        scale: the number that 1 stands for.
-        floats: the same value of the network on calibration images, (N, *shape).
-    """
-
-    buffer: Buffer
+    buffer: Variable
     scale: float
-    floats: np.ndarray
 
-    @property
-    def shape(self) -> nn.Shape:
-        return self.floats.shape[1:]
+
+class Unary(NamedTuple):
+    """A value that elementwise equations compute of one quantized value, `base`, and of constant numbers."""
+
+    base: Variable
+    equations: tuple[Equation, ...]
 
 
 def translated(trained: TrainedModel, images: np.ndarray) -> Translated:
-    """The program of a network in int8, calibrated on `images` (N, C, H, W) of the training set.
+    """The statements of a network in int8, calibrated on `images` (N, C, H, W) of the training set.
 
-    Raises AdtrainError for images that are not uint8, for probabilities that are not a softmax, and for a layer without
-    an int8 version, which it names.
+    Raises AdtrainError for images that are not uint8, for probabilities that are not a softmax, and for an operation
+    without an int8 version, with its layer.
     """
     network = trained.network
     if network.scale != PIXEL_MAX:
         raise AdtrainError("int8 takes images of bytes, and this run was trained on float32 data; leave out --int8")
     if trained.targets or network.task.predictions is not ops.softmax or trained.config.data.is_text:
         raise AdtrainError("int8 gives classes with the probabilities of a softmax, this run other numbers")
-    program = Program(finite_arrays(trained), int8=True)
-    quantizer = _Quantizer(trained, Writer(program))
-    outputs = quantizer.logits(images)
-    return Translated(program, outputs, outputs)
+    finite_arrays(trained)
+    found = evaluation(trained, len(images)).with_known_weights()
+    return _Quantizer(trained, found, Code({}, {}, {}, integers=True)).run(images)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Quantizer:
     trained: TrainedModel
-    writer: Writer
+    found: Evaluation
+    code: Code
 
-    def logits(self, images: np.ndarray) -> Buffer:
-        network, writer = self.trained.network, self.writer
-        x = self._input(images)
-        layers = [*network.model.children(network.input_shape)]
-        while layers and isinstance(layers[-1][1], MOVING):
-            layers.pop()
-        last = layers.pop() if layers and isinstance(layers[-1][1], nn.Linear) and len(layers[-1][2]) == 1 else None
-        x = _Layers(writer, self.trained).sequence(iter(layers), x)
-        classes = network.model.output_shape(network.input_shape)[-1]
-        if last is not None:
-            name, layer, _ = last
-            child = writer.child(name)
-            describe(child, layer, x.shape)
-            weight, bias = _matrix(child)
-            arrays = _Product(weight, bias, x.scale, LOGIT_UNIT).constants(child)
-            y = child.call("linear_32", x.buffer, x.shape[0], classes, *arrays, out=Buffer(classes))
-        else:
-            if x.shape != (classes,):
-                raise AdtrainError(f"int8 gives one vector of probabilities, this run {size_text(x.shape)} outputs")
-            y = writer.call("rescale_32", x.buffer, classes, *_multiplier(x.scale / LOGIT_UNIT), out=Buffer(classes))
-        writer.comment("probabilities")
-        powers = writer.constant("powers_of_2", np.round(2.0 ** (16 - np.arange(256) / 256)).astype(np.int32))
-        writer.call("softmax_16", y, classes, powers, out=PROBABILITIES)
-        return y
+    def run(self, images: np.ndarray) -> Translated:
+        program = self.found.program
+        outputs, predictions = program.outputs
+        self.floats: dict[Variable, Value] = {**program.constants, self.found.images: array(images)}
+        self.values: dict[Variable, Quantized] = {}
+        self.unary: dict[Variable, Unary] = {}
+        self.taken: set[Equation] = set()
+        self.results: Variable | None = None
+        notes = Notes(self.found)
+        for e, dead in zip(program.equations, program.last_uses(), strict=True):
+            for note in notes.before(e):
+                self.code.comment(note)
+            if e.outputs[0] is predictions:
+                break
+            self._compute(e)
+            if e.scope == "input":
+                self._input(e)
+            elif e not in self.taken:
+                self._add(e)
+            for v in dead:
+                del self.floats[v]
+        logits = self.results or self._rescaled(outputs)
+        powers = self.code.constant("powers_of_2", np.round(2.0 ** (16 - np.arange(256) / 256)).astype(np.int32))
+        self.code.add(Statement("softmax_16", [logits, logits.size, powers, "probabilities"]))
+        return Translated(self.code, logits, logits)
 
-    def _input(self, images: np.ndarray) -> Quantized:
+    def _compute(self, e: Equation) -> None:
+        """The results of an equation for the calibration images, unless they are there already."""
+        if e.outputs[0] not in self.floats:
+            found = evaluate(body_of(e), [self.floats[v] for v in dict.fromkeys(e.inputs)])
+            self.floats |= zip(e.outputs, found, strict=False)
+
+    def _input(self, e: Equation) -> None:
         """The image, normalised and quantized by a table of the 256 bytes of each channel."""
-        network, inputs = self.trained.network, Writer(self.writer.program, ("input",))
+        (out,) = e.outputs
+        if e.has(Trait.RESHAPE):
+            return self._add(e)
+        network = self.trained.network
+        if e.name != "add":
+            return None
         factor, summand = (x.reshape(-1, 1) for x in network.normalization())
         numbers = np.arange(256) * factor + summand
         scale = float(np.abs(numbers).max()) / MOST
-        table = inputs.constant("table", np.round(numbers / scale).astype(np.int8))
-        channels, n = images.shape[1], prod(images.shape[2:])
-        self.writer.comment(f"input: {size_text(images.shape[1:])}, normalised")
-        x = inputs.call("look_up_image", IMAGE, channels, n, table, out=Buffer(channels * n, 1))
-        return Quantized(x, scale, network.inputs(array(images)).numpy())
+        table = self.code.constant("layer_input_table", np.round(numbers / scale).astype(np.int8))
+        channels, *sizes = self.trained.image_shape
+        self._write(out, scale, "look_up_image", [IMAGE, channels, prod(sizes), table])
+        return None
 
-
-class _Layers(NamedTuple):
-    """Adds the layers of a module to the program of `writer`, whose path is the module's."""
-
-    writer: Writer
-    trained: TrainedModel
-
-    def sequence(self, layers: Iterator[tuple[str, nn.Module, nn.Shape]], x: Quantized) -> Quantized:
-        """Layers one after the other. A batch normalisation and a relu become part of the product before them."""
-        rest = [each for each in layers if not isinstance(each[1], nn.Dropout)]
-        while rest:
-            name, layer, _ = rest.pop(0)
-            norm, relu = None, False
-            if isinstance(layer, WEIGHTED) and rest and isinstance(rest[0][1], NORMS):
-                other, module, _ = rest.pop(0)
-                norm = Norm(self.writer.child(other), module)
-            if isinstance(layer, (*WEIGHTED, *NORMS, nn.Residual, nn.Add)) and rest and isinstance(rest[0][1], nn.ReLU):
-                relu = bool(rest.pop(0))
-            x = self.child(name)._run(layer, x, norm, relu)
-        return x
-
-    def child(self, name: str) -> _Layers:
-        return self._replace(writer=self.writer.child(name))
-
-    def _run(self, layer: nn.Module, x: Quantized, norm: Norm | None, relu: bool) -> Quantized:
-        if isinstance(layer, nn.Sequential):
-            return self.sequence(layer.children(x.shape), x)
-        if isinstance(layer, (nn.Residual, nn.Add, nn.Concat)):
-            return self._branches(layer, x, relu)
-        floats = self._floats(layer, x.floats, self.writer)
-        if isinstance(layer, MOVING):
-            return x._replace(floats=floats)
-        describe(self.writer, layer, x.shape)
-        if norm is not None:
-            describe(norm.writer, norm.layer, floats.shape[1:])
-            floats = self._floats(norm.layer, floats, norm.writer)
-        if relu:
-            self.writer.comment("relu: the least result is 0")
-            floats = np.maximum(floats, 0)
-        if isinstance(layer, (*WEIGHTED, *NORMS)):
-            return self._product(layer, x, norm, floats, 0 if relu else -MOST)
-        return self._other(layer, x, floats)
-
-    def _floats(self, layer: nn.Module, floats: np.ndarray, writer: Writer) -> np.ndarray:
-        """The layer's outputs in float32."""
-        params, statistics = self.trained.params, self.trained.statistics
-        for name in writer.path:
-            params, statistics = params.get(name, {}), statistics.get(name, {})
-        found: np.ndarray = layer.forward(params, statistics, array(floats), nn.Mode(training=False))[0].numpy()
-        return found
-
-    def _product(self, layer: Any, x: Quantized, norm: Norm | None, floats: np.ndarray, least: int) -> Quantized:
-        writer, shape = self.writer, x.shape
-        if isinstance(layer, NORMS):  # a convolution 1x1 of each channel
-            weight, bias = factor_and_summand(writer, layer)
-            layer = nn.Conv2d(shape[0], kernel_size=1, groups=shape[0])
-            weight = weight.reshape(-1, 1, 1, 1)
-            shape = (shape[0], 1, prod(shape[1:]))
+    def _add(self, e: Equation) -> None:
+        """Add the statements of an equation."""
+        given = [v for v in dict.fromkeys(e.inputs) if v not in self.found.fixed]
+        if not given:
+            return
+        if e.has(Trait.RESHAPE):
+            (x,), (y,) = e.inputs, e.outputs
+            if y.type.shape[:1] != x.type.shape[:1]:
+                raise self._refused(e)
+            quantized = self._value(x)
+            buffer = self._new(y)
+            self.code.same(buffer, quantized.buffer)
+            self.values[y] = quantized._replace(buffer=buffer)
+        elif e.name in TABLE:
+            TABLE[e.name](self, e)
+        elif self._is_unary(e, given):
+            bases = {self.unary[v].base if v in self.unary else v for v in given}
+            before = (each for v in given if v in self.unary for each in self.unary[v].equations)
+            self.unary[e.outputs[0]] = Unary(bases.pop(), tuple(dict.fromkeys((*before, e))))
+        elif e.name == "add" and e.inputs[0].type == e.inputs[1].type and len(given) == 2:
+            self._sum(e)
         else:
-            weight, bias = _matrix(writer)
+            raise self._refused(e)
+
+    def _is_unary(self, e: Equation, given: Sequence[Variable]) -> bool:
+        """Whether each element of the result is a function of one element of one quantized value."""
+        bases = {self.unary[v].base if v in self.unary else v for v in given}
+        single = all(v.size == 1 for v in e.inputs if v in self.found.fixed)
+        return elementwise(e) and not e.has(Trait.BROADCAST) and single and len(bases) == 1
+
+    def _refused(self, e: Equation) -> AdtrainError:
+        name = "" if self.found.layer_of(e) else f" ({e.name})"
+        return AdtrainError(f"{self.found.place_of(e)} has no int8 version{name}; leave out --int8")
+
+    def _value(self, v: Variable) -> Quantized:
+        """A value in int8; elementwise equations on one value become a table of its 256 numbers."""
+        if v not in self.values:
+            base, equations = self.unary[v]
+            x = self._value(base)
+            numbers = array((np.arange(-128, 128) * x.scale).astype(np.float32))
+            known: dict[Variable, Value] = {base: numbers}
+            for e in equations:
+                arguments = [known[a] if a in known else array(self.found.value(a).reshape(())) for a in e.inputs]
+                known[e.outputs[0]] = ops.broadcast_to(bind(e.primitive, *arguments, **e.params), (256,))
+            scale = self._scale(v)
+            table = np.clip(np.round(known[v].numpy() / scale), -MOST, MOST).astype(np.int8)
+            name = self.code.constant(f"layer_{self._path(equations[-1])}_table", table)
+            y = self._new(v)
+            self.code.add(Statement("look_up", [x.buffer, y.size, name, y], overwrites=(x.buffer,)))
+            self.values[v] = Quantized(y, scale)
+        return self.values[v]
+
+    def _path(self, e: Equation) -> str:
+        return self.found.layer_of(e) or e.scope
+
+    def _scale(self, v: Variable) -> float:
+        """The scale at which the largest number on the calibration images is MOST."""
+        return max(float(np.abs(self.floats[v].numpy()).max(initial=0)), 1e-30) / MOST
+
+    def _new(self, v: Variable) -> Variable:
+        """A value for one image of `v`."""
+        return self.code.value((1, *v.type.shape[1:]), "int8")
+
+    def _write(self, v: Variable, scale: float, function: str, arguments: Sequence[Argument]) -> None:
+        y = self._new(v)
+        self.code.add(Statement(function, [*arguments, y]))
+        self.values[v] = Quantized(y, scale)
+
+    def _only_reader(self, v: Variable, name: str) -> Equation | None:
+        readers = self.found.program.readers.get(v, ())
+        return readers[0] if len(readers) == 1 and readers[0].name == name else None
+
+    def _then_relu(self, v: Variable) -> tuple[Variable, int]:
+        """The relu of `v`, if only that reads it, or `v`; and the least result in int8."""
+        relu = self._only_reader(v, "relu")
+        if relu is None:
+            return v, -MOST
+        self.taken.add(relu)
+        self._compute(relu)
+        self.code.comment("relu: the least result is 0")
+        return relu.outputs[0], 0
+
+    def _product(self, e: Equation, weight: np.ndarray, bias: np.ndarray, kind: str) -> None:
+        """A product with weights (outputs, ...), with the batch normalisation and the relu that follow."""
+        x, y, name = self._value(e.inputs[0]), e.outputs[0], f"layer_{self._path(e)}"
+        rows = prod(x.buffer.type.shape[1:-1])
+        norm = self._only_reader(y, "batch_norm") if e.name != "batch_norm" else None
         if norm is not None:
-            factor, summand = factor_and_summand(*norm)
+            if kind == "linear" and rows != 1:
+                raise self._refused(norm)
+            self.taken.add(norm)
+            self._compute(norm)
+            factor, summand = factor_and_summand(norm, self.found)
             weight, bias = weight * factor.reshape(-1, *[1] * (weight.ndim - 1)), bias * factor + summand
-        scale = _scale(floats)
-        arrays = _Product(weight, bias, x.scale, scale).constants(writer)
-        if isinstance(layer, nn.Linear):
-            rows = prod(shape[:-1])
-            if rows != 1 and norm is not None:
-                raise refuse(norm.writer.path, norm.layer, "has no int8 version after a linear layer on several rows")
-            y = Buffer(rows * len(weight), 1)
-            writer.call("linear", x.buffer, rows, shape[-1], len(weight), *arrays, least, out=y)
-            return Quantized(y, scale, floats)
-        source, shape = padded(writer, layer, x.buffer, shape)
-        output = layer.output_shape(x.shape if prod(x.shape) != prod(shape) else shape)
-        sizes = conv_sizes(layer, shape, output, (0, 0))
-        y = Buffer(prod(output), 1)
-        writer.call("conv2d", sizes, source, *arrays, least, out=y, scratch=prod(output[1:]))
-        return Quantized(y, scale, floats)
-
-    def _other(self, layer: nn.Module, x: Quantized, floats: np.ndarray) -> Quantized:
-        writer, size = self.writer, prod(floats.shape[1:])
-        y = Buffer(size, 1)
-        if isinstance(layer, nn.MaxPool2d):
-            writer.call("max_pool2d", pool_sizes(layer, x.shape), x.buffer, out=y)
-            return Quantized(y, x.scale, floats)
-        if isinstance(layer, nn.Select):
-            n = prod(x.shape[1:])
-            indices = writer.constant("indices", np.array(layer.indices))
-            writer.call("take_channels", x.buffer, indices, len(layer.indices), n, out=y)
-            return Quantized(y, x.scale, floats)
-        scale = _scale(floats)
-        if isinstance(layer, ELEMENTWISE):
-            numbers = self._floats(layer, (np.arange(-128, 128) * x.scale).astype(np.float32)[None], writer)
-            table = np.clip(np.round(numbers / scale), -MOST, MOST).astype(np.int8)
-            writer.call("look_up", x.buffer, size, writer.constant("table", table), out=y, in_place=True)
-        elif isinstance(layer, nn.AvgPool2d):
-            writer.call("avg_pool2d", pool_sizes(layer, x.shape), x.buffer, *_multiplier(x.scale / scale), out=y)
-        elif isinstance(layer, nn.AdaptiveAvgPool2d):
-            sizes = *x.shape, *pair(layer.output_size)
-            writer.call("adaptive_avg_pool2d", x.buffer, *sizes, *_multiplier(x.scale / scale), out=y)
+            y = norm.outputs[0]
+        if kind == "linear" and y is self.found.program.outputs[0] and rows == 1:
+            self.results = self.code.value(len(weight), "int32")
+            arrays = self._arrays(name, weight, bias, x.scale, LOGIT_UNIT)
+            sizes = x.buffer.size, len(weight)
+            self.code.add(Statement("linear_32", [x.buffer, *sizes, *arrays, self.results]))
+            return
+        y, least = self._then_relu(y)
+        scale = self._scale(y)
+        arrays = self._arrays(name, weight, bias, x.scale, scale)
+        if kind == "linear":
+            inputs = x.buffer.type.shape[-1]
+            self._write(y, scale, "linear", [x.buffer, rows, inputs, len(weight), *arrays, least])
+            return
+        source, window = x.buffer, e.kernel_params.get("window")
+        shape, out = source.type.shape, (1, *y.type.shape[1:])
+        if window is None:  # a batch normalisation: a convolution 1x1 of each channel
+            shape = out = (1, len(weight), 1, source.size // len(weight))
+            window = Window((1, 1), (0, 0), (1, 1), len(weight))
         else:
-            raise refuse(writer.path, layer, "has no int8 version; leave out --int8")
-        return Quantized(y, scale, floats)
+            source, copies = padded(self.code, e, source)
+            shape = source.type.shape
+            for copy in copies:
+                self.code.add(copy)
+        sizes_text = conv_sizes(shape, out, weight.shape, window, (0, 0))
+        scratch = self.code.value(prod(out[2:]), "int32")
+        self._write(y, scale, "conv2d", [sizes_text, source, *arrays, least, scratch])
 
-    def _branches(self, layer: nn.Residual | nn.Add | nn.Concat, x: Quantized, relu: bool) -> Quantized:
-        found = [self.child(name)._run(child, x, None, False) for name, child, _ in layer.children(x.shape)]
-        if isinstance(layer, nn.Residual) and len(found) == 1:
-            found.append(x)
-        self.writer.comment(f"{'.'.join(self.writer.path)} {layer.kind()}{' and relu' if relu else ''}")
-        if isinstance(layer, nn.Concat):
-            floats = np.concatenate([each.floats for each in found], axis=1)
-            scale, y, start = _scale(floats), Buffer(prod(floats.shape[1:]), 1), 0
-            for each in found:
-                n = each.buffer.size
-                self.writer.call("rescale", each.buffer, n, *_multiplier(each.scale / scale), out=Part(y, start))
-                start += n
-            return Quantized(y, scale, floats)
-        total = found[0]
-        for i, each in enumerate(found[1:], 2):
-            limit = relu and i == len(found)
-            floats = total.floats + each.floats
-            floats = np.maximum(floats, 0) if limit else floats
-            total = self._sum(total, each, floats, 0 if limit else -MOST)
-        return total
+    def _arrays(
+        self, name: str, weight: np.ndarray, bias: np.ndarray, given: float, wanted: float
+    ) -> tuple[str, str, str, str]:
+        """The C names of weight, bias, multiplier and shift for an input of the scale `given` and a result of `wanted`.
 
-    def _sum(self, a: Quantized, b: Quantized, floats: np.ndarray, least: int) -> Quantized:
-        scale, y = _scale(floats), Buffer(a.buffer.size, 1)
-        ratios = a.scale / scale, b.scale / scale
-        _, shift = _multiplier(max(ratios))
-        multipliers = [round(ratio * 2.0**shift) for ratio in ratios]
-        self.writer.call("add", a.buffer, b.buffer, y.size, *multipliers, shift, least, out=y, in_place=True)
-        return Quantized(y, scale, floats)
-
-
-@dataclass(frozen=True)
-class _Product:
-    """A product with a weight (outputs, ...) and a bias; its input has the scale `given`, its result `wanted`."""
-
-    weight: np.ndarray
-    bias: np.ndarray
-    given: float
-    wanted: float
-
-    def constants(self, writer: Writer) -> tuple[Name, Name, Name, Name]:
-        """The C names of weight, bias, multiplier and shift. The scale of a channel is that of its largest weight."""
-        rows = self.weight.reshape(len(self.weight), -1)
+        The scale of a channel is that of its largest weight.
+        """
+        rows = weight.reshape(len(weight), -1)
         scales = np.maximum(np.abs(rows).max(axis=1), 1e-30) / MOST
-        weight = np.round(rows / scales[:, None]).astype(np.int8)
         limit = 2.0**30
-        bias = np.clip(np.round(self.bias / (scales * self.given)), -limit, limit).astype(np.int32)
-        pairs = np.array([_multiplier(float(s) * self.given / self.wanted) for s in scales])
-        return (
-            writer.constant("weight", weight),
-            writer.constant("bias", bias),
-            writer.constant("multiplier", pairs[:, 0].astype(np.int32)),
-            writer.constant("shift", pairs[:, 1].astype(np.int8)),
-        )
+        pairs = np.array([multiplier(float(s) * given / wanted) for s in scales])
+        arrays = {
+            "weight": np.round(rows / scales[:, None]).astype(np.int8),
+            "bias": np.clip(np.round(bias / (scales * given)), -limit, limit).astype(np.int32),
+            "multiplier": pairs[:, 0].astype(np.int32),
+            "shift": pairs[:, 1].astype(np.int8),
+        }
+        weight_, bias_, multiplier_, shift = (self.code.constant(f"{name}_{k}", x) for k, x in arrays.items())
+        return weight_, bias_, multiplier_, shift
+
+    def _sum(self, e: Equation) -> None:
+        a, b = (self._value(v) for v in e.inputs)
+        y, least = self._then_relu(e.outputs[0])
+        scale, out = self._scale(y), self._new(y)
+        ratios = a.scale / scale, b.scale / scale
+        _, shift = multiplier(max(ratios))
+        multipliers = [round(ratio * 2.0**shift) for ratio in ratios]
+        arguments: list[Argument] = [a.buffer, b.buffer, out.size, *multipliers, shift, least, out]
+        self.code.add(Statement("add", arguments, overwrites=(a.buffer,)))
+        self.values[y] = Quantized(out, scale)
+
+    def _rescaled(self, outputs: Variable) -> Variable:
+        x = self._value(outputs)
+        if len(outputs.type.shape) != 2:
+            found = size_text(outputs.type.shape[1:])
+            raise AdtrainError(f"int8 gives one vector of probabilities, this run {found} outputs")
+        logits = self.code.value(x.buffer.size, "int32")
+        self.code.add(Statement("rescale_32", [x.buffer, x.buffer.size, *multiplier(x.scale / LOGIT_UNIT), logits]))
+        return logits
+
+    def weights(self, e: Equation) -> tuple[np.ndarray, np.ndarray]:
+        """The weight of an equation and its bias, or zeros, in float64."""
+        if not self.found.fixed.issuperset(e.inputs[1:]):
+            raise self._refused(e)
+        weight, *bias = (self.found.value(v).astype(np.float64) for v in e.inputs[1:])
+        if e.name == "linear" and not e.kernel_params["transpose_b"]:
+            weight = weight.T
+        return weight, bias[0] if bias else np.zeros(len(weight))
 
 
-def _matrix(writer: Writer) -> tuple[np.ndarray, np.ndarray]:
-    """The layer's weight and its bias, or zeros, in float64."""
-    weight = writer.trained("weight").astype(np.float64)
-    return weight, writer.trained("bias").astype(np.float64) if writer.has("bias") else np.zeros(len(weight))
+def linear(q: _Quantizer, e: Equation) -> None:
+    q._product(e, *q.weights(e), "linear")
 
 
-def _scale(floats: np.ndarray) -> float:
-    """The scale at which the largest number is MOST."""
-    return max(float(np.abs(floats).max(initial=0)), 1e-30) / MOST
+def conv2d(q: _Quantizer, e: Equation) -> None:
+    q._product(e, *q.weights(e), "conv2d")
 
 
-def _multiplier(ratio: float) -> tuple[int, int]:
+def batch_norm(q: _Quantizer, e: Equation) -> None:
+    factor, summand = factor_and_summand(e, q.found)
+    q._product(e, factor.reshape(-1, 1, 1, 1), summand, "conv2d")
+
+
+def max_pool2d(q: _Quantizer, e: Equation) -> None:
+    x = q._value(e.inputs[0])
+    q._write(e.outputs[0], x.scale, "max_pool2d", [pool_sizes(e), x.buffer])
+
+
+def avg_pool2d(q: _Quantizer, e: Equation) -> None:
+    x, scale = q._value(e.inputs[0]), q._scale(e.outputs[0])
+    q._write(e.outputs[0], scale, "avg_pool2d", [pool_sizes(e), x.buffer, *multiplier(x.scale / scale)])
+
+
+def adaptive_avg_pool2d(q: _Quantizer, e: Equation) -> None:
+    (_, *sizes), y = e.inputs[0].type.shape, e.outputs[0]
+    if len(sizes) != 3 or (e.name == "mean" and e.kernel_params["axes"] != (2, 3)):
+        raise q._refused(e)
+    grid = y.type.shape[2:] or (1, 1)
+    x, scale = q._value(e.inputs[0]), q._scale(y)
+    q._write(y, scale, "adaptive_avg_pool2d", [x.buffer, *sizes, *grid, *multiplier(x.scale / scale)])
+
+
+def take(q: _Quantizer, e: Equation) -> None:
+    if e.params["axis"] != 1 or e.inputs[1] not in q.found.fixed:
+        raise q._refused(e)
+    x, chosen = q._value(e.inputs[0]), q.found.value(e.inputs[1]).astype(np.int32).reshape(-1)
+    indices = q.code.constant(f"layer_{q._path(e)}_indices", chosen)
+    n = prod(e.inputs[0].type.shape[2:])
+    q._write(e.outputs[0], x.scale, "take_channels", [x.buffer, indices, len(chosen), n])
+
+
+def concatenate(q: _Quantizer, e: Equation) -> None:
+    if e.params["axis"] != 1:
+        raise q._refused(e)
+    (out,), parts = e.outputs, [q._value(v) for v in e.inputs]
+    scale, y, start = q._scale(out), q._new(out), 0
+    for x in parts:
+        q.code.add(Statement("rescale", [x.buffer, x.buffer.size, *multiplier(x.scale / scale), Part(y, start)]))
+        start += x.buffer.size
+    q.values[out] = Quantized(y, scale)
+
+
+TABLE: dict[str, Callable[[_Quantizer, Equation], None]] = {
+    "linear": linear,
+    "conv2d": conv2d,
+    "batch_norm": batch_norm,
+    "max_pool2d": max_pool2d,
+    "avg_pool2d": avg_pool2d,
+    "mean": adaptive_avg_pool2d,
+    "adaptive_avg_pool2d": adaptive_avg_pool2d,
+    "take": take,
+    "concatenate": concatenate,
+}
+"""The equations with statements of their own, by name. Sums, reshapes and elementwise equations are in `_add`."""
+
+
+def multiplier(ratio: float) -> tuple[int, int]:
     """(m, shift) with ratio = m / 2^shift, m of 30 bits, and 1 <= shift <= 62."""
     _, exponent = frexp(ratio)
     shift = min(max(30 - exponent, 1), 62)

@@ -1,25 +1,31 @@
-"""A trained network as a program: from an image before normalisation to probabilities, or to numbers."""
+"""A trained network as C statements: from an image before normalisation to probabilities, or to numbers."""
 
 from __future__ import annotations
 
-from math import prod
+from collections.abc import Container, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from adtrain import ops
+from adtrain import nn
+from adtrain.core.array import Array, array
 from adtrain.core.errors import AdtrainError
-from adtrain.data.statistics import PIXEL_MAX
-from adtrain.export.c.layers import translate
-from adtrain.export.c.writer import Buffer, Name, Program, Writer, size_text
-from adtrain.export.torch_weights import named_arrays
+from adtrain.core.fused import renamed
+from adtrain.core.primitive import PRIMITIVES, Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.types import ArrayType
+from adtrain.export.c.code import Code, Statement, c_identifier
+from adtrain.export.c.statements import FORM_WRITERS, WRITERS
+from adtrain.export.evaluation import Evaluation, describe, evaluation, finite_arrays, image_dtype, size_text
+from adtrain.passes import fuse_loops, merge_common_subexpressions, remove_dead_code, simplify_reshapes
+from adtrain.passes.fuse_elementwise import by_element
 from adtrain.training import TrainedModel
 from adtrain.training.evaluation import class_names
-from adtrain.training.network import clip_probabilities
-from adtrain.training.tasks import Multilabel, NextClass, Regression
+from adtrain.training.tasks import NextClass
 
-IMAGE, PROBABILITIES = Name("image"), Name("probabilities")
-"""The parameters of the exported function."""
+IMAGE = "image"
+"""The first parameter of the exported function."""
 
 
 class Interface(NamedTuple):
@@ -47,88 +53,166 @@ class Interface(NamedTuple):
         """Whether outputs are integers, in units of 1 / 65536."""
         return self.output_type == "uint16_t"
 
+    @property
+    def results(self) -> str:
+        """The name of the outputs."""
+        return "probabilities" if self.chooses else "values"
+
 
 def interface(trained: TrainedModel, int8: bool = False) -> Interface:
     network = trained.network
     outputs = network.model.output_shape(network.input_shape)
     names = trained.targets or class_names(trained.classes, np.zeros((1, outputs[-1])))
     labels = tuple(names[i] if i < len(names) else str(i) for i in range(outputs[-1]))
-    c_type = "uint8_t" if network.scale == PIXEL_MAX else "double" if any(network.offset) else "float"
+    c_type = {"uint8": "uint8_t", "float32": "float", "float64": "double"}[image_dtype(trained).name]
     output_type = "uint16_t" if int8 else "double" if network.task.needs_float64 else "float"
     is_text = isinstance(network.task, NextClass)
     return Interface(c_type, trained.image_shape, outputs, labels, not trained.targets, output_type, is_text)
 
 
 class Translated(NamedTuple):
-    """A program, the buffer of the network's outputs, and that of its first layer."""
+    """The statements of a network, the value of its outputs, and that of its first layer."""
 
-    program: Program
-    outputs: Buffer
-    first: Buffer
+    code: Code
+    outputs: Variable
+    first: Variable
 
 
 def translated(trained: TrainedModel, simd: bool = False, training: bool = False) -> Translated:
-    """The program of a network, in float32. Raises AdtrainError for a layer of a plug-in, and for weights with NaN."""
-    program = Program(finite_arrays(trained), simd, training=training)
-    writer, network = Writer(program), trained.network
-    inputs = Writer(program, ("input",))
-    writer.comment(f"input: {size_text(trained.image_shape)}, normalised")
-    factor, summand = (x.reshape(-1) for x in network.normalization())
-    channels, n = trained.image_shape[0], prod(trained.image_shape[1:])
-    function = "normalize_bytes" if network.scale == PIXEL_MAX else "scale_channels"
-    arrays = [inputs.constant("factor", factor), inputs.constant("summand", summand)]
-    if any(network.offset):
-        function = "normalize_doubles"
-        arrays.insert(0, inputs.doubles("offset", network.offset))
-    x = inputs.call(function, IMAGE, channels, n, *arrays, size=channels * n)
-    outputs = translate(writer, network.model, x, network.input_shape)
-    first = _first_layer(program, outputs)
-    _predictions(writer, trained, outputs)
-    return Translated(program, outputs, first)
+    """The statements of a network, in float32; with `training` for weights that a training step changes.
 
-
-def finite_arrays(trained: TrainedModel) -> dict[str, np.ndarray]:
-    """Parameters and running statistics by name. Raises AdtrainError where a number is NaN or infinite."""
-    weights = named_arrays(trained)
-    if not all(np.isfinite(x).all() for x in weights.values()):
-        raise AdtrainError("the model's weights are NaN or infinite: they overflowed in training")
-    return weights
-
-
-def _first_layer(program: Program, outputs: Buffer) -> Buffer:
-    """The result of the first layer with weights and of the activation after it."""
-    calls = [call for call in program.calls[2:] if call.writes and call.function != "pad"]
-    if not calls:
-        return outputs
-    first = calls[0].writes[0]
-    for call in calls[1:]:
-        if not call.in_place or call.reads != (first,):
-            break
-        first = call.writes[0]
-    return first
-
-
-def _predictions(writer: Writer, trained: TrainedModel, outputs: Buffer) -> None:
-    """`Task.predictions` as a call that writes to the caller's array."""
-    task, n = trained.network.task, outputs.size
-    if isinstance(task, Regression):
-        writer.comment("values in original units")
-        if not task.normalized:
-            writer.call("copy", outputs, n, out=PROBABILITIES)
-            return
-        values = Writer(writer.program, ("values",))
-        if task.needs_float64:
-            doubles = values.doubles("std", task.std), values.doubles("mean", task.mean)
-            values.call("scale_to_doubles", outputs, n, *doubles, out=PROBABILITIES)
-            return
-        arrays = values.constant("std", np.array(task.std)), values.constant("mean", np.array(task.mean))
-        values.call("scale_channels", outputs, n, 1, *arrays, out=PROBABILITIES)
-        return
-    writer.comment("probabilities")
-    function = ops.sigmoid if isinstance(task, Multilabel) else task.predictions
-    if function is ops.softmax:
-        columns = trained.network.model.output_shape(trained.network.input_shape)[-1]
-        writer.call("softmax", outputs, n // columns, columns, 1, out=PROBABILITIES)
+    Raises AdtrainError for an operation that has no C, with its layer, and for weights with NaN.
+    """
+    finite_arrays(trained)
+    found = evaluation(trained)
+    if not training:
+        found = found.with_known_weights()
+    program = _lowered(found, training)
+    outputs, predictions = program.outputs
+    results = interface(trained).results
+    names = {found.images: IMAGE}
+    if training:
+        names |= {v: c_identifier(f"layer_{name}") for v, name in found.weights.items()}
+    known = {v: x.numpy() for v, x in program.constants.items()}
+    code = Code(names, known, found.weights, simd=simd)
+    notes = Notes(found)
+    for e in program.equations:
+        for note in notes.before(e):
+            code.comment(note)
+        write(code, e, found)
+    if code.root(predictions) in (code.root(outputs), found.images) or predictions in known:
+        code.add(Statement("copy", [predictions, predictions.size, results]))
     else:
-        name = {ops.sigmoid: "sigmoid", clip_probabilities: "clip"}[function]
-        writer.call(name, outputs, n, out=PROBABILITIES)
+        code.names[code.root(predictions)] = results
+    if training:
+        code.arrays |= {names[v]: found.arrays[v] for v in found.weights}
+    return Translated(code, outputs, _first_layer(code, outputs))
+
+
+def write(code: Code, e: Equation, found: Evaluation) -> None:
+    """Add the statements of an equation. Raises AdtrainError, which names the layer, where it has no C."""
+    if e.has(Trait.RESHAPE):
+        code.same(e.outputs[0], e.inputs[0])
+        return
+    writer = FORM_WRITERS.get(e.form) or (WRITERS["loops"] if by_element(e) else WRITERS.get(e.name))
+    if writer is None:
+        raise AdtrainError(f"{found.place_of(e)}: {e.name} has no C; FILE.safetensors holds the weights of any run")
+    for statement in writer(code, e):
+        code.add(statement)
+
+
+class Notes:
+    """Comments that name the layers of equations: each layer once, those without equations before the next one."""
+
+    def __init__(self, found: Evaluation) -> None:
+        self.found, self.layers = found, list(found.layers)
+        self.written, self.last = 0, ""
+
+    def before(self, e: Equation) -> Iterator[str]:
+        for scope in e.scope.split("+"):
+            name, kind = nn.layer_of(scope)
+            if name in self.found.layers:
+                end = self.layers.index(name) + 1
+                for each in self.layers[self.written : end]:
+                    layer, shape = self.found.layers[each]
+                    yield describe(layer, each, shape)
+                self.written = max(self.written, end)
+            elif scope != self.last:
+                image = size_text(self.found.images.type.shape[1:])
+                named = {"input": f"input: {image}, normalised", "values": "values in original units"}
+                yield named.get(name, f"{name} {kind}".strip())
+            self.last = scope
+
+
+def _lowered(found: Evaluation, training: bool) -> Program:
+    """The evaluation with the forms that have a function for their sizes; the equations of others are loops."""
+    constants = dict(found.program.constants)
+    equations: list[Equation] = []
+    for e in found.program.equations:
+        if e.form == "batch_norm" and constants.keys() >= set(e.inputs[1:]):
+            equations += _affine(e, found, constants)
+        elif not e.form or _has_function(e, constants.keys(), found.weights.keys() if training else ()):
+            equations.append(e)
+        else:
+            body: Program = e.params["body"]
+            pairs = [*zip(body.inputs, e.inputs, strict=True), *zip(body.outputs, e.outputs, strict=True)]
+            equations += [renamed(inner, dict(pairs)) for inner in body.equations]
+    program = replace(found.program, equations=tuple(equations), constants=constants)
+    for apply in (simplify_reshapes, merge_common_subexpressions, remove_dead_code, fuse_loops):
+        program = apply(program)
+    return program
+
+
+def _has_function(e: Equation, known: Container[Variable], changing: Container[Variable]) -> bool:
+    """Whether C has a function for a form with these arguments: for one image, with weights that are arrays."""
+    if e.form == "linear":
+        return e.inputs[1] in known or (e.inputs[1] in changing and e.kernel_params["transpose_b"])
+    if e.form in ("conv2d", "conv2d_input_grad", "max_pool2d"):
+        return e.inputs[0].type.shape[0] == 1
+    if e.form.endswith("_layer"):
+        return all(v in known for v in e.inputs[1:3])
+    return e.form in FORM_WRITERS
+
+
+def _affine(e: Equation, found: Evaluation, constants: dict[Variable, Array]) -> list[Equation]:
+    """A batch normalisation with known statistics as a product and a sum; its factors are computed in float64."""
+    x, (y,) = e.inputs[0], e.outputs
+    equations = []
+    for name, numbers in zip(("mul", "add"), factor_and_summand(e, found), strict=True):
+        shape = (numbers.size, *[1] * (len(x.type.shape) - 2))
+        vector, spread, out = (Variable(ArrayType(s, y.type.dtype), y.device) for s in (shape, *[y.type.shape] * 2))
+        out = y if name == "add" else out
+        constants[vector] = array(numbers.astype(y.type.dtype).reshape(shape))
+        broadcast = PRIMITIVES["broadcast_to"]
+        equations += [
+            Equation(broadcast, (vector,), {"shape": y.type.shape}, (spread,), e.scope),
+            Equation(PRIMITIVES[name], (x, spread), {}, (out,), e.scope),
+        ]
+        x = out
+    return equations
+
+
+def factor_and_summand(e: Equation, found: Evaluation) -> tuple[np.ndarray, np.ndarray]:
+    """What a `batch_norm` multiplies each channel by and adds to it, in float64."""
+    mean, variance, eps, *affine = (found.value(v).astype(np.float64) for v in e.inputs[1:])
+    factor = 1 / np.sqrt(variance + eps)
+    if not affine:
+        return factor, -mean * factor
+    factor = factor * affine[0]
+    return factor, affine[1] - mean * factor
+
+
+def _first_layer(code: Code, outputs: Variable) -> Variable:
+    """The result of the first layer with weights and of the activation after it."""
+    named = {f"layer_{c_identifier(name)}" for name in code.weights.values()}
+    first: Variable | None = None
+    for statement in code.statements:
+        values = list(statement.values)
+        if first is None:
+            if any(x in named or x in code.weights for x in statement.arguments if isinstance(x, (str, Variable))):
+                first = values[-1]
+        elif statement.function != "elementwise" or values[:-1] != [first]:
+            break
+        else:
+            first = values[-1]
+    return first or outputs

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from adtrain.core.errors import AdtrainError
 from adtrain.data.digit_image import DARK
 from adtrain.export.c.wasm import Module
-from adtrain.export.c.writer import size_text
+from adtrain.export.evaluation import size_text
 from adtrain.templates import environment
 from adtrain.training import TrainedModel
 from adtrain.training.inputs import is_of_mnist

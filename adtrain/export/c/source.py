@@ -15,10 +15,9 @@ from adtrain.export.c import int8, network
 from adtrain.export.c.body import MARK, body
 from adtrain.export.c.header import header
 from adtrain.export.c.main_program import is_image
-from adtrain.export.c.memory import Memory
 from adtrain.export.c.network import Interface
 from adtrain.export.c.training import TrainingStep, training_step
-from adtrain.export.c.writer import size_text
+from adtrain.export.evaluation import size_text
 from adtrain.text import visible
 from adtrain.training import Experiment, TrainedModel
 from adtrain.version import __version__
@@ -39,6 +38,7 @@ class Files(NamedTuple):
         weights: the content of the file of weights; None if the weights are in the source.
         memory: bytes of the array that holds all values.
         constants: bytes of the arrays of weights.
+        translated: the statements of the network.
     """
 
     source: str
@@ -46,6 +46,7 @@ class Files(NamedTuple):
     weights: bytes | None
     memory: int
     constants: int
+    translated: network.Translated
 
 
 def c_name(path: Path) -> str:
@@ -77,23 +78,22 @@ def generate(
     """
     if re.search(r'["\\\n\r?*]', path.name):
         raise AdtrainError(f"{path}: the name has characters that #include cannot hold, expected another name")
-    if calibration is None:
-        training = experiment is not None
-        found, about = network.translated(trained, simd, training), network.interface(trained)
-    else:
-        found, about = int8.translated(trained, calibration), network.interface(trained, int8=True)
-    memory = Memory(found.program, found.outputs, found.first if keep_first else None)
-    arrays = found.program.arrays
-    constants = sum(x.nbytes for x in arrays.values())
-    if max(constants, memory.size) > MAX_BYTES:
-        raise AdtrainError(f"the network needs arrays of {constants:,} bytes, C functions reach {MAX_BYTES:,}")
-    content = None if weights is None else weights_file(arrays)
-    name, header_name = c_name(path), path.with_suffix(".h").name
+    about, name = network.interface(trained, int8=calibration is not None), c_name(path)
     step = None if experiment is None else training_step(experiment, name, about.c_type)
-    notes = _notes(about, memory.size, constants, simd, path, step, _feature_notes(trained))
-    header_text = header(name, about, notes, memory.size, weights is not None, step)
-    source = "\n".join(body(name, header_name, found, about, memory, notes, simd, content, step))
-    return Files(source, header_text, content, memory.size, constants)
+    if calibration is None:
+        found = network.translated(trained, simd, training=step is not None)
+    else:
+        found = int8.translated(trained, calibration)
+    code = found.code
+    code.place([found.outputs, *([found.first] if keep_first else [])])
+    constants = sum(x.nbytes for x in code.arrays.values())
+    if max(constants, code.bytes) > MAX_BYTES:
+        raise AdtrainError(f"the network needs arrays of {constants:,} bytes, C functions reach {MAX_BYTES:,}")
+    content = None if weights is None else weights_file(code.arrays)
+    notes = _notes(about, code.bytes, constants, simd, path, step, _feature_notes(trained))
+    header_text = header(name, about, notes, code.bytes, weights is not None, step)
+    source = "\n".join(body(name, path.with_suffix(".h").name, found, about, notes, content, step))
+    return Files(source, header_text, content, code.bytes, constants, found)
 
 
 def weights_file(arrays: dict[str, np.ndarray]) -> bytes:
@@ -157,4 +157,5 @@ def _feature_notes(trained: TrainedModel) -> list[str]:
 
 
 def _training_notes(step: TrainingStep) -> list[str]:
-    return [f"training one step on {step.batch} images: {step.memory:,} bytes more, {step.state:,} of the optimizer"]
+    state = sum(step.state.values())
+    return [f"training one step on {step.batch} images: {step.code.bytes:,} bytes more, {state:,} of the optimizer"]

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from adtrain.assets import asset_path
 from adtrain.core.errors import AdtrainError
 from adtrain.export.c import network, source
-from adtrain.export.c.memory import Memory
 from adtrain.export.c.network import Interface
 from adtrain.files import write_atomic
 from adtrain.training import TrainedModel
@@ -31,7 +30,7 @@ GLUE = """\
 #include "net.c"
 {c_type} *image(void) {{ static {c_type} array[{inputs}]; return array; }}
 {output_type} *outputs(void) {{ static {output_type} array[{values}]; return array; }}
-const float *first_layer(void) {{ return memory + {first}; }}
+const float *first_layer(void) {{ return {first}; }}
 int predict(void) {{ return net_predict(image(), outputs()); }}
 """
 """The functions that a page calls. It writes to image(), calls predict(), and reads outputs() and first_layer()."""
@@ -55,22 +54,22 @@ class Module(NamedTuple):
 
 def encode(trained: TrainedModel) -> Module:
     """The module of a network. Raises AdtrainError as `source.generate` does, and where clang or lld is missing."""
-    translated, about = network.translated(trained, simd=True), network.interface(trained)
+    about = network.interface(trained)
     files = source.generate(trained, Path("net.c"), simd=True, keep_first=True)
-    memory = Memory(translated.program, translated.outputs, translated.first)
+    first = files.translated.first
     glue = GLUE.format(
         c_type=about.c_type,
         output_type=about.output_type,
         inputs=prod(about.image),
         values=prod(about.outputs),
-        first=memory.start[translated.first] // 4,
+        first=files.translated.code.text(first),
     )
     with tempfile.TemporaryDirectory() as folder:
         for name, text in (("net.c", files.source), ("net.h", files.header), ("glue.c", glue)):
             write_atomic(Path(folder, name), text.encode(), durable=False)
         _compile(folder)
         content = Path(folder, "net.wasm").read_bytes()
-    return Module(content, about, first_shape(trained, translated.first.size), files.memory)
+    return Module(content, about, first_shape(trained, first.size), files.memory)
 
 
 def first_shape(trained: TrainedModel, size: int) -> tuple[int, ...]:

@@ -187,6 +187,7 @@ def part_of(
         beside: statements of other work of the block, for each of the first phases. A barrier separates phases.
     """
     names = names | {v: names[output] for v, output in in_place.items()}
+    operands = body.inputs, body.outputs
     body, names = _with_results(body, names, max(copied, threads))
     own, timed, known = _with_copies(body, names, threads, forms, larger, in_shared)
     own = replace(own, outputs=(*own.outputs, *in_place))
@@ -201,27 +202,34 @@ def part_of(
             lines.append(f"{c} *const {known[v]} = ({c} *)({memory} + {at});")
     lines += _statements(timed, places, threads, beside)
     checked = any(map(is_checked, body.equations))
-    return Part(
-        lines, body.inputs, body.outputs, ("common/block_ops.cuh",), shared=shared, scratch=scratch, checked=checked
-    )
+    return Part(lines, *operands, ("common/block_ops.cuh",), shared=shared, scratch=scratch, checked=checked)
 
 
 def _with_results(body: Program, names: dict[Variable, str], most: int) -> tuple[Program, dict[Variable, str]]:
     """The body and the pointers, with a copy in shared memory of each result of at most ``most`` elements that later
-    equations read."""
+    equations read, and with an equation that writes each result that is a reshape."""
     read = {v for e in body.equations if not e.has(Trait.RESHAPE) for v in e.inputs}
     made = {v for e in body.equations if not e.has(Trait.RESHAPE) for v in e.outputs}
     shared_copies = {v: Variable(v.type, v.device) for v in body.outputs if v in read & made and v.size <= most}
+    names = names | {w: f"h{i}" for i, w in enumerate(shared_copies.values())}
+    reshaped: dict[Variable, Variable] = {}  # for a result that is a reshape, its elements in the shape of the argument
     equations = []
     for e in body.equations:
         equations.append(renamed(e, shared_copies))
-        for v in (v for v in e.outputs if v in shared_copies):
-            equations.append(Equation(PRIMITIVES["broadcast_to"], (shared_copies[v],), {"shape": v.type.shape}, (v,)))
-    names = names | {w: f"h{i}" for i, w in enumerate(shared_copies.values())}
-    for e in equations:
         if e.has(Trait.RESHAPE):
-            names[e.outputs[0]] = names[e.inputs[0]]
-    return replace(body, equations=tuple(equations)), names
+            (x,), (y,) = equations[-1].inputs, e.outputs
+            if y in body.outputs:
+                reshaped[y] = Variable(x.type, x.device)
+                names[reshaped[y]] = names[y]
+                equations.append(_copy(x, reshaped[y]))
+            names[y] = names[x]
+        equations += [_copy(shared_copies[v], v) for v in e.outputs if v in shared_copies]
+    outputs = tuple(reshaped.get(v, v) for v in body.outputs)
+    return replace(body, equations=tuple(equations), outputs=outputs), names
+
+
+def _copy(x: Variable, to: Variable) -> Equation:
+    return Equation(PRIMITIVES["broadcast_to"], (x,), {"shape": to.type.shape}, (to,))
 
 
 def _with_copies(
@@ -271,28 +279,23 @@ def _copied(v: Variable, to: Variable, names: dict[Variable, str]) -> _Scheduled
     """The asynchronous copy of an input to shared memory, broadcast to the shape of `to`."""
     place = access(v.type.shape, to.type.shape, ("threadIdx.x", len(to.type.shape))).place
     copy = f"cp_async<{v.type.dtype.itemsize}>({names[to]} + threadIdx.x, {names[v]} + {place}, true);"
-    equation = Equation(PRIMITIVES["broadcast_to"], (v,), {"shape": to.type.shape}, (to,))
-    return _Scheduled(equation, 0, [Step([f"if (threadIdx.x < {to.size})", f"    {copy}"], 0, waits=False)])
+    return _Scheduled(_copy(v, to), 0, [Step([f"if (threadIdx.x < {to.size})", f"    {copy}"], 0, waits=False)])
 
 
 def _copied_whole(v: Variable, to: Variable, names: dict[Variable, str]) -> _Scheduled:
     """The asynchronous copy of an input of whole 16-byte vectors to shared memory."""
     wide = VECTOR // v.type.dtype.itemsize
     copy = f"cp_async<{VECTOR}>({names[to]} + i * {wide}, {names[v]} + i * {wide}, true);"
-    equation = Equation(PRIMITIVES["broadcast_to"], (v,), {"shape": to.type.shape}, (to,))
     lines = [f"for (int i = threadIdx.x; i < {v.size // wide}; i += THREADS)", f"    {copy}"]
-    return _Scheduled(equation, 0, [Step(lines, 0, waits=False)])
+    return _Scheduled(_copy(v, to), 0, [Step(lines, 0, waits=False)])
 
 
 def names_of(body: Program) -> dict[Variable, str]:
-    """The pointers: x for inputs, y for outputs, s for values between equations; a reshape has its argument's."""
+    """The pointers: x for inputs, y for outputs, s for values between. A reshape between has that of its argument."""
     names = {v: f"x{i}" for i, v in enumerate(body.inputs)} | {v: f"y{i}" for i, v in enumerate(body.outputs)}
     for e in body.equations:
         for v in e.outputs:
-            if e.has(Trait.RESHAPE):
-                names[v] = names[e.inputs[0]]
-            else:
-                names.setdefault(v, f"s{len(names)}")
+            names.setdefault(v, names[e.inputs[0]] if e.has(Trait.RESHAPE) else f"s{len(names)}")
     return names
 
 

@@ -1,10 +1,23 @@
-"""Columns of a table that give away what is to be predicted."""
+"""Warnings about data that can be read, but are hardly what was meant.
+
+Classes have no training example, a column of a table gives away what is to be predicted, or float32 loses digits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+
+from adtrain.data.errors import printable
+from adtrain.data.file_array import FileArray
+from adtrain.data.part import Columns
+from adtrain.data.split import Images, Rows, Split
+from adtrain.data.statistics import lossy_channels
+from adtrain.text import counted, first_names, visible
+
+_log = logging.getLogger(__name__)
 
 FEW, MANY = 256, 4096
 """Rows that are looked at first. They rule out most columns."""
@@ -14,6 +27,37 @@ REPEATED = 4
 
 ROUNDING = 1e-6
 """The part of the largest deviation of a target that is rounding error."""
+
+
+def warn_of_classes(classes: tuple[str, ...], train: Split, test: Split, place: str) -> None:
+    """Warn about classes of which the training part has no example."""
+    counts = np.bincount(train.labels, minlength=len(classes)) if classes else np.ones(0)
+    if unseen := np.flatnonzero(counts == 0).tolist():
+        names = first_names([printable(classes[i]) for i in unseen])
+        kinds = "class" if len(unseen) == 1 else "classes"
+        what = f"{counted(int(np.isin(test.labels, unseen).sum()), 'test examples')} of {kinds} {names}"
+        _log.warning("adtrain: warning: %s: found %s, without a training example", visible(place), what)
+
+
+def warn_of_leaks(columns: Columns | None, train: Split, place: str) -> None:
+    """Warn about columns of a table, in a file of any format, that determine the label or target."""
+    base = train.images.base if isinstance(train.images, Rows) else train.images
+    if train.images.shape[2:] != (1, 1) or isinstance(base, FileArray):
+        return
+    for i, what in leaks(np.asarray(train.images)[:, :, 0, 0], train.labels):
+        name = printable(str(i) if columns is None else columns.features[i].title)
+        advice = "leave it out if it is not known at the time of a prediction"
+        problem = f"column {name} leaks what is to be predicted: {what}"
+        _log.warning("adtrain: warning: %s: %s; %s", visible(place), problem, advice)
+
+
+def warn_of_lost_digits(images: Images, std: Sequence[float], features: Sequence[str], place: str) -> None:
+    """Warn about channels whose numbers differ by less than float32 holds; `features` names those of a table."""
+    if lossy := lossy_channels(images, std):
+        names = [printable(features[i]) if features else str(i) for i in lossy]
+        what = f"{'column' if features else 'channel'} {first_names(names)}"
+        reason = "float32 loses the last digits of these numbers; data.normalize: true subtracts the mean first"
+        _log.warning("adtrain: warning: %s: %s: %s", visible(place), what, reason)
 
 
 def leaks(features: np.ndarray, labels: np.ndarray) -> Iterator[tuple[int, str]]:

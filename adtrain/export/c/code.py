@@ -1,0 +1,230 @@
+"""Statements of a C function, and the places of their values in memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from adtrain.codegen.expressions import c_type
+from adtrain.core.program import Variable
+from adtrain.core.types import ArrayType
+from adtrain.passes.arena import Arena
+from adtrain.passes.places import nbytes
+
+
+class Part(NamedTuple):
+    """The elements of a value from `start` on."""
+
+    value: Variable
+    start: int
+
+
+Argument = Variable | Part | str | int | float
+"""An argument of a call; a text stands for itself, such as the name of an array."""
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A call of a function.
+
+    Attributes:
+        function: one of `kernels/export/`; or with a `text` a generated one, whose parameters and body that is.
+        calls: the functions of `kernels/export/` that a generated function calls.
+        overwrites: arguments whose memory the last argument, the result, may take.
+        checked: whether it returns 0 where it refuses the input.
+    """
+
+    function: str
+    arguments: Sequence[Argument]
+    text: str | None = None
+    calls: tuple[str, ...] = ()
+    overwrites: tuple[Variable, ...] = ()
+    checked: bool = False
+
+    @property
+    def values(self) -> Iterator[Variable]:
+        for x in self.arguments:
+            if isinstance(x, (Variable, Part)):
+                yield x.value if isinstance(x, Part) else x
+
+
+class Code:
+    """The statements of one function.
+
+    Attributes:
+        names: C names of values that have a place: parameters, weights that change, results that overwrite these.
+        known: values that are constants. Those that statements use become arrays.
+        arrays: constant arrays by their C names.
+        steps: statements, and comments between them.
+        simd: whether arrays are in the layouts of `layers_simd.c`.
+        integers: whether values are int8 and int32, which share one array.
+        training: whether this is a training step. Its generated functions and its memory have names of their own.
+    """
+
+    def __init__(
+        self,
+        names: Mapping[Variable, str],
+        known: Mapping[Variable, np.ndarray],
+        weights: Mapping[Variable, str],
+        simd: bool = False,
+        integers: bool = False,
+        training: bool = False,
+    ) -> None:
+        self.names = dict(names)
+        self.known, self.weights = known, weights
+        self.simd, self.integers, self.training = simd, integers, training
+        self.arrays: dict[str, np.ndarray] = {}
+        self.steps: list[Statement | str] = []
+        self.loops: dict[str, str] = {}  # names of generated functions by their texts
+        self.library: dict[str, None] = {}
+        self.memory: dict[str, tuple[str, int]] = {}
+        self._roots: dict[Variable, Variable] = {}
+
+    @property
+    def prefix(self) -> str:
+        return "train_" if self.training else ""
+
+    @property
+    def statements(self) -> list[Statement]:
+        return [x for x in self.steps if isinstance(x, Statement)]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the memory of values."""
+        return sum(size for _, size in self.memory.values())
+
+    def comment(self, text: str) -> None:
+        self.steps.append(text)
+
+    def add(self, statement: Statement) -> None:
+        function = statement.function
+        if statement.text is None:
+            self.library[function] = None
+        else:
+            unique = f"{self.prefix}{function}_{len(self.loops)}"
+            self.loops.setdefault(statement.text, unique)
+            self.library |= dict.fromkeys(statement.calls)
+        for v in map(self.root, statement.values):
+            if v in self.known and v not in self.names:
+                self.names[v] = self.weight(v)
+        self.steps.append(statement)
+
+    def value(self, shape: Sequence[int] | int, dtype: str = "float32") -> Variable:
+        """A new value, such as memory that a function uses for itself."""
+        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        return Variable(ArrayType(sizes, np.dtype(dtype)), "cpu")
+
+    def same(self, v: Variable, source: Variable) -> None:
+        """Let `v` have the memory of `source`."""
+        self._roots[v] = self.root(source)
+
+    def root(self, v: Variable) -> Variable:
+        """The value whose memory `v` has."""
+        return self._roots.get(v, v)
+
+    def constant(self, name: str, x: ArrayLike) -> str:
+        """Add a constant array and return its C name, `name` with characters that C allows."""
+        unique = c_identifier(name)
+        while unique in self.arrays and not np.array_equal(self.arrays[unique], x):
+            unique += "_"
+        self.arrays[unique] = np.asarray(x)
+        return unique
+
+    def weight(self, v: Variable, x: ArrayLike | None = None) -> str:
+        """The C name of a value that is known, or of `x`, the same in another layout."""
+        if v in self.names:
+            return self.names[v]
+        name = f"layer_{self.weights[v]}" if v in self.weights else f"{self.prefix}constant"
+        return self.constant(name, self.known[v] if x is None else x)
+
+    def place(self, kept: Iterable[Variable]) -> None:
+        """Give each value elements of an array of its type. Values that are not needed at the same time share them.
+
+        `kept` are read after the last statement. A result takes the memory of an argument that is not read again, where
+        its statement allows that.
+        """
+        statements = self.statements
+        first: dict[Variable, int] = {}
+        last: dict[Variable, int] = {}
+        for i, statement in enumerate(statements):
+            for v in map(self.root, statement.values):
+                if v not in self.names:
+                    first.setdefault(v, i)
+                    last[v] = i
+        last |= {v: len(statements) for v in map(self.root, kept) if v in first}
+        owner: dict[Variable, Variable] = {}
+        for i, statement in enumerate(statements):
+            result = next((self.root(v) for v in reversed(list(statement.values))), None)
+            if result is None or first.get(result) != i:
+                continue
+            for v in statement.overwrites:
+                source = self.root(v)
+                source = owner.get(source, source)
+                if last.get(source) == i and source is not result and nbytes(source) == nbytes(result):
+                    owner[result] = source
+                    last[source] = last[result]
+                    break
+        arenas: dict[str, Arena] = {}
+        for v in first:
+            if v not in owner:
+                arena = arenas.setdefault(self._array(v.type.dtype), Arena())
+                arena.add(v, nbytes(v), first[v], last[v])
+        for name, arena in arenas.items():
+            offsets = arena.offsets()
+            size = arena.size(offsets)
+            for v in first:
+                if v in offsets:
+                    dtype = np.dtype(np.int32) if self.integers else v.type.dtype
+                    self.memory[name] = f"static {c_type(dtype)} {name}[{max(size // dtype.itemsize, 1)}];", size
+                    array = "bytes" if v.type.dtype == np.int8 else name
+                    self.names[v] = f"{array} + {offsets[v] // v.type.dtype.itemsize}"
+        self.names |= {v: self.names[source] for v, source in owner.items()}
+
+    def _array(self, dtype: np.dtype[Any]) -> str:
+        """The name of the array for values of a type."""
+        plain = self.integers or dtype == np.float32
+        return f"{self.prefix}memory" if plain else f"{self.prefix}memory_{dtype.name}"
+
+    def text(self, x: Argument) -> str:
+        """An argument as C."""
+        if isinstance(x, Part):
+            return f"{self.text(x.value)} + {x.start}" if x.start else self.text(x.value)
+        if isinstance(x, Variable):
+            return self.names[self.root(x)]
+        return f"{np.float32(x)}f" if isinstance(x, float) else str(x)
+
+    def call(self, statement: Statement) -> str:
+        function = statement.function if statement.text is None else self.loops[statement.text]
+        called = f"{function}({', '.join(map(self.text, statement.arguments))})"
+        return f"if (!{called}) return -1;" if statement.checked else f"{called};"
+
+    def functions(self) -> list[str]:
+        """The generated functions."""
+        checked = {s.text for s in self.statements if s.checked}
+        return [f"static {'int' if text in checked else 'void'} {name}{text}\n" for text, name in self.loops.items()]
+
+
+def c_identifier(name: str) -> str:
+    return re.sub(r"\W", "_", name)
+
+
+CONV = (
+    "channels", "height", "width", "filters", "groups", "out_height", "out_width", "kernel_height", "kernel_width",
+    "stride_y", "stride_x", "dilation_y", "dilation_x", "padding_y", "padding_x",
+)  # fmt: skip
+POOL = (
+    "channels", "height", "width", "out_height", "out_width", "kernel_height", "kernel_width", "stride_y", "stride_x",
+    "padding_y", "padding_x",
+)  # fmt: skip
+"""The members of the structs of `layers.c`."""
+
+
+def struct(name: str, members: Sequence[str], sizes: Sequence[int]) -> str:
+    """The address of a struct as C text; members that are 0 are left out."""
+    given = [f".{member} = {size}" for member, size in zip(members, sizes, strict=True) if size]
+    return f"&(struct {name}){{{', '.join(given)}}}"

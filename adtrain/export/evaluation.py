@@ -1,0 +1,175 @@
+"""The evaluation of a trained network as a Program: what every export target walks over.
+
+`evaluation` traces the config's network, from the user's images to predictions. `forms` then makes one equation of the
+equations of a layer that targets have a function for. The scopes of the equations name the layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from adtrain import nn, ops
+from adtrain.core import tree
+from adtrain.core.array import Array, Value, array
+from adtrain.core.errors import AdtrainError
+from adtrain.core.precision import FULL
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.scope import scope
+from adtrain.core.staging import Results, keeps, stage
+from adtrain.data.statistics import PIXEL_MAX
+from adtrain.export.forms import recognize_forms
+from adtrain.export.torch_weights import named_arrays
+from adtrain.passes import merge_common_subexpressions, remove_dead_code, simplify_reshapes
+from adtrain.training import TrainedModel
+from adtrain.training.tasks import Regression
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The evaluation of a batch in float32, with the forms of `forms`.
+
+    Attributes:
+        program: its inputs are the weights and the images, its outputs the network's outputs and the predictions.
+        weights: the names of the weights.
+        arrays: the weights and constants.
+        layers: by name, in the order in which they run, each with the shape of an input sample.
+    """
+
+    program: Program
+    weights: Mapping[Variable, str]
+    arrays: Mapping[Variable, np.ndarray]
+    layers: Mapping[str, tuple[nn.Module, nn.Shape]]
+
+    @property
+    def images(self) -> Variable:
+        return self.program.inputs[-1]
+
+    @cached_property
+    def fixed(self) -> frozenset[Variable]:
+        """The values that do not depend on the images."""
+        found = set(self.arrays)
+        for e in self.program.equations:
+            if found.issuperset(e.inputs):
+                found.update(e.outputs)
+        return frozenset(found)
+
+    @cached_property
+    def _producers(self) -> Mapping[Variable, Equation]:
+        return {v: e for e in self.program.equations for v in e.outputs}
+
+    def value(self, v: Variable) -> np.ndarray:
+        """A value that does not depend on the images."""
+        if v in self.arrays:
+            return self.arrays[v]
+        e = self._producers[v]
+        found = e.primitive.reference(*map(self.value, e.inputs), **e.params)
+        results = found if isinstance(found, tuple) else (found,)
+        return np.asarray(results[e.outputs.index(v)])
+
+    def layer_of(self, e: Equation) -> str:
+        """The name of the layer of an equation; "" where it belongs to none."""
+        name = nn.layer_of(e.scope)[0]
+        return name if name in self.layers else ""
+
+    def place_of(self, e: Equation) -> str:
+        """The layer of an equation for a message: "layer 2.body.0: conv2d"."""
+        name, kind = nn.layer_of(e.scope)
+        if name in self.layers:
+            kind = self.layers[name][0].kind()
+        return f"layer {name}: {kind}" if kind else name or "the network"
+
+    def with_known_weights(self) -> Evaluation:
+        """The same, with the weights as constants of the Program, and all that follows from them computed."""
+        program, constants = self.program, {v: array(x) for v, x in self.arrays.items()}
+        folded = _fold(replace(program, inputs=(self.images,), constants=constants))
+        folded = remove_dead_code(folded)
+        return replace(self, program=folded, arrays={v: x.numpy() for v, x in folded.constants.items()})
+
+
+def evaluation(trained: TrainedModel, batch: int = 1) -> Evaluation:
+    """The evaluation of `batch` images of a trained network. Weights of another precision are rounded to float32."""
+    float32 = np.dtype(np.float32)
+    network = replace(trained.network, dtype=float32, products=FULL)
+
+    def forward(params: nn.Params, statistics: nn.State, images: Value) -> tuple[Value, Value]:
+        with scope("input"):
+            if any(network.offset):
+                images = ops.astype(images - np.reshape(network.offset, (-1, 1, 1)), np.float32)
+        outputs, _ = network.outputs(params, statistics, images, nn.Mode(training=False))
+        with scope("values" if isinstance(network.task, Regression) else "probabilities"):
+            return outputs, _predictions(trained, outputs)
+
+    def rounded(x: Value) -> Array:
+        return array(x.numpy().astype(float32))
+
+    state = tree.map(rounded, trained.params), tree.map(rounded, trained.statistics)
+    images = array(np.zeros((batch, *trained.image_shape), image_dtype(trained)))
+    passes = remove_dead_code, recognize_forms, _fold, simplify_reshapes, merge_common_subexpressions, remove_dead_code
+    program = stage(forward, passes).program(*state, images)
+    names = [path for part in state for path in tree.paths(part)]
+    weights = dict(zip(program.inputs, names, strict=False))
+    arrays = dict(zip(program.inputs, (x.numpy() for x in tree.leaves(state)), strict=False))
+    arrays |= {v: x.numpy() for v, x in program.constants.items()}
+    layers = {name: (layer, shape) for name, layer, shape in nn.layers(network.model, network.input_shape)}
+    return Evaluation(program, weights, arrays, layers)
+
+
+def image_dtype(trained: TrainedModel) -> np.dtype[Any]:
+    """The dtype of the images that an exported network takes; float64 where float32 would lose differences."""
+    network = trained.network
+    return np.dtype(np.uint8 if network.scale == PIXEL_MAX else np.float64 if any(network.offset) else np.float32)
+
+
+def _predictions(trained: TrainedModel, outputs: Value) -> Value:
+    """`Task.predictions`; numbers are in float64 only where float32 would lose differences between them."""
+    task = trained.network.task
+    if not isinstance(task, Regression):
+        return task.predictions(outputs)
+    if task.needs_float64:
+        return task.predictions(outputs)
+    if not task.normalized:
+        return outputs
+    std, mean = (np.array(x, np.float32) for x in (task.std, task.mean))
+    return outputs * std + mean
+
+
+def finite_arrays(trained: TrainedModel) -> dict[str, np.ndarray]:
+    """Parameters and running statistics by name. Raises AdtrainError where a number is NaN or infinite."""
+    weights = named_arrays(trained)
+    if not all(np.isfinite(x).all() for x in weights.values()):
+        raise AdtrainError("the model's weights are NaN or infinite: they overflowed in training")
+    return weights
+
+
+@keeps(Results.EXACT)
+def _fold(program: Program) -> Program:
+    """Compute what follows from constants alone. Broadcasts are not computed: targets read their arguments."""
+    constants: dict[Variable, Array] = dict(program.constants)
+    equations = []
+    for e in program.equations:
+        if not e.inputs or e.has(Trait.BROADCAST) or not constants.keys() >= set(e.inputs):
+            equations.append(e)
+            continue
+        found = e.primitive.reference(*(constants[v].numpy() for v in e.inputs), **e.params)
+        results = found if isinstance(found, tuple) else (found,)
+        constants |= {v: array(np.asarray(x, v.type.dtype)) for v, x in zip(e.outputs, results, strict=True)}
+    return replace(program, constants=constants, equations=tuple(equations))
+
+
+def size_text(shape: nn.Shape) -> str:
+    """The shape of a sample: "6x28x28"."""
+    return "x".join(map(str, shape)) or "1"
+
+
+def describe(layer: nn.Module, path: str, shape: nn.Shape) -> str:
+    """A layer's name, kind, shapes and number of parameters."""
+    text = f"{path} {layer.kind()}: {size_text(shape)} -> {size_text(layer.output_shape(shape))}"
+    parameters = sum(map(prod, layer.parameter_shapes(shape).values()))
+    return text + (f", {parameters:,} parameters" if parameters else "")
