@@ -15,7 +15,7 @@ CACHE_LINE = 64
 
 STRUCTS = {"CORRELATION_BYTES": 168, "TAP_BYTES": 8, "SPAN_BYTES": 20, "MAX_VECTORS": 4}
 """Macros of `conv.c`: bytes of structs of `kernels/cpu/correlate.h`; maximum spans of a tile."""
-CORRELATION, TAP, SPAN, MAX_VECTORS = STRUCTS.values()
+CORRELATION, TAP_BYTES, SPAN_BYTES, MAX_VECTORS = STRUCTS.values()
 
 
 def numbers(x: Any, w: Any, y: Any, window: Any, precision: str) -> tuple[int, ...]:
@@ -48,7 +48,7 @@ def _forward_scratch(x: Any, w: Any, window: Any, precision: str) -> int:
 
 def _forward_prepared(x: Any, w: Any, window: Any, precision: str) -> int:
     (_, _, oh, ow), (_, c, kh, kw) = _output(x, w, window), w.shape
-    return aligned_bytes(CORRELATION, TAP * c * kh * kw, 4 * kh, SPAN * (oh * ow + MAX_VECTORS), _size(w))
+    return aligned_bytes(CORRELATION, TAP_BYTES * c * kh * kw, 4 * kh, SPAN_BYTES * (oh * ow + MAX_VECTORS), _size(w))
 
 
 def _input_grad_scratch(g: Any, w: Any, window: Any, size: tuple[int, int], precision: str) -> int:
@@ -62,7 +62,7 @@ def _input_grad_scratch(g: Any, w: Any, window: Any, size: tuple[int, int], prec
 def _input_grad_prepared(g: Any, w: Any, window: Any, size: tuple[int, int], precision: str) -> int:
     (o, _, kh, kw), (sh, sw) = w.shape, window.stride
     taps, spans = o // window.groups * kh * kw, size[0] * size[1] + MAX_VECTORS * sh * sw
-    return aligned_bytes(CORRELATION * sh * sw, TAP * taps, 4 * kh * sw, SPAN * spans, _size(w))
+    return aligned_bytes(CORRELATION * sh * sw, TAP_BYTES * taps, 4 * kh * sw, SPAN_BYTES * spans, _size(w))
 
 
 def _size(w: Any) -> int:
