@@ -9,30 +9,25 @@ transformations of functions (`grad`, `value_and_grad`, `vjp`, `jvp`, `hvp`, `ja
 draws a function.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import adtrain.startup  # noqa: F401  (before all that takes time to import)
-from adtrain import nn, ops, optim, register
-from adtrain.backends.cpu import CpuBackend
-from adtrain.backends.cuda import load as load_cuda
-from adtrain.core import tree
-from adtrain.core.array import Array, Value, array, from_dlpack
-from adtrain.core.autodiff import grad, hessian, hvp, jacobian, jvp, value_and_grad, vjp
-from adtrain.core.custom import custom_vjp
-from adtrain.core.devices import register_device
-from adtrain.core.errors import AdtrainError, DeviceError, DTypeError, OptionError, ShapeError, TraceError
-from adtrain.core.types import ArrayType
-from adtrain.core.vmap import vmap
-from adtrain.custom_op import custom_op
-from adtrain.jit import jit
+import adtrain.core.timeline  # noqa: F401  (imports count from here)
 from adtrain.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from adtrain import nn, ops, optim, register
     from adtrain.api import load, save, train
+    from adtrain.core import tree
+    from adtrain.core.array import Array, Value, array, from_dlpack
+    from adtrain.core.autodiff import grad, hessian, hvp, jacobian, jvp, value_and_grad, vjp
+    from adtrain.core.custom import custom_vjp
+    from adtrain.core.errors import AdtrainError, DeviceError, DTypeError, OptionError, ShapeError, TraceError
+    from adtrain.core.types import ArrayType
+    from adtrain.core.vmap import vmap
+    from adtrain.custom_ops import custom_op
     from adtrain.graphs import graph
-
-register_device("cpu", CpuBackend)
-register_device("gpu", load_cuda)
+    from adtrain.jitted import jit
 
 __all__ = [
     "AdtrainError",
@@ -69,17 +64,35 @@ __all__ = [
 ]
 
 
+HOMES = {
+    "adtrain": "nn ops optim register",
+    "adtrain.api": "load save train",
+    "adtrain.core": "tree",
+    "adtrain.core.array": "Array Value array from_dlpack",
+    "adtrain.core.autodiff": "grad hessian hvp jacobian jvp value_and_grad vjp",
+    "adtrain.core.custom": "custom_vjp",
+    "adtrain.core.errors": "AdtrainError DTypeError DeviceError OptionError ShapeError TraceError",
+    "adtrain.core.types": "ArrayType",
+    "adtrain.core.vmap": "vmap",
+    "adtrain.custom_ops": "custom_op",
+    "adtrain.graphs": "graph",
+    "adtrain.jitted": "jit",
+}
+"""Packages and modules with the names that `__getattr__` takes from them."""
+
+
 def __getattr__(name: str) -> Any:
-    """`graph`, `load`, `save` and `train`, at their first use: they import the config language and all of training."""
-    if name in ("load", "save", "train"):
-        from adtrain import api
+    """A public name. Its module is imported at its first use, because NumPy and all of the package take half a second.
 
-        return getattr(api, name)
-    if name == "graph":
-        from adtrain import graphs
-
-        return graphs.graph
-    raise AttributeError(f"module 'adtrain' has no attribute {name!r}")
+    `graph`, `load`, `save` and `train` import the config language and all of training; the others do not.
+    """
+    home = next((home for home, names in HOMES.items() if name in names.split()), None)
+    if home is None:
+        raise AttributeError(f"module 'adtrain' has no attribute {name!r}")
+    if home in ("adtrain", "adtrain.core"):
+        return import_module(f"{home}.{name}")
+    found = globals()[name] = getattr(import_module(home), name)
+    return found
 
 
 def __dir__() -> list[str]:

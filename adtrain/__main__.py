@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adtrain_script import main
+from adtrain.cli.startup import main
 
 if __name__ == "__main__":
     main()

@@ -36,7 +36,7 @@ from adtrain.core.definition import Definition, caller
 from adtrain.core.errors import OptionError
 from adtrain.core.options import is_integer, shown
 from adtrain.core.types import ArrayType
-from adtrain.custom_op import OWN_OPS, OwnOp
+from adtrain.custom_ops import OWN_OPS, OwnOp
 from adtrain.metrics import ByClass, ClassPredictions
 from adtrain.nn import Module
 from adtrain.optim import Optimizer, Schedule

@@ -1,16 +1,19 @@
-"""Writes the range of speeds into README.md, and the tables into docs/performance.md: python benchmarks/tables.py
+"""Writes what documents say of speeds compared with other systems: python benchmarks/tables.py
 
-They are made of the results of `adtrain bench against` in benchmarks/results (see peers.sh); other files are ignored.
-Each document has its part between MARKERS. For each device there is a table with a row for each training step, named
-after its file, or after its config where a file has several steps, and with its commit where there are several. It has
-ratios, intervals and memory. Another table has the steps of many networks together. Then follow matrix products and
-convolutions, and counts of operations that are faster than a peer's. CPU tables have no times, because these vary with
-the CPU's other load.
+README.md gets a range, docs/performance.md a table of packaged configs, docs/pictures/speed.svg the same as a picture,
+and docs/comparisons.md all. They are made of the results of `adtrain bench against` in benchmarks/results (see
+peers.sh); other files are ignored. Each document has its part between MARKERS.
+
+In comparisons.md there is a table for each device, with a row for each training step, named after its file, or after
+its config where a file has several steps, and with its commit where there are several. It has ratios, intervals and
+memory. Another table has the steps of many networks together. Then follow matrix products and convolutions, and counts
+of operations that are faster than a peer's. CPU tables have no times, because these vary with the CPU's other load.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -201,10 +204,79 @@ def _operations(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"{ahead}, slower in {behind}, and the interval holds 1 in {len(found) - ahead - behind}.\n"
 
 
+def compared_on_both(results: Results) -> dict[str, list[float | None]]:
+    """Of the steps that were measured on a CPU and on a GPU: for both, the time of each peer's fastest form over
+    adtrain's. None where a peer has none."""
+
+    def ratios(name: str) -> list[float | None]:
+        found = {name: results[name]}
+        return [min(_ratios(found, peer), default=None) for peer in PEERS]
+
+    names = [name.removeprefix("cpu-") for name in results if name.startswith("cpu-") and "steps" in results[name]]
+    both = [name for name in names if f"gpu-{name}" in results]
+    return {name: [*ratios(f"cpu-{name}"), *ratios(f"gpu-{name}")] for name in both}
+
+
+def _devices(results: Results) -> list[str]:
+    """The CPU and the GPU of `compared_on_both`."""
+    name = next(iter(compared_on_both(results)))
+    return [results[f"{kind}-{name}"]["protocol"]["device_name"].removeprefix("NVIDIA ") for kind in ("cpu", "gpu")]
+
+
+def summary(results: Results) -> str:
+    """A table of `compared_on_both`."""
+    columns = [f"{device}: {peer}" for device in _devices(results) for peer in PEERS.values()]
+    lines = [["step", *columns], ["---", *["--:"] * len(columns)]]
+    for name, ratios in compared_on_both(results).items():
+        lines.append([f"`{name}`", *("" if ratio is None else _digits(ratio) for ratio in ratios)])
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+ROW, BAR, LEFT, PANEL, MOST = 28, 11, 120, 270, 20.0
+"""Pixels of a step, of a bar, of the names, and of a device; the ratio at a panel's right end."""
+
+
+def picture(results: Results) -> str:
+    """Bars of `compared_on_both`, on a logarithmic scale that begins at half of adtrain's speed."""
+    steps = compared_on_both(results)
+    height = ROW * len(steps) + 56
+
+    def x(panel: int, ratio: float) -> float:
+        share = math.log(max(min(ratio, MOST), 0.5) / 0.5) / math.log(MOST / 0.5)
+        return LEFT + panel * PANEL + share * (PANEL - 60)
+
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + 2 * PANEL} {height}">', STYLE]
+    for panel, device in enumerate(_devices(results)):
+        parts.append(f'<text x="{x(panel, 0.5):.1f}" y="16" class="head">{device}</text>')
+        parts.append(f'<line x1="{x(panel, 1):.1f}" x2="{x(panel, 1):.1f}" y1="26" y2="{height - 26}"/>')
+        parts.append(f'<text x="{x(panel, 1):.1f}" y="{height - 12}" class="one">adtrain: 1</text>')
+    for row, (name, ratios) in enumerate(steps.items()):
+        top = 30 + ROW * row
+        parts.append(f'<text x="{LEFT - 8}" y="{top + 15}" class="name">{name}</text>')
+        for i, ratio in enumerate(ratios):
+            if ratio is not None:
+                panel, peer = divmod(i, len(PEERS))
+                left, right, y = x(panel, 0.5), x(panel, ratio), top + peer * (BAR + 1)
+                size = f'x="{left:.1f}" y="{y}" width="{right - left:.1f}" height="{BAR}"'
+                parts.append(f'<rect {size} class="{list(PEERS)[peer]}"/>')
+                label = f"{list(PEERS.values())[peer]} {_digits(ratio)}"
+                parts.append(f'<text x="{right + 4:.1f}" y="{y + 9}" class="value">{label}</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+STYLE = """\
+<style>
+  text { font: 10px sans-serif; fill: #1f2937 } .head { font-size: 13px; font-weight: bold }
+  .name { text-anchor: end } .one { text-anchor: middle } .value { font-size: 9px }
+  .torch { fill: #e07b39 } .jax { fill: #5b7bd5 } line { stroke: #6b7280; stroke-dasharray: 3 3 }
+  @media (prefers-color-scheme: dark) { text { fill: #e5e7eb } }
+</style>"""
 PEERS = {"torch": "PyTorch", "jax": "JAX"}
 DOCUMENTS: dict[Path, Callable[[Results], str]] = {
     ROOT / "README.md": speed,
-    ROOT / "docs" / "performance.md": tables,
+    ROOT / "docs" / "performance.md": summary,
+    ROOT / "docs" / "pictures" / "speed.svg": picture,
+    ROOT / "docs" / "comparisons.md": tables,
 }
 
 

@@ -12,13 +12,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # other workers have the other cores; r
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import ctypes
+import shlex
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from browser import BROWSERS, Browser, installed, started
@@ -26,11 +27,12 @@ from forked_commands import Commands
 from hypothesis import settings
 
 from adtrain.backends.cpu import CpuBackend
+from adtrain.backends.cpu.build import PROGRAM
 from adtrain.backends.cpu.numpy_program import NumpyProgram, memory
 from adtrain.backends.cpu.toolchain import NAMES
 from adtrain.backends.cuda import compiler
-from adtrain.backends.cuda.compiler import CudaCompilerError
-from adtrain.cache import Cache
+from adtrain.backends.cuda.compiler import CudaCompilerError, Source
+from adtrain.cache import Cache, cache_home, digest
 from adtrain.core import devices
 
 # A shell starts a background job with SIGINT ignored. The commands that tests start and interrupt would inherit that.
@@ -57,10 +59,20 @@ QUICK = (
     " -fno-tree-copy-prop -fno-tree-dce -fno-tree-dominator-opts -fno-tree-forwprop -fno-tree-fre"
     " -fno-tree-loop-optimize -fno-tree-pta -fno-tree-sink -fno-tree-sra"
 )
-"""Options of C compilers in tests. Products and sums of kernels are fused as with -O3, which -Og does not do. Loops
-stay scalar: tests with the fixture `optimised` run vector instructions."""
+"""Options of C compilers for kernels in tests. Products and sums of kernels are fused as with -O3, which -Og and -O0 do
+not do. Loops stay scalar: tests with the fixture `optimised` run vector instructions."""
+QUICK_CC = """\
+#!/bin/sh
+case "$*" in
+*{program}*) exec {compiler} "$@" -O0 ;;
+*) exec {compiler} "$@" {quick} ;;
+esac
+"""
+"""The C compiler of tests. In the C of a Program nothing is fused, so it has the same results without optimization."""
 MAX_WORKERS = 4
-PYTEST_CACHE = Path(__file__).parents[1] / ".pytest_cache"
+NvrtcLog: TypeAlias = "Callable[[Source, str], str]"
+COMPILED = cache_home() / "adtrain-tests"
+"""The folder of code that the tests compiled. All clones share it, because a key has all that the code depends on."""
 UNUSED_SECONDS = 2 * 86400
 """Compiled code that is unused for so long is deleted: a changed kernel leaves its old code behind."""
 NEEDS = {
@@ -128,8 +140,35 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def compiled_code() -> Cache:
-    """Code that the tests compiled. All workers share it, and the next run finds it."""
-    folder = PYTEST_CACHE / "compiled"
+    """Code of Programs that the tests compiled. All workers share it, and the next run finds it."""
+    return compiled("cpu")
+
+
+@pytest.fixture(scope="session")
+def emulated_code() -> Cache:
+    """The same of CUDA kernels that tests run on the CPU."""
+    return compiled("emulated")
+
+
+@pytest.fixture(scope="session")
+def nvrtc_log() -> NvrtcLog:
+    """Compiles a source for an architecture. What NVRTC says of it is kept, as compiled code is."""
+    cache = compiled("nvrtc")
+
+    def log(source: Source, target: str) -> str:
+        key = compiler.fingerprint(source, target)
+        if known := cache.find(key, ".txt"):
+            return known.read_text()
+        text = compiler.compile_source(source, target).log
+        cache.store(key, ".txt", text.encode())
+        return text
+
+    return log
+
+
+def compiled(kind: str) -> Cache:
+    """Code of one kind, without what was not used for UNUSED_SECONDS. Lookups take longer in larger folders."""
+    folder = COMPILED / kind
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path in folder.iterdir():
         with suppress(FileNotFoundError):  # deleted by another worker
@@ -157,11 +196,12 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, compiled_code: Cache) ->
 def quick_compiler(compiled_code: Cache) -> Iterator[None]:
     """Programs, also of processes that tests start, are compiled in a fraction of the time, to slower code."""
     compiler = GIVEN_CC or next(filter(None, map(shutil.which, NAMES)), None)
-    script = compiled_code.folder / "quick-cc"
+    text = QUICK_CC.format(compiler=compiler, program=shlex.join(PROGRAM), quick=QUICK)
+    script = compiled_code.folder / f"quick-cc-{digest(text)}"
     with pytest.MonkeyPatch.context() as patch:
         if compiler is not None:
             written = script.with_suffix(f".{os.getpid()}")  # another worker sees all of it or nothing
-            written.write_text(f'#!/bin/sh\nexec {compiler} "$@" {QUICK}\n')
+            written.write_text(text)
             written.chmod(0o755)
             written.replace(script)
             patch.setenv("CC", str(script))

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from math import prod
 from pathlib import Path
 
@@ -51,6 +52,12 @@ NUMBERS = {"CONV_NUMBERS": 8}
 """Parameters that a macro of `conv/implicit_gemm.cuh` stands for."""
 
 
+@cache
+def version(compiler: str) -> str:
+    """What a compiler says of itself."""
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+
+
 class Host:
     """Compiles and runs the kernels that are chosen for a target.
 
@@ -79,7 +86,7 @@ class Host:
             (folder / name).write_text(self._patched(name, source.read_text()))
         shutil.copytree(HERE, folder, dirs_exist_ok=True)
         headers = [path.read_text() for path in sorted(folder.rglob("*.*h"))]
-        self.environment = digest(compiler, *self.flags, *LIBRARIES, *headers)
+        self.environment = digest(version(compiler), *self.flags, *LIBRARIES, *headers)
 
     @staticmethod
     def _patched(name: str, text: str) -> str:
@@ -207,5 +214,5 @@ def assert_same_in_all_orders(
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory, compiled_code: Cache) -> Host:
-    return Host(tmp_path_factory.mktemp("host"), compiled_code)
+def host(tmp_path_factory: pytest.TempPathFactory, emulated_code: Cache) -> Host:
+    return Host(tmp_path_factory.mktemp("host"), emulated_code)

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from command_line import invoke
 from training_runs import TEXT, write_config
 
 from adtrain import plugins, register
-from adtrain.cli.main import cli
 from adtrain.config.specs import FAMILIES
 from adtrain.core import registry
 from adtrain.core.primitive import PRIMITIVES
-from adtrain.custom_op import OWN_OPS
+from adtrain.custom_ops import OWN_OPS
 
 LAYER = """\
 import adtrain as ad
@@ -87,4 +87,4 @@ squared = ad.custom_op(
 def gradcheck(folder: Path, text: str, *options: str) -> Result:
     """What `adtrain gradcheck` says of the plug-in mine.py with this text."""
     (folder / "mine.py").write_text(text)
-    return CliRunner().invoke(cli, ["gradcheck", *options, "--plugin", str(folder / "mine.py")])
+    return invoke("gradcheck", *options, "--plugin", str(folder / "mine.py"))

@@ -8,9 +8,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from click.testing import CliRunner, Result
-
-from adtrain.cli import main
+from click.testing import Result
+from command_line import command
 
 
 class Elements(HTMLParser):
@@ -52,16 +51,9 @@ class Elements(HTMLParser):
         self.inside = "", ""
 
 
-def command(*arguments: str | Path, expect: int = 0) -> Result:
-    """Run `adtrain` with the arguments and check its exit code."""
-    result = CliRunner().invoke(main.cli, [*map(str, arguments)])
-    assert result.exit_code == expect, result.stderr
-    return result
-
-
 def train(cfg: Path, folder: Path, *options: str) -> Path:
     """Train into `folder` in eager mode, which needs no compiler; returns the folder."""
-    command("train", cfg, "--device", "cpu", "--eager", "--output-dir", folder, "--profile-steps", "0", *options)
+    command("train", cfg, "--device", "cpu", "--eager", "--output-dir", folder, *options)
     return folder
 
 

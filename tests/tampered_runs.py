@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from report_runs import command, train
+from command_line import command
+from report_runs import train
 from training_runs import write_config
 
 RESULT = Path(__file__).parents[1] / "benchmarks" / "results" / "cpu-step-smoke.json"
@@ -35,7 +36,7 @@ Choose = Callable[[int], int]
 
 def make(folder: Path) -> Path:
     """A small run with all its files, and a result of `adtrain bench` beside them."""
-    options = ("--epochs", "2", "--profile-steps", "2", "--set", "data.validation=0.2")
+    options = ("--epochs", "2", "--profile", "--set", "data.validation=0.2")
     run = train(write_config(folder), folder / "run", *options)
     (run / "result.json").write_bytes(RESULT.read_bytes())
     return run

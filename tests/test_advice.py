@@ -12,14 +12,14 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from command_line import invoke
 
 import adtrain
 from adtrain import config
-from adtrain.cli import main
+from adtrain.cli import COMMANDS, main
 
 PACKAGE = Path(adtrain.__file__).parent
-COMMAND = re.compile(rf"\badtrain ({'|'.join(main.COMMANDS)})\b([^;:,()\n]*)")
+COMMAND = re.compile(rf"\badtrain ({'|'.join(COMMANDS)})\b([^;:,()\n]*)")
 BEFORE_A_PATH = re.compile(r"(\badtrain (?!data fetch)[a-z]+( [a-z]+)? |--(resume|plugin|data|output-dir) )$")
 """The end of a text before a path or a name of the user; the names of data sets need no quotes."""
 MAY_ADVISE = re.compile(r"adtrain( (?!import)|\[)|--[a-z]")
@@ -110,10 +110,6 @@ def test_the_extras_in_messages_exist() -> None:
     assert named <= extras
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main.cli, arguments)
-
-
 @pytest.mark.parametrize(
     ("name", "delimiter"), [("a.csv", "|"), ("a.csv", "\t"), ("a.csv", ";"), ("a.tsv", ","), ("a.tsv", ";")]
 )
@@ -122,11 +118,11 @@ def test_the_delimiter_that_an_error_advises_is_taken_by_the_shell_and_by_a_conf
 ) -> None:
     table = tmp_path / name
     table.write_text("".join(f"{delimiter.join(row)}\n" for row in [("a", "label"), *[("1.5", "x"), ("2", "y")] * 20]))
-    message = run("new", str(table)).stderr
+    message = invoke("new", str(table)).stderr
     advised = re.search(r"set data\.delimiter to (.+)$", message.strip())
     assert advised is not None
     (pasted,) = shlex.split(f"delimiter={advised[1]}")
-    proposed = run("new", str(table), "--set", pasted)
+    proposed = invoke("new", str(table), "--set", pasted)
     assert proposed.exit_code == 0, proposed.stderr
     path = tmp_path / "c.yaml"
     path.write_text(proposed.stdout)
@@ -141,6 +137,6 @@ def test_the_command_for_data_that_are_given_as_a_config_can_be_pasted(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path(name).write_text("a,label\n" + "1.5,x\n2,y\n" * 20)
-    advised = re.search(r"adtrain (new .+) prints", run("train", name).stderr)
+    advised = re.search(r"adtrain (new .+) prints", invoke("train", name).stderr)
     assert advised is not None
-    assert run(*shlex.split(advised[1])).exit_code == 0
+    assert invoke(*shlex.split(advised[1])).exit_code == 0

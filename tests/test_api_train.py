@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import invoke
 from safetensors import safe_open
 from safetensors.numpy import save_file
 from training_runs import images_of, write_config
@@ -21,7 +21,6 @@ from training_runs import images_of, write_config
 import adtrain as ad
 from adtrain import config, training
 from adtrain.api import History, Metrics, TrainingResult
-from adtrain.cli import main
 from adtrain.core import tree
 from adtrain.data.datasets import class_values
 from adtrain.training import Epoch
@@ -60,7 +59,7 @@ def test_a_run_from_python_equals_that_of_the_command_line(folder: Path) -> None
     path = write_config(folder)
     found = train(path, None, output_dir="python", epochs=2, seed=7, overrides={"optimizer.adam.lr": 0.02})
     arguments = ["--epochs", "2", "--seed", "7", "--set", "optimizer.adam.lr=0.02", "--output-dir", "shell"]
-    done = CliRunner().invoke(main.cli, ["train", str(path), *arguments, "--device", "cpu", "--profile-steps", "0"])
+    done = invoke("train", str(path), *arguments, "--device", "cpu")
     assert done.exit_code == 0, done.output
     for name in ("config.yaml", "model.safetensors", "last.safetensors", "best.safetensors"):
         assert Path("python", name).read_bytes() == Path("shell", name).read_bytes()
@@ -119,7 +118,7 @@ def test_numbers_are_predicted_in_their_units(labels: np.ndarray) -> None:
     assert "1 target," in repr(found.model)
     with pytest.raises(ad.AdtrainError, match="call predict_values"):
         found.model.predict(IMAGES)
-    done = CliRunner().invoke(main.cli, ["train", "--resume", "run", "--epochs", "21", "--device", "cpu"])
+    done = invoke("train", "--resume", "run", "--epochs", "21", "--device", "cpu")
     assert done.exit_code == 0, done.output
 
 
@@ -144,7 +143,7 @@ def test_several_labels_of_arrays_have_probabilities() -> None:
 def test_the_folder_of_a_run_on_arrays_is_complete() -> None:
     names = np.array(["cat", "dog", "eel"])
     found = train(data=(IMAGES, names[LABELS]), test_data=(TEST[0], names[TEST[1]]), output_dir="run")
-    done = CliRunner().invoke(main.cli, ["eval", "run", "--device", "cpu"])
+    done = invoke("eval", "run", "--device", "cpu")
     assert f"accuracy {found.test._asdict()['accuracy']:.2%} of 30 images" in done.output
     loaded = ad.load("run")
     assert loaded.classes == ("cat", "dog", "eel")

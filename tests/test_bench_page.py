@@ -14,9 +14,10 @@ import bench_samples
 import pytest
 import training_runs
 from browser import Browser, assert_fits
+from command_line import command
 from hypothesis import given
 from hypothesis import strategies as st
-from report_runs import Elements, assert_needs_no_network, command, one_line
+from report_runs import Elements, assert_needs_no_network, one_line
 
 from adtrain.backends.cpu.naive import LABEL as NAIVE
 from adtrain.bench import page

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import command
 from hypothesis import given
 from hypothesis import strategies as st
-from report_runs import command, one_line, summary, train
+from report_runs import one_line, summary, train
 from training_runs import write_config
 
 from adtrain.config.differences import differences

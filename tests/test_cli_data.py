@@ -6,16 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from command_line import invoke
 from npz_files import parts, write_npz
 from PIL import Image
 
-from adtrain.cli.main import cli
 from adtrain.data import catalogue, images
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(cli, arguments)
 
 
 @pytest.fixture
@@ -28,17 +23,17 @@ def small_mnist(monkeypatch: pytest.MonkeyPatch) -> catalogue.Entry:
 
 
 def test_list_names_every_data_set() -> None:
-    shown, rows = run("data", "list"), json.loads(run("data", "list", "--json").stdout)
+    shown, rows = invoke("data", "list"), json.loads(invoke("data", "list", "--json").stdout)
     assert [row["name"] for row in rows] == list(catalogue.CATALOGUE)
     assert all(row["name"] in shown.stdout and Path(row["folder"]).is_dir() == row["here"] for row in rows)
     assert "not here; fetch it: adtrain data fetch kmnist\n" in shown.stdout
 
 
 def test_verify_passes_on_the_packaged_files(small_mnist: catalogue.Entry) -> None:
-    result = run("data", "verify")
+    result = invoke("data", "verify")
     assert result.exit_code == 0
     assert result.stdout.count(": ok\n") == 2
-    found = json.loads(run("data", "verify", "mnist", "--json").stdout)
+    found = json.loads(invoke("data", "verify", "mnist", "--json").stdout)
     assert found["passed"] is True
     assert {row["file"]: row["found"] for row in found["rows"]} == small_mnist.sha256
 
@@ -46,22 +41,22 @@ def test_verify_passes_on_the_packaged_files(small_mnist: catalogue.Entry) -> No
 def test_verify_exits_1_on_a_mismatch(small_mnist: catalogue.Entry) -> None:
     name, digest = next(iter(small_mnist.sha256.items()))
     small_mnist.sha256[name] = "0" * 64
-    result = run("data", "verify", "mnist")
+    result = invoke("data", "verify", "mnist")
     assert result.exit_code == 1
     assert f"mnist/{name}: FAILED: {digest}, expected SHA-256 {'0' * 64}\n" in result.stdout
-    result = run("data", "verify", "--json")
+    result = invoke("data", "verify", "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["passed"] is False
 
 
 def test_verify_of_an_unknown_data_set_is_a_usage_error() -> None:
-    result = run("data", "verify", "minst")
+    result = invoke("data", "verify", "minst")
     assert result.exit_code == 2
     assert result.stderr.startswith("adtrain: error: unknown data set 'minst'; known: mnist")
 
 
 def test_devices_shows_the_cpu_and_why_there_is_no_gpu(without_gpu: None) -> None:
-    shown, found = run("devices"), json.loads(run("devices", "--json").stdout)
+    shown, found = invoke("devices"), json.loads(invoke("devices", "--json").stdout)
     assert found["gpu"] is None
     assert "pip install 'adtrain[gpu]'" in found["gpu_reason"]
     assert found["cpu"]["usable_cores"] >= 1
@@ -81,7 +76,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def test_inspect_counts_classes_and_columns(table: Path) -> None:
-    shown = run("data", "inspect", str(table), "--set", "label=species")
+    shown = invoke("data", "inspect", str(table), "--set", "label=species")
     assert shown.exit_code == 0, shown.stderr
     assert shown.stdout.splitlines() == [
         "flowers: 9 training and 0 test examples",
@@ -95,7 +90,7 @@ def test_inspect_counts_classes_and_columns(table: Path) -> None:
         "length      4      2.582      0         8",
         "width      -4      2.582     -8         0",
     ]
-    parted = run("data", "inspect", str(table), "--set", "label=species", "--set", "test=0.3", "--json")
+    parted = invoke("data", "inspect", str(table), "--set", "label=species", "--set", "test=0.3", "--json")
     found = json.loads(parted.stdout)
     assert (found["train"], found["test"], found["scale"], found["skipped"]) == (6, 3, 1.0, [])
     assert found["classes"] == [
@@ -110,7 +105,7 @@ def test_inspect_counts_images_of_a_validation_folder_apart_from_those_for_train
             (tmp_path / part / name).mkdir(parents=True)
             for i in range(count):
                 Image.new("L", (2, 2)).save(tmp_path / part / name / f"{i}.png")
-    lines = run("data", "inspect", str(tmp_path)).stdout.splitlines()
+    lines = invoke("data", "inspect", str(tmp_path)).stdout.splitlines()
     assert lines[0].endswith(": 4 training, 3 validation and 2 test examples")
     assert lines[3:6] == [
         "class  training  share  validation  test",
@@ -129,7 +124,7 @@ def test_inspect_counts_images_of_a_validation_folder_apart_from_those_for_train
     ],
 )
 def test_inspect_names_the_invalid_option(table: Path, settings: list[str], message: str) -> None:
-    result = run("data", "inspect", str(table), *(part for setting in settings for part in ("--set", setting)))
+    result = invoke("data", "inspect", str(table), *(part for setting in settings for part in ("--set", setting)))
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"adtrain: error: {message}")
     assert result.stderr.count("\n") == 1
@@ -139,23 +134,23 @@ def test_a_contact_sheet_shows_the_first_images_of_each_class(tmp_path: Path) ->
     pixels = np.zeros((30, 8, 8), np.uint8)
     pixels[1::2] = 200  # class 1 is grey, class 0 black
     path = write_npz(tmp_path / "x.npz", parts(pixels))
-    assert run("data", "inspect", str(path), "--contact-sheet", str(tmp_path / "sheet.png")).exit_code == 0
+    assert invoke("data", "inspect", str(path), "--contact-sheet", str(tmp_path / "sheet.png")).exit_code == 0
     with Image.open(tmp_path / "sheet.png") as sheet:
         width = images.COLUMNS * (images.SMALLEST + images.GAP) + images.MARGIN
         pixels = np.asarray(sheet)[:, -width:]
     shades, counts = np.unique(pixels[..., 0], return_counts=True)
     area = images.COLUMNS * images.SMALLEST**2
     assert dict(zip(shades.tolist(), counts.tolist(), strict=True)).items() >= {0: area, 200: area}.items()
-    assert run("data", "inspect", str(tmp_path / "none"), "--contact-sheet", "x.png").exit_code == 2
+    assert invoke("data", "inspect", str(tmp_path / "none"), "--contact-sheet", "x.png").exit_code == 2
 
 
 def test_a_contact_sheet_of_a_table_or_a_text_is_refused(table: Path, tmp_path: Path) -> None:
     sheet = tmp_path / "sheet.png"
-    result = run("data", "inspect", str(table), "--set", "label=species", "--contact-sheet", str(sheet))
+    result = invoke("data", "inspect", str(table), "--set", "label=species", "--contact-sheet", str(sheet))
     assert result.exit_code == 2
     assert "flowers: found examples of shape (2, 1, 1), expected images to show" in result.stderr
     (tmp_path / "book.txt").write_text("to be or not to be " * 10)
-    result = run("data", "inspect", str(tmp_path / "book.txt"), "--contact-sheet", str(sheet))
+    result = invoke("data", "inspect", str(tmp_path / "book.txt"), "--contact-sheet", str(sheet))
     assert result.exit_code == 2
     assert "book: found examples of shape (1, 1, 128), expected images to show" in result.stderr
     assert not sheet.exists()
@@ -164,9 +159,11 @@ def test_a_contact_sheet_of_a_table_or_a_text_is_refused(table: Path, tmp_path: 
 def test_inspect_shows_the_statistics_of_targets(tmp_path: Path) -> None:
     (tmp_path / "prices.csv").write_text("area,price\n50,1.5\n80,2.5\n20,0.5\n")
     arguments = ("data", "inspect", str(tmp_path / "prices.csv"), "--set", "target=price")
-    found = json.loads(run(*arguments, "--json").stdout)
+    found = json.loads(invoke(*arguments, "--json").stdout)
     assert found["classes"] == []
     assert found["targets"] == [
         {"name": "price", "mean": 1.5, "std": pytest.approx((2 / 3) ** 0.5), "min": 0.5, "max": 2.5}
     ]
-    assert any(line.split() == ["price", "1.5", "0.8165", "0.5", "2.5"] for line in run(*arguments).stdout.splitlines())
+    assert any(
+        line.split() == ["price", "1.5", "0.8165", "0.5", "2.5"] for line in invoke(*arguments).stdout.splitlines()
+    )

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from command_line import invoke
 from idx_files import write_idx
 from npz_files import write_npz
 from PIL import Image
@@ -15,17 +16,15 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from training_runs import images_of, write_config, write_data
 
-from adtrain.cli import main
-
 
 def run(*arguments: str, expect: int = 0) -> Result:
-    result = CliRunner().invoke(main.cli, [*arguments, "--device", "cpu"])
+    result = invoke(*arguments, "--device", "cpu")
     assert result.exit_code == expect, result.stderr
     return result
 
 
 def train(cfg: Path, folder: Path, *options: str) -> None:
-    run("train", str(cfg), "--output-dir", str(folder), "--profile-steps", "0", *options)
+    run("train", str(cfg), "--output-dir", str(folder), *options)
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +67,6 @@ def test_a_run_named_without_its_folder_gets_a_hint(
     monkeypatch.chdir(tmp_path)
     error = one_line(run("eval", "digits", expect=2))
     assert error == "digits: found nothing, expected the folder of a run; did you mean runs/digits?"
-
-
-def test_eval_refuses_full_autotuning_on_the_cpu(here: Path) -> None:
-    assert one_line(run("eval", "run", "--autotune", "full", expect=2)).startswith("--autotune full: only a GPU has")
 
 
 def test_eval_without_the_data_is_a_one_line_error(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import report_runs
 from click.testing import Result
-from report_runs import command, one_line
+from command_line import command
+from report_runs import one_line
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from training_runs import write_config

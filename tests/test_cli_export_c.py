@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import report_runs
 from click.testing import Result
-from report_runs import command, one_line
+from command_line import command
+from report_runs import one_line
 from training_runs import write_config
 
 from adtrain.export import comparison

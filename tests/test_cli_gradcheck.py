@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 import training_runs
-from click.testing import CliRunner, Result
+from click.testing import Result
+from command_line import invoke
 
 from adtrain import ops
 from adtrain.cases import CASES
-from adtrain.cli.main import cli
 from adtrain.core.primitive import PRIMITIVES
 
 FIELDS = ["op", "case", "order", "dtype", "device", "error", "tolerance", "passed"]
 
 
 def gradcheck(*arguments: str, columns: int = 120) -> Result:
-    return CliRunner(env={"COLUMNS": str(columns)}).invoke(cli, ["gradcheck", *arguments, "--device", "cpu"])
+    return invoke("gradcheck", *arguments, "--device", "cpu", columns=columns)
 
 
 @contextmanager

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from command_line import command
 from program_samples import ALL, ON_GPU
-from report_runs import command, one_line
+from report_runs import one_line
 
 from adtrain import config
 from adtrain.backends.cuda.fusions import gpu_fusions

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from command_line import invoke
 from npz_files import write_npz
 from PIL import Image
 
-from adtrain.cli import main, output
+from adtrain.cli import COMMANDS, main, output
 from adtrain.text import visible
 
 NAMES = (
@@ -68,24 +69,20 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
 """Arguments of each command that are refused whatever stands for NAME."""
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main.cli, [str(x) for x in arguments])
-
-
 def assert_visible(result: Result) -> None:
     for line in (result.stdout + result.stderr).split("\n"):
         assert visible(line) == line
     assert result.exit_code in (0, 2), result.stderr
 
 
-@pytest.mark.parametrize("name", main.COMMANDS)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_a_refused_name_is_one_line_without_control_characters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for hostile in NAMES:
         for arguments in ARGUMENTS[name]:
-            result = run(name, *(x.replace("NAME", hostile) for x in arguments))
+            result = invoke(name, *(x.replace("NAME", hostile) for x in arguments))
             assert_visible(result)
             lines = result.stderr.splitlines()
             if name == "data" and "fetch" in arguments and "--mirror" in arguments:
@@ -96,11 +93,11 @@ def test_a_refused_name_is_one_line_without_control_characters(
 
 
 def test_every_command_takes_a_hostile_name() -> None:
-    assert list(ARGUMENTS) == list(main.COMMANDS)
+    assert list(ARGUMENTS) == list(COMMANDS)
 
 
 def test_a_traceback_shows_names_escaped() -> None:
-    result = run("summary", NAMES[0], "--debug")
+    result = invoke("summary", NAMES[0], "--debug")
     assert_visible(result)
     assert "Traceback" in result.stderr
 
@@ -111,7 +108,7 @@ def test_hostile_config_keys_and_values_are_one_line_each(tmp_path: Path) -> Non
     values = f'"{escaped}": 1\nname: "{escaped}"\ndata: {{path: "{escaped}"}}\nmodel: "{escaped}"\n'
     values += f'loss: {{"{escaped}": 2}}\noptimizer: "{escaped}"\ntraining: ["{escaped}"]\n'
     path.write_text(values)
-    result = run("summary", path)
+    result = invoke("summary", path)
     assert_visible(result)
     lines = result.stderr.splitlines()
     assert len(lines) == 7
@@ -133,7 +130,7 @@ def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"model: {{input: [16], layers: [linear: {len(NAMES)}]}}\n"
         "loss: cross_entropy\noptimizer: {sgd: 0.1}\ntraining: {epochs: 1}\n"
     )
-    result = run("train", folder / "c.yaml", "--output-dir", folder / "".join(NAMES), "--profile-steps", "0", "--eager")
+    result = invoke("train", folder / "c.yaml", "--output-dir", folder / "".join(NAMES), "--eager")
     assert result.exit_code == 0, result.stderr
     assert_visible(result)
     return folder / "".join(NAMES)
@@ -156,13 +153,13 @@ def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_results_show_hostile_names_escaped(hostile_run: Path, arguments: tuple[str, ...]) -> None:
     images = hostile_run.parent / "images"
     paths = {"RUN": hostile_run, "IMAGES": images, "IMAGE": images / NAMES[1] / f"{NAMES[1]}1.png"}
-    result = run(*(paths.get(x, x) for x in arguments))
+    result = invoke(*(paths.get(x, x) for x in arguments))
     assert result.exit_code == 0, result.stderr
     assert_visible(result)
 
 
 def test_the_report_shows_hostile_classes_escaped(hostile_run: Path, tmp_path: Path) -> None:
-    assert run("report", hostile_run, "-o", tmp_path / "page.html").exit_code == 0
+    assert invoke("report", hostile_run, "-o", tmp_path / "page.html").exit_code == 0
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert all(visible(line) == line for line in page.split("\n"))
     assert r"\x1b[31mred" in page
@@ -173,12 +170,12 @@ def test_hostile_headers_and_labels_of_tables_are_escaped(tmp_path: Path) -> Non
     table.write_bytes(b'"a\x1b[31m\n",b\xe2\x80\xae,label\n1,2,"x\x1b\x00\n"\n3,4,\xc2\x9by\n')
     arrays = write_npz(tmp_path / "x.npz", {"images": np.eye(2), "labels": np.array(["\x1b\n", "\u202e\x9b"])})
     for path in (table, arrays):
-        result = run("data", "inspect", path)
+        result = invoke("data", "inspect", path)
         assert result.exit_code == 0
         assert_visible(result)
         assert result.stdout.count("\\x1b") >= 1
     table.write_bytes(b'"a\x1b\n",label\n"1\x1b\n",2\n')
-    result = run("data", "inspect", table)
+    result = invoke("data", "inspect", table)
     assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
     assert_visible(result)
 
@@ -255,7 +252,7 @@ def test_a_path_that_cannot_be_read_is_one_line(
     Path("loop").symlink_to("loop")
     config = (hostile_run / "config.yaml").read_text().replace("test: 0.3,", "")
     Path("c.yaml").write_text(config)
-    result = run("train", "c.yaml", "--set", f'{key}="{path}"')
+    result = invoke("train", "c.yaml", "--set", f'{key}="{path}"')
     assert_visible(result)
     assert result.exit_code == 2
     assert len([line for line in result.stderr.splitlines() if "skipped" not in line]) == 1
@@ -263,8 +260,8 @@ def test_a_path_that_cannot_be_read_is_one_line(
 
 
 def test_null_is_no_path(hostile_run: Path, tmp_path: Path) -> None:
-    arguments = ("--set", "training.init_from=~", "--set", "data.test_path=~", "--profile-steps", "0", "--eager")
-    assert run("train", hostile_run / "config.yaml", "--output-dir", tmp_path, *arguments).exit_code == 0
+    arguments = ("--set", "training.init_from=~", "--set", "data.test_path=~", "--eager")
+    assert invoke("train", hostile_run / "config.yaml", "--output-dir", tmp_path, *arguments).exit_code == 0
 
 
 def test_a_data_path_that_config_yaml_cannot_store_is_refused(
@@ -273,17 +270,17 @@ def test_a_data_path_that_config_yaml_cannot_store_is_refused(
     folder = tmp_path / "\udcff"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    result = run("train", hostile_run / "config.yaml", "--set", "data.path=images")
+    result = invoke("train", hostile_run / "config.yaml", "--set", "data.path=images")
     assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
     assert r"\udcff/images, expected one in UTF-8, as config.yaml stores it" in result.stderr
     assert not Path("runs").exists()
-    result = run("data", "inspect", folder)
+    result = invoke("data", "inspect", folder)
     assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
 
 
 def test_tensorboard_into_a_folder_that_is_not_utf8_is_refused_before_training(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    result = run("train", "smoke", "--tensorboard", "--output-dir", tmp_path / "\udcff")
+    result = invoke("train", "smoke", "--tensorboard", "--output-dir", tmp_path / "\udcff")
     assert result.exit_code == 2
     assert "found a name that is not UTF-8, which TensorBoard cannot write to" in result.stderr
     assert list(tmp_path.iterdir()) == []
@@ -295,7 +292,7 @@ def test_an_output_that_is_no_file_is_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("loop").symlink_to("loop")
-    result = run("report", hostile_run, "-o", output)
+    result = invoke("report", hostile_run, "-o", output)
     assert_visible(result)
     assert result.exit_code == 2
     assert result.stderr.splitlines()[-1].startswith(f"adtrain: error: {output}: cannot be written (")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from click.testing import CliRunner, Result
+from command_line import command
 from npz_files import write_npz
 from PIL import Image
 from report_runs import one_line
@@ -16,15 +16,8 @@ from test_train_tables import write_table
 from training_runs import write_data
 
 from adtrain import config
-from adtrain.cli import main
 
 RNG = np.random.default_rng(0)
-
-
-def run(*arguments: str | Path, expect: int = 0) -> Result:
-    result = CliRunner().invoke(main.cli, list(map(str, arguments)))
-    assert result.exit_code == expect, result.stderr
-    return result
 
 
 def write_images(folder: Path) -> Path:
@@ -91,37 +84,37 @@ KINDS: dict[str, tuple[Any, dict[str, Any], list[int], str]] = {
 def test_a_config_is_proposed_for(tmp_path: Path, kind: str) -> None:
     """`new` itself prepares the training, so that a config that does not fit the data is an error."""
     make, expected, shape, loss = KINDS[kind]
-    found = yaml.safe_load(run("new", make(tmp_path)).stdout)
+    found = yaml.safe_load(command("new", make(tmp_path)).stdout)
     assert expected.items() <= found["data"].items()
     assert (found["model"]["input"], found["loss"]) == (shape, loss)
 
 
 def test_the_config_of_a_table_trains_and_learns(tmp_path: Path) -> None:
     cfg = tmp_path / "trips.yaml"
-    cfg.write_text(run("new", write_table(tmp_path / "trips.csv"), "--set", "drop=[id]").stdout)
-    options = ("--device", "cpu", "--eager", "--profile-steps", "0", "--output-dir", tmp_path / "run")
-    shown = run("train", cfg, *options, "--set", "optimizer.adam.lr=0.02").stdout
+    cfg.write_text(command("new", write_table(tmp_path / "trips.csv"), "--set", "drop=[id]").stdout)
+    options = ("--device", "cpu", "--eager", "--output-dir", tmp_path / "run")
+    shown = command("train", cfg, *options, "--set", "optimizer.adam.lr=0.02").stdout
     assert float(shown.split("accuracy ")[1].split("%")[0]) > 80
 
 
 def test_settings_replace_what_is_inferred(tmp_path: Path) -> None:
     table, changes = write_houses(tmp_path / "houses.csv"), ("target=area", "drop=[id, zone]", "validation=0.3")
-    found = yaml.safe_load(run("new", table, *(word for change in changes for word in ("--set", change))).stdout)
+    found = yaml.safe_load(command("new", table, *(word for change in changes for word in ("--set", change))).stdout)
     assert (found["data"]["target"], found["data"]["drop"]) == ("area", ["id", "zone"])
     assert (found["data"]["validation"], found["model"]["input"]) == (0.3, [1])
 
 
 def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("a,b\n1\n")
-    assert one_line(run("new", tmp_path / "x.csv", expect=2)) == (
+    assert one_line(command("new", tmp_path / "x.csv", expect=2)) == (
         f"{tmp_path}/x.csv:2: found 1 values, expected 2 as in the first line"
     )
-    assert one_line(run("new", tmp_path / "none.csv", expect=2)).startswith(f"{tmp_path}/none.csv: found nothing")
+    assert one_line(command("new", tmp_path / "none.csv", expect=2)).startswith(f"{tmp_path}/none.csv: found nothing")
     (tmp_path / "y.csv").write_text("a;b\n" + "".join(f"{i},5;{i}\n" for i in range(40)))
-    assert one_line(run("new", tmp_path / "y.csv", "--set", "delimiter=;", expect=2)).startswith(
+    assert one_line(command("new", tmp_path / "y.csv", "--set", "delimiter=;", expect=2)).startswith(
         f"{tmp_path}/y.csv:2: found '0,5' in column 0 (a), expected a finite number"
     )
-    assert "data.labl: unknown key" in one_line(run("new", tmp_path / "x.csv", "--set", "labl=b", expect=2))
+    assert "data.labl: unknown key" in one_line(command("new", tmp_path / "x.csv", "--set", "labl=b", expect=2))
 
 
 def row(cells: str) -> str:
@@ -155,7 +148,7 @@ def test_proposal_for_a_table_with(tmp_path: Path, kind: str) -> None:
     lines, expected = GUESSES[kind]
     (tmp_path / "x.csv").write_text("\n".join(lines) + "\n")
     given = ["--set", "drop=[0]"] if kind == "two columns of one name" else []
-    text = run("new", tmp_path / "x.csv", *given).stdout
+    text = command("new", tmp_path / "x.csv", *given).stdout
     (tmp_path / "x.yaml").write_text(text)
     found = config.load(tmp_path / "x.yaml").data.model_dump(mode="json", exclude_unset=True)
     assert {key: found.get(key) for key in expected} == expected
@@ -194,7 +187,7 @@ def test_a_table_without_anything_to_learn_is_an_error_with_its_place(
     tmp_path: Path, lines: list[str], message: str
 ) -> None:
     (tmp_path / "x.csv").write_text("\n".join(lines) + "\n")
-    assert message in one_line(run("new", tmp_path / "x.csv", expect=2))
+    assert message in one_line(command("new", tmp_path / "x.csv", expect=2))
 
 
 def test_a_warning_about_the_data_is_given_once(
@@ -204,6 +197,6 @@ def test_a_warning_about_the_data_is_given_once(
     rows = [f"{i},{3 * i + 1}" for i in range(60)]
     (tmp_path / "leaky.csv").write_text("\n".join(["area,price", *rows]) + "\n")
     monkeypatch.chdir(tmp_path)
-    run("new", "leaky.csv")
+    command("new", "leaky.csv")
     (message,) = caplog.messages
     assert "column area leaks what is to be predicted" in message

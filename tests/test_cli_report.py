@@ -7,7 +7,8 @@ from typing import NoReturn
 
 import pytest
 from browser import Browser, assert_fits
-from report_runs import Elements, assert_needs_no_network, command, one_line, summary, train
+from command_line import command
+from report_runs import Elements, assert_needs_no_network, one_line, summary, train
 from training_runs import write_config
 
 from adtrain import report, training
@@ -20,7 +21,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     cfg = write_config(folder)
     slow = ("--set", "optimizer.adam.lr=0.0002")
-    train(cfg, folder / "run", *slow, "--epochs", "2", "--set", "data.validation=0.2", "--profile-steps", "2")
+    train(cfg, folder / "run", *slow, "--epochs", "2", "--set", "data.validation=0.2", "--profile")
     assert summary(folder / "run")["test"]["accuracy"] < 0.9
     command("report", folder / "run", "--device", "cpu", "-o", folder / "run.html")
     return folder
@@ -114,7 +115,19 @@ def test_a_run_without_its_data_has_a_report_without_predictions(tmp_path: Path)
     assert line.startswith(f"{run}: no predictions: {tmp_path}/data: found nothing")
     text = (run / "report.html").read_text()
     assert Elements(text).headings == ["Network", "Learning curves", "Where the time went", "What was run"]
-    assert "The operations were not timed (--profile-steps 0)." in text
+    assert "The operations were not timed: neither by the training (--profile)" in text
+
+
+def test_the_report_times_the_operations_on_the_device_of_the_training(tmp_path: Path) -> None:
+    run = train(write_config(tmp_path), tmp_path / "run", "--epochs", "1")
+    assert summary(run)["ops"] == []
+    command("report", run, "--device", "cpu")
+    assert "Kernels of the same layers and phase are one row" in (run / "report.html").read_text()
+    assert summary(run)["ops"] == []
+    found = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps({**found, "device_name": "another one"}))
+    command("report", run, "--device", "cpu")
+    assert "The operations were not timed" in (run / "report.html").read_text()
 
 
 def test_names_are_escaped(tmp_path: Path) -> None:
@@ -220,7 +233,7 @@ def test_every_command_says_which_epoch_the_weights_are_of(tmp_path: Path) -> No
     settings = "data.validation=0.2", "training.best_by=validation_loss", "optimizer={sgd: {lr: 3.0}}"
     options = [x for setting in settings for x in ("--set", setting)]
     run, path = tmp_path / "run", write_config(tmp_path)
-    trained = command("train", path, "--device", "cpu", "--output-dir", run, *options, "--profile-steps", "0").stdout
+    trained = command("train", path, "--device", "cpu", "--output-dir", run, *options).stdout
     summary = json.loads((run / "summary.json").read_text())
     epoch = summary["model_epoch"]
     assert epoch == summary["best"]["epoch"] < summary["epochs"] == 3

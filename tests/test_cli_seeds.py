@@ -11,7 +11,8 @@ import click
 import numpy as np
 import pytest
 from click.testing import Result
-from report_runs import command, one_line, summary
+from command_line import command
+from report_runs import one_line, summary
 from training_runs import write_config
 
 from adtrain.cli.main import accept_debug
@@ -83,7 +84,7 @@ def test_an_option_that_is_taken_has_its_effect(cfg: Path, name: str, option: st
 
 
 TRAINING = {"device", "ranks", "timeout", "autotune", "epochs", "steps", "seed", "overrides", "plugins"} | {
-    "profile_steps", "debug_nan", "events", "mode", "quiet", "verbose", "as_json", "debug"
+    "profile", "debug_nan", "events", "mode", "quiet", "verbose", "as_json", "debug"
 }  # fmt: skip
 CHANGES = {"plugins", "copies", "override"}
 
@@ -134,7 +135,7 @@ def test_the_mean_and_the_deviation_over_the_seeds_are_those_of_the_members(cfg:
 
 def test_a_member_of_several_seeds_agrees_with_a_training_from_its_seed(cfg: Path) -> None:
     command("train", cfg, "--device", "cpu", "--seeds", "2", "--seed", "4", "-q")
-    command("train", cfg, "--device", "cpu", "--seed", "5", "--output-dir", "alone", "-q", "--profile-steps", "0")
+    command("train", cfg, "--device", "cpu", "--seed", "5", "--output-dir", "alone", "-q")
     together = next(x["test"] for x in members() if x["values"]["training.seed"] == 5)
     np.testing.assert_allclose(list(together.values()), list(summary(Path("alone"))["test"].values()), rtol=1e-4)
 

@@ -7,15 +7,15 @@ import signal
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from command_line import invoke
 from forked_commands import CLOSED, FULL, Case, Commands
 from training_runs import write_config
 
 import adtrain
-from adtrain.cli.main import USAGE, cli
-from adtrain.cli.streams import BROKEN_PIPE
+from adtrain.cli.output import BROKEN_PIPE
+from adtrain.signals import USAGE
 
-STEPS = ["--eager", "--steps", "2", "--profile-steps", "0", "--output-dir", "run"]
+STEPS = ["--eager", "--steps", "2", "--output-dir", "run"]
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("streams")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        trained = CliRunner().invoke(cli, ["train", str(write_config(folder)), *STEPS])
+        trained = invoke("train", str(write_config(folder)), *STEPS)
         assert trained.exit_code == 0, trained.stderr
     return folder
 

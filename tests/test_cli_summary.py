@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from report_runs import command, one_line
+from command_line import command
+from report_runs import one_line
 
 from adtrain import config
 from adtrain.text import short

@@ -10,7 +10,8 @@ from pathlib import Path
 from time import perf_counter
 
 import pytest
-from report_runs import Elements, command, one_line
+from command_line import command
+from report_runs import Elements, one_line
 from sweep_runs import after
 from training_runs import TEXT, write_config
 

@@ -8,21 +8,22 @@ import struct
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from command_line import invoke
 from forked_commands import Case, Commands
 from training_runs import write_config
 from waiting import PATIENCE, wait_until
 
 from adtrain import config, training
-from adtrain.cli import main
-from adtrain.cli.train_report import MAX_ROWS, report
+from adtrain.cli.train_report import MAX_ROWS, operation_lines, result_lines
 from adtrain.training import ClassScore, Summary, read_metrics
 from adtrain.training.metrics import Stopped
-from adtrain.training.summary import BestEpoch, Memory, OperationTime, StepTimes
+from adtrain.training.summary import BestEpoch, Memory, OperationTime, StepTimes, operations_text
 
 SCRIPT = "from adtrain.cli.main import main; main()"
 
@@ -35,7 +36,7 @@ def cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def train(*arguments: str | Path, expect: int = 0) -> Result:
-    result = CliRunner().invoke(main.cli, ["train", *map(str, arguments), "--device", "cpu"])
+    result = invoke("train", *map(str, arguments), "--device", "cpu")
     assert result.exit_code == expect, result.stderr
     return result
 
@@ -80,6 +81,7 @@ TYPES: dict[str, Any] = {
     "ops_sum_ms": float,
     "ops_to_step_ratio": float,
     "versions": {"adtrain": str, "python": str, "numpy": str},
+    "profiled_step_ms": float,
 }
 OP_TYPES = {
     "op": str,
@@ -109,15 +111,14 @@ FILES = ["config.yaml", "metrics.jsonl", "model.safetensors", "last.safetensors"
 def test_a_run_writes_its_files_and_prints_a_report(cfg: Path) -> None:
     result = train(cfg)
     assert sorted(path.name for path in Path("runs/tiny").iterdir()) == sorted(FILES)
-    lines = result.stdout.splitlines()
-    assert lines[0].startswith("test    loss ")
-    assert lines[-1] == f"runs/tiny: {', '.join(FILES)}"
-    assert " of the mean step of " in result.stdout
+    *_, last, folder = lines = result.stdout.splitlines()
+    assert (len(lines), folder) == (5, "run     runs/tiny")
+    assert last.startswith("test    loss ")
     assert [line.split(":")[0] for line in result.stderr.splitlines()] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
 
 
 def test_the_summary_has_the_promised_fields(cfg: Path) -> None:
-    found = summary_of(train(cfg, "--json", "--profile-steps", "2", "--set", "data.validation=0.2"))
+    found = summary_of(train(cfg, "--json", "--profile", "--set", "data.validation=0.2"))
     check(found, TYPES)
     assert found == json.loads(Path("runs/tiny/summary.json").read_text())
     for row in found["ops"]:
@@ -133,16 +134,19 @@ def test_the_summary_has_the_promised_fields(cfg: Path) -> None:
     assert found["images_per_second"] == pytest.approx(3 * 72 / found["train_seconds"])
 
 
-def test_zero_profile_steps_disable_profiling(cfg: Path) -> None:
-    found = summary_of(train(cfg, "--json", "--profile-steps", "0"))
+def test_operations_are_timed_and_printed_on_request(cfg: Path) -> None:
+    lines = train(cfg, "--profile", "--output-dir", "profiled").stdout.splitlines()
+    assert lines[0] == "operations of one step, by time"
+    assert lines[-2].startswith("test    loss ")
+    found = summary_of(train(cfg, "--json"))
     assert [found[field] for field in ("ops", "ops_sum_ms", "ops_to_step_ratio")] == [[], None, None]
     assert found["validation"] is None
-    assert "operations" not in train(cfg, "--profile-steps", "0").stdout
+    assert "operations" not in train(cfg).stdout
 
 
 def test_profiling_does_not_change_the_result(cfg: Path) -> None:
-    train(cfg, "--output-dir", "with")
-    train(cfg, "--output-dir", "without", "--profile-steps", "0")
+    train(cfg, "--output-dir", "with", "--profile")
+    train(cfg, "--output-dir", "without")
     for name in ("config.yaml", "model.safetensors"):
         assert (Path("with") / name).read_bytes() == (Path("without") / name).read_bytes()
 
@@ -150,7 +154,7 @@ def test_profiling_does_not_change_the_result(cfg: Path) -> None:
 def test_options_override_the_config_and_set(cfg: Path) -> None:
     found = summary_of(
         train(cfg, "--json", "--epochs", "2", "--steps", "9", "--seed", "5", "--set", "training.epochs=7",
-              "--set", "data.batch_size=9", "--profile-steps", "0")
+              "--set", "data.batch_size=9")
     )  # fmt: skip
     assert (found["epochs"], found["steps"], found["seed"], found["batch_size"]) == (1, 9, 5, 9)
     assert found["config"]["training"]["epochs"] == 2
@@ -188,7 +192,16 @@ def test_the_resolved_config_trains_again_to_the_same_model_from_any_folder(
         (["--epochs", "0"], "Invalid value for '--epochs': found '0', expected a whole number of at least 1 (see"),
         (["--seed", "x"], "Invalid value for '--seed': found 'x', expected a whole number from 0 to 184467440737"),
         (["--autotune", "on"], "Invalid value for '--autotune': found 'on', expected off, cached or full (see"),
-        (["--profile-steps", "1" + 22 * "0"], "Invalid value for '--profile-steps'"),
+        (
+            ["--profile-steps", "0"],
+            "No such option '--profile-steps'; to time the operations of a step, write",
+        ),
+        (
+            ["--ranks", "2", "--profile"],
+            "--profile times the operations of one process, and takes no --ranks,",
+        ),
+        (["--dry-run", "--profile"], "--dry-run trains nothing, and takes no --profile"),
+        (["--seeds", "2", "--profile"], "--seeds trains a sweep, and takes no --profile"),
     ],
 )
 def test_bad_input_is_a_one_line_error_and_writes_nothing(cfg: Path, arguments: list[str], message: str) -> None:
@@ -257,8 +270,8 @@ def test_a_signal_ends_the_run_after_a_step_and_prints_how_to_resume(
     assert sorted(path.name for path in Path("runs/tiny").iterdir()) == sorted(FILES[:-1])
     step, epoch = map(int, re.findall(r"\d+", last)[:2])
     assert read_metrics(Path("runs/tiny"))[-1] == Stopped("interrupted", epoch, step)
-    resumed = train("--resume", "runs/tiny", "--epochs", str(epoch), "--profile-steps", "0")
-    assert resumed.stdout.splitlines()[0].startswith("test    loss ")
+    resumed = train("--resume", "runs/tiny", "--epochs", str(epoch))
+    assert resumed.stdout.splitlines()[-2].startswith("test    loss ")
 
 
 @pytest.mark.parametrize(
@@ -275,29 +288,29 @@ def test_invalid_arguments_of_a_resumption_are_a_one_line_error(cfg: Path, argum
 
 
 def test_a_finished_run_resumes_only_for_more_epochs(cfg: Path) -> None:
-    train(cfg, "--profile-steps", "0")
+    train(cfg)
     result = train("--resume", "runs/tiny", expect=2)
     assert result.stderr == "adtrain: error: runs/tiny is finished: 3 epochs; train longer with --epochs N\n"
     result = train("--resume", "runs/tiny", "--epochs", "2", expect=2)
     assert "last.safetensors: found 18 steps, expected at most the config's 12; give a larger" in result.stderr
-    found = train("--resume", "runs/tiny", "--epochs", "4", "--profile-steps", "0", "--json")
+    found = train("--resume", "runs/tiny", "--epochs", "4", "--json")
     assert found.stderr.splitlines()[0] == "training.epochs: 3 -> 4"
     assert (summary_of(found)["epochs"], summary_of(found)["steps"]) == (4, 24)
     assert config.load("runs/tiny/config.yaml").training.epochs == 4
 
 
 def test_epochs_that_the_configs_steps_cut_short_are_told(cfg: Path) -> None:
-    result = train(cfg, "--set", "training.steps=7", "--epochs", "4", "--profile-steps", "0")
+    result = train(cfg, "--set", "training.steps=7", "--epochs", "4")
     note = "training.steps 7 ends the training in epoch 2 of 4; --steps N overrides it"
     assert result.stderr.splitlines()[0] == note
 
 
 def test_resuming_a_run_killed_before_its_summary_writes_the_summary(cfg: Path) -> None:
-    train(cfg, "--profile-steps", "0")
+    train(cfg)
     summary = Path("runs/tiny/summary.json")
     before = json.loads(summary.read_text())
     summary.unlink()
-    assert "step    median" not in train("--resume", "runs/tiny", "--profile-steps", "0").stdout
+    assert "step    median" not in train("--resume", "runs/tiny", "-v").stdout
     after = json.loads(summary.read_text())
     assert [after[x] for x in ("test", "train", "steps", "best")] == [
         before[x] for x in ("test", "train", "steps", "best")
@@ -306,9 +319,9 @@ def test_resuming_a_run_killed_before_its_summary_writes_the_summary(cfg: Path) 
 
 
 def test_debug_nan_does_not_change_the_result(cfg: Path) -> None:
-    result = train(cfg, "--debug-nan", "--profile-steps", "0")
+    result = train(cfg, "--debug-nan")
     assert result.stderr.startswith("checking for NaN and infinity after each step, which is slow\n")
-    train(cfg, "--profile-steps", "0", "--output-dir", "plain")
+    train(cfg, "--output-dir", "plain")
     assert Path("runs/tiny/model.safetensors").read_bytes() == Path("plain/model.safetensors").read_bytes()
 
 
@@ -328,7 +341,7 @@ def test_a_terminal_shows_progress_bars(cfg: Path) -> None:
     fcntl.ioctl(
         follower, termios.TIOCSWINSZ, struct.pack("4H", 24, 60, 0, 0)
     )  # rows, columns, and two unused sizes in pixels
-    command = [sys.executable, "-c", SCRIPT, "train", str(cfg), "--device", "cpu", "--profile-steps", "0"]
+    command = [sys.executable, "-c", SCRIPT, "train", str(cfg), "--device", "cpu"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=follower) as process:
         os.close(follower)
         shown = b""
@@ -368,11 +381,13 @@ def test_quiet_prints_the_folder_only_and_verbose_more_than_usual(cfg: Path) -> 
     assert re.search(r"^step \d+: loss .*, learning rate 0.01, ", verbose.stderr, re.MULTILINE)
     assert set(verbose.stderr.splitlines()) > {"folder  runs/tiny-3", "steps   18 of 16 images; epochs: 3"}
     assert "learning rate" not in usual.stderr
+    assert f"run     runs/tiny-3: {', '.join(FILES)}" in verbose.stdout.splitlines()
+    assert "step    median" in verbose.stdout
     assert "found both --quiet and --verbose" in train(cfg, "-q", "-v", expect=2).stderr
 
 
 def test_quiet_keeps_warnings(cfg: Path, commands: Commands) -> None:
-    train = 'train tiny.yaml -q --device cpu --profile-steps 0 --set model.layers=[{"linear":3},softmax]'
+    train = 'train tiny.yaml -q --device cpu --set model.layers=[{"linear":3},softmax]'
     assert commands.run(Case(train, "out", "err")) == 0
     assert Path("out").read_text() == "runs/tiny\n"
     (warning,) = Path("err").read_text().splitlines()
@@ -398,13 +413,13 @@ def _summary(rows: int) -> Summary:
 
 
 def test_the_report_sorts_operations_by_time_and_summarises_the_rest() -> None:
-    lines = report(_summary(MAX_ROWS + 5), 10_000, 120)
-    table = lines[lines.index("operations of one step, by time") + 1 :]
+    title, *table = operation_lines(_summary(MAX_ROWS + 5), 120)
+    assert title == "operations of one step, by time"
     assert table[1].startswith(f"operation_{MAX_ROWS + 4}_of_a_long_name")
     assert len(table) == 1 + MAX_ROWS + 2
     assert table[-2].startswith("5 more rows")
     assert table[-2].split()[-2:] == ["15.000", "50.0%"]
-    assert table[-1] == "sum 30.000 ms, 95.0% of the mean step of 31.579 ms"
+    assert table[-1] == "sum 30.000 ms, 95.0% of a step of 31.579 ms"
 
 
 @pytest.mark.parametrize(
@@ -412,10 +427,28 @@ def test_the_report_sorts_operations_by_time_and_summarises_the_rest() -> None:
     [(120, "op scope phase calls ms share GFLOP/s GB/s"), (60, "op scope phase calls ms share")],
 )
 def test_the_report_fits_the_terminal(width: int, headings: str) -> None:
-    lines = report(_summary(20), 10_000, width)
-    table = lines[lines.index("operations of one step, by time") + 1 : -1]
+    _, *table = lines = operation_lines(_summary(20), width)
     assert table[0].split() == headings.split()
     assert max(map(len, lines)) <= width
+    assert max(map(len, result_lines(_summary(20), 10_000, verbose=True))) <= 60
+
+
+@pytest.mark.parametrize(
+    ("step", "profiled", "reason"),
+    [
+        (31.0, 30.5, ""),
+        (60.0, 60.0, "30.000 ms of a profiled step pass between its operations"),
+        (20.0, 20.0, "a profiled step takes 20.000 ms as a whole, because its operations overlap"),
+        (60.0, 30.0, "the profiled steps took 30.000 ms each: during the training other programs"),
+        (60.0, None, ""),
+    ],
+)
+def test_a_sum_of_operations_unlike_the_step_says_why(step: float, profiled: float | None, reason: str) -> None:
+    found = replace(_summary(3), ops_sum_ms=30.0, ops_to_step_ratio=30 / step, profiled_step_ms=profiled)
+    text, _, why = operations_text(found).partition("; ")
+    assert text == f"sum 30.000 ms, {30 / step:.1%} of a step of {step:.3f} ms"
+    assert why.startswith(reason)
+    assert bool(why) == bool(reason)
 
 
 def test_full_autotuning_is_refused_on_the_cpu(cfg: Path) -> None:

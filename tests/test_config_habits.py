@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from report_runs import command, one_line
+from command_line import command
+from report_runs import one_line
 
 from adtrain import config
 from adtrain.config.habits import KEYS, NAMES, OPTIONS, key_of

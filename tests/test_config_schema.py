@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner
+from command_line import command
 from config_files import FULL, small
 
 from adtrain.assets import asset_path
-from adtrain.cli import main
 from adtrain.config import packaged, schema, specs
 
 KINDS = [item for family in specs.FAMILIES.values() for item in family.items()]
@@ -29,8 +28,7 @@ def validator() -> Any:
 
 
 def test_the_schema_file_is_what_the_command_prints() -> None:
-    printed = CliRunner().invoke(main.cli, ["schema"], catch_exceptions=False)
-    assert printed.exit_code == 0, printed.output
+    printed = command("schema")
     expected = (asset_path("configs") / "schema.json").read_text()
     assert printed.stdout == expected, "run: adtrain schema > configs/schema.json"
 

@@ -30,7 +30,9 @@ from adtrain.export.c import source
 from adtrain.export.c.body import KEEP_CALLS
 from adtrain.passes.plan_memory import plan_memory
 
-COMPILERS = c_compilers.installed("gcc", "clang")
+KINDS = ("gcc", "clang")
+COMPILERS = c_compilers.installed(*KINDS)
+"""Also with a version in the name, which take one exported step and all random programs."""
 OPTIONS = [*FLAGS, NATIVE.get(platform.machine(), "-O3"), *PROGRAM, f"-I{asset_path('kernels') / 'cpu'}"]
 ALSO = pytest.mark.exhaustive
 FIRST_QUICK = [pytest.param(c, marks=ALSO if i else ()) for i, c in enumerate(COMPILERS)]
@@ -156,6 +158,7 @@ def training_step(folder: Path, layers: str) -> str:
         for layers in LAYERS
         for i, compiler in enumerate(COMPILERS)
         for level in ("-O2", "-O3")
+        if compiler in KINDS or (layers, level) == ("linear", "-O2")
     ],
 )
 def test_every_function_of_an_exported_training_step_is_called(

@@ -15,16 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from click.testing import CliRunner
+from command_line import invoke
 from compiler_workshop import PROGRAM, Change, Workshop, entry, open_workshop
 from waiting import PATIENCE, wait_until
 
 from adtrain import cache
 from adtrain.backends.cpu import toolchain
 from adtrain.backends.cpu.compiler import CompilerError, describe
-from adtrain.cli.main import cli
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
@@ -298,7 +296,7 @@ def test_a_relative_home_is_not_used(
     cause = f"HOME={home}: expected an absolute path"
     assert caplog.messages == [f"adtrain: warning: compiled code is not cached for the next run ({cause})"]
     assert not (workshop.folder / "home").exists()
-    found = CliRunner().invoke(cli, ["data", "fetch", "kmnist"])
+    found = invoke("data", "fetch", "kmnist")
     assert (found.exit_code, found.stderr) == (2, f"adtrain: error: the folder of fetched data sets: {cause}\n")
 
 
@@ -396,6 +394,7 @@ def test_compilers_are_ended_by_ctrl_c_while_threads_for_them_start(
 def runs(process: int) -> bool:
     """Whether a process has not ended. One that has ended may wait for its parent to notice."""
     try:
-        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
         return False
+    return state != "Z"

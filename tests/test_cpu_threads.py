@@ -8,11 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from command_line import invoke
 from training_runs import write_config
 
 from adtrain.backends.cpu.threads import TeamSize, check_setting, usable
-from adtrain.cli.main import cli
 from adtrain.core.errors import AdtrainError
 
 
@@ -96,7 +95,7 @@ def test_a_training_with_a_bad_number_of_threads_ends_with_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "abc")
-    found = CliRunner().invoke(cli, ["train", str(write_config(tmp_path)), "--steps", "1", "--output-dir", "run"])
+    found = invoke("train", str(write_config(tmp_path)), "--steps", "1", "--output-dir", "run")
     assert found.exit_code == 2
     assert found.stderr.splitlines()[-1] == (
         "adtrain: error: OMP_NUM_THREADS: found 'abc', expected a positive number of threads; change or unset it"

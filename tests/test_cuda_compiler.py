@@ -16,6 +16,7 @@ from pathlib import Path
 from threading import Event
 
 import pytest
+from conftest import NvrtcLog
 from cuda_samples import TARGETS, representative, sources
 from test_cuda_sources import EXCHANGES, kernel_functions
 from waiting import PATIENCE
@@ -53,7 +54,7 @@ MAX_SPILLED = {
 horizontal.cu are GEMMs of which RESIDENT blocks must fit on a multiprocessor (`codegen/horizontal.py`)."""
 
 
-def problems(target: Target, found: Iterable[Source]) -> list[str]:
+def problems(nvrtc_log: NvrtcLog, target: Target, found: Iterable[Source]) -> list[str]:
     """A line for each source that does not compile, and for each chosen kernel that spills more than MAX_SPILLED or
     whose wgmma instructions wait for one another.
 
@@ -62,7 +63,7 @@ def problems(target: Target, found: Iterable[Source]) -> list[str]:
 
     def compiled(source: Source) -> list[str]:
         try:
-            log = compiler.compile_source(source, architecture(target.capability)).log.splitlines()
+            log = nvrtc_log(source, architecture(target.capability)).splitlines()
         except CudaCompilerError as error:
             return [str(error)]
         most = MAX_SPILLED.get(source.name, 0)
@@ -88,8 +89,8 @@ def test_there_is_a_target_for_every_architecture() -> None:
 
 
 @needs_nvrtc
-def test_the_representative_set_compiles_and_chosen_kernels_hardly_spill() -> None:
-    assert problems(H200, representative(H200)) == []
+def test_the_representative_set_compiles_and_chosen_kernels_hardly_spill(nvrtc_log: NvrtcLog) -> None:
+    assert problems(nvrtc_log, H200, representative(H200)) == []
 
 
 @needs_nvrtc
@@ -102,8 +103,10 @@ def test_the_kernel_that_exchanges_between_ranks_compiles() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: f"sm_{architecture(target.capability)}")
-def test_every_candidate_compiles_and_chosen_kernels_hardly_spill(target: Target, part: int) -> None:
-    assert problems(target, list(sources(target))[part::PARTS]) == []
+def test_every_candidate_compiles_and_chosen_kernels_hardly_spill(
+    nvrtc_log: NvrtcLog, target: Target, part: int
+) -> None:
+    assert problems(nvrtc_log, target, list(sources(target))[part::PARTS]) == []
 
 
 @needs_nvrtc

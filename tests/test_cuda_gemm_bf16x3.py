@@ -1,15 +1,13 @@
-"""`gemm/gemm_bf16x3.cu` without a GPU: when it is chosen, its accuracy, and compilation."""
+"""`gemm/gemm_bf16x3.cu` without a GPU: when it is chosen, and compilation. Its accuracy: test_cuda_shifted_conv.py."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from conftest import NvrtcLog
 from hypothesis import given
 from hypothesis import strategies as st
-from packed_gemm_emulated import NOISE, OF_TENSOR_CORES, TWO_ROUNDINGS, errors, sequential_fma
-from shifted_conv_emulated import cases, in_bf16x3
 
-from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import architecture
 from adtrain.backends.cuda.launch_plan import launch_source
 from adtrain.core.target import H200, Target
@@ -21,7 +19,6 @@ from adtrain.lowering.cuda.gemm.packed import CAPABILITY
 
 A100 = Target((8, 0), 108, 163 << 10)
 B200 = Target((10, 0), 148, 227 << 10)
-M, N = 48, 40
 FLAGS = ((False, False), (False, True), (True, False), (True, True))
 
 lengths = st.tuples(st.integers(1, 4), *[st.integers(1, 20000)] * 3)
@@ -62,18 +59,6 @@ def test_matrices_beyond_32_bit_offsets_have_other_kernels() -> None:
     assert bf16x3_choices(1, 1 << 19, 128, 1 << 10, H200)
 
 
-@pytest.mark.parametrize(("k", "splits"), [(128, 1), pytest.param(256, 2, marks=pytest.mark.exhaustive), (1024, 4)])
-@pytest.mark.parametrize("case", cases(M, N, 128))
-def test_bf16x3_wgmma_is_as_exact_as_sequential_fma(case: str, k: int, splits: int) -> None:
-    a, b = cases(M, N, k)[case]
-    length = k // splits
-    found = sum(in_bf16x3(a[:, i : i + length], b[i : i + length]) for i in range(0, k, length))
-    assert isinstance(found, np.ndarray)
-    (largest, norm), plain = errors(found, a, b), errors(sequential_fma(a, b), a, b)
-    assert largest <= max(NOISE * plain[0], OF_TENSOR_CORES)
-    assert norm <= max(NOISE * plain[1], TWO_ROUNDINGS)
-
-
 def test_other_gpus_have_other_kernels() -> None:
     a, b = (ArrayType(shape, np.dtype("float32")) for shape in ((1024, 9216), (128, 9216)))
     assert isinstance(gemms(H200, a, b, False, True)[0], Bf16x3Gemm)
@@ -82,14 +67,14 @@ def test_other_gpus_have_other_kernels() -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.needs_nvrtc
-def test_the_kernel_compiles_without_spills_or_serialized_wgmma() -> None:
+def test_the_kernel_compiles_without_spills_or_serialized_wgmma(nvrtc_log: NvrtcLog) -> None:
     sizes = (1021, 1022, 1024)
     ways = [(sizes[i % 3], width, FLAGS[i % 4]) for i, width in enumerate(BF16X3_WIDTHS)]
     ways += [(size, 128, FLAGS[i]) for i, size in enumerate(sizes)]
     for size, width, transposed in [*ways, *((1024, 128, each) for each in FLAGS)]:
         gemm = Bf16x3Gemm(H200, (2, size, size, size), Bf16x3Tile(width), 1 + size % 2, transposed)
         launch = gemm.kernel().launches[0]
-        log = compiler.compile_source(launch_source(launch), architecture(CAPABILITY)).log.splitlines()
+        log = nvrtc_log(launch_source(launch), architecture(CAPABILITY)).splitlines()
         wrong = [line for line in log if "spill" in line and " 0 bytes spill stores" not in line]
         wrong += [line for line in log if "serializ" in line or "setmaxnreg" in line]
         assert wrong == [], (size, width, transposed)

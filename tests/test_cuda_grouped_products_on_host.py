@@ -38,7 +38,7 @@ def test_products_with_updates_are_right_wherever_blocks_divide_them(
     multiprocessors: int,
     lengths: Sequence[tuple[int, int, int]],
     tmp_path: Path,
-    compiled_code: Cache,
+    emulated_code: Cache,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys.modules["adtrain.backends.cuda.forms.grouped_products"], "MIN_FLOPS", 0)
@@ -62,7 +62,7 @@ def test_products_with_updates_are_right_wherever_blocks_divide_them(
     assert names(program) == ["grouped_products"]
     (equation,) = program.equations
     known = dict(zip(program.inputs, given, strict=True)) | {v: x.numpy() for v, x in program.constants.items()}
-    found = Host(tmp_path, compiled_code, target).computed(equation, None, [known[v] for v in equation.inputs])
+    found = Host(tmp_path, emulated_code, target).computed(equation, None, [known[v] for v in equation.inputs])
     with np.errstate(invalid="ignore"):
         momenta = [(0.9 * w + a.T.astype(float) @ b, w) for a, b, w in drawn]
         exact = [x for v, w in momenta for x in (v, w - 0.5 * v)]

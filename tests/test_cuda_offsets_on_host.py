@@ -104,8 +104,8 @@ def addresses(size: int) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def checked(tmp_path_factory: pytest.TempPathFactory, compiled_code: Cache) -> CheckedHost:
-    return CheckedHost(tmp_path_factory.mktemp("checked"), compiled_code)
+def checked(tmp_path_factory: pytest.TempPathFactory, emulated_code: Cache) -> CheckedHost:
+    return CheckedHost(tmp_path_factory.mktemp("checked"), emulated_code)
 
 
 def array(*shape: int, dtype: str = "float32") -> ArrayType:

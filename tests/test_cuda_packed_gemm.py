@@ -7,6 +7,7 @@ import re
 import numpy as np
 import packed_gemm_emulated
 import pytest
+from conftest import NvrtcLog
 from hypothesis import given
 from hypothesis import strategies as st
 from packed_gemm_emulated import (
@@ -167,9 +168,9 @@ def sources() -> list[Source]:
 
 @pytest.mark.exhaustive
 @pytest.mark.needs_nvrtc
-def test_the_kernels_compile_without_spills_or_serialized_wgmma() -> None:
+def test_the_kernels_compile_without_spills_or_serialized_wgmma(nvrtc_log: NvrtcLog) -> None:
     for source in sources():
-        log = compiler.compile_source(source, architecture(CAPABILITY)).log.splitlines()
+        log = nvrtc_log(source, architecture(CAPABILITY)).splitlines()
         wrong = [line for line in log if "spill" in line and " 0 bytes spill stores" not in line]
         wrong += [line for line in log if "serializ" in line or "setmaxnreg" in line]
         assert wrong == [], source.name

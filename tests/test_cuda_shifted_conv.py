@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import NvrtcLog
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from packed_gemm_emulated import NOISE, ROUNDINGS, errors, sequential_fma
@@ -30,7 +31,6 @@ from shifted_conv_emulated import (
 )
 
 from adtrain.assets import asset_path
-from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import Source, architecture
 from adtrain.backends.cuda.launch_plan import launch_source
 from adtrain.core.errors import DeviceError
@@ -226,13 +226,13 @@ def test_emulated_products_are_those_of_the_kernels() -> None:
     assert "{" + ", ".join(f"{{{a}, {b}}}" for a, b in LOW_PAIRS) + "}" in text
 
 
-def check_compiled(kernels: Iterable[CudaKernel]) -> None:
+def check_compiled(nvrtc_log: NvrtcLog, kernels: Iterable[CudaKernel]) -> None:
     """Assert that the kernels compile for Hopper, spill no registers, and do not serialise wgmma."""
     sources: dict[Source, None] = {}
     for launch in itertools.chain.from_iterable(kernel.launches for kernel in kernels):
         sources[launch_source(launch)] = None
     for source in sources:
-        log = compiler.compile_source(source, architecture((9, 0))).log.splitlines()
+        log = nvrtc_log(source, architecture((9, 0))).splitlines()
         wrong = [line for line in log if "spill" in line and " 0 bytes spill stores" not in line]
         wrong += [line for line in log if "serializ" in line or "setmaxnreg" in line]
         wrong += [line for line in log if "stack frame" in line and " 0 bytes stack frame" not in line]
@@ -241,7 +241,7 @@ def check_compiled(kernels: Iterable[CudaKernel]) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.needs_nvrtc
-def test_kernels_compile_without_spills_and_serialised_wgmma() -> None:
+def test_kernels_compile_without_spills_and_serialised_wgmma(nvrtc_log: NvrtcLog) -> None:
     made: list[Any] = []
     for images, filters, padding in (((128, 32, 26, 26), 64, 0), ((2, 64, 99, 99), 20, 2)):
         size = [n + 2 * padding - 2 for n in images[2:]]
@@ -259,4 +259,4 @@ def test_kernels_compile_without_spills_and_serialised_wgmma() -> None:
             made += [tiles for tiles in narrow if not tiles.image_tiles]
         made += [pooled for pooled in (ShiftedConv(index, H200, False, pooled=True).best(),) if pooled]
         made += [grad for grad in ShiftedWeightGrad(index, H200).choices() if grad.supported()]
-    check_compiled(kernel for algorithm in made for kernel in algorithm.kernels())
+    check_compiled(nvrtc_log, (kernel for algorithm in made for kernel in algorithm.kernels()))

@@ -44,8 +44,8 @@ TARGET = H200._replace(multiprocessors=2)
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory, compiled_code: Cache) -> Host:
-    return Host(tmp_path_factory.mktemp("host"), compiled_code, TARGET)
+def host(tmp_path_factory: pytest.TempPathFactory, emulated_code: Cache) -> Host:
+    return Host(tmp_path_factory.mktemp("host"), emulated_code, TARGET)
 
 
 def drawn(*shapes: tuple[int, ...]) -> list[np.ndarray]:

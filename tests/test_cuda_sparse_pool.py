@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import NvrtcLog
 from cuda_on_host import Host
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,8 +35,8 @@ MIN_PRODUCTS = H200._replace(multiprocessors=2)
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory, compiled_code: Cache) -> Host:
-    return Host(tmp_path_factory.mktemp("host"), compiled_code)
+def host(tmp_path_factory: pytest.TempPathFactory, emulated_code: Cache) -> Host:
+    return Host(tmp_path_factory.mktemp("host"), emulated_code)
 
 
 def computed(host: Host, work: Work) -> list[np.ndarray]:
@@ -187,11 +188,11 @@ def test_an_unpooled_gradient_that_others_read_is_read_by_all() -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.needs_nvrtc
-def test_kernels_compile_without_spills_and_serialised_wgmma() -> None:
+def test_kernels_compile_without_spills_and_serialised_wgmma(nvrtc_log: NvrtcLog) -> None:
     made: list[CudaKernel] = []
     for image, filters, padding in (((128, 32, 26, 26), 64, 0), ((8, 40, 15, 13), 33, 1), ((2, 30, 56, 56), 20, 1)):
         problem = conv_problem(image, filters, (3, 3), (padding, padding))
         x, w, g, where = drawn(problem)
         found = [by_images(problem, w, g, where), *by_weights(problem, x, g, where)]
         made += [work.kernel for work in found if work]
-    check_compiled(made)
+    check_compiled(nvrtc_log, made)

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import invoke
 from plugin_files import SQUARED, gradcheck, no_plugins
 
 import adtrain as ad
@@ -19,12 +19,11 @@ from adtrain.bench import text
 from adtrain.bench.ops import sweep
 from adtrain.bench.ops.table import Bench
 from adtrain.cache import open_cache
-from adtrain.cli.main import cli
 from adtrain.core.array import Placeholder
 from adtrain.core.errors import OptionError, ShapeError, TraceError
 from adtrain.core.staging import stage
 from adtrain.core.target import H200
-from adtrain.custom_op import CustomOp, _file, custom_op
+from adtrain.custom_ops import CustomOp, _file, custom_op
 
 pytestmark = pytest.mark.usefixtures("no_plugins")
 __all__ = ["no_plugins"]
@@ -183,7 +182,7 @@ def test_a_wrong_kernel_or_rule_is_told(given: dict[str, Any], message: str) -> 
 
 @pytest.mark.compiled
 def test_the_example_passes_its_check(tmp_path: Path) -> None:
-    result = CliRunner().invoke(cli, ["gradcheck", "--plugin", str(EXAMPLE)])
+    result = invoke("gradcheck", "--plugin", str(EXAMPLE))
     assert result.exit_code == 0, result.output
     assert "all 12 checks passed" in result.output
 
@@ -454,7 +453,7 @@ def test_bench_times_the_operations_of_a_plugin(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(text, "render", lambda *_: [])
     (tmp_path / "mine.py").write_text(FUNCTION + PLUGIN)
     for more in ((), ("--op", "squared"), ("--op", "tanh")):
-        result = CliRunner().invoke(cli, ["bench", "--device", "cpu", "--plugin", str(tmp_path / "mine.py"), *more])
+        result = invoke("bench", "--device", "cpu", "--plugin", str(tmp_path / "mine.py"), *more)
         assert result.exit_code == 0, result.output
     assert [each.op for each in timed] == ["softsign", "squared", "squared", "tanh"]
     softsign, squared, *_ = timed
@@ -470,7 +469,7 @@ def test_bench_times_the_operations_of_a_plugin(tmp_path: Path, monkeypatch: pyt
 
 def test_a_file_without_operations_and_a_missing_file_are_told(tmp_path: Path) -> None:
     assert "registers no operation with ad.custom_op or ad.register.op" in gradcheck(tmp_path, "x = 1\n").output
-    result = CliRunner().invoke(cli, ["gradcheck", "--plugin", str(tmp_path / "none.py")])
+    result = invoke("gradcheck", "--plugin", str(tmp_path / "none.py"))
     assert result.exit_code == 2
     assert "found nothing, expected a Python file" in result.output
 

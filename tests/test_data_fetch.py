@@ -11,11 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import invoke
 from idx_files import idx_bytes
 
 from adtrain import data
-from adtrain.cli.main import cli
 from adtrain.data import DataError, catalogue, fetch
 from adtrain.data.catalogue import Entry
 
@@ -181,7 +180,7 @@ def test_a_published_md5_is_compared_with_the_file(
 
 
 def test_the_fetch_command_reports_progress_and_errors(entry: Entry, server: Server, tmp_path: Path) -> None:
-    nowhere = CliRunner().invoke(cli, ["data", "fetch", "small", "--mirror", "http://127.0.0.1:9/x"])
+    nowhere = invoke("data", "fetch", "small", "--mirror", "http://127.0.0.1:9/x")
     assert nowhere.exit_code == 2
     assert nowhere.stderr.startswith(
         "adtrain: error: http://127.0.0.1:9/x/train-images-idx3-ubyte.gz: cannot be fetched ("
@@ -190,7 +189,7 @@ def test_the_fetch_command_reports_progress_and_errors(entry: Entry, server: Ser
     copy.mkdir()
     for name, content in server.files.items():
         (copy / name).write_bytes(content)
-    done = CliRunner().invoke(cli, ["data", "fetch", "small", "--mirror", copy.as_uri()])
+    done = invoke("data", "fetch", "small", "--mirror", copy.as_uri())
     assert (done.exit_code, done.stdout) == (0, f"{entry.folder}\n")
     assert done.stderr.count("ubyte.gz: 0.0 MB\n") == 4
     assert not server.ranges

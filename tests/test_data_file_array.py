@@ -153,5 +153,5 @@ def test_a_training_whose_data_change_ends_with_one_line_and_a_checkpoint(
     assert line == f"adtrain: error: {cause}; continue with: adtrain train --resume run"
     images.write_bytes(good)
     done = json.loads(metrics.read_text().splitlines()[-1])["step"]  # the training may be epochs ahead of this test
-    resume = f"train --resume run --eager --steps {done + 1} --profile-steps 0"
+    resume = f"train --resume run --eager --steps {done + 1}"
     assert commands.run(Case(resume, err=str(err), before=STREAMED)) == 0, err.read_text()

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 
 import adtrain
 from adtrain import data
-from adtrain.cli import main
+from adtrain.cli import COMMANDS, main
 from adtrain.config import Config, source, specs
 from adtrain.data import DataSet
 
@@ -152,7 +152,7 @@ def test_the_readme_begins_and_ends_with_a_command_to_paste() -> None:
 
 
 def test_every_command_is_in_the_readme() -> None:
-    assert [name for name in main.COMMANDS if f"adtrain {name}" not in text_of("README.md")] == []
+    assert [name for name in COMMANDS if f"adtrain {name}" not in text_of("README.md")] == []
 
 
 def test_every_public_name_is_in_the_python_reference() -> None:

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import invoke
 from plugin_files import no_plugins
 
 from adtrain.backends.cuda import compiler
-from adtrain.cli import main
 
 pytestmark = pytest.mark.usefixtures("no_plugins")
 __all__ = ["no_plugins"]
@@ -23,7 +22,7 @@ CONFIG = re.search(r"```yaml\n(.*?)```", TEXT, re.DOTALL)[1]  # type: ignore[ind
 
 
 def call(*arguments: object) -> str:
-    result = CliRunner().invoke(main.cli, list(map(str, arguments)))
+    result = invoke(*arguments)
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -39,7 +38,7 @@ def digits(tmp_path: Path) -> str:
 
 
 def train(cfg: Path, *more: object) -> None:
-    call("train", cfg, "--device", "cpu", "--steps", 2, "--profile-steps", 0, "--output-dir", "run", *more)
+    call("train", cfg, "--device", "cpu", "--steps", 2, "--output-dir", "run", *more)
 
 
 def test_the_plugins_train_and_evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

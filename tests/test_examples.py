@@ -12,6 +12,7 @@ from typing import NoReturn
 import pytest
 from waiting import PATIENCE
 
+from adtrain.backends import LOADERS
 from adtrain.core import devices
 from adtrain.core.errors import DeviceError
 
@@ -52,7 +53,7 @@ def test_kernel_norm_says_in_one_line_that_a_device_is_missing(
     def fail() -> NoReturn:
         raise DeviceError("device gpu: PyCUDA is missing")
 
-    monkeypatch.setitem(devices._loaders, "gpu", fail)
+    monkeypatch.setitem(LOADERS, "gpu", fail)
     monkeypatch.setattr(devices, "_loaded", {})
     monkeypatch.setattr(sys, "argv", ["kernel_norm.py", "--device", "gpu"])
     with pytest.raises(SystemExit) as caught:

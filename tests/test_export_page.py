@@ -11,9 +11,10 @@ import c_programs
 import numpy as np
 import pytest
 from browser import Browser, assert_fits
+from command_line import command
 from PIL import Image
 from random_networks import with_arrays
-from report_runs import command, one_line
+from report_runs import one_line
 
 from adtrain import nn
 from adtrain.core.errors import AdtrainError
@@ -45,7 +46,7 @@ SEEN = "Array.from(view.getImageData(0, 0, width, height).data.filter((_, i) => 
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short training on MNIST."""
     folder = tmp_path_factory.mktemp("smoke") / "run"
-    command("train", "smoke", "--device", "cpu", "--eager", "--output-dir", folder, "--profile-steps", "0")
+    command("train", "smoke", "--device", "cpu", "--eager", "--output-dir", folder)
     return folder
 
 

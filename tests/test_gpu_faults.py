@@ -59,7 +59,7 @@ WRITTEN = ["best.safetensors", "config.yaml", "last.safetensors", "metrics.jsonl
 
 def train(cfg: Path, *options: str, before: str = "") -> subprocess.Popen[str]:
     command = [sys.executable, "-c", before + MAIN, "train", str(cfg), "--device", "gpu", *options]
-    command += ["--output-dir", str(cfg.parent / "run"), "--profile-steps", "0"]
+    command += ["--output-dir", str(cfg.parent / "run")]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

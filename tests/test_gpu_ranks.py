@@ -69,7 +69,7 @@ found.__set_name__(CudaBackend, "exchanges")
 CudaBackend.exchanges = found
 runpy.run_module("adtrain", run_name="__main__")
 """
-SETTINGS = ["--set", "data.shards=2", "--steps", "30", "--profile-steps", "0"]
+SETTINGS = ["--set", "data.shards=2", "--steps", "30"]
 CLIPPED = ("training.clip_norm=0.5",)
 UNEVEN = ("data.batch_size=7001",)
 """The last batch of an epoch has fewer images, and shards differ in size."""

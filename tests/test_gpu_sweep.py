@@ -43,6 +43,22 @@ def test_the_bytes_of_a_member_do_not_depend_on_the_others(tmp_path: Path, order
         assert bytes_of(trained(group, chosen), 7) == expected
 
 
+def test_a_member_that_stops_early_ends_with_the_same_bytes_and_metrics_whatever_the_others_are(tmp_path: Path) -> None:
+    stopping = "training.early_stopping={patience: 1}", "training.metrics=[f1]", "training.best_by=validation_f1"
+    settings = SGD, "training.epochs=5", "data.validation=0.2", *stopping
+    (group,) = groups(tmp_path, f"{{{RATES}}}", *settings, layers=LAYERS)
+    ends = []
+    for members in ([group.members[7]], list(group.members)):
+        wave = WaveTraining(group, members, Programs(group), "gpu")
+        for _ in range(group.experiment.epochs):
+            assert run_to_end(wave.epoch_in_parts(lambda: False)) is not None
+        wave.end()
+        i = [x.number for x in members].index(7)
+        assert group.experiment.stops_early(wave.bests[i])
+        ends.append((wave.bests[i], wave.test_results()[i].metrics, bytes_of(wave.host_state(), 7)))
+    assert ends[0] == ends[1]
+
+
 @pytest.mark.parametrize(
     "layers",
     [

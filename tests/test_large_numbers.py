@@ -10,12 +10,11 @@ from typing import Any
 import c_programs
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from command_line import command, invoke
 from npz_files import write_npz
 
 import adtrain as ad
 from adtrain import data, training
-from adtrain.cli import main
 from adtrain.data import DataSet, Options, Rows, npz
 from adtrain.data.file_array import FileArray
 from adtrain.training import model_file, network
@@ -31,12 +30,6 @@ loss: mse
 optimizer: {adam: {lr: 0.02}}
 training: {epochs: 2, seed: 0}
 """
-
-
-def run(*arguments: str | Path) -> Result:
-    result = CliRunner().invoke(main.cli, list(map(str, arguments)))
-    assert result.exit_code == 0, result.stderr
-    return result
 
 
 def normalised(found: DataSet) -> np.ndarray:
@@ -85,7 +78,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         (folder / f"{name}.csv").write_text("\n".join(["time,kind,price", *rows]) + "\n")
         text = TEXT.replace("PATH", str(folder / f"{name}.csv")).replace("OPTIONS", "target: price")
         (folder / f"{name}.yaml").write_text(text)
-        run("train", folder / f"{name}.yaml", "--output-dir", folder / name, "--profile-steps", "0", "--eager")
+        command("train", folder / f"{name}.yaml", "--output-dir", folder / name, "--eager")
         found[name] = folder / name
     return found
 
@@ -116,23 +109,23 @@ def test_predictions_do_not_depend_on_what_is_added(runs: dict[str, Path], tmp_p
 
 def test_shown_numbers_have_the_digits_in_which_they_differ(runs: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text(f"time,kind\n{TIME},0\n{TIME + 39},0\n")
-    shown = [line.split()[-1] for line in run("predict", runs["far"], tmp_path / "x.csv").stdout.splitlines()[-2:]]
-    exact = json.loads(run("predict", runs["far"], tmp_path / "x.csv", "--json").stdout)
+    shown = [line.split()[-1] for line in command("predict", runs["far"], tmp_path / "x.csv").stdout.splitlines()[-2:]]
+    exact = json.loads(command("predict", runs["far"], tmp_path / "x.csv", "--json").stdout)
     np.testing.assert_allclose([float(x) for x in shown], [x["predicted"]["price"] for x in exact], atol=1e-3)
-    lines = run("data", "inspect", f"{runs['far']}.csv", "--set", "target=price").stdout.splitlines()
+    lines = command("data", "inspect", f"{runs['far']}.csv", "--set", "target=price").stdout.splitlines()
     assert [str(TIME) in line and str(TIME + 39) in line for line in lines if line.startswith("time")] == [True]
 
 
 def test_evaluation_is_that_of_the_small_numbers(runs: dict[str, Path]) -> None:
-    near, far = (json.loads(run("eval", x, "--json", "--device", "cpu").stdout)["test"] for x in runs.values())
+    near, far = (json.loads(command("eval", x, "--json", "--device", "cpu").stdout)["test"] for x in runs.values())
     for metric, value in near.items():
         np.testing.assert_allclose(far[metric], value, rtol=1e-3)
-    other = json.loads(run("eval", runs["far"], "--data", f"{runs['far']}.csv", "--json", "--device", "cpu").stdout)
+    other = json.loads(command("eval", runs["far"], "--data", f"{runs['far']}.csv", "--json", "--device", "cpu").stdout)
     assert other["test"]["rmse"] < 100
 
 
 def test_exported_c_takes_and_gives_doubles(runs: dict[str, Path], tmp_path: Path) -> None:
-    about = json.loads(run("export", runs["far"], tmp_path / "far.c", "--json").stdout)
+    about = json.loads(command("export", runs["far"], tmp_path / "far.c", "--json").stdout)
     assert [x["type"] for x in (*about["inputs"].values(), *about["outputs"].values())] == ["double", "double"]
     assert about["check"]["different"] == 0
     assert about["check"]["outputs"]["values"] < 1e-4
@@ -141,13 +134,13 @@ def test_exported_c_takes_and_gives_doubles(runs: dict[str, Path], tmp_path: Pat
     shown = subprocess.run(["./far", "row.txt"], cwd=tmp_path, capture_output=True, text=True, check=True)
     expected = ad.load(runs["far"], device="cpu").predict_values({"time": [TIME + 7], "kind": [1]})
     assert float(shown.stdout.split()[-1]) == pytest.approx(float(expected[0, 0]), abs=1e-4)
-    refused = CliRunner().invoke(main.cli, ["export", str(runs["far"]), str(tmp_path / "step.c"), "--training"])
+    refused = invoke("export", str(runs["far"]), str(tmp_path / "step.c"), "--training")
     assert "subtract their mean from the data" in refused.stderr
 
 
 def test_an_onnx_file_takes_and_gives_doubles(runs: dict[str, Path], tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="needs onnxruntime")
-    about = json.loads(run("export", runs["far"], tmp_path / "far.onnx", "--json").stdout)
+    about = json.loads(command("export", runs["far"], tmp_path / "far.onnx", "--json").stdout)
     assert [x["dtype"] for x in (*about["inputs"].values(), *about["outputs"].values())] == ["float64", "float64"]
     assert about["check"]["different"] == 0
     assert about["check"]["outputs"]["values"] < 1e-4
@@ -155,13 +148,13 @@ def test_an_onnx_file_takes_and_gives_doubles(runs: dict[str, Path], tmp_path: P
 
 def test_weights_for_pytorch_come_with_the_normalisation_in_float64(runs: dict[str, Path], tmp_path: Path) -> None:
     for name, expected in (("near", "channel by channel\n"), ("far", "channel by channel, in float64\n")):
-        assert expected in run("export", runs[name], tmp_path / "net.safetensors").stdout
+        assert expected in command("export", runs[name], tmp_path / "net.safetensors").stdout
 
 
 def test_a_sweep_has_the_offset_of_its_data(runs: dict[str, Path], tmp_path: Path) -> None:
     text = Path(f"{runs['far']}.yaml").read_text() + "sweep: {optimizer.adam.lr: [0.02, 0.01]}\n"
     (tmp_path / "sweep.yaml").write_text(text)
-    run("sweep", tmp_path / "sweep.yaml", "--output-dir", tmp_path / "sweep", "--device", "cpu")
+    command("sweep", tmp_path / "sweep.yaml", "--output-dir", tmp_path / "sweep", "--device", "cpu")
     member = model_file.load(next((tmp_path / "sweep").glob("**/model.safetensors")).parent)
     assert member.network.offset == model_file.load(runs["far"]).network.offset
 
@@ -189,7 +182,7 @@ def test_rows_of_integers_are_numbers_and_not_pixels(tmp_path: Path) -> None:
         f"data: {{path: {path}, test: 0.2}}\nmodel: {{layers: [linear: 2]}}\nloss: cross_entropy\n"
         "optimizer: {sgd: 0.1}\ntraining: {epochs: 1}\n"
     )
-    run("train", tmp_path / "x.yaml", "--output-dir", tmp_path / "run", "--profile-steps", "0", "--eager")
+    command("train", tmp_path / "x.yaml", "--output-dir", tmp_path / "run", "--eager")
     model: Any = ad.load(tmp_path / "run", device="cpu")
     other = np.array([[300, 25.5, -1]])
     predicted = model.predict(other).probabilities

@@ -31,9 +31,10 @@ HELPERS = {
 MODEL = {"core", "option_types", "ops", "nn", "optim", "augment"}
 TRAINING = MODEL | HELPERS | {"config", "data", "metrics", "passes", "plugins"}
 RULES: list[tuple[str, set[str]]] = [
-    ("child_process core includes percentiles text version __main__", set()),
+    ("child_process core includes percentiles text version", set()),
     ("metrics", set()),
-    ("startup", {"core"}),
+    ("signals", set()),
+    ("__main__", {"cli"}),
     ("table templates", {"text"}),
     ("lowering option_types passes assets files", {"core"}),
     ("extend", {"core", "passes"}),
@@ -45,35 +46,34 @@ RULES: list[tuple[str, set[str]]] = [
     ("backends", {"child_process", "core", "lowering", "passes", "codegen"} | HELPERS),
     ("nn optim augment samplers", {"core", "option_types", "ops"}),
     ("cases", {"core", "ops", "samplers"}),
-    ("jit", {"core", "passes"}),
-    ("custom_op", {"core", "ops", "cache", "includes", "plugins"}),
+    ("jitted", {"core", "passes"}),
+    ("custom_ops", {"core", "ops", "cache", "includes", "plugins"}),
     ("plugins", {"core"}),
-    ("register", MODEL | {"config", "custom_op", "metrics", "plugins"}),
+    ("register", MODEL | {"config", "custom_ops", "metrics", "plugins"}),
     (
         "adtrain",
-        {"core", "ops", "nn", "optim", "backends", "jit", "custom_op", "register", "startup", "version", "api"}
-        | {"graphs"},
+        {"core", "ops", "nn", "optim", "jitted", "custom_ops", "register", "version", "api"} | {"graphs"},
     ),
-    ("config", MODEL | HELPERS | {"custom_op", "data", "metrics", "plugins"}),
+    ("config", MODEL | HELPERS | {"custom_ops", "data", "metrics", "plugins"}),
     ("data", MODEL | HELPERS),
-    ("gradcheck", MODEL | {"cases", "config", "custom_op", "passes"}),
+    ("gradcheck", MODEL | {"cases", "config", "custom_ops", "passes"}),
     ("training", TRAINING),
-    ("distributed", {"core"}),
+    ("distributed", {"core", "signals"}),
     ("sweeps", TRAINING | {"child_process", "training"}),
     ("export", TRAINING | {"training", "backends", "codegen"}),
     ("display", TRAINING | {"training"}),
     ("report", TRAINING | {"training", "sweeps"}),
-    ("graphs", TRAINING | {"training", "jit", "backends"}),
-    ("api", TRAINING | {"training", "report", "display"}),
+    ("graphs", TRAINING | {"training", "jitted", "backends"}),
+    ("api", TRAINING | {"training", "report", "display", "signals"}),
     (
         "bench",
-        TRAINING | {"training", "sweeps", "report", "samplers", "custom_op", "backends", "adtrain", "distributed"},
+        TRAINING | {"training", "sweeps", "report", "samplers", "custom_ops", "backends", "adtrain", "distributed"},
     ),
     (
         "cli",
         TRAINING
-        | {"training", "sweeps", "report", "cases", "backends", "graphs", "export", "bench", "gradcheck", "custom_op"}
-        | {"adtrain", "display", "distributed"},
+        | {"training", "sweeps", "report", "cases", "backends", "graphs", "export", "bench", "gradcheck", "custom_ops"}
+        | {"adtrain", "display", "distributed", "signals"},
     ),
 ]
 MAY_IMPORT = {part: imports for parts, imports in RULES for part in parts.split()}
@@ -89,8 +89,6 @@ ONLY_IN = {
     "pandas": "api",
     "tqdm": "cli display.py",
     "PIL": "data report/pixels.py",
-    "psutil": "bench/timing",
-    "threadpoolctl": "bench/timing",
     "onnx": "export",
     "onnxruntime": "export",
     "pydantic": "config",

@@ -269,5 +269,5 @@ def check_launches(host: Host, program: Program, arrays: Sequence[np.ndarray]) -
 
 
 @pytest.fixture(scope="module")
-def small_host(tmp_path_factory: pytest.TempPathFactory, compiled_code: Cache) -> Host:
-    return Host(tmp_path_factory.mktemp("host"), compiled_code, SMALL)
+def small_host(tmp_path_factory: pytest.TempPathFactory, emulated_code: Cache) -> Host:
+    return Host(tmp_path_factory.mktemp("host"), emulated_code, SMALL)

@@ -8,11 +8,9 @@ from itertools import cycle
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from command_line import invoke
 from forked_commands import Case, Commands
 from plugin_files import no_plugins
-
-from adtrain.cli.main import cli
 
 pytestmark = pytest.mark.usefixtures("no_plugins")
 __all__ = ["no_plugins"]
@@ -132,7 +130,7 @@ optimizer: {signed: 0.01}
 schedule: decay
 training: {epochs: 1, metrics: [brier]}
 """
-TRAIN = "train rings.yaml --device cpu --profile-steps 0 -q --output-dir run"
+TRAIN = "train rings.yaml --device cpu -q --output-dir run"
 RAISED = {
     "sys.exit(0)": "SystemExit: 0",
     "sys.exit('bye')": "SystemExit: bye",
@@ -167,7 +165,7 @@ def put(hook: str, statement: str) -> int:
 
 def error(*options: str) -> str:
     """The one line of a training that ends with exit code 2."""
-    done = CliRunner().invoke(cli, [*TRAIN.split(), *options])
+    done = invoke(*TRAIN.split(), *options)
     assert (done.exit_code, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     return line.removeprefix("adtrain: error: ")
@@ -175,7 +173,7 @@ def error(*options: str) -> str:
 
 def test_the_plugin_trains(here: Path) -> None:
     put("import", "pass")
-    done = CliRunner().invoke(cli, [*TRAIN.split(), "--eager"])
+    done = invoke(*TRAIN.split(), "--eager")
     assert (done.exit_code, done.stderr) == (0, "")
 
 

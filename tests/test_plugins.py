@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NoReturn
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import invoke
 from plugin_files import LAYER, no_plugins, write_plugged
 from pydantic import Field
 from training_runs import TEXT, write_config
@@ -20,10 +20,9 @@ from adtrain import config, plugins, training
 from adtrain.bench.peers import torch_network
 from adtrain.bench.peers.processes import Unsupported
 from adtrain.bench.steps import result as step
-from adtrain.cli import main
 from adtrain.config.specs import FAMILIES
 from adtrain.core.errors import AdtrainError, OptionError
-from adtrain.custom_op import OWN_OPS
+from adtrain.custom_ops import OWN_OPS
 from adtrain.data import DataError
 from adtrain.training import model_file, run_folder
 
@@ -39,7 +38,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def call(*arguments: object, expect: int = 0) -> str:
     """Run the command in this process; returns its stdout, or its one line of stderr for an error."""
-    result = CliRunner().invoke(main.cli, list(map(str, arguments)))
+    result = invoke(*arguments)
     assert result.exit_code == expect, result.output
     if expect == 0:
         return result.stdout
@@ -50,7 +49,7 @@ def call(*arguments: object, expect: int = 0) -> str:
 
 
 def train(cfg: object, *more: object, expect: int = 0) -> str:
-    return call("train", cfg, "--device", "cpu", "--profile-steps", 0, "--epochs", 1, *more, expect=expect)
+    return call("train", cfg, "--device", "cpu", "--epochs", 1, *more, expect=expect)
 
 
 def build(folder: Path, layer: str, text: str = LAYER) -> str:
@@ -230,7 +229,7 @@ def test_a_plugin_of_every_kind_is_trained_and_evaluated_as_in_training(here: Pa
 
 def test_a_metric_of_a_plugin_is_shown_and_stored_like_those_of_the_package(here: Path) -> None:
     (here / "mine.py").write_text(FAMILY)
-    shown = CliRunner().invoke(main.cli, ["train", str(write_config(here, OF_RINGS)), "--output-dir", "run"])
+    shown = invoke("train", str(write_config(here, OF_RINGS)), "--output-dir", "run")
     assert shown.exit_code == 0, shown.output
     summary = json.loads((here / "run/summary.json").read_text())
     *_, epoch, test = map(json.loads, (here / "run/metrics.jsonl").read_text().splitlines())
@@ -497,7 +496,7 @@ COMMANDS = (
     ["report", "run", "--device", "cpu"],
     ["predict", "run", "data/t10k-images-idx3-ubyte", "--device", "cpu"],
     ["export", "run", "x.safetensors"],
-    ["train", "--resume", "run", "--device", "cpu", "--epochs", "2", "--profile-steps", "0"],
+    ["train", "--resume", "run", "--device", "cpu", "--epochs", "2"],
 )
 
 
@@ -702,7 +701,7 @@ def test_bench_runs_a_plugin_of_the_command_line(here: Path, monkeypatch: pytest
     assert "unknown layer" in call(*bench, expect=2)
     monkeypatch.setattr(step, "result", lambda path, *_: pytest.fail(config.load(path).name))
     with pytest.raises(pytest.fail.Exception, match="tiny"):
-        CliRunner().invoke(main.cli, [*map(str, bench), "--plugin", "mine.py"])
+        invoke(*map(str, bench), "--plugin", "mine.py")
 
 
 @pytest.mark.needs_torch

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import invoke
 from training_runs import write_config
 
 import adtrain as ad
 from adtrain import config, ops, training
-from adtrain.cli import main
 from adtrain.core.precision import DROPPED_BITS
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
@@ -167,7 +166,7 @@ def test_a_staged_function_is_retraced_for_another_precision() -> None:
 
 
 def run(*arguments: str) -> Any:
-    return CliRunner().invoke(main.cli, [*arguments, "--device", "cpu"])
+    return invoke(*arguments, "--device", "cpu")
 
 
 @ROUNDED
@@ -201,7 +200,7 @@ def test_the_step_uses_the_configs_precision(tmp_path: Path, precision: str) -> 
 def test_a_run_trained_on_a_gpu_is_evaluated_on_the_cpu_in_float32(tmp_path: Path) -> None:
     cfg = write_config(tmp_path)
     folder = tmp_path / "run"
-    assert run("train", str(cfg), "--output-dir", str(folder), "--profile-steps", "0").exit_code == 0
+    assert run("train", str(cfg), "--output-dir", str(folder)).exit_code == 0
     expected = json.loads(run("eval", str(folder), "--json").stdout)["test"]
     rounded_run = config.load(folder / "config.yaml", ["training.precision=tf32"])
     (folder / "config.yaml").write_text(config.dump(rounded_run))
@@ -213,7 +212,7 @@ def test_a_run_trained_on_a_gpu_is_evaluated_on_the_cpu_in_float32(tmp_path: Pat
 @ROUNDED
 def test_summary_names_the_precision_and_counts_the_same_work(tmp_path: Path, precision: str) -> None:
     def summary(*options: str) -> Any:
-        return CliRunner().invoke(main.cli, ["summary", str(write_config(tmp_path)), *options]).stdout
+        return invoke("summary", str(write_config(tmp_path)), *options).stdout
 
     chosen = ("--set", f"training.precision={precision}")
     assert summary(*chosen).startswith(f"tiny: input 36, {precision}; ")

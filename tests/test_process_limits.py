@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from click.testing import CliRunner
+from command_line import invoke
 from training_runs import write_config
 
-import adtrain_script
+from adtrain import signals
 from adtrain.backends.cpu.threads import ThreadLimit, require_threads
 from adtrain.backends.cpu.toolchain import CompilerKilled, find_compiler
 from adtrain.cache import open_cache
-from adtrain.cli.main import NO_THREADS, cli, described
+from adtrain.cli import startup
+from adtrain.cli.main import NO_THREADS, described
 
 
 def limit_threads(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
@@ -52,10 +53,10 @@ def test_threads_that_openmp_could_not_start_are_an_error(
 
 @pytest.mark.compiled
 def test_a_training_without_threads_ends_with_one_line(cfg: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ["train", str(cfg), "--steps", "1", "--profile-steps", "0", "--output-dir", "run"]
+    arguments = ["train", str(cfg), "--steps", "1", "--output-dir", "run"]
     limit_threads(monkeypatch, 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(cfg.parent / "cold"))
-    cold = CliRunner().invoke(cli, arguments)
+    cold = invoke(*arguments)
     assert (cold.exit_code, cold.stderr) == (2, f"adtrain: error: {NO_THREADS}\n")
 
 
@@ -106,19 +107,19 @@ class RaiseAtImport:
             threading.Thread.start = forbidden
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, RaiseAtImport())
-from adtrain_script import main
+from adtrain.cli.startup import main
 main()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True)
-    assert (done.returncode, done.stderr) == (2, adtrain_script.NO_THREADS)
+    done = subprocess.run([sys.executable, "-c", code, "schema"], capture_output=True)
+    assert (done.returncode, done.stderr) == (2, signals.NO_THREADS)
 
 
 @pytest.mark.parametrize(
     ("raised", "line"),
     [
-        ("OSError(24, 'Too many open files', 'numpy')", adtrain_script.NO_FILES),
-        ("MemoryError()", adtrain_script.NO_MEMORY),
-        ("ImportError('libx.so: failed to map segment from shared object')", adtrain_script.NO_MEMORY),
+        ("OSError(24, 'Too many open files', 'numpy')", startup.NO_FILES),
+        ("MemoryError()", startup.NO_MEMORY),
+        ("ImportError('libx.so: failed to map segment from shared object')", startup.NO_MEMORY),
     ],
 )
 def test_a_lack_of_descriptors_or_memory_during_the_imports_is_one_line(raised: str, line: bytes) -> None:
@@ -129,17 +130,22 @@ class RaiseAtImport:
         if name == "numpy":
             raise {raised}
 sys.meta_path.insert(0, RaiseAtImport())
-from adtrain_script import main
+from adtrain.cli.startup import main
 main()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    done = subprocess.run([sys.executable, "-c", code, "schema"], capture_output=True)
     assert (done.returncode, done.stderr) == (2, line)
 
 
 def test_too_little_address_space_is_one_line() -> None:
-    started = ["sh", "-c", 'ulimit -v 100000 && exec "$0" -c "from adtrain_script import main; main()"', sys.executable]
+    started = [
+        "sh",
+        "-c",
+        'ulimit -v 100000 && exec "$0" -c "from adtrain.cli.startup import main; main()"',
+        sys.executable,
+    ]
     done = subprocess.run(started, capture_output=True)
-    assert (done.returncode, done.stderr) == (2, adtrain_script.NO_MEMORY)
+    assert (done.returncode, done.stderr) == (2, startup.NO_MEMORY)
 
 
 def test_a_library_without_memory_for_it_is_an_error_of_one_line() -> None:
@@ -148,8 +154,8 @@ def test_a_library_without_memory_for_it_is_an_error_of_one_line() -> None:
 
 
 def test_a_checkpoint_of_another_user_is_refused_in_one_line(cfg: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ["train", str(cfg), "--eager", "--steps", "1", "--profile-steps", "0", "--output-dir", "run"]
-    assert CliRunner().invoke(cli, arguments).exit_code == 0
+    arguments = ["train", str(cfg), "--eager", "--steps", "1", "--output-dir", "run"]
+    assert invoke(*arguments).exit_code == 0
     open_file = os.open
 
     def refused(path: Any, *options: Any, **more: Any) -> int:  # root may read every file
@@ -158,6 +164,6 @@ def test_a_checkpoint_of_another_user_is_refused_in_one_line(cfg: Path, monkeypa
         return open_file(path, *options, **more)
 
     monkeypatch.setattr(os, "open", refused)
-    found = CliRunner().invoke(cli, ["train", "--resume", "run"])
+    found = invoke("train", "--resume", "run")
     assert (found.exit_code, found.stdout) == (2, "")
     assert found.stderr == "adtrain: error: run/last.safetensors: cannot be read (Permission denied)\n"

@@ -29,7 +29,7 @@ BIN = Path(sys.executable).parent
 
 
 def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "adtrain", "train", *map(str, arguments), "--device", "cpu", "--profile-steps", "0"]
+    return [sys.executable, "-m", "adtrain", "train", *map(str, arguments), "--device", "cpu"]
 
 
 def run(*arguments: object, launcher: Sequence[object] = ()) -> subprocess.CompletedProcess[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from command_line import command
 from idx_files import write_idx
 from report_runs import Elements
 from resumed_runs import check_stops, train
@@ -16,7 +16,6 @@ from resumed_runs import check_stops, train
 from adtrain import config, training
 from adtrain.bench.peers import steps
 from adtrain.bench.peers.processes import Unsupported
-from adtrain.cli import main
 from adtrain.training import RegressionScore, RunFolder, loop
 
 TEXT = """\
@@ -58,12 +57,6 @@ def prepare(folder: Path, target: str, columns: list[str], *overrides: str) -> t
     path = write_table(folder, target)
     use_columns(folder, ["x", "y", "z", *columns])
     return training.prepare(config.load(path, overrides))
-
-
-def run(*arguments: str, expect: int = 0) -> Result:
-    result = CliRunner().invoke(main.cli, list(arguments))
-    assert result.exit_code == expect, result.output
-    return result
 
 
 @pytest.mark.parametrize("normalized", ["true", "false"])
@@ -136,23 +129,23 @@ def test_the_commands_work_on_a_run_that_predicts_numbers(tmp_path: Path) -> Non
     use_columns(tmp_path, ["x", "y", "z", "price"])
     folder = tmp_path / "run"
     settings = ("--set", "data.normalize_targets=true", "--set", "data.validation=0.1", "--set", "training.epochs=30")
-    trained = run("train", str(path), "--output-dir", str(folder), "--profile-steps", "0", *settings)
+    trained = command("train", str(path), "--output-dir", str(folder), *settings)
     summary = json.loads((folder / "summary.json").read_text())
     assert list(summary["test"]) == ["loss", "rmse", "mae", "r2"]
     assert summary["best"]["by"] == "validation_rmse"
     assert f"rmse {summary['test']['rmse']:.4g}, mae" in trained.stdout
-    found = json.loads(run("eval", str(folder), "--json").stdout)
+    found = json.loads(command("eval", str(folder), "--json").stdout)
     assert found["test"] == pytest.approx(summary["test"])
-    assert f"{summary['test']['rmse']:.4g}" in run("compare", str(folder)).stdout
+    assert f"{summary['test']['rmse']:.4g}" in command("compare", str(folder)).stdout
 
     x, price = table()
     write_idx(tmp_path / "rows-idx4", x.astype(np.float32).reshape(100, 3, 1, 1))
-    rows = json.loads(run("predict", str(folder), str(tmp_path / "rows-idx4"), "--json").stdout)
+    rows = json.loads(command("predict", str(folder), str(tmp_path / "rows-idx4"), "--json").stdout)
     predicted = np.array([row["predicted"]["price"] for row in rows])
     assert np.abs(predicted - price).mean() < 1500
-    assert f"{predicted[0]:.6g}" in run("predict", str(folder), str(tmp_path / "rows-idx4")).stdout
+    assert f"{predicted[0]:.6g}" in command("predict", str(folder), str(tmp_path / "rows-idx4")).stdout
 
-    run("report", str(folder))
+    command("report", str(folder))
     page = Elements((folder / "report.html").read_text())
     assert {"Targets", "Predicted against true", "Residuals"} <= set(page.headings)
     assert page.by_id["test-rmse"] == f"{summary['test']['rmse']:.4g}"
@@ -172,8 +165,8 @@ def test_an_exported_file_predicts_in_original_units(tmp_path: Path, target: str
         "model.layers=[linear: 2]",
     )
     options = [part for setting in (*settings, "training.epochs=40") for part in ("--set", setting)]
-    run("train", str(path), "--output-dir", str(tmp_path / "run"), "--profile-steps", "0", *options)
-    assert "same predictions" in run("export", str(tmp_path / "run"), str(tmp_path / "m.onnx")).stdout
+    command("train", str(path), "--output-dir", str(tmp_path / "run"), *options)
+    assert "same predictions" in command("export", str(tmp_path / "run"), str(tmp_path / "m.onnx")).stdout
     session = onnxruntime.InferenceSession((tmp_path / "m.onnx").read_bytes(), providers=["CPUExecutionProvider"])
     x, price = table()
     name = "values" if loss == "mse" else "probabilities"
@@ -220,7 +213,7 @@ def test_metrics_by_name_are_in_summary_eval_and_report(tmp_path: Path) -> None:
     ]
     options = [part for setting in settings for part in ("--set", setting)]
     folder = tmp_path / "run"
-    shown = run("train", str(path), "--output-dir", str(folder), "--profile-steps", "0", *options).stdout
+    shown = command("train", str(path), "--output-dir", str(folder), *options).stdout
     summary = json.loads((folder / "summary.json").read_text())
     metrics = summary["metrics"]
     assert list(metrics) == ["top5", "precision", "recall", "f1", "confusion"]
@@ -228,8 +221,8 @@ def test_metrics_by_name_are_in_summary_eval_and_report(tmp_path: Path) -> None:
     confusion = np.array(metrics["confusion"])
     assert np.trace(confusion) / 20 == pytest.approx(summary["test"]["accuracy"])
     assert f"f1        {metrics['f1']['macro']:.2%}" in shown
-    assert json.loads(run("eval", str(folder), "--json").stdout)["metrics"] == metrics
-    run("report", str(folder))
+    assert json.loads(command("eval", str(folder), "--json").stdout)["metrics"] == metrics
+    command("report", str(folder))
     page = Elements((folder / "report.html").read_text())
     assert "Metrics" in page.headings
     assert page.by_id["f1-macro"] == f"{metrics['f1']['macro']:.2%}"
@@ -302,4 +295,4 @@ def test_other_systems_are_not_compared_on_numbers_to_predict(tmp_path: Path) ->
 def test_a_summary_of_a_config_with_targets_needs_no_data(tmp_path: Path) -> None:
     path = write_table(tmp_path)
     (tmp_path / "t.csv").unlink()
-    assert "prices: input 3, float64" in run("summary", str(path)).stdout
+    assert "prices: input 3, float64" in command("summary", str(path)).stdout

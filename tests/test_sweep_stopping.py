@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from report_runs import command
+from command_line import command
 from sweep_runs import SGD, after, bytes_of, run, session, trained
 
 from adtrain import training
@@ -121,6 +121,7 @@ def test_the_metrics_of_a_member_are_those_of_its_predictions(
     assert {x.member: x.metrics for x in again.members} == {x.member: x.metrics for x in results.members}
 
 
+@pytest.mark.compiled
 def test_a_sweep_with_early_stopping_that_is_stopped_at_any_call_and_resumed_has_the_same_bytes(
     whole: tuple[SweepFolder, SweepResults], found: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

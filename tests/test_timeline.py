@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-import adtrain_script
+from adtrain.cli import startup
 from adtrain.core.timeline import SHORT_SECONDS, Timeline
 
-SCRIPT = "from adtrain_script import main; main()"
+SCRIPT = "from adtrain.cli.startup import main; main()"
 
 
 def test_the_spans_of_a_run_add_up_to_the_time_of_its_process(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, "train", "smoke", "-q", "--device", "cpu", "--steps", "5"]
     before = time.perf_counter()
-    subprocess.run([*command, "--profile-steps", "0"], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run([*command], cwd=tmp_path, check=True, capture_output=True)
     wall = time.perf_counter() - before
     found = json.loads((tmp_path / "runs/smoke/summary.json").read_text())
     spans = found["spans"]
@@ -61,4 +61,4 @@ def test_a_short_activity_counts_as_part_of_the_one_before(monkeypatch: pytest.M
 def test_the_context_is_created_early_only_for_a_command_on_the_gpu(
     arguments: str, environment: dict[str, str], expected: bool
 ) -> None:
-    assert adtrain_script.wants_gpu(arguments.split(), environment) == expected
+    assert startup.wants_gpu(arguments.split(), environment) == expected

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
-from click.testing import CliRunner
+from command_line import invoke
 from forked_commands import CLOSED, Case, Commands
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +22,6 @@ from training_runs import write_config
 from waiting import PATIENCE, wait_until
 
 from adtrain import config
-from adtrain.cli.main import cli
 from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
 from adtrain.sweeps.folder import SweepFolder
@@ -43,8 +42,8 @@ def in_folder_of_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished")
     run = folder / "run"
-    options = ["--eager", "--steps", "2", "--profile-steps", "0", "--output-dir", str(run)]
-    assert CliRunner().invoke(cli, ["train", str(write_config(folder)), *options]).exit_code == 0
+    options = ["--eager", "--steps", "2", "--output-dir", str(run)]
+    assert invoke("train", str(write_config(folder)), *options).exit_code == 0
     return run
 
 
@@ -78,7 +77,7 @@ def test_hangups_stay_ignored_where_the_caller_ignores_them(commands: Commands) 
 
 @pytest.mark.parametrize("streams", ["2>/dev/full", "<&- >&- 2>&-"])
 def test_a_training_ends_well_without_streams_to_write_to(streams: str) -> None:
-    arguments = "train tiny.yaml --epochs 1 --output-dir run --profile-steps 0"
+    arguments = "train tiny.yaml --epochs 1 --output-dir run"
     shell = ["/bin/sh", "-c", f'"$@" {arguments} {streams}', "sh", *COMMAND]
     assert subprocess.run(shell, stdout=subprocess.DEVNULL).returncode == 0
     assert last_line()["kind"] == "test"
@@ -148,7 +147,7 @@ def test_a_second_signal_ends_a_compiler_that_never_ends(monkeypatch: pytest.Mon
         ("report run", "run/summary.json", "run/summary.json: cannot be read (it is not a regular file)"),
         ("eval run", "run/model.safetensors", "run: found no model.safetensors"),
         (
-            "train --resume run --steps 9 --epochs 9 --eager --profile-steps 0 --quiet",
+            "train --resume run --steps 9 --epochs 9 --eager --quiet",
             "run/best.safetensors",
             "run/best.safetensors: cannot be written (it is a pipe that no process reads)",
         ),
@@ -162,7 +161,7 @@ def test_a_pipe_in_place_of_a_file_is_refused(finished_run: Path, arguments: str
     Path(pipe).unlink(missing_ok=True)
     os.mkfifo(pipe)
     signal.alarm(int(PATIENCE))  # ends the process, should the command wait at the pipe
-    done = CliRunner().invoke(cli, arguments.split())
+    done = invoke(*arguments.split())
     signal.alarm(0)
     assert done.exit_code == 2
     (line,) = done.stderr.splitlines()
@@ -173,7 +172,7 @@ def test_a_pipe_that_a_process_reads_is_written_to(finished_run: Path) -> None:
     shutil.copytree(finished_run, "run")
     os.mkfifo("pipe.safetensors")
     reader = os.open("pipe.safetensors", os.O_RDONLY | os.O_NONBLOCK)
-    done = CliRunner().invoke(cli, ["export", "run", "pipe.safetensors"])
+    done = invoke("export", "run", "pipe.safetensors")
     assert done.exit_code == 0, done.stderr
     assert len(os.read(reader, 1 << 16)) > 1000
     os.close(reader)
@@ -181,7 +180,7 @@ def test_a_pipe_that_a_process_reads_is_written_to(finished_run: Path) -> None:
 
 def test_a_broken_link_named_runs_is_refused() -> None:
     Path("runs").symlink_to("nowhere/at/all")
-    done = CliRunner().invoke(cli, ["train", "mlp-small"])
+    done = invoke("train", "mlp-small")
     assert done.exit_code == 2
     assert done.stderr == "adtrain: error: runs: found a file or a broken link, expected a folder\n"
 

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from click.testing import CliRunner, Result
+from command_line import command
 from npz_files import write_npz
 from report_runs import one_line
 
 import adtrain as ad
 from adtrain import config, training
-from adtrain.cli import main
 from adtrain.core.errors import AdtrainError
 from adtrain.data.csv_table import is_number
 from adtrain.training import model_file
@@ -58,12 +57,6 @@ def write_table(path: Path, count: int = 160) -> Path:
     return path
 
 
-def run(*arguments: str | Path, expect: int = 0) -> Result:
-    result = CliRunner().invoke(main.cli, list(map(str, arguments)))
-    assert result.exit_code == expect, result.stderr
-    return result
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a table, a config, and a finished run in `run`."""
@@ -75,7 +68,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(cfg: Path, folder: Path, *options: str) -> None:
-    run("train", cfg, "--output-dir", folder, "--profile-steps", "0", "--device", "cpu", "--eager", *options)
+    command("train", cfg, "--output-dir", folder, "--device", "cpu", "--eager", *options)
 
 
 def test_numbers_are_predicted_from_categories_and_empty_cells(made: Path, tmp_path: Path) -> None:
@@ -91,16 +84,16 @@ def test_numbers_are_predicted_from_categories_and_empty_cells(made: Path, tmp_p
     )
     (tmp_path / "trips.yaml").write_text(text)
     train(tmp_path / "trips.yaml", tmp_path / "run")
-    score = json.loads(run("eval", tmp_path / "run", "--json", "--device", "cpu").stdout)["test"]
+    score = json.loads(command("eval", tmp_path / "run", "--json", "--device", "cpu").stdout)["test"]
     assert score["r2"] > 0.8
     (tmp_path / "new.csv").write_text("kind,zone,city,price\nlong,1,Oslo,80\nshort,2,Rome,\n")
-    found = json.loads(run("predict", tmp_path / "run", tmp_path / "new.csv", "--json", "--device", "cpu").stdout)
+    found = json.loads(command("predict", tmp_path / "run", tmp_path / "new.csv", "--json", "--device", "cpu").stdout)
     assert [list(x["predicted"]) for x in found] == [["hours"], ["hours"]]
     assert 5 < found[0]["predicted"]["hours"] < 9
 
 
 def test_eval_reproduces_the_score_in_the_summary(made: Path) -> None:
-    found = json.loads(run("eval", made / "run", "--json", "--device", "cpu").stdout)
+    found = json.loads(command("eval", made / "run", "--json", "--device", "cpu").stdout)
     assert found["test"] == json.loads((made / "run" / "summary.json").read_text())["test"]
     assert found["test"]["accuracy"] > 0.8
 
@@ -109,15 +102,17 @@ def test_eval_reads_another_table_with_the_options_of_the_run(made: Path, tmp_pa
     header, *lines = (made / "trips.csv").read_text().splitlines()
     short = [line for line in lines if line.endswith("short")]
     (tmp_path / "short.csv").write_text("\n".join([header, *short]) + "\n")
-    found = json.loads(run("eval", made / "run", "--data", tmp_path / "short.csv", "--json", "--device", "cpu").stdout)
+    found = json.loads(
+        command("eval", made / "run", "--data", tmp_path / "short.csv", "--json", "--device", "cpu").stdout
+    )
     assert found["images"] == len(short)
     assert found["test"]["accuracy"] > 0.8
 
 
 def test_a_resumed_run_has_the_same_bytes(made: Path, tmp_path: Path) -> None:
     train(made / "trips.yaml", tmp_path / "run", "--epochs", "2")
-    options = ("--epochs", "4", "--profile-steps", "0", "--device", "cpu", "--eager")
-    run("train", "--resume", tmp_path / "run", *options)
+    options = ("--epochs", "4", "--device", "cpu", "--eager")
+    command("train", "--resume", tmp_path / "run", *options)
     for name in ("model.safetensors", "last.safetensors"):
         assert (tmp_path / "run" / name).read_bytes() == (made / "run" / name).read_bytes()
 
@@ -132,7 +127,7 @@ def test_new_rows_are_classified_as_rows_of_the_training_table(
     order = [4, 2, 1, 3]
     rows = [names, *table, ["x", "5", "Paris", "1", "60", "?"]]
     new.write_text("".join(",".join([*(row[i] for i in order), "more"]) + "\n" for row in rows))
-    result = run("predict", made / "run", new, "--json", "--device", "cpu")
+    result = command("predict", made / "run", new, "--json", "--device", "cpu")
     predictions = json.loads(result.stdout)
     assert [x["index"] for x in predictions] == list(range(len(table) + 1))
     assert np.mean([x["class"] == row[5] for x, row in zip(predictions, table, strict=False)]) > 0.8
@@ -144,7 +139,7 @@ def test_new_rows_are_classified_as_rows_of_the_training_table(
     assert trained.encoder.features == names_of_features
     oracle = np.array([_features(row, trained.encoder.fill) for row in rows[1:]], np.float32)
     arrays = write_npz(tmp_path / "new.npz", {"X": oracle})
-    assert [x["probability"] for x in json.loads(run("predict", made / "run", arrays, "--json").stdout)] == [
+    assert [x["probability"] for x in json.loads(command("predict", made / "run", arrays, "--json").stdout)] == [
         x["probability"] for x in predictions
     ]
 
@@ -160,7 +155,7 @@ def test_a_loaded_run_predicts_rows_in_every_form_as_the_command_does(made: Path
     lines = [",".join(row) for row in zip(*texts.values(), strict=True)]
     path = tmp_path / "new.csv"
     path.write_text("\n".join([",".join(texts), *lines]) + "\n")
-    expected = json.loads(run("predict", made / "run", path, "--json", "--device", "cpu").stdout)
+    expected = json.loads(command("predict", made / "run", path, "--json", "--device", "cpu").stdout)
     columns: dict[str, list[Any]] = {
         "price": [60, None, np.float32(80)],
         "zone": [1.0, 2, float("nan")],
@@ -224,10 +219,10 @@ def test_what_was_learnt_is_not_learnt_anew_from_a_changed_table(
     path.write_text(path.read_text().replace(str(made / "trips.csv"), str(tmp_path / "trips.csv")))
     text = (made / "trips.csv").read_text().replace("Oslo", "Paris")
     (tmp_path / "trips.csv").write_text(text)
-    run("eval", tmp_path / "run", "--device", "cpu")
+    command("eval", tmp_path / "run", "--device", "cpu")
     (warning,) = caplog.messages
     assert "found 'Paris' in column city" in warning
-    line = one_line(run("train", "--resume", tmp_path / "run", "--epochs", "5", expect=2))
+    line = one_line(command("train", "--resume", tmp_path / "run", "--epochs", "5", expect=2))
     assert "the run was trained with another config or other data: " in line
     assert "the data's feature city=Oslo: 2 -> nothing; the data's feature city=Paris: nothing -> 2" in line
 
@@ -248,7 +243,7 @@ def test_what_was_learnt_is_not_learnt_anew_from_a_changed_table(
 def test_a_wrong_row_is_one_line(made: Path, tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "new.csv"
     path.write_text(content)
-    line = one_line(run("predict", made / "run", path, "--device", "cpu", expect=2))
+    line = one_line(command("predict", made / "run", path, "--device", "cpu", expect=2))
     assert line.startswith(f"{tmp_path}/{message}")
 
 
@@ -263,12 +258,12 @@ def test_a_wrong_row_is_one_line(made: Path, tmp_path: Path, content: str, messa
 )
 def test_wrong_arrays_are_one_line(made: Path, tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
     path = write_npz(tmp_path / "new.npz", arrays)
-    assert one_line(run("predict", made / "run", path, expect=2)).startswith(f"{tmp_path}/{message}")
+    assert one_line(command("predict", made / "run", path, expect=2)).startswith(f"{tmp_path}/{message}")
 
 
 def test_an_input_that_is_no_table_is_one_line(made: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
-    line = one_line(run("predict", made / "run", tmp_path / "notes.txt", expect=2))
+    line = one_line(command("predict", made / "run", tmp_path / "notes.txt", expect=2))
     assert line == f"{tmp_path}/notes.txt: found no table, expected a .csv or .tsv file, or rows in .npz or IDX"
 
 
@@ -283,9 +278,9 @@ def test_rows_of_a_run_without_a_table_are_one_line(made: Path, tmp_path: Path) 
         "loss: cross_entropy\noptimizer: {sgd: {lr: 0.1}}\ntraining: {epochs: 20}\n"
     )
     train(cfg, tmp_path / "run")
-    predictions = json.loads(run("predict", tmp_path / "run", data, "--json", "--device", "cpu").stdout)
+    predictions = json.loads(command("predict", tmp_path / "run", data, "--json", "--device", "cpu").stdout)
     assert np.mean([x["class"] == str(label) for x, label in zip(predictions, y, strict=True)]) > 0.9
-    line = one_line(run("predict", tmp_path / "run", made / "trips.csv", expect=2))
+    line = one_line(command("predict", tmp_path / "run", made / "trips.csv", expect=2))
     assert (
         line == f"{made}/trips.csv: found a table, but the run was not trained on one; expected images, or rows in .npz"
     )
@@ -317,23 +312,23 @@ def embedded(made: Path) -> Path:
 def test_embeddings_learn_from_the_numbers_of_categories(
     embedded: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = json.loads(run("eval", embedded, "--json", "--device", "cpu").stdout)
+    found = json.loads(command("eval", embedded, "--json", "--device", "cpu").stdout)
     assert found["test"]["accuracy"] > 0.8
     trained = model_file.load(embedded)
     assert trained.encoder is not None
     assert trained.encoder.features == ("hours", "city", "zone", "price")
     assert (trained.network.mean[1:3], trained.network.std[1:3]) == ((0, 0), (1, 1))
     (tmp_path / "new.csv").write_text("hours,city,zone,price\n5,Rome,2,60\n5,Paris,,60\n")
-    texts = json.loads(run("predict", embedded, tmp_path / "new.csv", "--json", "--device", "cpu").stdout)
+    texts = json.loads(command("predict", embedded, tmp_path / "new.csv", "--json", "--device", "cpu").stdout)
     assert ["'Paris' in column city (1 row)" in message for message in caplog.messages] == [True]
     write_npz(tmp_path / "new.npz", {"X": np.array([[5, 3, 2, 60], [5, 0, 0, 60]], np.float32)})
-    numbers = json.loads(run("predict", embedded, tmp_path / "new.npz", "--json", "--device", "cpu").stdout)
+    numbers = json.loads(command("predict", embedded, tmp_path / "new.npz", "--json", "--device", "cpu").stdout)
     assert [x["probability"] for x in texts] == [x["probability"] for x in numbers]
 
 
 def test_an_onnx_file_with_embeddings_predicts_the_same_classes(embedded: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="needs onnxruntime")
-    about = json.loads(run("export", embedded, tmp_path / "model.onnx", "--json").stdout)
+    about = json.loads(command("export", embedded, tmp_path / "model.onnx", "--json").stdout)
     assert about["check"]["different"] == 0
 
 
@@ -404,7 +399,7 @@ def test_features_with_control_characters_are_named_on_one_line(tmp_path: Path) 
 
 
 def test_an_export_names_the_columns(made: Path, tmp_path: Path) -> None:
-    run("export", made / "run", tmp_path / "model.safetensors")
+    command("export", made / "run", tmp_path / "model.safetensors")
     content = (tmp_path / "model.safetensors").read_bytes()
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     columns = json.loads(header["__metadata__"]["adtrain"])["encoder"]["columns"]["features"]
@@ -415,7 +410,7 @@ def test_an_export_names_the_columns(made: Path, tmp_path: Path) -> None:
 
 
 def test_exported_c_says_what_each_number_is_and_what_to_give_for_an_empty_cell(made: Path, tmp_path: Path) -> None:
-    run("export", made / "run", tmp_path / "net.c")
+    command("export", made / "run", tmp_path / "net.c")
     text, trained = (tmp_path / "net.c").read_text(), model_file.load(made / "run")
     assert trained.encoder is not None
     for i, (name, fill) in enumerate(zip(trained.encoder.features, trained.encoder.fill, strict=True)):
@@ -424,7 +419,7 @@ def test_exported_c_says_what_each_number_is_and_what_to_give_for_an_empty_cell(
 
 def test_an_onnx_file_predicts_the_same_classes(made: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="needs onnxruntime")
-    about = json.loads(run("export", made / "run", tmp_path / "model.onnx", "--json").stdout)
+    about = json.loads(command("export", made / "run", tmp_path / "model.onnx", "--json").stdout)
     assert about["check"]["different"] == 0
     assert about["inputs"]["images"] == {"dtype": "float32", "shape": [7, 1, 1]}
 

@@ -4,7 +4,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from report_runs import command, one_line, train
+from command_line import command
+from report_runs import one_line, train
 from training_runs import write_config
 
 from adtrain.training import ClassScore, Interval

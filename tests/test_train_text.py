@@ -10,13 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from command_line import command
 from hypothesis import given
 from hypothesis import strategies as st
 from resumed_runs import check_stops, train
 
 from adtrain import config, data, training
-from adtrain.cli import main
 from adtrain.core.array import array
 from adtrain.data import Options, text_file
 from adtrain.passes import SIMPLIFY
@@ -60,15 +59,9 @@ def write_config(folder: Path, text: str | bytes | None = None, name: str = "let
     return path
 
 
-def run(*arguments: str | Path, expect: int = 0) -> Result:
-    result = CliRunner().invoke(main.cli, list(map(str, arguments)))
-    assert result.exit_code == expect, result.output
-    return result
-
-
 def error_of(*arguments: str | Path) -> str:
     """The single line of an error, without `adtrain: error: `."""
-    (line,) = run(*arguments, expect=2).stderr.splitlines()
+    (line,) = command(*arguments, expect=2).stderr.splitlines()
     assert line.startswith("adtrain: error: ")
     return line.removeprefix("adtrain: error: ")
 
@@ -77,7 +70,7 @@ def error_of(*arguments: str | Path) -> str:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run."""
     folder = tmp_path_factory.mktemp("text")
-    run("train", write_config(folder), "--output-dir", folder / "run", "--profile-steps", "0")
+    command("train", write_config(folder), "--output-dir", folder / "run")
     return folder / "run"
 
 
@@ -154,16 +147,16 @@ def test_a_stopped_and_resumed_run_has_the_same_bytes(tmp_path: Path, monkeypatc
 
 def test_a_text_that_changed_its_characters_is_not_resumed(tmp_path: Path) -> None:
     path, folder = write_config(tmp_path, generated(1500)), tmp_path / "run"
-    run("train", path, "--output-dir", folder, "--epochs", "1", "--profile-steps", "0")
+    command("train", path, "--output-dir", folder, "--epochs", "1")
     (tmp_path / "letters.txt").write_text(generated(1500).replace("a", "z"))
     assert "the data's classes: [" in error_of("train", "--resume", folder, "--epochs", "2")
 
 
 def test_eval_measures_another_text_with_the_classes_of_the_run(trained: Path, tmp_path: Path) -> None:
-    assert "perplexity" in run("eval", trained).stdout
+    assert "perplexity" in command("eval", trained).stdout
     other = tmp_path / "other.txt"
     other.write_text("ab" * 30)
-    found = json.loads(run("eval", trained, "--data", other, "--json").stdout)
+    found = json.loads(command("eval", trained, "--data", other, "--json").stdout)
     assert found["images"] == 6
     b_after_a, a_after_b = (probabilities_after(x, trained, tmp_path)[y] for x, y in ("ab", "ba"))
     log_loss = -(5 * np.log(b_after_a) + 4 * np.log(a_after_b)) / 9  # a piece is ababababab
@@ -176,7 +169,7 @@ def test_eval_measures_another_text_with_the_classes_of_the_run(trained: Path, t
 def probabilities_after(text: str, trained: Path, tmp_path: Path) -> dict[str, float]:
     """The predicted probability of each next character."""
     (tmp_path / "input.txt").write_text(text)
-    (found,) = json.loads(run("predict", trained, tmp_path / "input.txt", "--json", "--top-k", "99").stdout)
+    (found,) = json.loads(command("predict", trained, tmp_path / "input.txt", "--json", "--top-k", "99").stdout)
     return {row["class"]: row["probability"] for row in found["top"]}
 
 
@@ -190,12 +183,12 @@ def test_predict_gives_the_probabilities_of_the_next_character(trained: Path, tm
 
 def test_predict_shows_characters_that_are_not_seen(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "input.txt").write_text("a")
-    assert r"'\n'" in run("predict", trained, tmp_path / "input.txt", "--top-k", "7").stdout
+    assert r"'\n'" in command("predict", trained, tmp_path / "input.txt", "--top-k", "7").stdout
 
 
 def test_a_sample_is_determined_by_its_seed(trained: Path) -> None:
     def sample(*options: str) -> str:
-        result: str = json.loads(run("sample", trained, "--json", "--length", "60", *options).stdout)["text"]
+        result: str = json.loads(command("sample", trained, "--json", "--length", "60", *options).stdout)["text"]
         return result
 
     assert sample("--seed", "1") == sample("--seed", "1")
@@ -204,13 +197,13 @@ def test_a_sample_is_determined_by_its_seed(trained: Path) -> None:
 
 
 def test_a_sample_of_low_temperature_takes_the_most_probable_characters(trained: Path, tmp_path: Path) -> None:
-    printed = run("sample", trained, "--length", "8", "--temperature", "0.001", "--prompt", "da").stdout
+    printed = command("sample", trained, "--length", "8", "--temperature", "0.001", "--prompt", "da").stdout
     text = "da"
     for _ in range(8):
         probabilities = probabilities_after(text, trained, tmp_path)
         text += max(probabilities, key=lambda name: probabilities[name])
     assert printed == text + "\n"
-    tiny = run("sample", trained, "--length", "8", "--temperature", "1e-320", "--prompt", "da")
+    tiny = command("sample", trained, "--length", "8", "--temperature", "1e-320", "--prompt", "da")
     assert (tiny.stdout, tiny.stderr) == (printed, "")
 
 
@@ -230,9 +223,9 @@ def test_a_text_of_bytes_needs_no_encoding(tmp_path: Path) -> None:
     settings = ("data.format=text", "data.unit=byte", f"model.layers={layers}")
     options = [word for setting in settings for word in ("--set", setting)]
     folder = tmp_path / "run"
-    run("train", path, "--output-dir", folder, "--profile-steps", "0", "--epochs", "9", *options)
+    command("train", path, "--output-dir", folder, "--epochs", "9", *options)
     found = json.loads(
-        run("sample", folder, "--prompt", "z", "--length", "6", "--temperature", "0.01", "--json").stdout
+        command("sample", folder, "--prompt", "z", "--length", "6", "--temperature", "0.01", "--json").stdout
     )
     assert found["text"] == "\ufffd\x00z" * 2
     assert json.loads((folder / "summary.json").read_text())["test"]["accuracy"] == 1
@@ -245,29 +238,29 @@ def test_huge_scores_of_a_training_that_diverges_are_short() -> None:
 
 
 def test_the_other_commands_take_a_run_on_text(trained: Path, tmp_path: Path) -> None:
-    assert "7 classes" in run("new", trained.parent / "letters.txt").stdout
+    assert "7 classes" in command("new", trained.parent / "letters.txt").stdout
     book = tmp_path / "letters.csv"  # a text although its name is that of a table
     book.write_bytes((trained.parent / "letters.txt").read_bytes())
     assert re.match(
-        r"# \d+ sequences of 128 characters or bytes; 7 classes\n", run("new", book, "--set", "format=text").stdout
+        r"# \d+ sequences of 128 characters or bytes; 7 classes\n", command("new", book, "--set", "format=text").stdout
     )
-    assert r"'\n'" in run("data", "inspect", trained.parent / "letters.txt").stdout
-    run("report", trained, "-o", tmp_path / "report.html")
+    assert r"'\n'" in command("data", "inspect", trained.parent / "letters.txt").stdout
+    command("report", trained, "-o", tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert "test perplexity" in page
     assert "<h2>Sample</h2>" in page
-    assert "passed" in run("gradcheck", trained).stdout
+    assert "passed" in command("gradcheck", trained).stdout
 
 
 @pytest.mark.needs_onnx
 def test_an_exported_network_has_the_same_outputs(trained: Path, tmp_path: Path) -> None:
-    found = run("export", trained, tmp_path / "letters.onnx")
+    found = command("export", trained, tmp_path / "letters.onnx")
     assert "test sequences: same predictions" in found.stdout
     assert "test sequences\n" in found.stderr
 
 
 def test_a_dry_run_of_a_text_counts_sequences(tmp_path: Path) -> None:
-    found = run("train", write_config(tmp_path, "abcdef\n" * 40), "--dry-run").stdout
+    found = command("train", write_config(tmp_path, "abcdef\n" * 40), "--dry-run").stdout
     assert " test sequences\n" in found
     assert "of 16 sequences; epochs: 5" in found
 

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from command_line import invoke
 from plugin_files import LAYER, forgetting, no_plugins, write_plugged
 
 import adtrain as ad
 from adtrain import plugins
 from adtrain.cli import main
-from adtrain.cli.names import ConfigName, RunPath
-from adtrain.cli.options import FilePath
+from adtrain.cli.options import ConfigName, FilePath, RunPath
 from adtrain.core.errors import AdtrainError
 
 __all__ = ["no_plugins"]
@@ -27,10 +26,6 @@ if "{MARK}" in os.environ:
     raise RuntimeError("the plug-in runs")
 {LAYER}"""
 FOLDERS = ("run", "sweep", "sweep/members/0")
-
-
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(main.cli, arguments)
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -72,7 +67,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = write_plugged(here, text=CODE)
     common = ("--device", "cpu", "--set", f"data.path={here / 'data'}")
     for arguments in (
-        ("train", str(path), "--output-dir", str(here / "run"), "--profile-steps", "0"),
+        ("train", str(path), "--output-dir", str(here / "run")),
         ("sweep", str(path), "--output-dir", str(here / "sweep"), "--set", "sweep={training.seed: [0]}"),
     ):
         with forgetting():

@@ -17,7 +17,6 @@ from adtrain import training
 from adtrain.api.arguments import as_path, check_type
 from adtrain.api.callbacks import Callback, EpochMetrics, Metrics
 from adtrain.api.history import History
-from adtrain.api.interrupts import deferred_interrupt
 from adtrain.api.model import Model
 from adtrain.api.result import TrainingResult
 from adtrain.config import Config
@@ -30,6 +29,7 @@ from adtrain.core.status import status_handler
 from adtrain.core.timeline import during
 from adtrain.data.part import as_numpy
 from adtrain.display import progress_display
+from adtrain.signals import deferred_interrupt
 from adtrain.text import visible
 from adtrain.training import Arrays, Experiment, Observer, RunFolder, TrainedModel
 from adtrain.training.run_folder import ARRAYS

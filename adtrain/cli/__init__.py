@@ -1,1 +1,27 @@
-"""The command line, one file for each command. Results go to stdout, progress and notes to stderr."""
+"""The command line interface: the table of commands. Each is a module of this package, imported when it is called."""
+
+from __future__ import annotations
+
+COMMANDS = {
+    "train": "Train the network that a config describes.",
+    "sweep": "Train many variants of a config together, and rank them.",
+    "eval": "Measure loss and metrics of a trained run on the test set.",
+    "predict": "Apply a trained run to images, rows of tables or texts.",
+    "sample": "Write text with a run that was trained on text.",
+    "report": "Write an HTML report of a run, or of several.",
+    "compare": "Tabulate how runs and their configs differ.",
+    "export": "Write a trained run as C, a page, ONNX, or weights for PyTorch.",
+    "summary": "Show a config's layers, and the FLOPs, bytes and memory of a step.",
+    "graph": "Draw a config's network, or its training step.",
+    "new": "Print a config for data of your own.",
+    "schema": "Print the JSON Schema of configs.",
+    "data": "Inspect, fetch and verify data sets.",
+    "devices": "Show the devices that training can run on.",
+    "gradcheck": "Check every derivative against finite differences.",
+    "race": "Time trainings until they reach a test accuracy.",
+    "bench": "Time operations and training steps.",
+}
+"""The commands of `adtrain`, in the order of its help."""
+
+EARLY = ("train", "eval", "sweep")
+"""Those that start the GPU, if there is one, while their modules are imported."""

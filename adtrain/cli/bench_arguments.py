@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from adtrain.bench.peers.systems import PEERS
-from adtrain.cli.names import NameOf
+from adtrain.cli.options import NameOf
 from adtrain.config.problems import shortened
 
 PEER_LIST = NameOf([name for peer in PEERS for name in (peer.package, peer.name)], separator=",")

@@ -15,11 +15,19 @@ from adtrain.bench.peers import result as peers
 from adtrain.bench.peers.systems import Work, chosen
 from adtrain.cli.bench_arguments import PEER_LIST
 from adtrain.cli.bench_output import Output, output_options
-from adtrain.cli.names import ConfigName
-from adtrain.cli.op_option import op_option, select_ops
-from adtrain.cli.options import FilePath, autotune_option, device_option, resolve_device, set_autotune, set_option
+from adtrain.cli.options import (
+    ConfigName,
+    FilePath,
+    Whole,
+    autotune_option,
+    device_option,
+    op_option,
+    resolve_device,
+    select_ops,
+    set_autotune,
+    set_option,
+)
 from adtrain.cli.output import progress
-from adtrain.cli.values import Whole
 
 
 @click.command(short_help="Compare with PyTorch, JAX and NumPy.")

@@ -14,10 +14,17 @@ from adtrain.bench.ops.sweep import DTYPES
 from adtrain.bench.ops.table import BENCHES
 from adtrain.cli.bench_arguments import Numbers
 from adtrain.cli.bench_output import Output, output_options
-from adtrain.cli.op_option import op_option, own_ops, select_ops
-from adtrain.cli.options import autotune_option, device_option, plugin_option, set_autotune
+from adtrain.cli.options import (
+    OneOf,
+    autotune_option,
+    device_option,
+    op_option,
+    own_ops,
+    plugin_option,
+    select_ops,
+    set_autotune,
+)
 from adtrain.cli.output import progress
-from adtrain.cli.values import OneOf
 from adtrain.plugins import find
 
 

@@ -14,9 +14,11 @@ from adtrain.bench.startup import measure as startup_measure
 from adtrain.bench.steps import result as steps
 from adtrain.cli.bench_arguments import PEER_LIST, Numbers
 from adtrain.cli.bench_output import Output, check_writable, output_options
-from adtrain.cli.names import ConfigName, NameOf
 from adtrain.cli.options import (
+    ConfigName,
     FilePath,
+    NameOf,
+    Whole,
     autotune_option,
     device_option,
     json_option,
@@ -25,7 +27,6 @@ from adtrain.cli.options import (
     set_option,
 )
 from adtrain.cli.output import progress
-from adtrain.cli.values import Whole
 from adtrain.files import write_atomic
 from adtrain.plugins import find
 

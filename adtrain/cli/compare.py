@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from adtrain.cli.names import RunPath
-from adtrain.cli.options import json_option
+from adtrain.cli.options import RunPath, json_option
 from adtrain.cli.output import print_json, show
 from adtrain.config import is_sweep
 from adtrain.config.differences import differences, rounded_text, value_text
@@ -40,7 +39,7 @@ class _Run(NamedTuple):
     summary: Summary | None
 
 
-@click.command(short_help="Tabulate how runs and their configs differ.")
+@click.command()
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RunPath())
 @click.option(
     "--sort", metavar="METRIC", help="Sort by this, the best run first: accuracy, loss, rmse, ..., training or steps."

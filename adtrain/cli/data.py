@@ -1,17 +1,209 @@
-"""`adtrain data`: lists, fetches, verifies and inspects data sets."""
+"""`adtrain data`: inspects, lists, fetches and verifies data sets."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
 import click
+import numpy as np
+from tqdm import tqdm
 
-from adtrain.cli.data_fetch import fetch
-from adtrain.cli.data_inspect import inspect
-from adtrain.cli.options import json_option
-from adtrain.cli.output import print_json, show
-from adtrain.data import catalogue
+from adtrain import config, data
+from adtrain.cli.options import FilePath, json_option, set_data_option
+from adtrain.cli.output import print_json, progress, show
+from adtrain.data import DataSet, Rows, catalogue
+from adtrain.data.file_array import FileArray
+from adtrain.data.images import contact_sheet
+from adtrain.data.split import chunks
+from adtrain.data.statistics import digits
+from adtrain.files import write_atomic
+from adtrain.table import Column, render, terminal_width
+
+MOST_ROWS = 30
+DIGITS = 4
+STATISTICS_KEYS = ("mean", "std", "min", "max")
+PARTS = ("train", "validation", "test")
+STATISTICS = (Column("mean"), Column("deviation"), Column("least"), Column("greatest"))
 
 
-@click.group(short_help="Inspect, fetch and verify data sets.")
+@click.command("inspect", short_help="Show classes and statistics of data.")
+@click.argument("source", metavar="PATH|NAME")
+@set_data_option
+@click.option("--contact-sheet", "sheet", type=FilePath(), metavar="FILE.png", help="Draw some images of each class.")
+@json_option
+def inspect(source: str, overrides: tuple[str, ...], sheet: Path | None, as_json: bool) -> None:
+    """Show the classes with their numbers of examples, and the statistics of targets and channels, of the data at PATH
+    or data set NAME."""
+    named = source in data.CATALOGUE
+    section = config.load_data({"dataset" if named else "path": source}, overrides)
+    found = data.load(source if named else None, section.path, section.options, need_test=False)
+    if sheet is not None:
+        write_atomic(sheet, contact_sheet(found.name, found.train, found.classes))
+    if as_json:
+        print_json(document(found))
+    else:
+        show(*report(found, terminal_width()))
+
+
+def document(found: DataSet) -> dict[str, Any]:
+    """The result as JSON values."""
+    images, (least, greatest) = found.train.images, extremes(found)
+    return {
+        "name": found.name,
+        "train": len(found.train) - found.validation_rows,
+        "validation": found.validation_rows,
+        "test": len(found.test),
+        "shape": list(found.train.images.shape[1:]),
+        "dtype": str(found.train.images.dtype),
+        "in_file": isinstance(images.base if isinstance(images, Rows) else images, FileArray),
+        "classes": _classes(found),
+        "targets": _targets(found),
+        "channels": [
+            {"name": name, "mean": found.mean[i], "std": found.std[i], "min": least[i], "max": greatest[i]}
+            for i, name in enumerate(_channel_names(found))
+        ],
+        "scale": found.scale,
+        "skipped": list(found.skipped),
+    }
+
+
+def report(found: DataSet, width: int) -> list[str]:
+    """The result as lines of text."""
+    about = document(found)
+    shape = " x ".join(map(str, about["shape"]))
+    place = ", read from the file as needed" if about["in_file"] else ""
+    is_text = found.train.is_text
+    kind = "sequences" if is_text else "examples"
+    validation = f", {found.validation_rows:,} validation" if found.validation_rows else ""
+    each = f"a sequence of {about['shape'][-1]} characters or bytes" if is_text else f"{shape} {about['dtype']}"
+    lines = [
+        f"{found.name}: {about['train']:,} training{validation} and {len(found.test):,} test {kind}",
+        f"each {each}{place}",
+        "",
+    ]
+    parts = [part for part in PARTS if part != "validation" or found.validation_rows]
+    examples = max(sum(row["train"] for row in about["classes"]), 1)
+    cells = [
+        [
+            repr(row["name"]) if is_text and len(row["name"]) == 1 else row["name"],
+            f"{row['train']:,}",
+            f"{row['train'] / examples:.1%}",
+            *(f"{row[part]:,}" for part in parts[1:]),
+        ]
+        for row in about["classes"]
+    ]
+    if found.targets:
+        lines += _table((Column("target", text=True), *STATISTICS), _cells(about["targets"]), "targets", width)
+    else:
+        columns = [Column("class", text=True), Column("training"), Column("share"), *map(Column, parts[1:])]
+        lines += _table(columns, cells, "classes", width)
+    if about["channels"]:
+        channels = (Column("channel", text=True), *STATISTICS)
+        lines += ["", *_table(channels, _cells(about["channels"]), "channels", width)]
+    if found.scale != 1:
+        lines.append(f"mean and deviation are those of pixels / {found.scale:.0f}")
+    if found.skipped:
+        lines += ["", f"skipped {len(found.skipped)}:", *found.skipped]
+    return lines
+
+
+def extremes(found: DataSet) -> tuple[list[float], list[float]]:
+    """The minimum and the maximum of each channel in the training part."""
+    least, greatest = [], []
+    for chunk in chunks(found.train.images):
+        least.append(chunk.min(axis=(0, 2, 3)))
+        greatest.append(chunk.max(axis=(0, 2, 3)))
+    offset = np.array(found.offset or 0.0)
+    return (np.min(least, axis=0) + offset).tolist(), (np.max(greatest, axis=0) + offset).tolist()
+
+
+def _classes(found: DataSet) -> list[dict[str, Any]]:
+    """The numbers of examples of each class, or labels of a text, in each part; empty for numbers to predict."""
+    if found.targets:
+        return []
+    train, validation = np.split(found.train.labels, [len(found.train) - found.validation_rows])
+    labels = {"train": train, "validation": validation, "test": found.test.labels}
+    counts = {part: np.bincount(x.ravel(), minlength=len(found.classes)).tolist() for part, x in labels.items()}
+    return [{"name": name, **{part: counts[part][i] for part in PARTS}} for i, name in enumerate(found.classes)]
+
+
+def _targets(found: DataSet) -> list[dict[str, Any]]:
+    """The statistics of each target of the training part; empty for classes."""
+    columns = found.train.labels.T if found.targets else ()
+    return [
+        {"name": name, "mean": float(x.mean()), "std": float(x.std()), "min": float(x.min()), "max": float(x.max())}
+        for name, x in zip(found.targets, columns, strict=True)
+    ]
+
+
+def _cells(rows: list[dict[str, Any]]) -> list[list[str]]:
+    cells = []
+    for row in rows:
+        n = digits(row["mean"], row["std"], DIGITS) if row["std"] else DIGITS
+        cells.append([row["name"], *(f"{row[key]:.{n if key != 'std' else DIGITS}g}" for key in STATISTICS_KEYS)])
+    return cells
+
+
+def _channel_names(found: DataSet) -> list[str]:
+    """The names of the channels; none for the characters of a text."""
+    if found.train.is_text:
+        return []
+    return list(found.features or map(str, range(len(found.mean))))
+
+
+def _table(columns: Sequence[Column], cells: list[list[str]], what: str, width: int) -> list[str]:
+    lines = render(columns, cells[:MOST_ROWS], width)
+    return [*lines, f"and {len(cells) - MOST_ROWS} more {what}"] if len(cells) > MOST_ROWS else lines
+
+
+@click.command("fetch", short_help="Download a data set, and verify it.")
+@click.argument("name")
+@click.option("--mirror", metavar="URL", help="Download from this folder: an http, https or file URL.")
+def fetch(name: str, mirror: str | None) -> None:
+    """Download the data set NAME into the user's cache and verify it; an interrupted download continues.
+
+    Use it in a config by `data: {dataset: NAME}`. `adtrain data list` shows the names.
+    """
+    from adtrain.data import fetch as fetching
+
+    display = _DownloadProgress()
+    try:
+        folder = fetching.fetch(catalogue.find(name), mirror, display.update)
+    finally:
+        display.close()
+    show(folder)
+
+
+class _DownloadProgress:
+    """Shows each file as a progress bar on a terminal, otherwise as a line."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.bar: tqdm[Any] | None = None
+
+    def update(self, name: str, done: int, total: int | None) -> None:
+        """Show that `done` of the file's `total` bytes have been downloaded."""
+        if name != self.name:
+            self.close()
+            self.name = name
+            if sys.stderr.isatty():
+                self.bar = tqdm(total=total, desc=name[:24], unit="B", unit_scale=True, leave=False, dynamic_ncols=True)
+            else:
+                progress(f"{name}: {'size unknown' if total is None else f'{total / 1e6:,.1f} MB'}")
+        if self.bar is not None:
+            self.bar.update(done - self.bar.n)
+
+    def close(self) -> None:
+        """Remove the bar, so that other output can follow."""
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
+
+
+@click.group()
 def command() -> None:
     """Inspect data sets, list those that a config can name, and fetch and verify their files."""
 

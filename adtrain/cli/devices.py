@@ -17,7 +17,7 @@ from adtrain.distributed import mpi
 from adtrain.text import counted
 
 
-@click.command(short_help="Show the devices that training can run on.")
+@click.command()
 @click.option(
     "--measure",
     is_flag=True,

@@ -8,10 +8,10 @@ from time import perf_counter
 import click
 
 from adtrain import training
-from adtrain.cli.names import RunPath
-from adtrain.cli.notes import note_epoch, note_precision
 from adtrain.cli.options import (
     FilePath,
+    RunPath,
+    Whole,
     autotune_option,
     device_option,
     json_option,
@@ -19,8 +19,7 @@ from adtrain.cli.options import (
     set_option,
     trust_options,
 )
-from adtrain.cli.output import print_json, show
-from adtrain.cli.values import Whole
+from adtrain.cli.output import note_epoch, note_precision, print_json, show
 from adtrain.config import is_sweep
 from adtrain.config.records import plain
 from adtrain.sweeps import finished
@@ -30,7 +29,7 @@ from adtrain.training import model_file, scores
 from adtrain.training.evaluation import metrics_of, named_metrics
 
 
-@click.command(short_help="Measure loss and metrics of a trained run on the test set.")
+@click.command()
 @click.argument("run", type=RunPath())
 @click.option(
     "--data",

@@ -13,11 +13,8 @@ import click
 from adtrain import nn
 from adtrain.cli import export_c
 from adtrain.cli.export_check import comparison_lines, note_float32, test_images
-from adtrain.cli.names import RunPath
-from adtrain.cli.notes import note_epoch
-from adtrain.cli.options import FilePath, json_option, trust_options
-from adtrain.cli.output import print_json, show
-from adtrain.cli.values import Number, Whole
+from adtrain.cli.options import FilePath, Number, RunPath, Whole, json_option, trust_options
+from adtrain.cli.output import note_epoch, print_json, show
 from adtrain.config import is_sweep
 from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError
@@ -35,7 +32,7 @@ Format = Callable[[TrainedModel, Path], tuple[dict[Path, bytes], dict[str, Any]]
 """(run, path of the file) to the contents of files by path, and their description for the report."""
 
 
-@click.command(short_help="Write a trained run as C, a page, ONNX, or weights for PyTorch.")
+@click.command()
 @click.argument("run", type=RunPath())
 @click.argument("output", metavar="FILE", type=FilePath())
 @click.option("--member", type=Whole(min=0), metavar="N", help="With a sweep: write this member; by default the best.")

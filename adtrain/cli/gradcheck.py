@@ -11,11 +11,8 @@ from tqdm import tqdm
 
 from adtrain import config, gradcheck, training
 from adtrain.cases import CASES, Case
-from adtrain.cli.names import ConfigName
-from adtrain.cli.op_option import op_option, own_ops, select_ops
-from adtrain.cli.options import device_option, json_option
+from adtrain.cli.options import ConfigName, OneOf, device_option, json_option, op_option, own_ops, select_ops
 from adtrain.cli.output import print_json, show
-from adtrain.cli.values import OneOf
 from adtrain.gradcheck import Row
 from adtrain.plugins import find
 from adtrain.table import Column, render, terminal_width
@@ -27,7 +24,7 @@ OPERATIONS = (Column("operation", text=True), Column("case", text=True), Column(
 PARAMETERS = (Column("parameter", text=True), *OUTCOME)
 
 
-@click.command(short_help="Check every derivative against finite differences.")
+@click.command()
 @click.argument("config_path", metavar="[CONFIG|RUN]", required=False, type=ConfigName())
 @op_option(case.op for case in CASES if case.order)
 @click.option(

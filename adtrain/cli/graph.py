@@ -8,13 +8,11 @@ import click
 
 from adtrain import config, graphs, training
 from adtrain.backends.cuda.targets import TARGETS, target_of
-from adtrain.cli.names import ConfigName
-from adtrain.cli.options import FilePath, plugin_option, set_option
+from adtrain.cli.options import ConfigName, FilePath, OneOf, plugin_option, set_option
 from adtrain.cli.output import progress
-from adtrain.cli.values import OneOf
 
 
-@click.command(short_help="Draw a config's network, or its training step.")
+@click.command()
 @click.argument("config_path", metavar="CONFIG|RUN", type=ConfigName())
 @click.option(
     "-o", "--output", type=FilePath(), required=True, metavar="FILE", help="FILE.svg, .png, .html, .dot or .txt."

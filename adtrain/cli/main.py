@@ -20,38 +20,22 @@ from typing import Any, NoReturn
 import click
 
 from adtrain import __version__, docstrings, plugins
+from adtrain.cli import COMMANDS
+from adtrain.cli.output import BROKEN_PIPE, broken_pipes, close_stdout, open_streams, print_warnings, silence
 from adtrain.cli.output import message as print_message
-from adtrain.cli.output import print_warnings, silence
-from adtrain.cli.stop_signals import end_on_signals, let_signals_kill
-from adtrain.cli.streams import BROKEN_PIPE, broken_pipes, close_stdout, open_streams
 from adtrain.core import timeline
 from adtrain.core.errors import AdtrainError, DeviceFault
 from adtrain.distributed.environment import divide_host, is_rank, other_rank
+from adtrain.signals import INTERRUPTED, USAGE, end_on_signals, let_signals_kill
 
-COMMANDS = {
-    "train": "Train the network that a config describes.",
-    "sweep": "Train many variants of a config together, and rank them.",
-    "eval": "Measure loss and metrics of a trained run on the test set.",
-    "predict": "Apply a trained run to images, rows of tables or texts.",
-    "sample": "Write text with a run that was trained on text.",
-    "report": "Write an HTML report of a run, or of several.",
-    "compare": "Tabulate how runs and their configs differ.",
-    "export": "Write a trained run as C, a page, ONNX, or weights for PyTorch.",
-    "summary": "Show a config's layers, and the FLOPs, bytes and memory of a step.",
-    "graph": "Draw a config's network, or its training step.",
-    "new": "Print a config for data of your own.",
-    "schema": "Print the JSON Schema of configs.",
-    "data": "Inspect, fetch and verify data sets.",
-    "devices": "Show the devices that training can run on.",
-    "gradcheck": "Check every derivative against finite differences.",
-    "race": "Time trainings until they reach a test accuracy.",
-    "bench": "Time operations and training steps.",
-}
-USAGE, INTERNAL, INTERRUPTED = 2, 70, 130
+INTERNAL = 70
 REPLACED_OPTIONS = {
-    "adtrain train --repeat": "to train from N seeds, write --seeds N",
-    "adtrain train --members": "to train from N seeds, write --seeds N",
-    "adtrain sweep --all": "adtrain report SWEEP shows all members",
+    "train": {
+        "--repeat": "to train from N seeds, write --seeds N",
+        "--members": "to train from N seeds, write --seeds N",
+        "--profile-steps": "to time the operations of a step, write --profile",
+    },
+    "sweep": {"--all": "adtrain report SWEEP shows all members"},
 }
 """What to write instead of an option of earlier versions."""
 NO_THREADS = (
@@ -186,7 +170,7 @@ def described(error: Exception) -> tuple[list[str], int]:
 
 def _advice(path: str, error: click.NoSuchOption) -> str:
     """The message for an option that another one replaces, or that a config has as a key; empty for others."""
-    if instead := REPLACED_OPTIONS.get(f"{path} {error.option_name}"):
+    if instead := REPLACED_OPTIONS.get(path.rpartition(" ")[2], {}).get(error.option_name):
         return f"No such option {error.option_name!r}; {instead}"
     if error.ctx is None or not any(param.name == "overrides" for param in error.ctx.command.params):
         return ""
@@ -234,7 +218,7 @@ def main() -> NoReturn:
         silence()
     divide_host(os.environ)
     if is_rank(os.environ):
-        let_signals_kill()  # until the ranks are connected: see ranks_options
+        let_signals_kill()  # until the ranks are connected: see train.ranks_options
     else:
         end_on_signals()
     print_warnings()

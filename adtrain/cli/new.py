@@ -10,7 +10,7 @@ from adtrain.cli.output import show
 from adtrain.training import proposal
 
 
-@click.command(short_help="Print a config for data of your own.")
+@click.command()
 @click.argument("source", metavar="PATH|NAME")
 @set_data_option
 def command(source: str, overrides: tuple[str, ...]) -> None:

@@ -1,23 +1,152 @@
-"""Options that several commands share."""
+"""Arguments and options that several commands share: their types, what a shell completes, and their errors."""
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
+from adtrain import config
 from adtrain.cli.output import QUIET, progress
-from adtrain.cli.values import OneOf
+from adtrain.config.problems import known, shortened
 from adtrain.core.backend import backend, usable_device
+from adtrain.custom_ops import OWN_OPS, OwnOp
 from adtrain.distributed.environment import place
 
 LAUNCHING = "adtrain.launching"
 """The key in the meta data of click's context: the command starts ranks, and itself needs no device."""
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any] | click.Command)
+
+
+class _Checked(click.ParamType):
+    """A type of click whose error is "found VALUE, expected ..."."""
+
+    def expected(self) -> str:
+        """What the type accepts, in words."""
+        raise NotImplementedError
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"found {shortened(str(value))!r}, expected {self.expected()}", param, ctx)
+
+
+class Whole(_Checked, click.IntRange):
+    """A whole number with bounds."""
+
+    def expected(self) -> str:
+        return f"a whole number{_bounds(self)}"
+
+
+class Number(_Checked, click.FloatRange):
+    """A number with bounds."""
+
+    def expected(self) -> str:
+        return f"a number{_bounds(self)}"
+
+
+class OneOf(_Checked, click.Choice[str]):
+    """One of some words."""
+
+    def expected(self) -> str:
+        *others, last = self.choices
+        return f"{', '.join(others)} or {last}"
+
+
+def _bounds(kind: click.IntRange | click.FloatRange) -> str:
+    if kind.max is not None:
+        return f" from {kind.min} to {kind.max}"
+    return f" above {kind.min}" if kind.min_open else f" of at least {kind.min}"
+
+
+class HeadedCommand(click.Command):
+    """A command whose help has its options under headings: each with the names of options, without dashes.
+
+    Options that no heading has, such as --help, come last.
+    """
+
+    def __init__(self, *args: Any, headings: Mapping[str, str], **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self.headings = {heading: names.split() for heading, names in headings.items()}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        lines = {option.opts[-1].lstrip("-"): option.get_help_record(ctx) for option in options}
+        others = [name for name in lines if not any(name in names for names in self.headings.values())]
+        for heading, names in {**self.headings, "Other options": others}.items():
+            with formatter.section(heading):
+                formatter.write_dl([line for name in names if (line := lines[name]) is not None])
+
+
+class FilePath(click.Path):
+    """A parameter of type Path. Refuses an empty string (an unset shell variable), because Path("") is "."."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("found an empty path", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class ConfigName(click.ParamType):
+    """A config as `config.load` takes it: the name of a packaged config, a YAML file, or the folder of a run."""
+
+    name = "config"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [*_matching(config.packaged(), incomplete), *_runs(incomplete), CompletionItem(incomplete, type="file")]
+
+
+class RunPath(FilePath):
+    """The folder of a run."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [*_runs(incomplete), CompletionItem(incomplete, type="dir")]
+
+
+class NameOf(click.ParamType):
+    """One of `names`; with `separator`, several, received as a tuple. The command checks them."""
+
+    name = "name"
+
+    def __init__(self, names: Sequence[str], separator: str = "") -> None:
+        self.names = list(dict.fromkeys(names))
+        self.separator = separator
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not self.separator or not isinstance(value, str):
+            return value
+        return tuple(word.strip() for word in value.split(self.separator))
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        before, separator, last = incomplete.rpartition(self.separator) if self.separator else ("", "", incomplete)
+        return _matching([f"{before}{separator}{name}" for name in self.names], f"{before}{separator}{last}")
+
+
+def _matching(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+def _runs(incomplete: str) -> list[CompletionItem]:
+    """The runs in the folder `runs`, and those in the folder that the incomplete word begins with."""
+    folders = dict.fromkeys([Path("runs"), Path(os.path.dirname(incomplete))])
+    found = sorted(
+        str(file.parent) for folder in folders for name in ("config", "sweep") for file in folder.glob(f"*/{name}.yaml")
+    )
+    return _matching(found, incomplete)
 
 
 def resolve_device(device: str, before_note: Callable[[], object] | None = None) -> str:
@@ -90,18 +219,6 @@ def resolve_tuned_device(device: str, autotune: str, before_note: Callable[[], o
     return usable
 
 
-class FilePath(click.Path):
-    """A parameter of type Path. Refuses an empty string (an unset shell variable), because Path("") is "."."""
-
-    def __init__(self) -> None:
-        super().__init__(path_type=Path)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "":
-            self.fail("found an empty path", param, ctx)
-        return super().convert(value, param, ctx)
-
-
 def _set_option(help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return click.option("--set", "overrides", multiple=True, metavar="K=V", help=f"{help}; repeatable.")
 
@@ -172,6 +289,49 @@ def quiet_option(result: str) -> Callable[[Callable[..., None]], Callable[..., N
         callback=set_quiet,
         help=f"Print nothing but the {result}'s folder, warnings and errors.",
     )
+
+
+def op_option(names: Iterable[str]) -> Callable[[Decorated], Decorated]:
+    """`--op NAME`, repeatable; passed to the command as `names`. The shell completes the given names."""
+    return click.option(
+        "--op",
+        "names",
+        multiple=True,
+        metavar="NAME",
+        type=NameOf(sorted(names)),
+        help="Only this operation, as in adtrain.ops or a plug-in; repeatable.",
+    )
+
+
+def own_ops(names: Sequence[str]) -> list[OwnOp]:
+    """The operations of plug-ins, or those of `names`. UsageError if there is none."""
+    for name in names:
+        if name not in OWN_OPS:
+            raise click.UsageError(f"--op {name}: no plug-in defines it; {known(name, sorted(OWN_OPS))}")
+    found = [op for name, op in OWN_OPS.items() if not names or name in names]
+    if not found:
+        raise click.UsageError("--plugin: the file registers no operation with ad.custom_op or ad.register.op")
+    return found
+
+
+class HasOp(Protocol):
+    @property
+    def op(self) -> str: ...
+
+
+Row = TypeVar("Row", bound=HasOp)
+
+
+def select_ops(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
+    """The rows of the operations `names`, in the table's order; all rows if `names` is empty.
+
+    Raises UsageError for a name without a row.
+    """
+    ops = {row.op for row in rows}
+    for name in names:
+        if name not in ops:
+            raise click.UsageError(f"--op {name}: no such operation; {known(name, sorted(ops))}")
+    return [row for row in rows if not names or row.op in names]
 
 
 def refusing(rule: Callable[..., tuple[Collection[str], str]]) -> Callable[[Callable[..., None]], Callable[..., None]]:

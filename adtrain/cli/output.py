@@ -6,18 +6,26 @@ Every line passes `visible`, because it can contain names and messages from file
 from __future__ import annotations
 
 import codecs
+import io
 import json
 import logging
+import os
 import sys
 import threading
 import warnings
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from adtrain import plugins
 from adtrain.core.errors import AdtrainError
 from adtrain.text import visible
+
+if TYPE_CHECKING:
+    from adtrain.config import Config
 
 QUIET = "adtrain.quiet"
 """The key in the meta data of click's context."""
@@ -135,3 +143,96 @@ def _substitute(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 codecs.register_error(SUBSTITUTE, _substitute)
+
+
+BROKEN_PIPE = 141
+
+
+class _Output(io.FileIO):
+    """A file descriptor for results, whose errors say where they came from."""
+
+    def write(self, content: Any) -> Any:
+        try:
+            return super().write(content)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, "standard output") from None
+
+
+class _Forgiving(io.FileIO):
+    """A file descriptor for messages: what cannot be written, because a reader is gone or a disk is full, is lost."""
+
+    def write(self, content: Any) -> int:
+        with suppress(OSError):
+            written = super().write(content)
+            if written is not None:  # None: the descriptor does not block, and is full
+                return written
+        return len(content)
+
+
+class _Lasting(io.TextIOWrapper):
+    """A stream that stays open until the end of the process."""
+
+    def close(self) -> None:
+        self.flush()
+
+
+def open_streams() -> None:
+    """Open the standard streams such that no message can end a run.
+
+    Descriptors that the caller closed (`>&-`) become the null device; otherwise the next file would get their number,
+    and the messages. Standard error drops what it cannot write. Characters that the terminal lacks become ASCII.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
+    encoding = "utf-8" if sys.stdout is None else sys.stdout.encoding
+    output = io.BufferedWriter(_Output(os.dup(1), "w"))
+    sys.stdout = _Lasting(output, encoding, errors=SUBSTITUTE, line_buffering=os.isatty(1))
+    encoding = "utf-8" if sys.stderr is None else sys.stderr.encoding
+    raw = _Forgiving(os.dup(2), "w")
+    sys.stderr = _Lasting(io.BufferedWriter(raw), encoding, errors=SUBSTITUTE, line_buffering=True)
+
+
+@contextmanager
+def broken_pipes() -> Iterator[None]:
+    """Exit with BROKEN_PIPE if the reader of stdout has closed it (`| head`)."""
+    try:
+        yield
+    except BrokenPipeError:
+        close_stdout()
+        raise SystemExit(BROKEN_PIPE) from None
+
+
+def close_stdout() -> None:
+    """Redirect stdout, so that Python's final flush succeeds."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def note_precision(cfg: Config, device: str) -> None:
+    """Print a note if the evaluation has another precision than the training; see `model_file.load`."""
+    from adtrain.core.precision import PRECISIONS
+
+    if device == "cpu" and cfg.training.precision in PRECISIONS:
+        progress(f"trained in {cfg.training.precision}, evaluated in float32: the cpu has no {cfg.training.precision}")
+
+
+def note_epoch(run: Path) -> int | None:
+    """Print which epoch's weights the model of a run has, where there was a choice, or the run is not finished.
+
+    Returns the epoch, if it is known.
+    """
+    from adtrain.training.summary import SUMMARY, model_text, read_summary
+
+    try:
+        summary = read_summary(run)
+    except AdtrainError as error:
+        progress(f"adtrain: warning: {error}")
+        return None
+    if summary is None:
+        progress(f"{run}: found no {SUMMARY}, so the run is not finished; its weights are of the last complete epoch")
+        return None
+    if (chosen := model_text(summary)) is not None:
+        progress(f"{run}: the weights are {chosen}")
+    return summary.model_epoch

@@ -9,11 +9,8 @@ from typing import Any, NamedTuple, cast
 import click
 import numpy as np
 
-from adtrain.cli.names import RunPath
-from adtrain.cli.notes import note_epoch, note_precision
-from adtrain.cli.options import FilePath, device_option, json_option, trust_options
-from adtrain.cli.output import print_json, progress, show
-from adtrain.cli.values import OneOf, Whole
+from adtrain.cli.options import FilePath, OneOf, RunPath, Whole, device_option, json_option, trust_options
+from adtrain.cli.output import note_epoch, note_precision, print_json, progress, show
 from adtrain.data import DataError, text_file
 from adtrain.data.statistics import digits
 from adtrain.table import Column, render, terminal_width
@@ -40,7 +37,7 @@ class Predicted(NamedTuple):
     outputs: np.ndarray
 
 
-@click.command(short_help="Apply a trained run to images, rows of tables or texts.")
+@click.command()
 @click.argument("run", type=RunPath())
 @click.argument("paths", metavar="INPUT...", nargs=-1, required=True, type=FilePath())
 @click.option("--top-k", type=Whole(min=1), metavar="N", help="Print the N most probable classes. [default: 1]")

@@ -9,10 +9,19 @@ import click
 from adtrain.bench.peers import races
 from adtrain.bench.peers.systems import PEERS, Choice, chosen
 from adtrain.cli.bench_output import Output
-from adtrain.cli.names import ConfigName, NameOf
-from adtrain.cli.options import FilePath, autotune_option, device_option, json_option, set_autotune, set_option
+from adtrain.cli.options import (
+    ConfigName,
+    FilePath,
+    NameOf,
+    Number,
+    Whole,
+    autotune_option,
+    device_option,
+    json_option,
+    set_autotune,
+    set_option,
+)
 from adtrain.cli.output import progress
-from adtrain.cli.values import Number, Whole
 
 RACERS = [name for peer in PEERS if peer.races for name in (peer.package, peer.name)]
 

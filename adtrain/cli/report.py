@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from adtrain import report
-from adtrain.cli.names import RunPath
-from adtrain.cli.notes import note_precision
-from adtrain.cli.options import FilePath, device_option, trust_options
-from adtrain.cli.output import progress, show
+from adtrain import report, training
+from adtrain.cli.options import FilePath, RunPath, device_option, trust_options
+from adtrain.cli.output import note_precision, progress, show
+from adtrain.cli.train import step_profile
 from adtrain.config import is_sweep
+from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError, DeviceError
 from adtrain.files import write_atomic
-from adtrain.report import AnyPredictions, page, runs_page, sweep_page
+from adtrain.report import AnyPredictions, Record, page, runs_page, sweep_page
 from adtrain.sweeps import finished
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.training import Trust
 from adtrain.training.summary import SUMMARY
 
 
-@click.command(short_help="Write an HTML report of a run, or of several.")
+@click.command()
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RunPath())
 @click.option(
     "-o",
@@ -42,6 +43,8 @@ def command(runs: tuple[Path, ...], output: Path | None, device: str, trust: Tru
     RUN can be the folder of a sweep. Then the page shows the ranking, the values of the members as parallel
     coordinates, and the learning curves of the best settings. It links to the report of the best member.
 
+    Where the training did not time the operations of a step (train --profile), the report does, on the same device.
+
     The page works offline. If a run is unfinished or its data are missing, the page lacks some parts and says so.
     """
     if len(runs) > 1:
@@ -55,21 +58,39 @@ def command(runs: tuple[Path, ...], output: Path | None, device: str, trust: Tru
         folder = SweepFolder.open(run)
         best = finished.run_path(folder, finished.finished_results(folder).members[0].member)
         if (best / SUMMARY).is_file():
-            _write(best, best / "report.html", device, trust)
+            _write(best, best / "report.html", device, trust, is_member=True)
         show(sweep_page.write(folder, output))
         return
     show(_write(run, output or run / "report.html", device, trust))
 
 
-def _write(run: Path, output: Path, device: str, trust: Trust) -> Path:
-    """Write the page of a run; returns its path."""
+def _write(run: Path, output: Path, device: str, trust: Trust, is_member: bool = False) -> Path:
+    """Write the page of a run; returns its path. A member of a sweep was trained with others: it has no own steps."""
     record = report.read(run, trust)
     note_precision(record.config, device)
     predictions = _predictions(run, device, trust)
+    if not is_member and not isinstance(predictions, str):
+        record = _with_operations(record, device)
     for line in page.missing(record, predictions):
         progress(f"{run}: {line}")
     write_atomic(output, page.render(record, predictions).encode())
     return output
+
+
+def _with_operations(record: Record, device: str) -> Record:
+    """The record with the times of a step's operations, measured where they are missing and the device is the same."""
+    summary, here = record.summary, (device, backend(device).device_name())
+    if summary is None or summary.ops or (summary.device, summary.device_name) != here:
+        return record
+    try:
+        experiment = training.prepare(record.config)
+        measured = step_profile(experiment, experiment.initial_state(device), device)
+    except AdtrainError as error:
+        progress(f"{record.path}: no times of operations: {'; '.join(error.lines)}")
+        return record
+    step_ms = measured["profiled_step_ms"] if summary.step_ms is None else summary.step_ms.median
+    ratio = measured["ops_sum_ms"] / step_ms if step_ms else None
+    return replace(record, summary=replace(summary, **measured, ops_to_step_ratio=ratio))
 
 
 def _predictions(run: Path, device: str, trust: Trust) -> AnyPredictions | str:

@@ -9,11 +9,8 @@ from typing import Any
 
 import click
 
-from adtrain.cli.names import RunPath
-from adtrain.cli.notes import note_precision
-from adtrain.cli.options import device_option, json_option, trust_options
-from adtrain.cli.output import print_json, show
-from adtrain.cli.values import Number, Whole
+from adtrain.cli.options import Number, RunPath, Whole, device_option, json_option, trust_options
+from adtrain.cli.output import note_precision, print_json, show
 from adtrain.core.errors import AdtrainError
 from adtrain.training import Trust, model_file, sampling
 
@@ -24,7 +21,7 @@ def _checked_temperature(ctx: click.Context, param: click.Parameter, value: floa
     return value
 
 
-@click.command(short_help="Write text with a run that was trained on text.")
+@click.command()
 @click.argument("run", type=RunPath())
 @click.option(
     "--length",

@@ -8,7 +8,7 @@ from adtrain.cli.output import show
 from adtrain.config import schema
 
 
-@click.command(short_help="Print the JSON Schema of configs.")
+@click.command()
 def command() -> None:
     """Print the JSON Schema of configs, with which editors complete keys and check values."""
     show(*schema.text().splitlines())

@@ -8,8 +8,7 @@ from typing import Any
 import click
 
 from adtrain import config, training
-from adtrain.cli.names import ConfigName
-from adtrain.cli.options import json_option, plugin_option, set_option
+from adtrain.cli.options import ConfigName, json_option, plugin_option, set_option
 from adtrain.cli.output import print_json, show
 from adtrain.config import Config
 from adtrain.nn.fields import size_text
@@ -32,7 +31,7 @@ STEP = (Column("step", text=True), Column("equations"), Column("FLOPs"), Column(
 MEMORY = (Column("memory", text=True), Column("planned"), Column("separate"), Column("unfused"))
 
 
-@click.command(short_help="Show a config's layers, and the FLOPs, bytes and memory of a step.")
+@click.command()
 @click.argument("config_path", metavar="CONFIG|RUN", type=ConfigName())
 @set_option
 @plugin_option

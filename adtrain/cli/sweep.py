@@ -11,9 +11,11 @@ from typing import Any
 import click
 
 from adtrain import config
-from adtrain.cli.names import ConfigName, RunPath
 from adtrain.cli.options import (
+    ConfigName,
     FilePath,
+    RunPath,
+    Whole,
     autotune_option,
     device_option,
     json_option,
@@ -24,13 +26,12 @@ from adtrain.cli.options import (
     set_option,
     trust_option,
 )
-from adtrain.cli.output import is_quiet, message, print_json, progress, show
-from adtrain.cli.stop_signals import stop_signals
+from adtrain.cli.output import is_quiet, is_silent, message, print_json, progress, show
 from adtrain.cli.sweep_report import over_seeds, plan_lines, plan_values, ranking_lines, summary_lines, time_line
-from adtrain.cli.values import Whole
 from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
 from adtrain.distributed.environment import place
+from adtrain.signals import stop_signals
 from adtrain.sweeps import finished
 from adtrain.sweeps.folder import SweepFolder, refuse_used
 from adtrain.sweeps.members import with_seeds
@@ -50,7 +51,7 @@ def _without_effect(sweep: Path | None, **_: Any) -> tuple[Collection[str], str]
     return {"copies", "override"}, "{} is for --resume SWEEP only"
 
 
-@click.command(short_help="Train many variants of a config together, and rank them.")
+@click.command()
 @click.argument("config_path", metavar="[CONFIG]", required=False, type=ConfigName())
 @refusing(_without_effect)
 @click.option(
@@ -190,7 +191,7 @@ def train_session(
     with folder.locked(), ExitStack() as stack:
         folder.write_data(session.digests)
         folder.truncate_metrics()
-        signals = stack.enter_context(stop_signals())
+        signals = stack.enter_context(stop_signals(is_silent()))
         run = session.run(folder, plans, Watch(stop=signals.stop_requested, line=progress))
         try:
             results = run.run()

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import shlex
-from collections.abc import Collection
-from contextlib import nullcontext
+import sys
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, TypeVar
 
 import click
 
 from adtrain import config, training
-from adtrain.cli import dry_run as planning
-from adtrain.cli.names import ConfigName, RunPath
+from adtrain.bench.steps.profile import profile_steps
 from adtrain.cli.options import (
+    LAUNCHING,
+    ConfigName,
     FilePath,
+    HeadedCommand,
+    Number,
+    RunPath,
+    Whole,
     autotune_option,
     json_option,
     plugin_option,
@@ -25,36 +35,105 @@ from adtrain.cli.options import (
     trust_option,
     unresolved_device_option,
 )
-from adtrain.cli.output import is_quiet, print_json, progress, show
-from adtrain.cli.ranks import ranks_options
-from adtrain.cli.train_report import MAX_ROWS, report
-from adtrain.cli.train_run import display_of, in_thread, new_folder, profile_and_summarize, run_training
-from adtrain.cli.values import Whole
+from adtrain.cli.output import is_quiet, is_silent, message, message_of_rank, print_json, progress, show
+from adtrain.cli.train_report import MAX_ROWS, operation_lines, plan_lines, plan_of, result_lines
+from adtrain.config import Config
 from adtrain.config.records import plain
 from adtrain.config.sweep_section import MAX_MEMBERS
 from adtrain.core import communicator
-from adtrain.core.status import report_status
+from adtrain.core.status import report_status, status_handler
 from adtrain.core.timeline import during
-from adtrain.display import ProgressLines
-from adtrain.distributed.session import agreed, same_everywhere
+from adtrain.display import IntervalLines, ProgressLines, progress_display
+from adtrain.distributed.environment import place
+from adtrain.distributed.launch import launch
+from adtrain.distributed.session import AgreedExit, agreed, joined, same_everywhere
+from adtrain.plugins import named_errors
+from adtrain.signals import end_on_signals, stop_signals
 from adtrain.table import terminal_width
-from adtrain.training import RunFolder, tensorboard
+from adtrain.training import Observer, RunFolder, tensorboard
+from adtrain.training.loop import any_rank, largest
 
-MOST_PROFILED_STEPS = 10_000
+T = TypeVar("T")
+
+PROFILED_STEPS = 10
+MOST_RANKS = 4096
 
 
-def _without_effect(run: Path | None, seeds: int | None, **_: Any) -> tuple[Collection[str], str]:
+def ranks_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options to a command. It starts itself N times, or, where a launcher started it, runs as a rank."""
+
+    def is_launching(ctx: click.Context, param: click.Parameter, value: int | None) -> int | None:
+        ctx.meta[LAUNCHING] = value is not None and place(os.environ) is None
+        return value
+
+    @functools.wraps(command)
+    def as_rank(*args: Any, ranks: int | None, timeout: float, **options: Any) -> None:
+        found = place(os.environ)
+        if ranks is not None and found is None:
+            raise SystemExit(launch(ranks, sys.argv[1:], timeout, message))
+        if ranks is not None and found is not None and ranks != found.size:
+            raise click.UsageError(f"found --ranks {ranks}, but {found.launcher} started {found.size} processes")
+        with joined(timeout, message_of_rank, _described), named_errors():
+            end_on_signals()
+            command(*args, **options)
+
+    ranks_option = click.option(
+        "--ranks",
+        type=Whole(1, MOST_RANKS),
+        metavar="N",
+        is_eager=True,
+        callback=is_launching,
+        help="Train with N processes on this machine, each with a GPU of its own if it has GPUs. With data.shards set, "
+        "the result is the same for each N that divides it.",
+    )
+    timeout_option = click.option(
+        "--timeout",
+        type=Number(min=1),
+        metavar="S",
+        default=300.0,
+        show_default=True,
+        help="With several processes: end all of them if one does not answer for S seconds.",
+    )
+    decorated: Callable[..., None] = ranks_option(timeout_option(as_rank))
+    return decorated
+
+
+def _described(error: Exception) -> tuple[str, int]:
+    from adtrain.cli.main import described  # it imports the commands
+
+    lines, code = described(error)
+    return "\n".join(lines), code
+
+
+def _without_effect(
+    run: Path | None, seeds: int | None, dry_run: bool, ranks: int | None, profile: bool, **_: Any
+) -> tuple[Collection[str], str]:
     """The parameters that have no effect in this use of the command, and the error for one of them."""
     of_run = {"override", "copies"}
+    process = place(os.environ)
+    if profile and (ranks is not None or (process is not None and process.size > 1)):
+        return {"profile"}, "{} times the operations of one process, and takes no --ranks, torchrun, mpiexec or srun"
     if run is not None:
         return {"config_path", "seeds", "output_dir", "dry_run"}, "--resume RUN continues a run, and takes no {}"
     if seeds is not None:
-        of_one = {"ranks", "timeout", "profile_steps", "debug_nan", "events", "mode", "verbose"}
+        of_one = {"ranks", "timeout", "profile", "debug_nan", "events", "mode", "verbose"}
         return of_run | of_one, "--seeds trains a sweep, and takes no {}"
+    if dry_run:
+        return {*of_run, "profile", "debug_nan", "events"}, "--dry-run trains nothing, and takes no {}"
     return of_run, "{} is for --resume RUN only"
 
 
-@click.command(short_help="Train the network that a config describes.")
+HEADINGS = {
+    "What to train": "seed epochs steps set plugin seeds",
+    "Where": "device ranks timeout autotune",
+    "A stopped run": "resume override trust-plugins",
+    "Results": "output-dir tensorboard quiet verbose json",
+    "Checks and measurements": "dry-run profile debug-nan eager no-fuse",
+}
+"""The options of `train` in its help."""
+
+
+@click.command(cls=HeadedCommand, headings=HEADINGS)
 @click.argument("config_path", metavar="[CONFIG]", required=False, type=ConfigName())
 @refusing(_without_effect)
 @click.option("--resume", "run", type=RunPath(), metavar="RUN", help="Resume a run: its folder, or a checkpoint.")
@@ -79,14 +158,7 @@ def _without_effect(run: Path | None, seeds: int | None, **_: Any) -> tuple[Coll
 @set_option
 @plugin_option
 @trust_option
-@click.option(
-    "--profile-steps",
-    type=Whole(min=0, max=MOST_PROFILED_STEPS),
-    metavar="N",
-    default=10,
-    show_default=True,
-    help="Steps to profile after training; 0 for none.",
-)
+@click.option("--profile", is_flag=True, help="Time the operations of a step after the training, and print them.")
 @click.option("--debug-nan", is_flag=True, help="Check for NaN and infinity after each step; slow.")
 @click.option("--tensorboard", "events", is_flag=True, help="Write event files into RUN/tensorboard during the run.")
 @click.option(
@@ -99,7 +171,12 @@ def _without_effect(run: Path | None, seeds: int | None, **_: Any) -> tuple[Coll
 @click.option("--no-fuse", "mode", flag_value="staged", help="Run each operation as a separate kernel.")
 @click.option("--dry-run", is_flag=True, help="Check everything, show costs and memory; train and write nothing.")
 @quiet_option("run")
-@click.option("-v", "--verbose", is_flag=True, help="Also print the plan, metrics every hundred steps, all operations.")
+@click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Print more: the plan, metrics every hundred steps, times, memory and all operations.",
+)
 @json_option
 def command(
     config_path: str | None,
@@ -114,7 +191,7 @@ def command(
     overrides: tuple[str, ...],
     plugins: tuple[str, ...],
     copies: bool,
-    profile_steps: int,
+    profile: bool,
     debug_nan: bool,
     events: bool,
     seeds: int | None,
@@ -161,7 +238,7 @@ def command(
             if start is not None and first:
                 folder.reopen(experiment, start)
             result = run_training(experiment, folder, device, start, debug_nan, events and first, display)
-            return profile_and_summarize(experiment, folder, device, profile_steps, result)
+            return profile_and_summarize(experiment, folder, device, profile, result)
 
     if run is not None:
         with during("data"):
@@ -180,13 +257,13 @@ def command(
             cfg = agreed(lambda: config.load(str(config_path), [*settings, *longer], plugins))
         if dry_run:
             training.check_precision(cfg, device)
-            found = planning.plan(training.prepare(cfg, step_mode), device, output_dir)
+            found = plan_of(training.prepare(cfg, step_mode), device, output_dir)
             if as_json:
                 print_json(found)
             elif not is_quiet():
                 show(
                     f"{cfg.name}: no mistake found; nothing is trained or written",
-                    *planning.lines(found, cfg.data.examples),
+                    *plan_lines(found, cfg.data.examples),
                 )
             return
         with display_of(cfg, verbose) as display:
@@ -203,8 +280,8 @@ def command(
                 end = f"epoch {experiment.epochs} of {epochs}"
                 notes.append(f"training.steps {cfg.training.steps} ends the training in {end}; --steps N overrides it")
             if verbose:
-                plan = planning.plan(experiment, device, output_dir)
-                notes += planning.lines(plan, experiment.config.data.examples)
+                plan = plan_of(experiment, device, output_dir)
+                notes += plan_lines(plan, experiment.config.data.examples)
             if notes:
                 display.close()
             for note in notes:
@@ -217,11 +294,96 @@ def command(
     if is_quiet():
         show(folder.path)
         return
-    rows = None if verbose else MAX_ROWS
-    lines = report(summary, len(experiment.test), terminal_width(), rows, experiment.config.data.examples)
-    show(*lines, "", f"{folder.path}: {', '.join(folder.files())}")
+    if summary.ops:
+        show(*operation_lines(summary, terminal_width(), None if verbose else MAX_ROWS), "")
+    files = f": {', '.join(folder.files())}" if verbose else ""
+    lines = result_lines(summary, len(experiment.test), experiment.config.data.examples, verbose)
+    show(*lines, f"run     {folder.path}{files}")
 
 
 def _settings(**options: int | None) -> list[str]:
     """Options as overrides of the config's section `training`."""
     return [f"training.{name}={value}" for name, value in options.items() if value is not None]
+
+
+def run_training(
+    experiment: training.Experiment,
+    folder: RunFolder,
+    device: str,
+    start: training.Start | None,
+    check: bool,
+    events: bool,
+    display: ProgressLines,
+) -> training.Result:
+    """Train and write the run's files. If the run is stopped, print how to resume it, and exit."""
+    if check:
+        progress("checking for NaN and infinity after each step, which is slow")
+    with ExitStack() as stack:
+        stack.callback(display.close)
+        signals = stack.enter_context(stop_signals(is_silent()))
+        observers: list[Observer] = [display]
+        if events:
+            at = None if start is None else start.checkpoint.progress.step
+            files = tensorboard.EventFiles(folder.path / tensorboard.FOLDER, resumed_at=at)
+            observers.append(stack.enter_context(closing(files)))
+        stop = signals.stop_requested
+        advice = folder.advice(experiment.config)
+        try:
+            result = training.run_in_folder(folder, experiment, device, observers, start, stop, check)
+        except training.Interrupted as stopped:
+            display.close()
+            message(f"{stopped}; {advice}")
+            raise AgreedExit(largest(signals.exit_code)) from None
+    if any_rank(signals.stop_requested()):  # after the last test batch: too late for Interrupted
+        message(f"stopped before the summary; {advice}")
+        raise AgreedExit(largest(signals.exit_code))
+    return result
+
+
+def in_thread(function: Callable[[], T]) -> Callable[[], T]:
+    """Call a function in a thread; returns what waits for its result. The end of the process does not wait for it."""
+    future = Future[T]()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=run, name="adtrain-data", daemon=True).start()
+    return future.result
+
+
+@contextmanager
+def display_of(cfg: Config, verbose: bool) -> Iterator[ProgressLines]:
+    """The display of a training's progress, and of status messages before its first step."""
+    kind = IntervalLines if verbose else ProgressLines if is_quiet() else progress_display
+    with closing(kind(progress, cfg.data.examples)) as display, status_handler(display.show_status):
+        yield display
+
+
+def new_folder(experiment: training.Experiment, path: Path | None) -> RunFolder:
+    """The new folder, created by rank 0."""
+    if communicator.current().size == 1:
+        return RunFolder.create(experiment, path)
+    first = communicator.current().rank == 0
+    created = agreed(lambda: RunFolder.create(experiment, path) if first else None)
+    return RunFolder(Path(communicator.gathered_texts("" if created is None else str(created.path))[0]))
+
+
+def profile_and_summarize(
+    experiment: training.Experiment, folder: RunFolder, device: str, profile: bool, result: training.Result
+) -> training.Summary:
+    """Time the operations of a step with `profile`, and write the summary; returns the summary."""
+    with during("profile"):
+        ops = step_profile(experiment, result.state, device) if profile else {}
+    summary = training.summarize(experiment, result, device, **ops)
+    if communicator.current().rank == 0:
+        folder.write_summary(summary)
+    return summary
+
+
+def step_profile(experiment: training.Experiment, state: training.TrainState, device: str) -> dict[str, Any]:
+    """The times of the operations of a step that starts from `state`, as fields of a summary."""
+    measured = profile_steps(training.continuation(experiment, state, device), PROFILED_STEPS, device=device)
+    return {"ops": tuple(measured.rows), "ops_sum_ms": measured.ops_sum_ms, "profiled_step_ms": measured.step_ms}

@@ -1,14 +1,20 @@
-"""The report that `adtrain train` prints at its end."""
+"""What `adtrain train` prints: the plan of a training, and its result."""
 
 from __future__ import annotations
 
+import textwrap
 from collections import defaultdict
-from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
+from adtrain import training
+from adtrain.bench.timing import roofline
+from adtrain.core.backend import backend
 from adtrain.table import Column, render
-from adtrain.text import counted
-from adtrain.training import scores
-from adtrain.training.summary import OperationTime, Summary, model_text
+from adtrain.text import counted, short
+from adtrain.training import Experiment, RunFolder, scores
+from adtrain.training.costs import too_large
+from adtrain.training.summary import Summary, model_text, operations_text
 
 COLUMNS = (
     Column("op", text=True),
@@ -24,51 +30,100 @@ MAX_ROWS = 15
 LEAST_SECONDS = 0.05
 
 
-def report(
-    summary: Summary, test_images: int, width: int, max_rows: int | None = MAX_ROWS, examples: str = "images"
-) -> list[str]:
-    """The lines of the report: scores, times, and a step's operations, slowest first, the first `max_rows` of them.
+def plan_of(experiment: Experiment, device: str, path: Path | None) -> dict[str, Any]:
+    """The plan of a training into the folder `path`, or runs/NAME, as JSON values. Nothing is written.
 
-    `examples` says what the data consist of.
+    `seconds_at_peak` is the time of the FLOPs of all steps at the device's measured peak rate; None if that rate was
+    not measured. A training takes longer, unless its kernels need fewer FLOPs (Winograd convolutions, 2:4 sparsity).
+
+    Raises:
+        AdtrainError: the folder cannot be made, or the step does not fit on the device.
     """
-    test, step, best = summary.test, summary.step_ms, summary.best
-    speed = "" if step is None else f" ({summary.images_per_second:,.0f} {examples}/s)"
+    folder = RunFolder.planned(experiment, path)
+    if (error := too_large(experiment, device)) is not None:
+        raise error
+    costs, peak, cfg = training.step_costs(experiment, device), roofline.known(device), experiment.config
+    validation = 0 if experiment.validation is None else len(experiment.validation)
+    flops = costs.fused.flops
+    rate = None if peak is None else peak.gflops_per_s.get(cfg.training.precision, peak.gflops_per_s["float32"])
+    return {
+        "name": cfg.name,
+        "folder": str(folder),
+        "device": device,
+        "device_name": backend(device).device_name(),
+        "data": {"train": len(experiment.train), "validation": validation, "test": len(experiment.test)},
+        "parameters": sum(row.parameters for row in costs.layers),
+        "precision": cfg.training.precision,
+        "epochs": experiment.epochs,
+        "steps": experiment.total_steps,
+        "batch_size": experiment.full_batch,
+        "step_flops": flops,
+        "step_bytes": costs.fused.bytes,
+        "planned_bytes": costs.memory.peak,
+        "seconds_at_peak": None if rate is None else flops * experiment.total_steps / rate * 1e-9,
+    }
+
+
+def plan_lines(plan: dict[str, Any], examples: str) -> list[str]:
+    """The plan as lines of text; `examples` says what the data consist of."""
+    data, steps, seconds = plan["data"], plan["steps"], plan["seconds_at_peak"]
+    held_out = f"{data['validation']:,} validation, " if data["validation"] else ""
+    time = (
+        "unknown; adtrain devices --measure measures the rates that predict it"
+        if seconds is None
+        else f"at least {f'{seconds:,.1f}' if seconds >= 1 else f'{seconds:.1g}'} s, at the device's peak FLOP rate"
+    )
+    return [
+        f"data    {data['train']:,} training, {held_out}{counted(data['test'], f'test {examples}')}",
+        f"model   {plan['parameters']:,} parameters, {plan['precision']}",
+        f"device  {plan['device']}, {plan['device_name']}",
+        f"steps   {steps:,} of {counted(plan['batch_size'], examples)}; epochs: {plan['epochs']}",
+        f"work    {short(plan['step_flops'])}FLOP and {short(plan['step_bytes'], 'B')} a step",
+        f"memory  {plan['planned_bytes'] / 2**20:,.1f} MiB planned peak",
+        f"time    {time}",
+        f"folder  {plan['folder']}",
+    ]
+
+
+def result_lines(summary: Summary, tested: int, examples: str = "images", verbose: bool = False) -> list[str]:
+    """The lines of the result, the scores last. `tested` examples were tested; `examples` says what they are."""
+    best = summary.best
+    speed = "" if summary.step_ms is None else f" ({summary.images_per_second:,.0f} {examples}/s)"
     lines = [
-        f"test    {scores.text(test)} of {counted(test_images, examples)}",
-        *scores.metric_lines(summary.metrics),
         f"model   {summary.parameters:,} parameters, {summary.precision}",
         f"device  {summary.device}, {summary.device_name}",
+        *(_details(summary, examples) if verbose else ()),
         f"time    {summary.total_seconds:.1f} s in all, {summary.train_seconds:.1f} s training{speed}",
-        *_before_and_after(summary),
-        f"steps   {summary.steps:,} of {counted(summary.batch_size, examples)}",
     ]
-    if step is not None:
-        lines.append(f"step    median {step.median:.2f} ms, p20 {step.p20:.2f}, p80 {step.p80:.2f}")
     if summary.ended == "early_stopping":
         lines.append(f"ended   early, after epoch {summary.epochs}: {best.by} was best in epoch {best.epoch}")
     if (chosen := model_text(summary)) is not None:
         lines.append(f"weights {chosen}")
+    lines += scores.metric_lines(summary.metrics)
+    return [*lines, f"test    {scores.text(summary.test)} of {counted(tested, examples)}"]
+
+
+def _details(summary: Summary, examples: str) -> list[str]:
+    """The lines about steps, memory, and the activities that took at least a twentieth of a second, longest first."""
+    lines = [f"steps   {summary.steps:,} of {counted(summary.batch_size, examples)}"]
+    if (step := summary.step_ms) is not None:
+        lines.append(f"step    median {step.median:.2f} ms, p20 {step.p20:.2f}, p80 {step.p80:.2f}")
     memory = summary.memory
     if memory.planned_bytes is not None:
         held = "" if memory.held_bytes is None else f", {memory.held_bytes / 2**20:,.1f} MiB allocated"
         lines.append(f"memory  {memory.planned_bytes / 2**20:,.1f} MiB planned peak{held}")
-    if summary.ops:
-        lines += ["", "operations of one step, by time", *_operations(summary.ops, width, max_rows), _sum_line(summary)]
-    return lines
-
-
-def _before_and_after(summary: Summary) -> list[str]:
-    """A line with the activities besides the training that took at least a twentieth of a second, longest first."""
     seconds: defaultdict[str, float] = defaultdict(float)
     for span in summary.spans:
         seconds[span.name] += span.seconds
     others = sorted((-time, name) for name, time in seconds.items() if name != "training" and time >= LEAST_SECONDS)
-    found = [f"{name} {-time:.2f} s" for time, name in others]
-    return [f"        {', '.join(found)}"] if found else []
+    if others:
+        lines.append(f"other   {', '.join(f'{name} {-time:.2f} s' for time, name in others)}")
+    return lines
 
 
-def _operations(rows: Sequence[OperationTime], width: int, max_rows: int | None) -> list[str]:
-    rows = sorted(rows, key=lambda row: -row.ms)
+def operation_lines(summary: Summary, width: int, max_rows: int | None = MAX_ROWS) -> list[str]:
+    """The table of a step's operations, slowest first, the first `max_rows` of them, and their sum."""
+    rows = sorted(summary.ops, key=lambda row: -row.ms)
     top, rest = rows[:max_rows], rows[len(rows) if max_rows is None else max_rows :]
     cells = [
         [
@@ -86,14 +141,11 @@ def _operations(rows: Sequence[OperationTime], width: int, max_rows: int | None)
     if rest:
         calls, ms, share = (sum(getattr(row, field) for row in rest) for field in ("calls", "ms", "share"))
         cells.append([f"{len(rest)} more rows", "", "", f"{calls:g}", f"{ms:.3f}", f"{share:.1%}", "", ""])
-    return render(COLUMNS, cells, width)
-
-
-def _sum_line(summary: Summary) -> str:
-    operations, ratio = summary.ops_sum_ms, summary.ops_to_step_ratio
-    assert operations is not None
-    assert ratio is not None
-    return f"sum {operations:.3f} ms, {ratio:.1%} of the mean step of {operations / ratio:.3f} ms"
+    return [
+        "operations of one step, by time",
+        *render(COLUMNS, cells, width),
+        *textwrap.wrap(operations_text(summary), width),
+    ]
 
 
 def _rate(value: float | None) -> str:

@@ -15,7 +15,7 @@ from adtrain.config import explain
 from adtrain.config.document import Plugin
 from adtrain.config.problems import ConfigError, Problem, dotted
 from adtrain.config.source import Node
-from adtrain.custom_op import kernel_files
+from adtrain.custom_ops import kernel_files
 from adtrain.plugins import PluginError
 
 Loader: TypeAlias = Callable[[Plugin, Path], Plugin]

@@ -1,8 +1,9 @@
-"""The table of devices: names, and the functions that create their backends."""
+"""The backends by the names of their devices, each created at its first use."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any, Protocol
 
 import numpy as np
@@ -50,13 +51,10 @@ class Transfers(Protocol):
         ...
 
 
-_loaders: dict[str, Callable[[], Transfers]] = {}
+LOADERS = "adtrain.backends"
+"""The package with the functions that create the backends, by device; nothing in `core` imports it by itself."""
+
 _loaded: dict[str, Transfers] = {}
-
-
-def register_device(device: str, loader: Callable[[], Transfers]) -> None:
-    """Add ``device``; ``loader`` creates its backend at first use."""
-    _loaders[device] = loader
 
 
 def find_device(device: str) -> Transfers:
@@ -67,11 +65,10 @@ def find_device(device: str) -> Transfers:
     """
     found = _loaded.get(device)
     if found is None:
-        if device not in _loaders:
-            raise DeviceError(
-                f"device {device!r} is not available; this version runs on: {', '.join(sorted(_loaders))}"
-            )
+        loaders: dict[str, Callable[[], Transfers]] = import_module(LOADERS).LOADERS
+        if device not in loaders:
+            raise DeviceError(f"device {device!r} is not available; this version runs on: {', '.join(sorted(loaders))}")
         report_status(f"starting the {device}")
         with during("device"):
-            found = _loaded[device] = _loaders[device]()
+            found = _loaded[device] = loaders[device]()
     return found

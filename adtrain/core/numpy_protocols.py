@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ class NumpyProtocols:
 
     shape: Shape
     dtype: np.dtype
-    _ops: ModuleType
+    _ops: Any
 
     def numpy(self) -> np.ndarray:
         raise NotImplementedError

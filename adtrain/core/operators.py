@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+from importlib import import_module
 from typing import Any, Generic, TypeVar
 
 from adtrain.core.errors import DTypeError
 
 V = TypeVar("V")
+
+
+class _OpsWhenUsed:
+    """The functions of adtrain.ops, a module that this one cannot import, which calls `bind_operators`."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module("adtrain.ops"), name)
 
 
 class Operators(Generic[V]):
@@ -16,7 +23,7 @@ class Operators(Generic[V]):
     __slots__ = ()
     __hash__ = object.__hash__
 
-    _ops: ModuleType  # adtrain.ops, set by bind_operators
+    _ops: Any = _OpsWhenUsed()  # then adtrain.ops, set by bind_operators
 
     @property
     def T(self) -> V:

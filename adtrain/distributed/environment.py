@@ -47,6 +47,11 @@ _LAUNCHERS = (
 )
 
 
+def has_rank(environment: Mapping[str, str]) -> bool:
+    """Whether a variable has a rank's number; which rank of which job it is, is decided later."""
+    return any(names.rank in environment for names in _LAUNCHERS)
+
+
 def place(environment: Mapping[str, str]) -> Place | None:
     """The place of a process with these environment variables; None for a process that no launcher started.
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from adtrain.distributed.rendezvous import SECRET
 from adtrain.distributed.watchdog import GRACE_SECONDS, Watchdog
+from adtrain.signals import Handler, handled
 
 ADDRESS, TOKEN = "ADTRAIN_WATCHDOG", "ADTRAIN_WATCHDOG_TOKEN"
 """The variables that tell a rank where its watchdog listens, and what to present to it."""
@@ -46,18 +47,14 @@ def launch(ranks: int, arguments: Sequence[str], timeout: float, report: Callabl
     watchdog = Watchdog(ranks, timeout, token, ended)
     variables = {ADDRESS: f"127.0.0.1:{watchdog.port}", TOKEN: token}
     processes = start(ranks, [sys.executable, "-m", "adtrain", *arguments], variables)
-    previous = _pass_on_signals(processes)
     first_dead = math.inf
-    try:
+    with handled(_passing_on(processes)):
         while any(process.poll() is None for process in processes) and not over.wait(TICK_SECONDS):
             if dead := _dead_early(processes, watchdog):
                 first_dead = min(first_dead, monotonic())
                 if monotonic() - first_dead > GRACE_SECONDS:  # others may have the same error
                     watchdog.end(None if 0 in dead else f"rank {dead[0]} has ended before the training began")
         codes = end(processes)
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
     deadline = monotonic() + GRACE_SECONDS  # until then the watchdog may report a reason
     while any(codes) and watchdog.undecided and monotonic() < deadline and not over.wait(TICK_SECONDS):
         pass
@@ -119,7 +116,8 @@ def _kill(processes: Sequence[subprocess.Popen[Any]]) -> None:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def _pass_on_signals(processes: Sequence[subprocess.Popen[Any]]) -> dict[int, signal._HANDLER]:
+def _passing_on(processes: Sequence[subprocess.Popen[Any]]) -> Handler:
+    """A handler that passes signals on to the processes, and kills them at the second one."""
     seen: list[int] = []
 
     def handle(number: int, frame: object) -> None:
@@ -129,7 +127,7 @@ def _pass_on_signals(processes: Sequence[subprocess.Popen[Any]]) -> dict[int, si
         for process in processes:
             process.send_signal(number)
 
-    return {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    return handle
 
 
 def _free_port() -> int:

@@ -16,7 +16,7 @@ from adtrain.core.errors import AdtrainError, OptionError
 from adtrain.core.registry import has_kernels
 from adtrain.core.staging import stage
 from adtrain.core.vmap import vmap
-from adtrain.custom_op import OWN_OPS, CustomOp, OwnOp
+from adtrain.custom_ops import OWN_OPS, CustomOp, OwnOp
 from adtrain.gradcheck.axes import AxesCheck
 from adtrain.gradcheck.derivatives import Row, check_cases
 from adtrain.passes import ALL

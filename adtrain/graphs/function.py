@@ -8,7 +8,7 @@ from typing import Any
 
 from adtrain.graphs.formats import Graph
 from adtrain.graphs.step import SIMPLIFIED, program_graph
-from adtrain.jit import Jitted, jit
+from adtrain.jitted import Jitted, jit
 
 
 def graph(f: Callable[..., Any], *args: Any, after: str = SIMPLIFIED, detail: bool = False, **options: Any) -> Graph:

@@ -15,8 +15,6 @@ from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Results, keeps
 from adtrain.passes.dead_code import remove_dead_code
 
-CONCATENATE = PRIMITIVES["concatenate"]
-
 
 @keeps(Results.ROUNDING)
 def merge_added_products(program: Program) -> Program:
@@ -95,7 +93,8 @@ def _product(products: Sequence[Equation], total: Variable, root: Equation) -> I
     factors = []
     for i, axis in enumerate((0 if params["transpose_a"] else 1, 1 if params["transpose_b"] else 0)):
         parts = tuple(e.inputs[i] for e in products)
-        (type_,) = CONCATENATE.output_types([v.type for v in parts], {"axis": axis})
+        concatenate = PRIMITIVES["concatenate"]
+        (type_,) = concatenate.output_types([v.type for v in parts], {"axis": axis})
         factors.append(Variable(type_, total.device))
-        yield replace(root, primitive=CONCATENATE, inputs=parts, params={"axis": axis}, outputs=(factors[-1],))
+        yield replace(root, primitive=concatenate, inputs=parts, params={"axis": axis}, outputs=(factors[-1],))
     yield replace(products[0], inputs=tuple(factors), outputs=(total,), scope=root.scope, phase=root.phase)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from adtrain.training.costs import PHASES
-from adtrain.training.summary import OperationTime, Summary
+from adtrain.training.summary import OperationTime, Summary, operations_text
 
 MOST_KERNELS = 15
 
@@ -31,7 +31,8 @@ class Kernels(NamedTuple):
 
 
 class StepKernels(NamedTuple):
-    """The slowest kernels of a step; number, milliseconds and share of the others; milliseconds by phase."""
+    """The slowest kernels of a step; number, milliseconds and share of the others; milliseconds by phase and of
+    all, and their sum beside the step that ran."""
 
     slowest: Sequence[Kernels]
     others: int
@@ -39,6 +40,7 @@ class StepKernels(NamedTuple):
     others_share: float
     phases: Mapping[str, float]
     ms: float
+    comparison: str
 
 
 def kernels(summary: Summary) -> StepKernels:
@@ -64,7 +66,7 @@ def kernels(summary: Summary) -> StepKernels:
     others = rows[MOST_KERNELS:]
     phases = {phase: ms for phase in PHASES if (ms := _ms([op for op in summary.ops if op.phase == phase]))}
     ms, share = sum(row.ms for row in others), sum(row.share for row in others)
-    return StepKernels(rows[:MOST_KERNELS], len(others), ms, share, phases, _ms(summary.ops))
+    return StepKernels(rows[:MOST_KERNELS], len(others), ms, share, phases, _ms(summary.ops), operations_text(summary))
 
 
 def _ms(ops: Sequence[OperationTime]) -> float:

@@ -21,10 +21,9 @@ from adtrain.optim.optimizer import is_zero
 from adtrain.sweeps.records import Criterion
 from adtrain.text import counted
 from adtrain.training.checks import warn_of_init_from
-from adtrain.training.data_section import read_data
 from adtrain.training.evaluation import higher_is_better, metrics_of
 from adtrain.training.experiment import Experiment
-from adtrain.training.preparation import of_data, with_absolute_paths
+from adtrain.training.preparation import of_data, read_data, with_absolute_paths
 
 _log = logging.getLogger(__name__)
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 from adtrain.training.checkpoint import Checkpoint
 from adtrain.training.checks import check_precision, check_whole_batches
 from adtrain.training.costs import LayerCost, StepCosts, step_costs
-from adtrain.training.data_section import Arrays, with_input
 from adtrain.training.evaluation import Evaluation
 from adtrain.training.examples import Examples, on_device
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.loop import continuation
 from adtrain.training.metrics import Epoch, Interval, read_metrics
 from adtrain.training.model_file import TrainedModel
-from adtrain.training.preparation import outline, prepare, read_ahead
+from adtrain.training.preparation import Arrays, outline, prepare, read_ahead, with_input
 from adtrain.training.progress import Best, Progress
 from adtrain.training.run_folder import Recorder, Resumed, RunFolder, resume, run_in_folder
 from adtrain.training.scores import ClassScore, MultilabelScore, RegressionScore, Score

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,14 +21,49 @@ from adtrain.core.precision import PRECISIONS
 from adtrain.data import DataSet, Split
 from adtrain.data.errors import printable
 from adtrain.data.file_array import machine_memory
+from adtrain.data.part import Column
 from adtrain.data.split import chunks
 from adtrain.data.statistics import lossy_channels
 from adtrain.metrics import METRICS
 from adtrain.text import counted, first_names, visible
-from adtrain.training import embedded_columns, tensor_file
+from adtrain.training import tensor_file
 from adtrain.training.experiment import Experiment
 from adtrain.training.network import Network
 from adtrain.training.tasks import Classification, NextClass, Regression, Task
+
+T = TypeVar("T")
+
+
+def embeddings_of(module: nn.Module, columns: Sequence[T]) -> Iterator[tuple[nn.Embedding, Sequence[T]]]:
+    """Each embedding in a module with the columns that it gets, of the `columns` that the module gets.
+
+    Embeddings behind other layers than `select` and containers are left out: their input has no columns.
+    """
+    if isinstance(module, nn.Sequential):
+        for layer in module.layers:
+            yield from embeddings_of(layer, columns)
+            if not isinstance(layer, nn.Select):
+                return
+            columns = [columns[i] for i in layer.indices]
+    elif isinstance(module, (nn.Concat, nn.Add)):
+        for branch in module.branches:
+            yield from embeddings_of(branch, columns)
+    elif isinstance(module, nn.Embedding):
+        yield module, columns
+
+
+def embedding_problems(module: nn.Module, columns: Sequence[Column]) -> Iterator[str]:
+    """One line for each embedding in a module that cannot take its columns, of the `columns` that the module gets."""
+    for embedding, own in embeddings_of(module, columns):
+        for column in own:
+            name, size = printable(column.title), embedding.num_embeddings
+            if column.categories is None:
+                yield f"column {name} has numbers, expected categories before an embedding; select picks columns"
+            elif size <= len(column.categories):
+                count = len(column.categories)
+                what = f"column {name} has {count} categories, and 0 stands for others"
+                yield f"found num_embeddings {size}, expected at least {count + 1}: {what}"
+
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +102,7 @@ def check_fit(cfg: Config, net: Network, data_set: DataSet) -> None:
             expected = f"expected [{prod(shape)}], the length of a sequence (data.length)"
         raise cfg.error_at(("model", "input"), f"found {found(net.input_shape)}, {expected}")
     if data_set.encoder is not None and any(data_set.encoder.indexed):
-        for problem in embedded_columns.problems(net.model, data_set.encoder.columns.features):
+        for problem in embedding_problems(net.model, data_set.encoder.columns.features):
             raise cfg.error_at(("model", "layers"), problem)
     positions = (net.task.length,) if isinstance(net.task, NextClass) else ()
     outputs, classes = net.model.output_shape(net.input_shape), len(data_set.targets or data_set.classes)
@@ -82,7 +118,7 @@ def check_fit(cfg: Config, net: Network, data_set: DataSet) -> None:
         raise cfg.error_at(
             last_layer, f"found {counted(outputs[-1], 'outputs')}, expected at least {classes}: {labels}"
         )
-    for embedding, _ in embedded_columns.embeddings(net.model, range(net.input_shape[0])) if positions else ():
+    for embedding, _ in embeddings_of(net.model, range(net.input_shape[0])) if positions else ():
         if embedding.num_embeddings < classes:
             reason = f"found num_embeddings {embedding.num_embeddings}, expected at least {classes}: {labels}"
             raise cfg.error_at(("model", "layers"), reason)
@@ -200,7 +236,7 @@ def check_embeddings(experiment: Experiment) -> None:
     cfg, data_set, model = experiment.config, experiment.data, experiment.network.model
     indexed = data_set.encoder is not None and any(data_set.encoder.indexed)
     shape = experiment.network.input_shape
-    embeddings = list(embedded_columns.embeddings(model, range(shape[0])))
+    embeddings = list(embeddings_of(model, range(shape[0])))
     if cfg.data.is_text or indexed or not embeddings:
         return
     if cfg.data.normalize:

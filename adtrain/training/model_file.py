@@ -32,10 +32,9 @@ from adtrain.text import counted, first_names
 from adtrain.training import network, tensor_file
 from adtrain.training.checkpoint import ModelMetadata, of_model
 from adtrain.training.checks import check_targets
-from adtrain.training.data_section import read_data, takes_numbers
 from adtrain.training.experiment import TOTALS, Experiment
 from adtrain.training.network import Network
-from adtrain.training.preparation import with_absolute_paths
+from adtrain.training.preparation import read_data, takes_numbers, with_absolute_paths
 from adtrain.training.step import EvaluationStep, TrainState, evaluation_step
 from adtrain.training.tensor_file import TensorFile
 from adtrain.training.trust import NONE, Trust

@@ -100,6 +100,7 @@ class Summary:
         step_ms: None if no step was taken since the resumption.
         spans: what `total_seconds` went into, one activity after the other.
         ops, ops_sum_ms: of a profile, with times per step; empty or None if nothing was profiled.
+        profiled_step_ms: the time of a whole step while it was profiled, without the timing of its operations.
         ops_to_step_ratio: `ops_sum_ms` over the mean time of a step of the training, or of the profile if no step was
             taken since the resumption.
     """
@@ -130,6 +131,7 @@ class Summary:
     ops_sum_ms: Duration | None
     ops_to_step_ratio: Duration | None
     versions: dict[str, str]
+    profiled_step_ms: Duration | None = None
 
 
 def read_summary(run: Path) -> Summary | None:
@@ -152,6 +154,37 @@ def model_text(summary: Summary) -> str | None:
     if epoch == best.epoch:
         return f"of epoch {epoch} of {summary.epochs}, the best by {best.by}"
     return f"of epoch {epoch}, the last; the best by {best.by} is epoch {best.epoch}"
+
+
+LEAST_RATIO, GREATEST_RATIO = 0.8, 1.25
+"""Times whose ratio is within these bounds are taken as equal."""
+
+
+def operations_text(summary: Summary) -> str:
+    """The sum of the operations beside the step that ran. If they differ much, also what is known about the reason."""
+    total, ratio, profiled = summary.ops_sum_ms, summary.ops_to_step_ratio, summary.profiled_step_ms
+    if not total or not ratio:
+        return ""
+    step = total / ratio
+    text = f"sum {total:.3f} ms, {ratio:.1%} of a step of {step:.3f} ms"
+    if LEAST_RATIO <= ratio <= GREATEST_RATIO or not profiled:
+        return text
+    reasons = []
+    if total < LEAST_RATIO * profiled:
+        reasons.append(
+            f"{profiled - total:.3f} ms of a profiled step pass between its operations: launches, and work of the host"
+        )
+    if total > GREATEST_RATIO * profiled:
+        reasons.append(
+            f"a profiled step takes {profiled:.3f} ms as a whole, because its operations overlap, or wait for one "
+            "another only when they are timed"
+        )
+    if not LEAST_RATIO <= step / profiled <= GREATEST_RATIO:
+        reasons.append(
+            f"the profiled steps took {profiled:.3f} ms each: during the training other programs, the reading of data, "
+            "or smaller last batches changed the time of a step"
+        )
+    return "; ".join([text, *reasons])
 
 
 def summarize(
@@ -197,6 +230,7 @@ def summarize(
         ops_sum_ms=ops_sum_ms,
         ops_to_step_ratio=ops_sum_ms / mean_ms if ops_sum_ms and mean_ms else None,
         versions={"adtrain": __version__, "python": platform.python_version(), "numpy": np.__version__},
+        profiled_step_ms=profiled_step_ms,
     )
 
 

@@ -1,4 +1,4 @@
-/* The functions that exported C calls, one for each kind of layer. `adtrain export` copies those that a network needs.
+/* The functions that exported C calls, for operations and whole layers. `adtrain export` copies those that it needs.
 
    All arrays are float and C-contiguous; a sample of an image is (channels, height, width). Weights of matrices are
    stored transposed, (inputs, outputs). A pointer `bias` may be NULL. x and y are different arrays, except in functions

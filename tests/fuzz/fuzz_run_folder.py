@@ -29,7 +29,7 @@ with atheris.instrument_imports(
 
 RUN, SWEEP, RESULT, PAGE = "run", "sweep", "run/result.json", "page.html"
 SHOW = [["compare", RUN], ["report", RUN, "-o", PAGE]]
-RESUME = [["train", "--resume", RUN, "--epochs", "3", "--eager", "--profile-steps", "0"]]
+RESUME = [["train", "--resume", RUN, "--epochs", "3", "--eager"]]
 COMMANDS = {
     "summary.json": SHOW,
     "metrics.jsonl": SHOW + RESUME,

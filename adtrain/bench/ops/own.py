@@ -11,7 +11,7 @@ import numpy as np
 
 from adtrain.bench.ops.table import ELEMENTS, Bench
 from adtrain.core.errors import OptionError
-from adtrain.custom_op import OwnOp
+from adtrain.custom_ops import OwnOp
 from adtrain.samplers import Sampler
 
 

@@ -16,6 +16,7 @@ from adtrain.bench.peers.systems import ADTRAIN
 from adtrain.bench.scaling.request import PEERS, Measured, Request
 from adtrain.bench.scaling.worker import SAMPLE_SECONDS, SAMPLES
 from adtrain.bench.timing.protocol import observed_load, protocol
+from adtrain.config.problems import known
 from adtrain.core.errors import AdtrainError, OptionError
 from adtrain.distributed.launch import end, start
 
@@ -109,6 +110,8 @@ def scaling(
 def _check(ranks: Sequence[int], peers: Sequence[str], device: str) -> None:
     if odd := [count for count in ranks if count & (count - 1)]:
         raise OptionError(f"--ranks: found {odd[0]}, expected powers of two")
+    if unknown := [name for name in peers if name not in PEERS]:
+        raise OptionError(f"--against {unknown[0]}: {known(unknown[0], PEERS)}")
     if peers and find_spec("torch") is None:
         raise OptionError(f"{', '.join(peers)}: torch is not installed (pip install torch)")
     for name in peers:

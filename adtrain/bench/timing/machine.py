@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,10 @@ from adtrain.data.file_array import machine_memory
 
 WINDOW_S = 0.25
 """How long the load is observed; the counters advance in steps of 10 ms."""
+
+PROC_STAT = Path("/proc/stat")
+BLAS_THREADS = tuple(f"{prefix}openblas_get_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", ""))
+"""The functions of OpenBLAS, by the names that NumPy's and other builds give them."""
 
 BUSY = 0.2
 """Share of the cores that other work may keep busy; above it, threads wait for one another."""
@@ -40,12 +47,26 @@ def thread_count() -> int:
     return min(int(given), cores) if given.isdecimal() and int(given) else cores
 
 
-def busy_cores() -> float:
+def busy_cores() -> float | None:
     """The number of cores that other processes, or other guests of the host, keep busy while this process sleeps
-    WINDOW_S."""
-    import psutil
+    WINDOW_S; None on systems without PROC_STAT."""
+    try:
+        before = processor_ticks(PROC_STAT.read_text())
+        time.sleep(WINDOW_S)
+        after = processor_ticks(PROC_STAT.read_text())
+    except OSError:
+        return None
+    busy, elapsed = (x - y for x, y in zip(after, before, strict=True))
+    return busy / max(elapsed, 1) * (os.cpu_count() or 1)
 
-    return psutil.cpu_percent(WINDOW_S) / 100 * (os.cpu_count() or 1)
+
+def processor_ticks(text: str) -> tuple[int, int]:
+    """The ticks in which cores had work, and all, since the system started; by the first line of PROC_STAT.
+
+    Its columns are user, nice, system, idle, iowait, irq, softirq and steal. What follows is part of user and nice.
+    """
+    ticks = [int(x) for x in text.partition("\n")[0].split()[1:9]]
+    return sum(ticks) - sum(ticks[3:5]), sum(ticks)
 
 
 def is_busy(load: float | None, cores: int | None) -> bool:
@@ -60,7 +81,11 @@ def blas_name() -> str:
 
 
 def blas_threads() -> int | None:
-    """The number of threads of the BLAS that NumPy loaded; None for one that threadpoolctl does not know."""
-    from threadpoolctl import threadpool_info
-
-    return next((library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"), None)
+    """The number of threads of the BLAS that NumPy loaded; None where it is not found, or has none of BLAS_THREADS."""
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    libraries = {path for line in lines if "blas" in os.path.basename(path := line.split(maxsplit=5)[-1])}
+    functions = (getattr(ctypes.CDLL(path), name, None) for path in sorted(libraries) for name in BLAS_THREADS)
+    return next((int(function()) for function in functions if function is not None), None)

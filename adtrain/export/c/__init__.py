@@ -1,9 +1,9 @@
 """A trained network as C that needs only the C library.
 
-- `network` adds the calls of layers (`layers`, `recurrent`) to a program (`writer`); `int8` does so in int8.
-- `memory` places the values of these calls in one array.
+- `network` writes the equations of an evaluation as statements (`statements`); `int8` does so in int8, and `training`
+  for a training step.
+- `code` holds the statements of a function and places their values in memory.
 - `source` makes the files: `header`, `body`, `main_program`. The functions that are called are those of
   `kernels/export/`, which `library` reads.
-- `training` writes a training step.
 - `compiled` compiles the file for this machine; `wasm` for WebAssembly, and `page` puts that into a page.
 """

@@ -59,6 +59,7 @@ class Code:
     Attributes:
         names: C names of values that have a place: parameters, weights that change, results that overwrite these.
         known: values that are constants. Those that statements use become arrays.
+        weights: the names of those that belong to a layer.
         arrays: constant arrays by their C names.
         steps: statements, and comments between them.
         simd: whether arrays are in the layouts of `layers_simd.c`.
@@ -139,7 +140,7 @@ class Code:
         """The C name of a value that is known, or of `x`, the same in another layout."""
         if v in self.names:
             return self.names[v]
-        name = f"layer_{self.weights[v]}" if v in self.weights else f"{self.prefix}constant"
+        name = f"layer_{self.weights[v]}" if v in self.weights else f"{self.prefix}constant_{len(self.arrays)}"
         return self.constant(name, self.known[v] if x is None else x)
 
     def place(self, kept: Iterable[Variable]) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from adtrain import nn
-from adtrain.core.array import Array, array
+from adtrain.core.array import array
 from adtrain.core.errors import AdtrainError
 from adtrain.core.fused import renamed
 from adtrain.core.primitive import PRIMITIVES, Trait
@@ -87,14 +87,14 @@ def translated(trained: TrainedModel, simd: bool = False, training: bool = False
     found = evaluation(trained)
     if not training:
         found = found.with_known_weights()
-    program = _lowered(found, training)
+    program, factors = _lowered(found, training)
     outputs, predictions = program.outputs
     results = interface(trained).results
     names = {found.images: IMAGE}
     if training:
         names |= {v: c_identifier(f"layer_{name}") for v, name in found.weights.items()}
     known = {v: x.numpy() for v, x in program.constants.items()}
-    code = Code(names, known, found.weights, simd=simd)
+    code = Code(names, known, {**found.weights, **factors}, simd=simd)
     notes = Notes(found)
     for e in program.equations:
         for note in notes.before(e):
@@ -144,13 +144,20 @@ class Notes:
             self.last = scope
 
 
-def _lowered(found: Evaluation, training: bool) -> Program:
-    """The evaluation with the forms that have a function for their sizes; the equations of others are loops."""
+def _lowered(found: Evaluation, training: bool) -> tuple[Program, dict[Variable, str]]:
+    """The evaluation with the forms that have a function for their sizes; the equations of others are loops.
+
+    Also the names of the factors of batch normalisations.
+    """
     constants = dict(found.program.constants)
+    factors: dict[Variable, str] = {}
     equations: list[Equation] = []
     for e in found.program.equations:
         if e.form == "batch_norm" and constants.keys() >= set(e.inputs[1:]):
-            equations += _affine(e, found, constants)
+            new, arrays = _affine(e, found)
+            equations += new
+            constants |= {v: array(x) for v, x in arrays.items()}
+            factors |= {v: f"{found.layer_of(e)}.{name}" for v, name in zip(arrays, ("factor", "summand"), strict=True)}
         elif not e.form or _has_function(e, constants.keys(), found.weights.keys() if training else ()):
             equations.append(e)
         else:
@@ -160,7 +167,7 @@ def _lowered(found: Evaluation, training: bool) -> Program:
     program = replace(found.program, equations=tuple(equations), constants=constants)
     for apply in (simplify_reshapes, merge_common_subexpressions, remove_dead_code, fuse_loops):
         program = apply(program)
-    return program
+    return program, factors
 
 
 def _has_function(e: Equation, known: Container[Variable], changing: Container[Variable]) -> bool:
@@ -174,22 +181,21 @@ def _has_function(e: Equation, known: Container[Variable], changing: Container[V
     return e.form in FORM_WRITERS
 
 
-def _affine(e: Equation, found: Evaluation, constants: dict[Variable, Array]) -> list[Equation]:
-    """A batch normalisation with known statistics as a product and a sum; its factors are computed in float64."""
-    x, (y,) = e.inputs[0], e.outputs
+def _affine(e: Equation, found: Evaluation) -> tuple[list[Equation], dict[Variable, np.ndarray]]:
+    """A batch normalisation with known statistics as a product and a sum, and the factors of its channels."""
+    x, (y,), arrays = e.inputs[0], e.outputs, dict[Variable, np.ndarray]()
     equations = []
     for name, numbers in zip(("mul", "add"), factor_and_summand(e, found), strict=True):
         shape = (numbers.size, *[1] * (len(x.type.shape) - 2))
         vector, spread, out = (Variable(ArrayType(s, y.type.dtype), y.device) for s in (shape, *[y.type.shape] * 2))
         out = y if name == "add" else out
-        constants[vector] = array(numbers.astype(y.type.dtype).reshape(shape))
-        broadcast = PRIMITIVES["broadcast_to"]
+        arrays[vector] = numbers.astype(y.type.dtype).reshape(shape)
         equations += [
-            Equation(broadcast, (vector,), {"shape": y.type.shape}, (spread,), e.scope),
+            Equation(PRIMITIVES["broadcast_to"], (vector,), {"shape": y.type.shape}, (spread,), e.scope),
             Equation(PRIMITIVES[name], (x, spread), {}, (out,), e.scope),
         ]
         x = out
-    return equations
+    return equations, arrays
 
 
 def factor_and_summand(e: Equation, found: Evaluation) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""The `adtrain` script, outside the package, so that Ctrl-C is handled while the package is imported (0.5 s)."""
+"""The entry point of the `adtrain` script: what has to be done before NumPy and the commands are imported (0.5 s)."""
 
 from __future__ import annotations
 
@@ -6,26 +6,20 @@ import errno
 import gc
 import mmap
 import os
-import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from types import FrameType
 from typing import NoReturn
 
-USE_DEVICE = ("train", "eval", "sweep")
-"""Commands that run on the GPU if there is one."""
+from adtrain.cli import COMMANDS, EARLY
+from adtrain.distributed.environment import has_rank
+from adtrain.signals import end_with, interrupt_while_importing
 
-RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-"""Variables of launchers; which GPU a rank uses is decided later."""
-
-USAGE, INTERRUPTED = 2, 130
 ADDRESS_SPACE = 160 << 20
 """Bytes that NumPy and OpenBLAS take when they are imported. Without them OpenBLAS would end the process."""
 NO_MEMORY = b"adtrain: error: too little memory to start; raise ulimit -v\n"
 NO_FILES = b"adtrain: error: too many open files; raise ulimit -n\n"
-NO_THREADS = b"adtrain: error: NumPy cannot start its threads; raise ulimit -u, or set OPENBLAS_NUM_THREADS=1\n"
 
 
 def main() -> NoReturn:
@@ -38,10 +32,10 @@ def main() -> NoReturn:
         _main()
     except (MemoryError, OSError, ImportError) as error:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-            _fail(NO_FILES)
+            end_with(NO_FILES)
         # The dynamic linker says "failed to map segment" or "cannot allocate memory".
         if isinstance(error, MemoryError) or "failed to map" in str(error) or "annot allocate" in str(error):
-            _fail(NO_MEMORY)
+            end_with(NO_MEMORY)
         raise
 
 
@@ -53,35 +47,28 @@ def require_address_space() -> None:
         raise MemoryError from None
 
 
-def _fail(line: bytes) -> NoReturn:
-    """Print the line and end the process, without a module that may be missing."""
-    try:
-        os.write(2, line)
-    finally:
-        os._exit(USAGE)
-
-
 def _main() -> NoReturn:
-    end_at_interrupt()
-    if wants_gpu(sys.argv[1:], os.environ):
-        with suppress(RuntimeError):  # the limit of threads, which is reported when NumPy is imported
-            threading.Thread(target=create_context).start()
-    gc.disable()  # imports leave no garbage; the command enables it
-    # Plug-ins of pydantic observe validation. To find them, it would read the metadata of all installed packages.
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    if sys.argv[1:2] and sys.argv[1] in USE_DEVICE:
-        # The threads of NumPy's OpenBLAS wait actively for 2^26 clock cycles (30 ms), on each core, before they sleep.
-        os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
-    from adtrain.cli.main import main as run
+    with interrupt_while_importing(has_rank(os.environ)):
+        if wants_gpu(sys.argv[1:], os.environ):
+            with suppress(RuntimeError):  # the limit of threads, which is reported when NumPy is imported
+                threading.Thread(target=create_context).start()
+        gc.disable()  # imports leave no garbage; the command enables it
+        # Plug-ins of pydantic observe validation. To find them, it would read the metadata of all installed packages.
+        os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+        if sys.argv[1:2] and sys.argv[1] in EARLY:
+            # The threads of NumPy's OpenBLAS wait actively for 2^26 clock cycles (30 ms), on each core, before they
+            # sleep.
+            os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
+        from adtrain.cli.main import main as run
 
-    if signal.getsignal(signal.SIGINT) is _end:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if sys.argv[1:2] and sys.argv[1] in COMMANDS:
+            import numpy  # noqa: F401  (OpenBLAS starts its threads)
     run()
 
 
 def wants_gpu(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Whether the command is one that will run on the GPU, as far as can be seen before it is parsed."""
-    if not arguments or arguments[0] not in USE_DEVICE or any(name in environment for name in RANK_VARIABLES):
+    if not arguments or arguments[0] not in EARLY or has_rank(environment):
         return False
     words = {word.partition("=")[0] for word in arguments}
     if words & {"--help", "-h", "--dry-run", "--ranks"}:
@@ -105,23 +92,3 @@ def create_context() -> None:
     device, context = ctypes.c_int(), ctypes.c_void_p()
     if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
-
-
-def end_at_interrupt() -> None:
-    """Let SIGINT end the process with exit code 130, unless the caller ignores the signal.
-
-    OpenBLAS, which NumPy imports, raises the same signal where it cannot start its threads; then the exit code is 2.
-    """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _end)
-
-
-def _end(number: int, frame: FrameType | None) -> NoReturn:
-    try:
-        threading.Thread(target=int).start()
-    except RuntimeError:
-        _fail(NO_THREADS)
-    if any(name in os.environ for name in RANK_VARIABLES):  # mpiexec ends the other ranks only if a signal ended one
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-    os._exit(INTERRUPTED)
