@@ -168,6 +168,7 @@ class Host:
         false = {name if value == "0" else f"!{name}" for name, value in macros}
         conditional = re.compile(r"#if ([^\n]*)\n(.*?)#endif", re.DOTALL)
         present = conditional.sub(lambda part: "" if false & {*part[1].split(" && ")} else part[2], found.group(1))
+        present = re.sub(r"\bIF\((\w+),(.*?)\)", lambda part: "" if part[1] in false else part[2], present)
         text = re.sub(r"#\w.*", "", present)
         joined = task.source.text.replace("\\\n", " ")
         for macro, value in re.findall(r"^#define (\w+) +(int64_t .*)", joined, re.MULTILINE):

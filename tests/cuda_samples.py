@@ -243,7 +243,7 @@ def all_candidates(lowering: Lowering, equation: Equation) -> Iterator[tuple[Can
 
     Launches without work are left out, and so are library calls.
     """
-    generated = is_loops(equation) or equation.primitive in GENERATED
+    generated = is_loops(equation) or not {equation.form, equation.primitive}.isdisjoint(GENERATED)
     for kernel in [None] if generated else lowering.candidates(equation):
         launches = lowering.launches(equation, kernel)
         yield kernel, [x for x in launches if isinstance(x, LaunchPlan) and not x.size.empty]

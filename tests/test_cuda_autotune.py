@@ -235,7 +235,7 @@ def test_the_cache_key_depends_on_problem_sources_candidates_device_and_compiler
     keys.append(made.key(first))
     gpu.name = Gpu.name
     assert made.key(first) == keys[0]
-    monkeypatch.setattr(launch_plan, "file_source", lambda file, dtypes, definitions: Source(file, "changed"))
+    monkeypatch.setattr(launch_plan, "file_source", lambda file, dtypes, definitions, *memory: Source(file, "changed"))
     keys.append(made.key(first))
     monkeypatch.setattr(compiler, "version", lambda: "13.1")
     keys.append(made.key(first))

@@ -8,7 +8,8 @@ from conftest import NvrtcLog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adtrain.backends.cuda.compiler import architecture, file_source
+from adtrain.backends.cuda.compiler import architecture
+from adtrain.backends.cuda.launch_plan import launch_source
 from adtrain.backends.cuda.targets import H200
 from adtrain.core.target import Target
 from adtrain.core.types import ArrayType
@@ -74,8 +75,7 @@ def test_the_kernel_compiles_without_spills_or_serialized_wgmma(nvrtc_log: Nvrtc
     for size, width, transposed in [*ways, *((1024, 128, each) for each in FLAGS)]:
         gemm = Bf16x3Gemm(H200, (2, size, size, size), Bf16x3Tile(width), 1 + size % 2, transposed)
         launch = gemm.kernel().launches[0]
-        source = file_source(launch.file, launch.dtypes, tuple(sorted(launch.definitions.items())))
-        log = nvrtc_log(source, architecture(CAPABILITY)).splitlines()
+        log = nvrtc_log(launch_source(launch), architecture(CAPABILITY)).splitlines()
         wrong = [line for line in log if "spill" in line and " 0 bytes spill stores" not in line]
         wrong += [line for line in log if "serializ" in line or "setmaxnreg" in line]
         assert wrong == [], (size, width, transposed)

@@ -17,7 +17,7 @@ from adtrain import ops, passes
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError
 from adtrain.backends.cuda.fusions import gpu_fusions
-from adtrain.backends.cuda.launch_plan import LaunchPlan
+from adtrain.backends.cuda.launch_plan import LaunchPlan, launch_source
 from adtrain.backends.cuda.lower import Candidate, Lowering
 from adtrain.backends.cuda.targets import H200
 from adtrain.cases import CASES
@@ -243,9 +243,8 @@ def test_a_long_row_of_softmax_leaves_room_for_static_shared_memory(name: str, d
     target = TARGETS[0]
     kernels = cuda_kernels(name, target, ArrayType((8, 100_000), np.dtype(dtype)), axis=1)
     (launch,) = next(k.launches for k in kernels if k.launches[0].name == "softmax_long")
-    source = compiler.file_source(launch.file, launch.dtypes, tuple(sorted(launch.definitions.items())))
     try:
-        log = compiler.compile_source(source, compiler.architecture(target.capability)).log
+        log = compiler.compile_source(launch_source(launch), compiler.architecture(target.capability)).log
     except CudaCompilerError as error:
         pytest.skip(str(error))
     of_kernel = log.partition(f"'{launch.name}'")[2]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import numpy as np
 import packed_gemm_emulated
@@ -28,7 +27,8 @@ from test_gpu_products import adversarial
 
 from adtrain.assets import asset_path
 from adtrain.backends.cuda import compiler
-from adtrain.backends.cuda.compiler import CudaCompilerError, Source, architecture, file_source
+from adtrain.backends.cuda.compiler import CudaCompilerError, Source, architecture
+from adtrain.backends.cuda.launch_plan import launch_source
 from adtrain.backends.cuda.targets import H200
 from adtrain.core.target import Target
 from adtrain.core.types import ArrayType
@@ -87,7 +87,7 @@ def test_the_fallback_launches_as_many_threads_as_its_tile_has() -> None:
     for packed in PACKED_TILES["full"]:
         tile = packed.fallback_tile
         assert (tile.m, tile.n, tile.warp_n) == (PACKED_ROWS, packed.n, packed.n // 2)
-        mma = f"Fma<{tile.warp_m}, TILE_N / 2>"
+        mma = f"Fma<{tile.warp_m}, TILE_N / 2>, SHARED_BYTES"
         assert f"Tile<PACKED_ROWS, TILE_N, {tile.k}, {tile.slices}, {tile.stages}, {mma}> FmaTile;" in text
 
 
@@ -163,7 +163,7 @@ def sources() -> list[Source]:
         fitting = [(n, (a, b)) for n, (a, b) in layouts if tile.suits(n, n, n, (not a, b))]
         for size, transposed in fitting if i == 0 else [fitting[i % len(fitting)]]:
             for launch in PackedGemm(H200, (2, size, size, size), tile, transposed).kernel().launches:
-                found[file_source(launch.file, launch.dtypes, tuple(sorted(launch.definitions.items())))] = None
+                found[launch_source(launch)] = None
     return list(found)
 
 
@@ -178,9 +178,9 @@ def test_the_kernels_compile_without_spills_or_serialized_wgmma(nvrtc_log: Nvrtc
 
 
 @pytest.mark.needs_nvrtc
-@pytest.mark.parametrize("name", [*STRUCT_BYTES, "SHARED_BYTES"])
-def test_a_wrong_number_of_bytes_does_not_compile(name: str) -> None:
+@pytest.mark.parametrize("name", STRUCT_BYTES)
+def test_a_wrong_number_of_bytes_does_not_compile(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STRUCT_BYTES, name, STRUCT_BYTES[name] - 16)
     gemm = PackedGemm(H200, (1, 1024, 1024, 1024), TILES[0], (False, False)).kernel().launches[3]
-    macros: dict[str, Any] = {**gemm.definitions, name: gemm.definitions[name] - 16}
     with pytest.raises(CudaCompilerError, match="static assertion"):
-        compiler.compile_source(file_source(gemm.file, gemm.dtypes, tuple(macros.items())), architecture(CAPABILITY))
+        compiler.compile_source(launch_source(gemm), architecture(CAPABILITY))

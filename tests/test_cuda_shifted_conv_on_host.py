@@ -19,6 +19,7 @@ from adtrain.backends.cuda.targets import H200
 from adtrain.cache import Cache
 from adtrain.core.array import array
 from adtrain.core.kernel import CudaKernel
+from adtrain.core.memory_layout import MemoryLayout
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
@@ -135,15 +136,17 @@ def test_tiles_of_all_widths_give_the_same(host: Host, filters: int) -> None:
     assert len({y.tobytes() for y in found}) == 1
 
 
-def test_too_little_shared_memory_is_a_compile_error(host: Host) -> None:
+def test_stages_of_another_size_are_a_compile_error(host: Host) -> None:
     problem = stride_one((1, 8, 9, 13), (1, 40, 7, 11), (3, 3), (0, 0))
     x, w = drawn(problem.images, (40, 8, 3, 3))
     e = equation(conv2d_p, [x, w], {"window": Window((1, 1), (0, 0), (1, 1), 1), "precision": "full"})
     (kernel,) = ShiftedConv(PaddedIndex(problem), TARGET, False).kernels()
     multiply = kernel.launches[1]
-    macros = {**multiply.definitions, "SHARED_BYTES": multiply.shared - 1}
-    with pytest.raises(AssertionError, match="dynamic shared memory"):
-        host.computed(e, replace(kernel, launches=(replace(multiply, definitions=macros),)), [x, w])
+    assert isinstance(multiply.shared, MemoryLayout)
+    shared = MemoryLayout(multiply.shared)
+    shared.macros = multiply.shared.macros.replace("array_at<E, ", "array_at<E, 16 + ")
+    with pytest.raises(AssertionError, match="MemoryLayout"):
+        host.computed(e, replace(kernel, launches=(replace(multiply, shared=shared),)), [x, w])
 
 
 def test_weight_gradient_with_underflowing_squares(host: Host) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from adtrain.assets import asset_path
 from adtrain.backends.cuda import compiler
 
-KERNEL = re.compile(r"^KERNEL\b[^{;]*\b(?P<name>\w+)\([^{;()]*\)\s*\{\s*(?P<first>[^;{]*;)", re.MULTILINE)
+PARAMETERS = r"\((?:[^{;()]|\bIF\([^()]*\))*\)"
+KERNEL = re.compile(rf"^KERNEL\b[^{{;]*\b(?P<name>\w+){PARAMETERS}\s*\{{\s*(?P<first>[^;{{]*;)", re.MULTILINE)
 LATE = {"pack_matrices", "packed_gemm", "bfloat16_gemm"}
 """Kernels that do other work before they wait. The first two are later launches of one candidate: what they read before
 was written two launches earlier, or is an input that the first launch has waited for. The last one reads no memory

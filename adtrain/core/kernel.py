@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from adtrain.core.memory_layout import MemoryLayout
+
 MAX_GRID = (2**31 - 1, 65_535, 65_535)
 """Maximum of thread blocks of a CUDA grid in x, y and z."""
 
@@ -51,6 +53,8 @@ class CKernel:
         checked: the function returns int: 0, or 1 where an index is out of range. The caller then raises ShapeError,
             which names the operation and its scope.
         in_place: numbers of an output and of an argument that may have the same memory, if their types are equal.
+        definitions: macros that the file is compiled with, such as lengths from which sizes of memory follow. All
+            functions of a file have the same.
     """
 
     file: str
@@ -67,6 +71,7 @@ class CKernel:
     each: bool = False
     checked: bool = False
     in_place: tuple[tuple[int, int], ...] = ()
+    definitions: Mapping[str, int] = field(default_factory=dict)
 
     def element_types(self, *types: Any, **params: Any) -> tuple[np.dtype, ...]:
         """T, or T and U."""
@@ -94,8 +99,9 @@ class CudaLaunch:
         blocks: the grid, one number or up to three (x, y, z).
         threads: threads of a block, with ``blocks``. A kernel with __launch_bounds__ gets exactly this; another one may
             get fewer, a multiple of 32. None: the number with the best occupancy.
-        shared: bytes of dynamic shared memory.
+        shared: bytes of dynamic shared memory. A `MemoryLayout` has macros for its arrays.
         definitions: macros that the source is compiled with, such as tile sizes.
+        layouts: others whose macros the file needs. All launches of a file have those that any of its kernels takes.
         operands: the equation's inputs and outputs that the kernel gets as pointers, numbered in this order. None: all.
         checked: the kernel stores 1 in ``*bad`` where an index is out of range.
         cooperative: blocks wait for each other. The driver refuses the launch if not all of them can run at once.
@@ -110,6 +116,7 @@ class CudaLaunch:
     threads: int | None = None
     shared: int = 0
     definitions: Mapping[str, int] = field(default_factory=dict)
+    layouts: tuple[MemoryLayout, ...] = ()
     operands: tuple[int, ...] | None = None
     checked: bool = False
     cooperative: bool = False

@@ -9,7 +9,7 @@
 #include "philox.h"
 #include "tile.h"
 
-enum { QUERIES = TILE_COLUMNS, KEYS = 64 }; /* columns and rows of a block of scores */
+enum { QUERIES = TILE_COLUMNS }; /* columns of a block of scores; it has KEYS rows, a macro (lowering/cpu/attention.py) */
 
 /* Arrays, lengths and options. Head z is head z % heads of example z / heads. `mask` ([z][keys], false for keys to
    ignore) and `rng` (for dropout) may be NULL. */
@@ -24,13 +24,16 @@ typedef struct {
 } Attention;
 
 /* The memory of a thread; lowering/cpu/attention.py states its size. PACKED(width) elements hold a packed block. */
-#define PACKED(width) (64 * ((width) + TILE_COLUMNS))
+#define PACKED(width) (KEYS * ((width) + TILE_COLUMNS))
 typedef struct {
     T *scores, *by_scores, *kept;                /* KEYS x QUERIES */
     T *kept_rows;                                /* QUERIES x KEYS */
     T *q_columns, *ct_columns, *out_columns;     /* packed transposes of blocks of q, of the cotangent and the output */
     T *q_rows, *ct_rows, *k_rows;                /* packed blocks of q, of the cotangent and k */
 } Scratch;
+_Static_assert(sizeof(Scratch) + 64 <= STRUCT_BYTES && 2 * QUERIES <= KEYS &&
+                   TILE_COLUMNS * sizeof(T) <= 2 * LARGEST_VECTOR,
+               "_scratch of adtrain/lowering/cpu/attention.py");
 
 static Scratch *carve(const Team *team, int64_t width) {
     Scratch *s = (Scratch *)team->scratch;

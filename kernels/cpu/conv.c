@@ -13,7 +13,8 @@
 static Correlation *take_correlations(char **memory, int64_t count, int64_t taps, int64_t tap_rows, int64_t spans,
                                       Correlation first) {
     Correlation *correlations = take_bytes(memory, count * sizeof(Correlation));
-    _Static_assert(sizeof(Correlation) == 168, "CORRELATION of adtrain/lowering/cpu/conv.py");
+    _Static_assert(sizeof(Correlation) == CORRELATION_BYTES && sizeof(Tap) == TAP_BYTES && sizeof(Span) == SPAN_BYTES,
+                   "STRUCTS of adtrain/lowering/cpu/conv.py");
     first.taps = take_bytes(memory, taps * sizeof(Tap));
     first.tap_rows = take_bytes(memory, tap_rows * sizeof(int32_t));
     first.spans = take_bytes(memory, (spans + count * MAX_VECTORS) * sizeof(Span));

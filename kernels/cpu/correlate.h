@@ -16,8 +16,8 @@
 #include "conv.h"
 
 /* Sums, two vectors of input and a weight fill the registers. A tile with fewer channels has more vectors, so that
-   enough additions overlap. */
-enum { MAX_CHANNELS = VECTOR_REGISTERS / 2 - 2, MAX_VECTORS = 4 };
+   enough additions overlap: up to MAX_VECTORS, a macro (lowering/cpu/conv.py). */
+enum { MAX_CHANNELS = VECTOR_REGISTERS / 2 - 2 };
 
 /* Number of tiles of a block of channels that are computed before the next block. */
 enum { STRIP = 4 };

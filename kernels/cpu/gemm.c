@@ -49,7 +49,9 @@ typedef struct {
     T total[]; /* of c, BLOCK_ROWS * BLOCK_LD numbers if there are groups of slices */
 } __attribute__((aligned(64))) Scratch;
 
-_Static_assert(sizeof(Scratch) <= (1 << 20), "lowering/cpu/gemm.py gives 1 MiB");
+_Static_assert(sizeof(Scratch) <= SCRATCH_BYTES && BLOCK_ROWS * BLOCK_LD * sizeof(T) <= TOTAL_BYTES &&
+                   GROUP * DEPTH >= LONG_SUM,
+               "MEMORY of adtrain/lowering/cpu/gemm.py");
 
 /* The strips of a slice of the transpose of a: strip t is (depth, rows of the strip), at to + depth * its first row. */
 static void pack_transposed_a(const T *a, int64_t ld, int64_t rows, int64_t strips, int64_t depth, T *to) {

@@ -11,8 +11,9 @@
 #include "elementary.h"
 #include "tile.h"
 
+_Static_assert(TILE_COLUMNS * sizeof(T) <= PANEL_BYTES, "PANEL_BYTES of adtrain/lowering/cpu/recurrent.py");
+
 enum {
-    BLOCK_ROWS = 48,
     DEPTH = 2048 / sizeof(T), /* of a slice of the product */
     MAX_AHEAD = 6,
 };

@@ -36,11 +36,13 @@ class Source(NamedTuple):
 
     Attributes:
         prototypes: of the functions that a program calls in a file of the user. The compiler compares both.
+        macros: names and values of other macros.
     """
 
     file: str
     dtypes: tuple[np.dtype, ...]
     prototypes: tuple[str, ...] = ()
+    macros: tuple[tuple[str, int], ...] = ()
 
     @property
     def suffix(self) -> str:
@@ -49,9 +51,9 @@ class Source(NamedTuple):
 
     @property
     def definitions(self) -> list[str]:
-        """The compiler options for the element types."""
+        """The compiler options for the element types and the other macros."""
         types = [f"-D{name}={c_type(dtype)}" for name, dtype in zip("TU", self.dtypes, strict=False)]
-        return [*types, f"-DSUFFIX={self.suffix}"]
+        return [*types, f"-DSUFFIX={self.suffix}", *(f"-D{name}={value}" for name, value in self.macros)]
 
 
 @dataclass(frozen=True)

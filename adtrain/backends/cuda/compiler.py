@@ -27,6 +27,7 @@ from adtrain.backends.cuda.nvrtc import Nvrtc, NvrtcError
 from adtrain.cache import digest, open_cache
 from adtrain.codegen.expressions import c_type
 from adtrain.core.errors import AdtrainError, DeviceError, DeviceFault, OutOfMemory
+from adtrain.core.memory_layout import MemoryLayout
 from adtrain.core.status import report_status
 from adtrain.includes import Includes
 
@@ -78,12 +79,15 @@ def architecture(capability: tuple[int, int]) -> str:
     return f"{major}{minor}{'a' if (major, minor) == (9, 0) else ''}"
 
 
-def file_source(file: str, dtypes: tuple[np.dtype, ...], definitions: tuple[tuple[str, int], ...]) -> Source:
+def file_source(
+    file: str, dtypes: tuple[np.dtype, ...], definitions: tuple[tuple[str, int], ...], *memory: int
+) -> Source:
     """A file of `kernels/cuda`, or one with an absolute path, for the element types T and U and with macros."""
     macros = tuple(f"-D{name}={value}" for name, value in definitions)
+    places = "".join(layout.macros for layout in memory if isinstance(layout, MemoryLayout))
     if os.path.isabs(file):  # a user may edit it while the process runs
-        return _source(file, Path(file).read_text(encoding="utf-8", errors="replace"), dtypes, macros)
-    return _source(file, _kernel_text(file), dtypes, macros)
+        return _source(file, Path(file).read_text(encoding="utf-8", errors="replace"), dtypes, macros, places)
+    return _source(file, _kernel_text(file), dtypes, macros, places)
 
 
 @functools.cache
@@ -92,10 +96,10 @@ def _kernel_text(file: str) -> str:
 
 
 @functools.lru_cache(4096)
-def _source(file: str, text: str, dtypes: tuple[np.dtype, ...], macros: tuple[str, ...]) -> Source:
+def _source(file: str, text: str, dtypes: tuple[np.dtype, ...], macros: tuple[str, ...], places: str) -> Source:
     # T and U are defined in the text, after NVRTC's own headers, which use these letters as template parameters.
     types = [f"#define {name} {c_type(dtype)}\n" for name, dtype in zip("TU", dtypes, strict=False)]
-    return Source(file, "".join(types) + f'#line 1 "{file}"\n{text}', macros)
+    return Source(file, "".join(types) + places + f'#line 1 "{file}"\n{text}', macros)
 
 
 @functools.cache

@@ -130,16 +130,21 @@ def _with_epilogue(plan: LaunchPlan, after: Epilogue) -> Source:
     return plan.source._replace(text=text, options=(*plan.source.options, *OPTIONS))
 
 
+def launch_source(launch: CudaLaunch) -> Source:
+    """The file of a launch, with its types and macros."""
+    macros = tuple(sorted(launch.definitions.items()))
+    return file_source(launch.file, launch.dtypes, macros, launch.shared, *launch.layouts)
+
+
 def _plans(kernel: CudaKernel, operands: tuple[int, ...]) -> list[LaunchPlan]:
     """The launches of a candidate. A launch that names no operands gets all."""
 
     def plan(launch: CudaLaunch) -> LaunchPlan:
-        file = file_source(launch.file, launch.dtypes, tuple(sorted(launch.definitions.items())))
         numbers = tuple(float(x) if isinstance(x, float) else int(x) for x in launch.numbers)
         pointers = operands if launch.operands is None else tuple(operands[i] for i in launch.operands)
         scratch = kernel.scratch is not None
         return LaunchPlan(
-            *(of_kernel(file, launch.name), launch.name, pointers, numbers, _size(launch), scratch),
+            *(of_kernel(launch_source(launch), launch.name), launch.name, pointers, numbers, _size(launch), scratch),
             *(launch.checked, launch.cooperative),
         )
 

@@ -9,10 +9,11 @@ from adtrain.core.registry import register
 from adtrain.lowering.cpu.shapes import in_full
 from adtrain.lowering.shapes import attention_lengths, optional_arguments
 
-BLOCK = 64
-"""KEYS in `attention.c`; QUERIES is at most half of it."""
-LARGEST_VECTOR = 64
-"""Bytes of the largest vector register."""
+BLOCK, LARGEST_VECTOR, STRUCT = 64, 64, 4096
+"""Keys of a block of scores, of which the queries are at most half; bytes of the largest vector register; bytes for the
+pointers to the blocks."""
+DEFINITIONS = {"KEYS": BLOCK, "LARGEST_VECTOR": LARGEST_VECTOR, "STRUCT_BYTES": STRUCT}
+"""Macros of `attention.c`."""
 
 
 def _numbers(*types: Any, **params: Any) -> tuple[int | float, ...]:
@@ -27,7 +28,7 @@ def _scratch(*types: Any, **params: Any) -> int:
     blocks."""
     itemsize = types[0].dtype.itemsize
     packed = 6 * BLOCK * (attention_lengths(*types, **params).width + 2 * LARGEST_VECTOR // itemsize)
-    return 4096 + itemsize * (2 * BLOCK * BLOCK + packed)
+    return STRUCT + itemsize * (2 * BLOCK * BLOCK + packed)
 
 
 for _name in ("attention", "attention_grad", "self_attention", "self_attention_grad"):
@@ -40,5 +41,6 @@ for _name in ("attention", "attention_grad", "self_attention", "self_attention_g
             _numbers,
             team=True,
             scratch=_scratch,
+            definitions=DEFINITIONS,
         ),
     )

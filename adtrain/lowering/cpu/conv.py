@@ -13,8 +13,9 @@ from adtrain.lowering.cpu.shapes import in_full
 CACHE_LINE = 64
 """Bytes to which each part of a function's scratch is rounded up; vectors may read that far past its end."""
 
-CORRELATION = 168
-"""Bytes of a struct of `kernels/cpu/correlate.h`."""
+STRUCTS = {"CORRELATION_BYTES": 168, "TAP_BYTES": 8, "SPAN_BYTES": 20, "MAX_VECTORS": 4}
+"""Macros of `conv.c`: bytes of structs of `kernels/cpu/correlate.h`; maximum spans of a tile."""
+CORRELATION, TAP_BYTES, SPAN_BYTES, MAX_VECTORS = STRUCTS.values()
 
 
 def numbers(x: Any, w: Any, y: Any, window: Any, precision: str) -> tuple[int, ...]:
@@ -47,7 +48,7 @@ def _forward_scratch(x: Any, w: Any, window: Any, precision: str) -> int:
 
 def _forward_prepared(x: Any, w: Any, window: Any, precision: str) -> int:
     (_, _, oh, ow), (_, c, kh, kw) = _output(x, w, window), w.shape
-    return aligned_bytes(CORRELATION, 8 * c * kh * kw, 4 * kh, 20 * (oh * ow + 4), _size(w))
+    return aligned_bytes(CORRELATION, TAP_BYTES * c * kh * kw, 4 * kh, SPAN_BYTES * (oh * ow + MAX_VECTORS), _size(w))
 
 
 def _input_grad_scratch(g: Any, w: Any, window: Any, size: tuple[int, int], precision: str) -> int:
@@ -60,8 +61,8 @@ def _input_grad_scratch(g: Any, w: Any, window: Any, size: tuple[int, int], prec
 
 def _input_grad_prepared(g: Any, w: Any, window: Any, size: tuple[int, int], precision: str) -> int:
     (o, _, kh, kw), (sh, sw) = w.shape, window.stride
-    taps, spans = o // window.groups * kh * kw, size[0] * size[1] + 4 * sh * sw
-    return aligned_bytes(CORRELATION * sh * sw, 8 * taps, 4 * kh * sw, 20 * spans, _size(w))
+    taps, spans = o // window.groups * kh * kw, size[0] * size[1] + MAX_VECTORS * sh * sw
+    return aligned_bytes(CORRELATION * sh * sw, TAP_BYTES * taps, 4 * kh * sw, SPAN_BYTES * spans, _size(w))
 
 
 def _size(w: Any) -> int:
@@ -95,6 +96,7 @@ FORWARD = CKernel(
     items=True,
     scratch=_forward_scratch,
     prepared=_forward_prepared,
+    definitions=STRUCTS,
 )
 INPUT_GRAD = CKernel(
     "conv.c",
@@ -103,6 +105,7 @@ INPUT_GRAD = CKernel(
     items=True,
     scratch=_input_grad_scratch,
     prepared=_input_grad_prepared,
+    definitions=STRUCTS,
 )
 WEIGHT_GRAD = CKernel(
     "conv_weight_grad.c",

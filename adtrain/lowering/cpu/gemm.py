@@ -14,6 +14,8 @@ SCRATCH = 1 << 20
 """Bytes for each thread: packed blocks of A and B, and a block of C."""
 LONG, TOTAL = 1 << 12, 256 * (1024 + 64)
 """From so many summands on there may be groups of slices, and so many more bytes are needed for their total."""
+MEMORY = {"SCRATCH_BYTES": SCRATCH, "TOTAL_BYTES": TOTAL, "LONG_SUM": LONG}
+"""Macros of `gemm.c`."""
 
 PANEL = 128
 """Maximum bytes of a row of a panel in `kernels/cpu/tile.h`."""
@@ -109,7 +111,7 @@ register(
     "matmul",
     "cpu",
     (
-        CKernel("gemm.c", "gemm", _numbers, team=True, scratch=_scratch),
+        CKernel("gemm.c", "gemm", _numbers, team=True, scratch=_scratch, definitions=MEMORY),
         CKernel("gemm_items.c", "gemm_rows", _row_numbers, items=_by_row, several_items=True, prepared=_prepared),
         CKernel(
             "gemm_items.c",

@@ -10,9 +10,11 @@ from adtrain.core.registry import register
 from adtrain.lowering.shapes import RECURRENT, reads_all_cotangents, recurrent_lengths
 
 BLOCK_ROWS = 48
-"""As in `recurrent.c`."""
+"""Rows of a block, a macro of `recurrent.c`."""
 PANEL_BYTES = 128
 """Bytes of a row of the widest panel of a packed weight."""
+MACROS = {"BLOCK_ROWS": BLOCK_ROWS, "PANEL_BYTES": PANEL_BYTES}
+"""Macros of `recurrent.c`."""
 MAX_SCRATCH = 1 << 28
 """Bytes for each thread. A larger network runs on NumPy."""
 
@@ -56,7 +58,8 @@ IN_PLACE = {
 
 for _cell in RECURRENT:
     for _name, _c_name in ((_cell, _cell), (f"{_cell}_grad", _grad_name(_cell))):
+        _places = IN_PLACE.get(_name, ())
         _kernel = CKernel(
-            "recurrent.c", _c_name, _numbers, team=True, scratch=_scratch, in_place=IN_PLACE.get(_name, ())
+            "recurrent.c", _c_name, _numbers, team=True, scratch=_scratch, in_place=_places, definitions=MACROS
         )
         register(_name, "cpu", _kernel)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.memory_layout import Arrays, MemoryLayout, lengths, memory_layout
 from adtrain.core.target import Target
 from adtrain.lowering.shapes import RecurrentLengths, reads_all_cotangents
 
@@ -94,31 +95,37 @@ class GridDivision:
         return min(max(target.multiprocessors // self.weight_grad_tiles, 1), 2 * self.groups * self.lengths.length)
 
     @property
-    def shared(self) -> int:
+    def shared(self) -> MemoryLayout:
         stage = TERMS * ROW_BYTES * (TILE_ROWS + self.tile_n) + SCALE_BYTES
-        return ALIGNMENT + STAGES * stage + (TILE_ROWS * self.kept_units + self.tile_n + MAXIMA) * 4 + PIPELINE_BYTES
+        numbers = {"KEPT": TILE_ROWS * self.kept_units, "COLUMN_SCALES": self.tile_n, "MAXIMA": MAXIMA}
+        of_numbers = {name: (4, count) for name, count in numbers.items()}
+        arrays = {"STAGES": (stage, STAGES), **of_numbers, "PIPELINE": (1, PIPELINE_BYTES)}
+        return memory_layout("SHARED", arrays, alignment=ALIGNMENT)
 
-    def scratch(self, target: Target) -> int:
-        """Bytes of `Layout` in `rnn/grid.cuh`."""
-        of_group = self.parts + (self.tiles if self.splits > 1 else 0)
-        counters = -(-(self.groups * of_group + self.weight_grad_tiles) * 4 // 1024) * 1024
-        k_tiles = self.inner // TILE_K
-        columns, buffers = self.tiles * self.tile_n, 2 * self.groups
-        weight = k_tiles * TERMS * ROW_BYTES * columns
-        exchanged = k_tiles * buffers * (TERMS * ROW_BYTES * TILE_ROWS + SCALE_BYTES)
-        partial = buffers * self.parts * TILE_ROWS * self.tile_n * 4 if self.splits > 1 else 0
-        return counters + weight + exchanged + partial + columns * 4 + self._weight_grad_scratch(target)
-
-    def _weight_grad_scratch(self, target: Target) -> int:
-        """Bytes of `WeightGradInputs` in `rnn/grid.cuh`, and of the partial sums of `rnn/grid_weight_grad.cu`."""
-        if not self.weight_grad:
-            return 0
-        columns, steps = self.lengths.sums + self.lengths.hidden, self.lengths.length * self.groups
-        scales = 2 * columns // SCALED_COLUMNS * 4
-        of_biases = self.lengths.sums + (self.lengths.hidden if self.cell == "gru" else 0)
-        bias_sums = self.groups * CONSUMER_WARPS * of_biases * 4
-        partial = (self.weight_grad_splits(target) - 1) * self.weight_grad_tiles * WEIGHT_GRAD_TILE**2 * 4
-        return steps * (columns // TILE_K * TERMS * ROW_BYTES * TILE_ROWS + scales) + bias_sums + partial
+    def scratch(self, target: Target) -> MemoryLayout:
+        """The arrays of `Layout` and `WeightGradInputs` in `rnn/grid.cuh`."""
+        groups, steps = lengths(groups=self.groups, steps=self.lengths.length * self.groups)
+        row, k_tiles, split = TERMS * ROW_BYTES, self.inner // TILE_K, int(self.splits > 1)
+        counters = groups * (self.parts + self.tiles * split) + self.weight_grad_tiles
+        partial = 2 * self.parts * self.splits * split
+        columns = (self.lengths.sums + self.lengths.hidden) * int(self.weight_grad)
+        of_biases = (self.lengths.sums + self.lengths.hidden * int(self.cell == "gru")) * int(self.weight_grad)
+        others = (self.weight_grad_splits(target) - 1) * self.weight_grad_tiles if self.weight_grad else 0
+        arrays: Arrays = {
+            "COUNTERS": (4, counters.rounded_up(1024 // 4)),
+            "WEIGHT": (row * self.tile_n, k_tiles * self.tiles),
+            "EXCHANGED": (row * TILE_ROWS + SCALE_BYTES, groups * (2 * k_tiles)),
+            "PARTIAL_SUMS": (
+                TILE_ROWS * self.tile_n * 4 // self.splits,
+                groups * partial,
+            ),
+            "INVERSE_SCALES": (4, self.tiles * self.tile_n),
+            "TILES": (row * TILE_ROWS, steps * (columns // TILE_K)),
+            "SCALES": (4, steps * (2 * columns // SCALED_COLUMNS)),
+            "BIAS_SUMS": (4, groups * (CONSUMER_WARPS * of_biases)),
+            "WEIGHT_GRAD_SUMS": (16, others * WEIGHT_GRAD_TILE**2 // 4),
+        }
+        return memory_layout("SCRATCH", arrays, groups, steps)
 
     def fits(self, target: Target, dtype: np.dtype) -> bool:
         if target.capability != CAPABILITY or dtype != DTYPES[0] or self.cell not in TILE_N or not self.groups:
@@ -156,12 +163,8 @@ def _macros(division: GridDivision) -> dict[str, int]:
     return cell_macros(division.cell) | {
         "HIDDEN": division.lengths.hidden, "TILE_N": division.tile_n, "SPLITS": division.splits,
         "GRADIENT": int(division.gradient), "WEIGHT_GRAD": int(division.weight_grad),
+        "PIPELINE_BYTES": PIPELINE_BYTES,
     }  # fmt: skip
-
-
-def _macros_of_stages(division: GridDivision) -> dict[str, int]:
-    """Those of a kernel that has the stages of `rnn/grid.cuh` in shared memory."""
-    return _macros(division) | {"SHARED_BYTES": division.shared}
 
 
 def _weight_grad_positions(division: GridDivision, types: Sequence[Any]) -> range:
@@ -182,12 +185,13 @@ def _pack(division: GridDivision, target: Target) -> CudaLaunch:
         blocks=4 * target.multiprocessors,
         threads=PACK_THREADS,
         definitions=_macros(division),
+        layouts=(division.scratch(target), division.shared),
         operands=(weight, h0),
     )
 
 
 def _steps(division: GridDivision, target: Target, types: Sequence[Any], reverse: bool) -> CudaLaunch:
-    lengths, macros, operands = division.lengths, _macros_of_stages(division), None
+    lengths, macros, operands = division.lengths, _macros(division), None
     if division.gradient:
         macros["ALL"] = int(reads_all_cotangents(division.cell, types))
     if division.weight_grad:
@@ -202,6 +206,7 @@ def _steps(division: GridDivision, target: Target, types: Sequence[Any], reverse
         threads=THREADS,
         shared=division.shared,
         definitions=macros,
+        layouts=(division.scratch(target),),
         operands=operands,
         cooperative=True,
     )
@@ -217,7 +222,8 @@ def _weight_grad(division: GridDivision, target: Target, types: Sequence[Any]) -
         blocks=division.weight_grad_tiles * splits,
         threads=THREADS,
         shared=division.shared,
-        definitions=_macros_of_stages(division) | {"WEIGHT_GRAD_SPLITS": splits},
+        definitions=_macros(division) | {"WEIGHT_GRAD_SPLITS": splits},
+        layouts=(division.scratch(target),),
         operands=tuple(_weight_grad_positions(division, types)),
         cooperative=splits > 1,
     )

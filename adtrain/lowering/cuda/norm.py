@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.memory_layout import memory_layout
 from adtrain.core.registry import register
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.reduce import MIN_BLOCKS, MIN_ROW_PART, WARP, of_one_member, vector_width
@@ -26,9 +27,10 @@ def standardize(target: Target, x: Any, axes: tuple[int, ...], eps: float) -> li
     runs = -(-r0 // max(wanted, 1))  # of r1 elements, per part
     parts = -(-r0 // runs)
     width = {"WIDTH": vector_width(r1 if r1 > 1 else k1, x.dtype.itemsize)}
+    scratch = memory_layout("SCRATCH", {"MOMENTS": (3 * x.dtype.itemsize, outputs * parts)})
 
     def launch(name: str, numbers: tuple[int | float, ...], **work: Any) -> CudaLaunch:
-        return CudaLaunch("reduce/norm.cu", name, numbers, (x.dtype,), **work)
+        return CudaLaunch("reduce/norm.cu", name, numbers, (x.dtype,), layouts=(scratch,), **work)
 
     moments_of_parts = launch(
         "standardize_parts",
@@ -41,7 +43,7 @@ def standardize(target: Target, x: Any, axes: tuple[int, ...], eps: float) -> li
     apply = launch(
         "standardize_apply", (*lengths, float(eps)), definitions=width, elements=math.prod(lengths) // width["WIDTH"]
     )
-    passes = CudaKernel((moments_of_parts, moments, apply), outputs * parts * 3 * x.dtype.itemsize)
+    passes = CudaKernel((moments_of_parts, moments, apply), scratch)
     row = r1 if r0 == 1 else 0
     return [*rows_in_registers(launch("standardize_team", (outputs, row, float(eps))), outputs, row), passes]
 

@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 from adtrain.core.kernel import MAX_GRID, CudaKernel, CudaLaunch
+from adtrain.core.memory_layout import MemoryLayout, memory_layout
 from adtrain.core.registry import CudaRule, register
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.grid_recurrent import GridDivision, cell_macros, grid_kernel
@@ -82,9 +83,10 @@ class Division:
         return 2 if self.resident or not self.gradient else 1
 
     @property
-    def shared(self) -> int:
+    def shared(self) -> MemoryLayout:
         barriers = EXCHANGE_BYTES if self.resident and self.cluster > 1 else 0
-        return self.buffers * self.rows * self.pitch * self.itemsize + barriers
+        buffers = self.rows * self.pitch * self.itemsize, self.buffers
+        return memory_layout("SHARED", {"BUFFERS": buffers, "BARRIERS": (1, barriers)})
 
     @property
     def blocks(self) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.memory_layout import memory_layout
 from adtrain.core.registry import register
 from adtrain.core.target import Target
 from adtrain.lowering.shapes import alternating, output_type
@@ -78,19 +79,27 @@ def reduction(target: Target, operation: int, x: Any, axes: Sequence[int], resul
     itemsize = x.dtype.itemsize
     rows = lengths[-1] > 1 or many == 1
     contiguous = rows and math.prod(lengths[1:-2:2]) == 1  # the elements of an output are one row
+    if rows:
+        name, definitions, blocks = "reduce_block", {}, outputs
+    else:
+        width, lanes = _column_tile(many, count, lengths[-2], itemsize)
+        name, definitions, blocks = "reduce_columns", {"LANES": lanes, "WIDTH": width}, -(-outputs // (lanes * width))
+    parts, part = _parts(
+        max(blocks, MIN_BLOCKS) if target.by_member else blocks, count, MIN_ROW_PART if rows else MIN_COLUMN_PART
+    )
+    scratch = memory_layout("SCRATCH", {"STATES": (_state_bytes(operation, x.dtype, result), outputs * parts)})
 
     def launch(
         name: str, numbers: tuple[int, ...], definitions: dict[str, int] | None = None, **work: Any
     ) -> CudaLaunch:
         macros = {"OPERATION": operation, **(definitions or {})}
-        return CudaLaunch("reduce/reduce.cu", name, numbers, (x.dtype, result), definitions=macros, **work)
+        dtypes = x.dtype, result
+        return CudaLaunch("reduce/reduce.cu", name, numbers, dtypes, definitions=macros, layouts=(scratch,), **work)
 
     found: list[CudaKernel] = []
     if contiguous and count <= MAX_WARP_ROW and many >= MIN_SHORT_ROWS and thread_per_row(count, itemsize):
-        blocks = -(-outputs // THREADS)
-        found.append(
-            CudaKernel((launch("reduce_rows", (outputs,), {"LENGTH": count}, blocks=blocks, threads=THREADS),))
-        )
+        own = {"blocks": -(-outputs // THREADS), "threads": THREADS}
+        found.append(CudaKernel((launch("reduce_rows", (outputs,), {"LENGTH": count}, **own),)))
     if contiguous and (
         (MAX_WARP_ROW < count <= MAX_WARP_ROW_OF_MANY and many >= MANY_ROWS)
         or (count <= MAX_WARP_ROW and count * itemsize >= SHORT_ROW and unaligned(max(count, 1), itemsize))
@@ -103,15 +112,6 @@ def reduction(target: Target, operation: int, x: Any, axes: Sequence[int], resul
         found.append(
             CudaKernel((launch("reduce_lanes", (outputs, count), macros, elements=outputs * lanes, threads=THREADS),))
         )
-
-    if rows:
-        name, definitions, blocks = "reduce_block", {}, outputs
-    else:
-        width, lanes = _column_tile(many, count, lengths[-2], itemsize)
-        name, definitions, blocks = "reduce_columns", {"LANES": lanes, "WIDTH": width}, -(-outputs // (lanes * width))
-    parts, part = _parts(
-        max(blocks, MIN_BLOCKS) if target.by_member else blocks, count, MIN_ROW_PART if rows else MIN_COLUMN_PART
-    )
     if parts > 1:
         found.append(
             CudaKernel(
@@ -121,7 +121,7 @@ def reduction(target: Target, operation: int, x: Any, axes: Sequence[int], resul
                     ),
                     launch("combine", (outputs, parts), elements=outputs * WARP),
                 ),
-                outputs * parts * _state_bytes(operation, x.dtype, result),
+                scratch,
             )
         )
     found.append(CudaKernel((launch(name, lengths, definitions, blocks=blocks, threads=THREADS),)))

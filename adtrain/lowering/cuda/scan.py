@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.memory_layout import memory_layout
 from adtrain.core.registry import register
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.reduce import MIN_BLOCKS, MIN_ROW_PART, WARP, of_one_member
@@ -32,11 +33,13 @@ def cumsum(target: Target, x: Any, axis: int, reverse: bool) -> list[CudaKernel]
     part = max(-(-length // parts), 1)
     parts = -(-length // part)
     count = outer * inner * parts
+    scratch = memory_layout("SCRATCH", {"SUMS": (TOTAL_BYTES, count)})
 
     def kernel(sums: str, name: str, **work: Any) -> CudaKernel:
-        first = CudaLaunch("reduce/cumsum.cu", sums, (outer, length, inner, reverse, parts, part), dtypes, **work)
+        numbers = outer, length, inner, reverse, parts, part
+        first = CudaLaunch("reduce/cumsum.cu", sums, numbers, dtypes, layouts=(scratch,), **work)
         last = replace(first, name=name)
-        return CudaKernel((first, last), count * TOTAL_BYTES) if parts > 1 else CudaKernel((last,), 0)
+        return CudaKernel((first, last), scratch) if parts > 1 else CudaKernel((last,), 0)
 
     columns = kernel("cumsum_column_sums", "cumsum_columns", elements=count)
     return [kernel("cumsum_sums", "cumsum_block", blocks=count, threads=BLOCK), columns] if rows else [columns]

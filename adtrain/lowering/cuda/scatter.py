@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.memory_layout import MemoryLayout, lengths, memory_layout
 from adtrain.core.registry import register
 from adtrain.core.target import Target
 from adtrain.lowering import indexing
@@ -18,7 +19,9 @@ BLOCK, OFFSETS_BLOCK = 256, 1024
 MIN_SORTED, SORT_FIRST = 256, 1 << 27
 """Minimum of positions for which sorting is a candidate; minimum of comparisons for which it is the first one."""
 DIGIT_BITS, SEGMENT = 8, 32
-"""Bits of a digit, which DIGITS of kernels/cuda/index/scatter.cu repeats; maximum of positions of a segment."""
+"""Bits of a digit, as in `index/scatter.cu`; maximum of positions of a segment."""
+DIGITS = 1 << DIGIT_BITS
+"""Values of a digit."""
 MAX_SORTS = 4
 """Keys have 32 bits."""
 CHUNK, MAX_BLOCKS = 4096, 512
@@ -60,7 +63,7 @@ def _by_rows(target: Target, numbers: indexing.Lengths, ct: Any, indices: Any, s
     if inner != 1 or size > target.shared:
         return None
     rows = next((rows for rows in ROWS if rows * size <= MAX_ROW_BYTES), 1)
-    launches, scratch = _sort(numbers, ct, indices, sorts)
+    launches = _sort(numbers, ct, indices, sorts)
     starts = _step("list_starts", numbers, ct, indices, {"PASS": sorts}, elements=length + 1)
     blocks, shared = -(-outer // rows), rows * size
     macros = {
@@ -70,7 +73,7 @@ def _by_rows(target: Target, numbers: indexing.Lengths, ct: Any, indices: Any, s
         "WIDTH": vector_width(rows * count, ct.dtype.itemsize),
     }
     add = _step("sum_rows", numbers, ct, indices, macros, blocks=blocks, threads=ROW_THREADS, shared=shared)
-    return CudaKernel((*launches, starts, add), scratch + 4 * (length + 1))
+    return CudaKernel((*launches, starts, add), _scratch(numbers, ct, starts=length + 1))
 
 
 def _by_segments(numbers: indexing.Lengths, ct: Any, indices: Any, sorts: int, segment: int) -> CudaKernel:
@@ -80,15 +83,15 @@ def _by_segments(numbers: indexing.Lengths, ct: Any, indices: Any, sorts: int, s
     segments = -(-count // segment)
     sums = outer * segments * (inner // width)
     clear = _step("clear", numbers, ct, indices, {"WIDTH": width}, elements=outer * length * inner // width)
-    launches, scratch = _sort(numbers, ct, indices, sorts)
+    launches = _sort(numbers, ct, indices, sorts)
     macros = {"PASS": sorts, "SEGMENT": segment, "WIDTH": width}
     add = (_step(name, numbers, ct, indices, macros, elements=sums) for name in ("sum_segments", "join_segments"))
-    return CudaKernel((clear, *launches, *add), scratch + outer * segments * 2 * inner * int(ct.dtype.itemsize))
+    return CudaKernel((clear, *launches, *add), _scratch(numbers, ct, sums=outer * segments * 2 * inner))
 
 
-def _sort(numbers: indexing.Lengths, ct: Any, indices: Any, sorts: int) -> tuple[list[CudaLaunch], int]:
-    """The launches that sort the positions by index, and the bytes of their scratch memory."""
-    count, blocks = numbers[-1], _blocks(numbers)
+def _sort(numbers: indexing.Lengths, ct: Any, indices: Any, sorts: int) -> list[CudaLaunch]:
+    """The launches that sort the positions by index."""
+    blocks = _blocks(numbers)
     launches = []
     for sort in range(sorts):
         for name, grid, threads in (
@@ -97,7 +100,15 @@ def _sort(numbers: indexing.Lengths, ct: Any, indices: Any, sorts: int) -> tuple
             ("sort_place", blocks, BLOCK),
         ):
             launches.append(_step(name, numbers, ct, indices, {"PASS": sort}, blocks=grid, threads=threads))
-    return launches, 4 * (4 * (count + -count % 4) + (blocks << DIGIT_BITS))
+    return launches
+
+
+def _scratch(numbers: indexing.Lengths, ct: Any, starts: int = 0, sums: int = 0) -> MemoryLayout:
+    """The layout of scratch, with so many starts of `sum_rows`, or so many sums of segments."""
+    count, blocks = lengths(count=numbers[-1], blocks=_blocks(numbers))
+    arrays = {name: (4, count.rounded_up(4)) for name in ("KEYS", "NEXT_KEYS", "POSITIONS", "NEXT_POSITIONS")}
+    last = {"STARTS": (4, starts), "SEGMENTS": (int(ct.dtype.itemsize), sums)}
+    return memory_layout("SCRATCH", {**arrays, "COUNTS": (4, blocks * DIGITS), **last}, count, blocks)
 
 
 def _blocks(numbers: indexing.Lengths) -> int:
@@ -111,7 +122,8 @@ def _step(
     """A launch of `index/scatter.cu`; `work` is its grid, as arguments of `CudaLaunch`."""
     blocks = _blocks(numbers)
     given, dtypes = (*numbers, blocks, -(-numbers[-1] // blocks)), (ct.dtype, indices.dtype)
-    return CudaLaunch("index/scatter.cu", name, given, dtypes, definitions=macros, checked=True, **work)
+    work |= {"definitions": macros, "layouts": (_scratch(numbers, ct),), "checked": True}
+    return CudaLaunch("index/scatter.cu", name, given, dtypes, **work)
 
 
 register("scatter_add", "cuda", scatter_add)

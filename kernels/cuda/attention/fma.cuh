@@ -19,6 +19,8 @@ static_assert(LANES <= WARP && THREADS % WARP == 0 && PADDED % VECTOR == 0, "the
 __device__ __forceinline__ float operand(float x) { return rounded(x); }
 __device__ __forceinline__ double operand(double x) { return x; }
 
+typedef T RowTile[TILE * STRIDE], ScoreTile[TILE * SCORES]; // in shared memory
+
 __device__ __forceinline__ int thread_y() { return threadIdx.x / LANES; }
 __device__ __forceinline__ int thread_x() { return threadIdx.x % LANES; }
 __device__ __forceinline__ int row_of(int i) { return thread_y() * MICRO + i; }

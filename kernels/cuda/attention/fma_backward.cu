@@ -10,7 +10,7 @@ KERNEL attention_delta(
         T sum = 0;
         for (int c = threadIdx.x % WARP; c < WIDTH; c += WARP) sum = fma(out[at + c], ct[at + c], sum);
         sum = over_lanes<Sum, WARP>(sum);
-        if (threadIdx.x % WARP == 0) ((T *)scratch)[i] = sum;
+        if (threadIdx.x % WARP == 0) SCRATCH_DELTAS(T, scratch)[i] = sum;
     }
 }
 
@@ -39,22 +39,17 @@ static __device__ __forceinline__ void gradient_of_scores(const Head &head, int6
 }
 
 KERNEL __launch_bounds__(THREADS) attention_grad_keys(const T *q, const T *k, const T *v, const T *logsumexp, const T *ct,
-#if MASKED
-    const bool *mask,
-#endif
-#if DROPOUT
-    const uint32_t *rng,
-#endif
-    T *by_k, T *by_v, int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t row, int64_t out_row,
-    int64_t step, double scale, double dropout, int64_t stream, char *scratch) {
+    IF(MASKED, const bool *mask,) IF(DROPOUT, const uint32_t *rng,) T *by_k, T *by_v, int64_t batch, int64_t heads,
+    int64_t queries, int64_t keys, int64_t row, int64_t out_row, int64_t step, double scale, double dropout, int64_t stream,
+    char *scratch) {
     wait_for_inputs();
     const Head head = head_of(mask, rng, blockIdx.x % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
     const int64_t key = blockIdx.x / batch * TILE;
     const int64_t of_keys = head.before(keys, row), of_queries = head.before(queries, row);
     ct += head.before(queries, out_row);
-    T *const k_tile = (T *)shared_bytes, *const v_tile = k_tile + TILE * STRIDE, *const q_tile = v_tile + TILE * STRIDE;
-    T *const ct_tile = q_tile + TILE * STRIDE, *const weights = ct_tile + TILE * STRIDE;
-    T *const by_scores = weights + TILE * SCORES;
+    RowTile *const row_tiles = SHARED_TILES(RowTile, shared_bytes);
+    T *const k_tile = row_tiles[0], *const v_tile = row_tiles[1], *const q_tile = row_tiles[2], *const ct_tile = row_tiles[3];
+    T *const weights = SHARED_SCORES(ScoreTile, shared_bytes)[0], *const by_scores = weights + TILE * SCORES;
     T k_sums[MICRO][COLUMNS] = {}, v_sums[MICRO][COLUMNS] = {};
     load_tile(k + step + of_keys, row, key, keys, k_tile);
     load_tile(v + 2 * step + of_keys, row, key, keys, v_tile);
@@ -63,7 +58,7 @@ KERNEL __launch_bounds__(THREADS) attention_grad_keys(const T *q, const T *k, co
         load_tile(ct, out_row, query, queries, ct_tile);
         __syncthreads();
         gradient_of_scores(
-            head, query, key, q_tile, k_tile, v_tile, ct_tile, logsumexp, (const T *)scratch, weights, by_scores);
+            head, query, key, q_tile, k_tile, v_tile, ct_tile, logsumexp, SCRATCH_DELTAS(T, scratch), weights, by_scores);
         __syncthreads();
         add_products<true>(weights, ct_tile, v_sums);
         add_products<true>(by_scores, q_tile, k_sums);
@@ -74,22 +69,17 @@ KERNEL __launch_bounds__(THREADS) attention_grad_keys(const T *q, const T *k, co
 }
 
 KERNEL __launch_bounds__(THREADS) attention_grad_queries(const T *q, const T *k, const T *v, const T *logsumexp, const T *ct,
-#if MASKED
-    const bool *mask,
-#endif
-#if DROPOUT
-    const uint32_t *rng,
-#endif
-    T *by_q, int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t row, int64_t out_row,
-    int64_t step, double scale, double dropout, int64_t stream, char *scratch) {
+    IF(MASKED, const bool *mask,) IF(DROPOUT, const uint32_t *rng,) T *by_q, int64_t batch, int64_t heads, int64_t queries,
+    int64_t keys, int64_t row, int64_t out_row, int64_t step, double scale, double dropout, int64_t stream, char *scratch) {
     wait_for_inputs();
     const Head head = head_of(mask, rng, blockIdx.x % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
     const int64_t tiles = gridDim.x / batch, tile = blockIdx.x / batch;
     const int64_t query = (CAUSAL ? tiles - 1 - tile : tile) * TILE; // the longest rows start first
     const int64_t of_keys = head.before(keys, row), of_queries = head.before(queries, row);
     ct += head.before(queries, out_row);
-    T *const q_tile = (T *)shared_bytes, *const ct_tile = q_tile + TILE * STRIDE, *const k_tile = ct_tile + TILE * STRIDE;
-    T *const v_tile = k_tile + TILE * STRIDE, *const by_scores = v_tile + TILE * STRIDE;
+    RowTile *const row_tiles = SHARED_TILES(RowTile, shared_bytes);
+    T *const q_tile = row_tiles[0], *const ct_tile = row_tiles[1], *const k_tile = row_tiles[2], *const v_tile = row_tiles[3];
+    T *const by_scores = SHARED_SCORES(ScoreTile, shared_bytes)[0];
     T sums[MICRO][COLUMNS] = {};
     load_tile(q + of_queries, row, query, queries, q_tile);
     load_tile(ct, out_row, query, queries, ct_tile);
@@ -99,7 +89,7 @@ KERNEL __launch_bounds__(THREADS) attention_grad_queries(const T *q, const T *k,
         load_tile(v + 2 * step + of_keys, row, key, keys, v_tile);
         __syncthreads();
         gradient_of_scores(
-            head, query, key, q_tile, k_tile, v_tile, ct_tile, logsumexp, (const T *)scratch, nullptr, by_scores);
+            head, query, key, q_tile, k_tile, v_tile, ct_tile, logsumexp, SCRATCH_DELTAS(T, scratch), nullptr, by_scores);
         __syncthreads();
         add_products<false>(by_scores, k_tile, sums);
         __syncthreads();

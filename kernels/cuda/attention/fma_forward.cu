@@ -23,19 +23,14 @@ static __device__ __forceinline__ void softmax_step(
 }
 
 KERNEL __launch_bounds__(THREADS) attention(const T *q, const T *k, const T *v,
-#if MASKED
-    const bool *mask,
-#endif
-#if DROPOUT
-    const uint32_t *rng,
-#endif
-    T *out, T *logsumexp, int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t row, int64_t out_row,
-    int64_t step, double scale, double dropout, int64_t stream) {
+    IF(MASKED, const bool *mask,) IF(DROPOUT, const uint32_t *rng,) T *out, T *logsumexp, int64_t batch, int64_t heads,
+    int64_t queries, int64_t keys, int64_t row, int64_t out_row, int64_t step, double scale, double dropout, int64_t stream) {
     wait_for_inputs();
     const Head head = head_of(mask, rng, blockIdx.x % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
     const int64_t tiles = gridDim.x / batch, tile = blockIdx.x / batch;
     const int64_t first = (CAUSAL ? tiles - 1 - tile : tile) * TILE; // the longest rows start first
-    T *const q_tile = (T *)shared_bytes, *const other = q_tile + TILE * STRIDE, *const weights = other + TILE * STRIDE;
+    T *const q_tile = SHARED_TILES(RowTile, shared_bytes)[0], *const other = q_tile + TILE * STRIDE;
+    T *const weights = SHARED_SCORES(ScoreTile, shared_bytes)[0];
     q += head.before(queries, row), k += step + head.before(keys, row), v += 2 * step + head.before(keys, row);
 
     T sums[MICRO][COLUMNS] = {}, top[MICRO], sum[MICRO] = {};

@@ -27,7 +27,7 @@ constexpr float PROBABILITY = FORMAT == FLOAT16 ? 1 << 14 : 1;       // the scal
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f, SMALLEST = 1.17549435e-38f;
 
 #ifdef ROWS
-constexpr int THREADS = WARPS * WARP, BLOCK = WARPS * ROWS; // BLOCK: rows of the result that a block computes
+constexpr int THREADS = WARPS * WARP, NUMBERS = OTHERS * sizeof(float), BLOCK = WARPS * ROWS; // BLOCK: rows of the result that a block computes
 constexpr int M = ROWS / 16, LANE_ROWS = ROWS / 8;          // LANE_ROWS: rows of the result of which a lane has columns
 __device__ __forceinline__ int warp() { return threadIdx.x / WARP; }
 __device__ __forceinline__ int lane_g() { return threadIdx.x % WARP / 4; }
@@ -55,19 +55,31 @@ struct Packed {
     __device__ __forceinline__ float inverse(int row) const { return inverses[row / GROUP]; }
 };
 
-// The packed rows of `from`. They begin at `scratch`, which is moved past them. With DIRECT, `from` itself.
+// What mma_pack.cu leaves in scratch: groups of packed rows of all operands, one after another, and the inverses of their scales.
+// For the gradient shifts: -log2(sum of exponentials) of each query; deltas: its sum of cotangent times output.
+struct Scratch {
+    typedef uint16_t Group[GROUP * TERMS * PADDED];
+    Group *groups;
+    float *inverses, *shifts, *deltas;
+    int64_t taken = 0; // groups of the operands before
+
+    __device__ __forceinline__ Scratch(char *scratch, int64_t batch, int64_t queries, int64_t keys) {
+        const int64_t q = batch * padded_length(queries) / GROUP, k = batch * padded_length(keys) / GROUP;
+        groups = SCRATCH_GROUPS(Group, scratch, q, k), inverses = SCRATCH_INVERSES(float, scratch, q, k);
+        shifts = SCRATCH_SHIFTS(float, scratch, q, k), deltas = SCRATCH_DELTAS(float, scratch, q, k);
+    }
+};
+
+// The next packed operand, of rows `from`. With DIRECT, `from` itself.
 #if DIRECT
 typedef Rows Operand;
-__device__ __forceinline__ Operand operand_of(const Rows &from, char *&scratch, int64_t batch, int64_t head) { return from; }
+__device__ __forceinline__ Operand operand_of(const Rows &from, Scratch &scratch, int64_t batch, int64_t head) { return from; }
 #else
 typedef Packed Operand;
-__device__ __forceinline__ Operand operand_of(const Rows &from, char *&scratch, int64_t batch, int64_t head) {
-    const int64_t length = padded_length(from.length), all = batch * length;
-    uint16_t *const numbers = (uint16_t *)scratch + head * length * TERMS * PADDED;
-    scratch += all * TERMS * PADDED * sizeof(uint16_t);
-    float *const inverses = (float *)scratch + head * length / GROUP;
-    scratch += all / GROUP * 16; // what follows is aligned
-    return {numbers, inverses, (int)length};
+__device__ __forceinline__ Operand operand_of(const Rows &from, Scratch &scratch, int64_t batch, int64_t head) {
+    const int64_t length = padded_length(from.length), own = scratch.taken + head * (length / GROUP);
+    scratch.taken += batch * (length / GROUP);
+    return {scratch.groups[own], scratch.inverses + own, (int)length};
 }
 #endif
 

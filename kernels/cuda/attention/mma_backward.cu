@@ -8,20 +8,19 @@ constexpr int TILES_N = OTHERS / 16, SLICES = (PADDED + SLICE - 1) / SLICE;
 typedef float Scores[TILES_N][M][2][4];
 typedef Tile<BLOCK> Own;
 typedef Tile<OTHERS> Other;
+typedef unsigned char OwnTile[Own::BYTES], Stage[2 * (Other::BYTES + NUMBERS)];
 
-// The operands, and what mma_pack.cu leaves in scratch memory. shifts: -log2(sum of exponentials) of each query; deltas: its
-// sum of cotangent times output.
+// The operands, and numbers of the queries of a head.
 struct Inputs {
     Operand q, k, v, ct;
     const float *shifts, *deltas;
     __device__ __forceinline__ Inputs(
-        const Head &x, const T *q, const T *k, const T *v, const T *ct, int64_t step, int64_t batch, char *scratch)
+        const Head &x, const T *q, const T *k, const T *v, const T *ct, int64_t step, int64_t batch, Scratch scratch)
         : q(operand_of({q + x.before(x.queries, x.row), x.row, (int)x.queries}, scratch, batch, x.number)),
           k(operand_of({k + step + x.before(x.keys, x.row), x.row, (int)x.keys}, scratch, batch, x.number)),
           v(operand_of({v + 2 * step + x.before(x.keys, x.row), x.row, (int)x.keys}, scratch, batch, x.number)),
           ct(operand_of({ct + x.before(x.queries, x.out_row), x.out_row, (int)x.queries}, scratch, batch, x.number)) {
-        shifts = (const float *)scratch + x.number * padded_length(x.queries);
-        deltas = shifts + batch * padded_length(x.queries);
+        shifts = scratch.shifts + x.number * padded_length(x.queries), deltas = scratch.deltas + (shifts - scratch.shifts);
     }
 };
 
@@ -59,34 +58,30 @@ static __device__ __forceinline__ void scale_rows(Scores &x, float inverse, floa
 }
 
 KERNEL __launch_bounds__(THREADS) attention_mma_grad_keys(const T *q, const T *k, const T *v, const T *ct,
-#if MASKED
-    const bool *mask,
-#endif
-#if DROPOUT
-    const uint32_t *rng,
-#endif
-    T *by_k, T *by_v, int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t row, int64_t out_row,
-    int64_t step, double scale, double dropout, int64_t stream, char *scratch) {
+    IF(MASKED, const bool *mask,) IF(DROPOUT, const uint32_t *rng,) T *by_k, T *by_v, int64_t batch, int64_t heads,
+    int64_t queries, int64_t keys, int64_t row, int64_t out_row, int64_t step, double scale, double dropout, int64_t stream,
+    char *scratch) {
     wait_for_inputs();
-    constexpr int ROW_BYTES = OTHERS * sizeof(float), STAGE = 2 * Other::BYTES + 2 * ROW_BYTES;
     const int column = blockIdx.x % SLICES * SLICE;
     const int64_t block = blockIdx.x / SLICES;
     const int first = (int)(block / batch) * BLOCK;
     const Head head = head_of(mask, rng, block % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
-    const Inputs in(head, q, k, v, ct, step, batch, scratch);
-    unsigned char *const k_tile = shared_bytes, *const v_tile = k_tile + Own::BYTES, *const ring = v_tile + Own::BYTES;
+    const Inputs in(head, q, k, v, ct, step, batch, {scratch, batch, queries, keys});
+    OwnTile *const own_tiles = SHARED_OWN(OwnTile, shared_bytes);
+    unsigned char *const k_tile = own_tiles[0], *const v_tile = own_tiles[1];
+    Stage *const ring = SHARED_RING(Stage, shared_bytes);
 
     const int begin = CAUSAL ? first / OTHERS : 0, count = (int)((queries + OTHERS - 1) / OTHERS);
     Copy<OTHERS, ColumnOrder> q_copy, ct_copy;
     const auto fetch = [&](int i) {
-        unsigned char *const stage = ring + i % STAGES * STAGE;
+        unsigned char *const stage = ring[i % STAGES];
         const int start = i * OTHERS;
         q_copy.start(in.q, start, stage);
         ct_copy.start(in.ct, start, stage + Other::BYTES);
         if (threadIdx.x < OTHERS / 2) {
             const int at = threadIdx.x % (OTHERS / 4) * 4;
             const bool second = threadIdx.x >= OTHERS / 4;
-            float *const to = (float *)(stage + 2 * Other::BYTES + second * ROW_BYTES) + at;
+            float *const to = (float *)(stage + 2 * Other::BYTES + second * NUMBERS) + at;
             cp_async<16>(to, (second ? in.deltas : in.shifts) + start + at, true);
         }
         cp_async_commit_group();
@@ -101,7 +96,7 @@ KERNEL __launch_bounds__(THREADS) attention_mma_grad_keys(const T *q, const T *k
     const int own = first + warp() * ROWS, group = own < (int)keys ? own : first;
     for (int i = begin; i < count; i++) {
         const int start = i * OTHERS;
-        unsigned char *const q_tile = ring + i % STAGES * STAGE, *const ct_tile = q_tile + Other::BYTES;
+        unsigned char *const q_tile = ring[i % STAGES], *const ct_tile = q_tile + Other::BYTES;
         cp_async_wait_group<0>();
         q_copy.finish(q_tile);
         ct_copy.finish(ct_tile);
@@ -194,26 +189,22 @@ KERNEL __launch_bounds__(THREADS) attention_mma_grad_keys(const T *q, const T *k
 }
 
 KERNEL __launch_bounds__(THREADS) attention_mma_grad_queries(const T *q, const T *k, const T *v, const T *ct,
-#if MASKED
-    const bool *mask,
-#endif
-#if DROPOUT
-    const uint32_t *rng,
-#endif
-    T *by_q, int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t row, int64_t out_row, int64_t step,
-    double scale, double dropout, int64_t stream, char *scratch) {
+    IF(MASKED, const bool *mask,) IF(DROPOUT, const uint32_t *rng,) T *by_q, int64_t batch, int64_t heads, int64_t queries,
+    int64_t keys, int64_t row, int64_t out_row, int64_t step, double scale, double dropout, int64_t stream, char *scratch) {
     wait_for_inputs();
     const int column = blockIdx.x % SLICES * SLICE;
     const int64_t block = blockIdx.x / SLICES, tiles = gridDim.x / SLICES / batch, tile = block / batch;
     const int first = (int)(CAUSAL ? tiles - 1 - tile : tile) * BLOCK; // the longest rows start first
     const Head head = head_of(mask, rng, block % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
-    const Inputs in(head, q, k, v, ct, step, batch, scratch);
-    unsigned char *const q_tile = shared_bytes, *const ct_tile = q_tile + Own::BYTES, *const ring = ct_tile + Own::BYTES;
+    const Inputs in(head, q, k, v, ct, step, batch, {scratch, batch, queries, keys});
+    OwnTile *const own_tiles = SHARED_OWN(OwnTile, shared_bytes);
+    unsigned char *const q_tile = own_tiles[0], *const ct_tile = own_tiles[1];
+    Stage *const ring = SHARED_RING(Stage, shared_bytes);
 
     const int end = (int)(CAUSAL && first + BLOCK < keys ? first + BLOCK : keys), count = (end + OTHERS - 1) / OTHERS;
     Copy<OTHERS, ColumnOrder> k_copy, v_copy;
     const auto fetch = [&](int i) {
-        unsigned char *const stage = ring + i % STAGES * 2 * Other::BYTES;
+        unsigned char *const stage = ring[i % STAGES];
         k_copy.start(in.k, i * OTHERS, stage);
         v_copy.start(in.v, i * OTHERS, stage + Other::BYTES);
         cp_async_commit_group();
@@ -233,7 +224,7 @@ KERNEL __launch_bounds__(THREADS) attention_mma_grad_queries(const T *q, const T
     const int own = first + warp() * ROWS, group = own < (int)queries ? own : first;
     for (int i = 0; i < count; i++) {
         const int start = i * OTHERS;
-        unsigned char *const k_tile = ring + i % STAGES * 2 * Other::BYTES, *const v_tile = k_tile + Other::BYTES;
+        unsigned char *const k_tile = ring[i % STAGES], *const v_tile = k_tile + Other::BYTES;
         cp_async_wait_group<0>();
         k_copy.finish(k_tile);
         v_copy.finish(v_tile);

@@ -37,27 +37,25 @@ static __device__ __forceinline__ void softmax_step(float (&scores)[TILES_N][M][
 }
 
 KERNEL __launch_bounds__(THREADS) attention_mma(const T *q, const T *k, const T *v,
-#if MASKED
-    const bool *mask,
-#endif
-#if DROPOUT
-    const uint32_t *rng,
-#endif
-    T *out, T *logsumexp, int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t row, int64_t out_row,
-    int64_t step, double scale, double dropout, int64_t stream, char *scratch) {
+    IF(MASKED, const bool *mask,) IF(DROPOUT, const uint32_t *rng,) T *out, T *logsumexp, int64_t batch, int64_t heads,
+    int64_t queries, int64_t keys, int64_t row, int64_t out_row, int64_t step, double scale, double dropout, int64_t stream,
+    char *scratch) {
     wait_for_inputs();
     const Head head = head_of(mask, rng, blockIdx.x % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
     const Rows of_q = {q + head.before(queries, row), row, (int)queries};
-    const Operand of_k = operand_of({k + step + head.before(keys, row), row, (int)keys}, scratch, batch, head.number);
-    const Operand of_v = operand_of({v + 2 * step + head.before(keys, row), row, (int)keys}, scratch, batch, head.number);
+    Scratch packed(scratch, batch, queries, keys);
+    const Operand of_k = operand_of({k + step + head.before(keys, row), row, (int)keys}, packed, batch, head.number);
+    const Operand of_v = operand_of({v + 2 * step + head.before(keys, row), row, (int)keys}, packed, batch, head.number);
     const int64_t tiles = gridDim.x / batch, tile = blockIdx.x / batch;
     const int first = (int)(CAUSAL ? tiles - 1 - tile : tile) * BLOCK; // the longest rows start first
-    unsigned char *const q_tile = shared_bytes, *const ring = q_tile + Queries::BYTES;
+    typedef unsigned char Stage[2 * (Keys::BYTES + NUMBERS)];
+    unsigned char *const q_tile = *SHARED_OWN(unsigned char[Queries::BYTES], shared_bytes);
+    Stage *const ring = SHARED_RING(Stage, shared_bytes);
 
     const int end = (int)(CAUSAL && first + BLOCK < keys ? first + BLOCK : keys), count = (end + OTHERS - 1) / OTHERS;
     Copy<OTHERS, ColumnOrder> k_copy, v_copy;
     const auto fetch = [&](int i) {
-        unsigned char *const stage = ring + i % STAGES * 2 * Keys::BYTES;
+        unsigned char *const stage = ring[i % STAGES];
         k_copy.start(of_k, i * OTHERS, stage);
         v_copy.start(of_v, i * OTHERS, stage + Keys::BYTES);
         cp_async_commit_group();
@@ -72,7 +70,7 @@ KERNEL __launch_bounds__(THREADS) attention_mma(const T *q, const T *k, const T 
     const float of_scores = fabsf((float)scale) * LOG2_E * inverse;
     for (int i = 0; i < count; i++) {
         const int start = i * OTHERS;
-        unsigned char *const k_tile = ring + i % STAGES * 2 * Keys::BYTES, *const v_tile = k_tile + Keys::BYTES;
+        unsigned char *const k_tile = ring[i % STAGES], *const v_tile = k_tile + Keys::BYTES;
         cp_async_wait_group<0>();
         k_copy.finish(k_tile);
         v_copy.finish(v_tile);

@@ -53,14 +53,12 @@ static __device__ __forceinline__ void sum_rows(const Head &head, int first, con
 #endif
 
 KERNEL __launch_bounds__(PACK_THREADS) attention_pack(const T *q, const T *k, const T *v,
-#if GRADIENT
-    const T *out, const T *logsumexp, const T *ct,
-#endif
-    int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t row, int64_t out_row, int64_t step, double scale,
-    double dropout, int64_t stream, char *scratch) {
+    IF(GRADIENT, const T *out, const T *logsumexp, const T *ct,) int64_t batch, int64_t heads, int64_t queries, int64_t keys,
+    int64_t row, int64_t out_row, int64_t step, double scale, double dropout, int64_t stream, char *scratch) {
     wait_for_inputs();
     const int64_t query_groups = padded_length(queries) / GROUP, key_groups = padded_length(keys) / GROUP;
     int64_t group = blockIdx.x;
+    Scratch packed(scratch, batch, queries, keys);
     // Whether the block's group is in an array of `groups` groups a head. If not, `group` is then counted from the next array.
     const auto belongs = [&](int64_t groups) {
         const bool inside = group < batch * groups;
@@ -74,13 +72,13 @@ KERNEL __launch_bounds__(PACK_THREADS) attention_pack(const T *q, const T *k, co
 #if GRADIENT
     const Head of_query = of_group(query_groups);
     const Rows of_q = {q + of_query.before(queries, row), row, (int)queries};
-    const Packed to_q = operand_of(of_q, scratch, batch, of_query.number);
+    const Packed to_q = operand_of(of_q, packed, batch, of_query.number);
     if (belongs(query_groups)) return pack(of_q, (int)(group % query_groups) * GROUP, scale < 0 ? -1.0f : 1.0f, to_q);
 #endif
     for (int i = 0; i < 2; i++) {
         const Head head = of_group(key_groups);
         const Rows from = {(i == 0 ? k + step : v + 2 * step) + head.before(keys, row), row, (int)keys};
-        const Packed to = operand_of(from, scratch, batch, head.number);
+        const Packed to = operand_of(from, packed, batch, head.number);
         if (belongs(key_groups)) return pack(from, (int)(group % key_groups) * GROUP, 1, to);
     }
 #endif
@@ -88,11 +86,11 @@ KERNEL __launch_bounds__(PACK_THREADS) attention_pack(const T *q, const T *k, co
     const Head head = of_group(query_groups);
     const int first = (int)(group % query_groups) * GROUP;
     const Rows of_ct = {ct + head.before(queries, out_row), out_row, (int)queries};
-    const Operand to = operand_of(of_ct, scratch, batch, head.number);
+    const Operand to = operand_of(of_ct, packed, batch, head.number);
 #if !DIRECT
     pack(of_ct, first, 1, to);
 #endif
-    float *const shifts = (float *)scratch + head.number * padded_length(queries);
-    sum_rows(head, first, out, logsumexp, ct, shifts, shifts + batch * padded_length(queries));
+    const int64_t queries_before = head.number * padded_length(queries);
+    sum_rows(head, first, out, logsumexp, ct, packed.shifts + queries_before, packed.deltas + queries_before);
 #endif
 }

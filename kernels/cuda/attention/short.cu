@@ -7,7 +7,7 @@
 #include "attention/row_attention.cuh"
 
 typedef RowAttention<16, SEQUENCE_ROWS, HEAD_COUNT, HEAD_WIDTH, CAUSAL_ORDER> Attention;
-static_assert(Attention::SCRATCH * sizeof(T) == SHARED_BYTES, "as short.py says");
+typedef T Scores[Attention::SCRATCH]; // of all tasks
 
 // Threads on a multiprocessor at the same time. Their registers hold all loads of the gradient.
 constexpr int GRAD_THREADS = HEAD_WIDTH > 32 ? 256 : 512;
@@ -19,7 +19,7 @@ KERNEL __launch_bounds__(BLOCK_THREADS) short_attention(const T *x, T *out, T *l
     wait_for_inputs();
     const int64_t row = first_row();
     Attention::forward<BLOCK_THREADS>(threadIdx.x, x + row * Attention::PITCH, out + row * Attention::ACROSS,
-        logsumexp + row * HEAD_COUNT, (T *)shared_bytes, (T)scale);
+        logsumexp + row * HEAD_COUNT, *SHARED_SCORES(Scores, shared_bytes), (T)scale);
 }
 
 KERNEL __launch_bounds__(BLOCK_THREADS, GRAD_THREADS / BLOCK_THREADS) short_attention_grad(
@@ -27,5 +27,5 @@ KERNEL __launch_bounds__(BLOCK_THREADS, GRAD_THREADS / BLOCK_THREADS) short_atte
     wait_for_inputs();
     const int64_t row = first_row();
     Attention::backward<BLOCK_THREADS>(threadIdx.x, x + row * Attention::PITCH, out + row * Attention::ACROSS,
-        logsumexp + row * HEAD_COUNT, ct + row * Attention::ACROSS, grad + row * Attention::PITCH, (T *)shared_bytes, (T)scale);
+        logsumexp + row * HEAD_COUNT, ct + row * Attention::ACROSS, grad + row * Attention::PITCH, *SHARED_SCORES(Scores, shared_bytes), (T)scale);
 }

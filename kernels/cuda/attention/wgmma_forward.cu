@@ -10,15 +10,12 @@
 constexpr int CONSUMERS = BLOCK_Q / 64, CONSUMER_WARPS = 4 * CONSUMERS, THREADS = (CONSUMERS + 1) * WARPGROUP;
 constexpr int Q_BYTES = TILE_BYTES<BLOCK_Q>, K_BYTES = TILE_BYTES<BLOCK_K>;
 constexpr int SCORES = BLOCK_K / 2; // accumulators of a thread
-#ifdef SHARED_BYTES // the tiles, and their alignment to 1024
-static_assert(Q_BYTES + 2 * KEY_STAGES * K_BYTES + 1024 == SHARED_BYTES, "as wgmma.py says");
-#endif
 
 struct SharedTiles {
     char *q, *k, *v;
 
     __device__ __forceinline__ SharedTiles() {
-        q = (char *)(((uintptr_t)shared_bytes + 1023) / 1024 * 1024), k = q + Q_BYTES, v = k + KEY_STAGES * K_BYTES;
+        q = SHARED_Q(char[Q_BYTES], shared_bytes)[0], k = SHARED_K(char[K_BYTES], shared_bytes)[0], v = SHARED_V(char[K_BYTES], shared_bytes)[0];
     }
 };
 

@@ -11,9 +11,6 @@ constexpr int PRODUCER_THREADS = 2 * WARPGROUP, THREADS = 2 * PRODUCER_THREADS;
 // A unit: the rows that a producer warpgroup loads at once, UNIT_CHUNKS chunks a thread.
 constexpr int UNIT_CHUNKS = 8, UNIT_ROWS = UNIT_CHUNKS * WARPGROUP / CHUNKS, UNIT_BYTES = TILE_BYTES<UNIT_ROWS>;
 constexpr int UNITS = QUERY_UNITS + 2 * KEY_UNITS, QUERY_ROWS = QUERY_UNITS * UNIT_ROWS; // of a buffer
-#ifdef SHARED_BYTES
-static_assert(2 * UNITS * UNIT_BYTES + 1024 == SHARED_BYTES, "as wgmma.py says");
-#endif
 
 struct Barriers {
     Mbarrier full[2][UNITS], empty[2];
@@ -133,7 +130,7 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma_short(const T *q, const T *
         fence_mbarrier_init();
     }
     __syncthreads();
-    char *const shared = (char *)(((uintptr_t)shared_bytes + 1023) / 1024 * 1024);
+    char *const shared = SHARED_BUFFERS(char[UNITS * UNIT_BYTES], shared_bytes)[0];
     const int tasks = batch * ((queries + QUERY_ROWS - 1) / QUERY_ROWS);
     if (threadIdx.x < PRODUCER_THREADS) {
         warpgroup_reg_dealloc<104>();

@@ -24,6 +24,12 @@ typedef unsigned long long uintptr_t;
 
 #define KERNEL extern "C" __global__ void
 
+// The text that follows if the macro `flag` is 1, and nothing if it is 0: a parameter of a kernel, or a statement.
+#define IF(flag, ...) IF_VALUE(flag, __VA_ARGS__)
+#define IF_VALUE(value, ...) IF_##value(__VA_ARGS__)
+#define IF_0(...)
+#define IF_1(...) __VA_ARGS__
+
 #define WARP 32
 #define FULL_MASK 0xffffffffu
 
@@ -42,6 +48,22 @@ __device__ __forceinline__ void wait_for_inputs() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
+}
+
+// For the macros of a MemoryLayout (core/memory_layout.py): an array at `at`, whose elements have BYTES bytes according to the
+// launch, the first multiple of BYTES in `memory`, and the end of `count` elements.
+template <typename E, int BYTES, typename Byte> __device__ __forceinline__ E *array_at(Byte *at) {
+    static_assert(sizeof(E) == BYTES && sizeof(Byte) == 1, "the elements of the launch's MemoryLayout");
+    return (E *)at;
+}
+template <int BYTES, typename Byte> __device__ __forceinline__ char *array_aligned(Byte *memory) {
+    return (char *)memory + (BYTES - (unsigned)__cvta_generic_to_shared(memory) % BYTES) % BYTES;
+}
+template <int BYTES, typename Byte> __device__ __forceinline__ char *array_end(Byte *at, int64_t count) {
+    struct Element {
+        char bytes[BYTES];
+    };
+    return (char *)((Element *)at + count);
 }
 
 // Prefetches `count` elements to L2, on Hopper and later: the sector of up to four elements, or a bulk prefetch of more.

@@ -31,10 +31,7 @@ __device__ __forceinline__ T total_of_lane(const T (&sums)[SUMS], int first) {
 }
 
 KERNEL __launch_bounds__(THREADS, 2) weight_grad_direct(const T *__restrict__ x, const T *__restrict__ g, T *w,
-#if BIAS
-    T *bias,
-#endif
-    int64_t batch, int64_t splits, char *scratch) {
+    IF(BIAS, T *bias,) int64_t batch, int64_t splits, char *scratch) {
     wait_for_inputs();
     typedef Vector<T, WIDE_C> Neighbours;
     __shared__ Neighbours slots[STAGES][FILTERS][THREADS];
@@ -109,10 +106,7 @@ KERNEL __launch_bounds__(THREADS, 2) weight_grad_direct(const T *__restrict__ x,
 
 // The sums over splits: a warp for each result.
 KERNEL sum_weight_grad_direct(const T *, const T *, T *w,
-#if BIAS
-    T *bias,
-#endif
-    int64_t splits, char *scratch) {
+    IF(BIAS, T *bias,) int64_t splits, char *scratch) {
     wait_for_inputs();
     for (int i = grid_index() / WARP; i < WEIGHTS + BIAS * OUT_CHANNELS; i += grid_size() / WARP) {
         T sum = 0;

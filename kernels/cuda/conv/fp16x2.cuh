@@ -12,9 +12,6 @@
 #include "sm90/fp16x2.cuh"
 #include "sm90/tma.cuh"
 
-#ifndef STATISTICS_BYTES
-#define STATISTICS_BYTES 16
-#endif
 constexpr int FP16_TERMS = MANTISSA > 10 ? 2 : 1;
 constexpr float LOW = 0x1p-11f; // the unit of low terms
 // Thresholds of the fallback: the minimum of effective products of a sum (Statistics::share), and the maximum ratio of the
@@ -29,8 +26,6 @@ struct alignas(16) Statistics {
     float share;
     float squares; // sum of the squares of the scaled elements
 };
-
-static_assert(sizeof(Statistics) == STATISTICS_BYTES, "as shifted_fp16x2.py says");
 
 constexpr int MAX_EXPONENT = 14; // the largest element is scaled to 2^MAX_EXPONENT
 constexpr int MIN_SCALE_EXPONENT = -16, MAX_SCALE_EXPONENT = 89;
@@ -113,8 +108,6 @@ struct alignas(16) RunningStatistics {
         return {scale, 1 / scale, sum * UNIT * (sum * UNIT / squares) / count, squares * unit * unit};
     }
 };
-
-static_assert(sizeof(RunningStatistics) == STATISTICS_BYTES, "as shifted_fp16x2.py says");
 
 // Scales and splits eight neighbouring channels; returns the sum of the scaled elements' squares.
 __device__ __forceinline__ float split_fp16x2(Chunk (&terms)[FP16_TERMS], const float (&x)[CHUNK_ELEMENTS],

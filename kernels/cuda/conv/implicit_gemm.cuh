@@ -6,7 +6,7 @@
 #include "common/epilogue.cuh"
 #include "gemm/mma.cuh"
 
-typedef Tile<TILE_M, TILE_N, TILE_K, TILE_SLICES, TILE_STAGES, WarpMma<WARP_M, WARP_N, MMA_KIND>::type> BlockTile;
+typedef Tile<TILE_M, TILE_N, TILE_K, TILE_SLICES, TILE_STAGES, WarpMma<WARP_M, WARP_N, MMA_KIND>::type, SHARED_BYTES> BlockTile;
 typedef BlockTile::PanelsA PanelsA;
 typedef BlockTile::PanelsB PanelsB;
 constexpr int BM = TILE_M, BN = TILE_N, BK = TILE_K, THREADS = BlockTile::THREADS;

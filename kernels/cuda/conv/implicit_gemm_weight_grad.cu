@@ -68,11 +68,7 @@ struct ElementLoader {
 };
 
 KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) conv2d_weight_grad(const T *x, const T *g, T *w, CONV_NUMBERS,
-    int64_t splits
-#if SPLIT
-    , char *scratch
-#endif
-) {
+    int64_t splits IF(SPLIT, , char *scratch)) {
     wait_for_inputs();
     CONV
     const int elements = group_channels * KH * KW, area = rows * columns, pixels = batch * area, group = blockIdx.z;

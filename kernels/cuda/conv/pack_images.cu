@@ -55,7 +55,7 @@ KERNEL __launch_bounds__(PACK_THREADS, PACK_BLOCKS) measure_operands(
         measure_filter(scratch_layout, {w}, filter);
         __syncthreads();
     }
-    packed_images(scratch_layout, batch).measure(InputImages{x, (int)batch});
+    packed_images(scratch, batch).measure(InputImages{x, (int)batch});
 }
 
 // Launch 2: packs both.
@@ -64,5 +64,5 @@ KERNEL __launch_bounds__(PACK_THREADS, PACK_BLOCKS) pack_operands(
     wait_for_inputs();
     const ConvScratch scratch_layout(scratch);
     for (int i = blockIdx.x; i < WEIGHT_ITEMS; i += gridDim.x) pack_filters(scratch_layout, {w}, i);
-    packed_images(scratch_layout, batch).pack(InputImages{x, (int)batch});
+    packed_images(scratch, batch).pack(InputImages{x, (int)batch});
 }

@@ -14,8 +14,6 @@ static_assert(PACK_THREADS == MEASURE_THREADS && MAX_PARTS <= WARP,
 
 __device__ __forceinline__ int swizzled_chunk(int row, int chunk) { return chunk ^ row / 2 % ROW_CHUNKS; }
 
-__device__ __forceinline__ char *align_1024(const void *at) { return (char *)(((uintptr_t)at + 1023) / 1024 * 1024); }
-
 // The number of parts of an image.
 template <class Array>
 constexpr int IMAGE_PARTS =
@@ -28,19 +26,21 @@ struct PackedImages {
     RunningStatistics *part_statistics; // of each part of an image, MAX_PARTS an image
     int *small;                         // small elements of each image
     int batch, count, channel_blocks, leading; // count: rows of a term and a block of channels
-    char *rows;
+    char *rows, *end;
     float *squares; // of each row, the sum of its scaled elements' squares; only with two terms
 
     __device__ PackedImages(char *memory, int batch, int channels, int leading)
-        : statistics((Statistics *)memory), part_statistics((RunningStatistics *)(statistics + batch)),
-          small((int *)(part_statistics + (int64_t)batch * MAX_PARTS)), batch(batch),
-          count(ceil_div(batch * IMAGE_PITCH + leading + TRAILING_ROWS, BLOCK_ROWS) * BLOCK_ROWS),
-          channel_blocks(ceil_div(channels, ROW_CHANNELS)), leading(leading), rows(align_1024(small + batch)),
-              squares((float *)at(FP16_TERMS, 0, 0)) {}
+        : batch(batch), count(ceil_div(batch * IMAGE_PITCH + leading + TRAILING_ROWS, BLOCK_ROWS) * BLOCK_ROWS),
+          channel_blocks(ceil_div(channels, ROW_CHANNELS)), leading(leading) {
+        const int64_t all_rows = (int64_t)channel_blocks * count;
+        statistics = PACKED_STATISTICS(Statistics, memory, batch, all_rows);
+        part_statistics = PACKED_PARTS(RunningStatistics, memory, batch, all_rows);
+        small = PACKED_SMALL(int, memory, batch, all_rows), squares = PACKED_SQUARES(float, memory, batch, all_rows);
+        rows = *PACKED_ROWS(char[ROW_BYTES], memory, batch, all_rows), end = PACKED_END(char, memory, batch, all_rows);
+    }
     __device__ __forceinline__ char *at(int term, int channel_block, int row) const {
         return rows + ((int64_t)(term * channel_blocks + channel_block) * count + row) * ROW_BYTES;
     }
-    __device__ __forceinline__ char *end() const { return (char *)(squares + (int64_t)channel_blocks * count); }
 
     // Computes the statistics of all parts of all images. By all blocks of a launch.
     template <class Array> __device__ __forceinline__ void measure(const Array &images) const {

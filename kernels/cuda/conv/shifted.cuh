@@ -7,7 +7,7 @@
 // Operands are bf16x3, tf32 or bfloat16 (sm90/bf16x3.cuh), which need no statistics, or fp16x2 (conv/fp16x2.cuh).
 //
 // Macros: PaddedIndex.macros() in padded_index.py, and those of each kernel's rule. STAGE_CHANNELS, STAGE_POSITIONS: of a
-// pipeline stage. WEIGHT_STAGES: stages of weights. WIDE_C: elements per store. SHARED_BYTES: of dynamic shared memory.
+// pipeline stage. WEIGHT_STAGES: stages of weights. WIDE_C: elements per store.
 #pragma once
 #include "common/epilogue.cuh"
 #include "sm90/bf16x3.cuh"
@@ -22,12 +22,6 @@ __device__ constexpr int ceil_div(int length, int part) { return (length + part 
 // Offset of an element of the weight gradient in the sums of a split: neighbouring lanes write neighbouring channels.
 __device__ __forceinline__ int split_offset(int filter, int channel, int tap) {
     return (tap * OUT_CHANNELS + filter) * IN_CHANNELS + channel;
-}
-
-// The start of dynamic shared memory, aligned to BYTES. Derived from shared_bytes, so that the compiler knows the state
-// space.
-template <int BYTES> __device__ __forceinline__ char *aligned_shared() {
-    return (char *)shared_bytes + (BYTES - (unsigned)__cvta_generic_to_shared(shared_bytes) % BYTES) % BYTES;
 }
 
 // Stores eight channels of a position in a stage as an operand.

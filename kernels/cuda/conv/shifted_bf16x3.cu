@@ -24,14 +24,6 @@ typedef KMajorLayout<TILE + REACH, GROUPS> ImageLayout;
 typedef KMajorWeightLayout WeightLayout;
 typedef ConvPipeline<PRODUCERS, FILTER_BLOCKS == 1 && WEIGHT_STAGES == CHANNEL_BLOCKS * TAPS> Pipelines;
 
-// The byte counts of shifted.py are large enough.
-static_assert(SHARED_BYTES >= 128 + IMAGE_STAGES * ImageLayout::SIZE + WEIGHT_STAGES * WeightLayout::SIZE +
-                  MMA_WARPGROUPS * COMBINE_ELEMENTS * (int)sizeof(T),
-                      "dynamic shared memory");
-#ifdef WEIGHT_BYTES
-static_assert(WEIGHT_BYTES >= (int64_t)FILTER_BLOCKS * CHANNEL_BLOCKS * TAPS * WeightLayout::SIZE, "scratch");
-#endif
-
 // The terms of low-order product i.
 __device__ constexpr TermPair low_pair(int i) {
     constexpr TermPair pairs[] = {{0, 2}, {1, 0}, {0, 1}};
@@ -233,9 +225,9 @@ KERNEL __launch_bounds__(THREADS, 1) conv_shifted_bf16x3(const T *x, const T *w,
     const ConvScratch scratch_layout(scratch);
     const BlockTiles taken = {tiles, scratch_layout, (int)batch * IMAGE_PITCH};
     if (FALLBACK && !taken.any()) return;
-    char *of_images = aligned_shared<128>();
-    char *of_weights = of_images + IMAGE_STAGES * ImageLayout::SIZE;
-    T *buffer = (T *)(of_weights + WEIGHT_STAGES * WeightLayout::SIZE);
+    char *of_images = *SHARED_IMAGES(char[ImageLayout::SIZE], shared_bytes);
+    char *of_weights = *SHARED_WEIGHTS(char[WeightLayout::SIZE], shared_bytes);
+    T *buffer = SHARED_COMBINED(T, shared_bytes);
     __shared__ Pipelines pipeline;
     if (threadIdx.x == 0) pipeline.init();
     __syncthreads();

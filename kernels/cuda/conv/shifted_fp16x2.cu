@@ -6,9 +6,6 @@
 // have an accumulator of their own, so its truncation is relative to their size.
 #include "conv/shifted_fp16x2.cuh"
 
-static_assert(SHARED_BYTES >= 512 + IMAGE_STAGES * ImageLayout::SIZE + WEIGHT_STAGES * WeightLayout::SIZE,
-    "dynamic shared memory");
-
 struct Fp16x2Pipeline : ConvPipeline<LOADERS, false> {
     float squares[IMAGE_STAGES][MMA_WARPGROUPS];      // sum of the squares of the rows that a warpgroup multiplies
     float shares[FILTER_BLOCKS];                    // the least share of a tile's filters
@@ -164,9 +161,9 @@ KERNEL __launch_bounds__(THREADS, 1) conv_shifted_fp16x2(
     wait_for_inputs();
     const Tiles tiles(batch);
     const ConvScratch scratch_layout(scratch);
-    const PackedImages packed = packed_images(scratch_layout, batch);
-    char *of_images = aligned_shared<512>();
-    char *of_weights = of_images + IMAGE_STAGES * ImageLayout::SIZE;
+    const PackedImages packed = packed_images(scratch, batch);
+    char *of_images = *SHARED_IMAGES(char[ImageLayout::SIZE], shared_bytes);
+    char *of_weights = *SHARED_WEIGHTS(char[WeightLayout::SIZE], shared_bytes);
     __shared__ Fp16x2Pipeline pipeline;
     if (threadIdx.x == 0) pipeline.init();
     pipeline.load_filter_shares(scratch_layout);

@@ -24,15 +24,7 @@ struct ImageLayout {
     static constexpr int TERM_BYTES = ROWS * ROW_BYTES, SIZE = FP16_TERMS * TERM_BYTES;
 };
 
-#ifdef WEIGHT_BYTES
-static_assert(WEIGHT_BYTES >= (int64_t)FILTER_BLOCKS * CHANNEL_BLOCKS * TAPS * KMajorWeightLayout::SIZE, "scratch");
-static_assert(FP16_WEIGHT_BYTES >= (int64_t)FILTER_BLOCKS * CHANNEL_BLOCKS * TAPS * Fp16x2WeightLayout::SIZE,
-    "scratch");
-#endif
-
-// The packed images, in scratch after ConvScratch.
-__device__ __forceinline__ PackedImages packed_images(const ConvScratch &scratch_layout, int batch) {
+__device__ __forceinline__ PackedImages packed_images(char *scratch, int batch) {
     const int marks = ceil_div(batch * IMAGE_PITCH, TILE) * (TILE / FALLBACK_POSITIONS) * FILTER_BLOCKS;
-    char *end = align_1024(scratch_layout.marks + marks);
-    return PackedImages(end, batch, IN_CHANNELS, LEADING_ROWS);
+    return PackedImages(SCRATCH_PACKED(char, scratch, marks), batch, IN_CHANNELS, LEADING_ROWS);
 }

@@ -70,19 +70,17 @@ struct Tiles {
 
 constexpr int FALLBACK_POSITIONS = 144; // fp16x2 falls back to bf16x3 in units of so many positions
 
-// Scratch of a convolution: weights as K-major operands, and for fp16x2 also weights in fp16x2, statistics of filters, and marks
-// of units that fall back.
+// Scratch of a convolution: weights as K-major operands, and for fp16x2 also weights in fp16x2, statistics of filters, marks of
+// units that fall back, and packed images (conv/packed_images.cuh).
 struct ConvScratch {
     char *k_major_weights, *fp16_weights;
     Statistics *filters;
     int *marks; // for each FALLBACK_POSITIONS positions and FILTERS filters
 
-    __device__ explicit ConvScratch(char *scratch) : k_major_weights(scratch) {
-        constexpr int64_t STAGES = (int64_t)FILTER_BLOCKS * CHANNEL_BLOCKS * TAPS;
-        fp16_weights = k_major_weights + STAGES * KMajorWeightLayout::SIZE;
-        filters = (Statistics *)(fp16_weights + STAGES * Fp16x2WeightLayout::SIZE);
-        marks = (int *)(filters + FILTER_BLOCKS * FILTERS);
-    }
+    __device__ explicit ConvScratch(char *scratch)
+        : k_major_weights(*SCRATCH_K_MAJOR_WEIGHTS(char[KMajorWeightLayout::SIZE], scratch, 0)),
+          fp16_weights(*SCRATCH_FP16_WEIGHTS(char[Fp16x2WeightLayout::SIZE], scratch, 0)),
+          filters(SCRATCH_FILTERS(Statistics, scratch, 0)), marks(SCRATCH_MARKS(int, scratch, 0)) {}
     __device__ __forceinline__ int &falls_back(int position, int filter) const {
         return marks[position / FALLBACK_POSITIONS * FILTER_BLOCKS + filter / FILTERS];
     }

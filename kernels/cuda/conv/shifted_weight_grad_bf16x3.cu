@@ -9,8 +9,6 @@ constexpr int SUM_POSITIONS = 64, STEP = 16; // positions that WGMMA sums; posit
 typedef CoreMatrixLayout<STAGE_POSITIONS, FILTERS / CHUNK_ELEMENTS, BF16X3_TERMS> GradientLayout;
 typedef ImageArray<OUT_CHANNELS, OUT_ROWS, OUT_COLUMNS> Gradients;
 constexpr int STAGE = (ImageLayout::SIZE + GradientLayout::SIZE + 1023) / 1024 * 1024;
-static_assert(SHARED_BYTES >= 1024 + STAGES * STAGE + 2 * LOADS_IN_FLIGHT * CHUNK_ELEMENTS * LOADERS * (int)sizeof(T),
-    "dynamic shared memory");
 
 // Loads one operand of all stages. It begins `before` positions before the gradients.
 template <class Layout, class Source> __device__ __forceinline__ void load_operand(const PositionSplit &split,
@@ -85,24 +83,18 @@ __device__ __noinline__ T recompute(
 }
 
 KERNEL __launch_bounds__(THREADS, 1) weight_grad_shifted_bf16x3(const T *x, const T *g, T *w, int64_t batch,
-    int64_t splits
-#if SPLIT
-    , char *scratch
-#endif
-) {
+    int64_t splits IF(SPLIT, , char *scratch)) {
     wait_for_inputs();
-#if SPLIT
-    w = (T *)scratch;
-#endif
+    IF(SPLIT, w = SCRATCH_SUMS(T, scratch, splits);)
     const InputImages images = {x, (int)batch};
     const PositionSplit split(batch, splits);
     const Gradients gradients = {g, split.images};
 #if FALLBACK
-    const int *marks = (const int *)(w + splits * SIZE) + (blockIdx.y * gridDim.x + blockIdx.x) * KH;
+    const int *marks = SCRATCH_FALLS_BACK(int, scratch, splits) + (blockIdx.y * gridDim.x + blockIdx.x) * KH;
     if (!(marks[0] | marks[1] | marks[2])) return;
 #endif
-    char *shared = aligned_shared<1024>();
-    T *staging = (T *)(shared + STAGES * STAGE);
+    char *shared = *SHARED_STAGES(char[STAGE], shared_bytes);
+    T *staging = SHARED_LOADS(T, shared_bytes);
     __shared__ Pipeline<STAGES> pipeline;
     if (threadIdx.x == 0) {
         pipeline.init(PRODUCERS / WARP, CONSUMERS / WARP);
@@ -131,5 +123,5 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_shifted_bf16x3(const T *x, cons
 KERNEL __launch_bounds__(SUM_THREADS) sum_weight_grad_splits(const T *x, const T *g, T *w, int64_t batch,
     int64_t splits, char *scratch) {
     wait_for_inputs();
-    sum_splits(w, nullptr, splits, (const T *)scratch);
+    sum_splits(w, nullptr, splits, SCRATCH_SUMS(T, scratch, splits));
 }

@@ -37,25 +37,13 @@ struct StageLayout {
     static constexpr int GRADIENTS = FP16_TERMS * IMAGE_BYTES, SIZE = GRADIENTS + 2 * FP16_TERMS * GRADIENT_BYTES;
 };
 
-static_assert(SHARED_BYTES >= 1024 + PIPELINE_STAGES * StageLayout::SIZE, "dynamic shared memory");
-
-struct WeightGradScratch {
-    float *sums;     // of each split
-    int *falls_back; // for each split, block and row of the window
-    char *end;
-
-    __device__ WeightGradScratch(char *scratch, int splits, int blocks)
-        : sums((float *)scratch), falls_back((int *)(sums + (int64_t)splits * SIZE)),
-            end((char *)(falls_back + splits * blocks * KH)) {}
-};
-
 // Packed images and gradients in scratch.
 struct PackedOperands {
     PackedImages images, gradients;
 
-    __device__ PackedOperands(const WeightGradScratch &scratch, int batch)
-        : images(align_1024(scratch.end), batch, IN_CHANNELS, LEADING_ROWS),
-          gradients(align_1024(images.end()), batch, OUT_CHANNELS, GRADIENT_LEADING_ROWS) {}
+    __device__ PackedOperands(char *scratch, int64_t splits, int batch)
+        : images(SCRATCH_PACKED(char, scratch, splits), batch, IN_CHANNELS, LEADING_ROWS),
+          gradients(images.end, batch, OUT_CHANNELS, GRADIENT_LEADING_ROWS) {}
 };
 constexpr int FILTER_BLOCKS = ceil_div(OUT_CHANNELS, FILTERS) * ceil_div(IN_CHANNELS, STAGE_CHANNELS);
 
@@ -63,7 +51,7 @@ constexpr int FILTER_BLOCKS = ceil_div(OUT_CHANNELS, FILTERS) * ceil_div(IN_CHAN
 KERNEL __launch_bounds__(PACK_THREADS, PACK_BLOCKS) measure_operands(
     const T *x, const T *g, T *w, int64_t batch, int64_t splits, char *scratch) {
     wait_for_inputs();
-    const PackedOperands packed(WeightGradScratch(scratch, splits, FILTER_BLOCKS), batch);
+    const PackedOperands packed(scratch, splits, batch);
     packed.images.measure(InputImages{x, (int)batch});
     packed.gradients.measure(Gradients{g, (int)batch});
 }
@@ -72,7 +60,7 @@ KERNEL __launch_bounds__(PACK_THREADS, PACK_BLOCKS) measure_operands(
 KERNEL __launch_bounds__(PACK_THREADS, PACK_BLOCKS) pack_operands(
     const T *x, const T *g, T *w, int64_t batch, int64_t splits, char *scratch) {
     wait_for_inputs();
-    const PackedOperands packed(WeightGradScratch(scratch, splits, FILTER_BLOCKS), batch);
+    const PackedOperands packed(scratch, splits, batch);
     packed.gradients.pack(Gradients{g, (int)batch});
     packed.images.pack(InputImages{x, (int)batch});
 }
@@ -212,11 +200,10 @@ __device__ __forceinline__ SumBounds multiply(float (&main)[SUMS], const PackedO
 KERNEL __launch_bounds__(THREADS, 1) weight_grad_shifted_fp16x2(
     const T *x, const T *g, T *w, int64_t batch, int64_t splits, char *scratch) {
     wait_for_inputs();
-    const WeightGradScratch scratch_layout(scratch, splits, FILTER_BLOCKS);
-    const PackedOperands packed(scratch_layout, batch);
+    const PackedOperands packed(scratch, splits, batch);
     const ImageSplit split(batch, splits);
-    int *marks = scratch_layout.falls_back + (blockIdx.y * FILTER_BLOCKS + blockIdx.x) * KH;
-    char *shared = aligned_shared<1024>();
+    int *marks = SCRATCH_FALLS_BACK(int, scratch, splits) + (blockIdx.y * FILTER_BLOCKS + blockIdx.x) * KH; // of each row
+    char *shared = *SHARED_STAGES(char[StageLayout::SIZE], shared_bytes);
     __shared__ Pipeline<PIPELINE_STAGES> pipeline;
     __shared__ float signs[CONSUMERS / WARP];
     if (threadIdx.x == 0) {
@@ -243,7 +230,7 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_shifted_fp16x2(
         const int channel = split.channel + accumulator_column(i) % STAGE_CHANNELS;
         if (filter >= OUT_CHANNELS || channel >= IN_CHANNELS) continue;
         if (FP16_TERMS == 2) sign += sums[i] * sums[i] - bounds.squares / MAX_CANCELLATION;
-        scratch_layout.sums[blockIdx.y * (int64_t)SIZE + split_offset(filter, channel, row * KW + column)] = sums[i];
+        SCRATCH_SUMS(float, scratch, splits)[blockIdx.y * (int64_t)SIZE + split_offset(filter, channel, row * KW + column)] = sums[i];
     }
     sign = over_lanes<Sum, WARP>(sign);
     float *of_row = signs + row * (WARPGROUP / WARP);

@@ -39,12 +39,6 @@ typedef TilePipeline<GRADIENT_STAGES, WEIGHT_STAGES, PRODUCERS, CONSUMERS, RESID
 // A stage of the gradient: its terms, then for each chunk of channels and each pair the sparse metadata.
 constexpr int GRADIENT_STAGE = GradientLayout::SIZE + GradientLayout::COLUMNS * GradientLayout::ROWS * 2;
 static_assert(GRADIENT_STAGE % CHUNK_BYTES == 0, "stages begin at chunks");
-static_assert(SHARED_BYTES >= 128 + GRADIENT_STAGES * GRADIENT_STAGE + WEIGHT_STAGES * WeightLayout::SIZE,
-    "dynamic shared memory");
-#ifdef WEIGHT_BYTES
-static_assert(WEIGHT_BYTES >= (int64_t)FILTER_BLOCKS * CHANNEL_BLOCKS * WEIGHT_MATRICES * WeightLayout::SIZE,
-    "scratch");
-#endif
 
 // Packs the weights as operands, in scratch, in the order of the stages.
 KERNEL pack_weights(const T *g, const int32_t *where, const T *w, const Epilogue epilogue, int64_t batch,
@@ -68,7 +62,7 @@ KERNEL pack_weights(const T *g, const int32_t *where, const T *w, const Epilogue
         }
         Chunk chunks[KMajorOperand::CHUNKS];
         KMajorOperand::split(chunks, found);
-        char *to = scratch + (int64_t)stage * WeightLayout::SIZE;
+        char *to = SCRATCH_WEIGHTS(char[WeightLayout::SIZE], scratch)[stage];
         #pragma unroll
         for (int i = 0; i < KMajorOperand::CHUNKS; i++) // WeightLayout has one term: others are columns
             *(Chunk *)(to + WeightLayout::chunk(i % KMajorOperand::TERM_CHUNKS, group,
@@ -296,8 +290,8 @@ KERNEL __launch_bounds__(THREADS, 1) input_grad_sparse_pool(
               own = ceil_div(tiles - (int)blockIdx.x, gridDim.x);
     const auto channel = [&](int i) { return (blockIdx.x + i * gridDim.x) % FILTER_BLOCKS * TILE_CHANNELS; };
     const auto pair = [&](int i) { return (int)((blockIdx.x + i * gridDim.x) / FILTER_BLOCKS * TILE); };
-    char *of_gradients = aligned_shared<128>();
-    char *of_weights = of_gradients + GRADIENT_STAGES * GRADIENT_STAGE;
+    char *of_gradients = *SHARED_GRADIENTS(char[GRADIENT_STAGE], shared_bytes);
+    char *of_weights = *SHARED_WEIGHTS(char[WeightLayout::SIZE], shared_bytes);
     __shared__ SparsePipeline pipeline;
     if (threadIdx.x == 0) pipeline.init();
     __syncthreads();
@@ -314,7 +308,7 @@ KERNEL __launch_bounds__(THREADS, 1) input_grad_sparse_pool(
                     const int first = (channel(i) / TILE_CHANNELS * CHANNEL_BLOCKS + channel_block) * WEIGHT_MATRICES;
                     if (threadIdx.x == 0)
                         pipeline.load_stages<WeightLayout::SIZE, WEIGHT_MATRICES>(
-                            weight, of_weights, scratch + (int64_t)first * WeightLayout::SIZE);
+                            weight, of_weights, SCRATCH_WEIGHTS(char[WeightLayout::SIZE], scratch)[first]);
                     __syncwarp();
                 }
             }

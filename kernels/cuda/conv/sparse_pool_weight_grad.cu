@@ -18,10 +18,7 @@ typedef PooledGradients<OUT_CHANNELS, OUT_ROWS, OUT_COLUMNS> Gradients;
 // The selectors follow the gradient's terms: a byte for each group of channels and each pair, a bit for each channel.
 constexpr int SELECTORS = ImageLayout::SIZE + GradientLayout::SIZE;
 constexpr int STAGE = (SELECTORS + GradientLayout::GROUPS * GradientLayout::ROWS + 1023) / 1024 * 1024;
-
-// The stages are followed by the staging buffer of the images, and by STEP k of eight columns of ones.
-constexpr int ONES = STAGES * STAGE + PRODUCERS * STAGE_CHANNELS * (int)sizeof(T);
-static_assert(SHARED_BYTES >= 1024 + ONES + BIAS * STEP * CHUNK_BYTES, "dynamic shared memory");
+typedef Chunk Ones[STEP]; // of eight columns
 
 // Stores what PooledGradientLoader loads in a stage.
 struct StoreSparse {
@@ -91,7 +88,7 @@ __device__ __forceinline__ void multiply(WeightAndBiasSums &all, int row, const 
     wgmma_fence();
     products({0, 0}, false);
 #if BIAS
-    const uint64_t b_of_ones = smem_descriptor(shared + ONES, CORE_MATRIX_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
+    const uint64_t b_of_ones = smem_descriptor((const char *)SHARED_ONES(Ones, shared_bytes), CORE_MATRIX_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
     // With fewer terms than warpgroups, some warpgroups multiply the last term again; their sums are dropped below.
     const int term = TERMS_USED == BF16X3_TERMS ? row : min(row, TERMS_USED - 1);
     #pragma unroll
@@ -137,26 +134,17 @@ __device__ __noinline__ T recompute(const PositionSplit &split, const Gradients 
 }
 
 KERNEL __launch_bounds__(THREADS, 1) weight_grad_sparse_pool(
-    const T *x, const T *g, const int32_t *where, T *w,
-#if BIAS
-    T *bias,
-#endif
-    int64_t batch, int64_t splits
-#if SPLIT
-    , char *scratch
-#endif
-) {
+    const T *x, const T *g, const int32_t *where, T *w, IF(BIAS, T *bias,) int64_t batch, int64_t splits
+    IF(SPLIT, , char *scratch)) {
     wait_for_inputs();
-#if SPLIT
-    w = (T *)scratch;
-#endif
+    IF(SPLIT, w = SCRATCH_SUMS(T, scratch, splits);)
     const InputImages images = {x, (int)batch};
     const PositionSplit split(batch, splits);
     const Gradients gradients = {g, where, (int)batch};
-    char *shared = aligned_shared<1024>();
+    char *shared = *SHARED_STAGES(char[STAGE], shared_bytes);
     __shared__ Pipeline<STAGES> pipeline;
     if (BIAS && threadIdx.x < STEP)
-        *(Chunk *)(shared + ONES + threadIdx.x * CHUNK_BYTES) = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
+        (*SHARED_ONES(Ones, shared_bytes))[threadIdx.x] = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
     fence_proxy_async();
     if (threadIdx.x == 0) {
         pipeline.init(PRODUCERS / WARP, CONSUMERS / WARP);
@@ -166,7 +154,7 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_sparse_pool(
     PipelineState<STAGES> state;
     if (threadIdx.x < PRODUCERS) {
         warpgroup_reg_dealloc<56>();
-        T *staging = (T *)(shared + STAGES * STAGE);
+        T *staging = SHARED_LOADS(T, shared_bytes);
         PooledGradientLoader<GradientLayout, Bf16x3Operand, PRODUCERS, 1, false, Gradients> loader = {gradients,
             (int)(threadIdx.x + IDLE_LOADERS) % PRODUCERS}; // those are the first that load more than one item
         const auto start_images = [&](int i) {
@@ -215,14 +203,10 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_sparse_pool(
 }
 
 KERNEL __launch_bounds__(SUM_THREADS) sum_weight_grad_splits(
-    const T *x, const T *g, const int32_t *where, T *w,
-#if BIAS
-    T *bias,
-#endif
-    int64_t batch, int64_t splits, char *scratch) {
+    const T *x, const T *g, const int32_t *where, T *w, IF(BIAS, T *bias,) int64_t batch, int64_t splits, char *scratch) {
     wait_for_inputs();
 #if !BIAS
     T *const bias = nullptr;
 #endif
-    sum_splits(w, bias, splits, (const T *)scratch);
+    sum_splits(w, bias, splits, SCRATCH_SUMS(T, scratch, splits));
 }

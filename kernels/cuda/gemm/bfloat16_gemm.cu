@@ -8,23 +8,21 @@
 // SPLITS > 1: the tiles of the last wave, which do not fill all multiprocessors, are split along K (split-K). Their partial sums go
 // to scratch, tile by tile, and sum_bfloat16_splits adds them. `whole`: the number of tiles that are not split.
 //
-// Macros (Bfloat16Gemm in bfloat16.py): TILE_M, TILE_N, TILE_STAGES, SPLITS, MN_MAJOR_*. WIDE_C: maximum elements per store.
+// Macros (Bfloat16Gemm in bfloat16.py): TILE_M, TILE_N, TILE_K, TILE_STAGES, BLOCK_THREADS, SPLITS, MN_MAJOR_*. WIDE_C: maximum
+// elements per store. SUM_THREADS, SUM_COLUMNS: threads of a block, and columns of a thread, that add splits.
 #include "sm90/pipeline.cuh"
 #include "sm90/tma.cuh"
 #include "sm90/warp_epilogue.cuh"
 
-constexpr int TILE_K = 64, ROW_BYTES = TILE_K * 2, SUMS = TILE_N / 2;
+constexpr int ROW_BYTES = TILE_K * 2, SUMS = TILE_N / 2;
 constexpr int CONSUMER_ROWS = 64; // of a consumer warpgroup
-constexpr int CONSUMERS = TILE_M / CONSUMER_ROWS * WARPGROUP, THREADS = WARPGROUP + CONSUMERS;
+constexpr int THREADS = BLOCK_THREADS, CONSUMERS = THREADS - WARPGROUP;
 constexpr int SIZE_A = TILE_M * ROW_BYTES, SIZE = SIZE_A + TILE_N * ROW_BYTES; // of a stage
 constexpr int BOX_ROWS = 64, BOX_BYTES = BOX_ROWS * ROW_BYTES;                 // of an operand that is not K-major
-static_assert(1024 + TILE_STAGES * SIZE == SHARED_BYTES, "as `Bfloat16Tile.shared` in bfloat16.py says");
-static_assert(THREADS == BLOCK_THREADS, "as `Bfloat16Tile.threads` in bfloat16.py says");
 
 struct alignas(128) TensorMaps {
     TensorMap a, b;
 };
-static_assert(sizeof(TensorMaps) == TENSOR_MAPS_BYTES, "as TENSOR_MAPS_BYTES in bfloat16.py says");
 
 // The work of the grid: whole tiles of the results, and splits of others.
 struct Work {
@@ -156,11 +154,10 @@ KERNEL __launch_bounds__(THREADS, 1) bfloat16_gemm(const uint16_t *a, const uint
     wait_for_inputs(); // nothing before it reads memory
     __syncthreads();
     const Work work(batch, m, n, k, whole);
-    char *shared = (char *)(((uintptr_t)shared_bytes + 1023) / 1024 * 1024);
+    char *shared = SHARED_STAGES(char[SIZE], shared_bytes)[0];
     if (warp < WARPGROUP / WARP) {
         if (TILE_M > CONSUMER_ROWS) warpgroup_reg_dealloc<40>();
-        const int64_t partial_sums = SPLITS > 1 ? (int64_t)SPLITS * work.split * TILE_M * TILE_N * 4 : 0; // bytes
-        TensorMaps &maps = ((TensorMaps *)(scratch + partial_sums))[blockIdx.x];
+        TensorMaps &maps = SCRATCH_MAPS(TensorMaps, scratch, (int64_t)work.split)[blockIdx.x];
         if (warp == 0) {
             maps.a.copy_from(in_shared.a);
             if (threadIdx.x == 0)
@@ -179,10 +176,6 @@ KERNEL __launch_bounds__(THREADS, 1) bfloat16_gemm(const uint16_t *a, const uint
         consume(work, pipeline, shared, staging[warp - WARPGROUP / WARP], epilogue, (T *)scratch);
     }
 }
-
-constexpr int SUM_THREADS = 256, SUM_COLUMNS = 4; // of a block; of a thread
-static_assert(SUM_THREADS == SUM_BLOCK_THREADS && SUM_THREADS * SUM_COLUMNS == SUM_BLOCK_ELEMENTS,
-    "as SUM_THREADS and SUM_ELEMENTS in bfloat16.py say");
 
 // Adds the partial sums of each split tile in order, and calls the epilogue.
 KERNEL __launch_bounds__(SUM_THREADS) sum_bfloat16_splits(const uint16_t *a, const uint16_t *b, const Epilogue epilogue,

@@ -6,10 +6,7 @@
 #include "common/collectives.cuh"
 #include "gemm/packed.cuh"
 
-typedef Tile<PACKED_ROWS, TILE_N, 8, 1, 4, Fma<64, TILE_N / 2>> FmaTile;
-#ifdef SHARED_BYTES
-static_assert(FmaTile::SHARED == SHARED_BYTES, "as `PackedTile.fallback_tile` in packed.py says");
-#endif
+typedef Tile<PACKED_ROWS, TILE_N, 8, 1, 4, Fma<64, TILE_N / 2>, SHARED_BYTES> FmaTile;
 constexpr int UNROLL = 32; // elements of each operand that a thread loads at once
 
 // The dot product of a row and a column, by a block; thread 0 gets it.

@@ -6,17 +6,11 @@
 #include "gemm/gemm.cuh"
 
 typedef Tile<TILE_M, TILE_N, TILE_K, TILE_SLICES, TILE_STAGES,
-    WarpMma<WARP_M, WARP_N, MMA_KIND, !TRANSPOSE_A, TRANSPOSE_B>::type> BlockTile;
-#ifdef SHARED_BYTES
-static_assert(BlockTile::SHARED == SHARED_BYTES, "as `Tile.shared` in tiles.py says");
-#endif
+    WarpMma<WARP_M, WARP_N, MMA_KIND, !TRANSPOSE_A, TRANSPOSE_B>::type, SHARED_BYTES> BlockTile;
 
 KERNEL __launch_bounds__(BlockTile::THREADS, MIN_BLOCKS) gemm_tiled(
     const T *a, const T *b, const Epilogue epilogue, int64_t batch, int64_t m, int64_t n, int64_t k, int64_t splits
-#if SPLIT
-    , char *scratch
-#endif
-) {
+    IF(SPLIT, , char *scratch)) {
     wait_for_inputs();
 #if SPLIT
     const Store out = {(T *)scratch + blockIdx.y * batch * m * n};

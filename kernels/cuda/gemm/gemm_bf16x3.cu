@@ -1,6 +1,6 @@
 // C = op(A) op(B) in bf16x3 (gemm_bf16x3.cuh). With split-K (SPLIT) partial sums go to scratch; gemm/split_k_sum.cu adds them.
 //
-// Macros (Bf16x3Gemm in bf16x3.py): those of gemm_bf16x3.cuh. WIDE_C, WIDE_TILE: elements per store, from accumulators and from
+// Macros (Bf16x3Gemm in bf16x3.py): those of gemm_bf16x3.cuh. TILE_BYTES: of a staged tile. WIDE_C, WIDE_TILE: elements per store, from accumulators and from
 // a staged tile. ONE_TILE: a block computes one split of one tile.
 #ifndef LENGTHS
 #define LENGTHS m, n, k, splits // a fused equation defines constants here
@@ -8,11 +8,7 @@
 #include "gemm/gemm_bf16x3.cuh"
 #include "gemm/staged_epilogue.cuh"
 
-typedef StagedTile<TILE_M, TILE_N> Tiled;
-#ifdef SHARED_BYTES
-static_assert(STAGES * STAGE + (BUFFERS * STAGING > TILE_M * Tiled::ROW ? BUFFERS * STAGING : TILE_M * Tiled::ROW) * (int)sizeof(T) == SHARED_BYTES,
-    "as `Bf16x3Gemm.shared` in bf16x3.py says");
-#endif
+typedef StagedTile<TILE_M, TILE_N, TILE_BYTES> Tiled;
 
 // All splits of all tiles of all matrices; block b computes numbers b, b + gridDim.x, ...
 struct Schedule {
@@ -55,11 +51,7 @@ struct Output {
 
 // With ONE_TILE all threads run the epilogue, with equal numbers of registers.
 KERNEL __launch_bounds__(GEMM_THREADS, 1) gemm_bf16x3(const T *a, const T *b, const Epilogue epilogue, int64_t batch,
-    int64_t m, int64_t n, int64_t k, int64_t splits
-#if SPLIT
-    , char *scratch
-#endif
-) {
+    int64_t m, int64_t n, int64_t k, int64_t splits IF(SPLIT, , char *scratch)) {
     wait_for_inputs();
     const Schedule schedule(a, b, batch, LENGTHS);
 #if SPLIT
@@ -67,8 +59,8 @@ KERNEL __launch_bounds__(GEMM_THREADS, 1) gemm_bf16x3(const T *a, const T *b, co
 #else
     const Output output = {epilogue};
 #endif
-    char *shared = (char *)shared_bytes;
-    const Tiled staged = {(T *)(shared + STAGES * STAGE)}; // over the buffers of float32, which have all been read
+    char *shared = *SHARED_STAGES(char[STAGE], shared_bytes);
+    const Tiled staged = {(T *)SHARED_TILE(char, shared_bytes)}; // over the buffers of float32, which have all been read
     __shared__ Barriers barriers;
     multiply_splits<ONE_TILE ? 128 : 0>(schedule, barriers, shared,
         [&](const TileSplit &work, const AccumulatorTile &tile, int, const float (&sums)[SUMS]) {

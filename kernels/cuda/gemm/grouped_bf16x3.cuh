@@ -66,7 +66,7 @@ struct RowSums {
     }
 };
 
-static_assert(PIPELINE_BYTES + (GROUPED_ROW_SUMS ? RowSums::BYTES : 0) == SHARED_BYTES, "as grouped_products.py says");
+static_assert(PIPELINE_BYTES + (GROUPED_ROW_SUMS ? RowSums::BYTES : 0) == SHARED_BYTES, "_shared in grouped_products.py");
 
 // A and B of each product.
 typedef const T *const (&Factors)[GROUPED_COUNT][2];

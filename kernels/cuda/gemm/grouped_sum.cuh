@@ -2,6 +2,7 @@
 //
 // Macros (grouped_products.py): TILE_N. GROUPED_BLOCKS: the blocks that multiply. GROUPED_COUNT: the number of products.
 // GROUPED_LENGTHS: M, N, K of each, in braces. GROUPED_ROW_SUMS: whether there are sums of the rows of A^T.
+// GROUPED_SLOTS: see row_sums_at().
 #pragma once
 #include "gemm/gemm.cuh"
 
@@ -39,10 +40,7 @@ __device__ __forceinline__ int first_stage(int block) { return stages_before(GRO
 // GROUPED_ROW_SUMS, the row sums of all slots follow. Those of a slot are GROUPED_M sums of each producer warp.
 constexpr int ROW_SUMS_WARPS = 8, ROW_SUMS_SIZE = ROW_SUMS_WARPS * GROUPED_M;
 __device__ __forceinline__ int64_t row_sums_at(int slot) {
-    int slots = GROUPED_BLOCKS;
-    #pragma unroll
-    for (int i = 0; i < GROUPED_COUNT; i++) slots += Product(i).tiles();
-    return (int64_t)slots * (GROUPED_M * TILE_N) + (int64_t)slot * ROW_SUMS_SIZE;
+    return (int64_t)GROUPED_SLOTS * (GROUPED_M * TILE_N) + (int64_t)slot * ROW_SUMS_SIZE;
 }
 
 // The slots `begin` to `end`, inclusive, of the tile of product I that has a row and column. FIRST_TILE: the tiles of the products

@@ -75,13 +75,6 @@ struct alignas(128) PrecisionVotes { // as large as a cache line, so that packed
     int count;
 };
 
-#ifdef ROW_STATS_BYTES
-static_assert(sizeof(RowStats) == ROW_STATS_BYTES && sizeof(PartialRowStats) == PARTIAL_ROW_STATS_BYTES &&
-        sizeof(FallbackList) == FALLBACK_LIST_BYTES && sizeof(PrecisionVotes) == PRECISION_VOTES_BYTES &&
-        sizeof(TensorMaps) == TENSOR_MAPS_BYTES,
-    "as STRUCT_BYTES in packed.py says");
-#endif
-
 constexpr int VOTES_SHARE = 16; // one vote in so many tiles chooses bf16x3: other tiles may have long fallback lists, too
 constexpr int FEW_TILES = 512;  // up to so many tiles of 128 x 128, one tile by FMA takes longer than all of them in bf16x3
 
@@ -112,17 +105,12 @@ struct PackedLayout {
         tiles_n = (n + TILE_N - 1) / TILE_N;
         tiles = blocks_a * tiles_n;
         voting_tiles = max(rows_a, rows_b);
-        votes = (PrecisionVotes *)scratch;
-        fallback = (FallbackList *)(votes + 1);
-        stats = (RowStats *)(fallback + tiles);
-        partial = (PartialRowStats *)(stats + row_blocks * PACKED_ROWS);
-        packed = MMA_KIND == FP16X2 ? (char *)(partial + chunks * row_blocks * PACKED_ROWS) : scratch + split_bytes();
-        maps = (TensorMaps *)packed_tile(DIRECT_B ? blocks_a : row_blocks, 0, 1);
-    }
-
-    // Bytes of the partial sums of split-K.
-    __device__ __forceinline__ int64_t split_bytes() const {
-        return SPLITS > 1 ? (SPLITS * batch * m * n * 4 + 127) / 128 * 128 : 0;
+        const int64_t packed_tiles = ((DIRECT_B ? blocks_a : row_blocks) - first()) * k_tiles, size = batch * m * n;
+#define AT(NAME, E) SCRATCH_##NAME(E, scratch, tiles, row_blocks, chunks, packed_tiles, size)
+        votes = AT(VOTES, PrecisionVotes), fallback = AT(LISTS, FallbackList);
+        stats = AT(STATS, RowStats), partial = AT(PARTIAL_STATS, PartialRowStats);
+        packed = AT(PACKED, char), maps = AT(MAPS, TensorMaps);
+#undef AT
     }
 
     // FP16X2: whether the votes are for bf16x3.

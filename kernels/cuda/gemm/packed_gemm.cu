@@ -8,11 +8,9 @@
 #include "gemm/packed_accumulate.cuh"
 #include "sm90/warp_epilogue.cuh"
 
-#ifdef SHARED_BYTES // the stages, and their alignment to 1024
-static_assert(TILE_STAGES * Stage<MMA_KIND == FP16X2 ? 2 : 1>::SIZE + 1024 == SHARED_BYTES &&
-        (MMA_KIND != FP16X2 || Bf16x3Terms::STAGES * Stage<BF16X3_TERMS>::SIZE + 1024 <= SHARED_BYTES),
-    "as `PackedTile.shared` in packed.py says");
-#endif
+typedef char FullStage[Stage<MMA_KIND == FP16X2 ? 2 : 1>::SIZE];
+static_assert(MMA_KIND != FP16X2 || Bf16x3Terms::STAGES * Stage<BF16X3_TERMS>::SIZE <= TILE_STAGES * sizeof(FullStage),
+    "the stages of three terms fit into those of two");
 
 // The producer thread: issues the copies for all tiles of this block.
 template <int TERMS, int STAGES> __device__ __forceinline__ void produce(
@@ -134,7 +132,7 @@ __device__ __forceinline__ void consume_rounded(
 KERNEL __launch_bounds__(THREADS, 1) packed_gemm(const T *a, const T *b, const Epilogue epilogue, int64_t batch,
     int64_t m, int64_t n, int64_t k, char *scratch) {
     const PackedLayout layout(batch, m, n, k, scratch);
-    char *shared = (char *)(((uintptr_t)shared_bytes + 1023) / 1024 * 1024);
+    char *shared = SHARED_STAGES(FullStage, shared_bytes)[0];
     __shared__ TilePipeline pipeline;
     __shared__ int counts[3];
     if (threadIdx.x == 0) {

@@ -1,17 +1,15 @@
 // C = op(A) op(B) with a short K, by FMA of rounded operands (MANTISSA). Most of the time is spent on C and the arrays that the
 // epilogue reads, so each thread keeps its columns of op(B) in registers and goes from row to row.
 //
-// Macros (ShortKGemm in short_k.py): LENGTH_K, TRANSPOSE_A, TRANSPOSE_B. ROWS: rows of a block. WIDE_C: maximum
-// columns of a thread.
+// Macros (ShortKGemm in short_k.py): LENGTH_K, TRANSPOSE_A, TRANSPOSE_B. THREADS, ROWS: of a block. MIN_WIDE, WIDE_C: minimum and
+// maximum columns of a thread.
 #include "common/epilogue.cuh"
 #include "common/rounding.cuh"
 
-constexpr int MIN_WIDE = 4, WIDEST = Epilogue::WIDEST < MIN_WIDE ? MIN_WIDE : Epilogue::WIDEST;
+constexpr int WIDEST = Epilogue::WIDEST < MIN_WIDE ? MIN_WIDE : Epilogue::WIDEST;
 constexpr int WIDE = WIDE_C < WIDEST ? WIDE_C : WIDEST;                 // columns of a thread
 constexpr int STORED = WIDE < Epilogue::WIDEST ? WIDE : Epilogue::WIDEST; // columns that a thread stores at a time
-constexpr int THREADS = 256, COLUMNS = THREADS * WIDE;                  // of a block
-static_assert(MIN_WIDE == MIN_THREAD_COLUMNS, "as WIDE in short_k.py says");
-static_assert(THREADS == BLOCK_THREADS, "as THREADS in short_k.py says");
+constexpr int COLUMNS = THREADS * WIDE;                                 // of a block
 constexpr int ROWS_AT_ONCE = 4; // rows whose auxiliary inputs are loaded before any of them is written
 
 KERNEL __launch_bounds__(THREADS) short_k_gemm(

@@ -4,11 +4,7 @@
 #endif
 #include "gemm/small_gemm.cuh"
 
-typedef SmallTile<TILE_M, TILE_N, TILE_SLICES, TILE_PREFETCH, Mma<WARP_M, WARP_N, (MmaKind)MMA_KIND>> BlockTile;
-#ifdef SHARED_BYTES
-static_assert(BlockTile::SHARED<is_staged<TRANSPOSE_A, TRANSPOSE_B, WIDE_A, WIDE_B>> == SHARED_BYTES,
-    "as `SmallTile.shared` in tiles.py says");
-#endif
+typedef SmallTile<TILE_M, TILE_N, TILE_SLICES, TILE_PREFETCH, Mma<WARP_M, WARP_N, (MmaKind)MMA_KIND>, SHARED_BYTES> BlockTile;
 
 KERNEL __launch_bounds__(BlockTile::THREADS) small_gemm(
     const T *a, const T *b, const Epilogue epilogue, int64_t batch, int64_t m, int64_t n, int64_t k) {

@@ -78,8 +78,8 @@ template <int ROWS> struct WarpPanel {
     }
 };
 
-// PREFETCH: K steps that a warp loads ahead.
-template <int BM_, int BN_, int SLICES_, int PREFETCH_, class WarpOp_> struct SmallTile {
+// PREFETCH: K steps that a warp loads ahead. SHARED: bytes of shared memory.
+template <int BM_, int BN_, int SLICES_, int PREFETCH_, class WarpOp_, int SHARED_> struct SmallTile {
     typedef WarpOp_ WarpOp;
     static constexpr int BM = BM_, BN = BN_, SLICES = SLICES_, PREFETCH = PREFETCH_;
     static constexpr int WARPS_N = BN / WarpOp::WN, SLICE_WARPS = BM / WarpOp::WM * WARPS_N;
@@ -87,8 +87,7 @@ template <int BM_, int BN_, int SLICES_, int PREFETCH_, class WarpOp_> struct Sm
     static constexpr int ROW = BN + VECTOR; // accumulators in shared memory are [slice][BM][ROW]
     static constexpr int STAGED_STEPS = PREFETCH < 2 ? PREFETCH : 2; // of a warp, see for_each_staged_k_step()
     static constexpr int STAGED = THREADS / WARP * STAGED_STEPS * (WarpPanel<WarpOp::WM>::SIZE + WarpPanel<WarpOp::WN>::SIZE);
-    static constexpr int SUMS = SLICES * BM * ROW;
-    template <bool IS_STAGED> static constexpr int SHARED = (IS_STAGED && STAGED > SUMS ? STAGED : SUMS) * sizeof(T); // bytes
+    static constexpr int SUMS = SLICES * BM * ROW, SHARED = SHARED_;
 
     static __device__ __forceinline__ int slice() { return threadIdx.x / WARP / SLICE_WARPS; }
 
@@ -188,6 +187,9 @@ __device__ __forceinline__ void small_gemm_block(
     typedef typename Tile::WarpOp WarpOp;
     constexpr int BM = Tile::BM, BN = Tile::BN;
     constexpr int TM = WarpOp::TM, TN = WarpOp::TN, COLUMNS = WarpOp::COLUMNS;
+    constexpr bool STAGED = is_staged<TRANS_A, TRANS_B, WIDTH_A, WIDTH_B>;
+    static_assert(Tile::SHARED == (STAGED && Tile::STAGED > Tile::SUMS ? Tile::STAGED : Tile::SUMS) * sizeof(T),
+        "SmallTile.shared in tiles.py");
     const TileCoord at(block, (m + BM - 1) / BM, (n + BN - 1) / BN);
     const int64_t item = at.item;
     const int m0 = at.row * BM, n0 = at.column * BN;
@@ -206,7 +208,7 @@ __device__ __forceinline__ void small_gemm_block(
     const auto multiply = [&](const T(&rows)[4][TM], const T(&columns)[4][COLUMNS]) {
         multiply_k_step<WarpOp>(sums, SEPARATE ? low : sums, rows, columns);
     };
-    if constexpr (is_staged<TRANS_A, TRANS_B, WIDTH_A, WIDTH_B>)
+    if constexpr (STAGED)
         for_each_staged_k_step<Tile>(operands, m0 + warp_m, n0 + warp_n, multiply);
     else
         for_each_k_step<Tile, WIDTH_A, WIDTH_B>(operands, m0 + warp_m, n0 + warp_n, multiply);

@@ -35,9 +35,10 @@ template <int BM, int BN, int WIDE, int THREADS, class Epilogue> struct ThreadEl
     }
 };
 
-// A BM x BN tile in shared memory. A product calls it as its epilogue, to store the elements.
-template <int BM, int BN> struct StagedTile {
+// A BM x BN tile in BYTES of shared memory. A product calls it as its epilogue, to store the elements.
+template <int BM, int BN, int BYTES> struct StagedTile {
     static constexpr int ROW = BN + VECTOR;
+    static_assert(BYTES == BM * ROW * sizeof(T), "staging_bytes in horizontal.py");
     T *tile;
 
     template <int WIDE> __device__ __forceinline__ void operator()(

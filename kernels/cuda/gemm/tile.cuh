@@ -104,8 +104,8 @@ template <int THREADS, int BK, int WIDTH, int PAD, bool K_MAJOR> struct Panels {
     };
 };
 
-// The product of a block. WarpOp is the product of a warp, with WM and WN: see Fma in gemm/fma.cuh.
-template <int BM_, int BN_, int BK_, int SLICES_, int STAGES_, class WarpOp_> struct Tile {
+// The product of a block, in SHARED bytes of shared memory. WarpOp is the product of a warp, with WM and WN: see Fma in gemm/fma.cuh.
+template <int BM_, int BN_, int BK_, int SLICES_, int STAGES_, class WarpOp_, int SHARED> struct Tile {
     typedef WarpOp_ WarpOp;
     static constexpr int BM = BM_, BN = BN_, BK = BK_, SLICES = SLICES_, STAGES = STAGES_;
     static constexpr int TM = WarpOp::TM, TN = WarpOp::TN, WARPS_N = BN / WarpOp::WN;
@@ -114,7 +114,7 @@ template <int BM_, int BN_, int BK_, int SLICES_, int STAGES_, class WarpOp_> st
     typedef Panels<THREADS, BK, BN, WarpOp::PAD_B, WarpOp::K_MAJOR_B> PanelsB;
     static constexpr int PANEL = PanelsA::SIZE, STAGE = PANEL + PanelsB::SIZE;
     static constexpr int PIPELINE = STAGES * STAGE, REDUCTION = SLICES / 2 * BM * BN; // elements
-    static constexpr int SHARED = (PIPELINE > REDUCTION ? PIPELINE : REDUCTION) * sizeof(T); // bytes
+    static_assert(SHARED == (PIPELINE > REDUCTION ? PIPELINE : REDUCTION) * sizeof(T), "Tile.shared in tiles.py");
 
     T sums[TM][TN];
     int slice, m, n; // this thread's slice, and its warp's first row and column in the tile

@@ -52,12 +52,12 @@ struct Scratch {
     T *segments;
 
     __device__ __forceinline__ Scratch(char *scratch, int64_t count, int64_t blocks) {
-        const int64_t each = (count + 3) / 4 * 4;
-        uint32_t *at = (uint32_t *)scratch;
-        key[0] = at, key[1] = at + each, position[0] = at + 2 * each, position[1] = at + 3 * each;
-        counts = at + 4 * each;
-        starts = counts + VALUES * blocks;
-        segments = (T *)starts;
+        key[0] = SCRATCH_KEYS(uint32_t, scratch, count, blocks), key[1] = SCRATCH_NEXT_KEYS(uint32_t, scratch, count, blocks);
+        position[0] = SCRATCH_POSITIONS(uint32_t, scratch, count, blocks);
+        position[1] = SCRATCH_NEXT_POSITIONS(uint32_t, scratch, count, blocks);
+        counts = SCRATCH_COUNTS(uint32_t, scratch, count, blocks);
+        starts = SCRATCH_STARTS(uint32_t, scratch, count, blocks);
+        segments = SCRATCH_SEGMENTS(T, scratch, count, blocks);
     }
 };
 

@@ -23,7 +23,7 @@ struct Output {
 
     __device__ __forceinline__ Output(int64_t *y, char *scratch, int64_t rows, int64_t length, int64_t count, int64_t launch,
                                       bool last)
-        : list(last ? y : (int64_t *)scratch + launch % 2 * rows * length), width(last ? count : length) {}
+        : list(last ? y : SCRATCH_LISTS(int64_t, scratch) + launch % 2 * rows * length), width(last ? count : length) {}
     __device__ __forceinline__ void put(int64_t row, int64_t at, int64_t position) const {
         if (at < width) list[row * width + at] = position;
     }
@@ -56,7 +56,7 @@ KERNEL __launch_bounds__(TILE)
 KERNEL merge_runs(const T *x, int64_t *y, int64_t rows, int64_t length, int64_t count, int64_t run, int64_t launch,
                   int64_t launches, char *scratch) {
     wait_for_inputs();
-    const int64_t *from = (const int64_t *)scratch + (launch - 1) % 2 * rows * length;
+    const int64_t *from = SCRATCH_LISTS(int64_t, scratch) + (launch - 1) % 2 * rows * length;
     const Output output(y, scratch, rows, length, count, launch, launch + 1 == launches);
     for (int64_t k = grid_index(); k < rows * length; k += grid_size()) {
         const int64_t row = k / length, i = k % length, own = i / run, other = own ^ 1;

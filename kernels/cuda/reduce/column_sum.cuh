@@ -5,10 +5,11 @@
 extern __shared__ __align__(16) unsigned char shared_bytes[];
 
 // A block sums COLUMNS_ neighbouring columns, a thread WIDE of them. DOWN threads share the same columns, and each takes every
-// DOWN-th row. Their totals are added in order, through shared memory.
-template <typename A, int THREADS, int COLUMNS_, int WIDE> struct ColumnSum {
+// DOWN-th row. Their totals are added in order, through SHARED bytes of shared memory.
+template <typename A, int THREADS, int COLUMNS_, int WIDE, int SHARED> struct ColumnSum {
     static constexpr int ACROSS = COLUMNS_ / WIDE, DOWN = THREADS / ACROSS, PITCH = COLUMNS_ + WIDE, RUN = 8;
     typedef typename TotalOf<A>::type Total;
+    static_assert(SHARED == DOWN * PITCH * sizeof(Total), "column_sum.py");
     const int first;
     Total totals[WIDE];
 

@@ -96,13 +96,13 @@ KERNEL __launch_bounds__(THREADS) cumsum_sums(const T *x, U *, NUMBERS) {
     wait_for_inputs();
     const int64_t row = blockIdx.x / parts, begin = blockIdx.x % parts * chunk;
     const Total sum = by_block<false>(x + row * length, (U *)0, Position{length, reverse != 0}, begin, min(begin + chunk, length), 0);
-    if (threadIdx.x == 0) ((Total *)scratch)[blockIdx.x] = sum;
+    if (threadIdx.x == 0) SCRATCH_SUMS(Total, scratch)[blockIdx.x] = sum;
 }
 
 KERNEL __launch_bounds__(THREADS) cumsum_block(const T *x, U *y, NUMBERS) {
     wait_for_inputs();
     const int64_t row = blockIdx.x / parts, part = blockIdx.x % parts, begin = part * chunk;
-    const Total carry = sum_of_parts_before((const Total *)scratch + row * parts, part);
+    const Total carry = sum_of_parts_before(SCRATCH_SUMS(Total, scratch) + row * parts, part);
     by_block<true>(x + row * length, y + row * length, Position{length, reverse != 0}, begin, min(begin + chunk, length), carry);
 }
 
@@ -148,7 +148,7 @@ KERNEL cumsum_column_sums(const T *x, U *, NUMBERS) {
     wait_for_inputs();
     for (int64_t t = grid_index(); t < outer * parts * inner; t += grid_size()) {
         const Part at(t, length, inner, parts, chunk);
-        ((Total *)scratch)[at.sums + at.part] =
+        SCRATCH_SUMS(Total, scratch)[at.sums + at.part] =
             by_thread<false>(x + at.start, (U *)0, Position{length, reverse != 0}, inner, at.begin, at.end, 0);
     }
 }
@@ -157,7 +157,7 @@ KERNEL cumsum_columns(const T *x, U *y, NUMBERS) {
     wait_for_inputs();
     for (int64_t t = grid_index(); t < outer * parts * inner; t += grid_size()) {
         const Part at(t, length, inner, parts, chunk);
-        const Total carry = sum_of_parts_before((const Total *)scratch + at.sums, at.part);
+        const Total carry = sum_of_parts_before(SCRATCH_SUMS(Total, scratch) + at.sums, at.part);
         by_thread<true>(x + at.start, y + at.start, Position{length, reverse != 0}, inner, at.begin, at.end, carry);
     }
 }

@@ -171,7 +171,7 @@ standardize_parts(const T *x, T *, T *, T *, int64_t k0, int64_t r0, int64_t k1,
         const int count = ((end - begin) * length + THREADS - 1 - threadIdx.x) / THREADS;
         const Runs runs(x + ((outer * r0 + begin) * k1 + column) * r1, length, k1 * r1);
         found = over_block<MergeMoments>(moments_of<WIDTH>(runs, count, found));
-        if (threadIdx.x == 0) ((Moments *)scratch)[blockIdx.x] = found;
+        if (threadIdx.x == 0) SCRATCH_MOMENTS(Moments, scratch)[blockIdx.x] = found;
         return;
     }
     const int64_t column = tile % tiles * WARP + lane;
@@ -184,7 +184,7 @@ standardize_parts(const T *x, T *, T *, T *, int64_t k0, int64_t r0, int64_t k1,
     __syncthreads();
     if (warp == 0 && column < k1) {
         for (int w = 1; w < THREADS / WARP; w++) found = MergeMoments::of(found, of_warp[w][lane]);
-        ((Moments *)scratch)[(outer * k1 + column) * parts + part] = found;
+        SCRATCH_MOMENTS(Moments, scratch)[(outer * k1 + column) * parts + part] = found;
     }
 }
 
@@ -194,7 +194,7 @@ KERNEL standardize_combine(const T *, T *, T *means, T *variances, int64_t outpu
     for (int64_t o = grid_index() / WARP; o < outputs; o += grid_size() / WARP) {
         Moments found = {0, 0, 0};
         for (int64_t p = threadIdx.x % WARP; p < parts; p += WARP)
-            found = MergeMoments::of(found, ((const Moments *)scratch)[o * parts + p]);
+            found = MergeMoments::of(found, SCRATCH_MOMENTS(Moments, scratch)[o * parts + p]);
         found = over_lanes<MergeMoments, WARP>(found);
         if (threadIdx.x % WARP == 0) {
             means[o] = found.mean;

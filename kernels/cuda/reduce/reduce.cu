@@ -150,7 +150,7 @@ KERNEL __launch_bounds__(THREADS, sizeof(T) == 4 ? 3 : 1)
 reduce_block_parts(const T *x, U *y, LENGTHS, int64_t parts, int64_t chunk, char *scratch) {
     wait_for_inputs();
     const State state = by_block(x, REDUCTION_INDEX, parts, chunk);
-    if (threadIdx.x == 0) ((State *)scratch)[blockIdx.x] = state;
+    if (threadIdx.x == 0) SCRATCH_STATES(State, scratch)[blockIdx.x] = state;
 }
 
 // A block per part of LANES * WIDTH contiguous outputs: each thread reads WIDTH neighbouring outputs, and rows of LANES
@@ -199,13 +199,13 @@ reduce_columns_parts(const T *x, U *y, LENGTHS, int64_t parts, int64_t chunk, ch
     int64_t first;
     if (by_columns(x, REDUCTION_INDEX, parts, chunk, state, first))
         #pragma unroll
-        for (int k = 0; k < WIDTH; k++) ((State *)scratch)[(first + k) * parts + blockIdx.x % parts] = state[k];
+        for (int k = 0; k < WIDTH; k++) SCRATCH_STATES(State, scratch)[(first + k) * parts + blockIdx.x % parts] = state[k];
 }
 
 // The second pass: a warp per output combines its parts.
 KERNEL combine(const T *, U *y, int64_t outputs, int64_t parts, char *scratch) {
     wait_for_inputs();
-    const State *partial = (const State *)scratch;
+    const State *partial = SCRATCH_STATES(State, scratch);
     for (int64_t o = grid_index() / WARP; o < outputs; o += grid_size() / WARP) {
         State state = State::empty();
         for (int64_t p = threadIdx.x % WARP; p < parts; p += WARP) state = Merge::of(state, partial[o * parts + p]);

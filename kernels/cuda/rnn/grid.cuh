@@ -34,21 +34,9 @@ constexpr int TERM_A = TILE_ROWS * 128, TERM_B = TILE_N * 128;      // bytes of 
 constexpr int SCALES = 2 * TILE_ROWS * sizeof(float); // bytes: of each row two, or one and padding
 constexpr int TILE_A = TERMS * TERM_A + SCALES, TILE_B = TERMS * TERM_B, STAGE = TILE_A + TILE_B;
 typedef Pipeline<STAGES> TilePipeline;
-// What a block keeps between steps: the cell states of an LSTM, in the gradient their cotangents; in the gradient of a GRU the
-// part of the cotangents of hidden states that does not go through s. KEPT: its bytes.
-constexpr int KEPT_UNITS = GRADIENT ? TILE_N / SPLITS : TILE_N / GATES;
-constexpr int KEPT = LSTM || (GRU && GRADIENT) ? TILE_ROWS * KEPT_UNITS * sizeof(T) : 0;
-constexpr int COLUMN_SCALES = TILE_N * sizeof(float);
-constexpr int MAXIMA = CONSUMER_THREADS / WARP * 2 * sizeof(float); // of each warp two
-constexpr int PIPELINE_BYTES = 96;
-constexpr int ALIGNMENT = 1024; // of the swizzle
-constexpr int SHARED = ALIGNMENT + STAGES * STAGE + KEPT + COLUMN_SCALES + MAXIMA + PIPELINE_BYTES;
 static_assert(sizeof(TilePipeline) <= PIPELINE_BYTES, "the barriers fit");
 constexpr int WEIGHT_GRAD_TILE = 128; // rows and columns of a tile of the gradient of weight_hh
 constexpr int WEIGHT_GRAD_TILES = WEIGHT_GRAD ? SUMS_OF_STEP / WEIGHT_GRAD_TILE * (HIDDEN / WEIGHT_GRAD_TILE) : 0;
-#ifdef SHARED_BYTES
-static_assert(SHARED == SHARED_BYTES, "as `GridDivision.shared` in grid_recurrent.py says");
-#endif
 
 // What rnn/grid_weight_grad.cu reads: for each step of each group of rows packed tiles, of the cotangents of the sums and then of
 // the hidden states before the step. SCALED_ROWS rows of SCALED_COLUMNS columns have one scale. For the biases, of each consumer
@@ -65,16 +53,16 @@ struct WeightGradInputs {
 
     // Tile i of a step.
     __device__ __forceinline__ char *tile(int64_t step, int i) const {
-        return scratch + (step * (COLUMNS / TILE_K) + i) * TILE;
+        return SCRATCH_TILES(char[TILE], scratch, groups, steps)[step * (COLUMNS / TILE_K) + i];
     }
     // The inverse scales of the first or the second SCALED_ROWS rows.
     __device__ __forceinline__ float *inverse_scales(int64_t step, int half) const {
-        return (float *)tile(steps, 0) + (step * 2 + half) * (COLUMNS / SCALED_COLUMNS);
+        return SCRATCH_SCALES(float, scratch, groups, steps) + (step * 2 + half) * (COLUMNS / SCALED_COLUMNS);
     }
     __device__ __forceinline__ float *bias_sums(int group, int warp) const {
-        return inverse_scales(steps, 0) + (int64_t)(group * CONSUMER_WARPS + warp) * BIAS_COLUMNS;
+        return SCRATCH_BIAS_SUMS(float, scratch, groups, steps) + (int64_t)(group * CONSUMER_WARPS + warp) * BIAS_COLUMNS;
     }
-    __device__ __forceinline__ float4 *partials() const { return (float4 *)bias_sums(groups, 0); }
+    __device__ __forceinline__ float4 *partials() const { return SCRATCH_WEIGHT_GRAD_SUMS(float4, scratch, groups, steps); }
 };
 
 // Scratch: the counters of each group, packed tiles of the weight (TILES times K), for each group two buffers of packed tiles
@@ -84,24 +72,22 @@ struct WeightGradInputs {
 template <int TILES, int K> struct Layout {
     static constexpr int K_TILES = K / TILE_K;
     static constexpr int PARTS = TILES * SPLITS, PART_K = K / PARTS; // the blocks of a group; of K, what a block stores
-    static constexpr int64_t WEIGHT = (int64_t)TILES * K_TILES * TILE_B, BUFFER = (int64_t)K_TILES * TILE_A;
-    static constexpr int64_t PARTIAL = SPLITS > 1 ? TILE_ROWS * TILE_N * sizeof(float) : 0; // bytes of a split's sums of a tile
     static constexpr int COUNTERS = PARTS + (SPLITS > 1 ? TILES : 0); // of a group
     int groups;
     char *scratch;
 
     __device__ Layout(int64_t rows, char *scratch) : groups((rows + TILE_ROWS - 1) / TILE_ROWS), scratch(scratch) {}
     // For how many steps a block has stored its part of what the blocks exchange.
-    __device__ __forceinline__ int *exchanges(int group, int part) const { return (int *)scratch + group * COUNTERS + part; }
+    __device__ __forceinline__ int *exchanges(int group, int part) const { return SCRATCH_COUNTERS(int, scratch, groups, 0) + group * COUNTERS + part; }
     // How many partial sums of a tile have been stored, of all steps.
     __device__ __forceinline__ int *partials(int group, int tile) const { return exchanges(group, PARTS + tile); }
     __device__ __forceinline__ int *weight_grad_counters() const { return exchanges(groups, 0); }
     __device__ __forceinline__ int all_counters() const { return groups * COUNTERS + WEIGHT_GRAD_TILES; }
     __device__ __forceinline__ char *weight(int tile, int k_tile) const {
-        return scratch + (all_counters() * (int)sizeof(int) + 1023) / 1024 * 1024 + (int64_t)(tile * K_TILES + k_tile) * TILE_B;
+        return SCRATCH_WEIGHT(char[TILE_B], scratch, groups, 0)[tile * K_TILES + k_tile];
     }
     __device__ __forceinline__ char *exchanged(int group, int buffer, int k_tile) const {
-        return weight(TILES, 0) + (group * 2 + buffer) * BUFFER + (int64_t)k_tile * TILE_A;
+        return SCRATCH_EXCHANGED(char[TILE_A], scratch, groups, 0)[(group * 2 + buffer) * K_TILES + k_tile];
     }
     // Waits until packed tile k_tile of what the blocks exchange has been stored for this many steps.
     __device__ __forceinline__ void wait_for_exchanged(int group, int k_tile, int steps) const {
@@ -112,13 +98,13 @@ template <int TILES, int K> struct Layout {
     // The partial sums of split `from` that block `to` of a tile adds: (SUMS / SPLITS / 4) x CONSUMER_THREADS float4.
     __device__ __forceinline__ float4 *partial(int group, int buffer, int tile, int to, int from) const {
         const int64_t at = ((int64_t)((group * 2 + buffer) * TILES + tile) * SPLITS + to) * SPLITS + from;
-        return (float4 *)(exchanged(groups, 0, 0) + at * (PARTIAL / SPLITS));
+        return SCRATCH_PARTIAL_SUMS(float4[TILE_ROWS * TILE_N / 4 / SPLITS], scratch, groups, 0)[at];
     }
     __device__ __forceinline__ float *inverse_scales(int tile) const {
-        return (float *)(exchanged(groups, 0, 0) + (int64_t)groups * 2 * TILES * SPLITS * PARTIAL) + tile * TILE_N;
+        return SCRATCH_INVERSE_SCALES(float, scratch, groups, 0) + tile * TILE_N;
     }
     __device__ __forceinline__ WeightGradInputs weight_grad(int64_t length) const {
-        return {length * groups, groups, (char *)inverse_scales(TILES)};
+        return {length * groups, groups, scratch};
     }
 };
 
@@ -173,20 +159,19 @@ __device__ __forceinline__ void store_exchanged(
 // The block's shared memory: stages, numbers that are kept, the inverse scales of the product's columns, maxima of warps, then the
 // barriers of the stages.
 struct Stages {
-    char *at;
+    char *at = SHARED_STAGES(char[STAGE], shared_bytes)[0];
 
-    __device__ Stages() : at((char *)(((uintptr_t)shared_bytes + 1023) / 1024 * 1024)) {}
-    __device__ __forceinline__ float *column_scales() const { return (float *)(at + STAGES * STAGE + KEPT); }
-    // The maxima of a warpgroup's warps.
+    __device__ __forceinline__ float *column_scales() const { return SHARED_COLUMN_SCALES(float, shared_bytes); }
+    // The maxima of a warpgroup's warps, two each.
     __device__ __forceinline__ float *maxima(int warpgroup) const {
-        return column_scales() + TILE_N + warpgroup * (MAXIMA / 2 / sizeof(float));
+        return SHARED_MAXIMA(float, shared_bytes) + warpgroup * CONSUMER_WARPS;
     }
-    __device__ __forceinline__ TilePipeline &pipeline() const {
-        return *(TilePipeline *)(at + STAGES * STAGE + KEPT + COLUMN_SCALES + MAXIMA);
-    }
-    // Kept numbers 4 i to 4 i + 3 of this thread. Eight of a row follow each other.
+    __device__ __forceinline__ TilePipeline &pipeline() const { return *(TilePipeline *)SHARED_PIPELINE(char, shared_bytes); }
+    // Numbers 4 i to 4 i + 3 that this thread keeps between steps: of the cell states of an LSTM, in the gradient of their
+    // cotangents; in the gradient of a GRU, of the part of the cotangents of hidden states that does not go through s. Eight of a
+    // row follow each other.
     __device__ __forceinline__ Vector<T, 4> &kept(int i) const {
-        return ((Vector<T, 4> *)(at + STAGES * STAGE))[i * CONSUMER_THREADS + threadIdx.x - WARPGROUP];
+        return ((Vector<T, 4> *)SHARED_KEPT(T, shared_bytes))[i * CONSUMER_THREADS + threadIdx.x - WARPGROUP];
     }
     __device__ __forceinline__ uint64_t a(int stage, int term) const {
         return smem_descriptor(at + stage * STAGE + term * TERM_A + (threadIdx.x / WARPGROUP - 1) * (TERM_A / 2));

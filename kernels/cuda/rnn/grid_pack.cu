@@ -35,7 +35,7 @@ KERNEL __launch_bounds__(PACK_THREADS) grid_pack(const T *weight, const T *h0, i
     const int own = GRADIENT ? threadIdx.x % PACK_ROWS : threadIdx.x / SLICES;
     const int slice = GRADIENT ? threadIdx.x / PACK_ROWS : threadIdx.x % SLICES;
     __shared__ float largest[PACK_ROWS][SLICES + 1];
-    constexpr int ROWS = (int)(Packed::WEIGHT / TILE_B / Packed::K_TILES) * TILE_N;
+    constexpr int ROWS = Packed::PARTS / SPLITS * TILE_N;
     for (int first = blockIdx.x * PACK_ROWS; first < ROWS; first += gridDim.x * PACK_ROWS) {
         const int row = first + own;
         float found = MIN_LARGEST;

@@ -7,23 +7,8 @@ typedef Layout<PARTS, HIDDEN> Packed;
 static_assert(UNITS % 32 == 0 && HIDDEN % UNITS == 0 && HIDDEN % TILE_K == 0, "whole tiles");
 
 KERNEL __launch_bounds__(THREADS, 1) grid_recurrent(
-    const T *x, const T *weight, const T *bias,
-#if GRU
-    const T *bias_x,
-#endif
-    const T *h0,
-#if LSTM
-    const T *c0,
-#endif
-    T *y, T *h_last,
-#if LSTM
-    T *c_last, T *c,
-#endif
-#if GATED
-    T *saved,
-#endif
-    int64_t rows, int64_t length, int64_t reverse, char *scratch
-) {
+    const T *x, const T *weight, const T *bias, IF(GRU, const T *bias_x,) const T *h0, IF(LSTM, const T *c0,) T *y, T *h_last,
+    IF(LSTM, T *c_last, T *c,) IF(GATED, T *saved,) int64_t rows, int64_t length, int64_t reverse, char *scratch) {
     wait_for_inputs();
     const Packed layout(rows, scratch);
     const Stages stages;

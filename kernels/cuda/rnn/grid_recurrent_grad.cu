@@ -29,40 +29,15 @@ __device__ __forceinline__ float sum_over_rows(float (&x)[CHUNK_ELEMENTS]) {
 }
 
 KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
-    const T *ct_h, const T *weight,
-#if LSTM
-    const T *ct_c,
-#endif
-    const T *h0,
-#if LSTM
-    const T *c0,
-#endif
-    const T *y,
-#if LSTM
-    const T *c,
-#endif
-#if GATED
-    const T *saved,
-#endif
-#if ALL
-    const T *ct_y, // of all hidden states
-#endif
-    T *dx,
-#if GRU
-    T *ds,
-#endif
+    const T *ct_h, const T *weight, IF(LSTM, const T *ct_c,) const T *h0, IF(LSTM, const T *c0,) const T *y,
+    IF(LSTM, const T *c,) IF(GATED, const T *saved,) IF(ALL, const T *ct_y,) T *dx, IF(GRU, T *ds,)
 #if !WEIGHT_GRAD
     T *before, T *dx_total,
 #endif
 #if !WEIGHT_GRAD && GRU
     T *ds_total,
 #endif
-    T *dh,
-#if LSTM
-    T *dc,
-#endif
-    int64_t rows, int64_t length, int64_t reverse, char *scratch
-) {
+    T *dh, IF(LSTM, T *dc,) int64_t rows, int64_t length, int64_t reverse, char *scratch) {
     wait_for_inputs();
     const Packed layout(rows, scratch);
     const Stages stages;
@@ -113,9 +88,7 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
             for (int j = 0; j < CHUNK_ELEMENTS; j += VECTOR) {
                 const int unit = unit_of(j / VECTOR);
                 Vector<T, VECTOR> ct = {}, kept[4] = {}, last = {};
-#if ALL
-                ct = four(ct_y + step * HIDDEN + unit, half);
-#endif
+                IF(ALL, ct = four(ct_y + step * HIDDEN + unit, half);)
 #if GATED
                 #pragma unroll
                 for (int g = 0; g < 4; g++) kept[g] = four(saved + step * (4 * HIDDEN) + g * HIDDEN + unit, half);
@@ -177,15 +150,11 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
             const Vector<T, VECTOR> v = four(ct_h + from, i / 8);
             #pragma unroll
             for (int e = 0; e < VECTOR; e++) h[i + e] = v.lane[e];
-#if LSTM
-            stages.kept(i / VECTOR) = four(ct_c + from, i / 8);
-#endif
+            IF(LSTM, stages.kept(i / VECTOR) = four(ct_c + from, i / 8);)
         }
         Given given[CHUNK_ELEMENTS];
         read(length - 1, 0, given);
-#if WEIGHT_GRAD
-        float bias_sums[GATES + GRU] = {};
-#endif
+        IF(WEIGHT_GRAD, float bias_sums[GATES + GRU] = {};)
         for (int done = 0; done < length; done++) {
             const int k = opaque(length) - 1 - done;
             StepGrad made[2][CHUNK_ELEMENTS];
@@ -251,9 +220,7 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
                         put(dx, g, by_x);
 #if !WEIGHT_GRAD
                         add(dx_total, g, by_x);
-#if GRU
-                        add(ds_total, g, by_sum);
-#endif
+                        IF(GRU, add(ds_total, g, by_sum);)
 #endif
                     }
                 }
@@ -307,9 +274,7 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
             if (!exists(i / 8)) continue;
             const int64_t to = row_at(i / 8) * HIDDEN + unit_of(i % 8 / VECTOR);
             store<T, VECTOR>(dh, to, {h[i], h[i + 1], h[i + 2], h[i + 3]});
-#if LSTM
-            store<T, VECTOR>(dc, to, stages.kept(i / VECTOR));
-#endif
+            IF(LSTM, store<T, VECTOR>(dc, to, stages.kept(i / VECTOR));)
         }
     }
 }

@@ -14,12 +14,7 @@ static_assert(SUMS == TILE / 2 && 2 * OPERAND <= STAGE, "the accumulators and th
 typedef Layout<HIDDEN / TILE_N, SUMS_OF_STEP> Packed;
 
 KERNEL __launch_bounds__(THREADS, 1) grid_weight_grad(
-    T *dw, T *dx_sum,
-#if GRU
-    T *ds_sum,
-#endif
-    int64_t rows, int64_t length, char *scratch
-) {
+    T *dw, T *dx_sum, IF(GRU, T *ds_sum,) int64_t rows, int64_t length, char *scratch) {
     wait_for_inputs();
     const Packed layout(rows, scratch);
     const WeightGradInputs inputs = layout.weight_grad(length);

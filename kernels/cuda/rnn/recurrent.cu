@@ -5,25 +5,10 @@
 constexpr int PITCH = padded<HIDDEN>;
 
 KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent(
-    const T *x, const T *weight, const T *bias,
-#if GRU
-    const T *bias_x,
-#endif
-    const T *h0,
-#if LSTM
-    const T *c0,
-#endif
-    T *y, T *h_last,
-#if LSTM
-    T *c_last, T *c,
-#endif
-#if GATED
-    T *saved,
-#endif
-    int64_t rows, int64_t length, int64_t reverse
-) {
+    const T *x, const T *weight, const T *bias, IF(GRU, const T *bias_x,) const T *h0, IF(LSTM, const T *c0,) T *y, T *h_last,
+    IF(LSTM, T *c_last, T *c,) IF(GATED, T *saved,) int64_t rows, int64_t length, int64_t reverse) {
     wait_for_inputs();
-    T *const hidden = (T *)own_shared();
+    T *const hidden = *SHARED_BUFFERS(T[ROWS * PITCH], own_shared());
     const Item item(rows);
     const auto factor = [&](int unit, int gate, int k) { return weight + (int64_t)(gate * HIDDEN + unit) * HIDDEN + k; };
     Products<HIDDEN, GATES, true> products;
@@ -57,12 +42,10 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent(
     T next[GATES];
     if (item.live(0)) {
         read(0, item.unit(0), next);
-#if LSTM
-        made.cell = c0[item.n * HIDDEN + item.unit(0)];
-#endif
+        IF(LSTM, made.cell = c0[item.n * HIDDEN + item.unit(0)];)
     }
 #endif
-    const Exchange exchange(hidden + 2 * ROWS * PITCH, rows, HIDDEN);
+    const Exchange exchange(rows, HIDDEN);
     if (ASYNC) exchange.init();
     cluster_barrier();
     if (ASYNC) exchange.begin();

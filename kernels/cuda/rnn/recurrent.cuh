@@ -47,7 +47,7 @@ struct Exchange {
     int bytes; // of a step
 
     // numbers: of a row.
-    __device__ Exchange(T *end_of_buffers, int64_t rows, int numbers) : stored((Mbarrier *)end_of_buffers) {
+    __device__ Exchange(int64_t rows, int numbers) : stored((Mbarrier *)SHARED_BARRIERS(char, own_shared())) {
         bytes = min((int64_t)ROWS, rows - (int64_t)(blockIdx.x / CLUSTER) * ROWS) * numbers * sizeof(T);
     }
     // By all threads, before a barrier of the cluster; then begin().

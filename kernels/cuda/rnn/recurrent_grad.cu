@@ -25,40 +25,11 @@
 constexpr int SUMS = GATES * HIDDEN, PITCH = padded<SUMS>;
 
 KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
-    const T *ct_h, const T *weight,
-#if LSTM
-    const T *ct_c,
-#endif
-    const T *h0,
-#if LSTM
-    const T *c0,
-#endif
-    const T *y,
-#if LSTM
-    const T *c,
-#endif
-#if GATED
-    const T *saved,
-#endif
-#if ALL
-    const T *ct_y, // of all hidden states
-#endif
-    T *dx,
-#if GRU
-    T *ds,
-#endif
-    T *before, T *dx_total,
-#if GRU
-    T *ds_total,
-#endif
-    T *dh,
-#if LSTM
-    T *dc,
-#endif
-    int64_t rows, int64_t length, int64_t reverse
-) {
+    const T *ct_h, const T *weight, IF(LSTM, const T *ct_c,) const T *h0, IF(LSTM, const T *c0,) const T *y,
+    IF(LSTM, const T *c,) IF(GATED, const T *saved,) IF(ALL, const T *ct_y,) T *dx, IF(GRU, T *ds,) T *before, T *dx_total,
+    IF(GRU, T *ds_total,) T *dh, IF(LSTM, T *dc,) int64_t rows, int64_t length, int64_t reverse) {
     wait_for_inputs();
-    T *const sums = (T *)own_shared();
+    T *const sums = *SHARED_BUFFERS(T[ROWS * PITCH], own_shared());
     const Item item(rows);
     const auto factor = [&](int unit, int, int k) { return weight + (int64_t)k * HIDDEN + unit; };
     Products<SUMS, 1, false> products;
@@ -74,16 +45,12 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
     const auto read = [&](int64_t k, int unit) {
         Given given;
         const int64_t step = at(k);
-#if ALL
-        given.ct = ct_y[step * HIDDEN + unit];
-#endif
+        IF(ALL, given.ct = ct_y[step * HIDDEN + unit];)
 #if GATED
         #pragma unroll
         for (int g = 0; g < 4; g++) given.kept[g] = saved[step * (4 * HIDDEN) + g * HIDDEN + unit];
 #endif
-#if LSTM
-        given.last = k ? c[at(k - 1) * HIDDEN + unit] : c0[item.n * HIDDEN + unit];
-#endif
+        IF(LSTM, given.last = k ? c[at(k - 1) * HIDDEN + unit] : c0[item.n * HIDDEN + unit];)
         given.state = states[step * HIDDEN + unit];
         given.hidden = k ? y[at(k - 1) * HIDDEN + unit] : h0[item.n * HIDDEN + unit];
         return given;
@@ -120,11 +87,9 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
         const int unit = item.unit(pass);
         if (!item.live(pass)) continue;
         CARRIED = ct_h[item.n * HIDDEN + unit];
-#if LSTM
-        CARRIED_CELL = ct_c[item.n * HIDDEN + unit];
-#endif
+        IF(LSTM, CARRIED_CELL = ct_c[item.n * HIDDEN + unit];)
     }
-    const Exchange exchange(sums + BUFFERS * ROWS * PITCH, rows, SUMS);
+    const Exchange exchange(rows, SUMS);
     if (ASYNC) exchange.init();
     cluster_barrier();
     if (ASYNC) exchange.begin();
@@ -191,9 +156,7 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
     if (item.live(0)) {
         dh[item.n * HIDDEN + item.unit(0)] = carried;
         put(dx_total + item.n * SUMS + item.unit(0), DS_TOTAL + item.n * SUMS + item.unit(0), total);
-#if LSTM
-        dc[item.n * HIDDEN + item.unit(0)] = carried_cell;
-#endif
+        IF(LSTM, dc[item.n * HIDDEN + item.unit(0)] = carried_cell;)
     }
 #endif
 }

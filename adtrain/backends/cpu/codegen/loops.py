@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from adtrain.backends.cpu.codegen.text import Writer
+from adtrain.codegen.access import offset, place, read
 from adtrain.codegen.elementwise import Axis, axes_of, statements
-from adtrain.codegen.expressions import c_type, pointer
+from adtrain.codegen.expressions import pointer
 from adtrain.core.program import Program, Variable
 
 FEW_ROWS = 32
@@ -73,22 +74,21 @@ class _Nest:
         values: dict[Variable, str] = {}
         before: list[str] = []
         at_row: list[str] = []
+        at = [(f"i{k}", [axis]) for k, axis in enumerate(self.axes[:-1])]
         for i, v in enumerate(self.body.inputs):
-            outer = [f"i{k} * {axis.strides[i]}" for k, axis in enumerate(self.axes[:-1]) if axis.strides[i]]
-            inner = self.axes[-1].strides[i] if self.axes else 0
-            base = " + ".join([f"x{i}", *outer])
+            outer, inner = place(at, i), self.axes[-1].strides[i] if self.axes else 0
             if inner:
                 values[v] = f"p{i}[j]" if inner == 1 else f"p{i}[j * {inner}]"
                 # gcc 12 does not vectorise bool, but it does bytes, which are 0 and 1
                 kind = "const uint8_t *" if v.type.dtype.kind == "b" else pointer(v, const=True)
-                at_row.append(f"{kind}p{i} = ({kind})({base});")
+                at_row.append(f"{kind}p{i} = ({kind})(x{i} + {outer});")
             else:
-                values[v] = f"a{i}"
-                (at_row if outer else before).append(f"const {c_type(v.type.dtype)} a{i} = *({base});")
+                line, values[v] = read(v, f"a{i}", f"x{i}", outer)
+                (before if outer == "0" else at_row).append(line)
         results = []
-        for i, v in enumerate(self.body.outputs, len(self.body.inputs)):
-            outer = [f"i{k} * {axis.strides[i]}" for k, axis in enumerate(self.axes[:-1])]
-            at_row.append(f"{pointer(v)}q{i} = {' + '.join([f'y{i - len(self.body.inputs)}', *outer])};")
+        for i, v in enumerate(self.body.outputs):
+            outer = place(at, len(self.body.inputs) + i)
+            at_row.append(f"{pointer(v)}q{i} = y{i} + {outer};")
             results.append(f"q{i}[j]")
         loop = ["#pragma omp simd", f"for (int64_t j = {column}; j < {columns}; j++) {{"]
         loop += [f"    {line}" for line in statements(self.body, values, results)] + ["}"]
@@ -104,10 +104,6 @@ class _Nest:
 
     def _indices(self) -> list[str]:
         """C that splits the row's number into the outer loops' indices."""
-        lines, below = [], 1
-        outer = self.axes[:-1]
-        for k in range(len(outer) - 1, -1, -1):
-            quotient = "row" if below == 1 else f"row / {below}"
-            lines.append(f"const int64_t i{k} = {quotient}{'' if k == 0 else f' % {outer[k].length}'};")
-            below *= outer[k].length
-        return lines
+        lengths = [axis.length for axis in self.axes[:-1]]
+        units = [[int(k == other) for other in range(len(lengths))] for k in range(len(lengths))]
+        return [f"const int64_t i{k} = {offset('row', lengths, unit)};" for k, unit in enumerate(units)]

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from adtrain.backends.cpu.build import Source
 from adtrain.backends.cpu.codegen.text import Writer
 from adtrain.backends.cpu.forms.batchwise import kernels
-from adtrain.codegen.elementwise import statements, strides
+from adtrain.codegen.access import access, read
+from adtrain.codegen.elementwise import statements
 from adtrain.codegen.expressions import c_type, pointer
 from adtrain.core.fused import PRODUCT, body_of
 from adtrain.core.kernel import value_for
@@ -60,31 +61,24 @@ def _epilogue(
     Its function takes the addresses of operands in an array, so that layers of the same shape share it.
     """
     shape = product.type.shape
-    *batch, height, width = shape
+    width = shape[-1]
     values: dict[Variable, str] = {product: "block[j]"}
     before, at_row = ["char *const *operands = context;"], []
-    if batch:
-        before.append(f"const int64_t item = row / {height};")
     operands: list[str] = []
     whole = []
     for i, v in enumerate(body.inputs):
         if v is product:
             continue
-        *of_items, of_row, of_column = strides(v.type.shape, shape)
-        c, constant = c_type(v.type.dtype), pointer(v, const=True)
+        found = access(v.type.shape, shape, ("(row + i)", len(shape) - 1), ("column", 1))
+        constant = pointer(v, const=True)
         before.append(f"{constant}x{i} = ({constant})operands[{len(operands)}];")
         operands.append(place(v))
-        values[v] = f"a{i}"
-        at = f"(row + i) * {of_row}"
-        if batch and of_items[0] != height * of_row:  # the rows of a matrix do not continue those of the one before
-            at = f"item * {of_items[0]} + (row + i - item * {height}) * {of_row}"
-        if of_column:
-            at_row.append(f"{constant}p{i} = x{i} + {at} + column;")
+        if found.step:
+            at_row.append(f"{constant}p{i} = x{i} + {found.place};")
             values[v] = f"p{i}[j]"
-        elif of_row or any(of_items):
-            at_row.append(f"const {c} a{i} = x{i}[{at}];")
         else:
-            before.append(f"const {c} a{i} = *x{i};")
+            line, values[v] = read(v, f"a{i}", f"x{i}", found.place)
+            (before if found.place == "0" else at_row).append(line)
         if v.type == product.type:
             whole.append(place(v))
     results = []

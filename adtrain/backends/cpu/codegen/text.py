@@ -105,8 +105,9 @@ class Writer:
 
     def name(self, kernel: CKernel, equation: Equation, types: Sequence[Any]) -> str:
         """The function's full name. Adds its file to the program."""
-        source = Source(kernel.file, kernel.element_types(*types, **equation.kernel_params))
-        name: str = value_for(kernel.name, *types, **equation.kernel_params) + source.suffix
+        params = equation.kernel_params
+        source = Source(kernel.file, kernel.element_types(*types, **params), macros=tuple(kernel.definitions.items()))
+        name: str = value_for(kernel.name, *types, **params) + source.suffix
         self.sources[name] = source
         return name
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from adtrain.backends.cuda.codegen import index_rules
 from adtrain.backends.cuda.codegen.block_steps import WARP, Names, Step, StepRule, lanes_for, loop
 from adtrain.backends.cuda.codegen.loops import flat
-from adtrain.backends.cuda.codegen.part import divided
-from adtrain.codegen.elementwise import axes_of, statements
+from adtrain.codegen.access import access, offset, read
+from adtrain.codegen.elementwise import statements
 from adtrain.codegen.expressions import c_type, literal
 from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
@@ -31,14 +31,13 @@ ColumnRule = Callable[[str, Variable, int, int, int, str, Names, int], Sequence[
 
 def _elementwise(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     body = flat(body_of(equation))
-    axes = axes_of(body)
-    lines, values = [], {}
+    shape, lines, values = body.outputs[0].type.shape, [], {}
     for k, v in enumerate(body.inputs):
-        index = divided("i", [axis.length for axis in axes], [axis.strides[k] for axis in axes])
-        lines.append(f"const {c_type(v.type.dtype)} b{k} = {names[v]}[{index}];")
-        values[v] = f"b{k}"
+        place = access(v.type.shape, shape, ("i", len(shape))).place
+        line, values[v] = read(v, f"b{k}", names[v], place)
+        lines.append(line)
     lines += statements(body, values, [f"{names[v]}[i]" for v in body.outputs])
-    return [loop(math.prod(body.outputs[0].type.shape), lines, threads)]
+    return [loop(math.prod(shape), lines, threads)]
 
 
 def _axes(shape: Shape, axes: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
@@ -60,7 +59,7 @@ def reduction(op: str, by_columns: ColumnRule) -> StepRule:
         output_axes = [i for i in range(len(shape)) if i not in axes]
         outputs, count = y.size, x.size // y.size
         a, e = c_type(y.type.dtype), c_type(x.type.dtype)
-        start, place = divided("o", *_axes(shape, output_axes)), divided("r", *_axes(shape, axes))
+        start, place = offset("o", *_axes(shape, output_axes)), offset("r", *_axes(shape, axes))
         source, target = names[x], names[y]
         last = max((i for i, n in enumerate(shape) if n > 1), default=0)
         if (last in axes and outputs * WARP >= threads) or count == 1:
@@ -122,7 +121,7 @@ def _standardize(equation: Equation, names: Names, threads: int) -> Sequence[Ste
     shape, axes = x.type.shape, equation.params["axes"]
     kept, count = [i for i in range(len(shape)) if i not in axes], x.size // mean.size
     lanes = lanes_for(count, mean.size, threads)
-    place = f"{divided('o', *_axes(shape, kept))} + {divided('r', *_axes(shape, axes))}"
+    place = f"{offset('o', *_axes(shape, kept))} + {offset('r', *_axes(shape, axes))}"
     t, eps = c_type(x.type.dtype), literal(equation.params["eps"])
     pointers = ", ".join(names[v] for v in (x, y, mean, variance))
     lines = [
@@ -149,7 +148,7 @@ def _concatenate(equation: Equation, names: Names, threads: int) -> Sequence[Ste
 def _transpose(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     (x,), (y,) = equation.inputs, equation.outputs
     steps = contiguous_strides(x.type.shape)
-    place = divided("i", y.type.shape, [steps[axis] for axis in equation.params["axes"]])
+    place = offset("i", y.type.shape, [steps[axis] for axis in equation.params["axes"]])
     return [loop(y.size, [f"{names[y]}[i] = {names[x]}[{place}];"], threads)]
 
 
@@ -157,7 +156,7 @@ def _slice(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     (x,), (y,) = equation.inputs, equation.outputs
     steps = contiguous_strides(x.type.shape)
     start = sum(a * s for a, s in zip(equation.params["starts"], steps, strict=True))
-    place = divided("i", y.type.shape, [a * s for a, s in zip(equation.params["steps"], steps, strict=True)])
+    place = offset("i", y.type.shape, [a * s for a, s in zip(equation.params["steps"], steps, strict=True)])
     return [loop(y.size, [f"{names[y]}[i] = {names[x]}[{start} + {place}];"], threads)]
 
 

@@ -9,10 +9,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from adtrain.backends.cuda.codegen.part import OPTIONS, Part, divided, indented
+from adtrain.backends.cuda.codegen.part import OPTIONS, Part, indented
 from adtrain.backends.cuda.compiler import Source
-from adtrain.codegen.elementwise import Axis, axes_of, statements
-from adtrain.codegen.expressions import c_type, pointer
+from adtrain.codegen.access import access, offset, read, vector_results
+from adtrain.codegen.elementwise import axes_of, statements
+from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import LOOPS, body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
@@ -118,7 +119,7 @@ def of_body(body: Program) -> Loops:
         width = 1  # a vector must not reach into the next row
     if any(_row_length(takes[v]) % width for v in read if v in takes):
         width = 1
-    lines = _Writer(program, axes, width, body.inputs, takes, transpose).lines()
+    lines = _Writer(program, width, body.inputs, takes, transpose).lines()
     return Loops(lines, body.inputs, body.outputs, math.prod(outputs[0].type.shape), width, bool(takes))
 
 
@@ -143,32 +144,32 @@ class _Writer:
     def __init__(
         self,
         program: Program,
-        axes: Sequence[Axis],
         width: int,
         inputs: Sequence[Variable],
         takes: dict[Variable, Equation],
         transpose: Equation | None,
     ) -> None:
         self.transpose = transpose
-        self.program, self.axes, self.width = program, axes, width
+        self.program, self.width = program, width
         self.names = {v: f"x{i}" for i, v in enumerate(inputs)}
         self.takes = takes
         self.numbers: dict[Variable, str] = {}  # single numbers
         self.before: list[str] = []
-        self.index: dict[Variable, str] = {}  # where the others are read for element i
+        self.index: dict[Variable, tuple[str, bool]] = {}  # the place of element i; if a vector has neighbours
+        shape = program.outputs[0].type.shape
+        kind = "uint32_t" if math.prod(shape) < 2**31 else "int64_t"
         for i, v in enumerate(program.inputs):
-            steps = [axis.strides[i] for axis in axes]
+            found = access(v.type.shape, shape, (f"({kind})i", len(shape)))
             if v in takes:
-                self.index[v] = "i"
+                self.index[v] = "i", True
                 self._list_indices(i, takes[v].inputs[1])
-            elif not any(steps):
-                self.before.append(f"const {c_type(v.type.dtype)} a{i} = {self.names[v]}[0];")
-                self.numbers[v] = f"a{i}"
-            elif steps == [axis.strides[-1] for axis in axes]:
-                self.index[v] = "i"
-            else:
-                kind = "uint32_t" if math.prod(axis.length for axis in axes) < 2**31 else "int64_t"
-                self.index[v] = f"(int64_t)({divided(f'({kind})i', [axis.length for axis in axes], steps)})"
+            elif found.place == "0":
+                line, self.numbers[v] = read(v, f"a{i}", self.names[v], "0")
+                self.before.append(line)
+            elif v.size == math.prod(shape):
+                self.index[v] = "i", True
+            else:  # a broadcast may have one value for the whole vector
+                self.index[v] = f"(int64_t)({found.place})", found.step == 1
 
     def lines(self) -> list[str]:
         one = [*indented(self._elements(1)), "}"]
@@ -196,31 +197,20 @@ class _Writer:
         values = dict(self.numbers)
         for i, v in enumerate(self.program.inputs):
             if v in self.index:
-                place = self._gathered(i, v, lines) if v in self.takes else f"{self.names[v]} + {self.index[v]}"
-                adjacent = self.index[v] == "i" or self.axes[-1].strides[i] == 1
-                c = c_type(v.type.dtype)
-                if width == 1 or not adjacent:  # a broadcast may have one value for the whole vector
-                    lines.append(f"const {c} b{i} = *({place});")
-                    values[v] = f"b{i}"
-                else:
-                    lines.append(f"const Vector<{c}, WIDTH> b{i} = load<{c}, WIDTH>({place});")
-                    values[v] = f"b{i}.lane[k]"
+                place, adjacent = self.index[v]
+                name, place = self._gathered(i, v, lines) if v in self.takes else (self.names[v], place)
+                line, values[v] = read(v, f"b{i}", name, place, "WIDTH" if width > 1 and adjacent else 1)
+                lines.append(line)
         outputs = self.program.outputs
         if width == 1:
             return [
                 *lines,
                 *statements(self.program, values, [f"y{i}[{self._place('i')}]" for i in range(len(outputs))]),
             ]
-        for i, v in enumerate(outputs):
-            lines.append(f"Vector<{c_type(v.type.dtype)}, WIDTH> r{i};")
-        results = [f"r{i}.lane[k]" for i in range(len(outputs))]
         single = [f"y{i}[{self._place('(i + k)')}] = r{i}.lane[k];" for i in range(len(outputs)) if self.transpose]
         return [
             *lines,
-            "#pragma unroll",
-            "for (int k = 0; k < WIDTH; k++) {",
-            *indented([*statements(self.program, values, results), *single]),
-            "}",
+            *vector_results(self.program, values, "WIDTH", single),
             *(f"store(y{i}, i, r{i});" for i in range(len(outputs)) if not self.transpose),
         ]
 
@@ -231,7 +221,7 @@ class _Writer:
         lengths, axes = self.transpose.inputs[0].type.shape, self.transpose.params["axes"]
         steps = [math.prod(lengths[axis] for axis in axes[axes.index(k) + 1 :]) for k in range(len(axes))]
         kind = "uint32_t" if math.prod(lengths) < 2**31 else "int64_t"
-        return divided(f"({kind}){i}", lengths, steps)
+        return offset(f"({kind}){i}", lengths, steps)
 
     def _list_indices(self, i: int, indices: Variable) -> None:
         """Where the indices are a row of a table themselves: a pointer to that row, or to row 0 if there is none."""
@@ -246,11 +236,11 @@ class _Writer:
         ]
         self.names[indices] = f"list{i}"
 
-    def _gathered(self, i: int, v: Variable, lines: list[str]) -> str:
-        """The place in its table of an element of rows by index; row 0 where there is no such row."""
+    def _gathered(self, i: int, v: Variable, lines: list[str]) -> tuple[str, str]:
+        """The table of rows by index, and the place of an element in it; row 0 where there is no such row."""
         table, indices = self.takes[v].inputs
         rows, length = table.type.shape[0], _row_length(self.takes[v])
         lines.append(f"const int64_t row{i} = (int64_t){self.names[indices]}[i / {length}];")
         lines.append(f"const bool there{i} = row{i} >= 0 && row{i} < {rows};")
         lines.append(f"if (!there{i}) *bad = 1;")
-        return f"{self.names[table]} + ((there{i} ? row{i} : 0) * {length} + i % {length})"
+        return self.names[table], f"(there{i} ? row{i} : 0) * {length} + i % {length}"

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from math import gcd, prod
+from math import gcd
 
 from adtrain.backends.cuda.compiler import Source
 from adtrain.codegen.expressions import c_type, pointer
@@ -218,16 +218,3 @@ def _of_member(values: Sequence[object]) -> str:
 
 def indented(lines: Sequence[str]) -> list[str]:
     return [f"    {line}" for line in lines]
-
-
-def divided(index: str, lengths: Sequence[int], steps: Sequence[int]) -> str:
-    """C text: the offset of element ``index`` (row-major in ``lengths``) in an array with strides ``steps``."""
-    terms, below = [], 1
-    for k in range(len(lengths) - 1, -1, -1):
-        if steps[k] and lengths[k] > 1:
-            quotient = index if below == 1 else f"{index} / {below}"
-            whole = below * lengths[k] == prod(lengths)
-            place = quotient if whole else f"{quotient} % {lengths[k]}"
-            terms.append(place if steps[k] == 1 else f"{place} * {steps[k]}")
-        below *= lengths[k]
-    return " + ".join(reversed(terms)) or "0"

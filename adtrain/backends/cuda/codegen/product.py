@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from adtrain.backends.cuda.codegen.loops import flat
-from adtrain.backends.cuda.codegen.part import divided, indented
-from adtrain.codegen.elementwise import statements, strides
-from adtrain.codegen.expressions import c_type, pointer
+from adtrain.backends.cuda.codegen.part import indented
+from adtrain.codegen.access import access, held, lane, loaded, vector_results
+from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
@@ -103,24 +103,13 @@ def _read_and_compute(program: Program, c: Variable, images: bool) -> tuple[list
     for i, v in enumerate(program.inputs):
         if v is c:
             continue
-        *items, down, across = strides(v.type.shape, c.type.shape)
-        if images:
-            items, down, across = items[:1], items[1], down or across
-        kind = c_type(v.type.dtype)
-        whole = v.type.shape == c.type.shape
-        terms = [divided("item", batch, items)] if any(items) else []
-        terms += [f"(int64_t)row * {down}"] if down else []
-        terms += ["column"] if across else []
-        index = "index" if whole else " + ".join(terms) or "0"
-        aux.append(f"Vector<{kind}, WIDE> b{i};" if across else f"{kind} b{i};")
-        reads.append(f"aux.b{i} = load<{kind}, WIDE>(x{i} + {index});" if across else f"aux.b{i} = x{i}[{index}];")
-        values[v] = f"aux.b{i}.lane[k]" if across else f"aux.b{i}"
-    outputs = program.outputs
-    writes = [
-        *(f"Vector<{c_type(v.type.dtype)}, WIDE> r{i};" for i, v in enumerate(outputs)),
-        "#pragma unroll",
-        "for (int k = 0; k < WIDE; k++) {",
-        *indented(statements(program, values, [f"r{i}.lane[k]" for i in range(len(outputs))])),
-        "}",
-    ]
+        shape = c.type.shape
+        indices = ("item", len(batch)), ("(int64_t)row", 1), ("column", len(shape) - len(batch) - 1)
+        found = access(v.type.shape, shape, *indices)
+        place = "index" if v.type.shape == shape else found.place
+        wide = "WIDE" if found.step else 1
+        aux.append(f"{held(v, wide)} b{i};")
+        reads.append(f"aux.b{i} = {loaded(v, f'x{i}', place, wide)};")
+        values[v] = f"aux.{lane(f'b{i}', wide)}"
+    writes = vector_results(program, values, "WIDE")
     return aux, [*reads, "return aux;"], writes

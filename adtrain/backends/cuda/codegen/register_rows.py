@@ -8,8 +8,9 @@ from math import prod
 from adtrain.backends.cuda.codegen.block_steps import Step, lanes_for
 from adtrain.backends.cuda.codegen.index_rules import BY_INDEX
 from adtrain.backends.cuda.codegen.loops import flat
-from adtrain.backends.cuda.codegen.part import Part, divided, indented
-from adtrain.codegen.elementwise import merged, statements, strides
+from adtrain.backends.cuda.codegen.part import Part, indented
+from adtrain.codegen.access import access, read
+from adtrain.codegen.elementwise import statements, strides
 from adtrain.codegen.expressions import c_type, literal
 from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
@@ -138,7 +139,7 @@ class _Writer:
             at = f"{name} + {at}" if kind == ROW else name
             self.lines += [f"{c} {own}[Row::COUNT];", f"Row::load({at}, {own});"]
         elif kind != TABLE:
-            self.lines.append(f"const {c} {own} = {name}[{at if kind == VALUE else 0}];")
+            self.lines.append(read(v, own, name, at if kind == VALUE else "0")[0])
         return True
 
     def _kind_for(self, v: Variable, e: Equation) -> str | None:
@@ -201,8 +202,7 @@ def _place(v: Variable, e: Equation) -> str:
     Several rows of sequences (B, S, F) read the same row of an argument (S, F) or (B, 1, F).
     """
     shape = e.outputs[0].type.shape if by_element(e) else v.type.shape
-    axes = merged(shape[: _leading(shape)], [strides(v.type.shape, shape)[: _leading(shape)]])
-    return divided("row", [axis.length for axis in axes], [axis.strides[0] for axis in axes])
+    return access(v.type.shape, shape, ("row", _leading(shape))).place
 
 
 def _has_rule(e: Equation) -> bool:

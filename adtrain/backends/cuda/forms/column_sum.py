@@ -11,9 +11,10 @@ from dataclasses import replace
 from math import prod
 
 from adtrain.backends.cuda.codegen.loops import flat
-from adtrain.backends.cuda.codegen.part import Kernel, Part, divided, indented, kernel
+from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel
 from adtrain.backends.cuda.forms.form import Form, define
-from adtrain.codegen.elementwise import Axis, merged, statements, strides
+from adtrain.codegen.access import access, read
+from adtrain.codegen.elementwise import statements
 from adtrain.codegen.expressions import c_type
 from adtrain.core.fused import LOOPS, body_of
 from adtrain.core.primitive import Trait
@@ -158,10 +159,11 @@ def column_sum(equation: Equation, threads: int, splits: int = 1) -> Part:
     rows, blocks = x.size // columns // splits, column_blocks(equation)
     row, block = ("(first_row + row)", f"block % {blocks}") if splits > 1 else ("row", "block")
     load, values = _loads(before, x.type.shape, columns, _names(body), row, VECTOR)
+    shared = threads // (BLOCK_COLUMNS // VECTOR) * (BLOCK_COLUMNS + VECTOR) * TOTAL_BYTES
     lines = [
         f"constexpr int ROWS = {rows}, COLUMNS = {columns}, WIDE = {VECTOR};",
         *([f"const int split = block / {blocks}, first_row = split * ROWS;"] if splits > 1 else []),
-        f"ColumnSum<{c}, THREADS, {BLOCK_COLUMNS}, WIDE> sum({block});",
+        f"ColumnSum<{c}, THREADS, {BLOCK_COLUMNS}, WIDE, {shared}> sum({block});",
         f"sum.add_rows<ROWS, COLUMNS>([&](int row, int column, {c} (&terms)[WIDE]) {{",
         *indented(load),
         "    #pragma unroll",
@@ -173,7 +175,6 @@ def column_sum(equation: Equation, threads: int, splits: int = 1) -> Part:
         *indented([f"(({TOTAL} *)own)[split * COLUMNS + column] = total;"] if splits > 1 else after_total(equation)),
         "});",
     ]
-    shared = threads // (BLOCK_COLUMNS // VECTOR) * (BLOCK_COLUMNS + VECTOR) * TOTAL_BYTES
     scratch = splits * columns * TOTAL_BYTES if splits > 1 else 0
     headers = ("common/common.cuh", "reduce/column_sum.cuh")
     return Part(lines, body.inputs, body.outputs, headers, blocks=blocks * splits, shared=shared, scratch=scratch)
@@ -224,29 +225,19 @@ def _loads(
     """
     lines, values = [], {}
     split = row_axes(shape, columns)
+    assert split is not None
     for v in program.inputs:
         if v not in names:
             continue
-        name, c = names[v], c_type(v.type.dtype)
-        steps = strides(v.type.shape, shape)
-        down, across = merged(shape[:split], [steps[:split]]), merged(shape[split:], [steps[split:]])
-        place = _place(down, row, across, "column")
-        if across[-1].length % wide:  # neighbours may lie in different rows of the argument
-            values[v] = f"{name}[{_place(down, row, across, '(column + k)')}]"
-        elif across[-1].strides[0] and wide > 1:
-            lines.append(f"const Vector<{c}, WIDE> v{name} = load<{c}, WIDE>({name} + {place});")
-            values[v] = f"v{name}.lane[k]"
+        name, rows = names[v], (f"(int64_t){row}", split)
+        found = access(v.type.shape, shape, rows, ("column", len(shape) - split))
+        if found.run % wide:  # neighbours may lie in different rows of the argument
+            one = access(v.type.shape, shape, rows, ("(column + k)", len(shape) - split))
+            values[v] = f"{name}[{one.place}]"
         else:
-            lines.append(f"const {c} v{name} = {name}[{place}];")
-            values[v] = f"v{name}"
+            line, values[v] = read(v, f"v{name}", name, found.place, "WIDE" if found.step and wide > 1 else 1)
+            lines.append(line)
     return lines, values
-
-
-def _place(down: Sequence[Axis], row: str, across: Sequence[Axis], column: str) -> str:
-    """Where an argument is read, whose axes of rows and of columns are given."""
-    both = ((down, f"(int64_t){row}"), (across, column))
-    terms = [divided(index, [a.length for a in axes], [a.strides[0] for a in axes]) for axes, index in both]
-    return " + ".join(term for term in terms if term != "0") or "0"
 
 
 define(Form(COLUMN_SUM, lambda equation, lowering: column_sum_kernels(equation, lowering.target)))

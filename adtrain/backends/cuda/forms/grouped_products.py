@@ -186,12 +186,13 @@ def grouped_products(equation: Equation, target: Target) -> list[Kernel]:
         **{"TRANSPOSE_A": 1, "TRANSPOSE_B": 0, "WIDE_A": 4, "WIDE_B": 4, "WIDE_C": 2, "SHARED_BYTES": shared},
         "GROUPED_ROW_SUMS": int(bool(in_products)),
         "GROUPED_BLOCKS": blocks,
+        "GROUPED_SLOTS": sum(tiles) + blocks,
         "GROUPED_COUNT": len(products),
         "GROUPED_LENGTHS": ",".join(f"{{{m},{n},{k}}}" for m, n, k in lengths),
     }
     factors = ", ".join(f"{{x{2 * i}, x{2 * i + 1}}}" for i in range(len(products)))
     row_sums = PRODUCER_THREADS // WARP if in_products else 0
-    scratch = (sum(tiles) + blocks) * tile.m * (tile.n + row_sums) * ITEMSIZE
+    scratch = macros["GROUPED_SLOTS"] * tile.m * (tile.n + row_sums) * ITEMSIZE
     first = Part(
         [f"const T *const factors[][2] = {{{factors}}};", "multiply_group(factors, own, block);"],
         [v for e in products for v in matmul_of(e).inputs],

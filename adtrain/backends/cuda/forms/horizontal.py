@@ -316,7 +316,8 @@ def _product(equation: Equation, product: BlockGemm, name: str, threads: int, ta
         f"const {name} end = {{{', '.join(pointers)}}};",
     )
     rows, columns = product.tile.m, product.tile.n
-    shared = product.shared + staging_bytes(rows, columns, product.itemsize)
+    staged = staging_bytes(rows, columns, product.itemsize)
+    shared = product.shared + staged
     fits = product.threads == threads and shared <= target.shared
     if product.small or not after.inputs or not fits:
         shared = product.shared
@@ -329,7 +330,7 @@ def _product(equation: Equation, product: BlockGemm, name: str, threads: int, ta
         wide = gcd(16 // product.itemsize, n)
         lines = [
             end,
-            f"const StagedTile<{rows}, {columns}> tile = {{(T *)(shared_bytes + {product.shared})}};",
+            f"const StagedTile<{rows}, {columns}, {staged}> tile = {{(T *)(shared_bytes + {product.shared})}};",
             f"{product.call}(x0, x1, tile, {lengths}, 1, block, 0);",
             f"tile.finish<{wide}, THREADS>(end, {m}, {n}, block);",
         ]

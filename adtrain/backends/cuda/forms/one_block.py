@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from adtrain.backends.cuda.codegen.block_rules import RULES, rule_of
 from adtrain.backends.cuda.codegen.block_steps import Step, StepRule
 from adtrain.backends.cuda.codegen.index_rules import is_checked
-from adtrain.backends.cuda.codegen.part import Kernel, Part, aligned_to_vector, divided, indented, kernel
+from adtrain.backends.cuda.codegen.part import Kernel, Part, aligned_to_vector, indented, kernel
 from adtrain.backends.cuda.forms.form import Form, define
+from adtrain.codegen.access import access
 from adtrain.codegen.expressions import c_type
 from adtrain.core.fused import body_of, renamed
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.lowering.shapes import contiguous_strides
 from adtrain.passes.arena import Arena
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.fusion import Fusion
@@ -280,9 +280,7 @@ def _can_copy(v: Variable, size: int, threads: int) -> bool:
 
 def _copied(v: Variable, to: Variable, names: dict[Variable, str]) -> _Scheduled:
     """The asynchronous copy of an input to shared memory, broadcast to the shape of `to`."""
-    axes = range(len(to.type.shape) - len(v.type.shape), len(to.type.shape))
-    steps = [step if n > 1 else 0 for step, n in zip(contiguous_strides(v.type.shape), v.type.shape, strict=True)]
-    place = divided("threadIdx.x", to.type.shape, [0] * axes.start + steps)
+    place = access(v.type.shape, to.type.shape, ("threadIdx.x", len(to.type.shape))).place
     copy = f"cp_async<{v.type.dtype.itemsize}>({names[to]} + threadIdx.x, {names[v]} + {place}, true);"
     return _Scheduled(_copy(v, to), 0, [Step([f"if (threadIdx.x < {to.size})", f"    {copy}"], 0, waits=False)])
 

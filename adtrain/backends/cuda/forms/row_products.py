@@ -16,15 +16,14 @@ from math import prod
 from adtrain.backends.cuda.codegen.block_rules import rule_of
 from adtrain.backends.cuda.codegen.block_steps import Names, Step, StepRule, loop
 from adtrain.backends.cuda.codegen.loops import flat
-from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel
+from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel
 from adtrain.backends.cuda.codegen.row_attention import RULES as ATTENTION_RULES
 from adtrain.backends.cuda.codegen.row_attention import WARP
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.horizontal import is_product
 from adtrain.backends.cuda.forms.one_block import part_of
 from adtrain.backends.cuda.forms.row_fused import RowFusion, own_rows, rowwise
-from adtrain.codegen.elementwise import statements, strides
-from adtrain.codegen.expressions import c_type
+from adtrain.codegen.access import access, read, vector_results
 from adtrain.core.axes import Items
 from adtrain.core.fused import body_of, fuse
 from adtrain.core.precision import FULL
@@ -322,29 +321,16 @@ def _vectors(
     count, width = prod(shape) // VECTOR, shape[1] // VECTOR
     texts, loads = dict(values), []
     for i, v in enumerate(inputs):
-        down, across = strides(v.type.shape, shape)
-        c = c_type(v.type.dtype)
-        if across and down:
-            place = f"i * {VECTOR}"
-        else:
-            place = " + ".join([*([f"row * {down}"] if down else []), *(["column"] if across else [])]) or "0"
-        if across:
-            loads.append(f"const Vector<{c}, {VECTOR}> b{i} = load<{c}, {VECTOR}>({names[v]} + {place});")
-            texts[v] = f"b{i}.lane[k]"
-        else:
-            loads.append(f"const {c} b{i} = {names[v]}[{place}];")
-            texts[v] = f"b{i}"
-    results = [f"Vector<{c_type(v.type.dtype)}, {VECTOR}> r{i};" for i, v in enumerate(body.outputs)]
+        found = access(v.type.shape, shape, ("row", 1), ("column", 1))
+        place = f"i * {VECTOR}" if v.size == prod(shape) else found.place
+        line, texts[v] = read(v, f"b{i}", names[v], place, VECTOR if found.step else 1)
+        loads.append(line)
     lines = [
         f"const int row = i / {width}, column = i % {width} * {VECTOR};",
         "(void)row, (void)column;",
         *before,
         *loads,
-        *results,
-        "#pragma unroll",
-        f"for (int k = 0; k < {VECTOR}; k++) {{",
-        *indented(statements(body, texts, [f"r{i}.lane[k]" for i in range(len(body.outputs))])),
-        "}",
+        *vector_results(body, texts, VECTOR),
         *(f"store({names[v]}, i * {VECTOR}, r{i});" for i, v in enumerate(body.outputs)),
     ]
     # The warps wait until instructions are fetched, so an epilogue, which is long, is not unrolled.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.memory_layout import MemoryLayout, memory_layout
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.attention.problem import LAUNCH, Candidates, Problem, waves
 from adtrain.lowering.cuda.reduce import WARP
@@ -23,10 +24,11 @@ class Tile(NamedTuple):
     def lanes(self) -> int:
         return self.rows // self.micro
 
-    def shared(self, width: int, itemsize: int, tiles: int, scores: int) -> int:
-        """Bytes of shared memory for so many tiles of rows and of scores."""
+    def shared(self, width: int, itemsize: int, tiles: int, scores: int) -> MemoryLayout:
+        """The layout of shared memory with so many tiles of rows and of scores."""
         padded, vector = -(-width // self.lanes) * self.lanes, SHARED_VECTOR // itemsize
-        return self.rows * itemsize * (tiles * (padded + vector) + scores * (self.rows + vector))
+        tile, of_scores = (self.rows * itemsize * (columns + vector) for columns in (padded, self.rows))
+        return memory_layout("SHARED", {"TILES": (tile, tiles), "SCORES": (of_scores, scores)})
 
 
 MIN_TILE = 16
@@ -56,8 +58,14 @@ def _seconds(target: Target, problem: Problem, tile: Tile) -> float:
     return launches * LAUNCH + rounds * 2 * products * pairs * x.width / SPEED
 
 
+def _scratch(problem: Problem) -> MemoryLayout:
+    """The layout of scratch of the gradient."""
+    x = problem.lengths
+    return memory_layout("SCRATCH", {"DELTAS": (problem.dtype.itemsize, x.batch * x.queries)})
+
+
 def _launch(
-    problem: Problem, tile: Tile, file: str, name: str, length: int, shared: int, operands: tuple[int, ...]
+    problem: Problem, tile: Tile, file: str, name: str, length: int, shared: MemoryLayout, operands: tuple[int, ...]
 ) -> CudaLaunch:
     """A launch of a block for each tile of `length` rows of each head."""
     return CudaLaunch(
@@ -68,18 +76,19 @@ def _launch(
         blocks=problem.lengths.batch * -(-length // tile.rows),
         threads=tile.lanes**2,
         shared=shared,
+        layouts=(_scratch(problem),),
         definitions={**problem.definitions, "TILE": tile.rows, "MICRO": tile.micro},
         operands=operands,
     )
 
 
-def _forward(problem: Problem, tile: Tile, shared: int) -> CudaKernel:
+def _forward(problem: Problem, tile: Tile, shared: MemoryLayout) -> CudaKernel:
     operands = (*problem.inputs, *problem.more, *problem.results)
     launch = _launch(problem, tile, "fma_forward.cu", "attention", problem.lengths.queries, shared, operands)
     return CudaKernel((launch,))
 
 
-def _backward(problem: Problem, tile: Tile, shared: int) -> CudaKernel:
+def _backward(problem: Problem, tile: Tile, shared: MemoryLayout) -> CudaKernel:
     """Three launches: the sums of cotangent times output, then the cotangents of keys and values, then of queries."""
     x, file = problem.lengths, "fma_backward.cu"
     out, logsumexp, ct = problem.kept
@@ -90,6 +99,6 @@ def _backward(problem: Problem, tile: Tile, shared: int) -> CudaKernel:
     rows = x.batch * x.queries
     delta = CudaLaunch(
         by_keys.file, "attention_delta", (x.batch, x.heads, x.queries, x.out_row), by_keys.dtypes, rows * WARP,
-        definitions=by_keys.definitions, operands=(out, ct),
+        definitions=by_keys.definitions, layouts=(shared, *by_keys.layouts), operands=(out, ct),
     )  # fmt: skip
-    return CudaKernel((delta, by_keys, by_queries), rows * problem.dtype.itemsize)
+    return CudaKernel((delta, by_keys, by_queries), _scratch(problem))

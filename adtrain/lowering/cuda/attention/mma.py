@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.memory_layout import MemoryLayout, lengths, memory_layout
 from adtrain.core.precision import FULL
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.attention.problem import LAUNCH, Candidates, Problem, waves
@@ -80,10 +81,11 @@ class Part(NamedTuple):
         room_for_philox = tile.rows == 16 or "rng" not in problem.optional  # its registers are not in `numbers`
         return room_for_philox and numbers <= self.most_numbers and self.shared(tile, problem) <= target.shared
 
-    def shared(self, tile: Tile, problem: Problem) -> int:
-        """Bytes of shared memory: tiles of the block's rows and of others, and two numbers of each query."""
+    def shared(self, tile: Tile, problem: Problem) -> MemoryLayout:
+        """Tiles of the block's rows, and stages: two tiles of others, with room for two numbers of each row."""
         row = 2 * terms_of(problem) * (padded(problem.lengths.width) + 8)
-        return row * (self.own * tile.block + 2 * tile.stages * tile.others) + 2 * 4 * tile.stages * tile.others
+        arrays = {"OWN": (row * tile.block, self.own), "RING": (2 * (row + 4) * tile.others, tile.stages)}
+        return memory_layout("SHARED", arrays)
 
 
 SMALL_TILES = {
@@ -170,6 +172,7 @@ def _part(
                 "DIRECT": int(direct(problem)), **({"SLICE": columns} if problem.gradient else {}),
             },
             operands=(*problem.inputs, *((problem.kept[2],) if problem.gradient else ()), *problem.more, *results),
+            layouts=(_scratch(problem),),
         )  # fmt: skip
         found.append((_seconds(target, problem, part, blocks, tile, speed, others), launch))
     return sorted(found, key=lambda each: each[0])[:MOST]
@@ -185,19 +188,31 @@ def _seconds(target: Target, problem: Problem, part: Part, blocks: int, tile: Ti
     return LAUNCH + START + waves(problem.estimated.batch * blocks, resident, target) * resident * flops / of_one
 
 
-def _pack(problem: Problem) -> tuple[CudaLaunch, int]:
-    """The launch before the others, and bytes of scratch memory. Its grid is empty if there is nothing to do."""
+def _scratch(problem: Problem) -> MemoryLayout:
+    """The layout of scratch: groups of packed rows and their scales; of the gradient also two numbers of each query."""
+    x, gradient = problem.lengths, int(problem.gradient)
+    q, k = groups = lengths(**{n: x.batch * -(-rows // GROUP) for n, rows in (("q", x.queries), ("k", x.keys))})
+    packed = (k * 2 + q * (2 * gradient)) * int(not direct(problem))
+    arrays = {
+        "GROUPS": (GROUP * terms_of(problem) * padded(x.width) * 2, packed),
+        "INVERSES": (4, packed * 4),
+        "SHIFTS": (4, q * (GROUP * gradient)),
+        "DELTAS": (4, q * (GROUP * gradient)),
+    }
+    return memory_layout("SCRATCH", arrays, *groups)
+
+
+def _pack(problem: Problem) -> tuple[CudaLaunch, MemoryLayout]:
+    """The launch before the others, and the layout of scratch. Its grid is empty if there is nothing to do."""
     x, gradient = problem.lengths, problem.gradient
     query_groups, key_groups = (x.batch * -(-length // GROUP) for length in (x.queries, x.keys))
-    packed = 0 if direct(problem) else 2 * key_groups + (2 * query_groups if gradient else 0)
-    scratch = packed * (GROUP * terms_of(problem) * padded(x.width) * 2 + 16)
-    if gradient:
-        scratch += 2 * 4 * query_groups * GROUP
+    scratch, packed = _scratch(problem), 0 if direct(problem) else 2 * key_groups + 2 * query_groups * int(gradient)
     launch = CudaLaunch(
         "attention/mma_pack.cu", "attention_pack", problem.numbers, (problem.dtype,),
         blocks=packed or (query_groups if gradient else 0),
         threads=PACK_THREADS,
         definitions={**problem.definitions, "GRADIENT": int(gradient), "DIRECT": int(direct(problem))},
+        layouts=(scratch,),
         operands=(*problem.inputs, *(problem.kept if gradient else ())),
     )  # fmt: skip
     return launch, scratch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.memory_layout import memory_layout
 from adtrain.core.precision import FULL
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.attention.problem import LAUNCH, Candidates, Problem
@@ -33,7 +34,7 @@ def candidates(target: Target, problem: Problem) -> Candidates | None:
     whole = rows > 0 and ROWS % x.queries == 0 and (x.queries if problem.by_member else rows) % ROWS == 0
     if not whole or x.heads > MAX_HEADS or x.width > MAX_WIDTH or x.width % WIDTH_STEP:
         return None
-    threads, shared = min(x.heads, MAX_WARPS) * WARP, x.heads * SCORES
+    threads = min(x.heads, MAX_WARPS) * WARP
     launch = CudaLaunch(
         "attention/short.cu",
         "short_attention_grad" if problem.gradient else "short_attention",
@@ -41,14 +42,13 @@ def candidates(target: Target, problem: Problem) -> Candidates | None:
         (problem.dtype,),
         blocks=rows // ROWS,
         threads=threads,
-        shared=shared,
+        shared=memory_layout("SHARED", {"SCORES": (x.heads * SCORES, 1)}),
         definitions={
             "SEQUENCE_ROWS": x.queries,
             "HEAD_COUNT": x.heads,
             "HEAD_WIDTH": x.width,
             "CAUSAL_ORDER": int(problem.causal),
             "BLOCK_THREADS": threads,
-            "SHARED_BYTES": shared,
         },
     )
     return Candidates(LAUNCH, [CudaKernel((launch,))])

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.memory_layout import MemoryLayout, lengths, memory_layout
 from adtrain.core.precision import FULL
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.attention.problem import Candidates, Problem, waves
@@ -30,8 +31,16 @@ class ForwardTile(NamedTuple):
     keys: int
     stages: int
 
-    def shared(self, width: int) -> int:
-        return (self.queries + 2 * self.stages * self.keys) * width * 2 + ALIGNMENT
+    def shared(self, width: int) -> MemoryLayout:
+        q, k = (rows * width * 2 for rows in self[:2])
+        arrays = {"Q": (q, 1), "K": (k, self.stages), "V": (k, self.stages)}
+        return memory_layout("SHARED", arrays, alignment=ALIGNMENT)
+
+    def scratch(self, width: int, q_rows: int, k_rows: int) -> MemoryLayout:
+        """The layout of scratch for so many packed rows of queries and of keys."""
+        q, k = rows = lengths(q_rows=q_rows, k_rows=k_rows)
+        arrays = {"Q": (1, q * (width * 2)), "K": (1, k * (width * 2)), "V": (1, k * (width * 2))}
+        return memory_layout("SCRATCH", arrays, *rows)
 
 
 class BackwardTile(NamedTuple):
@@ -47,10 +56,28 @@ class BackwardTile(NamedTuple):
         """Numbers about a tile of queries: two of each row, and in fp16x2 two inverse scales, padded to 16 bytes."""
         return 2 * self.queries + (4 if self.terms == 2 else 0)
 
-    def shared(self, width: int) -> int:
-        operands = 2 * (self.keys + self.stages * self.queries) * width * 2 * self.terms
-        scores, by_q = 2 * self.queries * self.keys * 2, self.queries * width * 4 * self.terms
-        return operands + scores + by_q + self.stages * self.stats * 4 + ALIGNMENT
+    def shared(self, width: int) -> MemoryLayout:
+        q, k = (rows * width * 2 * self.terms for rows in self[:2])
+        arrays = {
+            **{"K": (k, 1), "V": (k, 1), "Q": (q, self.stages), "CT": (q, self.stages)},
+            "BY_SCORES": (self.queries * self.keys * 2, 2),
+            "BY_Q": (self.queries * width * 4, self.terms),
+            "STATS": (self.stats * 4, self.stages),
+        }
+        return memory_layout("SHARED", arrays, alignment=ALIGNMENT)
+
+    def scratch(self, width: int, q_rows: int, k_rows: int) -> MemoryLayout:
+        """The layout of scratch for so many packed rows of queries and of keys."""
+        q, k = rows = lengths(q_rows=q_rows, k_rows=k_rows)
+        packed_q, packed_k = (1, q * (width * 2 * self.terms)), (1, k * (width * 2 * self.terms))
+        arrays = {
+            **{"Q": packed_q, "CT": packed_q, "K": packed_k, "V": packed_k},
+            "STATS": (4, q // self.queries * self.stats),
+            "BY_Q": (4, q * width),
+            "INVERSES": (4, k // GROUP * 2 if self.terms == 2 else 0),
+            "TURNS": (4, q // self.queries),
+        }
+        return memory_layout("SCRATCH", arrays, *rows)
 
 
 class ShortTile(NamedTuple):
@@ -60,8 +87,9 @@ class ShortTile(NamedTuple):
     key_units: int
 
     @property
-    def shared(self) -> int:
-        return 2 * (self.query_units + 2 * self.key_units) * UNIT_BYTES + ALIGNMENT
+    def shared(self) -> MemoryLayout:
+        units = self.query_units + 2 * self.key_units
+        return memory_layout("SHARED", {"BUFFERS": (units * UNIT_BYTES, 2)}, alignment=ALIGNMENT)
 
 
 FORWARD_TILES: Mapping[int, tuple[ForwardTile, ...]] = {
@@ -186,6 +214,7 @@ def _pack_blocks(chunks: int, arrays: int = 1) -> dict[str, Any]:
 def _forward(target: Target, problem: Problem, tile: ForwardTile) -> CudaKernel:
     """Two launches: pack, multiply."""
     x, width, (queries, keys) = problem.lengths, packed_width(problem), packed_rows(problem, tile)
+    scratch = tile.scratch(width, x.batch * queries, x.batch * keys)
     pack = _launch(
         problem,
         "wgmma_pack.cu",
@@ -193,6 +222,7 @@ def _forward(target: Target, problem: Problem, tile: ForwardTile) -> CudaKernel:
         (x.row, _step(problem)),
         {**_blocks(tile), **_loads(problem)},
         operands=problem.inputs,
+        layouts=(scratch,),
         **_pack_blocks(x.batch * max(queries, keys) * width // CHUNK, 3),
     )
     shared = tile.shared(width)
@@ -202,13 +232,14 @@ def _forward(target: Target, problem: Problem, tile: ForwardTile) -> CudaKernel:
         "wgmma_forward.cu",
         "attention_wgmma",
         (x.out_row, problem.options[0]),
-        {**_blocks(tile), **group, "KEY_STAGES": tile.stages, "SHARED_BYTES": shared},
+        {**_blocks(tile), **group, "KEY_STAGES": tile.stages},
         operands=problem.results,
         blocks=min(x.batch * queries // tile.queries, target.multiprocessors),
         threads=(tile.queries // WARPGROUP_ROWS + 1) * WARPGROUP,
         shared=shared,
+        layouts=(scratch,),
     )
-    return CudaKernel((pack, forward), x.batch * (queries + 2 * keys) * width * 2)
+    return CudaKernel((pack, forward), scratch)
 
 
 def short_tile(problem: Problem) -> ShortTile | None:
@@ -222,7 +253,7 @@ def short_tile(problem: Problem) -> ShortTile | None:
 def _short_forward(target: Target, problem: Problem, tile: ShortTile) -> CudaKernel:
     """One launch."""
     x, rows = problem.lengths, tile.query_units * UNIT_BYTES // (2 * packed_width(problem))
-    units = {"QUERY_UNITS": tile.query_units, "KEY_UNITS": tile.key_units, "SHARED_BYTES": tile.shared}
+    units = {"QUERY_UNITS": tile.query_units, "KEY_UNITS": tile.key_units}
     launch = _launch(
         problem,
         "wgmma_short_forward.cu",
@@ -243,6 +274,7 @@ def _backward(target: Target, problem: Problem, tile: BackwardTile) -> CudaKerne
     by_q, by_k, by_v = problem.results
     definitions, rows = {**_blocks(tile), **_loads(problem)}, x.batch * queries
     longest, fp16x2 = x.batch * max(queries, keys), tile.terms == 2
+    scratch = tile.scratch(width, x.batch * queries, x.batch * keys)
     of_groups = {"blocks": (longest // GROUP, 4), "threads": PACK_THREADS}
     pack = _launch(
         problem,
@@ -251,6 +283,7 @@ def _backward(target: Target, problem: Problem, tile: BackwardTile) -> CudaKerne
         (x.row, x.out_row, _step(problem)),
         definitions,
         operands=(*problem.inputs, *problem.kept),
+        layouts=(scratch,),
         **(of_groups if fp16x2 else _pack_blocks(longest * width // CHUNK, 4)),
     )
     shared = tile.shared(width)
@@ -264,12 +297,12 @@ def _backward(target: Target, problem: Problem, tile: BackwardTile) -> CudaKerne
             **_blocks(tile),
             "QUERY_STAGES": tile.stages,
             "ROTATED": int(not problem.causal and key_tiles <= target.multiprocessors),
-            "SHARED_BYTES": shared,
         },
         operands=(by_k, by_v),
         blocks=min(x.batch * key_tiles, target.multiprocessors),
         threads=3 * WARPGROUP,
         shared=shared,
+        layouts=(scratch,),
         cooperative=True,
     )
     unpack = _launch(
@@ -279,8 +312,7 @@ def _backward(target: Target, problem: Problem, tile: BackwardTile) -> CudaKerne
         (x.row, problem.options[0]),
         definitions,
         operands=(by_q,),
+        layouts=(scratch,),
         **_pack_blocks(rows * width // 4),
     )
-    packed = 2 * (rows + x.batch * keys) * width * 2 * tile.terms
-    of_tiles = rows // tile.queries * (tile.stats + 1) + rows * width + (x.batch * keys // GROUP * 2 if fp16x2 else 0)
-    return CudaKernel((pack, backward, unpack), packed + of_tiles * 4)
+    return CudaKernel((pack, backward, unpack), scratch)

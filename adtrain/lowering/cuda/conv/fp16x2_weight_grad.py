@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.memory_layout import MemoryLayout, memory_layout
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
 from adtrain.lowering.cuda.conv.shifted import FILTERS, START, STATIC_SHARED
 from adtrain.lowering.cuda.conv.shifted_fp16x2 import (
-    ALIGNMENT,
     LAUNCH_CYCLES,
     PACK_BLOCKS,
     PACK_THREADS,
@@ -59,9 +59,8 @@ class Fp16x2WeightGrad:
         return min((self.target.shared - STATIC_SHARED - 1024) // self._stage_bytes, MAX_STAGES)
 
     @property
-    def _shared(self) -> int:
-        """Bytes of dynamic shared memory."""
-        return self._stages * self._stage_bytes + 1024
+    def _shared(self) -> MemoryLayout:
+        return memory_layout("SHARED", {"STAGES": (self._stage_bytes, self._stages)}, alignment=1024)
 
     @property
     def _steps(self) -> int:
@@ -80,11 +79,8 @@ class Fp16x2WeightGrad:
         return PackedImages(self.index), PackedImages(self._gradient_index)
 
     @property
-    def _scratch(self) -> int:
-        """Bytes of scratch: `WeightGradScratch` and `PackedOperands` of the kernels."""
-        problem = self.index.problem
-        split = problem.weights * 4 + self._fallback.blocks * problem.kernel[0] * 4
-        return self._splits * split + sum(ALIGNMENT + packed.bytes for packed in self._packed)
+    def _scratch(self) -> MemoryLayout:
+        return self._fallback.scratch(self._splits, sum(packed.layout for packed in self._packed))
 
     @property
     def cycles(self) -> float:
@@ -103,7 +99,7 @@ class Fp16x2WeightGrad:
 
     def kernels(self) -> Sequence[CudaKernel]:
         """The launches: statistics, packing, products in fp16x2, fallback in bf16x3, sum of the splits."""
-        fallback = self._fallback.split_into(self._splits, fallback=True)
+        fallback = self._fallback.split_into(self._splits, self._scratch)
         multiprocessors = self.target.multiprocessors
         launches = (
             self._launch("measure_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
@@ -111,11 +107,12 @@ class Fp16x2WeightGrad:
             self._launch("weight_grad_shifted_fp16x2", (self._fallback.blocks, self._splits), THREADS, self._shared),
             *fallback.launches,
         )
-        return [CudaKernel(launches, max(self._scratch, fallback.scratch or 0))]
+        return [CudaKernel(launches, self._scratch)]
 
     def _launch(self, name: str, blocks: int | tuple[int, int], threads: int, shared: int = 0) -> CudaLaunch:
         problem = self.index.problem
         numbers, types = (problem.images[0], self._splits), (problem.dtype,)
-        stages = {"STAGE_CHANNELS": CHANNELS, "PIPELINE_STAGES": self._stages, "SHARED_BYTES": self._shared}
+        stages = {"STAGE_CHANNELS": CHANNELS, "PIPELINE_STAGES": self._stages}
         macros = {**self.index.macros(), **PACKED_MACROS, **stages}
-        return CudaLaunch(FILE, name, numbers, types, blocks=blocks, threads=threads, shared=shared, definitions=macros)
+        made = CudaLaunch(FILE, name, numbers, types, blocks=blocks, threads=threads, shared=shared, definitions=macros)
+        return replace(made, layouts=(self._scratch, self._packed[0].layout, *([] if shared else [self._shared])))

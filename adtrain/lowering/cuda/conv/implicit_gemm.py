@@ -89,7 +89,10 @@ class ImplicitGemm:
             blocks=(tiles, problem.groups, self.phases) if pixels else (tiles, splits, problem.groups),
             threads=tile.threads,
             shared=tile.shared(itemsize),
-            definitions={**problem.window_macros(), **tile.definitions(), "SPLIT": int(splits > 1), "WIDE_C": wide},
+            definitions={
+                **{**problem.window_macros(), **tile.definitions(), "SPLIT": int(splits > 1), "WIDE_C": wide},
+                "SHARED_BYTES": tile.shared(itemsize),
+            },
         )
         if splits == 1:
             return CudaKernel((multiply,))

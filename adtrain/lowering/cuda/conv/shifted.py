@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.memory_layout import Arrays, MemoryLayout, lengths, memory_layout
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
 
@@ -22,6 +23,8 @@ IMAGE_STAGES, MIN_WEIGHT_STAGES, MAX_WEIGHT_STAGES = 2, 3, 8
 """Stages in shared memory: of images, and of weights."""
 STAGE_CHANNELS = 32, 16
 """Channels of a stage, the faster choice first."""
+STATISTICS_BYTES, ALIGNED = 16, 32
+"""Bytes of the statistics of an image or a filter in fp16x2; 32-bit numbers of a cache line, at which arrays begin."""
 STATIC_SHARED = 1 << 10
 """Bytes of shared memory of a block that are static or reserved by the system."""
 LOADER_BYTES = 4 * CHUNK_ELEMENTS * 4
@@ -133,14 +136,15 @@ class ShiftedConv:
     def _weight_stage_bytes(self, channels: int) -> int:
         return channels * FILTERS * self._weight_element_bytes
 
-    def _fixed_bytes(self, channels: int) -> int:
-        """Bytes of dynamic shared memory without the stages of weights, alignment included."""
-        combine = self.tile * FILTERS * 2 if self.stacked else 0
+    def _shared(self, channels: int, weight_stages: int) -> MemoryLayout:
+        combined = self.tile * FILTERS // 2 if self.stacked else 0
         images = self.index.k_major_bytes * channels * (self.tile + self.index.reach)
-        return IMAGE_STAGES * images + combine + 128
+        weights = self._weight_stage_bytes(channels), weight_stages
+        arrays = {"IMAGES": (images, IMAGE_STAGES), "WEIGHTS": weights, "COMBINED": (4, combined)}
+        return memory_layout("SHARED", arrays, alignment=128)
 
     def _weight_stages(self, channels: int) -> int:
-        free = self.target.shared - STATIC_SHARED - self._fixed_bytes(channels)
+        free = self.target.shared - STATIC_SHARED - self._shared(channels, 0)
         of_all = self.filter_blocks * -(-self.index.problem.images[1] // channels) * self.index.problem.taps
         return weight_stages(free // self._weight_stage_bytes(channels), of_all)
 
@@ -165,10 +169,8 @@ class ShiftedConv:
         return next((n for n in STAGE_CHANNELS if self._weight_stages(n) >= MIN_WEIGHT_STAGES), 0)
 
     @property
-    def shared(self) -> int:
-        """Bytes of dynamic shared memory."""
-        channels = self.channels
-        return self._fixed_bytes(channels) + self._weight_stages(channels) * self._weight_stage_bytes(channels)
+    def shared(self) -> MemoryLayout:
+        return self._shared(self.channels, self._weight_stages(self.channels))
 
     @property
     def tiles(self) -> int:
@@ -185,15 +187,23 @@ class ShiftedConv:
         """K of the sums, padded channels included."""
         return self.index.problem.taps * self.channel_blocks * self.channels
 
-    @property
-    def weights(self) -> int:
-        """Elements of all weights, padding included."""
-        return self.filter_blocks * FILTERS * self.products
+    def scratch(self, marks: int | None = None, packed: int = 0) -> MemoryLayout:
+        """The layout of scratch, `ConvScratch` in `conv/shifted_tiles.cuh`.
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of scratch for all weights."""
-        return self.weights * self._weight_element_bytes
+        Args:
+            marks: for operands as fp16x2, how many units may fall back.
+            packed: bytes of the packed images.
+        """
+        (count,) = lengths(marks=marks or 0)
+        fp16x2, stages = marks is not None, self.filter_blocks * self.channel_blocks * self.index.problem.taps
+        arrays: Arrays = {
+            "K_MAJOR_WEIGHTS": (self._weight_stage_bytes(self.channels), stages),
+            "FP16_WEIGHTS": (self.index.fp16_terms * self.channels * FILTERS * 2, stages if fp16x2 else 0),
+            "FILTERS": (STATISTICS_BYTES, self.filter_blocks * FILTERS if fp16x2 else 0),
+            "MARKS": (4, count.rounded_up(ALIGNED)),
+            "PACKED": (1, packed),
+        }
+        return memory_layout("SCRATCH", arrays, count)
 
     @property
     def cycles(self) -> float:
@@ -212,13 +222,12 @@ class ShiftedConv:
     def kernels(self) -> Sequence[CudaKernel]:
         """The launches: pack the weights, multiply."""
         chunks = self.filter_blocks * self._filters * self.products // CHUNK_ELEMENTS
-        multiply = self.multiply()
-        pack = CudaLaunch(
-            FILE, "pack_weights", multiply.numbers, multiply.dtypes, elements=chunks, definitions=multiply.definitions
-        )
-        return [CudaKernel((pack, multiply), self.weight_bytes)]
+        scratch, shared = self.scratch(), self.shared
+        multiply = self.multiply(scratch)
+        pack = replace(multiply, name="pack_weights", elements=chunks, blocks=None, threads=None, shared=0)
+        return [CudaKernel((replace(pack, layouts=(scratch, shared)), multiply), scratch)]
 
-    def multiply(self, fallback: bool = False) -> CudaLaunch:
+    def multiply(self, scratch: MemoryLayout, fallback: bool = False) -> CudaLaunch:
         """The launch that multiplies; with ``fallback`` it computes only the tiles that an fp16x2 launch has marked."""
         macros = {
             **self.macros(),
@@ -226,10 +235,8 @@ class ShiftedConv:
             "WARPGROUP_COLUMNS": self.columns,
             "TILES_PER_IMAGE": self.image_tiles,
             "POOLING": int(self.pooled),
-            "SHARED_BYTES": self.shared,
             "PRODUCER_THREADS": self._producers,
             "CONSUMER_WARPGROUPS": self._consumers,
-            "WEIGHT_BYTES": self.weight_bytes,
             **({"FALLBACK": 1} if fallback else {}),
         }
         return CudaLaunch(
@@ -241,6 +248,7 @@ class ShiftedConv:
             threads=self._producers + self._consumers * WARPGROUP,
             shared=self.shared,
             definitions=macros,
+            layouts=(scratch,),
         )
 
     def macros(self) -> Mapping[str, int]:

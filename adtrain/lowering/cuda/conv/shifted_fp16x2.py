@@ -4,35 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.memory_layout import Arrays, MemoryLayout, lengths, memory_layout
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.conv.padded_index import MAX_OVERRUN, PaddedIndex
 from adtrain.lowering.cuda.conv.shifted import (
+    ALIGNED,
     FILTERS,
     IMAGE_STAGES,
     MAX_WEIGHT_STAGES,
     MIN_WEIGHT_STAGES,
     START,
     STATIC_SHARED,
+    STATISTICS_BYTES,
     ShiftedConv,
 )
 
-STATISTICS_BYTES = 16
-"""Bytes of the statistics of an image or a filter."""
 ROW_BYTES, ROW_CHANNELS, BLOCK_ROWS = 64, 32, 64
 """Bytes and channels of a packed row; rows that a block packs at a time."""
 PACK_THREADS, PACK_BLOCKS = 256, 6
 """Threads of a block that packs images or computes their statistics; blocks per multiprocessor."""
-ALIGNMENT = 1024
-"""Of packed rows, in bytes."""
 THREADS = 384
 """Threads of a block that multiplies."""
 MAX_PARTS = 32
 """Maximum of parts of an image; each has statistics of its own."""
 PACKED_MACROS = {
-    "STATISTICS_BYTES": STATISTICS_BYTES,
     "ROW_BYTES": ROW_BYTES,
     "BLOCK_ROWS": BLOCK_ROWS,
     "PACK_BLOCKS": PACK_BLOCKS,
@@ -68,10 +66,17 @@ class PackedImages:
         return -(-self.index.problem.images[1] // ROW_CHANNELS)
 
     @property
-    def bytes(self) -> int:
-        """Bytes of scratch, alignment included."""
-        statistics = self.index.problem.images[0] * ((1 + MAX_PARTS) * STATISTICS_BYTES + 4)
-        return statistics + ALIGNMENT + self.channel_blocks * self.rows * (self.index.fp16_terms * ROW_BYTES + 4)
+    def layout(self) -> MemoryLayout:
+        batch, rows = lengths(batch=self.index.problem.images[0], rows=self.channel_blocks * self.rows)
+        arrays: Arrays = {
+            "ROWS": (ROW_BYTES, rows * self.index.fp16_terms),
+            "SQUARES": (4, rows),
+            "STATISTICS": (STATISTICS_BYTES, batch),
+            "PARTS": (STATISTICS_BYTES, batch * MAX_PARTS),
+            "SMALL": (4, batch.rounded_up(ALIGNED)),
+            "END": (1, 0),
+        }
+        return memory_layout("PACKED", arrays, batch, rows)
 
     @property
     def cycles(self) -> float:
@@ -100,40 +105,25 @@ class Fp16x2Conv:
     def _weight_stage_bytes(self) -> int:
         return self.index.fp16_terms * ROW_CHANNELS * FILTERS * 2
 
-    @property
-    def _fixed_bytes(self) -> int:
-        """Bytes of dynamic shared memory without the stages of weights, alignment included."""
+    def _shared(self, weight_stages: int) -> MemoryLayout:
         skipped = -self.index.before % 8
         rows = -(-(skipped + TILE + self.index.reach) // 8) * 8
-        return IMAGE_STAGES * self.index.fp16_terms * rows * ROW_BYTES + 512
+        images = self.index.fp16_terms * rows * ROW_BYTES, IMAGE_STAGES
+        arrays = {"IMAGES": images, "WEIGHTS": (self._weight_stage_bytes, weight_stages)}
+        return memory_layout("SHARED", arrays, alignment=512)
 
     @property
     def _weight_stages(self) -> int:
-        free = self.target.shared - STATIC_SHARED - self._fixed_bytes
+        free = self.target.shared - STATIC_SHARED - self._shared(0)
         return min(free // self._weight_stage_bytes, MAX_WEIGHT_STAGES)
-
-    @property
-    def _shared(self) -> int:
-        """Bytes of dynamic shared memory."""
-        return self._fixed_bytes + self._weight_stages * self._weight_stage_bytes
 
     @property
     def _tiles(self) -> int:
         return -(-self.index.count // TILE) * self._fallback.filter_blocks
 
     @property
-    def _weight_bytes(self) -> int:
-        """Bytes of all weights as fp16x2."""
-        return self.index.fp16_terms * self._fallback.weights * 2
-
-    @property
-    def _scratch(self) -> int:
-        """Bytes: of `ConvScratch` (shifted_tiles.cuh) and `PackedImages` (packed_images.cuh)."""
-        blocks = self._fallback.filter_blocks
-        weights = self._fallback.weight_bytes + self._weight_bytes
-        statistics = blocks * FILTERS * STATISTICS_BYTES
-        marks = self._tiles * (TILE // FALLBACK_POSITIONS) * 4
-        return weights + statistics + marks + ALIGNMENT + PackedImages(self.index).bytes
+    def _scratch(self) -> MemoryLayout:
+        return self._fallback.scratch(self._tiles * (TILE // FALLBACK_POSITIONS), PackedImages(self.index).layout)
 
     @property
     def cycles(self) -> float:
@@ -161,9 +151,9 @@ class Fp16x2Conv:
                 "conv_shifted_fp16x2",
                 min(self._tiles, multiprocessors),
                 THREADS,
-                self._shared,
+                self._shared(self._weight_stages),
             ),
-            self._fallback.multiply(fallback=True),
+            self._fallback.multiply(self._scratch, fallback=True),
         )
         return [CudaKernel(launches, self._scratch)]
 
@@ -173,9 +163,7 @@ class Fp16x2Conv:
             **self._fallback.macros(),
             **PACKED_MACROS,
             "WEIGHT_STAGES": self._weight_stages,
-            "SHARED_BYTES": self._shared,
-            "WEIGHT_BYTES": self._fallback.weight_bytes,
-            "FP16_WEIGHT_BYTES": self._weight_bytes,
         }
         numbers, types = problem.images[:1], (problem.dtype,)
-        return CudaLaunch(file, name, numbers, types, blocks=blocks, threads=threads, shared=shared, definitions=macros)
+        made = CudaLaunch(file, name, numbers, types, blocks=blocks, threads=threads, shared=shared, definitions=macros)
+        return replace(made, layouts=(self._scratch, PackedImages(self.index).layout))

@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.memory_layout import Arrays, MemoryLayout, lengths, memory_layout
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
 from adtrain.lowering.cuda.conv.shifted import (
+    ALIGNED,
     BF16X3_TERMS,
     FILTERS,
     LOADER_BYTES,
@@ -55,12 +57,14 @@ class ShiftedWeightGrad:
         """Rows of the images in a stage."""
         return -(-(positions + self.index.reach) // 8) * 8
 
-    def _shared(self, positions: int) -> int:
-        """Bytes of dynamic shared memory for stages of this number of positions."""
+    def _shared(self, positions: int) -> MemoryLayout:
+        """The layout of shared memory for stages of this number of positions."""
         gradients = FILTERS * (positions // 2 if self.pooled else positions)
         selectors = gradients // 8 if self.pooled else 0
         stage = BF16X3_TERMS * 2 * (self._image_rows(positions) * CHANNELS + gradients) + selectors
-        return 2 * -(-stage // 1024) * 1024 + LOADER_BYTES * LOADERS + 1024 + (ONES_BYTES if self.bias else 0)
+        loads = LOADER_BYTES * LOADERS // 4
+        arrays = {"STAGES": (-(-stage // 1024) * 1024, 2), "LOADS": (4, loads), "ONES": (ONES_BYTES, int(self.bias))}
+        return memory_layout("SHARED", arrays, alignment=1024)
 
     @cached_property
     def stage(self) -> int:
@@ -123,14 +127,15 @@ class ShiftedWeightGrad:
         """The sums of each split, and their sum."""
         return [self.split_into(self.splits)]
 
-    def split_into(self, splits: int, fallback: bool = False) -> CudaKernel:
+    def split_into(self, splits: int, of_fp16x2: MemoryLayout | None = None) -> CudaKernel:
         """The launches with this number of splits.
 
         Args:
-            fallback: splits are of whole images, and only those that an fp16x2 launch has marked are computed.
+            of_fp16x2: the scratch of an fp16x2 launch. Then splits are of whole images, and only those that the launch
+                has marked are computed.
         """
         problem = self.index.problem
-        in_scratch = splits > 1 or fallback or self.bias
+        in_scratch = splits > 1 or of_fp16x2 is not None or self.bias
         shares = next(count for count in SUM_SHARES if splits >= MIN_SHARE * count or count == 1)
         macros = {
             **self.index.macros(),
@@ -138,12 +143,12 @@ class ShiftedWeightGrad:
             "STAGE_POSITIONS": self.stage,
             "STAGES_PER_IMAGE": self.image_stages,
             "SPLIT": int(in_scratch),
-            "FALLBACK": int(fallback),
+            "FALLBACK": int(of_fp16x2 is not None),
             "BIAS": int(self.bias),
             "SUM_SHARES": shares,
-            "SHARED_BYTES": self._shared(self.stage),
         }
-        filters = problem.outputs[1] if self.bias else 0
+        filters, shared = problem.outputs[1] if self.bias else 0, self._shared(self.stage)
+        scratch = self.scratch(splits) if of_fp16x2 is None else of_fp16x2
         dense = "conv/shifted_weight_grad_bf16x3.cu", "weight_grad_shifted_bf16x3"
         sparse = "conv/sparse_pool_weight_grad.cu", "weight_grad_sparse_pool"
         file, name = sparse if self.pooled else dense
@@ -154,11 +159,25 @@ class ShiftedWeightGrad:
             (problem.dtype,),
             blocks=(self.blocks, splits),
             threads=THREADS,
-            shared=self._shared(self.stage),
+            shared=shared,
             definitions=macros,
+            layouts=(scratch,),
         )
         if not in_scratch:
             return CudaKernel((multiply,))
         blocks = -(-(problem.weights + filters) * shares // SUM_THREADS)
         add = replace(multiply, name="sum_weight_grad_splits", blocks=blocks, threads=SUM_THREADS, shared=0)
-        return CudaKernel((multiply, add), splits * (problem.weights + BF16X3_TERMS * filters) * 4)
+        add = replace(add, layouts=(shared, scratch))
+        return CudaKernel((multiply, add), scratch)
+
+    def scratch(self, splits: int, packed: int | None = None) -> MemoryLayout:
+        """The layout of scratch: the sums of each split; of an fp16x2 launch also marks and packed operands."""
+        filters = self.index.problem.outputs[1] if self.bias else 0
+        marks = 0 if packed is None else self.blocks * self.index.problem.kernel[0]
+        (count,) = lengths(splits=splits)
+        arrays: Arrays = {
+            "SUMS": (4, (count * (self.index.problem.weights + BF16X3_TERMS * filters)).rounded_up(ALIGNED)),
+            "FALLS_BACK": (4, (count * marks).rounded_up(ALIGNED)),
+            "PACKED": (1, packed or 0),
+        }
+        return memory_layout("SCRATCH", arrays, count)

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.memory_layout import MemoryLayout, memory_layout
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
 from adtrain.lowering.cuda.conv.shifted import (
@@ -81,21 +82,23 @@ class SparsePoolInputGrad:
     def _weight_stage_bytes(self, channels: int) -> int:
         return 2 * channels * 2 * OUT_CHANNELS * self.index.k_major_bytes
 
-    def _fixed_bytes(self, channels: int) -> int:
-        """Bytes of dynamic shared memory without the stages of weights, alignment included."""
+    def _layout(self, channels: int, weight_stages: int) -> MemoryLayout:
+        """The layout of shared memory."""
         rows, columns = self.index.problem.kernel
         tile = self._consumers * ROWS
         pairs = -(-(tile + (rows - 1) * self._pair_index.pitch // 2 + columns // 2) // 8) * 8
         element_bytes = self.index.k_major_bytes
         metadata_bits = 4 if element_bytes == 4 else 2  # of an element: tf32; bfloat16
-        return 128 + IMAGE_STAGES * pairs * channels * (8 * element_bytes + metadata_bits) // 8
+        gradients = pairs * channels * (8 * element_bytes + metadata_bits) // 8, IMAGE_STAGES
+        arrays = {"GRADIENTS": gradients, "WEIGHTS": (self._weight_stage_bytes(channels), weight_stages)}
+        return memory_layout("SHARED", arrays, alignment=128)
 
     def _all_weight_stages(self, channels: int) -> int:
         """Stages that hold all weights."""
         return self._blocks * self._input_blocks(channels) * self._matrices
 
     def _weight_stages(self, channels: int) -> int:
-        free = self.target.shared - STATIC_SHARED - self._fixed_bytes(channels)
+        free = self.target.shared - STATIC_SHARED - self._layout(channels, 0)
         return weight_stages(free // self._weight_stage_bytes(channels), self._all_weight_stages(channels))
 
     @property
@@ -105,10 +108,8 @@ class SparsePoolInputGrad:
         return next(resident, STAGE_CHANNELS[0])
 
     @property
-    def _shared(self) -> int:
-        """Bytes of dynamic shared memory."""
-        n = self._channels
-        return self._fixed_bytes(n) + self._weight_stages(n) * self._weight_stage_bytes(n)
+    def _shared(self) -> MemoryLayout:
+        return self._layout(self._channels, self._weight_stages(self._channels))
 
     @property
     def _tiles(self) -> int:
@@ -129,8 +130,9 @@ class SparsePoolInputGrad:
     def kernels(self) -> Sequence[CudaKernel]:
         """The launches: pack the weights, multiply."""
         problem = self.index.problem
-        weight_bytes = self._all_weight_stages(self._channels) * self._weight_stage_bytes(self._channels)
-        chunks = weight_bytes // (CHUNK_ELEMENTS * self.index.k_major_bytes)
+        weights = self._weight_stage_bytes(self._channels), self._all_weight_stages(self._channels)
+        scratch = memory_layout("SCRATCH", {"WEIGHTS": weights})
+        chunks = scratch // (CHUNK_ELEMENTS * self.index.k_major_bytes)
         macros = {
             **self._pair_index.macros(),
             "STAGE_CHANNELS": self._channels,
@@ -138,11 +140,8 @@ class SparsePoolInputGrad:
             "CONSUMER_WARPGROUPS": self._consumers,
             "WIDE_C": self._wide,
             "FLIPPED": 1,
-            "SHARED_BYTES": self._shared,
-            "WEIGHT_BYTES": weight_bytes,
         }
         numbers, types = problem.images[:1], (problem.dtype,)
-        pack = CudaLaunch(FILE, "pack_weights", numbers, types, elements=chunks, definitions=macros)
         multiply = CudaLaunch(
             FILE,
             "input_grad_sparse_pool",
@@ -152,5 +151,7 @@ class SparsePoolInputGrad:
             threads=PRODUCERS + self._consumers * WARPGROUP,
             shared=self._shared,
             definitions=macros,
+            layouts=(scratch,),
         )
-        return [CudaKernel((pack, multiply), weight_bytes)]
+        pack = replace(multiply, name="pack_weights", elements=chunks, blocks=None, threads=None, shared=0)
+        return [CudaKernel((replace(pack, layouts=(scratch, self._shared)), multiply), scratch)]

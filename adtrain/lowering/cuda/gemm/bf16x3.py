@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.memory_layout import MemoryLayout, memory_layout
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.split_k import split_k_scratch, split_k_sum
 
@@ -75,15 +76,21 @@ class Bf16x3Gemm:
         }
 
     @property
-    def shared(self) -> int:
-        """Bytes of shared memory: the pipeline, and buffers of float32, which the tile of results overwrites."""
-        pipeline = staging = 0
+    def shared(self) -> MemoryLayout:
+        """The layout of shared memory: stages, and buffers of float32, which the tile of results overwrites."""
+        stage = staging = 0
         for rows, k_major in ((TILE_M, not self.transposed[0]), (self.tile.n, self.transposed[1])):
             across, down = (TILE_K // CHUNK_ELEMENTS, rows) if k_major else (rows // CHUNK_ELEMENTS, TILE_K)
             chunks = -(-across * down // PRODUCER_THREADS) * PRODUCER_THREADS
-            pipeline += STAGES * TERMS * across * (down + (2 if k_major else 1)) * CHUNK_BYTES
-            staging += BUFFERS * chunks * CHUNK_ELEMENTS * 4
-        return pipeline + max(staging, TILE_M * (self.tile.n + 4) * 4)
+            stage += TERMS * across * (down + (2 if k_major else 1)) * CHUNK_BYTES
+            staging += chunks * CHUNK_ELEMENTS * 4
+        more = max(self._tile_bytes - BUFFERS * staging, 0)
+        arrays = {"STAGES": (stage, STAGES), "TILE": (1, 0), "BUFFERS": (staging, BUFFERS), "REST": (1, more)}
+        return memory_layout("SHARED", arrays)
+
+    @property
+    def _tile_bytes(self) -> int:
+        return TILE_M * (self.tile.n + 4) * 4
 
     def kernel(self) -> CudaKernel:
         """The product, and with split-K the sum of the splits."""
@@ -103,7 +110,7 @@ class Bf16x3Gemm:
                 "TILE_N": self.tile.n,
                 "SPLIT": int(self.splits > 1),
                 "ONE_TILE": int(blocks == self.tiles * self.splits),
-                "SHARED_BYTES": self.shared,
+                "TILE_BYTES": self._tile_bytes,
             },
         )
         if self.splits == 1:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.memory_layout import MemoryLayout, lengths, memory_layout
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.packed import CAPABILITY
 from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH
@@ -19,8 +20,8 @@ ROW_MULTIPLE = 8
 """Rows are multiples of so many elements: TMA needs multiples of 16 bytes."""
 TILE_K, WARPGROUP, CONSUMER_ROWS = 64, 128, 64
 """K of a pipeline stage; threads of a warpgroup; rows of a tile that a consumer warpgroup multiplies."""
-SUM_THREADS, SUM_ELEMENTS = 256, 1024
-"""Threads of a block of the second launch; elements that a block computes."""
+SUM_THREADS, SUM_COLUMNS = 256, 4
+"""Threads of a block of the second launch; columns of a thread."""
 TENSOR_MAPS_BYTES = 256
 """Bytes of the tensor maps of a block."""
 SPLITS, MIN_SPLIT_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32), 4
@@ -52,9 +53,8 @@ class Bfloat16Tile:
         return WARPGROUP * (1 + self.m // CONSUMER_ROWS)
 
     @property
-    def shared(self) -> int:
-        """Bytes of dynamic shared memory, with those for its alignment to 1024."""
-        return self.stages * (self.m + self.n) * TILE_K * 2 + 1024
+    def shared(self) -> MemoryLayout:
+        return memory_layout("SHARED", {"STAGES": ((self.m + self.n) * TILE_K * 2, self.stages)}, alignment=1024)
 
 
 TILES = (
@@ -121,8 +121,12 @@ class Bfloat16Gemm:
         transpose_a, transpose_b = self.transposed
         whole, split = self._tiles - self._split_tiles, self._split_tiles
         size = self.tile.m * self.tile.n
+        (tiles,) = lengths(tiles=split)
+        sums = tiles * (self.splits * size if self.splits > 1 else 0)
+        maps = {"MAPS": (TENSOR_MAPS_BYTES, self.target.multiprocessors)}
+        scratch = memory_layout("SCRATCH", {"PARTIAL_SUMS": (4, sums), **maps}, tiles)
 
-        def launch(name: str, blocks: int, threads: int, shared: int) -> CudaLaunch:
+        def launch(name: str, blocks: int, threads: int, shared: int, *others: MemoryLayout) -> CudaLaunch:
             return CudaLaunch(
                 "gemm/bfloat16_gemm.cu",
                 name,
@@ -136,22 +140,23 @@ class Bfloat16Gemm:
                     "TILE_N": self.tile.n,
                     "TILE_STAGES": self.tile.stages,
                     "SPLITS": self.splits,
+                    "TILE_K": TILE_K,
                     "BLOCK_THREADS": self.tile.threads,
-                    "SUM_BLOCK_THREADS": SUM_THREADS,
-                    "SUM_BLOCK_ELEMENTS": SUM_ELEMENTS,
+                    "SUM_THREADS": SUM_THREADS,
+                    "SUM_COLUMNS": SUM_COLUMNS,
                     "MN_MAJOR_A": int(transpose_a),
                     "MN_MAJOR_B": int(not transpose_b),
                     "WIDE_C": math.gcd(8, n),
-                    "TENSOR_MAPS_BYTES": TENSOR_MAPS_BYTES,
-                    "SHARED_BYTES": self.tile.shared,
                 },
+                layouts=(scratch, *others),
             )
 
         blocks = min(whole + split * self.splits, self.target.multiprocessors)
-        launches = [launch("bfloat16_gemm", blocks, self.tile.threads, self.tile.shared)]
+        shared = self.tile.shared
+        launches = [launch("bfloat16_gemm", blocks, self.tile.threads, shared)]
         if split:
-            launches.append(launch("sum_bfloat16_splits", split * size // SUM_ELEMENTS, SUM_THREADS, 0))
-        scratch = split * self.splits * size * 4 + self.target.multiprocessors * TENSOR_MAPS_BYTES
+            blocks = split * size // (SUM_THREADS * SUM_COLUMNS)
+            launches.append(launch("sum_bfloat16_splits", blocks, SUM_THREADS, 0, shared))
         return CudaKernel(tuple(launches), scratch, self.cycles)
 
 

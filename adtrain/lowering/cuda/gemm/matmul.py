@@ -88,7 +88,7 @@ class BlockGemm:
         """The device function with all template arguments but the type of the epilogue."""
         transposed = (str(t).lower() for t in self.transposed)
         name = "small_gemm_block" if self.small else "gemm_block"
-        return f"{name}<{', '.join((self.tile.cuda_type, *transposed, *map(str, self.widths)))}>"
+        return f"{name}<{', '.join((self.tile.cuda_type(self.shared), *transposed, *map(str, self.widths)))}>"
 
     @property
     def widths(self) -> tuple[int, int, int]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.memory_layout import Arrays, MemoryLayout, lengths, memory_layout
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.split_k import split_k_sum
 from adtrain.lowering.cuda.gemm.tiles import FMA_TILES, MmaKind, Tile
@@ -23,14 +24,8 @@ STATS_CHUNKS, MIN_CHUNK_TILES = 16, 2
 """`gemm/pack.cu` cuts K into at most so many chunks of at least so many packed tiles."""
 FLOAT32 = np.dtype("float32")
 
-STRUCT_BYTES = {
-    "ROW_STATS_BYTES": 32,
-    "PARTIAL_ROW_STATS_BYTES": 32,
-    "FALLBACK_LIST_BYTES": 256,
-    "PRECISION_VOTES_BYTES": 128,
-    "TENSOR_MAPS_BYTES": 256,
-}
-"""Sizes of the structs in scratch. `gemm/packed.cuh` asserts that they are right."""
+STRUCT_BYTES = {"VOTES": 128, "LISTS": 256, "STATS": 32, "PARTIAL_STATS": 32, "MAPS": 256}
+"""Bytes of the structs in scratch."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +64,9 @@ class PackedTile:
         return max(self.n // PACKED_ROWS, 1)
 
     @property
-    def shared(self) -> int:
-        """Bytes of shared memory, with those for its alignment to 1024."""
-        return self.stages * (self.m + self.n) * self.staged_terms * (PACKED_BYTES // PACKED_ROWS) + 1024
+    def shared(self) -> MemoryLayout:
+        stage = (self.m + self.n) * self.staged_terms * (PACKED_BYTES // PACKED_ROWS)
+        return memory_layout("SHARED", {"STAGES": (stage, self.stages)}, alignment=1024)
 
     @property
     def fallback_tile(self) -> Tile:
@@ -167,21 +162,22 @@ class PackedGemm:
         return min(-(-self.k_tiles // MIN_CHUNK_TILES), STATS_CHUNKS)
 
     @property
-    def scratch(self) -> int:
-        """Bytes of scratch, in the layout of `PackedLayout` in `gemm/packed.cuh`."""
-        size = STRUCT_BYTES
-        packed = self.packed_row_blocks * self.k_tiles * self.tile.terms * PACKED_BYTES
-        if self.tile.kind is not MmaKind.FP16X2:
-            return self._split_bytes + packed + self.target.multiprocessors * size["TENSOR_MAPS_BYTES"]
-        stats = size["ROW_STATS_BYTES"] + self.chunks * size["PARTIAL_ROW_STATS_BYTES"]
-        lists = self.tiles * size["FALLBACK_LIST_BYTES"] + size["PRECISION_VOTES_BYTES"]
-        return packed + self.row_blocks * PACKED_ROWS * stats + lists
-
-    @property
-    def _split_bytes(self) -> int:
-        """Bytes of the partial sums of split-K, which are at the beginning of scratch."""
+    def scratch(self) -> MemoryLayout:
+        """The layout of scratch. `PackedLayout` in `gemm/packed.cuh` explains the arrays."""
+        fp16x2, splits = self.tile.kind is MmaKind.FP16X2, self.splits if self.splits > 1 else 0
         batch, m, n, _ = self.lengths
-        return -(-self.splits * batch * m * n * 4 // 128) * 128 if self.splits > 1 else 0
+        packed_tiles = self.packed_row_blocks * self.k_tiles
+        blocks = {"tiles": self.tiles, "row_blocks": self.row_blocks, "chunks": self.chunks}
+        numbers = tiles, row_blocks, chunks, packed, size = lengths(**blocks, packed=packed_tiles, size=batch * m * n)
+        rows = row_blocks * PACKED_ROWS
+        counts = {"VOTES": size * 0 + 1, "LISTS": tiles, "STATS": rows, "PARTIAL_STATS": chunks * rows}
+        arrays: Arrays = {
+            **{name: (STRUCT_BYTES[name], count * int(fp16x2)) for name, count in counts.items()},
+            "PARTIAL_SUMS": (4, (size * splits).rounded_up(128 // 4)),
+            "PACKED": (1, packed * (self.tile.terms * PACKED_BYTES)),
+            "MAPS": (STRUCT_BYTES["MAPS"], 0 if fp16x2 else self.target.multiprocessors),
+        }
+        return memory_layout("SCRATCH", arrays, *numbers)
 
     @property
     def voting_tiles(self) -> int:
@@ -212,14 +208,7 @@ class PackedGemm:
             "packed_gemm",
             min(self.splits * self.tiles, self.target.multiprocessors),
             GEMM_THREADS,
-            {
-                "TILE_STAGES": self.tile.stages,
-                **direct,
-                **wide_c,
-                **split,
-                **STRUCT_BYTES,
-                "SHARED_BYTES": self.tile.shared,
-            },
+            {"TILE_STAGES": self.tile.stages, **direct, **wide_c, **split},
             self.tile.shared,
         )
         packing = pack("pack_matrices", pack_blocks, **direct, **split)
@@ -257,4 +246,5 @@ class PackedGemm:
             threads=threads,
             shared=shared,
             definitions={"MMA_KIND": int(self.tile.kind), "TILE_N": self.tile.n, **definitions},
+            layouts=(self.scratch,),
         )

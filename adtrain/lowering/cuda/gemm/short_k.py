@@ -60,8 +60,8 @@ class ShortKGemm:
             definitions={
                 **{f"TRANSPOSE_{x}": int(t) for x, t in zip("AB", self.transposed, strict=True)},
                 "LENGTH_K": k,
-                "BLOCK_THREADS": THREADS,
-                "MIN_THREAD_COLUMNS": WIDE,
+                "THREADS": THREADS,
+                "MIN_WIDE": WIDE,
                 "WIDE_C": math.gcd(2 * WIDE if k <= MAX_WIDE_K else WIDE, n),
                 "ROWS": ROWS,
                 "MANTISSA": mantissa(self.precision),

@@ -61,12 +61,11 @@ class Tile:
     def threads(self) -> int:
         return self.m // self.warp_m * (self.n // self.warp_n) * WARP * self.slices
 
-    @property
-    def cuda_type(self) -> str:
-        """The type in CUDA C++."""
+    def cuda_type(self, shared: int) -> str:
+        """The type in CUDA C++, with so many bytes of shared memory."""
         k_major = "".join(f", {str(i).lower()}" for i in self.k_major)
         mma = f"WarpMma<{self.warp_m}, {self.warp_n}, {int(self.kind)}{k_major}>::type"
-        return f"Tile<{self.m}, {self.n}, {self.k}, {self.slices}, {self.stages}, {mma}>"
+        return f"Tile<{self.m}, {self.n}, {self.k}, {self.slices}, {self.stages}, {mma}, {shared}>"
 
     def shared(self, itemsize: int) -> int:
         """Bytes of shared memory: the larger of the pipeline and the accumulators of half of the slices."""
@@ -122,11 +121,10 @@ class SmallTile:
     def threads(self) -> int:
         return self.m // self.warp_m * (self.n // self.warp_n) * WARP * self.slices
 
-    @property
-    def cuda_type(self) -> str:
-        """The type in CUDA C++."""
+    def cuda_type(self, shared: int) -> str:
+        """The type in CUDA C++, with so many bytes of shared memory."""
         mma = f"Mma<{self.warp_m}, {self.warp_n}, MmaKind({int(self.kind)})>"
-        return f"SmallTile<{self.m}, {self.n}, {self.slices}, {self.prefetch}, {mma}>"
+        return f"SmallTile<{self.m}, {self.n}, {self.slices}, {self.prefetch}, {mma}, {shared}>"
 
     def shared(self, itemsize: int, staged: bool = False) -> int:
         """Bytes of shared memory: the accumulators of all slices.
