@@ -41,7 +41,7 @@ def test_products_with_updates_are_right_wherever_blocks_divide_them(
     emulated_code: Cache,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sys.modules["adtrain.backends.cuda.forms.grouped_products"], "MIN_FLOPS", 0)
+    monkeypatch.setattr(sys.modules["adtrain.backends.cuda.forms.grouped_products"], "MIN_FLOPS", 1)
     target = H200._replace(multiprocessors=multiprocessors)
     rng = np.random.default_rng(0)
     drawn = [
@@ -74,7 +74,7 @@ def test_products_with_updates_are_right_wherever_blocks_divide_them(
 
 
 def test_two_groups_do_not_share_a_sum_of_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["adtrain.backends.cuda.forms.grouped_products"], "MIN_FLOPS", 0)
+    monkeypatch.setattr(sys.modules["adtrain.backends.cuda.forms.grouped_products"], "MIN_FLOPS", 1)
     given = [np.ones((1056, 64), np.float32) for _ in range(MAX_PRODUCTS + 4)]
 
     def f(*given: Any) -> Any:
@@ -85,7 +85,7 @@ def test_two_groups_do_not_share_a_sum_of_columns(monkeypatch: pytest.MonkeyPatc
 
 
 def test_beside_layer_norms_no_equation_reads_the_same_array_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["adtrain.backends.cuda.forms.grouped_products"], "MIN_FLOPS", 0)
+    monkeypatch.setattr(sys.modules["adtrain.backends.cuda.forms.grouped_products"], "MIN_FLOPS", 1)
     encoder = "{transformer_encoder_layer: {nhead: 2, dim_feedforward: 128, dropout: 0.0, norm_first: true}}"
     layers = f"model.layers=[{{patches: 7}}, {{linear: 64}}, {encoder}, mean, {{linear: 10}}]"
     step = outline(config.load("vit", [layers, "data.batch_size=128"])).step_program(passes=())

@@ -72,7 +72,7 @@ template <typename E> struct Arriving {
     bool local;
 
     __device__ __forceinline__ Arriving operator+(int64_t i) const { return {at + i, local}; }
-    __device__ __forceinline__ E operator*() const;
+    __device__ __forceinline__ E operator[](int64_t i) const;
     __device__ __forceinline__ explicit operator uintptr_t() const { return (uintptr_t)at; }
 };
 
@@ -88,7 +88,7 @@ template <typename E, int N> __device__ __forceinline__ Vector<E, N> load(const 
     return found;
 }
 
-template <typename E> __device__ __forceinline__ E Arriving<E>::operator*() const { return load<E, 1>(*this).lane[0]; }
+template <typename E> __device__ __forceinline__ E Arriving<E>::operator[](int64_t i) const { return load<E, 1>(*this + i).lane[0]; }
 
 // Pointers to the same elements in the memory of all ranks: what is stored is stored everywhere.
 template <typename E> struct Everywhere {
