@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from program_samples import ON_GPU, names
 from sweeps import check_examples, examples
 
+import adtrain as ad
 from adtrain import ops
 from adtrain.backends.cuda.forms.column_sum import MAX_ROWS
 from adtrain.backends.cuda.forms.reduction import REDUCTION
@@ -133,6 +134,18 @@ def test_a_sum_computes_its_argument_where_it_is_not_the_only_result() -> None:
     assert len(loops.outputs) == 1
 
 
+def test_what_reductions_leave_of_loops_joins_the_loops_that_read_it() -> None:
+    """A product with a factor by channel, its mean square and gradients: one loops equation has the whole array."""
+
+    def f(x: Any, w: Any) -> Any:
+        return ad.value_and_grad(lambda x, w: ops.mean((x * w) ** 2), argnums=(0, 1))(x, w)
+
+    program = on_gpu(f, (64, 64, 32, 32), (64, 64, 1, 1))
+    whole = [e for e in program.equations if any(v.size == 2**22 for v in e.outputs)]
+    assert [e.name for e in whole] == ["loops"]
+    assert [v.size for e in whole for v in e.inputs].count(2**22) == 1
+
+
 def test_two_sums_of_one_value_compute_it_each() -> None:
     def f(x: Any) -> Any:
         square = x * x
@@ -147,6 +160,15 @@ def test_a_sum_reads_a_value_that_is_stored_for_others_where_its_arguments_are_l
         return ops.sum(z), ops.transpose(z, (1, 0)) @ z
 
     assert "reduction" not in names(on_gpu(f, (2048, 2048), (2048, 2048)))
+
+
+def test_a_sum_of_constants_has_no_argument_to_compute() -> None:
+    def f(x: Any) -> Any:
+        return ad.vjp(ops.log_softmax, x)[1](ops.full(x.shape, 2.0))
+
+    program = on_gpu(f, (4, 70_000))
+    assert "sum" in names(program)
+    assert "reduction" not in names(program)
 
 
 def test_the_epilogue_of_a_product_stays_with_the_product() -> None:

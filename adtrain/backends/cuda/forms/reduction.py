@@ -58,35 +58,31 @@ class ReductionFusion(Fusion):
 
     def joins(self, groups: Groups, producer: int, reader: int, value: Variable) -> bool:
         source, e = groups.equations[producer], groups.equations[reader]
-        if self.readers[value] > 1 or len(source.outputs) > 1:
+        if not any(map(_is_large, _members_of(groups, reader))) or any(map(_is_large, _members_of(groups, producer))):
             return False
-        members = [groups.equations[i] for i in groups.members[groups.of[reader]]]
-        if not any(map(_is_large, members)) or any(e.has(Trait.REDUCTION) for e in self._members(groups, producer)):
+        by_one = e.has(Trait.RESHAPE) or _is_large(e) or (by_element(e) and reads_by_element(e, value))
+        return by_one and self._is_own(groups, source)
+
+    def _is_own(self, groups: Groups, source: Equation) -> bool:
+        """Whether loops, or a reshape of their result, compute a value for one equation."""
+        if len(source.outputs) > 1 or self.readers[source.outputs[0]] > 1 or not source.inputs:
             return False
         if source.has(Trait.RESHAPE):
             (x,) = source.inputs
-            return self._computed_for(e, value) and x in groups.producer and self._is_own(groups, x)
-        return self._computed_for(e, value) and not self.arguments.joins_product(source) and by_element(source)
-
-    def _members(self, groups: Groups, i: int) -> list[Equation]:
-        return [groups.equations[k] for k in groups.members[groups.of[i]]]
-
-    def _computed_for(self, e: Equation, value: Variable) -> bool:
-        """Whether an equation of such a kernel needs, for an element of the argument, only that element of a value."""
-        return _is_large(e) or e.has(Trait.RESHAPE) or (by_element(e) and reads_by_element(e, value))
-
-    def _is_own(self, groups: Groups, x: Variable) -> bool:
-        """Whether loops compute `x` alone, and for one equation."""
-        e = groups.equations[groups.producer[x]]
-        return by_element(e) and len(e.outputs) == 1 and self.readers[x] == 1 and not self.arguments.joins_product(e)
+            return x in groups.producer and self._is_own(groups, groups.equations[groups.producer[x]])
+        return by_element(source) and not self.arguments.joins_product(source)
 
     @cached_property
     def arguments(self) -> _Arguments:
         return _Arguments(self.program)
 
 
+def _members_of(groups: Groups, i: int) -> list[Equation]:
+    return [groups.equations[k] for k in groups.members[groups.of[i]]]
+
+
 def _is_large(e: Equation) -> bool:
-    """Whether it is a reduction that neither one thread block nor the blocks of rows or columns compute."""
+    """Whether it is a reduction that neither one thread block nor those of rows or columns compute."""
     return _reduces(e) and not sums_columns(e)
 
 
@@ -109,7 +105,7 @@ class _Arguments:
         for x in dict.fromkeys(e.inputs[0] for e in program.equations if _reduces(e)):
             part = self._part(x)
             reductions = [e for e in program.readers[x] if _reduces(e)]
-            if part is not None and self._saves(x, part, reductions):
+            if part is not None and _inputs(part) and self._saves(x, part, reductions):
                 copies |= {e: _copied(part, x) for e in reductions}
         if not copies:
             return program
@@ -213,16 +209,42 @@ def _copied(part: Sequence[Equation], x: Variable) -> list[Equation]:
 
 
 def _without_unread_results(program: Program) -> Program:
-    """The Program without the results of loops that nothing reads."""
-    read, equations = set(program.outputs), list[Equation]()
+    """The Program without the results of loops that nothing reads.
+
+    What is left of such loops joins the loops that alone read it. Before, there may have been a reduction in between.
+    """
+    read, equations, cut = set(program.outputs), list[Equation](), set[Equation]()
     for e in reversed(program.equations):
         results = [v for v in e.outputs if v in read]
         if results and len(results) < len(e.outputs) and e.form == LOOPS:
             e = _as_loops(_needed(_members(e), results), results)
+            cut.add(e)
         if results:
             read.update(e.inputs)
             equations.append(e)
-    return replace(program, equations=tuple(reversed(equations)))
+    return _joined(replace(program, equations=tuple(reversed(equations))), cut)
+
+
+def _joined(program: Program, cut: Collection[Equation]) -> Program:
+    """The Program in which each of some loops joins the loops that alone read its only result."""
+    held: dict[Variable, Equation] = {}
+    equations: list[Equation] = []
+    for e in program.equations:
+        joins = e in cut
+        for v in e.inputs:
+            if v in held:
+                e, joins = _as_loops([*_members(held[v]), *_members(e)], e.outputs), True
+        (v, *others), (reader, *more) = e.outputs, program.readers.get(e.outputs[0], (e,))
+        alone = joins and not others and not more and v not in program.outputs
+        if alone and by_element(reader) and reads_by_element(reader, v) and _fit(e, reader):
+            held[v] = e
+        else:
+            equations.append(e)
+    return replace(program, equations=tuple(equations))
+
+
+def _fit(*loops: Equation) -> bool:
+    return sum(len(_members(e)) for e in loops) <= MAX_EQUATIONS
 
 
 def reduction_kernels(equation: Equation, target: Target) -> list[Kernel]:
