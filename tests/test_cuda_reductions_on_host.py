@@ -17,6 +17,7 @@ import adtrain as ad
 from adtrain import ops
 from adtrain.backends.cuda.forms.column_sum import MAX_ROWS
 from adtrain.backends.cuda.forms.reduction import REDUCTION
+from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.core.array import array
 from adtrain.core.fused import LOOPS, body_of, fuse
 from adtrain.core.program import Equation, Program
@@ -78,7 +79,9 @@ def test_each_kernel_reduces_what_it_computes(
 ) -> None:
     arrays = drawn(shape, shape[1:], (*shape[:-1], 1), dtype=dtype)
     equation = reduction(f, name, axes, *arrays)
-    assert [each.name for each in host.lowering.launches(equation)][:1] == [kernel]
+    launch = host.lowering.launches(equation)[0]
+    assert isinstance(launch, LaunchPlan)
+    assert launch.name == kernel
     check(host, equation, arrays)
 
 
@@ -169,6 +172,19 @@ def test_a_sum_of_constants_has_no_argument_to_compute() -> None:
     program = on_gpu(f, (4, 70_000))
     assert "sum" in names(program)
     assert "reduction" not in names(program)
+
+
+def test_loops_join_through_a_reshape_only_where_no_other_loops_follow(host: Host) -> None:
+    """The rows of the one are not those of the other."""
+
+    def f(x: Any, row: Any, other: Any) -> Any:
+        return ops.sum(ops.reshape(x * row, (96, 1, 4000)) * other)
+
+    program = on_gpu(f, (4, 1000, 96), (4, 1, 96), (96, 1, 1))
+    (equation,) = [e for e in program.equations if e.form == REDUCTION]
+    assert "reshape" not in names(body_of(equation))
+    arrays = drawn(*(v.type.shape for v in equation.inputs))
+    check(host, equation, arrays)
 
 
 def test_the_epilogue_of_a_product_stays_with_the_product() -> None:

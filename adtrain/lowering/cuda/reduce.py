@@ -42,6 +42,8 @@ LOADS_IN_FLIGHT = 4
 
 SUM, MAX, MIN, ARGMAX, LOGSUMEXP = range(5)
 """OPERATION in kernels/cuda/reduce/accumulators.cuh."""
+COMBINE = "combine"
+"""The kernel that combines the parts of an output. It does not read the argument."""
 OF_POINTERS = "reduce_rows"
 """The kernel whose argument must be in memory. The others can compute it: see COMPUTED_ARGUMENT in accumulators.cuh."""
 
@@ -121,7 +123,7 @@ def reduction(target: Target, operation: int, x: Any, axes: Sequence[int], resul
                     launch(
                         f"{name}_parts", (*lengths, parts, part), definitions, blocks=blocks * parts, threads=THREADS
                     ),
-                    launch("combine", (outputs, parts), elements=outputs * WARP),
+                    launch(COMBINE, (outputs, parts), elements=outputs * WARP),
                 ),
                 scratch,
             )

@@ -13,7 +13,7 @@ from math import prod
 
 from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import OPTIONS, Kernel, indented
-from adtrain.backends.cuda.compiler import of_kernel
+from adtrain.backends.cuda.compiler import Source, of_kernel
 from adtrain.backends.cuda.forms.column_sum import sums_columns
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.one_block import is_small
@@ -22,10 +22,11 @@ from adtrain.backends.cuda.launch_plan import launch_source, with_definitions
 from adtrain.codegen.access import access, read, vector_results
 from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import LOOPS, body_of, fuse, renamed
+from adtrain.core.kernel import CudaLaunch
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
-from adtrain.lowering.cuda.reduce import MAX, MIN, OF_POINTERS, SUM, VECTOR
+from adtrain.lowering.cuda.reduce import COMBINE, MAX, MIN, OF_POINTERS, SUM, VECTOR
 from adtrain.lowering.cuda.reduce import reduction as candidates
 from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.fuse_elementwise import by_element
@@ -60,8 +61,10 @@ class ReductionFusion(Fusion):
         source, e = groups.equations[producer], groups.equations[reader]
         if not any(map(_is_large, _members_of(groups, reader))) or any(map(_is_large, _members_of(groups, producer))):
             return False
-        by_one = e.has(Trait.RESHAPE) or _is_large(e) or (by_element(e) and reads_by_element(e, value))
-        return by_one and self._is_own(groups, source)
+        if not e.has(Trait.RESHAPE) and not _is_large(e):  # loops, whose shape is that of those before them
+            if source.has(Trait.RESHAPE) or not by_element(e) or not reads_by_element(e, value):
+                return False
+        return self._is_own(groups, source)
 
     def _is_own(self, groups: Groups, source: Equation) -> bool:
         """Whether loops, or a reshape of their result, compute a value for one equation."""
@@ -255,11 +258,16 @@ def reduction_kernels(equation: Equation, target: Target) -> list[Kernel]:
     found = candidates(target, OPERATIONS[total.name], x.type, total.params["axes"], y.type.dtype)
     chosen = next(each for each in found if all(launch.name != OF_POINTERS for launch in each.launches))
     text = "\n".join(["#define COMPUTED_ARGUMENT", *_elements(body)])
+
+    def source(launch: CudaLaunch) -> Source:
+        found = launch_source(launch)
+        return of_kernel(found if launch.name == COMBINE else with_definitions(found, text, OPTIONS), launch.name)
+
     return [
         Kernel(
-            of_kernel(with_definitions(launch_source(launch), text, OPTIONS), launch.name),
+            source(launch),
             launch.name,
-            (*body.inputs, y),
+            (*(body.inputs[:1] if launch.name == COMBINE else body.inputs), y),
             launch.blocks if isinstance(launch.blocks, int) else 0,
             launch.threads or 0,
             launch.shared,
