@@ -61,10 +61,9 @@ class ReductionFusion(Fusion):
         source, e = groups.equations[producer], groups.equations[reader]
         if not any(map(_is_large, _members_of(groups, reader))) or any(map(_is_large, _members_of(groups, producer))):
             return False
-        if not e.has(Trait.RESHAPE) and not _is_large(e):  # loops, whose shape is that of those before them
-            if source.has(Trait.RESHAPE) or not by_element(e) or not reads_by_element(e, value):
-                return False
-        return self._is_own(groups, source)
+        # All loops have the shape of the argument: a reshape stands between the last ones and the reduction.
+        by_one = by_element(e) and not source.has(Trait.RESHAPE) and reads_by_element(e, value)
+        return (by_one or e.has(Trait.RESHAPE) or _is_large(e)) and self._is_own(groups, source)
 
     def _is_own(self, groups: Groups, source: Equation) -> bool:
         """Whether loops, or a reshape of their result, compute a value for one equation."""
