@@ -18,6 +18,7 @@ from adtrain.lowering.cuda.gemm.packed import PackedGemm, PackedTile
 from adtrain.lowering.cuda.gemm.short_k import ShortKGemm
 from adtrain.lowering.cuda.gemm.split_k import split_k_scratch, split_k_sum
 from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH, WARP, MmaKind, SmallTile, Tile
+from adtrain.lowering.cuda.gemm.tiny import TinyGemm
 from adtrain.lowering.shapes import product_lengths
 
 MAX_CANDIDATES = 12
@@ -227,12 +228,14 @@ def block_gemms(
 def candidates(
     target: Target, a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = FULL
 ) -> Sequence[CudaKernel]:
-    """The rule of `matmul`: `gemms`. Before them, gemv for a matrix by a vector without rounding, or `ShortKGemm` for a
-    large product with a short K and rounding."""
+    """The rule of `matmul`: `gemms`. Before them, without rounding `TinyGemm` for many small matrices, and gemv for a
+    matrix by a vector; with rounding `ShortKGemm` for a large product with a short K."""
     full = precision == FULL or a.dtype.itemsize == 8
-    lengths = product_lengths(a, b, transpose_a, transpose_b)
-    vector = [_gemv(a, b, transpose_a, transpose_b)] if full and 1 in lengths[1:3] else []
-    short = ShortKGemm(lengths, (transpose_a, transpose_b), precision)
+    lengths, transposed = product_lengths(a, b, transpose_a, transpose_b), (transpose_a, transpose_b)
+    tiny = TinyGemm(lengths, a.dtype, transposed)
+    exact = [tiny.kernel()] if full and tiny.suits() and not target.by_member else []
+    exact += [_gemv(a, b, transpose_a, transpose_b)] if full and 1 in lengths[1:3] else []
+    short = ShortKGemm(lengths, transposed, precision)
     k_major = not transpose_a, transpose_b
 
     def kernel(gemm: BlockGemm | PackedGemm | Bf16x3Gemm) -> CudaKernel:
@@ -241,7 +244,7 @@ def candidates(
 
     found = gemms(target, a, b, transpose_a, transpose_b, precision)
     first = [short.kernel()] if found and not full and short.suits() and not target.by_member else []
-    return [*vector, *first, *map(kernel, found)]
+    return [*exact, *first, *map(kernel, found)]
 
 
 def _gemv(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> CudaKernel:
