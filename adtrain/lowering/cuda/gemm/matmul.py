@@ -49,7 +49,7 @@ LONG_MEMBER_TILE = (32, 32, 32, 32, 4, 2, 17)
 GEMV_THREADS = {False: 256, True: 1024}
 """Threads of a block of `gemm/gemv.cu`, by whether it reads the matrix along its columns (COLUMNS)."""
 MAX_COLUMN_K = 1 << 13
-"""The largest K for which gemv by few columns is preferred: on an H200 it took 181 us for (20, 100000) by (100000, 1)."""
+"""The largest K for which gemv by few columns is preferred. It took 181 us for (20, 100000) by (100000, 1)."""
 GEMV_COLUMN_LANES = 8
 """Threads of a row in a block of `gemm/gemv.cu` that reads along columns."""
 
