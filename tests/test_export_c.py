@@ -373,13 +373,13 @@ def test_the_comments_name_each_layer_in_order() -> None:
     ]
 
 
-def test_an_operation_without_c_is_refused_by_its_layer() -> None:
+def test_an_operation_without_c_is_refused_with_the_name_of_its_layer() -> None:
     layer = Composed(lambda x: ops.astype(ops.astype(x, "int32") @ np.eye(5, dtype="int32"), "float32"), (5,))
     with pytest.raises(AdtrainError, match=r"layer 1\.body: composed: matmul_integers has no C"):
         source.generate(with_arrays(nn.Sequential(nn.Tanh(), nn.Residual(layer)), (5,)), Path("net.c"))
 
 
-def test_attention_with_a_mask_is_refused_by_its_layer() -> None:
+def test_attention_with_a_mask_is_refused_with_the_name_of_its_layer() -> None:
     layer = Composed(lambda x: ops.attention(x, x, x, mask=x[..., 0] > 0), (4, 5))
     with pytest.raises(AdtrainError, match=r"composed: attention with a mask or dropout has no C"):
         source.generate(with_arrays(nn.Sequential(nn.Tanh(), layer, nn.Flatten(), nn.Linear(2)), (4, 5)), Path("net.c"))

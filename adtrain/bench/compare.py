@@ -44,7 +44,7 @@ KINDS: dict[str, type[TimedResult]] = {
     kind.kind: kind for kind in (Ops, Candidates, Step, Scaling, Startup, Against, Devices, Race)
 }
 OLD_NAMES = {"config": "step", "analysis": "devices"}
-"""Kinds of results by adtrain 0.1, and their names."""
+"""The names of kinds in older files of results, and what they are called today."""
 
 MIN_CHANGE = 0.02
 """Smaller relative changes are not listed."""

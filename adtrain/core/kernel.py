@@ -101,8 +101,7 @@ class CudaLaunch:
             get fewer, a multiple of 32. None: the number with the best occupancy.
         shared: bytes of dynamic shared memory. A `MemoryLayout` has macros for its arrays.
         definitions: macros that the source is compiled with, such as tile sizes.
-        layouts: further layouts whose macros the file needs. The file is compiled as a whole, so a launch has the layouts
-            of all of its kernels.
+        layouts: further layouts whose macros the file needs: those of all of its kernels.
         operands: the equation's inputs and outputs that the kernel gets as pointers, numbered in this order. None: all.
         checked: the kernel stores 1 in ``*bad`` where an index is out of range.
         cooperative: blocks wait for each other. The driver refuses the launch if not all of them can run at once.

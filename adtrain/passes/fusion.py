@@ -245,7 +245,8 @@ class _Costs:
     """The times of kernels, as the bytes that memory moves in them.
 
     A kernel takes the time in which memory moves its arguments and results, and the overhead of its form
-    (`Fusion.overhead`). The overhead of a kernel of one equation is a launch. Copies for readers are equations, so what is computed twice counts twice.
+    (`Fusion.overhead`). The overhead of a kernel of one equation is a launch. Copies for readers are equations, so what
+    is computed twice counts twice.
     """
 
     def __init__(self, program: Program, fusions: Sequence[Fusion], launch_bytes: int) -> None:

@@ -55,9 +55,12 @@ def _table(applied: Any) -> str:
 
 def _summary(function: Any) -> str:
     """The first sentence of the docstring of the pass, or of its module, which is about this pass alone."""
-    if isinstance(function, FusionPass) and len(function.fusions) > 1:
-        return "The forms " + ", ".join(f"`{fusion.form}`" for fusion in function.fusions) + ", which compete"
-    described = function.fusions[0] if isinstance(function, FusionPass) else function
+    described = function
+    if isinstance(function, FusionPass):
+        target = function.target
+        described, *others = (each for each in function.fusions if target is None or each.runs_on(target))
+        if others:
+            return "The forms " + ", ".join(f"`{each.form}`" for each in (described, *others)) + ", which compete"
     text = inspect.getdoc(described) or sys.modules[described.__module__].__doc__ or ""
     return " ".join(text.split("\n\n")[0].split()).split(". ")[0].removesuffix(".").replace("|", "\\|")
 

@@ -106,8 +106,8 @@ def _fusions_of_loops(target: Target) -> Sequence[Pass]:
 def by_batching_rules(program: Program, target: Target) -> Program:
     """``program`` with batching rules for the equations that have no generated kernel.
 
-    Recurrent networks run one member after another. Their batching rule would make one batch of the sequences of members
-    that share the weights, and the number of sequences decides on the kernel.
+    Recurrent networks run one member after another. Their batching rule would make one batch of the sequences of all
+    members that share the weights, and the number of sequences decides on the kernel.
     """
 
     def rule_of(primitive: Primitive) -> Callable[..., object]:
@@ -122,10 +122,7 @@ def by_batching_rules(program: Program, target: Target) -> Program:
 
 @keeps(Results.EXACT)
 def _fuse_layers(program: Program, target: Target) -> Program:
-    """One equation for a whole step if the first layer fits on chip; otherwise a streamed first layer and fused updates.
-
-    Fused updates are equations for both gradients of another layer and the update of its weights.
-    """
+    """One equation for a whole step if the first layer fits on chip, else `streamed_layer` and `layer_backward`."""
     resident = fuse_resident_steps(program, target)
     if len(resident.equations) == 1:  # it fits
         return resident

@@ -4,8 +4,8 @@ The kernel of the layer's gradient also packs the operands of the product that i
 
 lstm_grad(...), matmul(ds, before, transpose_a) and sum(total, 0)    ->    lstm_weight_grad(...)
 
-and likewise for other cells. `total` is a sum over the steps. Its sum over the batch is the gradient of a bias. The body
-of the fused equation has all these equations.
+and likewise for other cells. `total` is a sum over the steps. Its sum over the batch is the gradient of a bias. The
+body of the fused equation has all these equations.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def _sum(total: Variable, gradient: Equation) -> Equation:
 def _is_gradient(e: Equation, product: Equation, ds: Variable, before: Variable) -> bool:
     """Whether ``product`` is the gradient of weight_hh, the second argument of the recurrent gradient ``e``.
 
-    The first outputs of ``e`` are cotangents of the sums; ``ds`` is the last one of them. ``before``, the states before the
-    steps, follows.
+    The first outputs of ``e`` are cotangents of the sums; ``ds`` is the last one of them. The next output, ``before``,
+    has the states before the steps.
     """
     if not e.has(Trait.RECURRENT) or not e.name.endswith(GRAD):
         return False

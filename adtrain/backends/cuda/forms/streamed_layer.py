@@ -50,8 +50,12 @@ ROW_ALIGNMENT = 128, 16
 
 @dataclass(frozen=True)
 class StreamedLayer:
-    """What a `streamed_layer` equation computes: a gradient and an update (`backward`), a product (`forward`), or both in
-    this order. Each is a `gather` equation of the batch and a `product` equation."""
+    """What a `streamed_layer` equation computes.
+
+    Attributes:
+        backward: the `gather` equation of a batch, and the product for the gradient of the weights with their update.
+        forward: the `gather` equation of a batch, and the `product` equation of the layer. It comes after `backward`.
+    """
 
     backward: tuple[Equation, Equation] | None
     forward: tuple[Equation, Equation] | None
