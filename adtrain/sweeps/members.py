@@ -97,7 +97,7 @@ class Group:
         """The criterion of a ranking by a metric such as "validation_accuracy"."""
         return Criterion.of(rank_by, higher_is_better(rank_by.partition("_")[2], self.metrics(rank_by)))
 
-    def of_survival(self, criterion: Criterion) -> Criterion:
+    def halving_criterion(self, criterion: Criterion) -> Criterion:
         """The criterion by which members are dropped; the test part must not decide it.
 
         Metrics that are not in the scores are measured on the validation part only.

@@ -233,7 +233,7 @@ def ranked(
     tests: Mapping[int, OnTest],
     survived: Mapping[int, int],
     criterion: Criterion,
-    of_survival: Criterion,
+    halving_criterion: Criterion,
 ) -> list[tuple[int, Status, float | None]]:
     """(member, status, value) of all members, the best first.
 
@@ -245,7 +245,7 @@ def ranked(
     Args:
         models: as for `survivors`.
         tests: by number the results on the test part of members that trained to the end.
-        of_survival: the criterion by which members were dropped.
+        halving_criterion: the criterion by which members were dropped.
     """
     rows = []
     for number, model in models.items():
@@ -258,6 +258,6 @@ def ranked(
         elif test is not None:
             status, key = "finished", (0, *criterion.key(model, test))
         else:
-            status, key = "dropped", (1, -survived[number], *of_survival.key(model))
+            status, key = "dropped", (1, -survived[number], *halving_criterion.key(model))
         rows.append((key, (number, status, value)))
     return [row for _, row in sorted(rows, key=lambda pair: pair[0])]
