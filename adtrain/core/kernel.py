@@ -156,6 +156,6 @@ class CudaKernel:
 
     @property
     def label(self) -> str:
-        """A text that differs from those of other candidates for the same equation: kernel names, then each launch."""
+        """The kernel names, then each launch: another text for each candidate for an equation."""
         names = "+".join(dict.fromkeys(launch.name for launch in self.launches))
         return " then ".join([f"{names} {self.launches[0].label()}", *(x.label() for x in self.launches[1:])])

@@ -74,9 +74,9 @@ class Fusion:
         return True
 
     def overhead(self, equations: Sequence[Equation]) -> float:
-        """The time of a kernel besides that of moving its arguments and results, in launches.
+        """The time of a kernel in addition to that of moving its arguments and results, in launches.
 
-        It is less where the kernel computes faster than those of the single equations.
+        It is less where the kernel computes faster than the kernels of the single equations.
         """
         return 1
 

@@ -90,7 +90,7 @@ class Group:
         return member.config.training.seed if self.shared_seed is None else self.shared_seed
 
     def metrics(self, rank_by: str) -> dict[str, Metric]:
-        """The metrics beside the scores, by name: those of the config, and that of a ranking."""
+        """The metrics that are not in the scores, by name: those of the config, and the one that ranks members."""
         return metrics_of(self.experiment.config, self.experiment.network.task, rank_by.partition("_")[2])
 
     def criterion(self, rank_by: str) -> Criterion:

@@ -528,7 +528,7 @@ def embedding_form(code: Code, e: Equation) -> list[Statement]:
 
 
 def recurrent_form(code: Code, e: Equation) -> list[Statement]:
-    """The hidden states of all steps; the last one is that of the last step, or of the first one backwards."""
+    """A recurrent layer. Its final state is that of the last step; in the backward direction, that of the first one."""
     x, w_ih, w_hh, *biases = e.inputs
     inner = e.params["body"].equations[-1]
     cell, reverse = inner.name, int(inner.params["reverse"])
