@@ -16,6 +16,7 @@ from adtrain.backends.cuda.forms.layer_backward import fuse_layer_backward
 from adtrain.backends.cuda.forms.one_block import OneBlockFusion
 from adtrain.backends.cuda.forms.product import ConvolutionFusion
 from adtrain.backends.cuda.forms.recurrent_gradients import fuse_recurrent_gradients
+from adtrain.backends.cuda.forms.reduction import ReductionFusion
 from adtrain.backends.cuda.forms.resident_steps import fuse_resident_steps
 from adtrain.backends.cuda.forms.row_fused import RowFusedFusion
 from adtrain.backends.cuda.forms.row_products import RowProductsFusion
@@ -94,6 +95,7 @@ def _fusions_of_loops(target: Target) -> Sequence[Pass]:
     return (
         sink_reshapes,
         remove_dead_code,
+        FusionPass((ReductionFusion,), target),
         FusionPass(BY_ROWS, target, LAUNCH_BYTES, "fuse_by_rows"),
         partial(tile_weights, target=target),
         FusionPass((OneBlockFusion,), target),
