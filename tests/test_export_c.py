@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from random_networks import LAYERS, fitting, images, matrices, networks, samples, with_arrays
 
 from adtrain import config, nn, ops
-from adtrain.core.array import array
+from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError
 from adtrain.export.c import network, source
 from adtrain.export.c.compiled import compiled
@@ -346,6 +346,19 @@ def test_layers_composed_of_operations_are_exported(first: int) -> None:
     check(
         with_arrays(nn.Sequential(nn.Concat(*branches)), (4, 6), loss="mse", scale=1), options=SANITIZE, tolerance=1e-4
     )
+
+
+def test_infinities_and_nan_are_exported_and_reduced_as_in_the_network() -> None:
+    def found(x: Value) -> Value:
+        column = np.array([0, 0, -np.inf, 0, 0, np.inf], np.float32)
+        chosen = np.array([True, False, True, True, False, True])
+        infinite = ops.logsumexp(ops.where(chosen, x, 0) + column, axis=1)
+        with_nan = x + np.array([[0], [np.nan], [0], [0]], np.float32)
+        extremes = ops.concatenate([ops.max(with_nan, axis=1), ops.min(with_nan, axis=1)], axis=1)
+        return ops.concatenate([ops.exp(-infinite), ops.astype(ops.isnan(extremes), "float32")], axis=1)
+
+    model = nn.Sequential(Composed(found, (18,)), nn.Linear(2))
+    check(with_arrays(model, (4, 6), loss="mse", scale=1), options=SANITIZE)
 
 
 def test_a_composed_layer_with_weights_is_exported() -> None:

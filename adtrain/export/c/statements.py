@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from adtrain.codegen.elementwise import axes_of, merged, statements, strides
-from adtrain.codegen.expressions import c_type, literal, pointer
+from adtrain.codegen.expressions import c_type, pointer
 from adtrain.core.fused import body_of
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.export.c.code import CONV, POOL, Argument, Code, Part, Statement, struct
+from adtrain.export.c.text import number
 
 Writer = Callable[[Code, Equation], list[Statement]]
 """(code, equation) to the statements that compute its outputs."""
@@ -46,7 +47,7 @@ def loops(code: Code, equation: Equation) -> list[Statement]:
     elements = [f"{name}[{_index([axis.strides[n] for axis in axes], indices)}]" for n, name in enumerate(names)]
     single = {n for n, v in enumerate(given) if v in code.known and v.size == 1 and v not in code.names}
     values = {
-        v: number_text(code.known[given[n]].reshape(-1)[0]) if n in single else elements[n]
+        v: _in_brackets(number(code.known[given[n]].reshape(-1)[0])) if n in single else elements[n]
         for n, v in enumerate(body.inputs)
     }
     inside = [_in_c99(line) for line in statements(body, values, elements[len(body.inputs) :])]
@@ -59,10 +60,8 @@ def loops(code: Code, equation: Equation) -> list[Statement]:
     return [Statement("elementwise", [operands[n] for n in used], text, calls, same)]
 
 
-def number_text(number: np.generic) -> str:
-    """A number as C text; a negative one in brackets."""
-    exact = number.dtype != np.float32 or not np.isfinite(number)
-    text = literal(number.item()) if exact else f"{number!s}f"
+def _in_brackets(text: str) -> str:
+    """A negative number in brackets; another one as it is."""
     return f"({text})" if text.startswith("-") else text
 
 
@@ -203,6 +202,7 @@ def logsumexp(code: Code, e: Equation) -> list[Statement]:
         "    {",
         f"        float most = {first}, sum = 0;",
         f"        {inner}most = {element} > most ? {element} : most;",
+        "        most = isfinite(most) ? most : 0;",
         f"        {inner}sum += expf({element} - most);",
         "        *y++ = most + logf(sum);",
         "    }",
@@ -547,8 +547,8 @@ def recurrent_form(code: Code, e: Equation) -> list[Statement]:
 WRITERS: dict[str, Writer] = {
     "loops": loops,
     "sum": reduction("result += {x}", from_zero=True),
-    "max": reduction("result = {x} > result ? {x} : result"),
-    "min": reduction("result = {x} < result ? {x} : result"),
+    "max": reduction("result = {x} > result || {x} != {x} ? {x} : result"),  # NaN if there is one
+    "min": reduction("result = {x} < result || {x} != {x} ? {x} : result"),
     "logsumexp": logsumexp,
     "argmax": argmax,
     "argsort": argsort,
