@@ -357,8 +357,7 @@ def test_infinities_and_nan_are_exported_and_reduced_as_in_the_network() -> None
         extremes = ops.concatenate([ops.max(with_nan, axis=1), ops.min(with_nan, axis=1)], axis=1)
         return ops.concatenate([ops.exp(-infinite), ops.astype(ops.isnan(extremes), "float32")], axis=1)
 
-    model = nn.Sequential(Composed(found, (18,)), nn.Linear(2))
-    check(with_arrays(model, (4, 6), loss="mse", scale=1), options=SANITIZE)
+    check(with_arrays(nn.Sequential(Composed(found, (18,))), (4, 6), loss="mse", scale=1), options=SANITIZE)
 
 
 def test_a_composed_layer_with_weights_is_exported() -> None:
