@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import c_programs
 import numpy as np
@@ -397,8 +399,9 @@ def test_attention_with_a_mask_is_refused_with_the_name_of_its_layer() -> None:
         source.generate(with_arrays(nn.Sequential(nn.Tanh(), layer, nn.Flatten(), nn.Linear(2)), (4, 5)), Path("net.c"))
 
 
-def test_a_computed_index_out_of_range_is_refused_by_the_function(tmp_path: Path) -> None:
-    layer = Composed(lambda x: ops.take(np.arange(4, dtype="float32"), ops.astype(x[:, 0], "int32"), axis=0), ())
+@pytest.mark.parametrize("take", [ops.take, ops.take_along_axis])
+def test_a_computed_index_out_of_range_is_refused_by_the_function(tmp_path: Path, take: Callable[..., Any]) -> None:
+    layer = Composed(lambda x: take(np.arange(4, dtype="float32"), ops.astype(x[:, 0], "int32"), axis=0), ())
     model = nn.Sequential(layer, nn.Reshape((1,)), nn.Linear(2))
     trained = with_arrays(model, (1,), loss="mse", scale=1)
     trained = replace(trained, network=replace(trained.network, mean=(0.0,), std=(1.0,)))

@@ -74,16 +74,19 @@ def _in_c99(line: str) -> str:
     return _FUNCTIONS.sub(r"\1f(", line) if line.startswith("const float ") else line
 
 
-def _function(parameters: Sequence[str], lengths: Sequence[int], inside: Sequence[str]) -> str:
-    """Parameters and body of a function with one loop in another for each length."""
-    lines = [f"({', '.join(parameters)}) {{"]
+def _function(
+    parameters: Sequence[str], lengths: Sequence[int], inside: Sequence[str], checks: Sequence[str] = ()
+) -> str:
+    """Parameters and body of a function with one loop in another for each length, after ``checks`` of the input."""
+    lines = [f"({', '.join(parameters)}) {{", *checks]
     for k, length in enumerate(lengths):
         lines.append(
             f"{'    ' * (k + 1)}for (int i{k} = 0; i{k} < {length}; i{k}++){' {' if k == len(lengths) - 1 else ''}"
         )
     indent = "    " * (len(lengths) + 1)
     lines += [f"{indent}{line}" for line in inside]
-    return "\n".join([*lines, *(["    " * len(lengths) + "}"] if lengths else []), "}"])
+    ends = ["    " * len(lengths) + "}"] if lengths else []
+    return "\n".join([*lines, *ends, *(["    return 1;"] if checks else []), "}"])
 
 
 def _sum(terms: Any) -> str:
@@ -240,18 +243,21 @@ def take(code: Code, e: Equation) -> list[Statement]:
     """Slices along an axis at indices. Indices that are not known are checked, except in a training step."""
     (x, indices), (y,), axis = e.inputs, e.outputs, e.params["axis"]
     outer, length, inner = along(x, axis)
-    checked = indices not in code.known and not code.training
-    lines = [
-        f"({pointer(x, True)}x, {pointer(indices, True)}indices, {pointer(y)}y) {{",
-        *([f"    for (int i = 0; i < {indices.size}; i++)"] if checked else []),
-        *([f"        if (indices[i] < 0 || indices[i] >= {length}) return 0;"] if checked else []),
-        f"    for (int i = 0; i < {outer}; i++)",
-        f"        for (int j = 0; j < {indices.size}; j++)",
-        f"            for (int k = 0; k < {inner}; k++) *y++ = x[(i * {length} + indices[j]) * {inner} + k];",
-        *(["    return 1;"] if checked else []),
-        "}",
+    checks = _index_checks(code, indices, length)
+    parameters = [f"{pointer(x, True)}x", f"{pointer(indices, True)}indices", f"{pointer(y)}y"]
+    line = f"*y++ = x[(i0 * {length} + indices[i1]) * {inner} + i2];"
+    text = _function(parameters, (outer, indices.size, inner), [line], checks)
+    return [Statement("take", [x, indices, y], text, checked=bool(checks))]
+
+
+def _index_checks(code: Code, indices: Variable, length: int) -> list[str]:
+    """Lines that return 0 for an index that is out of range. None for known indices, and in a training step."""
+    if indices in code.known or code.training:
+        return []
+    return [
+        f"    for (int i = 0; i < {indices.size}; i++)",
+        f"        if (indices[i] < 0 || indices[i] >= {length}) return 0;",
     ]
-    return [Statement("take", [x, indices, y], "\n".join(lines), checked=checked)]
 
 
 def along(v: Variable, axis: int) -> tuple[int, int, int]:
@@ -265,7 +271,9 @@ def take_along_axis(code: Code, e: Equation) -> list[Statement]:
     (_, length, columns), (rows, count, _) = along(x, axis), along(indices, axis)
     parameters = [f"{pointer(x, True)}x", f"{pointer(indices, True)}indices", f"{pointer(y)}y"]
     line = f"*y++ = x[(i0 * {length} + *indices++) * {columns} + i2];"
-    return [Statement("take_along_axis", [x, indices, y], _function(parameters, (rows, count, columns), [line]))]
+    checks = _index_checks(code, indices, length)
+    text = _function(parameters, (rows, count, columns), [line], checks)
+    return [Statement("take_along_axis", [x, indices, y], text, checked=bool(checks))]
 
 
 def scatter_along_axis(code: Code, e: Equation) -> list[Statement]:
@@ -273,10 +281,9 @@ def scatter_along_axis(code: Code, e: Equation) -> list[Statement]:
     (_, length, columns), (rows, count, _) = along(y, e.params["axis"]), along(x, e.params["axis"])
     parameters = [f"{pointer(x, True)}x", f"{pointer(indices, True)}indices", f"{pointer(y)}y"]
     line = f"y[(i0 * {length} + *indices++) * {columns} + i2] += *x++;"
-    return [
-        _fill(0, y),
-        Statement("scatter_along_axis", [x, indices, y], _function(parameters, (rows, count, columns), [line])),
-    ]
+    checks = _index_checks(code, indices, length)
+    text = _function(parameters, (rows, count, columns), [line], checks)
+    return [_fill(0, y), Statement("scatter_along_axis", [x, indices, y], text, checked=bool(checks))]
 
 
 def one_hot(code: Code, e: Equation) -> list[Statement]:
