@@ -393,6 +393,16 @@ def test_an_operation_without_c_is_refused_with_the_name_of_its_layer() -> None:
         source.generate(with_arrays(nn.Sequential(nn.Tanh(), nn.Residual(layer)), (5,)), Path("net.c"))
 
 
+@pytest.mark.parametrize(
+    ("name", "function"), {"linear": lambda x: x @ np.ones(5), "logsumexp": lambda x: ops.logsumexp(x, axis=2)}.items()
+)
+def test_an_operation_of_float64_that_c_has_in_float_is_refused(name: str, function: Callable[[Value], Value]) -> None:
+    double = Composed(lambda x: ops.astype(x, "float64"), (4, 5))
+    single = Composed(lambda x: ops.astype(function(x), "float32"), (4,))
+    with pytest.raises(AdtrainError, match=rf"composed: {name} of float64 has no C"):
+        source.generate(with_arrays(nn.Sequential(double, single), (4, 5), loss="mse"), Path("net.c"))
+
+
 def test_attention_with_a_mask_is_refused_with_the_name_of_its_layer() -> None:
     layer = Composed(lambda x: ops.attention(x, x, x, mask=x[..., 0] > 0), (4, 5))
     with pytest.raises(AdtrainError, match=r"composed: attention with a mask or dropout has no C"):

@@ -586,6 +586,9 @@ WRITERS: dict[str, Writer] = {
 }
 """The statements of each primitive that is not elementwise; "loops" are all elementwise ones."""
 
+IN_FLOAT = ("logsumexp", "standardize")
+"""The primitives whose generated functions compute in float, as the functions of `kernels/export/` do."""
+
 FORM_WRITERS: dict[str, Writer] = {
     "linear": linear_form,
     "conv2d": conv_form,
