@@ -54,7 +54,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
     def has_kernel(e: Equation) -> bool:
         return bool(cuda_kernels(e.name, target, *(v.type for v in e.inputs), **e.kernel_params))
 
-    if target.by_member:  # the others decide by the sizes of arrays
+    if target.by_member:  # without the passes that decide by the sizes of arrays
         return (
             flatten_rows,
             remove_dead_code,
@@ -108,8 +108,8 @@ def _fusions_of_loops(target: Target) -> Sequence[Pass]:
 def by_batching_rules(program: Program, target: Target) -> Program:
     """``program`` with batching rules for the equations that have no generated kernel.
 
-    Recurrent networks run one member after another. By their batching rule, the sequences of members that share the
-    weights would be those of one network.
+    Recurrent networks run one member after another. Their batching rule would make one batch of the sequences of all
+    members that share the weights, and the number of sequences decides on the kernel.
     """
 
     def rule_of(primitive: Primitive) -> Callable[..., object]:
@@ -124,10 +124,7 @@ def by_batching_rules(program: Program, target: Target) -> Program:
 
 @keeps(Results.EXACT)
 def _fuse_layers(program: Program, target: Target) -> Program:
-    """The last passes of a Program by member. If its first layer fits on chip, a step is one equation.
-
-    Otherwise, the first layer is streamed, and the gradients of other layers are fused with their updates.
-    """
+    """One equation for a whole step if the first layer fits on chip, else `streamed_layer` and `layer_backward`."""
     resident = fuse_resident_steps(program, target)
     if len(resident.equations) == 1:  # it fits
         return resident

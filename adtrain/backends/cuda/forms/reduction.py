@@ -129,7 +129,7 @@ class _Arguments:
         return False
 
     def _saves(self, x: Variable, part: Sequence[Equation], reductions: Sequence[Equation]) -> bool:
-        """Whether fewer bytes move where each of the reductions computes `x` itself."""
+        """Whether fewer bytes are read and written if each of the reductions computes `x` itself."""
         source = self.before.equations[self.position[x]]
         stored = x in self.before.outputs or len(self.before.readers[x]) > len(reductions)
         spared = x.nbytes * (len(reductions) + (not stored))
@@ -159,7 +159,7 @@ class _Arguments:
         return {e: (i, k) for i, members in self.loops.items() for k, e in enumerate(members)}
 
     def _cone(self, x: Variable) -> list[Equation] | None:
-        """The equations of the loops that compute `x` that it depends on; None if no loops compute it."""
+        """The equations on which `x` depends in the loops that compute it; None if no loops compute it."""
         i = self.position.get(x)
         if i is None or i not in self.loops or self.joins_product(self.before.equations[i]):
             return None
@@ -186,7 +186,7 @@ def _members(e: Equation) -> Sequence[Equation]:
 
 
 def _needed(equations: Sequence[Equation], results: Iterable[Variable]) -> list[Equation]:
-    """Those of the equations that results depend on."""
+    """The equations on which the results depend."""
     needed, found = set(results), list[Equation]()
     for e in reversed(equations):
         if not needed.isdisjoint(e.outputs):
