@@ -231,7 +231,7 @@ def test_page_shows_changed_times(made: Path) -> None:
     marks = ["~" if change[f"{when}_noisy"] else "" for when in ("before", "after")]
     times = [mark + milliseconds(change[f"{when}_ms"]) for mark, when in zip(marks, ("before", "after"), strict=True)]
     assert [change["name"], *times, f"{change['change']:+.1%}"] in found.rows
-    assert ["commit", str(result["protocol"]["commit"][0]), "a<b>&c"] in found.rows
+    assert ["commit", result["protocol"]["commit"][0] or "", "a<b>&c"] in found.rows  # none outside a clone
 
 
 @pytest.mark.parametrize("name", ["ops", "step", "against", "devices"])
