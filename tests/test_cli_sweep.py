@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import re
 import signal
 import subprocess
 import sys
@@ -168,6 +169,7 @@ def test_a_sweep_on_changed_data_is_refused_without_override(cfg: Path, monkeypa
     labels.write_bytes(content[:8] + content[8:][::-1])
     command("sweep", "--resume", "s", "--device", "cpu", "--override", "--dry-run")
     assert folder.changed_data(session.digests) == []
-    command("sweep", "--resume", "s", "--device", "cpu", "--override")
+    shown = command("sweep", "--resume", "s", "--device", "cpu", "--override").stdout
+    assert re.search(r"^time +[0-9.]+ s since the resumption, [0-9.]+ s training in all$", shown, re.MULTILINE)
     assert folder.changed_data(session.digests) != []
     assert folder.results() is not None
