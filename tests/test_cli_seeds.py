@@ -115,7 +115,8 @@ def test_an_option_without_an_effect_is_refused(cfg: Path, name: str, given: lis
         shown = option[0] if option else "CONFIG"
         if parameter.name in ("run", "sweep") and not given[0].startswith("--"):
             shown = "CONFIG"  # --resume takes none
-        assert any(text in error for text in (f"takes no {shown} ", f"{shown} is for --resume", f"{shown} is for several processes")), error
+        texts = f"takes no {shown} ", f"{shown} is for --resume", f"{shown} is for several processes"
+        assert any(text in error for text in texts), error
     assert not Path("runs").exists()
 
 
