@@ -61,6 +61,15 @@ def test_the_time_in_all_counts_from_the_start_of_the_process(cfg: Path, monkeyp
     assert json.loads(Path("runs/tiny-sweep/results.json").read_text())["seconds"] > 1000
 
 
+def test_a_sweep_in_which_all_members_fail_is_an_error_and_has_no_best_member(cfg: Path) -> None:
+    settings = "--set", "sweep={training.seed: [0, 1]}", "--set", "optimizer={sgd: {lr: 1.0e+30}}"
+    result = command("sweep", cfg, *settings, "--device", "cpu", "--output-dir", "s", expect=2)
+    assert result.stderr.splitlines()[-1].startswith("adtrain: error: s: no member finished; lower the optimizer's lr")
+    assert "members 2 failed" in result.stdout
+    (row,) = json.loads(command("compare", "s", "--json").stdout)["sweeps"]
+    assert (row["failed"], row["best"], row["member"], row["values"]) == (2, None, None, {})
+
+
 def test_the_page_has_all_members_and_links_to_the_report_of_the_best(cfg: Path) -> None:
     command("sweep", cfg, "--device", "cpu", "--output-dir", "s", "-q")
     command("report", "s", "--device", "cpu")

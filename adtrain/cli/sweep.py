@@ -201,7 +201,8 @@ def train_session(
         except SweepInterrupted:
             message(f"stopped; {folder.advice(session.config)}")
             raise SystemExit(signals.exit_code) from None
-    if results.members[0].status == "finished":
+    has_best = results.members[0].status == "finished"
+    if has_best:
         finished.write_run(session, folder, None, run.final)
     if as_json:
         print_json({"sweep": str(folder.path), **plain(results), **over_seeds(results)})
@@ -209,3 +210,5 @@ def train_session(
         show(folder.path)
     else:
         show(*ranking_lines(results, folder, MAX_ROWS), "", *summary_lines(results, folder, resumed))
+    if not has_best:
+        raise AdtrainError(f"{folder.path}: no member finished; lower the optimizer's lr, or set training.clip_norm")
