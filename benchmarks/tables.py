@@ -201,7 +201,7 @@ def _operations(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         found = [row["ratios"][peer] for row in rows if peer in row["ratios"]]
         ahead, behind = sum(x["low"] > 1 for x in found), sum(x["high"] < 1 for x in found)
         yield f"- Operations one by one, forward and backward, against {peer}: of {len(found)} adtrain is faster in "
-        yield f"{ahead}, slower in {behind}, and the interval holds 1 in {len(found) - ahead - behind}.\n"
+        yield f"{ahead} and slower in {behind}; in {len(found) - ahead - behind} the interval contains 1.\n"
 
 
 def compared_on_both(results: Results) -> dict[str, list[float | None]]:

@@ -178,6 +178,9 @@ class Host:
         for parameter in parameters:
             if "Epilogue" in parameter:
                 args.append(f"*(Epilogue *)(pointers + {pointers})")
+            elif parameter.split()[0] == "Argument":
+                args.append(f"*(Argument *)(pointers + {pointers})")
+                pointers += len(task.operands) - 1
             elif parameter == "const Parts parts":
                 args.append(f"*(Parts *)(pointers + {pointers})")
                 pointers += len(task.operands) - 1

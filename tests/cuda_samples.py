@@ -18,10 +18,11 @@ from adtrain.backends.cuda.forms.back_to_back import BACK_TO_BACK
 from adtrain.backends.cuda.forms.column_sum import COLUMN_SUM
 from adtrain.backends.cuda.forms.grouped_products import GROUPED_PRODUCTS
 from adtrain.backends.cuda.forms.one_block import ONE_BLOCK
+from adtrain.backends.cuda.forms.reduction import REDUCTION
 from adtrain.backends.cuda.forms.row_fused import ROW_FUSED
 from adtrain.backends.cuda.forms.row_products import ROW_PRODUCTS
+from adtrain.backends.cuda.forms.tile_primitives import weight_tiles_p
 from adtrain.backends.cuda.forms.tiled_product import TILED_PRODUCT
-from adtrain.backends.cuda.forms.weight_tiles import weight_tiles_p
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Candidate, Lowering
 from adtrain.cases import CASES, Case
@@ -232,7 +233,7 @@ def sample(case: Case, dtype: str) -> list[np.ndarray]:
 
 
 GENERATED = (
-    *(ONE_BLOCK, ROW_FUSED, ROW_PRODUCTS, COLUMN_SUM, GROUPED_PRODUCTS, HORIZONTAL),
+    *(ONE_BLOCK, ROW_FUSED, ROW_PRODUCTS, COLUMN_SUM, REDUCTION, GROUPED_PRODUCTS, HORIZONTAL),
     *(BACK_TO_BACK, TILED_PRODUCT, weight_tiles_p),
 )
 """The fused primitives whose kernels are generated, without a choice."""
@@ -271,7 +272,7 @@ def contents(equation: Equation, launch: LaunchPlan) -> Iterator[Content]:
     if own:
         types = [line for line in generated.splitlines() if line.startswith(("#define T ", "#define U "))]
         yield source.name, launch.name, *types
-    if not own or "EPILOGUE" in generated:
+    if not own or "EPILOGUE" in generated or "COMPUTED_ARGUMENT" in generated:
         yield from ((equation.name, member, dtype) for member in primitive_names(equation))
 
 

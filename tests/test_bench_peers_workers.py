@@ -120,7 +120,7 @@ def test_package_name_chooses_all_its_forms(monkeypatch: pytest.MonkeyPatch) -> 
     assert names(["jax", "torch"], "gpu", "members") == ["torch-vmap", "torch-vmap-compile", "jax-vmap"]
 
 
-def test_every_system_has_a_function_for_its_works() -> None:
+def test_every_system_has_a_function_for_each_kind_of_its_work() -> None:
     for system in SYSTEMS.values():
         assert all(callable(getattr(load(system), work)) for work in system.works)
 

@@ -116,7 +116,7 @@ def test_record_lists_outliers_and_keeps_them_in_the_median() -> None:
     assert found == Time(1.005, 1.0, 1.01, 1.0, 1.01, 10, 3, [9.0], False)
 
 
-def test_a_sample_that_fails_leaves_its_workload_out_but_not_the_first_one() -> None:
+def test_a_workload_that_fails_is_left_out_unless_it_is_the_first() -> None:
     taken: list[str] = []
 
     def sample(name: str) -> str:

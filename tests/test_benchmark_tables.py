@@ -132,8 +132,8 @@ def test_operations_are_counted_as_faster_slower_or_undecided() -> None:
     rows = [compared(torch=x, numpy=2.0) for x in (0.5, 0.9, 1.0, 3.0, 4.0, 5.0)]
     rows[0]["ratios"].pop("numpy")
     text = tables.tables({"operations": result(operations=rows)})
-    assert "against torch: of 6 adtrain is faster in 3, slower in 2, and the interval holds 1 in 1.\n" in text
-    assert "against numpy: of 5 adtrain is faster in 5, slower in 0, and the interval holds 1 in 0.\n" in text
+    assert "against torch: of 6 adtrain is faster in 3 and slower in 2; in 1 the interval contains 1.\n" in text
+    assert "against numpy: of 5 adtrain is faster in 5 and slower in 0; in 0 the interval contains 1.\n" in text
     assert "|" not in text
 
 

@@ -196,7 +196,7 @@ def test_the_table_has_every_option_of_a_command(path: str, found: click.Command
 
 
 @pytest.mark.parametrize(("given", "option", "use"), [row for row in ROWS if isinstance(row[2], str)])
-def test_the_file_of_tests_has_the_option(given: str, option: str, use: str) -> None:
+def test_the_named_test_file_uses_the_option(given: str, option: str, use: str) -> None:
     text = (TESTS / use).read_text()
     assert re.search(rf"--{option}\b", text) or {"quiet": "-q", "output": "-o"}.get(option, "--") in text
 

@@ -52,7 +52,7 @@ MAX_SPILLED = {
     "tiled_product.cu": 80,  # with 512 inputs and 128 columns; with fewer inputs or more columns none
 }
 """Bytes of registers that chosen kernels of a file spill at most; those of other files spill none. The ones in
-horizontal.cu are GEMMs of which RESIDENT blocks must fit on a multiprocessor (`codegen/horizontal.py`)."""
+horizontal.cu are GEMMs of which RESIDENT blocks must fit on a multiprocessor (`forms/horizontal.py`)."""
 
 
 def problems(nvrtc_log: NvrtcLog, target: Target, found: Iterable[Source]) -> list[str]:

@@ -15,7 +15,7 @@ from adtrain.core.target import Target
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.gemm.bf16x3 import Bf16x3Tile
 from adtrain.lowering.cuda.gemm.cost_model import Gathers, mma_kinds, ranked
-from adtrain.lowering.cuda.gemm.matmul import MAX_CANDIDATES, block_gemms, candidates
+from adtrain.lowering.cuda.gemm.matmul import MAX_CANDIDATES, MAX_COLUMN_K, block_gemms, candidates
 from adtrain.lowering.cuda.gemm.tiles import (
     ELEMENT_MMA_TILES,
     FMA_TILES,
@@ -146,6 +146,13 @@ def test_a_matrix_by_a_vector_has_its_own_kernel(ta: bool, tb: bool) -> None:
         full, tf32 = (candidates(H200, *matrices(m, n, 30, ta, tb), ta, tb, x) for x in ("full", "tf32"))
         assert full[0].launches[0].name == "gemv"
         assert tf32[0].launches[0].name != "gemv"
+
+
+def test_few_columns_of_many_rows_by_a_vector_are_divided_among_blocks() -> None:
+    for rows, first in ((MAX_COLUMN_K, "gemv"), (MAX_COLUMN_K + 1, "gemm_tiled")):
+        found = candidates(H200, *matrices(20, 1, rows, True, False), True, False, "full")
+        assert found[0].launches[0].name == first
+    assert found[-1].launches[0].name == "gemv"
 
 
 def test_tiles_fit_the_target() -> None:

@@ -1,4 +1,4 @@
-"""`gemm/grouped_bf16x3.cu` and the launch after it, emulated on the CPU, against the reference."""
+"""`gemm/grouped_bf16x3.cuh` and the launch after it, emulated on the CPU, against the reference."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def test_every_gpu_has_a_kernel_for_every_primitive(target: Target, by_member: b
             assert lowering.launches(equation), equation
 
 
-def test_indices_of_too_many_members_have_no_kernel_rather_than_another_one() -> None:
+def test_a_scatter_of_too_many_members_is_refused() -> None:
     equation = max(equations()["scatter_add"], key=lambda e: e.params["length"])
     with pytest.raises(DeviceError, match="no kernel for the GPU"):
         launches(H200._replace(by_member=True), of_members(equation, (True, True), 1000))

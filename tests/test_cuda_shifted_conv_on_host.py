@@ -136,7 +136,7 @@ def test_tiles_of_all_widths_give_the_same(host: Host, filters: int) -> None:
     assert len({y.tobytes() for y in found}) == 1
 
 
-def test_stages_of_another_size_are_a_compile_error(host: Host) -> None:
+def test_a_kernel_whose_stages_have_another_size_than_the_layout_does_not_compile(host: Host) -> None:
     problem = stride_one((1, 8, 9, 13), (1, 40, 7, 11), (3, 3), (0, 0))
     x, w = drawn(problem.images, (40, 8, 3, 3))
     e = equation(conv2d_p, [x, w], {"window": Window((1, 1), (0, 0), (1, 1), 1), "precision": "full"})

@@ -101,7 +101,7 @@ def test_parts_of_different_lengths_match_the_reference(
     check(program, host, np.random.default_rng(0))
 
 
-def test_a_kernel_writes_results_that_are_reshapes_of_its_values_and_of_its_arguments(host: Host) -> None:
+def test_a_kernel_writes_results_that_are_reshapes_of_values_and_of_arguments(host: Host) -> None:
     double, matrix = np.dtype(np.float64), (2, 3)
     reshape, exp, total = (PRIMITIVES[name] for name in ("reshape", "exp", "sum"))
     steps: list[Step] = [

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import c_programs
 import numpy as np
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 from random_networks import LAYERS, fitting, images, matrices, networks, samples, with_arrays
 
 from adtrain import config, nn, ops
-from adtrain.core.array import array
+from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError
 from adtrain.export.c import network, source
 from adtrain.export.c.compiled import compiled
@@ -348,6 +350,18 @@ def test_layers_composed_of_operations_are_exported(first: int) -> None:
     )
 
 
+def test_infinities_and_nan_are_exported_and_reduced_as_in_the_network() -> None:
+    def found(x: Value) -> Value:
+        column = np.array([0, 0, -np.inf, 0, 0, np.inf], np.float32)
+        chosen = np.array([True, False, True, True, False, True])
+        infinite = ops.logsumexp(ops.where(chosen, x, 0) + column, axis=1)
+        with_nan = x + np.array([[0], [np.nan], [0], [0]], np.float32)
+        extremes = ops.concatenate([ops.max(with_nan, axis=1), ops.min(with_nan, axis=1)], axis=1)
+        return ops.concatenate([ops.exp(-infinite), ops.astype(ops.isnan(extremes), "float32")], axis=1)
+
+    check(with_arrays(nn.Sequential(Composed(found, (18,))), (4, 6), loss="mse", scale=1), options=SANITIZE)
+
+
 def test_a_composed_layer_with_weights_is_exported() -> None:
     check(with_arrays(nn.Sequential(Gated(3), nn.Flatten(), nn.Linear(2)), (4, 6)), options=SANITIZE)
 
@@ -373,20 +387,31 @@ def test_the_comments_name_each_layer_in_order() -> None:
     ]
 
 
-def test_an_operation_without_c_is_refused_by_its_layer() -> None:
+def test_an_operation_without_c_is_refused_with_the_name_of_its_layer() -> None:
     layer = Composed(lambda x: ops.astype(ops.astype(x, "int32") @ np.eye(5, dtype="int32"), "float32"), (5,))
     with pytest.raises(AdtrainError, match=r"layer 1\.body: composed: matmul_integers has no C"):
         source.generate(with_arrays(nn.Sequential(nn.Tanh(), nn.Residual(layer)), (5,)), Path("net.c"))
 
 
-def test_attention_with_a_mask_is_refused_by_its_layer() -> None:
+@pytest.mark.parametrize(
+    ("name", "function"), {"linear": lambda x: x @ np.ones(5), "logsumexp": lambda x: ops.logsumexp(x, axis=2)}.items()
+)
+def test_an_operation_of_float64_that_c_has_in_float_is_refused(name: str, function: Callable[[Value], Value]) -> None:
+    double = Composed(lambda x: ops.astype(x, "float64"), (4, 5))
+    single = Composed(lambda x: ops.astype(function(x), "float32"), (4,))
+    with pytest.raises(AdtrainError, match=rf"composed: {name} of float64 has no C"):
+        source.generate(with_arrays(nn.Sequential(double, single), (4, 5), loss="mse"), Path("net.c"))
+
+
+def test_attention_with_a_mask_is_refused_with_the_name_of_its_layer() -> None:
     layer = Composed(lambda x: ops.attention(x, x, x, mask=x[..., 0] > 0), (4, 5))
     with pytest.raises(AdtrainError, match=r"composed: attention with a mask or dropout has no C"):
         source.generate(with_arrays(nn.Sequential(nn.Tanh(), layer, nn.Flatten(), nn.Linear(2)), (4, 5)), Path("net.c"))
 
 
-def test_a_computed_index_out_of_range_is_refused_by_the_function(tmp_path: Path) -> None:
-    layer = Composed(lambda x: ops.take(np.arange(4, dtype="float32"), ops.astype(x[:, 0], "int32"), axis=0), ())
+@pytest.mark.parametrize("take", [ops.take, ops.take_along_axis])
+def test_a_computed_index_out_of_range_is_refused_by_the_function(tmp_path: Path, take: Callable[..., Any]) -> None:
+    layer = Composed(lambda x: take(np.arange(4, dtype="float32"), ops.astype(x[:, 0], "int32"), axis=0), ())
     model = nn.Sequential(layer, nn.Reshape((1,)), nn.Linear(2))
     trained = with_arrays(model, (1,), loss="mse", scale=1)
     trained = replace(trained, network=replace(trained.network, mean=(0.0,), std=(1.0,)))

@@ -230,7 +230,7 @@ def test_a_packaged_transformer_is_exported_with_its_layers_as_names() -> None:
     assert {"3.norm1/LayerNormalization", "3.self_attn/Softmax", "3.linear1/MatMul"} <= {x.name for x in nodes}
 
 
-def test_an_operation_without_a_node_is_refused_by_the_layer_and_its_name() -> None:
+def test_an_operation_without_a_node_is_refused_with_the_names_of_layer_and_operation() -> None:
     layer = Composed(lambda x: ops.arctan2(x, x), (5,))
     message = r"layer 1\.body: composed: ONNX export has no arctan2; FILE\.safetensors holds the weights"
     with pytest.raises(AdtrainError, match=message):

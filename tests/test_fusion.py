@@ -185,16 +185,16 @@ LAST_THREE = [["exp"], ["wide", "sum", "square", "sin"]]
 
 
 @pytest.mark.parametrize("forms", [(Narrow, Wide), (Wide, Narrow)])
-def test_a_form_gets_the_equations_with_which_more_bytes_stay_in_kernels(forms: tuple[type[Fusion], ...]) -> None:
+def test_the_form_that_saves_more_bytes_keeps_the_equations(forms: tuple[type[Fusion], ...]) -> None:
     """The form that loses an equation fuses the others."""
     assert chosen(forms, 1000) == FIRST_TWO
 
 
-def test_where_forms_save_as_much_the_first_one_gets_the_equations() -> None:
+def test_the_first_of_two_forms_that_save_as_much_keeps_the_equations() -> None:
     assert chosen((Narrow, Wide), 1) == FIRST_TWO
     assert chosen((Wide, Narrow), 1) == LAST_THREE
 
 
-def test_a_form_says_what_its_kernel_costs_besides_its_arguments_and_results() -> None:
+def test_the_overhead_of_a_form_counts_when_forms_compete() -> None:
     assert chosen((Wide, Narrow), 1) == LAST_THREE
     assert chosen((Slower, Narrow), 1) == FIRST_TWO

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu_parity import check, gpu, poisoned
-from program_samples import OPTIMIZERS, batch, two_updates, update_arguments
+from program_samples import OPTIMIZERS, batch, names, two_updates, update_arguments
 from program_samples import training as sample
 from test_cuda_back_to_back_on_host import feed_forward_gradients, of_lengths
 from test_passes_sequences import encoder_arguments, encoder_gradients
@@ -124,6 +124,45 @@ def test_an_epilogue_of_a_batched_product_has_the_bits_of_separate_equations() -
     given = on_gpu((2, 3, 20, 30), (2, 3, 30, 40), (2, 1, 1, 40))
     assert label(stage(f, ALL).program(*given).equations[0]) == "matmul+add+relu"
     np.testing.assert_array_equal(stage(f, ALL)(*given).numpy(), stage(f, SIMPLIFY)(*given).numpy())
+
+
+REDUCTIONS = {
+    "rows": ((2000, 1500), (1,)),
+    "short rows": ((3, 50_000, 3), (2,)),
+    "unaligned rows": ((4, 9000, 401), (2,)),
+    "columns": ((50_000, 12), (0,)),
+    "planes": ((6, 70, 5, 1001), (0, 2)),
+    "all": ((31, 40, 2049), (0, 1, 2)),
+}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("name", ["sum", "max", "min"])
+@pytest.mark.parametrize("case", REDUCTIONS)
+def test_a_reduction_of_what_it_computes_matches_separate_equations(case: str, name: str, dtype: str) -> None:
+    shape, axes = REDUCTIONS[case]
+
+    def f(x: Any, row: Any, column: Any) -> Any:
+        return getattr(ops, name)(ops.tanh(x * row + column) * x, axes)
+
+    rng = np.random.default_rng(0)
+    shapes = shape, shape[1:], (*shape[:-1], 1)
+    given = [ad.array(rng.normal(size=each).astype(dtype), device="gpu") for each in shapes]
+    assert names(stage(f, ALL).program(*given)) == ["reduction"]
+    found, again, expected = ([stage(f, p)(*given).numpy()] for p in (ALL, ALL, SIMPLIFY))
+    check(found, expected, TOLERANCE[dtype])
+    assert found[0].tobytes() == again[0].tobytes()
+
+
+def test_what_reductions_leave_of_loops_matches_separate_equations() -> None:
+    def f(x: Any, w: Any) -> Any:
+        return ad.value_and_grad(lambda x, w: ops.mean((x * w) ** 2), argnums=(0, 1))(x, w)
+
+    given = on_gpu((64, 64, 28, 28), (64, 64, 1, 1))
+    assert "reduction" in names(stage(f, ALL).program(*given))
+    found, again, expected = ([x.numpy() for x in tree.leaves(stage(f, p)(*given))] for p in (ALL, ALL, SIMPLIFY))
+    check(found, expected, TOLERANCE["float32"])
+    assert [x.tobytes() for x in found] == [x.tobytes() for x in again]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

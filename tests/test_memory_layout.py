@@ -34,9 +34,7 @@ def places(macros: str, n: int = 0, m: int = 0) -> dict[str, int]:
 
 
 @given(st.lists(ARRAYS, min_size=1, max_size=6), LENGTHS, LENGTHS)
-def test_the_places_in_the_text_are_those_that_python_computes(
-    arrays: Sequence[tuple[int, int]], n: int, m: int
-) -> None:
+def test_macros_point_to_the_offsets_that_python_computes(arrays: Sequence[tuple[int, int]], n: int, m: int) -> None:
     x, y = lengths(n=n, m=m)
     end, expected, given = 0, {}, {}
     for i, (size, multiple) in enumerate(arrays):
@@ -48,7 +46,7 @@ def test_the_places_in_the_text_are_those_that_python_computes(
     assert found == end
 
 
-def test_a_layout_that_the_kernel_aligns_has_room_for_that() -> None:
+def test_an_aligned_layout_has_room_for_the_alignment() -> None:
     assert memory_layout("M", {"TILE": (1, 100)}, alignment=1024) == 100 + 1024
 
 
@@ -72,7 +70,7 @@ C_FILES = {
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 @pytest.mark.parametrize(("file", "macro"), [(file, macro) for file, (_, found) in C_FILES.items() for macro in found])
-def test_a_smaller_size_than_c_needs_does_not_compile(file: str, macro: str) -> None:
+def test_a_macro_from_python_that_is_smaller_than_c_needs_does_not_compile(file: str, macro: str) -> None:
     numbers = C_FILES[file][0]
     float64 = (np.dtype("float64"),)
     smaller = CSource(file, float64, macros=tuple((numbers | {macro: numbers[macro] // 64}).items()))

@@ -88,7 +88,7 @@ def test_added_products_of_few_terms_become_one_product(transpose: bool) -> None
     np.testing.assert_allclose(found, f(*args).numpy(), rtol=1e-13, atol=1e-14)
 
 
-def test_products_stay_apart_that_have_many_terms_or_are_read_elsewhere() -> None:
+def test_products_of_many_terms_or_with_other_readers_are_not_merged() -> None:
     def of_many_terms(a: Any, b: Any) -> Any:
         return a @ b + b @ a
 

@@ -65,7 +65,7 @@ def test_a_staged_function_of_members_equals_vmap_on_the_cpu() -> None:
     assert_near([found[name] for name in ("loss", "same", "weight")])
 
 
-def test_a_kept_program_by_member_has_the_same_members() -> None:
+def test_a_cached_program_by_member_has_the_same_members() -> None:
     program = stage(per_member(member, AXES), (by_member,)).program(*arguments())
     kept = decoded(encoded(program))
     assert str(kept) == str(program)

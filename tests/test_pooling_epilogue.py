@@ -245,7 +245,7 @@ def test_the_rule_pools_float32_in_all_precisions() -> None:
 
 
 @pytest.mark.parametrize("returned", [0, 1], ids=["convolution", "sum with the bias"])
-def test_what_the_program_returns_is_not_left_inside_a_kernel_that_pools(pooling: None, returned: int) -> None:
+def test_a_convolution_whose_result_is_returned_is_not_fused_with_pooling(pooling: None, returned: int) -> None:
     def f(x: Any, w: Any, bias: Any) -> Any:
         y = ops.conv2d(x, w)
         z = y + bias.reshape(-1, 1, 1)
@@ -255,7 +255,7 @@ def test_what_the_program_returns_is_not_left_inside_a_kernel_that_pools(pooling
     assert not any(e.form == CONV_POOL for e in program.equations)
 
 
-def test_the_times_of_a_convolution_choose_no_kernel_for_one_that_pools(pooling: None) -> None:
+def test_measured_times_of_a_convolution_do_not_choose_the_kernel_of_one_with_pooling(pooling: None) -> None:
     """Nor do those of another epilogue: a convolution that pools is measured as a whole."""
 
     def program(activation: Any) -> Program:

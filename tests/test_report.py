@@ -178,7 +178,8 @@ def test_the_spans_of_a_run_fit_on_its_axis(found: list[Span]) -> None:
 
 def test_kernels_of_the_same_layers_are_one_row() -> None:
     ops = [operation("0.linear+1.relu", ms=3.0, flops=6e6), operation("0.linear+1.relu", ms=1.0, flops=2e6)]
-    found = kernels(cast(Any, SimpleNamespace(ops=[*ops, operation("0.linear", "backward", ms=5.0)])))
+    times = {"ops_sum_ms": 9.0, "ops_to_step_ratio": 0.9, "profiled_step_ms": 10.0}
+    found = kernels(cast(Any, SimpleNamespace(ops=[*ops, operation("0.linear", "backward", ms=5.0)], **times)))
     first, second = found.slowest
     assert (first.layers, first.phase, first.length) == (["0.linear"], "backward", 1.0)
     assert (second.layers, second.ms, second.gflops_per_s) == (["0.linear", "1.relu"], 4.0, 2.0)

@@ -216,7 +216,7 @@ def last(history: dict[int, dict[int, MemberEpoch]]) -> dict[int, MemberEpoch]:
 
 
 @pytest.mark.parametrize("part", ["train", "validation", "test"])
-def test_of_members_with_equal_values_the_one_with_the_lower_loss_comes_first(part: str) -> None:
+def test_members_with_equal_values_are_ranked_by_their_losses(part: str) -> None:
     by_f1 = Criterion.of(f"{part}_f1", higher_is_better=True)
     losses = {0: 0.3, 1: 0.1, 2: 0.2}
     of_loss = {number: MultilabelScore(loss, 0.5, 0.75) for number, loss in losses.items()}

@@ -178,7 +178,7 @@ def of_format_3(values: Any) -> Any:
     return {**kept, "format": LAST_EPOCH_FORMAT} if "format" in kept else kept
 
 
-def test_a_sweep_of_the_last_version_is_read_and_continued_with_the_weights_of_the_last_epoch(tmp_path: Path) -> None:
+def test_a_sweep_of_format_3_is_read_and_continued_with_the_weights_of_the_last_epoch(tmp_path: Path) -> None:
     settings = SGD, "data.validation=0.2", "training.epochs=3", "data.batch_size=8"
     sweep = "{training.seed: {range: 3}, optimizer.sgd.lr: [0.5]}"
     new = run(session(tmp_path, sweep, *settings, "training.final_model=last"), tmp_path / "new")

@@ -27,6 +27,7 @@ from adtrain.bench.view import (
     ERROR,
     MS,
     TEXT,
+    CellFormat,
     Column,
     Note,
     Part,
@@ -35,7 +36,6 @@ from adtrain.bench.view import (
     Section,
     Table,
     Tiles,
-    Unit,
     View,
     absent,
     factor,
@@ -233,9 +233,9 @@ class Against(TimedResult):
 
             return drawn
 
-        as_it_is = Unit(lambda value: value)
+        as_it_is = CellFormat(lambda value: value)
         columns: list[Column[SystemsStep | SystemsOperation]] = [
-            Column("", lambda row: row.name, Unit(lambda name: name, left=True)),
+            Column("", lambda row: row.name, CellFormat(lambda name: name, left=True)),
             Column(f"{ADTRAIN}, ms", lambda row: row.times.get(ADTRAIN), MS),
             Column("", drawn=lane, foot=scale.axis),
             *(Column(peer, cell(peer), as_it_is, rank=3) for peer in colours),

@@ -14,7 +14,7 @@ from adtrain.bench.ops import phases, sample
 from adtrain.bench.result import NamedTime, TimedResult
 from adtrain.bench.timing.protocol import observed_load, protocol
 from adtrain.bench.timing.sampling import rate
-from adtrain.bench.view import RATE, TEXT, Column, Section, Table, Unit, View
+from adtrain.bench.view import RATE, TEXT, CellFormat, Column, Section, Table, View
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError
 from adtrain.core.program import Equation
@@ -57,10 +57,10 @@ class Problem:
         fastest_us = self.candidates[0].us if self.candidates else 0.0
         columns: list[Column[tuple[str, Candidate]]] = [
             Column("kernel", lambda row: row[0], TEXT),
-            Column("us", lambda row: row[1].us, Unit("{:.2f}".format), bar=lambda row: (row[1].us, "")),
+            Column("us", lambda row: row[1].us, CellFormat("{:.2f}".format), bar=lambda row: (row[1].us, "")),
             Column("GFLOP/s", lambda row: row[1].gflops_per_s, RATE, rank=3),
             Column("GB/s", lambda row: row[1].gbytes_per_s, RATE, rank=4),
-            Column("of fastest", lambda row: fastest_us / row[1].us, Unit("{:.0%}".format), rank=5),
+            Column("of fastest", lambda row: fastest_us / row[1].us, CellFormat("{:.0%}".format), rank=5),
             Column("", lambda row: ", ".join(mark for mark in ("chosen", "rule") if getattr(row[1], mark)), TEXT),
         ]
         rows = list(zip(names, self.candidates, strict=True))

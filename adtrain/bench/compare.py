@@ -22,6 +22,7 @@ from adtrain.bench.step import Step
 from adtrain.bench.timing.sampling import NOISY
 from adtrain.bench.view import (
     TEXT,
+    CellFormat,
     Column,
     Gap,
     Note,
@@ -31,7 +32,6 @@ from adtrain.bench.view import (
     Section,
     Table,
     Tiles,
-    Unit,
     View,
     milliseconds,
 )  # fmt: skip
@@ -44,7 +44,7 @@ KINDS: dict[str, type[TimedResult]] = {
     kind.kind: kind for kind in (Ops, Candidates, Step, Scaling, Startup, Against, Devices, Race)
 }
 OLD_NAMES = {"config": "step", "analysis": "devices"}
-"""Kinds of results by adtrain 0.1, and their names."""
+"""The names of kinds in older files of results, and what they are called today."""
 
 MIN_CHANGE = 0.02
 """Smaller relative changes are not listed."""
@@ -120,7 +120,7 @@ def columns(title: str, colour: str = "") -> list[Column[Changed]]:
     """The columns of changes. With `colour`, a page shows bars of that CSS class."""
     before = Column[Changed]("before ms", lambda row: _marked(row.before_ms, row.before_noisy))
     after = Column[Changed]("after ms", lambda row: _marked(row.after_ms, row.after_noisy))
-    change = Column[Changed]("change", lambda row: row.change, Unit("{:+.1%}".format),
+    change = Column[Changed]("change", lambda row: row.change, CellFormat("{:+.1%}".format),
                              bar=(lambda row: (abs(row.change or 0.0), colour)) if colour else None)  # fmt: skip
     return [Column(title, lambda row: row.name, TEXT), before, after, change]
 

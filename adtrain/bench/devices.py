@@ -28,6 +28,7 @@ from adtrain.bench.view import (
     FACTOR,
     MS,
     TEXT,
+    CellFormat,
     Column,
     Note,
     Part,
@@ -36,7 +37,6 @@ from adtrain.bench.view import (
     Section,
     Table,
     Tiles,
-    Unit,
     View,
     factor,
     milliseconds,
@@ -225,7 +225,7 @@ class DevicesStep(Compared):
         largest = max((ms for row in self.layers for ms in row.ms.values()), default=0.0) or 1.0
 
         def layer_ms(label: str) -> Column[LayerTimes]:
-            return Column(f"{label} ms", lambda row: row.ms[label], Unit(milliseconds),
+            return Column(f"{label} ms", lambda row: row.ms[label], CellFormat(milliseconds),
                           bar=lambda row: (row.ms[label] / largest, colour(label)))  # fmt: skip
 
         names: Column[LayerTimes] = Column("layer", lambda row: row.name, TEXT)

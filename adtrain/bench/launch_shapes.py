@@ -12,7 +12,7 @@ from markupsafe import Markup
 from adtrain import ops
 from adtrain.bench.page import charts
 from adtrain.bench.timing.sampling import Time, Timing, in_turns
-from adtrain.bench.view import RATE, TEXT, Column, Picture, Section, Table, Unit
+from adtrain.bench.view import RATE, TEXT, CellFormat, Column, Picture, Section, Table
 from adtrain.core.array import Array, array
 from adtrain.core.backend import backend
 from adtrain.core.errors import DeviceError
@@ -49,7 +49,7 @@ MAX_SHAPES = 12
 SHAPES: tuple[Column[Shape], ...] = (
     Column("threads", lambda row: row.threads),
     Column("blocks", lambda row: row.blocks),
-    Column("us", lambda row: row.time.median_ms * 1e3, Unit("{:.2f}".format)),
+    Column("us", lambda row: row.time.median_ms * 1e3, CellFormat("{:.2f}".format)),
     Column("GB/s", lambda row: row.gbytes_per_s, RATE),
     Column("", lambda row: row.mark, TEXT),
 )
@@ -102,7 +102,7 @@ class Candidate:
 
 CANDIDATES: tuple[Column[Candidate], ...] = (
     Column("candidate", lambda row: row.kernel, TEXT),
-    Column("us", lambda row: row.us, Unit("{:.2f}".format), bar=lambda row: (row.us, "")),
+    Column("us", lambda row: row.us, CellFormat("{:.2f}".format), bar=lambda row: (row.us, "")),
     Column("", lambda row: ", ".join(mark for mark in ("taken", "rule") if getattr(row, mark)), TEXT),
 )
 

@@ -25,6 +25,7 @@ from adtrain.bench.view import (
     RANGE,
     RATES,
     TEXT,
+    CellFormat,
     Column,
     Note,
     Part,
@@ -32,7 +33,6 @@ from adtrain.bench.view import (
     Section,
     Table,
     Tiles,
-    Unit,
     View,
     cache_note,
     joined,
@@ -109,7 +109,7 @@ class OpTime(Rates):
 
 
 COLUMNS: tuple[Column[OpTime], ...] = (
-    Column("operation", lambda row: row.name, Unit(left=True, breaks="_")),
+    Column("operation", lambda row: row.name, CellFormat(left=True, breaks="_")),
     Column("size", lambda row: row.size, TEXT),
     Column("phase", lambda row: row.phase, TEXT, rank=1),
     Column("ms", lambda row: row.time, MS),

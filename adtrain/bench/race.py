@@ -23,7 +23,7 @@ from adtrain.bench.result import NamedTime, TimedResult, of_samples
 from adtrain.bench.timing.machine import thread_count
 from adtrain.bench.timing.protocol import observed_load
 from adtrain.bench.timing.sampling import in_turns
-from adtrain.bench.view import ERROR, FACTOR, TEXT, Column, Note, Section, Table, Unit, View, absent
+from adtrain.bench.view import ERROR, FACTOR, TEXT, CellFormat, Column, Note, Section, Table, View, absent
 
 STEP_ONLY = ("schedule=constant", "data.augment=null")
 """Overrides for the comparison of the first losses, in which schedule and random numbers have no part."""
@@ -152,7 +152,7 @@ class Race(TimedResult):
         return list(zip(*(each.runs for each in self.systems.values()), strict=False))
 
 
-SECONDS, ACCURACY = Unit("{:.4g}".format), Unit("{:.2%}".format)
+SECONDS, ACCURACY = CellFormat("{:.4g}".format), CellFormat("{:.2%}".format)
 
 
 def _of_system(i: int, name: str) -> tuple[Column[Sequence[Run]], Column[Sequence[Run]]]:

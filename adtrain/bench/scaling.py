@@ -24,7 +24,20 @@ from adtrain.bench.result import NamedTime, TimedResult
 from adtrain.bench.scaling_worker import PEERS, SAMPLE_SECONDS, SAMPLES, Measured, Request
 from adtrain.bench.timing.protocol import observed_load, protocol
 from adtrain.bench.timing.sampling import MIN_COUNT, median_interval
-from adtrain.bench.view import COUNT, PERCENT, TEXT, Column, Note, Part, Picture, Section, Table, Tiles, Unit, View
+from adtrain.bench.view import (
+    COUNT,
+    PERCENT,
+    TEXT,
+    CellFormat,
+    Column,
+    Note,
+    Part,
+    Picture,
+    Section,
+    Table,
+    Tiles,
+    View,
+)
 from adtrain.config.problems import known
 from adtrain.core.errors import AdtrainError, OptionError
 from adtrain.distributed import launch
@@ -84,9 +97,9 @@ COLUMNS: tuple[Column[Point], ...] = (
     Column("scaling", lambda point: point.scaling, TEXT),
     Column("ranks", lambda point: point.ranks),
     Column("batch", lambda point: point.batch_size, COUNT),
-    Column("step us", lambda point: point.step_us, Unit("{:,.1f}".format)),
-    Column("exchange us", lambda point: point.exchange_us or None, Unit("{:,.1f}".format)),
-    Column("hidden", lambda point: point.hidden_share, Unit("{:.0%}".format)),
+    Column("step us", lambda point: point.step_us, CellFormat("{:,.1f}".format)),
+    Column("exchange us", lambda point: point.exchange_us or None, CellFormat("{:,.1f}".format)),
+    Column("hidden", lambda point: point.hidden_share, CellFormat("{:.0%}".format)),
     Column("efficiency", lambda point: point.efficiency, PERCENT),
 )
 

@@ -27,7 +27,7 @@ from adtrain.bench.peers.systems import ADTRAIN, Choice
 from adtrain.bench.result import NamedTime, TimedResult, of_samples
 from adtrain.bench.timing.protocol import observed_load, protocol
 from adtrain.bench.timing.sampling import in_turns
-from adtrain.bench.view import TEXT, Column, Note, Table, Unit, View, absent
+from adtrain.bench.view import TEXT, CellFormat, Column, Note, Table, View, absent
 from adtrain.core.errors import AdtrainError
 from adtrain.training.summary import SUMMARY
 
@@ -92,7 +92,7 @@ MIN_SECONDS = 0.02
 COLUMNS: tuple[Column[Starts], ...] = (
     Column("system", lambda row: row.system, TEXT),
     Column("caches", lambda row: row.caches, TEXT),
-    Column("seconds", lambda row: row.seconds, Unit("{:.2f}".format), bar=lambda row: (row.seconds, "")),
+    Column("seconds", lambda row: row.seconds, CellFormat("{:.2f}".format), bar=lambda row: (row.seconds, "")),
 )
 
 

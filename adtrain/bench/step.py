@@ -30,6 +30,7 @@ from adtrain.bench.view import (
     RANGE,
     RATES,
     TEXT,
+    CellFormat,
     Column,
     Note,
     Part,
@@ -37,7 +38,6 @@ from adtrain.bench.view import (
     Section,
     Table,
     Tiles,
-    Unit,
     View,
     cache_note,
     duration,
@@ -260,7 +260,7 @@ STEPS: tuple[Column[NamedStep], ...] = (
 BATCHES: tuple[Column[NamedBatch], ...] = (
     Column("batch", lambda row: row[0]),
     *WHOLE,
-    Column("memory planned", lambda row: row[1].planned_bytes, Unit(mebibytes), rank=2),
+    Column("memory planned", lambda row: row[1].planned_bytes, CellFormat(mebibytes), rank=2),
 )
 
 

@@ -34,7 +34,7 @@ def parts(found: Iterable[Part], width: int) -> Iterator[str]:
             yield ""
             yield from wrapped(filter(None, [part.title]), width)
             shown = [column for column in part.columns if column.where != "page"]
-            columns = [table.Column(column.title, column.rank, column.unit.left) for column in shown]
+            columns = [table.Column(column.title, column.rank, column.format.left) for column in shown]
             rows: list[Sequence[str]] = [[column.text(row) for column in shown] for row in part.rows]
             yield from table.render(columns, [*rows, *filter(None, [part.sums])], width)
             yield from wrapped(part.notes, width)

@@ -26,7 +26,7 @@ MINOR_RANK = 3
 """Narrow windows leave out the columns of a page with this rank or a higher one."""
 
 
-class Unit(NamedTuple):
+class CellFormat(NamedTuple):
     """How the values of a column are written.
 
     Attributes:
@@ -40,7 +40,7 @@ class Unit(NamedTuple):
     breaks: str = ""
 
 
-PLAIN = Unit()
+PLAIN = CellFormat()
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,9 @@ class Column(Generic[Row]):
     """A column of a table.
 
     Attributes:
-        title: with the unit, where it has one.
+        title: its heading; with the unit of the values, if they have one.
         of: from a row to the value of its cell.
+        format: how the values are written.
         rank: a narrow terminal drops columns in the order of decreasing rank; 0 is never dropped.
         bar: for a page, from a row to the number that a bar shows, relative to the largest one, and its CSS class.
         drawn: for a page, from a row to a picture in place of the value. A terminal has no such column.
@@ -60,7 +61,7 @@ class Column(Generic[Row]):
 
     title: str
     of: Callable[[Row], Any] = str
-    unit: Unit = PLAIN
+    format: CellFormat = PLAIN
     rank: int = 0
     bar: Callable[[Row], tuple[float, str]] | None = None
     drawn: Callable[[Row], Markup] | None = None
@@ -70,7 +71,7 @@ class Column(Generic[Row]):
 
     def text(self, row: Row) -> str:
         value = self.of(row)
-        return "" if value is None else self.unit.write(value)
+        return "" if value is None else self.format.write(value)
 
 
 @dataclass(frozen=True)
@@ -210,16 +211,16 @@ def joined(*words: str) -> str:
     return " ".join(word for word in words if word)
 
 
-TEXT = Unit(left=True)
-NAMES = Unit(left=True, breaks="+")
-MS = Unit(time)
-RANGE = Unit(interval)
-RATE = Unit(rate)
-SHARE = Unit(share)
-PERCENT = Unit("{:.1%}".format)
-COUNT = Unit("{:,.0f}".format)
-FACTOR = Unit(factor)
-ERROR = Unit("{:.0e}".format)
+TEXT = CellFormat(left=True)
+NAMES = CellFormat(left=True, breaks="+")
+MS = CellFormat(time)
+RANGE = CellFormat(interval)
+RATE = CellFormat(rate)
+SHARE = CellFormat(share)
+PERCENT = CellFormat("{:.1%}".format)
+COUNT = CellFormat("{:,.0f}".format)
+FACTOR = CellFormat(factor)
+ERROR = CellFormat("{:.0e}".format)
 
 
 def of_peak(row: Rates) -> str:

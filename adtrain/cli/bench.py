@@ -262,7 +262,7 @@ def bench_startup(
     device: str,
     output: Output,
 ) -> None:
-    """Time `adtrain train CONFIG` from the start of its process to its end, and show what the time goes into.
+    """Time `adtrain train CONFIG` from the start of its process to its end, and show where the time goes.
 
     Each sample is two processes: one with empty caches, and one with the caches that the first one has filled. A PEER,
     such as torch-compile, imports its package, compiles and takes its first steps. Its losses are compared with
@@ -372,7 +372,7 @@ RACERS = [name for peer in PEERS if "race" in peer.works for name in (peer.packa
 )
 @click.option("--seeds", type=Whole(1, 1000), default=20, show_default=True, metavar="N", help="Number of trainings.")
 @click.option(
-    "--against", "wanted", metavar="PEER,...", type=NameOf(RACERS, separator=","), help="Peers that train the same."
+    "--against", "wanted", metavar="PEER,...", type=NameOf(RACERS, separator=","), help="Peers that train as well."
 )
 @set_option
 @device_option

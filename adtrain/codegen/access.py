@@ -46,10 +46,11 @@ class Access(NamedTuple):
 
 
 def access(shape: Shape, within: Shape, *indices: tuple[str, int]) -> Access:
-    """How an operand of `shape` is read for elements of a result of the shape `within`, to which it broadcasts.
+    """Where an operand of `shape` is read for elements of a result of the shape `within`, to which it broadcasts.
 
     Args:
-        indices: C text of each index, and how many axes of the result it numbers the elements of, from the first on.
+        indices: for each index its C text, and the number of axes of the result over which it counts. The first index
+            begins at axis 0, the next one at the axis after those of the first.
     """
     steps, axes, split = strides(shape, within), list[Axis](), list[tuple[str, Sequence[Axis]]]()
     begin = 0

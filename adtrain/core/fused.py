@@ -121,7 +121,7 @@ def launched_together(equation: Equation) -> Sequence[Equation]:
 
 
 def without(equation: Equation, removed: Collection[Variable]) -> Sequence[Equation]:
-    """An equation without those of its independent equations that compute ``removed`` values; none if none is left."""
+    """An equation without its independent equations that compute ``removed`` values. Empty if nothing is left."""
     own = launched_together(equation)
     left = [e for e in own if not any(v in removed for v in e.outputs)]
     if len(left) in (0, 1, len(own)):

@@ -101,7 +101,7 @@ class CudaLaunch:
             get fewer, a multiple of 32. None: the number with the best occupancy.
         shared: bytes of dynamic shared memory. A `MemoryLayout` has macros for its arrays.
         definitions: macros that the source is compiled with, such as tile sizes.
-        layouts: others whose macros the file needs. All launches of a file have those that any of its kernels takes.
+        layouts: further layouts whose macros the file needs: those of all of its kernels.
         operands: the equation's inputs and outputs that the kernel gets as pointers, numbered in this order. None: all.
         checked: the kernel stores 1 in ``*bad`` where an index is out of range.
         cooperative: blocks wait for each other. The driver refuses the launch if not all of them can run at once.
@@ -156,6 +156,6 @@ class CudaKernel:
 
     @property
     def label(self) -> str:
-        """A text that differs from those of other candidates for the same equation: kernel names, then each launch."""
+        """The kernel names, then each launch: another text for each candidate for an equation."""
         names = "+".join(dict.fromkeys(launch.name for launch in self.launches))
         return " then ".join([f"{names} {self.launches[0].label()}", *(x.label() for x in self.launches[1:])])

@@ -1,6 +1,6 @@
 """The layout of a kernel's memory: one value gives Python the bytes, and CUDA pointers to the arrays.
 
-A kernel takes the pointers from macros, so a length that only one side changes cannot move an array of the other.
+A kernel takes the pointers from macros that Python writes. So both agree on the order and the lengths of the arrays.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True)
 class Length:
-    """A length that is not negative: its value for Python, and the C text for a kernel, which other shapes also run."""
+    """A length, not negative: its value for Python, and its C text for a kernel that other lengths also run."""
 
     value: int
     text: str
@@ -31,7 +31,7 @@ class Length:
 
 
 Arrays: TypeAlias = Mapping[str, tuple[int, "int | Length"]]
-"""By name the bytes of an element of an array, and how many there are."""
+"""For each array, by its name, the bytes of an element and the number of elements."""
 
 
 def _length(x: int | Length) -> Length:
@@ -53,11 +53,13 @@ def memory_layout(name: str, arrays: Arrays, *arguments: Length, alignment: int 
     """The layout in which arrays lie one after another.
 
     For a layout SCRATCH with an array SUMS and an argument `rows`, ``SCRATCH_SUMS(float, scratch, rows)`` points to the
-    array. The kernel does not compile if a float has other bytes than an element.
+    array. The kernel does not compile if a float has another size than an element. A layout without arguments also has
+    the macro SCRATCH_BYTES, its number of bytes.
 
     Args:
-        arguments: the `lengths` that the kernel gives. All others are constants.
-        alignment: to which the macros round the pointer to the memory up; the layout has so many more bytes.
+        arguments: the `lengths` that the kernel gives to the macros. All other lengths are constants.
+        alignment: the macros round the pointer to the memory up to a multiple of it. The layout is longer by as many
+            bytes.
     """
     layout = MemoryLayout(alignment + sum(size * _length(count).value for size, count in arrays.values()))
     parameters = ", ".join(["E", "memory", *(x.text.strip("()") for x in arguments)])
@@ -65,4 +67,6 @@ def memory_layout(name: str, arrays: Arrays, *arguments: Length, alignment: int 
     for array, (size, count) in arrays.items():
         layout.macros += f"#define {name}_{array}({parameters}) array_at<E, {size}>({at})\n"
         at = f"array_end<{size}>({at}, {_length(count).text})"
+    if not arguments:
+        layout.macros += f"#define {name}_BYTES {int(layout)}\n"
     return layout

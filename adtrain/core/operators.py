@@ -23,7 +23,7 @@ class Operators(Generic[V]):
     __slots__ = ()
     __hash__ = object.__hash__
 
-    _ops: Any = _OpsWhenUsed()  # then adtrain.ops, set by bind_operators
+    _ops: Any = _OpsWhenUsed()  # bind_operators replaces it by adtrain.ops
 
     @property
     def T(self) -> V:

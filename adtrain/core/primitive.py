@@ -60,7 +60,7 @@ class Trait(Enum):
     COLLECTIVE = auto()
     """Exchanges its argument with other ranks. All ranks run such equations in the same order."""
     SHARD_EXCHANGE = auto()
-    """Exchanges its argument with other shards of the batch. A training step replaces it: see `training.lockstep`."""
+    """Exchanges its argument with other shards of the batch. A training step replaces it: see `training.sharding`."""
     RECURRENT = auto()
     """Takes the steps of a recurrent network. The number of sequences decides on the kernel."""
     WIDENING = auto()

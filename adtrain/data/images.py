@@ -1,7 +1,7 @@
 """Image files: read as arrays, folders of them with a subfolder per class, and contact sheets that show a data set.
 
-Pillow reads them. It is imported when the first image is read. An image is turned as its EXIF
-orientation says, so it is upright, as browsers show it.
+Pillow reads them. It is imported when the first image is read. An image is turned as its EXIF orientation says,
+so it is upright, as in a browser.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Mean and standard deviation of each channel, and numbers as float32 without losing the differences between them.
 
-All is computed in chunks, because images may be larger than memory. float32 has 24 bits. Of 1700000000 and the next 127
-integers it keeps one number. So numbers far from 0 get an offset, which is subtracted from them in float64 before they
-are rounded.
+All is computed in chunks, because images may be larger than memory. float32 has 24 bits. Near 1700000000
+it has only every 128th integer. So numbers far from 0 get an offset, which is subtracted from them in float64 before
+they are rounded.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ sum_shards_p: Primitive = Primitive(
 def gather_shards(x: ArrayLike, shards: int) -> Value:
     """``x`` of every shard of a batch, (shards, *x.shape), in the order of the shards: an all-gather.
 
-    In a training step a rank may have several shards (`training.lockstep`). Elsewhere each rank must have one.
+    In a training step a rank may have several shards (`training.sharding`). Elsewhere each rank must have one.
 
     Raises:
         AdtrainError: outside of a training step, the number of ranks is not `shards`.

@@ -74,9 +74,9 @@ class Fusion:
         return True
 
     def overhead(self, equations: Sequence[Equation]) -> float:
-        """The time of a kernel besides that of moving its arguments and results, in launches.
+        """The time of a kernel in addition to that of moving its arguments and results, in launches.
 
-        It is less where the kernel computes faster than those of the single equations.
+        It is less where the kernel computes faster than the kernels of the single equations.
         """
         return 1
 
@@ -131,14 +131,16 @@ def fusions_of_users(backend: str) -> Sequence[type[Fusion]]:
 class FusionPass:
     """The pass for one form, or for several that compete for equations.
 
-    Each form proposes groups of equations. Of two groups with common equations, the one keeps these with which both
-    groups save more time together; where this is equal, that of the first form. Then the forms that lost equations
-    propose again.
+    Each form proposes groups of equations. If two groups have common equations, one of them keeps these, and the other
+    one is left with the rest. The one keeps them for which the sum of what both groups then save is larger. If the sums
+    are equal, the group of the form that is earlier in `fusions` keeps them. Then the forms that lost equations propose
+    again.
 
     Attributes:
-        fusions: those of the forms.
+        fusions: the fusions of the forms.
+        target: the GPU; None for the CPU.
         launch_bytes: the bytes that memory moves in the time of a launch.
-        name: of the pass, where there are several forms.
+        name: the name of a pass for several forms.
     """
 
     results: ClassVar = Results.EXACT
@@ -160,21 +162,21 @@ class FusionPass:
             program, proposing = self._round(program, [fusion(program, self.target) for fusion in proposing])
         return program
 
-    def _round(self, program: Program, rules: Sequence[Fusion]) -> tuple[Program, list[type[Fusion]]]:
-        """The Program with the groups that win, and the forms that lost equations."""
-        proposed = [_proposed(each) for each in rules]
+    def _round(self, program: Program, fusions: Sequence[Fusion]) -> tuple[Program, list[type[Fusion]]]:
+        """The Program with one equation for each group that keeps its equations, and the forms that lost equations."""
+        proposed = [_proposed(each) for each in fusions]
         proposals = [
             _Proposal(i, frozenset(members))
             for i, found in enumerate(proposed)
             for members in found.members.values()
             if len(members) > 1
         ]
-        groups = Groups(program) if len(rules) > 1 else proposed[0]
+        groups = Groups(program) if len(fusions) > 1 else proposed[0]
         by: dict[Equation, Fusion] = {}
-        for proposal in _winners(proposals, _Costs(program, rules, self.launch_bytes)):
-            if len(rules) > 1 and not groups.merge_all(sorted(proposal.members)):
+        for proposal in _winners(proposals, _Costs(program, fusions, self.launch_bytes)):
+            if len(fusions) > 1 and not groups.merge_all(sorted(proposal.members)):
                 continue
-            by |= dict.fromkeys((program.equations[i] for i in proposal.members), rules[proposal.form])
+            by |= dict.fromkeys((program.equations[i] for i in proposal.members), fusions[proposal.form])
 
         def fused(equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:
             return by[equations[0]].fused(equations, needed)
@@ -185,12 +187,12 @@ class FusionPass:
 
         lost = {x.form for x in proposals if len({groups.of[i] for i in x.members}) > 1}
         program = groups.rewritten(fused, anchor)
-        for each in rules:
+        for each in fusions:
             alone = {e for e in program.equations if each.alone(e, program.readers.get(e.outputs[0], ()))}
             if alone:
                 equations = (each.fused([e], e.outputs) if e in alone else e for e in program.equations)
                 program = replace(program, equations=tuple(equations))
-        return program, [type(rules[i]) for i in sorted(lost)]
+        return program, [type(fusions[i]) for i in sorted(lost)]
 
 
 class _Proposal(NamedTuple):
@@ -200,19 +202,22 @@ class _Proposal(NamedTuple):
     members: frozenset[int]
 
 
-def _proposed(rules: Fusion) -> Groups:
-    """The groups of a form."""
-    equations = rules.program.equations
-    groups = _merged(rules, range(len(equations)))
+def _proposed(fusion: Fusion) -> Groups:
+    """The groups that a form proposes."""
+    equations = fusion.program.equations
+    groups = _merged(fusion, range(len(equations)))
     found = [members for members in groups.members.values() if len(members) > 1]
-    kept = [members for members in found if rules.saves([equations[i] for i in members])]
+    kept = [members for members in found if fusion.saves([equations[i] for i in members])]
     if len(kept) < len(found):
-        groups = _merged(rules, {i for members in kept for i in members})  # now more may fit together
+        groups = _merged(fusion, {i for members in kept for i in members})  # without the others, more may merge
     return groups
 
 
 def _winners(proposals: Sequence[_Proposal], costs: _Costs) -> Iterator[_Proposal]:
-    """Proposals without common equations. A proposal that loses equations is left out, but claims its others."""
+    """The proposals that keep all of their equations.
+
+    A proposal that loses equations is left out, but competes for its other equations, which its form may propose again.
+    """
 
     def saved(first: _Proposal, second: _Proposal) -> float:
         """What both save if the first has their common equations."""
@@ -237,14 +242,15 @@ def _winners(proposals: Sequence[_Proposal], costs: _Costs) -> Iterator[_Proposa
 
 
 class _Costs:
-    """The time of kernels, in bytes that memory moves meanwhile.
+    """The times of kernels, as the bytes that memory moves in them.
 
-    A kernel takes the time in which memory moves its arguments and results, and what its form adds (`Fusion.overhead`).
-    A kernel of one equation adds a launch. Copies for readers are equations, so what is computed twice counts twice.
+    A kernel takes the time in which memory moves its arguments and results, and the overhead of its form
+    (`Fusion.overhead`). The overhead of a kernel of one equation is a launch. Copies for readers are equations, so what
+    is computed twice counts twice.
     """
 
-    def __init__(self, program: Program, rules: Sequence[Fusion], launch_bytes: int) -> None:
-        self.equations, self.rules, self.launch_bytes = program.equations, rules, launch_bytes
+    def __init__(self, program: Program, fusions: Sequence[Fusion], launch_bytes: int) -> None:
+        self.equations, self.fusions, self.launch_bytes = program.equations, fusions, launch_bytes
         self.outputs = program.outputs
         self.known: dict[_Proposal, float] = {}
 
@@ -267,10 +273,10 @@ class _Costs:
         return found
 
     def saved(self, proposal: _Proposal) -> float:
-        """What one kernel of the form saves."""
+        """What one kernel of the form saves over a kernel for each equation."""
         found = self.known.get(proposal)
         if found is None:
-            overhead = self.rules[proposal.form].overhead([self.equations[i] for i in proposal.members])
+            overhead = self.fusions[proposal.form].overhead([self.equations[i] for i in proposal.members])
             one = self._moved(proposal.members) + overhead * self.launch_bytes if proposal.members else 0
             alone = (self.equations[i] for i in proposal.members if not self.equations[i].primitive.view)
             found = self.known[proposal] = sum(e.cost.bytes + self.launch_bytes for e in alone) - one
@@ -290,26 +296,26 @@ class _Costs:
         return moved + sum(v.nbytes for v in made if not self.readers.get(v, set()).issubset(members))
 
 
-def _merged(rules: Fusion, allowed: Collection[int]) -> Groups:
+def _merged(fusion: Fusion, allowed: Collection[int]) -> Groups:
     """Groups of the equations at the ``allowed`` positions."""
-    groups = Groups(rules.program, rules.limit)
+    groups = Groups(fusion.program, fusion.limit)
     edges = [
         (p, i, v)
         for i in sorted(allowed)
         for v in dict.fromkeys(groups.equations[i].inputs)
         if (p := groups.producer.get(v)) is not None and p in allowed
     ]
-    if not rules.in_order:
+    if not fusion.in_order:
         edges.sort(key=lambda edge: -edge[2].nbytes)
     merged = True
     while merged:  # a merge may permit another one
         merged = False
         for p, i, v in edges:
             a, b = groups.of[p], groups.of[i]
-            if a != b and rules.joins(groups, p, i, v) and groups.can_merge(a, b):
+            if a != b and fusion.joins(groups, p, i, v) and groups.can_merge(a, b):
                 groups.merge(a, b)
                 merged = True
-    for positions in rules.together(groups):
+    for positions in fusion.together(groups):
         _merge_independent(groups, positions)
     return groups
 

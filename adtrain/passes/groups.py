@@ -61,7 +61,7 @@ class Groups:
         return not (self.order.reaches(a, b, through_others=True) or self.order.reaches(b, a, through_others=True))
 
     def merge_all(self, positions: Sequence[int]) -> bool:
-        """Make one group of the equations at these positions, in order. False, and nothing, if that makes a cycle."""
+        """Make one group of the equations at these positions, in order. Return False and change nothing on a cycle."""
         nodes = {self.of[i] for i in positions}
         position, needed_by = self.order.position, self.order.needed_by
         end = max(position[node] for node in nodes)

@@ -93,14 +93,14 @@ class Group:
         return member.config.training.seed if self.shared_seed is None else self.shared_seed
 
     def metrics(self, rank_by: str) -> dict[str, Metric]:
-        """The metrics beside the scores, by name: those of the config, and that of a ranking."""
+        """The metrics that are not in the scores, by name: those of the config, and the one that ranks members."""
         return metrics_of(self.experiment.config, self.experiment.network.task, rank_by.partition("_")[2])
 
     def criterion(self, rank_by: str) -> Criterion:
         """The criterion of a ranking by a metric such as "validation_accuracy"."""
         return Criterion.of(rank_by, higher_is_better(rank_by.partition("_")[2], self.metrics(rank_by)))
 
-    def of_survival(self, criterion: Criterion) -> Criterion:
+    def halving_criterion(self, criterion: Criterion) -> Criterion:
         """The criterion by which members are dropped; the test part must not decide it.
 
         Metrics that are not in the scores are measured on the validation part only.

@@ -233,19 +233,19 @@ def ranked(
     tests: Mapping[int, OnTest],
     survived: Mapping[int, int],
     criterion: Criterion,
-    of_survival: Criterion,
+    halving_criterion: Criterion,
 ) -> list[tuple[int, Status, float | None]]:
     """(member, status, value) of all members, the best first.
 
-    Members that trained to the end are ranked by their values, however many epochs each of them has. Then come those
-    that were dropped, then those that failed. Of two that were dropped, the one comes first that survived more rungs
-    (`survived`, by number), because it was better than the other where both were compared; of the same rung, the one
-    with the better value there. Of two that failed, the one comes first that trained longer.
+    Members that trained to the end come first, by their values, however many epochs each of them has. Then come dropped
+    members, by the number of rungs that they survived (`survived`, by number), because survivors of a rung were better
+    there than members that were dropped after it. Members that were dropped after the same rung are ranked by their
+    values there. Failed members come last, by the number of epochs that they trained.
 
     Args:
         models: as for `survivors`.
         tests: by number the results on the test part of members that trained to the end.
-        of_survival: the criterion by which members were dropped.
+        halving_criterion: the criterion by which members were dropped.
     """
     rows = []
     for number, model in models.items():
@@ -258,6 +258,6 @@ def ranked(
         elif test is not None:
             status, key = "finished", (0, *criterion.key(model, test))
         else:
-            status, key = "dropped", (1, -survived[number], *of_survival.key(model))
+            status, key = "dropped", (1, -survived[number], *halving_criterion.key(model))
         rows.append((key, (number, status, value)))
     return [row for _, row in sorted(rows, key=lambda pair: pair[0])]

@@ -1,4 +1,4 @@
-"""Runs a sweep: rungs of epochs, in a rung the waves of each group, and the ranking after it.
+"""Runs a sweep: its rungs, in each rung the waves of all groups, and the ranking of the members after each rung.
 
 Everything that decides how the sweep goes on is in its folder: states of waves, and the metrics. So a killed sweep
 continues from there, and ends with the same bytes.
@@ -66,7 +66,7 @@ class SweepRun:
         options = folder.options
         self.metrics = {group.number: group.metrics(options.rank_by) for group in groups}
         self.criterion = groups[0].criterion(options.rank_by)
-        self.of_survival = groups[0].of_survival(self.criterion)
+        self.halving_criterion = groups[0].halving_criterion(self.criterion)
         self.rungs = rungs_of(options, groups)
         self.history: dict[int, dict[int, MemberEpoch]] = {member.number: {} for member in members}
         self.survived = dict.fromkeys(self.history, 0)
@@ -100,7 +100,7 @@ class SweepRun:
                 self.folder.states.remove(rung - 2)
             self._expect_lines(alive, end)
             if not self._is_last(rung):
-                alive = records.survivors(alive, self._models(end), self.of_survival)
+                alive = records.survivors(alive, self._models(end), self.halving_criterion)
                 self.survived |= dict.fromkeys(alive, rung + 1)
                 self.watch.line(f"epoch {end}: keeps {len(alive)} of {len(self.members)} members")
         results = self._results()
@@ -132,7 +132,7 @@ class SweepRun:
             if start is not None and start.epochs >= last and not self._is_last(rung):
                 continue
             if start is None and rung:
-                start = self._of_last_rung(rung - 1, group, numbers)
+                start = self._states_after(rung - 1, group, numbers)
             if not (yield from self._train_wave(rung, last, group, wave, chosen, start)):
                 return False
         return True
@@ -144,7 +144,7 @@ class SweepRun:
         size = -(-len(members) // count)
         return [members[first : first + size] for first in range(0, len(members), size)]
 
-    def _of_last_rung(self, rung: int, group: Group, members: Sequence[int]) -> WaveState:
+    def _states_after(self, rung: int, group: Group, members: Sequence[int]) -> WaveState:
         """The states of these members after a rung, from the files of its waves."""
         parts, wave = [], 0
         while (found := self.folder.states.read(rung, group, wave)) is not None:
@@ -233,7 +233,7 @@ class SweepRun:
         """The members in the order of their ranks."""
         of_group = {member.number: group.number for group in self.groups for member in group.members}
         models = self._models(self.rungs[-1])
-        ranked = records.ranked(models, self.tests, self.survived, self.criterion, self.of_survival)
+        ranked = records.ranked(models, self.tests, self.survived, self.criterion, self.halving_criterion)
         results = []
         for rank, (number, status, value) in enumerate(ranked, 1):
             model, test = models[number], self.tests[number] if status == "finished" else OnTest(None)

@@ -258,7 +258,7 @@ class Session:
         if (wrong := self._lacks(chosen)) is not None:
             raise self.config.error_at(("sweep", "rank_by"), wrong)
         criterion = self.groups[0].criterion(chosen)
-        if halving and (wrong := self._lacks(str(self.groups[0].of_survival(criterion)))) is not None:
+        if halving and (wrong := self._lacks(str(self.groups[0].halving_criterion(criterion)))) is not None:
             raise self.config.error_at(("sweep", "rank_by"), f"{wrong}, by which members are dropped")
         epochs = max(group.experiment.epochs for group in self.groups)
         return SweepOptions(halving_epochs(epochs, len(self.members)) if halving else (), chosen)

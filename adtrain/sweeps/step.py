@@ -120,8 +120,8 @@ def empty_tally(task: Task, members: int, device: str) -> Tally:
 
 
 def frozen_states(good: Value, state: TrainState, last: TrainState) -> tuple[Value, TrainState]:
-    """After an epoch: `good`, bool (members,), without members of which a number is not finite, and for each member
-    `state` if it is good, else `last`. A staged function donates `last`, argument 2."""
+    """After an epoch: `good`, bool (members,), for members that were good and have only finite numbers; and for each
+    member `state` if it is good, else `last`. A staged function donates `last`, argument 2."""
 
     def member(good: Value, state: TrainState, last: TrainState) -> tuple[Value, TrainState]:
         for x in tree.leaves(state):

@@ -436,7 +436,7 @@ class WaveTraining:
     def _evaluated(self, examples: Resident, rows: Any) -> list[Score | None]:
         """The score of each member on rows (count,), or (members, count) of its own.
 
-        The batches are those of `Evaluation`, so that the score of a member has the digits of its run's.
+        The batches are those of `Evaluation`, so that the score of a member equals that of its run in all digits.
         """
         totals = zero_member_totals(self.task, len(self.members), self.device)
         for steps, inputs in self._batches(examples, rows):

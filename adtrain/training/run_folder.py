@@ -1,5 +1,6 @@
-"""A run's folder: its config, metrics, model and checkpoints, and a summary once the run is over; trainings into it,
-and their resumption.
+"""The folder of a run: its files, a training that writes them, and the resumption of a run.
+
+The files are the config, metrics, model and checkpoints, and the summary when the run is over.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class Summary:
         total_seconds: from the start of the process, or of the run where the process has several, to its end.
         metrics: those of `training.metrics`, by name.
         step_ms: None if no step was taken since the resumption.
-        spans: what `total_seconds` went into, one activity after the other.
+        spans: the parts of `total_seconds`, one for each activity.
         ops, ops_sum_ms: of a profile, with times per step; empty or None if nothing was profiled.
         profiled_step_ms: the time of a whole step while it was profiled, without the timing of its operations.
         ops_to_step_ratio: `ops_sum_ms` over the mean time of a step of the training, or of the profile if no step was

@@ -49,16 +49,24 @@ def _table(applied: Any) -> str:
     lines = ["| pass | results | what it does |", "|---|---|---|"]
     for improve in applied:
         function = getattr(improve, "func", improve)
-        lines.append(f"| `{function.__name__.strip('_')}` | {results_of(improve).value} | {_summary(function)} |")
+        if summary := _summary(function):
+            lines.append(f"| `{function.__name__.strip('_')}` | {results_of(improve).value} | {summary} |")
     return "\n".join(lines) + "\n"
 
 
 def _summary(function: Any) -> str:
-    """The first sentence of the docstring of the pass, or of its module, which is about this pass alone."""
-    if isinstance(function, FusionPass) and len(function.fusions) > 1:
-        return "The forms " + ", ".join(f"`{fusion.form}`" for fusion in function.fusions) + ", which compete"
-    described = function.fusions[0] if isinstance(function, FusionPass) else function
-    text = inspect.getdoc(described) or sys.modules[described.__module__].__doc__ or ""
+    """The first sentence of the docstring of the pass, or of its module, which is about this pass alone.
+
+    Of a pass for several forms, their names. Empty if the target has none of the forms.
+    """
+    described = [function]
+    if isinstance(function, FusionPass):
+        target = function.target
+        described = [fusion for fusion in function.fusions if target is None or fusion.runs_on(target)]
+    if len(described) > 1:
+        return "The forms " + ", ".join(f"`{fusion.form}`" for fusion in described) + ", which compete"
+    texts = (inspect.getdoc(each) or sys.modules[each.__module__].__doc__ or "" for each in described)
+    text = next(texts, "")
     return " ".join(text.split("\n\n")[0].split()).split(". ")[0].removesuffix(".").replace("|", "\\|")
 
 

@@ -16,6 +16,7 @@ from adtrain.backends.cuda.forms.layer_backward import fuse_layer_backward
 from adtrain.backends.cuda.forms.one_block import OneBlockFusion
 from adtrain.backends.cuda.forms.product import ConvolutionFusion
 from adtrain.backends.cuda.forms.recurrent_gradients import fuse_recurrent_gradients
+from adtrain.backends.cuda.forms.reduction import ReductionFusion
 from adtrain.backends.cuda.forms.resident_steps import fuse_resident_steps
 from adtrain.backends.cuda.forms.row_fused import RowFusedFusion
 from adtrain.backends.cuda.forms.row_products import RowProductsFusion
@@ -53,7 +54,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
     def has_kernel(e: Equation) -> bool:
         return bool(cuda_kernels(e.name, target, *(v.type for v in e.inputs), **e.kernel_params))
 
-    if target.by_member:  # the others decide by the sizes of arrays
+    if target.by_member:  # without the passes that decide by the sizes of arrays
         return (
             flatten_rows,
             remove_dead_code,
@@ -94,6 +95,7 @@ def _fusions_of_loops(target: Target) -> Sequence[Pass]:
     return (
         sink_reshapes,
         remove_dead_code,
+        FusionPass((ReductionFusion,), target),
         FusionPass(BY_ROWS, target, LAUNCH_BYTES, "fuse_by_rows"),
         partial(tile_weights, target=target),
         FusionPass((OneBlockFusion,), target),
@@ -106,8 +108,8 @@ def _fusions_of_loops(target: Target) -> Sequence[Pass]:
 def by_batching_rules(program: Program, target: Target) -> Program:
     """``program`` with batching rules for the equations that have no generated kernel.
 
-    Recurrent networks run one member after another. By their batching rule, the sequences of members that share the
-    weights would be those of one network.
+    Recurrent networks run one member after another. Their batching rule would make one batch of the sequences of all
+    members that share the weights, and the number of sequences decides on the kernel.
     """
 
     def rule_of(primitive: Primitive) -> Callable[..., object]:
@@ -122,10 +124,7 @@ def by_batching_rules(program: Program, target: Target) -> Program:
 
 @keeps(Results.EXACT)
 def _fuse_layers(program: Program, target: Target) -> Program:
-    """The last passes of a Program by member. If its first layer fits on chip, a step is one equation.
-
-    Otherwise, the first layer is streamed, and the gradients of other layers are fused with their updates.
-    """
+    """One equation for a whole step if the first layer fits on chip, else `streamed_layer` and `layer_backward`."""
     resident = fuse_resident_steps(program, target)
     if len(resident.equations) == 1:  # it fits
         return resident

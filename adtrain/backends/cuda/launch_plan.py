@@ -85,9 +85,13 @@ def generated_plan(equation: Equation, made: Kernel) -> LaunchPlan:
     """The launch of a generated kernel of an equation."""
     operands = _operands(equation, made.operands)
     size = WorkSize(0, (made.blocks, made.members, 1), made.threads, made.shared)
+    if made.elements:
+        size = WorkSize(elements=made.elements)
     scratch = bool(made.scratch)
     return LaunchPlan(
-        *(made.source, made.name, operands, (), size, scratch, made.checked), peers=made.peers, repeats=made.repeats
+        *(made.source, made.name, operands, tuple(made.numbers), size, scratch, made.checked),
+        peers=made.peers,
+        repeats=made.repeats,
     )
 
 
@@ -117,9 +121,8 @@ def _with_prototype(equation: Equation, plan: LaunchPlan) -> Source:
     parameters = [arrays[i] for i in plan.operands]
     parameters += ["double" if isinstance(x, float) else "int64_t" for x in plan.numbers]
     parameters += ["char *"] * plan.scratch + ["int *"] * plan.checked
-    types, line, rest = plan.source.text.partition("#line")
     prototype = f'extern "C" __global__ void {plan.name}({", ".join(parameters)});'
-    return plan.source._replace(text=f'{types}#include "common/common.cuh"\n{prototype}\n{line}{rest}')
+    return with_definitions(plan.source, prototype)
 
 
 def _with_epilogue(plan: LaunchPlan, after: Epilogue) -> Source:
@@ -128,6 +131,13 @@ def _with_epilogue(plan: LaunchPlan, after: Epilogue) -> Source:
     lengths = f"#define LENGTHS {', '.join(map(str, plan.numbers[1:]))}\n" if plan.name in WITH_CONSTANT_LENGTHS else ""
     text = f'{types}{lengths}#include "common/common.cuh"\n#define EPILOGUE\n{after.text}\n{line}{rest}'
     return plan.source._replace(text=text, options=(*plan.source.options, *OPTIONS))
+
+
+def with_definitions(source: Source, text: str, options: Sequence[str] = ()) -> Source:
+    """A file's source with definitions before its own text, and more options."""
+    types, line, rest = source.text.partition("#line")
+    text = f'{types}#include "common/common.cuh"\n{text}\n{line}{rest}'
+    return source._replace(text=text, options=(*source.options, *options))
 
 
 def launch_source(launch: CudaLaunch) -> Source:

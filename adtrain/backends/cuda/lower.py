@@ -96,7 +96,7 @@ class Lowering:
             return 0
         if generated := self._generated(equation):
             return generated[0].scratch
-        return (kernel or self.chosen(equation)).scratch or 0
+        return int((kernel or self.chosen(equation)).scratch or 0)  # the bytes of a memory layout
 
     def candidates(self, equation: Equation) -> list[Candidate]:
         """The candidates for an equation: kernels, the one to prefer first, then library calls."""

@@ -66,11 +66,11 @@ def _cell(column: Column[Any], row: Any, largest: float) -> str:
     if column.drawn:
         return column.drawn(row)
     value = column.of(row)
-    text: str = "" if value is None else column.unit.write(value)
-    if isinstance(value, Time) and text == column.text(row) and column.unit.write is not interval:
+    text: str = "" if value is None else column.format.write(value)
+    if isinstance(value, Time) and text == column.text(row) and column.format.write is not interval:
         text = charts.hint(text, f"95% interval {interval(value)} ms; {value.samples} samples of {value.repeats}")
-    elif column.unit.breaks:
-        text = parts.breakable(text.split(column.unit.breaks), column.unit.breaks)
+    elif column.format.breaks:
+        text = parts.breakable(text.split(column.format.breaks), column.format.breaks)
     if column.bar:
         length, kind = column.bar(row)
         text = parts.bar(length / largest if largest else 0.0, text, kind)
@@ -80,7 +80,7 @@ def _cell(column: Column[Any], row: Any, largest: float) -> str:
 def _classes(column: Column[Any]) -> str:
     if column.drawn:
         return "lane-cell"
-    classes = ["text"] if column.unit.left else []
+    classes = ["text"] if column.format.left else []
     return " ".join([*classes, "minor"] if column.minor or column.rank >= MINOR_RANK else classes)
 
 

@@ -51,9 +51,9 @@ def busy_cores() -> float | None:
     """The number of cores that other processes, or other guests of the host, keep busy while this process sleeps
     WINDOW_S; None on systems without PROC_STAT."""
     try:
-        before = processor_ticks(PROC_STAT.read_text())
+        before = processor_ticks(PROC_STAT.read_text(encoding="utf-8"))
         time.sleep(WINDOW_S)
-        after = processor_ticks(PROC_STAT.read_text())
+        after = processor_ticks(PROC_STAT.read_text(encoding="utf-8"))
     except OSError:
         return None
     busy, elapsed = (x - y for x, y in zip(after, before, strict=True))

@@ -1,4 +1,4 @@
-"""How times are taken: warm-up, samples long enough for the clock, and samples in turns of what is compared."""
+"""How times are taken: warm-up, samples long enough for the clock, and interleaved samples of what is compared."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def alternate(
 
 
 def in_turns(samples: Mapping[K, Callable[[], T]], rounds: int, failed: dict[K, str] | None = None) -> dict[K, list[T]]:
-    """Take one sample of each workload a round. Each round begins with the next workload.
+    """Take interleaved samples: one of each workload a round. Each round begins with the next workload.
 
     Args:
         samples: by workload, a function that takes a sample.

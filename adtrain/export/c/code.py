@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from adtrain.codegen.expressions import c_type
 from adtrain.core.program import Variable
 from adtrain.core.types import ArrayType
+from adtrain.export.c.text import number
 from adtrain.passes.arena import Arena
 from adtrain.passes.places import nbytes
 
@@ -197,7 +198,7 @@ class Code:
             return f"{self.text(x.value)} + {x.start}" if x.start else self.text(x.value)
         if isinstance(x, Variable):
             return self.names[self.root(x)]
-        return f"{np.float32(x)}f" if isinstance(x, float) else str(x)
+        return number(np.float32(x)) if isinstance(x, float) else str(x)
 
     def call(self, statement: Statement) -> str:
         function = statement.function if statement.text is None else self.loops[statement.text]

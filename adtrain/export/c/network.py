@@ -16,7 +16,7 @@ from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType
 from adtrain.export.c.code import Code, Statement, c_identifier
-from adtrain.export.c.statements import FORM_WRITERS, WRITERS
+from adtrain.export.c.statements import FORM_WRITERS, IN_FLOAT, WRITERS
 from adtrain.export.evaluation import Evaluation, describe, evaluation, finite_arrays, image_dtype, size_text
 from adtrain.passes import fuse_loops, merge_common_subexpressions, remove_dead_code, simplify_reshapes
 from adtrain.passes.fuse_elementwise import by_element
@@ -116,10 +116,13 @@ def write(code: Code, e: Equation, found: Evaluation) -> None:
         return
     writer = FORM_WRITERS.get(e.form) or (WRITERS["loops"] if by_element(e) else WRITERS.get(e.name))
     with_more = "dropout" in e.params and not found.is_plain_attention(e)
-    if writer is None or with_more:
-        what = f"{e.name} with a mask or dropout" if with_more else e.name
+    statements = [] if writer is None or with_more else writer(code, e)
+    of_float64 = any(v.type.dtype == np.float64 for v in (*e.inputs, *e.outputs)) and not by_element(e)
+    in_float = e.name in IN_FLOAT or any(x.text is None or x.calls for x in statements)
+    if writer is None or with_more or (of_float64 and in_float):
+        what = f"{e.name} with a mask or dropout" if with_more else f"{e.name} of float64" if of_float64 else e.name
         raise AdtrainError(f"{found.place_of(e)}: {what} has no C; FILE.safetensors holds the weights of any run")
-    for statement in writer(code, e):
+    for statement in statements:
         code.add(statement)
 
 

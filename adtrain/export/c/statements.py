@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from adtrain.codegen.elementwise import axes_of, merged, statements, strides
-from adtrain.codegen.expressions import c_type, literal, pointer
+from adtrain.codegen.expressions import c_type, pointer
 from adtrain.core.fused import body_of
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.export.c.code import CONV, POOL, Argument, Code, Part, Statement, struct
+from adtrain.export.c.text import number
 
 Writer = Callable[[Code, Equation], list[Statement]]
 """(code, equation) to the statements that compute its outputs."""
@@ -46,7 +47,7 @@ def loops(code: Code, equation: Equation) -> list[Statement]:
     elements = [f"{name}[{_index([axis.strides[n] for axis in axes], indices)}]" for n, name in enumerate(names)]
     single = {n for n, v in enumerate(given) if v in code.known and v.size == 1 and v not in code.names}
     values = {
-        v: number_text(code.known[given[n]].reshape(-1)[0]) if n in single else elements[n]
+        v: _in_brackets(number(code.known[given[n]].reshape(-1)[0])) if n in single else elements[n]
         for n, v in enumerate(body.inputs)
     }
     inside = [_in_c99(line) for line in statements(body, values, elements[len(body.inputs) :])]
@@ -59,10 +60,8 @@ def loops(code: Code, equation: Equation) -> list[Statement]:
     return [Statement("elementwise", [operands[n] for n in used], text, calls, same)]
 
 
-def number_text(number: np.generic) -> str:
-    """A number as C text; a negative one in brackets."""
-    exact = number.dtype != np.float32 or not np.isfinite(number)
-    text = literal(number.item()) if exact else f"{number!s}f"
+def _in_brackets(text: str) -> str:
+    """A negative number in brackets; another one as it is."""
     return f"({text})" if text.startswith("-") else text
 
 
@@ -75,16 +74,19 @@ def _in_c99(line: str) -> str:
     return _FUNCTIONS.sub(r"\1f(", line) if line.startswith("const float ") else line
 
 
-def _function(parameters: Sequence[str], lengths: Sequence[int], inside: Sequence[str]) -> str:
-    """Parameters and body of a function with one loop in another for each length."""
-    lines = [f"({', '.join(parameters)}) {{"]
+def _function(
+    parameters: Sequence[str], lengths: Sequence[int], inside: Sequence[str], checks: Sequence[str] = ()
+) -> str:
+    """Parameters and body of a function with one loop in another for each length, after ``checks`` of the input."""
+    lines = [f"({', '.join(parameters)}) {{", *checks]
     for k, length in enumerate(lengths):
         lines.append(
             f"{'    ' * (k + 1)}for (int i{k} = 0; i{k} < {length}; i{k}++){' {' if k == len(lengths) - 1 else ''}"
         )
     indent = "    " * (len(lengths) + 1)
     lines += [f"{indent}{line}" for line in inside]
-    return "\n".join([*lines, *(["    " * len(lengths) + "}"] if lengths else []), "}"])
+    ends = ["    " * len(lengths) + "}"] if lengths else []
+    return "\n".join([*lines, *ends, *(["    return 1;"] if checks else []), "}"])
 
 
 def _sum(terms: Any) -> str:
@@ -203,6 +205,7 @@ def logsumexp(code: Code, e: Equation) -> list[Statement]:
         "    {",
         f"        float most = {first}, sum = 0;",
         f"        {inner}most = {element} > most ? {element} : most;",
+        "        most = isfinite(most) ? most : 0;",
         f"        {inner}sum += expf({element} - most);",
         "        *y++ = most + logf(sum);",
         "    }",
@@ -240,18 +243,21 @@ def take(code: Code, e: Equation) -> list[Statement]:
     """Slices along an axis at indices. Indices that are not known are checked, except in a training step."""
     (x, indices), (y,), axis = e.inputs, e.outputs, e.params["axis"]
     outer, length, inner = along(x, axis)
-    checked = indices not in code.known and not code.training
-    lines = [
-        f"({pointer(x, True)}x, {pointer(indices, True)}indices, {pointer(y)}y) {{",
-        *([f"    for (int i = 0; i < {indices.size}; i++)"] if checked else []),
-        *([f"        if (indices[i] < 0 || indices[i] >= {length}) return 0;"] if checked else []),
-        f"    for (int i = 0; i < {outer}; i++)",
-        f"        for (int j = 0; j < {indices.size}; j++)",
-        f"            for (int k = 0; k < {inner}; k++) *y++ = x[(i * {length} + indices[j]) * {inner} + k];",
-        *(["    return 1;"] if checked else []),
-        "}",
+    checks = _index_checks(code, indices, length)
+    parameters = [f"{pointer(x, True)}x", f"{pointer(indices, True)}indices", f"{pointer(y)}y"]
+    line = f"*y++ = x[(i0 * {length} + indices[i1]) * {inner} + i2];"
+    text = _function(parameters, (outer, indices.size, inner), [line], checks)
+    return [Statement("take", [x, indices, y], text, checked=bool(checks))]
+
+
+def _index_checks(code: Code, indices: Variable, length: int) -> list[str]:
+    """Lines that return 0 for an index that is out of range. None for known indices, and in a training step."""
+    if indices in code.known or code.training:
+        return []
+    return [
+        f"    for (int i = 0; i < {indices.size}; i++)",
+        f"        if (indices[i] < 0 || indices[i] >= {length}) return 0;",
     ]
-    return [Statement("take", [x, indices, y], "\n".join(lines), checked=checked)]
 
 
 def along(v: Variable, axis: int) -> tuple[int, int, int]:
@@ -265,7 +271,9 @@ def take_along_axis(code: Code, e: Equation) -> list[Statement]:
     (_, length, columns), (rows, count, _) = along(x, axis), along(indices, axis)
     parameters = [f"{pointer(x, True)}x", f"{pointer(indices, True)}indices", f"{pointer(y)}y"]
     line = f"*y++ = x[(i0 * {length} + *indices++) * {columns} + i2];"
-    return [Statement("take_along_axis", [x, indices, y], _function(parameters, (rows, count, columns), [line]))]
+    checks = _index_checks(code, indices, length)
+    text = _function(parameters, (rows, count, columns), [line], checks)
+    return [Statement("take_along_axis", [x, indices, y], text, checked=bool(checks))]
 
 
 def scatter_along_axis(code: Code, e: Equation) -> list[Statement]:
@@ -273,10 +281,9 @@ def scatter_along_axis(code: Code, e: Equation) -> list[Statement]:
     (_, length, columns), (rows, count, _) = along(y, e.params["axis"]), along(x, e.params["axis"])
     parameters = [f"{pointer(x, True)}x", f"{pointer(indices, True)}indices", f"{pointer(y)}y"]
     line = f"y[(i0 * {length} + *indices++) * {columns} + i2] += *x++;"
-    return [
-        _fill(0, y),
-        Statement("scatter_along_axis", [x, indices, y], _function(parameters, (rows, count, columns), [line])),
-    ]
+    checks = _index_checks(code, indices, length)
+    text = _function(parameters, (rows, count, columns), [line], checks)
+    return [_fill(0, y), Statement("scatter_along_axis", [x, indices, y], text, checked=bool(checks))]
 
 
 def one_hot(code: Code, e: Equation) -> list[Statement]:
@@ -528,7 +535,7 @@ def embedding_form(code: Code, e: Equation) -> list[Statement]:
 
 
 def recurrent_form(code: Code, e: Equation) -> list[Statement]:
-    """The hidden states of all steps; the last one is that of the last step, or of the first one backwards."""
+    """A recurrent layer. Its final state is that of the last step; in the backward direction, that of the first one."""
     x, w_ih, w_hh, *biases = e.inputs
     inner = e.params["body"].equations[-1]
     cell, reverse = inner.name, int(inner.params["reverse"])
@@ -547,8 +554,8 @@ def recurrent_form(code: Code, e: Equation) -> list[Statement]:
 WRITERS: dict[str, Writer] = {
     "loops": loops,
     "sum": reduction("result += {x}", from_zero=True),
-    "max": reduction("result = {x} > result ? {x} : result"),
-    "min": reduction("result = {x} < result ? {x} : result"),
+    "max": reduction("result = {x} > result || {x} != {x} ? {x} : result"),  # NaN if there is one
+    "min": reduction("result = {x} < result || {x} != {x} ? {x} : result"),
     "logsumexp": logsumexp,
     "argmax": argmax,
     "argsort": argsort,
@@ -578,6 +585,9 @@ WRITERS: dict[str, Writer] = {
     "avg_pool2d_put": pool("avg_pool2d_put", 1, 0),
 }
 """The statements of each primitive that is not elementwise; "loops" are all elementwise ones."""
+
+IN_FLOAT = ("logsumexp", "standardize")
+"""The primitives whose generated functions compute in float, as the functions of `kernels/export/` do."""
 
 FORM_WRITERS: dict[str, Writer] = {
     "linear": linear_form,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import isfinite
 from textwrap import TextWrapper
 
 import numpy as np
+
+from adtrain.codegen.expressions import literal
 
 WIDTH = 110
 """Columns of a line of numbers, or of a statement."""
@@ -15,12 +18,16 @@ _WRAPPER = TextWrapper(
 )
 
 
+def number(x: np.generic) -> str:
+    """A number; of floats the shortest decimal number that is read as the same float."""
+    return f"{x!s}f" if x.dtype == np.float32 and isfinite(x) else literal(x.item())
+
+
 def numbers(x: np.ndarray) -> Iterator[str]:
-    """The elements of an array as lines; the shortest decimal numbers that are read as the same floats."""
-    suffix = "f" if x.dtype == np.float32 else ""
+    """The elements of an array as lines; see `number`."""
     line = "   "
-    for number in x.reshape(-1):
-        item = f" {number!s}{suffix},"
+    for element in x.reshape(-1):
+        item = f" {number(element)},"
         if len(line) + len(item) > WIDTH:
             yield line
             line = "   "

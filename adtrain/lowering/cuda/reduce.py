@@ -42,6 +42,10 @@ LOADS_IN_FLIGHT = 4
 
 SUM, MAX, MIN, ARGMAX, LOGSUMEXP = range(5)
 """OPERATION in kernels/cuda/reduce/accumulators.cuh."""
+COMBINE = "combine"
+"""The kernel that combines the parts of an output. It does not read the argument."""
+OF_POINTERS = "reduce_rows"
+"""The kernel whose argument must be in memory. The others can compute it: see COMPUTED_ARGUMENT in accumulators.cuh."""
 
 
 def power_of_two(least: int) -> int:
@@ -99,7 +103,7 @@ def reduction(target: Target, operation: int, x: Any, axes: Sequence[int], resul
     found: list[CudaKernel] = []
     if contiguous and count <= MAX_WARP_ROW and many >= MIN_SHORT_ROWS and thread_per_row(count, itemsize):
         own = {"blocks": -(-outputs // THREADS), "threads": THREADS}
-        found.append(CudaKernel((launch("reduce_rows", (outputs,), {"LENGTH": count}, **own),)))
+        found.append(CudaKernel((launch(OF_POINTERS, (outputs,), {"LENGTH": count}, **own),)))
     if contiguous and (
         (MAX_WARP_ROW < count <= MAX_WARP_ROW_OF_MANY and many >= MANY_ROWS)
         or (count <= MAX_WARP_ROW and count * itemsize >= SHORT_ROW and unaligned(max(count, 1), itemsize))
@@ -119,7 +123,7 @@ def reduction(target: Target, operation: int, x: Any, axes: Sequence[int], resul
                     launch(
                         f"{name}_parts", (*lengths, parts, part), definitions, blocks=blocks * parts, threads=THREADS
                     ),
-                    launch("combine", (outputs, parts), elements=outputs * WARP),
+                    launch(COMBINE, (outputs, parts), elements=outputs * WARP),
                 ),
                 scratch,
             )

@@ -47,7 +47,7 @@ def scatter_add(target: Target, ct: Any, indices: Any, axis: int, length: int) -
     sorts = -(-length.bit_length() // DIGIT_BITS)
     sortable = count < 1 << 32 and 1 <= sorts <= MAX_SORTS
     if merged and not sortable:
-        return []  # a member must not have another kernel than among fewer others
+        return []  # the kernel of a member must not depend on the number of members
     if not sortable or (count < MIN_SORTED and not merged):
         return [compare]
     by_rows = _by_rows(target, numbers, ct, indices, sorts) if one[0] >= target.multiprocessors else None

@@ -29,6 +29,7 @@ struct PackedArray {
     __device__ __forceinline__ char *row(int64_t head, int segment, int64_t row) const {
         return at + ((head * SEGMENTS + segment) * rows + row) * ROW_BYTES;
     }
+    __device__ __forceinline__ char *end(int64_t batch) const { return at + batch * SEGMENTS * rows * ROW_BYTES; }
 
     // Starts to copy ROWS rows of all segments; `full` must expect TILE_BYTES<ROWS>.
     template <int ROWS> __device__ __forceinline__ void load(char *to, int64_t head, int64_t first, Mbarrier &full) const {

@@ -1,7 +1,7 @@
 // C = op(A) op(B) in bf16x3 (gemm_bf16x3.cuh). With split-K (SPLIT) partial sums go to scratch; gemm/split_k_sum.cu adds them.
 //
-// Macros (Bf16x3Gemm in bf16x3.py): those of gemm_bf16x3.cuh. TILE_BYTES: of a staged tile. WIDE_C, WIDE_TILE: elements per store, from accumulators and from
-// a staged tile. ONE_TILE: a block computes one split of one tile.
+// Macros (Bf16x3Gemm in bf16x3.py): those of gemm_bf16x3.cuh. TILE_BYTES: of a staged tile. WIDE_C, WIDE_TILE: elements per
+// store, from accumulators and from a staged tile. ONE_TILE: a block computes one split of one tile.
 #ifndef LENGTHS
 #define LENGTHS m, n, k, splits // a fused equation defines constants here
 #endif

@@ -1,4 +1,4 @@
-// Exchanges in generated kernels (codegen/peer_exchanges.py): optimizer updates between an all-to-all of gradients and an
+// Exchanges in generated kernels (forms/peer_exchanges.py): optimizer updates between an all-to-all of gradients and an
 // all-gather of parameters, or after an exchange of whole gradients; and all-gathers of a few bytes.
 //
 // Data goes to slots in the windows of the peers. Launches use two sets of slots in turn, so no slot is written before it is read:

@@ -145,16 +145,46 @@ template <int N> static __device__ __forceinline__ Vector<T, N> load_words(const
         return load<T, N>(from);
 }
 
+// The argument of a reduction: a pointer to its elements, or with COMPUTED_ARGUMENT the generated struct of that name
+// (forms/reduction.py), whose vector<N>(i) computes elements i, i + 1, ... i + N - 1. A Place is a pointer to such an element.
+// Vectors of 16 bytes begin at multiples of their length.
+#ifdef COMPUTED_ARGUMENT
+typedef Elements Argument;
+
+struct Place {
+    Elements of;
+    int64_t at;
+
+    __device__ __forceinline__ Place operator+(int64_t n) const { return {of, at + n}; }
+};
+
+__device__ __forceinline__ Place operator+(const Elements &x, int64_t n) { return {x, n}; }
+
+template <typename, int N> static __device__ __forceinline__ Vector<T, N> load(const Place &from) {
+    return from.of.vector<N>(from.at);
+}
+template <int N> static __device__ __forceinline__ Vector<T, N> load_words(const Place &from) { return load<T, N>(from); }
+
+// The elements before the next whole vector of `wide`.
+static __device__ __forceinline__ int64_t before_vector(const Place &x, int wide) { return (wide - x.at % wide) % wide; }
+#else
+typedef const T *Argument;
+#endif
+static __device__ __forceinline__ int64_t before_vector(const T *x, int) {
+    return (16 - (uintptr_t)x % 16) % 16 / sizeof(T);
+}
+
 // `threads` threads (at least a warp) take `count` contiguous elements, the first of index r; `thread` is this thread's number.
 // Each loads 16 bytes at a time, with four loads in flight, into two states. The elements before and after the aligned vectors
 // go to the first threads, one each.
-static __device__ __forceinline__ void contiguous(const T *x, int64_t count, int64_t r, int thread, int threads,
+template <typename Place>
+static __device__ __forceinline__ void contiguous(Place x, int64_t count, int64_t r, int thread, int threads,
                                                   State &a, State &b) {
     constexpr int WIDE = 16 / sizeof(T), LOADS = 4;
-    const int64_t head = min(count, (int64_t)((16 - (uintptr_t)x % 16) % 16 / sizeof(T)));
+    const int64_t head = min(count, before_vector(x, WIDE));
     const int64_t vectors = (count - head) / WIDE, tail = head + vectors * WIDE;
     const int64_t edge = thread < head ? thread : tail + thread - head;
-    const T *body = x + head;
+    const Place body = x + head;
     Vector<T, 1> single;
     if (edge < count) single = load<T, 1>(x + edge);
     for (int64_t i = thread; i < vectors; i += LOADS * threads) {

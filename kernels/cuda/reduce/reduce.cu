@@ -6,6 +6,8 @@
 // An output has an index o in k0 k1 k2 k3, and an element of it an index r in r0 r1 r2 r3. If there are too few outputs for the
 // GPU, r is split into parts: the first kernel writes one state per part to scratch[o * parts + part], and `combine` reduces
 // them. The split follows from the shape alone, so each GPU computes the same bits.
+//
+// The argument is an array, or with COMPUTED_ARGUMENT computed from others where it is needed; see reduce/accumulators.cuh.
 #include "reduce/accumulators.cuh"
 #include "reduce/reduction_index.cuh"
 
@@ -26,7 +28,7 @@
 // LANES lanes of a warp per output of contiguous elements; `length` is a multiple of WIDTH. Loads of ROWS outputs are in flight
 // at once.
 #define ROWS 4
-KERNEL reduce_lanes(const T *x, U *y, int64_t outputs, int64_t length) {
+KERNEL reduce_lanes(Argument x, U *y, int64_t outputs, int64_t length) {
     wait_for_inputs();
     const int64_t stride = grid_size() / LANES;
     int64_t row = grid_index() / LANES;
@@ -70,7 +72,7 @@ KERNEL __launch_bounds__(THREADS) reduce_rows(const T *x, U *y, int64_t outputs)
 }
 
 // A warp per output of contiguous elements of any alignment.
-KERNEL reduce_warps(const T *x, U *y, int64_t outputs, int64_t length) {
+KERNEL reduce_warps(Argument x, U *y, int64_t outputs, int64_t length) {
     wait_for_inputs();
     for (int64_t o = grid_index() / WARP; o < outputs; o += grid_size() / WARP) {
         State state = State::empty(), other = State::empty();
@@ -82,8 +84,8 @@ KERNEL reduce_warps(const T *x, U *y, int64_t outputs, int64_t length) {
 
 // Takes elements r = begin, begin + step, ... < end of W neighbouring outputs, at offsets steps.next(). Four loads are
 // in flight, or eight of single words.
-template <int W, typename Steps>
-static __device__ __forceinline__ void take_steps(const T *x, Steps steps, int64_t begin, int64_t end, int64_t step,
+template <int W, typename Place, typename Steps>
+static __device__ __forceinline__ void take_steps(Place x, Steps steps, int64_t begin, int64_t end, int64_t step,
                                              State (&state)[W]) {
     constexpr int LOADS = W * sizeof(T) > 4 ? 4 : 8;
     int64_t r = begin;
@@ -106,8 +108,8 @@ static __device__ __forceinline__ void take_steps(const T *x, Steps steps, int64
     }
 }
 
-template <int W>
-static __device__ __forceinline__ void take_strided(const T *x, const ReductionIndex &index, int64_t begin, int64_t end,
+template <int W, typename Place>
+static __device__ __forceinline__ void take_strided(Place x, const ReductionIndex &index, int64_t begin, int64_t end,
                                                     int64_t step, State (&state)[W]) {
     if (index.uniform())
         take_steps(x, UniformSteps{begin * index.stride(), step * index.stride()}, begin, end, step, state);
@@ -122,10 +124,10 @@ static __device__ __forceinline__ void take_strided(const T *x, const ReductionI
 #define BLOCK_RUN 2048
 
 // A block per part of an output whose reduced elements are contiguous.
-static __device__ __forceinline__ State by_block(const T *x, const ReductionIndex &index, int64_t parts, int64_t chunk) {
+static __device__ __forceinline__ State by_block(Argument x, const ReductionIndex &index, int64_t parts, int64_t chunk) {
     const int64_t o = blockIdx.x / parts, begin = blockIdx.x % parts * chunk;
     const int64_t end = min(begin + chunk, index.count()), run = index.r3;
-    const T *from = x + index.start(o);
+    const auto from = x + index.start(o);
     State states[1] = {State::empty()}, other = State::empty();
     if (run < WARP_RUN && !index.uniform())
         take_strided(from, index, begin + threadIdx.x, end, blockDim.x, states);
@@ -140,14 +142,14 @@ static __device__ __forceinline__ State by_block(const T *x, const ReductionInde
     return over_block<Merge>(Merge::of(states[0], other));
 }
 
-KERNEL __launch_bounds__(THREADS, sizeof(T) == 4 ? 3 : 1) reduce_block(const T *x, U *y, LENGTHS) {
+KERNEL __launch_bounds__(THREADS, sizeof(T) == 4 ? 3 : 1) reduce_block(Argument x, U *y, LENGTHS) {
     wait_for_inputs();
     const State state = by_block(x, REDUCTION_INDEX, 1, r0 * r1 * r2 * r3);
     if (threadIdx.x == 0) y[blockIdx.x] = state.result();
 }
 
 KERNEL __launch_bounds__(THREADS, sizeof(T) == 4 ? 3 : 1)
-reduce_block_parts(const T *x, U *y, LENGTHS, int64_t parts, int64_t chunk, char *scratch) {
+reduce_block_parts(Argument x, U *y, LENGTHS, int64_t parts, int64_t chunk, char *scratch) {
     wait_for_inputs();
     const State state = by_block(x, REDUCTION_INDEX, parts, chunk);
     if (threadIdx.x == 0) SCRATCH_STATES(State, scratch)[blockIdx.x] = state;
@@ -156,7 +158,7 @@ reduce_block_parts(const T *x, U *y, LENGTHS, int64_t parts, int64_t chunk, char
 // A block per part of LANES * WIDTH contiguous outputs: each thread reads WIDTH neighbouring outputs, and rows of LANES
 // threads take the reduced elements round robin. A tree over the rows leaves the result in row 0. Returns whether the
 // thread is in row 0 and in range.
-static __device__ __forceinline__ bool by_columns(const T *x, const ReductionIndex &index, int64_t parts, int64_t chunk,
+static __device__ __forceinline__ bool by_columns(Argument x, const ReductionIndex &index, int64_t parts, int64_t chunk,
                                                   State (&state)[WIDTH], int64_t &first) {
     constexpr int ROWS_OF_THREADS = THREADS / LANES, HALF = ROWS_OF_THREADS > 1 ? ROWS_OF_THREADS / 2 : 1;
     __shared__ State found[HALF][LANES][WIDTH];
@@ -181,7 +183,7 @@ static __device__ __forceinline__ bool by_columns(const T *x, const ReductionInd
     return in_range && row == 0;
 }
 
-KERNEL __launch_bounds__(THREADS) reduce_columns(const T *x, U *y, LENGTHS) {
+KERNEL __launch_bounds__(THREADS) reduce_columns(Argument x, U *y, LENGTHS) {
     wait_for_inputs();
     State state[WIDTH];
     int64_t first;
@@ -193,7 +195,7 @@ KERNEL __launch_bounds__(THREADS) reduce_columns(const T *x, U *y, LENGTHS) {
 }
 
 KERNEL __launch_bounds__(THREADS, sizeof(T) == 8 ? 1 : 2)
-reduce_columns_parts(const T *x, U *y, LENGTHS, int64_t parts, int64_t chunk, char *scratch) {
+reduce_columns_parts(Argument x, U *y, LENGTHS, int64_t parts, int64_t chunk, char *scratch) {
     wait_for_inputs();
     State state[WIDTH];
     int64_t first;
@@ -203,7 +205,7 @@ reduce_columns_parts(const T *x, U *y, LENGTHS, int64_t parts, int64_t chunk, ch
 }
 
 // The second pass: a warp per output combines its parts.
-KERNEL combine(const T *, U *y, int64_t outputs, int64_t parts, char *scratch) {
+KERNEL combine(Argument, U *y, int64_t outputs, int64_t parts, char *scratch) {
     wait_for_inputs();
     const State *partial = SCRATCH_STATES(State, scratch);
     for (int64_t o = grid_index() / WARP; o < outputs; o += grid_size() / WARP) {

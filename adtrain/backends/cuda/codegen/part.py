@@ -70,6 +70,8 @@ class Kernel:
         blocks: of each member.
         members: how many members it computes; they are dimension y of the grid.
         repeats: whether it computes several runs of its equation. Their number is the argument after the pointers.
+        numbers: arguments after the pointers: int64_t.
+        elements: of a grid-stride loop; 0 if there are `blocks`.
     """
 
     source: Source
@@ -83,6 +85,8 @@ class Kernel:
     members: int = 1
     peers: bool = False
     repeats: bool = False
+    numbers: Sequence[int] = ()
+    elements: int = 0
 
 
 def kernel(name: str, parts: Sequence[Part], threads: int, element: str = "", resident: int = 1) -> Kernel:

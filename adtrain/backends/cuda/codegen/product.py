@@ -39,10 +39,10 @@ def matmul_of(equation: Equation) -> Equation:
 
 
 def epilogue(equation: Equation, name: str = "Epilogue", returned: Variable | None = None) -> Epilogue:
-    """The epilogue of a product or convolution; that of one alone only stores.
+    """The epilogue of a product or convolution. Without other equations it only stores the result.
 
-    The epilogue of a convolution sees its images (N, C, H, W) as N matrices of C rows. One that ends with max pooling
-    is called for the elements of a window, and `index` is that of the window's maximum.
+    The epilogue of a convolution sees its images (N, C, H, W) as N matrices of C rows. An epilogue that ends with max
+    pooling is called for the elements of a window, and `index` is the index of the window's maximum.
 
     Args:
         returned: the output that write() returns.

@@ -13,8 +13,8 @@ from adtrain.backends.cuda.codegen.part import FIRST_STATEMENT, OPTIONS, Kernel,
 from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
 from adtrain.backends.cuda.compiler import Source
 from adtrain.backends.cuda.forms.form import Form, define
+from adtrain.backends.cuda.forms.tile_primitives import CHUNK, TERMS, TILE
 from adtrain.backends.cuda.forms.tiled_product import BARRIERS, fills, is_float32_product, matmul_in
-from adtrain.backends.cuda.forms.weight_tiles import CHUNK, TERMS, TILE
 from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import PRODUCT, body_of
 from adtrain.core.program import Equation, Program

@@ -79,7 +79,7 @@ def fuse_exchanges(program: Program, limit: int) -> Program:
 
 
 def _without_horizontals(program: Program) -> Sequence[Equation]:
-    """The equations, with the members in place of each horizontal equation of updates, or after the last exchange."""
+    """The equations, with its members in place of a horizontal equation that updates, or follows all exchanges."""
     last = max((i for i, e in enumerate(program.equations) if e.has(Trait.COLLECTIVE)), default=0)
     equations: list[Equation] = []
     for i, e in enumerate(program.equations):

@@ -1,9 +1,11 @@
-"""Recurrent weight gradients: the gradient's kernel for large networks packs the operands of this product as it goes.
+"""Recurrent weight gradients: the gradient of a large recurrent layer, and those by weight_hh and the biases.
+
+The kernel of the layer's gradient also packs the operands of the product that is the gradient by weight_hh.
 
 lstm_grad(...), matmul(ds, before, transpose_a) and sum(total, 0)    ->    lstm_weight_grad(...)
 
-and the same of other cells. `total` is a sum over the steps; that over the batch is the gradient of a bias. The body of
-the fused equation has all these equations.
+and likewise for other cells. `total` is a sum over the steps. Its sum over the batch is the gradient of a bias. The
+body of the fused equation has all these equations.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from adtrain.core.target import Target
 from adtrain.core.types import ArrayType
 
 WEIGHT_GRAD = "_weight_grad"
-"""With the name of a recurrent primitive before it: its gradient, and those by weight_hh and biases."""
+"""The end of the name of the form: a recurrent primitive's gradient, and those by weight_hh and the biases."""
 
 GRAD = "_grad"
 """The end of the name of a recurrent primitive's gradient."""
@@ -81,7 +83,8 @@ def _sum(total: Variable, gradient: Equation) -> Equation:
 def _is_gradient(e: Equation, product: Equation, ds: Variable, before: Variable) -> bool:
     """Whether ``product`` is the gradient of weight_hh, the second argument of the recurrent gradient ``e``.
 
-    The outputs of ``e`` begin with cotangents of the sums, ``ds`` the last of them, and the states ``before`` steps.
+    The first outputs of ``e`` are cotangents of the sums; ``ds`` is the last one of them. The next output, ``before``,
+    has the states before the steps.
     """
     if not e.has(Trait.RECURRENT) or not e.name.endswith(GRAD):
         return False

@@ -1,4 +1,4 @@
-"""The first layer of a sweep's member, if its weights can stay on chip for several steps, and the division of a step.
+"""The first layer of a sweep's member, if its weights can stay on chip, and how a cluster divides the rest of a step.
 
 The inputs of the layer are bytes of a table. A cluster of thread blocks holds its weights and their optimizer state in
 shared memory (kernels/cuda/gemm/resident_layer.cuh). Each block has some units of the layer, as in tensor parallelism

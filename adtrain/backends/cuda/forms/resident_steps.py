@@ -70,7 +70,7 @@ def fuse_resident_steps(program: Program, target: Target) -> Program:
 
 
 def step_of_member(program: Program) -> Program | None:
-    """A step that can repeat, with the equations of `horizontal` equations in place of these.
+    """A step that can repeat, with the members of `horizontal` equations in place of these equations.
 
     Inputs that a step replaces come first, in the order of the outputs that replace them, as `resident_layer.carried`
     expects. None if the Program is no such step by member, or if batching rules compute some of its equations.

@@ -124,12 +124,12 @@ def shared_inputs(body: Program) -> set[Variable]:
 def _row_wise(program: Program) -> list[Items | None]:
     """How each equation works row by row. Loops with one result that read a large product do not: they become its
     epilogue. An epilogue with several results would write more than the product."""
-    wide = {v for e in program.equations if e.has(Trait.MATMUL) and _by_row(e) is None for v in e.outputs}
+    wide = {v for e in program.equations if e.has(Trait.MATMUL) and row_items(e) is None for v in e.outputs}
 
     def is_epilogue(e: Equation) -> bool:
         return e.form == LOOPS and len(e.outputs) == 1 and not wide.isdisjoint(e.inputs)
 
-    return [None if is_epilogue(e) else _by_row(e) for e in program.equations]
+    return [None if is_epilogue(e) else row_items(e) for e in program.equations]
 
 
 def _on_sequences(program: Program, found: list[Items | None]) -> dict[int, Shape]:
@@ -170,12 +170,12 @@ def _in_registers(e: Equation, whole: Shape) -> bool:
 
 
 def _required(equation: Equation) -> Items:
-    found = _by_row(equation)
+    found = row_items(equation)
     assert found is not None
     return found
 
 
-def _by_row(equation: Equation) -> Items | None:
+def row_items(equation: Equation) -> Items | None:
     e = equation
     found = e.items if _is_narrow_product(e) else rowwise(e)
     if found is None or found.count < MIN_ROWS:

@@ -50,15 +50,19 @@ ROW_ALIGNMENT = 128, 16
 
 @dataclass(frozen=True)
 class StreamedLayer:
-    """What a `streamed_layer` equation computes: a gradient and an update, or a product, or first the one and then the
-    other. A product is a `product` equation, and has the `gather` equation of its batch."""
+    """What a `streamed_layer` equation computes.
+
+    Attributes:
+        backward: the `gather` equation of a batch, and the product for the gradient of the weights with their update.
+        forward: the `gather` equation of a batch, and the `product` equation of the layer. It comes after `backward`.
+    """
 
     backward: tuple[Equation, Equation] | None
     forward: tuple[Equation, Equation] | None
 
     @property
     def pairs(self) -> Sequence[tuple[Equation, Equation]]:
-        """What it has of both, in the order of their computation."""
+        """`backward` and `forward` where they are computed, in this order."""
         return [pair for pair in (self.backward, self.forward) if pair is not None]
 
     @property

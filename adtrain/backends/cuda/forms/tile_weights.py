@@ -1,4 +1,4 @@
-"""Tiles of weights for products of many rows.
+"""The pass that gives products of many rows tiles of their weights.
 
 Many thread blocks read the same weights. So one equation at the start of the step splits these into tiles of bfloat16
 terms. The products read the tiles by bulk copies. Products that need the same tiles share them.
@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from adtrain.backends.cuda.forms.back_to_back import BACK_TO_BACK, pairs_back_to_back
 from adtrain.backends.cuda.forms.horizontal import MAX_POINTERS
+from adtrain.backends.cuda.forms.tile_primitives import weight_tiles_p, with_tiles_p
 from adtrain.backends.cuda.forms.tiled_product import TILED_PRODUCT, TiledProduct, is_float32_product, matmul_in
-from adtrain.backends.cuda.forms.weight_tiles import weight_tiles_p, with_tiles_p
 from adtrain.core.fused import fuse, renamed
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Results, keeps

@@ -13,7 +13,7 @@ from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
 from adtrain.backends.cuda.compiler import Source
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.horizontal import is_product
-from adtrain.backends.cuda.forms.weight_tiles import TERMS, TILE
+from adtrain.backends.cuda.forms.tile_primitives import TERMS, TILE
 from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import body_of
 from adtrain.core.precision import FULL

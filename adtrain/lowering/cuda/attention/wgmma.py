@@ -66,18 +66,11 @@ class BackwardTile(NamedTuple):
         }
         return memory_layout("SHARED", arrays, alignment=ALIGNMENT)
 
-    def scratch(self, width: int, q_rows: int, k_rows: int) -> MemoryLayout:
-        """The layout of scratch for so many packed rows of queries and of keys."""
-        q, k = rows = lengths(q_rows=q_rows, k_rows=k_rows)
-        packed_q, packed_k = (1, q * (width * 2 * self.terms)), (1, k * (width * 2 * self.terms))
-        arrays = {
-            **{"Q": packed_q, "CT": packed_q, "K": packed_k, "V": packed_k},
-            "STATS": (4, q // self.queries * self.stats),
-            "BY_Q": (4, q * width),
-            "INVERSES": (4, k // GROUP * 2 if self.terms == 2 else 0),
-            "TURNS": (4, q // self.queries),
-        }
-        return memory_layout("SCRATCH", arrays, *rows)
+    def scratch(self, width: int, q_rows: int, k_rows: int) -> int:
+        """Bytes of scratch for so many packed rows of queries and of keys. `GradientScratch` has the places."""
+        packed = 2 * (q_rows + k_rows) * width * 2 * self.terms  # q and its cotangent, k and v
+        tiles, inverses = q_rows // self.queries, k_rows // GROUP * 2 if self.terms == 2 else 0
+        return packed + 4 * (tiles * self.stats + q_rows * width + inverses + tiles)
 
 
 class ShortTile(NamedTuple):
@@ -283,7 +276,6 @@ def _backward(target: Target, problem: Problem, tile: BackwardTile) -> CudaKerne
         (x.row, x.out_row, _step(problem)),
         definitions,
         operands=(*problem.inputs, *problem.kept),
-        layouts=(scratch,),
         **(of_groups if fp16x2 else _pack_blocks(longest * width // CHUNK, 4)),
     )
     shared = tile.shared(width)
@@ -302,7 +294,6 @@ def _backward(target: Target, problem: Problem, tile: BackwardTile) -> CudaKerne
         blocks=min(x.batch * key_tiles, target.multiprocessors),
         threads=3 * WARPGROUP,
         shared=shared,
-        layouts=(scratch,),
         cooperative=True,
     )
     unpack = _launch(
@@ -312,7 +303,6 @@ def _backward(target: Target, problem: Problem, tile: BackwardTile) -> CudaKerne
         (x.row, problem.options[0]),
         definitions,
         operands=(by_q,),
-        layouts=(scratch,),
         **_pack_blocks(rows * width // 4),
     )
     return CudaKernel((pack, backward, unpack), scratch)

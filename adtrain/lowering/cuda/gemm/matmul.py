@@ -18,6 +18,7 @@ from adtrain.lowering.cuda.gemm.packed import PackedGemm, PackedTile
 from adtrain.lowering.cuda.gemm.short_k import ShortKGemm
 from adtrain.lowering.cuda.gemm.split_k import split_k_scratch, split_k_sum
 from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH, WARP, MmaKind, SmallTile, Tile
+from adtrain.lowering.cuda.gemm.tiny import TinyGemm
 from adtrain.lowering.shapes import product_lengths
 
 MAX_CANDIDATES = 12
@@ -47,6 +48,8 @@ LONG_MEMBER_TILE = (32, 32, 32, 32, 4, 2, 17)
 """Arguments of `SmallTile` for a longer K, of a product whose member is a dimension of the grid."""
 GEMV_THREADS = {False: 256, True: 1024}
 """Threads of a block of `gemm/gemv.cu`, by whether it reads the matrix along its columns (COLUMNS)."""
+MAX_COLUMN_K = 1 << 13
+"""The largest K for which gemv by few columns is preferred. It took 181 us for (20, 100000) by (100000, 1)."""
 GEMV_COLUMN_LANES = 8
 """Threads of a row in a block of `gemm/gemv.cu` that reads along columns."""
 
@@ -227,12 +230,16 @@ def block_gemms(
 def candidates(
     target: Target, a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = FULL
 ) -> Sequence[CudaKernel]:
-    """The rule of `matmul`: `gemms`. Before them, gemv for a matrix by a vector without rounding, or `ShortKGemm` for a
-    large product with a short K and rounding."""
+    """The rule of `matmul`: `gemms`. Before them, without rounding `TinyGemm` for many small matrices, and gemv for a
+    matrix by a vector; with rounding `ShortKGemm` for a large product with a short K."""
     full = precision == FULL or a.dtype.itemsize == 8
-    lengths = product_lengths(a, b, transpose_a, transpose_b)
+    lengths, transposed = product_lengths(a, b, transpose_a, transpose_b), (transpose_a, transpose_b)
+    tiny = TinyGemm(lengths, a.dtype, transposed)
+    exact = [tiny.kernel()] if full and tiny.suits() and not target.by_member else []
     vector = [_gemv(a, b, transpose_a, transpose_b)] if full and 1 in lengths[1:3] else []
-    short = ShortKGemm(lengths, (transpose_a, transpose_b), precision)
+    few_blocks = [x for x in vector if lengths[3] > MAX_COLUMN_K and _has_few_blocks(x.launches[0], target)]
+    exact += [x for x in vector if x not in few_blocks]
+    short = ShortKGemm(lengths, transposed, precision)
     k_major = not transpose_a, transpose_b
 
     def kernel(gemm: BlockGemm | PackedGemm | Bf16x3Gemm) -> CudaKernel:
@@ -241,7 +248,13 @@ def candidates(
 
     found = gemms(target, a, b, transpose_a, transpose_b, precision)
     first = [short.kernel()] if found and not full and short.suits() and not target.by_member else []
-    return [*vector, *first, *map(kernel, found)]
+    return [*exact, *first, *map(kernel, found), *few_blocks]
+
+
+def _has_few_blocks(gemv: CudaLaunch, target: Target) -> bool:
+    """Whether a matrix by columns occupies less than an eighth of the GPU: `gemv` does not divide K among blocks."""
+    assert isinstance(gemv.blocks, int)
+    return bool(gemv.definitions["COLUMNS"]) and 8 * gemv.blocks < target.multiprocessors
 
 
 def _gemv(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> CudaKernel:

@@ -1,6 +1,7 @@
-"""Weights as tiles of bfloat16 terms, which products of many rows read by bulk copies.
+"""The primitives `weight_tiles` and `with_tiles`: weights as tiles of bfloat16 terms, which bulk copies read.
 
-The pass `tile_weights` makes these equations. It runs after differentiation, so they have no derivatives.
+The pass `tile_weights` makes their equations for products of many rows. It runs after differentiation, so they
+have no derivatives.
 """
 
 from __future__ import annotations

@@ -1,0 +1,313 @@
+"""Reductions: a sum, maximum or minimum over any axes with the elementwise equations that compute its argument.
+
+Examples: the mean of the squares of a large array, and a gradient by a factor that was broadcast. The kernels of
+`reduce/reduce.cu` compute an element of the argument where they would load it, so that it is never stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from math import prod
+
+from adtrain.backends.cuda.codegen.loops import flat
+from adtrain.backends.cuda.codegen.part import OPTIONS, Kernel, indented
+from adtrain.backends.cuda.compiler import Source, of_kernel
+from adtrain.backends.cuda.forms.column_sum import sums_columns
+from adtrain.backends.cuda.forms.form import Form, define
+from adtrain.backends.cuda.forms.one_block import is_small
+from adtrain.backends.cuda.forms.row_fused import row_items
+from adtrain.backends.cuda.launch_plan import launch_source, with_definitions
+from adtrain.codegen.access import access, read, vector_results
+from adtrain.codegen.expressions import pointer
+from adtrain.core.fused import LOOPS, body_of, fuse, renamed
+from adtrain.core.kernel import CudaLaunch
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.target import Target
+from adtrain.lowering.cuda.reduce import COMBINE, MAX, MIN, OF_POINTERS, SUM, VECTOR
+from adtrain.lowering.cuda.reduce import reduction as candidates
+from adtrain.passes.dead_code import remove_dead_code
+from adtrain.passes.fuse_elementwise import by_element
+from adtrain.passes.fuse_products import reads_by_element
+from adtrain.passes.fusion import Fusion
+from adtrain.passes.groups import MAX_EQUATIONS, Groups
+
+REDUCTION = "reduction"
+"""A sum, maximum or minimum over any axes of what elementwise equations compute. What they compute is never stored."""
+OPERATIONS = {"sum": SUM, "max": MAX, "min": MIN}
+
+
+class ReductionFusion(Fusion):
+    """A sum, maximum or minimum over any axes, and the loops that compute its argument.
+
+    A reduction gets a copy of the equations that compute its argument, if fewer bytes are read and written then. Sums
+    over the rows of a matrix get one too, for `column_sum`. Reductions of narrow rows are left to `row_fused`, and
+    small ones to `one_block`.
+    """
+
+    form = REDUCTION
+    limit = MAX_EQUATIONS
+
+    @classmethod
+    def runs_on(cls, target: Target) -> bool:
+        return not target.by_member  # the kernels of files compute one member
+
+    def prepared(self) -> Program:
+        return _Arguments(self.program).program()
+
+    def joins(self, groups: Groups, producer: int, reader: int, value: Variable) -> bool:
+        source, e = groups.equations[producer], groups.equations[reader]
+        if not any(map(_is_large, _members_of(groups, reader))) or any(map(_is_large, _members_of(groups, producer))):
+            return False
+        # All loops have the shape of the argument: a reshape stands between the last ones and the reduction.
+        by_one = by_element(e) and not source.has(Trait.RESHAPE) and reads_by_element(e, value)
+        return (by_one or e.has(Trait.RESHAPE) or _is_large(e)) and self._is_own(groups, source)
+
+    def _is_own(self, groups: Groups, source: Equation) -> bool:
+        """Whether loops, or a reshape of their result, compute a value for one equation."""
+        if len(source.outputs) > 1 or self.readers[source.outputs[0]] > 1 or not source.inputs:
+            return False
+        if source.has(Trait.RESHAPE):
+            (x,) = source.inputs
+            return x in groups.producer and self._is_own(groups, groups.equations[groups.producer[x]])
+        return by_element(source) and not self.arguments.joins_product(source)
+
+    @cached_property
+    def arguments(self) -> _Arguments:
+        return _Arguments(self.program)
+
+
+def _members_of(groups: Groups, i: int) -> list[Equation]:
+    return [groups.equations[k] for k in groups.members[groups.of[i]]]
+
+
+def _is_large(e: Equation) -> bool:
+    """Whether it is a reduction that neither one thread block nor those of rows or columns compute."""
+    return _reduces(e) and not sums_columns(e)
+
+
+def _reduces(e: Equation) -> bool:
+    known = e.primitive.name in OPERATIONS and all(v.size for v in (*e.inputs, *e.outputs))
+    return known and not is_small(e) and row_items(e) is None
+
+
+class _Arguments:
+    """The arguments of the large reductions of a Program, and the elementwise equations that compute them."""
+
+    def __init__(self, program: Program) -> None:
+        self.before = program
+        self.position = {v: i for i, e in enumerate(program.equations) for v in e.outputs}
+        self.loops = {i: _members(e) for i, e in enumerate(program.equations) if by_element(e)}
+
+    def program(self) -> Program:
+        """The Program with copies of equations for the reductions of what they compute, where these save bytes."""
+        program, copies = self.before, dict[Equation, list[Equation]]()
+        for x in dict.fromkeys(e.inputs[0] for e in program.equations if _reduces(e)):
+            part = self._part(x)
+            reductions = [e for e in program.readers[x] if _reduces(e)]
+            if part is not None and _inputs(part) and self._saves(x, part, reductions):
+                copies |= {e: _copied(part, x) for e in reductions}
+        if not copies:
+            return program
+        equations: list[Equation] = []
+        for e in program.equations:
+            own = copies.get(e, [])
+            equations += [*own, renamed(e, {e.inputs[0]: own[-1].outputs[0]}) if own else e]
+        return remove_dead_code(_without_unread_results(replace(program, equations=tuple(equations))))
+
+    def joins_product(self, e: Equation) -> bool:
+        """Whether it can become the epilogue of a product, or read rows by index itself."""
+        for v in e.inputs:
+            if v not in self.position or len(self.before.readers[v]) > 1 or v in self.before.outputs:
+                continue
+            source = self.before.equations[self.position[v]]
+            traits = (Trait.MATMUL, Trait.CONVOLUTION, Trait.GATHER)
+            if any(x.has(trait) for x in body_of(source).equations for trait in traits):
+                return True
+        return False
+
+    def _saves(self, x: Variable, part: Sequence[Equation], reductions: Sequence[Equation]) -> bool:
+        """Whether fewer bytes are read and written if each of the reductions computes `x` itself."""
+        source = self.before.equations[self.position[x]]
+        stored = x in self.before.outputs or len(self.before.readers[x]) > len(reductions)
+        spared = x.nbytes * (len(reductions) + (not stored))
+        if not stored and len(source.outputs) == 1:
+            if len(reductions) == 1 and set(part) == set(self._cone(x) or ()):
+                return False  # it is the only reader, and joins without a copy
+            spared += sum(v.nbytes for v in _inputs(part) if v in source.inputs)
+        return len(reductions) * self._read(part) < spared
+
+    def _part(self, x: Variable) -> list[Equation] | None:
+        """The equations that compute `x` from values in memory, such that they read the fewest bytes."""
+        part = self._cone(x)
+        while part is not None:
+            for v in sorted(_inputs(part), key=lambda v: -v.nbytes):
+                cone = self._cone(v) if v.type.shape == x.type.shape else None
+                if cone is not None:
+                    more = sorted({*part, *cone}, key=self.order.__getitem__)
+                    if len(more) <= MAX_EQUATIONS and self._read(more) < self._read(part):
+                        part = more
+                        break
+            else:
+                return part
+        return None
+
+    @cached_property
+    def order(self) -> dict[Equation, tuple[int, int]]:
+        return {e: (i, k) for i, members in self.loops.items() for k, e in enumerate(members)}
+
+    def _cone(self, x: Variable) -> list[Equation] | None:
+        """The equations on which `x` depends in the loops that compute it; None if no loops compute it."""
+        i = self.position.get(x)
+        if i is None or i not in self.loops or self.joins_product(self.before.equations[i]):
+            return None
+        return _needed(self.loops[i], [x])
+
+    def _read(self, part: Sequence[Equation]) -> int:
+        """The bytes that a kernel reads for equations. A value inside blocks of rows must be stored for it, too."""
+        return sum(v.nbytes * (2 if self._in_rows(v) else 1) for v in _inputs(part))
+
+    def _in_rows(self, v: Variable) -> bool:
+        """Whether a value need not be stored, because equations that work row by row compute and read it."""
+        if v not in self.position or v in self.before.outputs:
+            return False
+        of_rows = (self.before.equations[self.position[v]], *self.before.readers[v])
+        return all(row_items(e) is not None for e in of_rows)
+
+
+def _members(e: Equation) -> Sequence[Equation]:
+    """The elementwise equations of loops, with the variables of the Program."""
+    body = body_of(e)
+    names = dict(zip(body.inputs, e.inputs, strict=False)) | dict(zip(body.outputs, e.outputs, strict=True))
+    changed = {v: new for v, new in names.items() if v is not new} if e.form else {}
+    return [renamed(x, changed) for x in body.equations] if changed else body.equations
+
+
+def _needed(equations: Sequence[Equation], results: Iterable[Variable]) -> list[Equation]:
+    """The equations on which the results depend."""
+    needed, found = set(results), list[Equation]()
+    for e in reversed(equations):
+        if not needed.isdisjoint(e.outputs):
+            found.append(e)
+            needed.update(e.inputs)
+    return found[::-1]
+
+
+def _inputs(equations: Sequence[Equation]) -> list[Variable]:
+    made = {v for e in equations for v in e.outputs}
+    return list(dict.fromkeys(v for e in equations for v in e.inputs if v not in made))
+
+
+def _as_loops(equations: Sequence[Equation], results: Collection[Variable]) -> Equation:
+    return fuse(LOOPS, equations, results) if len(equations) > 1 else equations[0]
+
+
+def _copied(part: Sequence[Equation], x: Variable) -> list[Equation]:
+    """Loops that compute a copy of `x`."""
+    names = {v: v.like() for e in part for v in e.outputs}
+    return [_as_loops([renamed(e, names) for e in part], [names[x]])]
+
+
+def _without_unread_results(program: Program) -> Program:
+    """The Program without the results of loops that nothing reads.
+
+    What is left of such loops joins the loops that alone read it. Before, there may have been a reduction in between.
+    """
+    read, equations, cut = set(program.outputs), list[Equation](), set[Equation]()
+    for e in reversed(program.equations):
+        results = [v for v in e.outputs if v in read]
+        if results and len(results) < len(e.outputs) and e.form == LOOPS:
+            e = _as_loops(_needed(_members(e), results), results)
+            cut.add(e)
+        if results:
+            read.update(e.inputs)
+            equations.append(e)
+    return _joined(replace(program, equations=tuple(reversed(equations))), cut)
+
+
+def _joined(program: Program, cut: Collection[Equation]) -> Program:
+    """The Program in which each of some loops joins the loops that alone read its only result."""
+    held: dict[Variable, Equation] = {}
+    equations: list[Equation] = []
+    for e in program.equations:
+        joins = e in cut
+        for v in e.inputs:
+            if v in held:
+                e, joins = _as_loops([*_members(held[v]), *_members(e)], e.outputs), True
+        (v, *others), (reader, *more) = e.outputs, program.readers.get(e.outputs[0], (e,))
+        alone = joins and not others and not more and v not in program.outputs
+        if alone and by_element(reader) and reads_by_element(reader, v) and _fit(e, reader):
+            held[v] = e
+        else:
+            equations.append(e)
+    return replace(program, equations=tuple(equations))
+
+
+def _fit(*loops: Equation) -> bool:
+    return sum(len(_members(e)) for e in loops) <= MAX_EQUATIONS
+
+
+def reduction_kernels(equation: Equation, target: Target) -> list[Kernel]:
+    """The launches of a `reduction` equation: those of the reduction of an array, with the argument computed."""
+    body = flat(body_of(equation))
+    total = body.equations[-1]
+    (x,), (y,) = total.inputs, total.outputs
+    found = candidates(target, OPERATIONS[total.name], x.type, total.params["axes"], y.type.dtype)
+    chosen = next(each for each in found if all(launch.name != OF_POINTERS for launch in each.launches))
+    text = "\n".join(["#define COMPUTED_ARGUMENT", *_elements(body)])
+
+    def source(launch: CudaLaunch) -> Source:
+        found = launch_source(launch)
+        return of_kernel(found if launch.name == COMBINE else with_definitions(found, text, OPTIONS), launch.name)
+
+    return [
+        Kernel(
+            source(launch),
+            launch.name,
+            (*(body.inputs[:1] if launch.name == COMBINE else body.inputs), y),
+            launch.blocks if isinstance(launch.blocks, int) else 0,
+            launch.threads or 0,
+            launch.shared,
+            chosen.scratch or 0,
+            checked=False,
+            numbers=[int(n) for n in launch.numbers],
+            elements=launch.elements or 0,
+        )
+        for launch in chosen.launches
+    ]
+
+
+def _elements(body: Program) -> list[str]:
+    """The struct `Elements` of `reduce/accumulators.cuh`: pointers to the inputs, and the argument's elements."""
+    *before, total = body.equations
+    (x,) = total.inputs
+    views = {e.outputs[0]: e.inputs[0] for e in before if e.has(Trait.RESHAPE)}
+    while x in views:
+        x = views[x]
+    program = Program(body.inputs, {}, tuple(e for e in before if not e.has(Trait.RESHAPE)), (x,))
+    shape, widest = x.type.shape, VECTOR // x.type.dtype.itemsize
+    loads, values = [], {}
+    for n, v in enumerate(body.inputs):
+        found = access(v.type.shape, shape, ("i", len(shape)))
+        whole = v.size == prod(shape)
+        if whole or found.run % widest == 0 or found.place == "0":
+            line, values[v] = read(v, f"v{n}", f"x{n}", found.place, "N" if found.step and found.place != "0" else 1)
+            loads.append(line)
+        else:  # neighbours may lie in different rows of the input
+            values[v] = f"x{n}[{access(v.type.shape, shape, ('(i + k)', len(shape))).place}]"
+    kind = "uint32_t" if prod(shape) < 2**31 else "int64_t"
+    return [
+        "struct Elements {",
+        *(f"    {pointer(v, const=True)}x{n};" for n, v in enumerate(body.inputs)),
+        "    template <int N> __device__ __forceinline__ auto vector(int64_t first) const {",
+        f"        const {kind} i = first;",
+        *indented(indented([*loads, *vector_results(program, values, "N")])),
+        "        return r0;",
+        "    }",
+        "};",
+    ]
+
+
+define(Form(REDUCTION, lambda equation, lowering: reduction_kernels(equation, lowering.target)))
