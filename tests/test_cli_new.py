@@ -114,6 +114,9 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     assert one_line(command("new", tmp_path / "y.csv", "--set", "delimiter=;", expect=2)).startswith(
         f"{tmp_path}/y.csv:2: found '0,5' in column 0 (a), expected a finite number"
     )
+    for key in ("label", "target"):
+        error = one_line(command("new", tmp_path / "y.csv", "--set", "delimiter=;", "--set", f"{key}=z", expect=2))
+        assert error.startswith(f"data.{key}: found 'z', which is not a column of {tmp_path}/y.csv")
     assert "data.labl: unknown key" in one_line(command("new", tmp_path / "x.csv", "--set", "labl=b", expect=2))
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -58,6 +59,15 @@ def test_the_time_in_all_counts_from_the_start_of_the_process(cfg: Path, monkeyp
     result = command("sweep", cfg, "--device", "cpu", "--set", "sweep={training.seed: {range: 2}}")
     assert "time    1,0" in result.stdout + result.stderr
     assert json.loads(Path("runs/tiny-sweep/results.json").read_text())["seconds"] > 1000
+
+
+def test_a_sweep_in_which_all_members_fail_is_an_error_and_has_no_best_member(cfg: Path) -> None:
+    settings = "--set", "sweep={training.seed: [0, 1]}", "--set", "optimizer={sgd: {lr: 1.0e+30}}"
+    result = command("sweep", cfg, *settings, "--device", "cpu", "--output-dir", "s", expect=2)
+    assert result.stderr.splitlines()[-1].startswith("adtrain: error: s: no member finished; lower the optimizer's lr")
+    assert "members 2 failed" in result.stdout
+    (row,) = json.loads(command("compare", "s", "--json").stdout)["sweeps"]
+    assert (row["failed"], row["best"], row["member"], row["values"]) == (2, None, None, {})
 
 
 def test_the_page_has_all_members_and_links_to_the_report_of_the_best(cfg: Path) -> None:
@@ -168,6 +178,7 @@ def test_a_sweep_on_changed_data_is_refused_without_override(cfg: Path, monkeypa
     labels.write_bytes(content[:8] + content[8:][::-1])
     command("sweep", "--resume", "s", "--device", "cpu", "--override", "--dry-run")
     assert folder.changed_data(session.digests) == []
-    command("sweep", "--resume", "s", "--device", "cpu", "--override")
+    shown = command("sweep", "--resume", "s", "--device", "cpu", "--override").stdout
+    assert re.search(r"^time +[0-9.]+ s since the resumption, [0-9.]+ s training in all$", shown, re.MULTILINE)
     assert folder.changed_data(session.digests) != []
     assert folder.results() is not None

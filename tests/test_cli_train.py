@@ -201,6 +201,9 @@ def test_the_resolved_config_trains_again_to_the_same_model_from_any_folder(
             "--profile times the operations of one process, and takes no --ranks,",
         ),
         (["--dry-run", "--profile"], "--dry-run trains nothing, and takes no --profile"),
+        (["--dry-run", "--verbose"], "--dry-run trains nothing, and takes no --verbose"),
+        (["--eager", "--no-fuse"], "--eager has no kernels to fuse, and takes no --no-fuse"),
+        (["--timeout", "5"], "--timeout is for several processes: --ranks, torchrun, mpiexec or srun"),
         (["--seeds", "2", "--profile"], "--seeds trains a sweep, and takes no --profile"),
     ],
 )

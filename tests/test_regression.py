@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from command_line import command
 from idx_files import write_idx
-from report_runs import Elements
+from report_runs import Elements, one_line
 from resumed_runs import check_stops, train
 
 from adtrain import config, training
@@ -144,6 +144,9 @@ def test_the_commands_work_on_a_run_that_predicts_numbers(tmp_path: Path) -> Non
     predicted = np.array([row["predicted"]["price"] for row in rows])
     assert np.abs(predicted - price).mean() < 1500
     assert f"{predicted[0]:.6g}" in command("predict", str(folder), str(tmp_path / "rows-idx4")).stdout
+    for option in ("--invert", "--center"):
+        error = one_line(command("predict", str(folder), str(tmp_path / "rows-idx4"), option, "yes", expect=2))
+        assert error.startswith(f"{option} is for runs on images; this one is on a table or a text")
 
     command("report", str(folder))
     page = Elements((folder / "report.html").read_text())

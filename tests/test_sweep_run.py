@@ -22,7 +22,7 @@ from adtrain.sweeps.run import SweepInterrupted, Watch, halving_epochs
 from adtrain.sweeps.session import MAX_WAVE
 from adtrain.training import model_file
 from adtrain.training.evaluation import predictions
-from adtrain.training.scores import ClassScore, MultilabelScore
+from adtrain.training.scores import ClassScore, MultilabelScore, RegressionScore
 
 SWEEP = "{training.seed: {range: 3}, optimizer.sgd.lr: [0.1, 1.23456789e+30], model.layers.0.linear: [8, 6]}"
 SETTINGS = SGD, "data.validation=0.2", "training.epochs=4", "data.batch_size=8"
@@ -151,6 +151,18 @@ def test_the_run_of_a_member_predicts_as_its_weights_do(uninterrupted: tuple[Pat
     summary = json.loads((path / "members" / str(results.members[0].member) / "summary.json").read_text())
     assert results.members[0].test is not None
     assert summary["test"] == results.members[0].test._asdict()
+
+
+def test_the_run_of_a_member_predicts_numbers_as_its_scores_say(tmp_path: Path) -> None:
+    settings = "loss=mse", "data.normalize_targets=true", *SETTINGS
+    found = session(tmp_path, "{training.seed: {range: 2}}", *settings, layers="[linear: 1]")
+    results = run(found, tmp_path / "s").run()
+    test = found.groups[0].experiment.test
+    for member in results.members:
+        trained = model_file.load(finished.write_run(found, SweepFolder.open(tmp_path / "s"), member.member))
+        given = predictions(trained.network, trained.params, trained.statistics, test.images, "cpu")
+        assert isinstance(member.test, RegressionScore)
+        assert member.test.rmse == pytest.approx(np.sqrt(np.mean((given - test.labels) ** 2)), rel=1e-5)
 
 
 def test_an_ensemble_is_the_mean_of_the_probabilities(uninterrupted: tuple[Path, SweepResults]) -> None:

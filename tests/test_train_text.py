@@ -184,6 +184,7 @@ def test_predict_gives_the_probabilities_of_the_next_character(trained: Path, tm
 def test_predict_shows_characters_that_are_not_seen(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "input.txt").write_text("a")
     assert r"'\n'" in command("predict", trained, tmp_path / "input.txt", "--top-k", "7").stdout
+    assert error_of("predict", trained, tmp_path / "input.txt", "--invert", "no").startswith("--invert is for runs on")
 
 
 def test_a_sample_is_determined_by_its_seed(trained: Path) -> None:

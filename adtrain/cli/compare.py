@@ -99,15 +99,15 @@ def _sweep_cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def sweep_row(path: Path, results: SweepResults) -> dict[str, Any]:
-    """The results of a sweep as JSON values."""
+    """The results of a sweep as JSON values. Without a finished member there is no best one."""
     values = [x.value for x in results.members if x.status == "finished" and x.value is not None]
     return {
         "sweep": str(path),
         "rank_by": results.rank_by,
         "best": values[0] if values else None,
         "median": median(values) if values else None,
-        "member": results.members[0].member,
-        "values": results.members[0].values,
+        "member": results.members[0].member if values else None,
+        "values": results.members[0].values if values else {},
         "members": len(results.members),
         "failed": sum(x.status == "failed" for x in results.members),
         "train_seconds": results.train_seconds,

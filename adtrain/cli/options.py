@@ -334,34 +334,30 @@ def select_ops(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
     return [row for row in rows if not names or row.op in names]
 
 
-def refusing(rule: Callable[..., tuple[Collection[str], str]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+Refusals = Iterable[tuple[Collection[str], str]]
+"""Names of parameters without an effect, and the error for one of them, with `{}` for the option."""
+
+
+def refusing(rule: Callable[..., Refusals]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A decorator that refuses the options of a command that have no effect beside the others that are given.
 
     Args:
-        rule: takes the command's parameters, and returns the names of those without an effect beside the others, and
-            the error for one of them, with `{}` for the option.
+        rule: takes the command's parameters, and returns those without an effect beside the others.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def checked(*args: Any, **parameters: Any) -> None:
-            refused, error = rule(**parameters)
             ctx = click.get_current_context()
-            for parameter in ctx.command.params:
-                if parameter.name in refused and _is_given(ctx, parameter):
-                    is_option = isinstance(parameter, click.Option)
-                    name = parameter.opts[-1] if is_option else parameter.human_readable_name.strip("[]")
-                    raise click.UsageError(error.format(name))
+            for refused, error in rule(**parameters):
+                for parameter in ctx.command.params:
+                    source = ctx.get_parameter_source(str(parameter.name))
+                    if parameter.name in refused and source is ParameterSource.COMMANDLINE:
+                        is_option = isinstance(parameter, click.Option)
+                        name = parameter.opts[-1] if is_option else parameter.human_readable_name.strip("[]")
+                        raise click.UsageError(error.format(name))
             command(*args, **parameters)
 
         return checked
 
     return decorate
-
-
-def _is_given(ctx: click.Context, parameter: click.Parameter) -> bool:
-    """Whether the command line has the parameter. Flags with a text as value may set the same variable."""
-    if ctx.get_parameter_source(str(parameter.name)) is not ParameterSource.COMMANDLINE:
-        return False
-    flag = getattr(parameter, "flag_value", None)
-    return not isinstance(flag, str) or ctx.params[str(parameter.name)] == flag

@@ -90,6 +90,10 @@ def command(
     trained = model_file.load(run, device, trust)
     if top_k is not None and trained.targets:
         raise click.UsageError("--top-k is for runs that predict classes; this one predicts numbers or labels")
+    takes_images = not trained.config.data.is_text and trained.image_shape[1:] != (1, 1)
+    for option, choice in (("--invert", invert), ("--center", center)):
+        if choice != "auto" and not takes_images:
+            raise click.UsageError(f"{option} is for runs on images; this one is on a table or a text")
     note_precision(trained.config, device)
     options = ImageOptions(cast(Choice, invert), cast(Choice, center))
     predicted: list[Predicted]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from adtrain import config
 from adtrain.cli.options import (
     ConfigName,
     FilePath,
+    Refusals,
     RunPath,
     Whole,
     autotune_option,
@@ -43,12 +44,13 @@ MAX_ROWS = 10
 """Members in the printed ranking."""
 
 
-def _without_effect(sweep: Path | None, **_: Any) -> tuple[Collection[str], str]:
-    """The parameters that have no effect in this use of the command, and the error for one of them."""
+def _without_effect(sweep: Path | None, **_: Any) -> Refusals:
+    """The parameters that have no effect in this use of the command."""
     if sweep is not None:
         of_new = {"config_path", "halving", "rank_by", "output_dir", "overrides"}
-        return of_new, "--resume SWEEP continues a sweep, and takes no {}"
-    return {"copies", "override"}, "{} is for --resume SWEEP only"
+        yield of_new, "--resume SWEEP continues a sweep, and takes no {}"
+    else:
+        yield {"copies", "override"}, "{} is for --resume SWEEP only"
 
 
 @click.command()
@@ -174,6 +176,7 @@ def train_session(
     as_json: bool,
 ) -> None:
     """Print the plan, train a new sweep or the one in `folder`, and print the ranking."""
+    resumed = folder is not None
     options = session.options(halving, rank_by) if folder is None else folder.options
     plans = session.plans(at_once)
     lines = plan_lines(session, plans, options.rank_by, options.halving)
@@ -198,11 +201,14 @@ def train_session(
         except SweepInterrupted:
             message(f"stopped; {folder.advice(session.config)}")
             raise SystemExit(signals.exit_code) from None
-    if results.members[0].status == "finished":
+    has_best = results.members[0].status == "finished"
+    if has_best:
         finished.write_run(session, folder, None, run.final)
     if as_json:
         print_json({"sweep": str(folder.path), **plain(results), **over_seeds(results)})
     elif is_quiet():
         show(folder.path)
     else:
-        show(*ranking_lines(results, folder, MAX_ROWS), "", *summary_lines(results, folder))
+        show(*ranking_lines(results, folder, MAX_ROWS), "", *summary_lines(results, folder, resumed))
+    if not has_best:
+        raise AdtrainError(f"{folder.path}: no member finished; lower the optimizer's lr, or set training.clip_norm")

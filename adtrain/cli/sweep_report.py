@@ -124,14 +124,15 @@ def _row(found: MemberResult, keys: Sequence[str], names: Sequence[str]) -> list
     ]
 
 
-def summary_lines(results: SweepResults, folder: SweepFolder) -> list[str]:
-    """How many members finished, the time, and where the files are."""
+def summary_lines(results: SweepResults, folder: SweepFolder, resumed: bool) -> list[str]:
+    """How many members finished, the time, and where the files are. The training may be of several processes."""
+    since = "since the resumption" if resumed else "in all"
     counts = {status: sum(x.status == status for x in results.members) for status in ("finished", "dropped", "failed")}
     told = ", ".join(f"{count:,} {status}" for status, count in counts.items() if count)
     lines = [
         *_seed_lines(results),
         f"members {told}",
-        f"time    {results.seconds:,.1f} s in all, {results.train_seconds:,.1f} s training",
+        f"time    {results.seconds:,.1f} s {since}, {results.train_seconds:,.1f} s training{' in all' * resumed}",
         f"sweep   {folder.path}",
     ]
     if results.members[0].status == "finished":

@@ -6,7 +6,7 @@ import functools
 import os
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
@@ -23,6 +23,7 @@ from adtrain.cli.options import (
     FilePath,
     HeadedCommand,
     Number,
+    Refusals,
     RunPath,
     Whole,
     autotune_option,
@@ -106,21 +107,26 @@ def _described(error: Exception) -> tuple[str, int]:
 
 
 def _without_effect(
-    run: Path | None, seeds: int | None, dry_run: bool, ranks: int | None, profile: bool, **_: Any
-) -> tuple[Collection[str], str]:
-    """The parameters that have no effect in this use of the command, and the error for one of them."""
+    run: Path | None, seeds: int | None, dry_run: bool, ranks: int | None, eager: bool, **_: Any
+) -> Refusals:
+    """The parameters that have no effect in this use of the command."""
     of_run = {"override", "copies"}
     process = place(os.environ)
-    if profile and (ranks is not None or (process is not None and process.size > 1)):
-        return {"profile"}, "{} times the operations of one process, and takes no --ranks, torchrun, mpiexec or srun"
     if run is not None:
-        return {"config_path", "seeds", "output_dir", "dry_run"}, "--resume RUN continues a run, and takes no {}"
-    if seeds is not None:
-        of_one = {"ranks", "timeout", "profile", "debug_nan", "events", "mode", "verbose"}
-        return of_run | of_one, "--seeds trains a sweep, and takes no {}"
-    if dry_run:
-        return {*of_run, "profile", "debug_nan", "events"}, "--dry-run trains nothing, and takes no {}"
-    return of_run, "{} is for --resume RUN only"
+        yield {"config_path", "seeds", "output_dir", "dry_run"}, "--resume RUN continues a run, and takes no {}"
+    elif seeds is not None:
+        of_one = {"ranks", "timeout", "profile", "debug_nan", "events", "eager", "no_fuse", "verbose"}
+        yield of_run | of_one, "--seeds trains a sweep, and takes no {}"
+    elif dry_run:
+        yield {*of_run, "profile", "debug_nan", "events", "verbose"}, "--dry-run trains nothing, and takes no {}"
+    else:
+        yield of_run, "{} is for --resume RUN only"
+    if ranks is not None or (process is not None and process.size > 1):
+        yield {"profile"}, "{} times the operations of one process, and takes no --ranks, torchrun, mpiexec or srun"
+    elif process is None:
+        yield {"timeout"}, "{} is for several processes: --ranks, torchrun, mpiexec or srun"
+    if eager:
+        yield {"no_fuse"}, "--eager has no kernels to fuse, and takes no {}"
 
 
 HEADINGS = {
@@ -167,8 +173,8 @@ HEADINGS = {
     metavar="N",
     help="Train N networks together, from seed, seed + 1, ..., as adtrain sweep does, into runs/NAME-sweep or DIR.",
 )
-@click.option("--eager", "mode", flag_value="eager", help="Run the step operation by operation.")
-@click.option("--no-fuse", "mode", flag_value="staged", help="Run each operation as a separate kernel.")
+@click.option("--eager", is_flag=True, help="Run the step operation by operation.")
+@click.option("--no-fuse", is_flag=True, help="Run each operation as a separate kernel.")
 @click.option("--dry-run", is_flag=True, help="Check everything, show costs and memory; train and write nothing.")
 @quiet_option("run")
 @click.option(
@@ -195,7 +201,8 @@ def command(
     debug_nan: bool,
     events: bool,
     seeds: int | None,
-    mode: str | None,
+    eager: bool,
+    no_fuse: bool,
     dry_run: bool,
     verbose: bool,
     as_json: bool,
@@ -218,7 +225,8 @@ def command(
     if events:
         tensorboard.check(run or output_dir or Path())
     longer = _settings(epochs=epochs, steps=steps)
-    settings, step_mode = [*overrides, *_settings(seed=seed)], training.Mode(mode or "fused")
+    settings = [*overrides, *_settings(seed=seed)]
+    step_mode = training.Mode.EAGER if eager else training.Mode.STAGED if no_fuse else training.Mode.FUSED
 
     if seeds is not None:
         from adtrain.cli import sweep

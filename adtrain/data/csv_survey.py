@@ -134,9 +134,9 @@ def propose(path: Path, options: CsvOptions) -> Proposal:
         for i, first in enumerate(table.first):
             key = first if first and len(table.positions.get(first, ())) == 1 else i
             columns.append(Survey(key, table.name(i), table.title(i), missing))
-        asked = options.label if options.target is None else options.target
+        option, asked = ("label", options.label) if options.target is None else ("target", options.target)
         given = () if asked is None else asked if isinstance(asked, tuple) else (asked,)
-        predicted = [columns[table.column("label", x)] for x in given]
+        predicted = [columns[table.column(option, x)] for x in given]
         dropped = {table.column("drop", x) for x in options.drop}
         for line, row in table.lines:
             for column, cell in zip(columns, table.row(line, row), strict=True):

@@ -62,7 +62,10 @@ class Group:
     shared_seed: int | None
 
     def of_member(self, member: Member) -> Experiment:
-        """The experiment of one member, as `adtrain train` has it. With `shared_seed` the split is that of all."""
+        """The experiment of one member, as `adtrain train` has it. With `shared_seed` the split is that of all.
+
+        Its targets are normalized by the statistics of the first member's training part, as in the group's Program.
+        """
         first, cfg = self.experiment, member.config
         init_from = with_absolute_paths(cfg).training.init_from
         prepared = first.config.model_copy(
@@ -83,7 +86,7 @@ class Group:
         if first.validation is None or seed == self.data_seed(self.members[0]):
             return found
         train, validation = data.split_validation(self.whole, cfg.data.validation, seed, first.data.validation_rows)
-        return replace(found, data=first.data.with_train(train), validation=validation)
+        return replace(found, data=replace(first.data, train=train), validation=validation)
 
     def data_seed(self, member: Member) -> int:
         """The seed of a member's order and validation split."""
