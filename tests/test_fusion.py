@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +198,20 @@ def test_the_first_of_two_forms_that_save_as_much_keeps_the_equations() -> None:
 def test_the_overhead_of_a_form_counts_when_forms_compete() -> None:
     assert chosen((Wide, Narrow), 1) == LAST_THREE
     assert chosen((Slower, Narrow), 1) == FIRST_TWO
+
+
+class Beside(Fusion):
+    """Puts independent operations side by side, and refuses to."""
+
+    form = "beside"
+
+    def together(self, groups: Groups) -> Iterable[Iterable[int]]:
+        return [range(len(groups.equations))]
+
+    def saves(self, equations: Sequence[Equation]) -> bool:
+        return False
+
+
+def test_equations_whose_kernel_saves_nothing_are_not_put_side_by_side() -> None:
+    program = stage(lambda x: (ops.exp(x), ops.sin(x)), ()).program(np.ones(9, np.float32))
+    assert [e.name for e in FusionPass((Beside,))(program).equations] == ["exp", "sin"]

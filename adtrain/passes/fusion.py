@@ -316,7 +316,7 @@ def _merged(fusion: Fusion, allowed: Collection[int]) -> Groups:
                 groups.merge(a, b)
                 merged = True
     for positions in fusion.together(groups):
-        _merge_independent(groups, positions)
+        _merge_independent(groups, (i for i in positions if i in allowed))
     return groups
 
 
