@@ -142,6 +142,7 @@ MEDIUM: Mapping[str, Large] = {
     "embedding": Large(ops.embedding, [Shaped(512, dtype="int64"), Shaped(4, 4)]),
     "take along columns": Large(lambda x, i: ops.take(x, i, 1), [Shaped(140, 64), Shaped(512, dtype="int64")]),
     "self-attention of short sequences": Large(lambda x: ops.self_attention(x, 2), [Shaped(16, 8, 96)]),
+    "matmul of many small matrices": Large(ops.matmul, [Shaped(4096, 4, 4), Shaped(4096, 4, 3)]),
     "matmul of a short K": Large(precise(ops.matmul, "tf32"), [Shaped(1024, 8), Shaped(8, 1024)]),
 }
 """Arguments just large enough for the kernels that an H200 chooses for none of the case table."""

@@ -25,6 +25,6 @@ struct ImageLayout {
 };
 
 __device__ __forceinline__ PackedImages packed_images(char *scratch, int batch) {
-    const int marks = ceil_div(batch * IMAGE_PITCH, TILE) * (TILE / FALLBACK_POSITIONS) * FILTER_BLOCKS;
+    const unsigned marks = ceil_div(batch * IMAGE_PITCH, TILE) * (TILE / FALLBACK_POSITIONS) * FILTER_BLOCKS;
     return PackedImages(SCRATCH_PACKED(char, scratch, marks), batch, IN_CHANNELS, LEADING_ROWS);
 }
