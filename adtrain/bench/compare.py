@@ -174,8 +174,8 @@ class Compare(Result):
         parts.append(Tiles([*numbers, ("the same", f"{self.same}")]))
         what = "of the other times" if self.steps else "times"
         counts = f"{len(self.slower)} slower, {len(self.faster)} faster, {self.same} without a clear change"
-        said = f"{what}: {counts} (over {MIN_CHANGE:.0%}, and 95% intervals that do not overlap)"
-        parts += [Gap(), Note(said)]
+        text = f"{what}: {counts} (over {MIN_CHANGE:.0%}, and 95% intervals that do not overlap)"
+        parts += [Gap(), Note(text)]
         for kind, found in changed.items():
             if found:
                 parts.append(Section(kind.capitalize(), [Table(columns(kind, kind), found)]))

@@ -23,7 +23,7 @@ static_assert(BLOCK_K == 128 && OPERAND_TERMS * BLOCK_Q * PACKED_WIDTH == 64 * 1
 // sums over BLOCK_K keys.
 constexpr int BY_Q_BUFFERS = OPERAND_TERMS;
 
-// By the macros of the layout, here and in `GradientScratch`, the gradient in fp16x2 takes 4% longer: other machine code.
+// By the macros of the layout, here and in `GradientScratch`, attention and its gradient in fp16x2 take 4% longer together.
 static_assert(2 * K_BYTES + QUERY_STAGES * (2 * Q_BYTES + STATS_BYTES) + 2 * SCORE_BYTES + BY_Q_BUFFERS * BY_Q_BYTES + 1024 ==
                   SHARED_BYTES, "the layout of wgmma.py");
 

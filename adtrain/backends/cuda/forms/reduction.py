@@ -103,7 +103,7 @@ class _Arguments:
 
     def program(self) -> Program:
         """The Program with copies of equations for the reductions of what they compute, where these save bytes."""
-        program, copies = self.before, dict[Equation, list[Equation]]()
+        program, copies = self.before, dict[Equation, Equation]()
         for x in dict.fromkeys(e.inputs[0] for e in program.equations if _reduces(e)):
             part = self._part(x)
             reductions = [e for e in program.readers[x] if _reduces(e)]
@@ -113,8 +113,8 @@ class _Arguments:
             return program
         equations: list[Equation] = []
         for e in program.equations:
-            own = copies.get(e, [])
-            equations += [*own, renamed(e, {e.inputs[0]: own[-1].outputs[0]}) if own else e]
+            own = copies.get(e)
+            equations += [e] if own is None else [own, renamed(e, {e.inputs[0]: own.outputs[0]})]
         return remove_dead_code(_without_unread_results(replace(program, equations=tuple(equations))))
 
     def joins_product(self, e: Equation) -> bool:
@@ -204,10 +204,10 @@ def _as_loops(equations: Sequence[Equation], results: Collection[Variable]) -> E
     return fuse(LOOPS, equations, results) if len(equations) > 1 else equations[0]
 
 
-def _copied(part: Sequence[Equation], x: Variable) -> list[Equation]:
+def _copied(part: Sequence[Equation], x: Variable) -> Equation:
     """Loops that compute a copy of `x`."""
     names = {v: v.like() for e in part for v in e.outputs}
-    return [_as_loops([renamed(e, names) for e in part], [names[x]])]
+    return _as_loops([renamed(e, names) for e in part], [names[x]])
 
 
 def _without_unread_results(program: Program) -> Program:
