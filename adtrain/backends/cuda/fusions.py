@@ -21,6 +21,7 @@ from adtrain.backends.cuda.forms.resident_steps import fuse_resident_steps
 from adtrain.backends.cuda.forms.row_fused import RowFusedFusion
 from adtrain.backends.cuda.forms.row_products import RowProductsFusion
 from adtrain.backends.cuda.forms.streamed_layer import stream_layer
+from adtrain.backends.cuda.forms.thread_items import ThreadItemsFusion
 from adtrain.backends.cuda.forms.tile_weights import tile_weights
 from adtrain.backends.cuda.store_bfloat16 import store_bfloat16
 from adtrain.core.batching import batching_rule
@@ -84,7 +85,8 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
     )
 
 
-BY_ROWS = ColumnSumFusion, RowProductsFusion, RowFusedFusion, ProductFusion, ConvolutionFusion, GatherFusion
+OF_ROWS = ThreadItemsFusion, ColumnSumFusion, RowProductsFusion, RowFusedFusion
+BY_ROWS = *OF_ROWS, ProductFusion, ConvolutionFusion, GatherFusion
 """Forms whose blocks take their own rows, columns or tiles through all equations."""
 SIDE_BY_SIDE = GroupedProductsFusion, HorizontalFusion
 """Forms of independent equations."""

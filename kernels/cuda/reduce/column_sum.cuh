@@ -18,15 +18,15 @@ template <typename A, int THREADS, int COLUMNS_, int WIDE, int SHARED> struct Co
         for (int k = 0; k < WIDE; k++) totals[k] = 0;
     }
 
-    // read(row, column, terms) puts the terms of WIDE columns into terms[0], ...
-    template <int ROWS, int COLUMNS, typename Read> __device__ __forceinline__ void add_rows(Read read) {
+    // read(row, column, terms) puts the terms of WIDE columns into terms[0], ... There may be fewer `rows` than ROWS.
+    template <int ROWS, int COLUMNS, typename Read> __device__ __forceinline__ void add_rows(Read read, int rows = ROWS) {
         const int column = first + threadIdx.x % ACROSS * WIDE, begin = threadIdx.x / ACROSS;
         if (column >= COLUMNS || begin >= DOWN) return;
-        for (int row = begin; row < ROWS; row += RUN * DOWN) {
+        for (int row = begin; row < rows; row += RUN * DOWN) {
             A sums[WIDE] = {};
             #pragma unroll
             for (int i = 0; i < RUN; i++) {
-                if (ROWS % (RUN * DOWN) != 0 && row + i * DOWN >= ROWS) continue;
+                if ((ROWS % (RUN * DOWN) != 0 || rows < ROWS) && row + i * DOWN >= rows) continue;
                 A terms[WIDE];
                 read(row + i * DOWN, column, terms);
                 #pragma unroll

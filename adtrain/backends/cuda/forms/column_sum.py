@@ -31,8 +31,8 @@ COLUMN_SUM = "column_sum"
 
 MIN_ELEMENTS = 1 << 16
 """A sum of no more elements is computed by one thread block (see `fuse_one_block`)."""
-MAX_ROWS = 1 << 14
-"""A sum of more rows is divided among more blocks, by the kernels of reductions."""
+MAX_SHARED_ROWS = 1 << 14
+"""A sum of more rows has a launch of its own, whose blocks divide them."""
 MAX_ALONE = 1 << 21
 """Maximum elements of a sum without other equations. A longer one is worth a launch of its own: in a launch with other
 gradients it would wait until the arguments of all are ready."""
@@ -40,8 +40,8 @@ BLOCK_COLUMNS = 32
 """Columns of a thread block."""
 VECTOR = 4
 """Columns of a thread. The columns of a sum must be a multiple of it."""
-MAX_COLUMNS = 1 << 30
-"""Maximum columns of a sum: the kernel counts them, and those of the last block, in 32 bits."""
+MAX_ROWS = MAX_COLUMNS = 1 << 30
+"""Maximum rows and columns of a sum: the kernel counts them, and those of the last block, in 32 bits."""
 
 
 class ColumnSumFusion(Fusion):
@@ -75,7 +75,8 @@ class ColumnSumFusion(Fusion):
         return self._is_own(groups, groups.equations[groups.producer[x]], total)
 
     def alone(self, equation: Equation, readers: Sequence[Equation]) -> bool:
-        return sums_columns(equation) and equation.inputs[0].size <= MAX_ALONE and not any(map(_is_loops, readers))
+        few = sums_columns(equation) and equation.inputs[0].size <= MAX_ALONE and _rows(equation) <= MAX_SHARED_ROWS
+        return few and not any(map(_is_loops, readers))
 
 
 def _sums_in(groups: Groups, equation: int) -> list[Equation]:
@@ -84,10 +85,18 @@ def _sums_in(groups: Groups, equation: int) -> list[Equation]:
     return [e for e in members if sums_columns(e)]
 
 
+def shares_launch(equation: Equation) -> bool:
+    """Whether it is a `column_sum` equation that can share a launch."""
+    return equation.form == COLUMN_SUM and _rows(_total(equation)) <= MAX_SHARED_ROWS
+
+
 def column_blocks(equation: Equation) -> int:
-    """The thread blocks of a `column_sum` equation."""
-    total = next(e for e in equation.params["body"].equations if e.has(Trait.REDUCTION)).outputs[0]
-    return -(-total.size // BLOCK_COLUMNS)
+    """The thread blocks of a `column_sum` equation in a shared launch."""
+    return -(-_total(equation).outputs[0].size // BLOCK_COLUMNS)
+
+
+def _rows(total: Equation) -> int:
+    return total.inputs[0].size // total.outputs[0].size
 
 
 def row_axes(shape: Shape, columns: int) -> int | None:
@@ -123,11 +132,12 @@ def column_sum_kernels(equation: Equation, target: Target) -> list[Kernel]:
 
     If there are few columns, the rows are split among blocks too, and a second launch adds their totals in order.
     """
-    blocks, columns = column_blocks(equation), _total(equation).outputs[0].size
-    rows = prod(_total(equation).inputs[0].type.shape) // columns
-    most = min(2 * target.multiprocessors // blocks, rows // MIN_ROWS)
-    splits = next((s for s in range(most, 0, -1) if rows % s == 0), 1)
-    made = column_sum(equation, THREADS, splits)
+    blocks, columns, rows = column_blocks(equation), _total(equation).outputs[0].size, _rows(_total(equation))
+    most = max(1, min(2 * target.multiprocessors // blocks, rows // MIN_ROWS))
+    even = next(s for s in range(most, 0, -1) if rows % s == 0)
+    each = rows // even if 2 * even >= most else -(-rows // most)
+    splits = -(-rows // each)
+    made = column_sum(equation, THREADS, each)
     if splits == 1:
         return [kernel("column_sum", [made], THREADS)]
     lines = [
@@ -142,11 +152,11 @@ def column_sum_kernels(equation: Equation, target: Target) -> list[Kernel]:
     return [kernel("column_sum", [made], THREADS), kernel("column_totals", [add], THREADS)]
 
 
-def column_sum(equation: Equation, threads: int, splits: int = 1) -> Part:
+def column_sum(equation: Equation, threads: int, each: int | None = None) -> Part:
     """The part for a `column_sum` equation.
 
     Args:
-        splits: into how many the rows are divided. If there are several, their totals go to scratch memory.
+        each: the rows of a block, if there are blocks for further ones. Then their totals go to scratch memory.
     """
     body = flat(body_of(equation))
     at = body.equations.index(_total(equation))
@@ -156,12 +166,14 @@ def column_sum(equation: Equation, threads: int, splits: int = 1) -> Part:
         x = views[x]
     columns, c = y.size, c_type(x.type.dtype)
     before = _program([e for e in body.equations[:at] if not e.has(Trait.RESHAPE)], [x])
-    rows, blocks = x.size // columns // splits, column_blocks(equation)
+    rows, blocks = x.size // columns, column_blocks(equation)
+    each = each or rows
+    splits = -(-rows // each)
     row, block = ("(first_row + row)", f"block % {blocks}") if splits > 1 else ("row", "block")
     load, values = _loads(before, x.type.shape, columns, _names(body), row, VECTOR)
     shared = threads // (BLOCK_COLUMNS // VECTOR) * (BLOCK_COLUMNS + VECTOR) * TOTAL_BYTES
     lines = [
-        f"constexpr int ROWS = {rows}, COLUMNS = {columns}, WIDE = {VECTOR};",
+        f"constexpr int ROWS = {each}, COLUMNS = {columns}, WIDE = {VECTOR};",
         *([f"const int split = block / {blocks}, first_row = split * ROWS;"] if splits > 1 else []),
         f"ColumnSum<{c}, THREADS, {BLOCK_COLUMNS}, WIDE, {shared}> sum({block});",
         f"sum.add_rows<ROWS, COLUMNS>([&](int row, int column, {c} (&terms)[WIDE]) {{",
@@ -170,7 +182,7 @@ def column_sum(equation: Equation, threads: int, splits: int = 1) -> Part:
         "    for (int k = 0; k < WIDE; k++) {",
         *indented(indented(statements(before, values, ["terms[k]"]))),
         "    }",
-        "});",
+        f"}}{f', min(ROWS, {rows} - first_row)' if rows % each else ''});",
         f"sum.finish<COLUMNS>([&](int column, {TOTAL} total) {{",
         *indented([f"(({TOTAL} *)own)[split * COLUMNS + column] = total;"] if splits > 1 else after_total(equation)),
         "});",

@@ -26,6 +26,7 @@ from adtrain.backends.cuda.forms.column_sum import (
     after_total,
     column_blocks,
     column_sum,
+    shares_launch,
     summed_matrix,
 )
 from adtrain.backends.cuda.forms.form import Form, define
@@ -85,7 +86,7 @@ class GroupedProductsFusion(Fusion):
         return _with_shared_views(self.program) if self._product_groups() else self.program
 
     def together(self, groups: Groups) -> Iterable[Iterable[int]]:
-        sums = [i for i in self._unread() if self.program.equations[i].form == COLUMN_SUM]
+        sums = [i for i in self._unread() if shares_launch(self.program.equations[i])]
         for products in self._product_groups():
             added = _as_many_as_fit(self.program, products, sums)
             sums = [i for i in sums if i not in added]

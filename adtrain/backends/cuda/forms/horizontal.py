@@ -19,7 +19,7 @@ import numpy as np
 from adtrain.backends.cuda.codegen.loops import loops
 from adtrain.backends.cuda.codegen.part import Kernel, Part, groups_of, kernel
 from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
-from adtrain.backends.cuda.forms.column_sum import COLUMN_SUM, column_blocks, column_sum
+from adtrain.backends.cuda.forms.column_sum import COLUMN_SUM, column_blocks, column_sum, shares_launch
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.one_block import ONE_BLOCK, SHARED, is_small, one_block
 from adtrain.codegen.expressions import c_type
@@ -173,7 +173,7 @@ def blocks_in_launch(equation: Equation) -> int | None:
         small = k <= MAX_K and 2 * batch * m * n * k <= MAX_FLOPS
         return batch * -(-m // TILE) * -(-n // TILE) if small else None
     if e.form == COLUMN_SUM:
-        return column_blocks(e)
+        return column_blocks(e) if shares_launch(e) else None
     return 1 if e.form == ONE_BLOCK or is_small(e) else None
 
 

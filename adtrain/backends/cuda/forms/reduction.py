@@ -18,6 +18,7 @@ from adtrain.backends.cuda.forms.column_sum import sums_columns
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.one_block import is_small
 from adtrain.backends.cuda.forms.row_fused import row_items
+from adtrain.backends.cuda.forms.thread_items import items_of_threads
 from adtrain.backends.cuda.launch_plan import launch_source, with_definitions
 from adtrain.codegen.access import access, read, vector_results
 from adtrain.codegen.expressions import pointer
@@ -84,13 +85,13 @@ def _members_of(groups: Groups, i: int) -> list[Equation]:
 
 
 def _is_large(e: Equation) -> bool:
-    """Whether it is a reduction that neither one thread block nor those of rows or columns compute."""
+    """Whether it is a reduction that neither one thread block nor those of items, rows or columns compute."""
     return _reduces(e) and not sums_columns(e)
 
 
 def _reduces(e: Equation) -> bool:
     known = e.primitive.name in OPERATIONS and all(v.size for v in (*e.inputs, *e.outputs))
-    return known and not is_small(e) and row_items(e) is None
+    return known and not is_small(e) and row_items(e) is None and items_of_threads(e) is None
 
 
 class _Arguments:

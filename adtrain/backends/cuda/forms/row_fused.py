@@ -19,6 +19,7 @@ from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel
 from adtrain.backends.cuda.codegen.register_rows import MIN_IN_REGISTERS, THREADS, register_rows
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.one_block import is_small, names_of, part_of
+from adtrain.backends.cuda.forms.thread_items import MIN_ITEMS
 from adtrain.codegen.expressions import c_type
 from adtrain.core.axes import Items
 from adtrain.core.fused import LOOPS, body_of
@@ -176,12 +177,16 @@ def _required(equation: Equation) -> Items:
 
 
 def row_items(equation: Equation) -> Items | None:
+    """How an equation works row by row; None if it does not, or other forms compute its rows faster."""
     e = equation
-    found = e.items if _is_narrow_product(e) else rowwise(e)
+    narrow = _is_narrow_product(e)
+    found = e.items if narrow else rowwise(e)
     if found is None or found.count < MIN_ROWS:
         return None
     by_row = [v for v, flag in zip(e.inputs, found.flags, strict=True) if flag]
-    return found if all(0 < v.size <= MAX_WIDTH * found.count for v in (*by_row, *e.outputs)) else None
+    widths = [v.size / found.count for v in (*by_row, *e.outputs)]
+    of_threads = found.count >= MIN_ITEMS and (narrow or any(1 < n < MIN_IN_REGISTERS for n in widths))
+    return found if not of_threads and all(0 < n <= MAX_WIDTH for n in widths) else None
 
 
 def rowwise(equation: Equation) -> Items | None:

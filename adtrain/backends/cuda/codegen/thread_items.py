@@ -1,0 +1,376 @@
+"""Equations of small items: one thread computes all of them for its item, with every element in a register.
+
+The loops over the elements of an item are unrolled here, so each element has a name. Equations that only move elements,
+such as a slice or a transpose, cost nothing: they choose names. An element is computed when it is first read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from adtrain.backends.cuda.codegen.loops import flat
+from adtrain.backends.cuda.codegen.part import Part, aligned_to_vector, indented
+from adtrain.codegen.elementwise import statements
+from adtrain.codegen.expressions import c_type, literal
+from adtrain.core.fused import body_of
+from adtrain.core.precision import FULL
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.types import Shape
+from adtrain.lowering.cuda.reduce import WARP, vector_width
+from adtrain.passes.fuse_elementwise import by_element
+
+THREADS = 128
+PIECE_BYTES = 128
+"""Bytes of an item that are copied at once (common/warp_items.cuh)."""
+MAX_STAGES = 6
+"""Most copies of pieces of items to shared memory that are under way while a thread computes."""
+STAGE_BYTES = 64 << 10
+"""Bytes of shared memory of a block for these, and for results."""
+NEXT = "// begin copy "
+KEPT_ELEMENTS, KEPT_VECTORS = 64, 16
+"""Elements of items, and vectors of arguments that all items share, that a thread keeps. It reads others again."""
+
+
+class Element(NamedTuple):
+    """An element of a variable: of its item, or of the whole variable if all items share it."""
+
+    variable: Variable
+    at: int
+
+
+Elements: TypeAlias = np.ndarray
+"""The elements of an item, in its shape: objects that are an `Element`, or the C text of a number."""
+Move: TypeAlias = Callable[[Equation, Sequence[Elements], Shape], Elements]
+
+
+def item_shape(v: Variable, count: int) -> Shape:
+    """The shape of an item of one of `count`: some rows along axis 0."""
+    return (v.type.shape[0] // count, *v.type.shape[1:])
+
+
+def has_rule(e: Equation) -> bool:
+    """Whether a thread can compute the equation for an item."""
+    if by_element(e) or e.has(Trait.RESHAPE) or e.primitive.name in MOVES:
+        return True
+    if e.has(Trait.MATMUL):
+        return bool(e.params["precision"] == FULL)
+    return e.primitive.name in RULES and 0 not in e.params.get("axes", (e.params.get("axis"),))
+
+
+def operations(e: Equation, count: int) -> int:
+    """The statements of a thread for an equation on one of `count` items."""
+    if e.has(Trait.RESHAPE) or e.primitive.name in MOVES:
+        return 0
+    size = e.outputs[0].size // count
+    if e.has(Trait.MATMUL):
+        return size * e.inputs[0].type.shape[-2 if e.params["transpose_a"] else -1]
+    return len(body_of(e).equations) * (size if by_element(e) else e.inputs[0].size // count)
+
+
+def thread_items(body: Program, count: int, shared: frozenset[Variable]) -> Part:
+    """The part for a body of `count` items.
+
+    Args:
+        shared: the inputs that all items share.
+    """
+    return _Writer(body, count, shared).part()
+
+
+class _Writer:
+    """Writes the statements of a thread."""
+
+    def __init__(self, body: Program, count: int, shared: frozenset[Variable]) -> None:
+        self.body, self.count, self.shared = body, count, shared
+        self.producer = {v: e for e in body.equations for v in e.outputs}
+        self.pointers = {v: f"x{i}" for i, v in enumerate(body.inputs)}
+        self.names: dict[Variable, str] = {}
+        self.values: dict[Variable, Elements] = {}
+        self.recent: dict[tuple[Variable, int], tuple[str, int]] = {}  # names and lengths, by first element
+        self.read_by: dict[tuple[Variable, int], Equation | None] = {}
+        self.current: Equation | None = None  # the equation that reads elements
+        self.vectors: dict[tuple[Variable, int], str] = {}
+        self.made: set[Element] = set()
+        self.lines: list[str] = []
+        self.names_used = 0
+        self.stage = 0  # bytes of the largest piece of the items of a warp
+        self.copies: list[str] = []  # the copies of pieces of items, in the order in which they are needed
+
+    def part(self) -> Part:
+        """See `thread_items`."""
+        for v in self.body.inputs:
+            whole = v in self.shared
+            self.values[v] = _elements(v, v.type.shape if whole else item_shape(v, self.count))
+        for e in self.body.equations:
+            self._define(e)
+            self._store([v for v in e.outputs if v in self.body.outputs])
+        blocks = -(-self.count // THREADS)
+        stages = min(max(STAGE_BYTES // (THREADS // WARP * self.stage) - 1, 2), MAX_STAGES)
+        shared = []
+        for v in self.body.inputs:
+            if v in self.shared:
+                own, c = f"w{self.pointers[v]}", c_type(v.type.dtype)
+                shared += [
+                    f"__shared__ __align__(16) {c} {own}[{v.size}];",
+                    f"for (int i = threadIdx.x; i < {v.size}; i += THREADS) {own}[i] = {self.pointers[v]}[i];",
+                ]
+        lines = [
+            f"constexpr int STAGES = {stages}, STAGE = {self.stage}, OF_WARP = (STAGES + 1) * STAGE;",
+            f"const int64_t first = (int64_t)block * THREADS + threadIdx.x / 32 * 32, left = {self.count} - first;",
+            "const WarpItems<STAGE> items{(char *)shared_bytes + threadIdx.x / 32 * OF_WARP, first, left};",
+            *shared,
+            "__syncthreads();",
+            "if (left <= 0) return;",
+            *map(self._copy, range(stages)),
+            *(f"{c_type(v.type.dtype)} {name}[{self._size(v)}];" for v, name in self.names.items()),
+            *(self._copy(stages + int(x[len(NEXT) :])) if x.startswith(NEXT) else x for x in self.lines),
+        ]
+        headers = ("reduce/register_rows.cuh", "common/warp_items.cuh")
+        size = THREADS // WARP * (stages + 1) * self.stage
+        return Part(lines, self.body.inputs, self.body.outputs, headers, blocks=blocks, shared=size)
+
+    def _use_stage(self, v: Variable, count: int) -> None:
+        wide = _wide(v, self._size(v))
+        vectors = count // wide
+        self.stage = max(
+            self.stage, aligned_to_vector(WARP * (vectors + 1 - vectors % 2) * wide * v.type.dtype.itemsize)
+        )
+
+    def _copy(self, at: int) -> str:
+        """The statement that begins a copy. After the last one, groups of copies are empty."""
+        return self.copies[at] if at < len(self.copies) else "cp_async_commit_group();"
+
+    def _size(self, v: Variable) -> int:
+        return v.size // self.count
+
+    def _define(self, e: Equation) -> None:
+        """The elements of the results of an equation."""
+        if e.has(Trait.RESHAPE) or e.primitive.name in MOVES:
+            (y,) = e.outputs
+            shape = item_shape(y, self.count)
+            given = [self.values[v] for v in e.inputs]
+            move = MOVES.get(e.primitive.name)
+            self.values[y] = given[0].reshape(shape) if move is None else move(e, given, shape)
+            return
+        for v in e.outputs:
+            self.names[v] = f"v{len(self.names)}"
+            self.values[v] = _elements(v, item_shape(v, self.count))
+
+    def text(self, x: object) -> str:
+        """The C text of an element, after the statements that compute it."""
+        if not isinstance(x, Element):
+            return str(x)
+        if x.variable in self.pointers:
+            return self._loaded(x)
+        if x not in self.made:
+            self._compute(x)
+        return f"{self.names[x.variable]}[{x.at}]"
+
+    def _loaded(self, x: Element) -> str:
+        """An element of an argument, of the piece of the item, or the vector that all items share, that has it."""
+        v = x.variable
+        if v in self.shared:
+            return self._shared_element(x)
+        size = self._size(v)
+        first, count = _piece(x.at, size, v.type.dtype.itemsize)
+        if (v, first) not in self.recent:
+            self._forget(count)
+            name, at, wide = f"a{self.names_used}", len(self.copies), _wide(v, size)
+            self.names_used += 1
+            self.copies.append(f"items.begin<{at} % STAGES, {size}, {first}, {count}, {wide}>({self.pointers[v]});")
+            self._use_stage(v, count)
+            self.lines += [
+                f"{c_type(v.type.dtype)} {name}[{count}];",
+                f"items.finish<{at} % STAGES, STAGES - 1, {count}, {wide}>({name});",
+                f"{NEXT}{at}",
+            ]
+            self.recent[v, first] = name, count
+        found = self.recent[v, first] = self.recent.pop((v, first))  # the last one
+        self.read_by[v, first] = self.current
+        return f"{found[0]}[{x.at - first}]"
+
+    def _forget(self, count: int) -> None:
+        """Make room for more elements of items. Those that the current equation reads stay."""
+        for key in [key for key in self.recent if self.read_by[key] is not self.current]:
+            if sum(n for _, n in self.recent.values()) + count <= KEPT_ELEMENTS:
+                break
+            self.recent.pop(key)
+
+    def _shared_element(self, x: Element) -> str:
+        v, wide = x.variable, _wide(x.variable, x.variable.size)
+        first = x.at // wide * wide
+        if (v, first) not in self.vectors:
+            if len(self.vectors) >= KEPT_VECTORS:
+                self.vectors.pop(next(iter(self.vectors)))
+            name, c = f"a{self.names_used}", c_type(v.type.dtype)
+            self.names_used += 1
+            self.lines.append(f"const Vector<{c}, {wide}> {name} = load<{c}, {wide}>(w{self.pointers[v]} + {first});")
+            self.vectors[v, first] = name
+        name = self.vectors[v, first] = self.vectors.pop((v, first))  # the last one
+        return f"{name}.lane[{x.at - first}]"
+
+    def _compute(self, x: Element) -> None:
+        e = self.producer[x.variable]
+        if by_element(e):
+            self._elementwise(e, x.at)
+            return
+        rule = _Writer.product if e.has(Trait.MATMUL) else RULES[e.primitive.name]
+        rule(self, e)
+        self.made.update(Element(v, k) for v in e.outputs for k in range(self._size(v)))
+
+    def _elementwise(self, e: Equation, at: int) -> None:
+        body = flat(body_of(e))
+        shape = item_shape(e.outputs[0], self.count)
+        place = np.unravel_index(at, shape)
+        elements = {v: np.broadcast_to(self.values[v], shape)[place] for v in body.inputs}
+        for x in elements.values():
+            self.text(x)  # another equation may compute it
+        self.current = e
+        values = {v: self.text(x) for v, x in elements.items()}
+        results = [f"{self.names[v]}[{at}]" for v in e.outputs]
+        self.lines += ["{", *indented(statements(body, values, results)), "}"]
+        self.made.update(Element(v, at) for v in e.outputs)
+
+    def product(self, e: Equation) -> None:
+        (y,) = e.outputs
+        a, b = (self.values[v] for v in e.inputs)
+        a = a.swapaxes(-1, -2) if e.params["transpose_a"] else a
+        shape = item_shape(y, self.count)
+        batch = shape[:-2]
+        rows, columns, length = *shape[-2:], a.shape[-1]
+        a, b = np.broadcast_to(a, (*batch, rows, length)), b
+        b = np.broadcast_to(b.swapaxes(-1, -2) if e.params["transpose_b"] else b, (*batch, length, columns))
+        for v in e.inputs:  # its elements are computed before those of the other argument are loaded
+            if v not in self.shared:
+                for x in self.values[v].flat:
+                    self.text(x)
+        name, wide = self.names[y], vector_width(columns, y.type.dtype.itemsize)
+        for i, (*at, row) in enumerate(np.ndindex(*batch, rows)):
+            for first in range(0, columns, wide):
+                for k in range(length):
+                    for column in range(first, first + wide):
+                        result = f"{name}[{i * columns + column}]"
+                        x, w = self.text(a[(*at, row, k)]), self.text(b[(*at, k, column)])
+                        self.lines.append(f"{result} = fma({x}, {w}, {result});" if k else f"{result} = {x} * {w};")
+
+    def reduce(self, e: Equation, op: str) -> None:
+        """A reduction by a struct of `common/collectives.cuh`."""
+        (x,), (y,) = e.inputs, e.outputs
+        c = c_type(y.type.dtype)
+        for i, row in enumerate(_rows(self.values[x], e.params["axes"])):
+            result = f"{self.names[y]}[{i}]"
+            for k, element in enumerate(row):
+                value = f"({c}){self.text(element)}"
+                self.lines.append(f"{result} = {op}::of({result}, {value});" if k else f"{result} = {value};")
+
+    def logsumexp(self, e: Equation) -> None:
+        (x,), (y,) = e.inputs, e.outputs
+        c, rows = c_type(y.type.dtype), _rows(self.values[x], e.params["axes"])
+        for i, row in enumerate(rows):
+            elements = [self.text(element) for element in row]
+            top = elements[0]
+            for element in elements[1:]:
+                top = f"Max::of({top}, {element})"
+            total = " + ".join(f"exp({element} - from)" for element in elements)
+            finite = f"isfinite(top) ? ({c})log({total}) + top : top"
+            lines = [f"const {c} top = {top}, from = isfinite(top) ? top : 0;", f"{self.names[y]}[{i}] = {finite};"]
+            self.lines += ["{", *indented(lines), "}"]
+
+    def softmax(self, e: Equation, logarithm: bool) -> None:
+        (x,), (y,) = e.inputs, e.outputs
+        c, axis = c_type(y.type.dtype), e.params["axis"]
+        places = _rows(self.values[y], (axis,))
+        for row, into in zip(_rows(self.values[x], (axis,)), places, strict=True):
+            elements, n = ", ".join(map(self.text, row)), len(row)
+            lines = [f"const {c} given[{n}] = {{{elements}}};", f"{c} made[{n}];"]
+            lines.append(f"RegisterRow<{n}, 1, {n}, 1>::softmax<{str(logarithm).lower()}>(given, made);")
+            lines += [f"{self.names[y]}[{place.at}] = made[{k}];" for k, place in enumerate(into)]
+            self.lines += ["{", *indented(lines), "}"]
+
+    def _store(self, variables: Sequence[Variable]) -> None:
+        """Store results of an equation, which have one shape."""
+        size = self._size(variables[0]) if variables else 0
+        at = 0
+        while at < size:
+            count = min(_piece(at, size, v.type.dtype.itemsize)[1] for v in variables)
+            for v in variables:
+                c, name = c_type(v.type.dtype), f"a{self.names_used}"
+                self.names_used += 1
+                elements = ", ".join(map(self.text, self.values[v].flat[at : at + count]))
+                self.lines.append(f"const {c} {name}[{count}] = {{{elements}}};")
+                self._use_stage(v, count)
+                pointer = f"y{self.body.outputs.index(v)}"
+                self.lines.append(f"items.store<STAGES, {size}, {at}, {count}, {_wide(v, size)}>({name}, {pointer});")
+            at += count
+
+
+def _wide(v: Variable, size: int) -> int:
+    """The elements that a thread loads or stores at once, of `size`."""
+    return vector_width(size, v.type.dtype.itemsize)
+
+
+def _piece(at: int, size: int, itemsize: int) -> tuple[int, int]:
+    """The first element, and the number, of those that are copied together with an element of an item."""
+    most = PIECE_BYTES // itemsize
+    first = at // most * most
+    return first, min(most, size - first)
+
+
+Rule: TypeAlias = Callable[[_Writer, Equation], None]
+
+
+def _reduction(op: str) -> Rule:
+    return lambda writer, e: writer.reduce(e, op)
+
+
+def _softmax(logarithm: bool) -> Rule:
+    return lambda writer, e: writer.softmax(e, logarithm)
+
+
+RULES: Mapping[str, Rule] = {
+    "sum": _reduction("Sum"),
+    "max": _reduction("Max"),
+    "min": _reduction("Min"),
+    "logsumexp": _Writer.logsumexp,
+    "softmax": _softmax(logarithm=False),
+    "log_softmax": _softmax(logarithm=True),
+}
+"""By primitive name. Elementwise equations have one rule, and so have products."""
+
+
+def _sliced(e: Equation, given: Sequence[Elements], shape: Shape) -> Elements:
+    bounds = zip(e.params["starts"], e.params["stops"], e.params["steps"], strict=True)
+    return given[0][(slice(None), *(slice(*each) for each in list(bounds)[1:]))]
+
+
+def _padded(e: Equation, given: Sequence[Elements], shape: Shape) -> Elements:
+    value = f"({c_type(e.outputs[0].type.dtype)})({literal(e.params['value'])})"
+    found: Elements = e.primitive.reference(given[0], **{**e.params, "value": value})
+    return found
+
+
+MOVES: Mapping[str, Move] = {
+    "slice": _sliced,
+    "pad": _padded,
+    "concatenate": lambda e, given, shape: np.concatenate(given, e.params["axis"]),
+    "transpose": lambda e, given, shape: given[0].transpose(e.params["axes"]),
+    "broadcast_to": lambda e, given, shape: np.broadcast_to(given[0], shape),
+}
+"""By primitive name: the elements of the result, which are those of the arguments or numbers."""
+
+
+def _elements(v: Variable, shape: Shape) -> Elements:
+    found = np.empty(prod(shape), object)
+    for i in range(len(found)):
+        found[i] = Element(v, i)
+    return found.reshape(shape)
+
+
+def _rows(x: Elements, axes: Sequence[int]) -> Sequence[Sequence[object]]:
+    """The elements that a reduction over `axes` combines, for each result."""
+    last = np.moveaxis(x, axes, range(x.ndim - len(axes), x.ndim))
+    return last.reshape(-1, prod(x.shape[i] for i in axes)).tolist()  # type: ignore[no-any-return]
