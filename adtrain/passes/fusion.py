@@ -155,11 +155,14 @@ class FusionPass:
         return self.name or f"fuse_{self.fusions[0].form}"
 
     def __call__(self, program: Program) -> Program:
-        proposing = [f for f in self.fusions if self.target is None or f.runs_on(self.target)]
+        able = [f for f in self.fusions if self.target is None or f.runs_on(self.target)]
+        proposing = able
         while proposing:
             for fusion in proposing:
                 program = fusion(program, self.target).prepared()
             program, proposing = self._round(program, [fusion(program, self.target) for fusion in proposing])
+        for each in able:
+            program = _with_alone(program, each(program, self.target))
         return program
 
     def _round(self, program: Program, fusions: Sequence[Fusion]) -> tuple[Program, list[type[Fusion]]]:
@@ -187,12 +190,16 @@ class FusionPass:
 
         lost = {x.form for x in proposals if len({groups.of[i] for i in x.members}) > 1}
         program = groups.rewritten(fused, anchor)
-        for each in fusions:
-            alone = {e for e in program.equations if each.alone(e, program.readers.get(e.outputs[0], ()))}
-            if alone:
-                equations = (each.fused([e], e.outputs) if e in alone else e for e in program.equations)
-                program = replace(program, equations=tuple(equations))
         return program, [type(fusions[i]) for i in sorted(lost)]
+
+
+def _with_alone(program: Program, fusion: Fusion) -> Program:
+    """The Program in which single equations that are worth it are equations of the form."""
+    alone = {e for e in program.equations if fusion.alone(e, program.readers.get(e.outputs[0], ()))}
+    if not alone:
+        return program
+    equations = (fusion.fused([e], e.outputs) if e in alone else e for e in program.equations)
+    return replace(program, equations=tuple(equations))
 
 
 class _Proposal(NamedTuple):

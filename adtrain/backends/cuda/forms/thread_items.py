@@ -51,6 +51,7 @@ class ThreadItemsFusion(Fusion):
 
     form = THREAD_ITEMS
     limit = MAX_EQUATIONS
+    in_order = True
 
     @classmethod
     def runs_on(cls, target: Target) -> bool:
