@@ -62,6 +62,21 @@ def test_speed_is_the_range_of_the_fastest_form_of_each_peer() -> None:
     )
 
 
+def test_summary_has_least_median_and_largest_ratios_of_steps_measured_on_both_devices() -> None:
+    ratios = {"a": 3.0, "b": 1.5, "c": 12.0}
+    found = {f"cpu-{name}": result(steps=[step(name, torch=x, jax=2 * x)]) for name, x in ratios.items()}
+    found |= {f"gpu-{name}": result("gpu", steps=[step(name, torch_graph=2.0, jax=x)]) for name, x in ratios.items()}
+    found["cpu-alone"] = result(steps=[step("alone", torch=100.0)])
+    assert tables.summary(found) == (
+        "| over adtrain's time | least | median | most |\n"
+        "| --- | --- | --- | --- |\n"
+        "| PyTorch, EPYC | 1.50 (`b`) | 3.00 | 12.0 (`c`) |\n"
+        "| JAX, EPYC | 3.00 (`b`) | 6.00 | 24.0 (`c`) |\n"
+        "| PyTorch, H200 | 2.00 (`a`) | 2.00 | 2.00 (`c`) |\n"
+        "| JAX, H200 | 1.50 (`b`) | 3.00 | 12.0 (`c`) |\n"
+    )
+
+
 def several() -> list[dict[str, Any]]:
     found = [step("mlp", torch=2.0, jax=3.0), step("cnn", "float64", jax=20.0)]
     found[0]["different"] = ["jax"]
