@@ -63,7 +63,7 @@ def speed(results: Results) -> str:
     parts = list[str]()
     for peer, name in PEERS.items():
         ranges = [(_ratios(found, peer), names) for names, found in _by_kind(results).items()]
-        times = [f"{min(found):.1f} to {max(found):.1f} on {names}" for found, names in ranges if found]
+        times = [f"{_digits(min(found))} to {_digits(max(found))} on {names}" for found, names in ranges if found]
         parts.append(f"{name} {', '.join(times)}")
     return (
         f"\n**Speed** of a training step, as another system's time over adtrain's: {'; '.join(parts)}. Above 1 adtrain "
