@@ -1,8 +1,8 @@
 """Writes what documents say of speeds compared with other systems: python benchmarks/tables.py
 
-README.md gets a range, docs/performance.md a table of packaged configs, docs/pictures/speed.svg the same as a picture,
-and docs/comparisons.md all. They are made of the results of `adtrain bench against` in benchmarks/results (see
-peers.sh); other files are ignored. Each document has its part between MARKERS.
+README.md gets a range, docs/pictures/speed.svg a picture of packaged configs, docs/performance.md their least, median
+and largest ratios, and docs/comparisons.md all. They are made of the results of `adtrain bench against` in
+benchmarks/results (see peers.sh); other files are ignored. Each document has its part between MARKERS.
 
 In comparisons.md there is a table for each device, with a row for each training step, named after its file, or after
 its config where a file has several steps, and with its commit where there are several. It has ratios, intervals and
@@ -17,6 +17,7 @@ import math
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from adtrain.bench.peers.systems import ADTRAIN
@@ -62,7 +63,7 @@ def speed(results: Results) -> str:
     parts = list[str]()
     for peer, name in PEERS.items():
         ranges = [(_ratios(found, peer), names) for names, found in _by_kind(results).items()]
-        times = [f"{min(found):.1f} to {max(found):.1f} on {names}" for found, names in ranges if found]
+        times = [f"{_digits(min(found))} to {_digits(max(found))} on {names}" for found, names in ranges if found]
         parts.append(f"{name} {', '.join(times)}")
     return (
         f"\n**Speed** of a training step, as another system's time over adtrain's: {'; '.join(parts)}. Above 1 adtrain "
@@ -224,11 +225,13 @@ def _devices(results: Results) -> list[str]:
 
 
 def summary(results: Results) -> str:
-    """A table of `compared_on_both`."""
-    columns = [f"{device}: {peer}" for device in _devices(results) for peer in PEERS.values()]
-    lines = [["step", *columns], ["---", *["--:"] * len(columns)]]
-    for name, ratios in compared_on_both(results).items():
-        lines.append([f"`{name}`", *("" if ratio is None else _digits(ratio) for ratio in ratios)])
+    """For each device and peer the least, median and largest ratio of `compared_on_both`, with the steps."""
+    steps = compared_on_both(results)
+    lines = [["over adtrain's time", "least", "median", "most"], ["---"] * 4]
+    for i, (device, peer) in enumerate((device, peer) for device in _devices(results) for peer in PEERS.values()):
+        found = sorted((ratio, name) for name, ratios in steps.items() if (ratio := ratios[i]) is not None)
+        least, most = (f"{_digits(ratio)} (`{name}`)" for ratio, name in (found[0], found[-1]))
+        lines.append([f"{peer}, {device}", least, _digits(median(ratio for ratio, _ in found)), most])
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 

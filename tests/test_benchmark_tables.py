@@ -54,11 +54,26 @@ def test_documents_are_up_to_date(path: Path) -> None:
 
 
 def test_speed_is_the_range_of_the_fastest_form_of_each_peer() -> None:
-    rows = [step("mlp", torch_eager=3.0, torch_compile=2.0), step("cnn", torch_eager=5.0, jax=1.5)]
+    rows = [step("mlp", torch_eager=3.0, torch_compile=2.0), step("cnn", torch_eager=5.0, jax=0.97)]
     assert tables.speed({"steps": result(steps=rows)}) == (
-        "\n**Speed** of a training step, as another system's time over adtrain's: PyTorch 2.0 to 5.0 on EPYC; JAX 1.5 "
-        "to 1.5 on EPYC. Above 1 adtrain is faster. Single operations can be slower: "
+        "\n**Speed** of a training step, as another system's time over adtrain's: PyTorch 2.00 to 5.00 on EPYC; JAX "
+        "0.97 to 0.97 on EPYC. Above 1 adtrain is faster. Single operations can be slower: "
         "[Performance](docs/performance.md).\n\n"
+    )
+
+
+def test_summary_has_least_median_and_largest_ratios_of_steps_measured_on_both_devices() -> None:
+    ratios = {"a": 3.0, "b": 1.5, "c": 12.0}
+    found = {f"cpu-{name}": result(steps=[step(name, torch=x, jax=2 * x)]) for name, x in ratios.items()}
+    found |= {f"gpu-{name}": result("gpu", steps=[step(name, torch_graph=2.0, jax=x)]) for name, x in ratios.items()}
+    found["cpu-alone"] = result(steps=[step("alone", torch=100.0)])
+    assert tables.summary(found) == (
+        "| over adtrain's time | least | median | most |\n"
+        "| --- | --- | --- | --- |\n"
+        "| PyTorch, EPYC | 1.50 (`b`) | 3.00 | 12.0 (`c`) |\n"
+        "| JAX, EPYC | 3.00 (`b`) | 6.00 | 24.0 (`c`) |\n"
+        "| PyTorch, H200 | 2.00 (`a`) | 2.00 | 2.00 (`c`) |\n"
+        "| JAX, H200 | 1.50 (`b`) | 3.00 | 12.0 (`c`) |\n"
     )
 
 

@@ -14,7 +14,7 @@ from adtrain.passes.dead_code import remove_dead_code
 def fold_transposes(program: Program) -> Program:
     """``program`` without transposes of the matrices that products read or write.
 
-    A transposed factor is read in place. A transposed result that alone is needed is the product of the transposed
+    A transposed factor is read in place. If only the transposed result is needed, it is the product of the transposed
     factors in the other order: an element is the same sum.
     """
     source = {e.outputs[0]: e.inputs[0] for e in program.equations if _swaps_matrix_axes(e)}

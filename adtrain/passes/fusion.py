@@ -131,10 +131,10 @@ def fusions_of_users(backend: str) -> Sequence[type[Fusion]]:
 class FusionPass:
     """The pass for one form, or for several that compete for equations.
 
-    Each form proposes groups of equations. If two groups have common equations, one of them keeps these, and the other
-    one is left with the rest. The one keeps them for which the sum of what both groups then save is larger. If the sums
-    are equal, the group of the form that is earlier in `fusions` keeps them. Then the forms that lost equations propose
-    again.
+    Each form proposes groups of equations. If two groups have common equations, one group keeps them, and the other one
+    is left with the rest. Of the two choices the pass takes the one with which both groups together save more. If the
+    sums are equal, the group of the form that is earlier in `fusions` keeps them. Then the forms that lost equations
+    propose again.
 
     Attributes:
         fusions: the fusions of the forms.

@@ -99,7 +99,7 @@ class Groups:
         """The Program with one equation in place of each group of several.
 
         Args:
-            fuse: returns it, from the members and the outputs that other groups need.
+            fuse: returns the equation of a group, from its members and the outputs that other groups need.
             anchor: picks, from the members' positions, where the fused equation should stand if its inputs allow.
         """
         readers: dict[Variable, set[int]] = {v: {-1} for v in self.program.outputs}

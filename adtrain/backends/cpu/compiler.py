@@ -158,8 +158,8 @@ def describe() -> str:
 def _short_spins() -> Iterator[None]:
     """Let GNU OpenMP, which reads its settings when it is loaded, spin at a barrier for some 50 us before it sleeps.
 
-    That is longer than the threads of a step differ. By default it waits for milliseconds, in which a thread keeps the
-    one it waits for from a core that others use too.
+    That is longer than the threads of a step differ. By default it spins for milliseconds. Where other programs use the
+    cores too, the thread that it waits for then gets no core.
     """
     given = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys()
     if not given:
@@ -174,7 +174,7 @@ def _short_spins() -> Iterator[None]:
 def _end_threads_before_fork(library: ctypes.CDLL) -> None:
     """Let OpenMP end its threads before each fork of the process; it starts new ones when it needs them.
 
-    A child has none of its parent's threads, yet GNU's OpenMP would wait for them in it, for ever.
+    A child has none of its parent's threads, and GNU's OpenMP would wait for them for ever.
     """
     if hasattr(library, "omp_pause_resource_all"):  # which OpenMP has since version 5.0
         _call_before_fork(ctypes.cast(library.omp_pause_resource_all, ctypes.c_void_p).value)

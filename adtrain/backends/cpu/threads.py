@@ -89,9 +89,9 @@ class _Runs:
 class TeamSize:
     """The number of threads for the next runs of a Program: all, or one where that is faster.
 
-    If other programs keep the processors busy, threads that need one another at each barrier wait for the system to run
-    the others, many times as long as a short run takes. A trial runs the Program on the other number of threads. The
-    number with the smaller mean time is used until the next trial. Results do not depend on it.
+    If other programs keep the processors busy, a barrier waits for threads that the system does not run. That can take
+    many times as long as a short run. A trial runs the Program on the other number of threads. The number with the
+    smaller mean time is used until the next trial. Results do not depend on it.
 
     Attributes:
         size: the number of threads.

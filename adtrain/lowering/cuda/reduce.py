@@ -64,8 +64,8 @@ def unaligned(length: int, itemsize: int) -> bool:
 
 
 def of_one_member(target: Target, x: Any, outputs: int) -> int:
-    """Of the outputs of an operation on x, those that the choice is made for: all, or in a Program by member, whose
-    members are axis 0, those of one member."""
+    """The outputs of an operation on x for which the kernel is chosen: all, or in a Program by member those of one
+    member. Axis 0 then has the members."""
     return outputs // x.shape[0] if target.by_member and x.shape and x.shape[0] else outputs
 
 

@@ -134,7 +134,7 @@ class ResidentPlaces:
         """Put the outputs of the layer, and their gradient, where other values lie later or before.
 
         The layer writes the terms of the gradient to its workspace in the second phase after the last segment. When the
-        gradient is computed, the partial sums of all blocks are not needed any more.
+        gradient is computed, nothing reads the partial sums of all blocks.
         """
         spaces = {"terms": (self._below, self._layer_workspace - self._below)}
         if self.received is not None:

@@ -1,8 +1,9 @@
 """Horizontal fusion: independent equations share a kernel launch, each with thread blocks of its own.
 
-Two kinds of equations are grouped: those whose results no other equation reads (weight gradients with their updates),
-and those at the same level, the number of launches between the Program's inputs and the equation. An equation of one
-thread block, such as the schedule, moves to the level with the most work among those that its readers allow.
+Two kinds of equations are grouped. No other equation reads the results of the first kind, such as weight gradients with
+their updates. Those of the second kind have the same level: the number of launches between the Program's inputs and the
+equation. An equation of one thread block, such as the schedule, moves to the level with the most work among those that
+its readers allow.
 
 In a Program of several ranks, small equations that have a launch of their own join a horizontal launch.
 """
@@ -231,8 +232,8 @@ THREADS = 256
 """Threads of a block without products. With products their tile sets the number."""
 
 UNCROWDED, RESIDENT, RESIDENT_MEMBERS, RESIDENT_LONG = 2, 3, 4, 2
-"""In a kernel of small GEMMs with more than UNCROWDED blocks per multiprocessor, registers are limited so that RESIDENT
-blocks are resident on one, though some may spill; RESIDENT_MEMBERS in a Program by member, RESIDENT_LONG where a K is
+"""A kernel of small GEMMs with more than UNCROWDED blocks per multiprocessor has few registers a thread, so that
+RESIDENT blocks fit on one. Some registers may spill. RESIDENT_MEMBERS is for a Program by member, RESIDENT_LONG for a K
 longer than LONG_K."""
 LONG_K = 128
 """The longest K for which RESIDENT blocks are faster, measured: `mlp` at batch 1024 has 256."""

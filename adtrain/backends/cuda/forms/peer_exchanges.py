@@ -215,8 +215,9 @@ def peer_exchanges(equation: Equation, target: Target) -> Kernel:
 
 
 def _most_blocks(updates: int, others: Sequence[Part], gathers: int, target: Target) -> int:
-    """Maximum blocks of each update. All blocks that wait for peers fit on the GPU at the same time: else those of two
-    ranks could wait for blocks of the other one that have not begun. The other blocks end by themselves."""
+    """Maximum blocks of each update. All blocks that wait for peers fit on the GPU at the same time. Otherwise blocks
+    of two ranks could wait for each other, while the blocks that they wait for have not begun. The other blocks end by
+    themselves."""
     resident = resident_blocks(max(part.shared for part in others), target) if others else RESIDENT
     return max(min(target.multiprocessors, (resident * target.multiprocessors - gathers) // updates), 1)
 

@@ -30,7 +30,7 @@ CONVOLUTION = "convolution"
 class ConvolutionFusion(EpilogueFusion):
     """A convolution, or its input gradient (also of a pooled gradient), with an epilogue.
 
-    The max pooling that alone reads the epilogue is its last part, where a kernel for all should be faster than two.
+    If only a max pooling reads the epilogue, it becomes the last part, where one kernel should be faster than two.
     """
 
     form = CONVOLUTION

@@ -214,7 +214,7 @@ def _copied(part: Sequence[Equation], x: Variable) -> Equation:
 def _without_unread_results(program: Program) -> Program:
     """The Program without the results of loops that nothing reads.
 
-    What is left of such loops joins the loops that alone read it. Before, there may have been a reduction in between.
+    If only other loops read what is left of such loops, both become one. A reduction may have been between them.
     """
     read, equations, cut = set(program.outputs), list[Equation](), set[Equation]()
     for e in reversed(program.equations):

@@ -26,9 +26,9 @@ TILED_PRODUCT = "tiled_product"
 ROWS = 128
 """Rows of a block."""
 MIN_UTILIZATION = 0.65
-"""Minimum share of the multiprocessors that have a block, on average over waves. From there on tiles are estimated to
-be faster than `gemm_bf16x3`, which was not measured, and one kernel of two products faster than two. At 0.97 that
-kernel was measured to take 0.62 of the time of two."""
+"""Minimum share of the multiprocessors that have a block, on average over waves. It is an estimate: from this share on,
+tiles should be faster than `gemm_bf16x3`, and one kernel of two products faster than two. Only one share was measured:
+at 0.97 the kernel of two products takes 0.62 of the time of two kernels."""
 STAGES = 4
 """Tiles of weights in the shared memory of a block."""
 BARRIERS = 256

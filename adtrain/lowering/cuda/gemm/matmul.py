@@ -230,8 +230,8 @@ def block_gemms(
 def candidates(
     target: Target, a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = FULL
 ) -> Sequence[CudaKernel]:
-    """The rule of `matmul`: `gemms`. Before them, without rounding `TinyGemm` for many small matrices, and gemv for a
-    matrix by a vector; with rounding `ShortKGemm` for a large product with a short K."""
+    """The rule of `matmul`. Three kernels come before `gemms`: `TinyGemm` for many small matrices, gemv for a matrix by
+    a vector, both without rounding, and `ShortKGemm` for a large rounded product with a short K."""
     full = precision == FULL or a.dtype.itemsize == 8
     lengths, transposed = product_lengths(a, b, transpose_a, transpose_b), (transpose_a, transpose_b)
     tiny = TinyGemm(lengths, a.dtype, transposed)
