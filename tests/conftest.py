@@ -75,6 +75,8 @@ MAX_WORKERS, MAX_GPU_WORKERS = 4, 16
 """Processes that run tests at most: in general, and where the tests that are asked for are those of GPUs. These mostly
 compile CUDA, for which each process uses one core."""
 GPU_TESTS = "test_gpu_*.py"
+WHOLE_GPU = ("test_gpu_faults.py", "test_gpu_ranks.py")
+"""Files whose tests take all memory of a GPU, or several GPUs, so that each waits for the one before."""
 NvrtcLog: TypeAlias = "Callable[[Source, str], str]"
 COMPILED = cache_home() / "adtrain-tests"
 """The folder of code that the tests compiled. All clones share it, because a key has all that the code depends on."""
@@ -103,14 +105,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
 
 class Scheduling(LoadFileScheduling):
-    """A worker runs all tests of a file, in their order. Of a file of GPU tests, it runs those of the same parameters.
+    """A worker runs all tests of a file, in their order. Of files of GPU tests, it runs those of the same parameters.
 
     These mostly run the same kernels, and a file has up to two thousand of them.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file, _, test = nodeid.partition("::")
-        if not Path(file).match(GPU_TESTS):
+        if not Path(file).match(GPU_TESTS) or Path(file).name in WHOLE_GPU:
             return file
         function, _, parameters = test.partition("[")
         return f"{file}::{parameters or function}"
