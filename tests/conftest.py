@@ -12,6 +12,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # other workers have the other cores; r
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import ctypes
+import re
 import shlex
 import shutil
 import signal
@@ -25,6 +26,7 @@ import pytest
 from browser import BROWSERS, Browser, installed, started
 from forked_commands import Commands
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 from adtrain.backends.cpu import CpuBackend
 from adtrain.backends.cpu.build import PROGRAM
@@ -69,7 +71,12 @@ case "$*" in
 esac
 """
 """The C compiler of tests. In the C of a Program nothing is fused, so it has the same results without optimization."""
-MAX_WORKERS = 4
+MAX_WORKERS, MAX_GPU_WORKERS = 4, 16
+"""Processes that run tests at most: in general, and where the tests that are asked for are those of GPUs. These mostly
+compile CUDA, for which each process uses one core."""
+GPU_TESTS = "test_gpu_*.py"
+WHOLE_GPU = ("test_gpu_faults.py", "test_gpu_ranks.py")
+"""Files whose tests take all memory of a GPU, or several GPUs, so that each waits for the one before."""
 NvrtcLog: TypeAlias = "Callable[[Source, str], str]"
 COMPILED = cache_home() / "adtrain-tests"
 """The folder of code that the tests compiled. All clones share it, because a key has all that the code depends on."""
@@ -90,17 +97,39 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     if narrowed or not all(os.path.isdir(argument) for argument in config.args):
         return 0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, MAX_WORKERS) if cores > 1 else 0
+    return min(cores, MAX_GPU_WORKERS if asks_for_gpu_tests(config) else MAX_WORKERS) if cores > 1 else 0
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
+    return Scheduling(config, log)
+
+
+class Scheduling(LoadFileScheduling):
+    """A worker runs all tests of a file, in their order. Of files of GPU tests, it runs those of the same parameters.
+
+    These mostly run the same kernels, and a file has up to two thousand of them.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file, _, test = nodeid.partition("::")
+        if not Path(file).match(GPU_TESTS) or Path(file).name in WHOLE_GPU:
+            return file
+        function, _, parameters = test.partition("[")
+        return f"{file}::{parameters or function}"
+
+
+def asks_for_gpu_tests(config: pytest.Config) -> bool:
+    return re.search(r"(?<!not )\bgpu\b", config.option.markexpr) is not None
 
 
 def leaves_out_gpu_tests(config: pytest.Config) -> bool:
     """Whether whole folders are run where there is no driver: quicker than to collect and skip each test."""
     folders = all(os.path.isdir(argument) for argument in config.args)
-    return folders and "gpu" not in config.option.markexpr and not has_gpu_driver()
+    return folders and not asks_for_gpu_tests(config) and not has_gpu_driver()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    return (collection_path.match("test_gpu_*.py") and leaves_out_gpu_tests(config)) or None
+    return (collection_path.match(GPU_TESTS) and leaves_out_gpu_tests(config)) or None
 
 
 def pytest_collection_finish() -> None:
@@ -121,7 +150,7 @@ def pytest_unconfigure() -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if leaves_out_gpu_tests(config):
-        terminalreporter.write_line("GPU tests (test_gpu_*.py) left out: there is no NVIDIA driver (libcuda.so.1)")
+        terminalreporter.write_line(f"GPU tests ({GPU_TESTS}) left out: there is no NVIDIA driver (libcuda.so.1)")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -179,10 +208,11 @@ def compiled(kind: str) -> Cache:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, compiled_code: Cache) -> Iterator[None]:
-    """Put all caches except compiled C into a folder of this test run, also for child processes."""
+    """Put all caches except compiled code into a folder of this test run, also for child processes."""
     home = tmp_path_factory.mktemp("cache")
     (home / "adtrain").mkdir(mode=0o700)
     (home / "adtrain" / "cpu").symlink_to(compiled_code.folder)
+    (home / "adtrain" / "cuda").symlink_to(compiled("cuda").folder)
     before = os.environ.get("XDG_CACHE_HOME")
     os.environ["XDG_CACHE_HOME"] = str(home)
     yield

@@ -27,7 +27,7 @@ from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Candidate, Lowering
 from adtrain.cases import CASES, Case
 from adtrain.core.array import Value
-from adtrain.core.fused import HORIZONTAL, primitive_names
+from adtrain.core.fused import HORIZONTAL, single_equations
 from adtrain.core.program import Equation, Program
 from adtrain.core.staging import stage
 from adtrain.core.target import Target
@@ -266,7 +266,10 @@ def sources(target: Target) -> Mapping[Source, Sample]:
 
 
 def contents(equation: Equation, launch: LaunchPlan) -> Iterator[Content]:
-    """The launch's kernel function with its element types, and what is generated for it, with the output's type."""
+    """The launch's kernel function with its element types, and what is generated for it, with the output's type.
+
+    The text of an elementwise operation is the same in kernels of all forms.
+    """
     source = launch.source
     generated, own, _ = source.text.partition("#line")
     dtype = equation.outputs[0].type.dtype.name
@@ -274,11 +277,13 @@ def contents(equation: Equation, launch: LaunchPlan) -> Iterator[Content]:
         types = [line for line in generated.splitlines() if line.startswith(("#define T ", "#define U "))]
         yield source.name, launch.name, *types
     if not own or "EPILOGUE" in generated or "COMPUTED_ARGUMENT" in generated:
-        yield from ((equation.name, member, dtype) for member in primitive_names(equation))
+        for each in single_equations(equation):
+            form = equation.name if each.primitive.expression is None else "elementwise"
+            yield form, each.primitive.name, dtype
 
 
 def representative(target: Target) -> list[Source]:
-    """Few sources that have every kernel function of a file, and every generated operation in every type."""
+    """Few sources that have every kernel function of a file, and every generated operation in every form and type."""
     held = {
         source: {content[:2] if content[0] == source.name else content for content in sample.contents}
         for source, sample in sources(target).items()

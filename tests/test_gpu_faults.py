@@ -104,10 +104,11 @@ def test_a_kernel_that_faults_ends_the_run_in_one_line(tmp_path: Path) -> None:
 
 
 def test_a_step_that_does_not_fit_names_a_batch_size_that_does(tmp_path: Path) -> None:
-    cfg = wide(tmp_path, batch_size=1_000_000, width=1 << 16, images=1_000_000)
+    """Of a GPU of 24, 40, 48, 80, 141 or 180 GB, at most 70% fits: the rest is for tests that run beside this one."""
+    cfg = wide(tmp_path, batch_size=800_000, width=1 << 16, images=800_000)
     needed, free, fits = numbers(error_line(train(cfg)))
     assert needed > free > 1000
-    assert 0 < fits < 1_000_000
+    assert 0 < fits < 800_000
     assert not (tmp_path / "run" / "model.safetensors").exists()
     smaller = train(wide(tmp_path / "smaller", fits, 1 << 16, fits + 1), "--steps", "1")
     _, err = smaller.communicate(timeout=PATIENCE)

@@ -44,13 +44,13 @@ def check(gpu: Any, *found: Work | None) -> None:
                 assert same(result, right, tolerance), work.form
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("precision", PRECISIONS)
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    st.tuples(st.integers(1, 3), st.integers(1, 70), st.integers(2, 19), st.integers(2, 19)),
-    st.integers(1, 140),
-    st.tuples(st.integers(1, 5), st.integers(1, 5)),
-    st.tuples(st.integers(0, 4), st.integers(0, 4)),
-    st.sampled_from(PRECISIONS),
+    image=st.tuples(st.integers(1, 3), st.integers(1, 70), st.integers(2, 19), st.integers(2, 19)),
+    filters=st.integers(1, 140),
+    kernel=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    padding=st.tuples(st.integers(0, 4), st.integers(0, 4)),
 )
 def test_input_gradients_of_all_shapes_are_right(
     gpu: Any, image: tuple[int, ...], filters: int, kernel: tuple[int, int], padding: tuple[int, int], precision: str
@@ -62,12 +62,12 @@ def test_input_gradients_of_all_shapes_are_right(
     check(gpu, by_images(problem, w, g, where))
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("precision", PRECISIONS)
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    st.tuples(st.integers(1, 3), st.integers(1, 70), st.integers(4, 30), st.integers(4, 50)),
-    st.integers(1, 140),
-    st.tuples(st.integers(0, 2), st.integers(0, 2)),
-    st.sampled_from(PRECISIONS),
+    image=st.tuples(st.integers(1, 3), st.integers(1, 70), st.integers(4, 30), st.integers(4, 50)),
+    filters=st.integers(1, 140),
+    padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
 )
 def test_weight_and_bias_gradients_of_all_shapes_are_right(
     gpu: Any, image: tuple[int, ...], filters: int, padding: tuple[int, int], precision: str

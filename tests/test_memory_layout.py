@@ -50,6 +50,12 @@ def test_an_aligned_layout_has_room_for_the_alignment() -> None:
     assert memory_layout("M", {"TILE": (1, 100)}, alignment=1024) == 100 + 1024
 
 
+def test_another_length_of_the_last_array_needs_no_other_kernel() -> None:
+    short, long = (memory_layout("M", {"MAXIMA": (4, 3), "SUMS": (8, n)}) for n in (10, 20))
+    assert short.macros == long.macros
+    assert (short, long) == (92, 172)
+
+
 @pytest.mark.needs_nvrtc
 def test_an_array_of_elements_of_another_size_does_not_compile() -> None:
     macros = memory_layout("M", {"SUMS": (8, 10)}).macros

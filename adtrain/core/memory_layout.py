@@ -53,8 +53,8 @@ def memory_layout(name: str, arrays: Arrays, *arguments: Length, alignment: int 
     """The layout in which arrays lie one after another.
 
     For a layout SCRATCH with an array SUMS and an argument `rows`, ``SCRATCH_SUMS(float, scratch, rows)`` points to the
-    array. The kernel does not compile if a float has another size than an element. A layout without arguments also has
-    the macro SCRATCH_BYTES, its number of bytes.
+    array. The kernel does not compile if a float has another size than an element. No macro has the number of all
+    bytes: it would make another source of each length, also where the kernel is the same.
 
     Args:
         arguments: the `lengths` that the kernel gives to the macros. All other lengths are constants.
@@ -67,6 +67,4 @@ def memory_layout(name: str, arrays: Arrays, *arguments: Length, alignment: int 
     for array, (size, count) in arrays.items():
         layout.macros += f"#define {name}_{array}({parameters}) array_at<E, {size}>({at})\n"
         at = f"array_end<{size}>({at}, {_length(count).text})"
-    if not arguments:
-        layout.macros += f"#define {name}_BYTES {int(layout)}\n"
     return layout

@@ -287,6 +287,7 @@ def _backward(target: Target, problem: Problem, tile: BackwardTile) -> CudaKerne
         (x.row, _step(problem), problem.options[0]),
         {
             **_blocks(tile),
+            "SHARED_BYTES": int(shared),
             "QUERY_STAGES": tile.stages,
             "ROTATED": int(not problem.causal and key_tiles <= target.multiprocessors),
         },
