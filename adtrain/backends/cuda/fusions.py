@@ -16,7 +16,7 @@ from adtrain.backends.cuda.forms.layer_backward import fuse_layer_backward
 from adtrain.backends.cuda.forms.one_block import OneBlockFusion
 from adtrain.backends.cuda.forms.product import ConvolutionFusion
 from adtrain.backends.cuda.forms.recurrent_gradients import fuse_recurrent_gradients
-from adtrain.backends.cuda.forms.reduction import ReductionFusion
+from adtrain.backends.cuda.forms.reduction import ReductionFusion, compute_arguments
 from adtrain.backends.cuda.forms.resident_steps import fuse_resident_steps
 from adtrain.backends.cuda.forms.row_fused import RowFusedFusion
 from adtrain.backends.cuda.forms.row_products import RowProductsFusion
@@ -84,7 +84,15 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
     )
 
 
-BY_ROWS = ColumnSumFusion, RowProductsFusion, RowFusedFusion, ProductFusion, ConvolutionFusion, GatherFusion
+BY_ROWS = (
+    ReductionFusion,
+    ColumnSumFusion,
+    RowProductsFusion,
+    RowFusedFusion,
+    ProductFusion,
+    ConvolutionFusion,
+    GatherFusion,
+)
 """Forms whose blocks take their own rows, columns or tiles through all equations."""
 SIDE_BY_SIDE = GroupedProductsFusion, HorizontalFusion
 """Forms of independent equations."""
@@ -92,11 +100,12 @@ SIDE_BY_SIDE = GroupedProductsFusion, HorizontalFusion
 
 def _fusions_of_loops(target: Target) -> Sequence[Pass]:
     """The passes after the fusion of elementwise equations."""
+    by_rows = FusionPass(BY_ROWS, target, LAUNCH_BYTES, "fuse_by_rows")
     return (
         sink_reshapes,
         remove_dead_code,
-        FusionPass((ReductionFusion,), target),
-        FusionPass(BY_ROWS, target, LAUNCH_BYTES, "fuse_by_rows"),
+        *(() if target.by_member else (compute_arguments,)),
+        by_rows,
         partial(tile_weights, target=target),
         FusionPass((OneBlockFusion,), target),
         FusionPass(SIDE_BY_SIDE, target, LAUNCH_BYTES, "fuse_side_by_side"),
