@@ -1,4 +1,4 @@
-"""Row-wise equations of arrays with any number of axes: rows in registers."""
+"""Row-wise equations of arrays with any number of axes: rows in registers, and reductions that are split by rows."""
 
 from __future__ import annotations
 
@@ -89,6 +89,15 @@ def test_the_gradient_of_a_softmax_by_heads_is_one_kernel() -> None:
     assert not [e for e in others if scores in {v.type.shape for v in e.outputs}]
 
 
+def test_sums_over_images_and_over_all_of_them_read_the_images_once() -> None:
+    shape = (64, 128, 28, 28)
+    program = fused(squeeze_excitation, (128, 16), (16, 128), shape)
+    readers = [e for e in program.equations if shape in {v.type.shape for v in e.inputs}]
+    assert [e.name for e in readers] == ["sum", "row_fused", "loops"]
+    assert inside(readers[1]) == ["sum", "sum"]
+    assert [v.type.shape for v in readers[1].outputs] == [shape[:2], shape[:2]]
+
+
 @pytest.mark.parametrize(
     ("f", "shapes"),
     [(attention, [(2, 3, 80, 64)] * 3), (squeeze_excitation, [(16, 8), (8, 16), (20, 16, 9, 8)])],
@@ -98,6 +107,38 @@ def test_kernels_of_general_programs_match_numpy(
 ) -> None:
     monkeypatch.setattr(fusions, "LAUNCH_BYTES", 0)  # small arrays are worth a launch, too
     assert check_kernels(fused(f, *shapes), [drawn(*shape) for shape in shapes], host)
+
+
+@pytest.mark.parametrize("name", ["sum", "max", "min"])
+def test_a_reduction_over_rows_and_more_is_split_where_that_spares_a_large_array(name: str) -> None:
+    def f(x: Any, y: Any) -> Any:
+        return getattr(ops, name)(x * y), ops.sum(x, (2, 3)), getattr(ops, name)(x + y, (0, 2, 3))
+
+    def read(shape: Shape) -> list[int]:
+        program = fused(f, shape, shape)
+        return [len(e.inputs) for e in program.equations if shape in {v.type.shape for v in e.inputs}]
+
+    assert read((128, 64, 20, 16)) == [2]
+    assert len(read((16, 8, 20, 16))) > 1
+
+
+def test_a_reduction_that_other_rows_depend_on_is_not_split() -> None:
+    def f(x: Any) -> Any:
+        return ops.sum(x * ops.sum(x), (2, 3))
+
+    program = fused(f, (128, 64, 20, 16))
+    assert [e.params["axes"] for e in everywhere(program) if e.name == "sum"] == [(0, 1, 2, 3), (2, 3)]
+
+
+def test_a_sum_that_is_split_stays_accurate() -> None:
+    def f(x: Any) -> Any:
+        return ops.sum(x), ops.sum(x * x, (2, 3))
+
+    x = (drawn(64, 128, 20, 16) + 1).astype(np.float32)
+    program = fused(f, x.shape)
+    assert names(program) == ["row_fused", "sum"]
+    found = np.asarray(NumpyProgram(program).run([x])[0][0])
+    assert abs(found - x.sum(dtype=np.float64)) <= 4 * np.finfo(np.float32).eps * np.log2(x.size) * np.abs(x).sum()
 
 
 LEADING = [(216,), (12, 18), (8, 3, 9), (6, 1, 36), (2, 3, 4, 9)]

@@ -22,6 +22,7 @@ from adtrain.backends.cuda.forms.row_fused import RowFusedFusion
 from adtrain.backends.cuda.forms.row_products import RowProductsFusion
 from adtrain.backends.cuda.forms.streamed_layer import stream_layer
 from adtrain.backends.cuda.forms.tile_weights import tile_weights
+from adtrain.backends.cuda.split_reductions import split_reductions
 from adtrain.backends.cuda.store_bfloat16 import store_bfloat16
 from adtrain.core.batching import batching_rule
 from adtrain.core.batching_rules import loop
@@ -101,10 +102,11 @@ SIDE_BY_SIDE = GroupedProductsFusion, HorizontalFusion
 def _fusions_of_loops(target: Target) -> Sequence[Pass]:
     """The passes after the fusion of elementwise equations."""
     by_rows = FusionPass(BY_ROWS, target, LAUNCH_BYTES, "fuse_by_rows")
+    split = partial(split_reductions, fuse=by_rows, launch_bytes=LAUNCH_BYTES)
     return (
         sink_reshapes,
         remove_dead_code,
-        *(() if target.by_member else (compute_arguments,)),
+        *(() if target.by_member else (compute_arguments, split)),
         by_rows,
         partial(tile_weights, target=target),
         FusionPass((OneBlockFusion,), target),
