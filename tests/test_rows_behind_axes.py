@@ -78,6 +78,10 @@ def squeeze_excitation(squeeze: Any, excite: Any, x: Any) -> Any:
     return ad.value_and_grad(loss, (0, 1, 2))(squeeze, excite, x)
 
 
+def extremes_of_products(x: Any, y: Any) -> Any:
+    return ops.max(x * y, (2, 3)), ops.min(x * y, (2, 3))
+
+
 def test_the_gradient_of_a_softmax_by_heads_is_one_kernel() -> None:
     program = fused(attention, *[(4, 8, 256, 64)] * 3)
     (gradient,) = row_fused(program)
@@ -100,7 +104,11 @@ def test_sums_over_images_and_over_all_of_them_read_the_images_once() -> None:
 
 @pytest.mark.parametrize(
     ("f", "shapes"),
-    [(attention, [(2, 3, 80, 64)] * 3), (squeeze_excitation, [(16, 8), (8, 16), (20, 16, 9, 8)])],
+    [
+        (attention, [(2, 3, 80, 64)] * 3),
+        (squeeze_excitation, [(16, 8), (8, 16), (20, 16, 9, 8)]),
+        (extremes_of_products, [(40, 7, 1, 1), (8, 9)]),
+    ],
 )
 def test_kernels_of_general_programs_match_numpy(
     f: Any, shapes: list[Shape], host: Host, monkeypatch: pytest.MonkeyPatch
@@ -187,3 +195,10 @@ def test_rows_behind_any_axes_match_numpy(examples: int, host: Host, monkeypatch
     layers = st.lists(st.sampled_from(sorted(LAYERS)), min_size=2, max_size=5)
     check_examples(examples, check, st.sampled_from(LEADING), st.sampled_from(ROWS), layers)
     assert sum(made) >= examples
+
+
+def test_an_epilogue_of_a_convolution_stays_with_it() -> None:
+    def f(x: Any, w: Any) -> Any:
+        return ops.sum(ops.relu(ops.conv2d(x, w, padding=1)), (2, 3))
+
+    assert names(fused(f, (64, 16, 20, 16), (32, 16, 3, 3)))[0] == "convolution"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from adtrain.backends.cuda.codegen.block_steps import Step, lanes_for
 from adtrain.backends.cuda.codegen.index_rules import BY_INDEX
@@ -18,7 +19,7 @@ from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import Shape
-from adtrain.lowering.cuda.reduce import WARP, vector_width
+from adtrain.lowering.cuda.reduce import VECTOR, WARP, vector_width
 from adtrain.lowering.cuda.rows import MAX_WARP_ROW, lanes_of_row
 from adtrain.passes.fuse_elementwise import by_element
 
@@ -136,14 +137,20 @@ def _rows_in(body: Program) -> Rows | None:
     return max(found, key=lambda rows: rows.count * rows.length, default=None)
 
 
+class Held(NamedTuple):
+    """What a thread holds of a variable, and at which offset it is in memory."""
+
+    of: Variable
+    kind: str
+    place: str
+
+
 class _Writer:
     """Writes the statements of the threads of a row."""
 
     def __init__(self, body: Program, rows: Rows) -> None:
         self.body, self.rows, self.count, self.length = body, rows, rows.count, rows.length
-        self.kinds: dict[Variable, str] = {}
-        self.names: dict[Variable, str] = {}
-        self.loaded: dict[tuple[Variable, str, str], str] = {}
+        self.names: dict[Held, str] = {}
         self.lines: list[str] = []
         self.pointers: Mapping[Variable, str] = {v: f"x{i}" for i, v in enumerate(body.inputs)} | {
             v: f"y{i}" for i, v in enumerate(body.outputs)
@@ -180,7 +187,7 @@ class _Writer:
 
     def part(self) -> Part | None:
         """See `register_rows`."""
-        itemsize = max(v.type.dtype.itemsize for v in self._rows())
+        itemsize = max((v.type.dtype.itemsize for v in self._rows()), default=VECTOR)
         width = vector_width(self.length, itemsize)
         team = self._team(self.length // width, self.length * itemsize)
         items = -(-(self.length // width) // team)
@@ -206,68 +213,53 @@ class _Writer:
 
     def _load(self, v: Variable) -> None:
         """Load an input once for each way in which equations read it."""
-        for e in (e for e in self.body.equations if v in e.inputs):
-            kind, at = self._way(v, e)
-            if (v, kind, at) in self.loaded:
-                continue
-            name, own = self.pointers[v], f"a{len(self.loaded)}"
-            self.loaded[v, kind, at] = name if kind == TABLE else own
-            if kind in (ROW, COLUMN):
-                place = f"{name} + {at}" if kind == ROW else name
-                self.lines += [f"{c_type(v.type.dtype)} {own}[Row::COUNT];", f"Row::load({place}, {own});"]
-            elif kind != TABLE:
-                self.lines.append(read(v, own, name, at)[0])
+        for read_as in dict.fromkeys(self._read(v, e) for e in self.body.equations if v in e.inputs):
+            pointer, name = self.pointers[v], f"a{len(self.names)}"
+            self.names[read_as] = pointer if read_as.kind == TABLE else name
+            if read_as.kind in (ROW, COLUMN):
+                place = f"{pointer} + {read_as.place}" if read_as.kind == ROW else pointer
+                self.lines += [f"{c_type(v.type.dtype)} {name}[Row::COUNT];", f"Row::load({place}, {name});"]
+            elif read_as.kind != TABLE:
+                self.lines.append(read(v, name, pointer, read_as.place)[0])
 
-    def _way(self, v: Variable, e: Equation) -> tuple[str, str]:
-        """What a thread holds of an argument of an equation, and where it begins."""
-        kind = self.rows.held_for(v, e)
-        assert kind is not None
-        return kind, self.rows.place(v, e) if kind in (ROW, VALUE) else "0"
+    def _read(self, v: Variable, e: Equation) -> Held:
+        """An argument of an equation."""
+        kind = self.rows.held_for(v, e) or ""
+        return Held(v, kind, self.rows.place(v, e) if kind in (ROW, VALUE) else "0")
 
-    def _argument(self, v: Variable, e: Equation) -> tuple[str, str] | None:
-        """What a thread holds of an argument of an equation, and its name; None if it is held in another way."""
-        if v in self.kinds:
-            kind, name = self.kinds[v], self.names[v]
-            return (kind, name) if kind == self.rows.held_for(v, e) else None
-        kind, at = self._way(v, e)
-        return kind, self.loaded[v, kind, at]
+    def _made(self, v: Variable) -> Held:
+        """A result of an equation."""
+        kind = self.rows.held(v.type.shape) or ""
+        return Held(v, kind, f"row * {self.length}" if kind == ROW else "row")
 
     def _write(self, e: Equation) -> bool:
         """Write an equation; False if it reads a result in another way than threads hold it."""
-        arguments = [self._argument(v, e) for v in e.inputs]
-        if None in arguments:
+        given, made = [self._read(v, e) for v in e.inputs], [self._made(v) for v in e.outputs]
+        if any(x not in self.names for x in given):
             return False
-        known = [x for x in arguments if x is not None]
         if e.has(Trait.RESHAPE):
-            (y,), ((self.kinds[y], self.names[y]),) = e.outputs, known
+            self.names[made[0]] = self.names[given[0]]
             return True
-        for y in e.outputs:
-            kind = self.rows.held(y.type.shape)
-            assert kind is not None
-            self.kinds[y], self.names[y] = kind, f"v{len(self.loaded) + len(self.names)}"
-            self.lines.append(f"{c_type(y.type.dtype)} {self.names[y]}{'[Row::COUNT]' if kind == ROW else ''};")
-        if by_element(e):
-            self.lines += self._elementwise(e, known)
-        else:
-            names = [name for _, name in known] + [self.names[y] for y in e.outputs]
-            self.lines += RULES[e.primitive.name](e, names)
+        for y in made:
+            self.names[y] = f"v{len(self.names)}"
+            self.lines.append(f"{c_type(y.of.type.dtype)} {self.names[y]}{'[Row::COUNT]' if y.kind == ROW else ''};")
+        names = [self.names[x] for x in (*given, *made)]
+        self.lines += self._elementwise(e, [*given, *made]) if by_element(e) else RULES[e.primitive.name](e, names)
         return True
 
-    def _elementwise(self, e: Equation, arguments: Sequence[tuple[str, str]]) -> list[str]:
+    def _elementwise(self, e: Equation, held: Sequence[Held]) -> list[str]:
         body = flat(body_of(e))
-        element = {ROW: "{}[i]", COLUMN: "{}[i]", VALUE: "{}", NUMBER: "{}"}
-        known = dict(zip(e.inputs, arguments, strict=True))
-        values = {v: element[kind].format(name) for v, (kind, name) in known.items()}
-        results = [element[self.kinds[v]].format(self.names[v]) for v in body.outputs]
-        lines = statements(body, values, results)
-        if self.kinds[e.outputs[0]] == VALUE:
+        texts = {x.of: self.names[x] + ("[i]" if x.kind in (ROW, COLUMN) else "") for x in held}
+        lines = statements(body, {v: texts[v] for v in body.inputs}, [texts[v] for v in body.outputs])
+        if held[-1].kind == VALUE:
             return ["{", *indented(lines), "}"]
         return _for_each_element(lines)
 
     def _store(self, v: Variable) -> str:
-        if self.kinds[v] == ROW:
-            return f"if (live) Row::store({self.names[v]}, {self.pointers[v]} + row * {self.length});"
-        return f"if (live && Row::thread() == 0) {self.pointers[v]}[row] = {self.names[v]};"
+        made = self._made(v)
+        if made.kind == ROW:
+            return f"if (live) Row::store({self.names[made]}, {self.pointers[v]} + row * {self.length});"
+        return f"if (live && Row::thread() == 0) {self.pointers[v]}[row] = {self.names[made]};"
 
 
 def takes_numbers(e: Equation) -> bool:

@@ -169,11 +169,13 @@ def rows_in_registers(program: Program) -> dict[Equation, Rows]:
     """The rows of equations that threads with rows in registers can compute: those along rows, and those that pass
     rows to or from them, element by element or by reshapes.
 
-    Elementwise equations that can join a product, which only they read, or the gather of rows are left out.
+    Elementwise equations that can join a product or convolution, which only they read, or the gather of rows are left
+    out.
     """
     read_once = {v for v, readers in program.readers.items() if len(readers) == 1}
-    products = {v for e in program.equations if e.has(Trait.MATMUL) for v in e.outputs}
-    joined = products & read_once | {v for e in program.equations if e.has(Trait.GATHER) for v in e.outputs}
+    products = {e for e in program.equations if e.has(Trait.MATMUL) or e.has(Trait.CONVOLUTION)}
+    gathers = {e for e in program.equations if e.has(Trait.GATHER)}
+    joined = {v for e in products for v in e.outputs if v in read_once} | {v for e in gathers for v in e.outputs}
     users: dict[Variable, list[Equation]] = {}
     for e in program.equations:
         if rows_of(e) or e.has(Trait.RESHAPE) or (by_element(e) and joined.isdisjoint(e.inputs)):
