@@ -243,6 +243,13 @@ def test_items_and_rows() -> None:
     assert found("flip", (3, 4, 2), axes=(1,), rows=12) is None
     assert found("standardize", (3, 4, 2), axes=(2,), eps=1e-5, rows=12) == Items(12, (True,))
     assert found("standardize", (3, 4, 2), axes=(1, 2), eps=1e-5, rows=12) is None
+    assert equation("sum", (3, 4, 2), axes=(1, 2)).rows_along == 3
+    assert equation("sum", (3, 4, 1), axes=(1,)).rows_along == 3
+    assert equation("softmax", (3, 4, 2), axis=2).rows_along == 12
+    assert equation("softmax", (3, 4, 2), axis=1).rows_along is None
+    assert equation("sum", (3, 4, 2), axes=(0, 2)).rows_along is None
+    assert equation("sum", (3, 4, 2), axes=(0, 1, 2)).rows_along is None
+    assert equation("exp", (3, 4, 2)).rows_along is None
     assert equation("reshape", (3, 4, 2), shape=(12, 2)).outer_items == Items(3, (True,))
     assert equation("reshape", (12, 2), shape=(3, 4, 2)).outer_items == Items(3, (True,))
     assert equation("reshape", (12, 2), shape=(8, 3)).outer_items is None

@@ -135,6 +135,19 @@ def rows(axes: Axes, arguments: Sequence[Shape], results: Sequence[Shape], count
     return Items(count, tuple(flags))
 
 
+def rows_along(axes: Axes, arguments: Sequence[Shape]) -> int | None:
+    """By how many rows an operation along the last axes of its first argument works, such as a softmax, or a sum.
+
+    So the row of a sum over the last two axes of an array (A, B, M, N) has M x N elements, and there are A x B rows.
+    None if it also uses other axes that way, or no axis.
+    """
+    labels, shape = axes.arguments[0], arguments[0]
+    kept = {label for x in axes.results for label in x if label}
+    first = next((i for i, label in enumerate(labels) if label not in kept), len(labels))
+    rest = {label for label, n in zip(labels[first:], shape[first:], strict=True) if n != 1}
+    return math.prod(shape[:first]) if first and rest and rest.isdisjoint(kept) else None
+
+
 def _leading(labels: Labels, shape: Shape, count: int) -> str | None:
     """The labels of the first axes that have ``count`` elements; None if there are none, or one has no label."""
     found = row_axes(shape, count)

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from adtrain.core.array import Array
-from adtrain.core.axes import Axes, Items, items, outer_items, rows, summed_items
+from adtrain.core.axes import Axes, Items, items, outer_items, rows, rows_along, summed_items
 from adtrain.core.primitive import VIEWS, Cost, Primitive, Trait
 from adtrain.core.static_key import Identity
 from adtrain.core.types import ArrayType, Shape
@@ -121,6 +121,11 @@ class Equation:
     def rows(self, count: int) -> Items | None:
         """How it works by ``count`` rows; None if it does not. See `adtrain.core.axes.rows`."""
         return rows(self.axes, *self._shapes, count)
+
+    @cached_property
+    def rows_along(self) -> int | None:
+        """By how many rows it works if it is along its input's last axes. See `adtrain.core.axes.rows_along`."""
+        return rows_along(self.axes, self._shapes[0]) if self.inputs else None
 
     @property
     def _shapes(self) -> tuple[Sequence[Shape], Sequence[Shape]]:

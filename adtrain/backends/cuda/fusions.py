@@ -16,13 +16,14 @@ from adtrain.backends.cuda.forms.layer_backward import fuse_layer_backward
 from adtrain.backends.cuda.forms.one_block import OneBlockFusion
 from adtrain.backends.cuda.forms.product import ConvolutionFusion
 from adtrain.backends.cuda.forms.recurrent_gradients import fuse_recurrent_gradients
-from adtrain.backends.cuda.forms.reduction import ReductionFusion
+from adtrain.backends.cuda.forms.reduction import ReductionFusion, compute_arguments
 from adtrain.backends.cuda.forms.resident_steps import fuse_resident_steps
 from adtrain.backends.cuda.forms.row_fused import RowFusedFusion
 from adtrain.backends.cuda.forms.row_products import RowProductsFusion
 from adtrain.backends.cuda.forms.streamed_layer import stream_layer
 from adtrain.backends.cuda.forms.thread_items import ThreadItemsFusion
 from adtrain.backends.cuda.forms.tile_weights import tile_weights
+from adtrain.backends.cuda.split_reductions import split_reductions
 from adtrain.backends.cuda.store_bfloat16 import store_bfloat16
 from adtrain.core.batching import batching_rule
 from adtrain.core.batching_rules import loop
@@ -85,8 +86,16 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
     )
 
 
-OF_ROWS = ThreadItemsFusion, ColumnSumFusion, RowProductsFusion, RowFusedFusion
-BY_ROWS = *OF_ROWS, ProductFusion, ConvolutionFusion, GatherFusion
+BY_ROWS = (
+    ThreadItemsFusion,
+    ReductionFusion,
+    ColumnSumFusion,
+    RowProductsFusion,
+    RowFusedFusion,
+    ProductFusion,
+    ConvolutionFusion,
+    GatherFusion,
+)
 """Forms whose blocks take their own rows, columns or tiles through all equations."""
 SIDE_BY_SIDE = GroupedProductsFusion, HorizontalFusion
 """Forms of independent equations."""
@@ -94,11 +103,13 @@ SIDE_BY_SIDE = GroupedProductsFusion, HorizontalFusion
 
 def _fusions_of_loops(target: Target) -> Sequence[Pass]:
     """The passes after the fusion of elementwise equations."""
+    by_rows = FusionPass(BY_ROWS, target, LAUNCH_BYTES, "fuse_by_rows")
+    split = partial(split_reductions, fuse=by_rows, launch_bytes=LAUNCH_BYTES)
     return (
         sink_reshapes,
         remove_dead_code,
-        FusionPass((ReductionFusion,), target),
-        FusionPass(BY_ROWS, target, LAUNCH_BYTES, "fuse_by_rows"),
+        *(() if target.by_member else (compute_arguments, split)),
+        by_rows,
         partial(tile_weights, target=target),
         FusionPass((OneBlockFusion,), target),
         FusionPass(SIDE_BY_SIDE, target, LAUNCH_BYTES, "fuse_side_by_side"),

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from adtrain.backends.cuda.codegen.block_steps import Step, lanes_for
 from adtrain.backends.cuda.codegen.index_rules import BY_INDEX
 from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import Part, indented
 from adtrain.codegen.access import access, read
-from adtrain.codegen.elementwise import statements, strides
+from adtrain.codegen.elementwise import Axis, merged, statements, strides
 from adtrain.codegen.expressions import c_type, literal
+from adtrain.core.axes import row_axes
 from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import Shape
-from adtrain.lowering.cuda.reduce import WARP, vector_width
+from adtrain.lowering.cuda.reduce import VECTOR, WARP, vector_width
 from adtrain.lowering.cuda.rows import MAX_WARP_ROW, lanes_of_row
 from adtrain.passes.fuse_elementwise import by_element
 
@@ -29,18 +32,90 @@ MANY_THREADS = 1 << 15
 MAX_ITEMS = 32
 """Maximum elements of a row for a thread of a block that computes other equations too."""
 
+ALONG_ROWS = frozenset(("sum", "max", "min", "argmax", "softmax", "log_softmax", "standardize"))
+"""Primitives that reduce or normalise whole rows."""
+
 ROW, VALUE, COLUMN, NUMBER, TABLE = "row", "value", "column", "number", "table"
 """What a thread holds of a variable: its elements of the row; the row's one value; its columns of a vector that all
 rows share; a number; a pointer to a table, from which each row reads one element."""
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Rows of arrays: the elements behind the first axes, of which there are `count`, each of `length` elements.
+
+    A row may have several axes: that of a sum over the last two axes of (A, B, M, N) is an image of M x N elements.
+    """
+
+    count: int
+    length: int
+
+    def held(self, shape: Shape) -> str | None:
+        """What a thread holds of a variable that has an item for each row; None if it has none."""
+        axes = row_axes(shape, self.count)
+        if axes is None:
+            return None
+        if prod(shape[axes:]) == self.length and axes < len(shape):
+            return ROW
+        return VALUE if prod(shape[axes:]) == 1 else None
+
+    def held_for(self, v: Variable, e: Equation) -> str | None:
+        """What a thread holds of an argument of an equation; None if the equation cannot read it."""
+        if e.has(Trait.GATHER) and v is e.inputs[0]:
+            return TABLE
+        if not by_element(e):
+            return self.held(v.type.shape)
+        shape = e.outputs[0].type.shape
+        axes = row_axes(shape, self.count)
+        if axes is None:
+            return None
+        steps = strides(v.type.shape, shape)
+        if not any(steps[axes:]):
+            return VALUE if any(steps[:axes]) else NUMBER
+        if merged(shape[axes:], [steps[axes:]]) != [Axis(self.length, (1,))]:
+            return None  # it repeats in each row
+        return ROW if any(steps[:axes]) else COLUMN
+
+    def place(self, v: Variable, e: Equation) -> str:
+        """The offset in an argument of what an equation reads for `row`.
+
+        Several rows of sequences (B, S, F) read the same row of an argument (S, F) or (B, 1, F).
+        """
+        shape = e.outputs[0].type.shape if by_element(e) else v.type.shape
+        return access(v.type.shape, shape, ("row", row_axes(shape, self.count) or 0)).place
+
+    def computes(self, e: Equation) -> bool:
+        """Whether threads that hold rows in registers compute an equation."""
+        arguments = [self.held_for(v, e) for v in e.inputs]
+        results = [self.held(v.type.shape) for v in e.outputs]
+        if None in arguments or None in results:
+            return False
+        if e.has(Trait.RESHAPE):
+            return arguments == results
+        return by_element(e) or (e.primitive.name in RULES and self._is_along_rows(e))
+
+    def _is_along_rows(self, e: Equation) -> bool:
+        """Whether an equation reduces, normalises or indexes whole rows, by one index each."""
+        x = e.inputs[0].type
+        if e.primitive.name in ("take_along_axis", "scatter_along_axis"):
+            return e.inputs[1].type.shape == (x.shape[0], 1)
+        if e.has(Trait.GATHER):
+            return takes_numbers(e)
+        if e.primitive.name == "one_hot":
+            return len(x.shape) == 1
+        return e.rows_along == self.count
+
+
+def rows_of(e: Equation) -> Rows | None:
+    """The rows of an equation along the last axes of its argument; None if it is not."""
+    count = e.rows_along if e.primitive.name in ALONG_ROWS else None
+    return Rows(count, e.inputs[0].size // count) if count else None
+
+
 def register_rows(body: Program) -> Part | None:
     """The part for a `row_fused` body of rows of one length; None if an equation has no rule here."""
-    long = [v for v in (*body.inputs, *body.outputs) if _is_long(v.type.shape)]
-    if not long:
-        return None
-    *leading, length = max(long, key=lambda v: v.size).type.shape
-    return _Writer(body, prod(leading), length).part()
+    rows = _rows_in(body)
+    return None if rows is None or rows.length < MIN_IN_REGISTERS else _Writer(body, rows).part()
 
 
 def rows_in_block(body: Program, names: Mapping[Variable, str], threads: int) -> Step | None:
@@ -50,20 +125,32 @@ def rows_in_block(body: Program, names: Mapping[Variable, str], threads: int) ->
         names: the pointers to the inputs and outputs.
     """
     found = next((v for e in body.equations for v in (*e.inputs, *e.outputs) if len(v.type.shape) == 2), None)
-    return None if found is None else _Writer(body, *found.type.shape).step(names, threads)
+    return None if found is None else _Writer(body, Rows(*found.type.shape)).step(names, threads)
 
 
-def _is_long(shape: Shape) -> bool:
-    return len(shape) > 1 and shape[-1] >= MIN_IN_REGISTERS
+def _rows_in(body: Program) -> Rows | None:
+    """The rows of the equations along rows, or those of the largest input or output; None if no value has rows."""
+    found = [rows for e in body.equations if (rows := rows_of(e))]
+    if not found:
+        shapes = (v.type.shape for v in (*body.inputs, *body.outputs))
+        found = [Rows(prod(shape[:-1]), shape[-1]) for shape in shapes if len(shape) > 1]
+    return max(found, key=lambda rows: rows.count * rows.length, default=None)
+
+
+class Held(NamedTuple):
+    """What a thread holds of a variable, and at which offset it is in memory."""
+
+    of: Variable
+    kind: str
+    place: str
 
 
 class _Writer:
     """Writes the statements of the threads of a row."""
 
-    def __init__(self, body: Program, count: int, length: int) -> None:
-        self.body, self.count, self.length = body, count, length
-        self.kinds: dict[Variable, str] = {}
-        self.names: dict[Variable, str] = {}
+    def __init__(self, body: Program, rows: Rows) -> None:
+        self.body, self.rows, self.count, self.length = body, rows, rows.count, rows.length
+        self.names: dict[Held, str] = {}
         self.lines: list[str] = []
         self.pointers: Mapping[Variable, str] = {v: f"x{i}" for i, v in enumerate(body.inputs)} | {
             v: f"y{i}" for i, v in enumerate(body.outputs)
@@ -88,15 +175,19 @@ class _Writer:
 
     def _rows(self) -> list[Variable]:
         """The inputs and outputs that have all rows."""
-        return [v for v in (*self.body.inputs, *self.body.outputs) if self._kind(v) == ROW]
+        return [v for v in (*self.body.inputs, *self.body.outputs) if self.rows.held(v.type.shape) == ROW]
 
     def _written(self) -> bool:
         """Write the equations; False if one has no rule."""
-        return all(map(self._load, self.body.inputs)) and all(map(self._write, self.body.equations))
+        if not all(map(self.rows.computes, self.body.equations)):
+            return False
+        for v in self.body.inputs:
+            self._load(v)
+        return all(map(self._write, self.body.equations))
 
     def part(self) -> Part | None:
         """See `register_rows`."""
-        itemsize = max(v.type.dtype.itemsize for v in self._rows())
+        itemsize = max((v.type.dtype.itemsize for v in self._rows()), default=VECTOR)
         width = vector_width(self.length, itemsize)
         team = self._team(self.length // width, self.length * itemsize)
         items = -(-(self.length // width) // team)
@@ -120,102 +211,55 @@ class _Writer:
         lanes = lanes_of_row(vectors, size)
         return lanes if size <= MAX_WARP_ROW and (vectors <= WARP or self.count * lanes >= MANY_THREADS) else THREADS
 
-    def _kind(self, v: Variable) -> str | None:
-        """What a thread holds of a variable of an equation whose results have one item for each row."""
-        shape = v.type.shape
-        if shape[-1:] == (self.length,) and v.size == self.count * self.length:
-            return ROW
-        return VALUE if shape in ((self.count,), (self.count, 1)) else None
+    def _load(self, v: Variable) -> None:
+        """Load an input once for each way in which equations read it."""
+        for read_as in dict.fromkeys(self._read(v, e) for e in self.body.equations if v in e.inputs):
+            pointer, name = self.pointers[v], f"a{len(self.names)}"
+            self.names[read_as] = pointer if read_as.kind == TABLE else name
+            if read_as.kind in (ROW, COLUMN):
+                place = f"{pointer} + {read_as.place}" if read_as.kind == ROW else pointer
+                self.lines += [f"{c_type(v.type.dtype)} {name}[Row::COUNT];", f"Row::load({place}, {name});"]
+            elif read_as.kind != TABLE:
+                self.lines.append(read(v, name, pointer, read_as.place)[0])
 
-    def _load(self, v: Variable) -> bool:
-        name, own = self.pointers[v], f"a{len(self.names)}"
-        readers = [e for e in self.body.equations if v in e.inputs]
-        kinds = {self._kind_for(v, e) for e in readers}
-        if len(kinds) != 1 or (kind := kinds.pop()) is None:
-            return False
-        c, at = c_type(v.type.dtype), _place(v, readers[0])
-        self.kinds[v], self.names[v] = kind, name if kind == TABLE else own
-        if kind in (ROW, COLUMN):
-            at = f"{name} + {at}" if kind == ROW else name
-            self.lines += [f"{c} {own}[Row::COUNT];", f"Row::load({at}, {own});"]
-        elif kind != TABLE:
-            self.lines.append(read(v, own, name, at if kind == VALUE else "0")[0])
-        return True
+    def _read(self, v: Variable, e: Equation) -> Held:
+        """An argument of an equation."""
+        kind = self.rows.held_for(v, e) or ""
+        return Held(v, kind, self.rows.place(v, e) if kind in (ROW, VALUE) else "0")
 
-    def _kind_for(self, v: Variable, e: Equation) -> str | None:
-        """What a thread holds of an argument of an equation."""
-        if e.has(Trait.GATHER) and v is e.inputs[0]:
-            return TABLE
-        if not by_element(e):
-            return self._kind(v)
-        shape = e.outputs[0].type.shape
-        rows = _leading(shape)
-        steps = strides(v.type.shape, shape)
-        by_row, by_column = any(steps[:rows]), any(steps[rows:])
-        if by_row:
-            return ROW if by_column else VALUE
-        return COLUMN if by_column else NUMBER
+    def _made(self, v: Variable) -> Held:
+        """A result of an equation."""
+        kind = self.rows.held(v.type.shape) or ""
+        return Held(v, kind, f"row * {self.length}" if kind == ROW else "row")
 
     def _write(self, e: Equation) -> bool:
-        """Write an equation; False if it has no rule."""
-        if e.has(Trait.RESHAPE):
-            (x,), (y,) = e.inputs, e.outputs
-            self.kinds[y], self.names[y] = self.kinds[x], self.names[x]
-            return self._kind(y) == self.kinds[x]
-        has_rule = by_element(e) or (e.primitive.name in RULES and _has_rule(e))
-        if not has_rule or any(self.kinds[v] != self._kind_for(v, e) for v in e.inputs):
+        """Write an equation; False if it reads a result in another way than threads hold it."""
+        given, made = [self._read(v, e) for v in e.inputs], [self._made(v) for v in e.outputs]
+        if any(x not in self.names for x in given):
             return False
-        for y in e.outputs:
-            kind = self._kind(y)
-            if kind is None:
-                return False
-            self.kinds[y], self.names[y] = kind, f"v{len(self.names)}"
-            self.lines.append(f"{c_type(y.type.dtype)} {self.names[y]}{'[Row::COUNT]' if kind == ROW else ''};")
-        names = [self.names[v] for v in (*e.inputs, *e.outputs)]
-        self.lines += self._elementwise(e) if by_element(e) else RULES[e.primitive.name](e, names)
+        if e.has(Trait.RESHAPE):
+            self.names[made[0]] = self.names[given[0]]
+            return True
+        for y in made:
+            self.names[y] = f"v{len(self.names)}"
+            self.lines.append(f"{c_type(y.of.type.dtype)} {self.names[y]}{'[Row::COUNT]' if y.kind == ROW else ''};")
+        names = [self.names[x] for x in (*given, *made)]
+        self.lines += self._elementwise(e, [*given, *made]) if by_element(e) else RULES[e.primitive.name](e, names)
         return True
 
-    def _elementwise(self, e: Equation) -> list[str]:
+    def _elementwise(self, e: Equation, held: Sequence[Held]) -> list[str]:
         body = flat(body_of(e))
-        element = {ROW: "{}[i]", COLUMN: "{}[i]", VALUE: "{}", NUMBER: "{}"}
-        values = {v: element[self.kinds[v]].format(self.names[v]) for v in body.inputs}
-        results = [element[self.kinds[v]].format(self.names[v]) for v in body.outputs]
-        lines = statements(body, values, results)
-        if self.kinds[e.outputs[0]] == VALUE:
+        texts = {x.of: self.names[x] + ("[i]" if x.kind in (ROW, COLUMN) else "") for x in held}
+        lines = statements(body, {v: texts[v] for v in body.inputs}, [texts[v] for v in body.outputs])
+        if held[-1].kind == VALUE:
             return ["{", *indented(lines), "}"]
         return _for_each_element(lines)
 
     def _store(self, v: Variable) -> str:
-        if self.kinds[v] == ROW:
-            return f"if (live) Row::store({self.names[v]}, {self.pointers[v]} + row * {self.length});"
-        return f"if (live && Row::thread() == 0) {self.pointers[v]}[row] = {self.names[v]};"
-
-
-def _leading(shape: Shape) -> int:
-    """The number of axes of `shape` along which rows lie."""
-    return max(1, len(shape) - 1)
-
-
-def _place(v: Variable, e: Equation) -> str:
-    """The offset in an argument of what an equation reads for `row`.
-
-    Several rows of sequences (B, S, F) read the same row of an argument (S, F) or (B, 1, F).
-    """
-    shape = e.outputs[0].type.shape if by_element(e) else v.type.shape
-    return access(v.type.shape, shape, ("row", _leading(shape))).place
-
-
-def _has_rule(e: Equation) -> bool:
-    """Whether an equation along rows reduces, normalises or indexes whole rows, by one index each."""
-    x = e.inputs[0].type
-    if e.primitive.name in ("take_along_axis", "scatter_along_axis"):
-        return e.inputs[1].type.shape == (x.shape[0], 1)
-    if e.has(Trait.GATHER):
-        return takes_numbers(e)
-    if e.primitive.name == "one_hot":
-        return len(x.shape) == 1
-    axes = e.params["axes"] if "axes" in e.params else (e.params["axis"],)
-    return len(x.shape) == 2 and tuple(axes) == (1,)
+        made = self._made(v)
+        if made.kind == ROW:
+            return f"if (live) Row::store({self.names[made]}, {self.pointers[v]} + row * {self.length});"
+        return f"if (live && Row::thread() == 0) {self.pointers[v]}[row] = {self.names[made]};"
 
 
 def takes_numbers(e: Equation) -> bool:

@@ -26,6 +26,7 @@ from adtrain.core.fused import LOOPS, body_of, fuse, renamed
 from adtrain.core.kernel import CudaLaunch
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import Results, keeps
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.reduce import COMBINE, MAX, MIN, OF_POINTERS, SUM, VECTOR
 from adtrain.lowering.cuda.reduce import reduction as candidates
@@ -40,12 +41,19 @@ REDUCTION = "reduction"
 OPERATIONS = {"sum": SUM, "max": MAX, "min": MIN}
 
 
+@keeps(Results.EXACT)
+def compute_arguments(program: Program) -> Program:
+    """Give a reduction a copy of the equations that compute its argument, if fewer bytes are read and written then.
+
+    Sums over the rows of a matrix get one too, for `column_sum`.
+    """
+    return _Arguments(program).program()
+
+
 class ReductionFusion(Fusion):
     """A sum, maximum or minimum over any axes, and the loops that compute its argument.
 
-    A reduction gets a copy of the equations that compute its argument, if fewer bytes are read and written then. Sums
-    over the rows of a matrix get one too, for `column_sum`. Reductions of narrow rows are left to `row_fused`, and
-    small ones to `one_block`.
+    Reductions of narrow rows are left to `row_fused`, and small ones to `one_block`.
     """
 
     form = REDUCTION
@@ -54,9 +62,6 @@ class ReductionFusion(Fusion):
     @classmethod
     def runs_on(cls, target: Target) -> bool:
         return not target.by_member  # the kernels of files compute one member
-
-    def prepared(self) -> Program:
-        return _Arguments(self.program).program()
 
     def joins(self, groups: Groups, producer: int, reader: int, value: Variable) -> bool:
         source, e = groups.equations[producer], groups.equations[reader]

@@ -1,22 +1,30 @@
 """Row fusion: the narrow end of a network (logits, softmax, cross-entropy and their gradients) as one kernel.
 
 Row n of each of these equations needs row n of the others, and a weight small enough for every thread block to read.
-Elementwise equations on sequences (B, S, F) join those on B x S rows of F elements. So a norm adds positions (S, F)
-itself, and the gradient of a norm reads the gradient (B, 1, F) of a mean over tokens.
+A row lies behind any number of axes, and may have several of its own. So the gradient of a softmax over the last axis
+of (B, H, S, S) works by B x H x S rows, and sums over the last two axes of (B, C, H, W) by B x C rows. A norm on
+sequences (B, S, F) adds positions (S, F) itself, and its gradient reads the gradient (B, 1, F) of a mean over tokens.
 
 Each thread block takes its own rows through all equations of a body.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from math import prod
 from typing import TYPE_CHECKING
 
 from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel
-from adtrain.backends.cuda.codegen.register_rows import MIN_IN_REGISTERS, THREADS, register_rows
+from adtrain.backends.cuda.codegen.register_rows import (
+    ALONG_ROWS,
+    MIN_IN_REGISTERS,
+    ROW,
+    THREADS,
+    Rows,
+    register_rows,
+    rows_of,
+)
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.one_block import is_small, names_of, part_of
 from adtrain.backends.cuda.forms.thread_items import MIN_ITEMS
@@ -27,8 +35,7 @@ from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
-from adtrain.core.types import ArrayType, Shape
-from adtrain.passes.flatten_rows import flat_shape
+from adtrain.core.types import ArrayType
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.fusion import Fusion
 from adtrain.passes.groups import MAX_EQUATIONS, Groups
@@ -47,10 +54,8 @@ MAX_NARROW = 32
 """Maximum of the smaller length of a product's right operand. GEMM kernels are faster for wider ones."""
 MAX_WEIGHT = 8 << 10
 """Maximum elements of a product's right operand. Every thread block reads it while it waits for its first row."""
-IN_ROWS = frozenset(("sum", "max", "min", "argmax", "softmax", "log_softmax", "standardize"))
-"""Primitives along rows that may share a kernel with equations on sequences."""
 BY_INDEX = frozenset(("take_along_axis", "scatter_along_axis"))
-"""Other primitives along rows that the generators of row-wise kernels have code for."""
+"""Other primitives by rows that the generators of row-wise kernels have code for."""
 
 
 class RowFusion(Fusion):
@@ -98,23 +103,51 @@ class RowFusedFusion(RowFusion):
 
     form = ROW_FUSED
 
+    @cached_property
+    def by_item(self) -> list[Items | None]:
+        return _row_wise(self.program)
+
+    @cached_property
+    def held(self) -> Mapping[Equation, Rows]:
+        return rows_in_registers(self.program)
+
+    @cached_property
+    def behind_several(self) -> Collection[Equation]:
+        """The equations that work by rows behind several axes, and not item by item, with the reshapes around them."""
+        both = zip(self.program.equations, self.by_item, strict=True)
+        found = {e for e, by_item in both if by_item is None and e in self.held}
+        values = {v for e in found if not e.has(Trait.RESHAPE) for v in (*e.inputs, *e.outputs)}
+        return {e for e in found if not values.isdisjoint((*e.inputs, *e.outputs))}
+
     def row_wise(self) -> list[Items | None]:
-        found = _row_wise(self.program)
-        self.sequences = _on_sequences(self.program, found)
-        for i, whole in self.sequences.items():
-            found[i] = self.program.equations[i].rows(prod(whole[:-1]))
-        return found
+        both = zip(self.program.equations, self.by_item, strict=True)
+        return [e.rows(self.held[e].count) if e in self.behind_several else by_item for e, by_item in both]
 
     def fits_rows(self, members: Sequence[int]) -> bool:
-        shapes = {self.sequences[i] for i in members if i in self.sequences}
-        if not shapes:
-            return True
-        return len(shapes) == 1 and all(_in_registers(self.program.equations[i], *shapes) for i in members)
+        equations = [self.program.equations[i] for i in members]
+        rows = {self.held[e] for e in equations if e in self.behind_several}
+        return not rows or (len(rows) == 1 and all(self.held.get(e) in rows for e in equations))
+
+    def together(self, groups: Groups) -> Iterable[Iterable[int]]:
+        """Groups with equations along rows that read the same rows: one kernel for them reads these once."""
+        readers: dict[tuple[Variable, Rows], list[int]] = {}
+        for first, members in groups.members.items():
+            equations = [groups.equations[i] for i in members]
+            rows, *others = {self.held.get(e) for e in equations}
+            if rows and not others and any(map(rows_of, equations)):
+                read = ((v, e) for e in equations if not e.has(Trait.RESHAPE) for v in e.inputs)
+                for v in dict.fromkeys(v for v, e in read if rows.held_for(v, e) == ROW):
+                    readers.setdefault((v, rows), []).append(first)
+        return readers.values()
 
     def saves(self, equations: Sequence[Equation]) -> bool:
-        """Whether the group saves launches that a single thread block for all of it would not save."""
+        """Whether the group saves launches that a single thread block for all of it would not save.
+
+        Elementwise equations alone have no rows behind several axes.
+        """
         launches = [e for e in equations if not e.has(Trait.RESHAPE)]
-        return len(launches) > 1 and not all(map(is_small, launches))
+        by_row = any(map(rows_of, equations)) or not any(e in self.behind_several for e in equations)
+        return by_row and len(launches) > 1 and not all(map(is_small, launches))
 
 
 def shared_inputs(body: Program) -> set[Variable]:
@@ -133,41 +166,35 @@ def _row_wise(program: Program) -> list[Items | None]:
     return [None if is_epilogue(e) else row_items(e) for e in program.equations]
 
 
-def _on_sequences(program: Program, found: list[Items | None]) -> dict[int, Shape]:
-    """The shape of the sequences of each elementwise equation on sequences, and each reshape to or from their rows.
+def rows_in_registers(program: Program) -> dict[Equation, Rows]:
+    """The rows of equations that threads with rows in registers can compute: those along rows, and those that pass
+    rows to or from them, element by element or by reshapes.
 
-    Equations that work item by item (`found`), or can join a product or the gather of rows, are left out.
+    Elementwise equations that can join a product or convolution, which only they read, or the gather of rows are left
+    out.
     """
-    joined = {v for e in program.equations if e.has(Trait.MATMUL) or e.has(Trait.GATHER) for v in e.outputs}
-    shapes: dict[int, Shape] = {}
-    for i, e in enumerate(program.equations):
-        if by_element(e) and found[i] is None and _is_long(e) and joined.isdisjoint(e.inputs):
-            shapes[i] = e.outputs[0].type.shape
-    values = {v for i in shapes for v in (*program.equations[i].inputs, *program.equations[i].outputs)}
-    for i, e in enumerate(program.equations):
-        if e.has(Trait.RESHAPE) and found[i] is None and not values.isdisjoint((*e.inputs, *e.outputs)):
-            rows, whole = sorted((e.inputs[0].type.shape, e.outputs[0].type.shape), key=len)
-            if rows == flat_shape(whole):
-                shapes[i] = whole
-    return shapes
+    read_once = {v for v, readers in program.readers.items() if len(readers) == 1}
+    products = {e for e in program.equations if e.has(Trait.MATMUL) or e.has(Trait.CONVOLUTION)}
+    gathers = {e for e in program.equations if e.has(Trait.GATHER)}
+    joined = {v for e in products for v in e.outputs if v in read_once} | {v for e in gathers for v in e.outputs}
+    users: dict[Variable, list[Equation]] = {}
+    for e in program.equations:
+        if rows_of(e) or e.has(Trait.RESHAPE) or (by_element(e) and joined.isdisjoint(e.inputs)):
+            for v in (*e.inputs, *e.outputs):
+                users.setdefault(v, []).append(e)
+    reached = [(v, rows) for e in program.equations if (rows := rows_of(e)) and _fit(rows) for v in e.inputs]
+    found: dict[Equation, Rows] = {}
+    for v, rows in reached:
+        for e in users.get(v, ()):
+            if e not in found and rows.computes(e):
+                found[e] = rows
+                reached += [(x, rows) for x in (*e.inputs, *e.outputs) if rows.held(x.type.shape)]
+    return found
 
 
-def _is_long(e: Equation) -> bool:
-    """Whether the result is sequences with many long rows."""
-    shape = e.outputs[0].type.shape
-    return len(shape) == 3 and prod(shape[:2]) >= MIN_ROWS and MIN_IN_REGISTERS <= shape[2] <= MAX_WIDTH
-
-
-def _in_registers(e: Equation, whole: Shape) -> bool:
-    """Whether threads that hold rows of sequences of shape `whole` in registers compute the equation."""
-    flat = flat_shape(whole)
-    rows, values = {whole, flat}, {flat[:1], (flat[0], 1)}
-    read, made = ({v.type.shape for v in variables} for variables in (e.inputs, e.outputs))
-    if by_element(e):
-        return made <= rows | values
-    if e.has(Trait.RESHAPE):
-        return read | made <= rows or read | made <= values
-    return e.primitive.name in IN_ROWS and read == {flat}
+def _fit(rows: Rows) -> bool:
+    """Whether there are many rows, and threads can hold them."""
+    return rows.count >= MIN_ROWS and MIN_IN_REGISTERS <= rows.length <= MAX_WIDTH
 
 
 def _required(equation: Equation) -> Items:
@@ -192,7 +219,7 @@ def row_items(equation: Equation) -> Items | None:
 def rowwise(equation: Equation) -> Items | None:
     """How an equation works row by row; None if it does not, or the generators of rows have no code for it."""
     e = equation
-    return e.items if by_element(e) or e.has(Trait.RESHAPE) or e.primitive.name in IN_ROWS | BY_INDEX else None
+    return e.items if by_element(e) or e.has(Trait.RESHAPE) or e.primitive.name in ALONG_ROWS | BY_INDEX else None
 
 
 def _is_narrow_product(equation: Equation) -> bool:
