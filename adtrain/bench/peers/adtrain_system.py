@@ -53,7 +53,7 @@ def members(job: MembersJob, form: str) -> Runner:
     group, device, chunk = job.group, job.device, CHUNK[job.device]
     inputs, step = WaveInputs(group, group.members, device), Programs(group).step
     rates = array(np.repeat(np.array(inputs.rates)[:, None], chunk, axis=1), device=device)
-    settings = Settings(inputs.seeds, rates, inputs.options)
+    settings = Settings(inputs.seeds, rates, inputs.options, inputs.targets)
     state: Any = tree.map(lambda x: array(x, device=device), job.initial_state)
     tally = empty_tally(job.experiment.network.task, job.count, device)
     examples = on_device(group.whole, device)
