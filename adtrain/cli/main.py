@@ -37,6 +37,7 @@ REPLACED_OPTIONS = {
         "--repeat": "to train from N seeds, write --seeds N",
         "--members": "to train from N seeds, write --seeds N",
         "--profile-steps": "to time the operations of a step, write --profile",
+        "--debug-nan": "the error of a training names the first step, operation and layer with NaN or infinity",
     },
     "sweep": {"--all": "adtrain report SWEEP shows all members"},
 }

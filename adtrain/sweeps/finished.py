@@ -29,7 +29,7 @@ from adtrain.sweeps.wave import WaveState, best_of
 from adtrain.training.checkpoint import fetch
 from adtrain.training.evaluation import BATCH_SIZE, mean_loss
 from adtrain.training.experiment import Experiment
-from adtrain.training.metrics import METRICS, Epoch, Tested
+from adtrain.training.progress import METRICS, Epoch, Tested
 from adtrain.training.run_folder import CONFIG, RunFolder, write_plugins
 from adtrain.training.scores import Score, single_numbers
 from adtrain.training.step import TrainState

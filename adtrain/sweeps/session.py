@@ -13,6 +13,7 @@ import numpy as np
 
 from adtrain import config
 from adtrain.config import Config
+from adtrain.config.plugged import Trust
 from adtrain.config.problems import found
 from adtrain.core import tree
 from adtrain.core.array import Array, Placeholder, array, from_numpy
@@ -32,7 +33,6 @@ from adtrain.training.costs import tree_bytes
 from adtrain.training.evaluation import BATCH_SIZE
 from adtrain.training.examples import held_bytes
 from adtrain.training.experiment import LOG_ROWS
-from adtrain.training.trust import Trust
 
 MEMORY_SHARE = 0.8
 """The share of the device's memory, or of the host's for the CPU, that a wave may take."""
