@@ -13,8 +13,8 @@ from npz_files import write_npz
 
 from adtrain import data
 from adtrain.data import DataError, DataOptionError, DataSet, Options, table_encoder
-from adtrain.data.checks import leaks
-from adtrain.data.csv_table import MISSING_VALUES, names_columns
+from adtrain.data.csv_file import MISSING_VALUES, names_columns
+from adtrain.data.datasets import leaks
 
 ROWS = [f"{i},{i * 0.5},{'ab'[i % 2]}" for i in range(40)]
 TABLE = "\n".join(["n,half,label", *ROWS]) + "\n"

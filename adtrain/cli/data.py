@@ -167,11 +167,9 @@ def fetch(name: str, mirror: str | None) -> None:
 
     Use it in a config by `data: {dataset: NAME}`. `adtrain data list` shows the names.
     """
-    from adtrain.data import fetch as fetching
-
     display = _DownloadProgress()
     try:
-        folder = fetching.fetch(catalogue.find(name), mirror, display.update)
+        folder = catalogue.fetch(catalogue.find(name), mirror, display.update)
     finally:
         display.close()
     show(folder)
@@ -218,22 +216,10 @@ def list_entries(as_json: bool) -> None:
     """List the data sets that `data: {dataset: NAME}` can name."""
     entries = list(catalogue.CATALOGUE.values())
     if as_json:
-        print_json(
-            [
-                {
-                    "name": entry.name,
-                    "title": entry.title,
-                    "train_images": entry.train_images,
-                    "test_images": entry.test_images,
-                    "shape": entry.shape,
-                    "classes": entry.classes,
-                    "licence": entry.licence,
-                    "folder": str(entry.folder),
-                    "here": entry.is_here,
-                }
-                for entry in entries
-            ]
-        )
+        names = "name", "title", "train_images", "test_images", "shape", "classes", "licence"
+        rows = [{name: getattr(entry, name) for name in names} for entry in entries]
+        places = ({"folder": str(entry.folder), "here": entry.is_here} for entry in entries)
+        print_json([row | place for row, place in zip(rows, places, strict=True)])
         return
     for entry in entries:
         shape = " x ".join(str(size) for size in entry.shape)
@@ -253,14 +239,8 @@ def verify(name: str | None, as_json: bool) -> None:
     passed = all(check.passed for _, check in checks)
     if as_json:
         rows = [
-            {
-                "dataset": entry.name,
-                "file": check.path.name,
-                "expected": check.expected,
-                "found": check.found,
-                "passed": check.passed,
-            }
-            for entry, check in checks
+            {"dataset": entry.name, "file": x.path.name, "expected": x.expected, "found": x.found, "passed": x.passed}
+            for entry, x in checks
         ]
         print_json({"passed": passed, "rows": rows})
     else:

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.data.csv_table import CsvOptions, Encoding, Opened, cells_of, cleaned
+from adtrain.data.csv_file import CsvOptions, Encoding, Opened, cleaned
+from adtrain.data.csv_table import cells_of
 from adtrain.data.errors import DataError, printable, quoted
 from adtrain.data.file_array import require_memory
 from adtrain.data.part import Cells, Column, Columns, as_images

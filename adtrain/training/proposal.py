@@ -10,7 +10,7 @@ from typing import Any
 
 from adtrain import config, data
 from adtrain.config.document import Data
-from adtrain.data import DataError, DataOptionError, DataSet, csv_survey, csv_table, formats, images
+from adtrain.data import DataError, DataOptionError, DataSet, csv_file, csv_table, formats, images
 from adtrain.text import counted
 from adtrain.training.preparation import prepare
 
@@ -48,7 +48,7 @@ def text(section: Data, given: Mapping[str, Any]) -> str:
     keys, comments = dict(given), dict(COMMENTS)
     path = None if section.path is None else Path(section.path).expanduser()
     if path is not None and formats.format_of(path, section.options.format) is csv_table.FORMAT:
-        proposed = csv_survey.propose(path, section.options)
+        proposed = csv_file.propose(path, section.options)
         keys |= proposed.keys
         comments |= proposed.comments
     with _unwarned():  # `prepare` reads the data again, with the options of the config
