@@ -43,8 +43,6 @@ from adtrain.files import read_regular
 KINDS: dict[str, type[TimedResult]] = {
     kind.kind: kind for kind in (Ops, Candidates, Step, Scaling, Startup, Against, Devices, Race)
 }
-OLD_NAMES = {"config": "step", "analysis": "devices"}
-"""The names of kinds in older files of results, and what they are called today."""
 
 MIN_CHANGE = 0.02
 """Smaller relative changes are not listed."""
@@ -236,7 +234,7 @@ def result(before: str, after: str) -> Compare:
 class Kind:
     """The part of a result that tells its kind."""
 
-    kind: Literal["ops", "candidates", "step", "scaling", "startup", "against", "devices", "race", "config", "analysis"]
+    kind: Literal["ops", "candidates", "step", "scaling", "startup", "against", "devices", "race"]
 
 
 def read(path: str | Path) -> TimedResult:
@@ -255,7 +253,7 @@ def read(path: str | Path) -> TimedResult:
 def parse(values: Any, where: str) -> TimedResult:
     """The result in JSON values; `where` is the file, for messages. Raises AdtrainError."""
     kind = records.check(Kind, values, where).kind
-    found: TimedResult = records.check(KINDS[OLD_NAMES.get(kind, kind)], values, where)
+    found: TimedResult = records.check(KINDS[kind], values, where)
     return found
 
 

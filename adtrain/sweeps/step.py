@@ -122,7 +122,8 @@ def with_targets(network: Network, targets: Sequence[Value]) -> Network:
     if not targets:
         return network
     assert isinstance(network.task, Regression)
-    return replace(network, task=replace(network.task, traced=tuple(targets)))
+    mean, std = targets
+    return replace(network, task=replace(network.task, traced=(mean, std)))
 
 
 def empty_tally(task: Task, members: int, device: str) -> Tally:

@@ -12,8 +12,7 @@ import numpy as np
 from adtrain import nn, ops, training
 from adtrain.bench.op_table import OpCase
 from adtrain.bench.ops import PASSES
-from adtrain.bench.peers.jobs import CHUNK, Checked, Job, MembersJob, Runner
-from adtrain.bench.peers.operations import REPEATS, OpRunner
+from adtrain.bench.peers.jobs import CHUNK, REPEATS, Checked, Job, MembersJob, OpRunner, Runner
 from adtrain.core import tree
 from adtrain.core.array import Value, array
 from adtrain.core.autodiff import vjp

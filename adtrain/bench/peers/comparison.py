@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adtrain.bench.op_table import OpCase
-from adtrain.bench.peers.jobs import CHUNK
-from adtrain.bench.peers.operations import REPEATS
+from adtrain.bench.peers.jobs import CHUNK, REPEATS
 from adtrain.bench.peers.processes import Unsupported, WorkerFailed, WorkerProcess
 from adtrain.bench.peers.systems import ADTRAIN, Choice
 from adtrain.bench.timing.machine import thread_count

@@ -14,9 +14,8 @@ from adtrain import augment
 from adtrain.bench.op_table import OpCase
 from adtrain.bench.peers import torch_network
 from adtrain.bench.peers.adtrain_system import accuracy
-from adtrain.bench.peers.jobs import Checked, Job, MembersJob, Runner
+from adtrain.bench.peers.jobs import REPEATS, Checked, Job, MembersJob, OpRunner, Runner
 from adtrain.bench.peers.layers import Arrays, unsupported
-from adtrain.bench.peers.operations import REPEATS, OpRunner
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.training.loop import batches_of
