@@ -23,11 +23,8 @@ from adtrain.bench.timing.machine import thread_count
 from adtrain.bench.timing.protocol import Protocol, observed_load
 from adtrain.bench.timing.sampling import Time
 from adtrain.bench.view import (
-    COUNT,
     ERROR,
     MS,
-    TEXT,
-    CellFormat,
     Column,
     Note,
     Part,
@@ -43,6 +40,7 @@ from adtrain.bench.view import (
     ratio_headline,
 )
 from adtrain.sweeps.members import with_seeds
+from adtrain.table import COUNT, TEXT, CellFormat
 
 
 class SystemTime(NamedTuple):

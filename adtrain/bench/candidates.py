@@ -20,13 +20,14 @@ from adtrain.bench.page import charts
 from adtrain.bench.result import NamedTime, TimedResult
 from adtrain.bench.timing.protocol import observed_load, protocol
 from adtrain.bench.timing.sampling import Time, Timing, in_turns, rate
-from adtrain.bench.view import RATE, TEXT, CellFormat, Column, Picture, Section, Table, View
+from adtrain.bench.view import RATE, Column, Picture, Section, Table, View
 from adtrain.core.array import Array, array
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError, DeviceError
 from adtrain.core.program import Equation
 from adtrain.core.staging import stage
 from adtrain.report import parts
+from adtrain.table import TEXT, CellFormat
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,6 @@ from adtrain.bench.timing.sampling import Time, Timing, Workload, alternate, in_
 from adtrain.bench.view import (
     FACTOR,
     MS,
-    TEXT,
-    CellFormat,
     Column,
     Note,
     Part,
@@ -49,6 +47,7 @@ from adtrain.core.hooks import hook
 from adtrain.core.staging import Staged, stage
 from adtrain.data import Split
 from adtrain.passes import ALL
+from adtrain.table import TEXT, CellFormat
 from adtrain.training.step import empty_log, repeated
 
 

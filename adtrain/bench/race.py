@@ -23,7 +23,8 @@ from adtrain.bench.result import NamedTime, TimedResult, of_samples
 from adtrain.bench.timing.machine import thread_count
 from adtrain.bench.timing.protocol import observed_load
 from adtrain.bench.timing.sampling import in_turns
-from adtrain.bench.view import ERROR, FACTOR, TEXT, CellFormat, Column, Note, Section, Table, View, absent
+from adtrain.bench.view import ERROR, FACTOR, Column, Note, Section, Table, View, absent
+from adtrain.table import TEXT, CellFormat
 
 STEP_ONLY = ("schedule=constant", "data.augment=null")
 """Overrides for the comparison of the first losses, in which schedule and random numbers have no part."""

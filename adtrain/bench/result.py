@@ -27,10 +27,16 @@ class NamedTime(NamedTuple):
     whole: bool = False
 
     @property
-    def noisy(self) -> bool:
+    def ends(self) -> tuple[float, float]:
+        """Those of the interval; a time without one counts as exact."""
         if self.low_ms is None or self.high_ms is None:
-            return False
-        return self.high_ms - self.low_ms > NOISY * self.median_ms
+            return self.median_ms, self.median_ms
+        return self.low_ms, self.high_ms
+
+    @property
+    def noisy(self) -> bool:
+        low, high = self.ends
+        return high - low > NOISY * self.median_ms
 
 
 def named(name: str, time: Time, whole: bool = False) -> NamedTime:

@@ -31,8 +31,9 @@ from adtrain.bench.peers.systems import ADTRAIN, SYSTEMS, Choice
 from adtrain.bench.result import NamedTime, TimedResult, of_samples
 from adtrain.bench.timing.protocol import observed_load, protocol
 from adtrain.bench.timing.sampling import in_turns
-from adtrain.bench.view import TEXT, CellFormat, Column, Note, Table, View, absent
+from adtrain.bench.view import Column, Note, Table, View, absent
 from adtrain.core.errors import AdtrainError
+from adtrain.table import TEXT, CellFormat
 from adtrain.training.summary import SUMMARY
 
 CACHES = {

@@ -22,15 +22,11 @@ from adtrain.bench.timing.protocol import observed_load, protocol
 from adtrain.bench.timing.roofline import Rates, Roofline, known_or_measured, rates
 from adtrain.bench.timing.sampling import Clock, Time, Timing, Workload, alternate
 from adtrain.bench.view import (
-    COUNT,
     KERNELS,
     MS,
     NAMES,
-    PERCENT,
     RANGE,
     RATES,
-    TEXT,
-    CellFormat,
     Column,
     Note,
     Part,
@@ -55,10 +51,9 @@ from adtrain.core.fused import label
 from adtrain.core.hooks import hook
 from adtrain.core.staging import Staged
 from adtrain.report import parts as report_parts
+from adtrain.table import COUNT, PERCENT, TEXT, CellFormat
 from adtrain.training import Experiment, Mode, continuation
-from adtrain.training.costs import planned_peak
-
-PHASES = ("forward", "backward", "update")
+from adtrain.training.costs import PHASES, planned_peak
 
 
 @dataclass(frozen=True, kw_only=True)
