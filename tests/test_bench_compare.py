@@ -10,19 +10,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adtrain.bench import compare as comparing
-from adtrain.bench.result import plain
 from adtrain.bench.timing.protocol import protocol
 from adtrain.bench.timing.sampling import NOISY, Time
 from adtrain.cli.bench import command
+from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-ABOUT = plain(protocol("cpu", None))
+ABOUT = plain(protocol("cpu", None), sparse=True)
 
 
 def time_of(ms: float, width: float = 0.01) -> dict[str, Any]:
     low, high = ms * (1 - width / 2), ms * (1 + width / 2)
-    return plain(Time(ms, low, high, low, high, 9, 1, [], high - low > NOISY * ms))
+    return plain(Time(ms, low, high, low, high, 9, 1, [], high - low > NOISY * ms), sparse=True)
 
 
 def result(device: str = "x", **ms: Any) -> dict[str, Any]:

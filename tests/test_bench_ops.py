@@ -11,10 +11,10 @@ import pytest
 from adtrain import ops
 from adtrain.bench import ops as bench_ops
 from adtrain.bench.op_table import BENCHES, VIEWS, TimedOp
-from adtrain.bench.result import plain
 from adtrain.bench.timing import sampling
 from adtrain.bench.timing.roofline import Roofline, rates
 from adtrain.cases import CASES
+from adtrain.config.records import plain
 from adtrain.core.array import Value
 from adtrain.core.errors import DTypeError
 from adtrain.core.hooks import Call, Hook, hook
@@ -115,7 +115,7 @@ def test_every_bench_traces_at_any_size_and_moves_bytes(each: TimedOp, n: int) -
 
 def test_rows_of_all_phases_have_the_fields_of_json() -> None:
     rows = bench_ops.rows(PRODUCT, 5, PEAK)
-    records = [plain(row) for row in rows]
+    records = [plain(row, sparse=True) for row in rows]
     assert [(record["size"], record["phase"]) for record in records] == [
         ("5x6 6x7", "forward"), ("5x6 6x7", "backward a"), ("5x6 6x7", "backward b"),
     ]  # fmt: skip

@@ -75,7 +75,7 @@ def test_a_marker_is_an_empty_cell(tmp_path: Path, marker: str) -> None:
     assert cells.rows.tolist() == [1]
     with pytest.raises(DataError, match=r"x.csv:5: found '.*' in column 1 \(half\), which stands for an empty cell"):
         load(tmp_path, text)
-    with pytest.raises(DataError, match=r"x.csv:3: found '.*' in column 2 \(label\), which stands for a missing value"):
+    with pytest.raises(DataError, match=r"x.csv:3: found '.*' in column 2 \(label\), which stands for an empty cell"):
         load(tmp_path, TABLE.replace("1,0.5,b", f"1,0.5,{marker}"))
 
 

@@ -15,7 +15,7 @@ from adtrain.bench.devices import Devices
 from adtrain.bench.ops import Ops
 from adtrain.bench.page import charts
 from adtrain.bench.race import Race
-from adtrain.bench.result import NamedTime, Result, TimedResult, plain
+from adtrain.bench.result import NamedTime, Result, TimedResult
 from adtrain.bench.scaling import Scaling
 from adtrain.bench.startup import Startup
 from adtrain.bench.step import Step
@@ -35,6 +35,7 @@ from adtrain.bench.view import (
 )  # fmt: skip
 from adtrain.config import records
 from adtrain.config.problems import dotted
+from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
 from adtrain.files import read_regular
 from adtrain.table import TEXT, CellFormat
@@ -260,7 +261,7 @@ def _noise(result: TimedResult) -> list[str]:
 def _conditions(result: TimedResult) -> dict[str, Any]:
     """The conditions of a result: the leaves of its protocol, and what was measured, by dotted key."""
     found = {key: getattr(result, key) for key in ("config", "precision", "batch_size") if hasattr(result, key)}
-    found |= {key: value for key, value in plain(result.protocol).items() if key not in MEASURED}
+    found |= {key: value for key, value in plain(result.protocol, sparse=True).items() if key not in MEASURED}
     return {dotted(path): value for path, value in records.leaves(found)}
 
 

@@ -17,7 +17,7 @@ from adtrain.bench.page import charts, roofline
 from adtrain.bench.page.charts import Line
 from adtrain.bench.page.roofline import Dot
 from adtrain.bench.profile import Key, OpTimer, Totals, held_bytes, trace_step
-from adtrain.bench.result import NamedTime, TimedResult, named, plain
+from adtrain.bench.result import NamedTime, TimedResult, named
 from adtrain.bench.timing.protocol import observed_load, protocol
 from adtrain.bench.timing.roofline import Rates, Roofline, known_or_measured, rates
 from adtrain.bench.timing.sampling import Clock, Time, Timing, Workload, alternate
@@ -44,6 +44,7 @@ from adtrain.bench.view import (
     milliseconds,
     of_peak,
 )
+from adtrain.config.records import plain
 from adtrain.core.backend import KernelRun, backend
 from adtrain.core.costs import costs
 from adtrain.core.errors import AdtrainError
@@ -288,7 +289,8 @@ def result(
         modes=Modes(**{name: record(mode, peak, precision) for name, mode in modes.items()}),
         batch_sizes=bench_batches({e.full_batch: e for e in others}, peak, device) if others else {},
     )
-    return found, lambda: {"traceEvents": _traced(experiment, modes, device), "otherData": plain(conditions)}
+    about = plain(conditions, sparse=True)
+    return found, lambda: {"traceEvents": _traced(experiment, modes, device), "otherData": about}
 
 
 def _prepared(path: str, overrides: Sequence[str], device: str, batch_sizes: Sequence[int]) -> list[Experiment]:

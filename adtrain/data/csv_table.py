@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -193,13 +194,12 @@ class CellReader:
 
         `lines` are the rows' positions in the file, for messages. Raises DataError with line and column.
         """
-        if all(map(is_plain, map("".join, rows))) and not any(reader.is_special for reader in self._readers):
-            with suppress(ValueError), np.errstate(over="ignore"):
-                numbers = np.array(rows, np.float64)
-                if np.isfinite(numbers.astype(np.float32)).all() and np.abs(numbers).max() < LARGEST_INTEGER:
-                    for reader in self._readers:
-                        reader.has_numbers = True
-                    return numbers
+        if not any(reader.is_special for reader in self._readers):
+            numbers = _finite_numbers(rows)
+            if numbers is not None and np.abs(numbers).max() < LARGEST_INTEGER:
+                for reader in self._readers:
+                    reader.has_numbers = True
+                return numbers
         cells = zip(*rows, strict=True)
         return np.stack([x.convert(lines, texts) for x, texts in zip(self._readers, cells, strict=True)], axis=1)
 
@@ -243,18 +243,13 @@ class _ColumnReader:
         if len(filled) < len(texts):
             if not self.allow_empty:
                 first = texts.index("")
-                raise self._empty(lines[first], given[first])
+                expected = "a value; data.missing: mean, zero or drop allows empty cells"
+                raise _empty(f"{self.path}:{lines[first]}", given[first], self._name, expected)
             self._emptied.update(text for text, kept in zip(given, texts, strict=True) if text and not kept)
         if filled and not (self.has_numbers or self.has_categories):
             self.has_numbers = any(map(NUMBER_LIKE.match, filled))
             self.has_categories = not self.has_numbers
         return self._codes(lines, texts) if self.has_categories else self._numbers(lines, texts)
-
-    def _empty(self, line: int, text: str) -> DataError:
-        found = f"found {quoted(text) if text else 'an empty cell'} in {self._name}"
-        stands = " which stands for an empty cell unless data.missing_values says otherwise," if text else ""
-        expected = "expected a value; data.missing: mean, zero or drop allows empty cells"
-        return self._error(line, f"{found},{stands} {expected}")
 
     def _codes(self, lines: Sequence[int], texts: Sequence[str]) -> np.ndarray:
         for line, text in zip(lines, texts, strict=True):
@@ -267,12 +262,13 @@ class _ColumnReader:
         return np.array([self.codes[text] if text else np.nan for text in texts], np.float64)
 
     def _numbers(self, lines: Sequence[int], texts: Sequence[str]) -> np.ndarray:
-        if is_plain("".join(texts)):
-            with suppress(ValueError), np.errstate(over="ignore"):
-                numbers = np.array([text or "nan" for text in texts], np.float64)
-                if np.isfinite(numbers.astype(np.float32)).sum() == sum(map(bool, texts)):
-                    self._note_rounded(texts, numbers)
-                    return numbers
+        filled = [i for i, text in enumerate(texts) if text]
+        numbers = _finite_numbers([texts[i] for i in filled])
+        if numbers is not None:
+            found = np.full(len(texts), np.nan)
+            found[filled] = numbers
+            self._note_rounded(texts, found)
+            return found
         for line, text in zip(lines, texts, strict=True):
             if text and not (is_plain(text) and is_finite(text)):
                 advice = "; if the column has categories, list it in data.categories" if self.learning else ""
@@ -302,10 +298,7 @@ class _ColumnReader:
         return column_title(self._column.position, self._column.name)
 
     def _wrong(self, line: int, text: str, expected: str) -> DataError:
-        return self._error(line, f"found {quoted(text)} in {self._name}, {expected}")
-
-    def _error(self, line: int, message: str) -> DataError:
-        return DataError(f"{self.path}:{line}: {message}")
+        return DataError(f"{self.path}:{line}: found {quoted(text)} in {self._name}, {expected}")
 
 
 class LabelReader:
@@ -397,28 +390,36 @@ def _label_texts(table: Opened, chunk: Sequence[Line], label: int, missing: Miss
     texts = [cleaned(row[label]) for _, row in chunk]
     if empty := {text for text in set(texts) if text in missing}:
         (line, _), text = next(x for x in zip(chunk, texts, strict=True) if x[1] in empty)
-        raise _empty(table, line, label, text, "a label")
+        raise _empty(f"{table.path}:{line}", text, table.title(label), "a label")
     return texts
 
 
-def _empty(table: Opened, line: int, column: int, text: str, expected: str) -> DataError:
-    found = f"found {quoted(text) if text else 'no value'} in {table.title(column)}"
-    stands = " which stands for a missing value unless data.missing_values says otherwise," if text else ""
-    return DataError(f"{table.path}:{line}: {found},{stands} expected {expected}")
+def _empty(where: str, text: str, column: str, expected: str) -> DataError:
+    """The error for an empty cell, or a text that stands for one."""
+    found = f"found {quoted(text) if text else 'an empty cell'} in {column}"
+    stands = " which stands for an empty cell unless data.missing_values says otherwise," if text else ""
+    return DataError(f"{where}: {found},{stands} expected {expected}")
+
+
+def _finite_numbers(cells: Sequence[Any]) -> np.ndarray | None:
+    """The cells, texts or rows of texts, as float64; None unless all are numbers that are finite in float32."""
+    if all(map(is_plain, map("".join, cells))):
+        with suppress(ValueError), np.errstate(over="ignore"):
+            numbers = np.array(cells, np.float64)
+            if np.isfinite(numbers.astype(np.float32)).all():
+                return numbers
+    return None
 
 
 def _targets(table: Opened, chunk: Sequence[Line], columns: Sequence[int], missing: Missing) -> np.ndarray:
     """The numbers of these columns, float64 (lines, columns); each is finite in float32."""
     rows = [[cleaned(row[i]) for i in columns] for _, row in chunk]
-    if all(map(is_plain, map("".join, rows))) and not missing.numbers:
-        with suppress(ValueError), np.errstate(over="ignore"):
-            numbers = np.array(rows, np.float64)
-            if np.isfinite(numbers.astype(np.float32)).all():
-                return numbers
+    if not missing.numbers and (numbers := _finite_numbers(rows)) is not None:
+        return numbers
     for (line, _), row in zip(chunk, rows, strict=True):
         for column, text in zip(columns, row, strict=True):
             if text in missing:
-                raise _empty(table, line, column, text, "a finite number")
+                raise _empty(f"{table.path}:{line}", text, table.title(column), "a finite number")
             if not (is_plain(text) and is_finite(text)):
                 where = f"{table.path}:{line}: found {quoted(text)} in {table.title(column)}"
                 raise DataError(f"{where}, expected a finite number")
