@@ -23,6 +23,7 @@ from adtrain.bench.peers.systems import ADTRAIN, SYSTEMS, Work, load
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.core.autodiff import vjp
+from adtrain.nn.describe import layers
 from adtrain.sweeps.members import Group, groups_of, members_of
 
 CHUNK = {"cpu": 5, "gpu": 20}
@@ -101,27 +102,16 @@ def runner(name: str, job: Job, work: Work = "steps") -> Runner:
     Raises:
         Unsupported: it has no counterpart of something in the job.
     """
-    if name != ADTRAIN and any(isinstance(x, nn.Dropout) and x.p for x in leaves(job.experiment.network.model)):
+    network = job.experiment.network
+    if name != ADTRAIN and any(
+        isinstance(x, nn.Dropout) and x.p for _, x, _ in layers(network.model, network.input_shape)
+    ):
         raise Unsupported("dropout draws other random numbers (compare with p=0)")
     if name != ADTRAIN and job.experiment.data.targets:
         raise Unsupported("no counterpart of numbers to predict (data.target)")
     system = SYSTEMS[name]
     found: Runner = getattr(load(system), work)(job, system.form)
     return found
-
-
-def leaves(layer: nn.Module) -> Iterator[nn.Module]:
-    """All layers that are not containers."""
-    match layer:
-        case nn.Sequential(layers=inside) | nn.Concat(branches=inside) | nn.Add(branches=inside):
-            for child in inside:
-                yield from leaves(child)
-        case nn.Residual(body=body, shortcut=shortcut):
-            yield from leaves(body)
-            if shortcut is not None:
-                yield from leaves(shortcut)
-        case _:
-            yield layer
 
 
 @dataclass(frozen=True)
