@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -32,11 +31,9 @@ from adtrain.data.csv_file import (
     is_plain,
     opened,
 )
-from adtrain.data.errors import DataError, DataOptionError, printable, quoted
+from adtrain.data.errors import DataError, DataOptionError, printable, quoted, warn
 from adtrain.data.part import NOTHING, Cells, Column, Columns, Format, Known, Part, Parts
-from adtrain.text import first_names, visible
-
-_log = logging.getLogger(__name__)
+from adtrain.text import first_names
 
 CHUNK_ROWS = 1024
 
@@ -163,7 +160,7 @@ def _cells(
     rows = np.concatenate([np.zeros(0, np.int64), *kept])
     if first_dropped:
         what = f"{count - len(rows):,} of {count:,} rows with an empty cell, the first in line {first_dropped}"
-        _log.warning("adtrain: warning: %s: left out %s", visible(str(table.path)), what)
+        warn(table.path, f"left out {what}")
     if not len(rows):
         found = f"an empty cell in each of {count:,} rows" if count else "no rows"
         raise DataError(f"{table.path}: found {found}, expected one per example")
@@ -283,15 +280,14 @@ class _ColumnReader:
 
     def warn(self) -> None:
         """See `CellReader.warn`. In a column of numbers it is evident that other texts stand for empty cells."""
-        place = visible(str(self.path))
         if self._emptied and self.has_categories and self.learning:
             listed = first_names([f"{quoted(text)} ({count:,})" for text, count in self._emptied.items()])
             advice = "data.missing_values: [] reads such texts as categories"
-            _log.warning("adtrain: warning: %s: %s: read %s as empty cells; %s", place, self._name, listed, advice)
+            warn(self.path, f"{self._name}: read {listed} as empty cells; {advice}")
         if self._rounded is not None:
             reason = f"float64 loses the last digits of {self._rounded[:40]} and others"
             advice = "subtract a constant from them, or leave the column out by data.drop"
-            _log.warning("adtrain: warning: %s: %s: %s; %s", place, self._name, reason, advice)
+            warn(self.path, f"{self._name}: {reason}; {advice}")
 
     @property
     def _name(self) -> str:

@@ -5,7 +5,6 @@ Such are classes without a training example, a column that gives away what is to
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ import numpy as np
 
 from adtrain.data import catalogue, formats, idx, npz
 from adtrain.data.catalogue import Entry
-from adtrain.data.errors import DataError, DataOptionError, printable
+from adtrain.data.errors import DataError, DataOptionError, printable, warn
 from adtrain.data.file_array import Conversion, FileArray
 from adtrain.data.formats import Options
 from adtrain.data.part import Columns, Known, Part, Parts, arrays_as_parts
@@ -32,10 +31,7 @@ from adtrain.data.statistics import (
     target_statistics,
 )
 from adtrain.data.table_encoder import TableEncoder, learn
-from adtrain.text import counted, first_names, visible
-
-_log = logging.getLogger(__name__)
-
+from adtrain.text import counted, first_names
 
 FEW, MANY = 256, 4096
 """Rows that are looked at first. They rule out most columns."""
@@ -361,7 +357,7 @@ def warn_of_classes(classes: tuple[str, ...], train: Split, test: Split, place: 
         names = first_names([printable(classes[i]) for i in unseen])
         kinds = "class" if len(unseen) == 1 else "classes"
         what = f"{counted(int(np.isin(test.labels, unseen).sum()), 'test examples')} of {kinds} {names}"
-        _log.warning("adtrain: warning: %s: found %s, without a training example", visible(place), what)
+        warn(place, f"found {what}, without a training example")
 
 
 def warn_of_leaks(columns: Columns | None, train: Split, place: str) -> None:
@@ -372,8 +368,7 @@ def warn_of_leaks(columns: Columns | None, train: Split, place: str) -> None:
     for i, what in leaks(np.asarray(train.images)[:, :, 0, 0], train.labels):
         name = printable(str(i) if columns is None else columns.features[i].title)
         advice = "leave it out if it is not known at the time of a prediction"
-        problem = f"column {name} leaks what is to be predicted: {what}"
-        _log.warning("adtrain: warning: %s: %s; %s", visible(place), problem, advice)
+        warn(place, f"column {name} leaks what is to be predicted: {what}; {advice}")
 
 
 def warn_of_lost_digits(images: Images, std: Sequence[float], features: Sequence[str], place: str) -> None:
@@ -382,7 +377,7 @@ def warn_of_lost_digits(images: Images, std: Sequence[float], features: Sequence
         names = [printable(features[i]) if features else str(i) for i in lossy]
         what = f"{'column' if features else 'channel'} {first_names(names)}"
         reason = "float32 loses the last digits of these numbers; data.normalize: true subtracts the mean first"
-        _log.warning("adtrain: warning: %s: %s: %s", visible(place), what, reason)
+        warn(place, f"{what}: {reason}")
 
 
 def leaks(features: np.ndarray, labels: np.ndarray) -> Iterator[tuple[int, str]]:
