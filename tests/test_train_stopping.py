@@ -24,6 +24,7 @@ from adtrain.training import (
     Best,
     Checkpoint,
     ClassScore,
+    Epoch,
     Experiment,
     NotFinite,
     Observer,
@@ -312,7 +313,7 @@ def test_the_first_of_equally_good_epochs_is_the_best(values: Sequence[float], b
     for epoch, value in enumerate(values, 1):
         score, other = ClassScore(value, value), ClassScore(0.5, 0.5)
         train, validation = (score, other) if by.startswith("train") else (other, score)
-        best = best.after(epoch, train, validation, {}, min_delta)
+        best = best.after(Epoch(epoch, 1, train, validation, 1.0, 1.0), min_delta)
     extreme = max(values) if by.endswith("accuracy") else min(values)
     assert (best.value, best.epoch) == (extreme, values.index(extreme) + 1)
     if not min_delta:

@@ -53,35 +53,28 @@ class Best:
         """The record before the first epoch ends."""
         return cls(by, higher, None, 0, None, 0)
 
-    def after(
-        self,
-        epoch: int,
-        train: Score | None,
-        validation: Score | None,
-        metrics: Mapping[str, float],
-        min_delta: float = 0.0,
-    ) -> Best:
-        """The record after `epoch` ended with these scores, and with `metrics` of the validation part.
+    def after(self, epoch: ScoredEpoch, min_delta: float = 0.0) -> Best:
+        """The record after an epoch ended.
 
         Among equal epochs the first one counts. An epoch without the metric is no improvement.
         """
-        value = self.measured(train, validation, metrics)
+        value = self.measured(epoch)
         if value is None:
             return replace(self, waited=self.waited + 1)
         if self._gain(value, self.to_beat) > min_delta:
             updated = replace(self, to_beat=value, waited=0)
         else:
             updated = replace(self, waited=self.waited + 1)
-        return replace(updated, value=value, epoch=epoch) if self._gain(value, self.value) > 0 else updated
+        return replace(updated, value=value, epoch=epoch.epoch) if self._gain(value, self.value) > 0 else updated
 
-    def measured(self, train: Score | None, validation: Score | None, metrics: Mapping[str, float]) -> float | None:
+    def measured(self, epoch: ScoredEpoch) -> float | None:
         """The metric of an epoch; None if it was not measured."""
         part, _, metric = self.by.partition("_")
-        score = train if part == "train" else validation
+        score = epoch.train if part == "train" else epoch.validation
         if score is not None and metric in score._fields:
             found: float = getattr(score, metric)
             return found
-        return metrics.get(metric) if part == "validation" else None
+        return epoch.metrics.get(metric) if part == "validation" else None
 
     def _gain(self, value: float, reference: float | None) -> float:
         """The improvement over `reference`: positive is better, whether high or low values are."""

@@ -493,7 +493,7 @@ def _best_of_metrics(run: Path, experiment: Experiment, progress: Progress) -> B
     if [x.epoch for x in epochs] != list(range(1, evaluated + 1)):
         return best
     for x in epochs:
-        if best.measured(x.train, x.validation, x.metrics) is None:
+        if best.measured(x) is None:
             return experiment.best_start
         best = experiment.best_after(best, x)
     return best
