@@ -8,7 +8,7 @@ from itertools import accumulate
 from math import sqrt
 from statistics import mean
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any
 
 from markupsafe import Markup
 
@@ -44,7 +44,6 @@ from adtrain.bench.view import (
     milliseconds,
     of_peak,
 )
-from adtrain.config.records import plain
 from adtrain.core.backend import KernelRun, backend
 from adtrain.core.costs import costs
 from adtrain.core.errors import AdtrainError
@@ -227,8 +226,6 @@ OPERATIONS: tuple[Column[OpTime], ...] = (
     *RATES,
     *KERNELS,
 )
-NamedStep: TypeAlias = tuple[str, ModeTimes]
-NamedBatch: TypeAlias = tuple[str, BatchTime]
 
 
 def _of_second(column: Column[Any]) -> Column[Any]:
@@ -245,7 +242,7 @@ WHOLE: list[Column[Any]] = [
         *RATES,
     )
 ]
-STEPS: tuple[Column[NamedStep], ...] = (
+STEPS: tuple[Column[tuple[str, ModeTimes]], ...] = (
     Column("step", lambda row: row[0], TEXT),
     *WHOLE,
     Column("host ms", lambda row: row[1].host, MS, rank=3),
@@ -253,7 +250,7 @@ STEPS: tuple[Column[NamedStep], ...] = (
     Column("parts ms", lambda row: row[1].parts, MS, rank=6),
     Column("parts", lambda row: row[1].parts_to_step, PERCENT),
 )
-BATCHES: tuple[Column[NamedBatch], ...] = (
+BATCHES: tuple[Column[tuple[str, BatchTime]], ...] = (
     Column("batch", lambda row: row[0]),
     *WHOLE,
     Column("memory planned", lambda row: row[1].planned_bytes, CellFormat(mebibytes), rank=2),
@@ -289,8 +286,7 @@ def result(
         modes=Modes(**{name: record(mode, peak, precision) for name, mode in modes.items()}),
         batch_sizes=bench_batches({e.full_batch: e for e in others}, peak, device) if others else {},
     )
-    about = plain(conditions, sparse=True)
-    return found, lambda: {"traceEvents": _traced(experiment, modes, device), "otherData": about}
+    return found, lambda: {"traceEvents": _traced(experiment, modes, device), "otherData": found.to_json()["protocol"]}
 
 
 def _prepared(path: str, overrides: Sequence[str], device: str, batch_sizes: Sequence[int]) -> list[Experiment]:
