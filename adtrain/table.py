@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from adtrain.text import counted, visible
 
@@ -12,12 +13,46 @@ GAP = "  "
 MIN_TEXT = 12
 
 
-class Column(NamedTuple):
-    """A column. Columns are dropped in the order of decreasing `rank`; rank 0 is never dropped."""
+Row = TypeVar("Row")
+
+
+class CellFormat(NamedTuple):
+    """How the values of a column are written.
+
+    Attributes:
+        write: from a value to its text. None has an empty cell.
+        left: whether the column is aligned to the left, and shortened in a narrow terminal.
+        breaks: a character after which a page may break the line.
+    """
+
+    write: Callable[[Any], str] = str
+    left: bool = False
+    breaks: str = ""
+
+
+NUMBER, TEXT = CellFormat(), CellFormat(left=True)
+COUNT, PERCENT = CellFormat("{:,.0f}".format), CellFormat("{:.1%}".format)
+
+
+@dataclass(frozen=True)
+class Column(Generic[Row]):
+    """A column of a table.
+
+    Attributes:
+        title: its heading; with the unit of the values, if they have one.
+        of: from a row to the value of its cell.
+        format: how the values are written.
+        rank: a narrow terminal drops columns in the order of decreasing rank; 0 is never dropped.
+    """
 
     title: str
+    of: Callable[[Row], Any] = str
+    format: CellFormat = NUMBER
     rank: int = 0
-    text: bool = False
+
+    def text(self, row: Row) -> str:
+        value = self.of(row)
+        return "" if value is None else self.format.write(value)
 
 
 def terminal_width() -> int:
@@ -25,16 +60,18 @@ def terminal_width() -> int:
     return shutil.get_terminal_size((100, 24)).columns
 
 
-def render(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[str]:
+def render(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int, last: Sequence[str] = ()) -> list[str]:
     """A heading and a line for each row, at most `width` wide if possible; text is left-aligned, numbers right-aligned.
 
     Text is shortened to MIN_TEXT characters if necessary; if that is not enough, columns are dropped, and a last line
-    tells their number.
+    tells their number. `last` has the cells of a line below the rows, such as their sums.
     """
-    rows = [[visible(cell) for cell in cells] for cells in rows]
+    lines = [[column.text(row) for column in columns] for row in rows]
+    cells = [[visible(cell) for cell in line] for line in (*lines, *filter(None, [last]))]
     kept = list(range(len(columns)))
-    widths = [max(map(len, cells)) for cells in zip([column.title for column in columns], *rows, strict=True)]
-    shortest = [min(size, MIN_TEXT) if column.text else size for size, column in zip(widths, columns, strict=True)]
+    widths = [max(map(len, each)) for each in zip([column.title for column in columns], *cells, strict=True)]
+    left = [column.format.left for column in columns]
+    shortest = [min(size, MIN_TEXT) if is_left else size for size, is_left in zip(widths, left, strict=True)]
 
     def total(sizes: Sequence[int]) -> int:
         return sum(sizes[i] for i in kept) + len(GAP) * (len(kept) - 1)
@@ -47,14 +84,14 @@ def render(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int)
         widths[max(long, key=lambda i: widths[i])] -= 1
 
     def fit(i: int, cell: str) -> str:
-        return shorten(cell, widths[i]).ljust(widths[i]) if columns[i].text else cell.rjust(widths[i])
+        return shorten(cell, widths[i]).ljust(widths[i]) if left[i] else cell.rjust(widths[i])
 
     def line(cells: Sequence[str]) -> str:
         return GAP.join(fit(i, cells[i]) for i in kept).rstrip()
 
     hidden = len(columns) - len(kept)
     note = f"{counted(hidden, 'columns')} hidden; COLUMNS={needed} shows all"
-    return [line([column.title for column in columns]), *map(line, rows), *[note] * bool(hidden)]
+    return [line([column.title for column in columns]), *map(line, cells), *[note] * bool(hidden)]
 
 
 def shorten(text: str, width: int) -> str:

@@ -18,11 +18,11 @@ from pathlib import Path
 from statistics import median
 
 from adtrain.bench.peers.systems import ADTRAIN
-from adtrain.bench.result import plain
 from adtrain.bench.scaling import COLUMNS, SCALINGS, run, scaling
 from adtrain.bench.scaling_worker import PEERS, Request
 from adtrain.bench.text import parts
 from adtrain.bench.view import Table
+from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
 
 TESTS = Path(__file__).resolve().parents[1] / "tests/test_gpu_ranks.py"
@@ -82,7 +82,7 @@ def steps(arguments: argparse.Namespace, systems: Sequence[str], keep: Keep) -> 
         except AdtrainError as error:
             print(f"{name}: {error}", flush=True)
             continue
-        keep(f"{name}, {', '.join(systems)}", plain(points))
+        keep(f"{name}, {', '.join(systems)}", plain(points, sparse=True))
         print(*parts([Table(COLUMNS, points, title=name)], WIDTH), sep="\n", flush=True)
 
 

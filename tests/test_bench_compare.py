@@ -10,19 +10,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adtrain.bench import compare as comparing
-from adtrain.bench.result import plain
 from adtrain.bench.timing.protocol import protocol
 from adtrain.bench.timing.sampling import NOISY, Time
 from adtrain.cli.bench import command
+from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-ABOUT = plain(protocol("cpu", None))
+ABOUT = plain(protocol("cpu", None), sparse=True)
 
 
 def time_of(ms: float, width: float = 0.01) -> dict[str, Any]:
     low, high = ms * (1 - width / 2), ms * (1 + width / 2)
-    return plain(Time(ms, low, high, low, high, 9, 1, [], high - low > NOISY * ms))
+    return plain(Time(ms, low, high, low, high, 9, 1, [], high - low > NOISY * ms), sparse=True)
 
 
 def result(device: str = "x", **ms: Any) -> dict[str, Any]:
@@ -165,10 +165,9 @@ STORED = [path for path in sorted(RESULTS.glob("*.json")) if b'"kind"' in path.r
 
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
 def test_stored_results_are_read_and_written_with_the_same_keys(path: Path) -> None:
-    """Also older files, in which kinds have other names."""
     values = json.loads(path.read_text())
     found = comparing.read(path)
-    assert found.to_json() == {**values, "kind": comparing.OLD_NAMES.get(values["kind"], values["kind"])}
+    assert found.to_json() == values
     same = comparing.result(str(path), str(path))
     assert (same.slower, same.faster, same.only_before) == ([], [], [])
     assert len(same.steps) + same.same == len(list(found.times())) > 0

@@ -17,12 +17,12 @@ from adtrain.backends.cpu.naive import LABEL as NAIVE
 from adtrain.bench import devices
 from adtrain.bench.devices import Devices, LabelledDevice, SizedRow, compared, config_row, crossovers
 from adtrain.bench.op_table import BY_NAIVE_LOOPS, TimedOp
-from adtrain.bench.result import plain
 from adtrain.bench.text import parts
 from adtrain.bench.timing import sampling
 from adtrain.bench.timing.protocol import protocol
 from adtrain.bench.timing.sampling import Timing
 from adtrain.bench.view import Ratio
+from adtrain.config.records import plain
 
 BOTH = [LabelledDevice("cpu", "cpu"), LabelledDevice("gpu", "cpu")]
 LABELS = ["cpu", "gpu", "gpu+copies"]
@@ -113,4 +113,4 @@ def test_speedups_are_ratios_within_rounds() -> None:
     assert found["speedups"][NAIVE].median == pytest.approx(14 / 8)
     sized = ((n, {"gpu": Ratio(x, x, x), NAIVE: Ratio(9.0, 9.0, 9.0)}) for n, x in ((1, 0.5), (4, 2.0)))
     rows = [SizedRow(n=n, times={}, speedups=speedups) for n, speedups in sized]
-    assert plain(crossovers(rows)) == {"gpu": {"wins": "from", "at": pytest.approx(2), "says": "from 2"}}
+    assert plain(crossovers(rows), sparse=True) == {"gpu": {"wins": "from", "at": pytest.approx(2), "says": "from 2"}}

@@ -11,15 +11,14 @@ import pytest
 from adtrain import ops
 from adtrain.bench import ops as bench_ops
 from adtrain.bench.op_table import BENCHES, VIEWS, TimedOp
-from adtrain.bench.ops import BenchRow
-from adtrain.bench.result import plain
 from adtrain.bench.timing import sampling
-from adtrain.bench.timing.roofline import Roofline
+from adtrain.bench.timing.roofline import Roofline, rates
 from adtrain.cases import CASES
+from adtrain.config.records import plain
 from adtrain.core.array import Value
 from adtrain.core.errors import DTypeError
 from adtrain.core.hooks import Call, Hook, hook
-from adtrain.core.primitive import Cost, Primitive
+from adtrain.core.primitive import Primitive
 from adtrain.core.trace import Tracer, base_trace
 from adtrain.core.types import ArrayType
 from adtrain.samplers import integers, normal
@@ -115,8 +114,8 @@ def test_every_bench_traces_at_any_size_and_moves_bytes(each: TimedOp, n: int) -
 
 
 def test_rows_of_all_phases_have_the_fields_of_json() -> None:
-    rows = bench_ops.rows(PRODUCT, 5)
-    records = [plain(row.record(PEAK)) for row in rows]
+    rows = bench_ops.rows(PRODUCT, 5, PEAK)
+    records = [plain(row, sparse=True) for row in rows]
     assert [(record["size"], record["phase"]) for record in records] == [
         ("5x6 6x7", "forward"), ("5x6 6x7", "backward a"), ("5x6 6x7", "backward b"),
     ]  # fmt: skip
@@ -132,15 +131,15 @@ def test_rows_of_all_phases_have_the_fields_of_json() -> None:
 
 @pytest.mark.compiled
 def test_compiled_rows_name_kernel_and_threads() -> None:
-    names = [[kernel.name for kernel in row.kernels] for row in bench_ops.rows(PRODUCT, 5, "float64")]
+    names = [[kernel.name for kernel in row.kernels] for row in bench_ops.rows(PRODUCT, 5, PEAK, "float64")]
     assert names == [["gemm_float64"]] * 3
-    (row, *_) = bench_ops.rows(one_of("gelu", (7,)), 1)
+    (row, *_) = bench_ops.rows(one_of("gelu", (7,)), 1, PEAK)
     assert [kernel.name for kernel in row.kernels] == ["loops"]
     assert row.kernels[0].launch.keys() == {"threads"}
 
 
 def test_gradient_without_kernels_has_no_row() -> None:
-    assert [row.phase for row in bench_ops.rows(one_of("add", (4,), (4,)), 1)] == ["forward"]
+    assert [row.phase for row in bench_ops.rows(one_of("add", (4,), (4,)), 1, PEAK)] == ["forward"]
 
 
 def test_inputs_are_reproducible_and_have_the_requested_dtype() -> None:
@@ -154,11 +153,11 @@ def test_inputs_are_reproducible_and_have_the_requested_dtype() -> None:
 
 
 def test_integer_inputs_have_a_forward_phase_only() -> None:
-    assert [(row.phase, row.dtype) for row in bench_ops.rows(one_of("mul", (4,), (4,)), 1, "uint8")] == [
+    assert [(row.phase, row.dtype) for row in bench_ops.rows(one_of("mul", (4,), (4,)), 1, PEAK, "uint8")] == [
         ("forward", "uint8")
     ]
     with pytest.raises(DTypeError, match="exp"):
-        bench_ops.rows(one_of("exp", (4,)), 5, "int32")
+        bench_ops.rows(one_of("exp", (4,)), 5, PEAK, "int32")
 
 
 def test_backward_computes_one_gradient_from_residuals() -> None:
@@ -183,8 +182,8 @@ def test_backward_computes_one_gradient_from_residuals() -> None:
 
 def test_clock_counts_only_the_program() -> None:
     """Time between two runs does not count."""
-    (row, *_) = bench_ops.rows(one_of("exp", (1 << 16,)), 1)
-    assert 0 < row.timing.median_ms < 1e3
+    (row, *_) = bench_ops.rows(one_of("exp", (1 << 16,)), 1, PEAK)
+    assert 0 < row.time.median_ms < 1e3
     x = ops.ones((3,))
     clock = bench_ops.DeviceClock()
     run = bench_ops.TimedProgram(bench_ops.program(ops.exp, [x]), [x], clock)
@@ -196,9 +195,8 @@ def test_clock_counts_only_the_program() -> None:
 
 def test_result_that_is_not_finite_is_an_error() -> None:
     with pytest.raises(ValueError, match="bench: log 4: a result is not finite"):
-        bench_ops.rows(one_of("log", (4,), f=lambda x: ops.log(ops.abs(x) * -1.0)), 1)
+        bench_ops.rows(one_of("log", (4,), f=lambda x: ops.log(ops.abs(x) * -1.0)), 1, PEAK)
 
 
 def test_row_of_no_measured_time_has_no_share_of_the_roofline() -> None:
-    row = BenchRow("neg", "", 1, "1", "forward", "float32", sampling.Timing([0.0] * 9), Cost(1, 8), [])
-    assert row.record(PEAK).of_roofline is None
+    assert rates(1, 8, 0.0, PEAK).of_roofline is None

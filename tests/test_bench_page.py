@@ -23,11 +23,12 @@ from adtrain.backends.cpu.naive import LABEL as NAIVE
 from adtrain.bench import compare, page
 from adtrain.bench.page.charts import Scale
 from adtrain.bench.page.roofline import HEIGHT, LETTER, LINE, WIDTH, Dot, figures
-from adtrain.bench.result import Result, TimedResult, outliers, plain, timings
+from adtrain.bench.result import Result, TimedResult, outliers, timings
 from adtrain.bench.timing import protocol
 from adtrain.bench.timing.roofline import Roofline
 from adtrain.bench.view import Ratio, duration, factor, milliseconds
 from adtrain.config import records
+from adtrain.config.records import plain
 from adtrain.report.plot import Axis, Plot
 from adtrain.report.ticks import log_ticks
 
@@ -252,7 +253,11 @@ def test_page_lists_kernel_candidates() -> None:
         for i in range(2)
     ]
     problem = {"problem": "matmul 4x4", "params": {"precision": "tf32"}, "candidates": kernels}
-    result = {"kind": "candidates", "protocol": plain(protocol.protocol("cpu", None)), "candidates": [problem]}
+    result = {
+        "kind": "candidates",
+        "protocol": plain(protocol.protocol("cpu", None), sparse=True),
+        "candidates": [problem],
+    }
     rows = Elements(rendered(result)).rows
     assert [row for row in rows if row] == [
         ["k<0>", "2.00", "1", "1", "100%", "chosen"],

@@ -12,9 +12,9 @@ from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.targets import H200
 from adtrain.bench.op_table import OpCase, cases
 from adtrain.bench.ops import PASSES
-from adtrain.bench.peers import adtrain_system, comparison, operations
+from adtrain.bench.peers import adtrain_system, comparison, jobs
+from adtrain.bench.peers.jobs import OpRunner
 from adtrain.bench.peers.numpy_system import BACKWARD, FORWARD
-from adtrain.bench.peers.operations import OpRunner
 from adtrain.bench.peers.processes import Unsupported
 from adtrain.core import devices
 from adtrain.core.array import array
@@ -46,7 +46,7 @@ SMALL = [
 
 
 def runner(system: str, case: OpCase, phase: str) -> OpRunner:
-    return operations.runner(system, case, phase, "cpu")
+    return jobs.operation_runner(system, case, phase, "cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +65,7 @@ def test_system_computes_the_float64_result(system: str, case: OpCase, phase: st
             runner(system, case, phase)
         return
     found = runner(system, case, phase)
-    assert operations.error(case, phase, found) < comparison.OPERATION_TOLERANCE[case.precision]
+    assert jobs.operation_error(case, phase, found) < comparison.OPERATION_TOLERANCE[case.precision]
     assert np.isfinite(found.run(2))
 
 
@@ -107,8 +107,8 @@ def test_one_wrong_element_increases_the_error(phase: str, position: int) -> Non
         found[min(position, len(found) - 1)][0] += 0.1
         return found
 
-    assert operations.error(case, phase, right) < 1e-6
-    assert operations.error(case, phase, replace_results(right, wrong)) > 1e-3
+    assert jobs.operation_error(case, phase, right) < 1e-6
+    assert jobs.operation_error(case, phase, replace_results(right, wrong)) > 1e-3
 
 
 def replace_results(runner: OpRunner, results: object) -> OpRunner:

@@ -11,9 +11,9 @@ from adtrain import training
 from adtrain.bench import race as races
 from adtrain.bench.peers import torch_system
 from adtrain.bench.peers.jobs import Checked, Job
-from adtrain.bench.result import plain
 from adtrain.bench.timing import machine, roofline
 from adtrain.cli.main import cli
+from adtrain.config.records import plain
 
 EPOCHS = [Checked(1.0, 0.5), Checked(2.0, 0.8), Checked(3.0, 0.7)]
 
@@ -47,7 +47,7 @@ def test_the_accuracies_are_those_of_the_trained_models(tmp_path: Path) -> None:
 
 
 def test_a_run_reaches_the_target_in_its_first_epoch_of_that_accuracy() -> None:
-    found = plain(races._summary([EPOCHS, EPOCHS[:1]], 0, 0.8))
+    found = plain(races._summary([EPOCHS, EPOCHS[:1]], 0, 0.8), sparse=True)
     assert [run["seconds"] for run in found["runs"]] == [2.0, None]
     assert (found["reached"], found["seconds"]["median"]) == (1, 2.0)
     assert found["accuracy"]["mean"] == pytest.approx(0.6)

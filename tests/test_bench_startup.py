@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from adtrain.bench import compare, startup, startup_worker, text
+from adtrain.bench import compare, startup, text
 from adtrain.bench.startup import Start, Task
 from adtrain.cli import main
 from adtrain.core.errors import AdtrainError
@@ -59,7 +59,7 @@ def test_a_peer_with_another_loss_and_one_that_fails_are_named(monkeypatch: pyte
 
 
 def test_the_worker_prints_the_time_of_the_first_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    startup_worker.main("numpy", "cpu", "smoke")
+    startup.main("numpy", "cpu", "smoke")
     found = json.loads(capsys.readouterr().out)
     assert set(found["spans"]) == {"imports", "first steps"}
     assert found["loss"] > 0

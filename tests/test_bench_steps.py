@@ -7,11 +7,11 @@ import pytest
 import training_runs
 
 from adtrain.bench.profile import held_bytes
-from adtrain.bench.result import plain
-from adtrain.bench.step import PHASES, ModeBench, bench_batches, bench_modes, record
+from adtrain.bench.step import ModeBench, bench_batches, bench_modes, record
 from adtrain.bench.timing import sampling
 from adtrain.bench.timing.roofline import Roofline
-from adtrain.training.costs import planned_peak
+from adtrain.config.records import plain
+from adtrain.training.costs import PHASES, planned_peak
 
 PEAK = Roofline(1.0, {"float32": 1.0})
 LAYERS = ["input", "0.linear", "1.relu", "2.linear", "loss", "optimizer", "accuracy", "log"]
@@ -44,7 +44,7 @@ def test_modes_run_the_same_matrix_products(by_mode: dict[str, ModeBench]) -> No
 
 
 def test_layers_and_operations_add_up_to_the_step(by_mode: dict[str, ModeBench]) -> None:
-    found = plain(record(by_mode["staged"], PEAK, "float32"))
+    found = plain(record(by_mode["staged"], PEAK, "float32"), sparse=True)
     assert [row["layer"] for row in found["layers"]] == LAYERS
     for part in ("layers", "ops"):
         assert sum(row["flops"] for row in found[part]) == found["flops"]
@@ -67,7 +67,7 @@ def test_host_time_on_the_cpu_is_the_step_less_its_operations_and_never_negative
 
 @pytest.mark.compiled
 def test_operations_of_a_compiled_step_name_their_kernels(tmp_path: Path) -> None:
-    found = plain(record(bench_modes(training_runs.prepare(tmp_path))["fused"], PEAK, "float32"))
+    found = plain(record(bench_modes(training_runs.prepare(tmp_path))["fused"], PEAK, "float32"), sparse=True)
     kernels = {row["op"]: [kernel["name"] for kernel in row["kernels"]] for row in found["ops"]}
     assert kernels["matmul+add+relu"] == ["gemm_float32"]
 
@@ -83,7 +83,7 @@ def test_operations_are_summed_within_samples(by_mode: dict[str, ModeBench]) -> 
 
 def test_each_batch_size_has_a_row(tmp_path: Path) -> None:
     experiments = {n: training_runs.prepare(tmp_path / str(n), f"data.batch_size={n}") for n in (8, 32)}
-    found = plain(bench_batches(experiments, PEAK))
+    found = plain(bench_batches(experiments, PEAK), sparse=True)
     assert list(found) == ["8", "32"]
     assert found["32"]["flops"] > 3 * found["8"]["flops"]
     assert found["32"]["planned_bytes"] > found["8"]["planned_bytes"]

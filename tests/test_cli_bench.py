@@ -14,13 +14,14 @@ from click.testing import CliRunner, Result
 
 from adtrain.bench import compare, ops, step
 from adtrain.bench.op_table import BENCHES
-from adtrain.bench.result import outliers, plain, timings, warnings
+from adtrain.bench.result import outliers, timings, warnings
 from adtrain.bench.timing import protocol
 from adtrain.bench.timing.roofline import Roofline, rates
 from adtrain.bench.timing.sampling import Time
 from adtrain.bench.view import cache_note, milliseconds, of_peak
 from adtrain.bench.view import time as time_text
 from adtrain.cli.main import cli
+from adtrain.config.records import plain
 
 LAYERS = ["input", "0.linear", "1.relu", "2.linear", "loss", "optimizer", "accuracy", "log"]
 PEAK = Roofline(1.0, {"float32": 1.0})
@@ -92,7 +93,7 @@ def test_json_on_stdout_replaces_the_tables_and_has_intervals(tmp_path: Path) ->
         times = list(timings(compare.parse(found, "")))
         assert times
         assert all(time.low_ms <= time.median_ms <= time.high_ms for time in times)
-        assert plain(times[0]).keys() == TIME
+        assert plain(times[0], sparse=True).keys() == TIME
     assert [row["layer"] for row in found["modes"]["staged"]["layers"]] == LAYERS
 
 

@@ -41,7 +41,6 @@ USES: dict[str, dict[str, Use]] = {
         "plugin": ("--plugin wrong.py", r"wrong.py:1: ValueError: wrong", 2),
         "trust-plugins": "test_trust.py",
         "profile": ("--profile", r"^operations of one step, by time\nop "),
-        "debug-nan": ("--debug-nan", "checking for NaN and infinity after each step"),
         "tensorboard": "test_train_tensorboard.py",
         "seeds": "test_cli_seeds.py",
         "eager": ("--eager --json", r'"planned_bytes": null'),

@@ -84,7 +84,7 @@ def test_an_option_that_is_taken_has_its_effect(cfg: Path, name: str, option: st
 
 
 TRAINING = {"device", "ranks", "autotune", "epochs", "steps", "seed", "overrides", "plugins"} | {
-    "profile", "debug_nan", "events", "eager", "no_fuse", "quiet", "verbose", "as_json", "debug"
+    "profile", "events", "eager", "no_fuse", "quiet", "verbose", "as_json", "debug"
 }  # fmt: skip
 CHANGES = {"plugins", "copies", "override"}
 
@@ -118,12 +118,6 @@ def test_an_option_without_an_effect_is_refused(cfg: Path, name: str, given: lis
         texts = f"takes no {shown} ", f"{shown} is for --resume", f"{shown} is for several processes"
         assert any(text in error for text in texts), error
     assert not Path("runs").exists()
-
-
-@pytest.mark.parametrize("option", ["--repeat", "--members"])
-def test_an_option_of_earlier_versions_says_what_to_write(cfg: Path, option: str) -> None:
-    error = one_line(command("train", cfg, option, "2", expect=2))
-    assert f"No such option '{option}'; to train from N seeds, write --seeds N" in error
 
 
 def test_the_mean_and_the_deviation_over_the_seeds_are_those_of_the_members(cfg: Path) -> None:

@@ -22,7 +22,7 @@ from waiting import PATIENCE, wait_until
 from adtrain import config, training
 from adtrain.cli.train_report import MAX_ROWS, operation_lines, result_lines
 from adtrain.training import ClassScore, Summary, read_metrics
-from adtrain.training.metrics import Stopped
+from adtrain.training.progress import Stopped
 from adtrain.training.summary import BestEpoch, Memory, OperationTime, StepTimes, operations_text
 
 SCRIPT = "from adtrain.cli.main import main; main()"
@@ -193,10 +193,6 @@ def test_the_resolved_config_trains_again_to_the_same_model_from_any_folder(
         (["--seed", "x"], "Invalid value for '--seed': found 'x', expected a whole number from 0 to 184467440737"),
         (["--autotune", "on"], "Invalid value for '--autotune': found 'on', expected off, cached or full (see"),
         (
-            ["--profile-steps", "0"],
-            "No such option '--profile-steps'; to time the operations of a step, write",
-        ),
-        (
             ["--ranks", "2", "--profile"],
             "--profile times the operations of one process, and takes no --ranks,",
         ),
@@ -319,13 +315,6 @@ def test_resuming_a_run_killed_before_its_summary_writes_the_summary(cfg: Path) 
         before[x] for x in ("test", "train", "steps", "best")
     ]
     assert (after["step_ms"], after["images_per_second"]) == (None, None)
-
-
-def test_debug_nan_does_not_change_the_result(cfg: Path) -> None:
-    result = train(cfg, "--debug-nan")
-    assert result.stderr.startswith("checking for NaN and infinity after each step, which is slow\n")
-    train(cfg, "--output-dir", "plain")
-    assert Path("runs/tiny/model.safetensors").read_bytes() == Path("plain/model.safetensors").read_bytes()
 
 
 def test_a_second_signal_ends_the_process_at_once_with_an_intact_checkpoint(cfg: Path, commands: Commands) -> None:

@@ -10,7 +10,8 @@ from command_line import command
 from config_files import FULL, small
 
 from adtrain.assets import asset_path
-from adtrain.config import packaged, schema, specs
+from adtrain.cli import schema
+from adtrain.config import packaged, specs
 
 KINDS = [item for family in specs.FAMILIES.values() for item in family.items()]
 SCHEMA = json.loads((asset_path("configs") / "schema.json").read_text())

@@ -95,7 +95,7 @@ def test_rows_with_a_shape_are_uint8_if_all_values_are_pixels(tmp_path: Path) ->
         (IRIS.replace("3.2", "nan"), {"label": -1}, r"x.csv:4: found 'nan' in column 1 \(width\)"),
         (IRIS.replace("3.2", "1e39"), {"label": -1}, r"x.csv:4: found '1e39' in column 1 \(width\)"),
         (IRIS.replace("3.2", "1,2"), {"label": -1}, "x.csv:4: found 4 values, expected 3 as in the first line"),
-        (IRIS.replace(",setosa", ", "), {"label": -1}, r"x.csv:2: found no value in column 2 \(species\)"),
+        (IRIS.replace(",setosa", ", "), {"label": -1}, r"x.csv:2: found an empty cell in column 2 \(species\)"),
         (IRIS.replace("7", '"7'), {"label": -1}, r"x.csv:\d: found invalid CSV"),
         (
             "a;b;label\n1;2;3\n",

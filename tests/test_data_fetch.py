@@ -15,7 +15,7 @@ from command_line import invoke
 from idx_files import idx_bytes
 
 from adtrain import data
-from adtrain.data import DataError, catalogue, fetch
+from adtrain.data import DataError, catalogue
 from adtrain.data.catalogue import Entry
 
 ARRAYS = {
@@ -109,13 +109,13 @@ def test_a_data_set_is_fetched_once_and_can_be_loaded(entry: Entry, server: Serv
     ):
         data.load("small")
     seen: list[tuple[str, int, int | None]] = []
-    folder = fetch.fetch(entry, report=lambda *chunk: seen.append(chunk))
+    folder = catalogue.fetch(entry, report=lambda *chunk: seen.append(chunk))
     assert [name for name, done, total in seen if done == total] == list(server.files)
     found = data.load("small")
     np.testing.assert_array_equal(np.asarray(found.train.images)[:, 0], ARRAYS["train-images-idx3-ubyte"])
     assert (found.test.labels.tolist(), found.classes) == ([1, 0], ("a", "b"))
     assert all(check.passed for check in catalogue.verify(entry))
-    assert fetch.fetch(entry) == folder
+    assert catalogue.fetch(entry) == folder
     assert len(server.ranges) == 4
     assert [path.name for path in folder.parent.iterdir()] == ["small"]
 
@@ -124,9 +124,9 @@ def test_a_data_set_is_fetched_once_and_can_be_loaded(entry: Entry, server: Serv
 def test_an_interrupted_download_is_resumed(entry: Entry, server: Server, resumes: bool) -> None:
     server.cut, server.resumes = 1, resumes
     with pytest.raises(DataError, match=r"train-images-idx3-ubyte.gz: the connection ended after 10 of \d+ bytes; "):
-        fetch.fetch(entry)
+        catalogue.fetch(entry)
     assert not entry.is_here
-    fetch.fetch(entry)
+    catalogue.fetch(entry)
     assert server.ranges[:3] == [None, "bytes=10-", None]
     assert all(check.passed for check in catalogue.verify(entry))
 
@@ -140,10 +140,10 @@ def test_a_download_ends_at_the_most_bytes_expected(entry: Entry, server: Server
     good, server.endless = dict(server.files), endless
     server.files["train-images-idx3-ubyte.gz"] = bytes((1 << 20) + 1)
     with pytest.raises(DataError, match=r"found [\d,]{9,} bytes or more, expected at most 1,048,576; deleted it$"):
-        fetch.fetch(small)
+        catalogue.fetch(small)
     assert not list(small.folder.parent.rglob("*.part"))
     server.files, server.endless = good, False
-    fetch.fetch(small)
+    catalogue.fetch(small)
     assert all(check.passed for check in catalogue.verify(small))
 
 
@@ -151,10 +151,10 @@ def test_a_file_with_a_wrong_checksum_is_deleted(entry: Entry, server: Server) -
     good = dict(server.files)
     server.files["t10k-labels-idx1-ubyte.gz"] = gzip.compress(idx_bytes(np.array([0, 0], np.uint8)), mtime=0)
     with pytest.raises(DataError, match=r"found t10k-labels-idx1-ubyte with SHA-256 \w+, expected \w+; "):
-        fetch.fetch(entry)
+        catalogue.fetch(entry)
     assert list(entry.folder.parent.iterdir()) == []
     server.files = good
-    fetch.fetch(entry)
+    catalogue.fetch(entry)
     assert entry.is_here
 
 
@@ -163,20 +163,20 @@ def test_a_published_md5_is_compared_with_the_file(
 ) -> None:
     md5 = [hashlib.md5(content).hexdigest() for content in server.files.values()]
     plain = replace(entry, sha256={}, source=catalogue.mnist_like(server.url, md5))
-    fetch.fetch(plain)
+    catalogue.fetch(plain)
     assert all(check.passed for check in catalogue.verify(plain))
     (plain.folder / "train-labels-idx1-ubyte").write_bytes(b"damaged")
     assert [check.passed for check in catalogue.verify(plain)] == [True, False, True, True]
-    fetch.fetch(plain)
+    catalogue.fetch(plain)
     assert all(check.passed for check in catalogue.verify(plain))
     (plain.folder / catalogue.SUMS).unlink()
     with pytest.raises(DataError, match=r"SHA256SUMS: cannot be read .*; run adtrain data fetch small"):
         catalogue.verify(plain)
-    fetch.fetch(plain)
+    catalogue.fetch(plain)
     assert all(check.passed for check in catalogue.verify(plain))
     wrong = replace(plain, name="wrong", source=catalogue.mnist_like(server.url, ["0" * 32, *md5[1:]]))
     with pytest.raises(DataError, match=rf"found a file with MD5 {md5[0]}, expected 0{{32}}; deleted it"):
-        fetch.fetch(wrong)
+        catalogue.fetch(wrong)
 
 
 def test_the_fetch_command_reports_progress_and_errors(entry: Entry, server: Server, tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from npz_files import write_npz
 
 from adtrain import data
 from adtrain.data import DataError, DataOptionError, DataSet, Options, table_encoder
-from adtrain.data.checks import leaks
-from adtrain.data.csv_table import MISSING_VALUES, names_columns
+from adtrain.data.csv_file import MISSING_VALUES, names_columns
+from adtrain.data.datasets import leaks
 
 ROWS = [f"{i},{i * 0.5},{'ab'[i % 2]}" for i in range(40)]
 TABLE = "\n".join(["n,half,label", *ROWS]) + "\n"
@@ -75,7 +75,7 @@ def test_a_marker_is_an_empty_cell(tmp_path: Path, marker: str) -> None:
     assert cells.rows.tolist() == [1]
     with pytest.raises(DataError, match=r"x.csv:5: found '.*' in column 1 \(half\), which stands for an empty cell"):
         load(tmp_path, text)
-    with pytest.raises(DataError, match=r"x.csv:3: found '.*' in column 2 \(label\), which stands for a missing value"):
+    with pytest.raises(DataError, match=r"x.csv:3: found '.*' in column 2 \(label\), which stands for an empty cell"):
         load(tmp_path, TABLE.replace("1,0.5,b", f"1,0.5,{marker}"))
 
 

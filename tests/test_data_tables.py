@@ -190,7 +190,10 @@ def test_targets_stand_beside_categories_and_empty_cells(tmp_path: Path) -> None
         ({"target": "n", "drop": ("n",)}, r"data.drop: found a column of the targets, column 1 \(n\)"),
         ({"target": ("m", "n"), "categories": (1,)}, r"data.categories: found a column of the targets, column 1 \(n\)"),
         ({"target": ("m", "n"), "drop": (0,)}, "data.drop: found all columns but the targets, expected one that stays"),
-        ({"target": "n", "missing": "mean"}, r"x.csv:3: found no value in column 1 \(n\), expected a finite number"),
+        (
+            {"target": "n", "missing": "mean"},
+            r"x.csv:3: found an empty cell in column 1 \(n\), expected a finite number",
+        ),
     ],
 )
 def test_targets_are_no_features_and_are_never_filled(tmp_path: Path, options: dict[str, object], message: str) -> None:

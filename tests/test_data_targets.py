@@ -91,12 +91,12 @@ def test_test_and_validation_parts_of_numbers_are_drawn_at_random(folder: Path) 
         (
             TABLE.replace("7,", "?,"),
             {"target": "price"},
-            r"x.csv:4: found '\?' in column 1 \(price\), which stands for a missing value",
+            r"x.csv:4: found '\?' in column 1 \(price\), which stands for an empty cell",
         ),
         (
             TABLE.replace("7,", ","),
             {"target": "price"},
-            r"x.csv:4: found no value in column 1 \(price\), expected a fin",
+            r"x.csv:4: found an empty cell in column 1 \(price\), expected a fin",
         ),
         (
             TABLE.replace("7,", "1e39,"),

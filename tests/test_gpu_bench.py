@@ -32,7 +32,7 @@ def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("op", ["matmul", "gelu", "sum", "softmax"])
 def test_rows_name_kernels_and_launch_shapes(op: str) -> None:
     each = next(each for each in BENCHES if each.op == op)
-    for row in ops.rows(each, 512, device="gpu"):
+    for row in ops.rows(each, 512, PEAK, device="gpu"):
         assert row.kernels
         for kernel in row.kernels:
             assert kernel.launch.keys() == {"grid", "block", "shared_bytes"}

@@ -25,7 +25,7 @@ from adtrain.report import Predictions, Record, page
 from adtrain.templates import environment
 from adtrain.text import visible
 from adtrain.training import ClassScore, Epoch, Summary
-from adtrain.training.metrics import Stopped
+from adtrain.training.progress import Stopped
 from adtrain.training.summary import BestEpoch, Memory, OperationTime, Span, StepTimes
 
 PAYLOAD = """ " onx='1' <script>&lt;"""

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from sweep_runs import SGD, after, bytes_of, run, session
 
+from adtrain import training
 from adtrain.backends.cpu import CpuBackend
 from adtrain.core.errors import AdtrainError
 from adtrain.sweeps import finished, records, wave
@@ -163,6 +164,33 @@ def test_the_run_of_a_member_predicts_numbers_as_its_scores_say(tmp_path: Path) 
         given = predictions(trained.network, trained.params, trained.statistics, test.images, "cpu")
         assert isinstance(member.test, RegressionScore)
         assert member.test.rmse == pytest.approx(np.sqrt(np.mean((given - test.labels) ** 2)), rel=1e-5)
+
+
+def test_a_member_normalizes_its_targets_by_the_training_part_of_its_own_seed(tmp_path: Path) -> None:
+    settings = (
+        "loss=mse",
+        "data.normalize_targets=true",
+        *SETTINGS,
+        "optimizer.sgd.lr=0.002",
+        "training.final_model=last",
+    )
+    found = session(tmp_path, "{training.seed: {range: 3}}", *settings, layers="[linear: 1]")
+    results, folder = run(found, tmp_path / "s").run(), SweepFolder.open(tmp_path / "s")
+    means, values = set(), []
+    for member in sorted(results.members, key=lambda x: x.member):
+        experiment = training.prepare(found.members[member.member].config)
+        alone, trained = training.run(experiment), model_file.load(finished.write_run(found, folder, member.member))
+        assert trained.network.task == experiment.network.task
+        means.add(experiment.data.target_mean)
+        assert isinstance(alone.validation, RegressionScore)
+        for part in ("train", "validation", "test"):
+            np.testing.assert_allclose(getattr(member, part), getattr(alone, part), rtol=1e-4)
+        test = experiment.test
+        values.append(predictions(trained.network, trained.params, trained.statistics, test.images, "cpu"))
+    assert len(means) == 3
+    score = finished.evaluate(found, folder, [0, 1, 2])
+    assert isinstance(score, RegressionScore)
+    assert score.rmse == pytest.approx(np.sqrt(np.mean((np.mean(values, axis=0) - test.labels) ** 2)), rel=1e-5)
 
 
 def test_an_ensemble_is_the_mean_of_the_probabilities(uninterrupted: tuple[Path, SweepResults]) -> None:

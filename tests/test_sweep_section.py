@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from adtrain import config
 from adtrain.config.files import varied
-from adtrain.config.python_values import of_python
+from adtrain.config.source import of_python
 from adtrain.config.sweep_section import parse
 from adtrain.sweeps.members import members_of
 from adtrain.text import counted

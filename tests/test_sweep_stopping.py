@@ -14,6 +14,7 @@ from sweep_runs import SGD, after, bytes_of, run, session, trained
 
 from adtrain import training
 from adtrain.config import ConfigError
+from adtrain.config.plugged import NONE
 from adtrain.metrics import METRICS, ByClass, ClassPredictions
 from adtrain.sweeps import finished, wave
 from adtrain.sweeps.folder import SweepFolder
@@ -22,8 +23,7 @@ from adtrain.sweeps.run import SweepInterrupted, Watch
 from adtrain.sweeps.session import Session, reopened
 from adtrain.training import model_file, read_metrics
 from adtrain.training.evaluation import predictions
-from adtrain.training.metrics import Epoch
-from adtrain.training.trust import NONE
+from adtrain.training.progress import Epoch
 
 PATIENCE, MIN_DELTA, EPOCHS = 2, 0.01, 9
 SWEEP = "{optimizer.sgd.lr: [0.3, 0.05, 1.0e-3, 1.0e+30], training.seed: [3, 4]}"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adtrain.table import Column, render
+from adtrain.table import TEXT, Column, render
 from adtrain.text import counted, visible
 
 any_text = st.text(st.characters(), max_size=30)  # includes halves of surrogate pairs
@@ -48,6 +48,6 @@ def test_escapes_are_those_of_python(text: str, expected: str) -> None:
 
 @given(st.lists(any_text, min_size=1, max_size=4))
 def test_each_row_of_a_table_is_one_aligned_line(cells: list[str]) -> None:
-    lines = render([Column("name", text=True), Column("n")], [[cell, "1"] for cell in cells], 40)
+    lines = render([Column("name", str, TEXT), Column("n", lambda _: 1)], cells, 40)
     assert len(lines) == len(cells) + 1
     assert all(visible(line) == line and len(line) == len(lines[0]) for line in lines)

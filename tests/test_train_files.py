@@ -18,7 +18,7 @@ from adtrain.core import tree
 from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
 from adtrain.training import Experiment, Recorder, RunFolder, TrainState, checkpoint, model_file
-from adtrain.training.metrics import ResumedAt
+from adtrain.training.progress import ResumedAt
 
 CONVOLUTIONAL = "[conv2d: {out_channels: 2, kernel_size: 3}, batch_norm2d, flatten, linear: 3]"
 

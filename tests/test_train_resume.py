@@ -17,7 +17,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.data import npz
 from adtrain.data.file_array import FileArray
 from adtrain.training import Experiment, Recorder, RunFolder, loop, tasks, trainer
-from adtrain.training.metrics import Line, ResumedAt
+from adtrain.training.progress import Line, ResumedAt
 
 LAYERS = "[linear: 8, batch_norm1d, relu, dropout: 0.2, linear: 3]"
 SETTINGS = ("data.validation=0.2", "schedule=cosine", "training.epochs=4")

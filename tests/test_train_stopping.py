@@ -24,6 +24,7 @@ from adtrain.training import (
     Best,
     Checkpoint,
     ClassScore,
+    Epoch,
     Experiment,
     NotFinite,
     Observer,
@@ -55,11 +56,11 @@ class Recorder(Observer):
         self.reasons.append(reason)
 
 
-def overflow(experiment: Experiment, **options: Any) -> tuple[str, Checkpoint]:
+def overflow(experiment: Experiment) -> tuple[str, Checkpoint]:
     """The error message at the end of the training, and the last checkpoint."""
     recorder = Recorder()
     with pytest.raises(NotFinite) as error:
-        training.run(experiment, "cpu", [recorder], **options)
+        training.run(experiment, "cpu", [recorder])
     assert recorder.reasons == ["not_finite"]
     return str(error.value), recorder.checkpoints[-1]
 
@@ -84,17 +85,17 @@ def check_state(found: Checkpoint, experiment: Experiment) -> None:
 
 
 @pytest.mark.parametrize(
-    ("check_seconds", "copies", "options"),
-    [(1.0, True, {}), (0.0, True, {}), (0.0, False, {}), (1.0, True, {"every_step_checked": True})],
-    ids=["", "checked", "checked, not copied", "debug"],
+    ("check_seconds", "copies"),
+    [(1.0, True), (0.0, True), (0.0, False)],
+    ids=["", "checked", "checked, not copied"],
 )
 def test_the_state_before_the_first_bad_step_is_kept_to_the_last_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check_seconds: float, copies: bool, options: dict[str, Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check_seconds: float, copies: bool
 ) -> None:
     monkeypatch.setattr(trainer, "CHECK_SECONDS", check_seconds)
     monkeypatch.setattr(trainer, "COPY_SHARE", 0.02 if copies else -1e9)
     experiment = prepare(tmp_path, *GROWING, layers=DEEP)
-    message, last = overflow(experiment, **options)
+    message, last = overflow(experiment)
     assert 6 < last.progress.step < 54
     where = f"at step {last.progress.step + 1} (epoch {last.progress.epoch}), first the "
     assert where in message
@@ -312,7 +313,7 @@ def test_the_first_of_equally_good_epochs_is_the_best(values: Sequence[float], b
     for epoch, value in enumerate(values, 1):
         score, other = ClassScore(value, value), ClassScore(0.5, 0.5)
         train, validation = (score, other) if by.startswith("train") else (other, score)
-        best = best.after(epoch, train, validation, {}, min_delta)
+        best = best.after(Epoch(epoch, 1, train, validation, 1.0, 1.0), min_delta)
     extreme = max(values) if by.endswith("accuracy") else min(values)
     assert (best.value, best.epoch) == (extreme, values.index(extreme) + 1)
     if not min_delta:

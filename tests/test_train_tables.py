@@ -19,7 +19,7 @@ from report_runs import one_line
 import adtrain as ad
 from adtrain import config, training
 from adtrain.core.errors import AdtrainError
-from adtrain.data.csv_table import is_number
+from adtrain.data.csv_file import is_number
 from adtrain.training import model_file
 
 CITIES = ("Berlin", "Rome", "Oslo")

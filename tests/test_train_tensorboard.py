@@ -9,7 +9,7 @@ from report_runs import one_line, train
 from training_runs import write_config
 
 from adtrain.training import ClassScore, Interval
-from adtrain.training.metrics import Epoch, read_metrics
+from adtrain.training.progress import Epoch, read_metrics
 from adtrain.training.tensorboard import EventFiles
 
 

@@ -11,5 +11,3 @@ from adtrain.api.model import Model, Predictions
 from adtrain.api.result import TrainingResult
 from adtrain.api.storage import load, save
 from adtrain.api.training import train
-
-__all__ = ["Callback", "History", "Metrics", "Model", "Predictions", "TrainingResult", "load", "save", "train"]

@@ -20,8 +20,7 @@ from adtrain.api.history import History
 from adtrain.api.model import Model
 from adtrain.api.result import TrainingResult
 from adtrain.config import Config
-from adtrain.config.python_values import of_python
-from adtrain.config.source import Node
+from adtrain.config.source import Node, of_python
 from adtrain.core import timeline
 from adtrain.core.backend import usable_device
 from adtrain.core.errors import AdtrainError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
@@ -14,7 +14,7 @@ from adtrain.bench.op_table import OpCase
 from adtrain.bench.page import charts
 from adtrain.bench.page.charts import Scale
 from adtrain.bench.peers import comparison
-from adtrain.bench.peers.comparison import Progress
+from adtrain.bench.peers.comparison import Progress, Systems
 from adtrain.bench.peers.jobs import COMPARED
 from adtrain.bench.peers.processes import WorkerProcess, started
 from adtrain.bench.peers.systems import ADTRAIN, Choice
@@ -23,11 +23,8 @@ from adtrain.bench.timing.machine import thread_count
 from adtrain.bench.timing.protocol import Protocol, observed_load
 from adtrain.bench.timing.sampling import Time
 from adtrain.bench.view import (
-    COUNT,
     ERROR,
     MS,
-    TEXT,
-    CellFormat,
     Column,
     Note,
     Part,
@@ -43,46 +40,7 @@ from adtrain.bench.view import (
     ratio_headline,
 )
 from adtrain.sweeps.members import with_seeds
-
-
-@dataclass(frozen=True)
-class PeerRatio(Ratio):
-    """A peer's time over adtrain's, round by round; also the 20th and the 80th percentile."""
-
-    p20: float
-    p80: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Systems:
-    """The systems compared, each mapping by system name.
-
-    Attributes:
-        times: of one step, or of one run of an operation.
-        ratios: of the peers that compute the same as adtrain.
-        peak_mib: peak resident memory of the system's process.
-        off: relative errors, of losses against adtrain's, or of an operation's result against float64.
-        different: systems whose error is above the tolerance; they get no ratio.
-        skipped: systems without a counterpart, and what they lack.
-        failed: systems that failed, and why.
-    """
-
-    precision: str
-    tolerance: float
-    times: dict[str, Time]
-    ratios: dict[str, PeerRatio]
-    peak_mib: dict[str, float]
-    off: dict[str, float]
-    different: list[str]
-    skipped: dict[str, str]
-    failed: dict[str, str]
-
-    def of(self, system: str) -> SystemTime:
-        return SystemTime(self, system, self.times[system], self.ratios.get(system))
-
-    @property
-    def absent(self) -> list[str]:
-        return absent(self.skipped, self.failed)
+from adtrain.table import COUNT, TEXT, CellFormat
 
 
 class SystemTime(NamedTuple):
@@ -90,8 +48,14 @@ class SystemTime(NamedTuple):
 
     row: Systems
     system: str
-    time: Time
-    ratio: Ratio | None
+
+    @property
+    def time(self) -> Time:
+        return self.row.times[self.system]
+
+    @property
+    def ratio(self) -> Ratio | None:
+        return self.row.ratios.get(self.system)
 
     @property
     def shown_ratio(self) -> str | None:
@@ -99,10 +63,6 @@ class SystemTime(NamedTuple):
         if self.system in self.row.different:
             return "DIFFERENT"
         return factor(self.ratio.median) if self.ratio else None
-
-    @property
-    def off(self) -> float | None:
-        return self.row.off.get(self.system)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +111,7 @@ TIMES: tuple[Column[SystemTime], ...] = (
 STEP: tuple[Column[SystemTime], ...] = (
     *TIMES,
     Column("95% interval", lambda row: row.ratio, rank=3),
-    Column("loss error", lambda row: row.off, ERROR, rank=4),
+    Column("loss error", lambda row: row.row.off.get(row.system), ERROR, rank=4),
     Column("MiB", lambda row: row.row.peak_mib[row.system], COUNT, rank=5),
 )
 OPERATION: tuple[Column[SystemTime], ...] = (
@@ -160,7 +120,7 @@ OPERATION: tuple[Column[SystemTime], ...] = (
     Column("phase", _of_operation(lambda row: row.phase), TEXT, rank=1),
     *TIMES,
     Column("95% interval", lambda row: row.ratio, rank=2),
-    Column("error", lambda row: row.off, ERROR, rank=3),
+    Column("error", lambda row: row.row.off.get(row.system), ERROR, rank=3),
 )
 COLOURS = ("series-2", "series-3", "series-4", "series-5", "series-6", "series-1")
 """CSS classes with the colours of the peers, in the order of the result."""
@@ -200,7 +160,7 @@ class Against(TimedResult):
     def view(self) -> View:
         steps, operations = self.steps or [], self.operations or []
         scale = Scale(ratio for row in self.rows for ratio in row.ratios.values())
-        why = list(dict.fromkeys(line for row in operations for line in row.absent))
+        why = list(dict.fromkeys(line for row in operations for line in absent(row.skipped, row.failed)))
         parts: list[Part] = [
             Tiles(list(_fastest(steps))),
             Note("ratio: a system's time over adtrain's, round by round, in interleaved samples; above 1 adtrain is "
@@ -212,7 +172,7 @@ class Against(TimedResult):
         parts += [_section(step, scale) for step in steps]
         if operations:
             parts.append(Note("error: relative error of the result, or of the worst gradient, against float64", "text"))
-            rows = [row.of(system) for row in operations for system in row.times]
+            rows = [SystemTime(row, system) for row in operations for system in row.times]
             parts.append(Table(OPERATION, rows, why, where="text"))
         packages = dict.fromkeys(peer.split("-")[0] for peer in self.peers)
         return View(f"{ADTRAIN} against {' and '.join(packages) or 'no peer'}", parts)
@@ -265,9 +225,9 @@ def _section(row: SystemsStep, scale: Scale) -> Section:
     lanes: Column[SystemTime] = Column("", drawn=lane, foot=scale.axis, where="page")
     members = f", a step of all {row.members:,} members" if row.members else ""
     same = f"the first {COMPARED} losses must equal adtrain's within a relative {row.tolerance:g}"
-    notes = [f"{row.precision}, data on the device; {same}", *row.absent]
+    notes = [f"{row.precision}, data on the device; {same}", *absent(row.skipped, row.failed)]
     table = Table(
-        [*STEP[:4], lanes, *STEP[4:]], [row.of(system) for system in row.times], notes,
+        [*STEP[:4], lanes, *STEP[4:]], [SystemTime(row, system) for system in row.times], notes,
         title=f"{', '.join([row.config, *row.overrides])}: batch {row.batch_size}{members}", kind="systems",
     )  # fmt: skip
     return Section(row.config, [table, Note(f"{row.batch}, {', '.join(row.overrides)}", where="page")])
@@ -306,18 +266,9 @@ def of_configs(
         progress(f"bench: {cfg.name} in {systems}: setting up, then timing in interleaved samples")
         with _workers(device, choice, autotune) as workers:
             do = "step" if members is None else "members"
-            found = comparison.compare_steps(workers, name, [*overrides, *seeds], precision, do)
-        rows.append(
-            SystemsStep(
-                config=cfg.name,
-                overrides=overrides,
-                batch_size=batch,
-                members=members,
-                precision=precision,
-                tolerance=comparison.LOSS_TOLERANCE[precision],
-                **_fields(found, choice),
-            )
-        )
+            found = comparison.compare_steps(workers, choice, name, [*overrides, *seeds], precision, do)
+        about: dict[str, Any] = {"config": cfg.name, "overrides": overrides, "batch_size": batch, "members": members}
+        rows.append(SystemsStep(**about, **vars(found)))
     return Against(protocol=_conditions(comparison.STEPS, device, load, choice), steps=rows)
 
 
@@ -328,39 +279,14 @@ def of_operations(cases: Sequence[OpCase], device: str, choice: Choice, autotune
         for i, case in enumerate(cases, 1):
             progress(f"bench: {case.name} ({i} of {len(cases)})")
             for phase in case.phases:
-                found = comparison.compare_operation(workers, case, phase)
-                rows.append(
-                    SystemsOperation(
-                        op=case.op,
-                        size=case.size,
-                        phase=phase,
-                        flops=case.flops(phase),
-                        precision=case.precision,
-                        tolerance=comparison.OPERATION_TOLERANCE[case.precision],
-                        **_fields(found, choice),
-                    )
-                )
+                found = comparison.compare_operation(workers, choice, case, phase)
+                about: dict[str, Any] = {"op": case.op, "size": case.size, "phase": phase, "flops": case.flops(phase)}
+                rows.append(SystemsOperation(**about, **vars(found)))
     return Against(protocol=_conditions(comparison.OPERATIONS, device, load, choice), operations=rows)
 
 
 def _workers(device: str, choice: Choice, autotune: str) -> AbstractContextManager[dict[str, WorkerProcess]]:
     return started([ADTRAIN, *(peer.name for peer in choice.runnable)], device, thread_count(), autotune)
-
-
-def _fields(found: comparison.Comparison, choice: Choice) -> Mapping[str, Any]:
-    """The fields of `Systems` that were measured."""
-    return {
-        "times": {name: timing.record() for name, timing in found.times.items()},
-        "ratios": {
-            name: PeerRatio(ratio.median_ms, *ratio.interval_ms, ratio.p20_ms, ratio.p80_ms)
-            for name, ratio in found.ratios.items()
-        },
-        "peak_mib": dict(found.peak_mib),
-        "off": dict(found.errors),
-        "different": list(found.different),
-        "skipped": {**choice.skipped, **found.skipped},
-        "failed": dict(found.failed),
-    }
 
 
 def _conditions(budget: comparison.Budget, device: str, load: float | None, choice: Choice) -> Protocol:

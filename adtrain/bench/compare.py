@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from adtrain.bench.against import Against
 from adtrain.bench.candidates import Candidates
@@ -15,14 +15,12 @@ from adtrain.bench.devices import Devices
 from adtrain.bench.ops import Ops
 from adtrain.bench.page import charts
 from adtrain.bench.race import Race
-from adtrain.bench.result import NamedTime, Result, TimedResult, plain
+from adtrain.bench.result import NamedTime, Result, TimedResult
 from adtrain.bench.scaling import Scaling
 from adtrain.bench.startup import Startup
 from adtrain.bench.step import Step
 from adtrain.bench.timing.sampling import NOISY
 from adtrain.bench.view import (
-    TEXT,
-    CellFormat,
     Column,
     Gap,
     Note,
@@ -37,14 +35,14 @@ from adtrain.bench.view import (
 )  # fmt: skip
 from adtrain.config import records
 from adtrain.config.problems import dotted
+from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
 from adtrain.files import read_regular
+from adtrain.table import TEXT, CellFormat
 
 KINDS: dict[str, type[TimedResult]] = {
     kind.kind: kind for kind in (Ops, Candidates, Step, Scaling, Startup, Against, Devices, Race)
 }
-OLD_NAMES = {"config": "step", "analysis": "devices"}
-"""The names of kinds in older files of results, and what they are called today."""
 
 MIN_CHANGE = 0.02
 """Smaller relative changes are not listed."""
@@ -56,51 +54,15 @@ MEASURED = ("date", "load", "overhead_ms", "roofline")
 """Entries of a protocol that are measured, and differ between any two results."""
 
 
-class Change(NamedTuple):
-    """A time before and after."""
-
-    name: str
-    before: NamedTime
-    after: NamedTime
-
-    @property
-    def relative(self) -> float:
-        """0.1 is 10% slower, -0.1 is 10% faster."""
-        return self.after.median_ms / self.before.median_ms - 1
-
-    @property
-    def verdict(self) -> str:
-        """The times are "slower" or "faster" if the confidence intervals do not overlap, and the medians are more than
-        MIN_CHANGE apart; otherwise they are the "same". A time without an interval counts as exact."""
-        old, new = self.before, self.after
-        (old_low, old_high), (new_low, new_high) = _ends(old), _ends(new)
-        apart = old_high < new_low or new_high < old_low
-        if not apart or old.median_ms <= MIN_MS or abs(self.relative) <= MIN_CHANGE:
-            return "same"
-        return "slower" if self.relative > 0 else "faster"
-
-    @property
-    def factor(self) -> float:
-        """The logarithm of the larger time over the smaller one."""
-        after = self.after.median_ms
-        return abs(math.log(after) - math.log(self.before.median_ms)) if after > 0 else math.inf
-
-    def record(self) -> Changed:
-        """The change in a result."""
-        old, new = self.before, self.after
-        relative = self.relative if old.median_ms > MIN_MS else None
-        return Changed(self.name, old.median_ms, new.median_ms, old.noisy, new.noisy, relative, self.verdict)
-
-
-def _ends(time: NamedTime) -> tuple[float, float]:
-    if time.low_ms is None or time.high_ms is None:
-        return time.median_ms, time.median_ms
-    return time.low_ms, time.high_ms
-
-
 @dataclass(frozen=True)
 class Changed:
-    """A time before and after. `change` is relative; None where the time before is too short."""
+    """A time before and after.
+
+    Attributes:
+        change: relative: 0.1 is 10% slower. None where the time before is too short.
+        verdict: the times are "slower" or "faster" if the confidence intervals do not overlap, and the medians are more
+            than MIN_CHANGE apart; otherwise they are the "same". A time without an interval counts as exact.
+    """
 
     name: str
     before_ms: float
@@ -109,6 +71,22 @@ class Changed:
     after_noisy: bool
     change: float | None
     verdict: str
+
+    @property
+    def factor(self) -> float:
+        """The logarithm of the larger time over the smaller one."""
+        return abs(math.log(self.after_ms) - math.log(self.before_ms)) if self.after_ms > 0 else math.inf
+
+
+def changed(name: str, old: NamedTime, new: NamedTime) -> Changed:
+    """The change from one time to another."""
+    (old_low, old_high), (new_low, new_high) = old.ends, new.ends
+    change = new.median_ms / old.median_ms - 1 if old.median_ms > MIN_MS else None
+    apart = old_high < new_low or new_high < old_low
+    verdict = "slower" if (change or 0.0) > 0 else "faster"
+    if change is None or not apart or abs(change) <= MIN_CHANGE:
+        verdict = "same"
+    return Changed(name, old.median_ms, new.median_ms, old.noisy, new.noisy, change, verdict)
 
 
 VERDICTS = {"slower": "slower", "faster": "faster", "same": "no clear change"}
@@ -212,8 +190,8 @@ def result(before: str, after: str) -> Compare:
         if one != other:
             raise AdtrainError(f"{before} is of {what} {one}, {after} of {other}; expected two results of one {what}")
     old_times, new_times = times(old), times(new)
-    changes = [Change(name, old_times[name], new_times[name]) for name in old_times if name in new_times]
-    parts = [change for change in changes if not change.before.whole]
+    changes = [(time, changed(name, time, new_times[name])) for name, time in old_times.items() if name in new_times]
+    parts = [change for time, change in changes if not time.whole]
     listed = {
         verdict: sorted((x for x in parts if x.verdict == verdict), key=lambda x: -x.factor)
         for verdict in ("slower", "faster", "same")
@@ -223,9 +201,9 @@ def result(before: str, after: str) -> Compare:
         after=after,
         noise=[f"{path}: {reason}" for path, found in ((before, old), (after, new)) for reason in _noise(found)],
         protocol=_differing(_conditions(old), _conditions(new)),
-        steps=[change.record() for change in changes if change.before.whole],
-        slower=[change.record() for change in listed["slower"]],
-        faster=[change.record() for change in listed["faster"]],
+        steps=[change for time, change in changes if time.whole],
+        slower=listed["slower"],
+        faster=listed["faster"],
         same=len(listed["same"]),
         only_before=[name for name in old_times if name not in new_times],
         only_after=[name for name in new_times if name not in old_times],
@@ -236,7 +214,7 @@ def result(before: str, after: str) -> Compare:
 class Kind:
     """The part of a result that tells its kind."""
 
-    kind: Literal["ops", "candidates", "step", "scaling", "startup", "against", "devices", "race", "config", "analysis"]
+    kind: Literal["ops", "candidates", "step", "scaling", "startup", "against", "devices", "race"]
 
 
 def read(path: str | Path) -> TimedResult:
@@ -255,7 +233,7 @@ def read(path: str | Path) -> TimedResult:
 def parse(values: Any, where: str) -> TimedResult:
     """The result in JSON values; `where` is the file, for messages. Raises AdtrainError."""
     kind = records.check(Kind, values, where).kind
-    found: TimedResult = records.check(KINDS[OLD_NAMES.get(kind, kind)], values, where)
+    found: TimedResult = records.check(KINDS[kind], values, where)
     return found
 
 
@@ -283,7 +261,7 @@ def _noise(result: TimedResult) -> list[str]:
 def _conditions(result: TimedResult) -> dict[str, Any]:
     """The conditions of a result: the leaves of its protocol, and what was measured, by dotted key."""
     found = {key: getattr(result, key) for key in ("config", "precision", "batch_size") if hasattr(result, key)}
-    found |= {key: value for key, value in plain(result.protocol).items() if key not in MEASURED}
+    found |= {key: value for key, value in plain(result.protocol, sparse=True).items() if key not in MEASURED}
     return {dotted(path): value for path, value in records.leaves(found)}
 
 

@@ -14,12 +14,13 @@ from markupsafe import Markup
 
 from adtrain import config, training
 from adtrain.backends.cpu import naive
-from adtrain.bench import launch_shapes
+from adtrain.bench import candidates
 from adtrain.bench.op_table import Naive, TimedOp
 from adtrain.bench.page import charts
 from adtrain.bench.page.charts import Line, Scale
 from adtrain.bench.peers.numpy_system import naive_step
 from adtrain.bench.peers.processes import Unsupported
+from adtrain.bench.profile import OpTimer
 from adtrain.bench.result import NamedTime, TimedResult, named
 from adtrain.bench.step import SAMPLE_MS
 from adtrain.bench.timing.protocol import Protocol, observed_load, protocol
@@ -27,8 +28,6 @@ from adtrain.bench.timing.sampling import Time, Timing, Workload, alternate, in_
 from adtrain.bench.view import (
     FACTOR,
     MS,
-    TEXT,
-    CellFormat,
     Column,
     Note,
     Part,
@@ -44,11 +43,11 @@ from adtrain.bench.view import (
 )
 from adtrain.core.array import array
 from adtrain.core.backend import backend
-from adtrain.core.hooks import Hook, hook
-from adtrain.core.program import Program
+from adtrain.core.hooks import hook
 from adtrain.core.staging import Staged, stage
 from adtrain.data import Split
 from adtrain.passes import ALL
+from adtrain.table import TEXT, CellFormat
 from adtrain.training.step import empty_log, repeated
 
 
@@ -249,8 +248,7 @@ class Devices(TimedResult):
     operations: list[SizedOperation] | None = None
     configs: list[DevicesStep] | None = None
     growing: list[Growth] | None = None
-    launch: launch_shapes.Shapes | None = None
-    candidates: launch_shapes.Candidates | None = None
+    launch: candidates.Shapes | None = None
 
     def times(self) -> Iterator[NamedTime]:
         configs = self.configs or []
@@ -267,9 +265,6 @@ class Devices(TimedResult):
         if self.launch is not None:
             for shape in self.launch.rows:
                 yield named(f"{self.launch.kernel}, {shape.blocks} blocks of {shape.threads} threads", shape.time)
-        if self.candidates is not None:
-            for kernel in self.candidates.rows:
-                yield NamedTime(f"{self.candidates.problem}: {kernel.label}", kernel.us * 1e-3, None, None)
 
     def view(self) -> View:
         configs, operations, growing = self.configs or [], self.operations or [], self.growing or []
@@ -302,8 +297,6 @@ class Devices(TimedResult):
             ]))  # fmt: skip
         if self.launch is not None:
             parts.append(self.launch.section())
-        if self.candidates is not None:
-            parts.append(self.candidates.section())
         return View(" against ".join((self.protocol.devices or {}).values()), parts)
 
 
@@ -512,17 +505,6 @@ def _with_copies(experiment: training.Experiment, device: str) -> Workload:
     return workload
 
 
-class _LayerTimer(Hook):
-    """Sums up the seconds of a Program's equations by scope."""
-
-    def __init__(self) -> None:
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-
-    def program(self, program: Program, seconds: Sequence[float]) -> None:
-        for equation, elapsed in zip(program.equations, seconds, strict=True):
-            self.seconds[equation.scope] += elapsed
-
-
 def _timed_step(experiment: training.Experiment, device: str) -> Callable[[], Mapping[str, float]]:
     """A function that takes a step, and returns the seconds of each scope by the device's clock, in the order in which
     they run."""
@@ -530,10 +512,12 @@ def _timed_step(experiment: training.Experiment, device: str) -> Callable[[], Ma
     run_steps(1)
 
     def step() -> Mapping[str, float]:
-        timer = _LayerTimer()
+        timer, seconds = OpTimer(), defaultdict[str, float](float)
         with hook(timer):
             run_steps(1)
-        return timer.seconds
+        for (_, scope, _), elapsed in timer.seconds.items():
+            seconds[scope] += elapsed
+        return seconds
 
     return step
 
@@ -563,7 +547,7 @@ def of_configs(names: Sequence[str], overrides: Sequence[str], devices: Sequence
 
 def of_operations(ops: Sequence[TimedOp], whole: bool, devices: Sequence[str], progress: Progress) -> Devices:
     """The result for operations; if `whole`, also for networks of varying width and depth, and for
-    launch shapes and kernel candidates of a GPU."""
+    launch shapes of a GPU."""
     rows, load = [], observed_load(progress)
     for op in ops:
         progress(f"bench: {op.op} at {len(_naive(op).sizes)} sizes")
@@ -573,8 +557,8 @@ def of_operations(ops: Sequence[TimedOp], whole: bool, devices: Sequence[str], p
         progress("bench: networks that grow")
         found["growing"] = [over(BASE_CONFIG, _labelled(devices)) for over in (over_widths, over_depths)]
         if "gpu" in devices:
-            progress("bench: launch shapes and candidates")
-            found |= {"launch": launch_shapes.launch_shapes(), "candidates": launch_shapes.candidates()}
+            progress("bench: launch shapes")
+            found["launch"] = candidates.launch_shapes()
     return Devices(protocol=_conditions(devices, load), operations=rows, **found)
 
 

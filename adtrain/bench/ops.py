@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -18,14 +18,12 @@ from adtrain.bench.page.roofline import Dot
 from adtrain.bench.result import NamedTime, TimedResult, named
 from adtrain.bench.timing.protocol import observed_load, protocol
 from adtrain.bench.timing.roofline import Rates, Roofline, known_or_measured, rates
-from adtrain.bench.timing.sampling import Time, Timing, alternate, repeatedly
+from adtrain.bench.timing.sampling import Time, alternate, repeatedly
 from adtrain.bench.view import (
     KERNELS,
     MS,
     RANGE,
     RATES,
-    TEXT,
-    CellFormat,
     Column,
     Note,
     Part,
@@ -52,6 +50,7 @@ from adtrain.custom_ops import OwnOp
 from adtrain.passes import fuse, merge_common_subexpressions, remove_dead_code, simplify_reshapes
 from adtrain.report.plot import Point
 from adtrain.samplers import Sampler
+from adtrain.table import TEXT, CellFormat
 
 PASSES = (simplify_reshapes, merge_common_subexpressions, remove_dead_code, fuse)
 """The passes of a training step without `fold_constants`, because a gradient's residuals are constants here."""
@@ -60,34 +59,6 @@ DTYPES = ("float32", "float64", "uint8", "int32", "int64")
 
 MIN_SAMPLE_MS = 0.02
 """Short, because the device's own clock excludes the host between two runs."""
-
-
-class BenchRow(NamedTuple):
-    """One operation at one size in one phase, as a Program of its own. `cost` is that of its fused equations."""
-
-    op: str
-    variant: str
-    n: int
-    size: str
-    phase: str
-    dtype: str
-    timing: Timing
-    cost: Cost
-    kernels: Sequence[KernelRun]
-
-    def record(self, peak: Roofline) -> OpTime:
-        """The row of a result."""
-        return OpTime(
-            op=self.op,
-            variant=self.variant,
-            n=self.n,
-            size=self.size,
-            phase=self.phase,
-            dtype=self.dtype,
-            time=self.timing.record(),
-            kernels=list(self.kernels),
-            **vars(rates(*self.cost, self.timing.median_ms, peak, self.dtype)),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,13 +188,13 @@ def result(
     count = len(problems)
     what = "1 operation" if count == 1 else f"{count} operations and sizes"
     progress(f"bench: timing {what} in {dtype}, forward and backward")
-    found: list[BenchRow] = []
+    found: list[OpTime] = []
     refused: dict[str, None] = {}
     for each, n in track(problems):
         if each.op in refused:
             continue
         try:
-            found += rows(each, n, dtype, device)
+            found += rows(each, n, peak, dtype, device)
         except DTypeError:
             if strict:
                 raise
@@ -232,11 +203,11 @@ def result(
         progress(f"bench: {len(refused)} operations do not take {dtype} and are left out: {', '.join(refused)}")
     if not found:
         raise AdtrainError(f"--dtype {dtype}: none of these operations takes it")
-    return Ops(protocol=conditions, ops=[row.record(peak) for row in found])
+    return Ops(protocol=conditions, ops=found)
 
 
-def rows(each: TimedOp, n: int, dtype: str = "float32", device: str = "cpu") -> list[BenchRow]:
-    """A row for each phase at the size `n`, timed in interleaved samples.
+def rows(each: TimedOp, n: int, peak: Roofline, dtype: str = "float32", device: str = "cpu") -> list[OpTime]:
+    """A row for each phase at the size `n`, timed in interleaved samples; FLOPs and bytes are of fused equations.
 
     Raises:
         DTypeError: the operation does not take elements of this type.
@@ -253,7 +224,17 @@ def rows(each: TimedOp, n: int, dtype: str = "float32", device: str = "cpu") -> 
     workloads = {phase: repeatedly(run) for phase, run in runs.items()}
     timings = alternate(workloads, clock=clock.now, min_sample_ms=MIN_SAMPLE_MS)
     return [
-        BenchRow(each.op, each.variant, n, size, phase, dtype, timings[phase], cost(run.program), run.kernels)
+        OpTime(
+            op=each.op,
+            variant=each.variant,
+            n=n,
+            size=size,
+            phase=phase,
+            dtype=dtype,
+            time=timings[phase].record(),
+            kernels=run.kernels,
+            **vars(rates(*cost(run.program), timings[phase].median_ms, peak, dtype)),
+        )
         for phase, run in runs.items()
     ]
 

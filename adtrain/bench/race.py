@@ -23,7 +23,8 @@ from adtrain.bench.result import NamedTime, TimedResult, of_samples
 from adtrain.bench.timing.machine import thread_count
 from adtrain.bench.timing.protocol import observed_load
 from adtrain.bench.timing.sampling import in_turns
-from adtrain.bench.view import ERROR, FACTOR, TEXT, CellFormat, Column, Note, Section, Table, View, absent
+from adtrain.bench.view import ERROR, FACTOR, Column, Note, Section, Table, View, absent
+from adtrain.table import TEXT, CellFormat
 
 STEP_ONLY = ("schedule=constant", "data.augment=null")
 """Overrides for the comparison of the first losses, in which schedule and random numbers have no part."""
@@ -195,10 +196,10 @@ def result(
     load, first, precision = observed_load(progress), cfg.training.seed, cfg.training.precision
     names = [ADTRAIN, *(peer.name for peer in choice.runnable)]
     with started(names, device, thread_count(), autotune) as workers:
-        checked = comparison.Losses({}, [], {}, {})
+        checked = comparison.Losses({}, [], choice.skipped, {})
         if len(workers) > 1:
             progress(f"race: {', '.join(names)}: comparing the first losses")
-            checked = comparison.compare_losses(workers, name, [*overrides, *STEP_ONLY], precision)
+            checked = comparison.compare_losses(workers, choice, name, [*overrides, *STEP_ONLY], precision)
         systems, failed = _trained(workers, name, overrides, range(first, first + seeds), checked, progress)
     return Race(
         protocol=conditions(device, load, choice),
@@ -206,9 +207,9 @@ def result(
         overrides=list(overrides),
         target=target,
         systems={system: _summary(runs, first, target) for system, runs in systems.items()},
-        off=dict(checked.errors),
-        different=list(checked.different),
-        skipped={**choice.skipped, **checked.skipped},
+        off=checked.off,
+        different=checked.different,
+        skipped=checked.skipped,
         failed={**checked.failed, **failed},
     )
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from statistics import median
 from typing import Any, ClassVar, NamedTuple
 
 from adtrain.bench.timing.protocol import Protocol
 from adtrain.bench.timing.sampling import MIN_COUNT, NOISY, Time, median_interval
 from adtrain.bench.view import View
+from adtrain.config.records import plain
 
 
 class NamedTime(NamedTuple):
@@ -27,10 +28,16 @@ class NamedTime(NamedTuple):
     whole: bool = False
 
     @property
-    def noisy(self) -> bool:
+    def ends(self) -> tuple[float, float]:
+        """Those of the interval; a time without one counts as exact."""
         if self.low_ms is None or self.high_ms is None:
-            return False
-        return self.high_ms - self.low_ms > NOISY * self.median_ms
+            return self.median_ms, self.median_ms
+        return self.low_ms, self.high_ms
+
+    @property
+    def noisy(self) -> bool:
+        low, high = self.ends
+        return high - low > NOISY * self.median_ms
 
 
 def named(name: str, time: Time, whole: bool = False) -> NamedTime:
@@ -54,7 +61,7 @@ class Result:
         raise NotImplementedError
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": self.kind, **plain(self)}
+        return {"kind": self.kind, **plain(self, sparse=True)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,18 +73,6 @@ class TimedResult(Result):
     def times(self) -> Iterator[NamedTime]:
         """The times that are compared with those of another result."""
         raise NotImplementedError
-
-
-def plain(value: Any) -> Any:
-    """A value of a result as JSON values. A field that has its default is left out."""
-    if is_dataclass(value):
-        given = ((field, getattr(value, field.name)) for field in fields(value))
-        return {field.name: plain(x) for field, x in given if field.default is MISSING or x != field.default}
-    if hasattr(value, "_asdict"):
-        return plain(value._asdict())
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def timings(node: Any) -> Iterator[Time]:

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from itertools import product
 from math import ceil, log2
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from markupsafe import Markup
 
@@ -24,23 +24,11 @@ from adtrain.bench.result import NamedTime, TimedResult
 from adtrain.bench.scaling_worker import PEERS, SAMPLE_SECONDS, SAMPLES, Measured, Request
 from adtrain.bench.timing.protocol import observed_load, protocol
 from adtrain.bench.timing.sampling import MIN_COUNT, median_interval
-from adtrain.bench.view import (
-    COUNT,
-    PERCENT,
-    TEXT,
-    CellFormat,
-    Column,
-    Note,
-    Part,
-    Picture,
-    Section,
-    Table,
-    Tiles,
-    View,
-)
+from adtrain.bench.view import Column, Note, Part, Picture, Section, Table, Tiles, View
 from adtrain.config.problems import known
 from adtrain.core.errors import AdtrainError, OptionError
 from adtrain.distributed import launch
+from adtrain.table import COUNT, PERCENT, TEXT, CellFormat
 
 WORKER_SECONDS = 600
 SCALINGS = ("weak", "strong")
@@ -83,7 +71,8 @@ class Point:
         return None if self.hidden is None else max(0.0, min(1.0, self.hidden))
 
 
-class Points(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Points:
     """A config's points, and what they were measured on."""
 
     config: str
@@ -105,14 +94,10 @@ COLUMNS: tuple[Column[Point], ...] = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scaling(TimedResult):
-    """The result of `adtrain bench scaling`; see `Points`."""
+class Scaling(Points, TimedResult):
+    """The result of `adtrain bench scaling`."""
 
     kind = "scaling"
-    config: str
-    device_name: str
-    gradient_bytes: int
-    points: list[Point]
 
     def times(self) -> Iterator[NamedTime]:
         for point in self.points:
@@ -194,7 +179,7 @@ def scaling(
             ends = median_interval(measured.microseconds) if len(measured.microseconds) >= MIN_COUNT else None
             points.append(Point(system, weak, count, size, step, ideal / step, exchange, hidden, ends))
     assert about is not None
-    return Points(config, about.device, about.gradient_bytes, points)
+    return Points(config=config, device_name=about.device, gradient_bytes=about.gradient_bytes, points=points)
 
 
 def _check(ranks: Sequence[int], peers: Sequence[str], device: str) -> None:
@@ -246,7 +231,7 @@ def result(
     conditions = replace(conditions, samples=(SAMPLES, SAMPLES))
     progress(f"bench: timing steps of {config} on {' and '.join(map(str, ranks))} ranks, about a minute")
     found = scaling(config, overrides, device, batch_size, ranks, (ADTRAIN, *peers))
-    return Scaling(protocol=conditions, **found._asdict())
+    return Scaling(protocol=conditions, **vars(found))
 
 
 # The time of an exchange on more GPUs than were measured, by arithmetic: the alpha-beta model

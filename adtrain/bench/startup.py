@@ -1,6 +1,7 @@
 """The time from a command to the trained network, and that of peers from their import to their first steps.
 
-Each system runs in processes with an empty cache folder, and again with the filled one.
+Each system runs in processes with an empty cache folder, and again with the filled one. As a program, `python -m
+adtrain.bench.startup NAME DEVICE CONFIG [KEY=VALUE]...`, this module takes the first steps of one peer.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -20,15 +22,18 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import NamedTuple
 
+from adtrain import config, training
 from adtrain.backends.cpu.threads import usable_cores
+from adtrain.bench.peers import jobs
 from adtrain.bench.peers.comparison import LOSS_TOLERANCE
 from adtrain.bench.peers.processes import environment
-from adtrain.bench.peers.systems import ADTRAIN, Choice
+from adtrain.bench.peers.systems import ADTRAIN, SYSTEMS, Choice
 from adtrain.bench.result import NamedTime, TimedResult, of_samples
 from adtrain.bench.timing.protocol import observed_load, protocol
 from adtrain.bench.timing.sampling import in_turns
-from adtrain.bench.view import TEXT, CellFormat, Column, Note, Table, View, absent
+from adtrain.bench.view import Column, Note, Table, View, absent
 from adtrain.core.errors import AdtrainError
+from adtrain.table import TEXT, CellFormat
 from adtrain.training.summary import SUMMARY
 
 CACHES = {
@@ -198,8 +203,24 @@ def run(name: str, task: Task, folder: Path, cache: str) -> Start:
 def first_steps(name: str, task: Task, folder: Path) -> Start:
     """The import of a system's package and its first steps, in a process of its own."""
     words = [name, task.device, task.config, *task.overrides]
-    answer = json.loads(_output(["adtrain.bench.startup_worker", *words], task.device, folder).splitlines()[-1])
+    answer = json.loads(_output(["adtrain.bench.startup", *words], task.device, folder).splitlines()[-1])
     return Start(sum(answer["spans"].values()), answer["spans"], answer["loss"])
+
+
+def main(name: str, device: str, config_name: str, *overrides: str) -> None:
+    """Print the seconds of the import of a peer's package and of its first steps, and the loss of the first one.
+
+    What adtrain does to prepare data, weights and batches is not counted.
+    """
+    job = jobs.Job(training.prepare(config.load(config_name, overrides)), device)
+    for prepared in ("orders", "weights", "statistics", "normalization"):
+        getattr(job, prepared)
+    start = perf_counter()
+    import_module(SYSTEMS[name].package)
+    imported = perf_counter()
+    losses = jobs.runner(name, job).losses()
+    spans = {"imports": imported - start, "first steps": perf_counter() - imported}
+    print(json.dumps({"spans": spans, "loss": losses[0]}))
 
 
 def _output(words: Sequence[str], device: str, folder: Path) -> str:
@@ -220,3 +241,7 @@ def _output(words: Sequence[str], device: str, folder: Path) -> str:
         lines = (process.stderr.strip() or process.stdout.strip() or "no output").splitlines()
         raise AdtrainError(lines[-1].removeprefix("adtrain: error: "))
     return process.stdout
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -8,7 +8,7 @@ from itertools import accumulate
 from math import sqrt
 from statistics import mean
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any
 
 from markupsafe import Markup
 
@@ -17,20 +17,16 @@ from adtrain.bench.page import charts, roofline
 from adtrain.bench.page.charts import Line
 from adtrain.bench.page.roofline import Dot
 from adtrain.bench.profile import Key, OpTimer, Totals, held_bytes, trace_step
-from adtrain.bench.result import NamedTime, TimedResult, named, plain
+from adtrain.bench.result import NamedTime, TimedResult, named
 from adtrain.bench.timing.protocol import observed_load, protocol
 from adtrain.bench.timing.roofline import Rates, Roofline, known_or_measured, rates
 from adtrain.bench.timing.sampling import Clock, Time, Timing, Workload, alternate
 from adtrain.bench.view import (
-    COUNT,
     KERNELS,
     MS,
     NAMES,
-    PERCENT,
     RANGE,
     RATES,
-    TEXT,
-    CellFormat,
     Column,
     Note,
     Part,
@@ -55,10 +51,9 @@ from adtrain.core.fused import label
 from adtrain.core.hooks import hook
 from adtrain.core.staging import Staged
 from adtrain.report import parts as report_parts
+from adtrain.table import COUNT, PERCENT, TEXT, CellFormat
 from adtrain.training import Experiment, Mode, continuation
-from adtrain.training.costs import planned_peak
-
-PHASES = ("forward", "backward", "update")
+from adtrain.training.costs import PHASES, planned_peak
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,8 +226,6 @@ OPERATIONS: tuple[Column[OpTime], ...] = (
     *RATES,
     *KERNELS,
 )
-NamedStep: TypeAlias = tuple[str, ModeTimes]
-NamedBatch: TypeAlias = tuple[str, BatchTime]
 
 
 def _of_second(column: Column[Any]) -> Column[Any]:
@@ -249,7 +242,7 @@ WHOLE: list[Column[Any]] = [
         *RATES,
     )
 ]
-STEPS: tuple[Column[NamedStep], ...] = (
+STEPS: tuple[Column[tuple[str, ModeTimes]], ...] = (
     Column("step", lambda row: row[0], TEXT),
     *WHOLE,
     Column("host ms", lambda row: row[1].host, MS, rank=3),
@@ -257,7 +250,7 @@ STEPS: tuple[Column[NamedStep], ...] = (
     Column("parts ms", lambda row: row[1].parts, MS, rank=6),
     Column("parts", lambda row: row[1].parts_to_step, PERCENT),
 )
-BATCHES: tuple[Column[NamedBatch], ...] = (
+BATCHES: tuple[Column[tuple[str, BatchTime]], ...] = (
     Column("batch", lambda row: row[0]),
     *WHOLE,
     Column("memory planned", lambda row: row[1].planned_bytes, CellFormat(mebibytes), rank=2),
@@ -293,7 +286,7 @@ def result(
         modes=Modes(**{name: record(mode, peak, precision) for name, mode in modes.items()}),
         batch_sizes=bench_batches({e.full_batch: e for e in others}, peak, device) if others else {},
     )
-    return found, lambda: {"traceEvents": _traced(experiment, modes, device), "otherData": plain(conditions)}
+    return found, lambda: {"traceEvents": _traced(experiment, modes, device), "otherData": found.to_json()["protocol"]}
 
 
 def _prepared(path: str, overrides: Sequence[str], device: str, batch_sizes: Sequence[int]) -> list[Experiment]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from adtrain import table
 from adtrain.bench.result import Result, TimedResult, outliers, timings, warnings
@@ -34,9 +34,7 @@ def parts(found: Iterable[Part], width: int) -> Iterator[str]:
             yield ""
             yield from wrapped(filter(None, [part.title]), width)
             shown = [column for column in part.columns if column.where != "page"]
-            columns = [table.Column(column.title, column.rank, column.format.left) for column in shown]
-            rows: list[Sequence[str]] = [[column.text(row) for column in shown] for row in part.rows]
-            yield from table.render(columns, [*rows, *filter(None, [part.sums])], width)
+            yield from table.render(shown, part.rows, width, part.sums)
             yield from wrapped(part.notes, width)
 
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias
 
+from adtrain import table
 from adtrain.bench.timing.roofline import Rates
 from adtrain.bench.timing.sampling import NOISY, Time
+from adtrain.table import TEXT, CellFormat, Row
 
 if TYPE_CHECKING:
     from markupsafe import Markup
-
-Row = TypeVar("Row")
 
 Where: TypeAlias = Literal["both", "text", "page"]
 """Where a part is shown: in a terminal, on a page, or in both."""
@@ -26,52 +26,23 @@ MINOR_RANK = 3
 """Narrow windows leave out the columns of a page with this rank or a higher one."""
 
 
-class CellFormat(NamedTuple):
-    """How the values of a column are written.
-
-    Attributes:
-        write: from a value to its text. None has an empty cell.
-        left: whether the column is aligned to the left, and shortened in a narrow terminal.
-        breaks: a character after which a page may break the line.
-    """
-
-    write: Callable[[Any], str] = str
-    left: bool = False
-    breaks: str = ""
-
-
-PLAIN = CellFormat()
-
-
 @dataclass(frozen=True)
-class Column(Generic[Row]):
-    """A column of a table.
+class Column(table.Column[Row]):
+    """A column of a table, with what a page shows of it.
 
     Attributes:
-        title: its heading; with the unit of the values, if they have one.
-        of: from a row to the value of its cell.
-        format: how the values are written.
-        rank: a narrow terminal drops columns in the order of decreasing rank; 0 is never dropped.
-        bar: for a page, from a row to the number that a bar shows, relative to the largest one, and its CSS class.
-        drawn: for a page, from a row to a picture in place of the value. A terminal has no such column.
-        foot: for a page, the cell below all rows of a column with `drawn`.
+        bar: from a row to the number that a bar shows, relative to the largest one, and its CSS class.
+        drawn: from a row to a picture in place of the value. A terminal has no such column.
+        foot: the cell below all rows of a column with `drawn`.
         minor: whether a narrow page leaves the column out, as it does those from MINOR_RANK on.
         where: where the column is shown.
     """
 
-    title: str
-    of: Callable[[Row], Any] = str
-    format: CellFormat = PLAIN
-    rank: int = 0
     bar: Callable[[Row], tuple[float, str]] | None = None
     drawn: Callable[[Row], Markup] | None = None
     foot: Callable[[], Markup] | None = None
     minor: bool = False
     where: Where = "both"
-
-    def text(self, row: Row) -> str:
-        value = self.of(row)
-        return "" if value is None else self.format.write(value)
 
 
 @dataclass(frozen=True)
@@ -211,14 +182,11 @@ def joined(*words: str) -> str:
     return " ".join(word for word in words if word)
 
 
-TEXT = CellFormat(left=True)
 NAMES = CellFormat(left=True, breaks="+")
 MS = CellFormat(time)
 RANGE = CellFormat(interval)
 RATE = CellFormat(rate)
 SHARE = CellFormat(share)
-PERCENT = CellFormat("{:.1%}".format)
-COUNT = CellFormat("{:,.0f}".format)
 FACTOR = CellFormat(factor)
 ERROR = CellFormat("{:.0e}".format)
 

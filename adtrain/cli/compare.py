@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -17,16 +19,10 @@ from adtrain.config.problems import known
 from adtrain.sweeps.finished import finished_results
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.records import SweepResults
-from adtrain.table import Column, render, terminal_width
+from adtrain.table import COUNT, TEXT, CellFormat, Column, render, terminal_width
 from adtrain.training import ClassScore, Summary, model_file, read_metrics, scores
 from adtrain.training.summary import read_summary
 
-RESULTS = (
-    Column("training", rank=2),
-    Column("steps", rank=3),
-    Column("parameters", rank=4),
-    Column("device", rank=5, text=True),
-)
 MOST_COLUMNS = 3
 """Of runs: more runs have a row each in the table of differences."""
 
@@ -37,6 +33,34 @@ class _Run(NamedTuple):
     path: Path
     steps: int
     summary: Summary | None
+
+
+def _of_summary(of: Callable[[Summary], Any]) -> Callable[[_Run], Any]:
+    """The value of a run's summary; an unfinished run has none."""
+    return lambda row: None if row.summary is None else of(row.summary)
+
+
+def _metric_columns(names: Sequence[str]) -> Iterator[Column[_Run]]:
+    """A column for each metric; the first one marks runs that are not finished."""
+
+    def cell(name: str, row: _Run) -> str | None:
+        if row.summary is None:
+            return "unfinished" if name == names[0] else None
+        value = row.summary.test._asdict().get(name)
+        return None if value is None else scores.value_text(name, value)
+
+    for name in names:
+        yield Column(name, partial(cell, name), rank=1 if name == "loss" else 0)
+
+
+RUN: Column[_Run] = Column("run", lambda row: row.path, TEXT)
+SECONDS = CellFormat("{:.2f} s".format)
+RESULTS: tuple[Column[_Run], ...] = (
+    Column("training", _of_summary(lambda summary: summary.train_seconds), SECONDS, rank=2),
+    Column("steps", lambda row: row.steps, COUNT, rank=3),
+    Column("parameters", _of_summary(lambda summary: summary.parameters), COUNT, rank=4),
+    Column("device", _of_summary(lambda summary: f"{summary.device}, {summary.device_name}"), TEXT, rank=5),
+)
 
 
 @click.command()
@@ -64,8 +88,8 @@ def command(runs: tuple[Path, ...], sort: str | None, as_json: bool) -> None:
     width = terminal_width()
     found = dict.fromkeys(name for record in records if record.summary for name in record.summary.test._fields)
     metrics = scores.metrics_first(list(found or ClassScore._fields))
-    columns = [Column("run", text=True), *map(Column, metrics[:-1]), Column("loss", rank=1), *RESULTS]
-    show(*render(columns, [_cells(record, metrics) for record in records], width))
+    columns = [RUN, *_metric_columns(metrics), *RESULTS]
+    show(*render(columns, records, width))
     if len(records) == 1:
         return
     if not differing:
@@ -84,18 +108,27 @@ def _compare_sweeps(paths: Sequence[Path], sort: str | None, as_json: bool) -> N
     if as_json:
         print_json({"sweeps": rows})
         return
-    columns = [Column("sweep", text=True), Column("ranked by", text=True), Column("best"), Column("median")]
-    columns += [Column("members", rank=1), Column("failed", rank=4), Column("training", rank=3)]
-    columns.append(Column("best member", rank=2, text=True))
-    show(*render(columns, [_sweep_cells(row) for row in rows], terminal_width()))
+    show(*render(SWEEPS, rows, terminal_width()))
 
 
-def _sweep_cells(row: Mapping[str, Any]) -> list[str]:
-    metric = row["rank_by"].partition("_")[2]
-    best, middle = ("" if x is None else scores.value_text(metric, x) for x in (row["best"], row["median"]))
-    values = ", ".join(f"{key.rpartition('.')[2]} {rounded_text(value)}" for key, value in row["values"].items())
-    counts = f"{row['members']:,}", f"{row['failed']:,}"
-    return [row["sweep"], row["rank_by"], best, middle, *counts, f"{row['train_seconds']:,.1f} s", values]
+def _ranked(row: Mapping[str, Any], name: str) -> str | None:
+    return None if row[name] is None else scores.value_text(row["rank_by"].partition("_")[2], row[name])
+
+
+def _best_values(row: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key.rpartition('.')[2]} {rounded_text(value)}" for key, value in row["values"].items())
+
+
+SWEEPS: tuple[Column[Mapping[str, Any]], ...] = (
+    Column("sweep", itemgetter("sweep"), TEXT),
+    Column("ranked by", itemgetter("rank_by"), TEXT),
+    Column("best", partial(_ranked, name="best")),
+    Column("median", partial(_ranked, name="median")),
+    Column("members", itemgetter("members"), COUNT, rank=1),
+    Column("failed", itemgetter("failed"), COUNT, rank=4),
+    Column("training", itemgetter("train_seconds"), CellFormat("{:,.1f} s".format), rank=3),
+    Column("best member", _best_values, TEXT, rank=2),
+)
 
 
 def sweep_row(path: Path, results: SweepResults) -> dict[str, Any]:
@@ -137,13 +170,15 @@ def _measured(record: _Run) -> dict[str, float]:
 def _matrix(differing: Mapping[str, Sequence[Any]], runs: Sequence[str], width: int) -> list[str]:
     """The keys that differ against the runs: a row for each run if there are many, otherwise for each key."""
     if len(runs) <= MOST_COLUMNS:
-        columns = [Column("differs", text=True), *(Column(run, text=True) for run in runs)]
-        return render(columns, [[key, *map(value_text, values)] for key, values in differing.items()], width)
-    last = [key.rpartition(".")[2] for key in differing]
-    titles = [short if last.count(short) == 1 else key for short, key in zip(last, differing, strict=True)]
-    columns = [Column("run", text=True), *(Column(title, rank=i, text=True) for i, title in enumerate(titles))]
-    rows = zip(runs, *differing.values(), strict=True)
-    return render(columns, [[run, *map(value_text, values)] for run, *values in rows], width)
+        titles, ranks = ["differs", *runs], [0] * (1 + len(runs))
+        rows = [[key, *map(value_text, values)] for key, values in differing.items()]
+    else:
+        last = [key.rpartition(".")[2] for key in differing]
+        short = [name if last.count(name) == 1 else key for name, key in zip(last, differing, strict=True)]
+        titles, ranks = ["run", *short], [0, *range(len(short))]
+        rows = [[run, *map(value_text, values)] for run, *values in zip(runs, *differing.values(), strict=True)]
+    columns = [Column(title, itemgetter(i), TEXT, ranks[i]) for i, title in enumerate(titles)]
+    return render(columns, rows, width)
 
 
 def _result(record: _Run) -> dict[str, Any]:
@@ -156,18 +191,3 @@ def _result(record: _Run) -> dict[str, Any]:
         "steps": record.steps,
         **{field: summary and getattr(summary, field) for field in fields},
     }
-
-
-def _cells(record: _Run, metrics: Sequence[str]) -> list[str]:
-    run, steps, summary = str(record.path), f"{record.steps:,}", record.summary
-    if summary is None:
-        return [run, "unfinished", *[""] * len(metrics), steps, "", ""]
-    test = summary.test._asdict()
-    return [
-        run,
-        *(scores.value_text(name, test[name]) if name in test else "" for name in metrics),
-        f"{summary.train_seconds:.2f} s",
-        steps,
-        f"{summary.parameters:,}",
-        f"{summary.device}, {summary.device_name}",
-    ]

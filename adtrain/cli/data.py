@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,13 @@ from adtrain.data.images import contact_sheet
 from adtrain.data.split import chunks
 from adtrain.data.statistics import digits
 from adtrain.files import write_atomic
-from adtrain.table import Column, render, terminal_width
+from adtrain.table import COUNT, PERCENT, TEXT, Column, render, terminal_width
 
 MOST_ROWS = 30
 DIGITS = 4
-STATISTICS_KEYS = ("mean", "std", "min", "max")
 PARTS = ("train", "validation", "test")
-STATISTICS = (Column("mean"), Column("deviation"), Column("least"), Column("greatest"))
+STATISTICS = {"mean": "mean", "deviation": "std", "least": "min", "greatest": "max"}
+"""Keys of a row of `document`, by the titles of their columns."""
 
 
 @click.command("inspect", short_help="Show classes and statistics of data.")
@@ -84,25 +86,20 @@ def report(found: DataSet, width: int) -> list[str]:
         f"each {each}{place}",
         "",
     ]
-    parts = [part for part in PARTS if part != "validation" or found.validation_rows]
-    examples = max(sum(row["train"] for row in about["classes"]), 1)
-    cells = [
-        [
-            repr(row["name"]) if is_text and len(row["name"]) == 1 else row["name"],
-            f"{row['train']:,}",
-            f"{row['train'] / examples:.1%}",
-            *(f"{row[part]:,}" for part in parts[1:]),
-        ]
-        for row in about["classes"]
-    ]
     if found.targets:
-        lines += _table((Column("target", text=True), *STATISTICS), _cells(about["targets"]), "targets", width)
+        lines += _statistics(about["targets"], "target", width)
     else:
-        columns = [Column("class", text=True), Column("training"), Column("share"), *map(Column, parts[1:])]
-        lines += _table(columns, cells, "classes", width)
+        examples = max(sum(row["train"] for row in about["classes"]), 1)
+        parts = [part for part in PARTS[1:] if part != "validation" or found.validation_rows]
+        columns: list[Column[dict[str, Any]]] = [
+            Column("class", lambda row: repr(x) if is_text and len(x := row["name"]) == 1 else row["name"], TEXT),
+            Column("training", itemgetter("train"), COUNT),
+            Column("share", lambda row: row["train"] / examples, PERCENT),
+            *(Column[dict[str, Any]](part, itemgetter(part), COUNT) for part in parts),
+        ]
+        lines += _table(columns, about["classes"], "classes", width)
     if about["channels"]:
-        channels = (Column("channel", text=True), *STATISTICS)
-        lines += ["", *_table(channels, _cells(about["channels"]), "channels", width)]
+        lines += ["", *_statistics(about["channels"], "channel", width)]
     if found.scale != 1:
         lines.append(f"mean and deviation are those of pixels / {found.scale:.0f}")
     if found.skipped:
@@ -139,12 +136,15 @@ def _targets(found: DataSet) -> list[dict[str, Any]]:
     ]
 
 
-def _cells(rows: list[dict[str, Any]]) -> list[list[str]]:
-    cells = []
-    for row in rows:
-        n = digits(row["mean"], row["std"], DIGITS) if row["std"] else DIGITS
-        cells.append([row["name"], *(f"{row[key]:.{n if key != 'std' else DIGITS}g}" for key in STATISTICS_KEYS)])
-    return cells
+def _statistics(rows: list[dict[str, Any]], of: str, width: int) -> list[str]:
+    """The table of targets or channels."""
+
+    def cell(key: str, row: dict[str, Any]) -> str:
+        n = digits(row["mean"], row["std"], DIGITS) if row["std"] and key != "std" else DIGITS
+        return f"{row[key]:.{n}g}"
+
+    columns = [Column(of, itemgetter("name"), TEXT), *(Column(x, partial(cell, key)) for x, key in STATISTICS.items())]
+    return _table(columns, rows, f"{of}s", width)
 
 
 def _channel_names(found: DataSet) -> list[str]:
@@ -154,9 +154,9 @@ def _channel_names(found: DataSet) -> list[str]:
     return list(found.features or map(str, range(len(found.mean))))
 
 
-def _table(columns: Sequence[Column], cells: list[list[str]], what: str, width: int) -> list[str]:
-    lines = render(columns, cells[:MOST_ROWS], width)
-    return [*lines, f"and {len(cells) - MOST_ROWS} more {what}"] if len(cells) > MOST_ROWS else lines
+def _table(columns: Sequence[Column[dict[str, Any]]], rows: list[dict[str, Any]], what: str, width: int) -> list[str]:
+    lines = render(columns, rows[:MOST_ROWS], width)
+    return [*lines, f"and {len(rows) - MOST_ROWS} more {what}"] if len(rows) > MOST_ROWS else lines
 
 
 @click.command("fetch", short_help="Download a data set, and verify it.")
@@ -167,11 +167,9 @@ def fetch(name: str, mirror: str | None) -> None:
 
     Use it in a config by `data: {dataset: NAME}`. `adtrain data list` shows the names.
     """
-    from adtrain.data import fetch as fetching
-
     display = _DownloadProgress()
     try:
-        folder = fetching.fetch(catalogue.find(name), mirror, display.update)
+        folder = catalogue.fetch(catalogue.find(name), mirror, display.update)
     finally:
         display.close()
     show(folder)
@@ -218,22 +216,10 @@ def list_entries(as_json: bool) -> None:
     """List the data sets that `data: {dataset: NAME}` can name."""
     entries = list(catalogue.CATALOGUE.values())
     if as_json:
-        print_json(
-            [
-                {
-                    "name": entry.name,
-                    "title": entry.title,
-                    "train_images": entry.train_images,
-                    "test_images": entry.test_images,
-                    "shape": entry.shape,
-                    "classes": entry.classes,
-                    "licence": entry.licence,
-                    "folder": str(entry.folder),
-                    "here": entry.is_here,
-                }
-                for entry in entries
-            ]
-        )
+        names = "name", "title", "train_images", "test_images", "shape", "classes", "licence"
+        rows = [{name: getattr(entry, name) for name in names} for entry in entries]
+        places = ({"folder": str(entry.folder), "here": entry.is_here} for entry in entries)
+        print_json([row | place for row, place in zip(rows, places, strict=True)])
         return
     for entry in entries:
         shape = " x ".join(str(size) for size in entry.shape)
@@ -253,14 +239,8 @@ def verify(name: str | None, as_json: bool) -> None:
     passed = all(check.passed for _, check in checks)
     if as_json:
         rows = [
-            {
-                "dataset": entry.name,
-                "file": check.path.name,
-                "expected": check.expected,
-                "found": check.found,
-                "passed": check.passed,
-            }
-            for entry, check in checks
+            {"dataset": entry.name, "file": x.path.name, "expected": x.expected, "found": x.found, "passed": x.passed}
+            for entry, x in checks
         ]
         print_json({"passed": passed, "rows": rows})
     else:

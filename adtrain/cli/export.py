@@ -12,7 +12,7 @@ import click
 
 from adtrain import nn
 from adtrain.cli import export_c
-from adtrain.cli.export_check import comparison_lines, note_float32, test_images
+from adtrain.cli.export_c import comparison_lines, note_float32, test_images
 from adtrain.cli.options import FilePath, Number, RunPath, Whole, json_option, trust_options
 from adtrain.cli.output import note_epoch, print_json, show
 from adtrain.config import is_sweep

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adtrain.backends.cpu.toolchain import CompilerError
-from adtrain.cli.export_check import note_float32, test_images
+from adtrain.cli.output import progress
 from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError, DataSet, Split
 from adtrain.export import comparison
@@ -19,7 +19,7 @@ from adtrain.export.c import network, page, source, wasm
 from adtrain.export.c.compiled import Compiled, compiled
 from adtrain.export.c.network import Interface
 from adtrain.export.c.source import Files
-from adtrain.text import short
+from adtrain.text import counted, short
 from adtrain.training import Experiment, TrainedModel, prepare
 from adtrain.training.evaluation import predictions
 from adtrain.training.preparation import with_absolute_paths
@@ -212,3 +212,27 @@ def _loss_line(check: Mapping[str, Any]) -> str:
     lost = 100 * (accuracy["float32"] - accuracy["int8"])
     verdict = "" if check["passed"] else f": more than {check['max_loss']:g} points lost"
     return f"int8    accuracy {accuracy['int8']:.2%}, float32 {accuracy['float32']:.2%} ({-lost:+.2f} points){verdict}"
+
+
+def note_float32(trained: TrainedModel) -> None:
+    """Tell the user if the run's precision is not that of the file."""
+    if (precision := trained.config.training.precision) != "float32":
+        progress(f"trained in {precision}, written in float32")
+
+
+def test_images(trained: TrainedModel) -> Split:
+    """The run's test set, with a note that the comparison starts. Raises DataError where it cannot be read."""
+    test = trained.test_split()
+    progress(f"comparing on {counted(len(test), f'test {trained.config.data.examples}')}")
+    return test
+
+
+def comparison_lines(check: Mapping[str, Any], examples: str) -> list[str]:
+    """The result of a comparison as lines of text; `examples` says what the data consist of."""
+    if "skipped" in check:
+        return [f"check   not checked: {check['skipped']}"]
+    verdict = f"{check['different']:,} predicted otherwise" if check["different"] else "same predictions"
+    return [
+        f"check   {check['program']}, {counted(check['images'], f'test {examples}')}: {verdict}",
+        f"        {', '.join(f'{name} within {gap:.2g}' for name, gap in check['outputs'].items())}",
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -15,13 +15,21 @@ from adtrain.cli.options import ConfigName, OneOf, device_option, json_option, o
 from adtrain.cli.output import print_json, show
 from adtrain.gradcheck import Row
 from adtrain.plugins import find
-from adtrain.table import Column, render, terminal_width
+from adtrain.table import TEXT, CellFormat, Column, render, terminal_width
 from adtrain.text import counted
 
 ORDERS = (1, 2)
-OUTCOME = (Column("error"), Column("tolerance", rank=2), Column("result", text=True))
-OPERATIONS = (Column("operation", text=True), Column("case", text=True), Column("order", rank=1), *OUTCOME)
-PARAMETERS = (Column("parameter", text=True), *OUTCOME)
+OUTCOME: tuple[Column[Row], ...] = (
+    Column("error", lambda row: row.error, CellFormat("{:.1e}".format)),
+    Column("tolerance", lambda row: row.tolerance, CellFormat("{:.0e}".format), rank=2),
+    Column("result", lambda row: "ok" if row.passed else "FAILED", TEXT),
+)
+OPERATIONS: tuple[Column[Row], ...] = (
+    Column("operation", lambda row: row.op, TEXT),
+    Column("case", lambda row: row.case, TEXT),
+    Column("order", lambda row: row.order or None, rank=1),
+)
+PARAMETERS: tuple[Column[Row], ...] = (Column("parameter", lambda row: row.op, TEXT),)
 
 
 @click.command()
@@ -71,8 +79,7 @@ def command(
     if as_json:
         print_json({"passed": all(row.passed for row in rows), "rows": [_record(row) for row in rows]})
     else:
-        columns, names_of = (OPERATIONS, _check_names) if config_path is None else (PARAMETERS, _parameter_name)
-        show(*_report(rows, columns, names_of, terminal_width()))
+        show(*_report(rows, OPERATIONS if config_path is None else PARAMETERS, terminal_width()))
     if not all(row.passed for row in rows):
         raise SystemExit(1)
 
@@ -95,28 +102,16 @@ def _record(row: Row) -> dict[str, Any]:
     return {**row._asdict(), "error": row.error if math.isfinite(row.error) else None}
 
 
-def _check_names(row: Row) -> list[str]:
-    return [row.op, row.case, str(row.order or "")]
-
-
-def _parameter_name(row: Row) -> list[str]:
-    return [row.op]
-
-
-def _report(
-    rows: Sequence[Row], columns: Sequence[Column], names_of: Callable[[Row], list[str]], width: int
-) -> list[str]:
-    cells = [
-        [*names_of(row), f"{row.error:.1e}", f"{row.tolerance:.0e}", "ok" if row.passed else "FAILED"] for row in rows
-    ]
+def _report(rows: Sequence[Row], names: Sequence[Column[Row]], width: int) -> list[str]:
+    """The table of the checks, whose first columns are `names`, and the verdict."""
     failed = [row for row in rows if not row.passed]
     all_checks = counted(len(rows), "checks")
     verdict = f"{len(failed)} of {all_checks} failed" if failed else f"all {all_checks} passed"
     dtypes = ", ".join(dict.fromkeys(row.dtype for row in rows))
     return [
-        *render(columns, cells, width),
+        *render([*names, *OUTCOME], rows, width),
         "",
         f"{verdict} ({dtypes}, {rows[0].device}; largest error {max(row.error for row in rows):.1e})",
-        *(f"  FAILED {' '.join(names_of(row))}: error {row.error:.1e}, expected at most {row.tolerance:.0e}"
-          for row in failed),
+        *(f"  FAILED {' '.join(column.text(row) for column in names)}: error {row.error:.1e}, expected at most "
+          f"{row.tolerance:.0e}" for row in failed),
     ]  # fmt: skip

@@ -1,13 +1,47 @@
-"""`adtrain new`: proposes a config for data."""
+"""`adtrain new`: proposes a config for data: the input, the classes or targets, and a small network for them."""
 
 from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import click
 
 from adtrain import config, data
 from adtrain.cli.options import set_data_option
 from adtrain.cli.output import show
-from adtrain.training import proposal
+from adtrain.config.document import Data
+from adtrain.data import DataError, DataOptionError, DataSet, csv_file, csv_table, formats, images
+from adtrain.text import counted
+from adtrain.training.preparation import prepare
+
+SIDE, MOST_SIDE = 64, 128
+"""Images that differ in size, or with a longer side than MOST_SIDE, are resized to SIDE x SIDE pixels."""
+
+SMALLEST_CONVOLVED = 10
+"""The least height and width of images for two convolutions with pooling."""
+
+COMMENTS = {
+    "header": "whether line 1 has the names of the columns",
+    "label": "the column of the classes to predict",
+    "target": "the column of the numbers to predict",
+    "drop": "columns that are not read: identifiers, dates, too many different texts, or no values",
+    "categories": "columns of numbers and texts",
+    "missing": "fills empty cells",
+    "image_size": "all images are resized to it",
+    "test": "the fraction held out to measure the result",
+    "validation": "the fraction of the rest held out to choose the best epoch",
+    "normalize_targets": "trains on targets of mean 0 and deviation 1",
+}
+
+SMALLEST_TEST = 2
+"""Up to so many examples, half of them are held out: the usual fraction of them is none."""
+
+BATCHES = 20
+"""The least number of batches in an epoch, unless they would have fewer than 16 examples."""
 
 
 @click.command()
@@ -21,4 +55,140 @@ def command(source: str, overrides: tuple[str, ...]) -> None:
     """
     named = source in data.CATALOGUE
     section = config.load_data({"dataset" if named else "path": source}, overrides)
-    show(*proposal.text(section, section.model_dump(mode="json", exclude_unset=True)).splitlines())
+    show(*text(section, section.model_dump(mode="json", exclude_unset=True)).splitlines())
+
+
+def text(section: Data, given: Mapping[str, Any]) -> str:
+    """A YAML config with comments, which trains on the data of a section; `given` are the keys that the user has set.
+
+    Raises ConfigError and DataError where the data cannot be read.
+    """
+    keys, comments = dict(given), dict(COMMENTS)
+    path = None if section.path is None else Path(section.path).expanduser()
+    if path is not None and formats.format_of(path, section.options.format) is csv_table.FORMAT:
+        proposed = csv_file.propose(path, section.options)
+        keys |= proposed.keys
+        comments |= proposed.comments
+    with _unwarned():  # `prepare` reads the data again, with the options of the config
+        found = _loaded(keys)
+    examples = len(found.train)
+    is_text = found.train.is_text
+    if not len(found.test) and examples < 2:
+        raise DataError(
+            f"{path}: found {counted(examples, 'examples')}, expected two or more: one of them for the test"
+        )
+    if not len(found.test):
+        keys.setdefault("test", 0.1 if is_text else 0.2 if examples > SMALLEST_TEST else 0.5)
+    held_out = 0 if len(found.test) else round(keys["test"] * examples)
+    if not found.validation_rows and round(0.1 * (examples - held_out)):
+        keys.setdefault("validation", 0.1)
+    keys.setdefault("batch_size", next((size for size in (128, 64, 32) if examples >= BATCHES * size), 16))
+    multilabel = _of_zeros_and_ones(found)
+    if found.targets and not multilabel:
+        keys["normalize_targets"] = True
+    shape, outputs = found.train.images.shape[1:], len(found.targets or found.classes)
+    loss = "binary_cross_entropy_with_logits" if multilabel else "mse"
+    if found.classes:
+        loss = "cross_entropy"
+    lines = [
+        "data:",
+        *(
+            f"  {key}: {config.inline(value)}" + (f"  # {comments[key]}" if key in comments else "")
+            for key, value in keys.items()
+        ),
+        "model:",
+        "  layers:",
+        *(_text_layers(outputs) if is_text else _layers(shape, outputs)),
+        f"loss: {loss}",
+        "optimizer: {adam: {lr: 0.001}}",
+        "schedule: cosine",
+        f"training: {{epochs: {5 if examples >= 20_000 else 20}, seed: 0}}",
+        "",
+    ]
+    experiment = prepare(config.parse("\n".join(lines).encode(), Path("new.yaml")))
+    if not is_text:
+        # Of a table these are the features of the training part, which may lack categories of the others.
+        lines.insert(lines.index("  layers:"), f"  input: {list(experiment.network.input_shape)}")
+    kind = "rows" if shape[1:] == (1, 1) else "images"
+    if is_text:
+        kind = "sequences"
+    about = f"{_sizes(experiment.image_shape, is_text)}; {_predicted(found, multilabel)}"
+    return "\n".join([f"# {counted(examples, kind)} of {about}", *lines])
+
+
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    """Let the readers of data log no warning."""
+    log = logging.getLogger(data.__name__)
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+def _loaded(keys: dict[str, Any]) -> DataSet:
+    """The data; sets `image_size` where images differ in size or are large."""
+
+    def load() -> DataSet:
+        section = Data.model_validate(keys)
+        return data.load(keys.get("dataset"), section.path, section.options, need_test=False)
+
+    path = keys.get("path")
+    try:
+        found = load()
+        is_folder = path and formats.format_of(Path(path).expanduser(), keys.get("format")) is images.FORMAT
+        if not is_folder or "image_size" in keys or max(found.train.images.shape[2:]) <= MOST_SIDE:
+            return found
+    except DataOptionError as error:
+        if error.option != "image_size":
+            raise
+    keys["image_size"] = [SIDE, SIDE]
+    return load()
+
+
+def _text_layers(classes: int) -> list[str]:
+    """The lines of the layers, for a text."""
+    return [
+        f"    - embedding: {{num_embeddings: {classes}, embedding_dim: 64}}",
+        "    - gru: {hidden_size: 128, output: all}",
+        f"    - linear: {classes}",
+    ]
+
+
+def _layers(shape: tuple[int, ...], outputs: int) -> list[str]:
+    """The lines of the layers."""
+    if min(shape[1:]) < SMALLEST_CONVOLVED:
+        return ["    - linear: 64", "    - relu", f"    - linear: {outputs}"]
+    return [
+        "    - conv2d: {out_channels: 32, kernel_size: 3}",
+        "    - relu",
+        "    - max_pool2d: 2",
+        "    - conv2d: {out_channels: 64, kernel_size: 3}",
+        "    - relu",
+        "    - max_pool2d: 2",
+        "    - flatten",
+        "    - linear: 128",
+        "    - relu",
+        f"    - linear: {outputs}",
+    ]
+
+
+def _of_zeros_and_ones(found: DataSet) -> bool:
+    """Whether several columns of targets are all 0 and 1."""
+    return len(found.targets) > 1 and bool(((found.train.labels == 0) | (found.train.labels == 1)).all())
+
+
+def _sizes(shape: tuple[int, ...], is_text: bool) -> str:
+    if is_text:
+        return f"{shape[-1]} characters or bytes"
+    return counted(shape[0], "features") if shape[1:] == (1, 1) else " x ".join(map(str, shape))
+
+
+def _predicted(found: DataSet, multilabel: bool) -> str:
+    if found.classes:
+        return counted(len(found.classes), "classes")
+    if multilabel:
+        return f"{len(found.targets)} labels of 0 and 1"
+    return f"{counted(len(found.targets), 'numbers')} to predict"

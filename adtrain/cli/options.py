@@ -254,7 +254,7 @@ def trust_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def with_trust(*args: Any, plugins: tuple[str, ...], copies: bool, override: bool, **options: Any) -> None:
-        from adtrain.training.trust import Trust
+        from adtrain.config.plugged import Trust
 
         command(*args, trust=Trust(plugins, copies, override), **options)
 

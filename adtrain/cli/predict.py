@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -13,14 +14,15 @@ from adtrain.cli.options import FilePath, OneOf, RunPath, Whole, device_option, 
 from adtrain.cli.output import note_epoch, note_precision, print_json, progress, show
 from adtrain.data import DataError, text_file
 from adtrain.data.statistics import digits
-from adtrain.table import Column, render, terminal_width
+from adtrain.table import TEXT, CellFormat, Column, render, terminal_width
 from adtrain.training import Trust, inputs, model_file, sampling
 from adtrain.training.evaluation import predictions
 from adtrain.training.inputs import Choice, ImageOptions
 from adtrain.training.tasks import Regression
 
-INPUT, RANK = Column("input", text=True), Column("rank")
-CLASS = Column("class", text=True), Column("probability")
+INPUT, RANK = Column("input", itemgetter(0), TEXT), Column("rank", itemgetter(1))
+CLASS = Column("class", itemgetter(2), TEXT), Column("probability", itemgetter(3), CellFormat("{:.2%}".format))
+"""Of rows (name of the input, rank, class, probability)."""
 DIGITS = 6
 """Significant digits of a predicted number, unless its differences need more."""
 CHOICES = OneOf(["auto", "yes", "no"])
@@ -107,8 +109,7 @@ def command(
     if as_json:
         print_json([{"file": str(x.path), "index": x.row, **_values(trained, x, top_k)} for x in predicted])
     elif predicted:
-        columns, cells = _table(trained, predicted, top_k)
-        show(*render(columns, cells, terminal_width()))
+        show(*_table(trained, predicted, top_k))
     if broken:
         raise SystemExit(BROKEN_INPUT)
 
@@ -175,24 +176,25 @@ def _values(trained: model_file.TrainedModel, predicted: Predicted, top_k: int |
     return ranked[0] if top_k is None else {"top": ranked}
 
 
-def _table(
-    trained: model_file.TrainedModel, predicted: list[Predicted], top_k: int | None
-) -> tuple[tuple[Column, ...], list[list[str]]]:
-    """The columns and cells of the table; with `top_k` a line for each rank."""
+def _table(trained: model_file.TrainedModel, predicted: list[Predicted], top_k: int | None) -> list[str]:
+    """The lines of the table; with `top_k` one for each rank."""
+    width = terminal_width()
     names = [str(x.path) if x.single else f"{x.path}[{x.row}]" for x in predicted]
     if trained.targets:
         significant = [DIGITS] * len(trained.targets)
         if isinstance(task := trained.network.task, Regression):
             significant = [digits(mean, std, DIGITS) for mean, std in zip(task.mean, task.std, strict=True)]
-        numbers = [[f"{number:.{n}g}" for number, n in zip(x.outputs, significant, strict=True)] for x in predicted]
-        columns = (INPUT, *map(Column, trained.targets))
-        return columns, [[name, *row] for name, row in zip(names, numbers, strict=True)]
-    cells = []
+        numbers = [
+            Column(target, itemgetter(i), CellFormat(f"{{:.{n}g}}".format))
+            for i, (target, n) in enumerate(zip(trained.targets, significant, strict=True), 1)
+        ]
+        return render([INPUT, *numbers], [(name, *x.outputs) for name, x in zip(names, predicted, strict=True)], width)
+    rows = []
     for name, x in zip(names, predicted, strict=True):
         for rank, (label, probability) in enumerate(_ranked(trained, x, top_k or 1), 1):
             shown = repr(label) if trained.config.data.is_text and len(label) == 1 else label  # a space must be seen
-            cells.append([name, *([] if top_k is None else [str(rank)]), shown, f"{probability:.2%}"])
-    return (INPUT, *([] if top_k is None else [RANK]), *CLASS), cells
+            rows.append((name, rank, shown, probability))
+    return render([INPUT, *([] if top_k is None else [RANK]), *CLASS], rows, width)
 
 
 def _ranked(trained: model_file.TrainedModel, predicted: Predicted, count: int) -> list[tuple[str, float]]:

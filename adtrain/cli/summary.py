@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import click
@@ -12,23 +14,33 @@ from adtrain.cli.options import ConfigName, json_option, plugin_option, set_opti
 from adtrain.cli.output import print_json, show
 from adtrain.config import Config
 from adtrain.nn.fields import size_text
-from adtrain.table import Column, render, terminal_width
+from adtrain.table import COUNT, TEXT, CellFormat, Column, render, terminal_width
 from adtrain.text import counted, short
 from adtrain.training import StepCosts
-from adtrain.training.costs import Total
+from adtrain.training.costs import LayerCost, Total
 
-LAYERS = (
-    Column("layer", text=True),
-    Column("kind", text=True),
-    Column("output", rank=1, text=True),
-    Column("parameters"),
-    Column("forward"),
-    Column("backward", rank=2),
-    Column("bytes forward", rank=3),
-    Column("bytes backward", rank=4),
+BYTES = CellFormat(partial(short, unit="B"))
+FLOPS = CellFormat(short)
+LAYERS: tuple[Column[LayerCost], ...] = (
+    Column("layer", lambda row: row.name, TEXT),
+    Column("kind", lambda row: row.kind, TEXT),
+    Column("output", lambda row: size_text(row.output_shape), TEXT, rank=1),
+    Column("parameters", lambda row: row.parameters or None, COUNT),
+    Column("forward", lambda row: row.forward.flops, FLOPS),
+    Column("backward", lambda row: row.backward.flops, FLOPS, rank=2),
+    Column("bytes forward", lambda row: row.forward.bytes, BYTES, rank=3),
+    Column("bytes backward", lambda row: row.backward.bytes, BYTES, rank=4),
 )
-STEP = (Column("step", text=True), Column("equations"), Column("FLOPs"), Column("bytes"))
-MEMORY = (Column("memory", text=True), Column("planned"), Column("separate"), Column("unfused"))
+STEP: tuple[Column[tuple[str, Total]], ...] = (
+    Column("step", lambda row: row[0], TEXT),
+    Column("equations", lambda row: row[1].equations),
+    Column("FLOPs", lambda row: row[1].flops, FLOPS),
+    Column("bytes", lambda row: row[1].bytes, BYTES),
+)
+MEMORY = (
+    Column("memory", itemgetter(0), TEXT),
+    *(Column(title, itemgetter(i), BYTES) for i, title in enumerate(("planned", "separate", "unfused"), 1)),
+)
 
 
 @click.command()
@@ -63,12 +75,8 @@ def command(config_path: str, overrides: tuple[str, ...], plugins: tuple[str, ..
 def report(cfg: Config, costs: StepCosts, width: int) -> Iterator[str]:
     """The lines of three tables: the layers, the step's equations, and the memory."""
     forward, backward, update = (costs.phases[phase] for phase in ("forward", "backward", "update"))
-    rows = [
-        [row.name, row.kind, size_text(row.output_shape), count(row.parameters), *work(row.forward, row.backward)]
-        for row in costs.layers
-    ]
-    rows.append(["total", "", "", count(sum(row.parameters for row in costs.layers)), *work(forward, backward)])
-    yield from render(LAYERS, rows, width)
+    total = LayerCost("total", "", (), sum(row.parameters for row in costs.layers), forward, backward)
+    yield from render(LAYERS, [*costs.layers, total], width)
 
     phases = {
         "forward": forward,
@@ -78,8 +86,7 @@ def report(cfg: Config, costs: StepCosts, width: int) -> Iterator[str]:
         "fused": costs.fused,
     }
     yield ""
-    step = [[name, str(x.equations), short(x.flops), short(x.bytes, "B")] for name, x in phases.items()]
-    yield from render(STEP, step, width)
+    yield from render(STEP, list(phases.items()), width)
 
     memory = costs.memory
     resident = {
@@ -88,20 +95,14 @@ def report(cfg: Config, costs: StepCosts, width: int) -> Iterator[str]:
         "optimizer state": memory.optimizer,
         "data set" if cfg.data.path is None else "data set (one batch)": memory.data,
     }
-    used = [[name, *[short(size, "B")] * 3] for name, size in resident.items() if size]
-    for name, sizes in {
-        "values of a step": (memory.values, memory.separate_values, memory.unfused_values),
-        "threads' scratch": (memory.scratch, memory.scratch, 0),
-        "peak": (memory.peak, memory.separate_peak, memory.unfused_peak),
-    }.items():
-        used.append([name, *(short(size, "B") for size in sizes)])
+    rows = [
+        *((name, size, size, size) for name, size in resident.items() if size),
+        ("values of a step", memory.values, memory.separate_values, memory.unfused_values),
+        ("threads' scratch", memory.scratch, memory.scratch, 0),
+        ("peak", memory.peak, memory.separate_peak, memory.unfused_peak),
+    ]
     yield ""
-    yield from render(MEMORY, used, width)
-
-
-def work(forward: Total, backward: Total) -> Sequence[str]:
-    both = forward, backward
-    return [*(short(x.flops) for x in both), *(short(x.bytes, "B") for x in both)]
+    yield from render(MEMORY, rows, width)
 
 
 def record(costs: StepCosts) -> dict[str, Any]:
@@ -119,7 +120,3 @@ def record(costs: StepCosts) -> dict[str, Any]:
         "fused": costs.fused._asdict(),
         "memory": {**memory._asdict(), **peaks},
     }
-
-
-def count(number: int) -> str:
-    return f"{number:,}" if number else ""

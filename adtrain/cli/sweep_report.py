@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import mean, stdev
 from typing import Any
 
@@ -13,7 +14,7 @@ from adtrain.sweeps import finished
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.records import MemberResult, SweepResults
 from adtrain.sweeps.session import GroupPlan, Session, described, together_of
-from adtrain.table import Column, render, terminal_width
+from adtrain.table import TEXT, CellFormat, Column, render, terminal_width
 from adtrain.text import counted
 from adtrain.training import scores
 
@@ -80,13 +81,17 @@ def ranking_lines(results: SweepResults, folder: SweepFolder, most: int) -> list
     """The ranking of the best `most` members as a table, with the columns that differ between members."""
     keys = list(results.members[0].values)
     chosen = results.rank_by
-    columns = [Column("rank"), Column("member", rank=1), Column(chosen.replace("_", " "))]
-    columns += [Column(key, rank=2) for key in keys]
     others = [name for name in _score_names(results) if name != chosen]
-    columns += [Column(name.replace("_", " "), rank=3 + i) for i, name in enumerate(others)]
-    columns.append(Column("", text=True))
+    columns: list[Column[MemberResult]] = [
+        Column("rank", lambda row: row.rank),
+        Column("member", lambda row: row.member, rank=1),
+        _score_column(chosen, lambda row: row.value),
+        *(Column(key, partial(_value, key=key), rank=2) for key in keys),
+        *(_score_column(name, partial(_number, name=name), rank) for rank, name in enumerate(others, 3)),
+        Column("", lambda row: row.ending, TEXT),
+    ]
     shown = results.members[:most]
-    lines = render(columns, [_row(x, keys, [chosen, *others]) for x in shown], terminal_width())
+    lines = render(columns, shown, terminal_width())
     if len(shown) < len(results.members):
         command = f"adtrain report {shlex.quote(str(folder.path))}"
         lines.append(f"{len(results.members) - len(shown):,} more members; {command} shows them")
@@ -108,20 +113,18 @@ def _numbers(found: MemberResult, part: str) -> dict[str, float]:
     return {**(score._asdict() if score else {}), **(scores.single_numbers(found.metrics) if part == "test" else {})}
 
 
-def _row(found: MemberResult, keys: Sequence[str], names: Sequence[str]) -> list[str]:
-    values = []
-    for name in names:
-        part, _, metric = name.partition("_")
-        value = found.value if name == names[0] else _numbers(found, part).get(metric)
-        values.append("" if value is None else scores.value_text(metric, value))
-    return [
-        str(found.rank),
-        str(found.member),
-        values[0],
-        *(rounded_text(found.values[key]) for key in keys),
-        *values[1:],
-        found.ending,
-    ]
+def _value(found: MemberResult, key: str) -> str:
+    return rounded_text(found.values[key])
+
+
+def _number(found: MemberResult, name: str) -> float | None:
+    """A score of a member by its name, such as "test_accuracy"."""
+    part, _, metric = name.partition("_")
+    return _numbers(found, part).get(metric)
+
+
+def _score_column(name: str, of: Callable[[MemberResult], float | None], rank: int = 0) -> Column[MemberResult]:
+    return Column(name.replace("_", " "), of, CellFormat(partial(scores.value_text, name.partition("_")[2])), rank)
 
 
 def summary_lines(results: SweepResults, folder: SweepFolder, resumed: bool) -> list[str]:

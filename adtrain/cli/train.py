@@ -115,10 +115,10 @@ def _without_effect(
     if run is not None:
         yield {"config_path", "seeds", "output_dir", "dry_run"}, "--resume RUN continues a run, and takes no {}"
     elif seeds is not None:
-        of_one = {"ranks", "timeout", "profile", "debug_nan", "events", "eager", "no_fuse", "verbose"}
+        of_one = {"ranks", "timeout", "profile", "events", "eager", "no_fuse", "verbose"}
         yield of_run | of_one, "--seeds trains a sweep, and takes no {}"
     elif dry_run:
-        yield {*of_run, "profile", "debug_nan", "events", "verbose"}, "--dry-run trains nothing, and takes no {}"
+        yield {*of_run, "profile", "events", "verbose"}, "--dry-run trains nothing, and takes no {}"
     else:
         yield of_run, "{} is for --resume RUN only"
     if ranks is not None or (process is not None and process.size > 1):
@@ -134,7 +134,7 @@ HEADINGS = {
     "Where": "device ranks timeout autotune",
     "A stopped run": "resume override trust-plugins",
     "Results": "output-dir tensorboard quiet verbose json",
-    "Checks and measurements": "dry-run profile debug-nan eager no-fuse",
+    "Checks and measurements": "dry-run profile eager no-fuse",
 }
 """The options of `train` in its help."""
 
@@ -165,7 +165,6 @@ HEADINGS = {
 @plugin_option
 @trust_option
 @click.option("--profile", is_flag=True, help="Time the operations of a step after the training, and print them.")
-@click.option("--debug-nan", is_flag=True, help="Check for NaN and infinity after each step; slow.")
 @click.option("--tensorboard", "events", is_flag=True, help="Write event files into RUN/tensorboard during the run.")
 @click.option(
     "--seeds",
@@ -198,7 +197,6 @@ def command(
     plugins: tuple[str, ...],
     copies: bool,
     profile: bool,
-    debug_nan: bool,
     events: bool,
     seeds: int | None,
     eager: bool,
@@ -245,7 +243,7 @@ def command(
         with folder.locked() if first else nullcontext():
             if start is not None and first:
                 folder.reopen(experiment, start)
-            result = run_training(experiment, folder, device, start, debug_nan, events and first, display)
+            result = run_training(experiment, folder, device, start, events and first, display)
             return profile_and_summarize(experiment, folder, device, profile, result)
 
     if run is not None:
@@ -319,13 +317,10 @@ def run_training(
     folder: RunFolder,
     device: str,
     start: training.Start | None,
-    check: bool,
     events: bool,
     display: ProgressLines,
 ) -> training.Result:
     """Train and write the run's files. If the run is stopped, print how to resume it, and exit."""
-    if check:
-        progress("checking for NaN and infinity after each step, which is slow")
     with ExitStack() as stack:
         stack.callback(display.close)
         signals = stack.enter_context(stop_signals(is_silent()))
@@ -337,7 +332,7 @@ def run_training(
         stop = signals.stop_requested
         advice = folder.advice(experiment.config)
         try:
-            result = training.run_in_folder(folder, experiment, device, observers, start, stop, check)
+            result = training.run_in_folder(folder, experiment, device, observers, start, stop)
         except training.Interrupted as stopped:
             display.close()
             message(f"{stopped}; {advice}")

@@ -10,21 +10,22 @@ from typing import Any
 from adtrain import training
 from adtrain.bench.timing import roofline
 from adtrain.core.backend import backend
-from adtrain.table import Column, render
+from adtrain.table import PERCENT, TEXT, CellFormat, Column, render
 from adtrain.text import counted, short
 from adtrain.training import Experiment, RunFolder, scores
 from adtrain.training.costs import too_large
-from adtrain.training.summary import Summary, model_text, operations_text
+from adtrain.training.summary import OperationTime, Summary, model_text, operations_text
 
-COLUMNS = (
-    Column("op", text=True),
-    Column("scope", text=True),
-    Column("phase", rank=1, text=True),
-    Column("calls", rank=2),
-    Column("ms"),
-    Column("share"),
-    Column("GFLOP/s", rank=3),
-    Column("GB/s", rank=4),
+CALLS, MS, RATE = CellFormat("{:g}".format), CellFormat("{:.3f}".format), CellFormat("{:.1f}".format)
+COLUMNS: tuple[Column[OperationTime], ...] = (
+    Column("op", lambda row: row.op, TEXT),
+    Column("scope", lambda row: row.scope, TEXT),
+    Column("phase", lambda row: row.phase, TEXT, rank=1),
+    Column("calls", lambda row: row.calls, CALLS, rank=2),
+    Column("ms", lambda row: row.ms, MS),
+    Column("share", lambda row: row.share, PERCENT),
+    Column("GFLOP/s", lambda row: row.gflops_per_s or None, RATE, rank=3),
+    Column("GB/s", lambda row: row.gbytes_per_s or None, RATE, rank=4),
 )
 MAX_ROWS = 15
 LEAST_SECONDS = 0.05
@@ -125,28 +126,11 @@ def operation_lines(summary: Summary, width: int, max_rows: int | None = MAX_ROW
     """The table of a step's operations, slowest first, the first `max_rows` of them, and their sum."""
     rows = sorted(summary.ops, key=lambda row: -row.ms)
     top, rest = rows[:max_rows], rows[len(rows) if max_rows is None else max_rows :]
-    cells = [
-        [
-            row.op,
-            row.scope,
-            row.phase,
-            f"{row.calls:g}",
-            f"{row.ms:.3f}",
-            f"{row.share:.1%}",
-            _rate(row.gflops_per_s),
-            _rate(row.gbytes_per_s),
-        ]
-        for row in top
-    ]
     if rest:
         calls, ms, share = (sum(getattr(row, field) for row in rest) for field in ("calls", "ms", "share"))
-        cells.append([f"{len(rest)} more rows", "", "", f"{calls:g}", f"{ms:.3f}", f"{share:.1%}", "", ""])
+        top.append(OperationTime(f"{len(rest)} more rows", "", "", calls, ms, share, 0, 0, None, None))
     return [
         "operations of one step, by time",
-        *render(COLUMNS, cells, width),
+        *render(COLUMNS, top, width),
         *textwrap.wrap(operations_text(summary), width),
     ]
-
-
-def _rate(value: float | None) -> str:
-    return "" if not value else f"{value:.1f}"

@@ -22,21 +22,3 @@ from adtrain.config.files import (
     sweep_for_run,
 )
 from adtrain.config.problems import ConfigError, Problem
-
-__all__ = [
-    "Config",
-    "ConfigError",
-    "Problem",
-    "build",
-    "dump",
-    "from_values",
-    "inline",
-    "is_run",
-    "is_sweep",
-    "load",
-    "load_data",
-    "packaged",
-    "parse",
-    "plain",
-    "sweep_for_run",
-]

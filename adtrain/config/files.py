@@ -17,8 +17,7 @@ from adtrain.config import build, explain, plugged, source
 from adtrain.config.document import Config, Data, Source
 from adtrain.config.overrides import Overrides, override, with_nodes, without
 from adtrain.config.problems import ConfigError, Problem, known
-from adtrain.config.python_values import of_python
-from adtrain.config.source import Node
+from adtrain.config.source import Node, of_python
 from adtrain.config.values import name_of
 from adtrain.files import open_regular
 

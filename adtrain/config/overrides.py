@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias, cast
 
 from adtrain.config.problems import ConfigError, Problem, found, key_text, known
-from adtrain.config.python_values import of_python
-from adtrain.config.source import MAX_DEPTH, Node, read_value
+from adtrain.config.source import MAX_DEPTH, Node, of_python, read_value
 from adtrain.config.specs import FAMILIES, by_kind
 
 Overrides: TypeAlias = Sequence[str] | Mapping[str, Any]

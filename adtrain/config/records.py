@@ -46,20 +46,22 @@ def otherwise(value: object) -> Any:
     return WrapValidator(read)
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any, sparse: bool = False) -> Any:
     """A record as JSON values: a dataclass or named tuple becomes a dict by its fields.
 
-    A surrogate, which stands for a byte of a file name that is not UTF-8, becomes its escape: JSON cannot have it.
+    If `sparse`, a field that has its default is left out. A surrogate, which stands for a byte of a file name that is
+    not UTF-8, becomes its escape: JSON cannot have it.
     """
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+        given = ((field, getattr(value, field.name)) for field in fields(value))
+        return {x.name: plain(found, sparse) for x, found in given if not (sparse and found == x.default)}
     if hasattr(value, "_asdict"):
-        return plain(value._asdict())
+        return plain(value._asdict(), sparse)
     if isinstance(value, Mapping):
-        return {plain(key): plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+        return {plain(key): plain(item, sparse) for key, item in value.items()}
+    return [plain(item, sparse) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def parse(kind: Any, content: bytes | str, where: str) -> Any:

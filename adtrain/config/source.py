@@ -1,4 +1,4 @@
-"""Parse YAML text into values that keep their line and column.
+"""Parse YAML text, or values of Python in its place, into values that keep their line and column.
 
 Scalars have the types of YAML 1.2's core schema, as in editors and JSON Schema: `1e-3` is a number, `no` and `on` are
 strings. Size, depth and number of values are bounded. An alias shares the node of its anchor, so memory is
@@ -7,14 +7,16 @@ proportional to the text.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeAlias
 
+import numpy as np
 import yaml
 
-from adtrain.config.problems import ConfigError, PathParts, Problem, found, key_text, shortened
+from adtrain.config.problems import ConfigError, PathParts, Problem, dotted, found, key_text, shortened
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 64
@@ -142,6 +144,41 @@ def _is_yaml_value(text: str) -> bool:
     return any(isinstance(event, yaml.NodeEvent) for event in events)
 
 
+def of_python(value: Any, where: str, path: PathParts = ()) -> Node:
+    """A value as nodes, as if it were read from a file; every node has the position `where`.
+
+    Takes None, bools, numbers (also NumPy's), strings, paths, lists, tuples and mappings with strings as keys. A Node
+    stays as it is, with its own position.
+    Raises ConfigError for anything else; `path` is the key of the value, for the message.
+    """
+
+    def refuse(message: str, at: PathParts = path) -> NoReturn:
+        raise ConfigError([Problem(where, dotted(at), message)])
+
+    if isinstance(value, Node):
+        return value
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, str) and not _is_unicode(value):
+        refuse(f"found {found(value)}, expected text in UTF-8")
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return Node(where, value)
+    if len(path) > MAX_DEPTH:
+        refuse(f"found more than {MAX_DEPTH} levels, expected fewer", path[:4])
+    if isinstance(value, (list, tuple)):
+        return Node(where, [of_python(item, where, (*path, i)) for i, item in enumerate(value)])
+    if not isinstance(value, Mapping):
+        kind = type(value).__name__
+        refuse(f"found an object of type {kind}, expected a number, string, list or mapping")
+    for key in value:
+        if not isinstance(key, str):
+            refuse(f"found the key {found(key)}, expected a string")
+    children = {key: of_python(item, where, (*path, key)) for key, item in value.items()}
+    return Node(where, children, dict.fromkeys(children, where))
+
+
 class _Reader:
     """Builds nodes from PyYAML's events, by recursion to a bounded depth."""
 
@@ -265,7 +302,7 @@ class _Reader:
 
     def scalar(self, event: Any, where: str) -> Scalar:
         text, tag = event.value, event.tag
-        if any("\ud800" <= character <= "\udfff" for character in text):
+        if not _is_unicode(text):
             self.refuse(where, "found half of a surrogate pair, expected text")
         if tag in ("!", TAG + "str") or (tag is None and event.style is not None):
             return str(text)

@@ -8,22 +8,3 @@ from adtrain.data.datasets import DataSet, load, of_arrays
 from adtrain.data.errors import DataError, DataOptionError
 from adtrain.data.formats import Options
 from adtrain.data.split import Images, Rows, Split, batches, split_validation, validation_size
-
-__all__ = [
-    "CATALOGUE",
-    "DataError",
-    "DataOptionError",
-    "DataSet",
-    "Entry",
-    "Images",
-    "Options",
-    "Rows",
-    "Split",
-    "batches",
-    "idx",
-    "images",
-    "load",
-    "of_arrays",
-    "split_validation",
-    "validation_size",
-]

@@ -1,120 +1,49 @@
 """CSV and TSV tables: one line per example; one column holds the labels, or some the numbers to predict.
 
-A file is opened (`opened`): separator, header, lines. The columns with features become numbers (`CellReader`), those to
-predict labels or targets (`LabelReader`), chunk by chunk.
+`csv_file` opens a file. The columns with features become numbers (`CellReader`), those to predict labels or targets
+(`LabelReader`), chunk by chunk.
 """
 
 from __future__ import annotations
 
-import csv
-import logging
 import re
-import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import cached_property
-from io import TextIOWrapper
-from itertools import chain, islice
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Any
 
 import numpy as np
 
-from adtrain.data.errors import DataError, DataOptionError, printable, quoted
-from adtrain.data.part import NOTHING, Cells, Column, Columns, Format, Known, Part, Parts, ShapeOptions
-from adtrain.files import open_regular
-from adtrain.option_types import Bounds, Expected, Items, Matches
-from adtrain.text import first_names, visible
-
-_log = logging.getLogger(__name__)
+from adtrain.data.csv_file import (
+    MAX_CATEGORIES,
+    NUMBER_LIKE,
+    CsvOptions,
+    Line,
+    Missing,
+    Opened,
+    cleaned,
+    column_title,
+    is_finite,
+    is_number,
+    is_plain,
+    opened,
+)
+from adtrain.data.errors import DataError, DataOptionError, printable, quoted, warn
+from adtrain.data.part import NOTHING, Cells, Column, Columns, Format, Known, Part, Parts
+from adtrain.text import first_names
 
 CHUNK_ROWS = 1024
 
-BLANKS = {0xA0: " ", 0x2007: " ", 0x202F: " ", 0x200B: None, 0xFEFF: None}
-"""No-break spaces, which are read as spaces, and characters without width, which are left out."""
-
-LONGEST_CELL = 2**31 - 1
-"""Characters of a cell. The limit of Python's module csv is 131,072 by default."""
-
-SEPARATOR = re.compile(r'sep=([^"\r\n\x00])\r?\n?')
-SEPARATOR_LENGTH = 7
-"""Characters of the longest such line."""
-
-COMPARED_ROWS = 100
-"""The lines after the first one that tell whether that is a header."""
-
-YEARS = range(1800, 2101)
-"""Numbers that a header has rather than other numbers."""
-
-FLOAT32_INFINITY = 2.0**128 - 2.0**103
-"""From here on float32 rounds to infinity."""
 
 LARGEST_INTEGER = 2.0**53
 """From here on float64 does not have all integers."""
 
-MAX_CATEGORIES = 1000
-"""The maximum number of categories of a column. Each becomes a feature."""
-
-NUMBER_LIKE = re.compile(r"\W*\d|[+-]?inf(inity)?$", re.IGNORECASE)
-"""Texts that could be numbers, also in notations that are not read, such as 1,5: by default they are not categories."""
 
 INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 """The one way to write an integer below 10^18: texts of different labels differ."""
-
-MISSING_VALUES = ("NA", "N/A", "#N/A", "<NA>", "NaN", "NaT", "null", "None", "?", "-", ".")
-"""Texts that other programs write for a missing value."""
-
-ColumnKey = Annotated[
-    Annotated[int, Bounds(gt=-(2**31), lt=2**31)] | str, Expected("the name of a column, or its number")
-]
-"""A column by name, or by its index from 0, or from -1 backwards."""
-Targets = Annotated[
-    ColumnKey | Annotated[tuple[ColumnKey, ...], Items(1)],
-    Expected("the name of a column or its number, or a list of them"),
-]
-ColumnKeys = Annotated[tuple[ColumnKey, ...], Expected("a list of names or numbers of columns")]
-Delimiter = Annotated[
-    str,
-    Matches(r'^(\\t|[^"\r\n\x00])$'),
-    Expected(r"one character other than a quote or the end of a line; \t for a tab"),
-]
-Encoding = Literal["one_hot", "index"]
-Line = tuple[int, list[str]]
-"""The number of a line in the file, and its values."""
-
-
-@dataclass(frozen=True)
-class CsvOptions(ShapeOptions):
-    """The options of a table.
-
-    Attributes:
-        label: the column of the labels, by name or number; default: label
-        target: the column or columns of numbers to predict, by name or number, instead of label
-        header: whether the first line names the columns; default: detected
-        delimiter: the character between two columns; default: a tab in .tsv files, a comma in others
-        drop: columns that are not read, by name or number
-        categories: columns whose values are categories even if they look like numbers
-        category_encoding: one_hot: a feature for each category; index: one feature, the category's number, for a layer
-            embedding
-        missing: what to do with an empty cell: fill it with mean or zero, drop its row, or error
-        missing_values: the texts and numbers that stand for an empty cell, in upper and lower case
-    """
-
-    label: ColumnKey | None = None
-    target: Targets | None = None
-    header: bool | None = None
-    delimiter: Delimiter | None = None
-    drop: ColumnKeys = ()
-    categories: ColumnKeys = ()
-    category_encoding: Encoding = "one_hot"
-    missing: Literal["error", "mean", "zero", "drop"] = "error"
-    missing_values: Annotated[tuple[str | int | float, ...], Expected("a list of texts and numbers")] = MISSING_VALUES
-
-    def __post_init__(self) -> None:
-        if self.delimiter == r"\t":
-            object.__setattr__(self, "delimiter", "\t")
 
 
 def read(path: Path, options: CsvOptions, known: Known = NOTHING) -> Parts:
@@ -231,7 +160,7 @@ def _cells(
     rows = np.concatenate([np.zeros(0, np.int64), *kept])
     if first_dropped:
         what = f"{count - len(rows):,} of {count:,} rows with an empty cell, the first in line {first_dropped}"
-        _log.warning("adtrain: warning: %s: left out %s", visible(str(table.path)), what)
+        warn(table.path, f"left out {what}")
     if not len(rows):
         found = f"an empty cell in each of {count:,} rows" if count else "no rows"
         raise DataError(f"{table.path}: found {found}, expected one per example")
@@ -243,144 +172,6 @@ def _has_evident_header(table: Opened, cells: Cells, labels: LabelReader, option
     named = [options.label, *options.drop, *options.categories]
     has_numbers = any(column.categories is None for column in cells.columns) or labels.have_numbers
     return not table.header or has_numbers or options.label is None or any(isinstance(x, str) for x in named)
-
-
-@dataclass(frozen=True)
-class Opened:
-    """An open table: its first line, whether that has the names of the columns, and the lines with values."""
-
-    path: Path
-    first: list[str]
-    header: bool
-    lines: Iterator[Line]
-
-    @cached_property
-    def positions(self) -> dict[str, list[int]]:
-        """The indices of the columns with each name; empty without a header."""
-        found: dict[str, list[int]] = {}
-        for i, name in enumerate(self.first if self.header else ()):
-            found.setdefault(name, []).append(i)
-        return found
-
-    def name(self, column: int) -> str | None:
-        return self.first[column] if self.header else None
-
-    def title(self, column: int) -> str:
-        """The column for messages, such as `column 1 (width)`."""
-        return column_title(column, self.name(column))
-
-    def listed(self) -> str:
-        """The columns, for messages."""
-        if not self.header:
-            return f"there is no header, the columns are 0 to {len(self.first) - 1}"
-        return f"the columns are {first_names(list(map(printable, self.first)))}"
-
-    def column(self, option: str, given: str | int) -> int:
-        """The index, from 0, of the column that an option names. Raises DataOptionError unless there is one."""
-        if isinstance(given, int) and -len(self.first) <= given < len(self.first):
-            return given % len(self.first)
-        found = self.positions.get(cleaned(given), []) if isinstance(given, str) else []
-        if len(found) > 1:
-            reason = f"found {given!r}, the name of columns {found[0]} and {found[1]} of {self.path}"
-            raise DataOptionError(option, f"{reason}, expected the number of one of them, or different names")
-        if found:
-            return found[0]
-        raise DataOptionError(option, f"found {given!r}, which is not a column of {self.path}: {self.listed()}")
-
-    def row(self, line: int, row: list[str]) -> list[str]:
-        """The row without an empty cell after its last column. Raises DataError if it has another number of columns."""
-        width = len(self.first)
-        if len(row) == width or (len(row) == width + 1 and not cleaned(row[width])):
-            return row[:width]
-        raise DataError(f"{self.path}:{line}: found {len(row)} values, expected {width} as in the first line")
-
-
-@contextmanager
-def opened(path: Path, options: CsvOptions, known: Columns | None) -> Iterator[Opened]:
-    """The open table. Errors of reading the file during the `with` block become DataError.
-
-    By default `names_columns` says whether the first line is a header; it is one if the columns `known` have names. A
-    line sep=; before it, as Excel reads it, sets the delimiter. A delimiter at the end of lines makes no column.
-    """
-    delimiter = options.delimiter or ("\t" if path.suffix.lower() == ".tsv" else ",")
-    csv.field_size_limit(max(LONGEST_CELL, csv.field_size_limit()))
-    try:
-        with TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
-            skipped = 0
-            if separator := SEPARATOR.fullmatch(file.readline(SEPARATOR_LENGTH)):
-                skipped, delimiter = 1, options.delimiter or separator[1]
-            else:
-                file.seek(0)
-            # A blank before a quote belongs to the delimiter.
-            reader = csv.reader(file, strict=True, delimiter=delimiter, skipinitialspace=delimiter != " ")
-            lines = ((reader.line_num + skipped, row) for row in reader if len(row) > 1 or any(map(cleaned, row)))
-            try:
-                yield _opened(path, lines, delimiter, options, known)
-            except csv.Error as error:
-                line = reader.line_num + skipped
-                raise DataError(f"{path}:{line}: found invalid CSV ({error}), expected a table") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: found an invalid byte at {error.start}, expected UTF-8 text") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
-
-
-def _opened(path: Path, lines: Iterator[Line], delimiter: str, options: CsvOptions, known: Columns | None) -> Opened:
-    line, first = next(lines, (0, list[str]()))
-    if len(first) < 2 and (known is None or not first):
-        separated = {",": "commas", "\t": "tabs"}.get(delimiter, repr(delimiter))
-        other = next((repr(x) for x in ";,\t|" if first and x in first[0]), "another separator")
-        advice = f"separated by {separated}; set data.delimiter to {other}"
-        if not first:
-            raise DataError(f"{path}: found no lines, expected one for each example")
-        raise DataError(f"{path}: found 1 column, expected at least 2, {advice}")
-    names, compared = list(map(cleaned, first)), list(islice(lines, COMPARED_ROWS))
-    header = options.header if known is None else known.features[0].name is not None
-    if header is None and (header := names_columns(names, [row for _, row in compared])) is None:
-        reason = f"expected true or false: line {line} of {path} has numbers and texts, so it can be names or values"
-        raise DataOptionError("header", f"missing, {reason}")
-    ends = len(names) > 2 and not names[-1] and not any(any(map(cleaned, row[len(names) - 1 :])) for _, row in compared)
-    if ends and (header or known is None or len(names) > known.width):
-        names.pop()
-    return Opened(path, names, header, chain([] if header else [(line, first)], compared, lines))
-
-
-def names_columns(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool | None:
-    """Whether `first` (cleaned) has names, by comparison with the lines that follow it; None if they do not tell.
-
-    A line without a number has names. One with numbers and texts has names if a text is above numbers only, or if all
-    its numbers are years, above other numbers. It has values if a text occurs again in its column.
-    """
-    numbers = [i for i, cell in enumerate(first) if is_number(cell)]
-    texts = [i for i, cell in enumerate(first) if cell and not is_number(cell)]
-    if not numbers:
-        return True
-    below = {i: [cell for row in rows for cell in map(cleaned, row[i : i + 1]) if cell] for i in range(len(first))}
-    if any(first[i] in below[i] for i in texts):
-        return False
-    if any(below[i] and all(map(is_number, below[i])) for i in texts):
-        return True
-    different = len({first[i] for i in numbers}) == len(numbers)
-    if different and all(_is_year(first[i]) and below[i] and not any(map(_is_year, below[i])) for i in numbers):
-        return True
-    repeated = any(2 * len(set(below[i])) <= len(below[i]) for i in texts)
-    return None if repeated else False
-
-
-def _is_year(text: str) -> bool:
-    return text.isdecimal() and text.isascii() and int(text[:9]) in YEARS
-
-
-class Missing:
-    """The texts that stand for an empty cell; those that are numbers also in another notation, as -999 and -999.0."""
-
-    def __init__(self, options: CsvOptions) -> None:
-        texts = list(map(str, options.missing_values))
-        self._texts = {"", *map(str.lower, texts)}
-        self.numbers = {float(text) for text in texts if is_number(text) and is_finite(text)}
-
-    def __contains__(self, text: str) -> bool:
-        return text.lower() in self._texts or (bool(self.numbers) and is_number(text) and float(text) in self.numbers)
 
 
 class CellReader:
@@ -400,13 +191,12 @@ class CellReader:
 
         `lines` are the rows' positions in the file, for messages. Raises DataError with line and column.
         """
-        if all(map(is_plain, map("".join, rows))) and not any(reader.is_special for reader in self._readers):
-            with suppress(ValueError), np.errstate(over="ignore"):
-                numbers = np.array(rows, np.float64)
-                if np.isfinite(numbers.astype(np.float32)).all() and np.abs(numbers).max() < LARGEST_INTEGER:
-                    for reader in self._readers:
-                        reader.has_numbers = True
-                    return numbers
+        if not any(reader.is_special for reader in self._readers):
+            numbers = _finite_numbers(rows)
+            if numbers is not None and np.abs(numbers).max() < LARGEST_INTEGER:
+                for reader in self._readers:
+                    reader.has_numbers = True
+                return numbers
         cells = zip(*rows, strict=True)
         return np.stack([x.convert(lines, texts) for x, texts in zip(self._readers, cells, strict=True)], axis=1)
 
@@ -450,18 +240,13 @@ class _ColumnReader:
         if len(filled) < len(texts):
             if not self.allow_empty:
                 first = texts.index("")
-                raise self._empty(lines[first], given[first])
+                expected = "a value; data.missing: mean, zero or drop allows empty cells"
+                raise _empty(f"{self.path}:{lines[first]}", given[first], self._name, expected)
             self._emptied.update(text for text, kept in zip(given, texts, strict=True) if text and not kept)
         if filled and not (self.has_numbers or self.has_categories):
             self.has_numbers = any(map(NUMBER_LIKE.match, filled))
             self.has_categories = not self.has_numbers
         return self._codes(lines, texts) if self.has_categories else self._numbers(lines, texts)
-
-    def _empty(self, line: int, text: str) -> DataError:
-        found = f"found {quoted(text) if text else 'an empty cell'} in {self._name}"
-        stands = " which stands for an empty cell unless data.missing_values says otherwise," if text else ""
-        expected = "expected a value; data.missing: mean, zero or drop allows empty cells"
-        return self._error(line, f"{found},{stands} {expected}")
 
     def _codes(self, lines: Sequence[int], texts: Sequence[str]) -> np.ndarray:
         for line, text in zip(lines, texts, strict=True):
@@ -474,12 +259,13 @@ class _ColumnReader:
         return np.array([self.codes[text] if text else np.nan for text in texts], np.float64)
 
     def _numbers(self, lines: Sequence[int], texts: Sequence[str]) -> np.ndarray:
-        if is_plain("".join(texts)):
-            with suppress(ValueError), np.errstate(over="ignore"):
-                numbers = np.array([text or "nan" for text in texts], np.float64)
-                if np.isfinite(numbers.astype(np.float32)).sum() == sum(map(bool, texts)):
-                    self._note_rounded(texts, numbers)
-                    return numbers
+        filled = [i for i, text in enumerate(texts) if text]
+        numbers = _finite_numbers([texts[i] for i in filled])
+        if numbers is not None:
+            found = np.full(len(texts), np.nan)
+            found[filled] = numbers
+            self._note_rounded(texts, found)
+            return found
         for line, text in zip(lines, texts, strict=True):
             if text and not (is_plain(text) and is_finite(text)):
                 advice = "; if the column has categories, list it in data.categories" if self.learning else ""
@@ -494,25 +280,21 @@ class _ColumnReader:
 
     def warn(self) -> None:
         """See `CellReader.warn`. In a column of numbers it is evident that other texts stand for empty cells."""
-        place = visible(str(self.path))
         if self._emptied and self.has_categories and self.learning:
             listed = first_names([f"{quoted(text)} ({count:,})" for text, count in self._emptied.items()])
             advice = "data.missing_values: [] reads such texts as categories"
-            _log.warning("adtrain: warning: %s: %s: read %s as empty cells; %s", place, self._name, listed, advice)
+            warn(self.path, f"{self._name}: read {listed} as empty cells; {advice}")
         if self._rounded is not None:
             reason = f"float64 loses the last digits of {self._rounded[:40]} and others"
             advice = "subtract a constant from them, or leave the column out by data.drop"
-            _log.warning("adtrain: warning: %s: %s: %s; %s", place, self._name, reason, advice)
+            warn(self.path, f"{self._name}: {reason}; {advice}")
 
     @property
     def _name(self) -> str:
         return column_title(self._column.position, self._column.name)
 
     def _wrong(self, line: int, text: str, expected: str) -> DataError:
-        return self._error(line, f"found {quoted(text)} in {self._name}, {expected}")
-
-    def _error(self, line: int, message: str) -> DataError:
-        return DataError(f"{self.path}:{line}: {message}")
+        return DataError(f"{self.path}:{line}: found {quoted(text)} in {self._name}, {expected}")
 
 
 class LabelReader:
@@ -604,66 +386,40 @@ def _label_texts(table: Opened, chunk: Sequence[Line], label: int, missing: Miss
     texts = [cleaned(row[label]) for _, row in chunk]
     if empty := {text for text in set(texts) if text in missing}:
         (line, _), text = next(x for x in zip(chunk, texts, strict=True) if x[1] in empty)
-        raise _empty(table, line, label, text, "a label")
+        raise _empty(f"{table.path}:{line}", text, table.title(label), "a label")
     return texts
 
 
-def _empty(table: Opened, line: int, column: int, text: str, expected: str) -> DataError:
-    found = f"found {quoted(text) if text else 'no value'} in {table.title(column)}"
-    stands = " which stands for a missing value unless data.missing_values says otherwise," if text else ""
-    return DataError(f"{table.path}:{line}: {found},{stands} expected {expected}")
+def _empty(where: str, text: str, column: str, expected: str) -> DataError:
+    """The error for an empty cell, or a text that stands for one."""
+    found = f"found {quoted(text) if text else 'an empty cell'} in {column}"
+    stands = " which stands for an empty cell unless data.missing_values says otherwise," if text else ""
+    return DataError(f"{where}: {found},{stands} expected {expected}")
+
+
+def _finite_numbers(cells: Sequence[Any]) -> np.ndarray | None:
+    """The cells, texts or rows of texts, as float64; None unless all are numbers that are finite in float32."""
+    if all(map(is_plain, map("".join, cells))):
+        with suppress(ValueError), np.errstate(over="ignore"):
+            numbers = np.array(cells, np.float64)
+            if np.isfinite(numbers.astype(np.float32)).all():
+                return numbers
+    return None
 
 
 def _targets(table: Opened, chunk: Sequence[Line], columns: Sequence[int], missing: Missing) -> np.ndarray:
     """The numbers of these columns, float64 (lines, columns); each is finite in float32."""
     rows = [[cleaned(row[i]) for i in columns] for _, row in chunk]
-    if all(map(is_plain, map("".join, rows))) and not missing.numbers:
-        with suppress(ValueError), np.errstate(over="ignore"):
-            numbers = np.array(rows, np.float64)
-            if np.isfinite(numbers.astype(np.float32)).all():
-                return numbers
+    if not missing.numbers and (numbers := _finite_numbers(rows)) is not None:
+        return numbers
     for (line, _), row in zip(chunk, rows, strict=True):
         for column, text in zip(columns, row, strict=True):
             if text in missing:
-                raise _empty(table, line, column, text, "a finite number")
+                raise _empty(f"{table.path}:{line}", text, table.title(column), "a finite number")
             if not (is_plain(text) and is_finite(text)):
                 where = f"{table.path}:{line}: found {quoted(text)} in {table.title(column)}"
                 raise DataError(f"{where}, expected a finite number")
     return np.array(rows, np.float64)
-
-
-def column_title(position: int, name: str | None) -> str:
-    """The column for messages, such as `column 1 (width)`."""
-    return f"column {position}" if name is None else f"column {position} ({printable(name)})"
-
-
-def is_number(text: str) -> bool:
-    """Whether Python reads the text as a number."""
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def is_plain(text: str) -> bool:
-    """False for digits of other scripts and groups such as 1_000, which Python reads as numbers."""
-    return text.isascii() and "_" not in text
-
-
-def is_finite(text: str) -> bool:
-    """Whether the text is a number that is finite in float32."""
-    try:
-        return abs(float(text)) < FLOAT32_INFINITY
-    except ValueError:
-        return False
-
-
-def cleaned(text: str) -> str:
-    """A name or cell as it is compared with others: without blanks around it, and with composed letters (NFC)."""
-    if text.isascii():
-        return text.strip()
-    return unicodedata.normalize("NFC", text.translate(BLANKS)).strip()
 
 
 FORMAT = Format(

@@ -1,21 +1,24 @@
-"""Load a data set of the catalogue by name, or files by path."""
+"""Load a data set of the catalogue by name, or files by path, with warnings about data that are hardly what was meant.
+
+Such are classes without a training example, a column that gives away what is to be predicted, and lost digits.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from adtrain.data import catalogue, checks, formats, idx, npz
+from adtrain.data import catalogue, formats, idx, npz
 from adtrain.data.catalogue import Entry
-from adtrain.data.errors import DataError, DataOptionError
+from adtrain.data.errors import DataError, DataOptionError, printable, warn
 from adtrain.data.file_array import Conversion, FileArray
 from adtrain.data.formats import Options
-from adtrain.data.part import Known, Part, Parts, arrays_as_parts
+from adtrain.data.part import Columns, Known, Part, Parts, arrays_as_parts
 from adtrain.data.split import Images, Rows, Split, split_test
 from adtrain.data.statistics import (
     PIXEL_MAX,
@@ -23,11 +26,23 @@ from adtrain.data.statistics import (
     cell_statistics,
     channel_statistics,
     converted,
+    lossy_channels,
     offsets,
     target_statistics,
 )
 from adtrain.data.table_encoder import TableEncoder, learn
-from adtrain.text import counted
+from adtrain.text import counted, first_names
+
+FEW, MANY = 256, 4096
+"""Rows that are looked at first. They rule out most columns."""
+
+
+REPEATED = 4
+"""Rows for each value of a column, from which on it is no chance that each value has one label."""
+
+
+ROUNDING = 1e-6
+"""The part of the largest deviation of a target that is rounding error."""
 
 ClassType: TypeAlias = Literal["str", "int", "bool", "float"]
 CLASS_TYPES: dict[str, ClassType] = {"U": "str", "i": "int", "b": "bool", "f": "float"}
@@ -176,8 +191,8 @@ def of_parts(
         train, test = split_test(train, options.test)
     learning = encoder is None and not offset
     if learning and not train.is_text:
-        checks.warn_of_classes(classes, train, test, source)
-        checks.warn_of_leaks(found.train.columns, train, source)
+        warn_of_classes(classes, train, test, source)
+        warn_of_leaks(found.train.columns, train, source)
     if found.train.columns is not None:
         rows = train.images.rows if isinstance(train.images, Rows) else np.arange(len(train))
         learnt_from = _cells(found.train.images), rows, found.train.columns
@@ -193,7 +208,7 @@ def of_parts(
         if any(needed) and not any(offset):
             tabular = encoder is not None and train.images.shape[2:] == (1, 1)
             features = encoder.features if encoder is not None and tabular else ()
-            checks.warn_of_lost_digits(train.images, std, features, source)
+            warn_of_lost_digits(train.images, std, features, source)
         train, test = _in_float32(train, test, offset, source)
     else:
         offset = ()
@@ -333,3 +348,76 @@ def _check_alike(train: Part, test: Part) -> None:
     shape, expected = test.images.shape[1:], train.images.shape[1:]
     if shape != expected:
         raise DataError(f"{test.place}: found test images of shape {shape}, expected {expected} as in training")
+
+
+def warn_of_classes(classes: tuple[str, ...], train: Split, test: Split, place: str) -> None:
+    """Warn about classes of which the training part has no example."""
+    counts = np.bincount(train.labels, minlength=len(classes)) if classes else np.ones(0)
+    if unseen := np.flatnonzero(counts == 0).tolist():
+        names = first_names([printable(classes[i]) for i in unseen])
+        kinds = "class" if len(unseen) == 1 else "classes"
+        what = f"{counted(int(np.isin(test.labels, unseen).sum()), 'test examples')} of {kinds} {names}"
+        warn(place, f"found {what}, without a training example")
+
+
+def warn_of_leaks(columns: Columns | None, train: Split, place: str) -> None:
+    """Warn about columns of a table, in a file of any format, that determine the label or target."""
+    base = train.images.base if isinstance(train.images, Rows) else train.images
+    if train.images.shape[2:] != (1, 1) or isinstance(base, FileArray):
+        return
+    for i, what in leaks(np.asarray(train.images)[:, :, 0, 0], train.labels):
+        name = printable(str(i) if columns is None else columns.features[i].title)
+        advice = "leave it out if it is not known at the time of a prediction"
+        warn(place, f"column {name} leaks what is to be predicted: {what}; {advice}")
+
+
+def warn_of_lost_digits(images: Images, std: Sequence[float], features: Sequence[str], place: str) -> None:
+    """Warn about channels whose numbers differ by less than float32 holds; `features` names those of a table."""
+    if lossy := lossy_channels(images, std):
+        names = [printable(features[i]) if features else str(i) for i in lossy]
+        what = f"{'column' if features else 'channel'} {first_names(names)}"
+        reason = "float32 loses the last digits of these numbers; data.normalize: true subtracts the mean first"
+        warn(place, f"{what}: {reason}")
+
+
+def leaks(features: np.ndarray, labels: np.ndarray) -> Iterator[tuple[int, str]]:
+    """The columns of features (N, columns) that determine the label, with what was found; NaN is an empty cell.
+
+    Labels are class numbers (N,), or numbers to predict (N, targets). Of classes a column gives the label away if each
+    of its values has one label and values repeat; of numbers if it is one of them times a factor plus a constant.
+    """
+    if labels.ndim == 2:
+        for target in labels.T:
+            likely = np.flatnonzero(_are_linear(features[:FEW], target[:FEW]))
+            for i in likely[_are_linear(features[:, likely], target)].tolist():
+                yield i, "it is a target times a factor plus a constant"
+        return
+    ordered = np.sort(features[:FEW], axis=0)
+    for i in np.flatnonzero((ordered[1:] == ordered[:-1]).any(axis=0)).tolist():
+        few = _values_with_one_label(features[:MANY, i], labels[:MANY])
+        if count := few and _values_with_one_label(features[:, i], labels):
+            yield i, f"each of its {count:,} values has only one label"
+
+
+def _values_with_one_label(values: np.ndarray, labels: np.ndarray) -> int:
+    """The number of different values if each has one label only and they repeat; otherwise 0."""
+    different, codes = np.unique(values, return_inverse=True)
+    if len(different) < 2 or REPEATED * len(different) > len(values):
+        return 0
+    last = np.zeros(len(different), labels.dtype)
+    last[codes] = labels
+    return len(different) if len(np.unique(labels)) > 1 and np.array_equal(last[codes], labels) else 0
+
+
+def _are_linear(features: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """For each column whether the target is a factor times it plus a constant, and has three different numbers."""
+    filled = ~np.isnan(features)
+    count = np.maximum(filled.sum(axis=0), 1)
+    x = features - features.sum(axis=0, where=filled) / count
+    y = target[:, np.newaxis] - (filled * target[:, np.newaxis]).sum(axis=0) / count
+    squares = np.square(x).sum(axis=0, where=filled)
+    factor = (x * y).sum(axis=0, where=filled) / np.where(squares > 0, squares, 1)
+    largest = np.abs(y).max(axis=0, where=filled, initial=0)
+    error = np.abs(y - factor * x).max(axis=0, where=filled, initial=0)
+    found: np.ndarray = (error <= ROUNDING * largest) & (largest > 0) & (2 * count > len(target))
+    return found & (len(np.unique(target)) > 2)

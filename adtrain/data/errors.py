@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+
 from adtrain.core.errors import AdtrainError
+from adtrain.text import visible
+
+_log = logging.getLogger(__name__)
 
 
 class DataError(AdtrainError):
@@ -15,6 +20,11 @@ class DataOptionError(DataError):
     def __init__(self, option: str, reason: str) -> None:
         self.option, self.reason = option, reason
         super().__init__(f"data.{option}: {reason}")
+
+
+def warn(place: object, message: str) -> None:
+    """Warn about a file, a folder or data in memory."""
+    _log.warning("adtrain: warning: %s: %s", visible(str(place)), message)
 
 
 def quoted(text: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from adtrain.data import csv_table, idx, images, npz, text_file
+from adtrain.data import csv_file, csv_table, idx, images, npz, text_file
 from adtrain.data.errors import DataError, DataOptionError
 from adtrain.data.part import NOTHING, Format, Known, Parts
 from adtrain.option_types import Fraction, Text
@@ -35,7 +35,7 @@ class CommonOptions:
 
 
 @dataclass(frozen=True)
-class Options(text_file.TextOptions, images.ImageOptions, csv_table.CsvOptions, CommonOptions):
+class Options(text_file.TextOptions, images.ImageOptions, csv_file.CsvOptions, CommonOptions):
     """The options of `data.load`. The data section of a config is made from their names, annotations and meanings.
 
     Attributes:

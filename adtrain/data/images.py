@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 
-from adtrain.data.errors import DataError, DataOptionError
+from adtrain.data.errors import DataError, DataOptionError, warn
 from adtrain.data.file_array import require_memory
 from adtrain.data.part import NOTHING, Format, Known, Part, Parts
 from adtrain.data.split import Split
@@ -134,8 +134,8 @@ def read_folder(folder: Path, options: ImageOptions, known: Known = NOTHING) -> 
     if train is None or not any(entry.is_dir() for entry in _entries(train)):
         train, test, validation = folder, None, None
     elif test is None and validation is not None:
-        note = "found no folder test; %s, which has validation images, is the test part"
-        _log.warning(f"adtrain: warning: %s: {note}", visible(str(folder)), visible(validation.name))
+        shown = visible(validation.name)
+        warn(folder, f"found no folder test; {shown}, which has validation images, is the test part")
         test, validation = validation, None
     reader = _Reader(options)
     names = set[str]()
@@ -148,8 +148,7 @@ def read_folder(folder: Path, options: ImageOptions, known: Known = NOTHING) -> 
     training, held_out, tested = files(train), files(validation), files(test)
     if reader.others:
         first, count = visible(str(reader.others[0])), counted(len(reader.others), "files")
-        what = f"skipped {count} of other types than PNG and JPEG, such as {first}"
-        _log.warning("adtrain: warning: %s: %s", visible(str(folder)), what)
+        warn(folder, f"skipped {count} of other types than PNG and JPEG, such as {first}")
     part, kept = reader.read_part([*training, *held_out], train)
     return Parts(
         part,

@@ -5,7 +5,6 @@ The rows are those of a file, or of a table in memory: a dict of columns, a list
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,13 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.data.csv_table import CsvOptions, Encoding, Opened, cells_of, cleaned
-from adtrain.data.errors import DataError, printable, quoted
+from adtrain.data.csv_file import CsvOptions, Encoding, Opened, cleaned
+from adtrain.data.csv_table import cells_of
+from adtrain.data.errors import DataError, printable, quoted, warn
 from adtrain.data.file_array import require_memory
 from adtrain.data.part import Cells, Column, Columns, as_images
-from adtrain.text import counted, visible
-
-_log = logging.getLogger(__name__)
+from adtrain.text import counted
 
 PLACE = "rows"
 """The name of the table in messages: `rows:3` is the row 3, counted from 0."""
@@ -156,7 +154,7 @@ def _numbers(codes: np.ndarray, column: Column, found: Column, place: str) -> np
         what = f"found {quoted(texts[unseen[0]])}{f' and {others:,} more' if others else ''}"
         where = f"in column {printable(column.title)} ({counted(len(unseen), 'rows')})"
         reason = "which no training row has: the column's features are 0"
-        _log.warning("adtrain: warning: %s: %s %s, %s", visible(place), what, where, reason)
+        warn(place, f"{what} {where}, {reason}")
     return numbers
 
 

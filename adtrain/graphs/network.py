@@ -11,8 +11,9 @@ from adtrain import config, nn
 from adtrain.config import Config
 from adtrain.graphs.formats import Graph
 from adtrain.graphs.picture import LABEL, TITLE, Arrow, Box, Frame, Picture, Point, text_height, text_width
+from adtrain.nn.describe import LayerRow
 from adtrain.nn.fields import pair, size_text
-from adtrain.table import Column, render
+from adtrain.table import COUNT, TEXT, Column, render
 
 KINDS: dict[str, tuple[type[nn.Module], ...]] = {
     "convolution": (nn.Conv2d, nn.ConvTranspose2d),
@@ -26,7 +27,12 @@ KINDS: dict[str, tuple[type[nn.Module], ...]] = {
 """The colours of layers, as names in the style sheet."""
 OPENED = (nn.Sequential, nn.Residual, nn.Concat, nn.Add)
 """Containers whose children are drawn. Others, and layers, are one box."""
-COLUMNS = (Column("layer", text=True), Column("kind", text=True), Column("output", text=True), Column("parameters"))
+COLUMNS: tuple[Column[LayerRow], ...] = (
+    Column("layer", lambda row: row.name, TEXT),
+    Column("kind", lambda row: row.kind, TEXT),
+    Column("output", lambda row: size_text(row.output_shape), TEXT),
+    Column("parameters", lambda row: row.parameters or None, COUNT),
+)
 # Wide enough for every column of the text, as it goes to a file.
 WIDTH = 10_000
 MARGIN, TOP, PADDING, SPACE = 24, 76, 12, 28
@@ -55,13 +61,8 @@ def network_picture(
 
 def _text(cfg: Config, model: nn.Module, shape: nn.Shape) -> str:
     rows = nn.describe(model, shape)
-    cells = [["input", "", size_text(shape), ""]]
-    cells += [
-        [row.name, row.kind, size_text(row.output_shape), f"{row.parameters:,}" if row.parameters else ""]
-        for row in rows
-    ]
-    cells += [["loss", cfg.loss.kind, "", ""], ["total", "", "", f"{sum(row.parameters for row in rows):,}"]]
-    return "\n".join([*render(COLUMNS, cells, WIDTH), ""])
+    loss, total = LayerRow("loss", cfg.loss.kind, (), 0), LayerRow("total", "", (), sum(row.parameters for row in rows))
+    return "\n".join([*render(COLUMNS, [LayerRow("input", "", shape, 0), *rows, loss, total], WIDTH), ""])
 
 
 class _End(NamedTuple):

@@ -63,12 +63,3 @@ LOSSES: dict[str, Callable[..., Value]] = {
     "binary_cross_entropy_with_logits": ops.binary_cross_entropy_with_logits,
 }
 """Losses by their name in a config: f(outputs, targets, **options) is the mean over the batch."""
-
-__all__ = [
-    "ELU", "GELU", "GRU", "INITIALIZERS", "LAYERS", "LOSSES", "LSTM", "RNN", "AdaptiveAvgPool2d", "Add", "AvgPool2d",
-    "BatchNorm1d", "BatchNorm2d", "Concat", "Container", "Conv2d", "ConvTranspose2d", "Dropout", "Embedding", "Flatten",
-    "GroupNorm", "LayerError", "LayerNorm", "LayerRow", "LeakyReLU", "Linear", "LogSoftmax", "MaxPool2d", "Mean",
-    "Mode", "Module", "MultiheadAttention", "Params", "Patches", "PositionalEmbedding", "ReLU", "Reshape", "Residual",
-    "Select", "Sequential", "Shape", "SiLU", "Sigmoid", "Softmax", "Softplus", "State", "Tanh",
-    "TransformerEncoderLayer", "WeightInit", "count_parameters", "describe", "layer_of", "layers",
-]  # fmt: skip

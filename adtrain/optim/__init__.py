@@ -19,8 +19,3 @@ from adtrain.optim.sgd import SGD
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW, "rmsprop": RMSprop}
 """Optimizers by their name in a config."""
-
-__all__ = [
-    "OPTIMIZERS", "SCHEDULES", "SGD", "Adam", "AdamW", "OptState", "Optimizer", "RMSprop", "Schedule", "clip_by_norm",
-    "clip_by_value", "schedules",
-]  # fmt: skip

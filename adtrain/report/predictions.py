@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from adtrain.config.plugged import NONE, Trust
 from adtrain.core import tree
 from adtrain.data import Images
 from adtrain.metrics import confusion_matrix
@@ -20,7 +21,6 @@ from adtrain.training.evaluation import Evaluation, class_names, predictions
 from adtrain.training.examples import on_device
 from adtrain.training.model_file import TrainedModel
 from adtrain.training.tasks import Multilabel, NextClass, Regression
-from adtrain.training.trust import NONE, Trust
 
 
 class Mistake(NamedTuple):

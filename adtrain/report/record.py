@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adtrain.config import Config
+from adtrain.config.plugged import NONE, Trust
 from adtrain.training import model_file
-from adtrain.training.metrics import Epoch, Interval, Line, Stopped, read_metrics
+from adtrain.training.progress import Epoch, Interval, Line, Stopped, read_metrics
 from adtrain.training.summary import Summary, read_summary
-from adtrain.training.trust import NONE, Trust
 
 FEW_EPOCHS = 4
 """Below this number of epochs a training curve has a point for each interval of steps instead of each epoch."""

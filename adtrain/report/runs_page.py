@@ -15,7 +15,7 @@ from adtrain.report.curves import Curve, Panel
 from adtrain.report.record import Record
 from adtrain.templates import environment
 from adtrain.training import scores
-from adtrain.training.metrics import Epoch, Interval
+from adtrain.training.progress import Epoch, Interval
 
 KINDS = ("series-2", "series-3", "series-5", "series-4", "series-6", "series-1")
 """CSS classes with the colours of the curves; further ones begin again."""

@@ -19,15 +19,17 @@ from adtrain.core.vmap import vmap
 from adtrain.files import write_atomic
 from adtrain.passes import ALL
 from adtrain.sweeps.folder import RESULTS, RUNS, SweepFolder
+from adtrain.sweeps.inputs import WaveInputs
 from adtrain.sweeps.members import Group
 from adtrain.sweeps.records import MemberResult, SweepResults
 from adtrain.sweeps.run import rungs_of
 from adtrain.sweeps.session import Session
+from adtrain.sweeps.step import with_targets
 from adtrain.sweeps.wave import WaveState, best_of
 from adtrain.training.checkpoint import fetch
 from adtrain.training.evaluation import BATCH_SIZE, mean_loss
 from adtrain.training.experiment import Experiment
-from adtrain.training.metrics import METRICS, Epoch, Tested
+from adtrain.training.progress import METRICS, Epoch, Tested
 from adtrain.training.run_folder import CONFIG, RunFolder, write_plugins
 from adtrain.training.scores import Score, single_numbers
 from adtrain.training.step import TrainState
@@ -172,25 +174,29 @@ def evaluate(session: Session, folder: SweepFolder, members: Sequence[int]) -> S
             raise AdtrainError(f"{folder.path}: its members have different test parts, expected one for an ensemble")
         kept = state.only(chosen).state
         params, statistics = tree.map(lambda x: array(x, device=session.device), (kept.params, kept.statistics))
-        total = total + _summed(group, params, statistics, images, session.device)
+        inputs = WaveInputs(group, [session.members[number] for number in chosen], session.device)
+        total = total + _summed(inputs, params, statistics, images)
         missing -= set(chosen)
     if missing:
         raise folder.no_state(min(missing))
     return _score(experiment, total / len(members), labels)
 
 
-def _summed(group: Group, params: nn.Params, statistics: nn.State, images: Any, device: str) -> np.ndarray:
+def _summed(inputs: WaveInputs, params: nn.Params, statistics: nn.State, images: Any) -> np.ndarray:
     """The sum of the members' predictions for images (N, C, H, W): float64 (N, ...)."""
-    predictions = group.experiment.network.predictions
+    network = inputs.group.experiment.network
 
-    def of_batch(params: nn.Params, statistics: nn.State, batch: Value) -> Value:
-        found = vmap(predictions, (0, 0, None))(params, statistics, batch)
+    def of_member(params: nn.Params, statistics: nn.State, targets: Sequence[Value], batch: Value) -> Value:
+        return with_targets(network, targets).predictions(params, statistics, batch)
+
+    def of_batch(params: nn.Params, statistics: nn.State, targets: Sequence[Value], batch: Value) -> Value:
+        found = vmap(of_member, (0, 0, 0, None))(params, statistics, targets, batch)
         return ops.sum(ops.astype(found, np.float64), axis=0)
 
     step = stage(of_batch, ALL)
     starts = range(0, len(images), BATCH_SIZE)
-    batches = (array(images[start : start + BATCH_SIZE], device=device) for start in starts)
-    return np.concatenate([step(params, statistics, batch).numpy() for batch in batches])
+    batches = (array(images[start : start + BATCH_SIZE], device=inputs.device) for start in starts)
+    return np.concatenate([step(params, statistics, inputs.targets, batch).numpy() for batch in batches])
 
 
 def _score(experiment: Experiment, predictions: np.ndarray, labels: np.ndarray) -> Score:

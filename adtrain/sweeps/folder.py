@@ -16,6 +16,7 @@ import numpy as np
 from adtrain import config
 from adtrain.config import Config, records
 from adtrain.config.files import SWEEP_CONFIG
+from adtrain.config.plugged import NONE, Trust
 from adtrain.config.records import plain
 from adtrain.config.values import Total
 from adtrain.core import tree
@@ -27,11 +28,10 @@ from adtrain.sweeps.step import empty_tally
 from adtrain.sweeps.wave import WaveState
 from adtrain.training import tensor_file
 from adtrain.training.checkpoint import named_state
-from adtrain.training.metrics import read_lines
 from adtrain.training.preparation import with_absolute_paths
+from adtrain.training.progress import read_lines
 from adtrain.training.run_folder import changed_data, create_numbered, plugin_options, write_plugins
 from adtrain.training.step import TrainState
-from adtrain.training.trust import NONE, Trust
 
 TALLY, LAST, BEST = "tally.", "last.", "best."
 """The prefixes of the names of a tally's arrays, and of the states after the last and after the best epoch."""

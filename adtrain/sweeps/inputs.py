@@ -97,6 +97,7 @@ class WaveInputs:
 
     Attributes:
         experiments, data_seeds: of each member.
+        targets: see `Settings`.
         rows: by data seed the rows of `Group.whole` for training and for validation.
     """
 
@@ -110,6 +111,10 @@ class WaveInputs:
         words = [[seed & 0xFFFFFFFF, seed >> 32] for seed in seeds]
         self.seeds = array(np.array(words, np.uint32), device=device)
         self.experiments = [group.of_member(member) for member in members]
+        self.targets = [
+            array(np.array([getattr(x.network.task, name) for x in self.experiments]), device=device)
+            for name in (("mean", "std") if group.has_own_targets else ())
+        ]
         self.rates = [experiment.optimizer.lr for experiment in self.experiments]
         self.options = {name: self._option([x.optimizer for x in self.experiments], name) for name in group.options}
         self.schedules: list[optim.Schedule] = []
@@ -196,4 +201,4 @@ class EpochInputs:
         for i, of_member in enumerate(self.rates):
             rates[i, :count] = of_member[first : first + count]
         on_device: Array = array(rates, device=inputs.device)
-        return Settings(inputs.seeds, on_device, inputs.options)
+        return Settings(inputs.seeds, on_device, inputs.options, inputs.targets)

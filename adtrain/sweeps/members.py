@@ -24,6 +24,7 @@ from adtrain.training.checks import warn_of_init_from
 from adtrain.training.evaluation import higher_is_better, metrics_of
 from adtrain.training.experiment import Experiment
 from adtrain.training.preparation import of_data, read_data, with_absolute_paths
+from adtrain.training.tasks import Regression
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class Group:
         experiment: that of its first member.
         whole: the training part with the validation images.
         shared_seed: the seed of the order and the validation split that all members share; None: each has its own.
+        first_targets: whether all members normalize their targets as the first one, as in sweeps of format 3.
     """
 
     number: int
@@ -60,12 +62,10 @@ class Group:
     experiment: Experiment
     whole: Split
     shared_seed: int | None
+    first_targets: bool = False
 
     def of_member(self, member: Member) -> Experiment:
-        """The experiment of one member, as `adtrain train` has it. With `shared_seed` the split is that of all.
-
-        Its targets are normalized by the statistics of the first member's training part, as in the group's Program.
-        """
+        """The experiment of one member, as `adtrain train` has it. With `shared_seed` the split is that of all."""
         first, cfg = self.experiment, member.config
         init_from = with_absolute_paths(cfg).training.init_from
         prepared = first.config.model_copy(
@@ -86,7 +86,18 @@ class Group:
         if first.validation is None or seed == self.data_seed(self.members[0]):
             return found
         train, validation = data.split_validation(self.whole, cfg.data.validation, seed, first.data.validation_rows)
-        return replace(found, data=replace(first.data, train=train), validation=validation)
+        if self.first_targets:
+            return replace(found, data=replace(first.data, train=train), validation=validation)
+        own, network = first.data.with_train(train), first.network
+        if isinstance(network.task, Regression):
+            network = replace(network, task=replace(network.task, mean=own.target_mean, std=own.target_std))
+        return replace(found, data=own, network=network, validation=validation)
+
+    @property
+    def has_own_targets(self) -> bool:
+        """Whether each member normalizes its targets by its own training part, which its seed chooses."""
+        task, own_split = self.experiment.network.task, self.shared_seed is None and self.experiment.validation
+        return bool(own_split) and not self.first_targets and isinstance(task, Regression) and task.normalized
 
     def data_seed(self, member: Member) -> int:
         """The seed of a member's order and validation split."""
@@ -169,8 +180,10 @@ def _refuse_keys(cfg: Config) -> None:
             raise cfg.error_at((section, key), f"found it in a sweep, expected none: {reason}")
 
 
-def groups_of(cfg: Config, members: Sequence[Member]) -> list[Group]:
+def groups_of(cfg: Config, members: Sequence[Member], first_targets: bool = False) -> list[Group]:
     """The groups, in the order of their first members. Data that several groups train on are read once.
+
+    `first_targets` is that of `Group`.
 
     Raises ConfigError and DataError as `training.prepare` does.
     """
@@ -190,7 +203,7 @@ def groups_of(cfg: Config, members: Sequence[Member]) -> list[Group]:
             seeded = first.model_copy(update={"training": first.training.model_copy(update={"seed": shared_seed})})
         experiment = of_data(seeded, read[key])
         warn_of_init_from(experiment)
-        groups.append(Group(number, tuple(same), experiment, read[key].train, shared_seed))
+        groups.append(Group(number, tuple(same), experiment, read[key].train, shared_seed, first_targets))
     return groups
 
 

@@ -16,7 +16,8 @@ from adtrain.training.summary import MetricValues
 
 FORMAT = 4
 LAST_EPOCH_FORMAT = 3
-"""The format of sweeps whose members all end with the weights of their last epoch."""
+"""The format of sweeps whose members all end with the weights of their last epoch, and normalize their targets by the
+training part of the first member."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 
 from adtrain import config
 from adtrain.config import Config
+from adtrain.config.plugged import Trust
 from adtrain.config.problems import found
 from adtrain.core import tree
 from adtrain.core.array import Array, Placeholder, array, from_numpy
@@ -23,7 +24,7 @@ from adtrain.data import Split
 from adtrain.data.file_array import machine_memory
 from adtrain.sweeps.folder import OPTIONS, SweepFolder
 from adtrain.sweeps.members import Group, Member, groups_of, members_of
-from adtrain.sweeps.records import SweepOptions
+from adtrain.sweeps.records import LAST_EPOCH_FORMAT, SweepOptions
 from adtrain.sweeps.run import SweepRun, Watch, halving_epochs
 from adtrain.sweeps.step import Settings, empty_tally, zero_member_totals
 from adtrain.sweeps.wave import Programs
@@ -32,7 +33,6 @@ from adtrain.training.costs import tree_bytes
 from adtrain.training.evaluation import BATCH_SIZE
 from adtrain.training.examples import held_bytes
 from adtrain.training.experiment import LOG_ROWS
-from adtrain.training.trust import Trust
 
 MEMORY_SHARE = 0.8
 """The share of the device's memory, or of the host's for the CPU, that a wave may take."""
@@ -175,14 +175,22 @@ def step_arguments(group: Group, count: int) -> tuple[Any, ...]:
         arrays = [np.full(count, x, np.float64) for x in values]
         options[name] = arrays if isinstance(value, tuple) else arrays[0]
     members = () if group.shared_seed is not None else (count,)
+    seeds, rates = np.zeros((count, 2), np.uint32), np.zeros((count, LOG_ROWS))
     return (
         tree.map(repeated, experiment.random_initial_state("cpu")),
         tree.map(lambda x: x.numpy(), empty_tally(experiment.network.task, count, "cpu")),
-        Settings(np.zeros((count, 2), np.uint32), np.zeros((count, LOG_ROWS)), options),  # type: ignore[arg-type]
+        Settings(seeds, rates, options, _target_statistics(group, count)),  # type: ignore[arg-type]
         np.asarray(whole.images),
         whole.labels,
         np.broadcast_to(np.int64(0), (*members, LOG_ROWS, size)),
     )
+
+
+def _target_statistics(group: Group, count: int) -> list[Any]:
+    """`Settings.targets` of `count` members."""
+    data = group.experiment.data
+    statistics = [data.target_mean, data.target_std] if group.has_own_targets else []
+    return [np.tile(np.array(x), (count, 1)) for x in statistics]
 
 
 def _evaluation_arguments(group: Group, state: Any, count: int) -> tuple[Any, ...]:
@@ -190,7 +198,7 @@ def _evaluation_arguments(group: Group, state: Any, count: int) -> tuple[Any, ..
     test = group.experiment.test
     totals = tree.map(lambda x: x.numpy(), zero_member_totals(group.experiment.network.task, count, "cpu"))
     order = np.broadcast_to(np.int64(0), (LOG_ROWS, min(BATCH_SIZE, len(test))))
-    return totals, state.params, state.statistics, test.images, test.labels, order
+    return totals, state.params, state.statistics, test.images, test.labels, order, _target_statistics(group, count)
 
 
 def _limit(device: str) -> int:
@@ -264,22 +272,22 @@ class Session:
         return SweepOptions(halving_epochs(epochs, len(self.members)) if halving else (), chosen)
 
 
-def prepared(cfg: Config, device: str) -> Session:
+def prepared(cfg: Config, device: str, first_targets: bool = False) -> Session:
     """The sweep of a config: members are checked, data are read, nothing is compiled.
 
-    Raises ConfigError and DataError.
+    `first_targets` is that of `Group`. Raises ConfigError and DataError.
     """
     members = members_of(cfg)
     for member in members:
         check_precision(member.config, device)
-    groups = groups_of(cfg, members)
+    groups = groups_of(cfg, members, first_targets)
     return Session(cfg, members, groups, {group.number: Programs(group) for group in groups}, device)
 
 
 def reopened(path: Path, device: str, trust: Trust) -> tuple[Session, SweepFolder]:
     """The sweep in a folder. Raises AdtrainError where it is none, and as `SweepFolder.config` and `prepared` do."""
     folder = SweepFolder.open(path)
-    return prepared(folder.config(trust), device), folder
+    return prepared(folder.config(trust), device, folder.options.format == LAST_EPOCH_FORMAT), folder
 
 
 def described(groups: Sequence[Group]) -> list[dict[str, Any]]:

@@ -5,7 +5,8 @@ A member is one training of a sweep. The arrays of all members have a leading ax
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -19,7 +20,7 @@ from adtrain.core.traced_number import TracedNumber
 from adtrain.training.experiment import Experiment
 from adtrain.training.network import Network
 from adtrain.training.step import Totals, TrainState, batch_indices, evaluation_step, train_step
-from adtrain.training.tasks import Task
+from adtrain.training.tasks import Regression, Task
 
 
 class Tally(NamedTuple):
@@ -47,11 +48,14 @@ class Settings(NamedTuple):
         seeds: uint32 (members, 2), low word first.
         rates: float64 (members, rows), the learning rate of each step of an order.
         options: float64 (members,) by the option of the optimizer; of an option that is a list, a list of arrays.
+        targets: as `Group.has_own_targets` says, mean and deviation of each member's targets, float64 (members,
+            targets); otherwise empty.
     """
 
     seeds: Value
     rates: Value
     options: Mapping[str, Any]
+    targets: Sequence[Value] = ()
 
 
 SweepStep: TypeAlias = Callable[[TrainState, Tally, Settings, Value, Value, Value], tuple[TrainState, Tally]]
@@ -90,7 +94,8 @@ def sweep_step(experiment: Experiment) -> SweepStep:
         training = experiment.config.training
         clip = training.clip_norm, training.clip_value
         constant = optim.schedules.Constant()
-        step = train_step(experiment.network, optimizer, constant, *clip, experiment.augmentations)
+        network = with_targets(experiment.network, settings.targets)
+        step = train_step(network, optimizer, constant, *clip, experiment.augmentations)
         state, metrics = step(state, settings.seeds, images, labels, rows)
         with scope("tally"):
             found = ops.astype(metrics.loss, np.float64)
@@ -110,6 +115,15 @@ def sweep_step(experiment: Experiment) -> SweepStep:
             return state, Tally(tally.position + 1, loss, sums, finite, tally.steps + 1)
 
     return step
+
+
+def with_targets(network: Network, targets: Sequence[Value]) -> Network:
+    """The network of a member with these statistics of its targets; the network itself without any."""
+    if not targets:
+        return network
+    assert isinstance(network.task, Regression)
+    mean, std = targets
+    return replace(network, task=replace(network.task, traced=(mean, std)))
 
 
 def empty_tally(task: Task, members: int, device: str) -> Tally:
@@ -140,9 +154,9 @@ def chosen_states(good: Value, state: TrainState, last: TrainState) -> TrainStat
 def sweep_evaluation(network: Network) -> Callable[..., MemberTotals]:
     """The evaluation of a batch for all members: (totals, params, statistics, images, labels, order) to the totals.
 
-    `order` is int64 (rows, batch), or (members, rows, batch); rows begin at `totals.position`.
+    `order` is int64 (rows, batch), or (members, rows, batch); rows begin at `totals.position`. A last argument has
+    `Settings.targets`.
     """
-    evaluate = evaluation_step(network)
 
     def member(
         position: Value,
@@ -154,15 +168,23 @@ def sweep_evaluation(network: Network) -> Callable[..., MemberTotals]:
         images: Value,
         labels: Value,
         order: Value,
+        targets: Sequence[Value],
     ) -> tuple[Value, Value, Value]:
+        evaluate = evaluation_step(with_targets(network, targets))
         found = evaluate(Totals(position, loss, weight, sums), params, statistics, images, labels, order)
         return found.loss, found.weight, found.sums
 
     def step(
-        totals: MemberTotals, params: nn.Params, statistics: nn.State, images: Value, labels: Value, order: Value
+        totals: MemberTotals,
+        params: nn.Params,
+        statistics: nn.State,
+        images: Value,
+        labels: Value,
+        order: Value,
+        targets: Sequence[Value] = (),
     ) -> MemberTotals:
-        of_all = per_member(member, (None, 0, 0, 0, 0, 0, None, None, 0 if order.ndim == 3 else None))
-        return Totals(totals.position + 1, *of_all(*totals, params, statistics, images, labels, order))
+        of_all = per_member(member, (None, 0, 0, 0, 0, 0, None, None, 0 if order.ndim == 3 else None, 0))
+        return Totals(totals.position + 1, *of_all(*totals, params, statistics, images, labels, order, targets))
 
     return step
 
@@ -170,15 +192,25 @@ def sweep_evaluation(network: Network) -> Callable[..., MemberTotals]:
 def sweep_predictions(network: Network) -> Callable[..., Value]:
     """The predictions of all members for a batch: (position, params, statistics, images, order) to (members, N, ...).
 
-    `order` is as for `sweep_evaluation`; the batch is in its row `position`.
+    `order` and the last argument are as for `sweep_evaluation`; the batch is in its row `position`.
     """
 
-    def member(position: Value, params: nn.Params, statistics: nn.State, images: Value, order: Value) -> Value:
-        return network.predictions(params, statistics, ops.embedding(batch_indices(position, order), images))
+    def member(
+        position: Value, params: nn.Params, statistics: nn.State, images: Value, order: Value, targets: Sequence[Value]
+    ) -> Value:
+        batch = ops.embedding(batch_indices(position, order), images)
+        return with_targets(network, targets).predictions(params, statistics, batch)
 
-    def step(position: Value, params: nn.Params, statistics: nn.State, images: Value, order: Value) -> Value:
-        axes = None, 0, 0, None, 0 if order.ndim == 3 else None
-        return per_member(member, axes)(position, params, statistics, images, order)
+    def step(
+        position: Value,
+        params: nn.Params,
+        statistics: nn.State,
+        images: Value,
+        order: Value,
+        targets: Sequence[Value] = (),
+    ) -> Value:
+        axes = None, 0, 0, None, 0 if order.ndim == 3 else None, 0
+        return per_member(member, axes)(position, params, statistics, images, order, targets)
 
     return step
 

@@ -377,9 +377,9 @@ class WaveTraining:
         """The score of each member on its rows of `labels`, from its mean loss and the task's sums."""
         found: list[Score | None] = []
         totals = np.reshape(sums, (len(losses), -1)).astype(np.float64).tolist()
-        for loss, of_task, own in zip(losses[: self.count], totals, rows, strict=False):
-            finite = np.isfinite(loss) and np.isfinite(of_task).all()
-            found.append(self.task.score(loss, of_task, len(own), partial(labels.__getitem__, own)) if finite else None)
+        for loss, of_task, own, x in zip(losses[: self.count], totals, rows, self.inputs.experiments, strict=False):
+            finite, labels_of = np.isfinite(loss) and np.isfinite(of_task).all(), partial(labels.__getitem__, own)
+            found.append(x.network.task.score(loss, of_task, len(own), labels_of) if finite else None)
         return found
 
     def _validation_results(self) -> tuple[Sequence[Score | None], Sequence[Mapping[str, MetricValue]]]:
@@ -414,14 +414,14 @@ class WaveTraining:
 
     def _predictions(self, examples: Resident, rows: np.ndarray, chosen: slice) -> np.ndarray:
         """The predictions of some members on rows as in `_evaluated`: (members, N, ...)."""
-        state = self.state.params, self.state.statistics
+        *state, targets = self.state.params, self.state.statistics, self.inputs.targets
         if chosen != slice(0, len(self.members)):
-            state = self._uploaded(tree.map(lambda x: x.numpy()[chosen], state))
+            *state, targets = self._uploaded(tree.map(lambda x: x.numpy()[chosen], (*state, targets)))
         predictions = []
         for steps, (images, _, order) in self._batches(examples, rows if rows.ndim == 1 else rows[chosen]):
             for step in range(steps):
                 position = array(np.int64(step), device=self.device)
-                predictions.append(self.programs.predictions(position, *state, images, order).numpy())
+                predictions.append(self.programs.predictions(position, *state, images, order, targets).numpy())
         return np.concatenate(predictions, axis=1)
 
     def _batches(self, examples: Resident, rows: np.ndarray) -> Iterator[tuple[int, StepInputs]]:
@@ -441,7 +441,8 @@ class WaveTraining:
         totals = zero_member_totals(self.task, len(self.members), self.device)
         for steps, inputs in self._batches(examples, rows):
             totals = totals._replace(position=array(np.int64(0), device=self.device))
-            totals = self.programs.evaluation.repeat(steps, totals, self.state.params, self.state.statistics, *inputs)
+            arguments = self.state.params, self.state.statistics, *inputs, self.inputs.targets
+            totals = self.programs.evaluation.repeat(steps, totals, *arguments)
         losses = list(map(mean_loss, totals.loss.numpy().tolist(), totals.weight.numpy().tolist()))
         own = rows if rows.ndim == 2 else [rows] * self.count
         return self._scores(losses, totals.sums.numpy(), own, examples.split.labels)

@@ -6,6 +6,7 @@ result = training.run(experiment, "cpu", [observer])
 
 from __future__ import annotations
 
+from adtrain.config.plugged import Trust
 from adtrain.training.checkpoint import Checkpoint
 from adtrain.training.checks import check_precision, check_whole_batches
 from adtrain.training.costs import LayerCost, StepCosts, step_costs
@@ -13,61 +14,11 @@ from adtrain.training.evaluation import Evaluation
 from adtrain.training.examples import Examples, on_device
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.loop import continuation
-from adtrain.training.metrics import Epoch, Interval, read_metrics
 from adtrain.training.model_file import TrainedModel
 from adtrain.training.preparation import Arrays, outline, prepare, read_ahead, with_input
-from adtrain.training.progress import Best, Progress
+from adtrain.training.progress import Best, Epoch, Interval, Progress, read_metrics
 from adtrain.training.run_folder import Recorder, Resumed, RunFolder, resume, run_in_folder
 from adtrain.training.scores import ClassScore, MultilabelScore, RegressionScore, Score
 from adtrain.training.step import TrainState, copied, evaluation_step, train_step
 from adtrain.training.summary import Summary, summarize
 from adtrain.training.trainer import Interrupted, NotFinite, Observer, Result, Start, run
-from adtrain.training.trust import Trust
-
-__all__ = [
-    "Arrays",
-    "Best",
-    "Checkpoint",
-    "ClassScore",
-    "Epoch",
-    "Evaluation",
-    "Examples",
-    "Experiment",
-    "Interrupted",
-    "Interval",
-    "LayerCost",
-    "Mode",
-    "MultilabelScore",
-    "NotFinite",
-    "Observer",
-    "Progress",
-    "Recorder",
-    "RegressionScore",
-    "Result",
-    "Resumed",
-    "RunFolder",
-    "Score",
-    "Start",
-    "StepCosts",
-    "Summary",
-    "TrainState",
-    "TrainedModel",
-    "Trust",
-    "check_precision",
-    "check_whole_batches",
-    "continuation",
-    "copied",
-    "evaluation_step",
-    "on_device",
-    "outline",
-    "prepare",
-    "read_ahead",
-    "read_metrics",
-    "resume",
-    "run",
-    "run_in_folder",
-    "step_costs",
-    "summarize",
-    "train_step",
-    "with_input",
-]

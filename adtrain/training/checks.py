@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from math import prod
 from pathlib import Path
@@ -19,13 +18,13 @@ from adtrain.core.array import array
 from adtrain.core.errors import ShapeError
 from adtrain.core.precision import PRECISIONS
 from adtrain.data import DataSet, Split
-from adtrain.data.errors import printable
+from adtrain.data.errors import printable, warn
 from adtrain.data.file_array import machine_memory
 from adtrain.data.part import Column
 from adtrain.data.split import chunks
 from adtrain.data.statistics import lossy_channels
 from adtrain.metrics import METRICS
-from adtrain.text import counted, first_names, visible
+from adtrain.text import counted, first_names
 from adtrain.training import tensor_file
 from adtrain.training.experiment import Experiment
 from adtrain.training.network import Network
@@ -64,8 +63,6 @@ def embedding_problems(module: nn.Module, columns: Sequence[Column]) -> Iterator
                 what = f"column {name} has {count} categories, and 0 stands for others"
                 yield f"found num_embeddings {size}, expected at least {count + 1}: {what}"
 
-
-_log = logging.getLogger(__name__)
 
 MOST_NAMES = 8
 """The most names of targets in an error."""
@@ -154,7 +151,7 @@ def warn_of_lost_digits(cfg: Config, net: Network, data_set: DataSet) -> None:
     if lossy := lossy_channels(labels, data_set.target_std):
         names = first_names([printable(data_set.targets[i]) for i in lossy], MOST_NAMES)
         reason = "float32 loses the last digits of these numbers; data.normalize_targets: true subtracts the mean first"
-        _log.warning("adtrain: warning: %s: target %s: %s", visible(str(cfg.data.path or data_set.name)), names, reason)
+        warn(cfg.data.path or data_set.name, f"target {names}: {reason}")
 
 
 def check_metrics(cfg: Config, task: Task) -> None:
@@ -225,7 +222,7 @@ def warn_of_init_from(experiment: Experiment) -> None:
             there, here = (first_names(list(map(printable, names))) for names in (others, own))
             found = f"found the {what} {there}, expected {here} as in the data"
             effect = f"the {layer} layer begins with the weights of other {what}"
-            _log.warning("adtrain: warning: training.init_from %s: %s: %s", visible(str(path)), found, effect)
+            warn(f"training.init_from {path}", f"{found}: {effect}")
 
 
 def check_embeddings(experiment: Experiment) -> None:

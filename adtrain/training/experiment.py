@@ -147,7 +147,7 @@ class Experiment:
         """The record of the best epoch after another one ended."""
         stopping = self.config.training.early_stopping
         min_delta = stopping.min_delta if stopping else 0.0
-        return best.after(epoch.epoch, epoch.train, epoch.validation, epoch.metrics, min_delta)
+        return best.after(epoch, min_delta)
 
     def stops_early(self, best: Best) -> bool:
         """Whether early stopping ends a training with this record of the best epoch."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +10,15 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from adtrain.data import DataError, digit_image, formats, idx, images, table_encoder
+from adtrain.data.errors import warn
 from adtrain.data.part import Cells, Known
 from adtrain.data.statistics import PIXEL_MAX, as_float32
-from adtrain.text import visible
 from adtrain.training.model_file import TrainedModel
 
 IDX_MAGIC = b"\0\0"
 MNIST = "mnist"
 """The data set whose images were made as `digit_image` makes them."""
 
-_log = logging.getLogger(__name__)
 
 Choice: TypeAlias = Literal["auto", "yes", "no"]
 
@@ -63,7 +61,7 @@ def files(path: Path) -> list[Path]:
 def warn_of_changes(paths: Sequence[Path], changes: str) -> None:
     """Log what was done to the images in these files."""
     others = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
-    _log.warning("adtrain: warning: %s%s: %s", visible(str(paths[0])), others, changes)
+    warn(f"{paths[0]}{others}", changes)
 
 
 def read(

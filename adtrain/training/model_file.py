@@ -14,6 +14,7 @@ import numpy as np
 from adtrain import config, nn
 from adtrain.config import Config
 from adtrain.config.overrides import Overrides
+from adtrain.config.plugged import NONE, Trust
 from adtrain.config.records import plain
 from adtrain.core import tree
 from adtrain.core.array import array
@@ -37,7 +38,6 @@ from adtrain.training.network import Network
 from adtrain.training.preparation import read_data, takes_numbers, with_absolute_paths
 from adtrain.training.step import EvaluationStep, TrainState, evaluation_step
 from adtrain.training.tensor_file import TensorFile
-from adtrain.training.trust import NONE, Trust
 
 
 @dataclass(frozen=True)

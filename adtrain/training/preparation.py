@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adtrain import config, data
-from adtrain.config import Config, ConfigError
+from adtrain.config import Config, ConfigError, plugged
 from adtrain.config.build import REGRESSION
 from adtrain.config.document import Plugin
 from adtrain.config.problems import PathParts
@@ -21,7 +21,7 @@ from adtrain.data import DataError, DataOptionError, DataSet, Split
 from adtrain.data.errors import printable
 from adtrain.data.table_encoder import TableEncoder
 from adtrain.nn import Shape
-from adtrain.training import checks, network, trust
+from adtrain.training import checks, network
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.sharding import Sharding
 
@@ -274,7 +274,7 @@ def _copied(plugin: Plugin) -> Plugin:
     """The plug-in with the path of its copy in the run's folder."""
     if not plugin.file.endswith(".py"):
         return plugin
-    return plugin.model_copy(update={"file": f"{trust.FOLDER}/{Path(plugin.file).name}"})
+    return plugin.model_copy(update={"file": f"{plugged.FOLDER}/{Path(plugin.file).name}"})
 
 
 def _absolute(cfg: Config, key: PathParts, path: str | None) -> str | None:

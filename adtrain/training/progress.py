@@ -1,13 +1,16 @@
-"""The position of a run in its training, and the record of its best epoch."""
+"""How far a run is: its position, the record of its best epoch, and the lines of metrics.jsonl."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Protocol
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
-from adtrain.config.records import otherwise
-from adtrain.config.values import BestBy, Bool, Measured, Total
+from adtrain.config import records
+from adtrain.config.values import BestBy, Bool, Duration, Measured, Total
+from adtrain.files import read_file
 from adtrain.option_types import Size
 from adtrain.training.scores import Score
 from adtrain.training.tasks import Labels, Task
@@ -50,35 +53,28 @@ class Best:
         """The record before the first epoch ends."""
         return cls(by, higher, None, 0, None, 0)
 
-    def after(
-        self,
-        epoch: int,
-        train: Score | None,
-        validation: Score | None,
-        metrics: Mapping[str, float],
-        min_delta: float = 0.0,
-    ) -> Best:
-        """The record after `epoch` ended with these scores, and with `metrics` of the validation part.
+    def after(self, epoch: ScoredEpoch, min_delta: float = 0.0) -> Best:
+        """The record after an epoch ended.
 
         Among equal epochs the first one counts. An epoch without the metric is no improvement.
         """
-        value = self.measured(train, validation, metrics)
+        value = self.measured(epoch)
         if value is None:
             return replace(self, waited=self.waited + 1)
         if self._gain(value, self.to_beat) > min_delta:
             updated = replace(self, to_beat=value, waited=0)
         else:
             updated = replace(self, waited=self.waited + 1)
-        return replace(updated, value=value, epoch=epoch) if self._gain(value, self.value) > 0 else updated
+        return replace(updated, value=value, epoch=epoch.epoch) if self._gain(value, self.value) > 0 else updated
 
-    def measured(self, train: Score | None, validation: Score | None, metrics: Mapping[str, float]) -> float | None:
+    def measured(self, epoch: ScoredEpoch) -> float | None:
         """The metric of an epoch; None if it was not measured."""
         part, _, metric = self.by.partition("_")
-        score = train if part == "train" else validation
+        score = epoch.train if part == "train" else epoch.validation
         if score is not None and metric in score._fields:
             found: float = getattr(score, metric)
             return found
-        return metrics.get(metric) if part == "validation" else None
+        return epoch.metrics.get(metric) if part == "validation" else None
 
     def _gain(self, value: float, reference: float | None) -> float:
         """The improvement over `reference`: positive is better, whether high or low values are."""
@@ -105,7 +101,7 @@ class Progress:
         train, validation: the scores of the last evaluated epoch.
     """
 
-    best: Annotated[Best, otherwise(LOST)]
+    best: Annotated[Best, records.otherwise(LOST)]
     epoch: Size
     step: Total
     batches: Total
@@ -155,3 +151,107 @@ class Progress:
     def score(self, task: Task, labels: Labels) -> Score:
         """The score over the images of this epoch so far, which have these labels."""
         return task.score(self.loss / self.images, self.sums, self.images, labels)
+
+
+METRICS = "metrics.jsonl"
+
+StopReason: TypeAlias = Literal["interrupted", "not_finite"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Consecutive steps whose metrics were read together; `step` (from 1) is the last one, `train` their score."""
+
+    kind: Literal["interval"] = field(default="interval", kw_only=True)
+    epoch: Size
+    step: Size
+    train: Score
+    learning_rate: Measured
+    images_per_second: Duration
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """A pass over the training images; `train` is the mean score during the pass, while the weights were changing.
+
+    `metrics` are the single numbers of `training.metrics` on the validation images.
+    """
+
+    kind: Literal["epoch"] = field(default="epoch", kw_only=True)
+    epoch: Size
+    step: Size
+    train: Score
+    validation: Score | None
+    seconds: Duration
+    images_per_second: Duration
+    metrics: dict[str, Measured] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """The run stopped before its end, at this position of its last checkpoint."""
+
+    kind: Literal["stopped"] = field(default="stopped", kw_only=True)
+    reason: StopReason
+    epoch: Size
+    step: Total
+
+
+@dataclass(frozen=True)
+class ResumedAt:
+    """The run was resumed at this position; lines about later steps become void."""
+
+    kind: Literal["resumed"] = field(default="resumed", kw_only=True)
+    epoch: Size
+    step: Total
+
+
+@dataclass(frozen=True)
+class Tested:
+    """The score on the test images at the end of the run, and the single numbers of `training.metrics` on them."""
+
+    kind: Literal["test"] = field(default="test", kw_only=True)
+    epoch: Size
+    step: Total
+    test: Score
+    metrics: dict[str, Measured] = field(default_factory=dict)
+
+
+Line: TypeAlias = Annotated[Interval | Epoch | Stopped | ResumedAt | Tested, records.by("kind")]
+
+
+def read_metrics(run: Path) -> list[Line]:
+    """The valid lines of a run's metrics.jsonl; an unfinished last line is skipped.
+
+    When a run resumes at step S of epoch E, earlier lines about steps after S, and those of kind "epoch" from epoch E
+    on, become void. Damaged lines are skipped with one warning that describes the first of them.
+    Raises AdtrainError where the file cannot be read.
+    """
+    found: list[Line] = []
+    for line in read_lines(run / METRICS, Line):
+        if isinstance(line, ResumedAt):
+            at = line
+            found = [x for x in found if x.step <= at.step and not (isinstance(x, Epoch) and x.epoch >= at.epoch)]
+        found.append(line)
+    return found
+
+
+def read_lines(path: Path, kind: Any) -> list[Any]:
+    """The records of type `kind` in the lines of a file; an unfinished last line is skipped.
+
+    Damaged lines are skipped with one warning that describes the first of them.
+    Raises AdtrainError where the file cannot be read.
+    """
+    *lines, _unfinished = read_file(path).split(b"\n")
+    found, damaged = list[Any](), list[str]()
+    for number, content in enumerate(lines, 1):
+        try:
+            found.append(records.parse(kind, content, f"{path}:{number}"))
+        except records.RecordError as error:
+            damaged.append(str(error))
+    if damaged:
+        more = f", and {len(damaged) - 1:,} more" if len(damaged) > 1 else ""
+        _log.warning("adtrain: warning: %s; this line is skipped%s", damaged[0], more)
+    return found

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from adtrain import config, plugins
-from adtrain.config import Config
+from adtrain.config import Config, plugged
+from adtrain.config.plugged import NONE, Trust
 from adtrain.config.problems import dotted, found
 from adtrain.config.records import leaves, plain
 from adtrain.core import communicator
@@ -34,28 +35,29 @@ from adtrain.files import (
     unwritable,
     write_atomic,
 )
-from adtrain.training import checkpoint, model_file, trust
+from adtrain.training import checkpoint, model_file
 from adtrain.training.checkpoint import Checkpoint, CheckpointFile, encode, fetch, of_model
 from adtrain.training.experiment import Experiment, Mode
-from adtrain.training.metrics import (
+from adtrain.training.preparation import prepare
+from adtrain.training.progress import (
+    LOST,
     METRICS,
+    Best,
     Epoch,
     Interval,
     Line,
+    Progress,
     ResumedAt,
     Stopped,
     StopReason,
     Tested,
     read_metrics,
 )
-from adtrain.training.preparation import prepare
-from adtrain.training.progress import LOST, Best, Progress
 from adtrain.training.scores import single_numbers
 from adtrain.training.step import TrainState
 from adtrain.training.summary import SUMMARY, Summary
 from adtrain.training.tensor_file import MODEL
 from adtrain.training.trainer import NotFinite, Observer, Result, Start, ended, run
-from adtrain.training.trust import NONE, Trust
 
 CONFIG = "config.yaml"
 LAST, BEST = "last.safetensors", "best.safetensors"
@@ -180,7 +182,7 @@ class RunFolder:
             for name in self.files():
                 (self.path / name).unlink()
             with suppress(FileNotFoundError):
-                (self.path / trust.FOLDER).rmdir()
+                (self.path / plugged.FOLDER).rmdir()
             self.path.rmdir()
 
 
@@ -226,7 +228,6 @@ def run_in_folder(
     observers: Sequence[Observer] = (),
     start: Start | None = None,
     stop: Callable[[], bool] = lambda: False,
-    every_step_checked: bool = False,
 ) -> Result:
     """Train as `run` does, and write all files of the run but the summary, before `observers` are called.
 
@@ -234,10 +235,10 @@ def run_in_folder(
     continue the run, NotFinite where its last good state is.
     """
     if communicator.current().rank:
-        return run(experiment, device, (), start, stop, every_step_checked)
+        return run(experiment, device, (), start, stop)
     recorder = Recorder(folder, experiment)
     try:
-        result = run(experiment, device, [recorder, *observers], start, stop, every_step_checked)
+        result = run(experiment, device, [recorder, *observers], start, stop)
     except DataError as error:
         raise DataError(f"{error}; {folder.advice(experiment.config)}") from None
     except NotFinite as error:
@@ -492,7 +493,7 @@ def _best_of_metrics(run: Path, experiment: Experiment, progress: Progress) -> B
     if [x.epoch for x in epochs] != list(range(1, evaluated + 1)):
         return best
     for x in epochs:
-        if best.measured(x.train, x.validation, x.metrics) is None:
+        if best.measured(x) is None:
             return experiment.best_start
         best = experiment.best_after(best, x)
     return best

@@ -119,11 +119,13 @@ class Regression:
     Attributes:
         mean, std: numbers per target, of the training part.
         normalized: whether the loss compares outputs with (label - mean) / std; then predictions are in original units.
+        traced: `mean` and `std` as values (targets,), in a Program of members that have different ones.
     """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
     normalized: bool
+    traced: tuple[Value, Value] | None = None
     score_kind: ClassVar[type[RegressionScore]] = RegressionScore
     default_metric: ClassVar[str] = "rmse"
     mixes_targets: ClassVar[bool] = True
@@ -136,17 +138,24 @@ class Regression:
     def targets(self, outputs: Value, labels: Value) -> Value:
         """The targets of the loss."""
         if self.normalized:
-            labels = (labels - np.array(self.mean)) / np.array(self.std)
+            mean, std = self._statistics
+            labels = (labels - mean) / std
         return ops.astype(labels, outputs.dtype)
 
     def predictions(self, outputs: Value) -> Value:
         """The predicted numbers in original units: float64 (N, targets)."""
+        mean, std = self._statistics
         numbers = ops.astype(outputs, np.float64)
-        return numbers * np.array(self.std) + np.array(self.mean) if self.normalized else numbers
+        return numbers * std + mean if self.normalized else numbers
 
     def zero(self) -> np.ndarray:
         """The sums of no batch."""
         return np.zeros(2 * len(self.mean))
+
+    @property
+    def _statistics(self) -> tuple[Any, Any]:
+        """The mean and the deviation of each target, as arrays or values (targets,)."""
+        return self.traced or (np.array(self.mean), np.array(self.std))
 
     @property
     def _unit(self) -> np.ndarray:
@@ -158,7 +167,7 @@ class Regression:
         with scope("metrics"):
             errors = self.predictions(outputs) - labels
             if self.normalized:
-                errors = errors / self._unit
+                errors = errors / self._statistics[1]
             return ops.sum(ops.concatenate([ops.abs(errors), ops.square(errors)], axis=1), axis=0)
 
     def by_target(self, sums: Sequence[float], labels: np.ndarray) -> TargetScores:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from adtrain.core.errors import AdtrainError
 from adtrain.files import read_regular, unwritable
-from adtrain.training.metrics import Epoch, Interval
+from adtrain.training.progress import Epoch, Interval
 from adtrain.training.step import TrainState
 from adtrain.training.trainer import Observer
 

@@ -24,8 +24,7 @@ from adtrain.training.evaluation import Evaluation, named_metrics
 from adtrain.training.examples import on_device
 from adtrain.training.experiment import LOG_ROWS, Experiment
 from adtrain.training.loop import FiniteCheck, StepLoop, any_rank, batches_of, not_finite_message, of_first_rank
-from adtrain.training.metrics import Epoch, Interval, StopReason
-from adtrain.training.progress import Best, Progress
+from adtrain.training.progress import Best, Epoch, Interval, Progress, StopReason
 from adtrain.training.scores import Score
 from adtrain.training.step import TrainState
 from adtrain.training.tasks import host_sums
@@ -138,12 +137,10 @@ def run(
     observers: Sequence[Observer] = (),
     start: Start | None = None,
     stop: Callable[[], bool] = lambda: False,
-    every_step_checked: bool = False,
 ) -> Result:
     """Train from the initial state, or from `start`, to the last step, and evaluate.
 
-    `stop` is called every REPORT_SECONDS. With `every_step_checked`, NaN and infinity are found one step after they
-    arise instead of about one second after; then the state is read after each step, which is slow.
+    `stop` is called every REPORT_SECONDS.
 
     Raises:
         Interrupted: `stop` returned True.
@@ -152,7 +149,7 @@ def run(
         NotFinite: the loss or a number of the state is not finite; names the step, the operation and its layer.
     """
     try:
-        return _Training(experiment, device, observers, start, stop, every_step_checked).run()
+        return _Training(experiment, device, observers, start, stop).run()
     except OutOfMemory as error:
         raise too_large(experiment, device) or error from None
 
@@ -183,13 +180,12 @@ class _Training:
         observers: Sequence[Observer],
         start: Start | None,
         stop: Callable[[], bool],
-        every_step_checked: bool,
     ) -> None:
         self.experiment, self.device, self.observers = experiment, device, observers
         self.task = experiment.network.task
         self.finite = FiniteCheck(experiment, device)
         self.saves = any_rank(any(type(x).checkpoint is not Observer.checkpoint for x in observers))
-        self.stop, self.every_step_checked = lambda: any_rank(stop()), every_step_checked
+        self.stop = lambda: any_rank(stop())
         if start is None:
             if communicator.current().rank == 0:
                 warn_of_init_from(experiment)
@@ -305,10 +301,10 @@ class _Training:
     def _intervals(self, count: int) -> Iterator[tuple[int, int, bool]]:
         """Divide the next `count` batches into intervals: (first, end, whether to write a checkpoint at the end)."""
         every, progress = self.experiment.config.training.checkpoint_every, self.progress
-        rows, first = 1 if self.every_step_checked else LOG_ROWS, 0
+        first = 0
         for end in range(1, count + 1):
             due = every is not None and (progress.step + end) % every == 0
-            if due or end == count or end % rows == 0:
+            if due or end == count or end % LOG_ROWS == 0:
                 yield first, end, due and end < count
                 first = end
 
@@ -317,7 +313,7 @@ class _Training:
         columns = [x.fetch() for x in self.loop.log[1:]]
         due = of_first_rank(perf_counter() - self.checked_at >= CHECK_SECONDS)
         check = None
-        if not last and (save or due or self.every_step_checked):
+        if not last and (save or due):
             check = self._begin_check(save)
         return _PendingMetrics(columns, row, batches, check, last, save)
 

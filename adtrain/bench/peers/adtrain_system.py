@@ -12,8 +12,7 @@ import numpy as np
 from adtrain import nn, ops, training
 from adtrain.bench.op_table import OpCase
 from adtrain.bench.ops import PASSES
-from adtrain.bench.peers.jobs import CHUNK, Checked, Job, MembersJob, Runner
-from adtrain.bench.peers.operations import REPEATS, OpRunner
+from adtrain.bench.peers.jobs import CHUNK, REPEATS, Checked, Job, MembersJob, OpRunner, Runner
 from adtrain.core import tree
 from adtrain.core.array import Value, array
 from adtrain.core.autodiff import vjp
@@ -53,7 +52,7 @@ def members(job: MembersJob, form: str) -> Runner:
     group, device, chunk = job.group, job.device, CHUNK[job.device]
     inputs, step = WaveInputs(group, group.members, device), Programs(group).step
     rates = array(np.repeat(np.array(inputs.rates)[:, None], chunk, axis=1), device=device)
-    settings = Settings(inputs.seeds, rates, inputs.options)
+    settings = Settings(inputs.seeds, rates, inputs.options, inputs.targets)
     state: Any = tree.map(lambda x: array(x, device=device), job.initial_state)
     tally = empty_tally(job.experiment.network.task, job.count, device)
     examples = on_device(group.whole, device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from typing import Any, NamedTuple
@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adtrain.bench.op_table import OpCase
-from adtrain.bench.peers.jobs import CHUNK
-from adtrain.bench.peers.operations import REPEATS
+from adtrain.bench.peers.jobs import CHUNK, REPEATS
 from adtrain.bench.peers.processes import Unsupported, WorkerFailed, WorkerProcess
 from adtrain.bench.peers.systems import ADTRAIN, Choice
 from adtrain.bench.timing.machine import thread_count
 from adtrain.bench.timing.protocol import Protocol, protocol
-from adtrain.bench.timing.sampling import Timing, in_turns, ratio
+from adtrain.bench.timing.sampling import Time, Timing, in_turns, ratio
+from adtrain.bench.view import Ratio
 from adtrain.core.precision import FULL
 
 Progress = Callable[[str], object]
@@ -42,76 +42,89 @@ OPERATION_TOLERANCE = {FULL: 1e-5, "tf32": 5e-3, "bfloat16": 3e-2}
 
 
 class Losses(NamedTuple):
-    """The first losses of systems; the fields are those of `Comparison`."""
+    """The first losses of systems; the fields are those of `Systems`."""
 
-    errors: Mapping[str, float]
-    different: Sequence[str]
-    skipped: Mapping[str, str]
-    failed: Mapping[str, str]
+    off: dict[str, float]
+    different: list[str]
+    skipped: dict[str, str]
+    failed: dict[str, str]
 
 
-class Comparison(NamedTuple):
+@dataclass(frozen=True)
+class PeerRatio(Ratio):
+    """A peer's time over adtrain's, round by round; also the 20th and the 80th percentile."""
+
+    p20: float
+    p80: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Systems:
     """The systems compared, each mapping by system name.
 
     Attributes:
         times: of one step, or of one run of an operation.
+        ratios: of the peers that compute the same as adtrain.
         peak_mib: peak resident memory of the system's process.
-        errors: relative, of losses against adtrain's, or of an operation's result against float64.
+        off: relative errors, of losses against adtrain's, or of an operation's result against float64.
         different: systems whose error is above the tolerance; they get no ratio.
         skipped: systems without a counterpart, and what they lack.
         failed: systems that failed, and why.
     """
 
-    times: Mapping[str, Timing]
-    peak_mib: Mapping[str, float]
-    errors: Mapping[str, float]
-    different: Sequence[str]
-    skipped: Mapping[str, str]
-    failed: Mapping[str, str]
-
-    @property
-    def ratios(self) -> dict[str, Timing]:
-        """Each peer's time over adtrain's, round by round, where both compute the same."""
-        if ADTRAIN in self.different:
-            return {}
-        peers = [name for name in self.times if name != ADTRAIN and name not in self.different]
-        return {name: ratio(self.times[name], self.times[ADTRAIN]) for name in peers}
+    precision: str
+    tolerance: float
+    times: dict[str, Time]
+    ratios: dict[str, PeerRatio]
+    peak_mib: dict[str, float]
+    off: dict[str, float]
+    different: list[str]
+    skipped: dict[str, str]
+    failed: dict[str, str]
 
 
 def compare_steps(
-    workers: Mapping[str, WorkerProcess], name: str, overrides: Sequence[str], precision: str, do: str = "step"
-) -> Comparison:
+    workers: Mapping[str, WorkerProcess],
+    choice: Choice,
+    name: str,
+    overrides: Sequence[str],
+    precision: str,
+    do: str = "step",
+) -> Systems:
     """The training step of a config, or with "members" that of its sweep. The first losses must equal adtrain's.
 
     Raises:
         WorkerFailed: adtrain itself cannot run it.
     """
-    errors, different, skipped, failed = compare_losses(workers, name, overrides, precision, do)
-    times, peaks = _timed({name: workers[name] for name in errors}, STEPS, CHUNK)
-    return Comparison(times, peaks, errors, different, skipped, failed)
+    losses = compare_losses(workers, choice, name, overrides, precision, do)
+    return _timed(workers, losses, STEPS, CHUNK, precision, LOSS_TOLERANCE[precision])
 
 
 def compare_losses(
-    workers: Mapping[str, WorkerProcess], name: str, overrides: Sequence[str], precision: str, do: str = "step"
+    workers: Mapping[str, WorkerProcess],
+    choice: Choice,
+    name: str,
+    overrides: Sequence[str],
+    precision: str,
+    do: str = "step",
 ) -> Losses:
     """The first losses of a config's training. Raises WorkerFailed if adtrain itself cannot run it."""
-    answers, skipped, failed = _set_up(workers, {"do": do, "config_name": name, "overrides": list(overrides)})
+    answers, skipped, failed = _set_up(workers, choice, {"do": do, "config_name": name, "overrides": list(overrides)})
     losses = {name: np.array(answer["losses"]) for name, answer in answers.items()}
-    errors = {name: float(np.max(np.abs(found / losses[ADTRAIN] - 1))) for name, found in losses.items()}
-    return Losses(errors, _above(LOSS_TOLERANCE[precision], errors), skipped, failed)
+    off = {name: float(np.max(np.abs(found / losses[ADTRAIN] - 1))) for name, found in losses.items()}
+    return Losses(off, _above(LOSS_TOLERANCE[precision], off), skipped, failed)
 
 
-def compare_operation(workers: Mapping[str, WorkerProcess], case: OpCase, phase: str) -> Comparison:
+def compare_operation(workers: Mapping[str, WorkerProcess], choice: Choice, case: OpCase, phase: str) -> Systems:
     """An operation. Its result must be close to the float64 result; see `operations`.
 
     Raises:
         WorkerFailed: adtrain itself cannot run it.
     """
-    answers, skipped, failed = _set_up(workers, {"do": "operation", "case": case.name, "phase": phase})
-    errors = {name: answer["error"] for name, answer in answers.items()}
-    different = _above(OPERATION_TOLERANCE[case.precision], errors)
-    times, peaks = _timed({name: workers[name] for name in errors}, OPERATIONS, dict.fromkeys(CHUNK, REPEATS))
-    return Comparison(times, peaks, errors, different, skipped, failed)
+    answers, skipped, failed = _set_up(workers, choice, {"do": "operation", "case": case.name, "phase": phase})
+    off, tolerance = {name: answer["error"] for name, answer in answers.items()}, OPERATION_TOLERANCE[case.precision]
+    losses = Losses(off, _above(tolerance, off), skipped, failed)
+    return _timed(workers, losses, OPERATIONS, dict.fromkeys(CHUNK, REPEATS), case.precision, tolerance)
 
 
 def _above(tolerance: float, errors: Mapping[str, float]) -> list[str]:
@@ -120,10 +133,10 @@ def _above(tolerance: float, errors: Mapping[str, float]) -> list[str]:
 
 
 def _set_up(
-    workers: Mapping[str, WorkerProcess], request: Mapping[str, Any]
+    workers: Mapping[str, WorkerProcess], choice: Choice, request: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
     """Send the request to all workers. Returns the answers, and why systems were skipped or failed."""
-    answers, skipped, failed = {}, {}, {}
+    answers, skipped, failed = {}, dict(choice.skipped), {}
     for worker in workers.values():
         worker.send(**request)
     for name, worker in workers.items():
@@ -139,19 +152,36 @@ def _set_up(
 
 
 def _timed(
-    workers: Mapping[str, WorkerProcess], budget: Budget, runs_per_call: Mapping[str, int]
-) -> tuple[dict[str, Timing], dict[str, float]]:
-    """Times of one run in interleaved samples, and peak memory in MiB. `runs_per_call` is by device."""
+    all_workers: Mapping[str, WorkerProcess],
+    found: Losses,
+    budget: Budget,
+    runs_per_call: Mapping[str, int],
+    precision: str,
+    tolerance: float,
+) -> Systems:
+    """Times of one run of each system that has an error, in interleaved samples. `runs_per_call` is by device."""
+    workers = {name: all_workers[name] for name in found.off}
     seconds = {name: worker.ask("time", calls=1)["seconds"] for name, worker in workers.items()}
     calls = {name: max(1, round(budget.sample / each)) for name, each in seconds.items()}
     repeats = {name: calls[name] * runs_per_call[worker.device] for name, worker in workers.items()}
     slowest = max(each * (calls[name] + 1) for name, each in seconds.items())
     rounds = int(min(max(budget.system / slowest, MIN_ROUNDS), MAX_ROUNDS))
-    found = in_turns({name: partial(worker.ask, "time", calls=calls[name]) for name, worker in workers.items()}, rounds)
+    samples = {name: partial(worker.ask, "time", calls=calls[name]) for name, worker in workers.items()}
+    answers = in_turns(samples, rounds)
     times = {
-        name: Timing([each["seconds"] / repeats[name] * 1e3 for each in found[name]], repeats[name]) for name in workers
+        name: Timing([each["seconds"] / repeats[name] * 1e3 for each in answers[name]], repeats[name])
+        for name in workers
     }
-    return times, {name: found[name][-1]["peak_mib"] for name in workers}
+    peers = [name for name in workers if not {ADTRAIN, name} & set(found.different) and name != ADTRAIN]
+    ratios = {name: ratio(times[name], times[ADTRAIN]) for name in peers}
+    return Systems(
+        precision=precision,
+        tolerance=tolerance,
+        times={name: timing.record() for name, timing in times.items()},
+        ratios={name: PeerRatio(x.median_ms, *x.interval_ms, x.p20_ms, x.p80_ms) for name, x in ratios.items()},
+        peak_mib={name: answers[name][-1]["peak_mib"] for name in workers},
+        **found._asdict(),
+    )
 
 
 def conditions(device: str, load: float | None, choice: Choice) -> Protocol:

@@ -17,9 +17,8 @@ from adtrain import nn
 from adtrain.bench.op_table import OpCase
 from adtrain.bench.peers import jax_network, optimizers
 from adtrain.bench.peers.jax_network import pooled
-from adtrain.bench.peers.jobs import Job, Runner
+from adtrain.bench.peers.jobs import REPEATS, Job, OpRunner, Runner
 from adtrain.bench.peers.layers import Arrays, unsupported
-from adtrain.bench.peers.operations import REPEATS, OpRunner
 
 PRECISIONS = {"float32": "highest", "float64": "highest", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
 """From the config's precision to jax_default_matmul_precision."""

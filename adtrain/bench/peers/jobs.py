@@ -1,4 +1,5 @@
-"""The training of an experiment, the same work in each system: of one network, or of many with other seeds.
+"""The work that is the same in each system: single operations, and the training of an experiment, of one network or of
+many with other seeds.
 
 All systems start from the same weights and use the same batches. A step gathers its batch from the images, uint8 or
 float32, in the device's memory, normalises it, and runs forward pass, loss, backward pass, clipping and an update at a
@@ -15,10 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adtrain import config, data, nn, training
+from adtrain import config, data, nn, ops, training
+from adtrain.bench.op_table import OpCase, cases
 from adtrain.bench.peers.processes import Unsupported
 from adtrain.bench.peers.systems import ADTRAIN, SYSTEMS, Work, load
 from adtrain.core import tree
+from adtrain.core.array import array
+from adtrain.core.autodiff import vjp
+from adtrain.nn.describe import layers
 from adtrain.sweeps.members import Group, groups_of, members_of
 
 CHUNK = {"cpu": 5, "gpu": 20}
@@ -97,27 +102,16 @@ def runner(name: str, job: Job, work: Work = "steps") -> Runner:
     Raises:
         Unsupported: it has no counterpart of something in the job.
     """
-    if name != ADTRAIN and any(isinstance(x, nn.Dropout) and x.p for x in leaves(job.experiment.network.model)):
+    network = job.experiment.network
+    if name != ADTRAIN and any(
+        isinstance(x, nn.Dropout) and x.p for _, x, _ in layers(network.model, network.input_shape)
+    ):
         raise Unsupported("dropout draws other random numbers (compare with p=0)")
     if name != ADTRAIN and job.experiment.data.targets:
         raise Unsupported("no counterpart of numbers to predict (data.target)")
     system = SYSTEMS[name]
     found: Runner = getattr(load(system), work)(job, system.form)
     return found
-
-
-def leaves(layer: nn.Module) -> Iterator[nn.Module]:
-    """All layers that are not containers."""
-    match layer:
-        case nn.Sequential(layers=inside) | nn.Concat(branches=inside) | nn.Add(branches=inside):
-            for child in inside:
-                yield from leaves(child)
-        case nn.Residual(body=body, shortcut=shortcut):
-            yield from leaves(body)
-            if shortcut is not None:
-                yield from leaves(shortcut)
-        case _:
-            yield layer
 
 
 @dataclass(frozen=True)
@@ -162,3 +156,68 @@ def members_job(cfg: config.Config, device: str) -> MembersJob:
     """The members of a config with a section `sweep`, which are one group."""
     (group,) = groups_of(cfg, members_of(cfg))
     return MembersJob(group.experiment, device, group)
+
+
+REPEATS = 10
+"""Runs of an operation in one call."""
+
+CHECKED_ITEMS = 4
+"""Items (rows, images) of a result that are compared with float64, where items are independent."""
+
+
+class OpRunner(NamedTuple):
+    """A system's operation.
+
+    Attributes:
+        run: makes the given number of calls of REPEATS runs, waits for the device, returns one element of the result.
+        results: the arrays that one run returns: the output, or the gradients of the floating-point inputs. In phase
+            "backward" it takes another cotangent as an optional argument.
+    """
+
+    run: Callable[[int], float]
+    results: Callable[..., list[np.ndarray]]
+
+
+def case_of(name: str, device: str) -> OpCase:
+    """The case of that name."""
+    return next(case for case in cases(device) if case.name == name)
+
+
+def operation_runner(name: str, case: OpCase, phase: str, device: str) -> OpRunner:
+    """The operation in a system, ready to run.
+
+    Raises:
+        Unsupported: the system has no counterpart of it.
+    """
+    system = SYSTEMS[name]
+    found: OpRunner = load(system).operation(case, phase, device, system.form)
+    return found
+
+
+def operation_error(case: OpCase, phase: str, runner: OpRunner) -> float:
+    """The relative error of a result: norm of its difference from the NumPy reference in float64, over the norm of the
+    reference. Of several gradients, the largest error.
+
+    Where the items of a batch are independent, only the first CHECKED_ITEMS are checked. The cotangent is then 0 for
+    all other items, so that the gradient of a weight is still checked in every element.
+    """
+    count = CHECKED_ITEMS if case.by_item else None
+    inputs = [x[:count] if i in case.by_item else x for i, x in enumerate(case.arrays())]
+    exact = [array(x.astype(np.float64) if x.dtype.kind == "f" else x) for x in inputs]
+    if phase == "forward":
+        expected = [case.of(ops)(*exact).numpy()]
+        results = [x[:count] if count else x for x in runner.results()]
+    else:
+        cotangent = case.cotangent()
+        if count:
+            cotangent[count:] = 0
+        _, pullback = vjp(lambda *floats: case.of(ops)(*case.with_indices(exact, floats)), *case.floats(exact))
+        exact_cotangent = (cotangent[:count] if count else cotangent).astype(np.float64)
+        expected = [x.numpy() for x in pullback(array(exact_cotangent))]
+        results = runner.results(cotangent)
+        results = [x[: len(y)] if x.shape != y.shape else x for x, y in zip(results, expected, strict=True)]
+    return max(map(_relative_error, results, expected))
+
+
+def _relative_error(found: np.ndarray, exact: np.ndarray) -> float:
+    return float(np.linalg.norm(found - exact)) / max(float(np.linalg.norm(exact)), 1e-30)

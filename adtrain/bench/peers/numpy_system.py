@@ -11,10 +11,9 @@ import numpy as np
 from adtrain import training
 from adtrain.bench.op_table import OpCase
 from adtrain.bench.peers import numpy_network, optimizers
-from adtrain.bench.peers.jobs import Job, Runner
+from adtrain.bench.peers.jobs import REPEATS, Job, OpRunner, Runner
 from adtrain.bench.peers.layers import unsupported
 from adtrain.bench.peers.numpy_network import PLAIN, Kit, convolved, naive_convolved, naive_product
-from adtrain.bench.peers.operations import REPEATS, OpRunner
 
 
 def steps(job: Job, form: str) -> Runner:

@@ -14,9 +14,8 @@ from adtrain import augment
 from adtrain.bench.op_table import OpCase
 from adtrain.bench.peers import torch_network
 from adtrain.bench.peers.adtrain_system import accuracy
-from adtrain.bench.peers.jobs import Checked, Job, MembersJob, Runner
+from adtrain.bench.peers.jobs import REPEATS, Checked, Job, MembersJob, OpRunner, Runner
 from adtrain.bench.peers.layers import Arrays, unsupported
-from adtrain.bench.peers.operations import REPEATS, OpRunner
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.training.loop import batches_of
@@ -142,20 +141,24 @@ def steps(job: Job, form: str) -> Runner:
     Raises:
         Unsupported: PyTorch has no counterpart of a layer.
     """
+    return _runner(job, Training(job, form), form == "graph")
+
+
+def _runner(job: Job, training: Training, recorded: bool) -> Runner:
+    """The steps of a training; if `recorded`, each is one CUDA graph."""
     import torch
 
-    training = Training(job, form)
     orders = torch.tensor(job.orders, device=training.device)
-    take_step = training.recorded(orders[0, 0].clone()) if form == "graph" else training.step
+    take_step = training.recorded(orders[0, 0].clone()) if recorded else training.step
     chunks = cycle(orders)
 
     def run(calls: int) -> float:
         for _ in range(calls):
             for at in next(chunks):
-                loss = take_step(at)
-        return float(loss)
+                losses = take_step(at)
+        return float(losses.mean())
 
-    return Runner(lambda: [float(take_step(at)) for at in next(chunks)], run)
+    return Runner(lambda: [take_step(at).tolist() for at in next(chunks)], run)
 
 
 def configure(precision: str, device: str) -> Any:
@@ -207,20 +210,7 @@ class MembersTraining(Training):
 
 def members(job: MembersJob, form: str) -> Runner:
     """The step of all members; on a GPU one CUDA graph."""
-    import torch
-
-    training = MembersTraining(job, form)
-    orders = torch.tensor(job.orders, device=training.device)
-    take_step = training.recorded(orders[0, 0].clone()) if job.device == "gpu" else training.step
-    chunks = cycle(orders)
-
-    def run(calls: int) -> float:
-        for _ in range(calls):
-            for at in next(chunks):
-                losses = take_step(at)
-        return float(losses.mean())
-
-    return Runner(lambda: [take_step(at).tolist() for at in next(chunks)], run)
+    return _runner(job, MembersTraining(job, form), job.device == "gpu")
 
 
 def operation(case: OpCase, phase: str, device: str, form: str) -> OpRunner:

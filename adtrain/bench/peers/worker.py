@@ -29,7 +29,7 @@ import numpy as np
 
 from adtrain import config, training
 from adtrain.bench import race
-from adtrain.bench.peers import jobs, operations
+from adtrain.bench.peers import jobs
 from adtrain.bench.peers.processes import Unsupported
 from adtrain.bench.peers.systems import ADTRAIN
 from adtrain.bench.timing.sampling import LONG_S
@@ -72,9 +72,9 @@ class Worker:
         return {"epochs": race.run(self.name, jobs.Job(experiment, self.device))}
 
     def operation(self, case: str, phase: str) -> dict[str, Any]:
-        found = operations.find(case, self.device)
-        runner = operations.runner(self.name, found, phase, self.device)
-        error = operations.error(found, phase, runner)
+        found = jobs.case_of(case, self.device)
+        runner = jobs.operation_runner(self.name, found, phase, self.device)
+        error = jobs.operation_error(found, phase, runner)
         runner.run(1)
         self.call = runner.run
         return {"error": error}
