@@ -2,13 +2,17 @@
 
 The loops over the elements of an item are unrolled here, so each element has a name. Equations that only move elements,
 such as a slice or a transpose, cost nothing: they choose names. An element is computed when it is first read.
+
+The threads of a warp copy pieces of their items through shared memory (`common/warp_items.cuh`). The order of these
+copies is known, so each begins several copies before it is needed. Arrays that all items share are copied to shared
+memory by the block.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -25,15 +29,17 @@ from adtrain.lowering.cuda.reduce import WARP, vector_width
 from adtrain.passes.fuse_elementwise import by_element
 
 THREADS = 128
+"""Threads of a block."""
 PIECE_BYTES = 128
-"""Bytes of an item that are copied at once (common/warp_items.cuh)."""
-MAX_STAGES = 6
-"""Most copies of pieces of items to shared memory that are under way while a thread computes."""
+"""Maximum bytes of an item that are copied at once."""
+MIN_STAGES, MAX_STAGES = 2, 6
+"""Stages of the copies: so many of them are under way while a thread computes."""
 STAGE_BYTES = 64 << 10
-"""Bytes of shared memory of a block for these, and for results."""
-NEXT = "// begin copy "
+"""Bytes of shared memory of a block for the stages, and for one more with results."""
+BEGIN = "// begin copy "
+"""The line, with a number after it, at which a copy begins."""
 KEPT_ELEMENTS, KEPT_VECTORS = 64, 16
-"""Elements of items, and vectors of arguments that all items share, that a thread keeps. It reads others again."""
+"""Elements of items, and vectors of arrays that all items share, that a thread keeps. It reads others again."""
 
 
 class Element(NamedTuple):
@@ -46,6 +52,9 @@ class Element(NamedTuple):
 Elements: TypeAlias = np.ndarray
 """The elements of an item, in its shape: objects that are an `Element`, or the C text of a number."""
 Move: TypeAlias = Callable[[Equation, Sequence[Elements], Shape], Elements]
+"""``move(equation, the elements of its arguments, the shape of an item of its result)`` returns elements."""
+Key: TypeAlias = tuple[Variable, int]
+"""A variable, and the first element of a piece or vector of it."""
 
 
 def item_shape(v: Variable, count: int) -> Shape:
@@ -82,7 +91,19 @@ def thread_items(body: Program, count: int, shared: frozenset[Variable]) -> Part
 
 
 class _Writer:
-    """Writes the statements of a thread."""
+    """Writes the statements of a thread.
+
+    Attributes:
+        names: the arrays of computed elements.
+        values: the elements of each variable.
+        pieces, vectors: the names of the pieces of items, and of the vectors of shared arrays, that the thread has. The
+            one that was read last is last.
+        reader: for each piece the equation that read it last.
+        current: the equation that reads.
+        made: the elements that are computed.
+        copies: the statements that begin copies, in the order in which the pieces are needed.
+        stage: bytes of the largest piece of the items of a warp.
+    """
 
     def __init__(self, body: Program, count: int, shared: frozenset[Variable]) -> None:
         self.body, self.count, self.shared = body, count, shared
@@ -90,59 +111,63 @@ class _Writer:
         self.pointers = {v: f"x{i}" for i, v in enumerate(body.inputs)}
         self.names: dict[Variable, str] = {}
         self.values: dict[Variable, Elements] = {}
-        self.recent: dict[tuple[Variable, int], tuple[str, int]] = {}  # names and lengths, by first element
-        self.read_by: dict[tuple[Variable, int], Equation | None] = {}
-        self.current: Equation | None = None  # the equation that reads elements
-        self.vectors: dict[tuple[Variable, int], str] = {}
+        self.pieces: dict[Key, str] = {}
+        self.vectors: dict[Key, str] = {}
+        self.reader: dict[Key, Equation | None] = {}
+        self.current: Equation | None = None
         self.made: set[Element] = set()
+        self.copies: list[str] = []
         self.lines: list[str] = []
-        self.names_used = 0
-        self.stage = 0  # bytes of the largest piece of the items of a warp
-        self.copies: list[str] = []  # the copies of pieces of items, in the order in which they are needed
+        self.arrays = 0
+        self.stage = 0
 
     def part(self) -> Part:
         """See `thread_items`."""
         for v in self.body.inputs:
-            whole = v in self.shared
-            self.values[v] = _elements(v, v.type.shape if whole else item_shape(v, self.count))
+            self.values[v] = _elements(v, v.type.shape if v in self.shared else item_shape(v, self.count))
         for e in self.body.equations:
             self._define(e)
             self._store([v for v in e.outputs if v in self.body.outputs])
-        blocks = -(-self.count // THREADS)
-        stages = min(max(STAGE_BYTES // (THREADS // WARP * self.stage) - 1, 2), MAX_STAGES)
-        shared = []
-        for v in self.body.inputs:
-            if v in self.shared:
-                own, c = f"w{self.pointers[v]}", c_type(v.type.dtype)
-                shared += [
-                    f"__shared__ __align__(16) {c} {own}[{v.size}];",
-                    f"for (int i = threadIdx.x; i < {v.size}; i += THREADS) {own}[i] = {self.pointers[v]}[i];",
-                ]
+        stages = max(MIN_STAGES, min(MAX_STAGES, STAGE_BYTES // (THREADS // WARP * self.stage) - 1))
+
+        def begin(copy: int) -> str:
+            """The statement that begins a copy. After the last one, groups of copies are empty."""
+            return self.copies[copy] if copy < len(self.copies) else "cp_async_commit_group();"
+
         lines = [
             f"constexpr int STAGES = {stages}, STAGE = {self.stage}, OF_WARP = (STAGES + 1) * STAGE;",
-            f"const int64_t first = (int64_t)block * THREADS + threadIdx.x / 32 * 32, left = {self.count} - first;",
-            "const WarpItems<STAGE> items{(char *)shared_bytes + threadIdx.x / 32 * OF_WARP, first, left};",
-            *shared,
+            f"const int64_t first = ((int64_t)block * THREADS + threadIdx.x) / {WARP} * {WARP};",
+            f"const int64_t left = {self.count} - first;",
+            f"const WarpItems<STAGE> items{{(char *)shared_bytes + threadIdx.x / {WARP} * OF_WARP, first, left}};",
+            *(line for v in self.body.inputs if v in self.shared for line in self._copy_whole(v)),
             "__syncthreads();",
             "if (left <= 0) return;",
-            *map(self._copy, range(stages)),
+            *map(begin, range(stages)),
             *(f"{c_type(v.type.dtype)} {name}[{self._size(v)}];" for v, name in self.names.items()),
-            *(self._copy(stages + int(x[len(NEXT) :])) if x.startswith(NEXT) else x for x in self.lines),
+            *(begin(stages + int(x.removeprefix(BEGIN))) if x.startswith(BEGIN) else x for x in self.lines),
         ]
         headers = ("reduce/register_rows.cuh", "common/warp_items.cuh")
-        size = THREADS // WARP * (stages + 1) * self.stage
-        return Part(lines, self.body.inputs, self.body.outputs, headers, blocks=blocks, shared=size)
+        shared, blocks = THREADS // WARP * (stages + 1) * self.stage, -(-self.count // THREADS)
+        return Part(lines, self.body.inputs, self.body.outputs, headers, blocks=blocks, shared=shared)
 
-    def _use_stage(self, v: Variable, count: int) -> None:
-        wide = _wide(v, self._size(v))
+    def _copy_whole(self, v: Variable) -> list[str]:
+        """Statements that copy an array that all items share to shared memory."""
+        pointer = self.pointers[v]
+        return [
+            f"__shared__ __align__(16) {c_type(v.type.dtype)} w{pointer}[{v.size}];",
+            f"for (int i = threadIdx.x; i < {v.size}; i += THREADS) w{pointer}[i] = {pointer}[i];",
+        ]
+
+    def _use_stage(self, count: int, wide: int, itemsize: int) -> None:
+        """Make the stages large enough for a piece of `count` elements: struct Piece of `common/warp_items.cuh`."""
         vectors = count // wide
-        self.stage = max(
-            self.stage, aligned_to_vector(WARP * (vectors + 1 - vectors % 2) * wide * v.type.dtype.itemsize)
-        )
+        pitch = vectors if vectors % 2 else vectors + 1
+        self.stage = max(self.stage, aligned_to_vector(WARP * pitch * wide * itemsize))
 
-    def _copy(self, at: int) -> str:
-        """The statement that begins a copy. After the last one, groups of copies are empty."""
-        return self.copies[at] if at < len(self.copies) else "cp_async_commit_group();"
+    def _array(self) -> str:
+        """A new name of an array."""
+        self.arrays += 1
+        return f"a{self.arrays - 1}"
 
     def _size(self, v: Variable) -> int:
         return v.size // self.count
@@ -171,47 +196,49 @@ class _Writer:
         return f"{self.names[x.variable]}[{x.at}]"
 
     def _loaded(self, x: Element) -> str:
-        """An element of an argument, of the piece of the item, or the vector that all items share, that has it."""
+        """An element of an argument."""
         v = x.variable
         if v in self.shared:
-            return self._shared_element(x)
-        size = self._size(v)
-        first, count = _piece(x.at, size, v.type.dtype.itemsize)
-        if (v, first) not in self.recent:
+            return self._of_shared(x)
+        size, itemsize = self._size(v), v.type.dtype.itemsize
+        first, count = _piece(x.at, size, itemsize)
+        key = v, first
+        if key not in self.pieces:
             self._forget(count)
-            name, at, wide = f"a{self.names_used}", len(self.copies), _wide(v, size)
-            self.names_used += 1
-            self.copies.append(f"items.begin<{at} % STAGES, {size}, {first}, {count}, {wide}>({self.pointers[v]});")
-            self._use_stage(v, count)
+            name, copy, wide = self._array(), len(self.copies), vector_width(size, itemsize)
+            self.copies.append(f"items.begin<{copy} % STAGES, {size}, {first}, {count}, {wide}>({self.pointers[v]});")
+            self._use_stage(count, wide, itemsize)
             self.lines += [
                 f"{c_type(v.type.dtype)} {name}[{count}];",
-                f"items.finish<{at} % STAGES, STAGES - 1, {count}, {wide}>({name});",
-                f"{NEXT}{at}",
+                f"items.finish<{copy} % STAGES, STAGES - 1, {count}, {wide}>({name});",
+                f"{BEGIN}{copy}",
             ]
-            self.recent[v, first] = name, count
-        found = self.recent[v, first] = self.recent.pop((v, first))  # the last one
-        self.read_by[v, first] = self.current
-        return f"{found[0]}[{x.at - first}]"
+            self.pieces[key] = name
+        name = self.pieces[key] = self.pieces.pop(key)
+        self.reader[key] = self.current
+        return f"{name}[{x.at - first}]"
 
     def _forget(self, count: int) -> None:
         """Make room for more elements of items. Those that the current equation reads stay."""
-        for key in [key for key in self.recent if self.read_by[key] is not self.current]:
-            if sum(n for _, n in self.recent.values()) + count <= KEPT_ELEMENTS:
+        sizes = {(v, at): _piece(at, self._size(v), v.type.dtype.itemsize)[1] for v, at in self.pieces}
+        for key in [key for key in self.pieces if self.reader[key] is not self.current]:
+            if sum(sizes[key] for key in self.pieces) + count <= KEPT_ELEMENTS:
                 break
-            self.recent.pop(key)
+            self.pieces.pop(key)
 
-    def _shared_element(self, x: Element) -> str:
-        v, wide = x.variable, _wide(x.variable, x.variable.size)
-        first = x.at // wide * wide
-        if (v, first) not in self.vectors:
+    def _of_shared(self, x: Element) -> str:
+        """An element of an array that all items share."""
+        v = x.variable
+        c, wide = c_type(v.type.dtype), vector_width(v.size, v.type.dtype.itemsize)
+        key = v, x.at // wide * wide
+        if key not in self.vectors:
             if len(self.vectors) >= KEPT_VECTORS:
                 self.vectors.pop(next(iter(self.vectors)))
-            name, c = f"a{self.names_used}", c_type(v.type.dtype)
-            self.names_used += 1
-            self.lines.append(f"const Vector<{c}, {wide}> {name} = load<{c}, {wide}>(w{self.pointers[v]} + {first});")
-            self.vectors[v, first] = name
-        name = self.vectors[v, first] = self.vectors.pop((v, first))  # the last one
-        return f"{name}.lane[{x.at - first}]"
+            name = self._array()
+            self.lines.append(f"const Vector<{c}, {wide}> {name} = load<{c}, {wide}>(w{self.pointers[v]} + {key[1]});")
+            self.vectors[key] = name
+        name = self.vectors[key] = self.vectors.pop(key)
+        return f"{name}.lane[{x.at - key[1]}]"
 
     def _compute(self, x: Element) -> None:
         e = self.producer[x.variable]
@@ -236,6 +263,7 @@ class _Writer:
         self.made.update(Element(v, at) for v in e.outputs)
 
     def product(self, e: Equation) -> None:
+        """A matrix product. Neighbouring columns are added together, which read one vector of a shared operand."""
         (y,) = e.outputs
         a, b = (self.values[v] for v in e.inputs)
         a = a.swapaxes(-1, -2) if e.params["transpose_a"] else a
@@ -244,10 +272,11 @@ class _Writer:
         rows, columns, length = *shape[-2:], a.shape[-1]
         a, b = np.broadcast_to(a, (*batch, rows, length)), b
         b = np.broadcast_to(b.swapaxes(-1, -2) if e.params["transpose_b"] else b, (*batch, length, columns))
-        for v in e.inputs:  # its elements are computed before those of the other argument are loaded
+        for v in e.inputs:  # computed elements are complete before others are loaded
             if v not in self.shared:
                 for x in self.values[v].flat:
                     self.text(x)
+        self.current = e
         name, wide = self.names[y], vector_width(columns, y.type.dtype.itemsize)
         for i, (*at, row) in enumerate(np.ndindex(*batch, rows)):
             for first in range(0, columns, wide):
@@ -293,24 +322,19 @@ class _Writer:
 
     def _store(self, variables: Sequence[Variable]) -> None:
         """Store results of an equation, which have one shape."""
-        size = self._size(variables[0]) if variables else 0
-        at = 0
+        size, at = self._size(variables[0]) if variables else 0, 0
         while at < size:
             count = min(_piece(at, size, v.type.dtype.itemsize)[1] for v in variables)
             for v in variables:
-                c, name = c_type(v.type.dtype), f"a{self.names_used}"
-                self.names_used += 1
+                name, wide = self._array(), vector_width(size, v.type.dtype.itemsize)
                 elements = ", ".join(map(self.text, self.values[v].flat[at : at + count]))
-                self.lines.append(f"const {c} {name}[{count}] = {{{elements}}};")
-                self._use_stage(v, count)
+                self._use_stage(count, wide, v.type.dtype.itemsize)
                 pointer = f"y{self.body.outputs.index(v)}"
-                self.lines.append(f"items.store<STAGES, {size}, {at}, {count}, {_wide(v, size)}>({name}, {pointer});")
+                self.lines += [
+                    f"const {c_type(v.type.dtype)} {name}[{count}] = {{{elements}}};",
+                    f"items.store<STAGES, {size}, {at}, {count}, {wide}>({name}, {pointer});",
+                ]
             at += count
-
-
-def _wide(v: Variable, size: int) -> int:
-    """The elements that a thread loads or stores at once, of `size`."""
-    return vector_width(size, v.type.dtype.itemsize)
 
 
 def _piece(at: int, size: int, itemsize: int) -> tuple[int, int]:
@@ -370,7 +394,8 @@ def _elements(v: Variable, shape: Shape) -> Elements:
     return found.reshape(shape)
 
 
-def _rows(x: Elements, axes: Sequence[int]) -> Sequence[Sequence[object]]:
+def _rows(x: Elements, axes: Sequence[int]) -> Sequence[Sequence[Any]]:
     """The elements that a reduction over `axes` combines, for each result."""
     last = np.moveaxis(x, axes, range(x.ndim - len(axes), x.ndim))
-    return last.reshape(-1, prod(x.shape[i] for i in axes)).tolist()  # type: ignore[no-any-return]
+    found: Sequence[Sequence[Any]] = last.reshape(-1, prod(x.shape[i] for i in axes)).tolist()
+    return found

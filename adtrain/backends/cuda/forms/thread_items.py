@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from adtrain.backends.cuda.codegen.part import Kernel, kernel
-from adtrain.backends.cuda.codegen.thread_items import THREADS, has_rule, operations, thread_items
+from adtrain.backends.cuda.codegen.thread_items import STAGE_BYTES, THREADS, has_rule, operations, thread_items
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.core.axes import Items
 from adtrain.core.primitive import Trait
@@ -32,7 +32,7 @@ THREAD_ITEMS = "thread_items"
 MIN_ITEMS = 1 << 15
 """Minimum items: threads that keep the largest GPU busy."""
 MAX_ELEMENTS = 64
-"""Maximum elements of an item that is read or written. A thread reads neighbouring ones."""
+"""Maximum elements of an item that is read or written."""
 MAX_INSIDE = 512
 """Maximum elements of an item between two equations."""
 MAX_SHARED_BYTES = 24 << 10
@@ -55,7 +55,7 @@ class ThreadItemsFusion(Fusion):
 
     @classmethod
     def runs_on(cls, target: Target) -> bool:
-        return not target.by_member  # other members fill the device
+        return not target.by_member and target.shared >= STAGE_BYTES + MAX_SHARED_BYTES
 
     @cached_property
     def found(self) -> list[Items | None]:
@@ -118,12 +118,12 @@ class _Split:
 
 
 def items_of_threads(e: Equation) -> Items | None:
-    """How an equation works item by item. None if it does not, or has too few items, or no rule for a thread."""
+    """How an equation works item by item. None if it does not, or has few or large items, or no rule for a thread."""
     found = e.outer_items if e.has(Trait.RESHAPE) else e.items
-    if found is None or found.count < MIN_ITEMS or not has_rule(e) or len(e.outputs[0].type.shape) == 0:
+    if found is None or found.count < MIN_ITEMS or not has_rule(e):
         return None
     sizes = [v.size for v, own in zip(e.inputs, found.flags, strict=True) if own] + [v.size for v in e.outputs]
-    return found if max(sizes) <= MAX_INSIDE * found.count else None
+    return found if min(sizes) > 0 and max(sizes) <= MAX_INSIDE * found.count else None
 
 
 def _split(equations: Sequence[Equation], found: Sequence[Items | None]) -> _Split | None:

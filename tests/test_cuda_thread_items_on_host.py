@@ -1,0 +1,142 @@
+"""Small items that threads hold in registers: the fusion, and its kernels on the CPU against NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_on_host import Host, host
+from cuda_samples import Shaped
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from program_samples import everywhere, for_gpu, names
+
+import adtrain as ad
+from adtrain import ops
+from adtrain.backends.cpu.numpy_program import NumpyProgram
+from adtrain.backends.cuda import fusions
+from adtrain.backends.cuda.codegen import thread_items as generator
+from adtrain.backends.cuda.forms import row_fused, thread_items
+from adtrain.backends.cuda.forms.thread_items import THREAD_ITEMS
+from adtrain.core.program import Program
+from adtrain.core.staging import stage
+from adtrain.core.types import Shape
+
+__all__ = ["host"]
+
+MANY = thread_items.MIN_ITEMS
+EPS = {"float32": 3e-6, "float64": 1e-13}
+"""Of the norm of the difference over the norm."""
+
+
+def fused(f: Callable[..., Any], *shapes: Shape, dtype: str = "float32") -> Program:
+    return for_gpu(stage(f).program(*(Shaped(*shape, dtype=dtype) for shape in shapes)))
+
+
+def transposed(x: Any) -> Any:
+    return ops.transpose(x, (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
+
+
+def slope_of_a_network(x: Any, w: Any, b: Any, out: Any) -> Any:
+    """The second derivative of a narrow network by its input."""
+
+    def u(x: Any) -> Any:
+        return ops.tanh(ops.tanh(x) @ w + b) @ out
+
+    def by_x(x: Any) -> Any:
+        return ad.grad(lambda x: ops.sum(u(x)))(x)
+
+    return ad.grad(lambda x: ops.sum(by_x(x)))(x)
+
+
+def step_of_a_filter(model: Any, noise: Any, x: Any, p: Any) -> Any:
+    """The prediction of a Kalman filter, and the inverse of a part of its covariance."""
+    x, p = model @ x, model @ p @ transposed(model) + noise
+    s = p[:, :2, :2]
+    a, b, c, d = s[:, 0, 0], s[:, 0, 1], s[:, 1, 0], s[:, 1, 1]
+    inverse = ops.reshape(ops.stack([d, -b, -c, a], 1), (-1, 2, 2)) / (a * d - b * c)[:, None, None]
+    gain = p[:, :, :2] @ inverse
+    return x + gain @ x[:, :2], p - gain @ p[:, :2, :], ops.sum(gain, (1, 2))
+
+
+def nearest(x: Any, centres: Any) -> Any:
+    squares = ops.sum(x * x, 1)[:, None] - 2.0 * (x @ transposed(centres)) + ops.sum(centres * centres, 1)
+    return ops.min(squares, 1), ops.max(squares, 1), ops.softmax(squares, 1), ops.log_softmax(-squares, 1)
+
+
+def mixture(x: Any, means: Any, scales: Any) -> Any:
+    """Each term of a sum over features is computed where it is added."""
+    z = (x[:, None, :] - means) / scales
+    return ops.logsumexp(-ops.sum(z * z, 2), 1)
+
+
+def copies(x: Any, y: Any) -> Any:
+    """Items of several pieces, moved in every way."""
+    x = ops.exp(x)
+    wide = ops.concatenate([x, y * 2.0, x], 1)
+    padded = ad.grad(lambda x: ops.sum(ops.square(x[:, 1:9:2])))(x)
+    return wide, padded, ops.transpose(ops.reshape(x, (-1, 2, 8)), (0, 2, 1)), x > 2.5
+
+
+PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[[int], Sequence[Shape]]]] = {
+    "network": (slope_of_a_network, lambda n: [(n, 5), (5, 12), (12,), (12, 3)]),
+    "filter": (step_of_a_filter, lambda n: [(4, 4), (4, 4), (n, 4, 1), (n, 4, 4)]),
+    "nearest": (nearest, lambda n: [(n, 6), (9, 6)]),
+    "mixture": (mixture, lambda n: [(n, 3), (7, 3), (7, 3)]),
+    "copies": (copies, lambda n: [(n, 16), (n, 7)]),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_equations_of_small_items_are_one_kernel(name: str) -> None:
+    f, shapes = PROGRAMS[name]
+    program = fused(f, *shapes(MANY))
+    large = [e for e in program.equations if any(v.size >= MANY for v in (*e.inputs, *e.outputs))]
+    assert [e.form for e in large if not e.is_view] == [THREAD_ITEMS]
+
+
+def test_few_items_and_large_ones_have_other_kernels() -> None:
+    assert THREAD_ITEMS not in names(fused(nearest, (MANY // 2, 6), (9, 6)))
+    program = fused(nearest, (MANY, 128), (9, 128))
+    sizes = [v.size // MANY for e in program.equations if e.form == THREAD_ITEMS for v in (*e.inputs, *e.outputs)]
+    assert max(sizes) == 9
+
+
+def test_a_long_chain_is_divided_into_kernels_of_few_operations_and_live_elements() -> None:
+    def layers(x: Any, w: Any) -> Any:
+        for _ in range(24):
+            x = ops.tanh(x @ w)
+        return x
+
+    program = fused(layers, (MANY, 20), (20, 20))
+    assert names(program) == [THREAD_ITEMS] * 3
+    for e in program.equations:
+        own = e.params["body"].equations
+        assert sum(generator.operations(x, MANY) for x in own) <= thread_items.MAX_OPERATIONS
+    assert len([e for e in everywhere(program) if e.name == "matmul"]) == 24
+
+
+@settings(max_examples=2)
+@given(count=st.integers(33, 300), dtype=st.sampled_from(["float32", "float64"]))
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_items_of_any_number_match_numpy(name: str, count: int, dtype: str, host: Host) -> None:
+    f, shapes = PROGRAMS[name]
+    rng = np.random.default_rng(count)
+    arrays = [rng.uniform(0.5, 1.5, shape).astype(dtype) for shape in shapes(count)]
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (thread_items, row_fused):
+            patch.setattr(module, "MIN_ITEMS", 32)
+        patch.setattr(fusions, "LAUNCH_BYTES", 8 << 20)
+        program = fused(f, *shapes(count), dtype=dtype)
+        known = dict(zip(program.inputs, arrays, strict=True)) | {v: x.numpy() for v, x in program.constants.items()}
+        for e in program.equations:
+            own = [known[v] for v in e.inputs]
+            expected = NumpyProgram(Program(e.inputs, {}, (e,), e.outputs)).run(own)[0]
+            known |= dict(zip(e.outputs, map(np.asarray, expected), strict=True))
+            if e.form == THREAD_ITEMS:
+                for v, found in zip(e.outputs, host.computed(e, None, own), strict=True):
+                    error = np.linalg.norm(np.subtract(found, known[v], dtype=np.float64))
+                    assert error <= EPS[dtype] * np.linalg.norm(known[v].astype(np.float64)), f"{e.params['body']}"
+    assert THREAD_ITEMS in names(program)
