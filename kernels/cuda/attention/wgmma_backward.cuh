@@ -11,8 +11,8 @@
 // Macros: also QUERY_STAGES: tiles of queries and of cotangents in shared memory; ROTATED.
 #pragma once
 #include "attention/wgmma_scratch.cuh"
-#include "sm90/stmatrix.cuh"
-#include "sm90/turn.cuh"
+#include "common/mma_sync.cuh"
+#include "sm90/grid_sync.cuh"
 
 constexpr int CONSUMER_THREADS = 2 * WARPGROUP, CONSUMER_WARPS = CONSUMER_THREADS / WARP, THREADS = 3 * WARPGROUP;
 constexpr int Q_BYTES = TILE_BYTES<BLOCK_Q>, K_BYTES = TILE_BYTES<BLOCK_K>, STATS_BYTES = STATS * 4;

@@ -31,7 +31,7 @@ MAX_NARROW, MAX_SHORT_K = 16, 16
 TALL = 2
 """Rows of the tile of a lane, in a product whose left operand is transposed."""
 VECTOR, TILE = 4, 16
-"""Elements of a vector. Rows and columns of the tile of a warp (`WarpTile` in `gemm/warp_products.cuh`)."""
+"""Elements of a vector. Rows and columns of the tile of a warp (`WarpTile` in `gemm/resident_layer.cuh`)."""
 
 
 class _RowsInBlock(RowFusion):

@@ -151,7 +151,7 @@ def weight_tiles(equation: Equation) -> Kernel:
             "const int chunk = block * THREADS + threadIdx.x;",
             f"if (chunk < {chunks}) store_tile_chunk<{permuted}>(x0, (char *)y0, {weights.type.shape[1]}, chunk);",
         ]
-        headers = ("common/common.cuh", "gemm/tiled_weights.cuh")
+        headers = ("common/common.cuh", "gemm/tile_products.cuh")
         parts.append(Part(lines, (weights,), (tiles,), headers, blocks=-(-chunks // TILE_THREADS)))
     return kernel("weight_tiles", parts, TILE_THREADS, "float")
 

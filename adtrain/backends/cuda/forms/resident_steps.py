@@ -87,7 +87,7 @@ def step_of_member(program: Program) -> Program | None:
 
 PACKED_BATCHES = 3
 """Packed batches in scratch memory: one for the forward product, two for the gradients of this and the next step."""
-HEADERS = "gemm/warp_products.cuh", "gemm/resident_layer.cuh", "reduce/register_rows.cuh"
+HEADERS = "gemm/resident_layer.cuh", "reduce/register_rows.cuh"
 
 
 def resident_steps(equation: Equation, target: Target) -> Kernel:

@@ -22,7 +22,7 @@ GROUP = 16
 """The rows or columns that are permuted together."""
 ORDER = np.arange(GROUP).reshape(4, 2, 2).swapaxes(0, 1).ravel()
 """The permuted order of a group: an accumulator of WGMMA has pairs of columns, eight columns apart; see
-`kernels/cuda/gemm/tiled_weights.cuh`."""
+`kernels/cuda/gemm/tile_products.cuh`."""
 
 
 def _type(weights: Any) -> ArrayType:

@@ -22,6 +22,7 @@ from adtrain.lowering.cuda.conv.shifted import (
     ShiftedConv,
 )
 
+FILE = "conv/shifted_fp16x2.cu"
 ROW_BYTES, ROW_CHANNELS, BLOCK_ROWS = 64, 32, 64
 """Bytes and channels of a packed row; rows that a block packs at a time."""
 PACK_THREADS, PACK_BLOCKS = 256, 6
@@ -142,28 +143,19 @@ class Fp16x2Conv:
 
     def kernels(self) -> Sequence[CudaKernel]:
         """The launches: statistics, packing, products in fp16x2, fallback in bf16x3."""
-        multiprocessors = self.target.multiprocessors
+        multiprocessors, shared = self.target.multiprocessors, self._shared(self._weight_stages)
         launches = (
-            self._launch("conv/pack_images.cu", "measure_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
-            self._launch("conv/pack_images.cu", "pack_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
-            self._launch(
-                "conv/shifted_fp16x2.cu",
-                "conv_shifted_fp16x2",
-                min(self._tiles, multiprocessors),
-                THREADS,
-                self._shared(self._weight_stages),
-            ),
+            self._launch("measure_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
+            self._launch("pack_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
+            self._launch("conv_shifted_fp16x2", min(self._tiles, multiprocessors), THREADS, shared),
             self._fallback.multiply(self._scratch, fallback=True),
         )
         return [CudaKernel(launches, self._scratch)]
 
-    def _launch(self, file: str, name: str, blocks: int, threads: int, shared: int = 0) -> CudaLaunch:
+    def _launch(self, name: str, blocks: int, threads: int, shared: int = 0) -> CudaLaunch:
         problem = self.index.problem
-        macros = {
-            **self._fallback.macros(),
-            **PACKED_MACROS,
-            "WEIGHT_STAGES": self._weight_stages,
-        }
+        macros = {**self._fallback.macros(), **PACKED_MACROS, "WEIGHT_STAGES": self._weight_stages}
         numbers, types = problem.images[:1], (problem.dtype,)
-        made = CudaLaunch(file, name, numbers, types, blocks=blocks, threads=threads, shared=shared, definitions=macros)
-        return replace(made, layouts=(self._scratch, PackedImages(self.index).layout))
+        made = CudaLaunch(FILE, name, numbers, types, blocks=blocks, threads=threads, shared=shared, definitions=macros)
+        others = [] if shared else [self._shared(self._weight_stages)]
+        return replace(made, layouts=(self._scratch, PackedImages(self.index).layout, *others))

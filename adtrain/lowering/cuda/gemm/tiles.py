@@ -11,7 +11,7 @@ WARP = 32
 MAX_LENGTH = (1 << 31) - (1 << 10)
 """Maximum of M, N and K of a product, so that 32 bits count the rows and columns of the last tile too."""
 FMA_LANES_N = 8
-"""Lanes of a warp side by side in the N direction of `Fma` (`gemm/fma.cuh`)."""
+"""Lanes of a warp side by side in the N direction of `Fma` (`gemm/tile.cuh`)."""
 SMALL_K = 16
 """K that a warp of `gemm/small_gemm.cuh` takes at a time (K_STEP)."""
 
