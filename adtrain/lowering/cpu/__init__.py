@@ -3,15 +3,9 @@
 from adtrain.lowering.cpu import (  # noqa: F401
     attention,
     conv,
-    conv_pooled,
-    copy,
     gemm,
-    index,
-    norm,
+    moves,
     pool,
-    random,
     recurrent,
     reduce,
-    softmax,
-    sort,
 )

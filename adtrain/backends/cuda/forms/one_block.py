@@ -16,9 +16,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from adtrain.backends.cuda.codegen.block_rules import RULES, rule_of
-from adtrain.backends.cuda.codegen.block_steps import Step, StepRule
 from adtrain.backends.cuda.codegen.index_rules import is_checked
-from adtrain.backends.cuda.codegen.part import Kernel, Part, aligned_to_vector, indented, kernel
+from adtrain.backends.cuda.codegen.part import Kernel, Part, Step, StepRule, aligned_to_vector, indented, kernel
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.codegen.access import access
 from adtrain.codegen.expressions import c_type

@@ -14,16 +14,14 @@ from dataclasses import replace
 from math import prod
 
 from adtrain.backends.cuda.codegen.block_rules import rule_of
-from adtrain.backends.cuda.codegen.block_steps import Names, Step, StepRule, loop
 from adtrain.backends.cuda.codegen.loops import flat
-from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel
-from adtrain.backends.cuda.codegen.row_attention import RULES as ATTENTION_RULES
-from adtrain.backends.cuda.codegen.row_attention import WARP
+from adtrain.backends.cuda.codegen.part import Kernel, Names, Part, Step, StepRule, kernel, loop
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.horizontal import is_product
 from adtrain.backends.cuda.forms.one_block import part_of
 from adtrain.backends.cuda.forms.row_fused import RowFusion, own_rows, rowwise
 from adtrain.codegen.access import access, read, vector_results
+from adtrain.codegen.expressions import literal
 from adtrain.core.axes import Items
 from adtrain.core.fused import body_of, fuse
 from adtrain.core.precision import FULL
@@ -336,5 +334,36 @@ def _vectors(
     # The warps wait until instructions are fetched, so an epilogue, which is long, is not unrolled.
     return loop(count, lines, threads, unrolled=1 if before else 4)
 
+
+TILE = 16
+"""Rows of a head that a warp computes (`kernels/cuda/attention/row_attention.cuh`)."""
+WARP = 32
+
+
+def _forward(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
+    (x,), (out, logsumexp) = equation.inputs, equation.outputs
+    return [_step("forward", equation, [names[v] for v in (x, out, logsumexp)])]
+
+
+def _backward(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
+    x, out, logsumexp, ct = equation.inputs
+    (grad,) = equation.outputs
+    return [_step("backward", equation, [names[v] for v in (x, out, logsumexp, ct, grad)])]
+
+
+def _step(function: str, equation: Equation, pointers: Sequence[str]) -> Step:
+    x = equation.inputs[0]
+    sequences, length, row = x.type.shape
+    heads = equation.params["heads"]
+    causal = str(equation.params["causal"]).lower()
+    kind = f"RowAttention<{sequences * length}, {length}, {heads}, {row // (3 * heads)}, {causal}>"
+    arguments = ", ".join([*pointers, "(T *)partial", f"(T){literal(equation.params['scale'])}"])
+    tiles = sequences * length // TILE * heads
+    size = tiles * 3 * TILE * TILE * x.type.dtype.itemsize
+    return Step([f"{kind}::{function}<THREADS>(t, {arguments});"], tiles * WARP, size)
+
+
+ATTENTION_RULES: dict[str, StepRule] = {"self_attention": _forward, "self_attention_grad": _backward}
+"""The rules of attention by primitive name. The rows of a block are whole sequences."""
 
 define(Form(ROW_PRODUCTS, lambda equation, lowering: [row_products_kernel(equation, lowering.target)]))

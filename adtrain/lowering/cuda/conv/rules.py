@@ -12,12 +12,10 @@ from adtrain.core.precision import FULL
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.conv import implicit_gemm
 from adtrain.lowering.cuda.conv.direct import DirectConv, DirectWeightGrad
-from adtrain.lowering.cuda.conv.fp16x2_weight_grad import Fp16x2WeightGrad
 from adtrain.lowering.cuda.conv.implicit_gemm import ImplicitGemm
-from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
-from adtrain.lowering.cuda.conv.problem import MAX_PIXELS, Algorithm, ConvProblem
+from adtrain.lowering.cuda.conv.problem import MAX_PIXELS, Algorithm, ConvProblem, PaddedIndex
 from adtrain.lowering.cuda.conv.shifted import ShiftedConv
-from adtrain.lowering.cuda.conv.shifted_fp16x2 import Fp16x2Conv
+from adtrain.lowering.cuda.conv.shifted_fp16x2 import Fp16x2Conv, Fp16x2WeightGrad
 from adtrain.lowering.cuda.conv.shifted_weight_grad import ShiftedWeightGrad
 
 MAX_SLOWDOWN = 2.0
