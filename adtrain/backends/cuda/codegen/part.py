@@ -90,12 +90,20 @@ class Kernel:
     elements: int = 0
 
 
-def kernel(name: str, parts: Sequence[Part], threads: int, element: str = "", resident: int = 1) -> Kernel:
+def part_names(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> dict[Variable, str]:
+    """The pointers to a part's inputs and outputs."""
+    return {v: f"x{i}" for i, v in enumerate(inputs)} | {v: f"y{i}" for i, v in enumerate(outputs)}
+
+
+def kernel(
+    name: str, parts: Sequence[Part], threads: int, element: str = "", resident: int = 1, cluster: int = 0
+) -> Kernel:
     """A kernel of several parts; the thread blocks are assigned to them in this order.
 
     Args:
         element: the C type T of GEMM headers.
         resident: how many blocks a multiprocessor must have registers for.
+        cluster: blocks of a cluster, for parts whose headers include `sm90/cluster.cuh`.
     """
     written = {v for part in parts for v in part.outputs}
     operands = list(dict.fromkeys(v for part in parts for v in (*part.inputs, *part.outputs)))
@@ -106,13 +114,14 @@ def kernel(name: str, parts: Sequence[Part], threads: int, element: str = "", re
     parameters += ["char *scratch"] * bool(scratch) + ["int *bad"] * checked
     parameters += ["const __grid_constant__ Windows windows"] * peers
     headers = dict.fromkeys(h for part in parts for h in part.headers)
+    bounds = f"{'CLUSTER_DIMS ' * bool(cluster)}__launch_bounds__(THREADS, {resident})"
     text = [
         *([f"#define T {element}"] if element else []),
-        *(f'#include "{header}"' for header in headers),
         f"constexpr int THREADS = {threads};",
+        *(f'#include "{header}"' for header in headers),
         *dict.fromkeys(part.definitions for part in parts if part.definitions),
         "",
-        f"KERNEL __launch_bounds__(THREADS, {resident}) {name}({', '.join(parameters)})",
+        f"KERNEL {bounds} {name}({', '.join(parameters)})",
         "{",
         f"    {FIRST_STATEMENT}",
         *(f"    {line}" for line in dispatch(parts, names)),
@@ -120,7 +129,7 @@ def kernel(name: str, parts: Sequence[Part], threads: int, element: str = "", re
         "",
     ]
     return Kernel(
-        Source(f"{name}.cu", "\n".join(text), OPTIONS),
+        Source(f"{name}.cu", "\n".join(text), (*OPTIONS, *[f"-DCLUSTER={cluster}"] * bool(cluster))),
         name,
         operands,
         sum(part.blocks for part in parts),

@@ -14,9 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from adtrain.backends.cuda.codegen.part import FIRST_STATEMENT, OPTIONS, Kernel, Part, kernel
+from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel, part_names
 from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
-from adtrain.backends.cuda.compiler import Source
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.horizontal import MAX_POINTERS
 from adtrain.backends.cuda.forms.tiled_product import (
@@ -32,7 +31,6 @@ from adtrain.backends.cuda.forms.tiled_product import (
     weight_tiles_p,
     with_tiles_p,
 )
-from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import PRODUCT, body_of, fuse, renamed
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Results, keeps
@@ -125,39 +123,27 @@ def back_to_back(equation: Equation) -> Kernel:
     body, pair = body_of(equation), back_to_back_of(equation)
     rows, inputs, hidden, outputs = pair.lengths
     first, second = matmul_of(pair.first), matmul_of(pair.second)
-    operands = [*body.inputs, *body.outputs]
-    pointers = {v: f"p{i}" for i, v in enumerate(operands)}
-    parameters = [f"{pointer(v, const=v not in body.outputs)}{pointers[v]}" for v in operands]
+    names = part_names(body.inputs, body.outputs)
     with_tiles = body.equations[::2]
-    weights = ["{" + f"{pointers[e.inputs[0]]}, (const char *){pointers[e.inputs[1]]}" + "}" for e in with_tiles]
-    pointers |= {e.outputs[0]: pointers[e.inputs[0]] for e in with_tiles}  # rows or an epilogue may be the weights, too
+    weights = ["{" + f"{names[e.inputs[0]]}, (const char *){names[e.inputs[1]]}" + "}" for e in with_tiles]
+    names |= {e.outputs[0]: names[e.inputs[0]] for e in with_tiles}  # rows or an epilogue may be the weights, too
     multiplied = second.inputs[0]
     inner, outer = epilogue(pair.first, "Inner", multiplied), epilogue(pair.second, "Outer")
-    fields = [", ".join(pointers[v] for v in (*end.inputs, *end.outputs)) for end in (inner, outer)]
+    fields = [", ".join(names[v] for v in (*end.inputs, *end.outputs)) for end in (inner, outer)]
     transposed = [str(e.params["transpose_b"]).lower() for e in (first, second)]
-    text = [
-        "#define T float",
-        '#include "common/epilogue.cuh"',
-        '#include "gemm/back_to_back.cuh"',
-        inner.text,
-        outer.text,
+    lines = [
         f"typedef BackToBack<{inputs}, {hidden}, {outputs}, {', '.join(transposed)}> Products;",
-        f'static_assert(Products::SHARED == {pair.shared} && Products::THREADS == {THREADS}, "as planned");',
-        "",
-        f"KERNEL CLUSTER_DIMS __launch_bounds__({THREADS}, 1) back_to_back({', '.join(parameters)})",
-        "{",
-        f"    {FIRST_STATEMENT}",
-        "    Products products;",
-        f"    const Inner inner = {{{fields[0]}}};",
-        f"    const Outer outer = {{{fields[1]}}};",
-        f"    const TiledWeights first = {weights[0]}, second = {weights[1]};",
-        f"    products.run({pointers[first.inputs[0]]}, first, second, {pointers[multiplied]}, inner, outer);",
-        "}",
-        "",
+        f'static_assert(Products::SHARED == {pair.shared} && Products::THREADS == THREADS, "as planned");',
+        "Products products;",
+        f"const Inner inner = {{{fields[0]}}};",
+        f"const Outer outer = {{{fields[1]}}};",
+        f"const TiledWeights first = {weights[0]}, second = {weights[1]};",
+        f"products.run({names[first.inputs[0]]}, first, second, {names[multiplied]}, inner, outer);",
     ]
-    source = Source("back_to_back.cu", "\n".join(text), (*OPTIONS, f"-DCLUSTER={CLUSTER}"))
+    headers, definitions = ("common/epilogue.cuh", "gemm/back_to_back.cuh"), f"{inner.text}\n{outer.text}"
     blocks = rows // (WARPGROUPS * ROWS) * CLUSTER
-    return Kernel(source, "back_to_back", operands, blocks, THREADS, pair.shared, 0, checked=False)
+    part = Part(lines, body.inputs, body.outputs, headers, definitions, blocks, pair.shared)
+    return kernel("back_to_back", [part], THREADS, "float", cluster=CLUSTER)
 
 
 def weight_tiles(equation: Equation) -> Kernel:

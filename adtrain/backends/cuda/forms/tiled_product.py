@@ -13,12 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.backends.cuda.codegen.part import FIRST_STATEMENT, OPTIONS, Kernel
+from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel, part_names
 from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
-from adtrain.backends.cuda.compiler import Source
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.horizontal import is_product
-from adtrain.codegen.expressions import pointer
 from adtrain.core.axes import whole
 from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.fused import body_of
@@ -174,33 +172,21 @@ def tiled_product(equation: Equation, target: Target) -> Kernel:
     body, tiled = body_of(equation), tiled_product_of(equation)
     (rows, inputs, columns), splits = tiled.lengths, tiled.column_splits(target)
     matmul, (with_tiles, _) = matmul_of(tiled.product), body.equations
-    operands = [*body.inputs, *body.outputs]
-    pointers = {v: f"p{i}" for i, v in enumerate(operands)}
-    parameters = [f"{pointer(v, const=v not in body.outputs)}{pointers[v]}" for v in operands]
-    weights, tiles = (pointers[v] for v in with_tiles.inputs)
-    pointers[with_tiles.outputs[0]] = weights  # rows or the epilogue may be the weights, too
+    names = part_names(body.inputs, body.outputs)
+    weights, tiles = (names[v] for v in with_tiles.inputs)
+    names[with_tiles.outputs[0]] = weights  # rows or the epilogue may be the weights, too
     end = epilogue(tiled.product, "After")
     transposed = str(matmul.params["transpose_b"]).lower()
-    text = [
-        "#define T float",
-        '#include "common/epilogue.cuh"',
-        '#include "gemm/tiled_product.cuh"',
-        end.text,
+    lines = [
         f"typedef TiledProduct<{inputs}, {columns}, {splits}, {transposed}> Product;",
-        f'static_assert(Product::SHARED == {tiled.shared} && Product::THREADS == {THREADS}, "as planned");',
-        "",
-        f"KERNEL __launch_bounds__({THREADS}, 1) tiled_product({', '.join(parameters)})",
-        "{",
-        f"    {FIRST_STATEMENT}",
-        "    Product product;",
-        f"    const After after = {{{', '.join(pointers[v] for v in (*end.inputs, *end.outputs))}}};",
-        f"    product.run({pointers[matmul.inputs[0]]}, {{{weights}, (const char *){tiles}}}, after);",
-        "}",
-        "",
+        f'static_assert(Product::SHARED == {tiled.shared} && Product::THREADS == THREADS, "as planned");',
+        "Product product;",
+        f"const After after = {{{', '.join(names[v] for v in (*end.inputs, *end.outputs))}}};",
+        f"product.run({names[matmul.inputs[0]]}, {{{weights}, (const char *){tiles}}}, after);",
     ]
-    source = Source("tiled_product.cu", "\n".join(text), OPTIONS)
-    blocks = rows // ROWS * splits
-    return Kernel(source, "tiled_product", operands, blocks, THREADS, tiled.shared, 0, checked=False)
+    headers, blocks = ("common/epilogue.cuh", "gemm/tiled_product.cuh"), rows // ROWS * splits
+    part = Part(lines, body.inputs, body.outputs, headers, end.text, blocks, tiled.shared)
+    return kernel("tiled_product", [part], THREADS, "float")
 
 
 define(Form(TILED_PRODUCT, lambda equation, lowering: [tiled_product(equation, lowering.target)]))
