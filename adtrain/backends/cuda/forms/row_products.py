@@ -140,8 +140,9 @@ def _inner(body: Program) -> list[Equation]:
 def _by_row(e: Equation, target: Target) -> Items | None:
     """How an equation works row by row, where such a kernel computes it; None elsewhere."""
     if e.has(Trait.MATMUL):
-        small = not _is_crowded(e.outputs[0].type.shape[0], target) or e.inputs[1].size <= MAX_CROWDED_WEIGHTS
-        found = e.items if is_wide_product(e) and small else None
+        rows, columns = e.outputs[0].type.shape[-2:] if is_wide_product(e) else (0, 0)
+        small = not _is_crowded(rows, target) or e.inputs[1].size <= MAX_CROWDED_WEIGHTS
+        found = e.items if 0 < columns <= STRIP * threads_of(rows, target) // WARP and small else None
     else:
         found = rowwise(e)
     length = _length_of_sequences(e)
@@ -224,13 +225,16 @@ VECTOR = 4
 """Elements that a thread computes at once."""
 
 
+def threads_of(rows: int, target: Target) -> int:
+    """Threads of a block. Each warp computes a strip of columns of a product, or a part of K for one."""
+    return CROWDED_THREADS if _is_crowded(rows, target) else THREADS
+
+
 def row_products_kernel(equation: Equation, target: Target) -> Kernel:
     """The kernel of a `row_products` equation."""
-    crowded = row_count(body_of(equation)) // ROWS > target.multiprocessors
-    threads = CROWDED_THREADS if crowded else THREADS
-    return kernel(
-        "row_products", [row_products(equation, threads)], threads, "float", CROWDED_RESIDENT if crowded else 1
-    )
+    rows = row_count(body_of(equation))
+    threads, resident = threads_of(rows, target), CROWDED_RESIDENT if _is_crowded(rows, target) else 1
+    return kernel("row_products", [row_products(equation, threads)], threads, "float", resident)
 
 
 def row_products(equation: Equation, threads: int) -> Part:
