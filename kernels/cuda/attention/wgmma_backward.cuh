@@ -158,7 +158,13 @@ __device__ __forceinline__ Vector<float, 2> pair_of(const char *stats, int i) {
     return load<float, 2>((const float *)stats + accumulator_column(4 * i));
 }
 
-// Releases a stage, or the keys, by one arrival of this warp.
-__device__ __forceinline__ void release(Mbarrier &empty) {
-    if (threadIdx.x % WARP == 0) empty.arrive();
+// Sets the probabilities of keys that do not exist or come after their query to 0. Rows are 64 keys from `first` on, columns
+// queries from `query` on.
+__device__ __forceinline__ void exclude_keys(float (&scores)[SCORES], int first, int query, int keys) {
+    if (first + 64 <= keys && (!CAUSAL || first + 63 <= query)) return;
+    #pragma unroll
+    for (int n = 0; n < SCORES; n++) {
+        const int key = first + accumulator_row(n);
+        if (key >= keys || (CAUSAL && key > query + accumulator_column(n))) scores[n] = 0;
+    }
 }

@@ -8,7 +8,6 @@
 #include "gemm/packed.cuh"
 #include "sm90/accumulator.cuh"
 #include "sm90/bf16x3.cuh"
-#include "sm90/warp_epilogue.cuh"
 
 constexpr int SUMS = TILE_N / 2; // accumulators of a thread
 constexpr int CONSUMER_THREADS = 2 * WARPGROUP, THREADS = WARPGROUP + CONSUMER_THREADS;
@@ -16,11 +15,6 @@ typedef Pipeline<TILE_STAGES> TilePipeline;
 
 // 0 or 1: the half of the tile's rows that this consumer warpgroup computes.
 __device__ __forceinline__ int consumer_half() { return threadIdx.x / WARPGROUP - 1; }
-
-// A consumer warp has read a stage. No __syncwarp(): wgmma_wait_group() has synchronised the warp.
-__device__ __forceinline__ void release(TilePipeline &pipeline, int stage) {
-    if (threadIdx.x % WARP == 0) pipeline.empty[stage].arrive();
-}
 
 // A stage in shared memory: a packed tile of op(A) with TERMS terms, then COLUMNS_OF_TILE rows of TILES_N packed tiles of op(B).
 template <int TERMS> struct Stage {
@@ -111,7 +105,7 @@ template <class Terms> struct Accumulators {
                     leading, stage.a() + k * DESCRIPTOR_K_STEP, stage.b() + k * DESCRIPTOR_K_STEP, k > 0);
             wgmma_commit_group();
             wgmma_wait_group<1>();
-            if (i > 0) release(pipeline, last);
+            if (i > 0) pipeline.release(last);
             #pragma unroll
             for (int k = 0; k < 4; k++) {
                 #pragma unroll
@@ -137,7 +131,7 @@ template <class Terms> struct Accumulators {
         }
         wgmma_wait_group<0>();
         wgmma_fence_operand(low_order);
-        release(pipeline, last);
+        pipeline.release(last);
     }
 
     // Undoes the scaling. Returns a bit for each accumulator that the fallback computes.
@@ -272,24 +266,13 @@ __device__ __forceinline__ void consume_rounded(
         const AccumulatorTile tile = accumulator_tile(own.tile, layout);
         Stores::prefetch(tile, out, TILE_N);
         float sums[SUMS];
-        int last = 0;
-        for (int i = own.begin; i < own.end; i++) {
-            pipeline.wait_full(state);
-            const Stage<1> stage(shared, state.stage);
-            wgmma_fence();
+        multiply_stages(sums, pipeline, state, own.begin, own.end, [&](int at, bool add) {
+            const Stage<1> stage(shared, at);
             #pragma unroll
             for (int k = 0; k < 4; k++)
                 wgmma<(MmaKind)MMA_KIND>(
-                    sums, stage.a() + k * DESCRIPTOR_K_STEP, stage.b() + k * DESCRIPTOR_K_STEP, i + k > own.begin);
-            wgmma_commit_group();
-            wgmma_wait_group<1>();
-            if (i > own.begin) release(pipeline, last);
-            last = state.stage;
-            state.advance();
-        }
-        wgmma_wait_group<0>();
-        release(pipeline, last);
-        wgmma_fence_operand(sums);
+                    sums, stage.a() + k * DESCRIPTOR_K_STEP, stage.b() + k * DESCRIPTOR_K_STEP, add || k > 0);
+        });
         Stores(tile, out, staging[threadIdx.x / WARP - WARPGROUP / WARP]).store(sums);
     }
 }

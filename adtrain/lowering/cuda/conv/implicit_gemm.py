@@ -11,7 +11,7 @@ from adtrain.core.target import Target
 from adtrain.lowering.cuda.conv.problem import ConvProblem
 from adtrain.lowering.cuda.gemm.cost_model import FMA_LANES, TILED, Gathers, mma_kinds, ranked
 from adtrain.lowering.cuda.gemm.matmul import MANY_MEMBERS
-from adtrain.lowering.cuda.gemm.split_k import split_k_scratch, split_k_sum
+from adtrain.lowering.cuda.gemm.split_k import with_split_k
 from adtrain.lowering.cuda.gemm.tiles import MmaKind, Tile
 
 MAX_TILES = 6
@@ -94,11 +94,8 @@ class ImplicitGemm:
                 "SHARED_BYTES": tile.shared(itemsize),
             },
         )
-        if splits == 1:
-            return CudaKernel((multiply,))
-        filters = problem.outputs[1]
-        weights = problem.dtype, 1, filters, problem.weights // filters, splits
-        return CudaKernel((multiply, split_k_sum(*weights, self.target.by_member)), split_k_scratch(*weights))
+        size = 1, problem.outputs[1], problem.group_channels * problem.taps, splits
+        return with_split_k(multiply, problem.dtype, *size, self.target.by_member)
 
 
 def forward(problem: ConvProblem, target: Target) -> ImplicitGemm:

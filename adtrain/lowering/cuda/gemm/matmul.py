@@ -16,8 +16,8 @@ from adtrain.lowering.cuda.gemm import narrow
 from adtrain.lowering.cuda.gemm.bf16x3 import Bf16x3Gemm, Bf16x3Tile
 from adtrain.lowering.cuda.gemm.cost_model import TENSOR_CORES, AnyTile, product_cycles, ranked
 from adtrain.lowering.cuda.gemm.packed import PackedGemm, PackedTile
-from adtrain.lowering.cuda.gemm.split_k import split_k_scratch, split_k_sum
-from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH, MmaKind, SmallTile, Tile
+from adtrain.lowering.cuda.gemm.split_k import with_split_k
+from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH, MmaKind, SmallTile, Tile, transposes
 from adtrain.lowering.shapes import product_lengths
 
 MAX_CANDIDATES = 12
@@ -122,10 +122,15 @@ class BlockGemm:
     @property
     def definitions(self) -> Mapping[str, int]:
         """The macros of `gemm/gemm.cu` or `gemm/small_gemm.cu`."""
-        transpose = {f"TRANSPOSE_{x}": int(t) for x, t in zip("AB", self.transposed, strict=True)}
         widths = {f"WIDE_{x}": w for x, w in zip("ABC", self.widths, strict=True)}
         split = {} if self.small else {"SPLIT": int(self.splits > 1)}
-        return {**self.tile.definitions(), **transpose, **widths, **split, "SHARED_BYTES": self.shared}
+        return {
+            **self.tile.definitions(),
+            **transposes(self.transposed),
+            **widths,
+            **split,
+            "SHARED_BYTES": self.shared,
+        }
 
     def kernel(self) -> CudaKernel:
         """The product alone, and with split-K the sum of the splits."""
@@ -139,10 +144,7 @@ class BlockGemm:
             shared=self.shared,
             definitions=self.definitions,
         )
-        if self.splits == 1:
-            return CudaKernel((product,))
-        size = *self.lengths[:3], self.splits
-        return CudaKernel((product, split_k_sum(self.dtype, *size)), split_k_scratch(self.dtype, *size))
+        return with_split_k(product, self.dtype, *self.lengths[:3], self.splits)
 
 
 def gemms(

@@ -13,7 +13,7 @@ import numpy as np
 
 from adtrain.core.kernel import MAX_GRID, CudaKernel, CudaLaunch
 from adtrain.core.precision import mantissa
-from adtrain.lowering.cuda.gemm.tiles import WARP
+from adtrain.lowering.cuda.gemm.tiles import WARP, transposes
 
 MAX_TINY = 8
 """The largest M, N and K of small matrices. A thread has N sums in registers."""
@@ -44,7 +44,7 @@ def has_tiny_matrices(lengths: Sequence[int]) -> bool:
 def tiny_gemm(lengths: Sequence[int], dtype: np.dtype, transposed: tuple[bool, bool]) -> CudaKernel:
     batch, m, n, k = lengths
     stored = math.gcd(n, 16 // dtype.itemsize)
-    definitions = {"LENGTH_M": m, "LENGTH_N": n, "LENGTH_K": k, "STORED": stored, **_transposes(transposed)}
+    definitions = {"LENGTH_M": m, "LENGTH_N": n, "LENGTH_K": k, "STORED": stored, **transposes(transposed)}
     file, name, rows = "gemm/tiny_gemm.cu", "tiny_gemm", batch * m
     return CudaKernel((CudaLaunch(file, name, (rows,), (dtype,), elements=rows, definitions=definitions),))
 
@@ -85,7 +85,7 @@ def short_k_gemm(lengths: Sequence[int], transposed: tuple[bool, bool], precisio
         "WIDE_C": math.gcd(2 * WIDE if k <= MAX_WIDE_K else WIDE, n),
         "ROWS": ROWS,
         "MANTISSA": mantissa(precision),
-        **_transposes(transposed),
+        **transposes(transposed),
     }
     launch = CudaLaunch(
         "gemm/short_k.cu",
@@ -97,7 +97,3 @@ def short_k_gemm(lengths: Sequence[int], transposed: tuple[bool, bool], precisio
         definitions=definitions,
     )
     return CudaKernel((launch,), cycles=START + batch * m * n * 4 / BYTES_PER_CYCLE)
-
-
-def _transposes(transposed: tuple[bool, bool]) -> dict[str, int]:
-    return {f"TRANSPOSE_{x}": int(t) for x, t in zip("AB", transposed, strict=True)}

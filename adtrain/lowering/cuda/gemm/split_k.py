@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from adtrain.core.kernel import CudaLaunch
+from adtrain.core.kernel import CudaKernel, CudaLaunch
 
 THREADS = 256
 """Threads of a block."""
@@ -30,6 +30,11 @@ def split_k_sum(dtype: np.dtype, batch: int, m: int, n: int, splits: int, by_mem
     )
 
 
-def split_k_scratch(dtype: np.dtype, batch: int, m: int, n: int, splits: int) -> int | None:
-    """Bytes of scratch for the partial sums; None without split-K."""
-    return splits * batch * m * n * dtype.itemsize if splits > 1 else None
+def with_split_k(
+    product: CudaLaunch, dtype: np.dtype, batch: int, m: int, n: int, splits: int, by_member: bool = False
+) -> CudaKernel:
+    """A product, and with split-K the sum of the splits, which lie in scratch."""
+    if splits == 1:
+        return CudaKernel((product,))
+    second = split_k_sum(dtype, batch, m, n, splits, by_member)
+    return CudaKernel((product, second), splits * batch * m * n * dtype.itemsize)

@@ -16,6 +16,18 @@ SMALL_K = 16
 """K that a warp of `gemm/small_gemm.cuh` takes at a time (K_STEP)."""
 
 
+def transposes(transposed: Sequence[bool]) -> dict[str, int]:
+    """The macros that say whether A and B are transposed."""
+    return {f"TRANSPOSE_{x}": int(t) for x, t in zip("AB", transposed, strict=True)}
+
+
+def operand_macros(lengths: Sequence[int], transposed: Sequence[bool]) -> dict[str, int]:
+    """The same, and the elements per load of float32 matrices of these lengths: batch, M, N and K."""
+    _, m, n, k = lengths
+    wide_a, wide_b = (math.gcd(4, length) for length in (m if transposed[0] else k, k if transposed[1] else n))
+    return {**transposes(transposed), "WIDE_A": wide_a, "WIDE_B": wide_b}
+
+
 class MmaKind(IntEnum):
     """The arithmetic of a product: FMA, or an mma instruction and the format of its operands (`gemm/mma.cuh`)."""
 
