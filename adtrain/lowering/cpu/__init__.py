@@ -5,7 +5,6 @@ from adtrain.lowering.cpu import (  # noqa: F401
     conv,
     gemm,
     moves,
-    pool,
     recurrent,
     reduce,
 )

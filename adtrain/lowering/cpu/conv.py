@@ -1,8 +1,9 @@
-"""The C functions for convolutions: which of `kernels/cpu` each primitive calls, on one image at a time."""
+"""The C functions for convolutions and pooling: which of `kernels/cpu` each primitive calls, on one image at a time."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -387,4 +388,36 @@ register(
         sums=True,
         scratch=pooled_weight_grad_scratch,
     ),
+)
+
+
+def _pooling(name: str, numbers: Callable[..., tuple[int, ...]]) -> CKernel:
+    return CKernel("pool.c", name, numbers, items=True)
+
+
+def _pool_numbers(x_shape: Sequence[int], y_shape: Sequence[int], windows: Any) -> tuple[int, ...]:
+    """POOL_NUMBERS of `kernels/cpu/pool.c`."""
+    return (*x_shape[1:], *y_shape[2:], *windows.kernel, *windows.stride, *windows.padding)
+
+
+def _pooled_numbers(x: Any, windows: Any) -> tuple[int, ...]:
+    return _pool_numbers(x.shape, windows.output_shape("pooling", x.shape), windows)
+
+
+register("max_pool2d", "cpu", _pooling("max_pool2d", _pooled_numbers))
+register(
+    "max_pool2d_put",
+    "cpu",
+    _pooling("max_pool2d_put", lambda ct, where, windows, shape: _pool_numbers(shape, ct.shape, windows)),
+)
+register(
+    "max_pool2d_pick",
+    "cpu",
+    _pooling("max_pool2d_pick", lambda x, where, windows: _pool_numbers(x.shape, where.shape, windows)),
+)
+register("avg_pool2d", "cpu", _pooling("avg_pool2d", _pooled_numbers))
+register(
+    "avg_pool2d_put",
+    "cpu",
+    _pooling("avg_pool2d_put", lambda ct, windows, shape: _pool_numbers(shape, ct.shape, windows)),
 )

@@ -10,11 +10,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from adtrain.backends.cuda.codegen.layer_update import update_arguments, update_struct, updated_arrays
 from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel, part_names, resident_blocks
 from adtrain.backends.cuda.codegen.product import epilogue
 from adtrain.backends.cuda.forms.form import Form, define
-from adtrain.backends.cuda.forms.resident_layer import MAX_BATCH, TERMS, THREADS, TILE, WARPS
+from adtrain.backends.cuda.forms.resident_layer import (
+    MAX_BATCH,
+    TERMS,
+    THREADS,
+    TILE,
+    WARPS,
+    update_arguments,
+    update_struct,
+    updated_arrays,
+)
 from adtrain.backends.cuda.forms.streamed_layer import MIN_CAPABILITY, ROW_ALIGNMENT
 from adtrain.core.fused import PRODUCT, body_of, fuse, launched_together, without
 from adtrain.core.precision import FULL

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from adtrain.backends.cuda.codegen.layer_update import input_function, update_arguments, update_struct, updated_arrays
 from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel, part_names, resident_blocks
 from adtrain.backends.cuda.codegen.product import epilogue
 from adtrain.backends.cuda.forms.form import Form, define
@@ -21,12 +20,16 @@ from adtrain.backends.cuda.forms.resident_layer import (
     TILE,
     WARPS,
     groups_of_warps,
+    input_function,
     input_of_byte,
     lengths_of,
     operand_bytes,
     resident_layer,
     sums_bytes,
     table_gathers,
+    update_arguments,
+    update_struct,
+    updated_arrays,
 )
 from adtrain.backends.cuda.forms.resident_steps import step_of_member
 from adtrain.core.fused import GATHER, body_of, fuse, renamed, without

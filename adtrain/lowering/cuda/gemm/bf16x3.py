@@ -10,8 +10,7 @@ import numpy as np
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.memory_layout import MemoryLayout, memory_layout
 from adtrain.core.target import Target
-from adtrain.lowering.cuda.gemm.split_k import with_split_k
-from adtrain.lowering.cuda.gemm.tiles import operand_macros
+from adtrain.lowering.cuda.gemm.tiles import operand_macros, with_split_k
 
 TILE_M, TILE_K, STAGES, BUFFERS = 128, 32, 3, 2
 """Rows of a tile; K of a pipeline stage; stages; buffers of float32 before the split."""

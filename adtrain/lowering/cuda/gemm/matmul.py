@@ -16,8 +16,7 @@ from adtrain.lowering.cuda.gemm import narrow
 from adtrain.lowering.cuda.gemm.bf16x3 import Bf16x3Gemm, Bf16x3Tile
 from adtrain.lowering.cuda.gemm.cost_model import TENSOR_CORES, AnyTile, product_cycles, ranked
 from adtrain.lowering.cuda.gemm.packed import PackedGemm, PackedTile
-from adtrain.lowering.cuda.gemm.split_k import with_split_k
-from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH, MmaKind, SmallTile, Tile, transposes
+from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH, MmaKind, SmallTile, Tile, transposes, with_split_k
 from adtrain.lowering.shapes import product_lengths
 
 MAX_CANDIDATES = 12

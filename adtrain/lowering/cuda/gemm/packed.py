@@ -11,8 +11,7 @@ import numpy as np
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.memory_layout import Arrays, MemoryLayout, lengths, memory_layout
 from adtrain.core.target import Target
-from adtrain.lowering.cuda.gemm.split_k import split_k_sum
-from adtrain.lowering.cuda.gemm.tiles import FMA_TILES, MmaKind, Tile, operand_macros
+from adtrain.lowering.cuda.gemm.tiles import FMA_TILES, MmaKind, Tile, operand_macros, split_k_sum
 
 CAPABILITY = (9, 0)
 """The compute capability that has WGMMA."""
