@@ -21,8 +21,7 @@ from adtrain.backends.cuda.forms.one_block import ONE_BLOCK
 from adtrain.backends.cuda.forms.reduction import REDUCTION
 from adtrain.backends.cuda.forms.row_fused import ROW_FUSED
 from adtrain.backends.cuda.forms.row_products import ROW_PRODUCTS
-from adtrain.backends.cuda.forms.tile_primitives import weight_tiles_p
-from adtrain.backends.cuda.forms.tiled_product import TILED_PRODUCT
+from adtrain.backends.cuda.forms.tiled_product import TILED_PRODUCT, weight_tiles_p
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Candidate, Lowering
 from adtrain.cases import CASES, Case

@@ -10,8 +10,7 @@ from packed_gemm_emulated import hard, split_bf16x3, split_fp16x2, tensor_core_s
 from test_gpu_products import adversarial
 
 from adtrain.core.precision import FULL
-from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
-from adtrain.lowering.cuda.conv.problem import ConvProblem
+from adtrain.lowering.cuda.conv.problem import ConvProblem, PaddedIndex
 
 DEPTH = 32
 """Channels of a stage, whose largest products the matrix units add up."""

@@ -8,17 +8,16 @@ from typing import NamedTuple
 import numpy as np
 from program_samples import Step, fused_of
 
-from adtrain.backends.cuda.forms.bias_gradients import BIAS_AXES
+from adtrain.backends.cuda.forms.weight_gradients import BIAS_AXES
 from adtrain.backends.cuda.targets import H200
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.precision import FULL
 from adtrain.core.program import Equation
 from adtrain.core.target import Target
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
-from adtrain.lowering.cuda.conv.problem import ConvProblem
+from adtrain.lowering.cuda.conv.pooling import SparsePoolInputGrad
+from adtrain.lowering.cuda.conv.problem import ConvProblem, PaddedIndex
 from adtrain.lowering.cuda.conv.shifted_weight_grad import ShiftedWeightGrad
-from adtrain.lowering.cuda.conv.sparse_pool_input_grad import SparsePoolInputGrad
 from adtrain.ops.broadcasting import sum_p
 from adtrain.ops.conv import Window, input_grad_p, weight_grad_p
 from adtrain.ops.pool import Windows, max_pool2d_put_p

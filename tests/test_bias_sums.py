@@ -12,7 +12,7 @@ from test_passes_gpu import evaluated
 
 import adtrain as ad
 from adtrain import ops
-from adtrain.backends.cuda.forms.bias_gradients import BIAS_AXES
+from adtrain.backends.cuda.forms.weight_gradients import BIAS_AXES
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.targets import H200

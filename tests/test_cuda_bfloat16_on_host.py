@@ -22,7 +22,7 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Variable
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cuda.gemm import short_k
+from adtrain.lowering.cuda.gemm import narrow
 from adtrain.lowering.cuda.gemm.bfloat16 import TILES, Bfloat16Gemm, Bfloat16Tile
 from adtrain.ops.bfloat16 import from_bfloat16_p, matmul_bfloat16_p, to_bfloat16_p
 
@@ -73,7 +73,7 @@ def test_conversions_round_to_nearest_even_and_keep_nan_and_infinity() -> None:
 def test_kernels_of_a_fused_program_with_stored_operands_are_right(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """Epilogues load and store bfloat16. The gradient by the hidden units is a product with a short K."""
     monkeypatch.setattr(import_module("adtrain.backends.cuda.store_bfloat16"), "MAX_FLOPS", 0)
-    monkeypatch.setattr(short_k, "MIN_ELEMENTS", 0)
+    monkeypatch.setattr(narrow, "MIN_ELEMENTS", 0)
     rng = np.random.default_rng(0)
     shapes = (40, 64), (64, 1032), (1032, 10), (1032,)
     arrays = [rng.standard_normal(shape, np.float32) / 8 for shape in shapes]

@@ -11,7 +11,7 @@ from cuda_on_host import Host
 from program_samples import ON_GPU, fused_of
 
 from adtrain import ops
-from adtrain.backends.cuda.forms.bias_gradients import BIAS_AXES
+from adtrain.backends.cuda.forms.weight_gradients import BIAS_AXES
 from adtrain.backends.cuda.targets import H200
 from adtrain.cache import Cache
 from adtrain.core.array import array

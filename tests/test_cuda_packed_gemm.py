@@ -115,7 +115,7 @@ def test_typical_products_need_almost_no_fallback(case: str) -> None:
 
 
 def test_the_emulation_has_the_constants_of_the_kernels() -> None:
-    names = ("gemm/pack.cu", "gemm/packed.cuh", "gemm/packed_accumulate.cuh", "sm90/bf16x3.cuh")
+    names = ("gemm/pack.cu", "gemm/packed.cuh", "gemm/packed_gemm.cu", "sm90/bf16x3.cuh")
     text = "".join((asset_path("kernels") / "cuda" / name).read_text() for name in names)
     of_packed = ("PACKED_ROWS", "PACKED_K", "FALLBACK_CAPACITY", "FEW_TILES", "VOTES_SHARE", "CHECKED_TILES")
     of_pack = ("STATISTICS_TILES", "MIN_PRODUCTS", "SPARSE", "MIN_ROUNDINGS", "SINGLE_ELEMENTS", "SKIP_RATIO")

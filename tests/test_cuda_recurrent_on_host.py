@@ -14,8 +14,7 @@ from adtrain.core.kernel import CudaKernel
 from adtrain.core.primitive import PRIMITIVES
 from adtrain.core.program import Equation
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cuda.grid_recurrent import GridDivision, grid_kernel
-from adtrain.lowering.cuda.recurrent import Division, divisions, kernel
+from adtrain.lowering.cuda.recurrent import Division, GridDivision, divisions, grid_kernel, kernel
 from adtrain.lowering.shapes import recurrent_lengths
 from adtrain.ops.broadcasting import reshape_p, sum_p
 from adtrain.ops.matmul import matmul_p

@@ -39,11 +39,9 @@ from adtrain.core.kernel import CudaKernel
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.target import Target
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cuda.conv.fp16x2_weight_grad import Fp16x2WeightGrad
-from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
-from adtrain.lowering.cuda.conv.problem import ConvProblem
+from adtrain.lowering.cuda.conv.problem import ConvProblem, PaddedIndex
 from adtrain.lowering.cuda.conv.shifted import STAGE_CHANNELS, ShiftedConv
-from adtrain.lowering.cuda.conv.shifted_fp16x2 import Fp16x2Conv
+from adtrain.lowering.cuda.conv.shifted_fp16x2 import Fp16x2Conv, Fp16x2WeightGrad
 from adtrain.lowering.cuda.conv.shifted_weight_grad import ShiftedWeightGrad
 from adtrain.ops.conv import Window
 from adtrain.ops.conv_reference import conv2d_reference, input_grad_reference

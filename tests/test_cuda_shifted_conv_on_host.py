@@ -24,11 +24,9 @@ from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cuda.conv.fp16x2_weight_grad import Fp16x2WeightGrad
-from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
-from adtrain.lowering.cuda.conv.problem import Algorithm, ConvProblem
+from adtrain.lowering.cuda.conv.problem import Algorithm, ConvProblem, PaddedIndex
 from adtrain.lowering.cuda.conv.shifted import ShiftedConv
-from adtrain.lowering.cuda.conv.shifted_fp16x2 import Fp16x2Conv
+from adtrain.lowering.cuda.conv.shifted_fp16x2 import Fp16x2Conv, Fp16x2WeightGrad
 from adtrain.lowering.cuda.conv.shifted_weight_grad import ShiftedWeightGrad
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
 from adtrain.ops.rounding import rounded

@@ -14,8 +14,7 @@ from adtrain.core.precision import matmul_precision
 from adtrain.core.program import Equation, Variable
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cuda.gemm import short_k
-from adtrain.lowering.cuda.gemm.short_k import ShortKGemm
+from adtrain.lowering.cuda.gemm import narrow
 from adtrain.ops.matmul import matmul_p
 from adtrain.ops.rounding import rounded
 
@@ -35,7 +34,7 @@ def test_products_round_operands_and_add_in_order(
     inputs = tuple(Variable(ArrayType(x.shape, x.dtype), "gpu") for x in (a, b))
     out = Variable(ArrayType((batch, m, n), a.dtype), "gpu")
     params = {"transpose_a": transposed[0], "transpose_b": transposed[1], "precision": precision}
-    kernel = ShortKGemm(lengths, transposed, precision).kernel()
+    kernel = narrow.short_k_gemm(lengths, transposed, precision)
     found = host.computed(Equation(matmul_p, inputs, params, (out,)), kernel, [a, b])[0]
     left, right = (rounded(x, precision).astype(float) for x in (a, b))
     left = left.swapaxes(1, 2) if transposed[0] else left
@@ -47,7 +46,7 @@ def test_products_round_operands_and_add_in_order(
 
 
 def test_an_epilogue_of_wider_numbers_stores_every_column(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(short_k, "MIN_ELEMENTS", 0)
+    monkeypatch.setattr(narrow, "MIN_ELEMENTS", 0)
     a, b = (np.random.default_rng(0).integers(-4, 5, shape).astype(np.float32) for shape in ((5, 8), (8, 1024)))
 
     def f(a: Any, b: Any) -> Any:
@@ -57,6 +56,6 @@ def test_an_epilogue_of_wider_numbers_stores_every_column(host: Host, monkeypatc
     program = for_gpu(stage(f, ()).program(a, b))
     (equation,) = program.equations
     known = dict(zip(program.inputs, (a, b), strict=True)) | {v: x.numpy() for v, x in program.constants.items()}
-    kernel = ShortKGemm((1, 5, 1024, 8), (False, False), "tf32").kernel()
+    kernel = narrow.short_k_gemm((1, 5, 1024, 8), (False, False), "tf32")
     (found,) = host.computed(equation, kernel, [known[v] for v in equation.inputs])
     np.testing.assert_array_equal(found, 2.0 * (a.astype(float) @ b))

@@ -18,8 +18,8 @@ from adtrain.core.array import array
 from adtrain.core.autodiff import grad
 from adtrain.core.staging import stage
 from adtrain.lowering.cuda.gemm.bfloat16 import TILE_K, TILES, Bfloat16Gemm, Bfloat16Tile
+from adtrain.lowering.cuda.gemm.narrow import short_k_gemm
 from adtrain.lowering.cuda.gemm.packed import CAPABILITY
-from adtrain.lowering.cuda.gemm.short_k import ShortKGemm
 from adtrain.ops.bfloat16 import from_bfloat16_p, matmul_bfloat16_p, to_bfloat16_p
 from adtrain.ops.matmul import matmul_p
 from adtrain.ops.rounding import rounded
@@ -65,7 +65,7 @@ def test_products_of_all_shapes_are_right(
 def test_products_with_a_short_k_are_right(gpu: Any, k: int) -> None:
     rng = np.random.default_rng(k)
     a, b = rng.standard_normal((1, 1021, k), np.float32), rng.standard_normal((1, k, 1028), np.float32)
-    kernel = ShortKGemm((1, 1021, 1028, k), (False, False), "tf32").kernel()
+    kernel = short_k_gemm((1, 1021, 1028, k), (False, False), "tf32")
     found = run_twice(gpu, matmul_p, kernel, [a, b], transpose_a=False, transpose_b=False, precision="tf32")[0]
     assert distance(found, exact(rounded(a, "tf32"), rounded(b, "tf32"), False, False)) < 1e-6
 

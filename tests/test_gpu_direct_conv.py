@@ -11,7 +11,7 @@ from gpu_parity import gpu, poisoned
 from test_cuda_direct_conv_on_host import SHAPES, outputs, with_sum
 from test_gpu_products import distance, rounded
 
-from adtrain.backends.cuda.forms.bias_gradients import BIAS_AXES
+from adtrain.backends.cuda.forms.weight_gradients import BIAS_AXES
 from adtrain.core.fused import fused_p
 from adtrain.lowering.cuda.conv.direct import DirectConv, DirectWeightGrad
 from adtrain.lowering.cuda.conv.problem import ConvProblem

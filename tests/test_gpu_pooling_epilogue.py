@@ -17,7 +17,7 @@ from adtrain.core import registry
 from adtrain.core.array import array
 from adtrain.core.staging import stage
 from adtrain.core.trace import bind
-from adtrain.lowering.cuda.conv.padded_index import CAPABILITY
+from adtrain.lowering.cuda.conv.problem import CAPABILITY
 from adtrain.ops.conv import conv2d_p
 from adtrain.ops.pool import max_pool2d_p
 

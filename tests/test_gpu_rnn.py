@@ -18,8 +18,7 @@ from adtrain.core.kernel import CudaKernel
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cuda.grid_recurrent import CAPABILITY, GridDivision, grid_kernel
-from adtrain.lowering.cuda.recurrent import Division, divisions, kernel
+from adtrain.lowering.cuda.recurrent import CAPABILITY, Division, GridDivision, divisions, grid_kernel, kernel
 from adtrain.lowering.shapes import recurrent_lengths
 from adtrain.passes import ALL
 

@@ -14,6 +14,7 @@ import adtrain as ad
 from adtrain import config, ops, passes
 from adtrain.backends.cuda.forms.horizontal import MAX_K
 from adtrain.backends.cuda.forms.row_products import ROWS
+from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.targets import H200
 from adtrain.cache import Cache
 from adtrain.core.fused import body_of, label
@@ -192,6 +193,29 @@ def test_too_few_or_too_many_rows_are_no_chain(rows: int) -> None:
 
     program = for_gpu(traced(f, [drawn(rows, 32), drawn(32, 64), drawn(64, 32)]), SMALL)
     assert "row_products" not in names(program)
+
+
+@pytest.mark.parametrize("columns", [512, 544, 1024])
+def test_a_chain_has_products_of_which_a_block_computes_all_columns(columns: int) -> None:
+    """A block has 16 warps, each for 32 columns."""
+
+    def f(x: Any, w: Any, v: Any) -> Any:
+        return ops.relu(ops.matmul(ops.relu(ops.matmul(x, w)), v))
+
+    program = for_gpu(traced(f, [drawn(2048, 64), drawn(64, 32), drawn(32, columns)]))
+    assert names(program) == ["row_products", *(["product"] if columns > 512 else [])]
+    assert all(Lowering(H200).launches(e) for e in program.equations)
+
+
+@pytest.mark.parametrize("width", [80, 128])
+def test_a_chain_of_many_rows_has_narrow_products(width: int) -> None:
+    """Its blocks have 8 warps, each for 32 columns."""
+
+    def f(x: Any, w: Any, b: Any) -> Any:
+        return ops.self_attention(linear(x, w, b), width // 16)
+
+    program = for_gpu(traced(f, [drawn(512, 8, 32), drawn(3 * width, 32), drawn(3 * width)]))
+    assert all(Lowering(H200).launches(e) for e in program.equations if not e.is_view)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(2048, 64), (1100, 100), (300, 1000), (16384, 8)])

@@ -32,7 +32,7 @@ from adtrain.core.staging import stage
 from adtrain.core.target import Target
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
+from adtrain.lowering.cuda.conv.problem import PaddedIndex
 from adtrain.lowering.cuda.conv.rules import forward_problem
 from adtrain.lowering.cuda.conv.shifted import ShiftedConv
 from adtrain.ops.conv import Window

@@ -1,11 +1,12 @@
-"""Transpose, flip, concatenate, slice and pad as strided copies."""
+"""Transpose, flip, concatenate, slice and pad as strided copies; the lengths that indexing kernels take."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from adtrain.lowering.shapes import contiguous_strides, output_type
+from adtrain.lowering.shapes import contiguous_strides, output_type, split_at
 
 Ints = tuple[int, ...]
 
@@ -54,3 +55,28 @@ def pad(x: Any, low: Ints, high: Ints, gaps: Ints, value: float) -> Layout:
     start = sum(a * s for a, s in zip(low, strides, strict=True))
     targets = [s * (gap + 1) for s, gap in zip(strides, gaps, strict=True)]
     return Layout(x.shape, contiguous_strides(x.shape), targets, 0, start)
+
+
+Lengths = tuple[int, int, int, int]
+
+
+def take(x: Any, indices: Any, axis: int) -> Lengths:
+    return *split_at(x.shape, axis), math.prod(indices.shape)
+
+
+def scatter_add(ct: Any, indices: Any, axis: int, length: int) -> Lengths:
+    inner = ct.shape[axis + len(indices.shape) :]
+    return math.prod(ct.shape[:axis]), length, math.prod(inner), math.prod(indices.shape)
+
+
+def take_along_axis(x: Any, indices: Any, axis: int) -> Lengths:
+    return _along_axis(indices, x.shape[axis], axis)
+
+
+def scatter_along_axis(ct: Any, indices: Any, axis: int, length: int) -> Lengths:
+    return _along_axis(indices, length, axis)
+
+
+def _along_axis(indices: Any, length: int, axis: int) -> Lengths:
+    outer, count, inner = split_at(indices.shape, axis)
+    return outer, length, inner, count

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from adtrain.backends.cpu.forms.batchwise import BatchwiseFusion, LargeProductFusion, item_kernel
-from adtrain.backends.cpu.forms.updates import UpdateFusion
+from adtrain.core.fused import HORIZONTAL, LOOPS
+from adtrain.core.program import Equation
 from adtrain.core.staging import Pass
 from adtrain.passes import SIMPLIFY
 from adtrain.passes.dead_code import remove_dead_code
@@ -16,11 +17,25 @@ from adtrain.passes.fuse_elementwise import fuse_loops
 from adtrain.passes.fuse_map_reduce import fuse_map_reduce
 from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
 from adtrain.passes.fuse_products import fuse_product
-from adtrain.passes.fusion import FusionPass, fusions_of_users
+from adtrain.passes.fusion import Fusion, FusionPass, fusions_of_users
+from adtrain.passes.groups import Groups
 from adtrain.passes.keep_derivatives import keep_derivatives
 from adtrain.passes.merge_added_products import merge_added_products
 from adtrain.passes.readers_first import readers_first
 from adtrain.passes.stack_members import stack_all_members
+
+
+class UpdateFusion(Fusion):
+    """The independent elementwise equations of the update, whatever their shapes."""
+
+    form = HORIZONTAL
+
+    def together(self, groups: Groups) -> Iterable[Iterable[int]]:
+        yield [i for i, e in enumerate(groups.equations) if _is_update(e)]
+
+
+def _is_update(equation: Equation) -> bool:
+    return equation.form == LOOPS and equation.phase == "update" and bool(equation.outputs[0].type.shape)
 
 
 def cpu_fusions(by_member: bool = False) -> Sequence[Pass]:

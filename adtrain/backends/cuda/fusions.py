@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from adtrain.backends.cuda.choose_precision import choose_precision
-from adtrain.backends.cuda.forms.bias_gradients import fuse_bias_gradients
+from adtrain.backends.cuda.forms.back_to_back import tile_weights
 from adtrain.backends.cuda.forms.column_sum import ColumnSumFusion
 from adtrain.backends.cuda.forms.form import kernel_form
 from adtrain.backends.cuda.forms.gather import GatherFusion
@@ -15,14 +15,13 @@ from adtrain.backends.cuda.forms.horizontal import HorizontalFusion, is_product
 from adtrain.backends.cuda.forms.layer_backward import fuse_layer_backward
 from adtrain.backends.cuda.forms.one_block import OneBlockFusion
 from adtrain.backends.cuda.forms.product import ConvolutionFusion
-from adtrain.backends.cuda.forms.recurrent_gradients import fuse_recurrent_gradients
 from adtrain.backends.cuda.forms.reduction import ReductionFusion, compute_arguments
 from adtrain.backends.cuda.forms.resident_steps import fuse_resident_steps
 from adtrain.backends.cuda.forms.row_fused import RowFusedFusion
 from adtrain.backends.cuda.forms.row_products import RowProductsFusion
 from adtrain.backends.cuda.forms.streamed_layer import stream_layer
 from adtrain.backends.cuda.forms.thread_items import ThreadItemsFusion
-from adtrain.backends.cuda.forms.tile_weights import tile_weights
+from adtrain.backends.cuda.forms.weight_gradients import fuse_bias_gradients, fuse_recurrent_gradients
 from adtrain.backends.cuda.split_reductions import split_reductions
 from adtrain.backends.cuda.store_bfloat16 import store_bfloat16
 from adtrain.core.batching import batching_rule

@@ -3,15 +3,8 @@
 from adtrain.lowering.cpu import (  # noqa: F401
     attention,
     conv,
-    conv_pooled,
-    copy,
     gemm,
-    index,
-    norm,
-    pool,
-    random,
+    moves,
     recurrent,
     reduce,
-    softmax,
-    sort,
 )

@@ -1,4 +1,5 @@
-"""Sums, extremes, argmax and running sums: `sum.c`, `max.c`, `min.c`, `argmax.c` and `cumsum.c`."""
+"""Sums, extremes, argmax, running sums, softmax and normalisation: `sum.c`, `max.c`, `min.c`, `argmax.c`, `cumsum.c`,
+`softmax.c` and `norm.c`."""
 
 from __future__ import annotations
 
@@ -44,3 +45,23 @@ register("max", "cpu", item_and_team("max.c", "max", lengths, scratch=TEAM_SCRAT
 register("min", "cpu", item_and_team("min.c", "min", lengths, scratch=TEAM_SCRATCH))
 register("argmax", "cpu", item_and_team("argmax.c", "argmax", lambda x, axis: split_at(x.shape, axis)))
 register("cumsum", "cpu", item_and_team("cumsum.c", "cumsum", _cumsum_numbers, _cumsum_dtypes))
+
+
+register(
+    "softmax",
+    "cpu",
+    item_and_team("softmax.c", "softmax", lambda x, axis: (*split_at(x.shape, axis), 0)),
+)
+register(
+    "log_softmax",
+    "cpu",
+    item_and_team("softmax.c", "softmax", lambda x, axis: (*split_at(x.shape, axis), 1)),
+)
+register("logsumexp", "cpu", item_and_team("softmax.c", "logsumexp", lengths))
+
+
+def _standardize_numbers(x: Any, axes: tuple[int, ...], eps: float) -> tuple[int | float, ...]:
+    return *alternating(x.shape, axes, 4), float(eps)
+
+
+register("standardize", "cpu", item_and_team("norm.c", "standardize", _standardize_numbers))

@@ -10,9 +10,6 @@ from adtrain.lowering.cuda import (  # noqa: F401
     pool,
     recurrent,
     reduce,
-    rng,
     scan,
-    scatter,
     softmax,
-    sort,
 )

@@ -11,8 +11,8 @@
 // Macros: also QUERY_STAGES: tiles of queries and of cotangents in shared memory; ROTATED.
 #pragma once
 #include "attention/wgmma_scratch.cuh"
-#include "sm90/stmatrix.cuh"
-#include "sm90/turn.cuh"
+#include "common/mma_sync.cuh"
+#include "sm90/grid_sync.cuh"
 
 constexpr int CONSUMER_THREADS = 2 * WARPGROUP, CONSUMER_WARPS = CONSUMER_THREADS / WARP, THREADS = 3 * WARPGROUP;
 constexpr int Q_BYTES = TILE_BYTES<BLOCK_Q>, K_BYTES = TILE_BYTES<BLOCK_K>, STATS_BYTES = STATS * 4;
@@ -158,7 +158,13 @@ __device__ __forceinline__ Vector<float, 2> pair_of(const char *stats, int i) {
     return load<float, 2>((const float *)stats + accumulator_column(4 * i));
 }
 
-// Releases a stage, or the keys, by one arrival of this warp.
-__device__ __forceinline__ void release(Mbarrier &empty) {
-    if (threadIdx.x % WARP == 0) empty.arrive();
+// Sets the probabilities of keys that do not exist or come after their query to 0. Rows are 64 keys from `first` on, columns
+// queries from `query` on.
+__device__ __forceinline__ void exclude_keys(float (&scores)[SCORES], int first, int query, int keys) {
+    if (first + 64 <= keys && (!CAUSAL || first + 63 <= query)) return;
+    #pragma unroll
+    for (int n = 0; n < SCORES; n++) {
+        const int key = first + accumulator_row(n);
+        if (key >= keys || (CAUSAL && key > query + accumulator_column(n))) scores[n] = 0;
+    }
 }

@@ -50,14 +50,7 @@ static __device__ __forceinline__ void consume(const GradientScratch &, Barriers
                 for (int h = 0; h < 4; h++)
                     scores[4 * n + h] = exp2_approximate(scores[4 * n + h] * scale - shift.lane[h % 2]);
             }
-            // Keys that do not exist or come after a query.
-            if (first + 64 > keys || (CAUSAL && first + 63 > query)) {
-                #pragma unroll
-                for (int n = 0; n < SCORES; n++) {
-                    const int key = first + accumulator_row(n);
-                    if (key >= keys || (CAUSAL && key > query + accumulator_column(n))) scores[n] = 0;
-                }
-            }
+            exclude_keys(scores, first, query, keys);
             to_bfloat16(scores, weights);
             const auto add_by_v = [&] {
                 wgmma_fence();
@@ -98,7 +91,7 @@ static __device__ __forceinline__ void consume(const GradientScratch &, Barriers
                 wgmma<BFLOAT16, true, true>(by_q, along_rows<BLOCK_K>(rows, n), along_rows<BLOCK_K>(columns, n), n > 0);
             wgmma_commit_group();
             wgmma_wait_group<1>();
-            release(barriers.ct.empty[at.stage]);
+            barriers.ct.release(at.stage);
             wgmma_fence();
             #pragma unroll
             for (int n = 0; n < BLOCK_Q / 16; n++)
@@ -115,11 +108,11 @@ static __device__ __forceinline__ void consume(const GradientScratch &, Barriers
             fence_proxy_async();
             arrive_per_warp(barriers.by_q_full[at_by_q.stage]);
             wgmma_wait_group<0>();
-            release(barriers.q.empty[at.stage]);
+            barriers.q.release(at.stage);
         }
         wgmma_fence_operand(k_sums);
         wgmma_fence_operand(v_sums);
-        release(barriers.keys.empty[0]);
+        barriers.keys.release(0);
         store_sums(by_k, by_v, k_sums, v_sums, scale / LOG2_E, 1, tile, first, heads, keys, row);
     }
 }

@@ -94,14 +94,7 @@ static __device__ __forceinline__ void consume(const GradientScratch &packed, Ba
                 for (int h = 0; h < 4; h++)
                     scores[4 * n + h] = exp2_approximate(fma(scores[4 * n + h], of_scores, -shift.lane[h % 2]));
             }
-            // Keys that do not exist or come after a query.
-            if (first + 64 > keys || (CAUSAL && first + 63 > query)) {
-                #pragma unroll
-                for (int n = 0; n < SCORES; n++) {
-                    const int key = first + accumulator_row(n);
-                    if (key >= keys || (CAUSAL && key > query + accumulator_column(n))) scores[n] = 0;
-                }
-            }
+            exclude_keys(scores, first, query, keys);
             split(scores, 1, words);
             Accumulators v_part;
             start_products([&](int a, int b, int n, bool add) {
@@ -137,7 +130,7 @@ static __device__ __forceinline__ void consume(const GradientScratch &packed, Ba
             fence_proxy_async();
             wgmma_wait_group<0>();
             wgmma_fence_operand(v_part);
-            release(barriers.ct.empty[at.stage]);
+            barriers.ct.release(at.stage);
             named_barrier_sync(WARPGROUP, barrier);
 
             Accumulators by_q, k_part;
@@ -165,11 +158,11 @@ static __device__ __forceinline__ void consume(const GradientScratch &packed, Ba
             arrive_per_warp(barriers.by_q_full[own]);
             wgmma_wait_group<0>();
             wgmma_fence_operand(k_part);
-            release(barriers.q.empty[at.stage]);
+            barriers.q.release(at.stage);
             #pragma unroll
             for (int n = 0; n < SUMS; n++) k_sums[n] = fma(k_part[n], inverse * of_q, k_sums[n]);
         }
-        release(barriers.keys.empty[0]);
+        barriers.keys.release(0);
         store_sums(by_k, by_v, k_sums, v_sums, scale / LOG2_E, PROBABILITY_INVERSE, tile, first, heads, keys, row);
     }
 }

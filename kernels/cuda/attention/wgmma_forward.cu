@@ -121,7 +121,7 @@ static __device__ __forceinline__ void consume(Barriers &barriers, const SharedT
         turns.pass();
         wgmma_wait_group<0>();
         wgmma_fence_operand(scores);
-        release(barriers.k.empty[at_k.stage]);
+        barriers.k.release(at_k.stage);
         at_k.advance();
         mask(scores, first, (tile.key_tiles - 1) * BLOCK_K, keys);
         softmax.update(scores, scale);
@@ -136,23 +136,23 @@ static __device__ __forceinline__ void consume(Barriers &barriers, const SharedT
             turns.pass();
             wgmma_wait_group<1>();
             wgmma_fence_operand(scores);
-            release(barriers.k.empty[at_k.stage]);
+            barriers.k.release(at_k.stage);
             at_k.advance();
             mask(scores, first, i * BLOCK_K, keys);
             softmax.update(scores, scale);
             wgmma_wait_group<0>();
             wgmma_fence_operand(outputs);
-            release(barriers.v.empty[at_v.stage]);
+            barriers.v.release(at_v.stage);
             at_v.advance();
             to_bfloat16(scores, weights);
             softmax.rescale(outputs);
         }
-        release(barriers.q.empty[0]);
+        barriers.q.release(0);
         barriers.v.wait_full(at_v);
         start_outputs();
         wgmma_wait_group<0>();
         wgmma_fence_operand(outputs);
-        release(barriers.v.empty[at_v.stage]);
+        barriers.v.release(at_v.stage);
         at_v.advance();
 
         const int64_t start = tile.head / heads * queries * out_row + tile.head % heads * HEAD_WIDTH;

@@ -19,8 +19,7 @@ typedef unsigned long long uintptr_t;
 #include <stdint.h>
 #endif
 
-#include "common/division.cuh"
-#include "common/normal.cuh"
+#include "common/arithmetic.cuh"
 
 #define KERNEL extern "C" __global__ void
 

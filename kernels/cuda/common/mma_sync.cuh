@@ -1,4 +1,4 @@
-// The warp-level tensor-core instructions of 16-bit operands: ldmatrix, mma.sync.m16n8k16 and conversions (PTX manual,
+// The warp-level tensor-core instructions of 16-bit operands: ldmatrix, stmatrix, mma.sync.m16n8k16 and conversions (PTX manual,
 // "Warp-level matrix instructions"). Compute capability 8.0 and up.
 //
 // Lane (g, c), g = lane / 4, c = lane % 4, holds of a product: A: rows g and g + 8 at k = 2c, 2c + 1, then the same rows at
@@ -36,6 +36,14 @@ template <bool TRANSPOSED> __device__ __forceinline__ void load_matrices(uint32_
     else
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
             : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "r"(address) : "memory");
+}
+
+// Stores four such matrices: lane (g, c) has the numbers 2c and 2c + 1 of row g of each. Lane 8 i + r has the address of row r of
+// matrix i. Compute capability 9.0.
+__device__ __forceinline__ void store_matrices(char *row, const uint32_t *words) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)), "r"(words[0]),
+        "r"(words[1]), "r"(words[2]), "r"(words[3])
+        : "memory");
 }
 
 // Transposes a matrix of 8 rows x 8 numbers of 16 bits. Lane (g, c) holds the numbers 2c and 2c + 1 of row g.

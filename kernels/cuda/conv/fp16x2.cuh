@@ -8,8 +8,8 @@
 // possible error.
 #pragma once
 #include "common/collectives.cuh"
+#include "common/mma_sync.cuh"
 #include "conv/shifted.cuh"
-#include "sm90/fp16x2.cuh"
 #include "sm90/tma.cuh"
 
 constexpr int FP16_TERMS = MANTISSA > 10 ? 2 : 1;
@@ -117,11 +117,11 @@ __device__ __forceinline__ float split_fp16x2(Chunk (&terms)[FP16_TERMS], const 
     for (int i = 0; i < CHUNK_ELEMENTS / 2; i++) {
         const float even = rounded(x[2 * i]) * scale, odd = rounded(x[2 * i + 1]) * scale;
         squares = fma(even, even, fma(odd, odd, squares));
-        terms[0].lane[i] = pack_half2(even, odd);
+        terms[0].lane[i] = pack_pair<FLOAT16>(even, odd);
         if constexpr (FP16_TERMS == 2) {
             float of_even, of_odd;
-            unpack_half2(terms[0].lane[i], of_even, of_odd);
-            terms[1].lane[i] = pack_half2((even - of_even) / LOW, (odd - of_odd) / LOW);
+            unpack_float16(terms[0].lane[i], of_even, of_odd);
+            terms[1].lane[i] = pack_pair<FLOAT16>((even - of_even) / LOW, (odd - of_odd) / LOW);
         }
     }
     return squares;

@@ -6,7 +6,7 @@
 //
 // Operands are bf16x3, tf32 or bfloat16 (sm90/bf16x3.cuh), which need no statistics, or fp16x2 (conv/fp16x2.cuh).
 //
-// Macros: PaddedIndex.macros() in padded_index.py, and those of each kernel's rule. STAGE_CHANNELS, STAGE_POSITIONS: of a
+// Macros: PaddedIndex.macros() in problem.py, and those of each kernel's rule. STAGE_CHANNELS, STAGE_POSITIONS: of a
 // pipeline stage. WEIGHT_STAGES: stages of weights. WIDE_C: elements per store.
 #pragma once
 #include "common/epilogue.cuh"

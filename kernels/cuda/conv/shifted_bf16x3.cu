@@ -30,7 +30,7 @@ __device__ constexpr TermPair low_pair(int i) {
     return STACKED ? pairs[i] : low_order_pair(i);
 }
 
-// Packs the weights as operands, in scratch. For FALLBACK conv/pack_images.cu packs them.
+// Packs the weights as operands, in scratch. For FALLBACK conv/shifted_fp16x2.cu packs them.
 KERNEL pack_weights(const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
     wait_for_inputs();
     const WeightReader weights = {w};

@@ -1,10 +1,104 @@
 // Stride-1 convolution by shifted implicit GEMM in fp16x2: three products instead of six; one where operands are
-// rounded. Read conv/shifted_fp16x2.cuh first. Bulk copies load the packed operands: one producer warp starts those of
+// rounded. Read conv/fp16x2.cuh first. Bulk copies load the packed operands: one producer warp starts those of
 // the weights, one those of the images; with another one it sums the squares of their rows.
 //
 // high x high products are exact. WGMMA sums them over one tap; float32 additions sum the results. high x low and low x high
 // have an accumulator of their own, so its truncation is relative to their size.
-#include "conv/shifted_fp16x2.cuh"
+//
+// A window is inside one image, so all products of a sum have one scale. These fall back to bf16x3:
+// - tiles with an image or a filter that is not representable, infinity and NaN included;
+// - tiles whose sums have too few effective products (Statistics::share): sequential FMA has almost no rounding error there;
+// - units of FALLBACK_POSITIONS positions whose sums are small compared with their products: cancellation exposes the bits
+//   that fp16x2 has lost;
+// - units with a sum that is small compared with the error of an image's small elements.
+// For rounded operands only the first and the last reason apply.
+//
+// LOADERS: a warp for each consumer warpgroup.
+constexpr int MMA_WARPGROUPS = 2, COLUMNS = 144, PRODUCERS = 128, LOADERS = MMA_WARPGROUPS * 32;
+#include "conv/shifted_tiles.cuh"
+#include "conv/packed_images.cuh"
+
+typedef Fp16x2WeightLayout WeightLayout;
+
+constexpr int SKIPPED_ROWS = LEADING_ROWS - REACH_BACK; // leading rows of a tile's stage that no window reads
+static_assert(!STACKED, "at least 33 filters");
+static_assert(STAGE_CHANNELS == ROW_CHANNELS && TILE % 8 == 0, "a stage has whole packed rows with one swizzle phase");
+
+// Packed rows of one stage in shared memory.
+struct ImageLayout {
+    static constexpr int ROWS = (SKIPPED_ROWS + TILE + REACH + 7) / 8 * 8;
+    static constexpr int TERM_BYTES = ROWS * ROW_BYTES, SIZE = FP16_TERMS * TERM_BYTES;
+};
+
+__device__ __forceinline__ PackedImages packed_images(char *scratch, int batch) {
+    const unsigned marks = ceil_div(batch * IMAGE_PITCH, TILE) * (TILE / FALLBACK_POSITIONS) * FILTER_BLOCKS;
+    return PackedImages(SCRATCH_PACKED(char, scratch, marks), batch, IN_CHANNELS, LEADING_ROWS);
+}
+
+// Computes the statistics of a filter. By a block.
+__device__ __forceinline__ void measure_filter(const ConvScratch &scratch_layout, const WeightReader &weights,
+    int filter) {
+    constexpr int COUNT = IN_CHANNELS * TAPS, AT_ONCE = 4;
+    RunningStatistics seen;
+    for (int first = threadIdx.x; first < COUNT; first += AT_ONCE * MEASURE_THREADS) {
+        float found[AT_ONCE];
+        #pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            const int i = first + j * MEASURE_THREADS;
+            found[j] = i < COUNT && filter < OUT_CHANNELS ? weights.at(filter, i / TAPS, i % TAPS) : 0;
+        }
+        #pragma unroll
+        for (float x : found) seen.add(x);
+    }
+    seen.merge_block();
+    if (threadIdx.x > 0) return;
+    scratch_layout.filters[filter] = seen.statistics(MIN_NORMAL, 1);
+}
+
+// Packs the weights of FILTERS filters for one group of channels, as fp16x2 or bf16x3. By a block.
+constexpr int WEIGHT_ITEMS = 2 * FILTER_BLOCKS * CHANNEL_BLOCKS * GROUPS;
+__device__ __forceinline__ void pack_filters(const ConvScratch &scratch_layout, const WeightReader &weights, int item) {
+    const bool fp16 = item % 2;
+    const int group = item / 2 % GROUPS, channel_block = item / (2 * GROUPS) % CHANNEL_BLOCKS;
+    const int filter_block = item / (2 * GROUPS * CHANNEL_BLOCKS);
+    #pragma unroll 1
+    for (int i = threadIdx.x; i < FILTERS * TAPS; i += PACK_THREADS) {
+        const WeightChunk at(filter_block, channel_block, i / FILTERS, group, i % FILTERS);
+        const int filter = filter_block * FILTERS + at.row;
+        float found[CHUNK_ELEMENTS];
+        weights.read(found, filter, at.channel(), at.tap);
+        if (!fp16) {
+            store_weights(scratch_layout.k_major_weights, at, found);
+            continue;
+        }
+        Chunk terms[FP16_TERMS];
+        split_fp16x2(terms, found, scratch_layout.filters[filter].scale);
+        char *to = scratch_layout.fp16_weights + at.stage() * WeightLayout::SIZE;
+        #pragma unroll
+        for (int p = 0; p < FP16_TERMS; p++) *(Chunk *)(to + WeightLayout::offset(p, group, at.row)) = terms[p];
+    }
+}
+
+// Launch 1: statistics of filters and images.
+KERNEL __launch_bounds__(PACK_THREADS, PACK_BLOCKS) measure_operands(
+    const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
+    wait_for_inputs();
+    const ConvScratch scratch_layout(scratch);
+    for (int filter = blockIdx.x; filter < FILTER_BLOCKS * FILTERS; filter += gridDim.x) {
+        measure_filter(scratch_layout, {w}, filter);
+        __syncthreads();
+    }
+    packed_images(scratch, batch).measure(InputImages{x, (int)batch});
+}
+
+// Launch 2: packs both.
+KERNEL __launch_bounds__(PACK_THREADS, PACK_BLOCKS) pack_operands(
+    const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
+    wait_for_inputs();
+    const ConvScratch scratch_layout(scratch);
+    for (int i = blockIdx.x; i < WEIGHT_ITEMS; i += gridDim.x) pack_filters(scratch_layout, {w}, i);
+    packed_images(scratch, batch).pack(InputImages{x, (int)batch});
+}
 
 struct Fp16x2Pipeline : ConvPipeline<LOADERS, false> {
     float squares[IMAGE_STAGES][MMA_WARPGROUPS];      // sum of the squares of the rows that a warpgroup multiplies
@@ -156,6 +250,7 @@ struct Unscale {
     __device__ __forceinline__ float scale(int image) const { return images[image].inverse_scale; }
 };
 
+// Launch 3: multiplies.
 KERNEL __launch_bounds__(THREADS, 1) conv_shifted_fp16x2(
     const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
     wait_for_inputs();

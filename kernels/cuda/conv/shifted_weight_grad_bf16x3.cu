@@ -45,22 +45,7 @@ __device__ __forceinline__ void multiply(
                         b + (terms.b * ImageLayout::TERM_BYTES + k * ImageLayout::ROW_BYTES) / CHUNK_BYTES,
                             add || k > 0);
             };
-            const auto add = [&] {
-                wgmma_commit_group();
-                wgmma_wait_group<0>();
-                wgmma_fence_operand(sums);
-                #pragma unroll
-                for (int i = 0; i < SUMS; i++) main[i] += sums[i];
-            };
-            if (LOW_ORDER_PAIRS > 0) {
-                wgmma_fence();
-                #pragma unroll
-                for (int i = 0; i < LOW_ORDER_PAIRS; i++) products(low_order_pair(i), i > 0);
-                add();
-            }
-            wgmma_fence();
-            products({0, 0}, false);
-            add();
+            add_products(main, sums, products, [] {});
         }
         arrive_per_warp(pipeline.empty[state.stage]);
     }

@@ -72,32 +72,19 @@ __device__ __forceinline__ void multiply(WeightAndBiasSums &all, int row, const 
                 b + (terms.b * ImageLayout::TERM_BYTES + k * STEP * ImageLayout::ROW_BYTES) / CHUNK_BYTES, metadata[k],
                     add || k > 0);
     };
-    const auto add = [&] {
-        wgmma_commit_group();
-        wgmma_wait_group<0>();
-        wgmma_fence_operand(sums);
-        #pragma unroll
-        for (int i = 0; i < SUMS; i++) all.main[i] += sums[i];
-    };
-    if (LOW_ORDER_PAIRS > 0) {
-        wgmma_fence();
-        #pragma unroll
-        for (int i = 0; i < LOW_ORDER_PAIRS; i++) products(low_order_pair(i), i > 0);
-        add();
-    }
-    wgmma_fence();
-    products({0, 0}, false);
+    add_products(all.main, sums, products, [&] {
 #if BIAS
-    const uint64_t b_of_ones = smem_descriptor((const char *)SHARED_ONES(Ones, shared_bytes), CORE_MATRIX_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
-    // With fewer terms than warpgroups, some warpgroups multiply the last term again; their sums are dropped below.
-    const int term = TERMS_USED == BF16X3_TERMS ? row : min(row, TERMS_USED - 1);
-    #pragma unroll
-    for (int k = 0; k < STAGE_POSITIONS / STEP; k++)
-        wgmma_sparse<BFLOAT16, true, true>(
-            bias, a + (term * GradientLayout::TERM_BYTES + k * STEP / 2 * CHUNK_BYTES) / CHUNK_BYTES, b_of_ones,
-                metadata[k], k > 0);
+        const uint64_t b_of_ones =
+            smem_descriptor((const char *)SHARED_ONES(Ones, shared_bytes), CORE_MATRIX_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
+        // With fewer terms than warpgroups, some warpgroups multiply the last term again; their sums are dropped below.
+        const int term = TERMS_USED == BF16X3_TERMS ? row : min(row, TERMS_USED - 1);
+        #pragma unroll
+        for (int k = 0; k < STAGE_POSITIONS / STEP; k++)
+            wgmma_sparse<BFLOAT16, true, true>(
+                bias, a + (term * GradientLayout::TERM_BYTES + k * STEP / 2 * CHUNK_BYTES) / CHUNK_BYTES, b_of_ones,
+                    metadata[k], k > 0);
 #endif
-    add();
+    });
 #if BIAS
     wgmma_fence_operand(bias);
     #pragma unroll

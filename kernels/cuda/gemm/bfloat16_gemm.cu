@@ -10,9 +10,8 @@
 //
 // Macros (Bfloat16Gemm in bfloat16.py): TILE_M, TILE_N, TILE_K, TILE_STAGES, BLOCK_THREADS, SPLITS, MN_MAJOR_*. WIDE_C: maximum
 // elements per store. SUM_THREADS, SUM_COLUMNS: threads of a block, and columns of a thread, that add splits.
-#include "sm90/pipeline.cuh"
+#include "sm90/accumulator.cuh"
 #include "sm90/tma.cuh"
-#include "sm90/warp_epilogue.cuh"
 
 constexpr int ROW_BYTES = TILE_K * 2, SUMS = TILE_N / 2;
 constexpr int CONSUMER_ROWS = 64; // of a consumer warpgroup
@@ -85,11 +84,6 @@ template <int BYTES, class Load> __device__ __forceinline__ void produce(
     }
 }
 
-// A consumer warp has read a stage. wgmma_wait_group() has synchronised the warp.
-__device__ __forceinline__ void release(Pipeline<TILE_STAGES> &pipeline, int stage) {
-    if (threadIdx.x % WARP == 0) pipeline.empty[stage].arrive();
-}
-
 // The descriptor of 16 k of a tile: step `step` of four.
 template <bool MN_MAJOR> __device__ __forceinline__ uint64_t descriptor(const char *tile, int step) {
     if constexpr (MN_MAJOR)
@@ -109,25 +103,14 @@ __device__ __forceinline__ void consume(const Work &work, Pipeline<TILE_STAGES> 
         const AccumulatorTile tile = {item.at, work.m, work.n, item.row + group * CONSUMER_ROWS, item.column};
         Stores::prefetch(tile, epilogue, TILE_N);
         float sums[SUMS];
-        int last = 0;
-        for (int k_tile = item.begin; k_tile < item.end; k_tile++) {
-            pipeline.wait_full(state);
-            const char *stage = shared + state.stage * SIZE;
-            wgmma_fence();
+        multiply_stages(sums, pipeline, state, item.begin, item.end, [&](int at, bool add) {
+            const char *stage = shared + at * SIZE;
             #pragma unroll
             for (int step = 0; step < TILE_K / 16; step++)
                 wgmma<BFLOAT16, MN_MAJOR_A, MN_MAJOR_B>(sums,
                     descriptor<MN_MAJOR_A>(stage + group * CONSUMER_ROWS * ROW_BYTES, step),
-                    descriptor<MN_MAJOR_B>(stage + SIZE_A, step), k_tile + step > item.begin);
-            wgmma_commit_group();
-            wgmma_wait_group<1>();
-            if (k_tile > item.begin) release(pipeline, last);
-            last = state.stage;
-            state.advance();
-        }
-        wgmma_wait_group<0>();
-        release(pipeline, last);
-        wgmma_fence_operand(sums);
+                    descriptor<MN_MAJOR_B>(stage + SIZE_A, step), add || step > 0);
+        });
         if (SPLITS == 1 || item.part < 0) {
             Stores(tile, epilogue, staging).store(sums);
         } else {

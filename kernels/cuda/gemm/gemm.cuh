@@ -2,7 +2,7 @@
 // Read gemm/tile.cuh first.
 #pragma once
 #include "common/epilogue.cuh"
-#include "gemm/fma.cuh"
+#include "gemm/tile.cuh"
 #include "gemm/mma.cuh"
 
 constexpr int SWIZZLED_ROWS = 8; // rows of tiles that advance through the columns together, so that their operands stay in L2

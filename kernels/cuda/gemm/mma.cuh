@@ -5,7 +5,7 @@
 // stand for any rows, columns and k of the warp's tile, if A and B use the same k. Here a lane's rows and columns are
 // neighbours, so one access reads or writes several.
 #pragma once
-#include "gemm/fma.cuh"
+#include "gemm/tile.cuh"
 
 // The arithmetic of a product: FMA, or the format of the operands of mma. FP16X2: for WGMMA only (gemm/packed.cuh).
 enum MmaKind { FMA, TF32, BFLOAT16, BF16X3, FP64, FP16X2 };
@@ -118,7 +118,7 @@ template <MmaKind KIND> __device__ __forceinline__ void multiply_add(
 #endif
 }
 
-// A WarpOp, see Fma in gemm/fma.cuh. MAX_M, MAX_N: maximum of neighbouring rows of A and columns of B in a lane. K_MAJOR_A,
+// A WarpOp, see Fma in gemm/tile.cuh. MAX_M, MAX_N: maximum of neighbouring rows of A and columns of B in a lane. K_MAJOR_A,
 // K_MAJOR_B: the panel is stored [m][k] or [n][k]; a lane then holds single rows or columns.
 template <int WM_, int WN_, MmaKind KIND_, int MAX_M = VECTOR, int MAX_N = VECTOR, bool K_MAJOR_A_ = false,
     bool K_MAJOR_B_ = false>

@@ -245,10 +245,10 @@ template <int TERMS> __device__ __forceinline__ void split(Chunk (&terms)[TERMS]
             for (int p = 0; p < TERMS; p++) terms[p].lane[i] = words[p][0];
         } else {
             float first, second;
-            terms[0].lane[i] = pack_half2(x[2 * i], x[2 * i + 1]);
-            unpack_half2(terms[0].lane[i], first, second);
+            terms[0].lane[i] = pack_pair<FLOAT16>(x[2 * i], x[2 * i + 1]);
+            unpack_float16(terms[0].lane[i], first, second);
             terms[TERMS - 1].lane[i] =
-                pack_half2((x[2 * i] - first) / LOW_SCALE, (x[2 * i + 1] - second) / LOW_SCALE);
+                pack_pair<FLOAT16>((x[2 * i] - first) / LOW_SCALE, (x[2 * i + 1] - second) / LOW_SCALE);
         }
     }
 }

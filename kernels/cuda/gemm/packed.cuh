@@ -22,7 +22,7 @@
 #ifndef SPLITS
 #define SPLITS 1
 #endif
-#include "sm90/fp16x2.cuh"
+#include "common/mma_sync.cuh"
 #include "sm90/tma.cuh"
 #include "sm90/wgmma.cuh"
 

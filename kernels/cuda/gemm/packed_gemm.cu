@@ -1,12 +1,171 @@
 // C = op(A) op(B) of large matrices by WGMMA, from packed operands: see gemm/packed.cuh. Persistent and warp-specialised: one
-// block per multiprocessor goes from tile to tile; one thread issues copies, two consumer warpgroups multiply.
+// block per multiprocessor goes from tile to tile; one thread issues copies, two consumer warpgroups multiply, each half of a tile's rows.
 //
 // With SPLITS > 1 the partial sums go to scratch; gemm/split_k_sum.cu adds them.
 //
 // Macros (PackedGemm in packed.py): MMA_KIND, TILE_N, TILE_STAGES, DIRECT_*, SPLITS. WIDE_C: elements per store; for TF32
 // and BFLOAT16 the maximum.
-#include "gemm/packed_accumulate.cuh"
-#include "sm90/warp_epilogue.cuh"
+#include "gemm/packed.cuh"
+#include "sm90/accumulator.cuh"
+#include "sm90/bf16x3.cuh"
+
+constexpr int SUMS = TILE_N / 2; // accumulators of a thread
+constexpr int CONSUMER_THREADS = 2 * WARPGROUP, THREADS = WARPGROUP + CONSUMER_THREADS;
+typedef Pipeline<TILE_STAGES> TilePipeline;
+
+// 0 or 1: the half of the tile's rows that this consumer warpgroup computes.
+__device__ __forceinline__ int consumer_half() { return threadIdx.x / WARPGROUP - 1; }
+
+// A stage in shared memory: a packed tile of op(A) with TERMS terms, then COLUMNS_OF_TILE rows of TILES_N packed tiles of op(B).
+template <int TERMS> struct Stage {
+    static constexpr int SIZE_A = TERMS * PACKED_BYTES, SIZE_B = SIZE_A / PACKED_ROWS * COLUMNS_OF_TILE; // SIZE_B: of one tile
+    static constexpr int SIZE = SIZE_A + TILES_N * SIZE_B;
+    const char *at;
+
+    __device__ __forceinline__ Stage(const char *shared, int stage) : at(shared + stage * SIZE) {}
+
+    // Descriptors of a term: of this warpgroup's half of the rows, and of the columns.
+    __device__ __forceinline__ uint64_t a(int term = 0) const {
+        return smem_descriptor(at + term * PACKED_BYTES + consumer_half() * (PACKED_BYTES / 2));
+    }
+    __device__ __forceinline__ uint64_t b(int term = 0) const {
+        return smem_descriptor(at + SIZE_A + term * (SIZE_B / TERMS));
+    }
+};
+
+// Item `i` of the work: a tile of the result, over packed tiles `begin` to `end` of K.
+struct TileSplit {
+    int tile, split, begin, end;
+
+    __device__ __forceinline__ TileSplit(int i, const PackedLayout &layout) {
+        split = SPLITS > 1 ? i / (int)layout.tiles : 0;
+        tile = i - split * (int)layout.tiles;
+        begin = SPLITS > 1 ? layout.k_tiles * split / SPLITS : 0;
+        end = SPLITS > 1 ? layout.k_tiles * (split + 1) / SPLITS : layout.k_tiles;
+    }
+};
+
+// The accumulators of a thread in tile `tile`.
+__device__ __forceinline__ AccumulatorTile accumulator_tile(int tile, const PackedLayout &layout) {
+    const TileCoord at(tile, layout.rows_a, layout.tiles_n);
+    return {at, (int)layout.m, (int)layout.n, at.row * PACKED_ROWS + consumer_half() * 64, at.column * TILE_N};
+}
+
+// The accumulation of scaled operands in FP16X2 or BF16X3, and the choice of results for gemm/fp32_fallback.cu, which computes
+// them by sequential FMA where that may be more exact.
+//
+// Tensor cores truncate when they add. So they sum the products of leading terms over 64 k only; float32 additions sum the
+// results. All other products have low-order accumulators.
+//
+// The fallback computes results that are not finite; in BF16X3 the rows and columns marked `fallback`; and in FP16X2 results
+// - in which the errors of small elements may be visible (RowStats::error_floor);
+// - with too few effective products, because rows are sparse or have huge elements (RowStats::participation): sequential FMA has
+//   almost no rounding error there;
+// - whose running sum stays small over the first CHECKED_TILES packed tiles (RowStats::cancellation_level): where neighbours
+//   cancel, sequential FMA has almost no rounding error, but FP16X2 has lost the operands' last bits.
+
+// Two float16 terms; products with a low term have the unit LOW_SCALE.
+struct Fp16x2Terms {
+    static constexpr int COUNT = 2, STAGES = TILE_STAGES, LOW_ORDER = 2;
+    static constexpr MmaKind FORMAT = FP16X2;
+    static constexpr float LOW_ORDER_UNIT = LOW_SCALE;
+    __device__ static constexpr TermPair pair(int i) { return i == 0 ? TermPair{0, 1} : TermPair{1, 0}; }
+};
+
+// Three bfloat16 terms.
+struct Bf16x3Terms {
+    static constexpr int COUNT = BF16X3_TERMS, STAGES = TILE_STAGES * 2 / 3, LOW_ORDER = LOW_ORDER_PAIRS;
+    static constexpr MmaKind FORMAT = BFLOAT16;
+    static constexpr float LOW_ORDER_UNIT = 1;
+    __device__ static constexpr TermPair pair(int i) { return low_order_pair(i); }
+};
+
+// selected: a bit for each accumulator. FP16X2: while multiplying, it is set while the running sum stays below the level.
+template <class Terms> struct Accumulators {
+    static constexpr bool CHECKS_CANCELLATION = Terms::FORMAT == FP16X2;
+    float main[SUMS], low_order[SUMS];
+    uint32_t selected[SUMS / 32];
+
+    // level: the cancellation levels of this thread's two rows.
+    __device__ __forceinline__ void multiply(TilePipeline &pipeline, PipelineState<Terms::STAGES> &state,
+        const char *shared, int k_tiles, const float (&level)[2]) {
+        float leading[SUMS];
+        #pragma unroll
+        for (int i = 0; i < SUMS; i++) main[i] = 0;
+        #pragma unroll
+        for (uint32_t &word : selected) word = CHECKS_CANCELLATION ? ~0u : 0;
+        int last = 0;
+        for (int i = 0; i < k_tiles; i++) {
+            pipeline.wait_full(state);
+            const Stage<Terms::COUNT> stage(shared, state.stage);
+            wgmma_fence();
+            #pragma unroll
+            for (int k = 0; k < 4; k++)
+                wgmma<Terms::FORMAT>(
+                    leading, stage.a() + k * DESCRIPTOR_K_STEP, stage.b() + k * DESCRIPTOR_K_STEP, k > 0);
+            wgmma_commit_group();
+            wgmma_wait_group<1>();
+            if (i > 0) pipeline.release(last);
+            #pragma unroll
+            for (int k = 0; k < 4; k++) {
+                #pragma unroll
+                for (int p = 0; p < Terms::LOW_ORDER; p++) {
+                    const TermPair pair = Terms::pair(p);
+                    wgmma<Terms::FORMAT>(low_order, stage.a(pair.a) + k * DESCRIPTOR_K_STEP,
+                        stage.b(pair.b) + k * DESCRIPTOR_K_STEP, i + k + p > 0);
+                }
+            }
+            wgmma_commit_group();
+            wgmma_wait_group<1>();
+            wgmma_fence_operand(leading);
+            #pragma unroll
+            for (int j = 0; j < SUMS; j++) main[j] += leading[j];
+            if (CHECKS_CANCELLATION && i < CHECKED_TILES && __any_sync(~0u, bits() != 0)) { // usually none after a dozen tiles
+                #pragma unroll
+                for (int j = 0; j < SUMS; j++) {
+                    if (fabsf(main[j]) >= level[j / 2 % 2]) selected[j / 32] &= ~(1u << j % 32);
+                }
+            }
+            last = state.stage;
+            state.advance();
+        }
+        wgmma_wait_group<0>();
+        wgmma_fence_operand(low_order);
+        pipeline.release(last);
+    }
+
+    // Undoes the scaling. Returns a bit for each accumulator that the fallback computes.
+    __device__ __forceinline__ uint64_t finish(
+        const AccumulatorTile &tile, const RowStats (&rows)[2], const RowStats *columns) {
+        const bool many_products = rows[0].participation * columns[0].participation >= 1;
+        #pragma unroll
+        for (int i = 0; i < SUMS; i++) {
+            const RowStats &row = rows[i / 2 % 2], &column = columns[accumulator_column(i)];
+            const uint32_t bit = 1u << i % 32;
+            const float sum = main[i] + low_order[i] * Terms::LOW_ORDER_UNIT;
+            main[i] = sum * row.inverse_scale * column.inverse_scale;
+            bool exact = fabsf(main[i]) < INFINITY;
+            if (CHECKS_CANCELLATION) {
+                if ((sum == 0) | row.skip_cancellation | column.skip_cancellation) selected[i / 32] &= ~bit;
+                exact &= many_products && fabsf(sum) >= row.error_floor + column.error_floor;
+            } else {
+                exact &= !(row.fallback | column.fallback);
+            }
+            if (!exact) selected[i / 32] |= bit;
+        }
+        if (bits()) { // rare; some may be outside the matrix
+            #pragma unroll
+            for (int i = 0; i < SUMS; i++)
+                if (!tile.inside(i)) selected[i / 32] &= ~(1u << i % 32);
+        }
+        return bits();
+    }
+
+  private:
+    __device__ __forceinline__ uint64_t bits() const {
+        return SUMS > 32 ? (uint64_t)selected[SUMS / 32 - 1] << 32 | selected[0] : selected[0];
+    }
+};
 
 typedef char FullStage[Stage<MMA_KIND == FP16X2 ? 2 : 1>::SIZE];
 static_assert(MMA_KIND != FP16X2 || Bf16x3Terms::STAGES * Stage<BF16X3_TERMS>::SIZE <= TILE_STAGES * sizeof(FullStage),
@@ -107,24 +266,13 @@ __device__ __forceinline__ void consume_rounded(
         const AccumulatorTile tile = accumulator_tile(own.tile, layout);
         Stores::prefetch(tile, out, TILE_N);
         float sums[SUMS];
-        int last = 0;
-        for (int i = own.begin; i < own.end; i++) {
-            pipeline.wait_full(state);
-            const Stage<1> stage(shared, state.stage);
-            wgmma_fence();
+        multiply_stages(sums, pipeline, state, own.begin, own.end, [&](int at, bool add) {
+            const Stage<1> stage(shared, at);
             #pragma unroll
             for (int k = 0; k < 4; k++)
                 wgmma<(MmaKind)MMA_KIND>(
-                    sums, stage.a() + k * DESCRIPTOR_K_STEP, stage.b() + k * DESCRIPTOR_K_STEP, i + k > own.begin);
-            wgmma_commit_group();
-            wgmma_wait_group<1>();
-            if (i > own.begin) release(pipeline, last);
-            last = state.stage;
-            state.advance();
-        }
-        wgmma_wait_group<0>();
-        release(pipeline, last);
-        wgmma_fence_operand(sums);
+                    sums, stage.a() + k * DESCRIPTOR_K_STEP, stage.b() + k * DESCRIPTOR_K_STEP, add || k > 0);
+        });
         Stores(tile, out, staging[threadIdx.x / WARP - WARPGROUP / WARP]).store(sums);
     }
 }

@@ -1,6 +1,6 @@
 // Strided copies: transpose, flip, slice, concatenate, pad. A copy has AXES axes, outermost first. Each axis has a length, and a
 // stride in source and target.
-#include "common/divisor.cuh"
+#include "common/common.cuh"
 
 #ifndef AXES
 #define AXES 1

@@ -1,6 +1,6 @@
 // Gathers and scatters. One thread computes an element of the result. It adds in the order of the indices, without atomics, so
 // each run gives the same bits. An index out of range sets *bad and is skipped.
-#include "common/divisor.cuh"
+#include "common/common.cuh"
 
 #ifndef WIDTH
 #define WIDTH 1

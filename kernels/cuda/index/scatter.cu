@@ -10,7 +10,6 @@
 // ct to shared memory, and each thread adds the elements at the positions of an index. So device memory is read once for each
 // element of ct, and written once for each element of y.
 #include "common/collectives.cuh"
-#include "common/divisor.cuh"
 
 #define DIGITS 8 // bits of a digit
 #define VALUES (1 << DIGITS)

@@ -3,7 +3,6 @@
 // The first element is subtracted from the others before they are added, so that numbers that are all alike become 0.
 // A row that fits into the registers of its threads is read once (standardize_team). Otherwise there are three launches: the
 // moments of parts, the moments of each output, and the result.
-#include "common/divisor.cuh"
 #include "common/collectives.cuh"
 
 #ifndef TEAM

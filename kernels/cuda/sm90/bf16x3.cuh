@@ -19,6 +19,29 @@ __device__ constexpr TermPair low_order_pair(int i) {
     return pairs[5 - LOW_ORDER_PAIRS + i];
 }
 
+// main += the products of all pairs of terms, those of low order first: start(terms, add) starts the products of a pair, to `sums`.
+// beside() starts others with the leading products.
+template <int SUMS, class Start, class Beside> __device__ __forceinline__ void add_products(
+    float (&main)[SUMS], float (&sums)[SUMS], const Start &start, const Beside &beside) {
+    const auto add = [&] {
+        wgmma_commit_group();
+        wgmma_wait_group<0>();
+        wgmma_fence_operand(sums);
+        #pragma unroll
+        for (int i = 0; i < SUMS; i++) main[i] += sums[i];
+    };
+    if (LOW_ORDER_PAIRS > 0) {
+        wgmma_fence();
+        #pragma unroll
+        for (int i = 0; i < LOW_ORDER_PAIRS; i++) start(low_order_pair(i), i > 0);
+        add();
+    }
+    wgmma_fence();
+    start({0, 0}, false);
+    beside();
+    add();
+}
+
 // Rounds eight neighbours (MANTISSA) and splits them into a chunk for each term.
 __device__ __forceinline__ void split_bf16x3(Chunk (&terms)[BF16X3_TERMS], const float (&x)[CHUNK_ELEMENTS]) {
     #pragma unroll

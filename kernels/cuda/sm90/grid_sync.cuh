@@ -20,6 +20,19 @@ __device__ __forceinline__ void wait_for_count(const int *counter, int count) {
     } while (now < count);
 }
 
+// Turns: each block waits until the count is its number. By one thread: afterwards asynchronous copies by this thread see what
+// others wrote before they passed their turns.
+__device__ __forceinline__ void wait_for_turn(const int *counter, int number) {
+    int found;
+    do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(found) : "l"(counter) : "memory");
+    while (found != number);
+    asm volatile("fence.proxy.async;" ::: "memory");
+}
+// By the same thread, after its writes are complete.
+__device__ __forceinline__ void pass_turn(int *counter) {
+    asm volatile("fence.proxy.async;\nred.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
+}
+
 // Reads numbers that other blocks have written in this launch. From L2: L1 may hold older ones.
 __device__ __forceinline__ float4 load_shared_by_blocks(const float4 *from) { return __ldcg(from); }
 

@@ -30,4 +30,8 @@ template <int STAGES> struct Pipeline {
     template <int COUNT> __device__ __forceinline__ void wait_empty(const PipelineState<COUNT> &at) {
         empty[at.stage].wait(at.phase ^ 1);
     }
+    // A consumer warp has read a stage. Its lanes are synchronised: by wgmma_wait_group(), for example.
+    __device__ __forceinline__ void release(int stage) {
+        if (threadIdx.x % WARP == 0) empty[stage].arrive();
+    }
 };

@@ -37,6 +37,14 @@ template <bool TRANSPOSED> static void load_matrices(uint32_t (&words)[4], unsig
     __syncwarp();
 }
 
+static void store_matrices(char *row, const uint32_t *words) {
+    const int lane = threadIdx.x % WARP;
+    for (int i = 0; i < 4; i++) {
+        char *to = __shfl_sync(FULL_MASK, row, 8 * i + lane / 4);
+        memcpy(to + lane % 4 * 4, words + i, 4);
+    }
+}
+
 static uint32_t transposed_matrix(uint32_t words) {
     const int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
     uint32_t found = 0;

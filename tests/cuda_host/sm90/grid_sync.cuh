@@ -6,6 +6,10 @@ struct float4 { float x, y, z, w; };
 static void fence_proxy_async_global() {}
 static void arrive_at(int *counter) { ++*counter; }
 static void wait_for_count(const int *counter, int count) { while (*counter < count) leave(); }
+static void wait_for_turn(const int *counter, int number) {
+    while (*counter != number) leave();
+}
+static void pass_turn(int *counter) { ++*counter; }
 static float4 load_shared_by_blocks(const float4 *from) { return *from; }
 static void add_in_memory(float *to, const Vector<float, 4> &x) {
     for (int i = 0; i < 4; i++) to[i] += x.lane[i];

@@ -1,7 +1,7 @@
 // kernels/cuda/sm90/wgmma.cuh on the CPU: products are done at once.
 #pragma once
+#include "common/mma_sync.cuh"
 #include "gemm/mma.cuh"
-#include "sm90/fp16x2.cuh"
 #include "sm90/mbarrier.cuh"
 
 static void wgmma_fence() { __syncwarp(); }
@@ -29,7 +29,7 @@ static uint64_t smem_descriptor(const void *from, int leading, int stride, Swizz
 template <MmaKind KIND> static float half_value(uint32_t word) {
     if (KIND != FP16X2) return __uint_as_float(word << 16);
     float low, high;
-    unpack_half2(word, low, high);
+    unpack_float16(word, low, high);
     return low;
 }
 

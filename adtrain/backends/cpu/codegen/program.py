@@ -6,6 +6,7 @@ memory that it reads. Threads that finish early continue with independent equati
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +17,6 @@ from adtrain.backends.cpu.codegen.items import emit_items, sums_workspace
 from adtrain.backends.cpu.codegen.loops import by_one_thread, team_loops
 from adtrain.backends.cpu.codegen.map_reduce import emit_map_reduce
 from adtrain.backends.cpu.codegen.products import emit_product
-from adtrain.backends.cpu.codegen.ranges import Range, Ranges
 from adtrain.backends.cpu.codegen.text import Writer
 from adtrain.backends.cpu.forms.batchwise import BATCHWISE, by_item, kernels
 from adtrain.codegen.expressions import pointer
@@ -27,6 +27,33 @@ from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.fuse_elementwise import by_element, elementwise
 from adtrain.passes.places import Place, nbytes
 from adtrain.passes.plan_memory import MemoryPlan
+
+
+class Range(NamedTuple):
+    """Memory from `start` to before `end`: its kind, and the bytes in the arena or the number of an argument."""
+
+    start: tuple[str, int]
+    end: tuple[str, int]
+
+
+class Ranges:
+    """Memory as disjoint ranges in order."""
+
+    def __init__(self) -> None:
+        self.starts: list[tuple[str, int]] = []
+        self.ends: list[tuple[str, int]] = []
+
+    def overlap(self, added: Range) -> bool:
+        before_end = bisect_left(self.starts, added.end)
+        return before_end > 0 and self.ends[before_end - 1] > added.start
+
+    def add(self, added: Range) -> None:
+        first, last = bisect_right(self.ends, added.start), bisect_left(self.starts, added.end)
+        start, end = added
+        if first < last:  # these overlap with it
+            start, end = min(start, self.starts[first]), max(end, self.ends[last - 1])
+        self.starts[first:last], self.ends[first:last] = [start], [end]
+
 
 HEAD = """#include <omp.h>
 #include <time.h>

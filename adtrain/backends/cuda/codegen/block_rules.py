@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from adtrain.backends.cuda.codegen import index_rules
-from adtrain.backends.cuda.codegen.block_steps import WARP, Names, Step, StepRule, lanes_for, loop
 from adtrain.backends.cuda.codegen.loops import flat
+from adtrain.backends.cuda.codegen.part import WARP, Names, Step, StepRule, lanes_for, loop
 from adtrain.codegen.access import access, offset, read
 from adtrain.codegen.elementwise import statements
 from adtrain.codegen.expressions import c_type, literal

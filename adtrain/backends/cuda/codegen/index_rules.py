@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from adtrain.backends.cuda.codegen.block_steps import Names, Step, StepRule, loop
+from adtrain.backends.cuda.codegen.part import Names, Step, StepRule, loop
 from adtrain.codegen.expressions import c_type
 from adtrain.core.program import Equation, Variable
 from adtrain.lowering.shapes import split_at

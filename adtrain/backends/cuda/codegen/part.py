@@ -1,16 +1,17 @@
-"""Generated kernels, assembled from parts. A part is the code of some of the thread blocks."""
+"""Generated kernels, assembled from parts. A part is the code of some of the thread blocks;
+steps are statements of one block, whose threads divide the work."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import gcd
 
 from adtrain.backends.cuda.compiler import Source
 from adtrain.codegen.expressions import c_type, pointer
-from adtrain.core.program import Variable
+from adtrain.core.program import Equation, Variable
 from adtrain.core.target import Target
 
 # No contraction to FMA, so that an equation gives the same bits alone and fused.
@@ -89,12 +90,20 @@ class Kernel:
     elements: int = 0
 
 
-def kernel(name: str, parts: Sequence[Part], threads: int, element: str = "", resident: int = 1) -> Kernel:
+def part_names(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> dict[Variable, str]:
+    """The pointers to a part's inputs and outputs."""
+    return {v: f"x{i}" for i, v in enumerate(inputs)} | {v: f"y{i}" for i, v in enumerate(outputs)}
+
+
+def kernel(
+    name: str, parts: Sequence[Part], threads: int, element: str = "", resident: int = 1, cluster: int = 0
+) -> Kernel:
     """A kernel of several parts; the thread blocks are assigned to them in this order.
 
     Args:
         element: the C type T of GEMM headers.
         resident: how many blocks a multiprocessor must have registers for.
+        cluster: blocks of a cluster, for parts whose headers include `sm90/cluster.cuh`.
     """
     written = {v for part in parts for v in part.outputs}
     operands = list(dict.fromkeys(v for part in parts for v in (*part.inputs, *part.outputs)))
@@ -105,13 +114,14 @@ def kernel(name: str, parts: Sequence[Part], threads: int, element: str = "", re
     parameters += ["char *scratch"] * bool(scratch) + ["int *bad"] * checked
     parameters += ["const __grid_constant__ Windows windows"] * peers
     headers = dict.fromkeys(h for part in parts for h in part.headers)
+    bounds = f"{'CLUSTER_DIMS ' * bool(cluster)}__launch_bounds__(THREADS, {resident})"
     text = [
         *([f"#define T {element}"] if element else []),
-        *(f'#include "{header}"' for header in headers),
         f"constexpr int THREADS = {threads};",
+        *(f'#include "{header}"' for header in headers),
         *dict.fromkeys(part.definitions for part in parts if part.definitions),
         "",
-        f"KERNEL __launch_bounds__(THREADS, {resident}) {name}({', '.join(parameters)})",
+        f"KERNEL {bounds} {name}({', '.join(parameters)})",
         "{",
         f"    {FIRST_STATEMENT}",
         *(f"    {line}" for line in dispatch(parts, names)),
@@ -119,7 +129,7 @@ def kernel(name: str, parts: Sequence[Part], threads: int, element: str = "", re
         "",
     ]
     return Kernel(
-        Source(f"{name}.cu", "\n".join(text), OPTIONS),
+        Source(f"{name}.cu", "\n".join(text), (*OPTIONS, *[f"-DCLUSTER={cluster}"] * bool(cluster))),
         name,
         operands,
         sum(part.blocks for part in parts),
@@ -222,3 +232,57 @@ def _of_member(values: Sequence[object]) -> str:
 
 def indented(lines: Sequence[str]) -> list[str]:
     return [f"    {line}" for line in lines]
+
+
+WARP = 32
+
+
+@dataclass(frozen=True)
+class Step:
+    """Statements between two barriers; they may use `t`, the thread's number.
+
+    Attributes:
+        threads: how many threads have work.
+        partial: bytes, at `partial`, that this step writes for the next one.
+        waits: False for asynchronous copies, which are complete after the next barrier.
+        declared: declarations before all statements.
+        early: statements that may run between the barriers before these, by the same threads: loads of arguments.
+        loads: loads between the same barriers. They come before `lines` of all equations, which hide their latency.
+    """
+
+    lines: Sequence[str]
+    threads: int
+    partial: int = 0
+    waits: bool = True
+    declared: Sequence[str] = ()
+    early: Sequence[str] = ()
+    loads: Sequence[str] = ()
+
+
+Names = Mapping[Variable, str]
+StepRule = Callable[[Equation, Names, int], Sequence[Step]]
+"""``form(equation, pointers of its variables, threads of the block)`` returns its steps."""
+
+
+def loop(count: int, lines: Sequence[str], threads: int, unrolled: int = 4) -> Step:
+    """`lines` for i = 0 ... count - 1, divided among the threads of the block.
+
+    The compiler does not know how many i a thread has. If all threads have the same number, the text has it as a
+    constant, so that the compiler unrolls the loop without a remainder. unrolled: the most i in a row.
+    """
+    if count <= threads:
+        head = [f"if (const int i = t; i < {count}) {{"]
+    elif count % threads == 0:
+        rounds = f"for (int round = 0; round < {count // threads}; round++) {{"
+        head = [f"#pragma unroll {unrolled}", rounds, "    const int i = t + round * THREADS;"]
+    else:
+        head = [f"#pragma unroll {unrolled}", f"for (int i = t; i < {count}; i += THREADS) {{"]
+    return Step([*head, *indented(lines), "}"], count)
+
+
+def lanes_for(count: int, rows: int, threads: int) -> int:
+    """The lanes that share a row of `count` elements: a power of two, no more than have work."""
+    most = min(1 << (count.bit_length() - 1), WARP)
+    while most > 1 and rows * most > threads:
+        most //= 2
+    return most

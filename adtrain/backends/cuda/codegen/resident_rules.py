@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from adtrain.backends.cuda.codegen.block_rules import REDUCTIONS, matmul, reduction, rule_of
-from adtrain.backends.cuda.codegen.block_steps import WARP, Names, Step, StepRule, lanes_for
 from adtrain.backends.cuda.codegen.index_rules import overlapped_take
+from adtrain.backends.cuda.codegen.part import WARP, Names, Step, StepRule, lanes_for
 from adtrain.backends.cuda.codegen.register_rows import rows_in_block, takes_numbers
 from adtrain.backends.cuda.forms.resident_layer import THREADS
 from adtrain.backends.cuda.forms.row_fused import ROW_FUSED, RowFusion, rowwise
@@ -31,7 +31,7 @@ MAX_NARROW, MAX_SHORT_K = 16, 16
 TALL = 2
 """Rows of the tile of a lane, in a product whose left operand is transposed."""
 VECTOR, TILE = 4, 16
-"""Elements of a vector. Rows and columns of the tile of a warp (`WarpTile` in `gemm/warp_products.cuh`)."""
+"""Elements of a vector. Rows and columns of the tile of a warp (`WarpTile` in `gemm/resident_layer.cuh`)."""
 
 
 class _RowsInBlock(RowFusion):

@@ -1,23 +1,39 @@
-"""Back-to-back products: two matrix products and the elementwise equation between them, as one kernel.
+"""Back-to-back products, and the pass that gives products of many rows tiles of their weights.
 
-The result of the first product, after the elementwise equation, is an operand of the second one, as in the two linear
-layers of a transformer's block and in their gradients. A thread block holds this result in registers, for its own rows
-and for some columns at a time. So the second product does not read it from memory (a back-to-back GEMM in CUTLASS).
+The result of the first of two products, after the elementwise equation between them, is an operand of the second one,
+as in the two linear layers of a transformer's block and in their gradients. A thread block holds this result in
+registers, for its own rows and for some columns at a time. So the second product does not read it from memory (a
+back-to-back GEMM in CUTLASS).
+
+Many thread blocks read the same weights. So one equation at the start of the step splits these into tiles of bfloat16
+terms. The products read the tiles by bulk copies. Products that need the same tiles share them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from adtrain.backends.cuda.codegen.part import FIRST_STATEMENT, OPTIONS, Kernel, Part, kernel
+from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel, part_names
 from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
-from adtrain.backends.cuda.compiler import Source
 from adtrain.backends.cuda.forms.form import Form, define
-from adtrain.backends.cuda.forms.tile_primitives import CHUNK, TERMS, TILE
-from adtrain.backends.cuda.forms.tiled_product import BARRIERS, fills, is_float32_product, matmul_in
-from adtrain.codegen.expressions import pointer
-from adtrain.core.fused import PRODUCT, body_of
-from adtrain.core.program import Equation, Program
+from adtrain.backends.cuda.forms.horizontal import MAX_POINTERS
+from adtrain.backends.cuda.forms.tiled_product import (
+    BARRIERS,
+    CHUNK,
+    TERMS,
+    TILE,
+    TILED_PRODUCT,
+    TiledProduct,
+    fills,
+    is_float32_product,
+    matmul_in,
+    weight_tiles_p,
+    with_tiles_p,
+)
+from adtrain.core.fused import PRODUCT, body_of, fuse, renamed
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import Results, keeps
 from adtrain.core.target import Target
 from adtrain.passes.groups import Groups
 
@@ -107,39 +123,27 @@ def back_to_back(equation: Equation) -> Kernel:
     body, pair = body_of(equation), back_to_back_of(equation)
     rows, inputs, hidden, outputs = pair.lengths
     first, second = matmul_of(pair.first), matmul_of(pair.second)
-    operands = [*body.inputs, *body.outputs]
-    pointers = {v: f"p{i}" for i, v in enumerate(operands)}
-    parameters = [f"{pointer(v, const=v not in body.outputs)}{pointers[v]}" for v in operands]
+    names = part_names(body.inputs, body.outputs)
     with_tiles = body.equations[::2]
-    weights = ["{" + f"{pointers[e.inputs[0]]}, (const char *){pointers[e.inputs[1]]}" + "}" for e in with_tiles]
-    pointers |= {e.outputs[0]: pointers[e.inputs[0]] for e in with_tiles}  # rows or an epilogue may be the weights, too
+    weights = ["{" + f"{names[e.inputs[0]]}, (const char *){names[e.inputs[1]]}" + "}" for e in with_tiles]
+    names |= {e.outputs[0]: names[e.inputs[0]] for e in with_tiles}  # rows or an epilogue may be the weights, too
     multiplied = second.inputs[0]
     inner, outer = epilogue(pair.first, "Inner", multiplied), epilogue(pair.second, "Outer")
-    fields = [", ".join(pointers[v] for v in (*end.inputs, *end.outputs)) for end in (inner, outer)]
+    fields = [", ".join(names[v] for v in (*end.inputs, *end.outputs)) for end in (inner, outer)]
     transposed = [str(e.params["transpose_b"]).lower() for e in (first, second)]
-    text = [
-        "#define T float",
-        '#include "common/epilogue.cuh"',
-        '#include "gemm/back_to_back.cuh"',
-        inner.text,
-        outer.text,
+    lines = [
         f"typedef BackToBack<{inputs}, {hidden}, {outputs}, {', '.join(transposed)}> Products;",
-        f'static_assert(Products::SHARED == {pair.shared} && Products::THREADS == {THREADS}, "as planned");',
-        "",
-        f"KERNEL CLUSTER_DIMS __launch_bounds__({THREADS}, 1) back_to_back({', '.join(parameters)})",
-        "{",
-        f"    {FIRST_STATEMENT}",
-        "    Products products;",
-        f"    const Inner inner = {{{fields[0]}}};",
-        f"    const Outer outer = {{{fields[1]}}};",
-        f"    const TiledWeights first = {weights[0]}, second = {weights[1]};",
-        f"    products.run({pointers[first.inputs[0]]}, first, second, {pointers[multiplied]}, inner, outer);",
-        "}",
-        "",
+        f'static_assert(Products::SHARED == {pair.shared} && Products::THREADS == THREADS, "as planned");',
+        "Products products;",
+        f"const Inner inner = {{{fields[0]}}};",
+        f"const Outer outer = {{{fields[1]}}};",
+        f"const TiledWeights first = {weights[0]}, second = {weights[1]};",
+        f"products.run({names[first.inputs[0]]}, first, second, {names[multiplied]}, inner, outer);",
     ]
-    source = Source("back_to_back.cu", "\n".join(text), (*OPTIONS, f"-DCLUSTER={CLUSTER}"))
+    headers, definitions = ("common/epilogue.cuh", "gemm/back_to_back.cuh"), f"{inner.text}\n{outer.text}"
     blocks = rows // (WARPGROUPS * ROWS) * CLUSTER
-    return Kernel(source, "back_to_back", operands, blocks, THREADS, pair.shared, 0, checked=False)
+    part = Part(lines, body.inputs, body.outputs, headers, definitions, blocks, pair.shared)
+    return kernel("back_to_back", [part], THREADS, "float", cluster=CLUSTER)
 
 
 def weight_tiles(equation: Equation) -> Kernel:
@@ -151,10 +155,93 @@ def weight_tiles(equation: Equation) -> Kernel:
             "const int chunk = block * THREADS + threadIdx.x;",
             f"if (chunk < {chunks}) store_tile_chunk<{permuted}>(x0, (char *)y0, {weights.type.shape[1]}, chunk);",
         ]
-        headers = ("common/common.cuh", "gemm/tiled_weights.cuh")
+        headers = ("common/common.cuh", "gemm/tile_products.cuh")
         parts.append(Part(lines, (weights,), (tiles,), headers, blocks=-(-chunks // TILE_THREADS)))
     return kernel("weight_tiles", parts, TILE_THREADS, "float")
 
 
 define(Form(BACK_TO_BACK, lambda equation, lowering: [back_to_back(equation)]))
 define(Form("weight_tiles", lambda equation, lowering: [weight_tiles(equation)]))
+
+
+CAPABILITY = (9, 0)
+"""The compute capability that has WGMMA."""
+MAX_WEIGHTS = MAX_POINTERS // 2
+"""Maximum matrices of weights of an equation: they and their tiles are arguments of a kernel."""
+
+
+@keeps(Results.EXACT)
+def tile_weights(program: Program, target: Target) -> Program:
+    """The Program with a `back_to_back` equation for each suitable pair of products, and a `tiled_product` equation for
+    each other suitable product."""
+    if target.capability != CAPABILITY or target.by_member:
+        return program
+    pairs = pairs_back_to_back(program, target)
+    in_pairs = {i for pair in pairs.items() for i in pair}
+    computed = {v for e in program.equations for v in e.outputs}
+    single = [
+        i
+        for i, e in enumerate(program.equations)
+        if i not in in_pairs
+        and is_float32_product(e)
+        and matmul_in(e).inputs[1] not in computed  # so that one launch at the start makes all tiles
+        and TiledProduct(e).fits(target)
+    ]
+    keys = {i: _tiling(program.equations[i], i in pairs) for i in (*in_pairs, *single)}
+    if not keys:
+        return program
+    program, position = _with_tiles(program, {i: keys[i] for i in sorted(keys)})
+    groups = Groups(program)
+    for products in (*pairs.items(), *((i,) for i in single)):
+        # The `with_tiles` equation of a product is right before it.
+        first, *others = (at for i in products for at in (position[i] - 1, position[i]))
+        for at in others:
+            groups.merge(groups.of[first], at)
+    return groups.rewritten(_fused)
+
+
+def _with_tiles(program: Program, keys: Mapping[int, tuple[Variable, int]]) -> tuple[Program, Mapping[int, int]]:
+    """Add `weight_tiles` equations at the start, and a `with_tiles` equation before each of some products.
+
+    Args:
+        keys: the weights and the permuted axis of each of these products, by its position.
+
+    Returns:
+        The Program, and the new position of each equation.
+    """
+    distinct, like = list(dict.fromkeys(keys.values())), program.equations[next(iter(keys))]
+    divided = [_weight_tiles(distinct[i : i + MAX_WEIGHTS], like) for i in range(0, len(distinct), MAX_WEIGHTS)]
+    tiles = dict(zip(distinct, (v for e in divided for v in e.outputs), strict=True))
+    equations, position = list(divided), {}
+    for i, e in enumerate(program.equations):
+        if i in keys:
+            weights, _ = keys[i]
+            tiled = weights.like()
+            equations.append(Equation(with_tiles_p, (weights, tiles[keys[i]]), {}, (tiled,), e.scope, e.phase))
+            e = renamed(e, {weights: tiled})
+        position[i] = len(equations)
+        equations.append(e)
+    return replace(program, equations=tuple(equations)), position
+
+
+def _fused(equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:
+    return fuse(BACK_TO_BACK if len(equations) > 2 else TILED_PRODUCT, equations, needed)
+
+
+def _tiling(product: Equation, is_first: bool) -> tuple[Variable, int]:
+    """The weights of a product, and the axis along which tiles are permuted.
+
+    This axis is K. In the first product of a pair it is the columns, which are K of the second one.
+    """
+    matmul = matmul_in(product)
+    return matmul.inputs[1], int(matmul.params["transpose_b"] != is_first)
+
+
+def _weight_tiles(keys: Sequence[tuple[Variable, int]], like: Equation) -> Equation:
+    """The `weight_tiles` equation of several weights, each with its permuted axis. It has the scope and phase of
+    ``like``."""
+    weights, axes = zip(*keys, strict=True)
+    params = {"permuted": axes}
+    types = weight_tiles_p.output_types([v.type for v in weights], params)
+    outputs = tuple(Variable(kind, v.device) for kind, v in zip(types, weights, strict=True))
+    return Equation(weight_tiles_p, weights, params, outputs, like.scope, like.phase)

@@ -10,14 +10,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from adtrain.backends.cuda.codegen.layer_update import update_arguments, update_struct, updated_arrays
-from adtrain.backends.cuda.codegen.part import FIRST_STATEMENT, OPTIONS, Kernel, resident_blocks
+from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel, part_names, resident_blocks
 from adtrain.backends.cuda.codegen.product import epilogue
-from adtrain.backends.cuda.compiler import Source
 from adtrain.backends.cuda.forms.form import Form, define
-from adtrain.backends.cuda.forms.resident_layer import MAX_BATCH, TERMS, THREADS, TILE, WARPS
+from adtrain.backends.cuda.forms.resident_layer import (
+    MAX_BATCH,
+    TERMS,
+    THREADS,
+    TILE,
+    WARPS,
+    update_arguments,
+    update_struct,
+    updated_arrays,
+)
 from adtrain.backends.cuda.forms.streamed_layer import MIN_CAPABILITY, ROW_ALIGNMENT
-from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import PRODUCT, body_of, fuse, launched_together, without
 from adtrain.core.precision import FULL
 from adtrain.core.program import Equation, Program, Variable
@@ -136,41 +142,26 @@ def layer_backward(equation: Equation, target: Target) -> Kernel:
     x = body_of(layer.of_weights).equations[0].inputs[1]
     before = sorted(updated_arrays(layer.of_weights), key=lambda v: v is not weights)
     after = layer.of_weights.outputs
-    resident = resident_blocks(layer.shared, target)
-    operands = [*body.inputs, *body.outputs]
-    pointers = {v: f"p{i}" for i, v in enumerate(operands)}
-    parameters = [f"{pointer(v, const=v not in body.outputs)}{pointers[v]}" for v in operands]
+    names = part_names(body.inputs, body.outputs)
     end = epilogue(layer.of_inputs, "OfInputs")
-    fields = ", ".join(pointers[v] for v in (*end.inputs, *end.outputs))
-    text = [
-        "#define T float",
-        f"constexpr int THREADS = {THREADS};",
-        '#include "common/epilogue.cuh"',
-        '#include "gemm/layer_backward.cuh"',
-        end.text,
-        *update_struct(layer.of_weights, before, after),
+    lines = [
         f"typedef LayerBackward<{batch}, {units}, {inputs}, {layer.block_inputs}, {len(before)}> Layer;",
         f'static_assert(Layer::SHARED == {layer.shared}, "as planned");',
-        "",
-        f"KERNEL __launch_bounds__(THREADS, {resident}) layer_backward({', '.join(parameters)})",
-        "{",
-        f"    {FIRST_STATEMENT}",
-        f"    const Layer layer(blockIdx.x * {layer.block_inputs});",
-        f"    const float *const from[{len(before)}] = {{{', '.join(pointers[v] for v in before)}}};",
-        f"    float *const to[{len(after)}] = {{{', '.join(pointers[v] for v in after)}}};",
-        f"    const Update update = {{{', '.join(f'*{pointers[v]}' for v in update_arguments(layer.of_weights))}}};",
-        f"    const OfInputs epilogue = {{{fields}}};",
-        f"    layer.run({pointers[gradient]}, {pointers[x]}, from, to, update,",
-        "        [&](int row, int input, const float (&value)[4]) {",
-        f"            epilogue(0, row, input, (int64_t)row * {inputs} + input, value);",
-        "        });",
-        "}",
-        "",
+        f"const Layer layer(block * {layer.block_inputs});",
+        f"const float *const from[{len(before)}] = {{{', '.join(names[v] for v in before)}}};",
+        f"float *const to[{len(after)}] = {{{', '.join(names[v] for v in after)}}};",
+        f"const Update update = {{{', '.join(f'*{names[v]}' for v in update_arguments(layer.of_weights))}}};",
+        f"const OfInputs epilogue = {{{', '.join(names[v] for v in (*end.inputs, *end.outputs))}}};",
+        f"layer.run({names[gradient]}, {names[x]}, from, to, update,",
+        "    [&](int row, int input, const float (&value)[4]) {",
+        f"        epilogue(0, row, input, (int64_t)row * {inputs} + input, value);",
+        "    });",
     ]
-    source = Source("layer_backward.cu", "\n".join(text), OPTIONS)
-    return Kernel(
-        source, "layer_backward", operands, inputs // layer.block_inputs, THREADS, layer.shared, 0, checked=False
-    )
+    headers = "common/epilogue.cuh", "gemm/layer_backward.cuh"
+    definitions = "\n".join([end.text, *update_struct(layer.of_weights, before, after)])
+    blocks = inputs // layer.block_inputs
+    part = Part(lines, body.inputs, body.outputs, headers, definitions, blocks, layer.shared)
+    return kernel("layer_backward", [part], THREADS, "float", resident_blocks(layer.shared, target))
 
 
 def _overwrites(equation: Equation, argument: Variable, result: Variable) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel
+from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel, part_names
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.codegen.accumulators import STARTS, join, value
 from adtrain.codegen.expressions import c_type
@@ -58,7 +58,7 @@ def map_reduce_kernels(equation: Equation, target: Target) -> list[Kernel]:
     slices = max(1, min(target.multiprocessors * blocks // groups, tiles))
     length = -(-tiles // slices)
     slices = -(-tiles // length)
-    names = {v: f"x{i}" for i, v in enumerate(body.inputs)} | {v: f"y{i}" for i, v in enumerate(body.outputs)}
+    names = part_names(body.inputs, body.outputs)
     writer = _Writer(loop, states, names, slices, length * tile, tile)
     scratch = 8 * len(states) * slices * loop.rows if slices > 1 else 0
     first = Part(

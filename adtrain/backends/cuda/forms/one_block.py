@@ -16,9 +16,17 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from adtrain.backends.cuda.codegen.block_rules import RULES, rule_of
-from adtrain.backends.cuda.codegen.block_steps import Step, StepRule
 from adtrain.backends.cuda.codegen.index_rules import is_checked
-from adtrain.backends.cuda.codegen.part import Kernel, Part, aligned_to_vector, indented, kernel
+from adtrain.backends.cuda.codegen.part import (
+    Kernel,
+    Part,
+    Step,
+    StepRule,
+    aligned_to_vector,
+    indented,
+    kernel,
+    part_names,
+)
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.codegen.access import access
 from adtrain.codegen.expressions import c_type
@@ -295,7 +303,7 @@ def _copied_whole(v: Variable, to: Variable, names: dict[Variable, str]) -> _Sch
 
 def names_of(body: Program) -> dict[Variable, str]:
     """The pointers: x for inputs, y for outputs, s for values between. A reshape between has that of its argument."""
-    names = {v: f"x{i}" for i, v in enumerate(body.inputs)} | {v: f"y{i}" for i, v in enumerate(body.outputs)}
+    names = part_names(body.inputs, body.outputs)
     for e in body.equations:
         for v in e.outputs:
             names.setdefault(v, names[e.inputs[0]] if e.has(Trait.RESHAPE) else f"s{len(names)}")

@@ -14,9 +14,18 @@ from dataclasses import replace
 from itertools import accumulate, permutations
 
 from adtrain.backends.cuda.codegen.block_rules import rule_of
-from adtrain.backends.cuda.codegen.block_steps import Names, Step, StepRule
 from adtrain.backends.cuda.codegen.loops import Loops, flat, loops, of_body
-from adtrain.backends.cuda.codegen.part import Kernel, Part, aligned_to_vector, indented, kernel, resident_blocks
+from adtrain.backends.cuda.codegen.part import (
+    Kernel,
+    Names,
+    Part,
+    Step,
+    StepRule,
+    aligned_to_vector,
+    indented,
+    kernel,
+    resident_blocks,
+)
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.horizontal import (
     MAX_POINTERS,

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from adtrain.backends.cuda.codegen.index_rules import overlapped_take
-from adtrain.backends.cuda.codegen.layer_update import input_function, update_arguments, update_struct
 from adtrain.backends.cuda.codegen.part import (
     FIRST_STATEMENT,
     OPTIONS,
@@ -33,9 +32,12 @@ from adtrain.backends.cuda.forms.resident_layer import (
     ClusterShards,
     ResidentLayer,
     cluster_shards,
+    input_function,
     input_of_byte,
     resident_layer,
     table_gathers,
+    update_arguments,
+    update_struct,
 )
 from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import body_of, fused_p, launched_together
@@ -87,7 +89,7 @@ def step_of_member(program: Program) -> Program | None:
 
 PACKED_BATCHES = 3
 """Packed batches in scratch memory: one for the forward product, two for the gradients of this and the next step."""
-HEADERS = "gemm/warp_products.cuh", "gemm/resident_layer.cuh", "reduce/register_rows.cuh"
+HEADERS = "gemm/resident_layer.cuh", "reduce/register_rows.cuh"
 
 
 def resident_steps(equation: Equation, target: Target) -> Kernel:

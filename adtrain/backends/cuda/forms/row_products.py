@@ -14,16 +14,14 @@ from dataclasses import replace
 from math import prod
 
 from adtrain.backends.cuda.codegen.block_rules import rule_of
-from adtrain.backends.cuda.codegen.block_steps import Names, Step, StepRule, loop
 from adtrain.backends.cuda.codegen.loops import flat
-from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel
-from adtrain.backends.cuda.codegen.row_attention import RULES as ATTENTION_RULES
-from adtrain.backends.cuda.codegen.row_attention import WARP
+from adtrain.backends.cuda.codegen.part import Kernel, Names, Part, Step, StepRule, kernel, loop
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.horizontal import is_product
 from adtrain.backends.cuda.forms.one_block import part_of
 from adtrain.backends.cuda.forms.row_fused import RowFusion, own_rows, rowwise
 from adtrain.codegen.access import access, read, vector_results
+from adtrain.codegen.expressions import literal
 from adtrain.core.axes import Items
 from adtrain.core.fused import body_of, fuse
 from adtrain.core.precision import FULL
@@ -142,8 +140,9 @@ def _inner(body: Program) -> list[Equation]:
 def _by_row(e: Equation, target: Target) -> Items | None:
     """How an equation works row by row, where such a kernel computes it; None elsewhere."""
     if e.has(Trait.MATMUL):
-        small = not _is_crowded(e.outputs[0].type.shape[0], target) or e.inputs[1].size <= MAX_CROWDED_WEIGHTS
-        found = e.items if is_wide_product(e) and small else None
+        rows, columns = e.outputs[0].type.shape[-2:] if is_wide_product(e) else (0, 0)
+        small = not _is_crowded(rows, target) or e.inputs[1].size <= MAX_CROWDED_WEIGHTS
+        found = e.items if 0 < columns <= STRIP * threads_of(rows, target) // WARP and small else None
     else:
         found = rowwise(e)
     length = _length_of_sequences(e)
@@ -226,13 +225,16 @@ VECTOR = 4
 """Elements that a thread computes at once."""
 
 
+def threads_of(rows: int, target: Target) -> int:
+    """Threads of a block. Each warp computes a strip of columns of a product, or a part of K for one."""
+    return CROWDED_THREADS if _is_crowded(rows, target) else THREADS
+
+
 def row_products_kernel(equation: Equation, target: Target) -> Kernel:
     """The kernel of a `row_products` equation."""
-    crowded = row_count(body_of(equation)) // ROWS > target.multiprocessors
-    threads = CROWDED_THREADS if crowded else THREADS
-    return kernel(
-        "row_products", [row_products(equation, threads)], threads, "float", CROWDED_RESIDENT if crowded else 1
-    )
+    rows = row_count(body_of(equation))
+    threads, resident = threads_of(rows, target), CROWDED_RESIDENT if _is_crowded(rows, target) else 1
+    return kernel("row_products", [row_products(equation, threads)], threads, "float", resident)
 
 
 def row_products(equation: Equation, threads: int) -> Part:
@@ -336,5 +338,36 @@ def _vectors(
     # The warps wait until instructions are fetched, so an epilogue, which is long, is not unrolled.
     return loop(count, lines, threads, unrolled=1 if before else 4)
 
+
+TILE = 16
+"""Rows of a head that a warp computes (`kernels/cuda/attention/row_attention.cuh`)."""
+WARP = 32
+
+
+def _forward(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
+    (x,), (out, logsumexp) = equation.inputs, equation.outputs
+    return [_step("forward", equation, [names[v] for v in (x, out, logsumexp)])]
+
+
+def _backward(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
+    x, out, logsumexp, ct = equation.inputs
+    (grad,) = equation.outputs
+    return [_step("backward", equation, [names[v] for v in (x, out, logsumexp, ct, grad)])]
+
+
+def _step(function: str, equation: Equation, pointers: Sequence[str]) -> Step:
+    x = equation.inputs[0]
+    sequences, length, row = x.type.shape
+    heads = equation.params["heads"]
+    causal = str(equation.params["causal"]).lower()
+    kind = f"RowAttention<{sequences * length}, {length}, {heads}, {row // (3 * heads)}, {causal}>"
+    arguments = ", ".join([*pointers, "(T *)partial", f"(T){literal(equation.params['scale'])}"])
+    tiles = sequences * length // TILE * heads
+    size = tiles * 3 * TILE * TILE * x.type.dtype.itemsize
+    return Step([f"{kind}::{function}<THREADS>(t, {arguments});"], tiles * WARP, size)
+
+
+ATTENTION_RULES: dict[str, StepRule] = {"self_attention": _forward, "self_attention_grad": _backward}
+"""The rules of attention by primitive name. The rows of a block are whole sequences."""
 
 define(Form(ROW_PRODUCTS, lambda equation, lowering: [row_products_kernel(equation, lowering.target)]))

@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from adtrain.backends.cuda.codegen.layer_update import input_function, update_arguments, update_struct, updated_arrays
-from adtrain.backends.cuda.codegen.part import FIRST_STATEMENT, OPTIONS, Kernel, indented, resident_blocks
+from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel, part_names, resident_blocks
 from adtrain.backends.cuda.codegen.product import epilogue
-from adtrain.backends.cuda.compiler import Source
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.resident_layer import (
     FLOAT,
@@ -22,15 +20,18 @@ from adtrain.backends.cuda.forms.resident_layer import (
     TILE,
     WARPS,
     groups_of_warps,
+    input_function,
     input_of_byte,
     lengths_of,
     operand_bytes,
     resident_layer,
     sums_bytes,
     table_gathers,
+    update_arguments,
+    update_struct,
+    updated_arrays,
 )
 from adtrain.backends.cuda.forms.resident_steps import step_of_member
-from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import GATHER, body_of, fuse, renamed, without
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
@@ -171,8 +172,7 @@ class _Writer:
     def __init__(self, body: Program, layer: StreamedLayer) -> None:
         self.body, self.layer = body, layer
         self.batch, self.inputs, self.units = layer.lengths
-        self.operands = [*body.inputs, *body.outputs]
-        self.pointers = {v: f"p{i}" for i, v in enumerate(self.operands)}
+        self.pointers = part_names(body.inputs, body.outputs)
         self.before: Sequence[Variable] = ()
         self.after: Sequence[Variable] = ()
         weights = body_of(layer.forward[1]).equations[0].inputs[1] if layer.forward else None
@@ -186,38 +186,24 @@ class _Writer:
 
     def kernel(self, target: Target) -> Kernel:
         layer, block_units, shared = self.layer, self.layer.block_units, self.layer.shared
-        resident = resident_blocks(shared, target)
         flags = ", ".join("true" if pair else "false" for pair in (layer.backward, layer.forward))
-        written = set(self.body.outputs)
-        parameters = [f"{pointer(v, const=v not in written)}{self.pointers[v]}" for v in self.operands]
-        text = [
-            "#define T float",
-            f"constexpr int THREADS = {THREADS};",
-            '#include "common/epilogue.cuh"',
-            '#include "gemm/streamed_layer.cuh"',
-            *([epilogue(layer.forward[1], "Forward").text] if layer.forward else []),
-            *self._update(),
-            *input_function(layer.pairs[0][0]),
+        lines = [
             f"typedef StreamedLayer<{self.inputs}, {block_units}, {self.batch}, {len(self.before)}, {flags}> Layer;",
             f'static_assert(Layer::SHARED == {shared}, "as planned");',
-            "",
-            f"KERNEL __launch_bounds__(THREADS, {resident}) streamed_layer({', '.join(parameters)}, int *bad)",
-            "{",
-            f"    {FIRST_STATEMENT}",
-            *indented(list(self._statements())),
-            "}",
-            "",
+            *self._statements(),
         ]
-        source = Source("streamed_layer.cu", "\n".join(text), OPTIONS)
-        size = self.units // block_units, THREADS, shared, 0
-        return Kernel(source, "streamed_layer", self.operands, *size, checked=True)
+        forward = [epilogue(layer.forward[1], "Forward").text] if layer.forward else []
+        definitions = "\n".join([*forward, *self._update(), *input_function(layer.pairs[0][0])])
+        headers, blocks = ("common/epilogue.cuh", "gemm/streamed_layer.cuh"), self.units // block_units
+        part = Part(lines, self.body.inputs, self.body.outputs, headers, definitions, blocks, shared, checked=True)
+        return kernel("streamed_layer", [part], THREADS, "float", resident_blocks(shared, target))
 
     def _statements(self) -> Iterator[str]:
         layer, states, pairs = self.layer, len(self.before), self.layer.pairs
         table = self.pointers[table_gathers(pairs[0][0])[0].inputs[0]]
         _, numbers = input_of_byte(pairs[0][0])
         arguments = "".join(f", *{self.pointers[v]}" for v in numbers)
-        yield f"const int unit0 = blockIdx.x * {layer.block_units};"
+        yield f"const int unit0 = block * {layer.block_units};"
         yield f"const float of_0 = input_of_byte(0{arguments}), of_255 = input_of_byte(255{arguments});"
         yield "const Layer layer((of_255 - of_0) / 255, of_0);"
         yield f"const float *const from[{states}] = {{{self._rows(self.before)}}};"

@@ -1,24 +1,88 @@
-"""Products of many rows with weights in tiles.
+"""Products of many rows with weights in tiles; the primitives `weight_tiles` and `with_tiles`.
 
 A thread block computes 128 rows and some of the columns. Bulk copies fetch tiles of weights that are already split
-into bfloat16 terms.
+into bfloat16 terms, in the layout that WGMMA reads. The pass `tile_weights` makes the equations of the primitives. It
+runs after differentiation, so they have no derivatives.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from adtrain.backends.cuda.codegen.part import FIRST_STATEMENT, OPTIONS, Kernel
+import numpy as np
+
+from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel, part_names
 from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
-from adtrain.backends.cuda.compiler import Source
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.horizontal import is_product
-from adtrain.backends.cuda.forms.tile_primitives import TERMS, TILE
-from adtrain.codegen.expressions import pointer
+from adtrain.core.axes import whole
+from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.fused import body_of
 from adtrain.core.precision import FULL
+from adtrain.core.primitive import PRIMITIVES, Primitive
 from adtrain.core.program import Equation
 from adtrain.core.target import Target
+from adtrain.core.types import ArrayType
+
+TILE, TERMS, CHUNK = 64, 3, 8
+"""Rows and columns of a tile; terms of a number; neighbours that the swizzle keeps together."""
+GROUP = 16
+"""The rows or columns that are permuted together."""
+ORDER = np.arange(GROUP).reshape(4, 2, 2).swapaxes(0, 1).ravel()
+"""The permuted order of a group: an accumulator of WGMMA has pairs of columns, eight columns apart; see
+`kernels/cuda/gemm/tile_products.cuh`."""
+
+
+def _type(weights: Any) -> ArrayType:
+    if weights.dtype != np.float32:
+        raise DTypeError(f"weight_tiles: found {weights.dtype}, expected float32")
+    if len(weights.shape) != 2 or any(length % TILE for length in weights.shape):
+        raise ShapeError(f"weight_tiles: found shape {weights.shape}, expected two multiples of {TILE}")
+    rows, columns = (length // TILE for length in weights.shape)
+    return ArrayType((rows, columns, TERMS, TILE, TILE), np.dtype(np.uint16))
+
+
+def _tiles(weights: np.ndarray, permuted: int) -> np.ndarray:
+    rows, columns = (length // TILE for length in weights.shape)
+    order = np.arange(weights.shape[permuted]).reshape(-1, GROUP)[:, ORDER].ravel()
+    rest, terms = np.take(weights, order, permuted), []
+    rounded, value = PRIMITIVES["to_bfloat16"].reference, PRIMITIVES["from_bfloat16"].reference
+    with np.errstate(invalid="ignore"):
+        for _ in range(TERMS):
+            terms.append(rounded(rest))
+            rest = rest - value(terms[-1])
+    chunks = np.stack(terms).reshape(TERMS, rows, TILE, columns, TILE // CHUNK, CHUNK).transpose(1, 3, 0, 2, 4, 5)
+    row = np.arange(TILE)[:, np.newaxis]
+    tiles = chunks[:, :, :, row, np.arange(TILE // CHUNK) ^ row % CHUNK]
+    return tiles.reshape(rows, columns, TERMS, TILE, TILE)
+
+
+def _reference(*weights: np.ndarray, permuted: Sequence[int]) -> Any:
+    found = tuple(map(_tiles, weights, permuted))
+    return found if len(found) > 1 else found[0]
+
+
+weight_tiles_p = Primitive(
+    "weight_tiles",
+    lambda *weights, permuted: tuple(map(_type, weights)),
+    _reference,
+    axes=lambda *weights, permuted: whole([2] * len(weights), [5] * len(weights)),
+)
+"""(weights, ...; permuted): each matrix of weights in tiles of 64 x 64. A weight is the sum of three bfloat16 terms. A
+tile has the bits of its first terms, then of the second ones, then of the third ones, in rows with the 128-byte swizzle
+of WGMMA. Along the matrix's axis in `permuted` groups of 16 have the order ORDER."""
+
+with_tiles_p = Primitive(
+    "with_tiles",
+    lambda weights, tiles: ArrayType(weights.shape, weights.dtype),
+    lambda weights, tiles: weights,
+    view=True,
+    axes="mn,.....->mn",
+)
+"""(weights, tiles): the weights. A kernel reads their tiles."""
+
 
 TILED_PRODUCT = "tiled_product"
 """A `with_tiles` equation, and a matrix product of its weights with an elementwise epilogue."""
@@ -108,33 +172,21 @@ def tiled_product(equation: Equation, target: Target) -> Kernel:
     body, tiled = body_of(equation), tiled_product_of(equation)
     (rows, inputs, columns), splits = tiled.lengths, tiled.column_splits(target)
     matmul, (with_tiles, _) = matmul_of(tiled.product), body.equations
-    operands = [*body.inputs, *body.outputs]
-    pointers = {v: f"p{i}" for i, v in enumerate(operands)}
-    parameters = [f"{pointer(v, const=v not in body.outputs)}{pointers[v]}" for v in operands]
-    weights, tiles = (pointers[v] for v in with_tiles.inputs)
-    pointers[with_tiles.outputs[0]] = weights  # rows or the epilogue may be the weights, too
+    names = part_names(body.inputs, body.outputs)
+    weights, tiles = (names[v] for v in with_tiles.inputs)
+    names[with_tiles.outputs[0]] = weights  # rows or the epilogue may be the weights, too
     end = epilogue(tiled.product, "After")
     transposed = str(matmul.params["transpose_b"]).lower()
-    text = [
-        "#define T float",
-        '#include "common/epilogue.cuh"',
-        '#include "gemm/tiled_product.cuh"',
-        end.text,
+    lines = [
         f"typedef TiledProduct<{inputs}, {columns}, {splits}, {transposed}> Product;",
-        f'static_assert(Product::SHARED == {tiled.shared} && Product::THREADS == {THREADS}, "as planned");',
-        "",
-        f"KERNEL __launch_bounds__({THREADS}, 1) tiled_product({', '.join(parameters)})",
-        "{",
-        f"    {FIRST_STATEMENT}",
-        "    Product product;",
-        f"    const After after = {{{', '.join(pointers[v] for v in (*end.inputs, *end.outputs))}}};",
-        f"    product.run({pointers[matmul.inputs[0]]}, {{{weights}, (const char *){tiles}}}, after);",
-        "}",
-        "",
+        f'static_assert(Product::SHARED == {tiled.shared} && Product::THREADS == THREADS, "as planned");',
+        "Product product;",
+        f"const After after = {{{', '.join(names[v] for v in (*end.inputs, *end.outputs))}}};",
+        f"product.run({names[matmul.inputs[0]]}, {{{weights}, (const char *){tiles}}}, after);",
     ]
-    source = Source("tiled_product.cu", "\n".join(text), OPTIONS)
-    blocks = rows // ROWS * splits
-    return Kernel(source, "tiled_product", operands, blocks, THREADS, tiled.shared, 0, checked=False)
+    headers, blocks = ("common/epilogue.cuh", "gemm/tiled_product.cuh"), rows // ROWS * splits
+    part = Part(lines, body.inputs, body.outputs, headers, end.text, blocks, tiled.shared)
+    return kernel("tiled_product", [part], THREADS, "float")
 
 
 define(Form(TILED_PRODUCT, lambda equation, lowering: [tiled_product(equation, lowering.target)]))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.memory_layout import Arrays, MemoryLayout, lengths, memory_layout
 from adtrain.core.target import Target
-from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
+from adtrain.lowering.cuda.conv.problem import PaddedIndex
 
 FILE = "conv/shifted_bf16x3.cu"
 BF16X3_TERMS, CHUNK_ELEMENTS, WARPGROUP = 3, 8, 128

@@ -1,4 +1,5 @@
-"""Stride-1 convolutions by shifted implicit GEMM on Hopper, operands as fp16x2 (`kernels/cuda/conv/fp16x2.cuh`)."""
+"""Stride-1 convolutions by shifted implicit GEMM on Hopper, operands as fp16x2 (`kernels/cuda/conv/fp16x2.cuh`);
+and weight gradients with 3 x 3 windows (`kernels/cuda/conv/shifted_weight_grad_fp16x2.cu`)."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from dataclasses import dataclass, replace
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.memory_layout import Arrays, MemoryLayout, lengths, memory_layout
 from adtrain.core.target import Target
-from adtrain.lowering.cuda.conv.padded_index import MAX_OVERRUN, PaddedIndex
+from adtrain.lowering.cuda.conv.problem import MAX_OVERRUN, PaddedIndex
 from adtrain.lowering.cuda.conv.shifted import (
     ALIGNED,
     FILTERS,
@@ -21,7 +22,14 @@ from adtrain.lowering.cuda.conv.shifted import (
     STATISTICS_BYTES,
     ShiftedConv,
 )
+from adtrain.lowering.cuda.conv.shifted_weight_grad import (
+    CHANNELS,
+    EPILOGUE_CYCLES,
+    SECOND_PASS,
+    ShiftedWeightGrad,
+)
 
+FILE = "conv/shifted_fp16x2.cu"
 ROW_BYTES, ROW_CHANNELS, BLOCK_ROWS = 64, 32, 64
 """Bytes and channels of a packed row; rows that a block packs at a time."""
 PACK_THREADS, PACK_BLOCKS = 256, 6
@@ -44,7 +52,7 @@ TILE, FALLBACK_POSITIONS = 288, 144
 """Positions of a tile; positions of the unit that falls back to bf16x3 (FALLBACK_POSITIONS)."""
 MULTIPLY_ADDS = {2: 1980, 1: 1600}
 """float16 multiply-adds of a multiprocessor per cycle, by the number of terms of an operand, measured."""
-LAUNCH_CYCLES, EPILOGUE_CYCLES = 4000, 8700
+LAUNCH_CYCLES, TILE_CYCLES = 4000, 8700
 """Cycles of a launch that has nothing to do; cycles of a tile's epilogue."""
 
 
@@ -133,7 +141,7 @@ class Fp16x2Conv:
         k = self.index.problem.taps * ROW_CHANNELS
         products = k * TILE * FILTERS * multiplied / MULTIPLY_ADDS[terms]
         before = START + 3 * LAUNCH_CYCLES + PackedImages(self.index).cycles
-        return before + waves * (EPILOGUE_CYCLES + self._fallback.channel_blocks * products)
+        return before + waves * (TILE_CYCLES + self._fallback.channel_blocks * products)
 
     def supported(self) -> bool:
         fallback = self._fallback
@@ -142,28 +150,115 @@ class Fp16x2Conv:
 
     def kernels(self) -> Sequence[CudaKernel]:
         """The launches: statistics, packing, products in fp16x2, fallback in bf16x3."""
-        multiprocessors = self.target.multiprocessors
+        multiprocessors, shared = self.target.multiprocessors, self._shared(self._weight_stages)
         launches = (
-            self._launch("conv/pack_images.cu", "measure_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
-            self._launch("conv/pack_images.cu", "pack_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
-            self._launch(
-                "conv/shifted_fp16x2.cu",
-                "conv_shifted_fp16x2",
-                min(self._tiles, multiprocessors),
-                THREADS,
-                self._shared(self._weight_stages),
-            ),
+            self._launch("measure_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
+            self._launch("pack_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
+            self._launch("conv_shifted_fp16x2", min(self._tiles, multiprocessors), THREADS, shared),
             self._fallback.multiply(self._scratch, fallback=True),
         )
         return [CudaKernel(launches, self._scratch)]
 
-    def _launch(self, file: str, name: str, blocks: int, threads: int, shared: int = 0) -> CudaLaunch:
+    def _launch(self, name: str, blocks: int, threads: int, shared: int = 0) -> CudaLaunch:
         problem = self.index.problem
-        macros = {
-            **self._fallback.macros(),
-            **PACKED_MACROS,
-            "WEIGHT_STAGES": self._weight_stages,
-        }
+        macros = {**self._fallback.macros(), **PACKED_MACROS, "WEIGHT_STAGES": self._weight_stages}
         numbers, types = problem.images[:1], (problem.dtype,)
-        made = CudaLaunch(file, name, numbers, types, blocks=blocks, threads=threads, shared=shared, definitions=macros)
-        return replace(made, layouts=(self._scratch, PackedImages(self.index).layout))
+        made = CudaLaunch(FILE, name, numbers, types, blocks=blocks, threads=threads, shared=shared, definitions=macros)
+        others = [] if shared else [self._shared(self._weight_stages)]
+        return replace(made, layouts=(self._scratch, PackedImages(self.index).layout, *others))
+
+
+WEIGHT_GRAD_FILE = "conv/shifted_weight_grad_fp16x2.cu"
+WEIGHT_GRAD_THREADS, STEP, STAGE = 512, 16, 128
+"""Threads of a block; positions of one wgmma; positions of a stage."""
+MIN_STAGES, MAX_STAGES = 2, 4
+WEIGHT_GRAD_MULTIPLY_ADDS = {2: 1500, 1: 1150}
+"""float16 multiply-adds of a multiprocessor per cycle, by the number of terms of an operand, measured."""
+
+
+@dataclass(frozen=True)
+class Fp16x2WeightGrad:
+    """The weight gradient in fp16x2, with a fallback to bf16x3 for what fp16x2 does not represent."""
+
+    index: PaddedIndex
+    target: Target
+
+    @property
+    def _fallback(self) -> ShiftedWeightGrad:
+        return ShiftedWeightGrad(self.index, self.target)
+
+    @property
+    def _gradient_index(self) -> PaddedIndex:
+        return PaddedIndex(self.index.problem.transposed())
+
+    @property
+    def _stage_bytes(self) -> int:
+        image_rows = (7 + STAGE + self.index.reach + 7) // 8 * 8
+        return ROW_BYTES * self.index.fp16_terms * (image_rows + 2 * (STAGE + 8))
+
+    @property
+    def _stages(self) -> int:
+        return min((self.target.shared - STATIC_SHARED - 1024) // self._stage_bytes, MAX_STAGES)
+
+    @property
+    def _shared(self) -> MemoryLayout:
+        return memory_layout("SHARED", {"STAGES": (self._stage_bytes, self._stages)}, alignment=1024)
+
+    @property
+    def _steps(self) -> int:
+        """Steps from an image's first output to its last."""
+        _, _, rows, columns = self.index.problem.outputs
+        return -(-((rows - 1) * self.index.pitch + columns) // STEP)
+
+    @property
+    def _splits(self) -> int:
+        """Splits of the images among blocks."""
+        return max(1, min(self.target.multiprocessors // self._fallback.blocks, self.index.problem.images[0]))
+
+    @property
+    def _packed(self) -> tuple[PackedImages, PackedImages]:
+        """Images and gradients."""
+        return PackedImages(self.index), PackedImages(self._gradient_index)
+
+    @property
+    def _scratch(self) -> MemoryLayout:
+        return self._fallback.scratch(self._splits, sum(packed.layout for packed in self._packed))
+
+    @property
+    def cycles(self) -> float:
+        """An estimate of the time."""
+        problem, terms = self.index.problem, self.index.fp16_terms
+        count = (3 if terms == 2 else 1) / WEIGHT_GRAD_MULTIPLY_ADDS[terms]
+        products = FILTERS * CHANNELS * problem.taps * self._steps * STEP * count
+        waves = -(-self._fallback.blocks * self._splits // self.target.multiprocessors)
+        multiplied = waves * (EPILOGUE_CYCLES + -(-problem.images[0] // self._splits) * products)
+        before = 3 * LAUNCH_CYCLES + sum(packed.cycles for packed in self._packed)
+        return START + before + multiplied + SECOND_PASS
+
+    def supported(self) -> bool:
+        fits = self._stages >= MIN_STAGES and self._steps * STEP <= self.index.image_pitch
+        return fits and self._fallback.supported() and self._gradient_index.supported(self.target)
+
+    def kernels(self) -> Sequence[CudaKernel]:
+        """The launches: statistics, packing, products in fp16x2, fallback in bf16x3, sum of the splits."""
+        fallback = self._fallback.split_into(self._splits, self._scratch)
+        multiprocessors = self.target.multiprocessors
+        launches = (
+            self._launch("measure_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
+            self._launch("pack_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
+            self._launch(
+                "weight_grad_shifted_fp16x2", (self._fallback.blocks, self._splits), WEIGHT_GRAD_THREADS, self._shared
+            ),
+            *fallback.launches,
+        )
+        return [CudaKernel(launches, self._scratch)]
+
+    def _launch(self, name: str, blocks: int | tuple[int, int], threads: int, shared: int = 0) -> CudaLaunch:
+        problem = self.index.problem
+        numbers, types = (problem.images[0], self._splits), (problem.dtype,)
+        stages = {"STAGE_CHANNELS": CHANNELS, "PIPELINE_STAGES": self._stages}
+        macros = {**self.index.macros(), **PACKED_MACROS, **stages}
+        made = CudaLaunch(
+            WEIGHT_GRAD_FILE, name, numbers, types, blocks=blocks, threads=threads, shared=shared, definitions=macros
+        )
+        return replace(made, layouts=(self._scratch, self._packed[0].layout, *([] if shared else [self._shared])))

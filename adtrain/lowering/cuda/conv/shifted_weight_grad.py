@@ -11,7 +11,7 @@ from functools import cached_property
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.memory_layout import Arrays, MemoryLayout, lengths, memory_layout
 from adtrain.core.target import Target
-from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
+from adtrain.lowering.cuda.conv.problem import PaddedIndex
 from adtrain.lowering.cuda.conv.shifted import (
     ALIGNED,
     BF16X3_TERMS,

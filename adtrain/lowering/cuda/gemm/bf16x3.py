@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.memory_layout import MemoryLayout, memory_layout
 from adtrain.core.target import Target
-from adtrain.lowering.cuda.gemm.split_k import split_k_scratch, split_k_sum
+from adtrain.lowering.cuda.gemm.tiles import operand_macros, with_split_k
 
 TILE_M, TILE_K, STAGES, BUFFERS = 128, 32, 3, 2
 """Rows of a tile; K of a pipeline stage; stages; buffers of float32 before the split."""
@@ -64,18 +63,6 @@ class Bf16x3Gemm:
         return self.tile.tiles(*self.lengths[:3])
 
     @property
-    def widths(self) -> Mapping[str, int]:
-        """Elements per load of A and B, and per store of C."""
-        _, m, n, k = self.lengths
-        transpose_a, transpose_b = self.transposed
-        return {
-            "WIDE_A": math.gcd(4, m if transpose_a else k),
-            "WIDE_B": math.gcd(4, k if transpose_b else n),
-            "WIDE_C": math.gcd(2, n),
-            "WIDE_TILE": math.gcd(4, n),
-        }
-
-    @property
     def shared(self) -> MemoryLayout:
         """The layout of shared memory: stages, and buffers of float32, which the tile of results overwrites."""
         stage = staging = 0
@@ -94,7 +81,6 @@ class Bf16x3Gemm:
 
     def kernel(self) -> CudaKernel:
         """The product, and with split-K the sum of the splits."""
-        batch, m, n, _ = self.lengths
         blocks = min(self.tiles * self.splits, self.target.multiprocessors)
         product = CudaLaunch(
             "gemm/gemm_bf16x3.cu",
@@ -105,15 +91,13 @@ class Bf16x3Gemm:
             threads=THREADS,
             shared=self.shared,
             definitions={
-                **{f"TRANSPOSE_{x}": int(t) for x, t in zip("AB", self.transposed, strict=True)},
-                **self.widths,
+                **operand_macros(self.lengths, self.transposed),
+                "WIDE_C": math.gcd(2, self.lengths[2]),
+                "WIDE_TILE": math.gcd(4, self.lengths[2]),
                 "TILE_N": self.tile.n,
                 "SPLIT": int(self.splits > 1),
                 "ONE_TILE": int(blocks == self.tiles * self.splits),
                 "TILE_BYTES": self._tile_bytes,
             },
         )
-        if self.splits == 1:
-            return CudaKernel((product,))
-        size = batch, m, n, self.splits
-        return CudaKernel((product, split_k_sum(FLOAT32, *size)), split_k_scratch(FLOAT32, *size))
+        return with_split_k(product, FLOAT32, *self.lengths[:3], self.splits)

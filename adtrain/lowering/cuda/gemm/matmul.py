@@ -12,13 +12,11 @@ import numpy as np
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.precision import FULL
 from adtrain.core.target import Target
+from adtrain.lowering.cuda.gemm import narrow
 from adtrain.lowering.cuda.gemm.bf16x3 import Bf16x3Gemm, Bf16x3Tile
 from adtrain.lowering.cuda.gemm.cost_model import TENSOR_CORES, AnyTile, product_cycles, ranked
 from adtrain.lowering.cuda.gemm.packed import PackedGemm, PackedTile
-from adtrain.lowering.cuda.gemm.short_k import ShortKGemm
-from adtrain.lowering.cuda.gemm.split_k import split_k_scratch, split_k_sum
-from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH, WARP, MmaKind, SmallTile, Tile
-from adtrain.lowering.cuda.gemm.tiny import TinyGemm
+from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH, MmaKind, SmallTile, Tile, transposes, with_split_k
 from adtrain.lowering.shapes import product_lengths
 
 MAX_CANDIDATES = 12
@@ -46,12 +44,8 @@ WIDE_MEMBER_TILE, MIN_WIDE = (32, 128, 32, 32, 1, 2, 17), 128
 columns. The epilogue reads and writes 512 neighbouring bytes of weights and optimizer state."""
 LONG_MEMBER_TILE = (32, 32, 32, 32, 4, 2, 17)
 """Arguments of `SmallTile` for a longer K, of a product whose member is a dimension of the grid."""
-GEMV_THREADS = {False: 256, True: 1024}
-"""Threads of a block of `gemm/gemv.cu`, by whether it reads the matrix along its columns (COLUMNS)."""
 MAX_COLUMN_K = 1 << 13
 """The largest K for which gemv by few columns is preferred. It took 181 us for (20, 100000) by (100000, 1)."""
-GEMV_COLUMN_LANES = 8
-"""Threads of a row in a block of `gemm/gemv.cu` that reads along columns."""
 
 
 @dataclass(frozen=True)
@@ -127,10 +121,15 @@ class BlockGemm:
     @property
     def definitions(self) -> Mapping[str, int]:
         """The macros of `gemm/gemm.cu` or `gemm/small_gemm.cu`."""
-        transpose = {f"TRANSPOSE_{x}": int(t) for x, t in zip("AB", self.transposed, strict=True)}
         widths = {f"WIDE_{x}": w for x, w in zip("ABC", self.widths, strict=True)}
         split = {} if self.small else {"SPLIT": int(self.splits > 1)}
-        return {**self.tile.definitions(), **transpose, **widths, **split, "SHARED_BYTES": self.shared}
+        return {
+            **self.tile.definitions(),
+            **transposes(self.transposed),
+            **widths,
+            **split,
+            "SHARED_BYTES": self.shared,
+        }
 
     def kernel(self) -> CudaKernel:
         """The product alone, and with split-K the sum of the splits."""
@@ -144,10 +143,7 @@ class BlockGemm:
             shared=self.shared,
             definitions=self.definitions,
         )
-        if self.splits == 1:
-            return CudaKernel((product,))
-        size = *self.lengths[:3], self.splits
-        return CudaKernel((product, split_k_sum(self.dtype, *size)), split_k_scratch(self.dtype, *size))
+        return with_split_k(product, self.dtype, *self.lengths[:3], self.splits)
 
 
 def gemms(
@@ -230,16 +226,15 @@ def block_gemms(
 def candidates(
     target: Target, a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = FULL
 ) -> Sequence[CudaKernel]:
-    """The rule of `matmul`. Three kernels come before `gemms`: `TinyGemm` for many small matrices, gemv for a matrix by
-    a vector, both without rounding, and `ShortKGemm` for a large rounded product with a short K."""
+    """The rule of `matmul`. Three kernels come before `gemms`: `tiny_gemm` for many small matrices, gemv for a matrix
+    by a vector, both without rounding, and `short_k_gemm` for a large rounded product with a short K."""
     full = precision == FULL or a.dtype.itemsize == 8
     lengths, transposed = product_lengths(a, b, transpose_a, transpose_b), (transpose_a, transpose_b)
-    tiny = TinyGemm(lengths, a.dtype, transposed)
-    exact = [tiny.kernel()] if full and tiny.suits() and not target.by_member else []
-    vector = [_gemv(a, b, transpose_a, transpose_b)] if full and 1 in lengths[1:3] else []
+    tiny = full and not target.by_member and narrow.has_tiny_matrices(lengths)
+    exact = [narrow.tiny_gemm(lengths, a.dtype, transposed)] if tiny else []
+    vector = [narrow.gemv(lengths, a.dtype, transposed)] if full and 1 in lengths[1:3] else []
     few_blocks = [x for x in vector if lengths[3] > MAX_COLUMN_K and _has_few_blocks(x.launches[0], target)]
     exact += [x for x in vector if x not in few_blocks]
-    short = ShortKGemm(lengths, transposed, precision)
     k_major = not transpose_a, transpose_b
 
     def kernel(gemm: BlockGemm | PackedGemm | Bf16x3Gemm) -> CudaKernel:
@@ -247,7 +242,8 @@ def candidates(
         return replace(gemm.kernel(), cycles=cycles)
 
     found = gemms(target, a, b, transpose_a, transpose_b, precision)
-    first = [short.kernel()] if found and not full and short.suits() and not target.by_member else []
+    short = found and not full and not target.by_member and narrow.has_short_k(lengths)
+    first = [narrow.short_k_gemm(lengths, transposed, precision)] if short else []
     return [*exact, *first, *map(kernel, found), *few_blocks]
 
 
@@ -255,23 +251,3 @@ def _has_few_blocks(gemv: CudaLaunch, target: Target) -> bool:
     """Whether a matrix by columns occupies less than an eighth of the GPU: `gemv` does not divide K among blocks."""
     assert isinstance(gemv.blocks, int)
     return bool(gemv.definitions["COLUMNS"]) and 8 * gemv.blocks < target.multiprocessors
-
-
-def _gemv(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> CudaKernel:
-    batch, m, n, k = product_lengths(a, b, transpose_a, transpose_b)
-    matrix_b = n != 1
-    length = n if matrix_b else m
-    columns = (not transpose_b) if matrix_b else transpose_a
-    width = math.gcd(16 // a.dtype.itemsize, length if columns else k)
-    threads = GEMV_THREADS[columns]
-    per_block = GEMV_COLUMN_LANES * width if columns else threads // WARP  # elements of the result
-    launch = CudaLaunch(
-        "gemm/gemv.cu",
-        "gemv",
-        (batch, length, k),
-        (a.dtype,),
-        blocks=-(-length // per_block) * batch,
-        threads=threads,
-        definitions={"COLUMNS": int(columns), "MATRIX_B": int(matrix_b), "WIDE_A": width},
-    )
-    return CudaKernel((launch,))

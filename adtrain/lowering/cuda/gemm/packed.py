@@ -11,8 +11,7 @@ import numpy as np
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.memory_layout import Arrays, MemoryLayout, lengths, memory_layout
 from adtrain.core.target import Target
-from adtrain.lowering.cuda.gemm.split_k import split_k_sum
-from adtrain.lowering.cuda.gemm.tiles import FMA_TILES, MmaKind, Tile
+from adtrain.lowering.cuda.gemm.tiles import FMA_TILES, MmaKind, Tile, operand_macros, split_k_sum
 
 CAPABILITY = (9, 0)
 """The compute capability that has WGMMA."""
@@ -187,16 +186,9 @@ class PackedGemm:
 
     def kernel(self) -> CudaKernel:
         """The launches: pack, multiply, with split-K add. For FP16X2 row statistics come first, the fallback last."""
-        _, m, n, k = self.lengths
-        transpose_a, transpose_b = self.transposed
-        matrices = {
-            "TRANSPOSE_A": int(transpose_a),
-            "TRANSPOSE_B": int(transpose_b),
-            "WIDE_A": math.gcd(4, m if transpose_a else k),
-            "WIDE_B": math.gcd(4, k if transpose_b else n),
-        }
+        matrices = operand_macros(self.lengths, self.transposed)
         direct = dict(zip(("DIRECT_A", "DIRECT_B"), map(int, self.direct), strict=True))
-        wide_c = {"WIDE_C": math.gcd(2 if self.tile.kind is MmaKind.FP16X2 else 8, n)}
+        wide_c = {"WIDE_C": math.gcd(2 if self.tile.kind is MmaKind.FP16X2 else 8, self.lengths[2])}
         split = {"SPLITS": self.splits} if self.splits > 1 else {}
         pack_blocks = 2 * self.packed_row_blocks, self.chunks
 

@@ -1,4 +1,4 @@
-"""Tile shapes of the matrix products in `gemm/tile.cuh` and `gemm/small_gemm.cuh`."""
+"""Tile shapes of the matrix products in `gemm/tile.cuh` and `gemm/small_gemm.cuh`; macros of operands; split-K."""
 
 from __future__ import annotations
 
@@ -7,13 +7,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
+import numpy as np
+
+from adtrain.core.kernel import CudaKernel, CudaLaunch
+
 WARP = 32
 MAX_LENGTH = (1 << 31) - (1 << 10)
 """Maximum of M, N and K of a product, so that 32 bits count the rows and columns of the last tile too."""
 FMA_LANES_N = 8
-"""Lanes of a warp side by side in the N direction of `Fma` (`gemm/fma.cuh`)."""
+"""Lanes of a warp side by side in the N direction of `Fma` (`gemm/tile.cuh`)."""
 SMALL_K = 16
 """K that a warp of `gemm/small_gemm.cuh` takes at a time (K_STEP)."""
+
+
+def transposes(transposed: Sequence[bool]) -> dict[str, int]:
+    """The macros that say whether A and B are transposed."""
+    return {f"TRANSPOSE_{x}": int(t) for x, t in zip("AB", transposed, strict=True)}
+
+
+def operand_macros(lengths: Sequence[int], transposed: Sequence[bool]) -> dict[str, int]:
+    """The same, and the elements per load of float32 matrices of these lengths: batch, M, N and K."""
+    _, m, n, k = lengths
+    wide_a, wide_b = (math.gcd(4, length) for length in (m if transposed[0] else k, k if transposed[1] else n))
+    return {**transposes(transposed), "WIDE_A": wide_a, "WIDE_B": wide_b}
 
 
 class MmaKind(IntEnum):
@@ -264,3 +280,37 @@ SMALL_TILES = (
     (32, 32, 32, 32, 8, 2, 17),
 )
 """Arguments of `SmallTile` without the kind."""
+
+
+SUM_THREADS = 256
+"""Threads of a block."""
+GROUPS, MAX_GROUPED_SIZE, MIN_GROUPED_SPLITS = 8, 1 << 16, 16
+"""Threads that share an element where there are at most so many elements, and at least so many splits."""
+
+
+def split_k_sum(dtype: np.dtype, batch: int, m: int, n: int, splits: int, by_member: bool = False) -> CudaLaunch:
+    """Adds ``splits`` partial sums of ``batch`` matrices m x n, which lie one after another in scratch.
+
+    With ``by_member`` the matrices are those of any number of members, on which the order of a sum must not depend.
+    """
+    size = batch * m * n
+    groups = GROUPS if (by_member or size <= MAX_GROUPED_SIZE) and splits >= MIN_GROUPED_SPLITS else 1
+    return CudaLaunch(
+        "gemm/split_k_sum.cu",
+        "split_k_sum",
+        (size, m, n, splits),
+        (dtype,),
+        blocks=-(-size * groups // SUM_THREADS),
+        threads=SUM_THREADS,
+        definitions={"GROUPS": groups},
+    )
+
+
+def with_split_k(
+    product: CudaLaunch, dtype: np.dtype, batch: int, m: int, n: int, splits: int, by_member: bool = False
+) -> CudaKernel:
+    """A product, and with split-K the sum of the splits, which lie in scratch."""
+    if splits == 1:
+        return CudaKernel((product,))
+    second = split_k_sum(dtype, batch, m, n, splits, by_member)
+    return CudaKernel((product, second), splits * batch * m * n * dtype.itemsize)

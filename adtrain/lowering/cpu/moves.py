@@ -1,0 +1,127 @@
+"""Strided copies, gathers, scatters, sorts and random numbers: `copy.c`, `index.c`, `sort.c` and `random.c`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from adtrain.core.kernel import CKernel
+from adtrain.core.registry import register
+from adtrain.lowering import layouts
+from adtrain.lowering.cpu.shapes import item_and_team
+from adtrain.lowering.layouts import Layout
+from adtrain.lowering.shapes import output_type
+
+MAX_AXES = 8
+"""Axes that `kernels/cpu/copy.c` iterates over."""
+
+
+def copy_numbers(layout: Layout) -> tuple[int, ...]:
+    """The numbers that `kernels/cpu/copy.c` takes. Axes are in the target's order.
+
+    Raises:
+        NotImplementedError: more than MAX_AXES axes are left after neighbouring ones are merged.
+    """
+    axes: list[tuple[int, int, int]] = []
+    for length, source, target in zip(layout.lengths, layout.source_strides, layout.target_strides, strict=True):
+        if length == 1:
+            continue
+        if axes and axes[-1][1:] == (source * length, target * length):
+            length *= axes.pop()[0]
+        axes.append((length, source, target))
+    if len(axes) > MAX_AXES:
+        raise NotImplementedError(f"a copy of shape {tuple(layout.lengths)}")
+    rows = [axis for axis in axes[:-1] if axis[1] == 1]  # contiguous in the source, and not in the target
+    if rows:
+        axes.remove(rows[0])
+        axes.insert(-1, rows[0])
+    axes = [(1, 0, 0)] * (MAX_AXES - len(axes)) + axes
+    if axes[-1] == (1, 0, 0):  # one element
+        axes[-1] = (1, 1, 1)
+    return (*(axis[k] for k in range(3) for axis in axes), layout.source_offset, layout.target_offset)
+
+
+def _numbers(layout: Callable[..., Layout]) -> Callable[..., tuple[int, ...]]:
+    return lambda *args, **params: copy_numbers(layout(*args, **params))
+
+
+def _pad_numbers(x: Any, **params: Any) -> tuple[int | float, ...]:
+    return *copy_numbers(layouts.pad(x, **params)), output_type("pad", x, **params).size, params["value"]
+
+
+register("transpose", "cpu", item_and_team("copy.c", "copy", _numbers(layouts.transpose)))
+register("flip", "cpu", item_and_team("copy.c", "copy", _numbers(layouts.flip)))
+register("concatenate", "cpu", item_and_team("copy.c", "copy", _numbers(layouts.concatenate), each=True))
+register("slice", "cpu", item_and_team("copy.c", "copy", _numbers(layouts.slice)))
+register("pad", "cpu", item_and_team("copy.c", "pad", _pad_numbers))
+
+
+def _index_kernels(name: str, numbers: Any) -> tuple[CKernel, CKernel]:
+    """C functions of an array and indices."""
+    return item_and_team("index.c", name, numbers, _index_dtypes, checked=True)
+
+
+def _index_dtypes(x: Any, indices: Any, **params: Any) -> tuple[np.dtype, ...]:
+    return x.dtype, indices.dtype
+
+
+def _scatter_add_scratch(ct: Any, indices: Any, axis: int, length: int) -> int:
+    """Bytes for a counting sort: where each row ends in the order, and the order."""
+    return 8 * (length + 1 + math.prod(indices.shape))
+
+
+register("take", "cpu", _index_kernels("take", layouts.take))
+register(
+    "scatter_add",
+    "cpu",
+    (
+        CKernel("index.c", "scatter_add", layouts.scatter_add, _index_dtypes, items=True,
+                scratch=_scatter_add_scratch, checked=True),
+        CKernel("index.c", "scatter_add_team", layouts.scatter_add, _index_dtypes, team=True,
+                scratch=_scatter_add_scratch, checked=True),
+    ),
+)  # fmt: skip
+register("take_along_axis", "cpu", _index_kernels("take_along_axis", layouts.take_along_axis))
+register("scatter_along_axis", "cpu", _index_kernels("scatter_along_axis", layouts.scatter_along_axis))
+register(
+    "one_hot",
+    "cpu",
+    item_and_team(
+        "index.c",
+        "one_hot",
+        lambda indices, num_classes, dtype: (math.prod(indices.shape), num_classes),
+        lambda indices, num_classes, dtype: (dtype, indices.dtype),
+        checked=True,
+    ),
+)
+
+
+INDEX_BYTES = 8
+
+
+def _sort_numbers(x: Any, count: int, descending: bool) -> tuple[int, ...]:
+    return math.prod(x.shape[:-1]), x.shape[-1], count, int(descending)
+
+
+def _sort_scratch(x: Any, count: int, descending: bool) -> int:
+    """Bytes for each thread: two lists of the positions of a row."""
+    return 2 * INDEX_BYTES * int(x.shape[-1])
+
+
+register("argsort", "cpu", CKernel("sort.c", "argsort_team", _sort_numbers, team=True, scratch=_sort_scratch))
+
+
+register(
+    "random_uniform",
+    "cpu",
+    CKernel(
+        "random.c",
+        "random_uniform_team",
+        lambda rng, shape, stream, dtype: (math.prod(rng.shape[:-1]), math.prod(shape), stream),
+        lambda rng, shape, stream, dtype: (dtype,),
+        team=True,
+    ),
+)
