@@ -48,6 +48,7 @@ PATCHED = (
     *("attention/attention.cuh", "common/block_ops.cuh", "gemm/layer_backward.cuh", "gemm/streamed_layer.cuh"),
     "gemm/tile.cuh",
     "reduce/column_sum.cuh",
+    "common/warp_items.cuh",
 )
 NUMBERS = {"CONV_NUMBERS": 8}
 """Parameters that a macro of `conv/implicit_gemm.cuh` stands for."""

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from cuda_on_host import Host, host
 from cuda_samples import Shaped
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from program_samples import everywhere, for_gpu, names
 
 import adtrain as ad
@@ -43,7 +41,7 @@ def slope_of_a_network(x: Any, w: Any, b: Any, out: Any) -> Any:
     """The second derivative of a narrow network by its input."""
 
     def u(x: Any) -> Any:
-        return ops.tanh(ops.tanh(x) @ w + b) @ out
+        return ops.tanh(ops.tanh(x) @ (w * 0.1) + b) @ out
 
     def by_x(x: Any) -> Any:
         return ad.grad(lambda x: ops.sum(u(x)))(x)
@@ -118,9 +116,8 @@ def test_a_long_chain_is_divided_into_kernels_of_few_operations_and_live_element
     assert len([e for e in everywhere(program) if e.name == "matmul"]) == 24
 
 
-@settings(max_examples=2)
-@given(count=st.integers(33, 300), dtype=st.sampled_from(["float32", "float64"]))
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(("name", "count"), zip(PROGRAMS, (33, 300, 257, 64, 129), strict=True))
 def test_items_of_any_number_match_numpy(name: str, count: int, dtype: str, host: Host) -> None:
     f, shapes = PROGRAMS[name]
     rng = np.random.default_rng(count)
