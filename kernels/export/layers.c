@@ -95,7 +95,7 @@ static void conv_transpose2d(const struct conv *s, const float *x, const float *
                         }
 }
 
-/* The maximum of each window; what lies outside of the image does not count. */
+/* The maximum of each window, NaN if there is one; what lies outside of the image does not count. */
 static void max_pool2d(const struct pool *s, const float *x, float *y) {
     for (int c = 0; c < s->channels; c++, x += s->height * s->width)
         for (int row = 0; row < s->out_height; row++)
@@ -106,7 +106,8 @@ static void max_pool2d(const struct pool *s, const float *x, float *y) {
                 float most = -INFINITY;
                 for (int i = larger(top, 0); i < bottom; i++)
                     for (int j = larger(left, 0); j < right; j++)
-                        most = x[i * s->width + j] > most ? x[i * s->width + j] : most;
+                        if (x[i * s->width + j] > most || x[i * s->width + j] != x[i * s->width + j])
+                            most = x[i * s->width + j];
                 *y++ = most;
             }
 }
@@ -329,9 +330,10 @@ static int64_t integer_power(int64_t base, int64_t exponent) {
     return power;
 }
 
-/* The index of the first of the largest numbers. */
+/* The index of the first of the largest numbers, or of the first NaN. */
 static int argmax(const float *x, int n) {
     int best = 0;
-    for (int i = 1; i < n; i++) best = x[i] > x[best] ? i : best;
+    for (int i = 1; i < n; i++)
+        if (x[best] == x[best] && !(x[i] <= x[best])) best = i;
     return best;
 }

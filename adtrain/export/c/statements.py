@@ -294,14 +294,24 @@ def one_hot(code: Code, e: Equation) -> list[Statement]:
     return [Statement("one_hot", [indices, y], text)]
 
 
+def _before(x: Variable, a: str, b: str) -> str:
+    """C text of whether `a` is before `b` in an ascending order, in which NaN is the last."""
+    return f"({a} < {b} || ({b} != {b} && {a} == {a}))" if x.type.dtype.kind == "f" else f"({a} < {b})"
+
+
 def argmax(code: Code, e: Equation) -> list[Statement]:
+    """The first of the largest numbers, or the first NaN."""
     (x,), (y,) = e.inputs, e.outputs
     rows, n, columns = along(x, e.params["axis"])
+    larger = _before(x, "top", f"from[i * {columns}]")
     text = f"""({pointer(x, True)}x, {pointer(y)}y) {{
     for (int line = 0; line < {rows * columns}; line++) {{
         {pointer(x, True)}from = x + line / {columns} * {n * columns} + line % {columns};
         int best = 0;
-        for (int i = 1; i < {n}; i++) best = from[i * {columns}] > from[best * {columns}] ? i : best;
+        for (int i = 1; i < {n}; i++) {{
+            const {c_type(x.type.dtype)} top = from[best * {columns}];
+            best = {larger} ? i : best;
+        }}
         y[line] = best;
     }}
 }}"""
@@ -309,14 +319,15 @@ def argmax(code: Code, e: Equation) -> list[Statement]:
 
 
 def argsort(code: Code, e: Equation) -> list[Statement]:
-    """The place of each number is the count of those before it; equal ones keep their order."""
+    """The place of each number is the count of those before it; equal ones, and several NaN, keep their order."""
     (x,), (y,), n, count = e.inputs, e.outputs, e.inputs[0].type.shape[-1], e.params["count"]
-    before = ">" if e.params["descending"] else "<"
+    pair = ("x[i]", "x[j]") if e.params["descending"] else ("x[j]", "x[i]")
     text = f"""({pointer(x, True)}x, {pointer(y)}y) {{
     for (int line = 0; line < {x.size // max(n, 1)}; line++, x += {n}, y += {count})
         for (int i = 0; i < {n}; i++) {{
             int place = 0;
-            for (int j = 0; j < {n}; j++) place += x[j] {before} x[i] || (x[j] == x[i] && j < i);
+            for (int j = 0; j < i; j++) place += !{_before(x, *reversed(pair))};
+            for (int j = i + 1; j < {n}; j++) place += {_before(x, *pair)};
             if (place < {count}) y[place] = i;
         }}
 }}"""
