@@ -78,7 +78,8 @@ def command(
     FILE.onnx is the whole network in float32, from the data set's images to probabilities, or to predicted numbers in
     original units. If onnxruntime is installed, its predictions for the test images are compared with the run's.
 
-    FILE.safetensors has the weights with PyTorch's names, for load_state_dict of the same network.
+    FILE.safetensors has the weights and running statistics by their names in the run's model file, which are also
+    PyTorch's. training.init_from of a config reads it, and so does load_state_dict of the same network.
 
     The exit code is 1 if a compared prediction differs.
 
@@ -149,7 +150,7 @@ def _check(content: bytes, trained: TrainedModel) -> dict[str, Any]:
 
 def _safetensors(trained: TrainedModel, path: Path) -> tuple[dict[Path, bytes], dict[str, Any]]:
     """The file's content, and its description for the report."""
-    tensors, network = torch_weights.tensors(trained), trained.network
+    tensors, network = torch_weights.named_arrays(trained), trained.network
     about = {
         "format": "safetensors",
         "input": {"dtype": str(network.dtype), "shape": network.input_shape},
