@@ -96,7 +96,6 @@ ONLY_IN = {
     "onnx": "export",
     "onnxruntime": "export",
     "pydantic": "config",
-    "matplotlib": "graphs",
     "resvg_py": "graphs",
     "jinja2": "templates",
     "tensorboard": "training",

@@ -12,6 +12,8 @@ from adtrain.graphs.dot import dot_text
 from adtrain.graphs.picture import Picture
 from adtrain.templates import environment
 
+LETTER = '<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20"><text x="4" y="16">{}</text></svg>'
+
 
 @dataclass(frozen=True, repr=False)
 class Graph:
@@ -44,20 +46,23 @@ class Graph:
         return dot_text(self.pictures[self.shown])
 
     def png(self) -> bytes:
-        """The picture as a PNG file, at twice its size. Raises AdtrainError if the extra `report` is not installed."""
+        """The picture as a PNG file, at twice its size, with a font of the system.
+
+        Raises AdtrainError if the extra `report` is not installed, and if the system has no font.
+        """
         try:
-            import matplotlib
-            import resvg_py
-        except ImportError as error:
+            from resvg_py import svg_to_bytes
+        except ImportError:
+            raise AdtrainError("a PNG needs resvg_py: pip install 'adtrain[report]'; an SVG needs nothing") from None
+
+        def drawn(svg: str) -> bytes:
+            return bytes(svg_to_bytes(svg_string=svg, zoom=2, font_family="DejaVu Sans"))
+
+        if drawn(LETTER.format("")) == drawn(LETTER.format("A")):
             raise AdtrainError(
-                f"a PNG needs {error.name}: pip install 'adtrain[report]'; an SVG needs nothing"
-            ) from None
-        fonts = str(Path(matplotlib.get_data_path()) / "fonts" / "ttf")
-        return bytes(
-            resvg_py.svg_to_bytes(
-                svg_string=self.svg, zoom=2, skip_system_fonts=True, font_dirs=[fonts], font_family="DejaVu Sans"
+                "a PNG needs a font, and the system has none: apt install fonts-dejavu-core; an SVG needs nothing"
             )
-        )
+        return drawn(self.svg)
 
     def save(self, path: str | Path) -> None:
         """Write the file in the format of its extension: .svg, .png, .html, .dot or .txt.
