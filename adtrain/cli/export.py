@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +12,99 @@ import click
 from adtrain import nn
 from adtrain.cli import export_c
 from adtrain.cli.export_c import comparison_lines, note_float32, test_images
-from adtrain.cli.options import FilePath, Number, RunPath, Whole, json_option, trust_options
-from adtrain.cli.output import note_epoch, print_json, show
+from adtrain.cli.options import (
+    Number,
+    OutputFile,
+    RunPath,
+    Whole,
+    format_option,
+    json_option,
+    refuse_terminal,
+    trust_options,
+)
+from adtrain.cli.output import STDOUT, note_epoch, print_json, show, write_file
 from adtrain.config import is_sweep
 from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError
 from adtrain.data.statistics import offsets
 from adtrain.export import onnx_graph, onnx_model, torch_weights
 from adtrain.export.onnx_graph import ValueType
-from adtrain.files import expect_writable, write_atomic
+from adtrain.files import expect_writable
 from adtrain.sweeps import finished
 from adtrain.sweeps.session import reopened
 from adtrain.text import short
 from adtrain.training import TrainedModel, Trust, model_file
 from adtrain.training.tasks import Regression
 
-Format = Callable[[TrainedModel, Path], tuple[dict[Path, bytes], dict[str, Any]]]
-"""(run, path of the file) to the contents of files by path, and their description for the report."""
+Written = tuple[dict[Path, bytes], dict[str, Any]]
+"""The contents of files by path, and their description for the report."""
+
+
+def _onnx(trained: TrainedModel, path: Path, options: export_c.Options) -> Written:
+    """The file's content, and its description for the report."""
+    note_float32(trained)
+    content, signature = onnx_model.encode(trained), onnx_model.signature(trained)
+    about = {
+        "format": f"ONNX opset {onnx_graph.OPSET}",
+        "inputs": {name: x._asdict() for name, x in signature.inputs.items()},
+        "outputs": {name: x._asdict() for name, x in signature.outputs.items()},
+        "check": _check(content, trained),
+    }
+    return {path: content}, about
+
+
+def _check(content: bytes, trained: TrainedModel) -> dict[str, Any]:
+    """The result of the comparison by onnxruntime; if there was none, the reason under "skipped"."""
+    if (version := onnx_model.runtime_version()) is None:
+        return {"skipped": "onnxruntime is not installed"}
+    try:
+        test = test_images(trained)
+    except DataError as error:
+        return {"skipped": str(error)}
+    return {"program": f"onnxruntime {version}", **onnx_model.compare(content, trained, test)._asdict()}
+
+
+def _safetensors(trained: TrainedModel, path: Path, options: export_c.Options) -> Written:
+    """The file's content, and its description for the report."""
+    tensors, network = torch_weights.named_arrays(trained), trained.network
+    about = {
+        "format": "safetensors",
+        "input": {"dtype": str(network.dtype), "shape": network.input_shape},
+        "scale": network.scale,
+        "mean": network.mean,
+        "std": network.std,
+        "targets": _targets(trained),
+        "tensors": {name: {"dtype": str(x.dtype), "shape": x.shape} for name, x in tensors.items()},
+    }
+    return {path: torch_weights.encode(trained)}, about
+
+
+def _targets(trained: TrainedModel) -> list[dict[str, Any]]:
+    """The names of predicted numbers, and what makes numbers in original units of the network's outputs."""
+    task = trained.network.task
+    if not isinstance(task, Regression):
+        return []
+    neutral = (0.0,) * len(task.mean), (1.0,) * len(task.std)
+    mean, std = (task.mean, task.std) if task.normalized else neutral
+    return [{"name": name, "mean": m, "std": s} for name, m, s in zip(trained.targets, mean, std, strict=True)]
+
+
+FORMATS: dict[str, Callable[[TrainedModel, Path, export_c.Options], Written]] = {
+    ".c": export_c.write,
+    ".wasm": export_c.write_wasm,
+    ".html": export_c.write_page,
+    ".onnx": _onnx,
+    ".safetensors": _safetensors,
+}
+"""By the extension: (run, path of the file, options, which are those of C) to what is written."""
 
 
 @click.command()
 @click.argument("run", type=RunPath())
-@click.argument("output", metavar="FILE", type=FilePath())
+@click.argument("output", metavar="FILE", type=OutputFile())
+@format_option(FORMATS)
 @click.option("--member", type=Whole(min=0), metavar="N", help="With a sweep: write this member; by default the best.")
-@click.option("--weights", metavar="FILE", type=FilePath(), help="C: write the weights to this file.")
+@click.option("--weights", metavar="FILE", type=OutputFile(binary=True), help="C: write the weights to this file.")
 @click.option("--simd", is_flag=True, help="C: use the vector extensions of gcc and clang, for speed.")
 @click.option("--int8", is_flag=True, help="C: weights and activations of 8 bits, by integer arithmetic alone.")
 @click.option(
@@ -57,6 +125,7 @@ Format = Callable[[TrainedModel, Path], tuple[dict[Path, bytes], dict[str, Any]]
 def command(
     run: Path,
     output: Path,
+    suffix: str | None,
     member: int | None,
     weights: Path | None,
     simd: bool,
@@ -87,32 +156,30 @@ def command(
     also becomes a run in the sweep's folder.
     """
     options = export_c.Options(weights, simd, int8, max_loss, training, batch_size)
-    formats: dict[str, Format] = {
-        ".c": partial(export_c.write, options=options),
-        ".wasm": export_c.write_wasm,
-        ".html": export_c.write_page,
-        ".onnx": _onnx,
-        ".safetensors": _safetensors,
-    }
-    if output.suffix not in formats:
-        found = f"the extension {output.suffix}" if output.suffix else "no extension"
-        raise AdtrainError(f"{output}: found {found}, expected {', '.join(formats)}")
-    options.check(output)
-    if output.suffix == ".safetensors" and os.path.realpath(output.parent) == os.path.realpath(run):
+    suffix = suffix or output.suffix
+    if suffix not in FORMATS:
+        found = f"the extension {suffix}" if suffix else "no extension"
+        raise AdtrainError(f"{output}: found {found}, expected {', '.join(FORMATS)}")
+    options.check(output, suffix)
+    if output == STDOUT and suffix == ".c":
+        raise AdtrainError("-: C is two files, FILE.c and FILE.h; expected a file")
+    if output == STDOUT and suffix != ".html":
+        refuse_terminal()
+    if suffix == ".safetensors" and output != STDOUT and os.path.realpath(output.parent) == os.path.realpath(run):
         raise AdtrainError(
             f"{output}: the run's folder holds its own .safetensors files, expected a file in another folder"
         )
-    for path in (output, *options.files_beside(output)):
-        expect_writable(path)
+    if suffix == ".c":
+        expect_writable(export_c.header_of(output))
     if is_sweep(run):
         run = finished.write_run(*reopened(run, "cpu", trust), member)
     elif member is not None:
         raise click.UsageError(f"--member is for a sweep, and {run} is none")
     trained = model_file.load(run, trust=trust)
     note_epoch(run)
-    files, about = formats[output.suffix](trained, output)
+    files, about = FORMATS[suffix](trained, output, options)
     for path, content in files.items():
-        write_atomic(path, content)
+        write_file(path, content)
     parameters = nn.count_parameters(trained.params)
     result = {"run": str(run), "file": str(output), "bytes": len(files[output]), "parameters": parameters, **about}
     if as_json:
@@ -122,55 +189,6 @@ def command(
     check = result.get("check", {})
     if not check.get("passed", not check.get("different")):
         raise SystemExit(1)
-
-
-def _onnx(trained: TrainedModel, path: Path) -> tuple[dict[Path, bytes], dict[str, Any]]:
-    """The file's content, and its description for the report."""
-    note_float32(trained)
-    content, signature = onnx_model.encode(trained), onnx_model.signature(trained)
-    about = {
-        "format": f"ONNX opset {onnx_graph.OPSET}",
-        "inputs": {name: x._asdict() for name, x in signature.inputs.items()},
-        "outputs": {name: x._asdict() for name, x in signature.outputs.items()},
-        "check": _check(content, trained),
-    }
-    return {path: content}, about
-
-
-def _check(content: bytes, trained: TrainedModel) -> dict[str, Any]:
-    """The result of the comparison by onnxruntime; if there was none, the reason under "skipped"."""
-    if (version := onnx_model.runtime_version()) is None:
-        return {"skipped": "onnxruntime is not installed"}
-    try:
-        test = test_images(trained)
-    except DataError as error:
-        return {"skipped": str(error)}
-    return {"program": f"onnxruntime {version}", **onnx_model.compare(content, trained, test)._asdict()}
-
-
-def _safetensors(trained: TrainedModel, path: Path) -> tuple[dict[Path, bytes], dict[str, Any]]:
-    """The file's content, and its description for the report."""
-    tensors, network = torch_weights.named_arrays(trained), trained.network
-    about = {
-        "format": "safetensors",
-        "input": {"dtype": str(network.dtype), "shape": network.input_shape},
-        "scale": network.scale,
-        "mean": network.mean,
-        "std": network.std,
-        "targets": _targets(trained),
-        "tensors": {name: {"dtype": str(x.dtype), "shape": x.shape} for name, x in tensors.items()},
-    }
-    return {path: torch_weights.encode(trained)}, about
-
-
-def _targets(trained: TrainedModel) -> list[dict[str, Any]]:
-    """The names of predicted numbers, and what makes numbers in original units of the network's outputs."""
-    task = trained.network.task
-    if not isinstance(task, Regression):
-        return []
-    neutral = (0.0,) * len(task.mean), (1.0,) * len(task.std)
-    mean, std = (task.mean, task.std) if task.normalized else neutral
-    return [{"name": name, "mean": m, "std": s} for name, m, s in zip(trained.targets, mean, std, strict=True)]
 
 
 def report(result: Mapping[str, Any], examples: str) -> list[str]:

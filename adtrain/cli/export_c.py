@@ -54,11 +54,11 @@ class Options(NamedTuple):
         defaults = Options()
         return ", ".join(f"--{x.replace('_', '-')}" for x in fields if getattr(self, x) != getattr(defaults, x))
 
-    def check(self, output: Path) -> None:
+    def check(self, output: Path, suffix: str) -> None:
         """Raises AdtrainError for options that exclude one another, or do not fit the file."""
         if self == Options():
             return
-        if output.suffix != ".c":
+        if suffix != ".c":
             raise AdtrainError(f"{output}: found options for a .c file: leave out {self._named(*self._fields)}")
         if self.int8 and (self.simd or self.weights):
             raise AdtrainError(
@@ -78,11 +78,6 @@ class Options(NamedTuple):
             raise AdtrainError("--batch-size is for --training")
         if self.weights is not None and realpath(self.weights) in map(realpath, (output, header_of(output))):
             raise AdtrainError(f"{self.weights}: is the C file or its header, expected another file for the weights")
-
-    def files_beside(self, output: Path) -> list[Path]:
-        """The files that are written with `output`: its header and the weights."""
-        header = [header_of(output)] if output.suffix == ".c" else []
-        return header if self.weights is None else [*header, self.weights]
 
 
 def header_of(path: Path) -> Path:
@@ -167,14 +162,14 @@ def _accuracies(program: Compiled, trained: TrainedModel, test: Split, options: 
     }
 
 
-def write_wasm(trained: TrainedModel, path: Path) -> tuple[dict[Path, bytes], dict[str, Any]]:
+def write_wasm(trained: TrainedModel, path: Path, options: Options) -> tuple[dict[Path, bytes], dict[str, Any]]:
     """The WebAssembly module, and its description for the report."""
     module = wasm.encode(trained)
     about = {"format": "WebAssembly", **_signature(module.interface), "memory": module.memory}
     return {path: module.content}, {**about, "check": _check_of_c(trained, path)}
 
 
-def write_page(trained: TrainedModel, path: Path) -> tuple[dict[Path, bytes], dict[str, Any]]:
+def write_page(trained: TrainedModel, path: Path, options: Options) -> tuple[dict[Path, bytes], dict[str, Any]]:
     """The page, and its description for the report."""
     module = wasm.encode(trained)
     about = {"format": "page with WebAssembly", **_signature(module.interface), "memory": module.memory}

@@ -14,7 +14,6 @@ import numpy as np
 from markupsafe import Markup
 
 from adtrain.config.differences import rounded_text, value_text
-from adtrain.files import write_atomic
 from adtrain.report.curves import Curve, Panel
 from adtrain.report.plot import BOTTOM, TOP, Shape
 from adtrain.report.runs_page import KINDS
@@ -159,11 +158,8 @@ def _curve(lines: Sequence[EpochLine], same: Sequence[MemberResult], kind: str, 
     return Curve(settings or "all seeds", kind, epochs, [float(np.mean(x)) for x in of_epochs], *band)
 
 
-def write(folder: SweepFolder, output: Path | None) -> Path:
-    """Write the page of a sweep; returns its path, by default report.html in the sweep's folder."""
+def beside(folder: SweepFolder, place: Path) -> str:
+    """The page of a sweep for the folder `place`, from where it links to the report of the best member."""
     results = finished_results(folder)
-    page = output or folder.path / "report.html"
     best = run_path(folder, results.members[0].member) / "report.html"
-    link = os.path.relpath(best, page.parent) if best.is_file() else None
-    write_atomic(page, render(folder, results, link).encode())
-    return page
+    return render(folder, results, os.path.relpath(best, place) if best.is_file() else None)
