@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from adtrain.config.differences import differences, value_text
-from adtrain.report.curves import Curve, Panel
+from adtrain.report.curves import Curve, Panel, banded
 from adtrain.report.record import Record
 from adtrain.templates import environment
 from adtrain.training import scores
@@ -57,17 +55,9 @@ class Group:
     records: Sequence[Record]
 
     def curve(self, metric: str, source: Source) -> Curve | None:
-        """The mean over the runs at the steps that all of them reached, with a band from the smallest to the largest
-        value. None if there is no such step."""
-        found = [source.points(record, metric) for record in self.records]
-        steps = sorted(set.intersection(*map(set, found)))
-        if not steps:
-            return None
-        values = np.array([[points[step] for step in steps] for points in found])
-        band = [values.min(axis=0).tolist(), values.max(axis=0).tolist()] if len(found) > 1 else [[], []]
+        """The mean over the runs; see `banded`."""
         per_unit = self.records[0].steps_per_epoch if source.unit == "epoch" else 1
-        xs = [step / per_unit for step in steps]
-        return Curve(self.name, self.kind, xs, values.mean(axis=0).tolist(), *band)
+        return banded(self.name, self.kind, [source.points(record, metric) for record in self.records], per_unit)
 
 
 def render(records: Sequence[Record]) -> str:
