@@ -21,7 +21,7 @@ from adtrain import nn
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.export import onnx_model, torch_weights
-from adtrain.export.comparison import Comparison
+from adtrain.export.evaluation import Comparison
 from adtrain.training import tensor_file
 
 

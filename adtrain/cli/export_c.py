@@ -14,9 +14,9 @@ from adtrain.backends.cpu.toolchain import CompilerError
 from adtrain.cli.output import progress
 from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError, DataSet, Split
-from adtrain.export import comparison
-from adtrain.export.c import network, page, source, wasm
-from adtrain.export.c.compiled import Compiled, compiled
+from adtrain.export import evaluation
+from adtrain.export.c import build, network, source
+from adtrain.export.c.build import Compiled, compiled
 from adtrain.export.c.network import Interface
 from adtrain.export.c.source import Files
 from adtrain.text import counted, short
@@ -138,7 +138,7 @@ def _signature(about: Interface) -> dict[str, Any]:
 def _comparison(program: Compiled, trained: TrainedModel) -> dict[str, Any]:
     """Predictions of the compiled network, compared with the run's."""
     name = "probabilities" if program.interface.chooses else "values"
-    found = comparison.compare(lambda batch: [program.predict(batch)[0]], [name], trained, test_images(trained))
+    found = evaluation.compare(lambda batch: [program.predict(batch)[0]], [name], trained, test_images(trained))
     return {"program": "compiled", **found._asdict()}
 
 
@@ -164,16 +164,16 @@ def _accuracies(program: Compiled, trained: TrainedModel, test: Split, options: 
 
 def write_wasm(trained: TrainedModel, path: Path, options: Options) -> tuple[dict[Path, bytes], dict[str, Any]]:
     """The WebAssembly module, and its description for the report."""
-    module = wasm.encode(trained)
+    module = build.webassembly(trained)
     about = {"format": "WebAssembly", **_signature(module.interface), "memory": module.memory}
     return {path: module.content}, {**about, "check": _check_of_c(trained, path)}
 
 
 def write_page(trained: TrainedModel, path: Path, options: Options) -> tuple[dict[Path, bytes], dict[str, Any]]:
     """The page, and its description for the report."""
-    module = wasm.encode(trained)
+    module = build.webassembly(trained)
     about = {"format": "page with WebAssembly", **_signature(module.interface), "memory": module.memory}
-    return {path: page.encode(trained, module)}, {**about, "check": _check_of_c(trained, path)}
+    return {path: build.page(trained, module)}, {**about, "check": _check_of_c(trained, path)}
 
 
 def _check_of_c(trained: TrainedModel, path: Path) -> dict[str, Any]:

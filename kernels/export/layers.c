@@ -333,7 +333,6 @@ static int64_t integer_power(int64_t base, int64_t exponent) {
 /* The index of the first of the largest numbers, or of the first NaN. */
 static int argmax(const float *x, int n) {
     int best = 0;
-    for (int i = 1; i < n; i++)
-        if (x[best] == x[best] && !(x[i] <= x[best])) best = i;
+    for (int i = 1; i < n; i++) best = x[best] == x[best] && !(x[i] <= x[best]) ? i : best;
     return best;
 }

@@ -295,12 +295,8 @@ class _Quantizer:
         return weight, bias[0] if bias else np.zeros(len(weight))
 
 
-def linear(q: _Quantizer, e: Equation) -> None:
-    q._product(e, *q.weights(e), "linear")
-
-
-def conv2d(q: _Quantizer, e: Equation) -> None:
-    q._product(e, *q.weights(e), "conv2d")
+def product(q: _Quantizer, e: Equation) -> None:
+    q._product(e, *q.weights(e), e.name)
 
 
 def batch_norm(q: _Quantizer, e: Equation) -> None:
@@ -348,8 +344,8 @@ def concatenate(q: _Quantizer, e: Equation) -> None:
 
 
 TABLE: dict[str, Callable[[_Quantizer, Equation], None]] = {
-    "linear": linear,
-    "conv2d": conv2d,
+    "linear": product,
+    "conv2d": product,
     "batch_norm": batch_norm,
     "max_pool2d": max_pool2d,
     "avg_pool2d": avg_pool2d,
