@@ -96,8 +96,8 @@ def test_its_text_has_no_floating_point_and_touches_its_own_memory_only(tmp_path
 
 
 def test_no_function_of_int8_computes_with_floats() -> None:
-    for block in blocks("layers_int8.c").values():
-        assert not re.search(r"\b(float|double)\b", block.text), block.name
+    for name, block in blocks("layers_int8.c").items():
+        assert not re.search(r"\b(float|double)\b", block.text), name
 
 
 @pytest.mark.parametrize("layer", [nn.LayerNorm(), nn.Softmax(), nn.MultiheadAttention(1)], ids=lambda x: x.kind())

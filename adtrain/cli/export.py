@@ -11,7 +11,7 @@ import click
 
 from adtrain import nn
 from adtrain.cli import export_c
-from adtrain.cli.export_c import comparison_lines, note_float32, test_images
+from adtrain.cli.export_c import Written, comparison_lines, note_float32, test_images
 from adtrain.cli.options import (
     Number,
     OutputFile,
@@ -36,21 +36,20 @@ from adtrain.text import short
 from adtrain.training import TrainedModel, Trust, model_file
 from adtrain.training.tasks import Regression
 
-Written = tuple[dict[Path, bytes], dict[str, Any]]
-"""The contents of files by path, and their description for the report."""
-
 
 def _onnx(trained: TrainedModel, path: Path, options: export_c.Options) -> Written:
-    """The file's content, and its description for the report."""
+    """The network as ONNX."""
     note_float32(trained)
     content, signature = onnx_model.encode(trained), onnx_model.signature(trained)
-    about = {
+    about: dict[str, Any] = {
         "format": f"ONNX opset {onnx_graph.OPSET}",
         "inputs": {name: x._asdict() for name, x in signature.inputs.items()},
         "outputs": {name: x._asdict() for name, x in signature.outputs.items()},
         "check": _check(content, trained),
     }
-    return {path: content}, about
+    values = (("input", signature.inputs), ("output", signature.outputs))
+    lines = [f"{title:<7} {name} {x}" for title, found in values for name, x in found.items()]
+    return Written({path: content}, about, [*lines, *comparison_lines(about["check"], trained.config.data.examples)])
 
 
 def _check(content: bytes, trained: TrainedModel) -> dict[str, Any]:
@@ -65,7 +64,7 @@ def _check(content: bytes, trained: TrainedModel) -> dict[str, Any]:
 
 
 def _safetensors(trained: TrainedModel, path: Path, options: export_c.Options) -> Written:
-    """The file's content, and its description for the report."""
+    """The weights."""
     tensors, network = torch_weights.named_arrays(trained), trained.network
     about = {
         "format": "safetensors",
@@ -76,7 +75,7 @@ def _safetensors(trained: TrainedModel, path: Path, options: export_c.Options) -
         "targets": _targets(trained),
         "tensors": {name: {"dtype": str(x.dtype), "shape": x.shape} for name, x in tensors.items()},
     }
-    return {path: torch_weights.encode(trained)}, about
+    return Written({path: torch_weights.encode(trained)}, about, _preparation(about))
 
 
 def _targets(trained: TrainedModel) -> list[dict[str, Any]]:
@@ -87,6 +86,18 @@ def _targets(trained: TrainedModel) -> list[dict[str, Any]]:
     neutral = (0.0,) * len(task.mean), (1.0,) * len(task.std)
     mean, std = (task.mean, task.std) if task.normalized else neutral
     return [{"name": name, "mean": m, "std": s} for name, m, s in zip(trained.targets, mean, std, strict=True)]
+
+
+def _preparation(result: Mapping[str, Any]) -> list[str]:
+    """The normalisation that must be applied to the input of PyTorch's network."""
+    in_float64 = result["scale"] == 1 and any(offsets(result["mean"], result["std"]))
+    return [
+        f"input   {ValueType(**result['input'])}",
+        f"        (data / {result['scale']:g} - mean) / std, channel by channel{', in float64' if in_float64 else ''}",
+        f"mean    {' '.join(map(str, result['mean']))}",
+        f"std     {' '.join(map(str, result['std']))}",
+        *(f"output  {x['name']} = output * {x['std']} + {x['mean']}" for x in result["targets"]),
+    ]
 
 
 FORMATS: dict[str, Callable[[TrainedModel, Path, export_c.Options], Written]] = {
@@ -177,42 +188,15 @@ def command(
         raise click.UsageError(f"--member is for a sweep, and {run} is none")
     trained = model_file.load(run, trust=trust)
     note_epoch(run)
-    files, about = FORMATS[suffix](trained, output, options)
-    for path, content in files.items():
+    contents, about, lines = FORMATS[suffix](trained, output, options)
+    for path, content in contents.items():
         write_file(path, content)
-    parameters = nn.count_parameters(trained.params)
-    result = {"run": str(run), "file": str(output), "bytes": len(files[output]), "parameters": parameters, **about}
+    size, parameters = len(contents[output]), nn.count_parameters(trained.params)
     if as_json:
-        print_json(result)
+        print_json({"run": str(run), "file": str(output), "bytes": size, "parameters": parameters, **about})
     else:
-        show(*report(result, trained.config.data.examples))
-    check = result.get("check", {})
+        sizes = f"{about['format']}, {short(size, 'B')}, {parameters:,} parameters"
+        show(f"file    {output}", f"        {sizes}", *lines)
+    check = about.get("check", {})
     if not check.get("passed", not check.get("different")):
         raise SystemExit(1)
-
-
-def report(result: Mapping[str, Any], examples: str) -> list[str]:
-    """The result as lines of text; `examples` says what the data consist of."""
-    lines = [
-        f"file    {result['file']}",
-        f"        {result['format']}, {short(result['bytes'], 'B')}, {result['parameters']:,} parameters",
-    ]
-    if "tensors" in result:
-        return [*lines, *_preparation(result)]
-    if "memory" in result:
-        return [*lines, *export_c.report(result), *comparison_lines(result["check"], examples)]
-    for title, values in (("input", result["inputs"]), ("output", result["outputs"])):
-        lines += [f"{title:<7} {name} {ValueType(**x)}" for name, x in values.items()]
-    return [*lines, *comparison_lines(result["check"], examples)]
-
-
-def _preparation(result: Mapping[str, Any]) -> list[str]:
-    """The normalisation that must be applied to the input of PyTorch's network."""
-    in_float64 = result["scale"] == 1 and any(offsets(result["mean"], result["std"]))
-    return [
-        f"input   {ValueType(**result['input'])}",
-        f"        (data / {result['scale']:g} - mean) / std, channel by channel{', in float64' if in_float64 else ''}",
-        f"mean    {' '.join(map(str, result['mean']))}",
-        f"std     {' '.join(map(str, result['std']))}",
-        *(f"output  {x['name']} = output * {x['std']} + {x['mean']}" for x in result["targets"]),
-    ]

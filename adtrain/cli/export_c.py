@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isnan
 from os.path import realpath
 from pathlib import Path
@@ -85,7 +85,7 @@ def header_of(path: Path) -> Path:
     return path.with_suffix(".h")
 
 
-def write(trained: TrainedModel, path: Path, options: Options) -> tuple[dict[Path, bytes], dict[str, Any]]:
+def write(trained: TrainedModel, path: Path, options: Options) -> Written:
     """The contents of the C files by path, and their description for the report.
 
     Raises AdtrainError where the network has no C, and where its compiled code refuses its own input.
@@ -111,7 +111,7 @@ def write(trained: TrainedModel, path: Path, options: Options) -> tuple[dict[Pat
                 description["check"] = _comparison(program, trained)
     except (CompilerError, DataError) as error:
         description["check"] = {"skipped": str(error)}
-    return contents, description
+    return _written(trained, contents, description)
 
 
 def _data(trained: TrainedModel) -> DataSet:
@@ -162,18 +162,18 @@ def _accuracies(program: Compiled, trained: TrainedModel, test: Split, options: 
     }
 
 
-def write_wasm(trained: TrainedModel, path: Path, options: Options) -> tuple[dict[Path, bytes], dict[str, Any]]:
+def write_wasm(trained: TrainedModel, path: Path, options: Options) -> Written:
     """The WebAssembly module, and its description for the report."""
     module = build.webassembly(trained)
     about = {"format": "WebAssembly", **_signature(module.interface), "memory": module.memory}
-    return {path: module.content}, {**about, "check": _check_of_c(trained, path)}
+    return _written(trained, {path: module.content}, {**about, "check": _check_of_c(trained, path)})
 
 
-def write_page(trained: TrainedModel, path: Path, options: Options) -> tuple[dict[Path, bytes], dict[str, Any]]:
+def write_page(trained: TrainedModel, path: Path, options: Options) -> Written:
     """The page, and its description for the report."""
     module = build.webassembly(trained)
     about = {"format": "page with WebAssembly", **_signature(module.interface), "memory": module.memory}
-    return {path: build.page(trained, module)}, {**about, "check": _check_of_c(trained, path)}
+    return _written(trained, {path: build.page(trained, module)}, {**about, "check": _check_of_c(trained, path)})
 
 
 def _check_of_c(trained: TrainedModel, path: Path) -> dict[str, Any]:
@@ -187,8 +187,8 @@ def _check_of_c(trained: TrainedModel, path: Path) -> dict[str, Any]:
         return {"skipped": str(error)}
 
 
-def report(result: Mapping[str, Any]) -> list[str]:
-    """The sizes of the program as lines of text."""
+def _written(trained: TrainedModel, contents: Mapping[Path, bytes], result: Mapping[str, Any]) -> Written:
+    """What is written, with the sizes of the program and the result of the check as lines of text."""
     lines = []
     for title in ("input", "output"):
         ((name, x),) = result[f"{title}s"].items()
@@ -199,7 +199,7 @@ def report(result: Mapping[str, Any]) -> list[str]:
         lines.append(f"object  {short(result['object'], 'B')} of code and weights")
     if "accuracy" in result["check"]:
         lines.append(_loss_line(result["check"]))
-    return lines
+    return Written(contents, result, [*lines, *comparison_lines(result["check"], trained.config.data.examples)])
 
 
 def _loss_line(check: Mapping[str, Any]) -> str:
@@ -207,6 +207,14 @@ def _loss_line(check: Mapping[str, Any]) -> str:
     lost = 100 * (accuracy["float32"] - accuracy["int8"])
     verdict = "" if check["passed"] else f": more than {check['max_loss']:g} points lost"
     return f"int8    accuracy {accuracy['int8']:.2%}, float32 {accuracy['float32']:.2%} ({-lost:+.2f} points){verdict}"
+
+
+class Written(NamedTuple):
+    """The contents of files by path; what `--json` says of them, and the same as lines of text."""
+
+    contents: Mapping[Path, bytes]
+    about: Mapping[str, Any]
+    lines: Sequence[str]
 
 
 def note_float32(trained: TrainedModel) -> None:

@@ -27,7 +27,7 @@ from adtrain.core.staging import Results, keeps, stage
 from adtrain.data import Split
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.export.forms import recognize_forms
-from adtrain.export.torch_weights import named_arrays
+from adtrain.nn.fields import size_text
 from adtrain.passes import ALL, merge_common_subexpressions, remove_dead_code, simplify_reshapes
 from adtrain.training import TrainedModel
 from adtrain.training.evaluation import BATCH_SIZE
@@ -59,26 +59,9 @@ class Evaluation:
         return len(e.inputs) <= 3 and not e.params["dropout"] and e.outputs[1] not in self.program.readers
 
     @cached_property
-    def fixed(self) -> frozenset[Variable]:
+    def known(self) -> Mapping[Variable, np.ndarray]:
         """The values that do not depend on the images."""
-        found = set(self.arrays)
-        for e in self.program.equations:
-            if found.issuperset(e.inputs):
-                found.update(e.outputs)
-        return frozenset(found)
-
-    @cached_property
-    def _producers(self) -> Mapping[Variable, Equation]:
-        return {v: e for e in self.program.equations for v in e.outputs}
-
-    def value(self, v: Variable) -> np.ndarray:
-        """A value that does not depend on the images."""
-        if v in self.arrays:
-            return self.arrays[v]
-        e = self._producers[v]
-        found = e.primitive.reference(*map(self.value, e.inputs), **e.params)
-        results = found if isinstance(found, tuple) else (found,)
-        return np.asarray(results[e.outputs.index(v)])
+        return _known(self.program, self.arrays)
 
     def layer_of(self, e: Equation) -> str:
         """The name of the layer of an equation; "" where it belongs to none."""
@@ -105,7 +88,10 @@ class Evaluation:
 
 
 def evaluation(trained: TrainedModel, batch: int = 1) -> Evaluation:
-    """The evaluation of `batch` images of a trained network. Weights of another precision are rounded to float32."""
+    """The evaluation of `batch` images of a trained network. Weights of another precision are rounded to float32.
+
+    Raises AdtrainError where a weight is NaN or infinite.
+    """
     float32 = np.dtype(np.float32)
     network = replace(trained.network, dtype=float32, products=FULL)
 
@@ -118,6 +104,8 @@ def evaluation(trained: TrainedModel, batch: int = 1) -> Evaluation:
             return outputs, _predictions(trained, outputs)
 
     def rounded(x: Value) -> Array:
+        if not np.isfinite(x.numpy()).all():
+            raise AdtrainError("the model's weights are NaN or infinite: they overflowed in training")
         return array(x.numpy().astype(float32))
 
     state = tree.map(rounded, trained.params), tree.map(rounded, trained.statistics)
@@ -151,37 +139,31 @@ def _predictions(trained: TrainedModel, outputs: Value) -> Value:
     return outputs * std + mean
 
 
-def finite_arrays(trained: TrainedModel) -> dict[str, np.ndarray]:
-    """Parameters and running statistics by name. Raises AdtrainError where a number is NaN or infinite."""
-    weights = named_arrays(trained)
-    if not all(np.isfinite(x).all() for x in weights.values()):
-        raise AdtrainError("the model's weights are NaN or infinite: they overflowed in training")
-    return weights
-
-
 @keeps(Results.EXACT)
 def _fold(program: Program) -> Program:
     """Compute what follows from constants alone. Broadcasts are not computed: targets read their arguments."""
-    constants: dict[Variable, Array] = dict(program.constants)
-    equations = []
-    for e in program.equations:
-        if not e.inputs or e.has(Trait.BROADCAST) or not constants.keys() >= set(e.inputs):
-            equations.append(e)
-            continue
-        found = e.primitive.reference(*(constants[v].numpy() for v in e.inputs), **e.params)
-        results = found if isinstance(found, tuple) else (found,)
-        constants |= {v: array(np.asarray(x, v.type.dtype)) for v, x in zip(e.outputs, results, strict=True)}
+    found = _known(program, {v: x.numpy() for v, x in program.constants.items()}, broadcasts=False)
+    constants = {v: array(np.asarray(x, v.type.dtype)) for v, x in found.items()}
+    equations = [e for e in program.equations if not found.keys() >= set(e.outputs)]
     return replace(program, constants=constants, equations=tuple(equations))
 
 
-def size_text(shape: nn.Shape) -> str:
-    """The shape of a sample: "6x28x28"."""
-    return "x".join(map(str, shape)) or "1"
+def _known(
+    program: Program, arrays: Mapping[Variable, np.ndarray], broadcasts: bool = True
+) -> dict[Variable, np.ndarray]:
+    """`arrays`, and what follows from them; without `broadcasts` not what broadcasts and equations without inputs
+    give."""
+    found = dict(arrays)
+    for e in program.equations:
+        if found.keys() >= set(e.inputs) and (broadcasts or (e.inputs and not e.has(Trait.BROADCAST))):
+            results = e.primitive.reference(*(found[v] for v in e.inputs), **e.params)
+            found |= zip(e.outputs, results if isinstance(results, tuple) else (results,), strict=True)
+    return found
 
 
 def describe(layer: nn.Module, path: str, shape: nn.Shape) -> str:
     """A layer's name, kind, shapes and number of parameters."""
-    text = f"{path} {layer.kind()}: {size_text(shape)} -> {size_text(layer.output_shape(shape))}"
+    text = f"{path} {layer.kind()}: {size_text(shape) or 1} -> {size_text(layer.output_shape(shape)) or 1}"
     parameters = sum(map(prod, layer.parameter_shapes(shape).values()))
     return text + (f", {parameters:,} parameters" if parameters else "")
 

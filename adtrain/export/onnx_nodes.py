@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import sqrt
 from typing import Any
 
@@ -173,18 +174,13 @@ def node(op: str, arguments: Callable[[Nodes, Equation], list[str]] = values, **
     return write
 
 
-def each(op: str, **attributes: str) -> Translation:
-    """One operation on each element; see `node`."""
-    return node(op, elements, **attributes)
+each = partial(node, arguments=elements)
+"""One operation on each element; see `node`."""
 
 
 def composed(build: Callable[..., str]) -> Translation:
     """Several operations on each element: `build(nodes, like, *names)`, `like` being the first argument."""
     return lambda nodes, e: build(nodes, e.inputs[0], *elements(nodes, e))
-
-
-def alias(nodes: Nodes, e: Equation) -> str:
-    return nodes.name(e.inputs[0])
 
 
 def cast(nodes: Nodes, e: Equation) -> str:
@@ -212,8 +208,8 @@ def clip(nodes: Nodes, e: Equation) -> str:
     return nodes.op("Clip", nodes.name(e.inputs[0]), *limits)
 
 
-def power(parameter: str) -> Translation:
-    return lambda nodes, e: nodes.op("Pow", nodes.name(e.inputs[0]), nodes.number(e.inputs[0], e.params[parameter]))
+def power(nodes: Nodes, e: Equation) -> str:
+    return nodes.op("Pow", nodes.name(e.inputs[0]), nodes.number(e.inputs[0], e.params["exponent"]))
 
 
 def logical(op: str) -> Translation:
@@ -229,10 +225,6 @@ def gelu(nodes: Nodes, like: Variable, x: str) -> str:
     """x (1 + erf(x / √2)) / 2."""
     erf = nodes.op("Erf", nodes.op("Mul", x, nodes.number(like, sqrt(0.5))))
     return nodes.op("Mul", nodes.op("Mul", x, nodes.number(like, 0.5)), nodes.op("Add", erf, nodes.number(like, 1)))
-
-
-def hypot(nodes: Nodes, like: Variable, a: str, b: str) -> str:
-    return nodes.op("Sqrt", nodes.op("Add", nodes.op("Mul", a, a), nodes.op("Mul", b, b)))
 
 
 def floor_divide(nodes: Nodes, like: Variable, a: str, b: str) -> str:
@@ -388,7 +380,7 @@ def _windows(e: Equation) -> dict[str, Any]:
 def adaptive_avg_pool2d(nodes: Nodes, e: Equation) -> str:
     x, rows, columns = e.inputs
     means = nodes.op("MatMul", nodes.name(rows), nodes.name(x))
-    return nodes.op("MatMul", means, nodes.constant("columns", nodes.evaluation.value(columns).T))
+    return nodes.op("MatMul", means, nodes.constant("columns", nodes.evaluation.known[columns].T))
 
 
 def batch_norm(nodes: Nodes, e: Equation) -> str:
@@ -396,7 +388,7 @@ def batch_norm(nodes: Nodes, e: Equation) -> str:
     factors = list(map(nodes.name, affine)) or _ones_and_zeros(nodes, mean.type.shape)
     statistics = nodes.name(mean), nodes.name(variance)
     return nodes.op(
-        "BatchNormalization", nodes.name(x), *factors, *statistics, epsilon=float(nodes.evaluation.value(eps))
+        "BatchNormalization", nodes.name(x), *factors, *statistics, epsilon=float(nodes.evaluation.known[eps])
     )
 
 
@@ -452,9 +444,9 @@ def recurrent(nodes: Nodes, e: Equation) -> Sequence[str]:
     x, *weights = e.inputs
     inner = e.params["body"].equations[-1]
     cell, hidden = inner.name, e.inputs[2].type.shape[1]
-    if not nodes.evaluation.fixed.issuperset(weights):
+    if not nodes.evaluation.known.keys() >= set(weights):
         raise nodes.refused(e, " with weights that depend on the images")
-    arrays = [gates_in_onnx_order(nodes.evaluation.value(v), cell) for v in weights]
+    arrays = [gates_in_onnx_order(nodes.evaluation.known[v], cell) for v in weights]
     first = arrays[2] if cell != "gru" else arrays[3]
     second = np.zeros_like(first) if cell != "gru" else arrays[2]
     given = {"weight_ih": arrays[0], "weight_hh": arrays[1], "bias": np.concatenate([first, second])}
@@ -491,7 +483,7 @@ SAME = (
 
 NODES: dict[str, Translation] = {
     "astype": cast,
-    "stop_gradient": alias,
+    "stop_gradient": values,
     "reshape": reshape,
     "broadcast_to": broadcast,
     "full": full,
@@ -536,13 +528,15 @@ NODES: dict[str, Translation] = {
     "expm1": composed(lambda nodes, like, x: nodes.op("Sub", nodes.op("Exp", x), nodes.number(like, 1))),
     "rsqrt": composed(lambda nodes, like, x: nodes.op("Reciprocal", nodes.op("Sqrt", x))),
     "square": composed(lambda nodes, like, x: nodes.op("Mul", x, x)),
-    "hypot": composed(hypot),
+    "hypot": composed(
+        lambda nodes, like, a, b: nodes.op("Sqrt", nodes.op("Add", nodes.op("Mul", a, a), nodes.op("Mul", b, b)))
+    ),
     "floor_divide": composed(floor_divide),
     "remainder": composed(remainder),
     "power": each("Pow"),
-    "power_scalar": power("exponent"),
+    "power_scalar": power,
     "integer_power": each("Pow"),
-    "integer_power_scalar": power("exponent"),
+    "integer_power_scalar": power,
     "isnan": each("IsNaN"),
     "isinf": each("IsInf"),
     "isfinite": composed(

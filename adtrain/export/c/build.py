@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import base64
 import ctypes
-import json
 import os
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from markupsafe import Markup
 
 from adtrain.assets import asset_path
 from adtrain.backends.cpu.toolchain import CompilerError, find_compiler
@@ -26,8 +23,8 @@ from adtrain.data.digit_image import DARK
 from adtrain.export.c import network, source
 from adtrain.export.c.network import Interface
 from adtrain.export.c.source import Files, c_name
-from adtrain.export.evaluation import size_text
 from adtrain.files import write_atomic
+from adtrain.nn.fields import size_text
 from adtrain.templates import environment
 from adtrain.training import TrainedModel
 from adtrain.training.inputs import is_of_mnist
@@ -55,7 +52,7 @@ class Compiled(NamedTuple):
         predict = getattr(self.library, f"{self.name}_predict_batch")
         if predict(pointers[0], ctypes.c_size_t(len(images)), *pointers[1:]):
             raise AdtrainError("the exported function refuses an image of the test set")
-        return outputs / np.float32(65536) if self.interface.gives_integers else outputs, classes
+        return outputs / np.float32(65536) if dtype == np.uint16 else outputs, classes
 
 
 @contextmanager
@@ -98,8 +95,8 @@ OPTIONS = (
 
 GLUE = """\
 #include "net.c"
-{c_type} *image(void) {{ static {c_type} array[{inputs}]; return array; }}
-{output_type} *outputs(void) {{ static {output_type} array[{values}]; return array; }}
+{c_type} *image(void) {{ static {c_type} array[NET_INPUTS]; return array; }}
+{output_type} *outputs(void) {{ static {output_type} array[NET_OUTPUTS]; return array; }}
 const float *first_layer(void) {{ return {first}; }}
 int predict(void) {{ return net_predict(image(), outputs()); }}
 """
@@ -127,29 +124,13 @@ def webassembly(trained: TrainedModel) -> Module:
     about = network.interface(trained)
     files = source.generate(trained, Path("net.c"), simd=True, keep_first=True)
     first = files.translated.first
-    glue = GLUE.format(
-        c_type=about.c_type,
-        output_type=about.output_type,
-        inputs=prod(about.image),
-        values=prod(about.outputs),
-        first=files.translated.code.text(first),
-    )
+    glue = GLUE.format(**about._asdict(), first=files.translated.code.text(first))
     with tempfile.TemporaryDirectory() as folder:
         for name, text in (("net.c", files.source), ("net.h", files.header), ("glue.c", glue)):
             write_atomic(Path(folder, name), text.encode(), durable=False)
         _compile_wasm(folder)
         content = Path(folder, "net.wasm").read_bytes()
-    return Module(content, about, first_shape(trained, first.size), files.memory)
-
-
-def first_shape(trained: TrainedModel, size: int) -> tuple[int, ...]:
-    """The shape of the first layer's result, which has `size` elements."""
-    shape = trained.network.input_shape
-    for _, layer, inner in trained.network.model.children(shape):
-        output = layer.output_shape(inner)
-        if prod(output) == size:
-            return output
-    return (size,)
+    return Module(content, about, first.type.shape[1:], files.memory)
 
 
 def _compile_wasm(folder: str) -> None:
@@ -178,36 +159,19 @@ def page(trained: TrainedModel, module: Module) -> bytes:
     if not is_image or not about.chooses or len(about.outputs) != 1:
         found = f"{size_text(about.image)} {'bytes' if about.c_type == 'uint8_t' else 'numbers'}"
         raise AdtrainError(f"a page draws grey images and shows classes; this run takes {found}; write a .wasm file")
-    centred = is_of_mnist(trained)
     described = {
         "height": height,
         "width": width,
         "labels": about.labels,
         "first": module.first,
-        "centred": centred,
+        "centred": is_of_mnist(trained),
         "dark": trained.network.mean[0] < DARK,
     }
-    text = (
-        environment()
-        .get_template("demo.html.j2")
-        .render(
-            title=trained.config.name,
-            note=f"The network runs in this page: {short_size(module)}. It sends nothing.",
-            height=height,
-            width=width,
-            centred=centred,
-            first=size_text(module.first),
-            about=Markup(script_text(described)),
-            program=base64.b64encode(module.content).decode(),
-        )
-    )
-    return text.encode()
-
-
-def script_text(value: object) -> str:
-    """A value as JSON that can stand in a script: no character ends it or begins a comment."""
-    return json.dumps(value).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def short_size(module: Module) -> str:
-    return f"{len(module.content) / 1000:,.0f} kB of WebAssembly, {module.memory / 1000:,.0f} kB of memory"
+    sizes = f"{len(module.content) / 1000:,.0f} kB of WebAssembly, {module.memory / 1000:,.0f} kB of memory"
+    template = environment().get_template("demo.html.j2")
+    return template.render(
+        title=trained.config.name,
+        note=f"The network runs in this page: {sizes}. It sends nothing.",
+        about=described,
+        program=base64.b64encode(module.content).decode(),
+    ).encode()

@@ -106,9 +106,6 @@ class Code:
         """Bytes of the memory of values."""
         return sum(size for _, size in self.memory.values())
 
-    def comment(self, text: str) -> None:
-        self.steps.append(text)
-
     def add(self, statement: Statement) -> None:
         function = statement.function
         if statement.text is None:
@@ -274,7 +271,6 @@ _NAME = re.compile(
 class Block(NamedTuple):
     """A function, a struct or a definition with the comment above it."""
 
-    name: str
     text: str
     uses: frozenset[str]
 
@@ -294,7 +290,7 @@ def blocks(*files: str) -> dict[str, Block]:
         for part in text.split("\n\n"):
             if match := _NAME.search(part):
                 name = next(filter(None, match.groups()))
-                found.setdefault(name, Block(name, part.strip("\n"), _uses(part)))
+                found.setdefault(name, Block(part.strip("\n"), _uses(part)))
     return found
 
 

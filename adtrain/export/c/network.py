@@ -24,7 +24,8 @@ from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
 from adtrain.export.c.code import Code, Statement, c_identifier
 from adtrain.export.c.statements import FORM_WRITERS, write
-from adtrain.export.evaluation import Evaluation, describe, evaluation, finite_arrays, image_dtype, size_text
+from adtrain.export.evaluation import Evaluation, describe, evaluation, image_dtype
+from adtrain.nn.fields import size_text
 from adtrain.passes import (
     SIMPLIFY,
     fuse_loops,
@@ -66,11 +67,6 @@ class Interface(NamedTuple):
     is_text: bool = False
 
     @property
-    def gives_integers(self) -> bool:
-        """Whether outputs are integers, in units of 1 / 65536."""
-        return self.output_type == "uint16_t"
-
-    @property
     def results(self) -> str:
         """The name of the outputs."""
         return "probabilities" if self.chooses else "values"
@@ -100,7 +96,6 @@ def translated(trained: TrainedModel, simd: bool = False, training: bool = False
 
     Raises AdtrainError for an operation that has no C, with its layer, and for weights with NaN.
     """
-    finite_arrays(trained)
     found = evaluation(trained)
     if not training:
         found = found.with_known_weights()
@@ -115,7 +110,7 @@ def translated(trained: TrainedModel, simd: bool = False, training: bool = False
     notes = Notes(found)
     for e in program.equations:
         for note in notes.before(e):
-            code.comment(note)
+            code.steps.append(note)
         if "dropout" in e.params and not found.is_plain_attention(e):
             raise found.refused(e, f"{e.name} with a mask or dropout has no C")
         if what := write(code, e):
@@ -208,7 +203,7 @@ def _affine(e: Equation, found: Evaluation) -> tuple[list[Equation], dict[Variab
 
 def factor_and_summand(e: Equation, found: Evaluation) -> tuple[np.ndarray, np.ndarray]:
     """What a `batch_norm` multiplies each channel by and adds to it, in float64."""
-    mean, variance, eps, *affine = (found.value(v).astype(np.float64) for v in e.inputs[1:])
+    mean, variance, eps, *affine = (found.known[v].astype(np.float64) for v in e.inputs[1:])
     factor = 1 / np.sqrt(variance + eps)
     if not affine:
         return factor, -mean * factor
@@ -295,7 +290,7 @@ def _written(experiment: Experiment, program: Program, inputs: list[str], head: 
             if v in overwritten:
                 code.same(v, overwritten[v])
         if not e.has(Trait.RESHAPE):
-            code.comment(f"{e.scope or 'step'}, {e.phase}: {'elementwise' if by_element(e) else e.name}")
+            code.steps.append(f"{e.scope or 'step'}, {e.phase}: {'elementwise' if by_element(e) else e.name}")
         if what := write(code, e):
             layer, kind = nn.layer_of(e.scope)
             place = f"layer {layer}: {kind}" if kind else layer

@@ -26,9 +26,6 @@ from adtrain.version import __version__
 MAX_BYTES = 2**31 - 1
 """The largest array that the indices of the C functions, which are int, can reach."""
 
-MOST_FEATURES = 200
-"""Features that the comment of a C file lists."""
-
 MARK = 8
 """Bytes at the start of a file of weights, a digest, by which `NAME_load` refuses the file of another network."""
 
@@ -94,7 +91,7 @@ def generate(
         raise AdtrainError(f"the network needs arrays of {constants:,} bytes, C functions reach {MAX_BYTES:,}")
     content = None if weights is None else weights_file(code.arrays)
     values = _values(path, found, about, content, step)
-    values |= {"constants": constants, "features": _feature_notes(trained)}
+    values |= {"constants": constants, "features": _features(trained)}
     source, header = (environment().get_template(f"network.{kind}.j2").render(values) for kind in "ch")
     return Files(source, header, content, code.bytes, constants, found)
 
@@ -103,7 +100,7 @@ def _values(
     path: Path, found: network.Translated, about: Interface, content: bytes | None, step: TrainingStep | None
 ) -> dict[str, Any]:
     """The values of the templates; `content` is that of the file of weights, if they are in one."""
-    code, (channels, height, width) = found.code, about.image
+    code = found.code
     kinds = {"simd": code.simd, "int8": code.integers}
     files = [*(f"layers_{kind}.c" for kind, chosen in kinds.items() if chosen), "layers.c", "layers_training.c"]
     called = {**code.library, **({"argmax": None} if about.chooses else {}), **(step.code.library if step else {})}
@@ -119,10 +116,6 @@ def _values(
         if x.dtype == np.float32:
             in_file[array], start = start, start + x.size
     inside = {array: x for array, x in code.arrays.items() if array not in in_file}
-    step_labels = ""
-    if step:
-        count = step.label[1]
-        step_labels = "their classes" if count == 1 and about.chooses else f"their labels, {count} of each"
     return {
         **about._asdict(),
         "version": __version__,
@@ -149,20 +142,10 @@ def _values(
         "calls": "\n".join(code.body()).strip("\n"),
         "scores": code.text(Part(found.outputs, found.outputs.size - len(about.labels))) if about.chooses else "",
         "step": step,
-        "step_labels": step_labels,
-        "step_declarations": Markup("\n".join(_declarations(step) if step else [])),
+        "step_arrays": Markup("\n".join(_arrays(step.code.arrays) if step else [])),
         "step_functions": step.code.functions() if step else [],
-        "is_image": is_image(about),
-        "kind": "PGM" if channels == 1 else "PPM",
-        "channels": channels,
-        "height": height,
-        "width": width,
+        "is_image": about.c_type == "uint8_t" and about.image[0] in (1, 3),
     }
-
-
-def is_image(about: Interface) -> bool:
-    """Whether the program for the command line reads PGM or PPM files."""
-    return about.c_type == "uint8_t" and about.image[0] in (1, 3)
 
 
 def _arrays(arrays: Mapping[str, np.ndarray], qualifier: str = "const ") -> Iterator[str]:
@@ -172,19 +155,13 @@ def _arrays(arrays: Mapping[str, np.ndarray], qualifier: str = "const ") -> Iter
         yield "};\n"
 
 
-def _declarations(step: TrainingStep) -> Iterator[str]:
-    yield from (declaration for declaration, _ in step.code.memory.values())
-    yield from step.state
-    yield from _arrays(step.code.arrays)
-
-
 def weights_file(arrays: dict[str, np.ndarray]) -> bytes:
     """MARK bytes of their digest, then all float32 arrays, little-endian, one after the other."""
     content = b"".join(x.astype("<f4").tobytes() for x in arrays.values() if x.dtype == np.float32)
     return hashlib.sha256(content).digest()[:MARK] + content
 
 
-def _feature_notes(trained: TrainedModel) -> list[str]:
+def _features(trained: TrainedModel) -> list[tuple[str, str]]:
     """The features of a row of a table, and what to give for an empty cell."""
     encoder = trained.encoder
     if encoder is None or trained.image_shape != (len(encoder.features), 1, 1):
@@ -192,6 +169,4 @@ def _feature_notes(trained: TrainedModel) -> list[str]:
     fill = [f", {x!r} for an empty cell" for x in encoder.fill] or [""] * len(encoder.features)
     # No name ends the comment, begins another one or is a trigraph.
     names = [re.sub(r"[*?\\]", "_", visible(name)) for name in encoder.features]
-    lines = [f"  number {i}  {name}{empty}" for i, (name, empty) in enumerate(zip(names, fill, strict=True))]
-    more = [f"  and {len(lines) - MOST_FEATURES:,} more"] if len(lines) > MOST_FEATURES else []
-    return [*lines[:MOST_FEATURES], *more]
+    return list(zip(names, fill, strict=True))

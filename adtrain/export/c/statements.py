@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.codegen.elementwise import axes_of, merged, statements, strides
+from adtrain.codegen.access import place
+from adtrain.codegen.elementwise import Axis, axes_of, merged, statements, strides
 from adtrain.codegen.expressions import c_type, pointer
 from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
@@ -46,11 +47,10 @@ def loops(code: Code, equation: Equation) -> list[Statement]:
     given = equation.inputs if equation.form else body.inputs
     operands = [*given, *equation.outputs]
     names = [f"x{i}" for i in range(len(body.inputs))] + [f"y{i}" for i in range(len(body.outputs))]
-    indices = [f"i{k}" for k in range(len(axes))]
-    elements = [f"{name}[{_index([axis.strides[n] for axis in axes], indices)}]" for n, name in enumerate(names)]
+    elements = [f"{name}[{_place(axes, n)}]" for n, name in enumerate(names)]
     single = {n for n, v in enumerate(given) if v in code.known and v.size == 1 and v not in code.names}
     values = {
-        v: _in_brackets(number(code.known[given[n]].reshape(-1)[0])) if n in single else elements[n]
+        v: re.sub("^-.*", r"(\g<0>)", number(code.known[given[n]].reshape(-1)[0])) if n in single else elements[n]
         for n, v in enumerate(body.inputs)
     }
     inside = [_in_c99(line) for line in statements(body, values, elements[len(body.inputs) :])]
@@ -61,11 +61,6 @@ def loops(code: Code, equation: Equation) -> list[Statement]:
     results = equation.outputs
     same = tuple(v for v in given if len(results) == 1 and v.type == results[0].type)
     return [Statement("elementwise", [operands[n] for n in used], text, calls, same)]
-
-
-def _in_brackets(text: str) -> str:
-    """A negative number in brackets; another one as it is."""
-    return f"({text})" if text.startswith("-") else text
 
 
 def _in_c99(line: str) -> str:
@@ -92,9 +87,9 @@ def _function(
     return "\n".join([*lines, *ends, *(["    return 1;"] if checks else []), "}"])
 
 
-def _index(steps: Sequence[int], names: Sequence[str]) -> str:
-    terms = (f"{name} * {step}" if step != 1 else name for name, step in zip(names, steps, strict=True) if step)
-    return " + ".join(terms) or "0"
+def _place(axes: Sequence[Axis], operand: int = 0) -> str:
+    """C text of the offset of an operand's element in loops over these axes."""
+    return place([(f"i{k}", [axis]) for k, axis in enumerate(axes)], operand)
 
 
 def copies(code: Code, e: Equation) -> list[Statement]:
@@ -104,10 +99,9 @@ def copies(code: Code, e: Equation) -> list[Statement]:
     for i, x in enumerate(e.inputs):
         layout = getattr(layouts, e.name)(*([i] if e.name == "concatenate" else []), *types, **e.params)
         axes = merged(tuple(layout.lengths), [layout.source_strides, layout.target_strides])
-        names = [f"i{k}" for k in range(len(axes))]
-        from_, to = (_index([axis.strides[n] for axis in axes], names) for n in (0, 1))
         parameters = [f"{pointer(x, True)}x", f"{pointer(y)}y"]
-        text = _function(parameters, [axis.length for axis in axes], [f"y[{to}] = x[{from_}];"])
+        line = f"y[{_place(axes, 1)}] = x[{_place(axes)}];"
+        text = _function(parameters, [axis.length for axis in axes], [line])
         found.append(Statement("move", [Part(x, layout.source_offset), Part(y, layout.target_offset)], text))
     return found
 
@@ -117,10 +111,6 @@ def _fill(value: float, y: Variable) -> Statement:
     for (int i = 0; i < n; i++) y[i] = value;
 }}"""
     return Statement("fill", [value, y.size, y], text)
-
-
-def full(code: Code, e: Equation) -> list[Statement]:
-    return [_fill(e.params["value"], e.outputs[0])]
 
 
 def by_line(*lines: str, outputs: Sequence[str] = ("y",)) -> Writer:
@@ -137,13 +127,14 @@ def by_line(*lines: str, outputs: Sequence[str] = ("y",)) -> Writer:
         names, steps = [f"i{i}" for i in range(len(shape))], contiguous_strides(shape)
         kept = [i for i in range(len(shape)) if i not in axes]
         loop = "for (int {0} = {1} - 1; {0} >= 0; {0}--)" if e.params.get("reverse") else LOOP
-        at = _index(steps, names)
+        at = _place([Axis(n, (step,)) for n, step in zip(shape, steps, strict=True)])
+        first = _place([Axis(n, (steps[i] if i in kept else 0,)) for i, n in enumerate(shape)])
         values = {
             "each": "".join(f"{loop.format(names[i], shape[i])} " for i in axes),
             "x": f"x[{at}]",
             "at": at,
             "i": names[axes[-1]],
-            "first": f"x[{_index([steps[i] for i in kept], [names[i] for i in kept])}]",
+            "first": f"x[{first}]",
             "n": prod(shape[i] for i in axes),
             "X": c_type(x.type.dtype),
             "Y": c_type(e.outputs[0].type.dtype),
@@ -171,9 +162,9 @@ def indexed(code: Code, e: Equation) -> list[Statement]:
     """A gather or a scatter. Indices that are not known are checked, except in a training step."""
     (x, indices), (y,) = e.inputs, e.outputs
     outer, length, inner, count = getattr(indexing, e.name)(x.type, indices.type, **e.params)
-    place = f"[(i0 * {length} + {'indices[i1]' if e.name == 'take' else '*indices++'}) * {inner} + i2]"
+    element = f"[(i0 * {length} + {'indices[i1]' if e.name == 'take' else '*indices++'}) * {inner} + i2]"
     scatters = e.name == "scatter_along_axis"
-    line = f"y{place} += *x++;" if scatters else f"*y++ = x{place};"
+    line = f"y{element} += *x++;" if scatters else f"*y++ = x{element};"
     parameters = [f"{pointer(x, True)}x", f"{pointer(indices, True)}indices", f"{pointer(y)}y"]
     checks = [
         f"    for (int i = 0; i < {indices.size}; i++)",
@@ -218,10 +209,9 @@ def matmul(code: Code, e: Equation) -> list[Statement]:
     if not batch:
         return [Statement("matmul", [a, b, *sizes, y])]
     steps = [[s * size for s in strides(x.type.shape[:-2], batch)] for x, size in ((a, m * k), (b, k * n))]
-    names = [f"i{i}" for i in range(len(batch))]
-    factors = [f"{x} + {_index(step, names)}" for x, step in zip("ab", steps, strict=True)]
-    place = f"y + ({_index(contiguous_strides(batch), names)}) * {m * n}"
-    call = f"matmul({', '.join([*factors, *map(str, sizes), place])});"
+    axes = [Axis(*each) for each in zip(batch, zip(*steps, contiguous_strides(batch), strict=True), strict=True)]
+    factors = [f"{x} + {_place(axes, n)}" for n, x in enumerate("ab")]
+    call = f"matmul({', '.join([*factors, *map(str, sizes)])}, y + ({_place(axes, 2)}) * {m * n});"
     text = _function(["const float *a", "const float *b", "float *y"], batch, [call])
     return [Statement("products", [a, b, y], text, ("matmul",))]
 
@@ -315,11 +305,6 @@ def pool(function: str, image: int, result: int) -> Writer:
         return [Statement(function, [struct("pool", sizes), *count, *operands])]
 
     return write
-
-
-def max_pool_form(code: Code, e: Equation) -> list[Statement]:
-    """Max pooling without the positions."""
-    return [Statement("max_pool2d", [pool_sizes(e), e.inputs[0], e.outputs[0]])]
 
 
 def pool_sizes(e: Equation) -> str:
@@ -423,7 +408,7 @@ WRITERS: dict[str, Writer] = {
     "argsort": argsort,
     **dict.fromkeys(("take", "take_along_axis", "scatter_along_axis"), indexed),
     "one_hot": one_hot,
-    "full": full,
+    "full": lambda code, e: [_fill(e.params["value"], e.outputs[0])],
     **dict.fromkeys(("transpose", "flip", "slice", "pad", "concatenate"), copies),
     "matmul": matmul,
     **dict.fromkeys(("softmax", "log_softmax"), along_axis),
@@ -445,7 +430,7 @@ FORM_WRITERS: dict[str, Writer] = {
     "linear": linear_form,
     "conv2d": conv_form,
     "conv2d_input_grad": conv_transpose_form,
-    "max_pool2d": max_pool_form,
+    "max_pool2d": lambda code, e: [Statement("max_pool2d", [pool_sizes(e), *e.inputs, e.outputs[0]])],
     "adaptive_avg_pool2d": adaptive_avg_pool_form,
     "layer_norm": layer_norm_form,
     "embedding": embedding_form,
