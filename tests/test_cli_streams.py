@@ -224,4 +224,5 @@ def test_standard_output_gets_the_bytes_of_the_file_and_standard_error_the_other
 
 def test_c_is_two_files_and_a_dash_needs_a_format() -> None:
     assert "C is two files" in invoke("export", "run", "-", "--format", "c").stderr
-    assert "-: found no extension, expected .c, " in invoke("export", "run", "-").stderr
+    for arguments in ("export run -", "graph smoke -o -"):
+        assert "- has no extension that says the format; give --format" in invoke(*arguments.split()).stderr

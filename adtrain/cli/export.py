@@ -17,9 +17,9 @@ from adtrain.cli.options import (
     OutputFile,
     RunPath,
     Whole,
+    format_of,
     format_option,
     json_option,
-    refuse_terminal,
     trust_options,
 )
 from adtrain.cli.output import STDOUT, note_epoch, print_json, show, write_file
@@ -167,15 +167,13 @@ def command(
     also becomes a run in the sweep's folder.
     """
     options = export_c.Options(weights, simd, int8, max_loss, training, batch_size)
-    suffix = suffix or output.suffix
+    suffix = format_of(output, suffix, (".wasm", ".onnx", ".safetensors"))
     if suffix not in FORMATS:
         found = f"the extension {suffix}" if suffix else "no extension"
         raise AdtrainError(f"{output}: found {found}, expected {', '.join(FORMATS)}")
     options.check(output, suffix)
     if output == STDOUT and suffix == ".c":
         raise AdtrainError("-: C is two files, FILE.c and FILE.h; expected a file")
-    if output == STDOUT and suffix != ".html":
-        refuse_terminal()
     if suffix == ".safetensors" and output != STDOUT and os.path.realpath(output.parent) == os.path.realpath(run):
         raise AdtrainError(
             f"{output}: the run's folder holds its own .safetensors files, expected a file in another folder"

@@ -8,7 +8,7 @@ import click
 
 from adtrain import config, graphs, training
 from adtrain.backends.cuda.targets import TARGETS, target_of
-from adtrain.cli.options import ConfigName, OneOf, OutputFile, format_option, plugin_option, refuse_terminal, set_option
+from adtrain.cli.options import ConfigName, OneOf, OutputFile, format_of, format_option, plugin_option, set_option
 from adtrain.cli.output import STDOUT, progress, write_file
 
 
@@ -63,9 +63,7 @@ def command(
 
     PNG needs `pip install 'adtrain[report]'`. Nothing is trained.
     """
-    suffix = suffix or graphs.checked_format(output)
-    if output == STDOUT and suffix == ".png":
-        refuse_terminal()
+    suffix = format_of(output, suffix, (".png",)) if suffix or output == STDOUT else graphs.checked_format(output)
     given = {"--after": after is not None, "--detail": detail, "--device": device == "gpu"}
     for option in (name for name, is_given in given.items() if is_given and not program):
         raise click.UsageError(f"{option} needs --program")

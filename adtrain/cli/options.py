@@ -148,6 +148,19 @@ def format_option(suffixes: Iterable[str]) -> Callable[[Decorated], Decorated]:
     )
 
 
+def format_of(output: Path, suffix: str | None, binary: Collection[str]) -> str:
+    """The extension of a format: `suffix`, or else that of the path.
+
+    UsageError where `-` has none, and where a terminal would get a file of a `binary` format.
+    """
+    if output == STDOUT and suffix is None:
+        raise click.UsageError("- has no extension that says the format; give --format")
+    found = suffix or output.suffix
+    if output == STDOUT and found in binary:
+        refuse_terminal()
+    return found
+
+
 class ConfigName(click.ParamType):
     """A config as `config.load` takes it: the name of a packaged config, a YAML file, or the folder of a run."""
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from adtrain.config.differences import differences, value_text
-from adtrain.report.curves import Curve, Panel, banded
+from adtrain.report.curves import Curve, Panel, alike, banded
 from adtrain.report.record import Record
 from adtrain.templates import environment
 from adtrain.training import scores
@@ -78,18 +77,18 @@ def render(records: Sequence[Record]) -> str:
 
 def groups(records: Sequence[Record]) -> list[Group]:
     """The runs by their configs without name and seed, in the order of their first runs."""
-    found: dict[str, list[Record]] = {}
-    for record in records:
+
+    def without_seed(record: Record) -> dict[str, Any]:
         settings = _settings(record)
-        settings["training"] = {**settings["training"], "seed": None}
-        found.setdefault(json.dumps(settings, sort_keys=True, default=str), []).append(record)
+        return {**settings, "training": {**settings["training"], "seed": None}}
+
     return [
         Group(
             f"{same[0].path.name} and {len(same) - 1} more" if len(same) > 1 else same[0].path.name,
             KINDS[i % len(KINDS)],
             same,
         )
-        for i, same in enumerate(found.values())
+        for i, same in enumerate(alike(records, without_seed))
     ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.config.differences import rounded_text, value_text
-from adtrain.report.curves import Curve, Panel, banded
+from adtrain.report.curves import Curve, Panel, alike, banded
 from adtrain.report.plot import BOTTOM, TOP, Drawing, Shape
 from adtrain.report.runs_page import KINDS
 from adtrain.sweeps.finished import finished_results, run_path
@@ -95,15 +94,12 @@ def panels(lines: Sequence[EpochLine], results: SweepResults) -> list[Panel]:
 
     Members that differ in their seeds only are one curve.
     """
-    by_setting: dict[str, list[MemberResult]] = {}
-    for member in results.members:
-        if member.status != "failed":
-            settings = {key: value for key, value in member.values.items() if key != SEED}
-            by_setting.setdefault(json.dumps(settings, sort_keys=True, default=str), []).append(member)
+    drawn = [member for member in results.members if member.status != "failed"]
+    by_setting = alike(drawn, lambda x: {key: value for key, value in x.values.items() if key != SEED})
     metric = results.rank_by.partition("_")[2]
     parts = ["validation", "train"] if any(x.validation for x in results.members) else ["train"]
     metrics = list(dict.fromkeys((metric, "loss")))
-    best = sorted(by_setting.values(), key=lambda same: _mean_key(same, results.higher))[:MAX_CURVES]
+    best = sorted(by_setting, key=lambda same: _mean_key(same, results.higher))[:MAX_CURVES]
     found = []
     for split in parts:
         for name in metrics:
