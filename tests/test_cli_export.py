@@ -150,8 +150,8 @@ def test_exported_weights_are_read_back_with_the_same_names_and_bits(tmp_path: P
     bits = [x.numpy().tobytes() for x in tree.leaves(state)]
     names = [name for part in state for name in tree.paths(part)]
     assert {name: x.tobytes() for name, x in load_file(path).items()} == dict(zip(names, bits, strict=True))
-    zeros = tree.map(lambda x: array(np.zeros_like(x.numpy())), state)
-    found = tensor_file.initial_weights(path, *zeros, partial=False)
+    params, statistics = tree.map(lambda x: array(np.zeros_like(x.numpy())), state)
+    found = tensor_file.initial_weights(path, params, statistics, partial=False)
     assert [x.numpy().tobytes() for x in tree.leaves(found)] == bits
     assert tensor_file.names_of(path).classes == trained.classes
 

@@ -128,7 +128,7 @@ def _experiment(trained: TrainedModel, batch_size: int | None) -> Experiment:
 
 
 def _signature(about: Interface) -> dict[str, Any]:
-    name = "probabilities" if about.chooses else "values"
+    name = about.results
     return {
         "inputs": {"image": {"type": about.c_type, "shape": about.image}},
         "outputs": {name: {"type": about.output_type, "shape": about.outputs}},
@@ -137,7 +137,7 @@ def _signature(about: Interface) -> dict[str, Any]:
 
 def _comparison(program: Compiled, trained: TrainedModel) -> dict[str, Any]:
     """Predictions of the compiled network, compared with the run's."""
-    name = "probabilities" if program.interface.chooses else "values"
+    name = program.interface.results
     found = evaluation.compare(lambda batch: [program.predict(batch)[0]], [name], trained, test_images(trained))
     return {"program": "compiled", **found._asdict()}
 

@@ -82,8 +82,7 @@ class Evaluation:
     def with_known_weights(self) -> Evaluation:
         """The same, with the weights as constants of the Program, and all that follows from them computed."""
         program, constants = self.program, {v: array(x) for v, x in self.arrays.items()}
-        folded = _fold(replace(program, inputs=(self.images,), constants=constants))
-        folded = remove_dead_code(folded)
+        folded = remove_dead_code(_fold(replace(program, inputs=(self.images,), constants=constants)))
         return replace(self, program=folded, arrays={v: x.numpy() for v, x in folded.constants.items()})
 
 
@@ -129,9 +128,7 @@ def image_dtype(trained: TrainedModel) -> np.dtype[Any]:
 def _predictions(trained: TrainedModel, outputs: Value) -> Value:
     """`Task.predictions`; numbers are in float64 only where float32 would lose differences between them."""
     task = trained.network.task
-    if not isinstance(task, Regression):
-        return task.predictions(outputs)
-    if task.needs_float64:
+    if not isinstance(task, Regression) or task.needs_float64:
         return task.predictions(outputs)
     if not task.normalized:
         return outputs

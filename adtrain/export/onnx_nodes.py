@@ -291,8 +291,8 @@ def mean(nodes: Nodes, e: Equation) -> str:
 
 def argsort(nodes: Nodes, e: Equation) -> str:
     count = nodes.constant("count", [e.params["count"]])
-    options = {"largest": int(e.params["descending"]), "axis": -1}
-    name = nodes.op("TopK", nodes.name(e.inputs[0]), count, others=["order"], **options)
+    largest = int(e.params["descending"])
+    name = nodes.op("TopK", nodes.name(e.inputs[0]), count, others=["order"], largest=largest, axis=-1)
     return nodes.cast(f"{name}/order", e.outputs[0].type.dtype)
 
 
@@ -386,10 +386,8 @@ def adaptive_avg_pool2d(nodes: Nodes, e: Equation) -> str:
 def batch_norm(nodes: Nodes, e: Equation) -> str:
     x, mean, variance, eps, *affine = e.inputs
     factors = list(map(nodes.name, affine)) or _ones_and_zeros(nodes, mean.type.shape)
-    statistics = nodes.name(mean), nodes.name(variance)
-    return nodes.op(
-        "BatchNormalization", nodes.name(x), *factors, *statistics, epsilon=float(nodes.evaluation.known[eps])
-    )
+    names = nodes.name(x), *factors, nodes.name(mean), nodes.name(variance)
+    return nodes.op("BatchNormalization", *names, epsilon=float(nodes.evaluation.known[eps]))
 
 
 def layer_norm(nodes: Nodes, e: Equation) -> str:

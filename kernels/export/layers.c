@@ -103,11 +103,16 @@ static void max_pool2d(const struct pool *s, const float *x, float *y) {
                 const int top = row * s->stride_y - s->padding_y, left = col * s->stride_x - s->padding_x;
                 const int bottom = smaller(top + s->kernel_height, s->height);
                 const int right = smaller(left + s->kernel_width, s->width);
-                float most = -INFINITY;
+                float most = -INFINITY, sum = 0; /* NaN, which is rare, makes the sum NaN */
                 for (int i = larger(top, 0); i < bottom; i++)
-                    for (int j = larger(left, 0); j < right; j++)
-                        if (x[i * s->width + j] > most || x[i * s->width + j] != x[i * s->width + j])
-                            most = x[i * s->width + j];
+                    for (int j = larger(left, 0); j < right; j++) {
+                        most = x[i * s->width + j] > most ? x[i * s->width + j] : most;
+                        sum += x[i * s->width + j];
+                    }
+                if (sum != sum)
+                    for (int i = larger(top, 0); i < bottom; i++)
+                        for (int j = larger(left, 0); j < right; j++)
+                            if (x[i * s->width + j] != x[i * s->width + j]) most = NAN;
                 *y++ = most;
             }
 }

@@ -159,19 +159,14 @@ def page(trained: TrainedModel, module: Module) -> bytes:
     if not is_image or not about.chooses or len(about.outputs) != 1:
         found = f"{size_text(about.image)} {'bytes' if about.c_type == 'uint8_t' else 'numbers'}"
         raise AdtrainError(f"a page draws grey images and shows classes; this run takes {found}; write a .wasm file")
-    described = {
-        "height": height,
-        "width": width,
-        "labels": about.labels,
-        "first": module.first,
-        "centred": is_of_mnist(trained),
-        "dark": trained.network.mean[0] < DARK,
-    }
     sizes = f"{len(module.content) / 1000:,.0f} kB of WebAssembly, {module.memory / 1000:,.0f} kB of memory"
     template = environment().get_template("demo.html.j2")
     return template.render(
         title=trained.config.name,
         note=f"The network runs in this page: {sizes}. It sends nothing.",
-        about=described,
+        about={
+            "height": height, "width": width, "labels": about.labels, "first": module.first,
+            "centred": is_of_mnist(trained), "dark": trained.network.mean[0] < DARK,
+        },
         program=base64.b64encode(module.content).decode(),
-    ).encode()
+    ).encode()  # fmt: skip

@@ -119,10 +119,9 @@ class Code:
                 self.names[v] = self.weight(v)
         self.steps.append(statement)
 
-    def value(self, shape: Sequence[int] | int, dtype: str = "float32") -> Variable:
+    def value(self, shape: tuple[int, ...], dtype: str = "float32") -> Variable:
         """A new value, such as memory that a function uses for itself."""
-        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-        return Variable(ArrayType(sizes, np.dtype(dtype)), "cpu")
+        return Variable(ArrayType(shape, np.dtype(dtype)), "cpu")
 
     def same(self, v: Variable, source: Variable) -> None:
         """Let `v` have the memory of `source`."""

@@ -87,8 +87,7 @@ class _Quantizer:
         self.results: Variable | None = None
         notes = Notes(self.found)
         for e, dead in zip(program.equations, program.last_uses(), strict=True):
-            for note in notes.before(e):
-                self.code.steps.append(note)
+            self.code.steps += notes.before(e)
             if e.outputs[0] is predictions:
                 break
             self._compute(e)
@@ -216,7 +215,7 @@ class _Quantizer:
             weight, bias = weight * factor.reshape(-1, *[1] * (weight.ndim - 1)), bias * factor + summand
             y = norm.outputs[0]
         if kind == "linear" and y is self.found.program.outputs[0] and rows == 1:
-            self.results = self.code.value(len(weight), "int32")
+            self.results = self.code.value((len(weight),), "int32")
             arrays = self._arrays(name, weight, bias, x.scale, LOGIT_UNIT)
             sizes = x.buffer.size, len(weight)
             self.code.add(Statement("linear_32", [x.buffer, *sizes, *arrays, self.results]))
@@ -239,7 +238,7 @@ class _Quantizer:
             for copy in copies:
                 self.code.add(copy)
         sizes_text = conv_sizes(shape, out, weight.shape, window, (0, 0))
-        scratch = self.code.value(prod(out[2:]), "int32")
+        scratch = self.code.value((prod(out[2:]),), "int32")
         self._write(y, scale, "conv2d", [sizes_text, source, *arrays, least, scratch])
 
     def _arrays(
@@ -278,7 +277,7 @@ class _Quantizer:
         if len(outputs.type.shape) != 2:
             found = size_text(outputs.type.shape[1:])
             raise AdtrainError(f"int8 gives one vector of probabilities, this run {found} outputs")
-        logits = self.code.value(x.buffer.size, "int32")
+        logits = self.code.value((x.buffer.size,), "int32")
         self.code.add(Statement("rescale_32", [x.buffer, x.buffer.size, *multiplier(x.scale / LOGIT_UNIT), logits]))
         return logits
 

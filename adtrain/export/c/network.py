@@ -109,8 +109,7 @@ def translated(trained: TrainedModel, simd: bool = False, training: bool = False
     code = Code(names, known, {**found.weights, **factors}, simd=simd)
     notes = Notes(found)
     for e in program.equations:
-        for note in notes.before(e):
-            code.steps.append(note)
+        code.steps += notes.before(e)
         if "dropout" in e.params and not found.is_plain_attention(e):
             raise found.refused(e, f"{e.name} with a mask or dropout has no C")
         if what := write(code, e):
@@ -251,8 +250,7 @@ def training_step(experiment: Experiment, name: str, image_type: str) -> Trainin
     Raises AdtrainError for a run in another precision than float32, for augmentations, and for a layer whose gradient
     has no C, which it names.
     """
-    if experiment.config.training.precision != "float32":
-        precision = experiment.config.training.precision
+    if (precision := experiment.config.training.precision) != "float32":
         raise AdtrainError(f"--training writes steps in float32, the run's precision is {precision}")
     if experiment.augmentations:
         raise AdtrainError("--training has no augmentations, and the run's config has: train without `augment`")

@@ -178,9 +178,8 @@ def indexed(code: Code, e: Equation) -> list[Statement]:
 
 def one_hot(code: Code, e: Equation) -> list[Statement]:
     (indices,), (y,), width = e.inputs, e.outputs, e.params["num_classes"]
-    text = f"""({pointer(indices, True)}indices, {pointer(y)}y) {{
-    for (int i = 0; i < {y.size}; i++) y[i] = indices[i / {width}] == i % {width};
-}}"""
+    line = f"y[i0] = indices[i0 / {width}] == i0 % {width};"
+    text = _function([f"{pointer(indices, True)}indices", f"{pointer(y)}y"], [y.size], [line])
     return [Statement("one_hot", [indices, y], text)]
 
 
@@ -238,7 +237,7 @@ def attention(code: Code, e: Equation) -> list[Statement]:
         start, row = i * n.queries * n.row, heads * n.width
         qkv = [Part(x, start + k * row) for k in range(3)] if heads else [Part(v, 0) for v in e.inputs[:3]]
         result = Part(y, i * n.queries * n.out_row)
-        found.append(Statement("attention", [sizes, float(e.params["scale"]), *qkv, code.value(n.keys), result]))
+        found.append(Statement("attention", [sizes, float(e.params["scale"]), *qkv, code.value((n.keys,)), result]))
     return found
 
 
@@ -370,7 +369,7 @@ def recurrent_form(code: Code, e: Equation) -> list[Statement]:
     found = {inner.outputs.index(inside): v for inside, v in zip(e.params["body"].outputs, e.outputs, strict=True)}
     states = found.get(0) or code.value((1, length, hidden))
     matrices = [code.weight(w, matrix_layout(code, w)) for w in (w_ih, w_hh)]
-    scratch = code.value(SCRATCH[cell] * hidden)
+    scratch = code.value((SCRATCH[cell] * hidden,))
     given: list[Argument] = [biases[1], biases[0]] if cell == "gru" else [biases[0], *NULL]
     call = Statement(cell, [x, length, inputs, hidden, *matrices, *given, reverse, scratch, states])
     last = Part(states, 0 if reverse else (length - 1) * hidden)
