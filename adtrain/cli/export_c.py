@@ -30,6 +30,14 @@ MAX_LOSS = 0.2
 """Percentage points of accuracy that int8 may lose by default."""
 
 
+class Written(NamedTuple):
+    """The contents of files by path; what `--json` says of them, and the same as lines of text."""
+
+    contents: Mapping[Path, bytes]
+    about: Mapping[str, Any]
+    lines: Sequence[str]
+
+
 class Options(NamedTuple):
     """What the user asked for.
 
@@ -207,14 +215,6 @@ def _loss_line(check: Mapping[str, Any]) -> str:
     lost = 100 * (accuracy["float32"] - accuracy["int8"])
     verdict = "" if check["passed"] else f": more than {check['max_loss']:g} points lost"
     return f"int8    accuracy {accuracy['int8']:.2%}, float32 {accuracy['float32']:.2%} ({-lost:+.2f} points){verdict}"
-
-
-class Written(NamedTuple):
-    """The contents of files by path; what `--json` says of them, and the same as lines of text."""
-
-    contents: Mapping[Path, bytes]
-    about: Mapping[str, Any]
-    lines: Sequence[str]
 
 
 def note_float32(trained: TrainedModel) -> None:
