@@ -25,13 +25,13 @@ ERRORS = [
     ("--dtype int32 --op exp", "exp: "),
     ("--op matmul --candidates", "--candidates: only a GPU has kernels to choose from"),
     ("--op matmul --autotune full", "--autotune full: only a GPU has kernels to choose from"),
-    ("--json-file .", "--json-file .: is a folder, expected a file"),
-    ("--json-file absent/x.json", "--json-file absent/x.json: absent is not a writable folder"),
-    ("--json-file -", "--json-file - is not a file; --json prints the result"),
-    ("--html absent/x.html", "--html absent/x.html: absent is not a writable folder"),
+    ("--json-file .", ".: cannot be written (Is a directory)"),
+    ("--json-file absent/x.json", "absent/x.json: cannot be written (No such file or directory)"),
+    ("--json-file - --json", "--json-file - and --json: only one result fits on standard output"),
+    ("--html absent/x.html", "absent/x.html: cannot be written (No such file or directory)"),
     ("--json --html -", "--json and --html -: only one result fits on standard output"),
     ("mlp --op relu", "No such option '--op'"),
-    ("mlp --trace absent/x.json", "--trace absent/x.json: absent is not a writable folder"),
+    ("mlp --trace absent/x.json", "absent/x.json: cannot be written (No such file or directory)"),
     ("--batch-sizes 4", "Missing argument 'CONFIG|RUN'"),
     ("nosuch", "nosuch: neither a file nor a packaged config"),
     ("smoke --set data.batch_size=2147483647", "--set data.batch_size: found 2147483647, expected at most 60,000"),
@@ -60,7 +60,7 @@ ERRORS = [
     (f"race {PATH} --target 1.5", "Invalid value for '--target': found '1.5', expected a number from 0 to 1 (see"),
     (f"race {PATH}", "Missing option '--target'"),
     (f"race {PATH} --target 0.9 --set data.shards=2", "--set data.shards: found 2, expected none"),
-    (f"race {PATH} --target 0.9 --html .", "--html .: is a folder, expected a file"),
+    (f"race {PATH} --target 0.9 --html .", ".: cannot be written (Is a directory)"),
 ]
 
 

@@ -29,8 +29,7 @@ from adtrain.bench.timing.roofline import Roofline
 from adtrain.bench.view import Ratio, duration, factor, milliseconds
 from adtrain.config import records
 from adtrain.config.records import plain
-from adtrain.report.plot import Axis, Plot
-from adtrain.report.ticks import log_ticks
+from adtrain.report.plot import Axis, Plot, log_ticks
 
 COMMANDS = {
     "ops": ["ops", "--op", "matmul", "--op", "relu", "--op", "transpose", "--sizes", "4,8"],

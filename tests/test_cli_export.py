@@ -11,13 +11,18 @@ import pytest
 import report_runs
 from click.testing import Result
 from command_line import command
+from random_networks import with_arrays
 from report_runs import one_line
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from training_runs import write_config
 
-from adtrain.export import onnx_model
-from adtrain.export.comparison import Comparison
+from adtrain import nn
+from adtrain.core import tree
+from adtrain.core.array import array
+from adtrain.export import onnx_model, torch_weights
+from adtrain.export.evaluation import Comparison
+from adtrain.training import tensor_file
 
 
 def run(*arguments: str, expect: int = 0) -> Result:
@@ -134,6 +139,21 @@ def test_safetensors_contains_the_runs_arrays(here: Path) -> None:
     assert set(ours) == set(written) == set(found["tensors"])
     for name, x in ours.items():
         np.testing.assert_array_equal(written[name], x)
+
+
+def test_exported_weights_are_read_back_with_the_same_names_and_bits(tmp_path: Path) -> None:
+    """By the package safetensors, and by a training that starts from the file."""
+    layers = nn.Residual(nn.Sequential(nn.Conv2d(2, kernel_size=3, padding=1), nn.BatchNorm2d())), nn.Flatten()
+    trained = with_arrays(nn.Sequential(*layers, nn.Linear(3)), (2, 5, 6), precision="float64")
+    state, path = (trained.params, trained.statistics), tmp_path / "weights.safetensors"
+    path.write_bytes(torch_weights.encode(trained))
+    bits = [x.numpy().tobytes() for x in tree.leaves(state)]
+    names = [name for part in state for name in tree.paths(part)]
+    assert {name: x.tobytes() for name, x in load_file(path).items()} == dict(zip(names, bits, strict=True))
+    params, statistics = tree.map(lambda x: array(np.zeros_like(x.numpy())), state)
+    found = tensor_file.initial_weights(path, params, statistics, partial=False)
+    assert [x.numpy().tobytes() for x in tree.leaves(found)] == bits
+    assert tensor_file.names_of(path).classes == trained.classes
 
 
 @pytest.mark.parametrize(

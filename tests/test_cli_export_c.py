@@ -15,9 +15,9 @@ from command_line import command
 from report_runs import one_line
 from training_runs import write_config
 
-from adtrain.export import comparison
-from adtrain.export.c.compiled import Compiled
-from adtrain.export.comparison import Comparison
+from adtrain.export import evaluation
+from adtrain.export.c.build import Compiled
+from adtrain.export.evaluation import Comparison
 
 pytestmark = [
     pytest.mark.compiled,
@@ -60,7 +60,7 @@ def test_the_report_fits_70_columns(trained: Path, tmp_path: Path) -> None:
 
 
 def test_a_different_prediction_is_exit_code_1(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparison, "compare", lambda *_: Comparison(30, 2, {"probabilities": 0.25}))
+    monkeypatch.setattr(evaluation, "compare", lambda *_: Comparison(30, 2, {"probabilities": 0.25}))
     result = run(trained, tmp_path / "net.c", expect=1)
     assert "30 test images: 2 predicted otherwise" in result.stdout
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -164,6 +165,16 @@ def test_a_mistake_is_a_one_line_error_and_writes_nothing(
 )
 def test_options_that_do_not_fit_are_refused(options: list[str], message: str) -> None:
     assert message in run("smoke", "-o", "x.svg", *options, expect=2).stderr
+
+
+def test_a_png_needs_a_font_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resvg = pytest.importorskip("resvg_py")
+    written(tmp_path, "g.png")
+    without_fonts = functools.partial(resvg.svg_to_bytes, skip_system_fonts=True)
+    monkeypatch.setattr(resvg, "svg_to_bytes", without_fonts)
+    line = one_line(run("smoke", "-o", str(tmp_path / "other.png"), expect=2))
+    assert line.startswith("a PNG needs a font, and the system has none: apt install ")
+    assert not (tmp_path / "other.png").exists()
 
 
 def test_without_the_extra_report_a_png_is_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

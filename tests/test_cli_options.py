@@ -89,6 +89,7 @@ USES: dict[str, dict[str, Use]] = {
     "compare run": {"sort": ("--sort loss", r"^run +accuracy"), "json": ("--json", r'"differences"')},
     "export": {
         "member": "test_plugins.py",
+        "format": "test_cli_streams.py",
         **dict.fromkeys(
             ("weights", "simd", "int8", "max-loss", "training", "batch-size", "json"), "test_cli_export_c.py"
         ),
@@ -101,6 +102,7 @@ USES: dict[str, dict[str, Use]] = {
     },
     "graph tiny.yaml": {
         "output": ("--output net.txt", "wrote net.txt"),
+        "format": ("--output net --format txt", "wrote net"),
         **dict.fromkeys(("horizontal", "program", "after", "detail"), "test_cli_graph.py"),
         "device": ("-o net.txt --device gpu", "--device needs --program", 2),
         "arch": ("-o net.txt --program --arch sm_90", "--arch needs --device gpu", 2),

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import io
 import signal
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
+import click
 import pytest
 from command_line import invoke
 from forked_commands import CLOSED, FULL, Case, Commands
 from training_runs import write_config
 
 import adtrain
+from adtrain.cli import COMMANDS, main
+from adtrain.cli.options import OutputFile
 from adtrain.cli.output import BROKEN_PIPE
 from adtrain.signals import USAGE
 
@@ -100,3 +107,122 @@ def test_every_warning_of_the_package_says_that_it_is_one() -> None:
                 texts.append(first.value if isinstance(first, ast.Constant) else "")
     assert len(texts) > 20
     assert [text for text in texts if text and not str(text).startswith("adtrain: warning: ")] == []
+
+
+def outputs() -> Iterator[tuple[str, click.Parameter, list[str]]]:
+    """Each parameter that names a file which a command writes, and the arguments that the command requires besides."""
+    for path, found in ((path, x) for name in COMMANDS for path, x in leaves(name, load(name))):
+        for parameter in found.params:
+            if isinstance(parameter.type, OutputFile):
+                required = [x for x in found.params if x.required and x is not parameter]
+                given = [["run"] if isinstance(x, click.Argument) else [x.opts[-1], "1"] for x in required]
+                yield path, parameter, [*chain.from_iterable(given)]
+
+
+def load(name: str) -> click.Command:
+    found: click.Command = importlib.import_module(f"adtrain.cli.{name}").command
+    return found
+
+
+def leaves(path: str, found: click.Command) -> Iterator[tuple[str, click.Command]]:
+    if isinstance(found, click.Group):
+        for name, inner in found.commands.items():
+            yield from leaves(f"{path} {name}", inner)
+    else:
+        yield path, found
+
+
+OUTPUTS = [pytest.param(*each, id=f"{each[0]} {each[1].name}") for each in outputs()]
+
+
+def with_file(path: str, parameter: click.Parameter, others: list[str], file: str) -> list[str]:
+    given = [file] if isinstance(parameter, click.Argument) else [parameter.opts[-1], file]
+    return [*path.split(), *others, *given]
+
+
+def test_commands_write_files_by_the_function_that_knows_standard_output_alone() -> None:
+    found = {
+        path.name
+        for path in (Path(adtrain.__file__).parent / "cli").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.alias) and node.name == "write_atomic")
+        or (isinstance(node, ast.Attribute) and node.attr in ("write_text", "write_bytes"))
+    }  # fmt: skip
+    assert found == {"output.py"}
+
+
+@pytest.mark.parametrize(("path", "parameter", "others"), OUTPUTS)
+def test_a_file_that_cannot_be_written_is_refused_at_once(
+    path: str, parameter: click.Parameter, others: list[str]
+) -> None:
+    result = invoke(*with_file(path, parameter, others, "absent/x.svg"))
+    assert (result.exit_code, result.stdout) == (USAGE, "")
+    assert result.stderr.endswith("error: absent/x.svg: cannot be written (No such file or directory)\n")
+
+
+@pytest.mark.parametrize(("path", "parameter", "others"), OUTPUTS)
+def test_standard_output_takes_one_result(path: str, parameter: click.Parameter, others: list[str]) -> None:
+    second = [*with_file(path, parameter, others, "-"), "--json"]
+    result = invoke(*second)
+    if path in ("report", "graph"):
+        assert "No such option '--json'" in result.stderr
+    else:
+        assert "only one result fits on standard output" in result.stderr
+    assert (result.exit_code, result.stdout) == (USAGE, "")
+
+
+BINARY = {"graph": ["--format", "png"], "export": ["--format", "onnx"]}
+
+
+@pytest.mark.parametrize(
+    ("path", "parameter", "others"),
+    [x for x in OUTPUTS if x.values[0] in BINARY or x.values[1].type.binary],  # type: ignore[union-attr]
+)
+def test_a_binary_file_is_not_written_to_a_terminal(
+    path: str,
+    parameter: click.Parameter,
+    others: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    formats = BINARY.get(path, [])
+    monkeypatch.setattr("sys.stdout", Terminal())
+    with pytest.raises(SystemExit):
+        main.cli.main([*with_file(path, parameter, others, "-"), *formats])
+    assert "standard output is a terminal; redirect it: > FILE" in capsys.readouterr().err
+
+
+SAMPLES = {
+    "graph": ("graph smoke --format dot -o", "digraph"),
+    "report": ("report run -o", "<!DOCTYPE html>"),
+    "export": ("export run --format safetensors", "p\x04\x00"),
+    "data inspect": ("data inspect data --contact-sheet", "\x89PNG"),
+    "bench ops": ("bench ops --op relu --sizes 64 --device cpu --json-file", '{\n  "kind": "ops"'),
+}
+
+
+def test_a_dash_is_standard_output_for_each_command_that_writes_a_file() -> None:
+    paths = {each.values[0] for each in OUTPUTS}
+    assert {path for path in paths if not str(path).startswith("bench ")} | {"bench ops"} == set(SAMPLES)
+    for arguments, start in SAMPLES.values():
+        result = invoke(*arguments.split(), "-")
+        assert result.exit_code == 0, result.stderr
+        assert result.stdout_bytes.startswith(start.encode("latin-1")), result.stdout_bytes[:40]
+        assert not Path("-").exists()
+
+
+@pytest.mark.parametrize("arguments", [SAMPLES["graph"][0], SAMPLES["export"][0], SAMPLES["data inspect"][0]])
+def test_standard_output_gets_the_bytes_of_the_file_and_standard_error_the_other_lines(arguments: str) -> None:
+    to_file, to_stdout = (invoke(*arguments.split(), name) for name in ("found", "-"))
+    assert to_stdout.stdout_bytes == Path("found").read_bytes()
+    assert to_stdout.stderr.replace("file    -", "file    found") in (to_file.stdout, "")
+
+
+def test_c_is_two_files_and_a_dash_needs_a_format() -> None:
+    assert "C is two files" in invoke("export", "run", "-", "--format", "c").stderr
+    for arguments in ("export run -", "graph smoke -o -"):
+        assert "- has no extension that says the format; give --format" in invoke(*arguments.split()).stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,12 @@ from adtrain.backends.cpu.toolchain import FLAGS, NATIVE
 from adtrain.core import poison
 from adtrain.core.staging import stage
 from adtrain.export.c import source
-from adtrain.export.c.body import KEEP_CALLS
 from adtrain.passes.plan_memory import plan_memory
 
 KINDS = ("gcc", "clang")
+TEMPLATE = Path(ad.__file__).with_name("templates") / "network.c.j2"
+KEEP_CALLS = re.findall(r"^#if defined.*?^#endif\n", TEMPLATE.read_text(), re.DOTALL | re.MULTILINE)[0]
+"""The pragma of exported C."""
 COMPILERS = c_compilers.installed(*KINDS)
 """Also with a version in the name, which take one exported step and all random programs."""
 OPTIONS = [*FLAGS, NATIVE.get(platform.machine(), "-O3"), *PROGRAM, f"-I{asset_path('kernels') / 'cpu'}"]

@@ -23,7 +23,7 @@ from adtrain import config, nn, ops
 from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError
 from adtrain.export.c import network, source
-from adtrain.export.c.compiled import compiled
+from adtrain.export.c.build import compiled
 from adtrain.training import TrainedModel
 from adtrain.training.preparation import outline
 from adtrain.training.tasks import Multilabel, NextClass, Regression
@@ -360,6 +360,28 @@ def test_infinities_and_nan_are_exported_and_reduced_as_in_the_network() -> None
         return ops.concatenate([ops.exp(-infinite), ops.astype(ops.isnan(extremes), "float32")], axis=1)
 
     check(with_arrays(nn.Sequential(Composed(found, (18,))), (4, 6), loss="mse", scale=1), options=SANITIZE)
+
+
+def test_nan_is_larger_than_every_number_as_in_the_network() -> None:
+    """In positions of maxima, in orders, in windows, and in the class that the function returns."""
+    nan = np.zeros((4, 6), np.float32)
+    nan[0, 3] = nan[1, 2] = nan[1, 4] = nan[2, 0] = nan[3, 5] = np.nan
+
+    def found(x: Value) -> Value:
+        x = x + nan
+        orders = [ops.argsort(x, axis=2), ops.argsort(x, axis=2, descending=True), ops.argmax(x, axis=2)[:, :, None]]
+        pooled = [ops.max_pool1d(x, 2), ops.max_pool1d(x, 2, return_indices=True)[1]]
+        return ops.concatenate([ops.astype(each, "float32") for each in (*orders, *pooled)], axis=2)
+
+    trained = with_arrays(nn.Sequential(Composed(found, (4, 19))), (4, 6), loss="mse", scale=1)
+    check(replace(trained, targets=("value",) * 19, classes=()), options=SANITIZE)
+
+
+def test_the_class_of_outputs_with_nan_is_that_of_the_first(tmp_path: Path) -> None:
+    layer = Composed(lambda x: x + np.array([0, np.nan, 9, np.nan], np.float32), (4,))
+    trained = with_arrays(nn.Sequential(layer), (4,), loss="binary_cross_entropy_with_logits", scale=1)
+    _, classes = c_programs.outputs(trained, tmp_path / "net.c", some_images(trained, 2), options=SANITIZE)
+    assert classes.tolist() == [1, 1]
 
 
 def test_a_composed_layer_with_weights_is_exported() -> None:

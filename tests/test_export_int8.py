@@ -16,8 +16,9 @@ from test_export_c import SANITIZE, some_images
 from adtrain import nn, ops
 from adtrain.core.array import array
 from adtrain.core.errors import AdtrainError
-from adtrain.export.c import library, network, source
-from adtrain.export.c.compiled import compiled
+from adtrain.export.c import network, source
+from adtrain.export.c.build import compiled
+from adtrain.export.c.code import blocks
 from adtrain.training import TrainedModel
 
 pytestmark = [
@@ -95,8 +96,8 @@ def test_its_text_has_no_floating_point_and_touches_its_own_memory_only(tmp_path
 
 
 def test_no_function_of_int8_computes_with_floats() -> None:
-    for block in library.blocks("layers_int8.c").values():
-        assert not re.search(r"\b(float|double)\b", block.text), block.name
+    for name, block in blocks("layers_int8.c").items():
+        assert not re.search(r"\b(float|double)\b", block.text), name
 
 
 @pytest.mark.parametrize("layer", [nn.LayerNorm(), nn.Softmax(), nn.MultiheadAttention(1)], ids=lambda x: x.kind())

@@ -169,6 +169,13 @@ def test_weights_larger_than_an_onnx_file_can_hold_are_refused(monkeypatch: pyte
         onnx_model.encode(with_arrays(SMALL, (5,)))
 
 
+def test_weights_that_overflowed_are_refused() -> None:
+    trained = with_arrays(SMALL, (5,))
+    trained.params["0"]["bias"] = array(np.full_like(trained.params["0"]["bias"].numpy(), np.nan))
+    with pytest.raises(AdtrainError, match="weights are NaN or infinite"):
+        onnx_model.encode(trained)
+
+
 def test_a_comparison_counts_images_with_different_predictions() -> None:
     trained = with_arrays(nn.Sequential(nn.Linear(2)), (4,))
     examples = Split(some_images(trained, 300), np.zeros(300, np.int64))

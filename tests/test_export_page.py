@@ -19,7 +19,7 @@ from report_runs import one_line
 from adtrain import nn
 from adtrain.core.errors import AdtrainError
 from adtrain.data import Split
-from adtrain.export.c import page, wasm
+from adtrain.export.c import build
 from adtrain.training import TrainedModel, model_file
 from adtrain.training.evaluation import predictions
 
@@ -58,7 +58,7 @@ def trained(run: Path) -> TrainedModel:
 @pytest.fixture(scope="module")
 def demo(trained: TrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("demo") / "demo.html"
-    path.write_bytes(page.encode(trained, wasm.encode(trained)))
+    path.write_bytes(build.page(trained, build.webassembly(trained)))
     return path
 
 
@@ -153,7 +153,7 @@ def test_a_photograph_on_paper_is_inverted_and_centred(
 def test_labels_of_any_characters_are_text(browser: Browser, tmp_path: Path) -> None:
     labels = ("</script><b>&'\"", "<!-- \u2028")
     model, path = replace(with_arrays(SMALL, (1, 6, 5)), classes=labels), tmp_path / "demo.html"
-    path.write_bytes(page.encode(model, wasm.encode(model)))
+    path.write_bytes(build.page(model, build.webassembly(model)))
     browser.open(path)
     browser.run("ready")
     assert tuple(shown(browser))[:2] == labels
@@ -163,7 +163,7 @@ def test_labels_of_any_characters_are_text(browser: Browser, tmp_path: Path) -> 
 def test_the_module_computes_what_the_network_does(browser: Browser, tmp_path: Path) -> None:
     model = with_arrays(SMALL, (1, 6, 5))
     path = tmp_path / "demo.html"
-    path.write_bytes(page.encode(model, wasm.encode(model)))
+    path.write_bytes(build.page(model, build.webassembly(model)))
     browser.open(path)
     browser.run("ready")
     pixels = np.random.default_rng(0).integers(0, 256, (1, 1, 6, 5), dtype=np.uint8)
@@ -194,4 +194,4 @@ def test_without_clang_the_error_says_what_to_install(run: Path, monkeypatch: py
 def test_a_network_that_takes_no_grey_images_has_no_page() -> None:
     model = with_arrays(nn.Sequential(nn.Linear(3)), (5,), scale=1)
     with pytest.raises(AdtrainError, match=r"a page draws grey images and shows classes; this run takes 1x1x5 numbers"):
-        page.encode(model, wasm.encode(model))
+        build.page(model, build.webassembly(model))

@@ -38,7 +38,6 @@ LOADED_WHEN_USED = {
     "nvmath",
     "cudnn",
     "torch",
-    "matplotlib",
     "tensorboard",
     "onnx",
     "onnxruntime",

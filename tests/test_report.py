@@ -15,13 +15,11 @@ from training_runs import images_of, write_config
 
 from adtrain import config, report
 from adtrain.report import classes
+from adtrain.report.classes import png, shown, signed
 from adtrain.report.curves import panels
-from adtrain.report.kernels import kernels
-from adtrain.report.network import strip
-from adtrain.report.pixels import png, shown, signed
+from adtrain.report.plot import ticks
 from adtrain.report.predictions import Predictions
-from adtrain.report.ticks import ticks
-from adtrain.report.timeline import lanes
+from adtrain.report.times import kernels, lanes, strip
 from adtrain.training import evaluation, model_file
 from adtrain.training.evaluation import BATCH_SIZE
 from adtrain.training.summary import OperationTime, Span

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 from markupsafe import Markup
 
-from adtrain import ops
+from adtrain import ops, templates
 from adtrain.backends.cuda.lower import fastest
 from adtrain.backends.cuda.tuner.autotune import Mode, Tuner, tuning_problems
 from adtrain.backends.cuda.tuner.measure import described, distinct
@@ -26,7 +26,6 @@ from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError, DeviceError
 from adtrain.core.program import Equation
 from adtrain.core.staging import stage
-from adtrain.report import parts
 from adtrain.table import TEXT, CellFormat
 
 
@@ -198,7 +197,7 @@ class Shapes:
             for row in self.rows if row.rule
         )  # fmt: skip
         note = f"GB/s by threads a block, across, and blocks, down. The rule chooses {rules}."
-        return matrix + parts.note(note)
+        return matrix + templates.note(note)
 
 
 def launch_shapes() -> Shapes:

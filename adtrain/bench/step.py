@@ -12,7 +12,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from adtrain import config, training
+from adtrain import config, templates, training
 from adtrain.bench.page import charts, roofline
 from adtrain.bench.page.charts import Line
 from adtrain.bench.page.roofline import Dot
@@ -50,7 +50,6 @@ from adtrain.core.errors import AdtrainError
 from adtrain.core.fused import label
 from adtrain.core.hooks import hook
 from adtrain.core.staging import Staged
-from adtrain.report import parts as report_parts
 from adtrain.table import COUNT, PERCENT, TEXT, CellFormat
 from adtrain.training import Experiment, Mode, continuation
 from adtrain.training.costs import PHASES, planned_peak
@@ -559,7 +558,7 @@ def _timeline(step: ModeTimes) -> Markup:
     ticks = [duration(whole * i / 4) if i else "0" for i in range(5)]
     note = "Operations in the order in which they first run, each as long as its median; repeated calls are one."
     drawn = charts.timeline({phase: lanes[phase] for phase in PHASES if phase in lanes}, ticks)
-    return drawn + report_parts.note(note)
+    return drawn + templates.note(note)
 
 
 def _roofline(modes: Modes, peak: Roofline, precision: str) -> Markup:
@@ -577,7 +576,7 @@ def _roofline(modes: Modes, peak: Roofline, precision: str) -> Markup:
     dots = [dot for _, dot in staged + fused]
     note = "Rings are operations of the staged step; arrows lead to the fused operations that they are part of. The "
     note += f"larger a point, the larger its share of the step; below {MIN_SHARE:.1%} it is left out."
-    return roofline.figures({"staged and fused": dots}, peak, precision, arrows) + report_parts.note(note)
+    return roofline.figures({"staged and fused": dots}, peak, precision, arrows) + templates.note(note)
 
 
 def _dot(row: OpTime, mode: str) -> Dot:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from adtrain.cli.options import (
     NameOf,
     Number,
     OneOf,
+    OutputFile,
     Whole,
     autotune_option,
     device_option,
@@ -38,10 +38,8 @@ from adtrain.cli.options import (
     set_autotune,
     set_option,
 )
-from adtrain.cli.output import print_json, print_text, progress, show
+from adtrain.cli.output import print_json, progress, show, write_file
 from adtrain.config.problems import shortened, similar
-from adtrain.core.errors import AdtrainError
-from adtrain.files import write_atomic
 from adtrain.plugins import find
 from adtrain.table import terminal_width
 
@@ -62,60 +60,37 @@ class Numbers(click.ParamType):
         return tuple(dict.fromkeys(int(word) for word in words))
 
 
-STDOUT = Path("-")
-
-
 @dataclass(frozen=True)
 class Output:
-    """The options about the result: `as_json` and the page `-` replace the tables on standard output."""
+    """The options about the result."""
 
     as_json: bool
     json_file: Path | None
     html_file: Path | None
 
-    def __post_init__(self) -> None:
-        """Raise UsageError or AdtrainError, before anything is measured, for a file that cannot be written."""
-        if self.json_file == STDOUT:
-            raise click.UsageError("--json-file - is not a file; --json prints the result")
-        if self.as_json and self.html_file == STDOUT:
-            raise click.UsageError("--json and --html -: only one result fits on standard output")
-        for option, file in (("--json-file", self.json_file), ("--html", self.html_file)):
-            if file not in (None, STDOUT):
-                check_writable(option, file)
-
     def write(self, result: Result) -> None:
         values = result.to_json()
         if self.as_json:
             print_json(values)
-        elif self.html_file == STDOUT:
-            print_text(page.render(result))
         else:
             show(*text.render(result, terminal_width()))
         if self.json_file is not None:
-            write_atomic(self.json_file, json.dumps(values, indent=2, allow_nan=False).encode() + b"\n")
-        if self.html_file not in (None, STDOUT):
-            write_atomic(self.html_file, page.render(result).encode())
+            write_file(self.json_file, json.dumps(values, indent=2, allow_nan=False).encode() + b"\n")
+        if self.html_file is not None:
+            write_file(self.html_file, page.render(result).encode())
 
 
 def output_options(command: Callable[..., None]) -> Callable[..., None]:
     """`--json`, `--json-file FILE` and `--html FILE`; passed to the command as `output`."""
 
-    @click.option("--html", "html_file", type=FilePath(), metavar="FILE", help="Write a page with plots; - prints it.")
-    @click.option("--json-file", type=FilePath(), metavar="FILE", help="Also write the result as JSON.")
+    @click.option("--html", "html_file", type=OutputFile(), metavar="FILE", help="Write a page with plots.")
+    @click.option("--json-file", type=OutputFile(), metavar="FILE", help="Also write the result as JSON.")
     @json_option
     @functools.wraps(command)
     def with_output(*args: Any, as_json: bool, json_file: Path | None, html_file: Path | None, **options: Any) -> None:
         command(*args, output=Output(as_json, json_file, html_file), **options)
 
     return with_output
-
-
-def check_writable(option: str, path: Path) -> None:
-    """Raise AdtrainError if the file cannot be written."""
-    if path.is_dir():
-        raise AdtrainError(f"{option} {path}: is a folder, expected a file")
-    if not os.access(path.absolute().parent, os.W_OK):
-        raise AdtrainError(f"{option} {path}: {path.parent} is not a writable folder")
 
 
 @click.command("ops", short_help="Time each operation and its gradients at several sizes.")
@@ -176,7 +151,7 @@ def bench_ops(
 @set_option
 @plugin_option
 @click.option("--batch-sizes", type=Numbers(), default=(), help="Also time the step with these batch sizes.")
-@click.option("--trace", type=FilePath(), metavar="FILE", help="Write the timeline of a step, for Perfetto.")
+@click.option("--trace", type=OutputFile(), metavar="FILE", help="Write the timeline of a step, for Perfetto.")
 @device_option
 @autotune_option
 @output_options
@@ -194,14 +169,12 @@ def bench_step(
 
     The whole step is timed eager, with one kernel for each operation ("staged"), and fused.
     """
-    if trace is not None:
-        check_writable("--trace", trace)
     for name in plugins:
         find(name).run()
     set_autotune(device, autotune)
     result, timeline = step.result(config_path, overrides, device, batch_sizes, progress)
     if trace is not None:
-        write_atomic(trace, json.dumps(timeline(), allow_nan=False).encode() + b"\n")
+        write_file(trace, json.dumps(timeline(), allow_nan=False).encode() + b"\n")
     output.write(result)
 
 

@@ -14,14 +14,13 @@ import numpy as np
 from tqdm import tqdm
 
 from adtrain import config, data
-from adtrain.cli.options import FilePath, json_option, set_data_option
-from adtrain.cli.output import print_json, progress, show
+from adtrain.cli.options import OutputFile, json_option, set_data_option
+from adtrain.cli.output import print_json, progress, show, write_file
 from adtrain.data import DataSet, Rows, catalogue
 from adtrain.data.file_array import FileArray
 from adtrain.data.images import contact_sheet
 from adtrain.data.split import chunks
 from adtrain.data.statistics import digits
-from adtrain.files import write_atomic
 from adtrain.table import COUNT, PERCENT, TEXT, Column, render, terminal_width
 
 MOST_ROWS = 30
@@ -34,7 +33,9 @@ STATISTICS = {"mean": "mean", "deviation": "std", "least": "min", "greatest": "m
 @click.command("inspect", short_help="Show classes and statistics of data.")
 @click.argument("source", metavar="PATH|NAME")
 @set_data_option
-@click.option("--contact-sheet", "sheet", type=FilePath(), metavar="FILE.png", help="Draw some images of each class.")
+@click.option(
+    "--contact-sheet", "sheet", type=OutputFile(binary=True), metavar="FILE.png", help="Draw some images of each class."
+)
 @json_option
 def inspect(source: str, overrides: tuple[str, ...], sheet: Path | None, as_json: bool) -> None:
     """Show the classes with their numbers of examples, and the statistics of targets and channels, of the data at PATH
@@ -43,7 +44,7 @@ def inspect(source: str, overrides: tuple[str, ...], sheet: Path | None, as_json
     section = config.load_data({"dataset" if named else "path": source}, overrides)
     found = data.load(source if named else None, section.path, section.options, need_test=False)
     if sheet is not None:
-        write_atomic(sheet, contact_sheet(found.name, found.train, found.classes))
+        write_file(sheet, contact_sheet(found.name, found.train, found.classes))
     if as_json:
         print_json(document(found))
     else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,31 +11,111 @@ import click
 
 from adtrain import nn
 from adtrain.cli import export_c
-from adtrain.cli.export_c import comparison_lines, note_float32, test_images
-from adtrain.cli.options import FilePath, Number, RunPath, Whole, json_option, trust_options
-from adtrain.cli.output import note_epoch, print_json, show
+from adtrain.cli.export_c import Written, comparison_lines, note_float32, test_images
+from adtrain.cli.options import (
+    Number,
+    OutputFile,
+    RunPath,
+    Whole,
+    format_of,
+    format_option,
+    json_option,
+    trust_options,
+)
+from adtrain.cli.output import STDOUT, note_epoch, print_json, show, write_file
 from adtrain.config import is_sweep
 from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError
 from adtrain.data.statistics import offsets
 from adtrain.export import onnx_graph, onnx_model, torch_weights
 from adtrain.export.onnx_graph import ValueType
-from adtrain.files import expect_writable, write_atomic
+from adtrain.files import expect_writable
 from adtrain.sweeps import finished
 from adtrain.sweeps.session import reopened
 from adtrain.text import short
 from adtrain.training import TrainedModel, Trust, model_file
 from adtrain.training.tasks import Regression
 
-Format = Callable[[TrainedModel, Path], tuple[dict[Path, bytes], dict[str, Any]]]
-"""(run, path of the file) to the contents of files by path, and their description for the report."""
+
+def _onnx(trained: TrainedModel, path: Path, options: export_c.Options) -> Written:
+    """The network as ONNX."""
+    note_float32(trained)
+    content, signature = onnx_model.encode(trained), onnx_model.signature(trained)
+    about: dict[str, Any] = {
+        "format": f"ONNX opset {onnx_graph.OPSET}",
+        "inputs": {name: x._asdict() for name, x in signature.inputs.items()},
+        "outputs": {name: x._asdict() for name, x in signature.outputs.items()},
+        "check": _check(content, trained),
+    }
+    values = (("input", signature.inputs), ("output", signature.outputs))
+    lines = [f"{title:<7} {name} {x}" for title, found in values for name, x in found.items()]
+    return Written({path: content}, about, [*lines, *comparison_lines(about["check"], trained.config.data.examples)])
+
+
+def _check(content: bytes, trained: TrainedModel) -> dict[str, Any]:
+    """The result of the comparison by onnxruntime; if there was none, the reason under "skipped"."""
+    if (version := onnx_model.runtime_version()) is None:
+        return {"skipped": "onnxruntime is not installed"}
+    try:
+        test = test_images(trained)
+    except DataError as error:
+        return {"skipped": str(error)}
+    return {"program": f"onnxruntime {version}", **onnx_model.compare(content, trained, test)._asdict()}
+
+
+def _safetensors(trained: TrainedModel, path: Path, options: export_c.Options) -> Written:
+    """The weights."""
+    tensors, network = torch_weights.named_arrays(trained), trained.network
+    about = {
+        "format": "safetensors",
+        "input": {"dtype": str(network.dtype), "shape": network.input_shape},
+        "scale": network.scale,
+        "mean": network.mean,
+        "std": network.std,
+        "targets": _targets(trained),
+        "tensors": {name: {"dtype": str(x.dtype), "shape": x.shape} for name, x in tensors.items()},
+    }
+    return Written({path: torch_weights.encode(trained)}, about, _preparation(about))
+
+
+def _targets(trained: TrainedModel) -> list[dict[str, Any]]:
+    """The names of predicted numbers, and what makes numbers in original units of the network's outputs."""
+    task = trained.network.task
+    if not isinstance(task, Regression):
+        return []
+    neutral = (0.0,) * len(task.mean), (1.0,) * len(task.std)
+    mean, std = (task.mean, task.std) if task.normalized else neutral
+    return [{"name": name, "mean": m, "std": s} for name, m, s in zip(trained.targets, mean, std, strict=True)]
+
+
+def _preparation(result: Mapping[str, Any]) -> list[str]:
+    """The normalisation that must be applied to the input of PyTorch's network."""
+    in_float64 = result["scale"] == 1 and any(offsets(result["mean"], result["std"]))
+    return [
+        f"input   {ValueType(**result['input'])}",
+        f"        (data / {result['scale']:g} - mean) / std, channel by channel{', in float64' if in_float64 else ''}",
+        f"mean    {' '.join(map(str, result['mean']))}",
+        f"std     {' '.join(map(str, result['std']))}",
+        *(f"output  {x['name']} = output * {x['std']} + {x['mean']}" for x in result["targets"]),
+    ]
+
+
+FORMATS: dict[str, Callable[[TrainedModel, Path, export_c.Options], Written]] = {
+    ".c": export_c.write,
+    ".wasm": export_c.write_wasm,
+    ".html": export_c.write_page,
+    ".onnx": _onnx,
+    ".safetensors": _safetensors,
+}
+"""By the extension: (run, path of the file, options, which are those of C) to what is written."""
 
 
 @click.command()
 @click.argument("run", type=RunPath())
-@click.argument("output", metavar="FILE", type=FilePath())
+@click.argument("output", metavar="FILE", type=OutputFile())
+@format_option(FORMATS)
 @click.option("--member", type=Whole(min=0), metavar="N", help="With a sweep: write this member; by default the best.")
-@click.option("--weights", metavar="FILE", type=FilePath(), help="C: write the weights to this file.")
+@click.option("--weights", metavar="FILE", type=OutputFile(binary=True), help="C: write the weights to this file.")
 @click.option("--simd", is_flag=True, help="C: use the vector extensions of gcc and clang, for speed.")
 @click.option("--int8", is_flag=True, help="C: weights and activations of 8 bits, by integer arithmetic alone.")
 @click.option(
@@ -57,6 +136,7 @@ Format = Callable[[TrainedModel, Path], tuple[dict[Path, bytes], dict[str, Any]]
 def command(
     run: Path,
     output: Path,
+    suffix: str | None,
     member: int | None,
     weights: Path | None,
     simd: bool,
@@ -78,7 +158,8 @@ def command(
     FILE.onnx is the whole network in float32, from the data set's images to probabilities, or to predicted numbers in
     original units. If onnxruntime is installed, its predictions for the test images are compared with the run's.
 
-    FILE.safetensors has the weights with PyTorch's names, for load_state_dict of the same network.
+    FILE.safetensors has the weights and running statistics by their names in the run's model file, which are also
+    PyTorch's. training.init_from of a config reads it, and so does load_state_dict of the same network.
 
     The exit code is 1 if a compared prediction differs.
 
@@ -86,114 +167,34 @@ def command(
     also becomes a run in the sweep's folder.
     """
     options = export_c.Options(weights, simd, int8, max_loss, training, batch_size)
-    formats: dict[str, Format] = {
-        ".c": partial(export_c.write, options=options),
-        ".wasm": export_c.write_wasm,
-        ".html": export_c.write_page,
-        ".onnx": _onnx,
-        ".safetensors": _safetensors,
-    }
-    if output.suffix not in formats:
-        found = f"the extension {output.suffix}" if output.suffix else "no extension"
-        raise AdtrainError(f"{output}: found {found}, expected {', '.join(formats)}")
-    options.check(output)
-    if output.suffix == ".safetensors" and os.path.realpath(output.parent) == os.path.realpath(run):
+    suffix = format_of(output, suffix, (".wasm", ".onnx", ".safetensors"))
+    if suffix not in FORMATS:
+        found = f"the extension {suffix}" if suffix else "no extension"
+        raise AdtrainError(f"{output}: found {found}, expected {', '.join(FORMATS)}")
+    options.check(output, suffix)
+    if output == STDOUT and suffix == ".c":
+        raise AdtrainError("-: C is two files, FILE.c and FILE.h; expected a file")
+    if suffix == ".safetensors" and output != STDOUT and os.path.realpath(output.parent) == os.path.realpath(run):
         raise AdtrainError(
             f"{output}: the run's folder holds its own .safetensors files, expected a file in another folder"
         )
-    for path in (output, *options.files_beside(output)):
-        expect_writable(path)
+    if suffix == ".c":
+        expect_writable(export_c.header_of(output))
     if is_sweep(run):
         run = finished.write_run(*reopened(run, "cpu", trust), member)
     elif member is not None:
         raise click.UsageError(f"--member is for a sweep, and {run} is none")
     trained = model_file.load(run, trust=trust)
     note_epoch(run)
-    files, about = formats[output.suffix](trained, output)
-    for path, content in files.items():
-        write_atomic(path, content)
-    parameters = nn.count_parameters(trained.params)
-    result = {"run": str(run), "file": str(output), "bytes": len(files[output]), "parameters": parameters, **about}
+    contents, about, lines = FORMATS[suffix](trained, output, options)
+    for path, content in contents.items():
+        write_file(path, content)
+    size, parameters = len(contents[output]), nn.count_parameters(trained.params)
     if as_json:
-        print_json(result)
+        print_json({"run": str(run), "file": str(output), "bytes": size, "parameters": parameters, **about})
     else:
-        show(*report(result, trained.config.data.examples))
-    check = result.get("check", {})
+        sizes = f"{about['format']}, {short(size, 'B')}, {parameters:,} parameters"
+        show(f"file    {output}", f"        {sizes}", *lines)
+    check = about.get("check", {})
     if not check.get("passed", not check.get("different")):
         raise SystemExit(1)
-
-
-def _onnx(trained: TrainedModel, path: Path) -> tuple[dict[Path, bytes], dict[str, Any]]:
-    """The file's content, and its description for the report."""
-    note_float32(trained)
-    content, signature = onnx_model.encode(trained), onnx_model.signature(trained)
-    about = {
-        "format": f"ONNX opset {onnx_graph.OPSET}",
-        "inputs": {name: x._asdict() for name, x in signature.inputs.items()},
-        "outputs": {name: x._asdict() for name, x in signature.outputs.items()},
-        "check": _check(content, trained),
-    }
-    return {path: content}, about
-
-
-def _check(content: bytes, trained: TrainedModel) -> dict[str, Any]:
-    """The result of the comparison by onnxruntime; if there was none, the reason under "skipped"."""
-    if (version := onnx_model.runtime_version()) is None:
-        return {"skipped": "onnxruntime is not installed"}
-    try:
-        test = test_images(trained)
-    except DataError as error:
-        return {"skipped": str(error)}
-    return {"program": f"onnxruntime {version}", **onnx_model.compare(content, trained, test)._asdict()}
-
-
-def _safetensors(trained: TrainedModel, path: Path) -> tuple[dict[Path, bytes], dict[str, Any]]:
-    """The file's content, and its description for the report."""
-    tensors, network = torch_weights.tensors(trained), trained.network
-    about = {
-        "format": "safetensors",
-        "input": {"dtype": str(network.dtype), "shape": network.input_shape},
-        "scale": network.scale,
-        "mean": network.mean,
-        "std": network.std,
-        "targets": _targets(trained),
-        "tensors": {name: {"dtype": str(x.dtype), "shape": x.shape} for name, x in tensors.items()},
-    }
-    return {path: torch_weights.encode(trained)}, about
-
-
-def _targets(trained: TrainedModel) -> list[dict[str, Any]]:
-    """The names of predicted numbers, and what makes numbers in original units of the network's outputs."""
-    task = trained.network.task
-    if not isinstance(task, Regression):
-        return []
-    neutral = (0.0,) * len(task.mean), (1.0,) * len(task.std)
-    mean, std = (task.mean, task.std) if task.normalized else neutral
-    return [{"name": name, "mean": m, "std": s} for name, m, s in zip(trained.targets, mean, std, strict=True)]
-
-
-def report(result: Mapping[str, Any], examples: str) -> list[str]:
-    """The result as lines of text; `examples` says what the data consist of."""
-    lines = [
-        f"file    {result['file']}",
-        f"        {result['format']}, {short(result['bytes'], 'B')}, {result['parameters']:,} parameters",
-    ]
-    if "tensors" in result:
-        return [*lines, *_preparation(result)]
-    if "memory" in result:
-        return [*lines, *export_c.report(result), *comparison_lines(result["check"], examples)]
-    for title, values in (("input", result["inputs"]), ("output", result["outputs"])):
-        lines += [f"{title:<7} {name} {ValueType(**x)}" for name, x in values.items()]
-    return [*lines, *comparison_lines(result["check"], examples)]
-
-
-def _preparation(result: Mapping[str, Any]) -> list[str]:
-    """The normalisation that must be applied to the input of PyTorch's network."""
-    in_float64 = result["scale"] == 1 and any(offsets(result["mean"], result["std"]))
-    return [
-        f"input   {ValueType(**result['input'])}",
-        f"        (data / {result['scale']:g} - mean) / std, channel by channel{', in float64' if in_float64 else ''}",
-        f"mean    {' '.join(map(str, result['mean']))}",
-        f"std     {' '.join(map(str, result['std']))}",
-        *(f"output  {x['name']} = output * {x['std']} + {x['mean']}" for x in result["targets"]),
-    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isnan
 from os.path import realpath
 from pathlib import Path
@@ -14,9 +14,9 @@ from adtrain.backends.cpu.toolchain import CompilerError
 from adtrain.cli.output import progress
 from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError, DataSet, Split
-from adtrain.export import comparison
-from adtrain.export.c import network, page, source, wasm
-from adtrain.export.c.compiled import Compiled, compiled
+from adtrain.export import evaluation
+from adtrain.export.c import build, network, source
+from adtrain.export.c.build import Compiled, compiled
 from adtrain.export.c.network import Interface
 from adtrain.export.c.source import Files
 from adtrain.text import counted, short
@@ -28,6 +28,14 @@ CALIBRATION = 500
 """Training images that calibrate int8: the largest numbers of each layer are taken from them."""
 MAX_LOSS = 0.2
 """Percentage points of accuracy that int8 may lose by default."""
+
+
+class Written(NamedTuple):
+    """The contents of files by path; what `--json` says of them, and the same as lines of text."""
+
+    contents: Mapping[Path, bytes]
+    about: Mapping[str, Any]
+    lines: Sequence[str]
 
 
 class Options(NamedTuple):
@@ -54,11 +62,11 @@ class Options(NamedTuple):
         defaults = Options()
         return ", ".join(f"--{x.replace('_', '-')}" for x in fields if getattr(self, x) != getattr(defaults, x))
 
-    def check(self, output: Path) -> None:
+    def check(self, output: Path, suffix: str) -> None:
         """Raises AdtrainError for options that exclude one another, or do not fit the file."""
         if self == Options():
             return
-        if output.suffix != ".c":
+        if suffix != ".c":
             raise AdtrainError(f"{output}: found options for a .c file: leave out {self._named(*self._fields)}")
         if self.int8 and (self.simd or self.weights):
             raise AdtrainError(
@@ -79,18 +87,13 @@ class Options(NamedTuple):
         if self.weights is not None and realpath(self.weights) in map(realpath, (output, header_of(output))):
             raise AdtrainError(f"{self.weights}: is the C file or its header, expected another file for the weights")
 
-    def files_beside(self, output: Path) -> list[Path]:
-        """The files that are written with `output`: its header and the weights."""
-        header = [header_of(output)] if output.suffix == ".c" else []
-        return header if self.weights is None else [*header, self.weights]
-
 
 def header_of(path: Path) -> Path:
     """The header of a C file."""
     return path.with_suffix(".h")
 
 
-def write(trained: TrainedModel, path: Path, options: Options) -> tuple[dict[Path, bytes], dict[str, Any]]:
+def write(trained: TrainedModel, path: Path, options: Options) -> Written:
     """The contents of the C files by path, and their description for the report.
 
     Raises AdtrainError where the network has no C, and where its compiled code refuses its own input.
@@ -116,7 +119,7 @@ def write(trained: TrainedModel, path: Path, options: Options) -> tuple[dict[Pat
                 description["check"] = _comparison(program, trained)
     except (CompilerError, DataError) as error:
         description["check"] = {"skipped": str(error)}
-    return contents, description
+    return _written(trained, contents, description)
 
 
 def _data(trained: TrainedModel) -> DataSet:
@@ -133,7 +136,7 @@ def _experiment(trained: TrainedModel, batch_size: int | None) -> Experiment:
 
 
 def _signature(about: Interface) -> dict[str, Any]:
-    name = "probabilities" if about.chooses else "values"
+    name = about.results
     return {
         "inputs": {"image": {"type": about.c_type, "shape": about.image}},
         "outputs": {name: {"type": about.output_type, "shape": about.outputs}},
@@ -142,8 +145,8 @@ def _signature(about: Interface) -> dict[str, Any]:
 
 def _comparison(program: Compiled, trained: TrainedModel) -> dict[str, Any]:
     """Predictions of the compiled network, compared with the run's."""
-    name = "probabilities" if program.interface.chooses else "values"
-    found = comparison.compare(lambda batch: [program.predict(batch)[0]], [name], trained, test_images(trained))
+    name = program.interface.results
+    found = evaluation.compare(lambda batch: [program.predict(batch)[0]], [name], trained, test_images(trained))
     return {"program": "compiled", **found._asdict()}
 
 
@@ -167,18 +170,18 @@ def _accuracies(program: Compiled, trained: TrainedModel, test: Split, options: 
     }
 
 
-def write_wasm(trained: TrainedModel, path: Path) -> tuple[dict[Path, bytes], dict[str, Any]]:
+def write_wasm(trained: TrainedModel, path: Path, options: Options) -> Written:
     """The WebAssembly module, and its description for the report."""
-    module = wasm.encode(trained)
+    module = build.webassembly(trained)
     about = {"format": "WebAssembly", **_signature(module.interface), "memory": module.memory}
-    return {path: module.content}, {**about, "check": _check_of_c(trained, path)}
+    return _written(trained, {path: module.content}, {**about, "check": _check_of_c(trained, path)})
 
 
-def write_page(trained: TrainedModel, path: Path) -> tuple[dict[Path, bytes], dict[str, Any]]:
+def write_page(trained: TrainedModel, path: Path, options: Options) -> Written:
     """The page, and its description for the report."""
-    module = wasm.encode(trained)
+    module = build.webassembly(trained)
     about = {"format": "page with WebAssembly", **_signature(module.interface), "memory": module.memory}
-    return {path: page.encode(trained, module)}, {**about, "check": _check_of_c(trained, path)}
+    return _written(trained, {path: build.page(trained, module)}, {**about, "check": _check_of_c(trained, path)})
 
 
 def _check_of_c(trained: TrainedModel, path: Path) -> dict[str, Any]:
@@ -192,8 +195,8 @@ def _check_of_c(trained: TrainedModel, path: Path) -> dict[str, Any]:
         return {"skipped": str(error)}
 
 
-def report(result: Mapping[str, Any]) -> list[str]:
-    """The sizes of the program as lines of text."""
+def _written(trained: TrainedModel, contents: Mapping[Path, bytes], result: Mapping[str, Any]) -> Written:
+    """What is written, with the sizes of the program and the result of the check as lines of text."""
     lines = []
     for title in ("input", "output"):
         ((name, x),) = result[f"{title}s"].items()
@@ -204,7 +207,7 @@ def report(result: Mapping[str, Any]) -> list[str]:
         lines.append(f"object  {short(result['object'], 'B')} of code and weights")
     if "accuracy" in result["check"]:
         lines.append(_loss_line(result["check"]))
-    return lines
+    return Written(contents, result, [*lines, *comparison_lines(result["check"], trained.config.data.examples)])
 
 
 def _loss_line(check: Mapping[str, Any]) -> str:

@@ -8,15 +8,16 @@ import click
 
 from adtrain import config, graphs, training
 from adtrain.backends.cuda.targets import TARGETS, target_of
-from adtrain.cli.options import ConfigName, FilePath, OneOf, plugin_option, set_option
-from adtrain.cli.output import progress
+from adtrain.cli.options import ConfigName, OneOf, OutputFile, format_of, format_option, plugin_option, set_option
+from adtrain.cli.output import STDOUT, progress, write_file
 
 
 @click.command()
 @click.argument("config_path", metavar="CONFIG|RUN", type=ConfigName())
 @click.option(
-    "-o", "--output", type=FilePath(), required=True, metavar="FILE", help="FILE.svg, .png, .html, .dot or .txt."
+    "-o", "--output", type=OutputFile(), required=True, metavar="FILE", help="FILE.svg, .png, .html, .dot or .txt."
 )
+@format_option(graphs.FORMATS)
 @click.option("--horizontal", is_flag=True, help="Draw the layers from left to right.")
 @click.option("--program", is_flag=True, help="Draw a training step instead of the layers.")
 @click.option(
@@ -43,6 +44,7 @@ from adtrain.cli.output import progress
 def command(
     config_path: str,
     output: Path,
+    suffix: str | None,
     horizontal: bool,
     program: bool,
     after: str | None,
@@ -61,7 +63,7 @@ def command(
 
     PNG needs `pip install 'adtrain[report]'`. Nothing is trained.
     """
-    graphs.checked_format(output)
+    suffix = format_of(output, suffix, (".png",)) if suffix or output == STDOUT else graphs.checked_format(output)
     given = {"--after": after is not None, "--detail": detail, "--device": device == "gpu"}
     for option in (name for name, is_given in given.items() if is_given and not program):
         raise click.UsageError(f"{option} needs --program")
@@ -75,5 +77,6 @@ def command(
         graph = graphs.step_graph(cfg, after or graphs.SIMPLIFIED, detail, target)
     else:
         graph = graphs.network_graph(cfg, horizontal)
-    graph.save(output)
-    progress(f"wrote {output}")
+    write_file(output, graphs.FORMATS[suffix](graph))
+    if output != STDOUT:
+        progress(f"wrote {output}")

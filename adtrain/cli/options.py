@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
@@ -13,11 +14,12 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from adtrain import config
-from adtrain.cli.output import QUIET, progress
+from adtrain.cli.output import ON_STDOUT, QUIET, STDOUT, progress
 from adtrain.config.problems import known, shortened
 from adtrain.core.backend import backend, usable_device
 from adtrain.custom_ops import OWN_OPS, OwnOp
 from adtrain.distributed.environment import place
+from adtrain.files import expect_writable
 
 LAUNCHING = "adtrain.launching"
 """The key in the meta data of click's context: the command starts ranks, and itself needs no device."""
@@ -96,6 +98,67 @@ class FilePath(click.Path):
         if value == "":
             self.fail("found an empty path", param, ctx)
         return super().convert(value, param, ctx)
+
+
+class OutputFile(FilePath):
+    """A file that the command writes by `output.write_file`; `-` is standard output.
+
+    A command gives one result to standard output. Beside a file, the other lines of its result go to standard error.
+    Before the command does anything, it refuses a file that cannot be written, and a terminal for a `binary` file.
+    """
+
+    def __init__(self, binary: bool = False) -> None:
+        super().__init__()
+        self.binary = binary
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = super().convert(value, param, ctx)
+        if ctx is None or param is None or ctx.resilient_parsing:
+            return path
+        if path == STDOUT:
+            given = param.opts[-1] if isinstance(param, click.Option) else param.human_readable_name
+            _take_stdout(ctx, f"{given} -")
+            if self.binary:
+                refuse_terminal()
+        else:
+            expect_writable(path)
+        return path
+
+
+def _take_stdout(ctx: click.Context, given: str) -> None:
+    """Note that standard output gets the result that is `given`. UsageError if it gets another one already."""
+    if (other := ctx.meta.setdefault(ON_STDOUT, given)) != given:
+        raise click.UsageError(f"{other} and {given}: only one result fits on standard output")
+
+
+def refuse_terminal() -> None:
+    """UsageError if a binary file would go to a terminal."""
+    if sys.stdout.isatty():
+        raise click.UsageError("-: the file is binary, and standard output is a terminal; redirect it: > FILE")
+
+
+def format_option(suffixes: Iterable[str]) -> Callable[[Decorated], Decorated]:
+    """`--format`, passed to the command as `suffix`; None if it is not given."""
+    return click.option(
+        "--format",
+        "suffix",
+        type=OneOf([suffix[1:] for suffix in suffixes]),
+        callback=lambda ctx, param, value: value and f".{value}",
+        help="The format of the file; needed where FILE is -.  [default: that of the extension]",
+    )
+
+
+def format_of(output: Path, suffix: str | None, binary: Collection[str]) -> str:
+    """The extension of a format: `suffix`, or else that of the path.
+
+    UsageError where `-` has none, and where a terminal would get a file of a `binary` format.
+    """
+    if output == STDOUT and suffix is None:
+        raise click.UsageError("- has no extension that says the format; give --format")
+    found = suffix or output.suffix
+    if output == STDOUT and found in binary:
+        refuse_terminal()
+    return found
 
 
 class ConfigName(click.ParamType):
@@ -230,7 +293,13 @@ set_data_option = _set_option("Set a key of the config's section data, such as l
 """`set_option` of a command on data."""
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def _on_stdout(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
+    if value:
+        _take_stdout(ctx, "--json")
+    return value
+
+
+json_option = click.option("--json", "as_json", is_flag=True, callback=_on_stdout, help="Print the result as JSON.")
 """`--json`, passed to the command as `as_json`."""
 
 

@@ -22,6 +22,7 @@ import click
 
 from adtrain import plugins
 from adtrain.core.errors import AdtrainError
+from adtrain.files import write_atomic
 from adtrain.text import visible
 
 if TYPE_CHECKING:
@@ -29,6 +30,12 @@ if TYPE_CHECKING:
 
 QUIET = "adtrain.quiet"
 """The key in the meta data of click's context."""
+
+ON_STDOUT = "adtrain.on_stdout"
+"""The key in click's meta data of the option whose result standard output gets: "--json", or one with a file `-`."""
+
+STDOUT = Path("-")
+"""Standard output, in place of a file that a command writes."""
 
 SUBSTITUTE = "adtrain.substitute"
 """The error handler of a stream's encoding: characters that the encoding lacks are printed in ASCII."""
@@ -49,10 +56,25 @@ def is_silent() -> bool:
 
 
 def show(*lines: object) -> None:
-    """Print lines of a result to stdout."""
+    """Print lines of a result to stdout, or to stderr where stdout gets a file."""
+    context = click.get_current_context(silent=True)
     if is_silent():
         return
-    print(*map(visible, lines), sep="\n", flush=True)
+    if context is not None and ON_STDOUT in context.meta:
+        for line in lines:
+            message(line)
+    else:
+        print(*map(visible, lines), sep="\n", flush=True)
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file of a result, atomically; at STDOUT to stdout."""
+    if path != STDOUT:
+        write_atomic(path, content)
+    elif not is_silent():
+        sys.stdout.flush()
+        sys.stdout.buffer.write(content)
+        sys.stdout.flush()
 
 
 def print_json(value: object) -> None:
@@ -61,13 +83,8 @@ def print_json(value: object) -> None:
         text = json.dumps(value, indent=2, allow_nan=False)
     except ValueError:
         raise AdtrainError("the result contains NaN or infinity, which JSON does not have; omit --json") from None
-    print_text(f"{text}\n")
-
-
-def print_text(text: str) -> None:
-    """Print a whole document that has no control characters."""
     if not is_silent():
-        print(text, end="", flush=True)
+        print(text, flush=True)
 
 
 def progress(text: object) -> None:

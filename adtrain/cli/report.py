@@ -8,13 +8,12 @@ from pathlib import Path
 import click
 
 from adtrain import report, training
-from adtrain.cli.options import FilePath, RunPath, device_option, trust_options
-from adtrain.cli.output import note_precision, progress, show
+from adtrain.cli.options import OutputFile, RunPath, device_option, trust_options
+from adtrain.cli.output import STDOUT, note_precision, progress, show, write_file
 from adtrain.cli.train import step_profile
 from adtrain.config import is_sweep
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError, DeviceError
-from adtrain.files import write_atomic
 from adtrain.report import AnyPredictions, Record, page, runs_page, sweep_page
 from adtrain.sweeps import finished
 from adtrain.sweeps.folder import SweepFolder
@@ -27,7 +26,7 @@ from adtrain.training.summary import SUMMARY
 @click.option(
     "-o",
     "--output",
-    type=FilePath(),
+    type=OutputFile(),
     metavar="FILE",
     help="The page to write; by default report.html in RUN, if there is only one.",
 )
@@ -50,22 +49,27 @@ def command(runs: tuple[Path, ...], output: Path | None, device: str, trust: Tru
     if len(runs) > 1:
         if output is None:
             raise click.UsageError(f"found {len(runs)} runs and no --output FILE; several runs have no default page")
-        write_atomic(output, runs_page.render([report.read(run, trust) for run in runs]).encode())
-        show(output)
-        return
+        return _write(output, runs_page.render([report.read(run, trust) for run in runs]))
     (run,) = runs
     if is_sweep(run):
         folder = SweepFolder.open(run)
         best = finished.run_path(folder, finished.finished_results(folder).members[0].member)
         if (best / SUMMARY).is_file():
-            _write(best, best / "report.html", device, trust, is_member=True)
-        show(sweep_page.write(folder, output))
-        return
-    show(_write(run, output or run / "report.html", device, trust))
+            write_file(best / "report.html", _page(best, device, trust, is_member=True).encode())
+        output = output or run / "report.html"
+        return _write(output, sweep_page.beside(folder, output.parent))
+    return _write(output or run / "report.html", _page(run, device, trust))
 
 
-def _write(run: Path, output: Path, device: str, trust: Trust, is_member: bool = False) -> Path:
-    """Write the page of a run; returns its path. A member of a sweep was trained with others: it has no own steps."""
+def _write(output: Path, text: str) -> None:
+    """Write the page, and print its path."""
+    write_file(output, text.encode())
+    if output != STDOUT:
+        show(output)
+
+
+def _page(run: Path, device: str, trust: Trust, is_member: bool = False) -> str:
+    """The page of a run. A member of a sweep was trained with others: it has no own steps."""
     record = report.read(run, trust)
     note_precision(record.config, device)
     predictions = _predictions(run, device, trust)
@@ -73,8 +77,7 @@ def _write(run: Path, output: Path, device: str, trust: Trust, is_member: bool =
         record = _with_operations(record, device)
     for line in page.missing(record, predictions):
         progress(f"{run}: {line}")
-    write_atomic(output, page.render(record, predictions).encode())
-    return output
+    return page.render(record, predictions)
 
 
 def _with_operations(record: Record, device: str) -> Record:

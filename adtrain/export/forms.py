@@ -19,6 +19,8 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Results, keeps
 from adtrain.ops.pool import averages
+from adtrain.passes import remove_dead_code
+from adtrain.passes.fusion import with_copies
 
 
 class _Reader:
@@ -238,10 +240,20 @@ FORMS: Sequence[tuple[Callable[[_Reader, Equation], Form | None], Sequence[str]]
 """Each form with the names of the equations that it may start at. Earlier forms take equations first."""
 
 
+def _own_views(program: Program) -> Program:
+    """A copy of each reshape and broadcast for each equation that reads it, so that a form can take it."""
+    shared = {v for v, readers in program.readers.items() if len(readers) > 1 or v in program.outputs}
+
+    def copied(e: Equation, reader: Equation) -> bool:
+        return (e.has(Trait.RESHAPE) or e.has(Trait.BROADCAST)) and e.outputs[0] in shared
+
+    return remove_dead_code(with_copies(program, copied))
+
+
 @keeps(Results.EXACT)
 def recognize_forms(program: Program) -> Program:
     """`program` with one fused equation for each form."""
-    program = _own_views(program)
+    program = _own_views(_own_views(program))  # a vector may be reshaped, then broadcast
     read = _Reader(program)
     found: dict[Equation, Equation] = {}  # by the last equation of each form
     position = {e: i for i, e in enumerate(program.equations)}
@@ -256,26 +268,3 @@ def recognize_forms(program: Program) -> Program:
                 found[ordered[-1]] = fuse(name, ordered, needed, tuple(arguments))
     equations = [found.get(e, e) for e in program.equations if e in found or e not in read.taken]
     return replace(program, equations=tuple(equations))
-
-
-def _own_views(program: Program) -> Program:
-    """A copy of each reshape and broadcast for each equation that reads it, so that a form can take it."""
-    later: list[Equation] = []  # from the last one on
-    readers: dict[Variable, list[int]] = {}
-    for e in reversed(program.equations):
-        if e.has(Trait.RESHAPE) or e.has(Trait.BROADCAST):
-            (out,) = e.outputs
-            for i in readers.get(out, [])[1:] if out not in program.outputs else readers.get(out, []):
-                copy = Variable(out.type, out.device)
-                inputs = tuple(copy if v is out else v for v in later[i].inputs)
-                later[i] = replace(later[i], inputs=inputs)
-                readers[copy] = [i]
-                _append(later, readers, replace(e, outputs=(copy,)))
-        _append(later, readers, e)
-    return replace(program, equations=tuple(reversed(later)))
-
-
-def _append(later: list[Equation], readers: dict[Variable, list[int]], e: Equation) -> None:
-    for v in dict.fromkeys(e.inputs):
-        readers.setdefault(v, []).append(len(later))
-    later.append(e)

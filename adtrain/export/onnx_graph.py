@@ -93,7 +93,10 @@ class Graph:
 
         Raises AdtrainError where the package onnx is missing, or the arrays exceed the size of a file.
         """
-        onnx = _require_onnx()
+        try:
+            import onnx
+        except ImportError:
+            raise AdtrainError("writing ONNX needs the package onnx: pip install 'adtrain[export]'") from None
         used = self._used(outputs)
         stored = {name: x for name, x in self.arrays.items() if name in used}
         if (size := sum(x.nbytes for x in stored.values())) > MAX_BYTES:
@@ -125,12 +128,3 @@ class Graph:
         onnx.checker.check_model(model, full_check=True)
         content: bytes = model.SerializeToString(deterministic=True)
         return content
-
-
-def _require_onnx() -> Any:
-    """Import the package onnx. Raises AdtrainError where it is missing."""
-    try:
-        import onnx
-    except ImportError:
-        raise AdtrainError("writing ONNX needs the package onnx: pip install 'adtrain[export]'") from None
-    return onnx

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 from adtrain import config
 from adtrain.config.records import plain
 from adtrain.data import Split
-from adtrain.export import comparison
-from adtrain.export.comparison import Comparison
-from adtrain.export.evaluation import evaluation, image_dtype
+from adtrain.export import evaluation
+from adtrain.export.evaluation import Comparison, image_dtype
 from adtrain.export.onnx_graph import Graph, ValueType
 from adtrain.export.onnx_nodes import Nodes, lengths_of
 from adtrain.training import TrainedModel
@@ -47,7 +46,7 @@ def encode(trained: TrainedModel) -> bytes:
     of a table also the encoder of their columns as JSON.
     Raises AdtrainError as `Nodes.write` and `Graph.encode` do.
     """
-    evaluations = [evaluation(trained, batch) for batch in BATCHES]
+    evaluations = [evaluation.evaluation(trained, batch) for batch in BATCHES]
     graph, about = Graph(), signature(trained)
     found = Nodes(graph, evaluations[0], lengths_of(evaluations, BATCHES), IMAGES).write()
     for name, output in zip(about.outputs, found[-len(about.outputs) :], strict=True):
@@ -78,7 +77,7 @@ def compare(content: bytes, trained: TrainedModel, examples: Split) -> Compariso
     Raises AdtrainError where an output of either is NaN or infinite.
     """
     runtime, names = session(content), list(signature(trained).outputs)
-    return comparison.compare(lambda batch: runtime.run(names, {IMAGES: batch}), names, trained, examples)
+    return evaluation.compare(lambda batch: runtime.run(names, {IMAGES: batch}), names, trained, examples)
 
 
 def session(content: bytes) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import sqrt
 from typing import Any
 
@@ -94,10 +95,7 @@ class Nodes:
         return [self.name(v) for v in program.outputs]
 
     def refused(self, e: Equation, reason: str = "") -> AdtrainError:
-        return AdtrainError(
-            f"{self.evaluation.place_of(e)}: ONNX export has no {e.name}{reason}; "
-            "FILE.safetensors holds the weights of any run"
-        )
+        return self.evaluation.refused(e, f"ONNX export has no {e.name}{reason}")
 
     def name(self, v: Variable) -> str:
         """The name of a value with all its elements."""
@@ -116,6 +114,9 @@ class Nodes:
     def op(self, op: str, *inputs: str, **attributes: Any) -> str:
         """Add a node and return the name of its output."""
         return self.graph.add(f"{self.place}/{op}", op, *inputs, **attributes)
+
+    def cast(self, x: str, dtype: np.dtype[Any]) -> str:
+        return self.op("Cast", x, to=ONNX_TYPES[dtype.name])
 
     def constant(self, name: str, value: ArrayLike) -> str:
         """Add a constant array, Python's floats as float32, and return its name."""
@@ -147,14 +148,9 @@ class Nodes:
         return self.op("Reshape", x, self.constant(name, kept))
 
 
-def each(op: str, **attributes: str) -> Translation:
-    """An operation on each element. `attributes` maps those of ONNX to parameters of the primitive."""
-
-    def write(nodes: Nodes, e: Equation) -> str:
-        values = {name: e.params[parameter] for name, parameter in attributes.items()}
-        return nodes.op(op, *elements(nodes, e), **values)
-
-    return write
+def values(nodes: Nodes, e: Equation) -> list[str]:
+    """The names of the arguments of an equation."""
+    return list(map(nodes.name, e.inputs))
 
 
 def elements(nodes: Nodes, e: Equation) -> list[str]:
@@ -164,8 +160,22 @@ def elements(nodes: Nodes, e: Equation) -> list[str]:
     filled = [(1,) * (rank - len(lengths)) + lengths for _, lengths in found]
     joined = tuple(next((n for n in axis if n != 1), 1) for axis in zip(*filled, strict=True))
     if joined != nodes.lengths[e.outputs[0]]:
-        return [nodes.name(v) for v in e.inputs]
+        return values(nodes, e)
     return [name for name, _ in found]
+
+
+def node(op: str, arguments: Callable[[Nodes, Equation], list[str]] = values, **attributes: str | int) -> Translation:
+    """One operation. `attributes` has the numbers of ONNX's attributes, or the names of parameters of the primitive."""
+
+    def write(nodes: Nodes, e: Equation) -> str:
+        given = {name: e.params[x] if isinstance(x, str) else x for name, x in attributes.items()}
+        return nodes.op(op, *arguments(nodes, e), **given)
+
+    return write
+
+
+each = partial(node, arguments=elements)
+"""One operation on each element; see `node`."""
 
 
 def composed(build: Callable[..., str]) -> Translation:
@@ -173,18 +183,14 @@ def composed(build: Callable[..., str]) -> Translation:
     return lambda nodes, e: build(nodes, e.inputs[0], *elements(nodes, e))
 
 
-def alias(nodes: Nodes, e: Equation) -> str:
-    return nodes.name(e.inputs[0])
-
-
 def cast(nodes: Nodes, e: Equation) -> str:
-    return nodes.op("Cast", nodes.name(e.inputs[0]), to=ONNX_TYPES[e.outputs[0].type.dtype.name])
+    return nodes.cast(nodes.name(e.inputs[0]), e.outputs[0].type.dtype)
 
 
 def integers(nodes: Nodes, v: Variable) -> str:
     """Indices as one of the types that ONNX's gathers take."""
     name = nodes.name(v)
-    return name if v.type.dtype.name in ("int32", "int64") else nodes.op("Cast", name, to=ONNX_TYPES["int64"])
+    return name if v.type.dtype.name in ("int32", "int64") else nodes.cast(name, np.dtype(np.int64))
 
 
 def broadcast(nodes: Nodes, e: Equation) -> Sequence[str]:
@@ -202,8 +208,8 @@ def clip(nodes: Nodes, e: Equation) -> str:
     return nodes.op("Clip", nodes.name(e.inputs[0]), *limits)
 
 
-def power(parameter: str) -> Translation:
-    return lambda nodes, e: nodes.op("Pow", nodes.name(e.inputs[0]), nodes.number(e.inputs[0], e.params[parameter]))
+def power(nodes: Nodes, e: Equation) -> str:
+    return nodes.op("Pow", nodes.name(e.inputs[0]), nodes.number(e.inputs[0], e.params["exponent"]))
 
 
 def logical(op: str) -> Translation:
@@ -219,10 +225,6 @@ def gelu(nodes: Nodes, like: Variable, x: str) -> str:
     """x (1 + erf(x / √2)) / 2."""
     erf = nodes.op("Erf", nodes.op("Mul", x, nodes.number(like, sqrt(0.5))))
     return nodes.op("Mul", nodes.op("Mul", x, nodes.number(like, 0.5)), nodes.op("Add", erf, nodes.number(like, 1)))
-
-
-def hypot(nodes: Nodes, like: Variable, a: str, b: str) -> str:
-    return nodes.op("Sqrt", nodes.op("Add", nodes.op("Mul", a, a), nodes.op("Mul", b, b)))
 
 
 def floor_divide(nodes: Nodes, like: Variable, a: str, b: str) -> str:
@@ -242,14 +244,9 @@ def reshape(nodes: Nodes, e: Equation) -> str:
     return nodes.reshape("shape", nodes.name(x), nodes.lengths[x], nodes.lengths[y])
 
 
-def transpose(nodes: Nodes, e: Equation) -> str:
-    return nodes.op("Transpose", nodes.name(e.inputs[0]), perm=e.params["axes"])
-
-
 def flip(nodes: Nodes, e: Equation) -> str:
-    axes = list(e.params["axes"])
-    ends = {"from": [-1] * len(axes), "to": [-(2**62)] * len(axes), "axes": axes, "steps": [-1] * len(axes)}
-    return nodes.op("Slice", nodes.name(e.inputs[0]), *(nodes.constant(k, x) for k, x in ends.items()))
+    axes = e.params["axes"]
+    return _slice(nodes, e, axes, [(-1, -(2**62), -1)] * len(axes))
 
 
 def slice_(nodes: Nodes, e: Equation) -> str:
@@ -258,9 +255,14 @@ def slice_(nodes: Nodes, e: Equation) -> str:
     axes = [i for i, given in enumerate(bounds) if given != (0, shape[i], 1)]
     if any(nodes.lengths[x][i] < 0 for i in axes):
         raise nodes.refused(e, " of the axis of images")
-    starts, stops, steps = ([bounds[i][k] for i in axes] for k in range(3))
-    ends = {"from": starts, "to": stops, "axes": axes, "steps": steps}
-    return nodes.op("Slice", nodes.name(x), *(nodes.constant(k, n) for k, n in ends.items()))
+    return _slice(nodes, e, axes, [bounds[i] for i in axes])
+
+
+def _slice(nodes: Nodes, e: Equation, axes: Sequence[int], bounds: Sequence[tuple[int, int, int]]) -> str:
+    """The elements of some axes between bounds: first, end, step."""
+    starts, ends, steps = zip(*bounds, strict=True) if bounds else ((), (), ())
+    given = {"from": starts, "to": ends, "axes": axes, "steps": steps}
+    return nodes.op("Slice", nodes.name(e.inputs[0]), *(nodes.constant(k, list(x)) for k, x in given.items()))
 
 
 def pad(nodes: Nodes, e: Equation) -> str:
@@ -270,21 +272,13 @@ def pad(nodes: Nodes, e: Equation) -> str:
     return nodes.op("Pad", nodes.name(e.inputs[0]), widths, nodes.number(e.inputs[0], e.params["value"]))
 
 
-def concatenate(nodes: Nodes, e: Equation) -> str:
-    return nodes.op("Concat", *map(nodes.name, e.inputs), axis=e.params["axis"])
-
-
 def total(nodes: Nodes, e: Equation) -> str:
     """A sum, in the type of the result."""
     (x,), (y,) = e.inputs, e.outputs
     name = nodes.name(x)
     if x.type.dtype != y.type.dtype:
-        name = nodes.op("Cast", name, to=ONNX_TYPES[y.type.dtype.name])
+        name = nodes.cast(name, y.type.dtype)
     return nodes.op("ReduceSum", name, nodes.constant("axes", list(e.params["axes"])), keepdims=0)
-
-
-def reduction(op: str) -> Translation:
-    return lambda nodes, e: nodes.op(op, nodes.name(e.inputs[0]), axes=list(e.params["axes"]), keepdims=0)
 
 
 def mean(nodes: Nodes, e: Equation) -> str:
@@ -295,15 +289,11 @@ def mean(nodes: Nodes, e: Equation) -> str:
     return nodes.op("ReduceMean", nodes.name(x), axes=axes, keepdims=int(keeps))
 
 
-def argmax(nodes: Nodes, e: Equation) -> str:
-    return nodes.op("ArgMax", nodes.name(e.inputs[0]), axis=e.params["axis"], keepdims=0)
-
-
 def argsort(nodes: Nodes, e: Equation) -> str:
     count = nodes.constant("count", [e.params["count"]])
-    options = {"largest": int(e.params["descending"]), "axis": -1}
-    name = nodes.op("TopK", nodes.name(e.inputs[0]), count, others=["order"], **options)
-    return nodes.op("Cast", f"{name}/order", to=ONNX_TYPES[e.outputs[0].type.dtype.name])
+    largest = int(e.params["descending"])
+    name = nodes.op("TopK", nodes.name(e.inputs[0]), count, others=["order"], largest=largest, axis=-1)
+    return nodes.cast(f"{name}/order", e.outputs[0].type.dtype)
 
 
 def cumsum(nodes: Nodes, e: Equation) -> str:
@@ -311,43 +301,32 @@ def cumsum(nodes: Nodes, e: Equation) -> str:
     return nodes.op("CumSum", nodes.name(e.inputs[0]), axis, reverse=int(e.params["reverse"]))
 
 
-def along_axis(op: str) -> Translation:
-    return lambda nodes, e: nodes.op(op, nodes.name(e.inputs[0]), axis=e.params["axis"])
-
-
-def take(nodes: Nodes, e: Equation) -> str:
-    return nodes.op("Gather", nodes.name(e.inputs[0]), integers(nodes, e.inputs[1]), axis=e.params["axis"])
+def gathered(nodes: Nodes, e: Equation) -> list[str]:
+    """The arguments of a gather."""
+    x, indices = e.inputs
+    return [nodes.name(x), integers(nodes, indices)]
 
 
 def embedding(nodes: Nodes, e: Equation) -> str:
     numbers, weight = e.inputs
-    return nodes.op("Gather", nodes.name(weight), nodes.op("Cast", nodes.name(numbers), to=ONNX_TYPES["int64"]), axis=0)
-
-
-def take_along_axis(nodes: Nodes, e: Equation) -> str:
-    x, indices = e.inputs
-    return nodes.op("GatherElements", nodes.name(x), integers(nodes, indices), axis=e.params["axis"])
+    return nodes.op("Gather", nodes.name(weight), nodes.cast(nodes.name(numbers), np.dtype(np.int64)), axis=0)
 
 
 def one_hot(nodes: Nodes, e: Equation) -> str:
     last = nodes.op("Unsqueeze", integers(nodes, e.inputs[0]), nodes.constant("last", [-1]))
     dtype = e.inputs[0].type.dtype if e.inputs[0].type.dtype == np.int32 else np.int64
     equal = nodes.op("Equal", last, nodes.constant("classes", np.arange(e.params["num_classes"], dtype=dtype)))
-    return nodes.op("Cast", equal, to=ONNX_TYPES[e.outputs[0].type.dtype.name])
+    return nodes.cast(equal, e.outputs[0].type.dtype)
 
 
 def linear(nodes: Nodes, e: Equation) -> str:
     x, weight, *bias = e.inputs
-    transposed = int(e.kernel_params["transpose_b"])
-    names = [nodes.name(x), nodes.name(weight), *map(nodes.name, bias)]
+    transposed = e.kernel_params["transpose_b"]
     if len(x.type.shape) == 2:
-        return nodes.op("Gemm", *names, transB=transposed)
-    factor = nodes.op("Transpose", names[1], perm=[1, 0]) if transposed else names[1]
-    return (
-        nodes.op("Add", nodes.op("MatMul", names[0], factor), names[2])
-        if bias
-        else nodes.op("MatMul", names[0], factor)
-    )
+        return nodes.op("Gemm", *values(nodes, e), transB=int(transposed))
+    factor = nodes.op("Transpose", nodes.name(weight), perm=[1, 0]) if transposed else nodes.name(weight)
+    product = nodes.op("MatMul", nodes.name(x), factor)
+    return nodes.op("Add", product, nodes.name(bias[0])) if bias else product
 
 
 def matmul(nodes: Nodes, e: Equation) -> str:
@@ -401,16 +380,14 @@ def _windows(e: Equation) -> dict[str, Any]:
 def adaptive_avg_pool2d(nodes: Nodes, e: Equation) -> str:
     x, rows, columns = e.inputs
     means = nodes.op("MatMul", nodes.name(rows), nodes.name(x))
-    return nodes.op("MatMul", means, nodes.constant("columns", nodes.evaluation.value(columns).T))
+    return nodes.op("MatMul", means, nodes.constant("columns", nodes.evaluation.known[columns].T))
 
 
 def batch_norm(nodes: Nodes, e: Equation) -> str:
     x, mean, variance, eps, *affine = e.inputs
     factors = list(map(nodes.name, affine)) or _ones_and_zeros(nodes, mean.type.shape)
-    statistics = nodes.name(mean), nodes.name(variance)
-    return nodes.op(
-        "BatchNormalization", nodes.name(x), *factors, *statistics, epsilon=float(nodes.evaluation.value(eps))
-    )
+    names = nodes.name(x), *factors, nodes.name(mean), nodes.name(variance)
+    return nodes.op("BatchNormalization", *names, epsilon=float(nodes.evaluation.known[eps]))
 
 
 def layer_norm(nodes: Nodes, e: Equation) -> str:
@@ -465,9 +442,9 @@ def recurrent(nodes: Nodes, e: Equation) -> Sequence[str]:
     x, *weights = e.inputs
     inner = e.params["body"].equations[-1]
     cell, hidden = inner.name, e.inputs[2].type.shape[1]
-    if not nodes.evaluation.fixed.issuperset(weights):
+    if not nodes.evaluation.known.keys() >= set(weights):
         raise nodes.refused(e, " with weights that depend on the images")
-    arrays = [gates_in_onnx_order(nodes.evaluation.value(v), cell) for v in weights]
+    arrays = [gates_in_onnx_order(nodes.evaluation.known[v], cell) for v in weights]
     first = arrays[2] if cell != "gru" else arrays[3]
     second = np.zeros_like(first) if cell != "gru" else arrays[2]
     given = {"weight_ih": arrays[0], "weight_hh": arrays[1], "bias": np.concatenate([first, second])}
@@ -496,33 +473,35 @@ def gates_in_onnx_order(x: np.ndarray, cell: str) -> np.ndarray:
     return np.concatenate([parts[i] for i in order])
 
 
-def _one(nodes: Nodes, like: Variable) -> str:
-    return nodes.number(like, 1)
-
+SAME = (
+    "add sub mul div neg exp log sqrt reciprocal abs sign sin cos tanh erf floor ceil round equal less where relu "
+    "sigmoid softplus"
+)
+"""The elementwise primitives that ONNX has by the same name, with a capital."""
 
 NODES: dict[str, Translation] = {
     "astype": cast,
-    "stop_gradient": alias,
+    "stop_gradient": values,
     "reshape": reshape,
     "broadcast_to": broadcast,
     "full": full,
-    "transpose": transpose,
+    "transpose": node("Transpose", perm="axes"),
     "flip": flip,
     "slice": slice_,
     "pad": pad,
-    "concatenate": concatenate,
-    "take": take,
-    "take_along_axis": take_along_axis,
+    "concatenate": node("Concat", axis="axis"),
+    "take": node("Gather", gathered, axis="axis"),
+    "take_along_axis": node("GatherElements", gathered, axis="axis"),
     "one_hot": one_hot,
     "sum": total,
-    "max": reduction("ReduceMax"),
-    "min": reduction("ReduceMin"),
-    "logsumexp": reduction("ReduceLogSumExp"),
-    "argmax": argmax,
+    "max": node("ReduceMax", axes="axes", keepdims=0),
+    "min": node("ReduceMin", axes="axes", keepdims=0),
+    "logsumexp": node("ReduceLogSumExp", axes="axes", keepdims=0),
+    "argmax": node("ArgMax", axis="axis", keepdims=0),
     "argsort": argsort,
     "cumsum": cumsum,
-    "softmax": along_axis("Softmax"),
-    "log_softmax": along_axis("LogSoftmax"),
+    "softmax": node("Softmax", axis="axis"),
+    "log_softmax": node("LogSoftmax", axis="axis"),
     "matmul": matmul,
     "matmul_integers": matmul,
     "avg_pool2d": avg_pool2d,
@@ -538,44 +517,24 @@ NODES: dict[str, Translation] = {
     "mean": mean,
     "adaptive_avg_pool2d": adaptive_avg_pool2d,
     "embedding": embedding,
-    "rnn_tanh_layer": recurrent,
-    "rnn_relu_layer": recurrent,
-    "lstm_layer": recurrent,
-    "gru_layer": recurrent,
+    **dict.fromkeys(("rnn_tanh_layer", "rnn_relu_layer", "lstm_layer", "gru_layer"), recurrent),
     # Of each element.
-    "add": each("Add"),
-    "sub": each("Sub"),
-    "mul": each("Mul"),
-    "div": each("Div"),
-    "neg": each("Neg"),
-    "exp": each("Exp"),
-    "log": each("Log"),
-    "log1p": composed(lambda nodes, like, x: nodes.op("Log", nodes.op("Add", x, _one(nodes, like)))),
-    "expm1": composed(lambda nodes, like, x: nodes.op("Sub", nodes.op("Exp", x), _one(nodes, like))),
-    "sqrt": each("Sqrt"),
+    **{name: each(name.capitalize()) for name in SAME.split()},
+    "less_equal": each("LessOrEqual"),
+    "not_equal": composed(lambda nodes, like, a, b: nodes.op("Not", nodes.op("Equal", a, b))),
+    "log1p": composed(lambda nodes, like, x: nodes.op("Log", nodes.op("Add", x, nodes.number(like, 1)))),
+    "expm1": composed(lambda nodes, like, x: nodes.op("Sub", nodes.op("Exp", x), nodes.number(like, 1))),
     "rsqrt": composed(lambda nodes, like, x: nodes.op("Reciprocal", nodes.op("Sqrt", x))),
-    "reciprocal": each("Reciprocal"),
     "square": composed(lambda nodes, like, x: nodes.op("Mul", x, x)),
-    "abs": each("Abs"),
-    "sign": each("Sign"),
-    "sin": each("Sin"),
-    "cos": each("Cos"),
-    "tanh": each("Tanh"),
-    "erf": each("Erf"),
-    "hypot": composed(hypot),
-    "floor": each("Floor"),
-    "ceil": each("Ceil"),
-    "round": each("Round"),
+    "hypot": composed(
+        lambda nodes, like, a, b: nodes.op("Sqrt", nodes.op("Add", nodes.op("Mul", a, a), nodes.op("Mul", b, b)))
+    ),
     "floor_divide": composed(floor_divide),
     "remainder": composed(remainder),
     "power": each("Pow"),
-    "power_scalar": power("exponent"),
+    "power_scalar": power,
     "integer_power": each("Pow"),
-    "integer_power_scalar": power("exponent"),
-    "equal": each("Equal"),
-    "not_equal": composed(lambda nodes, like, a, b: nodes.op("Not", nodes.op("Equal", a, b))),
-    "less": each("Less"),
-    "less_equal": each("LessOrEqual"),
+    "integer_power_scalar": power,
     "isnan": each("IsNaN"),
     "isinf": each("IsInf"),
     "isfinite": composed(
@@ -584,15 +543,11 @@ NODES: dict[str, Translation] = {
     "bitwise_and": logical("And"),
     "bitwise_or": logical("Or"),
     "bitwise_xor": logical("Xor"),
-    "where": each("Where"),
     "maximum": each("Max"),
     "minimum": each("Min"),
     "clip": clip,
-    "relu": each("Relu"),
     "leaky_relu": each("LeakyRelu", alpha="negative_slope"),
     "elu": each("Elu", alpha="alpha"),
-    "sigmoid": each("Sigmoid"),
-    "softplus": each("Softplus"),
     "silu": composed(lambda nodes, like, x: nodes.op("Mul", x, nodes.op("Sigmoid", x))),
     "gelu": composed(gelu),
 }

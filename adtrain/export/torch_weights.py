@@ -1,7 +1,8 @@
-"""A trained network's arrays with PyTorch's names and layouts, for `load_state_dict` of the same torch.nn.Sequential.
+"""A trained network's arrays by the names that the run's model file has, which are those of torch.nn.Sequential.
 
-A layer's name is its position in the list of layers. A `residual` adds `body.` or `shortcut.`, a `concat` or `add` the
-position of the branch. Each of these contains a Sequential: `3.body.0.weight`, `4.1.0.bias`.
+`training.init_from` reads the file, and so does `load_state_dict` of the same network in PyTorch. A layer's name is its
+position in the list of layers. A `residual` adds `body.` or `shortcut.`, a `concat` or `add` the position of the
+branch. Each of these contains a Sequential: `3.body.0.weight`, `4.1.0.bias`.
 """
 
 from __future__ import annotations
@@ -35,23 +36,9 @@ def encode(trained: TrainedModel) -> bytes:
     }
     if isinstance(trained.network.task, Regression) and trained.network.task.normalized:
         about |= {"target_mean": trained.network.task.mean, "target_std": trained.network.task.std}
-    return tensor_file.encode(tensors(trained), about)
-
-
-def tensors(trained: TrainedModel) -> dict[str, np.ndarray]:
-    """The arrays in the run's precision, by their PyTorch names.
-
-    Each batch normalisation gets the additional array `num_batches_tracked` of PyTorch. It is 0, because PyTorch only
-    uses it if momentum is None.
-    """
-    found = named_arrays(trained)
-    for name in list(found):
-        layer, _, last = name.rpartition(".")
-        if last == "running_var":
-            found[f"{layer}.num_batches_tracked"] = np.array(0)
-    return found
+    return tensor_file.encode(named_arrays(trained), about)
 
 
 def named_arrays(trained: TrainedModel) -> dict[str, np.ndarray]:
-    """Parameters and running statistics by their PyTorch names."""
+    """Parameters and running statistics by name, in the run's precision."""
     return {name: x.numpy() for name, x in tensor_file.named(trained.params, trained.statistics).items()}

@@ -1,9 +1,11 @@
-"""The graph of a Program, such as that of a training step, after each of its passes."""
+"""The graph of a Program after each of its passes: of a training step, or of a function (`adtrain.graph`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from adtrain import training
 from adtrain.backends.cpu.fusions import cpu_fusions
@@ -19,6 +21,7 @@ from adtrain.graphs.ladder import Ladder
 from adtrain.graphs.layout import ladder_picture
 from adtrain.graphs.picture import Picture
 from adtrain.graphs.roles import Roles, program_text
+from adtrain.jitted import Jitted, jit
 from adtrain.passes import SIMPLIFY
 from adtrain.text import counted
 
@@ -91,3 +94,37 @@ def _after_passes(program: Program, passes: Sequence[Pass]) -> Iterator[tuple[st
 def _pass_name(apply: Pass) -> str:
     name: str = getattr(apply, "func", apply).__name__
     return name
+
+
+def graph(f: Callable[..., Any], *args: Any, after: str = SIMPLIFIED, detail: bool = False, **options: Any) -> Graph:
+    """The graph of a function for arguments of these types. The function is traced as by `jit`; nothing is run.
+
+    Forward equations run down the left, gradients up the right, and equations that depend on gradients follow at the
+    far right. What is stored for the gradients is drawn between them, with its bytes. Equations in layers are drawn as
+    one box for each layer, others one by one.
+
+    Args:
+        f: function of trees of arrays to a tree of arrays, or the result of `jit`.
+        args, options: its arguments.
+        after: the pass of the compiler after which equations are shown, or "trace"; by default the last one before
+            fusion.
+        detail: draw a box for each equation in layers as well.
+
+    Returns:
+        The graph: `svg`, `html` and `dot` as text, `save(path)` for files. A notebook shows it.
+
+    Raises:
+        OptionError: `f` is not a function. AdtrainError: there is no pass of that name.
+        TraceError, DTypeError: see `jit`.
+    """
+    jitted = f if isinstance(f, Jitted) else jit(f)
+    program, places = jitted.trace(*args, **options)
+    try:
+        parameters = list(inspect.signature(jitted).parameters)
+    except (TypeError, ValueError):  # a function written in C
+        parameters = []
+    names: dict[int | str, str] = dict(enumerate(parameters[: len(args)]))
+    inputs = [".".join(filter(None, (str(names.get(place, place)), path))) for place, path in places]
+    name = getattr(jitted, "__name__", "function")
+    title = f"{name}({', '.join(dict.fromkeys(path.partition('.')[0] for path in inputs))})"
+    return program_graph(program, inputs, title, {}, after, detail)

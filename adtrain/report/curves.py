@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 from markupsafe import Markup
 
-from adtrain.report.plot import Axis, Plot
+from adtrain.report.plot import Axis, Plot, log_ticks, ticks
 from adtrain.report.record import Record
-from adtrain.report.ticks import log_ticks, ticks
 from adtrain.training.scores import HIGHER_IS_BETTER, value_text
+
+T = TypeVar("T")
 
 SCORES = ("train", "validation")
 MOST_POINTS, MOST_MARKERS = 1000, 60
@@ -34,6 +37,26 @@ class Curve(NamedTuple):
     def marked(self) -> bool:
         """Whether points get markers. A learning rate gets one only if it has a single point."""
         return bool(self.name) and len(self.xs) <= (1 if self.kind == "rate" else MOST_MARKERS)
+
+
+def alike(items: Iterable[T], settings: Callable[[T], Mapping[str, Any]]) -> list[list[T]]:
+    """Items with equal settings together, in the order of their first ones."""
+    found: dict[str, list[T]] = {}
+    for item in items:
+        found.setdefault(json.dumps(settings(item), sort_keys=True, default=str), []).append(item)
+    return list(found.values())
+
+
+def banded(name: str, kind: str, found: Sequence[Mapping[int, float]], per_unit: float = 1) -> Curve | None:
+    """The mean of several runs at the positions that all of them have, in a band from the smallest to the largest
+    value. A position is divided by `per_unit`. None if there is no such position.
+    """
+    at = sorted(set.intersection(*map(set, found))) if found else []
+    if not at:
+        return None
+    values = np.array([[points[position] for position in at] for points in found])
+    band = [values.min(axis=0).tolist(), values.max(axis=0).tolist()] if len(found) > 1 else [[], []]
+    return Curve(name, kind, [position / per_unit for position in at], values.mean(axis=0).tolist(), *band)
 
 
 class Panel(NamedTuple):

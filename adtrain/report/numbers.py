@@ -10,8 +10,7 @@ import numpy as np
 from markupsafe import Markup
 
 from adtrain import metrics
-from adtrain.report.plot import Axis, Plot
-from adtrain.report.ticks import ticks
+from adtrain.report.plot import Axis, Plot, ticks
 from adtrain.training.scores import value_text
 from adtrain.training.tasks import TargetScores
 

@@ -9,12 +9,10 @@ from adtrain import config
 from adtrain.metrics import ByClass
 from adtrain.report import classes, numbers
 from adtrain.report.curves import panels
-from adtrain.report.kernels import kernels
-from adtrain.report.network import strip
 from adtrain.report.numbers import LabelPredictions, NumberPredictions
 from adtrain.report.predictions import AnyPredictions, Predictions, Sample
 from adtrain.report.record import Record
-from adtrain.report.timeline import lanes
+from adtrain.report.times import kernels, lanes, strip
 from adtrain.templates import environment
 from adtrain.training import scores
 from adtrain.training.summary import model_text

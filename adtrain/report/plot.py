@@ -1,9 +1,12 @@
-"""Draws plots as SVG. The colours come from the page's CSS, so that they follow its light or dark scheme."""
+"""Draws plots as SVG, with round numbers along the axes.
+
+The colours come from the page's CSS, so that they follow its light or dark scheme.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import hypot, log
+from math import ceil, floor, hypot, log, log10
 from typing import NamedTuple
 
 from markupsafe import Markup
@@ -42,16 +45,35 @@ class Shape(NamedTuple):
     text: str = ""
 
 
-class Plot:
+class Drawing:
     """A drawing of `width` x `height` units that scales to the width of its container.
 
-    `description` is for screen readers. Points are given in the units of the axes. `kind` is the CSS classes of a
-    shape, which set its colour.
+    `description` is for screen readers. `kind` is the CSS classes of a shape, which set its colour.
     """
 
-    def __init__(self, description: str, x: Axis, y: Axis, width: int = 360, height: int = 220) -> None:
-        self.description, self.x, self.y, self.width, self.height = description, x, y, width, height
+    def __init__(self, description: str, width: int, height: int) -> None:
+        self.description, self.width, self.height = description, width, height
         self.shapes: list[Shape] = []
+
+    def stroke(self, points: Sequence[Point], kind: str, tooltip: str = "") -> None:
+        """A line through points in the drawing's coordinates."""
+        self.shapes.append(Shape("polyline", kind, {"points": _text(points)}, tooltip))
+
+    def text(self, at: Point, text: str, kind: str, anchor: str = "start") -> None:
+        """Text at the drawing's coordinates `at`."""
+        position = {"x": f"{at[0]:.1f}", "y": f"{at[1]:.1f}", "text-anchor": anchor}
+        self.shapes.append(Shape("text", kind, position, text=text))
+
+    def svg(self) -> Markup:
+        return macro("plot.html.j2", "svg")(self)
+
+
+class Plot(Drawing):
+    """A drawing with two axes. Points are given in their units."""
+
+    def __init__(self, description: str, x: Axis, y: Axis, width: int = 360, height: int = 220) -> None:
+        super().__init__(description, width, height)
+        self.x, self.y = x, y
         top = TOP + (14 if y.title else 0)
         self.box = LEFT, top, width - LEFT - RIGHT, height - top - BOTTOM
         for tick in y.ticks:
@@ -83,10 +105,6 @@ class Plot:
         circle = {"cx": f"{left:.1f}", "cy": f"{top:.1f}", "r": f"{radius:g}"}
         self.shapes.append(Shape("circle", f"marker {kind}", circle, tooltip))
 
-    def stroke(self, points: Sequence[Point], kind: str) -> None:
-        """A line through points in the drawing's coordinates."""
-        self.shapes.append(Shape("polyline", kind, {"points": _text(points)}))
-
     def arrow(self, start: Point, end: Point, kind: str, gap: float = 0) -> None:
         """An arrow between two points in the drawing's coordinates, which ends `gap` before `end`."""
         across, down = end[0] - start[0], end[1] - start[1]
@@ -99,14 +117,43 @@ class Plot:
         sides = [(back[0] + side * below * HEAD / 2, back[1] - side * right * HEAD / 2) for side in (1, -1)]
         self.stroke([start, tip, sides[0], tip, sides[1]], kind)
 
-    def text(self, at: Point, text: str, kind: str, anchor: str = "start") -> None:
-        """Text at the drawing's coordinates `at`."""
-        position = {"x": f"{at[0]:.1f}", "y": f"{at[1]:.1f}", "text-anchor": anchor}
-        self.shapes.append(Shape("text", kind, position, text=text))
-
-    def svg(self) -> Markup:
-        return macro("plot.html.j2", "svg")(self)
-
 
 def _text(points: Iterable[Point]) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+
+
+SMALLEST = 1e-300
+"""Numbers below this magnitude are drawn as 0."""
+
+MOST_DECADES = 7
+"""A logarithmic axis over more powers of ten than this has a tick at every second one, or at fewer."""
+
+
+def ticks(low: float, high: float, whole: bool = False) -> Sequence[float]:
+    """At least two equidistant round numbers from at most `low` to at least `high`; integers with `whole`."""
+    if max(abs(low), abs(high)) < SMALLEST:
+        low = high = 0.0
+    if high - low <= 1e-6 * max(abs(low), abs(high)):
+        low, high = min(low, 0.0), max(high, 0.0) or 1.0
+    rough = (high - low) / 5
+    power = 10.0 ** floor(log10(rough))
+    step = next(size * power for size in (1, 2, 5, 10) if size * power >= rough * 0.999)
+    if whole:
+        step = max(1.0, step)
+    first, last = floor(round(low / step, 6)), ceil(round(high / step, 6))
+    return [float(f"{i * step:.9g}") for i in range(first, last + 1)]
+
+
+def log_ticks(low: float, high: float) -> Sequence[float]:
+    """Powers of ten from at most `low` to at least `high`, both above 0; up to two decades also 2 and 5 times those.
+
+    If 1 lies in this range, it is one of the ticks.
+    """
+    if high / low <= 100:
+        numbers = [size * 10.0**k for k in range(floor(log10(low)) - 1, ceil(log10(high)) + 2) for size in (1, 2, 5)]
+        first = max(i for i, x in enumerate(numbers) if x <= low * 1.001)
+        last = min(i for i, x in enumerate(numbers) if x >= high * 0.999)
+        return [float(f"{x:.9g}") for x in numbers[first : max(last, first + 1) + 1]]
+    first, last = floor(log10(low)), ceil(log10(high))
+    step = -(-(last - first) // MOST_DECADES)
+    return [10.0**k for k in range(first // step * step, last + step, step)]

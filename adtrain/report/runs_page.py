@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from adtrain.config.differences import differences, value_text
-from adtrain.report.curves import Curve, Panel
+from adtrain.report.curves import Curve, Panel, alike, banded
 from adtrain.report.record import Record
 from adtrain.templates import environment
 from adtrain.training import scores
@@ -57,17 +54,9 @@ class Group:
     records: Sequence[Record]
 
     def curve(self, metric: str, source: Source) -> Curve | None:
-        """The mean over the runs at the steps that all of them reached, with a band from the smallest to the largest
-        value. None if there is no such step."""
-        found = [source.points(record, metric) for record in self.records]
-        steps = sorted(set.intersection(*map(set, found)))
-        if not steps:
-            return None
-        values = np.array([[points[step] for step in steps] for points in found])
-        band = [values.min(axis=0).tolist(), values.max(axis=0).tolist()] if len(found) > 1 else [[], []]
+        """The mean over the runs; see `banded`."""
         per_unit = self.records[0].steps_per_epoch if source.unit == "epoch" else 1
-        xs = [step / per_unit for step in steps]
-        return Curve(self.name, self.kind, xs, values.mean(axis=0).tolist(), *band)
+        return banded(self.name, self.kind, [source.points(record, metric) for record in self.records], per_unit)
 
 
 def render(records: Sequence[Record]) -> str:
@@ -88,18 +77,18 @@ def render(records: Sequence[Record]) -> str:
 
 def groups(records: Sequence[Record]) -> list[Group]:
     """The runs by their configs without name and seed, in the order of their first runs."""
-    found: dict[str, list[Record]] = {}
-    for record in records:
+
+    def without_seed(record: Record) -> dict[str, Any]:
         settings = _settings(record)
-        settings["training"] = {**settings["training"], "seed": None}
-        found.setdefault(json.dumps(settings, sort_keys=True, default=str), []).append(record)
+        return {**settings, "training": {**settings["training"], "seed": None}}
+
     return [
         Group(
             f"{same[0].path.name} and {len(same) - 1} more" if len(same) > 1 else same[0].path.name,
             KINDS[i % len(KINDS)],
             same,
         )
-        for i, same in enumerate(found.values())
+        for i, same in enumerate(alike(records, without_seed))
     ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -11,17 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 
 from adtrain.config.differences import rounded_text, value_text
-from adtrain.files import write_atomic
-from adtrain.report.curves import Curve, Panel
-from adtrain.report.plot import BOTTOM, TOP, Shape
+from adtrain.report.curves import Curve, Panel, alike, banded
+from adtrain.report.plot import BOTTOM, TOP, Drawing, Shape
 from adtrain.report.runs_page import KINDS
 from adtrain.sweeps.finished import finished_results, run_path
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.records import EpochLine, MemberResult, SweepResults
-from adtrain.templates import environment, macro
+from adtrain.templates import environment
 from adtrain.training import scores
 
 MAX_LINES, MAX_CURVES = 400, 6
@@ -30,15 +27,11 @@ WIDTH, HEIGHT, SIDE = 760, 300, 60
 SEED = "training.seed"
 
 
-class Coordinates:
-    """Parallel coordinates: an axis for each key and one for the metric, a line for each member.
-
-    It has the attributes that the template of a plot needs.
-    """
+class Coordinates(Drawing):
+    """Parallel coordinates: an axis for each key and one for the metric, a line for each member."""
 
     def __init__(self, results: SweepResults) -> None:
-        self.description = f"the values of the members and their {results.rank_by.replace('_', ' ')}"
-        self.width, self.height, self.shapes = WIDTH, HEIGHT, list[Shape]()
+        super().__init__(f"the values of the members and their {results.rank_by.replace('_', ' ')}", WIDTH, HEIGHT)
         members = [x for x in results.members if x.value is not None][:MAX_LINES]
         keys = list(members[0].values)
         columns = [(key, [member.values[key] for member in members]) for key in keys]
@@ -46,21 +39,20 @@ class Coordinates:
         xs = [SIDE + i * (WIDTH - 2 * SIDE) / max(1, len(columns) - 1) for i in range(len(columns))]
         shares = [self._axis(x, title, values) for x, (title, values) in zip(xs, columns, strict=True)]
         for rank in range(len(members) - 1, -1, -1):  # the best is drawn last, above the others
-            points = " ".join(f"{x:.1f},{self._down(of[rank]):.1f}" for x, of in zip(xs, shares, strict=True))
             kind = f"curve {KINDS[0]}" if rank == 0 else f"faint {KINDS[1]}"
-            tooltip = f"member {members[rank].member}"
-            self.shapes.append(Shape("polyline", kind, {"points": points, "fill": "none"}, tooltip))
+            points = [(x, self._down(of[rank])) for x, of in zip(xs, shares, strict=True)]
+            self.stroke(points, kind, f"member {members[rank].member}")
 
     def _axis(self, x: float, title: str, values: Sequence[Any]) -> list[float]:
         """Draw an axis with its ends; the position of each value on it, from 0 to 1."""
         down = f"M{x:.1f} {self._down(0):.1f}V{self._down(1):.1f}"
         self.shapes.append(Shape("path", "grid", {"d": down}))
-        self._text(x, HEIGHT - 8, title)
+        self.text((x, HEIGHT - 8), title, "axis", "middle")
         numbers = [float(v) for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
         if len(numbers) == len(values) and all(map(isfinite, numbers)):
             low, high = min(numbers), max(numbers)
             for at, value in ((0.0, low), (1.0, high)):
-                self._text(x, self._down(at) + (14 if at == 0 else -6), f"{value:.4g}")
+                self.text((x, self._down(at) + (14 if at == 0 else -6)), f"{value:.4g}", "axis", "middle")
             logarithmic = low > 0 and high / low >= 100
             shown = [log(v) for v in numbers] if logarithmic else numbers
             first, last = min(shown), max(shown)
@@ -69,18 +61,11 @@ class Coordinates:
         names = sorted(set(texts))
         places = {name: i / max(1, len(names) - 1) if len(names) > 1 else 0.5 for i, name in enumerate(names)}
         for name, place in places.items():
-            self._text(x, self._down(place) - 4, name)
+            self.text((x, self._down(place) - 4), name, "axis", "middle")
         return [places[text] for text in texts]
 
     def _down(self, share: float) -> float:
         return TOP + 14 + (1 - share) * (HEIGHT - TOP - 14 - BOTTOM - 14)
-
-    def _text(self, x: float, y: float, text: str) -> None:
-        place = {"x": f"{x:.1f}", "y": f"{y:.1f}", "text-anchor": "middle"}
-        self.shapes.append(Shape("text", "axis", place, text=text))
-
-    def svg(self) -> Markup:
-        return macro("plot.html.j2", "svg")(self)
 
 
 def render(folder: SweepFolder, results: SweepResults, best_report: str | None) -> str:
@@ -109,15 +94,12 @@ def panels(lines: Sequence[EpochLine], results: SweepResults) -> list[Panel]:
 
     Members that differ in their seeds only are one curve.
     """
-    by_setting: dict[str, list[MemberResult]] = {}
-    for member in results.members:
-        if member.status != "failed":
-            settings = {key: value for key, value in member.values.items() if key != SEED}
-            by_setting.setdefault(json.dumps(settings, sort_keys=True, default=str), []).append(member)
+    drawn = [member for member in results.members if member.status != "failed"]
+    by_setting = alike(drawn, lambda x: {key: value for key, value in x.values.items() if key != SEED})
     metric = results.rank_by.partition("_")[2]
     parts = ["validation", "train"] if any(x.validation for x in results.members) else ["train"]
     metrics = list(dict.fromkeys((metric, "loss")))
-    best = sorted(by_setting.values(), key=lambda same: _mean_key(same, results.higher))[:MAX_CURVES]
+    best = sorted(by_setting, key=lambda same: _mean_key(same, results.higher))[:MAX_CURVES]
     found = []
     for split in parts:
         for name in metrics:
@@ -141,29 +123,20 @@ def _mean_key(same: Sequence[MemberResult], higher: bool) -> tuple[bool, float]:
 
 
 def _curve(lines: Sequence[EpochLine], same: Sequence[MemberResult], kind: str, split: str, name: str) -> Curve | None:
-    numbers = {x.member for x in same}
-    by_epoch: dict[int, list[float]] = {}
+    found: dict[int, dict[int, float]] = {x.member: {} for x in same}
     for line in lines:
         for scored in line.members:
             score = getattr(scored, split)
             values = {**(scored.metrics if split == "validation" else {}), **(score._asdict() if score else {})}
-            if scored.member in numbers and name in values:
-                by_epoch.setdefault(line.epoch, []).append(values[name])
-    epochs = sorted(epoch for epoch, values in by_epoch.items() if len(values) == max(map(len, by_epoch.values())))
-    if not epochs:
-        return None
-    of_epochs = [by_epoch[epoch] for epoch in epochs]
+            if scored.member in found and name in values:
+                found[scored.member][line.epoch] = values[name]
     texts = {key.rpartition(".")[2]: rounded_text(x, brief=True) for key, x in same[0].values.items() if key != SEED}
     settings = ", ".join(f"{name} {text}" for name, text in texts.items())
-    band = [[min(x) for x in of_epochs], [max(x) for x in of_epochs]] if len(same) > 1 else [[], []]
-    return Curve(settings or "all seeds", kind, epochs, [float(np.mean(x)) for x in of_epochs], *band)
+    return banded(settings or "all seeds", kind, [points for points in found.values() if points])
 
 
-def write(folder: SweepFolder, output: Path | None) -> Path:
-    """Write the page of a sweep; returns its path, by default report.html in the sweep's folder."""
+def beside(folder: SweepFolder, place: Path) -> str:
+    """The page of a sweep for the folder `place`, from where it links to the report of the best member."""
     results = finished_results(folder)
-    page = output or folder.path / "report.html"
     best = run_path(folder, results.members[0].member) / "report.html"
-    link = os.path.relpath(best, page.parent) if best.is_file() else None
-    write_atomic(page, render(folder, results, link).encode())
-    return page
+    return render(folder, results, os.path.relpath(best, place) if best.is_file() else None)

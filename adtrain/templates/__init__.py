@@ -1,4 +1,4 @@
-"""The templates of all HTML pages (Jinja2, `*.html.j2`), and their style sheets.
+"""The templates of all HTML pages (Jinja2, `*.html.j2`), their style sheets, and the templates of exported C.
 
 A page extends `page.html.j2`. Values are escaped; HTML is of the type `markupsafe.Markup`.
 """
@@ -39,3 +39,10 @@ def macro(template: str, name: str) -> Callable[..., Markup]:
     """A macro of a template as a function."""
     found: Callable[..., Markup] = getattr(environment().get_template(template).module, name)
     return found
+
+
+bar, breakable, facts, key, note, notice, section, table, tiles = (
+    macro("parts.html.j2", name)
+    for name in ("bar", "breakable", "facts", "key", "note", "notice", "section", "table", "tiles")
+)
+"""Building blocks of pages: the macros of `parts.html.j2` as functions."""

@@ -95,7 +95,7 @@ static void conv_transpose2d(const struct conv *s, const float *x, const float *
                         }
 }
 
-/* The maximum of each window; what lies outside of the image does not count. */
+/* The maximum of each window, NaN if there is one; what lies outside of the image does not count. */
 static void max_pool2d(const struct pool *s, const float *x, float *y) {
     for (int c = 0; c < s->channels; c++, x += s->height * s->width)
         for (int row = 0; row < s->out_height; row++)
@@ -103,10 +103,16 @@ static void max_pool2d(const struct pool *s, const float *x, float *y) {
                 const int top = row * s->stride_y - s->padding_y, left = col * s->stride_x - s->padding_x;
                 const int bottom = smaller(top + s->kernel_height, s->height);
                 const int right = smaller(left + s->kernel_width, s->width);
-                float most = -INFINITY;
+                float most = -INFINITY, sum = 0; /* NaN, which is rare, makes the sum NaN */
                 for (int i = larger(top, 0); i < bottom; i++)
-                    for (int j = larger(left, 0); j < right; j++)
+                    for (int j = larger(left, 0); j < right; j++) {
                         most = x[i * s->width + j] > most ? x[i * s->width + j] : most;
+                        sum += x[i * s->width + j];
+                    }
+                if (sum != sum)
+                    for (int i = larger(top, 0); i < bottom; i++)
+                        for (int j = larger(left, 0); j < right; j++)
+                            if (x[i * s->width + j] != x[i * s->width + j]) most = NAN;
                 *y++ = most;
             }
 }
@@ -329,9 +335,9 @@ static int64_t integer_power(int64_t base, int64_t exponent) {
     return power;
 }
 
-/* The index of the first of the largest numbers. */
+/* The index of the first of the largest numbers, or of the first NaN. */
 static int argmax(const float *x, int n) {
     int best = 0;
-    for (int i = 1; i < n; i++) best = x[i] > x[best] ? i : best;
+    for (int i = 1; i < n; i++) best = x[best] == x[best] && !(x[i] <= x[best]) ? i : best;
     return best;
 }

@@ -110,7 +110,8 @@ static void conv2d_weight_grad(const struct conv *s, int images, const float *x,
                 }
 }
 
-/* The maximum of each window, and its position in the window, for `planes` images of one channel. */
+/* The maximum of each window, and its position in the window, for `planes` images of one channel: the first maximum, or
+   the last NaN if there is one. */
 static void max_pool2d_where(const struct pool *s, int planes, const float *x, float *y, int32_t *where) {
     for (int plane = 0; plane < planes; plane++, x += s->height * s->width)
         for (int i = 0; i < s->out_height * s->out_width; i++, y++, where++) {
@@ -120,8 +121,9 @@ static void max_pool2d_where(const struct pool *s, int planes, const float *x, f
             for (int tap = 0; tap < s->kernel_height * s->kernel_width; tap++) {
                 const int row = top + tap / s->kernel_width, col = left + tap % s->kernel_width;
                 if (row < 0 || row >= s->height || col < 0 || col >= s->width) continue;
-                if (*where >= 0 && !(x[row * s->width + col] > *y)) continue;
-                *y = x[row * s->width + col];
+                const float found = x[row * s->width + col];
+                if (*where >= 0 && !(found > *y || found != found)) continue;
+                *y = found;
                 *where = tap;
             }
         }

@@ -7,12 +7,12 @@ from typing import Any
 
 from markupsafe import Markup
 
+from adtrain import templates
 from adtrain.bench.page import charts
 from adtrain.bench.result import Result, TimedResult, outliers, timings, warnings
 from adtrain.bench.timing.protocol import Protocol
 from adtrain.bench.timing.sampling import Time
 from adtrain.bench.view import MINOR_RANK, Column, Note, Notice, Part, Picture, Section, Table, Tiles, interval
-from adtrain.report import parts
 from adtrain.templates import environment
 
 
@@ -36,18 +36,18 @@ def drawn(found: Iterable[Part]) -> Iterator[Markup]:
             continue
         match part:
             case Note():
-                yield parts.note(part.text)
+                yield templates.note(part.text)
             case Notice():
-                yield parts.notice(part.text)
+                yield templates.notice(part.text)
             case Tiles():
-                yield parts.tiles(part.found)
+                yield templates.tiles(part.found)
             case Picture():
                 yield part.draw()
             case Table():
                 yield table(part)
             case Section():
                 content = Markup().join(drawn(part.parts))
-                yield parts.section(part.title, charts.details(part.folded, content) if part.folded else content)
+                yield templates.section(part.title, charts.details(part.folded, content) if part.folded else content)
 
 
 def table(found: Table[Any]) -> Markup:
@@ -59,7 +59,7 @@ def table(found: Table[Any]) -> Markup:
         rows.append([column.foot() if column.foot else Markup() for column in shown])
     titles = _distinct([column.title for column in shown])
     classes = dict(zip(titles, map(_classes, shown), strict=True))
-    return parts.table(classes, rows, found.kind) + Markup().join(map(parts.note, found.notes))
+    return templates.table(classes, rows, found.kind) + Markup().join(map(templates.note, found.notes))
 
 
 def _cell(column: Column[Any], row: Any, largest: float) -> str:
@@ -70,10 +70,10 @@ def _cell(column: Column[Any], row: Any, largest: float) -> str:
     if isinstance(value, Time) and text == column.text(row) and column.format.write is not interval:
         text = charts.hint(text, f"95% interval {interval(value)} ms; {value.samples} samples of {value.repeats}")
     elif column.format.breaks:
-        text = parts.breakable(text.split(column.format.breaks), column.format.breaks)
+        text = templates.breakable(text.split(column.format.breaks), column.format.breaks)
     if column.bar:
         length, kind = column.bar(row)
-        text = parts.bar(length / largest if largest else 0.0, text, kind)
+        text = templates.bar(length / largest if largest else 0.0, text, kind)
     return text
 
 

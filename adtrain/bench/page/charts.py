@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from adtrain.bench.view import Ratio, factor
-from adtrain.report.plot import Axis, Plot, Point
-from adtrain.report.ticks import log_ticks
+from adtrain.report.plot import Axis, Plot, Point, log_ticks
 from adtrain.templates import macro
 
 columns, details, figures, hint, keys, listed, matrix, named, rows, stack, timeline, two_lines, _axis, _chart, _lane = (

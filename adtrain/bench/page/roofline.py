@@ -10,12 +10,11 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
+from adtrain import templates
 from adtrain.bench.page import charts
 from adtrain.bench.page.charts import power_text
 from adtrain.bench.timing.roofline import Roofline
-from adtrain.report import parts
-from adtrain.report.plot import Axis, Plot, Point
-from adtrain.report.ticks import log_ticks
+from adtrain.report.plot import Axis, Plot, Point, log_ticks
 
 WIDTH, HEIGHT = 480, 340
 LETTER, LINE = 6.0, 12
@@ -107,7 +106,7 @@ def figures(
     shown = {title: [dot for dot in dots if dot.drawn] for title, dots in groups.items()}
     drawn = [dot.place for dots in shown.values() for dot in dots]
     if not drawn:
-        return parts.note("No operation here has FLOPs.")
+        return templates.note("No operation here has FLOPs.")
     closest, _ = max(drawn, key=lambda place: place[1] / roof.at(place[0]))
     xs = log_ticks(*_ends([x for x, _ in drawn]))
     ys = log_ticks(*_ends([*(y for _, y in drawn), roof.at(closest)]))
@@ -119,7 +118,7 @@ def figures(
     left_out = sum(map(len, groups.values())) - len(drawn)
     note = "A point is an operation; the line is the measured peak of the device, which data in caches may exceed."
     note += f" {left_out} without FLOPs are left out." if left_out else ""
-    return charts.keys(legend) + charts.figures(pictures, "wide-curves") + parts.note(note)
+    return charts.keys(legend) + charts.figures(pictures, "wide-curves") + templates.note(note)
 
 
 def _figure(

@@ -1,9 +1,9 @@
 """A trained network as C that needs only the C library.
 
-- `network` writes the equations of an evaluation as statements (`statements`); `int8` does so in int8, and `training`
-  for a training step.
-- `code` holds the statements of a function and places their values in memory.
-- `source` makes the files: `header`, `body`, `main_program`. The functions that are called are those of
-  `kernels/export/`, which `library` reads.
-- `compiled` compiles the file for this machine; `wasm` for WebAssembly, and `page` puts that into a page.
+- `network` writes the equations of an evaluation, and of a training step, as statements (`statements`); `int8` does so
+  in int8.
+- `code` holds the statements of a function, places their values in memory, and finds the functions of `kernels/export/`
+  that they call.
+- `source` fills the templates `network.c.j2` and `network.h.j2`.
+- `build` compiles the file for this machine, or for WebAssembly, and puts that into a page.
 """

@@ -1,19 +1,25 @@
-"""Statements of a C function, and the places of their values in memory."""
+"""Statements of a C function, the places of their values in memory, their text, and the functions that they call.
+
+The functions are those of `kernels/export/`.
+"""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
+from textwrap import TextWrapper
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from adtrain.codegen.expressions import c_type
+from adtrain.assets import asset_path
+from adtrain.codegen.expressions import c_type, literal
 from adtrain.core.program import Variable
 from adtrain.core.types import ArrayType
-from adtrain.export.c.text import number
 from adtrain.passes.arena import Arena
 from adtrain.passes.places import nbytes
 
@@ -100,9 +106,6 @@ class Code:
         """Bytes of the memory of values."""
         return sum(size for _, size in self.memory.values())
 
-    def comment(self, text: str) -> None:
-        self.steps.append(text)
-
     def add(self, statement: Statement) -> None:
         function = statement.function
         if statement.text is None:
@@ -116,10 +119,9 @@ class Code:
                 self.names[v] = self.weight(v)
         self.steps.append(statement)
 
-    def value(self, shape: Sequence[int] | int, dtype: str = "float32") -> Variable:
+    def value(self, shape: tuple[int, ...], dtype: str = "float32") -> Variable:
         """A new value, such as memory that a function uses for itself."""
-        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-        return Variable(ArrayType(sizes, np.dtype(dtype)), "cpu")
+        return Variable(ArrayType(shape, np.dtype(dtype)), "cpu")
 
     def same(self, v: Variable, source: Variable) -> None:
         """Let `v` have the memory of `source`."""
@@ -205,28 +207,110 @@ class Code:
         called = f"{function}({', '.join(map(self.text, statement.arguments))})"
         return f"if (!{called}) return -1;" if statement.checked else f"{called};"
 
+    def body(self) -> Iterator[str]:
+        """The calls, with an empty line before each comment on the next ones."""
+        for before, x in zip(["", *self.steps], self.steps, strict=False):
+            if isinstance(x, str):
+                yield f"{'' if isinstance(before, str) else chr(10)}    /* {x} */"
+            else:
+                yield statement(self.call(x))
+
     def functions(self) -> list[str]:
         """The generated functions."""
         checked = {s.text for s in self.statements if s.checked}
-        return [f"static {'int' if text in checked else 'void'} {name}{text}\n" for text, name in self.loops.items()]
+        return [f"static {'int' if text in checked else 'void'} {name}{text}" for text, name in self.loops.items()]
 
 
 def c_identifier(name: str) -> str:
     return re.sub(r"\W", "_", name)
 
 
-CONV = (
-    "channels", "height", "width", "filters", "groups", "out_height", "out_width", "kernel_height", "kernel_width",
-    "stride_y", "stride_x", "dilation_y", "dilation_x", "padding_y", "padding_x",
-)  # fmt: skip
-POOL = (
-    "channels", "height", "width", "out_height", "out_width", "kernel_height", "kernel_width", "stride_y", "stride_x",
-    "padding_y", "padding_x",
-)  # fmt: skip
-"""The members of the structs of `layers.c`."""
+WIDTH = 110
+"""Columns of a line of numbers, or of a statement."""
+
+_WRAPPER = TextWrapper(
+    WIDTH, initial_indent="    ", subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False
+)
 
 
-def struct(name: str, members: Sequence[str], sizes: Sequence[int]) -> str:
-    """The address of a struct as C text; members that are 0 are left out."""
+def number(x: np.generic) -> str:
+    """A number; of floats the shortest decimal number that is read as the same float."""
+    return f"{x!s}f" if x.dtype == np.float32 and isfinite(x) else literal(x.item())
+
+
+def numbers(x: np.ndarray) -> Iterator[str]:
+    """The elements of an array as lines; see `number`."""
+    line = "   "
+    for element in x.reshape(-1):
+        item = f" {number(element)},"
+        if len(line) + len(item) > WIDTH:
+            yield line
+            line = "   "
+        line += item
+    yield line
+
+
+def statement(text: str) -> str:
+    """A statement in the body of a function, in lines of at most WIDTH columns."""
+    joined = text.replace(" = ", "\0=\0").replace(" + ", "\0+\0")  # no line ends within an initialiser or a sum
+    return _WRAPPER.fill(joined).replace("\0", " ")
+
+
+def c_string(text: str) -> str:
+    """A C string with the UTF-8 bytes of a text; others than letters, digits and some signs are octal numbers."""
+    plain = (32, *range(44, 60), *range(64, 92), 95, *range(97, 123), 40, 41)
+    return '"' + "".join(chr(b) if b in plain else f"\\{b:03o}" for b in text.encode()) + '"'
+
+
+_NAME = re.compile(
+    r"^(?:static|INLINE)[\w\s*]*?\b(\w+)\(|^struct (\w+) \{|^typedef .*?\b(\w+) __|^#\s*define (\w+)", re.MULTILINE
+)
+
+
+class Block(NamedTuple):
+    """A function, a struct or a definition with the comment above it."""
+
+    text: str
+    uses: frozenset[str]
+
+
+def _uses(text: str) -> frozenset[str]:
+    """The functions that a text calls, and the structs, types and macros that it names, without its comments."""
+    code = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+    return frozenset(re.findall(r"\w+(?=\()|(?<=struct )\w+|\bvector\b|\b[A-Z]+\b", code))
+
+
+@functools.cache
+def blocks(*files: str) -> dict[str, Block]:
+    """The blocks of these files by name; a file's blocks replace those of the same name in later files."""
+    found: dict[str, Block] = {}
+    for file in files:
+        text = (asset_path("kernels") / "export" / file).read_text(encoding="utf-8")
+        for part in text.split("\n\n"):
+            if match := _NAME.search(part):
+                name = next(filter(None, match.groups()))
+                found.setdefault(name, Block(part.strip("\n"), _uses(part)))
+    return found
+
+
+def needed(functions: Iterable[str], *files: str) -> list[str]:
+    """The texts of these functions and of all that they use, each after those that it uses."""
+    library, found = blocks(*files), dict[str, str]()
+
+    def add(name: str) -> None:
+        if name not in found:
+            for other in sorted(library[name].uses & library.keys() - {name}):
+                add(other)
+            found[name] = library[name].text
+
+    for name in functions:
+        add(name)
+    return list(found.values())
+
+
+def struct(name: str, sizes: Sequence[int]) -> str:
+    """The address of a struct of `layers.c` as C text; members that are 0 are left out."""
+    text = re.sub(r"/\*.*?\*/", "", blocks("layers.c")[name].text)
+    members = re.findall(r"\w+(?=[,;])", text)
     given = [f".{member} = {size}" for member, size in zip(members, sizes, strict=True) if size]
     return f"&(struct {name}){{{', '.join(given)}}}"

@@ -28,7 +28,8 @@ from adtrain.data.statistics import PIXEL_MAX
 from adtrain.export.c.code import Argument, Code, Part, Statement
 from adtrain.export.c.network import IMAGE, Notes, Translated, factor_and_summand
 from adtrain.export.c.statements import conv_sizes, padded, pool_sizes
-from adtrain.export.evaluation import Evaluation, evaluation, finite_arrays, size_text
+from adtrain.export.evaluation import Evaluation, evaluation
+from adtrain.nn.fields import size_text
 from adtrain.ops.conv import Window
 from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.training import TrainedModel
@@ -47,10 +48,12 @@ class Quantized(NamedTuple):
 
 
 class Unary(NamedTuple):
-    """A value that elementwise equations compute of one quantized value, `base`, and of constant numbers."""
+    """A value that elementwise equations, the last one in `place`, compute of one quantized value, `base`, and of
+    constant numbers: the results for its 256 numbers."""
 
     base: Variable
-    equations: tuple[Equation, ...]
+    numbers: Value
+    place: str
 
 
 def translated(trained: TrainedModel, images: np.ndarray) -> Translated:
@@ -64,7 +67,6 @@ def translated(trained: TrainedModel, images: np.ndarray) -> Translated:
         raise AdtrainError("int8 takes images of bytes, and this run was trained on float32 data; leave out --int8")
     if trained.targets or network.task.predictions is not ops.softmax or trained.config.data.is_text:
         raise AdtrainError("int8 gives classes with the probabilities of a softmax, this run other numbers")
-    finite_arrays(trained)
     found = evaluation(trained, len(images)).with_known_weights()
     return _Quantizer(trained, found, Code({}, {}, {}, integers=True)).run(images)
 
@@ -85,13 +87,13 @@ class _Quantizer:
         self.results: Variable | None = None
         notes = Notes(self.found)
         for e, dead in zip(program.equations, program.last_uses(), strict=True):
-            for note in notes.before(e):
-                self.code.comment(note)
+            self.code.steps += notes.before(e)
             if e.outputs[0] is predictions:
                 break
             self._compute(e)
-            if e.scope == "input":
-                self._input(e)
+            if e.scope == "input" and not e.has(Trait.RESHAPE):
+                if e.name == "add":  # the last one of the normalisation
+                    self._input(e)
             elif e not in self.taken:
                 self._add(e)
             for v in dead:
@@ -109,23 +111,17 @@ class _Quantizer:
 
     def _input(self, e: Equation) -> None:
         """The image, normalised and quantized by a table of the 256 bytes of each channel."""
-        (out,) = e.outputs
-        if e.has(Trait.RESHAPE):
-            return self._add(e)
         network = self.trained.network
-        if e.name != "add":
-            return None
         factor, summand = (x.reshape(-1, 1) for x in network.normalization())
         numbers = np.arange(256) * factor + summand
         scale = float(np.abs(numbers).max()) / MOST
         table = self.code.constant("layer_input_table", np.round(numbers / scale).astype(np.int8))
         channels, *sizes = self.trained.image_shape
-        self._write(out, scale, "look_up_image", [IMAGE, channels, prod(sizes), table])
-        return None
+        self._write(e.outputs[0], scale, "look_up_image", [IMAGE, channels, prod(sizes), table])
 
     def _add(self, e: Equation) -> None:
         """Add the statements of an equation."""
-        given = [v for v in dict.fromkeys(e.inputs) if v not in self.found.fixed]
+        given = [v for v in dict.fromkeys(e.inputs) if v not in self.found.known]
         if not given:
             return
         if e.has(Trait.RESHAPE):
@@ -139,9 +135,10 @@ class _Quantizer:
         elif e.name in TABLE:
             TABLE[e.name](self, e)
         elif self._is_unary(e, given):
-            bases = {self.unary[v].base if v in self.unary else v for v in given}
-            before = (each for v in given if v in self.unary for each in self.unary[v].equations)
-            self.unary[e.outputs[0]] = Unary(bases.pop(), tuple(dict.fromkeys((*before, e))))
+            known: dict[Variable, Value] = {v: self._table(v).numbers for v in given}
+            arguments = [known[v] if v in known else array(self.found.known[v].reshape(())) for v in e.inputs]
+            numbers = ops.broadcast_to(bind(e.primitive, *arguments, **e.params), (256,))
+            self.unary[e.outputs[0]] = Unary(self._table(given[0]).base, numbers, self._path(e))
         elif e.name == "add" and e.inputs[0].type == e.inputs[1].type and len(given) == 2:
             self._sum(e)
         else:
@@ -149,9 +146,15 @@ class _Quantizer:
 
     def _is_unary(self, e: Equation, given: Sequence[Variable]) -> bool:
         """Whether each element of the result is a function of one element of one quantized value."""
-        bases = {self.unary[v].base if v in self.unary else v for v in given}
-        single = all(v.size == 1 for v in e.inputs if v in self.found.fixed)
-        return elementwise(e) and not e.has(Trait.BROADCAST) and single and len(bases) == 1
+        single = all(v.size == 1 for v in e.inputs if v in self.found.known)
+        alone = elementwise(e) and not e.has(Trait.BROADCAST) and single
+        return alone and len({self.unary[v].base if v in self.unary else v for v in given}) == 1
+
+    def _table(self, v: Variable) -> Unary:
+        """A value as a function of the 256 numbers of a quantized value."""
+        if v in self.unary:
+            return self.unary[v]
+        return Unary(v, array((np.arange(-128, 128) * self._value(v).scale).astype(np.float32)), "")
 
     def _refused(self, e: Equation) -> AdtrainError:
         name = "" if self.found.layer_of(e) else f" ({e.name})"
@@ -160,17 +163,10 @@ class _Quantizer:
     def _value(self, v: Variable) -> Quantized:
         """A value in int8; elementwise equations on one value become a table of its 256 numbers."""
         if v not in self.values:
-            base, equations = self.unary[v]
-            x = self._value(base)
-            numbers = array((np.arange(-128, 128) * x.scale).astype(np.float32))
-            known: dict[Variable, Value] = {base: numbers}
-            for e in equations:
-                arguments = [known[a] if a in known else array(self.found.value(a).reshape(())) for a in e.inputs]
-                known[e.outputs[0]] = ops.broadcast_to(bind(e.primitive, *arguments, **e.params), (256,))
-            scale = self._scale(v)
-            table = np.clip(np.round(known[v].numpy() / scale), -MOST, MOST).astype(np.int8)
-            name = self.code.constant(f"layer_{self._path(equations[-1])}_table", table)
-            y = self._new(v)
+            base, numbers, place = self.unary[v]
+            x, y, scale = self._value(base), self._new(v), self._scale(v)
+            table = np.clip(np.round(numbers.numpy() / scale), -MOST, MOST).astype(np.int8)
+            name = self.code.constant(f"layer_{place}_table", table)
             self.code.add(Statement("look_up", [x.buffer, y.size, name, y], overwrites=(x.buffer,)))
             self.values[v] = Quantized(y, scale)
         return self.values[v]
@@ -202,7 +198,7 @@ class _Quantizer:
             return v, -MOST
         self.taken.add(relu)
         self._compute(relu)
-        self.code.comment("relu: the least result is 0")
+        self.code.steps.append("relu: the least result is 0")
         return relu.outputs[0], 0
 
     def _product(self, e: Equation, weight: np.ndarray, bias: np.ndarray, kind: str) -> None:
@@ -219,7 +215,7 @@ class _Quantizer:
             weight, bias = weight * factor.reshape(-1, *[1] * (weight.ndim - 1)), bias * factor + summand
             y = norm.outputs[0]
         if kind == "linear" and y is self.found.program.outputs[0] and rows == 1:
-            self.results = self.code.value(len(weight), "int32")
+            self.results = self.code.value((len(weight),), "int32")
             arrays = self._arrays(name, weight, bias, x.scale, LOGIT_UNIT)
             sizes = x.buffer.size, len(weight)
             self.code.add(Statement("linear_32", [x.buffer, *sizes, *arrays, self.results]))
@@ -242,7 +238,7 @@ class _Quantizer:
             for copy in copies:
                 self.code.add(copy)
         sizes_text = conv_sizes(shape, out, weight.shape, window, (0, 0))
-        scratch = self.code.value(prod(out[2:]), "int32")
+        scratch = self.code.value((prod(out[2:]),), "int32")
         self._write(y, scale, "conv2d", [sizes_text, source, *arrays, least, scratch])
 
     def _arrays(
@@ -281,26 +277,18 @@ class _Quantizer:
         if len(outputs.type.shape) != 2:
             found = size_text(outputs.type.shape[1:])
             raise AdtrainError(f"int8 gives one vector of probabilities, this run {found} outputs")
-        logits = self.code.value(x.buffer.size, "int32")
+        logits = self.code.value((x.buffer.size,), "int32")
         self.code.add(Statement("rescale_32", [x.buffer, x.buffer.size, *multiplier(x.scale / LOGIT_UNIT), logits]))
         return logits
 
-    def weights(self, e: Equation) -> tuple[np.ndarray, np.ndarray]:
-        """The weight of an equation and its bias, or zeros, in float64."""
-        if not self.found.fixed.issuperset(e.inputs[1:]):
-            raise self._refused(e)
-        weight, *bias = (self.found.value(v).astype(np.float64) for v in e.inputs[1:])
-        if e.name == "linear" and not e.kernel_params["transpose_b"]:
-            weight = weight.T
-        return weight, bias[0] if bias else np.zeros(len(weight))
 
-
-def linear(q: _Quantizer, e: Equation) -> None:
-    q._product(e, *q.weights(e), "linear")
-
-
-def conv2d(q: _Quantizer, e: Equation) -> None:
-    q._product(e, *q.weights(e), "conv2d")
+def product(q: _Quantizer, e: Equation) -> None:
+    if not q.found.known.keys() >= set(e.inputs[1:]):
+        raise q._refused(e)
+    weight, *bias = (q.found.known[v].astype(np.float64) for v in e.inputs[1:])
+    if e.name == "linear" and not e.kernel_params["transpose_b"]:
+        weight = weight.T
+    q._product(e, weight, bias[0] if bias else np.zeros(len(weight)), e.name)
 
 
 def batch_norm(q: _Quantizer, e: Equation) -> None:
@@ -328,9 +316,9 @@ def adaptive_avg_pool2d(q: _Quantizer, e: Equation) -> None:
 
 
 def take(q: _Quantizer, e: Equation) -> None:
-    if e.params["axis"] != 1 or e.inputs[1] not in q.found.fixed:
+    if e.params["axis"] != 1 or e.inputs[1] not in q.found.known:
         raise q._refused(e)
-    x, chosen = q._value(e.inputs[0]), q.found.value(e.inputs[1]).astype(np.int32).reshape(-1)
+    x, chosen = q._value(e.inputs[0]), q.found.known[e.inputs[1]].astype(np.int32).reshape(-1)
     indices = q.code.constant(f"layer_{q._path(e)}_indices", chosen)
     n = prod(e.inputs[0].type.shape[2:])
     q._write(e.outputs[0], x.scale, "take_channels", [x.buffer, indices, len(chosen), n])
@@ -348,8 +336,8 @@ def concatenate(q: _Quantizer, e: Equation) -> None:
 
 
 TABLE: dict[str, Callable[[_Quantizer, Equation], None]] = {
-    "linear": linear,
-    "conv2d": conv2d,
+    "linear": product,
+    "conv2d": product,
     "batch_norm": batch_norm,
     "max_pool2d": max_pool2d,
     "avg_pool2d": avg_pool2d,

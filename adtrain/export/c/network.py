@@ -1,4 +1,8 @@
-"""A trained network as C statements: from an image before normalisation to probabilities, or to numbers."""
+"""A trained network, from an image before normalisation to its predictions, and a training step, as C statements.
+
+The step is the Program that the CPU backend compiles, traced for a batch that the caller gives, so its gradient and its
+update are those of `adtrain train`. Both have the statements of `statements`.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +13,33 @@ from typing import NamedTuple
 import numpy as np
 
 from adtrain import nn
-from adtrain.core.array import array
+from adtrain.codegen.expressions import c_type
+from adtrain.core import tree
+from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError
 from adtrain.core.fused import renamed
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
 from adtrain.export.c.code import Code, Statement, c_identifier
-from adtrain.export.c.statements import FORM_WRITERS, IN_FLOAT, WRITERS
-from adtrain.export.evaluation import Evaluation, describe, evaluation, finite_arrays, image_dtype, size_text
-from adtrain.passes import fuse_loops, merge_common_subexpressions, remove_dead_code, simplify_reshapes
+from adtrain.export.c.statements import FORM_WRITERS, write
+from adtrain.export.evaluation import Evaluation, describe, evaluation, image_dtype
+from adtrain.nn.fields import size_text
+from adtrain.passes import (
+    SIMPLIFY,
+    fuse_loops,
+    merge_common_subexpressions,
+    plan_memory,
+    readers_first,
+    remove_dead_code,
+    simplify_reshapes,
+)
 from adtrain.passes.fuse_elementwise import by_element
-from adtrain.training import TrainedModel
+from adtrain.passes.places import nbytes
+from adtrain.training import Experiment, TrainedModel
 from adtrain.training.evaluation import class_names
+from adtrain.training.step import TrainState
 from adtrain.training.tasks import NextClass
 
 IMAGE = "image"
@@ -47,11 +65,6 @@ class Interface(NamedTuple):
     chooses: bool
     output_type: str = "float"
     is_text: bool = False
-
-    @property
-    def gives_integers(self) -> bool:
-        """Whether outputs are integers, in units of 1 / 65536."""
-        return self.output_type == "uint16_t"
 
     @property
     def results(self) -> str:
@@ -83,7 +96,6 @@ def translated(trained: TrainedModel, simd: bool = False, training: bool = False
 
     Raises AdtrainError for an operation that has no C, with its layer, and for weights with NaN.
     """
-    finite_arrays(trained)
     found = evaluation(trained)
     if not training:
         found = found.with_known_weights()
@@ -97,9 +109,11 @@ def translated(trained: TrainedModel, simd: bool = False, training: bool = False
     code = Code(names, known, {**found.weights, **factors}, simd=simd)
     notes = Notes(found)
     for e in program.equations:
-        for note in notes.before(e):
-            code.comment(note)
-        write(code, e, found)
+        code.steps += notes.before(e)
+        if "dropout" in e.params and not found.is_plain_attention(e):
+            raise found.refused(e, f"{e.name} with a mask or dropout has no C")
+        if what := write(code, e):
+            raise found.refused(e, f"{what} has no C")
     if code.root(predictions) in (code.root(outputs), found.images) or predictions in known:
         code.add(Statement("copy", [predictions, predictions.size, results]))
     else:
@@ -107,23 +121,6 @@ def translated(trained: TrainedModel, simd: bool = False, training: bool = False
     if training:
         code.arrays |= {names[v]: found.arrays[v] for v in found.weights}
     return Translated(code, outputs, _first_layer(code, outputs))
-
-
-def write(code: Code, e: Equation, found: Evaluation) -> None:
-    """Add the statements of an equation. Raises AdtrainError, which names the layer, where it has no C."""
-    if e.has(Trait.RESHAPE):
-        code.same(e.outputs[0], e.inputs[0])
-        return
-    writer = FORM_WRITERS.get(e.form) or (WRITERS["loops"] if by_element(e) else WRITERS.get(e.name))
-    with_more = "dropout" in e.params and not found.is_plain_attention(e)
-    statements = [] if writer is None or with_more else writer(code, e)
-    of_float64 = any(v.type.dtype == np.float64 for v in (*e.inputs, *e.outputs)) and not by_element(e)
-    in_float = e.name in IN_FLOAT or any(x.text is None or x.calls for x in statements)
-    if writer is None or with_more or (of_float64 and in_float):
-        what = f"{e.name} with a mask or dropout" if with_more else f"{e.name} of float64" if of_float64 else e.name
-        raise AdtrainError(f"{found.place_of(e)}: {what} has no C; FILE.safetensors holds the weights of any run")
-    for statement in statements:
-        code.add(statement)
 
 
 class Notes:
@@ -205,7 +202,7 @@ def _affine(e: Equation, found: Evaluation) -> tuple[list[Equation], dict[Variab
 
 def factor_and_summand(e: Equation, found: Evaluation) -> tuple[np.ndarray, np.ndarray]:
     """What a `batch_norm` multiplies each channel by and adds to it, in float64."""
-    mean, variance, eps, *affine = (found.value(v).astype(np.float64) for v in e.inputs[1:])
+    mean, variance, eps, *affine = (found.known[v].astype(np.float64) for v in e.inputs[1:])
     factor = 1 / np.sqrt(variance + eps)
     if not affine:
         return factor, -mean * factor
@@ -227,3 +224,90 @@ def _first_layer(code: Code, outputs: Variable) -> Variable:
         else:
             first = values[-1]
     return first or outputs
+
+
+class TrainingStep(NamedTuple):
+    """A training step.
+
+    Attributes:
+        code: its statements.
+        function: its text.
+        batch: images of a step.
+        label: the C type of labels, and labels of an image.
+        state: the arrays of the optimizer: C declarations, and their bytes.
+    """
+
+    code: Code
+    function: str
+    batch: int
+    label: tuple[str, int]
+    state: dict[str, int]
+
+
+def training_step(experiment: Experiment, name: str, image_type: str) -> TrainingStep:
+    """The step of an experiment, as the function `name`_train.
+
+    Raises AdtrainError for a run in another precision than float32, for augmentations, and for a layer whose gradient
+    has no C, which it names.
+    """
+    if (precision := experiment.config.training.precision) != "float32":
+        raise AdtrainError(f"--training writes steps in float32, the run's precision is {precision}")
+    if experiment.augmentations:
+        raise AdtrainError("--training has no augmentations, and the run's config has: train without `augment`")
+    if image_type == "double":
+        reason = "the run's data have numbers far from 0, whose differences float32 loses"
+        raise AdtrainError(f"--training takes numbers in float32, and {reason}: subtract their mean from the data")
+    program, inputs = _traced(experiment)
+    return _written(experiment, program, inputs, f"void {name}_train(const {image_type} *images")
+
+
+def _traced(experiment: Experiment) -> tuple[Program, list[str]]:
+    """The Program, which gives the new state and the loss, and the C names of its inputs."""
+    batch = experiment.full_batch
+    indices = array(np.arange(batch))
+
+    def step(state: TrainState, images: Value, labels: Value) -> tuple[TrainState, Value]:
+        new, metrics = experiment.eager_step(state, experiment.seed("cpu"), images, labels, indices)
+        return new, metrics.loss
+
+    state = experiment.random_initial_state("cpu")
+    examples = experiment.train
+    images, labels = (array(np.zeros((batch, *x.shape[1:]), x.dtype)) for x in (examples.images, examples.labels))
+    staged = stage(step, (*SIMPLIFY, fuse_loops, readers_first), donate=(0,))
+    names = [f"layer_{path}" for part in (state.params, state.statistics) for path in tree.paths(part)]
+    names += [f"optimizer_{path}" for path in tree.paths(state.optimizer)]
+    return staged.program(state, images, labels), [*map(c_identifier, names), "images", "labels"]
+
+
+def _written(experiment: Experiment, program: Program, inputs: list[str], head: str) -> TrainingStep:
+    names = dict(zip(program.inputs, inputs, strict=True))
+    code = Code(names, {v: x.numpy() for v, x in program.constants.items()}, {}, training=True)
+    overwritten = plan_memory(program).in_place
+    for e in program.equations:
+        for v in e.outputs:
+            if v in overwritten:
+                code.same(v, overwritten[v])
+        if not e.has(Trait.RESHAPE):
+            code.steps.append(f"{e.scope or 'step'}, {e.phase}: {'elementwise' if by_element(e) else e.name}")
+        if what := write(code, e):
+            layer, kind = nn.layer_of(e.scope)
+            place = f"layer {layer}: {kind}" if kind else layer
+            raise AdtrainError(f"{place} has no training step in C ({what}); leave out --training")
+    code.place(program.outputs)
+    state = [v for v in program.inputs if v in program.donated]
+    copies = [(v, out) for v, out in zip(state, program.outputs, strict=False) if code.root(out) is not v]
+    labels, batch = program.inputs[-1], experiment.full_batch
+    label = c_type(labels.type.dtype), labels.size // batch
+    lines = [
+        f"{head}, const {label[0]} *labels, float *loss) {{",
+        *code.body(),
+        *(f"    memcpy({code.text(v)}, {code.text(out)}, {nbytes(v)});" for v, out in copies),
+        f"    if (loss) *loss = *({code.text(program.outputs[-1])});",
+        "}",
+    ]
+    arrays = {
+        f"static {c_type(v.type.dtype)} {given}[{v.size}];": nbytes(v)
+        for v, given in names.items()
+        if given.startswith("optimizer_")
+    }
+    return TrainingStep(code, "\n".join(lines), batch, label, arrays)

@@ -1,23 +1,24 @@
-"""The text of an exported C file, of its header, and the content of its file of weights."""
+"""The text of an exported C file and of its header, by templates, and the content of its file of weights."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import shlex
+from collections.abc import Iterator, Mapping
+from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from markupsafe import Markup
 
+from adtrain.codegen.expressions import c_type
 from adtrain.core.errors import AdtrainError
 from adtrain.export.c import int8, network
-from adtrain.export.c.body import MARK, body
-from adtrain.export.c.header import header
-from adtrain.export.c.main_program import is_image
-from adtrain.export.c.network import Interface
-from adtrain.export.c.training import TrainingStep, training_step
-from adtrain.export.evaluation import size_text
+from adtrain.export.c.code import Part, c_string, needed, numbers
+from adtrain.export.c.network import Interface, TrainingStep, training_step
+from adtrain.templates import environment
 from adtrain.text import visible
 from adtrain.training import Experiment, TrainedModel
 from adtrain.version import __version__
@@ -25,9 +26,8 @@ from adtrain.version import __version__
 MAX_BYTES = 2**31 - 1
 """The largest array that the indices of the C functions, which are int, can reach."""
 
-
-MOST_FEATURES = 200
-"""Features that the comment of a C file lists."""
+MARK = 8
+"""Bytes at the start of a file of weights, a digest, by which `NAME_load` refuses the file of another network."""
 
 
 class Files(NamedTuple):
@@ -90,10 +90,69 @@ def generate(
     if max(constants, code.bytes) > MAX_BYTES:
         raise AdtrainError(f"the network needs arrays of {constants:,} bytes, C functions reach {MAX_BYTES:,}")
     content = None if weights is None else weights_file(code.arrays)
-    notes = _notes(about, code.bytes, constants, simd, path, step, _feature_notes(trained))
-    header_text = header(name, about, notes, code.bytes, weights is not None, step)
-    source = "\n".join(body(name, path.with_suffix(".h").name, found, about, notes, content, step))
-    return Files(source, header_text, content, code.bytes, constants, found)
+    values = _values(path, found, about, content, step)
+    values |= {"constants": constants, "features": _features(trained)}
+    source, header = (environment().get_template(f"network.{kind}.j2").render(values) for kind in "ch")
+    return Files(source, header, content, code.bytes, constants, found)
+
+
+def _values(
+    path: Path, found: network.Translated, about: Interface, content: bytes | None, step: TrainingStep | None
+) -> dict[str, Any]:
+    """The values of the templates; `content` is that of the file of weights, if they are in one."""
+    code = found.code
+    kinds = {"simd": code.simd, "int8": code.integers}
+    files = [*(f"layers_{kind}.c" for kind, chosen in kinds.items() if chosen), "layers.c", "layers_training.c"]
+    called = {**code.library, **({"argmax": None} if about.chooses else {}), **(step.code.library if step else {})}
+    functions = [*needed(called, *files), *code.functions()]
+    includes = {
+        "stdbool": step or any(re.search(r"\bbool\b", text) for text in functions),
+        "math": step or any(re.search(r"\b\w+f\(|INFINITY|NAN|\b(exp|log|sqrt|tanh)\(", text) for text in functions),
+        "stdio": content is not None,
+        "string": step or content is not None or any("mem" in text for text in functions),
+    }
+    in_file, start = dict[str, int](), 0
+    for array, x in code.arrays.items() if content is not None else ():
+        if x.dtype == np.float32:
+            in_file[array], start = start, start + x.size
+    inside = {array: x for array, x in code.arrays.items() if array not in in_file}
+    return {
+        **about._asdict(),
+        "version": __version__,
+        "name": c_name(path),
+        "upper": c_name(path).upper(),
+        "source": shlex.quote(path.name),
+        "header": path.with_suffix(".h").name,
+        "options": "-O3 -march=native -ffp-contract=fast" if code.simd else "-O2",
+        "first": 1 if content is None else 2,
+        "shape": about.outputs,
+        "includes": [f"{file}.h" for file, included in includes.items() if included],
+        "inputs": prod(about.image),
+        "outputs": prod(about.outputs),
+        "labels": [c_string(label) for label in about.labels],
+        "results": about.results,
+        "arrays": Markup("\n".join(_arrays(inside, "" if step else "const "))),  # many: not to be searched
+        "weights_file": in_file,
+        "weights_in_file": start,
+        "mark": list(content[:MARK]) if content is not None else [],
+        "memory": code.bytes,
+        "memory_arrays": [declaration for declaration, _ in code.memory.values()],
+        "integers": code.integers,
+        "functions": functions,
+        "calls": "\n".join(code.body()).strip("\n"),
+        "scores": code.text(Part(found.outputs, found.outputs.size - len(about.labels))) if about.chooses else "",
+        "step": step,
+        "step_arrays": Markup("\n".join(_arrays(step.code.arrays) if step else [])),
+        "step_functions": step.code.functions() if step else [],
+        "is_image": about.c_type == "uint8_t" and about.image[0] in (1, 3),
+    }
+
+
+def _arrays(arrays: Mapping[str, np.ndarray], qualifier: str = "const ") -> Iterator[str]:
+    for name, x in arrays.items():
+        yield f"static {qualifier}{c_type(x.dtype)} {name}[{x.size}] = {{"
+        yield from numbers(x)
+        yield "};\n"
 
 
 def weights_file(arrays: dict[str, np.ndarray]) -> bytes:
@@ -102,48 +161,7 @@ def weights_file(arrays: dict[str, np.ndarray]) -> bytes:
     return hashlib.sha256(content).digest()[:MARK] + content
 
 
-def _notes(
-    about: Interface,
-    memory: int,
-    constants: int,
-    simd: bool,
-    path: Path,
-    step: TrainingStep | None,
-    features: list[str],
-) -> list[str]:
-    """What a reader of the file needs to know, as lines of a comment."""
-    unit = " in units of 1 / 65536; the arithmetic is that of integers" if about.gives_integers else ""
-    kind = "bytes from 0 to 255" if about.c_type == "uint8_t" else "numbers"
-    options = "-O3 -march=native -ffp-contract=fast" if simd else "-O2"
-    source, header_name = shlex.quote(path.name), path.with_suffix(".h").name
-    libm = "" if about.gives_integers else " -lm"
-    reads = "images" if is_image(about) else "numbers"
-    signature = [
-        f"input    {size_text(about.image)} {kind}; they are normalised here",
-        f"output   {size_text(about.outputs)} {'probabilities' if about.chooses else 'numbers'}{unit}",
-    ]
-    if about.is_text:
-        length, classes = about.outputs
-        labels = f"{c_name(path)}_labels"
-        signature = [
-            f"input    {length} numbers: the index of each character in {labels}; 0 after a shorter text",
-            f"output   {length}x{classes} probabilities: after each character those of the next one",
-            "         the class that is returned is that after the last character",
-        ]
-    return [
-        f"A network trained by adtrain {__version__}, in this file and {header_name}. It allocates nothing.",
-        "",
-        *signature,
-        *features,
-        f"memory   {memory:,} bytes for all values, static: threads that share it must take turns",
-        f"weights  {constants:,} bytes",
-        *(_training_notes(step) if step else []),
-        f"compile  cc {options} -c {source}",
-        f"program  cc {options} -D{c_name(path).upper()}_MAIN {source}{libm}; it reads {reads}",
-    ]
-
-
-def _feature_notes(trained: TrainedModel) -> list[str]:
+def _features(trained: TrainedModel) -> list[tuple[str, str]]:
     """The features of a row of a table, and what to give for an empty cell."""
     encoder = trained.encoder
     if encoder is None or trained.image_shape != (len(encoder.features), 1, 1):
@@ -151,11 +169,4 @@ def _feature_notes(trained: TrainedModel) -> list[str]:
     fill = [f", {x!r} for an empty cell" for x in encoder.fill] or [""] * len(encoder.features)
     # No name ends the comment, begins another one or is a trigraph.
     names = [re.sub(r"[*?\\]", "_", visible(name)) for name in encoder.features]
-    lines = [f"  number {i}  {name}{empty}" for i, (name, empty) in enumerate(zip(names, fill, strict=True))]
-    more = [f"  and {len(lines) - MOST_FEATURES:,} more"] if len(lines) > MOST_FEATURES else []
-    return [*lines[:MOST_FEATURES], *more]
-
-
-def _training_notes(step: TrainingStep) -> list[str]:
-    state = sum(step.state.values())
-    return [f"training one step on {step.batch} images: {step.code.bytes:,} bytes more, {state:,} of the optimizer"]
+    return list(zip(names, fill, strict=True))

@@ -13,12 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.codegen.elementwise import axes_of, merged, statements, strides
+from adtrain.codegen.access import place
+from adtrain.codegen.elementwise import Axis, axes_of, merged, statements, strides
 from adtrain.codegen.expressions import c_type, pointer
 from adtrain.core.fused import body_of
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.export.c.code import CONV, POOL, Argument, Code, Part, Statement, struct
-from adtrain.export.c.text import number
+from adtrain.export.c.code import Argument, Code, Part, Statement, number, struct
+from adtrain.lowering import indexing, layouts
+from adtrain.lowering.shapes import attention_lengths, contiguous_strides, product_lengths, split_at
+from adtrain.passes.fuse_elementwise import by_element
 
 Writer = Callable[[Code, Equation], list[Statement]]
 """(code, equation) to the statements that compute its outputs."""
@@ -43,11 +47,10 @@ def loops(code: Code, equation: Equation) -> list[Statement]:
     given = equation.inputs if equation.form else body.inputs
     operands = [*given, *equation.outputs]
     names = [f"x{i}" for i in range(len(body.inputs))] + [f"y{i}" for i in range(len(body.outputs))]
-    indices = [f"i{k}" for k in range(len(axes))]
-    elements = [f"{name}[{_index([axis.strides[n] for axis in axes], indices)}]" for n, name in enumerate(names)]
+    elements = [f"{name}[{_place(axes, n)}]" for n, name in enumerate(names)]
     single = {n for n, v in enumerate(given) if v in code.known and v.size == 1 and v not in code.names}
     values = {
-        v: _in_brackets(number(code.known[given[n]].reshape(-1)[0])) if n in single else elements[n]
+        v: re.sub("^-.*", r"(\g<0>)", number(code.known[given[n]].reshape(-1)[0])) if n in single else elements[n]
         for n, v in enumerate(body.inputs)
     }
     inside = [_in_c99(line) for line in statements(body, values, elements[len(body.inputs) :])]
@@ -58,11 +61,6 @@ def loops(code: Code, equation: Equation) -> list[Statement]:
     results = equation.outputs
     same = tuple(v for v in given if len(results) == 1 and v.type == results[0].type)
     return [Statement("elementwise", [operands[n] for n in used], text, calls, same)]
-
-
-def _in_brackets(text: str) -> str:
-    """A negative number in brackets; another one as it is."""
-    return f"({text})" if text.startswith("-") else text
 
 
 def _in_c99(line: str) -> str:
@@ -89,69 +87,22 @@ def _function(
     return "\n".join([*lines, *ends, *(["    return 1;"] if checks else []), "}"])
 
 
-def _sum(terms: Any) -> str:
-    return " + ".join(terms) or "0"
+def _place(axes: Sequence[Axis], operand: int = 0) -> str:
+    """C text of the offset of an operand's element in loops over these axes."""
+    return place([(f"i{k}", [axis]) for k, axis in enumerate(axes)], operand)
 
 
-def _index(steps: Sequence[int], names: Sequence[str]) -> str:
-    return _sum(f"{name} * {step}" if step != 1 else name for name, step in zip(names, steps, strict=True) if step)
-
-
-def _row_major(shape: Sequence[int]) -> list[int]:
-    return [prod(shape[i + 1 :]) for i in range(len(shape))]
-
-
-def _moved(
-    x: Variable, y: Variable, lengths: Sequence[int], source: Sequence[int], target: Sequence[int],
-    start: int = 0, into: int = 0,
-) -> list[Statement]:  # fmt: skip
-    """A copy of elements of `x`, from number `start` on, to those of `y` from `into` on, by these steps."""
-    axes = merged(tuple(lengths), [source, target])
-    names = [f"i{k}" for k in range(len(axes))]
-    from_, to = (_index([axis.strides[n] for axis in axes], names) for n in (0, 1))
-    parameters = [f"{pointer(x, True)}x", f"{pointer(y)}y"]
-    text = _function(parameters, [axis.length for axis in axes], [f"y[{to}] = x[{from_}];"])
-    return [Statement("move", [Part(x, start), Part(y, into)], text)]
-
-
-def transpose(code: Code, e: Equation) -> list[Statement]:
-    (x,), (y,) = e.inputs, e.outputs
-    steps = _row_major(x.type.shape)
-    return _moved(x, y, y.type.shape, [steps[i] for i in e.params["axes"]], _row_major(y.type.shape))
-
-
-def flip(code: Code, e: Equation) -> list[Statement]:
-    (x,), (y,), axes = e.inputs, e.outputs, e.params["axes"]
-    steps, shape = _row_major(x.type.shape), x.type.shape
-    start = sum((shape[i] - 1) * steps[i] for i in axes)
-    return _moved(x, y, shape, [-s if i in axes else s for i, s in enumerate(steps)], steps, start)
-
-
-def slice_(code: Code, e: Equation) -> list[Statement]:
-    (x,), (y,) = e.inputs, e.outputs
-    steps = _row_major(x.type.shape)
-    start = sum(a * b for a, b in zip(e.params["starts"], steps, strict=True))
-    source = [a * b for a, b in zip(e.params["steps"], steps, strict=True)]
-    return _moved(x, y, y.type.shape, source, _row_major(y.type.shape), start)
-
-
-def pad(code: Code, e: Equation) -> list[Statement]:
-    (x,), (y,) = e.inputs, e.outputs
-    steps = _row_major(y.type.shape)
-    into = sum(a * b for a, b in zip(e.params["low"], steps, strict=True))
-    target = [(gap + 1) * step for gap, step in zip(e.params["gaps"], steps, strict=True)]
-    return [
-        _fill(e.params["value"], y),
-        *_moved(x, y, x.type.shape, _row_major(x.type.shape), target, into=into),
-    ]
-
-
-def concatenate(code: Code, e: Equation) -> list[Statement]:
-    (y,), axis, start, found = e.outputs, e.params["axis"], 0, list[Statement]()
-    steps = _row_major(y.type.shape)
-    for x in e.inputs:
-        found += _moved(x, y, x.type.shape, _row_major(x.type.shape), steps, into=start * steps[axis])
-        start += x.type.shape[axis]
+def copies(code: Code, e: Equation) -> list[Statement]:
+    """The strided copies that `lowering.layouts` describes, one for each argument; of a pad, after its value."""
+    (y,), types = e.outputs, [v.type for v in e.inputs]
+    found = [_fill(e.params["value"], y)] if e.name == "pad" else []
+    for i, x in enumerate(e.inputs):
+        layout = getattr(layouts, e.name)(*([i] if e.name == "concatenate" else []), *types, **e.params)
+        axes = merged(tuple(layout.lengths), [layout.source_strides, layout.target_strides])
+        parameters = [f"{pointer(x, True)}x", f"{pointer(y)}y"]
+        line = f"y[{_place(axes, 1)}] = x[{_place(axes)}];"
+        text = _function(parameters, [axis.length for axis in axes], [line])
+        found.append(Statement("move", [Part(x, layout.source_offset), Part(y, layout.target_offset)], text))
     return found
 
 
@@ -162,197 +113,104 @@ def _fill(value: float, y: Variable) -> Statement:
     return Statement("fill", [value, y.size, y], text)
 
 
-def full(code: Code, e: Equation) -> list[Statement]:
-    return [_fill(e.params["value"], e.outputs[0])]
+def by_line(*lines: str, outputs: Sequence[str] = ("y",)) -> Writer:
+    """A function of each line of numbers along some axes.
 
-
-def reduction(add: str, from_zero: bool = False) -> Writer:
-    """A reduction over some axes: `add` joins a number, `x`, to the result so far, at first 0 or the first number."""
+    In the lines, {each} is the loop along the line, {x} its number, {at} the number's place and {i} its index, {first}
+    the first number, {n} the count. {X} and {Y} are the types of the argument and the result. {after} is whether the
+    number comes after `most` in an ascending order, in which NaN is the last.
+    """
 
     def write(code: Code, e: Equation) -> list[Statement]:
-        (x,), (y,) = e.inputs, e.outputs
-        loops, element, first, inner = _lines_of(x, e.params["axes"])
-        c = c_type(y.type.dtype)
-        lines = [f"({pointer(x, True)}x, {pointer(y)}y) {{", *loops, "    {"]
-        lines += [
-            f"        {c} result = {0 if from_zero else first};",
-            f"        {inner}{add.format(x=element)};",
-            "        *y++ = result;",
-            "    }",
-            "}",
-        ]
-        return [Statement(f"{e.name}s", [x, y], "\n".join(lines))]
+        (x,), shape = e.inputs, e.inputs[0].type.shape
+        axes = e.params["axes"] if "axes" in e.params else (e.params["axis"],)
+        names, steps = [f"i{i}" for i in range(len(shape))], contiguous_strides(shape)
+        kept = [i for i in range(len(shape)) if i not in axes]
+        loop = "for (int {0} = {1} - 1; {0} >= 0; {0}--)" if e.params.get("reverse") else LOOP
+        at = _place([Axis(n, (step,)) for n, step in zip(shape, steps, strict=True)])
+        first = _place([Axis(n, (steps[i] if i in kept else 0,)) for i, n in enumerate(shape)])
+        values = {
+            "each": "".join(f"{loop.format(names[i], shape[i])} " for i in axes),
+            "x": f"x[{at}]",
+            "at": at,
+            "i": names[axes[-1]],
+            "first": f"x[{first}]",
+            "n": prod(shape[i] for i in axes),
+            "X": c_type(x.type.dtype),
+            "Y": c_type(e.outputs[0].type.dtype),
+            "after": _before(x, "most", f"x[{at}]"),
+            "eps": repr(e.params.get("eps")),
+        }
+        parameters = [f"{pointer(v)}{name}" for v, name in zip(e.outputs, outputs, strict=True)]
+        text = [f"({', '.join([f'{pointer(x, True)}x', *parameters])}) {{"]
+        text += [f"    {LOOP.format(names[i], shape[i])}" for i in kept]
+        text += ["    {", *(f"        {line.format(**values)}" for line in lines), "    }", "}"]
+        return [Statement(e.name, [x, *e.outputs], "\n".join(text))]
 
     return write
 
 
-def _lines_of(x: Variable, axes: Sequence[int]) -> tuple[list[str], str, str, str]:
-    """Loops over the axes that are kept, an element, the first of a line, and the loops along a line."""
-    shape, steps = x.type.shape, _row_major(x.type.shape)
-    kept = [i for i in range(len(shape)) if i not in axes]
-    loops = [f"    for (int i{i} = 0; i{i} < {shape[i]}; i{i}++)" for i in kept]
-    element = f"x[{_index(steps, [f'i{i}' for i in range(len(shape))])}]"
-    first = f"x[{_index([steps[i] for i in kept], [f'i{i}' for i in kept])}]"
-    return loops, element, first, "".join(f"for (int i{i} = 0; i{i} < {shape[i]}; i{i}++) " for i in axes)
+LOOP = "for (int {0} = 0; {0} < {1}; {0}++)"
 
 
-def logsumexp(code: Code, e: Equation) -> list[Statement]:
-    (x,), (y,) = e.inputs, e.outputs
-    loops, element, first, inner = _lines_of(x, e.params["axes"])
-    lines = [
-        f"({pointer(x, True)}x, {pointer(y)}y) {{",
-        *loops,
-        "    {",
-        f"        float most = {first}, sum = 0;",
-        f"        {inner}most = {element} > most ? {element} : most;",
-        "        most = isfinite(most) ? most : 0;",
-        f"        {inner}sum += expf({element} - most);",
-        "        *y++ = most + logf(sum);",
-        "    }",
-        "}",
-    ]
-    return [Statement("logsumexps", [x, y], "\n".join(lines))]
+def _before(x: Variable, a: str, b: str) -> str:
+    """C text of whether `a` is before `b` in an ascending order, in which NaN is the last."""
+    return f"({a} < {b} || ({b} != {b} && {a} == {a}))" if x.type.dtype.kind == "f" else f"({a} < {b})"
 
 
-def standardize(code: Code, e: Equation) -> list[Statement]:
-    """(x - mean) / sqrt(variance + eps) over some axes, the mean and the variance."""
-    (x,), outputs = e.inputs, e.outputs
-    loops, element, first, inner = _lines_of(x, e.params["axes"])
-    count = prod(x.type.shape[i] for i in e.params["axes"])
-    lines = [
-        f"({pointer(x, True)}x, float *y, float *means, float *variances) {{",
-        *loops,
-        "    {",
-        f"        const float first = {first};",
-        "        float mean = 0, variance = 0;",
-        f"        {inner}mean += {element} - first;",
-        f"        mean /= {count};",
-        f"        {inner}variance += ({element} - first - mean) * ({element} - first - mean);",
-        f"        variance /= {count};",
-        f"        const float scale = 1 / sqrtf(variance + {e.params['eps']!r}f);",
-        f"        {inner}y{element[1:]} = ({element} - first - mean) * scale;",
-        "        *means++ = first + mean;",
-        "        *variances++ = variance;",
-        "    }",
-        "}",
-    ]
-    return [Statement("standardize_axes", [x, *outputs], "\n".join(lines))]
-
-
-def take(code: Code, e: Equation) -> list[Statement]:
-    """Slices along an axis at indices. Indices that are not known are checked, except in a training step."""
-    (x, indices), (y,), axis = e.inputs, e.outputs, e.params["axis"]
-    outer, length, inner = along(x, axis)
-    checks = _index_checks(code, indices, length)
+def indexed(code: Code, e: Equation) -> list[Statement]:
+    """A gather or a scatter. Indices that are not known are checked, except in a training step."""
+    (x, indices), (y,) = e.inputs, e.outputs
+    outer, length, inner, count = getattr(indexing, e.name)(x.type, indices.type, **e.params)
+    element = f"[(i0 * {length} + {'indices[i1]' if e.name == 'take' else '*indices++'}) * {inner} + i2]"
+    scatters = e.name == "scatter_along_axis"
+    line = f"y{element} += *x++;" if scatters else f"*y++ = x{element};"
     parameters = [f"{pointer(x, True)}x", f"{pointer(indices, True)}indices", f"{pointer(y)}y"]
-    line = f"*y++ = x[(i0 * {length} + indices[i1]) * {inner} + i2];"
-    text = _function(parameters, (outer, indices.size, inner), [line], checks)
-    return [Statement("take", [x, indices, y], text, checked=bool(checks))]
-
-
-def _index_checks(code: Code, indices: Variable, length: int) -> list[str]:
-    """Lines that return 0 for an index that is out of range. None for known indices, and in a training step."""
-    if indices in code.known or code.training:
-        return []
-    return [
+    checks = [
         f"    for (int i = 0; i < {indices.size}; i++)",
         f"        if (indices[i] < 0 || indices[i] >= {length}) return 0;",
     ]
-
-
-def along(v: Variable, axis: int) -> tuple[int, int, int]:
-    """An array as (rows, n, columns), n being along an axis."""
-    shape = v.type.shape
-    return prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])
-
-
-def take_along_axis(code: Code, e: Equation) -> list[Statement]:
-    (x, indices), (y,), axis = e.inputs, e.outputs, e.params["axis"]
-    (_, length, columns), (rows, count, _) = along(x, axis), along(indices, axis)
-    parameters = [f"{pointer(x, True)}x", f"{pointer(indices, True)}indices", f"{pointer(y)}y"]
-    line = f"*y++ = x[(i0 * {length} + *indices++) * {columns} + i2];"
-    checks = _index_checks(code, indices, length)
-    text = _function(parameters, (rows, count, columns), [line], checks)
-    return [Statement("take_along_axis", [x, indices, y], text, checked=bool(checks))]
-
-
-def scatter_along_axis(code: Code, e: Equation) -> list[Statement]:
-    (x, indices), (y,) = e.inputs, e.outputs
-    (_, length, columns), (rows, count, _) = along(y, e.params["axis"]), along(x, e.params["axis"])
-    parameters = [f"{pointer(x, True)}x", f"{pointer(indices, True)}indices", f"{pointer(y)}y"]
-    line = f"y[(i0 * {length} + *indices++) * {columns} + i2] += *x++;"
-    checks = _index_checks(code, indices, length)
-    text = _function(parameters, (rows, count, columns), [line], checks)
-    return [_fill(0, y), Statement("scatter_along_axis", [x, indices, y], text, checked=bool(checks))]
+    checked = indices not in code.known and not code.training
+    text = _function(parameters, (outer, count, inner), [line], checks if checked else [])
+    call = Statement(e.name, [x, indices, y], text, checked=checked)
+    return [_fill(0, y), call] if scatters else [call]
 
 
 def one_hot(code: Code, e: Equation) -> list[Statement]:
     (indices,), (y,), width = e.inputs, e.outputs, e.params["num_classes"]
-    text = f"""({pointer(indices, True)}indices, {pointer(y)}y) {{
-    for (int i = 0; i < {y.size}; i++) y[i] = indices[i / {width}] == i % {width};
-}}"""
+    line = f"y[i0] = indices[i0 / {width}] == i0 % {width};"
+    text = _function([f"{pointer(indices, True)}indices", f"{pointer(y)}y"], [y.size], [line])
     return [Statement("one_hot", [indices, y], text)]
 
 
-def argmax(code: Code, e: Equation) -> list[Statement]:
-    (x,), (y,) = e.inputs, e.outputs
-    rows, n, columns = along(x, e.params["axis"])
-    text = f"""({pointer(x, True)}x, {pointer(y)}y) {{
-    for (int line = 0; line < {rows * columns}; line++) {{
-        {pointer(x, True)}from = x + line / {columns} * {n * columns} + line % {columns};
-        int best = 0;
-        for (int i = 1; i < {n}; i++) best = from[i * {columns}] > from[best * {columns}] ? i : best;
-        y[line] = best;
-    }}
-}}"""
-    return [Statement("argmaxima", [x, y], text)]
-
-
 def argsort(code: Code, e: Equation) -> list[Statement]:
-    """The place of each number is the count of those before it; equal ones keep their order."""
+    """The place of each number is the count of those before it; equal ones, and several NaN, keep their order."""
     (x,), (y,), n, count = e.inputs, e.outputs, e.inputs[0].type.shape[-1], e.params["count"]
-    before = ">" if e.params["descending"] else "<"
+    pair = ("x[i]", "x[j]") if e.params["descending"] else ("x[j]", "x[i]")
     text = f"""({pointer(x, True)}x, {pointer(y)}y) {{
     for (int line = 0; line < {x.size // max(n, 1)}; line++, x += {n}, y += {count})
         for (int i = 0; i < {n}; i++) {{
             int place = 0;
-            for (int j = 0; j < {n}; j++) place += x[j] {before} x[i] || (x[j] == x[i] && j < i);
+            for (int j = 0; j < i; j++) place += !{_before(x, *reversed(pair))};
+            for (int j = i + 1; j < {n}; j++) place += {_before(x, *pair)};
             if (place < {count}) y[place] = i;
         }}
 }}"""
     return [Statement("order", [x, y], text)]
 
 
-def cumsum(code: Code, e: Equation) -> list[Statement]:
-    (x,), (y,) = e.inputs, e.outputs
-    rows, n, columns = along(x, e.params["axis"])
-    position = f"{n} - 1 - i" if e.params["reverse"] else "i"
-    text = f"""({pointer(x, True)}x, {pointer(y)}y) {{
-    for (int line = 0; line < {rows * columns}; line++) {{
-        {c_type(y.type.dtype)} sum = 0;
-        for (int i = 0; i < {n}; i++) {{
-            const int at = (line / {columns} * {n} + {position}) * {columns} + line % {columns};
-            y[at] = sum += x[at];
-        }}
-    }}
-}}"""
-    return [Statement("running_sums", [x, y], text)]
-
-
 def matmul(code: Code, e: Equation) -> list[Statement]:
     """A product for each matrix of a batch."""
     (a, b), (y,) = e.inputs, e.outputs
-    transpose_a, transpose_b = (int(e.params[f"transpose_{x}"]) for x in "ab")
-    m, n = y.type.shape[-2:]
-    k = a.type.shape[-2 if transpose_a else -1]
-    sizes = m, k, n, transpose_a, transpose_b
+    _, m, n, k = product_lengths(a.type, b.type, **{name: e.params[name] for name in ("transpose_a", "transpose_b")})
+    sizes = m, k, n, int(e.params["transpose_a"]), int(e.params["transpose_b"])
     batch = y.type.shape[:-2]
     if not batch:
         return [Statement("matmul", [a, b, *sizes, y])]
     steps = [[s * size for s in strides(x.type.shape[:-2], batch)] for x, size in ((a, m * k), (b, k * n))]
-    names = [f"i{i}" for i in range(len(batch))]
-    factors = [f"{x} + {_index(step, names)}" for x, step in zip("ab", steps, strict=True)]
-    call = f"matmul({', '.join([*factors, *map(str, sizes)])}, y + ({_index(_row_major(batch), names)}) * {m * n});"
+    axes = [Axis(*each) for each in zip(batch, zip(*steps, contiguous_strides(batch), strict=True), strict=True)]
+    factors = [f"{x} + {_place(axes, n)}" for n, x in enumerate("ab")]
+    call = f"matmul({', '.join([*factors, *map(str, sizes)])}, y + ({_place(axes, 2)}) * {m * n});"
     text = _function(["const float *a", "const float *b", "float *y"], batch, [call])
     return [Statement("products", [a, b, y], text, ("matmul",))]
 
@@ -360,55 +218,27 @@ def matmul(code: Code, e: Equation) -> list[Statement]:
 def along_axis(code: Code, e: Equation) -> list[Statement]:
     """A function of lines of numbers, which may overwrite them."""
     (x,), (y,) = e.inputs, e.outputs
-    return [Statement(e.name, [x, *along(x, e.params["axis"]), y], overwrites=(x,))]
-
-
-def self_attention(code: Code, e: Equation) -> list[Statement]:
-    """Attention of heads whose queries, keys and values lie side by side in each row of a sequence."""
-    (x, *_), y, heads = e.inputs, e.outputs[0], e.params["heads"]
-    *leading, tokens, width = x.type.shape
-    size = width // 3 // heads
-    parts = [[Part(x, i * tokens * width + k * heads * size) for k in range(3)] for i in range(prod(leading))]
-    return [
-        _attention(
-            code,
-            e,
-            qkv,
-            Part(y, i * tokens * heads * size),
-            (heads, tokens, tokens, size),
-            (width, size) * 2,
-            (heads * size, size),
-        )
-        for i, qkv in enumerate(parts)
-    ]
+    return [Statement(e.name, [x, *split_at(x.type.shape, e.params["axis"]), y], overwrites=(x,))]
 
 
 def attention(code: Code, e: Equation) -> list[Statement]:
-    (q, k, v, *_), y = e.inputs, e.outputs[0]
-    (queries, size), keys = q.type.shape[-2:], k.type.shape[-2]
-    rows = (size, queries * size, size, keys * size)
-    lengths = (prod(q.type.shape[:-2]), queries, keys, size)
-    return [_attention(code, e, [Part(x, 0) for x in (q, k, v)], Part(y, 0), lengths, rows, rows[:2])]
-
-
-def _attention(
-    code: Code,
-    e: Equation,
-    qkv: Sequence[Part],
-    y: Part,
-    lengths: Sequence[int],
-    rows: Sequence[int],
-    out: Sequence[int],
-) -> Statement:
-    """`lengths` are heads, queries, keys and numbers of each; `rows` and `out` the steps of a row and a head."""
-    sizes = struct("heads", HEADS, (*lengths, int(e.params["causal"]), *rows, *out))
-    return Statement("attention", [sizes, float(e.params["scale"]), *qkv, code.value(lengths[2]), y])
-
-
-HEADS = (
-    "count", "queries", "keys", "size", "causal", "query_row", "query_head", "key_row", "key_head", "row", "head",
-)  # fmt: skip
-"""The members of the struct heads of `layers.c`."""
+    """Attention of all heads, or of `self_attention` of those of each example, whose queries, keys and values lie side
+    by side in a row."""
+    x, y, heads = e.inputs[0], e.outputs[0], e.params.get("heads", 0)
+    n = attention_lengths(*(v.type for v in e.inputs[:3]), heads=heads)
+    queries, keys, out = (n.row, n.queries * n.width), (n.row, n.keys * n.width), (n.out_row, n.queries * n.width)
+    count, examples = n.batch, 1
+    if heads:
+        queries = keys = (n.row, n.width)
+        out, count, examples = (n.out_row, n.width), heads, n.batch // heads
+    sizes = struct("heads", (count, n.queries, n.keys, n.width, int(e.params["causal"]), *queries, *keys, *out))
+    found = []
+    for i in range(examples):
+        start, row = i * n.queries * n.row, heads * n.width
+        qkv = [Part(x, start + k * row) for k in range(3)] if heads else [Part(v, 0) for v in e.inputs[:3]]
+        result = Part(y, i * n.queries * n.out_row)
+        found.append(Statement("attention", [sizes, float(e.params["scale"]), *qkv, code.value((n.keys,)), result]))
+    return found
 
 
 def conv(function: str, image: int, result: int) -> Writer:
@@ -426,7 +256,7 @@ def conv(function: str, image: int, result: int) -> Writer:
 
 def conv_sizes(x: Sequence[int], y: Sequence[int], weight: Sequence[int], window: Any, padding: Sequence[int]) -> str:
     sizes = *x[1:], y[1], window.groups, *y[2:], *weight[2:], *window.stride, *window.dilation, *padding
-    return struct("conv", CONV, sizes)
+    return struct("conv", sizes)
 
 
 def conv_form(code: Code, e: Equation) -> list[Statement]:
@@ -471,20 +301,15 @@ def pool(function: str, image: int, result: int) -> Writer:
         averages = function == "avg_pool2d"
         sizes = (channels if averages else 1, *x[2:], *out[2:], *windows.kernel, *windows.stride, *windows.padding)
         count = [] if averages else [channels]
-        return [Statement(function, [struct("pool", POOL, sizes), *count, *operands])]
+        return [Statement(function, [struct("pool", sizes), *count, *operands])]
 
     return write
-
-
-def max_pool_form(code: Code, e: Equation) -> list[Statement]:
-    """Max pooling without the positions."""
-    return [Statement("max_pool2d", [pool_sizes(e), e.inputs[0], e.outputs[0]])]
 
 
 def pool_sizes(e: Equation) -> str:
     """A struct pool as C text for one image."""
     x, out, windows = e.inputs[0].type.shape, e.outputs[0].type.shape, e.kernel_params["windows"]
-    return struct("pool", POOL, (*x[1:], *out[2:], *windows.kernel, *windows.stride, *windows.padding))
+    return struct("pool", (*x[1:], *out[2:], *windows.kernel, *windows.stride, *windows.padding))
 
 
 def adaptive_avg_pool_form(code: Code, e: Equation) -> list[Statement]:
@@ -544,38 +369,49 @@ def recurrent_form(code: Code, e: Equation) -> list[Statement]:
     found = {inner.outputs.index(inside): v for inside, v in zip(e.params["body"].outputs, e.outputs, strict=True)}
     states = found.get(0) or code.value((1, length, hidden))
     matrices = [code.weight(w, matrix_layout(code, w)) for w in (w_ih, w_hh)]
-    scratch = code.value(SCRATCH[cell] * hidden)
+    scratch = code.value((SCRATCH[cell] * hidden,))
     given: list[Argument] = [biases[1], biases[0]] if cell == "gru" else [biases[0], *NULL]
     call = Statement(cell, [x, length, inputs, hidden, *matrices, *given, reverse, scratch, states])
     last = Part(states, 0 if reverse else (length - 1) * hidden)
     return [call, *([Statement("copy", [last, hidden, found[1]])] if 1 in found else [])]
 
 
+RESULT = "*y++ = result;"
+
 WRITERS: dict[str, Writer] = {
-    "loops": loops,
-    "sum": reduction("result += {x}", from_zero=True),
-    "max": reduction("result = {x} > result || {x} != {x} ? {x} : result"),  # NaN if there is one
-    "min": reduction("result = {x} < result || {x} != {x} ? {x} : result"),
-    "logsumexp": logsumexp,
-    "argmax": argmax,
+    "sum": by_line("{Y} result = 0;", "{each}result += {x};", RESULT),
+    "max": by_line("{Y} result = {first};", "{each}result = {x} > result || {x} != {x} ? {x} : result;", RESULT),
+    "min": by_line("{Y} result = {first};", "{each}result = {x} < result || {x} != {x} ? {x} : result;", RESULT),
+    "logsumexp": by_line(
+        "float most = {first}, sum = 0;",
+        "{each}most = {x} > most ? {x} : most;",
+        "most = isfinite(most) ? most : 0;",
+        "{each}sum += expf({x} - most);",
+        "*y++ = most + logf(sum);",
+    ),
+    "argmax": by_line("{Y} result = 0;", "{X} most = {first};", "{each}if ({after}) most = {x}, result = {i};", RESULT),
+    "cumsum": by_line("{Y} sum = 0;", "{each}y[{at}] = sum += {x};"),
+    "standardize": by_line(
+        "const float first = {first};",
+        "float mean = 0, variance = 0;",
+        "{each}mean += {x} - first;",
+        "mean /= {n};",
+        "{each}variance += ({x} - first - mean) * ({x} - first - mean);",
+        "variance /= {n};",
+        "const float scale = 1 / sqrtf(variance + {eps}f);",
+        "{each}y[{at}] = ({x} - first - mean) * scale;",
+        "*means++ = first + mean;",
+        "*variances++ = variance;",
+        outputs=("y", "means", "variances"),
+    ),
     "argsort": argsort,
-    "cumsum": cumsum,
-    "standardize": standardize,
-    "take": take,
-    "take_along_axis": take_along_axis,
-    "scatter_along_axis": scatter_along_axis,
+    **dict.fromkeys(("take", "take_along_axis", "scatter_along_axis"), indexed),
     "one_hot": one_hot,
-    "full": full,
-    "transpose": transpose,
-    "flip": flip,
-    "slice": slice_,
-    "pad": pad,
-    "concatenate": concatenate,
+    "full": lambda code, e: [_fill(e.params["value"], e.outputs[0])],
+    **dict.fromkeys(("transpose", "flip", "slice", "pad", "concatenate"), copies),
     "matmul": matmul,
-    "softmax": along_axis,
-    "log_softmax": along_axis,
-    "attention": attention,
-    "self_attention": self_attention,
+    **dict.fromkeys(("softmax", "log_softmax"), along_axis),
+    **dict.fromkeys(("attention", "self_attention"), attention),
     "conv2d": conv("conv2d_batch", 0, 2),
     "conv2d_input_grad": conv("conv2d_input_grad", 2, 0),
     "conv2d_weight_grad": conv("conv2d_weight_grad", 0, 1),
@@ -584,7 +420,7 @@ WRITERS: dict[str, Writer] = {
     "avg_pool2d": pool("avg_pool2d", 0, 1),
     "avg_pool2d_put": pool("avg_pool2d_put", 1, 0),
 }
-"""The statements of each primitive that is not elementwise; "loops" are all elementwise ones."""
+"""The statements of each primitive that is not elementwise."""
 
 IN_FLOAT = ("logsumexp", "standardize")
 """The primitives whose generated functions compute in float, as the functions of `kernels/export/` do."""
@@ -593,13 +429,25 @@ FORM_WRITERS: dict[str, Writer] = {
     "linear": linear_form,
     "conv2d": conv_form,
     "conv2d_input_grad": conv_transpose_form,
-    "max_pool2d": max_pool_form,
+    "max_pool2d": lambda code, e: [Statement("max_pool2d", [pool_sizes(e), *e.inputs, e.outputs[0]])],
     "adaptive_avg_pool2d": adaptive_avg_pool_form,
     "layer_norm": layer_norm_form,
     "embedding": embedding_form,
-    "rnn_tanh_layer": recurrent_form,
-    "rnn_relu_layer": recurrent_form,
-    "lstm_layer": recurrent_form,
-    "gru_layer": recurrent_form,
+    **dict.fromkeys(("rnn_tanh_layer", "rnn_relu_layer", "lstm_layer", "gru_layer"), recurrent_form),
 }
 """The statements of each form. Other forms are written equation by equation."""
+
+
+def write(code: Code, e: Equation) -> str:
+    """Add the statements of an equation. Returns what has no C, such as "matmul of float64", or ""."""
+    if e.has(Trait.RESHAPE):
+        code.same(e.outputs[0], e.inputs[0])
+        return ""
+    writer = FORM_WRITERS.get(e.form) or (loops if by_element(e) else WRITERS.get(e.name))
+    statements = [] if writer is None else writer(code, e)
+    of_float64 = any(v.type.dtype == np.float64 for v in (*e.inputs, *e.outputs)) and not by_element(e)
+    if of_float64 and (e.name in IN_FLOAT or any(x.text is None or x.calls for x in statements)):
+        return f"{e.name} of float64"
+    for statement in statements:
+        code.add(statement)
+    return e.name if writer is None else ""

@@ -3,6 +3,7 @@
 #pragma once
 
 #define INFINITY __builtin_inff()
+#define NAN __builtin_nanf("")
 #define fabsf __builtin_fabsf
 #define sqrtf __builtin_sqrtf
 
