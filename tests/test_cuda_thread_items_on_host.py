@@ -117,7 +117,7 @@ def test_a_long_chain_is_divided_into_kernels_of_few_operations_and_live_element
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize(("name", "count"), zip(PROGRAMS, (33, 300, 257, 64, 129), strict=True))
+@pytest.mark.parametrize(("name", "count"), [*zip(PROGRAMS, (33, 300, 257, 64, 129), strict=True)])
 def test_items_of_any_number_match_numpy(name: str, count: int, dtype: str, host: Host) -> None:
     f, shapes = PROGRAMS[name]
     rng = np.random.default_rng(count)

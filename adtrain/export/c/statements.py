@@ -20,7 +20,7 @@ from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.export.c.code import Argument, Code, Part, Statement, number, struct
-from adtrain.lowering import indexing, layouts
+from adtrain.lowering import layouts
 from adtrain.lowering.shapes import attention_lengths, contiguous_strides, product_lengths, split_at
 from adtrain.passes.fuse_elementwise import by_element
 
@@ -161,7 +161,7 @@ def _before(x: Variable, a: str, b: str) -> str:
 def indexed(code: Code, e: Equation) -> list[Statement]:
     """A gather or a scatter. Indices that are not known are checked, except in a training step."""
     (x, indices), (y,) = e.inputs, e.outputs
-    outer, length, inner, count = getattr(indexing, e.name)(x.type, indices.type, **e.params)
+    outer, length, inner, count = getattr(layouts, e.name)(x.type, indices.type, **e.params)
     element = f"[(i0 * {length} + {'indices[i1]' if e.name == 'take' else '*indices++'}) * {inner} + i2]"
     scatters = e.name == "scatter_along_axis"
     line = f"y{element} += *x++;" if scatters else f"*y++ = x{element};"
