@@ -99,6 +99,12 @@ def attention_between_products(x: Value, w: Value, v: Value) -> Value:
     return ops.matmul(ops.reshape(y, (-1, v.shape[0])), v)
 
 
+def scores_of_classes(x: Value, w: Value) -> tuple[Value, Value]:
+    """The same for the scores of many classes."""
+    scores = ops.matmul(x, w)
+    return ops.log_softmax(scores), ops.argmax(scores, 1)
+
+
 def pools_between_convolutions(x: Value, w: Value, mean: Value, variance: Value) -> Value:
     """The same for batch norm and pooling."""
     y, _, _ = ops.batch_norm(convolution(x, w), mean, variance, training=True)
@@ -131,6 +137,7 @@ MEDIUM: Mapping[str, Large] = {
     "attention between products": Large(
         precise(attention_between_products, "bfloat16"), [Shaped(1024, 512), Shaped(512, 1536), Shaped(512, 1024)]
     ),
+    "scores of classes": Large(precise(scores_of_classes, "bfloat16"), [Shaped(1024, 512), Shaped(512, 2048)], 0),
     "pools between convolutions": Large(
         precise(pools_between_convolutions, "bfloat16"),
         [Shaped(64, 64, 28, 28), Shaped(64, 64, 3, 3), Shaped(64), Shaped(64)],

@@ -45,6 +45,8 @@ BFLOAT16 = "_bfloat16"
 """With the name of a primitive before it: the form of its kernels for arrays of bfloat16."""
 ARRAYS: Mapping[str, tuple[Sequence[int], Sequence[int]]] = {
     "standardize": ((0,), (0,)),
+    "softmax": ((0,), ()),
+    "log_softmax": ((0,), ()),
     "max_pool2d": ((0,), (0,)),
     "max_pool2d_put": ((0,), (0,)),
     "avg_pool2d": ((0,), (0,)),

@@ -28,7 +28,7 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Results, keeps
 from adtrain.core.target import Target
-from adtrain.lowering.cuda.reduce import COMBINE, MAX, MIN, OF_POINTERS, SUM, VECTOR
+from adtrain.lowering.cuda.reduce import ARGMAX, COMBINE, MAX, MIN, OF_POINTERS, SUM, VECTOR
 from adtrain.lowering.cuda.reduce import reduction as candidates
 from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.fuse_elementwise import by_element
@@ -38,7 +38,7 @@ from adtrain.passes.groups import MAX_EQUATIONS, Groups
 
 REDUCTION = "reduction"
 """A sum, maximum or minimum over any axes of what elementwise equations compute. What they compute is never stored."""
-OPERATIONS = {"sum": SUM, "max": MAX, "min": MIN}
+OPERATIONS = {"sum": SUM, "max": MAX, "min": MIN, "argmax": ARGMAX}
 
 
 @keeps(Results.EXACT)
@@ -261,7 +261,8 @@ def reduction_kernels(equation: Equation, target: Target) -> list[Kernel]:
     body = flat(body_of(equation))
     total = body.equations[-1]
     (x,), (y,) = total.inputs, total.outputs
-    found = candidates(target, OPERATIONS[total.name], x.type, total.params["axes"], y.type.dtype)
+    axes = total.params["axes"] if "axes" in total.params else (total.params["axis"],)
+    found = candidates(target, OPERATIONS[total.name], x.type, axes, y.type.dtype)
     chosen = next(each for each in found if all(launch.name != OF_POINTERS for launch in each.launches))
     text = "\n".join(["#define COMPUTED_ARGUMENT", *_elements(body)])
 
