@@ -93,6 +93,24 @@ def projection(x: Value, w: Value, b: Value) -> Value:
     return ops.relu(ops.matmul(x, w, transpose_b=True) + b)
 
 
+def attention_between_products(x: Value, w: Value, v: Value) -> Value:
+    """In bfloat16 all of its arrays are stored as such."""
+    y = ops.self_attention(ops.reshape(ops.matmul(x, w), (2, -1, w.shape[1])), w.shape[1] // 192)
+    return ops.matmul(ops.reshape(y, (-1, v.shape[0])), v)
+
+
+def scores_of_classes(x: Value, w: Value) -> tuple[Value, Value]:
+    """The same for the scores of many classes."""
+    scores = ops.matmul(x, w)
+    return ops.log_softmax(scores), ops.argmax(scores, 1)
+
+
+def pools_between_convolutions(x: Value, w: Value, mean: Value, variance: Value) -> Value:
+    """The same for batch norm and pooling."""
+    y, _, _ = ops.batch_norm(convolution(x, w), mean, variance, training=True)
+    return ops.avg_pool2d(ops.relu(ops.max_pool2d(y, 3, 1, 1)), 2)
+
+
 PRECISIONS = ("full", "tf32", "bfloat16")
 
 MEDIUM: Mapping[str, Large] = {
@@ -116,6 +134,14 @@ MEDIUM: Mapping[str, Large] = {
         f"attention, {p}": Large(precise(ops.attention, p), [Shaped(8, 512, 64)] * 3)
         for p in ("full", "tf32", "bfloat16")
     },
+    "attention between products": Large(
+        precise(attention_between_products, "bfloat16"), [Shaped(1024, 512), Shaped(512, 1536), Shaped(512, 1024)]
+    ),
+    "scores of classes": Large(precise(scores_of_classes, "bfloat16"), [Shaped(1024, 512), Shaped(512, 2048)], 0),
+    "pools between convolutions": Large(
+        precise(pools_between_convolutions, "bfloat16"),
+        [Shaped(64, 64, 28, 28), Shaped(64, 64, 3, 3), Shaped(64), Shaped(64)],
+    ),
     "short attention, bfloat16": Large(precise(ops.attention, "bfloat16"), [Shaped(8, 256, 64)] * 3),
     "self_attention of short sequences": Large(lambda x: ops.self_attention(x, 2), [Shaped(8, 16, 96)]),
     "transpose": Large(ops.transpose, [Shaped(40, 70)]),

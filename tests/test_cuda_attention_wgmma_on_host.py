@@ -10,6 +10,7 @@ import pytest
 from attention_bounds import exact_results
 from cuda_on_host import Host, host
 
+from adtrain.backends.cuda.narrow_values import ARRAYS, in_bfloat16, narrowed
 from adtrain.backends.cuda.targets import H200
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Variable
@@ -17,6 +18,7 @@ from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.attention import wgmma
 from adtrain.lowering.cuda.attention.problem import problem_of
 from adtrain.ops.attention import attention_grad_p, attention_p
+from adtrain.ops.bfloat16 import from_bfloat16_p, to_bfloat16_p
 from adtrain.ops.self_attention import self_attention_grad_p, self_attention_p
 
 __all__ = ["host"]
@@ -25,18 +27,37 @@ TARGET = H200._replace(multiprocessors=1)
 """A block runs to its end before the next one starts, so no block may wait for another one."""
 
 
-def check(host: Host, primitive: Primitive, count: int, arrays: list[np.ndarray], params: dict[str, Any]) -> None:
-    """All candidates on ``arrays``, of which the first ``count`` hold q, k and v."""
+def check(
+    host: Host,
+    primitive: Primitive,
+    count: int,
+    arrays: list[np.ndarray],
+    params: dict[str, Any],
+    stored: bool = False,
+) -> None:
+    """All candidates on ``arrays``, of which the first ``count`` hold q, k and v.
+
+    Args:
+        stored: whether the arrays are bfloat16 in memory.
+    """
     given = [x.astype(np.float32) for x in arrays]
     types = [ArrayType(x.shape, x.dtype) for x in given]
     outputs = tuple(Variable(t, "gpu") for t in primitive.output_types(types, params))
     equation = Equation(primitive, tuple(Variable(t, "gpu") for t in types), params, outputs)
-    exact = exact_results(primitive, arrays, params)
-    found = wgmma.candidates(TARGET, problem_of(count, "grad" in primitive.name, types, params))
+    problem = problem_of(count, "grad" in primitive.name, types, params)._replace(stored=stored)
+    if stored:
+        inputs, results = ARRAYS[primitive.name]
+        converted = [*(equation.inputs[i] for i in inputs), *(outputs[i] for i in results)]
+        equation = in_bfloat16(equation, {v: v.like(narrowed(v.type)) for v in converted})
+        given = [to_bfloat16_p.reference(x) if i in inputs else x for i, x in enumerate(given)]
+        arrays = [from_bfloat16_p.reference(x) if i in inputs else arrays[i] for i, x in enumerate(given)]
+    exact = exact_results(primitive, [x.astype(np.float64) for x in arrays], params)
+    found = wgmma.candidates(TARGET, problem)
     assert found is not None
     for kernel in found.kernels:
         for x, (expected, bound) in zip(host.computed(equation, kernel, given), exact, strict=True):
-            assert np.linalg.norm(x - expected) <= bound, kernel.label
+            value = from_bfloat16_p.reference(x) if x.dtype == np.uint16 else x
+            assert np.linalg.norm(value - expected) <= bound, kernel.label
 
 
 @pytest.mark.parametrize(
@@ -57,6 +78,29 @@ def test_wgmma_computes_values_and_gradients(host: Host, queries: int, keys: int
     check(host, attention_grad_p, 3, grad, full | {"precision": "bfloat16"})
     if width <= 64:
         check(host, attention_grad_p, 3, grad, full)
+
+
+@pytest.mark.parametrize(
+    ("length", "width", "causal"),
+    [(135, 64, True), *(pytest.param(*x, marks=pytest.mark.exhaustive) for x in ((70, 128, False), (135, 40, True)))],
+)
+def test_wgmma_reads_and_writes_arrays_of_bfloat16(host: Host, length: int, width: int, causal: bool) -> None:
+    """TMA reads heads of 64 and 128 columns as they are in memory. Others are packed."""
+    rng = np.random.default_rng(0)
+    x, ct = (rng.standard_normal((2, length, heads * width), np.float32) for heads in (6, 2))
+    params = {"heads": 2, "causal": causal, "scale": 0.2, "dropout": 0.0, "stream": 0, "precision": "full"}
+    forward = self_attention_p.reference(from_bfloat16_p.reference(to_bfloat16_p.reference(x)), **params)
+    params |= {"precision": "bfloat16"}
+    check(host, self_attention_p, 1, [x], params, stored=True)
+    check(host, self_attention_grad_p, 1, [x, *forward, ct], params, stored=True)
+
+
+@pytest.mark.exhaustive
+def test_wgmma_reads_queries_keys_and_values_of_bfloat16(host: Host) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((3, length, 64), np.float32) for length in (70, 300, 300))
+    params = {"causal": False, "scale": 0.2, "dropout": 0.0, "stream": 0, "precision": "bfloat16"}
+    check(host, attention_p, 3, [q, k, v], params, stored=True)
 
 
 @pytest.mark.parametrize(

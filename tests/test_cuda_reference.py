@@ -9,9 +9,10 @@ import pytest
 from vendor_equations import WINDOWS, convolutions, equation_of, matmul
 
 from adtrain.backends.cuda.lower import Candidate
+from adtrain.backends.cuda.narrow_values import in_bfloat16, narrowed
 from adtrain.backends.cuda.tuner import reference
-from adtrain.backends.cuda.tuner.measure import measure
-from adtrain.backends.cuda.tuner.reference import arguments, expected
+from adtrain.backends.cuda.tuner.measure import agree, measure, tolerance
+from adtrain.backends.cuda.tuner.reference import arguments, expected, widened
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.program import Equation, Variable
 from adtrain.core.types import ArrayType
@@ -71,6 +72,20 @@ def test_all_outputs_of_an_equation_with_several_are_computed() -> None:
     assert len(results) > 1
     assert [x.shape for x in results] == [v.type.shape for v in equation.outputs]
     assert parts == [()] * len(equation.outputs)
+
+
+def test_results_in_bfloat16_are_compared_as_numbers() -> None:
+    """A result that is rounded to the other neighbour is right. One that is off by more is wrong."""
+    equation = equation_of(standardize_p, [(4, 5)], axes=(0,), eps=1e-5)
+    arrays = equation.inputs[0], equation.outputs[0]
+    equation = in_bfloat16(equation, {v: v.like(narrowed(v.type)) for v in arrays})
+    given = arguments(equation, gradients=False)
+    found, _ = expected(equation, given)
+    assert [x.dtype for x in found] == [np.float32] * 3
+    y, mean, variance = equation.primitive.reference(*given, **equation.params)
+    for step, right in ((1, True), (4, False)):
+        other = [widened(x) for x in (y + np.uint16(step), mean, variance)]
+        assert agree(other, found, tolerance(equation)) is right
 
 
 def test_arguments_are_the_same_each_time() -> None:

@@ -11,11 +11,14 @@ from attention_bounds import exact_results
 from gpu_kernels import run_twice
 from gpu_parity import gpu, poisoned
 
+from adtrain.backends.cuda.narrow_values import ARRAYS, in_bfloat16, narrowed
 from adtrain.core.primitive import Primitive
-from adtrain.core.types import ArrayType
+from adtrain.core.program import Equation, Variable
+from adtrain.core.types import BITS, ArrayType
 from adtrain.lowering.cuda.attention import wgmma
 from adtrain.lowering.cuda.attention.problem import problem_of
 from adtrain.ops.attention import attention_grad_p, attention_p
+from adtrain.ops.bfloat16 import from_bfloat16_p, to_bfloat16_p
 from adtrain.ops.self_attention import self_attention_grad_p, self_attention_p
 
 __all__ = ["gpu", "poisoned"]
@@ -23,18 +26,42 @@ __all__ = ["gpu", "poisoned"]
 pytestmark = pytest.mark.gpu
 
 
-def check(gpu: Any, primitive: Primitive, count: int, arrays: list[np.ndarray], params: dict[str, Any]) -> None:
-    """All candidates on ``arrays``, of which the first ``count`` hold q, k and v."""
+def check(
+    gpu: Any,
+    primitive: Primitive,
+    count: int,
+    arrays: list[np.ndarray],
+    params: dict[str, Any],
+    stored: bool = False,
+) -> None:
+    """All candidates on ``arrays``, of which the first ``count`` hold q, k and v.
+
+    Args:
+        stored: whether the arrays are bfloat16 in memory.
+    """
     given = [x.astype(np.float32) for x in arrays]
     types = [ArrayType(x.shape, x.dtype) for x in given]
-    exact = exact_results(primitive, arrays, params)
-    found = wgmma.candidates(gpu.lowering.target, problem_of(count, "grad" in primitive.name, types, params))
+    problem = problem_of(count, "grad" in primitive.name, types, params)._replace(stored=stored)
+    found = wgmma.candidates(gpu.lowering.target, problem)
     if found is None:
         pytest.skip("this GPU has no wgmma")
+    own, options = primitive, params
+    if stored:
+        variables = [Variable(t, "gpu") for t in types]
+        outputs = tuple(Variable(t, "gpu") for t in primitive.output_types(types, params))
+        inputs, made = ARRAYS[primitive.name]
+        converted = [*(variables[i] for i in inputs), *(outputs[i] for i in made)]
+        equation = Equation(primitive, tuple(variables), params, outputs)
+        equation = in_bfloat16(equation, {v: v.like(narrowed(v.type)) for v in converted})
+        own, options = equation.primitive, dict(equation.params)
+        given = [to_bfloat16_p.reference(x) if i in inputs else x for i, x in enumerate(given)]
+        arrays = [from_bfloat16_p.reference(x) if i in inputs else arrays[i] for i, x in enumerate(given)]
+    exact = exact_results(primitive, [x.astype(np.float64) for x in arrays], params)
     for kernel in found.kernels:
-        results = run_twice(gpu, primitive, kernel, given, **params)
+        results = run_twice(gpu, own, kernel, given, **options)
         for x, (expected, bound) in zip(results, exact, strict=True):
-            assert np.linalg.norm(x - expected) <= bound, kernel.label
+            value = from_bfloat16_p.reference(x) if x.dtype == BITS else x
+            assert np.linalg.norm(value - expected) <= bound, kernel.label
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -68,3 +95,15 @@ def test_wgmma_reads_and_writes_the_heads_of_one_array(gpu: Any, length: int, wi
     check(gpu, self_attention_grad_p, 1, grad, full | {"precision": "bfloat16"})
     if width <= 64:
         check(gpu, self_attention_grad_p, 1, grad, full)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("length", "width"), [(100, 16), (500, 64), (500, 128), (1024, 64), (2100, 128)])
+def test_wgmma_reads_and_writes_arrays_of_bfloat16(gpu: Any, length: int, width: int, causal: bool) -> None:
+    """TMA reads heads of 64 and 128 columns as they are in memory. Others are packed."""
+    rng = np.random.default_rng(0)
+    x, ct = (rng.standard_normal((3, length, heads * width), np.float32) for heads in (9, 3))
+    full = {"heads": 3, "causal": causal, "scale": 0.2, "dropout": 0.0, "stream": 0, "precision": "full"}
+    forward = self_attention_p.reference(from_bfloat16_p.reference(to_bfloat16_p.reference(x)), **full)
+    check(gpu, self_attention_p, 1, [x], full | {"precision": "bfloat16"}, stored=True)
+    check(gpu, self_attention_grad_p, 1, [x, *forward, ct], full | {"precision": "bfloat16"}, stored=True)

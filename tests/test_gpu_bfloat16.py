@@ -12,11 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from program_samples import everywhere
 from test_gpu_products import distance, exact
+from test_narrow_values import NETWORKS, UNIT, error, sample, small_arrays_as_large_ones
 
 from adtrain import ops
+from adtrain.backends.cpu.numpy_program import NumpyProgram
+from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.core.autodiff import grad
 from adtrain.core.staging import stage
+from adtrain.core.types import BITS
 from adtrain.lowering.cuda.gemm.bfloat16 import TILE_K, TILES, Bfloat16Gemm, Bfloat16Tile
 from adtrain.lowering.cuda.gemm.narrow import short_k_gemm
 from adtrain.lowering.cuda.gemm.packed import CAPABILITY
@@ -25,7 +29,7 @@ from adtrain.ops.matmul import matmul_p
 from adtrain.ops.rounding import rounded
 from adtrain.passes import ALL
 
-__all__ = ["gpu", "poisoned"]
+__all__ = ["gpu", "poisoned", "small_arrays_as_large_ones"]
 
 pytestmark = pytest.mark.gpu
 
@@ -87,3 +91,22 @@ def test_gradients_through_stored_operands_are_those_of_rounded_products(gpu: An
     assert "matmul_bfloat16" in {e.name for e in everywhere(staged.program(*args))}
     for found, expected in zip(staged(*args), gradients(*map(array, (x, w, v, bias))), strict=True):
         assert distance(found.numpy(), expected.numpy()) < 3e-3
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_with_bfloat16_between_kernels_compute_what_the_reference_does(
+    gpu: Any, name: str, small_arrays_as_large_ones: None
+) -> None:
+    """Up to a few roundings: sums have another order, and a number that is rounded the other way changes later ones."""
+    network = sample(name)
+    with ops.matmul_precision("bfloat16"):
+        staged = stage(network.gradients, ALL)
+        args = tree.map(lambda x: array(x.numpy(), device="gpu"), network.arguments("float32"))
+        program = staged.program(*args)
+        runs = [[x.numpy() for x in tree.leaves(staged(*args))] for _ in range(2)]
+    assert any(v.type.dtype == BITS for v in program.names)
+    expected = NumpyProgram(program).run(network.given())[0]
+    assert error(runs[0], expected) < 4 * UNIT
+    assert abs(runs[0][0] - expected[0]) < UNIT * expected[0]
+    for first, second in zip(*runs, strict=True):
+        np.testing.assert_array_equal(first, second)

@@ -290,9 +290,10 @@ def test_a_rounded_step_has_no_more_launches_than_one_in_float32(name: str) -> N
 
 @pytest.mark.parametrize("columns", [640, 636])
 def test_products_in_bfloat16_store_activations_and_gradients_in_bfloat16(columns: int) -> None:
-    """The results are those of products of rounded operands. Only the gradient of the bias sums rounded numbers.
+    """The results are those of products of rounded operands, up to a rounding of what is stored.
 
-    Rows of 636 are padded, except those along K.
+    Rows of 640 are operands, which are rounded anyway; only the gradient of the bias sums rounded numbers. Rows of 636
+    are padded, except those along K. The slice without padding is stored as bfloat16.
     """
     rng = np.random.default_rng(0)
     shapes = (1024, 512), (512, 768), (768, columns), (768,)
@@ -306,7 +307,7 @@ def test_products_in_bfloat16_store_activations_and_gradients_in_bfloat16(column
         assert {str(t.dtype) for t in stored if len(t.shape) == 2} == {"uint16"}
     assert {"pad", "slice"} <= set(names(fused)) or columns == 640
     for found, expected in zip(evaluated(fused, arrays), evaluated(traced, arrays), strict=True):
-        assert np.linalg.norm(found - expected) <= 1e-3 * np.linalg.norm(expected)
+        assert np.linalg.norm(found - expected) <= (1e-3 if columns == 640 else 2.0**-8) * np.linalg.norm(expected)
 
 
 def evaluated(program: Program, arrays: list[np.ndarray]) -> list[np.ndarray]:

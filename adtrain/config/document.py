@@ -178,7 +178,8 @@ class Training(Section):
     precision: Precision = Field(
         "float32",
         description="float32 or float64: the type of all numbers; tf32 or bfloat16, on a GPU: float32, but operands of "
-        "matrix products and convolutions are rounded to this type where that saves time",
+        "matrix products and convolutions are rounded to this type where that saves time; with bfloat16 activations "
+        "and gradients in memory, too",
     )
     clip_norm: Positive | None = Field(None, description="scale the gradients down so that their norm is at most this")
     clip_value: Positive | None = Field(None, description="clamp each element of the gradients to plus or minus this")

@@ -56,6 +56,10 @@ def matmul_precision(precision: str) -> Iterator[None]:
     "tf32" and "bfloat16" permit rounding. On a GPU a jitted function rounds only the products that become faster. A
     GPU of a compute capability below 8.0 computes most products in full precision.
 
+    In a jitted function, "bfloat16" also permits that the results of its products, and large values computed from them
+    alone, are rounded to bfloat16 where kernels store them. Arithmetic on them is float32. What the function returns is
+    not rounded, nor are sums and softmax.
+
         with ops.matmul_precision("tf32"):
             y = ops.matmul(x, w)
 

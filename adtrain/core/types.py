@@ -12,6 +12,9 @@ from adtrain.core.errors import DTypeError
 Shape: TypeAlias = tuple[int, ...]
 DTYPES = frozenset(map(np.dtype, ("float32", "float64", "int32", "int64", "uint8", "uint32", "bool")))
 
+BITS = np.dtype(np.uint16)
+"""The type of an array of bfloat16. NumPy has none, so its elements are the bits. Only passes make such arrays."""
+
 
 def dtype_of(name: str, dtype: Any) -> np.dtype:
     """``dtype`` as a NumPy dtype.

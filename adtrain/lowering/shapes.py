@@ -6,8 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from adtrain.core.primitive import PRIMITIVES
-from adtrain.core.types import ArrayType, Shape
+from adtrain.core.types import BITS, ArrayType, Shape
 
 
 def output_type(primitive: str, *types: Any, **params: Any) -> ArrayType:
@@ -36,6 +38,11 @@ def alternating(shape: Shape, axes: Sequence[int], count: int) -> tuple[int, ...
     if len(lengths) > count:
         raise NotImplementedError(f"a reduction of shape {shape} over axes {tuple(axes)}")
     return (*[1] * (count - len(lengths)), *reversed(lengths))
+
+
+def element_types(dtype: np.dtype) -> tuple[np.dtype, np.dtype]:
+    """T and U of kernels whose arrays may be bfloat16: the types of arithmetic, and of elements in memory."""
+    return (np.dtype(np.float32) if dtype == BITS else dtype), dtype
 
 
 def contiguous_strides(shape: Shape) -> tuple[int, ...]:

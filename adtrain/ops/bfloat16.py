@@ -1,6 +1,6 @@
 """Arrays of bfloat16: conversions, and their matrix product.
 
-NumPy has no bfloat16, so an element is its 16 bits as a uint16. The pass `store_bfloat16` replaces matrix products of
+An element is its 16 bits as a uint16 (`core.types.BITS`). The pass `store_bfloat16` replaces matrix products of
 precision bfloat16 by these equations. It runs after differentiation, so they have no derivatives.
 """
 
@@ -12,11 +12,11 @@ import numpy as np
 
 from adtrain.core.errors import DTypeError
 from adtrain.core.primitive import Primitive, Trait
-from adtrain.core.types import ArrayType
+from adtrain.core.types import BITS, ArrayType
 from adtrain.ops.matmul import matmul_p
 from adtrain.ops.rounding import rounded
 
-FLOAT32, BITS = np.dtype(np.float32), np.dtype(np.uint16)
+FLOAT32 = np.dtype(np.float32)
 
 
 def _converted_type(name: str, x: Any, source: np.dtype, target: np.dtype) -> ArrayType:
@@ -26,6 +26,7 @@ def _converted_type(name: str, x: Any, source: np.dtype, target: np.dtype) -> Ar
 
 
 def _to_bits(x: np.ndarray) -> np.ndarray:
+    x = np.asarray(x, FLOAT32)
     bits = rounded(x, "bfloat16").view(np.uint32) >> np.uint32(16)
     return np.where(np.isnan(x), bits | np.uint32(0x40), bits).astype(BITS)
 

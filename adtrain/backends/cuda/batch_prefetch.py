@@ -1,6 +1,6 @@
 """Batch prefetch: in repeated steps, the last launch of a step also gathers the batch of the next step.
 
-The epilogue that updates a weight also writes the bfloat16 copy of it that the next step reads.
+The loops or the epilogue that update a weight also write the bfloat16 copy of it that the next step reads.
 
 This is software pipelining with one stage (Allan, Jones, Lee and Allan, "Software Pipelining", ACM Computing Surveys
 27, 1995). The terms prologue, steady state and epilogue are theirs.
@@ -8,7 +8,7 @@ This is software pipelining with one stage (Allan, Jones, Lee and Allan, "Softwa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from adtrain.backends.cuda.forms.horizontal import MAX_POINTERS, HorizontalFusion, blocks_in_launch
@@ -17,7 +17,7 @@ from adtrain.backends.cuda.forms.streamed_layer import streamed_equations, updat
 from adtrain.core.fused import HORIZONTAL, LOOPS, PRODUCT, body_of, fuse, launched_together, renamed
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
-from adtrain.passes.fuse_elementwise import is_loops
+from adtrain.passes.fuse_elementwise import by_element, is_loops
 from adtrain.passes.fusion import FusionPass
 from adtrain.passes.place_collectives import exchanges_data
 from adtrain.passes.readers_first import readers_first
@@ -58,8 +58,8 @@ def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
     if program.members or not program.carries:
         return undivided
     next_value = dict(zip((v for v in program.inputs if v in program.donated), program.outputs, strict=True))
-    updates = {v: e for e in program.equations if e.form == PRODUCT for v in e.outputs}
-    copies = [] if exchanges else [e for e in program.equations if _copies_updated(e, next_value, updates)]
+    updated = {v for e in _launched(program.equations) if e.form == PRODUCT or by_element(e) for v in e.outputs}
+    copies = [e for e in program.equations if _copies_updated(e, next_value, updated)]
     if not copies and not any(e.form == HORIZONTAL for e in program.equations):
         return undivided
     known, results = {*program.inputs, *program.constants}, set(program.outputs)
@@ -76,8 +76,17 @@ def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
             if exchanges:  # a launch that depends on a prefetched value overlaps an exchange, too
                 known.update(e.outputs)
                 early.update(e.outputs)
-    if not prologue and not copies:
-        return undivided
+    if copies:  # where the next batch cannot be prefetched, the copies can
+        return _divided(program, prologue, copies, target) or _divided(program, [], copies, target) or undivided
+    return (_divided(program, prologue, copies, target) if prologue else None) or undivided
+
+
+def _divided(
+    program: Program, prologue: Sequence[Equation], copies: Sequence[Equation], target: Target
+) -> PrefetchedRuns | None:
+    """The runs that prefetch the results of a prologue and of copies of weights; see `prefetch_batch`."""
+    exchanges = any(map(exchanges_data, program.equations))
+    next_value = dict(zip((v for v in program.inputs if v in program.donated), program.outputs, strict=True))
     fetching = {*prologue, *copies}
     rest = [e for e in program.equations if e not in fetching]
     fetched = tuple(v for e in (*prologue, *copies) for v in e.outputs)
@@ -85,37 +94,41 @@ def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
     ahead = {v: v.like() for v in fetched}
     following = [renamed(e, next_value | ahead) for e in _launched(prologue)]
     added = {e.inputs[0]: e for e in (renamed(e, next_value | ahead) for e in copies)}
+    copying = [_with_copies(e, added) for e in rest]
     steady = Program(
         inputs,
         program.constants,
-        (*rest, *following) if exchanges else (*(_with_copy(e, added) for e in _launched(rest)), *following),
+        (*copying, *following) if exchanges or not prologue else (*_launched(copying), *following),
         (*program.outputs, *ahead.values()),
         program.donated | set(fetched),
     )
     if exchanges:
         steady = _after_exchanges(steady, {v for e in following for v in e.inputs}, target)
-    else:
+    elif prologue:
         steady = readers_first(FusionPass((HorizontalFusion,), target)(steady))
     new = frozenset(ahead.values())
-    saves = bool(exchanges) or _launches(steady) < _launches(program)
+    saves = exchanges or _launches(steady) < _launches(program)
     if not saves or _shared(steady.equations, new) != _shared(rest, new):
-        return undivided
+        return None
     return PrefetchedRuns((*prologue, *copies), steady, replace(program, inputs=inputs, equations=tuple(rest)))
 
 
-def _copies_updated(e: Equation, next_value: Mapping[Variable, Variable], updates: Mapping[Variable, Equation]) -> bool:
-    """Whether it is the bfloat16 copy of a weight that the epilogue of a product updates."""
-    return e.primitive.name == "to_bfloat16" and next_value.get(e.inputs[0]) in updates
+def _copies_updated(e: Equation, next_value: Mapping[Variable, Variable], updated: Collection[Variable]) -> bool:
+    """Whether it is the bfloat16 copy of a weight that loops or the epilogue of a product have updated."""
+    return e.primitive.name == "to_bfloat16" and next_value.get(e.inputs[0]) in updated
 
 
-def _with_copy(e: Equation, copies: Mapping[Variable, Equation]) -> Equation:
-    """`e`; if it is a product with an epilogue that computes a key of ``copies``, it computes that equation as well."""
+def _with_copies(e: Equation, copies: Mapping[Variable, Equation]) -> Equation:
+    """`e`; its loops, and its products with an epilogue, compute those of ``copies`` whose keys they compute, too."""
     found = [copies[v] for v in e.outputs if v in copies]
     if not found:
         return e
-    product, epilogue = body_of(e).equations
     needed = {*e.outputs, *(v for copy in found for v in copy.outputs)}
-    return fuse(e.form, [product, fuse(LOOPS, [*body_of(epilogue).equations, *found], needed)], needed)
+    if e.form == HORIZONTAL:
+        return fuse(HORIZONTAL, [_with_copies(x, copies) for x in body_of(e).equations], needed)
+    *product, update = body_of(e).equations if e.form == PRODUCT else (e,)
+    loops = fuse(LOOPS, [*body_of(update).equations, *found], needed)
+    return fuse(e.form, [*product, loops], needed) if product else loops
 
 
 def _prefetch_product(program: Program, product: Equation, update: Equation) -> PrefetchedRuns | None:

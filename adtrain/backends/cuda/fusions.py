@@ -22,6 +22,7 @@ from adtrain.backends.cuda.forms.row_products import RowProductsFusion
 from adtrain.backends.cuda.forms.streamed_layer import stream_layer
 from adtrain.backends.cuda.forms.thread_items import ThreadItemsFusion
 from adtrain.backends.cuda.forms.weight_gradients import fuse_bias_gradients, fuse_recurrent_gradients
+from adtrain.backends.cuda.narrow_values import narrow_values
 from adtrain.backends.cuda.split_reductions import split_reductions
 from adtrain.backends.cuda.store_bfloat16 import store_bfloat16
 from adtrain.core.batching import batching_rule
@@ -82,6 +83,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
         fuse_loops,
         *(FusionPass((fusion,), target) for fusion in fusions_of_users("cuda")),
         *_fusions_of_loops(target),
+        partial(narrow_values, target=target),
     )
 
 

@@ -26,10 +26,8 @@ from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import Results, keeps
 from adtrain.core.target import Target
-from adtrain.core.types import ArrayType, Shape
+from adtrain.core.types import BITS, ArrayType, Shape
 
-BITS = np.dtype(np.uint16)
-"""The type of an array of bfloat16: uint16 with the bits."""
 ROW = 8
 """Kernels need rows of multiples of 16 bytes, which are ROW elements. M and N are padded to such multiples, not K."""
 

@@ -11,14 +11,18 @@ from adtrain.core.registry import register
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.reduce import MIN_BLOCKS, MIN_ROW_PART, WARP, of_one_member, vector_width
 from adtrain.lowering.cuda.rows import rows_in_registers
-from adtrain.lowering.shapes import alternating
+from adtrain.lowering.shapes import alternating, element_types
 
 BLOCK = 256
 """Threads per block."""
 
 
 def standardize(target: Target, x: Any, axes: tuple[int, ...], eps: float) -> list[CudaKernel]:
-    """The candidates: rows in registers, or three passes: moments of parts, moments, and the elements."""
+    """The candidates: rows in registers, or three passes: moments of parts, moments, and the elements.
+
+    ``x`` and the result may be bfloat16 in memory.
+    """
+    dtypes = computed, _ = element_types(x.dtype)
     lengths = k0, r0, k1, r1 = alternating(x.shape, axes, 4)
     outputs = k0 * k1
     across = WARP if r1 == 1 else 1  # neighbouring outputs of a block
@@ -27,10 +31,10 @@ def standardize(target: Target, x: Any, axes: tuple[int, ...], eps: float) -> li
     runs = -(-r0 // max(wanted, 1))  # of r1 elements, per part
     parts = -(-r0 // runs)
     width = {"WIDTH": vector_width(r1 if r1 > 1 else k1, x.dtype.itemsize)}
-    scratch = memory_layout("SCRATCH", {"MOMENTS": (3 * x.dtype.itemsize, outputs * parts)})
+    scratch = memory_layout("SCRATCH", {"MOMENTS": (3 * computed.itemsize, outputs * parts)})
 
     def launch(name: str, numbers: tuple[int | float, ...], **work: Any) -> CudaLaunch:
-        return CudaLaunch("reduce/norm.cu", name, numbers, (x.dtype,), layouts=(scratch,), **work)
+        return CudaLaunch("reduce/norm.cu", name, numbers, dtypes, layouts=(scratch,), **work)
 
     moments_of_parts = launch(
         "standardize_parts",
@@ -49,3 +53,4 @@ def standardize(target: Target, x: Any, axes: tuple[int, ...], eps: float) -> li
 
 
 register("standardize", "cuda", standardize)
+register("standardize_bfloat16", "cuda", standardize)

@@ -11,6 +11,7 @@ import numpy as np
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.registry import register
 from adtrain.core.target import Target
+from adtrain.lowering.shapes import element_types
 
 FILE = "pool/pool.cu"
 MAX_CELL = 16
@@ -28,7 +29,7 @@ def _reads_windows(name: str, x: Sequence[int], y: Sequence[int], windows: Any, 
 
 def _writes_cells(name: str, x: Sequence[int], y: Sequence[int], windows: Any, dtype: np.dtype) -> list[CudaKernel]:
     """A kernel with a thread for each cell of the image."""
-    cell = math.prod(_cell(windows, dtype.itemsize)) if math.prod(windows.stride) <= MAX_CELL else 1
+    cell = math.prod(_cell(windows, element_types(dtype)[0].itemsize)) if math.prod(windows.stride) <= MAX_CELL else 1
     return _kernel(name, x, y, dtype, -(-math.prod(x) // cell), _macros(windows))
 
 
@@ -36,7 +37,8 @@ def _kernel(
     name: str, x: Sequence[int], y: Sequence[int], dtype: np.dtype, elements: int, macros: Mapping[str, int]
 ) -> list[CudaKernel]:
     lengths = (x[0] * x[1], *x[2:], *y[2:])  # POOL_NUMBERS
-    return [CudaKernel((CudaLaunch(FILE, name, lengths, (dtype,), elements=elements, definitions=macros),))]
+    types = element_types(dtype)
+    return [CudaKernel((CudaLaunch(FILE, name, lengths, types, elements=elements, definitions=macros),))]
 
 
 def max_pool2d(target: Target, x: Any, windows: Any) -> list[CudaKernel]:
@@ -71,8 +73,6 @@ def _macros(windows: Any) -> dict[str, int]:
     return dict(zip(("KH", "KW", "SH", "SW", "PH", "PW"), values, strict=True))
 
 
-register("max_pool2d", "cuda", max_pool2d)
-register("max_pool2d_pick", "cuda", max_pool2d_pick)
-register("max_pool2d_put", "cuda", max_pool2d_put)
-register("avg_pool2d", "cuda", avg_pool2d)
-register("avg_pool2d_put", "cuda", avg_pool2d_put)
+for _rule in (max_pool2d, max_pool2d_pick, max_pool2d_put, avg_pool2d, avg_pool2d_put):
+    register(_rule.__name__, "cuda", _rule)
+    register(f"{_rule.__name__}_bfloat16", "cuda", _rule)

@@ -1,6 +1,7 @@
 // Attention by WGMMA in bfloat16, and its gradient in fp16x2: what the kernels share. J. Shah et al., "FlashAttention-3", 2024.
 //
-// A first launch (wgmma_pack.cu, wgmma_pack_grad.cu) rounds q, k and v, and for the gradient the cotangent of the output, to
+// Arrays are float32 or bfloat16 in memory (S). If DIRECT they are bfloat16, and TMA reads tiles of a head as they are. Otherwise
+// a first launch (wgmma_pack.cu, wgmma_pack_grad.cu) rounds q, k and v, and for the gradient the cotangent of the output, to
 // bfloat16 and packs them into scratch. A packed array is [head][segment][row]: a segment of a row has 64 columns, 128 bytes, in
 // the 128-byte swizzle. So eight rows, or any multiple, are contiguous, and one bulk copy brings them into shared memory as WGMMA
 // reads them. Padding is 0. Short sequences are not packed: see wgmma_short_forward.cu.
@@ -10,12 +11,15 @@
 //
 // by_q, by_k, by_v and by_scores: the cotangents of q, k, v and the scores.
 //
-// Macros (wgmma.py): HEAD_WIDTH, PACKED_WIDTH (64 or 128), CAUSAL (0 or 1), OPERAND_TERMS (1: bfloat16, 2: fp16x2).
+// Macros (wgmma.py): HEAD_WIDTH, PACKED_WIDTH (64 or 128), CAUSAL (0 or 1), DIRECT (0 or 1), OPERAND_TERMS (1: bfloat16,
+// 2: fp16x2).
 #pragma once
 #include "common/collectives.cuh"
 #include "sm90/pipeline.cuh"
 #include "sm90/tma.cuh"
 #include "sm90/wgmma.cuh"
+
+typedef StoredAs<U>::type S;
 
 constexpr int SEGMENT_WIDTH = 64, ROW_BYTES = 128; // ROW_BYTES: of a segment
 constexpr int SEGMENTS = OPERAND_TERMS * PACKED_WIDTH / SEGMENT_WIDTH;
@@ -39,6 +43,20 @@ struct PackedArray {
     }
 };
 
+// An array as it is in memory, of which TMA loads rows of a head. A row has the heads of an example.
+struct ArrayOfHeads {
+    const TensorMap &map;
+    int heads;
+
+    // The same as PackedArray::load.
+    template <int ROWS> __device__ __forceinline__ void load(char *to, int head, int first, Mbarrier &full) const {
+        #pragma unroll
+        for (int segment = 0; segment < SEGMENTS; segment++)
+            map.load(to + segment * ROWS * ROW_BYTES, head % heads * HEAD_WIDTH + segment * SEGMENT_WIDTH, first, head / heads,
+                full);
+    }
+};
+
 // Bytes of a tile in shared memory: its segments one after another.
 template <int ROWS> constexpr int TILE_BYTES = ROWS * SEGMENTS * ROW_BYTES;
 
@@ -58,11 +76,11 @@ template <int SUMS> __device__ __forceinline__ void to_bfloat16(const float (&su
 }
 
 // Stores two neighbouring elements of a row of HEAD_WIDTH elements.
-__device__ __forceinline__ void store_pair(T *row, int column, float first, float second) {
+__device__ __forceinline__ void store_pair(S *row, int column, float first, float second) {
     if constexpr (HEAD_WIDTH % 2 == 0) {
-        if (column < HEAD_WIDTH) store(row, column, Vector<T, 2>{{first, second}});
+        if (column < HEAD_WIDTH) store(row, column, Vector<S, 2>{{S(first), S(second)}});
     } else {
-        if (column < HEAD_WIDTH) row[column] = first;
-        if (column + 1 < HEAD_WIDTH) row[column + 1] = second;
+        if (column < HEAD_WIDTH) row[column] = S(first);
+        if (column + 1 < HEAD_WIDTH) row[column + 1] = S(second);
     }
 }

@@ -6,10 +6,19 @@
 #endif
 
 // by_k and by_v begin `step` and 2 step elements after their pointers.
-KERNEL __launch_bounds__(THREADS, 1) attention_wgmma_grad(T *by_k, T *by_v, int64_t batch, int64_t heads, int64_t queries,
-    int64_t keys, int64_t row, int64_t step, double scale, char *scratch) {
-    wait_for_inputs();
+KERNEL __launch_bounds__(THREADS, 1) attention_wgmma_grad(
+    IF(DIRECT, const S *q, const S *k, const S *v, const S *ct, ) S *by_k, S *by_v, int64_t batch, int64_t heads,
+    int64_t queries, int64_t keys, int64_t row, IF(DIRECT, int64_t out_row, ) int64_t step, double scale, char *scratch) {
     __shared__ Barriers barriers;
+#if DIRECT // nothing before the wait reads memory
+    __shared__ HeadMaps in_shared;
+    const int warp = threadIdx.x / WARP;
+    if (warp == 0) make_map<BLOCK_Q>(in_shared.q, q, batch, heads, queries, row);
+    if (warp == 1) make_map<BLOCK_K>(in_shared.k, k + step, batch, heads, keys, row);
+    if (warp == 2) make_map<BLOCK_K>(in_shared.v, v + 2 * step, batch, heads, keys, row);
+    if (warp == 3) make_map<BLOCK_Q>(in_shared.ct, ct, batch, heads, queries, out_row);
+#endif
+    wait_for_inputs();
     if (threadIdx.x == 0) {
         barriers.keys.init(1, CONSUMER_WARPS);
         barriers.q.init(1, CONSUMER_WARPS);
@@ -24,8 +33,14 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma_grad(T *by_k, T *by_v, int6
     if (threadIdx.x < WARPGROUP) {
         warpgroup_reg_dealloc<24>();
         const GradientScratch packed(scratch, batch, queries, keys);
-        if (threadIdx.x == 0)
-            produce(packed, barriers, shared, tiles, batch, queries, keys);
+#if DIRECT
+        if (threadIdx.x < WARP) {
+            const Arrays arrays(packed.maps(), in_shared, heads);
+            if (threadIdx.x == 0) produce(arrays, packed, barriers, shared, tiles, batch, queries, keys);
+        }
+#else
+        if (threadIdx.x == 0) produce(packed, packed, barriers, shared, tiles, batch, queries, keys);
+#endif
         else if (threadIdx.x == WARP || threadIdx.x == 2 * WARP)
             add_by_q(packed, barriers, shared, tiles, batch, queries, keys, threadIdx.x / WARP - 1);
     } else {

@@ -80,7 +80,7 @@ struct KeyTile {
 };
 
 // Writes the cotangents of a thread's keys and values. first: the first key of its warpgroup.
-static __device__ __forceinline__ void store_sums(T *by_k, T *by_v, const float (&k_sums)[SUMS], const float (&v_sums)[SUMS],
+static __device__ __forceinline__ void store_sums(S *by_k, S *by_v, const float (&k_sums)[SUMS], const float (&v_sums)[SUMS],
     float k_factor, float v_factor, const KeyTile &tile, int first, int heads, int keys, int64_t row) {
     #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -96,29 +96,44 @@ static __device__ __forceinline__ void store_sums(T *by_k, T *by_v, const float 
     }
 }
 
-// The producer thread: issues the copies for all tiles of this block.
-static __device__ __forceinline__ void produce(
-    const GradientScratch &packed, Barriers &barriers, const SharedTiles &shared, int tiles, int batch, int queries, int keys) {
+#if DIRECT
+// The arrays in memory. Warp 0 copies their tensor maps from shared memory to scratch.
+struct Arrays {
+    ArrayOfHeads q, k, v, ct;
+
+    __device__ __forceinline__ Arrays(HeadMaps &maps, const HeadMaps &in_shared, int heads)
+        : q{maps.q, heads}, k{maps.k, heads}, v{maps.v, heads}, ct{maps.ct, heads} {
+        maps.q.copy_from(in_shared.q), maps.k.copy_from(in_shared.k);
+        maps.v.copy_from(in_shared.v), maps.ct.copy_from(in_shared.ct);
+    }
+};
+#else
+typedef GradientScratch Arrays;
+#endif
+
+// The producer thread: issues the copies for all tiles of this block, of arrays that are packed or in memory.
+static __device__ __forceinline__ void produce(const Arrays &arrays, const GradientScratch &packed,
+    Barriers &barriers, const SharedTiles &shared, int tiles, int batch, int queries, int keys) {
     PipelineState<1> at_keys;
     PipelineState<QUERY_STAGES> at;
     for (int i = blockIdx.x; i < tiles; i += gridDim.x, at_keys.advance()) {
         const KeyTile tile(i, batch, queries, keys);
         barriers.keys.wait_empty(at_keys);
         barriers.keys.full[0].arrive_expect_tx(2 * K_BYTES);
-        packed.k.load<BLOCK_K>(shared.k, tile.head, tile.first, barriers.keys.full[0]);
-        packed.v.load<BLOCK_K>(shared.v, tile.head, tile.first, barriers.keys.full[0]);
+        arrays.k.load<BLOCK_K>(shared.k, tile.head, tile.first, barriers.keys.full[0]);
+        arrays.v.load<BLOCK_K>(shared.v, tile.head, tile.first, barriers.keys.full[0]);
         #pragma unroll 1
         for (int step = 0; step < tile.steps; step++, at.advance()) {
             const int first = tile.query_tile(step) * BLOCK_Q;
             Mbarrier &q_full = barriers.q.full[at.stage], &ct_full = barriers.ct.full[at.stage];
             barriers.q.wait_empty(at);
             q_full.arrive_expect_tx(Q_BYTES + STATS_BYTES);
-            packed.q.load<BLOCK_Q>(shared.q + at.stage * Q_BYTES, tile.head, first, q_full);
+            arrays.q.load<BLOCK_Q>(shared.q + at.stage * Q_BYTES, tile.head, first, q_full);
             bulk_copy<STATS_BYTES>(shared.stats + at.stage * STATS_BYTES,
                 (const char *)(packed.stats + packed.tile(tile.head, first) * STATS), q_full);
             barriers.ct.wait_empty(at);
             ct_full.arrive_expect_tx(Q_BYTES);
-            packed.ct.load<BLOCK_Q>(shared.ct + at.stage * Q_BYTES, tile.head, first, ct_full);
+            arrays.ct.load<BLOCK_Q>(shared.ct + at.stage * Q_BYTES, tile.head, first, ct_full);
         }
     }
 }

@@ -47,7 +47,7 @@ __device__ __forceinline__ float over_warpgroup(float x, Vector<float, 4> &of_wa
 // A consumer warpgroup. of_k, of_v, of_q, of_ct: the inverses of the scales of its keys and values, and of a tile's queries and
 // cotangents.
 static __device__ __forceinline__ void consume(const GradientScratch &packed, Barriers &barriers, const SharedTiles &shared,
-    T *by_k, T *by_v, int tiles, int batch, int heads, int queries, int keys, int64_t row, float scale) {
+    S *by_k, S *by_v, int tiles, int batch, int heads, int queries, int keys, int64_t row, float scale) {
     __shared__ Vector<float, 4> of_warps[2];
     const int own = threadIdx.x / WARPGROUP - 1, warp = threadIdx.x % WARPGROUP / WARP, lane = threadIdx.x % WARP;
     const int barrier = 1 + own;

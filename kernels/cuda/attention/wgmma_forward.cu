@@ -1,4 +1,4 @@
-// Attention in bfloat16 by WGMMA, from packed arrays: see wgmma_attention.cuh. Persistent and warp-specialised: one block for
+// Attention in bfloat16 by WGMMA: see wgmma_attention.cuh. Persistent and warp-specialised: one block for
 // each multiprocessor goes from tile to tile of BLOCK_Q queries. One thread issues copies; each of CONSUMERS warpgroups
 // computes 64 queries. The product for the scores of the next keys overlaps the softmax of the current ones. The warpgroups
 // also take turns, so that one multiplies while another one computes exponentials.
@@ -42,23 +42,23 @@ struct QueryTile {
 
 // The producer thread: issues the copies for all tiles of this block. Key tiles go from the last to the first one.
 static __device__ __forceinline__ void produce(
-    const PackedInputs &packed, Barriers &barriers, const SharedTiles &shared, int tiles, int batch, int queries, int keys) {
+    const Inputs &inputs, Barriers &barriers, const SharedTiles &shared, int tiles, int batch, int queries, int keys) {
     PipelineState<1> at_q;
     PipelineState<KEY_STAGES> at;
     for (int number = blockIdx.x; number < tiles; number += gridDim.x, at_q.advance()) {
         const QueryTile tile(number, batch, queries, keys);
         barriers.q.wait_empty(at_q);
         barriers.q.full[0].arrive_expect_tx(Q_BYTES);
-        packed.q.load<BLOCK_Q>(shared.q, tile.head, tile.first, barriers.q.full[0]);
+        inputs.q.load<BLOCK_Q>(shared.q, tile.head, tile.first, barriers.q.full[0]);
         #pragma unroll 1
         for (int i = tile.key_tiles - 1; i >= 0; i--, at.advance()) {
             barriers.k.wait_empty(at);
             barriers.k.full[at.stage].arrive_expect_tx(K_BYTES);
-            packed.k.load<BLOCK_K>(
+            inputs.k.load<BLOCK_K>(
                 shared.k + at.stage * K_BYTES, tile.head, (int64_t)i * BLOCK_K, barriers.k.full[at.stage]);
             barriers.v.wait_empty(at);
             barriers.v.full[at.stage].arrive_expect_tx(K_BYTES);
-            packed.v.load<BLOCK_K>(
+            inputs.v.load<BLOCK_K>(
                 shared.v + at.stage * K_BYTES, tile.head, (int64_t)i * BLOCK_K, barriers.v.full[at.stage]);
         }
     }
@@ -79,7 +79,7 @@ struct Turns {
 };
 
 // A consumer warpgroup.
-static __device__ __forceinline__ void consume(Barriers &barriers, const SharedTiles &shared, T *out, T *logsumexp,
+static __device__ __forceinline__ void consume(Barriers &barriers, const SharedTiles &shared, S *out, T *logsumexp,
     int tiles, int batch, int heads, int queries, int keys, int64_t out_row, float scale) {
     const Turns turns = {(int)threadIdx.x / WARPGROUP - 1};
     const auto release = [](Mbarrier &empty) {
@@ -162,10 +162,18 @@ static __device__ __forceinline__ void consume(Barriers &barriers, const SharedT
     turns.finish();
 }
 
-KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(T *out, T *logsumexp, int64_t batch, int64_t heads, int64_t queries,
-    int64_t keys, int64_t out_row, double scale, char *scratch) {
-    wait_for_inputs();
+KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(
+    IF(DIRECT, const S *q, const S *k, const S *v, ) S *out, T *logsumexp, int64_t batch, int64_t heads, int64_t queries,
+    int64_t keys, IF(DIRECT, int64_t row, int64_t step, ) int64_t out_row, double scale, char *scratch) {
     __shared__ Barriers barriers;
+#if DIRECT // nothing before the wait reads memory
+    __shared__ HeadMaps in_shared;
+    const int warp = threadIdx.x / WARP;
+    if (warp == 0) make_map<BLOCK_Q>(in_shared.q, q, batch, heads, queries, row);
+    if (warp == 1) make_map<BLOCK_K>(in_shared.k, k + step, batch, heads, keys, row);
+    if (warp == 2) make_map<BLOCK_K>(in_shared.v, v + 2 * step, batch, heads, keys, row);
+#endif
+    wait_for_inputs();
     if (threadIdx.x == 0) {
         barriers.q.init(1, CONSUMER_WARPS);
         barriers.k.init(1, CONSUMER_WARPS);
@@ -177,8 +185,14 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(T *out, T *logsumexp, int64
     const SharedTiles shared;
     if (threadIdx.x < WARPGROUP) {
         warpgroup_reg_dealloc<CONSUMERS == 2 ? 24 : 32>();
+#if DIRECT
+        if (threadIdx.x >= WARP) return;
+        const Inputs inputs(SCRATCH_MAPS(HeadMaps, scratch)[blockIdx.x], in_shared, heads);
+        if (threadIdx.x == 0) produce(inputs, barriers, shared, tiles, batch, queries, keys);
+#else
         if (threadIdx.x == 0)
-            produce(PackedInputs(scratch, batch, queries, keys), barriers, shared, tiles, batch, queries, keys);
+            produce(Inputs(scratch, batch, queries, keys), barriers, shared, tiles, batch, queries, keys);
+#endif
     } else {
         warpgroup_reg_alloc<CONSUMERS == 2 ? 240 : 160>();
         consume(barriers, shared, out, logsumexp, tiles, batch, heads, queries, keys, out_row, (float)scale * LOG2_E);

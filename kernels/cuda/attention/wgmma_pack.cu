@@ -3,10 +3,10 @@
 #include "attention/wgmma_pack.cuh"
 #include "attention/wgmma_scratch.cuh"
 
-KERNEL attention_pack(const T *q, const T *k, const T *v, int64_t batch, int64_t heads, int64_t queries, int64_t keys,
+KERNEL attention_pack(const S *q, const S *k, const S *v, int64_t batch, int64_t heads, int64_t queries, int64_t keys,
     int64_t row, int64_t step, char *scratch) {
     wait_for_inputs();
-    const PackedInputs packed(scratch, batch, queries, keys);
+    const Inputs packed(scratch, batch, queries, keys);
     if (blockIdx.y == 0)
         pack_array(q, batch, heads, queries, row, packed.q);
     else if (blockIdx.y == 1)

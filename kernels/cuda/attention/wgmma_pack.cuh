@@ -1,4 +1,4 @@
-// Rounds rows of float32 to bfloat16 and packs them: see wgmma_attention.cuh. Head n is head n % heads of example n / heads. An
+// Rounds rows to bfloat16 and packs them: see wgmma_attention.cuh. Head n is head n % heads of example n / heads. An
 // array is [example][query or key][head][HEAD_WIDTH], with `row` elements between rows. LOAD_WIDTH: elements of a load.
 #pragma once
 #include "attention/wgmma_attention.cuh"
@@ -6,11 +6,11 @@
 constexpr int CHUNK = 8, CHUNKS = PACKED_WIDTH / CHUNK; // CHUNK: elements of 16 bytes
 
 // Loads CHUNK elements of a row from `column` on; 0 where the row does not exist or has ended.
-__device__ __forceinline__ void load_chunk(const T *row, bool exists, int column, float (&x)[CHUNK]) {
+__device__ __forceinline__ void load_chunk(const S *row, bool exists, int column, float (&x)[CHUNK]) {
     #pragma unroll
     for (int h = 0; h < CHUNK; h += LOAD_WIDTH) {
-        Vector<T, LOAD_WIDTH> loaded = {};
-        if (exists && column + h < HEAD_WIDTH) loaded = load<T, LOAD_WIDTH>(row + column + h);
+        Vector<S, LOAD_WIDTH> loaded = {};
+        if (exists && column + h < HEAD_WIDTH) loaded = load<S, LOAD_WIDTH>(row + column + h);
         #pragma unroll
         for (int j = 0; j < LOAD_WIDTH; j++) x[h + j] = loaded.lane[j];
     }
@@ -36,7 +36,7 @@ struct PackedChunk {
 
     // Loads its elements from an array of `length` rows for each example; 0 outside.
     __device__ __forceinline__ void load_from(
-        const T *from, int64_t heads, int64_t length, int64_t row, float (&x)[CHUNK]) const {
+        const S *from, int64_t heads, int64_t length, int64_t row, float (&x)[CHUNK]) const {
         load_chunk(from + (head / heads * length + at) * row + head % heads * HEAD_WIDTH, at < length, chunk * CHUNK, x);
     }
     __device__ __forceinline__ void store_to(const PackedArray &packed, float (&x)[CHUNK]) const {
@@ -46,7 +46,7 @@ struct PackedChunk {
 
 // Packs an array by all threads of the grid's x axis.
 __device__ __forceinline__ void pack_array(
-    const T *from, int64_t batch, int64_t heads, int64_t length, int64_t row, const PackedArray &to) {
+    const S *from, int64_t batch, int64_t heads, int64_t length, int64_t row, const PackedArray &to) {
     for (int64_t i = grid_index(); i < batch * to.rows * CHUNKS; i += grid_size()) {
         const PackedChunk chunk(to, i);
         float x[CHUNK];

@@ -1,5 +1,5 @@
 // Attention of short sequences in bfloat16 by WGMMA: the keys and values of a head fit into shared memory. Reading them takes
-// longer than the products, so no launch packs them first: two producer warpgroups load float32, round it and store it in
+// longer than the products, so no launch packs them first: two producer warpgroups load rows, round them and store them in
 // shared memory as WGMMA reads it (wgmma_attention.cuh). Two consumer warpgroups each compute 64 queries at a time, while the
 // producers fill a second buffer with the next head. Persistent: one block for each multiprocessor.
 //
@@ -31,7 +31,7 @@ struct Task {
 };
 
 // A producer warpgroup loads every second unit.
-static __device__ __forceinline__ void produce(const T *q, const T *k, const T *v, Barriers &barriers, char *shared, int tasks,
+static __device__ __forceinline__ void produce(const S *q, const S *k, const S *v, Barriers &barriers, char *shared, int tasks,
     int64_t heads, int queries, int keys, int64_t row) {
     const int thread = threadIdx.x % WARPGROUP;
     BufferState at;
@@ -43,7 +43,7 @@ static __device__ __forceinline__ void produce(const T *q, const T *k, const T *
             const bool of_q = unit < QUERY_UNITS, of_k = unit < QUERY_UNITS + KEY_UNITS;
             const int length = of_q ? queries : keys;
             const int first = of_q ? task.first + unit * UNIT_ROWS : (unit - QUERY_UNITS) % KEY_UNITS * UNIT_ROWS;
-            const T *const from = (of_q ? q : of_k ? k : v) + example * length * row + column;
+            const S *const from = (of_q ? q : of_k ? k : v) + example * length * row + column;
             float x[UNIT_CHUNKS][CHUNK];
             #pragma unroll
             for (int i = 0; i < UNIT_CHUNKS; i++) {
@@ -64,7 +64,7 @@ static __device__ __forceinline__ void produce(const T *q, const T *k, const T *
 }
 
 // A consumer warpgroup computes every second tile of 64 queries.
-static __device__ __forceinline__ void consume(T *out, T *logsumexp, Barriers &barriers, const char *shared, int tasks,
+static __device__ __forceinline__ void consume(S *out, T *logsumexp, Barriers &barriers, const char *shared, int tasks,
     int64_t heads, int queries, int keys, int64_t out_row, float scale) {
     BufferState at;
     for (int number = blockIdx.x; number < tasks; number += gridDim.x, at.advance()) {
@@ -118,7 +118,7 @@ static __device__ __forceinline__ void consume(T *out, T *logsumexp, Barriers &b
 }
 
 // k and v begin `step` and 2 step elements after their pointers.
-KERNEL __launch_bounds__(THREADS, 1) attention_wgmma_short(const T *q, const T *k, const T *v, T *out, T *logsumexp,
+KERNEL __launch_bounds__(THREADS, 1) attention_wgmma_short(const S *q, const S *k, const S *v, S *out, T *logsumexp,
     int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t row, int64_t out_row, int64_t step, double scale) {
     wait_for_inputs();
     __shared__ Barriers barriers;

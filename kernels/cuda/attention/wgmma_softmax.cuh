@@ -47,7 +47,7 @@ template <int SCORES> struct RunningSoftmax {
         for (int i = 0; i < OUTPUTS; i++) outputs[i] *= factor[i / 2 % 2];
     }
     // Stores the outputs and the logsumexp of 64 queries from `first` on. A query without a key gets 0 and infinity.
-    __device__ __forceinline__ void store_results(const float (&outputs)[OUTPUTS], float scale, int first, int queries, T *out,
+    __device__ __forceinline__ void store_results(const float (&outputs)[OUTPUTS], float scale, int first, int queries, S *out,
         int64_t out_row, T *logsumexp) const {
         const float sums[] = {over_lanes<Sum, 4>(sum[0]), over_lanes<Sum, 4>(sum[1])};
         #pragma unroll

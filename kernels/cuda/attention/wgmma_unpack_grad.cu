@@ -5,7 +5,7 @@ constexpr int PARTS = BY_Q_TILE / (32 * WARPGROUP); // of a tile: 64 columns or 
 
 // Writes the cotangents of the queries from the accumulators of the warpgroups.
 KERNEL attention_unpack_grad(
-    T *by_q, int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t row, double scale, char *scratch) {
+    S *by_q, int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t row, double scale, char *scratch) {
     wait_for_inputs();
     const GradientScratch packed(scratch, batch, queries, keys);
     for (int64_t i = grid_index(); i < batch * packed.q.rows * PACKED_WIDTH / 4; i += grid_size()) {
@@ -18,7 +18,7 @@ KERNEL attention_unpack_grad(
         #pragma unroll
         for (int r = 0; r < 2; r++) {
             const int64_t query = first + 8 * r;
-            T *const to = by_q + (head / heads * queries + query) * row + head % heads * HEAD_WIDTH;
+            S *const to = by_q + (head / heads * queries + query) * row + head % heads * HEAD_WIDTH;
             if (query < queries)
                 store_pair(to, column, sums.lane[2 * r] * (float)scale, sums.lane[2 * r + 1] * (float)scale);
         }

@@ -87,6 +87,18 @@ __device__ __forceinline__ uint16_t bfloat16_bits(float x) {
 }
 __device__ __forceinline__ float bfloat16_value(uint16_t bits) { return __uint_as_float((uint32_t)bits << 16); }
 
+// A bfloat16 in memory: arithmetic is float32. Arrays of bfloat16 are arrays of uint16_t for Python.
+struct bfloat16 {
+    uint16_t bits;
+
+    bfloat16() = default;
+    __device__ __forceinline__ explicit bfloat16(float x) : bits(bfloat16_bits(x)) {}
+    __device__ __forceinline__ operator float() const { return bfloat16_value(bits); }
+};
+// The type of the elements of an array whose type is E for Python, in kernels whose arrays may be bfloat16.
+template <typename E> struct StoredAs { typedef E type; };
+template <> struct StoredAs<uint16_t> { typedef bfloat16 type; };
+
 // N elements that one instruction loads or stores.
 template <typename E, int N> struct __align__(sizeof(E) * N) Vector {
     E lane[N];
@@ -98,4 +110,24 @@ template <typename E, int N> __device__ __forceinline__ Vector<E, N> load(const 
 
 template <typename E, int N> __device__ __forceinline__ void store(E *to, int64_t i, const Vector<E, N> &v) {
     *reinterpret_cast<Vector<E, N> *>(to + i) = v;
+}
+
+// The same for arrays whose elements are numbers of type A, or bfloat16 with numbers of type A for arithmetic.
+template <typename A, int N> __device__ __forceinline__ Vector<A, N> load_as(const A *from) { return load<A, N>(from); }
+template <typename A, int N> __device__ __forceinline__ Vector<A, N> load_as(const bfloat16 *from) {
+    const Vector<bfloat16, N> elements = load<bfloat16, N>(from);
+    Vector<A, N> numbers;
+    #pragma unroll
+    for (int i = 0; i < N; i++) numbers.lane[i] = elements.lane[i];
+    return numbers;
+}
+
+template <typename A, int N> __device__ __forceinline__ void store_as(A *to, int64_t i, const Vector<A, N> &v) {
+    store(to, i, v);
+}
+template <typename A, int N> __device__ __forceinline__ void store_as(bfloat16 *to, int64_t i, const Vector<A, N> &v) {
+    Vector<bfloat16, N> elements;
+    #pragma unroll
+    for (int k = 0; k < N; k++) elements.lane[k] = bfloat16(v.lane[k]);
+    store(to, i, elements);
 }

@@ -4,9 +4,13 @@
 // put and avg_pool2d_put use no atomics: an element of the image gathers from its windows in a fixed order, so each run gives
 // the same bits.
 //
+// Images have elements of type S, which may be bfloat16. Arithmetic has type T.
+//
 // Macros, so that loops over windows are unrolled: window KH x KW, stride SH x SW, padding PH x PW.
 #include "common/common.cuh"
 #include "pool/window_max.cuh"
+
+typedef StoredAs<U>::type S;
 
 #define POOL_NUMBERS int64_t planes, int64_t height_, int64_t width_, int64_t rows_, int64_t columns_
 #define POOL const int height = height_, width = width_, rows = rows_, columns = columns_;
@@ -54,15 +58,15 @@ __device__ __forceinline__ bool inside(int y, int x, int height, int width) {
 
 // Calls take(output, tap, value) for the windows of AT_ONCE outputs, row by row; value is `outside` in the padding.
 template <class Take>
-__device__ __forceinline__ void windows(const T *plane, const Corner &corner, int height, int width, T outside,
+__device__ __forceinline__ void windows(const S *plane, const Corner &corner, int height, int width, T outside,
     Take take) {
     #pragma unroll(ROWS_AT_ONCE)
     for (int row = 0; row < KH; row++) {
-        const T *from = plane + (int64_t)(corner.y + row) * width + corner.x;
+        const S *from = plane + (int64_t)(corner.y + row) * width + corner.x;
         T values[SPAN];
         #pragma unroll
         for (int i = 0; i < SPAN; i++)
-            values[i] = inside(corner.y + row, corner.x + i, height, width) ? from[i] : outside;
+            values[i] = inside(corner.y + row, corner.x + i, height, width) ? (T)from[i] : outside;
         #pragma unroll
         for (int k = 0; k < AT_ONCE; k++)
             #pragma unroll
@@ -70,7 +74,7 @@ __device__ __forceinline__ void windows(const T *plane, const Corner &corner, in
     }
 }
 
-KERNEL max_pool2d(const T *__restrict__ x, T *__restrict__ y, int32_t *__restrict__ where, POOL_NUMBERS) {
+KERNEL max_pool2d(const S *__restrict__ x, S *__restrict__ y, int32_t *__restrict__ where, POOL_NUMBERS) {
     wait_for_inputs();
     POOL
     // The end first: L2 holds what the previous kernel wrote last.
@@ -89,12 +93,12 @@ KERNEL max_pool2d(const T *__restrict__ x, T *__restrict__ y, int32_t *__restric
             best.lane[k] = largest[k].value;
             position.lane[k] = largest[k].at;
         }
-        store(y, i * AT_ONCE, best);
+        store_as(y, i * AT_ONCE, best);
         store(where, i * AT_ONCE, position);
     }
 }
 
-KERNEL max_pool2d_pick(const T *__restrict__ x, const int32_t *__restrict__ where, T *__restrict__ y, POOL_NUMBERS) {
+KERNEL max_pool2d_pick(const S *__restrict__ x, const int32_t *__restrict__ where, S *__restrict__ y, POOL_NUMBERS) {
     wait_for_inputs();
     POOL
     for (int64_t i = grid_index(); i < planes * rows * columns / AT_ONCE; i += grid_size()) {
@@ -106,11 +110,11 @@ KERNEL max_pool2d_pick(const T *__restrict__ x, const int32_t *__restrict__ wher
             const int row = corner.y + position.lane[k] / KW, column = corner.x + k * SW + position.lane[k] % KW;
             picked.lane[k] = x[corner.plane * height * width + row * width + column];
         }
-        store(y, i * AT_ONCE, picked);
+        store_as(y, i * AT_ONCE, picked);
     }
 }
 
-KERNEL avg_pool2d(const T *__restrict__ x, T *__restrict__ y, POOL_NUMBERS) {
+KERNEL avg_pool2d(const S *__restrict__ x, S *__restrict__ y, POOL_NUMBERS) {
     wait_for_inputs();
     POOL
     for (int64_t i = grid_index(); i < planes * rows * columns / AT_ONCE; i += grid_size()) {
@@ -121,7 +125,7 @@ KERNEL avg_pool2d(const T *__restrict__ x, T *__restrict__ y, POOL_NUMBERS) {
         Vector<T, AT_ONCE> mean;
         #pragma unroll
         for (int k = 0; k < AT_ONCE; k++) mean.lane[k] = (T)(total[k] / (Total)(KH * KW));
-        store(y, i * AT_ONCE, mean);
+        store_as(y, i * AT_ONCE, mean);
     }
 }
 
@@ -144,7 +148,7 @@ struct Cells {
 
     // Stores in each element of a cell the sum of share(window)(tap) over its windows.
     template <class Share>
-    __device__ __forceinline__ void fill(T *__restrict__ x, int64_t plane, int cell, Share share) const {
+    __device__ __forceinline__ void fill(S *__restrict__ x, int64_t plane, int cell, Share share) const {
         const bool aligned = width % CELL_X == 0;
         const int top = cell / across * CELL_Y, left = cell % across * CELL_X;
         // Windows and taps of the cell at (0, 0), moved by whole strides. If a cell is one element, its phase in the
@@ -171,18 +175,18 @@ struct Cells {
                 }
             }
         }
-        T *to = x + (plane * height + top) * width + left;
+        S *to = x + (plane * height + top) * width + left;
         #pragma unroll
         for (int a = 0; a < CELL_Y; a++) {
             if (top + a >= height) continue;
             if constexpr (CELL_X == WIDE)
                 if (aligned) {
-                    store(to, (int64_t)a * width, *reinterpret_cast<Vector<T, WIDE> *>(totals[a]));
+                    store_as(to, (int64_t)a * width, *reinterpret_cast<Vector<T, WIDE> *>(totals[a]));
                     continue;
                 }
             #pragma unroll
             for (int b = 0; b < CELL_X; b++)
-                if (left + b < width) to[(int64_t)a * width + b] = totals[a][b];
+                if (left + b < width) to[(int64_t)a * width + b] = S(totals[a][b]);
         }
     }
 };
@@ -190,7 +194,7 @@ struct Cells {
 // Fills all cells of all planes.
 template <class Share>
 __device__ __forceinline__ void gather(
-    T *__restrict__ x, int64_t planes, int height, int width, int rows, int columns, Share share) {
+    S *__restrict__ x, int64_t planes, int height, int width, int rows, int columns, Share share) {
     const Cells cells(height, width, rows, columns);
     for (int64_t i = grid_index(); i < planes * cells.count; i += grid_size()) {
         const PlaneOffset offset(i, cells.count);
@@ -198,7 +202,7 @@ __device__ __forceinline__ void gather(
     }
 }
 
-KERNEL max_pool2d_put(const T *__restrict__ ct, const int32_t *__restrict__ where, T *x, POOL_NUMBERS) {
+KERNEL max_pool2d_put(const S *__restrict__ ct, const int32_t *__restrict__ where, S *x, POOL_NUMBERS) {
     wait_for_inputs();
     POOL
     gather(x, planes, height, width, rows, columns,
@@ -209,12 +213,12 @@ KERNEL max_pool2d_put(const T *__restrict__ ct, const int32_t *__restrict__ wher
         });
 }
 
-KERNEL avg_pool2d_put(const T *__restrict__ ct, T *x, POOL_NUMBERS) {
+KERNEL avg_pool2d_put(const S *__restrict__ ct, S *x, POOL_NUMBERS) {
     wait_for_inputs();
     POOL
     gather(x, planes, height, width, rows, columns,
         [&](int64_t window) {
-            const T value = ct[window] / (T)(KH * KW);
+            const T value = (T)ct[window] / (T)(KH * KW);
             return [=](int) { return value; };
         });
 }

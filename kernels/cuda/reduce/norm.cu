@@ -3,6 +3,8 @@
 // The first element is subtracted from the others before they are added, so that numbers that are all alike become 0.
 // A row that fits into the registers of its threads is read once (standardize_team). Otherwise there are three launches: the
 // moments of parts, the moments of each output, and the result.
+//
+// x and y have elements of type S, which may be bfloat16. Arithmetic and statistics have type T.
 #include "common/collectives.cuh"
 
 #ifndef TEAM
@@ -15,6 +17,8 @@
 #define WIDTH 1
 #endif
 #define THREADS 256
+
+typedef StoredAs<U>::type S;
 
 // Count, mean, and sum of squared deviations of a set of numbers.
 struct Moments {
@@ -37,20 +41,20 @@ struct MergeMoments {
 constexpr int UNIT = TEAM > WARP ? TEAM : WARP;
 
 KERNEL __launch_bounds__(TEAM > WARP ? TEAM : 512)
-standardize_team(const T *x, T *y, T *means, T *variances, int64_t rows, int64_t length, double eps) {
+standardize_team(const S *x, S *y, T *means, T *variances, int64_t rows, int64_t length, double eps) {
     wait_for_inputs();
     const int64_t stride = grid_size() / TEAM;
     const int me = threadIdx.x % TEAM * WIDTH;
     int64_t row = grid_index() / TEAM;
     for (int64_t first = grid_index() / UNIT * (UNIT / TEAM); first < rows; first += stride, row += stride) {
         const int64_t start = row * length;
-        const T origin = row < rows ? x[start] : (T)0;
+        const T origin = row < rows ? (T)x[start] : (T)0;
         Vector<T, WIDTH> mine[ITEMS];
         T sum = 0, squares = 0;
         #pragma unroll
         for (int k = 0; k < ITEMS; k++)
             if (me + k * TEAM * WIDTH < length && row < rows)
-                mine[k] = load<T, WIDTH>(x + start + me + k * TEAM * WIDTH);
+                mine[k] = load_as<T, WIDTH>(x + start + me + k * TEAM * WIDTH);
             else
                 mine[k] = {};
         #pragma unroll
@@ -74,7 +78,7 @@ standardize_team(const T *x, T *y, T *means, T *variances, int64_t rows, int64_t
         for (int k = 0; k < ITEMS; k++) {
             #pragma unroll
             for (int i = 0; i < WIDTH; i++) mine[k].lane[i] *= inverse;
-            if (me + k * TEAM * WIDTH < length && row < rows) store(y, start + me + k * TEAM * WIDTH, mine[k]);
+            if (me + k * TEAM * WIDTH < length && row < rows) store_as(y, start + me + k * TEAM * WIDTH, mine[k]);
         }
         if (me == 0 && row < rows) {
             means[row] = origin + mean;
@@ -85,11 +89,11 @@ standardize_team(const T *x, T *y, T *means, T *variances, int64_t rows, int64_t
 
 // The vectors of a thread, one after another: those of a column of elements.
 struct Column {
-    const T *at;
+    const S *at;
     int64_t step;
 
-    __device__ __forceinline__ const T *next() {
-        const T *from = at;
+    __device__ __forceinline__ const S *next() {
+        const S *from = at;
         at += step;
         return from;
     }
@@ -97,11 +101,11 @@ struct Column {
 
 // The same for every THREADS-th vector of runs of `length` vectors, which start `pitch` elements apart.
 struct Runs {
-    const T *at;
+    const S *at;
     int64_t index, length, step, to_next_run;
     int forward;
 
-    __device__ __forceinline__ Runs(const T *x, int64_t length, int64_t pitch) : length(length) {
+    __device__ __forceinline__ Runs(const S *x, int64_t length, int64_t pitch) : length(length) {
         const int run = length < THREADS ? threadIdx.x / (int)length : 0;
         const int runs = length > THREADS ? 0 : THREADS / (int)length; // that THREADS vectors are, besides `forward` vectors
         index = threadIdx.x - run * length;
@@ -111,8 +115,8 @@ struct Runs {
         to_next_run = pitch - length * WIDTH;
     }
 
-    __device__ __forceinline__ const T *next() {
-        const T *from = at;
+    __device__ __forceinline__ const S *next() {
+        const S *from = at;
         at += step, index += forward;
         if (index >= length) at += to_next_run, index -= length;
         return from;
@@ -128,8 +132,8 @@ static __device__ __forceinline__ Moments moments_of(Vectors vectors, int count,
         Vector<T, W> v[LOADS];
         #pragma unroll
         for (int k = 0; k < LOADS; k++) {
-            const T *from = vectors.next();
-            if (k < count) v[k] = load<T, W>(from);
+            const S *from = vectors.next();
+            if (k < count) v[k] = load_as<T, W>(from);
         }
         const T first = v[0].lane[0], size = (T)(min(count, LOADS) * W);
         T sums[W] = {}, squares[W] = {}; // by lane, so that additions need not wait for one another
@@ -157,7 +161,7 @@ static __device__ __forceinline__ Moments moments_of(Vectors vectors, int count,
 // The moments of parts, to scratch[o * parts + part]. A block has `across` neighbouring outputs of one index of k0. With one
 // output it reads runs of r1 elements by vectors. With WARP outputs a thread reads elements of stride k1.
 KERNEL __launch_bounds__(THREADS, 2)
-standardize_parts(const T *x, T *, T *, T *, int64_t k0, int64_t r0, int64_t k1, int64_t r1, int64_t across, int64_t parts,
+standardize_parts(const S *x, S *, T *, T *, int64_t k0, int64_t r0, int64_t k1, int64_t r1, int64_t across, int64_t parts,
                   int64_t chunk, char *scratch) {
     wait_for_inputs();
     __shared__ Moments of_warp[THREADS / WARP][WARP];
@@ -188,7 +192,7 @@ standardize_parts(const T *x, T *, T *, T *, int64_t k0, int64_t r0, int64_t k1,
 }
 
 // A warp per output combines the moments of its parts.
-KERNEL standardize_combine(const T *, T *, T *means, T *variances, int64_t outputs, int64_t parts, char *scratch) {
+KERNEL standardize_combine(const S *, S *, T *means, T *variances, int64_t outputs, int64_t parts, char *scratch) {
     wait_for_inputs();
     for (int64_t o = grid_index() / WARP; o < outputs; o += grid_size() / WARP) {
         Moments found = {0, 0, 0};
@@ -204,7 +208,7 @@ KERNEL standardize_combine(const T *, T *, T *means, T *variances, int64_t outpu
 
 // The result, WIDTH neighbouring elements at a time: of one output where r1 > 1, otherwise of WIDTH outputs.
 template <typename I>
-static __device__ __forceinline__ void standardize_elements(const T *x, T *y, const T *means, const T *variances, int64_t count,
+static __device__ __forceinline__ void standardize_elements(const S *x, S *y, const T *means, const T *variances, int64_t count,
                                                int64_t r0, int64_t k1, int64_t r1, T eps) {
     const Divisor<I> by_r1(r1 > 1 ? r1 / WIDTH : 1), by_k1(r1 > 1 ? k1 : k1 / WIDTH), by_r0(r0);
     for (int64_t g = grid_index(); g < count / WIDTH; g += grid_size()) {
@@ -214,17 +218,17 @@ static __device__ __forceinline__ void standardize_elements(const T *x, T *y, co
         column = rest;
         rest = row;
         const int64_t output = by_r0(rest) * k1 + (int64_t)column * (r1 > 1 ? 1 : WIDTH);
-        Vector<T, WIDTH> v = load<T, WIDTH>(x + g * WIDTH);
+        Vector<T, WIDTH> v = load_as<T, WIDTH>(x + g * WIDTH);
         #pragma unroll
         for (int k = 0; k < WIDTH; k++) {
             const int64_t o = output + (r1 > 1 ? 0 : k);
             v.lane[k] = (v.lane[k] - means[o]) * (1 / sqrt(variances[o] + eps));
         }
-        store(y, g * WIDTH, v);
+        store_as(y, g * WIDTH, v);
     }
 }
 
-KERNEL standardize_apply(const T *x, T *y, T *means, T *variances, int64_t k0, int64_t r0, int64_t k1, int64_t r1,
+KERNEL standardize_apply(const S *x, S *y, T *means, T *variances, int64_t k0, int64_t r0, int64_t k1, int64_t r1,
                          double eps, char *) {
     wait_for_inputs();
     const int64_t count = k0 * r0 * k1 * r1;

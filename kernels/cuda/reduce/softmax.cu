@@ -2,6 +2,8 @@
 //
 // A row that fits into the registers of its threads is read once (softmax_rows, softmax_team). Of a longer row, shared memory
 // caches as many elements as fit; the others are read twice (softmax_long).
+//
+// x has elements of type S, which may be bfloat16 if rows of it are multiples of 16 bytes, except in softmax_rows.
 #include "reduce/softmax.cuh"
 
 #ifndef TEAM
@@ -14,6 +16,9 @@
 #define WIDTH 1
 #endif
 #define THREADS 256
+
+typedef StoredAs<U>::type S;
+
 // Vectors of a long row that a thread loads before it uses any.
 #define LOADS (16 / (int)sizeof(T))
 
@@ -25,7 +30,7 @@ constexpr int ROWS = TEAM > WARP || ITEMS >= 4 ? 1 : 4 / ITEMS, UNIT = TEAM > WA
 // exps. Not in float64: its exps are longer, and interleaving them needs registers, which lowers the occupancy.
 constexpr bool UNIFORM = sizeof(T) == 4;
 
-KERNEL __launch_bounds__(TEAM > WARP ? TEAM : 512) softmax_team(const T *x, T *y, int64_t rows, int64_t length) {
+KERNEL __launch_bounds__(TEAM > WARP ? TEAM : 512) softmax_team(const S *x, T *y, int64_t rows, int64_t length) {
     wait_for_inputs();
     const int64_t stride = grid_size() / TEAM;
     const int me = threadIdx.x % TEAM * WIDTH;
@@ -37,7 +42,7 @@ KERNEL __launch_bounds__(TEAM > WARP ? TEAM : 512) softmax_team(const T *x, T *y
             #pragma unroll
             for (int k = 0; k < ITEMS; k++)
                 if (me + k * TEAM * WIDTH < length && row + r * stride < rows)
-                    mine[r][k] = load<T, WIDTH>(x + (row + r * stride) * length + me + k * TEAM * WIDTH);
+                    mine[r][k] = load_as<T, WIDTH>(x + (row + r * stride) * length + me + k * TEAM * WIDTH);
                 else
                     #pragma unroll
                     for (int i = 0; i < WIDTH; i++) mine[r][k].lane[i] = -(T)INFINITY;
@@ -83,15 +88,33 @@ KERNEL __launch_bounds__(THREADS, 1) softmax_rows(const T *x, T *y, int64_t rows
     copy_by_block<THREADS, THREADS * LENGTH>(held, y + first * LENGTH, left * LENGTH);
 }
 
+// Writes the results of the vectors first, first - blockDim.x, ... >= end of a long row from device or shared memory.
+template <typename E> static __device__ __forceinline__ void write_vectors(
+    T *to, const E *from, int64_t first, int64_t end, T top, const Total &total) {
+    constexpr int WIDE = 16 / sizeof(T);
+    for (int64_t i = first; i >= end; i -= LOADS * blockDim.x) {
+        Vector<T, WIDE> v[LOADS];
+        #pragma unroll
+        for (int k = 0; k < LOADS; k++)
+            if (i - k * (int)blockDim.x >= end) v[k] = load_as<T, WIDE>(from + (i - k * (int)blockDim.x) * WIDE);
+        #pragma unroll
+        for (int k = 0; k < LOADS; k++) {
+            #pragma unroll
+            for (int j = 0; j < WIDE; j++) v[k].lane[j] = total.result(unnormalized(v[k].lane[j], top));
+            if (i - k * (int)blockDim.x >= end) store(to, (i - k * (int)blockDim.x) * WIDE, v[k]);
+        }
+    }
+}
+
 // A block per row. Shared memory caches the first `cached` bytes of the aligned vectors.
-KERNEL __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2) softmax_long(const T *x, T *y, int64_t, int64_t length, int64_t cached) {
+KERNEL __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2) softmax_long(const S *x, T *y, int64_t, int64_t length, int64_t cached) {
     wait_for_inputs();
     constexpr int WIDE = 16 / sizeof(T);
     extern __shared__ __align__(16) char memory[];
     T *row = (T *)memory;
-    const T *from = x + blockIdx.x * length;
+    const S *from = x + blockIdx.x * length;
     T *to = y + blockIdx.x * length;
-    const int64_t head = min(length, (int64_t)((16 - (uintptr_t)from % 16) % 16 / sizeof(T)));
+    const int64_t head = min(length, (int64_t)((16 - (uintptr_t)from % 16) % 16 / sizeof(S)));
     const int64_t vectors = (length - head) / WIDE, tail = head + vectors * WIDE;
     const int64_t in_memory = min(vectors, cached / 16);
     State state = State::empty();
@@ -102,7 +125,7 @@ KERNEL __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2) softmax_long(const T *x, T
             Vector<T, WIDE> v;
             #pragma unroll
             for (int j = 0; j < WIDE; j++) v.lane[j] = -(T)INFINITY;
-            if (i + k * blockDim.x < vectors) v = load<T, WIDE>(from + head + (i + k * blockDim.x) * WIDE);
+            if (i + k * blockDim.x < vectors) v = load_as<T, WIDE>(from + head + (i + k * blockDim.x) * WIDE);
             #pragma unroll
             for (int j = 0; j < WIDE; j++) all[k * WIDE + j] = v.lane[j];
         }
@@ -115,28 +138,14 @@ KERNEL __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2) softmax_long(const T *x, T
         }
         state.take(all, 0);
     }
-    for (int64_t i = threadIdx.x; i < head; i += blockDim.x) state.take(load<T, 1>(from + i).lane, 0);
-    for (int64_t i = tail + threadIdx.x; i < length; i += blockDim.x) state.take(load<T, 1>(from + i).lane, 0);
+    for (int64_t i = threadIdx.x; i < head; i += blockDim.x) state.take(load_as<T, 1>(from + i).lane, 0);
+    for (int64_t i = tail + threadIdx.x; i < length; i += blockDim.x) state.take(load_as<T, 1>(from + i).lane, 0);
     state = over_block<Merge>(state);
     const T top = state.top;
     const Total total(state.total);
-    // Vectors first, first - blockDim.x, ... >= end, from device or from shared memory.
-    auto write = [&](const T *source, int64_t first, int64_t end) {
-        for (int64_t i = first; i >= end; i -= LOADS * blockDim.x) {
-            Vector<T, WIDE> v[LOADS];
-            #pragma unroll
-            for (int k = 0; k < LOADS; k++)
-                if (i - k * (int)blockDim.x >= end) v[k] = load<T, WIDE>(source + (i - k * (int)blockDim.x) * WIDE);
-            #pragma unroll
-            for (int k = 0; k < LOADS; k++) {
-                #pragma unroll
-                for (int j = 0; j < WIDE; j++) v[k].lane[j] = total.result(unnormalized(v[k].lane[j], top));
-                if (i - k * (int)blockDim.x >= end) store(to + head, (i - k * (int)blockDim.x) * WIDE, v[k]);
-            }
-        }
-    };
-    write(from + head, vectors - 1 - threadIdx.x, in_memory); // the end first: it was read last, and may still be in L2
-    write(row, in_memory - 1 - threadIdx.x, 0);
-    for (int64_t i = threadIdx.x; i < head; i += blockDim.x) to[i] = total.result(unnormalized(from[i], top));
-    for (int64_t i = tail + threadIdx.x; i < length; i += blockDim.x) to[i] = total.result(unnormalized(from[i], top));
+    // The end first: it was read last, and may still be in L2.
+    write_vectors(to + head, from + head, vectors - 1 - threadIdx.x, in_memory, top, total);
+    write_vectors(to + head, row, in_memory - 1 - threadIdx.x, 0, top, total);
+    for (int64_t i = threadIdx.x; i < head; i += blockDim.x) to[i] = total.result(unnormalized((T)from[i], top));
+    for (int64_t i = tail + threadIdx.x; i < length; i += blockDim.x) to[i] = total.result(unnormalized((T)from[i], top));
 }

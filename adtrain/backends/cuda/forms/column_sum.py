@@ -252,4 +252,4 @@ def _loads(
     return lines, values
 
 
-define(Form(COLUMN_SUM, lambda equation, lowering: column_sum_kernels(equation, lowering.target)))
+define(Form(COLUMN_SUM, lambda equation, lowering: column_sum_kernels(equation, lowering.target), converts=True))

@@ -31,6 +31,8 @@ class Form:
         timed: the equation whose measured times choose among the candidates, if not the whole.
         overwrites: whether a result of an equation may overwrite an argument, where this does not follow from the
             equation of the body that reads the argument.
+        converts: whether the body may convert arguments of its elementwise equations, reductions and norms from
+            bfloat16, and results to it. See `narrow_values`.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Form:
     candidates: Callable[[Equation, Target], Sequence[CudaKernel]] | None = None
     timed: Callable[[Equation], Equation] | None = None
     overwrites: Overwrites | None = None
+    converts: bool = False
 
 
 FORMS: dict[str, Form] = {}

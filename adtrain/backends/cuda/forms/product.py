@@ -90,6 +90,6 @@ def _pooling_kernels(convolution: Equation, pool: Equation, target: Target) -> S
     return cuda_kernels(CONV_POOL, target, *types, **convolution.params, **pool.params)
 
 
-define(Form(PRODUCT, candidates=_of_product, timed=matmul_of))
-define(Form(CONVOLUTION, candidates=_of_product, timed=matmul_of))
+define(Form(PRODUCT, candidates=_of_product, timed=matmul_of, converts=True))
+define(Form(CONVOLUTION, candidates=_of_product, timed=matmul_of, converts=True))
 define(Form(CONV_POOL, candidates=_of_pooled))

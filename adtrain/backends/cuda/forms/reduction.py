@@ -28,7 +28,7 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Results, keeps
 from adtrain.core.target import Target
-from adtrain.lowering.cuda.reduce import COMBINE, MAX, MIN, OF_POINTERS, SUM, VECTOR
+from adtrain.lowering.cuda.reduce import ARGMAX, COMBINE, MAX, MIN, OF_POINTERS, SUM, VECTOR
 from adtrain.lowering.cuda.reduce import reduction as candidates
 from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.fuse_elementwise import by_element
@@ -38,7 +38,7 @@ from adtrain.passes.groups import MAX_EQUATIONS, Groups
 
 REDUCTION = "reduction"
 """A sum, maximum or minimum over any axes of what elementwise equations compute. What they compute is never stored."""
-OPERATIONS = {"sum": SUM, "max": MAX, "min": MIN}
+OPERATIONS = {"sum": SUM, "max": MAX, "min": MIN, "argmax": ARGMAX}
 
 
 @keeps(Results.EXACT)
@@ -90,11 +90,12 @@ def _members_of(groups: Groups, i: int) -> list[Equation]:
 
 
 def _is_large(e: Equation) -> bool:
-    """Whether it is a reduction that neither one thread block nor those of items, rows or columns compute."""
-    return _reduces(e) and not sums_columns(e)
+    """Whether it is a reduction of `reduces` that the blocks of columns do not compute."""
+    return reduces(e) and not sums_columns(e)
 
 
-def _reduces(e: Equation) -> bool:
+def reduces(e: Equation) -> bool:
+    """Whether it is a reduction that neither one thread block nor those of rows compute."""
     known = e.primitive.name in OPERATIONS and all(v.size for v in (*e.inputs, *e.outputs))
     return known and not is_small(e) and row_items(e) is None and items_of_threads(e) is None
 
@@ -110,9 +111,9 @@ class _Arguments:
     def program(self) -> Program:
         """The Program with copies of equations for the reductions of what they compute, where these save bytes."""
         program, copies = self.before, dict[Equation, Equation]()
-        for x in dict.fromkeys(e.inputs[0] for e in program.equations if _reduces(e)):
+        for x in dict.fromkeys(e.inputs[0] for e in program.equations if reduces(e)):
             part = self._part(x)
-            reductions = [e for e in program.readers[x] if _reduces(e)]
+            reductions = [e for e in program.readers[x] if reduces(e)]
             if part is not None and _inputs(part) and self._saves(x, part, reductions):
                 copies |= {e: _copied(part, x) for e in reductions}
         if not copies:
@@ -260,7 +261,8 @@ def reduction_kernels(equation: Equation, target: Target) -> list[Kernel]:
     body = flat(body_of(equation))
     total = body.equations[-1]
     (x,), (y,) = total.inputs, total.outputs
-    found = candidates(target, OPERATIONS[total.name], x.type, total.params["axes"], y.type.dtype)
+    axes = total.params["axes"] if "axes" in total.params else (total.params["axis"],)
+    found = candidates(target, OPERATIONS[total.name], x.type, axes, y.type.dtype)
     chosen = next(each for each in found if all(launch.name != OF_POINTERS for launch in each.launches))
     text = "\n".join(["#define COMPUTED_ARGUMENT", *_elements(body)])
 
@@ -316,4 +318,4 @@ def _elements(body: Program) -> list[str]:
     ]
 
 
-define(Form(REDUCTION, lambda equation, lowering: reduction_kernels(equation, lowering.target)))
+define(Form(REDUCTION, lambda equation, lowering: reduction_kernels(equation, lowering.target), converts=True))

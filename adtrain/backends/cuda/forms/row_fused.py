@@ -330,4 +330,4 @@ def _kernels(equation: Equation, lowering: Lowering) -> list[Kernel]:
     return [kernel("row_fused", [row_fused(equation, lowering.target)], THREADS, resident=resident)]
 
 
-define(Form(ROW_FUSED, _kernels))
+define(Form(ROW_FUSED, _kernels, converts=True))

@@ -15,7 +15,7 @@ from adtrain.backends.cuda.runtime.device import Device
 from adtrain.backends.cuda.runtime.errors import translated
 from adtrain.backends.cuda.runtime.graph import Graphs
 from adtrain.backends.cuda.runtime.launch import Runnable
-from adtrain.backends.cuda.tuner.reference import arguments, expected
+from adtrain.backends.cuda.tuner.reference import arguments, expected, widened
 from adtrain.core.errors import DeviceError
 from adtrain.core.program import Equation
 
@@ -75,7 +75,7 @@ class GpuTrial:
         if work.runnable.checked and self.device.download(int(self.flag), (1,), np.dtype(np.int32))().any():
             raise DeviceError("an index is out of range")
         self.prepared[kernel.label] = work
-        return [x[part] for x, part in zip(found, self.parts, strict=True)]
+        return [widened(x[part]) for x, part in zip(found, self.parts, strict=True)]
 
     def microseconds(self, kernel: Candidate) -> float:
         return self.prepared[kernel.label].microseconds()

@@ -18,6 +18,7 @@ from adtrain.backends.cuda.vendor import NotOffered
 from adtrain.core.errors import AdtrainError, DeviceFault
 from adtrain.core.precision import mantissa
 from adtrain.core.program import Equation
+from adtrain.core.types import BITS
 
 ROUNDS = 5
 SLOW = 1.5
@@ -104,7 +105,8 @@ def agree(found: Sequence[np.ndarray], expected: Sequence[np.ndarray], tolerance
 def tolerance(equation: Equation) -> float:
     """The largest error of a right result, as a share of the largest magnitude.
 
-    It grows with the square root of the length of sums, and with the rounding of operands by ``precision``.
+    It grows with the square root of the length of sums, and with the rounding of operands by ``precision`` and of
+    results to bfloat16.
     """
     inputs, params = [v.type for v in equation.inputs], equation.params
     floats = [t.dtype for t in (*inputs, *(v.type for v in equation.outputs)) if t.dtype.kind == "f"]
@@ -113,8 +115,10 @@ def tolerance(equation: Equation) -> float:
     lengths = [1, equation.primitive.cost(inputs, params).flops / outputs, *(t.size / outputs for t in inputs)]
     if "axis" in params:
         lengths.append(inputs[0].shape[params["axis"]])
-    precision = params.get("precision", "full")
+    precision = equation.kernel_params.get("precision", "full")
     rounding = 0.0 if precision == "full" else 2 * 2.0 ** -mantissa(precision)
+    if any(v.type.dtype == BITS for v in equation.outputs):
+        rounding += 2.0 ** -mantissa("bfloat16")
     return 8 * eps * math.sqrt(max(lengths)) + rounding
 
 

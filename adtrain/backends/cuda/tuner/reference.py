@@ -14,9 +14,9 @@ import numpy as np
 
 from adtrain.backends.cuda.tuner.measure import described
 from adtrain.core.precision import FULL
-from adtrain.core.primitive import Trait
+from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation
-from adtrain.core.types import ArrayType
+from adtrain.core.types import BITS, ArrayType
 
 PERIOD = 1048573
 """Random elements drawn for one argument; a larger argument repeats them. A prime, so that rows differ."""
@@ -68,8 +68,14 @@ def expected(equation: Equation, arrays: Sequence[np.ndarray]) -> tuple[Sequence
     wide = [x.astype(np.float64) if x.dtype == np.float32 else x for x in arrays]
     with np.errstate(all="ignore"):
         found = equation.primitive.reference(*wide, **params)
-    results = [np.asarray(x) for x in (found if isinstance(found, (tuple, list)) else (found,))]
+    results = [widened(np.asarray(x)) for x in (found if isinstance(found, (tuple, list)) else (found,))]
     return results, [index] * len(results)
+
+
+def widened(x: np.ndarray) -> np.ndarray:
+    """Elements of bfloat16 as float32 numbers; another array as it is."""
+    found: np.ndarray = PRIMITIVES["from_bfloat16"].reference(x) if x.dtype == BITS else x
+    return found
 
 
 def _axes(equation: Equation) -> tuple[Sequence[int | None], int] | None:
@@ -85,7 +91,7 @@ def _axes(equation: Equation) -> tuple[Sequence[int | None], int] | None:
 def _drawn(rng: np.random.Generator, type_: ArrayType, limit: int, gradients: bool) -> np.ndarray:
     """Random elements: floats are normal, or like gradients; integers are from 0 to below ``limit``. Elements of uint16
     are the bits of bfloat16."""
-    if type_.dtype == np.uint16:
+    if type_.dtype == BITS:
         bits = _drawn(rng, type_._replace(dtype=np.dtype(np.float32)), limit, gradients).view(np.uint32)
         return (bits >> np.uint32(16)).astype(np.uint16)
     count = min(type_.size, PERIOD)

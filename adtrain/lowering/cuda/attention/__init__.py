@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.registry import register
 from adtrain.core.target import Target
+from adtrain.core.types import BITS, ArrayType
 from adtrain.lowering.cuda.attention import fma, mma, short, wgmma
 from adtrain.lowering.cuda.attention.problem import problem_of
 
@@ -25,6 +28,26 @@ def _register(name: str, arrays: int, gradient: bool) -> None:
     register(name, "cuda", lambda target, *types, **params: _candidates(arrays, gradient, target, types, params))
 
 
+def _stored_candidates(
+    arrays: int, gradient: bool, target: Target, types: tuple[Any, ...], params: Any
+) -> list[CudaKernel]:
+    """The kernels for arrays that are bfloat16 in memory."""
+    values = [ArrayType(x.shape, np.dtype(np.float32)) if x.dtype == BITS else x for x in types]
+    problem = problem_of(arrays, gradient, values, params, target.by_member)._replace(stored=True)
+    found = wgmma.candidates(target, problem) if problem.precision == "bfloat16" else None
+    return [] if found is None else [*found.kernels]
+
+
+def _register_stored(name: str, arrays: int, gradient: bool) -> None:
+    def rule(target: Target, *types: Any, **params: Any) -> list[CudaKernel]:
+        return _stored_candidates(arrays, gradient, target, types, params)
+
+    register(f"{name}_bfloat16", "cuda", rule)
+
+
+for _arrays, _name in ((3, "attention"), (1, "self_attention")):
+    _register_stored(_name, _arrays, False)
+    _register_stored(f"{_name}_grad", _arrays, True)
 _register("attention", 3, False)
 _register("attention_grad", 3, True)
 _register("self_attention", 1, False)

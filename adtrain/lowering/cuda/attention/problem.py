@@ -38,6 +38,7 @@ class Problem(NamedTuple):
         causal: whether query i attends to keys 0 to i only.
         options: scale, dropout and stream, the last numbers of every kernel.
         by_member: whether the choice must not depend on how many heads all members of a sweep have together.
+        stored: whether the arrays are bfloat16 in memory; the logsumexp is float32.
     """
 
     lengths: AttentionLengths
@@ -49,6 +50,7 @@ class Problem(NamedTuple):
     causal: bool
     options: tuple[float | int, ...]
     by_member: bool = False
+    stored: bool = False
 
     @property
     def estimated(self) -> AttentionLengths:

@@ -12,6 +12,7 @@ from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.memory_layout import MemoryLayout, lengths, memory_layout
 from adtrain.core.precision import FULL
 from adtrain.core.target import Target
+from adtrain.core.types import BITS
 from adtrain.lowering.cuda.attention.problem import Candidates, Problem, waves
 
 CAPABILITY = (9, 0)
@@ -20,6 +21,8 @@ WIDTHS = (64, 128)
 """Packed widths of a head."""
 WARPGROUP, WARPGROUP_ROWS, PACK_THREADS, CHUNK = 128, 64, 256, 8
 MAX_PACK_BLOCKS = 1 << 14
+MAPS_BYTES = 512
+"""Bytes of the tensor maps of a block."""
 ALIGNMENT = 1024
 """Bytes that shared memory is aligned to."""
 
@@ -66,9 +69,14 @@ class BackwardTile(NamedTuple):
         }
         return memory_layout("SHARED", arrays, alignment=ALIGNMENT)
 
-    def scratch(self, width: int, q_rows: int, k_rows: int) -> int:
-        """Bytes of scratch for so many packed rows of queries and of keys. `GradientScratch` has the places."""
-        packed = 2 * (q_rows + k_rows) * width * 2 * self.terms  # q and its cotangent, k and v
+    def scratch(self, width: int, q_rows: int, k_rows: int, map_blocks: int) -> int:
+        """Bytes of scratch for so many packed rows of queries and of keys. `GradientScratch` has the places.
+
+        Args:
+            map_blocks: blocks with tensor maps of arrays in memory. If there are any, nothing is packed.
+        """
+        rows = 2 * (q_rows + k_rows) * width * 2 * self.terms  # of q and its cotangent, k and v
+        packed = map_blocks * MAPS_BYTES if map_blocks else rows
         tiles, inverses = q_rows // self.queries, k_rows // GROUP * 2 if self.terms == 2 else 0
         return packed + 4 * (tiles * self.stats + q_rows * width + inverses + tiles)
 
@@ -159,6 +167,11 @@ def packed_width(problem: Problem) -> int:
     return next(width for width in WIDTHS if width >= problem.lengths.width)
 
 
+def is_direct(problem: Problem) -> bool:
+    """Whether TMA reads the arrays as they are in memory. A box of it has 64 columns of a head."""
+    return problem.stored and problem.lengths.width in WIDTHS
+
+
 def packed_rows(problem: Problem, tile: ForwardTile | BackwardTile) -> tuple[int, int]:
     """Rows of packed queries and of packed keys."""
     x = problem.lengths
@@ -175,12 +188,13 @@ def _launch(
 ) -> CudaLaunch:
     """A launch with ``numbers`` after batch, heads, queries and keys."""
     x, own = problem.lengths, {"CAUSAL": int(problem.causal), "OPERAND_TERMS": terms_of(problem)}
+    own["DIRECT"] = int(is_direct(problem))
     widths = {"HEAD_WIDTH": x.width, "PACKED_WIDTH": packed_width(problem)}
     return CudaLaunch(
         f"attention/{file}",
         name,
         (x.batch, x.heads, x.queries, x.keys, *numbers),
-        (problem.dtype,),
+        (problem.dtype, BITS if problem.stored else problem.dtype),
         definitions={**widths, **own, **definitions},
         **more,
     )
@@ -196,7 +210,7 @@ def _blocks(tile: ForwardTile | BackwardTile) -> dict[str, int]:
 
 
 def _loads(problem: Problem) -> dict[str, int]:
-    return {"LOAD_WIDTH": math.gcd(4, problem.lengths.width)}
+    return {"LOAD_WIDTH": math.gcd(8 if problem.stored else 4, problem.lengths.width)}
 
 
 def _pack_blocks(chunks: int, arrays: int = 1) -> dict[str, Any]:
@@ -205,9 +219,11 @@ def _pack_blocks(chunks: int, arrays: int = 1) -> dict[str, Any]:
 
 
 def _forward(target: Target, problem: Problem, tile: ForwardTile) -> CudaKernel:
-    """Two launches: pack, multiply."""
+    """Two launches: pack, multiply. Only the second one if nothing is packed."""
     x, width, (queries, keys) = problem.lengths, packed_width(problem), packed_rows(problem, tile)
-    scratch = tile.scratch(width, x.batch * queries, x.batch * keys)
+    direct, blocks = is_direct(problem), min(x.batch * queries // tile.queries, target.multiprocessors)
+    maps = memory_layout("SCRATCH", {"MAPS": (MAPS_BYTES, blocks)})
+    scratch = maps if direct else tile.scratch(width, x.batch * queries, x.batch * keys)
     pack = _launch(
         problem,
         "wgmma_pack.cu",
@@ -224,15 +240,15 @@ def _forward(target: Target, problem: Problem, tile: ForwardTile) -> CudaKernel:
         problem,
         "wgmma_forward.cu",
         "attention_wgmma",
-        (x.out_row, problem.options[0]),
+        (*((x.row, _step(problem)) if direct else ()), x.out_row, problem.options[0]),
         {**_blocks(tile), **group, "KEY_STAGES": tile.stages},
-        operands=problem.results,
-        blocks=min(x.batch * queries // tile.queries, target.multiprocessors),
+        operands=(*(problem.inputs if direct else ()), *problem.results),
+        blocks=blocks,
         threads=(tile.queries // WARPGROUP_ROWS + 1) * WARPGROUP,
         shared=shared,
         layouts=(scratch,),
     )
-    return CudaKernel((pack, forward), scratch)
+    return CudaKernel((forward,) if direct else (pack, forward), scratch)
 
 
 def short_tile(problem: Problem) -> ShortTile | None:
@@ -262,12 +278,15 @@ def _short_forward(target: Target, problem: Problem, tile: ShortTile) -> CudaKer
 
 
 def _backward(target: Target, problem: Problem, tile: BackwardTile) -> CudaKernel:
-    """Three launches: pack, multiply, write the cotangents of the queries."""
+    """Three launches: pack, multiply, write the cotangents of the queries. If nothing is packed, the first one computes
+    statistics of the queries only."""
     x, width, (queries, keys) = problem.lengths, packed_width(problem), packed_rows(problem, tile)
     by_q, by_k, by_v = problem.results
-    definitions, rows = {**_blocks(tile), **_loads(problem)}, x.batch * queries
+    direct, key_tiles = is_direct(problem), keys // tile.keys
+    blocks = min(x.batch * key_tiles, target.multiprocessors)
+    definitions, rows = {**_blocks(tile), **_loads(problem), "MAP_BLOCKS": direct * blocks}, x.batch * queries
     longest, fp16x2 = x.batch * max(queries, keys), tile.terms == 2
-    scratch = tile.scratch(width, x.batch * queries, x.batch * keys)
+    scratch = tile.scratch(width, x.batch * queries, x.batch * keys, direct * blocks)
     of_groups = {"blocks": (longest // GROUP, 4), "threads": PACK_THREADS}
     pack = _launch(
         problem,
@@ -278,21 +297,31 @@ def _backward(target: Target, problem: Problem, tile: BackwardTile) -> CudaKerne
         operands=(*problem.inputs, *problem.kept),
         **(of_groups if fp16x2 else _pack_blocks(longest * width // CHUNK, 4)),
     )
+    statistics = _launch(
+        problem,
+        "wgmma_pack_grad.cu",
+        "attention_statistics",
+        (x.out_row,),
+        definitions,
+        operands=problem.kept,
+        **_pack_blocks(rows * width // CHUNK),
+    )
     shared = tile.shared(width)
-    key_tiles = keys // tile.keys
+    of_maps = (*problem.inputs, problem.kept[2]) if direct else ()
     backward = _launch(
         problem,
         "wgmma_backward.cu",
         "attention_wgmma_grad",
-        (x.row, _step(problem), problem.options[0]),
+        (x.row, *((x.out_row,) if direct else ()), _step(problem), problem.options[0]),
         {
             **_blocks(tile),
             "SHARED_BYTES": int(shared),
+            "MAP_BLOCKS": direct * blocks,
             "QUERY_STAGES": tile.stages,
             "ROTATED": int(not problem.causal and key_tiles <= target.multiprocessors),
         },
-        operands=(by_k, by_v),
-        blocks=min(x.batch * key_tiles, target.multiprocessors),
+        operands=(*of_maps, by_k, by_v),
+        blocks=blocks,
         threads=3 * WARPGROUP,
         shared=shared,
         cooperative=True,
@@ -306,4 +335,4 @@ def _backward(target: Target, problem: Problem, tile: BackwardTile) -> CudaKerne
         operands=(by_q,),
         **_pack_blocks(rows * width // 4),
     )
-    return CudaKernel((pack, backward, unpack), scratch)
+    return CudaKernel((statistics if direct else pack, backward, unpack), scratch)

@@ -1,0 +1,329 @@
+"""bfloat16 between kernels: values that one kernel writes and others read are bfloat16 in memory.
+
+It runs after the fusions, when it is known which values are stored. A value becomes bfloat16 where `precision` permits
+it, where its kernel can write bfloat16, and where the kernels of all its readers can read it. The conversions are
+equations in the bodies of the fused equations:
+
+y = loops(x: exp(x))                        ->    y_ = loops(x: to_bfloat16(exp(x)))
+z = row_fused(y: sum(y))                    ->    z = row_fused(y_: sum(from_bfloat16(y_)))
+
+So arithmetic, sums and statistics are float32, and the NumPy reference of the Program rounds where a GPU rounds.
+
+Which values may be rounded follows the rules by which PyTorch's autocast gives a value a type. Results of bfloat16
+products, convolutions and attention are rounded, and what equations compute element by element from rounded values
+only. Not rounded are sums and other reductions, softmax, weights, what an update reads, inputs and outputs of the
+Program, and sums of many terms over layers, such as the sum along the residual connections of a transformer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+from adtrain.backends.cuda.forms.column_sum import COLUMN_SUM, sums_columns
+from adtrain.backends.cuda.forms.form import kernel_form
+from adtrain.backends.cuda.forms.product import CONVOLUTION
+from adtrain.backends.cuda.forms.reduction import REDUCTION, reduces
+from adtrain.backends.cuda.forms.row_fused import ROW_FUSED, row_items
+from adtrain.core.fused import GATHER, HORIZONTAL, LOOPS, PRODUCT, body_of, fuse, fused_p, single_equations
+from adtrain.core.primitive import PRIMITIVES, Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.registry import cuda_kernels
+from adtrain.core.staging import Results, keeps
+from adtrain.core.target import Target
+from adtrain.core.types import BITS, ArrayType
+from adtrain.passes.fuse_elementwise import by_element
+
+TO_BITS, FROM_BITS = "to_bfloat16", "from_bfloat16"
+"""The primitives that convert."""
+MIN_SIZE = 1 << 16
+"""Minimum elements of a value that is stored as bfloat16."""
+BFLOAT16 = "_bfloat16"
+"""With the name of a primitive before it: the form of its kernels for arrays of bfloat16."""
+ARRAYS: Mapping[str, tuple[Sequence[int], Sequence[int]]] = {
+    "standardize": ((0,), (0,)),
+    "softmax": ((0,), ()),
+    "log_softmax": ((0,), ()),
+    "max_pool2d": ((0,), (0,)),
+    "max_pool2d_put": ((0,), (0,)),
+    "avg_pool2d": ((0,), (0,)),
+    "avg_pool2d_put": ((0,), (0,)),
+    "attention": ((0, 1, 2), (0,)),
+    "attention_grad": ((0, 1, 2, 3, 5), (0, 1, 2)),
+    "self_attention": ((0,), (0,)),
+    "self_attention_grad": ((0, 1, 3), (0,)),
+}
+"""By primitive, the arguments and the results that are bfloat16 in such a form: all of them. Statistics are float32."""
+COPIES = frozenset(("transpose", "flip", "slice", "concatenate", "pad"))
+"""Primitives whose results are elements of their arguments, or zeros. Their kernels copy elements of any type."""
+POOLS = frozenset(("max_pool2d", "max_pool2d_put", "max_pool2d_pick", "avg_pool2d", "avg_pool2d_put"))
+
+
+@keeps(Results.ROUNDING)
+def narrow_values(program: Program, target: Target) -> Program:
+    """``program`` with bfloat16 in memory between kernels, where bfloat16 products compute what is stored."""
+    if not any(map(_is_rounded_product, _singles(program))):
+        return program
+    narrow = _Values(program, target).narrow()
+    return _Converter(program, narrow).program() if narrow else program
+
+
+def _singles(program: Program) -> Iterator[Equation]:
+    return (x for e in program.equations for x in single_equations(e))
+
+
+def _is_rounded_product(e: Equation) -> bool:
+    return e.params.get("precision") == "bfloat16"
+
+
+def _is_float(v: Variable) -> bool:
+    return v.type.dtype == np.float32
+
+
+class _Values:
+    """Which values of a Program are stored as bfloat16."""
+
+    def __init__(self, program: Program, target: Target) -> None:
+        self.program, self.target = program, target
+        self.producer = {v: e for e in program.equations for v in e.outputs}
+        self.single = {v: e for e in _singles(program) for v in e.outputs}
+        self.root: dict[Variable, Variable] = {}
+        for e in program.equations:
+            if e.is_view:
+                self.root |= {v: self.root.get(x, x) for x in e.inputs for v in e.outputs}
+
+    def narrow(self) -> set[Variable]:
+        """The values that are stored as bfloat16, and the reshapes of them."""
+        sharing: dict[Variable, list[Variable]] = {}
+        for v in self.program.names:
+            sharing.setdefault(self.root.get(v, v), []).append(v)
+        kept = {*self.program.inputs, *self.program.constants, *self.program.outputs}
+        chosen = {r for r, vs in sharing.items() if kept.isdisjoint(vs) and self._may_round(r)}
+        while True:  # a kernel may need several of its arrays in bfloat16, or none
+            refused = {r for r in chosen if not self._can_store(r, sharing[r], chosen)}
+            if not refused:
+                return {v for r in chosen for v in sharing[r]}
+            chosen -= refused
+
+    def _may_round(self, v: Variable) -> bool:
+        return _is_float(v) and v.size >= MIN_SIZE and not v.members and self._rounded.get(v) is True
+
+    def _can_store(self, root: Variable, sharing: Sequence[Variable], chosen: Collection[Variable]) -> bool:
+        """Whether the kernel that computes a value can write bfloat16, and those of its readers can read it."""
+        if not self.converts(self.producer[root], root, chosen):
+            return False
+        readers = [(e, v) for v in sharing for e in self.program.readers.get(v, ())]
+        views = all(e.has(Trait.RESHAPE) for e, _ in readers if e.is_view)
+        return views and all(self.converts(e, v, chosen) for e, v in readers if not e.is_view)
+
+    def converts(self, e: Equation, v: Variable, chosen: Collection[Variable]) -> bool:
+        """Whether the kernel of an equation can read or write `v` in bfloat16."""
+        if any(x.phase == "update" and v in x.inputs for x in single_equations(e)):
+            return False
+        if by_element(e):
+            return True
+        if e.form:
+            return self._fused_converts(e, v, chosen)
+        if e.has(Trait.MATMUL) or e.has(Trait.CONVOLUTION):
+            return v in e.outputs
+        return _form_with_argument(e) is not None or self._has_kernels(e, v, chosen)
+
+    def _fused_converts(self, e: Equation, v: Variable, chosen: Collection[Variable]) -> bool:
+        inside = [x for x in body_of(e).equations if v in x.inputs or v in x.outputs]
+        if e.form == HORIZONTAL:
+            return all(self.converts(x, v, chosen) for x in inside)
+        if e.form == GATHER:
+            return all(map(by_element, inside))
+        form = kernel_form(e)
+        operand = any(v in x.inputs and not by_element(x) and (x.form or _takes_epilogue(x)) for x in inside)
+        return form is not None and form.converts and not operand
+
+    def _has_kernels(self, e: Equation, v: Variable, chosen: Collection[Variable]) -> bool:
+        """Whether kernels compute an equation of a primitive from and to arrays of bfloat16."""
+        inputs, outputs = (range(len(e.inputs)), (0,)) if e.name in COPIES else ARRAYS.get(e.name, ((), ()))
+        arrays = [*(e.inputs[i] for i in inputs), *(e.outputs[i] for i in outputs)]
+        if v not in arrays or any(self.root.get(x, x) not in chosen for x in arrays):
+            return False
+        if e.name in COPIES:
+            return e.params.get("value", 0) == 0
+        types = [narrowed(x.type) if i in inputs else x.type for i, x in enumerate(e.inputs)]
+        return bool(cuda_kernels(e.name + BFLOAT16, self.target, *types, **e.params))
+
+    @cached_property
+    def _rounded(self) -> Mapping[Variable, bool | None]:
+        """Whether each value may be rounded; None if it is computed from neither rounded nor other numbers."""
+        found: dict[Variable, bool | None] = dict.fromkeys((*self.program.inputs, *self.program.constants), False)
+        for e in _singles(self.program):
+            found |= {v: self._is_rounded(e, i, found) for i, v in enumerate(e.outputs)}
+        return found
+
+    def _is_rounded(self, e: Equation, output: int, known: Mapping[Variable, bool | None]) -> bool | None:
+        v, name = e.outputs[output], e.primitive.name
+        if not _is_float(v) or e in self._running_sums:
+            return False
+        if _is_rounded_product(e) or name in (FROM_BITS, "standardize"):
+            return output in ARRAYS.get(name, ((), (0,)))[1]
+        if by_element(e) or e.has(Trait.RESHAPE) or name in COPIES | POOLS:
+            arrays = (x for x in e.inputs if _is_float(x) and (x.size == v.size or not by_element(e)))
+            of = {known.get(x, False) for x in arrays}
+            return False if False in of else True if True in of else None
+        return False
+
+    @cached_property
+    def _running_sums(self) -> Collection[Equation]:
+        """The additions of two arrays of which one is such an addition, too: sums over layers."""
+        sums = {e for e in _singles(self.program) if e.primitive.name == "add" and all(map(self._is_whole, e.inputs))}
+        found = set[Equation]()
+        for e in sums:
+            before = {x for v in e.inputs if (x := self.single.get(self._viewed(v))) in sums}
+            found |= {e, *before} if before else set()
+        return found
+
+    def _is_whole(self, v: Variable) -> bool:
+        """Whether a term is an array, and no number or vector that is broadcast."""
+        source = self.single.get(v)
+        return v.size >= MIN_SIZE and not (source is not None and source.has(Trait.BROADCAST))
+
+    def _viewed(self, v: Variable) -> Variable:
+        while v in self.single and self.single[v].has(Trait.RESHAPE):
+            (v,) = self.single[v].inputs
+        return v
+
+
+def _takes_epilogue(e: Equation) -> bool:
+    return e.has(Trait.MATMUL) or e.has(Trait.CONVOLUTION)
+
+
+def narrowed(type_: ArrayType) -> ArrayType:
+    """The type of an array with bfloat16 elements."""
+    return ArrayType(type_.shape, BITS)
+
+
+def _form_with_argument(e: Equation) -> str | None:
+    """The form whose kernels compute the argument of a reduction, or the rows that an equation works on."""
+    if sums_columns(e):
+        return COLUMN_SUM
+    if reduces(e):
+        return REDUCTION
+    return ROW_FUSED if row_items(e) is not None and not e.has(Trait.MATMUL) else None
+
+
+class _Converter:
+    """Writes a Program in which some values are bfloat16 in memory.
+
+    Attributes:
+        bits: for each of the values the array of bfloat16.
+    """
+
+    def __init__(self, program: Program, narrow: Collection[Variable]) -> None:
+        self.before = program
+        self.bits = {v: v.like(narrowed(v.type)) for v in narrow}
+        for e in program.equations:  # a product reads a copy that the kernel of a value writes, or a launch makes
+            for x in single_equations(e):
+                if x.primitive.name == TO_BITS and x.inputs[0] in self.bits and (x is e or x.inputs[0] in e.outputs):
+                    self.bits[x.inputs[0]] = x.outputs[0]
+
+    def program(self) -> Program:
+        equations = []
+        for e in self.before.equations:
+            read, written = _among(e.inputs, self.bits), _among(e.outputs, self.bits)
+            if e.is_view and read:
+                equations.append(replace(e, inputs=self._stored(e.inputs), outputs=self._stored(e.outputs)))
+            elif not (read and e.primitive.name == TO_BITS and e.outputs[0] is self.bits[e.inputs[0]]):
+                equations.append(self._equation(e, read, written) if read or written else e)
+        return replace(self.before, equations=tuple(equations))
+
+    def _stored(self, variables: Iterable[Variable]) -> tuple[Variable, ...]:
+        """The variables, with those in memory in place of values that are stored as bfloat16."""
+        return tuple(dict.fromkeys(self.bits.get(v, v) for v in variables))
+
+    def _equation(self, e: Equation, read: Sequence[Variable], written: Sequence[Variable]) -> Equation:
+        """An equation that reads and writes some values as bfloat16."""
+        if by_element(e):
+            return self._loops(e, read, written, self._stored(e.outputs))
+        if e.form:
+            return self._fused(e, read, written)
+        if _takes_epilogue(e):
+            form = PRODUCT if e.has(Trait.MATMUL) else CONVOLUTION
+            return fuse(form, [e, *self._to_bits(e, written)], self._stored(e.outputs))
+        if of_argument := _form_with_argument(e):
+            own = {v: v.like() for v in read}
+            equations = [*self._from_bits(e, own), _reading(e, own), *self._to_bits(e, written)]
+            return fuse(of_argument, equations, self._stored(e.outputs))
+        return _copy(e, self.bits) if e.name in COPIES else in_bfloat16(e, self.bits)
+
+    def _loops(
+        self, e: Equation, read: Sequence[Variable], written: Sequence[Variable], needed: Collection[Variable]
+    ) -> Equation:
+        """Loops that convert."""
+        own = {v: v.like() for v in read}
+        members = (_reading(x, own) for x in (body_of(e).equations if e.form else [e]))
+        return fuse(LOOPS, [*self._from_bits(e, own), *members, *self._to_bits(e, written)], needed)
+
+    def _fused(self, e: Equation, read: Sequence[Variable], written: Sequence[Variable]) -> Equation:
+        """A fused equation whose body converts."""
+        body = body_of(e).equations
+        inside: list[Equation] = []
+        own: dict[Variable, Variable] = {}
+        of_product: list[Variable] = []  # results of a product that its epilogue converts
+        for x in body:
+            reads, writes = _among(x.inputs, read), [*of_product, *_among(x.outputs, written)]
+            if e.form in (PRODUCT, CONVOLUTION) and x is body[0]:
+                of_product = writes
+                inside.append(x)
+            elif not reads and not writes:
+                inside.append(x)
+            elif by_element(x):
+                others = {v for other in body if other is not x for v in other.inputs}
+                needed = {*self._stored(x.outputs), *self._stored(writes), *_among(writes, others)}
+                inside.append(self._loops(x, reads, writes, needed))
+            elif e.form == HORIZONTAL:
+                inside.append(self._equation(x, reads, writes))
+            else:
+                new = {v: v.like() for v in reads if v not in own}
+                own |= new
+                inside += [*self._from_bits(e, new), _reading(x, own), *self._to_bits(e, writes)]
+        return fuse(e.form, inside, self._stored(e.outputs), self._stored(e.inputs))
+
+    def _from_bits(self, e: Equation, own: Mapping[Variable, Variable]) -> list[Equation]:
+        """The conversions of values to float32 variables of an equation."""
+        return [_conversion(FROM_BITS, self.bits[v], x, e) for v, x in own.items()]
+
+    def _to_bits(self, e: Equation, values: Iterable[Variable]) -> list[Equation]:
+        """The conversions of values to bfloat16 that an equation lacks."""
+        return [_conversion(TO_BITS, v, self.bits[v], e) for v in values if self.bits[v] not in e.outputs]
+
+
+def in_bfloat16(e: Equation, bits: Mapping[Variable, Variable]) -> Equation:
+    """An equation of a primitive of ARRAYS whose arrays are bfloat16, which the variables in ``bits`` stand for."""
+    inputs, outputs = ([bits.get(v, v) for v in variables] for variables in (e.inputs, e.outputs))
+    own = {v: v.like() for v in dict.fromkeys(e.inputs) if v in bits}
+    before = [_conversion(FROM_BITS, bits[v], x, e) for v, x in own.items()]
+    after = [_conversion(TO_BITS, v, bits[v], e) for v in e.outputs if v in bits]
+    body = Program(tuple(inputs), {}, (*before, _reading(e, own), *after), tuple(outputs))
+    params = {"form": e.name + BFLOAT16, "body": body}
+    return Equation(fused_p, body.inputs, params, body.outputs, e.scope, e.phase)
+
+
+def _copy(e: Equation, bits: Mapping[Variable, Variable]) -> Equation:
+    """The copy of arrays of bfloat16."""
+    params = {**e.params, "value": 0} if "value" in e.params else e.params
+    inputs, outputs = (tuple(bits[v] for v in variables) for variables in (e.inputs, e.outputs))
+    return replace(e, inputs=inputs, outputs=outputs, params=params)
+
+
+def _among(variables: Iterable[Variable], those: Collection[Variable]) -> list[Variable]:
+    """Those of the variables that are among others, each once and in their order."""
+    return [v for v in dict.fromkeys(variables) if v in those]
+
+
+def _conversion(primitive: str, v: Variable, out: Variable, beside: Equation) -> Equation:
+    return Equation(PRIMITIVES[primitive], (v,), {}, (out,), beside.scope, beside.phase)
+
+
+def _reading(e: Equation, own: Mapping[Variable, Variable]) -> Equation:
+    """The equation, with float32 variables of its own in place of values."""
+    return replace(e, inputs=tuple(own.get(v, v) for v in e.inputs)) if own else e
