@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from adtrain.backends.cuda import compile_workers
 from adtrain.core import poison
 from adtrain.core.backend import backend
 from adtrain.core.errors import DeviceError
@@ -17,6 +19,9 @@ TOLERANCE = {"float32": 3e-5, "float64": 1e-11}
 
 @pytest.fixture(scope="module")
 def gpu() -> Any:
+    """The GPU. The workers of a test run share the cores for compilation."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    compile_workers.MAX_PROCESSES = min(compile_workers.MAX_PROCESSES, max(2, 2 * (os.cpu_count() or 1) // workers))
     try:
         return backend("gpu")
     except DeviceError as error:
