@@ -92,14 +92,17 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
 BY_ROWS = (
     ThreadItemsFusion,
     ReductionFusion,
-    ColumnSumFusion,
     RowProductsFusion,
+    ColumnSumFusion,
     RowFusedFusion,
     ProductFusion,
     ConvolutionFusion,
     GatherFusion,
 )
-"""Forms whose blocks take their own rows, columns or tiles through all equations."""
+"""Forms whose blocks take their own rows, columns or tiles through all equations.
+
+`RowProductsFusion` copies reshapes for their readers, and then `ColumnSumFusion` shares some of the copies.
+"""
 SIDE_BY_SIDE = GroupedProductsFusion, HorizontalFusion
 """Forms of independent equations."""
 
