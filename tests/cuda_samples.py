@@ -111,6 +111,16 @@ def pools_between_convolutions(x: Value, w: Value, mean: Value, variance: Value)
     return ops.avg_pool2d(ops.relu(ops.max_pool2d(y, 3, 1, 1)), 2)
 
 
+def mixture_gradients(x: Value, means: Value, scales: Value) -> Any:
+    """Quotients by shared divisors, and sums over the rows of x."""
+
+    def likelihood(means: Any, scales: Any) -> Any:
+        z = (x[:, None] - means) / (1.0 + ops.square(scales))
+        return ops.mean(ops.logsumexp(-ops.sum(ops.square(z), 2), 1))
+
+    return ad.grad(likelihood, (0, 1))(means, scales)
+
+
 PRECISIONS = ("full", "tf32", "bfloat16")
 
 MEDIUM: Mapping[str, Large] = {
@@ -216,6 +226,7 @@ LARGE: Mapping[str, Large] = {
         [Shaped(256, 64, 28, 28), *(Shaped(64) for _ in range(4))],
     ),
     "gradient of max_pool2d": Large(max_pool_gradient, [Shaped(64, 8, 28, 28)]),
+    "gradients of a mixture": Large(mixture_gradients, [Shaped(50_000, 16), Shaped(8, 16), Shaped(8, 16)], 0),
     **{
         f"embedding of {length}": Large(ops.embedding, [Shaped(16384, dtype="int64"), Shaped(length, 96)])
         for length in (200, 40_000, 10_000_000)

@@ -116,6 +116,24 @@ def test_a_long_chain_is_divided_into_kernels_of_few_operations_and_live_element
     assert len([e for e in everywhere(program) if e.name == "matmul"]) == 24
 
 
+def test_a_broadcast_is_no_operation() -> None:
+    """With its broadcasts, the mixture would have more operations than a thread may have."""
+    program = fused(mixture, (MANY, 16), (32, 16), (32, 16))
+    large = [e for e in program.equations if any(v.size >= MANY for v in (*e.inputs, *e.outputs))]
+    assert [e.form for e in large if not e.is_view] == [THREAD_ITEMS]
+
+
+def test_reductions_over_items_compute_their_arguments_from_an_item_that_is_stored_once() -> None:
+    def f(x: Any, w: Any) -> Any:
+        y = ops.softmax(ops.tanh(x @ w), 1)
+        return ops.sum(y * y, 0), ops.sum(-y)
+
+    program = fused(f, (MANY, 8), (8, 8))
+    (items,) = [e for e in program.equations if e.form == THREAD_ITEMS]
+    assert len(items.outputs) == 1
+    assert sorted(names(program)) == ["column_sum", "reduction", THREAD_ITEMS]
+
+
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize(("name", "count"), [*zip(PROGRAMS, (33, 300, 257, 64, 129), strict=True)])
 def test_items_of_any_number_match_numpy(name: str, count: int, dtype: str, host: Host) -> None:

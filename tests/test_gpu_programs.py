@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda_samples import mixture_gradients
 from gpu_parity import check, gpu, poisoned
 from program_samples import OPTIMIZERS, batch, names, two_updates, update_arguments
 from program_samples import training as sample
@@ -161,6 +162,14 @@ def test_what_reductions_leave_of_loops_matches_separate_equations() -> None:
     given = on_gpu((64, 64, 28, 28), (64, 64, 1, 1))
     assert not {"reduction", "row_fused"}.isdisjoint(names(stage(f, ALL).program(*given)))
     found, again, expected = ([x.numpy() for x in tree.leaves(stage(f, p)(*given))] for p in (ALL, ALL, SIMPLIFY))
+    check(found, expected, TOLERANCE["float32"])
+    assert [x.tobytes() for x in found] == [x.tobytes() for x in again]
+
+
+def test_products_with_reciprocals_and_sums_of_one_kernel_match_separate_equations() -> None:
+    given = on_gpu((50_000, 16), (8, 16), (8, 16))
+    assert names(stage(mixture_gradients, ALL).program(*given)).count("column_sum") == 1
+    found, again, expected = ([x.numpy() for x in stage(mixture_gradients, p)(*given)] for p in (ALL, ALL, SIMPLIFY))
     check(found, expected, TOLERANCE["float32"])
     assert [x.tobytes() for x in found] == [x.tobytes() for x in again]
 

@@ -12,6 +12,7 @@ from program_samples import ON_GPU, everywhere, for_gpu, names
 
 import adtrain as ad
 from adtrain import config, ops, passes
+from adtrain.backends.cuda.forms import column_sum
 from adtrain.backends.cuda.forms.horizontal import MAX_K
 from adtrain.backends.cuda.forms.row_products import ROWS
 from adtrain.backends.cuda.lower import Lowering
@@ -254,6 +255,55 @@ def test_blocks_divide_the_rows_of_a_long_sum_of_few_columns(rows: int, launches
     assert names(program) == ["column_sum"]
     assert len(small_host.lowering.launches(program.equations[0])) == launches
     check_launches(small_host, program, arrays)
+
+
+@pytest.fixture
+def long_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums of few rows are too long to share a launch."""
+    monkeypatch.setattr(column_sum, "MAX_SHARED_ROWS", 256)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1100, 64), (2048, 100), (700, 128), (513, 256)])
+@pytest.mark.usefixtures("long_sums")
+def test_long_sums_that_read_the_same_rows_are_one_kernel(rows: int, columns: int, small_host: Host) -> None:
+    def f(x: Any, y: Any, w: Any) -> Any:
+        return w - 0.1 * ops.sum(x * y, 0), ops.sum(ops.square(x) * y, 0), ops.exp(ops.sum(x, 0) * 1e-3) * w
+
+    arrays = [drawn(rows, columns), drawn(rows, columns, seed=1), drawn(columns)]
+    program = for_gpu(traced(f, arrays))
+    assert names(program) == ["column_sum"]
+    check_launches(small_host, program, arrays)
+
+
+@pytest.mark.usefixtures("long_sums")
+def test_long_sums_that_read_the_same_rows_through_reshapes_are_one_kernel(small_host: Host) -> None:
+    """The gradients of a mixture by means and scales."""
+
+    def f(x: Any, means: Any, scales: Any, weights: Any) -> Any:
+        z = (x[:, None] - means) * scales
+        weighted = z * weights[:, :, None]
+        return ops.sum(weighted, 0), ops.sum(weighted * z, 0) * scales
+
+    arrays = [drawn(1400, 8), drawn(12, 8), drawn(12, 8, seed=1), drawn(1400, 12)]
+    program = for_gpu(traced(f, arrays))
+    assert sorted(names(program)) == ["column_sum", "reshape", "reshape"]
+    check_launches(small_host, program, arrays)
+
+
+@pytest.mark.parametrize(
+    ("f", "sums"),
+    [
+        (lambda x, y, _: (ops.sum(ops.exp(x), 0), ops.sum(ops.exp(y), 0)), [1, 1]),  # of different rows
+        (lambda x, y, z: (ops.sum(x * y, 0), ops.sum(z * y[:, :1], 0)), [1, 1]),  # a column in common
+        (lambda x, y, _: (t := ops.sum(x * y, 0), ops.sum(x * t, 0)), [1, 1]),  # one needs the other
+        (lambda x, y, _: [ops.sum(x**k * y, 0) for k in range(2, 7)], [1, 4]),  # more than MAX_SUMS
+    ],
+)
+@pytest.mark.usefixtures("long_sums")
+def test_other_long_sums_are_kernels_of_their_own(f: Callable[..., Any], sums: list[int]) -> None:
+    program = for_gpu(traced(f, [drawn(1100, 64, seed=i) for i in range(3)]))
+    kernels = [body_of(e).equations for e in program.equations if e.name == "column_sum"]
+    assert sorted(len([e for e in body if e.name == "sum"]) for body in kernels) == sums
 
 
 def test_long_weight_gradients_share_a_launch_where_they_fill_the_gpu() -> None:

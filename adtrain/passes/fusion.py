@@ -15,9 +15,11 @@ from functools import cached_property
 from typing import ClassVar, NamedTuple
 
 from adtrain.core.fused import fuse, renamed
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Results
 from adtrain.core.target import Target
+from adtrain.core.types import Shape
 from adtrain.passes.groups import Groups
 
 
@@ -360,3 +362,22 @@ def with_copies(program: Program, copied: Callable[[Equation, Equation], bool]) 
     return replace(
         program, equations=tuple(e for e in equations if e not in originals or not read.isdisjoint(e.outputs))
     )
+
+
+def with_shared_views(program: Program, share: Callable[[Equation], bool]) -> Program:
+    """``program`` in which the equations that ``share`` read the first of their equal reshapes.
+
+    Those that read two equal ones keep them: the inputs of a fused equation are distinct.
+    """
+    sharing = {e for e in program.equations if share(e)}
+    shared = {v for e in sharing for v in e.inputs}
+    first: dict[Variable, Variable] = {}
+    known: dict[tuple[Variable, Shape], Variable] = {}
+    equations = []
+    for e in program.equations:
+        if e.has(Trait.RESHAPE) and shared.issuperset(e.outputs):
+            (x,), (y,) = e.inputs, e.outputs
+            first[y] = known.setdefault((x, y.type.shape), y)
+        names = {v: first[v] for v in e.inputs if v in first} if e in sharing else {}
+        equations.append(renamed(e, names) if len(set(names.values())) == len(names) else e)
+    return replace(program, equations=tuple(equations))

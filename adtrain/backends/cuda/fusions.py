@@ -23,6 +23,7 @@ from adtrain.backends.cuda.forms.streamed_layer import stream_layer
 from adtrain.backends.cuda.forms.thread_items import ThreadItemsFusion
 from adtrain.backends.cuda.forms.weight_gradients import fuse_bias_gradients, fuse_recurrent_gradients
 from adtrain.backends.cuda.narrow_values import narrow_values
+from adtrain.backends.cuda.shared_divisors import multiply_by_reciprocals
 from adtrain.backends.cuda.split_reductions import split_reductions
 from adtrain.backends.cuda.store_bfloat16 import store_bfloat16
 from adtrain.core.batching import batching_rule
@@ -78,6 +79,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
         partial(fuse_maxpool_gradients, has_kernel=has_kernel, all_readers=True),
         remove_dead_code,
         partial(fuse_bias_gradients, target=target),
+        multiply_by_reciprocals,
         remove_dead_code,
         keep_derivatives,
         fuse_loops,
@@ -90,14 +92,17 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
 BY_ROWS = (
     ThreadItemsFusion,
     ReductionFusion,
-    ColumnSumFusion,
     RowProductsFusion,
+    ColumnSumFusion,
     RowFusedFusion,
     ProductFusion,
     ConvolutionFusion,
     GatherFusion,
 )
-"""Forms whose blocks take their own rows, columns or tiles through all equations."""
+"""Forms whose blocks take their own rows, columns or tiles through all equations.
+
+`RowProductsFusion` copies reshapes for their readers, and then `ColumnSumFusion` shares some of the copies.
+"""
 SIDE_BY_SIDE = GroupedProductsFusion, HorizontalFusion
 """Forms of independent equations."""
 

@@ -78,7 +78,8 @@ def operations(e: Equation, count: int) -> int:
     size = e.outputs[0].size // count
     if e.has(Trait.MATMUL):
         return size * e.inputs[0].type.shape[-2 if e.params["transpose_a"] else -1]
-    return len(body_of(e).equations) * (size if by_element(e) else e.inputs[0].size // count)
+    computed = sum(x.primitive.name not in MOVES for x in body_of(e).equations)
+    return computed * (size if by_element(e) else e.inputs[0].size // count)
 
 
 def thread_items(body: Program, count: int, shared: frozenset[Variable]) -> Part:

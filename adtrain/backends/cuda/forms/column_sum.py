@@ -2,11 +2,13 @@
 
 Examples: the gradient of a bias or of the weight of a norm, summed over the tokens of a batch, and the update by it.
 Each thread block computes some columns from all rows, so such a kernel can share a launch with the weight gradients.
+
+Long sums that read the same rows are one kernel, which reads the rows once, and computes common subexpressions once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -21,9 +23,10 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.core.types import Shape
+from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.passes.fuse_products import reads_by_element
-from adtrain.passes.fusion import Fusion
+from adtrain.passes.fusion import Fusion, with_shared_views
 from adtrain.passes.groups import Groups
 
 COLUMN_SUM = "column_sum"
@@ -33,6 +36,8 @@ MIN_ELEMENTS = 1 << 16
 """A sum of no more elements is computed by one thread block (see `fuse_one_block`)."""
 MAX_SHARED_ROWS = 1 << 14
 """A sum of more rows has a launch of its own, whose blocks divide them."""
+MAX_SUMS = 4
+"""Maximum sums of a kernel. A thread holds the totals of its columns in registers."""
 MAX_ALONE = 1 << 21
 """Maximum elements of a sum without other equations. A longer one is worth a launch of its own: in a launch with other
 gradients it would wait until the arguments of all are ready."""
@@ -49,9 +54,19 @@ class ColumnSumFusion(Fusion):
 
     A broadcast that only it reads is fused too, and the reshape between sequences and their rows. A sum that no loops
     read, such as a gradient for other ranks, becomes one too, so that it can share a launch.
+
+    Sums of the same lengths, too long to share a launch, become one equation if half of the bytes that one of them
+    reads are read by the others.
     """
 
     form = COLUMN_SUM
+
+    def prepared(self) -> Program:
+        arguments = {e.inputs[0] for e in self.program.equations if _is_long(e)}
+        if not arguments:
+            return self.program
+        of_sums = with_shared_views(self.program, lambda e: not arguments.isdisjoint((*e.inputs, *e.outputs)))
+        return remove_dead_code(of_sums)
 
     def joins(self, groups: Groups, producer: int, reader: int, value: Variable) -> bool:
         source, e = groups.equations[producer], groups.equations[reader]
@@ -62,6 +77,24 @@ class ColumnSumFusion(Fusion):
         sums = _sums_in(groups, reader)
         joins = len(sums) == 1 and not _sums_in(groups, producer) and (e in sums or e.has(Trait.RESHAPE))
         return joins and self._is_own(groups, source, sums[0])
+
+    def together(self, groups: Groups) -> Iterable[Iterable[int]]:
+        found = list[tuple[list[int], set[Variable]]]()  # sums, and what they read
+        for i, e in enumerate(groups.equations):
+            if not _is_long(e):
+                continue
+            members = [groups.equations[k] for k in groups.members[groups.of[i]]]
+            read = {v for e in members for v in e.inputs} - {v for e in members for v in e.outputs}
+            for sums, others in found:
+                first = groups.equations[sums[0]]
+                alike = [v.type for v in (*e.inputs, *e.outputs)] == [v.type for v in (*first.inputs, *first.outputs)]
+                if alike and len(sums) < MAX_SUMS and 2 * _bytes(read & others) >= min(_bytes(read), _bytes(others)):
+                    sums.append(i)
+                    others |= read
+                    break
+            else:
+                found.append(([i], read))
+        return [sums for sums, _ in found]
 
     def _is_own(self, groups: Groups, source: Equation, total: Equation) -> bool:
         """Whether loops, a broadcast, or a reshape of their result, compute the argument of a sum for it alone."""
@@ -77,6 +110,15 @@ class ColumnSumFusion(Fusion):
     def alone(self, equation: Equation, readers: Sequence[Equation]) -> bool:
         few = sums_columns(equation) and equation.inputs[0].size <= MAX_ALONE and _rows(equation) <= MAX_SHARED_ROWS
         return few and not any(map(_is_loops, readers))
+
+
+def _is_long(e: Equation) -> bool:
+    """Whether it is a sum over rows that is too long to share a launch."""
+    return sums_columns(e) and _rows(e) > MAX_SHARED_ROWS
+
+
+def _bytes(variables: Iterable[Variable]) -> int:
+    return sum(v.nbytes for v in variables)
 
 
 def _sums_in(groups: Groups, equation: int) -> list[Equation]:
@@ -121,10 +163,16 @@ def _is_loops(e: Equation) -> bool:
 
 THREADS = 256
 """Threads of a block of a launch that computes only such sums."""
+ALONE_COLUMNS = 128, 64, BLOCK_COLUMNS
+"""Columns of such a block: the most that divide the columns. Fewer blocks then read what columns have in common."""
+RESIDENT = 2
+"""Such blocks on a multiprocessor, if rows are split."""
 MIN_ROWS = 512
 """Minimum rows of a split."""
 TOTAL, TOTAL_BYTES = "double", 8
 """The type of totals (`TotalOf` of every floating-point type), and its size."""
+OF_SPLIT = f"(({TOTAL} *)own)[(split * SUMS + n) * COLUMNS + column]"
+"""C text: a total of the rows of one split."""
 
 
 def column_sum_kernels(equation: Equation, target: Target) -> list[Kernel]:
@@ -132,69 +180,95 @@ def column_sum_kernels(equation: Equation, target: Target) -> list[Kernel]:
 
     If there are few columns, the rows are split among blocks too, and a second launch adds their totals in order.
     """
-    blocks, columns, rows = column_blocks(equation), _total(equation).outputs[0].size, _rows(_total(equation))
-    most = max(1, min(2 * target.multiprocessors // blocks, rows // MIN_ROWS))
+    total = _total(equation)
+    columns, rows = total.outputs[0].size, _rows(total)
+    wide = next(n for n in ALONE_COLUMNS if columns % n == 0 or n == BLOCK_COLUMNS)
+    blocks = -(-columns // wide)
+    most = max(1, min(RESIDENT * target.multiprocessors // blocks, rows // MIN_ROWS))
     even = next(s for s in range(most, 0, -1) if rows % s == 0)
     each = rows // even if 2 * even >= most else -(-rows // most)
     splits = -(-rows // each)
-    made = column_sum(equation, THREADS, each)
+    made = column_sum(equation, THREADS, each, wide)
+    first = kernel("column_sum", [made], THREADS, resident=RESIDENT)
     if splits == 1:
-        return [kernel("column_sum", [made], THREADS)]
+        return [first]
     lines = [
         "const int column = block * THREADS + threadIdx.x;",
         f"if (column >= {columns}) return;",
-        f"{TOTAL} total = 0;",
+        f"constexpr int COLUMNS = {columns}, SUMS = {len(_totals(equation))};",
+        f"{TOTAL} totals[SUMS] = {{}};",
         "#pragma unroll 8",
-        f"for (int i = 0; i < {splits}; i++) total += ((const {TOTAL} *)own)[i * {columns} + column];",
-        *after_total(equation),
+        f"for (int split = 0; split < {splits}; split++)",
+        f"    for (int n = 0; n < SUMS; n++) totals[n] += {OF_SPLIT};",
+        *after_totals(equation),
     ]
     add = replace(made, lines=lines, blocks=-(-columns // THREADS), shared=0)
-    return [kernel("column_sum", [made], THREADS), kernel("column_totals", [add], THREADS)]
+    return [first, kernel("column_totals", [add], THREADS)]
 
 
-def column_sum(equation: Equation, threads: int, each: int | None = None) -> Part:
+def column_sum(equation: Equation, threads: int, each: int | None = None, wide: int = BLOCK_COLUMNS) -> Part:
     """The part for a `column_sum` equation.
 
     Args:
         each: the rows of a block, if there are blocks for further ones. Then their totals go to scratch memory.
+        wide: the columns of a block.
     """
-    body = flat(body_of(equation))
-    at = body.equations.index(_total(equation))
-    (x,), (y,) = body.equations[at].inputs, body.equations[at].outputs
-    views = {e.outputs[0]: e.inputs[0] for e in body.equations[:at] if e.has(Trait.RESHAPE)}
-    while x in views:
-        x = views[x]
-    columns, c = y.size, c_type(x.type.dtype)
-    before = _program([e for e in body.equations[:at] if not e.has(Trait.RESHAPE)], [x])
-    rows, blocks = x.size // columns, column_blocks(equation)
-    each = each or rows
+    body, totals = flat(body_of(equation)), _totals(equation)
+    (x,), (y,) = totals[0].inputs, totals[0].outputs
+    rows, columns, c = _rows(totals[0]), y.size, c_type(x.type.dtype)
+    blocks, each = -(-columns // wide), each or rows
     splits = -(-rows // each)
     row, block = ("(first_row + row)", f"block % {blocks}") if splits > 1 else ("row", "block")
-    load, values = _loads(before, x.type.shape, columns, _names(body), row, VECTOR)
-    shared = threads // (BLOCK_COLUMNS // VECTOR) * (BLOCK_COLUMNS + VECTOR) * TOTAL_BYTES
+    shared = threads // (wide // VECTOR) * (wide + VECTOR) * TOTAL_BYTES
+    terms = [line for n, total in enumerate(totals) for line in _terms(body, total, row, f"terms[{n}][k]")]
+    store = [f"for (int n = 0; n < SUMS; n++) {OF_SPLIT} = totals[n];"] if splits > 1 else after_totals(equation)
     lines = [
-        f"constexpr int ROWS = {each}, COLUMNS = {columns}, WIDE = {VECTOR};",
+        f"constexpr int ROWS = {each}, COLUMNS = {columns}, WIDE = {VECTOR}, SUMS = {len(totals)};",
         *([f"const int split = block / {blocks}, first_row = split * ROWS;"] if splits > 1 else []),
-        f"ColumnSum<{c}, THREADS, {BLOCK_COLUMNS}, WIDE, {shared}> sum({block});",
-        f"sum.add_rows<ROWS, COLUMNS>([&](int row, int column, {c} (&terms)[WIDE]) {{",
-        *indented(load),
-        "    #pragma unroll",
-        "    for (int k = 0; k < WIDE; k++) {",
-        *indented(indented(statements(before, values, ["terms[k]"]))),
-        "    }",
+        f"ColumnSum<{c}, THREADS, {wide}, WIDE, SUMS, {shared}> sum({block});",
+        f"sum.add_rows<ROWS, COLUMNS>([&](int row, int column, {c} (&terms)[SUMS][WIDE]) {{",
+        *indented(terms),
         f"}}{f', min(ROWS, {rows} - first_row)' if rows % each else ''});",
-        f"sum.finish<COLUMNS>([&](int column, {TOTAL} total) {{",
-        *indented([f"(({TOTAL} *)own)[split * COLUMNS + column] = total;"] if splits > 1 else after_total(equation)),
+        f"sum.finish<COLUMNS>([&](int column, const {TOTAL} (&totals)[SUMS]) {{",
+        *indented(store),
         "});",
     ]
-    scratch = splits * columns * TOTAL_BYTES if splits > 1 else 0
+    scratch = splits * len(totals) * columns * TOTAL_BYTES if splits > 1 else 0
     headers = ("common/common.cuh", "reduce/column_sum.cuh")
     return Part(lines, body.inputs, body.outputs, headers, blocks=blocks * splits, shared=shared, scratch=scratch)
 
 
+def _terms(body: Program, total: Equation, row: str, result: str) -> list[str]:
+    """Statements that compute the terms of a sum in some columns of a row."""
+    (x,), (y,) = total.inputs, total.outputs
+    needed = _needed(body, x)
+    views = {e.outputs[0]: e.inputs[0] for e in needed if e.has(Trait.RESHAPE)}
+    while x in views:
+        x = views[x]
+    program = _program([e for e in needed if not e.has(Trait.RESHAPE)], [x])
+    load, values = _loads(program, x.type.shape, y.size, _names(body), row, VECTOR)
+    compute = [
+        "#pragma unroll",
+        "for (int k = 0; k < WIDE; k++) {",
+        *indented(statements(program, values, [result])),
+        "}",
+    ]
+    return ["{", *indented([*load, *compute]), "}"]
+
+
+def _totals(equation: Equation) -> Sequence[Equation]:
+    """The sums in a `column_sum` equation. All have the same lengths."""
+    return [e for e in flat(body_of(equation)).equations if e.has(Trait.REDUCTION)]
+
+
 def _total(equation: Equation) -> Equation:
-    """The sum in a `column_sum` equation."""
-    return next(e for e in flat(body_of(equation)).equations if e.has(Trait.REDUCTION))
+    """The first sum in a `column_sum` equation."""
+    return _totals(equation)[0]
+
+
+def _needed(body: Program, x: Variable) -> Sequence[Equation]:
+    """The equations that compute a variable of a body."""
+    return remove_dead_code(replace(body, outputs=(x,))).equations
 
 
 def summed_matrix(equation: Equation) -> Variable | None:
@@ -207,15 +281,15 @@ def _names(body: Program) -> dict[Variable, str]:
     return {v: f"x{i}" for i, v in enumerate(body.inputs)} | {v: f"y{i}" for i, v in enumerate(body.outputs)}
 
 
-def after_total(equation: Equation) -> list[str]:
-    """Statements that compute the outputs of a column from its `total`."""
-    body = flat(body_of(equation))
-    at = body.equations.index(_total(equation))
-    (y,) = body.equations[at].outputs
-    after = _program(body.equations[at + 1 :], body.outputs)
-    read, results = _loads(after, y.type.shape, y.size, _names(body), "0", 1)
-    outputs = [f"y{i}[column]" for i in range(len(body.outputs))]
-    return [*read, *statements(after, results | {y: f"({c_type(y.type.dtype)})total"}, outputs)]
+def after_totals(equation: Equation) -> list[str]:
+    """Statements that compute the outputs of a column from `totals`, those of the sums."""
+    body, totals = flat(body_of(equation)), _totals(equation)
+    before = {e for total in totals for e in (total, *_needed(body, total.inputs[0]))}
+    after = _program([e for e in body.equations if e not in before], body.outputs)
+    (y,) = totals[0].outputs
+    read, values = _loads(after, y.type.shape, y.size, _names(body), "0", 1)
+    values |= {e.outputs[0]: f"({c_type(y.type.dtype)})totals[{n}]" for n, e in enumerate(totals)}
+    return [*read, *statements(after, values, [f"y{i}[column]" for i in range(len(body.outputs))])]
 
 
 def _program(equations: Sequence[Equation], outputs: Sequence[Variable]) -> Program:

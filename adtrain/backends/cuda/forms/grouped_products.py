@@ -23,7 +23,7 @@ from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
 from adtrain.backends.cuda.forms.column_sum import (
     COLUMN_SUM,
     TOTAL,
-    after_total,
+    after_totals,
     column_blocks,
     column_sum,
     shares_launch,
@@ -31,12 +31,10 @@ from adtrain.backends.cuda.forms.column_sum import (
 )
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.horizontal import MAX_K, MAX_POINTERS, is_product, product_lengths
-from adtrain.core.fused import body_of, renamed
+from adtrain.core.fused import body_of
 from adtrain.core.precision import FULL
-from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
-from adtrain.core.types import Shape
 from adtrain.lowering.cuda.gemm.bf16x3 import (
     BUFFERS,
     CHUNK_BYTES,
@@ -50,7 +48,7 @@ from adtrain.lowering.cuda.gemm.bf16x3 import (
 from adtrain.lowering.cuda.gemm.bf16x3 import THREADS as GEMM_THREADS
 from adtrain.lowering.cuda.gemm.cost_model import BF16X3_EVEN_WIDTHS, bf16x3_stage_cycles
 from adtrain.lowering.cuda.gemm.tiles import WARP
-from adtrain.passes.fusion import Fusion
+from adtrain.passes.fusion import Fusion, with_shared_views
 from adtrain.passes.groups import Groups
 
 GROUPED_PRODUCTS = "grouped_products"
@@ -83,7 +81,9 @@ class GroupedProductsFusion(Fusion):
         return target.capability == CAPABILITY and not target.by_member
 
     def prepared(self) -> Program:
-        return _with_shared_views(self.program) if self._product_groups() else self.program
+        if not self._product_groups():
+            return self.program
+        return with_shared_views(self.program, lambda e: bool(_tiles(e)) or e.form == COLUMN_SUM)
 
     def together(self, groups: Groups) -> Iterable[Iterable[int]]:
         sums = [i for i in self._unread() if shares_launch(self.program.equations[i])]
@@ -107,24 +107,6 @@ class GroupedProductsFusion(Fusion):
         found = [i for i in self._unread() if 0 < _tiles(equations[i]) < most]
         groups = [found[first : first + MAX_PRODUCTS] for first in range(0, len(found), MAX_PRODUCTS)]
         return [g for g in groups if len(g) > 1 and sum(equations[i].cost.flops for i in g) >= MIN_FLOPS]
-
-
-def _with_shared_views(program: Program) -> Program:
-    """The Program in which long products and sums of columns read the first of equal reshapes, to share arguments.
-
-    Other equations keep their reshapes: a fused one may read two equal reshapes, and its inputs must be distinct.
-    """
-    first: dict[Variable, Variable] = {}
-    known: dict[tuple[Variable, Shape], Variable] = {}
-    equations = []
-    for e in program.equations:
-        if _tiles(e) or e.form == COLUMN_SUM:
-            e = renamed(e, first)
-        elif e.has(Trait.RESHAPE):
-            (x,), (y,) = e.inputs, e.outputs
-            first[y] = known.setdefault((x, y.type.shape), y)
-        equations.append(e)
-    return replace(program, equations=tuple(equations))
 
 
 def _as_many_as_fit(program: Program, products: Sequence[int], sums: Sequence[int]) -> list[int]:
@@ -240,8 +222,8 @@ def _row_sum(equation: Equation, number: int, first_tile: int) -> Part:
     lines = [
         "const int column = block * THREADS + threadIdx.x;",
         f"if (column >= {columns}) return;",
-        f"const {TOTAL} total = row_sum<{number}, {first_tile}>(scratch, column);",
-        *after_total(equation),
+        f"const {TOTAL} totals[] = {{row_sum<{number}, {first_tile}>(scratch, column)}};",
+        *after_totals(equation),
     ]
     headers = ("common/common.cuh", "gemm/grouped_sum.cuh")
     return Part(lines, body.inputs, body.outputs, headers, blocks=-(-columns // THREADS))

@@ -47,7 +47,10 @@ RESIDENT = 3
 
 
 class ThreadItemsFusion(Fusion):
-    """Connected equations that work item by item, with few elements for each item."""
+    """Connected equations that work item by item, with few elements for each item.
+
+    What one reduction over items reads is left to the kernel of the reduction, if that reads one array for it.
+    """
 
     form = THREAD_ITEMS
     limit = MAX_EQUATIONS
@@ -68,10 +71,18 @@ class ThreadItemsFusion(Fusion):
         return items_of_threads(producer) is not None and items_of_threads(reader) is not None
 
     def joins(self, groups: Groups, producer: int, reader: int, value: Variable) -> bool:
-        if self.found[producer] is None or self.found[reader] is None:
+        if self.found[producer] is None or self.found[reader] is None or self._is_argument(groups.equations[reader]):
             return False
         members = groups.members[groups.of[producer]] + groups.members[groups.of[reader]]
         return self._fits(groups, sorted(members))
+
+    def _is_argument(self, e: Equation) -> bool:
+        """Whether only a reduction over items reads loops, and it can compute them from an array of the same size."""
+        (y, *others), of = e.outputs, self.program.readers
+        if others or y in self.outputs or not by_element(e) or len(of.get(y, ())) != 1:
+            return False
+        (reader,) = of[y]
+        return reader.has(Trait.REDUCTION) and reader.items is None and sum(v.nbytes for v in e.inputs) < 2 * y.nbytes
 
     def _fits(self, groups: Groups, members: Sequence[int]) -> bool:
         equations, found = [groups.equations[i] for i in members], [self.found[i] for i in members]
