@@ -109,7 +109,7 @@ def test_a_long_chain_is_divided_into_kernels_of_few_operations_and_live_element
         return x
 
     program = fused(layers, (MANY, 20), (20, 20))
-    assert names(program) == [THREAD_ITEMS] * 3
+    assert names(program) == [THREAD_ITEMS] * 6
     for e in program.equations:
         own = e.params["body"].equations
         assert sum(generator.operations(x, MANY) for x in own) <= thread_items.MAX_OPERATIONS

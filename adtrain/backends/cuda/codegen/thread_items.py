@@ -129,7 +129,8 @@ class _Writer:
         for e in self.body.equations:
             self._define(e)
             self._store([v for v in e.outputs if v in self.body.outputs])
-        stages = max(MIN_STAGES, min(MAX_STAGES, STAGE_BYTES // (THREADS // WARP * self.stage) - 1))
+        fit = max(MIN_STAGES, min(MAX_STAGES, STAGE_BYTES // (THREADS // WARP * self.stage) - 1))
+        stages = max(1, min(fit, len(self.copies)))
 
         def begin(copy: int) -> str:
             """The statement that begins a copy. After the last one, groups of copies are empty."""
