@@ -31,6 +31,12 @@ static inline void wait_while(const unsigned &word, unsigned bits, unsigned valu
     waits[current] = {&word, bits, value};
     leave();
 }
+template <class Word> void wait_for_change(const Word &word)
+{
+    const unsigned &bits = *(const unsigned *)&word; // a cast to a reference would be to one of a copy
+    if (sizeof word == sizeof bits) wait_while(bits, ~0u, bits);
+    else leave();
+}
 
 // Ends all threads of the blocks that run. One of them calls it.
 [[noreturn]] void end_blocks();
