@@ -76,10 +76,10 @@ def test_the_halves_of_the_emulation_are_those_of_numpy(host: Host) -> None:
     library = host.library(Source("halves", ""), [HALVES], 1)
     halves = np.arange(1 << 16, dtype=np.uint16)
     floats = halves.view(np.float16).astype(np.float32)
-    exact = np.sort(np.append(floats[np.isfinite(floats)], np.float32([-65536, 65536, -1e-30, 1e-30])))
+    exact = np.sort(np.append(floats[np.isfinite(floats)], np.array([-65536, 65536, -1e-30, 1e-30], np.float32)))
     middles = exact[:-1] / 2 + exact[1:] / 2
     near = [np.nextafter(x, y) for x in (exact, middles) for y in (np.float32(-np.inf), x, np.float32(np.inf))]
-    numbers = np.concatenate([*near, np.float32([-np.inf, np.inf])])
+    numbers = np.concatenate([*near, np.array([-np.inf, np.inf], np.float32)])
     found, packed = np.empty_like(floats), np.empty(len(numbers), np.uint16)
     for function, given, result in ((library.to_floats, halves, found), (library.to_halves, numbers, packed)):
         function(ctypes.c_void_p(given.ctypes.data), ctypes.c_void_p(result.ctypes.data), len(given))
