@@ -2,22 +2,15 @@
 // are done at once, so results are right or wrong as on a GPU. A thread runs until it waits at a barrier. So where a barrier is
 // missing, results depend on the order of the threads: see `thread_order`.
 #pragma once
+#include <math.h>
 #include <stdint.h>
 #include "threads.h"
 
-// Functions of the C library. Its headers would take a fifth of the time of each compilation.
 extern "C" {
 int abs(int) noexcept;
 void *memcpy(void *to, const void *from, size_t bytes) noexcept;
 void *memset(void *to, int value, size_t bytes) noexcept;
-double fma(double, double, double) noexcept;
-float fmaf(float, float, float) noexcept;
-double frexp(double, int *) noexcept;
 }
-#define INFINITY __builtin_inff()
-#define NAN __builtin_nanf("")
-#define isnan __builtin_isnan
-#define isfinite __builtin_isfinite
 
 #define __CUDA_ARCH__ 0
 #define __device__
@@ -29,22 +22,6 @@ double frexp(double, int *) noexcept;
 #define __grid_constant__
 #define __shared__ static
 #define __align__(n) __attribute__((aligned(n)))
-
-// Mathematical functions of double and of float, by the same names.
-#define OF_ONE(name)                                                                                               \
-    extern "C" double name(double) noexcept;                                                                       \
-    extern "C" float name##f(float) noexcept;                                                                      \
-    static float name(float x) { return name##f(x); }
-OF_ONE(acos) OF_ONE(asin) OF_ONE(atan) OF_ONE(cbrt) OF_ONE(ceil) OF_ONE(cos) OF_ONE(cosh) OF_ONE(erf)
-OF_ONE(erfc) OF_ONE(exp) OF_ONE(exp2) OF_ONE(expm1) OF_ONE(fabs) OF_ONE(floor) OF_ONE(log) OF_ONE(log1p)
-OF_ONE(log2) OF_ONE(rint) OF_ONE(round) OF_ONE(sin) OF_ONE(sinh) OF_ONE(sqrt) OF_ONE(tan) OF_ONE(tanh)
-OF_ONE(trunc)
-#define OF_TWO(name)                                                                                               \
-    extern "C" double name(double, double) noexcept;                                                               \
-    extern "C" float name##f(float, float) noexcept;                                                               \
-    static float name(float x, float y) { return name##f(x, y); }
-OF_TWO(atan2) OF_TWO(copysign) OF_TWO(fmax) OF_TWO(fmin) OF_TWO(fmod) OF_TWO(pow)
-static float fma(float x, float y, float z) { return fmaf(x, y, z); }
 
 template <class T> static T max(T a, T b) { return a < b ? b : a; }
 template <class T> static T min(T a, T b) { return b < a ? b : a; }
