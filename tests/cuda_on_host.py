@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, cached_property
 from math import prod
 from pathlib import Path
 
@@ -30,14 +30,14 @@ SEEDS = pytest.mark.parametrize("seeds", [(1, 2), pytest.param((3, 4), marks=pyt
 """Orders of threads, the values of `Host.thread_order`."""
 FLAGS = (
     "-std=c++17", "-nostdinc++", "-Og", "-ffp-contract=off", "-fno-exceptions", "-fno-asynchronous-unwind-tables",
-    "-fno-gnu-unique", "-U_FORTIFY_SOURCE", "-U_GNU_SOURCE", "-D_DEFAULT_SOURCE", "-w", "-shared",
-    "-fPIC",
+    "-fno-gnu-unique", "-U_FORTIFY_SOURCE", "-w", "-fPIC",
 )  # fmt: skip
-"""With -Og, g++ takes less time than with -O1 or -O0. Without GNU's extensions, <math.h> has a fourth of the lines.
-Libraries do not share static variables of templates, which may have other sizes."""
+"""With -Og, g++ takes less time than with -O1 or -O0. Libraries do not share static variables of templates, which may
+have other sizes."""
 LIBRARIES = ("-nostdlib", "-lgcc", "-lm", "-lc")
 """Without the C++ library, which no kernel needs."""
 HERE = Path(__file__).parent / "cuda_host"
+THREADS = HERE / "threads.cpp"
 SHARED = "extern __shared__ __align__(16) unsigned char shared_bytes[];"
 OWN_SHARED = re.compile(r"extern __shared__ __align__\(16\) (\w+) (\w+)\[\];")
 """The same in a kernel, by a name of its own."""
@@ -88,7 +88,7 @@ class Host:
             (folder / name).write_text(self._patched(name, source.read_text()))
         shutil.copytree(HERE, folder, dirs_exist_ok=True)
         headers = [path.read_text() for path in sorted(folder.rglob("*.*h"))]
-        self.environment = digest(version(compiler), *self.flags, *LIBRARIES, *headers)
+        self.environment = digest(version(compiler), *self.flags, *LIBRARIES, *headers, THREADS.read_text())
 
     @staticmethod
     def _patched(name: str, text: str) -> str:
@@ -155,10 +155,24 @@ class Host:
         path = self.folder / f"{key}.cpp"
         path.write_text(text)
         output = path.with_suffix(".so")
-        command = [self.compiler, f"-I{self.folder}", *self.flags, *macros, str(path), *LIBRARIES, "-o", str(output)]
-        made = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert made.returncode == 0, made.stderr[:2000]
+        self._compile([*self.flags, *macros, "-shared", str(path), str(self._threads), *LIBRARIES, "-o", str(output)])
         return self.compiled.store(key, ".so", output.read_bytes())
+
+    @cached_property
+    def _threads(self) -> Path:
+        """What runs the threads, the same for all kernels."""
+        key = digest(self.environment)
+        if found := self.compiled.find(key, ".o"):
+            return found
+        output = self.folder / "threads.o"
+        self._compile([*FLAGS, "-O2", "-c", str(THREADS), "-o", str(output)])
+        return self.compiled.store(key, ".o", output.read_bytes())
+
+    def _compile(self, arguments: Sequence[str]) -> None:
+        made = subprocess.run(
+            [self.compiler, f"-I{self.folder}", *arguments], capture_output=True, text=True, check=False
+        )
+        assert made.returncode == 0, made.stderr[:2000]
 
     @staticmethod
     def _entry(task: LaunchPlan) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from vendor_equations import equation_of
 
 import adtrain as ad
 from adtrain import ops
+from adtrain.backends.cuda.compiler import Source
 from adtrain.backends.cuda.targets import H200
 from adtrain.core.fused import LOOPS, fuse
 from adtrain.core.registry import cuda_kernels
@@ -20,6 +22,17 @@ from adtrain.core.staging import stage
 from adtrain.ops.matmul import matmul_integers_p
 
 __all__ = ["host"]
+
+HALVES = """
+extern "C" void to_floats(const uint16_t *halves, float *floats, int count)
+{
+    for (int i = 0; i < count; i++) floats[i] = float_of_half(halves[i]);
+}
+extern "C" void to_halves(const float *floats, uint16_t *halves, int count)
+{
+    for (int i = 0; i < count; i++) halves[i] = half_of(floats[i]);
+}
+"""
 
 
 def results(a: Any, b: Any) -> list[Any]:
@@ -57,3 +70,19 @@ def test_random_numbers_of_several_states_are_those_of_numpy(host: Host, count: 
     (equation,) = stage(draw, ()).program(states).equations
     (found,) = host.computed(equation, None, [states])
     np.testing.assert_array_equal(found, draw(states).numpy())
+
+
+def test_the_halves_of_the_emulation_are_those_of_numpy(host: Host) -> None:
+    library = host.library(Source("halves", ""), [HALVES], 1)
+    halves = np.arange(1 << 16, dtype=np.uint16)
+    floats = halves.view(np.float16).astype(np.float32)
+    exact = np.sort(np.append(floats[np.isfinite(floats)], np.array([-65536, 65536, -1e-30, 1e-30], np.float32)))
+    middles = exact[:-1] / 2 + exact[1:] / 2
+    near = [np.nextafter(x, y) for x in (exact, middles) for y in (np.float32(-np.inf), x, np.float32(np.inf))]
+    numbers = np.concatenate([*near, np.array([-np.inf, np.inf], np.float32)])
+    found, packed = np.empty_like(floats), np.empty(len(numbers), np.uint16)
+    for function, given, result in ((library.to_floats, halves, found), (library.to_halves, numbers, packed)):
+        function(ctypes.c_void_p(given.ctypes.data), ctypes.c_void_p(result.ctypes.data), len(given))
+    np.testing.assert_array_equal(found, floats)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(packed, numbers.astype(np.float16).view(np.uint16))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from packed_gemm_emulated import NOISE, TWO_ROUNDINGS, errors, hard, sequential_fma, tensor_core_sum, usual
+from product_samples import NOISE, TWO_ROUNDINGS, errors, hard, sequential_fma, tensor_core_sum, usual
 
 M, N, K = 64, 48, 64
 GROUPS = 4

@@ -8,7 +8,9 @@ from typing import TypeAlias
 import numpy as np
 import pytest
 from cuda_on_host import Host, host
+from product_samples import NOISE, OF_FP16X2, errors, hard, sequential_fma
 from sweeps import spread
+from test_gpu_products import adversarial
 
 from adtrain.backends.cuda.targets import H200
 from adtrain.core.program import Equation, Variable
@@ -41,17 +43,29 @@ def drawn(lengths: Lengths, ta: bool, tb: bool) -> tuple[np.ndarray, np.ndarray]
     return a, b
 
 
-def check(
+def straight(ta: bool, tb: bool, *arrays: np.ndarray) -> list[np.ndarray]:
+    """The operands, not transposed."""
+    return [x.swapaxes(1, 2) if transposed else x for x, transposed in zip(arrays, (ta, tb), strict=True)]
+
+
+def product_of(
     host: Host, precision: str, tile: PackedTile, ta: bool, tb: bool, *arrays: np.ndarray, splits: int = 1
-) -> None:
-    a, b = (x.swapaxes(1, 2) if transposed else x for x, transposed in zip(arrays, (ta, tb), strict=True))
+) -> np.ndarray:
+    a, b = straight(ta, tb, *arrays)
     inputs = tuple(Variable(ArrayType(x.shape, x.dtype), "gpu") for x in arrays)
     batch, m, k = a.shape
     n = b.shape[2]
     out = Variable(ArrayType((batch, m, n), a.dtype), "gpu")
     params = {"transpose_a": ta, "transpose_b": tb, "precision": precision}
     kernel = PackedGemm(TARGET, (batch, m, n, k), tile, (ta, tb), splits).kernel()
-    found = host.computed(Equation(matmul_p, inputs, params, (out,)), kernel, arrays)[0]
+    return host.computed(Equation(matmul_p, inputs, params, (out,)), kernel, arrays)[0]
+
+
+def check(
+    host: Host, precision: str, tile: PackedTile, ta: bool, tb: bool, *arrays: np.ndarray, splits: int = 1
+) -> None:
+    found = product_of(host, precision, tile, ta, tb, *arrays, splits=splits)
+    a, b = straight(ta, tb, *arrays)
     with np.errstate(invalid="ignore"):
         expected = rounded(a, precision).astype(float) @ rounded(b, precision).astype(float)
     for test in (np.isnan, np.isposinf, np.isneginf):
@@ -91,3 +105,16 @@ def test_infinity_and_nan_propagate_as_in_float32(host: Host, tile: PackedTile, 
     a[0, 1, 4], a[0, 129, 3], a[0, 64, 2], b[0, 139, 3] = np.nan, -np.inf, np.inf, np.inf
     a[0, 4] = 0
     check(host, "full", tile, False, True, a, b)
+
+
+@pytest.mark.parametrize(
+    "case", ["cancelling to 0.03", "one of 50 of both", "denormal numbers", "growing", "thirty decades"]
+)
+def test_products_with_their_fallback_are_as_exact_as_sequential_fma(host: Host, case: str) -> None:
+    tile = PACKED_TILES["full"][0]
+    m, n, k = 128, 64, tile.min_k
+    a, b = (x.astype(np.float32) for x in {**adversarial(m, n, k), **hard(m, n, k)}[case])
+    (found,) = product_of(host, "full", tile, False, False, a[None], b[None])
+    taken, expected = errors(found, a, b), errors(sequential_fma(a, b), a, b)
+    assert taken[0] <= max(NOISE * expected[0], OF_FP16X2)
+    assert taken[1] <= NOISE * expected[1]

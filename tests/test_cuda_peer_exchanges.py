@@ -78,7 +78,7 @@ def launch(host: Host, plan: LaunchPlan, operands: list[list[list[np.ndarray]]],
         memset(stored, 0, sizeof stored); // kernels of other libraries have used the windows
         run({{blocks, ranks, 1}}, threads, [=] {{
             for (int i = 0; i < launches; i++) {{
-                while (ended[blockIdx.y] < i * blocks) leave();
+                while (ended[blockIdx.y] < i * blocks) wait_for_change(ended[blockIdx.y]);
                 void **own = pointers + {len(given[0])} * (i * ranks + blockIdx.y);
                 peer_exchanges({", ".join(arguments)});
                 __syncthreads();

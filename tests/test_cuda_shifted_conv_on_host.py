@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conv_samples import cases, stride_one
 from cuda_on_host import Host
+from product_samples import NOISE, ROUNDINGS, errors, sequential_fma
 from program_samples import ON_GPU
-from shifted_conv_emulated import stride_one
 
 from adtrain import ops
 from adtrain.backends.cuda.forms.product import CONVOLUTION
@@ -239,6 +240,22 @@ def test_fp16x2_must_represent_all_parts_of_an_image(host: Host, where: tuple[in
     halves, pieces = (run(host, e, kind(index, TARGET, False), [x, w]) for kind in (Fp16x2Conv, ShiftedConv))
     np.testing.assert_array_equal(halves[2, :, -1], pieces[2, :, -1])
     assert not np.array_equal(halves[0, :, 0], pieces[0, :, 0])
+
+
+@pytest.mark.parametrize(("kind", "m"), [(ShiftedConv, 20), (Fp16x2Conv, 40)])
+@pytest.mark.parametrize("case", ["normal", "cancelling to 0.03", "growing", "one of 20 not zero"])
+def test_sums_are_as_exact_as_sequential_fma(
+    host: Host, case: str, kind: type[ShiftedConv | Fp16x2Conv], m: int
+) -> None:
+    n, k = 24, 96
+    a, b = cases(m, n, k)[case]
+    problem = stride_one((1, k, 1, n), (1, m, 1, n), (1, 1), (0, 0))
+    x, w = b.reshape(1, k, 1, n), a.reshape(m, k, 1, 1)
+    e = equation(conv2d_p, [x, w], {"window": Window((1, 1), (0, 0), (1, 1), 1), "precision": "full"})
+    found = run(host, e, kind(PaddedIndex(problem), TARGET, False), [x, w]).reshape(m, n)
+    taken, expected = errors(found, a, b), errors(sequential_fma(a, b), a, b)
+    assert taken[0] <= max(NOISE * expected[0], ROUNDINGS)
+    assert taken[1] <= max(NOISE * expected[1], ROUNDINGS)
 
 
 def layer(x: Any, w: Any, bias: Any, keep: Any) -> Any:

@@ -6,11 +6,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
+from conv_samples import cases
 from gpu_parity import gpu, poisoned
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from packed_gemm_emulated import NOISE, OF_TENSOR_CORES, TWO_ROUNDINGS, errors
-from shifted_conv_emulated import cases
+from product_samples import NOISE, OF_TENSOR_CORES, TWO_ROUNDINGS, errors
 from test_gpu_products import computed, distance, exact, operands
 
 from adtrain.lowering.cuda.gemm.bf16x3 import Bf16x3Gemm, Bf16x3Tile

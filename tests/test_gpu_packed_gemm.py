@@ -9,7 +9,7 @@ import pytest
 from gpu_parity import gpu, poisoned
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from packed_gemm_emulated import NOISE, OF_FP16X2, errors, hard
+from product_samples import NOISE, OF_FP16X2, errors, hard
 from test_gpu_products import adversarial, computed, distance, exact, operands, rounded
 
 from adtrain import ops

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conv_samples import DECADES, cases, stride_one
 from gpu_kernels import run_twice
 from gpu_parity import gpu, poisoned
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from packed_gemm_emulated import NOISE, ROUNDINGS, errors, sequential_fma
-from shifted_conv_emulated import cases, stride_one
-from test_cuda_shifted_conv import DECADES, WIDTHS, convolutions
+from product_samples import NOISE, ROUNDINGS, errors, sequential_fma
+from test_cuda_shifted_conv import WIDTHS, convolutions
 from test_gpu_products import distance, rounded
 
 from adtrain import ops

@@ -7,15 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conv_samples import DECADES, cases
 from gpu_kernels import run_twice
 from gpu_parity import gpu, poisoned
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from packed_gemm_emulated import NOISE, ROUNDINGS, errors, sequential_fma
+from product_samples import NOISE, ROUNDINGS, errors, sequential_fma
 from program_samples import everywhere
-from shifted_conv_emulated import cases
 from sparse_pool_samples import Work, by_images, by_weights, conv_problem, drawn, equation, expected
-from test_cuda_shifted_conv import DECADES, K, M, N
 from test_gpu_products import distance
 from test_gpu_shifted_conv import ROUNDED, TOLERANCE, hopper, same
 
@@ -29,6 +28,8 @@ from adtrain.passes import ALL
 __all__ = ["gpu", "hopper", "poisoned"]
 
 pytestmark = pytest.mark.gpu
+
+M, N, K = 24, 20, 288
 
 
 def computed(gpu: Any, work: Work) -> list[np.ndarray]:

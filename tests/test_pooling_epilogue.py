@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
+from conv_samples import stride_one
 from cuda_on_host import Host
 from hypothesis import given
 from hypothesis import strategies as st
 from program_samples import ON_GPU, for_gpu, names
-from shifted_conv_emulated import stride_one
 
 import adtrain as ad
 from adtrain import config, ops

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,12 +31,19 @@ def train_into(folder: Path, experiment: Experiment) -> training.Result:
     return result
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """The folder of a finished run whose model has running statistics."""
-    folder = tmp_path / "run"
-    train_into(folder, prepare(tmp_path, "model.input=[1, 6, 6]", "training.epochs=1", layers=CONVOLUTIONAL))
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data, a config, and the run that was trained from them."""
+    folder = tmp_path_factory.mktemp("trained")
+    settings = "model.input=[1, 6, 6]", "training.epochs=1"
+    train_into(folder / "run", prepare(folder, *settings, layers=CONVOLUTIONAL))
     return folder
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """The folder of a finished run whose model has running statistics."""
+    return shutil.copytree(trained, tmp_path, dirs_exist_ok=True) / "run"
 
 
 def test_tensors_in_the_model_file_have_pytorch_names(run: Path) -> None:

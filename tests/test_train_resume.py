@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,23 @@ LAYERS = "[linear: 8, batch_norm1d, relu, dropout: 0.2, linear: 3]"
 SETTINGS = ("data.validation=0.2", "schedule=cosine", "training.epochs=4")
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path]:
+    """An experiment, and the folder of its data, its config and its run `uninterrupted`."""
+    folder = tmp_path_factory.mktemp("trained")
+    experiment = prepare(folder, *SETTINGS, layers=LAYERS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "REPORT_SECONDS", 0.0)
+        assert train(experiment, RunFolder.create(experiment, folder / "uninterrupted"))
+    return experiment, folder
+
+
 @pytest.fixture
-def uninterrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
+def uninterrupted(trained: tuple[Experiment, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
     """An experiment, trained without interruption into the folder `uninterrupted`. `stop` is called after each step."""
+    experiment, folder = trained
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr(loop, "REPORT_SECONDS", 0.0)
-    experiment = prepare(tmp_path, *SETTINGS, layers=LAYERS)
-    assert train(experiment, RunFolder.create(experiment, tmp_path / "uninterrupted"))
     return experiment
 
 
@@ -173,10 +185,14 @@ def test_a_changed_network_or_batch_size_is_refused_even_with_override(
     assert {path.name: path.read_bytes() for path in stopped.iterdir()} == before
 
 
-def test_changed_data_are_refused_without_override(stopped: Path, tmp_path: Path) -> None:
+def test_changed_data_are_refused_without_override(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "REPORT_SECONDS", 0.0)
+    experiment = prepare(tmp_path, *SETTINGS, layers=LAYERS)
+    run = RunFolder.create(experiment, tmp_path / "stopped")
+    assert not train(experiment, run, stop_call=8)
     write_data(tmp_path / "data", train=91)
     with pytest.raises(AdtrainError, match=r"the data's mean: \[0\.\d+\] -> \[0\.\d+\]; the data's std"):
-        training.resume(stopped)
+        training.resume(run.path)
 
 
 def test_a_change_within_a_long_list_is_not_shown_as_a_change_of_its_length(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 // missing, results depend on the order of the threads: see `thread_order`.
 #pragma once
 #include <math.h>
-#include <setjmp.h>
 #include <stdint.h>
-#include <string.h>
-#include <ucontext.h>
+#include "threads.h"
 
-extern "C" int abs(int);
+extern "C" {
+int abs(int) noexcept;
+void *memcpy(void *to, const void *from, size_t bytes) noexcept;
+void *memset(void *to, int value, size_t bytes) noexcept;
+}
 
 #define __CUDA_ARCH__ 0
 #define __device__
@@ -21,20 +23,9 @@ extern "C" int abs(int);
 #define __shared__ static
 #define __align__(n) __attribute__((aligned(n)))
 
-// Mathematical functions of float. The headers of the C++ library have them too, but take 0.2 s of each compilation.
-#define OF_FLOAT(name) static float name(float x) { return name##f(x); }
-OF_FLOAT(acos) OF_FLOAT(asin) OF_FLOAT(atan) OF_FLOAT(cbrt) OF_FLOAT(ceil) OF_FLOAT(cos) OF_FLOAT(cosh) OF_FLOAT(erf)
-OF_FLOAT(erfc) OF_FLOAT(exp) OF_FLOAT(exp2) OF_FLOAT(expm1) OF_FLOAT(fabs) OF_FLOAT(floor) OF_FLOAT(log) OF_FLOAT(log1p)
-OF_FLOAT(log2) OF_FLOAT(rint) OF_FLOAT(round) OF_FLOAT(sin) OF_FLOAT(sinh) OF_FLOAT(sqrt) OF_FLOAT(tan) OF_FLOAT(tanh)
-OF_FLOAT(trunc)
-#define OF_FLOATS(name) static float name(float x, float y) { return name##f(x, y); }
-OF_FLOATS(atan2) OF_FLOATS(copysign) OF_FLOATS(fmax) OF_FLOATS(fmin) OF_FLOATS(fmod) OF_FLOATS(pow)
-static float fma(float x, float y, float z) { return fmaf(x, y, z); }
-
 template <class T> static T max(T a, T b) { return a < b ? b : a; }
 template <class T> static T min(T a, T b) { return b < a ? b : a; }
 
-struct Dim { unsigned x, y, z; };
 // TOGETHER: blocks that run at the same time: a cluster, or all that wait for each other. They have no static shared memory.
 #ifndef CLUSTER
 #define CLUSTER 1
@@ -45,10 +36,8 @@ struct Dim { unsigned x, y, z; };
 
 #define OFTEN __attribute__((optimize("O1"))) // a function that takes most of the time
 
-static Dim threadIdx, blockIdx, blockDim, gridDim;
-static unsigned current; // the fiber that runs: threads of these blocks have consecutive numbers
-alignas(1024) static unsigned char shared_of_block[TOGETHER][233472];
-#define shared_bytes (shared_of_block[TOGETHER > 1 ? current / blockDim.x : 0])
+SharedMemory shared_of_block[TOGETHER];
+#define shared_bytes (shared_of_block[TOGETHER > 1 ? current / blockDim.x : 0].bytes)
 
 static float __uint_as_float(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
 static uint32_t __float_as_uint(float x) { uint32_t bits; memcpy(&bits, &x, 4); return bits; }
@@ -88,48 +77,31 @@ static uint32_t rounded_pair(float low, float high)
     return word;
 }
 
-// A thread. It starts as a ucontext, and is resumed by longjmp, which needs no system call. It runs one kernel after the other.
-struct Fiber {
-    ucontext_t context;
-    jmp_buf left;
-    char stack[64 << 10];
-    bool begun;
-};
 constexpr int FIBERS = TOGETHER > 2 ? 512 * TOGETHER : 1024;
-static Fiber fibers[FIBERS];
-static bool done[FIBERS]; // whether the thread has ended
-static jmp_buf home;
-static void (*body)();
+FiberMemory fibers[FIBERS];
+bool done[FIBERS];
+Wait waits[FIBERS];
 
-__attribute__((noinline)) static void leave()
+// Conversions of float16 by integers. Those of the compiler's library set the flags of exceptions, which takes most of the time.
+static float float_of_half(uint32_t half)
 {
-    if (_setjmp(fibers[current].left) == 0)
-        _longjmp(home, 1);
+    const uint32_t bits = (half & 0x7fff) << 13, sign = (half & 0x8000) << 16;
+    if (bits >= 0x1fu << 23) return __uint_as_float(bits | 0x7f800000 | sign); // infinity or NaN
+    return __uint_as_float(__float_as_uint(__uint_as_float(bits) * 0x1p112f) | sign);
 }
-static void enter()
+static uint32_t half_of(float x) // to nearest even
 {
-    for (;;) {
-        body();
-        done[current] = true;
-        leave();
-    }
+    const uint32_t bits = __float_as_uint(x) & 0x7fffffff, sign = __float_as_uint(x) >> 16 & 0x8000;
+    if (bits > 0x7f800000) return 0x7e00 | sign;
+    if (bits >= 0x477ff000) return 0x7c00 | sign; // 65520, half between the largest number and the next power of two
+    if (bits < 0x38800000) return (__float_as_uint(__uint_as_float(bits) + 0.5f) - __float_as_uint(0.5f)) | sign;
+    return (bits + 0xfff + (bits >> 13 & 1) - (112 << 23)) >> 13 | sign;
 }
-__attribute__((noinline)) static void resume(Fiber &fiber)
+static uint32_t pack_float16(float low, float high) { return half_of(low) | half_of(high) << 16; }
+static void unpack_float16(uint32_t word, float &low, float &high)
 {
-    if (_setjmp(home) != 0)
-        return;
-    if (fiber.begun)
-        _longjmp(fiber.left, 1);
-    fiber.begun = true;
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack;
-    fiber.context.uc_stack.ss_size = sizeof fiber.stack;
-    fiber.context.uc_link = nullptr;
-    makecontext(&fiber.context, enter, 0);
-    setcontext(&fiber.context);
+    low = float_of_half(word & 0xffff), high = float_of_half(word >> 16);
 }
-
-static bool arrived; // whether a thread has arrived at a barrier in the current round
 
 // A barrier. `arrive` returns the current phase; `wait_for` waits until it ends.
 struct HostBarrier {
@@ -145,7 +117,7 @@ struct HostBarrier {
     }
     void wait_for(unsigned own) const
     {
-        while (phase == own) leave();
+        if (phase == own) wait_while(phase, ~0u, own);
     }
     void wait(int threads) { wait_for(arrive(threads)); }
 };
@@ -221,57 +193,10 @@ static void multiply_bfloat16(float &c0, float &c1, float &c2, float &c3, const 
     multiply_add(c0, c1, c2, c3, words, unpack_bfloat16);
 }
 
-// 0: in each round all threads take turns in the order of their numbers. Other values are seeds of random orders, a new one for each
-// round. Then about half of the warps also pause, usually until the others only wait at barriers.
-extern "C" { unsigned thread_order = 0; }
-
-// The number of the only block that runs, with those that run together with it; -1: all blocks run.
-extern "C" { int64_t only_block = -1; }
-
-static unsigned common_divisor(unsigned a, unsigned b) { return b ? common_divisor(b, a % b) : a; }
-
 // Runs blocks, TOGETHER at a time. Shared memory is full of NaN before each.
-template <class Kernel> OFTEN static void run(Dim grid, int threads, Kernel kernel)
+template <class Kernel> static void run(Dim grid, int threads, Kernel kernel)
 {
     static Kernel *held;
     held = &kernel;
-    body = [] { (*held)(); };
-    gridDim = grid, blockDim = {(unsigned)threads, 1, 1};
-    const unsigned all = TOGETHER * blockDim.x;
-    uint32_t state = thread_order;
-    Dim blocks[TOGETHER];
-    const auto random_below = [&](unsigned end) {
-        state = state * 1664525 + 1013904223;
-        return (state >> 16) % end;
-    };
-    const uint64_t begin = only_block < 0 ? 0 : only_block / TOGETHER * TOGETHER, count = (uint64_t)grid.x * grid.y * grid.z;
-    for (uint64_t first = begin; first < (only_block < 0 ? count : begin + TOGETHER); first += TOGETHER) {
-        memset(shared_of_block, 0xff, sizeof shared_of_block);
-        memset(done, 0, sizeof done);
-        for (unsigned i = 0; i < TOGETHER; i++) {
-            const uint64_t block = first + i;
-            blocks[i] = {(unsigned)(block % grid.x), (unsigned)(block / grid.x % grid.y), (unsigned)(block / grid.x / grid.y)};
-        }
-        bool paused[FIBERS / 32] = {};
-        for (bool any = true; any;) {
-            any = false;
-            unsigned start = 0, step = 1;
-            if (thread_order) {
-                if (!arrived || random_below(1024) == 0)
-                    for (bool &warp : paused) warp = random_below(2);
-                start = random_below(all), step = random_below(all);
-                while (common_divisor(step, all) != 1) step++;
-            }
-            arrived = false;
-            for (unsigned turn = 0; turn < all; turn++) {
-                current = thread_order ? (start + turn * step) % all : turn;
-                if (done[current]) continue;
-                any = true;
-                if (paused[current / 32]) continue;
-                blockIdx = blocks[current / blockDim.x];
-                threadIdx = {current % blockDim.x, 0, 0};
-                resume(fibers[current]);
-            }
-        }
-    }
+    run_blocks(grid, threads, TOGETHER, [] { (*held)(); });
 }

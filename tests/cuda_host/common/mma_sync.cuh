@@ -5,17 +5,7 @@
 enum Half { FLOAT16, BFLOAT16_BITS };
 
 template <Half FORMAT> static uint32_t pack_pair(float low, float high) {
-    if (FORMAT == BFLOAT16_BITS) return rounded_pair(low, high);
-    const _Float16 pair[2] = {(_Float16)low, (_Float16)high};
-    uint32_t word;
-    memcpy(&word, pair, 4);
-    return word;
-}
-
-static void unpack_float16(uint32_t word, float &low, float &high) {
-    _Float16 pair[2];
-    memcpy(pair, &word, 4);
-    low = (float)pair[0], high = (float)pair[1];
+    return FORMAT == BFLOAT16_BITS ? rounded_pair(low, high) : pack_float16(low, high);
 }
 
 static unsigned shared_address(const void *at) { return (unsigned)__cvta_generic_to_shared(at); }

@@ -13,7 +13,7 @@ static void delay(uint32_t every, uint32_t most)
 static void set_flag(uint32_t *flag, uint32_t number) { *flag = number; }
 static void wait_for_flag(const uint32_t *flag, uint32_t number)
 {
-    while ((int32_t)(*flag - number) < 0) leave();
+    while ((int32_t)(*flag - number) < 0) wait_for_change(*flag);
     delay(1, 1000);
 }
 // What store_words has stored last. A word that differs from it was changed by a weak store: a data race with other GPUs.
@@ -28,7 +28,7 @@ template <class Word, int N> static void wait_for_words(Word (&words)[N], const 
 {
     delay(32, 256);
     for (int i = 0; i < N; i++)
-        while ((words[i] = from[i]) == empty) leave();
+        while ((words[i] = from[i]) == empty) wait_for_change(from[i]);
 }
 template <class Word, int N> static void store_words(Word *to, const Word (&words)[N])
 {

@@ -8,7 +8,7 @@
 static unsigned char *own_shared() { return shared_bytes; }
 static int cluster_rank() { return current / blockDim.x; }
 template <typename E> static E *map_shared_rank(E *own, int rank) {
-    return (E *)(shared_of_block[rank] + ((unsigned char *)own - own_shared()));
+    return (E *)(shared_of_block[rank].bytes + ((unsigned char *)own - own_shared()));
 }
 static unsigned phase_of_thread[FIBERS]; // of `of_cluster`
 static void cluster_arrive() {

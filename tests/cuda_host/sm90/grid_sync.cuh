@@ -5,9 +5,9 @@
 struct float4 { float x, y, z, w; };
 static void fence_proxy_async_global() {}
 static void arrive_at(int *counter) { ++*counter; }
-static void wait_for_count(const int *counter, int count) { while (*counter < count) leave(); }
+static void wait_for_count(const int *counter, int count) { while (*counter < count) wait_for_change(*counter); }
 static void wait_for_turn(const int *counter, int number) {
-    while (*counter != number) leave();
+    while (*counter != number) wait_for_change(*counter);
 }
 static void pass_turn(int *counter) { ++*counter; }
 static float4 load_shared_by_blocks(const float4 *from) { return *from; }

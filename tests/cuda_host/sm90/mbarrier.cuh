@@ -5,13 +5,16 @@
 constexpr int WARPGROUP = 4 * WARP;
 
 struct Mbarrier {
-    int arrivals, missing, bytes, phase;
+    int arrivals, missing, bytes;
+    unsigned phase;
 
     void init(int count) { arrivals = missing = count, bytes = phase = 0; }
     void arrive() { missing--, end_phase(); }
     void arrive_expect_tx(int count) { bytes += count, arrive(); }
     void copied(int count) { bytes -= count, end_phase(); }
-    void wait(int parity) { while (phase % 2 == parity) leave(); }
+    void wait(unsigned parity) {
+        if (phase % 2 == parity) wait_while(phase, 1, parity);
+    }
 
   private:
     void end_phase() { if (missing == 0 && bytes == 0) missing = arrivals, phase++; }

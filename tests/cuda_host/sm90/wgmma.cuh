@@ -27,10 +27,7 @@ static uint64_t smem_descriptor(const void *from, int leading, int stride, Swizz
 
 // The number in the lower half of a word.
 template <MmaKind KIND> static float half_value(uint32_t word) {
-    if (KIND != FP16X2) return __uint_as_float(word << 16);
-    float low, high;
-    unpack_float16(word, low, high);
-    return low;
+    return KIND == FP16X2 ? float_of_half(word & 0xffff) : __uint_as_float(word << 16);
 }
 
 // The matrix that a descriptor describes. PTX ISA, "Strides".

@@ -1,21 +1,11 @@
-"""The arithmetic of `gemm/packed_gemm.cu` and of sequential float32 FMA in NumPy, and inputs to compare them."""
+"""Operands of products, the errors of a product, and those of sequential float32 FMA, to compare with."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
-from adtrain.ops.rounding import rounded
-
-PACKED_ROWS, PACKED_K, FALLBACK_CAPACITY, FEW_TILES, VOTES_SHARE = 128, 64, 126, 512, 16
-CHECKED_TILES, STATISTICS_TILES = 32, 16
-"""As in `gemm/packed.cuh`."""
-LEVEL, MIN_PRODUCTS, SPARSE, MIN_ROUNDINGS, SINGLE_ELEMENTS, SKIP_RATIO = 5.5, 24, 32, 8, 6, 2
-"""As in `gemm/pack.cu`."""
-LOW_ORDER_PAIRS = ((0, 2), (2, 0), (1, 1), (0, 1), (1, 0))
-"""Products of terms with accumulators of their own, as in `sm90/bf16x3.cuh`."""
 BITS = 25
 """Bits that tensor cores keep of the addends of a sum, counted from the largest one."""
 NOISE = 1.05
@@ -27,81 +17,6 @@ OF_TENSOR_CORES, TWO_ROUNDINGS = 17 * 2.0**-25, 2 * 2.0**-24
 OF_FP16X2 = 2.0**-21
 """The largest relative error of a product in fp16x2: 2^-23 by each operand, 2^-22 by low x low. A result with few
 products, of a sparse row among others, may be off as much, where the whole is as exact as sequential FMA."""
-
-
-@dataclass(frozen=True)
-class RowStats:
-    """The statistics of `gemm/pack.cu` for the rows of a matrix, each an array of one column.
-
-    Attributes:
-        scale: the power of two by which a row is multiplied.
-        participation: the same for all rows of a row block.
-    """
-
-    scale: np.ndarray
-    error_floor: np.ndarray
-    cancellation_level: np.ndarray
-    participation: np.ndarray
-    fallback: np.ndarray
-    skip_cancellation: np.ndarray
-
-
-def row_stats(x: np.ndarray) -> RowStats:
-    """The statistics of the rows of ``x``."""
-    k = x.shape[1]
-    target = 14 - next(i for i in range(16) if 4**i >= k)
-    sizes = abs(x.astype(float))
-    mean = np.sqrt((sizes**2).mean(1, keepdims=True))
-    zero = mean == 0
-    count = sizes.sum(1, keepdims=True) ** 2 / np.where(zero, 1, k * mean**2)
-    exponent = target - np.floor(np.log2(np.where(zero, 2.0**target, mean)))
-    held = abs(exponent) <= 63
-    squares = np.where(held & ~zero, mean**2, 0)
-    participation = np.full((len(x), 1), np.inf)
-    for i in range(0, len(x), PACKED_ROWS):
-        block = slice(i, i + PACKED_ROWS)
-        if (weight := squares[block].sum()) > 0:
-            participation[block] = np.where(squares[block] > 0, count[block] * squares[block], 0).sum() / weight
-    skip = count < participation / SKIP_RATIO
-    participation *= np.sqrt(min(k, STATISTICS_TILES * PACKED_K) / k / MIN_PRODUCTS / k)
-    scale = 2.0 ** np.where(held, exponent, 0)
-    lossy = ((sizes > 0) & (sizes * scale < 2**-12)).sum(1, keepdims=True)
-    error_floor = np.where(held, lossy * 2.0 ** (target - 11), np.inf)
-    before, after = np.zeros((len(x), 1)), np.zeros((len(x), 1))
-    depth = -(-k // PACKED_K)
-    chunks = min(-(-depth // 2), 16)
-    for i in range(chunks):
-        part = sizes[:, depth * i // chunks * PACKED_K : depth * (i + 1) // chunks * PACKED_K]
-        after += (part > 0).sum(1, keepdims=True) * before
-        before += (part**2).sum(1, keepdims=True)
-    single = sizes.sum(1, keepdims=True) ** 2 < (2 if chunks > 2 else SINGLE_ELEMENTS * chunks) * before
-    at_end = (after < MIN_ROUNDINGS * before) & (chunks > 1)
-    fallback = (single | at_end) & ((sizes > 0).sum(1, keepdims=True) * SPARSE > k) | ~held
-    return RowStats(scale, error_floor, LEVEL * mean * scale * 2.0**target, participation, fallback, skip)
-
-
-def uses_bf16x3(rows: RowStats, columns: RowStats) -> bool:
-    """Whether the votes are for bf16x3 (`row_stats`, PackedLayout::use_bf16x3)."""
-    down, across = -(-len(rows.scale) // PACKED_ROWS), -(-len(columns.scale) // PACKED_ROWS)
-    voting = max(down, across)
-    left, right = rows.participation[::PACKED_ROWS, 0], columns.participation[::PACKED_ROWS, 0]
-    votes = sum(int(left[i % down] * right[i % across] < 1) for i in range(voting))
-    return votes > 0 and (down * across <= FEW_TILES or VOTES_SHARE * votes > voting)
-
-
-def split_bf16x3(x: np.ndarray) -> list[np.ndarray]:
-    """Three bfloat16 terms whose sum is x."""
-    found, rest = [], x.astype(np.float32)
-    for _ in range(3):
-        found.append(rounded(rest, "bfloat16"))
-        rest = rest - found[-1]
-    return [term.astype(float) for term in found]
-
-
-def split_fp16x2(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The high term, and 2^11 times the low term."""
-    high = x.astype(np.float16).astype(float)
-    return high, ((x - high) * 2**11).astype(np.float16).astype(float)
 
 
 def tensor_core_sum(sums: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -126,45 +41,6 @@ def sequential_fma(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     for column, row in zip(a.T.astype(float), b.astype(float), strict=True):
         sums = (sums + np.multiply.outer(column, row)).astype(np.float32)
     return sums
-
-
-@np.errstate(over="ignore", invalid="ignore")  # in rows that are left to the fallback
-def packed_gemm(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A B in fp16x2 or bf16x3, and which elements the float32 fallback computes."""
-    rows, columns = row_stats(a), row_stats(b.T)
-    a, b = a * rows.scale, b * columns.scale.T
-    sums, left = (_in_bf16x3 if uses_bf16x3(rows, columns) else _in_fp16x2)(a, b, rows, columns)
-    return (sums / rows.scale / columns.scale.T).astype(np.float32), left
-
-
-def _in_bf16x3(a: np.ndarray, b: np.ndarray, rows: RowStats, columns: RowStats) -> tuple[np.ndarray, np.ndarray]:
-    left, right = split_bf16x3(a), split_bf16x3(b.T)
-    main, low_order = np.zeros((len(a), b.shape[1]), np.float32), np.zeros((len(a), b.shape[1]))
-    for i in range(0, a.shape[1], PACKED_K):
-        k = slice(i, i + PACKED_K)
-        main += tensor_core_sum(np.zeros(main.shape), left[0][:, k], right[0][:, k]).astype(np.float32)
-        for p, q in LOW_ORDER_PAIRS:
-            low_order = tensor_core_sum(low_order, left[p][:, k], right[q][:, k])
-    return (main + low_order).astype(np.float32), rows.fallback | columns.fallback.T
-
-
-def _in_fp16x2(a: np.ndarray, b: np.ndarray, rows: RowStats, columns: RowStats) -> tuple[np.ndarray, np.ndarray]:
-    (a_high, a_low), (b_high, b_low) = split_fp16x2(a), split_fp16x2(b.T)
-    main = np.zeros((len(a), b.shape[1]), np.float32)
-    low_order = np.zeros(main.shape)
-    small = np.ones(main.shape, bool)
-    for step, i in enumerate(range(0, a.shape[1], PACKED_K)):
-        k = slice(i, i + PACKED_K)
-        main += tensor_core_sum(np.zeros(main.shape), a_high[:, k], b_high[:, k]).astype(np.float32)
-        low_order = tensor_core_sum(low_order, a_high[:, k], b_low[:, k])
-        low_order = tensor_core_sum(low_order, a_low[:, k], b_high[:, k])
-        if step < CHECKED_TILES:
-            small &= abs(main) < rows.cancellation_level
-    sums = (main + low_order * 2.0**-11).astype(np.float32)
-    again = small & (sums != 0) & ~rows.skip_cancellation & ~columns.skip_cancellation.T
-    again |= ~(abs(sums) >= rows.error_floor + columns.error_floor.T)
-    again |= ~(rows.participation * columns.participation.T >= 1)
-    return sums, again
 
 
 @cache
