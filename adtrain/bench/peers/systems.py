@@ -68,6 +68,7 @@ SYSTEMS = {
         System("torch-eager", "torch", ("cpu", "gpu"), ("steps", "operation", "race")),
         System("torch-compile", "torch", ("cpu", "gpu"), ("steps", "race")),
         System("torch-graph", "torch", ("gpu",), ("steps", "operation", "race")),
+        System("torch-max", "torch", ("cpu", "gpu"), ("steps", "race")),
         System("torch-vmap", "torch", ("cpu", "gpu"), ("members",)),
         System("torch-vmap-compile", "torch", ("cpu", "gpu"), ("members",)),
         System("jax-jit", "jax", ("cpu", "gpu"), ("steps", "operation")),
@@ -77,9 +78,11 @@ SYSTEMS = {
     )
 }
 """torch-compile: forward pass and loss, and so their gradients, by torch.compile. torch-graph: the whole step as one
-CUDA graph. jax-jit: one call a step. jax-scan: many steps in one call, a lax.scan over batches. The forms "vmap" train
-many networks. torch-vmap maps the gradients of one network; on a GPU the whole step is one CUDA graph.
-torch-vmap-compile also compiles the gradients. jax-vmap maps the step, in a lax.scan."""
+CUDA graph of eager kernels. torch-max: forward pass and loss compiled in one piece (fullgraph), for this batch size;
+images and filters channels last; clipping compiled too, and the optimizer where PyTorch has no fused one; on a GPU the
+whole step is one CUDA graph. jax-jit: one call a step. jax-scan: many steps in one call, a lax.scan over batches. The
+forms "vmap" train many networks. torch-vmap maps the gradients of one network; on a GPU the whole step is one CUDA
+graph. torch-vmap-compile also compiles the gradients. jax-vmap maps the step, in a lax.scan."""
 
 PEERS = [system for system in SYSTEMS.values() if system.name != ADTRAIN]
 
