@@ -5,9 +5,10 @@ and largest ratios, and docs/comparisons.md all. They are made of the results of
 benchmarks/results (see peers.sh); other files are ignored. Each document has its part between MARKERS.
 
 In comparisons.md there is a table for each device, with a row for each training step, named after its file, or after
-its config where a file has several steps, and with its commit where there are several. It has ratios, intervals and
-memory. Another table has the steps of many networks together. Then follow matrix products and convolutions, and counts
-of operations that are faster than a peer's. CPU tables have no times, because these vary with the CPU's other load.
+its config where a file has several steps, and with its commit where there are several. The fastest peer of the row
+comes first, then all ratios, intervals and memory. Another table has the steps of many networks together. Then follow
+matrix products and convolutions, and counts of operations that are faster than a peer's. CPU tables have no times,
+because these vary with the CPU's other load.
 """
 
 from __future__ import annotations
@@ -115,9 +116,12 @@ def _device(results: Results) -> Iterator[str]:
         longest_first = sorted((row for _, row in steps), key=lambda row: -len(row["times"]))
         peers = list(dict.fromkeys(system for row in longest_first for system in row["times"] if system != ADTRAIN))
         systems = [ADTRAIN, *peers]
-        lines = [[called, *(_cell(row, system, on_gpu) for system in systems)] for called, row in steps]
-        ruler = ["---", *["--:"] * len(systems)]
-        yield "".join(f"| {' | '.join(cells)} |\n" for cells in [["step", *systems], ruler, *lines])
+        lines = [
+            [called, _fastest(row["ratios"]), *(_cell(row, system, on_gpu) for system in systems)]
+            for called, row in steps
+        ]
+        head = [["step", "fastest peer", *systems], ["---", "---", *["--:"] * len(systems)]]
+        yield "".join(f"| {' | '.join(cells)} |\n" for cells in [*head, *lines])
     if together := [row for result in results.values() for row in result.get("steps", ()) if "members" in row]:
         yield "".join(_together(together))
     operations = [row for result in results.values() for row in result.get("operations", ())]
@@ -157,6 +161,12 @@ def _called(name: str, row: Mapping[str, Any], result: Result) -> str:
         return f"`{Path(name).name.removeprefix(result['protocol']['device'] + '-')}`"
     precision = "" if row["precision"] == "float32" else f", {row['precision']}"
     return f"`{row['config']}`, batch {row['batch_size']}{precision}"
+
+
+def _fastest(ratios: Mapping[str, Any]) -> str:
+    """The peer with the least ratio, and the ratio: "jax-scan 1.04"."""
+    peer = min(ratios, key=lambda peer: ratios[peer]["median"], default=None)
+    return "" if peer is None else f"{peer} {_digits(ratios[peer]['median'])}"
 
 
 def _cell(row: Mapping[str, Any], system: str, on_gpu: bool) -> str:

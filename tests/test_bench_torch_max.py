@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_compiled_step_has_the_losses_of_adtrain(tmp_path: Path, network: str, o
 def test_images_and_filters_are_channels_last_in_the_fastest_form_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, channels_last: bool
 ) -> None:
-    given, convolve, found = job(tmp_path), torch.nn.functional.conv2d, []
+    given, convolve, found = job(tmp_path), torch.nn.functional.conv2d, list[bool]()
 
     def observed(x: Any, weight: Any, *options: Any) -> Any:
         found.extend(each.is_contiguous(memory_format=torch.channels_last) for each in (x, weight))
@@ -133,14 +133,14 @@ def captured(made: Any) -> Any:
 
 def simulate_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA graphs on the CPU: what a step changes during the capture is undone, and a replay takes the step."""
-    step, last = Training.step, []
+    step, last = Training.step, list[Any]()
 
     def observed(training: Training, at: Any) -> Any:
         last[:] = training, at, step(training, at)
         return last[-1]
 
     class Graph:
-        taken: tuple[Training, Any, Any]
+        taken: Sequence[Any]
 
         def replay(self) -> None:
             training, at, loss = self.taken
