@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from adtrain.bench.peers.systems import ADTRAIN
+from adtrain.bench.peers.systems import ADTRAIN, precision_of
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -74,9 +74,16 @@ def speed(results: Results) -> str:
 
 def _ratios(results: Results, peer: str) -> list[float]:
     """For each step the time of the peer's fastest form over adtrain's."""
-    rows = [row["ratios"] for result in results.values() for row in result.get("steps", ()) if "members" not in row]
-    forms = [[ratio["median"] for system, ratio in ratios.items() if system.startswith(peer)] for ratios in rows]
+    rows = [row for result in results.values() for row in result.get("steps", ()) if "members" not in row]
+    ratios = [_of_same_precision(row).items() for row in rows]
+    forms = [[ratio["median"] for system, ratio in found if system.startswith(peer)] for found in ratios]
     return [min(medians) for medians in forms if medians]
+
+
+def _of_same_precision(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The ratios of the systems that compute in the precision of the config."""
+    given = row["precision"]
+    return {system: ratio for system, ratio in row["ratios"].items() if precision_of(system, given) == given}
 
 
 def _by_kind(results: Results) -> dict[str, Results]:
@@ -117,7 +124,7 @@ def _device(results: Results) -> Iterator[str]:
         peers = list(dict.fromkeys(system for row in longest_first for system in row["times"] if system != ADTRAIN))
         systems = [ADTRAIN, *peers]
         lines = [
-            [called, _fastest(row["ratios"]), *(_cell(row, system, on_gpu) for system in systems)]
+            [called, _fastest(_of_same_precision(row)), *(_cell(row, system, on_gpu) for system in systems)]
             for called, row in steps
         ]
         head = [["step", "fastest peer", *systems], ["---", "---", *["--:"] * len(systems)]]

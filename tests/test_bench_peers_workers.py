@@ -132,6 +132,7 @@ def test_skipped_peers_have_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
         "jax-jit": "jax is not installed (pip install jax)",
         "torch-compile": "runs whole steps only",
         "torch-max": "runs whole steps only",
+        "torch-max-tf32": "runs whole steps only",
         "numpy": "runs on cpu only",
     }
 

@@ -16,7 +16,7 @@ from npz_files import parts, write_npz
 
 from adtrain.bench.peers import jobs, torch_network
 from adtrain.bench.peers.jobs import Job
-from adtrain.bench.peers.processes import environment
+from adtrain.bench.peers.processes import Unsupported, environment
 from adtrain.bench.peers.torch_system import Training, steps
 from adtrain.bench.peers.worker import Worker
 
@@ -165,6 +165,26 @@ def simulate_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", capture)
+
+
+@pytest.mark.parametrize(
+    ("form", "precision", "allowed"),
+    [("max", "float32", False), ("max", "tf32", True), ("max", "bfloat16", False), ("max-tf32", "float32", True)],
+)
+def test_tf32_is_allowed_where_the_config_or_the_form_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, precision: str, allowed: bool
+) -> None:
+    found = dict[str, bool]()
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda value: found.update(matmul=value == "high"))
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", not allowed)
+    Training(job(tmp_path, f"training.precision={precision}"), form)
+    assert (found["matmul"], torch.backends.cudnn.allow_tf32) == (allowed, allowed)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bfloat16", "float64"])
+def test_tf32_in_place_of_another_precision_than_float32_is_unsupported(tmp_path: Path, precision: str) -> None:
+    with pytest.raises(Unsupported, match=f"TF32 in place of float32; the config's precision is {precision}"):
+        Training(job(tmp_path, f"training.precision={precision}"), "max-tf32")
 
 
 def test_full_autotuning_makes_torch_compile_search_as_max_autotune_does() -> None:

@@ -62,6 +62,13 @@ def test_speed_is_the_range_of_the_fastest_form_of_each_peer() -> None:
     )
 
 
+def test_peer_in_another_precision_is_not_the_fastest() -> None:
+    row = step("mlp") | compared(**{"torch-max": 2.0, "torch-max-tf32": 1.0})
+    found = {"gpu-mlp": result("gpu", steps=[row])}
+    assert "PyTorch 2.00 to 2.00 on H200" in tables.speed(found)
+    assert "| `mlp` | torch-max 2.00 | " in tables.tables(found)
+
+
 def test_summary_has_least_median_and_largest_ratios_of_steps_measured_on_both_devices() -> None:
     ratios = {"a": 3.0, "b": 1.5, "c": 12.0}
     found = {f"cpu-{name}": result(steps=[step(name, torch=x, jax=2 * x)]) for name, x in ratios.items()}

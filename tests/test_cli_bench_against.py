@@ -116,6 +116,12 @@ def test_a_peer_with_other_losses_has_no_ratio(tmp_path: Path, monkeypatch: pyte
     assert line.split()[2] == "DIFFERENT"
 
 
+def test_losses_in_tf32_in_place_of_float32_have_the_tolerance_of_tf32() -> None:
+    names = "torch-max", "torch-max-tf32"
+    assert [comparison.loss_tolerance(name, "float32") for name in names] == [1e-3, 2e-2]
+    assert [comparison.loss_tolerance(name, "bfloat16") for name in names] == [1e-1, 1e-1]
+
+
 def test_layer_without_counterpart_is_named(tmp_path: Path) -> None:
     path = str(training_runs.write_config(tmp_path))
     layers = "model.layers=[{linear: 8}, gelu, {linear: 3}]"

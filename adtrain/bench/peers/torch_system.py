@@ -16,6 +16,7 @@ from adtrain.bench.peers import torch_network
 from adtrain.bench.peers.adtrain_system import accuracy
 from adtrain.bench.peers.jobs import REPEATS, Checked, Job, MembersJob, OpRunner, Runner
 from adtrain.bench.peers.layers import Arrays, unsupported
+from adtrain.bench.peers.processes import Unsupported
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.training.loop import batches_of
@@ -28,18 +29,21 @@ class Training:
     """A network in training.
 
     Args:
-        form: "eager", "compile", "graph" or "max"; see `systems.SYSTEMS`.
+        form: "eager", "compile", "graph", "max" or "max-tf32"; see `systems.SYSTEMS`.
         changed: is applied to the pixels of a batch, (N, C, H, W), before they are normalised.
 
     Raises:
-        Unsupported: PyTorch has no counterpart of a layer.
+        Unsupported: PyTorch has no counterpart of a layer, or TF32 is to replace another precision than float32.
     """
 
     def __init__(self, job: Job, form: str, changed: Callable[[Any], Any] = lambda pixels: pixels) -> None:
         import torch
 
         precision = job.experiment.config.training.precision
-        self.device = device = configure(precision, job.device)
+        form, _, reduced = form.partition("-")
+        if reduced and precision != "float32":
+            raise Unsupported(f"computes in TF32 in place of float32; the config's precision is {precision}")
+        self.device = device = configure(reduced or precision, job.device)
         self.captured = job.device == "gpu" and form in ("graph", "max")
         layout = torch.channels_last if form == "max" else torch.contiguous_format
 
@@ -163,7 +167,7 @@ def clip_and_update(
 
 
 def steps(job: Job, form: str) -> Runner:
-    """The step as `form` says: "eager", "compile", "graph" or "max".
+    """The step as `form` says; see `Training`.
 
     Raises:
         Unsupported: PyTorch has no counterpart of a layer.
@@ -342,7 +346,7 @@ def race(job: Job, form: str) -> list[Checked]:
     torch.manual_seed(job.experiment.config.training.seed)
     trained, experiment = Training(job, form, _cropped(job)), job.experiment
     rates = _rates(job)
-    if form in ("graph", "max"):
+    if form not in ("eager", "compile"):
         trained.variable_rate()
     takes = {}
     for size in {len(batch) for batch in batches_of(experiment, 1)}:
