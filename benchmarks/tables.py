@@ -5,9 +5,10 @@ and largest ratios, and docs/comparisons.md all. They are made of the results of
 benchmarks/results (see peers.sh); other files are ignored. Each document has its part between MARKERS.
 
 In comparisons.md there is a table for each device, with a row for each training step, named after its file, or after
-its config where a file has several steps, and with its commit where there are several. It has ratios, intervals and
-memory. Another table has the steps of many networks together. Then follow matrix products and convolutions, and counts
-of operations that are faster than a peer's. CPU tables have no times, because these vary with the CPU's other load.
+its config where a file has several steps, and with its commit where there are several. The fastest peer of the row
+comes first, then all ratios, intervals and memory. Another table has the steps of many networks together. Then follow
+matrix products and convolutions, and counts of operations that are faster than a peer's. CPU tables have no times,
+because these vary with the CPU's other load.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from adtrain.bench.peers.systems import ADTRAIN
+from adtrain.bench.peers.systems import ADTRAIN, precision_of
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -73,9 +74,16 @@ def speed(results: Results) -> str:
 
 def _ratios(results: Results, peer: str) -> list[float]:
     """For each step the time of the peer's fastest form over adtrain's."""
-    rows = [row["ratios"] for result in results.values() for row in result.get("steps", ()) if "members" not in row]
-    forms = [[ratio["median"] for system, ratio in ratios.items() if system.startswith(peer)] for ratios in rows]
+    rows = [row for result in results.values() for row in result.get("steps", ()) if "members" not in row]
+    ratios = [_of_same_precision(row).items() for row in rows]
+    forms = [[ratio["median"] for system, ratio in found if system.startswith(peer)] for found in ratios]
     return [min(medians) for medians in forms if medians]
+
+
+def _of_same_precision(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The ratios of the systems that compute in the precision of the config."""
+    given = row["precision"]
+    return {system: ratio for system, ratio in row["ratios"].items() if precision_of(system, given) == given}
 
 
 def _by_kind(results: Results) -> dict[str, Results]:
@@ -115,9 +123,12 @@ def _device(results: Results) -> Iterator[str]:
         longest_first = sorted((row for _, row in steps), key=lambda row: -len(row["times"]))
         peers = list(dict.fromkeys(system for row in longest_first for system in row["times"] if system != ADTRAIN))
         systems = [ADTRAIN, *peers]
-        lines = [[called, *(_cell(row, system, on_gpu) for system in systems)] for called, row in steps]
-        ruler = ["---", *["--:"] * len(systems)]
-        yield "".join(f"| {' | '.join(cells)} |\n" for cells in [["step", *systems], ruler, *lines])
+        lines = [
+            [called, _fastest(_of_same_precision(row)), *(_cell(row, system, on_gpu) for system in systems)]
+            for called, row in steps
+        ]
+        head = [["step", "fastest peer", *systems], ["---", "---", *["--:"] * len(systems)]]
+        yield "".join(f"| {' | '.join(cells)} |\n" for cells in [*head, *lines])
     if together := [row for result in results.values() for row in result.get("steps", ()) if "members" in row]:
         yield "".join(_together(together))
     operations = [row for result in results.values() for row in result.get("operations", ())]
@@ -157,6 +168,12 @@ def _called(name: str, row: Mapping[str, Any], result: Result) -> str:
         return f"`{Path(name).name.removeprefix(result['protocol']['device'] + '-')}`"
     precision = "" if row["precision"] == "float32" else f", {row['precision']}"
     return f"`{row['config']}`, batch {row['batch_size']}{precision}"
+
+
+def _fastest(ratios: Mapping[str, Any]) -> str:
+    """The peer with the least ratio, and the ratio: "jax-scan 1.04"."""
+    peer = min(ratios, key=lambda peer: ratios[peer]["median"], default=None)
+    return "" if peer is None else f"{peer} {_digits(ratios[peer]['median'])}"
 
 
 def _cell(row: Mapping[str, Any], system: str, on_gpu: bool) -> str:

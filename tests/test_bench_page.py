@@ -21,6 +21,7 @@ from report_runs import Elements, assert_needs_no_network
 
 from adtrain.backends.cpu.naive import LABEL as NAIVE
 from adtrain.bench import compare, page
+from adtrain.bench.against import COLOURS
 from adtrain.bench.page.charts import Scale
 from adtrain.bench.page.roofline import HEIGHT, LETTER, LINE, WIDTH, Dot, figures
 from adtrain.bench.result import Result, TimedResult, outliers, timings
@@ -271,6 +272,28 @@ def test_peer_with_other_losses_has_no_ratio_on_the_page(made: Path) -> None:
     (row,) = (row for row in Elements(text).rows if row[:1] == ["numpy"])
     assert row[2:5] == ["DIFFERENT", "", ""]
     assert "jax-jit failed: out of &lt;memory&gt;" in text
+
+
+def test_peer_in_another_precision_is_described_and_is_not_the_fastest(made: Path) -> None:
+    result = read(made, "against")
+    (step,) = result["steps"]
+    for part in ("times", "ratios", "peak_mib", "off"):
+        step[part]["torch-max-tf32"] = step[part]["numpy"]
+    step["ratios"]["torch-max-tf32"] = dict.fromkeys(step["ratios"]["numpy"], 0.001)
+    shown = rendered(result)
+    assert "torch-max-tf32 computes in tf32; its losses must be within a relative 0.02" in shown
+    assert "the fastest peer: jax-scan" in shown
+
+
+def test_every_peer_has_a_column_of_ratios(made: Path) -> None:
+    result = read(made, "against")
+    (step,) = result["steps"]
+    names = [f"peer-{i}" for i in range(len(COLOURS) + 2)]
+    for part in ("times", "ratios", "peak_mib", "off"):
+        step[part] |= dict.fromkeys(names, step[part]["numpy"])
+    result["steps"].append({**step, "config": "another"})
+    heads = re.findall("<th[^>]*>(peer-[0-9]+)", rendered(result))
+    assert heads == names
 
 
 def test_several_configs_share_one_table_of_ratios(made: Path) -> None:

@@ -114,7 +114,7 @@ def test_package_name_chooses_all_its_forms(monkeypatch: pytest.MonkeyPatch) -> 
     def names(against: list[str], device: str, work: Work) -> list[str]:
         return [peer.name for peer in chosen(against, device, work).runnable]
 
-    assert names(["torch", "numpy"], "cpu", "steps") == ["torch-eager", "torch-compile", "numpy"]
+    assert names(["torch", "numpy"], "cpu", "steps") == ["torch-eager", "torch-compile", "torch-max", "numpy"]
     assert names(["torch"], "gpu", "operation") == ["torch-eager", "torch-graph"]
     assert names(["jax-scan", "torch-eager"], "gpu", "steps") == ["torch-eager", "jax-scan"]
     assert names(["jax", "torch"], "gpu", "members") == ["torch-vmap", "torch-vmap-compile", "jax-vmap"]
@@ -131,6 +131,8 @@ def test_skipped_peers_have_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.skipped == {
         "jax-jit": "jax is not installed (pip install jax)",
         "torch-compile": "runs whole steps only",
+        "torch-max": "runs whole steps only",
+        "torch-max-tf32": "runs whole steps only",
         "numpy": "runs on cpu only",
     }
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -55,13 +56,18 @@ def test_a_run_reaches_the_target_in_its_first_epoch_of_that_accuracy() -> None:
 
 
 @pytest.mark.needs_torch
-def test_a_peer_has_the_same_accuracies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore:`torch.jit", "ignore:The .grad attribute")  # PyTorch's own, while it traces
+@pytest.mark.parametrize("name", ["torch-eager", pytest.param("torch-max", marks=pytest.mark.exhaustive)])
+def test_a_peer_has_the_same_accuracies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """In float64, with a schedule, batch norm and a smaller last batch."""
+    import torch
+
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     layers = "[{conv2d: {out_channels: 4, kernel_size: 3}}, batch_norm2d, relu, flatten, {linear: 3}]"
     options = ["training.precision=float64", "schedule=one_cycle", "model.input=[1, 6, 6]"]
     job = Job(training_runs.prepare(tmp_path, *options, layers=layers), "cpu")
-    own, peer = races.run("adtrain", job), races.run("torch-eager", job)
+    own, peer = races.run("adtrain", job), races.run(name, job)
     assert [each.accuracy for each in own] == [each.accuracy for each in peer]
     assert own[0].accuracy < own[-1].accuracy
 

@@ -62,6 +62,13 @@ def test_speed_is_the_range_of_the_fastest_form_of_each_peer() -> None:
     )
 
 
+def test_peer_in_another_precision_is_not_the_fastest() -> None:
+    row = step("mlp") | compared(**{"torch-max": 2.0, "torch-max-tf32": 1.0})
+    found = {"gpu-mlp": result("gpu", steps=[row])}
+    assert "PyTorch 2.00 to 2.00 on H200" in tables.speed(found)
+    assert "| `mlp` | torch-max 2.00 | " in tables.tables(found)
+
+
 def test_summary_has_least_median_and_largest_ratios_of_steps_measured_on_both_devices() -> None:
     ratios = {"a": 3.0, "b": 1.5, "c": 12.0}
     found = {f"cpu-{name}": result(steps=[step(name, torch=x, jax=2 * x)]) for name, x in ratios.items()}
@@ -95,11 +102,12 @@ def test_cpu_table_has_ratios_and_memory_but_no_times() -> None:
         "\nEPYC, 2 threads; adtrain 0.1.0, torch 2.13; commit abc, commit def. A peer's number is its time over "
         "adtrain's: above 1 adtrain is faster; in brackets the 95% interval; MiB are the most host memory that the "
         "process needed.\n"
-        "\n| step | adtrain | torch | jax |\n"
-        "| --- | --: | --: | --: |\n"
-        "| `mlp-64-sgd`, abc | 100 MiB | 1.00 (0.95 to 1.05), 200 MiB |  |\n"
-        "| `mlp`, batch 64, def | 100 MiB | 2.00 (1.90 to 2.10), 200 MiB | different results |\n"
-        "| `cnn`, batch 64, float64, def | 100 MiB | 300 (100 to 1,000), 2,000 MiB | 20.0 (19.0 to 21.0), 200 MiB |\n"
+        "\n| step | fastest peer | adtrain | torch | jax |\n"
+        "| --- | --- | --: | --: | --: |\n"
+        "| `mlp-64-sgd`, abc | torch 1.00 | 100 MiB | 1.00 (0.95 to 1.05), 200 MiB |  |\n"
+        "| `mlp`, batch 64, def | torch 2.00 | 100 MiB | 2.00 (1.90 to 2.10), 200 MiB | different results |\n"
+        "| `cnn`, batch 64, float64, def | jax 20.0 | 100 MiB | 300 (100 to 1,000), 2,000 MiB | "
+        "20.0 (19.0 to 21.0), 200 MiB |\n"
     )
 
 
@@ -113,10 +121,10 @@ def test_gpu_table_has_times_and_ratios_and_follows_the_cpu() -> None:
         ", driver 580; adtrain 0.1.0, torch 2.11. A peer's number is its time over adtrain's: above 1 adtrain is "
         "faster; in brackets the 95% interval; MiB are the most host memory that the process needed; adtrain's is the "
         "time of a step.\n"
-        "\n| step | adtrain | torch |\n"
-        "| --- | --: | --: |\n"
-        "| `mlp`, batch 64 | 31.4 µs, 100 MiB | 4.00 (3.80 to 4.20), 200 MiB |\n"
-        "| `cnn`, batch 64 | 20,454 µs, 100 MiB | 1.00 (0.95 to 1.05), 200 MiB |\n"
+        "\n| step | fastest peer | adtrain | torch |\n"
+        "| --- | --- | --: | --: |\n"
+        "| `mlp`, batch 64 | torch 4.00 | 31.4 µs, 100 MiB | 4.00 (3.80 to 4.20), 200 MiB |\n"
+        "| `cnn`, batch 64 | torch 1.00 | 20,454 µs, 100 MiB | 1.00 (0.95 to 1.05), 200 MiB |\n"
     )
 
 
@@ -138,9 +146,9 @@ def test_rows_of_several_commits_name_them_and_align_peers() -> None:
         "mlp": result(commit="def", steps=[step("mlp", eager=4.0, graph=3.0)]),
     }
     text = tables.tables(found)
-    assert "| step | adtrain | eager | graph |\n" in text
-    assert "| `cnn`, abc | 100 MiB |  | 2.00 (" in text
-    assert "| `mlp`, def | 100 MiB | 4.00 (" in text
+    assert "| step | fastest peer | adtrain | eager | graph |\n" in text
+    assert "| `cnn`, abc | graph 2.00 | 100 MiB |  | 2.00 (" in text
+    assert "| `mlp`, def | graph 3.00 | 100 MiB | 4.00 (" in text
 
 
 def test_operations_are_counted_as_faster_slower_or_undecided() -> None:

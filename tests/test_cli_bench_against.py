@@ -18,7 +18,7 @@ from waiting import PATIENCE, wait_until
 
 from adtrain.bench import compare, page
 from adtrain.bench.peers import comparison, systems
-from adtrain.bench.peers.processes import WorkerProcess
+from adtrain.bench.peers.processes import WorkerFailed, WorkerProcess
 from adtrain.bench.timing import roofline
 from adtrain.bench.view import factor
 from adtrain.cli.main import cli
@@ -114,6 +114,32 @@ def test_a_peer_with_other_losses_has_no_ratio(tmp_path: Path, monkeypatch: pyte
     assert result.exit_code == 1
     (line,) = (line for line in result.stdout.splitlines() if line.startswith("numpy"))
     assert line.split()[2] == "DIFFERENT"
+
+
+def test_losses_in_tf32_in_place_of_float32_have_the_tolerance_of_tf32() -> None:
+    names = "torch-max", "torch-max-tf32"
+    assert [comparison.loss_tolerance(name, "float32") for name in names] == [1e-3, 2e-2]
+    assert [comparison.loss_tolerance(name, "bfloat16") for name in names] == [1e-1, 1e-1]
+
+
+def test_peer_that_fails_is_named_with_its_reason_and_the_rest_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receive, reason = WorkerProcess.receive, "InvalidCxxCompiler: No working C++ compiler found"
+
+    def failing(self: WorkerProcess) -> Any:
+        answer = receive(self)
+        if self.name == "numpy":
+            raise WorkerFailed(reason)
+        return answer
+
+    monkeypatch.setattr(WorkerProcess, "receive", failing)
+    path, file = str(training_runs.write_config(tmp_path)), tmp_path / "found.json"
+    result = bench("against", "numpy", path, "--device", "cpu", "--json-file", str(file))
+    assert result.exit_code == 0, result.output
+    (row,) = json.loads(file.read_text())["steps"]
+    assert (list(row["times"]), row["failed"]) == (["adtrain"], {"numpy": reason})
+    assert f"numpy failed: {reason}" in result.stdout.splitlines()
 
 
 def test_layer_without_counterpart_is_named(tmp_path: Path) -> None:

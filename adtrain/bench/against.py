@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import Any, NamedTuple, cast
 
 from markupsafe import Markup
@@ -17,7 +18,7 @@ from adtrain.bench.peers import comparison
 from adtrain.bench.peers.comparison import Progress, Systems
 from adtrain.bench.peers.jobs import COMPARED
 from adtrain.bench.peers.processes import WorkerProcess, started
-from adtrain.bench.peers.systems import ADTRAIN, Choice
+from adtrain.bench.peers.systems import ADTRAIN, Choice, precision_of
 from adtrain.bench.result import NamedTime, TimedResult, named
 from adtrain.bench.timing.machine import thread_count
 from adtrain.bench.timing.protocol import Protocol, observed_load
@@ -179,7 +180,7 @@ class Against(TimedResult):
 
     def _ratios(self, scale: Scale) -> list[Part]:
         """A line for each config, or each operation's phase, with a point for each peer."""
-        colours = dict(zip(self.peers, COLOURS, strict=False))
+        colours = dict(zip(self.peers, cycle(COLOURS), strict=False))
 
         def lane(row: SystemsStep | SystemsOperation) -> Markup:
             return scale.lane((colours.get(peer, "series-1"), peer, ratio) for peer, ratio in row.ratios.items())
@@ -206,10 +207,19 @@ class Against(TimedResult):
 
 def _fastest(steps: Sequence[SystemsStep]) -> Iterator[tuple[str, ...]]:
     for row in steps:
-        if row.ratios:
-            peer, found = min(row.ratios.items(), key=lambda item: item[1].median)
+        if same := [peer for peer in row.ratios if precision_of(peer, row.precision) == row.precision]:
+            peer = min(same, key=lambda peer: row.ratios[peer].median)
             name = f"{row.config}, the fastest peer: {peer}"
-            yield ratio_headline(name, found, lambda x: f"{factor(x)} x")
+            yield ratio_headline(name, row.ratios[peer], lambda x: f"{factor(x)} x")
+
+
+def _other_precisions(row: SystemsStep) -> Iterator[str]:
+    """The systems that compute in another precision than that of the config, and the tolerance of their losses."""
+    for system in row.times:
+        precision = precision_of(system, row.precision)
+        if precision != row.precision:
+            tolerance = comparison.loss_tolerance(system, row.precision)
+            yield f"{system} computes in {precision}; its losses must be within a relative {tolerance:g}"
 
 
 def _section(row: SystemsStep, scale: Scale) -> Section:
@@ -225,7 +235,7 @@ def _section(row: SystemsStep, scale: Scale) -> Section:
     lanes: Column[SystemTime] = Column("", drawn=lane, foot=scale.axis, where="page")
     members = f", a step of all {row.members:,} members" if row.members else ""
     same = f"the first {COMPARED} losses must equal adtrain's within a relative {row.tolerance:g}"
-    notes = [f"{row.precision}, data on the device; {same}", *absent(row.skipped, row.failed)]
+    notes = [f"{row.precision}, data on the device; {same}", *_other_precisions(row), *absent(row.skipped, row.failed)]
     table = Table(
         [*STEP[:4], lanes, *STEP[4:]], [SystemTime(row, system) for system in row.times], notes,
         title=f"{', '.join([row.config, *row.overrides])}: batch {row.batch_size}{members}", kind="systems",

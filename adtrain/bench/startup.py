@@ -25,7 +25,7 @@ from typing import NamedTuple
 from adtrain import config, training
 from adtrain.backends.cpu.threads import usable_cores
 from adtrain.bench.peers import jobs
-from adtrain.bench.peers.comparison import LOSS_TOLERANCE
+from adtrain.bench.peers.comparison import loss_tolerance
 from adtrain.bench.peers.processes import environment
 from adtrain.bench.peers.systems import ADTRAIN, SYSTEMS, Choice
 from adtrain.bench.result import NamedTime, TimedResult, of_samples
@@ -163,14 +163,15 @@ def result(task: Task, precision: str, peers: Choice, samples: int, progress: Ca
         if name in found
         for i, cache in enumerate(("cold", "warm"))
     }
-    tolerance, reference = LOSS_TOLERANCE[precision], losses.get(ADTRAIN, 0.0)
+    reference = losses.get(ADTRAIN, 0.0)
+    tolerances = {name: loss_tolerance(name, precision) * abs(reference) for name in losses}
     conditions = protocol(task.device, load)
     return Startup(
         protocol=replace(conditions, samples=(samples, samples)),
         config=task.config,
         starts=[record(*key, starts) for key, starts in measured.items()],
         losses=losses,
-        different=[name for name, x in losses.items() if not abs(x - reference) <= tolerance * abs(reference)],
+        different=[name for name, x in losses.items() if not abs(x - reference) <= tolerances[name]],
         skipped=dict(peers.skipped),
         failed=failed,
     )

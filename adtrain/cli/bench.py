@@ -271,8 +271,13 @@ def bench_against(
 ) -> None:
     """Compare the training step of each CONFIG, or single operations, with other systems.
 
-    A PEER is torch, jax or numpy, or one form of them: torch-eager, torch-compile, torch-graph, jax-jit or jax-scan.
-    With --members it is torch or jax, or one of torch-vmap, torch-vmap-compile and jax-vmap.
+    A PEER is torch, jax or numpy, or one form of them: torch-eager, torch-compile, torch-graph, torch-max,
+    torch-max-tf32, jax-jit or jax-scan. With --members it is torch or jax, or one of torch-vmap, torch-vmap-compile and
+    jax-vmap.
+
+    torch-max is PyTorch in its fastest form: torch.compile without a break, images channels last, a fused optimizer,
+    and on a GPU one CUDA graph. torch-max-tf32 also allows TF32, for a CONFIG in float32. With --autotune full
+    torch.compile searches as in its mode max-autotune.
 
     Results are compared before times; the exit code is 1 if they differ. Only one process runs at a time.
     """
@@ -366,9 +371,9 @@ def bench_race(
     The clock counts training only. The accuracy is computed after each epoch. The result has the number of seeds that
     reach the target, the distribution of their times, and that of the accuracies at the end.
 
-    A PEER is torch, or one form of it: torch-eager, torch-compile, torch-graph. It starts from the same weights, takes
-    the same batches at the same learning rates, and trains in turns with adtrain. The first losses are compared before;
-    the exit code is 1 if they differ.
+    A PEER is torch, or one form of it: torch-eager, torch-compile, torch-graph, torch-max, torch-max-tf32. It starts
+    from the same weights, takes the same batches at the same learning rates, and trains in turns with adtrain. The
+    first losses are compared before; the exit code is 1 if they differ.
     """
     set_autotune(device, autotune)
     choice = chosen(wanted, device, "race") if wanted else Choice([], {})

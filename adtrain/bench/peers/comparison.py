@@ -13,7 +13,7 @@ import numpy as np
 from adtrain.bench.op_table import OpCase
 from adtrain.bench.peers.jobs import CHUNK, REPEATS
 from adtrain.bench.peers.processes import Unsupported, WorkerFailed, WorkerProcess
-from adtrain.bench.peers.systems import ADTRAIN, Choice
+from adtrain.bench.peers.systems import ADTRAIN, Choice, precision_of
 from adtrain.bench.timing.machine import thread_count
 from adtrain.bench.timing.protocol import Protocol, protocol
 from adtrain.bench.timing.sampling import Time, Timing, in_turns, ratio
@@ -35,7 +35,7 @@ STEPS, OPERATIONS = Budget(0.1, 6.0), Budget(0.02, 1.0)
 MIN_ROUNDS, MAX_ROUNDS = 9, 21
 
 LOSS_TOLERANCE = {"float32": 1e-3, "float64": 1e-6, "tf32": 2e-2, "bfloat16": 1e-1}
-"""Relative tolerance of the first losses, by the config's precision: rounding in another order adds up over steps."""
+"""Relative tolerance of the first losses, by precision: rounding in another order adds up over steps."""
 
 OPERATION_TOLERANCE = {FULL: 1e-5, "tf32": 5e-3, "bfloat16": 3e-2}
 """Relative tolerance of an operation's result against float64, by its precision."""
@@ -112,7 +112,12 @@ def compare_losses(
     answers, skipped, failed = _set_up(workers, choice, {"do": do, "config_name": name, "overrides": list(overrides)})
     losses = {name: np.array(answer["losses"]) for name, answer in answers.items()}
     off = {name: float(np.max(np.abs(found / losses[ADTRAIN] - 1))) for name, found in losses.items()}
-    return Losses(off, _above(LOSS_TOLERANCE[precision], off), skipped, failed)
+    return Losses(off, _above({name: loss_tolerance(name, precision) for name in off}, off), skipped, failed)
+
+
+def loss_tolerance(system: str, precision: str) -> float:
+    """The relative tolerance of a system's first losses for a config of that precision."""
+    return LOSS_TOLERANCE[precision_of(system, precision)]
 
 
 def compare_operation(workers: Mapping[str, WorkerProcess], choice: Choice, case: OpCase, phase: str) -> Systems:
@@ -123,13 +128,13 @@ def compare_operation(workers: Mapping[str, WorkerProcess], choice: Choice, case
     """
     answers, skipped, failed = _set_up(workers, choice, {"do": "operation", "case": case.name, "phase": phase})
     off, tolerance = {name: answer["error"] for name, answer in answers.items()}, OPERATION_TOLERANCE[case.precision]
-    losses = Losses(off, _above(tolerance, off), skipped, failed)
+    losses = Losses(off, _above(dict.fromkeys(off, tolerance), off), skipped, failed)
     return _timed(workers, losses, OPERATIONS, dict.fromkeys(CHUNK, REPEATS), case.precision, tolerance)
 
 
-def _above(tolerance: float, errors: Mapping[str, float]) -> list[str]:
+def _above(tolerances: Mapping[str, float], errors: Mapping[str, float]) -> list[str]:
     """The systems with an error above the tolerance, or NaN."""
-    return [name for name, error in errors.items() if not error <= tolerance]
+    return [name for name, error in errors.items() if not error <= tolerances[name]]
 
 
 def _set_up(

@@ -45,7 +45,7 @@ class WorkerProcess:
             stderr=self.errors,
             encoding="utf-8",
             errors="replace",
-            env={**os.environ, **environment(device, threads)},
+            env={**os.environ, **environment(device, threads, autotune)},
             start_new_session=True,  # its children are stopped and killed with it, as one process group
         )
 
@@ -96,7 +96,7 @@ class WorkerProcess:
 def started(
     names: Sequence[str], device: str, threads: int, autotune: str = "cached", script: Path | None = None
 ) -> Iterator[dict[str, WorkerProcess]]:
-    """A worker for each system, killed when the block ends or fails. Only adtrain's uses `autotune`."""
+    """A worker for each system, killed when the block ends or fails. adtrain and torch.compile use `autotune`."""
     workers: dict[str, WorkerProcess] = {}
     try:
         for name in names:
@@ -107,11 +107,16 @@ def started(
             worker.close()
 
 
-def environment(device: str, threads: int) -> Mapping[str, str]:
-    """Environment variables for all workers: the same number of threads, and no memory allocated in advance."""
+def environment(device: str, threads: int, autotune: str = "cached") -> Mapping[str, str]:
+    """Environment variables for all workers: the same number of threads, and no memory allocated in advance.
+
+    With `autotune` "full", torch.compile searches as in its mode "max-autotune-no-cudagraphs".
+    """
     pools = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    searches = ("TORCHINDUCTOR_MAX_AUTOTUNE", "TORCHINDUCTOR_COORDINATE_DESCENT_TUNING")
     return {
         **dict.fromkeys(pools, str(threads)),
+        **(dict.fromkeys(searches, "1") if autotune == "full" else {}),
         "JAX_PLATFORMS": "cpu" if device == "cpu" else "cuda",
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         "TORCHINDUCTOR_COMPILE_THREADS": "2",

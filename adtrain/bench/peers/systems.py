@@ -29,12 +29,14 @@ class System(NamedTuple):
         works: the work that the form does. The module PACKAGE_system in this package has a function for each:
             `steps(job, form)` takes training steps; `members(job, form)` those of all networks of a `MembersJob`;
             `operation(case, phase, device, form)` runs a single operation; `race(job, form)` trains to the end.
+        in_place_of_float32: the precision in which it computes a config in float32.
     """
 
     name: str
     package: str
     devices: Sequence[str]
     works: Sequence[Work]
+    in_place_of_float32: str = "float32"
 
     @property
     def form(self) -> str:
@@ -68,6 +70,8 @@ SYSTEMS = {
         System("torch-eager", "torch", ("cpu", "gpu"), ("steps", "operation", "race")),
         System("torch-compile", "torch", ("cpu", "gpu"), ("steps", "race")),
         System("torch-graph", "torch", ("gpu",), ("steps", "operation", "race")),
+        System("torch-max", "torch", ("cpu", "gpu"), ("steps", "race")),
+        System("torch-max-tf32", "torch", ("gpu",), ("steps", "race"), "tf32"),
         System("torch-vmap", "torch", ("cpu", "gpu"), ("members",)),
         System("torch-vmap-compile", "torch", ("cpu", "gpu"), ("members",)),
         System("jax-jit", "jax", ("cpu", "gpu"), ("steps", "operation")),
@@ -77,9 +81,18 @@ SYSTEMS = {
     )
 }
 """torch-compile: forward pass and loss, and so their gradients, by torch.compile. torch-graph: the whole step as one
-CUDA graph. jax-jit: one call a step. jax-scan: many steps in one call, a lax.scan over batches. The forms "vmap" train
-many networks. torch-vmap maps the gradients of one network; on a GPU the whole step is one CUDA graph.
-torch-vmap-compile also compiles the gradients. jax-vmap maps the step, in a lax.scan."""
+CUDA graph of eager kernels. torch-max: forward pass and loss compiled in one piece (fullgraph), for this batch size;
+images and filters channels last; clipping compiled too, and the optimizer where PyTorch has no fused one; on a GPU the
+whole step is one CUDA graph. torch-max-tf32: the same with TF32, for a config in float32. jax-jit: one call a step.
+jax-scan: many steps in one call, a lax.scan over batches. The forms "vmap" train many networks. torch-vmap maps the
+gradients of one network; on a GPU the whole step is one CUDA graph. torch-vmap-compile also compiles the gradients.
+jax-vmap maps the step, in a lax.scan."""
+
+
+def precision_of(name: str, given: str) -> str:
+    """The precision in which a system computes a config of the given precision."""
+    return SYSTEMS[name].in_place_of_float32 if given == "float32" and name in SYSTEMS else given
+
 
 PEERS = [system for system in SYSTEMS.values() if system.name != ADTRAIN]
 

@@ -79,7 +79,7 @@ def runner(job: Job, form: str, ranks: Ranks) -> Callable[[int], float]:
     own_orders = job.orders.reshape(-1, ranks.size, size // ranks.size)[:, ranks.rank]
     training = with_ddp(job) if form == "ddp" else MeanGradients(job, "graph", ranks.size)
     orders = torch.tensor(np.ascontiguousarray(own_orders), device=training.device)
-    take_step = training.recorded(orders[0].clone()) if form == "graph" else training.step
+    take_step = training.repeatable(orders[0])
     batches = cycle(orders)
 
     def run(steps: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import cycle
 from time import perf_counter
 from typing import Any
@@ -16,6 +16,7 @@ from adtrain.bench.peers import torch_network
 from adtrain.bench.peers.adtrain_system import accuracy
 from adtrain.bench.peers.jobs import REPEATS, Checked, Job, MembersJob, OpRunner, Runner
 from adtrain.bench.peers.layers import Arrays, unsupported
+from adtrain.bench.peers.processes import Unsupported
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.training.loop import batches_of
@@ -28,25 +29,37 @@ class Training:
     """A network in training.
 
     Args:
-        form: "eager", "compile" or "graph".
+        form: "eager", "compile", "graph", "max" or "max-tf32"; see `systems.SYSTEMS`.
         changed: is applied to the pixels of a batch, (N, C, H, W), before they are normalised.
 
     Raises:
-        Unsupported: PyTorch has no counterpart of a layer.
+        Unsupported: PyTorch has no counterpart of a layer, or TF32 is to replace another precision than float32.
     """
 
     def __init__(self, job: Job, form: str, changed: Callable[[Any], Any] = lambda pixels: pixels) -> None:
         import torch
 
         precision = job.experiment.config.training.precision
-        self.device = device = configure(precision, job.device)
+        form, _, reduced = form.partition("-")
+        if reduced and precision != "float32":
+            raise Unsupported(f"computes in TF32 in place of float32; the config's precision is {precision}")
+        self.device = device = configure(reduced or precision, job.device)
+        self.captured = job.device == "gpu" and form in ("graph", "max")
+        layout = torch.channels_last if form == "max" else torch.contiguous_format
+
+        def placed(x: Any) -> Any:
+            """The images or filters in the layout of the form, and any other tensor as it is."""
+            return x.contiguous(memory_format=layout) if x.ndim == 4 else x
+
         experiment = job.experiment
-        network, self.clipping = experiment.network, experiment.config.training
-        self.parameters = {path: torch.tensor(x, device=device, requires_grad=True) for path, x in job.weights.items()}
+        network, options = experiment.network, experiment.config.training
+        self.clipping = options.clip_value, options.clip_norm
+        weights = {path: placed(torch.tensor(x, device=device)) for path, x in job.weights.items()}
+        self.parameters = {path: x.requires_grad_() for path, x in weights.items()}
         statistics = {path: torch.tensor(x, device=device) for path, x in job.statistics.items()}
         self.arrays = {**self.parameters, **statistics}
         self.start = {path: x.detach().clone() for path, x in self.arrays.items()}
-        self.update = torch_network.optimizer(experiment.optimizer, list(self.parameters.values()), form == "graph")
+        self.update = torch_network.optimizer(experiment.optimizer, list(self.parameters.values()), self.captured)
         examples = np.asarray(experiment.train.images), experiment.train.labels.astype(np.int64)
         images, labels = (torch.tensor(x, device=device) for x in examples)
         scale, shift = (torch.tensor(x, device=device) for x in job.normalization)
@@ -56,25 +69,26 @@ class Training:
 
         def forward(arrays: Arrays, at: Any) -> Any:
             pixels = changed(images.index_select(0, at).to(scale.dtype)) * scale + shift
-            inputs = pixels.reshape(len(at), *network.input_shape)
+            inputs = placed(pixels.reshape(len(at), *network.input_shape))
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
                 return loss_of(outputs(arrays, inputs), labels.index_select(0, at))
 
-        self.forward = torch.compile(forward) if form == "compile" else forward
+        self.forward, self.advance = forward, clip_and_update
+        if form in ("compile", "max"):
+            torch.compiler.reset()  # the number of compiled variants in a process is limited
+        if form == "compile":
+            self.forward = torch.compile(forward)
+        elif form == "max":
+            self.forward = torch.compile(forward, fullgraph=True, dynamic=False)
+            self.advance = torch.compile(clip_and_update)  # PyTorch itself leaves out a fused optimizer
 
     def step(self, at: Any) -> Any:
         """Take a step on the batch at these indices, and return its loss."""
-        import torch
-
         self.clear()
         loss = self.forward(self.arrays, at)
         loss.backward()
         self.exchange()
-        if self.clipping.clip_value is not None:
-            torch.nn.utils.clip_grad_value_(self.parameters.values(), self.clipping.clip_value)
-        if self.clipping.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.clipping.clip_norm)
-        self.update.step()
+        self.advance(self.update, list(self.parameters.values()), *self.clipping)
         return loss.detach()
 
     def clear(self) -> None:
@@ -112,6 +126,10 @@ class Training:
             for x in averages.values():
                 x.zero_()
 
+    def repeatable(self, at: Any) -> Callable[[Any], Any]:
+        """The step for batches of the size of `at`: one CUDA graph where the form captures it."""
+        return self.recorded(at.clone()) if self.captured else self.step
+
     def recorded(self, at: Any) -> Callable[[Any], Any]:
         """The step as a CUDA graph that reads its indices from `at`. Returns to the start after its warm-up."""
         import torch
@@ -135,21 +153,33 @@ class Training:
         return take_step
 
 
+def clip_and_update(
+    optimizer: Any, parameters: Sequence[Any], clip_value: float | None, clip_norm: float | None
+) -> None:
+    """Clip the gradients of the parameters, and update them."""
+    import torch
+
+    if clip_value is not None:
+        torch.nn.utils.clip_grad_value_(parameters, clip_value)
+    if clip_norm is not None:
+        torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
+    optimizer.step()
+
+
 def steps(job: Job, form: str) -> Runner:
-    """The step as `form` says: "eager", "compile" or "graph".
+    """The step as `form` says; see `Training`.
 
     Raises:
         Unsupported: PyTorch has no counterpart of a layer.
     """
-    return _runner(job, Training(job, form), form == "graph")
+    return _runner(job, Training(job, form))
 
 
-def _runner(job: Job, training: Training, recorded: bool) -> Runner:
-    """The steps of a training; if `recorded`, each is one CUDA graph."""
+def _runner(job: Job, training: Training) -> Runner:
     import torch
 
     orders = torch.tensor(job.orders, device=training.device)
-    take_step = training.recorded(orders[0, 0].clone()) if recorded else training.step
+    take_step = training.repeatable(orders[0, 0])
     chunks = cycle(orders)
 
     def run(calls: int) -> float:
@@ -190,7 +220,7 @@ class MembersTraining(Training):
             unsupported("torch.func.vmap", "running statistics")
         if job.experiment.config.training.clip_norm is not None:
             unsupported("torch.func.vmap", "training.clip_norm")
-        super().__init__(job, "graph" if job.device == "gpu" else "eager")
+        super().__init__(job, "graph")
         gradients = torch.func.vmap(torch.func.grad_and_value(self.forward))
         self.gradients = torch.compile(gradients) if form == "vmap-compile" else gradients
 
@@ -202,15 +232,13 @@ class MembersTraining(Training):
             gradients, losses = self.gradients({path: x.detach() for path, x in self.parameters.items()}, at)
         for path, parameter in self.parameters.items():
             parameter.grad = gradients[path]
-        if self.clipping.clip_value is not None:
-            torch.nn.utils.clip_grad_value_(self.parameters.values(), self.clipping.clip_value)
-        self.update.step()
+        self.advance(self.update, list(self.parameters.values()), *self.clipping)
         return losses
 
 
 def members(job: MembersJob, form: str) -> Runner:
     """The step of all members; on a GPU one CUDA graph."""
-    return _runner(job, MembersTraining(job, form), job.device == "gpu")
+    return _runner(job, MembersTraining(job, form))
 
 
 def operation(case: OpCase, phase: str, device: str, form: str) -> OpRunner:
@@ -318,12 +346,12 @@ def race(job: Job, form: str) -> list[Checked]:
     torch.manual_seed(job.experiment.config.training.seed)
     trained, experiment = Training(job, form, _cropped(job)), job.experiment
     rates = _rates(job)
-    if form == "graph":
+    if form not in ("eager", "compile"):
         trained.variable_rate()
     takes = {}
     for size in {len(batch) for batch in batches_of(experiment, 1)}:
         at = torch.arange(size, device=trained.device)
-        takes[size] = trained.recorded(at) if form == "graph" else trained.step
+        takes[size] = trained.repeatable(at)
         trained.warm_up(at, WARM_UP_STEPS)
     found, done = list[Checked](), 0
     for epoch in range(1, experiment.epochs + 1):
