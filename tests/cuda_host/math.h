@@ -25,5 +25,6 @@ extern "C" {
 double fma(double, double, double) noexcept;
 float fmaf(float, float, float) noexcept;
 double frexp(double, int *) noexcept;
+int ilogb(double) noexcept;
 }
 static float fma(float x, float y, float z) { return fmaf(x, y, z); }
