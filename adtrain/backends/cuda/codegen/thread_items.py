@@ -35,9 +35,9 @@ PIECE_BYTES = 128
 MIN_STAGES, MAX_STAGES = 2, 6
 """Minimum and maximum stages: buffers of a warp in shared memory, each for a piece of its items."""
 STAGE_BYTES = 64 << 10
-"""Maximum bytes of all stages of a block. A warp has one more, for results on their way to memory."""
+"""Maximum bytes of the stages of a block. They include one more for each warp, for results on their way to memory."""
 BEGIN = "// begin copy "
-"""A line of this text and the number of a copy says that its stage is free for the next copy."""
+"""A line of this text and the number of a copy: that copy is read, so the next copy to its stage begins here."""
 KEPT_ELEMENTS, KEPT_VECTORS = 64, 16
 """Maximum elements of items, and vectors of shared arrays, that a thread keeps. It reads others again."""
 
