@@ -1,4 +1,4 @@
-"""Small items that threads hold in registers: the fusion, and its kernels on the CPU against NumPy."""
+"""Thread items: which equations become one kernel, and these kernels on the CPU against NumPy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["host"]
 
 MANY = thread_items.MIN_ITEMS
 EPS = {"float32": 3e-6, "float64": 1e-13}
-"""Of the norm of the difference over the norm."""
+"""Maximum norm of the error over the norm of the result."""
 
 
 def fused(f: Callable[..., Any], *shapes: Shape, dtype: str = "float32") -> Program:
@@ -37,9 +37,7 @@ def transposed(x: Any) -> Any:
     return ops.transpose(x, (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
 
 
-def slope_of_a_network(x: Any, w: Any, b: Any, out: Any) -> Any:
-    """The second derivative of a narrow network by its input."""
-
+def second_derivative_of_a_network(x: Any, w: Any, b: Any, out: Any) -> Any:
     def u(x: Any) -> Any:
         return ops.tanh(ops.tanh(x) @ (w * 0.1) + b) @ out
 
@@ -65,13 +63,13 @@ def nearest(x: Any, centres: Any) -> Any:
 
 
 def mixture(x: Any, means: Any, scales: Any) -> Any:
-    """Each term of a sum over features is computed where it is added."""
+    """The logarithm of the likelihood of a Gaussian mixture."""
     z = (x[:, None, :] - means) / scales
     return ops.logsumexp(-ops.sum(z * z, 2), 1)
 
 
-def copies(x: Any, y: Any) -> Any:
-    """Items of several pieces, moved in every way."""
+def moves(x: Any, y: Any) -> Any:
+    """Each of `MOVES`, on items of several pieces."""
     x = ops.exp(x)
     wide = ops.concatenate([x, y * 2.0, x], 1)
     padded = ad.grad(lambda x: ops.sum(ops.square(x[:, 1:9:2])))(x)
@@ -79,30 +77,30 @@ def copies(x: Any, y: Any) -> Any:
 
 
 PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[[int], Sequence[Shape]]]] = {
-    "network": (slope_of_a_network, lambda n: [(n, 5), (5, 12), (12,), (12, 3)]),
+    "network": (second_derivative_of_a_network, lambda n: [(n, 5), (5, 12), (12,), (12, 3)]),
     "filter": (step_of_a_filter, lambda n: [(4, 4), (4, 4), (n, 4, 1), (n, 4, 4)]),
     "nearest": (nearest, lambda n: [(n, 6), (9, 6)]),
     "mixture": (mixture, lambda n: [(n, 3), (7, 3), (7, 3)]),
-    "copies": (copies, lambda n: [(n, 16), (n, 7)]),
+    "moves": (moves, lambda n: [(n, 16), (n, 7)]),
 }
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_equations_of_small_items_are_one_kernel(name: str) -> None:
+def test_a_program_of_small_items_is_one_kernel(name: str) -> None:
     f, shapes = PROGRAMS[name]
     program = fused(f, *shapes(MANY))
     large = [e for e in program.equations if any(v.size >= MANY for v in (*e.inputs, *e.outputs))]
     assert [e.form for e in large if not e.is_view] == [THREAD_ITEMS]
 
 
-def test_few_items_and_large_ones_have_other_kernels() -> None:
+def test_programs_of_few_items_or_large_items_have_other_kernels() -> None:
     assert THREAD_ITEMS not in names(fused(nearest, (MANY // 2, 6), (9, 6)))
     program = fused(nearest, (MANY, 128), (9, 128))
     sizes = [v.size // MANY for e in program.equations if e.form == THREAD_ITEMS for v in (*e.inputs, *e.outputs)]
     assert max(sizes) == 9
 
 
-def test_a_long_chain_is_divided_into_kernels_of_few_operations_and_live_elements() -> None:
+def test_a_long_chain_becomes_kernels_that_keep_the_limit_of_operations() -> None:
     def layers(x: Any, w: Any) -> Any:
         for _ in range(24):
             x = ops.tanh(x @ w)
@@ -116,14 +114,14 @@ def test_a_long_chain_is_divided_into_kernels_of_few_operations_and_live_element
     assert len([e for e in everywhere(program) if e.name == "matmul"]) == 24
 
 
-def test_a_broadcast_is_no_operation() -> None:
-    """With its broadcasts, the mixture would have more operations than a thread may have."""
+def test_broadcasts_do_not_count_as_operations() -> None:
+    """If they did, this mixture would exceed the limit of operations."""
     program = fused(mixture, (MANY, 16), (32, 16), (32, 16))
     large = [e for e in program.equations if any(v.size >= MANY for v in (*e.inputs, *e.outputs))]
     assert [e.form for e in large if not e.is_view] == [THREAD_ITEMS]
 
 
-def test_reductions_over_items_compute_their_arguments_from_an_item_that_is_stored_once() -> None:
+def test_reductions_over_the_items_compute_their_arguments_from_one_stored_array() -> None:
     def f(x: Any, w: Any) -> Any:
         y = ops.softmax(ops.tanh(x @ w), 1)
         return ops.sum(y * y, 0), ops.sum(-y)
@@ -136,7 +134,7 @@ def test_reductions_over_items_compute_their_arguments_from_an_item_that_is_stor
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize(("name", "count"), [*zip(PROGRAMS, (33, 300, 257, 64, 129), strict=True)])
-def test_items_of_any_number_match_numpy(name: str, count: int, dtype: str, host: Host) -> None:
+def test_kernels_for_any_number_of_items_match_numpy(name: str, count: int, dtype: str, host: Host) -> None:
     f, shapes = PROGRAMS[name]
     rng = np.random.default_rng(count)
     arrays = [rng.uniform(0.5, 1.5, shape).astype(dtype) for shape in shapes(count)]

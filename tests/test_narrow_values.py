@@ -1,4 +1,4 @@
-"""bfloat16 between kernels: which values, kernels against the reference, and errors against float64."""
+"""Narrow values: which values are bfloat16, kernels against the reference, and errors against float64."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ EXAMPLES, CLASSES = 32, 16
 UNIT = 2.0**-8
 """The largest relative error of a rounding to bfloat16."""
 MIN_SIZE = 512
-"""Elements of values that these tests store as bfloat16."""
+"""Minimum elements of narrow values in these tests."""
 
 
 @pytest.fixture
 def small_arrays_as_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounded products stay rounded, and small values are stored as bfloat16."""
+    """Small products are rounded, and small values are narrow values."""
     for name in ("store_bfloat16", "forms.horizontal"):
         monkeypatch.setattr(import_module(f"adtrain.backends.cuda.{name}"), "MAX_FLOPS", 0)
     monkeypatch.setattr(import_module("adtrain.backends.cuda.choose_precision"), "LAUNCH_CYCLES", -(10**9))
@@ -148,25 +148,25 @@ def error(found: Sequence[np.ndarray], exact: Sequence[np.ndarray]) -> float:
     return float(np.sqrt(of_error / of_gradients))
 
 
-def large(program: Program, dtype: Any) -> list[Variable]:
-    """The values of a type between kernels."""
+def between_kernels(program: Program, dtype: Any) -> list[Variable]:
+    """The values between kernels that have an element type and at least MIN_SIZE elements."""
     ends = {*program.inputs, *program.constants, *program.outputs}
     made = [v for e in program.equations if not e.is_view for v in e.outputs if v not in ends]
     return [v for v in made if v.size >= MIN_SIZE and v.type.dtype == dtype]
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_what_is_float32_between_kernels_may_not_be_rounded(name: str) -> None:
-    """Sums over the layers of a transformer, the gradient of the loss, and what convolutions read."""
+def test_only_values_that_may_not_be_rounded_are_float32_between_kernels(name: str) -> None:
+    """These are sums over the layers of a transformer, the gradient of the loss, and what convolutions read."""
     program = sample(name).program()
     producer = {v: e.primitive.name for x in program.equations for e in single_equations(x) for v in e.outputs}
-    kept = [v for v in large(program, np.float32) if v.size >= EXAMPLES * 16 * CLASSES]
+    kept = [v for v in between_kernels(program, np.float32) if v.size >= EXAMPLES * 16 * CLASSES]
     if name == "transformer":
         assert {producer[v] for v in kept} <= {"add", "sub"}
     else:
         read = {v for e in program.equations if "conv2d" in label(e) for v in e.inputs}
         assert read.issuperset(kept)
-    assert len(large(program, BITS)) > len(kept)
+    assert len(between_kernels(program, BITS)) > len(kept)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -179,20 +179,20 @@ def test_programs_are_consistent_and_a_second_run_changes_nothing(name: str) -> 
     assert str(narrow(after)) == str(after)
 
 
-def test_full_precision_and_the_results_of_a_program_are_not_rounded() -> None:
+def test_full_precision_and_outputs_of_a_program_are_not_rounded() -> None:
     def f(x: Any, w: Any) -> Any:
         y = ops.matmul(x, w)
         return y, ops.sum(ops.softmax(ops.sin(y)) * y, 0)
 
     x, w = (ad.array(np.ones((256, 256), np.float32)) for _ in range(2))
-    assert not large(stage(f, ON_GPU).program(x, w), BITS)
+    assert not between_kernels(stage(f, ON_GPU).program(x, w), BITS)
     with ops.matmul_precision("bfloat16"):
         program = stage(f, ON_GPU).program(x, w)
     assert [v.type.dtype for v in program.outputs] == [np.float32] * 2
     assert "matmul_bfloat16" in {e.name for e in everywhere(program)}
 
 
-def reads_bits(e: Equation) -> bool:
+def uses_bfloat16(e: Equation) -> bool:
     return any(v.type.dtype == BITS for v in (*e.inputs, *e.outputs))
 
 
@@ -211,12 +211,12 @@ def test_softmax_and_argmax_of_long_rows_read_bfloat16(classes: int, host: Host)
     given = [rng.standard_normal(shape, np.float32) for shape in ((3, 8), (8, classes))]
     with ops.matmul_precision("bfloat16"):
         program = stage(f, ON_GPU).program(*given)
-    assert not [v for v in large(program, np.float32) if v not in program.outputs]
+    assert not [v for v in between_kernels(program, np.float32) if v not in program.outputs]
     assert_kernels_agree(program, given, host)
 
 
 def assert_kernels_agree(program: Program, given: Sequence[np.ndarray], host: Host) -> None:
-    """Check each kernel once that reads or writes bfloat16, except those of attention."""
+    """Check each kernel that reads or writes bfloat16, except those of attention. Equal kernels are checked once."""
     known = dict(zip(program.inputs, given, strict=True))
     known |= {v: x.numpy() for v, x in program.constants.items()}
     checked: set[Source] = set()
@@ -226,7 +226,7 @@ def assert_kernels_agree(program: Program, given: Sequence[np.ndarray], host: Ho
         arrays = map(np.asarray, found if isinstance(found, tuple) else (found,))
         known |= dict(zip(e.outputs, arrays, strict=True))
         sources = [launch.source for launch in host.lowering.launches(e) if hasattr(launch, "source")]
-        if not reads_bits(e) or checked.issuperset(sources) or "attention" in e.name:
+        if not uses_bfloat16(e) or checked.issuperset(sources) or "attention" in e.name:
             continue
         checked |= {*sources}
         for x, v in zip(host.computed(e, None, given), e.outputs, strict=True):
@@ -256,8 +256,8 @@ BETWEEN: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", BETWEEN)
-def test_every_operation_between_two_products_takes_rounded_values(name: str) -> None:
-    """Each equation has kernels, and the error of values and gradients is a few roundings to bfloat16."""
+def test_an_operation_between_two_products_may_be_given_rounded_values(name: str) -> None:
+    """Each equation has kernels, and the error of gradients is that of a few roundings to bfloat16."""
     f, rng = BETWEEN[name], np.random.default_rng(0)
     arrays = [rng.standard_normal((64, 64)) / 8 for _ in range(3)]
 
@@ -290,7 +290,7 @@ def test_errors_of_random_networks_are_those_of_a_few_roundings_for_each_layer(e
 
 @pytest.mark.needs_torch
 @pytest.mark.parametrize("name", NETWORKS)
-def test_gradients_have_errors_no_larger_than_those_of_pytorchs_autocast(name: str) -> None:
+def test_errors_of_gradients_are_about_those_of_pytorchs_autocast_or_smaller(name: str) -> None:
     chosen = sample(name)
     found, exact = NumpyProgram(chosen.program()).run(chosen.given())[0], chosen.exact()
     assert error(found, exact) <= 1.1 * error(chosen.in_pytorch(), exact)

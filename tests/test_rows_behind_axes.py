@@ -1,4 +1,4 @@
-"""Row-wise equations of arrays with any number of axes: rows in registers, and reductions that are split by rows."""
+"""Row-wise equations of arrays with any number of axes: rows in registers, and split reductions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from adtrain.core.types import Shape
 __all__ = ["host"]
 
 TOLERANCE = {"float32": 3e-6, "float64": 1e-11}
-"""Of the norm of the difference over the norm."""
+"""Maximum norm of the error over the norm of the result."""
 
 
 def drawn(*shape: int, dtype: str = "float32") -> np.ndarray:
@@ -93,7 +93,7 @@ def test_the_gradient_of_a_softmax_by_heads_is_one_kernel() -> None:
     assert not [e for e in others if scores in {v.type.shape for v in e.outputs}]
 
 
-def test_sums_over_images_and_over_all_of_them_read_the_images_once() -> None:
+def test_a_sum_for_each_image_and_one_over_all_images_read_the_images_once() -> None:
     shape = (64, 128, 28, 28)
     program = fused(squeeze_excitation, (128, 16), (16, 128), shape)
     readers = [e for e in program.equations if shape in {v.type.shape for v in e.inputs}]
@@ -113,12 +113,12 @@ def test_sums_over_images_and_over_all_of_them_read_the_images_once() -> None:
 def test_kernels_of_general_programs_match_numpy(
     f: Any, shapes: list[Shape], host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fusions, "LAUNCH_BYTES", 0)  # small arrays are worth a launch, too
+    monkeypatch.setattr(fusions, "LAUNCH_BYTES", 0)  # so small arrays are worth a launch
     assert check_kernels(fused(f, *shapes), [drawn(*shape) for shape in shapes], host)
 
 
 @pytest.mark.parametrize("name", ["sum", "max", "min"])
-def test_a_reduction_over_rows_and_more_is_split_where_that_spares_a_large_array(name: str) -> None:
+def test_a_reduction_over_rows_and_other_axes_is_split_if_a_large_array_is_then_read_once(name: str) -> None:
     def f(x: Any, y: Any) -> Any:
         return getattr(ops, name)(x * y), ops.sum(x, (2, 3)), getattr(ops, name)(x + y, (0, 2, 3))
 
@@ -130,7 +130,7 @@ def test_a_reduction_over_rows_and_more_is_split_where_that_spares_a_large_array
     assert len(read((16, 8, 20, 16))) > 1
 
 
-def test_a_reduction_that_other_rows_depend_on_is_not_split() -> None:
+def test_a_reduction_whose_result_all_rows_need_is_not_split() -> None:
     def f(x: Any) -> Any:
         return ops.sum(x * ops.sum(x), (2, 3))
 
@@ -138,7 +138,7 @@ def test_a_reduction_that_other_rows_depend_on_is_not_split() -> None:
     assert [e.params["axes"] for e in everywhere(program) if e.name == "sum"] == [(0, 1, 2, 3), (2, 3)]
 
 
-def test_a_sum_that_is_split_stays_accurate(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_split_sum_stays_accurate(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fusions, "LAUNCH_BYTES", 0)
 
     def f(x: Any) -> Any:
@@ -155,7 +155,9 @@ def test_a_sum_that_is_split_stays_accurate(host: Host, monkeypatch: pytest.Monk
 
 
 LEADING = [(216,), (12, 18), (8, 3, 9), (6, 1, 36), (2, 3, 4, 9)]
+"""Lengths of the axes that count the rows."""
 ROWS = [(64,), (1, 70), (8, 9), (5, 4, 4)]
+"""Lengths of the axes of a row."""
 
 
 def factor(*shape: int) -> np.ndarray:
@@ -174,6 +176,7 @@ LAYERS: dict[str, Any] = {
     "softmax": lambda x, n: x + ops.softmax(x, -1),
     "flat": lambda x, n: ops.reshape(ops.softmax(ops.reshape(x, (216, -1))), x.shape),
 }
+"""Functions of x, whose rows are behind n axes."""
 
 
 @examples(3, 150)

@@ -1,4 +1,4 @@
-"""Quotients by shared divisors are products with reciprocals on a GPU: where, and how exact they are."""
+"""Shared divisors on a GPU: which quotients become products with reciprocals, and how exact these are."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ NUMBERS = {
 
 
 def quotients(x: Any, d: Any) -> Any:
-    """Each number over each divisor, in an array that is not stored."""
+    """Each number over each divisor."""
     return ops.broadcast_to(x[:, None], (x.shape[0], d.shape[0])) / d
 
 
 @pytest.fixture(scope="module", params=NUMBERS)
 def by_reciprocals(request: pytest.FixtureRequest) -> Program:
-    """`quotients` of a few numbers, without a division for each."""
+    """The Program of `quotients`, with a reciprocal for each divisor."""
     arguments = [Shaped(n, dtype=request.param) for n in (ROWS, DIVISORS)]
     with pytest.MonkeyPatch.context() as few:
         few.setattr(shared_divisors, "MIN_ELEMENTS", 1)
@@ -51,7 +51,7 @@ def by_reciprocals(request: pytest.FixtureRequest) -> Program:
 def test_a_quotient_has_an_error_of_one_and_a_half_units_in_the_last_place(
     by_reciprocals: Program, data: st.DataObject
 ) -> None:
-    """Also near the smallest and the largest numbers. Those of 0, infinity and NaN are those of a division."""
+    """Also near the smallest and the largest numbers. For 0, infinity and NaN it is the result of a division."""
     dtype = by_reciprocals.inputs[0].type.dtype
     x, d = (np.array(data.draw(st.lists(NUMBERS[dtype.name], min_size=n, max_size=n)), dtype) for n in (ROWS, DIVISORS))
     largest = float(np.finfo(dtype).max)
@@ -71,7 +71,7 @@ def test_a_quotient_has_an_error_of_one_and_a_half_units_in_the_last_place(
 
 
 def of_float(y: np.floating[Any]) -> Fraction:
-    """A number. Infinity becomes a number above the largest one."""
+    """The exact value of a number. That of an infinity is beyond the largest number."""
     return Fraction(float(y)) if np.isfinite(y) else Fraction(2) ** 2000 * int(np.sign(y))
 
 
@@ -94,7 +94,7 @@ def distances(x: Any, centres: Any, scales: Any) -> Any:
 
 
 def test_quotients_that_are_computed_from_small_arrays_are_products() -> None:
-    """Of gradients too."""
+    """Those of gradients too."""
     shapes = (POINTS, FEATURES), (CENTRES, FEATURES), (CENTRES, FEATURES)
     program = on_gpu(ad.value_and_grad(distances, (1, 2)), *shapes)
     assert not divides(program, PAIRS)
@@ -105,10 +105,10 @@ def test_quotients_that_are_computed_from_small_arrays_are_products() -> None:
 @pytest.mark.parametrize(
     ("shapes", "result"),
     [
-        ([(POINTS // 2, FEATURES), (CENTRES, FEATURES)], (POINTS // 2, CENTRES, FEATURES)),  # they are few
+        ([(POINTS // 2, FEATURES), (CENTRES, FEATURES)], (POINTS // 2, CENTRES, FEATURES)),  # there are few quotients
         ([PAIRS, (CENTRES, FEATURES)], PAIRS),  # the kernel loads as many numbers
         ([(POINTS, FEATURES), (POINTS, 1, FEATURES)], PAIRS),  # each point has divisors of its own
-        ([(POINTS, FEATURES), PAIRS[1:], PAIRS], PAIRS),  # it loads as many numbers for another argument
+        ([(POINTS, FEATURES), PAIRS[1:], PAIRS], PAIRS),  # the kernel loads as many numbers for another argument
     ],
 )
 def test_other_quotients_are_divisions(shapes: list[Shape], result: Shape) -> None:

@@ -77,7 +77,7 @@ class Axes:
 
 @dataclass(frozen=True)
 class Items:
-    """How an operation works item by item. An item is an index of axis 0.
+    """How an operation works item by item. An item is the elements at one index of axis 0.
 
     Attributes:
         count: the number of items.

@@ -1,18 +1,18 @@
-"""bfloat16 between kernels: values that one kernel writes and others read are bfloat16 in memory.
+"""Narrow values: values that one kernel writes and others read are bfloat16 in memory.
 
-It runs after the fusions, when it is known which values are stored. A value becomes bfloat16 where `precision` permits
-it, where its kernel can write bfloat16, and where the kernels of all its readers can read it. The conversions are
-equations in the bodies of the fused equations:
+The pass runs after the fusions, when it is known which values are stored. A value becomes bfloat16 where `precision`
+permits it, where its kernel can write bfloat16, and where the kernels of all its readers can read it. The conversions
+are equations in the bodies of the fused equations:
 
 y = loops(x: exp(x))                        ->    y_ = loops(x: to_bfloat16(exp(x)))
 z = row_fused(y: sum(y))                    ->    z = row_fused(y_: sum(from_bfloat16(y_)))
 
 So arithmetic, sums and statistics are float32, and the NumPy reference of the Program rounds where a GPU rounds.
 
-Which values may be rounded follows the rules by which PyTorch's autocast gives a value a type. Results of bfloat16
-products, convolutions and attention are rounded, and what equations compute element by element from rounded values
-only. Not rounded are sums and other reductions, softmax, weights, what an update reads, inputs and outputs of the
-Program, and sums of many terms over layers, such as the sum along the residual connections of a transformer.
+Which values may be rounded follows PyTorch's autocast: the results of products, convolutions and attention in bfloat16,
+and what equations compute from rounded values alone, element by element or by pooling. Results of norms before scale
+and shift are rounded too. Not rounded are sums and other reductions, softmax, weights, what an update reads, inputs and
+outputs of the Program, and sums over layers, such as the sum along the residual connections of a transformer.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ ARRAYS: Mapping[str, tuple[Sequence[int], Sequence[int]]] = {
     "self_attention": ((0,), (0,)),
     "self_attention_grad": ((0, 1, 3), (0,)),
 }
-"""By primitive, the arguments and the results that are bfloat16 in such a form: all of them. Statistics are float32."""
+"""By primitive, the arguments and results that must be bfloat16 in such a form, by index. Statistics are float32."""
 COPIES = frozenset(("transpose", "flip", "slice", "concatenate", "pad"))
 """Primitives whose results are elements of their arguments, or zeros. Their kernels copy elements of any type."""
 POOLS = frozenset(("max_pool2d", "max_pool2d_put", "max_pool2d_pick", "avg_pool2d", "avg_pool2d_put"))
@@ -64,7 +64,7 @@ POOLS = frozenset(("max_pool2d", "max_pool2d_put", "max_pool2d_pick", "avg_pool2
 
 @keeps(Results.ROUNDING)
 def narrow_values(program: Program, target: Target) -> Program:
-    """``program`` with bfloat16 in memory between kernels, where bfloat16 products compute what is stored."""
+    """``program`` with values between kernels in bfloat16, if it has products in bfloat16."""
     if not any(map(_is_rounded_product, _singles(program))):
         return program
     narrow = _Values(program, target).narrow()
@@ -84,7 +84,12 @@ def _is_float(v: Variable) -> bool:
 
 
 class _Values:
-    """Which values of a Program are stored as bfloat16."""
+    """Which values of a Program are stored as bfloat16.
+
+    Attributes:
+        single: the equation that computes each value, outside or inside a fused equation.
+        root: for a reshape of a value in memory, that value. Both are stored as bfloat16, or neither.
+    """
 
     def __init__(self, program: Program, target: Target) -> None:
         self.program, self.target = program, target
@@ -96,13 +101,13 @@ class _Values:
                 self.root |= {v: self.root.get(x, x) for x in e.inputs for v in e.outputs}
 
     def narrow(self) -> set[Variable]:
-        """The values that are stored as bfloat16, and the reshapes of them."""
+        """The values that are stored as bfloat16, and their reshapes."""
         sharing: dict[Variable, list[Variable]] = {}
         for v in self.program.names:
             sharing.setdefault(self.root.get(v, v), []).append(v)
         kept = {*self.program.inputs, *self.program.constants, *self.program.outputs}
         chosen = {r for r, vs in sharing.items() if kept.isdisjoint(vs) and self._may_round(r)}
-        while True:  # a kernel may need several of its arrays in bfloat16, or none
+        while True:  # a kernel may need several of its arrays in bfloat16, or none of them
             refused = {r for r in chosen if not self._can_store(r, sharing[r], chosen)}
             if not refused:
                 return {v for r in chosen for v in sharing[r]}
@@ -142,7 +147,7 @@ class _Values:
         return form is not None and form.converts and not operand
 
     def _has_kernels(self, e: Equation, v: Variable, chosen: Collection[Variable]) -> bool:
-        """Whether kernels compute an equation of a primitive from and to arrays of bfloat16."""
+        """Whether there are kernels for an equation of a primitive whose arrays are bfloat16."""
         inputs, outputs = (range(len(e.inputs)), (0,)) if e.name in COPIES else ARRAYS.get(e.name, ((), ()))
         arrays = [*(e.inputs[i] for i in inputs), *(e.outputs[i] for i in outputs)]
         if v not in arrays or any(self.root.get(x, x) not in chosen for x in arrays):
@@ -154,7 +159,7 @@ class _Values:
 
     @cached_property
     def _rounded(self) -> Mapping[Variable, bool | None]:
-        """Whether each value may be rounded; None if it is computed from neither rounded nor other numbers."""
+        """Whether each value may be rounded; None for numbers, broadcasts, and what is computed from these alone."""
         found: dict[Variable, bool | None] = dict.fromkeys((*self.program.inputs, *self.program.constants), False)
         for e in _singles(self.program):
             found |= {v: self._is_rounded(e, i, found) for i, v in enumerate(e.outputs)}
@@ -174,7 +179,7 @@ class _Values:
 
     @cached_property
     def _running_sums(self) -> Collection[Equation]:
-        """The additions of two arrays of which one is such an addition, too: sums over layers."""
+        """Sums over layers: two additions of arrays, of which one reads the result of the other."""
         sums = {e for e in _singles(self.program) if e.primitive.name == "add" and all(map(self._is_whole, e.inputs))}
         found = set[Equation]()
         for e in sums:
@@ -183,7 +188,7 @@ class _Values:
         return found
 
     def _is_whole(self, v: Variable) -> bool:
-        """Whether a term is an array, and no number or vector that is broadcast."""
+        """Whether a term is a large array, and no broadcast of a number or vector."""
         source = self.single.get(v)
         return v.size >= MIN_SIZE and not (source is not None and source.has(Trait.BROADCAST))
 
@@ -203,7 +208,7 @@ def narrowed(type_: ArrayType) -> ArrayType:
 
 
 def _form_with_argument(e: Equation) -> str | None:
-    """The form whose kernels compute the argument of a reduction, or the rows that an equation works on."""
+    """The form whose kernels convert the argument of an equation when they load it; None for others."""
     if sums_columns(e):
         return COLUMN_SUM
     if reduces(e):
@@ -215,13 +220,13 @@ class _Converter:
     """Writes a Program in which some values are bfloat16 in memory.
 
     Attributes:
-        bits: for each of the values the array of bfloat16.
+        bits: for each narrow value its array of bfloat16.
     """
 
     def __init__(self, program: Program, narrow: Collection[Variable]) -> None:
         self.before = program
         self.bits = {v: v.like(narrowed(v.type)) for v in narrow}
-        for e in program.equations:  # a product reads a copy that the kernel of a value writes, or a launch makes
+        for e in program.equations:  # the array exists if a product reads it
             for x in single_equations(e):
                 if x.primitive.name == TO_BITS and x.inputs[0] in self.bits and (x is e or x.inputs[0] in e.outputs):
                     self.bits[x.inputs[0]] = x.outputs[0]
@@ -237,7 +242,7 @@ class _Converter:
         return replace(self.before, equations=tuple(equations))
 
     def _stored(self, variables: Iterable[Variable]) -> tuple[Variable, ...]:
-        """The variables, with those in memory in place of values that are stored as bfloat16."""
+        """The variables, with the arrays of bfloat16 in place of narrow values."""
         return tuple(dict.fromkeys(self.bits.get(v, v) for v in variables))
 
     def _equation(self, e: Equation, read: Sequence[Variable], written: Sequence[Variable]) -> Equation:
@@ -258,13 +263,13 @@ class _Converter:
     def _loops(
         self, e: Equation, read: Sequence[Variable], written: Sequence[Variable], needed: Collection[Variable]
     ) -> Equation:
-        """Loops that convert."""
+        """Loops that convert what they read and write."""
         own = {v: v.like() for v in read}
         members = (_reading(x, own) for x in (body_of(e).equations if e.form else [e]))
         return fuse(LOOPS, [*self._from_bits(e, own), *members, *self._to_bits(e, written)], needed)
 
     def _fused(self, e: Equation, read: Sequence[Variable], written: Sequence[Variable]) -> Equation:
-        """A fused equation whose body converts."""
+        """A fused equation whose body converts what it reads and writes."""
         body = body_of(e).equations
         inside: list[Equation] = []
         own: dict[Variable, Variable] = {}
@@ -289,16 +294,16 @@ class _Converter:
         return fuse(e.form, inside, self._stored(e.outputs), self._stored(e.inputs))
 
     def _from_bits(self, e: Equation, own: Mapping[Variable, Variable]) -> list[Equation]:
-        """The conversions of values to float32 variables of an equation."""
+        """The conversions of narrow values to `own`, the float32 variables that an equation reads."""
         return [_conversion(FROM_BITS, self.bits[v], x, e) for v, x in own.items()]
 
     def _to_bits(self, e: Equation, values: Iterable[Variable]) -> list[Equation]:
-        """The conversions of values to bfloat16 that an equation lacks."""
+        """The conversions to bfloat16 of results of an equation, if it does not write their arrays already."""
         return [_conversion(TO_BITS, v, self.bits[v], e) for v in values if self.bits[v] not in e.outputs]
 
 
 def in_bfloat16(e: Equation, bits: Mapping[Variable, Variable]) -> Equation:
-    """An equation of a primitive of ARRAYS whose arrays are bfloat16, which the variables in ``bits`` stand for."""
+    """An equation of a primitive of ARRAYS with the arrays of bfloat16 in ``bits`` in place of its variables."""
     inputs, outputs = ([bits.get(v, v) for v in variables] for variables in (e.inputs, e.outputs))
     own = {v: v.like() for v in dict.fromkeys(e.inputs) if v in bits}
     before = [_conversion(FROM_BITS, bits[v], x, e) for v, x in own.items()]
@@ -309,7 +314,7 @@ def in_bfloat16(e: Equation, bits: Mapping[Variable, Variable]) -> Equation:
 
 
 def _copy(e: Equation, bits: Mapping[Variable, Variable]) -> Equation:
-    """The copy of arrays of bfloat16."""
+    """An equation of COPIES that reads and writes arrays of bfloat16."""
     params = {**e.params, "value": 0} if "value" in e.params else e.params
     inputs, outputs = (tuple(bits[v] for v in variables) for variables in (e.inputs, e.outputs))
     return replace(e, inputs=inputs, outputs=outputs, params=params)
@@ -325,5 +330,5 @@ def _conversion(primitive: str, v: Variable, out: Variable, beside: Equation) ->
 
 
 def _reading(e: Equation, own: Mapping[Variable, Variable]) -> Equation:
-    """The equation, with float32 variables of its own in place of values."""
+    """The equation, which reads the variables in `own` in place of narrow values."""
     return replace(e, inputs=tuple(own.get(v, v) for v in e.inputs)) if own else e

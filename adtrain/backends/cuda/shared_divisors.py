@@ -1,11 +1,11 @@
 """Shared divisors: elements that share a divisor are multiplied by its reciprocal.
 
 A division takes the time of about ten multiplications. That matters where a kernel computes many quotients from small
-arrays. Where it loads or stores an array of the quotients' size, it waits for memory, and divisions are free.
+arrays. A kernel that loads or stores an array of as many elements waits for memory, and a division costs no time there.
 
-x / d becomes (x * r) * s with r = 1 / (d * s), where s is a power of two for which r is a normal number. So a quotient
-has an error of at most 1.5 units in the last place, also if x, d or the quotient is below the smallest normal number
-or near the largest one, and a divisor of 0, infinity or NaN gives the same zeros, infinities and NaN as a division.
+x / d becomes (x * r) * s with r = 1 / (d * s). Here s is a power of two for which r is a normal number. So a quotient
+has an error of at most 1.5 units in the last place, also if x, d or the quotient is subnormal or near the largest
+number. A divisor of 0, infinity or NaN gives the same zeros, infinities and NaN as a division.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from adtrain.core.staging import Results, keeps
 from adtrain.passes.fuse_elementwise import elementwise
 
 MIN_ELEMENTS = 1 << 22
-"""Minimum quotients. The reciprocals may take a launch, which is as long as 2^20 divisions."""
+"""Minimum quotients. The reciprocals may take a launch of their own, which few quotients do not repay."""
 MIN_REUSE = 4
-"""Minimum quotients for each element of every array that they are computed from."""
+"""Minimum quotients for each element of the largest array that they are computed from."""
 MAX_DIVISORS = 1 << 16
 """Maximum different divisors."""
 
 
 @keeps(Results.ROUNDING)
 def multiply_by_reciprocals(program: Program) -> Program:
-    """``program`` with products in place of quotients that are computed from small arrays, by few divisors."""
+    """``program`` with products in place of quotients of small arrays by few divisors."""
     divisors = {e.outputs[0]: e.inputs[0] for e in program.equations if e.name == "broadcast_to"}
-    largest: dict[Variable, int] = {}  # for an elementwise value, the size of the largest array it is computed from
-    found = _Reciprocals()
+    largest: dict[Variable, int] = {}  # size of the largest array that a value is computed from
+    result = _Reciprocals()
     for e in program.equations:
         if elementwise(e):
             largest[e.outputs[0]] = max((largest.get(v, v.size) for v in e.inputs), default=1)
         d = divisors.get(e.inputs[1]) if e.primitive.name == "div" else None
         if d is not None and _pays(e.outputs[0], d, largest[e.outputs[0]]):
-            found.divide(e, d)
+            result.divide(e, d)
         else:
-            found.equations.append(e)
-    return replace(program, equations=tuple(found.equations))
+            result.equations.append(e)
+    return replace(program, equations=tuple(result.equations))
 
 
 def _pays(quotient: Variable, divisor: Variable, largest: int) -> bool:
-    """Whether products are faster. A divisor for each index of axis 0 is left out: it has few quotients."""
+    """Whether products are faster. Divisors that differ along axis 0 are left out: each of them has few quotients."""
     shape, own = quotient.type.shape, divisor.type.shape
     shared = len(own) < len(shape) or own[0] < shape[0]
     few = divisor.size <= MAX_DIVISORS and max(largest, divisor.size) * MIN_REUSE <= quotient.size
@@ -59,10 +59,10 @@ class _Reciprocals:
 
     equations: list[Equation] = field(default_factory=list)
     factors: dict[Variable, tuple[Variable, Variable]] = field(default_factory=dict)
-    """For each divisor its reciprocal, and the power of two."""
+    """For each divisor the reciprocal r and the power of two s."""
 
     def divide(self, e: Equation, divisor: Variable) -> None:
-        """Multiply in place of a division by a broadcast divisor."""
+        """Add products in place of an equation that divides by a broadcast of `divisor`."""
         if divisor not in self.factors:
             self.factors[divisor] = self._factors(divisor, e)
         shape, value = e.outputs[0].type.shape, e.inputs[0]
@@ -71,6 +71,7 @@ class _Reciprocals:
         self.equations.append(replace(e, primitive=PRIMITIVES["mul"], inputs=(value, power)))
 
     def _factors(self, d: Variable, like: Equation) -> tuple[Variable, Variable]:
+        """The variables r and s of a divisor."""
         dtype = d.type.dtype
         numbers = np.finfo(dtype)
 

@@ -1,7 +1,8 @@
-"""Split reductions: a reduction over rows and other axes becomes one along rows, and one of their results.
+"""Split reductions: a reduction over rows and other axes becomes two, one along the rows and one of its results.
 
 Example: images are scaled by channel. The loss is a sum over all their elements, and the gradient of a scale is the sum
-over a channel. As sums along rows of H x W elements both are one `row_fused` kernel, which reads the images once.
+over a channel. The first sum is split. Then one `row_fused` kernel computes both sums along rows of H x W elements, and
+reads the images once.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from adtrain.passes.fuse_elementwise import by_element
 
 @keeps(Results.ROUNDING)
 def split_reductions(program: Program, fuse: Pass, launch_bytes: int) -> Program:
-    """Reduce rows before other axes where the rows are read for other results too, and fewer bytes are moved then.
+    """Split a reduction over rows and other axes, if other equations read its rows too and so fewer bytes are moved.
 
-    A float32 sum stays as accurate: up to 32 elements of a row are added in order, then these sums in pairs, and those
-    of all rows as any sum is.
+    A float32 sum stays as accurate: a thread adds up to 32 elements of a row in order, the threads of the row add their
+    sums in pairs, and the sums of all rows are added as in any sum.
 
     Args:
-        fuse: the fusion whose kernels are compared.
+        fuse: the fusion pass. What its results read and write is compared.
         launch_bytes: the bytes that memory moves in the time of a launch.
     """
 
@@ -44,8 +45,10 @@ def split_reductions(program: Program, fuse: Pass, launch_bytes: int) -> Program
 
 
 def _candidates(program: Program, launch_bytes: int) -> Iterator[tuple[Equation, Rows]]:
-    """Reductions over rows and other axes, and these rows, if other equations read or compute as many bytes of the same
-    rows as memory moves in a launch."""
+    """Reductions that may be split, each with its rows.
+
+    Other equations must read or compute more bytes of these rows than memory moves in the time of a launch.
+    """
     held = rows_in_registers(program)
     producer = {v: e for e in program.equations for v in e.outputs}
     for e in program.equations:
@@ -58,13 +61,13 @@ def _candidates(program: Program, launch_bytes: int) -> Iterator[tuple[Equation,
             arguments = (v for v in dict.fromkeys(reader.inputs) if rows.held_for(v, reader) == ROW)
             users = {v: (*program.readers[v], producer.get(v, e)) for v in arguments}
             shared = [v for v, by in users.items() if any(o not in (e, reader) and held.get(o) == rows for o in by)]
-            if sum(v.nbytes for v in shared) > launch_bytes and _reduces_more(e, rows):
+            if sum(v.nbytes for v in shared) > launch_bytes and _reduces_rows_and_others(e, rows):
                 yield e, rows
                 break
 
 
-def _reduces_more(e: Equation, rows: Rows) -> bool:
-    """Whether it reduces rows, and other axes too."""
+def _reduces_rows_and_others(e: Equation, rows: Rows) -> bool:
+    """Whether an equation reduces whole rows, and other axes too."""
     shape, axes = e.inputs[0].type.shape, e.params["axes"]
     if rows.held(shape) != ROW:
         return False
@@ -73,7 +76,7 @@ def _reduces_more(e: Equation, rows: Rows) -> bool:
 
 
 def _split(program: Program, e: Equation, rows: Rows) -> Program:
-    """The Program in which a reduction is one along rows, and one of their results."""
+    """The Program in which a reduction is split."""
     (x,), (y,), axes = e.inputs, e.outputs, e.params["axes"]
     first = row_axes(x.type.shape, rows.count) or 0
     of_rows = x.like(ArrayType(x.type.shape[:first], y.type.dtype))

@@ -1,18 +1,18 @@
-// Items of the threads of a warp: elements of 32 neighbouring items, copied between global memory and the registers of the
-// threads through shared memory. So lanes access neighbouring addresses, and copies from global memory begin early.
+// Copies 32 neighbouring items between global memory and the registers of a warp, of which each thread has one item. Copies go
+// through shared memory. So lanes access neighbouring addresses, and loads begin before their elements are needed.
 #pragma once
 #include "common/cp_async.cuh"
 
 extern __shared__ __align__(16) unsigned char shared_bytes[];
 
-// How a piece of COUNT elements of each of 32 items lies in shared memory: in vectors of WIDE elements, and in rows of an odd
-// number of vectors, so that the lanes of a warp read their rows from different banks.
+// How pieces, COUNT elements of each of 32 items, lie in a stage: a row of vectors of WIDE elements for each item. The pitch of
+// rows is an odd number of vectors, so the lanes of a warp read their rows from different banks.
 template <typename E, int COUNT, int WIDE> struct Piece {
     static constexpr int VECTORS = COUNT / WIDE, PITCH = VECTORS % 2 ? VECTORS : VECTORS + 1;
     static constexpr int BYTES = 32 * PITCH * WIDE * sizeof(E);
     const int lane = threadIdx.x % 32;
 
-    // The item, and the first element of the piece, that this lane copies in step i.
+    // The item, and the first element of its piece, that this lane copies in step i.
     __device__ __forceinline__ int row(int i) const {
         return 32 % VECTORS ? (lane + 32 * i) / VECTORS : lane / VECTORS + i * (32 / VECTORS);
     }
@@ -24,12 +24,12 @@ template <typename E, int COUNT, int WIDE> struct Piece {
     }
 };
 
-// STAGE bytes of shared memory hold a piece of 32 items.
+// A stage has STAGE bytes of shared memory, and holds pieces of 32 items.
 template <int STAGE> struct WarpItems {
     char *const stages;        // shared memory of the warp
-    const int64_t first, left; // the first item of the warp; the items from it on
+    const int64_t first, left; // the first item of the warp; the number of items from it on
 
-    // Begins to copy elements FIRST, ... FIRST + COUNT - 1 of the items of LENGTH elements to a stage.
+    // Begins to copy elements FIRST, ... FIRST + COUNT - 1 of items of LENGTH elements to stage AT.
     template <int AT, int LENGTH, int FIRST, int COUNT, int WIDE, typename E> __device__ __forceinline__ void begin(const E *x) const {
         const Piece<E, COUNT, WIDE> piece;
         static_assert(piece.BYTES <= STAGE, "codegen/thread_items.py");
@@ -47,7 +47,7 @@ template <int STAGE> struct WarpItems {
         cp_async_commit_group();
     }
 
-    // Waits for the copy to a stage, of which PENDING later ones may not be complete, and reads the elements of this thread.
+    // Waits for the copy to stage AT, and reads the elements of this thread. The last PENDING copies need not be complete.
     template <int AT, int PENDING, int COUNT, int WIDE, typename E> __device__ __forceinline__ void finish(E (&to)[COUNT]) const {
         const Piece<E, COUNT, WIDE> piece;
         static_assert(piece.BYTES <= STAGE, "codegen/thread_items.py");
@@ -62,7 +62,7 @@ template <int STAGE> struct WarpItems {
         __syncwarp();
     }
 
-    // Writes elements FIRST, ... FIRST + COUNT - 1 of the items, through a stage.
+    // Writes elements FIRST, ... FIRST + COUNT - 1 of the items, through stage AT.
     template <int AT, int LENGTH, int FIRST, int COUNT, int WIDE, typename E>
     __device__ __forceinline__ void store(const E (&from)[COUNT], E *y) const {
         const Piece<E, COUNT, WIDE> piece;

@@ -4,8 +4,8 @@
 
 extern __shared__ __align__(16) unsigned char shared_bytes[];
 
-// A block sums COLUMNS_ neighbouring columns of each of SUMS matrices, a thread WIDE of them. DOWN threads share the same columns,
-// and each takes every DOWN-th row. Their totals are added in order, through SHARED bytes of shared memory.
+// A block sums COLUMNS_ neighbouring columns of each of SUMS matrices, and a thread WIDE of these. DOWN threads have the same
+// columns, and each takes every DOWN-th row. Their totals are added in order, through SHARED bytes of shared memory.
 template <typename A, int THREADS, int COLUMNS_, int WIDE, int SUMS, int SHARED> struct ColumnSum {
     static constexpr int ACROSS = COLUMNS_ / WIDE, DOWN = THREADS / ACROSS, PITCH = COLUMNS_ + WIDE, RUN = 8;
     typedef typename TotalOf<A>::type Total;
@@ -15,7 +15,7 @@ template <typename A, int THREADS, int COLUMNS_, int WIDE, int SUMS, int SHARED>
 
     __device__ __forceinline__ ColumnSum(int block) : first(block * COLUMNS_) {}
 
-    // read(row, column, terms) puts the terms of sum n in WIDE columns into terms[n]. There may be fewer `rows` than ROWS.
+    // read(row, column, terms) puts the terms of sum n in WIDE columns into terms[n]. `rows` is at most ROWS.
     template <int ROWS, int COLUMNS, typename Read> __device__ __forceinline__ void add_rows(Read read, int rows = ROWS) {
         const int column = first + threadIdx.x % ACROSS * WIDE, begin = threadIdx.x / ACROSS;
         if (column >= COLUMNS || begin >= DOWN) return;
@@ -44,7 +44,7 @@ template <typename A, int THREADS, int COLUMNS_, int WIDE, int SUMS, int SHARED>
     }
 
   private:
-    // RUN rows, or the first ones of them. No load depends on a branch, so all begin at once.
+    // Adds RUN rows, or those of them that exist. No load depends on a branch, so all begin at once.
     template <bool WHOLE, typename Read> __device__ __forceinline__ void add_run(Read read, int row, int rows, int column) {
         A sums[SUMS][WIDE] = {};
         #pragma unroll

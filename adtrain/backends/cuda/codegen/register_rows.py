@@ -26,31 +26,35 @@ MIN_IN_REGISTERS = 64
 """Minimum elements of a row that threads hold in registers."""
 THREADS = 256
 MANY_THREADS = 1 << 15
-"""Threads that keep the largest GPU busy. With fewer, a whole block shares a row."""
+"""Threads that fill the largest GPU. With fewer, a whole block shares a long row."""
 
-MAX_ITEMS = 32
-"""Maximum elements of a row for a thread of a block that computes other equations too."""
+MAX_ELEMENTS = 32
+"""Maximum elements of a row that a thread of `rows_in_block` holds."""
 
 ALONG_ROWS = frozenset(("sum", "max", "min", "argmax", "softmax", "log_softmax", "standardize"))
 """Primitives that reduce or normalise whole rows."""
 
 ROW, VALUE, COLUMN, NUMBER, TABLE = "row", "value", "column", "number", "table"
 """What a thread holds of a variable: its elements of the row; the row's one value; its columns of a vector that all
-rows share; a number; a pointer to a table, from which each row reads one element."""
+rows share; a number that all rows share; a pointer to a table, from which each row reads one element."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of arrays: the elements behind the first axes, of which there are `count`, each of `length` elements.
+    """Rows of arrays. The first axes of an array count the rows, and its other axes are those of a row.
 
-    A row may have several axes: that of a sum over the last two axes of (A, B, M, N) is an image of M x N elements.
+    Example: the rows of a sum over the last two axes of (A, B, M, N) are A x B images of M x N elements.
+
+    Attributes:
+        count: the number of rows.
+        length: the elements of a row.
     """
 
     count: int
     length: int
 
     def held(self, shape: Shape) -> str | None:
-        """What a thread holds of a variable that has an item for each row; None if it has none."""
+        """What a thread holds of a variable that has a row or one number for each row; None if it has neither."""
         axes = row_axes(shape, self.count)
         if axes is None:
             return None
@@ -72,7 +76,7 @@ class Rows:
         if not any(steps[axes:]):
             return VALUE if any(steps[:axes]) else NUMBER
         if merged(shape[axes:], [steps[axes:]]) != [Axis(self.length, (1,))]:
-            return None  # it repeats in each row
+            return None  # its elements repeat within a row
         return ROW if any(steps[:axes]) else COLUMN
 
     def place(self, v: Variable, e: Equation) -> str:
@@ -94,7 +98,7 @@ class Rows:
         return by_element(e) or (e.primitive.name in RULES and self._is_along_rows(e))
 
     def _is_along_rows(self, e: Equation) -> bool:
-        """Whether an equation reduces, normalises or indexes whole rows, by one index each."""
+        """Whether an equation reduces or normalises whole rows, or indexes each by one number."""
         x = e.inputs[0].type
         if e.primitive.name in ("take_along_axis", "scatter_along_axis"):
             return e.inputs[1].type.shape == (x.shape[0], 1)
@@ -106,7 +110,7 @@ class Rows:
 
 
 def rows_of(e: Equation) -> Rows | None:
-    """The rows of an equation along the last axes of its argument; None if it is not."""
+    """The rows of an equation that works along the last axes of its argument; None for other equations."""
     count = e.rows_along if e.primitive.name in ALONG_ROWS else None
     return Rows(count, e.inputs[0].size // count) if count else None
 
@@ -161,11 +165,11 @@ class _Writer:
         itemsize = max((v.type.dtype.itemsize for v in self._rows()), default=1)
         width = vector_width(self.length, itemsize)
         team = lanes_for(self.length // width, self.count, threads)
-        items = -(-(self.length // width) // team)
-        if items * width > MAX_ITEMS or not self._written():
+        vectors = -(-(self.length // width) // team)
+        if vectors * width > MAX_ELEMENTS or not self._written():
             return None
         lines = [
-            f"using Row = RegisterRow<{self.length}, {team}, {items}, {width}>;",
+            f"using Row = RegisterRow<{self.length}, {team}, {vectors}, {width}>;",
             f"in_block::for_each_row<THREADS, {self.count}, {team}>(t, [&](int row, int, bool live) {{",
             *indented([*self.lines, *map(self._store, self.body.outputs)]),
             "});",
@@ -189,13 +193,13 @@ class _Writer:
         itemsize = max((v.type.dtype.itemsize for v in self._rows()), default=VECTOR)
         width = vector_width(self.length, itemsize)
         team = self._team(self.length // width, self.length * itemsize)
-        items = -(-(self.length // width) // team)
+        vectors = -(-(self.length // width) // team)
         if not self._written():
             return None
         blocks = -(-self.count * team // THREADS)
         mine = f"(int64_t)block * {THREADS // team} + threadIdx.x / {team}"
         lines = [
-            f"using Row = RegisterRow<{self.length}, {team}, {items}, {width}>;",
+            f"using Row = RegisterRow<{self.length}, {team}, {vectors}, {width}>;",
             f"const bool live = {mine} < {self.count};",
             f"const int64_t row = live ? {mine} : {self.count - 1};",
             *self.lines,

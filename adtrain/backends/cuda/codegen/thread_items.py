@@ -4,8 +4,8 @@ The loops over the elements of an item are unrolled here, so each element has a 
 such as a slice or a transpose, cost nothing: they choose names. An element is computed when it is first read.
 
 The threads of a warp copy pieces of their items through shared memory (`common/warp_items.cuh`). The order of these
-copies is known, so each begins several copies before it is needed. Arrays that all items share are copied to shared
-memory by the block.
+copies is known, so several are under way while a thread computes. The block copies shared arrays, which all items need,
+to shared memory.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ from adtrain.passes.fuse_elementwise import by_element
 THREADS = 128
 """Threads of a block."""
 PIECE_BYTES = 128
-"""Maximum bytes of an item that are copied at once."""
+"""Maximum bytes of a piece: neighbouring elements of an item that are copied together."""
 MIN_STAGES, MAX_STAGES = 2, 6
-"""Stages of the copies: so many of them are under way while a thread computes."""
+"""Minimum and maximum stages: buffers of a warp in shared memory, each for a piece of its items."""
 STAGE_BYTES = 64 << 10
-"""Bytes of shared memory of a block for the stages, and for one more with results."""
+"""Maximum bytes of the stages of a block. They include one more for each warp, for results on their way to memory."""
 BEGIN = "// begin copy "
-"""The line, with a number after it, at which a copy begins."""
+"""A line of this text and the number of a copy: that copy is read, so the next copy to its stage begins here."""
 KEPT_ELEMENTS, KEPT_VECTORS = 64, 16
-"""Elements of items, and vectors of arrays that all items share, that a thread keeps. It reads others again."""
+"""Maximum elements of items, and vectors of shared arrays, that a thread keeps. It reads others again."""
 
 
 class Element(NamedTuple):
-    """An element of a variable: of its item, or of the whole variable if all items share it."""
+    """An element of the item of a variable, or of a shared array."""
 
     variable: Variable
     at: int
 
 
 Elements: TypeAlias = np.ndarray
-"""The elements of an item, in its shape: objects that are an `Element`, or the C text of a number."""
+"""The elements of an item or a shared array, in its shape: objects that are an `Element`, or the C text of a number."""
 Move: TypeAlias = Callable[[Equation, Sequence[Elements], Shape], Elements]
-"""``move(equation, the elements of its arguments, the shape of an item of its result)`` returns elements."""
+"""``move(equation, elements of its arguments, shape of an item of its result)`` returns the elements of the item."""
 Key: TypeAlias = tuple[Variable, int]
-"""A variable, and the first element of a piece or vector of it."""
+"""A variable, and the first element of a piece or a vector of it."""
 
 
 def item_shape(v: Variable, count: int) -> Shape:
-    """The shape of an item of one of `count`: some rows along axis 0."""
+    """The shape of one of `count` items: one index or several of axis 0."""
     return (v.type.shape[0] // count, *v.type.shape[1:])
 
 
@@ -72,7 +72,7 @@ def has_rule(e: Equation) -> bool:
 
 
 def operations(e: Equation, count: int) -> int:
-    """The statements of a thread for an equation on one of `count` items."""
+    """The number of statements of an equation for one of `count` items."""
     if e.has(Trait.RESHAPE) or e.primitive.name in MOVES:
         return 0
     size = e.outputs[0].size // count
@@ -86,7 +86,7 @@ def thread_items(body: Program, count: int, shared: frozenset[Variable]) -> Part
     """The part for a body of `count` items.
 
     Args:
-        shared: the inputs that all items share.
+        shared: the inputs that are shared arrays.
     """
     return _Writer(body, count, shared).part()
 
@@ -95,15 +95,16 @@ class _Writer:
     """Writes the statements of a thread.
 
     Attributes:
-        names: the arrays of computed elements.
+        pointers: the names of the inputs.
+        names: for each computed variable, the name of the C array of its item.
         values: the elements of each variable.
-        pieces, vectors: the names of the pieces of items, and of the vectors of shared arrays, that the thread has. The
-            one that was read last is last.
+        pieces, vectors: the names of the pieces of items, and of the vectors of shared arrays, that are in registers.
+            The one that was read last is last.
         reader: for each piece the equation that read it last.
         current: the equation that reads.
-        made: the elements that are computed.
+        made: the elements whose statements are written.
         copies: the statements that begin copies, in the order in which the pieces are needed.
-        stage: bytes of the largest piece of the items of a warp.
+        stage: bytes of a stage, which holds the largest piece of the 32 items of a warp.
     """
 
     def __init__(self, body: Program, count: int, shared: frozenset[Variable]) -> None:
@@ -133,7 +134,7 @@ class _Writer:
         stages = max(1, min(fit, len(self.copies)))
 
         def begin(copy: int) -> str:
-            """The statement that begins a copy. After the last one, groups of copies are empty."""
+            """The statement that begins a copy. After the last copy it commits an empty group of cp.async."""
             return self.copies[copy] if copy < len(self.copies) else "cp_async_commit_group();"
 
         lines = [
@@ -149,11 +150,11 @@ class _Writer:
             *(begin(stages + int(x.removeprefix(BEGIN))) if x.startswith(BEGIN) else x for x in self.lines),
         ]
         headers = ("reduce/register_rows.cuh", "common/warp_items.cuh")
-        shared, blocks = THREADS // WARP * (stages + 1) * self.stage, -(-self.count // THREADS)
-        return Part(lines, self.body.inputs, self.body.outputs, headers, blocks=blocks, shared=shared)
+        bytes_of_stages, blocks = THREADS // WARP * (stages + 1) * self.stage, -(-self.count // THREADS)
+        return Part(lines, self.body.inputs, self.body.outputs, headers, blocks=blocks, shared=bytes_of_stages)
 
     def _copy_whole(self, v: Variable) -> list[str]:
-        """Statements that copy an array that all items share to shared memory."""
+        """Statements that copy a shared array to shared memory."""
         pointer = self.pointers[v]
         return [
             f"__shared__ __align__(16) {c_type(v.type.dtype)} w{pointer}[{v.size}];",
@@ -161,7 +162,7 @@ class _Writer:
         ]
 
     def _use_stage(self, count: int, wide: int, itemsize: int) -> None:
-        """Make the stages large enough for a piece of `count` elements: struct Piece of `common/warp_items.cuh`."""
+        """Make stages large enough for pieces of `count` elements: `Piece::BYTES` of `common/warp_items.cuh`."""
         vectors = count // wide
         pitch = vectors if vectors % 2 else vectors + 1
         self.stage = max(self.stage, aligned_to_vector(WARP * pitch * wide * itemsize))
@@ -175,7 +176,7 @@ class _Writer:
         return v.size // self.count
 
     def _define(self, e: Equation) -> None:
-        """The elements of the results of an equation."""
+        """Name the elements of the results of an equation."""
         if e.has(Trait.RESHAPE) or e.primitive.name in MOVES:
             (y,) = e.outputs
             shape = item_shape(y, self.count)
@@ -188,7 +189,7 @@ class _Writer:
             self.values[v] = _elements(v, item_shape(v, self.count))
 
     def text(self, x: object) -> str:
-        """The C text of an element, after the statements that compute it."""
+        """The C text of an element. The statements that compute or load it are written first."""
         if not isinstance(x, Element):
             return str(x)
         if x.variable in self.pointers:
@@ -198,7 +199,7 @@ class _Writer:
         return f"{self.names[x.variable]}[{x.at}]"
 
     def _loaded(self, x: Element) -> str:
-        """An element of an argument."""
+        """The C text of an element of an input."""
         v = x.variable
         if v in self.shared:
             return self._of_shared(x)
@@ -221,7 +222,7 @@ class _Writer:
         return f"{name}[{x.at - first}]"
 
     def _forget(self, count: int) -> None:
-        """Make room for more elements of items. Those that the current equation reads stay."""
+        """Forget pieces, so that there is room for `count` elements. Those that the current equation reads stay."""
         sizes = {(v, at): _piece(at, self._size(v), v.type.dtype.itemsize)[1] for v, at in self.pieces}
         for key in [key for key in self.pieces if self.reader[key] is not self.current]:
             if sum(sizes[key] for key in self.pieces) + count <= KEPT_ELEMENTS:
@@ -229,7 +230,7 @@ class _Writer:
             self.pieces.pop(key)
 
     def _of_shared(self, x: Element) -> str:
-        """An element of an array that all items share."""
+        """The C text of an element of a shared array."""
         v = x.variable
         c, wide = c_type(v.type.dtype), vector_width(v.size, v.type.dtype.itemsize)
         key = v, x.at // wide * wide
@@ -257,7 +258,7 @@ class _Writer:
         place = np.unravel_index(at, shape)
         elements = {v: np.broadcast_to(self.values[v], shape)[place] for v in body.inputs}
         for x in elements.values():
-            self.text(x)  # another equation may compute it
+            self.text(x)  # writes the equations that compute it first
         self.current = e
         values = {v: self.text(x) for v, x in elements.items()}
         results = [f"{self.names[v]}[{at}]" for v in e.outputs]
@@ -265,7 +266,7 @@ class _Writer:
         self.made.update(Element(v, at) for v in e.outputs)
 
     def product(self, e: Equation) -> None:
-        """A matrix product. Neighbouring columns are added together, which read one vector of a shared operand."""
+        """A matrix product. Each step along K adds to neighbouring columns, which read one vector of a shared array."""
         (y,) = e.outputs
         a, b = (self.values[v] for v in e.inputs)
         a = a.swapaxes(-1, -2) if e.params["transpose_a"] else a
@@ -274,7 +275,7 @@ class _Writer:
         rows, columns, length = *shape[-2:], a.shape[-1]
         a, b = np.broadcast_to(a, (*batch, rows, length)), b
         b = np.broadcast_to(b.swapaxes(-1, -2) if e.params["transpose_b"] else b, (*batch, length, columns))
-        for v in e.inputs:  # computed elements are complete before others are loaded
+        for v in e.inputs:  # write the equations that compute them first
             if v not in self.shared:
                 for x in self.values[v].flat:
                     self.text(x)
@@ -289,7 +290,7 @@ class _Writer:
                         self.lines.append(f"{result} = fma({x}, {w}, {result});" if k else f"{result} = {x} * {w};")
 
     def reduce(self, e: Equation, op: str) -> None:
-        """A reduction by a struct of `common/collectives.cuh`."""
+        """A reduction by the struct `op` of `common/collectives.cuh`."""
         (x,), (y,) = e.inputs, e.outputs
         c = c_type(y.type.dtype)
         for i, row in enumerate(_rows(self.values[x], e.params["axes"])):
@@ -323,7 +324,7 @@ class _Writer:
             self.lines += ["{", *indented(lines), "}"]
 
     def _store(self, variables: Sequence[Variable]) -> None:
-        """Store results of an equation, which have one shape."""
+        """Store results of an equation, which all have the same shape, piece by piece."""
         size, at = self._size(variables[0]) if variables else 0, 0
         while at < size:
             count = min(_piece(at, size, v.type.dtype.itemsize)[1] for v in variables)
@@ -340,7 +341,7 @@ class _Writer:
 
 
 def _piece(at: int, size: int, itemsize: int) -> tuple[int, int]:
-    """The first element, and the number, of those that are copied together with an element of an item."""
+    """The first element of the piece that has element `at` of an item, and the number of its elements."""
     most = PIECE_BYTES // itemsize
     first = at // most * most
     return first, min(most, size - first)
@@ -365,7 +366,7 @@ RULES: Mapping[str, Rule] = {
     "softmax": _softmax(logarithm=False),
     "log_softmax": _softmax(logarithm=True),
 }
-"""By primitive name. Elementwise equations have one rule, and so have products."""
+"""By primitive name. Elementwise equations and products have methods of `_Writer`."""
 
 
 def _sliced(e: Equation, given: Sequence[Elements], shape: Shape) -> Elements:
@@ -386,10 +387,11 @@ MOVES: Mapping[str, Move] = {
     "transpose": lambda e, given, shape: given[0].transpose(e.params["axes"]),
     "broadcast_to": lambda e, given, shape: np.broadcast_to(given[0], shape),
 }
-"""By primitive name: the elements of the result, which are those of the arguments or numbers."""
+"""By primitive name. The elements of the result are elements of the arguments, or numbers."""
 
 
 def _elements(v: Variable, shape: Shape) -> Elements:
+    """Elements of a variable that is computed or read."""
     found = np.empty(prod(shape), object)
     for i in range(len(found)):
         found[i] = Element(v, i)

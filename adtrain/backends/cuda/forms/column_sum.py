@@ -3,7 +3,7 @@
 Examples: the gradient of a bias or of the weight of a norm, summed over the tokens of a batch, and the update by it.
 Each thread block computes some columns from all rows, so such a kernel can share a launch with the weight gradients.
 
-Long sums that read the same rows are one kernel, which reads the rows once, and computes common subexpressions once.
+Long sums that mostly read the same arrays are one kernel, which reads these and computes common subexpressions once.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class ColumnSumFusion(Fusion):
     A broadcast that only it reads is fused too, and the reshape between sequences and their rows. A sum that no loops
     read, such as a gradient for other ranks, becomes one too, so that it can share a launch.
 
-    Sums of the same lengths, too long to share a launch, become one equation if half of the bytes that one of them
-    reads are read by the others.
+    Sums that are too long to share a launch become one equation if their types are equal and at least half of the bytes
+    that one of them reads are read for the others too.
     """
 
     form = COLUMN_SUM
@@ -103,7 +103,7 @@ class ColumnSumFusion(Fusion):
         if not source.has(Trait.RESHAPE):
             return _is_loops(source) or source.has(Trait.BROADCAST)
         (x,) = source.inputs
-        if row_axes(x.type.shape, total.outputs[0].size) is None or self.readers[x] > 1 or x not in groups.producer:
+        if axes_of_rows(x.type.shape, total.outputs[0].size) is None or self.readers[x] > 1 or x not in groups.producer:
             return False
         return self._is_own(groups, groups.equations[groups.producer[x]], total)
 
@@ -141,8 +141,8 @@ def _rows(total: Equation) -> int:
     return total.inputs[0].size // total.outputs[0].size
 
 
-def row_axes(shape: Shape, columns: int) -> int | None:
-    """The number of leading axes, if the axes after them have `columns` elements; None if there is no such number."""
+def axes_of_rows(shape: Shape, columns: int) -> int | None:
+    """The number of the axes of rows: the axes after them have `columns` elements. None if there is no such number."""
     return next((axes for axes in range(len(shape), -1, -1) if prod(shape[axes:]) == columns), None)
 
 
@@ -164,21 +164,21 @@ def _is_loops(e: Equation) -> bool:
 THREADS = 256
 """Threads of a block of a launch that computes only such sums."""
 ALONE_COLUMNS = 128, 64, BLOCK_COLUMNS
-"""Columns of such a block: the most that divide the columns. Fewer blocks then read what columns have in common."""
+"""Columns of such a block: the first of these that divides the columns. Each block reads the numbers of all rows."""
 RESIDENT = 2
-"""Such blocks on a multiprocessor, if rows are split."""
+"""Such blocks for which a multiprocessor has registers. If rows are divided among blocks, all blocks run at once."""
 MIN_ROWS = 512
-"""Minimum rows of a split."""
+"""Minimum rows of a block, if rows are divided among blocks."""
 TOTAL, TOTAL_BYTES = "double", 8
 """The type of totals (`TotalOf` of every floating-point type), and its size."""
 OF_SPLIT = f"(({TOTAL} *)own)[(split * SUMS + n) * COLUMNS + column]"
-"""C text: a total of the rows of one split."""
+"""C text: the total of sum `n` over the rows of part `split`, in scratch memory."""
 
 
 def column_sum_kernels(equation: Equation, target: Target) -> list[Kernel]:
     """The launches of a `column_sum` equation that shares none.
 
-    If there are few columns, the rows are split among blocks too, and a second launch adds their totals in order.
+    If there are few columns, the rows are divided among blocks too, and a second launch adds their totals in order.
     """
     total = _total(equation)
     columns, rows = total.outputs[0].size, _rows(total)
@@ -210,7 +210,7 @@ def column_sum(equation: Equation, threads: int, each: int | None = None, wide: 
     """The part for a `column_sum` equation.
 
     Args:
-        each: the rows of a block, if there are blocks for further ones. Then their totals go to scratch memory.
+        each: the rows of a block, if rows are divided among blocks. Then the totals of each go to scratch memory.
         wide: the columns of a block.
     """
     body, totals = flat(body_of(equation)), _totals(equation)
@@ -257,7 +257,7 @@ def _terms(body: Program, total: Equation, row: str, result: str) -> list[str]:
 
 
 def _totals(equation: Equation) -> Sequence[Equation]:
-    """The sums in a `column_sum` equation. All have the same lengths."""
+    """The sums in a `column_sum` equation. All have the same types."""
     return [e for e in flat(body_of(equation)).equations if e.has(Trait.REDUCTION)]
 
 
@@ -310,7 +310,7 @@ def _loads(
         wide: columns that a thread computes at once. If there are several, the text reads column `column + k`.
     """
     lines, values = [], {}
-    split = row_axes(shape, columns)
+    split = axes_of_rows(shape, columns)
     assert split is not None
     for v in program.inputs:
         if v not in names:

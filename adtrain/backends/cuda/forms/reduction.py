@@ -53,7 +53,7 @@ def compute_arguments(program: Program) -> Program:
 class ReductionFusion(Fusion):
     """A sum, maximum or minimum over any axes, and the loops that compute its argument.
 
-    Reductions of narrow rows are left to `row_fused`, and small ones to `one_block`.
+    Reductions of small items are left to `thread_items`, of narrow rows to `row_fused`, and small ones to `one_block`.
     """
 
     form = REDUCTION
@@ -90,12 +90,12 @@ def _members_of(groups: Groups, i: int) -> list[Equation]:
 
 
 def _is_large(e: Equation) -> bool:
-    """Whether it is a reduction of `reduces` that the blocks of columns do not compute."""
+    """Whether it is a reduction that `reduces` accepts, and `column_sum` does not compute."""
     return reduces(e) and not sums_columns(e)
 
 
 def reduces(e: Equation) -> bool:
-    """Whether it is a reduction that neither one thread block nor those of rows compute."""
+    """Whether it is a reduction that `one_block`, `row_fused` and `thread_items` do not compute."""
     known = e.primitive.name in OPERATIONS and all(v.size for v in (*e.inputs, *e.outputs))
     return known and not is_small(e) and row_items(e) is None and items_of_threads(e) is None
 
@@ -125,7 +125,7 @@ class _Arguments:
         return remove_dead_code(_without_unread_results(replace(program, equations=tuple(equations))))
 
     def joins_product(self, e: Equation) -> bool:
-        """Whether it can become the epilogue of a product, or read rows by index itself."""
+        """Whether it can become the epilogue of a product, or compute with rows that its kernel reads by index."""
         for v in e.inputs:
             if v not in self.position or len(self.before.readers[v]) > 1 or v in self.before.outputs:
                 continue
@@ -173,7 +173,7 @@ class _Arguments:
         return _needed(self.loops[i], [x])
 
     def _read(self, part: Sequence[Equation]) -> int:
-        """The bytes that a kernel reads for equations. A value inside blocks of rows must be stored for it, too."""
+        """The bytes that a kernel reads for equations, and those of `_in_rows` that must be stored for it."""
         return sum(v.nbytes * (2 if self._in_rows(v) else 1) for v in _inputs(part))
 
     def _in_rows(self, v: Variable) -> bool:
@@ -235,7 +235,7 @@ def _without_unread_results(program: Program) -> Program:
 
 
 def _joined(program: Program, cut: Collection[Equation]) -> Program:
-    """The Program in which each of some loops joins the loops that alone read its only result."""
+    """The Program in which each of the loops in `cut` joins the loops that alone read its only result."""
     held: dict[Variable, Equation] = {}
     equations: list[Equation] = []
     for e in program.equations:

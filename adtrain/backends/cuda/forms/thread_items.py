@@ -1,8 +1,8 @@
-"""Items of threads: equations of many small items, each computed by one thread that holds its elements in registers.
+"""Thread items: equations of many small items. One thread computes all equations for its item, in registers.
 
-Examples: layers of a narrow network for many points, and products of small matrices. Item n of each of these equations
-needs item n of the others, and arrays that all items share. An item is an index of axis 0, or some neighbouring ones: a
-matrix of four rows is an item of a product of all their rows.
+Examples: layers of a narrow network for many points, and products of small matrices. Item n of a result needs item n of
+the arguments, and shared arrays, which all items need. If a reshape joins the rows of all items in axis 0, an item is
+several neighbouring rows: a 4 x 4 matrix is four of them.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ THREAD_ITEMS = "thread_items"
 """Equations that work item by item. Each thread of a GPU computes all of them for its item."""
 
 MIN_ITEMS = 1 << 15
-"""Minimum items: threads that keep the largest GPU busy."""
+"""Minimum items. Each has one thread, and fewer threads do not fill the largest GPU."""
 MAX_ELEMENTS = 64
-"""Maximum elements of an item that is read or written."""
+"""Maximum elements of an item of an argument or a result of the kernel."""
 MAX_INSIDE = 512
-"""Maximum elements of an item between two equations."""
+"""Maximum elements of an item of any value. Larger values than MAX_ELEMENTS stay inside the kernel."""
 MAX_SHARED_BYTES = 24 << 10
-"""Maximum bytes of the arrays that all items share. Each block copies them to shared memory."""
+"""Maximum bytes of shared arrays. Each block copies them to shared memory."""
 MAX_OPERATIONS, MAX_OPERATIONS_WITH_LARGE = 2 << 10, 4 << 10
-"""Maximum statements of a thread, in general and with a value inside that is too large to be stored.
+"""Maximum statements of a thread, in general and with a value of more than MAX_ELEMENTS elements.
 
-The instructions of longer kernels do not fit in the instruction cache: the second derivatives of a network of 8 x 20
-units take 1.17 times as long with 4,096.
+Longer kernels do not fit in the instruction cache: the second derivatives of a network of 8 x 20 units take 1.17 times
+as long with 4,096.
 """
-MAX_LIVE = 96
-"""Maximum elements between equations that a thread holds at once. It has 255 registers."""
-
 RESIDENT = 3
-"""Blocks for which a multiprocessor must have registers."""
+"""Blocks for which a multiprocessor must have registers. So a thread has 168 registers."""
+MAX_LIVE = 96
+"""Maximum elements that a thread holds at once."""
 
 
 class ThreadItemsFusion(Fusion):
     """Connected equations that work item by item, with few elements for each item.
 
-    What one reduction over items reads is left to the kernel of the reduction, if that reads one array for it.
+    Elementwise equations that only a reduction over the items reads are left to its kernel, if they read less than
+    twice the bytes that they write.
     """
 
     form = THREAD_ITEMS
@@ -66,7 +66,7 @@ class ThreadItemsFusion(Fusion):
 
     @cached_property
     def found(self) -> list[Items | None]:
-        """How each equation works item by item; None for one that has no part in such a kernel."""
+        """How each equation works item by item; None for one that such a kernel cannot compute."""
         return [items_of_threads(e) for e in self.program.equations]
 
     def copied(self, producer: Equation, reader: Equation) -> bool:
@@ -81,7 +81,7 @@ class ThreadItemsFusion(Fusion):
         return self._fits(groups, sorted(members))
 
     def _is_argument(self, e: Equation) -> bool:
-        """Whether only a reduction over items reads loops, and it can compute them from an array of the same size."""
+        """Whether an elementwise equation is left to the kernel of a reduction over the items."""
         (y, *others), of = e.outputs, self.program.readers
         if others or y in self.outputs or not by_element(e) or len(of.get(y, ())) != 1:
             return False
@@ -90,19 +90,19 @@ class ThreadItemsFusion(Fusion):
 
     def _fits(self, groups: Groups, members: Sequence[int]) -> bool:
         equations, found = [groups.equations[i] for i in members], [self.found[i] for i in members]
-        split = _split(equations, found)
-        if split is None:
+        common = _common_items(equations, found)
+        if common is None:
             return False
         own = set(equations)
         made = {v for e in equations for v in e.outputs}
         stored = {v for v in made if v in self.outputs or not own.issuperset(self.program.readers.get(v, ()))}
-        read = {v for e in equations for v in e.inputs} - made - split.shared
-        if any(v.size > MAX_ELEMENTS * split.count for v in stored | read):
+        read = {v for e in equations for v in e.inputs} - made - common.shared
+        if any(v.size > MAX_ELEMENTS * common.count for v in stored | read):
             return False
-        has_large = any(v.size > MAX_ELEMENTS * split.count for v in made)
+        has_large = any(v.size > MAX_ELEMENTS * common.count for v in made)
         most = MAX_OPERATIONS_WITH_LARGE if has_large else MAX_OPERATIONS
-        few = sum(operations(e, split.count) for e in equations) <= most
-        return few and _most_live(equations, split, stored) <= MAX_LIVE
+        few = sum(operations(e, common.count) for e in equations) <= most
+        return few and _most_live(equations, common, stored) <= MAX_LIVE
 
     @cached_property
     def outputs(self) -> Collection[Variable]:
@@ -115,20 +115,21 @@ class ThreadItemsFusion(Fusion):
         found = items_of_threads(equation)
         if found is None or not equation.has(Trait.MATMUL):
             return False
-        split = _split([equation], [found])
-        if split is None:
+        common = _common_items([equation], [found])
+        if common is None:
             return False
-        sizes = (v.size for v in (*equation.inputs, *equation.outputs) if v not in split.shared)
-        few = all(size <= MAX_ELEMENTS * split.count for size in sizes)
-        return few and operations(equation, split.count) <= MAX_OPERATIONS
+        sizes = (v.size for v in (*equation.inputs, *equation.outputs) if v not in common.shared)
+        few = all(size <= MAX_ELEMENTS * common.count for size in sizes)
+        return few and operations(equation, common.count) <= MAX_OPERATIONS
 
 
 @dataclass(frozen=True)
-class _Split:
-    """How equations divide their work into items.
+class _CommonItems:
+    """The items of equations that work by the same ones.
 
     Attributes:
-        shared: the arguments that all items share.
+        count: the number of items.
+        shared: the shared arrays: the arguments of which all items need every element.
     """
 
     count: int
@@ -136,7 +137,7 @@ class _Split:
 
 
 def items_of_threads(e: Equation) -> Items | None:
-    """How an equation works item by item. None if it does not, or has few or large items, or no rule for a thread."""
+    """How an equation works item by item; None if it does not, if items are few or large, or if threads lack a rule."""
     found = e.outer_items if e.has(Trait.RESHAPE) else e.items
     if found is None or found.count < MIN_ITEMS or not has_rule(e):
         return None
@@ -144,8 +145,8 @@ def items_of_threads(e: Equation) -> Items | None:
     return found if min(sizes) > 0 and max(sizes) <= MAX_INSIDE * found.count else None
 
 
-def _split(equations: Sequence[Equation], found: Sequence[Items | None]) -> _Split | None:
-    """How equations work by the same items; None if they do not."""
+def _common_items(equations: Sequence[Equation], found: Sequence[Items | None]) -> _CommonItems | None:
+    """The items of equations; None if they do not work by the same ones, or share too large arrays."""
     counts = {items.count for items in found if items is not None}
     count = min(counts)
     if any(n % count for n in counts):
@@ -160,14 +161,14 @@ def _split(equations: Sequence[Equation], found: Sequence[Items | None]) -> _Spl
         return None
     if sum(v.nbytes for v in shared) > MAX_SHARED_BYTES:
         return None
-    return _Split(count, frozenset(shared))
+    return _CommonItems(count, frozenset(shared))
 
 
-def _most_live(equations: Sequence[Equation], split: _Split, stored: Collection[Variable]) -> int:
+def _most_live(equations: Sequence[Equation], items: _CommonItems, stored: Collection[Variable]) -> int:
     """The most elements of an item that a thread holds at once, in the order of the equations.
 
-    An element that an elementwise equation computes is not held if it is only stored, or only added to a sum. What such
-    an equation reads is not held longer than each element is read. Arguments are read from memory again.
+    A result of an elementwise equation is not held if it is only stored, or only reduced. An elementwise equation that
+    reads a value last frees the registers of each element, and reads arguments from memory again.
     """
     made = {v for e in equations for v in e.outputs}
     last = {v: i for i, e in enumerate(equations) for v in (*e.inputs, *e.outputs) if v in made}
@@ -176,9 +177,9 @@ def _most_live(equations: Sequence[Equation], split: _Split, stored: Collection[
     held, most = dict[Variable, int](), 0
     for i, e in enumerate(equations):
         whole = not by_element(e)
-        read = sum(v.size for v in e.inputs if whole and v not in made | split.shared) // split.count
+        read = sum(v.size for v in e.inputs if whole and v not in made | items.shared) // items.count
         held = {v: n for v, n in held.items() if whole or last[v] > i}
-        held |= {v: v.size // split.count for v in e.outputs if whole or (last[v] > i and v not in summed)}
+        held |= {v: v.size // items.count for v in e.outputs if whole or (last[v] > i and v not in summed)}
         most = max(most, read + sum(held.values()))
         held = {v: n for v, n in held.items() if last[v] > i}
     return most
@@ -186,9 +187,9 @@ def _most_live(equations: Sequence[Equation], split: _Split, stored: Collection[
 
 def _kernels(equation: Equation, lowering: Lowering) -> list[Kernel]:
     body: Program = equation.params["body"]
-    split = _split(body.equations, [items_of_threads(e) for e in body.equations])
-    assert split is not None
-    return [kernel(THREAD_ITEMS, [thread_items(body, split.count, split.shared)], THREADS, resident=RESIDENT)]
+    items = _common_items(body.equations, [items_of_threads(e) for e in body.equations])
+    assert items is not None
+    return [kernel(THREAD_ITEMS, [thread_items(body, items.count, items.shared)], THREADS, resident=RESIDENT)]
 
 
 define(Form(THREAD_ITEMS, _kernels, overwrites=lambda equation, argument, result: argument not in equation.inputs))
