@@ -32,8 +32,8 @@ THREADS = 128
 """Threads of a block."""
 PIECE_BYTES = 128
 """Maximum bytes of a piece: neighbouring elements of an item that are copied together."""
-MIN_STAGES, MAX_STAGES = 2, 6
-"""Minimum and maximum stages: buffers of a warp in shared memory, each for a piece of its items."""
+MAX_STAGES = 6
+"""Maximum stages: buffers of a warp in shared memory, each for a piece of its items."""
 STAGE_BYTES = 64 << 10
 """Maximum bytes of the stages of a block. They include one more for each warp, for results on their way to memory."""
 BEGIN = "// begin copy "
@@ -130,8 +130,8 @@ class _Writer:
         for e in self.body.equations:
             self._define(e)
             self._store([v for v in e.outputs if v in self.body.outputs])
-        fit = max(MIN_STAGES, min(MAX_STAGES, STAGE_BYTES // (THREADS // WARP * self.stage) - 1))
-        stages = max(1, min(fit, len(self.copies)))
+        fit = STAGE_BYTES // (THREADS // WARP * self.stage) - 1
+        stages = max(1, min(MAX_STAGES, fit, len(self.copies)))
 
         def begin(copy: int) -> str:
             """The statement that begins a copy. After the last copy it commits an empty group of cp.async."""
