@@ -145,12 +145,12 @@ MEDIUM: Mapping[str, Large] = {
         for p in ("full", "tf32", "bfloat16")
     },
     "attention between products": Large(
-        precise(attention_between_products, "bfloat16"), [Shaped(1024, 512), Shaped(512, 1536), Shaped(512, 1024)]
+        precise(attention_between_products, "bfloat16"), [Shaped(768, 512), Shaped(512, 1536), Shaped(512, 1024)]
     ),
-    "scores of classes": Large(precise(scores_of_classes, "bfloat16"), [Shaped(1024, 512), Shaped(512, 2048)], 0),
+    "scores of classes": Large(precise(scores_of_classes, "bfloat16"), [Shaped(768, 512), Shaped(512, 2048)], 0),
     "pools between convolutions": Large(
         precise(pools_between_convolutions, "bfloat16"),
-        [Shaped(64, 64, 28, 28), Shaped(64, 64, 3, 3), Shaped(64), Shaped(64)],
+        [Shaped(32, 64, 28, 28), Shaped(64, 64, 3, 3), Shaped(64), Shaped(64)],
     ),
     "short attention, bfloat16": Large(precise(ops.attention, "bfloat16"), [Shaped(8, 256, 64)] * 3),
     "self_attention of short sequences": Large(lambda x: ops.self_attention(x, 2), [Shaped(8, 16, 96)]),
