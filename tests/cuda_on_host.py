@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 
 from adtrain.assets import asset_path
+from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.backends.cuda.compiler import Source
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.targets import H200
 from adtrain.cache import Cache, digest
 from adtrain.core.kernel import CudaKernel
-from adtrain.core.program import Equation
+from adtrain.core.program import Equation, Program
 from adtrain.core.target import Target
 from adtrain.passes.places import stored_bytes
 
@@ -230,6 +231,27 @@ def assert_same_in_all_orders(
         monkeypatch.setattr(host, "thread_order", seed)
         for x, y in zip(results(), expected, strict=True):
             assert x.tobytes() == y.tobytes()
+
+
+def check_kernels(program: Program, arrays: Sequence[np.ndarray], host: Host, form: str, tolerance: float) -> int:
+    """Compare each kernel of a form with NumPy on the same arguments. Return their number.
+
+    Args:
+        tolerance: of the norm of the difference over the norm.
+    """
+    known = dict(zip(program.inputs, arrays, strict=True)) | {v: x.numpy() for v, x in program.constants.items()}
+    kernels = 0
+    for e in program.equations:
+        own = [known[v] for v in e.inputs]
+        expected = NumpyProgram(Program(e.inputs, {}, (e,), e.outputs)).run(own)[0]
+        known |= dict(zip(e.outputs, map(np.asarray, expected), strict=True))
+        if e.form == form:
+            kernels += 1
+            for v, found in zip(e.outputs, host.computed(e, None, own), strict=True):
+                error = np.linalg.norm(np.subtract(found, known[v], dtype=np.float64))
+                most = tolerance * np.linalg.norm(known[v].astype(np.float64))
+                assert error <= most, f"{e.params['body']}"
+    return kernels
 
 
 @pytest.fixture(scope="module")

@@ -7,16 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attention_bounds import exact_results
+from attention_bounds import wgmma_sample
 from cuda_on_host import Host, host
 
-from adtrain.backends.cuda.narrow_values import ARRAYS, in_bfloat16, narrowed
 from adtrain.backends.cuda.targets import H200
 from adtrain.core.primitive import Primitive
-from adtrain.core.program import Equation, Variable
-from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.attention import wgmma
-from adtrain.lowering.cuda.attention.problem import problem_of
 from adtrain.ops.attention import attention_grad_p, attention_p
 from adtrain.ops.bfloat16 import from_bfloat16_p, to_bfloat16_p
 from adtrain.ops.self_attention import self_attention_grad_p, self_attention_p
@@ -40,18 +36,7 @@ def check(
     Args:
         stored: whether the arrays are bfloat16 in memory.
     """
-    given = [x.astype(np.float32) for x in arrays]
-    types = [ArrayType(x.shape, x.dtype) for x in given]
-    outputs = tuple(Variable(t, "gpu") for t in primitive.output_types(types, params))
-    equation = Equation(primitive, tuple(Variable(t, "gpu") for t in types), params, outputs)
-    problem = problem_of(count, "grad" in primitive.name, types, params)._replace(stored=stored)
-    if stored:
-        inputs, results = ARRAYS[primitive.name]
-        converted = [*(equation.inputs[i] for i in inputs), *(outputs[i] for i in results)]
-        equation = in_bfloat16(equation, {v: v.like(narrowed(v.type)) for v in converted})
-        given = [to_bfloat16_p.reference(x) if i in inputs else x for i, x in enumerate(given)]
-        arrays = [from_bfloat16_p.reference(x) if i in inputs else arrays[i] for i, x in enumerate(given)]
-    exact = exact_results(primitive, [x.astype(np.float64) for x in arrays], params)
+    equation, problem, given, exact = wgmma_sample(primitive, count, arrays, params, stored)
     found = wgmma.candidates(TARGET, problem)
     assert found is not None
     for kernel in found.kernels:

@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_on_host import Host, host
+from cuda_on_host import Host, check_kernels, host
 from cuda_samples import Shaped
 from program_samples import everywhere, for_gpu, names
 
 import adtrain as ad
 from adtrain import ops
-from adtrain.backends.cpu.numpy_program import NumpyProgram
-from adtrain.backends.cuda import fusions
 from adtrain.backends.cuda.codegen import thread_items as generator
 from adtrain.backends.cuda.forms import row_fused, thread_items
 from adtrain.backends.cuda.forms.thread_items import THREAD_ITEMS
@@ -25,7 +23,7 @@ from adtrain.core.types import Shape
 __all__ = ["host"]
 
 MANY = thread_items.MIN_ITEMS
-EPS = {"float32": 3e-6, "float64": 1e-13}
+TOLERANCE = {"float32": 3e-6, "float64": 1e-13}
 """Maximum norm of the error over the norm of the result."""
 
 
@@ -141,15 +139,4 @@ def test_kernels_for_any_number_of_items_match_numpy(name: str, count: int, dtyp
     with pytest.MonkeyPatch.context() as patch:
         for module in (thread_items, row_fused):
             patch.setattr(module, "MIN_ITEMS", 32)
-        patch.setattr(fusions, "LAUNCH_BYTES", 8 << 20)
-        program = fused(f, *shapes(count), dtype=dtype)
-        known = dict(zip(program.inputs, arrays, strict=True)) | {v: x.numpy() for v, x in program.constants.items()}
-        for e in program.equations:
-            own = [known[v] for v in e.inputs]
-            expected = NumpyProgram(Program(e.inputs, {}, (e,), e.outputs)).run(own)[0]
-            known |= dict(zip(e.outputs, map(np.asarray, expected), strict=True))
-            if e.form == THREAD_ITEMS:
-                for v, found in zip(e.outputs, host.computed(e, None, own), strict=True):
-                    error = np.linalg.norm(np.subtract(found, known[v], dtype=np.float64))
-                    assert error <= EPS[dtype] * np.linalg.norm(known[v].astype(np.float64)), f"{e.params['body']}"
-    assert THREAD_ITEMS in names(program)
+        assert check_kernels(fused(f, *shapes(count), dtype=dtype), arrays, host, THREAD_ITEMS, TOLERANCE[dtype])

@@ -7,16 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attention_bounds import exact_results
+from attention_bounds import wgmma_sample
 from gpu_kernels import run_twice
 from gpu_parity import gpu, poisoned
 
-from adtrain.backends.cuda.narrow_values import ARRAYS, in_bfloat16, narrowed
 from adtrain.core.primitive import Primitive
-from adtrain.core.program import Equation, Variable
-from adtrain.core.types import BITS, ArrayType
+from adtrain.core.types import BITS
 from adtrain.lowering.cuda.attention import wgmma
-from adtrain.lowering.cuda.attention.problem import problem_of
 from adtrain.ops.attention import attention_grad_p, attention_p
 from adtrain.ops.bfloat16 import from_bfloat16_p, to_bfloat16_p
 from adtrain.ops.self_attention import self_attention_grad_p, self_attention_p
@@ -39,26 +36,12 @@ def check(
     Args:
         stored: whether the arrays are bfloat16 in memory.
     """
-    given = [x.astype(np.float32) for x in arrays]
-    types = [ArrayType(x.shape, x.dtype) for x in given]
-    problem = problem_of(count, "grad" in primitive.name, types, params)._replace(stored=stored)
+    equation, problem, given, exact = wgmma_sample(primitive, count, arrays, params, stored)
     found = wgmma.candidates(gpu.lowering.target, problem)
     if found is None:
         pytest.skip("this GPU has no wgmma")
-    own, options = primitive, params
-    if stored:
-        variables = [Variable(t, "gpu") for t in types]
-        outputs = tuple(Variable(t, "gpu") for t in primitive.output_types(types, params))
-        inputs, made = ARRAYS[primitive.name]
-        converted = [*(variables[i] for i in inputs), *(outputs[i] for i in made)]
-        equation = Equation(primitive, tuple(variables), params, outputs)
-        equation = in_bfloat16(equation, {v: v.like(narrowed(v.type)) for v in converted})
-        own, options = equation.primitive, dict(equation.params)
-        given = [to_bfloat16_p.reference(x) if i in inputs else x for i, x in enumerate(given)]
-        arrays = [from_bfloat16_p.reference(x) if i in inputs else arrays[i] for i, x in enumerate(given)]
-    exact = exact_results(primitive, [x.astype(np.float64) for x in arrays], params)
     for kernel in found.kernels:
-        results = run_twice(gpu, own, kernel, given, **options)
+        results = run_twice(gpu, equation.primitive, kernel, given, **equation.params)
         for x, (expected, bound) in zip(results, exact, strict=True):
             value = from_bfloat16_p.reference(x) if x.dtype == BITS else x
             assert np.linalg.norm(value - expected) <= bound, kernel.label

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_on_host import Host, host
+from cuda_on_host import Host, check_kernels, host
 from cuda_samples import Shaped
 from hypothesis import strategies as st
 from program_samples import everywhere, for_gpu, names
@@ -44,22 +44,6 @@ def row_fused(program: Program) -> list[Equation]:
 def inside(equation: Equation) -> list[str]:
     """The names of the primitives along rows in a fused equation."""
     return [e.name for e in everywhere(body_of(equation)) if e.name in ("sum", "max", "softmax")]
-
-
-def check_kernels(program: Program, arrays: Sequence[np.ndarray], host: Host) -> int:
-    """Compare each `row_fused` kernel with NumPy on the same arguments. Return their number."""
-    known = dict(zip(program.inputs, arrays, strict=True)) | {v: x.numpy() for v, x in program.constants.items()}
-    for e in program.equations:
-        own = [known[v] for v in e.inputs]
-        expected = NumpyProgram(Program(e.inputs, {}, (e,), e.outputs)).run(own)[0]
-        known |= dict(zip(e.outputs, map(np.asarray, expected), strict=True))
-        if e.form == ROW_FUSED:
-            for v, found in zip(e.outputs, host.computed(e, None, own), strict=True):
-                error = np.linalg.norm(np.subtract(found, known[v], dtype=np.float64))
-                assert error <= TOLERANCE[v.type.dtype.name] * np.linalg.norm(known[v].astype(np.float64)), (
-                    f"{body_of(e)}"
-                )
-    return len(row_fused(program))
 
 
 def attention(q: Any, k: Any, v: Any) -> Any:
@@ -114,7 +98,7 @@ def test_kernels_of_general_programs_match_numpy(
     f: Any, shapes: list[Shape], host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fusions, "LAUNCH_BYTES", 0)  # so small arrays are worth a launch
-    assert check_kernels(fused(f, *shapes), [drawn(*shape) for shape in shapes], host)
+    assert check_kernels(fused(f, *shapes), [drawn(*shape) for shape in shapes], host, ROW_FUSED, TOLERANCE["float32"])
 
 
 @pytest.mark.parametrize("name", ["sum", "max", "min"])
@@ -198,7 +182,7 @@ def test_rows_behind_any_axes_match_numpy(examples: int, host: Host, monkeypatch
         improved = for_gpu(program)
         for found, expected in zip(NumpyProgram(improved).run([x])[0], NumpyProgram(program).run([x])[0], strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9 * abs(np.asarray(expected)).max())
-        made.append(check_kernels(improved, [x], host))
+        made.append(check_kernels(improved, [x], host, ROW_FUSED, TOLERANCE["float64"]))
 
     layers = st.lists(st.sampled_from(sorted(LAYERS)), min_size=2, max_size=5)
     check_examples(examples, check, st.sampled_from(LEADING), st.sampled_from(ROWS), layers)

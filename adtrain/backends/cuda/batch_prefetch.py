@@ -119,7 +119,7 @@ def _copies_updated(e: Equation, next_value: Mapping[Variable, Variable], update
 
 
 def _with_copies(e: Equation, copies: Mapping[Variable, Equation]) -> Equation:
-    """`e`; its loops, and its products with an epilogue, compute those of ``copies`` whose keys they compute, too."""
+    """`e`. Where its loops or epilogues compute a key of ``copies``, they compute the copy too."""
     found = [copies[v] for v in e.outputs if v in copies]
     if not found:
         return e

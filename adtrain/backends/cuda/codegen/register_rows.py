@@ -41,7 +41,7 @@ rows share; a number that all rows share; a pointer to a table, from which each 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of arrays. The first axes of an array count the rows, and its other axes are those of a row.
+    """Rows of arrays. The first axes of an array are the rows. The other axes are the elements of a row.
 
     Example: the rows of a sum over the last two axes of (A, B, M, N) are A x B images of M x N elements.
 
@@ -132,7 +132,10 @@ def rows_in_block(body: Program, names: Mapping[Variable, str], threads: int) ->
 
 
 def _rows_in(body: Program) -> Rows | None:
-    """The rows of the equations along rows, or those of the largest input or output; None if no value has rows."""
+    """The rows of the equations along rows; without such equations the rows of the largest input or output.
+
+    None if no value has rows.
+    """
     found = [rows for e in body.equations if (rows := rows_of(e))]
     if not found:
         shapes = (v.type.shape for v in (*body.inputs, *body.outputs))

@@ -23,7 +23,7 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.core.types import Shape
-from adtrain.passes.dead_code import remove_dead_code
+from adtrain.passes.dead_code import needed_for, remove_dead_code
 from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.passes.fuse_products import reads_by_element
 from adtrain.passes.fusion import Fusion, with_shared_views
@@ -46,7 +46,7 @@ BLOCK_COLUMNS = 32
 VECTOR = 4
 """Columns of a thread. The columns of a sum must be a multiple of it."""
 MAX_ROWS = MAX_COLUMNS = 1 << 30
-"""Maximum rows and columns of a sum: the kernel counts them, and those of the last block, in 32 bits."""
+"""Maximum rows and columns of a sum. The kernel counts them in 32 bits, and the last block counts past the end."""
 
 
 class ColumnSumFusion(Fusion):
@@ -241,7 +241,7 @@ def column_sum(equation: Equation, threads: int, each: int | None = None, wide: 
 def _terms(body: Program, total: Equation, row: str, result: str) -> list[str]:
     """Statements that compute the terms of a sum in some columns of a row."""
     (x,), (y,) = total.inputs, total.outputs
-    needed = _needed(body, x)
+    needed = needed_for([x], body.equations)
     views = {e.outputs[0]: e.inputs[0] for e in needed if e.has(Trait.RESHAPE)}
     while x in views:
         x = views[x]
@@ -266,11 +266,6 @@ def _total(equation: Equation) -> Equation:
     return _totals(equation)[0]
 
 
-def _needed(body: Program, x: Variable) -> Sequence[Equation]:
-    """The equations that compute a variable of a body."""
-    return remove_dead_code(replace(body, outputs=(x,))).equations
-
-
 def summed_matrix(equation: Equation) -> Variable | None:
     """The matrix whose columns a `column_sum` equation adds as they are in memory; None if it computes what it adds."""
     (x,) = _total(equation).inputs
@@ -282,9 +277,9 @@ def _names(body: Program) -> dict[Variable, str]:
 
 
 def after_totals(equation: Equation) -> list[str]:
-    """Statements that compute the outputs of a column from `totals`, those of the sums."""
+    """Statements that compute the outputs of a column. `totals` has the total of each sum."""
     body, totals = flat(body_of(equation)), _totals(equation)
-    before = {e for total in totals for e in (total, *_needed(body, total.inputs[0]))}
+    before = {e for total in totals for e in (total, *needed_for(total.inputs, body.equations))}
     after = _program([e for e in body.equations if e not in before], body.outputs)
     (y,) = totals[0].outputs
     read, values = _loads(after, y.type.shape, y.size, _names(body), "0", 1)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Form:
     """A kind of kernel.
 
-    Its kernels are either generated, or those of files with a generated epilogue. Files may give several candidates;
-    the tuner chooses one.
+    Its kernels are generated, or come from files and get a generated epilogue. There may be several files for one
+    equation, the candidates; the tuner chooses one.
 
     Attributes:
         name: the parameter ``form`` of its equations; or the name of a primitive whose kernel is generated.

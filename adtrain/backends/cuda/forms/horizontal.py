@@ -2,8 +2,8 @@
 
 Two kinds of equations are grouped. No other equation reads the results of the first kind, such as weight gradients with
 their updates. Those of the second kind have the same level: the number of launches between the Program's inputs and the
-equation. An equation of one thread block, such as the schedule, moves to the level with the most work among those that
-its readers allow.
+equation. An equation of one thread block, such as the schedule, can run at any level before its readers. It moves to
+the one with the most work.
 
 In a Program of several ranks, small equations that have a launch of their own join a horizontal launch.
 """

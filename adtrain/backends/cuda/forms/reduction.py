@@ -6,7 +6,7 @@ Examples: the mean of the squares of a large array, and a gradient by a factor t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import prod
@@ -30,7 +30,7 @@ from adtrain.core.staging import Results, keeps
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.reduce import ARGMAX, COMBINE, MAX, MIN, OF_POINTERS, SUM, VECTOR
 from adtrain.lowering.cuda.reduce import reduction as candidates
-from adtrain.passes.dead_code import remove_dead_code
+from adtrain.passes.dead_code import needed_for, remove_dead_code
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.fuse_products import reads_by_element
 from adtrain.passes.fusion import Fusion
@@ -170,10 +170,10 @@ class _Arguments:
         i = self.position.get(x)
         if i is None or i not in self.loops or self.joins_product(self.before.equations[i]):
             return None
-        return _needed(self.loops[i], [x])
+        return needed_for([x], self.loops[i])
 
     def _read(self, part: Sequence[Equation]) -> int:
-        """The bytes that a kernel reads for equations, and those of `_in_rows` that must be stored for it."""
+        """The bytes that a kernel reads for equations. Those of `_in_rows` count twice: they must be stored for it."""
         return sum(v.nbytes * (2 if self._in_rows(v) else 1) for v in _inputs(part))
 
     def _in_rows(self, v: Variable) -> bool:
@@ -190,16 +190,6 @@ def _members(e: Equation) -> Sequence[Equation]:
     names = dict(zip(body.inputs, e.inputs, strict=False)) | dict(zip(body.outputs, e.outputs, strict=True))
     changed = {v: new for v, new in names.items() if v is not new} if e.form else {}
     return [renamed(x, changed) for x in body.equations] if changed else body.equations
-
-
-def _needed(equations: Sequence[Equation], results: Iterable[Variable]) -> list[Equation]:
-    """The equations on which the results depend."""
-    needed, found = set(results), list[Equation]()
-    for e in reversed(equations):
-        if not needed.isdisjoint(e.outputs):
-            found.append(e)
-            needed.update(e.inputs)
-    return found[::-1]
 
 
 def _inputs(equations: Sequence[Equation]) -> list[Variable]:
@@ -220,13 +210,13 @@ def _copied(part: Sequence[Equation], x: Variable) -> Equation:
 def _without_unread_results(program: Program) -> Program:
     """The Program without the results of loops that nothing reads.
 
-    If only other loops read what is left of such loops, both become one. A reduction may have been between them.
+    Other loops may be the only reader of what is left of such loops. Then both become one.
     """
     read, equations, cut = set(program.outputs), list[Equation](), set[Equation]()
     for e in reversed(program.equations):
         results = [v for v in e.outputs if v in read]
         if results and len(results) < len(e.outputs) and e.form == LOOPS:
-            e = _as_loops(_needed(_members(e), results), results)
+            e = _as_loops(needed_for(results, _members(e)), results)
             cut.add(e)
         if results:
             read.update(e.inputs)

@@ -167,8 +167,9 @@ def _row_wise(program: Program) -> list[Items | None]:
 
 
 def rows_in_registers(program: Program) -> dict[Equation, Rows]:
-    """The rows of equations that threads with rows in registers can compute: those along rows, and those that pass
-    rows to or from them, element by element or by reshapes.
+    """The rows of equations that threads with rows in registers can compute.
+
+    These equations work along rows, or pass rows to or from such equations, element by element or by reshapes.
 
     Elementwise equations that can join a product or convolution, which only they read, or the gather of rows are left
     out.

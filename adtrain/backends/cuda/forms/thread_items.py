@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from adtrain.backends.cuda.codegen.part import Kernel, kernel
+from adtrain.backends.cuda.codegen.register_rows import MANY_THREADS
 from adtrain.backends.cuda.codegen.thread_items import STAGE_BYTES, THREADS, has_rule, operations, thread_items
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.core.axes import Items
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 THREAD_ITEMS = "thread_items"
 """Equations that work item by item. Each thread of a GPU computes all of them for its item."""
 
-MIN_ITEMS = 1 << 15
-"""Minimum items. Each has one thread, and fewer threads do not fill the largest GPU."""
+MIN_ITEMS = MANY_THREADS
+"""Minimum items. Each has one thread."""
 MAX_ELEMENTS = 64
 """Maximum elements of an item of an argument or a result of the kernel."""
 MAX_INSIDE = 512
@@ -129,7 +130,7 @@ class _CommonItems:
 
     Attributes:
         count: the number of items.
-        shared: the shared arrays: the arguments of which all items need every element.
+        shared: the shared arrays. Every item may need all of their elements.
     """
 
     count: int
