@@ -158,7 +158,7 @@ LAYERS: dict[str, Any] = {
     "mean": lambda x, n: x - ops.mean(x * x, tuple(range(n, x.ndim)), keepdims=True),
     "max": lambda x, n: x / (1.0 + ops.square(ops.max(x, tuple(range(n, x.ndim)), keepdims=True))),
     "softmax": lambda x, n: x + ops.softmax(x, -1),
-    "flat": lambda x, n: ops.reshape(ops.softmax(ops.reshape(x, (216, -1))), x.shape),
+    "flat": lambda x, n: x + ops.reshape(ops.softmax(ops.reshape(x, (216, -1))), x.shape),
 }
 """Functions of x, whose rows are behind n axes."""
 
