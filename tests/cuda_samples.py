@@ -17,6 +17,7 @@ from adtrain.backends.cuda.compiler import Source
 from adtrain.backends.cuda.forms.back_to_back import BACK_TO_BACK
 from adtrain.backends.cuda.forms.column_sum import COLUMN_SUM
 from adtrain.backends.cuda.forms.grouped_products import GROUPED_PRODUCTS
+from adtrain.backends.cuda.forms.long_rows import LONG_ROWS
 from adtrain.backends.cuda.forms.one_block import ONE_BLOCK
 from adtrain.backends.cuda.forms.reduction import REDUCTION
 from adtrain.backends.cuda.forms.row_fused import ROW_FUSED
@@ -177,6 +178,10 @@ MEDIUM: Mapping[str, Large] = {
     "embedding": Large(ops.embedding, [Shaped(512, dtype="int64"), Shaped(4, 4)]),
     "take along columns": Large(lambda x, i: ops.take(x, i, 1), [Shaped(140, 64), Shaped(512, dtype="int64")]),
     "self-attention of short sequences": Large(lambda x: ops.self_attention(x, 2), [Shaped(16, 8, 96)]),
+    "loss over many classes": Large(ops.cross_entropy, [Shaped(256, 8000), Shaped(256, dtype="int64")]),
+    "layer norm of long rows": Large(
+        lambda x, w, b: ops.layer_norm(x, 1500, w, b), [Shaped(200, 1500), Shaped(1500), Shaped(1500)]
+    ),
     "matmul of many small matrices": Large(ops.matmul, [Shaped(4096, 4, 4), Shaped(4096, 4, 3)]),
     "matmul of a short K": Large(precise(ops.matmul, "tf32"), [Shaped(1024, 8), Shaped(8, 1024)]),
 }
@@ -270,7 +275,7 @@ def sample(case: Case, dtype: str) -> list[np.ndarray]:
 
 
 GENERATED = (
-    *(ONE_BLOCK, ROW_FUSED, ROW_PRODUCTS, COLUMN_SUM, REDUCTION, GROUPED_PRODUCTS, HORIZONTAL),
+    *(ONE_BLOCK, ROW_FUSED, LONG_ROWS, ROW_PRODUCTS, COLUMN_SUM, REDUCTION, GROUPED_PRODUCTS, HORIZONTAL),
     *(BACK_TO_BACK, TILED_PRODUCT, weight_tiles_p),
 )
 """The fused primitives whose kernels are generated, without a choice."""

@@ -215,6 +215,24 @@ def test_a_row_fused_layer_and_loss_match_separate_equations(count: int, dtype: 
     assert [x.tobytes() for x in found] == [x.tobytes() for x in again]
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("classes", [1025, 5000, 50304, 100_001])
+def test_a_loss_over_many_classes_and_its_gradient_match_separate_equations(classes: int, dtype: str) -> None:
+    def f(logits: Any, labels: Any) -> Any:
+        value, gradient = ad.value_and_grad(lambda x: ops.cross_entropy(x, labels, 0.1, ignore_index=5))(logits)
+        return value, gradient, ops.argmax(logits, axis=1), ops.layer_norm(logits, classes)
+
+    rng = np.random.default_rng(0)
+    count = 200
+    labels = rng.integers(0, classes, count)
+    labels[17] = 5
+    given = [ad.array(x, device="gpu") for x in (3 * rng.normal(size=(count, classes)).astype(dtype), labels)]
+    assert "long_rows" in [e.name for e in stage(f, ALL).program(*given).equations]
+    found, again, expected = ([x.numpy() for x in tree.leaves(stage(f, p)(*given))] for p in (ALL, ALL, SIMPLIFY))
+    check(found, expected, {"float32": 1e-5, "float64": 1e-13}[dtype])
+    assert [x.tobytes() for x in found] == [x.tobytes() for x in again]
+
+
 @pytest.mark.parametrize("count", [3, 3000], ids=["in a block", "in a gather"])
 @pytest.mark.parametrize("wrong", [-1, 300])
 def test_an_index_out_of_range_raises_a_shape_error(count: int, wrong: int) -> None:

@@ -13,6 +13,7 @@ from adtrain.backends.cuda.forms.gather import GatherFusion
 from adtrain.backends.cuda.forms.grouped_products import GroupedProductsFusion
 from adtrain.backends.cuda.forms.horizontal import HorizontalFusion, is_product
 from adtrain.backends.cuda.forms.layer_backward import fuse_layer_backward
+from adtrain.backends.cuda.forms.long_rows import LongRowsFusion
 from adtrain.backends.cuda.forms.one_block import OneBlockFusion
 from adtrain.backends.cuda.forms.product import ConvolutionFusion
 from adtrain.backends.cuda.forms.reduction import ReductionFusion, compute_arguments
@@ -95,6 +96,7 @@ BY_ROWS = (
     RowProductsFusion,
     ColumnSumFusion,
     RowFusedFusion,
+    LongRowsFusion,
     ProductFusion,
     ConvolutionFusion,
     GatherFusion,

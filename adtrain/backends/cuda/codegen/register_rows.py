@@ -39,6 +39,14 @@ ROW, VALUE, COLUMN, NUMBER, TABLE = "row", "value", "column", "number", "table"
 rows share; a number that all rows share; a pointer to a table, from which each row reads one element."""
 
 
+class Held(NamedTuple):
+    """What a thread holds of a variable, and at which offset it is in memory."""
+
+    of: Variable
+    kind: str
+    place: str
+
+
 @dataclass(frozen=True)
 class Rows:
     """Rows of arrays. The first axes of an array are the rows. The other axes are the elements of a row.
@@ -87,6 +95,16 @@ class Rows:
         shape = e.outputs[0].type.shape if by_element(e) else v.type.shape
         return access(v.type.shape, shape, ("row", row_axes(shape, self.count) or 0)).place
 
+    def read(self, v: Variable, e: Equation) -> Held:
+        """An argument of an equation."""
+        kind = self.held_for(v, e) or ""
+        return Held(v, kind, self.place(v, e) if kind in (ROW, VALUE) else "0")
+
+    def made(self, v: Variable) -> Held:
+        """A result of an equation."""
+        kind = self.held(v.type.shape) or ""
+        return Held(v, kind, f"row * {self.length}" if kind == ROW else "row")
+
     def computes(self, e: Equation) -> bool:
         """Whether threads that hold rows in registers compute an equation."""
         arguments = [self.held_for(v, e) for v in e.inputs]
@@ -117,7 +135,7 @@ def rows_of(e: Equation) -> Rows | None:
 
 def register_rows(body: Program) -> Part | None:
     """The part for a `row_fused` body of rows of one length; None if an equation has no rule here."""
-    rows = _rows_in(body)
+    rows = rows_in(body)
     return None if rows is None or rows.length < MIN_IN_REGISTERS else _Writer(body, rows).part()
 
 
@@ -131,7 +149,7 @@ def rows_in_block(body: Program, names: Mapping[Variable, str], threads: int) ->
     return None if found is None else _Writer(body, Rows(*found.type.shape)).step(names, threads)
 
 
-def _rows_in(body: Program) -> Rows | None:
+def rows_in(body: Program) -> Rows | None:
     """The rows of the equations along rows; without such equations the rows of the largest input or output.
 
     None if no value has rows.
@@ -141,14 +159,6 @@ def _rows_in(body: Program) -> Rows | None:
         shapes = (v.type.shape for v in (*body.inputs, *body.outputs))
         found = [Rows(prod(shape[:-1]), shape[-1]) for shape in shapes if len(shape) > 1]
     return max(found, key=lambda rows: rows.count * rows.length, default=None)
-
-
-class Held(NamedTuple):
-    """What a thread holds of a variable, and at which offset it is in memory."""
-
-    of: Variable
-    kind: str
-    place: str
 
 
 class _Writer:
@@ -219,7 +229,7 @@ class _Writer:
 
     def _load(self, v: Variable) -> None:
         """Load an input once for each way in which equations read it."""
-        for read_as in dict.fromkeys(self._read(v, e) for e in self.body.equations if v in e.inputs):
+        for read_as in dict.fromkeys(self.rows.read(v, e) for e in self.body.equations if v in e.inputs):
             pointer, name = self.pointers[v], f"a{len(self.names)}"
             self.names[read_as] = pointer if read_as.kind == TABLE else name
             if read_as.kind in (ROW, COLUMN):
@@ -228,19 +238,9 @@ class _Writer:
             elif read_as.kind != TABLE:
                 self.lines.append(read(v, name, pointer, read_as.place)[0])
 
-    def _read(self, v: Variable, e: Equation) -> Held:
-        """An argument of an equation."""
-        kind = self.rows.held_for(v, e) or ""
-        return Held(v, kind, self.rows.place(v, e) if kind in (ROW, VALUE) else "0")
-
-    def _made(self, v: Variable) -> Held:
-        """A result of an equation."""
-        kind = self.rows.held(v.type.shape) or ""
-        return Held(v, kind, f"row * {self.length}" if kind == ROW else "row")
-
     def _write(self, e: Equation) -> bool:
         """Write an equation; False if it reads a result in another way than threads hold it."""
-        given, made = [self._read(v, e) for v in e.inputs], [self._made(v) for v in e.outputs]
+        given, made = [self.rows.read(v, e) for v in e.inputs], [self.rows.made(v) for v in e.outputs]
         if any(x not in self.names for x in given):
             return False
         if e.has(Trait.RESHAPE):
@@ -262,7 +262,7 @@ class _Writer:
         return _for_each_element(lines)
 
     def _store(self, v: Variable) -> str:
-        made = self._made(v)
+        made = self.rows.made(v)
         if made.kind == ROW:
             return f"if (live) Row::store({self.names[made]}, {self.pointers[v]} + row * {self.length});"
         return f"if (live && Row::thread() == 0) {self.pointers[v]}[row] = {self.names[made]};"

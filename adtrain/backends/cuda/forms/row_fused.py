@@ -129,16 +129,7 @@ class RowFusedFusion(RowFusion):
         return not rows or (len(rows) == 1 and all(self.held.get(e) in rows for e in equations))
 
     def together(self, groups: Groups) -> Iterable[Iterable[int]]:
-        """Groups with equations along rows that read the same rows: one kernel for them reads these once."""
-        readers: dict[tuple[Variable, Rows], list[int]] = {}
-        for first, members in groups.members.items():
-            equations = [groups.equations[i] for i in members]
-            rows, *others = {self.held.get(e) for e in equations}
-            if rows and not others and any(map(rows_of, equations)):
-                read = ((v, e) for e in equations if not e.has(Trait.RESHAPE) for v in e.inputs)
-                for v in dict.fromkeys(v for v, e in read if rows.held_for(v, e) == ROW):
-                    readers.setdefault((v, rows), []).append(first)
-        return readers.values()
+        return readers_of_rows(groups, self.held)
 
     def saves(self, equations: Sequence[Equation]) -> bool:
         """Whether the group saves launches that a single thread block for all of it would not save.
@@ -148,6 +139,23 @@ class RowFusedFusion(RowFusion):
         launches = [e for e in equations if not e.has(Trait.RESHAPE)]
         by_row = any(map(rows_of, equations)) or not any(e in self.behind_several for e in equations)
         return by_row and len(launches) > 1 and not all(map(is_small, launches))
+
+
+def readers_of_rows(groups: Groups, held: Mapping[Equation, Rows]) -> Iterable[Iterable[int]]:
+    """Groups with equations along rows that read the same rows: one kernel for them reads these once.
+
+    Args:
+        held: the rows of equations. A group has those of all its equations, if they are the same.
+    """
+    readers: dict[tuple[Variable, Rows], list[int]] = {}
+    for first, members in groups.members.items():
+        equations = [groups.equations[i] for i in members]
+        rows, *others = {held.get(e) for e in equations}
+        if rows and not others and any(map(rows_of, equations)):
+            read = ((v, e) for e in equations if not e.has(Trait.RESHAPE) for v in e.inputs)
+            for v in dict.fromkeys(v for v, e in read if rows.held_for(v, e) == ROW):
+                readers.setdefault((v, rows), []).append(first)
+    return readers.values()
 
 
 def shared_inputs(body: Program) -> set[Variable]:
@@ -167,9 +175,16 @@ def _row_wise(program: Program) -> list[Items | None]:
 
 
 def rows_in_registers(program: Program) -> dict[Equation, Rows]:
-    """The rows of equations that threads with rows in registers can compute.
+    """The rows of equations that threads with rows in registers can compute."""
+    return held_rows(program, _fit)
 
-    These equations work along rows, or pass rows to or from such equations, element by element or by reshapes.
+
+def held_rows(
+    program: Program, fit: Callable[[Rows], bool], also: Collection[str] = frozenset()
+) -> dict[Equation, Rows]:
+    """The rows of equations along rows that `fit`, and of the equations that pass rows to or from them.
+
+    The latter work element by element, or are reshapes, or one of the primitives `also`.
 
     Elementwise equations that can join a product or convolution, which only they read, or the gather of rows are left
     out.
@@ -180,10 +195,10 @@ def rows_in_registers(program: Program) -> dict[Equation, Rows]:
     joined = {v for e in products for v in e.outputs if v in read_once} | {v for e in gathers for v in e.outputs}
     users: dict[Variable, list[Equation]] = {}
     for e in program.equations:
-        if rows_of(e) or e.has(Trait.RESHAPE) or (by_element(e) and joined.isdisjoint(e.inputs)):
+        if rows_of(e) or e.has(Trait.RESHAPE) or (by_element(e) and joined.isdisjoint(e.inputs)) or e.name in also:
             for v in (*e.inputs, *e.outputs):
                 users.setdefault(v, []).append(e)
-    reached = [(v, rows) for e in program.equations if (rows := rows_of(e)) and _fit(rows) for v in e.inputs]
+    reached = [(v, rows) for e in program.equations if (rows := rows_of(e)) and fit(rows) for v in e.inputs]
     found: dict[Equation, Rows] = {}
     for v, rows in reached:
         for e in users.get(v, ()):

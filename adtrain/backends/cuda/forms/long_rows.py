@@ -1,0 +1,66 @@
+"""Long rows: equations along rows that registers do not hold, such as a loss over the words of a vocabulary.
+
+A block takes a row through all equations, and reads it from device memory once (`codegen/long_rows.py`). So the
+loss of a classification, its gradient, and the most probable class cost one read of the logits and one write of
+their gradient. Probabilities and one-hot labels are never stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from adtrain.backends.cuda.codegen.long_rows import long_rows
+from adtrain.backends.cuda.codegen.part import Kernel, kernel
+from adtrain.backends.cuda.codegen.register_rows import Rows, rows_of
+from adtrain.backends.cuda.forms.form import Form, define
+from adtrain.backends.cuda.forms.row_fused import BY_INDEX, MAX_WIDTH, RowFusion, held_rows, readers_of_rows
+from adtrain.core.axes import Items
+from adtrain.core.fused import body_of
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation
+from adtrain.passes.groups import Groups
+
+if TYPE_CHECKING:
+    from adtrain.backends.cuda.lower import Lowering
+
+LONG_ROWS = "long_rows"
+"""Equations of rows of more than MAX_WIDTH elements. Each thread block of a GPU computes all of them for its row."""
+MAX_LENGTH = 1 << 18
+"""Maximum elements of a row. A thread adds up to 64 of them in order."""
+
+
+class LongRowsFusion(RowFusion):
+    """Equations of long rows, where the rows are so many that each multiprocessor has one."""
+
+    form = LONG_ROWS
+
+    @cached_property
+    def held(self) -> Mapping[Equation, Rows]:
+        return held_rows(self.program, self._fit, BY_INDEX)
+
+    def _fit(self, rows: Rows) -> bool:
+        return rows.count >= self.target.multiprocessors and MAX_WIDTH < rows.length <= MAX_LENGTH
+
+    def row_wise(self) -> list[Items | None]:
+        return [e.rows(self.held[e].count) if e in self.held else None for e in self.program.equations]
+
+    def fits_rows(self, members: Sequence[int]) -> bool:
+        return len({self.held[self.program.equations[i]] for i in members}) == 1
+
+    def together(self, groups: Groups) -> Iterable[Iterable[int]]:
+        return readers_of_rows(groups, self.held)
+
+    def saves(self, equations: Sequence[Equation]) -> bool:
+        launches = [e for e in equations if not e.has(Trait.RESHAPE)]
+        return len(launches) > 1 and any(map(rows_of, equations))
+
+
+def _kernels(equation: Equation, lowering: Lowering) -> list[Kernel]:
+    part, threads = long_rows(body_of(equation), lowering.target)
+    return [kernel(LONG_ROWS, [part], threads)]
+
+
+# Several rounds read an argument, and results are written in different ones.
+define(Form(LONG_ROWS, _kernels, overwrites=lambda equation, argument, result: argument not in equation.inputs))
