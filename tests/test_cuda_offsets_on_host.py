@@ -164,6 +164,7 @@ FUSED: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "elementwise": (lambda x, y, z: ops.exp(x) * y + z, ((LONG, 64), (64,), (LONG, 1))),
     "sums of columns": (lambda x, y: y - 2.0 * ops.sum(x, 0), ((4096, 1 << 20), (1 << 20,))),
     "rows": (loss_gradient, ((LONG, 64), (LONG, 64))),
+    "long rows": (loss_gradient, ((WIDE, 2048), (WIDE, 2048))),
     "bias and activation": (lambda x, w, b: ops.relu(x @ w + b), ((LONG, 64), (64, 64), (64,))),
     "attention": (ops.attention, ((1 << 20, 64, 64),) * 3),
     "pairs": (lambda x, y: ops.max(x - ops.reshape(y, (-1,)), 1), ((LONG, 1), (64, 1))),

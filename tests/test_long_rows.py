@@ -12,12 +12,13 @@ from cuda_samples import Shaped
 from hypothesis import strategies as st
 from program_samples import for_gpu
 from sweeps import check_examples, examples
+from test_sum_accuracy import BOUND
 
 import adtrain as ad
 from adtrain import ops, passes
 from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.backends.cuda import fusions
-from adtrain.backends.cuda.forms.long_rows import LONG_ROWS
+from adtrain.backends.cuda.forms.long_rows import LONG_ROWS, MAX_LENGTH
 from adtrain.backends.cuda.forms.row_fused import MAX_WIDTH
 from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.targets import H200
@@ -146,6 +147,16 @@ def test_any_equations_of_long_rows_match_float64(examples: int, host: Host, mon
     check_examples(examples, check_layers, st.integers(4, 7), st.integers(MAX_WIDTH + 1, 3 * MAX_WIDTH), layers)
 
 
+@pytest.mark.parametrize("equal", [True, False])
+def test_the_error_of_a_sum_of_the_longest_rows_is_bounded(equal: bool, host: Host) -> None:
+    def f(x: Any) -> Any:
+        return ops.sum(x * x * 2.0, 1), ops.sum(ops.softmax(x, 1) * x, 1)
+
+    shape = (4, MAX_LENGTH)
+    x = np.full(shape, 0.1, np.float32) if equal else np.random.default_rng(0).random(shape, np.float32)
+    check(f, [x], host, BOUND)
+
+
 def test_a_row_with_an_infinity_or_nan_gives_what_numpy_gives(host: Host) -> None:
     def f(x: Any) -> Any:
         return ops.log_softmax(x, -1), ops.softmax(x, -1), ops.argmax(x, axis=-1), ops.sum(x, -1), ops.max(x, -1)
@@ -221,6 +232,6 @@ def test_few_rows_and_very_long_ones_are_left_to_other_kernels() -> None:
     def f(x: Any) -> Any:
         return ops.log_softmax(x, -1), ops.argmax(x, axis=-1)
 
-    for shape in ((H200.multiprocessors - 1, 5000), (H200.multiprocessors, 1 << 19)):
+    for shape in ((H200.multiprocessors - 1, 5000), (H200.multiprocessors, 2 * MAX_LENGTH)):
         assert not long_rows(for_gpu(stage(f).program(Shaped(*shape))))
     assert long_rows(for_gpu(stage(f).program(Shaped(H200.multiprocessors, 5000))))
