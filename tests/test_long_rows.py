@@ -24,12 +24,15 @@ from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.targets import H200
 from adtrain.cache import Cache
 from adtrain.core import tree
+from adtrain.core.array import from_numpy
 from adtrain.core.fused import body_of
 from adtrain.core.per_member import per_member
 from adtrain.core.program import Equation, Program
 from adtrain.core.staging import stage
 from adtrain.core.staging_trace import evaluate
 from adtrain.core.target import Target
+from adtrain.core.trace import bind
+from adtrain.ops.bfloat16 import from_bfloat16_p, to_bfloat16_p
 
 TARGET = Target((9, 0), 4, 12 << 10)
 """A GPU on which four rows are enough, and two arrays of 1025 elements do not fit into shared memory."""
@@ -46,7 +49,7 @@ def long_rows(program: Program) -> list[Equation]:
 
 def computed(f: Callable[..., Any], given: Sequence[np.ndarray], host: Host) -> list[np.ndarray]:
     """The results of a function whose `long_rows` kernels run on the host. It must have one."""
-    program = for_gpu(stage(f).program(*map(ad.array, given)), TARGET)
+    program = for_gpu(stage(f).program(*(from_numpy(x, "cpu") for x in given)), TARGET)
     assert long_rows(program), str(program)
     known: dict[Any, Any] = {v: x.numpy() for v, x in program.constants.items()}
     known |= dict(zip(program.inputs, given, strict=True))
@@ -184,6 +187,28 @@ def test_the_first_of_equal_maxima_is_found_in_any_order_of_threads(
         assert computed(f, [x], host)[0].tolist() == [0, 1999, 3, 500, 1024, 7]
 
 
+def test_rows_of_bfloat16_are_read_and_written_in_bfloat16(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusions, "LAUNCH_BYTES", 0)
+    rng = np.random.default_rng(0)
+    x = to_bfloat16_p.reference(rng.normal(size=(6, 1304)).astype("float32"))
+    labels = rng.integers(0, 1304, 6)
+    arrays = from_numpy(x, "cpu"), from_numpy(labels, "cpu")
+
+    def f(bits: Any, labels: Any) -> Any:
+        x = bind(from_bfloat16_p, bits)
+        value, gradient = ad.value_and_grad(lambda x: ops.cross_entropy(x, labels))(x)
+        return value, bind(to_bfloat16_p, gradient), ops.argmax(x, axis=1)
+
+    (kernel,) = long_rows(for_gpu(stage(f).program(*arrays), TARGET))
+    assert {v.type.dtype.name for v in (*kernel.inputs, *kernel.outputs) if v.size == x.size} == {"uint16"}
+    value, gradient, most = computed(f, [x, labels], host)
+    expected = [y.numpy() for y in f(*arrays)]
+    np.testing.assert_allclose(value, expected[0], rtol=1e-6)
+    found, wanted = (from_bfloat16_p.reference(bits) for bits in (gradient, expected[1]))
+    np.testing.assert_allclose(found, wanted, rtol=2.0**-7)
+    np.testing.assert_array_equal(most, expected[2])
+
+
 def test_the_loss_over_a_vocabulary_reads_the_logits_once_and_stores_their_gradient_only() -> None:
     rows, classes = 8192, 50304
 
@@ -199,10 +224,9 @@ def test_the_loss_over_a_vocabulary_reads_the_logits_once_and_stores_their_gradi
     given = Shaped(rows, 768), Shaped(classes, 768), Shaped(rows, dtype="int64")
     program = for_gpu(stage(step).program(*given))
     (loss,) = long_rows(program)
-    large = {v: v.type.dtype.name for e in program.equations for v in e.outputs if v.size >= rows * classes}
-    assert sorted(large.values()) == ["float32", "uint16"]  # the logits, and their gradient in bfloat16
-    (logits,) = (v for v, dtype in large.items() if dtype == "float32")
-    assert program.readers[logits] == [loss]
+    large = [v for e in program.equations for v in e.outputs if v.size >= rows * classes]
+    assert [v.type.dtype.name for v in large] == ["uint16", "uint16"]  # logits and gradient in bfloat16
+    assert program.readers[large[0]] == [loss]
 
 
 def test_the_bytes_of_a_member_do_not_depend_on_the_number_of_members(host: Host) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from adtrain.backends.cuda.codegen.index_rules import BY_INDEX
 from adtrain.backends.cuda.codegen.loops import flat
-from adtrain.backends.cuda.codegen.part import Part, indented
+from adtrain.backends.cuda.codegen.part import Part, indented, resident_blocks
 from adtrain.backends.cuda.codegen.register_rows import COLUMN, ROW, TABLE, Held, Rows, rows_in
 from adtrain.codegen.elementwise import statements
 from adtrain.codegen.expressions import c_type, literal
@@ -27,7 +27,7 @@ from adtrain.lowering.cuda.reduce import VECTOR, WARP, power_of_two, vector_widt
 from adtrain.passes.fuse_elementwise import by_element
 
 MIN_THREADS, MAX_THREADS = 4 * WARP, 1024
-"""Least and most threads of a block."""
+"""Least threads of a block; most threads of the blocks of a multiprocessor, which leave 64 registers to each."""
 LOADS = 4
 """Vectors of 16 bytes that a thread loads before it uses any."""
 PARTS = 4
@@ -243,8 +243,8 @@ def _joined(name: str, op: str) -> str:
     return f"{op}::of({', '.join(pairs)})"
 
 
-def long_rows(body: Program, target: Target) -> tuple[Part, int]:
-    """The part for a `long_rows` body, and the threads of a block."""
+def long_rows(body: Program, target: Target) -> tuple[Part, int, int]:
+    """The part for a `long_rows` body, the threads of a block, and the blocks for which there are registers."""
     rows = rows_in(body)
     assert rows is not None
     writer = _Writer(body, rows)
@@ -252,8 +252,9 @@ def long_rows(body: Program, target: Target) -> tuple[Part, int]:
     itemsize = max((v.type.dtype.itemsize for v in of_rows), default=VECTOR)
     width = vector_width(rows.length, itemsize)
     vectors, items = rows.length // width, LOADS * VECTOR // (width * itemsize)
-    threads = max(MIN_THREADS, min(power_of_two(-(-vectors // items)), MAX_THREADS))
     text, size = writer.lines(target.shared - OWN_SHARED)
+    resident = resident_blocks(size + OWN_SHARED, target)  # of two blocks, one loads while the other computes
+    threads = max(MIN_THREADS, min(power_of_two(-(-vectors // items)), MAX_THREADS // resident))
     lines = [
         f"constexpr int WIDTH = {width}, ITEMS = {min(items, -(-vectors // threads))};",
         "const int64_t row = block;",
@@ -261,7 +262,8 @@ def long_rows(body: Program, target: Target) -> tuple[Part, int]:
     ]
     checked = any(e.primitive.name in BY_INDEX for e in body.equations)
     headers = ("common/block_ops.cuh",)
-    return Part(lines, body.inputs, body.outputs, headers, blocks=rows.count, shared=size, checked=checked), threads
+    part = Part(lines, body.inputs, body.outputs, headers, blocks=rows.count, shared=size, checked=checked)
+    return part, threads, resident
 
 
 class _Writer:

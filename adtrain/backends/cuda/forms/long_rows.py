@@ -58,9 +58,16 @@ class LongRowsFusion(RowFusion):
 
 
 def _kernels(equation: Equation, lowering: Lowering) -> list[Kernel]:
-    part, threads = long_rows(body_of(equation), lowering.target)
-    return [kernel(LONG_ROWS, [part], threads)]
+    part, threads, resident = long_rows(body_of(equation), lowering.target)
+    return [kernel(LONG_ROWS, [part], threads, resident=resident)]
 
 
 # Several rounds read an argument, and results are written in different ones.
-define(Form(LONG_ROWS, _kernels, overwrites=lambda equation, argument, result: argument not in equation.inputs))
+define(
+    Form(
+        LONG_ROWS,
+        _kernels,
+        converts=True,
+        overwrites=lambda equation, argument, result: argument not in equation.inputs,
+    )
+)
