@@ -2,7 +2,8 @@
 
 import sys
 
-import adtrain.ops.bfloat16  # noqa: F401  primitives that passes look up
+import adtrain.ops.bfloat16
+import adtrain.ops.conv_bfloat16  # noqa: F401
 from adtrain.core.array import bind_operators
 from adtrain.core.precision import matmul_precision
 from adtrain.ops import elementwise

@@ -31,7 +31,8 @@ def _to_bits(x: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(x), bits | np.uint32(0x40), bits).astype(BITS)
 
 
-def _from_bits(x: np.ndarray) -> np.ndarray:
+def from_bits(x: np.ndarray) -> np.ndarray:
+    """bfloat16 bits as float32 numbers."""
     return (x.astype(np.uint32) << np.uint32(16)).view(FLOAT32)
 
 
@@ -46,21 +47,30 @@ to_bfloat16_p = Primitive(
 from_bfloat16_p = Primitive(
     "from_bfloat16",
     lambda x: _converted_type("from_bfloat16", x, BITS, FLOAT32),
-    _from_bits,
+    from_bits,
     expression="bfloat16_value(a)",
     traits=(Trait.WIDENING,),
 )
 """(x): bfloat16 bits as float32 numbers, exactly."""
 
 
+def as_float32(name: str, x: Any) -> ArrayType:
+    """The type of an array of bfloat16 bits after its conversion to float32.
+
+    Raises:
+        DTypeError: it has another type; `name` names the operation.
+    """
+    return _converted_type(name, x, BITS, FLOAT32)
+
+
 def _as_float32(x: Any) -> ArrayType:
-    return _converted_type("matmul_bfloat16", x, BITS, FLOAT32)
+    return as_float32("matmul_bfloat16", x)
 
 
 matmul_bfloat16_p = Primitive(
     "matmul_bfloat16",
     lambda a, b, **params: matmul_p.shape(_as_float32(a), _as_float32(b), **params),
-    lambda a, b, **params: matmul_p.reference(_from_bits(a), _from_bits(b), **params),
+    lambda a, b, **params: matmul_p.reference(from_bits(a), from_bits(b), **params),
     flops=lambda a, b, **params: matmul_p.cost([_as_float32(a), _as_float32(b)], params).flops,
     traits=(Trait.MATMUL,),
     axes=matmul_p.axes,
