@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import shutil
+import struct
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.targets import H200
 from adtrain.cache import Cache, digest
-from adtrain.core.kernel import CudaKernel
+from adtrain.core.kernel import CudaKernel, TensorMap
 from adtrain.core.program import Equation, Program
 from adtrain.core.target import Target
 from adtrain.passes.places import stored_bytes
@@ -51,6 +52,8 @@ PATCHED = (
     "reduce/column_sum.cuh",
     "common/warp_items.cuh",
 )
+MAP_BYTES = 128
+"""Of a tensor map, and its alignment."""
 NUMBERS = {"CONV_NUMBERS": 8}
 """Parameters that a macro of `conv/implicit_gemm.cuh` stands for."""
 
@@ -126,7 +129,12 @@ class Host:
         numbers = (ctypes.c_int64 * len(bits))(*map(int, bits))
         grid, threads = (task.size.blocks, task.size.threads) if task.size.threads else ((4, 1, 1), 128)
         ctypes.c_uint.in_dll(library, "thread_order").value = self.thread_order
-        library[f"go_{task.name}"](*grid, threads, pointers, numbers, ctypes.c_void_p(memory.ctypes.data))
+        maps = b"".join(tensor_map(x, operands[x.operand]) for x in task.maps)
+        aligned = np.zeros(len(maps) + MAP_BYTES, np.uint8)
+        aligned = aligned[-aligned.ctypes.data % MAP_BYTES :][: len(maps)]
+        aligned[:] = np.frombuffer(maps, np.uint8)
+        arguments = (aligned.ctypes.data, memory.ctypes.data)
+        library[f"go_{task.name}"](*grid, threads, pointers, numbers, *map(ctypes.c_void_p, arguments))
 
     def _libraries(self, launches: Sequence[LaunchPlan]) -> Mapping[Source, ctypes.CDLL]:
         """One of each source, with all of its kernels that are launched; compiled on two cores."""
@@ -192,7 +200,9 @@ class Host:
         parameters = [p.strip() for p in text.split(",") if p.strip()]
         args, pointers, numbers = [], 0, 0
         for parameter in parameters:
-            if "Epilogue" in parameter:
+            if "__grid_constant__" in parameter:
+                args.append("*(Maps *)maps")
+            elif "Epilogue" in parameter:
                 args.append(f"*(Epilogue *)(pointers + {pointers})")
             elif parameter.split()[0] == "Argument":
                 args.append(f"*(Argument *)(pointers + {pointers})")
@@ -217,9 +227,19 @@ class Host:
                 count = NUMBERS.get(parameter, 1)
                 args += [f"numbers[{i}]" for i in range(numbers, numbers + count)]
                 numbers += count
-        given = "int x, int y, int z, int threads, void **pointers, int64_t *numbers, char *scratch"
+        given = "int x, int y, int z, int threads, void **pointers, int64_t *numbers, char *maps, char *scratch"
         body = f"run({{(unsigned)x, (unsigned)y, (unsigned)z}}, threads, [=] {{ {task.name}({', '.join(args)}); }});"
         return f'extern "C" void go_{task.name}({given}) {{ {body} }}\n'
+
+
+def tensor_map(described: TensorMap, array: np.ndarray) -> bytes:
+    """The struct TensorMap of `cuda_host/sm90/tma.cuh`."""
+    columns, rows, matrices, *images = described.lengths
+    _, box_rows, *box_matrices = described.box
+    moves = described.im2col or ((0, 0), (0, 0), (0, 0))
+    box = box_rows, array.itemsize, *(box_matrices or [1])
+    numbers = columns, rows, matrices, *box, *(images or [0]), *moves[0], *moves[1], *moves[2]
+    return struct.pack("P13i", array.ctypes.data, *numbers).ljust(MAP_BYTES, b"\0")
 
 
 def assert_same_in_all_orders(

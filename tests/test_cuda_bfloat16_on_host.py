@@ -23,7 +23,7 @@ from adtrain.core.program import Equation, Variable
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.gemm import narrow
-from adtrain.lowering.cuda.gemm.bfloat16 import TILES, Bfloat16Gemm, Bfloat16Tile
+from adtrain.lowering.cuda.gemm.bfloat16 import TILES, Bfloat16Product, Bfloat16Tile, bfloat16_gemm
 from adtrain.ops.bfloat16 import from_bfloat16_p, matmul_bfloat16_p, to_bfloat16_p
 
 __all__ = ["host"]
@@ -42,8 +42,7 @@ def check(host: Host, tile: Bfloat16Tile, ta: bool, tb: bool, lengths: tuple[int
     out = Variable(ArrayType((batch, m, n), np.dtype(np.float32)), "gpu")
     params = {"transpose_a": ta, "transpose_b": tb, "precision": "bfloat16"}
     target = H200._replace(multiprocessors=5)  # a block computes several tiles
-    gemm = Bfloat16Gemm(target, lengths, tile, (ta, tb), splits)
-    kernel = gemm.kernel()
+    kernel = bfloat16_gemm(Bfloat16Product(target, lengths, tile, (ta, not tb), splits))
     assert len(kernel.launches) == 1 + (splits > 1)
     found = host.computed(Equation(matmul_bfloat16_p, inputs, params, (out,)), kernel, arrays)[0]
     a, b = (from_bfloat16_p.reference(x).astype(float) for x in arrays)

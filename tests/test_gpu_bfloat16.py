@@ -22,7 +22,7 @@ from adtrain.core.array import array
 from adtrain.core.autodiff import grad
 from adtrain.core.staging import stage
 from adtrain.core.types import BITS
-from adtrain.lowering.cuda.gemm.bfloat16 import TILE_K, TILES, Bfloat16Gemm, Bfloat16Tile
+from adtrain.lowering.cuda.gemm.bfloat16 import TILE_K, TILES, Bfloat16Product, Bfloat16Tile, bfloat16_gemm
 from adtrain.lowering.cuda.gemm.narrow import short_k_gemm
 from adtrain.lowering.cuda.gemm.packed import CAPABILITY
 from adtrain.ops.bfloat16 import from_bfloat16_p, matmul_bfloat16_p, to_bfloat16_p
@@ -58,7 +58,8 @@ def test_products_of_all_shapes_are_right(
     rng = np.random.default_rng(m)
     shapes = ((batch, k, m) if ta else (batch, m, k), (batch, n, k) if tb else (batch, k, n))
     arrays = [to_bfloat16_p.reference(rng.standard_normal(s, np.float32)) for s in shapes]
-    kernel = Bfloat16Gemm(gpu.lowering.target, shape, tile, flags, min(splits, -(-k // TILE_K))).kernel()
+    mn_major, splits = (ta, not tb), min(splits, -(-k // TILE_K))
+    kernel = bfloat16_gemm(Bfloat16Product(gpu.lowering.target, shape, tile, mn_major, splits))
     params = {"transpose_a": ta, "transpose_b": tb, "precision": "bfloat16"}
     found = run_twice(gpu, matmul_bfloat16_p, kernel, arrays, **params)[0]
     a, b = (from_bfloat16_p.reference(x).astype(float) for x in arrays)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -85,8 +85,41 @@ def value_for(field: Any, *types: Any, **params: Any) -> Any:
 
 
 @dataclass(frozen=True)
+class TensorMap:
+    """A tensor map of an operand of bfloat16 (PTX ISA, "Tensors"), encoded when its address is known.
+
+    A copy by TMA loads a box, with the 128-byte swizzle; elements outside the array are 0. Axes are innermost first.
+
+    Args:
+        operand: the number of the operand among the equation's inputs.
+        lengths: those of the array, 3 axes; of images 4: (C, W, H, N).
+        box: those of the box. Of images, for im2col: channels, and positions of the window.
+        im2col: how the window moves over images; None: the box is one of neighbouring elements.
+    """
+
+    operand: int
+    lengths: tuple[int, ...]
+    box: tuple[int, ...]
+    im2col: Im2col | None = None
+
+
+class Im2col(NamedTuple):
+    """The positions of a window's corner, as pairs of columns and rows (PTX ISA, "Bounding Box").
+
+    Attributes:
+        lower: the first position.
+        upper: the last position, minus the image's last pixel.
+        stride: the distance of positions.
+    """
+
+    lower: tuple[int, int]
+    upper: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+
+
+@dataclass(frozen=True)
 class CudaLaunch:
-    """One launch of a kernel: ``name(operands..., numbers...[, char *scratch][, int *bad])``.
+    """One launch of a kernel: ``name([maps, ]operands..., numbers...[, char *scratch][, int *bad])``.
 
     Args:
         file: the source, relative to `kernels/cuda`, or an absolute path. It is compiled once for each combination of
@@ -102,7 +135,9 @@ class CudaLaunch:
         shared: bytes of dynamic shared memory. A `MemoryLayout` has macros for its arrays.
         definitions: macros that the source is compiled with, such as tile sizes.
         layouts: further layouts whose macros the file needs: those of all of its kernels.
-        operands: the equation's inputs and outputs that the kernel gets as pointers, numbered in this order. None: all.
+        operands: the equation's inputs and outputs that the kernel gets as pointers, numbered in this order. None: all
+            but those with a tensor map.
+        maps: the tensor maps that the kernel gets, one after another, as its first argument.
         checked: the kernel stores 1 in ``*bad`` where an index is out of range.
         cooperative: blocks wait for each other. The driver refuses the launch if not all of them can run at once.
     """
@@ -118,6 +153,7 @@ class CudaLaunch:
     definitions: Mapping[str, int] = field(default_factory=dict)
     layouts: tuple[MemoryLayout, ...] = ()
     operands: tuple[int, ...] | None = None
+    maps: tuple[TensorMap, ...] = ()
     checked: bool = False
     cooperative: bool = False
 

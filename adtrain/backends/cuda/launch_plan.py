@@ -13,7 +13,7 @@ from adtrain.backends.cuda.codegen.product import Epilogue, epilogue, matmul_of
 from adtrain.backends.cuda.compiler import Source, file_source, of_kernel
 from adtrain.backends.cuda.vendor import LibraryCall
 from adtrain.codegen.expressions import c_type
-from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.kernel import CudaKernel, CudaLaunch, TensorMap
 from adtrain.core.program import Equation, Variable
 
 WITH_CONSTANT_LENGTHS = ("small_gemm", "gemm_bf16x3")
@@ -52,6 +52,7 @@ class LaunchPlan:
         cooperative: whether its blocks wait for each other.
         peers: whether it takes the windows of all ranks.
         repeats: whether it computes several runs of the equation. Their number is an argument after `numbers`.
+        maps: the tensor maps, its first argument. Their operands are positions, as in `operands`.
     """
 
     source: Source
@@ -64,6 +65,7 @@ class LaunchPlan:
     cooperative: bool = False
     peers: bool = False
     repeats: bool = False
+    maps: tuple[TensorMap, ...] = ()
 
 
 class Plan(NamedTuple):
@@ -151,11 +153,14 @@ def _plans(kernel: CudaKernel, operands: tuple[int, ...]) -> list[LaunchPlan]:
 
     def plan(launch: CudaLaunch) -> LaunchPlan:
         numbers = tuple(float(x) if isinstance(x, float) else int(x) for x in launch.numbers)
-        pointers = operands if launch.operands is None else tuple(operands[i] for i in launch.operands)
+        mapped = {x.operand for x in launch.maps}
+        given = (i for i in range(len(operands)) if i not in mapped) if launch.operands is None else launch.operands
+        pointers = tuple(operands[i] for i in given)
         scratch = kernel.scratch is not None
         return LaunchPlan(
             *(of_kernel(launch_source(launch), launch.name), launch.name, pointers, numbers, _size(launch), scratch),
             *(launch.checked, launch.cooperative),
+            maps=tuple(replace(x, operand=operands[x.operand]) for x in launch.maps),
         )
 
     return [plan(launch) for launch in kernel.launches]

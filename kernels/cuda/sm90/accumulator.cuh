@@ -28,6 +28,11 @@ struct AccumulatorTile {
     TileCoord at;
     int m, n, row0, column0;
 
+    // The row and column of the matrix in memory, of an element at a row and column of all tiles; and whether it is there.
+    __device__ __forceinline__ int memory_row(int row) const { return row; }
+    __device__ __forceinline__ int memory_column(int column) const { return column; }
+    __device__ __forceinline__ bool inside(int row, int column) const { return row < m && column < n; }
+
     __device__ __forceinline__ int row(int i) const { return row0 + accumulator_row(i); }
     __device__ __forceinline__ int column(int i) const { return column0 + accumulator_column(i); }
     __device__ __forceinline__ bool inside(int i) const { return row(i) < m && column(i) < n; }
@@ -70,24 +75,26 @@ struct AccumulatorTile {
 // An epilogue through shared memory, for WGMMA accumulators. A lane's accumulators are pairs of columns. Each warp transposes its
 // 16 rows through shared memory, ROUND_COLUMNS columns in a round, so that a lane passes wider vectors to the epilogue and
 // neighbouring lanes access neighbouring memory. Auxiliary inputs are loaded AHEAD rounds before they are used.
+//
+// Tile: an AccumulatorTile, or a class derived from it whose elements have other places in memory.
 constexpr int ROUND_COLUMNS = 32, ROUND_PADDING = 8; // padding against bank conflicts
 typedef float WarpStaging[16][ROUND_COLUMNS + ROUND_PADDING];
 
-template <int WIDE, class Out> struct WarpEpilogue {
+template <int WIDE, class Out, class Tile = AccumulatorTile> struct WarpEpilogue {
     static constexpr int ROW_LANES = ROUND_COLUMNS / WIDE, ROWS = WARP / ROW_LANES, VECTORS = 16 / ROWS; // of a round
     typedef typename Out::template Aux<WIDE> Aux;
     static constexpr int AHEAD = sizeof(Aux) * VECTORS <= 64 ? 3 : 1; // rounds; registers limit them
 
-    const AccumulatorTile &tile;
+    const Tile &tile;
     const Out &out;
     WarpStaging &staging;
     Aux aux[AHEAD + 1][VECTORS];
 
-    __device__ __forceinline__ WarpEpilogue(const AccumulatorTile &tile, const Out &out, WarpStaging &staging)
+    __device__ __forceinline__ WarpEpilogue(const Tile &tile, const Out &out, WarpStaging &staging)
         : tile(tile), out(out), staging(staging) {}
 
     // Prefetches the auxiliary inputs to L2. Each thread of half a warpgroup prefetches a row.
-    __device__ __forceinline__ static void prefetch(const AccumulatorTile &tile, const Out &out, int columns) {
+    __device__ __forceinline__ static void prefetch(const Tile &tile, const Out &out, int columns) {
         const int thread = threadIdx.x % WARPGROUP, row = tile.row0 + thread;
         if (thread < WARPGROUP / 2 && row < tile.m)
             out.prefetch(tile.index(row, tile.column0), min(columns, tile.n - tile.column0));
@@ -112,7 +119,7 @@ template <int WIDE, class Out> struct WarpEpilogue {
             for (int i = 0; i < VECTORS; i++) {
                 const int row = this->row(i), column = this->column(round);
                 const Vector<float, WIDE> v = load_staged(&staging[i * ROWS + lane_row()][lane_column()]);
-                if (row < tile.m && column < tile.n) out.write(aux[round % (AHEAD + 1)][i], index(row, column), v.lane);
+                if (tile.inside(row, column)) out.write(aux[round % (AHEAD + 1)][i], index(row, column), v.lane);
             }
         }
     }
@@ -144,7 +151,8 @@ template <int WIDE, class Out> struct WarpEpilogue {
         #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
             const int r = min(row(i), tile.m - 1), c = min(column(round), tile.n - WIDE);
-            aux[round % (AHEAD + 1)][i] = out.template load_aux<WIDE>(tile.at.item, r, c, index(r, c));
+            aux[round % (AHEAD + 1)][i] =
+                out.template load_aux<WIDE>(tile.at.item, tile.memory_row(r), tile.memory_column(c), index(r, c));
         }
     }
 };

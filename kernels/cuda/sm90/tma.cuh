@@ -66,6 +66,16 @@ struct alignas(128) TensorMap {
             "r"(full.address())
             : "memory");
     }
+    // The same for a map of images (N, H, W, C) that the host made for convolutions (PTX ISA, "Im2col mode"). The rows of a box
+    // are consecutive positions of a window, from position (n, h, w) on. The tap of the window is (down, right) of its corner.
+    __device__ __forceinline__ void load_im2col(
+        char *to, int c, int w, int h, int n, int right, int down, Mbarrier &full) const {
+        asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes "
+                     "[%0], [%1, {%2, %3, %4, %5}], [%6], {%7, %8};"
+            ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(this), "r"(c), "r"(w), "r"(h), "r"(n), "r"(full.address()),
+            "h"((short)right), "h"((short)down)
+            : "memory");
+    }
 
   private:
     // Fills the map at address `made` of shared memory.

@@ -13,24 +13,46 @@ template <int BYTES> void bulk_add(float *to, const char *from) {
 }
 static void bulk_wait_read() {}
 static void bulk_wait() {}
+// Made by a kernel, or by `Host`: a box of rows of 128 bytes, or of the positions of a window in images (N, H, W, C).
 struct alignas(128) TensorMap {
     const void *x;
-    int columns, rows, matrices, box_rows, element;
+    int columns, rows, matrices, box_rows, element, box_matrices;
+    int images, lower[2], upper[2], stride[2]; // of images: columns are channels, rows the width, matrices the height
 
     template <typename E> void encode(TensorMap &, const E *x, int columns, int rows, int matrices, int box_rows) {
         make(x, columns, rows, matrices, box_rows);
     }
     template <typename E> void make(const E *x, int columns, int rows, int matrices, int box_rows) {
-        *this = {x, columns, rows, matrices, box_rows, (int)sizeof(E)};
+        *this = {x, columns, rows, matrices, box_rows, (int)sizeof(E), 1};
     }
     void copy_from(const TensorMap &made) { *this = made; }
     void load(char *to, int column, int row, int matrix, Mbarrier &full) const {
+        for (int i = 0; i < box_rows * box_matrices; i++)
+            load_row(to, i, column, row + i % box_rows, matrix + i / box_rows);
+        full.copied(box_rows * box_matrices * 128);
+    }
+    void load_im2col(char *to, int c, int w, int h, int n, int right, int down, Mbarrier &full) const {
+        for (int i = 0; i < box_rows; i++) {
+            const bool inside = n < images && w + right >= 0 && h + down >= 0 && h + down < matrices;
+            load_row(to, i, c, inside ? w + right : rows, inside ? n * matrices + h + down : matrices);
+            w += stride[0];
+            if (w <= rows - 1 + upper[0]) continue;
+            w = lower[0];
+            h += stride[1];
+            if (h <= matrices - 1 + upper[1]) continue;
+            h = lower[1];
+            n++;
+        }
+        full.copied(box_rows * 128);
+    }
+
+  private:
+    void load_row(char *to, int i, int column, int row, int matrix) const {
         const int across = 128 / element;
-        for (int i = 0; i < box_rows * across; i++) {
-            const int down = row + i / across, right = column + i % across;
-            const bool inside = down < rows && right < columns && matrix < matrices;
-            const int64_t at = ((int64_t)matrix * rows + down) * columns + right;
-            char *const target = to + ((i * element) ^ i / across % 8 * 16);
+        for (int j = 0; j < across; j++) {
+            const bool inside = row < rows && column + j < columns && (images || matrix < matrices);
+            const int64_t at = ((int64_t)matrix * rows + row) * columns + column + j;
+            char *const target = to + i * 128 + ((j * element) ^ i % 8 * 16);
             if (element == 4) {
                 const uint32_t rounded = Format<TF32>::rounded(inside ? ((const float *)x)[at] : 0);
                 memcpy(target, &rounded, 4);
@@ -39,6 +61,5 @@ struct alignas(128) TensorMap {
                 memcpy(target, &bits, 2);
             }
         }
-        full.copied(box_rows * 128);
     }
 };

@@ -6,6 +6,7 @@ from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Candidate, Lowering
 from adtrain.backends.cuda.runtime.device import Device
 from adtrain.backends.cuda.runtime.loaded_kernel import ShapedLaunch, Start
+from adtrain.backends.cuda.runtime.tensor_map import TENSOR_MAP_WORDS, encoded
 from adtrain.backends.cuda.vendor import LibraryCall
 from adtrain.core.backend import KernelRun
 from adtrain.core.program import Equation
@@ -27,7 +28,8 @@ class Launch:
             return
         self.windows = device.windows if plan.peers else ()
         numbers = "".join("d" if isinstance(x, float) else "q" for x in plan.numbers) + "q" * plan.repeats
-        format = "P" * len(plan.operands) + numbers + "P" * (plan.scratch + plan.checked + len(self.windows))
+        maps = "Q" * TENSOR_MAP_WORDS * len(plan.maps)
+        format = maps + "P" * len(plan.operands) + numbers + "P" * (plan.scratch + plan.checked + len(self.windows))
         self.kernel = device.kernel(plan.source, plan.name, format, plan.size)
         shape = self.kernel.shape(plan.size)
         self.alone = ShapedLaunch(self.kernel, shape, Start.TOGETHER if plan.cooperative else Start.AFTER)
@@ -57,7 +59,9 @@ class Launch:
         plan = self.plan
         last = [runs] * plan.repeats + [scratch] * plan.scratch + [flag] * plan.checked
         launch = self.early if overlap and self.early is not None else self.alone
-        launch(self.device.stream, [*(addresses[i] for i in plan.operands), *plan.numbers, *last, *self.windows])
+        maps = (word for x in plan.maps for word in encoded(x, addresses[x.operand]))
+        pointers = (addresses[i] for i in plan.operands)
+        launch(self.device.stream, [*maps, *pointers, *plan.numbers, *last, *self.windows])
 
 
 class LibraryLaunch:

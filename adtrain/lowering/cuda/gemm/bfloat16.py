@@ -1,16 +1,16 @@
-"""Products of operands that are bfloat16 in memory, on Hopper (`gemm/bfloat16_gemm.cu`)."""
+"""Products of operands that are bfloat16 in memory, on Hopper (`gemm/bfloat16_product.cuh`)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch
-from adtrain.core.memory_layout import MemoryLayout, lengths, memory_layout
+from adtrain.core.kernel import CudaKernel, CudaLaunch, TensorMap
+from adtrain.core.memory_layout import MemoryLayout, memory_layout
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.packed import CAPABILITY
 from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH
@@ -22,8 +22,8 @@ TILE_K, WARPGROUP, CONSUMER_ROWS = 64, 128, 64
 """K of a pipeline stage; threads of a warpgroup; rows of a tile that a consumer warpgroup multiplies."""
 SUM_THREADS, SUM_COLUMNS = 256, 4
 """Threads of a block of the second launch; columns of a thread."""
-TENSOR_MAPS_BYTES = 256
-"""Bytes of the tensor maps of a block."""
+BOX = 64
+"""Elements of a row of a box, 128 bytes; rows of a box of an operand that is not K-major."""
 SPLITS, MIN_SPLIT_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32), 4
 """Numbers of splits of K that are considered; minimum of tiles of K in a split."""
 START, STORED, SECOND_PASS, BYTES_PER_CYCLE = 5000, 24, 2500, 2000
@@ -34,7 +34,7 @@ FLOAT32 = np.dtype("float32")
 
 @dataclass(frozen=True)
 class Bfloat16Tile:
-    """Template arguments of `gemm/bfloat16_gemm.cu`.
+    """Template arguments of `gemm/bfloat16_product.cuh`.
 
     Args:
         m, n: rows and columns of a tile (TILE_M, TILE_N).
@@ -67,19 +67,19 @@ TILES = (
 
 
 @dataclass(frozen=True)
-class Bfloat16Gemm:
-    """A product by `gemm/bfloat16_gemm.cu`.
+class Bfloat16Product:
+    """The work of a kernel with the main loop of `gemm/bfloat16_product.cuh`.
 
     Attributes:
         lengths: batch, M, N and K.
-        transposed: whether A and B are.
+        mn_major: whether A and B are not K-major.
         splits: of K, for the tiles of the last wave if they do not fill all multiprocessors.
     """
 
     target: Target
     lengths: tuple[int, int, int, int]
     tile: Bfloat16Tile
-    transposed: tuple[bool, bool]
+    mn_major: tuple[bool, bool]
     splits: int = 1
 
     @property
@@ -115,22 +115,33 @@ class Bfloat16Gemm:
         traffic = (2 * self.splits + 1) * self._split_tiles * size * 4
         return cycles + tile(-(-k_tiles // self.splits)) + SECOND_PASS + traffic / BYTES_PER_CYCLE
 
-    def kernel(self) -> CudaKernel:
-        """The launches: multiply, with split-K add."""
-        _, _, n, _ = self.lengths
-        transpose_a, transpose_b = self.transposed
+    def kernel(
+        self,
+        file: str,
+        names: tuple[str, str],
+        numbers: Sequence[int],
+        row_length: int,
+        maps: Sequence[TensorMap],
+        definitions: Mapping[str, int] | None = None,
+    ) -> CudaKernel:
+        """The launches: multiply, with split-K add.
+
+        Args:
+            names: of the kernels.
+            numbers: their arguments, before the number of tiles that are not split.
+            row_length: the length of a row of results in memory.
+            definitions: macros of the file.
+        """
         whole, split = self._tiles - self._split_tiles, self._split_tiles
         size = self.tile.m * self.tile.n
-        (tiles,) = lengths(tiles=split)
-        sums = tiles * (self.splits * size if self.splits > 1 else 0)
-        maps = {"MAPS": (TENSOR_MAPS_BYTES, self.target.multiprocessors)}
-        scratch = memory_layout("SCRATCH", {"PARTIAL_SUMS": (4, sums), **maps}, tiles)
+        sums = split * (self.splits * size if self.splits > 1 else 0)
+        scratch = memory_layout("SCRATCH", {"PARTIAL_SUMS": (4, sums)})
 
         def launch(name: str, blocks: int, threads: int, shared: int, *others: MemoryLayout) -> CudaLaunch:
             return CudaLaunch(
-                "gemm/bfloat16_gemm.cu",
+                file,
                 name,
-                (*self.lengths, whole),
+                (*numbers, whole),
                 (FLOAT32,),
                 blocks=blocks,
                 threads=threads,
@@ -144,20 +155,46 @@ class Bfloat16Gemm:
                     "BLOCK_THREADS": self.tile.threads,
                     "SUM_THREADS": SUM_THREADS,
                     "SUM_COLUMNS": SUM_COLUMNS,
-                    "MN_MAJOR_A": int(transpose_a),
-                    "MN_MAJOR_B": int(not transpose_b),
-                    "WIDE_C": math.gcd(8, n),
+                    "MN_MAJOR_A": int(self.mn_major[0]),
+                    "MN_MAJOR_B": int(self.mn_major[1]),
+                    "WIDE_C": math.gcd(8, row_length),
+                    **(definitions or {}),
                 },
-                layouts=(scratch, *others),
+                layouts=others,
+                maps=tuple(maps),
             )
 
         blocks = min(whole + split * self.splits, self.target.multiprocessors)
         shared = self.tile.shared
-        launches = [launch("bfloat16_gemm", blocks, self.tile.threads, shared)]
+        launches = [launch(names[0], blocks, self.tile.threads, shared)]
         if split:
             blocks = split * size // (SUM_THREADS * SUM_COLUMNS)
-            launches.append(launch("sum_bfloat16_splits", blocks, SUM_THREADS, 0, shared))
+            launches.append(launch(names[1], blocks, SUM_THREADS, 0, shared))
         return CudaKernel(tuple(launches), scratch, self.cycles)
+
+    def box(self, operand: int) -> tuple[int, int]:
+        """The lengths of a box of A (0) or B (1), innermost first."""
+        rows = (self.tile.m, self.tile.n)[operand]
+        return BOX, BOX if self.mn_major[operand] else rows
+
+
+def fastest_splits(
+    target: Target, lengths: tuple[int, int, int, int], mn_major: tuple[bool, bool]
+) -> Sequence[Bfloat16Product]:
+    """For each tile the number of splits with the fewest cycles; the fastest first."""
+    found = []
+    for tile in TILES:
+        products = (Bfloat16Product(target, lengths, tile, mn_major, splits) for splits in SPLITS)
+        found.append(min((x for x in products if x.may_split()), key=lambda x: x.cycles))
+    return sorted(found, key=lambda x: x.cycles)
+
+
+def bfloat16_gemm(product: Bfloat16Product) -> CudaKernel:
+    """The product of matrices by `gemm/bfloat16_gemm.cu`."""
+    batch, m, n, k = product.lengths
+    shapes = ((m, k) if product.mn_major[0] else (k, m)), ((n, k) if product.mn_major[1] else (k, n))
+    maps = [TensorMap(i, (*shape, batch), (*product.box(i), 1)) for i, shape in enumerate(shapes)]
+    return product.kernel("gemm/bfloat16_gemm.cu", ("bfloat16_gemm", "sum_bfloat16_splits"), product.lengths, n, maps)
 
 
 def candidates(
@@ -166,11 +203,7 @@ def candidates(
     """The rule of `matmul_bfloat16`, the fastest by estimate first; none except on Hopper and for aligned rows."""
     if target.capability != CAPABILITY or target.by_member or a.shape[-1] % ROW_MULTIPLE or b.shape[-1] % ROW_MULTIPLE:
         return []
-    lengths, transposed = product_lengths(a, b, transpose_a, transpose_b), (transpose_a, transpose_b)
+    lengths, mn_major = product_lengths(a, b, transpose_a, transpose_b), (transpose_a, not transpose_b)
     if 0 in lengths or max(lengths[1:]) > MAX_LENGTH:
         return []
-    found = []
-    for tile in TILES:
-        gemms = (Bfloat16Gemm(target, lengths, tile, transposed, splits) for splits in SPLITS)
-        found.append(min((gemm for gemm in gemms if gemm.may_split()), key=lambda gemm: gemm.cycles))
-    return [gemm.kernel() for gemm in sorted(found, key=lambda gemm: gemm.cycles)]
+    return [bfloat16_gemm(product) for product in fastest_splits(target, lengths, mn_major)]

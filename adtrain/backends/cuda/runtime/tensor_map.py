@@ -1,0 +1,52 @@
+"""Tensor maps, encoded by the driver API on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
+
+from cuda.bindings import driver
+
+from adtrain.backends.cuda.runtime.errors import checked
+from adtrain.core.kernel import TensorMap
+
+TENSOR_MAP_WORDS = 16
+"""The 64-bit words of a tensor map."""
+ELEMENT_BYTES = 2
+"""Those of a bfloat16."""
+BFLOAT16 = driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+OPTIONS = (
+    driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+    driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+    driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+    driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+)
+"""Swizzle, and zeros outside of the array."""
+
+
+def encoded(described: TensorMap, address: int) -> Sequence[int]:
+    """The words of a tensor map of the array at an address.
+
+    Raises:
+        DeviceError: the driver refuses it.
+    """
+    strides = [ELEMENT_BYTES * n for n in accumulate(described.lengths[:-1], mul)]
+    rank = len(described.lengths)
+    array = BFLOAT16, rank, address, _lengths(described.lengths), _lengths(strides)
+    if described.im2col is None:
+        ones = _numbers([1] * rank)
+        made = checked(driver.cuTensorMapEncodeTiled(*array, _numbers(described.box), ones, *OPTIONS))
+    else:
+        lower, upper, stride = described.im2col
+        box = [*lower], [*upper], *described.box
+        made = checked(driver.cuTensorMapEncodeIm2col(*array, *box, _numbers((1, *stride, 1)), *OPTIONS))
+    return [int(word) for word in made.opaque]
+
+
+def _lengths(values: Sequence[int]) -> list[driver.cuuint64_t]:
+    return [driver.cuuint64_t(n) for n in values]
+
+
+def _numbers(values: Sequence[int]) -> list[driver.cuuint32_t]:
+    return [driver.cuuint32_t(n) for n in values]

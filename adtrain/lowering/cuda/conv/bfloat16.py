@@ -1,0 +1,173 @@
+"""Convolutions of images that are bfloat16 in memory, channels last, on Hopper (`conv/bfloat16_conv.cu`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from itertools import product
+from math import gcd
+from typing import Any, NamedTuple
+
+from adtrain.core.kernel import CudaKernel, Im2col, TensorMap
+from adtrain.core.target import Target
+from adtrain.lowering.cuda.gemm.bfloat16 import BOX, ROW_MULTIPLE, TILE_K, Bfloat16Product, fastest_splits
+from adtrain.lowering.cuda.gemm.packed import CAPABILITY
+from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH
+
+MAX_STRIDE, MAX_POSITION, MAX_OFFSET = 8, 128, 255
+"""Limits of a tensor map for images: of the stride, of the corners of the positions, and of taps (CUDA driver API,
+cuTensorMapEncodeIm2col)."""
+MAX_REMAINDERS = 16
+"""Maximum of the convolutions of which an input gradient consists: a tensor map of each is an argument."""
+
+
+class Direction(IntEnum):
+    """What is computed, as the macros of the kernel."""
+
+    FORWARD = 0
+    INPUT_GRAD = 1
+    WEIGHT_GRAD = 2
+
+
+class SubFilter(NamedTuple):
+    """Along one axis, the taps that reach the pixels of one remainder of their position by the stride.
+
+    Attributes:
+        taps: how many.
+        last: the position of the gradient for the last tap and the first pixel.
+    """
+
+    taps: int
+    last: int
+
+
+def sub_filter(remainder: int, kernel: int, stride: int, padding: int, dilation: int) -> SubFilter:
+    """See `SubFilter`; as the struct of this name in the kernel's file."""
+    step = stride // gcd(stride, dilation)
+    taps = [i for i in range(kernel) if (remainder + padding - i * dilation) % stride == 0]
+    assert taps == taps[:1] or taps == list(range(taps[0] if taps else 0, kernel, step))
+    return SubFilter(len(taps), (remainder + padding - taps[-1] * dilation) // stride if taps else 0)
+
+
+class Bfloat16Conv(NamedTuple):
+    """A convolution or gradient by `conv/bfloat16_conv.cu`.
+
+    Attributes:
+        images: (N, H, W, C) of the input.
+        positions: (N, OH, OW, O) of the output.
+        kernel: (KH, KW).
+        window: see `adtrain.ops.conv.Window`.
+    """
+
+    direction: Direction
+    images: tuple[int, ...]
+    positions: tuple[int, ...]
+    kernel: tuple[int, int]
+    window: Any
+
+    @property
+    def remainders(self) -> tuple[int, int]:
+        """Remainders of a pixel's position by the stride, by axis; of an input gradient."""
+        if self.direction != Direction.INPUT_GRAD:
+            return 1, 1
+        return min(self.window.stride[0], self.images[1]), min(self.window.stride[1], self.images[2])
+
+    @property
+    def lengths(self) -> tuple[int, int, int, int]:
+        """Batch, M, N and K of the product; channels along K, or columns of a weight gradient, are rounded up."""
+        (n, h, w, c), (_, oh, ow, o), taps = self.images, self.positions, self.kernel[0] * self.kernel[1]
+        pixels = n * oh * ow
+        if self.direction == Direction.FORWARD:
+            return 1, pixels, o, taps * _rounded_up(c)
+        if self.direction == Direction.WEIGHT_GRAD:
+            return 1, o, taps * _rounded_up(c), pixels
+        (sh, sw), (down, right) = self.window.stride, self.remainders
+        k = -(-taps * _rounded_up(o) // (down * right))  # the mean
+        return down * right, n * -(-h // sh) * -(-w // sw), c, k
+
+    @property
+    def mn_major(self) -> tuple[bool, bool]:
+        """Whether the operands are not K-major."""
+        return self.direction == Direction.WEIGHT_GRAD, self.direction != Direction.FORWARD
+
+    def fits(self) -> bool:
+        """Whether the tensor maps exist, the arrays have rows of 16 bytes, and lengths fit 32 bits."""
+        maps = [x.im2col for x in self._maps(BOX, BOX) if x.im2col is not None]
+        corners = [x for m in maps for x in (*m.lower, *m.upper)]
+        spans = [d * (k - 1) for d, k in zip(self.window.dilation, self.kernel, strict=True)]
+        aligned = self.images[3] % ROW_MULTIPLE == 0 and self.positions[3] % ROW_MULTIPLE == 0
+        small = max(self.window.stride) <= MAX_STRIDE and all(-MAX_POSITION <= x < MAX_POSITION for x in corners)
+        few = self.remainders[0] * self.remainders[1] <= MAX_REMAINDERS and max(spans) <= MAX_OFFSET
+        return aligned and small and few and max(self.lengths) <= MAX_LENGTH
+
+    def _maps(self, rows_of_a: int, rows_of_b: int) -> list[TensorMap]:
+        """The tensor maps, for boxes of so many rows."""
+        (n, h, w, c), (_, oh, ow, o), (kh, kw) = self.images, self.positions, self.kernel
+        x, g = (c, w, h, n), (o, ow, oh, n)
+        filters = (c, kh * kw, o)
+        if self.direction == Direction.FORWARD:
+            return [TensorMap(0, x, (BOX, rows_of_a), self._of_input), TensorMap(1, filters, (BOX, 1, rows_of_b))]
+        if self.direction == Direction.WEIGHT_GRAD:
+            gradient = TensorMap(1, (o, n * oh * ow, 1), (BOX, TILE_K, 1))
+            return [gradient, TensorMap(0, x, (BOX, TILE_K), self._of_input)]
+        numbers = product(*map(range, self.remainders))
+        maps = [TensorMap(0, g, (BOX, rows_of_a), self._of_gradient(number)) for number in numbers]
+        return [*maps, TensorMap(1, filters, (BOX, 1, BOX))]
+
+    @property
+    def _of_input(self) -> Im2col:
+        """The positions of the window in the input."""
+        (ph, pw), (dh, dw), (kh, kw) = self.window.padding, self.window.dilation, self.kernel
+        return Im2col((-pw, -ph), (pw - (kw - 1) * dw, ph - (kh - 1) * dh), self.window.stride[::-1])
+
+    def _of_gradient(self, remainders: tuple[int, ...]) -> Im2col:
+        """The positions in the output's gradient for the pixels of the input with these remainders."""
+        lower, upper = [], []
+        for axis in (1, 0):
+            w, i = self.window, remainders[axis]
+            last = sub_filter(i, self.kernel[axis], w.stride[axis], w.padding[axis], w.dilation[axis]).last
+            pixels = -(-(self.images[1 + axis] - i) // w.stride[axis])
+            lower.append(last)
+            upper.append(last + pixels - self.positions[1 + axis])
+        return Im2col((lower[0], lower[1]), (upper[0], upper[1]))
+
+    def cuda_kernel(self, work: Bfloat16Product) -> CudaKernel:
+        """The launches, for tiles and splits."""
+        w = self.window
+        pairs = zip(("K", "S", "P", "D"), (self.kernel, w.stride, w.padding, w.dilation), strict=True)
+        macros = {name + axis: pair[i] for name, pair in pairs for i, axis in enumerate("HW")}
+        macros |= dict(zip(("REMAINDERS_H", "REMAINDERS_W"), self.remainders, strict=True))
+        macros["DIRECTION"] = int(self.direction)
+        names = "bfloat16_conv", "sum_bfloat16_conv_splits"
+        row = self.positions[3] if self.direction == Direction.FORWARD else self.images[3]
+        maps = self._maps(work.tile.m, work.tile.n)
+        numbers = (*self.images, *self.positions[1:])
+        return work.kernel("conv/bfloat16_conv.cu", names, numbers, row, maps, macros)
+
+
+def _rounded_up(channels: int) -> int:
+    return -(-channels // BOX) * BOX
+
+
+def _rule(direction: Direction, shapes: Callable[..., tuple[Any, Any, Any]]) -> Callable[..., Sequence[CudaKernel]]:
+    """The rule of a primitive. ``shapes`` returns those of the input, the output and the kernel."""
+
+    def candidates(target: Target, a: Any, b: Any, window: Any, precision: str, **size: Any) -> Sequence[CudaKernel]:
+        if target.capability != CAPABILITY or target.by_member or window.groups != 1:
+            return []
+        conv = Bfloat16Conv(direction, *shapes(a.shape, b.shape, window, *size.values()), window)
+        if 0 in conv.images or 0 in conv.positions or not conv.fits():
+            return []
+        return [conv.cuda_kernel(work) for work in fastest_splits(target, conv.lengths, conv.mn_major)]
+
+    return candidates
+
+
+def _forward_shapes(x: Any, w: Any, window: Any) -> tuple[Any, Any, Any]:
+    out = (window.output_length(i, x[i + 1], w[i + 1]) for i in (0, 1))
+    return x, (x[0], *out, w[0]), w[1:3]
+
+
+conv2d = _rule(Direction.FORWARD, _forward_shapes)
+input_grad = _rule(Direction.INPUT_GRAD, lambda g, w, window, size: ((g[0], *size, w[3]), g, w[1:3]))
+weight_grad = _rule(Direction.WEIGHT_GRAD, lambda x, g, window, size: (x, g, tuple(size)))

@@ -1,0 +1,172 @@
+// The main loop of products C = A B of operands that are bfloat16 in memory, by WGMMA: of matrices in gemm/bfloat16_gemm.cu, of
+// images in conv/bfloat16_conv.cu. Persistent and warp-specialised, as gemm/packed_gemm.cu: two threads issue copies, one of each
+// operand. Each consumer warpgroup multiplies 64 rows of a tile.
+//
+// TMA loads TILE_K of K in a stage, with the 128-byte swizzle. A K-major operand is TILE_M or TILE_N rows of 128 bytes of K. An
+// operand that is not K-major (MN_MAJOR_A, MN_MAJOR_B) is boxes of 64 rows of K, each with 128 bytes of rows of A or columns of B.
+//
+// SPLITS > 1: the tiles of the last wave, which do not fill all multiprocessors, are split along K (split-K). Their partial sums go
+// to scratch, tile by tile, and add_splits() adds them. `whole`: the number of tiles that are not split.
+//
+// A class Product describes the operands and the result:
+//   int k_tiles(int64_t item)            tiles of K of an item of the batch
+//   auto load_a(const Item &), load_b    a function (int k_tile, char *stage, Mbarrier &full) that issues the copies of a stage
+//   Tile tile(const Item &, int row, int column)     the places of results in memory: an AccumulatorTile, or derived from it
+//
+// Macros (Bfloat16Product in bfloat16.py): TILE_M, TILE_N, TILE_K, TILE_STAGES, BLOCK_THREADS, SPLITS, MN_MAJOR_*. WIDE_C: maximum
+// elements per store. SUM_THREADS, SUM_COLUMNS: threads of a block, and columns of a thread, that add splits.
+#pragma once
+#include "sm90/accumulator.cuh"
+#include "sm90/tma.cuh"
+
+constexpr int ROW_BYTES = TILE_K * 2, SUMS = TILE_N / 2;
+constexpr int CONSUMER_ROWS = 64; // of a consumer warpgroup
+constexpr int THREADS = BLOCK_THREADS, CONSUMERS = THREADS - WARPGROUP;
+constexpr int SIZE_A = TILE_M * ROW_BYTES, SIZE = SIZE_A + TILE_N * ROW_BYTES; // of a stage
+constexpr int BOX_ROWS = 64, BOX_BYTES = BOX_ROWS * ROW_BYTES;                 // of an operand that is not K-major
+constexpr int WIDE_RESULT = WIDE_C < Epilogue::WIDEST ? WIDE_C : Epilogue::WIDEST;
+
+// The work of the grid for a batch of m x n results: whole tiles, and splits of others.
+struct Work {
+    int m, n, rows, columns, whole, split;
+
+    __device__ Work(int64_t batch, int64_t m, int64_t n, int64_t whole)
+        : m(m), n(n), rows((m + TILE_M - 1) / TILE_M), columns((n + TILE_N - 1) / TILE_N), whole(whole),
+          split(batch * rows * columns - whole) {}
+
+    __device__ __forceinline__ int items() const { return whole + SPLITS * split; }
+};
+
+// Item `i` of the work: a tile of the result, over tiles `begin` to `end` of K. row, column: where the tile begins in the result.
+// part: the number of its partial sums; -1 for a whole tile.
+struct Item {
+    TileCoord at;
+    int part, row, column, begin, end;
+
+    template <class Product> __device__ __forceinline__ Item(int i, const Work &work, const Product &product)
+        : at(is_whole(i, work) ? i : work.whole + (i - work.whole) % work.split, work.rows, work.columns) {
+        row = at.row * TILE_M;
+        column = at.column * TILE_N;
+        part = -1;
+        begin = 0;
+        end = product.k_tiles(at.item);
+        if (is_whole(i, work)) return;
+        const int tile = (i - work.whole) % work.split, number = (i - work.whole) / work.split, k_tiles = end;
+        part = tile * SPLITS + number;
+        begin = k_tiles * number / SPLITS;
+        end = k_tiles * (number + 1) / SPLITS;
+    }
+
+  private:
+    __device__ __forceinline__ static bool is_whole(int i, const Work &work) { return SPLITS == 1 || i < work.whole; }
+};
+
+// The producer thread of an operand: issues the copies of BYTES bytes in each stage, for all items of this block. start(item)
+// returns the function that issues those of a stage.
+template <int BYTES, class Product, class Start> __device__ __forceinline__ void produce(const Work &work,
+    const Product &product, Pipeline<TILE_STAGES> &pipeline, char *shared, const Start &start) {
+    PipelineState<TILE_STAGES> state;
+    for (int i = blockIdx.x; i < work.items(); i += gridDim.x) {
+        const Item item(i, work, product);
+        const auto load = start(item);
+        for (int k_tile = item.begin; k_tile < item.end; k_tile++, state.advance()) {
+            pipeline.wait_empty(state);
+            Mbarrier &full = pipeline.full[state.stage];
+            full.arrive_expect_tx(BYTES);
+            load(k_tile, shared + state.stage * SIZE, full);
+        }
+    }
+}
+
+// The descriptor of 16 k of a tile: step `step` of four.
+template <bool MN_MAJOR> __device__ __forceinline__ uint64_t descriptor(const char *tile, int step) {
+    if constexpr (MN_MAJOR)
+        return smem_descriptor(tile + step * 16 * ROW_BYTES, BOX_BYTES, 8 * ROW_BYTES, SWIZZLE_128B);
+    else
+        return smem_descriptor(tile) + step * DESCRIPTOR_K_STEP;
+}
+
+// A consumer warpgroup.
+template <class Product> __device__ __forceinline__ void consume(const Work &work, const Product &product,
+    Pipeline<TILE_STAGES> &pipeline, const char *shared, WarpStaging &staging, const Epilogue &epilogue, T *partial_sums) {
+    typedef WarpEpilogue<WIDE_RESULT, Epilogue, typename Product::Tile> Stores;
+    PipelineState<TILE_STAGES> state;
+    const int group = threadIdx.x / WARPGROUP - 1; // the number of this consumer warpgroup
+    for (int i = blockIdx.x; i < work.items(); i += gridDim.x) {
+        const Item item(i, work, product);
+        const auto tile = product.tile(item, item.row + group * CONSUMER_ROWS, item.column);
+        Stores::prefetch(tile, epilogue, TILE_N);
+        float sums[SUMS] = {};
+        if (item.begin < item.end)
+            multiply_stages(sums, pipeline, state, item.begin, item.end, [&](int at, bool add) {
+                const char *stage = shared + at * SIZE;
+                #pragma unroll
+                for (int step = 0; step < TILE_K / 16; step++)
+                    wgmma<BFLOAT16, MN_MAJOR_A, MN_MAJOR_B>(sums,
+                        descriptor<MN_MAJOR_A>(stage + group * CONSUMER_ROWS * ROW_BYTES, step),
+                        descriptor<MN_MAJOR_B>(stage + SIZE_A, step), add || step > 0);
+            });
+        if (SPLITS == 1 || item.part < 0) {
+            Stores(tile, epilogue, staging).store(sums);
+        } else {
+            AccumulatorTile part = {item.at, TILE_M, TILE_N, group * CONSUMER_ROWS, 0};
+            part.at.item = item.part;
+            const Store store = {partial_sums};
+            WarpEpilogue<Store::WIDEST, Store>(part, store, staging).store(sums);
+        }
+    }
+}
+
+// The kernel, for a block.
+template <class Product> __device__ __forceinline__ void multiply(
+    const Work &work, const Product &product, const Epilogue &epilogue, char *scratch) {
+    __shared__ Pipeline<TILE_STAGES> pipeline;
+    __shared__ WarpStaging staging[CONSUMERS / WARP];
+    const int warp = threadIdx.x / WARP;
+    if (threadIdx.x == 0) {
+        pipeline.init(2, CONSUMERS / WARP);
+        fence_mbarrier_init();
+    }
+    wait_for_inputs(); // nothing before it reads memory
+    __syncthreads();
+    char *shared = SHARED_STAGES(char[SIZE], shared_bytes)[0];
+    if (warp < WARPGROUP / WARP) {
+        if (TILE_M > CONSUMER_ROWS) warpgroup_reg_dealloc<40>();
+        if (threadIdx.x == 0)
+            produce<SIZE_A>(work, product, pipeline, shared, [&](const Item &item) { return product.load_a(item); });
+        else if (threadIdx.x == WARP)
+            produce<SIZE - SIZE_A>(work, product, pipeline, shared + SIZE_A,
+                [&](const Item &item) { return product.load_b(item); });
+    } else {
+        if (TILE_M > CONSUMER_ROWS) warpgroup_reg_alloc<232>();
+        consume(work, product, pipeline, shared, staging[warp - WARPGROUP / WARP], epilogue, (T *)scratch);
+    }
+}
+
+// Adds the partial sums of each split tile in order, and calls the epilogue. The thread with index `i` takes SUM_COLUMNS columns.
+template <class Product> __device__ __forceinline__ void add_splits(
+    int i, const Work &work, const Product &product, const Epilogue &epilogue, const T *scratch) {
+    constexpr int WIDE = WIDE_RESULT < SUM_COLUMNS ? WIDE_RESULT : SUM_COLUMNS;
+    constexpr int ROW = TILE_N / SUM_COLUMNS;
+    const int number = i / (TILE_M * ROW);
+    if (number >= work.split) return;
+    const Item item(work.whole + number, work, product);
+    const int row = i / ROW % TILE_M, column = i % ROW * SUM_COLUMNS;
+    const auto tile = product.tile(item, item.row, item.column);
+    const T *partial_sums = scratch + ((int64_t)number * SPLITS * TILE_M + row) * TILE_N + column;
+    Vector<T, SUM_COLUMNS> parts[SPLITS];
+    #pragma unroll
+    for (int s = 0; s < SPLITS; s++) parts[s] = load<T, SUM_COLUMNS>(partial_sums + s * TILE_M * TILE_N);
+    #pragma unroll
+    for (int h = 0; h < SUM_COLUMNS; h += WIDE) {
+        const int r = item.row + row, c = item.column + column + h;
+        if (!tile.inside(r, c)) return;
+        T sum[WIDE] = {};
+        #pragma unroll
+        for (int s = 0; s < SPLITS; s++) {
+            #pragma unroll
+            for (int w = 0; w < WIDE; w++) sum[w] += parts[s].lane[h + w];
+        }
+        epilogue(tile.at.item, tile.memory_row(r), tile.memory_column(c), tile.index(r, c), sum);
+    }
+}

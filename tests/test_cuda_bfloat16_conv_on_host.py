@@ -1,0 +1,93 @@
+"""The kernel for convolutions of images that are bfloat16 in memory, emulated on the CPU, against the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_on_host import Host, host
+
+from adtrain.backends.cuda.targets import H200
+from adtrain.core.kernel import CudaKernel
+from adtrain.core.primitive import PRIMITIVES
+from adtrain.core.program import Equation, Variable
+from adtrain.core.target import Target
+from adtrain.core.types import BITS, ArrayType
+from adtrain.lowering.cuda.conv.bfloat16 import MAX_POSITION, Bfloat16Conv, Direction, conv2d, input_grad
+from adtrain.lowering.cuda.gemm.bfloat16 import TILES, Bfloat16Product
+from adtrain.ops.bfloat16 import to_bfloat16_p
+from adtrain.ops.conv import Window
+
+__all__ = ["host"]
+
+TARGET: Target = H200._replace(multiprocessors=5)
+"""A block computes several tiles."""
+TOLERANCE = 5e-7
+"""The largest norm of the difference from the reference, divided by the norm of the reference."""
+NAMES = {
+    Direction.FORWARD: "conv2d_bfloat16",
+    Direction.INPUT_GRAD: "conv2d_input_grad_bfloat16",
+    Direction.WEIGHT_GRAD: "conv2d_weight_grad_bfloat16",
+}
+WINDOWS = {
+    "3x3": ((3, 3), Window((1, 1), (1, 1), (1, 1), 1)),
+    "1x1 of stride 2": ((1, 1), Window((2, 2), (0, 0), (1, 1), 1)),
+    "3x3 of stride 2": ((3, 3), Window((2, 2), (1, 1), (1, 1), 1)),
+    "2x3, stride 3x1, dilation 1x2": ((2, 3), Window((3, 1), (0, 2), (1, 2), 1)),
+    "3x2, stride 2, dilation 2": ((3, 2), Window((2, 2), (1, 0), (2, 2), 1)),
+}
+"""Kernels and windows. With a stride and dilation of 2, pixels of some remainders are reached by no tap."""
+
+
+def problem(
+    direction: Direction, images: tuple[int, int, int, int], channels: int, kernel: tuple[int, int], window: Window
+) -> tuple[Bfloat16Conv, list[np.ndarray], dict[str, Any]]:
+    """A convolution or gradient with random operands, and the parameters of its primitive."""
+    n, h, w, c = images
+    oh, ow = (window.output_length(i, (h, w)[i], kernel[i]) for i in (0, 1))
+    shapes = {"x": images, "w": (channels, *kernel, c), "g": (n, oh, ow, channels)}
+    operands = {Direction.FORWARD: "xw", Direction.INPUT_GRAD: "gw", Direction.WEIGHT_GRAD: "xg"}[direction]
+    sizes = {Direction.FORWARD: {}, Direction.INPUT_GRAD: {"size": (h, w)}, Direction.WEIGHT_GRAD: {"size": kernel}}
+    rng = np.random.default_rng(channels)
+    arrays = [to_bfloat16_p.reference(rng.standard_normal(shapes[name], np.float32)) for name in operands]
+    conv = Bfloat16Conv(direction, images, (n, oh, ow, channels), kernel, window)
+    return conv, arrays, {"window": window, **sizes[direction], "precision": "bfloat16"}
+
+
+def check(host: Host, conv: Bfloat16Conv, kernel: CudaKernel, arrays: list[np.ndarray], params: dict[str, Any]) -> None:
+    primitive = PRIMITIVES[NAMES[conv.direction]]
+    inputs = tuple(Variable(ArrayType(x.shape, BITS), "gpu") for x in arrays)
+    out = Variable(primitive.shape(*arrays, **params), "gpu")
+    found = host.computed(Equation(primitive, inputs, params, (out,)), kernel, arrays)[0]
+    expected = primitive.reference(*arrays, **params)
+    assert np.linalg.norm(found - expected) <= TOLERANCE * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("name", WINDOWS)
+def test_convolutions_and_gradients_are_right(host: Host, direction: Direction, name: str) -> None:
+    """Neither the pixels nor the channels fill the tiles."""
+    conv, arrays, params = problem(direction, (3, 9, 7, 72), 40, *WINDOWS[name])
+    work = Bfloat16Product(TARGET, conv.lengths, TILES[-1], conv.mn_major)
+    check(host, conv, conv.cuda_kernel(work), arrays, params)
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_splits_of_k_are_added(host: Host, direction: Direction) -> None:
+    conv, arrays, params = problem(direction, (2, 10, 10, 136), 72, *WINDOWS["3x3 of stride 2"])
+    work = Bfloat16Product(TARGET, conv.lengths, TILES[-1], conv.mn_major, 2)
+    kernel = conv.cuda_kernel(work)
+    assert len(kernel.launches) == 2
+    check(host, conv, kernel, arrays, params)
+
+
+def test_windows_that_a_tensor_map_cannot_describe_have_no_kernel() -> None:
+    x = ArrayType((2, 300, 300, 8), BITS)
+    w = ArrayType((8, 3, 3, 8), BITS)
+    wide = Window((1, 1), (MAX_POSITION + 1, 1), (1, 1), 1)
+    assert conv2d(H200, x, w, wide, "bfloat16") == []
+    assert conv2d(H200, x, w._replace(shape=(9, 3, 3, 8)), WINDOWS["3x3"][1], "bfloat16") == []
+    many = Window((5, 5), (0, 0), (1, 1), 1)
+    g = ArrayType((2, 60, 60, 8), BITS)
+    assert input_grad(H200, g, w, many, "bfloat16", size=(300, 300)) == []
