@@ -110,7 +110,7 @@ struct Images {
                     map.load(stage + i * BOX_BYTES, item.column + i * CHANNELS, r * KW + s, k_tile % chunks * CHANNELS, full);
             };
         } else {
-            return [=, &map = maps.b, this](int k_tile, char *stage, Mbarrier &full) {
+            return [=, &map = maps.b](int k_tile, char *stage, Mbarrier &full) {
                 const int first = k_tile * TILE_K, image = first / (oh * ow), pixel = first % (oh * ow);
                 const int y = pixel / ow * SH - PH, x = pixel % ow * SW - PW;
                 #pragma unroll

@@ -36,14 +36,16 @@ struct Matrices {
     }
 };
 
+#define MATRICES Matrices{maps, (int)m, (int)n, (int)k}
+
 KERNEL __launch_bounds__(THREADS, 1) bfloat16_gemm(const __grid_constant__ Maps maps, const Epilogue epilogue, int64_t batch,
     int64_t m, int64_t n, int64_t k, int64_t whole, char *scratch) {
-    multiply(Work(batch, m, n, whole), Matrices{maps, (int)m, (int)n, (int)k}, epilogue, scratch);
+    multiply(Work(batch, m, n, whole), MATRICES, epilogue, scratch);
 }
 
 KERNEL __launch_bounds__(SUM_THREADS) sum_bfloat16_splits(const __grid_constant__ Maps maps, const Epilogue epilogue,
     int64_t batch, int64_t m, int64_t n, int64_t k, int64_t whole, char *scratch) {
     wait_for_inputs();
     const int i = blockIdx.x * SUM_THREADS + threadIdx.x;
-    add_splits(i, Work(batch, m, n, whole), Matrices{maps, (int)m, (int)n, (int)k}, epilogue, (const T *)scratch);
+    add_splits(i, Work(batch, m, n, whole), MATRICES, epilogue, (const T *)scratch);
 }

@@ -24,7 +24,7 @@ from adtrain.backends.cuda.forms.column_sum import COLUMN_SUM, column_blocks, co
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.one_block import ONE_BLOCK, SHARED, is_small, one_block
 from adtrain.codegen.expressions import c_type
-from adtrain.core.fused import HORIZONTAL, PRODUCT, fuse
+from adtrain.core.fused import HORIZONTAL, PRODUCT, body_of, fuse
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
@@ -141,8 +141,9 @@ def _launches(equation: Equation) -> int:
 
 
 def is_product(equation: Equation) -> bool:
-    """Whether it is a matrix product, with or without elementwise equations after it."""
-    return equation.form == PRODUCT or equation.has(Trait.MATMUL)
+    """Whether it is a product of two matrices, with or without elementwise equations after it."""
+    product = equation.form == PRODUCT or equation.has(Trait.MATMUL)
+    return product and "transpose_a" in body_of(equation).equations[0].params
 
 
 def product_lengths(equation: Equation) -> tuple[int, int, int, int]:

@@ -104,7 +104,7 @@ def may_join(e: Equation, target: Target) -> bool:
 def is_wide_product(equation: Equation) -> bool:
     """Whether a row-product kernel computes a product by tensor cores: rows by a weight that all blocks read."""
     e = equation
-    if not e.has(Trait.MATMUL) or e.params["transpose_a"] or e.params["precision"] != FULL:
+    if not e.has(Trait.MATMUL) or e.params["precision"] != FULL or e.params["transpose_a"]:
         return False
     a, b = e.inputs
     if len(a.type.shape) != 2 or a is b or a.type.dtype.name != "float32" or b.size > MAX_WEIGHT:

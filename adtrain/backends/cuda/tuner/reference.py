@@ -38,6 +38,9 @@ _AXES: dict[str, tuple[Sequence[int | None], int]] = {
     "conv2d": ((0, None), 0),
     "conv2d_input_grad": ((0, None), 0),
     "conv2d_weight_grad": ((None, 1), 0),
+    "conv2d_bfloat16": ((None, 0), 1),
+    "conv2d_input_grad_bfloat16": ((None, 3), 1),
+    "conv2d_weight_grad_bfloat16": ((None, 3), 0),
 }
 
 
@@ -80,7 +83,7 @@ def widened(x: np.ndarray) -> np.ndarray:
 
 def _axes(equation: Equation) -> tuple[Sequence[int | None], int] | None:
     params = equation.params
-    if equation.has(Trait.MATMUL):
+    if equation.has(Trait.MATMUL) and "transpose_a" in params:
         ndim = len(equation.inputs[0].type.shape)
         return (ndim - (1 if params["transpose_a"] else 2), None), ndim - 2
     if "window" in params and params["window"].groups > 1:

@@ -1,0 +1,70 @@
+"""The GPU: convolutions of images that are bfloat16 in memory, and their gradients, are right for all windows and channels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu_kernels import run_twice
+from gpu_parity import gpu, poisoned
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from test_cuda_bfloat16_conv_on_host import NAMES, problem
+
+from adtrain.core.primitive import PRIMITIVES
+from adtrain.lowering.cuda.conv.bfloat16 import Direction
+from adtrain.lowering.cuda.gemm.bfloat16 import TILE_K, TILES, Bfloat16Product, Bfloat16Tile
+from adtrain.lowering.cuda.gemm.packed import CAPABILITY
+from adtrain.ops.conv import Window
+
+__all__ = ["gpu", "poisoned"]
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def hopper(gpu: Any) -> None:
+    if gpu.device.device.compute_capability() != CAPABILITY:
+        pytest.skip("the kernels are for compute capability 9.0")
+
+
+def pairs(low: int, high: int) -> st.SearchStrategy[tuple[int, int]]:
+    return st.tuples(st.integers(low, high), st.integers(low, high))
+
+
+eights = st.integers(1, 40).map(lambda n: 8 * n)
+
+
+@pytest.mark.parametrize("direction", Direction)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    count=st.integers(1, 40),
+    size=pairs(1, 20),
+    channels=st.tuples(eights, eights),
+    kernel=pairs(1, 5),
+    window=st.tuples(pairs(1, 3), pairs(0, 3), pairs(1, 3)),
+    tile=st.sampled_from(TILES),
+    splits=st.sampled_from([1, 1, 2, 5]),
+)
+def test_convolutions_and_gradients_are_right(
+    gpu: Any,
+    direction: Direction,
+    count: int,
+    size: tuple[int, int],
+    channels: tuple[int, int],
+    kernel: tuple[int, int],
+    window: tuple[tuple[int, int], tuple[int, int], tuple[int, int]],
+    tile: Bfloat16Tile,
+    splits: int,
+) -> None:
+    moves = Window(*window, 1)
+    assume(min(moves.output_length(i, size[i], kernel[i]) for i in (0, 1)) > 0)
+    conv, arrays, params = problem(direction, (count, *size, channels[0]), channels[1], kernel, moves)
+    assume(conv.fits())
+    splits = min(splits, -(-conv.lengths[3] // TILE_K))
+    work = Bfloat16Product(gpu.lowering.target, conv.lengths, tile, conv.mn_major, splits)
+    primitive = PRIMITIVES[NAMES[direction]]
+    found = run_twice(gpu, primitive, conv.cuda_kernel(work), arrays, **params)[0]
+    expected = primitive.reference(*arrays, **params)
+    assert np.linalg.norm(found - expected) <= 1e-5 * np.linalg.norm(expected)
