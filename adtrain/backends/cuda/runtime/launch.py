@@ -5,7 +5,7 @@ from __future__ import annotations
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Candidate, Lowering
 from adtrain.backends.cuda.runtime.device import Device
-from adtrain.backends.cuda.runtime.loaded_kernel import ShapedLaunch, Start
+from adtrain.backends.cuda.runtime.loaded_kernel import MAP_WORD, ShapedLaunch, Start
 from adtrain.backends.cuda.runtime.tensor_map import TENSOR_MAP_WORDS, encoded
 from adtrain.backends.cuda.vendor import LibraryCall
 from adtrain.core.backend import KernelRun
@@ -28,7 +28,7 @@ class Launch:
             return
         self.windows = device.windows if plan.peers else ()
         numbers = "".join("d" if isinstance(x, float) else "q" for x in plan.numbers) + "q" * plan.repeats
-        maps = "Q" * TENSOR_MAP_WORDS * len(plan.maps)
+        maps = MAP_WORD * TENSOR_MAP_WORDS * len(plan.maps)
         format = maps + "P" * len(plan.operands) + numbers + "P" * (plan.scratch + plan.checked + len(self.windows))
         self.kernel = device.kernel(plan.source, plan.name, format, plan.size)
         shape = self.kernel.shape(plan.size)

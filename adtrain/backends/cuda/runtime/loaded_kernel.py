@@ -23,6 +23,8 @@ DEFAULT_SHARED = 48 << 10
 ARGUMENTS_END, ARGUMENTS_AT, ARGUMENTS_SIZE = 0, 1, 2
 """CU_LAUNCH_PARAM_END, _BUFFER_POINTER and _BUFFER_SIZE: kernel arguments packed in one buffer."""
 ARGUMENT_BYTES = 8
+MAP_WORD = "Q"
+"""The type of a word of a tensor map."""
 
 
 class Shape(NamedTuple):
@@ -45,11 +47,12 @@ class LoadedKernel:
     """A kernel of a loaded module, with its launch shapes on a GPU.
 
     Args:
-        format: the types of its arguments, for `struct`, of ARGUMENT_BYTES each.
+        format: the types of its arguments, for `struct`, of ARGUMENT_BYTES each. A tensor map is several MAP_WORDs.
         size: one that it can be launched with.
 
     Attributes:
         function: its handle in the driver API.
+        start: the offset of its first argument in the buffer of all: tensor maps are aligned.
         max_threads: threads of a block, at most.
         shared: bytes of dynamic shared memory that a block may have.
         shapes: the launch shapes found so far.
@@ -64,6 +67,7 @@ class LoadedKernel:
         function, self.format = module.get_function(name), format
         self.max_threads: int = function.get_attribute(cuda.function_attribute.MAX_THREADS_PER_BLOCK)
         self.function = _handle(function, format, size)
+        self.start = checked(driver.cuFuncGetParamInfo(self.function, 0))[0] if format.startswith(MAP_WORD) else 0
         self.shared = DEFAULT_SHARED
         self.shapes: dict[WorkSize, Shape] = {}
 
@@ -129,16 +133,16 @@ class ShapedLaunch:
     """A launch of a kernel in one shape, of which the stream and the values of the arguments are open."""
 
     def __init__(self, kernel: LoadedKernel, shape: Shape, start: Start = Start.AFTER) -> None:
-        self.function, self.shape, self.format = kernel.function, shape, kernel.format
+        self.function, self.shape, self.format = kernel.function, shape, f"{kernel.start}x{kernel.format}"
         config = self.config = driver.CUlaunchConfig()
         (config.gridDimX, config.gridDimY, config.gridDimZ), block, config.sharedMemBytes = shape
         config.blockDimX, config.blockDimY, config.blockDimZ = block
         if start is not Start.AFTER:
             config.attrs, config.numAttrs = [_attribute(start)], 1
-        size = struct.calcsize(kernel.format)
+        size = struct.calcsize(self.format)
         self.packed, self.size = ctypes.create_string_buffer(size), ctypes.c_size_t(size)
         at = ctypes.addressof(self.packed)
-        self.each = (ctypes.c_void_p * len(kernel.format))(*range(at, at + size, ARGUMENT_BYTES))
+        self.each = (ctypes.c_void_p * len(kernel.format))(*range(at + kernel.start, at + size, ARGUMENT_BYTES))
         self.whole = (ctypes.c_void_p * 5)(ARGUMENTS_AT, at, ARGUMENTS_SIZE, ctypes.addressof(self.size), ARGUMENTS_END)
         # A launch of blocks that wait for each other takes a pointer to each argument. Others take the buffer, because
         # they may have structs as arguments.
