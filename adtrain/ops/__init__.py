@@ -3,7 +3,8 @@
 import sys
 
 import adtrain.ops.bfloat16
-import adtrain.ops.conv_bfloat16  # noqa: F401
+import adtrain.ops.conv_bfloat16
+import adtrain.ops.pool_channels_last  # noqa: F401
 from adtrain.core.array import bind_operators
 from adtrain.core.precision import matmul_precision
 from adtrain.ops import elementwise

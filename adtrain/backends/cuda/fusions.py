@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from adtrain.backends.cuda.channels_last import channels_last
 from adtrain.backends.cuda.choose_precision import choose_precision
 from adtrain.backends.cuda.forms.back_to_back import tile_weights
 from adtrain.backends.cuda.forms.column_sum import ColumnSumFusion
@@ -70,8 +71,9 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
     return (
         fold_transposes,
         merge_added_products,
-        flatten_rows,
         partial(choose_precision, target=target),
+        partial(channels_last, target=target),
+        flatten_rows,
         partial(store_bfloat16, target=target),
         partial(fuse_recurrent_gradients, target=target),
         fuse_map_reduce,

@@ -40,17 +40,16 @@ from adtrain.passes.fuse_elementwise import by_element
 TO_BITS, FROM_BITS = "to_bfloat16", "from_bfloat16"
 """The primitives that convert."""
 MIN_SIZE = 1 << 16
-"""Minimum elements of a value that is stored as bfloat16."""
+"""Minimum elements of a value that is stored as bfloat16, if it is no slice of one."""
 BFLOAT16 = "_bfloat16"
 """With the name of a primitive before it: the form of its kernels for arrays of bfloat16."""
+POOLS = ("max_pool2d", "max_pool2d_put", "max_pool2d_pick", "avg_pool2d", "avg_pool2d_put")
+POOLS_LAST = tuple(f"{name}_channels_last" for name in POOLS)
 ARRAYS: Mapping[str, tuple[Sequence[int], Sequence[int]]] = {
     "standardize": ((0,), (0,)),
     "softmax": ((0,), ()),
     "log_softmax": ((0,), ()),
-    "max_pool2d": ((0,), (0,)),
-    "max_pool2d_put": ((0,), (0,)),
-    "avg_pool2d": ((0,), (0,)),
-    "avg_pool2d_put": ((0,), (0,)),
+    **dict.fromkeys((*POOLS, *POOLS_LAST), ((0,), (0,))),
     "attention": ((0, 1, 2), (0,)),
     "attention_grad": ((0, 1, 2, 3, 5), (0, 1, 2)),
     "self_attention": ((0,), (0,)),
@@ -59,7 +58,6 @@ ARRAYS: Mapping[str, tuple[Sequence[int], Sequence[int]]] = {
 """By primitive, the arguments and results that must be bfloat16 in such a form, by index. Statistics are float32."""
 COPIES = frozenset(("transpose", "flip", "slice", "concatenate", "pad"))
 """Primitives whose results are elements of their arguments, or zeros. Their kernels copy elements of any type."""
-POOLS = frozenset(("max_pool2d", "max_pool2d_put", "max_pool2d_pick", "avg_pool2d", "avg_pool2d_put"))
 
 
 @keeps(Results.ROUNDING)
@@ -114,7 +112,8 @@ class _Values:
             chosen -= refused
 
     def _may_round(self, v: Variable) -> bool:
-        return _is_float(v) and v.size >= MIN_SIZE and not v.members and self._rounded.get(v) is True
+        whole = v.size >= MIN_SIZE or (v in self.producer and self.producer[v].name == "slice")
+        return _is_float(v) and whole and not v.members and self._rounded.get(v) is True
 
     def _can_store(self, root: Variable, sharing: Sequence[Variable], chosen: Collection[Variable]) -> bool:
         """Whether the kernel that computes a value can write bfloat16, and those of its readers can read it."""
@@ -171,7 +170,7 @@ class _Values:
             return False
         if _is_rounded_product(e) or name in (FROM_BITS, "standardize"):
             return output in ARRAYS.get(name, ((), (0,)))[1]
-        if by_element(e) or e.has(Trait.RESHAPE) or name in COPIES | POOLS:
+        if by_element(e) or e.has(Trait.RESHAPE) or name in (*COPIES, *POOLS, *POOLS_LAST):
             arrays = (x for x in e.inputs if _is_float(x) and (x.size == v.size or not by_element(e)))
             of = {known.get(x, False) for x in arrays}
             return False if False in of else True if True in of else None

@@ -1,78 +1,140 @@
-"""The rules for pooling (`kernels/cuda/pool/pool.cu`)."""
+"""The rules for pooling (`kernels/cuda/pool/pool.cu`), of images (N, C, H, W) and of images that are channels last."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.registry import register
 from adtrain.core.target import Target
+from adtrain.core.types import Shape
 from adtrain.lowering.shapes import element_types
 
 FILE = "pool/pool.cu"
-MAX_CELL = 16
-"""Elements of a stride, or of a window, up to which a thread takes several."""
+MAX_CELL, MAX_CELL_LAST = 16, 9
+"""Elements of a stride, or of a window, up to which a thread takes several. MAX_CELL_LAST: if channels are last."""
+MAX_BYTE = 256
+"""Elements of a window up to which positions are bytes, if channels are last (`ops.pool_channels_last`)."""
 VECTOR_BYTES = 16
 """What a thread writes at once."""
+LAST = "_channels_last"
+"""The end of the names of primitives for images that are channels last."""
 
 
-def _reads_windows(name: str, x: Sequence[int], y: Sequence[int], windows: Any, dtype: np.dtype) -> list[CudaKernel]:
-    """A kernel with a thread for one or two neighbouring outputs. x, y: shapes of the image and the pooled one."""
-    at_once = 1 if math.prod(windows.kernel) > MAX_CELL else math.gcd(y[3], 2)
-    macros = {**_macros(windows), "AT_ONCE": at_once}
-    return _kernel(name, x, y, dtype, math.prod(y) // at_once, macros)
+class _Images(NamedTuple):
+    """Images as planes of pixels, which have one element, or if channels are last all channels."""
+
+    planes: int
+    height: int
+    width: int
+    channels: int
+
+    @property
+    def size(self) -> int:
+        return math.prod(self)
 
 
-def _writes_cells(name: str, x: Sequence[int], y: Sequence[int], windows: Any, dtype: np.dtype) -> list[CudaKernel]:
+def _images(shape: Sequence[int], last: bool) -> _Images:
+    return _Images(*shape) if last else _Images(shape[0] * shape[1], shape[2], shape[3], 1)
+
+
+def _pooled_shape(x: Sequence[int], windows: Any, last: bool) -> Shape:
+    n, *others = x
+    first = (n, others[-1], *others[:-1]) if last else x
+    pooled = windows.output_shape("pooling", first)
+    return (n, *pooled[2:], pooled[1]) if last else pooled
+
+
+def _reads_windows(
+    name: str, x: Sequence[int], y: Sequence[int], windows: Any, dtype: np.dtype, last: bool, as_bytes: bool = False
+) -> list[CudaKernel]:
+    """A kernel with a thread for a vector of channels, or for one or two neighbouring outputs.
+
+    Args:
+        x, y: shapes of the image and the pooled one.
+        last: whether channels are last.
+        as_bytes: whether positions of maxima are bytes.
+    """
+    images, pooled = _images(x, last), _images(y, last)
+    at_once = 1 if last or math.prod(windows.kernel) > MAX_CELL else math.gcd(pooled.width, 2)
+    macros = {**_macros(windows, as_bytes), "AT_ONCE": at_once}
+    return _kernel(name, images, pooled, dtype, pooled.size // at_once, macros, last)
+
+
+def _writes_cells(
+    name: str, x: Sequence[int], y: Sequence[int], windows: Any, dtype: np.dtype, last: bool, as_bytes: bool = False
+) -> list[CudaKernel]:
     """A kernel with a thread for each cell of the image."""
-    cell = math.prod(_cell(windows, element_types(dtype)[0].itemsize)) if math.prod(windows.stride) <= MAX_CELL else 1
-    return _kernel(name, x, y, dtype, -(-math.prod(x) // cell), _macros(windows))
+    images, pooled = _images(x, last), _images(y, last)
+    small = math.prod(windows.stride) <= (MAX_CELL_LAST if last else MAX_CELL)
+    rows, columns = windows.stride if small else (1, 1)
+    if small and not last:
+        wide = VECTOR_BYTES // element_types(dtype)[0].itemsize
+        columns = columns if wide % columns else wide
+    return _kernel(name, images, pooled, dtype, -(-images.size // (rows * columns)), _macros(windows, as_bytes), last)
 
 
 def _kernel(
-    name: str, x: Sequence[int], y: Sequence[int], dtype: np.dtype, elements: int, macros: Mapping[str, int]
+    name: str,
+    images: _Images,
+    pooled: _Images,
+    dtype: np.dtype,
+    elements: int,
+    macros: Mapping[str, int],
+    last: bool,
 ) -> list[CudaKernel]:
-    lengths = (x[0] * x[1], *x[2:], *y[2:])  # POOL_NUMBERS
+    lengths = (*images[:3], *pooled[1:3])  # POOL_NUMBERS
     types = element_types(dtype)
+    if last:
+        lanes = math.gcd(images.channels, VECTOR_BYTES // dtype.itemsize)
+        macros = {**macros, "CHANNELS": images.channels, "LANES": lanes}
+        elements = -(-elements // lanes)
     return [CudaKernel((CudaLaunch(FILE, name, lengths, types, elements=elements, definitions=macros),))]
 
 
-def max_pool2d(target: Target, x: Any, windows: Any) -> list[CudaKernel]:
-    return _reads_windows("max_pool2d", x.shape, windows.output_shape("pooling", x.shape), windows, x.dtype)
+def max_pool2d(target: Target, x: Any, windows: Any, last: bool = False) -> list[CudaKernel]:
+    y = _pooled_shape(x.shape, windows, last)
+    as_bytes = last and math.prod(windows.kernel) <= MAX_BYTE
+    return _reads_windows("max_pool2d", x.shape, y, windows, x.dtype, last, as_bytes)
 
 
-def max_pool2d_pick(target: Target, x: Any, where: Any, windows: Any) -> list[CudaKernel]:
-    return _reads_windows("max_pool2d_pick", x.shape, where.shape, windows, x.dtype)
+def max_pool2d_pick(target: Target, x: Any, where: Any, windows: Any, last: bool = False) -> list[CudaKernel]:
+    return _reads_windows("max_pool2d_pick", x.shape, where.shape, windows, x.dtype, last, where.dtype == np.uint8)
 
 
-def max_pool2d_put(target: Target, ct: Any, where: Any, windows: Any, shape: Sequence[int]) -> list[CudaKernel]:
-    return _writes_cells("max_pool2d_put", shape, ct.shape, windows, ct.dtype)
+def max_pool2d_put(
+    target: Target, ct: Any, where: Any, windows: Any, shape: Sequence[int], last: bool = False
+) -> list[CudaKernel]:
+    return _writes_cells("max_pool2d_put", shape, ct.shape, windows, ct.dtype, last, where.dtype == np.uint8)
 
 
-def avg_pool2d(target: Target, x: Any, windows: Any) -> list[CudaKernel]:
-    return _reads_windows("avg_pool2d", x.shape, windows.output_shape("pooling", x.shape), windows, x.dtype)
+def avg_pool2d(target: Target, x: Any, windows: Any, last: bool = False) -> list[CudaKernel]:
+    return _reads_windows("avg_pool2d", x.shape, _pooled_shape(x.shape, windows, last), windows, x.dtype, last)
 
 
-def avg_pool2d_put(target: Target, ct: Any, windows: Any, shape: Sequence[int]) -> list[CudaKernel]:
-    return _writes_cells("avg_pool2d_put", shape, ct.shape, windows, ct.dtype)
+def avg_pool2d_put(target: Target, ct: Any, windows: Any, shape: Sequence[int], last: bool = False) -> list[CudaKernel]:
+    return _writes_cells("avg_pool2d_put", shape, ct.shape, windows, ct.dtype, last)
 
 
-def _cell(windows: Any, itemsize: int) -> tuple[int, int]:
-    """Rows and columns of the image that a thread writes."""
-    rows, columns = windows.stride
-    wide = VECTOR_BYTES // itemsize
-    return rows, columns if wide % columns else wide
-
-
-def _macros(windows: Any) -> dict[str, int]:
+def _macros(windows: Any, as_bytes: bool) -> dict[str, int]:
     values = (*windows.kernel, *windows.stride, *windows.padding)
-    return dict(zip(("KH", "KW", "SH", "SW", "PH", "PW"), values, strict=True))
+    macros = dict(zip(("KH", "KW", "SH", "SW", "PH", "PW"), values, strict=True))
+    return {**macros, "BYTE_POSITIONS": 1} if as_bytes else macros
 
 
-for _rule in (max_pool2d, max_pool2d_pick, max_pool2d_put, avg_pool2d, avg_pool2d_put):
-    register(_rule.__name__, "cuda", _rule)
-    register(f"{_rule.__name__}_bfloat16", "cuda", _rule)
+_RULES: Sequence[Callable[..., list[CudaKernel]]] = (
+    max_pool2d,
+    max_pool2d_pick,
+    max_pool2d_put,
+    avg_pool2d,
+    avg_pool2d_put,
+)
+for _rule in _RULES:
+    for _arrays in ("", "_bfloat16"):
+        register(_rule.__name__ + _arrays, "cuda", _rule)
+        register(_rule.__name__ + LAST + _arrays, "cuda", partial(_rule, last=True))

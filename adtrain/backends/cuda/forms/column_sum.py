@@ -3,7 +3,8 @@
 Examples: the gradient of a bias or of the weight of a norm, summed over the tokens of a batch, and the update by it.
 Each thread block computes some columns from all rows, so such a kernel can share a launch with the weight gradients.
 
-Long sums that mostly read the same arrays are one kernel, which reads these and computes common subexpressions once.
+Long sums that mostly read the same arrays are one kernel, which reads these and computes common subexpressions once. So
+are sums whose totals the same loops read, such as those of the mean and variance of a batch norm.
 """
 
 from __future__ import annotations
@@ -73,7 +74,10 @@ class ColumnSumFusion(Fusion):
         if self.readers[value] > 1:
             return False
         if sums_columns(source):
-            return len(groups.members[groups.of[reader]]) == 1 and _is_loops(e) and reads_by_element(e, value)
+            others = _sums_in(groups, reader)
+            alone = len(groups.members[groups.of[reader]]) == 1
+            fits = alone or (others and _share(source, _read(groups, producer), others, _read(groups, reader)))
+            return bool(fits) and _is_loops(e) and reads_by_element(e, value)
         sums = _sums_in(groups, reader)
         joins = len(sums) == 1 and not _sums_in(groups, producer) and (e in sums or e.has(Trait.RESHAPE))
         return joins and self._is_own(groups, source, sums[0])
@@ -83,12 +87,9 @@ class ColumnSumFusion(Fusion):
         for i, e in enumerate(groups.equations):
             if not _is_long(e):
                 continue
-            members = [groups.equations[k] for k in groups.members[groups.of[i]]]
-            read = {v for e in members for v in e.inputs} - {v for e in members for v in e.outputs}
+            read = _read(groups, i)
             for sums, others in found:
-                first = groups.equations[sums[0]]
-                alike = [v.type for v in (*e.inputs, *e.outputs)] == [v.type for v in (*first.inputs, *first.outputs)]
-                if alike and len(sums) < MAX_SUMS and 2 * _bytes(read & others) >= min(_bytes(read), _bytes(others)):
+                if _share(e, read, [groups.equations[k] for k in sums], others):
                     sums.append(i)
                     others |= read
                     break
@@ -115,6 +116,22 @@ class ColumnSumFusion(Fusion):
 def _is_long(e: Equation) -> bool:
     """Whether it is a sum over rows that is too long to share a launch."""
     return sums_columns(e) and _rows(e) > MAX_SHARED_ROWS
+
+
+def _read(groups: Groups, i: int) -> set[Variable]:
+    """What the group of an equation reads."""
+    members = [groups.equations[k] for k in groups.members[groups.of[i]]]
+    return {v for e in members for v in e.inputs} - {v for e in members for v in e.outputs}
+
+
+def _share(e: Equation, read: set[Variable], sums: Sequence[Equation], others: set[Variable]) -> bool:
+    """Whether a sum can share a kernel with others: their types are equal, and they mostly read the same.
+
+    Args:
+        read, others: what the groups of the sum, and of the others, read.
+    """
+    alike = [v.type for v in (*e.inputs, *e.outputs)] == [v.type for v in (*sums[0].inputs, *sums[0].outputs)]
+    return alike and len(sums) < MAX_SUMS and 2 * _bytes(read & others) >= min(_bytes(read), _bytes(others))
 
 
 def _bytes(variables: Iterable[Variable]) -> int:

@@ -131,8 +131,9 @@ def _tiles(equation: Equation) -> int:
         return 0
     matmul = equation.params["body"].equations[0] if "body" in equation.params else equation
     a, _ = matmul.inputs
-    options = matmul.params["transpose_a"], matmul.params["transpose_b"], matmul.params["precision"]
-    if a.type.dtype.name != "float32" or options != (True, False, FULL):
+    if a.type.dtype.name != "float32" or matmul.params["precision"] != FULL:
+        return 0
+    if not matmul.params["transpose_a"] or matmul.params["transpose_b"]:
         return 0
     batch, m, n, k = product_lengths(equation)
     right_columns = MIN_NARROW <= n < MIN_LENGTH or (n >= MIN_LENGTH and n % MULTIPLE == 0)

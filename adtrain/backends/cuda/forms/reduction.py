@@ -126,14 +126,15 @@ class _Arguments:
 
     def joins_product(self, e: Equation) -> bool:
         """Whether it can become the epilogue of a product, or compute with rows that its kernel reads by index."""
-        for v in e.inputs:
-            if v not in self.position or len(self.before.readers[v]) > 1 or v in self.before.outputs:
-                continue
-            source = self.before.equations[self.position[v]]
-            traits = (Trait.MATMUL, Trait.CONVOLUTION, Trait.GATHER)
-            if any(x.has(trait) for x in body_of(source).equations for trait in traits):
-                return True
-        return False
+        return any(map(self._is_of_product, e.inputs))
+
+    def _is_of_product(self, v: Variable) -> bool:
+        """Whether a value is a product, or gathered rows, for one reader."""
+        if v not in self.position or len(self.before.readers[v]) > 1 or v in self.before.outputs:
+            return False
+        source = self.before.equations[self.position[v]]
+        traits = (Trait.MATMUL, Trait.CONVOLUTION, Trait.GATHER)
+        return any(x.has(trait) for x in body_of(source).equations for trait in traits)
 
     def _saves(self, x: Variable, part: Sequence[Equation], reductions: Sequence[Equation]) -> bool:
         """Whether fewer bytes are read and written if each of the reductions computes `x` itself."""
@@ -144,6 +145,9 @@ class _Arguments:
             if len(reductions) == 1 and set(part) == set(self._cone(x) or ()):
                 return False  # it is the only reader, and joins without a copy
             spared += sum(v.nbytes for v in _inputs(part) if v in source.inputs)
+        elif not stored and self.joins_product(source):
+            others = needed_for([v for v in source.outputs if v is not x], self.loops[self.position[x]])
+            spared += sum(v.nbytes for v in _inputs(part) if v in source.inputs and v not in _inputs(others))
         return len(reductions) * self._read(part) < spared
 
     def _part(self, x: Variable) -> list[Equation] | None:
@@ -168,9 +172,22 @@ class _Arguments:
     def _cone(self, x: Variable) -> list[Equation] | None:
         """The equations on which `x` depends in the loops that compute it; None if no loops compute it."""
         i = self.position.get(x)
-        if i is None or i not in self.loops or self.joins_product(self.before.equations[i]):
+        if i is None or i not in self.loops:
             return None
-        return needed_for([x], self.loops[i])
+        if not self.joins_product(self.before.equations[i]):
+            return needed_for([x], self.loops[i])
+        return self._after_product(x, self.before.equations[i], self.loops[i])
+
+    def _after_product(self, x: Variable, epilogue: Equation, members: Sequence[Equation]) -> list[Equation] | None:
+        """The equations that compute `x` from other results of a product's epilogue, which are stored; None if it also
+        needs the product."""
+        kept = {v for v in epilogue.outputs if v is not x and self._is_stored(v)}
+        part = needed_for([x], [e for e in members if kept.isdisjoint(e.outputs)])
+        return part if part and not any(map(self._is_of_product, _inputs(part))) else None
+
+    def _is_stored(self, v: Variable) -> bool:
+        """Whether other equations than reductions read a value."""
+        return v in self.before.outputs or any(not reduces(e) for e in self.before.readers.get(v, ()))
 
     def _read(self, part: Sequence[Equation]) -> int:
         """The bytes that a kernel reads for equations. Those of `_in_rows` count twice: they must be stored for it."""

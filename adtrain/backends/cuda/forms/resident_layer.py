@@ -311,8 +311,9 @@ def _has_rule(equation: Equation) -> bool:
     """Whether a thread block can compute an equation."""
     e = equation
     if e.has(Trait.MATMUL):
-        one_transposed = not (e.params["transpose_a"] and e.params["transpose_b"])
-        return len(e.inputs[0].type.shape) == 2 and one_transposed and e.params["precision"] == FULL
+        if len(e.inputs[0].type.shape) != 2 or e.params["precision"] != FULL:
+            return False
+        return not (e.params["transpose_a"] and e.params["transpose_b"])
     return e.has(Trait.RESHAPE) or elementwise(e) or e.primitive.name in IN_BLOCK
 
 

@@ -153,7 +153,7 @@ def is_float32_product(equation: Equation) -> bool:
     if not is_product(equation):
         return False
     matmul = matmul_in(equation)
-    supported = not matmul.params["transpose_a"] and matmul.params["precision"] == FULL
+    supported = matmul.params["precision"] == FULL and not matmul.params["transpose_a"]
     matrices = all(v.type.dtype.name == "float32" and len(v.type.shape) == 2 for v in (*matmul.inputs, *matmul.outputs))
     return supported and matrices
 

@@ -1,0 +1,357 @@
+"""Channels last: inside a Program, the images of bfloat16 convolutions are (N, H, W, C) in memory.
+
+y = conv2d(x, w)    ->    y = reshape(conv2d_bfloat16(to_bfloat16(x), to_bfloat16(w)), (N, OH, OW, O))
+
+Such a convolution is a product of pixels, whose rows are the pixels and whose columns are the channels
+(`ops.conv_bfloat16`). All values between convolutions are channels last: elementwise equations, broadcasts, reductions,
+pooling, pads, slices and concatenations. `flatten_rows` then makes equations of matrices of them, so that they can join
+the products, and sums over images and their pixels become sums over rows.
+
+A value is transposed where an equation needs the other layout: inputs and outputs of the Program, a flatten layer, a
+convolution of full precision. It is transposed once, whatever the number of its readers. Weights are transposed too:
+(O, C, KH, KW) to (O, KH, KW, C), and their gradients back. A transpose that only moves axes of length 1 is a reshape.
+
+Batch norm is decomposed into equations on the matrix. Its mean and variance follow from two sums over the rows, which
+one kernel computes, and which are taken of differences from the first row, so that little precision is lost
+(T. Chan, G. Golub, R. LeVeque: "Algorithms for computing the sample variance", 1983). Each equation that reads the
+normalised values computes them itself, so they are not stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adtrain.core.primitive import PRIMITIVES, Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.registry import cuda_kernels
+from adtrain.core.staging import Results, keeps
+from adtrain.core.target import Target
+from adtrain.core.types import BITS, ArrayType, Shape
+from adtrain.passes.dead_code import remove_dead_code
+from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.simplify_reshapes import simplify_reshapes
+
+LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
+"""The permutations of axes from channels first to channels last, and back."""
+CONVOLUTIONS = frozenset(("conv2d", "conv2d_input_grad", "conv2d_weight_grad"))
+CHANNELS_LAST = "_channels_last"
+"""With the name of a pooling before it: the primitive for images that are channels last."""
+OF_BFLOAT16 = "_bfloat16"
+"""With the name of a convolution before it: the primitive for images that are bfloat16 and channels last."""
+CHANNELS = 8
+"""The channels of such images are a multiple of it: 16 bytes."""
+BY_AXIS = frozenset(("low", "high", "gaps", "starts", "stops", "steps"))
+"""Parameters with an element for each axis."""
+COPIES = frozenset(("pad", "slice", "flip", "concatenate"))
+POOLS = frozenset(("max_pool2d", "max_pool2d_put", "max_pool2d_pick", "avg_pool2d", "avg_pool2d_put"))
+
+
+@keeps(Results.ROUNDING)
+def channels_last(program: Program, target: Target) -> Program:
+    """``program`` with convolutions of bfloat16 images that are channels last, where the GPU has kernels for them."""
+    convolutions = {e for e in program.equations if _has_kernel(e, target)}
+    return _Writer(program, convolutions).written() if convolutions else program
+
+
+def _has_kernel(e: Equation, target: Target) -> bool:
+    """Whether there are kernels for a convolution of images that are channels last."""
+    if e.primitive.name not in CONVOLUTIONS or e.params["precision"] != "bfloat16" or e.params["window"].groups > 1:
+        return False
+    arrays = *e.inputs, *e.outputs
+    if any(v.type.dtype != np.float32 or v.members or v.type.shape[1] % CHANNELS for v in arrays):
+        return False
+    types = (ArrayType(permuted(v.type.shape, LAST), BITS) for v in e.inputs)
+    return bool(cuda_kernels(e.primitive.name + OF_BFLOAT16, target, *types, **e.params))
+
+
+def permuted(shape: Sequence[int], order: Sequence[int]) -> Shape:
+    """The shape of a transpose."""
+    return tuple(shape[i] for i in order)
+
+
+def _keeps_order(shape: Shape) -> bool:
+    """Whether an image (N, C, H, W) has its elements in the same order if its channels are last."""
+    return shape[1] == 1 or shape[2] * shape[3] == 1
+
+
+def _permuted(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The parameters of an equation for images that are channels last."""
+
+    def of_last(name: str, value: Any) -> Any:
+        if name in BY_AXIS:
+            return permuted(value, LAST)
+        if name == "axis":
+            return LAST.index(value)
+        return tuple(map(LAST.index, value)) if name == "axes" else value
+
+    return {name: of_last(name, value) for name, value in params.items()}
+
+
+def _is_vector(v: Variable) -> bool:
+    """Whether a value is a vector of channels, (1, C, 1, 1)."""
+    return len(v.type.shape) == 4 and 1 < v.size == v.type.shape[1]
+
+
+class _Norm(NamedTuple):
+    """A batch norm: a matrix of pixels, and the mean and the reciprocal of the deviation of each column."""
+
+    pixels: Variable
+    mean: Variable
+    scale: Variable
+
+
+class _Writer:
+    """Writes a Program whose convolutions are channels last.
+
+    Attributes:
+        first: the values that are in memory as in the Program before.
+        last: for a value of four axes its transpose, (N, H, W, C).
+        bits: for an argument of convolutions its transpose as bfloat16.
+        norms: for the result of a batch norm what it is computed from.
+    """
+
+    def __init__(self, program: Program, convolutions: set[Equation]) -> None:
+        self.before, self.convolutions = program, convolutions
+        self.producer = {v: e for e in program.equations for v in e.outputs}
+        self.arguments = {v for e in convolutions for v in e.inputs}
+        self.first = {*program.inputs, *program.constants}
+        self.last: dict[Variable, Variable] = {}
+        self.bits: dict[Variable, Variable] = {}
+        self.norms: dict[Variable, _Norm] = {}
+        self.equations: list[Equation] = []
+
+    def written(self) -> Program:
+        for e in self.before.equations:
+            self._write(e)
+            for v in self.arguments.intersection(e.outputs):
+                self._as_bits(v, e)
+        for v in self.before.outputs:
+            self._in_order(v)
+        after = replace(self.before, equations=tuple(self.equations))
+        return remove_dead_code(simplify_reshapes(after))
+
+    def _write(self, e: Equation) -> None:
+        if e in self.convolutions:
+            self._convolution(e)
+            return
+        if _is_vector(e.outputs[0]) and elementwise(e) and not e.has(Trait.BROADCAST):
+            self._of_vector(e)
+            return
+        rule = self._rule(e) if any(self._is_last(v) for v in e.inputs) else None
+        if rule is not None:
+            rule(e)
+            return
+        for v in e.inputs:
+            self._in_order(v)
+        self.equations.append(e)
+        self.first.update(e.outputs)
+
+    def _is_last(self, v: Variable) -> bool:
+        """Whether a value is in memory channels last only."""
+        return (v in self.last or v in self.norms) and v not in self.first
+
+    def _rule(self, e: Equation) -> Callable[[Equation], None] | None:
+        """The method that writes an equation for values that are channels last; None if there is none."""
+        name = e.primitive.name
+        if name == "standardize" and set(e.params["axes"]) == {0, 2, 3}:
+            return self._batch_norm
+        if e.has(Trait.RESHAPE):
+            return self._reshape if _keeps_order(e.inputs[0].type.shape) else None
+        if e.has(Trait.REDUCTION):
+            return self._reduction
+        if name in POOLS:
+            return self._pooling
+        images = all(len(v.type.shape) == 4 for v in e.outputs)
+        return self._same if images and (elementwise(e) or name in COPIES) else None
+
+    # Values in both layouts
+
+    def _in_order(self, v: Variable) -> Variable:
+        """A value as in the Program before."""
+        if v not in self.first:
+            e = self.producer[v]
+            self._transpose(e, self._channels_last(v, e), FIRST, v)
+            self.first.add(v)
+        return v
+
+    def _channels_last(self, v: Variable, reader: Equation) -> Variable:
+        """A value with its channels last. One that is not an image is as in the Program before."""
+        if len(v.type.shape) != 4:
+            return self._in_order(v)
+        if v in self.norms:
+            return self._normalised(v, reader)
+        if v not in self.last:
+            e = self.producer.get(v, reader)
+            out = self.last[v] = v.like(ArrayType(permuted(v.type.shape, LAST), v.type.dtype))
+            if v in self.producer and e.has(Trait.BROADCAST):
+                self._broadcast(e, out)
+            else:
+                self._transpose(e, v, LAST, out)
+        return self.last[v]
+
+    def _transpose(self, e: Equation, x: Variable, order: Shape, out: Variable) -> None:
+        """`out` as a transpose of an image. Positions of maxima may have another type."""
+        if x.type.dtype != out.type.dtype:
+            x = self._made(e, "astype", (x,), dtype=out.type.dtype)
+        if _keeps_order(x.type.shape if order == LAST else out.type.shape):
+            self._add(e, "reshape", (x,), out, shape=out.type.shape)
+        else:
+            self._add(e, "transpose", (x,), out, axes=order)
+
+    def _broadcast(self, e: Equation, out: Variable) -> None:
+        """A broadcast to an image, channels last.
+
+        A quotient of a vector of channels and a number, such as a mean, is computed by the readers of the broadcast.
+        """
+        inputs = e.inputs
+        if inputs and inputs[0].type.shape:
+            x, number = self._quotient(inputs[0])
+            shape = (*(1,) * (4 - len(x.type.shape)), *x.type.shape)
+            if shape != x.type.shape:
+                x = self._made(e, "reshape", (self._in_order(x),), shape=shape)
+                self.first.add(x)
+            inputs = (self._channels_last(x, e),)
+            if number is not None:
+                whole = self._made(e, "broadcast_to", inputs, shape=out.type.shape)
+                self._add(e, "mul", (whole, self._number(e, 1 / number, whole)), out)
+                return
+        self._copy(e, inputs, (out,), {**e.params, "shape": out.type.shape})
+
+    def _quotient(self, v: Variable) -> tuple[Variable, float | None]:
+        """A vector of channels and the constant that divides it, if `v` is their quotient; else `v` and None."""
+        e = self.producer.get(v)
+        if e is None or e.primitive.name != "div" or not _is_vector(e.inputs[0]):
+            return v, None
+        x, divisor = e.inputs
+        constant = self.before.constants.get(divisor)
+        return (v, None) if constant is None or constant.size > 1 else (x, float(constant.item()))
+
+    def _as_bits(self, v: Variable, reader: Equation) -> Variable:
+        """An argument of convolutions as bfloat16, converted beside the equation that computes it."""
+        if v not in self.bits:
+            x = self._channels_last(v, reader)
+            self.bits[v] = self._made(self.producer.get(v, reader), "to_bfloat16", (x,))
+        return self.bits[v]
+
+    # Equations
+
+    def _convolution(self, e: Equation) -> None:
+        primitive, (out,) = PRIMITIVES[e.primitive.name + OF_BFLOAT16], e.outputs
+        inputs = tuple(self._as_bits(v, e) for v in e.inputs)
+        matrix = self._made(e, primitive.name, inputs, **e.params)
+        self.last[out] = self._made(e, "reshape", (matrix,), shape=permuted(out.type.shape, LAST))
+        if e.primitive.name == "conv2d_weight_grad":
+            self._in_order(out)
+
+    def _same(self, e: Equation) -> None:
+        """An equation whose arguments and results have the same axes."""
+        inputs = tuple(self._channels_last(v, e) for v in e.inputs)
+        outputs = tuple(v.like(ArrayType(permuted(v.type.shape, LAST), v.type.dtype)) for v in e.outputs)
+        self._copy(e, inputs, outputs, _permuted(e.params))
+        self.last |= dict(zip(e.outputs, outputs, strict=True))
+
+    def _reduction(self, e: Equation) -> None:
+        """A reduction. If it keeps the channels and other axes, its result is transposed."""
+        (x,), (y,) = e.inputs, e.outputs
+        axes = tuple(sorted(LAST.index(axis) for axis in e.params["axes"]))
+        kept = [axis for axis in LAST if axis not in e.params["axes"]]
+        if kept == sorted(kept):
+            self._copy(e, (self._channels_last(x, e),), (y,), {**e.params, "axes": axes})
+        else:
+            found = y.like(ArrayType(permuted(x.type.shape, kept), y.type.dtype))
+            self._copy(e, (self._channels_last(x, e),), (found,), {**e.params, "axes": axes})
+            self._add(e, "transpose", (found,), y, axes=tuple(kept.index(axis) for axis in sorted(kept)))
+        self.first.add(y)
+
+    def _reshape(self, e: Equation) -> None:
+        """A reshape of an image that has its elements in the same order in both layouts."""
+        (x,), (y,) = e.inputs, e.outputs
+        self._add(e, "reshape", (self._channels_last(x, e),), y, shape=y.type.shape)
+        self.first.add(y)
+
+    def _pooling(self, e: Equation) -> None:
+        primitive = PRIMITIVES[e.primitive.name + CHANNELS_LAST]
+        x, *positions = (self._channels_last(v, e) for v in e.inputs)
+        params = {**e.params, "shape": permuted(e.params["shape"], LAST)} if "shape" in e.params else e.params
+        outputs = tuple(map(x.like, primitive.output_types([v.type for v in (x, *positions)], params)))
+        self.equations.append(replace(e, primitive=primitive, inputs=(x, *positions), outputs=outputs, params=params))
+        self.last |= dict(zip(e.outputs, outputs, strict=True))
+
+    def _of_vector(self, e: Equation) -> None:
+        """An elementwise equation on vectors of channels (1, C, 1, 1), such as the scale of a norm: on vectors (C,)."""
+        (y,), size = e.outputs, (e.outputs[0].size,)
+        inputs = tuple(
+            self._made(e, "reshape", (self._in_order(v),), shape=size) if v.type.shape else v for v in e.inputs
+        )
+        out = y.like(ArrayType(size, y.type.dtype))
+        self.equations.append(replace(e, inputs=inputs, outputs=(out,)))
+        self._add(e, "reshape", (out,), y, shape=y.type.shape)
+        self.first.add(y)
+
+    def _batch_norm(self, e: Equation) -> None:
+        """The mean and variance of each channel; `_normalised` computes the values that are read."""
+        (x,), (y, average, variance) = e.inputs, e.outputs
+        image = self._channels_last(x, e)
+        rows, channels = prod(image.type.shape[:-1]), image.type.shape[-1]
+        matrix = self._made(e, "reshape", (image,), shape=(rows, channels))
+        row = self._made(e, "slice", (matrix,), starts=(0, 0), stops=(1, channels), steps=(1, 1))
+        shift = self._made(e, "reshape", (row,), shape=(channels,))
+
+        def moved() -> Variable:
+            whole = self._made(e, "broadcast_to", (shift,), shape=matrix.type.shape)
+            return self._made(e, "sub", (matrix, whole))
+
+        def mean(terms: Variable) -> Variable:
+            total = self._made(e, "sum", (terms,), axes=(0,))
+            return self._made(e, "div", (total, self._number(e, rows, total)))
+
+        first, second = mean(moved()), mean(self._made(e, "square", (moved(),)))
+        centre = self._made(e, "add", (shift, first))
+        rest = self._made(e, "sub", (second, self._made(e, "square", (first,))))
+        square = self._made(e, "maximum", (rest, self._number(e, 0, rest)))
+        shifted = self._made(e, "add", (square, self._number(e, e.params["eps"], square)))
+        scale = self._made(e, "rsqrt", (shifted,))
+        for found, out in ((centre, average), (square, variance)):
+            self._add(e, "reshape", (found,), out, shape=out.type.shape)
+            self.first.add(out)
+        self.norms[y] = _Norm(matrix, centre, scale)
+
+    def _normalised(self, v: Variable, reader: Equation) -> Variable:
+        """The result of a norm, channels last, as computed for one reader."""
+        x, mean, scale = self.norms[v]
+        e = replace(self.producer[v], phase=reader.phase)
+        centred = self._made(e, "sub", (x, self._made(e, "broadcast_to", (mean,), shape=x.type.shape)))
+        y = self._made(e, "mul", (centred, self._made(e, "broadcast_to", (scale,), shape=x.type.shape)))
+        return self._made(e, "reshape", (y,), shape=permuted(v.type.shape, LAST))
+
+    # Making equations
+
+    def _number(self, like: Equation, value: float, beside: Variable) -> Variable:
+        out = beside.like(ArrayType((), beside.type.dtype))
+        dtype, device = beside.type.dtype, beside.device
+        self._add(like, "full", (), out, shape=(), value=value, dtype=dtype, device=device)
+        return out
+
+    def _made(self, like: Equation, name: str, inputs: tuple[Variable, ...], **params: Any) -> Variable:
+        """The result of an equation of a primitive, with the scope and phase of `like`."""
+        (found,) = PRIMITIVES[name].output_types([v.type for v in inputs], params)
+        out = inputs[0].like(found)
+        self._add(like, name, inputs, out, **params)
+        return out
+
+    def _add(self, like: Equation, name: str, inputs: tuple[Variable, ...], out: Variable, **params: Any) -> None:
+        self.equations.append(Equation(PRIMITIVES[name], inputs, params, (out,), like.scope, like.phase))
+
+    def _copy(
+        self,
+        e: Equation,
+        inputs: tuple[Variable, ...],
+        outputs: tuple[Variable, ...],
+        params: Mapping[str, Any],
+    ) -> None:
+        self.equations.append(replace(e, inputs=inputs, outputs=outputs, params=params))

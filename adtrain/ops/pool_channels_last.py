@@ -1,0 +1,66 @@
+"""Pooling of images that are channels last, (N, H, W, C). Positions of maxima are bytes where windows are small.
+
+The pass `channels_last` replaces the operations of `ops.pool` by these. It runs after differentiation, so they have no
+derivatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from adtrain.core.primitive import Primitive
+from adtrain.core.types import ArrayType
+from adtrain.ops.conv_bfloat16 import FIRST, LAST, permuted
+from adtrain.ops.pool import Windows, avg_pool2d_p, avg_pool2d_put_p, max_pool2d_p, max_pool2d_pick_p, max_pool2d_put_p
+
+CHANNELS_LAST = "_channels_last"
+"""With the name of a pooling before it: the primitive for images that are channels last."""
+
+
+def positions_type(windows: Windows) -> np.dtype:
+    """The type of positions in windows."""
+    return np.dtype(np.uint8 if prod(windows.kernel) <= 256 else np.int32)
+
+
+def _channels_first(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**params, "shape": permuted(params["shape"], FIRST)} if "shape" in params else params
+
+
+def _of_images(of: Primitive) -> Primitive:
+    """`of`, a pooling or gradient of one, for arrays that are channels last."""
+
+    def types(*inputs: Any, **params: Any) -> tuple[ArrayType, ...]:
+        images = [ArrayType(permuted(x.shape, FIRST), x.dtype) for x in inputs]
+        first, *positions = of.output_types(images, _channels_first(params))
+        found = [ArrayType(x.shape, positions_type(params["windows"])) for x in positions]
+        return tuple(ArrayType(permuted(x.shape, LAST), x.dtype) for x in (first, *found))
+
+    def reference(*inputs: np.ndarray, **params: Any) -> Any:
+        found = of.reference(*(x.transpose(FIRST) for x in inputs), **_channels_first(params))
+        first, *positions = found if isinstance(found, tuple) else (found,)
+        values = [first, *(x.astype(positions_type(params["windows"])) for x in positions)]
+        results = tuple(np.ascontiguousarray(x.transpose(LAST)) for x in values)
+        return results if positions else results[0]
+
+    def flops(*inputs: Any, **params: Any) -> int:
+        images = [ArrayType(permuted(x.shape, FIRST), x.dtype) for x in inputs]
+        return of.cost(images, _channels_first(params)).flops
+
+    arguments, results = of.axes.replace("nc..", "n..c").split("->")
+    return Primitive(of.name + CHANNELS_LAST, types, reference, flops=flops, axes=f"{arguments}->{results}")
+
+
+max_pool2d_last_p = _of_images(max_pool2d_p)
+"""(x: (N, H, W, C); windows) to the maxima and their positions, (N, OH, OW, C)."""
+max_pool2d_put_last_p = _of_images(max_pool2d_put_p)
+"""(ct, where: (N, OH, OW, C); windows, shape) to (N, H, W, C), which is the shape."""
+max_pool2d_pick_last_p = _of_images(max_pool2d_pick_p)
+"""(x: (N, H, W, C), where: (N, OH, OW, C); windows) to (N, OH, OW, C)."""
+avg_pool2d_last_p = _of_images(avg_pool2d_p)
+"""(x: (N, H, W, C); windows) to (N, OH, OW, C)."""
+avg_pool2d_put_last_p = _of_images(avg_pool2d_put_p)
+"""(ct: (N, OH, OW, C); windows, shape) to (N, H, W, C), which is the shape."""
