@@ -15,6 +15,7 @@ from adtrain.core.program import Equation, Program
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import Results, keeps
 from adtrain.core.target import Target
+from adtrain.core.types import BITS
 
 LAUNCH_CYCLES = 3800
 """The time of a launch."""
@@ -25,7 +26,7 @@ def choose_precision(program: Program, target: Target) -> Program:
     """``program`` with full precision where a rounded one is not faster by LAUNCH_CYCLES, or would prevent a chain."""
 
     def chosen(e: Equation) -> Equation:
-        if e.params.get("precision", FULL) == FULL:
+        if e.params.get("precision", FULL) == FULL or e.inputs[0].type.dtype == BITS:
             return e
         full = replace(e, params={**e.params, "precision": FULL})
         if may_join(full, target):

@@ -71,8 +71,8 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
     return (
         fold_transposes,
         merge_added_products,
-        partial(choose_precision, target=target),
         partial(channels_last, target=target),
+        partial(choose_precision, target=target),
         flatten_rows,
         partial(store_bfloat16, target=target),
         partial(fuse_recurrent_gradients, target=target),
