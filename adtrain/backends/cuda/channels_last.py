@@ -26,6 +26,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from adtrain.backends.cuda.forms.horizontal import MAX_FLOPS
+from adtrain.core.array import Array, array
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.registry import cuda_kernels
@@ -34,6 +36,7 @@ from adtrain.core.target import Target
 from adtrain.core.types import BITS, ArrayType, Shape
 from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
 from adtrain.passes.simplify_reshapes import simplify_reshapes
 
 LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
@@ -44,7 +47,7 @@ CHANNELS_LAST = "_channels_last"
 OF_BFLOAT16 = "_bfloat16"
 """With the name of a convolution before it: the primitive for images that are bfloat16 and channels last."""
 CHANNELS = 8
-"""The channels of such images are a multiple of it: 16 bytes."""
+"""Kernels need numbers of channels that are multiples of it: 16 bytes. Others are rounded up by channels of zeros."""
 BY_AXIS = frozenset(("low", "high", "gaps", "starts", "stops", "steps"))
 """Parameters with an element for each axis."""
 COPIES = frozenset(("pad", "slice", "flip", "concatenate"))
@@ -55,18 +58,33 @@ POOLS = frozenset(("max_pool2d", "max_pool2d_put", "max_pool2d_pick", "avg_pool2
 def channels_last(program: Program, target: Target) -> Program:
     """``program`` with convolutions of bfloat16 images that are channels last, where the GPU has kernels for them."""
     convolutions = {e for e in program.equations if _has_kernel(e, target)}
-    return _Writer(program, convolutions).written() if convolutions else program
+    if all(e.cost.flops <= MAX_FLOPS for e in convolutions):
+        return program
+    sunk = fuse_maxpool_gradients(program, has_kernel=lambda e: False, all_readers=True)
+    return _Writer(sunk, {e for e in sunk.equations if e in convolutions}).written()
 
 
 def _has_kernel(e: Equation, target: Target) -> bool:
     """Whether there are kernels for a convolution of images that are channels last."""
     if e.primitive.name not in CONVOLUTIONS or e.params["precision"] != "bfloat16" or e.params["window"].groups > 1:
         return False
-    arrays = *e.inputs, *e.outputs
-    if any(v.type.dtype != np.float32 or v.members or v.type.shape[1] % CHANNELS for v in arrays):
+    if any(v.type.dtype != np.float32 or v.members for v in e.inputs):
         return False
-    types = (ArrayType(permuted(v.type.shape, LAST), BITS) for v in e.inputs)
+    types = (ArrayType(shape, BITS) for shape in _operand_shapes(e))
     return bool(cuda_kernels(e.primitive.name + OF_BFLOAT16, target, *types, **e.params))
+
+
+def _operand_shapes(e: Equation) -> list[Shape]:
+    """The shapes of the operands of a convolution, channels last. All numbers of channels are rounded up."""
+    shapes = [permuted(v.type.shape, LAST) for v in e.inputs]
+    padded = [(*shape[:-1], _rounded_up(shape[-1])) for shape in shapes]
+    if e.primitive.name != "conv2d_weight_grad":
+        padded[1] = (_rounded_up(shapes[1][0]), *padded[1][1:])
+    return padded
+
+
+def _rounded_up(channels: int) -> int:
+    return -(-channels // CHANNELS) * CHANNELS
 
 
 def permuted(shape: Sequence[int], order: Sequence[int]) -> Shape:
@@ -112,6 +130,7 @@ class _Writer:
         first: the values that are in memory as in the Program before.
         last: for a value of four axes its transpose, (N, H, W, C).
         bits: for an argument of convolutions its transpose as bfloat16.
+        padded: the same with more channels, of zeros.
         norms: for the result of a batch norm what it is computed from.
     """
 
@@ -119,9 +138,11 @@ class _Writer:
         self.before, self.convolutions = program, convolutions
         self.producer = {v: e for e in program.equations for v in e.outputs}
         self.arguments = {v for e in convolutions for v in e.inputs}
+        self.constants: dict[Variable, Array] = dict(program.constants)
         self.first = {*program.inputs, *program.constants}
         self.last: dict[Variable, Variable] = {}
         self.bits: dict[Variable, Variable] = {}
+        self.padded: dict[tuple[Variable, Shape], Variable] = {}
         self.norms: dict[Variable, _Norm] = {}
         self.equations: list[Equation] = []
 
@@ -132,7 +153,7 @@ class _Writer:
                 self._as_bits(v, e)
         for v in self.before.outputs:
             self._in_order(v)
-        after = replace(self.before, equations=tuple(self.equations))
+        after = replace(self.before, constants=self.constants, equations=tuple(self.equations))
         return remove_dead_code(simplify_reshapes(after))
 
     def _write(self, e: Equation) -> None:
@@ -218,7 +239,7 @@ class _Writer:
             inputs = (self._channels_last(x, e),)
             if number is not None:
                 whole = self._made(e, "broadcast_to", inputs, shape=out.type.shape)
-                self._add(e, "mul", (whole, self._number(e, 1 / number, whole)), out)
+                self._add(e, "mul", (whole, self._number(1 / number, whole)), out)
                 return
         self._copy(e, inputs, (out,), {**e.params, "shape": out.type.shape})
 
@@ -241,12 +262,30 @@ class _Writer:
     # Equations
 
     def _convolution(self, e: Equation) -> None:
+        """A convolution, or a gradient of one. Its result is cut if numbers of channels were rounded up."""
         primitive, (out,) = PRIMITIVES[e.primitive.name + OF_BFLOAT16], e.outputs
-        inputs = tuple(self._as_bits(v, e) for v in e.inputs)
-        matrix = self._made(e, primitive.name, inputs, **e.params)
-        self.last[out] = self._made(e, "reshape", (matrix,), shape=permuted(out.type.shape, LAST))
-        if e.primitive.name == "conv2d_weight_grad":
+        inputs = tuple(self._operand(v, shape, e) for v, shape in zip(e.inputs, _operand_shapes(e), strict=True))
+        y = self._made(e, primitive.name, inputs, **e.params)
+        shape = permuted(out.type.shape, LAST)
+        of_filters = e.primitive.name == "conv2d_weight_grad"
+        whole = (y.type.shape[0], *shape[1:3], inputs[0].type.shape[3]) if of_filters else y.type.shape
+        kept = shape if of_filters else (whole[0], shape[3])
+        if of_filters:
+            y = self._made(e, "reshape", (y,), shape=whole)
+        if kept != whole:
+            y = self._made(e, "slice", (y,), starts=(0,) * len(kept), stops=kept, steps=(1,) * len(kept))
+        self.last[out] = self._made(e, "reshape", (y,), shape=shape)
+        if of_filters:
             self._in_order(out)
+
+    def _operand(self, v: Variable, shape: Shape, e: Equation) -> Variable:
+        """An argument of a convolution as bfloat16, with channels of zeros where numbers of channels are rounded up."""
+        x = self._as_bits(v, e)
+        if x.type.shape != shape and (v, shape) not in self.padded:
+            high = tuple(after - before for before, after in zip(x.type.shape, shape, strict=True))
+            like, none = self.producer.get(v, e), (0,) * len(shape)
+            self.padded[v, shape] = self._made(like, "pad", (x,), low=none, high=high, gaps=none, value=0)
+        return self.padded.get((v, shape), x)
 
     def _same(self, e: Equation) -> None:
         """An equation whose arguments and results have the same axes."""
@@ -299,8 +338,7 @@ class _Writer:
         image = self._channels_last(x, e)
         rows, channels = prod(image.type.shape[:-1]), image.type.shape[-1]
         matrix = self._made(e, "reshape", (image,), shape=(rows, channels))
-        row = self._made(e, "slice", (matrix,), starts=(0, 0), stops=(1, channels), steps=(1, 1))
-        shift = self._made(e, "reshape", (row,), shape=(channels,))
+        shift = self._made(e, "subview", (matrix,), start=0, shape=(channels,))
 
         def moved() -> Variable:
             whole = self._made(e, "broadcast_to", (shift,), shape=matrix.type.shape)
@@ -308,13 +346,13 @@ class _Writer:
 
         def mean(terms: Variable) -> Variable:
             total = self._made(e, "sum", (terms,), axes=(0,))
-            return self._made(e, "div", (total, self._number(e, rows, total)))
+            return self._made(e, "div", (total, self._number(rows, total)))
 
         first, second = mean(moved()), mean(self._made(e, "square", (moved(),)))
         centre = self._made(e, "add", (shift, first))
         rest = self._made(e, "sub", (second, self._made(e, "square", (first,))))
-        square = self._made(e, "maximum", (rest, self._number(e, 0, rest)))
-        shifted = self._made(e, "add", (square, self._number(e, e.params["eps"], square)))
+        square = self._made(e, "maximum", (rest, self._number(0, rest)))
+        shifted = self._made(e, "add", (square, self._number(e.params["eps"], square)))
         scale = self._made(e, "rsqrt", (shifted,))
         for found, out in ((centre, average), (square, variance)):
             self._add(e, "reshape", (found,), out, shape=out.type.shape)
@@ -331,11 +369,10 @@ class _Writer:
 
     # Making equations
 
-    def _number(self, like: Equation, value: float, beside: Variable) -> Variable:
-        out = beside.like(ArrayType((), beside.type.dtype))
-        dtype, device = beside.type.dtype, beside.device
-        self._add(like, "full", (), out, shape=(), value=value, dtype=dtype, device=device)
-        return out
+    def _number(self, value: float, beside: Variable) -> Variable:
+        v = Variable(ArrayType((), beside.type.dtype), beside.device)
+        self.constants[v] = array(np.asarray(value, beside.type.dtype))
+        return v
 
     def _made(self, like: Equation, name: str, inputs: tuple[Variable, ...], **params: Any) -> Variable:
         """The result of an equation of a primitive, with the scope and phase of `like`."""

@@ -74,6 +74,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
         partial(channels_last, target=target),
         partial(choose_precision, target=target),
         flatten_rows,
+        partial(choose_precision, target=target),
         partial(store_bfloat16, target=target),
         partial(fuse_recurrent_gradients, target=target),
         fuse_map_reduce,

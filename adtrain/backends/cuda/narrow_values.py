@@ -40,7 +40,7 @@ from adtrain.passes.fuse_elementwise import by_element
 TO_BITS, FROM_BITS = "to_bfloat16", "from_bfloat16"
 """The primitives that convert."""
 MIN_SIZE = 1 << 16
-"""Minimum elements of a value that is stored as bfloat16, if it is no slice of one."""
+"""Minimum elements of a value that is stored as bfloat16."""
 BFLOAT16 = "_bfloat16"
 """With the name of a primitive before it: the form of its kernels for arrays of bfloat16."""
 POOLS = ("max_pool2d", "max_pool2d_put", "max_pool2d_pick", "avg_pool2d", "avg_pool2d_put")
@@ -86,7 +86,7 @@ class _Values:
 
     Attributes:
         single: the equation that computes each value, outside or inside a fused equation.
-        root: for a reshape of a value in memory, that value. Both are stored as bfloat16, or neither.
+        root: for a reshape or a part of a value in memory, that value. Both are stored as bfloat16, or neither.
     """
 
     def __init__(self, program: Program, target: Target) -> None:
@@ -112,15 +112,14 @@ class _Values:
             chosen -= refused
 
     def _may_round(self, v: Variable) -> bool:
-        whole = v.size >= MIN_SIZE or (v in self.producer and self.producer[v].name == "slice")
-        return _is_float(v) and whole and not v.members and self._rounded.get(v) is True
+        return _is_float(v) and v.size >= MIN_SIZE and not v.members and self._rounded.get(v) is True
 
     def _can_store(self, root: Variable, sharing: Sequence[Variable], chosen: Collection[Variable]) -> bool:
         """Whether the kernel that computes a value can write bfloat16, and those of its readers can read it."""
         if not self.converts(self.producer[root], root, chosen):
             return False
         readers = [(e, v) for v in sharing for e in self.program.readers.get(v, ())]
-        views = all(e.has(Trait.RESHAPE) for e, _ in readers if e.is_view)
+        views = all(_is_part(e) for e, _ in readers if e.is_view)
         return views and all(self.converts(e, v, chosen) for e, v in readers if not e.is_view)
 
     def converts(self, e: Equation, v: Variable, chosen: Collection[Variable]) -> bool:
@@ -170,7 +169,7 @@ class _Values:
             return False
         if _is_rounded_product(e) or name in (FROM_BITS, "standardize"):
             return output in ARRAYS.get(name, ((), (0,)))[1]
-        if by_element(e) or e.has(Trait.RESHAPE) or name in (*COPIES, *POOLS, *POOLS_LAST):
+        if by_element(e) or _is_part(e) or name in (*COPIES, *POOLS, *POOLS_LAST):
             arrays = (x for x in e.inputs if _is_float(x) and (x.size == v.size or not by_element(e)))
             of = {known.get(x, False) for x in arrays}
             return False if False in of else True if True in of else None
@@ -195,6 +194,11 @@ class _Values:
         while v in self.single and self.single[v].has(Trait.RESHAPE):
             (v,) = self.single[v].inputs
         return v
+
+
+def _is_part(e: Equation) -> bool:
+    """Whether an equation is a view of neighbouring elements of one value."""
+    return e.has(Trait.RESHAPE) or e.has(Trait.SUBVIEW)
 
 
 def _takes_epilogue(e: Equation) -> bool:

@@ -27,7 +27,7 @@ from adtrain.core.types import Shape
 from adtrain.passes.dead_code import needed_for, remove_dead_code
 from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.passes.fuse_products import reads_by_element
-from adtrain.passes.fusion import Fusion, with_shared_views
+from adtrain.passes.fusion import Fusion, independent, with_shared_views
 from adtrain.passes.groups import Groups
 
 COLUMN_SUM = "column_sum"
@@ -89,7 +89,8 @@ class ColumnSumFusion(Fusion):
                 continue
             read = _read(groups, i)
             for sums, others in found:
-                if _share(e, read, [groups.equations[k] for k in sums], others):
+                alike = _share(e, read, [groups.equations[k] for k in sums], others)
+                if alike and all(independent(groups, groups.of[k], groups.of[i]) for k in sums):
                     sums.append(i)
                     others |= read
                     break
