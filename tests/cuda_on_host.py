@@ -235,11 +235,11 @@ class Host:
 def tensor_map(described: TensorMap, array: np.ndarray) -> bytes:
     """The struct TensorMap of `cuda_host/sm90/tma.cuh`."""
     columns, rows, matrices, *images = described.lengths
-    _, box_rows, *box_matrices = described.box
+    across, box_rows, *box_matrices = described.box
     moves = described.im2col or ((0, 0), (0, 0), (0, 0))
-    box = box_rows, array.itemsize, *(box_matrices or [1])
+    box = box_rows, array.itemsize, *(box_matrices or [1]), across
     numbers = columns, rows, matrices, *box, *(images or [0]), *moves[0], *moves[1], *moves[2]
-    return struct.pack("P13i", array.ctypes.data, *numbers).ljust(MAP_BYTES, b"\0")
+    return struct.pack("P14i", array.ctypes.data, *numbers).ljust(MAP_BYTES, b"\0")
 
 
 def assert_same_in_all_orders(

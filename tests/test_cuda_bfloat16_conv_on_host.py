@@ -15,7 +15,7 @@ from adtrain.core.program import Equation, Variable
 from adtrain.core.target import Target
 from adtrain.core.types import BITS, ArrayType
 from adtrain.lowering.cuda.conv.bfloat16 import MAX_POSITION, Bfloat16Conv, Direction, conv2d, input_grad
-from adtrain.lowering.cuda.gemm.bfloat16 import TILES, Bfloat16Product
+from adtrain.lowering.cuda.gemm.bfloat16 import TILES
 from adtrain.ops.bfloat16 import to_bfloat16_p
 from adtrain.ops.conv import Window
 
@@ -68,16 +68,21 @@ def check(host: Host, conv: Bfloat16Conv, kernel: CudaKernel, arrays: list[np.nd
 @pytest.mark.parametrize("name", WINDOWS)
 def test_convolutions_and_gradients_are_right(host: Host, direction: Direction, name: str) -> None:
     """Neither the pixels nor the channels fill the tiles."""
-    conv, arrays, params = problem(direction, (3, 9, 7, 72), 40, *WINDOWS[name])
-    work = Bfloat16Product(TARGET, conv.lengths, TILES[-1], conv.mn_major)
-    check(host, conv, conv.cuda_kernel(work), arrays, params)
+    conv, arrays, params = problem(direction, (3, 9, 7, 104), 56, *WINDOWS[name])
+    check(host, conv, conv.cuda_kernel(conv.product(TARGET, TILES[-1])), arrays, params)
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("channels", [(24, 64), (72, 32), (96, 40)])
+def test_boxes_of_few_channels_are_right(host: Host, direction: Direction, channels: tuple[int, int]) -> None:
+    conv, arrays, params = problem(direction, (3, 7, 8, channels[0]), channels[1], *WINDOWS["3x3"])
+    check(host, conv, conv.cuda_kernel(conv.product(TARGET, TILES[-1])), arrays, params)
 
 
 @pytest.mark.parametrize("direction", Direction)
 def test_splits_of_k_are_added(host: Host, direction: Direction) -> None:
     conv, arrays, params = problem(direction, (2, 10, 10, 136), 72, *WINDOWS["3x3 of stride 2"])
-    work = Bfloat16Product(TARGET, conv.lengths, TILES[-1], conv.mn_major, 2)
-    kernel = conv.cuda_kernel(work)
+    kernel = conv.cuda_kernel(conv.product(TARGET, TILES[-1], 2))
     assert len(kernel.launches) == 2
     check(host, conv, kernel, arrays, params)
 

@@ -1,4 +1,4 @@
-"""The GPU: convolutions of images that are bfloat16 in memory, and their gradients, are right for all windows and channels."""
+"""The GPU: convolutions of bfloat16 images, and their gradients, are right for all windows and channels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from test_cuda_bfloat16_conv_on_host import NAMES, problem
 
 from adtrain.core.primitive import PRIMITIVES
 from adtrain.lowering.cuda.conv.bfloat16 import Direction
-from adtrain.lowering.cuda.gemm.bfloat16 import TILE_K, TILES, Bfloat16Product, Bfloat16Tile
+from adtrain.lowering.cuda.gemm.bfloat16 import TILE_K, TILES, Bfloat16Tile
 from adtrain.lowering.cuda.gemm.packed import CAPABILITY
 from adtrain.ops.conv import Window
 
@@ -63,7 +63,7 @@ def test_convolutions_and_gradients_are_right(
     conv, arrays, params = problem(direction, (count, *size, channels[0]), channels[1], kernel, moves)
     assume(conv.fits())
     splits = min(splits, -(-conv.lengths[3] // TILE_K))
-    work = Bfloat16Product(gpu.lowering.target, conv.lengths, tile, conv.mn_major, splits)
+    work = conv.product(gpu.lowering.target, tile, splits)
     primitive = PRIMITIVES[NAMES[direction]]
     found = run_twice(gpu, primitive, conv.cuda_kernel(work), arrays, **params)[0]
     expected = primitive.reference(*arrays, **params)

@@ -88,7 +88,7 @@ def value_for(field: Any, *types: Any, **params: Any) -> Any:
 class TensorMap:
     """A tensor map of an operand of bfloat16 (PTX ISA, "Tensors"), encoded when its address is known.
 
-    A copy by TMA loads a box, with the 128-byte swizzle; elements outside the array are 0. Axes are innermost first.
+    A copy by TMA loads a box. Elements outside the array are 0. The innermost axis is first.
 
     Args:
         operand: the number of the operand among the equation's inputs.

@@ -20,10 +20,14 @@ MIN_TILED = 8
 """Minimum length of two axes for exchanging them through tiles in shared memory."""
 TILE, BYTE_TILE = 64, 128
 """Rows and columns of a tile, in general and of single bytes."""
+SHORT = 32
+"""An axis of at most so many elements is one side of a tile; the other side is longer in return."""
 MAX_AXES = 6
 """Axes that kernels/cuda/index/copy.cu iterates over."""
 THREADS = 256
 """Threads per block of copy_tiles."""
+WARP = 32
+"""The long side of a tile is a multiple of it."""
 VECTOR = 16
 """Bytes that a thread moves at once."""
 CHUNK = 16 << 10
@@ -66,9 +70,9 @@ def copies(layout: Layout, dtype: np.dtype, operands: tuple[int, ...] | None = N
     found = []
     if tiled := _tiled(axes):
         *others, rows, columns = tiled
-        side = TILE if dtype.itemsize > 1 else BYTE_TILE
-        blocks = math.prod(axis.length for axis in others) * -(-rows.length // side) * -(-columns.length // side)
-        found.append(kernel("copy_tiles", tiled, {"TILE": side}, blocks=blocks, threads=THREADS))
+        across, down = _sides(rows.length, columns.length, TILE if dtype.itemsize > 1 else BYTE_TILE)
+        blocks = math.prod(axis.length for axis in others) * -(-rows.length // across) * -(-columns.length // down)
+        found.append(kernel("copy_tiles", tiled, {"ROWS": across, "COLUMNS": down}, blocks=blocks, threads=THREADS))
     macros = {"AXES": max(len(axes), 1)}
     if axes and abs(axes[-1].source) == 1 and axes[-1].target == 1:
         reverse = int(axes[-1].source < 0)
@@ -84,6 +88,15 @@ def _tiled(axes: list[Axis]) -> list[Axis] | None:
     if not rows or abs(axes[-1].source) == 1 or min(rows[0].length, axes[-1].length) < MIN_TILED:
         return None
     return [axis for axis in axes[:-1] if axis is not rows[0]] + [rows[0], axes[-1]]
+
+
+def _sides(rows: int, columns: int, side: int) -> tuple[int, int]:
+    """The rows and columns of a tile for axes of these lengths: a square of `side`, or one of the same size."""
+    short = min(rows, columns)
+    if short > SHORT or max(rows, columns) <= side:
+        return side, side
+    long = min(side * side // short, max(rows, columns)) // WARP * WARP
+    return (short, long) if rows == short else (long, short)
 
 
 def _merged(layout: Layout) -> list[Axis]:

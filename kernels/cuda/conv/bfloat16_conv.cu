@@ -6,8 +6,8 @@
 //   INPUT_GRAD     pixels of x          C          taps x O           g im2col; w, not K-major
 //   WEIGHT_GRAD    O                    taps x C   pixels of g        g and x im2col, not K-major
 //
-// TMA loads 64 channels of a tap for consecutive pixels (im2col mode); elements outside the images are 0. A tile of K is one
-// tap, or for WEIGHT_GRAD 64 pixels. Channels are rounded up to CHANNELS, of which those outside are 0.
+// TMA loads a box of 64 or 32 channels of a tap for consecutive pixels (im2col mode); elements outside the images are 0. So
+// channels are rounded up. A tile of K is one or two such boxes; for WEIGHT_GRAD 64 pixels.
 //
 // An input gradient of stride S is S x S convolutions, one for each remainder of a pixel's position by the stride: an item of the
 // batch. Each has its own taps (sub-filters), so that no zeros are multiplied.
@@ -16,9 +16,10 @@
 // REMAINDERS_H x REMAINDERS_W: at most the stride, and the image.
 #include "gemm/bfloat16_product.cuh"
 
-constexpr int CHANNELS = 64;
 enum { FORWARD, INPUT_GRAD, WEIGHT_GRAD };
 constexpr int REMAINDERS = REMAINDERS_H * REMAINDERS_W, TAPS = KH * KW;
+constexpr int CHANNELS = DIRECTION == WEIGHT_GRAD ? BOX_B : BOX_A; // of a box of an im2col operand
+constexpr int PARTS = DIRECTION == WEIGHT_GRAD ? 1 : TILE_K / CHANNELS; // boxes of a tile of K
 
 struct alignas(128) Maps {
     TensorMap a[REMAINDERS], b;
@@ -45,6 +46,13 @@ template <int K, int S, int P, int D> struct SubFilter {
 typedef SubFilter<KH, SH, PH, DH> Down;
 typedef SubFilter<KW, SW, PW, DW> Right;
 
+// Box `i` of the channels of taps: its tap and first channel. Behind the last tap there are channels that are 0.
+struct Part {
+    int tap, channel;
+    __device__ __forceinline__ Part(int i, int chunks, int taps)
+        : tap(min(i / chunks, taps - 1)), channel((i - tap * chunks) * CHANNELS) {}
+};
+
 struct Images {
     const Maps &maps;
     int n, h, w, c, oh, ow, o;
@@ -62,24 +70,29 @@ struct Images {
         return Work(DIRECTION == INPUT_GRAD ? REMAINDERS : 1, rows(0), columns(), whole);
     }
     __device__ __forceinline__ int k_tiles(int64_t item) const {
-        if (DIRECTION == FORWARD) return TAPS * chunks();
         if (DIRECTION == WEIGHT_GRAD) return (n * oh * ow + TILE_K - 1) / TILE_K;
-        return Down::of(item / REMAINDERS_W).count * Right::of(item % REMAINDERS_W).count * chunks();
+        int taps = TAPS;
+        if (DIRECTION == INPUT_GRAD) taps = Down::of(item / REMAINDERS_W).count * Right::of(item % REMAINDERS_W).count;
+        return (taps * chunks() + PARTS - 1) / PARTS;
     }
 
     __device__ __forceinline__ auto load_a(const Item &item) const {
         if constexpr (DIRECTION == WEIGHT_GRAD) {
             return [=, &map = maps.a[0]](int k_tile, char *stage, Mbarrier &full) {
                 #pragma unroll
-                for (int i = 0; i < TILE_M / BOX_ROWS; i++)
-                    map.load(stage + i * BOX_BYTES, item.row + i * BOX_ROWS, k_tile * TILE_K, 0, full);
+                for (int i = 0; i < TileA::BOXES; i++)
+                    map.load(stage + i * TileA::BOX_BYTES, item.row + i * BOX_A, k_tile * TILE_K, 0, full);
             };
         } else if constexpr (DIRECTION == FORWARD) {
             const int image = item.row / (oh * ow), pixel = item.row % (oh * ow);
             const int y = pixel / ow * SH - PH, x = pixel % ow * SW - PW, chunks = this->chunks();
             return [=, &map = maps.a[0]](int k_tile, char *stage, Mbarrier &full) {
-                const int tap = k_tile / chunks;
-                map.load_im2col(stage, k_tile % chunks * CHANNELS, x, y, image, tap % KW * DW, tap / KW * DH, full);
+                #pragma unroll
+                for (int i = 0; i < PARTS; i++) {
+                    const Part part(k_tile * PARTS + i, chunks, TAPS);
+                    map.load_im2col(stage + i * TileA::BOX_BYTES, part.channel, x, y, image, part.tap % KW * DW,
+                        part.tap / KW * DH, full);
+                }
             };
         } else {
             const int number = item.at.item, area = height(number) * width(number), chunks = this->chunks();
@@ -88,9 +101,13 @@ struct Images {
             const int y = pixel / width(number) + Down::last(number / REMAINDERS_W, down);
             const int x = pixel % width(number) + Right::last(number % REMAINDERS_W, right);
             return [=, &map = maps.a[number]](int k_tile, char *stage, Mbarrier &full) {
-                const int tap = k_tile / chunks, r = tap / right.count, s = tap % right.count;
-                map.load_im2col(stage, k_tile % chunks * CHANNELS, x, y, image, (right.count - 1 - s) * Right::SHIFT,
-                    (down.count - 1 - r) * Down::SHIFT, full);
+                #pragma unroll
+                for (int i = 0; i < PARTS; i++) {
+                    const Part part(k_tile * PARTS + i, chunks, down.count * right.count);
+                    const int r = part.tap / right.count, s = part.tap % right.count;
+                    map.load_im2col(stage + i * TileA::BOX_BYTES, part.channel, x, y, image,
+                        (right.count - 1 - s) * Right::SHIFT, (down.count - 1 - r) * Down::SHIFT, full);
+                }
             };
         }
     }
@@ -98,26 +115,35 @@ struct Images {
         const int chunks = this->chunks();
         if constexpr (DIRECTION == FORWARD) {
             return [=, &map = maps.b](int k_tile, char *stage, Mbarrier &full) {
-                map.load(stage, k_tile % chunks * CHANNELS, k_tile / chunks, item.column, full);
+                #pragma unroll
+                for (int i = 0; i < PARTS; i++) {
+                    const Part part(k_tile * PARTS + i, chunks, TAPS);
+                    map.load(stage + i * TileB::BOX_BYTES, part.channel, part.tap, item.column, full);
+                }
             };
         } else if constexpr (DIRECTION == INPUT_GRAD) {
             const Taps down = Down::of(item.at.item / REMAINDERS_W), right = Right::of(item.at.item % REMAINDERS_W);
             return [=, &map = maps.b](int k_tile, char *stage, Mbarrier &full) {
-                const int tap = k_tile / chunks, r = down.first + tap / right.count * Down::STEP;
-                const int s = right.first + tap % right.count * Right::STEP;
                 #pragma unroll
-                for (int i = 0; i < TILE_N / CHANNELS; i++)
-                    map.load(stage + i * BOX_BYTES, item.column + i * CHANNELS, r * KW + s, k_tile % chunks * CHANNELS, full);
+                for (int i = 0; i < PARTS; i++) {
+                    const Part part(k_tile * PARTS + i, chunks, down.count * right.count);
+                    const int r = down.first + part.tap / right.count * Down::STEP;
+                    const int s = right.first + part.tap % right.count * Right::STEP;
+                    #pragma unroll
+                    for (int j = 0; j < TileB::BOXES; j++)
+                        map.load(stage + j * TileB::BOX_BYTES + i * CHANNELS * TileB::ROW_BYTES, item.column + j * BOX_B,
+                            r * KW + s, part.channel, full);
+                }
             };
         } else {
             return [=, &map = maps.b](int k_tile, char *stage, Mbarrier &full) {
                 const int first = k_tile * TILE_K, image = first / (oh * ow), pixel = first % (oh * ow);
                 const int y = pixel / ow * SH - PH, x = pixel % ow * SW - PW;
                 #pragma unroll
-                for (int i = 0; i < TILE_N / CHANNELS; i++) { // behind the last tap, channels that are not there
-                    const int block = item.column / CHANNELS + i, tap = min(block / chunks, TAPS - 1);
-                    map.load_im2col(stage + i * BOX_BYTES, (block - tap * chunks) * CHANNELS, x, y, image, tap % KW * DW,
-                        tap / KW * DH, full);
+                for (int i = 0; i < TileB::BOXES; i++) {
+                    const Part part(item.column / CHANNELS + i, chunks, TAPS);
+                    map.load_im2col(stage + i * TileB::BOX_BYTES, part.channel, x, y, image, part.tap % KW * DW,
+                        part.tap / KW * DH, full);
                 }
             };
         }
@@ -156,7 +182,7 @@ struct Images {
     }
 
   private:
-    // Tiles of 64 channels along K, or along the columns of a weight gradient.
+    // Boxes of channels of a tap along K, or along the columns of a weight gradient.
     __device__ __forceinline__ int chunks() const {
         return ((DIRECTION == INPUT_GRAD ? o : c) + CHANNELS - 1) / CHANNELS;
     }

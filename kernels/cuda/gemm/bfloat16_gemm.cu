@@ -5,6 +5,8 @@ struct alignas(128) Maps {
     TensorMap a, b;
 };
 
+constexpr int BOX = 64; // BOX_A and BOX_B
+
 struct Matrices {
     typedef AccumulatorTile Tile;
     const Maps &maps;
@@ -13,23 +15,23 @@ struct Matrices {
     __device__ __forceinline__ int k_tiles(int64_t) const { return (k + TILE_K - 1) / TILE_K; }
     __device__ __forceinline__ auto load_a(const Item &item) const {
         return [=, &map = maps.a](int k_tile, char *stage, Mbarrier &full) {
-            load<MN_MAJOR_A, TILE_M>(map, stage, item.row, k_tile * TILE_K, item.at.item, full);
+            load<MN_MAJOR_A, TileA>(map, stage, item.row, k_tile * TILE_K, item.at.item, full);
         };
     }
     __device__ __forceinline__ auto load_b(const Item &item) const {
         return [=, &map = maps.b](int k_tile, char *stage, Mbarrier &full) {
-            load<MN_MAJOR_B, TILE_N>(map, stage, item.column, k_tile * TILE_K, item.at.item, full);
+            load<MN_MAJOR_B, TileB>(map, stage, item.column, k_tile * TILE_K, item.at.item, full);
         };
     }
     __device__ __forceinline__ Tile tile(const Item &item, int row, int column) const { return {item.at, m, n, row, column}; }
 
   private:
-    // Starts to load ROWS rows of op(A) or columns of op(B), from `first` on.
-    template <bool MN_MAJOR, int ROWS> __device__ __forceinline__ static void load(
+    // Starts to load rows of op(A) or columns of op(B), from `first` on.
+    template <bool MN_MAJOR, class Tile> __device__ __forceinline__ static void load(
         const TensorMap &map, char *to, int first, int k, int item, Mbarrier &full) {
         if constexpr (MN_MAJOR) {
             #pragma unroll
-            for (int i = 0; i < ROWS / BOX_ROWS; i++) map.load(to + i * BOX_BYTES, first + i * BOX_ROWS, k, item, full);
+            for (int i = 0; i < Tile::BOXES; i++) map.load(to + i * Tile::BOX_BYTES, first + i * BOX, k, item, full);
         } else {
             map.load(to, k, first, item, full);
         }

@@ -2,8 +2,9 @@
 // images in conv/bfloat16_conv.cu. Persistent and warp-specialised, as gemm/packed_gemm.cu: two threads issue copies, one of each
 // operand. Each consumer warpgroup multiplies 64 rows of a tile.
 //
-// TMA loads TILE_K of K in a stage, with the 128-byte swizzle. A K-major operand is TILE_M or TILE_N rows of 128 bytes of K. An
-// operand that is not K-major (MN_MAJOR_A, MN_MAJOR_B) is boxes of 64 rows of K, each with 128 bytes of rows of A or columns of B.
+// TMA loads TILE_K of K in a stage, as boxes whose rows are BOX_A or BOX_B elements: 64 with the 128-byte swizzle, or 32 with the
+// 64-byte swizzle. A box of a K-major operand has all TILE_M or TILE_N rows. A box of an operand that is not K-major (MN_MAJOR_A,
+// MN_MAJOR_B) has TILE_K rows of K, and its columns are rows of A or columns of B.
 //
 // SPLITS > 1: the tiles of the last wave, which do not fill all multiprocessors, are split along K (split-K). Their partial sums go
 // to scratch, tile by tile, and add_splits() adds them. `whole`: the number of tiles that are not split.
@@ -13,17 +14,16 @@
 //   auto load_a(const Item &), load_b    a function (int k_tile, char *stage, Mbarrier &full) that issues the copies of a stage
 //   Tile tile(const Item &, int row, int column)     the places of results in memory: an AccumulatorTile, or derived from it
 //
-// Macros (Bfloat16Product in bfloat16.py): TILE_M, TILE_N, TILE_K, TILE_STAGES, BLOCK_THREADS, SPLITS, MN_MAJOR_*. WIDE_C: maximum
-// elements per store. SUM_THREADS, SUM_COLUMNS: threads of a block, and columns of a thread, that add splits.
+// Macros (Bfloat16Product in bfloat16.py): TILE_M, TILE_N, TILE_K, TILE_STAGES, BLOCK_THREADS, SPLITS, MN_MAJOR_*, BOX_*. WIDE_C:
+// maximum elements per store. SUM_THREADS, SUM_COLUMNS: threads of a block, and columns of a thread, that add splits.
 #pragma once
 #include "sm90/accumulator.cuh"
 #include "sm90/tma.cuh"
 
-constexpr int ROW_BYTES = TILE_K * 2, SUMS = TILE_N / 2;
+constexpr int SUMS = TILE_N / 2;
 constexpr int CONSUMER_ROWS = 64; // of a consumer warpgroup
 constexpr int THREADS = BLOCK_THREADS, CONSUMERS = THREADS - WARPGROUP;
-constexpr int SIZE_A = TILE_M * ROW_BYTES, SIZE = SIZE_A + TILE_N * ROW_BYTES; // of a stage
-constexpr int BOX_ROWS = 64, BOX_BYTES = BOX_ROWS * ROW_BYTES;                 // of an operand that is not K-major
+constexpr int SIZE_A = TILE_M * TILE_K * 2, SIZE = SIZE_A + TILE_N * TILE_K * 2; // of a stage, in bytes
 constexpr int WIDE_RESULT = WIDE_C < Epilogue::WIDEST ? WIDE_C : Epilogue::WIDEST;
 
 // The work of the grid for a batch of m x n results: whole tiles, and splits of others.
@@ -78,13 +78,25 @@ template <int BYTES, class Product, class Start> __device__ __forceinline__ void
     }
 }
 
-// The descriptor of 16 k of a tile: step `step` of four.
-template <bool MN_MAJOR> __device__ __forceinline__ uint64_t descriptor(const char *tile, int step) {
-    if constexpr (MN_MAJOR)
-        return smem_descriptor(tile + step * 16 * ROW_BYTES, BOX_BYTES, 8 * ROW_BYTES, SWIZZLE_128B);
-    else
-        return smem_descriptor(tile) + step * DESCRIPTOR_K_STEP;
-}
+// A tile of an operand in shared memory: of ROWS rows of A or columns of B, in boxes whose rows are BOX elements.
+template <bool MN_MAJOR, int ROWS, int BOX> struct OperandTile {
+    static constexpr int ROW_BYTES = BOX * 2, BOX_BYTES = (MN_MAJOR ? TILE_K : ROWS) * ROW_BYTES;
+    static constexpr int BOXES = (MN_MAJOR ? ROWS : TILE_K) / BOX;
+    static constexpr Swizzle SWIZZLE = BOX == 64 ? SWIZZLE_128B : SWIZZLE_64B;
+    static_assert(BOX == 64 || BOX == 32, "a swizzle");
+
+    // The descriptor of 16 k, from row `first` on: step `step` of four.
+    __device__ __forceinline__ static uint64_t descriptor(const char *tile, int first, int step) {
+        if constexpr (MN_MAJOR)
+            return smem_descriptor(
+                tile + first / BOX * BOX_BYTES + step * 16 * ROW_BYTES, BOX_BYTES, 8 * ROW_BYTES, SWIZZLE);
+        else
+            return smem_descriptor(tile + step / (BOX / 16) * BOX_BYTES + first * ROW_BYTES + step % (BOX / 16) * 32, 16,
+                8 * ROW_BYTES, SWIZZLE);
+    }
+};
+typedef OperandTile<MN_MAJOR_A, TILE_M, BOX_A> TileA;
+typedef OperandTile<MN_MAJOR_B, TILE_N, BOX_B> TileB;
 
 // A consumer warpgroup.
 template <class Product> __device__ __forceinline__ void consume(const Work &work, const Product &product,
@@ -102,9 +114,8 @@ template <class Product> __device__ __forceinline__ void consume(const Work &wor
                 const char *stage = shared + at * SIZE;
                 #pragma unroll
                 for (int step = 0; step < TILE_K / 16; step++)
-                    wgmma<BFLOAT16, MN_MAJOR_A, MN_MAJOR_B>(sums,
-                        descriptor<MN_MAJOR_A>(stage + group * CONSUMER_ROWS * ROW_BYTES, step),
-                        descriptor<MN_MAJOR_B>(stage + SIZE_A, step), add || step > 0);
+                    wgmma<BFLOAT16, MN_MAJOR_A, MN_MAJOR_B>(sums, TileA::descriptor(stage, group * CONSUMER_ROWS, step),
+                        TileB::descriptor(stage + SIZE_A, 0, step), add || step > 0);
             });
         if (SPLITS == 1 || item.part < 0) {
             Stores(tile, epilogue, staging).store(sums);

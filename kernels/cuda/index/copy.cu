@@ -11,8 +11,9 @@
 #ifndef REVERSED
 #define REVERSED 0
 #endif
-#ifndef TILE
-#define TILE 64
+#ifndef ROWS
+#define ROWS 64
+#define COLUMNS 64
 #endif
 
 // n: lengths; s, t: strides in source and target. At most six axes after merging; absent axes come first, with length 1.
@@ -145,28 +146,30 @@ KERNEL pad(const T *x, T *y, PAD_NUMBERS, Number value) {
         pad_vectors<int64_t>(x, y, axes, (T)value);
 }
 
-// The last axis is contiguous in the target, the one before it in the source. A block loads a tile along one axis and stores it
-// along the other, so that both accesses are coalesced. An extra column avoids bank conflicts.
+// The last axis is contiguous in the target, the one before it in the source. A block loads a tile of ROWS x COLUMNS along one
+// axis and stores it along the other, so that both accesses are coalesced. An extra row avoids bank conflicts.
 #define THREADS 256
 KERNEL __launch_bounds__(THREADS) copy_tiles(const T *x, T *y, NUMBERS) {
     wait_for_inputs();
-    __shared__ T tile[TILE][TILE + 1];
+    __shared__ T tile[COLUMNS][ROWS + 1];
     // A grid has fewer than 2^31 blocks, so 32 bits are enough for their indices.
-    const uint32_t across = (n5 + TILE - 1) / TILE, down = (n4 + TILE - 1) / TILE;
+    const uint32_t across = (n5 + COLUMNS - 1) / COLUMNS, down = (n4 + ROWS - 1) / ROWS;
     uint32_t block = blockIdx.x;
-    const int64_t column = (int64_t)(block % across) * TILE, row = (int64_t)(block / across % down) * TILE;
+    const int64_t column = (int64_t)(block % across) * COLUMNS, row = (int64_t)(block / across % down) * ROWS;
     block /= across * down;
     const uint32_t m1 = n1, m2 = n2, m3 = n3;
     const int64_t i3 = block % m3, i2 = block / m3 % m2, i1 = block / m3 / m2 % m1, i0 = block / m3 / m2 / m1;
     const T *from = x + source + i0 * s0 + i1 * s1 + i2 * s2 + i3 * s3;
     T *to = y + target + i0 * t0 + i1 * t1 + i2 * t2 + i3 * t3;
-    constexpr int SIDE = TILE < THREADS ? TILE : THREADS, THREAD_ROWS = THREADS / SIDE;
-    const int lane = threadIdx.x % SIDE;
     #pragma unroll 16
-    for (int k = threadIdx.x / SIDE; k < TILE; k += THREAD_ROWS)
-        if (row + lane < n4 && column + k < n5) tile[k][lane] = from[(row + lane) * s4 + (column + k) * s5];
+    for (int i = threadIdx.x; i < ROWS * COLUMNS; i += THREADS) {
+        const int r = i % ROWS, c = i / ROWS;
+        if (row + r < n4 && column + c < n5) tile[c][r] = from[(row + r) * s4 + (column + c) * s5];
+    }
     __syncthreads();
     #pragma unroll 16
-    for (int k = threadIdx.x / SIDE; k < TILE; k += THREAD_ROWS)
-        if (row + k < n4 && column + lane < n5) to[(row + k) * t4 + (column + lane) * t5] = tile[lane][k];
+    for (int i = threadIdx.x; i < ROWS * COLUMNS; i += THREADS) {
+        const int r = i / COLUMNS, c = i % COLUMNS;
+        if (row + r < n4 && column + c < n5) to[(row + r) * t4 + (column + c) * t5] = tile[c][r];
+    }
 }

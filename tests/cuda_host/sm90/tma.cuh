@@ -16,20 +16,20 @@ static void bulk_wait() {}
 // Made by a kernel, or by `Host`: a box of rows of 128 bytes, or of the positions of a window in images (N, H, W, C).
 struct alignas(128) TensorMap {
     const void *x;
-    int columns, rows, matrices, box_rows, element, box_matrices;
+    int columns, rows, matrices, box_rows, element, box_matrices, across; // across: elements of a row of the box
     int images, lower[2], upper[2], stride[2]; // of images: columns are channels, rows the width, matrices the height
 
     template <typename E> void encode(TensorMap &, const E *x, int columns, int rows, int matrices, int box_rows) {
         make(x, columns, rows, matrices, box_rows);
     }
     template <typename E> void make(const E *x, int columns, int rows, int matrices, int box_rows) {
-        *this = {x, columns, rows, matrices, box_rows, (int)sizeof(E), 1};
+        *this = {x, columns, rows, matrices, box_rows, (int)sizeof(E), 1, 128 / (int)sizeof(E)};
     }
     void copy_from(const TensorMap &made) { *this = made; }
     void load(char *to, int column, int row, int matrix, Mbarrier &full) const {
         for (int i = 0; i < box_rows * box_matrices; i++)
             load_row(to, i, column, row + i % box_rows, matrix + i / box_rows);
-        full.copied(box_rows * box_matrices * 128);
+        full.copied(box_rows * box_matrices * across * element);
     }
     void load_im2col(char *to, int c, int w, int h, int n, int right, int down, Mbarrier &full) const {
         for (int i = 0; i < box_rows; i++) {
@@ -43,16 +43,16 @@ struct alignas(128) TensorMap {
             h = lower[1];
             n++;
         }
-        full.copied(box_rows * 128);
+        full.copied(box_rows * across * element);
     }
 
   private:
     void load_row(char *to, int i, int column, int row, int matrix) const {
-        const int across = 128 / element;
+        const int swizzled = across * element == 128 ? i % 8 : i / 2 % 4;
         for (int j = 0; j < across; j++) {
             const bool inside = row < rows && column + j < columns && (images || matrix < matrices);
             const int64_t at = ((int64_t)matrix * rows + row) * columns + column + j;
-            char *const target = to + i * 128 + ((j * element) ^ i % 8 * 16);
+            char *const target = to + i * across * element + ((j * element) ^ swizzled * 16);
             if (element == 4) {
                 const uint32_t rounded = Format<TF32>::rounded(inside ? ((const float *)x)[at] : 0);
                 memcpy(target, &rounded, 4);

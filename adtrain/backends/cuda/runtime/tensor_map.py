@@ -16,13 +16,11 @@ TENSOR_MAP_WORDS = 16
 ELEMENT_BYTES = 2
 """Those of a bfloat16."""
 BFLOAT16 = driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-OPTIONS = (
-    driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-    driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-    driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-    driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-)
-"""Swizzle, and zeros outside of the array."""
+SWIZZLES = {
+    64: driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+    32: driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_64B,
+}
+"""The swizzle, by the elements of a row of a box."""
 
 
 def encoded(described: TensorMap, address: int) -> Sequence[int]:
@@ -33,14 +31,20 @@ def encoded(described: TensorMap, address: int) -> Sequence[int]:
     """
     strides = [ELEMENT_BYTES * n for n in accumulate(described.lengths[:-1], mul)]
     rank = len(described.lengths)
+    options = (
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        SWIZZLES[described.box[0]],
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
     array = BFLOAT16, rank, address, _lengths(described.lengths), _lengths(strides)
     if described.im2col is None:
         ones = _numbers([1] * rank)
-        made = checked(driver.cuTensorMapEncodeTiled(*array, _numbers(described.box), ones, *OPTIONS))
+        made = checked(driver.cuTensorMapEncodeTiled(*array, _numbers(described.box), ones, *options))
     else:
         lower, upper, stride = described.im2col
         box = [*lower], [*upper], *described.box
-        made = checked(driver.cuTensorMapEncodeIm2col(*array, *box, _numbers((1, *stride, 1)), *OPTIONS))
+        made = checked(driver.cuTensorMapEncodeIm2col(*array, *box, _numbers((1, *stride, 1)), *options))
     return [int(word) for word in made.opaque]
 
 

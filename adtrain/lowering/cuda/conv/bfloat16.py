@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 
 from adtrain.core.kernel import CudaKernel, Im2col, TensorMap
 from adtrain.core.target import Target
-from adtrain.lowering.cuda.gemm.bfloat16 import BOX, ROW_MULTIPLE, TILE_K, Bfloat16Product, fastest_splits
+from adtrain.lowering.cuda.gemm.bfloat16 import (
+    BOXES,
+    ROW_MULTIPLE,
+    TILES,
+    Bfloat16Product,
+    Bfloat16Tile,
+    fastest_splits,
+)
 from adtrain.lowering.cuda.gemm.packed import CAPABILITY
 from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH
 
@@ -73,6 +80,14 @@ class Bfloat16Conv(NamedTuple):
         return min(self.window.stride[0], self.images[1]), min(self.window.stride[1], self.images[2])
 
     @property
+    def box(self) -> tuple[int, int]:
+        """Channels of a box of each operand."""
+        of_input, of_output = _box(self.images[3]), _box(self.positions[3])
+        if self.direction == Direction.FORWARD:
+            return of_input, of_input
+        return of_output, of_input
+
+    @property
     def lengths(self) -> tuple[int, int, int, int]:
         """Batch, M, N and K of the product; channels along K, or columns of a weight gradient, are rounded up."""
         (n, h, w, c), (_, oh, ow, o), taps = self.images, self.positions, self.kernel[0] * self.kernel[1]
@@ -90,38 +105,47 @@ class Bfloat16Conv(NamedTuple):
         """Whether the operands are not K-major."""
         return self.direction == Direction.WEIGHT_GRAD, self.direction != Direction.FORWARD
 
+    def product(self, target: Target, tile: Bfloat16Tile = TILES[0], splits: int = 1) -> Bfloat16Product:
+        """The work as a product."""
+        return Bfloat16Product(target, self.lengths, tile, self.mn_major, splits, self.box)
+
     def fits(self) -> bool:
         """Whether the tensor maps exist, the arrays have rows of 16 bytes, and lengths fit 32 bits."""
-        maps = [x.im2col for x in self._maps(BOX, BOX) if x.im2col is not None]
-        corners = [x for m in maps for x in (*m.lower, *m.upper)]
+        positions = self._gradient_positions if self.direction == Direction.INPUT_GRAD else [self._input_positions]
+        corners = [x for each in positions for x in (*each.lower, *each.upper)]
         spans = [d * (k - 1) for d, k in zip(self.window.dilation, self.kernel, strict=True)]
         aligned = self.images[3] % ROW_MULTIPLE == 0 and self.positions[3] % ROW_MULTIPLE == 0
         small = max(self.window.stride) <= MAX_STRIDE and all(-MAX_POSITION <= x < MAX_POSITION for x in corners)
-        few = self.remainders[0] * self.remainders[1] <= MAX_REMAINDERS and max(spans) <= MAX_OFFSET
+        few = len(positions) <= MAX_REMAINDERS and max(spans) <= MAX_OFFSET
         return aligned and small and few and max(self.lengths) <= MAX_LENGTH
 
-    def _maps(self, rows_of_a: int, rows_of_b: int) -> list[TensorMap]:
-        """The tensor maps, for boxes of so many rows."""
+    def _maps(self, work: Bfloat16Product) -> list[TensorMap]:
+        """The tensor maps of A, and that of B."""
         (n, h, w, c), (_, oh, ow, o), (kh, kw) = self.images, self.positions, self.kernel
-        x, g = (c, w, h, n), (o, ow, oh, n)
-        filters = (c, kh * kw, o)
+        x, g, filters = (c, w, h, n), (o, ow, oh, n), (c, kh * kw, o)
+        of_a, of_b = work.box_lengths(0), work.box_lengths(1)
         if self.direction == Direction.FORWARD:
-            return [TensorMap(0, x, (BOX, rows_of_a), self._of_input), TensorMap(1, filters, (BOX, 1, rows_of_b))]
+            return [TensorMap(0, x, of_a, self._input_positions), TensorMap(1, filters, (of_b[0], 1, of_b[1]))]
         if self.direction == Direction.WEIGHT_GRAD:
-            gradient = TensorMap(1, (o, n * oh * ow, 1), (BOX, TILE_K, 1))
-            return [gradient, TensorMap(0, x, (BOX, TILE_K), self._of_input)]
-        numbers = product(*map(range, self.remainders))
-        maps = [TensorMap(0, g, (BOX, rows_of_a), self._of_gradient(number)) for number in numbers]
-        return [*maps, TensorMap(1, filters, (BOX, 1, BOX))]
+            return [TensorMap(1, (o, n * oh * ow, 1), (*of_a, 1)), TensorMap(0, x, of_b, self._input_positions)]
+        return [
+            *(TensorMap(0, g, of_a, each) for each in self._gradient_positions),
+            TensorMap(1, filters, (of_b[0], 1, of_a[0])),
+        ]
 
     @property
-    def _of_input(self) -> Im2col:
+    def _input_positions(self) -> Im2col:
         """The positions of the window in the input."""
         (ph, pw), (dh, dw), (kh, kw) = self.window.padding, self.window.dilation, self.kernel
         return Im2col((-pw, -ph), (pw - (kw - 1) * dw, ph - (kh - 1) * dh), self.window.stride[::-1])
 
-    def _of_gradient(self, remainders: tuple[int, ...]) -> Im2col:
-        """The positions in the output's gradient for the pixels of the input with these remainders."""
+    @property
+    def _gradient_positions(self) -> list[Im2col]:
+        """The positions in the output's gradient for the pixels of the input with the same remainders."""
+        return [self._positions_of(each) for each in product(*map(range, self.remainders))]
+
+    def _positions_of(self, remainders: tuple[int, ...]) -> Im2col:
+        """See `_gradient_positions`."""
         lower, upper = [], []
         for axis in (1, 0):
             w, i = self.window, remainders[axis]
@@ -140,13 +164,17 @@ class Bfloat16Conv(NamedTuple):
         macros["DIRECTION"] = int(self.direction)
         names = "bfloat16_conv", "sum_bfloat16_conv_splits"
         row = self.positions[3] if self.direction == Direction.FORWARD else self.images[3]
-        maps = self._maps(work.tile.m, work.tile.n)
         numbers = (*self.images, *self.positions[1:])
-        return work.kernel("conv/bfloat16_conv.cu", names, numbers, row, maps, macros)
+        return work.kernel("conv/bfloat16_conv.cu", names, numbers, row, self._maps(work), macros)
+
+
+def _box(channels: int) -> int:
+    """Channels of a box, such that fewest are added."""
+    return min(BOXES, key=lambda box: -channels % box)
 
 
 def _rounded_up(channels: int) -> int:
-    return -(-channels // BOX) * BOX
+    return channels + -channels % _box(channels)
 
 
 def _rule(direction: Direction, shapes: Callable[..., tuple[Any, Any, Any]]) -> Callable[..., Sequence[CudaKernel]]:
@@ -158,7 +186,7 @@ def _rule(direction: Direction, shapes: Callable[..., tuple[Any, Any, Any]]) -> 
         conv = Bfloat16Conv(direction, *shapes(a.shape, b.shape, window, *size.values()), window)
         if 0 in conv.images or 0 in conv.positions or not conv.fits():
             return []
-        return [conv.cuda_kernel(work) for work in fastest_splits(target, conv.lengths, conv.mn_major)]
+        return [conv.cuda_kernel(work) for work in fastest_splits(conv.product(target))]
 
     return candidates
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,8 @@ TILE_K, WARPGROUP, CONSUMER_ROWS = 64, 128, 64
 """K of a pipeline stage; threads of a warpgroup; rows of a tile that a consumer warpgroup multiplies."""
 SUM_THREADS, SUM_COLUMNS = 256, 4
 """Threads of a block of the second launch; columns of a thread."""
-BOX = 64
-"""Elements of a row of a box, 128 bytes; rows of a box of an operand that is not K-major."""
+BOXES = 64, 32
+"""Elements of a row of a box: 128 or 64 bytes, the lengths of a swizzle."""
 SPLITS, MIN_SPLIT_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32), 4
 """Numbers of splits of K that are considered; minimum of tiles of K in a split."""
 START, STORED, SECOND_PASS, BYTES_PER_CYCLE = 5000, 24, 2500, 2000
@@ -74,6 +74,7 @@ class Bfloat16Product:
         lengths: batch, M, N and K.
         mn_major: whether A and B are not K-major.
         splits: of K, for the tiles of the last wave if they do not fill all multiprocessors.
+        box: elements of a row of a box of A and of B: one of BOXES.
     """
 
     target: Target
@@ -81,6 +82,7 @@ class Bfloat16Product:
     tile: Bfloat16Tile
     mn_major: tuple[bool, bool]
     splits: int = 1
+    box: tuple[int, int] = (BOXES[0], BOXES[0])
 
     @property
     def _tiles(self) -> int:
@@ -157,6 +159,8 @@ class Bfloat16Product:
                     "SUM_COLUMNS": SUM_COLUMNS,
                     "MN_MAJOR_A": int(self.mn_major[0]),
                     "MN_MAJOR_B": int(self.mn_major[1]),
+                    "BOX_A": self.box[0],
+                    "BOX_B": self.box[1],
                     "WIDE_C": math.gcd(8, row_length),
                     **(definitions or {}),
                 },
@@ -172,19 +176,17 @@ class Bfloat16Product:
             launches.append(launch(names[1], blocks, SUM_THREADS, 0, shared))
         return CudaKernel(tuple(launches), scratch, self.cycles)
 
-    def box(self, operand: int) -> tuple[int, int]:
+    def box_lengths(self, operand: int) -> tuple[int, int]:
         """The lengths of a box of A (0) or B (1), innermost first."""
         rows = (self.tile.m, self.tile.n)[operand]
-        return BOX, BOX if self.mn_major[operand] else rows
+        return self.box[operand], TILE_K if self.mn_major[operand] else rows
 
 
-def fastest_splits(
-    target: Target, lengths: tuple[int, int, int, int], mn_major: tuple[bool, bool]
-) -> Sequence[Bfloat16Product]:
+def fastest_splits(product: Bfloat16Product) -> Sequence[Bfloat16Product]:
     """For each tile the number of splits with the fewest cycles; the fastest first."""
     found = []
     for tile in TILES:
-        products = (Bfloat16Product(target, lengths, tile, mn_major, splits) for splits in SPLITS)
+        products = (replace(product, tile=tile, splits=splits) for splits in SPLITS)
         found.append(min((x for x in products if x.may_split()), key=lambda x: x.cycles))
     return sorted(found, key=lambda x: x.cycles)
 
@@ -193,7 +195,7 @@ def bfloat16_gemm(product: Bfloat16Product) -> CudaKernel:
     """The product of matrices by `gemm/bfloat16_gemm.cu`."""
     batch, m, n, k = product.lengths
     shapes = ((m, k) if product.mn_major[0] else (k, m)), ((n, k) if product.mn_major[1] else (k, n))
-    maps = [TensorMap(i, (*shape, batch), (*product.box(i), 1)) for i, shape in enumerate(shapes)]
+    maps = [TensorMap(i, (*shape, batch), (*product.box_lengths(i), 1)) for i, shape in enumerate(shapes)]
     return product.kernel("gemm/bfloat16_gemm.cu", ("bfloat16_gemm", "sum_bfloat16_splits"), product.lengths, n, maps)
 
 
@@ -206,4 +208,4 @@ def candidates(
     lengths, mn_major = product_lengths(a, b, transpose_a, transpose_b), (transpose_a, not transpose_b)
     if 0 in lengths or max(lengths[1:]) > MAX_LENGTH:
         return []
-    return [bfloat16_gemm(product) for product in fastest_splits(target, lengths, mn_major)]
+    return [bfloat16_gemm(x) for x in fastest_splits(Bfloat16Product(target, lengths, TILES[0], mn_major))]
