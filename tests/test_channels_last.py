@@ -82,7 +82,7 @@ def transposed_images(program: Program) -> list[tuple[int, ...]]:
     return [shape for shape in shapes if shape[0] == EXAMPLES]
 
 
-def assert_same_results(program: Program, arguments: Sequence[np.ndarray], tolerance: float) -> Program:
+def assert_same_results(program: Program, arguments: list[np.ndarray], tolerance: float) -> Program:
     after = with_channels_last(program)
     assert str(after) != str(program)
     assert_consistent(after, program)

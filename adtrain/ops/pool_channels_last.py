@@ -30,8 +30,8 @@ def _channels_first(params: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**params, "shape": permuted(params["shape"], FIRST)} if "shape" in params else params
 
 
-def _of_images(of: Primitive) -> Primitive:
-    """`of`, a pooling or gradient of one, for arrays that are channels last."""
+def _of_images(of: Primitive, axes: str) -> Primitive:
+    """`of`, a pooling or gradient of one, for arrays that are channels last; for ``axes`` see `Primitive`."""
 
     def types(*inputs: Any, **params: Any) -> tuple[ArrayType, ...]:
         images = [ArrayType(permuted(x.shape, FIRST), x.dtype) for x in inputs]
@@ -50,17 +50,16 @@ def _of_images(of: Primitive) -> Primitive:
         images = [ArrayType(permuted(x.shape, FIRST), x.dtype) for x in inputs]
         return of.cost(images, _channels_first(params)).flops
 
-    arguments, results = of.axes.replace("nc..", "n..c").split("->")
-    return Primitive(of.name + CHANNELS_LAST, types, reference, flops=flops, axes=f"{arguments}->{results}")
+    return Primitive(of.name + CHANNELS_LAST, types, reference, flops=flops, axes=axes)
 
 
-max_pool2d_last_p = _of_images(max_pool2d_p)
+max_pool2d_last_p = _of_images(max_pool2d_p, "n..c->n..c,n..c")
 """(x: (N, H, W, C); windows) to the maxima and their positions, (N, OH, OW, C)."""
-max_pool2d_put_last_p = _of_images(max_pool2d_put_p)
+max_pool2d_put_last_p = _of_images(max_pool2d_put_p, "n..c,n..c->n..c")
 """(ct, where: (N, OH, OW, C); windows, shape) to (N, H, W, C), which is the shape."""
-max_pool2d_pick_last_p = _of_images(max_pool2d_pick_p)
+max_pool2d_pick_last_p = _of_images(max_pool2d_pick_p, "n..c,n..c->n..c")
 """(x: (N, H, W, C), where: (N, OH, OW, C); windows) to (N, OH, OW, C)."""
-avg_pool2d_last_p = _of_images(avg_pool2d_p)
+avg_pool2d_last_p = _of_images(avg_pool2d_p, "n..c->n..c")
 """(x: (N, H, W, C); windows) to (N, OH, OW, C)."""
-avg_pool2d_put_last_p = _of_images(avg_pool2d_put_p)
+avg_pool2d_put_last_p = _of_images(avg_pool2d_put_p, "n..c->n..c")
 """(ct: (N, OH, OW, C); windows, shape) to (N, H, W, C), which is the shape."""

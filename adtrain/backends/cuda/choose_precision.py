@@ -26,7 +26,7 @@ def choose_precision(program: Program, target: Target) -> Program:
     """``program`` with full precision where a rounded one is not faster by LAUNCH_CYCLES, or would prevent a chain."""
 
     def chosen(e: Equation) -> Equation:
-        if e.params.get("precision", FULL) == FULL or any(v.type.dtype == BITS for v in e.inputs):
+        if e.params.get("precision", FULL) == FULL or e.inputs[0].type.dtype == BITS:
             return e
         full = replace(e, params={**e.params, "precision": FULL})
         if may_join(full, target):

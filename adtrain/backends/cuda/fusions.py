@@ -72,7 +72,6 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
         fold_transposes,
         merge_added_products,
         partial(channels_last, target=target),
-        partial(choose_precision, target=target),
         flatten_rows,
         partial(choose_precision, target=target),
         partial(store_bfloat16, target=target),

@@ -198,7 +198,7 @@ class _Values:
         return found
 
     @cached_property
-    def _images(self) -> Collection[Variable]:
+    def _images(self) -> set[Variable]:
         """The results of convolutions that are channels last, and what is computed from them element by element."""
         found = set[Variable]()
         for e in _singles(self.program):
