@@ -24,6 +24,7 @@ from adtrain.core import tree
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.program import Program
 from adtrain.core.registry import forget, has_kernels, register
+from adtrain.core.scope import phase
 from adtrain.core.staging import stage
 from adtrain.ops.conv_bfloat16 import permuted
 
@@ -222,6 +223,23 @@ def test_the_variance_of_equal_numbers_is_zero() -> None:
     assert not y.any()
     assert not variance.any()
     assert (mean == np.float32(100000.1)).all()
+
+
+def test_gradients_that_an_update_reads_are_not_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module("adtrain.backends.cuda.narrow_values"), "MIN_SIZE", 0)
+
+    def step(x: Any, w: Any) -> Any:
+        grad = ad.grad(lambda w: ops.sum(ops.sin(ops.conv2d(x, w, padding=1))))(w)
+        with phase("update"):
+            return w - 0.5 * grad
+
+    x, w = np.zeros((EXAMPLES, 64, 16, 16), np.float32), np.zeros((64, 64, 3, 3), np.float32)
+    program = for_gpu(simplified(step, x, w))
+    gradients = [e for e in everywhere(program) if e.primitive.name == "conv2d_weight_grad_bfloat16"]
+    assert gradients
+    update = program.equations[-1]
+    assert all(v.type.dtype == np.float32 for v in update.inputs)
+    assert all(v.type.dtype == np.float32 for e in gradients for v in e.outputs)
 
 
 @pytest.mark.parametrize("shape", [(64, 65, 3, 3), (32, 256, 2, 3)])

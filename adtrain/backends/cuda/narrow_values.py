@@ -128,7 +128,8 @@ class _Values:
 
     def converts(self, e: Equation, v: Variable, chosen: Collection[Variable]) -> bool:
         """Whether the kernel of an equation can read or write `v` in bfloat16."""
-        if any(x.phase == "update" and v in x.inputs for x in single_equations(e)):
+        updates = [x for x in single_equations(e) if x.phase == "update"]
+        if updates and (e.form == GATHER or any(v in x.inputs for x in updates)):
             return False
         if by_element(e):
             return True
