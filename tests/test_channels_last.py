@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
+from program_samples import everywhere, for_gpu
 from sweeps import check_examples, examples
 from test_passes_random import assert_consistent
 
@@ -22,7 +25,7 @@ from adtrain.core.program import Program
 from adtrain.core.registry import forget, has_kernels, register
 from adtrain.core.staging import stage
 
-EXAMPLES, CLASSES = 8, 8
+EXAMPLES, CLASSES = 5, 8
 CONVOLUTIONS = "conv2d_bfloat16", "conv2d_input_grad_bfloat16", "conv2d_weight_grad_bfloat16"
 
 
@@ -35,6 +38,11 @@ def kernels_of_images() -> Iterator[None]:
     yield
     for name in own:
         forget(name)
+
+
+@pytest.fixture(autouse=True)
+def small_convolutions_as_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module("adtrain.backends.cuda.channels_last"), "MAX_FLOPS", 0)
 
 
 def with_channels_last(program: Program) -> Program:
@@ -64,16 +72,17 @@ def training(layers: Sequence[nn.Module], shape: tuple[int, ...]) -> tuple[Progr
     return simplified(step, *arguments), [v.numpy() for v in tree.leaves(arguments)]
 
 
-def images_transposed(program: Program) -> list[str]:
-    """The transposes of images, as the shapes of their results."""
-    found = [e for e in program.equations if e.primitive.name == "transpose"]
-    return [str(e.outputs[0].type.shape) for e in found if e.outputs[0].type.shape[0] == EXAMPLES]
+def transposed_images(program: Program) -> list[tuple[int, ...]]:
+    """The shapes of the images that are transposed."""
+    shapes = [e.inputs[0].type.shape for e in everywhere(program) if e.primitive.name == "transpose"]
+    return [shape for shape in shapes if shape[0] == EXAMPLES]
 
 
-def assert_same_results(program: Program, given: Sequence[np.ndarray], tolerance: float) -> Program:
+def assert_same_results(program: Program, arguments: Sequence[np.ndarray], tolerance: float) -> Program:
     after = with_channels_last(program)
+    assert str(after) != str(program)
     assert_consistent(after, program)
-    pairs = zip(NumpyProgram(after).run(given)[0], NumpyProgram(program).run(given)[0], strict=True)
+    pairs = zip(NumpyProgram(after).run(arguments)[0], NumpyProgram(program).run(arguments)[0], strict=True)
     for found, expected in pairs:
         assert np.linalg.norm(found - expected) <= tolerance * np.linalg.norm(expected) + 1e-5
     return after
@@ -85,6 +94,18 @@ def convolution(channels: int = 8, stride: int = 1) -> nn.Module:
 
 def residual(*body: nn.Module) -> nn.Module:
     return nn.Residual(nn.Sequential(*body))
+
+
+def residual_network() -> list[nn.Module]:
+    shortcut = nn.Sequential(nn.Conv2d(16, kernel_size=1, stride=2), nn.BatchNorm2d())
+    body = nn.Sequential(convolution(16, 2), nn.BatchNorm2d(), nn.ReLU(), convolution(16), nn.BatchNorm2d())
+    head = nn.ReLU(), convolution(CLASSES)
+    return [convolution(), nn.BatchNorm2d(), nn.ReLU(), nn.Residual(body, shortcut=shortcut), *head]
+
+
+def pooled_network() -> list[nn.Module]:
+    block = convolution(), nn.MaxPool2d(2), nn.BatchNorm2d(), nn.GELU(), nn.AvgPool2d(3, stride=1, padding=1)
+    return [*block, *block]
 
 
 LAYERS = st.sampled_from(
@@ -107,7 +128,93 @@ LAYERS = st.sampled_from(
 @examples(20, 200)
 def test_random_networks_compute_the_same(examples: int) -> None:
     def check(layers: list[nn.Module]) -> None:
-        program, given = training([convolution(), *layers, convolution()], (8, 7, 6))
-        assert_same_results(program, given, 0.02)
+        program, arguments = training([convolution(), *layers, convolution()], (8, 7, 6))
+        assert_same_results(program, arguments, 0.02)
 
     check_examples(examples, check, st.lists(LAYERS, min_size=1, max_size=4))
+
+
+@pytest.mark.parametrize("network", [residual_network, pooled_network])
+@pytest.mark.parametrize("channels", [3, 8])
+def test_only_the_input_of_a_network_is_transposed(network: Callable[[], list[nn.Module]], channels: int) -> None:
+    program, arguments = training(network(), (channels, 12, 12))
+    after = assert_same_results(program, arguments, 0.03)
+    assert transposed_images(after) == transposed_images(for_gpu(program)) == [(EXAMPLES, channels, 12, 12)]
+    assert not {e.primitive.name for e in after.equations} & {"conv2d", "max_pool2d", "avg_pool2d", "standardize"}
+
+
+OPERATIONS: dict[str, Callable[[Any], Any]] = {
+    "pad and slice": lambda x: ops.pad(x[:, 1:7, ::2, 1:], ((0, 0), (1, 1), (2, 0), (0, 1)), 0.5),
+    "flip": lambda x: ops.flip(x, (1, 3)),
+    "concatenate": lambda x: ops.concatenate([x, x[:, :, :2]], 2),
+    "comparison and select": lambda x: ops.where(x > 0.1, x, 2.0 * x),
+    "sums of some axes": lambda x: x * ops.sum(x, 3, keepdims=True) + ops.sum(x, (0, 2), keepdims=True),
+    "maximum of channels": lambda x: x - ops.max(x, 1, keepdims=True),
+    "sum of images": lambda x: x * ops.sum(x),
+    "global average": lambda x: x * ops.mean(x, (2, 3), keepdims=True),
+    "row of pixels": lambda x: x * ops.broadcast_to(np.arange(6, dtype=np.float32), x.shape),
+    "image of constants": lambda x: x * np.arange(42, dtype=np.float32).reshape(7, 6),
+    "other axes": lambda x: ops.transpose(ops.transpose(x, (1, 0, 3, 2)), (1, 0, 3, 2)),
+    "flat images": lambda x: ops.reshape(ops.reshape(x, (EXAMPLES, -1)) * 2.0, x.shape),
+    "positions of maxima": lambda x: x * ops.sum(ops.max_pool2d(x, 2, return_indices=True)[1]),
+    "gradient of a gradient": lambda x: ad.grad(lambda y: ops.sum(ops.max_pool2d(ops.square(y), 2)))(x),
+}
+"""Operations on images of 8 channels and 7 x 6 pixels."""
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations_between_convolutions_compute_the_same(name: str) -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(shape, np.float32) / 4 for shape in ((EXAMPLES, 8, 7, 6), (8, 8, 3, 3), (8, 8, 1, 1))]
+
+    def gradients(x: Any, v: Any, w: Any) -> Any:
+        def loss(x: Any, v: Any, w: Any) -> Any:
+            image = ops.conv2d(x, v, padding=1)
+            return ops.sum(ops.sin(ops.conv2d(OPERATIONS[name](image), w))), image
+
+        return ad.value_and_grad(loss, (0, 1, 2), has_aux=True)(x, v, w)
+
+    assert_same_results(simplified(gradients, *arrays), arrays, 0.03)
+
+
+@given(
+    channels=st.sampled_from([8, 12, 64]),
+    shift=st.floats(-100, 100),
+    scale=st.sampled_from([1e-3, 1.0, 1e3]),
+    seed=st.integers(0, 99),
+)
+def test_batch_norm_is_as_accurate_as_the_kernel_it_replaces(
+    channels: int, shift: float, scale: float, seed: int
+) -> None:
+    """The mean is up to 100 deviations from 0."""
+    x = ((shift + np.random.default_rng(seed).normal(size=(4, channels, 5, 5))) * scale).astype(np.float32)
+    filters = np.ones((channels, channels, 1, 1), np.float32)
+
+    def norm(x: Any, filters: Any) -> Any:
+        image = ops.conv2d(x, filters) * 0.0 + x
+        zeros = np.zeros(channels, np.float32)
+        return ops.batch_norm(image, zeros, zeros, momentum=1.0, eps=0.0)
+
+    program = with_channels_last(simplified(norm, x, filters))
+    assert "standardize" not in {e.primitive.name for e in program.equations}
+    y, mean, variance = (found.astype(float) for found in NumpyProgram(program).run([x, filters])[0])
+    wide, eps, axes = x.astype(float), float(np.finfo(np.float32).eps), (0, 2, 3)
+    expected = wide.var(axes, ddof=1)
+    far = np.abs(wide[0, :, 0, 0] - wide.mean(axes)) / np.sqrt(expected)  # of the first pixel
+    assert np.abs(mean - wide.mean(axes)).max() <= 4 * eps * (abs(shift) + 1) * scale
+    assert (np.abs(variance / expected - 1) <= 8 * eps * (1 + far**2)).all()
+    centred = wide - wide.mean(axes, keepdims=True)
+    assert np.abs(y - centred / centred.std(axes, keepdims=True)).max() <= 40 * eps * (1 + abs(shift))
+
+
+def test_the_variance_of_equal_numbers_is_zero() -> None:
+    def norm(x: Any, filters: Any) -> Any:
+        zeros = np.zeros(8, np.float32)
+        return ops.batch_norm(ops.conv2d(x, filters) * 0.0 + x, zeros, zeros, momentum=1.0)
+
+    arrays = [np.full((4, 8, 5, 5), 100000.1, np.float32), np.ones((8, 8, 1, 1), np.float32)]
+    program = with_channels_last(simplified(norm, *arrays))
+    y, mean, variance = NumpyProgram(program).run(arrays)[0]
+    assert not y.any()
+    assert not variance.any()
+    assert (mean == np.float32(100000.1)).all()

@@ -52,6 +52,8 @@ OF_BFLOAT16 = "_bfloat16"
 """With the name of a convolution before it: the primitive for images that are bfloat16 and channels last."""
 CHANNELS = 8
 """Kernels need numbers of channels that are multiples of it: 16 bytes. Others are rounded up by channels of zeros."""
+NEAR = 32
+"""Elements of a channel of a filter up to which loops read a transpose in place."""
 BY_AXIS = frozenset(("low", "high", "gaps", "starts", "stops", "steps"))
 """Parameters with an element for each axis."""
 COPIES = frozenset(("pad", "slice", "flip", "concatenate"))
@@ -185,6 +187,8 @@ class _Writer:
         last: for a value of four axes its transpose, (N, H, W, C).
         bits: for an argument of convolutions its transpose as bfloat16.
         padded: the same with more channels, of zeros.
+        positions: for positions of maxima those that are channels last, of another type.
+        repeated: broadcasts, and what is computed from these alone. They are computed in each layout that is read.
         norms: for the result of a batch norm what it is computed from.
     """
 
@@ -197,6 +201,8 @@ class _Writer:
         self.last: dict[Variable, Variable] = {}
         self.bits: dict[Variable, Variable] = {}
         self.padded: dict[tuple[Variable, Shape], Variable] = {}
+        self.positions: dict[Variable, Variable] = {}
+        self.repeated: set[Variable] = set()
         self.norms: dict[Variable, _Norm] = {}
         self.equations: list[Equation] = []
 
@@ -217,7 +223,8 @@ class _Writer:
         if _is_vector(e.outputs[0]) and elementwise(e) and not e.has(Trait.BROADCAST):
             self._of_vector(e)
             return
-        rule = self._rule(e) if any(self._is_last(v) for v in e.inputs) else None
+        repeated = e.primitive.name in POOLS and self.repeated.issuperset(e.inputs)
+        rule = self._rule(e) if repeated or any(map(self._is_last, e.inputs)) else None
         if rule is not None:
             rule(e)
             return
@@ -225,10 +232,13 @@ class _Writer:
             self._in_order(v)
         self.equations.append(e)
         self.first.update(e.outputs)
+        numbers = (v in self.repeated or not v.type.shape for v in e.inputs)
+        if e.has(Trait.BROADCAST) or (elementwise(e) and all(numbers)):
+            self.repeated.update(e.outputs)
 
     def _is_last(self, v: Variable) -> bool:
         """Whether a value is in memory channels last only."""
-        return (v in self.last or v in self.norms) and v not in self.first
+        return any(v in known for known in (self.last, self.norms, self.positions)) and v not in self.first
 
     def _rule(self, e: Equation) -> Callable[[Equation], None] | None:
         """The method that writes an equation for values that are channels last; None if there is none."""
@@ -263,16 +273,19 @@ class _Writer:
         if v not in self.last:
             e = self.producer.get(v, reader)
             out = self.last[v] = v.like(ArrayType(permuted(v.type.shape, LAST), v.type.dtype))
-            if v in self.producer and e.has(Trait.BROADCAST):
+            if v in self.positions:
+                self._add(e, "astype", (self.positions[v],), out, dtype=v.type.dtype)
+            elif v not in self.repeated:
+                self._transpose(e, v, LAST, out)
+            elif e.has(Trait.BROADCAST):
                 self._broadcast(e, out)
             else:
-                self._transpose(e, v, LAST, out)
+                inputs = tuple(self._channels_last(x, e) for x in e.inputs)
+                self._copy(e, inputs, (out,), _permuted(e.params))
         return self.last[v]
 
     def _transpose(self, e: Equation, x: Variable, order: Shape, out: Variable) -> None:
-        """`out` as a transpose of an image. Positions of maxima may have another type."""
-        if x.type.dtype != out.type.dtype:
-            x = self._made(e, "astype", (x,), dtype=out.type.dtype)
+        """`out` as a transpose of an image."""
         if _keeps_order(x.type.shape if order == LAST else out.type.shape):
             self._add(e, "reshape", (x,), out, shape=out.type.shape)
         else:
@@ -307,10 +320,19 @@ class _Writer:
         return (v, None) if constant is None or constant.size > 1 else (x, float(constant.item()))
 
     def _as_bits(self, v: Variable, reader: Equation) -> Variable:
-        """An argument of convolutions as bfloat16, converted beside the equation that computes it."""
+        """An argument of convolutions as bfloat16, converted beside the equation that computes it.
+
+        An image that is not channels last is converted before it is transposed, so that fewer bytes are moved.
+        """
         if v not in self.bits:
-            x = self._channels_last(v, reader)
-            self.bits[v] = self._made(self.producer.get(v, reader), "to_bfloat16", (x,))
+            e = self.producer.get(v, reader)
+            known = v in self.last or v in self.repeated
+            if v in self.first and not known and prod(v.type.shape[2:]) > NEAR:
+                x = self._made(e, "to_bfloat16", (v,))
+                self.bits[v] = x.like(ArrayType(permuted(x.type.shape, LAST), BITS))
+                self._transpose(e, x, LAST, self.bits[v])
+            else:
+                self.bits[v] = self._made(e, "to_bfloat16", (self._channels_last(v, reader),))
         return self.bits[v]
 
     # Equations
@@ -369,11 +391,12 @@ class _Writer:
 
     def _pooling(self, e: Equation) -> None:
         primitive = PRIMITIVES[e.primitive.name + CHANNELS_LAST]
-        x, *positions = (self._channels_last(v, e) for v in e.inputs)
+        inputs = tuple(self.positions.get(v) or self._channels_last(v, e) for v in e.inputs)
         params = {**e.params, "shape": permuted(e.params["shape"], LAST)} if "shape" in e.params else e.params
-        outputs = tuple(map(x.like, primitive.output_types([v.type for v in (x, *positions)], params)))
-        self.equations.append(replace(e, primitive=primitive, inputs=(x, *positions), outputs=outputs, params=params))
-        self.last |= dict(zip(e.outputs, outputs, strict=True))
+        outputs = tuple(map(e.outputs[0].like, primitive.output_types([v.type for v in inputs], params)))
+        self.equations.append(replace(e, primitive=primitive, inputs=inputs, outputs=outputs, params=params))
+        self.last[e.outputs[0]] = outputs[0]
+        self.positions |= dict(zip(e.outputs[1:], outputs[1:], strict=True))
 
     def _of_vector(self, e: Equation) -> None:
         """An elementwise equation on vectors of channels (1, C, 1, 1), such as the scale of a norm: on vectors (C,)."""

@@ -12,7 +12,9 @@ So arithmetic, sums and statistics are float32, and the NumPy reference of the P
 Which values may be rounded follows PyTorch's autocast: the results of products, convolutions and attention in bfloat16,
 and what equations compute from rounded values alone, element by element or by pooling. Results of norms before scale
 and shift are rounded too. Not rounded are sums and other reductions, softmax, weights, what an update reads, inputs and
-outputs of the Program, and sums over layers, such as the sum along the residual connections of a transformer.
+outputs of the Program, and sums over layers, such as the sum along the residual connections of a transformer: with
+autocast it begins with an embedding in float32, to which layers add. A sum along the residual connections of
+convolutions is rounded: with autocast all of its terms are bfloat16.
 """
 
 from __future__ import annotations
@@ -56,6 +58,8 @@ ARRAYS: Mapping[str, tuple[Sequence[int], Sequence[int]]] = {
     "self_attention_grad": ((0, 1, 3), (0,)),
 }
 """By primitive, the arguments and results that must be bfloat16 in such a form, by index. Statistics are float32."""
+IMAGES = frozenset(("conv2d_bfloat16", "conv2d_input_grad_bfloat16"))
+"""Primitives of convolutions whose results are images, channels last."""
 COPIES = frozenset(("transpose", "flip", "slice", "concatenate", "pad"))
 """Primitives whose results are elements of their arguments, or zeros. Their kernels copy elements of any type."""
 
@@ -177,12 +181,30 @@ class _Values:
 
     @cached_property
     def _running_sums(self) -> Collection[Equation]:
-        """Sums over layers: two additions of arrays, of which one reads the result of the other."""
-        sums = {e for e in _singles(self.program) if e.primitive.name == "add" and all(map(self._is_whole, e.inputs))}
+        """Sums over layers: two additions of arrays, of which one reads the result of the other.
+
+        Sums of images are none.
+        """
+        images = self._images
+        sums = {
+            e
+            for e in _singles(self.program)
+            if e.primitive.name == "add" and all(map(self._is_whole, e.inputs)) and images.isdisjoint(e.outputs)
+        }
         found = set[Equation]()
         for e in sums:
             before = {x for v in e.inputs if (x := self.single.get(self._viewed(v))) in sums}
             found |= {e, *before} if before else set()
+        return found
+
+    @cached_property
+    def _images(self) -> Collection[Variable]:
+        """The results of convolutions that are channels last, and what is computed from them element by element."""
+        found = set[Variable]()
+        for e in _singles(self.program):
+            same = by_element(e) or _is_part(e) or e.name in (*COPIES, *POOLS_LAST)
+            if e.name in IMAGES or (same and not found.isdisjoint(e.inputs)):
+                found.update(e.outputs)
         return found
 
     def _is_whole(self, v: Variable) -> bool:

@@ -85,7 +85,7 @@ class ColumnSumFusion(Fusion):
     def together(self, groups: Groups) -> Iterable[Iterable[int]]:
         found = list[tuple[list[int], set[Variable]]]()  # sums, and what they read
         for i, e in enumerate(groups.equations):
-            if not _is_long(e):
+            if not sums_columns(e) or not (_is_long(e) or e.inputs[0].size >= MAX_ALONE):
                 continue
             read = _read(groups, i)
             for sums, others in found:
@@ -146,8 +146,10 @@ def _sums_in(groups: Groups, equation: int) -> list[Equation]:
 
 
 def shares_launch(equation: Equation) -> bool:
-    """Whether it is a `column_sum` equation that can share a launch."""
-    return equation.form == COLUMN_SUM and _rows(_total(equation)) <= MAX_SHARED_ROWS
+    """Whether it is a `column_sum` equation that can share a launch. One of several sums needs the whole device."""
+    if equation.form != COLUMN_SUM or len(_totals(equation)) > 1:
+        return False
+    return _rows(_total(equation)) <= MAX_SHARED_ROWS
 
 
 def column_blocks(equation: Equation) -> int:
