@@ -111,9 +111,12 @@ def _fastest(program: Program, layers: Sequence[set[Equation]], target: Target) 
 
 
 def _cycles(e: Equation, target: Target) -> float:
-    """The estimated cycles of a convolution or a transpose; 0 for other equations."""
+    """The estimated cycles of a convolution or a transpose; 0 for other equations.
+
+    The kernels before and after a transpose write and read float32, so it costs twice the bytes that it moves.
+    """
     if e.primitive.name == "transpose":
-        return sum(v.nbytes for v in (*e.inputs, *e.outputs)) / BYTES_PER_CYCLE
+        return 2 * sum(v.nbytes for v in (*e.inputs, *e.outputs)) / BYTES_PER_CYCLE
     if e.primitive.name.removesuffix(OF_BFLOAT16) not in CONVOLUTIONS:
         return 0
     kernels = cuda_kernels(e.primitive.name, target, *(v.type for v in e.inputs), **e.params)
@@ -171,6 +174,10 @@ def _is_vector(v: Variable) -> bool:
     return len(v.type.shape) == 4 and 1 < v.size == v.type.shape[1]
 
 
+def _is_batch_norm(e: Equation) -> bool:
+    return e.primitive.name == "standardize" and set(e.params["axes"]) == {0, 2, 3}
+
+
 class _Norm(NamedTuple):
     """A batch norm: a matrix of pixels, and the mean and the reciprocal of the deviation of each column."""
 
@@ -223,8 +230,7 @@ class _Writer:
         if _is_vector(e.outputs[0]) and elementwise(e) and not e.has(Trait.BROADCAST):
             self._of_vector(e)
             return
-        repeated = e.primitive.name in POOLS and self.repeated.issuperset(e.inputs)
-        rule = self._rule(e) if repeated or any(map(self._is_last, e.inputs)) else None
+        rule = self._rule(e) if self._becomes_last(e) else None
         if rule is not None:
             rule(e)
             return
@@ -236,6 +242,15 @@ class _Writer:
         if e.has(Trait.BROADCAST) or (elementwise(e) and all(numbers)):
             self.repeated.update(e.outputs)
 
+    def _becomes_last(self, e: Equation) -> bool:
+        """Whether the results of an equation are channels last, if there is a rule for it.
+
+        Pooling by known positions has the layout of these. A batch norm is channels last in any case.
+        """
+        if e.primitive.name in POOLS and (len(e.inputs) > 1 or self.repeated.issuperset(e.inputs)):
+            return self.repeated.issuperset(e.inputs) or self._is_last(e.inputs[1])
+        return _is_batch_norm(e) or any(map(self._is_last, e.inputs))
+
     def _is_last(self, v: Variable) -> bool:
         """Whether a value is in memory channels last only."""
         return any(v in known for known in (self.last, self.norms, self.positions)) and v not in self.first
@@ -243,7 +258,7 @@ class _Writer:
     def _rule(self, e: Equation) -> Callable[[Equation], None] | None:
         """The method that writes an equation for values that are channels last; None if there is none."""
         name = e.primitive.name
-        if name == "standardize" and set(e.params["axes"]) == {0, 2, 3}:
+        if _is_batch_norm(e):
             return self._batch_norm
         if e.has(Trait.RESHAPE):
             return self._reshape if _keeps_order(e.inputs[0].type.shape) else None
