@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda_on_host import Host, host
 from hypothesis import given
 from hypothesis import strategies as st
 from program_samples import everywhere, for_gpu
@@ -24,6 +25,9 @@ from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.program import Program
 from adtrain.core.registry import forget, has_kernels, register
 from adtrain.core.staging import stage
+from adtrain.ops.conv_bfloat16 import permuted
+
+__all__ = ["host"]
 
 EXAMPLES, CLASSES = 5, 8
 CONVOLUTIONS = "conv2d_bfloat16", "conv2d_input_grad_bfloat16", "conv2d_weight_grad_bfloat16"
@@ -218,3 +222,19 @@ def test_the_variance_of_equal_numbers_is_zero() -> None:
     assert not y.any()
     assert not variance.any()
     assert (mean == np.float32(100000.1)).all()
+
+
+@pytest.mark.parametrize("shape", [(64, 65, 3, 3), (32, 256, 2, 3)])
+def test_loops_read_filters_in_place_of_their_transposes(host: Host, shape: tuple[int, ...]) -> None:
+    def update(w: Any, g: Any) -> Any:
+        return w - 0.5 * ops.transpose(g, (0, 3, 1, 2)), ops.sin(ops.transpose(w, (0, 2, 3, 1)))
+
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(s, np.float32) for s in (shape, permuted(shape, (0, 2, 3, 1)))]
+    program = for_gpu(stage(update, ()).program(*arrays))
+    assert {e.name for e in program.equations} <= {"gather", "horizontal"}
+    known = dict(zip(program.inputs, arrays, strict=True)) | {v: x.numpy() for v, x in program.constants.items()}
+    for e in program.equations:
+        known |= dict(zip(e.outputs, host.computed(e, None, [known[v] for v in e.inputs]), strict=True))
+    for v, expected in zip(program.outputs, NumpyProgram(program).run(arrays)[0], strict=True):
+        np.testing.assert_allclose(known[v], expected, rtol=1e-6, atol=1e-6)

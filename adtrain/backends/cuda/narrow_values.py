@@ -143,7 +143,7 @@ class _Values:
         if e.form == HORIZONTAL:
             return all(self.converts(x, v, chosen) for x in inside)
         if e.form == GATHER:
-            return all(map(by_element, inside))
+            return all(by_element(x) or (x.primitive.name == "transpose" and v in x.inputs) for x in inside)
         form = kernel_form(e)
         operand = any(v in x.inputs and not by_element(x) and (x.form or _takes_epilogue(x)) for x in inside)
         return form is not None and form.converts and not operand
@@ -312,11 +312,19 @@ class _Converter:
                 inside.append(self._loops(x, reads, writes, needed))
             elif e.form == HORIZONTAL:
                 inside.append(self._equation(x, reads, writes))
+            elif e.form == GATHER:
+                inside += self._transpose(x)
             else:
                 new = {v: v.like() for v in reads if v not in own}
                 own |= new
                 inside += [*self._from_bits(e, new), _reading(x, own), *self._to_bits(e, writes)]
         return fuse(e.form, inside, self._stored(e.outputs), self._stored(e.inputs))
+
+    def _transpose(self, e: Equation) -> Sequence[Equation]:
+        """A transpose of an array of bfloat16, and the conversion of its result."""
+        (x,), (y,) = e.inputs, e.outputs
+        bits = y.like(narrowed(y.type))
+        return [replace(e, inputs=(self.bits[x],), outputs=(bits,)), _conversion(FROM_BITS, bits, y, e)]
 
     def _from_bits(self, e: Equation, own: Mapping[Variable, Variable]) -> list[Equation]:
         """The conversions of narrow values to `own`, the float32 variables that an equation reads."""

@@ -1,6 +1,6 @@
 """Elementwise equations as one loop nest. Arguments may be rows of a table, read by index (`gather`).
 
-A `gather` may store its result transposed.
+A `gather` may store its result transposed, and read arguments transposed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from adtrain.backends.cuda.codegen.part import OPTIONS, Part, indented
 from adtrain.backends.cuda.compiler import Source
-from adtrain.codegen.access import access, offset, read, vector_results
+from adtrain.codegen.access import access, held, lane, offset, read, vector_results
 from adtrain.codegen.elementwise import axes_of, statements
 from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import LOOPS, body_of
@@ -105,9 +105,11 @@ def flat(body: Program) -> Program:
 def of_body(body: Program) -> Loops:
     """The statements of elementwise equations, the gathers of their rows, and the gather of the row of indices."""
     takes = {e.outputs[0]: e for e in body.equations if e.has(Trait.GATHER)}
-    transpose = next((e for e in body.equations if e.primitive.name == "transpose"), None)
+    transposes = [e for e in body.equations if e.primitive.name == "transpose"]
+    loaded = {e.outputs[0]: e for e in transposes if e.inputs[0] in body.inputs}
+    transpose = next((e for e in transposes if e.outputs[0] not in loaded), None)
     views = {e.outputs[0]: e.inputs[0] for e in body.equations if e is transpose or e.has(Trait.RESHAPE)}
-    inner = tuple(e for e in body.equations if e.outputs[0] not in takes and e.outputs[0] not in views)
+    inner = tuple(e for e in body.equations if not any(e.outputs[0] in known for known in (takes, loaded, views)))
     made = {v for e in inner for v in e.outputs}
     read = tuple(dict.fromkeys(v for e in inner for v in e.inputs if v not in made))
     outputs = tuple(_source(v, views) for v in body.outputs)
@@ -119,7 +121,7 @@ def of_body(body: Program) -> Loops:
         width = 1  # a vector must not reach into the next row
     if any(_row_length(takes[v]) % width for v in read if v in takes):
         width = 1
-    lines = _Writer(program, width, body.inputs, takes, transpose).lines()
+    lines = _Writer(program, width, body.inputs, takes, loaded, transpose).lines()
     return Loops(lines, body.inputs, body.outputs, math.prod(outputs[0].type.shape), width, bool(takes))
 
 
@@ -147,9 +149,10 @@ class _Writer:
         width: int,
         inputs: Sequence[Variable],
         takes: dict[Variable, Equation],
+        loaded: dict[Variable, Equation],
         transpose: Equation | None,
     ) -> None:
-        self.transpose = transpose
+        self.transpose, self.loaded = transpose, loaded
         self.program, self.width = program, width
         self.names = {v: f"x{i}" for i, v in enumerate(inputs)}
         self.takes = takes
@@ -160,6 +163,8 @@ class _Writer:
         kind = "uint32_t" if math.prod(shape) < 2**31 else "int64_t"
         for i, v in enumerate(program.inputs):
             found = access(v.type.shape, shape, (f"({kind})i", len(shape)))
+            if v in loaded:
+                continue
             if v in takes:
                 self.index[v] = "i", True
                 self._list_indices(i, takes[v].inputs[1])
@@ -201,6 +206,9 @@ class _Writer:
                 name, place = self._gathered(i, v, lines) if v in self.takes else (self.names[v], place)
                 line, values[v] = read(v, f"b{i}", name, place, "WIDTH" if width > 1 and adjacent else 1)
                 lines.append(line)
+            elif v in self.loaded:
+                loads, values[v] = self._transposed(v, f"b{i}", width)
+                lines += loads
         outputs = self.program.outputs
         if width == 1:
             return [
@@ -213,6 +221,20 @@ class _Writer:
             *vector_results(self.program, values, "WIDTH", single),
             *(f"store(y{i}, i, r{i});" for i in range(len(outputs)) if not self.transpose),
         ]
+
+    def _transposed(self, v: Variable, name: str, width: int) -> tuple[list[str], str]:
+        """Statements that load element i of a transpose, or as many as a vector has, and the value."""
+        e = self.loaded[v]
+        (x,), lengths, axes = e.inputs, v.type.shape, e.params["axes"]
+        steps = [math.prod(x.type.shape[axis + 1 :]) for axis in axes]
+        kind = "uint32_t" if v.size < 2**31 else "int64_t"
+        if width == 1:
+            line, value = read(x, name, self.names[x], offset(f"({kind})i", lengths, steps))
+            return [line], value
+        place = offset(f"({kind})(i + k)", lengths, steps)
+        value = lane(name, "WIDTH")
+        load = ["#pragma unroll", f"for (int k = 0; k < WIDTH; k++) {value} = {self.names[x]}[{place}];"]
+        return [f"{held(x, 'WIDTH')} {name};", *load], value
 
     def _place(self, i: str) -> str:
         """Where element `i` is stored."""

@@ -2,9 +2,14 @@
 
 The indices may themselves be a row of a table, such as the batch's row of the epoch's order. The loop may store its
 result transposed, such as images divided into patches.
+
+A loop that uses the transpose of an array reads the array in place, if neighbours in one of both are near one another
+in the other, such as the elements of filters whose channels are moved to the last axis.
 """
 
 from __future__ import annotations
+
+from math import prod
 
 from adtrain.backends.cuda.forms.one_block import is_small
 from adtrain.core.fused import GATHER
@@ -15,12 +20,15 @@ from adtrain.passes.fuse_products import reads_by_element
 from adtrain.passes.fusion import Fusion
 from adtrain.passes.groups import Groups
 
+NEAR = 32
+"""Elements between neighbours that caches serve together."""
 MAX_COPIED_ROW = 1 << 14
 """Elements of a row. Each reader of a shorter row gathers it by itself."""
 
 
 class GatherFusion(Fusion):
-    """Loops, the gathers that only they read, the gather of the row of indices, and the transpose that reads the loops.
+    """Loops, the gathers and transposes that only they read, the gather of the row of indices, and the transpose that
+    reads the loops.
 
     Each reader of a short row of indices gathers it by itself.
     """
@@ -36,7 +44,8 @@ class GatherFusion(Fusion):
             return False
         if by_element(e):
             # `one_block` has both if both are small.
-            return _gathers_rows(source) and reads_by_element(e, value) and not (is_small(e) and is_small(source))
+            reads = _gathers_rows(source) or _keeps_near(source)
+            return reads and reads_by_element(e, value) and not (is_small(e) and is_small(source))
         if _gathers_rows(e) and len(groups.members[groups.of[reader]]) > 1:
             return value is e.inputs[1] and _gathers_one_row(source)
         return self._is_transposed(e) and self._gathers(groups, producer)
@@ -54,6 +63,17 @@ class GatherFusion(Fusion):
         """Whether the group of an equation with one result has loops and a gather of rows."""
         members = [groups.equations[k] for k in groups.members[groups.of[i]]]
         return len(members) > 1 and len(groups.equations[i].outputs) == 1 and any(map(_gathers_rows, members))
+
+
+def _keeps_near(e: Equation) -> bool:
+    """Whether it is a transpose such that neighbours in the result, or in its argument, are near in the other one."""
+    if e.primitive.name != "transpose":
+        return False
+    shape, lengths, axes = e.inputs[0].type.shape, e.outputs[0].type.shape, e.params["axes"]
+    last = max((i for i, n in enumerate(lengths) if n > 1), default=0)
+    first = max((i for i, n in enumerate(shape) if n > 1), default=0)
+    step, run = prod(shape[axes[last] + 1 :]), prod(lengths[axes.index(first) + 1 :])
+    return 1 < min(step, run) <= NEAR
 
 
 def _is_short_row(equation: Equation) -> bool:
