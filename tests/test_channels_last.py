@@ -47,7 +47,9 @@ def kernels_of_images() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def small_convolutions_as_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("adtrain.backends.cuda.channels_last"), "MAX_FLOPS", 0)
+    module = import_module("adtrain.backends.cuda.channels_last")
+    monkeypatch.setattr(module, "MAX_FLOPS", 0)
+    monkeypatch.setattr(module, "WIDE", 0)
 
 
 def with_channels_last(program: Program) -> Program:

@@ -19,7 +19,7 @@ normalised values computes them itself, so they are not stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
@@ -44,6 +44,10 @@ LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 CONVOLUTIONS = frozenset(("conv2d", "conv2d_input_grad", "conv2d_weight_grad"))
 CHANNELS_LAST = "_channels_last"
 """With the name of a pooling before it: the primitive for images that are channels last."""
+WIDE = 64
+"""Channels from which on a layer is channels last: a row of a box of the kernels is full."""
+BYTES_PER_CYCLE = 2000
+"""The bytes that memory moves in a cycle."""
 OF_BFLOAT16 = "_bfloat16"
 """With the name of a convolution before it: the primitive for images that are bfloat16 and channels last."""
 CHANNELS = 8
@@ -59,11 +63,64 @@ POOLS = frozenset(("max_pool2d", "max_pool2d_put", "max_pool2d_pick", "avg_pool2
 @keeps(Results.ROUNDING)
 def channels_last(program: Program, target: Target) -> Program:
     """``program`` with convolutions of bfloat16 images that are channels last, where the GPU has kernels for them."""
-    convolutions = {e for e in program.equations if _has_kernel(e, target)}
-    if all(e.cost.flops <= MAX_FLOPS for e in convolutions):
+    found = {e for e in program.equations if _has_kernel(e, target)}
+    if all(e.cost.flops <= MAX_FLOPS for e in found):
         return program
     sunk = fuse_maxpool_gradients(program, has_kernel=lambda e: False, all_readers=True)
-    return _Writer(sunk, {e for e in sunk.equations if e in convolutions}).written()
+    layers = _layers(e for e in sunk.equations if e in found)
+    chosen = _fastest(sunk, layers, target)
+    return _Writer(sunk, chosen).written() if chosen else program
+
+
+def _layers(convolutions: Iterable[Equation]) -> list[set[Equation]]:
+    """The convolutions of a Program by layer: a convolution and its gradients, which share weights or the input."""
+    layers: dict[Hashable, set[Equation]] = {}
+    for e in convolutions:
+        x, w = e.inputs
+        if e.primitive.name == "conv2d_weight_grad":
+            shape = e.outputs[0].type.shape
+            keys = [key for key, layer in layers.items() if any(_computes(c, x, shape, e) for c in layer)]
+            layers.setdefault(keys[0] if keys else x, set()).add(e)
+        else:
+            layers.setdefault(w, set()).add(e)
+    return list(layers.values())
+
+
+def _computes(e: Equation, x: Variable, weight_shape: Shape, gradient: Equation) -> bool:
+    """Whether an equation is the convolution of `x` whose weight gradient another one computes."""
+    same = e.params["window"] == gradient.params["window"] and e.inputs[1].type.shape == weight_shape
+    return e.primitive.name == "conv2d" and e.inputs[0] is x and same
+
+
+def _fastest(program: Program, layers: Sequence[set[Equation]], target: Target) -> set[Equation]:
+    """The convolutions that become channels last: those with the fewest cycles of convolutions and transposes.
+
+    A layer with few channels may be faster as it is. So each is left out if that saves cycles, in order.
+    """
+
+    def cycles(chosen: set[Equation]) -> float:
+        written = _Writer(program, chosen).written() if chosen else program
+        return sum(_cycles(e, target) for e in written.equations)
+
+    chosen = {e for layer in layers for e in layer}
+    best = cycles(chosen)
+    for layer in layers:
+        if min(v.type.shape[1] for e in layer for v in e.inputs) < WIDE and (found := cycles(chosen - layer)) < best:
+            chosen, best = chosen - layer, found
+    return chosen
+
+
+def _cycles(e: Equation, target: Target) -> float:
+    """The estimated cycles of a convolution or a transpose; 0 for other equations.
+
+    The kernels before and after a transpose write and read float32, so it costs twice the bytes that it moves.
+    """
+    if e.primitive.name == "transpose":
+        return 2 * sum(v.nbytes for v in (*e.inputs, *e.outputs)) / BYTES_PER_CYCLE
+    if e.primitive.name.removesuffix(OF_BFLOAT16) not in CONVOLUTIONS:
+        return 0
+    kernels = cuda_kernels(e.primitive.name, target, *(v.type for v in e.inputs), **e.params)
+    return kernels[0].cycles or 0 if kernels else 0
 
 
 def _has_kernel(e: Equation, target: Target) -> bool:
@@ -115,6 +172,10 @@ def _permuted(params: Mapping[str, Any]) -> Mapping[str, Any]:
 def _is_vector(v: Variable) -> bool:
     """Whether a value is a vector of channels, (1, C, 1, 1)."""
     return len(v.type.shape) == 4 and 1 < v.size == v.type.shape[1]
+
+
+def _is_batch_norm(e: Equation) -> bool:
+    return e.primitive.name == "standardize" and set(e.params["axes"]) == {0, 2, 3}
 
 
 class _Norm(NamedTuple):
@@ -169,8 +230,7 @@ class _Writer:
         if _is_vector(e.outputs[0]) and elementwise(e) and not e.has(Trait.BROADCAST):
             self._of_vector(e)
             return
-        repeated = e.primitive.name in POOLS and self.repeated.issuperset(e.inputs)
-        rule = self._rule(e) if repeated or any(map(self._is_last, e.inputs)) else None
+        rule = self._rule(e) if self._becomes_last(e) else None
         if rule is not None:
             rule(e)
             return
@@ -182,6 +242,15 @@ class _Writer:
         if e.has(Trait.BROADCAST) or (elementwise(e) and all(numbers)):
             self.repeated.update(e.outputs)
 
+    def _becomes_last(self, e: Equation) -> bool:
+        """Whether the results of an equation are channels last, if there is a rule for it.
+
+        Pooling by known positions has the layout of these. A batch norm is channels last in any case.
+        """
+        if e.primitive.name in POOLS and (len(e.inputs) > 1 or self.repeated.issuperset(e.inputs)):
+            return self.repeated.issuperset(e.inputs) or self._is_last(e.inputs[1])
+        return _is_batch_norm(e) or any(map(self._is_last, e.inputs))
+
     def _is_last(self, v: Variable) -> bool:
         """Whether a value is in memory channels last only."""
         return any(v in known for known in (self.last, self.norms, self.positions)) and v not in self.first
@@ -189,7 +258,7 @@ class _Writer:
     def _rule(self, e: Equation) -> Callable[[Equation], None] | None:
         """The method that writes an equation for values that are channels last; None if there is none."""
         name = e.primitive.name
-        if name == "standardize" and set(e.params["axes"]) == {0, 2, 3}:
+        if _is_batch_norm(e):
             return self._batch_norm
         if e.has(Trait.RESHAPE):
             return self._reshape if _keeps_order(e.inputs[0].type.shape) else None

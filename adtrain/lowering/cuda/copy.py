@@ -95,7 +95,8 @@ def _sides(rows: int, columns: int, side: int) -> tuple[int, int]:
     short = min(rows, columns)
     if short > SHORT or max(rows, columns) <= side:
         return side, side
-    long = min(side * side // short, max(rows, columns)) // WARP * WARP
+    tiles = -(-max(rows, columns) * short // (side * side))
+    long = -(-max(rows, columns) // (tiles * WARP)) * WARP
     return (short, long) if rows == short else (long, short)
 
 

@@ -26,6 +26,10 @@ MAX_STRIDE, MAX_POSITION, MAX_OFFSET = 8, 128, 255
 cuTensorMapEncodeIm2col)."""
 MAX_REMAINDERS = 16
 """Maximum of the convolutions of which an input gradient consists: a tensor map of each is an argument."""
+ROW_CYCLES = {64: 3.3, 32: 5.0}
+"""Cycles in which TMA copies a row of a box, by the channels of the box (docs/worklog/conv.md)."""
+UNEVEN = 192
+"""The columns of a tile that is slower than others, so it is a candidate only where it fills the result."""
 
 
 class Direction(IntEnum):
@@ -107,7 +111,8 @@ class Bfloat16Conv(NamedTuple):
 
     def product(self, target: Target, tile: Bfloat16Tile = TILES[0], splits: int = 1) -> Bfloat16Product:
         """The work as a product."""
-        return Bfloat16Product(target, self.lengths, tile, self.mn_major, splits, self.box)
+        row_cycles = ROW_CYCLES[self.box[0]], ROW_CYCLES[self.box[1]]
+        return Bfloat16Product(target, self.lengths, tile, self.mn_major, splits, self.box, row_cycles)
 
     def fits(self) -> bool:
         """Whether the tensor maps exist, the arrays have rows of 16 bytes, and lengths fit 32 bits."""
@@ -186,7 +191,8 @@ def _rule(direction: Direction, shapes: Callable[..., tuple[Any, Any, Any]]) -> 
         conv = Bfloat16Conv(direction, *shapes(a.shape, b.shape, window, *size.values()), window)
         if 0 in conv.images or 0 in conv.positions or not conv.fits():
             return []
-        return [conv.cuda_kernel(work) for work in fastest_splits(conv.product(target))]
+        found = fastest_splits(conv.product(target))
+        return [conv.cuda_kernel(work) for work in found if work.tile.n != UNEVEN or conv.lengths[2] % UNEVEN == 0]
 
     return candidates
 

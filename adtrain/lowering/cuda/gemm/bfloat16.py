@@ -75,6 +75,8 @@ class Bfloat16Product:
         mn_major: whether A and B are not K-major.
         splits: of K, for the tiles of the last wave if they do not fill all multiprocessors.
         box: elements of a row of a box of A and of B: one of BOXES.
+        row_cycles: the cycles in which TMA copies a row of a box of each operand, if that may take longer than the
+            products.
     """
 
     target: Target
@@ -83,6 +85,7 @@ class Bfloat16Product:
     mn_major: tuple[bool, bool]
     splits: int = 1
     box: tuple[int, int] = (BOXES[0], BOXES[0])
+    row_cycles: tuple[float, float] = (0.0, 0.0)
 
     @property
     def _tiles(self) -> int:
@@ -107,8 +110,11 @@ class Bfloat16Product:
         k_tiles = -(-self.lengths[3] // TILE_K)
         size = self.tile.m * self.tile.n
 
+        boxes = zip((self.tile.m, self.tile.n), self.box, self.row_cycles, strict=True)
+        copies = sum(length * TILE_K / box * cycles for length, box, cycles in boxes)
+
         def tile(k_tiles: int) -> float:
-            return k_tiles * TILE_K * size / self.tile.macs + size / STORED
+            return k_tiles * max(TILE_K * size / self.tile.macs, copies) + size / STORED
 
         waves = -(-(self._tiles - self._split_tiles) // self.target.multiprocessors)
         cycles = START + waves * tile(k_tiles)
