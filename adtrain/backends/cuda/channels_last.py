@@ -463,7 +463,7 @@ class _Writer:
 
     def _number(self, value: float, beside: Variable) -> Variable:
         v = Variable(ArrayType((), beside.type.dtype), beside.device)
-        self.constants[v] = array(np.asarray(value, beside.type.dtype))
+        self.constants[v] = array(np.asarray(value, beside.type.dtype), device=beside.device)
         return v
 
     def _made(self, like: Equation, name: str, inputs: tuple[Variable, ...], **params: Any) -> Variable:
