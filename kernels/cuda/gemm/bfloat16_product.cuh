@@ -1,6 +1,7 @@
 // The main loop of products C = A B of operands that are bfloat16 in memory, by WGMMA: of matrices in gemm/bfloat16_gemm.cu, of
 // images in conv/bfloat16_conv.cu. Persistent and warp-specialised, as gemm/packed_gemm.cu: two threads issue copies, one of each
-// operand. Each consumer warpgroup multiplies 64 rows of a tile.
+// operand. The consumer warpgroups share a tile, 64 rows each; or with PINGPONG two of them take tiles in turns, and one multiplies
+// while the other one stores.
 //
 // TMA loads TILE_K of K in a stage, as boxes whose rows are BOX_A or BOX_B elements: 64 with the 128-byte swizzle, or 32 with the
 // 64-byte swizzle. A box of a K-major operand has all TILE_M or TILE_N rows. A box of an operand that is not K-major (MN_MAJOR_A,
@@ -14,15 +15,15 @@
 //   auto load_a(const Item &), load_b    a function (int k_tile, char *stage, Mbarrier &full) that issues the copies of a stage
 //   Tile tile(const Item &, int row, int column)     the places of results in memory: an AccumulatorTile, or derived from it
 //
-// Macros (Bfloat16Product in bfloat16.py): TILE_M, TILE_N, TILE_K, TILE_STAGES, BLOCK_THREADS, SPLITS, MN_MAJOR_*, BOX_*. WIDE_C:
+// Macros (Bfloat16Product in bfloat16.py): TILE_M, TILE_N, TILE_K, TILE_STAGES, BLOCK_THREADS, PINGPONG, SPLITS, MN_MAJOR_*, BOX_*. WIDE_C:
 // maximum elements per store. SUM_THREADS, SUM_COLUMNS: threads of a block, and columns of a thread, that add splits.
 #pragma once
 #include "sm90/accumulator.cuh"
 #include "sm90/tma.cuh"
 
 constexpr int SUMS = TILE_N / 2;
-constexpr int CONSUMER_ROWS = 64; // of a consumer warpgroup
-constexpr int THREADS = BLOCK_THREADS, CONSUMERS = THREADS - WARPGROUP;
+constexpr int THREADS = BLOCK_THREADS, CONSUMERS = THREADS - WARPGROUP, GROUPS = CONSUMERS / WARPGROUP;
+constexpr int WGMMA_ROWS = 64, PARTS_M = PINGPONG ? TILE_M / WGMMA_ROWS : 1; // of a tile, by a consumer warpgroup
 constexpr int SIZE_A = TILE_M * TILE_K * 2, SIZE = SIZE_A + TILE_N * TILE_K * 2; // of a stage, in bytes
 constexpr int WIDE_RESULT = WIDE_C < Epilogue::WIDEST ? WIDE_C : Epilogue::WIDEST;
 
@@ -104,26 +105,43 @@ template <class Product> __device__ __forceinline__ void consume(const Work &wor
     typedef WarpEpilogue<WIDE_RESULT, Epilogue, typename Product::Tile> Stores;
     PipelineState<TILE_STAGES> state;
     const int group = threadIdx.x / WARPGROUP - 1; // the number of this consumer warpgroup
-    for (int i = blockIdx.x; i < work.items(); i += gridDim.x) {
+    const int part = PINGPONG ? 0 : group;         // its first 64 rows of a tile
+    for (int i = blockIdx.x, turn = 0; i < work.items(); i += gridDim.x, turn++) {
         const Item item(i, work, product);
-        const auto tile = product.tile(item, item.row + group * CONSUMER_ROWS, item.column);
-        Stores::prefetch(tile, epilogue, TILE_N);
-        float sums[SUMS] = {};
+        if (PINGPONG && turn % GROUPS != group) {
+            state.advance(item.end - item.begin);
+            continue;
+        }
+        #pragma unroll
+        for (int p = 0; p < PARTS_M; p++)
+            Stores::prefetch(product.tile(item, item.row + (part + p) * WGMMA_ROWS, item.column), epilogue, TILE_N);
+        float sums[PARTS_M][SUMS] = {};
+        if (PINGPONG && turn > 0) named_barrier_sync(CONSUMERS, 1 + group); // the stages before are filled
         if (item.begin < item.end)
             multiply_stages(sums, pipeline, state, item.begin, item.end, [&](int at, bool add) {
                 const char *stage = shared + at * SIZE;
                 #pragma unroll
-                for (int step = 0; step < TILE_K / 16; step++)
-                    wgmma<BFLOAT16, MN_MAJOR_A, MN_MAJOR_B>(sums, TileA::descriptor(stage, group * CONSUMER_ROWS, step),
-                        TileB::descriptor(stage + SIZE_A, 0, step), add || step > 0);
+                for (int step = 0; step < TILE_K / 16; step++) {
+                    #pragma unroll
+                    for (int p = 0; p < PARTS_M; p++)
+                        wgmma<BFLOAT16, MN_MAJOR_A, MN_MAJOR_B>(sums[p],
+                            TileA::descriptor(stage, (part + p) * WGMMA_ROWS, step),
+                            TileB::descriptor(stage + SIZE_A, 0, step), add || step > 0);
+                }
             });
-        if (SPLITS == 1 || item.part < 0) {
-            Stores(tile, epilogue, staging).store(sums);
-        } else {
-            AccumulatorTile part = {item.at, TILE_M, TILE_N, group * CONSUMER_ROWS, 0};
-            part.at.item = item.part;
-            const Store store = {partial_sums};
-            WarpEpilogue<Store::WIDEST, Store>(part, store, staging).store(sums);
+        if (PINGPONG && i + gridDim.x < work.items()) named_barrier_arrive(CONSUMERS, 1 + (turn + 1) % GROUPS);
+        #pragma unroll
+        for (int p = 0; p < PARTS_M; p++) {
+            const int row = (part + p) * WGMMA_ROWS;
+            if (SPLITS == 1 || item.part < 0) {
+                const auto tile = product.tile(item, item.row + row, item.column);
+                Stores(tile, epilogue, staging).store(sums[p]);
+            } else {
+                AccumulatorTile sums_tile = {item.at, TILE_M, TILE_N, row, 0};
+                sums_tile.at.item = item.part;
+                const Store store = {partial_sums};
+                WarpEpilogue<Store::WIDEST, Store>(sums_tile, store, staging).store(sums[p]);
+            }
         }
     }
 }
@@ -135,21 +153,21 @@ template <class Product> __device__ __forceinline__ void multiply(
     __shared__ WarpStaging staging[CONSUMERS / WARP];
     const int warp = threadIdx.x / WARP;
     if (threadIdx.x == 0) {
-        pipeline.init(2, CONSUMERS / WARP);
+        pipeline.init(2, (PINGPONG ? WARPGROUP : CONSUMERS) / WARP);
         fence_mbarrier_init();
     }
     wait_for_inputs(); // nothing before it reads memory
     __syncthreads();
     char *shared = SHARED_STAGES(char[SIZE], shared_bytes)[0];
     if (warp < WARPGROUP / WARP) {
-        if (TILE_M > CONSUMER_ROWS) warpgroup_reg_dealloc<40>();
+        if (GROUPS > 1) warpgroup_reg_dealloc<40>();
         if (threadIdx.x == 0)
             produce<SIZE_A>(work, product, pipeline, shared, [&](const Item &item) { return product.load_a(item); });
         else if (threadIdx.x == WARP)
             produce<SIZE - SIZE_A>(work, product, pipeline, shared + SIZE_A,
                 [&](const Item &item) { return product.load_b(item); });
     } else {
-        if (TILE_M > CONSUMER_ROWS) warpgroup_reg_alloc<232>();
+        if (GROUPS > 1) warpgroup_reg_alloc<232>();
         consume(work, product, pipeline, shared, staging[warp - WARPGROUP / WARP], epilogue, (T *)scratch);
     }
 }

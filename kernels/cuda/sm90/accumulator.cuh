@@ -6,8 +6,8 @@
 
 // By a consumer warpgroup: the products of stages `begin` to `end` - 1. start(stage, add) starts those in a stage of the pipeline;
 // without `add` they replace the sums. A stage is released when the products of the next one have begun.
-template <int SUMS, int STAGES, class Start> __device__ __forceinline__ void multiply_stages(
-    float (&sums)[SUMS], Pipeline<STAGES> &pipeline, PipelineState<STAGES> &state, int begin, int end, const Start &start) {
+template <class Sums, int STAGES, class Start> __device__ __forceinline__ void multiply_stages(
+    Sums &sums, Pipeline<STAGES> &pipeline, PipelineState<STAGES> &state, int begin, int end, const Start &start) {
     int last = 0;
     for (int i = begin; i < end; i++, state.advance()) {
         pipeline.wait_full(state);

@@ -9,6 +9,11 @@ template <int STAGES> struct PipelineState {
     __device__ __forceinline__ void advance() {
         if (++stage == STAGES) stage = 0, phase ^= 1;
     }
+    __device__ __forceinline__ void advance(int stages) {
+        stage += stages;
+        phase ^= stage / STAGES & 1;
+        stage %= STAGES;
+    }
 };
 
 // In shared memory. `full`: producers have filled a stage; `empty`: consumers have read it.

@@ -18,6 +18,10 @@ template <int SUMS> __device__ __forceinline__ void wgmma_fence_operand(float (&
     #pragma unroll
     for (int i = 0; i < SUMS; i++) asm volatile("" : "+f"(sums[i])::"memory");
 }
+template <int PARTS, int SUMS> __device__ __forceinline__ void wgmma_fence_operand(float (&sums)[PARTS][SUMS]) {
+    #pragma unroll
+    for (int p = 0; p < PARTS; p++) wgmma_fence_operand(sums[p]);
+}
 
 // Row (0 to 63) and column of accumulator register i of this thread.
 __device__ __forceinline__ int accumulator_row(int i) {

@@ -7,7 +7,7 @@
 static void wgmma_fence() { __syncwarp(); }
 static void wgmma_commit_group() {}
 template <int GROUPS> static void wgmma_wait_group() { __syncwarp(); }
-template <int SUMS> void wgmma_fence_operand(float (&)[SUMS]) {}
+template <class Sums> void wgmma_fence_operand(Sums &) {}
 
 static int accumulator_row(int i) {
     return threadIdx.x % WARPGROUP / WARP * 16 + i / 2 % 2 * 8 + threadIdx.x % WARP / 4;

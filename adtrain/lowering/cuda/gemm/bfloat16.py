@@ -40,17 +40,20 @@ class Bfloat16Tile:
         m, n: rows and columns of a tile (TILE_M, TILE_N).
         stages: pipeline stages.
         macs: multiply-adds of a multiprocessor in a cycle.
+        pingpong: whether two consumer warpgroups take tiles in turns (PINGPONG), so that one stores while the other one
+            multiplies.
     """
 
     m: int
     n: int
     stages: int
     macs: int
+    pingpong: bool = False
 
     @property
     def threads(self) -> int:
         """Threads of a block: a warpgroup whose threads load, and the consumer warpgroups."""
-        return WARPGROUP * (1 + self.m // CONSUMER_ROWS)
+        return WARPGROUP * (1 + (2 if self.pingpong else self.m // CONSUMER_ROWS))
 
     @property
     def shared(self) -> MemoryLayout:
@@ -61,8 +64,10 @@ TILES = (
     Bfloat16Tile(128, 256, 4, 1600),
     Bfloat16Tile(128, 192, 5, 1600),
     Bfloat16Tile(128, 128, 6, 1500),
+    Bfloat16Tile(128, 128, 6, 1500, pingpong=True),
     Bfloat16Tile(64, 128, 8, 1150),
     Bfloat16Tile(128, 64, 8, 1000),
+    Bfloat16Tile(128, 64, 8, 1000, pingpong=True),
 )
 
 
@@ -113,15 +118,14 @@ class Bfloat16Product:
         boxes = zip((self.tile.m, self.tile.n), self.box, self.row_cycles, strict=True)
         copies = sum(length * TILE_K / box * cycles for length, box, cycles in boxes)
 
-        def tile(k_tiles: int) -> float:
-            return k_tiles * max(TILE_K * size / self.tile.macs, copies) + size / STORED
-
+        stage, stores = max(TILE_K * size / self.tile.macs, copies), size / STORED
         waves = -(-(self._tiles - self._split_tiles) // self.target.multiprocessors)
-        cycles = START + waves * tile(k_tiles)
+        cycles = START + waves * k_tiles * stage + (min(waves, 1) if self.tile.pingpong else waves) * stores
         if self.splits == 1:
             return cycles
         traffic = (2 * self.splits + 1) * self._split_tiles * size * 4
-        return cycles + tile(-(-k_tiles // self.splits)) + SECOND_PASS + traffic / BYTES_PER_CYCLE
+        split = -(-k_tiles // self.splits) * stage + stores
+        return cycles + split + SECOND_PASS + traffic / BYTES_PER_CYCLE
 
     def kernel(
         self,
@@ -161,6 +165,7 @@ class Bfloat16Product:
                     "SPLITS": self.splits,
                     "TILE_K": TILE_K,
                     "BLOCK_THREADS": self.tile.threads,
+                    "PINGPONG": int(self.tile.pingpong),
                     "SUM_THREADS": SUM_THREADS,
                     "SUM_COLUMNS": SUM_COLUMNS,
                     "MN_MAJOR_A": int(self.mn_major[0]),
