@@ -85,7 +85,7 @@ class ColumnSumFusion(Fusion):
     def together(self, groups: Groups) -> Iterable[Iterable[int]]:
         found = list[tuple[list[int], set[Variable]]]()  # sums, and what they read
         for i, e in enumerate(groups.equations):
-            if not sums_columns(e) or not (_is_long(e) or e.inputs[0].size >= MAX_ALONE):
+            if not _is_long(e):
                 continue
             read = _read(groups, i)
             for sums, others in found:
@@ -115,8 +115,8 @@ class ColumnSumFusion(Fusion):
 
 
 def _is_long(e: Equation) -> bool:
-    """Whether it is a sum over rows that is too long to share a launch."""
-    return sums_columns(e) and _rows(e) > MAX_SHARED_ROWS
+    """Whether it is a sum over rows that should share what it reads with others, rather than a launch."""
+    return sums_columns(e) and (_rows(e) > MAX_SHARED_ROWS or e.inputs[0].size >= MAX_ALONE)
 
 
 def _read(groups: Groups, i: int) -> set[Variable]:
