@@ -21,11 +21,13 @@ from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.backends.cuda.channels_last import channels_last
 from adtrain.backends.cuda.targets import H200
 from adtrain.core import tree
+from adtrain.core.fused import single_equations
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.program import Program
 from adtrain.core.registry import forget, has_kernels, register
 from adtrain.core.scope import phase
 from adtrain.core.staging import stage
+from adtrain.core.types import BITS
 from adtrain.ops.conv_bfloat16 import permuted
 
 __all__ = ["host"]
@@ -225,6 +227,29 @@ def test_the_variance_of_equal_numbers_is_zero() -> None:
     assert not y.any()
     assert not variance.any()
     assert (mean == np.float32(100000.1)).all()
+
+
+def test_a_batch_norm_reads_its_images_once_for_its_sums_and_stores_none() -> None:
+    """The gradient reads them again. All images in memory are bfloat16."""
+
+    def gradients(x: Any, v: Any, w: Any, scale: Any) -> Any:
+        def loss(v: Any, w: Any, scale: Any) -> Any:
+            zeros = np.zeros(8, np.float32)
+            y, mean, _ = ops.batch_norm(ops.conv2d(x, v), zeros, zeros, scale)
+            return ops.sum(ops.sin(ops.conv2d(ops.gelu(y), w)) * 0.1), mean
+
+        return ad.value_and_grad(loss, (0, 1, 2), has_aux=True)(v, w, scale)
+
+    shapes = (80, 8, 18, 18), (8, 8, 3, 3), (8, 8, 1, 1), (8,)
+    program = for_gpu(simplified(gradients, *(np.zeros(shape, np.float32) for shape in shapes)))
+    sums = [e for e in program.equations if e.form == "column_sum"]
+    assert [[x.primitive.name for x in single_equations(e)].count("sum") for e in sums] == [2, 2]
+    pixels = 80 * 16 * 16 * 8
+    assert [sum(v.size == pixels for v in e.inputs) for e in sums] == [1, 2]
+    made = [v for e in program.equations if not e.is_view for v in e.outputs if v.size == pixels]
+    assert all(v.type.dtype == BITS for v in made)
+    # The first convolution, gelu and its derivative; the terms of the loss; gradients by all three results.
+    assert len(made) == 7
 
 
 def test_gradients_that_an_update_reads_are_not_rounded(monkeypatch: pytest.MonkeyPatch) -> None:

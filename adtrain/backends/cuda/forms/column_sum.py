@@ -85,7 +85,7 @@ class ColumnSumFusion(Fusion):
     def together(self, groups: Groups) -> Iterable[Iterable[int]]:
         found = list[tuple[list[int], set[Variable]]]()  # sums, and what they read
         for i, e in enumerate(groups.equations):
-            if not sums_columns(e) or not (_is_long(e) or e.inputs[0].size >= MAX_ALONE):
+            if not _is_long(e) or self._can_wait(groups, i):
                 continue
             read = _read(groups, i)
             for sums, others in found:
@@ -97,6 +97,12 @@ class ColumnSumFusion(Fusion):
             else:
                 found.append(([i], read))
         return [sums for sums, _ in found]
+
+    def _can_wait(self, groups: Groups, i: int) -> bool:
+        """Whether a sum can share a launch with gradients of weights: only loops in its group read its total."""
+        e = groups.equations[i]
+        members = {groups.equations[k] for k in groups.members[groups.of[i]]}
+        return _rows(e) <= MAX_SHARED_ROWS and members.issuperset(self.program.readers.get(e.outputs[0], ()))
 
     def _is_own(self, groups: Groups, source: Equation, total: Equation) -> bool:
         """Whether loops, a broadcast, or a reshape of their result, compute the argument of a sum for it alone."""
@@ -115,8 +121,8 @@ class ColumnSumFusion(Fusion):
 
 
 def _is_long(e: Equation) -> bool:
-    """Whether it is a sum over rows that is too long to share a launch."""
-    return sums_columns(e) and _rows(e) > MAX_SHARED_ROWS
+    """Whether it is a sum over rows that should have a launch of its own."""
+    return sums_columns(e) and (_rows(e) > MAX_SHARED_ROWS or e.inputs[0].size >= MAX_ALONE)
 
 
 def _read(groups: Groups, i: int) -> set[Variable]:
