@@ -18,6 +18,8 @@ from PIL import Image
 from adtrain.cli import COMMANDS, main, output
 from adtrain.text import visible
 
+pytestmark = pytest.mark.unfused
+
 NAMES = (
     "\x1b[31mred\x1b[0m",
     "two\nlines\r",

@@ -19,6 +19,8 @@ from adtrain.cli.main import accept_debug
 from adtrain.cli.sweep import command as sweep_command
 from adtrain.cli.train import command as train_command
 
+pytestmark = pytest.mark.unfused
+
 SWEEP = "\nsweep: {training.seed: {range: 2}, optimizer.adam.lr: [0.01, 0.03]}\n"
 COMMANDS: dict[str, click.Command] = {"train": train_command, "sweep": sweep_command}
 

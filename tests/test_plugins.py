@@ -26,7 +26,7 @@ from adtrain.custom_ops import OWN_OPS
 from adtrain.data import DataError
 from adtrain.training import model_file, run_folder
 
-pytestmark = pytest.mark.usefixtures("no_plugins")
+pytestmark = [pytest.mark.usefixtures("no_plugins"), pytest.mark.unfused]
 __all__ = ["no_plugins"]
 
 

@@ -18,6 +18,8 @@ from adtrain.bench.peers import jobs
 from adtrain.bench.peers.processes import Unsupported
 from adtrain.training import RegressionScore, RunFolder, loop
 
+pytestmark = pytest.mark.unfused
+
 TEXT = """\
 name: prices
 data: {path: PATH, target: TARGET, test: 0.2, batch_size: 20}

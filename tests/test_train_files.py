@@ -21,6 +21,8 @@ from adtrain.files import write_atomic
 from adtrain.training import Experiment, Recorder, RunFolder, TrainState, checkpoint, model_file
 from adtrain.training.progress import ResumedAt
 
+pytestmark = pytest.mark.unfused
+
 CONVOLUTIONAL = "[conv2d: {out_channels: 2, kernel_size: 3}, batch_norm2d, flatten, linear: 3]"
 
 
