@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import product
 from typing import Any
 
 import pytest
@@ -11,19 +10,17 @@ from hypothesis import given, settings
 from hypothesis.strategies import SearchStrategy
 
 
-def spread(*choices: Sequence[Any], every: int = 1) -> list[Any]:
-    """A part of all combinations, one in ``every``. Plain pytest runs those that are not marked exhaustive.
+def spread(longer: Sequence[Any], shorter: Sequence[Any]) -> list[Any]:
+    """Pairs in which each choice of both lists is at least once.
 
-    Each choice of the shorter lists is in a combination that plain pytest runs.
+    Plain pytest runs those that are not marked exhaustive. Each choice of the shorter list is in one of them.
     """
-    longest = max(map(len, choices))
+    plain = [(-i % len(longer), i) for i in range(len(shorter))]
+    others = [(i, i % len(shorter)) for i in range(len(longer)) if (i, i % len(shorter)) not in plain]
     return [
-        pytest.param(
-            *(each[i] for each, i in zip(choices, at, strict=True)),
-            marks=pytest.mark.exhaustive if sum(at) % longest >= every else (),
-        )
-        for at in product(*(range(len(each)) for each in choices))
-        if sum(at) % every == 0
+        pytest.param(longer[i], shorter[k], marks=marks)
+        for pairs, marks in ((plain, ()), (others, pytest.mark.exhaustive))
+        for i, k in pairs
     ]
 
 
