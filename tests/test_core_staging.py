@@ -32,13 +32,12 @@ def value_and_gradients(case: Case, args: list[Any]) -> Any:
     return out, pullback(tree.map(ops.ones_like, out))
 
 
-@pytest.mark.parametrize("passes", [(), SIMPLIFY], ids=["plain", "simplified"])
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_every_case_computes_the_same_bits_staged_and_eagerly(case: Case, passes: Any) -> None:
+def test_every_case_computes_the_same_bits_staged_and_eagerly(case: Case) -> None:
     args = case.sample()
     work = (lambda *xs: value_and_gradients(case, list(xs))) if case.order else case.f
     eager = tree.leaves(work(*args))
-    staged = tree.leaves(stage(work, passes)(*args))
+    staged = tree.leaves(stage(work, SIMPLIFY)(*args))
     assert len(eager) == len(staged)
     for a, b in zip(eager, staged, strict=True):
         assert (a.dtype, a.shape) == (b.dtype, b.shape)

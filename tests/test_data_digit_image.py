@@ -93,8 +93,8 @@ SIZE = (300, 400)
 
 @pytest.mark.parametrize(
     ("shading", "lines", "ink"),
-    [(0.0, 0.0, 0.8), (0.7, 0.0, 0.8), (0.7, 0.0, 0.4), (0.5, 0.3, 0.8), (0.3, 0.6, 0.8)],
-    ids=["even light", "dark corner", "pencil in shade", "ruled", "darkly ruled"],
+    [(0.0, 0.0, 0.8), (0.7, 0.0, 0.4), (0.3, 0.6, 0.8)],
+    ids=["even light", "pencil in shade", "darkly ruled"],
 )
 def test_a_photographed_digit_has_the_pixels_of_mnist(
     digits: np.ndarray, shading: float, lines: float, ink: float

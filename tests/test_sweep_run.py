@@ -77,7 +77,7 @@ def test_a_sweep_stopped_at_any_call_and_resumed_has_the_same_bytes(
     monkeypatch.setattr(wave, "REPORT_SECONDS", 0.0)
     path, expected = uninterrupted
     found = session(tmp_path, SWEEP, *SETTINGS)
-    for calls in (1, 4, 3, 7, 2, 5):
+    for calls in (1, 4, 7):
         with pytest.raises(SweepInterrupted):
             run(found, tmp_path / "s", halving=True, watch=Watch(stop=after(calls))).run()
     results = run(found, tmp_path / "s", halving=True).run()
