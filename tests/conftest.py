@@ -306,9 +306,10 @@ def key_of_unfused(backend: CpuBackend) -> str | None:
 
 
 @pytest.fixture(autouse=True)
-def compiled_where_marked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def compiled_where_marked(request: pytest.FixtureRequest) -> None:
     """Tests marked `compiled` compile their Programs."""
     if request.node.get_closest_marker("compiled") is not None:
+        monkeypatch = request.getfixturevalue("monkeypatch")
         for name, method in OF_COMPILED.items():
             monkeypatch.setattr(CpuBackend, name, method)
 

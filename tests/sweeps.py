@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import SearchStrategy
 
+from adtrain.cases import Case
+
 
 def spread(longer: Sequence[Any], shorter: Sequence[Any]) -> list[Any]:
     """Pairs in which each choice of both lists is at least once.
@@ -21,6 +23,15 @@ def spread(longer: Sequence[Any], shorter: Sequence[Any]) -> list[Any]:
         pytest.param(longer[i], shorter[k], marks=marks)
         for pairs, marks in ((plain, ()), (others, pytest.mark.exhaustive))
         for i, k in pairs
+    ]
+
+
+def cases_of(cases: Sequence[Case]) -> list[Any]:
+    """The cases as parameters. Plain pytest runs the first one of each operation."""
+    first = {case.op: case for case in reversed(cases)}
+    return [
+        pytest.param(case, id=f"{case.op}, {case.name}", marks=() if case is first[case.op] else pytest.mark.exhaustive)
+        for case in cases
     ]
 
 

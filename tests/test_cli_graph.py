@@ -80,6 +80,7 @@ def test_the_fusions_are_those_of_the_device(options: list[str], passes: Sequenc
     assert equations_in(text) == equations_after(passes, "smoke")
 
 
+@pytest.mark.exhaustive
 def test_a_process_of_its_own_shows_the_fusions_of_a_gpu(tmp_path: Path) -> None:
     """The kernels that the passes ask for are registered by the command."""
     options = ["--program", "--device", "gpu", "--after", "readers_first", "-o", str(tmp_path / "step.txt")]

@@ -70,6 +70,7 @@ def test_a_usage_error_has_its_exit_code_although_nobody_reads_the_message(comma
     assert list(map(commands.run, cases)) == [USAGE] * len(cases)
 
 
+@pytest.mark.exhaustive
 def test_a_signal_ends_a_command_whose_output_nobody_reads(commands: Commands, folder: Path, tmp_path: Path) -> None:
     before, file = sorted(folder.rglob("*")), tmp_path / "messages"
     interrupted = {

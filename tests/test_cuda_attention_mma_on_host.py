@@ -129,6 +129,7 @@ def test_short_sequences_take_one_launch(
     check(host, self_attention_grad_p, [x, *exact, ct], params, TOLERANCE["full"], "short")
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=2)
 @given(st.lists(st.integers(-30, 30), min_size=3, max_size=3), st.sampled_from([-0.125, 0.125]), st.booleans())
 def test_magnitudes_of_the_arrays_do_not_matter(host: Host, powers: list[int], scale: float, by_group: bool) -> None:

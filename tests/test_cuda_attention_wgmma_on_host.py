@@ -64,10 +64,8 @@ def test_wgmma_computes_values_and_gradients(host: Host, queries: int, keys: int
         check(host, attention_grad_p, 3, grad, full)
 
 
-@pytest.mark.parametrize(
-    ("length", "width", "causal"),
-    [pytest.param(70, 128, False, marks=pytest.mark.exhaustive), (135, 64, True)],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("length", "width", "causal"), [(70, 128, False), (135, 64, True)])
 def test_wgmma_reads_and_writes_arrays_of_bfloat16(host: Host, length: int, width: int, causal: bool) -> None:
     """TMA reads heads of 64 and 128 columns as they are in memory. Others are packed."""
     rng = np.random.default_rng(0)

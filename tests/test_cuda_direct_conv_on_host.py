@@ -118,6 +118,7 @@ def test_operands_are_rounded_but_not_the_sum_for_the_bias(host: Host, precision
     check_all(host, x, w, g, window, precision)
 
 
+@pytest.mark.exhaustive
 def test_infinity_and_nan_propagate_as_in_float32_sums(host: Host) -> None:
     window = Window((1, 1), (1, 1), (1, 1), 1)
     x, w, g = drawn((2, 2, 6, 7), (3, 2, 3, 3), (2, 3, 6, 7))

@@ -48,6 +48,7 @@ def test_fused_gradients_and_updates_match_numpy(settings: tuple[str, ...], coun
     stepwise(host, program, arguments_of(program), 1)
 
 
+@pytest.mark.exhaustive
 def test_the_bytes_of_a_member_do_not_depend_on_the_number_of_members(host: Host) -> None:
     host.lowering = Lowering(SMALL_SHARED)
     three, one = program_of(3, TWO_HIDDEN), program_of(1, TWO_HIDDEN)

@@ -176,7 +176,8 @@ def test_the_kernel_computes_the_bits_of_the_separate_exchanges(
     check(host, equations, windows, rng, LAUNCHES)
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_kernels_with_other_buckets_and_types_share_windows(
     tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:

@@ -172,6 +172,7 @@ def test_the_loss_and_its_gradient_are_rows_without_barriers_between_them() -> N
     assert [e.name for e in shards.early_gathers.equations] == ["take"]
 
 
+@pytest.mark.exhaustive
 def test_a_cluster_has_a_warp_for_each_k_step_of_the_gradient(by_member: Host, tmp_path: Path) -> None:
     """Two blocks could hold the layer of these small images, but have too few warps for 3 K steps of 4 tiles."""
     images = np.random.default_rng(0).integers(0, 256, (96, 16, 16)).astype(np.uint8)
@@ -196,6 +197,7 @@ def test_weights_too_large_for_float16_are_multiplied_in_float32(by_member: Host
     assert_near(found, expected, TOLERANCE)
 
 
+@pytest.mark.exhaustive
 def test_a_member_has_the_same_bytes_alone_and_with_any_number_of_steps_in_a_launch(by_member: Host) -> None:
     three, one = step_program(3), step_program(1)
     given = arguments_of(three)

@@ -100,7 +100,7 @@ def check(host: Host, problem: ConvProblem, x: np.ndarray, w: np.ndarray, g: np.
 @pytest.mark.parametrize(
     ("image", "filters", "kernel", "padding", "dilation", "precision"),
     [
-        ((2, 20, 9, 8), 33, (3, 3), (1, 1), (1, 1), "full"),
+        pytest.param((2, 20, 9, 8), 33, (3, 3), (1, 1), (1, 1), "full", marks=pytest.mark.exhaustive),
         ((1, 9, 12, 21), 5, (3, 2), (2, 0), (2, 1), "tf32"),
         pytest.param((1, 9, 12, 21), 5, (3, 2), (2, 0), (2, 1), "bfloat16", marks=pytest.mark.exhaustive),
     ],
@@ -142,6 +142,7 @@ def test_a_kernel_whose_stages_have_another_size_than_the_layout_does_not_compil
         host.computed(e, replace(kernel, launches=(replace(multiply, shared=shared),)), [x, w])
 
 
+@pytest.mark.exhaustive
 def test_weight_gradient_with_underflowing_squares(host: Host) -> None:
     problem = stride_one((2, 20, 9, 8), (2, 33, 9, 8), (3, 3), (1, 1))
     x, _, g = drawn(problem.images, (33, 20, 3, 3), problem.outputs)
@@ -152,6 +153,7 @@ def test_weight_gradient_with_underflowing_squares(host: Host) -> None:
     assert agree(run(host, e, grad, [x, g]), expected)
 
 
+@pytest.mark.exhaustive
 def test_infinity_and_nan_propagate_as_in_float32_sums(host: Host) -> None:
     problem = stride_one((2, 20, 9, 8), (2, 33, 9, 8), (3, 3), (1, 1))
     x, w, g = drawn(problem.images, (33, 20, 3, 3), problem.outputs)
@@ -186,6 +188,7 @@ def test_images_that_fp16x2_does_not_hold_fall_back_to_bf16x3(host: Host, spoil:
         assert agree(halves, conv2d_p.reference(x.astype(float), w.astype(float), **params))
 
 
+@pytest.mark.exhaustive
 def test_fp16x2_represents_images_with_a_few_small_elements(host: Host) -> None:
     problem = stride_one((2, 20, 9, 8), (2, 33, 9, 8), (3, 3), (1, 1))
     x, w, g = drawn(problem.images, (33, 20, 3, 3), problem.outputs)
@@ -202,6 +205,7 @@ def test_fp16x2_represents_images_with_a_few_small_elements(host: Host) -> None:
             assert np.mean(found != bf16x3) > 0.1
 
 
+@pytest.mark.exhaustive
 def test_sums_of_small_elements_alone_keep_their_bits(host: Host) -> None:
     """Such an element that has neighbours neither in its channel nor in others, in an image of normal numbers."""
     problem = stride_one((2, 20, 9, 8), (2, 33, 9, 8), (3, 3), (1, 1))

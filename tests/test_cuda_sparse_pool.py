@@ -99,6 +99,7 @@ def test_gradients_of_rounded_numbers_are_right(host: Host, precision: str) -> N
         check(host, work)
 
 
+@pytest.mark.exhaustive
 def test_infinity_and_nan_propagate(host: Host) -> None:
     problem = conv_problem((2, 5, 9, 8), 33, (3, 3), (0, 0))
     x, w, g, where = drawn(problem)
@@ -177,7 +178,7 @@ def test_an_unpooled_gradient_that_others_read_is_read_by_all() -> None:
 @pytest.mark.needs_nvrtc
 def test_kernels_compile_without_spills_and_serialised_wgmma(nvrtc_log: NvrtcLog) -> None:
     made: list[CudaKernel] = []
-    for image, filters, padding in (((128, 32, 26, 26), 64, 0), ((8, 40, 15, 13), 33, 1), ((2, 30, 56, 56), 20, 1)):
+    for image, filters, padding in (((128, 32, 26, 26), 64, 0), ((8, 40, 15, 13), 33, 1)):
         problem = conv_problem(image, filters, (3, 3), (padding, padding))
         x, w, g, where = drawn(problem)
         found = [by_images(problem, w, g, where), *by_weights(problem, x, g, where)]

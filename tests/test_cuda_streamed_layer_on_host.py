@@ -95,6 +95,7 @@ def test_repeated_runs_have_the_bytes_of_single_runs_whose_launches_match_numpy(
         assert x.tobytes() == y.tobytes()
 
 
+@pytest.mark.exhaustive
 def test_the_bytes_of_a_member_do_not_depend_on_the_number_of_members(streaming: Host) -> None:
     three, one = streamed_program(3), streamed_program(1)
     known = arguments_of(three)
