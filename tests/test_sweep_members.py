@@ -54,7 +54,6 @@ def test_a_member_alone_with_convolutions_has_the_bytes_of_one_among_others(fold
         assert bytes_of(trained(group, chosen), 2) == expected
 
 
-@pytest.mark.compiled
 def test_a_member_that_fails_keeps_its_last_finite_epoch_and_does_not_touch_the_others(folder: Path) -> None:
     # The rate of the second member grows after the first epoch.
     schedules = "{schedule: [constant, {step: {step_size: 1, gamma: 1.0e+30}}, cosine]}"
