@@ -328,7 +328,9 @@ TYPED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", TYPED)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(x, marks=pytest.mark.exhaustive if i % 2 else ()) for i, x in enumerate(TYPED)]
+)
 def test_predicted_labels_have_the_type_of_those_of_the_training_also_after_loading(tmp_path: Path, kind: str) -> None:
     labels = TYPED[kind]
     outputs = {"model.layers": [{"linear": 16}, "relu", {"linear": len(set(labels))}]}

@@ -77,7 +77,7 @@ def options_of(width: int, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("width", "options", "precision"),
     [
-        (64, "", "full"),
+        pytest.param(64, "", "full", marks=pytest.mark.exhaustive),
         pytest.param(33, "mask dropout", "full", marks=pytest.mark.exhaustive),
         pytest.param(200, "causal", "full", marks=pytest.mark.exhaustive),
         pytest.param(24, "causal", "tf32", marks=pytest.mark.exhaustive),

@@ -61,7 +61,7 @@ def of_lengths(rows: int, inputs: int, hidden: int, outputs: int, transposed: tu
     [
         ((128, 128, 256, 128), (True, True)),
         pytest.param((128, 128, 384, 64), (True, False), marks=pytest.mark.exhaustive),
-        ((128, 64, 128, 64), (False, False)),
+        pytest.param((128, 64, 128, 64), (False, False), marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_feed_forward_layer_is_right(
@@ -126,6 +126,7 @@ def feed_forward_gradients(*given: Any) -> Any:
     return out, pullback(out)
 
 
+@pytest.mark.exhaustive
 def test_a_layer_and_its_gradient_share_the_tiles(host: Host) -> None:
     *given, _ = of_lengths(256, 64, 128, 64, (True, True))
     target = FEW._replace(multiprocessors=4)

@@ -111,6 +111,7 @@ def test_direct_convolutions_are_right(
     check_all(host, x, w, g, window)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("precision", ["tf32", pytest.param("bfloat16", marks=pytest.mark.exhaustive)])
 def test_operands_are_rounded_but_not_the_sum_for_the_bias(host: Host, precision: str) -> None:
     image, weight, window = SHAPES[1]

@@ -50,7 +50,7 @@ def check(
     ("multiprocessors", "columns", "splits", "ta", "tb"),
     [
         (2, 72, 3, False, True),
-        (132, 128, 1, True, False),
+        pytest.param(132, 128, 1, True, False, marks=pytest.mark.exhaustive),
         pytest.param(132, 64, 1, False, False, marks=pytest.mark.exhaustive),
         pytest.param(2, 96, 2, True, True, marks=pytest.mark.exhaustive),
     ],

@@ -98,6 +98,8 @@ def test_sparse_products_are_right(host: Host, tile: PackedTile) -> None:
     check(host, "full", tile, True, False, a * (np.arange(a.size).reshape(a.shape) % 7 == 0).astype(np.float32), b)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("tile", FULL_TILES)
 def test_infinity_and_nan_propagate_as_in_float32(host: Host, tile: PackedTile) -> None:
     a, b = drawn((1, 130, 140, 68), False, True)
@@ -106,7 +108,11 @@ def test_infinity_and_nan_propagate_as_in_float32(host: Host, tile: PackedTile) 
     check(host, "full", tile, False, True, a, b)
 
 
-@pytest.mark.parametrize("case", ["cancelling to 0.03", "denormal numbers", "thirty decades"])
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(x, marks=pytest.mark.exhaustive) for x in ("cancelling to 0.03", "denormal numbers")]
+    + ["thirty decades"],
+)
 def test_products_with_their_fallback_are_as_exact_as_sequential_fma(host: Host, case: str) -> None:
     tile = PACKED_TILES["full"][0]
     m, n, k = 128, 64, tile.min_k

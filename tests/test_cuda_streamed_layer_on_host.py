@@ -108,6 +108,7 @@ def test_the_bytes_of_a_member_do_not_depend_on_the_number_of_members(streaming:
         assert np.ascontiguousarray(x[2:] if x.shape != y.shape else x).tobytes() == y.tobytes()
 
 
+@pytest.mark.exhaustive
 def test_sums_with_weights_too_large_for_float16_are_finite(streaming: Host) -> None:
     program = streamed_program(1)
     known = arguments_of(program)

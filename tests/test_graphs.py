@@ -99,7 +99,7 @@ def test_bytes_kept_for_backward_are_those_of_forward_values_that_gradients_read
 
 
 @pytest.mark.parametrize(
-    ("name", "after"), [*((name, LAST) for name in CONFIGS), ("mlp", "trace"), ("resnet", graphs.SIMPLIFIED)]
+    ("name", "after"), [*((name, LAST) for name in CONFIGS), ("mlp", "trace"), ("lenet5", graphs.SIMPLIFIED)]
 )
 def test_a_step_has_a_box_for_each_layer_and_phase_and_every_equation_is_in_one(name: str, after: str) -> None:
     graph = step(name, after)

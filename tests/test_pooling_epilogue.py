@@ -128,6 +128,7 @@ def test_maxima_and_positions_are_those_of_the_two_launches(host: Host, pooling:
     assert set(np.unique(found[1])) == {0, 1, 2, 3}
 
 
+@pytest.mark.exhaustive
 def test_nothing_is_needed_between_a_convolution_and_its_pooling(host: Host, pooling: None) -> None:
     x, w, _ = arguments(LAYERS[0])
     program = stage(lambda x, w: bind(max_pool2d_p, ops.conv2d(x, w), windows=PAIRS), ON_GPU).program(

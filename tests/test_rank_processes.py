@@ -298,6 +298,7 @@ def test_an_exception_in_one_rank_ends_all_and_is_shown(config: Path, tmp_path: 
     )
 
 
+@pytest.mark.exhaustive
 def test_an_error_of_all_ranks_is_printed_once(config: Path, tmp_path: Path) -> None:
     done = run(config, "--ranks", 2, "--output-dir", tmp_path / "run", "-q", "--set", "optimizer={sgd: {lr: 1.0e+30}}")
     assert done.returncode == 2

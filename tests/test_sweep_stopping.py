@@ -136,7 +136,7 @@ def test_a_sweep_with_early_stopping_that_is_stopped_at_any_call_and_resumed_has
     assert file.read_bytes() == again.read_bytes()
 
 
-@pytest.mark.parametrize("metric", ["validation_f1", "test_top5"])
+@pytest.mark.parametrize("metric", ["validation_f1", pytest.param("test_top5", marks=pytest.mark.exhaustive)])
 def test_members_are_ranked_by_any_metric(tmp_path: Path, metric: str) -> None:
     found = session(tmp_path, SWEEP, SGD, "data.validation=0.2", "training.epochs=2", "training.metrics=[precision]")
     folder = SweepFolder.create(found.config, found.options(True, metric), tmp_path / "s", found.digests)

@@ -75,7 +75,7 @@ def test_hangups_stay_ignored_where_the_caller_ignores_them(commands: Commands) 
     assert commands.wait() == 143
 
 
-@pytest.mark.parametrize("streams", ["2>/dev/full", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("streams", [pytest.param("2>/dev/full", marks=pytest.mark.exhaustive), "<&- >&- 2>&-"])
 def test_a_training_ends_well_without_streams_to_write_to(streams: str) -> None:
     arguments = "train tiny.yaml --epochs 1 --output-dir run"
     shell = ["/bin/sh", "-c", f'"$@" {arguments} {streams}', "sh", *COMMAND]
