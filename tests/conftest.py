@@ -36,6 +36,7 @@ from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError, Source
 from adtrain.cache import Cache, cache_home, digest
 from adtrain.core import devices
+from adtrain.core.program import Program
 
 # A shell starts a background job with SIGINT ignored. The commands that tests start and interrupt would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -53,7 +54,8 @@ def has_gpu_driver() -> bool:
     return True
 
 
-COMPILE, MEMORY = CpuBackend.compile, CpuBackend.memory
+OF_COMPILED = {name: getattr(CpuBackend, name) for name in ("compile", "fuse", "lowering_key", "memory")}
+"""What runs Programs as compiled code."""
 GIVEN_CC = os.environ.get("CC", "")
 QUICK = (
     "-O1 -fexpensive-optimizations -fno-asynchronous-unwind-tables -fno-dce -fno-forward-propagate"
@@ -281,12 +283,35 @@ def on_numpy() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def unfused_where_marked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """In modules marked `unfused`, only Programs of a sweep's members are fused, whose equations would be those of one
+    member without it. Small trainings take two thirds of their time, and have the same results."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.node.get_closest_marker("unfused") is not None:
+            patch.setattr(CpuBackend, "fuse", fused_if_of_members)
+            patch.setattr(CpuBackend, "lowering_key", key_of_unfused)
+        yield
+
+
+def fused_if_of_members(backend: CpuBackend, program: Program) -> Program:
+    fused: Program = OF_COMPILED["fuse"](backend, program) if program.members else program
+    return fused
+
+
+def key_of_unfused(backend: CpuBackend) -> str | None:
+    """Not the key of fused Programs, for which processes that tests start look in the same cache."""
+    key = OF_COMPILED["lowering_key"](backend)
+    return None if key is None else f"{key}, not fused"
+
+
 @pytest.fixture(autouse=True)
-def compiled_where_marked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def compiled_where_marked(request: pytest.FixtureRequest) -> None:
     """Tests marked `compiled` compile their Programs."""
     if request.node.get_closest_marker("compiled") is not None:
-        monkeypatch.setattr(CpuBackend, "compile", COMPILE)
-        monkeypatch.setattr(CpuBackend, "memory", MEMORY)
+        monkeypatch = request.getfixturevalue("monkeypatch")
+        for name, method in OF_COMPILED.items():
+            monkeypatch.setattr(CpuBackend, name, method)
 
 
 @pytest.fixture

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import product
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import SearchStrategy
 
+from adtrain.cases import Case
 
-def spread(*choices: Sequence[Any], every: int = 1) -> list[Any]:
-    """A part of all combinations, one in ``every``. Plain pytest runs those that are not marked exhaustive.
 
-    Each choice of the shorter lists is in a combination that plain pytest runs.
+def spread(longer: Sequence[Any], shorter: Sequence[Any]) -> list[Any]:
+    """Pairs in which each choice of both lists is at least once.
+
+    Plain pytest runs those that are not marked exhaustive. Each choice of the shorter list is in one of them.
     """
-    longest = max(map(len, choices))
+    plain = [(-i % len(longer), i) for i in range(len(shorter))]
+    others = [(i, i % len(shorter)) for i in range(len(longer)) if (i, i % len(shorter)) not in plain]
     return [
-        pytest.param(
-            *(each[i] for each, i in zip(choices, at, strict=True)),
-            marks=pytest.mark.exhaustive if sum(at) % longest >= every else (),
-        )
-        for at in product(*(range(len(each)) for each in choices))
-        if sum(at) % every == 0
+        pytest.param(longer[i], shorter[k], marks=marks)
+        for pairs, marks in ((plain, ()), (others, pytest.mark.exhaustive))
+        for i, k in pairs
+    ]
+
+
+def cases_of(cases: Sequence[Case]) -> list[Any]:
+    """The cases as parameters. Plain pytest runs the first one of each operation."""
+    first = {case.op: case for case in reversed(cases)}
+    return [
+        pytest.param(case, id=f"{case.op}, {case.name}", marks=() if case is first[case.op] else pytest.mark.exhaustive)
+        for case in cases
     ]
 
 

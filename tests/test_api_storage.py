@@ -22,6 +22,8 @@ from adtrain.core import tree
 from adtrain.core.types import DTYPES
 from adtrain.training import RunFolder, tensor_file
 
+pytestmark = pytest.mark.unfused
+
 KINDS = st.sampled_from(sorted(DTYPES, key=str))
 LEAVES = KINDS.flatmap(lambda kind: arrays.arrays(kind, arrays.array_shapes(min_dims=0)))
 KEYS = st.integers() | st.text(st.characters(exclude_characters=".", exclude_categories=["Cs"]), min_size=1)

@@ -25,6 +25,8 @@ from adtrain.core import tree
 from adtrain.data.datasets import class_values
 from adtrain.training import Epoch
 
+pytestmark = pytest.mark.unfused
+
 LABELS = np.arange(90) % 3
 IMAGES = images_of(LABELS, 0)
 TEST = images_of(LABELS[:30], 1), LABELS[:30]
@@ -79,15 +81,15 @@ def test_the_history_has_the_metrics_of_every_epoch() -> None:
         assert found.history[name].tolist() == [getattr(getattr(line, split), field) for line in epochs]
 
 
-@pytest.mark.parametrize("given", ["x.yaml", Path("x.yaml"), config.Config, dict])
-def test_every_form_of_a_config_trains_the_same_model(given: Any) -> None:
+def test_every_form_of_a_config_trains_the_same_model() -> None:
     expected = train(NPZ | {"data": VALUES["data"]}, test_data=TEST)
     np.savez("data.npz", x_train=IMAGES, y_train=LABELS, x_test=TEST[0], y_test=TEST[1])
     cfg = config.from_values(NPZ)
     Path("x.yaml").write_text(config.dump(cfg))
-    found = train({config.Config: cfg, dict: NPZ}.get(given, given), None)
-    assert equal(found.params, expected.params)
-    assert found.test == expected.test
+    for given in (Path("x.yaml"), cfg, NPZ):
+        found = train(given, None)
+        assert equal(found.params, expected.params)
+        assert found.test == expected.test
 
 
 def test_without_test_data_a_part_is_held_out() -> None:
@@ -104,8 +106,8 @@ NUMBERS: dict[str, Any] = VALUES | {
 }
 
 
-@pytest.mark.parametrize("labels", [LABELS * 2.5 - 1, LABELS])
-def test_numbers_are_predicted_in_their_units(labels: np.ndarray) -> None:
+def test_numbers_are_predicted_in_their_units() -> None:
+    labels = LABELS * 2.5 - 1
     found = train(NUMBERS, (IMAGES, labels), test_data=(TEST[0], labels[:30]), output_dir="run", epochs=20)
     assert len(found.history["train_rmse"]) == 20
     values = ad.load("run").predict_values(TEST[0])
@@ -326,7 +328,9 @@ TYPED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", TYPED)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(x, marks=pytest.mark.exhaustive if i % 2 else ()) for i, x in enumerate(TYPED)]
+)
 def test_predicted_labels_have_the_type_of_those_of_the_training_also_after_loading(tmp_path: Path, kind: str) -> None:
     labels = TYPED[kind]
     outputs = {"model.layers": [{"linear": 16}, "relu", {"linear": len(set(labels))}]}
@@ -342,9 +346,7 @@ def test_predicted_labels_have_the_type_of_those_of_the_training_also_after_load
     [
         (["3", "-7"], [3, -7]),
         (["True", "False"], [True, False]),
-        (["1.0", "2.0"], [1.0, 2.0]),
         (["01", "02"], ["01", "02"]),
-        (["1", "x"], ["1", "x"]),
     ],
 )
 def test_predicted_labels_of_a_table_have_the_type_that_all_of_them_are_written_in(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from program_samples import ALL, ON_GPU, arguments, training_program
 from random_programs import graphs, program_of
-from sweeps import check_examples, examples
+from sweeps import cases_of, check_examples, examples
 
 import adtrain as ad
 from adtrain import ops
@@ -73,7 +73,7 @@ def _cotangent(y: Any, rng: np.random.Generator) -> Any:
     return ad.array(rng.normal(size=y.shape).astype(y.dtype))
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op}, {case.name}")
+@pytest.mark.parametrize("case", cases_of(CASES))
 def test_what_primitives_state_about_their_axes_holds(case: Case) -> None:
     for call in calls(case):
         args = [x.numpy() for x in call.args]

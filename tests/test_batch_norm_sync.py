@@ -66,7 +66,6 @@ def test_values_statistics_and_derivatives_are_those_of_the_whole_batch() -> Non
         np.testing.assert_allclose(sum(found[i] for found in ranks), expected, rtol=1e-9)
 
 
-@pytest.mark.compiled
 def test_a_step_on_shards_equals_a_step_on_the_whole_batch(tmp_path: Path) -> None:
     path = write_config(tmp_path)
     layers = "model.layers=[{linear: 8}, {batch_norm1d: {sync: true}}, relu, {linear: 3}]"

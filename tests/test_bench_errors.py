@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import bench_samples
 import pytest
 import training_runs
 from click.testing import CliRunner
 
 from adtrain.bench.peers import systems
 from adtrain.cli.main import cli
+
+pytestmark = pytest.mark.unfused
 
 NUMBERS = "expected whole numbers above 0 with commas"
 PATH = "CONFIG"
@@ -74,6 +77,7 @@ def test_error_is_one_line_before_measuring(
     monkeypatch.setattr(systems, "find_spec", lambda name: None if name == "jax" else True)
     monkeypatch.setattr("adtrain.bench.scaling.find_spec", lambda name: True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    bench_samples.small_roofline(monkeypatch, "roofline of errors")
     path = str(training_runs.write_config(tmp_path)) if PATH in words else ""
     assert_one_line(["bench", *words.replace(PATH, path).split(), "--device", "cpu"], message)
 

@@ -105,7 +105,9 @@ def test_page_needs_no_network(made: Path, name: str) -> None:
     assert_needs_no_network((made / f"{name}.html").read_text())
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    "name", [x if x in ("step", "devices", "compare") else pytest.param(x, marks=pytest.mark.exhaustive) for x in KINDS]
+)
 def test_page_fits_wide_and_narrow_windows_in_light_and_dark(made: Path, browser: Browser, name: str) -> None:
     assert_fits(browser, made / f"{name}.html")
 

@@ -57,7 +57,7 @@ def test_roofline_of_a_busy_machine_is_not_stored(monkeypatch: pytest.MonkeyPatc
     assert roofline.known("cpu") is None
 
 
-@pytest.mark.parametrize("config", [False, True])
+@pytest.mark.parametrize("config", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_bench_measures_the_roofline_once_and_reports_it(tmp_path: Path, config: bool) -> None:
     arguments = [str(training_runs.write_config(tmp_path))] if config else ["--op", "nll_loss"]
     first, second = (run("bench", *arguments, "--device", "cpu") for _ in range(2))

@@ -22,9 +22,11 @@ def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     bench_samples.shorten(monkeypatch)
 
 
-@pytest.fixture
-def by_mode(tmp_path: Path) -> dict[str, ModeBench]:
-    return bench_modes(training_runs.prepare(tmp_path))
+@pytest.fixture(scope="module")
+def by_mode(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModeBench]:
+    with pytest.MonkeyPatch.context() as patch:
+        bench_samples.shorten(patch)
+        return bench_modes(training_runs.prepare(tmp_path_factory.mktemp("modes")))
 
 
 def test_each_mode_has_as_many_samples_whole_and_by_operation(by_mode: dict[str, ModeBench]) -> None:

@@ -64,8 +64,9 @@ def test_operations_are_timed_in_all_phases_and_the_protocol_is_shown() -> None:
     assert "bench: timing 6 operations and sizes in float32, forward and backward\n" in result.stderr
 
 
-@pytest.mark.parametrize("columns", [60, 120])
-@pytest.mark.parametrize("arguments", [("--op", "cross_entropy"), ("CONFIG", "--batch-sizes", "8,16")])
+@pytest.mark.parametrize(
+    ("columns", "arguments"), [(120, ("--op", "cross_entropy")), (60, ("CONFIG", "--batch-sizes", "8,16"))]
+)
 def test_tables_fit_the_terminal(tmp_path: Path, columns: int, arguments: tuple[str, ...]) -> None:
     given = [str(training_runs.write_config(tmp_path)) if a == "CONFIG" else a for a in arguments]
     result = bench(*given, columns=columns)

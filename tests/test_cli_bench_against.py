@@ -171,6 +171,7 @@ main()
 """A command that waits for an answer of a worker when the signal comes, however late that is."""
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("default_signals")
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are found in /proc")
 def test_interrupt_kills_the_workers_and_writes_nothing(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from training_runs import images_of, write_config, write_data
 
+pytestmark = pytest.mark.unfused
+
 
 def run(*arguments: str, expect: int = 0) -> Result:
     result = invoke(*arguments, "--device", "cpu")

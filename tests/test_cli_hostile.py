@@ -18,6 +18,8 @@ from PIL import Image
 from adtrain.cli import COMMANDS, main, output
 from adtrain.text import visible
 
+pytestmark = pytest.mark.unfused
+
 NAMES = (
     "\x1b[31mred\x1b[0m",
     "two\nlines\r",
@@ -216,7 +218,7 @@ def test_logs_and_warnings_are_one_line_each() -> None:
     assert done.stderr.splitlines()[1:] == [rb"adtrain: a\x1b\nb", rb"adtrain: warning: c\x9b\nd"]
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize("encoding", ["ascii", pytest.param("latin-1", marks=pytest.mark.exhaustive)])
 def test_characters_that_the_terminal_lacks_are_shown_in_ascii(tmp_path: Path, encoding: str) -> None:
     path = tmp_path / "x.csv"
     path.write_text("größe,label\n1,猫\n2,…\n", encoding="utf-8")

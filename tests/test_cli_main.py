@@ -152,11 +152,11 @@ def test_ctrl_c_during_the_imports_stays_ignored_where_the_caller_ignores_it() -
 def test_a_closed_output_stream_is_no_internal_error(closed: int) -> None:
     script = "from adtrain.cli.main import main; main()"
     code = f"import os, sys; os.close({closed}); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
-    for arguments, status in ((["data", "list"], 0), (["trian"], 2)):
-        command = [sys.executable, "-c", code, "-c", script, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == status
-        assert "Traceback" not in done.stderr
+    arguments, status = (["data", "list"], 0) if closed == 1 else (["trian"], 2)
+    command = [sys.executable, "-c", code, "-c", script, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr
 
 
 def test_without_a_gpu_auto_is_the_cpu_and_gpu_is_refused(without_gpu: None) -> None:

@@ -17,6 +17,8 @@ from training_runs import write_data
 
 from adtrain import config
 
+pytestmark = pytest.mark.unfused
+
 RNG = np.random.default_rng(0)
 
 

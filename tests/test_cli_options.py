@@ -16,6 +16,8 @@ from training_runs import write_config
 
 from adtrain.cli import COMMANDS
 
+pytestmark = pytest.mark.unfused
+
 TESTS = Path(__file__).parent
 
 Use: TypeAlias = "tuple[str, str] | tuple[str, str, int] | str"

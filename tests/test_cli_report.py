@@ -14,6 +14,8 @@ from training_runs import write_config
 from adtrain import report, training
 from adtrain.core.errors import OutOfMemory
 
+pytestmark = pytest.mark.unfused
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:

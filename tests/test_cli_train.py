@@ -25,6 +25,8 @@ from adtrain.training import ClassScore, Summary, read_metrics
 from adtrain.training.progress import Stopped
 from adtrain.training.summary import BestEpoch, Memory, OperationTime, StepTimes, operations_text
 
+pytestmark = pytest.mark.unfused
+
 SCRIPT = "from adtrain.cli.main import main; main()"
 
 

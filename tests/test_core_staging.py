@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sweeps import cases_of
 
 import adtrain as ad
 from adtrain import nn, ops, optim
@@ -17,8 +18,6 @@ from adtrain.core.hooks import Call, Hook, hook
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
 from adtrain.passes import ALL, SIMPLIFY
-
-ids = [f"{case.op}, {case.name}" for case in CASES]
 
 
 def value_and_gradients(case: Case, args: list[Any]) -> Any:
@@ -32,13 +31,12 @@ def value_and_gradients(case: Case, args: list[Any]) -> Any:
     return out, pullback(tree.map(ops.ones_like, out))
 
 
-@pytest.mark.parametrize("passes", [(), SIMPLIFY], ids=["plain", "simplified"])
-@pytest.mark.parametrize("case", CASES, ids=ids)
-def test_every_case_computes_the_same_bits_staged_and_eagerly(case: Case, passes: Any) -> None:
+@pytest.mark.parametrize("case", cases_of(CASES))
+def test_every_case_computes_the_same_bits_staged_and_eagerly(case: Case) -> None:
     args = case.sample()
     work = (lambda *xs: value_and_gradients(case, list(xs))) if case.order else case.f
     eager = tree.leaves(work(*args))
-    staged = tree.leaves(stage(work, passes)(*args))
+    staged = tree.leaves(stage(work, SIMPLIFY)(*args))
     assert len(eager) == len(staged)
     for a, b in zip(eager, staged, strict=True):
         assert (a.dtype, a.shape) == (b.dtype, b.shape)

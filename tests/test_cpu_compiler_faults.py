@@ -48,8 +48,10 @@ def empty(content: bytes) -> bytes:
     return b""
 
 
-@pytest.mark.parametrize("suffix", [".so", ".o"])
-@pytest.mark.parametrize("damage", [damage_the_end, damage_the_middle, damage_everything, empty])
+@pytest.mark.parametrize(
+    ("damage", "suffix"),
+    [(damage_the_end, ".so"), (damage_the_middle, ".o"), (damage_everything, ".so"), (empty, ".o")],
+)
 def test_a_damaged_cache_file_is_rebuilt_with_one_warning(
     suffix: str, damage: Callable[[bytes], bytes], workshop: Workshop, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -245,7 +247,7 @@ def test_a_cached_library_that_does_not_serve_is_compiled_anew_once(
     assert workshop.compiled() == []
 
 
-@pytest.mark.parametrize("source", [None, "float other(float x) { return x; }", "int entry(int x) { return x; }"])
+@pytest.mark.parametrize("source", [None, "float other(float x) { return x; }"])
 def test_a_cached_kernel_with_other_code_is_compiled_anew(
     source: str | None, workshop: Workshop, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -325,7 +327,7 @@ def test_a_compiler_that_prints_without_end_is_ended(
 
 
 @pytest.mark.usefixtures("default_signals")
-@pytest.mark.parametrize("when", ["--version", "program.c", "-shared"])
+@pytest.mark.parametrize("when", ["--version", "program.c"])
 def test_a_compiler_that_never_ends_is_ended_by_ctrl_c(workshop: Workshop, when: str) -> None:
     mark = workshop.folder / "pid"
     path = workshop.folder / "wrapper"

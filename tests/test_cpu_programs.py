@@ -72,9 +72,9 @@ def test_cases_without_passes_equal_eager_code(name: str) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("optimised")
-@pytest.mark.parametrize("name", IN_FULL)
-def test_cases_in_optimised_code_equal_eager_code(name: str) -> None:
-    check(results(tuple(IN_FULL), "all passes", "float32")[name], "float32")
+@pytest.mark.parametrize("name", FIRST)
+def test_the_first_case_of_each_operation_in_optimised_code_equals_eager_code(name: str) -> None:
+    check(results(FIRST, "all passes", "float32")[name], "float32")
 
 
 def check(found: Both | Exception, dtype: str) -> None:

@@ -77,16 +77,14 @@ def options_of(width: int, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("width", "options", "precision"),
     [
-        (64, "", "full"),
-        pytest.param(20, "causal mask dropout", "full", marks=pytest.mark.exhaustive),
+        pytest.param(64, "", "full", marks=pytest.mark.exhaustive),
         pytest.param(33, "mask dropout", "full", marks=pytest.mark.exhaustive),
         pytest.param(200, "causal", "full", marks=pytest.mark.exhaustive),
-        (24, "causal", "tf32"),
-        pytest.param(40, "mask dropout", "bfloat16", marks=pytest.mark.exhaustive),
-        (7, "", "bfloat16"),
+        pytest.param(24, "causal", "tf32", marks=pytest.mark.exhaustive),
+        (7, "mask dropout", "bfloat16"),
     ],
 )
-@settings(max_examples=2)
+@settings(max_examples=1)
 @example(queries=70, keys=140, seed=0)  # two and three tiles of 64
 @given(queries=st.integers(1, 100), keys=st.integers(1, 100), seed=st.integers(0, 99))
 def test_errors_are_those_of_the_precision(
@@ -107,19 +105,18 @@ def test_errors_are_those_of_the_precision(
     check_both(host, arrays, more, params, TOLERANCE[precision])
 
 
-@pytest.mark.parametrize("precision", ["full", "bfloat16"])
-def test_the_heads_of_one_array_are_read_and_written_in_place(host: Host, precision: str) -> None:
+def test_the_heads_of_one_array_are_read_and_written_in_place(host: Host) -> None:
     rng, width, heads = np.random.default_rng(0), 12, 3
     x, ct = rng.normal(size=(2, 70, 3 * heads * width)), rng.normal(size=(2, 70, heads * width))
-    params = options_of(width, causal=True, heads=heads, precision=precision)
-    check(host, self_attention_p, [x], params, TOLERANCE[precision])
-    exact = self_attention_p.reference(x.astype(np.float32).astype(np.float64), **params | {"precision": "full"})
-    check(host, self_attention_grad_p, [x, *exact, ct], params, TOLERANCE[precision])
+    params = options_of(width, causal=True, heads=heads)
+    check(host, self_attention_p, [x], params, TOLERANCE["full"])
+    exact = self_attention_p.reference(x.astype(np.float32).astype(np.float64), **params)
+    check(host, self_attention_grad_p, [x, *exact, ct], params, TOLERANCE["full"])
 
 
 @pytest.mark.parametrize(
     ("examples", "length", "heads", "width", "causal"),
-    [(4, 16, 4, 32, False), (4, 4, 10, 16, True), (16, 1, 3, 64, False)],
+    [(4, 4, 10, 16, True), pytest.param(16, 1, 3, 64, False, marks=pytest.mark.exhaustive)],
 )
 def test_short_sequences_take_one_launch(
     host: Host, examples: int, length: int, heads: int, width: int, causal: bool
@@ -132,7 +129,8 @@ def test_short_sequences_take_one_launch(
     check(host, self_attention_grad_p, [x, *exact, ct], params, TOLERANCE["full"], "short")
 
 
-@settings(max_examples=4)
+@pytest.mark.exhaustive
+@settings(max_examples=2)
 @given(st.lists(st.integers(-30, 30), min_size=3, max_size=3), st.sampled_from([-0.125, 0.125]), st.booleans())
 def test_magnitudes_of_the_arrays_do_not_matter(host: Host, powers: list[int], scale: float, by_group: bool) -> None:
     """Arrays and groups of 64 rows have scales of their own. Scores stay small, so the gradients are not zero."""

@@ -59,6 +59,7 @@ def test_splits_of_k_are_added_and_few_columns_are_right(host: Host) -> None:
     check(host, TILES[-1], True, True, (1, 136, 10, 328), 3)
 
 
+@pytest.mark.exhaustive
 def test_tiles_that_do_not_fill_the_multiprocessors_are_split(host: Host) -> None:
     check(host, TILES[-1], False, False, (1, 264, 136, 200), 2)  # nine tiles on five multiprocessors
 

@@ -46,9 +46,10 @@ MOST = 2**33
 
 by_target = pytest.mark.parametrize(
     "target",
-    [pytest.param(each, marks=() if each is H200 else pytest.mark.exhaustive) for each in TARGETS],
-    ids=["sm_{}{}".format(*each.capability) for each in TARGETS],
+    [pytest.param(each, marks=() if each is H200 else pytest.mark.exhaustive) for each in (TARGETS[0], H200)],
+    ids=lambda target: "sm_{}{}".format(*target.capability),
 )
+"""The oldest GPU, and one for which the most kernels are written."""
 """Plain pytest takes one of Hopper, which has kernels of its own."""
 
 
@@ -88,9 +89,9 @@ def case_programs(dtype: str) -> list[Program]:
 
 @by_target
 def test_launches_of_the_case_table_are_within_the_limits(target: Target) -> None:
-    """Cases are in float32, or in float64 on every second GPU."""
+    """Cases are in float32 on one GPU, in float64 on the other one."""
     lowering, found = Lowering(target), []
-    for program in case_programs("float64" if TARGETS.index(target) % 2 else "float32"):
+    for program in case_programs("float32" if target is H200 else "float64"):
         fused = program
         for improve in (*passes.SIMPLIFY, *gpu_fusions(target)):
             fused = improve(fused)

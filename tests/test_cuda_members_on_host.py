@@ -58,6 +58,7 @@ def results(program: Program, given: list[np.ndarray], host: Host) -> list[np.nd
     return [known[v] for v in program.outputs]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("order", ["own", "shared"])
 def test_the_bytes_of_a_member_do_not_depend_on_the_number_of_members(order: str, host: Host) -> None:
     host.lowering = Lowering(BY_MEMBER)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_on_host import SEEDS, Host, assert_same_in_all_orders, host
+from cuda_on_host import Host, assert_same_in_another_order, host
 from npz_files import parts, write_npz
 from test_cuda_members_on_host import BY_MEMBER
 from test_cuda_steps_on_host import computed
@@ -112,14 +112,17 @@ def by_member(host: Host) -> Host:
 
 NETWORKS = (
     (("optimizer={sgd: {lr: 0.1, momentum: 0.9}}",), "own"),
-    (("optimizer={adam: {lr: 0.001}}",), "shared"),
+    pytest.param(("optimizer={adam: {lr: 0.001}}",), "shared", marks=pytest.mark.exhaustive),
     pytest.param(
         ("model.layers=[{linear: 64}, tanh, {linear: 32}, relu, {linear: 10}]", "data.batch_size=32"),
         "own",
         marks=pytest.mark.exhaustive,
     ),
-    pytest.param(("data.normalize=false",), "own", marks=pytest.mark.exhaustive),
-    (("model.layers=[{linear: 64}, layer_norm, relu, {linear: 10}]", "data.batch_size=32"), "own"),
+    pytest.param(
+        ("model.layers=[{linear: 64}, layer_norm, relu, {linear: 10}]", "data.batch_size=32"),
+        "own",
+        marks=pytest.mark.exhaustive,
+    ),
     pytest.param(  # the partial sums of the second layer do not fit in shared memory
         ("model.layers=[{linear: 64}, relu, {linear: 128}, relu, {linear: 10}]", "data.batch_size=64"),
         "own",
@@ -129,20 +132,13 @@ NETWORKS = (
 
 
 @pytest.mark.parametrize(("settings", "order"), NETWORKS)
-def test_steps_in_one_launch_match_numpy(settings: tuple[str, ...], order: str, by_member: Host) -> None:
-    program = step_program(2, *settings, order=order)
-    known = arguments_of(program)
-    assert_near(launched(by_member, program, known, 3), by_numpy(program, known, 3), 3 * TOLERANCE)
-
-
-@SEEDS
-@pytest.mark.parametrize(("settings", "order"), NETWORKS)
-def test_results_do_not_depend_on_the_order_of_threads(
-    settings: tuple[str, ...], order: str, seeds: tuple[int, ...], by_member: Host, monkeypatch: pytest.MonkeyPatch
+def test_steps_in_one_launch_match_numpy_in_any_order_of_threads(
+    settings: tuple[str, ...], order: str, by_member: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = step_program(2, *settings, order=order)
     known = arguments_of(program)
-    assert_same_in_all_orders(by_member, seeds, lambda: launched(by_member, program, known, 3), monkeypatch)
+    found = assert_same_in_another_order(by_member, lambda: launched(by_member, program, known, 2), monkeypatch)
+    assert_near(found, by_numpy(program, known, 2), 2 * TOLERANCE)
 
 
 def shards_of(blocks: int, *settings: str) -> ClusterShards:
@@ -180,6 +176,7 @@ def test_the_loss_and_its_gradient_are_rows_without_barriers_between_them() -> N
     assert [e.name for e in shards.early_gathers.equations] == ["take"]
 
 
+@pytest.mark.exhaustive
 def test_a_cluster_has_a_warp_for_each_k_step_of_the_gradient(by_member: Host, tmp_path: Path) -> None:
     """Two blocks could hold the layer of these small images, but have too few warps for 3 K steps of 4 tiles."""
     images = np.random.default_rng(0).integers(0, 256, (96, 16, 16)).astype(np.uint8)
@@ -204,6 +201,7 @@ def test_weights_too_large_for_float16_are_multiplied_in_float32(by_member: Host
     assert_near(found, expected, TOLERANCE)
 
 
+@pytest.mark.exhaustive
 def test_a_member_has_the_same_bytes_alone_and_with_any_number_of_steps_in_a_launch(by_member: Host) -> None:
     three, one = step_program(3), step_program(1)
     given = arguments_of(three)
@@ -211,7 +209,7 @@ def test_a_member_has_the_same_bytes_alone_and_with_any_number_of_steps_in_a_lau
         w: np.ascontiguousarray(given[v][2:]) if v.members else given[v]
         for v, w in zip((*three.inputs, *three.constants), (*one.inputs, *one.constants), strict=True)
     }
-    together, alone = launched(by_member, three, given, 4), launched(by_member, one, third, 1, 3)
+    together, alone = launched(by_member, three, given, 3), launched(by_member, one, third, 1, 2)
     for x, y in zip(together, alone, strict=True):
         assert np.ascontiguousarray(x[2:] if x.shape != y.shape else x).tobytes() == y.tobytes()
 
@@ -239,7 +237,7 @@ def test_gpus_without_clusters_take_several_launches_a_step() -> None:
     assert len(step_program(2, target=BY_MEMBER._replace(capability=(8, 9))).equations) > 1
 
 
-@pytest.mark.parametrize(("units", "blocks"), [(16, 1), (32, 1), (64, 2), (128, 4), (256, 8)])
+@pytest.mark.parametrize(("units", "blocks"), [(32, 1), (64, 2), (256, 8)])
 def test_the_smallest_cluster_that_holds_the_layer_is_used(units: int, blocks: int) -> None:
     program = step_program(5, f"model.layers=[{{linear: {units}}}, relu, {{linear: 10}}]", "data.batch_size=64")
     launch = launch_of(only(program))

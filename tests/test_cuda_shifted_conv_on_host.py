@@ -36,8 +36,6 @@ TOLERANCE = 5e-7
 """Of the norm of the difference over the norm."""
 
 
-ROUNDED = pytest.mark.parametrize("precision", ["full", pytest.param("tf32", marks=pytest.mark.exhaustive)])
-
 TARGET = H200._replace(multiprocessors=2)
 """With few multiprocessors a block takes several tiles."""
 
@@ -102,10 +100,7 @@ def check(host: Host, problem: ConvProblem, x: np.ndarray, w: np.ndarray, g: np.
 @pytest.mark.parametrize(
     ("image", "filters", "kernel", "padding", "dilation", "precision"),
     [
-        ((2, 20, 9, 8), 33, (3, 3), (1, 1), (1, 1), "full"),
-        pytest.param((2, 20, 9, 8), 33, (3, 3), (1, 1), (1, 1), "tf32", marks=pytest.mark.exhaustive),
-        pytest.param((2, 66, 8, 7), 65, (3, 3), (0, 2), (1, 1), "full", marks=pytest.mark.exhaustive),
-        ((1, 9, 12, 21), 5, (3, 2), (2, 0), (2, 1), "full"),
+        pytest.param((2, 20, 9, 8), 33, (3, 3), (1, 1), (1, 1), "full", marks=pytest.mark.exhaustive),
         ((1, 9, 12, 21), 5, (3, 2), (2, 0), (2, 1), "tf32"),
         pytest.param((1, 9, 12, 21), 5, (3, 2), (2, 0), (2, 1), "bfloat16", marks=pytest.mark.exhaustive),
     ],
@@ -124,13 +119,13 @@ def test_shifted_convolutions_are_right(
     check(host, problem, *drawn(image, (filters, image[1], *kernel), problem.outputs))
 
 
-@pytest.mark.parametrize("filters", [20, pytest.param(40, marks=pytest.mark.exhaustive)])
-def test_tiles_of_all_widths_give_the_same(host: Host, filters: int) -> None:
-    problem = stride_one((2, 8, 9, 13), (2, filters, 7, 11), (3, 3), (0, 0))
-    x, w = drawn(problem.images, (filters, 8, 3, 3))
+@pytest.mark.exhaustive
+def test_tiles_of_all_widths_give_the_same(host: Host) -> None:
+    problem = stride_one((2, 8, 9, 13), (2, 20, 7, 11), (3, 3), (0, 0))
+    x, w = drawn(problem.images, (20, 8, 3, 3))
     e = equation(conv2d_p, [x, w], {"window": Window((1, 1), (0, 0), (1, 1), 1), "precision": "full"})
     choices = ShiftedConv(PaddedIndex(problem), TARGET, False).choices()
-    found = [run(host, e, t, [x, w]) for t in choices if t.columns in (64, 104, 128)]
+    found = [run(host, e, t, [x, w]) for t in choices if t.columns in (64, 104)]
     assert agree(found[0], e.primitive.reference(x.astype(float), w.astype(float), **e.params))
     assert len({y.tobytes() for y in found}) == 1
 
@@ -148,6 +143,7 @@ def test_a_kernel_whose_stages_have_another_size_than_the_layout_does_not_compil
         host.computed(e, replace(kernel, launches=(replace(multiply, shared=shared),)), [x, w])
 
 
+@pytest.mark.exhaustive
 def test_weight_gradient_with_underflowing_squares(host: Host) -> None:
     problem = stride_one((2, 20, 9, 8), (2, 33, 9, 8), (3, 3), (1, 1))
     x, _, g = drawn(problem.images, (33, 20, 3, 3), problem.outputs)
@@ -158,9 +154,9 @@ def test_weight_gradient_with_underflowing_squares(host: Host) -> None:
     assert agree(run(host, e, grad, [x, g]), expected)
 
 
-@ROUNDED
-def test_infinity_and_nan_propagate_as_in_float32_sums(host: Host, precision: str) -> None:
-    problem = stride_one((2, 20, 9, 8), (2, 33, 9, 8), (3, 3), (1, 1), (1, 1), precision)
+@pytest.mark.exhaustive
+def test_infinity_and_nan_propagate_as_in_float32_sums(host: Host) -> None:
+    problem = stride_one((2, 20, 9, 8), (2, 33, 9, 8), (3, 3), (1, 1))
     x, w, g = drawn(problem.images, (33, 20, 3, 3), problem.outputs)
     x[0, 1, 2, 3], x[1, 19, 5, 6], g[1, 3, 4, 5], g[0, 32, 0, 3] = np.inf, -np.inf, np.nan, np.inf
     check(host, problem, x, w, g)
@@ -169,13 +165,11 @@ def test_infinity_and_nan_propagate_as_in_float32_sums(host: Host, precision: st
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda x: x.__setitem__((2, 1, 3), 1e-30),
-        lambda x: x.__setitem__((0, 0, 0), np.inf),
+        pytest.param(lambda x: x.__setitem__((2, 1, 3), 1e-30), marks=pytest.mark.exhaustive),
         pytest.param(lambda x: x.__imul__(1e-35), marks=pytest.mark.exhaustive),
-        pytest.param(lambda x: x.__imul__(np.arange(x.size).reshape(x.shape) % 50 == 0), marks=pytest.mark.exhaustive),
         lambda x: x.__setitem__(slice(1, None, 2), x[::2]),
     ],
-    ids=["small among large numbers", "infinity", "denormal numbers", "few numbers", "products that cancel"],
+    ids=["small among large numbers", "denormal numbers", "products that cancel"],
 )
 def test_images_that_fp16x2_does_not_hold_fall_back_to_bf16x3(host: Host, spoil: Callable[[np.ndarray], Any]) -> None:
     """The second of three images, which are so large that each has a tile of its own; the third one is zero."""
@@ -195,6 +189,7 @@ def test_images_that_fp16x2_does_not_hold_fall_back_to_bf16x3(host: Host, spoil:
         assert agree(halves, conv2d_p.reference(x.astype(float), w.astype(float), **params))
 
 
+@pytest.mark.exhaustive
 def test_fp16x2_represents_images_with_a_few_small_elements(host: Host) -> None:
     problem = stride_one((2, 20, 9, 8), (2, 33, 9, 8), (3, 3), (1, 1))
     x, w, g = drawn(problem.images, (33, 20, 3, 3), problem.outputs)
@@ -211,30 +206,27 @@ def test_fp16x2_represents_images_with_a_few_small_elements(host: Host) -> None:
             assert np.mean(found != bf16x3) > 0.1
 
 
-@ROUNDED
-def test_sums_of_small_elements_alone_keep_their_bits(host: Host, precision: str) -> None:
+@pytest.mark.exhaustive
+def test_sums_of_small_elements_alone_keep_their_bits(host: Host) -> None:
     """Such an element that has neighbours neither in its channel nor in others, in an image of normal numbers."""
-    problem = stride_one((2, 20, 9, 8), (2, 33, 9, 8), (3, 3), (1, 1), (1, 1), precision)
+    problem = stride_one((2, 20, 9, 8), (2, 33, 9, 8), (3, 3), (1, 1))
     x, w, g = drawn(problem.images, (33, 20, 3, 3), problem.outputs)
     for images in (x, g):
         images[0, :, 5:] = images[:, 3] = 0
         images[0, 3, 7, 4] = 2.0123e-11
     for e, arrays, algorithm in directions(problem, x, w, g):
-        wide = [rounded(v, precision).astype(float) for v in arrays]
-        expected = e.primitive.reference(*wide, **{**e.params, "precision": "full"})
+        expected = e.primitive.reference(*(v.astype(float) for v in arrays), **e.params)
         small = (expected != 0) & (abs(expected) < 1e-8)
         assert small.any()
-        tolerance = 1e-6 if precision == "full" else 2**-10
-        np.testing.assert_allclose(run(host, e, algorithm, arrays)[small], expected[small], tolerance)
+        np.testing.assert_allclose(run(host, e, algorithm, arrays)[small], expected[small], 1e-6)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("where", [(0, 0, 0), (65, 15, 16)])
-def test_fp16x2_must_represent_all_parts_of_an_image(host: Host, where: tuple[int, int, int]) -> None:
+def test_fp16x2_must_represent_all_parts_of_an_image(host: Host) -> None:
     """Of images that are measured in three parts."""
     problem = stride_one((3, 66, 16, 17), (3, 33, 16, 17), (3, 3), (1, 1))
     x, w = drawn(problem.images, (33, 66, 3, 3))
-    x[2][where] = 1e-30
+    x[2, 65, 15, 16] = 1e-30
     e = equation(conv2d_p, [x, w], {"window": Window((1, 1), (1, 1), (1, 1), 1), "precision": "full"})
     index = PaddedIndex(problem)
     halves, pieces = (run(host, e, kind(index, TARGET, False), [x, w]) for kind in (Fp16x2Conv, ShiftedConv))
@@ -283,7 +275,6 @@ def every_kernel(host: Host, e: Equation) -> list[CudaKernel]:
     ("f", "image", "filters"),
     [
         pytest.param(layer, (2, 20, 7, 6), 33, marks=pytest.mark.exhaustive),
-        pytest.param(layer, (3, 16, 4, 1), 3, marks=pytest.mark.exhaustive),
         (strided, (2, 3, 6, 8), 5),
     ],
 )

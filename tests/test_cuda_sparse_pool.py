@@ -50,12 +50,12 @@ def check(host: Host, work: Work) -> None:
     ("image", "filters", "kernel", "padding"),
     [
         ((2, 5, 9, 8), 33, (3, 3), (0, 0)),  # two stages of filters, the last column of outputs in no window
-        ((2, 34, 8, 7), 9, (3, 3), (1, 1)),  # two tiles of channels, outputs that do not begin with a pair
-        ((1, 4, 12, 11), 70, (5, 3), (2, 0)),
-        pytest.param((3, 3, 6, 9), 8, (2, 2), (0, 0), marks=pytest.mark.exhaustive),
+        pytest.param(  # two tiles of channels, outputs that do not begin with a pair
+            (2, 34, 8, 7), 9, (3, 3), (1, 1), marks=pytest.mark.exhaustive
+        ),
+        pytest.param((1, 4, 12, 11), 70, (5, 3), (2, 0), marks=pytest.mark.exhaustive),
         pytest.param((2, 3, 9, 13), 8, (3, 5), (1, 2), marks=pytest.mark.exhaustive),
-        pytest.param((2, 3, 9, 13), 8, (1, 4), (0, 1), marks=pytest.mark.exhaustive),
-        ((9, 3, 8, 8), 16, (1, 1), (0, 0)),
+        pytest.param((9, 3, 8, 8), 16, (1, 1), (0, 0), marks=pytest.mark.exhaustive),
     ],
 )
 def test_input_gradients_are_right(
@@ -78,7 +78,6 @@ def test_input_gradients_are_right(
         ((2, 5, 9, 8), 33, (0, 0)),
         pytest.param((3, 8, 9, 40), 8, (1, 2), marks=pytest.mark.exhaustive),
         pytest.param((2, 34, 8, 7), 9, (1, 1), marks=pytest.mark.exhaustive),
-        pytest.param((1, 4, 12, 11), 70, (2, 0), marks=pytest.mark.exhaustive),
     ],
 )
 def test_weight_and_bias_gradients_are_right(
@@ -92,7 +91,8 @@ def test_weight_and_bias_gradients_are_right(
         check(host, work)
 
 
-@pytest.mark.parametrize("precision", ["tf32", pytest.param("bfloat16", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
 def test_gradients_of_rounded_numbers_are_right(host: Host, precision: str) -> None:
     problem = conv_problem((2, 5, 9, 8), 33, (3, 3), (0, 0), precision)
     x, w, g, where = drawn(problem)
@@ -101,6 +101,7 @@ def test_gradients_of_rounded_numbers_are_right(host: Host, precision: str) -> N
         check(host, work)
 
 
+@pytest.mark.exhaustive
 def test_infinity_and_nan_propagate(host: Host) -> None:
     problem = conv_problem((2, 5, 9, 8), 33, (3, 3), (0, 0))
     x, w, g, where = drawn(problem)
@@ -179,7 +180,7 @@ def test_an_unpooled_gradient_that_others_read_is_read_by_all() -> None:
 @pytest.mark.needs_nvrtc
 def test_kernels_compile_without_spills_and_serialised_wgmma(nvrtc_log: NvrtcLog) -> None:
     made: list[CudaKernel] = []
-    for image, filters, padding in (((128, 32, 26, 26), 64, 0), ((8, 40, 15, 13), 33, 1), ((2, 30, 56, 56), 20, 1)):
+    for image, filters, padding in (((128, 32, 26, 26), 64, 0), ((8, 40, 15, 13), 33, 1)):
         problem = conv_problem(image, filters, (3, 3), (padding, padding))
         x, w, g, where = drawn(problem)
         found = [by_images(problem, w, g, where), *by_weights(problem, x, g, where)]

@@ -21,6 +21,8 @@ from adtrain import data
 from adtrain.data import DataError, file_array, idx, npz
 from adtrain.data.file_array import DataFile, FileArray
 
+pytestmark = pytest.mark.unfused
+
 ROWS = np.arange(120, dtype=np.uint8).reshape(10, 12)
 
 

@@ -110,7 +110,7 @@ def test_exported_norms_of_equal_numbers_are_zero(layer: nn.Module) -> None:
     check(trained, batch=np.full((3, 1, 1, 40), 100000.1, np.float32))
 
 
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(data=st.data(), seed=st.integers(0, 99))
 def test_a_network_of_any_layers_is_exported_and_touches_its_own_memory_only(data: st.DataObject, seed: int) -> None:
     shape = data.draw(samples)
@@ -195,7 +195,7 @@ def test_one_pixel_and_one_class_are_exported(model: nn.Sequential) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["lenet5", "resnet", "vit", "lstm", *(pytest.param(x, marks=pytest.mark.exhaustive) for x in ("mlp", "cnn"))],
+    ["lenet5", "lstm", *(pytest.param(x, marks=pytest.mark.exhaustive) for x in ("resnet", "vit"))],
 )
 def test_a_packaged_network_is_exported(name: str) -> None:
     network = outline(config.load(name)).network
@@ -259,9 +259,8 @@ def test_its_main_reads_pgm_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not c_programs.has("clang"), reason="clang is not installed")
-@pytest.mark.parametrize("simd", [False, True])
-def test_clang_compiles_it_without_a_warning(simd: bool) -> None:
-    check(with_arrays(CONVOLUTIONS, (2, 6, 7)), compiler=("clang",), simd=simd)
+def test_clang_compiles_it_without_a_warning() -> None:
+    check(with_arrays(CONVOLUTIONS, (2, 6, 7)), compiler=("clang",), simd=True)
 
 
 @pytest.mark.parametrize("simd", [False, True])
@@ -341,7 +340,7 @@ def test_weights_that_overflowed_are_refused() -> None:
 COMPOSED = list(OPERATIONS.values())
 
 
-@pytest.mark.parametrize("first", range(4))
+@pytest.mark.parametrize("first", [0, 2, *(pytest.param(i, marks=pytest.mark.exhaustive) for i in (1, 3))])
 def test_layers_composed_of_operations_are_exported(first: int) -> None:
     """A quarter of the operations side by side, each with a product, so that its output has one shape."""
     branches = [nn.Sequential(Composed(*each), nn.Flatten(), nn.Linear(2)) for each in COMPOSED[first::4]]

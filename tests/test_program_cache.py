@@ -126,6 +126,7 @@ print(executable.kernels[0][0].launch["threads"])
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.compiled
 def test_a_cached_program_runs_with_another_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     for threads, printed in {"1": ["traced", "1"], "2": ["2"]}.items():

@@ -109,8 +109,15 @@ def counted_comparisons(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("counted_comparisons")
-@pytest.mark.parametrize("work", [compiled_for_cpu, compiled_for_gpu])
-@pytest.mark.parametrize(("network", "count"), [(layers, 8), (chain, 20), (independent, 40)])
+@pytest.mark.parametrize(
+    ("network", "count", "work"),
+    [
+        (layers, 8, compiled_for_gpu),
+        (chain, 20, compiled_for_cpu),
+        (independent, 40, compiled_for_gpu),
+        pytest.param(layers, 8, compiled_for_cpu, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_four_times_the_equations_take_at_most_five_times_the_work(network: Any, count: int, work: Any) -> None:
     def traced_and_compiled(count: int) -> int:
         return calls(lambda: work(network(count)))
@@ -123,13 +130,13 @@ def test_four_times_the_equations_take_at_most_five_times_the_work(network: Any,
 @pytest.mark.usefixtures("counted_comparisons")
 def test_planning_memory_for_four_times_the_values_takes_at_most_five_times_the_work() -> None:
     for program in (lambda n: chain(4 * n), lambda n: fused_for_cpu(layers(n))):
-        work = [calls(partial(plan_memory, program(n))) for n in (30, 120)]
+        work = [calls(partial(plan_memory, program(n))) for n in (20, 80)]
         assert work[1] <= 5 * work[0]
 
 
-def test_a_function_of_five_thousand_dependent_equations_is_compiled_without_recursion() -> None:
-    program = chain(850)
-    assert len(program.equations) > 5000 > sys.getrecursionlimit()
+def test_a_function_of_more_dependent_equations_than_python_recurses_is_compiled() -> None:
+    program = chain(300)
+    assert len(program.equations) > 1.5 * sys.getrecursionlimit()
     compiled_for_cpu(program)
     for_gpu(program)
 

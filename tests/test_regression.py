@@ -18,6 +18,8 @@ from adtrain.bench.peers import jobs
 from adtrain.bench.peers.processes import Unsupported
 from adtrain.training import RegressionScore, RunFolder, loop
 
+pytestmark = pytest.mark.unfused
+
 TEXT = """\
 name: prices
 data: {path: PATH, target: TARGET, test: 0.2, batch_size: 20}
@@ -59,7 +61,7 @@ def prepare(folder: Path, target: str, columns: list[str], *overrides: str) -> t
     return training.prepare(config.load(path, overrides))
 
 
-@pytest.mark.parametrize("normalized", ["true", "false"])
+@pytest.mark.parametrize("normalized", ["true", pytest.param("false", marks=pytest.mark.exhaustive)])
 def test_a_linear_layer_converges_to_least_squares(tmp_path: Path, normalized: str) -> None:
     settings = (f"data.normalize_targets={normalized}", "data.batch_size=80", "training.epochs=400")
     experiment = prepare(tmp_path, "price", ["price"], *settings)

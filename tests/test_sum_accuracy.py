@@ -134,8 +134,7 @@ def test_the_error_of_a_float32_sum_is_bounded(name: str, equal: bool) -> None:
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize(("rows", "columns"), [(4, 5), (1, 5), (4, 1)])
-@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(("rows", "columns", "transposed"), [(4, 5, False), (1, 5, True), (4, 1, True)])
 def test_the_error_of_a_product_of_a_million_equal_summands_is_bounded(
     rows: int, columns: int, transposed: bool
 ) -> None:

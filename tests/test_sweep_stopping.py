@@ -127,7 +127,7 @@ def test_a_sweep_with_early_stopping_that_is_stopped_at_any_call_and_resumed_has
 ) -> None:
     monkeypatch.setattr(wave, "REPORT_SECONDS", 0.0)
     folder, expected = whole
-    for calls in (1, 4, 12, 7, 20):
+    for calls in (1, 12, 20):
         with pytest.raises(SweepInterrupted):
             run(found, tmp_path / "s", at_once=4, watch=Watch(stop=after(calls))).run()
     results = run(found, tmp_path / "s", at_once=8).run()
@@ -136,7 +136,7 @@ def test_a_sweep_with_early_stopping_that_is_stopped_at_any_call_and_resumed_has
     assert file.read_bytes() == again.read_bytes()
 
 
-@pytest.mark.parametrize("metric", ["validation_f1", "test_top5", "validation_recall"])
+@pytest.mark.parametrize("metric", ["validation_f1", pytest.param("test_top5", marks=pytest.mark.exhaustive)])
 def test_members_are_ranked_by_any_metric(tmp_path: Path, metric: str) -> None:
     found = session(tmp_path, SWEEP, SGD, "data.validation=0.2", "training.epochs=2", "training.metrics=[precision]")
     folder = SweepFolder.create(found.config, found.options(True, metric), tmp_path / "s", found.digests)

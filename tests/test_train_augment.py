@@ -19,6 +19,8 @@ from adtrain.core.program import Program
 from adtrain.training import Experiment, Mode, TrainState, copied
 from adtrain.training.step import empty_log, repeated
 
+pytestmark = pytest.mark.unfused
+
 ALL = "data.augment=[crop: 1, flip, affine: {rotation: 10, shift: 0.1}, noise: 0.1, cutout: 2, mixup: 0.5]"
 PLAIN = ("training.precision=float64", "optimizer={sgd: {lr: 1.0}}")
 DROPOUT = "[dropout: 0.5, linear: 3]"

@@ -22,6 +22,8 @@ from adtrain import training
 from adtrain.core.errors import AdtrainError
 from adtrain.training import Recorder, RunFolder, checkpoint
 
+pytestmark = pytest.mark.unfused
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -19,6 +19,8 @@ from adtrain.data import Split
 from adtrain.training import Observer, TrainState, evaluation, examples, loop, step, trainer
 from adtrain.training.examples import Examples, Resident, Streamed
 
+pytestmark = pytest.mark.unfused
+
 ROWS = 5
 
 

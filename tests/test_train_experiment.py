@@ -15,6 +15,8 @@ from adtrain.core import tree
 from adtrain.core.types import ArrayType
 from adtrain.data import Rows, Split
 
+pytestmark = pytest.mark.unfused
+
 
 def test_a_folder_of_validation_images_takes_no_fraction_as_well(tmp_path: Path) -> None:
     for part in ("train", "val", "test"):

@@ -75,7 +75,7 @@ def test_hangups_stay_ignored_where_the_caller_ignores_them(commands: Commands) 
     assert commands.wait() == 143
 
 
-@pytest.mark.parametrize("streams", ["2>/dev/full", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("streams", [pytest.param("2>/dev/full", marks=pytest.mark.exhaustive), "<&- >&- 2>&-"])
 def test_a_training_ends_well_without_streams_to_write_to(streams: str) -> None:
     arguments = "train tiny.yaml --epochs 1 --output-dir run"
     shell = ["/bin/sh", "-c", f'"$@" {arguments} {streams}', "sh", *COMMAND]
@@ -83,6 +83,7 @@ def test_a_training_ends_well_without_streams_to_write_to(streams: str) -> None:
     assert last_line()["kind"] == "test"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.compiled
 def test_a_stop_of_the_whole_group_lets_the_compiler_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it NumPy would take the first steps, whose results have other bytes than those of compiled code."""
@@ -121,6 +122,7 @@ def has_processes(group: int) -> bool:
     return True
 
 
+@pytest.mark.exhaustive
 @pytest.mark.compiled
 def test_a_second_signal_ends_a_compiler_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler, mark = Path("cc").absolute(), Path("compiling").absolute()

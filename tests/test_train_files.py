@@ -21,6 +21,8 @@ from adtrain.files import write_atomic
 from adtrain.training import Experiment, Recorder, RunFolder, TrainState, checkpoint, model_file
 from adtrain.training.progress import ResumedAt
 
+pytestmark = pytest.mark.unfused
+
 CONVOLUTIONAL = "[conv2d: {out_channels: 2, kernel_size: 3}, batch_norm2d, flatten, linear: 3]"
 
 
@@ -73,6 +75,7 @@ def test_the_resolved_config_trains_to_the_same_bytes(run: Path, tmp_path: Path)
         assert (run / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
 
 
+@pytest.mark.exhaustive
 def test_another_process_writes_the_same_bytes(run: Path, tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from adtrain import config, training\n"

@@ -15,6 +15,8 @@ from adtrain.core.errors import AdtrainError
 from adtrain.training import ClassScore, Epoch, Interval, Observer, TrainState, trainer
 from adtrain.training.loop import FiniteCheck
 
+pytestmark = pytest.mark.unfused
+
 
 class Events(Observer):
     """Collects all events of a run."""

@@ -35,6 +35,8 @@ from adtrain.training import (
 )
 from adtrain.training.loop import FiniteCheck
 
+pytestmark = pytest.mark.unfused
+
 __all__ = ["no_plugins"]
 
 DEEP = "[linear: 8, relu, linear: 3]"

@@ -22,6 +22,8 @@ from adtrain.core.errors import AdtrainError
 from adtrain.data.csv_file import is_number
 from adtrain.training import model_file
 
+pytestmark = pytest.mark.unfused
+
 CITIES = ("Berlin", "Rome", "Oslo")
 TEXT = """\
 name: trips

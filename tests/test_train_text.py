@@ -22,6 +22,8 @@ from adtrain.passes import SIMPLIFY
 from adtrain.training import RunFolder, loop, sampling, scores
 from adtrain.training.tensor_file import TensorFile
 
+pytestmark = pytest.mark.unfused
+
 LETTERS = "abcdef\n"
 TEXT = """\
 name: letters

@@ -11,6 +11,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from sweeps import cases_of
 
 import adtrain as ad
 from adtrain import nn, ops
@@ -18,10 +19,6 @@ from adtrain.cases import CASES, Case
 from adtrain.core.hooks import Call, Hook, hook
 
 MEMBERS = 3
-
-
-def names(cases: Sequence[Case]) -> list[str]:
-    return [f"{case.op}, {case.name}" for case in cases]
 
 
 def outputs(found: Any) -> tuple[Any, ...]:
@@ -41,7 +38,7 @@ def assert_loop(found: Any, each: Sequence[Any], axis: int = 0) -> None:
         np.testing.assert_allclose(x.numpy(), expected, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("case", WITH_INPUTS := [c for c in CASES if c.inputs], ids=names(WITH_INPUTS))
+@pytest.mark.parametrize("case", cases_of(WITH_INPUTS := [c for c in CASES if c.inputs]))
 def test_mapping_an_operation_equals_a_loop(case: Case) -> None:
     members = [case.sample(number=i) for i in range(MEMBERS)]
     each = [case.f(*args) for args in members]
@@ -61,14 +58,9 @@ def test_mapping_an_operation_equals_a_loop(case: Case) -> None:
 
 
 DIFFERENTIABLE = [c for c in WITH_INPUTS if c.order > 1]
-FIRST = {case.op: case for case in reversed(DIFFERENTIABLE)}
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(c, marks=() if c is FIRST[c.op] else pytest.mark.exhaustive) for c in DIFFERENTIABLE],
-    ids=names(DIFFERENTIABLE),
-)
+@pytest.mark.parametrize("case", cases_of(DIFFERENTIABLE))
 def test_derivatives_of_two_orders_equal_a_loop_inside_and_outside(case: Case) -> None:
     members = [case.sample(number=i) for i in range(MEMBERS)]
     everything = stacked(members)
