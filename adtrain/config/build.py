@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from adtrain import augment, nn, optim
@@ -111,6 +111,24 @@ def class_weights(cfg: Config) -> tuple[float, ...] | None:
 def optimizer(cfg: Config) -> optim.Optimizer:
     """The optimizer with the config's options. Raises ConfigError for options that exclude one another."""
     return cast(optim.Optimizer, _construct(cfg, ("optimizer",), cfg.optimizer, cfg.optimizer.options()))
+
+
+def grouped_optimizer(cfg: Config, shapes: Mapping[str, nn.Shape]) -> optim.Optimizer:
+    """The optimizer with the config's parameter groups; `shapes` are those of all parameters by path.
+
+    Raises ConfigError for a group that does not fit the optimizer or the parameters.
+    """
+    found = optimizer(cfg)
+    groups = [optim.Group(**dict(group)) for group in cfg.parameter_groups or ()]
+    for i, group in enumerate(groups):
+        try:
+            group.require_fit(found, shapes)
+        except OptionError as error:
+            raise cfg.error_at(("parameter_groups", i), str(error)) from None
+    try:
+        return optim.grouped(found, groups, shapes)
+    except OptionError as error:
+        raise cfg.error_at(("parameter_groups",), str(error)) from None
 
 
 def schedule(cfg: Config, steps_per_epoch: int, total_steps: int) -> optim.Schedule:

@@ -30,6 +30,7 @@ KEYS = {
     **dict.fromkeys(("augmentation", "augmentations", "transforms"), "data.augment"),
     **dict.fromkeys(("block_size", "seq_len", "seq_length", "sequence_length", "context_length"), "data.length"),
     **dict.fromkeys(("scheduler", "lr_scheduler"), "schedule"),
+    **dict.fromkeys(("param_groups", "paramwise_cfg"), "parameter_groups"),
     **dict.fromkeys(("criterion", "loss_fn", "objective"), "loss"),
     **dict.fromkeys(("network", "net", "architecture"), "model"),
 }

@@ -12,6 +12,7 @@ from __future__ import annotations
 from adtrain.optim import schedules
 from adtrain.optim.adam import Adam, AdamW
 from adtrain.optim.clip import clip_by_norm, clip_by_value
+from adtrain.optim.groups import NO_DECAY, Group, Grouped, grouped
 from adtrain.optim.optimizer import Optimizer, OptState
 from adtrain.optim.rmsprop import RMSprop
 from adtrain.optim.schedules import SCHEDULES, Schedule

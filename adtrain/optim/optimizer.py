@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -39,8 +39,12 @@ class Optimizer(CheckedArguments):
     """Options that may be traced numbers in `update`, in addition to `lr`."""
     lr: Positive
 
+    def numbers(self) -> dict[str, Any]:
+        """The options that a Program can take as arrays, by name: `lr` and those of `traceable`."""
+        return {name: getattr(self, name) for name in ("lr", *self.traceable)}
+
     def with_traced(self, numbers: Mapping[str, Any]) -> Optimizer:
-        """A copy whose options `numbers`, of `traceable` and `lr`, are traced numbers or values. Nothing is checked.
+        """A copy whose options `numbers`, of those of `numbers()`, are traced numbers or values. Nothing is checked.
 
         An option that is 0 may leave an operation out, so a number that stands for 0 is not the same as the option 0.
         """
@@ -48,6 +52,22 @@ class Optimizer(CheckedArguments):
         for name, number in numbers.items():
             object.__setattr__(changed, name, number)
         return changed
+
+    def label(self, path: str) -> Hashable:
+        """What parameters at this path have in common with others that are updated by the same numbers."""
+        return None
+
+    def trains(self, path: str) -> bool:
+        """Whether the parameter at this path is trained."""
+        return True
+
+    def trained(self, params: Tree) -> Tree:
+        """The part of a tree of parameters that is trained; `init` and `update` take the whole tree or this part."""
+        return params
+
+    def merged(self, params: Tree, trained: Tree) -> Tree:
+        """The tree `params` with the arrays of `trained`, a tree as `trained` returns it."""
+        return trained
 
     @abstractmethod
     def init(self, params: Tree) -> OptState:

@@ -72,6 +72,7 @@ class Group:
             update={
                 "name": cfg.name,
                 "optimizer": cfg.optimizer,
+                "parameter_groups": cfg.parameter_groups,
                 "schedule": cfg.schedule,
                 "training": cfg.training.model_copy(update={"init_from": init_from}),
             }
@@ -79,7 +80,7 @@ class Group:
         found = replace(
             first,
             config=prepared,
-            optimizer=config.build.optimizer(cfg),
+            optimizer=config.build.grouped_optimizer(cfg, first.network.parameter_shapes),
             schedule=config.build.schedule(cfg, first.steps_per_epoch, first.total_steps),
         )
         seed = self.data_seed(member)
@@ -123,9 +124,8 @@ class Group:
 
     @cached_property
     def options(self) -> Sequence[str]:
-        """The options of the optimizer that the Program takes as arrays: the traceable ones that are not 0."""
-        optimizer = self.experiment.optimizer
-        return [name for name in optimizer.traceable if not is_zero(getattr(optimizer, name))]
+        """The options of the optimizer that the Program takes as arrays: its numbers that are not 0."""
+        return [name for name, value in self.experiment.optimizer.numbers().items() if not is_zero(value)]
 
     @cached_property
     def least_members(self) -> int:
@@ -212,11 +212,11 @@ def signature(cfg: Config) -> str:
     values: dict[str, Any] = cfg.model_dump(mode="json")
     values["name"] = values["schedule"] = None
     values["training"].update(seed=None, init_from=None)
-    traceable = ("lr", *config.build.optimizer(cfg).traceable)
-    if isinstance(values["optimizer"], dict):  # otherwise the name of one without options
-        options = values["optimizer"][cfg.optimizer.kind]
-        for name in options.keys() & set(traceable):
-            options[name] = is_zero(options[name])  # an option of 0 leaves an operation out
+    optimizer = config.build.optimizer(cfg)
+    # Of numbers only whether they are 0: an option of 0 leaves an operation out.
+    values["optimizer"] = repr(optimizer.with_traced({name: is_zero(x) for name, x in optimizer.numbers().items()}))
+    for group in values["parameter_groups"] or ():
+        group.update({name: is_zero(x) for name, x in group.items() if isinstance(x, float)})
     return json.dumps(values, sort_keys=True)
 
 

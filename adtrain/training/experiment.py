@@ -197,7 +197,7 @@ class Experiment:
     @cached_property
     def buckets(self) -> Buckets | None:
         """The division of gradients and optimizer state among ranks; None for one shard."""
-        return None if self.sharding is None else Buckets(self.state_types.params, self.sharding)
+        return None if self.sharding is None else Buckets(self.state_types.params, self.sharding, self.optimizer)
 
     @cached_property
     def state_types(self) -> TrainState:

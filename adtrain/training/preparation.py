@@ -222,7 +222,7 @@ def _experiment(cfg: Config, data_set: DataSet, validation: Split | None, mode: 
         network=net,
         data=data_set,
         validation=validation,
-        optimizer=config.build.optimizer(cfg),
+        optimizer=config.build.grouped_optimizer(cfg, net.parameter_shapes),
         schedule=config.build.schedule(cfg, steps_per_epoch, total_steps),
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,

@@ -90,14 +90,15 @@ EvaluationStep: TypeAlias = Callable[[Totals, nn.Params, nn.State, Value, Value,
 def train_step(
     network: Network,
     optimizer: optim.Optimizer,
-    schedule: optim.Schedule,
+    schedule: Callable[[Value], Value],
     clip_norm: float | None = None,
     clip_value: float | None = None,
     augmentations: Sequence[Augmentation] = (),
 ) -> TrainStep:
     """A step of gradient descent as a function. The augmentations are applied to the batch in their order.
 
-    Gradients are clipped by value first, then by norm.
+    `schedule` maps the number of steps so far to a factor on the learning rate. Gradients are clipped by value first,
+    then by norm.
     """
 
     def step(
@@ -109,18 +110,21 @@ def train_step(
         if augmentations:
             batch = augment_batch(batch, augmentations, rng, network.dtype)
 
-        def loss_of(params: nn.Params) -> tuple[Value, tuple[Value, nn.State]]:
+        def loss_of(trained: nn.Params) -> tuple[Value, tuple[Value, nn.State]]:
+            params = optimizer.merged(state.params, trained)
             outputs, statistics = network.outputs(params, state.statistics, batch.images, mode)
             return network.loss_of(outputs, batch.labels, batch.mixed), (outputs, statistics)
 
-        (loss, (outputs, statistics)), grads = value_and_grad(loss_of, has_aux=True)(state.params)
+        trained = optimizer.trained(state.params)
+        (loss, (outputs, statistics)), grads = value_and_grad(loss_of, has_aux=True)(trained)
         with phase("update"), scope("optimizer"):
             if clip_value is not None:
                 grads = optim.clip_by_value(grads, clip_value)
             if clip_norm is not None:
                 grads, _ = optim.clip_by_norm(grads, clip_norm)
             lr = schedule(state.step) * optimizer.lr
-            params, optimizer_state = optimizer.update(state.params, grads, state.optimizer, lr)
+            trained, optimizer_state = optimizer.update(trained, grads, state.optimizer, lr)
+        params = optimizer.merged(state.params, trained)
         sums = network.task.sums(outputs, batch.labels)
         return TrainState(params, statistics, optimizer_state), StepMetrics(loss, sums, lr)
 

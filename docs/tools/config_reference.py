@@ -46,9 +46,10 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "model": document.Model,
     "training": document.Training,
     "training.early_stopping": document.EarlyStopping,
+    "parameter_groups": document.ParameterGroup,
     "plugins": document.Plugin,
 }
-"""From the dotted key of a section to its keys; those of `plugins` are the keys of each item."""
+"""From the dotted key of a section to its keys; those of lists are the keys of each item."""
 
 SWEEP = """\
 ## Keys of `sweep`
@@ -123,6 +124,7 @@ EXAMPLES: dict[str, Any] = {
     "optimizer": {"adam": {"lr": 0.001}},
     "schedule": "cosine",
     "training": {"epochs": 5},
+    "parameter_groups": ["no_decay", {"paths": "0.*", "trainable": False}],
     "data.dataset": "mnist",
     "data.path": "flowers.csv",
     "data.test_path": "more_flowers.csv",
@@ -166,6 +168,10 @@ EXAMPLES: dict[str, Any] = {
     "training.early_stopping": {"patience": 3},
     "training.early_stopping.patience": 3,
     "training.early_stopping.min_delta": 0.001,
+    "parameter_groups.paths": ["0.weight", "*.bias"],
+    "parameter_groups.lr_factor": 10,
+    "parameter_groups.weight_decay": 0,
+    "parameter_groups.trainable": False,
     "plugins.file": "my_layers.py",
     "plugins.sha256": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
     "plugins.files": {"softsign.c": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"},
