@@ -57,6 +57,7 @@ CASES = {
         4, [(1, False), (2, True)], [*EVEN, "training.epochs=2", "optimizer={adamw: {lr: 0.01}}",
         "parameter_groups=[no_decay, {paths: 2.weight, lr_factor: 3}, {paths: 0.bias, trainable: false}]"],
     ),
+    "muon": (2, [(1, False), (2, True)], [*EVEN, "training.epochs=1", "optimizer={muon: {rest: {sgd: 0.1}}}"]),
     "mixup, momentum, clipping by value, early stopping": (
         2,
         both(2),

@@ -116,9 +116,13 @@ def optimizer(cfg: Config) -> optim.Optimizer:
 def grouped_optimizer(cfg: Config, shapes: Mapping[str, nn.Shape]) -> optim.Optimizer:
     """The optimizer with the config's parameter groups; `shapes` are those of all parameters by path.
 
-    Raises ConfigError for a group that does not fit the optimizer or the parameters.
+    Raises ConfigError for an option or a group that does not fit the parameters.
     """
     found = optimizer(cfg)
+    try:
+        found.require_fit(shapes)
+    except OptionError as error:
+        raise _error(cfg, ("optimizer",), cfg.optimizer.kind, str(error)) from None
     groups = [optim.Group(**dict(group)) for group in cfg.parameter_groups or ()]
     for i, group in enumerate(groups):
         try:
@@ -224,8 +228,10 @@ def _layer(cfg: Config, spec: Layer, path: PathParts) -> nn.Module:
 
 def _construct(cfg: Config, path: PathParts, spec: Spec, options: dict[str, Any]) -> Any:
     """The object of the spec's class; errors become a ConfigError with the position of the spec at `path`."""
+    nested = {name: value for name, value in options.items() if isinstance(value, Spec)}
+    inner = {name: _construct(cfg, (*path, spec.kind, name), x, x.options()) for name, x in nested.items()}
     try:
-        return type(spec).target(**options)
+        return type(spec).target(**{**options, **inner})
     except (OptionError, ShapeError) as error:
         raise _error(cfg, path, spec.kind, str(error)) from None
 

@@ -56,10 +56,11 @@ def specs_as_unions(*models: type[BaseModel]) -> Iterator[None]:
     def rebuild(as_union: bool) -> None:
         OneOf.as_union = as_union
         # Without this, a model would be rebuilt with the old schemas of the models in it.
-        for model in (*CONTAINERS, *models):
+        nested = (*CONTAINERS, *OPTIMIZERS.values(), *models)
+        for model in nested:
             if "__pydantic_core_schema__" in vars(model):
                 del model.__pydantic_core_schema__
-        for model in (*CONTAINERS, *models):
+        for model in nested:
             model.model_rebuild(force=True)
 
     rebuild(True)
@@ -107,11 +108,15 @@ def _spec(family: str, kind: str, target: Callable[..., Any], excluded: Collecti
     for name, parameter in inspect.signature(target).parameters.items():
         if name in excluded or (family == "schedule" and name == "total_steps"):
             continue
+        default = ... if parameter.default is parameter.empty else parameter.default
+        if hints[name] is optim.Optimizer:
+            made = default is not ... and Field(default_factory=partial(_spec_of, OPTIMIZERS, default))
+            fields[name] = Optimizer, made or ...
+            continue
         try:
             values = option_type(hints[name])
         except OptionError as error:
             raise OptionError(f"{family} {kind}: {name} {error}") from None
-        default = ... if parameter.default is parameter.empty else parameter.default
         fields[name] = (values | None if default is None else values, default)
     more = WARM_UP if family == "schedule" else {}
     spec = create_model(kind, __base__=Spec, __module__=__name__, **fields, **more)
@@ -119,6 +124,12 @@ def _spec(family: str, kind: str, target: Callable[..., Any], excluded: Collecti
     spec.target = staticmethod(target)
     spec.__doc__ = (docstrings.of(target) or kind).splitlines()[0]
     return spec
+
+
+def _spec_of(family: Family, made: Any) -> Spec:
+    """The spec of an object of the package: an option's default."""
+    spec = family[made.kind()]
+    return spec(**{name: getattr(made, name) for name in spec.model_fields})
 
 
 def _add_own() -> None:

@@ -12,7 +12,7 @@ from adtrain.core.array import Value
 from adtrain.core.checked_arguments import CheckedArguments
 from adtrain.core.errors import OptionError
 from adtrain.core.types import Shape
-from adtrain.optim.optimizer import Optimizer, OptState, Tree
+from adtrain.optim.optimizer import Optimizer, OptState, Part, Tree, named, updated_in_parts
 from adtrain.option_types import NonNegative, Patterns, Positive
 
 VECTORS = "vectors"
@@ -41,11 +41,7 @@ class Group(CheckedArguments):
 
     def matches(self, path: str, axes: int) -> bool:
         """Whether a parameter with this path and number of axes is in the group."""
-        return any(_matches(pattern, path, axes) for pattern in self.patterns)
-
-    @property
-    def patterns(self) -> tuple[str, ...]:
-        return (self.paths,) if isinstance(self.paths, str) else self.paths
+        return matches(self.paths, path, axes)
 
     def require_fit(self, optimizer: Optimizer, shapes: Mapping[str, Shape]) -> None:
         """Raise OptionError unless the group fits the optimizer and the parameters. See `grouped`."""
@@ -53,14 +49,21 @@ class Group(CheckedArguments):
             raise OptionError(f"found paths alone, expected also {', '.join(Sources._fields[:-1])} or trainable")
         if self.weight_decay is not None and not _decays(optimizer):
             raise OptionError(f"found weight_decay, which {optimizer.kind()} does not have")
-        for pattern in self.patterns:
-            if not any(_matches(pattern, path, len(shape)) for path, shape in shapes.items()):
-                known = ", ".join(list(shapes)[:8]) + (", ..." if len(shapes) > 8 else "")
-                raise OptionError(f"found {pattern}, which matches no parameter (known: {known})")
+        require_matches(self.paths, shapes)
 
 
-def _matches(pattern: str, path: str, axes: int) -> bool:
-    return axes == 1 if pattern == VECTORS else fnmatchcase(path, pattern)
+def matches(paths: Patterns, path: str, axes: int) -> bool:
+    """Whether a parameter with this path and number of axes matches a pattern, or one of several."""
+    patterns = (paths,) if isinstance(paths, str) else paths
+    return any(axes == 1 if pattern == VECTORS else fnmatchcase(path, pattern) for pattern in patterns)
+
+
+def require_matches(paths: Patterns, shapes: Mapping[str, Shape]) -> None:
+    """Raise OptionError for a pattern that matches none of the parameters with these shapes."""
+    for pattern in (paths,) if isinstance(paths, str) else paths:
+        if not any(matches(pattern, path, len(shape)) for path, shape in shapes.items()):
+            known = ", ".join(list(shapes)[:8]) + (", ..." if len(shapes) > 8 else "")
+            raise OptionError(f"found {pattern}, which matches no parameter (known: {known})")
 
 
 def _decays(optimizer: Optimizer) -> list[str]:
@@ -125,40 +128,22 @@ class Grouped(Optimizer):
         return position is None or bool(self.groups[position].trainable)
 
     def trained(self, params: Tree) -> dict[str, Any]:
-        named = zip(tree.paths(params), tree.leaves(params), strict=True)
-        return {path: x for path, x in named if self.trains(path)}
+        return {path: x for path, x in named(params).items() if self.trains(path)}
 
     def merged(self, params: Tree, trained: Mapping[str, Any]) -> Tree:
-        leaves, structure = tree.flatten(params)
-        return tree.unflatten(structure, [trained.get(p, x) for p, x in zip(tree.paths(params), leaves, strict=True)])
+        return tree.unflatten(tree.flatten(params)[1], list({**named(params), **trained}.values()))
 
     def init(self, params: Tree) -> OptState:
         return self.rule.init(self.trained(params))
 
     def updated(self, params: Tree, grads: Tree, state: OptState, lr: Value) -> tuple[Tree, OptState]:
-        trained, gradients = self.trained(params), self.trained(grads)
         labels: dict[Sources, list[str]] = {}
-        for path in trained:
+        for path in self.trained(params):
             labels.setdefault(self.label(path), []).append(path)
+        return updated_in_parts(params, grads, state, [self._part(label, paths, lr) for label, paths in labels.items()])
 
-        def is_tree(x: Any) -> bool:
-            return isinstance(x, dict) and x.keys() <= trained.keys()
-
-        new: OptState = {}
-        for label, paths in labels.items():
-            own = {
-                name: {path: x[path] for path in paths if path in x} if is_tree(x) else x for name, x in state.items()
-            }
-            rule, rate = self._of(label, lr)
-            moved, after = rule.updated({p: trained[p] for p in paths}, {p: gradients[p] for p in paths}, own, rate)
-            trained |= moved
-            for name, x in after.items():
-                new[name] = {**new.get(name, {}), **x} if is_tree(x) else x
-        ordered = {name: {path: x[path] for path in state[name]} if is_tree(x) else x for name, x in new.items()}
-        return self.merged(params, trained), ordered or {**state, "step": state["step"] + 1}
-
-    def _of(self, label: Sources, lr: Value) -> tuple[Optimizer, Value]:
-        """The optimizer and the learning rate of parameters with this label."""
+    def _part(self, label: Sources, paths: Sequence[str], lr: Value) -> Part:
+        """The update of parameters with this label."""
         rule = self.rule
         if label.weight_decay is not None:
             decay = self.groups[label.weight_decay].weight_decay
@@ -166,7 +151,7 @@ class Grouped(Optimizer):
         if label.lr_factor is not None:
             factor: Any = self.groups[label.lr_factor].lr_factor
             lr = lr * factor
-        return rule, lr
+        return Part(paths, rule.init, rule.updated, lr)
 
 
 def grouped(optimizer: Optimizer, groups: Sequence[Group], shapes: Mapping[str, Shape]) -> Optimizer:

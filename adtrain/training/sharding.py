@@ -367,7 +367,8 @@ class _Step:
         with phase("update"), scope("optimizer"):
             lr = self.schedule(state.step) * self.optimizer.lr
             slices = self._clipped([tree_sum(x) for x in received])
-            vectors, optimizer = self._update(state, params, slices, lr)
+            with ops.matmul_precision(self.network.products):
+                vectors, optimizer = self._update(state, params, slices, lr)
         with scope("metrics"):  # after the update, which does not wait for them
             sums = tree_sum(ops.reshape(all_numbers, (-1, *numbers[0].shape)))
             loss, task_sums, statistics = self._metrics(state, sums)

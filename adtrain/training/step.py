@@ -123,7 +123,8 @@ def train_step(
             if clip_norm is not None:
                 grads, _ = optim.clip_by_norm(grads, clip_norm)
             lr = schedule(state.step) * optimizer.lr
-            trained, optimizer_state = optimizer.update(trained, grads, state.optimizer, lr)
+            with ops.matmul_precision(network.products):
+                trained, optimizer_state = optimizer.update(trained, grads, state.optimizer, lr)
         params = optimizer.merged(state.params, trained)
         sums = network.task.sums(outputs, batch.labels)
         return TrainState(params, statistics, optimizer_state), StepMetrics(loss, sums, lr)

@@ -97,7 +97,10 @@ If all these weights are 0, the loss is 0. The loss of the validation or test pa
 by the sum of their weights, so it does not depend on their order. The training loss of an epoch is the mean over its
 batches, weighted by their numbers of images.
 """,
-    "optimizer": "Options have the names and meanings of PyTorch.\n",
+    "optimizer": """\
+Options have the names and meanings of PyTorch. [Set the optimizer by parameter](../how-to/optimizers.md) has parameter
+groups and Muon.
+""",
     "schedule": """\
 A schedule is a factor on the optimizer's learning rate. Schedules count in epochs: `step_size` and `milestones` are
 epochs, and `gamma` of `exponential` is the factor per epoch. With `warmup_epochs` or `warmup_steps` the learning rate
@@ -176,6 +179,7 @@ EXAMPLES: dict[str, Any] = {
     "plugins.sha256": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
     "plugins.files": {"softsign.c": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"},
     "activation": "gelu",
+    "adjust_lr_fn": "match_rms_adamw",
     "affine": False,
     "sync": True,
     "alpha": 0.5,
@@ -218,6 +222,8 @@ EXAMPLES: dict[str, Any] = {
     "nesterov": True,
     "nhead": 4,
     "norm_first": True,
+    "normalize_weights": True,
+    "ns_steps": 6,
     "nonlinearity": "relu",
     "normalized_shape": 128,
     "num_channels": 32,
@@ -237,6 +243,8 @@ EXAMPLES: dict[str, Any] = {
     "pct_start": 0.2,
     "pos_weight": [1.0, 2.5],
     "probability": 0.3,
+    "rest": {"adamw": {"lr": 0.001}},
+    "rest_paths": "9.*",
     "rotation": 10,
     "scale": 0.1,
     "shape": [16, 7, -1],
@@ -323,7 +331,10 @@ def _default(field: FieldInfo) -> str:
     default = field.get_default(call_default_factory=True)
     if default == ():  # the description says how it follows from the data
         return ""
-    return "`null`" if default is None else f"`{default.kind if isinstance(default, Spec) else _yaml(default)}`"
+    if isinstance(default, Spec):
+        given = _yaml(default.written())
+        return f"`{given if default.options() != type(default)().options() else default.kind}`"
+    return "`null`" if default is None else f"`{_yaml(default)}`"
 
 
 def _yaml(value: Any) -> str:
