@@ -1,14 +1,14 @@
 """register: layers, losses, data sets, metrics and others of your own, by their names in a config.
 
-    @ad.register.layer("scale")
-    class Scale(ad.nn.Module):
-        factor: float = 2.0
+    @ad.register.layer("shifted")
+    class Shifted(ad.nn.Module):
+        by: float = 2.0
 
         def output_shape(self, shape):
             return shape
 
         def forward(self, params, state, x, mode):
-            return self.factor * x, state
+            return x + self.by, state
 
 The class becomes a frozen dataclass. Its fields are the options: their names, types, bounds and defaults are those of
 the annotations. `adtrain.option_types` has types with bounds, such as Positive and Size. A config and a call in

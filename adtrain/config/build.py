@@ -12,7 +12,7 @@ from adtrain.config import sweep_section
 from adtrain.config.document import Config
 from adtrain.config.family import Spec
 from adtrain.config.problems import ConfigError, PathParts, Problem, dotted
-from adtrain.config.specs import Add, Concat, Layer, Residual
+from adtrain.config.specs import Add, Concat, Layer, Multiply, Residual
 from adtrain.config.sweep_section import Sweep
 from adtrain.core.array import Value
 from adtrain.core.errors import OptionError, ShapeError
@@ -220,9 +220,10 @@ def _layer(cfg: Config, spec: Layer, path: PathParts) -> nn.Module:
         body = _sequential(cfg, spec.body, (*inside, "body"))
         shortcut = None if spec.shortcut is None else _sequential(cfg, spec.shortcut, (*inside, "shortcut"))
         return nn.Residual(body, shortcut=shortcut)
-    if isinstance(spec, (Concat, Add)):
+    if isinstance(spec, (Concat, Add, Multiply)):
         branches = [_sequential(cfg, branch, (*inside, "branches", i)) for i, branch in enumerate(spec.branches)]
-        return nn.Concat(*branches) if isinstance(spec, Concat) else nn.Add(*branches)
+        joins: dict[str, Callable[..., nn.Module]] = {"concat": nn.Concat, "add": nn.Add, "multiply": nn.Multiply}
+        return joins[spec.kind](*branches)
     return cast(nn.Module, _construct(cfg, path, spec, spec.options()))
 
 
@@ -244,7 +245,7 @@ def _layer_at(layers: list[Layer], path: PathParts, names: tuple[str, ...]) -> t
     match layer, rest:
         case Residual(), [("body" | "shortcut") as part, *inner] if inner:
             return _layer_at(getattr(layer, part), (*path, layer.kind, part), tuple(inner))
-        case Concat() | Add(), [branch, *inner] if inner:
+        case Concat() | Add() | Multiply(), [branch, *inner] if inner:
             return _layer_at(layer.branches[int(branch)], (*path, layer.kind, "branches", int(branch)), tuple(inner))
     return path, layer.kind
 

@@ -49,6 +49,13 @@ class Add(Spec):
     branches: Branches
 
 
+class Multiply(Spec):
+    """The product of the outputs of branches; an axis of length 1 is repeated: `multiply: [[...], [...]]`."""
+
+    kind = "multiply"
+    branches: Branches
+
+
 @contextmanager
 def specs_as_unions(*models: type[BaseModel]) -> Iterator[None]:
     """Within the block, the JSON Schemas of the models and of containers contain all specs."""
@@ -73,7 +80,7 @@ def specs_as_unions(*models: type[BaseModel]) -> Iterator[None]:
 WARM_UP: dict[str, Any] = {"warmup_epochs": (WarmUp, 0.0), "warmup_steps": (Count, 0)}
 """Options of every schedule: the rate first rises linearly over this many epochs or steps, then the schedule starts."""
 
-CONTAINERS: tuple[type[Spec], ...] = (Residual, Concat, Add)
+CONTAINERS: tuple[type[Spec], ...] = (Residual, Concat, Add, Multiply)
 LAYERS = Family()
 LOSSES = Family()
 OPTIMIZERS = Family()
