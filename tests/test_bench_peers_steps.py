@@ -175,10 +175,10 @@ def test_every_layer_optimizer_and_loss_is_covered() -> None:
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_muon_and_parameter_groups_are_unsupported(tmp_path: Path, name: str) -> None:
+def test_muon_parameter_groups_and_averages_are_unsupported(tmp_path: Path, name: str) -> None:
     """PyTorch's Muon takes matrices only, and works in bfloat16."""
-    for settings in ("optimizer=muon", "parameter_groups=[{paths: vectors, lr_factor: 2}]"):
-        with pytest.raises(Unsupported, match=r"^no counterpart of (muon|parameter_groups) in "):
+    for settings in ("optimizer=muon", "parameter_groups=[{paths: vectors, lr_factor: 2}]", "training.average=ema"):
+        with pytest.raises(Unsupported, match=r"^no counterpart of (muon|parameter_groups|an average of the weights) "):
             losses(name, job(tmp_path, PLAIN, settings))
 
 

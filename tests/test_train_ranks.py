@@ -53,11 +53,13 @@ CASES = {
         4, [(1, False), (2, True)], ["data.batch_size=29", "loss={cross_entropy: {weight: [1, 9, 0]}}",
         "data.validation=0.2", "training.epochs=2"],
     ),
-    "parameter groups, frozen parameters": (
+    "parameter groups, frozen parameters, average of weights": (
         4, [(1, False), (2, True)], [*EVEN, "training.epochs=2", "optimizer={adamw: {lr: 0.01}}",
-        "parameter_groups=[no_decay, {paths: 2.weight, lr_factor: 3}, {paths: 0.bias, trainable: false}]"],
+        "parameter_groups=[no_decay, {paths: 2.weight, lr_factor: 3}, {paths: 0.bias, trainable: false}]",
+        "training.average=ema"],
     ),
-    "muon": (2, [(1, False), (2, True)], [*EVEN, "training.epochs=1", "optimizer={muon: {rest: {sgd: 0.1}}}"]),
+    "muon, lookahead": (2, [(1, False), (2, True)], [*EVEN, "training.epochs=1", "optimizer={muon: {rest: {sgd: 0.1}}}",
+        "training.average={lookahead: {steps: 2}}"]),
     "mixup, momentum, clipping by value, early stopping": (
         2,
         both(2),

@@ -44,7 +44,7 @@ def check(cfg: Config) -> list[Problem]:
     """The problems that prevent the objects of the config from being built."""
     problems: list[Problem] = []
     one_step = functools.partial(schedule, steps_per_epoch=1, total_steps=1)
-    builders: list[Callable[[Config], object]] = [model, loss, optimizer, one_step, augmentations, metrics]
+    builders: list[Callable[[Config], object]] = [model, loss, optimizer, one_step, average, augmentations, metrics]
     if cfg.data.dataset is not None:
         builders.append(data_source)
     if cfg.sweep is not None:
@@ -133,6 +133,12 @@ def grouped_optimizer(cfg: Config, shapes: Mapping[str, nn.Shape]) -> optim.Opti
         return optim.grouped(found, groups, shapes)
     except OptionError as error:
         raise cfg.error_at(("parameter_groups",), str(error)) from None
+
+
+def average(cfg: Config) -> optim.Average | None:
+    """The average of the weights that `training.average` names; None without it."""
+    spec = cfg.training.average
+    return None if spec is None else _construct(cfg, ("training", "average"), spec, spec.options())
 
 
 def schedule(cfg: Config, steps_per_epoch: int, total_steps: int) -> optim.Schedule:

@@ -25,7 +25,7 @@ from adtrain.config import sweep_section
 from adtrain.config.annotations import option_type
 from adtrain.config.problems import ConfigError, PathParts, Problem, dotted
 from adtrain.config.source import Node
-from adtrain.config.specs import SCHEDULES, Augmentation, DataSource, Layers, Loss, Metric, Optimizer, Schedule
+from adtrain.config.specs import SCHEDULES, Augmentation, Average, DataSource, Layers, Loss, Metric, Optimizer, Schedule
 from adtrain.config.values import (
     BestBy,
     Bool,
@@ -216,6 +216,9 @@ class Training(Section):
     )
     clip_norm: Positive | None = Field(None, description="scale the gradients down so that their norm is at most this")
     clip_value: Positive | None = Field(None, description="clamp each element of the gradients to plus or minus this")
+    average: Average | None = Field(
+        None, description="an average of the weights over the steps, which is evaluated and saved as the model"
+    )
     init_from: Text | None = Field(None, description="a run's folder, model or checkpoint with the initial weights")
     init_partial: Bool | None = Field(None, description="take only the arrays of init_from that fit by name and shape")
     checkpoint_every: Size | None = Field(

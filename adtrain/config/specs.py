@@ -86,6 +86,7 @@ LOSSES = Family()
 OPTIMIZERS = Family()
 SCHEDULES = Family()
 """In a config schedules count in epochs: step_size and milestones are epochs; gamma of exponential is per epoch."""
+AVERAGES = Family()
 AUGMENTATIONS = Family()
 DATASETS = Family()
 METRICS = Family()
@@ -94,6 +95,7 @@ FAMILIES = {
     "loss": LOSSES,
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
+    "average": AVERAGES,
     "augmentation": AUGMENTATIONS,
     "data set": DATASETS,
     "metric": METRICS,
@@ -145,6 +147,7 @@ def _add_own() -> None:
         "layer": nn.LAYERS,
         "optimizer": optim.OPTIMIZERS,
         "schedule": optim.SCHEDULES,
+        "average": optim.AVERAGES,
         "augmentation": augment.AUGMENTATIONS,
         "data set": {name: catalogue.finder(name) for name in catalogue.CATALOGUE},
         "loss": nn.LOSSES,
@@ -172,6 +175,7 @@ if TYPE_CHECKING:
     Loss: TypeAlias = Spec
     Optimizer: TypeAlias = Spec
     Schedule: TypeAlias = Spec
+    Average: TypeAlias = Spec
     Augmentation: TypeAlias = Spec
     DataSource: TypeAlias = Spec
     Metric: TypeAlias = Spec
@@ -180,6 +184,7 @@ else:
     Loss = Annotated[Spec, OneOf(LOSSES)]
     Optimizer = Annotated[Spec, OneOf(OPTIMIZERS)]
     Schedule = Annotated[Spec, OneOf(SCHEDULES)]
+    Average = Annotated[Spec, OneOf(AVERAGES)]
     Augmentation = Annotated[Spec, OneOf(AUGMENTATIONS)]
     DataSource = Annotated[Spec, OneOf(DATASETS)]
     Metric = Annotated[Spec, OneOf(METRICS)]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from adtrain.optim import schedules
 from adtrain.optim.adam import Adam, AdamW
+from adtrain.optim.averages import AVERAGES, EMA, Average, Lookahead
 from adtrain.optim.clip import clip_by_norm, clip_by_value
 from adtrain.optim.groups import NO_DECAY, Group, Grouped, grouped
 from adtrain.optim.muon import Muon

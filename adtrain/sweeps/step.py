@@ -93,7 +93,7 @@ def sweep_step(experiment: Experiment) -> SweepStep:
         training = experiment.config.training
         clip = training.clip_norm, training.clip_value
         network = with_targets(experiment.network, settings.targets)
-        step = train_step(network, optimizer, lambda _: factor, *clip, experiment.augmentations)
+        step = train_step(network, optimizer, lambda _: factor, *clip, experiment.augmentations, experiment.average)
         state, metrics = step(state, settings.seeds, images, labels, rows)
         with scope("tally"):
             found = ops.astype(metrics.loss, np.float64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from adtrain.training.program_cache import PersistentProgramCache, targets
 from adtrain.training.progress import Best, ScoredEpoch
 from adtrain.training.sharding import Buckets, Sharding, evaluation_of_vectors, shard_seeds, sharded_step
 from adtrain.training.step import (
+    AVERAGE,
     EvaluationStep,
     LoggedStep,
     TrainState,
@@ -74,6 +75,7 @@ class Experiment:
     augmentations: Sequence[Augmentation] = ()
     mode: Mode = Mode.FUSED
     sharding: Sharding | None = None  # of batches; None for one shard
+    average: optim.Average | None = None  # of the weights
 
     @property
     def train(self) -> Split:
@@ -192,7 +194,10 @@ class Experiment:
         if init_from is not None:
             trees = initial_weights(Path(init_from), *trees, partial=bool(training.init_partial))
         params, statistics = trees
-        return TrainState(params, statistics, self.optimizer.init(params))
+        state = TrainState(params, statistics, self.optimizer.init(params))
+        if self.average is not None:
+            state.optimizer[AVERAGE] = self.average.init(params, statistics)
+        return state
 
     @cached_property
     def buckets(self) -> Buckets | None:
@@ -210,6 +215,7 @@ class Experiment:
         if self.buckets is None:
             return state
         optimizer = self.buckets.divided_state(state.optimizer) if self.optimizer.elementwise else state.optimizer
+        optimizer = _with_params(optimizer, self.buckets.flatten)
         return TrainState(self.buckets.flatten(state.params), state.statistics, optimizer)
 
     def whole(self, state: TrainState) -> TrainState:
@@ -219,6 +225,7 @@ class Experiment:
         optimizer = state.optimizer
         if self.optimizer.elementwise:
             optimizer = self.buckets.whole_state(optimizer, self.state_types.optimizer)
+        optimizer = _with_params(optimizer, self.buckets.unflatten_numpy)
         return TrainState(self.buckets.unflatten_numpy(state.params), state.statistics, optimizer)
 
     def without_padding(self, state: TrainState) -> TrainState:
@@ -231,7 +238,8 @@ class Experiment:
         optimizer = state.optimizer
         if self.optimizer.elementwise:
             optimizer = self.buckets.without_padding(optimizer, self.state_types.optimizer)
-        return TrainState(self.buckets.unflatten(state.params, subview), state.statistics, optimizer)
+        unflatten = partial(self.buckets.unflatten, subview=subview)
+        return TrainState(unflatten(state.params), state.statistics, _with_params(optimizer, unflatten))
 
     def with_params(self, state: TrainState) -> TrainState:
         """A divided state on the device whose parameters are a tree, not vectors."""
@@ -291,7 +299,7 @@ class Experiment:
     def _program_cache(self, name: str) -> PersistentProgramCache | None:
         """The cached Programs of the function `name`; None if they depend on code of the user or on ranks."""
         cfg, net = self.config, self.network
-        specs = [cfg.model.layers, cfg.loss, cfg.optimizer, cfg.schedule, cfg.data.augment]
+        specs = [cfg.model.layers, cfg.loss, cfg.optimizer, cfg.schedule, cfg.training.average, cfg.data.augment]
         of_package = all(target.__module__.partition(".")[0] == "adtrain" for target in targets(specs))
         if self.sharding is not None or cfg.plugins or not of_package:
             return None
@@ -351,5 +359,14 @@ class Experiment:
         training = self.config.training
         clip = training.clip_norm, training.clip_value
         if self.buckets is not None:
-            return sharded_step(self.network, self.optimizer, self.schedule, self.buckets, *clip, self.augmentations)
-        return train_step(self.network, self.optimizer, self.schedule, *clip, self.augmentations)
+            options = self.buckets, *clip, self.augmentations, self.average
+            return sharded_step(self.network, self.optimizer, self.schedule, *options)
+        return train_step(self.network, self.optimizer, self.schedule, *clip, self.augmentations, self.average)
+
+
+def _with_params(optimizer: optim.OptState, changed: Callable[[Any], Any]) -> optim.OptState:
+    """An optimizer's state with `changed` of the parameters in the average, if there is one."""
+    if AVERAGE not in optimizer:
+        return optimizer
+    average = optimizer[AVERAGE]
+    return {**optimizer, AVERAGE: {**average, "params": changed(average["params"])}}

@@ -228,6 +228,7 @@ def _experiment(cfg: Config, data_set: DataSet, validation: Split | None, mode: 
         total_steps=total_steps,
         augmentations=config.build.augmentations(cfg),
         mode=mode,
+        average=config.build.average(cfg),
         sharding=_sharding(cfg, len(data_set.train)),
     )
 

@@ -42,6 +42,7 @@ from adtrain.training.step import (
     augment_batch,
     gather_batch,
     random_state,
+    with_average,
 )
 
 BUCKET_BYTES = 4 << 20
@@ -336,6 +337,7 @@ class _Step:
     clip_value: float | None
     augmentations: Sequence[Augmentation]
     buckets: Buckets
+    average: optim.Average | None
 
     def __call__(
         self, state: TrainState, seeds: Value, images: Value, labels: Value, indices: Value, total: int
@@ -372,7 +374,10 @@ class _Step:
         with scope("metrics"):  # after the update, which does not wait for them
             sums = tree_sum(ops.reshape(all_numbers, (-1, *numbers[0].shape)))
             loss, task_sums, statistics = self._metrics(state, sums)
-        return TrainState(vectors, statistics, optimizer), StepMetrics(loss, task_sums, lr)
+        new = TrainState(vectors, statistics, optimizer)
+        if self.average is not None:
+            new = with_average(new, self.average, state)
+        return new, StepMetrics(loss, task_sums, lr)
 
     def _total_weight(self, labels: Value, shards: Sequence[Value], sizes: Sequence[int]) -> Value | None:
         """The sum of the class weights of the whole batch, over all ranks; None for a loss without class weights.
@@ -542,6 +547,7 @@ def sharded_step(
     clip_norm: float | None = None,
     clip_value: float | None = None,
     augmentations: Sequence[Augmentation] = (),
+    average: optim.Average | None = None,
 ) -> ShardedStep:
     """`train_step` on a batch that is divided into shards. Batch norm without `sync` sees one shard at a time."""
-    return _Step(network, optimizer, schedule, clip_norm, clip_value, augmentations, buckets)
+    return _Step(network, optimizer, schedule, clip_norm, clip_value, augmentations, buckets, average)

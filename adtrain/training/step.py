@@ -36,6 +36,16 @@ class TrainState(NamedTuple):
         return step
 
 
+AVERAGE = "average"
+"""The key of the average of the weights in `TrainState.optimizer`, if the config has one."""
+
+
+def averaged(state: TrainState) -> TrainState:
+    """The state that is evaluated and saved as the model: with the average of the weights, where there is one."""
+    found = state.optimizer.get(AVERAGE)
+    return state if found is None else state._replace(params=found["params"], statistics=found["statistics"])
+
+
 class StepMetrics(NamedTuple):
     """The metrics of a step: mean loss of the batch, shape (), the task's sums, and the learning rate, shape ()."""
 
@@ -94,6 +104,7 @@ def train_step(
     clip_norm: float | None = None,
     clip_value: float | None = None,
     augmentations: Sequence[Augmentation] = (),
+    average: optim.Average | None = None,
 ) -> TrainStep:
     """A step of gradient descent as a function. The augmentations are applied to the batch in their order.
 
@@ -125,11 +136,20 @@ def train_step(
             lr = schedule(state.step) * optimizer.lr
             with ops.matmul_precision(network.products):
                 trained, optimizer_state = optimizer.update(trained, grads, state.optimizer, lr)
-        params = optimizer.merged(state.params, trained)
+        new = TrainState(optimizer.merged(state.params, trained), statistics, optimizer_state)
+        if average is not None:
+            new = with_average(new, average, state)
         sums = network.task.sums(outputs, batch.labels)
-        return TrainState(params, statistics, optimizer_state), StepMetrics(loss, sums, lr)
+        return new, StepMetrics(loss, sums, lr)
 
     return step
+
+
+def with_average(new: TrainState, average: optim.Average, before: TrainState) -> TrainState:
+    """The state after a step with the average that it changes; `before` is the state before the step."""
+    with phase("update"), scope("average"):
+        params, found = average.updated(new.params, new.statistics, before.optimizer[AVERAGE], before.step)
+        return new._replace(params=params, optimizer={**new.optimizer, AVERAGE: found})
 
 
 def logged_step(train: TrainStep) -> LoggedStep:

@@ -106,6 +106,9 @@ A schedule is a factor on the optimizer's learning rate. Schedules count in epoc
 epochs, and `gamma` of `exponential` is the factor per epoch. With `warmup_epochs` or `warmup_steps` the learning rate
 first rises linearly, then the schedule starts.
 """,
+    "average": """\
+`training.average` names one. [Set the optimizer by parameter](../how-to/optimizers.md#averages-of-weights) says more.
+""",
     "data set": """\
 `data.dataset` names one. All but `mnist`, which is part of the package, are downloaded by `adtrain data fetch NAME`.
 [Plug-ins](../how-to/own-layer.md#a-data-set) add others, with options: `{spirals: {points: 600}}`.
@@ -162,6 +165,7 @@ EXAMPLES: dict[str, Any] = {
     "training.precision": "tf32",
     "training.clip_norm": 1.0,
     "training.clip_value": 0.5,
+    "training.average": {"ema": 0.999},
     "training.init_from": "runs/mlp",
     "training.init_partial": True,
     "training.checkpoint_every": 500,
@@ -192,6 +196,7 @@ EXAMPLES: dict[str, Any] = {
     "causal": True,
     "d_model": 64,
     "delta": 0.5,
+    "decay": 0.99,
     "deviation": 0.1,
     "dilation": 2,
     "dim": -1,
@@ -257,6 +262,7 @@ EXAMPLES: dict[str, Any] = {
     "shortcut": [{"linear": 64}],
     "size": 6,
     "step_size": 2,
+    "steps": 10,
     "stride": 2,
     "sweep": {"training.seed": {"range": 10}},
     "warmup_epochs": 0.5,
