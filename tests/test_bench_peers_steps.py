@@ -56,6 +56,7 @@ OPTIMIZERS = (
     "sgd: {lr: 0.05, momentum: 0.9, nesterov: true}",
     "adam: {lr: 0.01, betas: [0.8, 0.99], weight_decay: 0.01}",
     "adamw: {lr: 0.01, weight_decay: 0.1}",
+    "lion: {lr: 0.001, weight_decay: 0.1}",
     "rmsprop: {lr: 0.01, weight_decay: 0.01}",
     "rmsprop: {lr: 0.01, momentum: 0.5}",
 )
@@ -76,7 +77,7 @@ PLAIN = "[{linear: 16}, relu, {linear: 3}]"
 LACKING = {
     "numpy": {*LAYERS} - {"dense", "convolution"} | {*LOSSES} - {"cross_entropy"},
     "jax-scan": {"transposed", "bilinear", "sequences", *WEIGHTED},
-    "torch-eager": set[str](),
+    "torch-eager": {"lion: {lr: 0.001, weight_decay: 0.1}"},
 }
 
 
@@ -94,7 +95,7 @@ def losses(name: str, given: Job) -> list[float]:
 
 def check(name: str, given: Job, case: str) -> None:
     if case in LACKING[name]:
-        with pytest.raises(Unsupported, match=r"^no counterpart of .+ in (plain NumPy|JAX)"):
+        with pytest.raises(Unsupported, match=r"^no counterpart of .+ in (plain NumPy|JAX|PyTorch)"):
             losses(name, given)
         return
     np.testing.assert_allclose(losses(name, given), losses("adtrain", given), rtol=1e-9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, cast, get_type_hints
 
 from adtrain import augment, nn, optim
 from adtrain.config import sweep_section
@@ -19,6 +19,7 @@ from adtrain.core.errors import OptionError, ShapeError
 from adtrain.data.catalogue import Entry
 from adtrain.data.datasets import DataSource
 from adtrain.metrics import Metric
+from adtrain.option_types import StepList, Steps
 
 CLASSIFICATION = ("cross_entropy", "nll")
 REGRESSION = ("mse", "l1", "huber")
@@ -154,13 +155,13 @@ def schedule(cfg: Config, steps_per_epoch: int, total_steps: int) -> optim.Sched
         raise _error(cfg, ("schedule",), kind, reason)
     if warmup_epochs:
         warmup_steps = steps(warmup_epochs)
-    match kind:
-        case "step":
-            options["step_size"] = steps(options["step_size"])
-        case "multistep":
-            options["milestones"] = tuple(steps(epochs) for epochs in options["milestones"])
-        case "exponential":
-            options["gamma"] **= 1 / steps_per_epoch
+    for name, hint in get_type_hints(type(cfg.schedule).target, include_extras=True).items():
+        if options.get(name) is not None and hint in (Steps, Steps | None):
+            options[name] = steps(options[name])
+        elif hint == StepList:
+            options[name] = tuple(map(steps, options[name]))
+    if kind == "exponential":
+        options["gamma"] **= 1 / steps_per_epoch
     if "total_steps" in inspect.signature(type(cfg.schedule).target).parameters:
         options["total_steps"] = max(1, total_steps - warmup_steps)
     built: optim.Schedule = _construct(cfg, ("schedule",), cfg.schedule, options)

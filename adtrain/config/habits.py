@@ -72,6 +72,10 @@ NAMES = {
     **dict.fromkeys(("mean_squared_error", "mseloss"), "mse"),
     **dict.fromkeys(("mean_absolute_error", "mae", "l1loss"), "l1"),
     "cosineannealinglr": "cosine",
+    "cosineannealingwarmrestarts": "cosine_restarts",
+    **dict.fromkeys(("linear", "linear_decay", "linearlr", "polynomiallr"), "polynomial"),
+    **dict.fromkeys(("cyclic", "cycliclr"), "triangular"),
+    **dict.fromkeys(("wsd", "warmup_stable_decay"), "trapezoid"),
     "steplr": "step",
 }
 """The name of a layer, loss or schedule for a name of another system."""

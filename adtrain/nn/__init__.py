@@ -50,7 +50,7 @@ from adtrain.nn.tokens import Mean, Patches, PositionalEmbedding
 LAYERS: dict[str, type[Module]] = {
     layer.kind(): layer
     for layer in (
-        Linear, Conv1d, Conv2d, ConvTranspose2d, MaxPool2d, AvgPool2d, AdaptiveAvgPool2d, AdaptiveMaxPool2d, Upsample,
+        Linear, Conv2d, ConvTranspose2d, Conv1d, MaxPool2d, AvgPool2d, AdaptiveAvgPool2d, AdaptiveMaxPool2d, Upsample,
         BatchNorm1d, BatchNorm2d, LayerNorm, RMSNorm, GroupNorm, InstanceNorm2d, Embedding, RNN, LSTM, GRU,
         Dropout, Dropout2d, Scale, Flatten, Reshape, Select,
         MultiheadAttention, TransformerEncoderLayer, PositionalEmbedding, Patches, Mean,

@@ -102,9 +102,9 @@ Options have the names and meanings of PyTorch. [Set the optimizer by parameter]
 groups and Muon.
 """,
     "schedule": """\
-A schedule is a factor on the optimizer's learning rate. Schedules count in epochs: `step_size` and `milestones` are
-epochs, and `gamma` of `exponential` is the factor per epoch. With `warmup_epochs` or `warmup_steps` the learning rate
-first rises linearly, then the schedule starts.
+A schedule is a factor on the optimizer's learning rate. Schedules count in epochs: `step_size`, `milestones`, `period`,
+`step_size_up` and `step_size_down` are epochs, and `gamma` of `exponential` is the factor per epoch. With
+`warmup_epochs` or `warmup_steps` the learning rate first rises linearly, then the schedule starts.
 """,
     "average": """\
 `training.average` names one. [Set the optimizer by parameter](../how-to/optimizers.md#averages-of-weights) says more.
@@ -187,6 +187,7 @@ EXAMPLES: dict[str, Any] = {
     "affine": False,
     "sync": True,
     "alpha": 0.5,
+    "amsgrad": True,
     "approximate": "tanh",
     "betas": [0.9, 0.99],
     "bias": False,
@@ -222,6 +223,7 @@ EXAMPLES: dict[str, Any] = {
     "kernel_size": 3,
     "label_smoothing": 0.1,
     "layer_norm_eps": 1e-6,
+    "lowest": 0.05,
     "lr": 0.01,
     "milestones": [3, 5],
     "mode": "bilinear",
@@ -250,7 +252,10 @@ EXAMPLES: dict[str, Any] = {
     "padding": 1,
     "patch_size": 7,
     "pct_start": 0.2,
+    "period": 5,
+    "period_factor": 2,
     "pos_weight": [1.0, 2.5],
+    "power": 1.5,
     "probability": 0.3,
     "rest": {"adamw": {"lr": 0.001}},
     "rest_paths": "9.*",
@@ -262,6 +267,8 @@ EXAMPLES: dict[str, Any] = {
     "shortcut": [{"linear": 64}],
     "size": 6,
     "step_size": 2,
+    "step_size_down": 3,
+    "step_size_up": 1,
     "steps": 10,
     "stride": 2,
     "sweep": {"training.seed": {"range": 10}},

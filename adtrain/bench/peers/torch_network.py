@@ -175,7 +175,8 @@ def optimizer(cfg: optim.Optimizer, parameters: Sequence[Any], captured: bool) -
     match cfg:
         case optim.AdamW() | optim.Adam():
             kind = torch.optim.AdamW if isinstance(cfg, optim.AdamW) else torch.optim.Adam
-            return kind(parameters, cfg.lr, cfg.betas, cfg.eps, cfg.weight_decay, fused=True, capturable=captured)
+            options: Any = {"amsgrad": cfg.amsgrad, "fused": True, "capturable": captured}
+            return kind(parameters, cfg.lr, cfg.betas, cfg.eps, cfg.weight_decay, **options)
         case optim.SGD():
             return torch.optim.SGD(parameters, cfg.lr, cfg.momentum, 0, cfg.weight_decay, cfg.nesterov, fused=True)
         case optim.RMSprop():
