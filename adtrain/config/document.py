@@ -216,6 +216,11 @@ class Training(Section):
     )
     clip_norm: Positive | None = Field(None, description="scale the gradients down so that their norm is at most this")
     clip_value: Positive | None = Field(None, description="clamp each element of the gradients to plus or minus this")
+    micro_batch: Size | None = Field(
+        None,
+        description="images of a batch whose gradient is computed at a time; chooses data.shards, and needs the memory "
+        "of such a part of the batch",
+    )
     average: Average | None = Field(
         None, description="an average of the weights over the steps, which is evaluated and saved as the model"
     )

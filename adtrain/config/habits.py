@@ -22,6 +22,9 @@ KEYS = {
     **dict.fromkeys(("gradient_clipping", "gradient_clip_norm"), NORM),
     **dict.fromkeys(("max_grad_norm", "max_norm", "clipnorm", "global_clipnorm"), NORM),
     **dict.fromkeys(("clip_grad_value", "clipvalue"), VALUE),
+    **dict.fromkeys(
+        ("accumulate_grad_batches", "gradient_accumulation_steps", "accumulation_steps"), "training.micro_batch"
+    ),
     **dict.fromkeys(("random_state", "random_seed", "manual_seed"), "training.seed"),
     **dict.fromkeys(("dtype", "amp", "mixed_precision"), "training.precision"),
     **dict.fromkeys(("batch", "train_batch_size"), "data.batch_size"),

@@ -165,6 +165,7 @@ EXAMPLES: dict[str, Any] = {
     "training.precision": "tf32",
     "training.clip_norm": 1.0,
     "training.clip_value": 0.5,
+    "training.micro_batch": 32,
     "training.average": {"ema": 0.999},
     "training.init_from": "runs/mlp",
     "training.init_partial": True,
