@@ -98,6 +98,15 @@ def test_singular_values_come_close_to_one_and_singular_vectors_stay(
         np.testing.assert_allclose(inner, np.diag(diagonal), atol=1e-9)
 
 
+def test_products_in_bfloat16_change_the_direction_by_a_few_percent() -> None:
+    x = np.random.default_rng(0).normal(size=(32, 90))
+    (expected,) = orthogonalized([ad.array(x)], 5)
+    with ops.matmul_precision("bfloat16"):
+        (rounded,) = orthogonalized([ad.array(x.astype(np.float32))], 5)
+    error = np.linalg.norm(rounded.numpy() - expected.numpy()) / np.linalg.norm(expected.numpy())
+    assert 1e-4 < error < 0.05
+
+
 def test_zero_gradients_stay_zero() -> None:
     (x,) = orthogonalized([ad.array(np.zeros((3, 4), np.float32))], 5)
     np.testing.assert_array_equal(x, np.zeros((3, 4)))

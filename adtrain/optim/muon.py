@@ -133,22 +133,26 @@ def orthogonalized(arrays: Sequence[Value], steps: int) -> list[Value]:
         alike.setdefault((x.shape[0], prod(x.shape[1:])), []).append(i)
     found: dict[int, Value] = {}
     for shape, positions in alike.items():
-        x = _newton_schulz(ops.stack([ops.reshape(arrays[i], shape) for i in positions]), steps)
+        parts = [ops.reshape(arrays[i], (1, *shape)) for i in positions]
+        x = _newton_schulz(ops.concatenate(parts) if len(parts) > 1 else parts[0], steps)
         for k, i in enumerate(positions):
             found[i] = subview(x, k * prod(shape), arrays[i].shape)
     return [found[i] for i in range(len(arrays))]
 
 
 def _newton_schulz(x: Value, steps: int) -> Value:
-    """X ← a X + (b X Xᵀ + c (X Xᵀ)²) X for each matrix of x (count, rows, columns), divided by its norm first.
+    """X ← (a I + b X Xᵀ + c (X Xᵀ)²) X for each matrix of x (count, rows, columns), divided by its norm first.
 
-    The product X Xᵀ or Xᵀ X is taken of the shorter axis.
+    The product X Xᵀ or Xᵀ X is taken of the shorter axis. With a I in the polynomial, one product gives the next X, and
+    no other array of its size is written.
     """
     a, b, c = COEFFICIENTS
     wide = x.shape[1] <= x.shape[2]
+    index = ops.arange(min(x.shape[1:]), device=x.device)
+    unit = ops.astype(ops.equal(ops.reshape(index, (-1, 1)), index), x.dtype)
     x = x / ops.maximum(ops.sqrt(ops.sum(ops.square(x), axis=(1, 2), keepdims=True)), EPS)
     for _ in range(steps):
         gram = ops.matmul(x, x, transpose_a=not wide, transpose_b=wide)
-        polynomial = b * gram + c * ops.matmul(gram, gram)
-        x = a * x + (ops.matmul(polynomial, x) if wide else ops.matmul(x, polynomial))
+        polynomial = a * unit + b * gram + c * ops.matmul(gram, gram)
+        x = ops.matmul(polynomial, x) if wide else ops.matmul(x, polynomial)
     return x
