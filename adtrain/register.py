@@ -89,7 +89,8 @@ def optimizer(name: str) -> Decorator:
 def schedule(name: str) -> Decorator:
     """Register a subclass of `optim.Schedule`, whose objects map the step to a factor on the learning rate.
 
-    Its unit is the step. A field `total_steps` is not an option: it gets the number of steps of the training.
+    Its unit is the step. Fields `total_steps` and `steps_per_epoch` are no options: they get these numbers of the
+    training.
     Errors are those of `layer`.
     """
     return _decorator("schedule", name, Schedule, {"__call__": _scalar("the factor")})

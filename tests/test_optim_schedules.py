@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import adtrain as ad
 from adtrain.core.errors import OptionError
@@ -23,6 +25,7 @@ from adtrain.optim.schedules import (
     Exponential,
     MultiStep,
     OneCycle,
+    Plateau,
     Polynomial,
     Schedule,
     Step,
@@ -33,7 +36,7 @@ from adtrain.optim.schedules import (
 
 ALL: list[Schedule] = [
     Constant(), Step(3, 0.5), MultiStep((2, 5)), Exponential(0.9), Cosine(20, 0.1), OneCycle(20), WarmUp(4, Cosine(16)),
-    CosineRestarts(3, 2), Polynomial(20, 2.0), Triangular(4), Trapezoid(20),
+    CosineRestarts(3, 2), Polynomial(20, 2.0), Triangular(4), Trapezoid(20), Plateau(5),
 ]  # fmt: skip
 
 
@@ -155,6 +158,29 @@ def test_one_cycle_of_up_to_three_steps_is_finite_and_ends_low(total_steps: int,
     found = factors(OneCycle(total_steps, pct_start), total_steps + 2)
     assert np.isfinite(found).all()
     assert found[-1] == pytest.approx(1 / 25e4)
+
+
+@settings(max_examples=15)
+@given(
+    losses=st.lists(st.sampled_from([0.5, 0.9, 0.99999, 1.0, 1.1, 2.0]), min_size=1, max_size=15),
+    patience=st.integers(0, 3), factor=st.sampled_from([0.1, 0.5]), lowest=st.sampled_from([0.0, 0.3]),
+)  # fmt: skip
+@pytest.mark.needs_torch
+def test_plateau_equals_pytorch_after_each_epoch(
+    losses: list[float], patience: int, factor: float, lowest: float
+) -> None:
+    import torch
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    kind, options = torch.optim.lr_scheduler.ReduceLROnPlateau, {"patience": patience, "min_lr": lowest, "eps": 0}
+    theirs = kind(optimizer, factor=factor, **options)
+    ours = Plateau(3, factor, patience, 1e-4, lowest)
+    state = ours.init()
+    for epoch, loss in enumerate(losses):
+        for i in range(3):
+            state = ours.updated(state, ad.array(loss * (i + 1) / 6), ad.array(np.int64(3 * epoch + i)))
+        theirs.step(loss)
+        assert state["factor"].item() == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12)
 
 
 def test_trapezoid_after_a_warm_up_is_stable_and_decays_over_its_last_part() -> None:

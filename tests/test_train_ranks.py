@@ -59,8 +59,10 @@ CASES = {
         "parameter_groups=[no_decay, {paths: 2.weight, lr_factor: 3}, {paths: 0.bias, trainable: false}]",
         "training.average=ema"],
     ),
-    "muon, lookahead": (2, [(1, False), (2, True)], [*EVEN, "training.epochs=1", "optimizer={muon: {rest: {sgd: 0.1}}}",
-        "training.average={lookahead: {steps: 2}}"]),
+    "muon, lookahead, plateau": (
+        2, [(1, False), (2, True)], [*EVEN, "training.epochs=1", "optimizer={muon: {rest: {sgd: 0.1}}}",
+        "training.average={lookahead: {steps: 2}}", "schedule={plateau: {warmup_steps: 2}}"],
+    ),
     "mixup, momentum, clipping by value, early stopping": (
         2,
         both(2),

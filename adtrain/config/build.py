@@ -162,8 +162,9 @@ def schedule(cfg: Config, steps_per_epoch: int, total_steps: int) -> optim.Sched
             options[name] = tuple(map(steps, options[name]))
     if kind == "exponential":
         options["gamma"] **= 1 / steps_per_epoch
-    if "total_steps" in inspect.signature(type(cfg.schedule).target).parameters:
-        options["total_steps"] = max(1, total_steps - warmup_steps)
+    from_data = {"total_steps": max(1, total_steps - warmup_steps), "steps_per_epoch": steps_per_epoch}
+    parameters = inspect.signature(type(cfg.schedule).target).parameters
+    options.update({name: x for name, x in from_data.items() if name in parameters})
     built: optim.Schedule = _construct(cfg, ("schedule",), cfg.schedule, options)
     return optim.schedules.WarmUp(warmup_steps, built) if warmup_steps else built
 

@@ -79,6 +79,7 @@ NAMES = {
     **dict.fromkeys(("linear", "linear_decay", "linearlr", "polynomiallr"), "polynomial"),
     **dict.fromkeys(("cyclic", "cycliclr"), "triangular"),
     **dict.fromkeys(("wsd", "warmup_stable_decay"), "trapezoid"),
+    **dict.fromkeys(("reducelronplateau", "reduce_on_plateau"), "plateau"),
     "steplr": "step",
 }
 """The name of a layer, loss or schedule for a name of another system."""

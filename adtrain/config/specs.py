@@ -80,6 +80,8 @@ def specs_as_unions(*models: type[BaseModel]) -> Iterator[None]:
 WARM_UP: dict[str, Any] = {"warmup_epochs": (WarmUp, 0.0), "warmup_steps": (Count, 0)}
 """Options of every schedule: the rate first rises linearly over this many epochs or steps, then the schedule starts."""
 
+FROM_DATA = ("total_steps", "steps_per_epoch")
+"""Parameters of schedules that are no options: they follow from the data and `training`."""
 CONTAINERS: tuple[type[Spec], ...] = (Residual, Concat, Add, Multiply)
 LAYERS = Family()
 LOSSES = Family()
@@ -115,7 +117,7 @@ def _spec(family: str, kind: str, target: Callable[..., Any], excluded: Collecti
     hints = get_type_hints(target, include_extras=True)
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(target).parameters.items():
-        if name in excluded or (family == "schedule" and name == "total_steps"):
+        if name in excluded or (family == "schedule" and name in FROM_DATA):
             continue
         default = ... if parameter.default is parameter.empty else parameter.default
         if hints[name] is optim.Optimizer:

@@ -18,7 +18,7 @@ from adtrain.optim.lion import Lion
 from adtrain.optim.muon import Muon
 from adtrain.optim.optimizer import Optimizer, OptState
 from adtrain.optim.rmsprop import RMSprop
-from adtrain.optim.schedules import SCHEDULES, Schedule
+from adtrain.optim.schedules import SCHEDULES, Plateau, Schedule, plateau_of
 from adtrain.optim.sgd import SGD
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {

@@ -6,6 +6,7 @@ A factor is a float64 0-d Value, computed by public ops from an int64 0-d Value,
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import pi
 from typing import Any
@@ -13,10 +14,12 @@ from typing import Any
 import numpy as np
 
 from adtrain import ops
-from adtrain.core.array import Value
+from adtrain.core.array import Value, array
 from adtrain.core.checked_arguments import CheckedArguments
 from adtrain.option_types import AtLeastOne, Count, Fraction, NonNegative, Positive, Probability, Size, StepList, Steps
 
+HIGH = 1e300
+"""Stands for the lowest loss before the first epoch ends."""
 MAX_STEPS = 2.0**53
 """Larger numbers of steps have no digits for the last one."""
 
@@ -185,6 +188,53 @@ class OneCycle(Schedule):
 
 
 @dataclass(frozen=True)
+class Plateau(Schedule):
+    """Multiplies the rate by `factor` where the training loss stops falling, as ReduceLROnPlateau of PyTorch.
+
+    The loss is the mean over the examples of an epoch while the weights change. It has fallen if it is below
+    (1 - threshold) times the lowest one so far. After more than `patience` epochs in which it has not, the rate is
+    multiplied, but not to less than `lowest` times the first one, and the count begins again.
+
+    A call returns 1. The factor is a part of the training's state, which `init` and `updated` give.
+    """
+
+    steps_per_epoch: Size
+    factor: Fraction = 0.1
+    patience: Count = 10
+    threshold: Fraction = 1e-4
+    lowest: Probability = 0.0
+
+    def __call__(self, step: Value) -> Value:
+        return ops.ones_like(_float(step))
+
+    def init(self) -> dict[str, Value]:
+        """The state before the first step: "factor", "lowest_loss", "loss" of this epoch so far, and "waited"."""
+        numbers = {"factor": np.float64(1), "lowest_loss": np.float64(HIGH), "loss": np.float64(0)}
+        return {name: array(x) for name, x in {**numbers, "waited": np.int64(0)}.items()}
+
+    def updated(self, state: Mapping[str, Value], loss: Value, step: Value) -> dict[str, Value]:
+        """The state after step `step`, counted from 0, on examples whose losses add up to `loss`."""
+        total = state["loss"] + _float(loss)
+        ended = ops.equal(ops.remainder(step + 1, self.steps_per_epoch), 0)
+        fallen = ended & ops.less(total, state["lowest_loss"] * (1 - self.threshold))
+        waited = ops.where(fallen, 0, state["waited"] + ops.astype(ended, np.int64))
+        due = ops.greater(waited, self.patience)
+        lower = ops.maximum(state["factor"] * self.factor, self.lowest)
+        return {
+            "factor": ops.where(due, lower, state["factor"]),
+            "lowest_loss": ops.where(fallen, total, state["lowest_loss"]),
+            "loss": ops.where(ended, 0.0, total),
+            "waited": ops.where(due, 0, waited),
+        }
+
+
+def plateau_of(schedule: Schedule) -> Plateau | None:
+    """The schedule, or the one after a warm-up, if it is a Plateau."""
+    found = schedule.after if isinstance(schedule, WarmUp) else schedule
+    return found if isinstance(found, Plateau) else None
+
+
+@dataclass(frozen=True)
 class WarmUp(Schedule):
     """A linear rise over `steps` steps, followed by the schedule `after`, which begins at its own step 0.
 
@@ -203,7 +253,7 @@ SCHEDULES: dict[str, type[Schedule]] = {
     schedule.kind(): schedule
     for schedule in (
         Constant, Step, MultiStep, Exponential, Cosine, CosineRestarts, Polynomial, Triangular, Trapezoid,
-        OneCycle,
+        OneCycle, Plateau,
     )
 }  # fmt: skip
 """Schedules by their name in a config; WarmUp can precede each of them."""

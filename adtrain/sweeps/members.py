@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from adtrain import config, data, nn
+from adtrain import config, data, nn, optim
 from adtrain.config import Config
 from adtrain.config.build import REGRESSION
 from adtrain.config.files import varied
@@ -211,7 +211,9 @@ def groups_of(cfg: Config, members: Sequence[Member], first_targets: bool = Fals
 def signature(cfg: Config) -> str:
     """A text that is equal for configs whose trainings are one Program."""
     values: dict[str, Any] = cfg.model_dump(mode="json")
-    values["name"] = values["schedule"] = None
+    values["name"] = None
+    if cfg.schedule.kind != optim.Plateau.kind():  # its state is a part of the step
+        values["schedule"] = None
     values["training"].update(seed=None, init_from=None)
     optimizer = config.build.optimizer(cfg)
     # Of numbers only whether they are 0: an option of 0 leaves an operation out.

@@ -93,7 +93,15 @@ def sweep_step(experiment: Experiment) -> SweepStep:
         training = experiment.config.training
         clip = training.clip_norm, training.clip_value
         network = with_targets(experiment.network, settings.targets)
-        step = train_step(network, optimizer, lambda _: factor, *clip, experiment.augmentations, experiment.average)
+        step = train_step(
+            network,
+            optimizer,
+            lambda _: factor,
+            *clip,
+            experiment.augmentations,
+            average=experiment.average,
+            plateau=experiment.plateau,
+        )
         state, metrics = step(state, settings.seeds, images, labels, rows)
         with scope("tally"):
             found = ops.astype(metrics.loss, np.float64)

@@ -30,6 +30,7 @@ from adtrain.training.progress import Best, ScoredEpoch
 from adtrain.training.sharding import Buckets, Sharding, evaluation_of_vectors, shard_seeds, sharded_step
 from adtrain.training.step import (
     AVERAGE,
+    PLATEAU,
     EvaluationStep,
     LoggedStep,
     TrainState,
@@ -197,7 +198,14 @@ class Experiment:
         state = TrainState(params, statistics, self.optimizer.init(params))
         if self.average is not None:
             state.optimizer[AVERAGE] = self.average.init(params, statistics)
+        if self.plateau is not None:
+            state.optimizer[PLATEAU] = self.plateau.init()
         return state
+
+    @property
+    def plateau(self) -> optim.Plateau | None:
+        """The schedule, if it lowers the rate where the loss stops falling."""
+        return optim.plateau_of(self.schedule)
 
     @cached_property
     def buckets(self) -> Buckets | None:
@@ -359,9 +367,25 @@ class Experiment:
         training = self.config.training
         clip = training.clip_norm, training.clip_value
         if self.buckets is not None:
-            options = self.buckets, *clip, self.augmentations, self.average
-            return sharded_step(self.network, self.optimizer, self.schedule, *options)
-        return train_step(self.network, self.optimizer, self.schedule, *clip, self.augmentations, self.average)
+            return sharded_step(
+                self.network,
+                self.optimizer,
+                self.schedule,
+                self.buckets,
+                *clip,
+                self.augmentations,
+                average=self.average,
+                plateau=self.plateau,
+            )
+        return train_step(
+            self.network,
+            self.optimizer,
+            self.schedule,
+            *clip,
+            self.augmentations,
+            average=self.average,
+            plateau=self.plateau,
+        )
 
 
 def _with_params(optimizer: optim.OptState, changed: Callable[[Any], Any]) -> optim.OptState:

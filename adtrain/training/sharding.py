@@ -42,7 +42,9 @@ from adtrain.training.step import (
     augment_batch,
     gather_batch,
     random_state,
+    schedule_factor,
     with_average,
+    with_plateau,
 )
 
 BUCKET_BYTES = 4 << 20
@@ -338,6 +340,7 @@ class _Step:
     augmentations: Sequence[Augmentation]
     buckets: Buckets
     average: optim.Average | None
+    plateau: optim.Plateau | None
 
     def __call__(
         self, state: TrainState, seeds: Value, images: Value, labels: Value, indices: Value, total: int
@@ -367,7 +370,7 @@ class _Step:
             received = [ops.all_to_all(ops.reshape(x, (self.buckets.sharding.ranks, -1))) for x in own]
             all_numbers = ops.all_gather(ops.stack(numbers))
         with phase("update"), scope("optimizer"):
-            lr = self.schedule(state.step) * self.optimizer.lr
+            lr = schedule_factor(state, self.schedule) * self.optimizer.lr
             slices = self._clipped([tree_sum(x) for x in received])
             with ops.matmul_precision(self.network.products):
                 vectors, optimizer = self._update(state, params, slices, lr)
@@ -377,6 +380,8 @@ class _Step:
         new = TrainState(vectors, statistics, optimizer)
         if self.average is not None:
             new = with_average(new, self.average, state)
+        if self.plateau is not None:
+            new = with_plateau(new, self.plateau, state, loss * total)
         return new, StepMetrics(loss, task_sums, lr)
 
     def _total_weight(self, labels: Value, shards: Sequence[Value], sizes: Sequence[int]) -> Value | None:
@@ -548,6 +553,7 @@ def sharded_step(
     clip_value: float | None = None,
     augmentations: Sequence[Augmentation] = (),
     average: optim.Average | None = None,
+    plateau: optim.Plateau | None = None,
 ) -> ShardedStep:
     """`train_step` on a batch that is divided into shards. Batch norm without `sync` sees one shard at a time."""
-    return _Step(network, optimizer, schedule, clip_norm, clip_value, augmentations, buckets, average)
+    return _Step(network, optimizer, schedule, clip_norm, clip_value, augmentations, buckets, average, plateau)

@@ -38,6 +38,8 @@ class TrainState(NamedTuple):
 
 AVERAGE = "average"
 """The key of the average of the weights in `TrainState.optimizer`, if the config has one."""
+PLATEAU = "plateau"
+"""The key of the state of the schedule `plateau` in `TrainState.optimizer`, if it is the config's."""
 
 
 def averaged(state: TrainState) -> TrainState:
@@ -105,6 +107,7 @@ def train_step(
     clip_value: float | None = None,
     augmentations: Sequence[Augmentation] = (),
     average: optim.Average | None = None,
+    plateau: optim.Plateau | None = None,
 ) -> TrainStep:
     """A step of gradient descent as a function. The augmentations are applied to the batch in their order.
 
@@ -133,16 +136,31 @@ def train_step(
                 grads = optim.clip_by_value(grads, clip_value)
             if clip_norm is not None:
                 grads, _ = optim.clip_by_norm(grads, clip_norm)
-            lr = schedule(state.step) * optimizer.lr
+            lr = schedule_factor(state, schedule) * optimizer.lr
             with ops.matmul_precision(network.products):
                 trained, optimizer_state = optimizer.update(trained, grads, state.optimizer, lr)
         new = TrainState(optimizer.merged(state.params, trained), statistics, optimizer_state)
         if average is not None:
             new = with_average(new, average, state)
+        if plateau is not None:
+            new = with_plateau(new, plateau, state, ops.astype(loss, np.float64) * indices.shape[0])
         sums = network.task.sums(outputs, batch.labels)
         return new, StepMetrics(loss, sums, lr)
 
     return step
+
+
+def schedule_factor(state: TrainState, schedule: Callable[[Value], Value]) -> Value:
+    """The factor on the learning rate of the next step."""
+    factor = schedule(state.step)
+    return factor * state.optimizer[PLATEAU]["factor"] if PLATEAU in state.optimizer else factor
+
+
+def with_plateau(new: TrainState, plateau: optim.Plateau, before: TrainState, loss: Value) -> TrainState:
+    """The state after a step on examples whose losses add up to `loss`, with that of the schedule."""
+    with phase("update"), scope("schedule"):
+        found = plateau.updated(before.optimizer[PLATEAU], loss, before.step)
+        return new._replace(optimizer={**new.optimizer, PLATEAU: found})
 
 
 def with_average(new: TrainState, average: optim.Average, before: TrainState) -> TrainState:
