@@ -18,7 +18,8 @@ from adtrain.core.options import LARGEST, Bounds, Expected, InConfig, Items, Mat
 
 __all__ = [
     "LARGEST", "AtLeastOne", "Axis", "Bounds", "ClassWeights", "Count", "CountPair", "Degrees", "Expected", "Fraction",
-    "Fractions", "InConfig", "Indices", "Items", "Matches", "NonNegative", "Number", "OpenShape", "Padding", "Positive",
+    "Fractions", "InConfig", "Indices", "Items", "Matches", "NonNegative", "Number", "OpenShape", "Padding", "Patterns",
+    "Positive",
     "Probability", "Shape", "Size", "SizeOrShape", "SizePair", "StepList", "Steps", "Text",
 ]  # fmt: skip
 
@@ -47,6 +48,9 @@ Fractions = tuple[Fraction, Fraction]
 Probability = Annotated[float, Bounds(ge=0, le=1)]
 Degrees = Annotated[float, Bounds(ge=0, le=360)]
 Text = Annotated[str, Matches(r"^[^\x00]+$"), Expected("a string of UTF-8 text, not empty and without NUL")]
+Patterns = Annotated[
+    Text | Annotated[tuple[Text, ...], Items(1)], Expected("a pattern of paths such as *.bias, or a list of them")
+]
 ClassWeights = Annotated[tuple[NonNegative, ...], Items(1)]
 
 _Epochs = Annotated[float, Bounds(gt=0, lt=2**31)]

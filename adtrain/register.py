@@ -1,14 +1,14 @@
 """register: layers, losses, data sets, metrics and others of your own, by their names in a config.
 
-    @ad.register.layer("scale")
-    class Scale(ad.nn.Module):
-        factor: float = 2.0
+    @ad.register.layer("shifted")
+    class Shifted(ad.nn.Module):
+        by: float = 2.0
 
         def output_shape(self, shape):
             return shape
 
         def forward(self, params, state, x, mode):
-            return self.factor * x, state
+            return x + self.by, state
 
 The class becomes a frozen dataclass. Its fields are the options: their names, types, bounds and defaults are those of
 the annotations. `adtrain.option_types` has types with bounds, such as Positive and Size. A config and a call in
@@ -89,7 +89,8 @@ def optimizer(name: str) -> Decorator:
 def schedule(name: str) -> Decorator:
     """Register a subclass of `optim.Schedule`, whose objects map the step to a factor on the learning rate.
 
-    Its unit is the step. A field `total_steps` is not an option: it gets the number of steps of the training.
+    Its unit is the step. Fields `total_steps` and `steps_per_epoch` are no options: they get these numbers of the
+    training.
     Errors are those of `layer`.
     """
     return _decorator("schedule", name, Schedule, {"__call__": _scalar("the factor")})

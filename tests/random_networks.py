@@ -25,6 +25,7 @@ pads = st.one_of(st.integers(0, 2), st.tuples(st.integers(0, 2), st.integers(0, 
 slopes = st.sampled_from([-0.5, 0.01, 0.3, 2.0])
 epsilons = st.sampled_from([1e-3, 1e-2])
 flags = st.booleans()
+affine = st.sampled_from([True, False, "weight", "bias"])
 
 images = st.tuples(st.integers(1, 6), st.integers(1, 7), st.integers(1, 7))
 matrices = st.tuples(small, st.integers(1, 6))
@@ -50,6 +51,18 @@ def conv_transpose2d(shape: nn.Shape) -> Strategy:
     )
 
 
+def conv1d(shape: nn.Shape) -> Strategy:
+    ends = st.one_of(
+        st.fixed_dictionaries({"stride": small, "padding": st.integers(0, 2)}),
+        st.just({"padding": "same"}),
+    )
+    options = st.fixed_dictionaries({"kernel_size": small, "dilation": small, "bias": flags})
+    return st.builds(
+        lambda groups, per_group, options, ends: nn.Conv1d(groups * per_group, groups=groups, **options, **ends),
+        divisors(shape[0]), small, options, ends,
+    )  # fmt: skip
+
+
 @st.composite
 def _convolution_options(draw: st.DrawFn, shape: nn.Shape) -> dict[str, Any]:
     groups = draw(divisors(shape[0]))
@@ -63,6 +76,11 @@ def _convolution_options(draw: st.DrawFn, shape: nn.Shape) -> dict[str, Any]:
 
 def pooling(layer: type[nn.Module]) -> Callable[[nn.Shape], Strategy]:
     return lambda shape: st.builds(build, st.just(layer), pairs, stride=st.one_of(st.none(), pairs), padding=pads)
+
+
+def adaptive_max_pool2d(shape: nn.Shape) -> Strategy:
+    size = st.tuples(divisors(shape[1]), divisors(shape[2])) if len(shape) == 3 else st.just(1)
+    return st.builds(nn.AdaptiveMaxPool2d, size)
 
 
 def build(layer: type[nn.Module], *options: Any, **named: Any) -> nn.Module | None:
@@ -80,9 +98,12 @@ def reshapes(shape: nn.Shape) -> Strategy:
     )
 
 
-def layer_norms(shape: nn.Shape) -> Strategy:
-    ends = [None, shape[-1], *(shape[i:] for i in range(len(shape)))]
-    return st.builds(nn.LayerNorm, st.sampled_from(ends), eps=epsilons, elementwise_affine=flags)
+def layer_norms(layer: type[nn.Module]) -> Callable[[nn.Shape], Strategy]:
+    def norms(shape: nn.Shape) -> Strategy:
+        ends = [None, shape[-1], *(shape[i:] for i in range(len(shape)))]
+        return st.builds(layer, st.sampled_from(ends), eps=epsilons, elementwise_affine=flags)
+
+    return norms
 
 
 def plain(layer: type[nn.Module], *first: Strategy, **options: Strategy) -> Callable[[nn.Shape], Strategy]:
@@ -110,19 +131,26 @@ def transformer(shape: nn.Shape) -> Strategy:
 
 LAYERS: dict[type[nn.Module], Callable[[nn.Shape], Strategy]] = {
     nn.Linear: plain(nn.Linear, small, bias=flags),
+    nn.Conv1d: conv1d,
     nn.Conv2d: conv2d,
     nn.ConvTranspose2d: conv_transpose2d,
     nn.MaxPool2d: pooling(nn.MaxPool2d),
     nn.AvgPool2d: pooling(nn.AvgPool2d),
     nn.AdaptiveAvgPool2d: plain(nn.AdaptiveAvgPool2d, pairs),
-    nn.BatchNorm1d: lambda shape: st.builds(nn.BatchNorm1d, eps=epsilons, affine=flags),
-    nn.BatchNorm2d: lambda shape: st.builds(nn.BatchNorm2d, eps=epsilons, affine=flags),
-    nn.LayerNorm: layer_norms,
+    nn.AdaptiveMaxPool2d: adaptive_max_pool2d,
+    nn.Upsample: plain(nn.Upsample, pairs, mode=st.sampled_from(["nearest", "bilinear"])),
+    nn.BatchNorm1d: lambda shape: st.builds(nn.BatchNorm1d, eps=epsilons, affine=affine),
+    nn.BatchNorm2d: lambda shape: st.builds(nn.BatchNorm2d, eps=epsilons, affine=affine),
+    nn.LayerNorm: layer_norms(nn.LayerNorm),
+    nn.RMSNorm: layer_norms(nn.RMSNorm),
+    nn.InstanceNorm2d: plain(nn.InstanceNorm2d, eps=epsilons, affine=flags),
     nn.GroupNorm: lambda shape: st.builds(nn.GroupNorm, divisors(shape[0]), eps=epsilons, affine=flags),
     nn.RNN: recurrent(nn.RNN, nonlinearity=st.sampled_from(["tanh", "relu"])),
     nn.LSTM: recurrent(nn.LSTM),
     nn.GRU: recurrent(nn.GRU),
     nn.Dropout: plain(nn.Dropout),
+    nn.Dropout2d: plain(nn.Dropout2d),
+    nn.Scale: plain(nn.Scale, slopes),
     nn.Flatten: plain(nn.Flatten),
     nn.Reshape: reshapes,
     nn.Select: lambda shape: st.lists(st.integers(0, shape[0] - 1), min_size=1, max_size=4).map(tuple).map(nn.Select),
@@ -133,6 +161,8 @@ LAYERS: dict[type[nn.Module], Callable[[nn.Shape], Strategy]] = {
     nn.Mean: over_axis(nn.Mean),
     nn.ReLU: plain(nn.ReLU),
     nn.LeakyReLU: plain(nn.LeakyReLU, slopes),
+    nn.PReLU: lambda shape: st.builds(nn.PReLU, st.sampled_from([1, shape[0]])),
+    nn.Hardswish: plain(nn.Hardswish),
     nn.ELU: plain(nn.ELU, slopes),
     nn.GELU: plain(nn.GELU, st.sampled_from(["none", "tanh"])),
     nn.SiLU: plain(nn.SiLU),
@@ -178,7 +208,7 @@ def containers(draw: st.DrawFn, shape: nn.Shape, depth: int) -> nn.Module:
     """A container of branches with the same output shape."""
     branch = draw(networks(shape, depth))
     same = branch.output_shape(shape) == shape
-    kind = draw(st.sampled_from([nn.Concat, nn.Add, nn.Residual]))
+    kind = draw(st.sampled_from([nn.Concat, nn.Add, nn.Multiply, nn.Residual]))
     if kind is nn.Residual:
         return nn.Residual(branch, shortcut=None if same and draw(st.booleans()) else branch)
     return kind(branch, *([nn.Sequential(nn.Tanh())] if same else []), branch)

@@ -34,6 +34,12 @@ LAYERS = {
     "flatten, {linear: 3}]",
     "activations": "[{reshape: [4, 9]}, {select: [3, 0, 1]}, flatten, {linear: 12}, leaky_relu, {elu: 0.7}, gelu, "
     "{gelu: tanh}, silu, softplus, softmax, log_softmax, {linear: 3}]",
+    "gates": f"{IMAGES}, {{instance_norm2d: {{affine: true}}}}, {{batch_norm2d: {{affine: bias}}}}, "
+    "{multiply: [[prelu], [{adaptive_max_pool2d: 1}, hardswish]]}, {upsample: 2}, {adaptive_max_pool2d: [4, 2]}, "
+    "flatten, {scale: 0.5}, {rms_norm: {eps: 0.001}}, {linear: 3}]",
+    "bilinear": f"{IMAGES}, {{upsample: {{scale_factor: [2, 3], mode: bilinear}}}}, flatten, {{linear: 3}}]",
+    "sequences": "[{reshape: [4, 9]}, {conv1d: {out_channels: 4, kernel_size: 3, stride: 2, padding: 1, groups: 2}}, "
+    "{conv1d: {out_channels: 3, kernel_size: 4, dilation: 1, padding: same}}, flatten, {linear: 3}]",
     "tokens": "[{reshape: [1, 6, 6]}, {patches: [3, 2]}, {linear: 8}, positional_embedding, "
     "{multihead_attention: {num_heads: 2, causal: true}}, "
     "{transformer_encoder_layer: {nhead: 2, dim_feedforward: 5, dropout: 0.0, activation: gelu, norm_first: true}}, "
@@ -50,6 +56,7 @@ OPTIMIZERS = (
     "sgd: {lr: 0.05, momentum: 0.9, nesterov: true}",
     "adam: {lr: 0.01, betas: [0.8, 0.99], weight_decay: 0.01}",
     "adamw: {lr: 0.01, weight_decay: 0.1}",
+    "lion: {lr: 0.001, weight_decay: 0.1}",
     "rmsprop: {lr: 0.01, weight_decay: 0.01}",
     "rmsprop: {lr: 0.01, momentum: 0.5}",
 )
@@ -69,8 +76,8 @@ LOSSES = (
 PLAIN = "[{linear: 16}, relu, {linear: 3}]"
 LACKING = {
     "numpy": {*LAYERS} - {"dense", "convolution"} | {*LOSSES} - {"cross_entropy"},
-    "jax-scan": {"transposed", *WEIGHTED},
-    "torch-eager": set[str](),
+    "jax-scan": {"transposed", "bilinear", "sequences", *WEIGHTED},
+    "torch-eager": {"lion: {lr: 0.001, weight_decay: 0.1}"},
 }
 
 
@@ -88,7 +95,7 @@ def losses(name: str, given: Job) -> list[float]:
 
 def check(name: str, given: Job, case: str) -> None:
     if case in LACKING[name]:
-        with pytest.raises(Unsupported, match=r"^no counterpart of .+ in (plain NumPy|JAX)"):
+        with pytest.raises(Unsupported, match=r"^no counterpart of .+ in (plain NumPy|JAX|PyTorch)"):
             losses(name, given)
         return
     np.testing.assert_allclose(losses(name, given), losses("adtrain", given), rtol=1e-9)
@@ -162,10 +169,18 @@ def test_jit_and_scan_agree(tmp_path: Path) -> None:
 
 def test_every_layer_optimizer_and_loss_is_covered() -> None:
     text = " ".join(LAYERS.values())
-    apart = {"embedding", "dropout"}  # an embedding does not take pixels; both have tests of their own
-    assert [kind for kind in {*nn.LAYERS, "residual", "concat", "add"} - apart if kind not in text] == []
-    assert {each.partition(":")[0] for each in OPTIMIZERS} == set(optim.OPTIMIZERS)
+    apart = {"embedding", "dropout", "dropout2d"}  # an embedding does not take pixels; others draw random numbers
+    assert [kind for kind in {*nn.LAYERS, "residual", "concat", "add", "multiply"} - apart if kind not in text] == []
+    assert {each.partition(":")[0] for each in OPTIMIZERS} == set(optim.OPTIMIZERS) - {"muon"}  # see below
     assert {each.strip("{").partition(":")[0] for each in LOSSES} | {"nll"} == set(nn.LOSSES)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_muon_parameter_groups_and_averages_are_unsupported(tmp_path: Path, name: str) -> None:
+    """PyTorch's Muon takes matrices only, and works in bfloat16."""
+    for settings in ("optimizer=muon", "parameter_groups=[{paths: vectors, lr_factor: 2}]", "training.average=ema"):
+        with pytest.raises(Unsupported, match=r"^no counterpart of (muon|parameter_groups|an average of the weights) "):
+            losses(name, job(tmp_path, PLAIN, settings))
 
 
 def test_dropout_is_unsupported(tmp_path: Path) -> None:

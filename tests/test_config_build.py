@@ -26,7 +26,10 @@ def test_config_builds_the_model_it_describes(tmp_path: Path) -> None:
 
 
 def test_branches_and_shortcuts_build_containers(tmp_path: Path) -> None:
-    layers = "concat: [[relu], [tanh]]", "residual: {body: [linear: 3], shortcut: [linear: 3]}", "add: [[relu], [silu]]"
+    layers = (
+        "concat: [[relu], [tanh]]", "residual: {body: [linear: 3], shortcut: [linear: 3]}", "add: [[relu], [silu]]",
+        "multiply: [[relu], [silu]]",
+    )  # fmt: skip
     model = config.build.model(load(tmp_path, small("flatten", *layers)))
 
     def sequential(module: nn.Module) -> nn.Sequential:
@@ -36,6 +39,7 @@ def test_branches_and_shortcuts_build_containers(tmp_path: Path) -> None:
         nn.Concat(sequential(nn.ReLU()), sequential(nn.Tanh())),
         nn.Residual(sequential(nn.Linear(3)), shortcut=sequential(nn.Linear(3))),
         nn.Add(sequential(nn.ReLU()), sequential(nn.SiLU())),
+        nn.Multiply(sequential(nn.ReLU()), sequential(nn.SiLU())),
     )
 
 
@@ -66,6 +70,15 @@ def test_packaged_configs_on_mnist_have_ten_outputs(name: str) -> None:
          "7:25: model.layers[1].concat.branches[1][0] linear: in_features is 2, expected 36 for the input (36,)"),
         (["flatten", "add: [[linear: 2], [linear: 3]]"],
          "7:7: model.layers[1] add: the branches must agree, branch 0 gives (2,), branch 1 (3,)"),
+        (["multiply: [[{conv2d: {out_channels: 2, kernel_size: 3}}], [{conv2d: {out_channels: 3, kernel_size: 3}}]]"],
+         "6:7: model.layers[0] multiply: the branches must agree or have axes of length 1, branch 0 gives (2, 4, 4), "
+         "branch 1 (3, 4, 4)"),
+        (["adaptive_max_pool2d: 4"],
+         "6:7: model.layers[0] adaptive_max_pool2d: the output size 4x4 does not divide the input 6x6"),
+        (["prelu: 3"],
+         "6:7: model.layers[0] prelu: num_parameters is 3, expected 1 or the number of channels of (1, 6, 6)"),
+        (["conv1d: {out_channels: 3, kernel_size: 2}"],
+         "6:7: model.layers[0] conv1d: expected an input of shape (channels, length), found (1, 6, 6)"),
         (["conv2d: {out_channels: 3, kernel_size: 3, padding: same, stride: 2}"],
          "6:7: model.layers[0] conv2d: padding 'same' needs stride 1, found stride 2"),
         (["linear: 10"], "6:7: model.layers[0] linear: found output (1, 6, 10), expected (classes,) for the loss "

@@ -23,8 +23,8 @@ LOSSES = "cross_entropy, nll, mse, l1, huber, binary_cross_entropy_with_logits"
 PACKAGED = "char-gpt, cnn, lenet5, lenet5-augmented, lstm, mlp, mlp-small, mnist-99, resnet, smoke, vit"
 NO_PAIR = "found no key=value, expected one such as training.epochs=3"
 TRAINING = (
-    "epochs, steps, seed, precision, clip_norm, clip_value, init_from, init_partial, checkpoint_every, best_by, "
-    "final_model, metrics, early_stopping"
+    "epochs, steps, seed, precision, clip_norm, clip_value, micro_batch, average, init_from, init_partial, "
+    "checkpoint_every, best_by, final_model, metrics, early_stopping"
 )
 
 

@@ -35,7 +35,7 @@ def test_the_schema_file_is_what_the_command_prints() -> None:
 
 
 def test_the_schema_does_not_depend_on_the_layers_that_configs_have_used() -> None:
-    for kind in ("concat", "add", "residual"):
+    for kind in ("concat", "add", "multiply", "residual"):
         specs.LAYERS[kind].model_rebuild(force=True)
     assert json.loads(schema.text()) == SCHEMA
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from functools import reduce
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +28,15 @@ safetensors_torch = pytest.importorskip("safetensors.torch")
 
 SHAPES = {
     nn.Linear: samples,
+    nn.Conv1d: matrices,
     nn.Conv2d: images,
     nn.ConvTranspose2d: images,
     nn.BatchNorm1d: st.tuples(st.integers(1, 6), st.integers(1, 6)),
     nn.BatchNorm2d: images,
+    nn.InstanceNorm2d: images.filter(lambda shape: shape[1] * shape[2] > 1),  # PyTorch refuses one pixel
     nn.LayerNorm: samples,
+    nn.RMSNorm: samples,
+    nn.PReLU: samples,
     nn.GroupNorm: samples,
     nn.RNN: matrices,
     nn.LSTM: matrices,
@@ -74,6 +80,20 @@ class Add(torch.nn.ModuleList):
         return sum(branch(x) for branch in self)
 
 
+class Multiply(torch.nn.ModuleList):
+    def forward(self, x: Any) -> Any:
+        return reduce(mul, (branch(x) for branch in self))
+
+
+class Scale(torch.nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Any) -> Any:
+        return self.factor * x
+
+
 def torch_module(module: nn.Module, shape: nn.Shape) -> Any:
     """The same module in PyTorch, with the size of the input filled in."""
     if (found := torch_tokens(module, shape)) is not None:
@@ -82,12 +102,16 @@ def torch_module(module: nn.Module, shape: nn.Shape) -> Any:
         children = {name: torch_module(child, inner) for name, child, inner in module.children(shape)}
         if isinstance(module, nn.Residual):
             return Residual(children["body"], children.get("shortcut", torch.nn.Identity()))
-        make = {nn.Sequential: sequential, nn.Concat: Concat, nn.Add: Add}[type(module)]
+        make = {nn.Sequential: sequential, nn.Concat: Concat, nn.Add: Add, nn.Multiply: Multiply}[type(module)]
         return make(list(children.values()))
     if isinstance(module, nn.Reshape):
         return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Unflatten(1, module.shape))
     if isinstance(module, nn.Select):
         return Select(module.indices)
+    if isinstance(module, nn.Scale):
+        return Scale(module.factor)
+    if isinstance(module, nn.PReLU):
+        return torch.nn.PReLU(module.num_parameters)
     inferred = {
         "in_features": shape[-1],
         "in_channels": shape[0],
@@ -101,9 +125,13 @@ def torch_module(module: nn.Module, shape: nn.Shape) -> Any:
         for name, x in vars(module).items()
         if name not in ("weight_init", "sync")  # PyTorch's batch norm of a whole batch has no shards
     }
+    only_one = options["affine"] if options.get("affine") in ("weight", "bias") else None
     if isinstance(module, (nn.RNN, nn.LSTM, nn.GRU)):
         return torch_recurrent(type(module).__name__, **options)
-    return getattr(torch.nn, type(module).__name__)(**options)
+    found = getattr(torch.nn, type(module).__name__)(**{**options, "affine": True} if only_one else options)
+    if only_one:
+        setattr(found, "bias" if only_one == "weight" else "weight", None)
+    return found
 
 
 def check(trained: TrainedModel, folder: Path) -> None:

@@ -81,7 +81,10 @@ def test_residual_adds_its_input_or_its_shortcut() -> None:
     np.testing.assert_array_equal(y, [[2.0, -1.0]])
 
 
-@pytest.mark.parametrize(("join", "expected"), [(nn.Concat, [[1.0, 0.0, 1.0, -1.0]]), (nn.Add, [[2.0, -1.0]])])
+@pytest.mark.parametrize(
+    ("join", "expected"),
+    [(nn.Concat, [[1.0, 0.0, 1.0, -1.0]]), (nn.Add, [[2.0, -1.0]]), (nn.Multiply, [[1.0, 0.0]])],
+)
 def test_concat_and_add_join_the_outputs_of_their_branches(join: Any, expected: list[list[float]]) -> None:
     model = join(nn.ReLU(), nn.LeakyReLU(0.5))
     y, _ = model.forward({}, {}, ad.array([[1.0, -2.0]]), nn.Mode(training=False))
@@ -100,6 +103,16 @@ def test_training_returns_new_state_and_does_not_change_the_old_one() -> None:
     _, evaluated = MODEL.forward(params, new, x, nn.Mode(training=False))
     for a, b in zip(tree.leaves(new), tree.leaves(evaluated), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_dropout2d_drops_whole_channels_and_keeps_the_mean() -> None:
+    x = ad.array(np.ones((50, 40, 2, 3)))
+    layer, rng = nn.Dropout2d(0.25), ops.rng_state(0)
+    y = layer.forward({}, {}, x, nn.Mode(training=True, rng=rng))[0].numpy()
+    assert set(np.unique(y)) == {0.0, 1 / 0.75}
+    assert (y == y[:, :, :1, :1]).all()
+    assert abs(y.mean() - 1) < 0.05
+    assert layer.forward({}, {}, x, nn.Mode(training=False))[0] is x
 
 
 def test_each_dropout_layer_has_its_own_reproducible_mask() -> None:

@@ -30,7 +30,7 @@ def expected_std(name: str, shape: nn.Shape) -> float:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", sorted(set(nn.INITIALIZERS) - {"orthogonal"}))
+@pytest.mark.parametrize("name", sorted(set(nn.INITIALIZERS) - {"orthogonal", "identity", "dirac", "partial_dirac"}))
 def test_mean_and_standard_deviation_are_as_expected(name: str, shape: nn.Shape) -> None:
     weight = draw(name, shape)
     std = expected_std(name, shape)
@@ -61,6 +61,26 @@ def test_orthogonal_has_both_signs_equally_often() -> None:
     rng = np.random.default_rng(0)
     corners = [nn.INITIALIZERS["orthogonal"]((2, 2), rng)[0, 0] for _ in range(1000)]
     assert abs(np.mean(np.sign(corners))) < 0.1
+
+
+@pytest.mark.parametrize("shape", [(4, 4, 3), (6, 4, 3, 3), (3, 5, 2, 4), (5, 2, 3, 3, 3)])
+@pytest.mark.needs_torch
+def test_dirac_is_that_of_pytorch(shape: nn.Shape) -> None:
+    import torch
+
+    np.testing.assert_array_equal(draw("dirac", shape), torch.nn.init.dirac_(torch.empty(shape)).numpy())
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (6, 3), (3, 6)])
+def test_identity_is_the_unit_matrix(shape: nn.Shape) -> None:
+    np.testing.assert_array_equal(draw("identity", shape), np.eye(shape[0], shape[1]))
+
+
+def test_partial_dirac_passes_each_input_channel_on_and_draws_the_other_filters() -> None:
+    weight = draw("partial_dirac", (6, 4, 3, 3))
+    np.testing.assert_array_equal(weight[:4], draw("dirac", (4, 4, 3, 3)))
+    np.testing.assert_array_equal(weight[4:], draw("kaiming_uniform", (6, 4, 3, 3))[4:])
+    np.testing.assert_array_equal(draw("partial_dirac", (3, 4, 3, 3)), draw("dirac", (3, 4, 3, 3)))
 
 
 def test_the_type_weight_init_lists_every_initialiser() -> None:

@@ -29,6 +29,23 @@ class Selected(torch.nn.Module):  # type: ignore[name-defined]
         return x[:, self.indices]
 
 
+class Scaled(torch.nn.Module):  # type: ignore[name-defined]
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Any) -> Any:
+        return self.factor * x
+
+
+class OnlyOne(torch.nn.BatchNorm2d):  # type: ignore[name-defined]
+    """Batch norm whose weight is 1, or whose bias is 0: PyTorch has no option for it."""
+
+    def __init__(self, kept: str) -> None:
+        super().__init__(4)
+        setattr(self, "bias" if kept == "weight" else "weight", None)
+
+
 TOKENS = (5, 6)
 ON_TOKENS: list[tuple[nn.Module, nn.Shape]] = [
     (nn.MultiheadAttention(3), TOKENS),
@@ -49,6 +66,16 @@ ON_TOKENS: list[tuple[nn.Module, nn.Shape]] = [
 LAYERS: list[tuple[nn.Module, Any, nn.Shape]] = [
     (nn.Linear(5), lambda: torch.nn.Linear(6, 5), (6,)),
     (nn.Linear(5, bias=False), lambda: torch.nn.Linear(6, 5, bias=False), (3, 6)),
+    (
+        nn.Conv1d(6, kernel_size=3, stride=2, padding=2, dilation=2, groups=2),
+        lambda: torch.nn.Conv1d(4, 6, 3, 2, 2, 2, 2),
+        (4, 9),
+    ),
+    (
+        nn.Conv1d(3, kernel_size=4, padding="same", bias=False),
+        lambda: torch.nn.Conv1d(4, 3, 4, padding="same", bias=False),
+        (4, 9),
+    ),
     (nn.Conv2d(6, kernel_size=3), lambda: torch.nn.Conv2d(4, 6, 3), IMAGE),
     (
         nn.Conv2d(6, kernel_size=(3, 2), stride=(2, 1), padding=(1, 0), dilation=(1, 2), groups=2, bias=False),
@@ -81,12 +108,26 @@ LAYERS: list[tuple[nn.Module, Any, nn.Shape]] = [
     (nn.AvgPool2d(3, stride=2, padding=1), lambda: torch.nn.AvgPool2d(3, 2, 1), IMAGE),
     (nn.AdaptiveAvgPool2d((3, 5)), lambda: torch.nn.AdaptiveAvgPool2d((3, 5)), IMAGE),
     (nn.AdaptiveAvgPool2d(1), lambda: torch.nn.AdaptiveAvgPool2d(1), IMAGE),
+    (nn.AdaptiveMaxPool2d(1), lambda: torch.nn.AdaptiveMaxPool2d(1), IMAGE),
+    (nn.AdaptiveMaxPool2d((3, 4)), lambda: torch.nn.AdaptiveMaxPool2d((3, 4)), IMAGE),
+    (nn.Upsample(2), lambda: torch.nn.Upsample(scale_factor=2), IMAGE),
+    (
+        nn.Upsample((3, 2), mode="bilinear"),
+        lambda: torch.nn.Upsample(scale_factor=(3, 2), mode="bilinear"),
+        IMAGE,
+    ),
     (nn.BatchNorm1d(), lambda: torch.nn.BatchNorm1d(6), (6,)),
     (nn.BatchNorm1d(affine=False), lambda: torch.nn.BatchNorm1d(6, affine=False), (6, 5)),
     (nn.BatchNorm2d(eps=1e-2, momentum=0.3), lambda: torch.nn.BatchNorm2d(4, 1e-2, 0.3), IMAGE),
     (nn.LayerNorm(), lambda: torch.nn.LayerNorm(8), IMAGE),
     (nn.LayerNorm((9, 8), eps=1e-3, elementwise_affine=False), lambda: torch.nn.LayerNorm((9, 8), 1e-3, False), IMAGE),
     (nn.LayerNorm(6), lambda: torch.nn.LayerNorm(6), (6,)),
+    (nn.BatchNorm2d(affine="bias"), lambda: OnlyOne("bias"), IMAGE),
+    (nn.BatchNorm2d(affine="weight"), lambda: OnlyOne("weight"), IMAGE),
+    (nn.RMSNorm(), lambda: torch.nn.RMSNorm(8), IMAGE),
+    (nn.RMSNorm((9, 8), eps=1e-3, elementwise_affine=False), lambda: torch.nn.RMSNorm((9, 8), 1e-3, False), IMAGE),
+    (nn.InstanceNorm2d(), lambda: torch.nn.InstanceNorm2d(4), IMAGE),
+    (nn.InstanceNorm2d(eps=1e-2, affine=True), lambda: torch.nn.InstanceNorm2d(4, 1e-2, affine=True), IMAGE),
     (nn.GroupNorm(2), lambda: torch.nn.GroupNorm(2, 4), IMAGE),
     (nn.GroupNorm(3, affine=False, eps=1e-2), lambda: torch.nn.GroupNorm(3, 6, 1e-2, False), (6,)),
     (
@@ -111,11 +152,17 @@ LAYERS: list[tuple[nn.Module, Any, nn.Shape]] = [
         for output in ("last", "all")
     ),
     (nn.Dropout(0.0), lambda: torch.nn.Dropout(0.0), (6,)),
+    (nn.Dropout2d(0.0), lambda: torch.nn.Dropout2d(0.0), IMAGE),
+    (nn.Scale(-1.5), lambda: Scaled(-1.5), (6,)),
+    (nn.Scale(1.0), lambda: torch.nn.Identity(), (6,)),
     (nn.Flatten(), lambda: torch.nn.Flatten(), IMAGE),
     (nn.Reshape((9, -1)), lambda: torch.nn.Unflatten(1, (9, -1)), (18,)),
     (nn.Select((2, 0, 2)), lambda: Selected([2, 0, 2]), IMAGE),
     (nn.ReLU(), lambda: torch.nn.ReLU(), (6,)),
     (nn.LeakyReLU(0.2), lambda: torch.nn.LeakyReLU(0.2), (6,)),
+    (nn.PReLU(), lambda: torch.nn.PReLU(), (6,)),
+    (nn.PReLU(4), lambda: torch.nn.PReLU(4), IMAGE),
+    (nn.Hardswish(), lambda: torch.nn.Hardswish(), IMAGE),
     (nn.ELU(0.7), lambda: torch.nn.ELU(0.7), (6,)),
     (nn.GELU(), lambda: torch.nn.GELU(), (6,)),
     (nn.GELU("tanh"), lambda: torch.nn.GELU("tanh"), (6,)),

@@ -114,7 +114,8 @@ def test_adaptive_avg_pool2d_agrees_with_its_output_shape(size: tuple[int, int],
     layer=st.sampled_from([
         nn.Linear(3), nn.Linear(3, bias=False), nn.LayerNorm(), nn.GroupNorm(1), nn.Flatten(), nn.ReLU(),
         nn.LeakyReLU(), nn.ELU(), nn.GELU(), nn.SiLU(), nn.Tanh(), nn.Sigmoid(), nn.Softplus(), nn.Softmax(),
-        nn.LogSoftmax(), nn.Dropout(0.0), nn.Residual(nn.Tanh()), nn.Add(nn.ReLU(), nn.Tanh()),
+        nn.LogSoftmax(), nn.RMSNorm(), nn.PReLU(), nn.Hardswish(), nn.Scale(2.0),
+        nn.Dropout(0.0), nn.Residual(nn.Tanh()), nn.Add(nn.ReLU(), nn.Tanh()),
     ]),
     shape=st.lists(small, min_size=1, max_size=4).map(tuple),
 )  # fmt: skip
@@ -124,6 +125,24 @@ def test_layers_for_any_number_of_axes_agree_with_their_output_shape(layer: nn.M
         assert y.shape == (2, *layer.output_shape(shape))
     else:
         assert agrees(layer, shape)
+
+
+@given(
+    shape=st.tuples(small, st.integers(1, 9)), kernel=small, stride=small, padding=st.integers(0, 2), dilation=small,
+)  # fmt: skip
+def test_conv1d_agrees_with_its_output_shape(
+    shape: nn.Shape, kernel: int, stride: int, padding: int, dilation: int
+) -> None:
+    layer = nn.Conv1d(2, kernel_size=kernel, stride=stride, padding=padding, dilation=dilation)
+    if not agrees(layer, shape):
+        assert dilation * (kernel - 1) + 1 > shape[1] + 2 * padding
+
+
+@given(size=st.tuples(small, small), factor=pairs, mode=st.sampled_from(["nearest", "bilinear"]))
+def test_layers_that_resize_agree_with_their_output_shape(size: tuple[int, int], factor: Any, mode: Any) -> None:
+    assert agrees(nn.Upsample(factor, mode=mode), (2, *size))
+    divides = all(n % count == 0 for n, count in zip(size, np.broadcast_to(factor, 2), strict=True))
+    assert agrees(nn.AdaptiveMaxPool2d(factor), (2, *size)) == divides
 
 
 @given(shape=st.lists(small, min_size=1, max_size=3).map(tuple))

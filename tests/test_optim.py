@@ -34,13 +34,18 @@ OPTIMIZERS: dict[str, tuple[optim.Optimizer, str, dict[str, Any]]] = {
         "AdamW",
         {"betas": (0.7, 0.9), "eps": 1e-3, "weight_decay": 0.2},
     ),
+    "adam amsgrad": (optim.Adam(0.1, amsgrad=True), "Adam", {"amsgrad": True}),
+    "adamw amsgrad": (optim.AdamW(0.1, eps=1e-3, amsgrad=True), "AdamW", {"eps": 1e-3, "amsgrad": True}),
     "rmsprop": (optim.RMSprop(0.01), "RMSprop", {}),
     "rmsprop options": (
         optim.RMSprop(0.01, alpha=0.8, eps=1e-3, weight_decay=0.05, momentum=0.7), "RMSprop",
         {"alpha": 0.8, "eps": 1e-3, "weight_decay": 0.05, "momentum": 0.7},
     ),
 }  # fmt: skip
-each_optimizer = pytest.mark.parametrize("optimizer", [row[0] for row in OPTIMIZERS.values()], ids=list(OPTIMIZERS))
+LION = optim.Lion(0.02, betas=(0.8, 0.9), weight_decay=0.3)
+each_optimizer = pytest.mark.parametrize(
+    "optimizer", [*(row[0] for row in OPTIMIZERS.values()), LION], ids=[*OPTIMIZERS, "lion"]
+)
 
 
 def start(dtype: type = np.float64) -> dict[str, Any]:
@@ -74,6 +79,22 @@ def test_twenty_steps_equal_pytorch(name: str) -> None:
         for mine, parameter in zip(tree.leaves(params), theirs, strict=True):
             np.testing.assert_allclose(mine, parameter.detach().numpy(), rtol=1e-12, atol=1e-12)
     assert state["step"].item() == 20
+
+
+def test_twenty_steps_of_lion_are_those_of_its_paper() -> None:
+    params = as_arrays(start())
+    state = LION.init(params)
+    theirs = [(x.copy(), np.zeros_like(x)) for x in tree.leaves(start())]
+    rng = np.random.default_rng(1)
+    for i in range(20):
+        lr, grads = LION.lr * (1 + i % 3), tree.map(lambda p: rng.normal(size=p.shape), params)
+        for (p, m), g in zip(theirs, tree.leaves(grads), strict=True):
+            p -= lr * (np.sign(0.8 * m + 0.2 * g) + 0.3 * p)
+            m[...] = 0.9 * m + 0.1 * g
+        params, state = LION.update(params, as_arrays(grads), state, lr)
+    for mine, average, (p, m) in zip(tree.leaves(params), tree.leaves(state["exp_avg"]), theirs, strict=True):
+        np.testing.assert_allclose(mine, p, rtol=1e-12)
+        np.testing.assert_allclose(average, m, rtol=1e-12)
 
 
 @each_optimizer
@@ -173,5 +194,5 @@ def test_gradients_of_another_structure_than_the_parameters_are_refused() -> Non
 
 def test_optimizers_are_registered_under_their_kind() -> None:
     assert {name: cls.kind() for name, cls in optim.OPTIMIZERS.items()} == {
-        name: name for name in ("sgd", "adam", "adamw", "rmsprop")
+        name: name for name in ("sgd", "adam", "adamw", "rmsprop", "lion", "muon")
     }

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import adtrain as ad
 from adtrain.core.errors import OptionError
@@ -19,16 +21,22 @@ from adtrain.optim.schedules import (
     SCHEDULES,
     Constant,
     Cosine,
+    CosineRestarts,
     Exponential,
     MultiStep,
     OneCycle,
+    Plateau,
+    Polynomial,
     Schedule,
     Step,
+    Trapezoid,
+    Triangular,
     WarmUp,
 )
 
 ALL: list[Schedule] = [
     Constant(), Step(3, 0.5), MultiStep((2, 5)), Exponential(0.9), Cosine(20, 0.1), OneCycle(20), WarmUp(4, Cosine(16)),
+    CosineRestarts(3, 2), Polynomial(20, 2.0), Triangular(4), Trapezoid(20), Plateau(5),
 ]  # fmt: skip
 
 
@@ -66,6 +74,14 @@ def warm_up_in_torch(schedulers: Any, optimizer: Any) -> Any:
         (Exponential(0.9), lambda s, o: s.ExponentialLR(o, 0.9)),
         (Cosine(20), lambda s, o: s.CosineAnnealingLR(o, 20)),
         (Cosine(20, 0.1), lambda s, o: s.CosineAnnealingLR(o, 20, 0.1)),
+        (CosineRestarts(4), lambda s, o: s.CosineAnnealingWarmRestarts(o, 4)),
+        (CosineRestarts(2, 3, 0.1), lambda s, o: s.CosineAnnealingWarmRestarts(o, 2, 3, 0.1)),
+        (Polynomial(15, final=0.2), lambda s, o: s.LinearLR(o, 1.0, 0.2, 15)),
+        (Polynomial(15, 2.0), lambda s, o: s.PolynomialLR(o, 15, 2.0)),
+        (Polynomial(30, 0.7), lambda s, o: s.PolynomialLR(o, 30, 0.7)),
+        (Triangular(4), lambda s, o: s.CyclicLR(o, 0.1, 1.0, 4, cycle_momentum=False)),
+        (Triangular(3, 5, 0.0), lambda s, o: s.CyclicLR(o, 0.0, 1.0, 3, 5, cycle_momentum=False)),
+        (Trapezoid(20, 0.5), lambda s, o: s.SequentialLR(o, [s.ConstantLR(o, 1.0), s.LinearLR(o, 1.0, 0.0, 10)], [10])),
         (OneCycle(20), lambda s, o: s.OneCycleLR(o, 1.0, 20, cycle_momentum=False)),
         (OneCycle(20, 0.0), lambda s, o: s.OneCycleLR(o, 1.0, 20, pct_start=0.0, cycle_momentum=False)),
         (OneCycle(20, 0.04), lambda s, o: s.OneCycleLR(o, 1.0, 20, pct_start=0.04, cycle_momentum=False)),
@@ -122,7 +138,16 @@ def test_a_factor_is_a_float64_scalar_in_0_to_1(schedule: Schedule) -> None:
     assert all(0 <= factor <= 1 for factor in factors(schedule, 30))
 
 
-@pytest.mark.parametrize(("schedule", "last"), [(Cosine(4, 0.1), 0.1), (OneCycle(4), 1 / 25e4)], ids=repr)
+@pytest.mark.parametrize(
+    ("schedule", "last"),
+    [
+        (Cosine(4, 0.1), 0.1),
+        (OneCycle(4), 1 / 25e4),
+        (Polynomial(4, 3.0, 0.1), 0.1),
+        (Trapezoid(4, 0.5, 0.1), 0.1),
+    ],
+    ids=repr,
+)
 def test_the_last_value_is_kept_after_the_end(schedule: Schedule, last: float) -> None:
     np.testing.assert_allclose(factors(schedule, 8)[4:], last, rtol=1e-12)
 
@@ -133,6 +158,35 @@ def test_one_cycle_of_up_to_three_steps_is_finite_and_ends_low(total_steps: int,
     found = factors(OneCycle(total_steps, pct_start), total_steps + 2)
     assert np.isfinite(found).all()
     assert found[-1] == pytest.approx(1 / 25e4)
+
+
+@settings(max_examples=15)
+@given(
+    losses=st.lists(st.sampled_from([0.5, 0.9, 0.99999, 1.0, 1.1, 2.0]), min_size=1, max_size=15),
+    patience=st.integers(0, 3), factor=st.sampled_from([0.1, 0.5]), lowest=st.sampled_from([0.0, 0.3]),
+)  # fmt: skip
+@pytest.mark.needs_torch
+def test_plateau_equals_pytorch_after_each_epoch(
+    losses: list[float], patience: int, factor: float, lowest: float
+) -> None:
+    import torch
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    kind, options = torch.optim.lr_scheduler.ReduceLROnPlateau, {"patience": patience, "min_lr": lowest, "eps": 0}
+    theirs = kind(optimizer, factor=factor, **options)
+    ours = Plateau(3, factor, patience, 1e-4, lowest)
+    state = ours.init()
+    for epoch, loss in enumerate(losses):
+        for i in range(3):
+            state = ours.updated(state, ad.array(loss * (i + 1) / 6), ad.array(np.int64(3 * epoch + i)))
+        theirs.step(loss)
+        assert state["factor"].item() == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12)
+
+
+def test_trapezoid_after_a_warm_up_is_stable_and_decays_over_its_last_part() -> None:
+    found = factors(WarmUp(3, Trapezoid(8, 0.5, 0.2)), 13)
+    np.testing.assert_allclose(found, [0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2, 0.2])
+    np.testing.assert_allclose(factors(Trapezoid(5, 0.0), 7), [1, 1, 1, 1, 1, 0, 0])
 
 
 def test_warm_up_rises_linearly_to_the_first_factor_of_the_next_schedule() -> None:

@@ -27,6 +27,8 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "avg_pool2d": {"kernel_size": 2},
     "embedding": {"num_embeddings": 10, "embedding_dim": 2},
     "group_norm": {"num_groups": 1},
+    "adaptive_max_pool2d": {"output_size": 1},
+    "conv1d": {"out_channels": 2, "kernel_size": 1},
     "gru": {"hidden_size": 2},
     "linear": {"out_features": 2},
     "lstm": {"hidden_size": 2},

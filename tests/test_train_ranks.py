@@ -15,6 +15,7 @@ from training_runs import write_config
 from adtrain import config, ops, optim, training
 from adtrain.config import ConfigError
 from adtrain.core import tree
+from adtrain.passes.plan_memory import plan_memory
 from adtrain.training import Experiment, RunFolder, model_file
 from adtrain.training.checkpoint import fetch
 from adtrain.training.run_folder import LAST, Recorder
@@ -47,6 +48,15 @@ CASES = {
     "class weights, empty shards": (
         4, [(1, False), (2, True)], ["data.batch_size=29", "loss={cross_entropy: {weight: [1, 9, 0]}}",
         "data.validation=0.2", "training.epochs=2"],
+    ),
+    "parameter groups, frozen parameters, average of weights": (
+        4, [(1, False), (2, True)], [*EVEN, "training.epochs=2", "optimizer={adamw: {lr: 0.01}}",
+        "parameter_groups=[no_decay, {paths: 2.weight, lr_factor: 3}, {paths: 0.bias, trainable: false}]",
+        "training.average=ema"],
+    ),
+    "muon, lookahead, plateau": (
+        2, [(1, False), (2, True)], [*EVEN, "training.epochs=1", "optimizer={muon: {rest: {sgd: 0.1}}}",
+        "training.average={lookahead: {steps: 2}}", "schedule={plateau: {warmup_steps: 2}}"],
     ),
     "mixup, momentum, clipping by value, early stopping": (
         2,
@@ -117,6 +127,37 @@ def test_the_gradient_of_shards_is_that_of_the_batch(tmp_path: Path) -> None:
         moved.append(tree.leaves(training.run(training.prepare(cfg)).state.params))
     for x, y in zip(*moved, strict=True):
         np.testing.assert_allclose(x.numpy(), y.numpy(), rtol=1e-5, atol=1e-7)
+
+
+def test_a_micro_batch_chooses_the_least_number_of_shards(tmp_path: Path) -> None:
+    path = write_config(tmp_path)
+    for size, shards in ((16, 1), (8, 2), (5, 4), (4, 4), (1, 16)):
+        found = training.prepare(config.load(path, [f"training.micro_batch={size}"])).config
+        assert found == training.prepare(config.load(path, [f"data.shards={shards}"])).config
+
+
+def test_the_memory_of_a_step_is_that_of_a_micro_batch(tmp_path: Path) -> None:
+    path, sizes = write_config(tmp_path), {}
+    for shards, settings in ((1, []), (8, ["training.micro_batch=64"])):
+        cfg = config.load(path, [*IMAGES, "data.batch_size=512", *settings])
+        sizes[shards] = plan_memory(training.outline(cfg).step_program()).arena_bytes
+    assert sizes[8] < 0.25 * sizes[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["data.shards=2", "training.micro_batch=8"], "found it beside data.shards, expected one of them"),
+        (
+            ["data.batch_size=10", "training.micro_batch=1"],
+            "found 1, which divides batches of 10 into 16 parts, expected at most 10",
+        ),
+    ],
+)
+def test_the_line_of_a_micro_batch_that_does_not_fit(tmp_path: Path, settings: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        training.prepare(config.load(write_config(tmp_path), settings))
+    assert str(caught.value).endswith(f"training.micro_batch: {message}")
 
 
 def test_steps_that_are_measured_continue_a_run_on_shards(tmp_path: Path) -> None:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any, cast, get_type_hints
 
 from adtrain import augment, nn, optim
 from adtrain.config import sweep_section
 from adtrain.config.document import Config
 from adtrain.config.family import Spec
 from adtrain.config.problems import ConfigError, PathParts, Problem, dotted
-from adtrain.config.specs import Add, Concat, Layer, Residual
+from adtrain.config.specs import Add, Concat, Layer, Multiply, Residual
 from adtrain.config.sweep_section import Sweep
 from adtrain.core.array import Value
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.data.catalogue import Entry
 from adtrain.data.datasets import DataSource
 from adtrain.metrics import Metric
+from adtrain.option_types import StepList, Steps
 
 CLASSIFICATION = ("cross_entropy", "nll")
 REGRESSION = ("mse", "l1", "huber")
@@ -44,7 +45,7 @@ def check(cfg: Config) -> list[Problem]:
     """The problems that prevent the objects of the config from being built."""
     problems: list[Problem] = []
     one_step = functools.partial(schedule, steps_per_epoch=1, total_steps=1)
-    builders: list[Callable[[Config], object]] = [model, loss, optimizer, one_step, augmentations, metrics]
+    builders: list[Callable[[Config], object]] = [model, loss, optimizer, one_step, average, augmentations, metrics]
     if cfg.data.dataset is not None:
         builders.append(data_source)
     if cfg.sweep is not None:
@@ -113,6 +114,34 @@ def optimizer(cfg: Config) -> optim.Optimizer:
     return cast(optim.Optimizer, _construct(cfg, ("optimizer",), cfg.optimizer, cfg.optimizer.options()))
 
 
+def grouped_optimizer(cfg: Config, shapes: Mapping[str, nn.Shape]) -> optim.Optimizer:
+    """The optimizer with the config's parameter groups; `shapes` are those of all parameters by path.
+
+    Raises ConfigError for an option or a group that does not fit the parameters.
+    """
+    found = optimizer(cfg)
+    try:
+        found.require_fit(shapes)
+    except OptionError as error:
+        raise _error(cfg, ("optimizer",), cfg.optimizer.kind, str(error)) from None
+    groups = [optim.Group(**dict(group)) for group in cfg.parameter_groups or ()]
+    for i, group in enumerate(groups):
+        try:
+            group.require_fit(found, shapes)
+        except OptionError as error:
+            raise cfg.error_at(("parameter_groups", i), str(error)) from None
+    try:
+        return optim.grouped(found, groups, shapes)
+    except OptionError as error:
+        raise cfg.error_at(("parameter_groups",), str(error)) from None
+
+
+def average(cfg: Config) -> optim.Average | None:
+    """The average of the weights that `training.average` names; None without it."""
+    spec = cfg.training.average
+    return None if spec is None else _construct(cfg, ("training", "average"), spec, spec.options())
+
+
 def schedule(cfg: Config, steps_per_epoch: int, total_steps: int) -> optim.Schedule:
     """The learning-rate schedule for `total_steps` steps; counts of epochs in the config become counts of steps."""
 
@@ -126,15 +155,16 @@ def schedule(cfg: Config, steps_per_epoch: int, total_steps: int) -> optim.Sched
         raise _error(cfg, ("schedule",), kind, reason)
     if warmup_epochs:
         warmup_steps = steps(warmup_epochs)
-    match kind:
-        case "step":
-            options["step_size"] = steps(options["step_size"])
-        case "multistep":
-            options["milestones"] = tuple(steps(epochs) for epochs in options["milestones"])
-        case "exponential":
-            options["gamma"] **= 1 / steps_per_epoch
-    if "total_steps" in inspect.signature(type(cfg.schedule).target).parameters:
-        options["total_steps"] = max(1, total_steps - warmup_steps)
+    for name, hint in get_type_hints(type(cfg.schedule).target, include_extras=True).items():
+        if options.get(name) is not None and hint in (Steps, Steps | None):
+            options[name] = steps(options[name])
+        elif hint == StepList:
+            options[name] = tuple(map(steps, options[name]))
+    if kind == "exponential":
+        options["gamma"] **= 1 / steps_per_epoch
+    from_data = {"total_steps": max(1, total_steps - warmup_steps), "steps_per_epoch": steps_per_epoch}
+    parameters = inspect.signature(type(cfg.schedule).target).parameters
+    options.update({name: x for name, x in from_data.items() if name in parameters})
     built: optim.Schedule = _construct(cfg, ("schedule",), cfg.schedule, options)
     return optim.schedules.WarmUp(warmup_steps, built) if warmup_steps else built
 
@@ -198,16 +228,19 @@ def _layer(cfg: Config, spec: Layer, path: PathParts) -> nn.Module:
         body = _sequential(cfg, spec.body, (*inside, "body"))
         shortcut = None if spec.shortcut is None else _sequential(cfg, spec.shortcut, (*inside, "shortcut"))
         return nn.Residual(body, shortcut=shortcut)
-    if isinstance(spec, (Concat, Add)):
+    if isinstance(spec, (Concat, Add, Multiply)):
         branches = [_sequential(cfg, branch, (*inside, "branches", i)) for i, branch in enumerate(spec.branches)]
-        return nn.Concat(*branches) if isinstance(spec, Concat) else nn.Add(*branches)
+        joins: dict[str, Callable[..., nn.Module]] = {"concat": nn.Concat, "add": nn.Add, "multiply": nn.Multiply}
+        return joins[spec.kind](*branches)
     return cast(nn.Module, _construct(cfg, path, spec, spec.options()))
 
 
 def _construct(cfg: Config, path: PathParts, spec: Spec, options: dict[str, Any]) -> Any:
     """The object of the spec's class; errors become a ConfigError with the position of the spec at `path`."""
+    nested = {name: value for name, value in options.items() if isinstance(value, Spec)}
+    inner = {name: _construct(cfg, (*path, spec.kind, name), x, x.options()) for name, x in nested.items()}
     try:
-        return type(spec).target(**options)
+        return type(spec).target(**{**options, **inner})
     except (OptionError, ShapeError) as error:
         raise _error(cfg, path, spec.kind, str(error)) from None
 
@@ -220,7 +253,7 @@ def _layer_at(layers: list[Layer], path: PathParts, names: tuple[str, ...]) -> t
     match layer, rest:
         case Residual(), [("body" | "shortcut") as part, *inner] if inner:
             return _layer_at(getattr(layer, part), (*path, layer.kind, part), tuple(inner))
-        case Concat() | Add(), [branch, *inner] if inner:
+        case Concat() | Add() | Multiply(), [branch, *inner] if inner:
             return _layer_at(layer.branches[int(branch)], (*path, layer.kind, "branches", int(branch)), tuple(inner))
     return path, layer.kind
 

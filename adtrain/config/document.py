@@ -25,7 +25,7 @@ from adtrain.config import sweep_section
 from adtrain.config.annotations import option_type
 from adtrain.config.problems import ConfigError, PathParts, Problem, dotted
 from adtrain.config.source import Node
-from adtrain.config.specs import SCHEDULES, Augmentation, DataSource, Layers, Loss, Metric, Optimizer, Schedule
+from adtrain.config.specs import SCHEDULES, Augmentation, Average, DataSource, Layers, Loss, Metric, Optimizer, Schedule
 from adtrain.config.values import (
     BestBy,
     Bool,
@@ -38,7 +38,8 @@ from adtrain.config.values import (
 )
 from adtrain.data import text_file
 from adtrain.data.formats import FORMATS, Options, of_name
-from adtrain.option_types import Fraction, NonNegative, Positive, Shape, Size, Text
+from adtrain.optim.groups import VECTORS
+from adtrain.option_types import Fraction, NonNegative, Patterns, Positive, Shape, Size, Text
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,38 @@ class Model(Section):
         return values if self.input else {"layers": values["layers"]}
 
 
+class ParameterGroup(Section):
+    """Parameters whose paths match a pattern, and what differs for them; `no_decay` is a group with a name.
+
+    A parameter has the options of all groups that match it. Where two groups set the same option, the later one counts.
+    """
+
+    paths: Patterns = Field(
+        description="a pattern such as *.bias, or a list of them; vectors: all arrays of one axis, which are biases "
+        "and weights of normalisation layers"
+    )
+    lr_factor: Positive | None = Field(None, description="a factor on the learning rate")
+    weight_decay: NonNegative | None = Field(None, description="in place of the optimizer's weight decay")
+    trainable: Bool | None = Field(None, description="false: the parameters keep their initial values")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            if value != "no_decay":
+                raise PydanticCustomError("expected", "no_decay, or a mapping such as {paths: 0.*, lr_factor: 2}")
+            return {"paths": VECTORS, "weight_decay": 0.0}
+        return value
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        options = handler.resolve_ref_schema(handler(schema))
+        named = dict(options)
+        options.clear()
+        options |= {"anyOf": [{"const": "no_decay"}, named]}
+        return options
+
+
 class EarlyStopping(Section):
     """End training early. The model is then the best epoch's, unless `final_model` says otherwise."""
 
@@ -183,6 +216,14 @@ class Training(Section):
     )
     clip_norm: Positive | None = Field(None, description="scale the gradients down so that their norm is at most this")
     clip_value: Positive | None = Field(None, description="clamp each element of the gradients to plus or minus this")
+    micro_batch: Size | None = Field(
+        None,
+        description="images of a batch whose gradient is computed at a time; chooses data.shards, and needs the memory "
+        "of such a part of the batch",
+    )
+    average: Average | None = Field(
+        None, description="an average of the weights over the steps, which is evaluated and saved as the model"
+    )
     init_from: Text | None = Field(None, description="a run's folder, model or checkpoint with the initial weights")
     init_partial: Bool | None = Field(None, description="take only the arrays of init_from that fit by name and shape")
     checkpoint_every: Size | None = Field(
@@ -262,6 +303,11 @@ class Config(Section):
     model: Model = Field(description="the network")
     loss: Loss = Field(description="a loss, such as cross_entropy")
     optimizer: Optimizer = Field(description="an optimizer, such as adam")
+    parameter_groups: list[ParameterGroup] | None = Field(
+        None,
+        description="parameters with another learning rate or weight decay, or without training; no_decay: no weight "
+        "decay for biases and normalisation layers",
+    )
     schedule: Schedule = Field(
         default_factory=lambda: SCHEDULES["constant"](), description="a learning-rate schedule, such as cosine"
     )

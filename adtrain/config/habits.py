@@ -22,6 +22,9 @@ KEYS = {
     **dict.fromkeys(("gradient_clipping", "gradient_clip_norm"), NORM),
     **dict.fromkeys(("max_grad_norm", "max_norm", "clipnorm", "global_clipnorm"), NORM),
     **dict.fromkeys(("clip_grad_value", "clipvalue"), VALUE),
+    **dict.fromkeys(
+        ("accumulate_grad_batches", "gradient_accumulation_steps", "accumulation_steps"), "training.micro_batch"
+    ),
     **dict.fromkeys(("random_state", "random_seed", "manual_seed"), "training.seed"),
     **dict.fromkeys(("dtype", "amp", "mixed_precision"), "training.precision"),
     **dict.fromkeys(("batch", "train_batch_size"), "data.batch_size"),
@@ -30,6 +33,7 @@ KEYS = {
     **dict.fromkeys(("augmentation", "augmentations", "transforms"), "data.augment"),
     **dict.fromkeys(("block_size", "seq_len", "seq_length", "sequence_length", "context_length"), "data.length"),
     **dict.fromkeys(("scheduler", "lr_scheduler"), "schedule"),
+    **dict.fromkeys(("param_groups", "paramwise_cfg"), "parameter_groups"),
     **dict.fromkeys(("criterion", "loss_fn", "objective"), "loss"),
     **dict.fromkeys(("network", "net", "architecture"), "model"),
 }
@@ -71,6 +75,11 @@ NAMES = {
     **dict.fromkeys(("mean_squared_error", "mseloss"), "mse"),
     **dict.fromkeys(("mean_absolute_error", "mae", "l1loss"), "l1"),
     "cosineannealinglr": "cosine",
+    "cosineannealingwarmrestarts": "cosine_restarts",
+    **dict.fromkeys(("linear", "linear_decay", "linearlr", "polynomiallr"), "polynomial"),
+    **dict.fromkeys(("cyclic", "cycliclr"), "triangular"),
+    **dict.fromkeys(("wsd", "warmup_stable_decay"), "trapezoid"),
+    **dict.fromkeys(("reducelronplateau", "reduce_on_plateau"), "plateau"),
     "steplr": "step",
 }
 """The name of a layer, loss or schedule for a name of another system."""

@@ -49,6 +49,13 @@ class Add(Spec):
     branches: Branches
 
 
+class Multiply(Spec):
+    """The product of the outputs of branches; an axis of length 1 is repeated: `multiply: [[...], [...]]`."""
+
+    kind = "multiply"
+    branches: Branches
+
+
 @contextmanager
 def specs_as_unions(*models: type[BaseModel]) -> Iterator[None]:
     """Within the block, the JSON Schemas of the models and of containers contain all specs."""
@@ -56,10 +63,11 @@ def specs_as_unions(*models: type[BaseModel]) -> Iterator[None]:
     def rebuild(as_union: bool) -> None:
         OneOf.as_union = as_union
         # Without this, a model would be rebuilt with the old schemas of the models in it.
-        for model in (*CONTAINERS, *models):
+        nested = (*CONTAINERS, *OPTIMIZERS.values(), *models)
+        for model in nested:
             if "__pydantic_core_schema__" in vars(model):
                 del model.__pydantic_core_schema__
-        for model in (*CONTAINERS, *models):
+        for model in nested:
             model.model_rebuild(force=True)
 
     rebuild(True)
@@ -72,12 +80,15 @@ def specs_as_unions(*models: type[BaseModel]) -> Iterator[None]:
 WARM_UP: dict[str, Any] = {"warmup_epochs": (WarmUp, 0.0), "warmup_steps": (Count, 0)}
 """Options of every schedule: the rate first rises linearly over this many epochs or steps, then the schedule starts."""
 
-CONTAINERS: tuple[type[Spec], ...] = (Residual, Concat, Add)
+FROM_DATA = ("total_steps", "steps_per_epoch")
+"""Parameters of schedules that are no options: they follow from the data and `training`."""
+CONTAINERS: tuple[type[Spec], ...] = (Residual, Concat, Add, Multiply)
 LAYERS = Family()
 LOSSES = Family()
 OPTIMIZERS = Family()
 SCHEDULES = Family()
 """In a config schedules count in epochs: step_size and milestones are epochs; gamma of exponential is per epoch."""
+AVERAGES = Family()
 AUGMENTATIONS = Family()
 DATASETS = Family()
 METRICS = Family()
@@ -86,6 +97,7 @@ FAMILIES = {
     "loss": LOSSES,
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
+    "average": AVERAGES,
     "augmentation": AUGMENTATIONS,
     "data set": DATASETS,
     "metric": METRICS,
@@ -105,13 +117,17 @@ def _spec(family: str, kind: str, target: Callable[..., Any], excluded: Collecti
     hints = get_type_hints(target, include_extras=True)
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(target).parameters.items():
-        if name in excluded or (family == "schedule" and name == "total_steps"):
+        if name in excluded or (family == "schedule" and name in FROM_DATA):
+            continue
+        default = ... if parameter.default is parameter.empty else parameter.default
+        if hints[name] is optim.Optimizer:
+            made = default is not ... and Field(default_factory=partial(_spec_of, OPTIMIZERS, default))
+            fields[name] = Optimizer, made or ...
             continue
         try:
             values = option_type(hints[name])
         except OptionError as error:
             raise OptionError(f"{family} {kind}: {name} {error}") from None
-        default = ... if parameter.default is parameter.empty else parameter.default
         fields[name] = (values | None if default is None else values, default)
     more = WARM_UP if family == "schedule" else {}
     spec = create_model(kind, __base__=Spec, __module__=__name__, **fields, **more)
@@ -121,12 +137,19 @@ def _spec(family: str, kind: str, target: Callable[..., Any], excluded: Collecti
     return spec
 
 
+def _spec_of(family: Family, made: Any) -> Spec:
+    """The spec of an object of the package: an option's default."""
+    spec = family[made.kind()]
+    return spec(**{name: getattr(made, name) for name in spec.model_fields})
+
+
 def _add_own() -> None:
     """Add the package's own classes and functions."""
     own: dict[str, Mapping[str, Callable[..., Any]]] = {
         "layer": nn.LAYERS,
         "optimizer": optim.OPTIMIZERS,
         "schedule": optim.SCHEDULES,
+        "average": optim.AVERAGES,
         "augmentation": augment.AUGMENTATIONS,
         "data set": {name: catalogue.finder(name) for name in catalogue.CATALOGUE},
         "loss": nn.LOSSES,
@@ -154,6 +177,7 @@ if TYPE_CHECKING:
     Loss: TypeAlias = Spec
     Optimizer: TypeAlias = Spec
     Schedule: TypeAlias = Spec
+    Average: TypeAlias = Spec
     Augmentation: TypeAlias = Spec
     DataSource: TypeAlias = Spec
     Metric: TypeAlias = Spec
@@ -162,6 +186,7 @@ else:
     Loss = Annotated[Spec, OneOf(LOSSES)]
     Optimizer = Annotated[Spec, OneOf(OPTIMIZERS)]
     Schedule = Annotated[Spec, OneOf(SCHEDULES)]
+    Average = Annotated[Spec, OneOf(AVERAGES)]
     Augmentation = Annotated[Spec, OneOf(AUGMENTATIONS)]
     DataSource = Annotated[Spec, OneOf(DATASETS)]
     Metric = Annotated[Spec, OneOf(METRICS)]

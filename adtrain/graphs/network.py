@@ -16,17 +16,20 @@ from adtrain.nn.fields import pair, size_text
 from adtrain.table import COUNT, TEXT, Column, render
 
 KINDS: dict[str, tuple[type[nn.Module], ...]] = {
-    "convolution": (nn.Conv2d, nn.ConvTranspose2d),
+    "convolution": (nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d),
     "linear": (nn.Linear, nn.Embedding),
-    "normalisation": (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm),
-    "pooling": (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d),
+    "normalisation": (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.InstanceNorm2d, nn.LayerNorm, nn.RMSNorm),
+    "pooling": (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.Upsample),
     "activation": (
-        nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Softmax, nn.LogSoftmax, nn.Softplus, nn.Tanh,
+        nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Hardswish, nn.Sigmoid, nn.Softmax, nn.LogSoftmax,
+        nn.Softplus, nn.Tanh,
     ),
 }  # fmt: skip
 """The colours of layers, as names in the style sheet."""
-OPENED = (nn.Sequential, nn.Residual, nn.Concat, nn.Add)
+OPENED = (nn.Sequential, nn.Residual, nn.Branches)
 """Containers whose children are drawn. Others, and layers, are one box."""
+JOINS: dict[type[nn.Module], str] = {nn.Concat: "‖", nn.Multiply: "×"}
+"""The sign where branches join; others are added."""
 COLUMNS: tuple[Column[LayerRow], ...] = (
     Column("layer", lambda row: row.name, TEXT),
     Column("kind", lambda row: row.kind, TEXT),
@@ -168,7 +171,7 @@ class _Layout:
             left += room + SPACE
         if isinstance(module, nn.Residual) and module.shortcut is None:
             ends.append((left + SKIP / 2, source))
-        box = self.box(["‖" if isinstance(module, nn.Concat) else "+"], (), "end", center, join, frames, "", JOIN)
+        box = self.box([JOINS.get(type(module), "+")], (), "end", center, join, frames, "", JOIN)
         for middle, end in ends:
             self.connect(end, box.id, center, join, middle)
         output = module.output_shape(shape)

@@ -21,9 +21,13 @@ from adtrain.nn.activation import (
     ELU,
     GELU,
     Dropout,
+    Dropout2d,
+    Hardswish,
     LeakyReLU,
     LogSoftmax,
+    PReLU,
     ReLU,
+    Scale,
     Sigmoid,
     SiLU,
     Softmax,
@@ -31,14 +35,14 @@ from adtrain.nn.activation import (
     Tanh,
 )
 from adtrain.nn.attention import MultiheadAttention, TransformerEncoderLayer
-from adtrain.nn.containers import Add, Concat, Container, Residual, Sequential
-from adtrain.nn.conv import Conv2d, ConvTranspose2d
+from adtrain.nn.containers import Add, Branches, Concat, Container, Multiply, Residual, Sequential
+from adtrain.nn.conv import Conv1d, Conv2d, ConvTranspose2d
 from adtrain.nn.describe import LayerRow, count_parameters, describe, layer_of, layers
 from adtrain.nn.init import INITIALIZERS, WeightInit
 from adtrain.nn.linear import Embedding, Linear
 from adtrain.nn.module import LayerError, Mode, Module, Params, Shape, State
-from adtrain.nn.norm import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm
-from adtrain.nn.pool import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
+from adtrain.nn.norm import BatchNorm1d, BatchNorm2d, GroupNorm, InstanceNorm2d, LayerNorm, RMSNorm
+from adtrain.nn.pool import AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool2d, MaxPool2d, Upsample
 from adtrain.nn.recurrent import GRU, LSTM, RNN
 from adtrain.nn.shape import Flatten, Reshape, Select
 from adtrain.nn.tokens import Mean, Patches, PositionalEmbedding
@@ -46,10 +50,11 @@ from adtrain.nn.tokens import Mean, Patches, PositionalEmbedding
 LAYERS: dict[str, type[Module]] = {
     layer.kind(): layer
     for layer in (
-        Linear, Conv2d, ConvTranspose2d, MaxPool2d, AvgPool2d, AdaptiveAvgPool2d,
-        BatchNorm1d, BatchNorm2d, LayerNorm, GroupNorm, Embedding, RNN, LSTM, GRU, Dropout, Flatten, Reshape, Select,
+        Linear, Conv2d, ConvTranspose2d, Conv1d, MaxPool2d, AvgPool2d, AdaptiveAvgPool2d, AdaptiveMaxPool2d, Upsample,
+        BatchNorm1d, BatchNorm2d, LayerNorm, RMSNorm, GroupNorm, InstanceNorm2d, Embedding, RNN, LSTM, GRU,
+        Dropout, Dropout2d, Scale, Flatten, Reshape, Select,
         MultiheadAttention, TransformerEncoderLayer, PositionalEmbedding, Patches, Mean,
-        ReLU, LeakyReLU, ELU, GELU, SiLU, Tanh, Sigmoid, Softplus, Softmax, LogSoftmax,
+        ReLU, LeakyReLU, PReLU, ELU, GELU, SiLU, Hardswish, Tanh, Sigmoid, Softplus, Softmax, LogSoftmax,
     )
 }  # fmt: skip
 """Layers by their name in a config, without the containers."""

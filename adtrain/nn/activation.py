@@ -1,16 +1,18 @@
-"""Activations and dropout: layers without parameters that keep the shape."""
+"""Activations, dropout and scaling: layers that keep the shape."""
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
-from typing import Literal
+from dataclasses import KW_ONLY, astuple, dataclass
+from typing import Any, Literal
+
+import numpy as np
 
 from adtrain import ops
-from adtrain.core.array import Value
-from adtrain.core.errors import AdtrainError
+from adtrain.core.array import Value, array
+from adtrain.core.errors import AdtrainError, ShapeError
 from adtrain.nn import fields
 from adtrain.nn.module import Mode, Module, Params, Shape, State
-from adtrain.option_types import Axis, Fraction, Number
+from adtrain.option_types import Axis, Fraction, Number, Size
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,53 @@ class GELU(_Activation):
 @dataclass(frozen=True)
 class SiLU(_Activation):
     """x sigmoid(x)."""
+
+
+@dataclass(frozen=True)
+class Hardswish(_Activation):
+    """x clip(x + 3, 0, 6) / 6 (Howard et al. 2019)."""
+
+    def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+        return x * (ops.clip(x + 3.0, 0.0, 6.0) * (1 / 6)), state
+
+
+@dataclass(frozen=True)
+class PReLU(_Activation):
+    """x where x > 0, weight x elsewhere (He et al. 2015); one weight, or one for each channel."""
+
+    num_parameters: Size = 1
+    _: KW_ONLY
+    init_value: Number = 0.25
+
+    def output_shape(self, shape: Shape) -> Shape:
+        if self.num_parameters != 1 and self.num_parameters != shape[0]:
+            raise ShapeError(
+                f"prelu: num_parameters is {self.num_parameters}, expected 1 or the number of channels of {shape}"
+            )
+        return shape
+
+    def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
+        return {"weight": (self.num_parameters,)}
+
+    def new_arrays(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:
+        return {"weight": array(np.full(self.num_parameters, self.init_value, dtype))}, {}
+
+    def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+        slope = ops.reshape(params["weight"], (-1, *(1,) * (x.ndim - 2)))
+        return ops.where(ops.less(0.0, x), x, x * slope), state
+
+
+@dataclass(frozen=True)
+class Scale(Module):
+    """factor x; with 1 the input itself, for a branch that passes it on."""
+
+    factor: Number
+
+    def output_shape(self, shape: Shape) -> Shape:
+        return shape
+
+    def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+        return x if self.factor == 1 else x * self.factor, state
 
 
 @dataclass(frozen=True)
@@ -104,5 +153,21 @@ class Dropout(Module):
         if self.p == 0 or not mode.is_training(self):
             return x, state
         if mode.rng is None:
-            raise AdtrainError("dropout: found no rng in training, expected Mode(training=True, rng=...)")
-        return ops.dropout(x, self.p, mode.rng, stream=mode.stream), state
+            raise AdtrainError(f"{self.kind()}: found no rng in training, expected Mode(training=True, rng=...)")
+        return self._dropped(x, mode.rng, mode.stream), state
+
+    def _dropped(self, x: Value, rng: Value, stream: int) -> Value:
+        return ops.dropout(x, self.p, rng, stream=stream)
+
+
+@dataclass(frozen=True)
+class Dropout2d(Dropout):
+    """In training, a channel of an image is 0 with probability p and x / (1 - p) otherwise (Tompson et al. 2015)."""
+
+    def output_shape(self, shape: Shape) -> Shape:
+        fields.check_ndim(self, shape, fields.IMAGE_AXES)
+        return shape
+
+    def _dropped(self, x: Value, rng: Value, stream: int) -> Value:
+        ones = ops.ones((*x.shape[:2], 1, 1), x.dtype, x.device)
+        return x * ops.dropout(ones, self.p, rng, stream=stream)

@@ -210,6 +210,26 @@ class Add(Branches):
         return reduce(ops.add, outputs)
 
 
+@dataclass(frozen=True, init=False, repr=False)
+class Multiply(Branches):
+    """The product of the branches' outputs. An axis of length 1 is repeated, so that a gate can scale channels."""
+
+    def joined_shape(self, shapes: Sequence[Shape]) -> Shape:
+        joined = shapes[0]
+        for i, other in enumerate(shapes):
+            axes = list(zip(joined, other, strict=False))
+            if len(other) != len(joined) or any(a != b and 1 not in (a, b) for a, b in axes):
+                raise ShapeError(
+                    f"multiply: the branches must agree or have axes of length 1, branch 0 gives {shapes[0]}, "
+                    f"branch {i} {other}"
+                )
+            joined = tuple(max(a, b) for a, b in axes)
+        return joined
+
+    def join(self, outputs: Sequence[Value]) -> Value:
+        return reduce(ops.mul, outputs)
+
+
 def _checked_modules(container: Container, name: str, modules: tuple[Module, ...]) -> tuple[Module, ...]:
     """``modules``; OptionError unless each is a module."""
     for module in modules:

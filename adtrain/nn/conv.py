@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
+from typing import Literal
 
 from adtrain import ops
 from adtrain.core.array import Value
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.nn import fields
-from adtrain.nn.fields import pair, size_text
+from adtrain.nn.fields import IMAGE_AXES, pair, size_text
 from adtrain.nn.init import WeightInit, WeightLayer
 from adtrain.nn.module import Mode, Params, Shape, State
-from adtrain.option_types import CountPair, Padding, Size, SizePair
+from adtrain.option_types import Count, CountPair, Padding, Size, SizePair
 
-IMAGE_AXES = ("channels", "height", "width")
 INFERRED = ("in_channels", int, "in_channels is inferred from the input")
 
 
@@ -84,6 +84,48 @@ class Conv2d(WeightLayer):
 
 
 @dataclass(frozen=True)
+class Conv1d(WeightLayer):
+    """Cross-correlation of (channels, length), as torch.nn.Conv1d; weight (out_channels, in_channels / groups, kernel).
+
+    `padding="same"` keeps the length and needs stride 1.
+    """
+
+    left_out = INFERRED
+    out_channels: Size
+    _: KW_ONLY
+    kernel_size: Size
+    stride: Size = 1
+    padding: Count | Literal["same"] = 0
+    dilation: Size = 1
+    groups: Size = 1
+    bias: bool = True
+    in_channels: Size | None = None
+    weight_init: WeightInit = "kaiming_uniform"
+
+    def __post_init__(self) -> None:
+        _check_groups(self)
+        if self.padding == "same" and self.stride != 1:
+            raise OptionError(f"conv1d: padding 'same' needs stride 1, found stride {self.stride}")
+
+    def output_shape(self, shape: Shape) -> Shape:
+        _check_channels(self, shape, ("channels", "length"))
+        if self.padding == "same":
+            return (self.out_channels, shape[1])
+        kernel, padded = self.dilation * (self.kernel_size - 1) + 1, shape[1] + 2 * self.padding
+        if kernel > padded:
+            raise ShapeError(f"conv1d: kernel {kernel} is larger than the padded input {padded}")
+        return (self.out_channels, (padded - kernel) // self.stride + 1)
+
+    def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
+        weight = (self.out_channels, shape[0] // self.groups, self.kernel_size)
+        return {"weight": weight, "bias": (self.out_channels,)} if self.bias else {"weight": weight}
+
+    def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+        options = self.stride, self.padding, self.dilation, self.groups
+        return ops.conv1d(x, params["weight"], params.get("bias"), *options), state
+
+
+@dataclass(frozen=True)
 class ConvTranspose2d(WeightLayer):
     """The transpose of Conv2d, as torch.nn.ConvTranspose2d; weight (in_channels, out_channels / groups, kernel)."""
 
@@ -144,15 +186,15 @@ def _dilated(layer: Conv2d | ConvTranspose2d) -> tuple[int, int]:
     return dh * (kh - 1) + 1, dw * (kw - 1) + 1
 
 
-def _check_groups(layer: Conv2d | ConvTranspose2d) -> None:
+def _check_groups(layer: Conv1d | Conv2d | ConvTranspose2d) -> None:
     if layer.out_channels % layer.groups:
         raise OptionError(
             f"{layer.kind()}: out_channels {layer.out_channels} is not a multiple of groups {layer.groups}"
         )
 
 
-def _check_channels(layer: Conv2d | ConvTranspose2d, shape: Shape) -> None:
-    fields.check_ndim(layer, shape, IMAGE_AXES)
+def _check_channels(layer: Conv1d | Conv2d | ConvTranspose2d, shape: Shape, axes: tuple[str, ...] = IMAGE_AXES) -> None:
+    fields.check_ndim(layer, shape, axes)
     fields.check_inferred(layer, "in_channels", shape[0], shape)
     if shape[0] % layer.groups:
         raise ShapeError(

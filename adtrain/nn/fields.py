@@ -7,6 +7,7 @@ from math import prod
 from adtrain.core.errors import ShapeError
 from adtrain.nn.module import Module, Shape
 
+IMAGE_AXES = ("channels", "height", "width")
 Pair = int | tuple[int, int]
 
 

@@ -16,8 +16,9 @@ from adtrain.core.array import array
 from adtrain.nn.module import Module, Params, Shape, State
 
 WeightInit = Literal[
-    "kaiming_uniform", "kaiming_normal", "xavier_uniform", "xavier_normal", "orthogonal", "trunc_normal", "normal"
-]
+    "kaiming_uniform", "kaiming_normal", "xavier_uniform", "xavier_normal", "orthogonal", "trunc_normal", "normal",
+    "identity", "dirac", "partial_dirac",
+]  # fmt: skip
 
 Draw = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -74,10 +75,35 @@ def normal(shape: Shape, rng: np.random.Generator) -> Draw:
     return rng.normal(size=shape)
 
 
+def identity(shape: Shape, rng: np.random.Generator) -> Draw:
+    """The unit matrix, as torch.nn.init.eye_; of a filter see `dirac`."""
+    return dirac(shape, rng)
+
+
+def dirac(shape: Shape, rng: np.random.Generator) -> Draw:
+    """Filters that pass channel i of the input to channel i of the output, as torch.nn.init.dirac_; others are 0."""
+    weight = np.zeros(shape)
+    centre = tuple(n // 2 for n in shape[2:])
+    for i in range(min(shape[:2])):
+        weight[(i, i, *centre)] = 1
+    return weight
+
+
+def partial_dirac(shape: Shape, rng: np.random.Generator) -> Draw:
+    """`dirac` for the outputs that have an input channel of their number, `kaiming_uniform` for the others."""
+    weight = kaiming_uniform(shape, rng)
+    own = min(shape[:2])
+    weight[:own] = dirac((own, *shape[1:]), rng)
+    return weight
+
+
 INITIALIZERS: dict[str, Callable[[Shape, np.random.Generator], Draw]] = {
     f.__name__: f
-    for f in (kaiming_uniform, kaiming_normal, xavier_uniform, xavier_normal, orthogonal, trunc_normal, normal)
-}
+    for f in (
+        kaiming_uniform, kaiming_normal, xavier_uniform, xavier_normal, orthogonal, trunc_normal, normal, identity,
+        dirac, partial_dirac,
+    )
+}  # fmt: skip
 
 
 class WeightLayer(Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from adtrain import ops
 from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError, ShapeError
 from adtrain.nn import fields
-from adtrain.nn.conv import IMAGE_AXES
+from adtrain.nn.fields import IMAGE_AXES
 from adtrain.nn.module import Mode, Module, Params, Shape, State
 from adtrain.option_types import Fraction, NonNegative, Size, SizeOrShape
 
@@ -30,7 +30,7 @@ class _BatchNorm(_NormLayer):
     _: KW_ONLY
     eps: NonNegative = 1e-5
     momentum: Fraction = 0.1
-    affine: bool = True
+    affine: Literal["weight", "bias"] | bool = True
     sync: bool = False
 
     def output_shape(self, shape: Shape) -> Shape:
@@ -38,7 +38,7 @@ class _BatchNorm(_NormLayer):
         return shape
 
     def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
-        return {"weight": shape[:1], "bias": shape[:1]} if self.affine else {}
+        return {name: shape[:1] for name in ("weight", "bias") if self.affine in (True, name)}
 
     def new_arrays(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:
         params, _ = super().new_arrays(shape, rng, dtype)
@@ -70,6 +70,8 @@ class _BatchNorm(_NormLayer):
 class BatchNorm1d(_BatchNorm):
     """Batch normalisation (Ioffe and Szegedy 2015); a sample is (channels,) or (channels, length).
 
+    With `affine: weight` or `affine: bias` the layer has this parameter only: the bias is 0, or the weight 1.
+
     In a batch that is divided into shards, the mean and the variance are those of a shard; with `sync` those of the
     whole batch, as in PyTorch's SyncBatchNorm.
     """
@@ -89,6 +91,8 @@ class BatchNorm2d(_BatchNorm):
     Training normalises by the batch's mean and biased variance, and moves the running mean and the running variance
     (unbiased) towards the batch's by the fraction `momentum`. Evaluation normalises by the running statistics.
 
+    With `affine: weight` or `affine: bias` the layer has this parameter only: the bias is 0, or the weight 1.
+
     In a batch that is divided into shards, the mean and the variance are those of a shard; with `sync` those of the
     whole batch, as in PyTorch's SyncBatchNorm.
     """
@@ -99,22 +103,33 @@ class BatchNorm2d(_BatchNorm):
 
 
 @dataclass(frozen=True)
-class LayerNorm(_NormLayer):
+class _LastAxesNorm(_NormLayer):
+    normalized_shape: SizeOrShape | None = None
+
+    def output_shape(self, shape: Shape) -> Shape:
+        normalized = self._normalized_shape(shape)
+        if not shape or shape[-len(normalized) :] != normalized:
+            raise ShapeError(
+                f"{self.kind()}: normalized_shape {normalized} is not the end of the input's shape {shape}"
+            )
+        return shape
+
+    def _normalized_shape(self, shape: Shape) -> Shape:
+        if self.normalized_shape is None:
+            return shape[-1:]
+        return self.normalized_shape if isinstance(self.normalized_shape, tuple) else (self.normalized_shape,)
+
+
+@dataclass(frozen=True)
+class LayerNorm(_LastAxesNorm):
     """Normalisation of each sample over its last axes (Ba et al. 2016).
 
     `normalized_shape` holds the sizes of these axes; by default it is the size of the last axis.
     """
 
-    normalized_shape: SizeOrShape | None = None
     _: KW_ONLY
     eps: NonNegative = 1e-5
     elementwise_affine: bool = True
-
-    def output_shape(self, shape: Shape) -> Shape:
-        normalized = self._normalized_shape(shape)
-        if not shape or shape[-len(normalized) :] != normalized:
-            raise ShapeError(f"layer_norm: normalized_shape {normalized} is not the end of the input's shape {shape}")
-        return shape
 
     def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
         normalized = self._normalized_shape(shape)
@@ -124,10 +139,31 @@ class LayerNorm(_NormLayer):
         normalized = self._normalized_shape(x.shape[1:])
         return ops.layer_norm(x, normalized, params.get("weight"), params.get("bias"), eps=self.eps), state
 
-    def _normalized_shape(self, shape: Shape) -> Shape:
-        if self.normalized_shape is None:
-            return shape[-1:]
-        return self.normalized_shape if isinstance(self.normalized_shape, tuple) else (self.normalized_shape,)
+
+@dataclass(frozen=True)
+class RMSNorm(_LastAxesNorm):
+    """Division of each sample by the root mean square over its last axes (Zhang and Sennrich 2019).
+
+    `normalized_shape` is as in `LayerNorm`. `eps` is added to the mean square; by default it is the epsilon of the
+    numbers' type.
+    """
+
+    _: KW_ONLY
+    eps: NonNegative | None = None
+    elementwise_affine: bool = True
+
+    @classmethod
+    def kind(cls) -> str:
+        return "rms_norm"
+
+    def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
+        return {"weight": self._normalized_shape(shape)} if self.elementwise_affine else {}
+
+    def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+        axes = tuple(range(x.ndim - len(self._normalized_shape(x.shape[1:])), x.ndim))
+        eps = float(np.finfo(x.dtype).eps) if self.eps is None else self.eps
+        y = x * ops.rsqrt(ops.mean(ops.square(x), axes, keepdims=True) + eps)
+        return y * params["weight"] if self.elementwise_affine else y, state
 
 
 @dataclass(frozen=True)
@@ -156,3 +192,24 @@ class GroupNorm(_NormLayer):
 
     def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         return ops.group_norm(x, self.num_groups, params.get("weight"), params.get("bias"), eps=self.eps), state
+
+
+@dataclass(frozen=True)
+class InstanceNorm2d(_NormLayer):
+    """Normalisation of each channel of each image (Ulyanov et al. 2016)."""
+
+    num_features: Size | None = None
+    _: KW_ONLY
+    eps: NonNegative = 1e-5
+    affine: bool = False
+
+    def output_shape(self, shape: Shape) -> Shape:
+        fields.check_ndim(self, shape, IMAGE_AXES)
+        fields.check_inferred(self, "num_features", shape[0], shape)
+        return shape
+
+    def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
+        return {"weight": shape[:1], "bias": shape[:1]} if self.affine else {}
+
+    def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+        return ops.group_norm(x, x.shape[1], params.get("weight"), params.get("bias"), eps=self.eps), state

@@ -11,7 +11,7 @@ from adtrain import ops
 from adtrain.core.array import Value, array
 from adtrain.core.errors import ShapeError
 from adtrain.nn import fields
-from adtrain.nn.conv import IMAGE_AXES
+from adtrain.nn.fields import IMAGE_AXES
 from adtrain.nn.init import trunc_normal
 from adtrain.nn.module import Mode, Module, Params, Shape, State
 from adtrain.option_types import Axis, SizePair

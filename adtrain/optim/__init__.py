@@ -11,11 +11,17 @@ from __future__ import annotations
 
 from adtrain.optim import schedules
 from adtrain.optim.adam import Adam, AdamW
+from adtrain.optim.averages import AVERAGES, EMA, Average, Lookahead
 from adtrain.optim.clip import clip_by_norm, clip_by_value
+from adtrain.optim.groups import NO_DECAY, Group, Grouped, grouped
+from adtrain.optim.lion import Lion
+from adtrain.optim.muon import Muon
 from adtrain.optim.optimizer import Optimizer, OptState
 from adtrain.optim.rmsprop import RMSprop
-from adtrain.optim.schedules import SCHEDULES, Schedule
+from adtrain.optim.schedules import SCHEDULES, Plateau, Schedule, plateau_of
 from adtrain.optim.sgd import SGD
 
-OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW, "rmsprop": RMSprop}
+OPTIMIZERS: dict[str, type[Optimizer]] = {
+    optimizer.kind(): optimizer for optimizer in (SGD, Adam, AdamW, RMSprop, Lion, Muon)
+}
 """Optimizers by their name in a config."""

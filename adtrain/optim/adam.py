@@ -18,7 +18,9 @@ from adtrain.option_types import Fractions, NonNegative, Positive
 class Adam(Optimizer):
     """Adam (Kingma and Ba 2015), in the paper's form with the bias corrections folded into lr and eps.
 
-    Weight decay is added to the gradient, as in torch.optim.Adam. State: "step", "exp_avg", "exp_avg_sq".
+    Weight decay is added to the gradient, as in torch.optim.Adam. With `amsgrad` the step is divided by the root of the
+    largest mean square so far (Reddi et al. 2018). State: "step", "exp_avg", "exp_avg_sq", and with `amsgrad`
+    "max_exp_avg_sq".
     """
 
     elementwise = True
@@ -28,9 +30,11 @@ class Adam(Optimizer):
     betas: Fractions = (0.9, 0.999)
     eps: NonNegative = 1e-8
     weight_decay: NonNegative = 0.0
+    amsgrad: bool = False
 
     def init(self, params: Tree) -> OptState:
-        return {"step": zero_step(params), "exp_avg": zeros_like(params), "exp_avg_sq": zeros_like(params)}
+        averages = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if self.amsgrad else [])]
+        return {"step": zero_step(params), **{name: zeros_like(params) for name in averages}}
 
     def updated(self, params: Tree, grads: Tree, state: OptState, lr: Value) -> tuple[Tree, OptState]:
         grads, params = self._decay(grads, params, lr)
@@ -38,6 +42,9 @@ class Adam(Optimizer):
         step = state["step"] + 1
         mean = tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state["exp_avg"], grads)
         square = tree.map(lambda v, g: beta2 * v + (1 - beta2) * ops.square(g), state["exp_avg_sq"], grads)
+        new: OptState = {"step": step, "exp_avg": mean, "exp_avg_sq": square}
+        if self.amsgrad:
+            square = new["max_exp_avg_sq"] = tree.map(ops.maximum, state["max_exp_avg_sq"], square)
 
         # In float64, because in float32 1 - 0.999 ** step loses half of its digits in the first steps.
         t = ops.astype(step, np.float64)
@@ -48,7 +55,7 @@ class Adam(Optimizer):
         def updated(p: Value, m: Value, v: Value) -> Value:
             return p - ops.astype(rate, p.dtype) * m / (ops.sqrt(v) + ops.astype(eps, p.dtype))
 
-        return tree.map(updated, params, mean, square), {"step": step, "exp_avg": mean, "exp_avg_sq": square}
+        return tree.map(updated, params, mean, square), new
 
     def _decay(self, grads: Tree, params: Tree, lr: Value) -> tuple[Tree, Tree]:
         return add_decay(grads, params, self.weight_decay), params

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from adtrain.core.errors import OptionError, ShapeError
 from adtrain.core.options import check_option
 from adtrain.core.scope import phase
 from adtrain.core.traced_number import TracedNumber
+from adtrain.core.types import Shape
 from adtrain.option_types import NonNegative, Positive
 
 Tree = Any
@@ -39,8 +40,12 @@ class Optimizer(CheckedArguments):
     """Options that may be traced numbers in `update`, in addition to `lr`."""
     lr: Positive
 
+    def numbers(self) -> dict[str, Any]:
+        """The options that a Program can take as arrays, by name: `lr` and those of `traceable`."""
+        return {name: getattr(self, name) for name in ("lr", *self.traceable)}
+
     def with_traced(self, numbers: Mapping[str, Any]) -> Optimizer:
-        """A copy whose options `numbers`, of `traceable` and `lr`, are traced numbers or values. Nothing is checked.
+        """A copy whose options `numbers`, of those of `numbers()`, are traced numbers or values. Nothing is checked.
 
         An option that is 0 may leave an operation out, so a number that stands for 0 is not the same as the option 0.
         """
@@ -48,6 +53,26 @@ class Optimizer(CheckedArguments):
         for name, number in numbers.items():
             object.__setattr__(changed, name, number)
         return changed
+
+    def label(self, path: str) -> Hashable:
+        """What parameters at this path have in common with others that are updated by the same numbers."""
+        return None
+
+    def trains(self, path: str) -> bool:
+        """Whether the parameter at this path is trained."""
+        return True
+
+    def trained(self, params: Tree) -> Tree:
+        """The part of a tree of parameters that is trained; `init` and `update` take the whole tree or this part."""
+        return params
+
+    def merged(self, params: Tree, trained: Tree) -> Tree:
+        """The tree `params` with the arrays of `trained`, a tree as `trained` returns it."""
+        return trained
+
+    def require_fit(self, shapes: Mapping[str, Shape]) -> None:
+        """Raise OptionError where an option does not fit parameters of these shapes, by path."""
+        return
 
     @abstractmethod
     def init(self, params: Tree) -> OptState:
@@ -116,3 +141,48 @@ def add_decay(grads: Tree, params: Tree, weight_decay: float) -> Tree:
     if is_zero(weight_decay):
         return grads
     return tree.map(lambda g, p: g + weight_decay * p, grads, params)
+
+
+def named(params: Tree) -> dict[str, Any]:
+    """The arrays of a tree by path."""
+    return dict(zip(tree.paths(params), tree.leaves(params), strict=True))
+
+
+class Part(NamedTuple):
+    """Parameters that are updated together, by `init` and `updated` as those of an Optimizer, at the rate `lr`."""
+
+    paths: Sequence[str]
+    init: Callable[[Tree], OptState]
+    updated: Callable[[Tree, Tree, OptState, Value], tuple[Tree, OptState]]
+    lr: Any
+
+
+def initial_in_parts(params: Tree, parts: Iterable[Part]) -> OptState:
+    """The state before the first update, of parameters that are updated in parts: their trees are dicts by path."""
+    given, state = named(params), dict[str, Any]()
+    for part in parts:
+        for name, x in part.init({path: given[path] for path in part.paths}).items():
+            state[name] = {**state.get(name, {}), **x} if isinstance(x, dict) else x
+    return state
+
+
+def updated_in_parts(params: Tree, grads: Tree, state: OptState, parts: Iterable[Part]) -> tuple[Tree, OptState]:
+    """`updated` of parameters that are updated in parts. A state that is no dict by path is that of all parts."""
+    arrays, gradients, structure = named(params), named(grads), tree.flatten(params)[1]
+    new = dict(state)
+
+    def by_path(x: Any) -> bool:
+        return isinstance(x, dict) and x.keys() <= arrays.keys()
+
+    for part in parts:
+        if part.paths:
+
+            def own(x: Mapping[str, Any], paths: Sequence[str] = part.paths) -> dict[str, Any]:
+                return {path: x[path] for path in paths if path in x}
+
+            of_part = {name: own(x) if by_path(x) else x for name, x in state.items()}
+            moved, after = part.updated(own(arrays), own(gradients), of_part, part.lr)
+            arrays |= moved
+            for name, x in after.items():
+                new[name] = {**new[name], **x} if by_path(x) else x
+    return tree.unflatten(structure, list(arrays.values())), new

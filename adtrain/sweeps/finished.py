@@ -32,7 +32,7 @@ from adtrain.training.experiment import Experiment
 from adtrain.training.progress import METRICS, Epoch, Tested
 from adtrain.training.run_folder import CONFIG, RunFolder, write_plugins
 from adtrain.training.scores import Score, single_numbers
-from adtrain.training.step import TrainState
+from adtrain.training.step import TrainState, averaged
 from adtrain.training.summary import summarize
 from adtrain.training.tasks import Regression
 from adtrain.training.trainer import Result
@@ -117,7 +117,7 @@ def write_run(
     write_atomic(path / CONFIG, experiment.config_text.encode())
     write_atomic(path / METRICS, b"")
     write_plugins(experiment.config, path)
-    run.write_model(experiment, fetch(state)())
+    run.write_model(experiment, averaged(fetch(state)()))
     seconds = 0.0
     for epoch, (scored, line) in sorted(of_epoch.items()):
         share = line.added_seconds / len(line.members)
@@ -172,7 +172,7 @@ def evaluate(session: Session, folder: SweepFolder, members: Sequence[int]) -> S
             group.experiment.test.labels, labels
         ):
             raise AdtrainError(f"{folder.path}: its members have different test parts, expected one for an ensemble")
-        kept = state.only(chosen).state
+        kept = averaged(state.only(chosen).state)
         params, statistics = tree.map(lambda x: array(x, device=session.device), (kept.params, kept.statistics))
         inputs = WaveInputs(group, [session.members[number] for number in chosen], session.device)
         total = total + _summed(inputs, params, statistics, images)

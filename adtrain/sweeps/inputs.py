@@ -115,8 +115,8 @@ class WaveInputs:
             array(np.array([getattr(x.network.task, name) for x in self.experiments]), device=device)
             for name in (("mean", "std") if group.has_own_targets else ())
         ]
-        self.rates = [experiment.optimizer.lr for experiment in self.experiments]
-        self.options = {name: self._option([x.optimizer for x in self.experiments], name) for name in group.options}
+        numbers = [experiment.optimizer.numbers() for experiment in self.experiments]
+        self.options = {name: self._option([x[name] for x in numbers]) for name in group.options}
         self.schedules: list[optim.Schedule] = []
         self.schedule_of: list[int] = []
         for experiment in self.experiments:
@@ -124,9 +124,8 @@ class WaveInputs:
                 self.schedules.append(experiment.schedule)
             self.schedule_of.append(self.schedules.index(experiment.schedule))
 
-    def _option(self, optimizers: Sequence[optim.Optimizer], name: str) -> Any:
+    def _option(self, values: Sequence[Any]) -> Any:
         """An option of all members: float64 (members,), or a list of such arrays."""
-        values = [getattr(optimizer, name) for optimizer in optimizers]
         if not isinstance(values[0], tuple):
             return array(np.array(values, np.float64), device=self.device)
         return [array(np.array(x, np.float64), device=self.device) for x in zip(*values, strict=True)]
@@ -151,8 +150,7 @@ class WaveInputs:
         self.prefetch(number + 1)
         steps = array(np.arange(per_epoch, dtype=np.int64) + (number - 1) * per_epoch)
         factors = [vmap(schedule)(steps).numpy() for schedule in self.schedules]
-        rates = [factors[which] * lr for which, lr in zip(self.schedule_of, self.rates, strict=True)]
-        return EpochInputs(self, orders, rates)
+        return EpochInputs(self, orders, [factors[which] for which in self.schedule_of])
 
     def validation_rows(self) -> np.ndarray:
         """The rows of the validation part: (count,), or (members, count) if the members have different ones."""
@@ -168,12 +166,12 @@ class EpochInputs:
 
     Attributes:
         orders: by data seed the rows of all batches, one after the other.
-        rates: for each member the learning rate of each step.
+        factors: for each member what its schedule gives for each step.
     """
 
     inputs: WaveInputs
     orders: Mapping[int, np.ndarray]
-    rates: Sequence[np.ndarray]
+    factors: Sequence[np.ndarray]
 
     def order(self, first: int, count: int, size: int) -> np.ndarray:
         """The rows of `count` batches of `size` examples from batch `first` on: int64 (members, LOG_ROWS, size), or
@@ -185,7 +183,7 @@ class EpochInputs:
             shared = np.zeros((LOG_ROWS, size), np.int64)
             shared[:count] = batches[group.shared_seed]
             return shared
-        order = np.zeros((len(self.rates), LOG_ROWS, size), np.int64)
+        order = np.zeros((len(self.factors), LOG_ROWS, size), np.int64)
         for i, seed in enumerate(self.inputs.data_seeds):
             order[i, :count] = batches[seed]
         return order
@@ -197,8 +195,8 @@ class EpochInputs:
     def settings(self, first: int, count: int) -> Settings:
         """The settings of `count` steps from batch `first` on."""
         inputs = self.inputs
-        rates = np.zeros((len(self.rates), LOG_ROWS))
-        for i, of_member in enumerate(self.rates):
-            rates[i, :count] = of_member[first : first + count]
-        on_device: Array = array(rates, device=inputs.device)
+        factors = np.zeros((len(self.factors), LOG_ROWS))
+        for i, of_member in enumerate(self.factors):
+            factors[i, :count] = of_member[first : first + count]
+        on_device: Array = array(factors, device=inputs.device)
         return Settings(inputs.seeds, on_device, inputs.options, inputs.targets)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from adtrain import config, data, nn
+from adtrain import config, data, nn, optim
 from adtrain.config import Config
 from adtrain.config.build import REGRESSION
 from adtrain.config.files import varied
@@ -31,6 +31,7 @@ _log = logging.getLogger(__name__)
 REFUSED = {
     ("training", "checkpoint_every"): "a sweep chooses when it saves; --set training.checkpoint_every=null",
     ("data", "shards"): "a member trains on whole batches; --set data.shards=null",
+    ("training", "micro_batch"): "a member trains on whole batches; --set training.micro_batch=null",
 }
 """Keys that a sweep does not take, and why."""
 ALLOWED = {"shards": 1}
@@ -72,6 +73,7 @@ class Group:
             update={
                 "name": cfg.name,
                 "optimizer": cfg.optimizer,
+                "parameter_groups": cfg.parameter_groups,
                 "schedule": cfg.schedule,
                 "training": cfg.training.model_copy(update={"init_from": init_from}),
             }
@@ -79,7 +81,7 @@ class Group:
         found = replace(
             first,
             config=prepared,
-            optimizer=config.build.optimizer(cfg),
+            optimizer=config.build.grouped_optimizer(cfg, first.network.parameter_shapes),
             schedule=config.build.schedule(cfg, first.steps_per_epoch, first.total_steps),
         )
         seed = self.data_seed(member)
@@ -123,9 +125,8 @@ class Group:
 
     @cached_property
     def options(self) -> Sequence[str]:
-        """The options of the optimizer that the Program takes as arrays: the traceable ones that are not 0."""
-        optimizer = self.experiment.optimizer
-        return [name for name in optimizer.traceable if not is_zero(getattr(optimizer, name))]
+        """The options of the optimizer that the Program takes as arrays: its numbers that are not 0."""
+        return [name for name, value in self.experiment.optimizer.numbers().items() if not is_zero(value)]
 
     @cached_property
     def least_members(self) -> int:
@@ -210,13 +211,15 @@ def groups_of(cfg: Config, members: Sequence[Member], first_targets: bool = Fals
 def signature(cfg: Config) -> str:
     """A text that is equal for configs whose trainings are one Program."""
     values: dict[str, Any] = cfg.model_dump(mode="json")
-    values["name"] = values["schedule"] = None
+    values["name"] = None
+    if cfg.schedule.kind != optim.Plateau.kind():  # its state is a part of the step
+        values["schedule"] = None
     values["training"].update(seed=None, init_from=None)
-    traceable = ("lr", *config.build.optimizer(cfg).traceable)
-    if isinstance(values["optimizer"], dict):  # otherwise the name of one without options
-        options = values["optimizer"][cfg.optimizer.kind]
-        for name in options.keys() & set(traceable):
-            options[name] = is_zero(options[name])  # an option of 0 leaves an operation out
+    optimizer = config.build.optimizer(cfg)
+    # Of numbers only whether they are 0: an option of 0 leaves an operation out.
+    values["optimizer"] = repr(optimizer.with_traced({name: is_zero(x) for name, x in optimizer.numbers().items()}))
+    for group in values["parameter_groups"] or ():
+        group.update({name: is_zero(x) for name, x in group.items() if isinstance(x, float)})
     return json.dumps(values, sort_keys=True)
 
 

@@ -170,16 +170,16 @@ def step_arguments(group: Group, count: int) -> tuple[Any, ...]:
 
     options: dict[str, Any] = {}
     for name in group.options:
-        value = getattr(experiment.optimizer, name)
+        value = experiment.optimizer.numbers()[name]
         values = value if isinstance(value, tuple) else (value,)
         arrays = [np.full(count, x, np.float64) for x in values]
         options[name] = arrays if isinstance(value, tuple) else arrays[0]
     members = () if group.shared_seed is not None else (count,)
-    seeds, rates = np.zeros((count, 2), np.uint32), np.zeros((count, LOG_ROWS))
+    seeds, factors = np.zeros((count, 2), np.uint32), np.zeros((count, LOG_ROWS))
     return (
         tree.map(repeated, experiment.random_initial_state("cpu")),
         tree.map(lambda x: x.numpy(), empty_tally(experiment.network.task, count, "cpu")),
-        Settings(seeds, rates, options, _target_statistics(group, count)),  # type: ignore[arg-type]
+        Settings(seeds, factors, options, _target_statistics(group, count)),  # type: ignore[arg-type]
         np.asarray(whole.images),
         whole.labels,
         np.broadcast_to(np.int64(0), (*members, LOG_ROWS, size)),

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from adtrain import nn, ops, optim
+from adtrain import nn, ops
 from adtrain.core import tree
 from adtrain.core.array import Value, array
 from adtrain.core.per_member import per_member
@@ -46,14 +46,14 @@ class Settings(NamedTuple):
 
     Attributes:
         seeds: uint32 (members, 2), low word first.
-        rates: float64 (members, rows), the learning rate of each step of an order.
+        factors: float64 (members, rows), what the schedule gives for each step of an order.
         options: float64 (members,) by the option of the optimizer; of an option that is a list, a list of arrays.
         targets: as `Group.has_own_targets` says, mean and deviation of each member's targets, float64 (members,
             targets); otherwise empty.
     """
 
     seeds: Value
-    rates: Value
+    factors: Value
     options: Mapping[str, Any]
     targets: Sequence[Value] = ()
 
@@ -88,14 +88,20 @@ def sweep_step(experiment: Experiment) -> SweepStep:
         labels: Value,
         order: Value,
     ) -> Any:
-        rows, rate = batch_indices(position, order), batch_indices(position, settings.rates)
-        numbers = {**tree.map(TracedNumber, settings.options), "lr": TracedNumber(rate)}
-        optimizer = experiment.optimizer.with_traced(numbers)
+        rows, factor = batch_indices(position, order), batch_indices(position, settings.factors)
+        optimizer = experiment.optimizer.with_traced(tree.map(TracedNumber, settings.options))
         training = experiment.config.training
         clip = training.clip_norm, training.clip_value
-        constant = optim.schedules.Constant()
         network = with_targets(experiment.network, settings.targets)
-        step = train_step(network, optimizer, constant, *clip, experiment.augmentations)
+        step = train_step(
+            network,
+            optimizer,
+            lambda _: factor,
+            *clip,
+            experiment.augmentations,
+            average=experiment.average,
+            plateau=experiment.plateau,
+        )
         state, metrics = step(state, settings.seeds, images, labels, rows)
         with scope("tally"):
             found = ops.astype(metrics.loss, np.float64)

@@ -40,7 +40,7 @@ from adtrain.training.experiment import LOG_ROWS, TOTALS, Experiment
 from adtrain.training.loop import REPORT_SECONDS
 from adtrain.training.progress import Best
 from adtrain.training.scores import Score, single_numbers
-from adtrain.training.step import TrainState
+from adtrain.training.step import TrainState, averaged
 
 T = TypeVar("T")
 Parts: TypeAlias = Generator[bool, None, T]
@@ -414,7 +414,8 @@ class WaveTraining:
 
     def _predictions(self, examples: Resident, rows: np.ndarray, chosen: slice) -> np.ndarray:
         """The predictions of some members on rows as in `_evaluated`: (members, N, ...)."""
-        *state, targets = self.state.params, self.state.statistics, self.inputs.targets
+        evaluated = averaged(self.state)
+        *state, targets = evaluated.params, evaluated.statistics, self.inputs.targets
         if chosen != slice(0, len(self.members)):
             *state, targets = self._uploaded(tree.map(lambda x: x.numpy()[chosen], (*state, targets)))
         predictions = []
@@ -438,10 +439,10 @@ class WaveTraining:
 
         The batches are those of `Evaluation`, so that the score of a member equals that of its run in all digits.
         """
-        totals = zero_member_totals(self.task, len(self.members), self.device)
+        totals, state = zero_member_totals(self.task, len(self.members), self.device), averaged(self.state)
         for steps, inputs in self._batches(examples, rows):
             totals = totals._replace(position=array(np.int64(0), device=self.device))
-            arguments = self.state.params, self.state.statistics, *inputs, self.inputs.targets
+            arguments = state.params, state.statistics, *inputs, self.inputs.targets
             totals = self.programs.evaluation.repeat(steps, totals, *arguments)
         losses = list(map(mean_loss, totals.loss.numpy().tolist(), totals.weight.numpy().tolist()))
         own = rows if rows.ndim == 2 else [rows] * self.count

@@ -44,7 +44,7 @@ def embeddings_of(module: nn.Module, columns: Sequence[T]) -> Iterator[tuple[nn.
             if not isinstance(layer, nn.Select):
                 return
             columns = [columns[i] for i in layer.indices]
-    elif isinstance(module, (nn.Concat, nn.Add)):
+    elif isinstance(module, nn.Branches):
         for branch in module.branches:
             yield from embeddings_of(branch, columns)
     elif isinstance(module, nn.Embedding):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ from adtrain.training.program_cache import PersistentProgramCache, targets
 from adtrain.training.progress import Best, ScoredEpoch
 from adtrain.training.sharding import Buckets, Sharding, evaluation_of_vectors, shard_seeds, sharded_step
 from adtrain.training.step import (
+    AVERAGE,
+    PLATEAU,
     EvaluationStep,
     LoggedStep,
     TrainState,
@@ -74,6 +76,7 @@ class Experiment:
     augmentations: Sequence[Augmentation] = ()
     mode: Mode = Mode.FUSED
     sharding: Sharding | None = None  # of batches; None for one shard
+    average: optim.Average | None = None  # of the weights
 
     @property
     def train(self) -> Split:
@@ -192,12 +195,22 @@ class Experiment:
         if init_from is not None:
             trees = initial_weights(Path(init_from), *trees, partial=bool(training.init_partial))
         params, statistics = trees
-        return TrainState(params, statistics, self.optimizer.init(params))
+        state = TrainState(params, statistics, self.optimizer.init(params))
+        if self.average is not None:
+            state.optimizer[AVERAGE] = self.average.init(params, statistics)
+        if self.plateau is not None:
+            state.optimizer[PLATEAU] = self.plateau.init()
+        return state
+
+    @property
+    def plateau(self) -> optim.Plateau | None:
+        """The schedule, if it lowers the rate where the loss stops falling."""
+        return optim.plateau_of(self.schedule)
 
     @cached_property
     def buckets(self) -> Buckets | None:
         """The division of gradients and optimizer state among ranks; None for one shard."""
-        return None if self.sharding is None else Buckets(self.state_types.params, self.sharding)
+        return None if self.sharding is None else Buckets(self.state_types.params, self.sharding, self.optimizer)
 
     @cached_property
     def state_types(self) -> TrainState:
@@ -210,6 +223,7 @@ class Experiment:
         if self.buckets is None:
             return state
         optimizer = self.buckets.divided_state(state.optimizer) if self.optimizer.elementwise else state.optimizer
+        optimizer = _with_params(optimizer, self.buckets.flatten)
         return TrainState(self.buckets.flatten(state.params), state.statistics, optimizer)
 
     def whole(self, state: TrainState) -> TrainState:
@@ -219,6 +233,7 @@ class Experiment:
         optimizer = state.optimizer
         if self.optimizer.elementwise:
             optimizer = self.buckets.whole_state(optimizer, self.state_types.optimizer)
+        optimizer = _with_params(optimizer, self.buckets.unflatten_numpy)
         return TrainState(self.buckets.unflatten_numpy(state.params), state.statistics, optimizer)
 
     def without_padding(self, state: TrainState) -> TrainState:
@@ -231,7 +246,8 @@ class Experiment:
         optimizer = state.optimizer
         if self.optimizer.elementwise:
             optimizer = self.buckets.without_padding(optimizer, self.state_types.optimizer)
-        return TrainState(self.buckets.unflatten(state.params, subview), state.statistics, optimizer)
+        unflatten = partial(self.buckets.unflatten, subview=subview)
+        return TrainState(unflatten(state.params), state.statistics, _with_params(optimizer, unflatten))
 
     def with_params(self, state: TrainState) -> TrainState:
         """A divided state on the device whose parameters are a tree, not vectors."""
@@ -291,7 +307,7 @@ class Experiment:
     def _program_cache(self, name: str) -> PersistentProgramCache | None:
         """The cached Programs of the function `name`; None if they depend on code of the user or on ranks."""
         cfg, net = self.config, self.network
-        specs = [cfg.model.layers, cfg.loss, cfg.optimizer, cfg.schedule, cfg.data.augment]
+        specs = [cfg.model.layers, cfg.loss, cfg.optimizer, cfg.schedule, cfg.training.average, cfg.data.augment]
         of_package = all(target.__module__.partition(".")[0] == "adtrain" for target in targets(specs))
         if self.sharding is not None or cfg.plugins or not of_package:
             return None
@@ -351,5 +367,30 @@ class Experiment:
         training = self.config.training
         clip = training.clip_norm, training.clip_value
         if self.buckets is not None:
-            return sharded_step(self.network, self.optimizer, self.schedule, self.buckets, *clip, self.augmentations)
-        return train_step(self.network, self.optimizer, self.schedule, *clip, self.augmentations)
+            return sharded_step(
+                self.network,
+                self.optimizer,
+                self.schedule,
+                self.buckets,
+                *clip,
+                self.augmentations,
+                average=self.average,
+                plateau=self.plateau,
+            )
+        return train_step(
+            self.network,
+            self.optimizer,
+            self.schedule,
+            *clip,
+            self.augmentations,
+            average=self.average,
+            plateau=self.plateau,
+        )
+
+
+def _with_params(optimizer: optim.OptState, changed: Callable[[Any], Any]) -> optim.OptState:
+    """An optimizer's state with `changed` of the parameters in the average, if there is one."""
+    if AVERAGE not in optimizer:
+        return optimizer
+    average = optimizer[AVERAGE]
+    return {**optimizer, AVERAGE: {**average, "params": changed(average["params"])}}

@@ -54,6 +54,11 @@ class Network:
         return any(getattr(layer, "sync", False) for _, layer, _ in nn.layers(self.model, self.input_shape))
 
     @property
+    def parameter_shapes(self) -> dict[str, nn.Shape]:
+        """The shapes of the parameters, by path."""
+        return self.model.parameter_shapes(self.input_shape)
+
+    @property
     def image_dtype(self) -> np.dtype[Any]:
         """The dtype of the images before normalisation: uint8 or float32."""
         return np.dtype(np.float32 if self.scale == 1 else np.uint8)

@@ -222,19 +222,38 @@ def _experiment(cfg: Config, data_set: DataSet, validation: Split | None, mode: 
         network=net,
         data=data_set,
         validation=validation,
-        optimizer=config.build.optimizer(cfg),
+        optimizer=config.build.grouped_optimizer(cfg, net.parameter_shapes),
         schedule=config.build.schedule(cfg, steps_per_epoch, total_steps),
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
         augmentations=config.build.augmentations(cfg),
         mode=mode,
+        average=config.build.average(cfg),
         sharding=_sharding(cfg, len(data_set.train)),
     )
 
 
+MOST_SHARDS = 4096
+"""The largest number of `data.shards`."""
+
+
 def with_shards(cfg: Config) -> Config:
-    """The config with `data.shards`: by default one for each rank. Unchanged where there is one rank."""
+    """The config with `data.shards` in place of `training.micro_batch`; by default one for each rank.
+
+    Unchanged where there is one rank and no `micro_batch`.
+    """
     ranks = communicator.current().size
+    if (size := cfg.training.micro_batch) is not None:
+        if cfg.data.shards is not None:
+            raise cfg.error_at(("training", "micro_batch"), "found it beside data.shards, expected one of them")
+        shards = 1
+        while shards < ranks or shards * size < cfg.data.batch_size:
+            shards *= 2
+        if shards > (most := min(MOST_SHARDS, cfg.data.batch_size)):
+            parts = f"which divides batches of {cfg.data.batch_size} into {shards} parts, expected at most {most}"
+            raise cfg.error_at(("training", "micro_batch"), f"found {size}, {parts}")
+        training = cfg.training.model_copy(update={"micro_batch": None})
+        return cfg.model_copy(update={"training": training, "data": cfg.data.model_copy(update={"shards": shards})})
     if cfg.data.shards is not None or ranks == 1:
         return cfg
     if ranks & (ranks - 1):

@@ -54,7 +54,7 @@ from adtrain.training.progress import (
     read_metrics,
 )
 from adtrain.training.scores import single_numbers
-from adtrain.training.step import TrainState
+from adtrain.training.step import TrainState, averaged
 from adtrain.training.summary import SUMMARY, Summary
 from adtrain.training.tensor_file import MODEL
 from adtrain.training.trainer import NotFinite, Observer, Result, Start, ended, run
@@ -207,7 +207,7 @@ class Recorder(Observer):
     def checkpoint(self, checkpoint: Checkpoint, best: bool) -> None:
         self.folder.write_checkpoint(encode(self.experiment, checkpoint), best)
         if checkpoint.progress.evaluated:
-            self.folder.write_model(self.experiment, checkpoint.state)
+            self.folder.write_model(self.experiment, averaged(checkpoint.state))
             self.model_step = checkpoint.progress.step
 
     @during("write")

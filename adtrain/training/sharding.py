@@ -42,6 +42,9 @@ from adtrain.training.step import (
     augment_batch,
     gather_batch,
     random_state,
+    schedule_factor,
+    with_average,
+    with_plateau,
 )
 
 BUCKET_BYTES = 4 << 20
@@ -98,16 +101,21 @@ class Bucket:
     """Parameters whose gradients are exchanged together, as one vector.
 
     Attributes:
-        leaves: the positions of the parameters in their tree.
+        paths: of the parameters in their tree.
         shapes: of the parameters.
         dtype: of the parameters.
         length: elements of the vector. Zeros fill the gaps between parameters.
     """
 
-    leaves: tuple[int, ...]
+    paths: tuple[str, ...]
     shapes: tuple[Shape, ...]
     dtype: np.dtype[Any]
     length: int
+
+    @property
+    def name(self) -> str:
+        """The path of the first parameter."""
+        return self.paths[0]
 
     @property
     def sizes(self) -> list[int]:
@@ -137,61 +145,67 @@ def _aligned(size: int, dtype: np.dtype[Any], count: int = 1) -> int:
 class Buckets:
     """The parameters of a network as vectors: those whose gradients are complete first come first.
 
-    The division depends on the number of shards, but not on the number of ranks.
+    The parameters of a bucket have the same label (`optim.Optimizer.label`), so the optimizer updates a vector as it
+    does each of its parameters. The division depends on the number of shards, but not on the number of ranks.
+
+    Attributes:
+        trained: the buckets whose parameters are trained.
     """
 
-    def __init__(self, params: Any, sharding: Sharding) -> None:
-        leaves, self.structure = tree.flatten(params)
-        self.shapes = [x.shape for x in leaves]
+    def __init__(self, params: Any, sharding: Sharding, optimizer: optim.Optimizer) -> None:
+        self.structure, self.paths = tree.flatten(params)[1], tree.paths(params)
         self.sharding = sharding
-        groups: list[list[int]] = []
-        held = 0
-        for i in reversed(range(len(leaves))):
-            if not groups or held >= BUCKET_BYTES or leaves[groups[-1][0]].dtype != leaves[i].dtype:
-                groups.append([])
-                held = 0
-            groups[-1].append(i)
-            held += prod(leaves[i].shape) * leaves[i].dtype.itemsize
-        self.buckets = [self._bucket([(i, leaves[i]) for i in group]) for group in groups]
+        leaves = dict(zip(self.paths, tree.leaves(params), strict=True))
+        groups: list[list[str]] = []
+        filling: dict[Any, tuple[list[str], int]] = {}
+        for path, x in reversed(leaves.items()):
+            kind = optimizer.label(path), x.dtype
+            group, held = filling.get(kind, ([], 0))
+            if not group or held >= BUCKET_BYTES:
+                group, held = [], 0
+                groups.append(group)
+            group.append(path)
+            filling[kind] = group, held + prod(x.shape) * x.dtype.itemsize
+        self.buckets = [self._bucket({path: leaves[path] for path in group}) for group in groups]
+        self.trained = [bucket for bucket in self.buckets if optimizer.trains(bucket.name)]
+        self._trained_paths = list(filter(optimizer.trains, self.paths))
 
-    def _bucket(self, leaves: Sequence[tuple[int, Any]]) -> Bucket:
-        shapes = tuple(x.shape for _, x in leaves)
-        dtype = leaves[0][1].dtype
+    def _bucket(self, leaves: Mapping[str, Any]) -> Bucket:
+        shapes = tuple(x.shape for x in leaves.values())
+        dtype = next(iter(leaves.values())).dtype
         length = _aligned(sum(_aligned(prod(shape), dtype) for shape in shapes), dtype, self.sharding.shards)
-        return Bucket(tuple(i for i, _ in leaves), shapes, dtype, length)
+        return Bucket(tuple(leaves), shapes, dtype, length)
 
     def flatten(self, values: Any) -> Any:
-        """The vector of each bucket of a tree of NumPy arrays, as a list.
+        """The vector of each bucket of a tree of NumPy arrays, like the parameters or like those that are trained.
 
         An optimizer's averages may have another dtype than the parameters.
         """
-        leaves = tree.leaves(values)
-        vectors = [np.zeros(x.length, np.result_type(*(leaves[i].dtype for i in x.leaves))) for x in self.buckets]
-        for vector, bucket in zip(vectors, self.buckets, strict=True):
-            for i, start, size in zip(bucket.leaves, bucket.starts, bucket.sizes, strict=True):
-                vector[start : start + size] = np.reshape(leaves[i], -1)
+        leaves = dict(zip(tree.paths(values), tree.leaves(values), strict=True))
+        buckets = [bucket for bucket in self.buckets if bucket.name in leaves]
+        vectors = [np.zeros(x.length, np.result_type(*(leaves[path].dtype for path in x.paths))) for x in buckets]
+        for vector, bucket in zip(vectors, buckets, strict=True):
+            for path, start, size in zip(bucket.paths, bucket.starts, bucket.sizes, strict=True):
+                vector[start : start + size] = np.reshape(leaves[path], -1)
         return vectors
 
     def unflatten(self, vectors: Any, subview: Callable[[Any, int, Shape], Any]) -> Any:
-        """The tree of the vectors; the reverse of `flatten`.
+        """The tree of the vectors of all buckets; the reverse of `flatten`.
 
         `subview(vector, start, shape)` returns the elements of a vector from index `start` on, as an array of `shape`.
         """
-        leaves = {
-            i: subview(vector, start, shape)
-            for vector, bucket in zip(vectors, self.buckets, strict=True)
-            for i, start, shape in zip(bucket.leaves, bucket.starts, bucket.shapes, strict=True)
-        }
-        return tree.unflatten(self.structure, [leaves[i] for i in range(len(leaves))])
+        leaves = _leaves(self.buckets, vectors, subview)
+        return tree.unflatten(self.structure, [leaves[path] for path in self.paths])
 
     def unflatten_numpy(self, vectors: Any) -> Any:
         """`unflatten` of NumPy arrays. The results are views of the vectors."""
-        return self.unflatten(vectors, lambda x, start, shape: x[start : start + prod(shape)].reshape(shape))
+        return self.unflatten(vectors, _numpy_subview)
 
-    def slices(self, values: Any) -> list[np.ndarray]:
-        """This rank's slice of each bucket of a tree of NumPy arrays."""
+    def slices(self, values: Any) -> dict[str, np.ndarray]:
+        """This rank's slice of each bucket of a tree of NumPy arrays like the trained parameters, by bucket name."""
         ranks, rank = self.sharding.ranks, self.sharding.rank
-        return [vector.reshape(ranks, -1)[rank].copy() for vector in self.flatten(values)]
+        vectors = zip(self.trained, self.flatten(values), strict=True)
+        return {bucket.name: vector.reshape(ranks, -1)[rank].copy() for bucket, vector in vectors}
 
     def divided_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """An optimizer's state on the host: in place of each tree like the parameters, the slices of this rank."""
@@ -200,16 +214,19 @@ class Buckets:
     def whole_state(self, state: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
         """The state that was divided; `whole` is one of the same structure before it is divided. All ranks call it."""
 
-        def gathered(slices: Sequence[np.ndarray]) -> Any:
-            return self.unflatten_numpy([communicator.all_gathered(x).reshape(-1) for x in slices])
+        def gathered(slices: Mapping[str, np.ndarray], like: Any) -> Any:
+            vectors = [communicator.all_gathered(x).reshape(-1) for x in slices.values()]
+            leaves = _leaves(self.trained, vectors, _numpy_subview)
+            return tree.unflatten(tree.flatten(like)[1], [leaves[path] for path in self._trained_paths])
 
-        return {name: gathered(x) if self._like_params(whole[name]) else x for name, x in state.items()}
+        return {name: gathered(x, whole[name]) if self._like_params(whole[name]) else x for name, x in state.items()}
 
     def without_padding(self, state: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
         """The divided state on a device, of its slices only the elements of parameters. See `whole_state`."""
 
-        def without(slices: Sequence[Value]) -> Any:
-            return [part for x, bucket in zip(slices, self.buckets, strict=True) for part in self._parts(x, bucket)]
+        def without(slices: Mapping[str, Value]) -> Any:
+            found = zip(slices.values(), self.trained, strict=True)
+            return [part for x, bucket in found for part in self._parts(x, bucket)]
 
         return {name: without(x) if self._like_params(whole[name]) else x for name, x in state.items()}
 
@@ -223,7 +240,20 @@ class Buckets:
         return found
 
     def _like_params(self, x: Any) -> bool:
-        return bool(tree.flatten(x)[1] == self.structure)
+        return tree.paths(x) == self._trained_paths
+
+
+def _leaves(buckets: Sequence[Bucket], vectors: Any, subview: Callable[[Any, int, Shape], Any]) -> dict[str, Any]:
+    """The parameters in the vectors of these buckets, by path."""
+    return {
+        path: subview(vector, start, shape)
+        for vector, bucket in zip(vectors, buckets, strict=True)
+        for path, start, shape in zip(bucket.paths, bucket.starts, bucket.shapes, strict=True)
+    }
+
+
+def _numpy_subview(vector: np.ndarray, start: int, shape: Shape) -> np.ndarray:
+    return vector[start : start + prod(shape)].reshape(shape)
 
 
 class _Exchange(NamedTuple):
@@ -292,7 +322,7 @@ SHARD_BIT = 16
 ShardedStep: TypeAlias = Callable[[TrainState, Value, Value, Value, Value, int], tuple[TrainState, StepMetrics]]
 """(state, seeds, images, labels, this rank's indices int64 (n,), examples in the whole batch) to the new state and the
 metrics of the whole batch. The parameters in the state are the vectors of buckets. If the optimizer is elementwise, its
-averages are slices of such vectors: see `Buckets`."""
+averages are slices of such vectors, by the names of the buckets: see `Buckets`."""
 
 
 def shard_seeds(seed: Array, buckets: Buckets) -> Array:
@@ -309,6 +339,8 @@ class _Step:
     clip_value: float | None
     augmentations: Sequence[Augmentation]
     buckets: Buckets
+    average: optim.Average | None
+    plateau: optim.Plateau | None
 
     def __call__(
         self, state: TrainState, seeds: Value, images: Value, labels: Value, indices: Value, total: int
@@ -338,13 +370,19 @@ class _Step:
             received = [ops.all_to_all(ops.reshape(x, (self.buckets.sharding.ranks, -1))) for x in own]
             all_numbers = ops.all_gather(ops.stack(numbers))
         with phase("update"), scope("optimizer"):
-            lr = self.schedule(state.step) * self.optimizer.lr
+            lr = schedule_factor(state, self.schedule) * self.optimizer.lr
             slices = self._clipped([tree_sum(x) for x in received])
-            vectors, optimizer = self._update(state, params, slices, lr)
+            with ops.matmul_precision(self.network.products):
+                vectors, optimizer = self._update(state, params, slices, lr)
         with scope("metrics"):  # after the update, which does not wait for them
             sums = tree_sum(ops.reshape(all_numbers, (-1, *numbers[0].shape)))
             loss, task_sums, statistics = self._metrics(state, sums)
-        return TrainState(vectors, statistics, optimizer), StepMetrics(loss, task_sums, lr)
+        new = TrainState(vectors, statistics, optimizer)
+        if self.average is not None:
+            new = with_average(new, self.average, state)
+        if self.plateau is not None:
+            new = with_plateau(new, self.plateau, state, loss * total)
+        return new, StepMetrics(loss, task_sums, lr)
 
     def _total_weight(self, labels: Value, shards: Sequence[Value], sizes: Sequence[int]) -> Value | None:
         """The sum of the class weights of the whole batch, over all ranks; None for a loss without class weights.
@@ -379,7 +417,7 @@ class _Step:
         device, weight = step.device, size / total
         if not size and not self.network.synchronized:
             count = 1 + self._sum_count + sum(x.size for x in tree.leaves(statistics))
-            lengths = [(bucket.length, bucket.dtype) for bucket in self.buckets.buckets] + [
+            lengths = [(bucket.length, bucket.dtype) for bucket in self.buckets.trained] + [
                 (count, np.dtype(np.float64))
             ]
             return fusion_barrier(*(ops.zeros((n,), dtype, device) for n, dtype in lengths))
@@ -392,11 +430,12 @@ class _Step:
 
         part = weight if total_weight is None else float(size > 0)  # with class weights the mean is the batch's
 
-        def loss_of(params: nn.Params) -> tuple[Value, tuple[Value, nn.State]]:
-            outputs, moved = self.network.outputs(params, statistics, batch.images, mode)
+        def loss_of(trained: nn.Params) -> tuple[Value, tuple[Value, nn.State]]:
+            merged = self.optimizer.merged(params, trained)
+            outputs, moved = self.network.outputs(merged, statistics, batch.images, mode)
             return self.network.loss_of(outputs, batch.labels, batch.mixed, total_weight) * part, (outputs, moved)
 
-        (loss, (outputs, moved)), grads = value_and_grad(loss_of, has_aux=True)(params)
+        (loss, (outputs, moved)), grads = value_and_grad(loss_of, has_aux=True)(self.optimizer.trained(params))
         with scope("metrics"):
             sums = self.network.task.sums(outputs, batch.labels)
             numbers = [loss, sums if size else ops.zeros_like(sums)]
@@ -409,13 +448,13 @@ class _Step:
     def _sum_count(self) -> int:
         return int(self.network.task.zero().size)
 
-    def _vectors(self, params: Any, device: str) -> list[Value]:
-        """The vector of each bucket of a tree like the parameters."""
-        leaves, found = tree.leaves(params), []
-        for bucket in self.buckets.buckets:
+    def _vectors(self, values: Any, device: str) -> list[Value]:
+        """The vector of each trained bucket of a tree like the parameters that are trained."""
+        leaves, found = dict(zip(tree.paths(values), tree.leaves(values), strict=True)), []
+        for bucket in self.buckets.trained:
             parts = []
-            for i, gap in zip(bucket.leaves, bucket.gaps, strict=True):
-                parts += [ops.reshape(leaves[i], (-1,)), *([ops.zeros((gap,), bucket.dtype, device)] if gap else [])]
+            for path, gap in zip(bucket.paths, bucket.gaps, strict=True):
+                parts += [ops.reshape(leaves[path], (-1,)), *([ops.zeros((gap,), bucket.dtype, device)] if gap else [])]
             found.append(ops.concatenate(parts) if len(parts) > 1 else parts[0])
         return found
 
@@ -444,13 +483,19 @@ class _Step:
         self, state: TrainState, params: nn.Params, slices: Sequence[Value], lr: Value
     ) -> tuple[Any, optim.OptState]:
         """The vectors of the new parameters on all ranks, and the optimizer's new state."""
+        vectors = dict(zip((bucket.name for bucket in self.buckets.buckets), tree.leaves(state.params), strict=True))
+        names = [bucket.name for bucket in self.buckets.trained]
         if not self.optimizer.elementwise:
-            grads = self.buckets.unflatten([_all_gathered(x) for x in slices], subview)
-            params, optimizer = self.optimizer.update(params, grads, state.optimizer, lr)
-            return self._vectors(params, state.step.device), optimizer
-        own = [self._own_slice(x) for x in tree.leaves(state.params)]
-        updated, optimizer = self.optimizer.update(own, list(slices), state.optimizer, lr)
-        return [_all_gathered(x) for x in updated], optimizer
+            gathered = {name: _all_gathered(x) for name, x in zip(names, slices, strict=True)}
+            grads = self.optimizer.trained(self.buckets.unflatten(list({**vectors, **gathered}.values()), subview))
+            trained, optimizer = self.optimizer.update(self.optimizer.trained(params), grads, state.optimizer, lr)
+            vectors.update(zip(names, self._vectors(trained, state.step.device), strict=True))
+        else:
+            own = {name: self._own_slice(vectors[name]) for name in names}
+            grads = dict(zip(names, slices, strict=True))
+            updated, optimizer = self.optimizer.update(own, grads, state.optimizer, lr)
+            vectors.update({name: _all_gathered(x) for name, x in updated.items()})
+        return list(vectors.values()), optimizer
 
     def _metrics(self, state: TrainState, sums: Value) -> tuple[Value, Value, nn.State]:
         """The loss, the task's sums and the running statistics: their mean over the shards, weighted by examples."""
@@ -507,6 +552,8 @@ def sharded_step(
     clip_norm: float | None = None,
     clip_value: float | None = None,
     augmentations: Sequence[Augmentation] = (),
+    average: optim.Average | None = None,
+    plateau: optim.Plateau | None = None,
 ) -> ShardedStep:
     """`train_step` on a batch that is divided into shards. Batch norm without `sync` sees one shard at a time."""
-    return _Step(network, optimizer, schedule, clip_norm, clip_value, augmentations, buckets)
+    return _Step(network, optimizer, schedule, clip_norm, clip_value, augmentations, buckets, average, plateau)

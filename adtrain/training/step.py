@@ -36,6 +36,18 @@ class TrainState(NamedTuple):
         return step
 
 
+AVERAGE = "average"
+"""The key of the average of the weights in `TrainState.optimizer`, if the config has one."""
+PLATEAU = "plateau"
+"""The key of the state of the schedule `plateau` in `TrainState.optimizer`, if it is the config's."""
+
+
+def averaged(state: TrainState) -> TrainState:
+    """The state that is evaluated and saved as the model: with the average of the weights, where there is one."""
+    found = state.optimizer.get(AVERAGE)
+    return state if found is None else state._replace(params=found["params"], statistics=found["statistics"])
+
+
 class StepMetrics(NamedTuple):
     """The metrics of a step: mean loss of the batch, shape (), the task's sums, and the learning rate, shape ()."""
 
@@ -90,14 +102,17 @@ EvaluationStep: TypeAlias = Callable[[Totals, nn.Params, nn.State, Value, Value,
 def train_step(
     network: Network,
     optimizer: optim.Optimizer,
-    schedule: optim.Schedule,
+    schedule: Callable[[Value], Value],
     clip_norm: float | None = None,
     clip_value: float | None = None,
     augmentations: Sequence[Augmentation] = (),
+    average: optim.Average | None = None,
+    plateau: optim.Plateau | None = None,
 ) -> TrainStep:
     """A step of gradient descent as a function. The augmentations are applied to the batch in their order.
 
-    Gradients are clipped by value first, then by norm.
+    `schedule` maps the number of steps so far to a factor on the learning rate. Gradients are clipped by value first,
+    then by norm.
     """
 
     def step(
@@ -109,22 +124,50 @@ def train_step(
         if augmentations:
             batch = augment_batch(batch, augmentations, rng, network.dtype)
 
-        def loss_of(params: nn.Params) -> tuple[Value, tuple[Value, nn.State]]:
+        def loss_of(trained: nn.Params) -> tuple[Value, tuple[Value, nn.State]]:
+            params = optimizer.merged(state.params, trained)
             outputs, statistics = network.outputs(params, state.statistics, batch.images, mode)
             return network.loss_of(outputs, batch.labels, batch.mixed), (outputs, statistics)
 
-        (loss, (outputs, statistics)), grads = value_and_grad(loss_of, has_aux=True)(state.params)
+        trained = optimizer.trained(state.params)
+        (loss, (outputs, statistics)), grads = value_and_grad(loss_of, has_aux=True)(trained)
         with phase("update"), scope("optimizer"):
             if clip_value is not None:
                 grads = optim.clip_by_value(grads, clip_value)
             if clip_norm is not None:
                 grads, _ = optim.clip_by_norm(grads, clip_norm)
-            lr = schedule(state.step) * optimizer.lr
-            params, optimizer_state = optimizer.update(state.params, grads, state.optimizer, lr)
+            lr = schedule_factor(state, schedule) * optimizer.lr
+            with ops.matmul_precision(network.products):
+                trained, optimizer_state = optimizer.update(trained, grads, state.optimizer, lr)
+        new = TrainState(optimizer.merged(state.params, trained), statistics, optimizer_state)
+        if average is not None:
+            new = with_average(new, average, state)
+        if plateau is not None:
+            new = with_plateau(new, plateau, state, ops.astype(loss, np.float64) * indices.shape[0])
         sums = network.task.sums(outputs, batch.labels)
-        return TrainState(params, statistics, optimizer_state), StepMetrics(loss, sums, lr)
+        return new, StepMetrics(loss, sums, lr)
 
     return step
+
+
+def schedule_factor(state: TrainState, schedule: Callable[[Value], Value]) -> Value:
+    """The factor on the learning rate of the next step."""
+    factor = schedule(state.step)
+    return factor * state.optimizer[PLATEAU]["factor"] if PLATEAU in state.optimizer else factor
+
+
+def with_plateau(new: TrainState, plateau: optim.Plateau, before: TrainState, loss: Value) -> TrainState:
+    """The state after a step on examples whose losses add up to `loss`, with that of the schedule."""
+    with phase("update"), scope("schedule"):
+        found = plateau.updated(before.optimizer[PLATEAU], loss, before.step)
+        return new._replace(optimizer={**new.optimizer, PLATEAU: found})
+
+
+def with_average(new: TrainState, average: optim.Average, before: TrainState) -> TrainState:
+    """The state after a step with the average that it changes; `before` is the state before the step."""
+    with phase("update"), scope("average"):
+        params, found = average.updated(new.params, new.statistics, before.optimizer[AVERAGE], before.step)
+        return new._replace(params=params, optimizer={**new.optimizer, AVERAGE: found})
 
 
 def logged_step(train: TrainStep) -> LoggedStep:

@@ -26,7 +26,7 @@ from adtrain.training.experiment import LOG_ROWS, Experiment
 from adtrain.training.loop import FiniteCheck, StepLoop, any_rank, batches_of, not_finite_message, of_first_rank
 from adtrain.training.progress import Best, Epoch, Interval, Progress, StopReason
 from adtrain.training.scores import Score
-from adtrain.training.step import TrainState
+from adtrain.training.step import TrainState, averaged
 from adtrain.training.tasks import host_sums
 
 Ending: TypeAlias = Literal["finished", "early_stopping", "callback"]
@@ -103,7 +103,8 @@ class Observer:
         """The metrics of an interval have been read."""
 
     def epoch_done(self, epoch: Epoch, state: Callable[[], TrainState]) -> bool | None:
-        """An epoch and its validation are over. `state()` is the state on the device, which the next step overwrites.
+        """An epoch and its validation are over. `state()` is the state that was evaluated, on the device; the next step
+        overwrites it.
 
         Returns True to end the training after this epoch.
         """
@@ -224,7 +225,7 @@ class _Training:
             state = self.best_checkpoint.on_device(self.device)
         assert progress.train is not None, "training ends only after an evaluation"
         return Result(
-            state=self.experiment.with_params(state),
+            state=self.experiment.with_params(averaged(state)),
             restored=restored,
             ended=reason,
             best=progress.best,
@@ -266,7 +267,8 @@ class _Training:
         state, experiment = self.loop.state, self.experiment
         if self.device == "gpu" and experiment.sharding is None and not self.step_seconds:
             name = "test" if experiment.validation is None else "validation"
-            self._evaluation(name).begin_compiling(state.params, state.statistics)
+            evaluated = averaged(state)
+            self._evaluation(name).begin_compiling(evaluated.params, evaluated.statistics)
             self.finite.begin_compiling(state)
         for executable in compiled:
             executable.finish()
@@ -390,7 +392,7 @@ class _Training:
         if is_best and self.restores_best:
             self.best_checkpoint = self._current()
         for observer in self.observers:
-            if observer.epoch_done(done, lambda: self.experiment.with_params(self.loop.state)):
+            if observer.epoch_done(done, lambda: self.experiment.with_params(averaged(self.loop.state))):
                 self.ended_by_observer = "callback"
         if self.saves:
             self._publish(self._current(), is_best)
@@ -401,7 +403,8 @@ class _Training:
                 self._interrupt()
 
         with during("evaluation"):
-            return self._evaluation(name).score(state.params, state.statistics, check_stop)
+            evaluated = averaged(state)
+            return self._evaluation(name).score(evaluated.params, evaluated.statistics, check_stop)
 
     def _evaluation(self, name: str) -> Evaluation:
         """The evaluation on the validation or test examples."""
@@ -419,7 +422,8 @@ class _Training:
         experiment = self.experiment
         if not experiment.metrics:
             return {}
-        trained = experiment.network, experiment.with_params(state).params, state.statistics
+        evaluated = experiment.with_params(averaged(state))
+        trained = experiment.network, evaluated.params, evaluated.statistics
         return named_metrics(trained, experiment.metrics, experiment.data.classes, split, self.device)
 
     def _keep(self, state: TrainState) -> None:

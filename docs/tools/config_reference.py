@@ -46,9 +46,10 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "model": document.Model,
     "training": document.Training,
     "training.early_stopping": document.EarlyStopping,
+    "parameter_groups": document.ParameterGroup,
     "plugins": document.Plugin,
 }
-"""From the dotted key of a section to its keys; those of `plugins` are the keys of each item."""
+"""From the dotted key of a section to its keys; those of lists are the keys of each item."""
 
 SWEEP = """\
 ## Keys of `sweep`
@@ -96,11 +97,17 @@ If all these weights are 0, the loss is 0. The loss of the validation or test pa
 by the sum of their weights, so it does not depend on their order. The training loss of an epoch is the mean over its
 batches, weighted by their numbers of images.
 """,
-    "optimizer": "Options have the names and meanings of PyTorch.\n",
+    "optimizer": """\
+Options have the names and meanings of PyTorch. [Set the optimizer by parameter](../how-to/optimizers.md) has parameter
+groups and Muon.
+""",
     "schedule": """\
-A schedule is a factor on the optimizer's learning rate. Schedules count in epochs: `step_size` and `milestones` are
-epochs, and `gamma` of `exponential` is the factor per epoch. With `warmup_epochs` or `warmup_steps` the learning rate
-first rises linearly, then the schedule starts.
+A schedule is a factor on the optimizer's learning rate. Schedules count in epochs: `step_size`, `milestones`, `period`,
+`step_size_up` and `step_size_down` are epochs, and `gamma` of `exponential` is the factor per epoch. With
+`warmup_epochs` or `warmup_steps` the learning rate first rises linearly, then the schedule starts.
+""",
+    "average": """\
+`training.average` names one. [Set the optimizer by parameter](../how-to/optimizers.md#averages-of-weights) says more.
 """,
     "data set": """\
 `data.dataset` names one. All but `mnist`, which is part of the package, are downloaded by `adtrain data fetch NAME`.
@@ -123,6 +130,7 @@ EXAMPLES: dict[str, Any] = {
     "optimizer": {"adam": {"lr": 0.001}},
     "schedule": "cosine",
     "training": {"epochs": 5},
+    "parameter_groups": ["no_decay", {"paths": "0.*", "trainable": False}],
     "data.dataset": "mnist",
     "data.path": "flowers.csv",
     "data.test_path": "more_flowers.csv",
@@ -157,6 +165,8 @@ EXAMPLES: dict[str, Any] = {
     "training.precision": "tf32",
     "training.clip_norm": 1.0,
     "training.clip_value": 0.5,
+    "training.micro_batch": 32,
+    "training.average": {"ema": 0.999},
     "training.init_from": "runs/mlp",
     "training.init_partial": True,
     "training.checkpoint_every": 500,
@@ -166,13 +176,19 @@ EXAMPLES: dict[str, Any] = {
     "training.early_stopping": {"patience": 3},
     "training.early_stopping.patience": 3,
     "training.early_stopping.min_delta": 0.001,
+    "parameter_groups.paths": ["0.weight", "*.bias"],
+    "parameter_groups.lr_factor": 10,
+    "parameter_groups.weight_decay": 0,
+    "parameter_groups.trainable": False,
     "plugins.file": "my_layers.py",
     "plugins.sha256": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
     "plugins.files": {"softsign.c": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"},
     "activation": "gelu",
+    "adjust_lr_fn": "match_rms_adamw",
     "affine": False,
     "sync": True,
     "alpha": 0.5,
+    "amsgrad": True,
     "approximate": "tanh",
     "betas": [0.9, 0.99],
     "bias": False,
@@ -182,6 +198,7 @@ EXAMPLES: dict[str, Any] = {
     "causal": True,
     "d_model": 64,
     "delta": 0.5,
+    "decay": 0.99,
     "deviation": 0.1,
     "dilation": 2,
     "dim": -1,
@@ -193,6 +210,7 @@ EXAMPLES: dict[str, Any] = {
     "embedding_dim": 16,
     "encoding": "sinusoidal",
     "eps": 1e-6,
+    "factor": 0.125,
     "final": 0.01,
     "final_div_factor": 100,
     "gamma": 0.9,
@@ -201,17 +219,22 @@ EXAMPLES: dict[str, Any] = {
     "in_channels": 3,
     "in_features": 784,
     "indices": [0, 2],
+    "init_value": 0.1,
     "input_size": 28,
     "kernel_size": 3,
     "label_smoothing": 0.1,
     "layer_norm_eps": 1e-6,
+    "lowest": 0.05,
     "lr": 0.01,
     "milestones": [3, 5],
+    "mode": "bilinear",
     "momentum": 0.9,
     "negative_slope": 0.1,
     "nesterov": True,
     "nhead": 4,
     "norm_first": True,
+    "normalize_weights": True,
+    "ns_steps": 6,
     "nonlinearity": "relu",
     "normalized_shape": 128,
     "num_channels": 32,
@@ -220,6 +243,7 @@ EXAMPLES: dict[str, Any] = {
     "num_groups": 4,
     "num_heads": 4,
     "num_layers": 2,
+    "num_parameters": 32,
     "out_channels": 32,
     "output": "all",
     "out_features": 128,
@@ -228,16 +252,27 @@ EXAMPLES: dict[str, Any] = {
     "p": 0.2,
     "padding": 1,
     "patch_size": 7,
+    "patience": 5,
     "pct_start": 0.2,
+    "period": 5,
+    "period_factor": 2,
     "pos_weight": [1.0, 2.5],
+    "power": 1.5,
     "probability": 0.3,
+    "rest": {"adamw": {"lr": 0.001}},
+    "rest_paths": "9.*",
     "rotation": 10,
     "scale": 0.1,
+    "scale_factor": 2,
     "shape": [16, 7, -1],
     "shift": 0.1,
     "shortcut": [{"linear": 64}],
     "size": 6,
     "step_size": 2,
+    "threshold": 0.001,
+    "step_size_down": 3,
+    "step_size_up": 1,
+    "steps": 10,
     "stride": 2,
     "sweep": {"training.seed": {"range": 10}},
     "warmup_epochs": 0.5,
@@ -317,7 +352,10 @@ def _default(field: FieldInfo) -> str:
     default = field.get_default(call_default_factory=True)
     if default == ():  # the description says how it follows from the data
         return ""
-    return "`null`" if default is None else f"`{default.kind if isinstance(default, Spec) else _yaml(default)}`"
+    if isinstance(default, Spec):
+        given = _yaml(default.written())
+        return f"`{given if default.options() != type(default)().options() else default.kind}`"
+    return "`null`" if default is None else f"`{_yaml(default)}`"
 
 
 def _yaml(value: Any) -> str:

@@ -51,8 +51,7 @@ def members(job: MembersJob, form: str) -> Runner:
     """The training of all members. A call uploads the orders of its batches, and runs the staged step CHUNK times."""
     group, device, chunk = job.group, job.device, CHUNK[job.device]
     inputs, step = WaveInputs(group, group.members, device), Programs(group).step
-    rates = array(np.repeat(np.array(inputs.rates)[:, None], chunk, axis=1), device=device)
-    settings = Settings(inputs.seeds, rates, inputs.options, inputs.targets)
+    settings = Settings(inputs.seeds, array(np.ones((job.count, chunk)), device=device), inputs.options, inputs.targets)
     state: Any = tree.map(lambda x: array(x, device=device), job.initial_state)
     tally = empty_tally(job.experiment.network.task, job.count, device)
     examples = on_device(group.whole, device)

@@ -36,16 +36,30 @@ def _layer(layer: nn.Module, path: str) -> Apply:
             return lambda a, x: pooled(x, layer)
         case nn.AdaptiveAvgPool2d():
             return lambda a, x: _adaptive(x, pair(layer.output_size))
+        case nn.AdaptiveMaxPool2d():
+            rows, columns = pair(layer.output_size)
+            return lambda a, x: pooled(x, nn.MaxPool2d((x.shape[2] // rows, x.shape[3] // columns)))
+        case nn.Upsample(mode="nearest"):
+            high, wide = pair(layer.scale_factor)
+            return lambda a, x: x.repeat(high, 2).repeat(wide, 3)
         case nn.BatchNorm1d() | nn.BatchNorm2d():
             return lambda a, x: _batch_norm(layer, path, a, x)
         case nn.LayerNorm():
             sizes = layer.normalized_shape
             axes = tuple(range(-len(sizes) if isinstance(sizes, tuple) else -1, 0))
             return lambda a, x: _plus(_times(_standard(x, axes, layer.eps), a.get(weight)), a.get(bias))
-        case nn.GroupNorm():
+        case nn.GroupNorm() | nn.InstanceNorm2d():
             return lambda a, x: _plus(
-                _times(_by_groups(x, layer.num_groups, layer.eps), a.get(weight), 1), a.get(bias), 1
+                _times(_by_groups(x, getattr(layer, "num_groups", x.shape[1]), layer.eps), a.get(weight), 1),
+                a.get(bias),
+                1,
             )
+        case nn.RMSNorm(normalized_shape=None, eps=float() as eps):
+            return lambda a, x: _times(x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + eps), a.get(weight))
+        case nn.PReLU(num_parameters=1):
+            return lambda a, x: jax.numpy.where(x > 0, x, a[weight] * x)
+        case nn.Scale():
+            return lambda a, x: layer.factor * x
         case nn.Flatten():
             return lambda a, x: x.reshape(len(x), -1)
         case nn.Reshape():
@@ -70,6 +84,7 @@ def _layer(layer: nn.Module, path: str) -> Apply:
         "elu": lambda x: jax.nn.elu(x, layer.alpha),  # type: ignore[attr-defined]
         "gelu": lambda x: jax.nn.gelu(x, approximate=layer.approximate == "tanh"),  # type: ignore[attr-defined]
         "silu": jax.nn.silu,
+        "hardswish": jax.nn.hard_swish,
         "tanh": jax.numpy.tanh,
         "sigmoid": jax.nn.sigmoid,
         "softplus": jax.nn.softplus,

@@ -107,6 +107,8 @@ def runner(name: str, job: Job, work: Work = "steps") -> Runner:
         isinstance(x, nn.Dropout) and x.p for _, x, _ in layers(network.model, network.input_shape)
     ):
         raise Unsupported("dropout draws other random numbers (compare with p=0)")
+    if name != ADTRAIN and job.experiment.average is not None:
+        raise Unsupported("no counterpart of an average of the weights (training.average)")
     if name != ADTRAIN and job.experiment.data.targets:
         raise Unsupported("no counterpart of numbers to predict (data.target)")
     system = SYSTEMS[name]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import reduce
-from operator import add
+from functools import partial, reduce
+from operator import add, mul
 from typing import Any, NoReturn, TypeAlias
 
 from adtrain import nn
@@ -39,9 +39,11 @@ def built(
             case nn.Residual(shortcut=nn.Module() as projection):
                 body, shortcut = within(layer.body, f"{path}body."), within(projection, f"{path}shortcut.")
                 return lambda arrays, x: body(arrays, x) + shortcut(arrays, x)
-            case nn.Concat() | nn.Add():
+            case nn.Branches():
                 branches = [within(branch, f"{path}{i}.") for i, branch in enumerate(layer.branches)]
-                join = concatenate if isinstance(layer, nn.Concat) else lambda outputs: reduce(add, outputs)
+                joins: dict[type[nn.Module], Callable[[Sequence[Any]], Any]]
+                joins = {nn.Concat: concatenate, nn.Add: partial(reduce, add), nn.Multiply: partial(reduce, mul)}
+                join = joins[type(layer)]
                 return lambda arrays, x: join([branch(arrays, x) for branch in branches])
             case nn.TransformerEncoderLayer(dropout=0):
                 return encoder_layer(layer, path)

@@ -35,12 +35,12 @@ def update(
         return {path: f(*(tree[path] for tree in trees)) for path in p}
 
     decay = getattr(optimizer, "weight_decay", 0.0)
-    if decay and isinstance(optimizer, optim.AdamW):
+    if decay and isinstance(optimizer, (optim.AdamW, optim.Lion)):
         p = each(lambda p: p * (1 - lr * decay), p)
     elif decay:
         grads = each(lambda g, p: g + decay * p, grads, p)
     match optimizer:
-        case optim.Adam(betas=(b1, b2), eps=eps):
+        case optim.Adam(betas=(b1, b2), eps=eps, amsgrad=False):
             first = each(lambda m, g: b1 * m + (1 - b1) * g, first, grads)
             second = each(lambda v, g: b2 * v + (1 - b2) * g * g, second, grads)
             root = xp.sqrt(1 - b2**steps)
@@ -48,6 +48,9 @@ def update(
             p = each(
                 lambda p, m, v: p - rate.astype(p.dtype) * m / (xp.sqrt(v) + small.astype(p.dtype)), p, first, second
             )
+        case optim.Lion(betas=(b1, b2)):
+            p = each(lambda p, m, g: p - lr * xp.sign(b1 * m + (1 - b1) * g), p, first, grads)
+            first = each(lambda m, g: b2 * m + (1 - b2) * g, first, grads)
         case optim.SGD(momentum=momentum, nesterov=nesterov):
             direction = grads
             if momentum:
@@ -61,7 +64,7 @@ def update(
                 first = direction = each(lambda m, d: momentum * m + d, first, direction)
             p = each(lambda p, d: p - lr * d, p, direction)
         case _:
-            unsupported(xp.__name__, optimizer.kind())
+            unsupported(xp.__name__, f"{optimizer.kind()} with these options")
     return p, Averages(first, second, steps)
 
 

@@ -28,6 +28,10 @@ def _layer(layer: nn.Module, path: str) -> Apply:
             return lambda a, x: F.linear(x, a[weight], a.get(bias))
         case nn.Embedding():
             return lambda a, x: F.embedding(x.long(), a[weight])
+        case nn.Conv1d():
+            return lambda a, x: F.conv1d(
+                x, a[weight], a.get(bias), layer.stride, layer.padding, layer.dilation, layer.groups
+            )
         case nn.Conv2d():
             options: Any = layer.stride, layer.padding, layer.dilation, layer.groups
             return lambda a, x: F.conv2d(x, a[weight], a.get(bias), *options)
@@ -40,17 +44,31 @@ def _layer(layer: nn.Module, path: str) -> Apply:
             return lambda a, x: F.avg_pool2d(x, layer.kernel_size, layer.stride, layer.padding)
         case nn.AdaptiveAvgPool2d():
             return lambda a, x: F.adaptive_avg_pool2d(x, pair(layer.output_size))
+        case nn.AdaptiveMaxPool2d():
+            return lambda a, x: F.adaptive_max_pool2d(x, pair(layer.output_size))
+        case nn.Upsample():
+            return lambda a, x: F.interpolate(x, scale_factor=pair(layer.scale_factor), mode=layer.mode)
         case nn.BatchNorm1d() | nn.BatchNorm2d():
             mean, var = f"{path}running_mean", f"{path}running_var"
             return lambda a, x: F.batch_norm(
                 x, a[mean], a[var], a.get(weight), a.get(bias), True, layer.momentum, layer.eps
             )
+        case nn.RMSNorm():
+            given = layer.normalized_shape
+            last = len(given) if isinstance(given, tuple) else 1
+            return lambda a, x: F.rms_norm(x, x.shape[-last:], a.get(weight), layer.eps)
         case nn.LayerNorm():
             sizes = layer.normalized_shape
             axes = len(sizes) if isinstance(sizes, tuple) else 1
             return lambda a, x: F.layer_norm(x, x.shape[-axes:], a.get(weight), a.get(bias), layer.eps)
         case nn.GroupNorm():
             return lambda a, x: F.group_norm(x, layer.num_groups, a.get(weight), a.get(bias), layer.eps)
+        case nn.InstanceNorm2d():
+            return lambda a, x: F.instance_norm(x, weight=a.get(weight), bias=a.get(bias), eps=layer.eps)
+        case nn.PReLU():
+            return lambda a, x: F.prelu(x, a[weight])
+        case nn.Scale():
+            return lambda a, x: layer.factor * x
         case nn.Flatten():
             return lambda a, x: x.flatten(1)
         case nn.Reshape():
@@ -75,6 +93,7 @@ def _layer(layer: nn.Module, path: str) -> Apply:
         "elu": lambda x: F.elu(x, layer.alpha),  # type: ignore[attr-defined]
         "gelu": lambda x: F.gelu(x, approximate=layer.approximate),  # type: ignore[attr-defined]
         "silu": F.silu,
+        "hardswish": F.hardswish,
         "tanh": torch.tanh,
         "sigmoid": torch.sigmoid,
         "softplus": F.softplus,
@@ -156,7 +175,8 @@ def optimizer(cfg: optim.Optimizer, parameters: Sequence[Any], captured: bool) -
     match cfg:
         case optim.AdamW() | optim.Adam():
             kind = torch.optim.AdamW if isinstance(cfg, optim.AdamW) else torch.optim.Adam
-            return kind(parameters, cfg.lr, cfg.betas, cfg.eps, cfg.weight_decay, fused=True, capturable=captured)
+            options: Any = {"amsgrad": cfg.amsgrad, "fused": True, "capturable": captured}
+            return kind(parameters, cfg.lr, cfg.betas, cfg.eps, cfg.weight_decay, **options)
         case optim.SGD():
             return torch.optim.SGD(parameters, cfg.lr, cfg.momentum, 0, cfg.weight_decay, cfg.nesterov, fused=True)
         case optim.RMSprop():

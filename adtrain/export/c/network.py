@@ -252,6 +252,12 @@ def training_step(experiment: Experiment, name: str, image_type: str) -> Trainin
     """
     if (precision := experiment.config.training.precision) != "float32":
         raise AdtrainError(f"--training writes steps in float32, the run's precision is {precision}")
+    if experiment.average is not None:
+        raise AdtrainError(
+            "--training has no average of the weights, and the run's config has: train without `average`"
+        )
+    if experiment.plateau is not None:
+        raise AdtrainError("--training has no schedule plateau, which the run's config has: train with another one")
     if experiment.augmentations:
         raise AdtrainError("--training has no augmentations, and the run's config has: train without `augment`")
     if image_type == "double":

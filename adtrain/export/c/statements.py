@@ -106,6 +106,13 @@ def copies(code: Code, e: Equation) -> list[Statement]:
     return found
 
 
+def subview(code: Code, e: Equation) -> list[Statement]:
+    """A copy of consecutive elements."""
+    (x,), (y,) = e.inputs, e.outputs
+    text = _function([f"{pointer(x, True)}x", f"{pointer(y)}y"], [y.size], ["y[i0] = x[i0];"])
+    return [Statement("move", [Part(x, e.params["start"]), y], text)]
+
+
 def _fill(value: float, y: Variable) -> Statement:
     text = f"""({c_type(y.type.dtype)} value, int n, {pointer(y)}y) {{
     for (int i = 0; i < n; i++) y[i] = value;
@@ -409,6 +416,7 @@ WRITERS: dict[str, Writer] = {
     "one_hot": one_hot,
     "full": lambda code, e: [_fill(e.params["value"], e.outputs[0])],
     **dict.fromkeys(("transpose", "flip", "slice", "pad", "concatenate"), copies),
+    "subview": subview,
     "matmul": matmul,
     **dict.fromkeys(("softmax", "log_softmax"), along_axis),
     **dict.fromkeys(("attention", "self_attention"), attention),
