@@ -22,10 +22,11 @@ from adtrain.core.errors import AdtrainError
 from adtrain.core.precision import FULL
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
-from adtrain.data import DataSet, Options, Split, formats, images, text_file
+from adtrain.data import DataSet, Options, Split, formats, text_file
 from adtrain.data import load as load_data
 from adtrain.data.datasets import ClassType, class_values
 from adtrain.data.errors import printable
+from adtrain.data.image_folder import ImageOptions
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.data.table_encoder import TableEncoder
 from adtrain.passes import ALL
@@ -94,7 +95,7 @@ class TrainedModel:
         given = self.config.data.options
         format_ = formats.format_of(path, given.format)
         options = {name: getattr(given, name) for name in given.given if name in format_.takes}
-        if format_ is images.FORMAT:
+        if format_.options is ImageOptions:
             channels, height, width = self.image_shape
             options = {"channels": channels, "image_size": (height, width)} | options
         numbers = takes_numbers(self.config)
