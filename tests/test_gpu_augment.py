@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu_parity import TOLERANCE, check, gpu, poisoned
-from test_augment import EVERY, UNIT, images_of
+from test_augment import EVERY, FURTHER, UNIT, images_of
 
 import adtrain as ad
 from adtrain import ops
@@ -31,7 +31,7 @@ def results(changes: Sequence[Augmentation], dtype: str, device: str) -> list[np
             batch = change(batch, rng)
         return batch.images, batch.mixed or ()
 
-    images = images_of((130, 2, 9, 11), dtype)
+    images = images_of((130, 3, 9, 11), dtype)
     run: Any = f if device == "cpu" else stage(f, ALL)
     given = [ad.array(x, device=device) for x in (images / images.max(), np.arange(len(images)))]
     found = [run(*given, ops.rng_state(7, step).to(device)) for step in range(3)]
@@ -39,7 +39,11 @@ def results(changes: Sequence[Augmentation], dtype: str, device: str) -> list[np
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("changes", [*((change,) for change in EVERY), EVERY], ids=[*(c.kind() for c in EVERY), "all"])
+@pytest.mark.parametrize(
+    "changes",
+    [*((change,) for change in (*EVERY, *FURTHER)), EVERY],
+    ids=[*(c.kind() for c in EVERY), "reflecting crop", "alternating flip", "all"],
+)
 def test_an_augmentation_makes_the_same_images_as_on_the_cpu(changes: Sequence[Augmentation], dtype: str) -> None:
     found = results(changes, dtype, "gpu")
     check(found, results(changes, dtype, "cpu"), 10 * TOLERANCE[dtype])

@@ -53,10 +53,11 @@ CASES = {
         4, [(1, False), (2, True)], ["data.batch_size=29", "loss={cross_entropy: {weight: [1, 9, 0]}}",
         "data.validation=0.2", "training.epochs=2"],
     ),
-    "mixup, momentum, clipping by value, early stopping": (
+    "alternating flip, mixup, momentum, clipping by value, early stopping": (
         2,
         both(2),
-        [*EVEN, "data.augment=[{mixup: 0.2}]", "optimizer={sgd: {lr: 0.3, momentum: 0.9, weight_decay: 0.01}}",
+        [*EVEN, "data.augment=[flip: {alternate: true}, mixup: 0.2]",
+         "optimizer={sgd: {lr: 0.3, momentum: 0.9, weight_decay: 0.01}}",
          "training.clip_value=0.1", "training.epochs=9", "training.early_stopping={patience: 1}"],
     ),
 }  # fmt: skip

@@ -95,7 +95,8 @@ def sweep_step(experiment: Experiment) -> SweepStep:
         clip = training.clip_norm, training.clip_value
         constant = optim.schedules.Constant()
         network = with_targets(experiment.network, settings.targets)
-        step = train_step(network, optimizer, constant, *clip, experiment.augmentations)
+        further = experiment.augmentations, experiment.steps_per_epoch
+        step = train_step(network, optimizer, constant, *clip, *further)
         state, metrics = step(state, settings.seeds, images, labels, rows)
         with scope("tally"):
             found = ops.astype(metrics.loss, np.float64)

@@ -349,7 +349,7 @@ class Experiment:
     def eager_step(self) -> TrainStep:
         """The step, run operation by operation. It does not modify its arguments."""
         training = self.config.training
-        clip = training.clip_norm, training.clip_value
+        further = training.clip_norm, training.clip_value, self.augmentations, self.steps_per_epoch
         if self.buckets is not None:
-            return sharded_step(self.network, self.optimizer, self.schedule, self.buckets, *clip, self.augmentations)
-        return train_step(self.network, self.optimizer, self.schedule, *clip, self.augmentations)
+            return sharded_step(self.network, self.optimizer, self.schedule, self.buckets, *further)
+        return train_step(self.network, self.optimizer, self.schedule, *further)

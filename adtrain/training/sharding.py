@@ -308,6 +308,7 @@ class _Step:
     clip_norm: float | None
     clip_value: float | None
     augmentations: Sequence[Augmentation]
+    steps_per_epoch: int
     buckets: Buckets
 
     def __call__(
@@ -388,7 +389,7 @@ class _Step:
         found = gather_batch(images, labels, rows) if size else _zeros_for(images, labels)
         batch = Batch(*found, self.network.unit)
         if self.augmentations:
-            batch = augment_batch(batch, self.augmentations, rng, self.network.dtype)
+            batch = augment_batch(batch, self.augmentations, rng, self.network.dtype, step, self.steps_per_epoch)
 
         part = weight if total_weight is None else float(size > 0)  # with class weights the mean is the batch's
 
@@ -507,6 +508,7 @@ def sharded_step(
     clip_norm: float | None = None,
     clip_value: float | None = None,
     augmentations: Sequence[Augmentation] = (),
+    steps_per_epoch: int = 1,
 ) -> ShardedStep:
     """`train_step` on a batch that is divided into shards. Batch norm without `sync` sees one shard at a time."""
-    return _Step(network, optimizer, schedule, clip_norm, clip_value, augmentations, buckets)
+    return _Step(network, optimizer, schedule, clip_norm, clip_value, augmentations, steps_per_epoch, buckets)

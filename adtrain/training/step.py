@@ -94,10 +94,11 @@ def train_step(
     clip_norm: float | None = None,
     clip_value: float | None = None,
     augmentations: Sequence[Augmentation] = (),
+    steps_per_epoch: int = 1,
 ) -> TrainStep:
     """A step of gradient descent as a function. The augmentations are applied to the batch in their order.
 
-    Gradients are clipped by value first, then by norm.
+    Gradients are clipped by value first, then by norm. `steps_per_epoch` is for augmentations that depend on the epoch.
     """
 
     def step(
@@ -107,7 +108,7 @@ def train_step(
         mode = nn.Mode(training=True, rng=rng)
         batch = Batch(*gather_batch(images, labels, indices), network.unit)
         if augmentations:
-            batch = augment_batch(batch, augmentations, rng, network.dtype)
+            batch = augment_batch(batch, augmentations, rng, network.dtype, state.step, steps_per_epoch)
 
         def loss_of(params: nn.Params) -> tuple[Value, tuple[Value, nn.State]]:
             outputs, statistics = network.outputs(params, state.statistics, batch.images, mode)
@@ -203,10 +204,18 @@ def gather_batch(images: Value, labels: Value, indices: Value) -> tuple[Value, V
         return ops.embedding(indices, images), ops.embedding(indices, labels)
 
 
-def augment_batch(batch: Batch, augmentations: Sequence[Augmentation], rng: Value, dtype: np.dtype[Any]) -> Batch:
+def augment_batch(
+    batch: Batch,
+    augmentations: Sequence[Augmentation],
+    rng: Value,
+    dtype: np.dtype[Any],
+    step: Value,
+    steps_per_epoch: int,
+) -> Batch:
     """Convert the batch's images to `dtype` and apply the augmentations in their order."""
     with scope("augment"):
-        batch = batch._replace(images=ops.astype(batch.images, dtype))
+        epoch = ops.floor_divide(step, steps_per_epoch)
+        batch = batch._replace(images=ops.astype(batch.images, dtype), stored=batch.images, epoch=epoch)
         for change in augmentations:
             batch = change(batch, rng)
         return batch
