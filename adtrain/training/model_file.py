@@ -33,7 +33,7 @@ from adtrain.passes import ALL
 from adtrain.text import counted, first_names
 from adtrain.training import network, tensor_file
 from adtrain.training.checkpoint import ModelMetadata, of_model
-from adtrain.training.checks import check_targets
+from adtrain.training.checks import check_targets, check_views
 from adtrain.training.experiment import TOTALS, Experiment
 from adtrain.training.network import Network
 from adtrain.training.preparation import read_data, takes_numbers, with_absolute_paths
@@ -198,6 +198,7 @@ def load(run: Path, device: str = "cpu", trust: Trust = NONE, overrides: Overrid
         and _are_labels(about.classes, about.class_type)
     ):
         raise AdtrainError(f"{path}: found metadata that do not fit the model of config.yaml, train again")
+    check_views(cfg, net, about.image_shape)
     if device == "cpu":
         net = replace(net, products=FULL)  # the CPU has no kernels for other precisions
     rng = np.random.default_rng(0)

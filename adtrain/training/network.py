@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import log, prod
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ class Network:
         loss: maps outputs (N, classes) and targets to the mean loss; a position of a sequence is a row.
         class_weights: the factors of the rows' losses, one for each class; None where the loss has none.
         mean_only: whether the loss has no option `reduction`, as losses of plug-ins.
+        views: the changes of an image whose predictions are averaged in an evaluation; see `views_of`.
         task: what the outputs mean: the loss's targets, predictions and metrics.
     """
 
@@ -47,6 +48,7 @@ class Network:
     task: Task
     class_weights: tuple[float, ...] | None = None
     mean_only: bool = False
+    views: tuple[str, ...] = ()
 
     @cached_property
     def synchronized(self) -> bool:
@@ -91,9 +93,25 @@ class Network:
         with ops.matmul_precision(self.products):
             return self.model.forward(params, statistics, self.inputs(images), mode)
 
+    def evaluated(self, params: nn.Params, statistics: nn.State, images: Value) -> Value:
+        """The outputs for images (N, C, H, W), without dropout and with the running statistics.
+
+        With `views` they are the logarithms of the mean probabilities of an image's views.
+        """
+        mode = nn.Mode(training=False)
+        if not self.views:
+            return self.outputs(params, statistics, images, mode)[0]
+        with scope("views"):
+            views = views_of(images, self.views)
+            batch = ops.concatenate(views, axis=0)
+        outputs, _ = self.outputs(params, statistics, batch, mode)
+        with scope("views"):
+            by_view = ops.reshape(ops.log_softmax(outputs), (len(views), images.shape[0], outputs.shape[1]))
+            return ops.logsumexp(by_view, axis=0) - log(len(views))
+
     def predictions(self, params: nn.Params, statistics: nn.State, images: Value) -> Value:
         """The task's predictions for images (N, C, H, W): see `training.evaluation.predictions`."""
-        return self.task.predictions(self.outputs(params, statistics, images, nn.Mode(training=False))[0])
+        return self.task.predictions(self.evaluated(params, statistics, images))
 
     def loss_of(
         self, outputs: Value, labels: Value, mixed: Mixed | None = None, total_weight: Value | None = None
@@ -154,6 +172,33 @@ class Network:
         return ops.sum(ops.embedding(labels, weights))
 
 
+def views_of(images: Value, changes: Sequence[str]) -> list[Value]:
+    """The images (N, C, H, W), and their changes.
+
+    With "shift" these are the images moved by one pixel to the top left, and to the bottom right, reflected at the
+    border; with "flip" also the mirror image of each view.
+    """
+    views = [images]
+    if "shift" in changes:
+        views += [_shifted(_shifted(images, 2, towards), 3, towards) for towards in (-1, 1)]
+    if "flip" in changes:
+        views += [ops.flip(view, axis=3) for view in views]
+    return views
+
+
+def _shifted(images: Value, axis: int, towards: int) -> Value:
+    """The images moved by one pixel along an axis, in the direction of lower (-1) or higher (1) positions."""
+    length = images.shape[axis]
+
+    def part(start: int, stop: int) -> Value:
+        starts, stops = [0] * 4, list(images.shape)
+        starts[axis], stops[axis] = start, stop
+        return ops.slice(images, starts, stops)
+
+    parts = part(1, length), part(length - 2, length - 1)
+    return ops.concatenate(parts if towards < 0 else (part(1, 2), part(0, length - 1)), axis=axis)
+
+
 def _rows(outputs: Value) -> Value:
     """Outputs (N, length, classes) of sequences as rows (N * length, classes); others as they are."""
     return ops.reshape(outputs, (-1, outputs.shape[-1])) if outputs.ndim > 2 else outputs
@@ -204,4 +249,5 @@ def build(cfg: Config, mean: tuple[float, ...], std: tuple[float, ...], scale: f
         task=task,
         class_weights=config.build.class_weights(cfg),
         mean_only=is_own(cfg.loss),
+        views=tuple(cfg.data.views or ()),
     )

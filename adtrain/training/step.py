@@ -183,7 +183,7 @@ def evaluation_step(network: Network) -> EvaluationStep:
         totals: Totals, params: nn.Params, statistics: nn.State, images: Value, labels: Value, order: Value
     ) -> Totals:
         batch, targets = gather_batch(images, labels, batch_indices(totals.position, order))
-        outputs, _ = network.outputs(params, statistics, batch, nn.Mode(training=False))
+        outputs = network.evaluated(params, statistics, batch)
         loss, weight = network.loss_sums(outputs, targets)
         sums = network.task.sums(outputs, targets)
         return Totals(totals.position + 1, totals.loss + loss, totals.weight + weight, totals.sums + sums)

@@ -149,6 +149,7 @@ EXAMPLES: dict[str, Any] = {
     "data.normalize": False,
     "data.normalize_targets": True,
     "data.augment": ["flip", {"crop": 2}],
+    "data.views": ["flip", "shift"],
     "model.input": [1, 28, 28],
     "model.layers": ["flatten", {"linear": 32}, "relu", {"linear": 10}],
     "training.epochs": 5,
