@@ -27,11 +27,14 @@ from adtrain.augment import (
     Flip,
     Mixup,
     Motion,
+    Move,
     Noise,
     RandomResizedCrop,
     VerticalFlip,
     affine_transform,
     larger_shares,
+    leading_moves,
+    moved,
 )
 from adtrain.core.array import Placeholder, Value
 from adtrain.core.staging import stage
@@ -97,6 +100,32 @@ def test_flip_mirrors_the_chosen_images(shape: tuple[int, ...], probability: flo
     images, rng, flip = images_of(shape), ops.rng_state(1, step), Flip(probability)
     chosen = flip.chosen(rng, batch_of(images)).numpy().reshape(-1, 1, 1, 1)
     np.testing.assert_array_equal(augmented(flip, images, rng), np.where(chosen, images[..., ::-1], images))
+
+
+MOVES = Crop(1), Crop(1, padding_mode="reflect"), Flip(), Flip(alternate=True), VerticalFlip(0.4)
+
+
+@given(st.permutations(MOVES), st.integers(1, 5), st.sampled_from(["uint8", "float32"]), st.integers(0, 10))
+def test_moves_that_are_composed_equal_those_one_after_the_other(
+    moves: list[Move], count: int, dtype: str, step: int
+) -> None:
+    data = ad.array((images_of((9, 2, 4, 5)) % 251).astype(dtype))
+    rng, indices = ops.rng_state(1, step), ad.array(np.random.default_rng(step).integers(0, 9, 7))
+    stored = ops.embedding(indices, data)
+    batch = Batch(ops.astype(stored, "float32"), indices, UNIT[:2], stored=stored, epoch=ad.array(np.int64(step)))
+    found, expected = moved(batch, moves[:count], rng, data, indices), batch
+    for move in moves[:count]:
+        expected = move(expected, rng)
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found.numpy().astype("float32"), expected.images.numpy())
+
+
+def test_moves_at_the_beginning_are_composed() -> None:
+    reflecting, alternating = FURTHER
+    assert leading_moves([Crop(2)]) == []  # one gather, from padded images
+    assert leading_moves([Crop(2), Flip(), Noise(), VerticalFlip()]) == [Crop(2), Flip()]
+    assert leading_moves([reflecting]) == [reflecting]
+    assert leading_moves([Noise(), alternating]) == []
 
 
 @given(shapes, st.floats(0, 1), st.integers(0, 10))

@@ -167,6 +167,14 @@ def test_evaluation_is_not_augmented_and_training_draws_in_the_scope_augment(tmp
     assert scores[0] == scores[1]
 
 
+def test_crops_and_flips_are_one_gather_from_the_data_set(tmp_path: Path) -> None:
+    moves = "crop: {padding: 2, padding_mode: reflect}, flip: {alternate: true}, vertical_flip"
+    experiment = replace(prepare(tmp_path, f"data.augment=[{moves}]"), mode=Mode.STAGED)
+    gathers = [e for e in experiment.step_program().equations if e.name in ("take", "take_along_axis", "flip", "pad")]
+    pixels = [e for e in gathers if e.inputs[0].type.dtype == np.uint8 and e.outputs[0].size == 16 * 36]
+    assert [e.scope for e in pixels] == ["input", "augment"]  # the first one is for the sums of the pixels
+
+
 def test_step_costs_have_a_row_for_augmentation(tmp_path: Path) -> None:
     rows = {row.name: row for row in training.step_costs(prepare(tmp_path, ALL)).layers}
     assert set(list(rows)[:3]) == {"input", "random", "augment"}

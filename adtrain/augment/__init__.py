@@ -15,12 +15,24 @@ from __future__ import annotations
 
 from adtrain.augment.batch import Augmentation, Batch, Mixed
 from adtrain.augment.colours import ColorJitter, Cutout, Noise
-from adtrain.augment.geometry import Affine, Crop, Flip, Motion, RandomResizedCrop, VerticalFlip, affine_transform
+from adtrain.augment.geometry import (
+    Affine,
+    Crop,
+    Flip,
+    Motion,
+    Move,
+    RandomResizedCrop,
+    VerticalFlip,
+    affine_transform,
+    leading_moves,
+    moved,
+)
 from adtrain.augment.mixing import Cutmix, Mixing, Mixup, larger_shares
 
 __all__ = [
     "AUGMENTATIONS", "Affine", "Augmentation", "Batch", "ColorJitter", "Crop", "Cutmix", "Cutout", "Flip", "Mixed",
-    "Mixing", "Mixup", "Motion", "Noise", "RandomResizedCrop", "VerticalFlip", "affine_transform", "larger_shares",
+    "Mixing", "Mixup", "Motion", "Move", "Noise", "RandomResizedCrop", "VerticalFlip", "affine_transform",
+    "larger_shares", "leading_moves", "moved",
 ]  # fmt: skip
 
 AUGMENTATIONS: dict[str, type[Augmentation]] = {

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from itertools import takewhile
 from math import log, pi
 from typing import Annotated, Literal, NamedTuple
 
@@ -11,7 +14,7 @@ import numpy as np
 from adtrain import ops
 from adtrain.augment.batch import Augmentation, Batch
 from adtrain.augment.pixels import bilinear, grid, interpolated, pixels_at, reflected
-from adtrain.core.array import Value
+from adtrain.core.array import Value, array
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.core.types import Shape
 from adtrain.core.vmap import vmap
@@ -22,8 +25,61 @@ ATTEMPTS = 10
 Area = Annotated[float, Bounds(gt=0, le=1)]
 
 
+class Move(Augmentation):
+    """An augmentation that takes each pixel from one place of its image.
+
+    `moved` composes several of them, and gathers each pixel once, from the data set.
+    """
+
+    @property
+    def leaves_image(self) -> bool:
+        """Whether a place can be outside of the image, where pixels are black."""
+        return False
+
+    @abstractmethod
+    def sources(self, rng: Value, batch: Batch, rows: Value, columns: Value) -> tuple[Value, Value]:
+        """Where the pixels at `rows` (N or 1, H, 1) and `columns` (N or 1, 1, W) come from: int32 of such shapes."""
+
+    def __call__(self, batch: Batch, rng: Value) -> Batch:
+        places = self.sources(rng, batch, *grid(batch.images, np.int32))
+        return batch._replace(images=pixels_at(batch.images, *places))
+
+
+def leading_moves(augmentations: Sequence[Augmentation]) -> list[Move]:
+    """The augmentations at the beginning that `moved` composes.
+
+    A crop with black padding alone is none of them: it is one gather from padded images.
+    """
+    found = list(takewhile(lambda change: isinstance(change, Move), augmentations))
+    moves = [change for change in found if isinstance(change, Move)]
+    return [] if len(moves) == 1 and moves[0].leaves_image else moves
+
+
+def moved(batch: Batch, moves: Sequence[Move], rng: Value, data: Value, indices: Value) -> Value:
+    """The images of a batch after `moves`, as they are stored: rows `indices` (N,) of `data` (examples, C, H, W).
+
+    Each pixel is one element that is gathered from `data`, so there are no images between two moves.
+    """
+    count, channels, height, width = batch.images.shape
+    rows, columns = grid(batch.images, np.int32)
+    black = None
+    for move in reversed(moves):  # from a pixel of the result to where it comes from
+        rows, columns = move.sources(rng, batch, rows, columns)
+        if move.leaves_image:
+            outside = (rows < 0) | (rows >= height) | (columns < 0) | (columns >= width)
+            black = outside if black is None else black | outside
+            rows, columns = ops.clip(rows, 0, height - 1), ops.clip(columns, 0, width - 1)
+    kind = np.uint32 if data.size < 2**32 else np.int64
+    pixels = ops.expand_dims(ops.astype(rows * width + columns, kind), 1)
+    channel = array(np.arange(channels, dtype=kind).reshape(1, -1, 1, 1), device=data.device)
+    images = ops.reshape(ops.astype(indices, kind), (count, 1, 1, 1))
+    places = (images * channels + channel) * (height * width) + pixels
+    found = ops.embedding(places, ops.reshape(data, (-1,)))
+    return found if black is None else ops.where(ops.expand_dims(black, 1), 0, found)
+
+
 @dataclass(frozen=True)
-class Crop(Augmentation):
+class Crop(Move):
     """Each image, padded with `padding` pixels on all sides and cropped to its size at a random position.
 
     The pixels of the padding are black, or those of the image, mirrored at its first and last row and column.
@@ -48,13 +104,23 @@ class Crop(Augmentation):
 
         return corner("row"), corner("column")
 
+    @property
+    def leaves_image(self) -> bool:
+        return self.padding_mode == "constant"
+
+    def sources(self, rng: Value, batch: Batch, rows: Value, columns: Value) -> tuple[Value, Value]:
+        row, column = self.corners(rng, batch.images)
+        rows, columns = row + rows - self.padding, column + columns - self.padding
+        if self.padding_mode == "constant":
+            return rows, columns
+        height, width = batch.images.shape[2:]
+        return reflected(rows, height), reflected(columns, width)
+
     def __call__(self, batch: Batch, rng: Value) -> Batch:
+        if not self.leaves_image:
+            return super().__call__(batch, rng)
         row, column = self.corners(rng, batch.images)
         rows, columns = grid(batch.images, np.int32)
-        if self.padding_mode == "reflect":
-            height, width = batch.images.shape[2:]
-            places = reflected(row + rows - self.padding, height), reflected(column + columns - self.padding, width)
-            return batch._replace(images=pixels_at(batch.images, *places))
         border = (self.padding, self.padding)
         padded = ops.pad(batch.images, ((0, 0), (0, 0), border, border))
         return batch._replace(images=pixels_at(padded, row + rows, column + columns))
@@ -125,7 +191,7 @@ class RandomResizedCrop(Augmentation):
 
 
 @dataclass(frozen=True)
-class Flip(Augmentation):
+class Flip(Move):
     """Each image flipped left to right with this probability.
 
     With `alternate`, half of the images are flipped in the first epoch, the other half in the second one, and so on: K.
@@ -142,13 +208,13 @@ class Flip(Augmentation):
             raise OptionError(f"flip: probability is {self.probability}, expected 0.5 with alternate")
 
     def chosen(self, rng: Value, batch: Batch) -> Value:
-        """True for the images that are flipped: bool (N, 1, 1, 1)."""
+        """True for the images that are flipped: bool (N, 1, 1)."""
         if not self.alternate:
-            drawn = self.uniform(rng, "chosen", (batch.images.shape[0], 1, 1, 1), batch.images)
+            drawn = self.uniform(rng, "chosen", (batch.images.shape[0], 1, 1), batch.images)
             return ops.less(drawn, self.probability)
         first = ops.less(self._of_pixels(rng, batch), 0.5)
         odd = ops.equal(ops.remainder(batch.epoch, 2), 1)
-        return ops.reshape(ops.not_equal(first, odd), (-1, 1, 1, 1))
+        return ops.reshape(ops.not_equal(first, odd), (-1, 1, 1))
 
     def _of_pixels(self, rng: Value, batch: Batch) -> Value:
         """A uniform number for each image, (N,), that depends on the seed and on the sum of its pixels.
@@ -158,29 +224,26 @@ class Flip(Augmentation):
         pixels = batch.images if batch.stored is None else batch.stored
         if pixels.dtype.kind == "f":
             pixels = ops.clip(pixels * 256.0, -(2.0**31), 2.0**31)
-        total = ops.reshape(ops.sum(ops.astype(pixels, np.int64), axis=(1, 2, 3)), (-1, 1))
-        seed = ops.broadcast_to(ops.reshape(ops.slice(rng, [0], [2]), (1, 2)), (total.shape[0], 2))
-        words = ops.astype(total, np.uint32)
-        states = ops.concatenate([seed, words, ops.zeros_like(words)], axis=1)
+            pixels = ops.astype(pixels, np.int64)
+        total = ops.reshape(ops.sum(pixels, axis=(1, 2, 3)), (-1, 1))
+        word = array(np.arange(4).reshape(1, 4), device=total.device)
+        of_seed = ops.where(word < 2, ops.reshape(rng, (1, 4)), 0)
+        states = ops.where(ops.equal(word, 2), ops.astype(total, np.uint32), of_seed)
         return vmap(lambda state: self.uniform(state, "first", (), batch.images))(states)
 
-    def __call__(self, batch: Batch, rng: Value) -> Batch:
-        return _flipped(batch, self.chosen(rng, batch), axis=3)
+    def sources(self, rng: Value, batch: Batch, rows: Value, columns: Value) -> tuple[Value, Value]:
+        return rows, ops.where(self.chosen(rng, batch), batch.images.shape[3] - 1 - columns, columns)
 
 
 @dataclass(frozen=True)
-class VerticalFlip(Augmentation):
+class VerticalFlip(Move):
     """Each image flipped upside down with this probability."""
 
     probability: Probability = 0.5
 
-    def __call__(self, batch: Batch, rng: Value) -> Batch:
-        drawn = self.uniform(rng, "chosen", (batch.images.shape[0], 1, 1, 1), batch.images)
-        return _flipped(batch, ops.less(drawn, self.probability), axis=2)
-
-
-def _flipped(batch: Batch, chosen: Value, axis: int) -> Batch:
-    return batch._replace(images=ops.where(chosen, ops.flip(batch.images, axis=axis), batch.images))
+    def sources(self, rng: Value, batch: Batch, rows: Value, columns: Value) -> tuple[Value, Value]:
+        drawn = self.uniform(rng, "chosen", (batch.images.shape[0], 1, 1), batch.images)
+        return ops.where(ops.less(drawn, self.probability), batch.images.shape[2] - 1 - rows, rows), columns
 
 
 class Motion(NamedTuple):

@@ -40,6 +40,7 @@ from adtrain.training.step import (
     Totals,
     TrainState,
     augment_batch,
+    epoch_of,
     gather_batch,
     random_state,
 )
@@ -388,8 +389,9 @@ class _Step:
         mode = nn.Mode(training=True, rng=rng, shards=self.buckets.sharding.all_sizes(total))
         found = gather_batch(images, labels, rows) if size else _zeros_for(images, labels)
         batch = Batch(*found, self.network.unit)
-        if self.augmentations:
-            batch = augment_batch(batch, self.augmentations, rng, self.network.dtype, step, self.steps_per_epoch)
+        if self.augmentations and size:
+            epoch = epoch_of(step, self.steps_per_epoch)
+            batch = augment_batch(batch, self.augmentations, rng, self.network.dtype, epoch, images, rows)
 
         part = weight if total_weight is None else float(size > 0)  # with class weights the mean is the batch's
 

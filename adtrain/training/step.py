@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from adtrain import nn, ops, optim
-from adtrain.augment import Augmentation, Batch
+from adtrain.augment import Augmentation, Batch, leading_moves, moved
 from adtrain.core import tree
 from adtrain.core.array import Value, array, from_numpy
 from adtrain.core.autodiff import value_and_grad
@@ -108,7 +108,8 @@ def train_step(
         mode = nn.Mode(training=True, rng=rng)
         batch = Batch(*gather_batch(images, labels, indices), network.unit)
         if augmentations:
-            batch = augment_batch(batch, augmentations, rng, network.dtype, state.step, steps_per_epoch)
+            epoch = epoch_of(state.step, steps_per_epoch)
+            batch = augment_batch(batch, augmentations, rng, network.dtype, epoch, images, indices)
 
         def loss_of(params: nn.Params) -> tuple[Value, tuple[Value, nn.State]]:
             outputs, statistics = network.outputs(params, state.statistics, batch.images, mode)
@@ -204,19 +205,31 @@ def gather_batch(images: Value, labels: Value, indices: Value) -> tuple[Value, V
         return ops.embedding(indices, images), ops.embedding(indices, labels)
 
 
+def epoch_of(step: Value, steps_per_epoch: int) -> Value:
+    """The number of complete epochs after so many steps: int64 ()."""
+    with scope("augment"):
+        return ops.floor_divide(step, steps_per_epoch)
+
+
 def augment_batch(
     batch: Batch,
     augmentations: Sequence[Augmentation],
     rng: Value,
     dtype: np.dtype[Any],
-    step: Value,
-    steps_per_epoch: int,
+    epoch: Value,
+    images: Value,
+    indices: Value,
 ) -> Batch:
-    """Convert the batch's images to `dtype` and apply the augmentations in their order."""
+    """Convert the batch's images to `dtype` and apply the augmentations in their order.
+
+    The batch has the examples `indices` (batch,) of all `images` (N, C, H, W).
+    """
     with scope("augment"):
-        epoch = ops.floor_divide(step, steps_per_epoch)
         batch = batch._replace(images=ops.astype(batch.images, dtype), stored=batch.images, epoch=epoch)
-        for change in augmentations:
+        moves = leading_moves(augmentations)
+        if moves:
+            batch = batch._replace(images=ops.astype(moved(batch, moves, rng, images, indices), dtype))
+        for change in augmentations[len(moves) :]:
             batch = change(batch, rng)
         return batch
 
