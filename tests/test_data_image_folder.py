@@ -224,6 +224,23 @@ def test_images_are_decoded_once_and_then_read_from_the_cache(
     assert len(decoded) == 16
 
 
+def test_a_relative_path_reads_what_the_absolute_one_has_cached(
+    folder: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "dog" / "a.png").write_bytes(b"no image")
+    save(folder / "dog" / "b.png")
+    first = read(folder, skip_broken=True)
+    monkeypatch.chdir(folder.parent)
+    found = read(Path(folder.name), skip_broken=True)
+    assert len(decoded) == 5
+    np.testing.assert_array_equal(found.train.images, first.train.images)
+    reason = "dog/a.png: found neither a PNG nor a JPEG image"
+    assert (first.skipped, found.skipped) == ((f"{folder}/{reason}",), (f"{folder.name}/{reason}",))
+    monkeypatch.chdir(folder)
+    assert read(Path(), skip_broken=True).skipped == (reason,)
+    assert len(decoded) == 5
+
+
 def test_a_folder_that_changes_is_decoded_again(folder: Path, decoded: list[str]) -> None:
     read(folder)
     image = folder / "cat" / "1.png"

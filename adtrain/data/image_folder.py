@@ -92,8 +92,8 @@ def read_folder(folder: Path, options: ImageOptions, known: Known = NOTHING) -> 
         lambda name: any(entry.is_dir() for entry in _entries(folder / name)),
     )
     states = list[str]()
-    files = tuple(None if part is None else _classes_in_folder(folder / part, folder, states) for part in parts)
-    return _read(folder, "\n".join(states), options, lambda: Listing(parts, files))
+    files = tuple(None if part is None else _classes_in_folder(part, folder, states) for part in parts)
+    return _read(folder, "\0".join(states), options, lambda: Listing(parts, files))
 
 
 def read_archive(path: Path, options: ImageOptions, known: Known = NOTHING) -> Parts:
@@ -115,13 +115,13 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         raise DataError(f"{folder}: cannot be read ({error.strerror or error})") from error
 
 
-def _classes_in_folder(part: Path, folder: Path, states: list[str]) -> Classes:
-    """The files of each class in the folder `part`, which is `folder` or a subfolder of it.
+def _classes_in_folder(part: str, folder: Path, states: list[str]) -> Classes:
+    """The files of each class in a part of `folder`.
 
-    What tells a file from an earlier one of its name is appended to `states`.
+    For each file its name and what tells it from an earlier one of that name are appended to `states`.
     """
     classes: Classes = {}
-    for entry in _entries(part):
+    for entry in _entries(folder / part):
         _require_within(entry, folder)
         if entry.is_dir():
             files = classes[entry.name] = []
@@ -131,12 +131,12 @@ def _classes_in_folder(part: Path, folder: Path, states: list[str]) -> Classes:
                     raise DataError(f"{file.path}: found no regular file, expected an image of class {entry.name!r}")
                 status = file.stat()
                 files.append(ImageFile(file.path, status.st_size))
-                times = status.st_mtime_ns, status.st_ctime_ns
-                states.append(f"{file.path}\0{status.st_size} {times[0]} {times[1]} {status.st_ino}")
+                state = status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+                states += [f"{part}/{entry.name}/{file.name}", *map(str, state)]
             if not files:
                 raise DataError(f"{entry.path}: found an empty folder, expected the images of class {entry.name!r}")
     if not classes:
-        raise DataError(f"{part}: found no subfolders, expected one per class")
+        raise DataError(f"{folder / part}: found no subfolders, expected one per class")
     return classes
 
 
@@ -261,7 +261,7 @@ class _Images(NamedTuple):
         classes: the names of the classes of all parts, in sorted order.
         parts: the folders of the parts, as in `Layout`.
         sizes: the numbers of images in the parts.
-        skipped: the errors of images that are left out.
+        skipped: of images that are left out the names, relative to the folder or archive, and the reasons.
         others: the names of files of other types.
     """
 
@@ -270,17 +270,18 @@ class _Images(NamedTuple):
     classes: Sequence[str]
     parts: Sequence[str | None]
     sizes: Sequence[int]
-    skipped: Sequence[str]
+    skipped: Sequence[tuple[str, str]]
     others: Sequence[str]
 
 
 def _read(place: Path, state: str, options: ImageOptions, listing: Callable[[], Listing]) -> Parts:
     """The parts of a folder or archive. The cache has the images of a `place` in its `state`."""
     found = _cached(place, state, options, listing)
-    for error in found.skipped:
+    skipped = [f"{place / name}: {reason}" for name, reason in found.skipped]
+    for error in skipped:
         _log.warning("adtrain: warning: skipped %s", visible(error))
     if found.others:
-        first, number = visible(found.others[0]), counted(len(found.others), "files")
+        first, number = visible(str(place / found.others[0])), counted(len(found.others), "files")
         warn(place, f"skipped {number} of other types than PNG and JPEG, such as {first}")
     train, _, test = found.parts
     if test in VALIDATION_FOLDERS:
@@ -291,7 +292,7 @@ def _read(place: Path, state: str, options: ImageOptions, listing: Callable[[], 
     return Parts(
         Part(found.pixels[:count], labels[:count], str(place / train)),
         None if test is None else Part(found.pixels[count:], labels[count:], str(place / test)),
-        tuple(found.skipped),
+        tuple(skipped),
         tuple(found.classes),
         validation_rows=found.sizes[1],
     )
@@ -326,14 +327,14 @@ def _decoded(place: Path, listing: Listing, options: ImageOptions) -> _Images:
         for file in files
     ]
     found, first = np.empty((0, 1, 0, 0), np.uint8), ""
-    labels, sizes, skipped, others = list[int](), [0, 0, 0], list[str](), list[str]()
+    labels, sizes, skipped, others = list[int](), [0, 0, 0], list[tuple[str, str]](), list[str]()
     decoded = decode_all([file for file, *_ in rows], Wanted(options.channels, options.image_size))
     for (file, label, part), image in zip(rows, decoded, strict=True):
         if isinstance(image, Unreadable):
             if not image.is_image and Path(file.name).suffix.lower() not in images.SUFFIXES:
-                others.append(file.name)
+                others.append(os.path.relpath(file.name, place))
             elif options.skip_broken:
-                skipped.append(image.problem)
+                skipped.append((os.path.relpath(file.name, place), image.problem.removeprefix(f"{file.name}: ")))
             else:
                 raise DataError(f"{image.problem}; data.skip_broken: true skips such images")
             continue
