@@ -102,12 +102,12 @@ class Network:
         if not self.views:
             return self.outputs(params, statistics, images, mode)[0]
         with scope("views"):
-            views = views_of(images, self.views)
-            batch = ops.concatenate(views, axis=0)
+            batch = views_of(images, self.views)
+            count = batch.shape[0] // images.shape[0]
         outputs, _ = self.outputs(params, statistics, batch, mode)
         with scope("views"):
-            by_view = ops.reshape(ops.log_softmax(outputs), (len(views), images.shape[0], outputs.shape[1]))
-            return ops.logsumexp(by_view, axis=0) - log(len(views))
+            by_view = ops.reshape(ops.log_softmax(outputs), (images.shape[0], count, outputs.shape[1]))
+            return ops.logsumexp(by_view, axis=1) - log(count)
 
     def predictions(self, params: nn.Params, statistics: nn.State, images: Value) -> Value:
         """The task's predictions for images (N, C, H, W): see `training.evaluation.predictions`."""
@@ -172,31 +172,24 @@ class Network:
         return ops.sum(ops.embedding(labels, weights))
 
 
-def views_of(images: Value, changes: Sequence[str]) -> list[Value]:
-    """The images (N, C, H, W), and their changes.
+def views_of(images: Value, changes: Sequence[str]) -> Value:
+    """The views of each image, one after the other: images (N, C, H, W) to (N * views, C, H, W).
 
-    With "shift" these are the images moved by one pixel to the top left, and to the bottom right, reflected at the
-    border; with "flip" also the mirror image of each view.
+    The first view is the image itself. With "shift" it is also moved by one pixel to the top left, and to the bottom
+    right, reflected at the border; with "flip" each view is also mirrored.
     """
-    views = [images]
+    count, channels, height, width = images.shape
+    places = np.arange(height * width).reshape(height, width)
+    views = [places]
     if "shift" in changes:
-        views += [_shifted(_shifted(images, 2, towards), 3, towards) for towards in (-1, 1)]
+        padded = np.pad(places, 1, mode="reflect")
+        views += [padded[2:, 2:], padded[:-2, :-2]]
     if "flip" in changes:
-        views += [ops.flip(view, axis=3) for view in views]
-    return views
-
-
-def _shifted(images: Value, axis: int, towards: int) -> Value:
-    """The images moved by one pixel along an axis, in the direction of lower (-1) or higher (1) positions."""
-    length = images.shape[axis]
-
-    def part(start: int, stop: int) -> Value:
-        starts, stops = [0] * 4, list(images.shape)
-        starts[axis], stops[axis] = start, stop
-        return ops.slice(images, starts, stops)
-
-    parts = part(1, length), part(length - 2, length - 1)
-    return ops.concatenate(parts if towards < 0 else (part(1, 2), part(0, length - 1)), axis=axis)
+        views += [view[:, ::-1] for view in views]
+    pixels = ops.reshape(images, (count, channels, height * width))
+    taken = ops.take(pixels, array(np.concatenate(views, axis=None).astype(np.uint32), device=images.device), axis=2)
+    by_view = ops.reshape(taken, (count, channels, len(views), height, width))
+    return ops.reshape(ops.transpose(by_view, (0, 2, 1, 3, 4)), (-1, channels, height, width))
 
 
 def _rows(outputs: Value) -> Value:
