@@ -12,14 +12,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import TypeAlias
 
 import numpy as np
 
-from adtrain.files import write_atomic
+from adtrain.core.errors import AdtrainError
+from adtrain.files import Content, write_atomic
 
 UNUSED_SECONDS = 30 * 86400
 # No build takes this long; an older build folder was left by a killed process.
@@ -29,6 +31,9 @@ BUILD_PREFIX = "build-"
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 """The content of a file."""
 
+STORE_THREAD = "adtrain-data-cache"
+"""The name of the threads of `Cache.store_later`."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -37,8 +42,11 @@ def digest(*parts: str) -> str:
     return _hexadecimal("\0".join(parts).encode(errors="surrogatepass"))
 
 
-def _hexadecimal(content: Buffer) -> str:
-    return hashlib.sha256(content).hexdigest()[:40]
+def _hexadecimal(content: Content | Buffer) -> str:
+    found = hashlib.sha256()
+    for part in (content,) if isinstance(content, (bytes, bytearray, memoryview)) else content:
+        found.update(part)
+    return found.hexdigest()[:40]
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,7 @@ class Cache:
         for path in self.folder.glob(f"{key}.*{suffix}"):
             path.unlink(missing_ok=True)
 
-    def store(self, key: str, suffix: str, content: bytes | bytearray) -> Path:
+    def store(self, key: str, suffix: str, content: Content) -> Path:
         """Store the content under the key. Raises AdtrainError if it cannot be written.
 
         A power failure may damage the file. The checksum in its name lets `find` detect that.
@@ -90,6 +98,18 @@ class Cache:
         path = self.folder / _name(key, content, suffix)
         write_atomic(path, content, durable=False)
         return path
+
+    def store_later(self, key: str, suffix: str, content: Content) -> None:
+        """Store the content in a thread, for which the process waits before it ends, unless the disk is full."""
+
+        def store() -> None:
+            with suppress(AdtrainError, OSError):
+                self.store(key, suffix, content)
+                self.prune()
+
+        if self.lasting:
+            with suppress(RuntimeError):  # the limit of threads is reached
+                Thread(target=store, name=STORE_THREAD).start()
 
     @contextmanager
     def locked(self, key: str) -> Iterator[None]:
@@ -119,7 +139,7 @@ class Cache:
                 continue
 
 
-def _name(key: str, content: Buffer, suffix: str) -> str:
+def _name(key: str, content: Content | Buffer, suffix: str) -> str:
     return f"{key}.{_hexadecimal(content)}{suffix}"
 
 

@@ -18,10 +18,10 @@ CLOSED, FULL, LOST = "closed", "full", "/dev/null"
 
 SERVER = """\
 import gc, importlib, json, os, signal, sys
-from adtrain.cli import main
+from adtrain.cli import COMMANDS, main, module_of
 
-for name in main.COMMANDS:
-    importlib.import_module(f"adtrain.cli.{name}")
+for name in COMMANDS:
+    importlib.import_module(module_of(name))
 
 def stream(what):
     if what == "closed":

@@ -120,7 +120,7 @@ def test_inspect_counts_images_of_a_validation_folder_apart_from_those_for_train
         ([], "data.label: missing, expected the name of the column of "),
         (["lable=species"], "--set data.lable: unknown key; did you mean label?"),
         (["label=species", "test=1.5"], "--set data.test: found 1.5, expected a number in [0, 1)"),
-        (["label=species", "channels=1"], "data.channels: an option of a folder of images, found a CSV file"),
+        (["label=species", "channels=1"], "data.channels: an option of an archive of images or a folder of images"),
     ],
 )
 def test_inspect_names_the_invalid_option(table: Path, settings: list[str], message: str) -> None:

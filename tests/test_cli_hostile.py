@@ -48,6 +48,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--resume", "NAME"),
         ("mlp", "--set", "sweep={training.seed: [1]}", "--by", "NAME"),
     ),
+    "lr-find": (("NAME",), ("mlp", "--from", "NAME"), ("mlp", "-o", "NAME/NAME")),
     "eval": (("NAME",), ("NAME", "--device", "NAME")),
     "predict": (("NAME", "NAME"),),
     "sample": (("NAME",), ("NAME", "--temperature", "NAME")),

@@ -14,7 +14,7 @@ import pytest
 from command_line import command, invoke
 from training_runs import write_config
 
-from adtrain.cli import COMMANDS
+from adtrain.cli import COMMANDS, module_of
 
 pytestmark = pytest.mark.unfused
 
@@ -60,6 +60,12 @@ USES: dict[str, dict[str, Use]] = {
             "test_cli_seeds.py",
         ),
         "quiet": ("no-such.yaml --quiet", "no-such.yaml", 2),
+    },
+    "lr-find tiny.yaml": {
+        **dict.fromkeys(("from", "to", "rates", "steps", "output", "json"), "test_cli_lr_find.py"),
+        "device": NO_GPU,
+        "set": ("--set optimizer=nothing", "unknown optimizer 'nothing'", 2),
+        "plugin": ("--plugin wrong.py", r"wrong.py:1: ValueError: wrong", 2),
     },
     "eval run": {
         "data": ("--data data", r"^test    loss .* of 30 images$"),
@@ -185,9 +191,7 @@ def commands(path: tuple[str, ...], found: click.Command) -> Iterator[tuple[str,
         yield from commands((*path, name), inner)
 
 
-ALL = [
-    found for name in COMMANDS for found in commands((name,), importlib.import_module(f"adtrain.cli.{name}").command)
-]
+ALL = [found for name in COMMANDS for found in commands((name,), importlib.import_module(module_of(name)).command)]
 ROWS = [(given, option, use) for given, uses in USES.items() for option, use in uses.items()]
 
 

@@ -17,7 +17,7 @@ from forked_commands import CLOSED, FULL, Case, Commands
 from training_runs import write_config
 
 import adtrain
-from adtrain.cli import COMMANDS, main
+from adtrain.cli import COMMANDS, main, module_of
 from adtrain.cli.options import OutputFile
 from adtrain.cli.output import BROKEN_PIPE
 from adtrain.signals import USAGE
@@ -121,7 +121,7 @@ def outputs() -> Iterator[tuple[str, click.Parameter, list[str]]]:
 
 
 def load(name: str) -> click.Command:
-    found: click.Command = importlib.import_module(f"adtrain.cli.{name}").command
+    found: click.Command = importlib.import_module(module_of(name)).command
     return found
 
 
@@ -199,6 +199,7 @@ def test_a_binary_file_is_not_written_to_a_terminal(
 
 SAMPLES = {
     "graph": ("graph smoke --format dot -o", "digraph"),
+    "lr-find": ("lr-find tiny.yaml --device cpu --rates 3 --steps 1 -o", "<svg xmlns="),
     "report": ("report run -o", "<!DOCTYPE html>"),
     "export": ("export run --format safetensors", '{"'),
     "data inspect": ("data inspect data --contact-sheet", "\x89PNG"),

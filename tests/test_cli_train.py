@@ -187,7 +187,7 @@ def test_the_resolved_config_trains_again_to_the_same_model_from_any_folder(
         ),
         (
             ["--set", "data.path=nowhere"],
-            "nowhere: found nothing, expected a .csv, .tsv, .npz or .txt file, or a folder",
+            "nowhere: found nothing, expected a .csv, .tsv, .npz, .txt, .zip, .tar, ",
         ),
         (["--set", "optimizer.adam.lr=.nan"], "--set optimizer.adam.lr: found"),
         (["--set", "nonsense"], "--set nonsense: found no key=value, expected one such as"),

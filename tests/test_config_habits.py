@@ -42,6 +42,9 @@ def problems(folder: Path, text: str) -> list[str]:
         ("epochs: 1", "epochs: 1, loss: mse", "training.loss: unknown key; did you mean loss at the top level?"),
         ("size: 8", "size: 8, shuffle: true", "data.shuffle: unknown key; the images of each epoch are always in a new "
          "random order; remove it"),
+        ("name", "eval: {views: [flip]}\nname", "eval: unknown key; did you mean data.views?"),
+        ("size: 8", "size: 8, augment: [RandomHorizontalFlip]",
+         "data.augment[0]: unknown augmentation 'RandomHorizontalFlip'; did you mean flip?"),
         ("linear: 10", "Dense: 10", "model.layers[0]: unknown layer 'Dense'; did you mean linear?"),
         ("linear: 10", "Conv2D: 10", "model.layers[0]: unknown layer 'Conv2D'; did you mean conv2d?"),
         ("linear: 10", "linear: {out_features: 10, in_feature: 784}",

@@ -98,7 +98,7 @@ def launched(host: Host, program: Program, known: dict[Any, np.ndarray], *launch
     return results
 
 
-def assert_near(found: list[np.ndarray], expected: list[np.ndarray], tolerance: float) -> None:
+def assert_near(found: Sequence[np.ndarray], expected: Sequence[np.ndarray], tolerance: float) -> None:
     for x, y in zip(found, expected, strict=True):
         error = np.linalg.norm(np.subtract(x, y, dtype=np.float64))
         assert error <= tolerance * np.linalg.norm(y.astype(np.float64)), (x.shape, error)

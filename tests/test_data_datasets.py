@@ -98,13 +98,13 @@ def test_a_label_outside_the_classes_of_the_catalogue_is_refused(
 def test_a_wrong_name_or_path_is_refused(tmp_path: Path) -> None:
     with pytest.raises(data.DataError, match="unknown data set 'minst'; known: mnist"):
         data.load("minst")
-    with pytest.raises(data.DataError, match=r"found nothing, expected a .csv, .tsv, .npz or .txt file, or a folder"):
+    with pytest.raises(data.DataError, match=r"found nothing, expected a .csv, .tsv, .npz, .txt, .zip, .tar, "):
         data.load(path=tmp_path / "none")
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(
         data.DataError,
-        match=r"found a file without an extension, expected a .csv, .tsv, .npz or .txt file, or a folder",
+        match=r"found a file without an extension, expected a .csv, .tsv, .npz, .txt, .zip, .tar, ",
     ):
         data.load(path=file)
     with pytest.raises(data.DataError, match="either the name of a data set or a path"):

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
+import tarfile
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -209,21 +211,68 @@ def test_emnist_images_are_transposed(tmp_path: Path) -> None:
     assert not (tmp_path.parent / "escaped").exists()
 
 
-def test_cifar10_archive_is_read_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import io
-    import tarfile
+CIFAR_FOLDERS = {"cifar-10": "cifar-10-batches-bin", "cifar-100": "cifar-100-binary"}
 
-    monkeypatch.setattr(catalogue, "CIFAR_FILE", 2 * catalogue.CIFAR_RECORD)
-    records = np.random.default_rng(0).integers(0, 256, (12, catalogue.CIFAR_RECORD), dtype=np.uint8)
-    names = ["test_batch.bin", *(f"data_batch_{i}.bin" for i in range(1, 6))]
-    with tarfile.open(tmp_path / "cifar-10-binary.tar.gz", "w:gz") as archive:
-        for i, name in enumerate(names):
-            info = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
-            info.size = catalogue.CIFAR_FILE
-            archive.addfile(info, io.BytesIO(records[2 * i : 2 * i + 2].tobytes()))
-    found = dict(catalogue.CIFAR10.arrays(tmp_path))
-    np.testing.assert_array_equal(found["train-labels-idx1-ubyte"], records[2:, 0])
-    np.testing.assert_array_equal(found["t10k-images-idx4-ubyte"], records[:2, 1:].reshape(2, 3, 32, 32))
-    (tmp_path / "cifar-10-binary.tar.gz").write_bytes(b"no archive")
-    with pytest.raises(DataError, match=r"cifar-10-binary.tar.gz: cannot be read"):
-        dict(catalogue.CIFAR10.arrays(tmp_path))
+
+def cifar_archive(name: str, records: dict[str, np.ndarray]) -> bytes:
+    """An archive in the form of the original one, with other files beside those of the records."""
+    content = io.BytesIO()
+    others = {"batches.meta.txt": b"airplane", "../escaped": b"x"}
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
+        for file, stored in {**others, **{file: array.tobytes() for file, array in records.items()}}.items():
+            info = tarfile.TarInfo(f"{CIFAR_FOLDERS[name]}/{file}")
+            info.size = len(stored)
+            archive.addfile(info, io.BytesIO(stored))
+    return content.getvalue()
+
+
+def small_cifar(name: str) -> tuple[Entry, dict[str, np.ndarray]]:
+    """The entry of the catalogue for 20 training images and 2 test images, and the records of its files."""
+    entry = replace(catalogue.CATALOGUE[name], train_images=20, test_images=2)
+    rng, labels = np.random.default_rng(0), 1 if name == "cifar-10" else 2
+    counts = {"test_batch.bin": 2, **{f"data_batch_{i}.bin": 4 for i in (5, 4, 3, 2, 1)}}
+    records = {}
+    for file, count in counts.items() if name == "cifar-10" else {"test.bin": 2, "train.bin": 20}.items():
+        records[file] = rng.integers(0, 256, (count, labels + 3 * 32 * 32), dtype=np.uint8)
+        records[file][:, labels - 1] = rng.integers(0, len(entry.classes), count)
+    return entry, records
+
+
+@pytest.mark.parametrize("name", CIFAR_FOLDERS)
+def test_cifar_is_fetched_from_its_binary_archive(
+    name: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalogue, "cache_home", lambda: tmp_path)
+    entry, records = small_cifar(name)
+    server.files = {f"{name}-binary.tar.gz": cifar_archive(name, records)}
+    monkeypatch.setitem(catalogue.CATALOGUE, name, entry)
+    refused = invoke("data", "fetch", name, "--mirror", server.url)
+    assert refused.exit_code == 2
+    assert "binary.tar.gz: found a file with MD5" in refused.stderr  # the archive is not the original one
+
+    assert entry.source is not None
+    md5 = hashlib.md5(server.files[f"{name}-binary.tar.gz"]).hexdigest()
+    source = replace(entry.source, downloads=(replace(entry.source.downloads[0], md5=md5),))
+    monkeypatch.setitem(catalogue.CATALOGUE, name, replace(entry, source=source))
+    folder = Path(invoke("data", "fetch", name, "--mirror", server.url).stdout.strip())
+    assert sorted(path.name for path in folder.parent.iterdir()) == [name]
+    labels = 1 if name == "cifar-10" else 2
+    train = np.concatenate([records[file] for file in sorted(records) if not file.startswith("test")])
+    found = data.load(name)
+    np.testing.assert_array_equal(np.asarray(found.train.images), train[:, labels:].reshape(-1, 3, 32, 32))
+    np.testing.assert_array_equal(found.train.labels, train[:, labels - 1])
+    assert len(found.test) == 2
+    assert invoke("data", "verify", name).stdout.count(": ok\n") == 4
+    assert "20 training" in invoke("data", "inspect", name).stdout
+    assert f"dataset: {name}\n" in invoke("new", name).stdout
+
+
+def test_a_damaged_cifar_archive_is_refused(tmp_path: Path) -> None:
+    entry, records = small_cifar("cifar-100")
+    assert entry.source is not None
+    good = cifar_archive("cifar-100", records)
+    missing = cifar_archive("cifar-100", {"test.bin": records["test.bin"]})
+    for content in (b"no archive", good[: len(good) // 2], missing):
+        (tmp_path / "cifar-100-binary.tar.gz").write_bytes(content)
+        with pytest.raises(DataError, match=r"cifar-100-binary.tar.gz: cannot be read"):
+            dict(entry.source.arrays(tmp_path))

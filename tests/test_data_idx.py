@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from idx_files import CODES, idx_bytes, write_idx
 
-from adtrain.cache import open_cache
+from adtrain.cache import STORE_THREAD, open_cache
 from adtrain.data import DataError, idx
 
 arrays = st.sampled_from(sorted(CODES)).flatmap(
@@ -55,7 +55,7 @@ def test_a_large_compressed_file_is_decompressed_once(tmp_path: Path, monkeypatc
         decompressed.clear()
         np.testing.assert_array_equal(idx.read(path), content)
         assert len(decompressed) == times
-        for thread in [thread for thread in threading.enumerate() if thread.name == idx.STORE_THREAD]:
+        for thread in [thread for thread in threading.enumerate() if thread.name == STORE_THREAD]:
             thread.join()
     for stored in (tmp_path / "cache/adtrain/data").iterdir():
         stored.write_bytes(bytes(len(array.tobytes())))
@@ -72,7 +72,7 @@ def test_a_cached_file_of_the_wrong_length_is_decompressed_again(
 
     def read() -> list[Path]:
         np.testing.assert_array_equal(idx.read(path), array)
-        for thread in [thread for thread in threading.enumerate() if thread.name == idx.STORE_THREAD]:
+        for thread in [thread for thread in threading.enumerate() if thread.name == STORE_THREAD]:
             thread.join()
         return list((tmp_path / "cache/adtrain/data").iterdir())
 

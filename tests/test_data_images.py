@@ -7,7 +7,7 @@ import pytest
 from PIL import ExifTags, Image
 
 from adtrain.data import DataError
-from adtrain.data.images import read_header, read_image, resized
+from adtrain.data.images import read_image, resized
 
 RNG = np.random.default_rng(0)
 
@@ -48,7 +48,7 @@ def test_an_image_is_turned_upright_as_its_exif_orientation_says(tmp_path: Path,
     path = tmp_path / f"image{suffix}"
     Image.fromarray(np.ascontiguousarray(stored)).save(path, exif=exif, quality=100)
     np.testing.assert_allclose(read_image(path, 1)[0].astype(int), upright.astype(int), atol=3)
-    assert read_header(path) == (1, *upright.shape)
+    assert read_image(path).shape == (1, *upright.shape)
 
 
 def test_an_opaque_alpha_channel_is_dropped_and_transparency_refused(tmp_path: Path) -> None:
@@ -96,10 +96,37 @@ def test_resizing_averages_the_pixels_that_a_new_pixel_covers() -> None:
     assert abs(float(found.mean()) - 100) < 2
 
 
-def test_pixels_of_16_bits_are_refused(tmp_path: Path) -> None:
-    path = save(tmp_path / "deep.png", np.full((4, 5), 300, np.uint16))
-    with pytest.raises(DataError, match=r"found pixels of kind I.*, expected 8-bit grey or RGB"):
-        read_image(path, 1)
+@pytest.mark.parametrize("channels", [None, 1, 3])
+def test_of_16_bits_the_high_byte_is_kept(tmp_path: Path, channels: int | None) -> None:
+    pixels = RNG.integers(0, 1 << 16, (4, 5), dtype=np.uint16)
+    found = read_image(save(tmp_path / "deep.png", pixels), channels)
+    np.testing.assert_array_equal(found, np.stack([pixels >> 8] * (channels or 1)))
+    assert found.dtype == np.uint8
+
+
+def test_pixels_of_16_bits_that_use_the_low_byte_only_are_refused(tmp_path: Path) -> None:
+    black = np.zeros((4, 5), np.uint16)
+    assert read_image(save(tmp_path / "black.png", black)).max() == 0
+    with pytest.raises(DataError, match=r"found pixels of 16 bits, of at most 255 of 65535: all of them are black; "):
+        read_image(save(tmp_path / "low.png", black + np.uint16(255)))
+
+
+def test_a_palette_is_looked_up(tmp_path: Path) -> None:
+    colours = RNG.integers(0, 256, (256, 3), dtype=np.uint8)
+    indices = RNG.integers(0, 256, (4, 5), dtype=np.uint8)
+    image = Image.fromarray(indices, "L").convert("P")
+    image.putdata(indices.ravel().tolist())
+    image.putpalette(colours.ravel().tolist())
+    image.save(tmp_path / "palette.png")
+    np.testing.assert_array_equal(read_image(tmp_path / "palette.png"), colours[indices].transpose(2, 0, 1))
+
+
+def test_cmyk_becomes_rgb(tmp_path: Path) -> None:
+    inks = np.kron(RNG.integers(0, 256, (2, 2, 4)), np.ones((16, 16, 1))).astype(np.uint8)
+    Image.fromarray(inks, "CMYK").save(tmp_path / "inks.jpg", quality=100, subsampling=0)
+    left = 1 - inks.astype(float) / 255
+    expected = 255 * left[..., :3] * left[..., 3:]
+    np.testing.assert_allclose(read_image(tmp_path / "inks.jpg").transpose(1, 2, 0), expected, atol=4)
 
 
 def test_other_numbers_of_channels_are_refused(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def options(command: click.Command) -> set[str]:
 @pytest.mark.parametrize("document", [name for name in DOCUMENTS if "worklog" not in name])
 def test_the_commands_in_a_document_exist_with_their_options(document: str) -> None:
     context = click.Context(main.cli)
-    for name, rest in re.findall(r"(?:`|^|\$ |&& )adtrain ([a-z]+)([^`\n]*)", text_of(document), re.MULTILINE):
+    for name, rest in re.findall(r"(?:`|^|\$ |&& )adtrain ([a-z][a-z-]*)([^`\n]*)", text_of(document), re.MULTILINE):
         command = main.cli.get_command(context, name)
         assert command is not None, f"adtrain {name}"
         assert set(re.findall(r"--[a-z][\w-]*", rest)) - options(command) == set(), f"adtrain {name}{rest}"

@@ -427,7 +427,7 @@ def test_a_class_that_is_registered_twice_by_one_line_is_replaced(here: Path) ->
     assert FAMILIES["layer"]["again"].target is Again
     with pytest.raises(OptionError, match=r"the name is taken at .*test_plugins.py:\d+; choose another at .*\.py"):
         ad.register.layer("again")(Again)
-    with pytest.raises(OptionError, match=r"not a subclass of adtrain\.augment\.Augmentation"):
+    with pytest.raises(OptionError, match=r"not a subclass of adtrain\.augment\.batch\.Augmentation"):
         ad.register.augment("bright")(Again)
 
 

@@ -98,6 +98,17 @@ def test_a_member_agrees_with_its_own_training(folder: Path, optimizer: str, swe
                 np.testing.assert_allclose(np.asarray(x)[row], expected.numpy(), rtol=1e-3, atol=1e-5)
 
 
+def test_members_are_augmented_as_in_their_own_trainings(folder: Path) -> None:
+    augment = "data.augment=[crop: {padding: 2, padding_mode: reflect}, flip: {alternate: true}, cutmix]"
+    settings = VALIDATED, "training.epochs=2", "training.final_model=last", augment
+    (group,) = groups(folder, "{training.seed: [3, 4]}", "optimizer={sgd: {lr: 0.1}}", *settings)
+    together = trained(group, group.members)
+    for row, member in enumerate(group.members):
+        alone = training.run(training.prepare(member.config)).state
+        for x, expected in zip(tree.leaves(together.state), tree.leaves(alone), strict=True):
+            np.testing.assert_allclose(np.asarray(x)[row], expected.numpy(), rtol=1e-3, atol=1e-5)
+
+
 def test_members_of_other_shapes_or_options_are_other_groups(folder: Path) -> None:
     sweep = "{model.layers.0.linear: [8, 9], data.batch_size: [16, 32], optimizer.adam.lr: [0.1, 0.2]}"
     assert [[x.number for x in group.members] for group in groups(folder, sweep)] == [[0, 1], [2, 3], [4, 5], [6, 7]]

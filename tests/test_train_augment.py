@@ -22,6 +22,11 @@ from adtrain.training.step import empty_log, repeated
 pytestmark = pytest.mark.unfused
 
 ALL = "data.augment=[crop: 1, flip, affine: {rotation: 10, shift: 0.1}, noise: 0.1, cutout: 2, mixup: 0.5]"
+FURTHER = (
+    "data.augment=[crop: {padding: 2, padding_mode: reflect}, random_resized_crop, flip: {alternate: true}, "
+    "vertical_flip, color_jitter: {brightness: 0.4, contrast: 0.4}, cutmix]"
+)
+ALTERNATE = "data.augment=[flip: {alternate: true}]"
 PLAIN = ("training.precision=float64", "optimizer={sgd: {lr: 1.0}}")
 DROPOUT = "[dropout: 0.5, linear: 3]"
 
@@ -103,10 +108,34 @@ def test_random_numbers_differ_between_steps_and_repeat_between_runs(tmp_path: P
     assert float(no_learning.train_step(state, seed, *batch)[1].loss) != float(first.loss)
 
 
-def test_augmented_steps_are_bit_identical_eager_staged_and_fused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shards", [1, 2])
+def test_an_alternating_flip_alternates_after_each_epoch(tmp_path: Path, shards: int) -> None:
+    experiment = prepare(tmp_path, *PLAIN, ALTERNATE, "model.input=[1, 6, 6]", f"data.shards={shards}",
+                         layers="[flatten, linear: 3]")  # fmt: skip
+    examples, count = training.on_device(experiment.train, "cpu"), 16
+    state, network = experiment.initial_state("cpu"), experiment.network
+    pixels, labels = ad.array(experiment.train.images[:count].astype("f8")), ad.array(experiment.train.labels[:count])
+    stored = ad.array(experiment.train.images[:count])
+    losses = []
+    for epoch in range(3):
+        for step in (epoch * experiment.steps_per_epoch, (epoch + 1) * experiment.steps_per_epoch - 1):
+            at = state._replace(optimizer={**state.optimizer, "step": ad.array(np.int64(step))})
+            given = tree.map(lambda x: ad.array(x, device="cpu"), experiment.divided(tree.map(np.asarray, at)))
+            batches = examples.batches(np.arange(count)), experiment.batch_arguments(count)
+            _, metrics = experiment.train_step(given, experiment.seed("cpu"), *batches[0], *batches[1])
+            losses.append(float(metrics.loss))
+        batch = Batch(pixels, labels, network.unit, stored=stored, epoch=ad.array(np.int64(epoch)))
+        flipped = config.build.augmentations(experiment.config)[0](batch, ops.rng_state(0, 0)).images
+        outputs, _ = network.outputs(state.params, {}, flipped, ad.nn.Mode(training=False))
+        assert losses[-2:] == pytest.approx([float(network.loss_of(outputs, labels))] * 2, rel=1e-12)
+    assert losses[0] == losses[-1] != losses[2]
+
+
+@pytest.mark.parametrize("augment", [ALL, FURTHER])
+def test_augmented_steps_are_bit_identical_eager_staged_and_fused(tmp_path: Path, augment: str) -> None:
     convolution = "conv2d: {out_channels: 4, kernel_size: 3}, batch_norm2d, relu, max_pool2d: 2"
     layers = f"[{convolution}, flatten, dropout: 0.5, linear: 3]"
-    experiment = prepare(tmp_path, "model.input=[1, 6, 6]", ALL, layers=layers)
+    experiment = prepare(tmp_path, "model.input=[1, 6, 6]", augment, layers=layers)
     order = np.arange(48).reshape(3, 16)
     found = []
     for mode in Mode:
@@ -140,6 +169,14 @@ def test_evaluation_is_not_augmented_and_training_draws_in_the_scope_augment(tmp
     assert scores[0] == scores[1]
 
 
+def test_crops_and_flips_are_one_gather_from_the_data_set(tmp_path: Path) -> None:
+    moves = "crop: {padding: 2, padding_mode: reflect}, flip: {alternate: true}, vertical_flip"
+    experiment = replace(prepare(tmp_path, f"data.augment=[{moves}]"), mode=Mode.STAGED)
+    gathers = [e for e in experiment.step_program().equations if e.name in ("take", "take_along_axis", "flip", "pad")]
+    pixels = [e for e in gathers if e.inputs[0].type.dtype == np.uint8 and e.outputs[0].size == 16 * 36]
+    assert [e.scope for e in pixels] == ["input", "augment"]  # the first one is for the sums of the pixels
+
+
 def test_step_costs_have_a_row_for_augmentation(tmp_path: Path) -> None:
     rows = {row.name: row for row in training.step_costs(prepare(tmp_path, ALL)).layers}
     assert set(list(rows)[:3]) == {"input", "random", "augment"}
@@ -161,6 +198,13 @@ def test_step_costs_have_a_row_for_augmentation(tmp_path: Path) -> None:
         ("[noise: -0.1]", "data.augment[0].noise.deviation: found -0.1, expected a number in [0, 3.4e38]"),
         ("[cutout: 0]", "data.augment[0].cutout.size: found 0, expected an integer in [1, 2^31)"),
         ("[mixup: 0]", "data.augment[0].mixup.alpha: found 0, expected a number in (0, 3.4e38]"),
+        ("[mixup, cutmix]", "data.augment[1] cutmix: found with another one that mixes images, expected one of them"),
+        ("[flip: {probability: 0.3, alternate: true}]",
+         "data.augment[0] flip: probability is 0.3, expected 0.5 with alternate"),
+        ("[random_resized_crop: {ratio: [2, 1]}]",
+         "data.augment[0] random_resized_crop: ratio is [2.0, 1.0], expected the lower number first"),
+        ("[color_jitter]",
+         "data.augment[0] color_jitter: found nothing to do, expected brightness, contrast, saturation or hue above 0"),
     ],
 )  # fmt: skip
 def test_the_error_of_a_wrong_augmentation_names_its_key(tmp_path: Path, augment: str, message: str) -> None:
@@ -177,6 +221,13 @@ def test_the_error_of_a_wrong_augmentation_names_its_key(tmp_path: Path, augment
         (["data.augment=[cutout: 7]"], "data.augment[0]: cutout: size 7 is larger than an image of 6x6"),
         (["data.augment=[mixup]", "data.batch_size=1"],
          "data.augment[0]: mixup: found batches of 1 image, expected at least 2"),
+        (["data.augment=[cutmix]", "data.batch_size=1"],
+         "data.augment[0]: cutmix: found batches of 1 image, expected at least 2"),
+        (["data.augment=[crop: {padding: 6, padding_mode: reflect}]"],
+         "data.augment[0]: crop: padding is 6, expected less than the sides of an image, 6x6"),
+        (["data.augment=[color_jitter: {hue: 0.1}]"],
+         "data.augment[0]: color_jitter: found 1 channels, expected images of 1 or 3 channels, and of 3 for saturation "
+         "and hue"),
     ],
 )  # fmt: skip
 def test_an_augmentation_that_does_not_fit_the_images_is_refused(
@@ -187,7 +238,13 @@ def test_an_augmentation_that_does_not_fit_the_images_is_refused(
     assert str(error.value) == f"--set data.augment: {message}"
 
 
-@pytest.mark.parametrize("augment", ["crop: 0", "flip", "affine: 3", "cutout: 1"])
+@pytest.mark.parametrize(
+    "augment",
+    [
+        *("crop: 0", "random_resized_crop", "flip", "vertical_flip", "affine: 3"),
+        *("color_jitter: {contrast: 1}", "cutout: 1", "cutmix"),
+    ],
+)
 def test_geometric_augmentations_refuse_tabular_rows(augment: str) -> None:
     (change,) = config.build.augmentations(config.load("smoke", [f"data.augment=[{augment}]"]))
     with pytest.raises(ad.ShapeError, match=rf"{change.kind()}: found rows of 4 numbers, expected images \[C, H, W\]"):

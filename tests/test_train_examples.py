@@ -72,7 +72,8 @@ def test_streamed_training_equals_resident_training_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
     def train() -> tuple[list[np.ndarray], object]:
-        result = training.run(prepare(tmp_path, "data.validation=0.2", "training.epochs=2"))
+        augment = "data.augment=[crop: {padding: 2, padding_mode: reflect}, flip: {alternate: true}]"
+        result = training.run(prepare(tmp_path, "data.validation=0.2", "training.epochs=2", augment))
         return [x.numpy() for x in tree.leaves(result.state)], (result.train, result.validation, result.test)
 
     expected = train()

@@ -58,10 +58,11 @@ CASES = {
         2, [(1, False), (2, True)], [*EVEN, "training.epochs=1", "optimizer={muon: {rest: {sgd: 0.1}}}",
         "training.average={lookahead: {steps: 2}}", "schedule={plateau: {warmup_steps: 2}}"],
     ),
-    "mixup, momentum, clipping by value, early stopping": (
+    "alternating flip, mixup, momentum, clipping by value, early stopping": (
         2,
         both(2),
-        [*EVEN, "data.augment=[{mixup: 0.2}]", "optimizer={sgd: {lr: 0.3, momentum: 0.9, weight_decay: 0.01}}",
+        [*EVEN, "data.augment=[flip: {alternate: true}, mixup: 0.2]",
+         "optimizer={sgd: {lr: 0.3, momentum: 0.9, weight_decay: 0.01}}",
          "training.clip_value=0.1", "training.epochs=9", "training.early_stopping={patience: 1}"],
     ),
 }  # fmt: skip

@@ -289,7 +289,7 @@ def test_a_dry_run_of_a_text_counts_sequences(tmp_path: Path) -> None:
             "position 0 depends on the input at position 8",
         ),
         (None, ["model.input=[8]"], "model.input: found [8], expected [9], the length of a sequence (data.length)"),
-        (None, ["data.image_size=[8, 8]"], "data.image_size: an option of a folder of images, found a text file"),
+        (None, ["data.image_size=[8, 8]"], "data.image_size: an option of an archive of images or a folder of images"),
         (None, ["data.test=0"], "data.test: missing, TEXT has no test part"),
         (None, ["training.best_by=validation_rmse"], "expected train_ or validation_ with one of loss, perplexity"),
     ],

@@ -1,10 +1,14 @@
-"""The command line interface: the table of commands. Each is a module of this package, imported when it is called."""
+"""The command line interface: the table of commands.
+
+Each is a module of this package, which is imported when it is called.
+"""
 
 from __future__ import annotations
 
 COMMANDS = {
     "train": "Train the network that a config describes.",
     "sweep": "Train many variants of a config together, and rank them.",
+    "lr-find": "Propose a learning rate: try many at once, and draw their losses.",
     "eval": "Measure loss and metrics of a trained run on the test set.",
     "predict": "Apply a trained run to images, rows of tables or texts.",
     "sample": "Write text with a run that was trained on text.",
@@ -22,5 +26,10 @@ COMMANDS = {
 }
 """The commands of `adtrain`, in the order of its help."""
 
-EARLY = ("train", "eval", "sweep")
+EARLY = ("train", "eval", "sweep", "lr-find")
 """Those that start the GPU, if there is one, while their modules are imported."""
+
+
+def module_of(name: str) -> str:
+    """The name of the module of a command."""
+    return f"adtrain.cli.{name.replace('-', '_')}"

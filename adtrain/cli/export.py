@@ -26,6 +26,7 @@ from adtrain.cli.output import STDOUT, note_epoch, print_json, show, write_file
 from adtrain.config import is_sweep
 from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError
+from adtrain.data.errors import warn
 from adtrain.data.statistics import offsets
 from adtrain.export import onnx_graph, onnx_model, torch_weights
 from adtrain.export.onnx_graph import ValueType
@@ -186,6 +187,8 @@ def command(
         raise click.UsageError(f"--member is for a sweep, and {run} is none")
     trained = model_file.load(run, trust=trust)
     note_epoch(run)
+    if trained.config.data.views and suffix != ".safetensors":
+        warn(run, "the file has no data.views: its predictions are those for the image itself")
     contents, about, lines = FORMATS[suffix](trained, output, options)
     for path, content in contents.items():
         write_file(path, content)

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import click
 
 from adtrain import __version__, docstrings, plugins
-from adtrain.cli import COMMANDS
+from adtrain.cli import COMMANDS, module_of
 from adtrain.cli.output import BROKEN_PIPE, broken_pipes, close_stdout, open_streams, print_warnings, silence
 from adtrain.cli.output import message as print_message
 from adtrain.core import timeline
@@ -59,7 +59,7 @@ class Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         with timeline.during("imports"):
-            command: click.Command = importlib.import_module(f"adtrain.cli.{cmd_name}").command
+            command: click.Command = importlib.import_module(module_of(cmd_name)).command
         if not gc.isenabled():
             gc.freeze()  # modules live until exit: the collector can skip them
             gc.enable()

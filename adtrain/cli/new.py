@@ -14,7 +14,8 @@ from adtrain import config, data
 from adtrain.cli.options import set_data_option
 from adtrain.cli.output import show
 from adtrain.config.document import Data
-from adtrain.data import DataError, DataOptionError, DataSet, csv_file, csv_table, formats, images
+from adtrain.data import DataError, DataOptionError, DataSet, csv_file, csv_table, formats
+from adtrain.data.image_folder import ImageOptions
 from adtrain.text import counted
 from adtrain.training.preparation import prepare
 
@@ -138,8 +139,9 @@ def _loaded(keys: dict[str, Any]) -> DataSet:
     path = keys.get("path")
     try:
         found = load()
-        is_folder = path and formats.format_of(Path(path).expanduser(), keys.get("format")) is images.FORMAT
-        if not is_folder or "image_size" in keys or max(found.train.images.shape[2:]) <= MOST_SIDE:
+        format_ = formats.format_of(Path(path).expanduser(), keys.get("format")) if path else None
+        of_images = format_ is not None and format_.options is ImageOptions
+        if not of_images or "image_size" in keys or max(found.train.images.shape[2:]) <= MOST_SIDE:
             return found
     except DataOptionError as error:
         if error.option != "image_size":

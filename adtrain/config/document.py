@@ -35,6 +35,7 @@ from adtrain.config.values import (
     Seed,
     Sha256,
     Shards,
+    View,
 )
 from adtrain.data import text_file
 from adtrain.data.formats import FORMATS, Options, of_name
@@ -108,6 +109,11 @@ class Data(_Files):
         False, description="mse, l1, huber: train on targets minus their mean, divided by their standard deviation"
     )
     augment: list[Augmentation] | None = Field(None, description="random changes of each training batch, in this order")
+    views: list[View] | None = Field(
+        None,
+        description="changes of each evaluated image, whose probabilities are averaged: flip adds mirror images, shift "
+        "moves by one pixel",
+    )
 
     @property
     def options(self) -> Options:

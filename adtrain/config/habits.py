@@ -31,6 +31,7 @@ KEYS = {
     **dict.fromkeys(("validation_split", "val_split", "val_size", "validation_fraction"), "data.validation"),
     **dict.fromkeys(("test_split", "test_size"), "data.test"),
     **dict.fromkeys(("augmentation", "augmentations", "transforms"), "data.augment"),
+    **dict.fromkeys(("eval", "evaluation", "tta", "test_time_augmentation"), "data.views"),
     **dict.fromkeys(("block_size", "seq_len", "seq_length", "sequence_length", "context_length"), "data.length"),
     **dict.fromkeys(("scheduler", "lr_scheduler"), "schedule"),
     **dict.fromkeys(("param_groups", "paramwise_cfg"), "parameter_groups"),
@@ -81,8 +82,15 @@ NAMES = {
     **dict.fromkeys(("wsd", "warmup_stable_decay"), "trapezoid"),
     **dict.fromkeys(("reducelronplateau", "reduce_on_plateau"), "plateau"),
     "steplr": "step",
+    **dict.fromkeys(("randomhorizontalflip", "horizontal_flip", "hflip"), "flip"),
+    **dict.fromkeys(("randomverticalflip", "vflip"), "vertical_flip"),
+    **dict.fromkeys(("randomcrop", "random_crop"), "crop"),
+    **dict.fromkeys(("randomaffine", "randomrotation", "rotation"), "affine"),
+    **dict.fromkeys(("randomerasing", "random_erasing"), "cutout"),
+    "randomresizedcrop": "random_resized_crop",
+    "colorjitter": "color_jitter",
 }
-"""The name of a layer, loss or schedule for a name of another system."""
+"""The name of a layer, loss, schedule or augmentation for a name of another system."""
 
 COMMAND = "the command line has it: --device gpu"
 GATES = "gates have a sigmoid, states tanh; remove it"
@@ -146,7 +154,7 @@ def of_key(path: PathParts, root: Node, names: Sequence[str]) -> str | None:
 
 
 def of_name(name: str, names: Sequence[str]) -> str | None:
-    """A hint for the unknown name of a layer, loss or schedule; None without one."""
+    """A hint for the unknown name of a layer, loss, schedule or augmentation; None without one."""
     word, space, option = name.partition(" ")
     if space and word in names:
         return f"did you mean {word}: {option.strip()}?"

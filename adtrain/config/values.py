@@ -79,6 +79,8 @@ def one_of(literal: Any) -> Any:
 if TYPE_CHECKING:
     Precision: TypeAlias = str
     FinalModel: TypeAlias = str
+    View: TypeAlias = str
 else:
     Precision = one_of(Literal["float32", "tf32", "bfloat16", "float64"])
     FinalModel = one_of(Literal["best", "last"])
+    View = one_of(Literal["flip", "shift"])

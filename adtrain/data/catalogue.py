@@ -90,37 +90,59 @@ def _emnist(folder: Path) -> Arrays:
         raise DataError(f"{archive}: cannot be read ({error})") from error
 
 
-def _cifar10(folder: Path) -> Arrays:
-    """Records of a label and 3 x 32 x 32 pixels, in five training files and one test file."""
-    import tarfile
+def cifar(archive: str, md5: str, files: Sequence[Sequence[str]], labels: int) -> Source:
+    """The binary version of CIFAR-10 or CIFAR-100; `files` are those of the training part and of the test part.
 
-    archive = folder / CIFAR10.downloads[0].name
-    files = {}
-    try:
-        with tarfile.open(archive, "r:gz") as opened:
-            for member in opened:
-                stream = opened.extractfile(member) if member.isreg() and member.size == CIFAR_FILE else None
-                if stream is not None:
-                    files[member.name.rpartition("/")[2]] = np.frombuffer(stream.read(CIFAR_FILE), np.uint8)
-        for part, names in zip(PARTS, CIFAR_NAMES, strict=True):
-            records = np.concatenate([files[name] for name in names]).reshape(-1, CIFAR_RECORD)
-            yield f"{part}-images-idx4-ubyte", records[:, 1:].reshape(-1, 3, 32, 32)
-            yield f"{part}-labels-idx1-ubyte", records[:, 0]
-    except (tarfile.TarError, zlib.error, EOFError, KeyError, ValueError) as error:
-        raise DataError(f"{archive}: cannot be read ({error})") from error
+    A record has `labels` bytes, the last of which is the class, and 3 x 32 x 32 pixels.
+    """
+
+    def arrays(folder: Path) -> Arrays:
+        import tarfile
+
+        path, wanted, found = folder / archive, {name for names in files for name in names}, dict[str, np.ndarray]()
+        try:
+            with tarfile.open(path, "r:gz") as opened:
+                for member in opened:
+                    name = member.name.rpartition("/")[2]
+                    if name in wanted and member.isreg() and member.size <= CIFAR_MOST:
+                        stream = opened.extractfile(member)
+                        assert stream is not None  # as the member is a regular file
+                        found[name] = np.frombuffer(stream.read(), np.uint8)
+            for part, names in zip(PARTS, files, strict=True):
+                records = np.concatenate([found[name] for name in names]).reshape(-1, labels + CIFAR_PIXELS)
+                yield f"{part}-images-idx4-ubyte", records[:, labels:].reshape(-1, 3, 32, 32)
+                yield f"{part}-labels-idx1-ubyte", records[:, labels - 1]
+        except (tarfile.TarError, zlib.error, EOFError, KeyError, ValueError) as error:
+            raise DataError(f"{path}: cannot be read ({error})") from error
+
+    return Source((Download(f"https://www.cs.toronto.edu/~kriz/{archive}", CIFAR_MOST, md5),), arrays)
 
 
-CIFAR_NAMES = tuple(f"data_batch_{i}.bin" for i in range(1, 6)), ("test_batch.bin",)
-CIFAR_RECORD = 1 + 3 * 32 * 32
-CIFAR_FILE = 10_000 * CIFAR_RECORD
+CIFAR_PIXELS = 3 * 32 * 32
+CIFAR_MOST = 1 << 28
+"""Bytes of an archive, and of a file in it, at most: 50,000 records have 147 MiB."""
+
 EMNIST = Source(
     (Download("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", 1 << 30, "58c8d27c78d21e728a6bc7b3cc06412e"),),
     _emnist,
 )
-CIFAR10 = Source(
-    (Download("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", 1 << 28, "c32a1d4ab5d03f1284b67883e8d87530"),),
-    _cifar10,
+CIFAR10 = cifar(
+    "cifar-10-binary.tar.gz",
+    "c32a1d4ab5d03f1284b67883e8d87530",
+    ([f"data_batch_{i}.bin" for i in range(1, 6)], ["test_batch.bin"]),
+    labels=1,
 )
+CIFAR100 = cifar("cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", (["train.bin"], ["test.bin"]), labels=2)
+CIFAR100_CLASSES = """
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
+    caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant
+    flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree
+    motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate
+    poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider
+    squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle
+    wardrobe whale willow_tree wolf woman worm
+"""
+"""The fine labels, in the order of the archive's fine_label_names.txt."""
 
 
 @dataclass(frozen=True)
@@ -239,7 +261,7 @@ CATALOGUE: dict[str, Entry] = {
             source=EMNIST,
         ),
         Entry(
-            name="cifar10",
+            name="cifar-10",
             title="small photographs of animals and vehicles",
             licence="none stated; cite Krizhevsky 2009",
             shape=(3, 32, 32),
@@ -247,6 +269,16 @@ CATALOGUE: dict[str, Entry] = {
             test_images=10_000,
             classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
             source=CIFAR10,
+        ),
+        Entry(
+            name="cifar-100",
+            title="small photographs of a hundred kinds",
+            licence="none stated; cite Krizhevsky 2009",
+            shape=(3, 32, 32),
+            train_images=50_000,
+            test_images=10_000,
+            classes=tuple(CIFAR100_CLASSES.split()),
+            source=CIFAR100,
         ),
     ]
 }

@@ -7,12 +7,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from adtrain.data import csv_file, csv_table, idx, images, npz, text_file
+from adtrain.data import csv_file, csv_table, idx, image_folder, npz, text_file
 from adtrain.data.errors import DataError, DataOptionError
 from adtrain.data.part import NOTHING, Format, Known, Parts
 from adtrain.option_types import Fraction, Text
 
-FORMATS = (csv_table.FORMAT, npz.FORMAT, text_file.FORMAT, idx.FORMAT, images.FORMAT)
+FORMATS = (csv_table.FORMAT, npz.FORMAT, text_file.FORMAT, image_folder.ARCHIVE, idx.FORMAT, image_folder.FOLDER)
 """All formats. A format is a file; here are its row, and its options among the bases of `Options`."""
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class CommonOptions:
 
 
 @dataclass(frozen=True)
-class Options(text_file.TextOptions, images.ImageOptions, csv_file.CsvOptions, CommonOptions):
+class Options(text_file.TextOptions, image_folder.ImageOptions, csv_file.CsvOptions, CommonOptions):
     """The options of `data.load`. The data section of a config is made from their names, annotations and meanings.
 
     Attributes:
@@ -85,9 +85,9 @@ def check_options(options: Options, allowed: frozenset[str], title: str) -> None
 
 def of_name(path: Path | str, given: FileFormat | None = None) -> Format | None:
     """The format of a file as `given` or by its suffix; None if neither tells it."""
-    suffix = Path(path).suffix.lower()
+    name = str(path).lower()
     for each in FORMATS:
-        if each.suffixes and (suffix in each.suffixes if given is None else given == each.name.lower()):
+        if each.suffixes and (name.endswith(each.suffixes) if given is None else given == each.name.lower()):
             return each
     return None
 

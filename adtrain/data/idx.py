@@ -14,16 +14,14 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
-from threading import Thread
 from typing import TypeAlias
 
 import numpy as np
 
-from adtrain.cache import Cache, digest, open_cache
-from adtrain.core.errors import AdtrainError
+from adtrain.cache import digest, open_cache
 from adtrain.data.errors import DataError
 from adtrain.data.file_array import DataFile, FileArray, require_memory, stays_in_file
 from adtrain.data.part import MAX_DEFLATE_RATIO, NOTHING, Format, Known, Part, Parts
@@ -36,8 +34,6 @@ DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: "
 IMAGES, LABELS = ("idx3-ubyte", "idx4-ubyte"), ("idx1-ubyte",)
 """The endings of the names of files in a folder."""
 GZIP_MAGIC = b"\x1f\x8b"
-STORE_THREAD = "adtrain-data-cache"
-"""The name of the threads that store decompressed data. The process waits for them before it ends."""
 MIN_CACHED_BYTES = 1 << 20
 """Decompressed elements of at least this number of bytes are cached."""
 # A larger value means that the file is not an IDX file.
@@ -117,7 +113,7 @@ def _decompressed(stream: Stream, path: Path, count: int) -> bytearray | memoryv
     """At most `count` + 1 bytes after the header. The cache holds those of large gzip files."""
     if not isinstance(stream, gzip.GzipFile) or count < MIN_CACHED_BYTES:
         return _read_at_most(stream, count + 1)
-    key, cache = digest("idx", _sha256(stream.fileno())), open_cache("data")
+    key, cache = digest("idx", file_sha256(stream.fileno())), open_cache("data")
     if (cached := cache.content(key, ".bin")) is not None:
         if len(cached) == count:
             return cached
@@ -125,25 +121,18 @@ def _decompressed(stream: Stream, path: Path, count: int) -> bytearray | memoryv
         _log.warning("adtrain: warning: %s; the file is decompressed again", problem)
         cache.remove(key, ".bin")
     content = _read_at_most(stream, count + 1)
-    if cache.lasting and len(content) == count:
-        with suppress(RuntimeError):  # the limit of threads is reached
-            Thread(target=_store, args=(cache, key, content), name=STORE_THREAD).start()
+    if len(content) == count:
+        cache.store_later(key, ".bin", content)
     return content
 
 
-def _sha256(file: int) -> str:
+def file_sha256(file: int) -> str:
     """The hash of an open file, whose position does not change."""
     found, position = hashlib.sha256(), 0
     while chunk := os.pread(file, 1 << 20, position):
         found.update(chunk)
         position += len(chunk)
     return found.hexdigest()
-
-
-def _store(cache: Cache, key: str, content: bytearray) -> None:
-    with suppress(AdtrainError, OSError):  # a full disk: the next run decompresses again
-        cache.store(key, ".bin", content)
-        cache.prune()
 
 
 def _check_size(path: Path, found: int, expected: int, shape: tuple[int, ...]) -> None:

@@ -99,6 +99,7 @@ def sweep_step(experiment: Experiment) -> SweepStep:
             lambda _: factor,
             *clip,
             experiment.augmentations,
+            experiment.steps_per_epoch,
             average=experiment.average,
             plateau=experiment.plateau,
         )

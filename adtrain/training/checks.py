@@ -17,6 +17,7 @@ from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.core.errors import ShapeError
 from adtrain.core.precision import PRECISIONS
+from adtrain.core.types import Shape
 from adtrain.data import DataSet, Split
 from adtrain.data.errors import printable, warn
 from adtrain.data.file_array import machine_memory
@@ -203,6 +204,20 @@ def check_augmentations(experiment: Experiment) -> None:
             change.check((experiment.full_batch, *experiment.image_shape))
         except ShapeError as error:
             raise experiment.config.error_at(("data", "augment", i), str(error)) from None
+
+
+def check_views(cfg: Config, net: Network, shape: Shape) -> None:
+    """Check that `data.views` fits the shape of the images, and the outputs are the probabilities of classes."""
+    views = cfg.data.views or []
+    for i, view in enumerate(views):
+        if view in views[:i]:
+            raise cfg.error_at(("data", "views", i), f"found {view} twice, expected each view once")
+    if not views:
+        return
+    if not (type(net.task) is Classification and not net.task.one_hot):
+        raise cfg.error_at(("data", "views"), "expected none, as only classes whose loss takes labels have views")
+    if min(shape[1:]) < 2:
+        raise cfg.error_at(("data", "views"), f"found examples of shape {found(shape)}, expected images to change")
 
 
 def warn_of_init_from(experiment: Experiment) -> None:

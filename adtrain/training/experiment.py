@@ -365,15 +365,14 @@ class Experiment:
     def eager_step(self) -> TrainStep:
         """The step, run operation by operation. It does not modify its arguments."""
         training = self.config.training
-        clip = training.clip_norm, training.clip_value
+        further = training.clip_norm, training.clip_value, self.augmentations, self.steps_per_epoch
         if self.buckets is not None:
             return sharded_step(
                 self.network,
                 self.optimizer,
                 self.schedule,
                 self.buckets,
-                *clip,
-                self.augmentations,
+                *further,
                 average=self.average,
                 plateau=self.plateau,
             )
@@ -381,8 +380,7 @@ class Experiment:
             self.network,
             self.optimizer,
             self.schedule,
-            *clip,
-            self.augmentations,
+            *further,
             average=self.average,
             plateau=self.plateau,
         )

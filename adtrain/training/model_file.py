@@ -22,17 +22,18 @@ from adtrain.core.errors import AdtrainError
 from adtrain.core.precision import FULL
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
-from adtrain.data import DataSet, Options, Split, formats, images, text_file
+from adtrain.data import DataSet, Options, Split, formats, text_file
 from adtrain.data import load as load_data
 from adtrain.data.datasets import ClassType, class_values
 from adtrain.data.errors import printable
+from adtrain.data.image_folder import ImageOptions
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.data.table_encoder import TableEncoder
 from adtrain.passes import ALL
 from adtrain.text import counted, first_names
 from adtrain.training import network, tensor_file
 from adtrain.training.checkpoint import ModelMetadata, of_model
-from adtrain.training.checks import check_targets
+from adtrain.training.checks import check_targets, check_views
 from adtrain.training.experiment import TOTALS, Experiment
 from adtrain.training.network import Network
 from adtrain.training.preparation import read_data, takes_numbers, with_absolute_paths
@@ -94,7 +95,7 @@ class TrainedModel:
         given = self.config.data.options
         format_ = formats.format_of(path, given.format)
         options = {name: getattr(given, name) for name in given.given if name in format_.takes}
-        if format_ is images.FORMAT:
+        if format_.options is ImageOptions:
             channels, height, width = self.image_shape
             options = {"channels": channels, "image_size": (height, width)} | options
         numbers = takes_numbers(self.config)
@@ -197,6 +198,7 @@ def load(run: Path, device: str = "cpu", trust: Trust = NONE, overrides: Overrid
         and _are_labels(about.classes, about.class_type)
     ):
         raise AdtrainError(f"{path}: found metadata that do not fit the model of config.yaml, train again")
+    check_views(cfg, net, about.image_shape)
     if device == "cpu":
         net = replace(net, products=FULL)  # the CPU has no kernels for other precisions
     rng = np.random.default_rng(0)

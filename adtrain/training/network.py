@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import log, prod
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ class Network:
         loss: maps outputs (N, classes) and targets to the mean loss; a position of a sequence is a row.
         class_weights: the factors of the rows' losses, one for each class; None where the loss has none.
         mean_only: whether the loss has no option `reduction`, as losses of plug-ins.
+        views: the changes of an image whose predictions are averaged in an evaluation; see `views_of`.
         task: what the outputs mean: the loss's targets, predictions and metrics.
     """
 
@@ -47,6 +48,7 @@ class Network:
     task: Task
     class_weights: tuple[float, ...] | None = None
     mean_only: bool = False
+    views: tuple[str, ...] = ()
 
     @cached_property
     def synchronized(self) -> bool:
@@ -96,9 +98,25 @@ class Network:
         with ops.matmul_precision(self.products):
             return self.model.forward(params, statistics, self.inputs(images), mode)
 
+    def evaluated(self, params: nn.Params, statistics: nn.State, images: Value) -> Value:
+        """The outputs for images (N, C, H, W), without dropout and with the running statistics.
+
+        With `views` they are the logarithms of the mean probabilities of an image's views.
+        """
+        mode = nn.Mode(training=False)
+        if not self.views:
+            return self.outputs(params, statistics, images, mode)[0]
+        with scope("views"):
+            batch = views_of(images, self.views)
+            count = batch.shape[0] // images.shape[0]
+        outputs, _ = self.outputs(params, statistics, batch, mode)
+        with scope("views"):
+            by_view = ops.reshape(ops.log_softmax(outputs), (images.shape[0], count, outputs.shape[1]))
+            return ops.logsumexp(by_view, axis=1) - log(count)
+
     def predictions(self, params: nn.Params, statistics: nn.State, images: Value) -> Value:
         """The task's predictions for images (N, C, H, W): see `training.evaluation.predictions`."""
-        return self.task.predictions(self.outputs(params, statistics, images, nn.Mode(training=False))[0])
+        return self.task.predictions(self.evaluated(params, statistics, images))
 
     def loss_of(
         self, outputs: Value, labels: Value, mixed: Mixed | None = None, total_weight: Value | None = None
@@ -159,6 +177,26 @@ class Network:
         return ops.sum(ops.embedding(labels, weights))
 
 
+def views_of(images: Value, changes: Sequence[str]) -> Value:
+    """The views of each image, one after the other: images (N, C, H, W) to (N * views, C, H, W).
+
+    The first view is the image itself. With "shift" it is also moved by one pixel to the top left, and to the bottom
+    right, reflected at the border; with "flip" each view is also mirrored.
+    """
+    count, channels, height, width = images.shape
+    places = np.arange(height * width).reshape(height, width)
+    views = [places]
+    if "shift" in changes:
+        padded = np.pad(places, 1, mode="reflect")
+        views += [padded[2:, 2:], padded[:-2, :-2]]
+    if "flip" in changes:
+        views += [view[:, ::-1] for view in views]
+    pixels = ops.reshape(images, (count, channels, height * width))
+    taken = ops.take(pixels, array(np.concatenate(views, axis=None).astype(np.uint32), device=images.device), axis=2)
+    by_view = ops.reshape(taken, (count, channels, len(views), height, width))
+    return ops.reshape(ops.transpose(by_view, (0, 2, 1, 3, 4)), (-1, channels, height, width))
+
+
 def _rows(outputs: Value) -> Value:
     """Outputs (N, length, classes) of sequences as rows (N * length, classes); others as they are."""
     return ops.reshape(outputs, (-1, outputs.shape[-1])) if outputs.ndim > 2 else outputs
@@ -209,4 +247,5 @@ def build(cfg: Config, mean: tuple[float, ...], std: tuple[float, ...], scale: f
         task=task,
         class_weights=config.build.class_weights(cfg),
         mean_only=is_own(cfg.loss),
+        views=tuple(cfg.data.views or ()),
     )

@@ -207,6 +207,7 @@ def _experiment(cfg: Config, data_set: DataSet, validation: Split | None, mode: 
     net = network.build(cfg, data_set.mean, data_set.std, data_set.scale, task)
     checks.check_memory(cfg, net)
     checks.check_fit(cfg, net, data_set)
+    checks.check_views(cfg, net, data_set.train.images.shape[1:])
     checks.warn_of_lost_digits(cfg, net, data_set)
     checks.check_last_batch(cfg, net, len(data_set.train))
     if validation is None and (cfg.training.best_by or "").startswith("validation"):

@@ -40,6 +40,7 @@ from adtrain.training.step import (
     Totals,
     TrainState,
     augment_batch,
+    epoch_of,
     gather_batch,
     random_state,
     schedule_factor,
@@ -338,6 +339,7 @@ class _Step:
     clip_norm: float | None
     clip_value: float | None
     augmentations: Sequence[Augmentation]
+    steps_per_epoch: int
     buckets: Buckets
     average: optim.Average | None
     plateau: optim.Plateau | None
@@ -425,8 +427,9 @@ class _Step:
         mode = nn.Mode(training=True, rng=rng, shards=self.buckets.sharding.all_sizes(total))
         found = gather_batch(images, labels, rows) if size else _zeros_for(images, labels)
         batch = Batch(*found, self.network.unit)
-        if self.augmentations:
-            batch = augment_batch(batch, self.augmentations, rng, self.network.dtype)
+        if self.augmentations and size:
+            epoch = epoch_of(step, self.steps_per_epoch)
+            batch = augment_batch(batch, self.augmentations, rng, self.network.dtype, epoch, images, rows)
 
         part = weight if total_weight is None else float(size > 0)  # with class weights the mean is the batch's
 
@@ -552,8 +555,11 @@ def sharded_step(
     clip_norm: float | None = None,
     clip_value: float | None = None,
     augmentations: Sequence[Augmentation] = (),
+    steps_per_epoch: int = 1,
     average: optim.Average | None = None,
     plateau: optim.Plateau | None = None,
 ) -> ShardedStep:
     """`train_step` on a batch that is divided into shards. Batch norm without `sync` sees one shard at a time."""
-    return _Step(network, optimizer, schedule, clip_norm, clip_value, augmentations, buckets, average, plateau)
+    return _Step(
+        network, optimizer, schedule, clip_norm, clip_value, augmentations, steps_per_epoch, buckets, average, plateau
+    )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from adtrain import nn, ops, optim
-from adtrain.augment import Augmentation, Batch
+from adtrain.augment import Augmentation, Batch, leading_moves, moved
 from adtrain.core import tree
 from adtrain.core.array import Value, array, from_numpy
 from adtrain.core.autodiff import value_and_grad
@@ -106,13 +106,14 @@ def train_step(
     clip_norm: float | None = None,
     clip_value: float | None = None,
     augmentations: Sequence[Augmentation] = (),
+    steps_per_epoch: int = 1,
     average: optim.Average | None = None,
     plateau: optim.Plateau | None = None,
 ) -> TrainStep:
     """A step of gradient descent as a function. The augmentations are applied to the batch in their order.
 
     `schedule` maps the number of steps so far to a factor on the learning rate. Gradients are clipped by value first,
-    then by norm.
+    then by norm. `steps_per_epoch` is for augmentations that depend on the epoch.
     """
 
     def step(
@@ -122,7 +123,8 @@ def train_step(
         mode = nn.Mode(training=True, rng=rng)
         batch = Batch(*gather_batch(images, labels, indices), network.unit)
         if augmentations:
-            batch = augment_batch(batch, augmentations, rng, network.dtype)
+            epoch = epoch_of(state.step, steps_per_epoch)
+            batch = augment_batch(batch, augmentations, rng, network.dtype, epoch, images, indices)
 
         def loss_of(trained: nn.Params) -> tuple[Value, tuple[Value, nn.State]]:
             params = optimizer.merged(state.params, trained)
@@ -225,7 +227,7 @@ def evaluation_step(network: Network) -> EvaluationStep:
         totals: Totals, params: nn.Params, statistics: nn.State, images: Value, labels: Value, order: Value
     ) -> Totals:
         batch, targets = gather_batch(images, labels, batch_indices(totals.position, order))
-        outputs, _ = network.outputs(params, statistics, batch, nn.Mode(training=False))
+        outputs = network.evaluated(params, statistics, batch)
         loss, weight = network.loss_sums(outputs, targets)
         sums = network.task.sums(outputs, targets)
         return Totals(totals.position + 1, totals.loss + loss, totals.weight + weight, totals.sums + sums)
@@ -246,11 +248,31 @@ def gather_batch(images: Value, labels: Value, indices: Value) -> tuple[Value, V
         return ops.embedding(indices, images), ops.embedding(indices, labels)
 
 
-def augment_batch(batch: Batch, augmentations: Sequence[Augmentation], rng: Value, dtype: np.dtype[Any]) -> Batch:
-    """Convert the batch's images to `dtype` and apply the augmentations in their order."""
+def epoch_of(step: Value, steps_per_epoch: int) -> Value:
+    """The number of complete epochs after so many steps: int64 ()."""
     with scope("augment"):
-        batch = batch._replace(images=ops.astype(batch.images, dtype))
-        for change in augmentations:
+        return ops.floor_divide(step, steps_per_epoch)
+
+
+def augment_batch(
+    batch: Batch,
+    augmentations: Sequence[Augmentation],
+    rng: Value,
+    dtype: np.dtype[Any],
+    epoch: Value,
+    images: Value,
+    indices: Value,
+) -> Batch:
+    """Convert the batch's images to `dtype` and apply the augmentations in their order.
+
+    The batch has the examples `indices` (batch,) of all `images` (N, C, H, W).
+    """
+    with scope("augment"):
+        batch = batch._replace(images=ops.astype(batch.images, dtype), stored=batch.images, epoch=epoch)
+        moves = leading_moves(augmentations)
+        if moves:
+            batch = batch._replace(images=ops.astype(moved(batch, moves, rng, images, indices), dtype))
+        for change in augmentations[len(moves) :]:
             batch = change(batch, rng)
         return batch
 

@@ -157,6 +157,7 @@ EXAMPLES: dict[str, Any] = {
     "data.normalize": False,
     "data.normalize_targets": True,
     "data.augment": ["flip", {"crop": 2}],
+    "data.views": ["flip", "shift"],
     "model.input": [1, 28, 28],
     "model.layers": ["flatten", {"linear": 32}, "relu", {"linear": 10}],
     "training.epochs": 5,
@@ -188,6 +189,7 @@ EXAMPLES: dict[str, Any] = {
     "affine": False,
     "sync": True,
     "alpha": 0.5,
+    "alternate": True,
     "amsgrad": True,
     "approximate": "tanh",
     "betas": [0.9, 0.99],
@@ -195,7 +197,9 @@ EXAMPLES: dict[str, Any] = {
     "bidirectional": True,
     "body": [{"linear": 64}, "relu"],
     "branches": BRANCHES,
+    "brightness": 0.4,
     "causal": True,
+    "contrast": 0.4,
     "d_model": 64,
     "delta": 0.5,
     "decay": 0.99,
@@ -216,6 +220,7 @@ EXAMPLES: dict[str, Any] = {
     "gamma": 0.9,
     "groups": 4,
     "hidden_size": 128,
+    "hue": 0.1,
     "in_channels": 3,
     "in_features": 784,
     "indices": [0, 2],
@@ -251,6 +256,7 @@ EXAMPLES: dict[str, Any] = {
     "output_size": 1,
     "p": 0.2,
     "padding": 1,
+    "padding_mode": "reflect",
     "patch_size": 7,
     "patience": 5,
     "pct_start": 0.2,
@@ -259,9 +265,12 @@ EXAMPLES: dict[str, Any] = {
     "pos_weight": [1.0, 2.5],
     "power": 1.5,
     "probability": 0.3,
+    "random_resized_crop.scale": [0.25, 1.0],
+    "ratio": [0.9, 1.1],
     "rest": {"adamw": {"lr": 0.001}},
     "rest_paths": "9.*",
     "rotation": 10,
+    "saturation": 0.4,
     "scale": 0.1,
     "scale_factor": 2,
     "shape": [16, 7, -1],
@@ -281,7 +290,8 @@ EXAMPLES: dict[str, Any] = {
     "weight_decay": 0.01,
     "weight_init": "kaiming_normal",
 }
-"""Examples: of the keys of the sections by their dotted keys, of options of layers and others by their names."""
+"""Examples: of the keys of the sections by their dotted keys, of options of layers and others by their names, or by
+their kind and name where another kind has an option of this name."""
 
 
 def page() -> str:
@@ -307,7 +317,8 @@ def page() -> str:
 
 def _kind(spec: type[Spec]) -> str:
     """A layer or other: what it does, its shortest form, and its options."""
-    lines = [_row(spec, name, name) for name in spec.model_fields]
+    keys = {name: f"{spec.kind}.{name}" for name in spec.model_fields}
+    lines = [_row(spec, name, key if key in EXAMPLES else name) for name, key in keys.items()]
     required = {name: EXAMPLES[name] for name, field in spec.model_fields.items() if field.is_required()}
     form = _yaml({spec.kind: required})[1:-1] if required else spec.kind
     TypeAdapter(spec).validate_python({spec.kind: required})

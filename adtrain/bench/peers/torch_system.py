@@ -343,6 +343,8 @@ def race(job: Job, form: str) -> list[Checked]:
     for change in job.experiment.augmentations:
         if not isinstance(change, augment.Crop):
             unsupported("PyTorch", f"the augmentation {change.kind()}")
+        if change.padding_mode != "constant":
+            unsupported("PyTorch", f"the augmentation crop with padding_mode: {change.padding_mode}")
     torch.manual_seed(job.experiment.config.training.seed)
     trained, experiment = Training(job, form, _cropped(job)), job.experiment
     rates = _rates(job)
