@@ -88,6 +88,11 @@ def positions(most: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(1).integers(most, size=shape).astype(np.int32)
 
 
+def bits(*shape: int) -> np.ndarray:
+    """Elements of bfloat16."""
+    return positions(2**14, *shape).astype(np.uint16)
+
+
 def of_pooling(groups: int) -> dict[str, Any]:
     """The parameters of a convolution (N, 4, 6, 6) to (N, 4, 4, 4), and of its pooling to (N, 4, 2, 2)."""
     windows = Windows((2, 2), (2, 2), (0, 0))
@@ -95,6 +100,7 @@ def of_pooling(groups: int) -> dict[str, Any]:
     return {"window": window, "windows": windows, "shape": (5, 4, 4, 4), "precision": "full"}
 
 
+WINDOW = Window((2, 1), (1, 0), (1, 1), 1)
 X, G, AT = normal(5, 4, 6, 6), normal(5, 4, 2, 2), positions(4, 5, 4, 2, 2)
 OTHERS: list[tuple[str, list[np.ndarray], dict[str, Any]]] = [
     ("max_pool2d_pick", [normal(5, 4, 4, 4), AT], {"windows": Windows((2, 2), (2, 2), (0, 0))}),
@@ -103,7 +109,15 @@ OTHERS: list[tuple[str, list[np.ndarray], dict[str, Any]]] = [
     ("subview", [normal(3, 4)], {"start": 2, "shape": (5, 2)}),
     ("concat_view", [normal(3, 4), normal(2, 4)], {}),
     ("to_bfloat16", [normal(3, 4).astype(np.float32)], {}),
-    ("from_bfloat16", [positions(2**14, 3, 4).astype(np.uint16)], {}),
+    ("from_bfloat16", [bits(3, 4)], {}),
+    *(
+        (f"{name}_bfloat16", [bits(*shape) for shape in shapes], {"window": WINDOW, "precision": "bfloat16", **size})
+        for name, shapes, size in (
+            ("conv2d", ((2, 5, 4, 3), (6, 3, 2, 3)), {}),
+            ("conv2d_input_grad", ((2, 3, 3, 6), (6, 3, 2, 3)), {"size": (5, 4)}),
+            ("conv2d_weight_grad", ((2, 5, 4, 3), (2, 3, 3, 6)), {"size": (3, 2)}),
+        )
+    ),
     ("weight_tiles", [normal(64, 128).astype(np.float32)], {"permuted": (0,)}),
     ("with_tiles", [normal(64, 128).astype(np.float32), np.zeros((1, 2, 3, 64, 64), np.uint16)], {}),
     ("reshape", [normal(2, 1, 3, 4)], {"shape": (6, 1, 2, 2)}),
@@ -111,7 +125,7 @@ OTHERS: list[tuple[str, list[np.ndarray], dict[str, Any]]] = [
     *(
         (
             "matmul_bfloat16",
-            [positions(2**14, 3, 4).astype(np.uint16), positions(2**14, *shape).astype(np.uint16)],
+            [bits(3, 4), bits(*shape)],
             {"transpose_a": False, "transpose_b": transposed, "precision": "bfloat16"},
         )
         for shape, transposed in (((4, 5), False), ((5, 4), True))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pytest
 from cuda_on_host import Host, host
+from cuda_samples import Shaped
 from hypothesis import given
 from hypothesis import strategies as st
-from program_samples import everywhere, for_gpu
+from program_samples import all_layers, everywhere, for_gpu
 from sweeps import check_examples, examples
 from test_passes_random import assert_consistent
 
@@ -22,9 +23,7 @@ from adtrain.backends.cuda.channels_last import channels_last
 from adtrain.backends.cuda.targets import H200
 from adtrain.core import tree
 from adtrain.core.fused import single_equations
-from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.program import Program
-from adtrain.core.registry import forget, has_kernels, register
 from adtrain.core.scope import phase
 from adtrain.core.staging import stage
 from adtrain.core.types import BITS
@@ -36,22 +35,11 @@ EXAMPLES, CLASSES = 5, 8
 CONVOLUTIONS = "conv2d_bfloat16", "conv2d_input_grad_bfloat16", "conv2d_weight_grad_bfloat16"
 
 
-@pytest.fixture(autouse=True, scope="module")
-def kernels_of_images() -> Iterator[None]:
-    """Some kernels for convolutions of images that are channels last, if there are none."""
-    own = [name for name in CONVOLUTIONS if not has_kernels(name, "cuda")]
-    for name in own:
-        register(name, "cuda", lambda *_, **__: [CudaKernel((CudaLaunch("", "", elements=1),))])
-    yield
-    for name in own:
-        forget(name)
-
-
 @pytest.fixture(autouse=True)
 def small_convolutions_as_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     module = import_module("adtrain.backends.cuda.channels_last")
     monkeypatch.setattr(module, "MAX_FLOPS", 0)
-    monkeypatch.setattr(module, "WIDE", 0)
+    monkeypatch.setattr(module, "_fastest", all_layers)
 
 
 def with_channels_last(program: Program) -> Program:
@@ -283,3 +271,27 @@ def test_loops_read_filters_in_place_of_their_transposes(host: Host, shape: tupl
         known |= dict(zip(e.outputs, host.computed(e, None, [known[v] for v in e.inputs]), strict=True))
     for v, expected in zip(program.outputs, NumpyProgram(program).run(arrays)[0], strict=True):
         np.testing.assert_allclose(known[v], expected, rtol=1e-6, atol=1e-6)
+
+
+CHOICES = {
+    "wide": (64, 1, 1),
+    "few channels": (24, 1, 0),
+    "depthwise between": (64, 64, 0),
+}
+"""Channels of the first layer's input, groups of the second layer, and whether the first one becomes channels last."""
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_layers_become_channels_last_where_that_takes_fewer_cycles(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    channels, groups, chosen = CHOICES[name]
+
+    def network(x: Any, first: Any, second: Any) -> Any:
+        y = ops.max_pool2d(ops.conv2d(x, first, padding=1), 2)
+        return ops.conv2d(ops.relu(y), second, padding=1, groups=groups)
+
+    shapes = (1024, channels, 31, 31), (64, channels, 3, 3), (64, 64 // groups, 3, 3), (1024, 64, 15, 15)
+    gradients = simplified(lambda *x: ad.vjp(network, *x[:-1])[1](x[-1]), *(Shaped(*shape) for shape in shapes))
+    program = with_channels_last(gradients)
+    found = [e for e in program.equations if e.name == "conv2d_weight_grad_bfloat16"]
+    assert (channels in {e.inputs[0].type.shape[-1] for e in found}) == bool(chosen)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from cuda_on_host import Host, host
 from hypothesis import strategies as st
-from program_samples import ON_GPU, everywhere
+from program_samples import ON_GPU, all_layers, everywhere
 from sweeps import check_examples, examples
 from test_passes_random import assert_consistent, name_of
 
@@ -44,7 +44,7 @@ def small_arrays_as_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small products are rounded, and small values are narrow values."""
     for name in ("channels_last", "store_bfloat16", "forms.horizontal"):
         monkeypatch.setattr(import_module(f"adtrain.backends.cuda.{name}"), "MAX_FLOPS", 0)
-    monkeypatch.setattr(import_module("adtrain.backends.cuda.channels_last"), "WIDE", 0)
+    monkeypatch.setattr(import_module("adtrain.backends.cuda.channels_last"), "_fastest", all_layers)
     monkeypatch.setattr(import_module("adtrain.backends.cuda.choose_precision"), "LAUNCH_CYCLES", -(10**9))
     monkeypatch.setattr(import_module("adtrain.backends.cuda.forms.one_block"), "MAX_STEPS", 64)
     monkeypatch.setattr(import_module("adtrain.backends.cuda.forms.column_sum"), "MIN_ELEMENTS", 4096)

@@ -95,7 +95,8 @@ def _computes(e: Equation, x: Variable, weight_shape: Shape, gradient: Equation)
 def _fastest(program: Program, layers: Sequence[set[Equation]], target: Target) -> set[Equation]:
     """The convolutions that become channels last: those with the fewest cycles of convolutions and transposes.
 
-    A layer with few channels may be faster as it is. So each is left out if that saves cycles, in order.
+    A layer with few channels may be faster as it is. So each is left out if that saves cycles, in order. With many
+    transposes, such as around depthwise convolutions, all are left out.
     """
 
     def cycles(chosen: set[Equation]) -> float:
@@ -107,7 +108,7 @@ def _fastest(program: Program, layers: Sequence[set[Equation]], target: Target) 
     for layer in layers:
         if min(v.type.shape[1] for e in layer for v in e.inputs) < WIDE and (found := cycles(chosen - layer)) < best:
             chosen, best = chosen - layer, found
-    return chosen
+    return chosen if best < cycles(set()) else set()
 
 
 def _cycles(e: Equation, target: Target) -> float:
