@@ -175,7 +175,7 @@ def test_a_long_cell_is_read(tmp_path: Path) -> None:
 def test_a_file_of_any_name_is_read_as_a_table_on_request(tmp_path: Path) -> None:
     for name in ("x.data", "x.txt", "x"):
         assert load(tmp_path, TABLE, name, format="csv").classes == ("a", "b")
-    with pytest.raises(DataError, match=r"found the extension .data, .*; data.format: csv, npz or text reads"):
+    with pytest.raises(DataError, match=r"found the extension .data, .*; data.format: csv, npz, text or archive reads"):
         load(tmp_path, TABLE, "x.data")
 
 
