@@ -19,7 +19,7 @@ from test_passes_random import assert_consistent
 import adtrain as ad
 from adtrain import nn, ops, passes
 from adtrain.backends.cpu.numpy_program import NumpyProgram
-from adtrain.backends.cuda.channels_last import channels_last
+from adtrain.backends.cuda.channels_last import BYTES_PER_CYCLE, channels_last
 from adtrain.backends.cuda.targets import H200
 from adtrain.core import tree
 from adtrain.core.fused import single_equations
@@ -274,24 +274,24 @@ def test_loops_read_filters_in_place_of_their_transposes(host: Host, shape: tupl
 
 
 CHOICES = {
-    "wide": (64, 1, 1),
-    "few channels": (24, 1, 0),
-    "depthwise between": (64, 64, 0),
+    "wide": (64, BYTES_PER_CYCLE, True),
+    "few channels": (24, BYTES_PER_CYCLE, False),
+    "slow memory": (64, 1, False),
 }
-"""Channels of the first layer's input, groups of the second layer, and whether the first one becomes channels last."""
+"""Channels of a layer's input, the bytes that memory moves in a cycle, and whether the layer becomes channels last."""
 
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_layers_become_channels_last_where_that_takes_fewer_cycles(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    channels, groups, chosen = CHOICES[name]
+    channels, speed, chosen = CHOICES[name]
+    monkeypatch.setattr(import_module("adtrain.backends.cuda.channels_last"), "BYTES_PER_CYCLE", speed)
 
     def network(x: Any, first: Any, second: Any) -> Any:
         y = ops.max_pool2d(ops.conv2d(x, first, padding=1), 2)
-        return ops.conv2d(ops.relu(y), second, padding=1, groups=groups)
+        return ops.conv2d(ops.relu(y), second, padding=1)
 
-    shapes = (1024, channels, 31, 31), (64, channels, 3, 3), (64, 64 // groups, 3, 3), (1024, 64, 15, 15)
+    shapes = (1024, channels, 31, 31), (64, channels, 3, 3), (128, 64, 3, 3), (1024, 128, 15, 15)
     gradients = simplified(lambda *x: ad.vjp(network, *x[:-1])[1](x[-1]), *(Shaped(*shape) for shape in shapes))
-    program = with_channels_last(gradients)
-    found = [e for e in program.equations if e.name == "conv2d_weight_grad_bfloat16"]
-    assert (channels in {e.inputs[0].type.shape[-1] for e in found}) == bool(chosen)
+    found = [e for e in with_channels_last(gradients).equations if e.name == "conv2d_weight_grad_bfloat16"]
+    assert ((64, 3 * 3 * channels) in {e.outputs[0].type.shape for e in found}) == chosen
