@@ -212,9 +212,8 @@ class Flip(Move):
         if not self.alternate:
             drawn = self.uniform(rng, "chosen", (batch.images.shape[0], 1, 1), batch.images)
             return ops.less(drawn, self.probability)
-        first = ops.less(self._of_pixels(rng, batch), 0.5)
-        odd = ops.equal(ops.remainder(batch.epoch, 2), 1)
-        return ops.reshape(ops.not_equal(first, odd), (-1, 1, 1))
+        first = ops.astype(ops.less(self._of_pixels(rng, batch), 0.5), np.int64)
+        return ops.reshape(ops.equal(first, 1 - batch.epoch % 2), (-1, 1, 1))
 
     def _of_pixels(self, rng: Value, batch: Batch) -> Value:
         """A uniform number for each image, (N,), that depends on the seed and on the sum of its pixels.
