@@ -47,11 +47,14 @@ def check(
             assert np.linalg.norm(value - expected) <= bound, kernel.label
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("width", [31, 64, 128])
+SIZES = (3, 2, 3), (5, 130, 70), (150, 100, 256), (20, 1000, 1000), (2, 65, 5000), (1, 300, 17_000)
+"""Heads, queries and keys."""
+WIDTHS = 31, 64, 128
+
+
 @pytest.mark.parametrize(
-    ("heads", "queries", "keys"),
-    [(3, 2, 3), (5, 130, 70), (150, 100, 256), (20, 1000, 1000), (2, 65, 5000), (1, 300, 17_000)],
+    ("heads", "queries", "keys", "width", "causal"),
+    [(*size, width, (i + k) % 2 == 1) for i, size in enumerate(SIZES) for k, width in enumerate(WIDTHS)],
 )
 def test_wgmma_computes_values_and_gradients(
     gpu: Any, heads: int, queries: int, keys: int, width: int, causal: bool

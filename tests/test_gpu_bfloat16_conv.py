@@ -37,7 +37,7 @@ eights = st.integers(1, 40).map(lambda n: 8 * n)
 
 
 @pytest.mark.parametrize("direction", Direction)
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     count=st.integers(1, 40),
     size=pairs(1, 20),

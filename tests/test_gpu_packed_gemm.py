@@ -63,7 +63,7 @@ def multiplied(gpu: Any, kernel: CudaKernel, a: np.ndarray, b: np.ndarray, ta: b
 @pytest.mark.parametrize("ta", [False, True])
 @pytest.mark.parametrize("tb", [False, True])
 @pytest.mark.parametrize(("precision", "tile"), TILES)
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shape=st.tuples(st.integers(1, 3), st.integers(1, 400), st.integers(1, 600), st.integers(1, 1500)))
 def test_products_of_all_shapes_are_right(
     gpu: Any, shape: Lengths, precision: str, tile: PackedTile, ta: bool, tb: bool
