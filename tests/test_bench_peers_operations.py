@@ -70,7 +70,7 @@ def test_system_computes_the_float64_result(system: str, case: OpCase, phase: st
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("case", SMALL[::14], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", SMALL[:1], ids=lambda case: case.name)
 def test_unrolled_program_returns_the_result_of_one_run(case: OpCase) -> None:
     for phase in case.phases:
         found = runner("adtrain", case, phase)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sweeps import cases_of
 
 import adtrain as ad
 from adtrain import ops
@@ -61,7 +62,7 @@ def test_the_pullback_of_a_linear_map_is_its_transpose(case: Case) -> None:
         assert left == pytest.approx(right, rel=1e-11, abs=1e-12)
 
 
-@pytest.mark.parametrize("case", CASES, ids=ids)
+@pytest.mark.parametrize("case", cases_of(CASES))
 def test_float32_results_are_float32_and_close_to_float64(case: Case) -> None:
     exact, single = (case.f(*case.sample(dtype)) for dtype in ("float64", "float32"))
     for a, b in zip(*(out if isinstance(out, tuple) else (out,) for out in (exact, single)), strict=True):
@@ -70,9 +71,7 @@ def test_float32_results_are_float32_and_close_to_float64(case: Case) -> None:
             assert b.dtype == np.float32 or a.dtype != np.float64
 
 
-@pytest.mark.parametrize(
-    "case", [c for c in CASES if c.order], ids=[i for i, c in zip(ids, CASES, strict=True) if c.order]
-)
+@pytest.mark.parametrize("case", cases_of([c for c in CASES if c.order]))
 def test_float32_gradients_are_float32_and_close_to_float64(case: Case) -> None:
     found = []
     for dtype in ("float64", "float32"):
@@ -135,6 +134,7 @@ def test_every_public_operation_has_a_case() -> None:
     assert named - set(ops.__all__) == {"custom_vjp", "create"}
 
 
+@pytest.mark.exhaustive
 def test_every_primitive_runs_in_some_case() -> None:
     ran: set[str] = set()
 

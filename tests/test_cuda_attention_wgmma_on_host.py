@@ -49,7 +49,7 @@ def check(
     ("queries", "keys", "width", "causal"),
     [
         pytest.param(70, 300, 128, False, marks=pytest.mark.exhaustive),
-        (70, 140, 30, False),
+        (70, 70, 30, False),
         pytest.param(200, 200, 33, True, marks=pytest.mark.exhaustive),
     ],
 )

@@ -87,6 +87,7 @@ def case_programs(dtype: str) -> list[Program]:
     ]
 
 
+@pytest.mark.exhaustive
 @by_target
 def test_launches_of_the_case_table_are_within_the_limits(target: Target) -> None:
     """Cases are in float32 on one GPU, in float64 on the other one."""

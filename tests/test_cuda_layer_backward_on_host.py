@@ -30,6 +30,7 @@ def program_of(count: int, *settings: str, target: Target = SMALL_SHARED) -> Pro
     return step_program(count, *settings, target=target)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("settings", "count"),
     [

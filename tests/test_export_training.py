@@ -124,6 +124,7 @@ def test_optimizers_schedules_clipping_and_losses_are_those_of_adtrain(
     check(prepare(tmp_path, *options), tmp_path, tolerance=1e-2)
 
 
+@pytest.mark.exhaustive
 def test_a_step_touches_its_own_memory_only(tmp_path: Path) -> None:
     experiment = prepare(tmp_path, layers=LAYERS["residual"])
     model = model_of(experiment, experiment.random_initial_state("cpu"))

@@ -194,9 +194,8 @@ def uses_bfloat16(e: Equation) -> bool:
     return any(v.type.dtype == BITS for v in (*e.inputs, *e.outputs))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=pytest.mark.exhaustive if x != "pooled" else ()) for x in NETWORKS]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", NETWORKS)
 def test_kernels_that_convert_agree_with_the_reference(name: str, host: Host) -> None:
     assert_kernels_agree(sample(name).program(), sample(name).given(), host)
 

@@ -102,7 +102,7 @@ def test_compiled_order_is_that_of_the_reference() -> None:
     check_all(functions, 0)
 
 
-@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("descending", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize(
     ("dtype", "rows", "length", "launches"),
     [("float32", 3, 1, 1), ("uint8", 5, 33, 1), ("float64", 1, 1024, 1), ("float32", 2, 1025, 2),

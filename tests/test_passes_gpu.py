@@ -282,7 +282,7 @@ def test_products_round_only_where_that_saves_more_than_a_launch() -> None:
     assert set().union(*precisions().values()) == {"full"}
 
 
-@pytest.mark.parametrize("name", ["cnn", "vit"])
+@pytest.mark.parametrize("name", ["cnn", pytest.param("vit", marks=pytest.mark.exhaustive)])
 def test_a_rounded_step_has_no_more_launches_than_one_in_float32(name: str) -> None:
     full, rounded = (launches(step(name, f"training.precision={x}")) for x in ("float32", "tf32"))
     assert len(rounded) == len(full)
