@@ -53,7 +53,6 @@ def job(folder: Path, *overrides: str, layers: str = NETWORKS["convolution"]) ->
     ("network", "overrides"),
     [
         ("convolution", ["optimizer={rmsprop: {lr: 0.01, momentum: 0.5}}", "training.clip_value=0.01"]),
-        pytest.param("convolution", ["optimizer={sgd: {lr: 0.1}}"], marks=pytest.mark.exhaustive),
         pytest.param("transformer", ["training.clip_norm=0.05"], marks=pytest.mark.exhaustive),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -63,7 +63,7 @@ def test_compiled_random_programs_equal_eager_ones(
     ("optimizer", "dtype", "tolerance", "code"),
     [
         ("sgd", "float32", 5e-5, "quick_compiler"),
-        pytest.param("adam", "float64", 1e-11, "optimised", marks=pytest.mark.exhaustive),
+        pytest.param("adam", "float64", 1e-11, "quick_compiler", marks=pytest.mark.exhaustive),
     ],
 )
 def test_twenty_training_steps_have_the_losses_of_eager_steps(

@@ -79,7 +79,6 @@ def options_of(width: int, **more: Any) -> dict[str, Any]:
     [
         pytest.param(64, "", "full", marks=pytest.mark.exhaustive),
         pytest.param(33, "mask dropout", "full", marks=pytest.mark.exhaustive),
-        pytest.param(200, "causal", "full", marks=pytest.mark.exhaustive),
         pytest.param(24, "causal", "tf32", marks=pytest.mark.exhaustive),
         (7, "mask dropout", "bfloat16"),
     ],

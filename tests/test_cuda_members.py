@@ -135,10 +135,9 @@ def test_the_kernel_does_not_depend_on_the_number_of_members(name: str) -> None:
 @pytest.mark.exhaustive
 @BY_PRIMITIVE
 def test_no_kernel_depends_on_the_number_of_members(name: str) -> None:
-    """Of the oldest GPU, and of one for which the most kernels are written."""
+    """Of the oldest GPU. Plain pytest takes a part of the equations for one with the most kernels."""
     for equation in equations()[name]:
-        for target in (TARGETS[0], H200):
-            check(equation, target._replace(by_member=True))
+        check(equation, TARGETS[0]._replace(by_member=True))
 
 
 @pytest.mark.parametrize("target", TARGETS[::2], ids=lambda target: "sm_{}{}".format(*target.capability))

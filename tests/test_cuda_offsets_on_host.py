@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_on_host import Host, host
+from cuda_on_host import Host
 from cuda_samples import Shaped
 from program_samples import for_gpu
 from test_cuda_launch_limits import equation
@@ -32,8 +32,6 @@ from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
 from adtrain.ops.conv import Window
 from adtrain.ops.pool import Windows
-
-__all__ = ["host"]
 
 MANY = H200._replace(multiprocessors=1 << 20)
 """So many multiprocessors that each block has little to do."""
@@ -202,13 +200,3 @@ def test_no_offset_of_a_fused_program_overflows(checked: CheckedHost, name: str)
     f, shapes = FUSED[name]
     program = for_gpu(stage(f, ()).program(*(Shaped(*shape) for shape in shapes)), MANY)
     assert [text for e in program.equations for text in checked.overflows(e)] == []
-
-
-@pytest.mark.exhaustive
-def test_a_dot_product_of_more_numbers_than_32_bits_count_has_the_last_ones(host: Host) -> None:
-    count, last = (1 << 31) + 64, 8
-    given = array(1, count), array(count, 1)
-    dot = equation("matmul", *given, transpose_a=False, transpose_b=False, precision="full")
-    x, y = (addresses(v.size * 4).view(np.float32) for v in dot.inputs)
-    x[-last:] = y[-last:] = 2
-    assert host.computed(dot, None, [x.reshape(1, -1), y.reshape(-1, 1)])[0].item() == 4 * last

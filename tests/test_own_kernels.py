@@ -106,6 +106,6 @@ def test_a_cuda_kernel_at_an_absolute_path_is_planned_and_compiled(tmp_path: Pat
 
 def test_the_example_computes_sums_of_squares_and_their_gradient() -> None:
     """In a process of its own, because the operation stays registered."""
-    command = [sys.executable, "-W", "error", EXAMPLES / "own_kernel.py"]
+    command = [sys.executable, "-W", "error", str(EXAMPLES / "own_kernel.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stdout, done.stderr) == (0, "30.0 [[2.0, 4.0], [6.0, 8.0]]\n", "")
