@@ -12,9 +12,9 @@ convolution of full precision. It is transposed once, whatever the number of its
 (O, C, KH, KW) to (O, KH, KW, C), and their gradients back. A transpose that only moves axes of length 1 is a reshape.
 
 Batch norm is decomposed into equations on the matrix. Its mean and variance follow from two sums over the rows, which
-one kernel computes, and which are taken of differences from the first row, so that little precision is lost
-(T. Chan, G. Golub, R. LeVeque: "Algorithms for computing the sample variance", 1983). Each equation that reads the
-normalised values computes them itself, so they are not stored.
+one kernel computes: of the differences from the first row, and of their squares. So little precision is lost (T. Chan,
+G. Golub, R. LeVeque: "Algorithms for computing the sample variance", 1983). Each equation that reads the normalised
+values computes them itself, so they are not stored.
 """
 
 from __future__ import annotations

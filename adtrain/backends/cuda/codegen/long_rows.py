@@ -1,4 +1,5 @@
-"""Equations of long rows: a thread block goes through a row several times, and reads it from device memory once.
+"""Equations of long rows: a thread block goes through a row several times, and reads it from device memory once if
+it fits into shared memory.
 
 A block takes its row through the equations in rounds. A round goes through all columns; a thread loads 16 bytes at a
 time. A round computes the sums, maxima and minima that later rounds need, and stores results. The elements of
@@ -182,7 +183,7 @@ class LongRows:
         held: Mapping[str, tuple[int, int]],
         first: Iterable[str],
     ) -> list[str]:
-        """The loop over the columns that reduces and stores elements. No earlier round has read the arguments `first`."""
+        """The loop over the columns that reduces and stores elements. It is the first to read the arguments `first`."""
         ahead, loads, keeps = [], [], []  # from device memory; from shared memory; to shared memory
         for x in (x for x in needed if self.elements[x].memory):
             kind, memory = self.elements[x].kind, f"{self.elements[x].memory} + start"
