@@ -26,8 +26,7 @@ from adtrain.core.fused import single_equations
 from adtrain.core.program import Program
 from adtrain.core.scope import phase
 from adtrain.core.staging import stage
-from adtrain.core.types import BITS
-from adtrain.ops.conv_bfloat16 import permuted
+from adtrain.core.types import BITS, NCHW, NHWC, permuted
 
 __all__ = ["host"]
 
@@ -260,10 +259,10 @@ def test_gradients_that_an_update_reads_are_not_rounded(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("shape", [(64, 65, 3, 3), (32, 256, 2, 3)])
 def test_loops_read_filters_in_place_of_their_transposes(host: Host, shape: tuple[int, ...]) -> None:
     def update(w: Any, g: Any) -> Any:
-        return w - 0.5 * ops.transpose(g, (0, 3, 1, 2)), ops.sin(ops.transpose(w, (0, 2, 3, 1)))
+        return w - 0.5 * ops.transpose(g, NCHW), ops.sin(ops.transpose(w, NHWC))
 
     rng = np.random.default_rng(0)
-    arrays = [rng.standard_normal(s, np.float32) for s in (shape, permuted(shape, (0, 2, 3, 1)))]
+    arrays = [rng.standard_normal(s, np.float32) for s in (shape, permuted(shape, NHWC))]
     program = for_gpu(stage(update, ()).program(*arrays))
     assert {e.name for e in program.equations} <= {"gather", "horizontal"}
     known = dict(zip(program.inputs, arrays, strict=True)) | {v: x.numpy() for v, x in program.constants.items()}

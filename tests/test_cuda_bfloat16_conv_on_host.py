@@ -37,7 +37,7 @@ WINDOWS = {
     "2x3, stride 3x1, dilation 1x2": ((2, 3), Window((3, 1), (0, 2), (1, 2), 1)),
     "3x2, stride 2, dilation 2": ((3, 2), Window((2, 2), (1, 0), (2, 2), 1)),
 }
-"""Kernels and windows. With a stride and dilation of 2, pixels of some remainders are reached by no tap."""
+"""Kernels and windows. With a stride and dilation of 2, some phases have no taps."""
 
 
 def problem(

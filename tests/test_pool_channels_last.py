@@ -11,13 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adtrain.backends.cuda.narrow_values import in_bfloat16
-from adtrain.core.primitive import PRIMITIVES
+from adtrain.core.primitive import CHANNELS_LAST, PRIMITIVES
 from adtrain.core.program import Equation, Variable
-from adtrain.core.types import BITS, ArrayType
+from adtrain.core.types import BITS, NCHW, NHWC, ArrayType, permuted
 from adtrain.ops.bfloat16 import from_bits, to_bfloat16_p
-from adtrain.ops.conv_bfloat16 import FIRST, LAST, permuted
 from adtrain.ops.pool import Windows
-from adtrain.ops.pool_channels_last import CHANNELS_LAST
 
 __all__ = ["host"]
 
@@ -63,11 +61,11 @@ def references(e: Equation, arrays: list[np.ndarray]) -> list[np.ndarray]:
 def test_references_are_those_of_transposed_images(windows: Windows, channels: int, seed: int) -> None:
     for e, arrays in equations(windows, channels, seed):
         first = PRIMITIVES[e.primitive.name.removesuffix(CHANNELS_LAST)]
-        params = {**e.params, "shape": permuted(e.params["shape"], FIRST)} if "shape" in e.params else e.params
-        expected = first.reference(*(x.transpose(FIRST) for x in arrays), **params)
+        params = {**e.params, "shape": permuted(e.params["shape"], NCHW)} if "shape" in e.params else e.params
+        expected = first.reference(*(x.transpose(NCHW) for x in arrays), **params)
         expected = expected if isinstance(expected, tuple) else (expected,)
         for found, one, v in zip(references(e, arrays), expected, e.outputs, strict=True):
-            np.testing.assert_array_equal(found, one.transpose(LAST))
+            np.testing.assert_array_equal(found, one.transpose(NHWC))
             assert ArrayType(found.shape, found.dtype) == v.type
 
 

@@ -92,9 +92,9 @@ class TensorMap:
 
     Args:
         operand: the number of the operand among the equation's inputs.
-        lengths: those of the array, 3 axes; of images 4: (C, W, H, N).
-        box: those of the box. Of images, for im2col: channels, and positions of the window.
-        im2col: how the window moves over images; None: the box is one of neighbouring elements.
+        lengths: of the array, in elements: three axes, or those of images (C, W, H, N).
+        box: lengths of the box. For im2col they are channels, and positions of the window.
+        im2col: how the window moves over images; None: the box has neighbouring elements of all axes.
     """
 
     operand: int
@@ -104,12 +104,12 @@ class TensorMap:
 
 
 class Im2col(NamedTuple):
-    """The positions of a window's corner, as pairs of columns and rows (PTX ISA, "Bounding Box").
+    """The positions of a window's corner in an image, as pairs (column, row) (PTX ISA, "Bounding Box").
 
     Attributes:
         lower: the first position.
         upper: the last position, minus the image's last pixel.
-        stride: the distance of positions.
+        stride: the distance between neighbouring positions.
     """
 
     lower: tuple[int, int]

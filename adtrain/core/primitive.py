@@ -24,6 +24,9 @@ pullback refers to; no others stay in memory."""
 MOST_BYTES = 2**63
 """NumPy and kernels count bytes in signed 64-bit integers."""
 
+CHANNELS_LAST, BFLOAT16 = "_channels_last", "_bfloat16"
+"""Ends of the names of primitives for images that are channels last, and for arrays of bfloat16."""
+
 
 class Cost(NamedTuple):
     """Work done by one run of a primitive."""

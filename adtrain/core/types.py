@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -14,6 +15,13 @@ DTYPES = frozenset(map(np.dtype, ("float32", "float64", "int32", "int64", "uint8
 
 BITS = np.dtype(np.uint16)
 """The type of an array of bfloat16. NumPy has none, so its elements are the bits. Only passes make such arrays."""
+NHWC, NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
+"""The axes of a transpose from NCHW to NHWC (channels last), and of the transpose back."""
+
+
+def permuted(shape: Sequence[int], axes: Sequence[int]) -> Shape:
+    """The shape of a transpose."""
+    return tuple(shape[axis] for axis in axes)
 
 
 def dtype_of(name: str, dtype: Any) -> np.dtype:

@@ -2,7 +2,7 @@
 
 import sys
 
-import adtrain.ops.bfloat16
+import adtrain.ops.bfloat16  # primitives that passes look up
 import adtrain.ops.conv_bfloat16
 import adtrain.ops.pool_channels_last  # noqa: F401
 from adtrain.core.array import bind_operators

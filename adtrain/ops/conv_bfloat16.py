@@ -10,24 +10,15 @@ so they have no derivatives. Window.groups is 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from adtrain.core.primitive import Primitive, Trait
-from adtrain.core.types import ArrayType, Shape
+from adtrain.core.primitive import BFLOAT16, Primitive, Trait
+from adtrain.core.types import NCHW, NHWC, ArrayType, permuted
 from adtrain.ops.bfloat16 import as_float32, from_bits
 from adtrain.ops.conv import conv2d_p, input_grad_p, weight_grad_p
-
-LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
-"""The permutations of axes from NCHW to NHWC, and back."""
-
-
-def permuted(shape: Sequence[int], order: Sequence[int]) -> Shape:
-    """The shape of a transpose."""
-    return tuple(shape[i] for i in order)
 
 
 def _of_images(of: Primitive, pixels: bool, axes: str) -> Primitive:
@@ -37,17 +28,17 @@ def _of_images(of: Primitive, pixels: bool, axes: str) -> Primitive:
         pixels: whether the result is a matrix of pixels (N H W, C), else one of filters (O, KH KW C).
         axes: see `Primitive`.
     """
-    name = f"{of.name}_bfloat16"
+    name = of.name + BFLOAT16
 
     def images_first(x: Any) -> ArrayType:
-        return ArrayType(permuted(as_float32(name, x).shape, FIRST), np.dtype(np.float32))
+        return ArrayType(permuted(as_float32(name, x).shape, NCHW), np.dtype(np.float32))
 
     def shape(*inputs: Any, **params: Any) -> ArrayType:
         n, c, *image = of.shape(*map(images_first, inputs), **params).shape
         return ArrayType((n * prod(image), c) if pixels else (n, prod(image) * c), np.dtype(np.float32))
 
     def reference(*inputs: np.ndarray, **params: Any) -> np.ndarray:
-        result = of.reference(*(from_bits(x).transpose(FIRST) for x in inputs), **params).transpose(LAST)
+        result = of.reference(*(from_bits(x).transpose(NCHW) for x in inputs), **params).transpose(NHWC)
         return np.ascontiguousarray(result).reshape((-1, result.shape[-1]) if pixels else (result.shape[0], -1))
 
     def flops(*inputs: Any, **params: Any) -> int:

@@ -12,42 +12,38 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.primitive import Primitive
-from adtrain.core.types import ArrayType
-from adtrain.ops.conv_bfloat16 import FIRST, LAST, permuted
+from adtrain.core.primitive import CHANNELS_LAST, Primitive
+from adtrain.core.types import NCHW, NHWC, ArrayType, permuted
 from adtrain.ops.pool import Windows, avg_pool2d_p, avg_pool2d_put_p, max_pool2d_p, max_pool2d_pick_p, max_pool2d_put_p
 
-CHANNELS_LAST = "_channels_last"
-"""With the name of a pooling before it: the primitive for images that are channels last."""
 
-
-def positions_type(windows: Windows) -> np.dtype:
-    """The type of positions in windows."""
+def _positions_type(windows: Windows) -> np.dtype:
+    """The type of positions in windows: bytes count up to 256 elements."""
     return np.dtype(np.uint8 if prod(windows.kernel) <= 256 else np.int32)
 
 
 def _channels_first(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**params, "shape": permuted(params["shape"], FIRST)} if "shape" in params else params
+    return {**params, "shape": permuted(params["shape"], NCHW)} if "shape" in params else params
 
 
 def _of_images(of: Primitive, axes: str) -> Primitive:
     """`of`, a pooling or gradient of one, for arrays that are channels last; for ``axes`` see `Primitive`."""
 
     def types(*inputs: Any, **params: Any) -> tuple[ArrayType, ...]:
-        images = [ArrayType(permuted(x.shape, FIRST), x.dtype) for x in inputs]
+        images = [ArrayType(permuted(x.shape, NCHW), x.dtype) for x in inputs]
         first, *positions = of.output_types(images, _channels_first(params))
-        found = [ArrayType(x.shape, positions_type(params["windows"])) for x in positions]
-        return tuple(ArrayType(permuted(x.shape, LAST), x.dtype) for x in (first, *found))
+        found = [ArrayType(x.shape, _positions_type(params["windows"])) for x in positions]
+        return tuple(ArrayType(permuted(x.shape, NHWC), x.dtype) for x in (first, *found))
 
     def reference(*inputs: np.ndarray, **params: Any) -> Any:
-        found = of.reference(*(x.transpose(FIRST) for x in inputs), **_channels_first(params))
+        found = of.reference(*(x.transpose(NCHW) for x in inputs), **_channels_first(params))
         first, *positions = found if isinstance(found, tuple) else (found,)
-        values = [first, *(x.astype(positions_type(params["windows"])) for x in positions)]
-        results = tuple(np.ascontiguousarray(x.transpose(LAST)) for x in values)
+        values = [first, *(x.astype(_positions_type(params["windows"])) for x in positions)]
+        results = tuple(np.ascontiguousarray(x.transpose(NHWC)) for x in values)
         return results if positions else results[0]
 
     def flops(*inputs: Any, **params: Any) -> int:
-        images = [ArrayType(permuted(x.shape, FIRST), x.dtype) for x in inputs]
+        images = [ArrayType(permuted(x.shape, NCHW), x.dtype) for x in inputs]
         return of.cost(images, _channels_first(params)).flops
 
     return Primitive(of.name + CHANNELS_LAST, types, reference, flops=flops, axes=axes)

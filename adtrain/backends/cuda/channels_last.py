@@ -12,9 +12,9 @@ convolution of full precision. It is transposed once, whatever the number of its
 (O, C, KH, KW) to (O, KH, KW, C), and their gradients back. A transpose that only moves axes of length 1 is a reshape.
 
 Batch norm is decomposed into equations on the matrix. Its mean and variance follow from two sums over the rows, which
-one kernel computes, and which are taken of differences from the first row, so that little precision is lost
-(T. Chan, G. Golub, R. LeVeque: "Algorithms for computing the sample variance", 1983). Each equation that reads the
-normalised values computes them itself, so they are not stored.
+one kernel computes: of the differences from the first row, and of their squares. So little precision is lost (T. Chan,
+G. Golub, R. LeVeque: "Algorithms for computing the sample variance", 1983). Each equation that reads the normalised
+values computes them itself, so they are not stored.
 """
 
 from __future__ import annotations
@@ -26,34 +26,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from adtrain.backends.cuda.forms.gather import NEAR
 from adtrain.backends.cuda.forms.horizontal import MAX_FLOPS
 from adtrain.core.array import Array, array
-from adtrain.core.primitive import PRIMITIVES, Trait
+from adtrain.core.primitive import BFLOAT16, CHANNELS_LAST, PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import Results, keeps
 from adtrain.core.target import Target
-from adtrain.core.types import BITS, ArrayType, Shape
+from adtrain.core.types import BITS, NCHW, NHWC, ArrayType, Shape, permuted
+from adtrain.lowering.cuda.gemm.bfloat16 import BOXES, BYTES_PER_CYCLE, ROW_MULTIPLE
 from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
 from adtrain.passes.simplify_reshapes import simplify_reshapes
 
-LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
-"""The permutations of axes from channels first to channels last, and back."""
 CONVOLUTIONS = frozenset(("conv2d", "conv2d_input_grad", "conv2d_weight_grad"))
-CHANNELS_LAST = "_channels_last"
-"""With the name of a pooling before it: the primitive for images that are channels last."""
-WIDE = 64
-"""Channels from which on a layer is channels last: a row of a box of the kernels is full."""
-BYTES_PER_CYCLE = 2000
-"""The bytes that memory moves in a cycle."""
-OF_BFLOAT16 = "_bfloat16"
-"""With the name of a convolution before it: the primitive for images that are bfloat16 and channels last."""
-CHANNELS = 8
-"""Kernels need numbers of channels that are multiples of it: 16 bytes. Others are rounded up by channels of zeros."""
-NEAR = 32
-"""Elements of a channel of a filter up to which loops read a transpose in place."""
+WIDE = BOXES[0]
+"""Channels that fill a row of a box of the kernels. A layer with fewer keeps its layout where that is faster."""
 BY_AXIS = frozenset(("low", "high", "gaps", "starts", "stops", "steps"))
 """Parameters with an element for each axis."""
 COPIES = frozenset(("pad", "slice", "flip", "concatenate"))
@@ -95,8 +85,8 @@ def _computes(e: Equation, x: Variable, weight_shape: Shape, gradient: Equation)
 def _fastest(program: Program, layers: Sequence[set[Equation]], target: Target) -> set[Equation]:
     """The convolutions that become channels last: those with the fewest cycles of convolutions and transposes.
 
-    A layer with few channels may be faster as it is. So each is left out if that saves cycles, in order. With many
-    transposes, such as around depthwise convolutions, all are left out.
+    A layer with few channels may be faster as it is. So such layers are tried in order, and each is left out if that
+    saves cycles. With many transposes, such as around depthwise convolutions, all layers are left out.
     """
 
     def cycles(chosen: set[Equation]) -> float:
@@ -118,7 +108,7 @@ def _cycles(e: Equation, target: Target) -> float:
     """
     if e.primitive.name == "transpose":
         return 2 * sum(v.nbytes for v in (*e.inputs, *e.outputs)) / BYTES_PER_CYCLE
-    if e.primitive.name.removesuffix(OF_BFLOAT16) not in CONVOLUTIONS:
+    if e.primitive.name.removesuffix(BFLOAT16) not in CONVOLUTIONS:
         return 0
     kernels = cuda_kernels(e.primitive.name, target, *(v.type for v in e.inputs), **e.params)
     return kernels[0].cycles or 0 if kernels else 0
@@ -131,12 +121,12 @@ def _has_kernel(e: Equation, target: Target) -> bool:
     if any(v.type.dtype != np.float32 or v.members for v in e.inputs):
         return False
     types = (ArrayType(shape, BITS) for shape in _operand_shapes(e))
-    return bool(cuda_kernels(e.primitive.name + OF_BFLOAT16, target, *types, **e.params))
+    return bool(cuda_kernels(e.primitive.name + BFLOAT16, target, *types, **e.params))
 
 
 def _operand_shapes(e: Equation) -> list[Shape]:
     """The shapes of the operands of a convolution, channels last. All numbers of channels are rounded up."""
-    shapes = [permuted(v.type.shape, LAST) for v in e.inputs]
+    shapes = [permuted(v.type.shape, NHWC) for v in e.inputs]
     padded = [(*shape[:-1], _rounded_up(shape[-1])) for shape in shapes]
     if e.primitive.name != "conv2d_weight_grad":
         padded[1] = (_rounded_up(shapes[1][0]), *padded[1][1:])
@@ -144,12 +134,8 @@ def _operand_shapes(e: Equation) -> list[Shape]:
 
 
 def _rounded_up(channels: int) -> int:
-    return -(-channels // CHANNELS) * CHANNELS
-
-
-def permuted(shape: Sequence[int], order: Sequence[int]) -> Shape:
-    """The shape of a transpose."""
-    return tuple(shape[i] for i in order)
+    """The channels that kernels take: a multiple of ROW_MULTIPLE. Those that are added are zeros."""
+    return -(-channels // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
 def _keeps_order(shape: Shape) -> bool:
@@ -162,10 +148,10 @@ def _permuted(params: Mapping[str, Any]) -> Mapping[str, Any]:
 
     def of_last(name: str, value: Any) -> Any:
         if name in BY_AXIS:
-            return permuted(value, LAST)
+            return permuted(value, NHWC)
         if name == "axis":
-            return LAST.index(value)
-        return tuple(map(LAST.index, value)) if name == "axes" else value
+            return NHWC.index(value)
+        return tuple(map(NHWC.index, value)) if name == "axes" else value
 
     return {name: of_last(name, value) for name, value in params.items()}
 
@@ -257,7 +243,7 @@ class _Writer:
         return any(v in known for known in (self.last, self.norms, self.positions)) and v not in self.first
 
     def _rule(self, e: Equation) -> Callable[[Equation], None] | None:
-        """The method that writes an equation for values that are channels last; None if there is none."""
+        """The method that writes an equation of values that are channels last; None if no method does."""
         name = e.primitive.name
         if _is_batch_norm(e):
             return self._batch_norm
@@ -276,7 +262,7 @@ class _Writer:
         """A value as in the Program before."""
         if v not in self.first:
             e = self.producer[v]
-            self._transpose(e, self._channels_last(v, e), FIRST, v)
+            self._transpose(e, self._channels_last(v, e), NCHW, v)
             self.first.add(v)
         return v
 
@@ -288,11 +274,11 @@ class _Writer:
             return self._normalised(v, reader)
         if v not in self.last:
             e = self.producer.get(v, reader)
-            out = self.last[v] = v.like(ArrayType(permuted(v.type.shape, LAST), v.type.dtype))
+            out = self.last[v] = v.like(ArrayType(permuted(v.type.shape, NHWC), v.type.dtype))
             if v in self.positions:
                 self._add(e, "astype", (self.positions[v],), out, dtype=v.type.dtype)
             elif v not in self.repeated:
-                self._transpose(e, v, LAST, out)
+                self._transpose(e, v, NHWC, out)
             elif e.has(Trait.BROADCAST):
                 self._broadcast(e, out)
             else:
@@ -302,7 +288,7 @@ class _Writer:
 
     def _transpose(self, e: Equation, x: Variable, order: Shape, out: Variable) -> None:
         """`out` as a transpose of an image."""
-        if _keeps_order(x.type.shape if order == LAST else out.type.shape):
+        if _keeps_order(x.type.shape if order == NHWC else out.type.shape):
             self._add(e, "reshape", (x,), out, shape=out.type.shape)
         else:
             self._add(e, "transpose", (x,), out, axes=order)
@@ -345,8 +331,8 @@ class _Writer:
             known = v in self.last or v in self.repeated
             if v in self.first and not known and prod(v.type.shape[2:]) > NEAR:
                 x = self._made(e, "to_bfloat16", (v,))
-                self.bits[v] = x.like(ArrayType(permuted(x.type.shape, LAST), BITS))
-                self._transpose(e, x, LAST, self.bits[v])
+                self.bits[v] = x.like(ArrayType(permuted(x.type.shape, NHWC), BITS))
+                self._transpose(e, x, NHWC, self.bits[v])
             else:
                 self.bits[v] = self._made(e, "to_bfloat16", (self._channels_last(v, reader),))
         return self.bits[v]
@@ -355,10 +341,10 @@ class _Writer:
 
     def _convolution(self, e: Equation) -> None:
         """A convolution, or a gradient of one. Its result is cut if numbers of channels were rounded up."""
-        primitive, (out,) = PRIMITIVES[e.primitive.name + OF_BFLOAT16], e.outputs
+        primitive, (out,) = PRIMITIVES[e.primitive.name + BFLOAT16], e.outputs
         inputs = tuple(self._operand(v, shape, e) for v, shape in zip(e.inputs, _operand_shapes(e), strict=True))
         y = self._made(e, primitive.name, inputs, **e.params)
-        shape = permuted(out.type.shape, LAST)
+        shape = permuted(out.type.shape, NHWC)
         of_filters = e.primitive.name == "conv2d_weight_grad"
         whole = (y.type.shape[0], *shape[1:3], inputs[0].type.shape[3]) if of_filters else y.type.shape
         kept = shape if of_filters else (whole[0], shape[3])
@@ -382,15 +368,15 @@ class _Writer:
     def _same(self, e: Equation) -> None:
         """An equation whose arguments and results have the same axes."""
         inputs = tuple(self._channels_last(v, e) for v in e.inputs)
-        outputs = tuple(v.like(ArrayType(permuted(v.type.shape, LAST), v.type.dtype)) for v in e.outputs)
+        outputs = tuple(v.like(ArrayType(permuted(v.type.shape, NHWC), v.type.dtype)) for v in e.outputs)
         self._copy(e, inputs, outputs, _permuted(e.params))
         self.last |= dict(zip(e.outputs, outputs, strict=True))
 
     def _reduction(self, e: Equation) -> None:
         """A reduction. If it keeps the channels and other axes, its result is transposed."""
         (x,), (y,) = e.inputs, e.outputs
-        axes = tuple(sorted(LAST.index(axis) for axis in e.params["axes"]))
-        kept = [axis for axis in LAST if axis not in e.params["axes"]]
+        axes = tuple(sorted(NHWC.index(axis) for axis in e.params["axes"]))
+        kept = [axis for axis in NHWC if axis not in e.params["axes"]]
         if kept == sorted(kept):
             self._copy(e, (self._channels_last(x, e),), (y,), {**e.params, "axes": axes})
         else:
@@ -408,7 +394,7 @@ class _Writer:
     def _pooling(self, e: Equation) -> None:
         primitive = PRIMITIVES[e.primitive.name + CHANNELS_LAST]
         inputs = tuple(self.positions.get(v) or self._channels_last(v, e) for v in e.inputs)
-        params = {**e.params, "shape": permuted(e.params["shape"], LAST)} if "shape" in e.params else e.params
+        params = {**e.params, "shape": permuted(e.params["shape"], NHWC)} if "shape" in e.params else e.params
         outputs = tuple(map(e.outputs[0].like, primitive.output_types([v.type for v in inputs], params)))
         self.equations.append(replace(e, primitive=primitive, inputs=inputs, outputs=outputs, params=params))
         self.last[e.outputs[0]] = outputs[0]
@@ -458,7 +444,7 @@ class _Writer:
         e = replace(self.producer[v], phase=reader.phase)
         centred = self._made(e, "sub", (x, self._made(e, "broadcast_to", (mean,), shape=x.type.shape)))
         y = self._made(e, "mul", (centred, self._made(e, "broadcast_to", (scale,), shape=x.type.shape)))
-        return self._made(e, "reshape", (y,), shape=permuted(v.type.shape, LAST))
+        return self._made(e, "reshape", (y,), shape=permuted(v.type.shape, NHWC))
 
     # Making equations
 

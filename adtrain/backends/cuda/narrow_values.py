@@ -25,13 +25,14 @@ from functools import cached_property
 
 import numpy as np
 
+from adtrain.backends.cuda.channels_last import POOLS
 from adtrain.backends.cuda.forms.column_sum import COLUMN_SUM, sums_columns
 from adtrain.backends.cuda.forms.form import kernel_form
 from adtrain.backends.cuda.forms.product import CONVOLUTION
 from adtrain.backends.cuda.forms.reduction import REDUCTION, reduces
 from adtrain.backends.cuda.forms.row_fused import ROW_FUSED, row_items
 from adtrain.core.fused import GATHER, HORIZONTAL, LOOPS, PRODUCT, body_of, fuse, fused_p, single_equations
-from adtrain.core.primitive import PRIMITIVES, Trait
+from adtrain.core.primitive import BFLOAT16, CHANNELS_LAST, PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import Results, keeps
@@ -43,10 +44,7 @@ TO_BITS, FROM_BITS = "to_bfloat16", "from_bfloat16"
 """The primitives that convert."""
 MIN_SIZE = 1 << 16
 """Minimum elements of a value that is stored as bfloat16."""
-BFLOAT16 = "_bfloat16"
-"""With the name of a primitive before it: the form of its kernels for arrays of bfloat16."""
-POOLS = ("max_pool2d", "max_pool2d_put", "max_pool2d_pick", "avg_pool2d", "avg_pool2d_put")
-POOLS_LAST = tuple(f"{name}_channels_last" for name in POOLS)
+POOLS_LAST = tuple(name + CHANNELS_LAST for name in POOLS)
 ARRAYS: Mapping[str, tuple[Sequence[int], Sequence[int]]] = {
     "standardize": ((0,), (0,)),
     "softmax": ((0,), ()),
@@ -57,7 +55,8 @@ ARRAYS: Mapping[str, tuple[Sequence[int], Sequence[int]]] = {
     "self_attention": ((0,), (0,)),
     "self_attention_grad": ((0, 1, 3), (0,)),
 }
-"""By primitive, the arguments and results that must be bfloat16 in such a form, by index. Statistics are float32."""
+"""By primitive, the indices of the arguments and results that are bfloat16 in the form NAME_bfloat16. Statistics are
+float32."""
 IMAGES = frozenset(("conv2d_bfloat16", "conv2d_input_grad_bfloat16"))
 """Primitives of convolutions whose results are images, channels last."""
 COPIES = frozenset(("transpose", "flip", "slice", "concatenate", "pad"))
@@ -184,7 +183,7 @@ class _Values:
     def _running_sums(self) -> Collection[Equation]:
         """Sums over layers: two additions of arrays, of which one reads the result of the other.
 
-        Sums of images are none.
+        Sums of images that are channels last do not count.
         """
         images = self._images
         sums = {

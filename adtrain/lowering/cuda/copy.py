@@ -19,9 +19,9 @@ from adtrain.lowering.shapes import output_type
 MIN_TILED = 8
 """Minimum length of two axes for exchanging them through tiles in shared memory."""
 TILE, BYTE_TILE = 64, 128
-"""Rows and columns of a tile, in general and of single bytes."""
+"""Rows and columns of a square tile, and of one of single bytes."""
 SHORT = 32
-"""An axis of at most so many elements is one side of a tile; the other side is longer in return."""
+"""An axis of at most so many elements is one side of a tile, whose other side is longer than that of a square."""
 MAX_AXES = 6
 """Axes that kernels/cuda/index/copy.cu iterates over."""
 THREADS = 256
@@ -91,7 +91,7 @@ def _tiled(axes: list[Axis]) -> list[Axis] | None:
 
 
 def _sides(rows: int, columns: int, side: int) -> tuple[int, int]:
-    """The rows and columns of a tile for axes of these lengths: a square of `side`, or one of the same size."""
+    """The rows and columns of a tile for axes of these lengths: `side` each, or a narrow tile of similar area."""
     short = min(rows, columns)
     if short > SHORT or max(rows, columns) <= side:
         return side, side

@@ -10,24 +10,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.primitive import BFLOAT16, CHANNELS_LAST, PRIMITIVES
 from adtrain.core.registry import register
 from adtrain.core.target import Target
-from adtrain.core.types import Shape
+from adtrain.core.types import ArrayType
 from adtrain.lowering.shapes import element_types
 
 FILE = "pool/pool.cu"
 MAX_CELL, MAX_CELL_LAST = 16, 9
-"""Elements of a stride, or of a window, up to which a thread takes several. MAX_CELL_LAST: if channels are last."""
-MAX_BYTE = 256
-"""Elements of a window up to which positions are bytes, if channels are last (`ops.pool_channels_last`)."""
+"""Maximum elements of a window, or of a stride, for which a thread computes several pixels (with channels last)."""
 VECTOR_BYTES = 16
-"""What a thread writes at once."""
-LAST = "_channels_last"
-"""The end of the names of primitives for images that are channels last."""
+"""The bytes that a thread writes at once."""
 
 
 class _Images(NamedTuple):
-    """Images as planes of pixels, which have one element, or if channels are last all channels."""
+    """Images as planes of pixels. A pixel has one element, or all channels if they are last."""
 
     planes: int
     height: int
@@ -43,11 +40,10 @@ def _images(shape: Sequence[int], last: bool) -> _Images:
     return _Images(*shape) if last else _Images(shape[0] * shape[1], shape[2], shape[3], 1)
 
 
-def _pooled_shape(x: Sequence[int], windows: Any, last: bool) -> Shape:
-    n, *others = x
-    first = (n, others[-1], *others[:-1]) if last else x
-    pooled = windows.output_shape("pooling", first)
-    return (n, *pooled[2:], pooled[1]) if last else pooled
+def _max_pooled(x: Any, windows: Any, last: bool) -> Sequence[ArrayType]:
+    """The types of the pooled image and of the positions of maxima."""
+    primitive = PRIMITIVES["max_pool2d" + (CHANNELS_LAST if last else "")]
+    return primitive.output_types([ArrayType(x.shape, element_types(x.dtype)[0])], {"windows": windows})
 
 
 def _reads_windows(
@@ -98,9 +94,8 @@ def _kernel(
 
 
 def max_pool2d(target: Target, x: Any, windows: Any, last: bool = False) -> list[CudaKernel]:
-    y = _pooled_shape(x.shape, windows, last)
-    as_bytes = last and math.prod(windows.kernel) <= MAX_BYTE
-    return _reads_windows("max_pool2d", x.shape, y, windows, x.dtype, last, as_bytes)
+    y, where = _max_pooled(x, windows, last)
+    return _reads_windows("max_pool2d", x.shape, y.shape, windows, x.dtype, last, where.dtype == np.uint8)
 
 
 def max_pool2d_pick(target: Target, x: Any, where: Any, windows: Any, last: bool = False) -> list[CudaKernel]:
@@ -114,7 +109,8 @@ def max_pool2d_put(
 
 
 def avg_pool2d(target: Target, x: Any, windows: Any, last: bool = False) -> list[CudaKernel]:
-    return _reads_windows("avg_pool2d", x.shape, _pooled_shape(x.shape, windows, last), windows, x.dtype, last)
+    y, _ = _max_pooled(x, windows, last)
+    return _reads_windows("avg_pool2d", x.shape, y.shape, windows, x.dtype, last)
 
 
 def avg_pool2d_put(target: Target, ct: Any, windows: Any, shape: Sequence[int], last: bool = False) -> list[CudaKernel]:
@@ -135,6 +131,6 @@ _RULES: Sequence[Callable[..., list[CudaKernel]]] = (
     avg_pool2d_put,
 )
 for _rule in _RULES:
-    for _arrays in ("", "_bfloat16"):
+    for _arrays in ("", BFLOAT16):
         register(_rule.__name__ + _arrays, "cuda", _rule)
-        register(_rule.__name__ + LAST + _arrays, "cuda", partial(_rule, last=True))
+        register(_rule.__name__ + CHANNELS_LAST + _arrays, "cuda", partial(_rule, last=True))

@@ -6,133 +6,135 @@
 //   INPUT_GRAD     pixels of x          C          taps x O           g im2col; w, not K-major
 //   WEIGHT_GRAD    O                    taps x C   pixels of g        g and x im2col, not K-major
 //
-// TMA loads a box of 64 or 32 channels of a tap for consecutive pixels (im2col mode); elements outside the images are 0. So
-// channels are rounded up. A tile of K is one or two such boxes; for WEIGHT_GRAD 64 pixels.
+// TMA loads a box of 64 or 32 channels of a tap for consecutive pixels (im2col mode). It writes 0 for elements outside the images,
+// so numbers of channels are rounded up. A tile of K is one or two such boxes; for WEIGHT_GRAD it is 64 pixels.
 //
-// An input gradient of stride S is S x S convolutions, one for each remainder of a pixel's position by the stride: an item of the
-// batch. Each has its own taps (sub-filters), so that no zeros are multiplied.
+// An input gradient of stride SH x SW is SH x SW convolutions, one for each phase: the pixels whose row and column have the same
+// remainders by the stride. A phase is an item of the batch. It has some of the taps, its sub-filter, so that no zeros are
+// multiplied.
 //
 // Macros (Bfloat16Conv in bfloat16.py): DIRECTION; kernel KH x KW, stride SH x SW, padding PH x PW, dilation DH x DW;
-// REMAINDERS_H x REMAINDERS_W: at most the stride, and the image.
+// PHASES_H x PHASES_W: the stride, or the image where it is smaller; 1 x 1 if DIRECTION is not INPUT_GRAD.
 #include "gemm/bfloat16_product.cuh"
 
 enum { FORWARD, INPUT_GRAD, WEIGHT_GRAD };
-constexpr int REMAINDERS = REMAINDERS_H * REMAINDERS_W, TAPS = KH * KW;
+constexpr int PHASES = PHASES_H * PHASES_W, TAPS = KH * KW;
 constexpr int CHANNELS = DIRECTION == WEIGHT_GRAD ? BOX_B : BOX_A; // of a box of an im2col operand
-constexpr int PARTS = DIRECTION == WEIGHT_GRAD ? 1 : TILE_K / CHANNELS; // boxes of a tile of K
+constexpr int K_BOXES = DIRECTION == WEIGHT_GRAD ? 1 : TILE_K / CHANNELS; // boxes of a tile of K
 
 struct alignas(128) Maps {
-    TensorMap a[REMAINDERS], b;
+    TensorMap a[PHASES], b;
 };
 
-// Along one axis, the taps of a convolution that reach the pixels of one remainder: first, first + step, ... The position of g
-// for tap i of `count` is that of the last tap, plus (count - 1 - i) * shift.
+// Along one axis, the `count` taps of a phase: first, first + STEP, ... The position of g for the i-th of them is that for the last
+// one, plus (count - 1 - i) * SHIFT.
 struct Taps {
     int first, count;
     static __device__ constexpr int gcd(int a, int b) { return b == 0 ? a : gcd(b, a % b); }
 };
 template <int K, int S, int P, int D> struct SubFilter {
     static constexpr int STEP = S / Taps::gcd(S, D), SHIFT = D * STEP / S;
-    __device__ __forceinline__ static Taps of(int remainder) {
+    __device__ __forceinline__ static Taps of(int phase) {
         int first = 0;
-        while (first < STEP && (remainder + P - first * D) % S) first++;
+        while (first < STEP && (phase + P - first * D) % S) first++;
         return {first, first < STEP && first < K ? (K - first + STEP - 1) / STEP : 0};
     }
-    // The position of g for the last tap and the first pixel of the remainder.
-    __device__ __forceinline__ static int last(int remainder, const Taps &taps) {
-        return (remainder + P - (taps.first + (taps.count - 1) * STEP) * D) / S;
+    // The position of g for the last tap and the first pixel of the phase.
+    __device__ __forceinline__ static int last(int phase, const Taps &taps) {
+        return (phase + P - (taps.first + (taps.count - 1) * STEP) * D) / S;
     }
 };
 typedef SubFilter<KH, SH, PH, DH> Down;
 typedef SubFilter<KW, SW, PW, DW> Right;
 
-// Box `i` of the channels of taps: its tap and first channel. Behind the last tap there are channels that are 0.
-struct Part {
+// Box `i` of the channels of all taps: its tap and first channel. Boxes after the last tap begin after the last channel, so TMA
+// writes zeros.
+struct ChannelBox {
     int tap, channel;
-    __device__ __forceinline__ Part(int i, int chunks, int taps)
-        : tap(min(i / chunks, taps - 1)), channel((i - tap * chunks) * CHANNELS) {}
+    __device__ __forceinline__ ChannelBox(int i, int tap_boxes, int taps)
+        : tap(min(i / tap_boxes, taps - 1)), channel((i - tap * tap_boxes) * CHANNELS) {}
 };
 
 struct Images {
     const Maps &maps;
     int n, h, w, c, oh, ow, o;
 
-    // The result: its rows (pixels of an item), and its columns with channels rounded up.
-    __device__ __forceinline__ int rows(int item) const {
+    // The result: its rows (for INPUT_GRAD the pixels of a phase), and its columns with channels rounded up.
+    __device__ __forceinline__ int rows(int phase) const {
         if (DIRECTION == FORWARD) return n * oh * ow;
-        return DIRECTION == INPUT_GRAD ? n * height(item) * width(item) : o;
+        return DIRECTION == INPUT_GRAD ? n * height(phase) * width(phase) : o;
     }
     __device__ __forceinline__ int columns() const {
         if (DIRECTION == FORWARD) return o;
-        return DIRECTION == INPUT_GRAD ? c : TAPS * chunks() * CHANNELS;
+        return DIRECTION == INPUT_GRAD ? c : TAPS * tap_boxes() * CHANNELS;
     }
     __device__ __forceinline__ Work work(int64_t whole) const {
-        return Work(DIRECTION == INPUT_GRAD ? REMAINDERS : 1, rows(0), columns(), whole);
+        return Work(DIRECTION == INPUT_GRAD ? PHASES : 1, rows(0), columns(), whole);
     }
-    __device__ __forceinline__ int k_tiles(int64_t item) const {
+    __device__ __forceinline__ int k_tiles(int64_t phase) const {
         if (DIRECTION == WEIGHT_GRAD) return (n * oh * ow + TILE_K - 1) / TILE_K;
         int taps = TAPS;
-        if (DIRECTION == INPUT_GRAD) taps = Down::of(item / REMAINDERS_W).count * Right::of(item % REMAINDERS_W).count;
-        return (taps * chunks() + PARTS - 1) / PARTS;
+        if (DIRECTION == INPUT_GRAD) taps = Down::of(phase / PHASES_W).count * Right::of(phase % PHASES_W).count;
+        return (taps * tap_boxes() + K_BOXES - 1) / K_BOXES;
     }
 
-    __device__ __forceinline__ auto load_a(const Item &item) const {
+    __device__ __forceinline__ auto load_a(const TileSplit &own) const {
         if constexpr (DIRECTION == WEIGHT_GRAD) {
             return [=, &map = maps.a[0]](int k_tile, char *stage, Mbarrier &full) {
                 #pragma unroll
                 for (int i = 0; i < TileA::BOXES; i++)
-                    map.load(stage + i * TileA::BOX_BYTES, item.row + i * BOX_A, k_tile * TILE_K, 0, full);
+                    map.load(stage + i * TileA::BOX_BYTES, own.row + i * BOX_A, k_tile * TILE_K, 0, full);
             };
         } else if constexpr (DIRECTION == FORWARD) {
-            const int image = item.row / (oh * ow), pixel = item.row % (oh * ow);
-            const int y = pixel / ow * SH - PH, x = pixel % ow * SW - PW, chunks = this->chunks();
+            const int image = own.row / (oh * ow), pixel = own.row % (oh * ow);
+            const int y = pixel / ow * SH - PH, x = pixel % ow * SW - PW, tap_boxes = this->tap_boxes();
             return [=, &map = maps.a[0]](int k_tile, char *stage, Mbarrier &full) {
                 #pragma unroll
-                for (int i = 0; i < PARTS; i++) {
-                    const Part part(k_tile * PARTS + i, chunks, TAPS);
-                    map.load_im2col(stage + i * TileA::BOX_BYTES, part.channel, x, y, image, part.tap % KW * DW,
-                        part.tap / KW * DH, full);
+                for (int i = 0; i < K_BOXES; i++) {
+                    const ChannelBox box(k_tile * K_BOXES + i, tap_boxes, TAPS);
+                    map.load_im2col(stage + i * TileA::BOX_BYTES, box.channel, x, y, image, box.tap % KW * DW,
+                        box.tap / KW * DH, full);
                 }
             };
         } else {
-            const int number = item.at.item, area = height(number) * width(number), chunks = this->chunks();
-            const Taps down = Down::of(number / REMAINDERS_W), right = Right::of(number % REMAINDERS_W);
-            const int image = item.row / area, pixel = item.row % area;
-            const int y = pixel / width(number) + Down::last(number / REMAINDERS_W, down);
-            const int x = pixel % width(number) + Right::last(number % REMAINDERS_W, right);
-            return [=, &map = maps.a[number]](int k_tile, char *stage, Mbarrier &full) {
+            const int phase = own.at.item, area = height(phase) * width(phase), tap_boxes = this->tap_boxes();
+            const Taps down = Down::of(phase / PHASES_W), right = Right::of(phase % PHASES_W);
+            const int image = own.row / area, pixel = own.row % area;
+            const int y = pixel / width(phase) + Down::last(phase / PHASES_W, down);
+            const int x = pixel % width(phase) + Right::last(phase % PHASES_W, right);
+            return [=, &map = maps.a[phase]](int k_tile, char *stage, Mbarrier &full) {
                 #pragma unroll
-                for (int i = 0; i < PARTS; i++) {
-                    const Part part(k_tile * PARTS + i, chunks, down.count * right.count);
-                    const int r = part.tap / right.count, s = part.tap % right.count;
-                    map.load_im2col(stage + i * TileA::BOX_BYTES, part.channel, x, y, image,
+                for (int i = 0; i < K_BOXES; i++) {
+                    const ChannelBox box(k_tile * K_BOXES + i, tap_boxes, down.count * right.count);
+                    const int r = box.tap / right.count, s = box.tap % right.count;
+                    map.load_im2col(stage + i * TileA::BOX_BYTES, box.channel, x, y, image,
                         (right.count - 1 - s) * Right::SHIFT, (down.count - 1 - r) * Down::SHIFT, full);
                 }
             };
         }
     }
-    __device__ __forceinline__ auto load_b(const Item &item) const {
-        const int chunks = this->chunks();
+    __device__ __forceinline__ auto load_b(const TileSplit &own) const {
+        const int tap_boxes = this->tap_boxes();
         if constexpr (DIRECTION == FORWARD) {
             return [=, &map = maps.b](int k_tile, char *stage, Mbarrier &full) {
                 #pragma unroll
-                for (int i = 0; i < PARTS; i++) {
-                    const Part part(k_tile * PARTS + i, chunks, TAPS);
-                    map.load(stage + i * TileB::BOX_BYTES, part.channel, part.tap, item.column, full);
+                for (int i = 0; i < K_BOXES; i++) {
+                    const ChannelBox box(k_tile * K_BOXES + i, tap_boxes, TAPS);
+                    map.load(stage + i * TileB::BOX_BYTES, box.channel, box.tap, own.column, full);
                 }
             };
         } else if constexpr (DIRECTION == INPUT_GRAD) {
-            const Taps down = Down::of(item.at.item / REMAINDERS_W), right = Right::of(item.at.item % REMAINDERS_W);
+            const Taps down = Down::of(own.at.item / PHASES_W), right = Right::of(own.at.item % PHASES_W);
             return [=, &map = maps.b](int k_tile, char *stage, Mbarrier &full) {
                 #pragma unroll
-                for (int i = 0; i < PARTS; i++) {
-                    const Part part(k_tile * PARTS + i, chunks, down.count * right.count);
-                    const int r = down.first + part.tap / right.count * Down::STEP;
-                    const int s = right.first + part.tap % right.count * Right::STEP;
+                for (int i = 0; i < K_BOXES; i++) {
+                    const ChannelBox box(k_tile * K_BOXES + i, tap_boxes, down.count * right.count);
+                    const int r = down.first + box.tap / right.count * Down::STEP;
+                    const int s = right.first + box.tap % right.count * Right::STEP;
                     #pragma unroll
                     for (int j = 0; j < TileB::BOXES; j++)
-                        map.load(stage + j * TileB::BOX_BYTES + i * CHANNELS * TileB::ROW_BYTES, item.column + j * BOX_B,
-                            r * KW + s, part.channel, full);
+                        map.load(stage + j * TileB::BOX_BYTES + i * CHANNELS * TileB::ROW_BYTES, own.column + j * BOX_B,
+                            r * KW + s, box.channel, full);
                 }
             };
         } else {
@@ -141,54 +143,54 @@ struct Images {
                 const int y = pixel / ow * SH - PH, x = pixel % ow * SW - PW;
                 #pragma unroll
                 for (int i = 0; i < TileB::BOXES; i++) {
-                    const Part part(item.column / CHANNELS + i, chunks, TAPS);
-                    map.load_im2col(stage + i * TileB::BOX_BYTES, part.channel, x, y, image, part.tap % KW * DW,
-                        part.tap / KW * DH, full);
+                    const ChannelBox box(own.column / CHANNELS + i, tap_boxes, TAPS);
+                    map.load_im2col(stage + i * TileB::BOX_BYTES, box.channel, x, y, image, box.tap % KW * DW,
+                        box.tap / KW * DH, full);
                 }
             };
         }
     }
 
-    // The places of results: pixels of one remainder are not neighbours, and channels have no gaps.
+    // The places of results in memory, where pixels of a phase are not neighbours, and channels are not rounded up.
     struct Tile : AccumulatorTile {
         const Images &images;
-        int number; // of the remainder
+        int phase;
 
         __device__ __forceinline__ int memory_row(int row) const {
             if (DIRECTION != INPUT_GRAD || SH * SW == 1) return row;
-            const int width = images.width(number), area = images.height(number) * width, pixel = row % area;
-            const int y = pixel / width * SH + number / REMAINDERS_W, x = pixel % width * SW + number % REMAINDERS_W;
+            const int width = images.width(phase), area = images.height(phase) * width, pixel = row % area;
+            const int y = pixel / width * SH + phase / PHASES_W, x = pixel % width * SW + phase % PHASES_W;
             return (row / area * images.h + y) * images.w + x;
         }
         __device__ __forceinline__ int memory_column(int column) const {
             if (DIRECTION != WEIGHT_GRAD) return column;
-            const int block = column / CHANNELS, tap = block / images.chunks();
-            return tap * images.c + min(block % images.chunks() * CHANNELS + column % CHANNELS, images.c - WIDE_RESULT);
+            const int block = column / CHANNELS, tap = block / images.tap_boxes();
+            return tap * images.c + min(block % images.tap_boxes() * CHANNELS + column % CHANNELS, images.c - WIDE_RESULT);
         }
         __device__ __forceinline__ bool inside(int row, int column) const {
             if (row >= m || column >= n) return false;
             return DIRECTION != WEIGHT_GRAD ||
-                   column / CHANNELS % images.chunks() * CHANNELS + column % CHANNELS < images.c;
+                   column / CHANNELS % images.tap_boxes() * CHANNELS + column % CHANNELS < images.c;
         }
         __device__ __forceinline__ int64_t index(int row, int column) const {
             const int64_t across = DIRECTION == WEIGHT_GRAD ? TAPS * images.c : n;
             return opaque(memory_row(row) * across + memory_column(column));
         }
     };
-    __device__ __forceinline__ Tile tile(const Item &item, int row, int column) const {
-        Tile tile = {{item.at, rows(item.at.item), columns(), row, column}, *this, (int)item.at.item};
+    __device__ __forceinline__ Tile tile(const TileSplit &own, int row, int column) const {
+        Tile tile = {{own.at, rows(own.at.item), columns(), row, column}, *this, (int)own.at.item};
         tile.at.item = 0;
         return tile;
     }
 
   private:
     // Boxes of channels of a tap along K, or along the columns of a weight gradient.
-    __device__ __forceinline__ int chunks() const {
+    __device__ __forceinline__ int tap_boxes() const {
         return ((DIRECTION == INPUT_GRAD ? o : c) + CHANNELS - 1) / CHANNELS;
     }
-    // Pixels of x with a remainder.
-    __device__ __forceinline__ int height(int number) const { return (h - number / REMAINDERS_W + SH - 1) / SH; }
-    __device__ __forceinline__ int width(int number) const { return (w - number % REMAINDERS_W + SW - 1) / SW; }
+    // Rows and columns of x in a phase.
+    __device__ __forceinline__ int height(int phase) const { return (h - phase / PHASES_W + SH - 1) / SH; }
+    __device__ __forceinline__ int width(int phase) const { return (w - phase % PHASES_W + SW - 1) / SW; }
 };
 
 #define IMAGE_SIZES int64_t n, int64_t h, int64_t w, int64_t c, int64_t oh, int64_t ow, int64_t o

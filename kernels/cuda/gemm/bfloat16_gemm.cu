@@ -13,17 +13,17 @@ struct Matrices {
     int m, n, k;
 
     __device__ __forceinline__ int k_tiles(int64_t) const { return (k + TILE_K - 1) / TILE_K; }
-    __device__ __forceinline__ auto load_a(const Item &item) const {
+    __device__ __forceinline__ auto load_a(const TileSplit &own) const {
         return [=, &map = maps.a](int k_tile, char *stage, Mbarrier &full) {
-            load<MN_MAJOR_A, TileA>(map, stage, item.row, k_tile * TILE_K, item.at.item, full);
+            load<MN_MAJOR_A, TileA>(map, stage, own.row, k_tile * TILE_K, own.at.item, full);
         };
     }
-    __device__ __forceinline__ auto load_b(const Item &item) const {
+    __device__ __forceinline__ auto load_b(const TileSplit &own) const {
         return [=, &map = maps.b](int k_tile, char *stage, Mbarrier &full) {
-            load<MN_MAJOR_B, TileB>(map, stage, item.column, k_tile * TILE_K, item.at.item, full);
+            load<MN_MAJOR_B, TileB>(map, stage, own.column, k_tile * TILE_K, own.at.item, full);
         };
     }
-    __device__ __forceinline__ Tile tile(const Item &item, int row, int column) const { return {item.at, m, n, row, column}; }
+    __device__ __forceinline__ Tile tile(const TileSplit &own, int row, int column) const { return {own.at, m, n, row, column}; }
 
   private:
     // Starts to load rows of op(A) or columns of op(B), from `first` on.

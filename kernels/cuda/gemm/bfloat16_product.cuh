@@ -1,22 +1,22 @@
 // The main loop of products C = A B of operands that are bfloat16 in memory, by WGMMA: of matrices in gemm/bfloat16_gemm.cu, of
-// images in conv/bfloat16_conv.cu. Persistent and warp-specialised, as gemm/packed_gemm.cu: two threads issue copies, one of each
-// operand. The consumer warpgroups share a tile, 64 rows each; or with PINGPONG two of them take tiles in turns, and one multiplies
-// while the other one stores.
+// images in conv/bfloat16_conv.cu. Persistent and warp-specialised, as gemm/packed_gemm.cu. Two threads issue copies, one for each
+// operand. The consumer warpgroups share a tile, 64 rows each. With PINGPONG two of them take tiles in turns: one multiplies while
+// the other one stores.
 //
 // TMA loads TILE_K of K in a stage, as boxes whose rows are BOX_A or BOX_B elements: 64 with the 128-byte swizzle, or 32 with the
 // 64-byte swizzle. A box of a K-major operand has all TILE_M or TILE_N rows. A box of an operand that is not K-major (MN_MAJOR_A,
 // MN_MAJOR_B) has TILE_K rows of K, and its columns are rows of A or columns of B.
 //
 // SPLITS > 1: the tiles of the last wave, which do not fill all multiprocessors, are split along K (split-K). Their partial sums go
-// to scratch, tile by tile, and add_splits() adds them. `whole`: the number of tiles that are not split.
+// to scratch, tile by tile, and add_splits() adds them. `whole` is the number of tiles that are not split.
 //
 // A class Product describes the operands and the result:
 //   int k_tiles(int64_t item)            tiles of K of an item of the batch
-//   auto load_a(const Item &), load_b    a function (int k_tile, char *stage, Mbarrier &full) that issues the copies of a stage
-//   Tile tile(const Item &, int row, int column)     the places of results in memory: an AccumulatorTile, or derived from it
+//   auto load_a(const TileSplit &), load_b   a function (int k_tile, char *stage, Mbarrier &full) that issues the copies of a stage
+//   Tile tile(const TileSplit &, int row, int column)   the places of results in memory: an AccumulatorTile, or derived from it
 //
-// Macros (Bfloat16Product in bfloat16.py): TILE_M, TILE_N, TILE_K, TILE_STAGES, BLOCK_THREADS, PINGPONG, SPLITS, MN_MAJOR_*, BOX_*. WIDE_C:
-// maximum elements per store. SUM_THREADS, SUM_COLUMNS: threads of a block, and columns of a thread, that add splits.
+// Macros (Bfloat16Product in bfloat16.py): TILE_M, TILE_N, TILE_K, TILE_STAGES, BLOCK_THREADS, PINGPONG, SPLITS, MN_MAJOR_*, BOX_*.
+// WIDE_C: maximum elements per store. SUM_THREADS, SUM_COLUMNS: threads of a block, and columns of a thread, that add splits.
 #pragma once
 #include "sm90/accumulator.cuh"
 #include "sm90/tma.cuh"
@@ -35,16 +35,16 @@ struct Work {
         : m(m), n(n), rows((m + TILE_M - 1) / TILE_M), columns((n + TILE_N - 1) / TILE_N), whole(whole),
           split(batch * rows * columns - whole) {}
 
-    __device__ __forceinline__ int items() const { return whole + SPLITS * split; }
+    __device__ __forceinline__ int count() const { return whole + SPLITS * split; }
 };
 
 // Item `i` of the work: a tile of the result, over tiles `begin` to `end` of K. row, column: where the tile begins in the result.
 // part: the number of its partial sums; -1 for a whole tile.
-struct Item {
+struct TileSplit {
     TileCoord at;
     int part, row, column, begin, end;
 
-    template <class Product> __device__ __forceinline__ Item(int i, const Work &work, const Product &product)
+    template <class Product> __device__ __forceinline__ TileSplit(int i, const Work &work, const Product &product)
         : at(is_whole(i, work) ? i : work.whole + (i - work.whole) % work.split, work.rows, work.columns) {
         row = at.row * TILE_M;
         column = at.column * TILE_N;
@@ -62,15 +62,15 @@ struct Item {
     __device__ __forceinline__ static bool is_whole(int i, const Work &work) { return SPLITS == 1 || i < work.whole; }
 };
 
-// The producer thread of an operand: issues the copies of BYTES bytes in each stage, for all items of this block. start(item)
+// The producer thread of an operand: issues the copies of BYTES bytes in each stage, for all work of this block. start(own)
 // returns the function that issues those of a stage.
 template <int BYTES, class Product, class Start> __device__ __forceinline__ void produce(const Work &work,
     const Product &product, Pipeline<TILE_STAGES> &pipeline, char *shared, const Start &start) {
     PipelineState<TILE_STAGES> state;
-    for (int i = blockIdx.x; i < work.items(); i += gridDim.x) {
-        const Item item(i, work, product);
-        const auto load = start(item);
-        for (int k_tile = item.begin; k_tile < item.end; k_tile++, state.advance()) {
+    for (int i = blockIdx.x; i < work.count(); i += gridDim.x) {
+        const TileSplit own(i, work, product);
+        const auto load = start(own);
+        for (int k_tile = own.begin; k_tile < own.end; k_tile++, state.advance()) {
             pipeline.wait_empty(state);
             Mbarrier &full = pipeline.full[state.stage];
             full.arrive_expect_tx(BYTES);
@@ -79,14 +79,14 @@ template <int BYTES, class Product, class Start> __device__ __forceinline__ void
     }
 }
 
-// A tile of an operand in shared memory: of ROWS rows of A or columns of B, in boxes whose rows are BOX elements.
+// A tile of an operand in shared memory: ROWS rows of A or columns of B, in boxes whose rows are BOX elements.
 template <bool MN_MAJOR, int ROWS, int BOX> struct OperandTile {
     static constexpr int ROW_BYTES = BOX * 2, BOX_BYTES = (MN_MAJOR ? TILE_K : ROWS) * ROW_BYTES;
     static constexpr int BOXES = (MN_MAJOR ? ROWS : TILE_K) / BOX;
     static constexpr Swizzle SWIZZLE = BOX == 64 ? SWIZZLE_128B : SWIZZLE_64B;
-    static_assert(BOX == 64 || BOX == 32, "a swizzle");
+    static_assert(BOX == 64 || BOX == 32, "a row has the length of a swizzle");
 
-    // The descriptor of 16 k, from row `first` on: step `step` of four.
+    // The descriptor of elements 16 `step` to 16 `step` + 15 along K, from row `first` on.
     __device__ __forceinline__ static uint64_t descriptor(const char *tile, int first, int step) {
         if constexpr (MN_MAJOR)
             return smem_descriptor(
@@ -106,19 +106,19 @@ template <class Product> __device__ __forceinline__ void consume(const Work &wor
     PipelineState<TILE_STAGES> state;
     const int group = threadIdx.x / WARPGROUP - 1; // the number of this consumer warpgroup
     const int part = PINGPONG ? 0 : group;         // its first 64 rows of a tile
-    for (int i = blockIdx.x, turn = 0; i < work.items(); i += gridDim.x, turn++) {
-        const Item item(i, work, product);
+    for (int i = blockIdx.x, turn = 0; i < work.count(); i += gridDim.x, turn++) {
+        const TileSplit own(i, work, product);
         if (PINGPONG && turn % GROUPS != group) {
-            state.advance(item.end - item.begin);
+            state.advance(own.end - own.begin);
             continue;
         }
         #pragma unroll
         for (int p = 0; p < PARTS_M; p++)
-            Stores::prefetch(product.tile(item, item.row + (part + p) * WGMMA_ROWS, item.column), epilogue, TILE_N);
+            Stores::prefetch(product.tile(own, own.row + (part + p) * WGMMA_ROWS, own.column), epilogue, TILE_N);
         float sums[PARTS_M][SUMS] = {};
-        if (PINGPONG && turn > 0) named_barrier_sync(CONSUMERS, 1 + group); // the stages before are filled
-        if (item.begin < item.end)
-            multiply_stages(sums, pipeline, state, item.begin, item.end, [&](int at, bool add) {
+        if (PINGPONG && turn > 0) named_barrier_sync(CONSUMERS, 1 + group); // the other warpgroup has multiplied its stages
+        if (own.begin < own.end)
+            multiply_stages(sums, pipeline, state, own.begin, own.end, [&](int at, bool add) {
                 const char *stage = shared + at * SIZE;
                 #pragma unroll
                 for (int step = 0; step < TILE_K / 16; step++) {
@@ -129,16 +129,16 @@ template <class Product> __device__ __forceinline__ void consume(const Work &wor
                             TileB::descriptor(stage + SIZE_A, 0, step), add || step > 0);
                 }
             });
-        if (PINGPONG && i + gridDim.x < work.items()) named_barrier_arrive(CONSUMERS, 1 + (turn + 1) % GROUPS);
+        if (PINGPONG && i + gridDim.x < work.count()) named_barrier_arrive(CONSUMERS, 1 + (turn + 1) % GROUPS);
         #pragma unroll
         for (int p = 0; p < PARTS_M; p++) {
             const int row = (part + p) * WGMMA_ROWS;
-            if (SPLITS == 1 || item.part < 0) {
-                const auto tile = product.tile(item, item.row + row, item.column);
+            if (SPLITS == 1 || own.part < 0) {
+                const auto tile = product.tile(own, own.row + row, own.column);
                 Stores(tile, epilogue, staging).store(sums[p]);
             } else {
-                AccumulatorTile sums_tile = {item.at, TILE_M, TILE_N, row, 0};
-                sums_tile.at.item = item.part;
+                AccumulatorTile sums_tile = {own.at, TILE_M, TILE_N, row, 0};
+                sums_tile.at.item = own.part;
                 const Store store = {partial_sums};
                 WarpEpilogue<Store::WIDEST, Store>(sums_tile, store, staging).store(sums[p]);
             }
@@ -162,10 +162,10 @@ template <class Product> __device__ __forceinline__ void multiply(
     if (warp < WARPGROUP / WARP) {
         if (GROUPS > 1) warpgroup_reg_dealloc<40>();
         if (threadIdx.x == 0)
-            produce<SIZE_A>(work, product, pipeline, shared, [&](const Item &item) { return product.load_a(item); });
+            produce<SIZE_A>(work, product, pipeline, shared, [&](const TileSplit &own) { return product.load_a(own); });
         else if (threadIdx.x == WARP)
             produce<SIZE - SIZE_A>(work, product, pipeline, shared + SIZE_A,
-                [&](const Item &item) { return product.load_b(item); });
+                [&](const TileSplit &own) { return product.load_b(own); });
     } else {
         if (GROUPS > 1) warpgroup_reg_alloc<232>();
         consume(work, product, pipeline, shared, staging[warp - WARPGROUP / WARP], epilogue, (T *)scratch);
@@ -179,16 +179,16 @@ template <class Product> __device__ __forceinline__ void add_splits(
     constexpr int ROW = TILE_N / SUM_COLUMNS;
     const int number = i / (TILE_M * ROW);
     if (number >= work.split) return;
-    const Item item(work.whole + number, work, product);
+    const TileSplit own(work.whole + number, work, product);
     const int row = i / ROW % TILE_M, column = i % ROW * SUM_COLUMNS;
-    const auto tile = product.tile(item, item.row, item.column);
+    const auto tile = product.tile(own, own.row, own.column);
     const T *partial_sums = scratch + ((int64_t)number * SPLITS * TILE_M + row) * TILE_N + column;
     Vector<T, SUM_COLUMNS> parts[SPLITS];
     #pragma unroll
     for (int s = 0; s < SPLITS; s++) parts[s] = load<T, SUM_COLUMNS>(partial_sums + s * TILE_M * TILE_N);
     #pragma unroll
     for (int h = 0; h < SUM_COLUMNS; h += WIDE) {
-        const int r = item.row + row, c = item.column + column + h;
+        const int r = own.row + row, c = own.column + column + h;
         if (!tile.inside(r, c)) return;
         T sum[WIDE] = {};
         #pragma unroll

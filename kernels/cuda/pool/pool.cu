@@ -1,14 +1,15 @@
-// Pooling of planes (one channel of one image): height x width to rows x columns windows. Max pooling also stores the position
-// of each maximum in its window, counted row by row. put scatters to these positions, pick gathers from them.
+// Pooling of planes: height x width pixels to rows x columns windows. Max pooling also stores the position of each maximum in its
+// window, counted row by row. put scatters to these positions, pick gathers from them.
 //
 // put and avg_pool2d_put use no atomics: an element of the image gathers from its windows in a fixed order, so each run gives
 // the same bits.
 //
 // Images have elements of type S, which may be bfloat16. Arithmetic has type T.
 //
-// Macros, so that loops over windows are unrolled: window KH x KW, stride SH x SW, padding PH x PW. Images that are channels
-// last (N, H, W, C) are N planes of pixels, which are vectors of CHANNELS elements. A thread takes LANES of these. Other
-// images (N, C, H, W) are N x C planes of pixels of one element.
+// Images (N, C, H, W) are N x C planes, whose pixels have one element. Images that are channels last (N, H, W, C) are N planes,
+// whose pixels have CHANNELS elements; a thread computes LANES of these.
+//
+// Macros, so that loops over windows are unrolled: window KH x KW, stride SH x SW, padding PH x PW.
 #include "common/common.cuh"
 #include "pool/window_max.cuh"
 
@@ -41,13 +42,13 @@ struct PlaneOffset {
     }
 };
 
-// The first of LANES channels, and the rest of the number of a thread's work.
+// Work `i` of a thread: LANES channels from `first` on, of the outputs or the cell with the number `of`.
 struct Channel {
     int first;
-    int64_t rest;
+    int64_t of;
     __device__ Channel(int64_t i) {
-        rest = GROUPS == 1 ? i : i <= 0xffffffffu ? (unsigned)i / GROUPS : i / GROUPS;
-        first = (i - rest * GROUPS) * LANES;
+        of = GROUPS == 1 ? i : i <= 0xffffffffu ? (unsigned)i / GROUPS : i / GROUPS;
+        first = (i - of * GROUPS) * LANES;
     }
 };
 
@@ -71,7 +72,7 @@ struct Corner {
     int channel, y, x;
     __device__ Corner(int64_t i, int rows, int columns) {
         const Channel lanes(i);
-        const PlaneOffset offset(lanes.rest, rows * (columns / AT_ONCE));
+        const PlaneOffset offset(lanes.of, rows * (columns / AT_ONCE));
         plane = offset.plane;
         channel = lanes.first;
         y = offset.at / (columns / AT_ONCE) * SH - PH;
@@ -238,7 +239,7 @@ __device__ __forceinline__ void gather(
     const Cells cells(height, width, rows, columns);
     for (int64_t i = grid_index(); i < planes * cells.count * GROUPS; i += grid_size()) {
         const Channel lanes(i);
-        const PlaneOffset offset(lanes.rest, cells.count);
+        const PlaneOffset offset(lanes.of, cells.count);
         cells.fill(x, offset.plane, offset.at, lanes.first, share);
     }
 }

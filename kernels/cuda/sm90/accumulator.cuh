@@ -28,7 +28,7 @@ struct AccumulatorTile {
     TileCoord at;
     int m, n, row0, column0;
 
-    // The row and column of the matrix in memory, of an element at a row and column of all tiles; and whether it is there.
+    // Where the result at a row and column of the product is in memory, and whether there is such a result.
     __device__ __forceinline__ int memory_row(int row) const { return row; }
     __device__ __forceinline__ int memory_column(int column) const { return column; }
     __device__ __forceinline__ bool inside(int row, int column) const { return row < m && column < n; }
@@ -76,7 +76,7 @@ struct AccumulatorTile {
 // 16 rows through shared memory, ROUND_COLUMNS columns in a round, so that a lane passes wider vectors to the epilogue and
 // neighbouring lanes access neighbouring memory. Auxiliary inputs are loaded AHEAD rounds before they are used.
 //
-// Tile: an AccumulatorTile, or a class derived from it whose elements have other places in memory.
+// Tile: an AccumulatorTile, or a class derived from it whose results have other places in memory.
 constexpr int ROUND_COLUMNS = 32, ROUND_PADDING = 8; // padding against bank conflicts
 typedef float WarpStaging[16][ROUND_COLUMNS + ROUND_PADDING];
 

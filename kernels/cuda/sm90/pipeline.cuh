@@ -9,6 +9,7 @@ template <int STAGES> struct PipelineState {
     __device__ __forceinline__ void advance() {
         if (++stage == STAGES) stage = 0, phase ^= 1;
     }
+    // By several stages, any number of them.
     __device__ __forceinline__ void advance(int stages) {
         stage += stages;
         phase ^= stage / STAGES & 1;

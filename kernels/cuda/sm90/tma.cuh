@@ -30,9 +30,10 @@ __device__ __forceinline__ void bulk_wait_read() {
 }
 __device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// The tensor map of a batch of row-major matrices of float32, or of bfloat16 as uint16_t. A copy loads a box of box_rows rows of
-// 128 bytes, rounds float32 to tf32, and stores it with the 128-byte swizzle; elements outside the matrix are 0. Rows must be
-// multiples of 16 bytes. PTX ISA, "Tensors" and "tensormap.replace".
+// The tensor map of a batch of row-major matrices of float32, or of bfloat16 as uint16_t. Kernels make it, or the host
+// (`TensorMap` in core/kernel.py). A copy loads a box and stores it with a swizzle; elements outside the matrix are 0. The box of a
+// map that a kernel makes has box_rows rows of 128 bytes, with the 128-byte swizzle; float32 is rounded to tf32. Rows of the matrix
+// must be multiples of 16 bytes. PTX ISA, "Tensors" and "tensormap.replace".
 struct alignas(128) TensorMap {
     uint64_t words[16];
 
@@ -67,7 +68,8 @@ struct alignas(128) TensorMap {
             : "memory");
     }
     // The same for a map of images (N, H, W, C) that the host made for convolutions (PTX ISA, "Im2col mode"). The rows of a box
-    // are consecutive positions of a window, from position (n, h, w) on. The tap of the window is (down, right) of its corner.
+    // are channels from `c` on, for consecutive positions of a window from (n, h, w) on. A position is that of the window's corner;
+    // the pixel that is loaded is `down` rows and `right` columns after it.
     __device__ __forceinline__ void load_im2col(
         char *to, int c, int w, int h, int n, int right, int down, Mbarrier &full) const {
         asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes "

@@ -1,8 +1,10 @@
-"""Equations of long rows: a thread block goes through a row several times, and reads it from device memory once.
+"""Equations of long rows: a thread block goes through a row several times, and reads it from device memory once if
+it fits into shared memory.
 
-A round goes through all columns, 16 bytes a thread at a time. It computes what later rounds need of the row: sums,
-maxima and minima; and it stores results. The elements of intermediate rows are computed in each round that needs them,
-so they are never stored. Shared memory keeps the arguments that several rounds read, as far as they fit.
+A block takes its row through the equations in rounds. A round goes through all columns; a thread loads 16 bytes at a
+time. A round computes the sums, maxima and minima that later rounds need, and stores results. The elements of
+intermediate rows are computed in each round that needs them, so they are never stored. Shared memory keeps the
+arguments that several rounds read, as far as they fit.
 
 log_softmax with its gradient takes three rounds: the maximum; the sum of exponentials; the gradient.
 """
@@ -27,9 +29,9 @@ from adtrain.lowering.cuda.reduce import VECTOR, WARP, power_of_two, vector_widt
 from adtrain.passes.fuse_elementwise import by_element
 
 MIN_THREADS, MAX_THREADS = 4 * WARP, 1024
-"""Least threads of a block; most threads of the blocks of a multiprocessor, which leave 64 registers to each."""
+"""Minimum threads of a block; maximum threads of all blocks of a multiprocessor, so that each has 64 registers."""
 LOADS = 4
-"""Vectors of 16 bytes that a thread loads before it uses any."""
+"""Vectors of 16 bytes that a thread loads before it uses the first one."""
 PARTS = 4
 """Partial results of a reduction in each thread, so that fewer elements are added one after another."""
 OWN_SHARED = 4 << 10
@@ -41,11 +43,11 @@ class Element(NamedTuple):
 
     Attributes:
         kind: the C type.
-        level: how many rounds come before the first one that can compute it.
+        level: the number of rounds before the first one that can compute it.
         lines: statements that define it; none for an argument.
-        needs: the names of the other elements that they read.
+        needs: the names of the elements that these read.
         memory: for an argument, C text of the pointer to its row.
-        own: bytes of an element of an argument of which each block has a row of its own; else 0.
+        own: for an argument of rows, bytes of an element; 0 for others, such as columns that all rows share.
     """
 
     kind: str
@@ -71,8 +73,8 @@ class LongRows:
 
     Attributes:
         elements, reductions: by name.
-        numbers: the statements that define single numbers, and the number of rounds before them.
-        levels: of every name, how many rounds come before it is known.
+        numbers: for each number of the row, the rounds before it, and the statements that define it.
+        levels: by name, the number of rounds before the value is known.
     """
 
     rows: Rows
@@ -112,7 +114,7 @@ class LongRows:
         return self.number(self.elements[of].kind, [*lines, f"    {RESULT} = {of};", "}"], [of, *given])
 
     def reduced(self, op: str, kind: str, of: str) -> str:
-        """The reduction of elements as numbers of a C type; one for all equations that ask for the same."""
+        """The name of a reduction of elements as numbers of a C type. Equations with the same reduction share it."""
         found = Reduction(self.levels[of], op, kind, of)
         for name, other in self.reductions.items():
             if other == found:
@@ -181,7 +183,7 @@ class LongRows:
         held: Mapping[str, tuple[int, int]],
         first: Iterable[str],
     ) -> list[str]:
-        """The loop over the columns that reduces and stores elements. The arguments `first` are read the first time."""
+        """The loop over the columns that reduces and stores elements. It is the first to read the arguments `first`."""
         ahead, loads, keeps = [], [], []  # from device memory; from shared memory; to shared memory
         for x in (x for x in needed if self.elements[x].memory):
             kind, memory = self.elements[x].kind, f"{self.elements[x].memory} + start"

@@ -152,7 +152,7 @@ def _sums_in(groups: Groups, equation: int) -> list[Equation]:
 
 
 def shares_launch(equation: Equation) -> bool:
-    """Whether it is a `column_sum` equation that can share a launch. One of several sums needs the whole device."""
+    """Whether it is a `column_sum` equation that can share a launch. One with several sums needs the whole GPU."""
     if equation.form != COLUMN_SUM or len(_totals(equation)) > 1:
         return False
     return _rows(_total(equation)) <= MAX_SHARED_ROWS

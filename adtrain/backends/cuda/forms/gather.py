@@ -3,8 +3,8 @@
 The indices may themselves be a row of a table, such as the batch's row of the epoch's order. The loop may store its
 result transposed, such as images divided into patches.
 
-A loop that uses the transpose of an array reads the array in place, if neighbours in one of both are near one another
-in the other, such as the elements of filters whose channels are moved to the last axis.
+A loop that reads a transpose reads the array before it, if neighbours in the one are at most NEAR elements apart in the
+other. An example are filters whose channels are moved to the last axis.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from adtrain.passes.fusion import Fusion
 from adtrain.passes.groups import Groups
 
 NEAR = 32
-"""Elements between neighbours that caches serve together."""
+"""Maximum elements between two elements that a cache loads together."""
 MAX_COPIED_ROW = 1 << 14
 """Elements of a row. Each reader of a shorter row gathers it by itself."""
 
@@ -66,14 +66,14 @@ class GatherFusion(Fusion):
 
 
 def _keeps_near(e: Equation) -> bool:
-    """Whether it is a transpose such that neighbours in the result, or in its argument, are near in the other one."""
+    """Whether it is a transpose, and neighbours in its result or argument are at most NEAR apart in the other one."""
     if e.primitive.name != "transpose":
         return False
     shape, lengths, axes = e.inputs[0].type.shape, e.outputs[0].type.shape, e.params["axes"]
-    last = max((i for i, n in enumerate(lengths) if n > 1), default=0)
-    first = max((i for i, n in enumerate(shape) if n > 1), default=0)
-    step, run = prod(shape[axes[last] + 1 :]), prod(lengths[axes.index(first) + 1 :])
-    return 1 < min(step, run) <= NEAR
+    inner = max((i for i, n in enumerate(lengths) if n > 1), default=0)
+    inner_before = max((i for i, n in enumerate(shape) if n > 1), default=0)
+    step, step_before = prod(shape[axes[inner] + 1 :]), prod(lengths[axes.index(inner_before) + 1 :])
+    return 1 < min(step, step_before) <= NEAR
 
 
 def _is_short_row(equation: Equation) -> bool:

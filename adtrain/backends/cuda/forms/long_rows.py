@@ -1,8 +1,8 @@
 """Long rows: equations along rows that registers do not hold, such as a loss over the words of a vocabulary.
 
-A block takes a row through all equations, and reads it from device memory once (`codegen/long_rows.py`). So the
-loss of a classification, its gradient, and the most probable class cost one read of the logits and one write of
-their gradient. Probabilities and one-hot labels are never stored.
+A block takes a row through all equations, and reads it from device memory once if it fits into shared memory
+(`codegen/long_rows.py`). So the loss of a classification, its gradient, and the most probable class cost one read of
+the logits and one write of their gradient. Probabilities and one-hot labels are never stored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LONG_ROWS = "long_rows"
 """Equations of rows of more than MAX_WIDTH elements. Each thread block of a GPU computes all of them for its row."""
 MAX_LENGTH = 1 << 18
-"""Maximum elements of a row. A thread adds up to 64 of them in order."""
+"""Maximum elements of a row. A thread adds up to 128 of them in order."""
 
 
 class LongRowsFusion(RowFusion):
@@ -62,7 +62,7 @@ def _kernels(equation: Equation, lowering: Lowering) -> list[Kernel]:
     return [kernel(LONG_ROWS, [part], threads, resident=resident)]
 
 
-# Several rounds read an argument, and results are written in different ones.
+# A round may read an argument after an earlier one has written results, so no result has the memory of an argument.
 define(
     Form(
         LONG_ROWS,

@@ -182,9 +182,9 @@ def rows_in_registers(program: Program) -> dict[Equation, Rows]:
 def held_rows(
     program: Program, fit: Callable[[Rows], bool], also: Collection[str] = frozenset()
 ) -> dict[Equation, Rows]:
-    """The rows of equations along rows that `fit`, and of the equations that pass rows to or from them.
+    """The rows of the equations along rows for which `fit` is true, and of equations that pass rows to or from these.
 
-    The latter work element by element, or are reshapes, or one of the primitives `also`.
+    The latter are elementwise equations, reshapes, and those of the primitives `also`.
 
     Elementwise equations that can join a product or convolution, which only they read, or the gather of rows are left
     out.

@@ -52,7 +52,7 @@ class LoadedKernel:
 
     Attributes:
         function: its handle in the driver API.
-        start: the offset of its first argument in the buffer of all: tensor maps are aligned.
+        offset: of the first argument in the buffer of all arguments: a tensor map is aligned.
         max_threads: threads of a block, at most.
         shared: bytes of dynamic shared memory that a block may have.
         shapes: the launch shapes found so far.
@@ -67,7 +67,7 @@ class LoadedKernel:
         function, self.format = module.get_function(name), format
         self.max_threads: int = function.get_attribute(cuda.function_attribute.MAX_THREADS_PER_BLOCK)
         self.function = _handle(function, format, size)
-        self.start = checked(driver.cuFuncGetParamInfo(self.function, 0))[0] if format.startswith(MAP_WORD) else 0
+        self.offset = checked(driver.cuFuncGetParamInfo(self.function, 0))[0] if format.startswith(MAP_WORD) else 0
         self.shared = DEFAULT_SHARED
         self.shapes: dict[WorkSize, Shape] = {}
 
@@ -133,7 +133,7 @@ class ShapedLaunch:
     """A launch of a kernel in one shape, of which the stream and the values of the arguments are open."""
 
     def __init__(self, kernel: LoadedKernel, shape: Shape, start: Start = Start.AFTER) -> None:
-        self.function, self.shape, self.format = kernel.function, shape, f"{kernel.start}x{kernel.format}"
+        self.function, self.shape, self.format = kernel.function, shape, f"{kernel.offset}x{kernel.format}"
         config = self.config = driver.CUlaunchConfig()
         (config.gridDimX, config.gridDimY, config.gridDimZ), block, config.sharedMemBytes = shape
         config.blockDimX, config.blockDimY, config.blockDimZ = block
@@ -142,7 +142,7 @@ class ShapedLaunch:
         size = struct.calcsize(self.format)
         self.packed, self.size = ctypes.create_string_buffer(size), ctypes.c_size_t(size)
         at = ctypes.addressof(self.packed)
-        self.each = (ctypes.c_void_p * len(kernel.format))(*range(at + kernel.start, at + size, ARGUMENT_BYTES))
+        self.each = (ctypes.c_void_p * len(kernel.format))(*range(at + kernel.offset, at + size, ARGUMENT_BYTES))
         self.whole = (ctypes.c_void_p * 5)(ARGUMENTS_AT, at, ARGUMENTS_SIZE, ctypes.addressof(self.size), ARGUMENTS_END)
         # A launch of blocks that wait for each other takes a pointer to each argument. Others take the buffer, because
         # they may have structs as arguments.

@@ -14,7 +14,7 @@ from adtrain.core.kernel import TensorMap
 TENSOR_MAP_WORDS = 16
 """The 64-bit words of a tensor map."""
 ELEMENT_BYTES = 2
-"""Those of a bfloat16."""
+"""The bytes of a bfloat16."""
 BFLOAT16 = driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
 SWIZZLES = {
     64: driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
@@ -24,10 +24,10 @@ SWIZZLES = {
 
 
 def encoded(described: TensorMap, address: int) -> Sequence[int]:
-    """The words of a tensor map of the array at an address.
+    """The TENSOR_MAP_WORDS words of a tensor map, of an array at `address`.
 
     Raises:
-        DeviceError: the driver refuses it.
+        DeviceError: the driver refuses the map.
     """
     strides = [ELEMENT_BYTES * n for n in accumulate(described.lengths[:-1], mul)]
     rank = len(described.lengths)

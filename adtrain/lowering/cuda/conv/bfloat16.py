@@ -24,12 +24,12 @@ from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH
 MAX_STRIDE, MAX_POSITION, MAX_OFFSET = 8, 128, 255
 """Limits of a tensor map for images: of the stride, of the corners of the positions, and of taps (CUDA driver API,
 cuTensorMapEncodeIm2col)."""
-MAX_REMAINDERS = 16
-"""Maximum of the convolutions of which an input gradient consists: a tensor map of each is an argument."""
+MAX_PHASES = 16
+"""Maximum phases of an input gradient: the kernel has a tensor map for each as an argument."""
 ROW_CYCLES = {64: 3.3, 32: 5.0}
 """Cycles in which TMA copies a row of a box, by the channels of the box (docs/worklog/conv.md)."""
 UNEVEN = 192
-"""The columns of a tile that is slower than others, so it is a candidate only where it fills the result."""
+"""Columns of a tile that is slower than others. It is a candidate only where it divides the columns of the result."""
 
 
 class Direction(IntEnum):
@@ -41,44 +41,44 @@ class Direction(IntEnum):
 
 
 class SubFilter(NamedTuple):
-    """Along one axis, the taps that reach the pixels of one remainder of their position by the stride.
+    """Along one axis, the taps of a phase of an input gradient.
 
     Attributes:
-        taps: how many.
-        last: the position of the gradient for the last tap and the first pixel.
+        taps: their number.
+        last: the position of the output's gradient for the last tap and the first pixel.
     """
 
     taps: int
     last: int
 
 
-def sub_filter(remainder: int, kernel: int, stride: int, padding: int, dilation: int) -> SubFilter:
+def sub_filter(phase: int, kernel: int, stride: int, padding: int, dilation: int) -> SubFilter:
     """See `SubFilter`; as the struct of this name in the kernel's file."""
     step = stride // gcd(stride, dilation)
-    taps = [i for i in range(kernel) if (remainder + padding - i * dilation) % stride == 0]
+    taps = [i for i in range(kernel) if (phase + padding - i * dilation) % stride == 0]
     assert taps == taps[:1] or taps == list(range(taps[0] if taps else 0, kernel, step))
-    return SubFilter(len(taps), (remainder + padding - taps[-1] * dilation) // stride if taps else 0)
+    return SubFilter(len(taps), (phase + padding - taps[-1] * dilation) // stride if taps else 0)
 
 
 class Bfloat16Conv(NamedTuple):
     """A convolution or gradient by `conv/bfloat16_conv.cu`.
 
     Attributes:
-        images: (N, H, W, C) of the input.
-        positions: (N, OH, OW, O) of the output.
+        images: (N, H, W, C), the input.
+        outputs: (N, OH, OW, O).
         kernel: (KH, KW).
         window: see `adtrain.ops.conv.Window`.
     """
 
     direction: Direction
     images: tuple[int, ...]
-    positions: tuple[int, ...]
+    outputs: tuple[int, ...]
     kernel: tuple[int, int]
     window: Any
 
     @property
-    def remainders(self) -> tuple[int, int]:
-        """Remainders of a pixel's position by the stride, by axis; of an input gradient."""
+    def phases(self) -> tuple[int, int]:
+        """The phases of an input gradient along each axis; (1, 1) for other directions."""
         if self.direction != Direction.INPUT_GRAD:
             return 1, 1
         return min(self.window.stride[0], self.images[1]), min(self.window.stride[1], self.images[2])
@@ -86,7 +86,7 @@ class Bfloat16Conv(NamedTuple):
     @property
     def box(self) -> tuple[int, int]:
         """Channels of a box of each operand."""
-        of_input, of_output = _box(self.images[3]), _box(self.positions[3])
+        of_input, of_output = _box(self.images[3]), _box(self.outputs[3])
         if self.direction == Direction.FORWARD:
             return of_input, of_input
         return of_output, of_input
@@ -94,19 +94,19 @@ class Bfloat16Conv(NamedTuple):
     @property
     def lengths(self) -> tuple[int, int, int, int]:
         """Batch, M, N and K of the product; channels along K, or columns of a weight gradient, are rounded up."""
-        (n, h, w, c), (_, oh, ow, o), taps = self.images, self.positions, self.kernel[0] * self.kernel[1]
+        (n, h, w, c), (_, oh, ow, o), taps = self.images, self.outputs, self.kernel[0] * self.kernel[1]
         pixels = n * oh * ow
         if self.direction == Direction.FORWARD:
             return 1, pixels, o, taps * _rounded_up(c)
         if self.direction == Direction.WEIGHT_GRAD:
             return 1, o, taps * _rounded_up(c), pixels
-        (sh, sw), (down, right) = self.window.stride, self.remainders
+        (sh, sw), (down, right) = self.window.stride, self.phases
         k = -(-taps * _rounded_up(o) // (down * right))  # the mean
         return down * right, n * -(-h // sh) * -(-w // sw), c, k
 
     @property
     def mn_major(self) -> tuple[bool, bool]:
-        """Whether the operands are not K-major."""
+        """Of each operand, whether it is not K-major."""
         return self.direction == Direction.WEIGHT_GRAD, self.direction != Direction.FORWARD
 
     def product(self, target: Target, tile: Bfloat16Tile = TILES[0], splits: int = 1) -> Bfloat16Product:
@@ -115,18 +115,18 @@ class Bfloat16Conv(NamedTuple):
         return Bfloat16Product(target, self.lengths, tile, self.mn_major, splits, self.box, row_cycles)
 
     def fits(self) -> bool:
-        """Whether the tensor maps exist, the arrays have rows of 16 bytes, and lengths fit 32 bits."""
+        """Whether tensor maps can describe the work, rows are multiples of 16 bytes, and lengths fit 32 bits."""
         positions = self._gradient_positions if self.direction == Direction.INPUT_GRAD else [self._input_positions]
         corners = [x for each in positions for x in (*each.lower, *each.upper)]
         spans = [d * (k - 1) for d, k in zip(self.window.dilation, self.kernel, strict=True)]
-        aligned = self.images[3] % ROW_MULTIPLE == 0 and self.positions[3] % ROW_MULTIPLE == 0
+        aligned = self.images[3] % ROW_MULTIPLE == 0 and self.outputs[3] % ROW_MULTIPLE == 0
         small = max(self.window.stride) <= MAX_STRIDE and all(-MAX_POSITION <= x < MAX_POSITION for x in corners)
-        few = len(positions) <= MAX_REMAINDERS and max(spans) <= MAX_OFFSET
+        few = len(positions) <= MAX_PHASES and max(spans) <= MAX_OFFSET
         return aligned and small and few and max(self.lengths) <= MAX_LENGTH
 
     def _maps(self, work: Bfloat16Product) -> list[TensorMap]:
         """The tensor maps of A, and that of B."""
-        (n, h, w, c), (_, oh, ow, o), (kh, kw) = self.images, self.positions, self.kernel
+        (n, h, w, c), (_, oh, ow, o), (kh, kw) = self.images, self.outputs, self.kernel
         x, g, filters = (c, w, h, n), (o, ow, oh, n), (c, kh * kw, o)
         of_a, of_b = work.box_lengths(0), work.box_lengths(1)
         if self.direction == Direction.FORWARD:
@@ -146,18 +146,18 @@ class Bfloat16Conv(NamedTuple):
 
     @property
     def _gradient_positions(self) -> list[Im2col]:
-        """The positions in the output's gradient for the pixels of the input with the same remainders."""
-        return [self._positions_of(each) for each in product(*map(range, self.remainders))]
+        """For each phase, the positions in the output's gradient."""
+        return [self._positions_of(phase) for phase in product(*map(range, self.phases))]
 
-    def _positions_of(self, remainders: tuple[int, ...]) -> Im2col:
+    def _positions_of(self, phase: tuple[int, ...]) -> Im2col:
         """See `_gradient_positions`."""
         lower, upper = [], []
         for axis in (1, 0):
-            w, i = self.window, remainders[axis]
+            w, i = self.window, phase[axis]
             last = sub_filter(i, self.kernel[axis], w.stride[axis], w.padding[axis], w.dilation[axis]).last
             pixels = -(-(self.images[1 + axis] - i) // w.stride[axis])
             lower.append(last)
-            upper.append(last + pixels - self.positions[1 + axis])
+            upper.append(last + pixels - self.outputs[1 + axis])
         return Im2col((lower[0], lower[1]), (upper[0], upper[1]))
 
     def cuda_kernel(self, work: Bfloat16Product) -> CudaKernel:
@@ -165,11 +165,11 @@ class Bfloat16Conv(NamedTuple):
         w = self.window
         pairs = zip(("K", "S", "P", "D"), (self.kernel, w.stride, w.padding, w.dilation), strict=True)
         macros = {name + axis: pair[i] for name, pair in pairs for i, axis in enumerate("HW")}
-        macros |= dict(zip(("REMAINDERS_H", "REMAINDERS_W"), self.remainders, strict=True))
+        macros |= dict(zip(("PHASES_H", "PHASES_W"), self.phases, strict=True))
         macros["DIRECTION"] = int(self.direction)
         names = "bfloat16_conv", "sum_bfloat16_conv_splits"
-        row = self.positions[3] if self.direction == Direction.FORWARD else self.images[3]
-        numbers = (*self.images, *self.positions[1:])
+        row = self.outputs[3] if self.direction == Direction.FORWARD else self.images[3]
+        numbers = (*self.images, *self.outputs[1:])
         return work.kernel("conv/bfloat16_conv.cu", names, numbers, row, self._maps(work), macros)
 
 
@@ -189,7 +189,7 @@ def _rule(direction: Direction, shapes: Callable[..., tuple[Any, Any, Any]]) -> 
         if target.capability != CAPABILITY or target.by_member or window.groups != 1:
             return []
         conv = Bfloat16Conv(direction, *shapes(a.shape, b.shape, window, *size.values()), window)
-        if 0 in conv.images or 0 in conv.positions or not conv.fits():
+        if 0 in conv.images or 0 in conv.outputs or not conv.fits():
             return []
         found = fastest_splits(conv.product(target))
         return [conv.cuda_kernel(work) for work in found if work.tile.n != UNEVEN or conv.lengths[2] % UNEVEN == 0]

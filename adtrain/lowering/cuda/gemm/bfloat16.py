@@ -34,7 +34,7 @@ FLOAT32 = np.dtype("float32")
 
 @dataclass(frozen=True)
 class Bfloat16Tile:
-    """Template arguments of `gemm/bfloat16_product.cuh`.
+    """Macros of `gemm/bfloat16_product.cuh`.
 
     Args:
         m, n: rows and columns of a tile (TILE_M, TILE_N).
@@ -77,11 +77,10 @@ class Bfloat16Product:
 
     Attributes:
         lengths: batch, M, N and K.
-        mn_major: whether A and B are not K-major.
+        mn_major: of A and B, whether it is not K-major.
         splits: of K, for the tiles of the last wave if they do not fill all multiprocessors.
         box: elements of a row of a box of A and of B: one of BOXES.
-        row_cycles: the cycles in which TMA copies a row of a box of each operand, if that may take longer than the
-            products.
+        row_cycles: of A and B, the cycles in which TMA copies a row of a box; 0 if the products always take longer.
     """
 
     target: Target
@@ -114,10 +113,8 @@ class Bfloat16Product:
         """An estimate of the time."""
         k_tiles = -(-self.lengths[3] // TILE_K)
         size = self.tile.m * self.tile.n
-
         boxes = zip((self.tile.m, self.tile.n), self.box, self.row_cycles, strict=True)
         copies = sum(length * TILE_K / box * cycles for length, box, cycles in boxes)
-
         stage, stores = max(TILE_K * size / self.tile.macs, copies), size / STORED
         waves = -(-(self._tiles - self._split_tiles) // self.target.multiprocessors)
         cycles = START + waves * k_tiles * stage + (min(waves, 1) if self.tile.pingpong else waves) * stores
@@ -136,7 +133,7 @@ class Bfloat16Product:
         maps: Sequence[TensorMap],
         definitions: Mapping[str, int] | None = None,
     ) -> CudaKernel:
-        """The launches: multiply, with split-K add.
+        """The launches: one multiplies, and with split-K another one adds.
 
         Args:
             names: of the kernels.
@@ -146,8 +143,7 @@ class Bfloat16Product:
         """
         whole, split = self._tiles - self._split_tiles, self._split_tiles
         size = self.tile.m * self.tile.n
-        sums = split * (self.splits * size if self.splits > 1 else 0)
-        scratch = memory_layout("SCRATCH", {"PARTIAL_SUMS": (4, sums)})
+        scratch = memory_layout("SCRATCH", {"PARTIAL_SUMS": (4, split * self.splits * size)})
 
         def launch(name: str, blocks: int, threads: int, shared: int, *others: MemoryLayout) -> CudaLaunch:
             return CudaLaunch(
@@ -194,7 +190,7 @@ class Bfloat16Product:
 
 
 def fastest_splits(product: Bfloat16Product) -> Sequence[Bfloat16Product]:
-    """For each tile the number of splits with the fewest cycles; the fastest first."""
+    """The product by each of TILES, with the splits that take the fewest cycles; the fastest first."""
     found = []
     for tile in TILES:
         products = (replace(product, tile=tile, splits=splits) for splits in SPLITS)
