@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import pytest
 from config_files import load, small
@@ -34,13 +34,14 @@ def annotated_options() -> list[Any]:
             if spec not in CONTAINERS:
                 hints = get_type_hints(spec.target, include_extras=True)
                 found |= {f"{family} {kind} {name}": hints[name] for name in spec.model_fields if name in hints}
-    in_both = {
-        name: hint
-        for name, hint in found.items()
-        if is_option(hint) and not any(isinstance(mark, InConfig) for mark in split(hint)[1])
-    }
+    in_both = {name: hint for name, hint in found.items() if is_option(hint) and not _differs(hint)}
     assert len(in_both) > 80
     return [pytest.param(hint, id=name) for name, hint in in_both.items()]
+
+
+def _differs(hint: Any) -> bool:
+    """Whether a config has other values than Python."""
+    return any(isinstance(mark, InConfig) for each in (hint, *get_args(hint)) for mark in split(each)[1])
 
 
 @pytest.mark.parametrize("hint", annotated_options())
@@ -86,7 +87,7 @@ WRONG = [
     (nn.Linear, "out_features", "3000000000", 3000000000, "an integer in [1, 2^31)"),
     (nn.Linear, "bias", "1", 1, "true or false"),
     (nn.Linear, "weight_init", "he", "he", "one of kaiming_uniform, kaiming_normal, xavier_uniform, xavier_normal, "
-     "orthogonal, trunc_normal, normal"),
+     "orthogonal, trunc_normal, normal, identity, dirac, partial_dirac"),
     (nn.Conv2d, "kernel_size", "[3, 3, 3]", (3, 3, 3), "an integer in [1, 2^31) or a list of 2 of them"),
     (nn.Conv2d, "padding", "full", "full", "an integer in [0, 2^31) or a list of 2 of them or 'same'"),
     (nn.Conv2d, "padding", "-1", -1, "an integer in [0, 2^31) or a list of 2 of them or 'same'"),

@@ -95,8 +95,8 @@ class Lowering:
         if equation.is_view or equation.has(Trait.COLLECTIVE) or (is_loops(equation) and not equation.members):
             return 0
         if generated := self._generated(equation):
-            return generated[0].scratch
-        return int((kernel or self.chosen(equation)).scratch or 0)  # the bytes of a memory layout
+            return int(generated[0].scratch)  # the bytes of a memory layout
+        return int((kernel or self.chosen(equation)).scratch or 0)
 
     def candidates(self, equation: Equation) -> list[Candidate]:
         """The candidates for an equation: kernels, the one to prefer first, then library calls."""

@@ -15,6 +15,7 @@ TENSOR_MAP_WORDS = 16
 """The 64-bit words of a tensor map."""
 ELEMENT_BYTES = 2
 """The bytes of a bfloat16."""
+UINT32, UINT64 = driver.cuuint32_t, driver.cuuint64_t
 BFLOAT16 = driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
 SWIZZLES = {
     64: driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
@@ -49,8 +50,8 @@ def encoded(described: TensorMap, address: int) -> Sequence[int]:
 
 
 def _lengths(values: Sequence[int]) -> list[driver.cuuint64_t]:
-    return [driver.cuuint64_t(n) for n in values]
+    return [UINT64(n) for n in values]
 
 
 def _numbers(values: Sequence[int]) -> list[driver.cuuint32_t]:
-    return [driver.cuuint32_t(n) for n in values]
+    return [UINT32(n) for n in values]
