@@ -347,7 +347,9 @@ def test_color_jitter_does_not_bound_images_that_are_not_bytes() -> None:
 def test_color_jitter_refuses_options_and_images_without_colours() -> None:
     with pytest.raises(ad.OptionError, match=r"color_jitter: found nothing to do, expected brightness, "):
         ColorJitter()
-    with pytest.raises(ad.ShapeError, match=r"color_jitter: found 1 channels, expected images of 1 or 3 channels, "):
+    with pytest.raises(
+        ad.ShapeError, match=r"color_jitter: found images of shape \(1, 4, 4\), expected 3 channels for"
+    ):
         ColorJitter(hue=0.1).check((8, 1, 4, 4))
     ColorJitter(brightness=0.1, contrast=0.1).check((8, 1, 4, 4))
 

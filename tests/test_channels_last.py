@@ -19,7 +19,7 @@ from test_passes_random import assert_consistent
 import adtrain as ad
 from adtrain import nn, ops, passes
 from adtrain.backends.cpu.numpy_program import NumpyProgram
-from adtrain.backends.cuda.channels_last import BYTES_PER_CYCLE, channels_last
+from adtrain.backends.cuda.channels_last import channels_last
 from adtrain.backends.cuda.targets import H200
 from adtrain.core import tree
 from adtrain.core.fused import single_equations
@@ -27,6 +27,7 @@ from adtrain.core.program import Program
 from adtrain.core.scope import phase
 from adtrain.core.staging import stage
 from adtrain.core.types import BITS, NCHW, NHWC, permuted
+from adtrain.lowering.cuda.gemm.bfloat16 import BYTES_PER_CYCLE
 
 __all__ = ["host"]
 

@@ -98,7 +98,7 @@ def test_the_command_proposes_a_rate_and_draws_the_losses(tmp_path: Path, monkey
     arguments = "lr-find", "tiny.yaml", "--device", "cpu", "--rates", 5, "--steps", 12, "--from", 1e-4, "--to", 1
     lines = command(*arguments).stdout.splitlines()
     assert [line.split("  ")[0] for line in lines] == [
-        "smallest loss", "nearly as good 0.01 to 0.1", "proposal", "plot", "time",
+        "best rate", "nearly as good 0.01 to 0.1", "proposal", "plot", "time",
     ]  # fmt: skip
     assert lines[2] == "proposal       --set optimizer.adam.lr=0.032"
     plot = ElementTree.parse(tmp_path / "tiny-lr.svg").getroot()
@@ -110,13 +110,13 @@ def test_the_command_proposes_a_rate_and_draws_the_losses(tmp_path: Path, monkey
     assert Path(found["plot"]).read_bytes() == (tmp_path / "tiny-lr.svg").read_bytes()
 
 
-def test_a_smallest_loss_at_the_end_of_the_range_is_a_warning(
+def test_a_best_rate_at_the_end_of_the_range_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_config(tmp_path)
     command("lr-find", "tiny.yaml", "--device", "cpu", "--rates", 3, "--steps", 6, "--to", 1e-3)
-    reason = "the smallest loss is at 0.001, the end of the range; change --to"
+    reason = "the best rate is 0.001, the end of the range; change --to"
     assert caplog.messages == [f"adtrain: warning: optimizer.adam.lr: {reason}"]
 
 
@@ -127,6 +127,9 @@ def test_wrong_arguments_are_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
     assert line == f"{path}:12:1: sweep: found a sweep, expected none: --set sweep=null leaves it out"
     line = one_line(command("lr-find", path, "--from", 1, "--to", 0.1, expect=2))
     assert line == "--from is 1, expected less than --to, 0.1 (see 'adtrain lr-find --help')"
+    for value in (0, "nan"):
+        line = one_line(command("lr-find", path, "--from", value, expect=2))
+        assert line.startswith(f"Invalid value for '--from': found '{value}', expected a number above 0, at most 1e+30")
 
 
 def test_a_search_that_is_stopped_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

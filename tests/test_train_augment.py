@@ -198,7 +198,7 @@ def test_step_costs_have_a_row_for_augmentation(tmp_path: Path) -> None:
         ("[noise: -0.1]", "data.augment[0].noise.deviation: found -0.1, expected a number in [0, 3.4e38]"),
         ("[cutout: 0]", "data.augment[0].cutout.size: found 0, expected an integer in [1, 2^31)"),
         ("[mixup: 0]", "data.augment[0].mixup.alpha: found 0, expected a number in (0, 3.4e38]"),
-        ("[mixup, cutmix]", "data.augment[1] cutmix: found with another one that mixes images, expected one of them"),
+        ("[mixup, cutmix]", "data.augment[1] cutmix: found beside mixup, expected one augmentation that mixes images"),
         ("[flip: {probability: 0.3, alternate: true}]",
          "data.augment[0] flip: probability is 0.3, expected 0.5 with alternate"),
         ("[random_resized_crop: {ratio: [2, 1]}]",
@@ -226,8 +226,7 @@ def test_the_error_of_a_wrong_augmentation_names_its_key(tmp_path: Path, augment
         (["data.augment=[crop: {padding: 6, padding_mode: reflect}]"],
          "data.augment[0]: crop: padding is 6, expected less than the sides of an image, 6x6"),
         (["data.augment=[color_jitter: {hue: 0.1}]"],
-         "data.augment[0]: color_jitter: found 1 channels, expected images of 1 or 3 channels, and of 3 for saturation "
-         "and hue"),
+         "data.augment[0]: color_jitter: found images of shape (1, 6, 6), expected 3 channels for saturation and hue"),
     ],
 )  # fmt: skip
 def test_an_augmentation_that_does_not_fit_the_images_is_refused(

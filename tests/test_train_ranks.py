@@ -146,7 +146,7 @@ def test_the_memory_of_a_step_is_that_of_a_micro_batch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["data.shards=2", "training.micro_batch=8"], "found it beside data.shards, expected one of them"),
+        (["data.shards=2", "training.micro_batch=8"], "found 8 and data.shards 2, expected one of them"),
         (
             ["data.batch_size=10", "training.micro_batch=1"],
             "found 1, which divides batches of 10 into 16 parts, expected at most 10",

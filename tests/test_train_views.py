@@ -96,7 +96,8 @@ def test_eval_takes_views_and_an_exported_file_has_none(tmp_path: Path, caplog: 
         (["data.views=[flip, flip]"], "--set data.views: data.views[1]: found flip twice, expected each view once"),
         (
             [BOTH, "loss=mse"],
-            "--set data.views: expected none, as only classes whose loss takes labels have views",
+            "--set data.views: found [flip, shift], expected none: views need a loss of class labels, such as "
+            "cross_entropy",
         ),
     ],
 )
@@ -111,4 +112,6 @@ def test_rows_of_a_table_have_no_views(tmp_path: Path) -> None:
     settings = [f"data={{path: {tmp_path / 'rows.csv'}, test: 0.2, views: [flip]}}", "model.input=[2]"]
     with pytest.raises(ConfigError) as error:
         training.prepare(load(tmp_path, *settings))
-    assert str(error.value).endswith("data.views: found examples of shape [2, 1, 1], expected images to change")
+    assert str(error.value).endswith(
+        "data.views: found examples of shape [2, 1, 1], expected images of at least 2x2 pixels"
+    )

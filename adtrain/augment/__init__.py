@@ -6,9 +6,9 @@ Typical use:
     for change in (augment.Crop(4), augment.Flip(), augment.Mixup(0.2)):
         batch = change(batch, rng)
 
-Pixels from outside of an image are 0, black. Random numbers depend only on `rng` (seed and step) and on the
-augmentation's name, not on the other augmentations or their order. A resumed run draws the same numbers as an
-uninterrupted one.
+Pixels from outside of an image are 0, black, unless a crop reflects. Random numbers depend only on `rng` (seed and
+step) and on the augmentation's name, not on the other augmentations or their order. A resumed run draws the same
+numbers as an uninterrupted one.
 """
 
 from __future__ import annotations

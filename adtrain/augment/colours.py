@@ -27,10 +27,10 @@ Turn = Annotated[float, Bounds(ge=0, le=0.5)]
 class ColorJitter(Augmentation):
     """Brightness, contrast, saturation and hue of each image, changed in this order.
 
-    The formulas are those of torchvision. The first three are multiplied by a random factor: for brightness 0.4 it is
-    within 1 - 0.4 and 1 + 0.4, and not below 0. Contrast is the distance from the mean grey of the image, saturation
-    that from the grey of the pixel. The hue is turned by up to `hue` of a full circle in either direction. Pixels of
-    images of bytes stay within 0 and 255.
+    The formulas are those of torchvision, which draws the order. The first three are multiplied by a random factor: for
+    brightness 0.4 it is within 1 - 0.4 and 1 + 0.4, and not below 0. Contrast is the distance from the mean grey of the
+    image, saturation that from the grey of the pixel. The hue is turned by up to `hue` of a full circle in either
+    direction. Pixels of images of bytes stay within 0 and 255.
     """
 
     _: KW_ONLY
@@ -46,9 +46,10 @@ class ColorJitter(Augmentation):
 
     def check(self, shape: Shape) -> None:
         super().check(shape)
-        if shape[1] not in (1, 3) or (shape[1] == 1 and (self.saturation or self.hue)):
-            expected = "images of 1 or 3 channels, and of 3 for saturation and hue"
-            raise ShapeError(f"color_jitter: found {shape[1]} channels, expected {expected}")
+        of_colour = self.saturation > 0 or self.hue > 0
+        if shape[1] != 3 and (shape[1] != 1 or of_colour):
+            expected = "3 channels for saturation and hue" if of_colour else "1 or 3 channels"
+            raise ShapeError(f"color_jitter: found images of shape {shape[1:]}, expected {expected}")
 
     def factor(self, rng: Value, name: str, strength: float, images: Value) -> Value:
         """A uniform number for each image, (N, 1, 1, 1), within 1 - `strength` and 1 + `strength`, and not below 0."""

@@ -48,7 +48,7 @@ class Move(Augmentation):
 def leading_moves(augmentations: Sequence[Augmentation]) -> list[Move]:
     """The augmentations at the beginning that `moved` composes.
 
-    A crop with black padding alone is none of them: it is one gather from padded images.
+    A single crop with black padding is not composed: it is one gather from padded images.
     """
     found = list(takewhile(lambda change: isinstance(change, Move), augmentations))
     moves = [change for change in found if isinstance(change, Move)]
@@ -133,7 +133,7 @@ class RandomResizedCrop(Augmentation):
     C. Szegedy et al., "Going deeper with convolutions", CVPR 2015. The part has a random fraction of the area, within
     `scale`, and a random ratio of width to height, whose logarithm is uniform, within `ratio`. If it does not fit, it
     is drawn again, up to ATTEMPTS times; then it is the largest one in the middle with a ratio in the interval, as in
-    torchvision.
+    torchvision. There is no antialiasing.
     """
 
     scale: tuple[Area, Area] = (0.08, 1.0)

@@ -1,6 +1,6 @@
 """The command line interface: the table of commands.
 
-Each is a module of this package, which is imported when it is called.
+Each command is a module of this package, which is imported when the command is called.
 """
 
 from __future__ import annotations

@@ -54,9 +54,9 @@ def command(
 ) -> None:
     """Propose a learning rate for CONFIG: train it for some steps with many rates at once, from the same weights.
 
-    The rates are constant, and their logarithms equidistant. The loss of a rate is the mean training loss over its
-    steps. The proposal is the middle of the rates whose loss is nearly as small as the smallest one. It is a rate to
-    begin with, or the highest one of a schedule: longer trainings often end better with a smaller one. No run is
+    The rates are constant, and evenly spaced on a logarithmic scale. The loss of a rate is the mean training loss over
+    its steps. The proposal is the middle of the rates whose loss is nearly as small as the smallest one. It is a rate
+    to begin with, or the highest one of a schedule: longer trainings often end better with a smaller one. No run is
     written.
     """
     if low >= high:
@@ -74,7 +74,7 @@ def command(
         raise SystemExit(signals.exit_code)
     if found.is_at_end:
         end = "--from" if found.best == 0 else "--to"
-        warn(key, f"the smallest loss is at {found.tried[found.best].rate:g}, the end of the range; change {end}")
+        warn(key, f"the best rate is {found.tried[found.best].rate:g}, the end of the range; change {end}")
     path = output or Path(f"{cfg.name}-lr.svg")
     write_file(path, rate_plot.svg(found).encode())
     seconds = perf_counter() - started
@@ -87,9 +87,9 @@ def command(
         return
     lost = [x.rate for x in found.tried if x.loss is None]
     lines = [
-        f"smallest loss  {best.loss:.4g} at rate {best.rate:.2g}" if best.loss is not None else "",
+        f"best rate      {best.rate:.2g}" + ("" if best.loss is None else f", loss {best.loss:.4g}"),
         f"nearly as good {first:.2g} to {last:.2g}",
-        f"not finite     from {min(lost):.2g} on" if lost else "",
+        f"not finite     {counted(len(lost), 'rates')}, from {min(lost):.2g} on" if lost else "",
         f"proposal       --set {key}={found.proposal:g}",
         f"plot           {path}",
         f"time           {seconds:.1f} s",

@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from math import isnan
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
@@ -54,6 +55,12 @@ class Number(_Checked, click.FloatRange):
     def expected(self) -> str:
         return f"a number{_bounds(self)}"
 
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if isnan(number):
+            self.fail(f"found {value!r}, expected {self.expected()}", param, ctx)
+        return number
+
 
 class OneOf(_Checked, click.Choice[str]):
     """One of some words."""
@@ -64,9 +71,9 @@ class OneOf(_Checked, click.Choice[str]):
 
 
 def _bounds(kind: click.IntRange | click.FloatRange) -> str:
-    if kind.max is not None:
-        return f" from {kind.min} to {kind.max}"
-    return f" above {kind.min}" if kind.min_open else f" of at least {kind.min}"
+    if kind.max is None:
+        return f" above {kind.min}" if kind.min_open else f" of at least {kind.min}"
+    return f" above {kind.min}, at most {kind.max}" if kind.min_open else f" from {kind.min} to {kind.max}"
 
 
 class HeadedCommand(click.Command):

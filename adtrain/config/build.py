@@ -177,8 +177,9 @@ def augmentations(cfg: Config) -> tuple[augment.Augmentation, ...]:
         change = _construct(cfg, path, spec, spec.options())
         if any(type(change) is type(other) for other in built):
             raise _error(cfg, path, spec.kind, "found twice, expected each augmentation once")
-        if isinstance(change, augment.Mixing) and any(isinstance(other, augment.Mixing) for other in built):
-            raise _error(cfg, path, spec.kind, "found with another one that mixes images, expected one of them")
+        others = [other.kind() for other in built if isinstance(other, augment.Mixing)]
+        if isinstance(change, augment.Mixing) and others:
+            raise _error(cfg, path, spec.kind, f"found beside {others[0]}, expected one augmentation that mixes images")
         built.append(change)
     return tuple(built)
 

@@ -111,8 +111,8 @@ class Data(_Files):
     augment: list[Augmentation] | None = Field(None, description="random changes of each training batch, in this order")
     views: list[View] | None = Field(
         None,
-        description="changes of each evaluated image, whose probabilities are averaged: flip adds mirror images, shift "
-        "moves by one pixel",
+        description="views of each evaluated image, whose probabilities are averaged: flip adds the mirror image, "
+        "shift the image moved by one pixel in two directions",
     )
 
     @property
@@ -174,8 +174,8 @@ class ParameterGroup(Section):
     """
 
     paths: Patterns = Field(
-        description="a pattern such as *.bias, or a list of them; vectors: all arrays of one axis, which are biases "
-        "and weights of normalisation layers"
+        description="a pattern such as *.bias, or a list of them; vectors: all arrays of one axis, such as biases and "
+        "weights of normalisation layers"
     )
     lr_factor: Positive | None = Field(None, description="a factor on the learning rate")
     weight_decay: NonNegative | None = Field(None, description="in place of the optimizer's weight decay")
@@ -224,8 +224,8 @@ class Training(Section):
     clip_value: Positive | None = Field(None, description="clamp each element of the gradients to plus or minus this")
     micro_batch: Size | None = Field(
         None,
-        description="images of a batch whose gradient is computed at a time; chooses data.shards, and needs the memory "
-        "of such a part of the batch",
+        description="the most examples of a batch whose gradients are computed at a time, to save memory; sets "
+        "data.shards",
     )
     average: Average | None = Field(
         None, description="an average of the weights over the steps, which is evaluated and saved as the model"
@@ -311,8 +311,8 @@ class Config(Section):
     optimizer: Optimizer = Field(description="an optimizer, such as adam")
     parameter_groups: list[ParameterGroup] | None = Field(
         None,
-        description="parameters with another learning rate or weight decay, or without training; no_decay: no weight "
-        "decay for biases and normalisation layers",
+        description="parameters with another learning rate or weight decay, or that are not trained; no_decay: no "
+        "weight decay for arrays of one axis, such as biases",
     )
     schedule: Schedule = Field(
         default_factory=lambda: SCHEDULES["constant"](), description="a learning-rate schedule, such as cosine"

@@ -214,6 +214,8 @@ def _reported(path: Path) -> Iterator[None]:
         yield
     except (OSError, *damaged, RuntimeError, ValueError) as error:  # RuntimeError for an encrypted archive
         cause = getattr(error, "strerror", None) or error
+        if isinstance(error, tarfile.ReadError):  # its text has a line for each way of compression
+            cause = "it is no zip or tar archive, or it is damaged"
         raise DataError(f"{path}: cannot be read ({cause})") from error
 
 

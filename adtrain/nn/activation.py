@@ -67,7 +67,10 @@ class Hardswish(_Activation):
 
 @dataclass(frozen=True)
 class PReLU(_Activation):
-    """x where x > 0, weight x elsewhere (He et al. 2015); one weight, or one for each channel."""
+    """x where x > 0, weight x elsewhere (He et al. 2015); one weight, or one for each channel.
+
+    `init_value` is the option `init` of torch.nn.PReLU.
+    """
 
     num_parameters: Size = 1
     _: KW_ONLY
@@ -93,7 +96,7 @@ class PReLU(_Activation):
 
 @dataclass(frozen=True)
 class Scale(Module):
-    """factor x; with 1 the input itself, for a branch that passes it on."""
+    """The input times `factor`. With factor 1 a branch passes its input on."""
 
     factor: Number
 

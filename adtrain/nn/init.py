@@ -76,7 +76,7 @@ def normal(shape: Shape, rng: np.random.Generator) -> Draw:
 
 
 def identity(shape: Shape, rng: np.random.Generator) -> Draw:
-    """The unit matrix, as torch.nn.init.eye_; of a filter see `dirac`."""
+    """The unit matrix, as torch.nn.init.eye_; for a filter as `dirac`."""
     return dirac(shape, rng)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from adtrain.core.errors import AdtrainError, ShapeError
 from adtrain.nn import fields
 from adtrain.nn.fields import IMAGE_AXES
 from adtrain.nn.module import Mode, Module, Params, Shape, State
-from adtrain.option_types import Fraction, NonNegative, Size, SizeOrShape
+from adtrain.option_types import Expected, Fraction, NonNegative, Size, SizeOrShape
 
 
 class _NormLayer(Module):
@@ -30,7 +30,7 @@ class _BatchNorm(_NormLayer):
     _: KW_ONLY
     eps: NonNegative = 1e-5
     momentum: Fraction = 0.1
-    affine: Literal["weight", "bias"] | bool = True
+    affine: Annotated[Literal["weight", "bias"] | bool, Expected("weight, bias, true or false")] = True
     sync: bool = False
 
     def output_shape(self, shape: Shape) -> Shape:

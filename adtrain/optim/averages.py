@@ -15,7 +15,7 @@ from adtrain.core.checked_arguments import CheckedArguments
 from adtrain.option_types import Fraction, Probability, Size
 
 AverageState = dict[str, Any]
-"""What an average consists of: "params" and "statistics", trees like the parameters and the running statistics."""
+"""The averages: "params" and "statistics", trees like the parameters and the running statistics."""
 
 
 class Average(CheckedArguments):
@@ -27,7 +27,7 @@ class Average(CheckedArguments):
 
     @abstractmethod
     def updated(self, params: Any, statistics: Any, average: AverageState, step: Value) -> tuple[Any, AverageState]:
-        """The weights and the average after step `step`, int64 (), counted from 0, which gave `params`."""
+        """The weights and the average after a step: `step`, int64 (), counts from 0, and `params` are its result."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,10 @@ class EMA(Average):
 
 @dataclass(frozen=True)
 class Lookahead(Average):
-    """Slow weights: after each `steps` steps s ← s + alpha (p - s), and p ← s (Zhang et al. 2019)."""
+    """Slow weights: after every `steps` steps s ← s + alpha (p - s), and p ← s (Zhang et al. 2019).
+
+    Running statistics are the latest ones.
+    """
 
     steps: Size = 5
     alpha: Probability = 0.5

@@ -1,4 +1,4 @@
-"""Groups of parameters by their paths: with another learning rate or weight decay, or without training."""
+"""Parameter groups: parameters, chosen by their paths, with other options than the rest, or not trained."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from adtrain.optim.optimizer import Optimizer, OptState, Part, Tree, named, upda
 from adtrain.option_types import NonNegative, Patterns, Positive
 
 VECTORS = "vectors"
-"""The pattern of all arrays of one axis: biases, and weights of normalisation layers."""
+"""The pattern of all arrays of one axis, such as biases and weights of normalisation layers."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Group(CheckedArguments):
     """Options of the parameters whose paths match a pattern. An option that is None is the optimizer's.
 
     A path is that of `model.safetensors`, such as "0.weight". In a pattern `*` stands for any text, `?` for a
-    character. The pattern `vectors` stands for all arrays of one axis: biases, and weights of normalisation layers.
+    character. The pattern `vectors` stands for all arrays of one axis, such as biases and weights of normalisation
+    layers.
 
     Attributes:
         paths: a pattern, or several.
@@ -72,7 +73,7 @@ def _decays(optimizer: Optimizer) -> list[str]:
 
 
 NO_DECAY = Group(VECTORS, weight_decay=0.0)
-"""No weight decay for biases and normalisation layers."""
+"""No weight decay for arrays of one axis, such as biases and weights of normalisation layers."""
 
 
 class Sources(NamedTuple):

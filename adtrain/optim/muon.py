@@ -33,7 +33,7 @@ COEFFICIENTS = 3.4445, -4.7750, 2.0315
 EPS = 1e-7
 """The least norm by which a matrix is divided."""
 REST = AdamW(3e-4, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0)
-"""What updates arrays that are no matrices, as in the reference implementation."""
+"""The optimizer of arrays of one axis, as in the authors' implementation."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ class Muon(Optimizer):
     other arrays, and those whose paths match `rest_paths`, such as embeddings and the last layer; its learning rate has
     the same schedule. `adjust_lr_fn` multiplies the rate by √max(1, rows / columns) ("original"), by 0.2 √max(rows,
     columns) ("match_rms_adamw"), or by 1 ("none"). With `normalize_weights` a matrix is scaled before its update, so
-    that its norm is the root of the number of its rows.
+    that its norm is the root of the number of its rows (Jordan 2024, "94% on CIFAR-10 in 3.29 seconds"). The defaults
+    are those of the authors' implementation, not of PyTorch.
 
     State: "step", with momentum "momentum_buffer", and that of `rest`. The trees of the parameters are dicts by path.
     """

@@ -55,7 +55,7 @@ class Optimizer(CheckedArguments):
         return changed
 
     def label(self, path: str) -> Hashable:
-        """What parameters at this path have in common with others that are updated by the same numbers."""
+        """The label of the parameter at this path. Parameters with equal labels are updated by the same numbers."""
         return None
 
     def trains(self, path: str) -> bool:
@@ -167,7 +167,7 @@ def initial_in_parts(params: Tree, parts: Iterable[Part]) -> OptState:
 
 
 def updated_in_parts(params: Tree, grads: Tree, state: OptState, parts: Iterable[Part]) -> tuple[Tree, OptState]:
-    """`updated` of parameters that are updated in parts. A state that is no dict by path is that of all parts."""
+    """`updated` of parameters that are updated in parts. They share a state that is no dict by path, such as "step"."""
     arrays, gradients, structure = named(params), named(grads), tree.flatten(params)[1]
     new = dict(state)
 

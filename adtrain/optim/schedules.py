@@ -21,7 +21,7 @@ from adtrain.option_types import AtLeastOne, Count, Fraction, NonNegative, Posit
 HIGH = 1e300
 """Stands for the lowest loss before the first epoch ends."""
 MAX_STEPS = 2.0**53
-"""Larger numbers of steps have no digits for the last one."""
+"""float64 cannot tell larger numbers of steps apart."""
 
 
 class Schedule(CheckedArguments):
@@ -89,7 +89,7 @@ class Cosine(Schedule):
 class CosineRestarts(Schedule):
     """Half a cosine from 1 to `final` in each period (Loshchilov and Hutter 2017), as CosineAnnealingWarmRestarts.
 
-    A period is `period_factor` times as long as the one before it.
+    A period is `period_factor` times as long as the one before it. PyTorch names these options T_0 and T_mult.
     """
 
     period: Steps
@@ -115,7 +115,7 @@ class CosineRestarts(Schedule):
 
 @dataclass(frozen=True)
 class Polynomial(Schedule):
-    """(1 - step / total_steps) ** power, from 1 to `final`, as PolynomialLR of PyTorch; with power 1 a line."""
+    """final + (1 - final) (1 - step / total_steps) ** power, as PolynomialLR of PyTorch; with power 1 a line."""
 
     total_steps: Size
     power: Positive = 1.0
@@ -145,7 +145,7 @@ class Triangular(Schedule):
 
 @dataclass(frozen=True)
 class Trapezoid(Schedule):
-    """1, then a line to `final` over the last part of the steps, the fraction `decay` (Hu et al. 2024).
+    """1, then a line to `final` over the fraction `decay` of the steps, the last ones (Hu et al. 2024).
 
     With a warm-up, which every schedule can have, it is "warm-up, stable, decay".
     """
@@ -189,9 +189,9 @@ class OneCycle(Schedule):
 
 @dataclass(frozen=True)
 class Plateau(Schedule):
-    """Multiplies the rate by `factor` where the training loss stops falling, as ReduceLROnPlateau of PyTorch.
+    """Multiplies the rate by `factor` when the training loss stops falling, as ReduceLROnPlateau of PyTorch.
 
-    The loss is the mean over the examples of an epoch while the weights change. It has fallen if it is below
+    The loss is the mean over the examples of an epoch, each with the weights of its step. It has fallen if it is below
     (1 - threshold) times the lowest one so far. After more than `patience` epochs in which it has not, the rate is
     multiplied, but not to less than `lowest` times the first one, and the count begins again.
 

@@ -20,7 +20,7 @@ from adtrain.sweeps.session import Session
 from adtrain.sweeps.wave import WaveTraining, run_to_end
 
 NEARLY = 0.1
-"""A rate is nearly as good as the best one if it loses at most this part of the largest decrease of the loss."""
+"""A rate is nearly as good as the best one if its decrease of the loss is smaller by at most this part."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RateSearch:
 
     @property
     def smooth(self) -> list[float]:
-        """The loss at each rate: the median of it and its two neighbours. It is infinite where numbers were not."""
+        """The loss at each rate: the median of it and its two neighbours. A loss of None counts as infinite."""
         losses = [inf if x.loss is None else x.loss for x in self.tried]
         padded = [losses[0], *losses, losses[-1]]
         return [sorted(padded[i : i + 3])[1] for i in range(len(losses))]
@@ -72,7 +72,7 @@ class RateSearch:
 
     @property
     def proposal(self) -> float:
-        """The geometric middle of the rates that are nearly as good, of two digits."""
+        """The geometric mean of the first and the last rate that are nearly as good, with two digits."""
         first, last = self.near
         return float(f"{sqrt(self.tried[first].rate * self.tried[last].rate):.1e}")
 

@@ -207,7 +207,7 @@ def check_augmentations(experiment: Experiment) -> None:
 
 
 def check_views(cfg: Config, net: Network, shape: Shape) -> None:
-    """Check that `data.views` fits the shape of the images, and the outputs are the probabilities of classes."""
+    """Raise ConfigError unless `data.views` fits the shape of the images (C, H, W), and the loss takes class labels."""
     views = cfg.data.views or []
     for i, view in enumerate(views):
         if view in views[:i]:
@@ -215,9 +215,12 @@ def check_views(cfg: Config, net: Network, shape: Shape) -> None:
     if not views:
         return
     if not (type(net.task) is Classification and not net.task.one_hot):
-        raise cfg.error_at(("data", "views"), "expected none, as only classes whose loss takes labels have views")
+        reason = f"found [{', '.join(views)}], expected none: views need a loss of class labels, such as cross_entropy"
+        raise cfg.error_at(("data", "views"), reason)
     if min(shape[1:]) < 2:
-        raise cfg.error_at(("data", "views"), f"found examples of shape {found(shape)}, expected images to change")
+        raise cfg.error_at(
+            ("data", "views"), f"found examples of shape {found(shape)}, expected images of at least 2x2 pixels"
+        )
 
 
 def warn_of_init_from(experiment: Experiment) -> None:

@@ -246,7 +246,9 @@ def with_shards(cfg: Config) -> Config:
     ranks = communicator.current().size
     if (size := cfg.training.micro_batch) is not None:
         if cfg.data.shards is not None:
-            raise cfg.error_at(("training", "micro_batch"), "found it beside data.shards, expected one of them")
+            raise cfg.error_at(
+                ("training", "micro_batch"), f"found {size} and data.shards {cfg.data.shards}, expected one of them"
+            )
         shards = 1
         while shards < ranks or shards * size < cfg.data.batch_size:
             shards *= 2

@@ -98,8 +98,8 @@ by the sum of their weights, so it does not depend on their order. The training 
 batches, weighted by their numbers of images.
 """,
     "optimizer": """\
-Options have the names and meanings of PyTorch. [Set the optimizer by parameter](../how-to/optimizers.md) has parameter
-groups and Muon.
+Options have the names and meanings of PyTorch. [Set the optimizer](../how-to/optimizers.md) explains parameter groups
+and Muon.
 """,
     "schedule": """\
 A schedule is a factor on the optimizer's learning rate. Schedules count in epochs: `step_size`, `milestones`, `period`,
@@ -107,7 +107,7 @@ A schedule is a factor on the optimizer's learning rate. Schedules count in epoc
 `warmup_epochs` or `warmup_steps` the learning rate first rises linearly, then the schedule starts.
 """,
     "average": """\
-`training.average` names one. [Set the optimizer by parameter](../how-to/optimizers.md#averages-of-weights) says more.
+`training.average` names one. [Averages of weights](../how-to/optimizers.md#averages-of-weights) explains them.
 """,
     "data set": """\
 `data.dataset` names one. All but `mnist`, which is part of the package, are downloaded by `adtrain data fetch NAME`.
