@@ -109,7 +109,11 @@ def test_the_batch_of_a_training_step_can_be_chosen(trained: Path, tmp_path: Pat
         ("net.c", ["--int8", "--simd"], "--int8 needs no vector extensions and keeps its weights in the C file"),
         ("net.c", ["--training", "--simd"], "--training changes weights in float32, which are in the C file"),
         ("net.c", ["--max-loss", "1"], "--max-loss is for --int8"),
-        ("net.c", ["--int8", "--max-loss", "nan"], "--max-loss: found nan, expected percentage points"),
+        (
+            "net.c",
+            ["--int8", "--max-loss", "nan"],
+            "Invalid value for '--max-loss': found 'nan', expected a finite number",
+        ),
         ("net.c", ["--batch-size", "1"], "--batch-size is for --training"),
         ("net.c", ["--weights", "net.h"], "net.h: is the C file or its header"),
     ],

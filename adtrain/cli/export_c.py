@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isnan
 from os.path import realpath
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,8 +79,6 @@ class Options(NamedTuple):
             )
         if self.max_loss is not None and not self.int8:
             raise AdtrainError("--max-loss is for --int8")
-        if self.max_loss is not None and isnan(self.max_loss):
-            raise AdtrainError("--max-loss: found nan, expected percentage points such as 0.2")
         if self.batch_size is not None and not self.training:
             raise AdtrainError("--batch-size is for --training")
         if self.weights is not None and realpath(self.weights) in map(realpath, (output, header_of(output))):

@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from math import isnan
+from math import isfinite
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
@@ -50,15 +50,15 @@ class Whole(_Checked, click.IntRange):
 
 
 class Number(_Checked, click.FloatRange):
-    """A number with bounds."""
+    """A finite number with bounds."""
 
     def expected(self) -> str:
         return f"a number{_bounds(self)}"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
-        if isnan(number):
-            self.fail(f"found {value!r}, expected {self.expected()}", param, ctx)
+        if not isfinite(number):
+            self.fail(f"found {value!r}, expected a finite number{_bounds(self)}", param, ctx)
         return number
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,6 @@ from adtrain.cli.options import Number, RunPath, Whole, device_option, json_opti
 from adtrain.cli.output import note_precision, print_json, show
 from adtrain.core.errors import AdtrainError
 from adtrain.training import Trust, model_file, sampling
-
-
-def _checked_temperature(ctx: click.Context, param: click.Parameter, value: float) -> float:
-    if not math.isfinite(value):
-        raise click.BadParameter(f"found {str(value)!r}, expected a finite number above 0", ctx, param)
-    return value
 
 
 @click.command()
@@ -37,7 +30,6 @@ def _checked_temperature(ctx: click.Context, param: click.Parameter, value: floa
     metavar="T",
     default=1.0,
     show_default=True,
-    callback=_checked_temperature,
     help="Divides the logarithms of the probabilities: below 1 the text is more predictable, above 1 more varied.",
 )
 @click.option("--prompt", metavar="TEXT", default="", help="The text to continue; by default a new line begins.")
