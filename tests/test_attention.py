@@ -76,6 +76,7 @@ def test_values_and_gradients_equal_those_of_the_composition_with_dropout_and_ma
     assert not causal or not found.numpy()[:, 0].any()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.compiled
 @pytest.mark.parametrize(
     ("dtype", "taken", "code"),

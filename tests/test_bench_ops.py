@@ -129,6 +129,7 @@ def test_rows_of_all_phases_have_the_fields_of_json() -> None:
     assert json.loads(json.dumps(records, allow_nan=False)) == records
 
 
+@pytest.mark.exhaustive
 @pytest.mark.compiled
 def test_compiled_rows_name_kernel_and_threads() -> None:
     names = [[kernel.name for kernel in row.kernels] for row in bench_ops.rows(PRODUCT, 5, PEAK, "float64")]

@@ -105,6 +105,7 @@ def test_page_needs_no_network(made: Path, name: str) -> None:
     assert_needs_no_network((made / f"{name}.html").read_text())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "name", [x if x in ("step", "compare") else pytest.param(x, marks=pytest.mark.exhaustive) for x in KINDS]
 )

@@ -69,6 +69,7 @@ def test_system_computes_the_float64_result(system: str, case: OpCase, phase: st
     assert np.isfinite(found.run(2))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.compiled
 @pytest.mark.parametrize("case", SMALL[:1], ids=lambda case: case.name)
 def test_unrolled_program_returns_the_result_of_one_run(case: OpCase) -> None:

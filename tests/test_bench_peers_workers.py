@@ -31,6 +31,7 @@ def state(pid: int) -> str:
         return ""
 
 
+@pytest.mark.exhaustive
 def test_worker_sets_up_a_step_and_times_it(worker: WorkerProcess, tmp_path: Path) -> None:
     path = str(training_runs.write_config(tmp_path))
     answer = worker.ask("step", config_name=path, overrides=[])
@@ -61,6 +62,7 @@ def test_loss_that_is_not_finite_is_an_error(worker: WorkerProcess, tmp_path: Pa
         worker.ask("step", config_name=path, overrides=["optimizer={sgd: {lr: 1e30}}"])
 
 
+@pytest.mark.exhaustive
 def test_early_end_of_the_process_is_an_error_with_its_last_line() -> None:
     with started(["numpy"], "cpu", 1) as workers:
         stdin = workers["numpy"].process.stdin

@@ -29,6 +29,7 @@ def race(*arguments: str) -> Result:
     return CliRunner(env={"COLUMNS": "120"}).invoke(cli, ["bench", "race", *arguments, "--device", "cpu"])
 
 
+@pytest.mark.exhaustive
 def test_the_accuracies_are_those_of_the_trained_models(tmp_path: Path) -> None:
     path, file = str(training_runs.write_config(tmp_path)), tmp_path / "race.json"
     options = ["--set", "training.seed=3", "--seeds", "2", "--json-file", str(file)]

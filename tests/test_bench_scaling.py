@@ -72,6 +72,7 @@ def test_the_model_gives_the_measured_exchange_and_grows_with_the_nodes() -> Non
     assert scaling.weak_efficiency(100.0, 2_000_000, 1, start, 0.0) == 1.0
 
 
+@pytest.mark.exhaustive
 def test_a_worker_that_fails_is_one_line() -> None:
     with pytest.raises(AdtrainError, match=r"^1 ranks: exit code 1: nosuch: neither a file nor a packaged config"):
         scaling.run(Request("nosuch", (), "cpu", 8), 1, 1)

@@ -162,6 +162,7 @@ def test_a_busy_machine_is_said_before_measuring(monkeypatch: pytest.MonkeyPatch
     assert any("timing" in line for line in others)
 
 
+@pytest.mark.exhaustive
 def test_trace_holds_a_process_for_each_mode(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     assert bench(str(training_runs.write_config(tmp_path)), "--trace", str(path)).exit_code == 0

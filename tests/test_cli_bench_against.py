@@ -53,6 +53,7 @@ def bench(*arguments: str, columns: int = 100) -> Result:
     return CliRunner(env={"COLUMNS": str(columns)}).invoke(cli, ["bench", *arguments])
 
 
+@pytest.mark.exhaustive
 def test_ratios_are_shown_and_each_skipped_peer_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +150,7 @@ def test_layer_without_counterpart_is_named(tmp_path: Path) -> None:
     assert "numpy skipped: no counterpart of gelu in plain NumPy" in result.stdout.splitlines()
 
 
+@pytest.mark.exhaustive
 def test_operations_show_errors_and_fit_the_terminal() -> None:
     result = bench("against", "numpy", "--op", "embedding", "--device", "cpu", columns=60)
     assert result.exit_code == 0, result.output

@@ -120,6 +120,7 @@ def test_graphviz_draws_the_dot_file(options: list[str], tmp_path: Path) -> None
     assert nodes == len(re.findall(rb"^ *b\d+ \[label=", text, re.M)) > 4
 
 
+@pytest.mark.exhaustive
 def test_the_page_does_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
     options = ["--program"]
     page = written(tmp_path, "g.html", *options)

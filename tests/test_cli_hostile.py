@@ -233,6 +233,7 @@ def test_characters_that_the_terminal_lacks_are_shown_in_ascii(tmp_path: Path, e
     assert ("größe" if encoding == "latin-1" else r"gr\xf6\xdfe") in text
 
 
+@pytest.mark.exhaustive
 def test_the_locale_does_not_change_how_files_and_compilers_are_read(tmp_path: Path) -> None:
     compiler = tmp_path / "cc"
     compiler.write_text("#!/bin/sh\nprintf 'cc \\303\\251\\n'\n")

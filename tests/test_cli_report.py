@@ -35,6 +35,7 @@ def run(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made / "run", tmp_path / "run"))
 
 
+@pytest.mark.exhaustive
 def test_a_browser_shows_the_numbers_of_the_summary(made: Path, browser: Browser) -> None:
     browser.open(made / "run.html")
     shown, found = Elements(browser.source()).by_id, summary(made / "run")

@@ -207,6 +207,7 @@ SAMPLES = {
 }
 
 
+@pytest.mark.exhaustive
 def test_a_dash_is_standard_output_for_each_command_that_writes_a_file() -> None:
     paths = {each.values[0] for each in OUTPUTS}
     assert {path for path in paths if not str(path).startswith("bench ")} | {"bench ops"} == set(SAMPLES)

@@ -75,6 +75,7 @@ def few_elements(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(loops, "FEW_ELEMENTS", request.param)
 
 
+@pytest.mark.exhaustive
 @examples(plain=5, all=20)
 def test_random_programs_have_the_barriers_they_need(few_elements: None, examples: int) -> None:
     def check(graph: Any) -> None:

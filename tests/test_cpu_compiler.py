@@ -116,6 +116,7 @@ def test_cache_folders_are_private_to_the_user(workshop: Workshop) -> None:
     assert [folder.stat().st_mode & 0o777 for folder in (workshop.cache, workshop.cache.parent)] == [0o700, 0o700]
 
 
+@pytest.mark.exhaustive
 def test_two_processes_may_compile_at_once(workshop: Workshop) -> None:
     # Each compiler of a program waits for the other one's.
     meet = (

@@ -22,6 +22,8 @@ from adtrain.ops.self_attention import self_attention_grad_p, self_attention_p
 
 __all__ = ["host"]
 
+pytestmark = pytest.mark.exhaustive
+
 TOLERANCE = {"full": 1e-6, "tf32": 2e-3, "bfloat16": 2e-2}
 """The largest norm of an error over the norm of the result."""
 

@@ -20,6 +20,8 @@ from adtrain.ops.self_attention import self_attention_grad_p, self_attention_p
 
 __all__ = ["host"]
 
+pytestmark = pytest.mark.exhaustive
+
 TOLERANCE = {"float32": 2e-5, "float64": 1e-12}
 
 

@@ -19,6 +19,8 @@ from adtrain.ops.self_attention import self_attention_grad_p, self_attention_p
 
 __all__ = ["host"]
 
+pytestmark = pytest.mark.exhaustive
+
 TARGET = H200._replace(multiprocessors=1)
 """A block runs to its end before the next one starts, so no block may wait for another one."""
 

@@ -23,6 +23,8 @@ from adtrain.core.types import ArrayType
 
 __all__ = ["host"]
 
+pytestmark = pytest.mark.exhaustive
+
 FEW = H200._replace(multiprocessors=2)
 """A target that few rows fill."""
 TOLERANCE = 3e-7

@@ -28,6 +28,8 @@ from adtrain.ops.bfloat16 import from_bfloat16_p, matmul_bfloat16_p, to_bfloat16
 
 __all__ = ["host"]
 
+pytestmark = pytest.mark.exhaustive
+
 FLAGS = tuple(product((False, True), repeat=2))
 TOLERANCE = 5e-7
 """The largest norm of the difference from the reference, divided by the norm of the reference."""

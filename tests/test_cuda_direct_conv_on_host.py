@@ -26,6 +26,8 @@ from adtrain.ops.broadcasting import sum_p
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
 from adtrain.ops.rounding import rounded
 
+pytestmark = pytest.mark.exhaustive
+
 TOLERANCE = 5e-7
 """Of the norm of the difference over the norm."""
 

@@ -16,6 +16,8 @@ from adtrain.ops.matmul import matmul_p
 
 __all__ = ["host"]
 
+pytestmark = pytest.mark.exhaustive
+
 TOLERANCE = 5e-7
 """Of the norm of the difference over the norm."""
 FLAGS = tuple(product((False, True), repeat=2))

@@ -14,6 +14,8 @@ from adtrain.ops.normalisation import standardize_p
 
 __all__ = ["host"]
 
+pytestmark = pytest.mark.exhaustive
+
 EPS = 1e-5
 CASES = {
     "runs of single elements": ((20, 3, 7, 7), (0, 2, 3)),

@@ -33,6 +33,8 @@ from adtrain.core.types import ArrayType
 from adtrain.ops.conv import Window
 from adtrain.ops.pool import Windows
 
+pytestmark = pytest.mark.exhaustive
+
 MANY = H200._replace(multiprocessors=1 << 20)
 """So many multiprocessors that each block has little to do."""
 LONG = (1 << 26) + 4

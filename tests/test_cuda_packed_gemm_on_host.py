@@ -21,6 +21,8 @@ from adtrain.ops.rounding import rounded
 
 __all__ = ["host"]
 
+pytestmark = pytest.mark.exhaustive
+
 TOLERANCE = 5e-7
 """Of the norm of the difference over the norm, operands rounded beforehand."""
 TILES = tuple((precision, x) for precision, several in PACKED_TILES.items() for x in several if x.packs_b)

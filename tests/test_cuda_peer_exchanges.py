@@ -158,6 +158,7 @@ def check(
             np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("ranks", "optimizer"),
     [

@@ -21,6 +21,8 @@ from adtrain.ops.matmul import matmul_p
 
 __all__ = ["host"]
 
+pytestmark = pytest.mark.exhaustive
+
 GATES = {"rnn_tanh": 1, "rnn_relu": 1, "lstm": 4, "gru": 3}
 STATES = {"rnn_tanh": 1, "rnn_relu": 1, "lstm": 2, "gru": 1}
 MOST_FIBERS = 1024

@@ -28,6 +28,8 @@ from adtrain.passes import SIMPLIFY
 
 __all__ = ["host"]
 
+pytestmark = pytest.mark.exhaustive
+
 TOLERANCE = {"float32": 1e-6, "float64": 1e-14}
 """Of the largest element of the result, or of 1. Counts are exact."""
 Function = Callable[..., Any]

@@ -32,6 +32,8 @@ from adtrain.sweeps.step import DONATED, sweep_step
 
 __all__ = ["host"]
 
+pytestmark = pytest.mark.exhaustive
+
 SMALL = ("model.layers=[{linear: 32}, relu, {linear: 10}]", "data.batch_size=16")
 TOLERANCE = 1e-6
 """For a step: the norm of the difference, divided by the norm."""

@@ -14,6 +14,8 @@ from adtrain.ops.index import scatter_add_p
 
 __all__ = ["host"]
 
+pytestmark = pytest.mark.exhaustive
+
 
 @pytest.mark.parametrize(
     ("shape", "axis", "length", "repeats", "dtype"),

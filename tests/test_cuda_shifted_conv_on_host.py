@@ -32,6 +32,8 @@ from adtrain.lowering.cuda.conv.shifted_weight_grad import ShiftedWeightGrad
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
 from adtrain.ops.rounding import rounded
 
+pytestmark = pytest.mark.exhaustive
+
 TOLERANCE = 5e-7
 """Of the norm of the difference over the norm."""
 

@@ -24,6 +24,8 @@ from adtrain.ops.matmul import matmul_p
 
 __all__ = ["host"]
 
+pytestmark = pytest.mark.exhaustive
+
 TOLERANCE = 3e-7
 """Of the norm of the difference over the norm."""
 TILES = tuple(SmallTile(*arguments) for arguments in dict.fromkeys((*SMALL_TILES, *MEMBER_TILES.values())))

@@ -46,6 +46,7 @@ def check(host: Host, work: Work) -> None:
         assert same(found, right), work.form
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("image", "filters", "kernel", "padding"),
     [
@@ -72,6 +73,7 @@ def test_input_gradients_are_right(
     check(host, work)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("image", "filters", "padding"),
     [

@@ -25,6 +25,8 @@ from adtrain.core.types import ArrayType, Shape
 
 __all__ = ["host"]
 
+pytestmark = pytest.mark.exhaustive
+
 CONFIG = Path(__file__).parent.parent / "configs" / "mlp.yaml"
 SMALL = ("model.layers=[{linear: 96}, relu, {linear: 64}, relu, {linear: 10}]", "data.batch_size=32")
 OPTIMIZERS = (

@@ -26,6 +26,8 @@ from adtrain.passes.plan_memory import plan_memory
 
 __all__ = ["host"]
 
+pytestmark = pytest.mark.exhaustive
+
 SMALL_SHARED = BY_MEMBER._replace(shared=56 << 10)
 """A target on which the layers of these tests do not stay on chip."""
 

@@ -96,6 +96,7 @@ def of_network(trained: TrainedModel, image: np.ndarray) -> np.ndarray:
     return predictions(trained.network, trained.params, trained.statistics, image.reshape(1, 1, 28, 28), "cpu")[0]
 
 
+@pytest.mark.exhaustive
 def test_the_page_fits_and_needs_no_network(browser: Browser, demo: Path) -> None:
     assert_fits(browser, demo)
     text = demo.read_text()
@@ -103,6 +104,7 @@ def test_the_page_fits_and_needs_no_network(browser: Browser, demo: Path) -> Non
     assert not any(word in text for word in ("http:", "https:", "fetch(", "<link", "src="))
 
 
+@pytest.mark.exhaustive
 def test_digits_drawn_by_mouse_get_the_classes_of_the_network(
     browser: Browser, demo: Path, trained: TrainedModel, digits: Split
 ) -> None:

@@ -115,6 +115,7 @@ def rectified(y: np.ndarray, bias: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(y), y, np.maximum(y, np.float32(0)))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layer", [LAYERS[4], *(pytest.param(x, marks=pytest.mark.exhaustive) for x in REST)])
 def test_maxima_and_positions_are_those_of_the_two_launches(host: Host, pooling: None, layer: Layer) -> None:
     x, w, bias = arguments(layer)

@@ -159,6 +159,7 @@ print([x._program_cache(part).function_key for x in experiments for part in ("st
 """
 
 
+@pytest.mark.exhaustive
 def test_processes_have_the_same_keys() -> None:
     run = partial(subprocess.run, [sys.executable, "-c", KEYS], capture_output=True, text=True, check=True)
     first, second = run().stdout, run().stdout

@@ -43,6 +43,7 @@ def outputs_and_gradients(op: str, options: dict[str, Any]) -> Any:
     return f
 
 
+@pytest.mark.exhaustive
 @pytest.mark.compiled
 @pytest.mark.parametrize("op", GATES)
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from adtrain.core.timeline import SHORT_SECONDS, Timeline
 SCRIPT = "from adtrain.cli.startup import main; main()"
 
 
+@pytest.mark.exhaustive
 def test_the_spans_of_a_run_add_up_to_the_time_of_its_process(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, "train", "smoke", "-q", "--device", "cpu", "--steps", "5"]
     before = time.perf_counter()

@@ -76,6 +76,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.exhaustive
 def test_the_perplexity_comes_near_the_best_possible(trained: Path) -> None:
     summary = json.loads((trained / "summary.json").read_text())
     parts = data.load(path=trained.parent / "letters.txt", options=Options(length=9, test=0.2))
