@@ -66,6 +66,7 @@ def options_of(words: list[str]) -> set[str]:
     return {option for each in chosen for parameter in each.params for option in parameter.opts}
 
 
+@pytest.mark.exhaustive
 def test_a_command_in_a_message_has_the_options_that_the_message_names() -> None:
     found = 0
     for place, text in texts():

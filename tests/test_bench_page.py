@@ -95,6 +95,7 @@ def shown(folder: Path, name: str) -> Elements:
     return Elements((folder / f"{name}.html").read_text())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", KINDS)
 def test_page_is_a_function_of_the_json(made: Path, name: str) -> None:
     assert rendered(read(made, name)) == (made / f"{name}.html").read_text()

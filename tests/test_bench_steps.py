@@ -92,6 +92,7 @@ def test_each_batch_size_has_a_row(tmp_path: Path) -> None:
     assert found["8"]["images_per_second"] == pytest.approx(8 / found["8"]["step"]["median_ms"] * 1e3)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.compiled
 def test_measured_memory_equals_planned_memory(tmp_path: Path) -> None:
     layers = "[linear: 512, relu, linear: 512, relu, linear: 3]"

@@ -64,6 +64,7 @@ def test_operations_are_timed_in_all_phases_and_the_protocol_is_shown() -> None:
     assert "bench: timing 6 operations and sizes in float32, forward and backward\n" in result.stderr
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("columns", "arguments"), [(120, ("--op", "cross_entropy")), (60, ("CONFIG", "--batch-sizes", "8,16"))]
 )

@@ -101,6 +101,7 @@ def equations_after(passes: Sequence[Pass], name: str) -> list[str]:
     return [equation.name for equation in program.equations]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("options", VARIANTS[::3])
 def test_every_format_is_written(options: list[str], tmp_path: Path) -> None:
     assert ElementTree.fromstring(written(tmp_path, "g.svg", *options)).tag == "{http://www.w3.org/2000/svg}svg"

@@ -40,6 +40,7 @@ def check(arrays: list[np.ndarray], padding: int, compiled: Any) -> None:
             assert (np.abs(a - e)[finite] <= 2**13 * np.finfo(dtype).eps * s[finite]).all(), name
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("padding", "dtype"),
     [(1, "float32"), *(pytest.param(*x, marks=pytest.mark.exhaustive) for x in ((0, "float64"), (2, "float32")))],

@@ -182,6 +182,7 @@ def alone(name: str) -> Equation:
     return equation(primitive, *types, **params)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "name", [pytest.param(x, marks=pytest.mark.exhaustive if i % 3 else ()) for i, x in enumerate(ALONE)]
 )
@@ -197,6 +198,7 @@ def test_no_offset_of_the_next_candidates_overflows(checked: CheckedHost, name: 
     assert [text for kernel in others for text in checked.overflows(equation, kernel)] == []
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", FUSED)
 def test_no_offset_of_a_fused_program_overflows(checked: CheckedHost, name: str) -> None:
     f, shapes = FUSED[name]

@@ -340,6 +340,7 @@ def test_weights_that_overflowed_are_refused() -> None:
 COMPOSED = list(OPERATIONS.values())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("first", [0, 2, *(pytest.param(i, marks=pytest.mark.exhaustive) for i in (1, 3))])
 def test_layers_composed_of_operations_are_exported(first: int) -> None:
     """A quarter of the operations side by side, each with a product, so that its output has one shape."""

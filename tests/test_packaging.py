@@ -96,6 +96,7 @@ def test_importing_the_package_loads_no_numpy_and_every_public_name_is_found() -
 FIRST = ("passes", "lowering.cpu", "codegen", "backends.cpu", "core.vmap", "custom_ops", "jitted")
 
 
+@pytest.mark.exhaustive
 def test_packages_below_ops_can_be_imported_before_it() -> None:
     """Each one first, in a child of a process that has imported NumPy. Operators find the operations that they need."""
     code = f"""

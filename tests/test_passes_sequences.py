@@ -121,6 +121,7 @@ def test_a_step_of_a_vision_transformer_is_twelve_launches() -> None:
     assert [e.name for e in everywhere(launches[-1].params["body"])].count("column_sum") == 36
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("examples", "length", "causal"),
     [

@@ -69,6 +69,7 @@ def test_references_are_those_of_transposed_images(windows: Windows, channels: i
             assert ArrayType(found.shape, found.dtype) == v.type
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("channels", [16, pytest.param(6, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("name", WINDOWS)
 def test_kernels_agree_with_references(host: Host, name: str, channels: int) -> None:

@@ -108,6 +108,7 @@ def counted_comparisons(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kind, "__eq__", lambda a, b: a is b)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("counted_comparisons")
 @pytest.mark.parametrize(
     ("network", "count", "work"),

@@ -122,6 +122,7 @@ def results(equal: bool) -> list[dict[str, np.ndarray]]:
     return [tree.map(lambda x: x.numpy(), run(given)) for run in (all_sums, stage(all_sums), stage(all_sums, ALL))]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.compiled
 @pytest.mark.parametrize(
     "equal", [pytest.param(True, id="equal"), pytest.param(False, id="random", marks=pytest.mark.exhaustive)]

@@ -109,6 +109,7 @@ def measured_peak(experiment: training.Experiment) -> int:
     return between + tracemalloc.get_traced_memory()[1] - before
 
 
+@pytest.mark.exhaustive
 @pytest.mark.compiled
 @pytest.mark.usefixtures("traced")
 def test_the_planned_peak_is_within_five_percent_of_the_measured_peak(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ def test_mapping_an_operation_equals_a_loop(case: Case) -> None:
 DIFFERENTIABLE = [c for c in WITH_INPUTS if c.order > 1]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", cases_of(DIFFERENTIABLE))
 def test_derivatives_of_two_orders_equal_a_loop_inside_and_outside(case: Case) -> None:
     members = [case.sample(number=i) for i in range(MEMBERS)]
