@@ -11,22 +11,16 @@ from gpu_parity import gpu, poisoned
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from test_cuda_bfloat16_conv_on_host import NAMES, problem
+from test_gpu_bfloat16 import hopper
 
 from adtrain.core.primitive import PRIMITIVES
 from adtrain.lowering.cuda.conv.bfloat16 import Direction
 from adtrain.lowering.cuda.gemm.bfloat16 import TILE_K, TILES, Bfloat16Tile
-from adtrain.lowering.cuda.gemm.packed import CAPABILITY
 from adtrain.ops.conv import Window
 
-__all__ = ["gpu", "poisoned"]
+__all__ = ["gpu", "hopper", "poisoned"]
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def hopper(gpu: Any) -> None:
-    if gpu.device.device.compute_capability() != CAPABILITY:
-        pytest.skip("the kernels are for compute capability 9.0")
 
 
 def pairs(low: int, high: int) -> st.SearchStrategy[tuple[int, int]]:

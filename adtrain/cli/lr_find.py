@@ -20,7 +20,7 @@ from adtrain.cli.options import (
 )
 from adtrain.cli.output import is_silent, message, print_json, progress, show, write_file
 from adtrain.data.errors import warn
-from adtrain.report import rate_plot
+from adtrain.report.curves import rates_svg
 from adtrain.signals import stop_signals
 from adtrain.sweeps import rates
 from adtrain.sweeps.session import prepared
@@ -76,7 +76,7 @@ def command(
         end = "--from" if found.best == 0 else "--to"
         warn(key, f"the best rate is {found.tried[found.best].rate:g}, the end of the range; change {end}")
     path = output or Path(f"{cfg.name}-lr.svg")
-    write_file(path, rate_plot.svg(found).encode())
+    write_file(path, rates_svg(found).encode())
     seconds = perf_counter() - started
     first, last = (found.tried[i].rate for i in found.near)
     best = found.tried[found.best]

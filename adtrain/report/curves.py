@@ -1,10 +1,11 @@
-"""Learning curves: the data of each chart, and its drawing."""
+"""Learning curves, and losses by learning rate: the data of each chart, and its drawing."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from math import isfinite
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -12,11 +13,18 @@ from markupsafe import Markup
 
 from adtrain.report.plot import Axis, Plot, log_ticks, ticks
 from adtrain.report.record import Record
+from adtrain.sweeps.rates import RateSearch
+from adtrain.templates import environment
+from adtrain.text import counted
 from adtrain.training.scores import HIGHER_IS_BETTER, value_text
 
 T = TypeVar("T")
 
 SCORES = ("train", "validation")
+RATES_WIDTH, RATES_HEIGHT = 720, 360
+"""Of the picture of learning rates."""
+HIGHEST_LOSS = 1.2
+"""In it, losses above this multiple of the loss at the smallest rate are drawn at the upper edge."""
 MOST_POINTS, MOST_MARKERS = 1000, 60
 
 
@@ -146,3 +154,27 @@ def panels(record: Record) -> list[Panel]:
         curve = Curve("at the end", "rate", positions, rates)
         found.append(Panel("learning rate", unit, [curve], "{:.3g}".format))
     return found
+
+
+def rates_svg(found: RateSearch) -> str:
+    """The picture of `adtrain lr-find`, an SVG file of its own.
+
+    It has the losses, the smooth curve, the rates that are nearly as good as a band, and the proposal as a line.
+    """
+    rates = [x.rate for x in found.tried]
+    losses = {x.rate: x.loss for x in found.tried if x.loss is not None}
+    least, first_loss = min(losses.values()), next(iter(losses.values()))
+    x = Axis(found.key.removeprefix("optimizer."), log_ticks(rates[0], rates[-1]), logarithmic=True)
+    y = Axis("mean loss of the steps", ticks(least, min(max(losses.values()), max(least, HIGHEST_LOSS * first_loss))))
+    plot = Plot(f"loss by learning rate, {counted(found.steps, 'steps')} each", x, y, RATES_WIDTH, RATES_HEIGHT)
+    low, high = y.ticks[0], y.ticks[-1]
+    first, last = (rates[i] for i in found.near)
+    plot.band([(first, low), (last, low)], [(first, high), (last, high)], "near")
+    plot.line([(found.proposal, low), (found.proposal, high)], "level")
+    smooth = zip(rates, found.smooth, strict=True)
+    plot.line([(rate, min(loss, high)) for rate, loss in smooth if isfinite(loss)], "curve rate")
+    for rate, loss in losses.items():
+        plot.marker(rate, min(loss, high), "rate", f"rate {rate:g}, loss {loss:.4g}", 2)
+    right, down = plot.at(found.proposal, high)
+    plot.text((right + 5, down + 12), f"{found.proposal:g}", "axis")
+    return environment().get_template("plot.svg.j2").render(plot=plot)

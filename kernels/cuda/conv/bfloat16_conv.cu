@@ -30,10 +30,10 @@ struct alignas(128) Maps {
 // one, plus (count - 1 - i) * SHIFT.
 struct Taps {
     int first, count;
-    static __device__ constexpr int gcd(int a, int b) { return b == 0 ? a : gcd(b, a % b); }
 };
+__device__ constexpr int gcd(int a, int b) { return b == 0 ? a : gcd(b, a % b); }
 template <int K, int S, int P, int D> struct SubFilter {
-    static constexpr int STEP = S / Taps::gcd(S, D), SHIFT = D * STEP / S;
+    static constexpr int STEP = S / gcd(S, D), SHIFT = D * STEP / S;
     __device__ __forceinline__ static Taps of(int phase) {
         int first = 0;
         while (first < STEP && (phase + P - first * D) % S) first++;
@@ -69,7 +69,7 @@ struct Images {
         return DIRECTION == INPUT_GRAD ? c : TAPS * tap_boxes() * CHANNELS;
     }
     __device__ __forceinline__ Work work(int64_t whole) const {
-        return Work(DIRECTION == INPUT_GRAD ? PHASES : 1, rows(0), columns(), whole);
+        return Work(PHASES, rows(0), columns(), whole);
     }
     __device__ __forceinline__ int k_tiles(int64_t phase) const {
         if (DIRECTION == WEIGHT_GRAD) return (n * oh * ow + TILE_K - 1) / TILE_K;

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from itertools import product
-from math import gcd
 from typing import Any, NamedTuple
 
 from adtrain.core.kernel import CudaKernel, Im2col, TensorMap
@@ -40,24 +39,13 @@ class Direction(IntEnum):
     WEIGHT_GRAD = 2
 
 
-class SubFilter(NamedTuple):
-    """Along one axis, the taps of a phase of an input gradient.
+def last_position(phase: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
+    """Along one axis, the position of the output's gradient for the last tap and the first pixel of a phase.
 
-    Attributes:
-        taps: their number.
-        last: the position of the output's gradient for the last tap and the first pixel.
+    0 if the phase has no taps. It is `SubFilter::last` of the kernel's file.
     """
-
-    taps: int
-    last: int
-
-
-def sub_filter(phase: int, kernel: int, stride: int, padding: int, dilation: int) -> SubFilter:
-    """See `SubFilter`; as the struct of this name in the kernel's file."""
-    step = stride // gcd(stride, dilation)
     taps = [i for i in range(kernel) if (phase + padding - i * dilation) % stride == 0]
-    assert taps == taps[:1] or taps == list(range(taps[0] if taps else 0, kernel, step))
-    return SubFilter(len(taps), (phase + padding - taps[-1] * dilation) // stride if taps else 0)
+    return (phase + padding - taps[-1] * dilation) // stride if taps else 0
 
 
 class Bfloat16Conv(NamedTuple):
@@ -154,7 +142,7 @@ class Bfloat16Conv(NamedTuple):
         lower, upper = [], []
         for axis in (1, 0):
             w, i = self.window, phase[axis]
-            last = sub_filter(i, self.kernel[axis], w.stride[axis], w.padding[axis], w.dilation[axis]).last
+            last = last_position(i, self.kernel[axis], w.stride[axis], w.padding[axis], w.dilation[axis])
             pixels = -(-(self.images[1 + axis] - i) // w.stride[axis])
             lower.append(last)
             upper.append(last + pixels - self.outputs[1 + axis])
