@@ -362,3 +362,15 @@ def test_compiled_results_of_odd_sizes_equal_eager_ones(
     # The source is one for both types: some sizes are enough for the second.
     chosen = dict(function for i, function in enumerate(functions) if i % 5 in taken)
     check_all(chosen, 10 * TOLERANCE[dtype], largest=family is not specials)
+
+
+def test_a_product_with_a_vector_has_the_bits_of_that_column_in_a_wider_product() -> None:
+    draw = Draw("float32")
+    sizes = [(1, 5), (7, 16), (16, 33), (33, 129), (47, 300), (64, 128)]
+    pairs = [
+        (flipped, draw(k, m) if flipped else draw(m, k), draw(k, 5)) for m, k in sizes for flipped in (False, True)
+    ]
+    multiply = ad.jit(lambda pairs: [ops.matmul(a, b, flipped) for flipped, a, b in pairs])
+    vectors = multiply([(flipped, a, b[:, :1].copy()) for flipped, a, b in pairs])
+    for vector, columns in zip(vectors, multiply(pairs), strict=True):
+        np.testing.assert_array_equal(vector.numpy(), columns.numpy()[:, :1], strict=True)

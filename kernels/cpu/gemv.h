@@ -34,6 +34,30 @@ static void add_all_rows(const T *x, const T *rows, int64_t count, int64_t ld, T
     for (; p < count; p++) add_rows(x + p, rows + p * ld, 1, ld, sum, width);
 }
 
+/* sum[j] += the sum over p of x[p] lines[j][p], for p < steps and j < width: the same sums from a k-major matrix. Whole
+   squares are transposed in registers, those at the ends in `square`. */
+static void add_all_lines(const T *x, const T *lines, int64_t steps, int64_t ld, T *sum, int64_t width, T *square) {
+    int64_t p = 0;
+#if SIZE
+    const int64_t whole = width - width % LANES;
+    for (; p + LANES <= steps; p += LANES)
+        for (int64_t j = 0; j < whole; j += LANES) {
+            Vector rows[LANES], total = load(sum + j);
+            UNROLL for (int r = 0; r < LANES; r++) rows[r] = load(lines + (j + r) * ld + p);
+            shuffle(rows, LANES);
+            UNROLL for (int r = 0; r < LANES; r++) total += x[p + r] * rows[r];
+            store(sum + j, total);
+        }
+    if (p && whole < width) {
+        transpose(lines + whole * ld, width - whole, p, ld, square, GEMV_LINES, GEMV_LINES);
+        add_all_rows(x, square, p, GEMV_LINES, sum + whole, width - whole);
+    }
+#endif
+    if (p == steps) return;
+    transpose(lines + p, width, steps - p, ld, square, GEMV_LINES, GEMV_LINES);
+    add_all_rows(x + p, square, steps - p, GEMV_LINES, sum, width);
+}
+
 /* Slices of k are added in groups, and the groups in a total, so that the error hardly grows with k. */
 static inline bool ends_group(int64_t s, int64_t slices) {
     return slices > GROUP && (s % GROUP == GROUP - 1 || s == slices - 1);
@@ -57,8 +81,7 @@ static void gemv_part(const T *a, const T *x, T *y, int64_t ld, bool k_major, in
         if (!k_major) add_all_rows(x + begin, a + begin * ld, end - begin, ld, sum, width);
         for (int64_t p = begin; k_major && p < end; p += GEMV_STEPS) {
             const int64_t steps = min_i64(GEMV_STEPS, end - p);
-            transpose(a + p, width, steps, ld, square, GEMV_LINES, GEMV_LINES);
-            add_all_rows(x + p, square, steps, GEMV_LINES, sum, width);
+            add_all_lines(x + p, a + p, steps, ld, sum, width, square);
         }
         for (int64_t j = 0; j < width; j++) y[j] = s % GROUP ? y[j] + sum[j] : sum[j];
         if (ends_group(s, slices)) add_group(s, slices, width, y, total);
