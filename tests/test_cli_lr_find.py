@@ -127,6 +127,8 @@ def test_wrong_arguments_are_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
     assert line == f"{path}:12:1: sweep: found a sweep, expected none: --set sweep=null leaves it out"
     line = one_line(command("lr-find", path, "--from", 1, "--to", 0.1, expect=2))
     assert line == "--from is 1, expected less than --to, 0.1 (see 'adtrain lr-find --help')"
+    line = one_line(command("lr-find", path, "-o", "rates.png", expect=2))
+    assert line.startswith("Invalid value for '-o' / '--output': rates.png: found the extension .png, expected .svg")
     for value, kind in ((0, "a number"), ("nan", "a finite number")):
         line = one_line(command("lr-find", path, "--from", value, expect=2))
         assert line.startswith(f"Invalid value for '--from': found '{value}', expected {kind} above 0, at most 1e+30")

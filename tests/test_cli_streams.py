@@ -220,9 +220,9 @@ def test_a_dash_is_standard_output_for_each_command_that_writes_a_file() -> None
 
 @pytest.mark.parametrize("arguments", [SAMPLES["graph"][0], SAMPLES["export"][0], SAMPLES["data inspect"][0]])
 def test_standard_output_gets_the_bytes_of_the_file_and_standard_error_the_other_lines(arguments: str) -> None:
-    to_file, to_stdout = (invoke(*arguments.split(), name) for name in ("found", "-"))
-    assert to_stdout.stdout_bytes == Path("found").read_bytes()
-    assert to_stdout.stderr.replace("file    -", "file    found") in (to_file.stdout, "")
+    to_file, to_stdout = (invoke(*arguments.split(), name) for name in ("found.png", "-"))
+    assert to_stdout.stdout_bytes == Path("found.png").read_bytes()
+    assert to_stdout.stderr.replace("file    -", "file    found.png") in (to_file.stdout, "")
 
 
 def test_c_is_two_files_and_a_dash_needs_a_format() -> None:

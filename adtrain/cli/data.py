@@ -34,7 +34,11 @@ STATISTICS = {"mean": "mean", "deviation": "std", "least": "min", "greatest": "m
 @click.argument("source", metavar="PATH|NAME")
 @set_data_option
 @click.option(
-    "--contact-sheet", "sheet", type=OutputFile(binary=True), metavar="FILE.png", help="Draw some images of each class."
+    "--contact-sheet",
+    "sheet",
+    type=OutputFile(".png", binary=True),
+    metavar="FILE.png",
+    help="Draw some images of each class.",
 )
 @json_option
 def inspect(source: str, overrides: tuple[str, ...], sheet: Path | None, as_json: bool) -> None:

@@ -111,12 +111,13 @@ class OutputFile(FilePath):
     """A file that the command writes by `output.write_file`; `-` is standard output.
 
     A command gives one result to standard output. Beside a file, the other lines of its result go to standard error.
-    Before the command does anything, it refuses a file that cannot be written, and a terminal for a `binary` file.
+    Before the command does anything, it refuses a file that cannot be written, one whose name has another extension
+    than `extension`, and a terminal for a `binary` file.
     """
 
-    def __init__(self, binary: bool = False) -> None:
+    def __init__(self, extension: str | None = None, binary: bool = False) -> None:
         super().__init__()
-        self.binary = binary
+        self.extension, self.binary = extension, binary
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = super().convert(value, param, ctx)
@@ -129,6 +130,9 @@ class OutputFile(FilePath):
                 refuse_terminal()
         else:
             expect_writable(path)
+            if self.extension and path.suffix != self.extension:
+                found = f"the extension {path.suffix}" if path.suffix else "no extension"
+                self.fail(f"{path}: found {found}, expected {self.extension}", param, ctx)
         return path
 
 
