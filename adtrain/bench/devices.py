@@ -478,7 +478,7 @@ def _workloads(experiment: training.Experiment, devices: Sequence[LabelledDevice
     """On each device, steps as in training, with the data set on the device."""
 
     def on(device: str) -> Workload:
-        run_steps = training.continuation(experiment, experiment.initial_state(device), device)
+        run_steps = training.continuation(experiment, experiment.initial_state("cpu"), device)
 
         def workload(times: int) -> None:
             run_steps(times)
@@ -508,7 +508,7 @@ def _with_copies(experiment: training.Experiment, device: str) -> Workload:
 def _timed_step(experiment: training.Experiment, device: str) -> Callable[[], Mapping[str, float]]:
     """A function that takes a step, and returns the seconds of each scope by the device's clock, in the order in which
     they run."""
-    run_steps = training.continuation(experiment, experiment.initial_state(device), device)
+    run_steps = training.continuation(experiment, experiment.initial_state("cpu"), device)
     run_steps(1)
 
     def step() -> Mapping[str, float]:

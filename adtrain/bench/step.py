@@ -308,7 +308,7 @@ def _traced(experiment: Experiment, modes: Mapping[str, ModeBench], device: str)
     events = []
     for pid, (name, mode) in enumerate(modes.items(), 1):
         same = replace(experiment, mode=Mode(name))
-        run_steps = training.continuation(same, same.initial_state(device), device)
+        run_steps = training.continuation(same, same.initial_state("cpu"), device)
         run_steps(1)
         kernels = {key: [kernel.name for kernel in found] for key, found in mode.kernels.items()}
         events += trace_step(pid, name, run_steps, kernels, device)
@@ -402,7 +402,7 @@ def bench_modes(experiment: Experiment, device: str = "cpu", clock: Clock = perf
     """The step of `experiment` in every mode, whole and by operation, in interleaved samples."""
     experiments = {mode.value: replace(experiment, mode=mode) for mode in Mode}
     steps = {
-        name: TimedSteps(continuation(e, e.initial_state(device), device), clock) for name, e in experiments.items()
+        name: TimedSteps(continuation(e, e.initial_state("cpu"), device), clock) for name, e in experiments.items()
     }
     workloads: dict[str, Workload] = {}
     for name, each in steps.items():
@@ -435,7 +435,7 @@ def operations(timers: Sequence[Sequence[OpTimer]], keys: Sequence[Key]) -> Timi
 def bench_batches(experiments: Mapping[int, Experiment], peak: Roofline, device: str = "cpu") -> dict[str, BatchTime]:
     """The fused step by batch size, in interleaved samples."""
     finish = backend(device).synchronize
-    workloads = {str(n): continuation(e, e.initial_state(device), device) for n, e in experiments.items()}
+    workloads = {str(n): continuation(e, e.initial_state("cpu"), device) for n, e in experiments.items()}
     found = {}
     timings = alternate(workloads, finish, budget_ms=BUDGET_MS, min_sample_ms=SAMPLE_MS)
     for (n, e), timing in zip(experiments.items(), timings.values(), strict=True):
