@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from adtrain.core.primitive import PRIMITIVES
 from adtrain.core.program import Equation, Program, Variable
@@ -89,12 +90,23 @@ def _sum(root: Equation, terms: Sequence[Variable], merged: Sequence[Sequence[Eq
 
 def _product(products: Sequence[Equation], total: Variable, root: Equation) -> Iterator[Equation]:
     """The equations for a product of the concatenated factors, which is the sum of the products."""
-    params = products[0].params
+    params = dict(products[0].params)
     factors = []
-    for i, axis in enumerate((0 if params["transpose_a"] else 1, 1 if params["transpose_b"] else 0)):
+    for i, flag in enumerate(("transpose_a", "transpose_b")):
         parts = tuple(e.inputs[i] for e in products)
-        concatenate = PRIMITIVES["concatenate"]
-        (type_,) = concatenate.output_types([v.type for v in parts], {"axis": axis})
+        axis = int(bool(params[flag]) == bool(i))
+        if axis == 1 and all(v.type.shape[1] == 1 for v in parts):  # columns: as rows they are copied as they lie
+            rows = tuple(Variable(v.type._replace(shape=v.type.shape[::-1]), v.device) for v in parts)
+            for v, row in zip(parts, rows, strict=True):
+                yield _equation("reshape", (v,), {"shape": row.type.shape}, row, root)
+            parts, axis, params[flag] = rows, 0, not params[flag]
+        (type_,) = PRIMITIVES["concatenate"].output_types([v.type for v in parts], {"axis": axis})
         factors.append(Variable(type_, total.device))
-        yield replace(root, primitive=concatenate, inputs=parts, params={"axis": axis}, outputs=(factors[-1],))
-    yield replace(products[0], inputs=tuple(factors), outputs=(total,), scope=root.scope, phase=root.phase)
+        yield _equation("concatenate", parts, {"axis": axis}, factors[-1], root)
+    yield _equation("matmul", tuple(factors), params, total, root)
+
+
+def _equation(
+    name: str, inputs: tuple[Variable, ...], params: dict[str, Any], out: Variable, root: Equation
+) -> Equation:
+    return replace(root, primitive=PRIMITIVES[name], inputs=inputs, params=params, outputs=(out,))
