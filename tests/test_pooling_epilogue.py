@@ -142,6 +142,17 @@ def test_nothing_is_needed_between_a_convolution_and_its_pooling(host: Host, poo
     assert [v.tobytes() for v in host.computed(e, None, [x, w])] == [v.tobytes() for v in expected]
 
 
+@pytest.mark.exhaustive
+def test_positions_that_nothing_reads_are_not_written(host: Host, pooling: None) -> None:
+    x, w, bias = arguments(LAYERS[0])
+    maxima = stage(lambda *args: pooled_layer(*args, LAYERS[0][2])[0], ON_GPU).program(*map(array, (x, w, bias)))
+    (e,) = [e for e in maxima.equations if e.form == CONV_POOL]
+    operands = [x, w, bias.reshape(-1, 1, 1)]
+    (found,) = host.computed(e, None, operands)
+    expected, _ = host.computed(fused(LAYERS[0], [x, w, bias]), None, operands)
+    np.testing.assert_array_equal(found, expected, strict=True)
+
+
 def program_of(f: Any, *shapes: tuple[int, ...]) -> Program:
     return stage(f, ON_GPU).program(*(array(np.ones(shape, np.float32)) for shape in shapes))
 

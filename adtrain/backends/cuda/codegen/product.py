@@ -13,15 +13,7 @@ from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 
-MAXIMUM = (
-    "Maximum largest;",
-    "#pragma unroll",
-    "for (int k = 0; k < WIDE; k++) largest.take(k, r0.lane[k]);",
-    "if (inside) {",
-    "    y0[index] = largest.value;",
-    "    y1[index] = largest.at;",
-    "}",
-)
+MAXIMUM = "Maximum largest;", "#pragma unroll", "for (int k = 0; k < WIDE; k++) largest.take(k, r0.lane[k]);"
 """Statements that reduce a pooling window to its maximum."""
 
 
@@ -50,22 +42,26 @@ def epilogue(equation: Equation, name: str = "Epilogue", returned: Variable | No
     body = flat(body_of(equation))
     product, *others = body.equations
     (c,) = product.outputs
-    pooled = bool(others) and others[-1].has(Trait.MAX_POOL)
-    results = others.pop().inputs if pooled else body.outputs
+    pool = others.pop() if others and others[-1].has(Trait.MAX_POOL) else None
+    results = pool.inputs if pool else body.outputs
     made = {v for e in others for v in e.outputs}
     inputs = tuple(dict.fromkeys(v for e in others for v in e.inputs if v not in made and v is not c))
     program = Program((*inputs, c), {}, tuple(others), results)
     fields = [f"{pointer(v, const=True)}x{i};" for i, v in enumerate(inputs)]
     fields += [f"{pointer(v)}y{i};" for i, v in enumerate(body.outputs)]
     prefetches = [f"prefetch_l2(x{i} + index, count);" for i, v in enumerate(inputs) if v.type.shape == c.type.shape]
-    largest = max(v.type.dtype.itemsize for v in (*inputs, *body.outputs) if v.type.shape == c.type.shape or pooled)
+    largest = max(v.type.dtype.itemsize for v in (*inputs, *body.outputs) if v.type.shape == c.type.shape or pool)
     aux, reads, values = _read_and_compute(program, c, images=not product.has(Trait.MATMUL))
-    stores = [f"if (inside) store(y{i}, index, r{i});" for i in range(len(results))]
-    writes = [*values, *(MAXIMUM if pooled else stores)]
+    if pool is None:
+        stores = [f"if (inside) store(y{i}, index, r{i});" for i in range(len(results))]
+    else:
+        found = dict(zip(pool.outputs, ("largest.value", "largest.at"), strict=True))
+        stores = [*MAXIMUM, *(f"if (inside) y{i}[index] = {found[v]};" for i, v in enumerate(body.outputs))]
+    writes = [*values, *stores]
     writes += [f"return r{equation.outputs.index(returned)};"] if returned is not None else []
     result = "void" if returned is None else "Vector<T, WIDE>"
     text = [
-        *(['#include "pool/window_max.cuh"'] if pooled else []),
+        *(['#include "pool/window_max.cuh"'] if pool else []),
         f"struct {name} {{",
         f"    static constexpr int WIDEST = {16 // largest};",
         *indented(fields),
