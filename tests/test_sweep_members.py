@@ -92,8 +92,8 @@ def test_a_member_agrees_with_its_own_training(folder: Path, optimizer: str, swe
     found = groups(folder, sweep, f"optimizer={{{optimizer}}}", *settings)
     for group in found:
         together = trained(group, group.members)
-        for row, member in enumerate(group.members):
-            alone = training.run(training.prepare(member.config)).state
+        for row in (0, len(group.members) - 1):  # every key of the sweep has another value
+            alone = training.run(training.prepare(group.members[row].config)).state
             for x, expected in zip(tree.leaves(together.state), tree.leaves(alone), strict=True):
                 np.testing.assert_allclose(np.asarray(x)[row], expected.numpy(), rtol=1e-3, atol=1e-5)
 
