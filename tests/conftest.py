@@ -288,6 +288,14 @@ def commands(server: Commands) -> Iterator[Commands]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def not_synchronized() -> Iterator[None]:
+    """Files of tests need not survive a loss of power. A disk takes milliseconds to write one of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def on_numpy() -> Iterator[None]:
     """Programs run by the functions that run eagerly: nothing is compiled, and results are the same to the last bit.
 
