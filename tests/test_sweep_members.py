@@ -76,13 +76,15 @@ def test_a_member_that_fails_keeps_its_last_finite_epoch_and_does_not_touch_the_
             "{optimizer.adamw.weight_decay: [0.1, 0.2], schedule: [cosine, constant]}",
             marks=pytest.mark.exhaustive,
         ),
-        (
+        pytest.param(
             "sgd: {lr: 0.1, momentum: 0.9, nesterov: true}",
             "{optimizer.sgd.momentum: [0.5, 0.9], training.seed: [3, 4]}",
+            marks=pytest.mark.exhaustive,
         ),
-        (
+        pytest.param(
             "lion: {lr: 0.01}",
             "{optimizer.lion.betas: [[0.9, 0.99], [0.8, 0.9]], optimizer.lion.weight_decay: [0.1, 0.2]}",
+            marks=pytest.mark.exhaustive,
         ),
         ("rmsprop: {lr: 0.01}", "{optimizer.rmsprop.alpha: [0.9, 0.99], schedule: [{step: 1}, {step: 2}]}"),
     ],
