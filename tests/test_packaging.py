@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.metadata
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -25,11 +26,14 @@ LOADED_WHEN_USED = {
     "pandas",
     "PIL",
     "resvg_py",
+    "matplotlib",
     "mpi4py",
     "nccl",
+    "scipy",
 }
 
 
+@cache
 def modules_after(statement: str) -> set[str]:
     """The modules that a fresh interpreter has loaded after the statement."""
     code = f"{statement}\nimport sys; print(*sorted(sys.modules), file=sys.stderr)"
