@@ -12,7 +12,7 @@ import pytest
 from composed_layers import OPERATIONS, Composed, Gated
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from random_networks import LAYERS, fitting, images, matrices, networks, samples, with_arrays
+from random_networks import LAYERS, fitting, images, matrices, networks, samples, some_images, with_arrays
 
 import adtrain
 from adtrain import config, nn, ops
@@ -46,13 +46,6 @@ SMALL = nn.Sequential(nn.Linear(4), nn.BatchNorm1d(), nn.ReLU(), nn.Linear(3))
 def run(content: bytes, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
     found: list[np.ndarray] = onnx_model.session(content).run(None, inputs)
     return found
-
-
-def some_images(trained: TrainedModel, count: int, seed: int = 0) -> np.ndarray:
-    rng, shape = np.random.default_rng(seed), (count, *trained.image_shape)
-    if trained.network.scale == 1:
-        return rng.normal(size=shape).astype(np.float32)
-    return rng.integers(0, 256, shape, dtype=np.uint8)
 
 
 def packaged(name: str) -> TrainedModel:

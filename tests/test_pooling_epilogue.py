@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 from conv_samples import stride_one
-from cuda_on_host import Host
+from cuda_on_host import Host, host
 from hypothesis import given
 from hypothesis import strategies as st
 from program_samples import ON_GPU, for_gpu, names
@@ -20,7 +20,6 @@ from adtrain.backends.cuda.forms.product import CONV_POOL
 from adtrain.backends.cuda.lower import problem
 from adtrain.backends.cuda.targets import H200
 from adtrain.backends.cuda.tuner.autotune import singles
-from adtrain.cache import Cache
 from adtrain.core import registry
 from adtrain.core.array import array
 from adtrain.core.fused import label
@@ -38,6 +37,8 @@ from adtrain.lowering.cuda.conv.shifted import ShiftedConv
 from adtrain.ops.conv import Window
 from adtrain.ops.pool import Windows, max_pool2d_p
 from adtrain.training.preparation import outline
+
+__all__ = ["host"]
 
 PAIRS = Windows((2, 2), (2, 2), (0, 0))
 LARGE = ((128, 32, 26, 26), (64, 32, 3, 3), (64,))
@@ -63,11 +64,6 @@ def pooled_layer(x: Any, w: Any, bias: Any, padding: int = 0, windows: Windows =
 
 TARGET = H200._replace(multiprocessors=2)
 """With few multiprocessors a block takes several tiles."""
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory, emulated_code: Cache) -> Host:
-    return Host(tmp_path_factory.mktemp("host"), emulated_code, TARGET)
 
 
 def alone(convolution: Equation, target: Target) -> CudaKernel:
