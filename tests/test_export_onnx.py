@@ -74,7 +74,7 @@ def test_random_networks_cover_every_layer_except_embedding() -> None:
 
 
 @pytest.mark.parametrize("kind", LAYERS, ids=lambda kind: kind.kind())
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(data=st.data(), seed=st.integers(0, 99))
 def test_a_layer_of_any_options_is_exported(kind: type[nn.Module], data: st.DataObject, seed: int) -> None:
     shape = data.draw(SHAPES.get(kind, samples))
@@ -83,7 +83,7 @@ def test_a_layer_of_any_options_is_exported(kind: type[nn.Module], data: st.Data
     check(with_arrays(nn.Sequential(layer), shape, seed), seed)
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(data=st.data(), seed=st.integers(0, 99))
 def test_a_network_of_any_layers_is_exported(data: st.DataObject, seed: int) -> None:
     shape = data.draw(samples)

@@ -54,7 +54,7 @@ LAYERS: Sequence[Layer] = (
     ((1, 8, 11, 27), 20, 0),
     ((2, 8, 18, 18), 20, 1),
 )
-REST = (*LAYERS[1:4], *LAYERS[5:])
+REST = LAYERS[1:4]
 
 
 def pooled_layer(x: Any, w: Any, bias: Any, padding: int = 0, windows: Windows = PAIRS) -> Any:
