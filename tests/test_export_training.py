@@ -117,7 +117,12 @@ def test_weights_after_20_steps_are_those_of_adtrain(name: str, tmp_path: Path) 
             ("optimizer={rmsprop: {lr: 0.01, momentum: 0.5}}", "training.clip_value=0.1", "loss=mse"),
             marks=pytest.mark.exhaustive,
         ),
-        ("optimizer={muon: {rest: {sgd: 0.1}}}", "parameter_groups=[{paths: vectors, lr_factor: 2}]"),
+        (
+            "optimizer={muon: {rest: {sgd: 0.1}}}",
+            "parameter_groups=[{paths: vectors, lr_factor: 2}]",
+            "training.clip_value=0.1",
+            "loss=mse",
+        ),
     ],
     ids=["sgd", "adamw", "rmsprop", "muon with parameter groups"],
 )
