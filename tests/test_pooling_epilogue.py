@@ -141,7 +141,8 @@ def test_nothing_is_needed_between_a_convolution_and_its_pooling(host: Host, poo
 @pytest.mark.exhaustive
 def test_positions_that_nothing_reads_are_not_written(host: Host, pooling: None) -> None:
     x, w, bias = arguments(LAYERS[0])
-    maxima = stage(lambda *args: pooled_layer(*args, LAYERS[0][2])[0], ON_GPU).program(*map(array, (x, w, bias)))
+    layer = stage(lambda x, w, bias: pooled_layer(x, w, bias, LAYERS[0][2])[0], ON_GPU)
+    maxima = layer.program(*map(array, (x, w, bias)))
     (e,) = [e for e in maxima.equations if e.form == CONV_POOL]
     operands = [x, w, bias.reshape(-1, 1, 1)]
     (found,) = host.computed(e, None, operands)
