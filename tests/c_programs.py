@@ -64,7 +64,7 @@ def outputs(
     path: Path,
     images: np.ndarray,
     compiler: Sequence[str] = ("gcc",),
-    options: Sequence[str] = ("-O1",),
+    options: Sequence[str] = ("-O0",),
     simd: bool = False,
     runner: Sequence[str] = (),
     extra: Sequence[str] = (),

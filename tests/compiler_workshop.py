@@ -98,3 +98,8 @@ def entry(source: str = PROGRAM, kernels: Sequence[Source] = (SCALE_FLOAT,)) -> 
 
 
 Change: TypeAlias = Callable[[Workshop, pytest.MonkeyPatch], Any]
+
+
+@pytest.fixture
+def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
+    return open_workshop(tmp_path, monkeypatch)

@@ -19,6 +19,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, TypeAlias
 
@@ -132,6 +133,21 @@ def leaves_out_gpu_tests(config: pytest.Config) -> bool:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     return (collection_path.match(GPU_TESTS) and leaves_out_gpu_tests(config)) or None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Each worker first imports a part of its own of the test files.
+
+    In a fresh clone, pytest compiles a file when it is imported. In one order, all workers would compile all files.
+    """
+    worker, workers = (os.environ.get(f"PYTEST_XDIST_{name}", "") for name in ("WORKER", "WORKER_COUNT"))
+    if not worker or not all(os.path.isdir(argument) for argument in session.config.args):
+        return
+    files = [path for path in sorted(Path(__file__).parent.glob("test_*.py")) if not path.match(GPU_TESTS)]
+    for path in files[int(worker.removeprefix("gw")) :: int(workers)]:
+        with suppress(Exception, pytest.skip.Exception):  # which the collection finds again, and reports
+            import_module(path.stem)
 
 
 def pytest_collection_finish() -> None:
@@ -269,6 +285,14 @@ def commands(server: Commands) -> Iterator[Commands]:
     """Runs commands in processes of their own, forked to start quickly. One that still runs is killed at the end."""
     yield server
     server.kill()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def not_synchronized() -> Iterator[None]:
+    """Files of tests need not survive a loss of power. A disk takes milliseconds to write one of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

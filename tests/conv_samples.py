@@ -51,3 +51,8 @@ def by_flat_index(x: np.ndarray, w: np.ndarray, problem: ConvProblem) -> np.ndar
             found += w[:, :, i, j] @ lines[:, shift : shift + count * image]
     _, _, out_rows, out_columns = problem.outputs
     return found.reshape(len(w), count, -1, pitch)[:, :, :out_rows, :out_columns].transpose(1, 0, 2, 3)
+
+
+def drawn(*shapes: tuple[int, ...]) -> list[np.ndarray]:
+    rng = np.random.default_rng(1)
+    return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]

@@ -273,5 +273,6 @@ def check_kernels(program: Program, arrays: Sequence[np.ndarray], host: Host, fo
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory, emulated_code: Cache) -> Host:
-    return Host(tmp_path_factory.mktemp("host"), emulated_code)
+def host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, emulated_code: Cache) -> Host:
+    """Emulates the TARGET of the test file, or an H200."""
+    return Host(tmp_path_factory.mktemp("host"), emulated_code, getattr(request.module, "TARGET", H200))

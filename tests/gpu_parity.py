@@ -13,6 +13,7 @@ from adtrain.backends.cuda import compile_workers
 from adtrain.core import poison
 from adtrain.core.backend import backend
 from adtrain.core.errors import DeviceError
+from adtrain.lowering.cuda.gemm.packed import CAPABILITY
 
 TOLERANCE = {"float32": 3e-5, "float64": 1e-11}
 
@@ -26,6 +27,13 @@ def gpu() -> Any:
         return backend("gpu")
     except DeviceError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(autouse=True)
+def hopper(gpu: Any) -> None:
+    """For tests of kernels that are only for Hopper."""
+    if gpu.device.device.compute_capability() != CAPABILITY:
+        pytest.skip("the kernels are for compute capability 9.0")
 
 
 @pytest.fixture(autouse=True)

@@ -247,3 +247,10 @@ def _drawn(arrays: dict[str, Any], rng: np.random.Generator) -> Any:
             drawn = rng.uniform(-1, 1, x.shape)
         found.append(ad.array(drawn.astype(x.dtype)))
     return tree.unflatten(tree.flatten(arrays)[1], found)
+
+
+def some_images(trained: TrainedModel, count: int, seed: int = 0) -> np.ndarray:
+    rng, shape = np.random.default_rng(seed), (count, *trained.image_shape)
+    if trained.network.scale == 1:
+        return rng.normal(size=shape).astype(np.float32)
+    return rng.integers(0, 256, shape, dtype=np.uint8)

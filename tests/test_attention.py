@@ -82,8 +82,8 @@ def test_values_and_gradients_equal_those_of_the_composition_with_dropout_and_ma
     ("dtype", "taken", "code"),
     [
         pytest.param("float32", (0,), "quick_compiler", id="float32"),
-        pytest.param("float32", (1, 2, 4), "optimised", id="float32, optimised", marks=pytest.mark.exhaustive),
-        pytest.param("float64", (0, 3), "quick_compiler", id="float64", marks=pytest.mark.exhaustive),
+        pytest.param("float32", (2, 4), "optimised", id="float32, optimised", marks=pytest.mark.exhaustive),
+        pytest.param("float64", (1, 3), "quick_compiler", id="float64", marks=pytest.mark.exhaustive),
     ],
 )
 def test_compiled_blocks_of_all_lengths_equal_the_reference(

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from peer_marks import marked
+from peer_marks import marked, quick
 from training_runs import load
 
 from adtrain.bench.peers import jobs
 from adtrain.bench.peers.jobs import MembersJob, members_job
 from adtrain.bench.peers.processes import Unsupported
 from adtrain.sweeps.members import with_seeds
+
+__all__ = ["quick"]
 
 FORMS = marked("torch-vmap", "jax-vmap")
 LAYERS = "[{linear: 16}, relu, {linear: 3}]"
@@ -28,12 +30,6 @@ def losses(name: str, given: MembersJob) -> np.ndarray:
     """The losses (steps, members) of two calls."""
     runner = jobs.runner(name, given, "members")
     return np.array([x for _ in range(2) for x in runner.losses()])
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # read when jax is first imported
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

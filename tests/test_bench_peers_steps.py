@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import training_runs
 from npz_files import write_npz
-from peer_marks import marked
+from peer_marks import marked, quick
 
 from adtrain import nn, optim
 from adtrain.bench.peers import jobs, numpy_network, numpy_system
 from adtrain.bench.peers.jobs import Job
 from adtrain.bench.peers.processes import Unsupported
+
+__all__ = ["quick"]
 
 FORMS = marked("torch-eager", "jax-scan", "numpy")
 
@@ -99,12 +101,6 @@ def check(name: str, given: Job, case: str) -> None:
             losses(name, given)
         return
     np.testing.assert_allclose(losses(name, given), losses("adtrain", given), rtol=1e-9)
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # read when jax is first imported
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # PyTorch's warning about speed

@@ -102,7 +102,7 @@ def test_no_command_shows_the_help_and_is_an_error() -> None:
 
 
 def test_python_m_adtrain_is_the_script() -> None:
-    arguments = "eval", "no-such-run"
+    arguments = ("trian",)
     commands = ["-m", "adtrain"], ["-c", "from adtrain.cli.startup import main; main()"]
     by_module, by_script = (
         subprocess.run([sys.executable, *command, *arguments], capture_output=True, text=True) for command in commands

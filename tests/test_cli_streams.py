@@ -47,8 +47,9 @@ PRINTING = ["--help", "eval --help", "data list", "report run -o page.html", "co
 @pytest.mark.parametrize(
     ("arguments", "message_to_file"),
     [
-        *((x, True) for x in PRINTING),
+        *((x, True) for x in PRINTING[2:4]),
         (PRINTING[0], False),
+        *(pytest.param(x, True, marks=pytest.mark.exhaustive) for x in (*PRINTING[:2], PRINTING[4])),
         *(pytest.param(x, False, marks=pytest.mark.exhaustive) for x in PRINTING[1:]),
     ],
 )

@@ -4,8 +4,6 @@ import errno
 import json
 import random
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -325,13 +323,6 @@ def test_a_mangled_config_loads_or_raises_config_error(tmp_path_factory: pytest.
             assert "pydantic" not in line
     else:
         config.build.model(cfg)
-
-
-def test_importing_config_imports_no_optional_packages() -> None:
-    heavy = ("torch", "scipy", "matplotlib", "PIL")
-    code = f"import adtrain.config, sys; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
 
 
 def test_a_config_of_python_values_equals_that_of_a_file(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from compiler_workshop import (
     Change,
     Workshop,
     entry,
-    open_workshop,
+    workshop,
 )  # fmt: skip
 
 from adtrain import cache
@@ -29,12 +28,9 @@ from adtrain.backends.cpu import compiler
 from adtrain.backends.cpu.build import Source
 from adtrain.codegen.expressions import c_type
 
+__all__ = ["workshop"]
+
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-
-
-@pytest.fixture
-def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
-    return open_workshop(tmp_path, monkeypatch)
 
 
 def test_element_types_become_macros(workshop: Workshop) -> None:

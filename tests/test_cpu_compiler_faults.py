@@ -17,19 +17,16 @@ from typing import Any
 
 import pytest
 from command_line import invoke
-from compiler_workshop import PROGRAM, Change, Workshop, entry, open_workshop
+from compiler_workshop import PROGRAM, Change, Workshop, entry, workshop
 from waiting import PATIENCE, wait_until
 
 from adtrain import cache
 from adtrain.backends.cpu import toolchain
 from adtrain.backends.cpu.compiler import CompilerError, describe
 
+__all__ = ["workshop"]
+
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-
-
-@pytest.fixture
-def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
-    return open_workshop(tmp_path, monkeypatch)
 
 
 def damage_the_end(content: bytes) -> bytes:

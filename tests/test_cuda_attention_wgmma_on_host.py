@@ -51,7 +51,6 @@ def check(
     ("queries", "keys", "width", "causal"),
     [
         pytest.param(70, 300, 128, False, marks=pytest.mark.exhaustive),
-        (70, 70, 30, False),
         pytest.param(200, 200, 33, True, marks=pytest.mark.exhaustive),
     ],
 )

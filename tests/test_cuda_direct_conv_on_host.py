@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_on_host import Host
+from conv_samples import drawn
+from cuda_on_host import Host, host
 from program_samples import ON_GPU, fused_of
 
 from adtrain import ops
 from adtrain.backends.cuda.forms.weight_gradients import BIAS_AXES
 from adtrain.backends.cuda.targets import H200
-from adtrain.cache import Cache
 from adtrain.core.array import array
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.primitive import Primitive
@@ -25,6 +25,8 @@ from adtrain.lowering.cuda.conv.problem import ConvProblem
 from adtrain.ops.broadcasting import sum_p
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
 from adtrain.ops.rounding import rounded
+
+__all__ = ["host"]
 
 pytestmark = pytest.mark.exhaustive
 
@@ -43,16 +45,6 @@ SHAPES = (
 
 TARGET = H200._replace(multiprocessors=1)
 """With one multiprocessor a thread computes several outputs."""
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory, emulated_code: Cache) -> Host:
-    return Host(tmp_path_factory.mktemp("host"), emulated_code, TARGET)
-
-
-def drawn(*shapes: tuple[int, ...]) -> list[np.ndarray]:
-    rng = np.random.default_rng(1)
-    return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
 
 
 def with_sum(arrays: list[np.ndarray], **params: Any) -> Equation:

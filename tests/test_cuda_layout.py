@@ -33,7 +33,9 @@ from adtrain.training.preparation import outline
 
 BATCHES, IMAGES = 8, 30
 NETWORKS = ("linear", "convolutions")
-COUNTS = pytest.mark.parametrize("times", [1, 2, 3, BATCHES])
+COUNTS = pytest.mark.parametrize(
+    "times", [*(pytest.param(n, marks=pytest.mark.exhaustive) for n in (1, 2)), 3, BATCHES]
+)
 ALIGNED = 256
 BY_MEMBER = H200._replace(by_member=True)
 

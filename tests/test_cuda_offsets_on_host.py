@@ -183,9 +183,7 @@ def alone(name: str) -> Equation:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=pytest.mark.exhaustive if i % 3 else ()) for i, x in enumerate(ALONE)]
-)
+@pytest.mark.parametrize("name", ALONE)
 def test_no_offset_of_a_large_array_overflows(checked: CheckedHost, name: str) -> None:
     assert [*checked.overflows(alone(name))] == []
 
@@ -194,7 +192,7 @@ def test_no_offset_of_a_large_array_overflows(checked: CheckedHost, name: str) -
 @pytest.mark.parametrize("name", [name for name, (primitive, *_) in ALONE.items() if primitive in TILED])
 def test_no_offset_of_the_next_candidates_overflows(checked: CheckedHost, name: str) -> None:
     equation = alone(name)
-    others = [kernel for kernel in checked.lowering.candidates(equation)[1:] if isinstance(kernel, CudaKernel)][:2]
+    others = [kernel for kernel in checked.lowering.candidates(equation)[1:] if isinstance(kernel, CudaKernel)][:1]
     assert [text for kernel in others for text in checked.overflows(equation, kernel)] == []
 
 

@@ -195,8 +195,8 @@ def test_kernels_compile_without_spills_and_serialised_wgmma(nvrtc_log: NvrtcLog
             made += [c for c in split if c.supported()]
             made += [c for c in (Fp16x2WeightGrad(PaddedIndex(p), H200),) if c.supported()]
         if padding == 0:
-            narrow = [tiles for convolution in plain for tiles in convolution.choices() if tiles.columns in WIDTHS]
-            made += [tiles for tiles in narrow if not tiles.image_tiles]
+            narrow = [tiles for tiles in plain[0].choices() if tiles.columns in WIDTHS and not tiles.image_tiles]
+            made += {tiles.columns: tiles for tiles in narrow}.values()
             made += [grad for grad in ShiftedWeightGrad(index, H200).choices() if grad.supported()]
         made += [pooled for pooled in (ShiftedConv(index, H200, False, pooled=True).best(),) if pooled]
     check_compiled(nvrtc_log, (kernel for algorithm in made for kernel in algorithm.kernels()))

@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conv_samples import cases, stride_one
-from cuda_on_host import Host
+from conv_samples import cases, drawn, stride_one
+from cuda_on_host import Host, host
 from product_samples import NOISE, ROUNDINGS, errors, sequential_fma
 from program_samples import ON_GPU
 
 from adtrain import ops
 from adtrain.backends.cuda.forms.product import CONVOLUTION
 from adtrain.backends.cuda.targets import H200
-from adtrain.cache import Cache
 from adtrain.core.array import array
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.memory_layout import MemoryLayout
@@ -32,6 +31,8 @@ from adtrain.lowering.cuda.conv.shifted_weight_grad import ShiftedWeightGrad
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
 from adtrain.ops.rounding import rounded
 
+__all__ = ["host"]
+
 pytestmark = pytest.mark.exhaustive
 
 TOLERANCE = 5e-7
@@ -40,16 +41,6 @@ TOLERANCE = 5e-7
 
 TARGET = H200._replace(multiprocessors=2)
 """With few multiprocessors a block takes several tiles."""
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory, emulated_code: Cache) -> Host:
-    return Host(tmp_path_factory.mktemp("host"), emulated_code, TARGET)
-
-
-def drawn(*shapes: tuple[int, ...]) -> list[np.ndarray]:
-    rng = np.random.default_rng(1)
-    return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
 
 
 def equation(primitive: Primitive, arrays: list[np.ndarray], params: dict[str, Any]) -> Equation:

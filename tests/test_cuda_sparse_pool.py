@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import NvrtcLog
-from cuda_on_host import Host
+from cuda_on_host import Host, host
 from hypothesis import given
 from hypothesis import strategies as st
 from program_samples import ON_GPU, everywhere, names
@@ -19,7 +19,6 @@ from test_gpu_shifted_conv import same
 import adtrain as ad
 from adtrain import ops
 from adtrain.backends.cuda.targets import H200
-from adtrain.cache import Cache
 from adtrain.core.array import array
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Program
@@ -28,13 +27,10 @@ from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
 from adtrain.ops.conv import Window
 
+__all__ = ["host"]
+
 MIN_PRODUCTS = H200._replace(multiprocessors=2)
 """A block takes several tiles."""
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory, emulated_code: Cache) -> Host:
-    return Host(tmp_path_factory.mktemp("host"), emulated_code)
 
 
 def computed(host: Host, work: Work) -> list[np.ndarray]:

@@ -10,8 +10,8 @@ import c_programs
 import numpy as np
 import pytest
 from composed_layers import Composed
-from random_networks import with_arrays
-from test_export_c import SANITIZE, some_images
+from random_networks import some_images, with_arrays
+from test_export_c import SANITIZE
 
 from adtrain import nn, ops
 from adtrain.core.array import array

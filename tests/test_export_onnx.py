@@ -12,7 +12,7 @@ import pytest
 from composed_layers import OPERATIONS, Composed, Gated
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from random_networks import LAYERS, fitting, images, matrices, networks, samples, with_arrays
+from random_networks import LAYERS, fitting, images, matrices, networks, samples, some_images, with_arrays
 
 import adtrain
 from adtrain import config, nn, ops
@@ -48,13 +48,6 @@ def run(content: bytes, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
     return found
 
 
-def some_images(trained: TrainedModel, count: int, seed: int = 0) -> np.ndarray:
-    rng, shape = np.random.default_rng(seed), (count, *trained.image_shape)
-    if trained.network.scale == 1:
-        return rng.normal(size=shape).astype(np.float32)
-    return rng.integers(0, 256, shape, dtype=np.uint8)
-
-
 def packaged(name: str) -> TrainedModel:
     network = outline(config.load(name)).network
     return with_arrays(network.model, network.input_shape)
@@ -81,7 +74,7 @@ def test_random_networks_cover_every_layer_except_embedding() -> None:
 
 
 @pytest.mark.parametrize("kind", LAYERS, ids=lambda kind: kind.kind())
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(data=st.data(), seed=st.integers(0, 99))
 def test_a_layer_of_any_options_is_exported(kind: type[nn.Module], data: st.DataObject, seed: int) -> None:
     shape = data.draw(SHAPES.get(kind, samples))
@@ -90,7 +83,7 @@ def test_a_layer_of_any_options_is_exported(kind: type[nn.Module], data: st.Data
     check(with_arrays(nn.Sequential(layer), shape, seed), seed)
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(data=st.data(), seed=st.integers(0, 99))
 def test_a_network_of_any_layers_is_exported(data: st.DataObject, seed: int) -> None:
     shape = data.draw(samples)

@@ -52,7 +52,7 @@ def c_weights(text: str) -> tuple[list[str], str]:
     return names, "".join(f"float *get_{n}(void);\nfloat *get_{n}(void) {{ return {n}; }}\n" for n in names)
 
 
-def compiled(folder: Path, files: source.Files, options: Sequence[str] = ("-O1",)) -> ctypes.CDLL:
+def compiled(folder: Path, files: source.Files, options: Sequence[str] = ("-O0",)) -> ctypes.CDLL:
     (folder / "net.c").write_text(files.source + c_weights(files.source)[1])
     (folder / "net.h").write_text(files.header)
     c_programs.compile_c(["gcc"], folder, *options, "-fPIC", "-shared", "net.c", "-o", "net.so", "-lm")
@@ -113,8 +113,16 @@ def test_weights_after_20_steps_are_those_of_adtrain(name: str, tmp_path: Path) 
     [
         ("optimizer={sgd: {lr: 0.1, momentum: 0.9, nesterov: true, weight_decay: 0.01}}", "schedule=cosine"),
         ("optimizer={adamw: {lr: 0.01}}", "training.clip_norm=0.5", "loss={cross_entropy: {label_smoothing: 0.1}}"),
-        ("optimizer={rmsprop: {lr: 0.01, momentum: 0.5}}", "training.clip_value=0.1", "loss=mse"),
-        ("optimizer={muon: {rest: {sgd: 0.1}}}", "parameter_groups=[{paths: vectors, lr_factor: 2}]"),
+        pytest.param(
+            ("optimizer={rmsprop: {lr: 0.01, momentum: 0.5}}", "training.clip_value=0.1", "loss=mse"),
+            marks=pytest.mark.exhaustive,
+        ),
+        (
+            "optimizer={muon: {rest: {sgd: 0.1}}}",
+            "parameter_groups=[{paths: vectors, lr_factor: 2}]",
+            "training.clip_value=0.1",
+            "loss=mse",
+        ),
     ],
     ids=["sgd", "adamw", "rmsprop", "muon with parameter groups"],
 )
@@ -136,7 +144,7 @@ def test_a_step_touches_its_own_memory_only(tmp_path: Path) -> None:
         '#include "net.h"\nint main(void) { static uint8_t x[NET_BATCH * NET_INPUTS]; static int64_t y[NET_BATCH]; '
         "for (int i = 0; i < 3; i++) net_train(x, y, NULL); return 0; }\n"
     )
-    sanitize = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    sanitize = ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
     c_programs.compile_c(["gcc"], tmp_path, *sanitize, "net.c", "main.c", "-o", "program", "-lm")
     done = subprocess.run([tmp_path / "program"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

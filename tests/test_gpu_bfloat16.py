@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu_kernels import run_twice
-from gpu_parity import gpu, poisoned
+from gpu_parity import gpu, hopper, poisoned
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from program_samples import everywhere
@@ -24,21 +24,14 @@ from adtrain.core.staging import stage
 from adtrain.core.types import BITS
 from adtrain.lowering.cuda.gemm.bfloat16 import TILE_K, TILES, Bfloat16Product, Bfloat16Tile, bfloat16_gemm
 from adtrain.lowering.cuda.gemm.narrow import short_k_gemm
-from adtrain.lowering.cuda.gemm.packed import CAPABILITY
 from adtrain.ops.bfloat16 import from_bfloat16_p, matmul_bfloat16_p, to_bfloat16_p
 from adtrain.ops.matmul import matmul_p
 from adtrain.ops.rounding import rounded
 from adtrain.passes import ALL
 
-__all__ = ["gpu", "poisoned", "small_arrays_as_large_ones"]
+__all__ = ["gpu", "hopper", "poisoned", "small_arrays_as_large_ones"]
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def hopper(gpu: Any) -> None:
-    if gpu.device.device.compute_capability() != CAPABILITY:
-        pytest.skip("the kernels are for compute capability 9.0")
 
 
 eights = st.integers(1, 75).map(lambda n: 8 * n)

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu_kernels import run_twice
-from gpu_parity import gpu, poisoned
+from gpu_parity import gpu, hopper, poisoned
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from test_cuda_bfloat16_conv_on_host import NAMES, problem
-from test_gpu_bfloat16 import hopper
 
 from adtrain.core.primitive import PRIMITIVES
 from adtrain.lowering.cuda.conv.bfloat16 import Direction

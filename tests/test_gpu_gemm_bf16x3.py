@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 from conv_samples import cases
-from gpu_parity import gpu, poisoned
+from gpu_parity import gpu, hopper, poisoned
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from product_samples import NOISE, OF_TENSOR_CORES, TWO_ROUNDINGS, errors
@@ -16,11 +16,10 @@ from test_gpu_products import computed, distance, exact, operands
 from adtrain.lowering.cuda.gemm.bf16x3 import Bf16x3Gemm, Bf16x3Tile
 from adtrain.lowering.cuda.gemm.cost_model import BF16X3_WIDTHS
 from adtrain.lowering.cuda.gemm.matmul import BlockGemm
-from adtrain.lowering.cuda.gemm.packed import CAPABILITY
 from adtrain.lowering.cuda.gemm.tiles import FMA_TILES
 from adtrain.ops.matmul import matmul_p
 
-__all__ = ["gpu", "poisoned"]
+__all__ = ["gpu", "hopper", "poisoned"]
 
 pytestmark = pytest.mark.gpu
 
@@ -30,12 +29,6 @@ M, N = 256, 192
 
 Lengths: TypeAlias = "tuple[int, int, int, int]"
 """Batch, M, N and K."""
-
-
-@pytest.fixture(autouse=True)
-def hopper(gpu: Any) -> None:
-    if gpu.device.device.compute_capability() != CAPABILITY:
-        pytest.skip("the kernel is for compute capability 9.0")
 
 
 def multiplied(
@@ -48,7 +41,7 @@ def multiplied(
 @pytest.mark.parametrize("ta", [False, True])
 @pytest.mark.parametrize("tb", [False, True])
 @pytest.mark.parametrize("width", BF16X3_WIDTHS)
-@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     shape=st.tuples(st.integers(1, 3), st.integers(1, 400), st.integers(1, 600), st.integers(1, 1500)),
     splits=st.integers(1, 6),

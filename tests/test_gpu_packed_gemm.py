@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
-from gpu_parity import gpu, poisoned
+from gpu_parity import gpu, hopper, poisoned
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from product_samples import NOISE, OF_FP16X2, errors, hard
@@ -18,12 +18,12 @@ from adtrain.core.array import array
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.staging import stage
 from adtrain.lowering.cuda.gemm.matmul import BlockGemm
-from adtrain.lowering.cuda.gemm.packed import CAPABILITY, PACKED_TILES, PackedGemm, PackedTile
+from adtrain.lowering.cuda.gemm.packed import PACKED_TILES, PackedGemm, PackedTile
 from adtrain.lowering.cuda.gemm.tiles import FMA_TILES
 from adtrain.ops.matmul import matmul_p
 from adtrain.passes import ALL
 
-__all__ = ["gpu", "poisoned"]
+__all__ = ["gpu", "hopper", "poisoned"]
 
 pytestmark = pytest.mark.gpu
 
@@ -33,13 +33,6 @@ TOLERANCE = {"full": 5e-7, "tf32": 1e-5, "bfloat16": 1e-5}
 TILES = tuple((precision, x) for precision, several in PACKED_TILES.items() for x in several if x.packs_b)
 DIRECT_TILES = tuple(tile for several in PACKED_TILES.values() for tile in several if not tile.packs_b)
 M, N, K = 256, 192, PACKED_TILES["full"][0].min_k
-
-
-@pytest.fixture(autouse=True)
-def hopper(gpu: Any) -> None:
-    if gpu.device.device.compute_capability() != CAPABILITY:
-        pytest.skip("the kernels are for compute capability 9.0")
-
 
 Lengths: TypeAlias = "tuple[int, int, int, int]"
 """Batch, M, N and K."""
@@ -63,7 +56,7 @@ def multiplied(gpu: Any, kernel: CudaKernel, a: np.ndarray, b: np.ndarray, ta: b
 @pytest.mark.parametrize("ta", [False, True])
 @pytest.mark.parametrize("tb", [False, True])
 @pytest.mark.parametrize(("precision", "tile"), TILES)
-@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shape=st.tuples(st.integers(1, 3), st.integers(1, 400), st.integers(1, 600), st.integers(1, 1500)))
 def test_products_of_all_shapes_are_right(
     gpu: Any, shape: Lengths, precision: str, tile: PackedTile, ta: bool, tb: bool

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu_kernels import run_twice
-from gpu_parity import gpu, poisoned
+from gpu_parity import gpu, hopper, poisoned
 from program_samples import everywhere, names
 from test_pooling_epilogue import LAYERS, PAIRS, Layer, alone, arguments, pooled_layer, pooling, rectified
 
@@ -17,11 +17,10 @@ from adtrain.core import registry
 from adtrain.core.array import array
 from adtrain.core.staging import stage
 from adtrain.core.trace import bind
-from adtrain.lowering.cuda.conv.problem import CAPABILITY
 from adtrain.ops.conv import conv2d_p
 from adtrain.ops.pool import max_pool2d_p
 
-__all__ = ["gpu", "poisoned", "pooling"]
+__all__ = ["gpu", "hopper", "poisoned", "pooling"]
 
 pytestmark = pytest.mark.gpu
 
@@ -32,12 +31,6 @@ MORE: tuple[Layer, ...] = (
     ((200, 17, 13, 24), 32, 1),
     ((70, 33, 31, 29), 24, 0),
 )
-
-
-@pytest.fixture(autouse=True)
-def hopper(gpu: Any) -> None:
-    if gpu.device.device.compute_capability() != CAPABILITY:
-        pytest.skip("shifted implicit GEMM needs compute capability 9.0")
 
 
 @pytest.mark.parametrize("layer", [*LAYERS, *MORE])

@@ -29,7 +29,8 @@ pytestmark = pytest.mark.gpu
 CELLS = ("rnn_tanh", "rnn_relu", "lstm", "gru")
 TOLERANCE = {"float32": 2e-5, "float64": 1e-11}
 SIZES = [(128, 28, 128), (64, 28, 256), (33, 9, 512), (1, 28, 128), (7, 1, 1), (5, 3, 33), (1000, 2, 130)]
-"""Rows of the batch, steps, hidden units."""
+"""Rows of the batch, steps, hidden units. In float64 the third to the sixth run, which have
+kernels of each kind."""
 
 
 def reference(name: str, given: list[np.ndarray], reverse: bool) -> list[np.ndarray]:
@@ -71,7 +72,7 @@ def problem(
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_every_candidate_is_right(gpu: Any, cell: str, gradient: bool, dtype: str) -> None:
     name, wrong = f"{cell}_grad" if gradient else cell, []
-    for i, sizes in enumerate(SIZES):
+    for i, sizes in enumerate(SIZES if dtype == "float32" else SIZES[2:6]):
         reverse = i % 2 == 1
         given = [x.astype(dtype) for x in arguments(cell, *sizes, gradient, reverse, of_all=not reverse)]
         types = [ArrayType(x.shape, x.dtype) for x in given]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conv_samples import DECADES, cases, stride_one
 from gpu_kernels import run_twice
-from gpu_parity import gpu, poisoned
+from gpu_parity import gpu, hopper, poisoned
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from product_samples import NOISE, ROUNDINGS, errors, sequential_fma
@@ -19,14 +19,14 @@ from adtrain import ops
 from adtrain.core.array import array
 from adtrain.core.precision import PRECISIONS
 from adtrain.core.staging import stage
-from adtrain.lowering.cuda.conv.problem import CAPABILITY, Algorithm, ConvProblem, PaddedIndex
+from adtrain.lowering.cuda.conv.problem import Algorithm, ConvProblem, PaddedIndex
 from adtrain.lowering.cuda.conv.shifted import ShiftedConv
 from adtrain.lowering.cuda.conv.shifted_fp16x2 import Fp16x2Conv, Fp16x2WeightGrad
 from adtrain.lowering.cuda.conv.shifted_weight_grad import ShiftedWeightGrad
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
 from adtrain.passes import ALL
 
-__all__ = ["gpu", "poisoned"]
+__all__ = ["gpu", "hopper", "poisoned"]
 
 pytestmark = pytest.mark.gpu
 
@@ -35,12 +35,6 @@ TOLERANCE = 3e-7
 ROUNDED = 1e-5
 """The same where operands are rounded, and their products summed up by the matrix units."""
 M, N, K = 48, 80, 288
-
-
-@pytest.fixture(autouse=True)
-def hopper(gpu: Any) -> None:
-    if gpu.device.device.compute_capability() != CAPABILITY:
-        pytest.skip("shifted implicit GEMM needs compute capability 9.0")
 
 
 def window(problem: ConvProblem) -> Window:

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from conv_samples import DECADES, cases
 from gpu_kernels import run_twice
-from gpu_parity import gpu, poisoned
+from gpu_parity import gpu, hopper, poisoned
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from product_samples import NOISE, ROUNDINGS, errors, sequential_fma
 from program_samples import everywhere
 from sparse_pool_samples import Work, by_images, by_weights, conv_problem, drawn, equation, expected
 from test_gpu_products import distance
-from test_gpu_shifted_conv import ROUNDED, TOLERANCE, hopper, same
+from test_gpu_shifted_conv import ROUNDED, TOLERANCE, same
 
 import adtrain as ad
 from adtrain import ops

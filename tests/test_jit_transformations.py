@@ -111,7 +111,7 @@ def test_two_transformations_of_a_jitted_function_compute_what_the_plain_ones_do
         assert_equal_to_plain((first, second), (True, True, True))
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(st.tuples(*[st.sampled_from(list(TRANSFORMATIONS))] * 3), st.tuples(*[st.booleans()] * 4))
 def test_three_transformations_with_jit_anywhere_compute_what_the_plain_ones_do(
     names: tuple[str, ...], jitted: tuple[bool, ...]

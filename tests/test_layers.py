@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +16,11 @@ import adtrain
 import adtrain.backends.cuda.lower  # defines the forms
 from adtrain.backends.cuda.forms.form import FORMS
 from adtrain.core.fused import GATHER, HORIZONTAL, LOOPS, MAP_REDUCE, PRODUCT
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 PACKAGE = Path(adtrain.__file__).parent
 
@@ -102,6 +108,18 @@ ONLY_IN = {
     "torch": "bench/peers",
     "jax": "bench/peers",
 }
+PROJECT = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+# Import names of distributions, where they differ.
+IMPORT_NAMES = {
+    "pyyaml": "yaml",
+    "pillow": "PIL",
+    "resvg-py": "resvg_py",
+    "cuda-bindings": "cuda",
+    "nvmath-python": "nvmath",
+    "nvidia-cudnn-frontend": "cudnn",
+    "nccl4py": "nccl",
+}
+EXTRAS = ("gpu", "vendor", "report", "tensorboard", "export", "peers", "pandas", "mpi", "multi-gpu")
 # Packages that are imported inside functions only.
 ONLY_IN_FUNCTIONS = ("torch", "jax")
 
@@ -111,10 +129,18 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """The node and all statements inside it: quicker than `ast.walk`, which also visits expressions."""
+    yield node
+    for block in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for inner in getattr(node, block, ()):
+            yield from statements(inner)
+
+
 def imported_modules(tree: ast.Module, package: str) -> set[str]:
     """Dotted names of all imports, inside functions too; relative ones start from `package`."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -263,6 +289,21 @@ def test_a_third_party_package_is_imported_by_its_part_only() -> None:
         and not any(f"{path}/".startswith(f"{home}/") for home in homes.split())
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def import_names(requirements: list[str]) -> set[str]:
+    names = {re.split(r"[^\w-]", requirement)[0] for requirement in requirements}
+    return {IMPORT_NAMES.get(name, name) for name in names}
+
+
+def test_imports_match_the_declared_dependencies() -> None:
+    extras = PROJECT["optional-dependencies"]
+    base = import_names(PROJECT["dependencies"])
+    optional = import_names([name for extra in EXTRAS for name in extras[extra]])
+    imported = {module.split(".")[0] for imports in modules().values() for module in imports}
+    # Each release of pydantic pins the pydantic_core that it needs.
+    others = imported - set(sys.stdlib_module_names) - {"adtrain", "pydantic_core"}
+    assert others - optional == base
 
 
 def test_torch_and_jax_are_imported_inside_functions_only() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_on_host import Host
+from cuda_on_host import Host, host
 from cuda_samples import Shaped
 from hypothesis import strategies as st
 from program_samples import for_gpu
@@ -22,7 +22,6 @@ from adtrain.backends.cuda.forms.long_rows import LONG_ROWS, MAX_LENGTH
 from adtrain.backends.cuda.forms.row_fused import MAX_WIDTH
 from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.targets import H200
-from adtrain.cache import Cache
 from adtrain.core import tree
 from adtrain.core.array import from_numpy
 from adtrain.core.fused import body_of
@@ -34,13 +33,10 @@ from adtrain.core.target import Target
 from adtrain.core.trace import bind
 from adtrain.ops.bfloat16 import from_bfloat16_p, to_bfloat16_p
 
+__all__ = ["host"]
+
 TARGET = Target((9, 0), 4, 12 << 10)
 """A GPU on which four rows are enough, and two arrays of 1025 elements do not fit into shared memory."""
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory, emulated_code: Cache) -> Host:
-    return Host(tmp_path_factory.mktemp("host"), emulated_code, TARGET)
 
 
 def long_rows(program: Program) -> list[Equation]:

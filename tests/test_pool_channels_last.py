@@ -78,7 +78,7 @@ def test_kernels_agree_with_references(host: Host, name: str, channels: int) -> 
             np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["disjoint", "overlapping"])
+@pytest.mark.parametrize("name", [pytest.param("disjoint", marks=pytest.mark.exhaustive), "overlapping"])
 def test_kernels_of_bfloat16_agree_with_references(host: Host, name: str) -> None:
     for e, arrays in equations(WINDOWS[name], 24):
         bits = {v: v.like(ArrayType(v.type.shape, BITS)) for v in (e.inputs[0], e.outputs[0])}

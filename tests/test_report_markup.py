@@ -71,7 +71,10 @@ def hostile(value: Any) -> Any:
     return value + PAYLOAD if isinstance(value, str) else value
 
 
-@given(st.text(), st.text(), st.floats(0, 1))
+texts = st.text(st.characters(exclude_categories=["Cs"]))  # Hypothesis takes 2 s to find the characters of st.text()
+
+
+@given(texts, texts, st.floats(0, 1))
 def test_values_are_escaped_and_characters_that_browsers_obey_are_shown(text: str, other: str, number: float) -> None:
     template = environment().from_string('<i title="{{ a }}">{{ b }}</i>{{ "%.2f" | format(c) }}{{ d }}')
     shown, tooltip = ("\n".join(map(visible, x.split("\n"))) for x in (text, other))

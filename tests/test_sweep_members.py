@@ -76,13 +76,15 @@ def test_a_member_that_fails_keeps_its_last_finite_epoch_and_does_not_touch_the_
             "{optimizer.adamw.weight_decay: [0.1, 0.2], schedule: [cosine, constant]}",
             marks=pytest.mark.exhaustive,
         ),
-        (
+        pytest.param(
             "sgd: {lr: 0.1, momentum: 0.9, nesterov: true}",
             "{optimizer.sgd.momentum: [0.5, 0.9], training.seed: [3, 4]}",
+            marks=pytest.mark.exhaustive,
         ),
-        (
+        pytest.param(
             "lion: {lr: 0.01}",
             "{optimizer.lion.betas: [[0.9, 0.99], [0.8, 0.9]], optimizer.lion.weight_decay: [0.1, 0.2]}",
+            marks=pytest.mark.exhaustive,
         ),
         ("rmsprop: {lr: 0.01}", "{optimizer.rmsprop.alpha: [0.9, 0.99], schedule: [{step: 1}, {step: 2}]}"),
     ],
@@ -92,8 +94,8 @@ def test_a_member_agrees_with_its_own_training(folder: Path, optimizer: str, swe
     found = groups(folder, sweep, f"optimizer={{{optimizer}}}", *settings)
     for group in found:
         together = trained(group, group.members)
-        for row, member in enumerate(group.members):
-            alone = training.run(training.prepare(member.config)).state
+        for row in (0, len(group.members) - 1):  # every key of the sweep has another value
+            alone = training.run(training.prepare(group.members[row].config)).state
             for x, expected in zip(tree.leaves(together.state), tree.leaves(alone), strict=True):
                 np.testing.assert_allclose(np.asarray(x)[row], expected.numpy(), rtol=1e-3, atol=1e-5)
 

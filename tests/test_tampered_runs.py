@@ -59,7 +59,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_a_tampered_value_is_read_or_refused_in_one_line(run: Path, name: str, data: st.DataObject) -> None:
     copy = run.parent / "copy"
@@ -110,7 +110,7 @@ SWEEP_READERS: dict[str, tuple[Callable[[Session, Path], object], ...]] = {
 
 
 @pytest.mark.parametrize("name", SWEEP_FILES)
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(data=st.data())
 def test_a_tampered_value_of_a_sweep_is_read_or_refused_in_one_line(
     sweep: Path, found: Session, name: str, data: st.DataObject

@@ -149,7 +149,7 @@ def test_a_size_beyond_the_file_is_refused_before_allocation(run: Path, tmp_path
     )
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(data=st.data())
 def test_a_randomly_corrupted_file_loads_or_is_refused(
     run: Path, experiment: training.Experiment, data: st.DataObject

@@ -222,9 +222,10 @@ arrays = st.builds(
     st.sampled_from(sorted(tensor_file.NAMES)),
     st.lists(st.integers(0, 3), max_size=3).map(tuple),
 )
+characters = st.characters(exclude_categories=["Cs"])
 
 
-@given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), arrays, max_size=6), st.text())
+@given(st.dictionaries(st.text(characters, max_size=8), arrays, max_size=6), st.text(characters))
 def test_model_files_have_the_bytes_of_the_safetensors_library(tensors: dict[str, np.ndarray], about: str) -> None:
     tensors.pop("__metadata__", None)
     expected = safetensors.numpy.save(tensors, {tensor_file.METADATA_KEY: json.dumps({"about": about})})

@@ -264,7 +264,10 @@ class Errors:
 
 
 @pytest.mark.usefixtures("no_plugins")
-@pytest.mark.parametrize("metric", ["f1", "precision", "recall", "top5", "errors"])
+@pytest.mark.parametrize(
+    "metric",
+    ["f1", *(pytest.param(x, marks=pytest.mark.exhaustive) for x in ("precision", "recall", "top5")), "errors"],
+)
 def test_the_best_epoch_can_be_chosen_by_every_metric_of_the_validation_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metric: str
 ) -> None:
