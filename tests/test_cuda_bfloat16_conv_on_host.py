@@ -10,26 +10,29 @@ from cuda_on_host import Host, host
 
 from adtrain.backends.cuda.targets import H200
 from adtrain.core.kernel import CudaKernel
-from adtrain.core.primitive import PRIMITIVES
+from adtrain.core.primitive import PRIMITIVES, Primitive
 from adtrain.core.program import Equation, Variable
 from adtrain.core.target import Target
 from adtrain.core.types import BITS, ArrayType
 from adtrain.lowering.cuda.conv.bfloat16 import MAX_POSITION, Bfloat16Conv, Direction, conv2d, input_grad
-from adtrain.lowering.cuda.gemm.bfloat16 import TILES
-from adtrain.ops.bfloat16 import to_bfloat16_p
+from adtrain.lowering.cuda.gemm.bfloat16 import TILES, TILES_OF_TERMS
+from adtrain.ops.bfloat16 import bfloat16_rest_p, to_bfloat16_p
 from adtrain.ops.conv import Window
+from adtrain.ops.conv_bfloat16 import TERMS
 
 __all__ = ["host"]
 
 TARGET: Target = H200._replace(multiprocessors=5)
 """A block computes several tiles."""
-TOLERANCE = 5e-7
-"""The largest norm of the difference from the reference, divided by the norm of the reference."""
+TOLERANCES = {1: 5e-7, 2: 2e-5, 3: 5e-7}
+"""The largest norm of the difference from the reference, divided by the norm of the reference, by terms. Of two terms
+the product of second ones is left out."""
 NAMES = {
-    Direction.FORWARD: "conv2d_bfloat16",
-    Direction.INPUT_GRAD: "conv2d_input_grad_bfloat16",
-    Direction.WEIGHT_GRAD: "conv2d_weight_grad_bfloat16",
+    Direction.FORWARD: "conv2d",
+    Direction.INPUT_GRAD: "conv2d_input_grad",
+    Direction.WEIGHT_GRAD: "conv2d_weight_grad",
 }
+NAMES_OF_TERMS = {count: name for name, count in TERMS.items()}
 WINDOWS = {
     "3x3": ((3, 3), Window((1, 1), (1, 1), (1, 1), 1)),
     "1x1 of stride 2": ((1, 1), Window((2, 2), (0, 0), (1, 1), 1)),
@@ -41,27 +44,41 @@ WINDOWS = {
 
 
 def problem(
-    direction: Direction, images: tuple[int, int, int, int], channels: int, kernel: tuple[int, int], window: Window
+    direction: Direction,
+    images: tuple[int, int, int, int],
+    channels: int,
+    kernel: tuple[int, int],
+    window: Window,
+    terms: int = 1,
 ) -> tuple[Bfloat16Conv, list[np.ndarray], dict[str, Any]]:
-    """A convolution or gradient with random operands, and the parameters of its primitive."""
+    """A convolution or gradient with random operands of so many terms, and the parameters of its primitive."""
     n, h, w, c = images
     oh, ow = (window.output_length(i, (h, w)[i], kernel[i]) for i in (0, 1))
     shapes = {"x": images, "w": (channels, *kernel, c), "g": (n, oh, ow, channels)}
     operands = {Direction.FORWARD: "xw", Direction.INPUT_GRAD: "gw", Direction.WEIGHT_GRAD: "xg"}[direction]
     sizes = {Direction.FORWARD: {}, Direction.INPUT_GRAD: {"size": (h, w)}, Direction.WEIGHT_GRAD: {"size": kernel}}
     rng = np.random.default_rng(channels)
-    arrays = [to_bfloat16_p.reference(rng.standard_normal(shapes[name], np.float32)) for name in operands]
-    conv = Bfloat16Conv(direction, images, (n, oh, ow, channels), kernel, window)
-    return conv, arrays, {"window": window, **sizes[direction], "precision": "bfloat16"}
+    arrays = []
+    for name in operands:
+        x = rng.standard_normal(shapes[name], np.float32)
+        for _ in range(terms):
+            arrays.append(to_bfloat16_p.reference(x))
+            x = bfloat16_rest_p.reference(x)
+    conv = Bfloat16Conv(direction, images, (n, oh, ow, channels), kernel, window, terms)
+    return conv, arrays, {"window": window, **sizes[direction], "precision": NAMES_OF_TERMS[terms]}
+
+
+def primitive_of(conv: Bfloat16Conv) -> Primitive:
+    return PRIMITIVES[f"{NAMES[conv.direction]}_{NAMES_OF_TERMS[conv.terms]}"]
 
 
 def check(host: Host, conv: Bfloat16Conv, kernel: CudaKernel, arrays: list[np.ndarray], params: dict[str, Any]) -> None:
-    primitive = PRIMITIVES[NAMES[conv.direction]]
+    primitive = primitive_of(conv)
     inputs = tuple(Variable(ArrayType(x.shape, BITS), "gpu") for x in arrays)
     out = Variable(primitive.shape(*arrays, **params), "gpu")
     found = host.computed(Equation(primitive, inputs, params, (out,)), kernel, arrays)[0]
     expected = primitive.reference(*arrays, **params)
-    assert np.linalg.norm(found - expected) <= TOLERANCE * np.linalg.norm(expected)
+    assert np.linalg.norm(found - expected) <= TOLERANCES[conv.terms] * np.linalg.norm(expected)
 
 
 def _is_plain(direction: Direction, name: str) -> bool:
@@ -107,12 +124,21 @@ def test_splits_of_k_are_added(host: Host, direction: Direction) -> None:
     check(host, conv, kernel, arrays, params)
 
 
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("terms", [2, 3])
+def test_operands_of_several_terms_are_right(host: Host, direction: Direction, terms: int) -> None:
+    conv, arrays, params = problem(direction, (2, 6, 7, 72), 40, *WINDOWS["3x3 of stride 2"], terms)
+    kernel = conv.cuda_kernel(conv.product(TARGET, TILES_OF_TERMS[terms][-1], 2))
+    check(host, conv, kernel, arrays, params)
+
+
 def test_windows_that_a_tensor_map_cannot_describe_have_no_kernel() -> None:
     x = ArrayType((2, 300, 300, 8), BITS)
     w = ArrayType((8, 3, 3, 8), BITS)
     wide = Window((1, 1), (MAX_POSITION + 1, 1), (1, 1), 1)
-    assert conv2d(H200, x, w, wide, "bfloat16") == []
-    assert conv2d(H200, x, w._replace(shape=(9, 3, 3, 8)), WINDOWS["3x3"][1], "bfloat16") == []
+    assert conv2d(H200, x, w, window=wide, precision="bfloat16") == []
+    narrow = w._replace(shape=(9, 3, 3, 8))
+    assert conv2d(H200, x, narrow, window=WINDOWS["3x3"][1], precision="bfloat16") == []
     many = Window((5, 5), (0, 0), (1, 1), 1)
     g = ArrayType((2, 60, 60, 8), BITS)
-    assert input_grad(H200, g, w, many, "bfloat16", size=(300, 300)) == []
+    assert input_grad(H200, g, w, window=many, precision="bfloat16", size=(300, 300)) == []

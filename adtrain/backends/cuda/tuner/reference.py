@@ -17,6 +17,7 @@ from adtrain.core.precision import FULL
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation
 from adtrain.core.types import BITS, ArrayType
+from adtrain.ops.conv_bfloat16 import TERMS
 
 PERIOD = 1048573
 """Random elements drawn for one argument; a larger argument repeats them. A prime, so that rows differ."""
@@ -38,10 +39,11 @@ _AXES: dict[str, tuple[Sequence[int | None], int]] = {
     "conv2d": ((0, None), 0),
     "conv2d_input_grad": ((0, None), 0),
     "conv2d_weight_grad": ((None, 1), 0),
-    "conv2d_bfloat16": ((None, 0), 1),
-    "conv2d_input_grad_bfloat16": ((None, 3), 1),
-    "conv2d_weight_grad_bfloat16": ((None, 3), 0),
 }
+for _terms, _count in TERMS.items():
+    _AXES[f"conv2d_{_terms}"] = (None,) * _count + (0,) * _count, 1
+    _AXES[f"conv2d_input_grad_{_terms}"] = (None,) * _count + (3,) * _count, 1
+    _AXES[f"conv2d_weight_grad_{_terms}"] = (None,) * _count + (3,) * _count, 0
 
 
 def arguments(equation: Equation, gradients: bool) -> list[np.ndarray]:

@@ -2,6 +2,7 @@
 
 from adtrain.core.registry import register
 from adtrain.lowering.cuda.conv import bfloat16, pooling, rules
+from adtrain.ops.conv_bfloat16 import TERMS
 
 register("conv2d", "cuda", rules.conv2d)
 register("conv2d_input_grad", "cuda", rules.conv2d_input_grad)
@@ -11,6 +12,7 @@ register("conv_pool", "cuda", pooling.conv2d_max_pool2d)
 register("conv2d_input_grad_pooled", "cuda", pooling.conv2d_input_grad_pooled)
 register("conv2d_weight_grad_pooled", "cuda", pooling.conv2d_weight_grad_pooled)
 register("conv2d_weight_grad_pooled_sum", "cuda", pooling.conv2d_weight_grad_pooled)
-register("conv2d_bfloat16", "cuda", bfloat16.conv2d)
-register("conv2d_input_grad_bfloat16", "cuda", bfloat16.input_grad)
-register("conv2d_weight_grad_bfloat16", "cuda", bfloat16.weight_grad)
+for _terms in TERMS:
+    register(f"conv2d_{_terms}", "cuda", bfloat16.conv2d)
+    register(f"conv2d_input_grad_{_terms}", "cuda", bfloat16.input_grad)
+    register(f"conv2d_weight_grad_{_terms}", "cuda", bfloat16.weight_grad)

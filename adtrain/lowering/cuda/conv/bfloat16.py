@@ -1,8 +1,12 @@
-"""Convolutions of images that are bfloat16 in memory, channels last, on Hopper (`conv/bfloat16_conv.cu`)."""
+"""Convolutions of images that are bfloat16 in memory, channels last, on Hopper (`conv/bfloat16_conv.cu`).
+
+An operand is one such array, or the sum of several: its terms (`ops.conv_bfloat16`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from enum import IntEnum
 from itertools import product
 from typing import Any, NamedTuple
@@ -12,7 +16,7 @@ from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.bfloat16 import (
     BOXES,
     ROW_MULTIPLE,
-    TILES,
+    TILES_OF_TERMS,
     Bfloat16Product,
     Bfloat16Tile,
     fastest_splits,
@@ -23,8 +27,8 @@ from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH
 MAX_STRIDE, MAX_POSITION, MAX_OFFSET = 8, 128, 255
 """Limits of a tensor map for images: of the stride, of the corners of the positions, and of taps (CUDA driver API,
 cuTensorMapEncodeIm2col)."""
-MAX_PHASES = 16
-"""Maximum phases of an input gradient: the kernel has a tensor map for each as an argument."""
+MAX_MAPS = 16
+"""Maximum tensor maps of A. The kernel has one for each term of a phase as an argument."""
 ROW_CYCLES = {64: 3.3, 32: 5.0}
 """Cycles in which TMA copies a row of a box, by the channels of the box (docs/worklog/conv.md)."""
 UNEVEN = 192
@@ -56,6 +60,7 @@ class Bfloat16Conv(NamedTuple):
         outputs: (N, OH, OW, O).
         kernel: (KH, KW).
         window: see `adtrain.ops.conv.Window`.
+        terms: of an operand.
     """
 
     direction: Direction
@@ -63,6 +68,7 @@ class Bfloat16Conv(NamedTuple):
     outputs: tuple[int, ...]
     kernel: tuple[int, int]
     window: Any
+    terms: int = 1
 
     @property
     def phases(self) -> tuple[int, int]:
@@ -97,8 +103,9 @@ class Bfloat16Conv(NamedTuple):
         """Of each operand, whether it is not K-major."""
         return self.direction == Direction.WEIGHT_GRAD, self.direction != Direction.FORWARD
 
-    def product(self, target: Target, tile: Bfloat16Tile = TILES[0], splits: int = 1) -> Bfloat16Product:
+    def product(self, target: Target, tile: Bfloat16Tile | None = None, splits: int = 1) -> Bfloat16Product:
         """The work as a product."""
+        tile = tile or TILES_OF_TERMS[self.terms][0]
         row_cycles = ROW_CYCLES[self.box[0]], ROW_CYCLES[self.box[1]]
         return Bfloat16Product(target, self.lengths, tile, self.mn_major, splits, self.box, row_cycles)
 
@@ -109,22 +116,24 @@ class Bfloat16Conv(NamedTuple):
         spans = [d * (k - 1) for d, k in zip(self.window.dilation, self.kernel, strict=True)]
         aligned = self.images[3] % ROW_MULTIPLE == 0 and self.outputs[3] % ROW_MULTIPLE == 0
         small = max(self.window.stride) <= MAX_STRIDE and all(-MAX_POSITION <= x < MAX_POSITION for x in corners)
-        few = len(positions) <= MAX_PHASES and max(spans) <= MAX_OFFSET
+        few = self.terms * len(positions) <= MAX_MAPS and max(spans) <= MAX_OFFSET
         return aligned and small and few and max(self.lengths) <= MAX_LENGTH
 
     def _maps(self, work: Bfloat16Product) -> list[TensorMap]:
-        """The tensor maps of A, and that of B."""
+        """The tensor maps of A, then those of B. Each has one for each term."""
         (n, h, w, c), (_, oh, ow, o), (kh, kw) = self.images, self.outputs, self.kernel
         x, g, filters = (c, w, h, n), (o, ow, oh, n), (c, kh * kw, o)
         of_a, of_b = work.box_lengths(0), work.box_lengths(1)
         if self.direction == Direction.FORWARD:
-            return [TensorMap(0, x, of_a, self._input_positions), TensorMap(1, filters, (of_b[0], 1, of_b[1]))]
-        if self.direction == Direction.WEIGHT_GRAD:
-            return [TensorMap(1, (o, n * oh * ow, 1), (*of_a, 1)), TensorMap(0, x, of_b, self._input_positions)]
-        return [
-            *(TensorMap(0, g, of_a, each) for each in self._gradient_positions),
-            TensorMap(1, filters, (of_b[0], 1, of_a[0])),
-        ]
+            maps = [TensorMap(0, x, of_a, self._input_positions), TensorMap(1, filters, (of_b[0], 1, of_b[1]))]
+        elif self.direction == Direction.WEIGHT_GRAD:
+            maps = [TensorMap(1, (o, n * oh * ow, 1), (*of_a, 1)), TensorMap(0, x, of_b, self._input_positions)]
+        else:
+            maps = [
+                *(TensorMap(0, g, of_a, each) for each in self._gradient_positions),
+                TensorMap(1, filters, (of_b[0], 1, of_a[0])),
+            ]
+        return [replace(x, operand=x.operand * self.terms + i) for x in maps for i in range(self.terms)]
 
     @property
     def _input_positions(self) -> Im2col:
@@ -173,10 +182,12 @@ def _rounded_up(channels: int) -> int:
 def _rule(direction: Direction, shapes: Callable[..., tuple[Any, Any, Any]]) -> Callable[..., Sequence[CudaKernel]]:
     """The rule of a primitive. ``shapes`` returns those of the input, the output and the kernel."""
 
-    def candidates(target: Target, a: Any, b: Any, window: Any, precision: str, **size: Any) -> Sequence[CudaKernel]:
+    def candidates(target: Target, *operands: Any, window: Any, precision: str, **size: Any) -> Sequence[CudaKernel]:
         if target.capability != CAPABILITY or target.by_member or window.groups != 1:
             return []
-        conv = Bfloat16Conv(direction, *shapes(a.shape, b.shape, window, *size.values()), window)
+        terms = len(operands) // 2
+        a, b = operands[0].shape, operands[terms].shape
+        conv = Bfloat16Conv(direction, *shapes(a, b, window, *size.values()), window, terms)
         if 0 in conv.images or 0 in conv.outputs or not conv.fits():
             return []
         found = fastest_splits(conv.product(target))

@@ -29,6 +29,13 @@ SPLITS, MIN_SPLIT_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32), 4
 START, STORED, SECOND_PASS, BYTES_PER_CYCLE = 5000, 24, 2500, 2000
 """Cycles of a launch; elements of a result that the epilogue of a multiprocessor stores in a cycle; cycles of the
 launch that adds splits; bytes that this launch reads in a cycle."""
+PRODUCTS = {1: 1, 2: 3, 3: 6}
+"""Products of terms, by the terms of an operand."""
+PROMOTED_TERMS, PROMOTED_COLUMNS, MIN_STAGES = 3, 128, 2
+"""Terms of operands whose products a thread adds in three sets of accumulators; maximum columns of a tile, for which
+registers suffice; minimum pipeline stages of any tile."""
+STAGES_BYTES = 192 << 10
+"""Shared memory of a block for the stages; the rest is for the epilogue."""
 FLOAT32 = np.dtype("float32")
 
 
@@ -42,6 +49,7 @@ class Bfloat16Tile:
         macs: multiply-adds of a multiprocessor in a cycle.
         pingpong: whether two consumer warpgroups take tiles in turns (PINGPONG), so that one stores while the other one
             multiplies.
+        terms: arrays whose sum is an operand (TERMS).
     """
 
     m: int
@@ -49,6 +57,7 @@ class Bfloat16Tile:
     stages: int
     macs: int
     pingpong: bool = False
+    terms: int = 1
 
     @property
     def threads(self) -> int:
@@ -57,7 +66,20 @@ class Bfloat16Tile:
 
     @property
     def shared(self) -> MemoryLayout:
-        return memory_layout("SHARED", {"STAGES": ((self.m + self.n) * TILE_K * 2, self.stages)}, alignment=1024)
+        return memory_layout("SHARED", {"STAGES": (self._stage_bytes, self.stages)}, alignment=1024)
+
+    @property
+    def _stage_bytes(self) -> int:
+        return self.terms * (self.m + self.n) * TILE_K * 2
+
+    def of_terms(self, terms: int) -> Bfloat16Tile | None:
+        """The tile for operands of several terms; None if shared memory or registers do not suffice."""
+        tile = replace(self, terms=terms)
+        stages = min(self.stages, STAGES_BYTES // tile._stage_bytes)
+        promoted = terms == PROMOTED_TERMS
+        if stages < MIN_STAGES or (promoted and (self.n > PROMOTED_COLUMNS or self.pingpong)):
+            return None
+        return replace(tile, stages=stages)
 
 
 TILES = (
@@ -69,6 +91,10 @@ TILES = (
     Bfloat16Tile(128, 64, 8, 1000),
     Bfloat16Tile(128, 64, 8, 1000, pingpong=True),
 )
+
+
+TILES_OF_TERMS = {1: TILES, **{n: tuple(x for tile in TILES if (x := tile.of_terms(n))) for n in (2, 3)}}
+"""The tiles, by the terms of an operand."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +140,9 @@ class Bfloat16Product:
         k_tiles = -(-self.lengths[3] // TILE_K)
         size = self.tile.m * self.tile.n
         boxes = zip((self.tile.m, self.tile.n), self.box, self.row_cycles, strict=True)
-        copies = sum(length * TILE_K / box * cycles for length, box, cycles in boxes)
-        stage, stores = max(TILE_K * size / self.tile.macs, copies), size / STORED
+        copies = self.tile.terms * sum(length * TILE_K / box * cycles for length, box, cycles in boxes)
+        stage = max(PRODUCTS[self.tile.terms] * TILE_K * size / self.tile.macs, copies)
+        stores = size / STORED
         waves = -(-(self._tiles - self._split_tiles) // self.target.multiprocessors)
         cycles = START + waves * k_tiles * stage + (min(waves, 1) if self.tile.pingpong else waves) * stores
         if self.splits == 1:
@@ -162,6 +189,7 @@ class Bfloat16Product:
                     "TILE_K": TILE_K,
                     "BLOCK_THREADS": self.tile.threads,
                     "PINGPONG": int(self.tile.pingpong),
+                    "TERMS": self.tile.terms,
                     "SUM_THREADS": SUM_THREADS,
                     "SUM_COLUMNS": SUM_COLUMNS,
                     "MN_MAJOR_A": int(self.mn_major[0]),
@@ -190,9 +218,9 @@ class Bfloat16Product:
 
 
 def fastest_splits(product: Bfloat16Product) -> Sequence[Bfloat16Product]:
-    """The product by each of TILES, with the splits that take the fewest cycles; the fastest first."""
+    """The product by each tile for its terms, with the splits that take the fewest cycles; the fastest first."""
     found = []
-    for tile in TILES:
+    for tile in TILES_OF_TERMS[product.tile.terms]:
         products = (replace(product, tile=tile, splits=splits) for splits in SPLITS)
         found.append(min((x for x in products if x.may_split()), key=lambda x: x.cycles))
     return sorted(found, key=lambda x: x.cycles)
