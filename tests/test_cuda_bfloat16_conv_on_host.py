@@ -63,7 +63,7 @@ def problem(
         x = rng.standard_normal(shapes[name], np.float32)
         for _ in range(terms):
             arrays.append(to_bfloat16_p.reference(x))
-            x = bfloat16_rest_p.reference(x)
+            x = bfloat16_rest_p.reference(x, arrays[-1])
     conv = Bfloat16Conv(direction, images, (n, oh, ow, channels), kernel, window, terms)
     return conv, arrays, {"window": window, **sizes[direction], "precision": NAMES_OF_TERMS[terms]}
 

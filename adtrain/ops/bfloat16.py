@@ -56,11 +56,11 @@ from_bfloat16_p = Primitive(
 
 bfloat16_rest_p = Primitive(
     "bfloat16_rest",
-    lambda x: _converted_type("bfloat16_rest", x, FLOAT32, FLOAT32),
-    lambda x: np.subtract(x, from_bits(_to_bits(x))),
-    expression="a - bfloat16_value(bfloat16_bits(a))",
+    lambda x, bits: _converted_type("bfloat16_rest", x, FLOAT32, FLOAT32),
+    lambda x, bits: np.subtract(x, from_bits(bits), dtype=FLOAT32),
+    expression="a - bfloat16_value(b)",
 )
-"""(x): what float32 numbers lose when they are rounded to bfloat16, exactly."""
+"""(x, bits): float32 numbers minus what they are as bfloat16, exactly."""
 
 
 def as_float32(name: str, x: Any) -> ArrayType:

@@ -357,7 +357,7 @@ class _Writer:
                 rest = self._channels_last(v, reader)
                 self.terms[key] = [self._made(e, "to_bfloat16", (rest,))]
                 while len(self.terms[key]) < TERMS[terms]:
-                    rest = self._made(e, "bfloat16_rest", (rest,))
+                    rest = self._made(e, "bfloat16_rest", (rest, self.terms[key][-1]))
                     self.terms[key].append(self._made(e, "to_bfloat16", (rest,)))
         return self.terms[key]
 
