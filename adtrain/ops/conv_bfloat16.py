@@ -5,8 +5,8 @@ A matrix has a row for each pixel of the images and a column for each channel. W
 y (N OH OW, O) = windows of x (N OH OW, KH KW C)    times    w (O, KH KW C) transposed
 
 An operand is one array, or the sum of several: its terms. The first term of a float32 number is the number rounded to
-bfloat16, the next one is the rest, rounded. Three terms hold all 24 bits, two hold more than the 11 of tf32. Products of
-terms that are too small to matter are left out.
+bfloat16, the next one is the rest, rounded. Three terms hold all 24 bits, two hold more than the 11 of tf32. Kernels
+leave out the products of terms that are too small to matter.
 
 The pass `channels_last` replaces convolutions by these equations. It runs after differentiation, so they have no
 derivatives. Window.groups is 1.

@@ -3,10 +3,12 @@
 y = conv2d(x, w)    ->    y = reshape(conv2d_bfloat16(to_bfloat16(x), to_bfloat16(w)), (N, OH, OW, O))
 
 Such a convolution is a product of pixels, whose rows are the pixels and whose columns are the channels
-(`ops.conv_bfloat16`). Its operands are bfloat16 in memory. In tf32 and full precision an operand has two or three terms,
-which elementwise equations compute beside the equation that computes the operand. All values between convolutions are channels last: elementwise equations, broadcasts, reductions,
-pooling, pads, slices and concatenations. `flatten_rows` then makes equations of matrices of them, so that they can join
-the products, and sums over images and their pixels become sums over rows.
+(`ops.conv_bfloat16`). Its operands are bfloat16 in memory. In tf32 and full precision an operand is the sum of two or
+three such terms, which are computed beside the operand.
+
+All values between convolutions are channels last: elementwise equations, broadcasts, reductions, pooling, pads, slices
+and concatenations. `flatten_rows` then makes equations of matrices of them, so that they can join the products, and
+sums over images and their pixels become sums over rows.
 
 A value is transposed where an equation needs the other layout: inputs and outputs of the Program, a flatten layer, a
 convolution of full precision. It is transposed once, whatever the number of its readers. Weights are transposed too:
@@ -47,6 +49,10 @@ from adtrain.passes.simplify_reshapes import simplify_reshapes
 CONVOLUTIONS = frozenset(("conv2d", "conv2d_input_grad", "conv2d_weight_grad"))
 OF_TERMS = frozenset(f"{name}_{terms}" for name in CONVOLUTIONS for terms in TERMS)
 """Convolutions of images that are channels last."""
+PIXELS = frozenset((0, 2, 3))
+"""The axes of images and their pixels, where channels are not last."""
+FIRST_BYTES_PER_CYCLE = 700
+"""Bytes of a norm or a sum over PIXELS, for each cycle that it takes more where channels are not last."""
 WIDE = BOXES[0]
 """Channels that fill a row of a box of the kernels. A layer with fewer keeps its layout where that is faster."""
 BY_AXIS = frozenset(("low", "high", "gaps", "starts", "stops", "steps"))
@@ -107,7 +113,8 @@ def _fastest(program: Program, layers: Sequence[set[Equation]], target: Target) 
 
 
 def _cycles(e: Equation, target: Target) -> float:
-    """The estimated cycles of a convolution, of a transpose, or to write a further term; 0 for other equations.
+    """The estimated cycles of a convolution, of a transpose, to write a further term, or those that an equation takes
+    because channels are not last; 0 for other equations.
 
     The kernels before and after a transpose write and read float32, so it costs twice the bytes that it moves.
     """
@@ -115,6 +122,9 @@ def _cycles(e: Equation, target: Target) -> float:
         return 2 * sum(v.nbytes for v in (*e.inputs, *e.outputs)) / BYTES_PER_CYCLE
     if e.primitive.name == "bfloat16_rest":
         return e.outputs[0].size * BITS.itemsize / BYTES_PER_CYCLE
+    by_channel = e.has(Trait.REDUCTION) and set(e.params["axes"]) == PIXELS
+    if by_channel or _is_batch_norm(e):
+        return sum(v.nbytes for v in (*e.inputs, *e.outputs)) / FIRST_BYTES_PER_CYCLE
     if e.primitive.name not in CONVOLUTIONS | OF_TERMS:
         return 0
     kernels = cuda_kernels(e.primitive.name, target, *(v.type for v in e.inputs), **e.params)
@@ -179,7 +189,7 @@ def _is_vector(v: Variable) -> bool:
 
 
 def _is_batch_norm(e: Equation) -> bool:
-    return e.primitive.name == "standardize" and set(e.params["axes"]) == {0, 2, 3}
+    return e.primitive.name == "standardize" and set(e.params["axes"]) == PIXELS
 
 
 class _Norm(NamedTuple):
@@ -381,7 +391,7 @@ class _Writer:
             self._in_order(out)
 
     def _operand(self, v: Variable, shape: Shape, e: Equation) -> list[Variable]:
-        """The terms of an argument of a convolution, with channels of zeros where numbers of channels are rounded up."""
+        """The terms of an argument of a convolution, with channels of zeros where their number is rounded up."""
         return [self._padded(x, shape, self.producer.get(v, e)) for x in self._terms_of(v, _terms(e), e)]
 
     def _padded(self, x: Variable, shape: Shape, like: Equation) -> Variable:

@@ -12,8 +12,8 @@
 //
 // TERMS > 1: an operand is the sum of several arrays of bfloat16, its terms: two for tf32, three for float32 (bf16x3). A stage has
 // the tiles of all terms, one after another. Of the products of terms those are left out that are too small to matter
-// (low_order_pair). With three terms wgmma sums the products of first terms over one stage only, because tensor cores truncate
-// when they add; float32 additions sum the results. All other products have an accumulator of their own.
+// (low_order_pair). With three terms wgmma sums the products of first terms over 32 of K only, because tensor cores truncate when
+// they add; float32 additions sum the results. All other products have an accumulator of their own.
 //
 // A class Product describes the operands and the result:
 //   int k_tiles(int64_t item)            tiles of K of an item of the batch
@@ -38,6 +38,7 @@ constexpr int WIDE_RESULT = WIDE_C < Epilogue::WIDEST ? WIDE_C : Epilogue::WIDES
 struct TermPair {
     int a, b;
 };
+constexpr int PROMOTED_STEPS = 2; // of 16 of K, after which sums of three terms are added in float32
 constexpr int LOW_ORDER_PAIRS = TERMS == 3 ? 5 : TERMS == 2 ? 2 : 0;
 __device__ constexpr TermPair low_order_pair(int i) {
     constexpr TermPair pairs[] = {{0, 2}, {2, 0}, {1, 1}, {0, 1}, {1, 0}};
@@ -131,23 +132,27 @@ __device__ __forceinline__ void multiply_promoted(float (&main)[SUMS], Pipeline<
     for (int i = begin; i < end; i++, state.advance()) {
         const char *stage = shared + state.stage * SIZE;
         pipeline.wait_full(state);
-        wgmma_fence();
         #pragma unroll
-        for (int step = 0; step < TILE_K / 16; step++) start_product(leading, stage, first, step, {0, 0}, step > 0);
-        wgmma_commit_group();
-        wgmma_wait_group<1>();
-        if (i > begin) pipeline.release(last);
-        #pragma unroll
-        for (int step = 0; step < TILE_K / 16; step++) {
+        for (int begin_step = 0; begin_step < TILE_K / 16; begin_step += PROMOTED_STEPS) {
+            wgmma_fence();
             #pragma unroll
-            for (int p = 0; p < LOW_ORDER_PAIRS; p++)
-                start_product(low_order, stage, first, step, low_order_pair(p), i > begin || step + p > 0);
+            for (int step = begin_step; step < begin_step + PROMOTED_STEPS; step++)
+                start_product(leading, stage, first, step, {0, 0}, step > begin_step);
+            wgmma_commit_group();
+            wgmma_wait_group<1>();
+            if (begin_step == 0 && i > begin) pipeline.release(last);
+            #pragma unroll
+            for (int step = begin_step; step < begin_step + PROMOTED_STEPS; step++) {
+                #pragma unroll
+                for (int p = 0; p < LOW_ORDER_PAIRS; p++)
+                    start_product(low_order, stage, first, step, low_order_pair(p), i > begin || step + p > 0);
+            }
+            wgmma_commit_group();
+            wgmma_wait_group<1>();
+            wgmma_fence_operand(leading);
+            #pragma unroll
+            for (int j = 0; j < SUMS; j++) main[j] += leading[j];
         }
-        wgmma_commit_group();
-        wgmma_wait_group<1>();
-        wgmma_fence_operand(leading);
-        #pragma unroll
-        for (int j = 0; j < SUMS; j++) main[j] += leading[j];
         last = state.stage;
     }
     wgmma_wait_group<0>();
