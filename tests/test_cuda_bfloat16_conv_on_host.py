@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 from cuda_on_host import Host, host
 
+from adtrain.backends.cuda.channels_last import BY_FILTER
 from adtrain.backends.cuda.targets import H200
 from adtrain.core.kernel import CudaKernel
+from adtrain.core.precision import TERMS, TF32
 from adtrain.core.primitive import PRIMITIVES, Primitive
 from adtrain.core.program import Equation, Variable
 from adtrain.core.target import Target
 from adtrain.core.types import BITS, ArrayType
 from adtrain.lowering.cuda.conv.bfloat16 import MAX_POSITION, Bfloat16Conv, Direction, conv2d, input_grad
-from adtrain.lowering.cuda.gemm.bfloat16 import TILES, TILES_OF_TERMS
+from adtrain.lowering.cuda.gemm.bfloat16 import TF32_TILES, TILES, TILES_OF_TERMS, Bfloat16Tile
 from adtrain.ops.bfloat16 import bfloat16_rest_p, to_bfloat16_p
 from adtrain.ops.conv import Window
-from adtrain.ops.conv_bfloat16 import TERMS
 
 __all__ = ["host"]
 
@@ -32,7 +33,6 @@ NAMES = {
     Direction.INPUT_GRAD: "conv2d_input_grad",
     Direction.WEIGHT_GRAD: "conv2d_weight_grad",
 }
-NAMES_OF_TERMS = {count: name for name, count in TERMS.items()}
 WINDOWS = {
     "3x3": ((3, 3), Window((1, 1), (1, 1), (1, 1), 1)),
     "1x1 of stride 2": ((1, 1), Window((2, 2), (0, 0), (1, 1), 1)),
@@ -49,9 +49,9 @@ def problem(
     channels: int,
     kernel: tuple[int, int],
     window: Window,
-    terms: int = 1,
+    name: str = "bfloat16",
 ) -> tuple[Bfloat16Conv, list[np.ndarray], dict[str, Any]]:
-    """A convolution or gradient with random operands of so many terms, and the parameters of its primitive."""
+    """A convolution or gradient with random operands, and the parameters of its primitive; ``name``: see TERMS."""
     n, h, w, c = images
     oh, ow = (window.output_length(i, (h, w)[i], kernel[i]) for i in (0, 1))
     shapes = {"x": images, "w": (channels, *kernel, c), "g": (n, oh, ow, channels)}
@@ -59,22 +59,28 @@ def problem(
     sizes = {Direction.FORWARD: {}, Direction.INPUT_GRAD: {"size": (h, w)}, Direction.WEIGHT_GRAD: {"size": kernel}}
     rng = np.random.default_rng(channels)
     arrays = []
-    for name in operands:
-        x = rng.standard_normal(shapes[name], np.float32)
-        for _ in range(terms):
+    for x in (rng.standard_normal(shapes[each], np.float32) for each in operands):
+        if name == TF32:
+            by_filter = direction == Direction.INPUT_GRAD and arrays
+            arrays.append(np.ascontiguousarray(x.transpose(BY_FILTER)) if by_filter else x)
+        for _ in range(TERMS[name] if name != TF32 else 0):
             arrays.append(to_bfloat16_p.reference(x))
             x = bfloat16_rest_p.reference(x, arrays[-1])
-    conv = Bfloat16Conv(direction, images, (n, oh, ow, channels), kernel, window, terms)
-    return conv, arrays, {"window": window, **sizes[direction], "precision": NAMES_OF_TERMS[terms]}
+    conv = Bfloat16Conv(direction, images, (n, oh, ow, channels), kernel, window, TERMS[name], name == TF32)
+    return conv, arrays, {"window": window, **sizes[direction], "precision": name}
 
 
-def primitive_of(conv: Bfloat16Conv) -> Primitive:
-    return PRIMITIVES[f"{NAMES[conv.direction]}_{NAMES_OF_TERMS[conv.terms]}"]
+def primitive_of(conv: Bfloat16Conv, params: dict[str, Any]) -> Primitive:
+    return PRIMITIVES[f"{NAMES[conv.direction]}_{params['precision']}"]
+
+
+def tiles(name: str) -> tuple[Bfloat16Tile, ...]:
+    return TF32_TILES if name == TF32 else TILES_OF_TERMS[TERMS[name]]
 
 
 def check(host: Host, conv: Bfloat16Conv, kernel: CudaKernel, arrays: list[np.ndarray], params: dict[str, Any]) -> None:
-    primitive = primitive_of(conv)
-    inputs = tuple(Variable(ArrayType(x.shape, BITS), "gpu") for x in arrays)
+    primitive = primitive_of(conv, params)
+    inputs = tuple(Variable(ArrayType(x.shape, x.dtype), "gpu") for x in arrays)
     out = Variable(primitive.shape(*arrays, **params), "gpu")
     found = host.computed(Equation(primitive, inputs, params, (out,)), kernel, arrays)[0]
     expected = primitive.reference(*arrays, **params)
@@ -124,12 +130,14 @@ def test_splits_of_k_are_added(host: Host, direction: Direction) -> None:
     check(host, conv, kernel, arrays, params)
 
 
-@pytest.mark.parametrize("direction", Direction)
-@pytest.mark.parametrize("terms", [2, 3])
-def test_operands_of_several_terms_are_right(host: Host, direction: Direction, terms: int) -> None:
-    conv, arrays, params = problem(direction, (2, 6, 7, 72), 40, *WINDOWS["3x3 of stride 2"], terms)
-    kernel = conv.cuda_kernel(conv.product(TARGET, TILES_OF_TERMS[terms][-1], 2))
-    check(host, conv, kernel, arrays, params)
+KINDS = [(direction, name) for name in TERMS for direction in Direction if (name, direction) != (TF32, 2)]
+"""All directions and terms that there are kernels for."""
+
+
+@pytest.mark.parametrize(("direction", "name"), [kind for kind in KINDS if kind[1] != "bfloat16"])
+def test_operands_in_tf32_and_of_several_terms_are_right(host: Host, direction: Direction, name: str) -> None:
+    conv, arrays, params = problem(direction, (2, 6, 7, 72), 40, *WINDOWS["3x3 of stride 2"], name)
+    check(host, conv, conv.cuda_kernel(conv.product(TARGET, tiles(name)[-1], 2)), arrays, params)
 
 
 def test_windows_that_a_tensor_map_cannot_describe_have_no_kernel() -> None:

@@ -3,8 +3,8 @@
 y = conv2d(x, w)    ->    y = reshape(conv2d_bfloat16(to_bfloat16(x), to_bfloat16(w)), (N, OH, OW, O))
 
 Such a convolution is a product of pixels, whose rows are the pixels and whose columns are the channels
-(`ops.conv_bfloat16`). Its operands are bfloat16 in memory. In tf32 and full precision an operand is the sum of two or
-three such terms, which are computed beside the operand.
+(`ops.conv_bfloat16`). Its operands are bfloat16 in memory. In full precision an operand is the sum of three such terms,
+which are computed beside the operand. In tf32 operands are float32, and those of a weight gradient have two terms.
 
 All values between convolutions are channels last: elementwise equations, broadcasts, reductions, pooling, pads, slices
 and concatenations. `flatten_rows` then makes equations of matrices of them, so that they can join the products, and
@@ -33,6 +33,7 @@ import numpy as np
 from adtrain.backends.cuda.forms.gather import NEAR
 from adtrain.backends.cuda.forms.horizontal import MAX_FLOPS
 from adtrain.core.array import Array, array
+from adtrain.core.precision import OF_PRECISION, TERMS, TF32
 from adtrain.core.primitive import CHANNELS_LAST, PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.registry import cuda_kernels
@@ -40,7 +41,6 @@ from adtrain.core.staging import Results, keeps
 from adtrain.core.target import Target
 from adtrain.core.types import BITS, NCHW, NHWC, ArrayType, Shape, permuted
 from adtrain.lowering.cuda.gemm.bfloat16 import BOXES, BYTES_PER_CYCLE, ROW_MULTIPLE
-from adtrain.ops.conv_bfloat16 import OF_PRECISION, TERMS
 from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
@@ -53,6 +53,8 @@ PIXELS = frozenset((0, 2, 3))
 """The axes of images and their pixels, where channels are not last."""
 FIRST_BYTES_PER_CYCLE = 700
 """Bytes of a norm or a sum over PIXELS, for each cycle that it takes more where channels are not last."""
+BY_FILTER = 3, 1, 2, 0
+"""The axes of filters (O, KH, KW, C), as (C, KH, KW, O)."""
 WIDE = BOXES[0]
 """Channels that fill a row of a box of the kernels. A layer with fewer keeps its layout where that is faster."""
 BY_AXIS = frozenset(("low", "high", "gaps", "starts", "stops", "steps"))
@@ -137,13 +139,20 @@ def _has_kernel(e: Equation, target: Target) -> bool:
         return False
     if any(v.type.dtype != np.float32 or v.members for v in e.inputs):
         return False
-    types = (ArrayType(shape, BITS) for shape in _operand_shapes(e) for _ in range(TERMS[_terms(e)]))
+    dtype = np.dtype(np.float32) if _terms(e) == TF32 else BITS
+    types = (ArrayType(shape, dtype) for shape in _operand_shapes(e) for _ in range(TERMS[_terms(e)]))
     return bool(cuda_kernels(_of_terms(e), target, *types, **e.params))
 
 
 def _terms(convolution: Equation) -> str:
     """Which of TERMS its operands have."""
-    return OF_PRECISION[convolution.params["precision"]]
+    precision = convolution.params["precision"]
+    return TF32 if precision == TF32 and convolution.name != "conv2d_weight_grad" else OF_PRECISION[precision]
+
+
+def _by_filter(convolution: Equation) -> bool:
+    """Whether its filters are (C, KH, KW, O)."""
+    return convolution.name == "conv2d_input_grad" and _terms(convolution) == TF32
 
 
 def _of_terms(convolution: Equation) -> str:
@@ -157,6 +166,8 @@ def _operand_shapes(e: Equation) -> list[Shape]:
     padded = [(*shape[:-1], _rounded_up(shape[-1])) for shape in shapes]
     if e.primitive.name != "conv2d_weight_grad":
         padded[1] = (_rounded_up(shapes[1][0]), *padded[1][1:])
+    if _by_filter(e):
+        padded[1] = permuted(padded[1], BY_FILTER)
     return padded
 
 
@@ -356,6 +367,8 @@ class _Writer:
         moved.
         """
         key = v, terms
+        if terms == TF32:
+            return [self._channels_last(v, reader)]
         if key not in self.terms:
             e = self.producer.get(v, reader)
             known = v in self.last or v in self.repeated
@@ -392,7 +405,11 @@ class _Writer:
 
     def _operand(self, v: Variable, shape: Shape, e: Equation) -> list[Variable]:
         """The terms of an argument of a convolution, with channels of zeros where their number is rounded up."""
-        return [self._padded(x, shape, self.producer.get(v, e)) for x in self._terms_of(v, _terms(e), e)]
+        like = self.producer.get(v, e)
+        terms = self._terms_of(v, _terms(e), e)
+        if _by_filter(e) and v is e.inputs[1]:
+            terms = [self._made(like, "transpose", tuple(terms), axes=BY_FILTER)]
+        return [self._padded(x, shape, like) for x in terms]
 
     def _padded(self, x: Variable, shape: Shape, like: Equation) -> Variable:
         if x.type.shape == shape:

@@ -1,9 +1,9 @@
 // Convolutions of images that are bfloat16 in memory, or sums of several such images (TERMS), channels last (NHWC), as products
-// (implicit GEMM). Read gemm/bfloat16_product.cuh first. y = x * w; x: N x H x W x C, y and its gradient g: N x OH x OW x O, w: O x KH x KW x C.
+// (implicit GEMM); with IN_TF32 images are float32. Read gemm/bfloat16_product.cuh first. y = x * w; x: N x H x W x C, y and its gradient g: N x OH x OW x O, w: O x KH x KW x C.
 //
 //   DIRECTION      rows of the result   columns    K                  operands
 //   FORWARD        pixels of y          O          taps x C           x im2col; w
-//   INPUT_GRAD     pixels of x          C          taps x O           g im2col; w, not K-major
+//   INPUT_GRAD     pixels of x          C          taps x O           g im2col; w, not K-major, with IN_TF32 C x KH x KW x O
 //   WEIGHT_GRAD    O                    taps x C   pixels of g        g and x im2col, not K-major
 //
 // TMA loads a box of 64 or 32 channels of a tap for consecutive pixels (im2col mode). It writes 0 for elements outside the images,
@@ -55,11 +55,11 @@ struct ChannelBox {
         : tap(min(i / tap_boxes, taps - 1)), channel((i - tap * tap_boxes) * CHANNELS) {}
 };
 
-// load(map, to) for each term of an operand, whose tiles are one after another. to: where the box of the first one goes.
-template <class Tile, class Load> __device__ __forceinline__ void for_each_term(
+// load(map, to) for each term of an operand, of BYTES bytes in a stage. to: where the box of the first one goes.
+template <int BYTES, class Load> __device__ __forceinline__ void for_each_term(
     const TensorMap (&terms)[TERMS], char *to, const Load &load) {
     #pragma unroll
-    for (int i = 0; i < TERMS; i++) load(terms[i], to + i * Tile::BYTES);
+    for (int i = 0; i < TERMS; i++) load(terms[i], to + i * BYTES);
 }
 
 struct Images {
@@ -90,7 +90,7 @@ struct Images {
             return [=, &terms = maps.a[0]](int k_tile, char *stage, Mbarrier &full) {
                 #pragma unroll
                 for (int i = 0; i < TileA::BOXES; i++)
-                    for_each_term<TileA>(terms, stage + i * TileA::BOX_BYTES, [&](const TensorMap &map, char *to) {
+                    for_each_term<TERM_A>(terms, stage + i * TileA::BOX_BYTES, [&](const TensorMap &map, char *to) {
                         map.load(to, own.row + i * BOX_A, k_tile * TILE_K, 0, full);
                     });
             };
@@ -101,7 +101,7 @@ struct Images {
                 #pragma unroll
                 for (int i = 0; i < K_BOXES; i++) {
                     const ChannelBox box(k_tile * K_BOXES + i, tap_boxes, TAPS);
-                    for_each_term<TileA>(terms, stage + i * TileA::BOX_BYTES, [&](const TensorMap &map, char *to) {
+                    for_each_term<TERM_A>(terms, stage + i * TileA::BOX_BYTES, [&](const TensorMap &map, char *to) {
                         map.load_im2col(to, box.channel, x, y, image, box.tap % KW * DW, box.tap / KW * DH, full);
                     });
                 }
@@ -117,7 +117,7 @@ struct Images {
                 for (int i = 0; i < K_BOXES; i++) {
                     const ChannelBox box(k_tile * K_BOXES + i, tap_boxes, down.count * right.count);
                     const int r = box.tap / right.count, s = box.tap % right.count;
-                    for_each_term<TileA>(terms, stage + i * TileA::BOX_BYTES, [&](const TensorMap &map, char *to) {
+                    for_each_term<TERM_A>(terms, stage + i * TileA::BOX_BYTES, [&](const TensorMap &map, char *to) {
                         map.load_im2col(to, box.channel, x, y, image, (right.count - 1 - s) * Right::SHIFT,
                             (down.count - 1 - r) * Down::SHIFT, full);
                     });
@@ -132,7 +132,7 @@ struct Images {
                 #pragma unroll
                 for (int i = 0; i < K_BOXES; i++) {
                     const ChannelBox box(k_tile * K_BOXES + i, tap_boxes, TAPS);
-                    for_each_term<TileB>(terms, stage + i * TileB::BOX_BYTES, [&](const TensorMap &map, char *to) {
+                    for_each_term<TERM_B>(terms, stage + i * TileB::BOX_BYTES, [&](const TensorMap &map, char *to) {
                         map.load(to, box.channel, box.tap, own.column, full);
                     });
                 }
@@ -145,9 +145,13 @@ struct Images {
                     const ChannelBox box(k_tile * K_BOXES + i, tap_boxes, down.count * right.count);
                     const int r = down.first + box.tap / right.count * Down::STEP;
                     const int s = right.first + box.tap % right.count * Right::STEP;
+                    if constexpr (!MN_MAJOR_B)
+                        for_each_term<TERM_B>(terms, stage + i * TileB::BOX_BYTES, [&](const TensorMap &map, char *to) {
+                            map.load(to, box.channel, r * KW + s, own.column, full);
+                        });
                     #pragma unroll
-                    for (int j = 0; j < TileB::BOXES; j++)
-                        for_each_term<TileB>(terms, stage + j * TileB::BOX_BYTES + i * CHANNELS * TileB::ROW_BYTES,
+                    for (int j = 0; MN_MAJOR_B && j < TileB::BOXES; j++)
+                        for_each_term<TERM_B>(terms, stage + j * TileB::BOX_BYTES + i * CHANNELS * TileB::ROW_BYTES,
                             [&](const TensorMap &map, char *to) {
                                 map.load(to, own.column + j * BOX_B, r * KW + s, box.channel, full);
                             });
@@ -160,7 +164,7 @@ struct Images {
                 #pragma unroll
                 for (int i = 0; i < TileB::BOXES; i++) {
                     const ChannelBox box(own.column / CHANNELS + i, tap_boxes, TAPS);
-                    for_each_term<TileB>(terms, stage + i * TileB::BOX_BYTES, [&](const TensorMap &map, char *to) {
+                    for_each_term<TERM_B>(terms, stage + i * TileB::BOX_BYTES, [&](const TensorMap &map, char *to) {
                         map.load_im2col(to, box.channel, x, y, image, box.tap % KW * DW, box.tap / KW * DH, full);
                     });
                 }

@@ -1,10 +1,11 @@
 // The main loop of products C = A B of operands that are bfloat16 in memory, by WGMMA: of matrices in gemm/bfloat16_gemm.cu, of
-// images in conv/bfloat16_conv.cu. Persistent and warp-specialised, as gemm/packed_gemm.cu. Two threads issue copies, one for each
+// images in conv/bfloat16_conv.cu. With IN_TF32 they are float32, and TMA rounds them to tf32; wgmma takes such operands only if they
+// are K-major. Persistent and warp-specialised, as gemm/packed_gemm.cu. Two threads issue copies, one for each
 // operand. The consumer warpgroups share a tile, 64 rows each. With PINGPONG two of them take tiles in turns: one multiplies while
 // the other one stores.
 //
-// TMA loads TILE_K of K in a stage, as boxes whose rows are BOX_A or BOX_B elements: 64 with the 128-byte swizzle, or 32 with the
-// 64-byte swizzle. A box of a K-major operand has all TILE_M or TILE_N rows. A box of an operand that is not K-major (MN_MAJOR_A,
+// TMA loads TILE_K of K in a stage, as boxes whose rows are BOX_A or BOX_B elements: 128 bytes with the 128-byte swizzle, or 64 with
+// the 64-byte swizzle. A box of a K-major operand has all TILE_M or TILE_N rows. A box of an operand that is not K-major (MN_MAJOR_A,
 // MN_MAJOR_B) has TILE_K rows of K, and its columns are rows of A or columns of B.
 //
 // SPLITS > 1: the tiles of the last wave, which do not fill all multiprocessors, are split along K (split-K). Their partial sums go
@@ -20,8 +21,8 @@
 //   auto load_a(const TileSplit &), load_b   a function (int k_tile, char *stage, Mbarrier &full) that issues the copies of a stage
 //   Tile tile(const TileSplit &, int row, int column)   the places of results in memory: an AccumulatorTile, or derived from it
 //
-// Macros (Bfloat16Product in bfloat16.py): TILE_M, TILE_N, TILE_K, TILE_STAGES, BLOCK_THREADS, PINGPONG, TERMS, SPLITS, MN_MAJOR_*,
-// BOX_*.
+// Macros (Bfloat16Product in bfloat16.py): TILE_M, TILE_N, TILE_K, TILE_STAGES, BLOCK_THREADS, PINGPONG, IN_TF32, TERMS, SPLITS,
+// MN_MAJOR_*, BOX_*.
 // WIDE_C: maximum elements per store. SUM_THREADS, SUM_COLUMNS: threads of a block, and columns of a thread, that add splits.
 #pragma once
 #include "sm90/accumulator.cuh"
@@ -30,15 +31,20 @@
 constexpr int SUMS = TILE_N / 2;
 constexpr int THREADS = BLOCK_THREADS, CONSUMERS = THREADS - WARPGROUP, GROUPS = CONSUMERS / WARPGROUP;
 constexpr int WGMMA_ROWS = 64, PARTS_M = PINGPONG ? TILE_M / WGMMA_ROWS : 1; // of a tile, by a consumer warpgroup
-constexpr int SIZE_A = TERMS * TILE_M * TILE_K * 2, SIZE = SIZE_A + TERMS * TILE_N * TILE_K * 2; // of a stage, in bytes
+constexpr MmaKind KIND = IN_TF32 ? TF32 : BFLOAT16;
+constexpr int ELEMENT = IN_TF32 ? 4 : 2;                                        // bytes
+constexpr int STEP_K = 32 / ELEMENT, STEPS = TILE_K / STEP_K;                   // K of a wgmma, and wgmmas of a stage
+constexpr int TERM_A = TILE_M * TILE_K * ELEMENT, TERM_B = TILE_N * TILE_K * ELEMENT; // of a term of a stage, in bytes
+constexpr int SIZE_A = TERMS * TERM_A, SIZE = SIZE_A + TERMS * TERM_B;          // of a stage
 static_assert(TERMS < 3 || PARTS_M == 1, "registers suffice for this");
+static_assert(!IN_TF32 || (TERMS == 1 && !MN_MAJOR_A && !MN_MAJOR_B), "what wgmma takes in tf32");
 constexpr int WIDE_RESULT = WIDE_C < Epilogue::WIDEST ? WIDE_C : Epilogue::WIDEST;
 
 // A product of term a of A and term b of B. Those of low order, the smallest first; {0, 0} comes after them.
 struct TermPair {
     int a, b;
 };
-constexpr int PROMOTED_STEPS = 2; // of 16 of K, after which sums of three terms are added in float32
+constexpr int PROMOTED_STEPS = 2; // after which sums of three terms are added in float32
 constexpr int LOW_ORDER_PAIRS = TERMS == 3 ? 5 : TERMS == 2 ? 2 : 0;
 __device__ constexpr TermPair low_order_pair(int i) {
     constexpr TermPair pairs[] = {{0, 2}, {2, 0}, {1, 1}, {0, 1}, {1, 0}};
@@ -99,29 +105,29 @@ template <int BYTES, class Product, class Start> __device__ __forceinline__ void
 
 // A tile of a term of an operand in shared memory: ROWS rows of A or columns of B, in boxes whose rows are BOX elements.
 template <bool MN_MAJOR, int ROWS, int BOX> struct OperandTile {
-    static constexpr int ROW_BYTES = BOX * 2, BOX_BYTES = (MN_MAJOR ? TILE_K : ROWS) * ROW_BYTES;
-    static constexpr int BOXES = (MN_MAJOR ? ROWS : TILE_K) / BOX, BYTES = BOXES * BOX_BYTES;
-    static constexpr Swizzle SWIZZLE = BOX == 64 ? SWIZZLE_128B : SWIZZLE_64B;
-    static_assert(BOX == 64 || BOX == 32, "a row has the length of a swizzle");
+    static constexpr int ROW_BYTES = BOX * ELEMENT, BOX_BYTES = (MN_MAJOR ? TILE_K : ROWS) * ROW_BYTES;
+    static constexpr int BOXES = (MN_MAJOR ? ROWS : TILE_K) / BOX;
+    static constexpr Swizzle SWIZZLE = ROW_BYTES == 128 ? SWIZZLE_128B : SWIZZLE_64B;
+    static_assert(ROW_BYTES == 128 || ROW_BYTES == 64, "a row has the length of a swizzle");
 
-    // The descriptor of elements 16 `step` to 16 `step` + 15 along K, from row `first` on.
+    // The descriptor of the elements of a step along K, from row `first` on.
     __device__ __forceinline__ static uint64_t descriptor(const char *tile, int first, int step) {
         if constexpr (MN_MAJOR)
             return smem_descriptor(
-                tile + first / BOX * BOX_BYTES + step * 16 * ROW_BYTES, BOX_BYTES, 8 * ROW_BYTES, SWIZZLE);
+                tile + first / BOX * BOX_BYTES + step * STEP_K * ROW_BYTES, BOX_BYTES, 8 * ROW_BYTES, SWIZZLE);
         else
-            return smem_descriptor(tile + step / (BOX / 16) * BOX_BYTES + first * ROW_BYTES + step % (BOX / 16) * 32, 16,
-                8 * ROW_BYTES, SWIZZLE);
+            return smem_descriptor(tile + step / (ROW_BYTES / 32) * BOX_BYTES + first * ROW_BYTES + step % (ROW_BYTES / 32) * 32,
+                16, 8 * ROW_BYTES, SWIZZLE);
     }
 };
 typedef OperandTile<MN_MAJOR_A, TILE_M, BOX_A> TileA;
 typedef OperandTile<MN_MAJOR_B, TILE_N, BOX_B> TileB;
 
-// Starts the product of two terms for 64 rows, from row `first` on, and elements 16 `step` to 16 `step` + 15 along K.
+// Starts the product of two terms for 64 rows, from row `first` on, and the elements of a step along K.
 __device__ __forceinline__ void start_product(
     float (&sums)[SUMS], const char *stage, int first, int step, TermPair terms, bool add) {
-    wgmma<BFLOAT16, MN_MAJOR_A, MN_MAJOR_B>(sums, TileA::descriptor(stage + terms.a * TileA::BYTES, first, step),
-        TileB::descriptor(stage + SIZE_A + terms.b * TileB::BYTES, 0, step), add);
+    wgmma<KIND, MN_MAJOR_A, MN_MAJOR_B>(sums, TileA::descriptor(stage + terms.a * TERM_A, first, step),
+        TileB::descriptor(stage + SIZE_A + terms.b * TERM_B, 0, step), add);
 }
 
 // By a consumer warpgroup: the products of three terms in stages `begin` to `end` - 1, for 64 rows from row `first` on.
@@ -133,7 +139,7 @@ __device__ __forceinline__ void multiply_promoted(float (&main)[SUMS], Pipeline<
         const char *stage = shared + state.stage * SIZE;
         pipeline.wait_full(state);
         #pragma unroll
-        for (int begin_step = 0; begin_step < TILE_K / 16; begin_step += PROMOTED_STEPS) {
+        for (int begin_step = 0; begin_step < STEPS; begin_step += PROMOTED_STEPS) {
             wgmma_fence();
             #pragma unroll
             for (int step = begin_step; step < begin_step + PROMOTED_STEPS; step++)
@@ -186,7 +192,7 @@ template <class Product> __device__ __forceinline__ void consume(const Work &wor
         } else if (own.begin < own.end) {
             multiply_stages(sums, pipeline, state, own.begin, own.end, [&](int at, bool add) {
                 #pragma unroll
-                for (int step = 0; step < TILE_K / 16; step++) {
+                for (int step = 0; step < STEPS; step++) {
                     #pragma unroll
                     for (int i = 0; i <= LOW_ORDER_PAIRS; i++) {
                         const TermPair terms = i < LOW_ORDER_PAIRS ? low_order_pair(i) : TermPair{0, 0};

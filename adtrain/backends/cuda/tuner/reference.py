@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from adtrain.backends.cuda.tuner.measure import described
-from adtrain.core.precision import FULL
+from adtrain.core.precision import FULL, TERMS, TF32
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation
 from adtrain.core.types import BITS, ArrayType
-from adtrain.ops.conv_bfloat16 import TERMS
 
 PERIOD = 1048573
 """Random elements drawn for one argument; a larger argument repeats them. A prime, so that rows differ."""
@@ -42,7 +41,7 @@ _AXES: dict[str, tuple[Sequence[int | None], int]] = {
 }
 for _terms, _count in TERMS.items():
     _AXES[f"conv2d_{_terms}"] = (None,) * _count + (0,) * _count, 1
-    _AXES[f"conv2d_input_grad_{_terms}"] = (None,) * _count + (3,) * _count, 1
+    _AXES[f"conv2d_input_grad_{_terms}"] = (None,) * _count + (0 if _terms == TF32 else 3,) * _count, 1
     _AXES[f"conv2d_weight_grad_{_terms}"] = (None,) * _count + (3,) * _count, 0
 
 

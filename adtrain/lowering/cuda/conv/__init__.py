@@ -1,8 +1,8 @@
 """Registers the CUDA kernels for convolutions."""
 
+from adtrain.core.precision import TERMS, TF32
 from adtrain.core.registry import register
 from adtrain.lowering.cuda.conv import bfloat16, pooling, rules
-from adtrain.ops.conv_bfloat16 import TERMS
 
 register("conv2d", "cuda", rules.conv2d)
 register("conv2d_input_grad", "cuda", rules.conv2d_input_grad)
@@ -15,4 +15,5 @@ register("conv2d_weight_grad_pooled_sum", "cuda", pooling.conv2d_weight_grad_poo
 for _terms in TERMS:
     register(f"conv2d_{_terms}", "cuda", bfloat16.conv2d)
     register(f"conv2d_input_grad_{_terms}", "cuda", bfloat16.input_grad)
-    register(f"conv2d_weight_grad_{_terms}", "cuda", bfloat16.weight_grad)
+    if _terms != TF32:
+        register(f"conv2d_weight_grad_{_terms}", "cuda", bfloat16.weight_grad)

@@ -18,12 +18,13 @@ from adtrain.lowering.shapes import product_lengths
 
 ROW_MULTIPLE = 8
 """Rows are multiples of so many elements: TMA needs multiples of 16 bytes."""
-TILE_K, WARPGROUP, CONSUMER_ROWS = 64, 128, 64
-"""K of a pipeline stage; threads of a warpgroup; rows of a tile that a consumer warpgroup multiplies."""
+TILE_K, ROW_BYTES, WARPGROUP, CONSUMER_ROWS = 64, 128, 128, 64
+"""K of a pipeline stage of bfloat16, and its bytes; threads of a warpgroup; rows of a tile that a consumer warpgroup
+multiplies."""
 SUM_THREADS, SUM_COLUMNS = 256, 4
 """Threads of a block of the second launch; columns of a thread."""
 BOXES = 64, 32
-"""Elements of a row of a box: 128 or 64 bytes, the lengths of a swizzle."""
+"""Elements of a row of a box of bfloat16: 128 or 64 bytes, the lengths of a swizzle."""
 SPLITS, MIN_SPLIT_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32), 4
 """Numbers of splits of K that are considered; minimum of tiles of K in a split."""
 START, STORED, SECOND_PASS, BYTES_PER_CYCLE = 5000, 24, 2500, 2000
@@ -50,6 +51,7 @@ class Bfloat16Tile:
         pingpong: whether two consumer warpgroups take tiles in turns (PINGPONG), so that one stores while the other one
             multiplies.
         terms: arrays whose sum is an operand (TERMS).
+        in_tf32: whether operands are float32 and rounded to tf32 (IN_TF32). Then K and the boxes are half as long.
     """
 
     m: int
@@ -58,6 +60,12 @@ class Bfloat16Tile:
     macs: int
     pingpong: bool = False
     terms: int = 1
+    in_tf32: bool = False
+
+    @property
+    def k(self) -> int:
+        """K of a pipeline stage (TILE_K)."""
+        return TILE_K // (1 + self.in_tf32)
 
     @property
     def threads(self) -> int:
@@ -70,7 +78,7 @@ class Bfloat16Tile:
 
     @property
     def _stage_bytes(self) -> int:
-        return self.terms * (self.m + self.n) * TILE_K * 2
+        return self.terms * (self.m + self.n) * ROW_BYTES
 
     def of_terms(self, terms: int) -> Bfloat16Tile | None:
         """The tile for operands of several terms; None if shared memory or registers do not suffice."""
@@ -95,6 +103,7 @@ TILES = (
 
 TILES_OF_TERMS = {1: TILES, **{n: tuple(x for tile in TILES if (x := tile.of_terms(n))) for n in (2, 3)}}
 """The tiles, by the terms of an operand."""
+TF32_TILES = tuple(replace(tile, in_tf32=True, macs=tile.macs // 2) for tile in TILES)
 
 
 @dataclass(frozen=True)
@@ -130,18 +139,18 @@ class Bfloat16Product:
 
     def may_split(self) -> bool:
         """Whether there are tiles to split, their splits run at once, and each has MIN_SPLIT_TILES tiles of K."""
-        enough = self.lengths[3] >= self.splits * MIN_SPLIT_TILES * TILE_K
+        enough = self.lengths[3] >= self.splits * MIN_SPLIT_TILES * self.tile.k
         few = 0 < self.splits * self._split_tiles <= self.target.multiprocessors
         return self.splits == 1 or (enough and few)
 
     @property
     def cycles(self) -> float:
         """An estimate of the time."""
-        k_tiles = -(-self.lengths[3] // TILE_K)
+        k_tiles = -(-self.lengths[3] // self.tile.k)
         size = self.tile.m * self.tile.n
         boxes = zip((self.tile.m, self.tile.n), self.box, self.row_cycles, strict=True)
-        copies = self.tile.terms * sum(length * TILE_K / box * cycles for length, box, cycles in boxes)
-        stage = max(PRODUCTS[self.tile.terms] * TILE_K * size / self.tile.macs, copies)
+        copies = self.tile.terms * sum(length * self.tile.k / box * cycles for length, box, cycles in boxes)
+        stage = max(PRODUCTS[self.tile.terms] * self.tile.k * size / self.tile.macs, copies)
         stores = size / STORED
         waves = -(-(self._tiles - self._split_tiles) // self.target.multiprocessors)
         cycles = START + waves * k_tiles * stage + (min(waves, 1) if self.tile.pingpong else waves) * stores
@@ -186,9 +195,10 @@ class Bfloat16Product:
                     "TILE_N": self.tile.n,
                     "TILE_STAGES": self.tile.stages,
                     "SPLITS": self.splits,
-                    "TILE_K": TILE_K,
+                    "TILE_K": self.tile.k,
                     "BLOCK_THREADS": self.tile.threads,
                     "PINGPONG": int(self.tile.pingpong),
+                    "IN_TF32": int(self.tile.in_tf32),
                     "TERMS": self.tile.terms,
                     "SUM_THREADS": SUM_THREADS,
                     "SUM_COLUMNS": SUM_COLUMNS,
@@ -214,13 +224,13 @@ class Bfloat16Product:
     def box_lengths(self, operand: int) -> tuple[int, int]:
         """The lengths of a box of A (0) or B (1), innermost first."""
         rows = (self.tile.m, self.tile.n)[operand]
-        return self.box[operand], TILE_K if self.mn_major[operand] else rows
+        return self.box[operand], self.tile.k if self.mn_major[operand] else rows
 
 
 def fastest_splits(product: Bfloat16Product) -> Sequence[Bfloat16Product]:
     """The product by each tile for its terms, with the splits that take the fewest cycles; the fastest first."""
     found = []
-    for tile in TILES_OF_TERMS[product.tile.terms]:
+    for tile in TF32_TILES if product.tile.in_tf32 else TILES_OF_TERMS[product.tile.terms]:
         products = (replace(product, tile=tile, splits=splits) for splits in SPLITS)
         found.append(min((x for x in products if x.may_split()), key=lambda x: x.cycles))
     return sorted(found, key=lambda x: x.cycles)
