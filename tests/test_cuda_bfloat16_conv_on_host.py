@@ -58,7 +58,7 @@ def problem(
     operands = {Direction.FORWARD: "xw", Direction.INPUT_GRAD: "gw", Direction.WEIGHT_GRAD: "xg"}[direction]
     sizes = {Direction.FORWARD: {}, Direction.INPUT_GRAD: {"size": (h, w)}, Direction.WEIGHT_GRAD: {"size": kernel}}
     rng = np.random.default_rng(channels)
-    arrays = []
+    arrays: list[np.ndarray] = []
     for x in (rng.standard_normal(shapes[each], np.float32) for each in operands):
         if name == TF32:
             by_filter = direction == Direction.INPUT_GRAD and arrays

@@ -112,8 +112,8 @@ class Bfloat16Conv(NamedTuple):
     def product(self, target: Target, tile: Bfloat16Tile | None = None, splits: int = 1) -> Bfloat16Product:
         """The work as a product."""
         tile = tile or (TF32_TILES if self.in_tf32 else TILES_OF_TERMS[self.terms])[0]
-        row_cycles = tuple(ROW_CYCLES[box * (1 + self.in_tf32)] for box in self.box)
-        return Bfloat16Product(target, self.lengths, tile, self.mn_major, splits, self.box, row_cycles)
+        of_a, of_b = (ROW_CYCLES[box * (1 + self.in_tf32)] for box in self.box)
+        return Bfloat16Product(target, self.lengths, tile, self.mn_major, splits, self.box, (of_a, of_b))
 
     def fits(self) -> bool:
         """Whether tensor maps can describe the work, rows are multiples of 16 bytes, and lengths fit 32 bits."""
