@@ -32,9 +32,14 @@ START, STORED, SECOND_PASS, BYTES_PER_CYCLE = 5000, 24, 2500, 2000
 launch that adds splits; bytes that this launch reads in a cycle."""
 PRODUCTS = {1: 1, 2: 3, 3: 6}
 """Products of terms, by the terms of an operand."""
-PROMOTED_TERMS, PROMOTED_COLUMNS, MIN_STAGES = 3, 128, 2
-"""Terms of operands whose products a thread adds in three sets of accumulators; maximum columns of a tile, for which
-registers suffice; minimum pipeline stages of any tile."""
+SPEEDUP = {1: 1.0, 2: 1.15, 3: 1.25}
+"""Multiply-adds of a multiprocessor in a cycle, compared with those for one term: a stage has more products for its
+copies."""
+TF32_SPEED = 0.56
+"""The same for operands in tf32."""
+PROMOTED_TERMS, TERMS_COLUMNS = 3, 128
+"""Terms of operands whose products a thread adds in three sets of accumulators; maximum columns of a tile for several
+terms. For wider ones registers do not suffice, or only two stages fit, which is slower."""
 STAGES_BYTES = 192 << 10
 """Shared memory of a block for the stages; the rest is for the epilogue."""
 FLOAT32 = np.dtype("float32")
@@ -81,13 +86,11 @@ class Bfloat16Tile:
         return self.terms * (self.m + self.n) * ROW_BYTES
 
     def of_terms(self, terms: int) -> Bfloat16Tile | None:
-        """The tile for operands of several terms; None if shared memory or registers do not suffice."""
-        tile = replace(self, terms=terms)
-        stages = min(self.stages, STAGES_BYTES // tile._stage_bytes)
-        promoted = terms == PROMOTED_TERMS
-        if stages < MIN_STAGES or (promoted and (self.n > PROMOTED_COLUMNS or self.pingpong)):
+        """The tile for operands of several terms; None if it is too wide, or registers do not suffice."""
+        if self.n > TERMS_COLUMNS or (terms == PROMOTED_TERMS and self.pingpong):
             return None
-        return replace(tile, stages=stages)
+        tile = replace(self, terms=terms, macs=int(self.macs * SPEEDUP[terms]))
+        return replace(tile, stages=min(self.stages, STAGES_BYTES // tile._stage_bytes))
 
 
 TILES = (
@@ -103,7 +106,7 @@ TILES = (
 
 TILES_OF_TERMS = {1: TILES, **{n: tuple(x for tile in TILES if (x := tile.of_terms(n))) for n in (2, 3)}}
 """The tiles, by the terms of an operand."""
-TF32_TILES = tuple(replace(tile, in_tf32=True, macs=tile.macs // 2) for tile in TILES)
+TF32_TILES = tuple(replace(tile, in_tf32=True, macs=int(tile.macs * TF32_SPEED)) for tile in TILES)
 
 
 @dataclass(frozen=True)
