@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conv_samples import cases
 from cuda_on_host import Host, host
+from product_samples import NOISE, ROUNDINGS, errors, sequential_fma
 
 from adtrain.backends.cuda.channels_last import BY_FILTER
 from adtrain.backends.cuda.targets import H200
@@ -43,6 +45,24 @@ WINDOWS = {
 """Kernels and windows. With a stride and dilation of 2, some phases have no taps."""
 
 
+def terms_of(x: np.ndarray, count: int) -> list[np.ndarray]:
+    """The terms of bfloat16 whose sum is `x`."""
+    found = [to_bfloat16_p.reference(x)]
+    for _ in range(count - 1):
+        x = bfloat16_rest_p.reference(x, found[-1])
+        found.append(to_bfloat16_p.reference(x))
+    return found
+
+
+def product_of_pixels(a: np.ndarray, b: np.ndarray) -> tuple[Bfloat16Conv, list[np.ndarray], dict[str, Any]]:
+    """The product of matrices as a convolution in full precision: the transpose of its result, a row for each pixel."""
+    (m, k), n = a.shape, b.shape[1]
+    arrays = [*terms_of(b.T.reshape(1, 1, n, k), 3), *terms_of(a.reshape(m, 1, 1, k), 3)]
+    window = Window((1, 1), (0, 0), (1, 1), 1)
+    conv = Bfloat16Conv(Direction.FORWARD, (1, 1, n, k), (1, 1, n, m), (1, 1), window, 3)
+    return conv, arrays, {"window": window, "precision": "bf16x3"}
+
+
 def problem(
     direction: Direction,
     images: tuple[int, int, int, int],
@@ -63,9 +83,8 @@ def problem(
         if name == TF32:
             by_filter = direction == Direction.INPUT_GRAD and arrays
             arrays.append(np.ascontiguousarray(x.transpose(BY_FILTER)) if by_filter else x)
-        for _ in range(TERMS[name] if name != TF32 else 0):
-            arrays.append(to_bfloat16_p.reference(x))
-            x = bfloat16_rest_p.reference(x, arrays[-1])
+        else:
+            arrays += terms_of(x, TERMS[name])
     conv = Bfloat16Conv(direction, images, (n, oh, ow, channels), kernel, window, TERMS[name], name == TF32)
     return conv, arrays, {"window": window, **sizes[direction], "precision": name}
 
@@ -78,12 +97,18 @@ def tiles(name: str) -> tuple[Bfloat16Tile, ...]:
     return TF32_TILES if name == TF32 else TILES_OF_TERMS[TERMS[name]]
 
 
-def check(host: Host, conv: Bfloat16Conv, kernel: CudaKernel, arrays: list[np.ndarray], params: dict[str, Any]) -> None:
+def computed(
+    host: Host, conv: Bfloat16Conv, kernel: CudaKernel, arrays: list[np.ndarray], params: dict[str, Any]
+) -> np.ndarray:
     primitive = primitive_of(conv, params)
     inputs = tuple(Variable(ArrayType(x.shape, x.dtype), "gpu") for x in arrays)
     out = Variable(primitive.shape(*arrays, **params), "gpu")
-    found = host.computed(Equation(primitive, inputs, params, (out,)), kernel, arrays)[0]
-    expected = primitive.reference(*arrays, **params)
+    return host.computed(Equation(primitive, inputs, params, (out,)), kernel, arrays)[0]
+
+
+def check(host: Host, conv: Bfloat16Conv, kernel: CudaKernel, arrays: list[np.ndarray], params: dict[str, Any]) -> None:
+    found = computed(host, conv, kernel, arrays, params)
+    expected = primitive_of(conv, params).reference(*arrays, **params)
     assert np.linalg.norm(found - expected) <= TOLERANCES[conv.terms] * np.linalg.norm(expected)
 
 
@@ -134,10 +159,28 @@ KINDS = [(direction, name) for name in TERMS for direction in Direction if (name
 """All directions and terms that there are kernels for."""
 
 
-@pytest.mark.parametrize(("direction", "name"), [kind for kind in KINDS if kind[1] != "bfloat16"])
+@pytest.mark.parametrize(
+    ("direction", "name"),
+    [
+        pytest.param(*kind, marks=pytest.mark.exhaustive if kind[0] is Direction.FORWARD else ())
+        for kind in KINDS
+        if kind[1] != "bfloat16"
+    ],
+)
 def test_operands_in_tf32_and_of_several_terms_are_right(host: Host, direction: Direction, name: str) -> None:
     conv, arrays, params = problem(direction, (2, 6, 7, 72), 40, *WINDOWS["3x3 of stride 2"], name)
     check(host, conv, conv.cuda_kernel(conv.product(TARGET, tiles(name)[-1], 2)), arrays, params)
+
+
+@pytest.mark.parametrize("case", ["normal", "cancelling to 0.03", "growing", "one of 20 not zero"])
+def test_three_terms_are_as_exact_as_sequential_fma_sums(host: Host, case: str) -> None:
+    a, b = cases(40, 24, 96)[case]
+    conv, arrays, params = product_of_pixels(a, b)
+    kernel = conv.cuda_kernel(conv.product(TARGET))
+    found = computed(host, conv, kernel, arrays, params).T
+    taken, expected = errors(found, a, b), errors(sequential_fma(a, b), a, b)
+    assert taken[0] <= max(NOISE * expected[0], ROUNDINGS)
+    assert taken[1] <= max(NOISE * expected[1], ROUNDINGS)
 
 
 def test_windows_that_a_tensor_map_cannot_describe_have_no_kernel() -> None:

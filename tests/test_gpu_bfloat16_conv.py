@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conv_samples import DECADES, cases
 from gpu_kernels import run_twice
-from gpu_parity import gpu, poisoned
+from gpu_parity import gpu, hopper, poisoned
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from test_cuda_bfloat16_conv_on_host import KINDS, TOLERANCES, primitive_of, problem, tiles
-from test_gpu_bfloat16 import hopper
+from product_samples import NOISE, ROUNDINGS, errors, sequential_fma
+from test_cuda_bfloat16_conv_on_host import KINDS, TOLERANCES, primitive_of, problem, product_of_pixels, tiles
 
 from adtrain.lowering.cuda.conv.bfloat16 import Direction
 from adtrain.lowering.cuda.gemm.bfloat16 import TILE_K, TILES
@@ -30,7 +31,7 @@ eights = st.integers(1, 40).map(lambda n: 8 * n)
 
 
 @pytest.mark.parametrize(("direction", "name"), KINDS)
-@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     count=st.integers(1, 40),
     size=pairs(1, 20),
@@ -63,3 +64,14 @@ def test_convolutions_and_gradients_are_right(
     found = run_twice(gpu, primitive, conv.cuda_kernel(work), arrays, **params)[0]
     expected = primitive.reference(*arrays, **params)
     assert np.linalg.norm(found - expected) <= 2 * TOLERANCES[conv.terms] * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("case", cases(48, 80, 288))
+def test_three_terms_are_as_exact_as_sequential_fma_sums(gpu: Any, case: str) -> None:
+    a, b = cases(48, 80, 288)[case]
+    conv, arrays, params = product_of_pixels(a, b)
+    kernel = conv.cuda_kernel(conv.product(gpu.lowering.target))
+    found = run_twice(gpu, primitive_of(conv, params), kernel, arrays, **params)[0].T
+    taken, expected = errors(found, a, b), errors(sequential_fma(a, b), a, b)
+    assert taken[0] <= max(NOISE * expected[0], ROUNDINGS)
+    assert taken[1] <= max((DECADES if "decades" in case else NOISE) * expected[1], ROUNDINGS)

@@ -51,7 +51,7 @@ OF_TERMS = frozenset(f"{name}_{terms}" for name in CONVOLUTIONS for terms in TER
 """Convolutions of images that are channels last."""
 PIXELS = frozenset((0, 2, 3))
 """The axes of images and their pixels, where channels are not last."""
-FIRST_BYTES_PER_CYCLE = 300
+FIRST_BYTES_PER_CYCLE = 600
 """Bytes of a norm or a sum over PIXELS, for each cycle that it takes more where channels are not last."""
 BY_FILTER = 3, 1, 2, 0
 """The axes of filters (O, KH, KW, C), as (C, KH, KW, O)."""
