@@ -12,6 +12,7 @@ from product_samples import NOISE, ROUNDINGS, errors, sequential_fma
 
 from adtrain.backends.cuda.channels_last import BY_FILTER
 from adtrain.backends.cuda.targets import H200
+from adtrain.backends.cuda.tuner.reference import terms_of
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.precision import TERMS, TF32
 from adtrain.core.primitive import PRIMITIVES, Primitive
@@ -20,7 +21,6 @@ from adtrain.core.target import Target
 from adtrain.core.types import BITS, ArrayType
 from adtrain.lowering.cuda.conv.bfloat16 import MAX_POSITION, Bfloat16Conv, Direction, conv2d, input_grad
 from adtrain.lowering.cuda.gemm.bfloat16 import TF32_TILES, TILES, TILES_OF_TERMS, Bfloat16Tile
-from adtrain.ops.bfloat16 import bfloat16_rest_p, to_bfloat16_p
 from adtrain.ops.conv import Window
 
 __all__ = ["host"]
@@ -43,15 +43,6 @@ WINDOWS = {
     "3x2, stride 2, dilation 2": ((3, 2), Window((2, 2), (1, 0), (2, 2), 1)),
 }
 """Kernels and windows. With a stride and dilation of 2, some phases have no taps."""
-
-
-def terms_of(x: np.ndarray, count: int) -> list[np.ndarray]:
-    """The terms of bfloat16 whose sum is `x`."""
-    found = [to_bfloat16_p.reference(x)]
-    for _ in range(count - 1):
-        x = bfloat16_rest_p.reference(x, found[-1])
-        found.append(to_bfloat16_p.reference(x))
-    return found
 
 
 def product_of_pixels(a: np.ndarray, b: np.ndarray) -> tuple[Bfloat16Conv, list[np.ndarray], dict[str, Any]]:
