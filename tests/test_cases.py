@@ -12,6 +12,7 @@ import adtrain as ad
 from adtrain import ops
 from adtrain.cases import CASES, Case
 from adtrain.core.hooks import Call, Hook, hook
+from adtrain.core.precision import TERMS, TF32
 from adtrain.core.primitive import PRIMITIVES
 from adtrain.gradcheck import check_cases
 
@@ -20,9 +21,10 @@ MADE_BY_PASSES = {
     "to_bfloat16",
     "from_bfloat16",
     "matmul_bfloat16",
-    "conv2d_bfloat16",
-    "conv2d_input_grad_bfloat16",
-    "conv2d_weight_grad_bfloat16",
+    "bfloat16_rest",
+    *(f"conv2d_{terms}" for terms in TERMS),
+    *(f"conv2d_input_grad_{terms}" for terms in TERMS),
+    *(f"conv2d_weight_grad_{terms}" for terms in TERMS if terms != TF32),
     *(f"{pool}_channels_last" for pool in ("max_pool2d", "max_pool2d_put", "max_pool2d_pick", "avg_pool2d")),
     "avg_pool2d_put_channels_last",
     "fused",

@@ -19,10 +19,11 @@ from test_passes_random import assert_consistent
 import adtrain as ad
 from adtrain import nn, ops, passes
 from adtrain.backends.cpu.numpy_program import NumpyProgram
-from adtrain.backends.cuda.channels_last import channels_last
+from adtrain.backends.cuda.channels_last import OF_TERMS, channels_last
 from adtrain.backends.cuda.targets import H200
 from adtrain.core import tree
 from adtrain.core.fused import single_equations
+from adtrain.core.precision import TERMS
 from adtrain.core.program import Program
 from adtrain.core.scope import phase
 from adtrain.core.staging import stage
@@ -32,7 +33,8 @@ from adtrain.lowering.cuda.gemm.bfloat16 import BYTES_PER_CYCLE
 __all__ = ["host"]
 
 EXAMPLES, CLASSES = 5, 8
-CONVOLUTIONS = "conv2d_bfloat16", "conv2d_input_grad_bfloat16", "conv2d_weight_grad_bfloat16"
+CONVOLUTIONS_FIRST = "conv2d", "conv2d_input_grad", "conv2d_weight_grad"
+CONVOLUTIONS = tuple(f"{name}_bfloat16" for name in CONVOLUTIONS_FIRST)
 
 
 @pytest.fixture(autouse=True)
@@ -46,12 +48,14 @@ def with_channels_last(program: Program) -> Program:
     return channels_last(program, H200)
 
 
-def simplified(f: Callable[..., Any], *arguments: Any) -> Program:
-    with ops.matmul_precision("bfloat16"):
+def simplified(f: Callable[..., Any], *arguments: Any, precision: str = "bfloat16") -> Program:
+    with ops.matmul_precision(precision):
         return stage(f, passes.SIMPLIFY).program(*arguments)
 
 
-def training(layers: Sequence[nn.Module], shape: tuple[int, ...]) -> tuple[Program, list[np.ndarray]]:
+def training(
+    layers: Sequence[nn.Module], shape: tuple[int, ...], precision: str = "bfloat16"
+) -> tuple[Program, list[np.ndarray]]:
     """The loss of a network with its gradients and new statistics, and arguments."""
     model, rng = nn.Sequential(*layers), np.random.default_rng(0)
     params, statistics = model.init(shape, rng, np.dtype(np.float32))
@@ -66,7 +70,7 @@ def training(layers: Sequence[nn.Module], shape: tuple[int, ...]) -> tuple[Progr
         return ad.value_and_grad(loss, has_aux=True)(params)
 
     arguments = params, statistics, x, labels
-    return simplified(step, *arguments), [v.numpy() for v in tree.leaves(arguments)]
+    return simplified(step, *arguments, precision=precision), [v.numpy() for v in tree.leaves(arguments)]
 
 
 def transposed_images(program: Program) -> list[tuple[int, ...]]:
@@ -138,6 +142,29 @@ def test_only_the_input_of_a_network_is_transposed(network: Callable[[], list[nn
     after = assert_same_results(program, arguments, 0.03)
     assert transposed_images(after) == transposed_images(for_gpu(program)) == [(EXAMPLES, channels, 12, 12)]
     assert not {e.primitive.name for e in after.equations} & {"conv2d", "max_pool2d", "avg_pool2d", "standardize"}
+
+
+@pytest.mark.parametrize("network", [residual_network, pooled_network])
+@pytest.mark.parametrize(
+    ("precision", "terms", "tolerance"), [("tf32", {"tf32", "bf16x2"}, 3e-3), ("full", {"bf16x3"}, 1e-5)]
+)
+def test_operands_have_the_precision_that_is_asked_for(
+    network: Callable[[], list[nn.Module]], precision: str, terms: set[str], tolerance: float
+) -> None:
+    program, arguments = training(network(), (8, 12, 12), precision)
+    after = assert_same_results(program, arguments, tolerance)
+    convolutions = [e for e in program.equations if e.name in CONVOLUTIONS_FIRST]
+    found = [e for e in after.equations if e.name in OF_TERMS]
+    assert len(found) == len(convolutions)
+    assert {e.params["precision"] for e in found} == terms
+    assert all(len(e.inputs) == 2 * TERMS[e.params["precision"]] for e in found)
+
+
+def test_one_kernel_stores_all_terms_of_a_value() -> None:
+    program, _ = training(residual_network(), (8, 12, 12), "full")
+    for e in for_gpu(program).equations:
+        names = [x.primitive.name for x in single_equations(e)]
+        assert 2 * names.count("to_bfloat16") == 3 * names.count("bfloat16_rest")
 
 
 OPERATIONS: dict[str, Callable[[Any], Any]] = {

@@ -14,9 +14,12 @@ from adtrain.backends.cuda.tuner import reference
 from adtrain.backends.cuda.tuner.measure import agree, measure, tolerance
 from adtrain.backends.cuda.tuner.reference import arguments, expected, widened
 from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.precision import TERMS
+from adtrain.core.primitive import PRIMITIVES
 from adtrain.core.program import Equation, Variable
 from adtrain.core.types import ArrayType
 from adtrain.ops.bfloat16 import from_bfloat16_p, matmul_bfloat16_p
+from adtrain.ops.conv import Window
 from adtrain.ops.index import scatter_along_axis_p, take_p
 from adtrain.ops.matmul import matmul_p
 from adtrain.ops.normalisation import standardize_p
@@ -86,6 +89,22 @@ def test_results_in_bfloat16_are_compared_as_numbers() -> None:
     for step, right in ((1, True), (4, False)):
         other = [widened(x) for x in (y + np.uint16(step), mean, variance)]
         assert agree(other, found, tolerance(equation)) is right
+
+
+@pytest.mark.parametrize("terms", ["bf16x2", "bf16x3"])
+def test_operands_of_several_terms_are_sums_of_float32_numbers(terms: str) -> None:
+    window, count = Window((1, 1), (1, 1), (1, 1), 1), TERMS[terms]
+    shapes = [(2, 5, 6, 16)] * count + [(8, 3, 3, 16)] * count
+    equation = equation_of(
+        PRIMITIVES[f"conv2d_{terms}"], shapes, ["uint16"] * 2 * count, window=window, precision=terms
+    )
+    arrays = arguments(equation, gradients=False)
+    assert [(x.shape, x.dtype) for x in arrays] == [v.type for v in equation.inputs]
+    first, second = widened(arrays[0]), widened(arrays[1])
+    assert 0 < np.abs(second).max() <= 2.0**-8 * np.abs(first).max()
+    right, _ = expected(equation, arrays)
+    wrong, _ = expected(equation, [x if i != 1 else np.zeros_like(x) for i, x in enumerate(arrays)])
+    assert not agree(wrong, right, tolerance(equation))
 
 
 def test_arguments_are_the_same_each_time() -> None:

@@ -6,15 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conv_samples import DECADES, cases
 from gpu_kernels import run_twice
 from gpu_parity import gpu, hopper, poisoned
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from test_cuda_bfloat16_conv_on_host import NAMES, problem
+from product_samples import NOISE, ROUNDINGS, errors, sequential_fma
+from test_cuda_bfloat16_conv_on_host import KINDS, TOLERANCES, primitive_of, problem, product_of_pixels, tiles
 
-from adtrain.core.primitive import PRIMITIVES
 from adtrain.lowering.cuda.conv.bfloat16 import Direction
-from adtrain.lowering.cuda.gemm.bfloat16 import TILE_K, TILES, Bfloat16Tile
+from adtrain.lowering.cuda.gemm.bfloat16 import TILE_K, TILES
 from adtrain.ops.conv import Window
 
 __all__ = ["gpu", "hopper", "poisoned"]
@@ -29,35 +30,48 @@ def pairs(low: int, high: int) -> st.SearchStrategy[tuple[int, int]]:
 eights = st.integers(1, 40).map(lambda n: 8 * n)
 
 
-@pytest.mark.parametrize("direction", Direction)
-@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@pytest.mark.parametrize(("direction", "name"), KINDS)
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     count=st.integers(1, 40),
     size=pairs(1, 20),
     channels=st.tuples(eights, eights),
     kernel=pairs(1, 5),
     window=st.tuples(pairs(1, 3), pairs(0, 3), pairs(1, 3)),
-    tile=st.sampled_from(TILES),
+    index=st.integers(0, len(TILES) - 1),
     splits=st.sampled_from([1, 1, 2, 5]),
 )
 def test_convolutions_and_gradients_are_right(
     gpu: Any,
     direction: Direction,
+    name: str,
     count: int,
     size: tuple[int, int],
     channels: tuple[int, int],
     kernel: tuple[int, int],
     window: tuple[tuple[int, int], tuple[int, int], tuple[int, int]],
-    tile: Bfloat16Tile,
+    index: int,
     splits: int,
 ) -> None:
     moves = Window(*window, 1)
     assume(min(moves.output_length(i, size[i], kernel[i]) for i in (0, 1)) > 0)
-    conv, arrays, params = problem(direction, (count, *size, channels[0]), channels[1], kernel, moves)
+    conv, arrays, params = problem(direction, (count, *size, channels[0]), channels[1], kernel, moves, name)
     assume(conv.fits())
     splits = min(splits, -(-conv.lengths[3] // TILE_K))
+    tile = tiles(name)[index % len(tiles(name))]
     work = conv.product(gpu.lowering.target, tile, splits)
-    primitive = PRIMITIVES[NAMES[direction]]
+    primitive = primitive_of(conv, params)
     found = run_twice(gpu, primitive, conv.cuda_kernel(work), arrays, **params)[0]
     expected = primitive.reference(*arrays, **params)
-    assert np.linalg.norm(found - expected) <= 1e-5 * np.linalg.norm(expected)
+    assert np.linalg.norm(found - expected) <= 2 * TOLERANCES[conv.terms] * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("case", cases(48, 80, 288))
+def test_three_terms_are_as_exact_as_sequential_fma_sums(gpu: Any, case: str) -> None:
+    a, b = cases(48, 80, 288)[case]
+    conv, arrays, params = product_of_pixels(a, b)
+    kernel = conv.cuda_kernel(conv.product(gpu.lowering.target))
+    found = run_twice(gpu, primitive_of(conv, params), kernel, arrays, **params)[0].T
+    taken, expected = errors(found, a, b), errors(sequential_fma(a, b), a, b)
+    assert taken[0] <= max(NOISE * expected[0], ROUNDINGS)
+    assert taken[1] <= max((DECADES if "decades" in case else NOISE) * expected[1], ROUNDINGS)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adtrain.core.memory_layout import MemoryLayout
+from adtrain.core.types import BITS
 
 MAX_GRID = (2**31 - 1, 65_535, 65_535)
 """Maximum of thread blocks of a CUDA grid in x, y and z."""
@@ -86,7 +87,7 @@ def value_for(field: Any, *types: Any, **params: Any) -> Any:
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A tensor map of an operand of bfloat16 (PTX ISA, "Tensors"), encoded when its address is known.
+    """A tensor map of an operand (PTX ISA, "Tensors"), encoded when its address is known.
 
     A copy by TMA loads a box. Elements outside the array are 0. The innermost axis is first.
 
@@ -95,12 +96,14 @@ class TensorMap:
         lengths: of the array, in elements: three axes, or those of images (C, W, H, N).
         box: lengths of the box. For im2col they are channels, and positions of the window.
         im2col: how the window moves over images; None: the box has neighbouring elements of all axes.
+        dtype: BITS for bfloat16, or float32, which copies round to tf32.
     """
 
     operand: int
     lengths: tuple[int, ...]
     box: tuple[int, ...]
     im2col: Im2col | None = None
+    dtype: np.dtype = BITS
 
 
 class Im2col(NamedTuple):

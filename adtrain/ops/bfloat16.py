@@ -54,6 +54,15 @@ from_bfloat16_p = Primitive(
 """(x): bfloat16 bits as float32 numbers, exactly."""
 
 
+bfloat16_rest_p = Primitive(
+    "bfloat16_rest",
+    lambda x, bits: _converted_type("bfloat16_rest", x, FLOAT32, FLOAT32),
+    lambda x, bits: np.subtract(x, from_bits(bits), dtype=FLOAT32),
+    expression="a - bfloat16_value(b)",
+)
+"""(x, bits): float32 numbers minus what they are as bfloat16, exactly."""
+
+
 def as_float32(name: str, x: Any) -> ArrayType:
     """The type of an array of bfloat16 bits after its conversion to float32.
 

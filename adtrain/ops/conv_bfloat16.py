@@ -1,55 +1,73 @@
-"""Convolutions of images that are bfloat16 in memory, channels last (NHWC), as matrix products of pixels.
+"""Convolutions of images that are channels last (NHWC), as matrix products of pixels.
 
 A matrix has a row for each pixel of the images and a column for each channel. With y = x * w these are im2col products:
 
 y (N OH OW, O) = windows of x (N OH OW, KH KW C)    times    w (O, KH KW C) transposed
 
-The pass `channels_last` replaces convolutions of precision bfloat16 by these equations. It runs after differentiation,
-so they have no derivatives. Window.groups is 1.
+An operand is one array of bfloat16, or the sum of several: its terms. The first term of a float32 number is the number
+rounded to bfloat16, the next one is the rest, rounded. Three terms hold all 24 bits, two hold more than the 11 of tf32.
+Kernels leave out the products of terms that are too small to matter. In tf32 an operand may also be one array of
+float32, which the kernel rounds. It multiplies such operands by rows along K, so the filters of an input gradient are
+(C, KH, KW, O) then, and there is no weight gradient.
+
+The pass `channels_last` replaces convolutions by these equations. It runs after differentiation, so they have no
+derivatives. Window.groups is 1.
 """
 
 from __future__ import annotations
 
+from functools import reduce
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from adtrain.core.primitive import BFLOAT16, Primitive, Trait
+from adtrain.core.precision import FULL, TERMS, TF32
+from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.types import NCHW, NHWC, ArrayType, permuted
 from adtrain.ops.bfloat16 import as_float32, from_bits
 from adtrain.ops.conv import conv2d_p, input_grad_p, weight_grad_p
+from adtrain.ops.rounding import rounded
 
 
-def _of_images(of: Primitive, pixels: bool, axes: str) -> Primitive:
-    """`of`, a convolution or gradient, for arrays of bfloat16 that are channels last.
+def _of_images(of: Primitive, pixels: bool, axes: tuple[str, str, str], terms: str) -> Primitive:
+    """`of`, a convolution or gradient, for arrays that are channels last.
 
     Args:
         pixels: whether the result is a matrix of pixels (N H W, C), else one of filters (O, KH KW C).
-        axes: see `Primitive`.
+        axes: those of a term of each operand, and of the result; see `Primitive`.
+        terms: one of TERMS. The name of the primitive ends with it, and its parameter ``precision`` is the same.
     """
-    name = of.name + BFLOAT16
+    name, count = f"{of.name}_{terms}", TERMS[terms]
+    float32 = np.dtype(np.float32)
+    by_filter = of is input_grad_p and terms == TF32
+    orders = NCHW, (3, 0, 1, 2) if by_filter else NCHW
 
-    def images_first(x: Any) -> ArrayType:
-        return ArrayType(permuted(as_float32(name, x).shape, NCHW), np.dtype(np.float32))
+    def operands(*inputs: Any) -> list[ArrayType]:
+        types = [x if terms == TF32 else as_float32(name, x) for x in inputs[::count]]
+        return [ArrayType(permuted(x.shape, order), float32) for x, order in zip(types, orders, strict=True)]
 
     def shape(*inputs: Any, **params: Any) -> ArrayType:
-        n, c, *image = of.shape(*map(images_first, inputs), **params).shape
-        return ArrayType((n * prod(image), c) if pixels else (n, prod(image) * c), np.dtype(np.float32))
+        n, c, *image = of.shape(*operands(*inputs), **params).shape
+        return ArrayType((n * prod(image), c) if pixels else (n, prod(image) * c), float32)
 
     def reference(*inputs: np.ndarray, **params: Any) -> np.ndarray:
-        result = of.reference(*(from_bits(x).transpose(NCHW) for x in inputs), **params).transpose(NHWC)
+        arrays = [rounded(x, TF32) if terms == TF32 else from_bits(x) for x in inputs]
+        sums = [reduce(np.add, reversed(arrays[i : i + count])) for i in range(0, len(arrays), count)]
+        first = (x.transpose(order) for x, order in zip(sums, orders, strict=True))
+        result = of.reference(*first, **{**params, "precision": FULL}).transpose(NHWC)
         return np.ascontiguousarray(result).reshape((-1, result.shape[-1]) if pixels else (result.shape[0], -1))
 
     def flops(*inputs: Any, **params: Any) -> int:
-        return of.cost([images_first(x) for x in inputs], params).flops
+        return of.cost(operands(*inputs), params).flops
 
-    return Primitive(name, shape, reference, flops=flops, traits=(Trait.MATMUL,), axes=axes)
+    of_filters = axes[1][::-1] if by_filter else axes[1]
+    labels = ",".join([axes[0]] * count + [of_filters] * count) + "->" + axes[2]
+    return Primitive(name, shape, reference, flops=flops, traits=(Trait.MATMUL,), axes=labels)
 
 
-conv2d_bfloat16_p = _of_images(conv2d_p, pixels=True, axes="....,o...->.o")
-"""(x: (N, H, W, C), w: (O, KH, KW, C); window, precision) to float32 (N OH OW, O)."""
-input_grad_bfloat16_p = _of_images(input_grad_p, pixels=True, axes="....,...c->.c")
-"""(g: (N, OH, OW, O), w: (O, KH, KW, C); window, size, precision) to float32 (N H W, C), size = (H, W)."""
-weight_grad_bfloat16_p = _of_images(weight_grad_p, pixels=False, axes="....,...o->o.")
-"""(x: (N, H, W, C), g: (N, OH, OW, O); window, size, precision) to float32 (O, KH KW C), size = (KH, KW)."""
+for _terms in TERMS:
+    _of_images(conv2d_p, True, ("....", "o...", ".o"), _terms)  # (x: (N, H, W, C), w: (O, KH, KW, C); window)
+    _of_images(input_grad_p, True, ("....", "...c", ".c"), _terms)  # (g: (N, OH, OW, O), w; window, size = (H, W))
+    if _terms != TF32:
+        _of_images(weight_grad_p, False, ("....", "...o", "o."), _terms)  # (x, g; window, size = (KH, KW))

@@ -1,11 +1,14 @@
-"""Channels last: inside a Program, the images of bfloat16 convolutions are (N, H, W, C) in memory.
+"""Channels last: inside a Program, the images of convolutions are (N, H, W, C) in memory.
 
 y = conv2d(x, w)    ->    y = reshape(conv2d_bfloat16(to_bfloat16(x), to_bfloat16(w)), (N, OH, OW, O))
 
 Such a convolution is a product of pixels, whose rows are the pixels and whose columns are the channels
-(`ops.conv_bfloat16`). All values between convolutions are channels last: elementwise equations, broadcasts, reductions,
-pooling, pads, slices and concatenations. `flatten_rows` then makes equations of matrices of them, so that they can join
-the products, and sums over images and their pixels become sums over rows.
+(`ops.conv_bfloat16`). Its operands are bfloat16 in memory. In full precision an operand is the sum of three such terms,
+which are computed beside the operand. In tf32 operands are float32, and those of a weight gradient have two terms.
+
+All values between convolutions are channels last: elementwise equations, broadcasts, reductions, pooling, pads, slices
+and concatenations. `flatten_rows` then makes equations of matrices of them, so that they can join the products, and
+sums over images and their pixels become sums over rows.
 
 A value is transposed where an equation needs the other layout: inputs and outputs of the Program, a flatten layer, a
 convolution of full precision. It is transposed once, whatever the number of its readers. Weights are transposed too:
@@ -21,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
@@ -29,7 +33,8 @@ import numpy as np
 from adtrain.backends.cuda.forms.gather import NEAR
 from adtrain.backends.cuda.forms.horizontal import MAX_FLOPS
 from adtrain.core.array import Array, array
-from adtrain.core.primitive import BFLOAT16, CHANNELS_LAST, PRIMITIVES, Trait
+from adtrain.core.precision import OF_PRECISION, TERMS, TF32
+from adtrain.core.primitive import CHANNELS_LAST, PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import Results, keeps
@@ -42,6 +47,14 @@ from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
 from adtrain.passes.simplify_reshapes import simplify_reshapes
 
 CONVOLUTIONS = frozenset(("conv2d", "conv2d_input_grad", "conv2d_weight_grad"))
+OF_TERMS = frozenset(f"{name}_{terms}" for name in CONVOLUTIONS for terms in TERMS)
+"""Convolutions of images that are channels last."""
+PIXELS = frozenset((0, 2, 3))
+"""The axes of images and their pixels, where channels are not last."""
+FIRST_BYTES_PER_CYCLE = 600
+"""Bytes of a norm or a sum over PIXELS, for each cycle that it takes more where channels are not last."""
+BY_FILTER = 3, 1, 2, 0
+"""The axes of filters (O, KH, KW, C), as (C, KH, KW, O)."""
 WIDE = BOXES[0]
 """Channels that fill a row of a box of the kernels. A layer with fewer keeps its layout where that is faster."""
 BY_AXIS = frozenset(("low", "high", "gaps", "starts", "stops", "steps"))
@@ -52,7 +65,7 @@ POOLS = frozenset(("max_pool2d", "max_pool2d_put", "max_pool2d_pick", "avg_pool2
 
 @keeps(Results.ROUNDING)
 def channels_last(program: Program, target: Target) -> Program:
-    """``program`` with convolutions of bfloat16 images that are channels last, where the GPU has kernels for them."""
+    """``program`` with convolutions of images that are channels last, where the GPU has kernels for them."""
     found = {e for e in program.equations if _has_kernel(e, target)}
     if all(e.cost.flops <= MAX_FLOPS for e in found):
         return program
@@ -102,13 +115,19 @@ def _fastest(program: Program, layers: Sequence[set[Equation]], target: Target) 
 
 
 def _cycles(e: Equation, target: Target) -> float:
-    """The estimated cycles of a convolution or a transpose; 0 for other equations.
+    """The estimated cycles of a convolution, of a transpose, to write a further term, or those that an equation takes
+    because channels are not last; 0 for other equations.
 
     The kernels before and after a transpose write and read float32, so it costs twice the bytes that it moves.
     """
     if e.primitive.name == "transpose":
         return 2 * sum(v.nbytes for v in (*e.inputs, *e.outputs)) / BYTES_PER_CYCLE
-    if e.primitive.name.removesuffix(BFLOAT16) not in CONVOLUTIONS:
+    if e.primitive.name == "bfloat16_rest":
+        return e.outputs[0].size * BITS.itemsize / BYTES_PER_CYCLE
+    by_channel = e.has(Trait.REDUCTION) and set(e.params["axes"]) == PIXELS
+    if by_channel or _is_batch_norm(e):
+        return sum(v.nbytes for v in (*e.inputs, *e.outputs)) / FIRST_BYTES_PER_CYCLE
+    if e.primitive.name not in CONVOLUTIONS | OF_TERMS:
         return 0
     kernels = cuda_kernels(e.primitive.name, target, *(v.type for v in e.inputs), **e.params)
     return kernels[0].cycles or 0 if kernels else 0
@@ -116,12 +135,29 @@ def _cycles(e: Equation, target: Target) -> float:
 
 def _has_kernel(e: Equation, target: Target) -> bool:
     """Whether there are kernels for a convolution of images that are channels last."""
-    if e.primitive.name not in CONVOLUTIONS or e.params["precision"] != "bfloat16" or e.params["window"].groups > 1:
+    if e.primitive.name not in CONVOLUTIONS or e.params["window"].groups > 1:
         return False
     if any(v.type.dtype != np.float32 or v.members for v in e.inputs):
         return False
-    types = (ArrayType(shape, BITS) for shape in _operand_shapes(e))
-    return bool(cuda_kernels(e.primitive.name + BFLOAT16, target, *types, **e.params))
+    dtype = np.dtype(np.float32) if _terms(e) == TF32 else BITS
+    types = (ArrayType(shape, dtype) for shape in _operand_shapes(e) for _ in range(TERMS[_terms(e)]))
+    return bool(cuda_kernels(_of_terms(e), target, *types, **e.params))
+
+
+def _terms(convolution: Equation) -> str:
+    """Which of TERMS its operands have."""
+    precision = convolution.params["precision"]
+    return TF32 if precision == TF32 and convolution.name != "conv2d_weight_grad" else OF_PRECISION[precision]
+
+
+def _by_filter(convolution: Equation) -> bool:
+    """Whether its filters are (C, KH, KW, O)."""
+    return convolution.name == "conv2d_input_grad" and _terms(convolution) == TF32
+
+
+def _of_terms(convolution: Equation) -> str:
+    """The name of the primitive that computes it from terms."""
+    return f"{convolution.primitive.name}_{_terms(convolution)}"
 
 
 def _operand_shapes(e: Equation) -> list[Shape]:
@@ -130,6 +166,8 @@ def _operand_shapes(e: Equation) -> list[Shape]:
     padded = [(*shape[:-1], _rounded_up(shape[-1])) for shape in shapes]
     if e.primitive.name != "conv2d_weight_grad":
         padded[1] = (_rounded_up(shapes[1][0]), *padded[1][1:])
+    if _by_filter(e):
+        padded[1] = permuted(padded[1], BY_FILTER)
     return padded
 
 
@@ -162,7 +200,7 @@ def _is_vector(v: Variable) -> bool:
 
 
 def _is_batch_norm(e: Equation) -> bool:
-    return e.primitive.name == "standardize" and set(e.params["axes"]) == {0, 2, 3}
+    return e.primitive.name == "standardize" and set(e.params["axes"]) == PIXELS
 
 
 class _Norm(NamedTuple):
@@ -179,8 +217,8 @@ class _Writer:
     Attributes:
         first: the values that are in memory as in the Program before.
         last: for a value of four axes its transpose, (N, H, W, C).
-        bits: for an argument of convolutions its transpose as bfloat16.
-        padded: the same with more channels, of zeros.
+        terms: for an argument of convolutions and one of TERMS, the terms of its transpose.
+        padded: for a term the same with more channels, of zeros.
         positions: for positions of maxima those that are channels last, of another type.
         repeated: broadcasts, and what is computed from these alone. They are computed in each layout that is read.
         norms: for the result of a batch norm what it is computed from.
@@ -189,11 +227,11 @@ class _Writer:
     def __init__(self, program: Program, convolutions: set[Equation]) -> None:
         self.before, self.convolutions = program, convolutions
         self.producer = {v: e for e in program.equations for v in e.outputs}
-        self.arguments = {v for e in convolutions for v in e.inputs}
+        self.arguments = {(v, _terms(e)) for e in convolutions for v in e.inputs}
         self.constants: dict[Variable, Array] = dict(program.constants)
         self.first = {*program.inputs, *program.constants}
         self.last: dict[Variable, Variable] = {}
-        self.bits: dict[Variable, Variable] = {}
+        self.terms: dict[tuple[Variable, str], list[Variable]] = {}
         self.padded: dict[tuple[Variable, Shape], Variable] = {}
         self.positions: dict[Variable, Variable] = {}
         self.repeated: set[Variable] = set()
@@ -203,8 +241,9 @@ class _Writer:
     def written(self) -> Program:
         for e in self.before.equations:
             self._write(e)
-            for v in self.arguments.intersection(e.outputs):
-                self._as_bits(v, e)
+            for v, terms in product(e.outputs, TERMS):
+                if (v, terms) in self.arguments:
+                    self._terms_of(v, terms, e)
         for v in self.before.outputs:
             self._in_order(v)
         after = replace(self.before, constants=self.constants, equations=tuple(self.equations))
@@ -321,29 +360,37 @@ class _Writer:
         constant = self.before.constants.get(divisor)
         return (v, None) if constant is None or constant.size > 1 else (x, float(constant.item()))
 
-    def _as_bits(self, v: Variable, reader: Equation) -> Variable:
-        """An argument of convolutions as bfloat16, converted beside the equation that computes it.
+    def _terms_of(self, v: Variable, terms: str, reader: Equation) -> list[Variable]:
+        """The terms of an argument of convolutions, computed beside the equation that computes it.
 
-        An image that is not channels last is converted before it is transposed, so that fewer bytes are moved.
+        A single term of an image that is not channels last is computed before it is transposed, so that fewer bytes are
+        moved.
         """
-        if v not in self.bits:
+        key = v, terms
+        if terms == TF32:
+            return [self._channels_last(v, reader)]
+        if key not in self.terms:
             e = self.producer.get(v, reader)
             known = v in self.last or v in self.repeated
-            if v in self.first and not known and prod(v.type.shape[2:]) > NEAR:
+            if TERMS[terms] == 1 and v in self.first and not known and prod(v.type.shape[2:]) > NEAR:
                 x = self._made(e, "to_bfloat16", (v,))
-                self.bits[v] = x.like(ArrayType(permuted(x.type.shape, NHWC), BITS))
-                self._transpose(e, x, NHWC, self.bits[v])
+                self.terms[key] = [x.like(ArrayType(permuted(x.type.shape, NHWC), BITS))]
+                self._transpose(e, x, NHWC, *self.terms[key])
             else:
-                self.bits[v] = self._made(e, "to_bfloat16", (self._channels_last(v, reader),))
-        return self.bits[v]
+                rest = self._channels_last(v, reader)
+                self.terms[key] = [self._made(e, "to_bfloat16", (rest,))]
+                while len(self.terms[key]) < TERMS[terms]:
+                    rest = self._made(e, "bfloat16_rest", (rest, self.terms[key][-1]))
+                    self.terms[key].append(self._made(e, "to_bfloat16", (rest,)))
+        return self.terms[key]
 
     # Equations
 
     def _convolution(self, e: Equation) -> None:
         """A convolution, or a gradient of one. Its result is cut if numbers of channels were rounded up."""
-        primitive, (out,) = PRIMITIVES[e.primitive.name + BFLOAT16], e.outputs
-        inputs = tuple(self._operand(v, shape, e) for v, shape in zip(e.inputs, _operand_shapes(e), strict=True))
-        y = self._made(e, primitive.name, inputs, **e.params)
+        (out,), shapes = e.outputs, _operand_shapes(e)
+        inputs = tuple(x for v, shape in zip(e.inputs, shapes, strict=True) for x in self._operand(v, shape, e))
+        y = self._made(e, _of_terms(e), inputs, **{**e.params, "precision": _terms(e)})
         shape = permuted(out.type.shape, NHWC)
         of_filters = e.primitive.name == "conv2d_weight_grad"
         whole = (y.type.shape[0], *shape[1:3], inputs[0].type.shape[3]) if of_filters else y.type.shape
@@ -356,14 +403,22 @@ class _Writer:
         if of_filters:
             self._in_order(out)
 
-    def _operand(self, v: Variable, shape: Shape, e: Equation) -> Variable:
-        """An argument of a convolution as bfloat16, with channels of zeros where numbers of channels are rounded up."""
-        x = self._as_bits(v, e)
-        if x.type.shape != shape and (v, shape) not in self.padded:
+    def _operand(self, v: Variable, shape: Shape, e: Equation) -> list[Variable]:
+        """The terms of an argument of a convolution, with channels of zeros where their number is rounded up."""
+        like = self.producer.get(v, e)
+        terms = self._terms_of(v, _terms(e), e)
+        if _by_filter(e) and v is e.inputs[1]:
+            terms = [self._made(like, "transpose", tuple(terms), axes=BY_FILTER)]
+        return [self._padded(x, shape, like) for x in terms]
+
+    def _padded(self, x: Variable, shape: Shape, like: Equation) -> Variable:
+        if x.type.shape == shape:
+            return x
+        if (x, shape) not in self.padded:
             high = tuple(after - before for before, after in zip(x.type.shape, shape, strict=True))
-            like, none = self.producer.get(v, e), (0,) * len(shape)
-            self.padded[v, shape] = self._made(like, "pad", (x,), low=none, high=high, gaps=none, value=0)
-        return self.padded.get((v, shape), x)
+            none = (0,) * len(shape)
+            self.padded[x, shape] = self._made(like, "pad", (x,), low=none, high=high, gaps=none, value=0)
+        return self.padded[x, shape]
 
     def _same(self, e: Equation) -> None:
         """An equation whose arguments and results have the same axes."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from adtrain.backends.cuda.channels_last import OF_TERMS
 from adtrain.backends.cuda.forms.row_products import may_join
 from adtrain.core.precision import FULL
 from adtrain.core.program import Equation, Program
@@ -26,7 +27,7 @@ def choose_precision(program: Program, target: Target) -> Program:
     """``program`` with full precision where a rounded one is not faster by LAUNCH_CYCLES, or would prevent a chain."""
 
     def chosen(e: Equation) -> Equation:
-        if e.params.get("precision", FULL) == FULL or e.inputs[0].type.dtype == BITS:
+        if e.params.get("precision", FULL) == FULL or e.inputs[0].type.dtype == BITS or e.name in OF_TERMS:
             return e
         full = replace(e, params={**e.params, "precision": FULL})
         if may_join(full, target):

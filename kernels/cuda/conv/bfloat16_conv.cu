@@ -1,9 +1,9 @@
-// Convolutions of images that are bfloat16 in memory, channels last (NHWC), as products (implicit GEMM). Read
-// gemm/bfloat16_product.cuh first. y = x * w; x: N x H x W x C, y and its gradient g: N x OH x OW x O, w: O x KH x KW x C.
+// Convolutions of images that are bfloat16 in memory, or sums of several such images (TERMS), channels last (NHWC), as products
+// (implicit GEMM); with IN_TF32 images are float32. Read gemm/bfloat16_product.cuh first. y = x * w; x: N x H x W x C, y and its gradient g: N x OH x OW x O, w: O x KH x KW x C.
 //
 //   DIRECTION      rows of the result   columns    K                  operands
 //   FORWARD        pixels of y          O          taps x C           x im2col; w
-//   INPUT_GRAD     pixels of x          C          taps x O           g im2col; w, not K-major
+//   INPUT_GRAD     pixels of x          C          taps x O           g im2col; w, not K-major, with IN_TF32 C x KH x KW x O
 //   WEIGHT_GRAD    O                    taps x C   pixels of g        g and x im2col, not K-major
 //
 // TMA loads a box of 64 or 32 channels of a tap for consecutive pixels (im2col mode). It writes 0 for elements outside the images,
@@ -23,7 +23,7 @@ constexpr int CHANNELS = DIRECTION == WEIGHT_GRAD ? BOX_B : BOX_A; // of a box o
 constexpr int K_BOXES = DIRECTION == WEIGHT_GRAD ? 1 : TILE_K / CHANNELS; // boxes of a tile of K
 
 struct alignas(128) Maps {
-    TensorMap a[PHASES], b;
+    TensorMap a[PHASES][TERMS], b[TERMS];
 };
 
 // Along one axis, the `count` taps of a phase: first, first + STEP, ... The position of g for the i-th of them is that for the last
@@ -55,6 +55,13 @@ struct ChannelBox {
         : tap(min(i / tap_boxes, taps - 1)), channel((i - tap * tap_boxes) * CHANNELS) {}
 };
 
+// load(map, to) for each term of an operand, of BYTES bytes in a stage. to: where the box of the first one goes.
+template <int BYTES, class Load> __device__ __forceinline__ void for_each_term(
+    const TensorMap (&terms)[TERMS], char *to, const Load &load) {
+    #pragma unroll
+    for (int i = 0; i < TERMS; i++) load(terms[i], to + i * BYTES);
+}
+
 struct Images {
     const Maps &maps;
     int n, h, w, c, oh, ow, o;
@@ -80,20 +87,23 @@ struct Images {
 
     __device__ __forceinline__ auto load_a(const TileSplit &own) const {
         if constexpr (DIRECTION == WEIGHT_GRAD) {
-            return [=, &map = maps.a[0]](int k_tile, char *stage, Mbarrier &full) {
+            return [=, &terms = maps.a[0]](int k_tile, char *stage, Mbarrier &full) {
                 #pragma unroll
                 for (int i = 0; i < TileA::BOXES; i++)
-                    map.load(stage + i * TileA::BOX_BYTES, own.row + i * BOX_A, k_tile * TILE_K, 0, full);
+                    for_each_term<TERM_A>(terms, stage + i * TileA::BOX_BYTES, [&](const TensorMap &map, char *to) {
+                        map.load(to, own.row + i * BOX_A, k_tile * TILE_K, 0, full);
+                    });
             };
         } else if constexpr (DIRECTION == FORWARD) {
             const int image = own.row / (oh * ow), pixel = own.row % (oh * ow);
             const int y = pixel / ow * SH - PH, x = pixel % ow * SW - PW, tap_boxes = this->tap_boxes();
-            return [=, &map = maps.a[0]](int k_tile, char *stage, Mbarrier &full) {
+            return [=, &terms = maps.a[0]](int k_tile, char *stage, Mbarrier &full) {
                 #pragma unroll
                 for (int i = 0; i < K_BOXES; i++) {
                     const ChannelBox box(k_tile * K_BOXES + i, tap_boxes, TAPS);
-                    map.load_im2col(stage + i * TileA::BOX_BYTES, box.channel, x, y, image, box.tap % KW * DW,
-                        box.tap / KW * DH, full);
+                    for_each_term<TERM_A>(terms, stage + i * TileA::BOX_BYTES, [&](const TensorMap &map, char *to) {
+                        map.load_im2col(to, box.channel, x, y, image, box.tap % KW * DW, box.tap / KW * DH, full);
+                    });
                 }
             };
         } else {
@@ -102,13 +112,15 @@ struct Images {
             const int image = own.row / area, pixel = own.row % area;
             const int y = pixel / width(phase) + Down::last(phase / PHASES_W, down);
             const int x = pixel % width(phase) + Right::last(phase % PHASES_W, right);
-            return [=, &map = maps.a[phase]](int k_tile, char *stage, Mbarrier &full) {
+            return [=, &terms = maps.a[phase]](int k_tile, char *stage, Mbarrier &full) {
                 #pragma unroll
                 for (int i = 0; i < K_BOXES; i++) {
                     const ChannelBox box(k_tile * K_BOXES + i, tap_boxes, down.count * right.count);
                     const int r = box.tap / right.count, s = box.tap % right.count;
-                    map.load_im2col(stage + i * TileA::BOX_BYTES, box.channel, x, y, image,
-                        (right.count - 1 - s) * Right::SHIFT, (down.count - 1 - r) * Down::SHIFT, full);
+                    for_each_term<TERM_A>(terms, stage + i * TileA::BOX_BYTES, [&](const TensorMap &map, char *to) {
+                        map.load_im2col(to, box.channel, x, y, image, (right.count - 1 - s) * Right::SHIFT,
+                            (down.count - 1 - r) * Down::SHIFT, full);
+                    });
                 }
             };
         }
@@ -116,36 +128,45 @@ struct Images {
     __device__ __forceinline__ auto load_b(const TileSplit &own) const {
         const int tap_boxes = this->tap_boxes();
         if constexpr (DIRECTION == FORWARD) {
-            return [=, &map = maps.b](int k_tile, char *stage, Mbarrier &full) {
+            return [=, &terms = maps.b](int k_tile, char *stage, Mbarrier &full) {
                 #pragma unroll
                 for (int i = 0; i < K_BOXES; i++) {
                     const ChannelBox box(k_tile * K_BOXES + i, tap_boxes, TAPS);
-                    map.load(stage + i * TileB::BOX_BYTES, box.channel, box.tap, own.column, full);
+                    for_each_term<TERM_B>(terms, stage + i * TileB::BOX_BYTES, [&](const TensorMap &map, char *to) {
+                        map.load(to, box.channel, box.tap, own.column, full);
+                    });
                 }
             };
         } else if constexpr (DIRECTION == INPUT_GRAD) {
             const Taps down = Down::of(own.at.item / PHASES_W), right = Right::of(own.at.item % PHASES_W);
-            return [=, &map = maps.b](int k_tile, char *stage, Mbarrier &full) {
+            return [=, &terms = maps.b](int k_tile, char *stage, Mbarrier &full) {
                 #pragma unroll
                 for (int i = 0; i < K_BOXES; i++) {
                     const ChannelBox box(k_tile * K_BOXES + i, tap_boxes, down.count * right.count);
                     const int r = down.first + box.tap / right.count * Down::STEP;
                     const int s = right.first + box.tap % right.count * Right::STEP;
+                    if constexpr (!MN_MAJOR_B)
+                        for_each_term<TERM_B>(terms, stage + i * TileB::BOX_BYTES, [&](const TensorMap &map, char *to) {
+                            map.load(to, box.channel, r * KW + s, own.column, full);
+                        });
                     #pragma unroll
-                    for (int j = 0; j < TileB::BOXES; j++)
-                        map.load(stage + j * TileB::BOX_BYTES + i * CHANNELS * TileB::ROW_BYTES, own.column + j * BOX_B,
-                            r * KW + s, box.channel, full);
+                    for (int j = 0; MN_MAJOR_B && j < TileB::BOXES; j++)
+                        for_each_term<TERM_B>(terms, stage + j * TileB::BOX_BYTES + i * CHANNELS * TileB::ROW_BYTES,
+                            [&](const TensorMap &map, char *to) {
+                                map.load(to, own.column + j * BOX_B, r * KW + s, box.channel, full);
+                            });
                 }
             };
         } else {
-            return [=, &map = maps.b](int k_tile, char *stage, Mbarrier &full) {
+            return [=, &terms = maps.b](int k_tile, char *stage, Mbarrier &full) {
                 const int first = k_tile * TILE_K, image = first / (oh * ow), pixel = first % (oh * ow);
                 const int y = pixel / ow * SH - PH, x = pixel % ow * SW - PW;
                 #pragma unroll
                 for (int i = 0; i < TileB::BOXES; i++) {
                     const ChannelBox box(own.column / CHANNELS + i, tap_boxes, TAPS);
-                    map.load_im2col(stage + i * TileB::BOX_BYTES, box.channel, x, y, image, box.tap % KW * DW,
-                        box.tap / KW * DH, full);
+                    for_each_term<TERM_B>(terms, stage + i * TileB::BOX_BYTES, [&](const TensorMap &map, char *to) {
+                        map.load_im2col(to, box.channel, x, y, image, box.tap % KW * DW, box.tap / KW * DH, full);
+                    });
                 }
             };
         }

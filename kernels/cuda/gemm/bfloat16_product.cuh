@@ -1,21 +1,28 @@
 // The main loop of products C = A B of operands that are bfloat16 in memory, by WGMMA: of matrices in gemm/bfloat16_gemm.cu, of
-// images in conv/bfloat16_conv.cu. Persistent and warp-specialised, as gemm/packed_gemm.cu. Two threads issue copies, one for each
+// images in conv/bfloat16_conv.cu. With IN_TF32 they are float32, and TMA rounds them to tf32; wgmma takes such operands only if they
+// are K-major. Persistent and warp-specialised, as gemm/packed_gemm.cu. Two threads issue copies, one for each
 // operand. The consumer warpgroups share a tile, 64 rows each. With PINGPONG two of them take tiles in turns: one multiplies while
 // the other one stores.
 //
-// TMA loads TILE_K of K in a stage, as boxes whose rows are BOX_A or BOX_B elements: 64 with the 128-byte swizzle, or 32 with the
-// 64-byte swizzle. A box of a K-major operand has all TILE_M or TILE_N rows. A box of an operand that is not K-major (MN_MAJOR_A,
+// TMA loads TILE_K of K in a stage, as boxes whose rows are BOX_A or BOX_B elements: 128 bytes with the 128-byte swizzle, or 64 with
+// the 64-byte swizzle. A box of a K-major operand has all TILE_M or TILE_N rows. A box of an operand that is not K-major (MN_MAJOR_A,
 // MN_MAJOR_B) has TILE_K rows of K, and its columns are rows of A or columns of B.
 //
 // SPLITS > 1: the tiles of the last wave, which do not fill all multiprocessors, are split along K (split-K). Their partial sums go
 // to scratch, tile by tile, and add_splits() adds them. `whole` is the number of tiles that are not split.
+//
+// TERMS > 1: an operand is the sum of several arrays of bfloat16, its terms: two for tf32, three for float32 (bf16x3). A stage has
+// the tiles of all terms, one after another. Of the products of terms those are left out that are too small to matter
+// (low_order_pair). With three terms wgmma sums the products of first terms over 32 of K only, because tensor cores truncate when
+// they add; float32 additions sum the results. All other products have an accumulator of their own.
 //
 // A class Product describes the operands and the result:
 //   int k_tiles(int64_t item)            tiles of K of an item of the batch
 //   auto load_a(const TileSplit &), load_b   a function (int k_tile, char *stage, Mbarrier &full) that issues the copies of a stage
 //   Tile tile(const TileSplit &, int row, int column)   the places of results in memory: an AccumulatorTile, or derived from it
 //
-// Macros (Bfloat16Product in bfloat16.py): TILE_M, TILE_N, TILE_K, TILE_STAGES, BLOCK_THREADS, PINGPONG, SPLITS, MN_MAJOR_*, BOX_*.
+// Macros (Bfloat16Product in bfloat16.py): TILE_M, TILE_N, TILE_K, TILE_STAGES, BLOCK_THREADS, PINGPONG, IN_TF32, TERMS, SPLITS,
+// MN_MAJOR_*, BOX_*.
 // WIDE_C: maximum elements per store. SUM_THREADS, SUM_COLUMNS: threads of a block, and columns of a thread, that add splits.
 #pragma once
 #include "sm90/accumulator.cuh"
@@ -24,8 +31,25 @@
 constexpr int SUMS = TILE_N / 2;
 constexpr int THREADS = BLOCK_THREADS, CONSUMERS = THREADS - WARPGROUP, GROUPS = CONSUMERS / WARPGROUP;
 constexpr int WGMMA_ROWS = 64, PARTS_M = PINGPONG ? TILE_M / WGMMA_ROWS : 1; // of a tile, by a consumer warpgroup
-constexpr int SIZE_A = TILE_M * TILE_K * 2, SIZE = SIZE_A + TILE_N * TILE_K * 2; // of a stage, in bytes
+constexpr MmaKind KIND = IN_TF32 ? TF32 : BFLOAT16;
+constexpr int ELEMENT = IN_TF32 ? 4 : 2;                                        // bytes
+constexpr int STEP_K = 32 / ELEMENT, STEPS = TILE_K / STEP_K;                   // K of a wgmma, and wgmmas of a stage
+constexpr int TERM_A = TILE_M * TILE_K * ELEMENT, TERM_B = TILE_N * TILE_K * ELEMENT; // of a term of a stage, in bytes
+constexpr int SIZE_A = TERMS * TERM_A, SIZE = SIZE_A + TERMS * TERM_B;          // of a stage
+static_assert(TERMS < 3 || PARTS_M == 1, "registers suffice for this");
+static_assert(!IN_TF32 || (TERMS == 1 && !MN_MAJOR_A && !MN_MAJOR_B), "what wgmma takes in tf32");
 constexpr int WIDE_RESULT = WIDE_C < Epilogue::WIDEST ? WIDE_C : Epilogue::WIDEST;
+
+// A product of term a of A and term b of B. Those of low order, the smallest first; {0, 0} comes after them.
+struct TermPair {
+    int a, b;
+};
+constexpr int PROMOTED_STEPS = 2; // after which sums of three terms are added in float32
+constexpr int LOW_ORDER_PAIRS = TERMS == 3 ? 5 : TERMS == 2 ? 2 : 0;
+__device__ constexpr TermPair low_order_pair(int i) {
+    constexpr TermPair pairs[] = {{0, 2}, {2, 0}, {1, 1}, {0, 1}, {1, 0}};
+    return pairs[5 - LOW_ORDER_PAIRS + i];
+}
 
 // The work of the grid for a batch of m x n results: whole tiles, and splits of others.
 struct Work {
@@ -79,25 +103,70 @@ template <int BYTES, class Product, class Start> __device__ __forceinline__ void
     }
 }
 
-// A tile of an operand in shared memory: ROWS rows of A or columns of B, in boxes whose rows are BOX elements.
+// A tile of a term of an operand in shared memory: ROWS rows of A or columns of B, in boxes whose rows are BOX elements.
 template <bool MN_MAJOR, int ROWS, int BOX> struct OperandTile {
-    static constexpr int ROW_BYTES = BOX * 2, BOX_BYTES = (MN_MAJOR ? TILE_K : ROWS) * ROW_BYTES;
+    static constexpr int ROW_BYTES = BOX * ELEMENT, BOX_BYTES = (MN_MAJOR ? TILE_K : ROWS) * ROW_BYTES;
     static constexpr int BOXES = (MN_MAJOR ? ROWS : TILE_K) / BOX;
-    static constexpr Swizzle SWIZZLE = BOX == 64 ? SWIZZLE_128B : SWIZZLE_64B;
-    static_assert(BOX == 64 || BOX == 32, "a row has the length of a swizzle");
+    static constexpr Swizzle SWIZZLE = ROW_BYTES == 128 ? SWIZZLE_128B : SWIZZLE_64B;
+    static_assert(ROW_BYTES == 128 || ROW_BYTES == 64, "a row has the length of a swizzle");
 
-    // The descriptor of elements 16 `step` to 16 `step` + 15 along K, from row `first` on.
+    // The descriptor of the elements of a step along K, from row `first` on.
     __device__ __forceinline__ static uint64_t descriptor(const char *tile, int first, int step) {
         if constexpr (MN_MAJOR)
             return smem_descriptor(
-                tile + first / BOX * BOX_BYTES + step * 16 * ROW_BYTES, BOX_BYTES, 8 * ROW_BYTES, SWIZZLE);
+                tile + first / BOX * BOX_BYTES + step * STEP_K * ROW_BYTES, BOX_BYTES, 8 * ROW_BYTES, SWIZZLE);
         else
-            return smem_descriptor(tile + step / (BOX / 16) * BOX_BYTES + first * ROW_BYTES + step % (BOX / 16) * 32, 16,
-                8 * ROW_BYTES, SWIZZLE);
+            return smem_descriptor(tile + step / (ROW_BYTES / 32) * BOX_BYTES + first * ROW_BYTES + step % (ROW_BYTES / 32) * 32,
+                16, 8 * ROW_BYTES, SWIZZLE);
     }
 };
 typedef OperandTile<MN_MAJOR_A, TILE_M, BOX_A> TileA;
 typedef OperandTile<MN_MAJOR_B, TILE_N, BOX_B> TileB;
+
+// Starts the product of two terms for 64 rows, from row `first` on, and the elements of a step along K.
+__device__ __forceinline__ void start_product(
+    float (&sums)[SUMS], const char *stage, int first, int step, TermPair terms, bool add) {
+    wgmma<KIND, MN_MAJOR_A, MN_MAJOR_B>(sums, TileA::descriptor(stage + terms.a * TERM_A, first, step),
+        TileB::descriptor(stage + SIZE_A + terms.b * TERM_B, 0, step), add);
+}
+
+// By a consumer warpgroup: the products of three terms in stages `begin` to `end` - 1, for 64 rows from row `first` on.
+__device__ __forceinline__ void multiply_promoted(float (&main)[SUMS], Pipeline<TILE_STAGES> &pipeline,
+    PipelineState<TILE_STAGES> &state, const char *shared, int first, int begin, int end) {
+    float leading[SUMS], low_order[SUMS];
+    int last = 0;
+    for (int i = begin; i < end; i++, state.advance()) {
+        const char *stage = shared + state.stage * SIZE;
+        pipeline.wait_full(state);
+        #pragma unroll
+        for (int begin_step = 0; begin_step < STEPS; begin_step += PROMOTED_STEPS) {
+            wgmma_fence();
+            #pragma unroll
+            for (int step = begin_step; step < begin_step + PROMOTED_STEPS; step++)
+                start_product(leading, stage, first, step, {0, 0}, step > begin_step);
+            wgmma_commit_group();
+            wgmma_wait_group<1>();
+            if (begin_step == 0 && i > begin) pipeline.release(last);
+            #pragma unroll
+            for (int step = begin_step; step < begin_step + PROMOTED_STEPS; step++) {
+                #pragma unroll
+                for (int p = 0; p < LOW_ORDER_PAIRS; p++)
+                    start_product(low_order, stage, first, step, low_order_pair(p), i > begin || step + p > 0);
+            }
+            wgmma_commit_group();
+            wgmma_wait_group<1>();
+            wgmma_fence_operand(leading);
+            #pragma unroll
+            for (int j = 0; j < SUMS; j++) main[j] += leading[j];
+        }
+        last = state.stage;
+    }
+    wgmma_wait_group<0>();
+    wgmma_fence_operand(low_order);
+    pipeline.release(last);
+    #pragma unroll
+    for (int j = 0; j < SUMS; j++) main[j] += low_order[j];
+}
 
 // A consumer warpgroup.
 template <class Product> __device__ __forceinline__ void consume(const Work &work, const Product &product,
@@ -117,18 +186,24 @@ template <class Product> __device__ __forceinline__ void consume(const Work &wor
             Stores::prefetch(product.tile(own, own.row + (part + p) * WGMMA_ROWS, own.column), epilogue, TILE_N);
         float sums[PARTS_M][SUMS] = {};
         if (PINGPONG && turn > 0) named_barrier_sync(CONSUMERS, 1 + group); // the other warpgroup has multiplied its stages
-        if (own.begin < own.end)
+        if constexpr (TERMS == 3) {
+            if (own.begin < own.end)
+                multiply_promoted(sums[0], pipeline, state, shared, part * WGMMA_ROWS, own.begin, own.end);
+        } else if (own.begin < own.end) {
             multiply_stages(sums, pipeline, state, own.begin, own.end, [&](int at, bool add) {
-                const char *stage = shared + at * SIZE;
                 #pragma unroll
-                for (int step = 0; step < TILE_K / 16; step++) {
+                for (int step = 0; step < STEPS; step++) {
                     #pragma unroll
-                    for (int p = 0; p < PARTS_M; p++)
-                        wgmma<BFLOAT16, MN_MAJOR_A, MN_MAJOR_B>(sums[p],
-                            TileA::descriptor(stage, (part + p) * WGMMA_ROWS, step),
-                            TileB::descriptor(stage + SIZE_A, 0, step), add || step > 0);
+                    for (int i = 0; i <= LOW_ORDER_PAIRS; i++) {
+                        const TermPair terms = i < LOW_ORDER_PAIRS ? low_order_pair(i) : TermPair{0, 0};
+                        #pragma unroll
+                        for (int p = 0; p < PARTS_M; p++)
+                            start_product(sums[p], shared + at * SIZE, (part + p) * WGMMA_ROWS, step, terms,
+                                add || step + i > 0);
+                    }
                 }
             });
+        }
         if (PINGPONG && i + gridDim.x < work.count()) named_barrier_arrive(CONSUMERS, 1 + (turn + 1) % GROUPS);
         #pragma unroll
         for (int p = 0; p < PARTS_M; p++) {

@@ -56,13 +56,13 @@ struct DescribedOperand {
     }
     // The k of a row are contiguous.
     template <MmaKind KIND> float k_major(int row, int k) const {
-        const int at = start + row * 128 + k * (KIND == TF32 ? 4 : 2);
+        constexpr int BYTES = KIND == TF32 ? 4 : 2, CHUNK = 16 / BYTES;
+        const int at = start + row * 128 + k * BYTES;
         if (swizzle == SWIZZLE_128B) return load<KIND>(at ^ (at >> 7 & 7) << 4);
         if (swizzle == SWIZZLE_64B) {
-            const int in_64 = start + row % 8 * 64 + row / 8 * stride + k * 2;
+            const int in_64 = start + row % 8 * 64 + row / 8 * stride + k * BYTES;
             return load<KIND>(in_64 ^ (in_64 >> 7 & 3) << 4);
         }
-        constexpr int BYTES = KIND == TF32 ? 4 : 2, CHUNK = 16 / BYTES;
         return load<KIND>(start + row / 8 * stride + row % 8 * 16 + k / CHUNK * leading + k % CHUNK * BYTES);
     }
     // The rows of a k are contiguous.

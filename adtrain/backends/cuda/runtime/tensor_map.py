@@ -13,15 +13,17 @@ from adtrain.core.kernel import TensorMap
 
 TENSOR_MAP_WORDS = 16
 """The 64-bit words of a tensor map."""
-ELEMENT_BYTES = 2
-"""The bytes of a bfloat16."""
 UINT32, UINT64 = driver.cuuint32_t, driver.cuuint64_t
-BFLOAT16 = driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-SWIZZLES = {
-    64: driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-    32: driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_64B,
+ELEMENTS = {
+    2: driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+    4: driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32,
 }
-"""The swizzle, by the elements of a row of a box."""
+"""The type of an element, by its bytes. Copies round float32 to tf32."""
+SWIZZLES = {
+    128: driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+    64: driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_64B,
+}
+"""The swizzle, by the bytes of a row of a box."""
 
 
 def encoded(described: TensorMap, address: int) -> Sequence[int]:
@@ -30,15 +32,16 @@ def encoded(described: TensorMap, address: int) -> Sequence[int]:
     Raises:
         DeviceError: the driver refuses the map.
     """
-    strides = [ELEMENT_BYTES * n for n in accumulate(described.lengths[:-1], mul)]
+    itemsize = described.dtype.itemsize
+    strides = [itemsize * n for n in accumulate(described.lengths[:-1], mul)]
     rank = len(described.lengths)
     options = (
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        SWIZZLES[described.box[0]],
+        SWIZZLES[described.box[0] * itemsize],
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
-    array = BFLOAT16, rank, address, _lengths(described.lengths), _lengths(strides)
+    array = ELEMENTS[itemsize], rank, address, _lengths(described.lengths), _lengths(strides)
     if described.im2col is None:
         ones = _numbers([1] * rank)
         made = checked(driver.cuTensorMapEncodeTiled(*array, _numbers(described.box), ones, *options))

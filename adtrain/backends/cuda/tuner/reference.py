@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.backends.cuda.tuner.measure import described
-from adtrain.core.precision import FULL
+from adtrain.core.precision import FULL, TERMS, TF32
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation
 from adtrain.core.types import BITS, ArrayType
@@ -38,10 +38,11 @@ _AXES: dict[str, tuple[Sequence[int | None], int]] = {
     "conv2d": ((0, None), 0),
     "conv2d_input_grad": ((0, None), 0),
     "conv2d_weight_grad": ((None, 1), 0),
-    "conv2d_bfloat16": ((None, 0), 1),
-    "conv2d_input_grad_bfloat16": ((None, 3), 1),
-    "conv2d_weight_grad_bfloat16": ((None, 3), 0),
 }
+for _terms, _count in TERMS.items():
+    _AXES[f"conv2d_{_terms}"] = (None,) * _count + (0,) * _count, 1
+    _AXES[f"conv2d_input_grad_{_terms}"] = (None,) * _count + (0 if _terms == TF32 else 3,) * _count, 1
+    _AXES[f"conv2d_weight_grad_{_terms}"] = (None,) * _count + (3,) * _count, 0
 
 
 def arguments(equation: Equation, gradients: bool) -> list[np.ndarray]:
@@ -51,7 +52,21 @@ def arguments(equation: Equation, gradients: bool) -> list[np.ndarray]:
         gradients: floats have the scale, spread and zeros of gradients; otherwise they are normal.
     """
     rng = np.random.default_rng(zlib.crc32(described(equation).encode()) + gradients)
-    return [_drawn(rng, v.type, _index_limit(equation), gradients) for v in equation.inputs]
+    count = TERMS.get(equation.params.get("precision", FULL), 1)
+    if count == 1:
+        return [_drawn(rng, v.type, _index_limit(equation), gradients) for v in equation.inputs]
+    types = [v.type._replace(dtype=np.dtype(np.float32)) for v in equation.inputs[::count]]
+    return [term for t in types for term in terms_of(_drawn(rng, t, 0, gradients), count)]
+
+
+def terms_of(x: np.ndarray, count: int) -> list[np.ndarray]:
+    """The terms of bfloat16 whose sum is a float32 operand."""
+    to_bits, rest = PRIMITIVES["to_bfloat16"].reference, PRIMITIVES["bfloat16_rest"].reference
+    found = [to_bits(x)]
+    while len(found) < count:
+        x = rest(x, found[-1])
+        found.append(to_bits(x))
+    return found
 
 
 def expected(equation: Equation, arrays: Sequence[np.ndarray]) -> tuple[Sequence[np.ndarray], Sequence[Index]]:

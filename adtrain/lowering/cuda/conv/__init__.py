@@ -1,5 +1,6 @@
 """Registers the CUDA kernels for convolutions."""
 
+from adtrain.core.precision import TERMS, TF32
 from adtrain.core.registry import register
 from adtrain.lowering.cuda.conv import bfloat16, pooling, rules
 
@@ -11,6 +12,8 @@ register("conv_pool", "cuda", pooling.conv2d_max_pool2d)
 register("conv2d_input_grad_pooled", "cuda", pooling.conv2d_input_grad_pooled)
 register("conv2d_weight_grad_pooled", "cuda", pooling.conv2d_weight_grad_pooled)
 register("conv2d_weight_grad_pooled_sum", "cuda", pooling.conv2d_weight_grad_pooled)
-register("conv2d_bfloat16", "cuda", bfloat16.conv2d)
-register("conv2d_input_grad_bfloat16", "cuda", bfloat16.input_grad)
-register("conv2d_weight_grad_bfloat16", "cuda", bfloat16.weight_grad)
+for _terms in TERMS:
+    register(f"conv2d_{_terms}", "cuda", bfloat16.conv2d)
+    register(f"conv2d_input_grad_{_terms}", "cuda", bfloat16.input_grad)
+    if _terms != TF32:
+        register(f"conv2d_weight_grad_{_terms}", "cuda", bfloat16.weight_grad)

@@ -1,18 +1,25 @@
-"""Convolutions of images that are bfloat16 in memory, channels last, on Hopper (`conv/bfloat16_conv.cu`)."""
+"""Convolutions of images that are bfloat16 in memory, channels last, on Hopper (`conv/bfloat16_conv.cu`).
+
+An operand is one such array, or the sum of several: its terms (`ops.conv_bfloat16`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from enum import IntEnum
 from itertools import product
 from typing import Any, NamedTuple
 
 from adtrain.core.kernel import CudaKernel, Im2col, TensorMap
 from adtrain.core.target import Target
+from adtrain.core.types import BITS
 from adtrain.lowering.cuda.gemm.bfloat16 import (
     BOXES,
+    FLOAT32,
     ROW_MULTIPLE,
-    TILES,
+    TF32_TILES,
+    TILES_OF_TERMS,
     Bfloat16Product,
     Bfloat16Tile,
     fastest_splits,
@@ -23,10 +30,10 @@ from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH
 MAX_STRIDE, MAX_POSITION, MAX_OFFSET = 8, 128, 255
 """Limits of a tensor map for images: of the stride, of the corners of the positions, and of taps (CUDA driver API,
 cuTensorMapEncodeIm2col)."""
-MAX_PHASES = 16
-"""Maximum phases of an input gradient: the kernel has a tensor map for each as an argument."""
-ROW_CYCLES = {64: 3.3, 32: 5.0}
-"""Cycles in which TMA copies a row of a box, by the channels of the box (docs/worklog/conv.md)."""
+MAX_MAPS = 16
+"""Maximum tensor maps of A. The kernel has one for each term of a phase as an argument."""
+ROW_CYCLES = {BOXES[0]: 3.3, BOXES[1]: 5.0}
+"""Cycles in which TMA copies a row of a box, by the bfloat16 channels of the box (docs/worklog/conv.md)."""
 UNEVEN = 192
 """Columns of a tile that is slower than others. It is a candidate only where it divides the columns of the result."""
 
@@ -56,6 +63,9 @@ class Bfloat16Conv(NamedTuple):
         outputs: (N, OH, OW, O).
         kernel: (KH, KW).
         window: see `adtrain.ops.conv.Window`.
+        terms: of an operand.
+        in_tf32: whether operands are float32, and rounded to tf32; not for WEIGHT_GRAD. Then the filters of an input
+            gradient are (C, KH, KW, O).
     """
 
     direction: Direction
@@ -63,6 +73,8 @@ class Bfloat16Conv(NamedTuple):
     outputs: tuple[int, ...]
     kernel: tuple[int, int]
     window: Any
+    terms: int = 1
+    in_tf32: bool = False
 
     @property
     def phases(self) -> tuple[int, int]:
@@ -74,10 +86,10 @@ class Bfloat16Conv(NamedTuple):
     @property
     def box(self) -> tuple[int, int]:
         """Channels of a box of each operand."""
-        of_input, of_output = _box(self.images[3]), _box(self.outputs[3])
+        of_input, of_output = self._box(self.images[3]), self._box(self.outputs[3])
         if self.direction == Direction.FORWARD:
             return of_input, of_input
-        return of_output, of_input
+        return of_output, of_output if self.in_tf32 else of_input
 
     @property
     def lengths(self) -> tuple[int, int, int, int]:
@@ -85,22 +97,23 @@ class Bfloat16Conv(NamedTuple):
         (n, h, w, c), (_, oh, ow, o), taps = self.images, self.outputs, self.kernel[0] * self.kernel[1]
         pixels = n * oh * ow
         if self.direction == Direction.FORWARD:
-            return 1, pixels, o, taps * _rounded_up(c)
+            return 1, pixels, o, taps * self._rounded_up(c)
         if self.direction == Direction.WEIGHT_GRAD:
-            return 1, o, taps * _rounded_up(c), pixels
+            return 1, o, taps * self._rounded_up(c), pixels
         (sh, sw), (down, right) = self.window.stride, self.phases
-        k = -(-taps * _rounded_up(o) // (down * right))  # the mean
+        k = -(-taps * self._rounded_up(o) // (down * right))  # the mean
         return down * right, n * -(-h // sh) * -(-w // sw), c, k
 
     @property
     def mn_major(self) -> tuple[bool, bool]:
         """Of each operand, whether it is not K-major."""
-        return self.direction == Direction.WEIGHT_GRAD, self.direction != Direction.FORWARD
+        return self.direction == Direction.WEIGHT_GRAD, self.direction != Direction.FORWARD and not self.in_tf32
 
-    def product(self, target: Target, tile: Bfloat16Tile = TILES[0], splits: int = 1) -> Bfloat16Product:
+    def product(self, target: Target, tile: Bfloat16Tile | None = None, splits: int = 1) -> Bfloat16Product:
         """The work as a product."""
-        row_cycles = ROW_CYCLES[self.box[0]], ROW_CYCLES[self.box[1]]
-        return Bfloat16Product(target, self.lengths, tile, self.mn_major, splits, self.box, row_cycles)
+        tile = tile or (TF32_TILES if self.in_tf32 else TILES_OF_TERMS[self.terms])[0]
+        of_a, of_b = (ROW_CYCLES[box * (1 + self.in_tf32)] for box in self.box)
+        return Bfloat16Product(target, self.lengths, tile, self.mn_major, splits, self.box, (of_a, of_b))
 
     def fits(self) -> bool:
         """Whether tensor maps can describe the work, rows are multiples of 16 bytes, and lengths fit 32 bits."""
@@ -109,22 +122,34 @@ class Bfloat16Conv(NamedTuple):
         spans = [d * (k - 1) for d, k in zip(self.window.dilation, self.kernel, strict=True)]
         aligned = self.images[3] % ROW_MULTIPLE == 0 and self.outputs[3] % ROW_MULTIPLE == 0
         small = max(self.window.stride) <= MAX_STRIDE and all(-MAX_POSITION <= x < MAX_POSITION for x in corners)
-        few = len(positions) <= MAX_PHASES and max(spans) <= MAX_OFFSET
+        few = self.terms * len(positions) <= MAX_MAPS and max(spans) <= MAX_OFFSET
         return aligned and small and few and max(self.lengths) <= MAX_LENGTH
 
     def _maps(self, work: Bfloat16Product) -> list[TensorMap]:
-        """The tensor maps of A, and that of B."""
+        """The tensor maps of A, then those of B. Each has one for each term."""
         (n, h, w, c), (_, oh, ow, o), (kh, kw) = self.images, self.outputs, self.kernel
         x, g, filters = (c, w, h, n), (o, ow, oh, n), (c, kh * kw, o)
         of_a, of_b = work.box_lengths(0), work.box_lengths(1)
         if self.direction == Direction.FORWARD:
-            return [TensorMap(0, x, of_a, self._input_positions), TensorMap(1, filters, (of_b[0], 1, of_b[1]))]
-        if self.direction == Direction.WEIGHT_GRAD:
-            return [TensorMap(1, (o, n * oh * ow, 1), (*of_a, 1)), TensorMap(0, x, of_b, self._input_positions)]
-        return [
-            *(TensorMap(0, g, of_a, each) for each in self._gradient_positions),
-            TensorMap(1, filters, (of_b[0], 1, of_a[0])),
-        ]
+            maps = [TensorMap(0, x, of_a, self._input_positions), TensorMap(1, filters, (of_b[0], 1, of_b[1]))]
+        elif self.direction == Direction.WEIGHT_GRAD:
+            maps = [TensorMap(1, (o, n * oh * ow, 1), (*of_a, 1)), TensorMap(0, x, of_b, self._input_positions)]
+        else:
+            maps = [
+                *(TensorMap(0, g, of_a, each) for each in self._gradient_positions),
+                TensorMap(1, filters[::-1], (of_b[0], 1, of_b[1]))
+                if self.in_tf32
+                else TensorMap(1, filters, (of_b[0], 1, of_a[0])),
+            ]
+        dtype = FLOAT32 if self.in_tf32 else BITS
+        return [replace(x, operand=x.operand * self.terms + i, dtype=dtype) for x in maps for i in range(self.terms)]
+
+    def _box(self, channels: int) -> int:
+        """Channels of a box, such that fewest are added."""
+        return min((box // (1 + self.in_tf32) for box in BOXES), key=lambda box: -channels % box)
+
+    def _rounded_up(self, channels: int) -> int:
+        return channels + -channels % self._box(channels)
 
     @property
     def _input_positions(self) -> Im2col:
@@ -161,22 +186,17 @@ class Bfloat16Conv(NamedTuple):
         return work.kernel("conv/bfloat16_conv.cu", names, numbers, row, self._maps(work), macros)
 
 
-def _box(channels: int) -> int:
-    """Channels of a box, such that fewest are added."""
-    return min(BOXES, key=lambda box: -channels % box)
-
-
-def _rounded_up(channels: int) -> int:
-    return channels + -channels % _box(channels)
-
-
 def _rule(direction: Direction, shapes: Callable[..., tuple[Any, Any, Any]]) -> Callable[..., Sequence[CudaKernel]]:
     """The rule of a primitive. ``shapes`` returns those of the input, the output and the kernel."""
 
-    def candidates(target: Target, a: Any, b: Any, window: Any, precision: str, **size: Any) -> Sequence[CudaKernel]:
+    def candidates(target: Target, *operands: Any, window: Any, precision: str, **size: Any) -> Sequence[CudaKernel]:
         if target.capability != CAPABILITY or target.by_member or window.groups != 1:
             return []
-        conv = Bfloat16Conv(direction, *shapes(a.shape, b.shape, window, *size.values()), window)
+        terms, in_tf32 = len(operands) // 2, operands[0].dtype != BITS
+        a, b = operands[0].shape, operands[terms].shape
+        if in_tf32 and direction == Direction.INPUT_GRAD:
+            b = (b[3], *b[1:3], b[0])
+        conv = Bfloat16Conv(direction, *shapes(a, b, window, *size.values()), window, terms, in_tf32)
         if 0 in conv.images or 0 in conv.outputs or not conv.fits():
             return []
         found = fastest_splits(conv.product(target))

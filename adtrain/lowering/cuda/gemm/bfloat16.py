@@ -18,17 +18,30 @@ from adtrain.lowering.shapes import product_lengths
 
 ROW_MULTIPLE = 8
 """Rows are multiples of so many elements: TMA needs multiples of 16 bytes."""
-TILE_K, WARPGROUP, CONSUMER_ROWS = 64, 128, 64
-"""K of a pipeline stage; threads of a warpgroup; rows of a tile that a consumer warpgroup multiplies."""
+TILE_K, ROW_BYTES, WARPGROUP, CONSUMER_ROWS = 64, 128, 128, 64
+"""K of a pipeline stage of bfloat16, and its bytes; threads of a warpgroup; rows of a tile that a consumer warpgroup
+multiplies."""
 SUM_THREADS, SUM_COLUMNS = 256, 4
 """Threads of a block of the second launch; columns of a thread."""
 BOXES = 64, 32
-"""Elements of a row of a box: 128 or 64 bytes, the lengths of a swizzle."""
+"""Elements of a row of a box of bfloat16: 128 or 64 bytes, the lengths of a swizzle."""
 SPLITS, MIN_SPLIT_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32), 4
 """Numbers of splits of K that are considered; minimum of tiles of K in a split."""
 START, STORED, SECOND_PASS, BYTES_PER_CYCLE = 5000, 24, 2500, 2000
 """Cycles of a launch; elements of a result that the epilogue of a multiprocessor stores in a cycle; cycles of the
 launch that adds splits; bytes that this launch reads in a cycle."""
+PRODUCTS = {1: 1, 2: 3, 3: 6}
+"""Products of terms, by the terms of an operand."""
+SPEEDUP = {1: 1.0, 2: 1.15, 3: 1.25}
+"""Multiply-adds of a multiprocessor in a cycle, compared with those for one term: a stage has more products for its
+copies."""
+TF32_SPEED = 0.56
+"""The same for operands in tf32."""
+PROMOTED_TERMS, TERMS_COLUMNS = 3, 128
+"""Terms of operands whose products a thread adds in three sets of accumulators; maximum columns of a tile for several
+terms. For wider ones registers do not suffice, or only two stages fit, which is slower."""
+STAGES_BYTES = 192 << 10
+"""Shared memory of a block for the stages; the rest is for the epilogue."""
 FLOAT32 = np.dtype("float32")
 
 
@@ -42,6 +55,8 @@ class Bfloat16Tile:
         macs: multiply-adds of a multiprocessor in a cycle.
         pingpong: whether two consumer warpgroups take tiles in turns (PINGPONG), so that one stores while the other one
             multiplies.
+        terms: arrays whose sum is an operand (TERMS).
+        in_tf32: whether operands are float32 and rounded to tf32 (IN_TF32). Then K and the boxes are half as long.
     """
 
     m: int
@@ -49,6 +64,13 @@ class Bfloat16Tile:
     stages: int
     macs: int
     pingpong: bool = False
+    terms: int = 1
+    in_tf32: bool = False
+
+    @property
+    def k(self) -> int:
+        """K of a pipeline stage (TILE_K)."""
+        return TILE_K // (1 + self.in_tf32)
 
     @property
     def threads(self) -> int:
@@ -57,7 +79,18 @@ class Bfloat16Tile:
 
     @property
     def shared(self) -> MemoryLayout:
-        return memory_layout("SHARED", {"STAGES": ((self.m + self.n) * TILE_K * 2, self.stages)}, alignment=1024)
+        return memory_layout("SHARED", {"STAGES": (self._stage_bytes, self.stages)}, alignment=1024)
+
+    @property
+    def _stage_bytes(self) -> int:
+        return self.terms * (self.m + self.n) * ROW_BYTES
+
+    def of_terms(self, terms: int) -> Bfloat16Tile | None:
+        """The tile for operands of several terms; None if it is too wide, or registers do not suffice."""
+        if self.n > TERMS_COLUMNS or (terms == PROMOTED_TERMS and self.pingpong):
+            return None
+        tile = replace(self, terms=terms, macs=int(self.macs * SPEEDUP[terms]))
+        return replace(tile, stages=min(self.stages, STAGES_BYTES // tile._stage_bytes))
 
 
 TILES = (
@@ -69,6 +102,11 @@ TILES = (
     Bfloat16Tile(128, 64, 8, 1000),
     Bfloat16Tile(128, 64, 8, 1000, pingpong=True),
 )
+
+
+TILES_OF_TERMS = {1: TILES, **{n: tuple(x for tile in TILES if (x := tile.of_terms(n))) for n in (2, 3)}}
+"""The tiles, by the terms of an operand."""
+TF32_TILES = tuple(replace(tile, in_tf32=True, macs=int(tile.macs * TF32_SPEED)) for tile in TILES)
 
 
 @dataclass(frozen=True)
@@ -104,18 +142,19 @@ class Bfloat16Product:
 
     def may_split(self) -> bool:
         """Whether there are tiles to split, their splits run at once, and each has MIN_SPLIT_TILES tiles of K."""
-        enough = self.lengths[3] >= self.splits * MIN_SPLIT_TILES * TILE_K
+        enough = self.lengths[3] >= self.splits * MIN_SPLIT_TILES * self.tile.k
         few = 0 < self.splits * self._split_tiles <= self.target.multiprocessors
         return self.splits == 1 or (enough and few)
 
     @property
     def cycles(self) -> float:
         """An estimate of the time."""
-        k_tiles = -(-self.lengths[3] // TILE_K)
+        k_tiles = -(-self.lengths[3] // self.tile.k)
         size = self.tile.m * self.tile.n
         boxes = zip((self.tile.m, self.tile.n), self.box, self.row_cycles, strict=True)
-        copies = sum(length * TILE_K / box * cycles for length, box, cycles in boxes)
-        stage, stores = max(TILE_K * size / self.tile.macs, copies), size / STORED
+        copies = self.tile.terms * sum(length * self.tile.k / box * cycles for length, box, cycles in boxes)
+        stage = max(PRODUCTS[self.tile.terms] * self.tile.k * size / self.tile.macs, copies)
+        stores = size / STORED
         waves = -(-(self._tiles - self._split_tiles) // self.target.multiprocessors)
         cycles = START + waves * k_tiles * stage + (min(waves, 1) if self.tile.pingpong else waves) * stores
         if self.splits == 1:
@@ -159,9 +198,11 @@ class Bfloat16Product:
                     "TILE_N": self.tile.n,
                     "TILE_STAGES": self.tile.stages,
                     "SPLITS": self.splits,
-                    "TILE_K": TILE_K,
+                    "TILE_K": self.tile.k,
                     "BLOCK_THREADS": self.tile.threads,
                     "PINGPONG": int(self.tile.pingpong),
+                    "IN_TF32": int(self.tile.in_tf32),
+                    "TERMS": self.tile.terms,
                     "SUM_THREADS": SUM_THREADS,
                     "SUM_COLUMNS": SUM_COLUMNS,
                     "MN_MAJOR_A": int(self.mn_major[0]),
@@ -186,13 +227,13 @@ class Bfloat16Product:
     def box_lengths(self, operand: int) -> tuple[int, int]:
         """The lengths of a box of A (0) or B (1), innermost first."""
         rows = (self.tile.m, self.tile.n)[operand]
-        return self.box[operand], TILE_K if self.mn_major[operand] else rows
+        return self.box[operand], self.tile.k if self.mn_major[operand] else rows
 
 
 def fastest_splits(product: Bfloat16Product) -> Sequence[Bfloat16Product]:
-    """The product by each of TILES, with the splits that take the fewest cycles; the fastest first."""
+    """The product by each tile for its terms, with the splits that take the fewest cycles; the fastest first."""
     found = []
-    for tile in TILES:
+    for tile in TF32_TILES if product.tile.in_tf32 else TILES_OF_TERMS[product.tile.terms]:
         products = (replace(product, tile=tile, splits=splits) for splits in SPLITS)
         found.append(min((x for x in products if x.may_split()), key=lambda x: x.cycles))
     return sorted(found, key=lambda x: x.cycles)
