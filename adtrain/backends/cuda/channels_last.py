@@ -63,7 +63,7 @@ COPIES = frozenset(("pad", "slice", "flip", "concatenate"))
 POOLS = frozenset(("max_pool2d", "max_pool2d_put", "max_pool2d_pick", "avg_pool2d", "avg_pool2d_put"))
 
 
-@keeps(Results.ROUNDING)
+@keeps(Results.FINITE)
 def channels_last(program: Program, target: Target) -> Program:
     """``program`` with convolutions of images that are channels last, where the GPU has kernels for them."""
     found = {e for e in program.equations if _has_kernel(e, target)}
