@@ -91,7 +91,15 @@ __device__ __forceinline__ uint16_t bfloat16_bits(float x) {
     return x == x ? bits + 0x7fff + (bits >> 16 & 1) >> 16 : bits >> 16 | 0x40;
 #endif
 }
-__device__ __forceinline__ float bfloat16_value(uint16_t bits) { return __uint_as_float((uint32_t)bits << 16); }
+__device__ __forceinline__ float bfloat16_value(uint16_t bits) {
+#if __CUDA_ARCH__
+    float x; // one instruction for either half of a register; a shift takes two for the upper half
+    asm("mov.b32 %0, {%1, %2};" : "=f"(x) : "h"((uint16_t)0), "h"(bits));
+    return x;
+#else
+    return __uint_as_float((uint32_t)bits << 16);
+#endif
+}
 
 // A bfloat16 in memory: arithmetic is float32. Arrays of bfloat16 are arrays of uint16_t for Python.
 struct bfloat16 {
