@@ -21,6 +21,7 @@ from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.core.autodiff import grad
 from adtrain.core.staging import stage
+from adtrain.core.trace import bind
 from adtrain.core.types import BITS
 from adtrain.lowering.cuda.gemm.bfloat16 import TILE_K, TILES, Bfloat16Product, Bfloat16Tile, bfloat16_gemm
 from adtrain.lowering.cuda.gemm.narrow import short_k_gemm
@@ -39,6 +40,16 @@ pytestmark = pytest.mark.gpu
 def hopper(gpu: Any) -> None:
     if gpu.device.device.compute_capability() != CAPABILITY:
         pytest.skip("the kernels are for compute capability 9.0")
+
+
+def test_conversions_round_as_numpy_does(gpu: Any) -> None:
+    high = np.arange(1 << 16, dtype=np.uint32) << 16
+    x = np.concatenate([high | low for low in (0, 0x7FFF, 0x8000, 0x8001)]).view(np.float32)
+    found, expected = bind(to_bfloat16_p, array(x, device="gpu")).numpy(), to_bfloat16_p.reference(x)
+    np.testing.assert_array_equal(found[x == x], expected[x == x])
+    assert np.isnan(from_bfloat16_p.reference(found[x != x])).all()
+    widened = bind(from_bfloat16_p, array((high >> 16).astype(BITS), device="gpu")).numpy()
+    np.testing.assert_array_equal(widened.view(np.uint32), high)
 
 
 eights = st.integers(1, 75).map(lambda n: 8 * n)
