@@ -16,7 +16,7 @@ from adtrain import config, ops, passes
 from adtrain.backends.cuda.batch_prefetch import prefetch_batch
 from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.lower import Lowering
-from adtrain.backends.cuda.runtime.layout import Layout
+from adtrain.backends.cuda.runtime.layout import Layout, runs_per_graph
 from adtrain.backends.cuda.targets import H200
 from adtrain.core import tree
 from adtrain.core.array import Array, array
@@ -200,6 +200,11 @@ def test_the_update_of_a_weight_writes_the_copy_that_the_next_step_reads(bfloat1
     assert runs.steady.inputs[-1] is copied
     assert runs.prologue[-1].inputs == (bfloat16_step[0].inputs[1],)  # the weight
     assert primitive_names(writer)[-1] == "to_bfloat16"
+
+
+@pytest.mark.parametrize(("launches", "expected"), [(1, (10, 1)), (400, (10, 1)), (700, (4, 1)), (2001, (1,))])
+def test_a_graph_has_several_runs_of_a_program_with_hundreds_of_launches(launches: int, expected: Any) -> None:
+    assert runs_per_graph(launches) == expected
 
 
 @COUNTS

@@ -17,10 +17,12 @@ from test_narrow_values import NETWORKS, UNIT, error, sample, small_arrays_as_la
 
 from adtrain import ops
 from adtrain.backends.cpu.numpy_program import NumpyProgram
+from adtrain.backends.cuda.forms.long_rows import LONG_ROWS
 from adtrain.core import tree
-from adtrain.core.array import array
-from adtrain.core.autodiff import grad
+from adtrain.core.array import array, from_numpy
+from adtrain.core.autodiff import grad, value_and_grad
 from adtrain.core.staging import stage
+from adtrain.core.trace import bind
 from adtrain.core.types import BITS
 from adtrain.lowering.cuda.gemm.bfloat16 import TILE_K, TILES, Bfloat16Product, Bfloat16Tile, bfloat16_gemm
 from adtrain.lowering.cuda.gemm.narrow import short_k_gemm
@@ -32,6 +34,37 @@ from adtrain.passes import ALL
 __all__ = ["gpu", "hopper", "poisoned", "small_arrays_as_large_ones"]
 
 pytestmark = pytest.mark.gpu
+
+
+def test_conversions_round_as_numpy_does(gpu: Any) -> None:
+    high = np.arange(1 << 16, dtype=np.uint32) << 16
+    x = np.concatenate([high | low for low in (0, 0x7FFF, 0x8000, 0x8001)]).view(np.float32)
+    found, expected = bind(to_bfloat16_p, array(x, device="gpu")).numpy(), to_bfloat16_p.reference(x)
+    np.testing.assert_array_equal(found[x == x], expected[x == x])
+    assert np.isnan(from_bfloat16_p.reference(found[x != x])).all()
+    widened = bind(from_bfloat16_p, from_numpy((high >> 16).astype(BITS), "gpu")).numpy()
+    np.testing.assert_array_equal(widened.view(np.uint32), high)
+
+
+def test_a_loss_over_many_classes_of_rounded_scores_is_right(gpu: Any) -> None:
+    rng = np.random.default_rng(0)
+    bits = to_bfloat16_p.reference(rng.standard_normal((1024, 8192), np.float32) * 4)
+    labels = rng.integers(0, 8192, 1024).astype(np.int32)
+
+    def f(bits: Any, labels: Any) -> Any:
+        x = bind(from_bfloat16_p, bits)
+        value, gradient = value_and_grad(lambda x: ops.cross_entropy(x, labels))(x)
+        return value, bind(to_bfloat16_p, gradient), ops.argmax(x, axis=1)
+
+    args = from_numpy(bits, "gpu"), from_numpy(labels, "gpu")
+    staged = stage(f, ALL)
+    assert LONG_ROWS in {e.form for e in staged.program(*args).equations}
+    value, gradient, most = (x.numpy() for x in staged(*args))
+    x = from_bfloat16_p.reference(bits).astype(float)
+    exact, of_exact = value_and_grad(lambda x: ops.cross_entropy(x, array(labels)))(array(x))
+    assert value == pytest.approx(exact.item(), rel=1e-5)
+    np.testing.assert_allclose(from_bfloat16_p.reference(gradient), of_exact.numpy(), rtol=2.0**-7)
+    np.testing.assert_array_equal(most, x.argmax(1))
 
 
 eights = st.integers(1, 75).map(lambda n: 8 * n)

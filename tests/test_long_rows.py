@@ -18,6 +18,7 @@ import adtrain as ad
 from adtrain import ops, passes
 from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.backends.cuda import fusions
+from adtrain.backends.cuda.codegen import long_rows as codegen
 from adtrain.backends.cuda.forms.long_rows import LONG_ROWS, MAX_LENGTH
 from adtrain.backends.cuda.forms.row_fused import MAX_WIDTH
 from adtrain.backends.cuda.fusions import gpu_fusions
@@ -181,6 +182,17 @@ def test_the_first_of_equal_maxima_is_found_in_any_order_of_threads(
     for order in (0, 1, 2):
         monkeypatch.setattr(host, "thread_order", order)
         assert computed(f, [x], host)[0].tolist() == [0, 1999, 3, 500, 1024, 7]
+
+
+def test_log_softmax_its_gradient_and_the_class_take_three_rounds_and_three_reductions() -> None:
+    def f(x: Any, labels: Any) -> Any:
+        return ad.grad(lambda x: ops.cross_entropy(x, labels))(x), ops.argmax(x, axis=1)
+
+    x = from_numpy(np.zeros((6, 1304), np.float32), "cpu"), from_numpy(np.zeros(6, np.int64), "cpu")
+    (equation,) = long_rows(for_gpu(stage(f).program(*x), TARGET))
+    text = "\n".join(codegen.long_rows(body_of(equation), TARGET)[0].lines)
+    assert text.count("for (int first") == 3
+    assert text.count("over_block<") == 3  # the maximum, the sum of exponentials, the class
 
 
 def test_rows_of_bfloat16_are_read_and_written_in_bfloat16(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

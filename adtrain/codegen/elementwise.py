@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from adtrain.codegen.expressions import c_type, element, literal
@@ -18,8 +18,14 @@ class Axis:
     strides: tuple[int, ...]
 
 
-def statements(body: Program, values: dict[Variable, str], results: Sequence[str]) -> list[str]:
-    """One element of each equation, `values` being those of the arguments, stored in `results`."""
+def statements(
+    body: Program, values: dict[Variable, str], results: Sequence[str], expressions: Mapping[str, str] | None = None
+) -> list[str]:
+    """One element of each equation, `values` being those of the arguments, stored in `results`.
+
+    Args:
+        expressions: as in `element`.
+    """
     lines = []
     names = dict(values)
     for i, e in enumerate(body.equations):
@@ -28,7 +34,8 @@ def statements(body: Program, values: dict[Variable, str], results: Sequence[str
             names[out] = names[e.inputs[0]]
             continue
         c = c_type(out.type.dtype)
-        value = literal(e.params["value"]) if e.primitive.name == "full" else element(e, [names[v] for v in e.inputs])
+        own = [names[v] for v in e.inputs]
+        value = literal(e.params["value"]) if e.primitive.name == "full" else element(e, own, expressions)
         lines.append(f"const {c} t{i} = {value};")
         names[out] = f"t{i}"
     return lines + [f"{place} = {names[v]};" for place, v in zip(results, body.outputs, strict=True)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -29,9 +29,13 @@ def literal(x: float) -> str:
     return repr(float(x)) if math.isfinite(x) else "INFINITY" if x > 0 else "-INFINITY"
 
 
-def element(equation: Equation, arguments: Sequence[str]) -> str:
-    """One element of an elementwise equation's result, as a C expression of the elements of its arguments."""
-    text = equation.primitive.expression
+def element(equation: Equation, arguments: Sequence[str], expressions: Mapping[str, str] | None = None) -> str:
+    """One element of an elementwise equation's result, as a C expression of the elements of its arguments.
+
+    Args:
+        expressions: by primitive name, what replaces the primitive's own expression.
+    """
+    text = (expressions or {}).get(equation.primitive.name, equation.primitive.expression)
     if callable(text):
         text = text(**equation.params)
     assert text is not None

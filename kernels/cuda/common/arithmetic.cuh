@@ -73,6 +73,9 @@ template <> struct Divisor<uint32_t> {
     }
 };
 
+// e^x, with a relative error below 2^-22 + |x| 2^-23: for results that are rounded to bfloat16.
+__device__ __forceinline__ float exp_approximate(float x) { return exp2_approximate(x * 1.44269504f); }
+
 // The normal distribution function and its density, for gelu.
 //
 // e^(-x^2 / 2)

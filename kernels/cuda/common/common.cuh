@@ -82,10 +82,24 @@ template <> struct TotalOf<float> { typedef double type; };
 
 // The bits of the bfloat16 that is nearest to x, ties to even; the number that such bits stand for.
 __device__ __forceinline__ uint16_t bfloat16_bits(float x) {
+#if __CUDA_ARCH__ >= 800
+    uint16_t rounded;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded) : "f"(x));
+    return rounded;
+#else
     const uint32_t bits = __float_as_uint(x);
     return x == x ? bits + 0x7fff + (bits >> 16 & 1) >> 16 : bits >> 16 | 0x40;
+#endif
 }
-__device__ __forceinline__ float bfloat16_value(uint16_t bits) { return __uint_as_float((uint32_t)bits << 16); }
+__device__ __forceinline__ float bfloat16_value(uint16_t bits) {
+#if __CUDA_ARCH__
+    float x; // one instruction for either half of a register; a shift takes two for the upper half
+    asm("mov.b32 %0, {%1, %2};" : "=f"(x) : "h"((uint16_t)0), "h"(bits));
+    return x;
+#else
+    return __uint_as_float((uint32_t)bits << 16);
+#endif
+}
 
 // A bfloat16 in memory: arithmetic is float32. Arrays of bfloat16 are arrays of uint16_t for Python.
 struct bfloat16 {

@@ -7,6 +7,9 @@ intermediate rows are computed in each round that needs them, so they are never 
 arguments that several rounds read, as far as they fit.
 
 log_softmax with its gradient takes three rounds: the maximum; the sum of exponentials; the gradient.
+
+If all rows are bfloat16 in memory, exponentials are approximate: they take 3 instructions of 10, and a kernel for many
+classes would otherwise compute for longer than its memory needs.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import numpy as np
 
 from adtrain.backends.cuda.codegen.index_rules import BY_INDEX
 from adtrain.backends.cuda.codegen.loops import flat
@@ -25,6 +30,7 @@ from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program
 from adtrain.core.target import Target
+from adtrain.core.types import BITS
 from adtrain.lowering.cuda.reduce import VECTOR, WARP, power_of_two, vector_width
 from adtrain.passes.fuse_elementwise import by_element
 
@@ -59,12 +65,17 @@ class Element(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """A reduction of the elements `of` by an operation of `common/collectives.cuh`, in the round `level`."""
+    """A reduction of the elements `of` by an operation of `common/collectives.cuh`, in the round `level`.
+
+    Attributes:
+        where: the element that says whether a column takes part, which few columns do; "" if all do.
+    """
 
     level: int
     op: str
     kind: str
     of: str
+    where: str = ""
 
 
 @dataclass
@@ -75,6 +86,8 @@ class LongRows:
         elements, reductions: by name.
         numbers: for each number of the row, the rounds before it, and the statements that define it.
         levels: by name, the number of rounds before the value is known.
+        sums: for elements whose sum needs no round, the number that is their sum.
+        exp: the C function of exponentials.
     """
 
     rows: Rows
@@ -82,6 +95,8 @@ class LongRows:
     reductions: dict[str, Reduction] = field(default_factory=dict)
     numbers: list[tuple[int, Sequence[str]]] = field(default_factory=list)
     levels: dict[str, int] = field(default_factory=dict)
+    sums: dict[str, str] = field(default_factory=dict)
+    exp: str = "exp"
 
     def element(self, kind: str, lines: Sequence[str], given: Iterable[str]) -> str:
         """Define an element by statements that read the names `given`."""
@@ -113,9 +128,11 @@ class LongRows:
             lines += indented(self._definition(x, f"({self.elements[x].memory})[column]"))
         return self.number(self.elements[of].kind, [*lines, f"    {RESULT} = {of};", "}"], [of, *given])
 
-    def reduced(self, op: str, kind: str, of: str) -> str:
+    def reduced(self, op: str, kind: str, of: str, where: str = "") -> str:
         """The name of a reduction of elements as numbers of a C type. Equations with the same reduction share it."""
-        found = Reduction(self.levels[of], op, kind, of)
+        if op == "Sum" and of in self.sums:
+            return self.sums[of]
+        found = Reduction(max(self.levels[x] for x in (of, where) if x), op, kind, of, where)
         for name, other in self.reductions.items():
             if other == found:
                 return name
@@ -151,7 +168,8 @@ class LongRows:
         last = [{x: to for x, to in stored.items() if self.levels[x] == level} for level in range(rounds)]
         own = [{n: r for n, r in self.reductions.items() if r.level == level} for level in range(rounds)]
         needed = [
-            self.closure([*stores, *(r.of for r in found.values())]) for stores, found in zip(last, own, strict=True)
+            self.closure([*stores, *(r.where or r.of for r in found.values())])
+            for stores, found in zip(last, own, strict=True)
         ]
         arguments = [name for name, e in self.elements.items() if e.own]
         used = {x: [i for i, names in enumerate(needed) if x in names] for x in arguments}
@@ -198,12 +216,20 @@ class LongRows:
                 memory = f"start < {columns} ? held_{x} + start : {memory}"
             ahead.append((f"Vector<{kind}, WIDTH> ahead_{x}[ITEMS];", f"ahead_{x}[k] = load<{kind}, WIDTH>({memory});"))
             loads.append(f"const auto loaded_{x} = ahead_{x}[k];")
-        body = ["const int column = start + j;"]
+        body = []
         for x in needed:
             body += self._definition(x, f"loaded_{x}.lane[j]")
+        anywhere, rest = [], []
         for name, r in reductions.items():
             part = f"part_{name}[(k * WIDTH + j) % {PARTS}]"
-            body.append(f"{part} = {r.op}::of({part}, ({r.kind}){r.of});")
+            reduce = f"{part} = {r.op}::of({part}, ({r.kind}){r.of});"
+            if not r.where:
+                body.append(reduce)
+                continue
+            anywhere.append(f"bool any_{name} = false;")
+            body.append(f"any_{name} = any_{name} || {r.where};")
+            again = [line for x in self.closure([r.where, r.of]) for line in self._definition(x, f"loaded_{x}.lane[j]")]
+            rest += [f"if (any_{name}) {{", *indented(_columns([*again, f"if ({r.where}) {reduce}"])), "}"]
         body += [f"stored_{x}.lane[j] = {x};" for x in stored]
         in_round = [
             *(array for array, _ in ahead),
@@ -213,7 +239,9 @@ class LongRows:
                     *loads,
                     *keeps,
                     *(f"Vector<{self.elements[x].kind}, WIDTH> stored_{x};" for x in stored),
-                    *("#pragma unroll", "for (int j = 0; j < WIDTH; j++) {", *indented(body), "}"),
+                    *anywhere,
+                    *_columns(body),
+                    *rest,
                     *(f"store({to}, start, stored_{x});" for x, places in stored.items() for to in places),
                 ]
             ),
@@ -239,6 +267,12 @@ RESULT = "RESULT"
 """Stands for the name that is defined."""
 
 
+def _columns(lines: Sequence[str]) -> list[str]:
+    """Statements for each column of a vector, with its number `column` and its lane `j`."""
+    body = ["const int column = start + j;", *lines]
+    return ["#pragma unroll", "for (int j = 0; j < WIDTH; j++) {", *indented(body), "}"]
+
+
 def _joined(name: str, op: str) -> str:
     """The partial results of a thread as one."""
     pairs = [f"{op}::of(part_{name}[{i}], part_{name}[{i + 1}])" for i in range(0, PARTS, 2)]
@@ -249,8 +283,8 @@ def long_rows(body: Program, target: Target) -> tuple[Part, int, int]:
     """The part for a `long_rows` body, the threads of a block, and the blocks for which there are registers."""
     rows = rows_in(body)
     assert rows is not None
-    writer = _Writer(body, rows)
     of_rows = [v for v in (*body.inputs, *body.outputs) if rows.held(v.type.shape) == ROW]
+    writer = _Writer(body, rows, rounded=all(v.type.dtype in (BITS, np.bool_) for v in of_rows))
     itemsize = max((v.type.dtype.itemsize for v in of_rows), default=VECTOR)
     width = vector_width(rows.length, itemsize)
     vectors, items = rows.length // width, LOADS * VECTOR // (width * itemsize)
@@ -269,10 +303,12 @@ def long_rows(body: Program, target: Target) -> tuple[Part, int, int]:
 
 
 class _Writer:
-    """Writes the equations of a body."""
+    """Writes the equations of a body. `rounded`: all rows are bfloat16 in memory."""
 
-    def __init__(self, body: Program, rows: Rows) -> None:
-        self.body, self.rows, self.block = body, rows, LongRows(rows)
+    def __init__(self, body: Program, rows: Rows, rounded: bool) -> None:
+        self.body, self.rows = body, rows
+        self.block = LongRows(rows, exp="exp_approximate" if rounded else "exp")
+        self.expressions = {"exp": f"{self.block.exp}(a)"}
         self.names: dict[Held, str] = {}
         for i, v in enumerate(body.inputs):
             for held in dict.fromkeys(rows.read(v, e) for e in body.equations if v in e.inputs):
@@ -305,7 +341,7 @@ class _Writer:
         found = []
         for v in body.outputs:
             own = Program(body.inputs, {}, body.equations, (v,))
-            lines = statements(own, dict(zip(body.inputs, given, strict=False)), [RESULT])
+            lines = statements(own, dict(zip(body.inputs, given, strict=False)), [RESULT], self.expressions)
             found.append(define(c_type(v.type.dtype), ["{", *indented(lines), "}"], given))
         return found
 
@@ -336,7 +372,7 @@ def _softmax(logarithm: bool) -> Rule:
         (x,), kind = given, c_type(e.inputs[0].type.dtype)
         top = rows.reduced("Max", kind, x)
         below = rows.element(kind, [f"{RESULT} = {x} - {top};"], [x, top])
-        term = rows.element(kind, [f"{RESULT} = exp({below});"], [below])
+        term = rows.element(kind, [f"{RESULT} = {rows.exp}({below});"], [below])
         total = rows.reduced("Sum", kind, term)
         if logarithm:
             shift = rows.number(kind, [f"{RESULT} = log({total});"], [total])
@@ -349,10 +385,10 @@ def _softmax(logarithm: bool) -> Rule:
 
 def _argmax(rows: LongRows, e: Equation, given: Sequence[str]) -> list[str]:
     """The column of the first maximum. NaN counts as the maximum, as in NumPy."""
-    (x,), none = given, rows.rows.length
+    (x,) = given
     top = rows.reduced("Max", c_type(e.inputs[0].type.dtype), x)
-    found = f"{RESULT} = {x} == {top} || {x} != {x} ? column : {none};"
-    first = rows.reduced("Min", "int", rows.element("int", [found], [x, top]))
+    found = rows.element("bool", [f"{RESULT} = {x} == {top} || {x} != {x};"], [x, top])
+    first = rows.reduced("Min", "int", rows.element("int", [f"{RESULT} = column;"], []), where=found)
     return [rows.number("int64_t", [f"{RESULT} = {first};"], [first])]
 
 
@@ -392,7 +428,9 @@ def _take(rows: LongRows, e: Equation, given: Sequence[str]) -> list[str]:
 def _scatter_along_axis(rows: LongRows, e: Equation, given: Sequence[str]) -> list[str]:
     (ct, index), kind = given, c_type(e.outputs[0].type.dtype)
     place = _checked(rows, index, rows.rows.length)
-    return [rows.element(kind, [f"{RESULT} = column == {place} ? {ct} : ({kind})0;"], [ct, place])]
+    scattered = rows.element(kind, [f"{RESULT} = column == {place} ? {ct} : ({kind})0;"], [ct, place])
+    rows.sums[scattered] = rows.number(kind, [f"{RESULT} = {place} < 0 ? ({kind})0 : {ct} + ({kind})0;"], [ct, place])
+    return [scattered]
 
 
 def _one_hot(rows: LongRows, e: Equation, given: Sequence[str]) -> list[str]:

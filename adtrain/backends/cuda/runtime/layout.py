@@ -15,6 +15,13 @@ from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.places import Place, stored_bytes
 from adtrain.passes.plan_memory import MemoryPlan, plan_memory
 
+RUNS_PER_GRAPH = 10
+"""Maximum consecutive runs in one graph. Launches overlap from one run to the next as well, and updates of weights also
+write the bfloat16 copies that the next run reads (`batch_prefetch.py`)."""
+
+MOST_LAUNCHES = 4000
+"""Maximum launches in a graph of several runs. Recording takes about 30 us a launch."""
+
 
 class PlacedEquation(NamedTuple):
     """An equation of a run, its operands, and the byte of the arena where its scratch starts.
@@ -177,3 +184,12 @@ def _planned(program: Program, lowering: Lowering) -> tuple[PrefetchedRuns, Memo
         runs = PrefetchedRuns((), None, program)
         return runs, plan_memory(program, lowering.scratch), None
     return runs, epilogue, steady
+
+
+def runs_per_graph(launches: int) -> Sequence[int]:
+    """The numbers of consecutive runs of which graphs are recorded, the largest first, for a run of so many launches.
+
+    An even number leaves results where the next graph reads them; see `Layout.final_swaps`.
+    """
+    runs = min(RUNS_PER_GRAPH, MOST_LAUNCHES // max(launches, 1)) // 2 * 2
+    return (runs, 1) if runs else (1,)

@@ -15,7 +15,7 @@ from adtrain.backends.cuda.runtime.dlpack_exchange import Borrowed
 from adtrain.backends.cuda.runtime.exchanges import Exchanges, ExchangeWork
 from adtrain.backends.cuda.runtime.graph import Graphs, Marks, recording
 from adtrain.backends.cuda.runtime.launch import Runnable
-from adtrain.backends.cuda.runtime.layout import Layout
+from adtrain.backends.cuda.runtime.layout import Layout, runs_per_graph
 from adtrain.backends.cuda.vendor import LibraryCall
 from adtrain.core import poison
 from adtrain.core.backend import KernelRun
@@ -27,13 +27,6 @@ from adtrain.core.timeline import during
 from adtrain.core.types import ArrayType
 from adtrain.passes.place_collectives import exchange_done_p
 from adtrain.passes.places import stored_bytes
-
-RUNS_PER_GRAPH = 10, 1
-"""Consecutive runs in one graph, so that launches overlap from one run to the next as well."""
-
-MOST_LAUNCHES = 2000
-"""Launches in a graph of several runs; with more, a graph has one run. Recording takes about 30 us a launch, and the
-overlap of so long runs saves less than 1%."""
 
 RUNS_PER_LAUNCH = 100, 10, 1
 """Consecutive runs in one launch, for a Program whose launch computes several runs. So it reads and writes once what it
@@ -101,7 +94,7 @@ class CudaProgram:
             self.runs_at_once: Sequence[int] = RUNS_PER_LAUNCH
         else:
             launches = sum(len(lowering.launches(e)) for e in program.equations)
-            self.runs_at_once = [n for n in RUNS_PER_GRAPH if n == 1 or n * launches <= MOST_LAUNCHES]
+            self.runs_at_once = runs_per_graph(launches)
         self.results = [(x.where, x.at, v.stored.shape) for x, v in zip(layout.results, program.outputs, strict=True)]
         self.graphs = Graphs(self.device)
         self.marks: Marks | None = None
