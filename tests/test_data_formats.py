@@ -122,6 +122,9 @@ WRONG: dict[str, Any] = {
     "skip_broken": "yes",
     "length": 0,
     "unit": "word",
+    "order": "sorted",
+    "vocabulary": 256,
+    "tokenizer": "",
     "format": "parquet",
 }
 

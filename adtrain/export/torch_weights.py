@@ -21,8 +21,8 @@ def encode(trained: TrainedModel) -> bytes:
     """The content of a safetensors file: the same bytes for the same run.
 
     Its metadata, JSON under one key, are the classes, the targets, the config, and the input's normalisation: division
-    by `scale`, then `mean` and `std` per channel; for rows of a table also the encoder of their columns. With
-    `data.normalize_targets` a predicted number is output * `target_std` + `target_mean`.
+    by `scale`, then `mean` and `std` per channel; for rows of a table also the encoder of their columns, and for
+    tokens the tokenizer. With `data.normalize_targets` a predicted number is output * `target_std` + `target_mean`.
     """
     about: dict[str, Any] = {
         "version": __version__,
@@ -32,6 +32,7 @@ def encode(trained: TrainedModel) -> bytes:
         "mean": trained.network.mean,
         "std": trained.network.std,
         "encoder": trained.encoder,
+        "tokenizer": trained.tokenizer,
         "targets": trained.targets,
     }
     if isinstance(trained.network.task, Regression) and trained.network.task.normalized:

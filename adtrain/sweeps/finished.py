@@ -161,7 +161,7 @@ def members_of(folder: SweepFolder, top: int | None) -> list[int]:
 def evaluate(session: Session, folder: SweepFolder, members: Sequence[int]) -> Score:
     """The score of the ensemble of these members on the test part. Raises AdtrainError where a state is missing."""
     experiment = session.groups[0].experiment
-    images, labels = experiment.test.images, experiment.test.labels
+    images, labels = experiment.test.images, np.asarray(experiment.test.labels)
     total: Any = 0.0
     missing = set(members)
     for group, state in final_states(session, folder):

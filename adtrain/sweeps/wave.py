@@ -295,7 +295,7 @@ class WaveTraining:
         self.tally = empty_tally(self.task, len(self.members), self.device)
         count = sum(sizes)
         train = self._scores(
-            [float(loss) / count for loss in losses], sums, inputs.rows(count), self.group.whole.labels
+            [float(loss) / count for loss in losses], sums, inputs.rows(count), np.asarray(self.group.whole.labels)
         )
         validation, metrics = self._validation_results()
         before = (number - 1) * self.experiment.steps_per_epoch
@@ -446,7 +446,7 @@ class WaveTraining:
             totals = self.programs.evaluation.repeat(steps, totals, *arguments)
         losses = list(map(mean_loss, totals.loss.numpy().tolist(), totals.weight.numpy().tolist()))
         own = rows if rows.ndim == 2 else [rows] * self.count
-        return self._scores(losses, totals.sums.numpy(), own, examples.split.labels)
+        return self._scores(losses, totals.sums.numpy(), own, np.asarray(examples.split.labels))
 
 
 def _chunks(count: int, size: int) -> Iterator[tuple[int, int, int]]:

@@ -66,7 +66,7 @@ class Evaluation:
         loss = mean_loss(sums.loss, sums.weight)
         if not math.isfinite(loss):
             raise AdtrainError(f"the loss on the {self.name} examples is {loss}: the model's numbers have overflowed")
-        return self.task.score(loss, sums.of_task, len(self.examples), lambda: self.examples.split.labels)
+        return self.task.score(loss, sums.of_task, len(self.examples), lambda: np.asarray(self.examples.split.labels))
 
     def sums(self, params: nn.Params, statistics: nn.State, before_batches: Callable[[], None] = lambda: None) -> Sums:
         """The sums over the split.
@@ -145,7 +145,7 @@ def named_metrics(
     """The values of the metrics on all of `examples`, by name."""
     if not metrics:
         return {}
-    return metrics_on(predictions(*trained, examples.images, device), examples.labels, metrics, classes)
+    return metrics_on(predictions(*trained, examples.images, device), np.asarray(examples.labels), metrics, classes)
 
 
 def metrics_on(
