@@ -123,6 +123,7 @@ WRONG: dict[str, Any] = {
     "length": 0,
     "unit": "word",
     "order": "sorted",
+    "validation_tokens": 0,
     "vocabulary": 256,
     "tokenizer": "",
     "format": "parquet",

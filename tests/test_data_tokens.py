@@ -27,11 +27,11 @@ def learnt(vocabulary: int = 280) -> Tokenizer:
     return tokenizer.train([TEXT], vocabulary)
 
 
-def write_tokens(folder: Path, text: str = TEXT, shard_tokens: int = 200) -> Path:
-    """A folder with the tokens of a text in files of `shard_tokens` tokens."""
+def write_tokens(folder: Path, shard_tokens: int = 200, used: Tokenizer | None = None) -> Path:
+    """A folder with the tokens of TEXT in files of `shard_tokens` tokens."""
     source = folder / "source.txt"
-    source.write_bytes(text.encode())
-    token_folder.write([source], folder / "tokens", learnt(), shard_tokens)
+    source.write_text(TEXT)
+    token_folder.write([source], folder / "tokens", used or learnt(), shard_tokens)
     return folder / "tokens"
 
 
@@ -160,11 +160,17 @@ def test_each_text_ends_with_its_token(tmp_path: Path) -> None:
     assert (header.documents, header.tokens, header.bytes, header.vocabulary) == (3, len(tokens), 14, 280)
 
 
-def test_a_large_vocabulary_is_stored_as_uint32(tmp_path: Path) -> None:
-    values = json.loads(learnt().content)
-    values["model"]["vocab"] |= {f"{'a' * 9}{i:06}".replace("0", "b"): 280 + i for i in range(1 << 16)}
-    assert Tokenizer(json.dumps(values)).dtype == np.dtype("<u4")
-    assert learnt().dtype == np.dtype("<u2")
+@pytest.mark.parametrize(("vocabulary", "dtype"), [(2**16, "<u2"), (2**16 + 1, "<u4")])
+def test_the_vocabulary_decides_the_type_of_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocabulary: int, dtype: str
+) -> None:
+    names = (*learnt().classes, *[""] * (vocabulary - 280))
+    monkeypatch.setattr(Tokenizer, "classes", names)
+    folder = write_tokens(tmp_path, 10_000, Tokenizer(learnt().content))
+    tokens = np.fromfile(folder / "tokens-00000.bin", dtype)
+    np.testing.assert_array_equal(tokens[:-1], learnt().encode([TEXT]))
+    found = data.load(path=folder, options=Options(unit="token", length=9), need_test=False).train
+    np.testing.assert_array_equal(np.asarray(found.labels)[:, -1], tokens[9::10])
 
 
 def damage(folder: Path, change: Callable[[dict[str, object]], object]) -> None:

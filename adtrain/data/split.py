@@ -149,6 +149,8 @@ def split_validation(split: Split, fraction: float, seed: int, last: int = 0) ->
     parts keep the order of `split`. The end of a text is its validation part.
     Raises DataError as `validation_size` does.
     """
+    if last and split.is_text:
+        return split.part(0, len(split) - last), split.part(len(split) - last, len(split))
     if last:
         first = np.arange(len(split))
         return split.take(first[:-last]), split.take(first[-last:])

@@ -37,11 +37,18 @@ class SequenceOptions:
         unit: what a class is; token: a part of a word, by byte-pair encoding
         order: the sequences of an epoch: shuffled, or in_order, that of the text, each once; or random_offsets, as many
             that begin anywhere
+        validation_tokens: instead of validation, how many characters, bytes or tokens at the end are held out for it
     """
 
     length: Size = 128
     unit: Literal["character", "byte", "token"] = "character"
     order: Order = "shuffled"
+    validation_tokens: Size | None = None
+
+    @property
+    def validation_rows(self) -> int:
+        """The number of sequences at the end that are held out for validation."""
+        return -(-(self.validation_tokens or 0) // self.length)
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,8 @@ def read(path: Path, options: TextOptions, known: Known = NOTHING) -> Parts:
     found = read_classes(path, options, known)
     require_length(len(found.numbers), options, path)
     inputs, labels = (np.asarray(x) for x in sequences.cut(sequences.MemoryStream(found.numbers, ""), options.length))
-    return Parts(Part(inputs, labels, str(path)), classes=found.names, tokenizer=found.tokenizer)
+    part = Part(inputs, labels, str(path))
+    return Parts(part, classes=found.names, tokenizer=found.tokenizer, validation_rows=options.validation_rows)
 
 
 def require_length(count: int, options: SequenceOptions, path: Path) -> None:

@@ -93,7 +93,8 @@ def read(folder: Path, options: TextOptions, known: Known = NOTHING) -> Parts:
     counts = [shard.tokens for shard in header.shards]
     stream = sequences.FileStream(files, counts, dtype, header.vocabulary, digest)
     inputs, labels = sequences.cut(stream, options.length)
-    return Parts(Part(inputs, labels, str(folder)), classes=own.classes, tokenizer=own)
+    part = Part(inputs, labels, str(folder))
+    return Parts(part, classes=own.classes, tokenizer=own, validation_rows=options.validation_rows)
 
 
 def verify(folder: Path) -> None:

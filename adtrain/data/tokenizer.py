@@ -61,12 +61,14 @@ class Tokenizer:
 
     The names of ordinary tokens spell their bytes as `BYTES` says. Added tokens, such as the end of a text, have no
     bytes: they are never found in a text, even if it spells their names.
+
+    Raises ValueError for another content, or a tokenizer of another kind.
     """
 
     content: str
 
     def __post_init__(self) -> None:
-        _ = self._loaded, self.tokens  # so that a damaged tokenizer is an error here
+        _ = self.tokens  # raises the errors
 
     @cached_property
     def _loaded(self) -> Any:
@@ -75,7 +77,7 @@ class Tokenizer:
         except AdtrainError:
             raise
         except Exception as error:  # the package has no class of its own
-            raise DataError(f"found no tokenizer ({' '.join(str(error).split())})") from None
+            raise ValueError(f"found no tokenizer ({' '.join(str(error).split())})") from None
         found.no_truncation()
         found.no_padding()
         found.encode_special_tokens = True
@@ -94,7 +96,7 @@ class Tokenizer:
 
     @cached_property
     def tokens(self) -> tuple[bytes, ...]:
-        """The bytes of each token. Raises DataError for a tokenizer of another kind."""
+        """The bytes of each token."""
         try:
             ordinary = {
                 number: bytes(BYTES[x] for x in name)
@@ -104,7 +106,7 @@ class Tokenizer:
         except KeyError:
             ordinary = {}
         if len({x for x in ordinary.values() if len(x) == 1}) < 256 or len(self.classes) > LARGEST_VOCABULARY:
-            raise DataError(
+            raise ValueError(
                 "found a tokenizer without a token for each byte, expected byte-level byte-pair encoding, as that of "
                 "GPT-2 or Llama 3"
             )
@@ -149,7 +151,7 @@ def read(path: Path) -> Tokenizer:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
         raise DataError(f"{path}: found no UTF-8, expected a tokenizer.json") from None
-    except DataError as error:
+    except ValueError as error:
         raise DataError(f"{path}: {error}") from None
 
 

@@ -150,8 +150,14 @@ def of_data(cfg: Config, data_set: DataSet, mode: Mode = Mode.FUSED) -> Experime
         raise DataError(f"{place}: found one class, {name}, in all examples; expected at least two to tell apart")
     cfg = with_shape(cfg, data_set.train.images.shape[1:])
     if data_set.validation_rows and cfg.data.validation:
-        reason = f"but {cfg.data.path} has a folder of validation images; remove this key"
-        raise cfg.error_at(("data", "validation"), f"found {cfg.data.validation}, {reason}")
+        there = f"{cfg.data.path} has a folder of validation images"
+        if cfg.data.is_text:
+            there = "data.validation_tokens is set"
+        raise cfg.error_at(("data", "validation"), f"found {cfg.data.validation}, but {there}; remove this key")
+    if cfg.data.is_text and data_set.validation_rows >= len(data_set.train):
+        most = (len(data_set.train) - 1) * cfg.data.options.length
+        found = f"found {cfg.data.options.validation_tokens:,}, expected at most {most:,}, so that a sequence is left"
+        raise cfg.error_at(("data", "validation_tokens"), found)
     train, validation = data.split_validation(
         data_set.train, cfg.data.validation, cfg.training.seed, data_set.validation_rows
     )

@@ -152,6 +152,7 @@ EXAMPLES: dict[str, Any] = {
     "data.length": 64,
     "data.unit": "byte",
     "data.order": "in_order",
+    "data.validation_tokens": 100000,
     "data.vocabulary": 8192,
     "data.tokenizer": "gpt2/tokenizer.json",
     "data.batch_size": 128,
