@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -134,7 +136,7 @@ def test_a_stopped_and_resumed_run_on_token_files_has_the_same_bytes(
     experiment = training.prepare(config.load(write_tokens(tmp_path), [f"data.order={order}", "data.batch_size=32"]))
     assert isinstance(training.on_device(experiment.train, "cpu"), Streamed)
     assert train(experiment, RunFolder.create(experiment, tmp_path / "whole"))
-    assert check_stops(experiment, tmp_path / "whole", 1, 5) > 5
+    assert check_stops(experiment, tmp_path / "whole", 1, 8) > 8
 
 
 def encoded(path: Path, *settings: str) -> bytes:
@@ -277,6 +279,8 @@ def test_the_proposed_config_trains(tmp_path: Path, source: str) -> None:
     path.write_text(proposed)
     cfg = config.load(path)
     assert [layer.kind for layer in cfg.model.layers].count("transformer_encoder_layer") == 4
+    if source == "tokens":
+        return
     small = [f"model.layers.{i}.transformer_encoder_layer.dim_feedforward=4" for i in range(2, 6)]
     training.run(training.prepare(config.load(path, ["training.steps=1", *small])))
 
@@ -305,3 +309,24 @@ def test_a_model_without_its_tokenizer_is_refused(
     error = error_of("sample", tmp_path / "run")
     assert error.startswith(f"{path}: ")
     assert expected in error
+
+
+SMALL = ("--set", "model.layers=[embedding: {num_embeddings: 300, embedding_dim: 4}, linear: 300]", "--epochs", "1")
+
+
+def test_the_commands_of_the_page_about_text_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("books").mkdir()
+    for name in ("book.txt", "other.txt", "more.txt", "books/a.txt"):
+        Path(name).write_text(generated(300), encoding="utf-8")
+    page = (Path(__file__).parents[1] / "docs/how-to/text.md").read_text()
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    lines = [line for language, block in blocks for line in block.splitlines() if not language]
+    assert len(lines) == 8
+    for line in lines:
+        arguments, _, output = line.removeprefix("adtrain ").partition(" > ")
+        if arguments.startswith("sample runs/letters"):
+            continue  # a run on characters
+        result = command(*shlex.split(arguments), *(SMALL if arguments.startswith("train") else []))
+        if output:
+            Path(output).write_text(result.stdout)
