@@ -35,6 +35,7 @@ def write_tokens(folder: Path, shard_tokens: int = 200, used: Tokenizer | None =
     return folder / "tokens"
 
 
+END = learnt().end_of_text or 0
 texts = st.text(st.characters(exclude_categories=["Cs"]))
 
 
@@ -81,7 +82,7 @@ def test_a_short_text_has_fewer_tokens_than_asked_for() -> None:
 
 def test_a_text_that_spells_the_end_of_a_text_has_no_such_token() -> None:
     assert learnt().end_of_text not in learnt().encode(["a<|endoftext|>b"])
-    assert learnt().tokens[learnt().end_of_text or 0] == b""
+    assert learnt().tokens[END] == b""
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,7 @@ def test_sequences_do_not_depend_on_where_the_files_are_cut(
     tmp_path_factory: pytest.TempPathFactory, shard_tokens: int, length: int, rows: list[int]
 ) -> None:
     folder = write_tokens(tmp_path_factory.mktemp("cut"), shard_tokens=shard_tokens)
-    tokens = np.append(learnt().encode([TEXT]), learnt().end_of_text)
+    tokens = np.append(learnt().encode([TEXT]), END)
     found = data.load(path=folder, options=Options(unit="token", length=length), need_test=False)
     whole = tokens[: len(tokens) // (length + 1) * (length + 1)].reshape(-1, length + 1)
     np.testing.assert_array_equal(np.asarray(found.train.images)[:, 0, 0], whole[:, :-1])

@@ -22,7 +22,8 @@ from adtrain import config, training
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.data import token_folder, tokenizer
-from adtrain.training import RunFolder, examples, loop, model_file
+from adtrain.report import curves, record
+from adtrain.training import RunFolder, examples, loop, model_file, sampling
 from adtrain.training.checkpoint import fetch
 from adtrain.training.examples import Streamed
 from adtrain.training.tasks import NextToken
@@ -258,7 +259,7 @@ def test_a_sample_ends_with_the_text(trained: Path, monkeypatch: pytest.MonkeyPa
     used = model_file.load(trained).tokenizer
     assert used is not None
     with_end = [*used.encode(["the cat"]), used.end_of_text, *used.encode(["sat"])]
-    monkeypatch.setattr(training.sampling, "sample", lambda *arguments: iter(with_end))
+    monkeypatch.setattr(sampling, "sample", lambda *arguments: iter(with_end))
     assert command("sample", trained, "--prompt", "a ").stdout == "a the cat\n"
 
 
@@ -330,3 +331,16 @@ def test_the_commands_of_the_page_about_text_work(tmp_path: Path, monkeypatch: p
         result = command(*shlex.split(arguments), *(SMALL if arguments.startswith("train") else []))
         if output:
             Path(output).write_text(result.stdout)
+
+
+def test_an_evaluation_within_an_epoch_is_recorded_and_drawn(tmp_path: Path) -> None:
+    settings = ("--set", "training.validate_every=7", "--set", "data.batch_size=8")
+    found = command("train", write_config(tmp_path), "--output-dir", tmp_path / "run", *settings, "--verbose")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    within = [line for line in lines if line["kind"] == "validation"]
+    ends = [line["step"] for line in lines if line["kind"] == "epoch"]
+    assert [line["step"] for line in within] == [step for step in range(7, ends[-1], 7) if step not in ends]
+    assert f"step 7: validation loss {within[0]['validation']['loss']:.4f}, perplexity " in found.stderr
+    loss = curves.panels(record.read(tmp_path / "run"))[0]
+    (drawn,) = (curve for curve in loss.curves if curve.name == "validation")
+    assert drawn.xs == [line["step"] / ends[0] for line in lines if "validation" in line]

@@ -237,6 +237,11 @@ class Training(Section):
     checkpoint_every: Size | None = Field(
         None, description="steps between checkpoints, in addition to those after each epoch"
     )
+    validate_every: Size | None = Field(
+        None,
+        description="steps between evaluations on the validation examples, in addition to those after each epoch, "
+        "which alone decide on the best epoch",
+    )
     best_by: BestBy | None = Field(
         None,
         description="the metric that selects the best epoch, of the task or of training.metrics; "

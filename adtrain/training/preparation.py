@@ -161,6 +161,9 @@ def of_data(cfg: Config, data_set: DataSet, mode: Mode = Mode.FUSED) -> Experime
     train, validation = data.split_validation(
         data_set.train, cfg.data.validation, cfg.training.seed, data_set.validation_rows
     )
+    if validation is None and cfg.training.validate_every is not None:
+        reason = "expected none, for there are no validation examples (data.validation)"
+        raise cfg.error_at(("training", "validate_every"), f"found {cfg.training.validate_every}, {reason}")
     if cfg.data.options.order == "random_offsets":
         train = train.at_offsets()
     token_bytes = () if data_set.tokenizer is None else data_set.tokenizer.tokens

@@ -175,6 +175,7 @@ EXAMPLES: dict[str, Any] = {
     "training.init_from": "runs/mlp",
     "training.init_partial": True,
     "training.checkpoint_every": 500,
+    "training.validate_every": 1000,
     "training.best_by": "validation_loss",
     "training.final_model": "last",
     "training.metrics": ["f1", "confusion"],
