@@ -23,7 +23,7 @@ from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.data import token_folder, tokenizer
 from adtrain.report import curves, record
-from adtrain.training import RunFolder, examples, loop, model_file, sampling
+from adtrain.training import RunFolder, evaluation, examples, loop, model_file, sampling
 from adtrain.training.checkpoint import fetch
 from adtrain.training.examples import Streamed
 from adtrain.training.tasks import NextToken
@@ -70,6 +70,25 @@ def error_of(*arguments: str | Path) -> str:
     """The single line of an error, without `adtrain: error: `."""
     (line,) = command(*arguments, expect=2).stderr.splitlines()
     return line.removeprefix("adtrain: error: ")
+
+
+def test_a_batch_of_an_evaluation_has_few_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = training.prepare(config.load(write_config(tmp_path)))
+    task = experiment.network.task
+    assert evaluation.batch_size_of(task) == evaluation.BATCH_SIZE
+    state = experiment.initial_state("cpu")
+
+    def score() -> dict[str, float]:
+        examples = training.on_device(experiment.test, "cpu")
+        found = training.Evaluation(training.evaluation_step(experiment.network), task, examples)
+        return found.score(state.params, state.statistics)._asdict()
+
+    whole = score()
+    monkeypatch.setattr(evaluation, "MOST_OUTPUTS", 5 * 8 * VOCABULARY)
+    assert evaluation.batch_size_of(task) == 5
+    assert score() == pytest.approx(whole)
+    monkeypatch.setattr(evaluation, "MOST_OUTPUTS", 1)
+    assert evaluation.batch_size_of(task) == 1
 
 
 @pytest.fixture(scope="module")

@@ -97,13 +97,14 @@ class Classes(NamedTuple):
 
 def read_classes(path: Path, options: TextOptions, known: Known = NOTHING) -> Classes:
     """The classes of a text file; there is at least one. Raises DataError and DataOptionError as `read` does."""
-    if options.unit == "token":
-        return _tokens(path, options, known)
-    for name in ("vocabulary", "tokenizer"):
+    for name in ("vocabulary", "tokenizer") if options.unit != "token" else ():
         if (value := getattr(options, name)) is not None:
             raise DataOptionError(name, f"found {value} for {options.unit}s, expected data.unit: token")
     try:
-        require_memory(str(path), BYTES_IN_MEMORY * path.stat().st_size)
+        advice = "; adtrain data tokenize writes its tokens to files" if options.unit == "token" else ""
+        require_memory(str(path), BYTES_IN_MEMORY * path.stat().st_size, advice)
+        if options.unit == "token":
+            return _tokens(path, options, known)
         content = read_regular(path).removeprefix(b"" if options.unit == "byte" else BOM_UTF8)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None

@@ -87,7 +87,7 @@ def read(folder: Path, options: TextOptions, known: Known = NOTHING) -> Parts:
     if known.tokenizer is not None and known.tokenizer.digest != own.digest:
         raise DataError(f"{folder}: found tokens of another tokenizer than the run's, expected those of the run's")
     require_length(header.tokens, options, folder)
-    dtype = np.dtype(header.dtype)
+    dtype = np.dtype(header.dtype).newbyteorder("<")
     files = [_opened(folder / shard.file, shard.tokens * dtype.itemsize) for shard in header.shards]
     digest = sha256(json.dumps([shard.sha256 for shard in header.shards]).encode()).hexdigest()
     counts = [shard.tokens for shard in header.shards]

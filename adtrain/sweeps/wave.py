@@ -34,7 +34,7 @@ from adtrain.sweeps.step import (
     sweep_step,
     zero_member_totals,
 )
-from adtrain.training.evaluation import BATCH_SIZE, mean_loss, metrics_on
+from adtrain.training.evaluation import batch_size_of, mean_loss, metrics_on
 from adtrain.training.examples import Resident, StepInputs, on_device
 from adtrain.training.experiment import LOG_ROWS, TOTALS, Experiment
 from adtrain.training.loop import REPORT_SECONDS
@@ -427,7 +427,7 @@ class WaveTraining:
 
     def _batches(self, examples: Resident, rows: np.ndarray) -> Iterator[tuple[int, StepInputs]]:
         """Rows as in `_evaluated` in batches: (count, inputs) of up to LOG_ROWS batches of one size at a time."""
-        for length, begin, end in _chunks(rows.shape[-1], BATCH_SIZE):
+        for length, begin, end in _chunks(rows.shape[-1], batch_size_of(self.task)):
             part = rows[..., begin:end]
             order = part.reshape(*part.shape[:-1], -1, length)
             padded = np.zeros((*part.shape[:-1], LOG_ROWS, length), np.int64)
