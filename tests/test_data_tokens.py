@@ -103,6 +103,16 @@ def test_a_tokenizer_of_another_kind_is_an_error(tmp_path: Path, content: str | 
     assert "\n" not in str(caught.value)
 
 
+def test_added_tokens_that_are_not_special_have_their_text() -> None:
+    values = json.loads(learnt().content)
+    values["added_tokens"].append(values["added_tokens"][0] | {"id": 280, "content": "    ", "special": False})
+    used = Tokenizer(json.dumps(values))
+    found = used.encode(["the     cat"])
+    assert 280 in found
+    assert "".join(used.decode(found)) == "the     cat"
+    assert used.tokens[280] == b"    "
+
+
 def test_truncation_and_padding_of_a_tokenizer_are_ignored(tmp_path: Path) -> None:
     values = json.loads(learnt().content)
     values["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
@@ -219,6 +229,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no header": (
         lambda folder: (folder / "tokens.json").write_text("[1"),
+        "FOLDER/tokens.json: is damaged: found no header of tokens; adtrain data tokenize makes such a folder",
+    ),
+    "a deep header": (
+        lambda folder: (folder / "tokens.json").write_text("[" * 100_000),
         "FOLDER/tokens.json: is damaged: found no header of tokens; adtrain data tokenize makes such a folder",
     ),
     "a token that is too large": (

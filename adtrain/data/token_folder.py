@@ -118,7 +118,7 @@ def _header(folder: Path) -> Header:
         header = Header(shards=shards, **values)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, TypeError, AttributeError, KeyError):
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         raise DataError(f"{path}: is damaged: found no header of tokens; {ADVICE}") from None
     counts = [header.vocabulary, header.tokens, header.documents, *(shard.tokens for shard in shards)]
     texts = [header.tokenizer, *(text for shard in shards for text in (shard.file, shard.sha256))]
@@ -168,17 +168,11 @@ def documents_of(paths: Iterable[Path]) -> list[Path]:
     return found
 
 
-def write(
-    documents: Sequence[Path],
-    folder: Path,
-    used: Tokenizer,
-    shard_tokens: int = SHARD_TOKENS,
-) -> Header:
+def write(documents: Sequence[Path], folder: Path, used: Tokenizer, shard_tokens: int = SHARD_TOKENS) -> Header:
     """Write the tokens of text files to a new folder; the end of a text follows each of them.
 
-    The folder appears when it is complete. Raises DataError for a text
-    that cannot be read, and for a tokenizer without an end of a text; AdtrainError where the folder cannot be written,
-    or exists.
+    The folder appears when it is complete. Raises DataError for a text that cannot be read, and for a tokenizer without
+    an end of a text; AdtrainError where the folder cannot be written, or exists.
     """
     if used.end_of_text is None:
         expected = f"expected one of {', '.join(tokenizer.END_OF_TEXT)} among its added tokens"
@@ -189,8 +183,7 @@ def write(
     def tokens() -> Iterator[np.ndarray]:
         nonlocal text_bytes
         for document in documents:
-            for piece in tokenizer.pieces_of(document):
-                found = used.encode([piece])
+            for found in used.encoded(tokenizer.pieces_of(document)):
                 text_bytes += int(lengths[found].sum())
                 yield found.astype(used.dtype)
             yield np.array([used.end_of_text], used.dtype)

@@ -1,7 +1,8 @@
 """Tokens of a text: byte-pair encoding of its UTF-8 bytes, by the package `tokenizers`.
 
-Every byte is a token, so every text has tokens, and the bytes of tokens are the bytes of the text. Only tokenizers of
-this kind are taken: those of GPT-2, Llama 3 and others, and those that `train` makes.
+Every byte is a token, so every text has tokens, and the bytes of tokens are the bytes of the text, after normalisation
+if a tokenizer has that. Only tokenizers of this kind are taken: those of GPT-2, Llama 3 and others, and those that
+`train` makes.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from adtrain.core.errors import AdtrainError
 from adtrain.data.errors import DataError
 from adtrain.files import open_regular, read_regular
 
@@ -32,8 +33,11 @@ SMALLEST_VOCABULARY = 257
 LARGEST_VOCABULARY = 2**24
 """float32, in which a network gets its inputs, has all smaller integers."""
 
-BLOCK, LONGEST_PIECE = 1 << 20, 1 << 24
-"""Bytes that are read from a file at a time, and the most characters that are encoded together."""
+BLOCK, LONGEST_PIECE = 1 << 16, 1 << 20
+"""Bytes that are read from a file at a time, and about the most characters of a piece."""
+
+PIECES_AT_ONCE = 64
+"""Pieces that are encoded at a time, by all processors."""
 
 BETWEEN_TOKENS = re.compile(r"[^\W_](?=\s)")
 """Ends where no token goes on: white space after a letter or a digit begins a new word in tokenizers of this kind."""
@@ -59,7 +63,7 @@ BYTES = _bytes_of_characters()
 class Tokenizer:
     """A tokenizer, given by the content of a file `tokenizer.json`.
 
-    The names of ordinary tokens spell their bytes as `BYTES` says. Added tokens, such as the end of a text, have no
+    The names of ordinary tokens spell their bytes as `BYTES` says. Special tokens, such as the end of a text, have no
     bytes: they are never found in a text, even if it spells their names.
 
     Raises ValueError for another content, or a tokenizer of another kind.
@@ -72,21 +76,15 @@ class Tokenizer:
 
     @cached_property
     def _loaded(self) -> Any:
+        package = _package()
         try:
-            found = _package().Tokenizer.from_str(self.content)
-        except AdtrainError:
-            raise
+            found = package.Tokenizer.from_str(self.content)
         except Exception as error:  # the package has no class of its own
             raise ValueError(f"found no tokenizer ({' '.join(str(error).split())})") from None
         found.no_truncation()
         found.no_padding()
         found.encode_special_tokens = True
         return found
-
-    @cached_property
-    def _added(self) -> dict[int, str]:
-        """The names of added tokens, by their numbers."""
-        return {number: token.content for number, token in self._loaded.get_added_tokens_decoder().items()}
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
@@ -97,20 +95,19 @@ class Tokenizer:
     @cached_property
     def tokens(self) -> tuple[bytes, ...]:
         """The bytes of each token."""
+        added = self._loaded.get_added_tokens_decoder()
+        found = {number: b"" if token.special else token.content.encode() for number, token in added.items()}
         try:
-            ordinary = {
-                number: bytes(BYTES[x] for x in name)
-                for name, number in self._loaded.get_vocab(with_added_tokens=False).items()
-                if number not in self._added
-            }
+            ordinary = self._loaded.get_vocab(with_added_tokens=False).items()
+            found |= {number: bytes(BYTES[x] for x in name) for name, number in ordinary if number not in added}
         except KeyError:
-            ordinary = {}
-        if len({x for x in ordinary.values() if len(x) == 1}) < 256 or len(self.classes) > LARGEST_VOCABULARY:
+            found = {}
+        if len({x for x in found.values() if len(x) == 1}) < 256 or len(self.classes) > LARGEST_VOCABULARY:
             raise ValueError(
                 "found a tokenizer without a token for each byte, expected byte-level byte-pair encoding, as that of "
                 "GPT-2 or Llama 3"
             )
-        return tuple(ordinary.get(number, b"") for number in range(len(self.classes)))
+        return tuple(found.get(number, b"") for number in range(len(self.classes)))
 
     @cached_property
     def digest(self) -> str:
@@ -120,7 +117,8 @@ class Tokenizer:
     @property
     def end_of_text(self) -> int | None:
         """The number of the token between two documents; None if there is none."""
-        numbers = {name: number for number, name in self._added.items()}
+        added = self._loaded.get_added_tokens_decoder().items()
+        numbers = {token.content: number for number, token in added if token.special}
         return next((numbers[name] for name in END_OF_TEXT if name in numbers), None)
 
     @property
@@ -130,8 +128,14 @@ class Tokenizer:
 
     def encode(self, pieces: Iterable[str]) -> np.ndarray:
         """The tokens of a text that is given in pieces, int32 (n,); no token goes from a piece to the next one."""
-        found = (self._loaded.encode_batch_fast([piece], add_special_tokens=False)[0].ids for piece in pieces)
-        return np.concatenate([np.zeros(0, np.int32), *(np.array(ids, np.int32) for ids in found)])
+        return np.concatenate([np.zeros(0, np.int32), *self.encoded(pieces)])
+
+    def encoded(self, pieces: Iterable[str]) -> Iterator[np.ndarray]:
+        """The tokens of consecutive pieces of a text, int32 (n,) for each."""
+        remaining = iter(pieces)
+        while some := list(islice(remaining, PIECES_AT_ONCE)):
+            for encoding in self._loaded.encode_batch_fast(some, add_special_tokens=False):
+                yield np.array(encoding.ids, np.int32)
 
     def decode(self, tokens: Iterable[int]) -> Iterator[str]:
         """The text of the tokens, a string for each; characters come when they are complete.
