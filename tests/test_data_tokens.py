@@ -59,11 +59,34 @@ def test_bytes_that_are_not_utf_8_are_decoded_as_replacement_characters() -> Non
     assert "".join(learnt().decode([numbers[b"\xff"], numbers[b"a"], numbers[b"\xc3"]])) == "\ufffda\ufffd"
 
 
-@given(text=st.text("abz019 \n\t.,'!é字", max_size=80), block=st.integers(1, 40))
-def test_the_tokens_of_a_text_do_not_depend_on_the_blocks_in_which_it_is_read(text: str, block: int) -> None:
-    pieces = list(tokenizer.pieces(text[i : i + block] for i in range(0, len(text), block)))
+WORDS = {
+    "GPT-2": None,  # as `train` makes it
+    "Llama 3": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+",
+    "Qwen 2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+",
+}
+"""The expressions that divide texts into words, which no token leaves, of well-known tokenizers."""
+
+
+@cache
+def with_words_of(name: str) -> Tokenizer:
+    """A tokenizer with many tokens of several words, if they were not divided first."""
+    values = json.loads(tokenizer.train([TEXT + "\n\n  \n .\n a.\n\n 00 \t1\n" * 50], 300).content)
+    if WORDS[name] is not None:
+        split = {"type": "Split", "pattern": {"Regex": WORDS[name]}, "behavior": "Isolated", "invert": False}
+        of_bytes = values["pre_tokenizer"] | {"use_regex": False}
+        values["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, of_bytes]}
+    return Tokenizer(json.dumps(values))
+
+
+@given(
+    text=st.text("abz019 \n\t.,'!é字\u0301", max_size=80), block=st.integers(1, 40), name=st.sampled_from(list(WORDS))
+)
+def test_the_tokens_of_a_text_do_not_depend_on_the_blocks_in_which_it_is_read(text: str, block: int, name: str) -> None:
+    pieces, used = list(tokenizer.pieces(text[i : i + block] for i in range(0, len(text), block))), with_words_of(name)
     assert "".join(pieces) == text
-    np.testing.assert_array_equal(learnt().encode(pieces), learnt().encode([text]))
+    np.testing.assert_array_equal(used.encode(pieces), used.encode([text]))
 
 
 def test_a_text_without_spaces_is_divided_after_the_longest_piece(monkeypatch: pytest.MonkeyPatch) -> None:
