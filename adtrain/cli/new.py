@@ -59,6 +59,7 @@ class Gpt:
 
     tokens: float
     length: int
+    batch_size: int
     width: int
     heads: int
     depth: int
@@ -67,10 +68,10 @@ class Gpt:
 
 
 GPTS = (
-    Gpt(1e6, 128, 128, 4, 4, 0.001, 20),
-    Gpt(1e7, 256, 256, 8, 6, 0.001, 10),
-    Gpt(1e8, 512, 512, 8, 8, 0.0006, 3),
-    Gpt(math.inf, 1024, 768, 12, 12, 0.0006, 1),  # that of GPT-2 with 124 million parameters
+    Gpt(1e6, 128, 64, 128, 4, 4, 0.001, 20),
+    Gpt(1e7, 256, 64, 256, 8, 6, 0.001, 10),
+    Gpt(1e8, 512, 32, 512, 8, 8, 0.0006, 3),
+    Gpt(math.inf, 1024, 16, 768, 12, 12, 0.0006, 1),  # that of GPT-2 with 124 million parameters
 )
 LEAST_SEQUENCES, SHORTEST = 64, 16
 """The length of a sequence is halved until a text has so many, or to the shortest length."""
@@ -127,7 +128,8 @@ def text(section: Data, given: Mapping[str, Any]) -> str:
         gpt = next(each for each in GPTS if tokens <= each.tokens)
         keys["length"] = given.get("length") or _length(gpt, tokens)
         examples = tokens // (keys["length"] + 1)
-    keys.setdefault("batch_size", next((size for size in (128, 64, 32) if examples >= BATCHES * size), 16))
+    sizes = [size for size in (128, 64, 32) if gpt is None or size <= gpt.batch_size]
+    keys.setdefault("batch_size", next((size for size in sizes if examples >= BATCHES * size), 16))
     multilabel = _of_zeros_and_ones(found)
     if found.targets and not multilabel:
         keys["normalize_targets"] = True
