@@ -68,6 +68,7 @@ class Gpt:
 
 
 GPTS = (
+    # tokens, length, batch_size, width, heads, depth, lr, epochs
     Gpt(1e6, 128, 64, 128, 4, 4, 0.001, 20),
     Gpt(1e7, 256, 64, 256, 8, 6, 0.001, 10),
     Gpt(1e8, 512, 32, 512, 8, 8, 0.0006, 3),
