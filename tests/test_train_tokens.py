@@ -15,6 +15,7 @@ import pytest
 import training_runs as images
 from command_line import command
 from resumed_runs import check_stops, train
+from safetensors import safe_open
 from thread_ranks import ThreadRank, on_ranks
 
 import adtrain as ad
@@ -22,6 +23,7 @@ from adtrain import config, training
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.data import token_folder, tokenizer
+from adtrain.data.tokenizer import Tokenizer
 from adtrain.report import curves, record
 from adtrain.training import RunFolder, evaluation, examples, loop, model_file, sampling
 from adtrain.training.checkpoint import fetch
@@ -280,6 +282,22 @@ def test_a_sample_ends_with_the_text(trained: Path, monkeypatch: pytest.MonkeyPa
     with_end = [*used.encode(["the cat"]), used.end_of_text, *used.encode(["sat"])]
     monkeypatch.setattr(sampling, "sample", lambda *arguments: iter(with_end))
     assert command("sample", trained, "--prompt", "a ").stdout == "a the cat\n"
+
+
+def test_exported_weights_have_the_tokenizer(trained: Path, tmp_path: Path) -> None:
+    command("export", trained, tmp_path / "words.safetensors")
+    with safe_open(tmp_path / "words.safetensors", framework="numpy") as file:
+        about = json.loads(file.metadata()["adtrain"])
+    assert Tokenizer(about["tokenizer"]) == model_file.load(trained).tokenizer
+
+
+@pytest.mark.needs_onnx
+def test_an_exported_network_has_the_tokenizer(trained: Path, tmp_path: Path) -> None:
+    import onnx
+
+    assert "same predictions" in command("export", trained, tmp_path / "words.onnx").stdout
+    about = {x.key: x.value for x in onnx.load(tmp_path / "words.onnx").metadata_props}
+    assert Tokenizer(about["tokenizer"]) == model_file.load(trained).tokenizer
 
 
 def test_predict_names_the_next_token(trained: Path, tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ def encode(trained: TrainedModel) -> bytes:
 
     Its metadata, JSON under one key, are the classes, the targets, the config, and the input's normalisation: division
     by `scale`, then `mean` and `std` per channel; for rows of a table also the encoder of their columns, and for
-    tokens the tokenizer. With `data.normalize_targets` a predicted number is output * `target_std` + `target_mean`.
+    tokens the content of `tokenizer.json`. With `data.normalize_targets` a predicted number is
+    output * `target_std` + `target_mean`.
     """
     about: dict[str, Any] = {
         "version": __version__,
@@ -32,11 +33,12 @@ def encode(trained: TrainedModel) -> bytes:
         "mean": trained.network.mean,
         "std": trained.network.std,
         "encoder": trained.encoder,
-        "tokenizer": trained.tokenizer,
         "targets": trained.targets,
     }
     if isinstance(trained.network.task, Regression) and trained.network.task.normalized:
         about |= {"target_mean": trained.network.task.mean, "target_std": trained.network.task.std}
+    if trained.tokenizer is not None:
+        about["tokenizer"] = trained.tokenizer.content
     return tensor_file.encode(named_arrays(trained), about)
 
 
