@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from adtrain.training import Epoch, Interval, Observer, TrainState, scores
+from adtrain.training import Epoch, Interval, Observer, TrainState, Validated, scores
 
 NARROW = 75
 """Columns of a terminal; below, a bar has no time left, so that it is at least ten characters long."""
@@ -24,6 +24,9 @@ class ProgressLines(Observer):
 
     def epoch_started(self, epoch: int, epochs: int, images: int) -> None:
         self.epochs = epochs
+
+    def validated(self, validated: Validated) -> None:
+        self.write(f"step {validated.step:,}: validation {scores.text(validated.validation)}")
 
     def epoch_done(self, epoch: Epoch, state: Callable[[], TrainState]) -> None:
         text = scores.text(epoch.train)

@@ -35,6 +35,7 @@ SCALES = {
     "mae": AMOUNT,
     "r2": Scale(higher_is_better=True),
     "perplexity": Scale("{:.3f}"),
+    "bits_per_byte": Scale(),
 }
 """The scores by name."""
 

@@ -122,6 +122,10 @@ WRONG: dict[str, Any] = {
     "skip_broken": "yes",
     "length": 0,
     "unit": "word",
+    "order": "sorted",
+    "validation_tokens": 0,
+    "vocabulary": 256,
+    "tokenizer": "",
     "format": "parquet",
 }
 

@@ -157,8 +157,8 @@ def test_a_text_has_probabilities_at_each_position() -> None:
     trained = replace(trained, network=network, classes=tuple("abcdefg"))
     check(trained, batch=batch)
     header = source.generate(trained, Path("net.c")).header
-    assert "5 numbers: the index of each character in net_labels" in header
-    assert "5x7 probabilities: after each character those of the next one" in header
+    assert "5 numbers: the index of each character, byte or token in net_labels" in header
+    assert "5x7 probabilities: after each of them those of the next one" in header
 
 
 def test_a_full_disk_is_an_error_that_names_the_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,6 +105,7 @@ ONLY_IN = {
     "resvg_py": "graphs",
     "jinja2": "templates",
     "tensorboard": "training",
+    "tokenizers": "data/tokenizer.py",
     "torch": "bench/peers",
     "jax": "bench/peers",
 }
@@ -119,9 +120,9 @@ IMPORT_NAMES = {
     "nvidia-cudnn-frontend": "cudnn",
     "nccl4py": "nccl",
 }
-EXTRAS = ("gpu", "vendor", "report", "tensorboard", "export", "peers", "pandas", "mpi", "multi-gpu")
+EXTRAS = ("gpu", "vendor", "report", "tensorboard", "export", "peers", "pandas", "mpi", "multi-gpu", "text")
 # Packages that are imported inside functions only.
-ONLY_IN_FUNCTIONS = ("torch", "jax")
+ONLY_IN_FUNCTIONS = ("torch", "jax", "tokenizers")
 
 
 @cache

@@ -21,6 +21,7 @@ LOADED_WHEN_USED = {
     "cudnn",
     "torch",
     "tensorboard",
+    "tokenizers",
     "onnx",
     "onnxruntime",
     "pandas",

@@ -12,7 +12,7 @@ from training_runs import prepare
 from adtrain import training
 from adtrain.core import timeline, tree
 from adtrain.core.errors import AdtrainError
-from adtrain.training import ClassScore, Epoch, Interval, Observer, TrainState, trainer
+from adtrain.training import ClassScore, Epoch, Interval, Observer, TrainState, Validated, trainer
 from adtrain.training.loop import FiniteCheck
 
 pytestmark = pytest.mark.unfused
@@ -26,6 +26,7 @@ class Events(Observer):
         self.images: list[int] = []
         self.intervals: list[Interval] = []
         self.epochs: list[Epoch] = []
+        self.validations: list[Validated] = []
 
     def epoch_started(self, epoch: int, epochs: int, images: int) -> None:
         self.started.append((epoch, epochs, images))
@@ -35,6 +36,9 @@ class Events(Observer):
 
     def interval_done(self, interval: Interval) -> None:
         self.intervals.append(interval)
+
+    def validated(self, validated: Validated) -> None:
+        self.validations.append(validated)
 
     def epoch_done(self, epoch: Epoch, state: Callable[[], TrainState]) -> None:
         self.epochs.append(epoch)
@@ -162,3 +166,24 @@ def test_a_batch_larger_than_the_data_is_one_batch(tmp_path: Path) -> None:
     experiment = prepare(tmp_path, "data.batch_size=500", "training.epochs=2")
     assert training.run(experiment).steps == 2
     assert int(training.continuation(experiment, experiment.initial_state("cpu"))(1).step) == 1
+
+
+def test_the_validation_images_are_also_evaluated_within_an_epoch(tmp_path: Path) -> None:
+    """72 of 90 images are trained on, in 9 batches of 8."""
+    settings = ("data.validation=0.2", "data.batch_size=8", "training.final_model=last")
+    events, plain = Events(), Events()
+    result = training.run(prepare(tmp_path, *settings, "training.validate_every=4"), "cpu", [events])
+    without = training.run(prepare(tmp_path, *settings), "cpu", [plain])
+    found = [(x.epoch, x.step) for x in events.validations]
+    assert found == [(1, 4), (1, 8), (2, 12), (2, 16), (3, 20), (3, 24)]  # step 27 ends an epoch
+    for x, y in zip(weights(result.state), weights(without.state), strict=True):
+        np.testing.assert_array_equal(x, y)
+    assert [x.validation for x in events.epochs] == [x.validation for x in plain.epochs]
+    at_step_12 = training.run(prepare(tmp_path, *settings, "training.steps=12"))
+    assert events.validations[2].validation == at_step_12.validation
+    assert plain.validations == []
+
+
+def test_evaluations_within_an_epoch_need_validation_images(tmp_path: Path) -> None:
+    with pytest.raises(AdtrainError, match=r"training\.validate_every: found 4, expected none, for there are no valid"):
+        prepare(tmp_path, "training.validate_every=4")

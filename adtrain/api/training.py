@@ -119,6 +119,7 @@ def train(
         experiment.data.encoder,
         experiment.data.targets,
         experiment.data.class_type,
+        experiment.data.tokenizer,
     )
     return TrainingResult(History.of(observer.rows), Model(trained, device), summary, path)
 

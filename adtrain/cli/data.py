@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -14,14 +16,18 @@ import numpy as np
 from tqdm import tqdm
 
 from adtrain import config, data
-from adtrain.cli.options import OutputFile, json_option, set_data_option
+from adtrain.cli.options import FilePath, OutputFile, Whole, json_option, set_data_option
 from adtrain.cli.output import print_json, progress, show, write_file
-from adtrain.data import DataSet, Rows, catalogue
+from adtrain.config.document import Data
+from adtrain.data import DataSet, Rows, catalogue, token_folder, tokenizer
 from adtrain.data.file_array import FileArray
 from adtrain.data.images import contact_sheet
-from adtrain.data.split import chunks
+from adtrain.data.sequences import Sequences
+from adtrain.data.split import Labels, chunks
 from adtrain.data.statistics import digits
+from adtrain.data.tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY
 from adtrain.table import COUNT, PERCENT, TEXT, Column, render, terminal_width
+from adtrain.text import counted
 
 MOST_ROWS = 30
 DIGITS = 4
@@ -44,15 +50,28 @@ STATISTICS = {"mean": "mean", "deviation": "std", "least": "min", "greatest": "m
 def inspect(source: str, overrides: tuple[str, ...], sheet: Path | None, as_json: bool) -> None:
     """Show the classes with their numbers of examples, and the statistics of targets and channels, of the data at PATH
     or data set NAME."""
-    named = source in data.CATALOGUE
-    section = config.load_data({"dataset" if named else "path": source}, overrides)
-    found = data.load(source if named else None, section.path, section.options, need_test=False)
+    section = section_of(source, overrides)
+    if section.path is not None and token_folder.is_token_folder(folder := Path(section.path).expanduser()):
+        token_folder.verify(folder)
+    found = data.load(source if section.path is None else None, section.path, section.options, need_test=False)
     if sheet is not None:
         write_file(sheet, contact_sheet(found.name, found.train, found.classes))
     if as_json:
         print_json(document(found))
     else:
         show(*report(found, terminal_width()))
+
+
+def section_of(source: str, overrides: Sequence[str], given: Mapping[str, Any] = MappingProxyType({})) -> Data:
+    """The data section of a config for the data at a path, or of a data set by its name, with the keys `given`.
+
+    A folder of tokens needs no key: the unit is a token.
+    """
+    named = source in data.CATALOGUE
+    keys = {"dataset" if named else "path": source, **given}
+    if not named and token_folder.is_token_folder(Path(source).expanduser()):
+        keys["unit"] = "token"
+    return config.load_data(keys, overrides)
 
 
 def document(found: DataSet) -> dict[str, Any]:
@@ -65,7 +84,7 @@ def document(found: DataSet) -> dict[str, Any]:
         "test": len(found.test),
         "shape": list(found.train.images.shape[1:]),
         "dtype": str(found.train.images.dtype),
-        "in_file": isinstance(images.base if isinstance(images, Rows) else images, FileArray),
+        "in_file": isinstance(images.base if isinstance(images, Rows) else images, (FileArray, Sequences)),
         "classes": _classes(found),
         "targets": _targets(found),
         "channels": [
@@ -85,7 +104,8 @@ def report(found: DataSet, width: int) -> list[str]:
     is_text = found.train.is_text
     kind = "sequences" if is_text else "examples"
     validation = f", {found.validation_rows:,} validation" if found.validation_rows else ""
-    each = f"a sequence of {about['shape'][-1]} characters or bytes" if is_text else f"{shape} {about['dtype']}"
+    unit = "characters or bytes" if found.tokenizer is None else "tokens"
+    each = f"a sequence of {about['shape'][-1]} {unit}" if is_text else f"{shape} {about['dtype']}"
     lines = [
         f"{found.name}: {about['train']:,} training{validation} and {len(found.test):,} test {kind}",
         f"each {each}{place}",
@@ -126,9 +146,15 @@ def _classes(found: DataSet) -> list[dict[str, Any]]:
     """The numbers of examples of each class, or labels of a text, in each part; empty for numbers to predict."""
     if found.targets:
         return []
-    train, validation = np.split(found.train.labels, [len(found.train) - found.validation_rows])
-    labels = {"train": train, "validation": validation, "test": found.test.labels}
-    counts = {part: np.bincount(x.ravel(), minlength=len(found.classes)).tolist() for part, x in labels.items()}
+
+    def counts_of(labels: Labels) -> np.ndarray:
+        each = (np.bincount(chunk.ravel(), minlength=len(found.classes)) for chunk in chunks(labels))
+        return sum(each, np.zeros(len(found.classes), np.int64))
+
+    first = len(found.train) - found.validation_rows
+    labels = {"train": found.train.labels, "validation": found.train.labels[first:], "test": found.test.labels}
+    counts = {part: counts_of(x).tolist() for part, x in labels.items()}
+    counts["train"] = (np.array(counts["train"]) - counts["validation"]).tolist()
     return [{"name": name, **{part: counts[part][i] for part in PARTS}} for i, name in enumerate(found.classes)]
 
 
@@ -206,13 +232,63 @@ class _DownloadProgress:
             self.bar = None
 
 
+@click.command("tokenize", short_help="Write the tokens of text files to a folder.")
+@click.argument("paths", metavar="FILE...", type=FilePath(), nargs=-1, required=True)
+@click.option("--output", "-o", "folder", type=FilePath(), metavar="FOLDER", required=True, help="The folder to make.")
+@click.option(
+    "--vocabulary",
+    type=Whole(SMALLEST_VOCABULARY, LARGEST_VOCABULARY),
+    metavar="N",
+    help="Learn N tokens from the texts, by byte-pair encoding.",
+)
+@click.option("--tokenizer", "given", type=FilePath(), metavar="FILE", help="Use this tokenizer.json instead.")
+@click.option(
+    "--shard-tokens",
+    type=Whole(min=1),
+    metavar="N",
+    default=token_folder.SHARD_TOKENS,
+    show_default=True,
+    help="The most tokens in a file of the folder.",
+)
+@json_option
+def tokenize(
+    paths: tuple[Path, ...], folder: Path, vocabulary: int | None, given: Path | None, shard_tokens: int, as_json: bool
+) -> None:
+    """Write the tokens of text files to FOLDER, each text followed by an end of a text: the data of a training that may
+    be larger than the memory. A FILE can be a folder, whose .txt files are then taken, also those in folders below.
+
+    Use the tokens in a config by `data: {path: FOLDER, unit: token}`. `adtrain new FOLDER` prints one.
+    """
+    token_folder.expect_nothing(folder)
+    documents = token_folder.documents_of(paths)
+    if vocabulary is not None and given is None:
+        progress(f"learning {vocabulary:,} tokens from {counted(len(documents), 'texts')}")
+        used = tokenizer.train((piece for path in documents for piece in tokenizer.pieces_of(path)), vocabulary)
+    elif given is not None and vocabulary is None:
+        used = tokenizer.read(given)
+    else:
+        raise click.UsageError("expected one of --vocabulary and --tokenizer")
+    progress("writing the tokens")
+    header = token_folder.write(documents, folder, used, shard_tokens)
+    if as_json:
+        print_json({"folder": str(folder), **asdict(header)})
+        return
+    show(
+        f"tokens  {header.tokens:,} of {counted(header.documents, 'texts')}, vocabulary {header.vocabulary:,}, "
+        f"{header.bytes / header.tokens:.2f} bytes of text per token",
+        f"files   {counted(len(header.shards), 'files')} of {header.dtype}",
+        f"folder  {folder}",
+    )
+
+
 @click.group()
 def command() -> None:
-    """Inspect data sets, list those that a config can name, and fetch and verify their files."""
+    """Inspect data sets, list those that a config can name, fetch and verify their files, and make tokens of texts."""
 
 
 command.add_command(inspect)
 command.add_command(fetch)
+command.add_command(tokenize)
 
 
 @command.command("list")

@@ -39,6 +39,13 @@ from adtrain.training.evaluation import metrics_of, named_metrics
     help="A file or folder to evaluate on: its test part, or all of it if it has none. Options of the run's section "
     "data that fit its format apply.",
 )
+@click.option(
+    "--text",
+    "text_path",
+    type=FilePath(),
+    metavar="FILE",
+    help="The same for a text file of any name, all of it, and a run on text.",
+)
 @click.option("--top", type=Whole(min=1), metavar="N", help="With a sweep: take its N best members; by default all.")
 @set_option
 @device_option
@@ -48,6 +55,7 @@ from adtrain.training.evaluation import metrics_of, named_metrics
 def command(
     run: Path,
     path: Path | None,
+    text_path: Path | None,
     top: int | None,
     overrides: tuple[str, ...],
     device: str,
@@ -55,22 +63,27 @@ def command(
     trust: training.Trust,
     as_json: bool,
 ) -> None:
-    """Measure loss and metrics of the run in the folder RUN on the test examples of its config, or on those at PATH.
+    """Measure loss and metrics of the run in the folder RUN on the test examples of its config, or on those at PATH, or
+    on the text in FILE.
 
     If RUN is the folder of a sweep, its members are an ensemble: its prediction is the mean of their probabilities, or
     of the numbers that they predict.
     """
     set_autotune(device, autotune)
+    if path is not None and text_path is not None:
+        raise click.UsageError("found --data and --text, expected one of them")
     if is_sweep(run):
-        if path is not None or overrides:
-            raise click.UsageError("an ensemble is measured on the sweep's own test part: no --data, no --set")
+        if path is not None or text_path is not None or overrides:
+            raise click.UsageError("an ensemble is measured on the sweep's own test part: no --data, --text or --set")
         _ensemble(run, top, device, trust, as_json)
         return
     if top is not None:
         raise click.UsageError(f"--top is for a sweep, and {run} is none")
     trained = model_file.load(run, device, trust, overrides)
     note_precision(trained.config, device)
-    test = trained.test_split(path)
+    if text_path is not None and not trained.config.data.is_text:
+        raise click.UsageError(f"--text is for runs on text, and {run} was trained on {trained.config.data.examples}")
+    test = trained.test_split(path or text_path, None if text_path is None else "text")
     started = perf_counter()
     examples = training.on_device(test, device)
     step, task = trained.evaluation_step, trained.network.task

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
 from adtrain import config, data
-from adtrain.cli.options import set_data_option
+from adtrain.cli.data import section_of
+from adtrain.cli.options import Whole, set_data_option
 from adtrain.cli.output import show
 from adtrain.config.document import Data
 from adtrain.data import DataError, DataOptionError, DataSet, csv_file, csv_table, formats
 from adtrain.data.image_folder import ImageOptions
+from adtrain.data.tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY
 from adtrain.text import counted
 from adtrain.training.preparation import prepare
 
@@ -45,17 +49,51 @@ BATCHES = 20
 """The least number of batches in an epoch, unless they would have fewer than 16 examples."""
 
 
+@dataclass(frozen=True)
+class Gpt:
+    """A causal transformer for a text, and how long it is trained.
+
+    Attributes:
+        tokens: it is proposed for texts of up to so many tokens.
+    """
+
+    tokens: float
+    length: int
+    batch_size: int
+    width: int
+    heads: int
+    depth: int
+    lr: float
+    epochs: int
+
+
+GPTS = (
+    # tokens, length, batch_size, width, heads, depth, lr, epochs
+    Gpt(1e6, 128, 64, 128, 4, 4, 0.001, 20),
+    Gpt(1e7, 256, 64, 256, 8, 6, 0.001, 10),
+    Gpt(1e8, 512, 32, 512, 8, 8, 0.0006, 3),
+    Gpt(math.inf, 1024, 16, 768, 12, 12, 0.0006, 1),  # that of GPT-2 with 124 million parameters
+)
+LEAST_SEQUENCES, SHORTEST = 64, 16
+"""The length of a sequence is halved until a text has so many, or to the shortest length."""
+
+
 @click.command()
 @click.argument("source", metavar="PATH|NAME")
+@click.option(
+    "--tokens",
+    type=Whole(SMALLEST_VOCABULARY, LARGEST_VOCABULARY),
+    metavar="N",
+    help="Of a text: train a causal transformer on a vocabulary of N tokens, not on characters.",
+)
 @set_data_option
-def command(source: str, overrides: tuple[str, ...]) -> None:
+def command(source: str, tokens: int | None, overrides: tuple[str, ...]) -> None:
     """Print a config that trains on the data at PATH or data set NAME: adtrain new flowers.csv > flowers.yaml.
 
     In a table, the column to predict is the one named label, class, target or y, otherwise the last one. Texts and
     integers with few different values are classes. Other numbers are targets.
     """
-    named = source in data.CATALOGUE
-    section = config.load_data({"dataset" if named else "path": source}, overrides)
+    section = section_of(source, overrides, {} if tokens is None else {"unit": "token", "vocabulary": tokens})
     show(*text(section, section.model_dump(mode="json", exclude_unset=True)).splitlines())
 
 
@@ -70,6 +108,8 @@ def text(section: Data, given: Mapping[str, Any]) -> str:
         proposed = csv_file.propose(path, section.options)
         keys |= proposed.keys
         comments |= proposed.comments
+    if section.options.unit == "token":
+        keys.setdefault("length", SHORTEST)
     with _unwarned():  # `prepare` reads the data again, with the options of the config
         found = _loaded(keys)
     examples = len(found.train)
@@ -83,7 +123,14 @@ def text(section: Data, given: Mapping[str, Any]) -> str:
     held_out = 0 if len(found.test) else round(keys["test"] * examples)
     if not found.validation_rows and round(0.1 * (examples - held_out)):
         keys.setdefault("validation", 0.1)
-    keys.setdefault("batch_size", next((size for size in (128, 64, 32) if examples >= BATCHES * size), 16))
+    gpt = None
+    if found.tokenizer is not None:
+        tokens = examples * (found.train.images.shape[-1] + 1)
+        gpt = next(each for each in GPTS if tokens <= each.tokens)
+        keys["length"] = given.get("length") or _length(gpt, tokens)
+        examples = tokens // (keys["length"] + 1)
+    sizes = [size for size in (128, 64, 32) if gpt is None or size <= gpt.batch_size]
+    keys.setdefault("batch_size", next((size for size in sizes if examples >= BATCHES * size), 16))
     multilabel = _of_zeros_and_ones(found)
     if found.targets and not multilabel:
         keys["normalize_targets"] = True
@@ -99,11 +146,9 @@ def text(section: Data, given: Mapping[str, Any]) -> str:
         ),
         "model:",
         "  layers:",
-        *(_text_layers(outputs) if is_text else _layers(shape, outputs)),
+        *(_gpt_layers(gpt, outputs) if gpt else _text_layers(outputs) if is_text else _layers(shape, outputs)),
         f"loss: {loss}",
-        "optimizer: {adam: {lr: 0.001}}",
-        "schedule: cosine",
-        f"training: {{epochs: {5 if examples >= 20_000 else 20}, seed: 0}}",
+        *(_gpt_training(gpt) if gpt else _training(examples)),
         "",
     ]
     experiment = prepare(config.parse("\n".join(lines).encode(), Path("new.yaml")))
@@ -113,7 +158,7 @@ def text(section: Data, given: Mapping[str, Any]) -> str:
     kind = "rows" if shape[1:] == (1, 1) else "images"
     if is_text:
         kind = "sequences"
-    about = f"{_sizes(experiment.image_shape, is_text)}; {_predicted(found, multilabel)}"
+    about = f"{_sizes(experiment.image_shape, found)}; {_predicted(found, multilabel)}"
     return "\n".join([f"# {counted(examples, kind)} of {about}", *lines])
 
 
@@ -159,6 +204,41 @@ def _text_layers(classes: int) -> list[str]:
     ]
 
 
+def _length(gpt: Gpt, tokens: int) -> int:
+    """The length of the sequences of a text with so many tokens."""
+    length = gpt.length
+    while length > SHORTEST and tokens // (length + 1) < LEAST_SEQUENCES:
+        length //= 2
+    return length
+
+
+def _gpt_layers(gpt: Gpt, classes: int) -> list[str]:
+    """The lines of the layers, for a text of tokens."""
+    options = f"nhead: {gpt.heads}, dim_feedforward: {4 * gpt.width}, activation: gelu, norm_first: true, causal: true"
+    return [
+        f"    - embedding: {{num_embeddings: {classes}, embedding_dim: {gpt.width}}}",
+        "    - positional_embedding",
+        *[f"    - transformer_encoder_layer: {{{options}}}"] * gpt.depth,
+        "    - layer_norm",
+        f"    - linear: {classes}",
+    ]
+
+
+def _training(examples: int) -> list[str]:
+    """The lines of optimizer, schedule and training."""
+    epochs = 5 if examples >= 20_000 else 20
+    return ["optimizer: {adam: {lr: 0.001}}", "schedule: cosine", f"training: {{epochs: {epochs}, seed: 0}}"]
+
+
+def _gpt_training(gpt: Gpt) -> list[str]:
+    """The lines of optimizer, schedule and training, for a text of tokens."""
+    return [
+        f"optimizer: {{adamw: {{lr: {gpt.lr}, weight_decay: 0.1}}}}",
+        f"schedule: {{cosine: {{warmup_epochs: {0.05 * gpt.epochs:g}}}}}",
+        f"training: {{epochs: {gpt.epochs}, seed: 0, clip_norm: 1.0}}",
+    ]
+
+
 def _layers(shape: tuple[int, ...], outputs: int) -> list[str]:
     """The lines of the layers."""
     if min(shape[1:]) < SMALLEST_CONVOLVED:
@@ -182,8 +262,10 @@ def _of_zeros_and_ones(found: DataSet) -> bool:
     return len(found.targets) > 1 and bool(((found.train.labels == 0) | (found.train.labels == 1)).all())
 
 
-def _sizes(shape: tuple[int, ...], is_text: bool) -> str:
-    if is_text:
+def _sizes(shape: tuple[int, ...], found: DataSet) -> str:
+    if found.tokenizer is not None:
+        return f"{shape[-1]} tokens"
+    if found.train.is_text:
         return f"{shape[-1]} characters or bytes"
     return counted(shape[0], "features") if shape[1:] == (1, 1) else " x ".join(map(str, shape))
 

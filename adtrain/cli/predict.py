@@ -147,7 +147,7 @@ def _predict_texts(
     predicted, broken, log_probabilities = [], False, sampling.next_class_of(trained, device)
     for path in paths:
         try:
-            text, _ = text_file.read_classes(path, trained.config.data.options, trained.classes)
+            text = text_file.read_classes(path, trained.config.data.options, trained.known).numbers
         except DataError as error:
             progress(f"adtrain: error: {error}")
             broken = True

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice, takewhile
+from operator import ne
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from adtrain.training import Trust, model_file, sampling
     metavar="N",
     default=500,
     show_default=True,
-    help="How many characters, or bytes, to write.",
+    help="How many characters, bytes or tokens to write.",
 )
 @click.option(
     "--temperature",
@@ -48,7 +51,8 @@ def command(
     run: Path, length: int, temperature: float, prompt: str, seed: int, device: str, trust: Trust, as_json: bool
 ) -> None:
     """Print the prompt and further characters. Each is drawn from the probabilities that the network of the run in the
-    folder RUN gives after the characters before it. The same seed gives the same text.
+    folder RUN gives after the characters before it. The same seed gives the same text. A run on tokens writes tokens,
+    up to the end of a text.
 
     Control characters other than line feeds are printed as escapes. With --json the text is unchanged.
     """
@@ -59,7 +63,9 @@ def command(
         )
     note_precision(trained.config, device)
     start = sampling.prompt_classes(trained, prompt)
-    drawn = islice(sampling.sample(trained, device, start, temperature, seed), length)
+    drawn: Iterator[int] = islice(sampling.sample(trained, device, start, temperature, seed), length)
+    if trained.tokenizer is not None:
+        drawn = takewhile(partial(ne, trained.tokenizer.end_of_text), drawn)
     chunks = sampling.decoded(trained, drawn)
     if as_json:
         result: dict[str, Any] = {"run": str(run), "prompt": prompt, "temperature": temperature, "seed": seed}

@@ -123,12 +123,14 @@ class Data(_Files):
 
     @property
     def is_text(self) -> bool:
-        """Whether the data are the characters or bytes of a text."""
+        """Whether the data are the characters, bytes or tokens of a text."""
         return self.examples == text_file.FORMAT.examples
 
     @property
     def examples(self) -> str:
         """What the data consist of: "sequences" of a text, "rows" of a table, or "images"."""
+        if self.options.unit == "token":  # of a text file, or of a folder
+            return text_file.FORMAT.examples
         found = None if self.path is None else of_name(self.path, self.options.format)
         return "images" if found is None else found.examples
 
@@ -234,6 +236,11 @@ class Training(Section):
     init_partial: Bool | None = Field(None, description="take only the arrays of init_from that fit by name and shape")
     checkpoint_every: Size | None = Field(
         None, description="steps between checkpoints, in addition to those after each epoch"
+    )
+    validate_every: Size | None = Field(
+        None,
+        description="steps between evaluations on the validation examples, in addition to those after each epoch, "
+        "which alone decide on the best epoch",
     )
     best_by: BestBy | None = Field(
         None,

@@ -19,7 +19,7 @@ from adtrain.data.errors import DataError, DataOptionError, printable, warn
 from adtrain.data.file_array import Conversion, FileArray
 from adtrain.data.formats import Options
 from adtrain.data.part import Columns, Known, Part, Parts, arrays_as_parts
-from adtrain.data.split import Images, Rows, Split, split_test
+from adtrain.data.split import Images, Rows, Split, Stored, split_test
 from adtrain.data.statistics import (
     PIXEL_MAX,
     as_float32,
@@ -31,6 +31,7 @@ from adtrain.data.statistics import (
     target_statistics,
 )
 from adtrain.data.table_encoder import TableEncoder, learn
+from adtrain.data.tokenizer import Tokenizer
 from adtrain.text import counted, first_names
 
 FEW, MANY = 256, 4096
@@ -59,6 +60,7 @@ class DataSet:
     are float64 (N, targets), and `target_mean` and `target_std` those of the training part. `skipped` has one line for
     each unreadable image that was left out. `class_type` is the type of the labels whose texts `classes` has. The last
     `validation_rows` examples of the training part, as `load` returns it, are those that the files have for validation.
+    `tokenizer` is that of a text of tokens.
     """
 
     name: str
@@ -75,6 +77,7 @@ class DataSet:
     target_std: tuple[float, ...] = ()
     class_type: ClassType = "str"
     validation_rows: int = 0
+    tokenizer: Tokenizer | None = None
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -130,6 +133,7 @@ def load(
     numbers: bool = False,
     classes: tuple[str, ...] = (),
     offset: tuple[float, ...] | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> DataSet:
     """Load a data set, or the files at `path`; exactly one of the two must be given.
 
@@ -138,8 +142,8 @@ def load(
     `formats` lists the file formats. The classes are the labels that occur, numbers or names, in sorted order. With
     `need_test=False` the test part may be empty. `encoder` makes the images of a table's rows; by default it is learnt
     from the training part. With `numbers`, integer labels of files are numbers to predict. `classes` are those of a
-    text; by default the characters that occur at `path`. `offset` is that of a trained network, () for none; by default
-    it is learnt from the training part.
+    text, and `tokenizer` makes its tokens; by default both are those of the text at `path`. `offset` is that of a
+    trained network, () for none; by default it is learnt from the training part.
 
     Raises:
         DataError: files are missing, damaged or do not fit together; one line that names the file.
@@ -155,7 +159,7 @@ def load(
         return _of_source(found, options, numbers, offset)
     source = Path(os.path.expanduser(str(path)))
     name = os.path.basename(os.path.realpath(source)) if source.is_dir() else source.stem
-    parts = formats.read(source, options, Known(None if encoder is None else encoder.columns, classes))
+    parts = formats.read(source, options, Known(None if encoder is None else encoder.columns, classes, tokenizer))
     return of_parts(parts, options, name, str(source), need_test, encoder, numbers, offset)
 
 
@@ -225,6 +229,7 @@ def of_parts(
         targets,
         class_type=_class_type(found),
         validation_rows=found.validation_rows,
+        tokenizer=found.tokenizer,
     ).with_train(train)
 
 
@@ -308,7 +313,7 @@ def _encoded(
     """Both parts of a table with images in place of cells: in float32, to save memory, if they need no offset."""
     needed = any(offset or offsets(*cell_statistics(_cells(found.train.images))))
     dtype = np.float64 if needed else np.float32
-    images: list[np.ndarray | FileArray] = [
+    images: list[Stored] = [
         encoder.images(_cells(x.images).astype(dtype, copy=False), x.columns.features, x.place, options)
         for x in (found.train, found.test)
         if x is not None and x.columns is not None
@@ -319,7 +324,7 @@ def _encoded(
 
 def _in_float32(train: Split, test: Split, offset: Sequence[float], place: str) -> tuple[Split, Split]:
     """Both parts with images minus `offset` in float32; an array that both have rows of is converted once."""
-    done: dict[int, np.ndarray | FileArray] = {}
+    done: dict[int, Stored] = {}
     parts = []
     for part in (train, test):
         images = part.images.base if isinstance(part.images, Rows) else part.images
@@ -329,7 +334,7 @@ def _in_float32(train: Split, test: Split, offset: Sequence[float], place: str) 
     return parts[0], parts[1]
 
 
-def _with_images(split: Split, images: np.ndarray | FileArray) -> Split:
+def _with_images(split: Split, images: Stored) -> Split:
     """The split with `images` in place of the cells that it has, or has rows of."""
     return Split(Rows(images, split.images.rows) if isinstance(split.images, Rows) else images, split.labels)
 
@@ -338,7 +343,7 @@ def _cells(images: Images) -> np.ndarray:
     return np.asarray(images)[:, :, 0, 0]
 
 
-def _of_one_type(images: list[np.ndarray | FileArray], place: str) -> list[np.ndarray | FileArray]:
+def _of_one_type(images: list[Stored], place: str) -> list[Stored]:
     """The images of the parts; all are numbers of one type if their dtypes differ."""
     common = np.result_type(*(x.dtype for x in images))
     return [converted(x, Conversion(common), place) for x in images]

@@ -7,12 +7,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from adtrain.data import csv_file, csv_table, idx, image_folder, npz, text_file
+from adtrain.data import csv_file, csv_table, idx, image_folder, npz, text_file, token_folder
 from adtrain.data.errors import DataError, DataOptionError
 from adtrain.data.part import NOTHING, Format, Known, Parts
 from adtrain.option_types import Fraction, Text
 
-FORMATS = (csv_table.FORMAT, npz.FORMAT, text_file.FORMAT, image_folder.ARCHIVE, idx.FORMAT, image_folder.FOLDER)
+FILES = csv_table.FORMAT, npz.FORMAT, text_file.FORMAT, image_folder.ARCHIVE
+FOLDERS = idx.FORMAT, token_folder.FORMAT, image_folder.FOLDER
+FORMATS = (*FILES, *FOLDERS)
 """All formats. A format is a file; here are its row, and its options among the bases of `Options`."""
 
 if TYPE_CHECKING:
@@ -67,10 +69,12 @@ def read(path: Path, options: Options, known: Known = NOTHING) -> Parts:
         raise DataOptionError("test_path", f"found {second}, but {path} has a test part; remove this option")
     if (other := format_of(second, options.format)) is not format_:
         raise DataOptionError("test_path", f"found {other.title} at {second}, expected {format_.title} like {path}")
-    test = format_.read(second, options, Known(found.train.columns, found.classes))
+    test = format_.read(second, options, Known(found.train.columns, found.classes, found.tokenizer))
     if test.test is not None:
         raise DataOptionError("test_path", f"found two parts in {second}, expected the test part only")
-    classes = tuple(sorted({*found.classes, *test.classes}))
+    classes = found.classes
+    if test.classes != classes:
+        classes = tuple(sorted({*classes, *test.classes}))
     return found._replace(test=test.train, skipped=found.skipped + test.skipped, classes=classes)
 
 
@@ -97,11 +101,10 @@ def format_of(path: Path, given: FileFormat | None = None) -> Format:
 
     Raises DataError for an unknown format.
     """
-    folders = [each for each in FORMATS if not each.suffixes]
     if path.is_dir():
-        found = next((each for each in folders if each.is_content(path)), None)
+        found = next((each for each in FOLDERS if each.is_content(path)), None)
         if found is None:
-            expected = " or ".join(each.content for each in folders)
+            expected = " or ".join(each.content for each in FOLDERS)
             raise DataError(f"{path}: found a folder of another content, expected {expected}")
         return found
     format_ = of_name(path, given)
@@ -112,7 +115,7 @@ def format_of(path: Path, given: FileFormat | None = None) -> Format:
     else:
         what = f"the extension {path.suffix}" if path.suffix else "a file without an extension"
     *first, last = (suffix for each in FORMATS for suffix in each.suffixes)
-    expected = f"expected a {', '.join(first)} or {last} file, or {' or '.join(each.title for each in folders)}"
+    expected = f"expected a {', '.join(first)} or {last} file, or {' or '.join(each.title for each in FOLDERS)}"
     *names, name = (each.name.lower() for each in FORMATS if each.suffixes)
     reads = f"data.format: {', '.join(names)} or {name} reads a file of any name"
     advice = reads if path.exists() else "--set data.path=FILE names another"

@@ -13,8 +13,9 @@ import numpy as np
 
 from adtrain.data.errors import DataError, DataOptionError
 from adtrain.data.file_array import Conversion, FileArray
-from adtrain.data.split import chunks
+from adtrain.data.split import Labels, Stored, chunks
 from adtrain.data.statistics import PIXEL_MAX, converted, holding
+from adtrain.data.tokenizer import Tokenizer
 from adtrain.option_types import Expected, Size
 from adtrain.text import counted
 
@@ -63,8 +64,8 @@ class Part:
     columns, if the file has some.
     """
 
-    images: np.ndarray | FileArray
-    labels: np.ndarray
+    images: Stored
+    labels: Labels
     place: str
     columns: Columns | None = None
     targets: tuple[str, ...] = ()
@@ -73,7 +74,8 @@ class Part:
 class Parts(NamedTuple):
     """The parts of a file or folder, messages about skipped images, and the names of the classes, if it has them.
 
-    The last `validation_rows` examples of `train` are those that the folder has for validation.
+    The last `validation_rows` examples of `train` are those that the folder has for validation. `tokenizer` is that of
+    a text of tokens.
     """
 
     train: Part
@@ -81,6 +83,7 @@ class Parts(NamedTuple):
     skipped: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     validation_rows: int = 0
+    tokenizer: Tokenizer | None = None
 
 
 class Cells(NamedTuple):
@@ -95,10 +98,12 @@ class Cells(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What the training part determines: the columns of a table, and the names of the classes, () if unknown."""
+    """What the training part determines: the columns of a table, and of a text the names of the classes, () if unknown,
+    and the tokenizer."""
 
     columns: Columns | None = None
     classes: tuple[str, ...] = ()
+    tokenizer: Tokenizer | None = None
 
 
 NOTHING = Known()
@@ -152,7 +157,7 @@ class Format:
         return self.own_options | ({"format"} if self.suffixes else frozenset())
 
 
-def as_images(array: np.ndarray | FileArray, place: str, options: ShapeOptions) -> np.ndarray | FileArray:
+def as_images(array: np.ndarray | FileArray, place: str, options: ShapeOptions) -> Stored:
     """An array of numbers as images (N, C, H, W): uint8, float32 or float64; not copied if the dtype is right.
 
     (N, F) becomes (N, *options.shape), or (N, F, 1, 1) without that option. (N, H, W) becomes (N, 1, H, W). Four axes

@@ -16,8 +16,21 @@ SHUFFLE_STREAM = 1
 
 def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
     """The order of `count` examples in an epoch: int64 (count,)."""
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(SHUFFLE_STREAM, epoch)))
-    return rng.permutation(np.arange(count, dtype=np.int64))
+    return _rng(seed, epoch).permutation(np.arange(count, dtype=np.int64))
+
+
+def in_order(count: int, seed: int, epoch: int) -> np.ndarray:
+    """The order of `count` examples that are not shuffled."""
+    return np.arange(count, dtype=np.int64)
+
+
+def offsets(count: int, seed: int, epoch: int, length: int) -> np.ndarray:
+    """Where `count` sequences of an epoch begin in a text of count * (length + 1) tokens: int64 (count,)."""
+    return _rng(seed, epoch).integers(0, (count - 1) * (length + 1) + 1, count)
+
+
+def _rng(seed: int, epoch: int) -> np.random.Generator:
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(SHUFFLE_STREAM, epoch)))
 
 
 if __name__ == "__main__":

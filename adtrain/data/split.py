@@ -5,7 +5,7 @@ Splits and the order of batches depend on the seed only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -15,12 +15,18 @@ import numpy as np
 
 from adtrain.data.errors import DataError
 from adtrain.data.file_array import FileArray
+from adtrain.data.sequences import MemoryStream, Sequences, cut
 from adtrain.data.shuffle import permutation
 
 CHUNK_BYTES = 16 << 20
 
 SPLIT_STREAM, TEST_STREAM = 0, 2
 """The random streams of the two splits, beside SHUFFLE_STREAM."""
+
+
+Stored: TypeAlias = np.ndarray | FileArray | Sequences
+Labels: TypeAlias = Any
+"""An array, or the `Sequences` of a stream. Type checkers take them for arrays."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +36,7 @@ class Rows:
     The index is an integer, a slice or an integer array for the first axis; `np.asarray` gathers all rows.
     """
 
-    base: np.ndarray | FileArray
+    base: Stored
     rows: np.ndarray  # int64 (N,)
 
     @property
@@ -59,19 +65,21 @@ class Rows:
         return self[:] if dtype is None else self[:].astype(dtype)
 
 
-Images: TypeAlias = np.ndarray | FileArray | Rows
+Images: TypeAlias = Stored | Rows
 
 
 def chunks(images: Images) -> Iterator[np.ndarray]:
-    """The images in chunks (n, C, H, W) of about CHUNK_BYTES."""
+    """The images in chunks (n, C, H, W) of about CHUNK_BYTES. Labels are divided in the same way."""
     rows = max(1, CHUNK_BYTES * len(images) // max(images.nbytes, 1))
     for start in range(0, len(images), rows):
         yield images[start : start + rows]
 
 
-def _digest(whole: Images, parts: Iterable[np.ndarray]) -> str:
+def _digest(whole: Images) -> str:
+    if isinstance(whole, Sequences):
+        return sha256(whole.digest.encode()).hexdigest()
     found = sha256(f"{whole.dtype} {whole.shape}".encode())
-    for part in parts:
+    for part in chunks(whole):
         found.update(np.ascontiguousarray(part).data)
     return found.hexdigest()
 
@@ -90,7 +98,7 @@ class Split:
     """
 
     images: Images
-    labels: np.ndarray
+    labels: Labels
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -99,14 +107,32 @@ class Split:
     def digests(self) -> dict[str, str]:
         """A SHA-256 of the images and one of the labels, by these names: of type, shape, numbers and their order.
 
-        All images are read, also those in a file. That takes less time than their mean and standard deviation.
+        All images are read, also those in a file. That takes less time than their mean and standard deviation. Tokens
+        in files are not read: their header has digests.
         """
-        return {"images": _digest(self.images, chunks(self.images)), "labels": _digest(self.labels, [self.labels])}
+        return {"images": _digest(self.images), "labels": _digest(self.labels)}
 
     @property
     def is_text(self) -> bool:
         """Whether the examples are sequences, in the order of a text."""
         return self.labels.ndim == 2 and self.labels.dtype.kind == "i"
+
+    def part(self, begin: int, end: int) -> Split:
+        """The sequences of a text from number `begin` to before `end`; nothing is copied."""
+        images, labels = (
+            x.part(begin, end) if isinstance(x, Sequences) else x[begin:end] for x in (self.images, self.labels)
+        )
+        return Split(images, labels)
+
+    def at_offsets(self) -> Split:
+        """As many sequences of a text, but an index is an offset in the text; see `Sequences`."""
+        images, labels = self.images, self.labels
+        if not isinstance(images, Sequences) or not isinstance(labels, Sequences):
+            firsts = np.asarray(images)[:, 0, 0, :1].astype(np.int32)
+            tokens = np.concatenate([firsts, np.asarray(labels)], axis=1).ravel()
+            stream = MemoryStream(tokens, " ".join(self.digests.values()))
+            images, labels = cut(stream, labels.shape[1])
+        return Split(images.at_offsets(), labels.at_offsets())
 
     def take(self, indices: np.ndarray) -> Split:
         """The examples at these indices, in this order; the images are not copied."""
@@ -123,6 +149,8 @@ def split_validation(split: Split, fraction: float, seed: int, last: int = 0) ->
     parts keep the order of `split`. The end of a text is its validation part.
     Raises DataError as `validation_size` does.
     """
+    if last and split.is_text:
+        return split.part(0, len(split) - last), split.part(len(split) - last, len(split))
     if last:
         first = np.arange(len(split))
         return split.take(first[:-last]), split.take(first[-last:])
@@ -162,7 +190,7 @@ def _divided(split: Split, fraction: float, total: int, seed: int, stream: int) 
     """
     if split.is_text:
         end = len(split) - total
-        return Split(split.images[:end], split.labels[:end]), Split(split.images[end:], split.labels[end:])
+        return split.part(0, end), split.part(end, len(split))
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(stream,)))
     chosen = np.zeros(len(split), bool)
     classes = split.labels if split.labels.ndim == 1 else np.zeros(len(split), np.int64)
@@ -171,11 +199,16 @@ def _divided(split: Split, fraction: float, total: int, seed: int, stream: int) 
     return split.take(np.flatnonzero(~chosen)), split.take(np.flatnonzero(chosen))
 
 
-def batches(count: int, batch_size: int, seed: int, epoch: int) -> Iterator[np.ndarray]:
-    """The epoch's batches of int64 indices, together a permutation of `count`; the last batch may be smaller."""
+def batches(
+    count: int, batch_size: int, seed: int, epoch: int, ordered: Callable[[int, int, int], np.ndarray] = permutation
+) -> Iterator[np.ndarray]:
+    """The epoch's batches of int64 indices, together `ordered(count, seed, epoch)`; the last batch may be smaller.
+
+    By default these are a permutation of `count`.
+    """
     if batch_size < 1:
         raise DataError(f"batch size: found {batch_size}, expected at least 1")
-    order = permutation(count, seed, epoch)
+    order = ordered(count, seed, epoch)
     return (order[start : start + batch_size] for start in range(0, count, batch_size))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from adtrain.data.errors import DataError
 from adtrain.data.file_array import Conversion, FileArray, require_memory
-from adtrain.data.split import Images, chunks
+from adtrain.data.split import Images, Stored, chunks
 
 PIXEL_MAX = 255
 
@@ -111,7 +111,7 @@ def holding(dtype: np.dtype) -> np.dtype:
     return FLOAT32 if dtype.newbyteorder("=") in EXACT else FLOAT64
 
 
-def converted(images: np.ndarray | FileArray, conversion: Conversion, place: str) -> np.ndarray | FileArray:
+def converted(images: Stored, conversion: Conversion, place: str) -> Stored:
     """The images in another type; those in a file are converted when they are read.
 
     Raises DataError, with `place`, where the memory cannot hold them.
@@ -128,7 +128,7 @@ def converted(images: np.ndarray | FileArray, conversion: Conversion, place: str
     return found
 
 
-def as_float32(images: np.ndarray | FileArray, offset: Sequence[float], place: str) -> np.ndarray | FileArray:
+def as_float32(images: Stored, offset: Sequence[float], place: str) -> Stored:
     """Images of numbers (N, C, H, W) minus the offset of each channel, as float32; not copied if they are that."""
     shift = np.array(offset).reshape(-1, 1, 1) if any(offset) else None
     return converted(images, Conversion(FLOAT32, shift), place)

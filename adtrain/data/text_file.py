@@ -1,19 +1,22 @@
-"""Text files: sequences of characters or bytes, with the following one as the label of each position."""
+"""Text files: sequences of characters, bytes or tokens, with the following one as the label of each position."""
 
 from __future__ import annotations
 
+import os
 from codecs import BOM_UTF8
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
+from adtrain.data import sequences, tokenizer
 from adtrain.data.errors import DataError, DataOptionError, quoted
 from adtrain.data.file_array import require_memory
 from adtrain.data.part import NOTHING, Format, Known, Part, Parts
+from adtrain.data.tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY, Tokenizer
 from adtrain.files import read_regular
-from adtrain.option_types import Size
+from adtrain.option_types import Bounds, Size, Text
 
 BYTES = tuple(f"0x{byte:02x}" for byte in range(256))
 """The names of the classes of bytes."""
@@ -22,53 +25,93 @@ BYTES_IN_MEMORY = 24
 """The memory for each byte of a text while it is read: code points, classes, inputs and labels."""
 
 
+Order: TypeAlias = Literal["shuffled", "in_order", "random_offsets"]
+
+
 @dataclass(frozen=True)
-class TextOptions:
-    """The options of a text.
+class SequenceOptions:
+    """The options of sequences.
 
     Attributes:
-        length: characters or bytes in an input sequence
-        unit: what a class is
+        length: characters, bytes or tokens in an input sequence
+        unit: what a class is; token: a part of a word, by byte-pair encoding
+        order: the sequences of an epoch: shuffled, or in_order, that of the text, each once; or random_offsets, as many
+            that begin anywhere
+        validation_tokens: instead of validation, how many characters, bytes or tokens at the end are held out for it
     """
 
     length: Size = 128
-    unit: Literal["character", "byte"] = "character"
+    unit: Literal["character", "byte", "token"] = "character"
+    order: Order = "shuffled"
+    validation_tokens: Size | None = None
+
+    @property
+    def validation_rows(self) -> int:
+        """The number of sequences at the end that are held out for validation."""
+        return -(-(self.validation_tokens or 0) // self.length)
+
+
+@dataclass(frozen=True)
+class TextOptions(SequenceOptions):
+    """The options of a text.
+
+    Attributes:
+        vocabulary: the number of tokens that are learnt from the text at path
+        tokenizer: instead of vocabulary, a file tokenizer.json of byte-level byte-pair encoding
+    """
+
+    vocabulary: Annotated[Size, Bounds(ge=SMALLEST_VOCABULARY, le=LARGEST_VOCABULARY)] | None = None
+    tokenizer: Text | None = None
 
 
 def read(path: Path, options: TextOptions, known: Known = NOTHING) -> Parts:
     """The text as one part of sequences of `options.length` classes, in the order of the text.
 
-    The text is cut into sequences of length + 1 characters or bytes; a shorter rest at the end is left out. The first
-    `length` of a sequence are the inputs, float32 (N, 1, 1, length), the last `length` the labels, int32 (N, length).
-    The classes of characters are those that occur, by code point, or those `known`; those of bytes are all 256.
+    `sequences.cut` says how. The classes of characters are those that occur, by code point, or those `known`; those of
+    bytes are all 256; those of tokens are those of the tokenizer.
 
     Raises DataError for a file that cannot be read, is empty or not UTF-8, and for a character that is not `known`;
-    DataOptionError for a text that is shorter than length + 1.
+    DataOptionError for a text that is shorter than length + 1, and options that do not fit together.
     """
-    numbers, classes = read_classes(path, options, known.classes)
-    step = options.length + 1
-    if len(numbers) < step:
-        found = f"found {options.length}, which needs {step:,} {options.unit}s, but {path} has {len(numbers):,}"
+    found = read_classes(path, options, known)
+    require_length(len(found.numbers), options, path)
+    inputs, labels = (np.asarray(x) for x in sequences.cut(sequences.MemoryStream(found.numbers, ""), options.length))
+    part = Part(inputs, labels, str(path))
+    return Parts(part, classes=found.names, tokenizer=found.tokenizer, validation_rows=options.validation_rows)
+
+
+def require_length(count: int, options: SequenceOptions, path: Path) -> None:
+    """Raise DataOptionError where so many classes are less than a sequence and its last label."""
+    if count < (step := options.length + 1):
+        found = f"found {options.length}, which needs {step:,} {options.unit}s, but {path} has {count:,}"
         raise DataOptionError("length", f"{found}: expected a smaller length, or a longer text")
-    sequences = numbers[: len(numbers) // step * step].reshape(-1, step)
-    inputs = sequences[:, :-1].astype(np.float32).reshape(-1, 1, 1, options.length)
-    return Parts(Part(inputs, np.ascontiguousarray(sequences[:, 1:]), str(path)), classes=classes)
 
 
-def read_classes(path: Path, options: TextOptions, known: tuple[str, ...] = ()) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The class of each character or byte of a file, int32 (n,) with n >= 1, and the names of the classes.
+class Classes(NamedTuple):
+    """The class of each character, byte or token of a text, int32 (n,), and the names of all classes."""
 
-    Raises DataError as `read` does.
-    """
+    numbers: np.ndarray
+    names: tuple[str, ...]
+    tokenizer: Tokenizer | None = None
+
+
+def read_classes(path: Path, options: TextOptions, known: Known = NOTHING) -> Classes:
+    """The classes of a text file; there is at least one. Raises DataError and DataOptionError as `read` does."""
+    for name in ("vocabulary", "tokenizer") if options.unit != "token" else ():
+        if (value := getattr(options, name)) is not None:
+            raise DataOptionError(name, f"found {value} for {options.unit}s, expected data.unit: token")
     try:
-        require_memory(str(path), BYTES_IN_MEMORY * path.stat().st_size)
+        advice = "; adtrain data tokenize writes its tokens to files" if options.unit == "token" else ""
+        require_memory(str(path), BYTES_IN_MEMORY * path.stat().st_size, advice)
+        if options.unit == "token":
+            return _tokens(path, options, known)
         content = read_regular(path).removeprefix(b"" if options.unit == "byte" else BOM_UTF8)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     if not content:
         raise DataError(f"{path}: found an empty file, expected text")
     if options.unit == "byte":
-        return np.frombuffer(content, np.uint8).astype(np.int32), BYTES
+        return Classes(np.frombuffer(content, np.uint8).astype(np.int32), BYTES)
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -76,22 +119,44 @@ def read_classes(path: Path, options: TextOptions, known: tuple[str, ...] = ()) 
         line, column = content.count(b"\n", 0, error.start) + 1, error.start - start + 1
         found = f"found 0x{content[error.start]:02x} at byte {column} of the line, which is not UTF-8"
         raise DataError(f"{path}:{line}: {found}; convert the file, or set data.unit: byte") from None
-    found_classes = known or tuple(sorted(set(text)))
-    numbers, unknown = classes_of(text, found_classes)
+    names = known.classes or tuple(sorted(set(text)))
+    numbers, unknown = classes_of(text, names)
     if unknown:
         at = text.index(unknown[0])
         line, column = text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
         raise DataError(
-            f"{path}:{line}:{column}: found {quoted(unknown[0])}, expected one of the {len(found_classes)} characters "
+            f"{path}:{line}:{column}: found {quoted(unknown[0])}, expected one of the {len(names)} characters "
             "of the training's text"
         )
-    return numbers, found_classes
+    return Classes(numbers, names)
 
 
-def are_classes(names: tuple[str, ...], unit: str | None) -> bool:
-    """Whether these can be the names of the classes of a text: all bytes, or different characters by code point."""
+def _tokens(path: Path, options: TextOptions, known: Known) -> Classes:
+    used = known.tokenizer
+    if used is None:
+        if (options.vocabulary is None) == (options.tokenizer is None):
+            sources = "vocabulary, the number of tokens to learn from the text, or tokenizer, a file tokenizer.json"
+            raise DataOptionError("unit", f"found token, expected one of {sources}")
+        if options.tokenizer is not None:
+            used = tokenizer.read(Path(os.path.expanduser(options.tokenizer)))
+        elif options.vocabulary is not None:
+            used = tokenizer.train(tokenizer.pieces_of(path), options.vocabulary)
+    assert used is not None
+    numbers = used.encode(tokenizer.pieces_of(path))
+    if not len(numbers):
+        raise DataError(f"{path}: found an empty file, expected text")
+    return Classes(numbers, used.classes, used)
+
+
+def are_classes(names: tuple[str, ...], unit: str, used: Tokenizer | None) -> bool:
+    """Whether these can be the names of the classes of a text.
+
+    They are all bytes, different characters by code point, or those of the tokenizer.
+    """
     if unit == "byte":
         return names == BYTES
+    if unit == "token":
+        return used is not None and names == used.classes
     return bool(names) and all(len(name) == 1 for name in names) and list(names) == sorted(set(names))
 
 

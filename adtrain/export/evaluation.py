@@ -30,7 +30,7 @@ from adtrain.export.forms import recognize_forms
 from adtrain.nn.fields import size_text
 from adtrain.passes import ALL, merge_common_subexpressions, remove_dead_code, simplify_reshapes
 from adtrain.training import TrainedModel
-from adtrain.training.evaluation import BATCH_SIZE
+from adtrain.training.evaluation import batch_size_of
 from adtrain.training.tasks import Multilabel, Regression, Task
 
 
@@ -195,8 +195,9 @@ def compare(
 
     ours = stage(forward, ALL)
     different, largest = 0, np.zeros(len(names))
-    for start in range(0, len(examples), BATCH_SIZE):
-        batch = np.ascontiguousarray(examples.images[start : start + BATCH_SIZE])
+    size = batch_size_of(network.task)
+    for start in range(0, len(examples), size):
+        batch = np.ascontiguousarray(examples.images[start : start + size])
         expected = [x.numpy() for x in ours(trained.params, trained.statistics, array(batch))]
         found = run(network.original(batch))
         if not all(np.isfinite(x).all() for x in (*found, *expected)):

@@ -43,7 +43,7 @@ def encode(trained: TrainedModel) -> bytes:
     """The content of an ONNX file that computes in float32, validated by onnx; float64 weights are rounded.
 
     Its metadata are the names of classes and targets as JSON lists, the config as YAML, and adtrain's version; for rows
-    of a table also the encoder of their columns as JSON.
+    of a table also the encoder of their columns as JSON, and for tokens the content of `tokenizer.json`.
     Raises AdtrainError as `Nodes.write` and `Graph.encode` do.
     """
     evaluations = [evaluation.evaluation(trained, batch) for batch in BATCHES]
@@ -59,6 +59,8 @@ def encode(trained: TrainedModel) -> bytes:
     }
     if trained.encoder is not None:
         metadata["encoder"] = json.dumps(plain(trained.encoder))
+    if trained.tokenizer is not None:
+        metadata["tokenizer"] = trained.tokenizer.content
     return graph.encode(*about, metadata)
 
 

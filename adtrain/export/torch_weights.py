@@ -21,8 +21,9 @@ def encode(trained: TrainedModel) -> bytes:
     """The content of a safetensors file: the same bytes for the same run.
 
     Its metadata, JSON under one key, are the classes, the targets, the config, and the input's normalisation: division
-    by `scale`, then `mean` and `std` per channel; for rows of a table also the encoder of their columns. With
-    `data.normalize_targets` a predicted number is output * `target_std` + `target_mean`.
+    by `scale`, then `mean` and `std` per channel; for rows of a table also the encoder of their columns, and for
+    tokens the content of `tokenizer.json`. With `data.normalize_targets` a predicted number is
+    output * `target_std` + `target_mean`.
     """
     about: dict[str, Any] = {
         "version": __version__,
@@ -36,6 +37,8 @@ def encode(trained: TrainedModel) -> bytes:
     }
     if isinstance(trained.network.task, Regression) and trained.network.task.normalized:
         about |= {"target_mean": trained.network.task.mean, "target_std": trained.network.task.std}
+    if trained.tokenizer is not None:
+        about["tokenizer"] = trained.tokenizer.content
     return tensor_file.encode(named_arrays(trained), about)
 
 

@@ -16,6 +16,7 @@ from adtrain.report.record import Record
 from adtrain.sweeps.rates import RateSearch
 from adtrain.templates import environment
 from adtrain.text import counted
+from adtrain.training.progress import Epoch, Validated
 from adtrain.training.scores import HIGHER_IS_BETTER, value_text
 
 T = TypeVar("T")
@@ -139,7 +140,8 @@ def panels(record: Record) -> list[Panel]:
         if values := [getattr(line.train, field) for line in intervals]:
             drawn.append(Curve("train" if record.by_interval else "", "train", positions, values))
         for split in SCORES[1:] if record.by_interval else SCORES:
-            if reached := [(line.step, score) for line in record.epochs if (score := getattr(line, split)) is not None]:
+            lines: Sequence[Epoch | Validated] = record.validations if split == "validation" else record.epochs
+            if reached := [(line.step, score) for line in lines if (score := getattr(line, split)) is not None]:
                 xs = [step / steps for step, _ in reached]
                 drawn.append(Curve(split, split, xs, [getattr(score, field) for _, score in reached]))
         return drawn

@@ -8,7 +8,7 @@ from pathlib import Path
 from adtrain.config import Config
 from adtrain.config.plugged import NONE, Trust
 from adtrain.training import model_file
-from adtrain.training.progress import Epoch, Interval, Line, Stopped, read_metrics
+from adtrain.training.progress import Epoch, Interval, Line, Stopped, Validated, read_metrics
 from adtrain.training.summary import Summary, read_summary
 
 FEW_EPOCHS = 4
@@ -32,6 +32,12 @@ class Record:
     def epochs(self) -> list[Epoch]:
         """The complete epochs."""
         return [line for line in self.metrics if isinstance(line, Epoch)]
+
+    @property
+    def validations(self) -> list[Epoch | Validated]:
+        """The complete epochs and the evaluations within epochs, by step."""
+        found = [line for line in self.metrics if isinstance(line, (Epoch, Validated))]
+        return sorted(found, key=lambda line: line.step)
 
     @property
     def scored(self) -> list[Epoch | Interval]:

@@ -27,7 +27,7 @@ from adtrain.sweeps.session import Session
 from adtrain.sweeps.step import with_targets
 from adtrain.sweeps.wave import WaveState, best_of
 from adtrain.training.checkpoint import fetch
-from adtrain.training.evaluation import BATCH_SIZE, mean_loss
+from adtrain.training.evaluation import batch_size_of, mean_loss
 from adtrain.training.experiment import Experiment
 from adtrain.training.progress import METRICS, Epoch, Tested
 from adtrain.training.run_folder import CONFIG, RunFolder, write_plugins
@@ -161,7 +161,7 @@ def members_of(folder: SweepFolder, top: int | None) -> list[int]:
 def evaluate(session: Session, folder: SweepFolder, members: Sequence[int]) -> Score:
     """The score of the ensemble of these members on the test part. Raises AdtrainError where a state is missing."""
     experiment = session.groups[0].experiment
-    images, labels = experiment.test.images, experiment.test.labels
+    images, labels = experiment.test.images, np.asarray(experiment.test.labels)
     total: Any = 0.0
     missing = set(members)
     for group, state in final_states(session, folder):
@@ -194,8 +194,9 @@ def _summed(inputs: WaveInputs, params: nn.Params, statistics: nn.State, images:
         return ops.sum(ops.astype(found, np.float64), axis=0)
 
     step = stage(of_batch, ALL)
-    starts = range(0, len(images), BATCH_SIZE)
-    batches = (array(images[start : start + BATCH_SIZE], device=inputs.device) for start in starts)
+    size = batch_size_of(network.task)
+    starts = range(0, len(images), size)
+    batches = (array(images[start : start + size], device=inputs.device) for start in starts)
     return np.concatenate([step(params, statistics, inputs.targets, batch).numpy() for batch in batches])
 
 

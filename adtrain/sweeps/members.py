@@ -30,11 +30,13 @@ _log = logging.getLogger(__name__)
 
 REFUSED = {
     ("training", "checkpoint_every"): "a sweep chooses when it saves; --set training.checkpoint_every=null",
+    ("training", "validate_every"): "a sweep evaluates after each epoch; --set training.validate_every=null",
     ("data", "shards"): "a member trains on whole batches; --set data.shards=null",
+    ("data", "order"): "a sweep shuffles the sequences; --set data.order=null",
     ("training", "micro_batch"): "a member trains on whole batches; --set training.micro_batch=null",
 }
 """Keys that a sweep does not take, and why."""
-ALLOWED = {"shards": 1}
+ALLOWED = {"shards": 1, "order": "shuffled"}
 """Values of these keys that change nothing."""
 
 

@@ -98,6 +98,8 @@ def settings(cfg: Config, rates: Sequence[float], steps: int) -> list[str]:
     plain = {
         "schedule": "constant",
         "data.validation": 0,
+        "data.validation_tokens": "null",
+        "data.order": "null",
         "data.views": "null",
         "training.steps": steps,
         "training.epochs": steps,
@@ -106,6 +108,7 @@ def settings(cfg: Config, rates: Sequence[float], steps: int) -> list[str]:
         "training.early_stopping": "null",
         "training.metrics": "null",
         "training.checkpoint_every": "null",
+        "training.validate_every": "null",
     }
     return [f"{key}={value}" for key, value in plain.items()] + [f"sweep={{{key_of(cfg)}: [{listed}], order: shared}}"]
 

@@ -30,7 +30,7 @@ from adtrain.sweeps.step import Settings, empty_tally, zero_member_totals
 from adtrain.sweeps.wave import Programs
 from adtrain.training.checks import check_precision, other_metrics
 from adtrain.training.costs import tree_bytes
-from adtrain.training.evaluation import BATCH_SIZE
+from adtrain.training.evaluation import batch_size_of
 from adtrain.training.examples import held_bytes
 from adtrain.training.experiment import LOG_ROWS
 
@@ -196,8 +196,9 @@ def _target_statistics(group: Group, count: int) -> list[Any]:
 def _evaluation_arguments(group: Group, state: Any, count: int) -> tuple[Any, ...]:
     """Arguments of the evaluation of full batches of the test part for `count` members in this state."""
     test = group.experiment.test
-    totals = tree.map(lambda x: x.numpy(), zero_member_totals(group.experiment.network.task, count, "cpu"))
-    order = np.broadcast_to(np.int64(0), (LOG_ROWS, min(BATCH_SIZE, len(test))))
+    task = group.experiment.network.task
+    totals = tree.map(lambda x: x.numpy(), zero_member_totals(task, count, "cpu"))
+    order = np.broadcast_to(np.int64(0), (LOG_ROWS, min(batch_size_of(task), len(test))))
     return totals, state.params, state.statistics, test.images, test.labels, order, _target_statistics(group, count)
 
 

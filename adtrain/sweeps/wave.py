@@ -34,7 +34,7 @@ from adtrain.sweeps.step import (
     sweep_step,
     zero_member_totals,
 )
-from adtrain.training.evaluation import BATCH_SIZE, mean_loss, metrics_on
+from adtrain.training.evaluation import batch_size_of, mean_loss, metrics_on
 from adtrain.training.examples import Resident, StepInputs, on_device
 from adtrain.training.experiment import LOG_ROWS, TOTALS, Experiment
 from adtrain.training.loop import REPORT_SECONDS
@@ -295,7 +295,7 @@ class WaveTraining:
         self.tally = empty_tally(self.task, len(self.members), self.device)
         count = sum(sizes)
         train = self._scores(
-            [float(loss) / count for loss in losses], sums, inputs.rows(count), self.group.whole.labels
+            [float(loss) / count for loss in losses], sums, inputs.rows(count), np.asarray(self.group.whole.labels)
         )
         validation, metrics = self._validation_results()
         before = (number - 1) * self.experiment.steps_per_epoch
@@ -427,7 +427,7 @@ class WaveTraining:
 
     def _batches(self, examples: Resident, rows: np.ndarray) -> Iterator[tuple[int, StepInputs]]:
         """Rows as in `_evaluated` in batches: (count, inputs) of up to LOG_ROWS batches of one size at a time."""
-        for length, begin, end in _chunks(rows.shape[-1], BATCH_SIZE):
+        for length, begin, end in _chunks(rows.shape[-1], batch_size_of(self.task)):
             part = rows[..., begin:end]
             order = part.reshape(*part.shape[:-1], -1, length)
             padded = np.zeros((*part.shape[:-1], LOG_ROWS, length), np.int64)
@@ -446,7 +446,7 @@ class WaveTraining:
             totals = self.programs.evaluation.repeat(steps, totals, *arguments)
         losses = list(map(mean_loss, totals.loss.numpy().tolist(), totals.weight.numpy().tolist()))
         own = rows if rows.ndim == 2 else [rows] * self.count
-        return self._scores(losses, totals.sums.numpy(), own, examples.split.labels)
+        return self._scores(losses, totals.sums.numpy(), own, np.asarray(examples.split.labels))
 
 
 def _chunks(count: int, size: int) -> Iterator[tuple[int, int, int]]:

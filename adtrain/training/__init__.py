@@ -16,7 +16,7 @@ from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.loop import continuation
 from adtrain.training.model_file import TrainedModel
 from adtrain.training.preparation import Arrays, outline, prepare, read_ahead, with_input
-from adtrain.training.progress import Best, Epoch, Interval, Progress, read_metrics
+from adtrain.training.progress import Best, Epoch, Interval, Progress, Validated, read_metrics
 from adtrain.training.run_folder import Recorder, Resumed, RunFolder, resume, run_in_folder
 from adtrain.training.scores import ClassScore, MultilabelScore, RegressionScore, Score
 from adtrain.training.step import TrainState, copied, evaluation_step, train_step

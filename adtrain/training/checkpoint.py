@@ -24,6 +24,7 @@ from adtrain.core.array import array
 from adtrain.core.errors import AdtrainError
 from adtrain.data.datasets import ClassType
 from adtrain.data.table_encoder import TableEncoder
+from adtrain.data.tokenizer import Tokenizer
 from adtrain.option_types import Number, Positive, Size
 from adtrain.training import tensor_file
 from adtrain.training.experiment import Experiment
@@ -48,6 +49,7 @@ class ModelMetadata:
         encoder: makes the images of a table's rows; None for other data.
         targets, target_mean, target_std: the names of the numbers to predict, and those of the training part.
         class_type: the type of the labels whose texts `classes` has; "str" in files that do not say it.
+        tokenizer: that of a text of tokens; None for other data.
     """
 
     version: str
@@ -62,10 +64,14 @@ class ModelMetadata:
     target_mean: tuple[Number, ...]
     target_std: tuple[Positive, ...]
     class_type: ClassType = field(default="str", kw_only=True)
+    tokenizer: Tokenizer | None = field(default=None, kw_only=True)
 
     def data(self) -> dict[str, Any]:
         """What the training data decide, for messages: fields, and with an encoder the number of each feature."""
         found = {name: getattr(self, name) for name in DATA_FIELDS}
+        if self.tokenizer is not None:
+            del found["classes"]
+            found["tokenizer"] = f"SHA-256 {self.tokenizer.digest[:12]}"
         if self.encoder is not None:
             names = (name if name.isprintable() else repr(name) for name in self.encoder.features)
             found |= {f"feature {name}": number for number, name in enumerate(names)}
@@ -109,6 +115,7 @@ def of_model(experiment: Experiment) -> ModelMetadata:
         target_mean=experiment.data.target_mean,
         target_std=experiment.data.target_std,
         class_type=experiment.data.class_type,
+        tokenizer=experiment.data.tokenizer,
     )
 
 

@@ -22,10 +22,20 @@ from adtrain.training.network import Network
 from adtrain.training.scores import HIGHER_IS_BETTER, Score
 from adtrain.training.sharding import Sharding
 from adtrain.training.step import EvaluationStep, Totals, repeated, zero_totals
-from adtrain.training.tasks import Task
+from adtrain.training.tasks import NextToken, Task
 
 BATCH_SIZE, ROWS = 250, 40
+MOST_OUTPUTS = 1 << 27
+"""The most outputs of a batch of tokens, one for each token of the vocabulary at each position."""
 BATCHES_AT_ONCE = 20
+
+
+def batch_size_of(task: Task) -> int:
+    """The number of examples in a batch of an evaluation: BATCH_SIZE, or of tokens as few as MOST_OUTPUTS allow."""
+    if not isinstance(task, NextToken):
+        return BATCH_SIZE
+    return max(1, min(BATCH_SIZE, MOST_OUTPUTS // (task.length * len(task.lengths))))
+
 
 Trained: TypeAlias = tuple[Network, nn.Params, nn.State]
 """A network with its parameters and its running statistics."""
@@ -66,7 +76,7 @@ class Evaluation:
         loss = mean_loss(sums.loss, sums.weight)
         if not math.isfinite(loss):
             raise AdtrainError(f"the loss on the {self.name} examples is {loss}: the model's numbers have overflowed")
-        return self.task.score(loss, sums.of_task, len(self.examples), lambda: self.examples.split.labels)
+        return self.task.score(loss, sums.of_task, len(self.examples), lambda: np.asarray(self.examples.split.labels))
 
     def sums(self, params: nn.Params, statistics: nn.State, before_batches: Callable[[], None] = lambda: None) -> Sums:
         """The sums over the split.
@@ -77,7 +87,8 @@ class Evaluation:
         count, sharding = len(self.examples), self.sharding
         if not count:
             raise AdtrainError(f"the {self.name} split is empty")
-        batches = [np.arange(start, min(start + BATCH_SIZE, count)) for start in range(0, count, BATCH_SIZE)]
+        size = batch_size_of(self.task)
+        batches = [np.arange(start, min(start + size, count)) for start in range(0, count, size)]
         if sharding is None:
             found = self._sums_of(batches, params, statistics, before_batches)
         else:
@@ -111,7 +122,7 @@ class Evaluation:
     def begin_compiling(self, params: nn.Params, statistics: nn.State) -> None:
         """Begin to compile what evaluates full batches of the split."""
         if isinstance(self.step, Staged) and len(self.examples):
-            batch = np.arange(min(BATCH_SIZE, len(self.examples)))
+            batch = np.arange(min(batch_size_of(self.task), len(self.examples)))
             for group in self.examples.groups([batch], ROWS):
                 self.step.compile(zero_totals(self.task, self.examples.device), params, statistics, *group.inputs)
 
@@ -145,7 +156,7 @@ def named_metrics(
     """The values of the metrics on all of `examples`, by name."""
     if not metrics:
         return {}
-    return metrics_on(predictions(*trained, examples.images, device), examples.labels, metrics, classes)
+    return metrics_on(predictions(*trained, examples.images, device), np.asarray(examples.labels), metrics, classes)
 
 
 def metrics_on(
@@ -171,10 +182,11 @@ def predictions(network: Network, params: nn.Params, statistics: nn.State, image
     """
 
     # For a few images, compiling a Program takes longer than running the operations one by one.
-    step = stage(network.predictions, ALL) if len(images) > BATCH_SIZE else network.predictions
+    size = batch_size_of(network.task)
+    step = stage(network.predictions, ALL) if len(images) > size else network.predictions
     rows = [np.zeros((0, 0))]
-    for start in range(0, len(images), BATCH_SIZE):
-        batch = array(images[start : start + BATCH_SIZE], device=device)
+    for start in range(0, len(images), size):
+        batch = array(images[start : start + size], device=device)
         rows.append(step(params, statistics, batch).numpy())
     found = np.concatenate(rows[1:] or rows)
     if not np.isfinite(found).all():

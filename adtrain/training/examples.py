@@ -14,8 +14,9 @@ import numpy as np
 from adtrain.core.array import Array, from_numpy
 from adtrain.core.backend import backend
 from adtrain.core.types import Shape
-from adtrain.data import Rows, Split
-from adtrain.data.file_array import FileArray, machine_memory
+from adtrain.data import Images, Rows, Split
+from adtrain.data.file_array import machine_memory
+from adtrain.data.sequences import Sequences
 
 CHUNK_BYTES = 64 << 20
 """The size of a chunk's images, roughly. A stream holds two chunks on the device and two on the host."""
@@ -83,9 +84,9 @@ class Resident(Examples):
         if isinstance(images, Rows) and _usable_in_place(images.base, device):
             self.row_numbers = images.rows
             labels = np.zeros((len(images.base), *labels.shape[1:]), labels.dtype)
-            labels[images.rows] = split.labels
+            labels[images.rows] = np.asarray(split.labels)
             images = images.base
-        self.images, self.labels = from_numpy(np.asarray(images), device), from_numpy(labels, device)
+        self.images, self.labels = from_numpy(np.asarray(images), device), from_numpy(np.asarray(labels), device)
 
     def batches(self, indices: np.ndarray) -> StepInputs:
         return self.images, self.labels, from_numpy(self._rows(indices), self.device)
@@ -149,21 +150,26 @@ def on_device(split: Split, device: str) -> Examples:
 
     On the CPU, contiguous images in memory are used without a copy and must not be written to. Images that must be
     copied, to a GPU or into another layout, fit if they take at most half of its memory and half of the host's.
+    Sequences at offsets are streamed, because they overlap.
     """
     return Resident(split, device) if _fits(split, device) else Streamed(split, device)
 
 
 def held_bytes(split: Split, device: str) -> int:
     """The bytes on `device` that `on_device` takes for the split."""
-    return (split.images.nbytes if _fits(split, device) else 2 * CHUNK_BYTES) + split.labels.nbytes
+    of_images, of_labels = split.images.nbytes, split.labels.nbytes
+    return of_images + of_labels if _fits(split, device) else 2 * CHUNK_BYTES * (of_images + of_labels) // of_images
 
 
 def _fits(split: Split, device: str) -> bool:
+    if isinstance(split.images, Sequences):
+        nbytes = split.images.nbytes + split.labels.nbytes
+        return not split.images.by_offset and nbytes <= _copy_limit(device)
     array = split.images.base if isinstance(split.images, Rows) else split.images
     return _usable_in_place(array, device) or split.images.nbytes <= _copy_limit(device)
 
 
-def _usable_in_place(images: np.ndarray | FileArray, device: str) -> bool:
+def _usable_in_place(images: Images, device: str) -> bool:
     """Whether a Program on the device can use this array without a copy."""
     return device == "cpu" and isinstance(images, np.ndarray) and images.flags.c_contiguous and images.flags.aligned
 

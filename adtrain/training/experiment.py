@@ -20,7 +20,7 @@ from adtrain.core.backend import Executable
 from adtrain.core.program import Program
 from adtrain.core.staging import Pass, Staged, stage
 from adtrain.core.views import subview
-from adtrain.data import DataSet, Split
+from adtrain.data import DataSet, Split, shuffle
 from adtrain.metrics import Metric
 from adtrain.passes import ALL, SIMPLIFY, passes_of_ranks
 from adtrain.training.evaluation import higher_is_better, metrics_of
@@ -95,6 +95,13 @@ class Experiment:
         }
         common = {"version of adtrain": version.__version__, "kind of device": device, "config": self.config_text}
         return {**common, **of_data}
+
+    def order(self, count: int, seed: int, epoch: int) -> np.ndarray:
+        """The order of the examples of an epoch; see `data.batches`."""
+        options = self.config.data.options
+        if options.order == "random_offsets":
+            return shuffle.offsets(count, seed, epoch, options.length)
+        return (shuffle.in_order if options.order == "in_order" else shuffle.permutation)(count, seed, epoch)
 
     @property
     def digests(self) -> dict[str, str]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from adtrain.data import DataError, digit_image, formats, idx, images, table_encoder
 from adtrain.data.errors import warn
-from adtrain.data.part import Cells, Known
+from adtrain.data.part import Cells
 from adtrain.data.statistics import PIXEL_MAX, as_float32
 from adtrain.training.model_file import TrainedModel
 
@@ -84,8 +84,7 @@ def read(
     found_formats = formats.of_name(path), formats.of_name(path, given.format)
     read_rows = next((x.read_rows for x in found_formats if x is not None and x.read_rows is not None), None)
     if read_rows is not None:
-        known = Known(None if trained.encoder is None else trained.encoder.columns, trained.classes)
-        found = read_rows(path, given, known)
+        found = read_rows(path, given, trained.known)
         if isinstance(found, Cells):
             return _encoded(found, str(path), trained)
         return Inputs(_typed(found, str(path), trained), np.arange(len(found)))

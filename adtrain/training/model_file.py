@@ -26,9 +26,12 @@ from adtrain.data import DataSet, Options, Split, formats, text_file
 from adtrain.data import load as load_data
 from adtrain.data.datasets import ClassType, class_values
 from adtrain.data.errors import printable
+from adtrain.data.formats import FileFormat
 from adtrain.data.image_folder import ImageOptions
+from adtrain.data.part import Known
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.data.table_encoder import TableEncoder
+from adtrain.data.tokenizer import Tokenizer
 from adtrain.passes import ALL
 from adtrain.text import counted, first_names
 from adtrain.training import network, tensor_file
@@ -47,7 +50,8 @@ class TrainedModel:
 
     `classes` are the names of the classes, `targets` those of the numbers or labels to predict; one of them is empty.
     `image_shape` is (C, H, W). `encoder` makes the images of a table's rows; it is None if the network was trained on
-    other data. `class_type` is the type of the labels whose texts `classes` has.
+    other data. `class_type` is the type of the labels whose texts `classes` has. `tokenizer` is that of a text of
+    tokens.
     """
 
     config: Config
@@ -59,11 +63,18 @@ class TrainedModel:
     encoder: TableEncoder | None = None
     targets: tuple[str, ...] = ()
     class_type: ClassType = "str"
+    tokenizer: Tokenizer | None = None
 
-    def test_split(self, path: Path | None = None) -> Split:
+    @property
+    def known(self) -> Known:
+        """What was learnt from the training part, for readers of data."""
+        return Known(None if self.encoder is None else self.encoder.columns, self.classes, self.tokenizer)
+
+    def test_split(self, path: Path | None = None, format: FileFormat | None = None) -> Split:
         """The test examples of the config; or those at `path`, without a test part all of them.
 
-        Labels are the numbers of the classes that have their names in the training.
+        `format` is that of the file; by default the config's, or its suffix tells it. Labels are the numbers of the
+        classes that have their names in the training.
 
         Raises:
             AdtrainError: the examples have another shape or type than in training, or classes that it did not have.
@@ -73,7 +84,7 @@ class TrainedModel:
             found = self.data()
             test, place = found.test, self.config.data.path or found.name
         else:
-            found, place = self._read(path), str(path)
+            found, place = self._read(path, format), str(path)
             test = found.test if len(found.test) else found.train
         check_targets(self.config, found, [test])
         if len(found.targets) != len(self.targets):
@@ -83,16 +94,26 @@ class TrainedModel:
         given = ArrayType(test.images.shape[1:], test.images.dtype)
         if given != wanted:
             raise AdtrainError(f"{place}: found images of type {given}, expected {wanted} as the run was trained on")
-        return test if self.targets else replace(test, labels=self._numbered(test.labels, found.classes, place))
+        if self.targets or found.classes == self.classes:
+            return test
+        return replace(test, labels=self._numbered(np.asarray(test.labels), found.classes, place))
 
     def data(self) -> DataSet:
         """The data of the config, with what was learnt from the training part. Raises as `read_data` does."""
         config = with_absolute_paths(self.config)
-        return read_data(config, encoder=self.encoder, classes=self.classes, offset=self.network.offset)
+        return read_data(
+            config,
+            encoder=self.encoder,
+            classes=self.classes,
+            offset=self.network.offset,
+            tokenizer=self.tokenizer,
+        )
 
-    def _read(self, path: Path) -> DataSet:
+    def _read(self, path: Path, format: FileFormat | None) -> DataSet:
         """The data at `path`, read with those options of the config that fit their format."""
         given = self.config.data.options
+        if format is not None:
+            given = replace(given, format=format)
         format_ = formats.format_of(path, given.format)
         options = {name: getattr(given, name) for name in given.given if name in format_.takes}
         if format_.options is ImageOptions:
@@ -107,6 +128,7 @@ class TrainedModel:
             numbers=numbers,
             classes=self.classes,
             offset=self.network.offset,
+            tokenizer=self.tokenizer,
         )
 
     def _numbered(self, labels: np.ndarray, classes: tuple[str, ...], place: str) -> np.ndarray:
@@ -182,7 +204,8 @@ def load(run: Path, device: str = "cpu", trust: Trust = NONE, overrides: Overrid
     file = TensorFile(path)
     about = file.metadata(ModelMetadata)
     channels, height, width = about.image_shape
-    task = network.task_of(cfg, about.target_mean, about.target_std)
+    token_bytes = () if about.tokenizer is None else about.tokenizer.tokens
+    task = network.task_of(cfg, about.target_mean, about.target_std, token_bytes)
     net = network.build(cfg, about.mean, about.std, about.scale, task)
     factor, summand = net.normalization()
     if not (
@@ -190,7 +213,7 @@ def load(run: Path, device: str = "cpu", trust: Trust = NONE, overrides: Overrid
         and len(about.targets) == len(about.target_mean) == len(about.target_std)
         and (not about.targets or net.model.output_shape(net.input_shape) == (len(about.targets),))
         and about.scale in (1, PIXEL_MAX)
-        and (not cfg.data.is_text or text_file.are_classes(about.classes, cfg.data.options.unit))
+        and (not cfg.data.is_text or text_file.are_classes(about.classes, cfg.data.options.unit, about.tokenizer))
         and channels * height * width == prod(cfg.model.input)
         and (about.encoder is None or about.encoder.fits(cfg.data.options, about.image_shape))
         and (factor > 0).all()
@@ -217,6 +240,7 @@ def load(run: Path, device: str = "cpu", trust: Trust = NONE, overrides: Overrid
         about.encoder,
         about.targets,
         about.class_type,
+        about.tokenizer,
     )
 
 

@@ -18,7 +18,7 @@ from adtrain.core.array import Value, array
 from adtrain.core.precision import FULL, PRECISIONS
 from adtrain.core.scope import scope
 from adtrain.data.statistics import offsets
-from adtrain.training.tasks import Classification, Multilabel, NextClass, Regression, Task
+from adtrain.training.tasks import Classification, Multilabel, NextClass, NextToken, Regression, Task
 
 
 @dataclass(frozen=True)
@@ -211,10 +211,16 @@ def clip_probabilities(outputs: Value) -> Value:
     return ops.clip(outputs, 0.0, 1.0)
 
 
-def task_of(cfg: Config, target_mean: tuple[float, ...], target_std: tuple[float, ...]) -> Task:
-    """The task of a config; without targets a classification."""
+def task_of(
+    cfg: Config, target_mean: tuple[float, ...], target_std: tuple[float, ...], token_bytes: Sequence[bytes] = ()
+) -> Task:
+    """The task of a config; without targets a classification. `token_bytes` are those of each token of a text."""
     if cfg.data.is_text:
-        return NextClass(one_hot=False, predictions=ops.softmax, length=prod(cfg.model.input))
+        length = prod(cfg.model.input)
+        if not token_bytes:
+            return NextClass(one_hot=False, predictions=ops.softmax, length=length)
+        lengths = tuple(map(len, token_bytes))
+        return NextToken(one_hot=False, predictions=ops.softmax, length=length, lengths=lengths)
     if not target_mean:
         labels = takes_labels(cfg.loss)
         # The softmax of log-probabilities equals their exp.

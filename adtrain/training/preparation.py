@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -20,6 +20,7 @@ from adtrain.core import communicator
 from adtrain.data import DataError, DataOptionError, DataSet, Split
 from adtrain.data.errors import printable
 from adtrain.data.table_encoder import TableEncoder
+from adtrain.data.tokenizer import Tokenizer
 from adtrain.nn import Shape
 from adtrain.training import checks, network
 from adtrain.training.experiment import Experiment, Mode
@@ -39,11 +40,13 @@ def read_data(
     encoder: TableEncoder | None = None,
     classes: tuple[str, ...] = (),
     offset: tuple[float, ...] | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> DataSet:
     """The data of a config, or those in `arrays`.
 
     `encoder` makes the images of a table's rows; by default it is learnt from the training part. `classes` are those of
-    a text; by default the characters that occur. `offset` is that of a trained network; by default it is learnt.
+    a text, and `tokenizer` makes its tokens; by default both are those of the text. `offset` is that of a trained
+    network; by default it is learnt.
     Raises ConfigError for an option that does not fit the data, and DataError where they are missing or damaged.
     """
 
@@ -53,7 +56,14 @@ def read_data(
         if arrays is None:
             source = config.build.data_source(cfg) if cfg.data.dataset is not None else None
             return data.load(
-                source, cfg.data.path, options, encoder=encoder, numbers=numbers, classes=classes, offset=shift
+                source,
+                cfg.data.path,
+                options,
+                encoder=encoder,
+                numbers=numbers,
+                classes=classes,
+                offset=shift,
+                tokenizer=tokenizer,
             )
         return data.of_arrays(*arrays, options, numbers, shift)
 
@@ -140,12 +150,24 @@ def of_data(cfg: Config, data_set: DataSet, mode: Mode = Mode.FUSED) -> Experime
         raise DataError(f"{place}: found one class, {name}, in all examples; expected at least two to tell apart")
     cfg = with_shape(cfg, data_set.train.images.shape[1:])
     if data_set.validation_rows and cfg.data.validation:
-        reason = f"but {cfg.data.path} has a folder of validation images; remove this key"
-        raise cfg.error_at(("data", "validation"), f"found {cfg.data.validation}, {reason}")
+        there = f"{cfg.data.path} has a folder of validation images"
+        if cfg.data.is_text:
+            there = "data.validation_tokens is set"
+        raise cfg.error_at(("data", "validation"), f"found {cfg.data.validation}, but {there}; remove this key")
+    if cfg.data.is_text and data_set.validation_rows >= len(data_set.train):
+        most = (len(data_set.train) - 1) * cfg.data.options.length
+        found = f"found {cfg.data.options.validation_tokens:,}, expected at most {most:,}, so that a sequence is left"
+        raise cfg.error_at(("data", "validation_tokens"), found)
     train, validation = data.split_validation(
         data_set.train, cfg.data.validation, cfg.training.seed, data_set.validation_rows
     )
-    experiment = _experiment(cfg, data_set.with_train(train), validation, mode)
+    if validation is None and cfg.training.validate_every is not None:
+        reason = "expected none, for there are no validation examples (data.validation)"
+        raise cfg.error_at(("training", "validate_every"), f"found {cfg.training.validate_every}, {reason}")
+    if cfg.data.options.order == "random_offsets":
+        train = train.at_offsets()
+    token_bytes = () if data_set.tokenizer is None else data_set.tokenizer.tokens
+    experiment = _experiment(cfg, data_set.with_train(train), validation, mode, token_bytes)
     checks.check_augmentations(experiment)
     checks.check_embeddings(experiment)
     if cfg.data.is_text and (seen := checks.sees_later(experiment)):
@@ -185,7 +207,8 @@ def outline(cfg: Config) -> Experiment:
         if cfg.data.options.target is not None or takes_numbers(cfg):
             split = Split(split.images, np.broadcast_to(np.float64(0), (cfg.data.batch_size, len(names))))
             data_set = replace(data_set, test=split, classes=(), targets=names).with_train(split)
-    return _experiment(cfg, data_set, validation, Mode.FUSED)
+    token_bytes = [b""] * len(data_set.classes) if cfg.data.options.unit == "token" else ()
+    return _experiment(cfg, data_set, validation, Mode.FUSED, token_bytes)
 
 
 def _empty_texts(count: int, length: int) -> Split:
@@ -199,11 +222,13 @@ def _black(count: int, shape: tuple[int, ...]) -> Split:
     return Split(np.broadcast_to(np.uint8(0), (count, *shape)), np.broadcast_to(np.int64(0), (count,)))
 
 
-def _experiment(cfg: Config, data_set: DataSet, validation: Split | None, mode: Mode) -> Experiment:
+def _experiment(
+    cfg: Config, data_set: DataSet, validation: Split | None, mode: Mode, token_bytes: Sequence[bytes] = ()
+) -> Experiment:
     checks.check_targets(
         cfg, data_set, [part for part in (data_set.train, validation, data_set.test) if part is not None]
     )
-    task = network.task_of(cfg, data_set.target_mean, data_set.target_std)
+    task = network.task_of(cfg, data_set.target_mean, data_set.target_std, token_bytes)
     net = network.build(cfg, data_set.mean, data_set.std, data_set.scale, task)
     checks.check_memory(cfg, net)
     checks.check_fit(cfg, net, data_set)
@@ -282,7 +307,7 @@ def _sharding(cfg: Config, examples: int) -> Sharding | None:
 def with_absolute_paths(cfg: Config, data_too: bool = True) -> Config:
     """The config with absolute paths, so that the copy in the run's folder works from any directory."""
     sections: dict[str, Any] = {}
-    data_keys = ("path", "test_path") if data_too else ()
+    data_keys = ("path", "test_path", "tokenizer") if data_too else ()
     for name, keys in {"data": data_keys, "training": ("init_from",)}.items():
         section = getattr(cfg, name)
         paths = {key: _absolute(cfg, (name, key), getattr(section, key)) for key in keys}

@@ -190,6 +190,16 @@ class Epoch:
 
 
 @dataclass(frozen=True)
+class Validated:
+    """The score on the validation examples within an epoch, after `step` steps; see `training.validate_every`."""
+
+    kind: Literal["validation"] = field(default="validation", kw_only=True)
+    epoch: Size
+    step: Size
+    validation: Score
+
+
+@dataclass(frozen=True)
 class Stopped:
     """The run stopped before its end, at this position of its last checkpoint."""
 
@@ -219,7 +229,7 @@ class Tested:
     metrics: dict[str, Measured] = field(default_factory=dict)
 
 
-Line: TypeAlias = Annotated[Interval | Epoch | Stopped | ResumedAt | Tested, records.by("kind")]
+Line: TypeAlias = Annotated[Interval | Epoch | Validated | Stopped | ResumedAt | Tested, records.by("kind")]
 
 
 def read_metrics(run: Path) -> list[Line]:

@@ -51,6 +51,7 @@ from adtrain.training.progress import (
     Stopped,
     StopReason,
     Tested,
+    Validated,
     read_metrics,
 )
 from adtrain.training.scores import single_numbers
@@ -198,6 +199,10 @@ class Recorder(Observer):
     @during("write")
     def interval_done(self, interval: Interval) -> None:
         self.folder.append_metrics(interval)
+
+    @during("write")
+    def validated(self, validated: Validated) -> None:
+        self.folder.append_metrics(validated)
 
     @during("write")
     def epoch_done(self, epoch: Epoch, state: Callable[[], TrainState]) -> None:

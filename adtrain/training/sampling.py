@@ -1,4 +1,4 @@
-"""Text that a trained network writes: each character or byte is drawn from its probabilities after those before it."""
+"""Text that a trained network writes: each character, byte or token is drawn, by its probability after those before."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError
 from adtrain.core.staging import stage
 from adtrain.data import text_file
+from adtrain.data.tokenizer import pieces_in
 from adtrain.passes import ALL
 from adtrain.text import first_names
 from adtrain.training.model_file import TrainedModel
@@ -75,6 +76,9 @@ def sample(trained: TrainedModel, device: str, prompt: np.ndarray, temperature: 
 
 def decoded(trained: TrainedModel, classes: Iterable[int]) -> Iterator[str]:
     """The text of the classes, a string at a time. Bytes that are not UTF-8 become U+FFFD."""
+    if trained.tokenizer is not None:
+        yield from trained.tokenizer.decode(classes)
+        return
     if trained.config.data.options.unit != "byte":
         yield from (trained.classes[number] for number in classes)
         return
@@ -86,8 +90,17 @@ def decoded(trained: TrainedModel, classes: Iterable[int]) -> Iterator[str]:
 def prompt_classes(trained: TrainedModel, prompt: str) -> np.ndarray:
     """The classes of a prompt, int32 (n,). An empty one becomes a line feed, or the first class if that is unknown.
 
+    For a network on tokens it becomes the end of another text, after which a text begins, if the tokenizer has that.
     Raises AdtrainError that names the characters that the training's text does not have.
     """
+    if trained.tokenizer is not None:
+        if not prompt and trained.tokenizer.end_of_text is not None:
+            return np.array([trained.tokenizer.end_of_text], np.int32)
+        try:
+            prompt.encode()
+        except UnicodeEncodeError:
+            raise AdtrainError("found bytes in the prompt that are not UTF-8, expected text") from None
+        return trained.tokenizer.encode(pieces_in(prompt or "\n"))
     if trained.config.data.options.unit == "byte":
         return np.frombuffer((prompt or "\n").encode("utf-8", "surrogateescape"), np.uint8).astype(np.int32)
     if not prompt:

@@ -59,7 +59,20 @@ class TextScore(NamedTuple):
     accuracy: Probability
 
 
-KINDS = {kind.__name__: kind for kind in (ClassScore, RegressionScore, MultilabelScore, TextScore)}
+class TokenScore(NamedTuple):
+    """Of a text of tokens: `perplexity` and `accuracy` are those of `TextScore`, for a token.
+
+    `bits_per_byte` is the sum of -log2 p, where p is the probability of the next token, divided by the bytes of these
+    tokens. It compares models with different tokenizers. The end of a text has no bytes.
+    """
+
+    loss: Measured
+    perplexity: Measured
+    bits_per_byte: Measured
+    accuracy: Probability
+
+
+KINDS = {kind.__name__: kind for kind in (ClassScore, RegressionScore, MultilabelScore, TextScore, TokenScore)}
 
 
 def _kind(value: Any) -> str:
@@ -72,7 +85,8 @@ Score: TypeAlias = Annotated[
     Annotated[ClassScore, records.named("ClassScore")]
     | Annotated[RegressionScore, records.named("RegressionScore")]
     | Annotated[MultilabelScore, records.named("MultilabelScore")]
-    | Annotated[TextScore, records.named("TextScore")],
+    | Annotated[TextScore, records.named("TextScore")]
+    | Annotated[TokenScore, records.named("TokenScore")],
     records.chosen_by(_kind),
 ]
 

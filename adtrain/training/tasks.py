@@ -14,11 +14,19 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import numpy as np
 
 from adtrain import ops
-from adtrain.core.array import Value
+from adtrain.core.array import Value, array
 from adtrain.core.scope import scope
 from adtrain.data.statistics import offsets
 from adtrain.metrics import Counts, r2
-from adtrain.training.scores import LARGEST_LOG, ClassScore, MultilabelScore, RegressionScore, Score, TextScore
+from adtrain.training.scores import (
+    LARGEST_LOG,
+    ClassScore,
+    MultilabelScore,
+    RegressionScore,
+    Score,
+    TextScore,
+    TokenScore,
+)
 
 Labels: TypeAlias = Callable[[], np.ndarray]
 """Returns the labels of the examples of a score. It is called only if they are needed."""
@@ -43,7 +51,7 @@ class Classification:
 
     one_hot: bool
     predictions: Callable[[Value], Value]
-    score_kind: ClassVar[type[ClassScore | TextScore]] = ClassScore
+    score_kind: ClassVar[type[ClassScore | TextScore | TokenScore]] = ClassScore
     default_metric: ClassVar[str] = "accuracy"
     needs_float64: ClassVar[bool] = False
 
@@ -82,7 +90,7 @@ class NextClass(Classification):
     """
 
     length: int
-    score_kind: ClassVar[type[ClassScore | TextScore]] = TextScore
+    score_kind: ClassVar[type[ClassScore | TextScore | TokenScore]] = TextScore
     default_metric: ClassVar[str] = "perplexity"
 
     def targets(self, outputs: Value, labels: Value) -> Value:
@@ -108,8 +116,33 @@ class NextClass(Classification):
 
     def score(self, loss: float, sums: Sequence[float], count: int, labels: Labels) -> Score:
         """The score of `count` sequences with this mean loss and these sums."""
-        correct, log_loss = (x / (count * self.length) for x in sums)
+        correct, log_loss = (x / (count * self.length) for x in sums[:2])
         return TextScore(loss, math.exp(min(log_loss, LARGEST_LOG)), correct)
+
+
+@dataclass(frozen=True)
+class NextToken(NextClass):
+    """The token that follows each position of a sequence. `lengths` are the bytes of each token."""
+
+    lengths: tuple[int, ...]
+    score_kind: ClassVar[type[ClassScore | TextScore | TokenScore]] = TokenScore
+
+    def zero(self) -> np.ndarray:
+        """The sums of no batch."""
+        return np.zeros(3)
+
+    def sums(self, outputs: Value, labels: Value) -> Value:
+        """The sums of `NextClass`, and the bytes of the labels: float64 (3,)."""
+        of_classes = super().sums(outputs, labels)
+        with scope("bits_per_byte"):
+            lengths = array(np.array(self.lengths, np.int32), device=labels.device)
+            found = ops.sum(ops.embedding(ops.reshape(labels, (-1,)), lengths), keepdims=True)
+            return ops.concatenate([of_classes, ops.astype(found, np.float64)])
+
+    def score(self, loss: float, sums: Sequence[float], count: int, labels: Labels) -> Score:
+        """The score of `count` sequences with this mean loss and these sums."""
+        scored = super().score(loss, sums, count, labels)._asdict()
+        return TokenScore(**scored, bits_per_byte=sums[1] / math.log(2) / max(sums[2], 1.0))
 
 
 @dataclass(frozen=True)
@@ -234,7 +267,7 @@ def plausible(task: Task, sums: Sequence[float], count: int) -> bool:
     if isinstance(task, Regression):
         return all(x >= 0 for x in sums)
     if isinstance(task, NextClass):
-        return 0 <= sums[0] <= count * task.length and sums[1] >= 0
+        return 0 <= sums[0] <= count * task.length and min(sums) >= 0
     return all(0 <= x <= count for x in sums)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from adtrain.core.errors import AdtrainError
 from adtrain.files import read_regular, unwritable
-from adtrain.training.progress import Epoch, Interval
+from adtrain.training.progress import Epoch, Interval, Validated
 from adtrain.training.step import TrainState
 from adtrain.training.trainer import Observer
 
@@ -68,6 +68,10 @@ class EventFiles(Observer):
         self.writer.add_scalar("learning_rate", interval.learning_rate, interval.step)
         self.writer.add_scalar("images_per_second", interval.images_per_second, interval.step)
         self.writer.flush()  # makes the interval visible at once
+
+    def validated(self, validated: Validated) -> None:
+        self._scalars("validation", validated.validation._asdict(), validated.step)
+        self.writer.flush()
 
     def epoch_done(self, epoch: Epoch, state: Callable[[], TrainState]) -> None:
         if epoch.validation is not None:

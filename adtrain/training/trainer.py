@@ -24,7 +24,7 @@ from adtrain.training.evaluation import Evaluation, named_metrics
 from adtrain.training.examples import on_device
 from adtrain.training.experiment import LOG_ROWS, Experiment
 from adtrain.training.loop import FiniteCheck, StepLoop, any_rank, batches_of, not_finite_message, of_first_rank
-from adtrain.training.progress import Best, Epoch, Interval, Progress, StopReason
+from adtrain.training.progress import Best, Epoch, Interval, Progress, StopReason, Validated
 from adtrain.training.scores import Score
 from adtrain.training.step import TrainState, averaged
 from adtrain.training.tasks import host_sums
@@ -101,6 +101,9 @@ class Observer:
 
     def interval_done(self, interval: Interval) -> None:
         """The metrics of an interval have been read."""
+
+    def validated(self, validated: Validated) -> None:
+        """The validation examples have been evaluated within an epoch."""
 
     def epoch_done(self, epoch: Epoch, state: Callable[[], TrainState]) -> bool | None:
         """An epoch and its validation are over. `state()` is the state that was evaluated, on the device; the next step
@@ -280,7 +283,7 @@ class _Training:
         """
         self.read_at = perf_counter()
         stopping, pending = False, None
-        for first, end, save in self._intervals(len(batches)):
+        for first, end, save, validate in self._intervals(len(batches)):
             done, row = first, self.loop.row
             for steps, images in self.loop.steps(end - first):
                 done += steps
@@ -291,23 +294,38 @@ class _Training:
                     pending = None
                 if stopping := self.stop():
                     break
-            last = stopping or end == len(batches)
+            last = stopping or validate or end == len(batches)
             pending = self._fetch_metrics(row, batches[first:done], last, save and not stopping)
             if stopping:
                 break
+            if validate:
+                self._finish_interval(pending)
+                pending = None
+                self._validate()
         if pending is not None:
             self._finish_interval(pending)
         if stopping:
             self._interrupt()
 
-    def _intervals(self, count: int) -> Iterator[tuple[int, int, bool]]:
-        """Divide the next `count` batches into intervals: (first, end, whether to write a checkpoint at the end)."""
-        every, progress = self.experiment.config.training.checkpoint_every, self.progress
+    def _validate(self) -> None:
+        """Evaluate the present state on the validation examples."""
+        score = self._score(self.loop.state, "validation")
+        for observer in self.observers:
+            observer.validated(Validated(self.progress.epoch, self.progress.step, score))
+        self.read_at = perf_counter()
+
+    def _intervals(self, count: int) -> Iterator[tuple[int, int, bool, bool]]:
+        """Divide the next `count` batches into intervals: (first, end, whether to write a checkpoint at the end, and
+        whether to evaluate the validation examples there)."""
+        training, before = self.experiment.config.training, self.progress.step
         first = 0
         for end in range(1, count + 1):
-            due = every is not None and (progress.step + end) % every == 0
-            if due or end == count or end % LOG_ROWS == 0:
-                yield first, end, due and end < count
+            save, validate = (
+                every is not None and (before + end) % every == 0
+                for every in (training.checkpoint_every, training.validate_every)
+            )
+            if save or validate or end == count or end % LOG_ROWS == 0:
+                yield first, end, save and end < count, validate and end < count
                 first = end
 
     def _fetch_metrics(self, row: int, batches: Sequence[np.ndarray], last: bool, save: bool) -> _PendingMetrics:

@@ -39,7 +39,7 @@ def steps(job: Job, form: str) -> Runner:
     outputs, loss_of = jax_network.model(network.model), jax_network.loss(experiment.config)
     parameters = {path: jnp.array(x) for path, x in job.weights.items()}
     statistics = {path: jnp.array(x) for path, x in job.statistics.items()}
-    given = jnp.asarray(experiment.train.images), jnp.asarray(experiment.train.labels.astype(np.int32))
+    given = jnp.asarray(experiment.train.images), jnp.asarray(np.asarray(experiment.train.labels, np.int32))
     scale, shift = map(jnp.asarray, job.normalization)
     mixed = experiment.config.training.precision == "bfloat16"
     computed = jnp.bfloat16 if mixed else scale.dtype

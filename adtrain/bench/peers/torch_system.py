@@ -60,7 +60,7 @@ class Training:
         self.arrays = {**self.parameters, **statistics}
         self.start = {path: x.detach().clone() for path, x in self.arrays.items()}
         self.update = torch_network.optimizer(experiment.optimizer, list(self.parameters.values()), self.captured)
-        examples = np.asarray(experiment.train.images), experiment.train.labels.astype(np.int64)
+        examples = np.asarray(experiment.train.images), np.asarray(experiment.train.labels, np.int64)
         images, labels = (torch.tensor(x, device=device) for x in examples)
         scale, shift = (torch.tensor(x, device=device) for x in job.normalization)
         classes = network.model.output_shape(network.input_shape)[0]
