@@ -123,6 +123,20 @@ def attention(shape: nn.Shape) -> Strategy:
     return st.builds(nn.MultiheadAttention, divisors(shape[-1]), bias=flags, causal=flags)
 
 
+def decoder(shape: nn.Shape) -> Strategy:
+    """Without options that targets of the export may refuse."""
+    norms, activations = st.sampled_from(["layer_norm", "rms_norm"]), st.sampled_from(list(nn.ACTIVATIONS))
+    return st.builds(
+        nn.DecoderLayer,
+        divisors(shape[-1]),
+        dim_feedforward=small,
+        norm=norms,
+        activation=activations,
+        bias=flags,
+        norm_eps=epsilons,
+    )
+
+
 def transformer(shape: nn.Shape) -> Strategy:
     options = {"dim_feedforward": small, "layer_norm_eps": epsilons, "norm_first": flags, "causal": flags}
     activations = st.sampled_from(["relu", "gelu"])
@@ -156,10 +170,14 @@ LAYERS: dict[type[nn.Module], Callable[[nn.Shape], Strategy]] = {
     nn.Select: lambda shape: st.lists(st.integers(0, shape[0] - 1), min_size=1, max_size=4).map(tuple).map(nn.Select),
     nn.MultiheadAttention: attention,
     nn.TransformerEncoderLayer: transformer,
+    nn.DecoderLayer: decoder,
+    nn.ClassToken: plain(nn.ClassToken),
     nn.PositionalEmbedding: plain(nn.PositionalEmbedding, st.sampled_from(["learned", "sinusoidal"])),
     nn.Patches: plain(nn.Patches, pairs),
     nn.Mean: over_axis(nn.Mean),
     nn.ReLU: plain(nn.ReLU),
+    nn.SquaredReLU: plain(nn.SquaredReLU),
+    nn.SoftCap: plain(nn.SoftCap, st.floats(0.5, 20.0)),
     nn.LeakyReLU: plain(nn.LeakyReLU, slopes),
     nn.PReLU: lambda shape: st.builds(nn.PReLU, st.sampled_from([1, shape[0]])),
     nn.Hardswish: plain(nn.Hardswish),
