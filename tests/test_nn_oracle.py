@@ -29,20 +29,6 @@ class Selected(torch.nn.Module):  # type: ignore[name-defined]
         return x[:, self.indices]
 
 
-class Squared(torch.nn.Sequential):  # type: ignore[name-defined]
-    def forward(self, x: Any) -> Any:
-        return super().forward(x) ** 2
-
-
-class Capped(torch.nn.Module):  # type: ignore[name-defined]
-    def __init__(self, cap: float) -> None:
-        super().__init__()
-        self.cap = cap
-
-    def forward(self, x: Any) -> Any:
-        return self.cap * torch.tanh(x / self.cap)
-
-
 class Scaled(torch.nn.Module):  # type: ignore[name-defined]
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -190,8 +176,8 @@ LAYERS: list[tuple[nn.Module, Any, nn.Shape]] = [
     (nn.Reshape((9, -1)), lambda: torch.nn.Unflatten(1, (9, -1)), (18,)),
     (nn.Select((2, 0, 2)), lambda: Selected([2, 0, 2]), IMAGE),
     (nn.ReLU(), lambda: torch.nn.ReLU(), (6,)),
-    (nn.SquaredReLU(), lambda: Squared(torch.nn.ReLU()), (6,)),
-    (nn.SoftCap(0.7), lambda: Capped(0.7), (6,)),
+    (nn.SquaredReLU(), lambda: torch_tokens(nn.SquaredReLU(), (6,)), (6,)),
+    (nn.SoftCap(0.7), lambda: torch_tokens(nn.SoftCap(0.7), (6,)), (6,)),
     (nn.LeakyReLU(0.2), lambda: torch.nn.LeakyReLU(0.2), (6,)),
     (nn.PReLU(), lambda: torch.nn.PReLU(), (6,)),
     (nn.PReLU(4), lambda: torch.nn.PReLU(4), IMAGE),

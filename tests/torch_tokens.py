@@ -1,4 +1,4 @@
-"""PyTorch's counterparts of the layers on tokens, with the same names of arrays."""
+"""PyTorch's counterparts of the layers of transformers, with the same names of arrays."""
 
 from __future__ import annotations
 
@@ -117,6 +117,20 @@ class ClassToken(torch.nn.Module):
         return torch.cat([self.weight.expand(len(x), 1, -1), x], 1)
 
 
+class Squared(torch.nn.ReLU):
+    def forward(self, x: Any) -> Any:
+        return super().forward(x) ** 2
+
+
+class Capped(torch.nn.Module):
+    def __init__(self, cap: float) -> None:
+        super().__init__()
+        self.cap = cap
+
+    def forward(self, x: Any) -> Any:
+        return self.cap * torch.tanh(x / self.cap)
+
+
 class Positions(torch.nn.Module):
     def __init__(self, layer: nn.PositionalEmbedding, shape: nn.Shape) -> None:
         super().__init__()
@@ -151,7 +165,7 @@ def causal(x: Any) -> Any:
 
 
 def torch_tokens(layer: nn.Module, shape: nn.Shape) -> Any:
-    """The same layer in PyTorch for input samples of `shape`; None for a layer that is not on tokens."""
+    """The same layer in PyTorch for input samples of `shape`; None for another layer."""
     match layer:
         case nn.MultiheadAttention(is_plain=False):
             return GroupedAttention(layer, shape[-1])
@@ -159,6 +173,10 @@ def torch_tokens(layer: nn.Module, shape: nn.Shape) -> Any:
             return Attention(layer, shape[-1])
         case nn.DecoderLayer():
             return DecoderLayer(layer, shape[-1])
+        case nn.SquaredReLU():
+            return Squared()
+        case nn.SoftCap():
+            return Capped(layer.cap)
         case nn.ClassToken():
             return ClassToken(shape[-1])
         case nn.TransformerEncoderLayer():

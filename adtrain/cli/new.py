@@ -1,4 +1,7 @@
-"""`adtrain new`: proposes a config for data: the input, the classes or targets, and a small network for them."""
+"""`adtrain new`: proposes a config for data: the input, the classes or targets, and a small network for them.
+
+With `--from` the network is that of a config.json of another program, with its weights.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,20 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from adtrain import config, data
-from adtrain.cli.options import set_data_option
+from adtrain.cli.options import FilePath, set_data_option
 from adtrain.cli.output import show
 from adtrain.config.document import Data
+from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError, DataOptionError, DataSet, csv_file, csv_table, formats
+from adtrain.data.errors import warn
 from adtrain.data.image_folder import ImageOptions
+from adtrain.export import architectures
+from adtrain.export.architectures import Architecture
 from adtrain.text import counted
 from adtrain.training.preparation import prepare
 
@@ -38,6 +45,9 @@ COMMENTS = {
     "normalize_targets": "trains on targets of mean 0 and deviation 1",
 }
 
+MOST_TOKENS = 1024
+"""The largest `data.length` that is proposed for the network of another program."""
+
 SMALLEST_TEST = 2
 """Up to so many examples, half of them are held out: the usual fraction of them is none."""
 
@@ -47,19 +57,54 @@ BATCHES = 20
 
 @click.command()
 @click.argument("source", metavar="PATH|NAME")
+@click.option(
+    "--from", "folder", type=FilePath(), metavar="DIR",
+    help="Take the network and its weights from this folder, with the config.json of transformers.",
+)  # fmt: skip
 @set_data_option
-def command(source: str, overrides: tuple[str, ...]) -> None:
+def command(source: str, folder: Path | None, overrides: tuple[str, ...]) -> None:
     """Print a config that trains on the data at PATH or data set NAME: adtrain new flowers.csv > flowers.yaml.
 
     In a table, the column to predict is the one named label, class, target or y, otherwise the last one. Texts and
     integers with few different values are classes. Other numbers are targets.
+
+    With --from the training starts from the weights of a GPT-2, Llama, Mistral, Qwen 3 or ViT in a folder. A ViT gets a
+    new last layer where the data have another number of classes.
     """
     named = source in data.CATALOGUE
     section = config.load_data({"dataset" if named else "path": source}, overrides)
-    show(*text(section, section.model_dump(mode="json", exclude_unset=True)).splitlines())
+    start = None if folder is None else Start(folder, architectures.read(folder))
+    show(*text(section, section.model_dump(mode="json", exclude_unset=True), start).splitlines())
 
 
-def text(section: Data, given: Mapping[str, Any]) -> str:
+class Start(NamedTuple):
+    """The network that a training starts from."""
+
+    folder: Path
+    architecture: Architecture
+
+    def fitted(self, found_data: DataSet, outputs: int) -> tuple[Architecture, str]:
+        """The network for data of so many classes, and the value of `training`.
+
+        Raises AdtrainError where the network takes other data.
+        """
+        found, others = self.architecture, {"epochs": 3, "seed": 0}
+        is_text, shape = found_data.train.is_text, found_data.train.images.shape[1:]
+        if is_text == bool(found.input):
+            kinds = ("a text", "images") if is_text else ("images or rows", "texts")
+            raise AdtrainError(
+                f"{self.folder}: found a network for {kinds[1]}, expected one for {kinds[0]} as the data"
+            )
+        if found.input and shape != found.input:
+            sizes = f"images of {_sizes(found.input, False)}, found {_sizes(shape, False)}"
+            raise AdtrainError(f"{self.folder}: the network takes {sizes}: set image_size and channels of the data")
+        options = {**others, "init_from": str(self.folder), "names": found.names}
+        if found.input and found.layers[-1] != {"linear": outputs}:
+            found, options = found.with_outputs(outputs), {**options, "init_partial": True}
+        return found, config.inline(options)
+
+
+def text(section: Data, given: Mapping[str, Any], start: Start | None = None) -> str:
     """A YAML config with comments, which trains on the data of a section; `given` are the keys that the user has set.
 
     Raises ConfigError and DataError where the data cannot be read.
@@ -70,6 +115,9 @@ def text(section: Data, given: Mapping[str, Any]) -> str:
         proposed = csv_file.propose(path, section.options)
         keys |= proposed.keys
         comments |= proposed.comments
+    of_images = path is not None and formats.format_of(path, section.options.format).options is ImageOptions
+    if start is not None and of_images and (shape := start.architecture.input):
+        keys = {"channels": shape[0], "image_size": list(shape[1:])} | keys
     with _unwarned():  # `prepare` reads the data again, with the options of the config
         found = _loaded(keys)
     examples = len(found.train)
@@ -88,6 +136,16 @@ def text(section: Data, given: Mapping[str, Any]) -> str:
     if found.targets and not multilabel:
         keys["normalize_targets"] = True
     shape, outputs = found.train.images.shape[1:], len(found.targets or found.classes)
+    proposal, optimizer = _text_layers(outputs) if is_text else _layers(shape, outputs), "{adam: {lr: 0.001}}"
+    training = f"{{epochs: {5 if examples >= 20_000 else 20}, seed: 0}}"
+    if start is not None:
+        architecture, training = start.fitted(found, outputs)
+        proposal = [f"    - {config.inline(layer)}" for layer in architecture.layers]
+        optimizer = "{adamw: {lr: 0.00005}}"
+        if is_text and keys.get("unit") != "token":
+            warn(start.folder, f"its classes are tokens, and those of the data are {outputs} characters or bytes")
+        if architecture.length:
+            keys.setdefault("length", min(architecture.length, MOST_TOKENS))
     loss = "binary_cross_entropy_with_logits" if multilabel else "mse"
     if found.classes:
         loss = "cross_entropy"
@@ -99,11 +157,11 @@ def text(section: Data, given: Mapping[str, Any]) -> str:
         ),
         "model:",
         "  layers:",
-        *(_text_layers(outputs) if is_text else _layers(shape, outputs)),
+        *proposal,
         f"loss: {loss}",
-        "optimizer: {adam: {lr: 0.001}}",
+        f"optimizer: {optimizer}",
         "schedule: cosine",
-        f"training: {{epochs: {5 if examples >= 20_000 else 20}, seed: 0}}",
+        f"training: {training}",
         "",
     ]
     experiment = prepare(config.parse("\n".join(lines).encode(), Path("new.yaml")))

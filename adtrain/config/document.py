@@ -31,6 +31,7 @@ from adtrain.config.values import (
     Bool,
     FinalModel,
     Name,
+    NamesOfOthers,
     Precision,
     Seed,
     Sha256,
@@ -232,6 +233,11 @@ class Training(Section):
     )
     init_from: Text | None = Field(None, description="a run's folder, model or checkpoint with the initial weights")
     init_partial: Bool | None = Field(None, description="take only the arrays of init_from that fit by name and shape")
+    names: NamesOfOthers | dict[Text, Text | list[Text]] | None = Field(
+        None,
+        description="init_from is a file of another program: the names of its arrays, gpt2, llama, vit, resnet18, "
+        "resnet50, or a table from paths of this network to names",
+    )
     checkpoint_every: Size | None = Field(
         None, description="steps between checkpoints, in addition to those after each epoch"
     )
@@ -259,6 +265,8 @@ class Training(Section):
             raise PydanticCustomError("expected", "at most one of clip_norm and clip_value")
         if self.init_partial is not None and self.init_from is None:
             raise PydanticCustomError("expected", "init_from together with init_partial")
+        if self.names is not None and self.init_from is None:
+            raise PydanticCustomError("expected", "init_from together with names")
         return self
 
 

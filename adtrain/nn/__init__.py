@@ -38,6 +38,7 @@ from adtrain.nn.activation import (
 )
 from adtrain.nn.attention import (
     ACTIVATIONS,
+    QK_NORM_EPS,
     DecoderLayer,
     MultiheadAttention,
     TransformerEncoderLayer,

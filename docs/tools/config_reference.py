@@ -170,6 +170,7 @@ EXAMPLES: dict[str, Any] = {
     "training.average": {"ema": 0.999},
     "training.init_from": "runs/mlp",
     "training.init_partial": True,
+    "training.names": "gpt2",
     "training.checkpoint_every": 500,
     "training.best_by": "validation_loss",
     "training.final_model": "last",
