@@ -218,7 +218,9 @@ def command(
         run = finished.write_run(*reopened(run, "cpu", trust), member)
     elif member is not None:
         raise click.UsageError(f"--member is for a sweep, and {run} is none")
-    trained = model_file.load(run, trust=trust)
+    trained = model_file.load(run, trust=trust).merged()
+    if training and trained.config.lora is not None:
+        raise AdtrainError(f"{run}: found lora, expected a run without it for --training")
     note_epoch(run)
     if trained.config.data.views and suffix != ".safetensors":
         warn(run, "the file has no data.views: its predictions are those for the image itself")

@@ -200,6 +200,16 @@ class ParameterGroup(Section):
         return options
 
 
+class Lora(Section):
+    """Train small matrices, whose products are added to weights, in place of the network's parameters."""
+
+    rank: Size = Field(description="the number of rows of the first matrix and of columns of the second")
+    paths: Patterns = Field(
+        "*",
+        description="the weights of linear layers and attention: a pattern such as *.self_attn.*, or a list of them",
+    )
+
+
 class EarlyStopping(Section):
     """End training early. The model is then the best epoch's, unless `final_model` says otherwise."""
 
@@ -321,6 +331,9 @@ class Config(Section):
         None,
         description="parameters with another learning rate or weight decay, or that are not trained; no_decay: no "
         "weight decay for arrays of one axis, such as biases",
+    )
+    lora: Lora | None = Field(
+        None, description="low-rank adaptation: train small matrices beside weights, and nothing else"
     )
     schedule: Schedule = Field(
         default_factory=lambda: SCHEDULES["constant"](), description="a learning-rate schedule, such as cosine"

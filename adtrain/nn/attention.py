@@ -18,7 +18,7 @@ from adtrain.nn import fields
 from adtrain.nn.activation import GELU, Dropout, ReLU, SiLU, SquaredReLU
 from adtrain.nn.containers import Container, child_output_shape, run_child
 from adtrain.nn.init import INITIALIZERS, WeightInit
-from adtrain.nn.linear import Linear
+from adtrain.nn.linear import Linear, product
 from adtrain.nn.module import Mode, Module, Params, Shape, State
 from adtrain.nn.norm import LayerNorm, RMSNorm
 from adtrain.nn.tokens import TOKEN_AXES
@@ -177,7 +177,7 @@ class MultiheadAttention(Module):
         return x * ops.where(array(is_value, device=x.device), 1.0, scale) * ops.concatenate(weights)
 
     def _linear(self, x: Value, params: Params, prefix: str) -> Value:
-        y = ops.matmul(x, params[f"{prefix}weight"], transpose_b=True)
+        y = product(x, params, f"{prefix}weight")
         return ops.add(y, params[f"{prefix}bias"]) if self.bias else y
 
 

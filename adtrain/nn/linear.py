@@ -14,6 +14,18 @@ from adtrain.nn.init import WeightInit, WeightLayer
 from adtrain.nn.module import Mode, Params, Shape, State
 from adtrain.option_types import NonNegative, Size
 
+A, B = "_lora_a", "_lora_b"
+"""The ends of the names of matrices whose product is added to a weight (`LowRankSequential`)."""
+
+
+def product(x: Value, params: Params, name: str) -> Value:
+    """x Wᵀ, where W is the weight `name` plus the product of its small matrices, if it has them."""
+    y = ops.matmul(x, params[name], transpose_b=True)
+    if name + A in params:
+        small = ops.matmul(x, params[name + A], transpose_b=True)
+        y = ops.add(y, ops.matmul(small, params[name + B], transpose_b=True))
+    return y
+
 
 @dataclass(frozen=True)
 class Linear(WeightLayer):
@@ -45,7 +57,7 @@ class Linear(WeightLayer):
     def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         if self.tied and "weight" not in params:
             raise AdtrainError("linear: tied is for a layer in nn.Sequential with one embedding")
-        y = ops.matmul(x, params["weight"], transpose_b=True)
+        y = product(x, params, "weight")
         return (ops.add(y, params["bias"]) if self.bias else y), state
 
 

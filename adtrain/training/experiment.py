@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from adtrain import config, optim, version
+from adtrain import config, nn, optim, version
 from adtrain.augment import Augmentation
 from adtrain.config import Config
 from adtrain.core import tree
@@ -199,7 +199,7 @@ class Experiment:
                 trees = initial_weights(Path(init_from), *trees, partial=partial)
             else:
                 table = names.table_of(training.names)
-                expected = tensor_file.named(*trees)
+                expected = {at: x for at, x in tensor_file.named(*trees).items() if not nn.is_low_rank(at)}
                 arrays = names.read(Path(init_from), table, self.network.model, expected, partial)
                 trees = tensor_file.replaced(*trees, arrays)
         params, statistics = trees

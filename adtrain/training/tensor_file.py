@@ -214,13 +214,16 @@ def _file(path: Path) -> TensorFile:
 def initial_weights(path: Path, params: nn.Params, statistics: nn.State, partial: bool) -> tuple[nn.Params, nn.State]:
     """Replace `params` and `statistics` by the arrays in `path`: a run's folder, a model file or a checkpoint.
 
-    With `partial`, an array stays as it is if the file has none of its name, shape and dtype.
+    With `partial`, an array stays as it is if the file has none of its name, shape and dtype. So do the arrays that
+    `nn.LowRankSequential` adds, if the file has none of them.
+
     Raises AdtrainError where the file cannot be read, or does not fit (with `partial`: no array fits); lists the
     differences.
     """
     file = _file(path)
-    expected: dict[str, Any] = named(params, statistics)
-    wanted, types = expected, file.types()
+    types = file.types()
+    expected = {x: y for x, y in named(params, statistics).items() if x in types or not nn.is_low_rank(x)}
+    wanted = expected
     if partial:
         wanted = {name: x for name, x in expected.items() if types.get(name) == str(ArrayType(x.shape, x.dtype))}
     if not wanted:

@@ -47,6 +47,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "training": document.Training,
     "training.early_stopping": document.EarlyStopping,
     "parameter_groups": document.ParameterGroup,
+    "lora": document.Lora,
     "plugins": document.Plugin,
 }
 """From the dotted key of a section to its keys; those of lists are the keys of each item."""
@@ -178,6 +179,9 @@ EXAMPLES: dict[str, Any] = {
     "training.early_stopping": {"patience": 3},
     "training.early_stopping.patience": 3,
     "training.early_stopping.min_delta": 0.001,
+    "lora": {"rank": 8, "paths": "*.self_attn.*"},
+    "lora.rank": 8,
+    "lora.paths": ["*.self_attn.*", "*.linear1.*"],
     "parameter_groups.paths": ["0.weight", "*.bias"],
     "parameter_groups.lr_factor": 10,
     "parameter_groups.weight_decay": 0,
