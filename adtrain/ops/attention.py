@@ -22,7 +22,7 @@ from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
 from adtrain.ops import attention_reference
-from adtrain.ops.broadcasting import broadcast_to, promote
+from adtrain.ops.broadcasting import broadcast_to, promote, reshape
 from adtrain.ops.common import ArrayLike, broadcast_shapes, require_float
 from adtrain.ops.compare import equal, where
 from adtrain.ops.create import ones, zeros_like
@@ -31,7 +31,7 @@ from adtrain.ops.elementwise import tanh
 from adtrain.ops.matmul import matmul
 from adtrain.ops.random import Stream, checked_state
 from adtrain.ops.random import dropout as drop
-from adtrain.ops.shape import expand_dims
+from adtrain.ops.shape import concatenate, expand_dims, pad
 from adtrain.ops.softmax import softmax
 from adtrain.option_types import Fraction, Number, Positive, Size
 
@@ -61,10 +61,16 @@ def composed(
 ) -> Value:
     """The output as a composition of operations, which store arrays of queries by keys."""
     mask, rng = attention_reference.mask_and_rng(more)
-    allowed = None if mask is None else expand_dims(mask, -2)
-    if causal or window is not None:
-        near = _near(q.shape[-2], k.shape[-2], causal, window, q.device)
-        allowed = near if allowed is None else allowed & near
+    length, reach = q.shape[-2], 2 if causal else 3
+    allowed: Value | None
+    if blocked := (window is not None and mask is None and reach * window < length):
+        assert window is not None
+        q, k, v, allowed = _blocks(q, k, v, causal, window)
+    else:
+        allowed = None if mask is None else expand_dims(mask, -2)
+        if causal or window is not None:
+            near = _near(length, k.shape[-2], causal, window, q.device)
+            allowed = near if allowed is None else allowed & near
     with matmul_precision(precision):
         scores = matmul(q, k, transpose_b=True) * scale
         if soft_cap is not None:
@@ -74,7 +80,11 @@ def composed(
         probabilities = softmax(scores)
         if allowed is not None:  # without a key, all probabilities of a query are equal
             probabilities = where(allowed, probabilities, 0.0)
-        return matmul(probabilities if rng is None else drop(probabilities, dropout, rng, stream), v)
+        out = matmul(probabilities if rng is None else drop(probabilities, dropout, rng, stream), v)
+    if not blocked:
+        return out
+    joined = reshape(out, (*out.shape[:-3], out.shape[-3] * out.shape[-2], out.shape[-1]))
+    return joined[..., :length, :]
 
 
 def _near(queries: int, keys: int, causal: bool, window: int | None, device: str) -> Value:
@@ -85,6 +95,36 @@ def _near(queries: int, keys: int, causal: bool, window: int | None, device: str
         return near
     near = near & equal(tril(every, -window), 0)
     return near if causal else near & (tril(every, window - 1) > 0)
+
+
+def _blocks(q: Value, k: Value, v: Value, causal: bool, window: int) -> tuple[Value, Value, Value, Value]:
+    """Queries in blocks of `window`, each with its keys and values, and which of these a query attends to.
+
+    A query is near the keys of its own block and of the one before; without `causal` also of the one after. So arrays
+    of scores have two or three times `window` columns.
+
+    Returns:
+        q (..., blocks, window, width), k and v (..., blocks, columns, width), bool (blocks, window, columns).
+    """
+    length = q.shape[-2]
+    count = -(-length // window)
+
+    def blocks(x: Value) -> Value:
+        widths = [(0, 0)] * (x.ndim - 2) + [(0, count * window - length), (0, 0)]
+        return reshape(pad(x, widths), (*x.shape[:-2], count, window, x.shape[-1]))
+
+    def with_neighbours(x: Value) -> Value:
+        ends = [(0, 0)] * (x.ndim - 3) + [(1, 0 if causal else 1), (0, 0), (0, 0)]
+        padded = pad(x, ends)
+        parts = [padded[..., i : i + count, :, :] for i in range(2 if causal else 3)]
+        return concatenate(parts, axis=-2)
+
+    starts = np.arange(count)[:, None, None] * window
+    query = starts + np.arange(window)[:, None]
+    key = starts - window + np.arange((2 if causal else 3) * window)
+    near = (key >= 0) & (key < length) & (np.abs(query - key) < window) & ((key <= query) | (not causal))
+    allowed = array(near, device=q.device)
+    return blocks(q), with_neighbours(blocks(k)), with_neighbours(blocks(v)), allowed
 
 
 def _rule(outs: Any, q: Value, k: Value, v: Value, *more: Value, **params: Any) -> Any:
@@ -211,7 +251,8 @@ def attention(
     """softmax(q kᵀ scale) v, without an array of queries by keys in memory. Leading axes broadcast.
 
     The value and the first derivative are computed by blocks. Second derivatives store arrays of queries by keys, and
-    so does everything with ``window`` or ``soft_cap``, which no kernel has.
+    so does everything with ``window`` or ``soft_cap``, which no kernel has. With ``window`` and no ``mask`` the arrays
+    have two or three times ``window`` columns.
 
     Args:
         q: (..., queries, width), width at most 256.
