@@ -124,16 +124,29 @@ def attention(shape: nn.Shape) -> Strategy:
 
 
 def decoder(shape: nn.Shape) -> Strategy:
-    """Without options that targets of the export may refuse."""
-    norms, activations = st.sampled_from(["layer_norm", "rms_norm"]), st.sampled_from(list(nn.ACTIVATIONS))
+    def made(heads: int, shared: bool, rotary: bool, **options: Any) -> nn.DecoderLayer:
+        is_even = shape[-1] // heads % 2 == 0
+        return nn.DecoderLayer(
+            heads,
+            num_key_value_heads=1 if shared else None,
+            rotary_base=10.0 if rotary and is_even else None,
+            **options,
+        )
+
     return st.builds(
-        nn.DecoderLayer,
+        made,
         divisors(shape[-1]),
+        shared=flags,
+        rotary=flags,
         dim_feedforward=small,
-        norm=norms,
-        activation=activations,
+        norm=st.sampled_from(["layer_norm", "rms_norm"]),
+        activation=st.sampled_from(list(nn.ACTIVATIONS)),
         bias=flags,
         norm_eps=epsilons,
+        causal=flags,
+        qk_norm=flags,
+        window=st.sampled_from([None, 1, 2]),
+        soft_cap=st.sampled_from([None, 5.0]),
     )
 
 

@@ -120,6 +120,12 @@ def assert_equal(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndar
 def test_an_exported_folder_has_the_packages_arrays_and_gives_the_same_network(tmp_path: Path, kind: str) -> None:
     trained = with_weights(OF_TRANSFORMERS[kind])
     folder = write(trained, tmp_path / "out")
+    if kind == "vit":
+        normalization = json.loads((folder / "preprocessor_config.json").read_text())
+        network = trained.network
+        assert normalization["image_mean"] == list(network.mean)
+        assert normalization["image_std"] == list(network.std)
+        assert normalization["rescale_factor"] == 1 / 255
     if kind in SHAPES:
         assert {name: x.shape for name, x in load_file(folder / "model.safetensors").items()} == SHAPES[kind]
     found = architectures.read(folder)
@@ -170,16 +176,22 @@ def test_logits_equal_those_of_transformers_both_ways(tmp_path: Path, kind: str)
 
 @pytest.mark.exhaustive
 @pytest.mark.needs_torchvision
-@pytest.mark.parametrize("kind", ["resnet18", "resnet50"])
+@pytest.mark.parametrize("kind", ["resnet18", "resnet50", "vit_torchvision"])
 def test_logits_equal_those_of_torchvision(tmp_path: Path, kind: str) -> None:
     torch, torchvision = pytest.importorskip("torch"), pytest.importorskip("torchvision")
-    theirs = getattr(torchvision.models, kind)(num_classes=2).eval()
+    values = {"model_type": kind, "num_labels": 2, "image_size": 64}
+    if kind == "vit_torchvision":
+        values = {**VIT, "model_type": kind, "layer_norm_eps": 1e-6}
+        theirs = torchvision.models.VisionTransformer(8, 4, 1, 3, 12, 10, num_classes=2).eval()
+        torch.nn.init.normal_(theirs.heads.head.weight)
+    else:
+        theirs = getattr(torchvision.models, kind)(num_classes=2).eval()
     for module in theirs.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             module.running_mean.normal_()
             module.running_var.uniform_(0.5, 1.5)
     save_file({name: x.numpy() for name, x in theirs.state_dict().items()}, tmp_path / "model.safetensors")
-    found = described({"model_type": kind, "num_labels": 2, "image_size": 64})
+    found = described(values)
     trained = with_arrays(found.model(), found.input)
     arrays = read(tmp_path, kind, found.model(), found.input)
     trees = tensor_file.replaced(trained.params, trained.statistics, arrays)

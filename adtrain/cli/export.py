@@ -184,7 +184,7 @@ def command(
     PyTorch's. training.init_from of a config reads it, and so does load_state_dict of the same network.
 
     --format huggingface writes a folder that the package transformers loads: a GPT-2, Llama, Mistral, Qwen 3 or ViT.
-    --format torchvision writes that of a ResNet-18 or ResNet-50. FILE is the folder, by default RUN/huggingface or
+    --format torchvision writes that of a ResNet-18, ResNet-50 or ViT. FILE is the folder, by default RUN/huggingface or
     RUN/torchvision.
 
     The exit code is 1 if a compared prediction differs.

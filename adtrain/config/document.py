@@ -245,8 +245,8 @@ class Training(Section):
     init_partial: Bool | None = Field(None, description="take only the arrays of init_from that fit by name and shape")
     names: NamesOfOthers | dict[Text, Text | list[Text]] | None = Field(
         None,
-        description="init_from is a file of another program: the names of its arrays, gpt2, llama, vit, resnet18, "
-        "resnet50, or a table from paths of this network to names",
+        description="init_from is a file of another program: the names of its arrays, gpt2, llama, vit, "
+        "vit_torchvision, resnet18, resnet50, or a table from paths of this network to names",
     )
     checkpoint_every: Size | None = Field(
         None, description="steps between checkpoints, in addition to those after each epoch"

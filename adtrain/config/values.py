@@ -84,5 +84,5 @@ if TYPE_CHECKING:
 else:
     Precision = one_of(Literal["float32", "tf32", "bfloat16", "float64"])
     FinalModel = one_of(Literal["best", "last"])
-    NamesOfOthers = one_of(Literal["gpt2", "llama", "vit", "resnet18", "resnet50"])
+    NamesOfOthers = one_of(Literal["gpt2", "llama", "vit", "vit_torchvision", "resnet18", "resnet50"])
     View = one_of(Literal["flip", "shift"])

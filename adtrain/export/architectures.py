@@ -168,7 +168,7 @@ def _vit(s: Settings) -> Architecture:
     layers = [{"patches": patch}, {"linear": width}, "class_token", "positional_embedding"]
     layers += s.repeated({"transformer_encoder_layer": layer}, "num_hidden_layers", 12)
     layers += [{"layer_norm": {"eps": layer["layer_norm_eps"]}}, {"select": [0]}, "flatten", {"linear": _classes(s)}]
-    return Architecture("vit", layers, (s.get("num_channels", int, 3), size, size))
+    return Architecture(s.get("model_type", str), layers, (s.get("num_channels", int, 3), size, size))
 
 
 def _classes(s: Settings) -> int:
@@ -204,8 +204,8 @@ def _convolution(channels: int, size: int, stride: int) -> list[Any]:
 
 
 READERS: dict[str, Callable[[Settings], Architecture]] = {
-    "gpt2": _gpt2, "llama": _llama, "mistral": _llama, "qwen3": _llama, "vit": _vit, "resnet18": _resnet,
-    "resnet50": _resnet,
+    "gpt2": _gpt2, "llama": _llama, "mistral": _llama, "qwen3": _llama, "vit": _vit, "vit_torchvision": _vit,
+    "resnet18": _resnet, "resnet50": _resnet,
 }  # fmt: skip
 """By `model_type`, which torchvision's networks have in the folders that adtrain writes."""
 
@@ -241,26 +241,27 @@ def encode(trained: TrainedModel, program: str) -> dict[str, Sequence[bytes | me
     arrays = {
         at: x.numpy().astype(np.float32) for at, x in tensor_file.named(trained.params, trained.statistics).items()
     }
-    tensors = names.written(names.TABLES[architecture.names], model, shape, arrays, _shapes(settings, model, shape))
+    tensors = names.written(names.TABLES[architecture.names], model, shape, arrays, _shapes(settings))
     files: dict[str, Any] = {CONFIG: settings}
-    if architecture.input and trained.network.scale > 1:
+    if program == "huggingface" and architecture.input and trained.network.scale > 1:
         files[PREPROCESSOR] = _preprocessor(trained)
     found: dict[str, Sequence[bytes | memoryview]]
     found = {name: [json.dumps(values, indent=2).encode() + b"\n"] for name, values in files.items()}
     return {**found, tensor_file.MODEL: tensor_file.parts_with(tensors, {"format": "pt"})}
 
 
-def _shapes(settings: Mapping[str, Any], model: nn.Sequential, shape: nn.Shape) -> dict[str, nn.Shape]:
+def _shapes(settings: Mapping[str, Any]) -> dict[str, nn.Shape]:
     """The shapes of the arrays that a table reshapes."""
-    if settings["model_type"] != "vit":
+    table = names.TABLES[settings["model_type"]].rows if "patch_size" in settings else {}
+    if not table:
         return {}
-    inside, width, patch = "vit.embeddings.", settings["hidden_size"], settings["patch_size"]
-    tokens = (settings["image_size"] // patch) ** 2 + 1
-    return {
-        f"{inside}cls_token": (1, 1, width),
-        f"{inside}position_embeddings": (1, tokens, width),
-        f"{inside}patch_embeddings.projection.weight": (width, settings["num_channels"], patch, patch),
+    width, patch = settings["hidden_size"], settings["patch_size"]
+    shapes = {
+        "class_token0.weight": (1, 1, width),
+        "positional_embedding0.weight": (1, (settings["image_size"] // patch) ** 2 + 1, width),
+        "linear0.weight": (width, settings["num_channels"], patch, patch),
     }
+    return {str(table[at]).removesuffix(" reshaped"): size for at, size in shapes.items()}
 
 
 def _first(model: nn.Sequential, kind: type[Any], program: str) -> Any:
@@ -329,6 +330,8 @@ def _vit_settings(trained: TrainedModel) -> dict[str, Any]:
 def _torchvision(trained: TrainedModel) -> dict[str, Any]:
     """The kind of ResNet that has as many blocks as the network."""
     model, shape = trained.network.model, trained.network.input_shape
+    if any(isinstance(layer, nn.Patches) for layer in model.layers):
+        return {**_vit_settings(trained), **_normalization(trained), "model_type": "vit_torchvision"}
     blocks = sum(isinstance(layer, nn.Residual) for layer in model.layers)
     kinds = {8: "resnet18", 16: "resnet50"}
     if blocks not in kinds or len(shape) != 3:
@@ -336,7 +339,7 @@ def _torchvision(trained: TrainedModel) -> dict[str, Any]:
             f"torchvision has no network of these layers: found {blocks} residual layers, expected 8 or 16"
         )
     size = {"num_channels": shape[0], "image_size": shape[1]}
-    return {"model_type": kinds[blocks], **size, **_labels(trained), "adtrain_version": __version__}
+    return {"model_type": kinds[blocks], **size, **_labels(trained), **_normalization(trained), **_about()}
 
 
 def _labels(trained: TrainedModel) -> dict[str, Any]:
@@ -348,13 +351,18 @@ def _about() -> dict[str, Any]:
     return {"dtype": "float32", "adtrain_version": __version__}
 
 
+def _normalization(trained: TrainedModel) -> dict[str, Any]:
+    """The network takes (data * rescale_factor - image_mean) / image_std, channel by channel."""
+    network = trained.network
+    return {"rescale_factor": 1 / network.scale, "image_mean": network.mean, "image_std": network.std}
+
+
 def _preprocessor(trained: TrainedModel) -> dict[str, Any]:
     """How transformers prepares images (0 to 255) for the network."""
     _, height, width = trained.network.input_shape
     return {
         "image_processor_type": "ViTImageProcessor", "do_resize": True, "size": {"height": height, "width": width},
-        "do_rescale": True, "rescale_factor": 1 / trained.network.scale, "do_normalize": True,
-        "image_mean": trained.network.mean, "image_std": trained.network.std,
+        "do_rescale": True, "do_normalize": True, **_normalization(trained),
     }  # fmt: skip
 
 

@@ -254,6 +254,7 @@ def _resnet(blocks: Sequence[int], convolutions: int) -> Table:
 
 
 _GPT2, _LLAMA, _VIT = "transformer.h.{i}.", "model.layers.{i}.", "vit.encoder.layer.{i}."
+_TORCHVISION = "encoder.layers.encoder_layer_{i}."
 
 TABLES: dict[str, Table] = {
     "gpt2": Table(
@@ -322,10 +323,25 @@ TABLES: dict[str, Table] = {
         prefix="vit.",
         ignored=r"(vit\.)?pooler\..*",
     ),
+    "vit_torchvision": Table(
+        {
+            "linear0.weight": "conv_proj.weight reshaped",
+            "linear0.bias": "conv_proj.bias",
+            "class_token0.weight": "class_token reshaped",
+            "positional_embedding0.weight": "encoder.pos_embedding reshaped",
+            "transformer_encoder_layer{i}.norm1.*": f"{_TORCHVISION}ln_1.*",
+            "transformer_encoder_layer{i}.self_attn.*": f"{_TORCHVISION}self_attention.*",
+            "transformer_encoder_layer{i}.norm2.*": f"{_TORCHVISION}ln_2.*",
+            "transformer_encoder_layer{i}.linear1.*": f"{_TORCHVISION}mlp.0.*",
+            "transformer_encoder_layer{i}.linear2.*": f"{_TORCHVISION}mlp.3.*",
+            "layer_norm0.*": "encoder.ln.*",
+            "linear1.*": "heads.head.*",
+        }
+    ),
     "resnet18": _resnet((2, 2, 2, 2), 2),
     "resnet50": _resnet((3, 4, 6, 3), 3),
 }
-"""By the value of `training.names`: names of the packages transformers (gpt2, llama, vit) and torchvision (resnet)."""
+"""By the value of `training.names`: names of the packages transformers (gpt2, llama, vit) and torchvision (others)."""
 
 
 def table_of(given: str | Rows) -> Table:
