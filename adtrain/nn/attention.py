@@ -188,16 +188,15 @@ def _rotated(x: Value, base: float, heads: int, forward: bool = True) -> Value:
     scatter.
     """
     tokens, every, n = x.shape[1:]
-    angles = np.arange(tokens)[:, None] * base ** (-np.arange(n // 2) / (n // 2))
+    angles = np.arange(tokens)[:, None, None] * base ** (-np.arange(n // 2) / (n // 2))
     sines = np.sin(angles) if forward else -np.sin(angles)
-    cos, sin = np.ones((tokens, every, n)), np.zeros((tokens, every, n))
-    cos[:, :heads] = np.concatenate([np.cos(angles), np.cos(angles)], axis=-1)[:, None]
-    sin[:, :heads] = np.concatenate([-sines, sines], axis=-1)[:, None]
+    tables = np.concatenate([np.cos(angles)] * 2, axis=-1), np.concatenate([-sines, sines], axis=-1)
+    cos, sin = (array(table.astype(x.dtype), device=x.device) for table in tables)
     others = array(np.roll(np.arange(n, dtype=np.uint32), n // 2), device=x.device)
-    cosines, signed = (array(table.astype(x.dtype), device=x.device) for table in (cos, sin))
+    is_rotated = array(np.arange(every).reshape(-1, 1) < heads, device=x.device)
 
     def rotation(x: Value) -> tuple[Value, None]:
-        return x * cosines + ops.take(x, others, axis=3) * signed, None
+        return ops.where(is_rotated, x * cos + ops.take(x, others, axis=3) * sin, x), None
 
     rotate = custom_vjp(rotation, lambda _, ct: (_rotated(ct, base, heads, not forward),))
     found: Value = rotate(x)
