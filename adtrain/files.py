@@ -69,6 +69,14 @@ def expect_writable(path: Path) -> None:
         raise unwritable(path, OSError(code, os.strerror(code)))
 
 
+def make_folder(path: Path) -> None:
+    """Make the folder `path` where there is none. Raises AdtrainError where that fails."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
 def _replace(path: Path, content: Content, mode: int | None, durable: bool, same_as: Path | None = None) -> None:
     if path.is_symlink():  # links were followed: this one leads to itself
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))

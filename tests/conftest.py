@@ -90,6 +90,8 @@ NEEDS = {
     "needs_onnx": ("onnx", "onnxruntime"),
     "needs_jax": ("jax",),
     "needs_mpi": ("mpi4py",),
+    "needs_transformers": ("torch", "transformers"),
+    "needs_torchvision": ("torch", "torchvision"),
 }
 """The modules without which tests with a marker are skipped."""
 

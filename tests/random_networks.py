@@ -123,6 +123,33 @@ def attention(shape: nn.Shape) -> Strategy:
     return st.builds(nn.MultiheadAttention, divisors(shape[-1]), bias=flags, causal=flags)
 
 
+def decoder(shape: nn.Shape) -> Strategy:
+    def made(heads: int, shared: bool, rotary: bool, **options: Any) -> nn.DecoderLayer:
+        is_even = shape[-1] // heads % 2 == 0
+        return nn.DecoderLayer(
+            heads,
+            num_key_value_heads=1 if shared else None,
+            rotary_base=10.0 if rotary and is_even else None,
+            **options,
+        )
+
+    return st.builds(
+        made,
+        divisors(shape[-1]),
+        shared=flags,
+        rotary=flags,
+        dim_feedforward=small,
+        norm=st.sampled_from(["layer_norm", "rms_norm"]),
+        activation=st.sampled_from(list(nn.ACTIVATIONS)),
+        bias=flags,
+        norm_eps=epsilons,
+        causal=flags,
+        qk_norm=flags,
+        window=st.sampled_from([None, 1, 2]),
+        soft_cap=st.sampled_from([None, 5.0]),
+    )
+
+
 def transformer(shape: nn.Shape) -> Strategy:
     options = {"dim_feedforward": small, "layer_norm_eps": epsilons, "norm_first": flags, "causal": flags}
     activations = st.sampled_from(["relu", "gelu"])
@@ -156,10 +183,14 @@ LAYERS: dict[type[nn.Module], Callable[[nn.Shape], Strategy]] = {
     nn.Select: lambda shape: st.lists(st.integers(0, shape[0] - 1), min_size=1, max_size=4).map(tuple).map(nn.Select),
     nn.MultiheadAttention: attention,
     nn.TransformerEncoderLayer: transformer,
+    nn.DecoderLayer: decoder,
+    nn.ClassToken: plain(nn.ClassToken),
     nn.PositionalEmbedding: plain(nn.PositionalEmbedding, st.sampled_from(["learned", "sinusoidal"])),
     nn.Patches: plain(nn.Patches, pairs),
     nn.Mean: over_axis(nn.Mean),
     nn.ReLU: plain(nn.ReLU),
+    nn.SquaredReLU: plain(nn.SquaredReLU),
+    nn.SoftCap: plain(nn.SoftCap, st.floats(0.5, 20.0)),
     nn.LeakyReLU: plain(nn.LeakyReLU, slopes),
     nn.PReLU: lambda shape: st.builds(nn.PReLU, st.sampled_from([1, shape[0]])),
     nn.Hardswish: plain(nn.Hardswish),

@@ -76,6 +76,25 @@ def test_values_and_gradients_equal_those_of_the_composition_with_dropout_and_ma
     assert not causal or not found.numpy()[:, 0].any()
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("length", "window"), [(1, 1), (7, 1), (7, 2), (8, 2), (9, 2), (12, 3), (9, 4), (9, 20)])
+def test_a_window_is_a_band_of_the_scores(causal: bool, length: int, window: int) -> None:
+    """Values and gradients, where the scores are computed in blocks, with a rest or without, and where they are not."""
+    q, k, v, ct = arguments(length, length, 4)
+    distance = np.arange(length)[:, None] - np.arange(length)
+    near = (np.abs(distance) < window) & ((distance >= 0) | (not causal))
+
+    def expected(q: Any, k: Any, v: Any) -> Any:
+        scores = ops.where(ad.array(near), ops.matmul(q, k, transpose_b=True) * 0.5, -1e30)
+        return ops.matmul(ops.softmax(5.0 * ops.tanh(scores / 5.0) + ops.where(ad.array(near), 0.0, -1e30)), v)
+
+    out, pullback = ad.vjp(expected, q, k, v)
+    found, grads = with_gradients(q, k, v, ct, causal=causal, window=window, soft_cap=5.0)
+    np.testing.assert_allclose(found, out, rtol=1e-11, atol=1e-13)
+    for mine, theirs in zip(grads, pullback(ad.array(ct)), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.compiled
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ LAYERS = {
     "shortcut: [{conv2d: {out_channels: 6, kernel_size: 1}}]}}, {concat: [[relu], [tanh]]}, {add: [[relu], [silu]]}, "
     "flatten, {linear: 3}]",
     "activations": "[{reshape: [4, 9]}, {select: [3, 0, 1]}, flatten, {linear: 12}, leaky_relu, {elu: 0.7}, gelu, "
-    "{gelu: tanh}, silu, softplus, softmax, log_softmax, {linear: 3}]",
+    "{gelu: tanh}, silu, softplus, squared_relu, {soft_cap: 2.0}, softmax, log_softmax, {linear: 3}]",
     "gates": f"{IMAGES}, {{instance_norm2d: {{affine: true}}}}, {{batch_norm2d: {{affine: bias}}}}, "
     "{multiply: [[prelu], [{adaptive_max_pool2d: 1}, hardswish]]}, {upsample: 2}, {adaptive_max_pool2d: [4, 2]}, "
     "flatten, {scale: 0.5}, {rms_norm: {eps: 0.001}}, {linear: 3}]",
@@ -45,7 +45,9 @@ LAYERS = {
     "tokens": "[{reshape: [1, 6, 6]}, {patches: [3, 2]}, {linear: 8}, positional_embedding, "
     "{multihead_attention: {num_heads: 2, causal: true}}, "
     "{transformer_encoder_layer: {nhead: 2, dim_feedforward: 5, dropout: 0.0, activation: gelu, norm_first: true}}, "
-    "{transformer_encoder_layer: {nhead: 4, dim_feedforward: 5, dropout: 0.0}}, mean, {linear: 3}]",
+    "{transformer_encoder_layer: {nhead: 4, dim_feedforward: 5, dropout: 0.0}}, class_token, "
+    "{decoder_layer: {num_heads: 2, activation: swiglu, norm: rms_norm}}, {decoder_layer: {num_heads: 4}}, mean, "
+    "{linear: 3}]",
     "recurrent": "[{reshape: [4, 9]}, {lstm: {hidden_size: 5, num_layers: 2, bidirectional: true, output: all}}, "
     "{gru: {hidden_size: 4, bias: false, output: all}}, {rnn: {hidden_size: 3, nonlinearity: relu, output: all}}, "
     "{rnn: 5}, {linear: 3}]",

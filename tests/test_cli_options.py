@@ -117,7 +117,7 @@ USES: dict[str, dict[str, Use]] = {
         "set": ("-o net.txt --set model.layers.0.linear=8", "wrote net.txt"),
         "plugin": ("-o net.txt --plugin wrong.py", r"wrong.py:1: ValueError: wrong", 2),
     },
-    "new data": {"set": ("--set validation=0.1", r"^ *validation: 0.1")},
+    "new data": {"from": "test_weights_of_others.py", "set": ("--set validation=0.1", r"^ *validation: 0.1")},
     "schema": {},
     "data inspect": {
         "set": ("table.csv --set target=length", r"^target +mean"),

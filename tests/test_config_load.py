@@ -22,7 +22,7 @@ PACKAGED = "char-gpt, cnn, lenet5, lenet5-augmented, lstm, mlp, mlp-small, mnist
 NO_PAIR = "found no key=value, expected one such as training.epochs=3"
 TRAINING = (
     "epochs, steps, seed, precision, clip_norm, clip_value, micro_batch, average, init_from, init_partial, "
-    "checkpoint_every, validate_every, best_by, final_model, metrics, early_stopping"
+    "names, checkpoint_every, validate_every, best_by, final_model, metrics, early_stopping"
 )
 
 

@@ -148,8 +148,11 @@ def test_labels_that_are_each_0_or_1_have_probabilities() -> None:
     check(replace(trained, network=replace(trained.network, task=Multilabel(3)), targets=("x", "y", "z"), classes=()))
 
 
-def test_a_text_has_probabilities_at_each_position() -> None:
-    model = nn.Sequential(nn.Embedding(7, embedding_dim=4), nn.TransformerEncoderLayer(2, causal=True), nn.Linear(7))
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_text_has_probabilities_at_each_position(tied: bool) -> None:
+    """A tied weight is in the C twice: `linear` reads it in another layout than `embedding`."""
+    embedding, layer = nn.Embedding(7, embedding_dim=4), nn.TransformerEncoderLayer(2, causal=True)
+    model = nn.Sequential(embedding, layer, nn.Linear(7, tied=tied))
     trained = with_arrays(model, (5,), scale=1)
     task = NextClass(one_hot=False, predictions=ops.softmax, length=5)
     network = replace(trained.network, task=task, mean=(0.0,), std=(1.0,))

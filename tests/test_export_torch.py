@@ -43,6 +43,8 @@ SHAPES = {
     nn.GRU: matrices,
     nn.MultiheadAttention: matrices,
     nn.TransformerEncoderLayer: matrices,
+    nn.DecoderLayer: matrices,
+    nn.ClassToken: matrices,
     nn.PositionalEmbedding: matrices,
 }
 
@@ -123,7 +125,8 @@ def torch_module(module: nn.Module, shape: nn.Shape) -> Any:
     options: dict[str, Any] = {
         name: inferred.get(name) if x is None else x
         for name, x in vars(module).items()
-        if name not in ("weight_init", "sync")  # PyTorch's batch norm of a whole batch has no shards
+        if name
+        not in ("weight_init", "init_gain", "tied", "sync")  # PyTorch's batch norm of a whole batch has no shards
     }
     only_one = options["affine"] if options.get("affine") in ("weight", "bias") else None
     if isinstance(module, (nn.RNN, nn.LSTM, nn.GRU)):

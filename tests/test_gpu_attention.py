@@ -162,9 +162,20 @@ def test_a_long_sequence_needs_memory_for_its_tokens_only(gpu: Any) -> None:
     np.testing.assert_allclose(out.numpy()[0, rows], powers @ v / powers.sum(1, keepdims=True), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_a_transformer_layer_trains_as_on_the_cpu(dropout: float) -> None:
-    layer = nn.TransformerEncoderLayer(4, dim_feedforward=32, dropout=dropout, activation="gelu", norm_first=True)
+LLAMA: dict[str, Any] = {"activation": "swiglu", "norm": "rms_norm", "bias": False, "rotary_base": 100.0}
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.TransformerEncoderLayer(4, dim_feedforward=32, dropout=0.0, activation="gelu", norm_first=True),
+        nn.TransformerEncoderLayer(4, dim_feedforward=32, dropout=0.2, activation="gelu", norm_first=True),
+        nn.DecoderLayer(4, dropout=0.2, num_key_value_heads=2, **LLAMA),
+        nn.DecoderLayer(4, window=5, soft_cap=4.0, qk_norm=True, **LLAMA),
+    ],
+    ids=["encoder", "dropout", "grouped", "window"],
+)
+def test_a_transformer_layer_trains_as_on_the_cpu(layer: nn.TransformerLayer) -> None:
     params, _ = layer.init((17, 16), 0, np.float64)
     x = np.random.default_rng(1).normal(size=(3, 17, 16))
 

@@ -87,7 +87,8 @@ def test_options_after_the_first_are_keyword_only(kind: type) -> None:
         (lambda: unchecked.ReLU(inplace=True), "ReLU has no option inplace (known: none)"),
         (
             lambda: unchecked.Linear(8, bais=False),
-            "Linear has no option bais; did you mean bias? (known: out_features, bias, in_features, weight_init)",
+            "Linear has no option bais; did you mean bias? (known: out_features, bias, in_features, weight_init, "
+            "init_gain, tied)",
         ),
         (lambda: unchecked.Linear(8, bias=8), "linear: bias is 8, expected True or False"),
         (lambda: unchecked.GELU("erf"), "gelu: approximate is 'erf', expected one of none, tanh"),

@@ -47,6 +47,7 @@ class OnlyOne(torch.nn.BatchNorm2d):  # type: ignore[name-defined]
 
 
 TOKENS = (5, 6)
+WIDE_TOKENS = (5, 16)
 ON_TOKENS: list[tuple[nn.Module, nn.Shape]] = [
     (nn.MultiheadAttention(3), TOKENS),
     (nn.MultiheadAttention(1, bias=False, causal=True), TOKENS),
@@ -56,6 +57,22 @@ ON_TOKENS: list[tuple[nn.Module, nn.Shape]] = [
         nn.TransformerEncoderLayer(3, dim_feedforward=4, dropout=0.0, activation="gelu", norm_first=True, causal=True),
         TOKENS,
     ),
+    (nn.MultiheadAttention(4, num_key_value_heads=2, bias=False), WIDE_TOKENS),
+    (nn.MultiheadAttention(4, num_key_value_heads=1, rotary_base=100.0, causal=True), WIDE_TOKENS),
+    (nn.MultiheadAttention(2, rotary_base=10.0, qk_norm=True, window=3, soft_cap=1.5), WIDE_TOKENS),
+    (nn.MultiheadAttention(2, qk_norm=True, window=2, causal=True), TOKENS),
+    (nn.DecoderLayer(3), TOKENS),
+    (nn.DecoderLayer(2, activation="gelu_tanh", window=9, causal=False), TOKENS),
+    (nn.DecoderLayer(2, activation="squared_relu", soft_cap=2.0, norm_eps=1e-2, dim_feedforward=5), TOKENS),
+    (
+        nn.DecoderLayer(
+            4, activation="swiglu", norm="rms_norm", bias=False, num_key_value_heads=2, rotary_base=100.0, qk_norm=True
+        ),
+        WIDE_TOKENS,
+    ),
+    (nn.DecoderLayer(1, activation="silu", norm="rms_norm"), TOKENS),
+    (nn.DecoderLayer(6, activation="relu"), TOKENS),
+    (nn.ClassToken(), TOKENS),
     (nn.PositionalEmbedding(), TOKENS),
     (nn.PositionalEmbedding("sinusoidal"), (5, 7)),
     (nn.Patches((3, 2)), IMAGE),
@@ -159,6 +176,8 @@ LAYERS: list[tuple[nn.Module, Any, nn.Shape]] = [
     (nn.Reshape((9, -1)), lambda: torch.nn.Unflatten(1, (9, -1)), (18,)),
     (nn.Select((2, 0, 2)), lambda: Selected([2, 0, 2]), IMAGE),
     (nn.ReLU(), lambda: torch.nn.ReLU(), (6,)),
+    (nn.SquaredReLU(), lambda: torch_tokens(nn.SquaredReLU(), (6,)), (6,)),
+    (nn.SoftCap(0.7), lambda: torch_tokens(nn.SoftCap(0.7), (6,)), (6,)),
     (nn.LeakyReLU(0.2), lambda: torch.nn.LeakyReLU(0.2), (6,)),
     (nn.PReLU(), lambda: torch.nn.PReLU(), (6,)),
     (nn.PReLU(4), lambda: torch.nn.PReLU(4), IMAGE),

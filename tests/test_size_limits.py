@@ -26,6 +26,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "conv_transpose2d": {"out_channels": 2, "kernel_size": 3},
     "max_pool2d": {"kernel_size": 2},
     "avg_pool2d": {"kernel_size": 2},
+    "decoder_layer": {"num_heads": 1},
     "embedding": {"num_embeddings": 10, "embedding_dim": 2},
     "group_norm": {"num_groups": 1},
     "adaptive_max_pool2d": {"output_size": 1},
@@ -36,6 +37,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "multihead_attention": {"num_heads": 1},
     "rnn": {"hidden_size": 2},
     "select": {"indices": [0]},
+    "soft_cap": {"cap": 1.0},
     "transformer_encoder_layer": {"nhead": 1},
 }
 

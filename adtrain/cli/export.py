@@ -1,9 +1,10 @@
-"""`adtrain export`: a trained run as C, as a page, as an ONNX file, or as weights for PyTorch."""
+"""`adtrain export`: a trained run as C, as a page, as an ONNX file, or as weights for PyTorch and its packages."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from adtrain import nn
 from adtrain.cli import export_c
 from adtrain.cli.export_c import Written, comparison_lines, note_float32, test_images
 from adtrain.cli.options import (
+    FilePath,
     Number,
     OutputFile,
     RunPath,
@@ -28,9 +30,9 @@ from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError
 from adtrain.data.errors import warn
 from adtrain.data.statistics import offsets
-from adtrain.export import onnx_graph, onnx_model, torch_weights
+from adtrain.export import architectures, onnx_graph, onnx_model, torch_weights
 from adtrain.export.onnx_graph import ValueType
-from adtrain.files import expect_writable
+from adtrain.files import expect_writable, make_folder
 from adtrain.sweeps import finished
 from adtrain.sweeps.session import reopened
 from adtrain.text import short
@@ -101,19 +103,38 @@ def _preparation(result: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _folder(program: str, trained: TrainedModel, path: Path, options: export_c.Options) -> Written:
+    """A folder that another package loads."""
+    files = architectures.encode(trained, program)
+    contents = {path / name: b"".join(parts) for name, parts in files.items()}
+    return Written(contents, {"format": program, "files": sorted(files)}, [f"files   {', '.join(sorted(files))}"])
+
+
+FOLDERS = (".huggingface", ".torchvision")
+"""Formats that are a folder of files."""
 FORMATS: dict[str, Callable[[TrainedModel, Path, export_c.Options], Written]] = {
     ".c": export_c.write,
     ".wasm": export_c.write_wasm,
     ".html": export_c.write_page,
     ".onnx": _onnx,
     ".safetensors": _safetensors,
+    **{suffix: partial(_folder, suffix[1:]) for suffix in FOLDERS},
 }
 """By the extension: (run, path of the file, options, which are those of C) to what is written."""
 
 
+class _Output(OutputFile):
+    """A file, or the folder of a format that is one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if ctx is not None and ctx.params.get("suffix") in FOLDERS:
+            return FilePath.convert(self, value, param, ctx)
+        return super().convert(value, param, ctx)
+
+
 @click.command()
 @click.argument("run", type=RunPath())
-@click.argument("output", metavar="FILE", type=OutputFile())
+@click.argument("output", metavar="FILE", type=_Output(), required=False)
 @format_option(FORMATS)
 @click.option("--member", type=Whole(min=0), metavar="N", help="With a sweep: write this member; by default the best.")
 @click.option("--weights", metavar="FILE", type=OutputFile(binary=True), help="C: write the weights to this file.")
@@ -136,7 +157,7 @@ FORMATS: dict[str, Callable[[TrainedModel, Path, export_c.Options], Written]] = 
 @json_option
 def command(
     run: Path,
-    output: Path,
+    output: Path | None,
     suffix: str | None,
     member: int | None,
     weights: Path | None,
@@ -162,17 +183,29 @@ def command(
     FILE.safetensors has the weights and running statistics by their names in the run's model file, which are also
     PyTorch's. training.init_from of a config reads it, and so does load_state_dict of the same network.
 
+    --format huggingface writes a folder that the package transformers loads: a GPT-2, Llama, Mistral, Qwen 3 or ViT.
+    --format torchvision writes that of a ResNet-18, ResNet-50 or ViT. FILE is the folder, by default RUN/huggingface or
+    RUN/torchvision.
+
     The exit code is 1 if a compared prediction differs.
 
     RUN can be the folder of a sweep. Then the command writes its best member, or member N with --member N. That member
     also becomes a run in the sweep's folder.
     """
     options = export_c.Options(weights, simd, int8, max_loss, training, batch_size)
+    if output is None:
+        if suffix not in FOLDERS:
+            raise click.UsageError("Missing argument 'FILE'.")
+        output = run / suffix.removeprefix(".")
+    is_folder = suffix in FOLDERS
     suffix = format_of(output, suffix, (".wasm", ".onnx", ".safetensors"))
-    if suffix not in FORMATS:
+    files = [each for each in FORMATS if each not in FOLDERS]
+    if suffix not in files and not is_folder:
         found = f"the extension {suffix}" if suffix else "no extension"
-        raise AdtrainError(f"{output}: found {found}, expected {', '.join(FORMATS)}")
+        raise AdtrainError(f"{output}: found {found}, expected {', '.join(files)}")
     options.check(output, suffix)
+    if is_folder and (output == STDOUT or os.path.realpath(output) == os.path.realpath(run)):
+        raise AdtrainError(f"{output}: a {suffix[1:]} network is a folder of files; expected a folder of its own")
     if output == STDOUT and suffix == ".c":
         raise AdtrainError("-: C is two files, FILE.c and FILE.h; expected a file")
     if suffix == ".safetensors" and output != STDOUT and os.path.realpath(output.parent) == os.path.realpath(run):
@@ -185,19 +218,24 @@ def command(
         run = finished.write_run(*reopened(run, "cpu", trust), member)
     elif member is not None:
         raise click.UsageError(f"--member is for a sweep, and {run} is none")
-    trained = model_file.load(run, trust=trust)
+    trained = model_file.load(run, trust=trust).merged()
+    if training and trained.config.lora is not None:
+        raise AdtrainError(f"{run}: found lora, expected a run without it for --training")
     note_epoch(run)
     if trained.config.data.views and suffix != ".safetensors":
         warn(run, "the file has no data.views: its predictions are those for the image itself")
     contents, about, lines = FORMATS[suffix](trained, output, options)
+    if is_folder:
+        make_folder(output)
     for path, content in contents.items():
         write_file(path, content)
-    size, parameters = len(contents[output]), nn.count_parameters(trained.params)
+    size = len(contents[output]) if output in contents else sum(map(len, contents.values()))
+    parameters = nn.count_parameters(trained.params)
     if as_json:
         print_json({"run": str(run), "file": str(output), "bytes": size, "parameters": parameters, **about})
     else:
         sizes = f"{about['format']}, {short(size, 'B')}, {parameters:,} parameters"
-        show(f"file    {output}", f"        {sizes}", *lines)
+        show(f"{'folder' if is_folder else 'file':<7} {output}", f"        {sizes}", *lines)
     check = about.get("check", {})
     if not check.get("passed", not check.get("different")):
         raise SystemExit(1)

@@ -1,4 +1,7 @@
-"""`adtrain new`: proposes a config for data: the input, the classes or targets, and a small network for them."""
+"""`adtrain new`: proposes a config for data: the input, the classes or targets, and a small network for them.
+
+With `--from` the network is that of a config.json of another program, with its weights.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,23 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from adtrain import config, data
 from adtrain.cli.data import section_of
-from adtrain.cli.options import Whole, set_data_option
+from adtrain.cli.options import FilePath, Whole, set_data_option
 from adtrain.cli.output import show
 from adtrain.config.document import Data
+from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError, DataOptionError, DataSet, csv_file, csv_table, formats
+from adtrain.data.errors import warn
 from adtrain.data.image_folder import ImageOptions
+from adtrain.data.token_folder import TOKENIZER
 from adtrain.data.tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY
+from adtrain.export import architectures
+from adtrain.export.architectures import Architecture
 from adtrain.text import counted
 from adtrain.training.preparation import prepare
 
@@ -41,6 +49,9 @@ COMMENTS = {
     "validation": "the fraction of the rest held out to choose the best epoch",
     "normalize_targets": "trains on targets of mean 0 and deviation 1",
 }
+
+MOST_TOKENS = 1024
+"""The largest `data.length` that is proposed for the network of another program."""
 
 SMALLEST_TEST = 2
 """Up to so many examples, half of them are held out: the usual fraction of them is none."""
@@ -86,18 +97,61 @@ LEAST_SEQUENCES, SHORTEST = 64, 16
     metavar="N",
     help="Of a text: train a causal transformer on a vocabulary of N tokens, not on characters.",
 )
+@click.option(
+    "--from",
+    "folder",
+    type=FilePath(),
+    metavar="DIR",
+    help="Take the network and its weights from this folder, with the config.json of transformers.",
+)
 @set_data_option
-def command(source: str, tokens: int | None, overrides: tuple[str, ...]) -> None:
+def command(source: str, tokens: int | None, folder: Path | None, overrides: tuple[str, ...]) -> None:
     """Print a config that trains on the data at PATH or data set NAME: adtrain new flowers.csv > flowers.yaml.
 
     In a table, the column to predict is the one named label, class, target or y, otherwise the last one. Texts and
     integers with few different values are classes. Other numbers are targets.
+
+    With --from the training starts from the weights of a GPT-2, Llama, Mistral, Qwen 3 or ViT in a folder. A ViT gets a
+    new last layer where the data have another number of classes.
     """
-    section = section_of(source, overrides, {} if tokens is None else {"unit": "token", "vocabulary": tokens})
-    show(*text(section, section.model_dump(mode="json", exclude_unset=True)).splitlines())
+    if tokens is not None and folder is not None:
+        raise click.UsageError("--tokens and --from: the vocabulary is that of the folder; give one of them")
+    start = None if folder is None else Start(folder, architectures.read(folder))
+    given = {} if tokens is None else {"unit": "token", "vocabulary": tokens}
+    if start is not None and not start.architecture.input and (start.folder / TOKENIZER).is_file():
+        given = {"unit": "token", "tokenizer": str(start.folder / TOKENIZER)}
+    section = section_of(source, overrides, given)
+    show(*text(section, section.model_dump(mode="json", exclude_unset=True), start).splitlines())
 
 
-def text(section: Data, given: Mapping[str, Any]) -> str:
+class Start(NamedTuple):
+    """The network that a training starts from."""
+
+    folder: Path
+    architecture: Architecture
+
+    def fitted(self, found_data: DataSet, outputs: int) -> tuple[Architecture, str]:
+        """The network for data of so many classes, and the value of `training`.
+
+        Raises AdtrainError where the network takes other data.
+        """
+        found, others = self.architecture, {"epochs": 3, "seed": 0}
+        is_text, shape = found_data.train.is_text, found_data.train.images.shape[1:]
+        if is_text == bool(found.input):
+            kinds = ("a text", "images") if is_text else ("images or rows", "texts")
+            raise AdtrainError(
+                f"{self.folder}: found a network for {kinds[1]}, expected one for {kinds[0]} as the data"
+            )
+        if found.input and shape != found.input:
+            sizes = f"images of {_sizes(found.input, found_data)}, found {_sizes(shape, found_data)}"
+            raise AdtrainError(f"{self.folder}: the network takes {sizes}; set image_size and channels of the data")
+        options = {**others, "init_from": str(self.folder), "names": found.names}
+        if found.input and found.layers[-1] != {"linear": outputs}:
+            found, options = found.with_outputs(outputs), {**options, "init_partial": True}
+        return found, config.inline(options)
+
+
+def text(section: Data, given: Mapping[str, Any], start: Start | None = None) -> str:
     """A YAML config with comments, which trains on the data of a section; `given` are the keys that the user has set.
 
     Raises ConfigError and DataError where the data cannot be read.
@@ -110,6 +164,9 @@ def text(section: Data, given: Mapping[str, Any]) -> str:
         comments |= proposed.comments
     if section.options.unit == "token":
         keys.setdefault("length", SHORTEST)
+    of_images = path is not None and formats.format_of(path, section.options.format).options is ImageOptions
+    if start is not None and of_images and (shape := start.architecture.input):
+        keys = {"channels": shape[0], "image_size": list(shape[1:])} | keys
     with _unwarned():  # `prepare` reads the data again, with the options of the config
         found = _loaded(keys)
     examples = len(found.train)
@@ -123,11 +180,15 @@ def text(section: Data, given: Mapping[str, Any]) -> str:
     held_out = 0 if len(found.test) else round(keys["test"] * examples)
     if not found.validation_rows and round(0.1 * (examples - held_out)):
         keys.setdefault("validation", 0.1)
-    gpt = None
+    gpt, longest = None, None
+    tokens = examples * (found.train.images.shape[-1] + 1)
     if found.tokenizer is not None:
-        tokens = examples * (found.train.images.shape[-1] + 1)
         gpt = next(each for each in GPTS if tokens <= each.tokens)
-        keys["length"] = given.get("length") or _length(gpt, tokens)
+        longest = gpt.length
+    if start is not None and is_text:
+        longest = min(start.architecture.length or MOST_TOKENS, MOST_TOKENS)
+    if longest is not None:
+        keys["length"] = given.get("length") or _length(longest, tokens)
         examples = tokens // (keys["length"] + 1)
     sizes = [size for size in (128, 64, 32) if gpt is None or size <= gpt.batch_size]
     keys.setdefault("batch_size", next((size for size in sizes if examples >= BATCHES * size), 16))
@@ -135,6 +196,17 @@ def text(section: Data, given: Mapping[str, Any]) -> str:
     if found.targets and not multilabel:
         keys["normalize_targets"] = True
     shape, outputs = found.train.images.shape[1:], len(found.targets or found.classes)
+    layers, training = _layers(shape, outputs), _training(examples)
+    if gpt is not None:
+        layers, training = _gpt_layers(gpt, outputs), _gpt_training(gpt)
+    elif is_text:
+        layers = _text_layers(outputs)
+    if start is not None:
+        architecture, value = start.fitted(found, outputs)
+        layers = [f"    - {config.inline(layer)}" for layer in architecture.layers]
+        training = ["optimizer: {adamw: {lr: 0.00005}}", "schedule: cosine", f"training: {value}"]
+        if is_text and found.tokenizer is None:
+            warn(start.folder, f"its classes are tokens, and those of the data are {outputs} characters or bytes")
     loss = "binary_cross_entropy_with_logits" if multilabel else "mse"
     if found.classes:
         loss = "cross_entropy"
@@ -146,9 +218,9 @@ def text(section: Data, given: Mapping[str, Any]) -> str:
         ),
         "model:",
         "  layers:",
-        *(_gpt_layers(gpt, outputs) if gpt else _text_layers(outputs) if is_text else _layers(shape, outputs)),
+        *layers,
         f"loss: {loss}",
-        *(_gpt_training(gpt) if gpt else _training(examples)),
+        *training,
         "",
     ]
     experiment = prepare(config.parse("\n".join(lines).encode(), Path("new.yaml")))
@@ -204,9 +276,9 @@ def _text_layers(classes: int) -> list[str]:
     ]
 
 
-def _length(gpt: Gpt, tokens: int) -> int:
-    """The length of the sequences of a text with so many tokens."""
-    length = gpt.length
+def _length(longest: int, tokens: int) -> int:
+    """The length of the sequences of a text with so many tokens, at most `longest`."""
+    length = longest
     while length > SHORTEST and tokens // (length + 1) < LEAST_SEQUENCES:
         length //= 2
     return length

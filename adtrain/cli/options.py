@@ -155,6 +155,7 @@ def format_option(suffixes: Iterable[str]) -> Callable[[Decorated], Decorated]:
         "suffix",
         type=OneOf([suffix[1:] for suffix in suffixes]),
         callback=lambda ctx, param, value: value and f".{value}",
+        is_eager=True,  # the type of the file's argument asks for it
         help="The format of the file; needed where FILE is -.  [default: that of the extension]",
     )
 

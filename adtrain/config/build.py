@@ -75,12 +75,20 @@ def model(cfg: Config) -> nn.Sequential:
     """
     path: PathParts = ("model", "layers")
     built = _sequential(cfg, cfg.model.layers, path)
+    if cfg.lora is not None:
+        paths = (cfg.lora.paths,) if isinstance(cfg.lora.paths, str) else tuple(cfg.lora.paths)
+        built = nn.LowRankSequential(*built.layers, rank=cfg.lora.rank, paths=paths)
     if not cfg.model.input:  # known when the data are read
         return built
     try:
         output = built.output_shape(cfg.model.input)
     except nn.LayerError as error:
         raise _error(cfg, *_layer_at(cfg.model.layers, path, error.path), error.reason) from None
+    if isinstance(built, nn.LowRankSequential):
+        try:
+            built.adapted(cfg.model.input)
+        except OptionError as error:
+            raise cfg.error_at(("lora", "paths"), str(error)) from None
     if takes_labels(cfg.loss) and len(output) != (2 if cfg.data.is_text else 1):
         last = len(cfg.model.layers) - 1
         expected = f"(classes,) for the loss {cfg.loss.kind}: add flatten and linear"
@@ -130,6 +138,9 @@ def grouped_optimizer(cfg: Config, shapes: Mapping[str, nn.Shape]) -> optim.Opti
             group.require_fit(found, shapes)
         except OptionError as error:
             raise cfg.error_at(("parameter_groups", i), str(error)) from None
+    if cfg.lora is not None:
+        added = tuple(path for path in shapes if nn.is_low_rank(path))
+        groups = [optim.Group("*", trainable=False), optim.Group(added, trainable=True), *groups]
     try:
         return optim.grouped(found, groups, shapes)
     except OptionError as error:

@@ -31,6 +31,7 @@ from adtrain.config.values import (
     Bool,
     FinalModel,
     Name,
+    NamesOfOthers,
     Precision,
     Seed,
     Sha256,
@@ -201,6 +202,16 @@ class ParameterGroup(Section):
         return options
 
 
+class Lora(Section):
+    """Train small matrices, whose products are added to weights, in place of the network's parameters."""
+
+    rank: Size = Field(description="the number of rows of the first matrix and of columns of the second")
+    paths: Patterns = Field(
+        "*",
+        description="the weights of linear layers and attention: a pattern such as *.self_attn.*, or a list of them",
+    )
+
+
 class EarlyStopping(Section):
     """End training early. The model is then the best epoch's, unless `final_model` says otherwise."""
 
@@ -234,6 +245,11 @@ class Training(Section):
     )
     init_from: Text | None = Field(None, description="a run's folder, model or checkpoint with the initial weights")
     init_partial: Bool | None = Field(None, description="take only the arrays of init_from that fit by name and shape")
+    names: NamesOfOthers | dict[Text, Text | list[Text]] | None = Field(
+        None,
+        description="init_from is a file of another program: the names of its arrays, gpt2, llama, vit, "
+        "vit_torchvision, resnet18, resnet50, or a table from paths of this network to names",
+    )
     checkpoint_every: Size | None = Field(
         None, description="steps between checkpoints, in addition to those after each epoch"
     )
@@ -266,6 +282,8 @@ class Training(Section):
             raise PydanticCustomError("expected", "at most one of clip_norm and clip_value")
         if self.init_partial is not None and self.init_from is None:
             raise PydanticCustomError("expected", "init_from together with init_partial")
+        if self.names is not None and self.init_from is None:
+            raise PydanticCustomError("expected", "init_from together with names")
         return self
 
 
@@ -320,6 +338,9 @@ class Config(Section):
         None,
         description="parameters with another learning rate or weight decay, or that are not trained; no_decay: no "
         "weight decay for arrays of one axis, such as biases",
+    )
+    lora: Lora | None = Field(
+        None, description="low-rank adaptation: train small matrices beside weights, and nothing else"
     )
     schedule: Schedule = Field(
         default_factory=lambda: SCHEDULES["constant"](), description="a learning-rate schedule, such as cosine"

@@ -8,7 +8,17 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from adtrain.config import habits
-from adtrain.config.document import Config, Data, EarlyStopping, Model, ParameterGroup, Plugin, Section, Training
+from adtrain.config.document import (
+    Config,
+    Data,
+    EarlyStopping,
+    Lora,
+    Model,
+    ParameterGroup,
+    Plugin,
+    Section,
+    Training,
+)
 from adtrain.config.problems import PathParts, Problem, dotted, found, similar
 from adtrain.config.source import Node
 from adtrain.config.specs import FAMILIES, by_kind
@@ -21,6 +31,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "early_stopping": EarlyStopping,
     "plugins": Plugin,
     "parameter_groups": ParameterGroup,
+    "lora": Lora,
 }
 """The pydantic model of the value at each key that is not a name of a layer, loss or other class."""
 FAMILY_AT = {"augment": "augmentation", "dataset": "data set", "metrics": "metric"}

@@ -79,8 +79,10 @@ def one_of(literal: Any) -> Any:
 if TYPE_CHECKING:
     Precision: TypeAlias = str
     FinalModel: TypeAlias = str
+    NamesOfOthers: TypeAlias = str
     View: TypeAlias = str
 else:
     Precision = one_of(Literal["float32", "tf32", "bfloat16", "float64"])
     FinalModel = one_of(Literal["best", "last"])
+    NamesOfOthers = one_of(Literal["gpt2", "llama", "vit", "vit_torchvision", "resnet18", "resnet50"])
     View = one_of(Literal["flip", "shift"])

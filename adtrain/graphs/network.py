@@ -22,7 +22,7 @@ KINDS: dict[str, tuple[type[nn.Module], ...]] = {
     "pooling": (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.Upsample),
     "activation": (
         nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Hardswish, nn.Sigmoid, nn.Softmax, nn.LogSoftmax,
-        nn.Softplus, nn.Tanh,
+        nn.Softplus, nn.SquaredReLU, nn.SoftCap, nn.Tanh,
     ),
 }  # fmt: skip
 """The colours of layers, as names in the style sheet."""

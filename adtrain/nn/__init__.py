@@ -30,22 +30,32 @@ from adtrain.nn.activation import (
     Scale,
     Sigmoid,
     SiLU,
+    SoftCap,
     Softmax,
     Softplus,
+    SquaredReLU,
     Tanh,
 )
-from adtrain.nn.attention import MultiheadAttention, TransformerEncoderLayer
+from adtrain.nn.attention import (
+    ACTIVATIONS,
+    QK_NORM_EPS,
+    DecoderLayer,
+    MultiheadAttention,
+    TransformerEncoderLayer,
+    TransformerLayer,
+)
 from adtrain.nn.containers import Add, Branches, Concat, Container, Multiply, Residual, Sequential
 from adtrain.nn.conv import Conv1d, Conv2d, ConvTranspose2d
 from adtrain.nn.describe import LayerRow, count_parameters, describe, layer_of, layers
 from adtrain.nn.init import INITIALIZERS, WeightInit
 from adtrain.nn.linear import Embedding, Linear
+from adtrain.nn.low_rank import LowRankSequential, is_low_rank, with_products
 from adtrain.nn.module import LayerError, Mode, Module, Params, Shape, State
 from adtrain.nn.norm import BatchNorm1d, BatchNorm2d, GroupNorm, InstanceNorm2d, LayerNorm, RMSNorm
 from adtrain.nn.pool import AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool2d, MaxPool2d, Upsample
 from adtrain.nn.recurrent import GRU, LSTM, RNN
 from adtrain.nn.shape import Flatten, Reshape, Select
-from adtrain.nn.tokens import Mean, Patches, PositionalEmbedding
+from adtrain.nn.tokens import ClassToken, Mean, Patches, PositionalEmbedding
 
 LAYERS: dict[str, type[Module]] = {
     layer.kind(): layer
@@ -53,8 +63,9 @@ LAYERS: dict[str, type[Module]] = {
         Linear, Conv2d, ConvTranspose2d, Conv1d, MaxPool2d, AvgPool2d, AdaptiveAvgPool2d, AdaptiveMaxPool2d, Upsample,
         BatchNorm1d, BatchNorm2d, LayerNorm, RMSNorm, GroupNorm, InstanceNorm2d, Embedding, RNN, LSTM, GRU,
         Dropout, Dropout2d, Scale, Flatten, Reshape, Select,
-        MultiheadAttention, TransformerEncoderLayer, PositionalEmbedding, Patches, Mean,
-        ReLU, LeakyReLU, PReLU, ELU, GELU, SiLU, Hardswish, Tanh, Sigmoid, Softplus, Softmax, LogSoftmax,
+        MultiheadAttention, TransformerEncoderLayer, DecoderLayer, PositionalEmbedding, ClassToken, Patches, Mean,
+        ReLU, SquaredReLU, LeakyReLU, PReLU, ELU, GELU, SiLU, Hardswish, Tanh, Sigmoid, Softplus, SoftCap, Softmax,
+        LogSoftmax,
     )
 }  # fmt: skip
 """Layers by their name in a config, without the containers."""

@@ -12,7 +12,7 @@ from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError, ShapeError
 from adtrain.nn import fields
 from adtrain.nn.module import Mode, Module, Params, Shape, State
-from adtrain.option_types import Axis, Fraction, Number, Size
+from adtrain.option_types import Axis, Fraction, Number, Positive, Size
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,18 @@ class _Activation(Module):
 @dataclass(frozen=True)
 class ReLU(_Activation):
     """max(x, 0)."""
+
+
+@dataclass(frozen=True)
+class SquaredReLU(_Activation):
+    """max(x, 0)² (D. So et al., "Primer", 2021)."""
+
+
+@dataclass(frozen=True)
+class SoftCap(_Activation):
+    """cap tanh(x / cap): x near 0, and never beyond ±cap. As the last layer it bounds logits."""
+
+    cap: Positive
 
 
 @dataclass(frozen=True)

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
+from math import sqrt
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from adtrain import ops
 from adtrain.core.array import Value, array
+from adtrain.core.custom import custom_vjp
 from adtrain.core.errors import AdtrainError, ShapeError
 from adtrain.nn import fields
-from adtrain.nn.activation import Dropout
+from adtrain.nn.activation import GELU, Dropout, ReLU, SiLU, SquaredReLU
 from adtrain.nn.containers import Container, child_output_shape, run_child
-from adtrain.nn.init import xavier_uniform
-from adtrain.nn.linear import Linear
+from adtrain.nn.init import INITIALIZERS, WeightInit
+from adtrain.nn.linear import Linear, product
 from adtrain.nn.module import Mode, Module, Params, Shape, State
-from adtrain.nn.norm import LayerNorm
+from adtrain.nn.norm import LayerNorm, RMSNorm
 from adtrain.nn.tokens import TOKEN_AXES
 from adtrain.ops.attention import MAX_WIDTH
-from adtrain.option_types import Fraction, NonNegative, Size
+from adtrain.option_types import Fraction, NonNegative, Positive, Size
+
+QK_NORM_EPS = 1e-6
+"""Added to the mean square of a query or key, as in the models that have `qk_norm`."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +34,16 @@ class MultiheadAttention(Module):
     """Self-attention of several heads (Vaswani et al. 2017): (tokens, embed_dim) -> (tokens, embed_dim).
 
     A head has embed_dim / num_heads numbers of each query, key and value. `dropout` drops probabilities in training.
-    With `causal` token i attends to tokens 0 to i. The parameters are those of torch.nn.MultiheadAttention:
-    "in_proj_weight" (3 embed_dim, embed_dim), "in_proj_bias", "out_proj.weight" and "out_proj.bias".
+    With `causal` token i attends to tokens 0 to i, with `window` to those whose distance is less than `window`.
+    `rotary_base` rotates queries and keys by their positions (J. Su et al., "RoFormer", 2021): the numbers i and
+    i + n/2 of a head of n by the angle position * rotary_base^(-2i/n). With `num_key_value_heads` several query heads
+    share a head of keys and values (J. Ainslie et al., "GQA", 2023). `qk_norm` divides each query and key by its root
+    mean square, times a weight. `soft_cap` c makes c tanh(s / c) of a score s.
+
+    The parameters are those of torch.nn.MultiheadAttention: "in_proj_weight" (3 embed_dim, embed_dim), "in_proj_bias",
+    "out_proj.weight" and "out_proj.bias"; with fewer heads of keys and values "in_proj_weight" has fewer rows. With
+    `qk_norm` also "q_norm.weight" and "k_norm.weight". Initial weights are multiplied by `init_gain`, and those of
+    "out_proj" also by `out_init_gain`.
     """
 
     left_out = ("embed_dim", int, "embed_dim is inferred from the input")
@@ -39,6 +53,28 @@ class MultiheadAttention(Module):
     bias: bool = True
     causal: bool = False
     embed_dim: Size | None = None
+    num_key_value_heads: Size | None = None
+    window: Size | None = None
+    rotary_base: Positive | None = None
+    qk_norm: bool = False
+    soft_cap: Positive | None = None
+    weight_init: WeightInit = "xavier_uniform"
+    init_gain: NonNegative = 1.0
+    out_init_gain: NonNegative = 1.0
+
+    @property
+    def key_value_heads(self) -> int:
+        return self.num_key_value_heads or self.num_heads
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all scores are products of queries and keys as they are projected, within any distance."""
+        return not self._by_position and self.window is None and self.soft_cap is None
+
+    @property
+    def _by_position(self) -> bool:
+        """Whether queries and keys are normalised, rotated or repeated."""
+        return self.qk_norm or self.rotary_base is not None or self.key_value_heads < self.num_heads
 
     def output_shape(self, shape: Shape) -> Shape:
         fields.check_ndim(self, shape, TOKEN_AXES)
@@ -53,90 +89,176 @@ class MultiheadAttention(Module):
                 f"multihead_attention: num_heads {self.num_heads} gives heads of {width // self.num_heads} numbers, "
                 f"expected 1 to {MAX_WIDTH}: {shape}"
             )
+        if self.num_heads % self.key_value_heads:
+            raise ShapeError(
+                f"multihead_attention: num_key_value_heads {self.num_key_value_heads} does not divide num_heads "
+                f"{self.num_heads}"
+            )
+        if self.rotary_base is not None and width // self.num_heads % 2:
+            raise ShapeError(
+                f"multihead_attention: num_heads {self.num_heads} gives heads of {width // self.num_heads} numbers, "
+                f"expected an even number with rotary_base: {shape}"
+            )
         if tokens == 0:
             raise ShapeError(f"multihead_attention: expected at least one token, found {shape}")
         return shape
 
+    def projected_rows(self, width: int) -> tuple[int, int, int]:
+        """The rows of "in_proj_weight" that give queries, keys and values."""
+        others = width // self.num_heads * self.key_value_heads
+        return width, others, others
+
     def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
         width = shape[-1]
-        weights: dict[str, Shape] = {"in_proj_weight": (3 * width, width), "out_proj.weight": (width, width)}
-        biases: dict[str, Shape] = {"in_proj_bias": (3 * width,), "out_proj.bias": (width,)}
-        return weights | biases if self.bias else weights
+        rows = sum(self.projected_rows(width))
+        weights: dict[str, Shape] = {"in_proj_weight": (rows, width), "out_proj.weight": (width, width)}
+        if self.bias:
+            weights |= {"in_proj_bias": (rows,), "out_proj.bias": (width,)}
+        if self.qk_norm:
+            weights |= {"q_norm.weight": (width // self.num_heads,), "k_norm.weight": (width // self.num_heads,)}
+        return weights
 
     def new_arrays(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:
-        params: Params = {"out_proj": {}}
-        for name, size in self.parameter_shapes(shape).items():
-            drawn = xavier_uniform(size, rng) if name.endswith("weight") else np.zeros(size)
-            inside = params["out_proj"] if name.startswith("out_proj") else params
-            inside[name.removeprefix("out_proj.")] = array(drawn.astype(dtype))
+        gains = {"in_proj_weight": self.init_gain, "out_proj.weight": self.init_gain * self.out_init_gain}
+        params: Params = {}
+        for path, size in self.parameter_shapes(shape).items():
+            if path in gains:
+                drawn = INITIALIZERS[self.weight_init](size, rng) * gains[path]
+            else:
+                drawn = np.full(size, float("norm" in path))
+            *module, name = path.split(".")
+            inside = params.setdefault(module[0], {}) if module else params
+            inside[name] = array(drawn.astype(dtype))
         return params, {}
 
     def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         drops = self.dropout > 0 and mode.is_training(self)
         if drops and mode.rng is None:
             raise AdtrainError("multihead_attention: found no rng in training, expected Mode(training=True, rng=...)")
+        projected = self._linear(x, params, "in_proj_")
+        if self._by_position:
+            projected = self._prepared(projected, params)
         joined = ops.self_attention(
-            self._linear(x, params, "in_proj_"),
+            projected,
             self.num_heads,
             causal=self.causal,
             dropout=self.dropout if drops else 0.0,
             rng=mode.rng,
             stream=mode.stream,
+            window=self.window,
+            soft_cap=self.soft_cap,
         )
         return self._linear(joined, params["out_proj"], ""), state
 
+    def _prepared(self, projected: Value, params: Params) -> Value:
+        """Queries, keys and values side by side, as many heads of each: normalised, rotated and repeated."""
+        batch, tokens, row = projected.shape
+        heads, others = self.num_heads, self.key_value_heads
+        width = row // (heads + 2 * others)
+        x = ops.reshape(projected, (batch, tokens, heads + 2 * others, width))
+        if self.qk_norm:
+            x = self._normalised(x, params)
+        if self.rotary_base is not None:
+            x = _rotated(x, self.rotary_base, heads + others)
+        if others < heads:
+            x = ops.concatenate([x[:, :, :heads], _repeated(x[:, :, heads:], heads // others)], axis=2)
+        return ops.reshape(x, (batch, tokens, 3 * heads * width))
+
+    def _normalised(self, x: Value, params: Params) -> Value:
+        """Queries and keys divided by their root mean squares, times the weights; values as they are."""
+        heads, others, width = self.num_heads, self.key_value_heads, x.shape[-1]
+        weights = [
+            ops.broadcast_to(params["q_norm"]["weight"], (heads, width)),
+            ops.broadcast_to(params["k_norm"]["weight"], (others, width)),
+            ops.ones((others, width), x.dtype, x.device),
+        ]
+        is_value = np.arange(heads + 2 * others).reshape(-1, 1) >= heads + others
+        scale = ops.rsqrt(ops.mean(ops.square(x), -1, keepdims=True) + QK_NORM_EPS)
+        return x * ops.where(array(is_value, device=x.device), 1.0, scale) * ops.concatenate(weights)
+
     def _linear(self, x: Value, params: Params, prefix: str) -> Value:
-        y = ops.matmul(x, params[f"{prefix}weight"], transpose_b=True)
+        y = product(x, params, f"{prefix}weight")
         return ops.add(y, params[f"{prefix}bias"]) if self.bias else y
 
 
-@dataclass(frozen=True)
-class TransformerEncoderLayer(Container):
-    """Self-attention, then two linear layers, each with dropout, a residual sum and layer normalisation.
+def _rotated(x: Value, base: float, heads: int, forward: bool = True) -> Value:
+    """The first `heads` heads of x (batch, tokens, all heads, n), rotated by their positions, from angle 0 of token 0.
 
-    The names of options and parameters are those of torch.nn.TransformerEncoderLayer. The sums are normalised (Vaswani
-    et al. 2017), or with `norm_first` the inputs of attention and of the linear layers (R. Xiong et al., "On layer
-    normalization in the transformer architecture", 2020).
+    Both numbers of a pair are read by one gather. The derivative is the rotation by the negative angles, so it needs no
+    scatter.
+    """
+    tokens, every, n = x.shape[1:]
+    angles = np.arange(tokens)[:, None, None] * base ** (-np.arange(n // 2) / (n // 2))
+    sines = np.sin(angles) if forward else -np.sin(angles)
+    tables = np.concatenate([np.cos(angles)] * 2, axis=-1), np.concatenate([-sines, sines], axis=-1)
+    cos, sin = (array(table.astype(x.dtype), device=x.device) for table in tables)
+    others = array(np.roll(np.arange(n, dtype=np.uint32), n // 2), device=x.device)
+    is_rotated = array(np.arange(every).reshape(-1, 1) < heads, device=x.device)
+
+    def rotation(x: Value) -> tuple[Value, None]:
+        return ops.where(is_rotated, x * cos + ops.take(x, others, axis=3) * sin, x), None
+
+    rotate = custom_vjp(rotation, lambda _, ct: (_rotated(ct, base, heads, not forward),))
+    found: Value = rotate(x)
+    return found
+
+
+def _repeated(x: Value, times: int) -> Value:
+    """x (batch, tokens, n, width) with each of its n heads several times, one after the other."""
+    batch, tokens, n, width = x.shape
+    groups = ops.broadcast_to(ops.expand_dims(x, 3), (batch, tokens, n, times, width))
+    return ops.reshape(groups, (batch, tokens, n * times, width))
+
+
+ACTIVATIONS: dict[str, Module] = {
+    "relu": ReLU(),
+    "gelu": GELU(),
+    "gelu_tanh": GELU("tanh"),
+    "silu": SiLU(),
+    "squared_relu": SquaredReLU(),
+    "swiglu": SiLU(),
+}
+"""The activations of feed-forward networks. With swiglu it is that of the gate."""
+
+
+class TransformerLayer(Container):
+    """Self-attention, then a feed-forward network, each with dropout, a residual sum and normalisation.
+
+    The feed-forward network is two linear layers with an activation between them. With a child "gate" the activation
+    of this linear layer is multiplied by the first one's output.
     """
 
-    CHILDREN: ClassVar = ("norm1", "self_attn", "norm2", "linear1", "linear2")
-    """In the order in which they run with `norm_first`."""
-    left_out = ("d_model", int, "d_model is inferred from the input")
-    nhead: Size
-    _: KW_ONLY
-    dim_feedforward: Size = 2048
-    dropout: Fraction = 0.1
-    activation: Literal["relu", "gelu"] = "relu"
-    layer_norm_eps: NonNegative = 1e-5
-    norm_first: bool = False
-    causal: bool = False
-    d_model: Size | None = None
+    CHILDREN: ClassVar = ("norm1", "self_attn", "norm2", "gate", "linear1", "linear2")
+    """In the order in which they run with `normalises_first`."""
+    dropout: Fraction
+    activation: str
+
+    @property
+    def normalises_first(self) -> bool:
+        """Whether the inputs of attention and feed-forward network are normalised, and not the sums."""
+        return True
+
+    @abstractmethod
+    def layers(self, shape: Shape) -> dict[str, Module]:
+        """The children by name, in the order of CHILDREN, for tokens of `shape`."""
 
     def children(self, shape: Shape) -> Iterator[tuple[str, Module, Shape]]:
-        layers = self._layers(shape)
-        for name in self.CHILDREN if self.norm_first else ("self_attn", "norm1", "linear1", "linear2", "norm2"):
-            yield name, layers[name], (*shape[:-1], self.dim_feedforward) if name == "linear2" else shape
-
-    def _layers(self, shape: Shape) -> dict[str, Module]:
-        norm = LayerNorm(eps=self.layer_norm_eps)
-        attention = MultiheadAttention(self.nhead, dropout=self.dropout, causal=self.causal)
-        linear1, linear2 = (Linear(n, weight_init="xavier_uniform") for n in (self.dim_feedforward, shape[-1]))
-        return dict(zip(self.CHILDREN, (norm, attention, norm, linear1, linear2), strict=True))
+        layers = self.layers(shape)
+        normalised_sums = "self_attn", "norm1", "gate", "linear1", "linear2", "norm2"
+        for name in self.CHILDREN if self.normalises_first else normalised_sums:
+            if name in layers:
+                inner = layers["linear1"].output_shape(shape) if name == "linear2" else shape
+                yield name, layers[name], inner
 
     def output_shape(self, shape: Shape) -> Shape:
         fields.check_ndim(self, shape, TOKEN_AXES)
-        fields.check_inferred(self, "d_model", shape[-1], shape)
-        if shape[-1] % self.nhead:
-            raise ShapeError(
-                f"transformer_encoder_layer: nhead {self.nhead} does not divide the input's width {shape[-1]}: {shape}"
-            )
         for name, child, inner in self.children(shape):
             child_output_shape(name, child, inner)
         return shape
 
     def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
-        layers = self._layers(x.shape[1:])
-        drop = Dropout(self.dropout)
+        layers = self.layers(x.shape[1:])
+        drop, activation = Dropout(self.dropout), ACTIVATIONS[self.activation]
 
         def run(name: str, x: Value) -> Value:
             return run_child(name, f"{name}.{layers[name].kind()}", layers[name], params, {}, x, mode)[0]
@@ -148,11 +270,113 @@ class TransformerEncoderLayer(Container):
             return dropped("dropout1", run("self_attn", x))
 
         def feed_forward(x: Value) -> Value:
-            hidden = getattr(ops, self.activation)(run("linear1", x))
+            gated = "gate" in layers
+            hidden = activation.forward({}, {}, run("gate" if gated else "linear1", x), mode)[0]
+            if gated:
+                hidden = ops.mul(hidden, run("linear1", x))
             return dropped("dropout2", run("linear2", dropped("dropout", hidden)))
 
-        if self.norm_first:
+        if self.normalises_first:
             x = ops.add(x, attend(run("norm1", x)))
             return ops.add(x, feed_forward(run("norm2", x))), state
         x = run("norm1", ops.add(x, attend(x)))
         return run("norm2", ops.add(x, feed_forward(x))), state
+
+
+@dataclass(frozen=True)
+class TransformerEncoderLayer(TransformerLayer):
+    """Self-attention, then two linear layers, each with dropout, a residual sum and layer normalisation.
+
+    The names of options and parameters are those of torch.nn.TransformerEncoderLayer. The sums are normalised (Vaswani
+    et al. 2017), or with `norm_first` the inputs of attention and of the linear layers (R. Xiong et al., "On layer
+    normalization in the transformer architecture", 2020).
+    """
+
+    left_out = ("d_model", int, "d_model is inferred from the input")
+    nhead: Size
+    _: KW_ONLY
+    dim_feedforward: Size = 2048
+    dropout: Fraction = 0.1
+    activation: Literal["relu", "gelu"] = "relu"
+    layer_norm_eps: NonNegative = 1e-5
+    norm_first: bool = False
+    causal: bool = False
+    d_model: Size | None = None
+
+    @property
+    def normalises_first(self) -> bool:
+        return self.norm_first
+
+    def layers(self, shape: Shape) -> dict[str, Module]:
+        norm = LayerNorm(eps=self.layer_norm_eps)
+        attention = MultiheadAttention(self.nhead, dropout=self.dropout, causal=self.causal)
+        linear1, linear2 = (Linear(n, weight_init="xavier_uniform") for n in (self.dim_feedforward, shape[-1]))
+        return {"norm1": norm, "self_attn": attention, "norm2": norm, "linear1": linear1, "linear2": linear2}
+
+    def output_shape(self, shape: Shape) -> Shape:
+        fields.check_ndim(self, shape, TOKEN_AXES)
+        fields.check_inferred(self, "d_model", shape[-1], shape)
+        if shape[-1] % self.nhead:
+            raise ShapeError(
+                f"transformer_encoder_layer: nhead {self.nhead} does not divide the input's width {shape[-1]}: {shape}"
+            )
+        return super().output_shape(shape)
+
+
+@dataclass(frozen=True)
+class DecoderLayer(TransformerLayer):
+    """The layer of a language model: x + attention(norm(x)), then x + feed_forward(norm(x)).
+
+    The options of the attention are those of `MultiheadAttention`. The feed-forward network has `dim_feedforward`
+    numbers between its linear layers, by default four times the width. The activation swiglu is silu of one linear
+    layer, "gate", times another (N. Shazeer, "GLU variants improve transformer", 2020). `dropout` drops the
+    probabilities of the attention, its output, and what the second linear layer takes and gives.
+
+    Initial weights are multiplied by `init_gain`. `depth`, the number of these layers in the network, also divides
+    those of the linear layers before both sums by sqrt(2 depth) (A. Radford et al., GPT-2, 2019). `bias` is that of
+    linear layers and attention.
+    """
+
+    num_heads: Size
+    _: KW_ONLY
+    dim_feedforward: Size | None = None
+    activation: Literal["relu", "gelu", "gelu_tanh", "silu", "squared_relu", "swiglu"] = "gelu"
+    norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
+    norm_eps: NonNegative = 1e-5
+    bias: bool = True
+    dropout: Fraction = 0.0
+    causal: bool = True
+    num_key_value_heads: Size | None = None
+    window: Size | None = None
+    rotary_base: Positive | None = None
+    qk_norm: bool = False
+    soft_cap: Positive | None = None
+    depth: Size | None = None
+    weight_init: WeightInit = "xavier_uniform"
+    init_gain: NonNegative = 1.0
+
+    def layers(self, shape: Shape) -> dict[str, Module]:
+        norm = {"layer_norm": LayerNorm, "rms_norm": RMSNorm}[self.norm](eps=self.norm_eps)
+        out_gain = 1.0 if self.depth is None else 1 / sqrt(2 * self.depth)
+        attention = MultiheadAttention(
+            self.num_heads,
+            dropout=self.dropout,
+            bias=self.bias,
+            causal=self.causal,
+            num_key_value_heads=self.num_key_value_heads,
+            window=self.window,
+            rotary_base=self.rotary_base,
+            qk_norm=self.qk_norm,
+            soft_cap=self.soft_cap,
+            weight_init=self.weight_init,
+            init_gain=self.init_gain,
+            out_init_gain=out_gain,
+        )
+
+        def linear(features: int, gain: float) -> Linear:
+            return Linear(features, bias=self.bias, weight_init=self.weight_init, init_gain=gain)
+
+        hidden = linear(self.dim_feedforward or 4 * shape[-1], self.init_gain)
+        gate = {"gate": hidden} if self.activation == "swiglu" else {}
+        linear2 = linear(shape[-1], self.init_gain * out_gain)
+        return {"norm1": norm, "self_attn": attention, "norm2": norm, **gate, "linear1": hidden, "linear2": linear2}

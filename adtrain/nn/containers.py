@@ -18,6 +18,7 @@ from adtrain.core.errors import OptionError, ShapeError
 from adtrain.core.options import shown
 from adtrain.core.scope import scope
 from adtrain.nn.fields import size_text
+from adtrain.nn.linear import Embedding, Linear
 from adtrain.nn.module import LayerError, Mode, Module, Params, Shape, State
 
 LIMIT = 2**31
@@ -80,7 +81,10 @@ def child_output_shape(name: str, child: Module, shape: Shape) -> Shape:
 
 @dataclass(frozen=True, init=False)
 class Sequential(Container):
-    """One layer after the other; the children are "0", "1", ... as in torch.nn.Sequential."""
+    """One layer after the other; the children are "0", "1", ... as in torch.nn.Sequential.
+
+    A linear layer with `tied` takes the weight of the embedding among the layers.
+    """
 
     layers: tuple[Module, ...]
 
@@ -92,18 +96,38 @@ class Sequential(Container):
 
     def children(self, shape: Shape) -> Iterator[tuple[str, Module, Shape]]:
         for i, layer in enumerate(self.layers):
-            output_shape = child_output_shape(str(i), layer, shape)
+            output_shape = self._child_output_shape(i, layer, shape)
             yield str(i), layer, shape
             shape = output_shape
 
     def output_shape(self, shape: Shape) -> Shape:
         for i, layer in enumerate(self.layers):
-            shape = child_output_shape(str(i), layer, shape)
+            shape = self._child_output_shape(i, layer, shape)
         return shape
+
+    def _child_output_shape(self, i: int, layer: Module, shape: Shape) -> Shape:
+        found = child_output_shape(str(i), layer, shape)
+        if isinstance(layer, Linear) and layer.tied:
+            with _prefix_errors(str(i)):
+                embedding = self.layers[self.shared_embedding()]
+                weight, expected = embedding.parameter_shapes(())["weight"], (layer.out_features, shape[-1])
+                if weight != expected:
+                    raise ShapeError(f"linear: tied: the embedding's weight is {weight}, expected {expected}")
+        return found
+
+    def shared_embedding(self) -> int:
+        """The position of the only embedding. Raises ShapeError where there are none or several."""
+        found = [i for i, layer in enumerate(self.layers) if isinstance(layer, Embedding)]
+        if len(found) != 1:
+            raise ShapeError(f"linear: tied: found {len(found)} embeddings in the list of layers, expected one")
+        return found[0]
 
     def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         new: State = {}
         for i, layer in enumerate(self.layers):
+            if isinstance(layer, Linear) and layer.tied:
+                shared = params[str(self.shared_embedding())]["weight"]
+                params = {**params, str(i): {"weight": shared, **params.get(str(i), {})}}
             x, layer_state = run_child(str(i), f"{i}.{layer.kind()}", layer, params, state, x, mode)
             new |= layer_state
         return x, new

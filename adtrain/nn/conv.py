@@ -12,7 +12,7 @@ from adtrain.nn import fields
 from adtrain.nn.fields import IMAGE_AXES, pair, size_text
 from adtrain.nn.init import WeightInit, WeightLayer
 from adtrain.nn.module import Mode, Params, Shape, State
-from adtrain.option_types import Count, CountPair, Padding, Size, SizePair
+from adtrain.option_types import Count, CountPair, NonNegative, Padding, Size, SizePair
 
 INFERRED = ("in_channels", int, "in_channels is inferred from the input")
 
@@ -36,6 +36,7 @@ class Conv2d(WeightLayer):
     bias: bool = True
     in_channels: Size | None = None
     weight_init: WeightInit = "kaiming_uniform"
+    init_gain: NonNegative = 1.0
 
     def __post_init__(self) -> None:
         _check_groups(self)
@@ -101,6 +102,7 @@ class Conv1d(WeightLayer):
     bias: bool = True
     in_channels: Size | None = None
     weight_init: WeightInit = "kaiming_uniform"
+    init_gain: NonNegative = 1.0
 
     def __post_init__(self) -> None:
         _check_groups(self)
@@ -141,6 +143,7 @@ class ConvTranspose2d(WeightLayer):
     dilation: SizePair = 1
     in_channels: Size | None = None
     weight_init: WeightInit = "kaiming_uniform"
+    init_gain: NonNegative = 1.0
 
     def __post_init__(self) -> None:
         _check_groups(self)

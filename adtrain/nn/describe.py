@@ -7,11 +7,11 @@ from math import prod
 from typing import NamedTuple
 
 from adtrain.core import tree
-from adtrain.nn.attention import TransformerEncoderLayer
+from adtrain.nn.attention import TransformerLayer
 from adtrain.nn.containers import Container
 from adtrain.nn.module import Module, Params, Shape
 
-CHILD_NAMES = {"body", "shortcut", *TransformerEncoderLayer.CHILDREN}
+CHILD_NAMES = {"body", "shortcut", *TransformerLayer.CHILDREN}
 """The names of children that are not numbers."""
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from adtrain.core.array import array
 from adtrain.nn.module import Module, Params, Shape, State
+from adtrain.option_types import NonNegative
 
 WeightInit = Literal[
     "kaiming_uniform", "kaiming_normal", "xavier_uniform", "xavier_normal", "orthogonal", "trunc_normal", "normal",
@@ -107,13 +108,15 @@ INITIALIZERS: dict[str, Callable[[Shape, np.random.Generator], Draw]] = {
 
 
 class WeightLayer(Module):
-    """A layer whose "weight" is drawn by the initialiser `weight_init`; its "bias" starts at zero."""
+    """A layer whose "weight" is what `weight_init` draws, times `init_gain`; its "bias" starts at zero."""
 
     weight_init: WeightInit
+    init_gain: NonNegative
 
     def new_arrays(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:
         draw = INITIALIZERS[self.weight_init]
         params: Params = {}
         for name, size in self.parameter_shapes(shape).items():
-            params[name] = array((draw(size, rng) if name == "weight" else np.zeros(size)).astype(dtype))
+            drawn = draw(size, rng) * self.init_gain if name == "weight" else np.zeros(size)
+            params[name] = array(drawn.astype(dtype))
         return params, {}

@@ -8,16 +8,32 @@ import numpy as np
 
 from adtrain import ops
 from adtrain.core.array import Value
-from adtrain.core.errors import ShapeError
+from adtrain.core.errors import AdtrainError, ShapeError
 from adtrain.nn import fields
 from adtrain.nn.init import WeightInit, WeightLayer
 from adtrain.nn.module import Mode, Params, Shape, State
-from adtrain.option_types import Size
+from adtrain.option_types import NonNegative, Size
+
+A, B = "_lora_a", "_lora_b"
+"""The ends of the names of matrices whose product is added to a weight (`LowRankSequential`)."""
+
+
+def product(x: Value, params: Params, name: str) -> Value:
+    """x Wᵀ, where W is the weight `name` plus the product of its small matrices, if it has them."""
+    y = ops.matmul(x, params[name], transpose_b=True)
+    if name + A in params:
+        small = ops.matmul(x, params[name + A], transpose_b=True)
+        y = ops.add(y, ops.matmul(small, params[name + B], transpose_b=True))
+    return y
 
 
 @dataclass(frozen=True)
 class Linear(WeightLayer):
-    """x Wᵀ + b over the last axis: (..., in_features) -> (..., out_features); weight (out_features, in_features)."""
+    """x Wᵀ + b over the last axis: (..., in_features) -> (..., out_features); weight (out_features, in_features).
+
+    With `tied` W is the weight of the embedding in the same list of layers, so the layer has none of its own (O. Press
+    and L. Wolf, "Using the output embedding to improve language models", 2017).
+    """
 
     left_out = ("in_features", int, "in_features is inferred from the input")
     out_features: Size
@@ -25,6 +41,8 @@ class Linear(WeightLayer):
     bias: bool = True
     in_features: Size | None = None
     weight_init: WeightInit = "kaiming_uniform"
+    init_gain: NonNegative = 1.0
+    tied: bool = False
 
     def output_shape(self, shape: Shape) -> Shape:
         if not shape:
@@ -33,11 +51,13 @@ class Linear(WeightLayer):
         return (*shape[:-1], self.out_features)
 
     def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
-        weight = (self.out_features, shape[-1])
-        return {"weight": weight, "bias": (self.out_features,)} if self.bias else {"weight": weight}
+        shapes: dict[str, Shape] = {} if self.tied else {"weight": (self.out_features, shape[-1])}
+        return shapes | {"bias": (self.out_features,)} if self.bias else shapes
 
     def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
-        y = ops.matmul(x, params["weight"], transpose_b=True)
+        if self.tied and "weight" not in params:
+            raise AdtrainError("linear: tied is for a layer in nn.Sequential with one embedding")
+        y = product(x, params, "weight")
         return (ops.add(y, params["bias"]) if self.bias else y), state
 
 
@@ -52,6 +72,7 @@ class Embedding(WeightLayer):
     _: KW_ONLY
     embedding_dim: Size
     weight_init: WeightInit = "normal"
+    init_gain: NonNegative = 1.0
 
     def output_shape(self, shape: Shape) -> Shape:
         return (*shape, self.embedding_dim)

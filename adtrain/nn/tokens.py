@@ -87,6 +87,29 @@ def sinusoids(tokens: int, width: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
+class ClassToken(Module):
+    """A token more, before the others: (tokens, width) -> (tokens + 1, width).
+
+    It is the "weight" (1, width), drawn from N(0, 0.02²). A classification reads its output (J. Devlin et al., BERT,
+    2018): `select: [0]` and `flatten`.
+    """
+
+    def output_shape(self, shape: Shape) -> Shape:
+        fields.check_ndim(self, shape, TOKEN_AXES)
+        return shape[0] + 1, shape[1]
+
+    def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
+        return {"weight": (1, shape[1])}
+
+    def new_arrays(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:
+        return {"weight": array(trunc_normal((1, shape[1]), rng).astype(dtype))}, {}
+
+    def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+        token = ops.broadcast_to(params["weight"], (x.shape[0], 1, x.shape[2]))
+        return ops.concatenate([token, x], axis=1), state
+
+
+@dataclass(frozen=True)
 class Mean(Module):
     """The mean over one axis: with `dim` 1 over the tokens, (tokens, width) -> (width,). Axis 0 is the batch."""
 

@@ -8,7 +8,7 @@ import adtrain.ops.pool_channels_last  # noqa: F401
 from adtrain.core.array import bind_operators
 from adtrain.core.precision import matmul_precision
 from adtrain.ops import elementwise
-from adtrain.ops.activation import elu, gelu, leaky_relu, relu, sigmoid, silu, softplus
+from adtrain.ops.activation import elu, gelu, leaky_relu, relu, sigmoid, silu, soft_cap, softplus, squared_relu
 from adtrain.ops.attention import attention
 from adtrain.ops.bitwise import bitwise_and, bitwise_not, bitwise_or, bitwise_xor
 from adtrain.ops.broadcasting import broadcast_to, reshape, sum_to
@@ -158,10 +158,12 @@ __all__ = [
     "sigmoid",
     "silu",
     "slice",
+    "soft_cap",
     "softmax",
     "softplus",
     "sort",
     "split",
+    "squared_relu",
     "squeeze",
     "stack",
     "std",

@@ -15,6 +15,7 @@ from adtrain.ops.common import ArrayLike, as_value, elementwise
 from adtrain.ops.compare import less, where
 from adtrain.ops.elementwise import exp, tanh
 from adtrain.ops.erf import erf_reference
+from adtrain.option_types import Positive
 
 _SQRT_HALF = math.sqrt(0.5)
 _DENSITY_AT_0 = 1 / math.sqrt(2 * math.pi)
@@ -94,6 +95,17 @@ gelu_derivative_p: Primitive = elementwise(
 def relu(x: ArrayLike) -> Value:
     """max(x, 0), with derivative 0 at 0."""
     return bind(relu_p, as_value(x))
+
+
+def squared_relu(x: ArrayLike) -> Value:
+    """max(x, 0)² (D. So et al., "Primer", 2021)."""
+    y = relu(x)
+    return y * y
+
+
+def soft_cap(x: ArrayLike, cap: Positive) -> Value:
+    """cap tanh(x / cap): x near 0, and never beyond ±cap (Gemma 2, 2024)."""
+    return tanh(as_value(x) * (1 / cap)) * cap
 
 
 def leaky_relu(x: ArrayLike, negative_slope: float = 0.01) -> Value:

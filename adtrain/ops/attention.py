@@ -22,17 +22,18 @@ from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
 from adtrain.ops import attention_reference
-from adtrain.ops.broadcasting import broadcast_to, promote
+from adtrain.ops.broadcasting import broadcast_to, promote, reshape
 from adtrain.ops.common import ArrayLike, broadcast_shapes, require_float
-from adtrain.ops.compare import where
+from adtrain.ops.compare import equal, where
 from adtrain.ops.create import ones, zeros_like
 from adtrain.ops.diagonals import tril
+from adtrain.ops.elementwise import tanh
 from adtrain.ops.matmul import matmul
 from adtrain.ops.random import Stream, checked_state
 from adtrain.ops.random import dropout as drop
-from adtrain.ops.shape import expand_dims
+from adtrain.ops.shape import concatenate, expand_dims, pad
 from adtrain.ops.softmax import softmax
-from adtrain.option_types import Fraction, Number
+from adtrain.option_types import Fraction, Number, Positive, Size
 
 MAX_WIDTH = 256
 """The largest head width. Kernels hold a block of rows of this width in registers or shared memory."""
@@ -55,21 +56,75 @@ def composed(
     dropout: float,
     stream: int,
     precision: str,
+    window: int | None = None,
+    soft_cap: float | None = None,
 ) -> Value:
     """The output as a composition of operations, which store arrays of queries by keys."""
     mask, rng = attention_reference.mask_and_rng(more)
-    allowed = None if mask is None else expand_dims(mask, -2)
-    if causal:
-        lower = tril(ones((q.shape[-2], k.shape[-2]), "int32", q.device)) > 0
-        allowed = lower if allowed is None else allowed & lower
+    length, reach = q.shape[-2], 2 if causal else 3
+    allowed: Value | None
+    if blocked := (window is not None and mask is None and reach * window < length):
+        assert window is not None
+        q, k, v, allowed = _blocks(q, k, v, causal, window)
+    else:
+        allowed = None if mask is None else expand_dims(mask, -2)
+        if causal or window is not None:
+            near = _near(length, k.shape[-2], causal, window, q.device)
+            allowed = near if allowed is None else allowed & near
     with matmul_precision(precision):
         scores = matmul(q, k, transpose_b=True) * scale
+        if soft_cap is not None:
+            scores = tanh(scores * (1 / soft_cap)) * soft_cap
         if allowed is not None:
             scores = where(allowed, scores, EXCLUDED)
         probabilities = softmax(scores)
         if allowed is not None:  # without a key, all probabilities of a query are equal
             probabilities = where(allowed, probabilities, 0.0)
-        return matmul(probabilities if rng is None else drop(probabilities, dropout, rng, stream), v)
+        out = matmul(probabilities if rng is None else drop(probabilities, dropout, rng, stream), v)
+    if not blocked:
+        return out
+    joined = reshape(out, (*out.shape[:-3], out.shape[-3] * out.shape[-2], out.shape[-1]))
+    return joined[..., :length, :]
+
+
+def _near(queries: int, keys: int, causal: bool, window: int | None, device: str) -> Value:
+    """Which keys a query attends to by their positions: bool (queries, keys)."""
+    every = ones((queries, keys), "int32", device)
+    near = (tril(every) if causal else every) > 0
+    if window is None or window >= keys:
+        return near
+    near = near & equal(tril(every, -window), 0)
+    return near if causal else near & (tril(every, window - 1) > 0)
+
+
+def _blocks(q: Value, k: Value, v: Value, causal: bool, window: int) -> tuple[Value, Value, Value, Value]:
+    """Queries in blocks of `window`, each with its keys and values, and which of these a query attends to.
+
+    A query is near the keys of its own block and of the one before; without `causal` also of the one after. So arrays
+    of scores have two or three times `window` columns.
+
+    Returns:
+        q (..., blocks, window, width), k and v (..., blocks, columns, width), bool (blocks, window, columns).
+    """
+    length = q.shape[-2]
+    count = -(-length // window)
+
+    def blocks(x: Value) -> Value:
+        widths = [(0, 0)] * (x.ndim - 2) + [(0, count * window - length), (0, 0)]
+        return reshape(pad(x, widths), (*x.shape[:-2], count, window, x.shape[-1]))
+
+    def with_neighbours(x: Value) -> Value:
+        ends = [(0, 0)] * (x.ndim - 3) + [(1, 0 if causal else 1), (0, 0), (0, 0)]
+        padded = pad(x, ends)
+        parts = [padded[..., i : i + count, :, :] for i in range(2 if causal else 3)]
+        return concatenate(parts, axis=-2)
+
+    starts = np.arange(count)[:, None, None] * window
+    query = starts + np.arange(window)[:, None]
+    key = starts - window + np.arange((2 if causal else 3) * window)
+    near = (key >= 0) & (key < length) & (np.abs(query - key) < window) & ((key <= query) | (not causal))
+    allowed = array(near, device=q.device)
+    return blocks(q), with_neighbours(blocks(k)), with_neighbours(blocks(v)), allowed
 
 
 def _rule(outs: Any, q: Value, k: Value, v: Value, *more: Value, **params: Any) -> Any:
@@ -190,10 +245,14 @@ def attention(
     dropout: Fraction = 0.0,
     rng: ArrayLike | None = None,
     stream: Stream = 0,
+    window: Size | None = None,
+    soft_cap: Positive | None = None,
 ) -> Value:
     """softmax(q kᵀ scale) v, without an array of queries by keys in memory. Leading axes broadcast.
 
-    The value and the first derivative are computed by blocks. Second derivatives store arrays of queries by keys.
+    The value and the first derivative are computed by blocks. Second derivatives store arrays of queries by keys, and
+    so does everything with ``window`` or ``soft_cap``, which no kernel has. With ``window`` and no ``mask`` the arrays
+    have two or three times ``window`` columns.
 
     Args:
         q: (..., queries, width), width at most 256.
@@ -203,13 +262,17 @@ def attention(
         mask: bool (..., keys), False for keys to ignore, such as padding. A query without a key gets zeros.
         dropout: the probability with which each softmax probability is set to 0; the others are divided by 1 - dropout.
         rng, stream: as in `dropout`.
+        window: query i attends to keys i - window + 1 to i + window - 1; with ``causal`` to i. There must be as many
+            keys as queries.
+        soft_cap: scores s become soft_cap tanh(s / soft_cap), so that none is larger.
 
     Returns:
         (..., queries, width).
 
     Raises:
         ShapeError: the shapes do not fit one another.
-        OptionError: ``causal`` is no bool, ``scale`` no number, or ``dropout`` no number in [0, 1).
+        OptionError: ``causal`` is no bool, ``scale`` no number, ``dropout`` no number in [0, 1), ``window`` no positive
+            integer, or ``soft_cap`` no positive number.
         DTypeError: ``q``, ``k`` and ``v`` are not of floating point, ``mask`` is not bool, or ``rng`` is missing.
     """
     values = promote(q, k, v)
@@ -224,8 +287,9 @@ def attention(
     states, params = parameters("attention", shapes[0][-1], causal, scale, dropout, rng, stream, values[0].dtype)
     if keys == 0:
         raise ShapeError(f"attention: found k of shape {shapes[1]}, expected at least one key")
-    if causal and queries != keys:
-        raise ShapeError(f"attention: found {queries} queries and {keys} keys, expected equal numbers with causal")
+    if queries != keys and (causal or window is not None):
+        option = "causal" if causal else "window"
+        raise ShapeError(f"attention: found {queries} queries and {keys} keys, expected equal numbers with {option}")
     leading = broadcast_shapes("attention", *(shape[:-2] for shape in shapes))
     more = []
     if mask is not None:
@@ -238,5 +302,7 @@ def attention(
             expected = f"expected {sizes}, with a number for each key and no axis of queries"
             raise ShapeError(f"attention: found a mask of shape {value.shape}, {expected}")
         more.append(broadcast_to(value, (*leading, keys)))
-    rows = (broadcast_to(x, (*leading, *x.shape[-2:])) for x in values)
+    rows = [broadcast_to(x, (*leading, *x.shape[-2:])) for x in values]
+    if window is not None or soft_cap is not None:
+        return composed(rows[0], rows[1], rows[2], *more, *states, **params, window=window, soft_cap=soft_cap)
     return bind(attention_p, *rows, *more, *states, **params)[0]

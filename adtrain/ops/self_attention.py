@@ -22,7 +22,7 @@ from adtrain.ops.broadcasting import reshape
 from adtrain.ops.common import ArrayLike, as_value, require_float
 from adtrain.ops.random import Stream
 from adtrain.ops.shape import transpose
-from adtrain.option_types import Fraction, Number, Size
+from adtrain.option_types import Fraction, Number, Positive, Size
 
 
 def _shape(x: Any, *more: Any, heads: int, **params: Any) -> tuple[ArrayType, ArrayType]:
@@ -120,6 +120,8 @@ def self_attention(
     dropout: Fraction = 0.0,
     rng: ArrayLike | None = None,
     stream: Stream = 0,
+    window: Size | None = None,
+    soft_cap: Positive | None = None,
 ) -> Value:
     """`attention` of several heads whose q, k and v are side by side in one array, as one projection computes them.
 
@@ -127,7 +129,8 @@ def self_attention(
 
     Args:
         x: (..., length, 3 heads width): the rows of q, then of k, then of v, each by head.
-        causal, scale, dropout, rng, stream: as in `attention`. Dropout draws for (..., heads, length, length).
+        causal, scale, dropout, rng, stream, window, soft_cap: as in `attention`. Dropout draws for (..., heads, length,
+            length).
 
     Returns:
         (..., length, heads width).
@@ -144,4 +147,6 @@ def self_attention(
         )
     width = value.shape[-1] // (3 * heads)
     more, params = parameters("self_attention", width, causal, scale, dropout, rng, stream, value.dtype)
+    if window is not None or soft_cap is not None:
+        return _composed_heads(value, *more, heads=heads, **params, window=window, soft_cap=soft_cap)
     return bind(self_attention_p, value, *more, heads=heads, **params)[0]

@@ -226,7 +226,7 @@ def check_views(cfg: Config, net: Network, shape: Shape) -> None:
 def warn_of_init_from(experiment: Experiment) -> None:
     """Warn where outputs or inputs with weights of `training.init_from` have other names there than in the data."""
     training, data_set = experiment.config.training, experiment.data
-    if training.init_from is None:
+    if training.init_from is None or training.names is not None:  # files of other programs have no such names
         return
     path = Path(training.init_from)
     before, now = tensor_file.names_of(path), tensor_file.Names(data_set.classes, data_set.targets, data_set.encoder)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from adtrain import config, optim, version
+from adtrain import config, nn, optim, version
 from adtrain.augment import Augmentation
 from adtrain.config import Config
 from adtrain.core import tree
@@ -23,6 +23,7 @@ from adtrain.core.views import subview
 from adtrain.data import DataSet, Split, shuffle
 from adtrain.metrics import Metric
 from adtrain.passes import ALL, SIMPLIFY, passes_of_ranks
+from adtrain.training import names, tensor_file
 from adtrain.training.evaluation import higher_is_better, metrics_of
 from adtrain.training.network import Network
 from adtrain.training.program_cache import PersistentProgramCache, targets
@@ -200,7 +201,14 @@ class Experiment:
         rng = np.random.default_rng(np.random.SeedSequence(training.seed, spawn_key=(INIT_STREAM,)))
         trees = self.network.model.init(self.network.input_shape, rng, self.network.dtype)
         if init_from is not None:
-            trees = initial_weights(Path(init_from), *trees, partial=bool(training.init_partial))
+            partial = bool(training.init_partial)
+            if training.names is None:
+                trees = initial_weights(Path(init_from), *trees, partial=partial)
+            else:
+                table = names.table_of(training.names)
+                expected = {at: x for at, x in tensor_file.named(*trees).items() if not nn.is_low_rank(at)}
+                arrays = names.read(Path(init_from), table, self.network.model, expected, partial)
+                trees = tensor_file.replaced(*trees, arrays)
         params, statistics = trees
         state = TrainState(params, statistics, self.optimizer.init(params))
         if self.average is not None:

@@ -98,6 +98,13 @@ class TrainedModel:
             return test
         return replace(test, labels=self._numbered(np.asarray(test.labels), found.classes, place))
 
+    def merged(self) -> TrainedModel:
+        """The same with the products of low-rank adaptation in the weights."""
+        if not isinstance(self.network.model, nn.LowRankSequential):
+            return self
+        net = replace(self.network, model=nn.Sequential(*self.network.model.layers))
+        return replace(self, network=net, params=nn.with_products(self.params))
+
     def data(self) -> DataSet:
         """The data of the config, with what was learnt from the training part. Raises as `read_data` does."""
         config = with_absolute_paths(self.config)

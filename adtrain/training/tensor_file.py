@@ -35,6 +35,8 @@ DTYPES = {
 }  # fmt: skip
 """NumPy names of the supported dtypes, by their safetensors names."""
 NAMES = {name: code for code, name in DTYPES.items()}
+FLOATS = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
+"""Types of floating point that NumPy has, by their safetensors names."""
 _KNOWN = f"one of {', '.join(DTYPES)}"
 _ORDER = ("int64", "float64", "float32", "uint32", "int32", "uint8", "bool")
 
@@ -45,12 +47,17 @@ def encode(tensors: Mapping[str, np.ndarray], about: object) -> bytes:
 
 
 def parts(tensors: Mapping[str, np.ndarray], about: object) -> list[bytes | memoryview]:
-    """The file's content as consecutive parts, without a copy of arrays that are contiguous.
+    """The file's content as consecutive parts: arrays and metadata `about`, a dataclass."""
+    return parts_with(tensors, {METADATA_KEY: json.dumps(records.plain(about), allow_nan=False)})
+
+
+def parts_with(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> list[bytes | memoryview]:
+    """A file's content as consecutive parts, without a copy of arrays that are contiguous.
 
     Written here, because the library's writer aborts the process where memory is short. Arrays are sorted by dtype, the
     largest first, then by name, as the library sorts them; the header is padded to 8 bytes.
     """
-    header: dict[str, Any] = {"__metadata__": {METADATA_KEY: json.dumps(records.plain(about), allow_nan=False)}}
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end, arrays = 0, []
     for name, x in sorted(tensors.items(), key=lambda item: (_ORDER.index(item[1].dtype.name), item[0])):
         begin, end = end, end + x.nbytes
@@ -69,16 +76,19 @@ def named(*trees: object, prefix: str = "") -> dict[str, Any]:
 class TensorFile:
     """An open file: its metadata, and its arrays after a check of their names, shapes and dtypes.
 
-    The constructor raises AdtrainError where the file cannot be read, is damaged, or was not written by adtrain.
+    The constructor raises AdtrainError where the file cannot be read or is damaged; with `of_adtrain` also where it was
+    not written by adtrain.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, of_adtrain: bool = True) -> None:
         self.path = path
         content = read_file(path)  # not memory-mapped: a file that is truncated meanwhile would end the process
         try:
             self._tensors = dict(deserialize(content))  # checks the header
         except SafetensorError as error:
             raise AdtrainError(f"{path}: cannot be read as safetensors ({' '.join(str(error).split())})") from None
+        if not of_adtrain:
+            return
         try:
             header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
             self._metadata = header["__metadata__"][METADATA_KEY]
@@ -96,6 +106,27 @@ class TensorFile:
         for name, tensor in self._tensors.items():
             found[name] = f"{DTYPES.get(tensor['dtype'], tensor['dtype'])}{list(tensor['shape'])}"
         return found
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each array according to the header."""
+        return {name: tuple(tensor["shape"]) for name, tensor in self._tensors.items()}
+
+    def floats(self, name: str) -> np.ndarray:
+        """Read an array of floating point; numbers of 16 bits become float32.
+
+        Raises AdtrainError where it has another dtype, or holds NaN or infinity.
+        """
+        tensor = self._tensors[name]
+        if tensor["dtype"] == "BF16":  # the upper half of a float32
+            x = (np.frombuffer(tensor["data"], np.uint16).astype(np.uint32) << 16).view(np.float32)
+        elif tensor["dtype"] in FLOATS:
+            x = np.frombuffer(tensor["data"], FLOATS[tensor["dtype"]])
+        else:
+            expected = f"one of {', '.join(FLOATS)}, BF16"
+            raise AdtrainError(f"{self.path}: {_quoted(name)} has the dtype {tensor['dtype']}, expected {expected}")
+        if not np.isfinite(x).all():
+            raise AdtrainError(f"{self.path}: {_quoted(name)} holds numbers that are not finite")
+        return np.asarray(x, np.float32 if tensor["dtype"] == "F16" else x.dtype).reshape(tensor["shape"])
 
     def read(
         self, expected: Mapping[str, Any], what: str, others: str | None = None, finite: bool = True
@@ -131,6 +162,11 @@ def differences(found: Mapping[str, str], expected: Mapping[str, str], others: s
     missing = [name for name in expected if name not in found]
     extra = sorted(x for x in found if x not in expected and not (others is not None and x.startswith(others)))
     unlike = [f"{x} is {found[x]}, expected {kind}" for x, kind in expected.items() if found.get(x, kind) != kind]
+    return in_words(missing, extra, unlike)
+
+
+def in_words(missing: Sequence[str], extra: Sequence[str], unlike: Sequence[str]) -> list[str]:
+    """Names of arrays that are missing, are not expected, and descriptions of others, as texts."""
     wrong = {"missing ": missing, "unexpected ": [_quoted(name) for name in extra], "": unlike}
     return [f"{word}{_listed(names)}" for word, names in wrong.items() if names]
 
@@ -178,18 +214,26 @@ def _file(path: Path) -> TensorFile:
 def initial_weights(path: Path, params: nn.Params, statistics: nn.State, partial: bool) -> tuple[nn.Params, nn.State]:
     """Replace `params` and `statistics` by the arrays in `path`: a run's folder, a model file or a checkpoint.
 
-    With `partial`, an array stays as it is if the file has none of its name, shape and dtype.
+    With `partial`, an array stays as it is if the file has none of its name, shape and dtype. So do the arrays that
+    `nn.LowRankSequential` adds, if the file has none of them.
+
     Raises AdtrainError where the file cannot be read, or does not fit (with `partial`: no array fits); lists the
     differences.
     """
     file = _file(path)
-    expected: dict[str, Any] = named(params, statistics)
-    wanted, types = expected, file.types()
+    types = file.types()
+    expected = {x: y for x, y in named(params, statistics).items() if x in types or not nn.is_low_rank(x)}
+    wanted = expected
     if partial:
         wanted = {name: x for name, x in expected.items() if types.get(name) == str(ArrayType(x.shape, x.dtype))}
     if not wanted:
         raise AdtrainError(f"{file.path}: found no array with the name, shape and dtype of one in the config's network")
     arrays = file.read(wanted, "the config's network", others="" if partial else OPTIMIZER)
-    found = {**expected, **{name: array(x) for name, x in arrays.items()}}
+    return replaced(params, statistics, arrays)
+
+
+def replaced(params: nn.Params, statistics: nn.State, arrays: Mapping[str, np.ndarray]) -> tuple[nn.Params, nn.State]:
+    """`params` and `statistics` with some arrays replaced, by name."""
+    found = {**named(params, statistics), **{name: array(x) for name, x in arrays.items()}}
     trees: tuple[nn.Params, nn.State] = tree.unflatten(tree.flatten((params, statistics))[1], list(found.values()))
     return trees

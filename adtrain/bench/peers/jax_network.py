@@ -68,8 +68,10 @@ def _layer(layer: nn.Module, path: str) -> Apply:
             return lambda a, x: x[:, jax.numpy.array(layer.indices)]
         case nn.Dropout(p=0):
             return lambda a, x: x
-        case nn.MultiheadAttention(dropout=0):
+        case nn.MultiheadAttention(dropout=0, is_plain=True):
             return lambda a, x: _attention(layer, path, a, x)
+        case nn.ClassToken():
+            return lambda a, x: jax.numpy.concatenate([a[weight][None].repeat(len(x), 0), x], 1)
         case nn.PositionalEmbedding("learned"):
             return lambda a, x: x + a[weight]
         case nn.Patches():
@@ -85,6 +87,8 @@ def _layer(layer: nn.Module, path: str) -> Apply:
         "gelu": lambda x: jax.nn.gelu(x, approximate=layer.approximate == "tanh"),  # type: ignore[attr-defined]
         "silu": jax.nn.silu,
         "hardswish": jax.nn.hard_swish,
+        "squared_relu": lambda x: jax.nn.relu(x) ** 2,
+        "soft_cap": lambda x: jax.numpy.tanh(x / layer.cap) * layer.cap,  # type: ignore[attr-defined]
         "tanh": jax.numpy.tanh,
         "sigmoid": jax.nn.sigmoid,
         "softplus": jax.nn.softplus,

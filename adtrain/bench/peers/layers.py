@@ -32,6 +32,10 @@ def built(
         match layer:
             case nn.Sequential():
                 parts = [within(child, f"{path}{i}.") for i, child in enumerate(layer.layers)]
+                for i, child in enumerate(layer.layers):
+                    if isinstance(child, nn.Linear) and child.tied:
+                        names = f"{path}{i}.weight", f"{path}{layer.shared_embedding()}.weight"
+                        parts[i] = tied(parts[i], *names)
                 return lambda arrays, x: reduce(lambda x, part: part(arrays, x), parts, x)
             case nn.Residual(shortcut=None):
                 body = within(layer.body, f"{path}body.")
@@ -45,19 +49,28 @@ def built(
                 joins = {nn.Concat: concatenate, nn.Add: partial(reduce, add), nn.Multiply: partial(reduce, mul)}
                 join = joins[type(layer)]
                 return lambda arrays, x: join([branch(arrays, x) for branch in branches])
-            case nn.TransformerEncoderLayer(dropout=0):
-                return encoder_layer(layer, path)
+            case nn.TransformerLayer(dropout=0):
+                return transformer_layer(layer, path)
         return leaf(layer, path)
 
-    def encoder_layer(layer: nn.TransformerEncoderLayer, path: str) -> Apply:
-        parts = {name: within(child, f"{path}{name}.") for name, child, _ in layer.children((1, layer.nhead))}
-        activation = leaf(nn.ReLU() if layer.activation == "relu" else nn.GELU(), path)
+    def tied(part: Apply, weight: str, shared: str) -> Apply:
+        return lambda arrays, x: part({**arrays, weight: arrays[shared]}, x)
+
+    def transformer_layer(layer: nn.TransformerLayer, path: str) -> Apply:
+        layers = layer.layers((1, 1))
+        parts = {name: within(child, f"{path}{name}.") for name, child in layers.items()}
+        activation = leaf(nn.ACTIVATIONS[layer.activation], path)
+
+        def feed_forward(arrays: Arrays, x: Any) -> Any:
+            if "gate" in parts:
+                return activation(arrays, parts["gate"](arrays, x)) * parts["linear1"](arrays, x)
+            return activation(arrays, parts["linear1"](arrays, x))
 
         def run(arrays: Arrays, x: Any) -> Any:
-            for norm, inner in (("norm1", ("self_attn",)), ("norm2", ("linear1", "", "linear2"))):
-                y = parts[norm](arrays, x) if layer.norm_first else x
-                y = x + reduce(lambda y, name: parts.get(name, activation)(arrays, y), inner, y)
-                x = y if layer.norm_first else parts[norm](arrays, y)
+            for norm, inner in (("norm1", (parts["self_attn"],)), ("norm2", (feed_forward, parts["linear2"]))):
+                y = parts[norm](arrays, x) if layer.normalises_first else x
+                y = x + reduce(lambda y, part: part(arrays, y), inner, y)
+                x = y if layer.normalises_first else parts[norm](arrays, y)
             return x
 
         return run

@@ -77,8 +77,10 @@ def _layer(layer: nn.Module, path: str) -> Apply:
             return lambda a, x: x[:, layer.indices]
         case nn.Dropout(p=0):
             return lambda a, x: x
-        case nn.MultiheadAttention(dropout=0):
+        case nn.MultiheadAttention(dropout=0, is_plain=True):
             return lambda a, x: _attention(layer, path, a, x)
+        case nn.ClassToken():
+            return lambda a, x: torch.cat([a[weight].expand(len(x), 1, -1), x], 1)
         case nn.PositionalEmbedding("learned"):
             return lambda a, x: x + a[weight]
         case nn.Patches():
@@ -94,6 +96,8 @@ def _layer(layer: nn.Module, path: str) -> Apply:
         "gelu": lambda x: F.gelu(x, approximate=layer.approximate),  # type: ignore[attr-defined]
         "silu": F.silu,
         "hardswish": F.hardswish,
+        "squared_relu": lambda x: torch.relu(x).square(),
+        "soft_cap": lambda x: torch.tanh(x / layer.cap) * layer.cap,  # type: ignore[attr-defined]
         "tanh": torch.tanh,
         "sigmoid": torch.sigmoid,
         "softplus": F.softplus,

@@ -140,8 +140,8 @@ class Code:
         return unique
 
     def weight(self, v: Variable, x: ArrayLike | None = None) -> str:
-        """The C name of a value that is known, or of `x`, the same in another layout."""
-        if v in self.names:
+        """The C name of a value that is known, or of `x`, the same in another layout, which is another array."""
+        if x is None and v in self.names:
             return self.names[v]
         name = f"layer_{self.weights[v]}" if v in self.weights else f"{self.prefix}constant_{len(self.arrays)}"
         return self.constant(name, self.known[v] if x is None else x)

@@ -1,0 +1,95 @@
+"""Low-rank adaptation of a network: weights that stay as they are, plus trained products of two small matrices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+
+from adtrain.core.array import array
+from adtrain.core.errors import OptionError
+from adtrain.nn.attention import MultiheadAttention
+from adtrain.nn.containers import Sequential
+from adtrain.nn.describe import layers
+from adtrain.nn.init import kaiming_uniform
+from adtrain.nn.linear import A, B, Linear
+from adtrain.nn.module import Module, Params, Shape, State
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class LowRankSequential(Sequential):
+    """A Sequential whose weights W at some paths are W + B A (E. Hu et al., "LoRA", 2021).
+
+    These are weights (out, in) of linear layers and attention whose path matches one of `paths`, such as
+    "*.self_attn.*". A (rank, in) is drawn as a weight of a linear layer, and B (out, rank) is 0. They are parameters
+    beside W, "0.weight_lora_a" and "0.weight_lora_b".
+    """
+
+    layers: tuple[Module, ...]
+    rank: int
+    paths: tuple[str, ...]
+
+    def __init__(self, *layers: Module, rank: int, paths: tuple[str, ...] = ("*",)) -> None:
+        super().__init__(*layers)
+        object.__setattr__(self, "rank", rank)
+        object.__setattr__(self, "paths", paths)
+
+    def adapted(self, shape: Shape) -> dict[str, Shape]:
+        """The weights with a product, for input samples of `shape`.
+
+        Raises OptionError for a pattern that matches no weight of a linear layer or attention.
+        """
+        weights = _weights(self, shape)
+        for pattern in self.paths:
+            if not any(fnmatchcase(path, pattern) for path in weights):
+                known = ", ".join(list(weights)[:8]) + (", ..." if len(weights) > 8 else "")
+                raise OptionError(f"found {pattern}, which matches no weight of a linear layer (known: {known})")
+        return {path: size for path, size in weights.items() if any(fnmatchcase(path, x) for x in self.paths)}
+
+    def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
+        found = super().parameter_shapes(shape)
+        for path, (rows, columns) in self.adapted(shape).items():
+            found |= {path + A: (self.rank, columns), path + B: (rows, self.rank)}
+        return found
+
+    def new_arrays(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:
+        params, state = super().new_arrays(shape, rng, dtype)
+        for path, (rows, columns) in self.adapted(shape).items():
+            *modules, name = path.split(".")
+            inside = params
+            for module in modules:
+                inside = inside[module]
+            inside[name + A] = array(kaiming_uniform((self.rank, columns), rng).astype(dtype))
+            inside[name + B] = array(np.zeros((rows, self.rank), dtype))
+        return params, state
+
+
+def _weights(model: Sequential, shape: Shape) -> dict[str, Shape]:
+    """The weights of linear layers and attention by path, without those of tied layers."""
+    found: dict[str, Shape] = {}
+    for name, layer, size in layers(model, shape):
+        if isinstance(layer, (Linear, MultiheadAttention)):
+            sizes = layer.parameter_shapes(size)
+            found |= {f"{name}.{key}": x for key, x in sizes.items() if len(x) == 2}
+    return found
+
+
+def is_low_rank(path: str) -> bool:
+    """Whether the parameter with this path is one of those that are added to a network."""
+    return path.endswith((A, B))
+
+
+def with_products(params: Params) -> Params:
+    """Parameters with the products in the weights, computed in float64: those of the Sequential without adaptation."""
+    found: Params = {}
+    for name, x in params.items():
+        if isinstance(x, dict):
+            found[name] = with_products(x)
+        elif not is_low_rank(name):
+            found[name] = x
+            if name + A in params:
+                a, b = (params[name + end].numpy().astype(np.float64) for end in (A, B))
+                found[name] = array((x.numpy() + b @ a).astype(x.dtype), device=x.device)
+    return found
