@@ -18,6 +18,7 @@ from safetensors.numpy import load_file, save_file
 import adtrain as ad
 from adtrain import config, nn, training
 from adtrain.core.errors import AdtrainError
+from adtrain.data import tokenizer
 from adtrain.export import architectures
 from adtrain.training import TrainedModel, names, tensor_file
 
@@ -405,6 +406,23 @@ def test_a_network_trains_from_a_folder_and_is_exported(tmp_path: Path, monkeypa
         command("export", "run", "run", "--format", "huggingface", expect=2)
     )
     assert "Missing argument 'FILE'" in command("export", "run", expect=2).stderr
+
+
+def test_a_folder_with_a_tokenizer_gives_the_tokens_of_the_text_and_its_export_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.txt").write_text("the quick brown fox jumps over the lazy dog. " * 20)
+    used = tokenizer.train(tokenizer.pieces_of(tmp_path / "x.txt"), 270)
+    write(with_weights({**GPT2, "vocab_size": 270}), tmp_path / "given")
+    (tmp_path / "given" / "tokenizer.json").write_text(used.content)
+    assert "give one of them" in one_line(command("new", "x.txt", "--from", "given", "--tokens", 300, expect=2))
+    (tmp_path / "c.yaml").write_text(command("new", "x.txt", "--from", "given").stdout)
+    options = config.load(tmp_path / "c.yaml").data.options
+    assert (options.unit, options.tokenizer, options.length) == ("token", "given/tokenizer.json", 8)
+    command("train", "c.yaml", "--output-dir", "run", "--set", "training.epochs=1")
+    command("export", "run", "--format", "huggingface")
+    assert (tmp_path / "run" / "huggingface" / "tokenizer.json").read_text() == used.content
 
 
 def test_a_vit_gets_a_new_last_layer_for_other_classes(tmp_path: Path) -> None:

@@ -24,8 +24,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError, DataOptionError, DataSet, csv_file, csv_table, formats
 from adtrain.data.errors import warn
 from adtrain.data.image_folder import ImageOptions
-from adtrain.data.token_folder import TOKENIZER
-from adtrain.data.tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY
+from adtrain.data.tokenizer import FILE, LARGEST_VOCABULARY, SMALLEST_VOCABULARY
 from adtrain.export import architectures
 from adtrain.export.architectures import Architecture
 from adtrain.text import counted
@@ -118,8 +117,8 @@ def command(source: str, tokens: int | None, folder: Path | None, overrides: tup
         raise click.UsageError("--tokens and --from: the vocabulary is that of the folder; give one of them")
     start = None if folder is None else Start(folder, architectures.read(folder))
     given = {} if tokens is None else {"unit": "token", "vocabulary": tokens}
-    if start is not None and not start.architecture.input and (start.folder / TOKENIZER).is_file():
-        given = {"unit": "token", "tokenizer": str(start.folder / TOKENIZER)}
+    if start is not None and not start.architecture.input and (start.folder / FILE).is_file():
+        given = {"unit": "token", "tokenizer": str(start.folder / FILE)}
     section = section_of(source, overrides, given)
     show(*text(section, section.model_dump(mode="json", exclude_unset=True), start).splitlines())
 

@@ -26,7 +26,7 @@ from adtrain.data.text_file import SequenceOptions, TextOptions, require_length
 from adtrain.data.tokenizer import Tokenizer
 from adtrain.files import open_regular, read_regular, unwritable
 
-HEADER, TOKENIZER, SUFFIX = "tokens.json", "tokenizer.json", ".txt"
+HEADER, SUFFIX = "tokens.json", ".txt"
 FORMAT_NUMBER = 1
 SHARD_TOKENS = 100_000_000
 """The most tokens in a file."""
@@ -78,11 +78,13 @@ def read(folder: Path, options: TextOptions, known: Known = NOTHING) -> Parts:
     if options.unit != "token":
         raise DataOptionError("unit", f"found {options.unit}, expected token: {folder} has tokens")
     header = _header(folder)
-    own = tokenizer.read(folder / TOKENIZER)
+    own = tokenizer.read(folder / tokenizer.FILE)
     if own.digest != header.tokenizer:
-        raise DataError(f"{folder / TOKENIZER}: has changed since the tokens were made; restore it, or make them again")
+        raise DataError(
+            f"{folder / tokenizer.FILE}: has changed since the tokens were made; restore it, or make them again"
+        )
     if len(own.classes) != header.vocabulary:
-        found = f"found a vocabulary of {header.vocabulary:,}, but that of {TOKENIZER} is {len(own.classes):,}"
+        found = f"found a vocabulary of {header.vocabulary:,}, but that of {tokenizer.FILE} is {len(own.classes):,}"
         raise DataError(f"{folder / HEADER}: {found}; expected the same")
     if known.tokenizer is not None and known.tokenizer.digest != own.digest:
         raise DataError(f"{folder}: found tokens of another tokenizer than the run's, expected those of the run's")
@@ -202,7 +204,7 @@ def write(documents: Sequence[Path], folder: Path, used: Tokenizer, shard_tokens
             tokenizer=used.digest,
             shards=shards,
         )
-        (temporary / TOKENIZER).write_text(used.content, encoding="utf-8")
+        (temporary / tokenizer.FILE).write_text(used.content, encoding="utf-8")
         (temporary / HEADER).write_text(json.dumps(asdict(header), indent=1) + "\n", encoding="utf-8")
         temporary.rename(folder)
     except OSError as error:

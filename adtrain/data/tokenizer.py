@@ -24,6 +24,9 @@ import numpy as np
 from adtrain.data.errors import DataError
 from adtrain.files import open_regular, read_regular
 
+FILE = "tokenizer.json"
+"""The name that folders of transformers and of tokens have for it."""
+
 END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>")
 """Names of the token between two documents. The first one is that of `train`."""
 

@@ -17,6 +17,7 @@ import numpy as np
 from adtrain import nn
 from adtrain.config.specs import LAYERS
 from adtrain.core.errors import AdtrainError
+from adtrain.data import tokenizer
 from adtrain.files import read_file
 from adtrain.training import TrainedModel, names, tensor_file
 from adtrain.version import __version__
@@ -247,6 +248,8 @@ def encode(trained: TrainedModel, program: str) -> dict[str, Sequence[bytes | me
         files[PREPROCESSOR] = _preprocessor(trained)
     found: dict[str, Sequence[bytes | memoryview]]
     found = {name: [json.dumps(values, indent=2).encode() + b"\n"] for name, values in files.items()}
+    if program == "huggingface" and trained.tokenizer is not None:
+        found[tokenizer.FILE] = [trained.tokenizer.content.encode()]
     return {**found, tensor_file.MODEL: tensor_file.parts_with(tensors, {"format": "pt"})}
 
 
