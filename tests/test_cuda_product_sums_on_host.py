@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,14 +95,14 @@ def test_sums_join_the_convolution_whose_results_they_read(name: str) -> None:
     assert all(e.outputs[0].type.dtype == BITS for e in joined(program))
 
 
-@pytest.mark.parametrize(("count", "joins"), [(64, True), (2, False)])
-def test_sums_do_not_join_a_convolution_that_is_faster_split(count: int, joins: bool) -> None:
-    """Two images have few tiles and a long K."""
+@pytest.mark.parametrize(("count", "joining"), [(16, 2), (8, 1), (2, 0)])
+def test_sums_do_not_join_a_convolution_that_is_faster_with_split_k(count: int, joining: int) -> None:
+    """Few images have few tiles with a long K: for eight images other tiles take longer, for two all are split."""
     shapes = (count, 512, 16, 16), (512, 512, 3, 3), (512, 512, 3, 3), (512,)
     with ops.matmul_precision("bfloat16"):
         arguments = [np.zeros(shape, np.float32) for shape in shapes]
         program = for_gpu(stage(of_batch_norm, passes.SIMPLIFY).program(*arguments), H200)
-    assert bool(joined(program)) == joins
+    assert len(joined(program)) == joining
 
 
 @pytest.mark.parametrize("first", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
@@ -122,7 +122,8 @@ def test_convolutions_with_sums_are_right(name: str, first: bool, host: Host, mo
         for kernel in kernels(e, first):
             found = dict(zip(e.outputs, host.computed(e, kernel, own), strict=True))
             assert np.mean(found[e.outputs[0]] == known[e.outputs[0]]) > 0.99
-            given, expected = known | found, [known[v] for v in sums.outputs]
+            given = known | found
+            expected: Sequence[np.ndarray] = [known[v] for v in sums.outputs]
             if given.keys() >= {*sums.inputs}:
                 of_sums = Program(sums.inputs, {}, (sums,), sums.outputs)
                 expected = NumpyProgram(of_sums).run([given[v] for v in sums.inputs])[0]
