@@ -184,3 +184,12 @@ def test_windows_that_a_tensor_map_cannot_describe_have_no_kernel() -> None:
     many = Window((5, 5), (0, 0), (1, 1), 1)
     g = ArrayType((2, 60, 60, 8), BITS)
     assert input_grad(H200, g, w, window=many, precision="bfloat16", size=(300, 300)) == []
+
+
+def test_an_input_gradient_has_fewer_pixels_than_32_bits_count() -> None:
+    """A phase has a quarter of them."""
+    w = ArrayType((8, 1, 1, 8), BITS)
+    halved = WINDOWS["1x1 of stride 2"][1]
+    for count, kernels in ((511, True), (512, False)):
+        g = ArrayType((count, 1024, 1024, 8), BITS)
+        assert bool(input_grad(H200, g, w, window=halved, precision="bfloat16", size=(2048, 2048))) == kernels

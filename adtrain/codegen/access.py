@@ -86,17 +86,19 @@ def lane(name: str, wide: int | str = 1) -> str:
 
 
 def vector_results(
-    program: Program, values: dict[Variable, str], wide: int | str, after: Sequence[str] = ()
+    program: Program, values: dict[Variable, str], wide: int | str, after: Sequence[str] = (), terms: int = 0
 ) -> list[str]:
     """CUDA statements that compute vectors ``r0``, ``r1``, ... of `wide` elements of the outputs.
 
     Args:
         values: C text of the inputs, for lane k.
         after: statements for lane k, after its results.
+        terms: how many of the last outputs are elements of ``terms[0]``, ``terms[1]``, ... in place of a vector.
     """
-    results = [f"r{i}.lane[k]" for i in range(len(program.outputs))]
+    vectors = program.outputs[: len(program.outputs) - terms]
+    results = [*(f"r{i}.lane[k]" for i in range(len(vectors))), *(f"terms[{i}][k]" for i in range(terms))]
     return [
-        *(f"{held(v, wide)} r{i};" for i, v in enumerate(program.outputs)),
+        *(f"{held(v, wide)} r{i};" for i, v in enumerate(vectors)),
         "#pragma unroll",
         f"for (int k = 0; k < {wide}; k++) {{",
         *(f"    {line}" for line in (*statements(program, values, results), *after)),

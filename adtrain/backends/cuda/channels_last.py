@@ -15,9 +15,11 @@ convolution of full precision. It is transposed once, whatever the number of its
 (O, C, KH, KW) to (O, KH, KW, C), and their gradients back. A transpose that only moves axes of length 1 is a reshape.
 
 Batch norm is decomposed into equations on the matrix. Its mean and variance follow from two sums over the rows, which
-one kernel computes: of the differences from the first row, and of their squares. So little precision is lost (T. Chan,
-G. Golub, R. LeVeque: "Algorithms for computing the sample variance", 1983). Each equation that reads the normalised
-values computes them itself, so they are not stored.
+one kernel computes. Results of convolutions in bfloat16 are rounded, so their squares are exact in float32. The
+sums of these and of their squares are float64, and join the epilogue of the convolution. Of other values the sums are
+those of the differences from the first row, and of their squares. So little precision is lost (T. Chan, G. Golub,
+R. LeVeque: "Algorithms for computing the sample variance", 1983). Each equation that reads the normalised values
+computes them itself, so they are not stored.
 """
 
 from __future__ import annotations
@@ -60,6 +62,8 @@ WIDE = BOXES[0]
 BY_AXIS = frozenset(("low", "high", "gaps", "starts", "stops", "steps"))
 """Parameters with an element for each axis."""
 COPIES = frozenset(("pad", "slice", "flip", "concatenate"))
+IMAGES = frozenset(("conv2d_bfloat16", "conv2d_input_grad_bfloat16"))
+"""Primitives of convolutions whose results are images, channels last."""
 POOLS = frozenset(("max_pool2d", "max_pool2d_put", "max_pool2d_pick", "avg_pool2d", "avg_pool2d_put"))
 
 
@@ -428,11 +432,22 @@ class _Writer:
         self.last |= dict(zip(e.outputs, outputs, strict=True))
 
     def _reduction(self, e: Equation) -> None:
-        """A reduction. If it keeps the channels and other axes, its result is transposed."""
+        """A reduction. If it keeps the channels and other axes, its result is transposed.
+
+        The scale of a batch norm is the same for all terms of a channel, so their sum is multiplied by it.
+        """
         (x,), (y,) = e.inputs, e.outputs
         axes = tuple(sorted(NHWC.index(axis) for axis in e.params["axes"]))
         kept = [axis for axis in NHWC if axis not in e.params["axes"]]
-        if kept == sorted(kept):
+        terms, norm = self.producer.get(x), None
+        if e.primitive.name == "sum" and kept == [1] and terms is not None and terms.primitive.name == "mul":
+            norm = next((v for v in terms.inputs if v in self.norms), None)
+        if terms is not None and norm is not None:
+            centred = self._centred(norm, e)
+            factors = (centred if v is norm else self._channels_last(v, e) for v in terms.inputs)
+            total = self._made(e, "sum", (self._made(e, "mul", tuple(factors)),), axes=axes)
+            self._add(e, "mul", (total, self.norms[norm].scale), y)
+        elif kept == sorted(kept):
             self._copy(e, (self._channels_last(x, e),), (y,), {**e.params, "axes": axes})
         else:
             found = y.like(ArrayType(permuted(x.type.shape, kept), y.type.dtype))
@@ -472,20 +487,28 @@ class _Writer:
         image = self._channels_last(x, e)
         rows, channels = prod(image.type.shape[:-1]), image.type.shape[-1]
         matrix = self._made(e, "reshape", (image,), shape=(rows, channels))
-        shift = self._made(e, "subview", (matrix,), start=0, shape=(channels,))
+        rounded = self._is_of_convolution(x)
+        shift = None if rounded else self._made(e, "subview", (matrix,), start=0, shape=(channels,))
 
         def moved() -> Variable:
+            if shift is None:
+                return matrix
             whole = self._made(e, "broadcast_to", (shift,), shape=matrix.type.shape)
             return self._made(e, "sub", (matrix, whole))
 
         def mean(terms: Variable) -> Variable:
+            if rounded:
+                terms = self._made(e, "astype", (terms,), dtype=np.dtype("float64"))
             total = self._made(e, "sum", (terms,), axes=(0,))
             return self._made(e, "div", (total, self._number(rows, total)))
 
+        def single(v: Variable) -> Variable:
+            return self._made(e, "astype", (v,), dtype=matrix.type.dtype) if rounded else v
+
         first, second = mean(moved()), mean(self._made(e, "square", (moved(),)))
-        centre = self._made(e, "add", (shift, first))
+        centre = single(first) if shift is None else self._made(e, "add", (shift, first))
         rest = self._made(e, "sub", (second, self._made(e, "square", (first,))))
-        square = self._made(e, "maximum", (rest, self._number(0, rest)))
+        square = single(self._made(e, "maximum", (rest, self._number(0, rest))))
         shifted = self._made(e, "add", (square, self._number(e.params["eps"], square)))
         scale = self._made(e, "rsqrt", (shifted,))
         for found, out in ((centre, average), (square, variance)):
@@ -493,13 +516,26 @@ class _Writer:
             self.first.add(out)
         self.norms[y] = _Norm(matrix, centre, scale)
 
+    def _is_of_convolution(self, x: Variable) -> bool:
+        """Whether a value is the result of a convolution in bfloat16, with or without a bias."""
+        e = self.producer.get(x)
+        if e is not None and e.primitive.name == "add" and self.repeated.intersection(e.inputs):
+            (x,) = [v for v in e.inputs if v not in self.repeated] or [x]
+            e = self.producer.get(x)
+        return e is not None and e in self.convolutions and e.params["precision"] == "bfloat16"
+
     def _normalised(self, v: Variable, reader: Equation) -> Variable:
         """The result of a norm, channels last, as computed for one reader."""
-        x, mean, scale = self.norms[v]
+        e, centred, scale = replace(self.producer[v], phase=reader.phase), self._centred(v, reader), self.norms[v].scale
+        whole = self._made(e, "broadcast_to", (scale,), shape=centred.type.shape)
+        return self._made(e, "mul", (centred, whole))
+
+    def _centred(self, v: Variable, reader: Equation) -> Variable:
+        """What a norm has normalised less its mean, channels last, as computed for one reader."""
+        x, mean, _ = self.norms[v]
         e = replace(self.producer[v], phase=reader.phase)
         centred = self._made(e, "sub", (x, self._made(e, "broadcast_to", (mean,), shape=x.type.shape)))
-        y = self._made(e, "mul", (centred, self._made(e, "broadcast_to", (scale,), shape=x.type.shape)))
-        return self._made(e, "reshape", (y,), shape=permuted(v.type.shape, NHWC))
+        return self._made(e, "reshape", (centred,), shape=permuted(v.type.shape, NHWC))
 
     # Making equations
 

@@ -17,6 +17,7 @@ from adtrain.backends.cuda.forms.layer_backward import fuse_layer_backward
 from adtrain.backends.cuda.forms.long_rows import LongRowsFusion
 from adtrain.backends.cuda.forms.one_block import OneBlockFusion
 from adtrain.backends.cuda.forms.product import ConvolutionFusion
+from adtrain.backends.cuda.forms.product_sums import ProductSumsFusion
 from adtrain.backends.cuda.forms.reduction import ReductionFusion, compute_arguments
 from adtrain.backends.cuda.forms.resident_steps import fuse_resident_steps
 from adtrain.backends.cuda.forms.row_fused import RowFusedFusion
@@ -121,6 +122,7 @@ def _fusions_of_loops(target: Target) -> Sequence[Pass]:
         *(() if target.by_member else (compute_arguments, split)),
         by_rows,
         partial(tile_weights, target=target),
+        FusionPass((ProductSumsFusion,), target),
         FusionPass((OneBlockFusion,), target),
         FusionPass(SIDE_BY_SIDE, target, LAUNCH_BYTES, "fuse_side_by_side"),
         readers_first,

@@ -86,7 +86,12 @@ class Lowering:
         kernel = kernel or self.chosen(equation)
         if isinstance(kernel, LibraryCall):
             return [kernel]
-        return [*(kernel_plans if kernel_form(equation) is None else product_plans)(equation, kernel)]
+        form = kernel_form(equation)
+        if form is None:
+            return [*kernel_plans(equation, kernel)]
+        after = [] if form.after is None else form.after(equation, kernel)
+        plans = product_plans(equation, kernel, form.epilogue(equation))
+        return [*plans, *(generated_plan(equation, each) for each in after)]
 
     def scratch(self, equation: Equation, kernel: Candidate | None = None) -> int:
         """Bytes of scratch memory that the launches of an equation need; see `launches`."""

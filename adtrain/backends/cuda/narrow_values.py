@@ -25,10 +25,11 @@ from functools import cached_property
 
 import numpy as np
 
-from adtrain.backends.cuda.channels_last import POOLS
+from adtrain.backends.cuda.channels_last import IMAGES, POOLS
 from adtrain.backends.cuda.forms.column_sum import COLUMN_SUM, sums_columns
 from adtrain.backends.cuda.forms.form import kernel_form
 from adtrain.backends.cuda.forms.product import CONVOLUTION
+from adtrain.backends.cuda.forms.product_sums import PRODUCT_SUMS
 from adtrain.backends.cuda.forms.reduction import REDUCTION, reduces
 from adtrain.backends.cuda.forms.row_fused import ROW_FUSED, row_items
 from adtrain.core.fused import GATHER, HORIZONTAL, LOOPS, PRODUCT, body_of, fuse, fused_p, single_equations
@@ -57,8 +58,6 @@ ARRAYS: Mapping[str, tuple[Sequence[int], Sequence[int]]] = {
 }
 """By primitive, the indices of the arguments and results that are bfloat16 in the form NAME_bfloat16. Statistics are
 float32."""
-IMAGES = frozenset(("conv2d_bfloat16", "conv2d_input_grad_bfloat16"))
-"""Primitives of convolutions whose results are images, channels last."""
 COPIES = frozenset(("transpose", "flip", "slice", "concatenate", "pad"))
 """Primitives whose results are elements of their arguments, or zeros. Their kernels copy elements of any type."""
 
@@ -140,7 +139,7 @@ class _Values:
 
     def _fused_converts(self, e: Equation, v: Variable, chosen: Collection[Variable]) -> bool:
         inside = [x for x in body_of(e).equations if v in x.inputs or v in x.outputs]
-        if e.form == HORIZONTAL:
+        if e.form in (HORIZONTAL, PRODUCT_SUMS):
             return all(self.converts(x, v, chosen) for x in inside)
         if e.form == GATHER:
             return all(by_element(x) or (x.primitive.name == "transpose" and v in x.inputs) for x in inside)
@@ -301,15 +300,19 @@ class _Converter:
         of_product: list[Variable] = []  # results of a product that its epilogue converts
         for x in body:
             reads, writes = _among(x.inputs, read), [*of_product, *_among(x.outputs, written)]
-            if e.form in (PRODUCT, CONVOLUTION) and x is body[0]:
+            if e.form in (PRODUCT, CONVOLUTION, PRODUCT_SUMS) and x is body[0]:
                 of_product = writes
                 inside.append(x)
+            elif e.form == PRODUCT_SUMS and x.form == COLUMN_SUM:  # of results of the product, as they are stored
+                inside += self._to_bits(e, of_product)
+                inside.append(self._equation(x, _among(x.inputs, [*read, *written]), writes))
             elif not reads and not writes:
                 inside.append(x)
             elif by_element(x):
                 others = {v for other in body if other is not x for v in other.inputs}
                 needed = {*self._stored(x.outputs), *self._stored(writes), *_among(writes, others)}
                 inside.append(self._loops(x, reads, writes, needed))
+                of_product = []
             elif e.form == HORIZONTAL:
                 inside.append(self._equation(x, reads, writes))
             elif e.form == GATHER:

@@ -122,6 +122,22 @@ template <typename E, int N> __device__ __forceinline__ Vector<E, N> load(const 
     return *reinterpret_cast<const Vector<E, N> *>(from);
 }
 
+// The same for elements that are read once. They do not displace others in L1.
+template <typename E, int N> __device__ __forceinline__ Vector<E, N> load_once(const E *from) {
+#if __CUDA_ARCH__
+    Vector<E, N> v;
+    if constexpr (sizeof(v) == 16)
+        *reinterpret_cast<int4 *>(&v) = __ldcg(reinterpret_cast<const int4 *>(from));
+    else if constexpr (sizeof(v) == 8)
+        *reinterpret_cast<int2 *>(&v) = __ldcg(reinterpret_cast<const int2 *>(from));
+    else
+        v = load<E, N>(from);
+    return v;
+#else
+    return load<E, N>(from);
+#endif
+}
+
 template <typename E, int N> __device__ __forceinline__ void store(E *to, int64_t i, const Vector<E, N> &v) {
     *reinterpret_cast<Vector<E, N> *>(to + i) = v;
 }

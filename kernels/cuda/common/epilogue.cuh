@@ -9,6 +9,9 @@
 // can interleave several calls. prefetch() prefetches to L2 `count` contiguous elements of the auxiliary inputs of C's
 // shape. WIDEST: the most elements of a vector: 16 bytes of the largest type among the arrays of C's shape. A pooling epilogue gets
 // the elements of a window, row by row, and the index of its maximum.
+//
+// SUMS: sums over the rows of C. Their terms are computed with the results: write() then gets the column, and puts the terms of sum
+// n in WIDE columns into terms[n].
 #pragma once
 #include "common/common.cuh"
 
@@ -24,7 +27,7 @@ __device__ __forceinline__ int64_t opaque(int64_t index) {
 
 // Stores the elements.
 struct Store {
-    static constexpr int WIDEST = 16 / sizeof(T);
+    static constexpr int WIDEST = 16 / sizeof(T), SUMS = 0;
     T *c;
 
     template <int WIDE> struct Aux {};

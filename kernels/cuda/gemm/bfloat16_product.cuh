@@ -16,6 +16,10 @@
 // (low_order_pair). With three terms wgmma sums the products of first terms over 32 of K only, because tensor cores truncate when
 // they add; float32 additions sum the results. All other products have an accumulator of their own.
 //
+// Sums over the rows of the result (Epilogue::SUMS): a block takes tiles of one column of tiles only, because the number of blocks is
+// a multiple of the columns of tiles. It adds the terms of all of them, and writes its sums to scratch. SPLITS is 1. Another kernel
+// adds the sums of all blocks.
+//
 // A class Product describes the operands and the result:
 //   int k_tiles(int64_t item)            tiles of K of an item of the batch
 //   auto load_a(const TileSplit &), load_b   a function (int k_tile, char *stage, Mbarrier &full) that issues the copies of a stage
@@ -38,6 +42,8 @@ constexpr int TERM_A = TILE_M * TILE_K * ELEMENT, TERM_B = TILE_N * TILE_K * ELE
 constexpr int SIZE_A = TERMS * TERM_A, SIZE = SIZE_A + TERMS * TERM_B;          // of a stage
 static_assert(TERMS < 3 || PARTS_M == 1, "registers suffice for this");
 static_assert(!IN_TF32 || (TERMS == 1 && !MN_MAJOR_A && !MN_MAJOR_B), "what wgmma takes in tf32");
+constexpr int EARLY_REGISTERS = 160; // for accumulators, and auxiliary inputs that are loaded before the product
+constexpr int ALL_CONSUMERS = 1 + GROUPS; // a named barrier; each warpgroup has one of those before it
 constexpr int WIDE_RESULT = WIDE_C < Epilogue::WIDEST ? WIDE_C : Epilogue::WIDEST;
 
 // A product of term a of A and term b of B. Those of low order, the smallest first; {0, 0} comes after them.
@@ -69,7 +75,7 @@ struct TileSplit {
     int part, row, column, begin, end;
 
     template <class Product> __device__ __forceinline__ TileSplit(int i, const Work &work, const Product &product)
-        : at(is_whole(i, work) ? i : work.whole + (i - work.whole) % work.split, work.rows, work.columns) {
+        : at(coordinates(i, work)) {
         row = at.row * TILE_M;
         column = at.column * TILE_N;
         part = -1;
@@ -83,6 +89,16 @@ struct TileSplit {
     }
 
   private:
+    __device__ __forceinline__ static TileCoord coordinates(int i, const Work &work) {
+        if constexpr (Epilogue::SUMS > 0) {
+            TileCoord at;
+            at.item = i / (work.rows * work.columns);
+            at.row = i / work.columns % work.rows;
+            at.column = i % work.columns;
+            return at;
+        }
+        return TileCoord(is_whole(i, work) ? i : work.whole + (i - work.whole) % work.split, work.rows, work.columns);
+    }
     __device__ __forceinline__ static bool is_whole(int i, const Work &work) { return SPLITS == 1 || i < work.whole; }
 };
 
@@ -168,11 +184,43 @@ __device__ __forceinline__ void multiply_promoted(float (&main)[SUMS], Pipeline<
     for (int j = 0; j < SUMS; j++) main[j] += low_order[j];
 }
 
+typedef ColumnSums<TILE_N, Epilogue::SUMS> BlockSums; // a warp's part
+
+// Adds the sums of the consumer warps, and writes those of the block. Blocks of one column of tiles write to rows of a matrix that has
+// the columns of the result for each sum.
+template <class Stores> __device__ __forceinline__ void write_sums(
+    const BlockSums &columns, const Work &work, WarpStaging *stagings, T *block_sums) {
+    constexpr int WARPS = CONSUMERS / WARP;
+    const int thread = threadIdx.x - WARPGROUP, first = blockIdx.x % work.columns * TILE_N;
+    T *const row = block_sums + (int64_t)(blockIdx.x / work.columns) * Epilogue::SUMS * work.n + first;
+    #pragma unroll
+    for (int n = 0; n < Epilogue::SUMS; n++) {
+        float *const own = stagings[thread / WARP][0];
+        __syncwarp();
+        #pragma unroll
+        for (int round = 0; round < TILE_N / ROUND_COLUMNS; round++) own[Stores::summed_column(round)] = columns.of[round][n];
+        named_barrier_sync(CONSUMERS, ALL_CONSUMERS);
+        for (int column = thread; column < TILE_N && first + column < work.n; column += CONSUMERS) {
+            T sum = 0;
+            #pragma unroll
+            for (int warp = 0; warp < WARPS; warp++) sum += stagings[warp][0][column];
+            row[n * work.n + column] = sum;
+        }
+        named_barrier_sync(CONSUMERS, ALL_CONSUMERS);
+    }
+}
+
 // A consumer warpgroup.
 template <class Product> __device__ __forceinline__ void consume(const Work &work, const Product &product,
-    Pipeline<TILE_STAGES> &pipeline, const char *shared, WarpStaging &staging, const Epilogue &epilogue, T *partial_sums) {
-    typedef WarpEpilogue<WIDE_RESULT, Epilogue, typename Product::Tile> Stores;
+    Pipeline<TILE_STAGES> &pipeline, const char *shared, WarpStaging *stagings, const Epilogue &epilogue, T *partial_sums) {
+    typedef WarpEpilogue<WIDE_RESULT, Epilogue, typename Product::Tile> Late;
+    constexpr int ROUNDS = TILE_N / ROUND_COLUMNS;
+    constexpr bool EARLY = SPLITS == 1 && TERMS == 1 && KIND == BFLOAT16 &&
+                           PARTS_M * (SUMS + ROUNDS * Late::ROUND_REGISTERS) <= EARLY_REGISTERS;
+    typedef WarpEpilogue<WIDE_RESULT, Epilogue, typename Product::Tile, EARLY ? ROUNDS : 0> Stores;
     PipelineState<TILE_STAGES> state;
+    WarpStaging &staging = stagings[(threadIdx.x - WARPGROUP) / WARP];
+    BlockSums columns;
     const int group = threadIdx.x / WARPGROUP - 1; // the number of this consumer warpgroup
     const int part = PINGPONG ? 0 : group;         // its first 64 rows of a tile
     for (int i = blockIdx.x, turn = 0; i < work.count(); i += gridDim.x, turn++) {
@@ -181,9 +229,15 @@ template <class Product> __device__ __forceinline__ void consume(const Work &wor
             state.advance(own.end - own.begin);
             continue;
         }
+        typename Stores::Loaded loaded[PARTS_M];
         #pragma unroll
-        for (int p = 0; p < PARTS_M; p++)
-            Stores::prefetch(product.tile(own, own.row + (part + p) * WGMMA_ROWS, own.column), epilogue, TILE_N);
+        for (int p = 0; p < PARTS_M; p++) {
+            const auto tile = product.tile(own, own.row + (part + p) * WGMMA_ROWS, own.column);
+            if (EARLY)
+                Stores(tile, epilogue, staging, loaded[p]).load_all();
+            else
+                Stores::prefetch(tile, epilogue, TILE_N);
+        }
         float sums[PARTS_M][SUMS] = {};
         if (PINGPONG && turn > 0) named_barrier_sync(CONSUMERS, 1 + group); // the other warpgroup has multiplied its stages
         if constexpr (TERMS == 3) {
@@ -210,15 +264,18 @@ template <class Product> __device__ __forceinline__ void consume(const Work &wor
             const int row = (part + p) * WGMMA_ROWS;
             if (SPLITS == 1 || own.part < 0) {
                 const auto tile = product.tile(own, own.row + row, own.column);
-                Stores(tile, epilogue, staging).store(sums[p]);
+                Stores(tile, epilogue, staging, loaded[p]).store(sums[p], columns);
             } else {
                 AccumulatorTile sums_tile = {own.at, TILE_M, TILE_N, row, 0};
                 sums_tile.at.item = own.part;
                 const Store store = {partial_sums};
-                WarpEpilogue<Store::WIDEST, Store>(sums_tile, store, staging).store(sums[p]);
+                typedef WarpEpilogue<Store::WIDEST, Store> StoresSums;
+                typename StoresSums::Loaded none;
+                StoresSums(sums_tile, store, staging, none).store(sums[p]);
             }
         }
     }
+    if constexpr (Epilogue::SUMS > 0) write_sums<Stores>(columns, work, stagings, partial_sums);
 }
 
 // The kernel, for a block.
@@ -243,7 +300,7 @@ template <class Product> __device__ __forceinline__ void multiply(
                 [&](const TileSplit &own) { return product.load_b(own); });
     } else {
         if (GROUPS > 1) warpgroup_reg_alloc<232>();
-        consume(work, product, pipeline, shared, staging[warp - WARPGROUP / WARP], epilogue, (T *)scratch);
+        consume(work, product, pipeline, shared, staging, epilogue, (T *)scratch);
     }
 }
 

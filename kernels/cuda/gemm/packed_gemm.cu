@@ -273,7 +273,8 @@ __device__ __forceinline__ void consume_rounded(
                 wgmma<(MmaKind)MMA_KIND>(
                     sums, stage.a() + k * DESCRIPTOR_K_STEP, stage.b() + k * DESCRIPTOR_K_STEP, add || k > 0);
         });
-        Stores(tile, out, staging[threadIdx.x / WARP - WARPGROUP / WARP]).store(sums);
+        Stores::Loaded loaded;
+        Stores(tile, out, staging[threadIdx.x / WARP - WARPGROUP / WARP], loaded).store(sums);
     }
 }
 

@@ -74,24 +74,38 @@ struct AccumulatorTile {
 
 // An epilogue through shared memory, for WGMMA accumulators. A lane's accumulators are pairs of columns. Each warp transposes its
 // 16 rows through shared memory, ROUND_COLUMNS columns in a round, so that a lane passes wider vectors to the epilogue and
-// neighbouring lanes access neighbouring memory. Auxiliary inputs are loaded AHEAD rounds before they are used.
+// neighbouring lanes access neighbouring memory. Auxiliary inputs are loaded AHEAD rounds before they are used, as far as registers
+// allow, or all by load_all() before the product.
 //
 // Tile: an AccumulatorTile, or a class derived from it whose results have other places in memory.
+// EARLY: 0, or the rounds of a tile, for which load_all() is called.
 constexpr int ROUND_COLUMNS = 32, ROUND_PADDING = 8; // padding against bank conflicts
 typedef float WarpStaging[16][ROUND_COLUMNS + ROUND_PADDING];
 
-template <int WIDE, class Out, class Tile = AccumulatorTile> struct WarpEpilogue {
+// The sums of an epilogue over the rows that a warp has stored. A lane has those of one column of each round.
+template <int COLUMNS, int SUMS> struct ColumnSums {
+    float of[COLUMNS / ROUND_COLUMNS][SUMS > 0 ? SUMS : 1] = {};
+};
+
+template <int WIDE, class Out, class Tile = AccumulatorTile, int EARLY = 0> struct WarpEpilogue {
     static constexpr int ROW_LANES = ROUND_COLUMNS / WIDE, ROWS = WARP / ROW_LANES, VECTORS = 16 / ROWS; // of a round
     typedef typename Out::template Aux<WIDE> Aux;
-    static constexpr int AHEAD = sizeof(Aux) * VECTORS <= 64 ? 3 : 1; // rounds; registers limit them
+    static constexpr int ROUND_REGISTERS = sizeof(Aux) / sizeof(float) * VECTORS; // for the auxiliary inputs of a round
+    static constexpr int AHEAD = ROUND_REGISTERS <= 16 ? 3 : Out::SUMS > 0 && ROUND_REGISTERS > 24 ? 0 : 1; // rounds
+    typedef Aux Loaded[EARLY > 0 ? EARLY : AHEAD + 1][VECTORS];
 
     const Tile &tile;
     const Out &out;
     WarpStaging &staging;
-    Aux aux[AHEAD + 1][VECTORS];
+    Loaded &aux;
 
-    __device__ __forceinline__ WarpEpilogue(const Tile &tile, const Out &out, WarpStaging &staging)
-        : tile(tile), out(out), staging(staging) {}
+    __device__ __forceinline__ WarpEpilogue(const Tile &tile, const Out &out, WarpStaging &staging, Loaded &aux)
+        : tile(tile), out(out), staging(staging), aux(aux) {}
+
+    __device__ __forceinline__ void load_all() {
+        #pragma unroll
+        for (int round = 0; round < EARLY; round++) start(round);
+    }
 
     // Prefetches the auxiliary inputs to L2. Each thread of half a warpgroup prefetches a row.
     __device__ __forceinline__ static void prefetch(const Tile &tile, const Out &out, int columns) {
@@ -101,12 +115,19 @@ template <int WIDE, class Out, class Tile = AccumulatorTile> struct WarpEpilogue
     }
 
     template <int COUNT> __device__ __forceinline__ void store(const float (&sums)[COUNT]) {
+        ColumnSums<2 * COUNT, 0> none;
+        store(sums, none);
+    }
+    // Also adds the terms of the epilogue's sums to `columns`.
+    template <int COUNT> __device__ __forceinline__ void store(
+        const float (&sums)[COUNT], ColumnSums<2 * COUNT, Out::SUMS> &columns) {
         constexpr int ROUNDS = 2 * COUNT / ROUND_COLUMNS;
+        static_assert(EARLY == 0 || EARLY == ROUNDS);
         #pragma unroll
-        for (int round = 0; round < AHEAD && round < ROUNDS; round++) start(round);
+        for (int round = 0; round < AHEAD && round < ROUNDS && EARLY == 0; round++) start(round);
         #pragma unroll
         for (int round = 0; round < ROUNDS; round++) {
-            if (round + AHEAD < ROUNDS) start(round + AHEAD);
+            if (round + AHEAD < ROUNDS && EARLY == 0) start(round + AHEAD);
             __syncwarp();
             #pragma unroll
             for (int i = 0; i < ROUND_COLUMNS / 2; i += 2) {
@@ -115,18 +136,51 @@ template <int WIDE, class Out, class Tile = AccumulatorTile> struct WarpEpilogue
                 *(Vector<float, 2> *)&staging[row][column] = {pair[0], pair[1]};
             }
             __syncwarp();
+            float own[Out::SUMS > 0 ? Out::SUMS : 1][WIDE] = {}; // sums over the rows of this lane
             #pragma unroll
             for (int i = 0; i < VECTORS; i++) {
                 const int row = this->row(i), column = this->column(round);
                 const Vector<float, WIDE> v = load_staged(&staging[i * ROWS + lane_row()][lane_column()]);
-                if (tile.inside(row, column)) out.write(aux[round % (AHEAD + 1)][i], index(row, column), v.lane);
+                if (tile.inside(row, column)) write(loaded(round)[i], row, column, v.lane, own);
             }
+            #pragma unroll
+            for (int n = 0; n < Out::SUMS; n++) columns.of[round][n] += over_rows(own[n]);
         }
+    }
+    // The column of a round whose sums this lane has.
+    __device__ __forceinline__ static int summed_column(int round) {
+        return round * ROUND_COLUMNS + lane_column() + lane_row();
     }
 
   private:
     __device__ __forceinline__ static int lane_row() { return threadIdx.x % WARP / ROW_LANES; }
     __device__ __forceinline__ static int lane_column() { return threadIdx.x % ROW_LANES * WIDE; }
+    __device__ __forceinline__ Aux (&loaded(int round))[VECTORS] { return aux[EARLY > 0 ? round : round % (AHEAD + 1)]; }
+    // Passes a vector to the epilogue, and adds the terms of its sums to `own`.
+    template <int COUNT> __device__ __forceinline__ void write(
+        const Aux &aux, int row, int column, const float (&value)[WIDE], float (&own)[COUNT][WIDE]) {
+        if constexpr (Out::SUMS == 0) {
+            out.write(aux, index(row, column), value);
+        } else {
+            float terms[COUNT][WIDE];
+            out.write(aux, index(row, column), tile.memory_column(column), value, terms);
+            #pragma unroll
+            for (int k = 0; k < COUNT * WIDE; k++) own[k / WIDE][k % WIDE] += terms[k / WIDE][k % WIDE];
+        }
+    }
+    // The sum of a column over the lanes that have the same columns. The one in row r of these lanes gets column r.
+    __device__ __forceinline__ static float over_rows(float (&v)[WIDE]) {
+        #pragma unroll
+        for (int half = WIDE / 2; half > 0; half /= 2) {
+            const bool upper = lane_row() & half;
+            #pragma unroll
+            for (int k = 0; k < half; k++) {
+                const float sent = upper ? v[k] : v[k + half], kept = upper ? v[k + half] : v[k];
+                v[k] = kept + __shfl_xor_sync(FULL_MASK, sent, half * ROW_LANES);
+            }
+        }
+        return v[0];
+    }
     __device__ __forceinline__ int row(int i) const {
         return tile.row0 + threadIdx.x % WARPGROUP / WARP * 16 + i * ROWS + lane_row();
     }
@@ -151,7 +205,7 @@ template <int WIDE, class Out, class Tile = AccumulatorTile> struct WarpEpilogue
         #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
             const int r = min(row(i), tile.m - 1), c = min(column(round), tile.n - WIDE);
-            aux[round % (AHEAD + 1)][i] =
+            loaded(round)[i] =
                 out.template load_aux<WIDE>(tile.at.item, tile.memory_row(r), tile.memory_column(c), index(r, c));
         }
     }

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import indented
-from adtrain.codegen.access import access, held, lane, loaded, vector_results
+from adtrain.codegen.access import access, held, lane, loaded, read, vector_results
 from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
@@ -31,39 +31,51 @@ def matmul_of(equation: Equation) -> Equation:
 
 
 def epilogue(equation: Equation, name: str = "Epilogue", returned: Variable | None = None) -> Epilogue:
-    """The epilogue of a product or convolution. Without other equations it only stores the result.
+    """The epilogue of a product or convolution; see `epilogue_of`."""
+    return epilogue_of(flat(body_of(equation)), name, returned)
+
+
+def epilogue_of(
+    body: Program, name: str = "Epilogue", returned: Variable | None = None, terms: Sequence[Variable] = ()
+) -> Epilogue:
+    """The epilogue of a product or convolution, the first equation. Without other equations it only stores the result.
 
     The epilogue of a convolution sees its images (N, C, H, W) as N matrices of C rows. An epilogue that ends with max
     pooling is called for the elements of a window, and `index` is the index of the window's maximum.
 
     Args:
         returned: the output that write() returns.
+        terms: values of which the kernel computes sums over rows.
     """
-    body = flat(body_of(equation))
     product, *others = body.equations
     (c,) = product.outputs
     pool = others.pop() if others and others[-1].has(Trait.MAX_POOL) else None
     results = pool.inputs if pool else body.outputs
     made = {v for e in others for v in e.outputs}
     inputs = tuple(dict.fromkeys(v for e in others for v in e.inputs if v not in made and v is not c))
-    program = Program((*inputs, c), {}, tuple(others), results)
+    program = Program((*inputs, c), {}, tuple(others), (*results, *terms))
     fields = [f"{pointer(v, const=True)}x{i};" for i, v in enumerate(inputs)]
     fields += [f"{pointer(v)}y{i};" for i, v in enumerate(body.outputs)]
     prefetches = [f"prefetch_l2(x{i} + index, count);" for i, v in enumerate(inputs) if v.type.shape == c.type.shape]
-    largest = max(v.type.dtype.itemsize for v in (*inputs, *body.outputs) if v.type.shape == c.type.shape or pool)
-    aux, reads, values = _read_and_compute(program, c, images=not product.has(Trait.MATMUL))
+    sizes = (v.type.dtype.itemsize for v in (*inputs, *body.outputs) if v.type.shape == c.type.shape or pool)
+    largest = max(sizes, default=c.type.dtype.itemsize)
+    aux, reads, values = _read_and_compute(program, c, not product.has(Trait.MATMUL), len(terms))
     if pool is None:
         stores = [f"if (inside) store(y{i}, index, r{i});" for i in range(len(results))]
     else:
         found = dict(zip(pool.outputs, ("largest.value", "largest.at"), strict=True))
         stores = [*MAXIMUM, *(f"if (inside) y{i}[index] = {found[v]};" for i, v in enumerate(body.outputs))]
     writes = [*values, *stores]
-    writes += [f"return r{equation.outputs.index(returned)};"] if returned is not None else []
+    writes += [f"return r{body.outputs.index(returned)};"] if returned is not None else []
     result = "void" if returned is None else "Vector<T, WIDE>"
+    given, passed = "const T (&value)[WIDE], bool inside = true", "value"
+    if terms:
+        given = "int column, const T (&value)[WIDE], T (&terms)[SUMS][WIDE], bool inside = true"
+        passed = "column, value, terms"
     text = [
         *(['#include "pool/window_max.cuh"'] if pool else []),
         f"struct {name} {{",
-        f"    static constexpr int WIDEST = {16 // largest};",
+        f"    static constexpr int WIDEST = {16 // largest}, SUMS = {len(terms)};",
         *indented(fields),
         "    template <int WIDE> struct Aux {",
         *indented(indented(aux)),
@@ -78,22 +90,30 @@ def epilogue(equation: Equation, name: str = "Epilogue", returned: Variable | No
         *indented(indented(prefetches)),
         "    }",
         f"    template <int WIDE> __device__ __forceinline__ {result} write(",
-        "        const Aux<WIDE> &aux, int64_t index, const T (&value)[WIDE], bool inside = true) const {",
+        f"        const Aux<WIDE> &aux, int64_t index, {given}) const {{",
         *indented(indented(writes)),
         "    }",
         "    template <int WIDE> __device__ __forceinline__ void operator()(",
         "        int64_t item, int row, int column, int64_t index, const T (&value)[WIDE]) const {",
-        "        write(load_aux<WIDE>(item, row, column, index), index, value);",
+        *(["        T terms[SUMS][WIDE];"] if terms else []),
+        f"        write(load_aux<WIDE>(item, row, column, index), index, {passed});",
         "    }",
         "};",
     ]
     return Epilogue("\n".join(text), inputs, body.outputs)
 
 
-def _read_and_compute(program: Program, c: Variable, images: bool) -> tuple[list[str], list[str], list[str]]:
+def _read_and_compute(
+    program: Program, c: Variable, images: bool, terms: int
+) -> tuple[list[str], list[str], list[str]]:
     """For the epilogue's inputs: struct members, statements that load them, and statements that compute the outputs
-    ``r0.lane[k]``, ``r1.lane[k]``, ..."""
-    aux, reads = [], ["Aux<WIDE> aux;"]
+    ``r0.lane[k]``, ``r1.lane[k]``, ...
+
+    Args:
+        terms: how many of the last outputs are ``terms[0][k]``, ``terms[1][k]``, ... Such an epilogue loads what all
+            rows share when it is used: few elements, which are in L1.
+    """
+    aux, reads, late = [], ["Aux<WIDE> aux;"], []
     values = {c: "value[k]"}
     batch = c.type.shape[: 1 if images else -2]
     for i, v in enumerate(program.inputs):
@@ -104,8 +124,13 @@ def _read_and_compute(program: Program, c: Variable, images: bool) -> tuple[list
         found = access(v.type.shape, shape, *indices)
         place = "index" if v.type.shape == shape else found.place
         wide = "WIDE" if found.step else 1
+        if terms and place in ("column", "0"):
+            line, values[v] = read(v, f"b{i}", f"x{i}", place, wide)
+            late.append(line)
+            continue
         aux.append(f"{held(v, wide)} b{i};")
-        reads.append(f"aux.b{i} = {loaded(v, f'x{i}', place, wide)};")
+        text = loaded(v, f"x{i}", place, wide)
+        reads.append(f"aux.b{i} = {text.replace('load<', 'load_once<', 1) if terms and place == 'index' else text};")
         values[v] = f"aux.{lane(f'b{i}', wide)}"
-    writes = vector_results(program, values, "WIDE")
-    return aux, [*reads, "return aux;"], writes
+    writes = vector_results(program, values, "WIDE", terms=terms)
+    return aux, [*reads, "return aux;"], [*late, *writes]

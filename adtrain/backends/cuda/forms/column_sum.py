@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
+from typing import NamedTuple
 
 from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel
@@ -99,10 +100,13 @@ class ColumnSumFusion(Fusion):
         return [sums for sums, _ in found]
 
     def _can_wait(self, groups: Groups, i: int) -> bool:
-        """Whether a sum can share a launch with gradients of weights: only loops in its group read its total."""
+        """Whether a sum can share a launch with gradients of weights: no other group reads its total, or what loops
+        compute from it."""
         e = groups.equations[i]
         members = {groups.equations[k] for k in groups.members[groups.of[i]]}
-        return _rows(e) <= MAX_SHARED_ROWS and members.issuperset(self.program.readers.get(e.outputs[0], ()))
+        read = {reader for x in members for v in x.outputs for reader in self.program.readers.get(v, ())}
+        read_by_loops = not members.isdisjoint(self.program.readers.get(e.outputs[0], ()))
+        return _rows(e) <= MAX_SHARED_ROWS and read_by_loops and members.issuperset(read)
 
     def _is_own(self, groups: Groups, source: Equation, total: Equation) -> bool:
         """Whether loops, a broadcast, or a reshape of their result, compute the argument of a sum for it alone."""
@@ -180,7 +184,7 @@ def sums_columns(e: Equation) -> bool:
     rows = prod(e.inputs[0].type.shape[: -len(kept)])
     leading = labels[-len(kept) :] == kept
     fits = rows * columns > MIN_ELEMENTS and rows <= MAX_ROWS and columns <= MAX_COLUMNS
-    return leading and fits and columns % VECTOR == 0 and e.inputs[0].type.dtype.name == "float32"
+    return leading and fits and columns % VECTOR == 0 and e.inputs[0].type.dtype.name in ("float32", TYPE_OF_TOTALS)
 
 
 def _is_loops(e: Equation) -> bool:
@@ -195,8 +199,8 @@ RESIDENT = 2
 """Such blocks for which a multiprocessor has registers. If rows are divided among blocks, all blocks run at once."""
 MIN_ROWS = 512
 """Minimum rows of a block, if rows are divided among blocks."""
-TOTAL, TOTAL_BYTES = "double", 8
-"""The type of totals (`TotalOf` of every floating-point type), and its size."""
+TOTAL, TOTAL_BYTES, TYPE_OF_TOTALS = "double", 8, "float64"
+"""The type of totals (`TotalOf` of every floating-point type), its size, and its name as an element type."""
 OF_SPLIT = f"(({TOTAL} *)own)[(split * SUMS + n) * COLUMNS + column]"
 """C text: the total of sum `n` over the rows of part `split`, in scratch memory."""
 
@@ -240,12 +244,12 @@ def column_sum(equation: Equation, threads: int, each: int | None = None, wide: 
         wide: the columns of a block.
     """
     body, totals = flat(body_of(equation)), _totals(equation)
-    (x,), (y,) = totals[0].inputs, totals[0].outputs
+    x, (y,) = term_of(totals[0], body.equations), totals[0].outputs
     rows, columns, c = _rows(totals[0]), y.size, c_type(x.type.dtype)
     blocks, each = -(-columns // wide), each or rows
     splits = -(-rows // each)
     row, block = ("(first_row + row)", f"block % {blocks}") if splits > 1 else ("row", "block")
-    shared = threads // (wide // VECTOR) * (wide + VECTOR) * TOTAL_BYTES
+    shared = shared_bytes(threads, wide)
     terms = [line for n, total in enumerate(totals) for line in _terms(body, total, row, f"terms[{n}][k]")]
     store = [f"for (int n = 0; n < SUMS; n++) {OF_SPLIT} = totals[n];"] if splits > 1 else after_totals(equation)
     lines = [
@@ -264,9 +268,14 @@ def column_sum(equation: Equation, threads: int, each: int | None = None, wide: 
     return Part(lines, body.inputs, body.outputs, headers, blocks=blocks * splits, shared=shared, scratch=scratch)
 
 
+def shared_bytes(threads: int, wide: int) -> int:
+    """Bytes of shared memory of a block with so many columns."""
+    return threads // (wide // VECTOR) * (wide + VECTOR) * TOTAL_BYTES
+
+
 def _terms(body: Program, total: Equation, row: str, result: str) -> list[str]:
     """Statements that compute the terms of a sum in some columns of a row."""
-    (x,), (y,) = total.inputs, total.outputs
+    x, (y,) = term_of(total, body.equations), total.outputs
     needed = needed_for([x], body.equations)
     views = {e.outputs[0]: e.inputs[0] for e in needed if e.has(Trait.RESHAPE)}
     while x in views:
@@ -280,6 +289,13 @@ def _terms(body: Program, total: Equation, row: str, result: str) -> list[str]:
         "}",
     ]
     return ["{", *indented([*load, *compute]), "}"]
+
+
+def term_of(total: Equation, equations: Sequence[Equation]) -> Variable:
+    """The value that a sum adds. It is in float32 if the equations convert it to the type of totals for the sum."""
+    (x,) = total.inputs
+    wider = (e.inputs[0] for e in equations if x in e.outputs and e.primitive.name == "astype")
+    return next((v for v in wider if v.type.dtype.name == "float32"), x)
 
 
 def _totals(equation: Equation) -> Sequence[Equation]:
@@ -302,15 +318,47 @@ def _names(body: Program) -> dict[Variable, str]:
     return {v: f"x{i}" for i, v in enumerate(body.inputs)} | {v: f"y{i}" for i, v in enumerate(body.outputs)}
 
 
+class Sums(NamedTuple):
+    """A `column_sum` equation in parts.
+
+    Attributes:
+        totals: the sums. All have the same types.
+        before: the equations that compute what they add.
+        terms: what they add; see `term_of`.
+        after: computes the outputs from the totals and from other arguments.
+    """
+
+    totals: Sequence[Equation]
+    before: Sequence[Equation]
+    terms: Sequence[Variable]
+    after: Program
+
+
+def sums_of(equation: Equation) -> Sums:
+    body, totals = flat(body_of(equation)), _totals(equation)
+    terms = [term_of(total, body.equations) for total in totals]
+    whole = {e for total in totals for e in (total, *needed_for(total.inputs, body.equations))}
+    after = _program([e for e in body.equations if e not in whole], body.outputs)
+    return Sums(totals, needed_for(terms, body.equations), terms, after)
+
+
 def after_totals(equation: Equation) -> list[str]:
     """Statements that compute the outputs of a column. `totals` has the total of each sum."""
-    body, totals = flat(body_of(equation)), _totals(equation)
-    before = {e for total in totals for e in (total, *needed_for(total.inputs, body.equations))}
-    after = _program([e for e in body.equations if e not in before], body.outputs)
+    loads, compute = around_totals(equation, _names(body_of(equation)))
+    return [*loads, *compute]
+
+
+def around_totals(equation: Equation, names: dict[Variable, str]) -> tuple[list[str], list[str]]:
+    """Statements that load the other arguments of a column, and those that compute its outputs from these and `totals`.
+
+    Args:
+        names: the pointers to arguments.
+    """
+    totals, _, _, after = sums_of(equation)
     (y,) = totals[0].outputs
-    read, values = _loads(after, y.type.shape, y.size, _names(body), "0", 1)
+    loads, values = _loads(after, y.type.shape, y.size, names, "0", 1)
     values |= {e.outputs[0]: f"({c_type(y.type.dtype)})totals[{n}]" for n, e in enumerate(totals)}
-    return [*read, *statements(after, values, [f"y{i}[column]" for i in range(len(body.outputs))])]
+    return loads, statements(after, values, [f"y{i}[column]" for i in range(len(after.outputs))])
 
 
 def _program(equations: Sequence[Equation], outputs: Sequence[Variable]) -> Program:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from adtrain.backends.cuda.codegen.part import Kernel
+from adtrain.backends.cuda.codegen.product import Epilogue, epilogue
 from adtrain.core.fused import OVERWRITES, Overwrites
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Equation
@@ -28,6 +29,8 @@ class Form:
         kernels: the generated kernels of an equation, to launch in order.
         candidates: the kernels of files for the first equation of the body, the preferred one first. The others are
             the epilogue.
+        epilogue: the epilogue of these kernels, if it is not that of a product.
+        after: generated kernels that are launched after those of a candidate.
         timed: the equation whose measured times choose among the candidates, if not the whole.
         overwrites: whether a result of an equation may overwrite an argument, where this does not follow from the
             equation of the body that reads the argument.
@@ -38,6 +41,8 @@ class Form:
     name: str
     kernels: Callable[[Equation, Lowering], list[Kernel]] | None = None
     candidates: Callable[[Equation, Target], Sequence[CudaKernel]] | None = None
+    epilogue: Callable[[Equation], Epilogue] = epilogue
+    after: Callable[[Equation, CudaKernel], list[Kernel]] | None = None
     timed: Callable[[Equation], Equation] | None = None
     overwrites: Overwrites | None = None
     converts: bool = False

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import IntEnum
 from itertools import product
+from math import prod
 from typing import Any, NamedTuple
 
 from adtrain.core.kernel import CudaKernel, Im2col, TensorMap
@@ -123,7 +124,8 @@ class Bfloat16Conv(NamedTuple):
         aligned = self.images[3] % ROW_MULTIPLE == 0 and self.outputs[3] % ROW_MULTIPLE == 0
         small = max(self.window.stride) <= MAX_STRIDE and all(-MAX_POSITION <= x < MAX_POSITION for x in corners)
         few = self.terms * len(positions) <= MAX_MAPS and max(spans) <= MAX_OFFSET
-        return aligned and small and few and max(self.lengths) <= MAX_LENGTH
+        lengths = *self.lengths, prod(self.images[:3])  # an input gradient counts the pixels of all phases, too
+        return aligned and small and few and max(lengths) <= MAX_LENGTH
 
     def _maps(self, work: Bfloat16Product) -> list[TensorMap]:
         """The tensor maps of A, then those of B. Each has one for each term."""

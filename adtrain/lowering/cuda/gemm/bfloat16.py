@@ -42,6 +42,9 @@ PROMOTED_TERMS, TERMS_COLUMNS = 3, 128
 terms. For wider ones registers do not suffice, or only two stages fit, which is slower."""
 STAGES_BYTES = 192 << 10
 """Shared memory of a block for the stages; the rest is for the epilogue."""
+EARLY_REGISTERS, ROUND_COLUMNS, ROUND_WAIT = 160, 32, 4000
+"""EARLY_REGISTERS of `gemm/bfloat16_product.cuh`; columns that an epilogue passes at once, and the cycles in which it
+waits for their auxiliary inputs, if these are not loaded before the product."""
 FLOAT32 = np.dtype("float32")
 
 
@@ -237,6 +240,49 @@ def fastest_splits(product: Bfloat16Product) -> Sequence[Bfloat16Product]:
         products = (replace(product, tile=tile, splits=splits) for splits in SPLITS)
         found.append(min((x for x in products if x.may_split()), key=lambda x: x.cycles))
     return sorted(found, key=lambda x: x.cycles)
+
+
+def with_column_sums(kernel: CudaKernel, columns: int, sums: int, read: int) -> CudaKernel | None:
+    """A kernel whose epilogue adds columns of the result; None if it cannot: it splits K, or has fewer blocks than
+    columns of tiles.
+
+    Each block has tiles of one column of tiles. Its sums are in scratch memory, row by row: (blocks of a column of
+    tiles, sums, columns).
+
+    Args:
+        columns: of the result.
+        sums: their number.
+        read: bytes of auxiliary inputs that the epilogue reads for an element.
+    """
+    launch, *others = kernel.launches
+    if others or "SPLITS" not in launch.definitions or not isinstance(launch.blocks, int):
+        return None
+    across = -(-columns // launch.definitions["TILE_N"])
+    down = launch.blocks // across
+    scratch = memory_layout("SCRATCH", {"SUMS": (FLOAT32.itemsize, down * sums * columns)})
+    if not down:
+        return None
+    launch = replace(launch, blocks=down * across)
+    return replace(kernel, launches=(launch,), scratch=scratch, cycles=_cycles_with_inputs(kernel, read))
+
+
+def _cycles_with_inputs(kernel: CudaKernel, read: int) -> float:
+    """The estimated time of a kernel whose epilogue reads so many bytes for an element.
+
+    The inputs are loaded before the product if registers allow (EARLY in `gemm/bfloat16_product.cuh`).
+    """
+    (launch,) = kernel.launches
+    assert kernel.cycles is not None
+    assert isinstance(launch.blocks, int)
+    m, n, pingpong = (launch.definitions[name] for name in ("TILE_M", "TILE_N", "PINGPONG"))
+    parts, rounds = m // CONSUMER_ROWS if pingpong else 1, n // ROUND_COLUMNS
+    registers = parts * (n / 2 + rounds * read * ROUND_COLUMNS / 8)
+    waits = parts * rounds * ROUND_WAIT if read and registers > EARLY_REGISTERS else 0
+    waves, stores = -(-int(launch.numbers[-1]) // launch.blocks), m * n / STORED
+    if not pingpong:
+        return kernel.cycles + waves * waits
+    products = (kernel.cycles - START - stores) / waves
+    return START + waves * max(products, (products + stores + waits) / 2) + stores + waits
 
 
 def bfloat16_gemm(product: Bfloat16Product) -> CudaKernel:

@@ -1,0 +1,189 @@
+"""Sums of columns in the epilogues of convolutions: which equations join, and their kernels, emulated on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_on_host import Host, assert_same_in_another_order, host
+from program_samples import for_gpu
+from test_narrow_values import small_arrays_as_large_ones
+
+import adtrain as ad
+from adtrain import ops, passes
+from adtrain.backends.cpu.numpy_program import NumpyProgram
+from adtrain.backends.cuda.forms.product_sums import PRODUCT_SUMS
+from adtrain.backends.cuda.lower import Lowering
+from adtrain.backends.cuda.targets import H200
+from adtrain.core.fused import single_equations
+from adtrain.core.kernel import CudaKernel
+from adtrain.core.program import Equation, Program
+from adtrain.core.staging import stage
+from adtrain.core.target import Target
+from adtrain.core.types import BITS
+from adtrain.lowering.cuda.conv.bfloat16 import Bfloat16Conv, Direction
+from adtrain.lowering.cuda.gemm.bfloat16 import TILES, with_column_sums
+from adtrain.ops.conv import Window
+
+__all__ = ["host", "small_arrays_as_large_ones"]
+
+pytestmark = pytest.mark.usefixtures("small_arrays_as_large_ones")
+
+TARGET: Target = H200._replace(multiprocessors=5)
+"""A block computes several tiles."""
+TOLERANCE = 2e-6
+"""The largest norm of the difference from the reference, divided by the norm of the reference."""
+
+
+def batch_norm(x: Any, weight: Any) -> Any:
+    zeros = np.zeros(x.shape[1], np.float32)
+    return ops.batch_norm(x, zeros, zeros + 1.0, weight, momentum=1.0)
+
+
+def of_batch_norm(x: Any, v: Any, w: Any, weight: Any) -> Any:
+    """The statistics of a convolution, and the sums for its gradient, which a convolution of stride 2 computes."""
+
+    def loss(x: Any, v: Any, w: Any, weight: Any) -> Any:
+        y, *statistics = batch_norm(ops.conv2d(x, v, padding=1), weight)
+        return ops.sum(ops.sin(ops.conv2d(ops.gelu(y), w, stride=2, padding=1))), statistics
+
+    return ad.value_and_grad(loss, (0, 1, 2, 3), has_aux=True)(x, v, w, weight)
+
+
+def of_bias(x: Any, v: Any, w: Any, bias: Any) -> Any:
+    """The gradient of the bias between two convolutions."""
+
+    def loss(v: Any, w: Any, bias: Any) -> Any:
+        return ops.sum(ops.sin(ops.conv2d(ops.relu(ops.conv2d(x, v, padding=1) + bias[:, None, None]), w, stride=2)))
+
+    return ad.grad(loss, (0, 1, 2))(v, w, bias)
+
+
+SAMPLES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], list[int]]] = {
+    "batch norm": (of_batch_norm, ((5, 24, 11, 13), (136, 24, 3, 3), (40, 136, 3, 3), (136,)), [2, 2]),
+    "bias": (of_bias, ((5, 24, 11, 13), (136, 24, 3, 3), (40, 136, 3, 3), (136,)), [1]),
+}
+"""Functions, shapes of their arguments, and the numbers of sums that join each convolution. Neither rows nor columns
+fill the tiles, and there are several columns of tiles."""
+
+
+def sample(name: str) -> tuple[Program, list[np.ndarray], list[int]]:
+    f, shapes, sums = SAMPLES[name]
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(shape, np.float32) / 4 for shape in shapes]
+    with ops.matmul_precision("bfloat16"):
+        return for_gpu(stage(f, passes.SIMPLIFY).program(*arrays), TARGET), arrays, sums
+
+
+def joined(program: Program) -> list[Equation]:
+    return [e for e in program.equations if e.form == PRODUCT_SUMS]
+
+
+def kernels(e: Equation, first: bool) -> list[CudaKernel]:
+    """The candidates for an equation, or the first of them only."""
+    found = [x for x in Lowering(TARGET).candidates(e) if isinstance(x, CudaKernel)]
+    return found[:1] if first else found
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_sums_join_the_convolution_whose_results_they_read(name: str) -> None:
+    program, _, sums = sample(name)
+    assert [[x.primitive.name for x in single_equations(e)].count("sum") for e in joined(program)] == sums
+    assert not [e for e in program.equations if e.form == "column_sum"]
+    assert all(e.outputs[0].type.dtype == BITS for e in joined(program))
+
+
+@pytest.mark.parametrize(("count", "joining"), [(16, 2), (8, 1), (2, 0)])
+def test_sums_do_not_join_a_convolution_that_is_faster_with_split_k(count: int, joining: int) -> None:
+    """Few images have few tiles with a long K: for eight images other tiles take longer, for two all are split."""
+    shapes = (count, 512, 16, 16), (512, 512, 3, 3), (512, 512, 3, 3), (512,)
+    with ops.matmul_precision("bfloat16"):
+        arguments = [np.zeros(shape, np.float32) for shape in shapes]
+        program = for_gpu(stage(of_batch_norm, passes.SIMPLIFY).program(*arguments), H200)
+    assert len(joined(program)) == joining
+
+
+@pytest.mark.parametrize("first", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("name", SAMPLES)
+def test_convolutions_with_sums_are_right(name: str, first: bool, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where results are rounded before they are summed, the reference sums those of the kernel."""
+    program, arrays, _ = sample(name)
+    monkeypatch.setattr(host, "lowering", Lowering(TARGET))
+    known = dict(zip(program.inputs, arrays, strict=True)) | {v: x.numpy() for v, x in program.constants.items()}
+    for e in program.equations:
+        own = [known[v] for v in e.inputs]
+        results = NumpyProgram(Program(e.inputs, {}, (e,), e.outputs)).run(own)[0]
+        known |= dict(zip(e.outputs, map(np.asarray, results), strict=True))
+        if e.form != PRODUCT_SUMS:
+            continue
+        sums = e.params["body"].equations[-1]
+        for kernel in kernels(e, first):
+            found = dict(zip(e.outputs, host.computed(e, kernel, own), strict=True))
+            assert np.mean(found[e.outputs[0]] == known[e.outputs[0]]) > 0.99
+            given = known | found
+            expected: Sequence[np.ndarray] = [known[v] for v in sums.outputs]
+            if given.keys() >= {*sums.inputs}:
+                of_sums = Program(sums.inputs, {}, (sums,), sums.outputs)
+                expected = NumpyProgram(of_sums).run([given[v] for v in sums.inputs])[0]
+            for v, x in zip(sums.outputs, expected, strict=True):
+                assert np.linalg.norm(found[v] - x) <= TOLERANCE * np.linalg.norm(x), v.type
+
+
+def test_tiles_that_load_what_the_epilogue_reads_before_the_product_come_first() -> None:
+    """In the ping-pong form they have no registers for it, and without such inputs that form is faster."""
+    window = Window((1, 1), (1, 1), (1, 1), 1)
+    conv = Bfloat16Conv(Direction.INPUT_GRAD, (256, 16, 16, 128), (256, 16, 16, 128), (3, 3), window)
+    alone = [conv.cuda_kernel(conv.product(H200, tile)) for tile in TILES]
+
+    def first(read: int) -> tuple[int, int, int]:
+        found = filter(None, (with_column_sums(x, columns=128, sums=2, read=read) for x in alone))
+        definitions = min(found, key=lambda kernel: kernel.cycles or 0).launches[0].definitions
+        return definitions["TILE_M"], definitions["TILE_N"], definitions["PINGPONG"]
+
+    assert first(0) == (128, 128, 1)
+    assert first(4) == (128, 128, 0)
+
+
+def test_sums_do_not_depend_on_the_order_of_threads(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = sample("bias")[0]
+    monkeypatch.setattr(host, "lowering", Lowering(TARGET))
+    (e,) = joined(program)
+    rng = np.random.default_rng(0)
+    own = [
+        rng.integers(0x3F00, 0x4000, v.type.shape, BITS)
+        if v.type.dtype == BITS
+        else np.ones(v.type.shape, v.type.dtype)
+        for v in e.inputs
+    ]
+    assert_same_in_another_order(host, lambda: host.computed(e, None, own), monkeypatch)
+
+
+def test_a_large_mean_costs_no_digits_of_the_variance(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The results are bfloat16 numbers between 256 and 264, in steps of 2. One channel has equal numbers."""
+    channels = 8
+    rng = np.random.default_rng(0)
+    x = 256 + 2.0 * rng.integers(0, 5, (5, channels, 11, 13)).astype(np.float32)
+    x[:, 0] = 260
+    filters = np.eye(channels, dtype=np.float32).reshape(channels, channels, 1, 1)
+
+    def norm(x: Any, filters: Any) -> Any:
+        y, mean, variance = batch_norm(ops.conv2d(x, filters), None)
+        return ops.sum(ops.sin(ops.conv2d(y, filters))), mean, variance
+
+    with ops.matmul_precision("bfloat16"):
+        program = for_gpu(stage(norm, passes.SIMPLIFY).program(x, filters), TARGET)
+    monkeypatch.setattr(host, "lowering", Lowering(TARGET))
+    (e,) = joined(program)
+    known = dict(zip(program.inputs, (x, filters), strict=True))
+    known |= {v: a.numpy() for v, a in program.constants.items()}
+    for each in program.equations[: program.equations.index(e)]:
+        results = NumpyProgram(Program(each.inputs, {}, (each,), each.outputs)).run([known[v] for v in each.inputs])[0]
+        known |= dict(zip(each.outputs, map(np.asarray, results), strict=True))
+    found = dict(zip(e.outputs, host.computed(e, None, [known[v] for v in e.inputs]), strict=True))
+    mean, variance = (found[v] for v in program.outputs[1:])
+    rows = x.astype(float).transpose(0, 2, 3, 1).reshape(-1, channels)
+    np.testing.assert_allclose(mean, rows.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(variance, rows.var(0, ddof=1), rtol=1e-6)
+    assert variance[0] == 0

@@ -1,0 +1,66 @@
+"""The GPU: convolutions that add the columns of their results are right with every tile, and twice the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu_parity import gpu, poisoned
+from program_samples import everywhere
+from test_cuda_product_sums_on_host import SAMPLES
+from test_gpu_bfloat16 import hopper
+from test_narrow_values import small_arrays_as_large_ones
+
+from adtrain import ops
+from adtrain.backends.cpu.numpy_program import NumpyProgram
+from adtrain.backends.cuda.forms.form import FORMS
+from adtrain.backends.cuda.forms.product_sums import PRODUCT_SUMS
+from adtrain.core import tree
+from adtrain.core.array import array
+from adtrain.core.kernel import CudaKernel
+from adtrain.core.program import Equation
+from adtrain.core.staging import stage
+from adtrain.core.target import Target
+from adtrain.lowering.cuda.gemm.bfloat16 import TILES, Bfloat16Tile
+from adtrain.passes import ALL
+
+__all__ = ["gpu", "hopper", "poisoned", "small_arrays_as_large_ones"]
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper", "small_arrays_as_large_ones")]
+
+SHAPES = {
+    "batch norm": ((90, 24, 23, 21), (136, 24, 3, 3), (40, 136, 3, 3), (136,)),
+    "bias": ((90, 24, 23, 21), (136, 24, 3, 3), (40, 136, 3, 3), (136,)),
+}
+TOLERANCE = 2e-3
+"""The largest norm of a difference over the norm: a number that is rounded the other way changes later ones."""
+
+
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("name", SHAPES)
+def test_convolutions_with_sums_are_right(
+    gpu: Any, name: str, tile: Bfloat16Tile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form = FORMS[PRODUCT_SUMS]
+    assert form.candidates is not None
+
+    def of_tile(equation: Equation, target: Target) -> list[CudaKernel]:
+        names = {"TILE_M": tile.m, "TILE_N": tile.n, "PINGPONG": int(tile.pingpong)}
+        found = form.candidates(equation, target) if form.candidates else ()
+        return [x for x in found if names.items() <= x.launches[0].definitions.items()] or [*found]
+
+    monkeypatch.setitem(FORMS, PRODUCT_SUMS, replace(form, candidates=of_tile))
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(shape, np.float32) / 4 for shape in SHAPES[name]]
+    given = [array(x, device="gpu") for x in arrays]
+    with ops.matmul_precision("bfloat16"):
+        staged = stage(SAMPLES[name][0], ALL)
+        program = staged.program(*given)
+        runs = [[x.numpy() for x in tree.leaves(staged(*given))] for _ in range(2)]
+    assert PRODUCT_SUMS in {e.form for e in everywhere(program)}
+    on_cpu = replace(program, constants={v: array(x.numpy()) for v, x in program.constants.items()})
+    for first, second, expected in zip(*runs, NumpyProgram(on_cpu).run(arrays)[0], strict=True):
+        np.testing.assert_array_equal(first, second)
+        assert np.linalg.norm(first - expected) <= TOLERANCE * np.linalg.norm(expected)
