@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from adtrain.core.program import Equation, Variable
 from adtrain.core.target import Target
 from adtrain.core.types import BITS, ArrayType
 from adtrain.lowering.cuda.conv.bfloat16 import MAX_POSITION, Bfloat16Conv, Direction, conv2d, input_grad
-from adtrain.lowering.cuda.gemm.bfloat16 import TF32_TILES, TILES, TILES_OF_TERMS, Bfloat16Tile
+from adtrain.lowering.cuda.gemm.bfloat16 import GATHER_TILES, TF32_TILES, TILES, TILES_OF_TERMS, Bfloat16Tile
 from adtrain.ops.conv import Window
 
 __all__ = ["host"]
@@ -137,6 +138,31 @@ def test_boxes_of_few_channels_are_right(host: Host, direction: Direction, chann
 
 
 @pytest.mark.parametrize(
+    ("direction", "name"),
+    [
+        pytest.param(each, name, marks=() if _is_plain(each, name) else pytest.mark.exhaustive)
+        for each in Direction
+        for name in WINDOWS
+    ],
+)
+def test_gathered_images_are_right(host: Host, direction: Direction, name: str) -> None:
+    """Neither the pixels nor the channels of all taps fill the tiles."""
+    conv, arrays, params = problem(direction, (3, 9, 7, 24), 40, *WINDOWS[name])
+    size = (64, 128) if direction is Direction.WEIGHT_GRAD else (128, 32)
+    tile = next(x for x in GATHER_TILES if (x.m, x.n) == size)
+    conv = conv._replace(gathers=True)
+    check(host, conv, conv.cuda_kernel(conv.product(TARGET, tile)), arrays, params)
+
+
+def test_a_weight_gradient_of_many_filters_gathers_only_the_images(host: Host) -> None:
+    conv, arrays, params = problem(Direction.WEIGHT_GRAD, (3, 9, 7, 24), 72, *WINDOWS["3x3"])
+    conv = conv._replace(gathers=True)
+    work = conv.product(TARGET, Bfloat16Tile(64, 64, 6, 600), 2)
+    assert work.gathered == (False, True)
+    check(host, conv, conv.cuda_kernel(work), arrays, params)
+
+
+@pytest.mark.parametrize(
     "direction", [Direction.WEIGHT_GRAD, *(pytest.param(x, marks=pytest.mark.exhaustive) for x in list(Direction)[:2])]
 )
 def test_splits_of_k_are_added(host: Host, direction: Direction) -> None:
@@ -174,16 +200,22 @@ def test_three_terms_are_as_exact_as_sequential_fma_sums(host: Host, case: str) 
     assert taken[1] <= max(NOISE * expected[1], ROUNDINGS)
 
 
-def test_windows_that_a_tensor_map_cannot_describe_have_no_kernel() -> None:
+def files(kernels: Sequence[CudaKernel]) -> set[str]:
+    return {kernel.launches[0].file for kernel in kernels}
+
+
+def test_windows_that_a_tensor_map_cannot_describe_are_gathered() -> None:
     x = ArrayType((2, 300, 300, 8), BITS)
     w = ArrayType((8, 3, 3, 8), BITS)
     wide = Window((1, 1), (MAX_POSITION + 1, 1), (1, 1), 1)
-    assert conv2d(H200, x, w, window=wide, precision="bfloat16") == []
+    assert files(conv2d(H200, x, w, window=wide, precision="bfloat16")) == {"conv/bfloat16_gather.cu"}
     narrow = w._replace(shape=(9, 3, 3, 8))
     assert conv2d(H200, x, narrow, window=WINDOWS["3x3"][1], precision="bfloat16") == []
     many = Window((5, 5), (0, 0), (1, 1), 1)
     g = ArrayType((2, 60, 60, 8), BITS)
-    assert input_grad(H200, g, w, window=many, precision="bfloat16", size=(300, 300)) == []
+    assert files(input_grad(H200, g, w, window=many, precision="bfloat16", size=(300, 300))) == {
+        "conv/bfloat16_gather.cu"
+    }
 
 
 def test_an_input_gradient_has_fewer_pixels_than_32_bits_count() -> None:

@@ -10,7 +10,10 @@ from adtrain.backends.cuda import compiler
 
 PARAMETERS = r"\((?:[^{;()]|\bIF\([^()]*\))*\)"
 KERNEL = re.compile(rf"^KERNEL\b[^{{;]*\b(?P<name>\w+){PARAMETERS}\s*\{{\s*(?P<first>[^;{{]*;)", re.MULTILINE)
-LATE = {"pack_matrices", "packed_gemm", "bfloat16_gemm", "bfloat16_conv", "attention_wgmma", "attention_wgmma_grad"}
+LATE = {
+    *("pack_matrices", "packed_gemm", "bfloat16_gemm", "bfloat16_conv", "bfloat16_gather", "attention_wgmma"),
+    "attention_wgmma_grad",
+}
 """Kernels that do other work before they wait. The first two are later launches of one candidate: what they read before
 was written two launches earlier, or is an input that the first launch has waited for. The others read no memory
 before."""

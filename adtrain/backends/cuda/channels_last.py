@@ -35,6 +35,8 @@ import numpy as np
 from adtrain.backends.cuda.forms.gather import NEAR
 from adtrain.backends.cuda.forms.horizontal import MAX_FLOPS
 from adtrain.core.array import Array, array
+from adtrain.core.fused import OF_POOLED
+from adtrain.core.kernel import CudaKernel
 from adtrain.core.precision import OF_PRECISION, TERMS, TF32
 from adtrain.core.primitive import CHANNELS_LAST, PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
@@ -108,7 +110,8 @@ def _fastest(program: Program, layers: Sequence[set[Equation]], target: Target) 
 
     def cycles(chosen: set[Equation]) -> float:
         written = _Writer(program, chosen).written() if chosen else program
-        return sum(_cycles(e, target) for e in written.equations)
+        pooled = fuse_maxpool_gradients(written, lambda e: bool(_kernels(e, target)), all_readers=True)
+        return sum(_cycles(e, target) for e in remove_dead_code(pooled).equations)
 
     chosen = {e for layer in layers for e in layer}
     best = cycles(chosen)
@@ -119,22 +122,33 @@ def _fastest(program: Program, layers: Sequence[set[Equation]], target: Target) 
 
 
 def _cycles(e: Equation, target: Target) -> float:
-    """The estimated cycles of a convolution, of a transpose, to write a further term, or those that an equation takes
-    because channels are not last; 0 for other equations.
+    """The estimated cycles of a convolution, of a pooling, of a transpose, to write a further term, or those that an
+    equation takes because channels are not last; 0 for other equations.
 
-    The kernels before and after a transpose write and read float32, so it costs twice the bytes that it moves.
+    The kernels before and after a transpose write and read float32, so it costs twice the bytes that it moves. A
+    pooling that is channels last reads and writes bfloat16. In the other layout a convolution pools 2 x 2 itself.
     """
-    if e.primitive.name == "transpose":
-        return 2 * sum(v.nbytes for v in (*e.inputs, *e.outputs)) / BYTES_PER_CYCLE
-    if e.primitive.name == "bfloat16_rest":
+    moved = sum(v.nbytes for v in (*e.inputs, *e.outputs)) / BYTES_PER_CYCLE
+    if e.name == "transpose":
+        return 2 * moved
+    if e.name.endswith(CHANNELS_LAST):
+        return moved / 2
+    if e.name in POOLS:
+        joined = e.name == "max_pool2d" and e.params["windows"].kernel == (2, 2)
+        return 0 if joined else moved
+    if e.name == "bfloat16_rest":
         return e.outputs[0].size * BITS.itemsize / BYTES_PER_CYCLE
     by_channel = e.has(Trait.REDUCTION) and set(e.params["axes"]) == PIXELS
     if by_channel or _is_batch_norm(e):
         return sum(v.nbytes for v in (*e.inputs, *e.outputs)) / FIRST_BYTES_PER_CYCLE
-    if e.primitive.name not in CONVOLUTIONS | OF_TERMS:
+    if e.name.removesuffix(OF_POOLED) not in CONVOLUTIONS | OF_TERMS:
         return 0
-    kernels = cuda_kernels(e.primitive.name, target, *(v.type for v in e.inputs), **e.params)
+    kernels = _kernels(e, target)
     return kernels[0].cycles or 0 if kernels else 0
+
+
+def _kernels(e: Equation, target: Target) -> Sequence[CudaKernel]:
+    return cuda_kernels(e.name, target, *(v.type for v in e.inputs), **e.kernel_params)
 
 
 def _has_kernel(e: Equation, target: Target) -> bool:

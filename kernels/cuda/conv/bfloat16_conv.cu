@@ -1,51 +1,16 @@
-// Convolutions of images that are bfloat16 in memory, or sums of several such images (TERMS), channels last (NHWC), as products
-// (implicit GEMM); with IN_TF32 images are float32. Read gemm/bfloat16_product.cuh first. y = x * w; x: N x H x W x C, y and its gradient g: N x OH x OW x O, w: O x KH x KW x C.
-//
-//   DIRECTION      rows of the result   columns    K                  operands
-//   FORWARD        pixels of y          O          taps x C           x im2col; w
-//   INPUT_GRAD     pixels of x          C          taps x O           g im2col; w, not K-major, with IN_TF32 C x KH x KW x O
-//   WEIGHT_GRAD    O                    taps x C   pixels of g        g and x im2col, not K-major
+// Convolutions of images that are bfloat16 in memory, or sums of several such images (TERMS), by TMA; with IN_TF32 images are
+// float32. Read conv/bfloat16_conv.cuh first. With IN_TF32 the filters of INPUT_GRAD are C x KH x KW x O, and K-major.
 //
 // TMA loads a box of 64 or 32 channels of a tap for consecutive pixels (im2col mode). It writes 0 for elements outside the images,
 // so numbers of channels are rounded up. A tile of K is one or two such boxes; for WEIGHT_GRAD it is 64 pixels.
-//
-// An input gradient of stride SH x SW is SH x SW convolutions, one for each phase: the pixels whose row and column have the same
-// remainders by the stride. A phase is an item of the batch. It has some of the taps, its sub-filter, so that no zeros are
-// multiplied.
-//
-// Macros (Bfloat16Conv in bfloat16.py): DIRECTION; kernel KH x KW, stride SH x SW, padding PH x PW, dilation DH x DW;
-// PHASES_H x PHASES_W: the stride, or the image where it is smaller; 1 x 1 if DIRECTION is not INPUT_GRAD.
-#include "gemm/bfloat16_product.cuh"
+#include "conv/bfloat16_conv.cuh"
 
-enum { FORWARD, INPUT_GRAD, WEIGHT_GRAD };
-constexpr int PHASES = PHASES_H * PHASES_W, TAPS = KH * KW;
 constexpr int CHANNELS = DIRECTION == WEIGHT_GRAD ? BOX_B : BOX_A; // of a box of an im2col operand
 constexpr int K_BOXES = DIRECTION == WEIGHT_GRAD ? 1 : TILE_K / CHANNELS; // boxes of a tile of K
 
 struct alignas(128) Maps {
     TensorMap a[PHASES][TERMS], b[TERMS];
 };
-
-// Along one axis, the `count` taps of a phase: first, first + STEP, ... The position of g for the i-th of them is that for the last
-// one, plus (count - 1 - i) * SHIFT.
-struct Taps {
-    int first, count;
-};
-__device__ constexpr int gcd(int a, int b) { return b == 0 ? a : gcd(b, a % b); }
-template <int K, int S, int P, int D> struct SubFilter {
-    static constexpr int STEP = S / gcd(S, D), SHIFT = D * STEP / S;
-    __device__ __forceinline__ static Taps of(int phase) {
-        int first = 0;
-        while (first < STEP && (phase + P - first * D) % S) first++;
-        return {first, first < STEP && first < K ? (K - first + STEP - 1) / STEP : 0};
-    }
-    // The position of g for the last tap and the first pixel of the phase.
-    __device__ __forceinline__ static int last(int phase, const Taps &taps) {
-        return (phase + P - (taps.first + (taps.count - 1) * STEP) * D) / S;
-    }
-};
-typedef SubFilter<KH, SH, PH, DH> Down;
-typedef SubFilter<KW, SW, PW, DW> Right;
 
 // Box `i` of the channels of all taps: its tap and first channel. Boxes after the last tap begin after the last channel, so TMA
 // writes zeros.
@@ -62,15 +27,10 @@ template <int BYTES, class Load> __device__ __forceinline__ void for_each_term(
     for (int i = 0; i < TERMS; i++) load(terms[i], to + i * BYTES);
 }
 
-struct Images {
+struct Images : Lengths {
     const Maps &maps;
-    int n, h, w, c, oh, ow, o;
 
-    // The result: its rows (for INPUT_GRAD the pixels of a phase), and its columns with channels rounded up.
-    __device__ __forceinline__ int rows(int phase) const {
-        if (DIRECTION == FORWARD) return n * oh * ow;
-        return DIRECTION == INPUT_GRAD ? n * height(phase) * width(phase) : o;
-    }
+    // The columns of the result, with channels rounded up.
     __device__ __forceinline__ int columns() const {
         if (DIRECTION == FORWARD) return o;
         return DIRECTION == INPUT_GRAD ? c : TAPS * tap_boxes() * CHANNELS;
@@ -177,12 +137,7 @@ struct Images {
         const Images &images;
         int phase;
 
-        __device__ __forceinline__ int memory_row(int row) const {
-            if (DIRECTION != INPUT_GRAD || SH * SW == 1) return row;
-            const int width = images.width(phase), area = images.height(phase) * width, pixel = row % area;
-            const int y = pixel / width * SH + phase / PHASES_W, x = pixel % width * SW + phase % PHASES_W;
-            return (row / area * images.h + y) * images.w + x;
-        }
+        __device__ __forceinline__ int memory_row(int row) const { return images.memory_row(row, phase); }
         __device__ __forceinline__ int memory_column(int column) const {
             if (DIRECTION != WEIGHT_GRAD) return column;
             const int block = column / CHANNELS, tap = block / images.tap_boxes();
@@ -209,13 +164,10 @@ struct Images {
     __device__ __forceinline__ int tap_boxes() const {
         return ((DIRECTION == INPUT_GRAD ? o : c) + CHANNELS - 1) / CHANNELS;
     }
-    // Rows and columns of x in a phase.
-    __device__ __forceinline__ int height(int phase) const { return (h - phase / PHASES_W + SH - 1) / SH; }
-    __device__ __forceinline__ int width(int phase) const { return (w - phase % PHASES_W + SW - 1) / SW; }
 };
 
 #define IMAGE_SIZES int64_t n, int64_t h, int64_t w, int64_t c, int64_t oh, int64_t ow, int64_t o
-#define IMAGES Images{maps, (int)n, (int)h, (int)w, (int)c, (int)oh, (int)ow, (int)o}
+#define IMAGES Images{{(int)n, (int)h, (int)w, (int)c, (int)oh, (int)ow, (int)o}, maps}
 
 KERNEL __launch_bounds__(THREADS, 1) bfloat16_conv(
     const __grid_constant__ Maps maps, const Epilogue epilogue, IMAGE_SIZES, int64_t whole, char *scratch) {

@@ -4,6 +4,9 @@
 // operand. The consumer warpgroups share a tile, 64 rows each. With PINGPONG two of them take tiles in turns: one multiplies while
 // the other one stores.
 //
+// GATHER_A, GATHER_B: all threads of the producer warpgroup copy the operand by cp.async, and the first one issues the copies of
+// the other operand. The boxes in shared memory are the same.
+//
 // TMA loads TILE_K of K in a stage, as boxes whose rows are BOX_A or BOX_B elements: 128 bytes with the 128-byte swizzle, or 64 with
 // the 64-byte swizzle. A box of a K-major operand has all TILE_M or TILE_N rows. A box of an operand that is not K-major (MN_MAJOR_A,
 // MN_MAJOR_B) has TILE_K rows of K, and its columns are rows of A or columns of B.
@@ -22,11 +25,12 @@
 //
 // A class Product describes the operands and the result:
 //   int k_tiles(int64_t item)            tiles of K of an item of the batch
-//   auto load_a(const TileSplit &), load_b   a function (int k_tile, char *stage, Mbarrier &full) that issues the copies of a stage
+//   auto load_a(const TileSplit &), load_b   a function (int k_tile, char *stage, Mbarrier &full) that issues the copies of a stage;
+//                                        for an operand that is gathered: those of this thread
 //   Tile tile(const TileSplit &, int row, int column)   the places of results in memory: an AccumulatorTile, or derived from it
 //
 // Macros (Bfloat16Product in bfloat16.py): TILE_M, TILE_N, TILE_K, TILE_STAGES, BLOCK_THREADS, PINGPONG, IN_TF32, TERMS, SPLITS,
-// MN_MAJOR_*, BOX_*.
+// MN_MAJOR_*, BOX_*, GATHER_*.
 // WIDE_C: maximum elements per store. SUM_THREADS, SUM_COLUMNS: threads of a block, and columns of a thread, that add splits.
 #pragma once
 #include "sm90/accumulator.cuh"
@@ -44,6 +48,8 @@ static_assert(TERMS < 3 || PARTS_M == 1, "registers suffice for this");
 static_assert(!IN_TF32 || (TERMS == 1 && !MN_MAJOR_A && !MN_MAJOR_B), "what wgmma takes in tf32");
 constexpr int EARLY_REGISTERS = 160; // for accumulators, and auxiliary inputs that are loaded before the product
 constexpr int ALL_CONSUMERS = 1 + GROUPS; // a named barrier; each warpgroup has one of those before it
+constexpr bool GATHERS = GATHER_A || GATHER_B;
+static_assert(!GATHERS || (TERMS == 1 && !IN_TF32), "what is gathered");
 constexpr int WIDE_RESULT = WIDE_C < Epilogue::WIDEST ? WIDE_C : Epilogue::WIDEST;
 
 // A product of term a of A and term b of B. Those of low order, the smallest first; {0, 0} comes after them.
@@ -102,21 +108,43 @@ struct TileSplit {
     __device__ __forceinline__ static bool is_whole(int i, const Work &work) { return SPLITS == 1 || i < work.whole; }
 };
 
-// The producer thread of an operand: issues the copies of BYTES bytes in each stage, for all work of this block. start(own)
-// returns the function that issues those of a stage.
-template <int BYTES, class Product, class Start> __device__ __forceinline__ void produce(const Work &work,
-    const Product &product, Pipeline<TILE_STAGES> &pipeline, char *shared, const Start &start) {
+// A producer thread: issues its copies in each stage, for all work of this block. start(own) returns the function that issues those
+// of a stage.
+template <class Product, class Start> __device__ __forceinline__ void produce(const Work &work, const Product &product,
+    Pipeline<TILE_STAGES> &pipeline, char *shared, const Start &start) {
     PipelineState<TILE_STAGES> state;
     for (int i = blockIdx.x; i < work.count(); i += gridDim.x) {
         const TileSplit own(i, work, product);
         const auto load = start(own);
         for (int k_tile = own.begin; k_tile < own.end; k_tile++, state.advance()) {
             pipeline.wait_empty(state);
-            Mbarrier &full = pipeline.full[state.stage];
-            full.arrive_expect_tx(BYTES);
-            load(k_tile, shared + state.stage * SIZE, full);
+            load(k_tile, shared + state.stage * SIZE, pipeline.full[state.stage]);
         }
     }
+}
+
+// The copies of a stage by TMA, BYTES bytes.
+template <int BYTES, class Load> __device__ __forceinline__ auto expecting(const Load &load) {
+    return [=](int k_tile, char *stage, Mbarrier &full) {
+        full.arrive_expect_tx(BYTES);
+        load(k_tile, stage, full);
+    };
+}
+
+// The producer warps, where operands are gathered.
+template <class Product> __device__ __forceinline__ void gather(
+    const Work &work, const Product &product, Pipeline<TILE_STAGES> &pipeline, char *shared) {
+    produce(work, product, pipeline, shared, [&](const TileSplit &own) {
+        const auto load_a = product.load_a(own);
+        const auto load_b = product.load_b(own);
+        return [=](int k_tile, char *stage, Mbarrier &full) {
+            if (!GATHER_A && threadIdx.x == 0) expecting<SIZE_A>(load_a)(k_tile, stage, full);
+            if (!GATHER_B && threadIdx.x == 0) expecting<SIZE - SIZE_A>(load_b)(k_tile, stage + SIZE_A, full);
+            if (GATHER_A) load_a(k_tile, stage, full);
+            if (GATHER_B) load_b(k_tile, stage + SIZE_A, full);
+            full.arrive_after_copies();
+        };
+    });
 }
 
 // A tile of a term of an operand in shared memory: ROWS rows of A or columns of B, in boxes whose rows are BOX elements.
@@ -245,6 +273,7 @@ template <class Product> __device__ __forceinline__ void consume(const Work &wor
                 multiply_promoted(sums[0], pipeline, state, shared, part * WGMMA_ROWS, own.begin, own.end);
         } else if (own.begin < own.end) {
             multiply_stages(sums, pipeline, state, own.begin, own.end, [&](int at, bool add) {
+                if (GATHERS) fence_proxy_async();
                 #pragma unroll
                 for (int step = 0; step < STEPS; step++) {
                     #pragma unroll
@@ -278,6 +307,9 @@ template <class Product> __device__ __forceinline__ void consume(const Work &wor
     if constexpr (Epilogue::SUMS > 0) write_sums<Stores>(columns, work, stagings, partial_sums);
 }
 
+constexpr int PRODUCER_REGISTERS = GATHERS ? 72 : 40, CONSUMER_REGISTERS = GATHERS ? 216 : 232;
+static_assert(GROUPS == 1 || registers_suffice(WARPGROUP, PRODUCER_REGISTERS, CONSUMERS, CONSUMER_REGISTERS));
+
 // The kernel, for a block.
 template <class Product> __device__ __forceinline__ void multiply(
     const Work &work, const Product &product, const Epilogue &epilogue, char *scratch) {
@@ -285,21 +317,24 @@ template <class Product> __device__ __forceinline__ void multiply(
     __shared__ WarpStaging staging[CONSUMERS / WARP];
     const int warp = threadIdx.x / WARP;
     if (threadIdx.x == 0) {
-        pipeline.init(2, (PINGPONG ? WARPGROUP : CONSUMERS) / WARP);
+        pipeline.init(GATHERS ? WARPGROUP + (GATHER_A != GATHER_B) : 2, (PINGPONG ? WARPGROUP : CONSUMERS) / WARP);
         fence_mbarrier_init();
     }
     wait_for_inputs(); // nothing before it reads memory
     __syncthreads();
     char *shared = SHARED_STAGES(char[SIZE], shared_bytes)[0];
     if (warp < WARPGROUP / WARP) {
-        if (GROUPS > 1) warpgroup_reg_dealloc<40>();
-        if (threadIdx.x == 0)
-            produce<SIZE_A>(work, product, pipeline, shared, [&](const TileSplit &own) { return product.load_a(own); });
+        if (GROUPS > 1) warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
+        if constexpr (GATHERS)
+            gather(work, product, pipeline, shared);
+        else if (threadIdx.x == 0)
+            produce(work, product, pipeline, shared,
+                [&](const TileSplit &own) { return expecting<SIZE_A>(product.load_a(own)); });
         else if (threadIdx.x == WARP)
-            produce<SIZE - SIZE_A>(work, product, pipeline, shared + SIZE_A,
-                [&](const TileSplit &own) { return product.load_b(own); });
+            produce(work, product, pipeline, shared + SIZE_A,
+                [&](const TileSplit &own) { return expecting<SIZE - SIZE_A>(product.load_b(own)); });
     } else {
-        if (GROUPS > 1) warpgroup_reg_alloc<232>();
+        if (GROUPS > 1) warpgroup_reg_alloc<CONSUMER_REGISTERS>();
         consume(work, product, pipeline, shared, staging, epilogue, (T *)scratch);
     }
 }
@@ -315,19 +350,29 @@ template <class Product> __device__ __forceinline__ void add_splits(
     const int row = i / ROW % TILE_M, column = i % ROW * SUM_COLUMNS;
     const auto tile = product.tile(own, own.row, own.column);
     const T *partial_sums = scratch + ((int64_t)number * SPLITS * TILE_M + row) * TILE_N + column;
-    Vector<T, SUM_COLUMNS> parts[SPLITS];
-    #pragma unroll
-    for (int s = 0; s < SPLITS; s++) parts[s] = load<T, SUM_COLUMNS>(partial_sums + s * TILE_M * TILE_N);
+    constexpr int AHEAD = SPLITS < 32 ? SPLITS : 32; // loads before the first sum
+    T sums[SUM_COLUMNS] = {};
+    #pragma unroll 1
+    for (int first = 0; first < SPLITS; first += AHEAD) {
+        Vector<T, SUM_COLUMNS> parts[AHEAD];
+        #pragma unroll
+        for (int s = 0; s < AHEAD; s++)
+            if (SPLITS % AHEAD == 0 || first + s < SPLITS)
+                parts[s] = load<T, SUM_COLUMNS>(partial_sums + (first + s) * TILE_M * TILE_N);
+        #pragma unroll
+        for (int s = 0; s < AHEAD; s++) {
+            #pragma unroll
+            for (int w = 0; w < SUM_COLUMNS; w++)
+                if (SPLITS % AHEAD == 0 || first + s < SPLITS) sums[w] += parts[s].lane[w];
+        }
+    }
     #pragma unroll
     for (int h = 0; h < SUM_COLUMNS; h += WIDE) {
         const int r = own.row + row, c = own.column + column + h;
         if (!tile.inside(r, c)) return;
-        T sum[WIDE] = {};
+        T sum[WIDE];
         #pragma unroll
-        for (int s = 0; s < SPLITS; s++) {
-            #pragma unroll
-            for (int w = 0; w < WIDE; w++) sum[w] += parts[s].lane[h + w];
-        }
+        for (int w = 0; w < WIDE; w++) sum[w] = sums[h + w];
         epilogue(tile.at.item, tile.memory_row(r), tile.memory_column(c), tile.index(r, c), sum);
     }
 }

@@ -21,6 +21,10 @@ struct Mbarrier {
     __device__ __forceinline__ void arrive_expect_tx(int bytes) {
         asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(address()), "r"(bytes) : "memory");
     }
+    // Arrives when the copies by cp.async that this thread has started are done.
+    __device__ __forceinline__ void arrive_after_copies() {
+        asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(address()) : "memory");
+    }
     // Waits for the end of the phase with this parity.
     __device__ __forceinline__ void wait(int parity) {
         asm volatile("{\n"

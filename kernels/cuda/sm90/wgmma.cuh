@@ -55,8 +55,8 @@ __device__ __forceinline__ uint64_t smem_descriptor(const void *from, int leadin
 
 // Registers of COUNT accumulators: as operands of the instruction, and as constraints.
 #define REGS_4 "%0,%1,%2,%3"
-#define REGS_32 REGS_4 \
-    ",%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define REGS_16 REGS_4 ",%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define REGS_32 REGS_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define REGS_36 REGS_32 ",%32,%33,%34,%35"
 #define REGS_40 REGS_36 ",%36,%37,%38,%39"
 #define REGS_44 REGS_40 ",%40,%41,%42,%43"
@@ -73,8 +73,10 @@ __device__ __forceinline__ uint64_t smem_descriptor(const void *from, int leadin
     ",%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 #define OUT_FOUR(i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3])
 #define OUT_EIGHT(i) OUT_FOUR(i), OUT_FOUR(i + 4)
-#define OUT_32(i) OUT_EIGHT(i), OUT_EIGHT(i + 8), OUT_EIGHT(i + 16), OUT_EIGHT(i + 24)
+#define OUT_16(i) OUT_EIGHT(i), OUT_EIGHT(i + 8)
+#define OUT_32(i) OUT_16(i), OUT_16(i + 16)
 #define SUMS_4 OUT_FOUR(0)
+#define SUMS_16 OUT_16(0)
 #define SUMS_32 OUT_32(0)
 #define SUMS_36 SUMS_32, OUT_FOUR(32)
 #define SUMS_40 SUMS_36, OUT_FOUR(36)
@@ -92,6 +94,7 @@ __device__ __forceinline__ uint64_t smem_descriptor(const void *from, int leadin
 
 // A width: the number of accumulators, N = 2 COUNT columns, and the numbers of the operands that follow the accumulators.
 #define WGMMA_WIDTHS(CASE) \
+    CASE(16, 32, 16, 17, 18, 19, 20) \
     CASE(32, 64, 32, 33, 34, 35, 36) \
     CASE(36, 72, 36, 37, 38, 39, 40) \
     CASE(40, 80, 40, 41, 42, 43, 44) \
@@ -133,7 +136,7 @@ __device__ __forceinline__ uint64_t smem_descriptor(const void *from, int leadin
     }
 template <MmaKind KIND, bool TRANS_A = false, bool TRANS_B = false, int SUMS>
 __device__ __forceinline__ void wgmma(float (&sums)[SUMS], uint64_t a, uint64_t b, bool accumulate) {
-    static_assert(SUMS == 128 || SUMS == 96 || SUMS == 88 || SUMS == 80 || SUMS == 72 || (SUMS % 4 == 0 && SUMS >= 32 && SUMS <= 64), "a width of WGMMA_WIDTHS");
+    static_assert(SUMS == 128 || SUMS == 96 || SUMS == 88 || SUMS == 80 || SUMS == 72 || SUMS == 16 || (SUMS % 4 == 0 && SUMS >= 32 && SUMS <= 64), "a width of WGMMA_WIDTHS");
     WGMMA_WIDTHS(CASE)
 }
 #undef CASE

@@ -10,6 +10,7 @@ struct Mbarrier {
 
     void init(int count) { arrivals = missing = count, bytes = phase = 0; }
     void arrive() { missing--, end_phase(); }
+    void arrive_after_copies() { arrive(); } // copies are done at once
     void arrive_expect_tx(int count) { bytes += count, arrive(); }
     void copied(int count) { bytes -= count, end_phase(); }
     void wait(unsigned parity) {

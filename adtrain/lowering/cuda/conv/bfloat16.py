@@ -1,10 +1,12 @@
-"""Convolutions of images that are bfloat16 in memory, channels last, on Hopper (`conv/bfloat16_conv.cu`).
+"""Convolutions of images that are bfloat16 in memory, channels last, on Hopper.
 
-An operand is one such array, or the sum of several: its terms (`ops.conv_bfloat16`).
+An operand is one such array, or the sum of several: its terms (`ops.conv_bfloat16`). Images are copied by TMA
+(`conv/bfloat16_conv.cu`), or gathered by cp.async if there are few channels (`conv/bfloat16_gather.cu`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import IntEnum
@@ -35,6 +37,10 @@ MAX_MAPS = 16
 """Maximum tensor maps of A. The kernel has one for each term of a phase as an argument."""
 ROW_CYCLES = {BOXES[0]: 3.3, BOXES[1]: 5.0}
 """Cycles in which TMA copies a row of a box, by the bfloat16 channels of the box (docs/worklog/conv.md)."""
+GATHER_CYCLES = {BOXES[0]: 4.5, BOXES[1]: 2.5}
+"""The same for a row that is gathered, fitted to the measurements there."""
+MAX_GATHERED = 1 << 31
+"""Elements of images that are gathered: their positions fit 32 bits."""
 UNEVEN = 192
 """Columns of a tile that is slower than others. It is a candidate only where it divides the columns of the result."""
 
@@ -57,7 +63,7 @@ def last_position(phase: int, kernel: int, stride: int, padding: int, dilation: 
 
 
 class Bfloat16Conv(NamedTuple):
-    """A convolution or gradient by `conv/bfloat16_conv.cu`.
+    """A convolution or gradient by `conv/bfloat16_conv.cu` or `conv/bfloat16_gather.cu`.
 
     Attributes:
         images: (N, H, W, C), the input.
@@ -67,6 +73,7 @@ class Bfloat16Conv(NamedTuple):
         terms: of an operand.
         in_tf32: whether operands are float32, and rounded to tf32; not for WEIGHT_GRAD. Then the filters of an input
             gradient are (C, KH, KW, O).
+        gathers: whether images are gathered by cp.async: one term of bfloat16.
     """
 
     direction: Direction
@@ -76,6 +83,7 @@ class Bfloat16Conv(NamedTuple):
     window: Any
     terms: int = 1
     in_tf32: bool = False
+    gathers: bool = False
 
     @property
     def phases(self) -> tuple[int, int]:
@@ -88,21 +96,31 @@ class Bfloat16Conv(NamedTuple):
     def box(self) -> tuple[int, int]:
         """Channels of a box of each operand."""
         of_input, of_output = self._box(self.images[3]), self._box(self.outputs[3])
+        if self.gathers:
+            return {
+                Direction.FORWARD: (BOXES[0], BOXES[0]),
+                Direction.INPUT_GRAD: (BOXES[0], BOXES[1]),
+                Direction.WEIGHT_GRAD: (BOXES[1] if self.gathered[0] else of_output, BOXES[0]),
+            }[self.direction]
         if self.direction == Direction.FORWARD:
             return of_input, of_input
         return of_output, of_output if self.in_tf32 else of_input
 
     @property
     def lengths(self) -> tuple[int, int, int, int]:
-        """Batch, M, N and K of the product; channels along K, or columns of a weight gradient, are rounded up."""
+        """Batch, M, N and K of the product.
+
+        Channels along K, or columns of a weight gradient, are rounded up, unless images are gathered.
+        """
         (n, h, w, c), (_, oh, ow, o), taps = self.images, self.outputs, self.kernel[0] * self.kernel[1]
+        along = (c, o) if self.gathers else (self._rounded_up(c), self._rounded_up(o))
         pixels = n * oh * ow
         if self.direction == Direction.FORWARD:
-            return 1, pixels, o, taps * self._rounded_up(c)
+            return 1, pixels, o, taps * along[0]
         if self.direction == Direction.WEIGHT_GRAD:
-            return 1, o, taps * self._rounded_up(c), pixels
+            return 1, o, taps * along[0], pixels
         (sh, sw), (down, right) = self.window.stride, self.phases
-        k = -(-taps * self._rounded_up(o) // (down * right))  # the mean
+        k = -(-taps * along[1] // (down * right))  # the mean
         return down * right, n * -(-h // sh) * -(-w // sw), c, k
 
     @property
@@ -110,28 +128,47 @@ class Bfloat16Conv(NamedTuple):
         """Of each operand, whether it is not K-major."""
         return self.direction == Direction.WEIGHT_GRAD, self.direction != Direction.FORWARD and not self.in_tf32
 
+    @property
+    def gathered(self) -> tuple[bool, bool]:
+        """Of each operand, whether it is gathered."""
+        few_filters = self.outputs[3] < BOXES[0]
+        a = self.direction != Direction.WEIGHT_GRAD or few_filters
+        return self.gathers and a, self.gathers and self.direction != Direction.FORWARD
+
     def product(self, target: Target, tile: Bfloat16Tile | None = None, splits: int = 1) -> Bfloat16Product:
         """The work as a product."""
         tile = tile or (TF32_TILES if self.in_tf32 else TILES_OF_TERMS[self.terms])[0]
-        of_a, of_b = (ROW_CYCLES[box * (1 + self.in_tf32)] for box in self.box)
-        return Bfloat16Product(target, self.lengths, tile, self.mn_major, splits, self.box, (of_a, of_b))
+        boxes = [box * (1 + self.in_tf32) for box in self.box]
+        pairs = zip(self.gathered, boxes, strict=True)
+        of_a, of_b = ((GATHER_CYCLES if gathered else ROW_CYCLES)[box] for gathered, box in pairs)
+        return Bfloat16Product(target, self.lengths, tile, self.mn_major, splits, self.box, (of_a, of_b), self.gathered)
 
     def fits(self) -> bool:
         """Whether tensor maps can describe the work, rows are multiples of 16 bytes, and lengths fit 32 bits."""
+        aligned = self.images[3] % ROW_MULTIPLE == 0 and self.outputs[3] % ROW_MULTIPLE == 0
+        if self.gathers:
+            elements = max(math.prod(self.images), math.prod(self.outputs))
+            plain = self.terms == 1 and not self.in_tf32
+            return plain and aligned and elements < MAX_GATHERED and max(self.lengths) <= MAX_LENGTH
         positions = self._gradient_positions if self.direction == Direction.INPUT_GRAD else [self._input_positions]
         corners = [x for each in positions for x in (*each.lower, *each.upper)]
         spans = [d * (k - 1) for d, k in zip(self.window.dilation, self.kernel, strict=True)]
-        aligned = self.images[3] % ROW_MULTIPLE == 0 and self.outputs[3] % ROW_MULTIPLE == 0
         small = max(self.window.stride) <= MAX_STRIDE and all(-MAX_POSITION <= x < MAX_POSITION for x in corners)
         few = self.terms * len(positions) <= MAX_MAPS and max(spans) <= MAX_OFFSET
         lengths = *self.lengths, prod(self.images[:3])  # an input gradient counts the pixels of all phases, too
         return aligned and small and few and max(lengths) <= MAX_LENGTH
 
     def _maps(self, work: Bfloat16Product) -> list[TensorMap]:
-        """The tensor maps of A, then those of B. Each has one for each term."""
+        """The tensor maps of A, then those of B. Each has one for each term; an operand that is gathered has none."""
         (n, h, w, c), (_, oh, ow, o), (kh, kw) = self.images, self.outputs, self.kernel
         x, g, filters = (c, w, h, n), (o, ow, oh, n), (c, kh * kw, o)
         of_a, of_b = work.box_lengths(0), work.box_lengths(1)
+        if all(self.gathered):
+            return []
+        if self.gathers:
+            wide = self.direction == Direction.FORWARD
+            lengths = (c * kh * kw, o, 1) if wide else (o, n * oh * ow, 1)
+            return [TensorMap(1, lengths, (*(of_b if wide else of_a), 1))]
         if self.direction == Direction.FORWARD:
             maps = [TensorMap(0, x, of_a, self._input_positions), TensorMap(1, filters, (of_b[0], 1, of_b[1]))]
         elif self.direction == Direction.WEIGHT_GRAD:
@@ -182,10 +219,17 @@ class Bfloat16Conv(NamedTuple):
         macros = {name + axis: pair[i] for name, pair in pairs for i, axis in enumerate("HW")}
         macros |= dict(zip(("PHASES_H", "PHASES_W"), self.phases, strict=True))
         macros["DIRECTION"] = int(self.direction)
-        names = "bfloat16_conv", "sum_bfloat16_conv_splits"
         row = self.outputs[3] if self.direction == Direction.FORWARD else self.images[3]
+        maps = self._maps(work)
+        if self.gathers:
+            lengths = {"IMAGE": self.images[1:], "OUTPUT": self.outputs[1:]}
+            macros |= {f"{of}_{axis}": n for of, each in lengths.items() for axis, n in zip("HWC", each, strict=True)}
+            macros |= {"MAPPED": len(maps), "UNMAPPED": 1 - len(maps)}
+            names = "bfloat16_gather", "sum_bfloat16_gather_splits"
+            return work.kernel("conv/bfloat16_gather.cu", names, self.images[:1], row, maps, macros)
+        names = "bfloat16_conv", "sum_bfloat16_conv_splits"
         numbers = (*self.images, *self.outputs[1:])
-        return work.kernel("conv/bfloat16_conv.cu", names, numbers, row, self._maps(work), macros)
+        return work.kernel("conv/bfloat16_conv.cu", names, numbers, row, maps, macros)
 
 
 def _rule(direction: Direction, shapes: Callable[..., tuple[Any, Any, Any]]) -> Callable[..., Sequence[CudaKernel]]:
@@ -199,10 +243,15 @@ def _rule(direction: Direction, shapes: Callable[..., tuple[Any, Any, Any]]) -> 
         if in_tf32 and direction == Direction.INPUT_GRAD:
             b = (b[3], *b[1:3], b[0])
         conv = Bfloat16Conv(direction, *shapes(a, b, window, *size.values()), window, terms, in_tf32)
-        if 0 in conv.images or 0 in conv.outputs or not conv.fits():
+        if 0 in conv.images or 0 in conv.outputs:
             return []
-        found = fastest_splits(conv.product(target))
-        return [conv.cuda_kernel(work) for work in found if work.tile.n != UNEVEN or conv.lengths[2] % UNEVEN == 0]
+        convs = [conv] if conv.fits() else []
+        gathering = conv._replace(gathers=True)
+        if gathering.fits() and (not convs or min(conv.images[3], conv.outputs[3]) < BOXES[0]):
+            convs.append(gathering)
+        found = [(x, work) for x in convs for work in fastest_splits(x.product(target))]
+        even = [(x, work) for x, work in found if work.tile.n != UNEVEN or x.lengths[2] % UNEVEN == 0]
+        return [x.cuda_kernel(work) for x, work in sorted(even, key=lambda pair: pair[1].cycles)]
 
     return candidates
 

@@ -184,7 +184,7 @@ def conv2d_max_pool2d(
     pooled = ShiftedConv(index, target, flipped=False, pooled=True).best()
     pooling = POOLING_START + math.prod(problem.outputs) / POOLING_ELEMENTS
     faster = _if_faster(pooled, rank_forward(problem, target), pooling)
-    return faster.kernels() if faster else []
+    return _kernels(faster)
 
 
 def conv2d_input_grad_pooled(
@@ -205,7 +205,7 @@ def conv2d_input_grad_pooled(
         return []
     pooled = SparsePoolInputGrad(PaddedIndex(problem.transposed()), target)
     faster = _if_faster(pooled if pooled.supported() else None, rank_input_grad(problem, target))
-    return faster.kernels() if faster else []
+    return _kernels(faster)
 
 
 def conv2d_weight_grad_pooled(
@@ -227,7 +227,12 @@ def conv2d_weight_grad_pooled(
         return []
     pooled = ShiftedWeightGrad(index, target, pooled=True).best()
     faster = _if_faster(pooled, rank_weight_grad(problem, target))
-    return replace(faster, bias=bool(axes)).kernels() if faster else []
+    return _kernels(replace(faster, bias=bool(axes)) if faster else None)
+
+
+def _kernels(algorithm: Algorithm | None) -> Sequence[CudaKernel]:
+    """The kernels of an algorithm, with its estimate of the time; none if there is no algorithm."""
+    return [replace(x, cycles=algorithm.cycles) for x in algorithm.kernels()] if algorithm else []
 
 
 def _if_faster(pooled: AnAlgorithm | None, ranked: Sequence[Algorithm], pooling: float = 0) -> AnAlgorithm | None:

@@ -27,6 +27,8 @@ BOXES = 64, 32
 """Elements of a row of a box of bfloat16: 128 or 64 bytes, the lengths of a swizzle."""
 SPLITS, MIN_SPLIT_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32), 4
 """Numbers of splits of K that are considered; minimum of tiles of K in a split."""
+GATHER_SPLITS = *SPLITS, 44, 64, 128
+"""The same where an operand is gathered: few channels make few tiles."""
 START, STORED, SECOND_PASS, BYTES_PER_CYCLE = 5000, 24, 2500, 2000
 """Cycles of a launch; elements of a result that the epilogue of a multiprocessor stores in a cycle; cycles of the
 launch that adds splits; bytes that this launch reads in a cycle."""
@@ -45,6 +47,8 @@ STAGES_BYTES = 192 << 10
 EARLY_REGISTERS, ROUND_COLUMNS, ROUND_WAIT = 160, 32, 4000
 """EARLY_REGISTERS of `gemm/bfloat16_product.cuh`; columns that an epilogue passes at once, and the cycles in which it
 waits for their auxiliary inputs, if these are not loaded before the product."""
+ROWS = 1400
+"""Cycles in which the producer warps compute where the rows of a tile are, if K is along the channels; fitted."""
 FLOAT32 = np.dtype("float32")
 
 
@@ -105,6 +109,19 @@ TILES = (
     Bfloat16Tile(128, 64, 8, 1000),
     Bfloat16Tile(128, 64, 8, 1000, pingpong=True),
 )
+GATHER_TILES = (
+    Bfloat16Tile(128, 256, 4, 1600),
+    Bfloat16Tile(64, 256, 4, 1300),
+    Bfloat16Tile(128, 128, 4, 1500),
+    Bfloat16Tile(128, 128, 4, 1500, pingpong=True),
+    Bfloat16Tile(64, 128, 5, 1150),
+    Bfloat16Tile(128, 64, 4, 1000),
+    Bfloat16Tile(128, 64, 4, 1000, pingpong=True),
+    Bfloat16Tile(64, 64, 6, 600),
+    Bfloat16Tile(128, 32, 5, 600),
+    Bfloat16Tile(128, 32, 5, 600, pingpong=True),
+)
+"""Where an operand is gathered. Few stages leave shared memory to L1."""
 
 
 TILES_OF_TERMS = {1: TILES, **{n: tuple(x for tile in TILES if (x := tile.of_terms(n))) for n in (2, 3)}}
@@ -121,7 +138,8 @@ class Bfloat16Product:
         mn_major: of A and B, whether it is not K-major.
         splits: of K, for the tiles of the last wave if they do not fill all multiprocessors.
         box: elements of a row of a box of A and of B: one of BOXES.
-        row_cycles: of A and B, the cycles in which TMA copies a row of a box; 0 if the products always take longer.
+        row_cycles: of A and B, the cycles in which a row of a box is copied; 0 if the products always take longer.
+        gathered: of A and B, whether the producer warps gather it (GATHER_A, GATHER_B).
     """
 
     target: Target
@@ -131,6 +149,7 @@ class Bfloat16Product:
     splits: int = 1
     box: tuple[int, int] = (BOXES[0], BOXES[0])
     row_cycles: tuple[float, float] = (0.0, 0.0)
+    gathered: tuple[bool, bool] = (False, False)
 
     @property
     def _tiles(self) -> int:
@@ -142,6 +161,10 @@ class Bfloat16Product:
     def _split_tiles(self) -> int:
         """Tiles that are split."""
         return self._tiles % self.target.multiprocessors if self.splits > 1 else 0
+
+    def has_whole_boxes(self) -> bool:
+        """Whether boxes fill the columns of a tile, where these are the columns of a box."""
+        return not self.mn_major[1] or self.tile.n % self.box[1] == 0
 
     def may_split(self) -> bool:
         """Whether there are tiles to split, their splits run at once, and each has MIN_SPLIT_TILES tiles of K."""
@@ -159,11 +182,12 @@ class Bfloat16Product:
         stage = max(PRODUCTS[self.tile.terms] * self.tile.k * size / self.tile.macs, copies)
         stores = size / STORED
         waves = -(-(self._tiles - self._split_tiles) // self.target.multiprocessors)
-        cycles = START + waves * k_tiles * stage + (min(waves, 1) if self.tile.pingpong else waves) * stores
+        rows = ROWS if self.gathered[0] and not self.mn_major[0] else 0
+        cycles = START + waves * (k_tiles * stage + rows) + (min(waves, 1) if self.tile.pingpong else waves) * stores
         if self.splits == 1:
             return cycles
         traffic = (2 * self.splits + 1) * self._split_tiles * size * 4
-        split = -(-k_tiles // self.splits) * stage + stores
+        split = -(-k_tiles // self.splits) * stage + rows + stores
         return cycles + split + SECOND_PASS + traffic / BYTES_PER_CYCLE
 
     def kernel(
@@ -212,6 +236,8 @@ class Bfloat16Product:
                     "MN_MAJOR_B": int(self.mn_major[1]),
                     "BOX_A": self.box[0],
                     "BOX_B": self.box[1],
+                    "GATHER_A": int(self.gathered[0]),
+                    "GATHER_B": int(self.gathered[1]),
                     "WIDE_C": math.gcd(8, row_length),
                     **(definitions or {}),
                 },
@@ -236,8 +262,11 @@ class Bfloat16Product:
 def fastest_splits(product: Bfloat16Product) -> Sequence[Bfloat16Product]:
     """The product by each tile for its terms, with the splits that take the fewest cycles; the fastest first."""
     found = []
-    for tile in TF32_TILES if product.tile.in_tf32 else TILES_OF_TERMS[product.tile.terms]:
-        products = (replace(product, tile=tile, splits=splits) for splits in SPLITS)
+    tiles = TF32_TILES if product.tile.in_tf32 else TILES_OF_TERMS[product.tile.terms]
+    for each in (replace(product, tile=tile) for tile in (GATHER_TILES if any(product.gathered) else tiles)):
+        if not each.has_whole_boxes():
+            continue
+        products = (replace(each, splits=x) for x in (GATHER_SPLITS if any(each.gathered) else SPLITS))
         found.append(min((x for x in products if x.may_split()), key=lambda x: x.cycles))
     return sorted(found, key=lambda x: x.cycles)
 
