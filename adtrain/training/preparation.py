@@ -255,6 +255,7 @@ def _experiment(
         augmentations=config.build.augmentations(cfg),
         mode=mode,
         average=config.build.average(cfg),
+        input_weights=net.input_weights(data_set.train.images),
         sharding=_sharding(cfg, len(data_set.train)),
     )
 
