@@ -16,7 +16,7 @@ Overrides: TypeAlias = Sequence[str] | Mapping[str, Any]
 REPLACED = ("loss", "optimizer", "schedule")
 """Sections in which `--set optimizer.sgd.lr=0.1` replaces an optimizer of another name."""
 
-ALTERNATIVES = {("data", "path"): "dataset", ("data", "dataset"): "path"}
+ALTERNATIVES = {"data.path": "dataset", "data.dataset": "path"}
 """From a key to the key of its section that it replaces: a config has one of them."""
 
 
@@ -132,7 +132,7 @@ def _with_value(node: Node, prefix: list[str], parts: list[str], value: Node) ->
         where = node.key_where[part] if rest and part in node.key_where else value.where
         values = dict(node.value)
         if child.value is not None:
-            values.pop(ALTERNATIVES.get((*prefix, part), ""), None)
+            values.pop(ALTERNATIVES.get(".".join([*prefix, part]), ""), None)
         return Node(node.where, {**values, part: child}, {**node.key_where, part: where})
     _refuse(value.where, f"found {found(node.value)} at {'.'.join(prefix)}, which has no {part}")
 

@@ -134,15 +134,18 @@ def whitening(count: int, kernel: Shape, dilation: Shape, images: np.ndarray) ->
 def patch_covariance(images: np.ndarray, kernel: Shape, dilation: Shape) -> Draw:
     """The covariance of the patches of images (N, C, H, W) that a filter sees without padding, each as (C, *kernel)."""
     channels, size = images.shape[1], tuple(d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True))
-    numbers, total, squares, count = channels * prod(kernel), 0.0, 0.0, 0
+    numbers, count = channels * prod(kernel), 0
+    total, squares = np.zeros(numbers), np.zeros((numbers, numbers))
     for start in range(0, len(images), 64):
         windows = sliding_window_view(images[start : start + 64].astype(np.float64), size, axis=(2, 3))
         spread = windows[..., :: dilation[0], :: dilation[1]]
         patches = spread.transpose(1, 4, 5, 0, 2, 3).reshape(numbers, -1)
-        total, squares = total + patches.sum(axis=1), squares + patches @ patches.T
+        total += patches.sum(axis=1)
+        squares += patches @ patches.T
         count += patches.shape[1]
     mean = total / count
-    return squares / count - np.outer(mean, mean)
+    covariance: Draw = squares / count - np.outer(mean, mean)
+    return covariance
 
 
 class WeightLayer(Module):
