@@ -190,7 +190,7 @@ def test_every_layer_optimizer_and_loss_is_covered() -> None:
 
 @pytest.mark.parametrize("name", FORMS)
 def test_averages_are_unsupported(tmp_path: Path, name: str) -> None:
-    with pytest.raises(Unsupported, match="^no counterpart of an average of the weights "):
+    with pytest.raises(Unsupported, match=r"^no counterpart of an average of the weights "):
         losses(name, job(tmp_path, PLAIN, "training.average=ema"))
 
 

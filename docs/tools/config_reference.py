@@ -38,8 +38,8 @@ a list in brackets, a mapping in braces, or a mapping of one name such as `sgd: 
 of its characters: in `--set 'data.label=label #1'` the column is `label #1`. Quotes make a text of a number: `--set
 data.label='"1"'`.
 
-`--set optimizer.sgd.lr=0.1` replaces an optimizer of another name. The same holds for the loss and the schedule. `--set data.path=images` replaces
-`data.dataset`, and the reverse.
+`--set optimizer.sgd.lr=0.1` replaces an optimizer of another name. The same holds for the loss and the schedule. `--set
+data.path=images` replaces `data.dataset`, and the reverse.
 """
 
 SECTIONS: dict[str, type[BaseModel]] = {
