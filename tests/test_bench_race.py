@@ -55,7 +55,17 @@ def test_a_run_reaches_the_target_in_its_first_epoch_of_that_accuracy() -> None:
     assert [run["seconds"] for run in found["runs"]] == [2.0, None]
     assert (found["reached"], found["seconds"]["median"]) == (1, 2.0)
     assert found["accuracy"]["mean"] == pytest.approx(0.6)
+    assert "margin" not in found["seconds"]
+    assert found["accuracy"]["margin"] == pytest.approx(12.7062 * 0.1, rel=1e-4)
     assert races._summary([EPOCHS], 0, 0.9).seconds is None
+
+
+@pytest.mark.parametrize(
+    ("degrees", "expected"), [(1, 12.7062), (2, 4.30265), (9, 2.262157), (49, 2.009575), (999, 1.962341)]
+)
+def test_quantiles_are_those_of_students_t_distribution(degrees: int, expected: float) -> None:
+    """The expected numbers are from tables."""
+    assert races.t_quantile(degrees, 0.975) == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.needs_torch

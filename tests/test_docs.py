@@ -111,6 +111,39 @@ def test_the_samples_of_a_document_are_what_is_printed(
             assert list(map(without_threads, expected)) == list(map(without_threads, printed)), line
 
 
+CIFAR = "docs/how-to/cifar.md"
+SLOW = ("cifar-94", "cifar-96", "resnet18", "bench race", "lr-find")
+"""Commands that compute for seconds on generated images, or start processes."""
+QUICKLY = {
+    "train": ("--device", "cpu", "--steps", "1", "--set", "training.precision=float32"),
+    "lr-find": ("--device", "cpu", "--set", "data.batch_size=8"),
+    "bench": ("--device", "cpu", "--set", "training.precision=float32", "--set", "training.steps=1", "--seeds", "1"),
+    "summary": (),
+}
+"""Commands that read data, and what makes them quick."""
+
+
+@pytest.mark.parametrize(
+    "block",
+    [pytest.param(x, marks=[pytest.mark.exhaustive] * any(map(x.__contains__, SLOW))) for x in blocks(CIFAR, "bash")],
+)
+def test_the_commands_for_cifar_run_on_generated_images(
+    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    rng = np.random.default_rng(0)
+    images = {part: rng.integers(0, 256, (count, 3, 32, 32), np.uint8) for part, count in (("train", 40), ("test", 20))}
+    labels = {f"y_{part}": np.arange(len(x)) % 10 for part, x in images.items()}
+    np.savez("photos.npz", **{f"x_{part}": x for part, x in images.items()}, **labels)
+    for line in block.splitlines():
+        arguments = shlex.split(line.replace(" --device gpu", ""))[1:]
+        if (quick := QUICKLY.get(arguments[0])) is not None:
+            arguments += [*quick, "--set", "data.path=photos.npz", "--set", "data.batch_size=20"]
+        result = CliRunner().invoke(main.cli, arguments)
+        assert result.exit_code == 0, f"{line}: {result.output}"
+
+
 def without_threads(line: str) -> str:
     """The line; without its numbers if they depend on the number of threads."""
     return shape(line) if line.startswith(("threads' scratch", "peak")) else line
