@@ -138,11 +138,16 @@ def test_a_peer_cuts_a_square_around_a_pixel(tmp_path: Path, size: int) -> None:
 
 
 @pytest.mark.needs_torch
+@pytest.mark.filterwarnings("ignore:`torch.jit", "ignore:The .grad attribute")  # PyTorch's own, while it traces
+@pytest.mark.parametrize("name", ["torch-eager", pytest.param("torch-max", marks=pytest.mark.exhaustive)])
 def test_a_peer_has_the_same_accuracies_with_muon_and_parameter_groups(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """In float64, with rates of groups that follow a schedule, and filters that are not trained."""
+    import torch
+
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     layers = "[{conv2d: {out_channels: 8, kernel_size: 2, weight_init: whitening}}, gelu, flatten, {linear: 3}]"
     options = [
         "training.precision=float64", "schedule=polynomial", "model.input=[1, 6, 6]",
@@ -150,6 +155,6 @@ def test_a_peer_has_the_same_accuracies_with_muon_and_parameter_groups(
         "parameter_groups=[{paths: 0.weight, trainable: false}, {paths: 0.bias, lr_factor: 3, weight_decay: 0.1}]",
     ]  # fmt: skip
     job = Job(training_runs.prepare(tmp_path, *options, layers=layers), "cpu")
-    own, peer = races.run("adtrain", job), races.run("torch-eager", job)
+    own, peer = races.run("adtrain", job), races.run(name, job)
     assert [each.accuracy for each in own] == [each.accuracy for each in peer]
     assert own[0].accuracy < own[-1].accuracy

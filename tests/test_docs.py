@@ -8,6 +8,7 @@ import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from textwrap import indent
 from typing import Any, get_type_hints
@@ -112,34 +113,41 @@ def test_the_samples_of_a_document_are_what_is_printed(
 
 
 CIFAR = "docs/how-to/cifar.md"
-SLOW = ("cifar-94", "cifar-96", "resnet18", "bench race", "lr-find")
-"""Commands that compute for seconds on generated images, or start processes."""
+SLOW = ("cifar-94", "cifar-96", "resnet18", "lr-find")
+"""What computes for seconds on generated images."""
 QUICKLY = {
-    "train": ("--device", "cpu", "--steps", "1", "--set", "training.precision=float32"),
-    "lr-find": ("--device", "cpu", "--set", "data.batch_size=8"),
-    "bench": ("--device", "cpu", "--set", "training.precision=float32", "--set", "training.steps=1", "--seeds", "1"),
+    "train": ("--steps", "1"),
+    "lr-find": ("--rates", "3", "--steps", "1"),
+    "bench": ("--seeds", "1", "--set", "training.steps=1"),
     "summary": (),
 }
 """Commands that read data, and what makes them quick."""
 
 
-@pytest.mark.parametrize(
-    "block",
-    [pytest.param(x, marks=[pytest.mark.exhaustive] * any(map(x.__contains__, SLOW))) for x in blocks(CIFAR, "bash")],
-)
+def commands_of_cifar() -> list[Any]:
+    """The blocks of commands, with the marks of their tests."""
+    found = []
+    for block in blocks(CIFAR, "bash"):
+        slow = [pytest.mark.exhaustive] * any(map(block.__contains__, SLOW))
+        found.append(pytest.param(block, marks=[*slow, *[pytest.mark.needs_torch] * ("--against" in block)]))
+    return found
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("block", commands_of_cifar(), ids=count())
 def test_the_commands_for_cifar_run_on_generated_images(
     block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    rng = np.random.default_rng(0)
-    images = {part: rng.integers(0, 256, (count, 3, 32, 32), np.uint8) for part, count in (("train", 40), ("test", 20))}
-    labels = {f"y_{part}": np.arange(len(x)) % 10 for part, x in images.items()}
-    np.savez("photos.npz", **{f"x_{part}": x for part, x in images.items()}, **labels)
-    for line in block.splitlines():
-        arguments = shlex.split(line.replace(" --device gpu", ""))[1:]
-        if (quick := QUICKLY.get(arguments[0])) is not None:
-            arguments += [*quick, "--set", "data.path=photos.npz", "--set", "data.batch_size=20"]
+    rng, parts = np.random.default_rng(0), {"train": 40, "test": 20}
+    images = {f"x_{part}": rng.integers(0, 256, (size, 3, 32, 32), np.uint8) for part, size in parts.items()}
+    np.savez("photos.npz", **images, **{f"y_{part}": np.arange(size) % 10 for part, size in parts.items()})
+    for line in block.replace(" --device gpu", "").replace("torch-max", "torch-eager").splitlines():
+        arguments = shlex.split(line)[1:]
+        if arguments[0] in QUICKLY:
+            settings = "data.path=photos.npz", "data.batch_size=20", "training.precision=float32"
+            arguments += [*QUICKLY[arguments[0]], *(x for setting in settings for x in ("--set", setting))]
         result = CliRunner().invoke(main.cli, arguments)
         assert result.exit_code == 0, f"{line}: {result.output}"
 
