@@ -118,7 +118,7 @@ SLOW = ("cifar-94", "cifar-96", "resnet18", "lr-find")
 QUICKLY = {
     "train": ("--steps", "1"),
     "lr-find": ("--rates", "3", "--steps", "1"),
-    "bench": ("--seeds", "1", "--set", "training.steps=1"),
+    "bench": ("--seeds", "1", "--set", "training.steps=1", "--set", "optimizer.muon.rest.sgd.lr=1"),
     "summary": (),
 }
 """Commands that read data, and what makes them quick."""

@@ -8,16 +8,18 @@ from typing import get_args
 
 import numpy as np
 import pytest
+from command_line import command
 from sweep_runs import groups
-from training_runs import prepare
+from training_runs import load, prepare, write_config
 
 import adtrain as ad
 from adtrain import nn
 from adtrain.config import ConfigError
 from adtrain.core import tree
 from adtrain.core.errors import AdtrainError
+from adtrain.gradcheck import check_config
 from adtrain.nn.init import WHITENING_EPS, WeightInit
-from adtrain.training import network
+from adtrain.training import model_file, network
 
 SHAPES = [(300, 200), (40, 30, 5, 3)]
 FANS = {(300, 200): (200, 300), (40, 30, 5, 3): (450, 600)}
@@ -212,3 +214,19 @@ def test_members_of_a_sweep_have_the_whitened_weights_of_single_trainings(tmp_pa
         found = group.of_member(member).initial_state("cpu").params
         for mine, expected in zip(tree.leaves(found), tree.leaves(alone.initial_state("cpu").params), strict=True):
             np.testing.assert_array_equal(mine, expected)
+
+
+def test_a_model_with_whitened_filters_that_are_not_trained_is_read_again(tmp_path: Path) -> None:
+    path, run = write_config(tmp_path), tmp_path / "run"
+    settings = [SQUARE, f"model.layers={LAYERS}", "parameter_groups=[{paths: 0.weight, trainable: false}]"]
+    command("train", path, *(x for each in settings for x in ("--set", each)), "--epochs", 1, "--output-dir", run)
+    expected = prepare(tmp_path, *settings[::2], layers=LAYERS).input_weights["0"]["weight"]
+    found = model_file.load(run / "model.safetensors", "cpu").params["0"]
+    np.testing.assert_array_equal(found["weight"], expected.astype(np.float32))
+    assert found["bias"].numpy().any()
+
+
+def test_gradcheck_draws_the_images_of_whitening(tmp_path: Path) -> None:
+    rows = list(check_config(load(tmp_path, SQUARE, layers=LAYERS)))
+    assert [row.case for row in rows if not row.passed] == []
+    assert len(rows) == 4
