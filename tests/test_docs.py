@@ -17,6 +17,7 @@ import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from npz_files import write_npz
 from pydantic import TypeAdapter
 
 import adtrain
@@ -142,7 +143,7 @@ def test_the_commands_for_cifar_run_on_generated_images(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     rng, parts = np.random.default_rng(0), {"train": 40, "test": 20}
     images = {f"x_{part}": rng.integers(0, 256, (size, 3, 32, 32), np.uint8) for part, size in parts.items()}
-    np.savez("photos.npz", **images, **{f"y_{part}": np.arange(size) % 10 for part, size in parts.items()})
+    write_npz(Path("photos.npz"), images | {f"y_{part}": np.arange(size) % 10 for part, size in parts.items()})
     for line in block.replace(" --device gpu", "").replace("torch-max", "torch-eager").splitlines():
         arguments = shlex.split(line)[1:]
         if arguments[0] in QUICKLY:
