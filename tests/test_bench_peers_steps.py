@@ -63,6 +63,14 @@ OPTIMIZERS = (
     "lion: {lr: 0.001, weight_decay: 0.1}",
     "rmsprop: {lr: 0.01, weight_decay: 0.01}",
     "rmsprop: {lr: 0.01, momentum: 0.5}",
+    "muon: {lr: 0.05, momentum: 0.9, weight_decay: 0.1}",
+    "muon: {lr: 0.05, momentum: 0.6, ns_steps: 3, adjust_lr_fn: none, normalize_weights: true, rest_paths: 2.weight}",
+    "muon: {lr: 0.05, momentum: 0, nesterov: false, adjust_lr_fn: match_rms_adamw, rest: {sgd: {lr: 0.1}}}",
+)
+MUON = {each for each in OPTIMIZERS if each.startswith("muon")}
+GROUPS = (
+    "[no_decay, {paths: 0.*, lr_factor: 3}, {paths: 2.bias, weight_decay: 0.5}]",
+    "[{paths: 0.*, trainable: false}]",
 )
 WEIGHTED = (
     "{cross_entropy: {weight: [1, 2, 0.5]}}",
@@ -79,8 +87,8 @@ LOSSES = (
 )
 PLAIN = "[{linear: 16}, relu, {linear: 3}]"
 LACKING = {
-    "numpy": {*LAYERS} - {"dense", "convolution"} | {*LOSSES} - {"cross_entropy"},
-    "jax-scan": {"transposed", "bilinear", "sequences", *WEIGHTED},
+    "numpy": {*LAYERS} - {"dense", "convolution"} | {*LOSSES} - {"cross_entropy"} | MUON | {*GROUPS},
+    "jax-scan": {"transposed", "bilinear", "sequences", *WEIGHTED, *MUON, *GROUPS},
     "torch-eager": {"lion: {lr: 0.001, weight_decay: 0.1}"},
 }
 
@@ -99,7 +107,7 @@ def losses(name: str, given: Job) -> list[float]:
 
 def check(name: str, given: Job, case: str) -> None:
     if case in LACKING[name]:
-        with pytest.raises(Unsupported, match=r"^no counterpart of .+ in (plain NumPy|JAX|PyTorch)"):
+        with pytest.raises(Unsupported, match=r"^no counterpart of .+ in (plain NumPy|numpy|JAX|jax\.numpy|PyTorch)"):
             losses(name, given)
         return
     np.testing.assert_allclose(losses(name, given), losses("adtrain", given), rtol=1e-9)
@@ -116,6 +124,13 @@ def test_layers_agree(tmp_path: Path, name: str, case: str) -> None:
 @pytest.mark.parametrize("name", FORMS)
 def test_optimizers_agree(tmp_path: Path, name: str, optimizer: str) -> None:
     check(name, job(tmp_path, PLAIN, f"optimizer={{{optimizer}}}"), optimizer)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw: {lr: 0.01, weight_decay: 0.1}", "muon: {lr: 0.05}"])
+@pytest.mark.parametrize("groups", GROUPS)
+@pytest.mark.parametrize("name", FORMS)
+def test_parameter_groups_agree(tmp_path: Path, name: str, groups: str, optimizer: str) -> None:
+    check(name, job(tmp_path, PLAIN, f"optimizer={{{optimizer}}}", f"parameter_groups={groups}"), groups)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -169,16 +184,14 @@ def test_every_layer_optimizer_and_loss_is_covered() -> None:
     text = " ".join(LAYERS.values())
     apart = {"embedding", "dropout", "dropout2d"}  # an embedding does not take pixels; others draw random numbers
     assert [kind for kind in {*nn.LAYERS, "residual", "concat", "add", "multiply"} - apart if kind not in text] == []
-    assert {each.partition(":")[0] for each in OPTIMIZERS} == set(optim.OPTIMIZERS) - {"muon"}  # see below
+    assert {each.partition(":")[0] for each in OPTIMIZERS} == set(optim.OPTIMIZERS)
     assert {each.strip("{").partition(":")[0] for each in LOSSES} | {"nll"} == set(nn.LOSSES)
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_muon_parameter_groups_and_averages_are_unsupported(tmp_path: Path, name: str) -> None:
-    """PyTorch's Muon takes matrices only, and works in bfloat16."""
-    for settings in ("optimizer=muon", "parameter_groups=[{paths: vectors, lr_factor: 2}]", "training.average=ema"):
-        with pytest.raises(Unsupported, match=r"^no counterpart of (muon|parameter_groups|an average of the weights) "):
-            losses(name, job(tmp_path, PLAIN, settings))
+def test_averages_are_unsupported(tmp_path: Path, name: str) -> None:
+    with pytest.raises(Unsupported, match=r"^no counterpart of an average of the weights "):
+        losses(name, job(tmp_path, PLAIN, "training.average=ema"))
 
 
 def test_dropout_is_unsupported(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import training_runs
 from click.testing import CliRunner, Result
@@ -53,7 +55,17 @@ def test_a_run_reaches_the_target_in_its_first_epoch_of_that_accuracy() -> None:
     assert [run["seconds"] for run in found["runs"]] == [2.0, None]
     assert (found["reached"], found["seconds"]["median"]) == (1, 2.0)
     assert found["accuracy"]["mean"] == pytest.approx(0.6)
+    assert "margin" not in found["seconds"]
+    assert found["accuracy"]["margin"] == pytest.approx(12.7062 * 0.1, rel=1e-4)
     assert races._summary([EPOCHS], 0, 0.9).seconds is None
+
+
+@pytest.mark.parametrize(
+    ("degrees", "expected"), [(1, 12.7062), (2, 4.30265), (9, 2.262157), (49, 2.009575), (999, 1.962341)]
+)
+def test_quantiles_are_those_of_students_t_distribution(degrees: int, expected: float) -> None:
+    """The expected numbers are from tables."""
+    assert races.t_quantile(degrees, 0.975) == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.needs_torch
@@ -74,12 +86,75 @@ def test_a_peer_has_the_same_accuracies(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.needs_torch
-def test_a_peer_crops_at_every_position(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["constant", "reflect"])
+def test_a_peer_crops_at_every_position(tmp_path: Path, mode: str) -> None:
     import torch
 
-    job = Job(training_runs.prepare(tmp_path, "data.augment=[{crop: 1}]"), "cpu")
     image = torch.arange(1.0, 37.0).reshape(1, 1, 6, 6)
-    padded = torch.nn.functional.pad(image, [1] * 4)[0]
+    padded = torch.nn.functional.pad(image, [1] * 4, mode=mode)[0]
     expected = {tuple(padded[:, i : i + 6, j : j + 6].flatten().tolist()) for i in range(3) for j in range(3)}
-    cropped = torch_system._cropped(job)(image.expand(300, 1, 6, 6))
+    augment = f"data.augment=[{{crop: {{padding: 1, padding_mode: {mode}}}}}]"
+    cropped = augmented(tmp_path, augment)(image.expand(300, 1, 6, 6), torch.arange(300))
     assert {tuple(each.flatten().tolist()) for each in cropped} == expected
+
+
+def augmented(folder: Path, augment: str, epoch: int = 1) -> Any:
+    """PyTorch's augmentations of 90 images in an epoch."""
+    import torch
+
+    torch.manual_seed(0)
+    return torch_system._augmented(Job(training_runs.prepare(folder, augment), "cpu"), torch.tensor(epoch))
+
+
+@pytest.mark.needs_torch
+def test_a_peer_flips_the_images_of_one_half_in_each_epoch(tmp_path: Path) -> None:
+    import torch
+
+    images, at = torch.rand(90, 1, 6, 6), torch.randperm(90)
+    both = []
+    for epoch in (1, 2):
+        found = augmented(tmp_path, "data.augment=[{flip: {alternate: true}}]", epoch)(images, at)
+        flipped = (found == images.flip(3)).flatten(1).all(1)
+        assert torch.equal(found[~flipped], images[~flipped])
+        both.append(flipped)
+    assert torch.equal(both[0], ~both[1])
+    assert 20 < both[0].sum() < 70
+    often = augmented(tmp_path, "data.augment=[{flip: 0.9}]")(images, at)
+    assert 70 < (often == images.flip(3)).flatten(1).all(1).sum() < 90
+
+
+@pytest.mark.needs_torch
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_peer_cuts_a_square_around_a_pixel(tmp_path: Path, size: int) -> None:
+    import torch
+
+    found = augmented(tmp_path, f"data.augment=[{{cutout: {size}}}]")(torch.ones(300, 1, 6, 6), torch.arange(300))
+    starts = np.arange(6) - size // 2
+    squares = {tuple(np.arange(6)[max(0, i) : max(0, i + size)]) for i in starts}
+    for image in 1 - found[:, 0]:
+        rows, columns = (tuple(np.flatnonzero(image.amax(axis).numpy())) for axis in (1, 0))
+        assert {rows, columns} <= squares
+        assert image.sum() == len(rows) * len(columns)
+
+
+@pytest.mark.needs_torch
+@pytest.mark.filterwarnings("ignore:`torch.jit", "ignore:The .grad attribute")  # PyTorch's own, while it traces
+@pytest.mark.parametrize("name", ["torch-eager", pytest.param("torch-max", marks=pytest.mark.exhaustive)])
+def test_a_peer_has_the_same_accuracies_with_muon_and_parameter_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """In float64, with rates of groups that follow a schedule, and filters that are not trained."""
+    import torch
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    layers = "[{conv2d: {out_channels: 8, kernel_size: 2, weight_init: whitening}}, gelu, flatten, {linear: 3}]"
+    options = [
+        "training.precision=float64", "schedule=polynomial", "model.input=[1, 6, 6]",
+        "optimizer={muon: {lr: 0.02, normalize_weights: true, rest: {sgd: {lr: 0.05, momentum: 0.9}}}}",
+        "parameter_groups=[{paths: 0.weight, trainable: false}, {paths: 0.bias, lr_factor: 3, weight_decay: 0.1}]",
+    ]  # fmt: skip
+    job = Job(training_runs.prepare(tmp_path, *options, layers=layers), "cpu")
+    own, peer = races.run("adtrain", job), races.run(name, job)
+    assert [each.accuracy for each in own] == [each.accuracy for each in peer]
+    assert own[0].accuracy < own[-1].accuracy

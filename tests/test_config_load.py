@@ -18,7 +18,10 @@ NETWORK = small("flatten", "linear: 10")
 POSITIVE = "expected an integer in [1, 2^31)"
 POSITIVE_NUMBER = "a number in (0, 3.4e38]"
 LOSSES = "cross_entropy, nll, mse, l1, huber, binary_cross_entropy_with_logits"
-PACKAGED = "char-gpt, cnn, lenet5, lenet5-augmented, lstm, mlp, mlp-small, mnist-99, resnet, smoke, vit"
+PACKAGED = (
+    "char-gpt, cifar-94, cifar-96, cifar-small, cnn, lenet5, lenet5-augmented, lstm, mlp, mlp-small, mnist-99, resnet, "
+    "resnet18, smoke, vit"
+)
 NO_PAIR = "found no key=value, expected one such as training.epochs=3"
 TRAINING = (
     "epochs, steps, seed, precision, clip_norm, clip_value, micro_batch, average, init_from, init_partial, "
@@ -165,6 +168,10 @@ def test_a_message_lists_at_most_30_problems(tmp_path: Path) -> None:
         (["optimizer=sgd: 0.5"], "optimizer.lr", 0.5),
         (["loss.cross_entropy.label_smoothing=0.1"], "loss.label_smoothing", 0.1),
         (["schedule.cosine.warmup_epochs=1"], "schedule.warmup_epochs", 1.0),
+        (["data.path=images"], "data.dataset", None),
+        (["data.path=images", "data.dataset=cifar-10"], "data.path", None),
+        (["data.path=images", "data.path=null", "data.dataset=mnist"], "data.path", None),
+        (["data.path=null"], "data.dataset.kind", "mnist"),
     ],
 )
 def test_overrides_set_values_by_dotted_key(tmp_path: Path, overrides: list[str], path: str, value: object) -> None:

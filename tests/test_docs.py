@@ -8,6 +8,7 @@ import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from textwrap import indent
 from typing import Any, get_type_hints
@@ -16,6 +17,7 @@ import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from npz_files import write_npz
 from pydantic import TypeAdapter
 
 import adtrain
@@ -109,6 +111,46 @@ def test_the_samples_of_a_document_are_what_is_printed(
             assert {shape(row) for row in expected if row != "..."} - set(map(shape, printed)) == set(), line
         else:
             assert list(map(without_threads, expected)) == list(map(without_threads, printed)), line
+
+
+CIFAR = "docs/how-to/cifar.md"
+SLOW = ("cifar-94", "cifar-96", "resnet18", "lr-find")
+"""What computes for seconds on generated images."""
+QUICKLY = {
+    "train": ("--steps", "1"),
+    "lr-find": ("--rates", "3", "--steps", "1"),
+    "bench": ("--seeds", "1", "--set", "training.steps=1", "--set", "optimizer.muon.rest.sgd.lr=1"),
+    "summary": (),
+}
+"""Commands that read data, and what makes them quick."""
+
+
+def commands_of_cifar() -> list[Any]:
+    """The blocks of commands, with the marks of their tests."""
+    found = []
+    for block in blocks(CIFAR, "bash"):
+        slow = [pytest.mark.exhaustive] * any(map(block.__contains__, SLOW))
+        found.append(pytest.param(block, marks=[*slow, *[pytest.mark.needs_torch] * ("--against" in block)]))
+    return found
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("block", commands_of_cifar(), ids=count())
+def test_the_commands_for_cifar_run_on_generated_images(
+    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    rng, parts = np.random.default_rng(0), {"train": 40, "test": 20}
+    images = {f"x_{part}": rng.integers(0, 256, (size, 3, 32, 32), np.uint8) for part, size in parts.items()}
+    write_npz(Path("photos.npz"), images | {f"y_{part}": np.arange(size) % 10 for part, size in parts.items()})
+    for line in block.replace(" --device gpu", "").replace("torch-max", "torch-eager").splitlines():
+        arguments = shlex.split(line)[1:]
+        if arguments[0] in QUICKLY:
+            settings = "data.path=photos.npz", "data.batch_size=20", "training.precision=float32"
+            arguments += [*QUICKLY[arguments[0]], *(x for setting in settings for x in ("--set", setting))]
+        result = CliRunner().invoke(main.cli, arguments)
+        assert result.exit_code == 0, f"{line}: {result.output}"
 
 
 def without_threads(line: str) -> str:

@@ -16,7 +16,19 @@ from adtrain.training.preparation import outline
 
 GOLDEN = Path(__file__).with_name("golden_lowering.txt")
 COMMAND = "python tests/test_golden_lowering.py"
-CONFIGS = ("cnn", "lenet5", "lenet5-augmented", "lstm", "mlp", "mlp-small", "mnist-99", "resnet", "smoke", "vit")
+CONFIGS = (
+    "cifar-94",
+    "cnn",
+    "lenet5",
+    "lenet5-augmented",
+    "lstm",
+    "mlp",
+    "mlp-small",
+    "mnist-99",
+    "resnet",
+    "smoke",
+    "vit",
+)
 BATCH = 128
 LENGTHS = {
     "AXES", "COLUMNS", "CONV_GROUPS", "DH", "DW", "FILTERS", "FP16_WEIGHT_BYTES", "HIDDEN", "IMAGE_PITCH",

@@ -1,16 +1,25 @@
-"""Initialisers have the moments, bounds and orthogonality that their papers state."""
+"""Initialisers have the moments, bounds and orthogonality that their papers state; `whitening` whitens."""
 
 from __future__ import annotations
 
 from math import sqrt
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
 import pytest
+from command_line import command
+from sweep_runs import groups
+from training_runs import load, prepare, write_config
 
 import adtrain as ad
 from adtrain import nn
-from adtrain.nn.init import WeightInit
+from adtrain.config import ConfigError
+from adtrain.core import tree
+from adtrain.core.errors import AdtrainError
+from adtrain.gradcheck import check_config
+from adtrain.nn.init import WHITENING_EPS, WeightInit
+from adtrain.training import model_file, network
 
 SHAPES = [(300, 200), (40, 30, 5, 3)]
 FANS = {(300, 200): (200, 300), (40, 30, 5, 3): (450, 600)}
@@ -103,3 +112,121 @@ def test_default_weights_preserve_signal_variance_through_20_relu_layers() -> No
     x = rng.normal(size=(64, 256)).astype(np.float32)
     y, _ = model.forward(params, state, ad.array(x), nn.Mode(training=False))
     assert 0.2 < np.mean(np.square(y.numpy())) / np.mean(np.square(x)) < 5
+
+
+def whitening(count: int, dilation: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(count, kernel_size=(2, 3), dilation=dilation, bias=False, weight_init="whitening")
+
+
+def images(count: int = 150) -> np.ndarray:
+    """Images whose neighbouring pixels and channels are correlated, with a mean other than 0."""
+    noise = np.random.default_rng(1).normal(size=(count, 3, 9, 9))
+    return 2.0 + noise + np.roll(noise, 1, axis=3) + np.roll(noise, 1, axis=1)
+
+
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_whitened_patches_have_variance_one_and_no_correlation(dilation: int) -> None:
+    x = images()
+    params, _ = whitening(36, dilation).init(x.shape[1:], dtype=np.float64, images=x)
+    y, _ = whitening(36, dilation).forward(params, {}, ad.array(x), nn.Mode(training=False))
+    outputs = y.numpy().transpose(1, 0, 2, 3).reshape(36, -1)
+    np.testing.assert_array_equal(outputs[18:], -outputs[:18])
+    np.testing.assert_allclose(np.cov(outputs[:18], bias=True), np.eye(18), atol=0.01)
+
+
+def test_filters_of_whitening_are_eigenvectors_by_falling_eigenvalue_and_their_negatives() -> None:
+    x = images()
+    weight = whitening(7).init(x.shape[1:], dtype=np.float64, images=x)[0]["weight"].numpy().reshape(7, -1)
+    patches = [x[:, :, i : i + 2, j : j + 3].reshape(len(x), -1) for i in range(8) for j in range(7)]
+    values, vectors = np.linalg.eigh(np.cov(np.concatenate(patches), rowvar=False, bias=True))
+    expected = (vectors / np.sqrt(values + WHITENING_EPS))[:, ::-1].T[:4]
+    signs = np.sign(np.sum(weight[:4] * expected, axis=1, keepdims=True))
+    np.testing.assert_allclose(weight[:4], signs * expected, rtol=1e-6, atol=1e-9)
+    np.testing.assert_array_equal(weight[4:], -weight[:3])
+    assert (weight[np.arange(4), np.abs(weight[:4]).argmax(axis=1)] > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("layer", "x", "message"),
+    [
+        (whitening(4), None, "conv2d: weight_init whitening needs images: write init(shape, images=...)"),
+        (whitening(4), images()[:, :, 1:], "conv2d: images has the shape (150, 3, 8, 9), expected (N, 3, 9, 9)"),
+        (whitening(37), images(), "conv2d: out_channels is 37, expected at most 36 with whitening: 2 for each of the "
+         "18 numbers of a patch"),
+        (whitening(4, 6), images(), "conv2d: weight_init whitening needs patches without padding, but the kernel 7x13 "
+         "is larger than the input 9x9"),
+    ],
+)  # fmt: skip
+def test_images_that_do_not_fit_whitening_are_errors(layer: nn.Module, x: np.ndarray | None, message: str) -> None:
+    with pytest.raises(AdtrainError) as error:
+        layer.init((3, 9, 9), images=x)
+    assert str(error.value) == message
+
+
+CONV = "conv2d: {out_channels: 8, kernel_size: 2, weight_init: whitening}"
+LAYERS = f"[{CONV}, flatten, linear: 3]"
+SQUARE = "model.input=[1, 6, 6]"
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (f"[relu, {CONV}, flatten, linear: 3]", "found weight_init whitening in layer 1, expected it in the first one: "
+         "it takes the network's input"),
+        (f"[relu, residual: {{body: [{CONV}], shortcut: [{CONV}]}}, flatten, linear: 3]",
+         "found weight_init whitening in layer 1, expected it in the first one: it takes the network's input"),
+        (LAYERS.replace("8", "9"), "out_channels is 9, expected at most 8 with whitening: 2 for each of the 4 numbers "
+         "of a patch"),
+        (LAYERS.replace("{", "{groups: 2, "), "weight_init whitening needs groups 1, found groups 2"),
+    ],
+)  # fmt: skip
+def test_whitening_of_a_layer_that_it_does_not_fit_is_an_error_at_the_layer(
+    tmp_path: Path, layers: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"model\.layers\[[01]\]") as error:
+        prepare(tmp_path, SQUARE, layers=layers)
+    assert str(error.value).endswith(message)
+
+
+def test_a_training_whitens_its_normalized_training_images(tmp_path: Path) -> None:
+    experiment = prepare(tmp_path, SQUARE, "data.validation=0.2", layers=LAYERS)
+    assert len(experiment.train) == 72
+    x = experiment.network.inputs(ad.array(np.asarray(experiment.train.images))).numpy()
+    expected = nn.Conv2d(8, kernel_size=2, weight_init="whitening").init((1, 6, 6), images=x)[0]["weight"]
+    np.testing.assert_allclose(experiment.initial_state("cpu").params["0"]["weight"], expected, rtol=1e-5)
+
+
+def test_whitening_takes_images_from_all_parts_of_the_training_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "WHITENING_PIXELS", 30 * 36)
+    experiment = prepare(tmp_path, SQUARE, layers=LAYERS)
+    every_third = np.asarray(experiment.train.images)[::3]
+    found = experiment.network.input_weights(every_third)["0"]["weight"]
+    np.testing.assert_array_equal(experiment.input_weights["0"]["weight"], found)
+
+
+@pytest.mark.parametrize("split", ["data.validation=0", "data.validation=0.3"])
+def test_members_of_a_sweep_have_the_whitened_weights_of_single_trainings(tmp_path: Path, split: str) -> None:
+    (group,) = groups(tmp_path, "{training.seed: [3, 4]}", SQUARE, split, layers=LAYERS)
+    for member in group.members:
+        alone = prepare(tmp_path, SQUARE, split, f"training.seed={member.config.training.seed}", layers=LAYERS)
+        found = group.of_member(member).initial_state("cpu").params
+        for mine, expected in zip(tree.leaves(found), tree.leaves(alone.initial_state("cpu").params), strict=True):
+            np.testing.assert_array_equal(mine, expected)
+
+
+def test_a_model_with_whitened_filters_that_are_not_trained_is_read_again(tmp_path: Path) -> None:
+    path, run = write_config(tmp_path), tmp_path / "run"
+    settings = [SQUARE, f"model.layers={LAYERS}", "parameter_groups=[{paths: 0.weight, trainable: false}]"]
+    command("train", path, *(x for each in settings for x in ("--set", each)), "--epochs", 1, "--output-dir", run)
+    expected = prepare(tmp_path, *settings[::2], layers=LAYERS).input_weights["0"]["weight"]
+    found = model_file.load(run, "cpu").params["0"]
+    np.testing.assert_array_equal(found["weight"], expected.astype(np.float32))
+    assert found["bias"].numpy().any()
+
+
+def test_gradcheck_draws_the_images_of_whitening(tmp_path: Path) -> None:
+    rows = list(check_config(load(tmp_path, SQUARE, layers=LAYERS)))
+    assert [row.case for row in rows if not row.passed] == []
+    assert len(rows) == 4

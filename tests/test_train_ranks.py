@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import command
 from thread_ranks import ThreadRank, on_ranks
 from training_runs import write_config
 
@@ -16,8 +17,9 @@ from adtrain import config, ops, optim, training
 from adtrain.config import ConfigError
 from adtrain.core import tree
 from adtrain.passes.plan_memory import plan_memory
-from adtrain.training import Experiment, RunFolder, model_file
+from adtrain.training import Experiment, RunFolder, model_file, preparation
 from adtrain.training.checkpoint import fetch
+from adtrain.training.costs import planned_peak
 from adtrain.training.run_folder import LAST, Recorder
 from adtrain.training.sharding import Sharding
 from adtrain.training.trainer import Start
@@ -135,6 +137,46 @@ def test_a_micro_batch_chooses_the_least_number_of_shards(tmp_path: Path) -> Non
         assert found == training.prepare(config.load(path, [f"data.shards={shards}"])).config
 
 
+AUTO = "training.micro_batch=auto"
+
+
+@pytest.mark.parametrize(("halvings", "shards"), [(0, None), (1, 2), (2, 4), (30, 8)])
+def test_an_automatic_micro_batch_is_the_largest_that_fits_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, halvings: int, shards: int | None
+) -> None:
+    """Here a step needs 1 byte for each example of a shard."""
+    path = write_config(tmp_path)
+    monkeypatch.setattr(preparation, "planned_peak", lambda x, device: 16 // (x.config.data.shards or 1))
+    monkeypatch.setattr(preparation, "machine_memory", lambda: 16 >> halvings)
+    found = training.prepare(config.load(path, [AUTO]), device="cpu").config
+    assert found == training.prepare(config.load(path, [f"data.shards={shards or 'null'}"])).config
+
+
+def test_an_automatic_micro_batch_fits_by_the_memory_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, images = write_config(tmp_path), [*IMAGES, "data.batch_size=64"]
+    peaks = [
+        planned_peak(training.prepare(config.load(path, [*images, f"data.shards={shards}"])), "cpu")
+        for shards in (1, 2)
+    ]
+    assert peaks[1] < peaks[0]
+    monkeypatch.setattr(preparation, "machine_memory", lambda: peaks[1])
+    found = training.prepare(config.load(path, [*images, AUTO]), device="cpu").config
+    assert (found.data.shards, found.training.micro_batch) == (2, None)
+
+
+def test_training_chooses_an_automatic_micro_batch_and_resumes_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, run = write_config(tmp_path), tmp_path / "run"
+    monkeypatch.setattr(preparation, "planned_peak", lambda x, device: 16 // (x.config.data.shards or 1))
+    monkeypatch.setattr(preparation, "machine_memory", lambda: 4)
+    command("train", path, "--set", AUTO, "--output-dir", run, "--epochs", 1)
+    assert "shards: 4" in (run / "config.yaml").read_text()
+    monkeypatch.setattr(preparation, "machine_memory", lambda: 16)
+    command("train", "--resume", run, "--epochs", 2)
+    assert "shards: 4" in (run / "config.yaml").read_text()
+
+
 def test_the_memory_of_a_step_is_that_of_a_micro_batch(tmp_path: Path) -> None:
     path, sizes = write_config(tmp_path), {}
     for shards, settings in ((1, []), (8, ["training.micro_batch=64"])):
@@ -147,6 +189,8 @@ def test_the_memory_of_a_step_is_that_of_a_micro_batch(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         (["data.shards=2", "training.micro_batch=8"], "found 8 and data.shards 2, expected one of them"),
+        (["data.shards=2", AUTO], "found auto and data.shards 2, expected one of them"),
+        ([AUTO], "found auto, expected a number of examples: only a training knows the memory of its device"),
         (
             ["data.batch_size=10", "training.micro_batch=1"],
             "found 1, which divides batches of 10 into 16 parts, expected at most 10",

@@ -97,7 +97,7 @@ def train(
         cfg = _config(config, {**changes, "data.test": Node("data", HELD_OUT)})
     training.check_precision(cfg, device)
     with during("data"):
-        experiment = training.prepare(cfg, arrays=arrays)
+        experiment = training.prepare(cfg, arrays=arrays, device=device)
     if progress and experiment.batch_note is not None:
         _write_line(experiment.batch_note)
     folder = None

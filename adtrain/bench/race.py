@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import pi, sqrt, tan
 from statistics import mean, median, stdev
 from typing import cast
+
+import numpy as np
 
 from adtrain import config, training
 from adtrain.bench.peers import comparison
@@ -32,13 +35,14 @@ STEP_ONLY = ("schedule=constant", "data.augment=null")
 
 @dataclass(frozen=True)
 class Spread:
-    """The distribution of numbers."""
+    """The distribution of numbers. `margin` is half of the 95% confidence interval of the mean; None of one number."""
 
     median: float
     min: float
     max: float
     mean: float
     deviation: float
+    margin: float | None = None
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,8 @@ class Race(TimedResult):
             f"Time of {self.config} to {self.target:.2%}",
             [
                 Note(about),
-                Note("accuracy: mean at the end; ratio: a system's median time over adtrain's"),
+                Note("accuracy: mean at the end; ±: half of its 95% confidence interval (Student's t)"),
+                Note("ratio: a system's median time over adtrain's"),
                 Section("Systems", [Table(self._systems(), list(self.systems.items()))]),
                 Section("Seeds", [Table(list(self._seeds()), self._by_seed(), notes)]),
             ],
@@ -139,6 +144,7 @@ class Race(TimedResult):
             seconds("max", "max", rank=1),
             Column("ratio", ratio, FACTOR),
             accuracy("accuracy", "mean"),
+            accuracy("±", "margin"),
             accuracy("deviation", "deviation", rank=2),
             accuracy("lowest", "min", rank=2),
             Column("loss error", lambda row: self.off.get(row[0]), ERROR, rank=3),
@@ -253,5 +259,16 @@ def _summary(runs: Sequence[Sequence[Checked]], first: int, target: float) -> Sy
 
 
 def _spread(values: Sequence[float]) -> Spread:
-    deviation = stdev(values) if len(values) > 1 else 0.0
-    return Spread(median(values), min(values), max(values), mean(values), deviation)
+    count, deviation, margin = len(values), 0.0, None
+    if count > 1:
+        deviation = stdev(values)
+        margin = t_quantile(count - 1, 0.975) * deviation / sqrt(count)
+    return Spread(median(values), min(values), max(values), mean(values), deviation, margin)
+
+
+def t_quantile(degrees: int, probability: float) -> float:
+    """The quantile of Student's t distribution: √degrees tan θ, where θ has a density of cos(θ) ** (degrees - 1)."""
+    angles = np.linspace(-pi / 2, pi / 2, 100_001)
+    density = np.cos(angles) ** (degrees - 1)
+    below = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
+    return sqrt(degrees) * tan(np.interp(probability * below[-1], below, angles))

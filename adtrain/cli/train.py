@@ -263,7 +263,7 @@ def command(
             cfg = agreed(lambda: config.load(str(config_path), [*settings, *longer], plugins))
         if dry_run:
             training.check_precision(cfg, device)
-            found = plan_of(training.prepare(cfg, step_mode), device, output_dir)
+            found = plan_of(training.prepare(cfg, step_mode, device=device), device, output_dir)
             if as_json:
                 print_json(found)
             elif not is_quiet():
@@ -279,7 +279,7 @@ def command(
                 data = None if cfg.plugins else in_thread(lambda: training.read_ahead(cfg))
                 device = resolve_tuned_device(device, autotune, display.close)
                 training.check_precision(cfg, device)
-                experiment = agreed(lambda: training.prepare(cfg, step_mode, read=data))
+                experiment = agreed(lambda: training.prepare(cfg, step_mode, read=data, device=device))
             same_everywhere(lambda: experiment.identity(device))
             notes = [] if experiment.batch_note is None else [experiment.batch_note]
             if epochs is not None and steps is None and experiment.epochs < epochs:

@@ -30,6 +30,7 @@ from adtrain.config.values import (
     BestBy,
     Bool,
     FinalModel,
+    MicroBatch,
     Name,
     NamesOfOthers,
     Precision,
@@ -235,10 +236,10 @@ class Training(Section):
     )
     clip_norm: Positive | None = Field(None, description="scale the gradients down so that their norm is at most this")
     clip_value: Positive | None = Field(None, description="clamp each element of the gradients to plus or minus this")
-    micro_batch: Size | None = Field(
+    micro_batch: MicroBatch | None = Field(
         None,
-        description="the most examples of a batch whose gradients are computed at a time, to save memory; sets "
-        "data.shards",
+        description="the most examples of a batch whose gradients are computed at a time, to save memory; auto: as "
+        "many as the device has memory for; sets data.shards",
     )
     average: Average | None = Field(
         None, description="an average of the weights over the steps, which is evaluated and saved as the model"

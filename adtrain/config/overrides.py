@@ -16,6 +16,9 @@ Overrides: TypeAlias = Sequence[str] | Mapping[str, Any]
 REPLACED = ("loss", "optimizer", "schedule")
 """Sections in which `--set optimizer.sgd.lr=0.1` replaces an optimizer of another name."""
 
+ALTERNATIVES = {"data.path": "dataset", "data.dataset": "path"}
+"""From a key to the key of its section that it replaces: a config has one of them."""
+
 
 def override(root: Node, settings: Overrides) -> Node:
     """A copy of the tree with each setting applied in order. Keys are dotted; list indices count from 0.
@@ -127,7 +130,10 @@ def _with_value(node: Node, prefix: list[str], parts: list[str], value: Node) ->
     if isinstance(node.value, dict):
         child = _with_value(node.value.get(part, Node(value.where)), [*prefix, part], rest, value)
         where = node.key_where[part] if rest and part in node.key_where else value.where
-        return Node(node.where, {**node.value, part: child}, {**node.key_where, part: where})
+        values = dict(node.value)
+        if child.value is not None:
+            values.pop(ALTERNATIVES.get(".".join([*prefix, part]), ""), None)
+        return Node(node.where, {**values, part: child}, {**node.key_where, part: where})
     _refuse(value.where, f"found {found(node.value)} at {'.'.join(prefix)}, which has no {part}")
 
 

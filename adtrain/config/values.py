@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, Field, Strict
 
 from adtrain.core.options import words
-from adtrain.option_types import Bounds, Expected
+from adtrain.option_types import Bounds, Expected, Size
 
 LIMIT = 1e300
 """The limit of measured numbers: sums and differences of a few stay finite."""
@@ -57,6 +57,7 @@ Seed = Annotated[int, Bounds(ge=0, lt=2**64)]
 Shards = Annotated[
     Literal[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096], Expected("a power of two, at most 4096")
 ]
+MicroBatch = Size | Literal["auto"]
 Sha256 = Annotated[str, Strict(), Field(pattern="^[0-9a-f]{64}$"), Expected("64 hexadecimal digits")]
 Total = Annotated[int, Bounds(ge=0, lt=2**53)]
 BestBy = Annotated[

@@ -47,10 +47,10 @@ from adtrain.nn.attention import (
 from adtrain.nn.containers import Add, Branches, Concat, Container, Multiply, Residual, Sequential
 from adtrain.nn.conv import Conv1d, Conv2d, ConvTranspose2d
 from adtrain.nn.describe import LayerRow, count_parameters, describe, layer_of, layers
-from adtrain.nn.init import INITIALIZERS, WeightInit
+from adtrain.nn.init import INITIALIZERS, ConvInit, WeightInit
 from adtrain.nn.linear import Embedding, Linear
 from adtrain.nn.low_rank import LowRankSequential, is_low_rank, with_products
-from adtrain.nn.module import LayerError, Mode, Module, Params, Shape, State
+from adtrain.nn.module import LayerError, Mode, Module, Params, Shape, State, with_weights
 from adtrain.nn.norm import BatchNorm1d, BatchNorm2d, GroupNorm, InstanceNorm2d, LayerNorm, RMSNorm
 from adtrain.nn.pool import AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool2d, MaxPool2d, Upsample
 from adtrain.nn.recurrent import GRU, LSTM, RNN

@@ -50,6 +50,18 @@ class Container(Module):
             for key, size in child.parameter_shapes(child_shape).items()
         }
 
+    def at_input(self, shape: Shape) -> Iterator[tuple[str, Module]]:
+        """Yield (name, child) for the children whose input is that of the container."""
+        for name, child, _ in self.children(shape):
+            yield name, child
+
+    def needs_images(self, shape: Shape) -> bool:
+        return any(child.needs_images(shape) for _, child in self.at_input(shape))
+
+    def input_weights(self, shape: Shape, images: np.ndarray) -> Params:
+        weights = {name: child.input_weights(shape, images) for name, child in self.at_input(shape)}
+        return {name: found for name, found in weights.items() if found}
+
     def new_arrays(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:
         params: Params = {}
         state: State = {}
@@ -100,9 +112,17 @@ class Sequential(Container):
             yield str(i), layer, shape
             shape = output_shape
 
+    def at_input(self, shape: Shape) -> Iterator[tuple[str, Module]]:
+        if self.layers:
+            yield "0", self.layers[0]
+
     def output_shape(self, shape: Shape) -> Shape:
         for i, layer in enumerate(self.layers):
-            shape = self._child_output_shape(i, layer, shape)
+            output_shape = self._child_output_shape(i, layer, shape)
+            if i and layer.needs_images(shape):
+                reason = f"found weight_init whitening in layer {i}, expected it in the first one"
+                raise LayerError((str(i),), f"{layer.kind()}: {reason}: it takes the network's input")
+            shape = output_shape
         return shape
 
     def _child_output_shape(self, i: int, layer: Module, shape: Shape) -> Shape:

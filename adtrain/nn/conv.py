@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
+from math import prod
 from typing import Literal
+
+import numpy as np
 
 from adtrain import ops
 from adtrain.core.array import Value
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.nn import fields
 from adtrain.nn.fields import IMAGE_AXES, pair, size_text
-from adtrain.nn.init import WeightInit, WeightLayer
+from adtrain.nn.init import WHITENING, ConvInit, WeightInit, WeightLayer, whitening
 from adtrain.nn.module import Mode, Params, Shape, State
 from adtrain.option_types import Count, CountPair, NonNegative, Padding, Size, SizePair
 
@@ -23,6 +26,9 @@ class Conv2d(WeightLayer):
 
     `padding="same"` keeps height and width and needs stride 1. If the total padding of an axis is odd, the extra row
     is at the bottom, or the extra column on the right.
+
+    `weight_init="whitening"` is for the first layer: filters whose outputs for patches of the training images have
+    variance 1 and no correlation, and their negatives. It allows twice as many filters as a patch has numbers.
     """
 
     left_out = INFERRED
@@ -35,17 +41,21 @@ class Conv2d(WeightLayer):
     groups: Size = 1
     bias: bool = True
     in_channels: Size | None = None
-    weight_init: WeightInit = "kaiming_uniform"
+    weight_init: ConvInit = "kaiming_uniform"
     init_gain: NonNegative = 1.0
 
     def __post_init__(self) -> None:
         _check_groups(self)
         if self.padding == "same" and pair(self.stride) != (1, 1):
             raise OptionError(f"conv2d: padding 'same' needs stride 1, found stride {self.stride}")
+        if self.weight_init == WHITENING and self.groups != 1:
+            raise OptionError(f"conv2d: weight_init whitening needs groups 1, found groups {self.groups}")
 
     def output_shape(self, shape: Shape) -> Shape:
         _check_channels(self, shape)
         kernel = _dilated(self)
+        if self.weight_init == WHITENING:
+            _check_whitening(self, shape, kernel)
         low, extra = self.paddings()
         padded = tuple(n + 2 * p + e for n, p, e in zip(shape[1:], low, extra, strict=True))
         if any(k > n for k, n in zip(kernel, padded, strict=True)):
@@ -60,6 +70,15 @@ class Conv2d(WeightLayer):
     def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
         weight = (self.out_channels, shape[0] // self.groups, *pair(self.kernel_size))
         return {"weight": weight, "bias": (self.out_channels,)} if self.bias else {"weight": weight}
+
+    def needs_images(self, shape: Shape) -> bool:
+        return self.weight_init == WHITENING
+
+    def input_weights(self, shape: Shape, images: np.ndarray) -> Params:
+        if self.weight_init != WHITENING:
+            return {}
+        filters = whitening(self.out_channels, pair(self.kernel_size), pair(self.dilation), images)
+        return {"weight": filters * self.init_gain}
 
     def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         padding, extra = self.paddings()
@@ -187,6 +206,18 @@ def _dilated(layer: Conv2d | ConvTranspose2d) -> tuple[int, int]:
     """Height and width of the dilated kernel."""
     (kh, kw), (dh, dw) = pair(layer.kernel_size), pair(layer.dilation)
     return dh * (kh - 1) + 1, dw * (kw - 1) + 1
+
+
+def _check_whitening(layer: Conv2d, shape: Shape, kernel: tuple[int, int]) -> None:
+    numbers = shape[0] * prod(pair(layer.kernel_size))
+    if layer.out_channels > 2 * numbers:
+        each = f"2 for each of the {numbers} numbers of a patch"
+        raise ShapeError(
+            f"conv2d: out_channels is {layer.out_channels}, expected at most {2 * numbers} with whitening: {each}"
+        )
+    if any(k > n for k, n in zip(kernel, shape[1:], strict=True)):
+        reason = f"the kernel {size_text(kernel)} is larger than the input {size_text(shape[1:])}"
+        raise ShapeError(f"conv2d: weight_init whitening needs patches without padding, but {reason}")
 
 
 def _check_groups(layer: Conv1d | Conv2d | ConvTranspose2d) -> None:

@@ -2,6 +2,8 @@
 
 A weight of shape (out, in, *receptive field) has fan_in = in * field and fan_out = out * field, counted from the shape
 as PyTorch does, for transposed convolutions too.
+
+The filters of `whitening` are computed from the network's input. The others are drawn.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from math import prod, sqrt
 from typing import Any, Literal
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from adtrain.core.array import array
 from adtrain.nn.module import Module, Params, Shape, State
@@ -20,6 +23,12 @@ WeightInit = Literal[
     "kaiming_uniform", "kaiming_normal", "xavier_uniform", "xavier_normal", "orthogonal", "trunc_normal", "normal",
     "identity", "dirac", "partial_dirac",
 ]  # fmt: skip
+
+WHITENING = "whitening"
+ConvInit = Literal[WeightInit, "whitening"]
+
+WHITENING_EPS = 5e-4
+"""What `whitening` adds to each eigenvalue, so that directions in which patches hardly differ are not amplified."""
 
 Draw = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -107,14 +116,49 @@ INITIALIZERS: dict[str, Callable[[Shape, np.random.Generator], Draw]] = {
 }  # fmt: skip
 
 
-class WeightLayer(Module):
-    """A layer whose "weight" is what `weight_init` draws, times `init_gain`; its "bias" starts at zero."""
+def whitening(count: int, kernel: Shape, dilation: Shape, images: np.ndarray) -> Draw:
+    """Filters whose outputs for patches of the images have variance 1 and no correlation.
 
-    weight_init: WeightInit
+    They are the eigenvectors of the patches' covariance, each divided by the root of its eigenvalue, and then their
+    negatives (Jordan 2024, "94% on CIFAR-10 in 3.29 seconds"). The largest eigenvalues come first. The largest
+    component of each of the eigenvectors is positive.
+    """
+    values, vectors = np.linalg.eigh(patch_covariance(images, kernel, dilation))
+    filters = (vectors / np.sqrt(values + WHITENING_EPS)).T[::-1]
+    largest = np.take_along_axis(filters, np.abs(filters).argmax(axis=1, keepdims=True), axis=1)
+    filters = filters * np.sign(largest)
+    half = -(-count // 2)
+    return np.concatenate([filters[:half], -filters[: count - half]]).reshape(count, images.shape[1], *kernel)
+
+
+def patch_covariance(images: np.ndarray, kernel: Shape, dilation: Shape) -> Draw:
+    """The covariance of the patches of images (N, C, H, W) that a filter sees without padding, each as (C, *kernel)."""
+    channels, size = images.shape[1], tuple(d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True))
+    numbers, count = channels * prod(kernel), 0
+    total, squares = np.zeros(numbers), np.zeros((numbers, numbers))
+    for start in range(0, len(images), 64):
+        windows = sliding_window_view(images[start : start + 64].astype(np.float64), size, axis=(2, 3))
+        spread = windows[..., :: dilation[0], :: dilation[1]]
+        patches = spread.transpose(1, 4, 5, 0, 2, 3).reshape(numbers, -1)
+        total += patches.sum(axis=1)
+        squares += patches @ patches.T
+        count += patches.shape[1]
+    mean = total / count
+    covariance: Draw = squares / count - np.outer(mean, mean)
+    return covariance
+
+
+class WeightLayer(Module):
+    """A layer whose "weight" is what `weight_init` draws, times `init_gain`; its "bias" starts at zero.
+
+    With `whitening` the weight is zero in `new_arrays`; `input_weights` has its numbers.
+    """
+
+    weight_init: ConvInit
     init_gain: NonNegative
 
     def new_arrays(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:
-        draw = INITIALIZERS[self.weight_init]
+        draw = INITIALIZERS.get(self.weight_init, lambda size, _: np.zeros(size))
         params: Params = {}
         for name, size in self.parameter_shapes(shape).items():
             drawn = draw(size, rng) * self.init_gain if name == "weight" else np.zeros(size)

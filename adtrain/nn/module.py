@@ -90,8 +90,20 @@ class Module(CheckedArguments):
         """Name and shape of each parameter for input samples of `shape`, which must fit; nothing is allocated."""
         return {}
 
+    def needs_images(self, shape: Shape) -> bool:
+        """Whether initial weights are computed from inputs of the network: those of `whitening`."""
+        return False
+
+    def input_weights(self, shape: Shape, images: np.ndarray) -> Params:
+        """The weights that are computed from inputs (N, *shape), as the part of the tree of `init` that has them."""
+        return {}
+
     def init(
-        self, shape: Shape | int, rng: np.random.Generator | int = 0, dtype: DTypeLike = np.float32
+        self,
+        shape: Shape | int,
+        rng: np.random.Generator | int = 0,
+        dtype: DTypeLike = np.float32,
+        images: np.ndarray | None = None,
     ) -> tuple[Params, State]:
         """New parameters and state, as trees of CPU arrays, for input samples of `shape`.
 
@@ -101,9 +113,11 @@ class Module(CheckedArguments):
             shape: of one sample, without the batch axis; an integer n is (n,).
             rng: the generator of the initial values, or its seed.
             dtype: float32 or float64.
+            images: inputs (N, *shape), for a layer with `weight_init="whitening"`.
 
         Raises:
-            ShapeError: `shape` does not fit. OptionError: `rng` is neither a generator nor a seed.
+            ShapeError: `shape` or `images` do not fit. OptionError: `rng` is neither a generator nor a seed, or a layer
+            needs `images`.
             DTypeError: `dtype` is not of floating point.
         """
         sizes: Any = (shape,) if is_integer(shape, 0) else shape
@@ -118,7 +132,15 @@ class Module(CheckedArguments):
             raise DTypeError(f"{self.kind()}: dtype is {elements}, expected float32 or float64")
         fitting = tuple(int(n) for n in sizes)
         self.output_shape(fitting)
-        return self.new_arrays(fitting, rng, elements)
+        params, state = self.new_arrays(fitting, rng, elements)
+        if self.needs_images(fitting):
+            if images is None:
+                raise OptionError(f"{self.kind()}: weight_init whitening needs images: write init(shape, images=...)")
+            if images.shape[1:] != fitting or not len(images):
+                found = shown(images.shape)
+                raise ShapeError(f"{self.kind()}: images has the shape {found}, expected (N, {str(fitting)[1:]}")
+            params = with_weights(params, self.input_weights(fitting, images))
+        return params, state
 
     def new_arrays(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:
         """The trees of `init`, for a `shape` that fits."""
@@ -134,3 +156,12 @@ class Module(CheckedArguments):
         Raises AdtrainError if the model has dropout or batch normalisation: these need `forward`.
         """
         return self.forward(params, {}, x if isinstance(x, Value) else array(x), Mode(training=None))[0]
+
+
+def with_weights(params: Params, weights: Params) -> Params:
+    """`params` with the numbers of `weights`, a part of the same tree, in their types."""
+    found = dict(params)
+    for name, x in weights.items():
+        old = params[name]
+        found[name] = with_weights(old, x) if isinstance(x, dict) else array(x.astype(old.dtype))
+    return found

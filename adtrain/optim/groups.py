@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -138,21 +138,25 @@ class Grouped(Optimizer):
         return self.rule.init(self.trained(params))
 
     def updated(self, params: Tree, grads: Tree, state: OptState, lr: Value) -> tuple[Tree, OptState]:
+        parts = [
+            Part(paths, rule.init, rule.updated, lr if factor is None else lr * factor)
+            for rule, factor, paths in self.rules(params)
+        ]
+        return updated_in_parts(params, grads, state, parts)
+
+    def rules(self, params: Tree) -> Iterator[tuple[Optimizer, Any, list[str]]]:
+        """Optimizers without groups: each with its factor on the rate, None for 1, and the paths that it trains."""
         labels: dict[Sources, list[str]] = {}
         for path in self.trained(params):
             labels.setdefault(self.label(path), []).append(path)
-        return updated_in_parts(params, grads, state, [self._part(label, paths, lr) for label, paths in labels.items()])
-
-    def _part(self, label: Sources, paths: Sequence[str], lr: Value) -> Part:
-        """The update of parameters with this label."""
-        rule = self.rule
-        if label.weight_decay is not None:
-            decay = self.groups[label.weight_decay].weight_decay
-            rule = rule.with_traced(dict.fromkeys(_decays(rule), decay))
-        if label.lr_factor is not None:
-            factor: Any = self.groups[label.lr_factor].lr_factor
-            lr = lr * factor
-        return Part(paths, rule.init, rule.updated, lr)
+        for label, paths in labels.items():
+            rule, factor = self.rule, None
+            if label.weight_decay is not None:
+                decay = self.groups[label.weight_decay].weight_decay
+                rule = rule.with_traced(dict.fromkeys(_decays(rule), decay))
+            if label.lr_factor is not None:
+                factor = self.groups[label.lr_factor].lr_factor
+            yield rule, factor, paths
 
 
 def grouped(optimizer: Optimizer, groups: Sequence[Group], shapes: Mapping[str, Shape]) -> Optimizer:

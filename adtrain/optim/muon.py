@@ -89,15 +89,18 @@ class Muon(Optimizer):
 
     def _parts(self, params: Tree, lr: Any) -> list[Part]:
         axes = {path: x.ndim for path, x in named(params).items()}
-        matrices = [
-            path for path, n in axes.items() if n > 1 and not (self.rest_paths and matches(self.rest_paths, path, n))
-        ]
+        matrices = self.matrices(axes)
         others = [path for path in axes if path not in matrices]
         rest_lr = lr if lr is None else lr * (self.rest.lr / self.lr)
         return [
             Part(matrices, self._init_matrices, self._updated_matrices, lr),
             Part(others, self.rest.init, self.rest.updated, rest_lr),
         ]
+
+    def matrices(self, axes: Mapping[str, int]) -> list[str]:
+        """The paths of the arrays that `rest` does not update. `axes` are the numbers of axes by path."""
+        rest = self.rest_paths
+        return [path for path, n in axes.items() if n > 1 and not (rest and matches(rest, path, n))]
 
     def _init_matrices(self, params: Tree) -> OptState:
         step: OptState = {"step": zero_step(params)}

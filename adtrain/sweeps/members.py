@@ -90,6 +90,7 @@ class Group:
         if first.validation is None or seed == self.data_seed(self.members[0]):
             return found
         train, validation = data.split_validation(self.whole, cfg.data.validation, seed, first.data.validation_rows)
+        found = replace(found, input_weights=first.network.input_weights(train.images))
         if self.first_targets:
             return replace(found, data=replace(first.data, train=train), validation=validation)
         own, network = first.data.with_train(train), first.network

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, partial
 from pathlib import Path
@@ -78,6 +78,7 @@ class Experiment:
     mode: Mode = Mode.FUSED
     sharding: Sharding | None = None  # of batches; None for one shard
     average: optim.Average | None = None  # of the weights
+    input_weights: nn.Params = field(default_factory=dict)  # computed from the training images
 
     @property
     def train(self) -> Split:
@@ -181,13 +182,13 @@ class Experiment:
     def initial_state(self, device: str) -> TrainState:
         """The state before the first step; no two arrays share memory.
 
-        Weights are drawn from the config's seed, or read from `training.init_from`. Raises AdtrainError where that
-        cannot be read or does not fit.
+        Weights are drawn from the config's seed, computed from training images, or read from `training.init_from`.
+        Raises AdtrainError where that cannot be read or does not fit.
         """
         return self._state(device, self.config.training.init_from)
 
     def random_initial_state(self, device: str) -> TrainState:
-        """`initial_state` with all weights drawn from the seed. Reads no file, so it also serves to get the types."""
+        """`initial_state` without `training.init_from`. Reads no file, so it also serves to get the types."""
         return self._state(device, None)
 
     def _state(self, device: str, init_from: str | None) -> TrainState:
@@ -199,7 +200,8 @@ class Experiment:
         """`initial_state` on the CPU with weights from `init_from`. Zeros are broadcast views of one number."""
         training = self.config.training
         rng = np.random.default_rng(np.random.SeedSequence(training.seed, spawn_key=(INIT_STREAM,)))
-        trees = self.network.model.init(self.network.input_shape, rng, self.network.dtype)
+        params, statistics = self.network.model.new_arrays(self.network.input_shape, rng, self.network.dtype)
+        trees = nn.with_weights(params, self.input_weights), statistics
         if init_from is not None:
             partial = bool(training.init_partial)
             if training.names is None:

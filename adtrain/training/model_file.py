@@ -232,7 +232,7 @@ def load(run: Path, device: str = "cpu", trust: Trust = NONE, overrides: Overrid
     if device == "cpu":
         net = replace(net, products=FULL)  # the CPU has no kernels for other precisions
     rng = np.random.default_rng(0)
-    params, statistics = net.model.init(net.input_shape, rng, net.dtype)
+    params, statistics = net.model.new_arrays(net.input_shape, rng, net.dtype)
     arrays = file.read(tensor_file.named(params, statistics), "the model of config.yaml")
     params, statistics = tree.unflatten(
         tree.flatten((params, statistics))[1], [array(x, device=device) for x in arrays.values()]

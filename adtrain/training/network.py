@@ -17,8 +17,12 @@ from adtrain.config.build import REGRESSION, is_own, takes_labels
 from adtrain.core.array import Value, array
 from adtrain.core.precision import FULL, PRECISIONS
 from adtrain.core.scope import scope
+from adtrain.data.split import Images
 from adtrain.data.statistics import offsets
 from adtrain.training.tasks import Classification, Multilabel, NextClass, NextToken, Regression, Task
+
+WHITENING_PIXELS = 5_000_000
+"""The pixels of the images from which weights are computed: those of 4,882 images of 32x32."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,19 @@ class Network:
             factor, summand = self.normalization()
             normalized = ops.astype(images, self.dtype) * factor + summand
             return ops.reshape(normalized, (images.shape[0], *self.input_shape))
+
+    def input_weights(self, images: Images) -> nn.Params:
+        """The initial weights that are computed from the training images, see `nn.Module.input_weights`.
+
+        Images with WHITENING_PIXELS pixels are taken, evenly spaced because files can have them in the order of their
+        classes.
+        """
+        if not self.model.needs_images(self.input_shape):
+            return {}
+        count = min(len(images), max(1, WHITENING_PIXELS // prod(self.input_shape[-2:])))
+        sample = images[np.arange(count) * len(images) // count]
+        factor, summand = self.normalization()
+        return self.model.input_weights(self.input_shape, sample.astype(self.dtype) * factor + summand)
 
     def outputs(self, params: nn.Params, statistics: nn.State, images: Value, mode: nn.Mode) -> tuple[Value, nn.State]:
         """The model's outputs (N, ..., classes) for images (N, C, H, W), and the new running statistics."""

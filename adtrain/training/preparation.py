@@ -17,13 +17,17 @@ from adtrain.config.build import REGRESSION
 from adtrain.config.document import Plugin
 from adtrain.config.problems import PathParts
 from adtrain.core import communicator
+from adtrain.core.backend import backend
 from adtrain.data import DataError, DataOptionError, DataSet, Split
 from adtrain.data.errors import printable
+from adtrain.data.file_array import machine_memory
 from adtrain.data.table_encoder import TableEncoder
 from adtrain.data.tokenizer import Tokenizer
 from adtrain.nn import Shape
 from adtrain.training import checks, network
+from adtrain.training.costs import planned_peak
 from adtrain.training.experiment import Experiment, Mode
+from adtrain.training.loop import largest
 from adtrain.training.sharding import Sharding
 
 
@@ -119,13 +123,18 @@ def with_shape(cfg: Config, shape: Shape) -> Config:
 
 
 def prepare(
-    cfg: Config, mode: Mode = Mode.FUSED, arrays: Arrays | None = None, read: Callable[[], DataSet] | None = None
+    cfg: Config,
+    mode: Mode = Mode.FUSED,
+    arrays: Arrays | None = None,
+    read: Callable[[], DataSet] | None = None,
+    device: str | None = None,
 ) -> Experiment:
     """Build the model, read the data, and check that they fit together.
 
     Args:
         arrays: the data. `data.path` is then only a name: the file that they are stored in, if any.
         read: returns the result of `read_ahead`, or raises its errors. None: the data are read here.
+        device: that of the training, for `training.micro_batch: auto`. All ranks call this together.
 
     Raises:
         ConfigError: the model's layers do not fit together, or layers, augmentations or an option do not fit the data.
@@ -134,8 +143,15 @@ def prepare(
     if cfg.sweep is not None:
         advice = "adtrain sweep trains its members, and --set sweep=null leaves it out"
         raise cfg.error_at(("sweep",), f"found a sweep, expected none for one training: {advice}")
-    cfg = with_shards(with_absolute_paths(cfg, data_too=arrays is None))
-    return of_data(cfg, read_data(cfg, arrays) if read is None else read(), mode)
+    cfg, fits = with_absolute_paths(cfg, data_too=arrays is None), None
+    if cfg.training.micro_batch == "auto" and cfg.data.shards is None and device is not None:
+        cfg, fits = without_micro_batch(cfg), device
+    cfg = with_shards(cfg)
+    data_set = read_data(cfg, arrays) if read is None else read()
+    experiment = of_data(cfg, data_set, mode)
+    if fits is None or (shards := fitting_shards(experiment, fits)) == (cfg.data.shards or 1):
+        return experiment
+    return of_data(with_data_shards(cfg, shards), data_set, mode)
 
 
 def read_ahead(cfg: Config) -> DataSet:
@@ -255,12 +271,38 @@ def _experiment(
         augmentations=config.build.augmentations(cfg),
         mode=mode,
         average=config.build.average(cfg),
+        input_weights=net.input_weights(data_set.train.images),
         sharding=_sharding(cfg, len(data_set.train)),
     )
 
 
 MOST_SHARDS = 4096
 """The largest number of `data.shards`."""
+
+
+def without_micro_batch(cfg: Config) -> Config:
+    return cfg.model_copy(update={"training": cfg.training.model_copy(update={"micro_batch": None})})
+
+
+def with_data_shards(cfg: Config, shards: int) -> Config:
+    return cfg.model_copy(update={"data": cfg.data.model_copy(update={"shards": shards})})
+
+
+def fitting_shards(experiment: Experiment, device: str) -> int:
+    """The least number of shards, from the experiment's on, with which a step fits on the device of each rank.
+
+    The most shards that leave two examples in each, if no number fits.
+    """
+    cfg, batch = experiment.config, experiment.full_batch
+    limit = backend(device).available() or machine_memory()
+    shards: int = cfg.data.shards or 1
+    while 2 * shards <= min(MOST_SHARDS, batch // 2):
+        divided = with_data_shards(cfg, shards)
+        candidate = replace(experiment, config=divided, sharding=_sharding(divided, len(experiment.train)))
+        if limit is None or planned_peak(candidate, device) <= limit:
+            break
+        shards *= 2
+    return largest(shards)
 
 
 def with_shards(cfg: Config) -> Config:
@@ -274,21 +316,23 @@ def with_shards(cfg: Config) -> Config:
             raise cfg.error_at(
                 ("training", "micro_batch"), f"found {size} and data.shards {cfg.data.shards}, expected one of them"
             )
+        if isinstance(size, str):
+            reason = "expected a number of examples: only a training knows the memory of its device"
+            raise cfg.error_at(("training", "micro_batch"), f"found {size}, {reason}")
         shards = 1
         while shards < ranks or shards * size < cfg.data.batch_size:
             shards *= 2
         if shards > (most := min(MOST_SHARDS, cfg.data.batch_size)):
             parts = f"which divides batches of {cfg.data.batch_size} into {shards} parts, expected at most {most}"
             raise cfg.error_at(("training", "micro_batch"), f"found {size}, {parts}")
-        training = cfg.training.model_copy(update={"micro_batch": None})
-        return cfg.model_copy(update={"training": training, "data": cfg.data.model_copy(update={"shards": shards})})
+        return with_data_shards(without_micro_batch(cfg), shards)
     if cfg.data.shards is not None or ranks == 1:
         return cfg
     if ranks & (ranks - 1):
         raise cfg.error_at(
             ("data", "shards"), f"found {ranks} ranks and no data.shards, expected a power of two of ranks"
         )
-    return cfg.model_copy(update={"data": cfg.data.model_copy(update={"shards": ranks})})
+    return with_data_shards(cfg, ranks)
 
 
 def _sharding(cfg: Config, examples: int) -> Sharding | None:

@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from adtrain.config import document, specs
 from adtrain.config.family import Spec
 from adtrain.core.options import is_option, words
+from adtrain.nn.init import INITIALIZERS, whitening
 
 PAGE = Path(__file__).parents[1] / "reference" / "config.md"
 
@@ -37,7 +38,8 @@ a list in brackets, a mapping in braces, or a mapping of one name such as `sgd: 
 of its characters: in `--set 'data.label=label #1'` the column is `label #1`. Quotes make a text of a number: `--set
 data.label='"1"'`.
 
-`--set optimizer.sgd.lr=0.1` replaces an optimizer of another name. The same holds for the loss and the schedule.
+`--set optimizer.sgd.lr=0.1` replaces an optimizer of another name. The same holds for the loss and the schedule. `--set
+data.path=images` replaces `data.dataset`, and the reverse.
 """
 
 SECTIONS: dict[str, type[BaseModel]] = {
@@ -51,6 +53,14 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "plugins": document.Plugin,
 }
 """From the dotted key of a section to its keys; those of lists are the keys of each item."""
+
+INITIAL_WEIGHTS = """\
+`weight_init` of a layer names its initial weights. Biases start at 0. A weight has the shape (out, in, *kernel);
+fan_in = in kh kw and fan_out = out kh kw. `whitening` is for a `conv2d` in the first layer, with groups 1. It takes
+normalized training images with 5,000,000 pixels (4,882 of 32x32), evenly spaced, and adds 0.0005 to each eigenvalue.
+A patch of c channels has c kh kw numbers, and at most twice as many filters. This
+keeps the filters and trains the bias: `parameter_groups: [{paths: 0.weight, trainable: false}]`.
+"""
 
 SWEEP = """\
 ## Keys of `sweep`
@@ -335,6 +345,9 @@ def page() -> str:
         else:
             lines = [(f"`{kind.kind}`", _one_line(kind.__doc__ or "")) for kind in kinds]
             parts.append(f"| name | meaning |\n|---|---|\n{_rows(lines)}")
+        if family == "layer":
+            lines = [(f"`{f.__name__}`", _one_line(f.__doc__ or "")) for f in (*INITIALIZERS.values(), whitening)]
+            parts.append(f"## Initial weights\n\n{INITIAL_WEIGHTS}\n| name | weights |\n|---|---|\n{_rows(lines)}")
     return "\n".join(parts)
 
 

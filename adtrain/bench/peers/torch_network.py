@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from adtrain import nn, optim
 from adtrain.bench.peers.layers import Apply, Arrays, built, unsupported
 from adtrain.config import Config
 from adtrain.nn.fields import pair
+from adtrain.optim.muon import COEFFICIENTS, EPS
 
 
 def model(layers: nn.Module) -> Apply:
@@ -168,30 +169,128 @@ def loss(cfg: Config, one_hot: Any) -> Callable[[Any, Any], Any]:
     return lambda outputs, labels: f(outputs.flatten(0, -2), labels.flatten(), **options)
 
 
-def optimizer(cfg: optim.Optimizer, parameters: Sequence[Any], captured: bool) -> Any:
+def optimizer(cfg: optim.Optimizer, parameters: Mapping[str, Any], captured: bool, products: Any = None) -> Any:
     """The same optimizer in PyTorch, fused where PyTorch has a fused one.
 
     Args:
+        parameters: those that are trained, by path.
         captured: whether its steps are captured in a CUDA graph.
+        products: the type of Muon's products; None: that of the parameters.
+    """
+    by_kind: dict[str, list[tuple[optim.Optimizer, float, list[Any]]]] = {}
+    for rule, lr, own in _rules(cfg, parameters):
+        by_kind.setdefault(rule.kind(), []).append((rule, lr, own))
+    made = [_of_kind(kind, rules, captured, products) for kind, rules in by_kind.items()]
+    return made[0] if len(made) == 1 else Together(made)
+
+
+def _rules(
+    cfg: optim.Optimizer, parameters: Mapping[str, Any], factor: float = 1.0
+) -> Iterator[tuple[optim.Optimizer, float, list[Any]]]:
+    """Optimizers without groups, each with its learning rate and the parameters that it updates."""
+    match cfg:
+        case optim.Grouped():
+            for rule, own, paths in cfg.rules(parameters):
+                yield from _rules(rule, {path: parameters[path] for path in paths}, 1.0 if own is None else own)
+        case optim.Muon():
+            matrices = cfg.matrices({path: x.ndim for path, x in parameters.items()})
+            others = {path: x for path, x in parameters.items() if path not in matrices}
+            if matrices:
+                yield cfg, cfg.lr * factor, [parameters[path] for path in matrices]
+            if others:
+                yield from _rules(cfg.rest, others, factor)
+        case _:
+            yield cfg, cfg.lr * factor, list(parameters.values())
+
+
+def _of_kind(
+    kind: str, rules: Sequence[tuple[optim.Optimizer, float, list[Any]]], captured: bool, products: Any
+) -> Any:
+    """One optimizer of PyTorch for rules of one kind, which may differ in their numbers."""
+    import torch
+
+    names = {
+        "sgd": ("momentum", "weight_decay", "nesterov"),
+        "adam": ("betas", "eps", "weight_decay", "amsgrad"),
+        "adamw": ("betas", "eps", "weight_decay", "amsgrad"),
+        "rmsprop": ("alpha", "eps", "weight_decay", "momentum"),
+        "muon": ("momentum", "nesterov", "weight_decay", "ns_steps", "adjust_lr_fn", "normalize_weights"),
+    }.get(kind)
+    if names is None:
+        unsupported("PyTorch", kind)
+    groups = [{"params": own, "lr": lr, **{name: getattr(rule, name) for name in names}} for rule, lr, own in rules]
+    match kind:
+        case "sgd":
+            return torch.optim.SGD(groups, fused=True)
+        case "adam" | "adamw":
+            kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+            return kinds[kind](groups, fused=True, capturable=captured)
+        case "rmsprop":
+            return torch.optim.RMSprop(groups, foreach=True, capturable=captured)
+    return muon(groups, products)
+
+
+class Together:
+    """Several optimizers of PyTorch, used as one."""
+
+    def __init__(self, optimizers: Sequence[Any]) -> None:
+        self.optimizers = optimizers
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for each in self.optimizers for group in each.param_groups]
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        return {key: x for each in self.optimizers for key, x in each.state.items()}
+
+    def step(self) -> None:
+        for each in self.optimizers:
+            each.step()
+
+    def zero_grad(self, set_to_none: bool) -> None:
+        for each in self.optimizers:
+            each.zero_grad(set_to_none=set_to_none)
+
+
+def muon(groups: Sequence[dict[str, Any]], products: Any) -> Any:
+    """Muon (Jordan et al. 2024) with the options of `optim.Muon`. That of PyTorch takes matrices only.
+
+    `products` is the type of the products of the Newton-Schulz steps; None: that of the parameters.
     """
     import torch
 
-    match cfg:
-        case optim.AdamW() | optim.Adam():
-            kind = torch.optim.AdamW if isinstance(cfg, optim.AdamW) else torch.optim.Adam
-            options: Any = {"amsgrad": cfg.amsgrad, "fused": True, "capturable": captured}
-            return kind(parameters, cfg.lr, cfg.betas, cfg.eps, cfg.weight_decay, **options)
-        case optim.SGD():
-            return torch.optim.SGD(parameters, cfg.lr, cfg.momentum, 0, cfg.weight_decay, cfg.nesterov, fused=True)
-        case optim.RMSprop():
-            return torch.optim.RMSprop(
-                parameters,
-                cfg.lr,
-                cfg.alpha,
-                cfg.eps,
-                cfg.weight_decay,
-                cfg.momentum,
-                foreach=True,
-                capturable=captured,
-            )
-    unsupported("PyTorch", cfg.kind())
+    def orthogonal(matrix: Any, steps: int) -> Any:
+        a, b, c = COEFFICIENTS
+        x = matrix if products is None else matrix.to(products)
+        tall = x.shape[0] > x.shape[1]
+        x = x.T if tall else x
+        x = x / x.norm().clamp(min=EPS)
+        for _ in range(steps):
+            gram = x @ x.T
+            x = a * x + (b * gram + c * gram @ gram) @ x
+        return (x.T if tall else x).to(matrix.dtype)
+
+    class Muon(torch.optim.Optimizer):
+        @torch.no_grad()
+        def step(self) -> None:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    self.move(p, group)
+
+        def move(self, p: Any, group: dict[str, Any]) -> None:
+            direction, momentum = p.grad, group["momentum"]
+            if momentum:
+                if "momentum_buffer" not in self.state[p]:
+                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+                buffer = self.state[p]["momentum_buffer"].mul_(momentum).add_(p.grad)
+                direction = p.grad + momentum * buffer if group["nesterov"] else buffer
+            rows, columns = p.shape[0], p.numel() // p.shape[0]
+            factors = {"original": max(1, rows / columns) ** 0.5, "match_rms_adamw": 0.2 * max(rows, columns) ** 0.5}
+            if group["normalize_weights"]:
+                p.mul_(rows**0.5 / p.norm())
+            p.mul_(1 - group["lr"] * group["weight_decay"])
+            moved = orthogonal(direction.reshape(rows, columns), group["ns_steps"]).reshape(p.shape)
+            p.sub_(group["lr"] * factors.get(group["adjust_lr_fn"], 1.0) * moved)
+
+    return Muon(groups, {})

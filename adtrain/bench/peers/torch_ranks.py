@@ -100,7 +100,7 @@ def with_ddp(job: Job) -> Training:
     for i, (path, x) in enumerate(training.parameters.items()):
         training.parameters[path] = training.arrays[path] = torch.nn.Parameter(x.detach())
         network.register_parameter(str(i), training.parameters[path])
-    training.update = torch_network.optimizer(job.experiment.optimizer, list(training.parameters.values()), False)
+    training.update = torch_network.optimizer(job.experiment.optimizer, training.parameters, False)
     forward = training.forward
     network.forward = lambda at: forward(training.arrays, at)
     model = DistributedDataParallel(network)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from adtrain import augment
+from adtrain import augment, optim
 from adtrain.bench.op_table import OpCase
 from adtrain.bench.peers import torch_network
 from adtrain.bench.peers.adtrain_system import accuracy
@@ -30,13 +30,14 @@ class Training:
 
     Args:
         form: "eager", "compile", "graph", "max" or "max-tf32"; see `systems.SYSTEMS`.
-        changed: is applied to the pixels of a batch, (N, C, H, W), before they are normalised.
+        changed: is applied to the pixels of a batch, (N, C, H, W), before they are normalised. Its second argument is
+            the batch's indices.
 
     Raises:
         Unsupported: PyTorch has no counterpart of a layer, or TF32 is to replace another precision than float32.
     """
 
-    def __init__(self, job: Job, form: str, changed: Callable[[Any], Any] = lambda pixels: pixels) -> None:
+    def __init__(self, job: Job, form: str, changed: Callable[[Any, Any], Any] = lambda pixels, at: pixels) -> None:
         import torch
 
         precision = job.experiment.config.training.precision
@@ -55,11 +56,13 @@ class Training:
         network, options = experiment.network, experiment.config.training
         self.clipping = options.clip_value, options.clip_norm
         weights = {path: placed(torch.tensor(x, device=device)) for path, x in job.weights.items()}
-        self.parameters = {path: x.requires_grad_() for path, x in weights.items()}
+        self.parameters = {path: x.requires_grad_() for path, x in experiment.optimizer.trained(weights).items()}
         statistics = {path: torch.tensor(x, device=device) for path, x in job.statistics.items()}
-        self.arrays = {**self.parameters, **statistics}
+        self.arrays = {**weights, **statistics}
         self.start = {path: x.detach().clone() for path, x in self.arrays.items()}
-        self.update = torch_network.optimizer(experiment.optimizer, list(self.parameters.values()), self.captured)
+        products = torch.bfloat16 if precision == "bfloat16" else None
+        self.update = torch_network.optimizer(experiment.optimizer, self.parameters, self.captured, products)
+        self.rates = [group["lr"] for group in self.update.param_groups]
         examples = np.asarray(experiment.train.images), np.asarray(experiment.train.labels, np.int64)
         images, labels = (torch.tensor(x, device=device) for x in examples)
         scale, shift = (torch.tensor(x, device=device) for x in job.normalization)
@@ -68,7 +71,7 @@ class Training:
         loss_of = torch_network.loss(experiment.config, torch.eye(classes, device=device, dtype=scale.dtype))
 
         def forward(arrays: Arrays, at: Any) -> Any:
-            pixels = changed(images.index_select(0, at).to(scale.dtype)) * scale + shift
+            pixels = changed(images.index_select(0, at).to(scale.dtype), at) * scale + shift
             inputs = placed(pixels.reshape(len(at), *network.input_shape))
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
                 return loss_of(outputs(arrays, inputs), labels.index_select(0, at))
@@ -99,19 +102,19 @@ class Training:
         """Replace the gradients by their mean over all ranks; `torch_ranks` defines it."""
 
     def variable_rate(self) -> None:
-        """Keep the learning rate in a tensor, so that `set_rate` changes it for recorded steps too."""
+        """Keep the learning rates in tensors, so that `set_rate` changes them for recorded steps too."""
         import torch
 
         for group in self.update.param_groups:
             group["lr"] = torch.tensor(group["lr"], device=self.device)
 
-    def set_rate(self, rate: float) -> None:
-        """Set the learning rate of the next steps."""
-        for group in self.update.param_groups:
+    def set_rate(self, factor: float) -> None:
+        """Set the learning rates of the next steps: this factor times the config's."""
+        for group, rate in zip(self.update.param_groups, self.rates, strict=True):
             if isinstance(group["lr"], float):
-                group["lr"] = rate
+                group["lr"] = factor * rate
             else:
-                group["lr"].fill_(rate)
+                group["lr"].fill_(factor * rate)
 
     def warm_up(self, at: Any, steps: int) -> None:
         """Take steps, and return to the start."""
@@ -199,6 +202,13 @@ def configure(precision: str, device: str) -> Any:
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.benchmark = True
+    return device_of(device)
+
+
+def device_of(device: str) -> Any:
+    """PyTorch's device for one of adtrain's."""
+    import torch
+
     return torch.device("cpu" if device == "cpu" else "cuda")
 
 
@@ -210,7 +220,7 @@ class MembersTraining(Training):
 
     Raises:
         Unsupported: PyTorch has no counterpart of a layer, or the model has running statistics, or the config has
-            training.clip_norm.
+            training.clip_norm, parameter groups or Muon.
     """
 
     def __init__(self, job: MembersJob, form: str) -> None:
@@ -220,6 +230,8 @@ class MembersTraining(Training):
             unsupported("torch.func.vmap", "running statistics")
         if job.experiment.config.training.clip_norm is not None:
             unsupported("torch.func.vmap", "training.clip_norm")
+        if isinstance(job.experiment.optimizer, (optim.Grouped, optim.Muon)):
+            unsupported("torch.func.vmap", job.experiment.optimizer.kind())
         super().__init__(job, "graph")
         gradients = torch.func.vmap(torch.func.grad_and_value(self.forward))
         self.gradients = torch.compile(gradients) if form == "vmap-compile" else gradients
@@ -340,14 +352,9 @@ def race(job: Job, form: str) -> list[Checked]:
     """The epochs of one training. Raises Unsupported where PyTorch has no counterpart of something in the job."""
     import torch
 
-    for change in job.experiment.augmentations:
-        if not isinstance(change, augment.Crop):
-            unsupported("PyTorch", f"the augmentation {change.kind()}")
-        if change.padding_mode != "constant":
-            unsupported("PyTorch", f"the augmentation crop with padding_mode: {change.padding_mode}")
     torch.manual_seed(job.experiment.config.training.seed)
-    trained, experiment = Training(job, form, _cropped(job)), job.experiment
-    rates = _rates(job)
+    experiment, epoch_number = job.experiment, torch.zeros((), dtype=torch.int64, device=device_of(job.device))
+    trained, factors = Training(job, form, _augmented(job, epoch_number)), _factors(job)
     if form not in ("eager", "compile"):
         trained.variable_rate()
     takes = {}
@@ -359,9 +366,10 @@ def race(job: Job, form: str) -> list[Checked]:
     for epoch in range(1, experiment.epochs + 1):
         batches = list(batches_of(experiment, epoch))[: experiment.total_steps - done]
         start = perf_counter()
+        epoch_number.fill_(epoch)
         order = torch.tensor(np.concatenate(batches), device=trained.device).split([len(x) for x in batches])
         for i, at in enumerate(order, done):
-            trained.set_rate(float(rates[i]))
+            trained.set_rate(float(factors[i]))
             loss = takes[len(at)](at)
         float(loss)
         seconds = perf_counter() - start + (found[-1].seconds if found else 0.0)
@@ -370,34 +378,68 @@ def race(job: Job, form: str) -> list[Checked]:
     return found
 
 
-def _rates(job: Job) -> np.ndarray:
-    """The learning rate of each step."""
-    schedule, lr = job.experiment.schedule, job.experiment.optimizer.lr
-    return np.array([float(schedule(array(np.int64(i))).numpy()) * lr for i in range(job.experiment.total_steps)])
+def _factors(job: Job) -> np.ndarray:
+    """The factor of the schedule for each step."""
+    schedule = job.experiment.schedule
+    return np.array([float(schedule(array(np.int64(i))).numpy()) for i in range(job.experiment.total_steps)])
 
 
-def _cropped(job: Job) -> Any:
-    """The config's augmentations, all of them crops, as a function of pixels (N, C, H, W)."""
+def _augmented(job: Job, epoch: Any) -> Callable[[Any, Any], Any]:
+    """The config's augmentations as a function of pixels (N, C, H, W) and of their indices.
+
+    `epoch` is a tensor with the number of the epoch. Raises Unsupported for an augmentation without a counterpart.
+    """
+    changes = [_change(change, job, epoch) for change in job.experiment.augmentations]
+
+    def changed(pixels: Any, at: Any) -> Any:
+        for change in changes:
+            pixels = change(pixels, at)
+        return pixels
+
+    return changed
+
+
+def _change(change: augment.Augmentation, job: Job, epoch: Any) -> Callable[[Any, Any], Any]:
     import torch
 
-    def crop(x: Any, padding: int) -> Any:
+    def crop(x: Any, at: Any) -> Any:
         count, channels, height, width = x.shape
-        padded = torch.nn.functional.pad(x, [padding] * 4)
+        padded = torch.nn.functional.pad(x, [change.padding] * 4, mode=change.padding_mode)  # type: ignore[attr-defined]
 
         def indices(size: int) -> Any:
-            corner = torch.randint(2 * padding + 1, (count, 1), device=x.device)
+            corner = torch.randint(2 * change.padding + 1, (count, 1), device=x.device)  # type: ignore[attr-defined]
             return corner + torch.arange(size, device=x.device)
 
         rows, columns = indices(height)[:, None, :, None], indices(width)[:, None, None, :]
         images = torch.arange(count, device=x.device)[:, None, None, None]
         return padded[images, torch.arange(channels, device=x.device)[:, None, None], rows, columns]
 
-    def changed(x: Any) -> Any:
-        for change in job.experiment.augmentations:
-            x = crop(x, change.padding)  # type: ignore[attr-defined]
-        return x
+    def flip(x: Any, at: Any) -> Any:
+        flipped = torch.rand(len(x), device=x.device) < change.probability  # type: ignore[attr-defined]
+        return torch.where(flipped[:, None, None, None], x.flip(3), x)
 
-    return changed
+    first_half = torch.rand(len(job.experiment.train), device=epoch.device) < 0.5
+
+    def alternate(x: Any, at: Any) -> Any:
+        flipped = first_half.index_select(0, at) == (epoch % 2 == 1)
+        return torch.where(flipped[:, None, None, None], x.flip(3), x)
+
+    def cutout(x: Any, at: Any) -> Any:
+        def distances(size: int) -> Any:
+            middle = torch.randint(size, (len(x), 1), device=x.device) - (0.5 if change.size % 2 == 0 else 0.0)  # type: ignore[attr-defined]
+            return (torch.arange(size, device=x.device) - middle).abs()
+
+        rows, columns = distances(x.shape[2])[:, None, :, None], distances(x.shape[3])[:, None, None, :]
+        return torch.where(torch.maximum(rows, columns) < change.size / 2, 0.0, x)  # type: ignore[attr-defined]
+
+    match change:
+        case augment.Crop():
+            return crop
+        case augment.Flip():
+            return alternate if change.alternate else flip
+        case augment.Cutout():
+            return cutout
+    unsupported("PyTorch", f"the augmentation {change.kind()}")
 
 
 def _accuracy(job: Job, trained: Training) -> float:
