@@ -69,6 +69,7 @@ USES: dict[str, dict[str, Use]] = {
     },
     "eval run": {
         "data": ("--data data", r"^test    loss .* of 30 images$"),
+        "text": "test_train_tokens.py",
         "top": ("--top 2", "--top is for a sweep, and run is none", 2),
         "set": ("--set data.batch_size=7", r"^test    loss "),
         "device": NO_GPU,
@@ -117,13 +118,20 @@ USES: dict[str, dict[str, Use]] = {
         "set": ("-o net.txt --set model.layers.0.linear=8", "wrote net.txt"),
         "plugin": ("-o net.txt --plugin wrong.py", r"wrong.py:1: ValueError: wrong", 2),
     },
-    "new data": {"from": "test_weights_of_others.py", "set": ("--set validation=0.1", r"^ *validation: 0.1")},
+    "new data": {
+        "from": "test_weights_of_others.py",
+        "tokens": "test_train_tokens.py",
+        "set": ("--set validation=0.1", r"^ *validation: 0.1"),
+    },
     "schema": {},
     "data inspect": {
         "set": ("table.csv --set target=length", r"^target +mean"),
         "contact-sheet": ("data --contact-sheet sheet.png", r"^class "),
         "json": ("data --json", r'"train": 90'),
     },
+    "data tokenize": dict.fromkeys(
+        ("output", "vocabulary", "tokenizer", "shard-tokens", "json"), "test_data_tokens.py"
+    ),
     "data fetch": {"mirror": "test_data_fetch.py"},
     "data list": {"json": ("--json", r'"name": "mnist"')},
     "data verify": {"json": ("--json", r'"passed": true')},

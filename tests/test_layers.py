@@ -109,7 +109,7 @@ ONLY_IN = {
     "torch": "bench/peers",
     "jax": "bench/peers",
 }
-PROJECT = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # Import names of distributions, where they differ.
 IMPORT_NAMES = {
     "pyyaml": "yaml",

@@ -47,12 +47,19 @@ def takes_a_folder(parameter: click.Parameter) -> bool:
     return is_text or isinstance(parameter.type, (ConfigName, RunPath, FilePath))
 
 
+def _is_file(parameter: click.Parameter) -> bool:
+    return isinstance(parameter, click.Argument) and isinstance(parameter.type, FilePath)
+
+
 def calls(command: click.Command) -> Iterator[tuple[click.Parameter, list[str]]]:
-    """The arguments that give FOLDER to each parameter that takes a folder; other required ones get a file's name."""
+    """The arguments that give FOLDER to each parameter that takes a folder.
+
+    Others get the name of a file, if they are required or a file.
+    """
     for parameter in filter(takes_a_folder, command.params):
         arguments: list[str] = []
         for other in command.params:
-            if other is parameter or other.required:
+            if other is parameter or other.required or _is_file(other):
                 value = "FOLDER" if other is parameter or isinstance(other.type, RunPath) else "file.onnx"
                 arguments += [value] if isinstance(other, click.Argument) else [other.opts[0], value]
         yield parameter, arguments

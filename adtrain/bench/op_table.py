@@ -275,11 +275,12 @@ _EACH = Peers(_POWERS, "2^{power}", (N,))
 
 # Elementwise.
 for _op in (
-    "neg", "abs", "square", "exp", "expm1", "sin", "cos", "tanh", "erf", "sigmoid", "softplus", "relu", "leaky_relu",
-    "elu", "silu", "gelu", "floor", "ceil", "trunc", "round",
+    "neg", "abs", "square", "exp", "expm1", "sin", "cos", "tanh", "erf", "sigmoid", "softplus", "relu", "squared_relu",
+    "leaky_relu", "elu", "silu", "gelu", "floor", "ceil", "trunc", "round",
 ):  # fmt: skip
     bench(_op, ELEMENTS, lambda n: (normal(n),), peers=_EACH if _op in ("exp", "relu", "gelu", "tanh") else None,
           naive=_elements(_op) if _op == "exp" else None)  # fmt: skip
+bench("soft_cap", ELEMENTS, lambda n: (normal(n),), lambda x: ops.soft_cap(x, 30.0))
 for _op in ("log", "log1p", "sqrt", "rsqrt", "reciprocal"):
     bench(_op, ELEMENTS, lambda n: (between(0.5, 2, n),))
 bench("add", ELEMENTS, lambda n: (normal(n), normal(n)), peers=replace(_EACH, backward=False), naive=_elements("add"))

@@ -14,10 +14,11 @@ for _op, _domain in {
     "expm1": normal(3, 5), "sqrt": between(0.3, 3, 3, 5), "rsqrt": between(0.3, 3, 3, 5), "square": normal(3, 5),
     "reciprocal": apart(3, 5, kinks=(0.0, 0.1, -0.1)), "abs": apart(3, 5), "sin": normal(3, 5), "cos": normal(3, 5),
     "tanh": normal(3, 5), "sigmoid": normal(3, 5), "softplus": normal(3, 5), "erf": normal(3, 5), "relu": apart(3, 5),
-    "silu": normal(3, 5), "gelu": normal(3, 5),
+    "silu": normal(3, 5), "gelu": normal(3, 5), "squared_relu": apart(3, 5),
 }.items():  # fmt: skip
     case(_op, "odd", getattr(ops, _op), _domain, order=3, linear=(0,) if _op == "neg" else ())
 case("leaky_relu", "slope", lambda x: ops.leaky_relu(x, 0.2), apart(3, 5), order=3)
+case("soft_cap", "cap", lambda x: ops.soft_cap(x, 1.5), normal(3, 5), order=3)
 case("elu", "alpha", lambda x: ops.elu(x, 0.7), apart(3, 5), order=3)
 case("gelu", "tanh", lambda x: ops.gelu(x, "tanh"), normal(3, 5), order=3)
 case("clip", "both", lambda x: ops.clip(x, -0.5, 1.0), apart(3, 7, kinks=(-0.5, 1.0)), order=3)
