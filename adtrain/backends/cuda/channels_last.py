@@ -511,7 +511,8 @@ class _Writer:
         rounded = self._is_of_convolution(x)
         shift = None if rounded else self._made(e, "subview", (matrix,), start=0, shape=(channels,))
 
-        def moved() -> Variable:
+        def differences() -> Variable:
+            """What is summed: the differences from the first row, or the values themselves."""
             if shift is None:
                 return matrix
             whole = self._made(e, "broadcast_to", (shift,), shape=matrix.type.shape)
@@ -526,7 +527,7 @@ class _Writer:
         def single(v: Variable) -> Variable:
             return self._made(e, "astype", (v,), dtype=matrix.type.dtype) if rounded else v
 
-        first, second = mean(moved()), mean(self._made(e, "square", (moved(),)))
+        first, second = mean(differences()), mean(self._made(e, "square", (differences(),)))
         centre = single(first) if shift is None else self._made(e, "add", (shift, first))
         rest = self._made(e, "sub", (second, self._made(e, "square", (first,))))
         square = single(self._made(e, "maximum", (rest, self._number(0, rest))))
