@@ -54,5 +54,6 @@ def by_flat_index(x: np.ndarray, w: np.ndarray, problem: ConvProblem) -> np.ndar
 
 
 def drawn(*shapes: tuple[int, ...]) -> list[np.ndarray]:
+    """Arrays of normal float32 numbers."""
     rng = np.random.default_rng(1)
     return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]

@@ -31,7 +31,7 @@ def gpu() -> Any:
 
 @pytest.fixture(autouse=True)
 def hopper(gpu: Any) -> None:
-    """For tests of kernels that are only for Hopper."""
+    """Skips the tests of a module that imports it, unless the GPU is a Hopper."""
     if gpu.device.device.compute_capability() != CAPABILITY:
         pytest.skip("the kernels are for compute capability 9.0")
 

@@ -203,7 +203,7 @@ def test_the_update_of_a_weight_writes_the_copy_that_the_next_step_reads(bfloat1
 
 
 @pytest.mark.parametrize(("launches", "expected"), [(1, (10, 1)), (400, (10, 1)), (700, (4, 1)), (2001, (1,))])
-def test_a_graph_has_several_runs_of_a_program_with_hundreds_of_launches(launches: int, expected: Any) -> None:
+def test_a_graph_has_up_to_ten_runs_with_up_to_4000_launches(launches: int, expected: Any) -> None:
     assert runs_per_graph(launches) == expected
 
 

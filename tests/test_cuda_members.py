@@ -135,7 +135,7 @@ def test_the_kernel_does_not_depend_on_the_number_of_members(name: str) -> None:
 @pytest.mark.exhaustive
 @BY_PRIMITIVE
 def test_no_kernel_depends_on_the_number_of_members(name: str) -> None:
-    """Of the oldest GPU, for every second equation. Plain pytest takes three for one with the most kernels."""
+    """The same on the oldest GPU, for every second equation."""
     for equation in equations()[name][::2]:
         check(equation, TARGETS[0]._replace(by_member=True))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.targets import H200
 from adtrain.core.fused import single_equations
 from adtrain.core.kernel import CudaKernel
-from adtrain.core.program import Equation, Program
+from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
 from adtrain.core.target import Target
 from adtrain.core.types import BITS
@@ -70,6 +70,7 @@ fill the tiles, and there are several columns of tiles."""
 
 
 def sample(name: str) -> tuple[Program, list[np.ndarray], list[int]]:
+    """The Program of one of SAMPLES, its arguments, and the numbers of sums."""
     f, shapes, sums = SAMPLES[name]
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(shape, np.float32) / 4 for shape in shapes]
@@ -77,12 +78,23 @@ def sample(name: str) -> tuple[Program, list[np.ndarray], list[int]]:
         return for_gpu(stage(f, passes.SIMPLIFY).program(*arrays), TARGET), arrays, sums
 
 
+def known_before(program: Program, arrays: Sequence[np.ndarray]) -> dict[Variable, np.ndarray]:
+    """The values of a Program's inputs and constants."""
+    return dict(zip(program.inputs, arrays, strict=True)) | {v: x.numpy() for v, x in program.constants.items()}
+
+
+def results_of(e: Equation, known: Mapping[Variable, np.ndarray]) -> dict[Variable, np.ndarray]:
+    """The results of an equation by NumPy."""
+    found = NumpyProgram(Program(e.inputs, {}, (e,), e.outputs)).run([known[v] for v in e.inputs])[0]
+    return dict(zip(e.outputs, map(np.asarray, found), strict=True))
+
+
 def joined(program: Program) -> list[Equation]:
     return [e for e in program.equations if e.form == PRODUCT_SUMS]
 
 
 def kernels(e: Equation, first: bool) -> list[CudaKernel]:
-    """The candidates for an equation, or the first of them only."""
+    """The candidates for an equation, or only the first one."""
     found = [x for x in Lowering(TARGET).candidates(e) if isinstance(x, CudaKernel)]
     return found[:1] if first else found
 
@@ -111,11 +123,10 @@ def test_convolutions_with_sums_are_right(name: str, first: bool, host: Host, mo
     """Where results are rounded before they are summed, the reference sums those of the kernel."""
     program, arrays, _ = sample(name)
     monkeypatch.setattr(host, "lowering", Lowering(TARGET))
-    known = dict(zip(program.inputs, arrays, strict=True)) | {v: x.numpy() for v, x in program.constants.items()}
+    known = known_before(program, arrays)
     for e in program.equations:
         own = [known[v] for v in e.inputs]
-        results = NumpyProgram(Program(e.inputs, {}, (e,), e.outputs)).run(own)[0]
-        known |= dict(zip(e.outputs, map(np.asarray, results), strict=True))
+        known |= results_of(e, known)
         if e.form != PRODUCT_SUMS:
             continue
         sums = e.params["body"].equations[-1]
@@ -123,16 +134,13 @@ def test_convolutions_with_sums_are_right(name: str, first: bool, host: Host, mo
             found = dict(zip(e.outputs, host.computed(e, kernel, own), strict=True))
             assert np.mean(found[e.outputs[0]] == known[e.outputs[0]]) > 0.99
             given = known | found
-            expected: Sequence[np.ndarray] = [known[v] for v in sums.outputs]
-            if given.keys() >= {*sums.inputs}:
-                of_sums = Program(sums.inputs, {}, (sums,), sums.outputs)
-                expected = NumpyProgram(of_sums).run([given[v] for v in sums.inputs])[0]
-            for v, x in zip(sums.outputs, expected, strict=True):
-                assert np.linalg.norm(found[v] - x) <= TOLERANCE * np.linalg.norm(x), v.type
+            expected = results_of(sums, given) if given.keys() >= {*sums.inputs} else known
+            for v in sums.outputs:
+                assert np.linalg.norm(found[v] - expected[v]) <= TOLERANCE * np.linalg.norm(expected[v]), v.type
 
 
 def test_tiles_that_load_what_the_epilogue_reads_before_the_product_come_first() -> None:
-    """In the ping-pong form they have no registers for it, and without such inputs that form is faster."""
+    """Ping-pong tiles have no registers for what the epilogue reads. If it reads nothing, they are faster."""
     window = Window((1, 1), (1, 1), (1, 1), 1)
     conv = Bfloat16Conv(Direction.INPUT_GRAD, (256, 16, 16, 128), (256, 16, 16, 128), (3, 3), window)
     alone = [conv.cuda_kernel(conv.product(H200, tile)) for tile in TILES]
@@ -176,11 +184,9 @@ def test_a_large_mean_costs_no_digits_of_the_variance(host: Host, monkeypatch: p
         program = for_gpu(stage(norm, passes.SIMPLIFY).program(x, filters), TARGET)
     monkeypatch.setattr(host, "lowering", Lowering(TARGET))
     (e,) = joined(program)
-    known = dict(zip(program.inputs, (x, filters), strict=True))
-    known |= {v: a.numpy() for v, a in program.constants.items()}
+    known = known_before(program, (x, filters))
     for each in program.equations[: program.equations.index(e)]:
-        results = NumpyProgram(Program(each.inputs, {}, (each,), each.outputs)).run([known[v] for v in each.inputs])[0]
-        known |= dict(zip(each.outputs, map(np.asarray, results), strict=True))
+        known |= results_of(each, known)
     found = dict(zip(e.outputs, host.computed(e, None, [known[v] for v in e.inputs]), strict=True))
     mean, variance = (found[v] for v in program.outputs[1:])
     rows = x.astype(float).transpose(0, 2, 3, 1).reshape(-1, channels)

@@ -10,13 +10,11 @@ from adtrain.backends.cuda import compiler
 
 PARAMETERS = r"\((?:[^{;()]|\bIF\([^()]*\))*\)"
 KERNEL = re.compile(rf"^KERNEL\b[^{{;]*\b(?P<name>\w+){PARAMETERS}\s*\{{\s*(?P<first>[^;{{]*;)", re.MULTILINE)
-LATE = {
-    *("pack_matrices", "packed_gemm", "bfloat16_gemm", "bfloat16_conv", "bfloat16_gather", "attention_wgmma"),
-    "attention_wgmma_grad",
-}
-"""Kernels that do other work before they wait. The first two are later launches of one candidate: what they read before
-was written two launches earlier, or is an input that the first launch has waited for. The others read no memory
-before."""
+LATER_LAUNCHES = {"pack_matrices", "packed_gemm"}
+"""Kernels that read memory before they wait, and are later launches of a candidate. What they read was written two
+launches earlier, or is an input that the first launch has waited for."""
+READING_LATE = {"bfloat16_gemm", "bfloat16_conv", "bfloat16_gather", "attention_wgmma", "attention_wgmma_grad"}
+"""Kernels that do other work before they wait, but read no memory."""
 
 
 def first_statements() -> dict[tuple[str, str], str]:
@@ -66,7 +64,7 @@ def test_every_kernel_waits_for_its_inputs_first() -> None:
     first = first_statements()
     assert len(first) > 20
     late = {kernel for kernel, statement in first.items() if statement != "wait_for_inputs();"}
-    assert {name for _, name in late - EXCHANGES} == LATE
+    assert {name for _, name in late - EXCHANGES} == LATER_LAUNCHES | READING_LATE
 
 
 def test_the_compiler_moves_no_access_to_memory_across_instructions_on_memory() -> None:

@@ -46,8 +46,8 @@ PROBLEMS = [
     *product(["float32"], ("causal", "mask", "dropout"), [(5, 16, 16, 16)]),
     *product(["float64"], ("causal", "mask", "dropout"), [(1, 130, 130, 128)]),
 ]
-"""Element types, options and shapes. Each option is compiled into the kernels, which take most of the tests' time, and
-does not depend on the shape. So a shape has each option in one of the element types."""
+"""Element types, options and shapes. Each option is compiled into kernels of its own, which takes most of the time, and
+does not depend on the shape. So each shape has "plain" in one element type and "all" in the other one."""
 
 
 def params_of(width: int, **more: Any) -> dict[str, Any]:

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.gpu
 CELLS = ("rnn_tanh", "rnn_relu", "lstm", "gru")
 TOLERANCE = {"float32": 2e-5, "float64": 1e-11}
 SIZES = [(128, 28, 128), (64, 28, 256), (33, 9, 512), (1, 28, 128), (7, 1, 1), (5, 3, 33), (1000, 2, 130)]
-"""Rows of the batch, steps, hidden units. In float64 the third to the sixth run, which have
+"""Rows of the batch, steps, hidden units. In float64 only the third to the sixth are tested: their candidates have
 kernels of each kind."""
 
 

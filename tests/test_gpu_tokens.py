@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("order", ["in_order", "random_offsets"])
-def test_tokens_streamed_to_a_gpu_train_as_those_that_fit(
+def test_tokens_streamed_to_a_gpu_train_as_those_in_its_memory(
     gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
     cfg = config.load(write_tokens(tmp_path), [f"data.order={order}"])

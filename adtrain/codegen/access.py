@@ -86,17 +86,17 @@ def lane(name: str, wide: int | str = 1) -> str:
 
 
 def vector_results(
-    program: Program, values: dict[Variable, str], wide: int | str, after: Sequence[str] = (), terms: int = 0
+    program: Program, values: dict[Variable, str], wide: int | str, after: Sequence[str] = (), addends: int = 0
 ) -> list[str]:
     """CUDA statements that compute vectors ``r0``, ``r1``, ... of `wide` elements of the outputs.
 
     Args:
         values: C text of the inputs, for lane k.
         after: statements for lane k, after its results.
-        terms: how many of the last outputs are elements of ``terms[0]``, ``terms[1]``, ... in place of a vector.
+        addends: how many of the last outputs are elements of ``addends[0]``, ``addends[1]``, ... in place of a vector.
     """
-    vectors = program.outputs[: len(program.outputs) - terms]
-    results = [*(f"r{i}.lane[k]" for i in range(len(vectors))), *(f"terms[{i}][k]" for i in range(terms))]
+    vectors = program.outputs[: len(program.outputs) - addends]
+    results = [*(f"r{i}.lane[k]" for i in range(len(vectors))), *(f"addends[{i}][k]" for i in range(addends))]
     return [
         *(f"{held(v, wide)} r{i};" for i, v in enumerate(vectors)),
         "#pragma unroll",

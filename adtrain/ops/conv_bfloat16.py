@@ -7,8 +7,8 @@ y (N OH OW, O) = windows of x (N OH OW, KH KW C)    times    w (O, KH KW C) tran
 An operand is one array of bfloat16, or the sum of several: its terms. The first term of a float32 number is the number
 rounded to bfloat16, the next one is the rest, rounded. Three terms hold all 24 bits, two hold more than the 11 of tf32.
 Kernels leave out the products of terms that are too small to matter. In tf32 an operand may also be one array of
-float32, which the kernel rounds. It multiplies such operands by rows along K, so the filters of an input gradient are
-(C, KH, KW, O) then, and there is no weight gradient.
+float32, which the kernel rounds. The kernel takes such operands only if their rows are along K. So the filters of an
+input gradient are (C, KH, KW, O), and there is no weight gradient.
 
 The pass `channels_last` replaces convolutions by these equations. It runs after differentiation, so they have no
 derivatives. Window.groups is 1.
@@ -30,21 +30,21 @@ from adtrain.ops.conv import conv2d_p, input_grad_p, weight_grad_p
 from adtrain.ops.rounding import rounded
 
 
-def _of_images(of: Primitive, pixels: bool, axes: tuple[str, str, str], terms: str) -> Primitive:
+def _of_images(of: Primitive, pixels: bool, axes: tuple[str, str, str], operand_format: str) -> Primitive:
     """`of`, a convolution or gradient, for arrays that are channels last.
 
     Args:
         pixels: whether the result is a matrix of pixels (N H W, C), else one of filters (O, KH KW C).
         axes: those of a term of each operand, and of the result; see `Primitive`.
-        terms: one of TERMS. The name of the primitive ends with it, and its parameter ``precision`` is the same.
+        operand_format: one of TERMS. The name of the primitive ends with it, and its parameter ``precision`` is equal.
     """
-    name, count = f"{of.name}_{terms}", TERMS[terms]
+    name, count = f"{of.name}_{operand_format}", TERMS[operand_format]
     float32 = np.dtype(np.float32)
-    by_filter = of is input_grad_p and terms == TF32
+    by_filter = of is input_grad_p and operand_format == TF32
     orders = NCHW, (3, 0, 1, 2) if by_filter else NCHW
 
     def operands(*inputs: Any) -> list[ArrayType]:
-        types = [x if terms == TF32 else as_float32(name, x) for x in inputs[::count]]
+        types = [x if operand_format == TF32 else as_float32(name, x) for x in inputs[::count]]
         return [ArrayType(permuted(x.shape, order), float32) for x, order in zip(types, orders, strict=True)]
 
     def shape(*inputs: Any, **params: Any) -> ArrayType:
@@ -52,7 +52,7 @@ def _of_images(of: Primitive, pixels: bool, axes: tuple[str, str, str], terms: s
         return ArrayType((n * prod(image), c) if pixels else (n, prod(image) * c), float32)
 
     def reference(*inputs: np.ndarray, **params: Any) -> np.ndarray:
-        arrays = [rounded(x, TF32) if terms == TF32 else from_bits(x) for x in inputs]
+        arrays = [rounded(x, TF32) if operand_format == TF32 else from_bits(x) for x in inputs]
         sums = [reduce(np.add, reversed(arrays[i : i + count])) for i in range(0, len(arrays), count)]
         first = (x.transpose(order) for x, order in zip(sums, orders, strict=True))
         result = of.reference(*first, **{**params, "precision": FULL}).transpose(NHWC)
@@ -66,8 +66,8 @@ def _of_images(of: Primitive, pixels: bool, axes: tuple[str, str, str], terms: s
     return Primitive(name, shape, reference, flops=flops, traits=(Trait.MATMUL,), axes=labels)
 
 
-for _terms in TERMS:
-    _of_images(conv2d_p, True, ("....", "o...", ".o"), _terms)  # (x: (N, H, W, C), w: (O, KH, KW, C); window)
-    _of_images(input_grad_p, True, ("....", "...c", ".c"), _terms)  # (g: (N, OH, OW, O), w; window, size = (H, W))
-    if _terms != TF32:
-        _of_images(weight_grad_p, False, ("....", "...o", "o."), _terms)  # (x, g; window, size = (KH, KW))
+for _format in TERMS:
+    _of_images(conv2d_p, True, ("....", "o...", ".o"), _format)  # (x: (N, H, W, C), w: (O, KH, KW, C); window)
+    _of_images(input_grad_p, True, ("....", "...c", ".c"), _format)  # (g: (N, OH, OW, O), w; window, size = (H, W))
+    if _format != TF32:
+        _of_images(weight_grad_p, False, ("....", "...o", "o."), _format)  # (x, g; window, size = (KH, KW))

@@ -3,23 +3,24 @@
 y = conv2d(x, w)    ->    y = reshape(conv2d_bfloat16(to_bfloat16(x), to_bfloat16(w)), (N, OH, OW, O))
 
 Such a convolution is a product of pixels, whose rows are the pixels and whose columns are the channels
-(`ops.conv_bfloat16`). Its operands are bfloat16 in memory. In full precision an operand is the sum of three such terms,
-which are computed beside the operand. In tf32 operands are float32, and those of a weight gradient have two terms.
+(`ops.conv_bfloat16`). In precision bfloat16 its operands are bfloat16 in memory. In full precision an operand is the
+sum of three arrays of bfloat16, its terms, which are computed beside the operand. In tf32 operands are float32; those
+of a weight gradient are sums of two terms.
 
 All values between convolutions are channels last: elementwise equations, broadcasts, reductions, pooling, pads, slices
 and concatenations. `flatten_rows` then makes equations of matrices of them, so that they can join the products, and
 sums over images and their pixels become sums over rows.
 
 A value is transposed where an equation needs the other layout: inputs and outputs of the Program, a flatten layer, a
-convolution of full precision. It is transposed once, whatever the number of its readers. Weights are transposed too:
+convolution of groups. It is transposed once, whatever the number of its readers. Weights are transposed too:
 (O, C, KH, KW) to (O, KH, KW, C), and their gradients back. A transpose that only moves axes of length 1 is a reshape.
 
 Batch norm is decomposed into equations on the matrix. Its mean and variance follow from two sums over the rows, which
-one kernel computes. Results of convolutions in bfloat16 are rounded, so their squares are exact in float32. The
-sums of these and of their squares are float64, and join the epilogue of the convolution. Of other values the sums are
-those of the differences from the first row, and of their squares. So little precision is lost (T. Chan, G. Golub,
-R. LeVeque: "Algorithms for computing the sample variance", 1983). Each equation that reads the normalised values
-computes them itself, so they are not stored.
+one kernel computes. Large results of convolutions in bfloat16 are rounded where they are stored, so their squares are
+exact in float32. The results and their squares are added in float64, and the sums can join the epilogue of the
+convolution (`forms/product_sums.py`). For other values the sums are those of the differences from the first row, and of
+the squares of these. So little precision is lost (T. Chan, G. Golub, R. LeVeque: "Algorithms for computing the sample
+variance", 1983). Each equation that reads the normalised values computes them itself, so they are not stored.
 """
 
 from __future__ import annotations
@@ -51,21 +52,22 @@ from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
 from adtrain.passes.simplify_reshapes import simplify_reshapes
 
 CONVOLUTIONS = frozenset(("conv2d", "conv2d_input_grad", "conv2d_weight_grad"))
-OF_TERMS = frozenset(f"{name}_{terms}" for name in CONVOLUTIONS for terms in TERMS)
-"""Convolutions of images that are channels last."""
+OF_TERMS = frozenset(f"{name}_{operand_format}" for name in CONVOLUTIONS for operand_format in TERMS)
+"""Primitives of channels-last convolutions, by the operand formats of TERMS."""
 PIXELS = frozenset((0, 2, 3))
-"""The axes of images and their pixels, where channels are not last."""
+"""The axes N, H and W of images (N, C, H, W)."""
 FIRST_BYTES_PER_CYCLE = 600
-"""Bytes of a norm or a sum over PIXELS, for each cycle that it takes more where channels are not last."""
+"""Bytes that a norm or a sum over PIXELS moves, for each cycle that it takes longer than if channels were last; fitted
+(docs/worklog/conv.md)."""
 BY_FILTER = 3, 1, 2, 0
-"""The axes of filters (O, KH, KW, C), as (C, KH, KW, O)."""
+"""The permutation of filters (O, KH, KW, C) to (C, KH, KW, O)."""
 WIDE = BOXES[0]
 """Channels that fill a row of a box of the kernels. A layer with fewer keeps its layout where that is faster."""
 BY_AXIS = frozenset(("low", "high", "gaps", "starts", "stops", "steps"))
 """Parameters with an element for each axis."""
 COPIES = frozenset(("pad", "slice", "flip", "concatenate"))
 IMAGES = frozenset(("conv2d_bfloat16", "conv2d_input_grad_bfloat16"))
-"""Primitives of convolutions whose results are images, channels last."""
+"""Primitives of channels-last convolutions in bfloat16 whose results are images."""
 POOLS = frozenset(("max_pool2d", "max_pool2d_put", "max_pool2d_pick", "avg_pool2d", "avg_pool2d_put"))
 
 
@@ -102,7 +104,7 @@ def _computes(e: Equation, x: Variable, weight_shape: Shape, gradient: Equation)
 
 
 def _fastest(program: Program, layers: Sequence[set[Equation]], target: Target) -> set[Equation]:
-    """The convolutions that become channels last: those with the fewest cycles of convolutions and transposes.
+    """The convolutions that become channels last: the choice with the fewest cycles of `_cycles`.
 
     A layer with few channels may be faster as it is. So such layers are tried in order, and each is left out if that
     saves cycles. With many transposes, such as around depthwise convolutions, all layers are left out.
@@ -122,11 +124,14 @@ def _fastest(program: Program, layers: Sequence[set[Equation]], target: Target) 
 
 
 def _cycles(e: Equation, target: Target) -> float:
-    """The estimated cycles of a convolution, of a pooling, of a transpose, to write a further term, or those that an
-    equation takes because channels are not last; 0 for other equations.
+    """The estimated cycles of an equation that depend on the layout; 0 for equations that are as fast in either one.
 
-    The kernels before and after a transpose write and read float32, so it costs twice the bytes that it moves. A
-    pooling that is channels last reads and writes bfloat16. In the other layout a convolution pools 2 x 2 itself.
+    - Convolution: the estimate of its kernel.
+    - Transpose: twice the bytes that it moves, because the kernels before and after it write and read float32.
+    - Pooling: its bytes, which are half as many where channels are last, in bfloat16. In the other layout the kernel of
+      a convolution also computes 2 x 2 max pooling.
+    - `bfloat16_rest`: the bytes of the further term, which the same kernel writes.
+    - Batch norm, or sum over PIXELS: what it takes longer because channels are not last.
     """
     moved = sum(v.nbytes for v in (*e.inputs, *e.outputs)) / BYTES_PER_CYCLE
     if e.name == "transpose":
@@ -157,25 +162,25 @@ def _has_kernel(e: Equation, target: Target) -> bool:
         return False
     if any(v.type.dtype != np.float32 or v.members for v in e.inputs):
         return False
-    dtype = np.dtype(np.float32) if _terms(e) == TF32 else BITS
-    types = (ArrayType(shape, dtype) for shape in _operand_shapes(e) for _ in range(TERMS[_terms(e)]))
+    dtype = np.dtype(np.float32) if _operand_format(e) == TF32 else BITS
+    types = (ArrayType(shape, dtype) for shape in _operand_shapes(e) for _ in range(TERMS[_operand_format(e)]))
     return bool(cuda_kernels(_of_terms(e), target, *types, **e.params))
 
 
-def _terms(convolution: Equation) -> str:
-    """Which of TERMS its operands have."""
+def _operand_format(convolution: Equation) -> str:
+    """The format of its operands: one of TERMS."""
     precision = convolution.params["precision"]
     return TF32 if precision == TF32 and convolution.name != "conv2d_weight_grad" else OF_PRECISION[precision]
 
 
 def _by_filter(convolution: Equation) -> bool:
     """Whether its filters are (C, KH, KW, O)."""
-    return convolution.name == "conv2d_input_grad" and _terms(convolution) == TF32
+    return convolution.name == "conv2d_input_grad" and _operand_format(convolution) == TF32
 
 
 def _of_terms(convolution: Equation) -> str:
     """The name of the primitive that computes it from terms."""
-    return f"{convolution.primitive.name}_{_terms(convolution)}"
+    return f"{convolution.primitive.name}_{_operand_format(convolution)}"
 
 
 def _operand_shapes(e: Equation) -> list[Shape]:
@@ -235,8 +240,8 @@ class _Writer:
     Attributes:
         first: the values that are in memory as in the Program before.
         last: for a value of four axes its transpose, (N, H, W, C).
-        terms: for an argument of convolutions and one of TERMS, the terms of its transpose.
-        padded: for a term the same with more channels, of zeros.
+        terms: for an argument of convolutions and an operand format, the terms of its transpose.
+        padded: for a term and a shape, the term with channels of zeros added.
         positions: for positions of maxima those that are channels last, of another type.
         repeated: broadcasts, and what is computed from these alone. They are computed in each layout that is read.
         norms: for the result of a batch norm what it is computed from.
@@ -245,7 +250,7 @@ class _Writer:
     def __init__(self, program: Program, convolutions: set[Equation]) -> None:
         self.before, self.convolutions = program, convolutions
         self.producer = {v: e for e in program.equations for v in e.outputs}
-        self.arguments = {(v, _terms(e)) for e in convolutions for v in e.inputs}
+        self.arguments = {(v, _operand_format(e)) for e in convolutions for v in e.inputs}
         self.constants: dict[Variable, Array] = dict(program.constants)
         self.first = {*program.inputs, *program.constants}
         self.last: dict[Variable, Variable] = {}
@@ -259,9 +264,9 @@ class _Writer:
     def written(self) -> Program:
         for e in self.before.equations:
             self._write(e)
-            for v, terms in product(e.outputs, TERMS):
-                if (v, terms) in self.arguments:
-                    self._terms_of(v, terms, e)
+            for v, operand_format in product(e.outputs, TERMS):
+                if (v, operand_format) in self.arguments:
+                    self._terms_of(v, operand_format, e)
         for v in self.before.outputs:
             self._in_order(v)
         after = replace(self.before, constants=self.constants, equations=tuple(self.equations))
@@ -378,26 +383,26 @@ class _Writer:
         constant = self.before.constants.get(divisor)
         return (v, None) if constant is None or constant.size > 1 else (x, float(constant.item()))
 
-    def _terms_of(self, v: Variable, terms: str, reader: Equation) -> list[Variable]:
+    def _terms_of(self, v: Variable, operand_format: str, reader: Equation) -> list[Variable]:
         """The terms of an argument of convolutions, computed beside the equation that computes it.
 
         A single term of an image that is not channels last is computed before it is transposed, so that fewer bytes are
         moved.
         """
-        key = v, terms
-        if terms == TF32:
+        key, count = (v, operand_format), TERMS[operand_format]
+        if operand_format == TF32:
             return [self._channels_last(v, reader)]
         if key not in self.terms:
             e = self.producer.get(v, reader)
             known = v in self.last or v in self.repeated
-            if TERMS[terms] == 1 and v in self.first and not known and prod(v.type.shape[2:]) > NEAR:
+            if count == 1 and v in self.first and not known and prod(v.type.shape[2:]) > NEAR:
                 x = self._made(e, "to_bfloat16", (v,))
                 self.terms[key] = [x.like(ArrayType(permuted(x.type.shape, NHWC), BITS))]
                 self._transpose(e, x, NHWC, *self.terms[key])
             else:
                 rest = self._channels_last(v, reader)
                 self.terms[key] = [self._made(e, "to_bfloat16", (rest,))]
-                while len(self.terms[key]) < TERMS[terms]:
+                while len(self.terms[key]) < count:
                     rest = self._made(e, "bfloat16_rest", (rest, self.terms[key][-1]))
                     self.terms[key].append(self._made(e, "to_bfloat16", (rest,)))
         return self.terms[key]
@@ -408,7 +413,7 @@ class _Writer:
         """A convolution, or a gradient of one. Its result is cut if numbers of channels were rounded up."""
         (out,), shapes = e.outputs, _operand_shapes(e)
         inputs = tuple(x for v, shape in zip(e.inputs, shapes, strict=True) for x in self._operand(v, shape, e))
-        y = self._made(e, _of_terms(e), inputs, **{**e.params, "precision": _terms(e)})
+        y = self._made(e, _of_terms(e), inputs, **{**e.params, "precision": _operand_format(e)})
         shape = permuted(out.type.shape, NHWC)
         of_filters = e.primitive.name == "conv2d_weight_grad"
         whole = (y.type.shape[0], *shape[1:3], inputs[0].type.shape[3]) if of_filters else y.type.shape
@@ -422,14 +427,15 @@ class _Writer:
             self._in_order(out)
 
     def _operand(self, v: Variable, shape: Shape, e: Equation) -> list[Variable]:
-        """The terms of an argument of a convolution, with channels of zeros where their number is rounded up."""
+        """The terms of an argument of a convolution, with channels of zeros where a kernel needs more channels."""
         like = self.producer.get(v, e)
-        terms = self._terms_of(v, _terms(e), e)
+        terms = self._terms_of(v, _operand_format(e), e)
         if _by_filter(e) and v is e.inputs[1]:
             terms = [self._made(like, "transpose", tuple(terms), axes=BY_FILTER)]
         return [self._padded(x, shape, like) for x in terms]
 
     def _padded(self, x: Variable, shape: Shape, like: Equation) -> Variable:
+        """`x` with zeros at the ends of its axes, to a shape."""
         if x.type.shape == shape:
             return x
         if (x, shape) not in self.padded:
@@ -448,17 +454,18 @@ class _Writer:
     def _reduction(self, e: Equation) -> None:
         """A reduction. If it keeps the channels and other axes, its result is transposed.
 
-        The scale of a batch norm is the same for all terms of a channel, so their sum is multiplied by it.
+        A sum over the pixels of a product with normalised values: the scale of the norm is the same for all pixels of a
+        channel, so the sum of the unscaled products is multiplied by it.
         """
         (x,), (y,) = e.inputs, e.outputs
         axes = tuple(sorted(NHWC.index(axis) for axis in e.params["axes"]))
         kept = [axis for axis in NHWC if axis not in e.params["axes"]]
-        terms, norm = self.producer.get(x), None
-        if e.primitive.name == "sum" and kept == [1] and terms is not None and terms.primitive.name == "mul":
-            norm = next((v for v in terms.inputs if v in self.norms), None)
-        if terms is not None and norm is not None:
+        addends, norm = self.producer.get(x), None
+        if e.primitive.name == "sum" and kept == [1] and addends is not None and addends.primitive.name == "mul":
+            norm = next((v for v in addends.inputs if v in self.norms), None)
+        if addends is not None and norm is not None:
             centred = self._centred(norm, e)
-            factors = (centred if v is norm else self._channels_last(v, e) for v in terms.inputs)
+            factors = (centred if v is norm else self._channels_last(v, e) for v in addends.inputs)
             total = self._made(e, "sum", (self._made(e, "mul", tuple(factors)),), axes=axes)
             self._add(e, "mul", (total, self.norms[norm].scale), y)
         elif kept == sorted(kept):
@@ -504,22 +511,23 @@ class _Writer:
         rounded = self._is_of_convolution(x)
         shift = None if rounded else self._made(e, "subview", (matrix,), start=0, shape=(channels,))
 
-        def moved() -> Variable:
+        def differences() -> Variable:
+            """What is summed: the differences from the first row, or the values themselves."""
             if shift is None:
                 return matrix
             whole = self._made(e, "broadcast_to", (shift,), shape=matrix.type.shape)
             return self._made(e, "sub", (matrix, whole))
 
-        def mean(terms: Variable) -> Variable:
+        def mean(addends: Variable) -> Variable:
             if rounded:
-                terms = self._made(e, "astype", (terms,), dtype=np.dtype("float64"))
-            total = self._made(e, "sum", (terms,), axes=(0,))
+                addends = self._made(e, "astype", (addends,), dtype=np.dtype("float64"))
+            total = self._made(e, "sum", (addends,), axes=(0,))
             return self._made(e, "div", (total, self._number(rows, total)))
 
         def single(v: Variable) -> Variable:
             return self._made(e, "astype", (v,), dtype=matrix.type.dtype) if rounded else v
 
-        first, second = mean(moved()), mean(self._made(e, "square", (moved(),)))
+        first, second = mean(differences()), mean(self._made(e, "square", (differences(),)))
         centre = single(first) if shift is None else self._made(e, "add", (shift, first))
         rest = self._made(e, "sub", (second, self._made(e, "square", (first,))))
         square = single(self._made(e, "maximum", (rest, self._number(0, rest))))
@@ -545,7 +553,7 @@ class _Writer:
         return self._made(e, "mul", (centred, whole))
 
     def _centred(self, v: Variable, reader: Equation) -> Variable:
-        """What a norm has normalised less its mean, channels last, as computed for one reader."""
+        """The argument of a norm minus its mean, channels last, as computed for one reader."""
         x, mean, _ = self.norms[v]
         e = replace(self.producer[v], phase=reader.phase)
         centred = self._made(e, "sub", (x, self._made(e, "broadcast_to", (mean,), shape=x.type.shape)))

@@ -122,7 +122,7 @@ template <typename E, int N> __device__ __forceinline__ Vector<E, N> load(const 
     return *reinterpret_cast<const Vector<E, N> *>(from);
 }
 
-// The same for elements that are read once. They do not displace others in L1.
+// The same for elements that are read once: they bypass L1, so others stay there.
 template <typename E, int N> __device__ __forceinline__ Vector<E, N> load_once(const E *from) {
 #if __CUDA_ARCH__
     Vector<E, N> v;

@@ -10,8 +10,8 @@
 // shape. WIDEST: the most elements of a vector: 16 bytes of the largest type among the arrays of C's shape. A pooling epilogue gets
 // the elements of a window, row by row, and the index of its maximum.
 //
-// SUMS: sums over the rows of C. Their terms are computed with the results: write() then gets the column, and puts the terms of sum
-// n in WIDE columns into terms[n].
+// SUMS: how many sums over the rows of C the epilogue has. If it has any, write() also gets the column, and puts the addends of sum
+// n in WIDE columns into addends[n].
 #pragma once
 #include "common/common.cuh"
 

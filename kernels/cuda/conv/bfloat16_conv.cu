@@ -1,8 +1,9 @@
-// Convolutions of images that are bfloat16 in memory, or sums of several such images (TERMS), by TMA; with IN_TF32 images are
-// float32. Read conv/bfloat16_conv.cuh first. With IN_TF32 the filters of INPUT_GRAD are C x KH x KW x O, and K-major.
+// Convolutions of images that are channels last, by TMA. Read conv/bfloat16_conv.cuh first. Images and filters are arrays of
+// bfloat16, or sums of several (TERMS). With IN_TF32 they are float32, and the filters of INPUT_GRAD are C x KH x KW x O, K-major.
 //
-// TMA loads a box of 64 or 32 channels of a tap for consecutive pixels (im2col mode). It writes 0 for elements outside the images,
-// so numbers of channels are rounded up. A tile of K is one or two such boxes; for WEIGHT_GRAD it is 64 pixels.
+// TMA loads a box of 64 or 32 channels of a tap for consecutive pixels (im2col mode); with IN_TF32 of 32 or 16. It writes 0 for
+// elements outside the images, so numbers of channels are rounded up. A tile of K is one or two such boxes; for WEIGHT_GRAD it is 64
+// pixels.
 #include "conv/bfloat16_conv.cuh"
 
 constexpr int CHANNELS = DIRECTION == WEIGHT_GRAD ? BOX_B : BOX_A; // of a box of an im2col operand
@@ -20,7 +21,7 @@ struct ChannelBox {
         : tap(min(i / tap_boxes, taps - 1)), channel((i - tap * tap_boxes) * CHANNELS) {}
 };
 
-// load(map, to) for each term of an operand, of BYTES bytes in a stage. to: where the box of the first one goes.
+// Calls load(map, to) for each term of an operand. BYTES: of a term in a stage. to: where the box of the first term goes.
 template <int BYTES, class Load> __device__ __forceinline__ void for_each_term(
     const TensorMap (&terms)[TERMS], char *to, const Load &load) {
     #pragma unroll

@@ -1,6 +1,5 @@
-// What the kernels for convolutions of images that are bfloat16 in memory share. The images are channels last (NHWC), and the
-// convolutions are products (implicit GEMM). Read gemm/bfloat16_product.cuh first. y = x * w; x: N x H x W x C, y and its gradient
-// g: N x OH x OW x O, w: O x KH x KW x C.
+// Shared by the kernels for channels-last (NHWC) convolutions, which are products (implicit GEMM). Read gemm/bfloat16_product.cuh
+// first. y = x * w; x: N x H x W x C, y and its gradient g: N x OH x OW x O, w: O x KH x KW x C.
 //
 //   DIRECTION      rows of the result   columns    K                  operands
 //   FORWARD        pixels of y          O          taps x C           x im2col; w
@@ -11,7 +10,7 @@
 // remainders by the stride. A phase is an item of the batch. It has some of the taps, its sub-filter, so that no zeros are
 // multiplied.
 //
-// Macros (Bfloat16Conv in bfloat16.py): DIRECTION; kernel KH x KW, stride SH x SW, padding PH x PW, dilation DH x DW;
+// Macros (Bfloat16Conv in conv/bfloat16.py): DIRECTION; kernel KH x KW, stride SH x SW, padding PH x PW, dilation DH x DW;
 // PHASES_H x PHASES_W: the stride, or the image where it is smaller; 1 x 1 if DIRECTION is not INPUT_GRAD.
 #pragma once
 #include "gemm/bfloat16_product.cuh"

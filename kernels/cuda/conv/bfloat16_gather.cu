@@ -1,11 +1,12 @@
 // Convolutions of images that are bfloat16 in memory and have few channels, by cp.async. Read conv/bfloat16_conv.cuh first.
 //
-// TMA takes as long for a short row as for a long one, and numbers of channels are rounded up for it. Here K (for WEIGHT_GRAD the
-// columns) has the channels of all taps without gaps. The producer warps gather the images in chunks of eight channels, 16 bytes.
-// Neighbouring rows read the same pixels for other taps, so the copies go through L1. The other operand is a matrix. TMA copies it,
-// unless its rows are short (few filters of a WEIGHT_GRAD) or not all of one tap (INPUT_GRAD): then it is gathered too.
+// TMA takes as long for a short row as for a long one, and needs numbers of channels that are rounded up. Here K (for WEIGHT_GRAD:
+// the columns of the result) has the channels of all taps without gaps. The producer warps gather the images in chunks of eight
+// channels, 16 bytes. Neighbouring rows read the same pixels for other taps, so the copies go through L1. The other operand is a
+// matrix. TMA copies it, unless its rows are short (few filters of a WEIGHT_GRAD), or a tile has rows of several taps (INPUT_GRAD).
+// Then it is gathered too.
 //
-// More macros: MAPPED, UNMAPPED: whether the other operand is copied by TMA, or gathered. IMAGE_H x IMAGE_W x IMAGE_C, OUTPUT_H x OUTPUT_W x
+// More macros: MAPPED: TMA copies the other operand; UNMAPPED: it is gathered. IMAGE_H x IMAGE_W x IMAGE_C, OUTPUT_H x OUTPUT_W x
 // OUTPUT_C: the lengths of x and y. As constants they make divisions fast.
 #include "common/cp_async.cuh"
 #include "conv/bfloat16_conv.cuh"
@@ -41,13 +42,13 @@ __device__ __forceinline__ void copy(char *to, const Bits *images, const Pixel &
     cp_async<CHUNK_BYTES, true>((Bits *)to, images + (pixel.at + chunk.at), inside);
 }
 
-// In a step: the row and the chunk of this thread, and where it is in a box.
+// The row and the chunk of this thread in step 0, and the place of its chunk of a step in a box.
 __device__ __forceinline__ int own_row() { return threadIdx.x / ROW_CHUNKS; }
 __device__ __forceinline__ int own_chunk() { return threadIdx.x % ROW_CHUNKS; }
 __device__ __forceinline__ int in_box(int step) { return step * STEP_ROWS * 128 + swizzle_128b(own_row(), own_chunk()); }
 
-// Copies a tile of an operand that is not K-major, TILE_K rows of LENGTH elements, in swizzled boxes. from(row, column): where
-// a chunk is in memory, as an offset; -1 outside of the matrix.
+// Copies a tile of an operand that is not K-major, TILE_K rows of LENGTH elements, to swizzled boxes. from(row, column): the offset
+// of a chunk in memory; -1 outside of the matrix.
 template <class Tile, int LENGTH, class From> __device__ __forceinline__ void copy_rows(
     char *stage, const Bits *matrix, const From &from) {
     constexpr int CHUNKS = LENGTH / CHUNK, BOX_CHUNKS = Tile::ROW_BYTES / CHUNK_BYTES;
@@ -159,7 +160,7 @@ struct Images : Lengths {
         }
     }
 
-    // The places of results in memory, where pixels of a phase are not neighbours.
+    // The places of results in memory. The pixels of a phase are not neighbours.
     struct Tile : AccumulatorTile {
         const Images &images;
         int phase;

@@ -1,11 +1,12 @@
 // The main loop of products C = A B of operands that are bfloat16 in memory, by WGMMA: of matrices in gemm/bfloat16_gemm.cu, of
-// images in conv/bfloat16_conv.cu. With IN_TF32 they are float32, and TMA rounds them to tf32; wgmma takes such operands only if they
-// are K-major. Persistent and warp-specialised, as gemm/packed_gemm.cu. Two threads issue copies, one for each
-// operand. The consumer warpgroups share a tile, 64 rows each. With PINGPONG two of them take tiles in turns: one multiplies while
-// the other one stores.
+// images in conv/bfloat16_conv.cu and conv/bfloat16_gather.cu. Persistent and warp-specialised, as gemm/packed_gemm.cu. Two threads
+// issue copies, one for each operand. The consumer warpgroups share a tile, 64 rows each. With PINGPONG two of them take tiles in
+// turns: one multiplies while the other one stores.
 //
-// GATHER_A, GATHER_B: all threads of the producer warpgroup copy the operand by cp.async, and the first one issues the copies of
-// the other operand. The boxes in shared memory are the same.
+// IN_TF32: operands are float32, and TMA rounds them to tf32. wgmma takes such operands only if they are K-major.
+//
+// GATHER_A, GATHER_B: all threads of the producer warpgroup copy the operand by cp.async. If only one operand is gathered, the first
+// thread also issues the copies of the other one by TMA. The boxes in shared memory are the same.
 //
 // TMA loads TILE_K of K in a stage, as boxes whose rows are BOX_A or BOX_B elements: 128 bytes with the 128-byte swizzle, or 64 with
 // the 64-byte swizzle. A box of a K-major operand has all TILE_M or TILE_N rows. A box of an operand that is not K-major (MN_MAJOR_A,
@@ -15,21 +16,23 @@
 // to scratch, tile by tile, and add_splits() adds them. `whole` is the number of tiles that are not split.
 //
 // TERMS > 1: an operand is the sum of several arrays of bfloat16, its terms: two for tf32, three for float32 (bf16x3). A stage has
-// the tiles of all terms, one after another. Of the products of terms those are left out that are too small to matter
-// (low_order_pair). With three terms wgmma sums the products of first terms over 32 of K only, because tensor cores truncate when
-// they add; float32 additions sum the results. All other products have an accumulator of their own.
+// the tiles of all terms, one after another. The products of terms that are too small to matter are left out (low_order_pair). With
+// three terms wgmma sums the products of first terms over 32 of K only, because tensor cores truncate when they add; float32
+// additions sum the results. All other products have an accumulator of their own.
 //
-// Sums over the rows of the result (Epilogue::SUMS): a block takes tiles of one column of tiles only, because the number of blocks is
-// a multiple of the columns of tiles. It adds the terms of all of them, and writes its sums to scratch. SPLITS is 1. Another kernel
-// adds the sums of all blocks.
+// Sums over the rows of the result (Epilogue::SUMS): the number of blocks is a multiple of the columns of tiles, so all tiles of a
+// block are in one column. A block adds the addends of all its tiles, and writes its sums to scratch. SPLITS is 1. Another kernel adds
+// the sums of all blocks.
+//
+// What the epilogue reads is loaded before the product of a tile, if registers suffice (EARLY in consume()).
 //
 // A class Product describes the operands and the result:
 //   int k_tiles(int64_t item)            tiles of K of an item of the batch
-//   auto load_a(const TileSplit &), load_b   a function (int k_tile, char *stage, Mbarrier &full) that issues the copies of a stage;
-//                                        for an operand that is gathered: those of this thread
+//   auto load_a(const TileSplit &), load_b   a function (int k_tile, char *stage, Mbarrier &full) that issues the copies of a stage,
+//                                        or this thread's copies if the operand is gathered
 //   Tile tile(const TileSplit &, int row, int column)   the places of results in memory: an AccumulatorTile, or derived from it
 //
-// Macros (Bfloat16Product in bfloat16.py): TILE_M, TILE_N, TILE_K, TILE_STAGES, BLOCK_THREADS, PINGPONG, IN_TF32, TERMS, SPLITS,
+// Macros (Bfloat16Product in gemm/bfloat16.py): TILE_M, TILE_N, TILE_K, TILE_STAGES, BLOCK_THREADS, PINGPONG, IN_TF32, TERMS, SPLITS,
 // MN_MAJOR_*, BOX_*, GATHER_*.
 // WIDE_C: maximum elements per store. SUM_THREADS, SUM_COLUMNS: threads of a block, and columns of a thread, that add splits.
 #pragma once
@@ -44,19 +47,20 @@ constexpr int ELEMENT = IN_TF32 ? 4 : 2;                                        
 constexpr int STEP_K = 32 / ELEMENT, STEPS = TILE_K / STEP_K;                   // K of a wgmma, and wgmmas of a stage
 constexpr int TERM_A = TILE_M * TILE_K * ELEMENT, TERM_B = TILE_N * TILE_K * ELEMENT; // of a term of a stage, in bytes
 constexpr int SIZE_A = TERMS * TERM_A, SIZE = SIZE_A + TERMS * TERM_B;          // of a stage
-static_assert(TERMS < 3 || PARTS_M == 1, "registers suffice for this");
-static_assert(!IN_TF32 || (TERMS == 1 && !MN_MAJOR_A && !MN_MAJOR_B), "what wgmma takes in tf32");
+static_assert(TERMS < 3 || PARTS_M == 1, "registers suffice");
+static_assert(!IN_TF32 || (TERMS == 1 && !MN_MAJOR_A && !MN_MAJOR_B), "wgmma takes K-major operands in tf32");
 constexpr int EARLY_REGISTERS = 160; // for accumulators, and auxiliary inputs that are loaded before the product
-constexpr int ALL_CONSUMERS = 1 + GROUPS; // a named barrier; each warpgroup has one of those before it
+constexpr int ALL_CONSUMERS = 1 + GROUPS; // the named barrier of all consumers; barrier 1 + i is that of consumer warpgroup i
 constexpr bool GATHERS = GATHER_A || GATHER_B;
-static_assert(!GATHERS || (TERMS == 1 && !IN_TF32), "what is gathered");
+static_assert(!GATHERS || (TERMS == 1 && !IN_TF32), "one array of bfloat16 is gathered");
 constexpr int WIDE_RESULT = WIDE_C < Epilogue::WIDEST ? WIDE_C : Epilogue::WIDEST;
 
-// A product of term a of A and term b of B. Those of low order, the smallest first; {0, 0} comes after them.
+// A product of term a of A and term b of B.
 struct TermPair {
     int a, b;
 };
-constexpr int PROMOTED_STEPS = 2; // after which sums of three terms are added in float32
+constexpr int PROMOTED_STEPS = 2; // with three terms, the steps after which float32 additions sum the products of first terms
+// The products of terms other than {0, 0}, which comes after them. The smallest are first.
 constexpr int LOW_ORDER_PAIRS = TERMS == 3 ? 5 : TERMS == 2 ? 2 : 0;
 __device__ constexpr TermPair low_order_pair(int i) {
     constexpr TermPair pairs[] = {{0, 2}, {2, 0}, {1, 1}, {0, 1}, {1, 0}};
@@ -214,8 +218,7 @@ __device__ __forceinline__ void multiply_promoted(float (&main)[SUMS], Pipeline<
 
 typedef ColumnSums<TILE_N, Epilogue::SUMS> BlockSums; // a warp's part
 
-// Adds the sums of the consumer warps, and writes those of the block. Blocks of one column of tiles write to rows of a matrix that has
-// the columns of the result for each sum.
+// Adds the sums of the consumer warps, and writes those of the block to block_sums[blockIdx.x / columns of tiles][sum][column].
 template <class Stores> __device__ __forceinline__ void write_sums(
     const BlockSums &columns, const Work &work, WarpStaging *stagings, T *block_sums) {
     constexpr int WARPS = CONSUMERS / WARP;

@@ -15,7 +15,7 @@ template <typename A, int THREADS, int COLUMNS_, int WIDE, int SUMS, int SHARED>
 
     __device__ __forceinline__ ColumnSum(int block) : first(block * COLUMNS_) {}
 
-    // read(row, column, terms) puts the terms of sum n in WIDE columns into terms[n]. `rows` is at most ROWS.
+    // read(row, column, addends) puts the addends of sum n in WIDE columns into addends[n]. `rows` is at most ROWS.
     template <int ROWS, int COLUMNS, typename Read> __device__ __forceinline__ void add_rows(Read read, int rows = ROWS) {
         const int column = first + threadIdx.x % ACROSS * WIDE, begin = threadIdx.x / ACROSS;
         if (column >= COLUMNS || begin >= DOWN) return;
@@ -51,10 +51,10 @@ template <typename A, int THREADS, int COLUMNS_, int WIDE, int SUMS, int SHARED>
         for (int i = 0; i < RUN; i++) {
             const int at = row + i * DOWN;
             const bool is_row = WHOLE || at < rows;
-            A terms[SUMS][WIDE];
-            read(is_row ? at : row, column, terms);
+            A addends[SUMS][WIDE];
+            read(is_row ? at : row, column, addends);
             #pragma unroll
-            for (int k = 0; k < SUMS * WIDE; k++) sums[k / WIDE][k % WIDE] += is_row ? terms[k / WIDE][k % WIDE] : 0;
+            for (int k = 0; k < SUMS * WIDE; k++) sums[k / WIDE][k % WIDE] += is_row ? addends[k / WIDE][k % WIDE] : 0;
         }
         #pragma unroll
         for (int k = 0; k < SUMS * WIDE; k++) totals[k / WIDE][k % WIDE] += sums[k / WIDE][k % WIDE];

@@ -74,15 +74,15 @@ struct AccumulatorTile {
 
 // An epilogue through shared memory, for WGMMA accumulators. A lane's accumulators are pairs of columns. Each warp transposes its
 // 16 rows through shared memory, ROUND_COLUMNS columns in a round, so that a lane passes wider vectors to the epilogue and
-// neighbouring lanes access neighbouring memory. Auxiliary inputs are loaded AHEAD rounds before they are used, as far as registers
-// allow, or all by load_all() before the product.
+// neighbouring lanes access neighbouring memory. Auxiliary inputs are loaded AHEAD rounds before they are used, or all of them by
+// load_all() before the product. Registers limit both.
 //
 // Tile: an AccumulatorTile, or a class derived from it whose results have other places in memory.
-// EARLY: 0, or the rounds of a tile, for which load_all() is called.
+// EARLY: the rounds of a tile if load_all() is called, otherwise 0.
 constexpr int ROUND_COLUMNS = 32, ROUND_PADDING = 8; // padding against bank conflicts
 typedef float WarpStaging[16][ROUND_COLUMNS + ROUND_PADDING];
 
-// The sums of an epilogue over the rows that a warp has stored. A lane has those of one column of each round.
+// The sums of an epilogue (Out::SUMS) over the rows that a warp has stored. A lane has those of one column of each round.
 template <int COLUMNS, int SUMS> struct ColumnSums {
     float of[COLUMNS / ROUND_COLUMNS][SUMS > 0 ? SUMS : 1] = {};
 };
@@ -118,7 +118,7 @@ template <int WIDE, class Out, class Tile = AccumulatorTile, int EARLY = 0> stru
         ColumnSums<2 * COUNT, 0> none;
         store(sums, none);
     }
-    // Also adds the terms of the epilogue's sums to `columns`.
+    // Also adds the addends of the epilogue's sums to `columns`.
     template <int COUNT> __device__ __forceinline__ void store(
         const float (&sums)[COUNT], ColumnSums<2 * COUNT, Out::SUMS> &columns) {
         constexpr int ROUNDS = 2 * COUNT / ROUND_COLUMNS;
@@ -156,19 +156,19 @@ template <int WIDE, class Out, class Tile = AccumulatorTile, int EARLY = 0> stru
     __device__ __forceinline__ static int lane_row() { return threadIdx.x % WARP / ROW_LANES; }
     __device__ __forceinline__ static int lane_column() { return threadIdx.x % ROW_LANES * WIDE; }
     __device__ __forceinline__ Aux (&loaded(int round))[VECTORS] { return aux[EARLY > 0 ? round : round % (AHEAD + 1)]; }
-    // Passes a vector to the epilogue, and adds the terms of its sums to `own`.
+    // Passes a vector to the epilogue, and adds the addends of its sums to `own`.
     template <int COUNT> __device__ __forceinline__ void write(
         const Aux &aux, int row, int column, const float (&value)[WIDE], float (&own)[COUNT][WIDE]) {
         if constexpr (Out::SUMS == 0) {
             out.write(aux, index(row, column), value);
         } else {
-            float terms[COUNT][WIDE];
-            out.write(aux, index(row, column), tile.memory_column(column), value, terms);
+            float addends[COUNT][WIDE];
+            out.write(aux, index(row, column), tile.memory_column(column), value, addends);
             #pragma unroll
-            for (int k = 0; k < COUNT * WIDE; k++) own[k / WIDE][k % WIDE] += terms[k / WIDE][k % WIDE];
+            for (int k = 0; k < COUNT * WIDE; k++) own[k / WIDE][k % WIDE] += addends[k / WIDE][k % WIDE];
         }
     }
-    // The sum of a column over the lanes that have the same columns. The one in row r of these lanes gets column r.
+    // Adds over the lanes that have the same columns. Of these, the lane in row r returns the sum of column r.
     __device__ __forceinline__ static float over_rows(float (&v)[WIDE]) {
         #pragma unroll
         for (int half = WIDE / 2; half > 0; half /= 2) {

@@ -8,8 +8,8 @@ arguments that several rounds read, as far as they fit.
 
 log_softmax with its gradient takes three rounds: the maximum; the sum of exponentials; the gradient.
 
-If all rows are bfloat16 in memory, exponentials are approximate: they take 3 instructions of 10, and a kernel for many
-classes would otherwise compute for longer than its memory needs.
+If all rows are bfloat16 in memory, exponentials are approximate (`exp_approximate`): they take 3 instructions, not 9.
+Otherwise a kernel for many classes computes for longer than memory takes.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Reduction(NamedTuple):
     """A reduction of the elements `of` by an operation of `common/collectives.cuh`, in the round `level`.
 
     Attributes:
-        where: the element that says whether a column takes part, which few columns do; "" if all do.
+        where: the name of a bool element: whether a column takes part, which few columns do. "": all columns take part.
     """
 
     level: int

@@ -36,7 +36,7 @@ def epilogue(equation: Equation, name: str = "Epilogue", returned: Variable | No
 
 
 def epilogue_of(
-    body: Program, name: str = "Epilogue", returned: Variable | None = None, terms: Sequence[Variable] = ()
+    body: Program, name: str = "Epilogue", returned: Variable | None = None, addends: Sequence[Variable] = ()
 ) -> Epilogue:
     """The epilogue of a product or convolution, the first equation. Without other equations it only stores the result.
 
@@ -45,7 +45,7 @@ def epilogue_of(
 
     Args:
         returned: the output that write() returns.
-        terms: values of which the kernel computes sums over rows.
+        addends: values of which the kernel computes sums over rows.
     """
     product, *others = body.equations
     (c,) = product.outputs
@@ -53,13 +53,13 @@ def epilogue_of(
     results = pool.inputs if pool else body.outputs
     made = {v for e in others for v in e.outputs}
     inputs = tuple(dict.fromkeys(v for e in others for v in e.inputs if v not in made and v is not c))
-    program = Program((*inputs, c), {}, tuple(others), (*results, *terms))
+    program = Program((*inputs, c), {}, tuple(others), (*results, *addends))
     fields = [f"{pointer(v, const=True)}x{i};" for i, v in enumerate(inputs)]
     fields += [f"{pointer(v)}y{i};" for i, v in enumerate(body.outputs)]
     prefetches = [f"prefetch_l2(x{i} + index, count);" for i, v in enumerate(inputs) if v.type.shape == c.type.shape]
     sizes = (v.type.dtype.itemsize for v in (*inputs, *body.outputs) if v.type.shape == c.type.shape or pool)
     largest = max(sizes, default=c.type.dtype.itemsize)
-    aux, reads, values = _read_and_compute(program, c, not product.has(Trait.MATMUL), len(terms))
+    aux, reads, values = _read_and_compute(program, c, not product.has(Trait.MATMUL), len(addends))
     if pool is None:
         stores = [f"if (inside) store(y{i}, index, r{i});" for i in range(len(results))]
     else:
@@ -69,13 +69,13 @@ def epilogue_of(
     writes += [f"return r{body.outputs.index(returned)};"] if returned is not None else []
     result = "void" if returned is None else "Vector<T, WIDE>"
     given, passed = "const T (&value)[WIDE], bool inside = true", "value"
-    if terms:
-        given = "int column, const T (&value)[WIDE], T (&terms)[SUMS][WIDE], bool inside = true"
-        passed = "column, value, terms"
+    if addends:
+        given = "int column, const T (&value)[WIDE], T (&addends)[SUMS][WIDE], bool inside = true"
+        passed = "column, value, addends"
     text = [
         *(['#include "pool/window_max.cuh"'] if pool else []),
         f"struct {name} {{",
-        f"    static constexpr int WIDEST = {16 // largest}, SUMS = {len(terms)};",
+        f"    static constexpr int WIDEST = {16 // largest}, SUMS = {len(addends)};",
         *indented(fields),
         "    template <int WIDE> struct Aux {",
         *indented(indented(aux)),
@@ -95,7 +95,7 @@ def epilogue_of(
         "    }",
         "    template <int WIDE> __device__ __forceinline__ void operator()(",
         "        int64_t item, int row, int column, int64_t index, const T (&value)[WIDE]) const {",
-        *(["        T terms[SUMS][WIDE];"] if terms else []),
+        *(["        T addends[SUMS][WIDE];"] if addends else []),
         f"        write(load_aux<WIDE>(item, row, column, index), index, {passed});",
         "    }",
         "};",
@@ -104,14 +104,14 @@ def epilogue_of(
 
 
 def _read_and_compute(
-    program: Program, c: Variable, images: bool, terms: int
+    program: Program, c: Variable, images: bool, addends: int
 ) -> tuple[list[str], list[str], list[str]]:
     """For the epilogue's inputs: struct members, statements that load them, and statements that compute the outputs
     ``r0.lane[k]``, ``r1.lane[k]``, ...
 
     Args:
-        terms: how many of the last outputs are ``terms[0][k]``, ``terms[1][k]``, ... Such an epilogue loads what all
-            rows share when it is used: few elements, which are in L1.
+        addends: how many of the last outputs are ``addends[0][k]``, ``addends[1][k]``, ... An epilogue with addends
+            loads what all rows share just before its use: few elements, which are in L1.
     """
     aux, reads, late = [], ["Aux<WIDE> aux;"], []
     values = {c: "value[k]"}
@@ -124,13 +124,13 @@ def _read_and_compute(
         found = access(v.type.shape, shape, *indices)
         place = "index" if v.type.shape == shape else found.place
         wide = "WIDE" if found.step else 1
-        if terms and place in ("column", "0"):
+        if addends and place in ("column", "0"):
             line, values[v] = read(v, f"b{i}", f"x{i}", place, wide)
             late.append(line)
             continue
         aux.append(f"{held(v, wide)} b{i};")
         text = loaded(v, f"x{i}", place, wide)
-        reads.append(f"aux.b{i} = {text.replace('load<', 'load_once<', 1) if terms and place == 'index' else text};")
+        reads.append(f"aux.b{i} = {text.replace('load<', 'load_once<', 1) if addends and place == 'index' else text};")
         values[v] = f"aux.{lane(f'b{i}', wide)}"
-    writes = vector_results(program, values, "WIDE", terms=terms)
+    writes = vector_results(program, values, "WIDE", addends=addends)
     return aux, [*reads, "return aux;"], [*late, *writes]

@@ -244,20 +244,20 @@ def column_sum(equation: Equation, threads: int, each: int | None = None, wide: 
         wide: the columns of a block.
     """
     body, totals = flat(body_of(equation)), _totals(equation)
-    x, (y,) = term_of(totals[0], body.equations), totals[0].outputs
+    x, (y,) = addend_of(totals[0], body.equations), totals[0].outputs
     rows, columns, c = _rows(totals[0]), y.size, c_type(x.type.dtype)
     blocks, each = -(-columns // wide), each or rows
     splits = -(-rows // each)
     row, block = ("(first_row + row)", f"block % {blocks}") if splits > 1 else ("row", "block")
     shared = shared_bytes(threads, wide)
-    terms = [line for n, total in enumerate(totals) for line in _terms(body, total, row, f"terms[{n}][k]")]
+    addends = [line for n, total in enumerate(totals) for line in _addends(body, total, row, f"addends[{n}][k]")]
     store = [f"for (int n = 0; n < SUMS; n++) {OF_SPLIT} = totals[n];"] if splits > 1 else after_totals(equation)
     lines = [
         f"constexpr int ROWS = {each}, COLUMNS = {columns}, WIDE = {VECTOR}, SUMS = {len(totals)};",
         *([f"const int split = block / {blocks}, first_row = split * ROWS;"] if splits > 1 else []),
         f"ColumnSum<{c}, THREADS, {wide}, WIDE, SUMS, {shared}> sum({block});",
-        f"sum.add_rows<ROWS, COLUMNS>([&](int row, int column, {c} (&terms)[SUMS][WIDE]) {{",
-        *indented(terms),
+        f"sum.add_rows<ROWS, COLUMNS>([&](int row, int column, {c} (&addends)[SUMS][WIDE]) {{",
+        *indented(addends),
         f"}}{f', min(ROWS, {rows} - first_row)' if rows % each else ''});",
         f"sum.finish<COLUMNS>([&](int column, const {TOTAL} (&totals)[SUMS]) {{",
         *indented(store),
@@ -269,13 +269,13 @@ def column_sum(equation: Equation, threads: int, each: int | None = None, wide: 
 
 
 def shared_bytes(threads: int, wide: int) -> int:
-    """Bytes of shared memory of a block with so many columns."""
+    """Bytes of shared memory of a block that takes `wide` columns."""
     return threads // (wide // VECTOR) * (wide + VECTOR) * TOTAL_BYTES
 
 
-def _terms(body: Program, total: Equation, row: str, result: str) -> list[str]:
-    """Statements that compute the terms of a sum in some columns of a row."""
-    x, (y,) = term_of(total, body.equations), total.outputs
+def _addends(body: Program, total: Equation, row: str, result: str) -> list[str]:
+    """Statements that compute the addends of a sum in some columns of a row."""
+    x, (y,) = addend_of(total, body.equations), total.outputs
     needed = needed_for([x], body.equations)
     views = {e.outputs[0]: e.inputs[0] for e in needed if e.has(Trait.RESHAPE)}
     while x in views:
@@ -291,8 +291,8 @@ def _terms(body: Program, total: Equation, row: str, result: str) -> list[str]:
     return ["{", *indented([*load, *compute]), "}"]
 
 
-def term_of(total: Equation, equations: Sequence[Equation]) -> Variable:
-    """The value that a sum adds. It is in float32 if the equations convert it to the type of totals for the sum."""
+def addend_of(total: Equation, equations: Sequence[Equation]) -> Variable:
+    """The value that a sum adds; the float32 one, if the equations convert it to the type of totals for the sum."""
     (x,) = total.inputs
     wider = (e.inputs[0] for e in equations if x in e.outputs and e.primitive.name == "astype")
     return next((v for v in wider if v.type.dtype.name == "float32"), x)
@@ -324,22 +324,23 @@ class Sums(NamedTuple):
     Attributes:
         totals: the sums. All have the same types.
         before: the equations that compute what they add.
-        terms: what they add; see `term_of`.
+        addends: what they add; see `addend_of`.
         after: computes the outputs from the totals and from other arguments.
     """
 
     totals: Sequence[Equation]
     before: Sequence[Equation]
-    terms: Sequence[Variable]
+    addends: Sequence[Variable]
     after: Program
 
 
 def sums_of(equation: Equation) -> Sums:
+    """The parts of a `column_sum` equation, or of a sum that can become one."""
     body, totals = flat(body_of(equation)), _totals(equation)
-    terms = [term_of(total, body.equations) for total in totals]
+    addends = [addend_of(total, body.equations) for total in totals]
     whole = {e for total in totals for e in (total, *needed_for(total.inputs, body.equations))}
     after = _program([e for e in body.equations if e not in whole], body.outputs)
-    return Sums(totals, needed_for(terms, body.equations), terms, after)
+    return Sums(totals, needed_for(addends, body.equations), addends, after)
 
 
 def after_totals(equation: Equation) -> list[str]:

@@ -1,9 +1,9 @@
 """Convolutions whose epilogue also adds the columns of its results: the sums of a batch norm, the gradient of a bias.
 
-The epilogue of a convolution of bfloat16 images computes the terms of the sums from its results as they are stored, and
-from other arrays. Each block adds those of all its tiles, in a fixed order. A second, small launch adds the sums of all
-blocks, and computes the equations that follow, such as the mean and variance. So what a batch norm normalises is not
-read again for its statistics, and a gradient not for the sums that its derivative needs.
+The epilogue of a convolution of bfloat16 images computes the addends of the sums from its results as they are stored,
+and from other arrays. Each block adds those of all its tiles, in a fixed order. A second, small launch adds the sums of
+all blocks, and computes the equations that follow, such as the mean and variance. So no other kernel reads the results
+again for the statistics of a batch norm, or for the sums that its derivative needs.
 """
 
 from __future__ import annotations
@@ -79,24 +79,29 @@ class ProductSumsFusion(Fusion):
 def _is_product(e: Equation) -> bool:
     """Whether it is a convolution whose results are bfloat16 images, or such a gradient, with or without an epilogue.
 
-    Products of matrices have such kernels too. Their sums share launches with other gradients.
+    Products of matrices have such kernels too, but their sums share launches with other gradients.
     """
     product = matmul_of(e)
     return product.primitive.name in IMAGES and (product is e or e.form == PRODUCT)
 
 
 def _adds_columns(e: Equation, result: Variable) -> bool:
-    """Whether the terms of column sums are computed element by element from a product's results, and other arguments
+    """Whether the addends of column sums are computed element by element from a product's results, and other arguments
     have the shape of these or one value for a column."""
     found, shape = sums_of(e), result.type.shape
     made = {v for x in found.before for v in x.outputs}
-    read = {*found.terms, *(v for x in found.before for v in x.inputs)} - made
+    read = {*found.addends, *(v for x in found.before for v in x.inputs)} - made
     fits = all(v.type.shape == shape or prod(v.type.shape[:-1]) == 1 for v in read)
-    return fits and all(map(elementwise, found.before)) and all(v.type.shape == shape for v in found.terms)
+    return fits and all(map(elementwise, found.before)) and all(v.type.shape == shape for v in found.addends)
 
 
 def _kernels(product: Equation, sums: int, read: int, target: Target) -> Sequence[CudaKernel]:
-    """The kernels of a product with so many sums in the epilogue, which reads so many bytes for an element."""
+    """The kernels of a product.
+
+    Args:
+        sums: the number of sums in the epilogue; 0: also kernels that cannot add.
+        read: bytes of auxiliary inputs that the epilogue reads for an element.
+    """
     e = matmul_of(product)
     found = cuda_kernels(e.name, target, *(v.type for v in e.inputs), **e.kernel_params)
     if not sums:
@@ -106,7 +111,7 @@ def _kernels(product: Equation, sums: int, read: int, target: Target) -> Sequenc
 
 
 def _candidates(equation: Equation, target: Target) -> Sequence[CudaKernel]:
-    """The fastest by estimate first."""
+    """The kernels of a product with its sums, the fastest by estimate first."""
     product = matmul_of(equation)
     arrays = (v for v in equation.inputs if v not in product.inputs and v.type.shape == product.outputs[0].type.shape)
     read = sum(v.type.dtype.itemsize for v in arrays)
@@ -120,10 +125,10 @@ def _sums(equation: Equation) -> Equation:
 
 
 def _epilogue(equation: Equation) -> Epilogue:
-    """It stores the results of the product, and computes the terms of the sums."""
+    """The epilogue of the product: it stores results, and computes the addends of the sums."""
     *product, e = flat(body_of(equation)).equations
     sums, stored = sums_of(e), [v for v in equation.outputs if v not in e.outputs]
-    return epilogue_of(Program(equation.inputs, {}, (*product, *sums.before), tuple(stored)), terms=sums.terms)
+    return epilogue_of(Program(equation.inputs, {}, (*product, *sums.before), tuple(stored)), addends=sums.addends)
 
 
 def _column_totals(equation: Equation, product: CudaKernel) -> list[Kernel]:
@@ -136,16 +141,16 @@ def _column_totals(equation: Equation, product: CudaKernel) -> list[Kernel]:
     columns, count = sums.totals[0].outputs[0].size, len(sums.totals)
     loads, compute = around_totals(e, names)
     assert product.scratch is not None
-    rows = product.scratch // (count * columns * sums.terms[0].type.dtype.itemsize)
+    rows = product.scratch // (count * columns * sums.addends[0].type.dtype.itemsize)
     lines = [
         f"constexpr int ROWS = {rows}, COLUMNS = {columns}, WIDE = {VECTOR}, SUMS = {count};",
         f"const int column = min(block * {BLOCK_COLUMNS} + (int)threadIdx.x, COLUMNS - 1);",
         *loads,
         f"ColumnSum<float, THREADS, {BLOCK_COLUMNS}, WIDE, SUMS, {shared_bytes(THREADS, BLOCK_COLUMNS)}> sum(block);",
-        "sum.add_rows<ROWS, COLUMNS>([&](int row, int column, float (&terms)[SUMS][WIDE]) {",
+        "sum.add_rows<ROWS, COLUMNS>([&](int row, int column, float (&addends)[SUMS][WIDE]) {",
         "    for (int n = 0; n < SUMS; n++) {",
         "        const auto v = load<float, WIDE>((const float *)own + (row * SUMS + n) * COLUMNS + column);",
-        "        for (int k = 0; k < WIDE; k++) terms[n][k] = v.lane[k];",
+        "        for (int k = 0; k < WIDE; k++) addends[n][k] = v.lane[k];",
         "    }",
         "});",
         f"sum.finish<COLUMNS>([&](int column, const {TOTAL} (&totals)[SUMS]) {{",

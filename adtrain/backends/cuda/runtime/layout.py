@@ -16,11 +16,11 @@ from adtrain.passes.places import Place, stored_bytes
 from adtrain.passes.plan_memory import MemoryPlan, plan_memory
 
 RUNS_PER_GRAPH = 10
-"""Maximum consecutive runs in one graph. Launches overlap from one run to the next as well, and updates of weights also
+"""Maximum consecutive runs in one graph. In a graph launches of neighbouring runs overlap, and updates of weights also
 write the bfloat16 copies that the next run reads (`batch_prefetch.py`)."""
 
-MOST_LAUNCHES = 4000
-"""Maximum launches in a graph of several runs. Recording takes about 30 us a launch."""
+MAX_LAUNCHES = 4000
+"""Maximum launches in a graph of several runs. Recording takes about 30 µs a launch."""
 
 
 class PlacedEquation(NamedTuple):
@@ -187,9 +187,9 @@ def _planned(program: Program, lowering: Lowering) -> tuple[PrefetchedRuns, Memo
 
 
 def runs_per_graph(launches: int) -> Sequence[int]:
-    """The numbers of consecutive runs of which graphs are recorded, the largest first, for a run of so many launches.
+    """How many consecutive runs a graph has, the largest number first, for a run of so many launches.
 
-    An even number leaves results where the next graph reads them; see `Layout.final_swaps`.
+    Numbers above 1 are even. So results are where the next graph reads them; see `Layout.final_swaps`.
     """
-    runs = min(RUNS_PER_GRAPH, MOST_LAUNCHES // max(launches, 1)) // 2 * 2
+    runs = min(RUNS_PER_GRAPH, MAX_LAUNCHES // max(launches, 1)) // 2 * 2
     return (runs, 1) if runs else (1,)

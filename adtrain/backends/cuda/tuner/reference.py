@@ -39,10 +39,10 @@ _AXES: dict[str, tuple[Sequence[int | None], int]] = {
     "conv2d_input_grad": ((0, None), 0),
     "conv2d_weight_grad": ((None, 1), 0),
 }
-for _terms, _count in TERMS.items():
-    _AXES[f"conv2d_{_terms}"] = (None,) * _count + (0,) * _count, 1
-    _AXES[f"conv2d_input_grad_{_terms}"] = (None,) * _count + (0 if _terms == TF32 else 3,) * _count, 1
-    _AXES[f"conv2d_weight_grad_{_terms}"] = (None,) * _count + (3,) * _count, 0
+for _format, _count in TERMS.items():
+    _AXES[f"conv2d_{_format}"] = (None,) * _count + (0,) * _count, 1
+    _AXES[f"conv2d_input_grad_{_format}"] = (None,) * _count + (0 if _format == TF32 else 3,) * _count, 1
+    _AXES[f"conv2d_weight_grad_{_format}"] = (None,) * _count + (3,) * _count, 0
 
 
 def arguments(equation: Equation, gradients: bool) -> list[np.ndarray]:

@@ -12,8 +12,8 @@ register("conv_pool", "cuda", pooling.conv2d_max_pool2d)
 register("conv2d_input_grad_pooled", "cuda", pooling.conv2d_input_grad_pooled)
 register("conv2d_weight_grad_pooled", "cuda", pooling.conv2d_weight_grad_pooled)
 register("conv2d_weight_grad_pooled_sum", "cuda", pooling.conv2d_weight_grad_pooled)
-for _terms in TERMS:
-    register(f"conv2d_{_terms}", "cuda", bfloat16.conv2d)
-    register(f"conv2d_input_grad_{_terms}", "cuda", bfloat16.input_grad)
-    if _terms != TF32:
-        register(f"conv2d_weight_grad_{_terms}", "cuda", bfloat16.weight_grad)
+for _format in TERMS:
+    register(f"conv2d_{_format}", "cuda", bfloat16.conv2d)
+    register(f"conv2d_input_grad_{_format}", "cuda", bfloat16.input_grad)
+    if _format != TF32:
+        register(f"conv2d_weight_grad_{_format}", "cuda", bfloat16.weight_grad)

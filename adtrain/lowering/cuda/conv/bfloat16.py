@@ -1,12 +1,12 @@
-"""Convolutions of images that are bfloat16 in memory, channels last, on Hopper.
+"""Convolutions of images that are channels last, on Hopper.
 
-An operand is one such array, or the sum of several: its terms (`ops.conv_bfloat16`). Images are copied by TMA
-(`conv/bfloat16_conv.cu`), or gathered by cp.async if there are few channels (`conv/bfloat16_gather.cu`).
+An operand is an array of bfloat16, the sum of several (its terms), or float32 that is rounded to tf32
+(`ops.conv_bfloat16`). Images are copied by TMA (`conv/bfloat16_conv.cu`). Images of few channels in bfloat16 can be
+gathered by cp.async (`conv/bfloat16_gather.cu`).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import IntEnum
@@ -34,13 +34,13 @@ MAX_STRIDE, MAX_POSITION, MAX_OFFSET = 8, 128, 255
 """Limits of a tensor map for images: of the stride, of the corners of the positions, and of taps (CUDA driver API,
 cuTensorMapEncodeIm2col)."""
 MAX_MAPS = 16
-"""Maximum tensor maps of A. The kernel has one for each term of a phase as an argument."""
+"""Maximum tensor maps of A, one for each phase and term. They are an argument of the kernel."""
 ROW_CYCLES = {BOXES[0]: 3.3, BOXES[1]: 5.0}
-"""Cycles in which TMA copies a row of a box, by the bfloat16 channels of the box (docs/worklog/conv.md)."""
+"""Cycles in which TMA copies a row of a box, by the elements of bfloat16 that fill the row (docs/worklog/conv.md)."""
 GATHER_CYCLES = {BOXES[0]: 4.5, BOXES[1]: 2.5}
-"""The same for a row that is gathered, fitted to the measurements there."""
+"""Cycles in which a row of a box is gathered, fitted to the measurements there."""
 MAX_GATHERED = 1 << 31
-"""Elements of images that are gathered: their positions fit 32 bits."""
+"""Images that are gathered have fewer elements: their offsets fit 32 bits."""
 UNEVEN = 192
 """Columns of a tile that is slower than others. It is a candidate only where it divides the columns of the result."""
 
@@ -70,10 +70,10 @@ class Bfloat16Conv(NamedTuple):
         outputs: (N, OH, OW, O).
         kernel: (KH, KW).
         window: see `adtrain.ops.conv.Window`.
-        terms: of an operand.
-        in_tf32: whether operands are float32, and rounded to tf32; not for WEIGHT_GRAD. Then the filters of an input
-            gradient are (C, KH, KW, O).
-        gathers: whether images are gathered by cp.async: one term of bfloat16.
+        terms: the number of terms of an operand.
+        in_tf32: whether operands are float32, and rounded to tf32. Then the filters of an input gradient are
+            (C, KH, KW, O). Not for weight gradients.
+        gathers: whether images are gathered by cp.async. They are one array of bfloat16.
     """
 
     direction: Direction
@@ -144,10 +144,10 @@ class Bfloat16Conv(NamedTuple):
         return Bfloat16Product(target, self.lengths, tile, self.mn_major, splits, self.box, (of_a, of_b), self.gathered)
 
     def fits(self) -> bool:
-        """Whether tensor maps can describe the work, rows are multiples of 16 bytes, and lengths fit 32 bits."""
+        """Whether rows are multiples of 16 bytes, lengths fit 32 bits, and tensor maps can describe what TMA copies."""
         aligned = self.images[3] % ROW_MULTIPLE == 0 and self.outputs[3] % ROW_MULTIPLE == 0
         if self.gathers:
-            elements = max(math.prod(self.images), math.prod(self.outputs))
+            elements = max(prod(self.images), prod(self.outputs))
             plain = self.terms == 1 and not self.in_tf32
             return plain and aligned and elements < MAX_GATHERED and max(self.lengths) <= MAX_LENGTH
         positions = self._gradient_positions if self.direction == Direction.INPUT_GRAD else [self._input_positions]
@@ -155,11 +155,11 @@ class Bfloat16Conv(NamedTuple):
         spans = [d * (k - 1) for d, k in zip(self.window.dilation, self.kernel, strict=True)]
         small = max(self.window.stride) <= MAX_STRIDE and all(-MAX_POSITION <= x < MAX_POSITION for x in corners)
         few = self.terms * len(positions) <= MAX_MAPS and max(spans) <= MAX_OFFSET
-        lengths = *self.lengths, prod(self.images[:3])  # an input gradient counts the pixels of all phases, too
+        lengths = *self.lengths, prod(self.images[:3])  # the kernel also numbers the pixels of all phases
         return aligned and small and few and max(lengths) <= MAX_LENGTH
 
     def _maps(self, work: Bfloat16Product) -> list[TensorMap]:
-        """The tensor maps of A, then those of B. Each has one for each term; an operand that is gathered has none."""
+        """The tensor maps of A, then those of B: one for each term. An operand that is gathered has none."""
         (n, h, w, c), (_, oh, ow, o), (kh, kw) = self.images, self.outputs, self.kernel
         x, g, filters = (c, w, h, n), (o, ow, oh, n), (c, kh * kw, o)
         of_a, of_b = work.box_lengths(0), work.box_lengths(1)
@@ -184,7 +184,7 @@ class Bfloat16Conv(NamedTuple):
         return [replace(x, operand=x.operand * self.terms + i, dtype=dtype) for x in maps for i in range(self.terms)]
 
     def _box(self, channels: int) -> int:
-        """Channels of a box, such that fewest are added."""
+        """Channels of a box: the choice with the fewest channels of zeros."""
         return min((box // (1 + self.in_tf32) for box in BOXES), key=lambda box: -channels % box)
 
     def _rounded_up(self, channels: int) -> int:

@@ -19,36 +19,36 @@ from adtrain.lowering.shapes import product_lengths
 ROW_MULTIPLE = 8
 """Rows are multiples of so many elements: TMA needs multiples of 16 bytes."""
 TILE_K, ROW_BYTES, WARPGROUP, CONSUMER_ROWS = 64, 128, 128, 64
-"""K of a pipeline stage of bfloat16, and its bytes; threads of a warpgroup; rows of a tile that a consumer warpgroup
+"""K of a pipeline stage in bfloat16; bytes of this K; threads of a warpgroup; rows of a tile that a consumer warpgroup
 multiplies."""
 SUM_THREADS, SUM_COLUMNS = 256, 4
 """Threads of a block of the second launch; columns of a thread."""
 BOXES = 64, 32
-"""Elements of a row of a box of bfloat16: 128 or 64 bytes, the lengths of a swizzle."""
+"""Elements of bfloat16 in a row of a box: 128 or 64 bytes, the lengths of a swizzle."""
 SPLITS, MIN_SPLIT_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32), 4
 """Numbers of splits of K that are considered; minimum of tiles of K in a split."""
 GATHER_SPLITS = *SPLITS, 44, 64, 128
-"""The same where an operand is gathered: few channels make few tiles."""
+"""Numbers of splits where an operand is gathered: few channels make few tiles."""
 START, STORED, SECOND_PASS, BYTES_PER_CYCLE = 5000, 24, 2500, 2000
 """Cycles of a launch; elements of a result that the epilogue of a multiprocessor stores in a cycle; cycles of the
 launch that adds splits; bytes that this launch reads in a cycle."""
 PRODUCTS = {1: 1, 2: 3, 3: 6}
-"""Products of terms, by the terms of an operand."""
+"""Products of terms that are computed, by the terms of an operand."""
 SPEEDUP = {1: 1.0, 2: 1.15, 3: 1.25}
-"""Multiply-adds of a multiprocessor in a cycle, compared with those for one term: a stage has more products for its
-copies."""
+"""Multiply-adds of a multiprocessor in a cycle over those for one term, by the terms of an operand: a stage has more
+products for each copy."""
 TF32_SPEED = 0.56
-"""The same for operands in tf32."""
+"""Multiply-adds of a multiprocessor in a cycle for operands in tf32, over those for bfloat16."""
 PROMOTED_TERMS, TERMS_COLUMNS = 3, 128
-"""Terms of operands whose products a thread adds in three sets of accumulators; maximum columns of a tile for several
-terms. For wider ones registers do not suffice, or only two stages fit, which is slower."""
+"""Terms for which a thread has three sets of accumulators; maximum columns of a tile for several terms. For wider tiles
+registers do not suffice, or only two stages fit, which is slower."""
 STAGES_BYTES = 192 << 10
 """Shared memory of a block for the stages; the rest is for the epilogue."""
 EARLY_REGISTERS, ROUND_COLUMNS, ROUND_WAIT = 160, 32, 4000
-"""EARLY_REGISTERS of `gemm/bfloat16_product.cuh`; columns that an epilogue passes at once, and the cycles in which it
-waits for their auxiliary inputs, if these are not loaded before the product."""
-ROWS = 1400
-"""Cycles in which the producer warps compute where the rows of a tile are, if K is along the channels; fitted."""
+"""EARLY_REGISTERS of `gemm/bfloat16_product.cuh`; columns of a round of an epilogue; cycles in which a round waits for
+its auxiliary inputs, if these are not loaded before the product."""
+FIND_ROWS = 1400
+"""Cycles in which the producer warps find the rows of a tile in the images, if channels are along K; fitted."""
 FLOAT32 = np.dtype("float32")
 
 
@@ -121,9 +121,7 @@ GATHER_TILES = (
     Bfloat16Tile(128, 32, 5, 600),
     Bfloat16Tile(128, 32, 5, 600, pingpong=True),
 )
-"""Where an operand is gathered. Few stages leave shared memory to L1."""
-
-
+"""The tiles where an operand is gathered. They have few stages, which leaves memory for L1."""
 TILES_OF_TERMS = {1: TILES, **{n: tuple(x for tile in TILES if (x := tile.of_terms(n))) for n in (2, 3)}}
 """The tiles, by the terms of an operand."""
 TF32_TILES = tuple(replace(tile, in_tf32=True, macs=int(tile.macs * TF32_SPEED)) for tile in TILES)
@@ -182,7 +180,7 @@ class Bfloat16Product:
         stage = max(PRODUCTS[self.tile.terms] * self.tile.k * size / self.tile.macs, copies)
         stores = size / STORED
         waves = -(-(self._tiles - self._split_tiles) // self.target.multiprocessors)
-        rows = ROWS if self.gathered[0] and not self.mn_major[0] else 0
+        rows = FIND_ROWS if self.gathered[0] and not self.mn_major[0] else 0
         cycles = START + waves * (k_tiles * stage + rows) + (min(waves, 1) if self.tile.pingpong else waves) * stores
         if self.splits == 1:
             return cycles
@@ -272,15 +270,16 @@ def fastest_splits(product: Bfloat16Product) -> Sequence[Bfloat16Product]:
 
 
 def with_column_sums(kernel: CudaKernel, columns: int, sums: int, read: int) -> CudaKernel | None:
-    """A kernel whose epilogue adds columns of the result; None if it cannot: it splits K, or has fewer blocks than
+    """The kernel with an epilogue that adds columns of the result; None if it splits K, or has fewer blocks than
     columns of tiles.
 
-    Each block has tiles of one column of tiles. Its sums are in scratch memory, row by row: (blocks of a column of
+    All tiles of a block are in one column of tiles. The sums are an array in scratch memory: (blocks of a column of
     tiles, sums, columns).
 
     Args:
-        columns: of the result.
-        sums: their number.
+        kernel: has no such epilogue.
+        columns: columns of the result.
+        sums: the number of sums.
         read: bytes of auxiliary inputs that the epilogue reads for an element.
     """
     launch, *others = kernel.launches
