@@ -24,6 +24,7 @@ from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.data import token_folder, tokenizer
 from adtrain.data.tokenizer import Tokenizer
+from adtrain.export import architectures
 from adtrain.report import curves, record
 from adtrain.training import RunFolder, evaluation, examples, loop, model_file, sampling
 from adtrain.training.checkpoint import fetch
@@ -316,11 +317,17 @@ def test_the_proposed_config_trains(tmp_path: Path, source: str) -> None:
     path = tmp_path / "gpt.yaml"
     path.write_text(proposed)
     cfg = config.load(path)
-    assert [layer.kind for layer in cfg.model.layers].count("transformer_encoder_layer") == 4
+    kinds = [layer.kind for layer in cfg.model.layers]
+    assert kinds == ["embedding", "positional_embedding", *["decoder_layer"] * 4, "layer_norm", "linear"]
     if source == "tokens":
         return
-    small = [f"model.layers.{i}.transformer_encoder_layer.dim_feedforward=4" for i in range(2, 6)]
-    training.run(training.prepare(config.load(path, ["training.steps=1", *small])))
+    small = [f"model.layers.{i}.decoder_layer.dim_feedforward=4" for i in range(2, 6)]
+    run = tmp_path / "run"
+    command(
+        "train", path, "--output-dir", run, *(x for setting in ("training.steps=1", *small) for x in ("--set", setting))
+    )
+    files = architectures.encode(model_file.load(run), "huggingface")
+    assert json.loads(b"".join(files["config.json"]))["model_type"] == "gpt2"
 
 
 @pytest.mark.parametrize(

@@ -284,14 +284,14 @@ def _length(longest: int, tokens: int) -> int:
 
 
 def _gpt_layers(gpt: Gpt, classes: int) -> list[str]:
-    """The lines of the layers, for a text of tokens."""
-    options = f"nhead: {gpt.heads}, dim_feedforward: {4 * gpt.width}, activation: gelu, norm_first: true, causal: true"
+    """The lines of the layers, for a text of tokens: those of GPT-2, with the exact gelu."""
+    embedding = f"num_embeddings: {classes}, embedding_dim: {gpt.width}, weight_init: normal, init_gain: 0.02"
     return [
-        f"    - embedding: {{num_embeddings: {classes}, embedding_dim: {gpt.width}}}",
+        f"    - embedding: {{{embedding}}}",
         "    - positional_embedding",
-        *[f"    - transformer_encoder_layer: {{{options}}}"] * gpt.depth,
+        *[f"    - decoder_layer: {{num_heads: {gpt.heads}, depth: {gpt.depth}, dropout: 0.1}}"] * gpt.depth,
         "    - layer_norm",
-        f"    - linear: {classes}",
+        f"    - linear: {{out_features: {classes}, bias: false, tied: true}}",
     ]
 
 
