@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -330,6 +332,15 @@ def test_tables_that_cannot_be_read_are_one_line(tmp_path: Path, rows: Any, mess
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("value", ["gpt3", "[a]", '{"*": []}', '{"*": 3}'])
+def test_other_values_of_names_are_one_line(tmp_path: Path, value: str) -> None:
+    (tmp_path / "c.yaml").write_text(f"training: {{epochs: 1, init_from: x, names: {value}}}\n")
+    with pytest.raises(AdtrainError) as caught:
+        config.load(tmp_path / "c.yaml")
+    (line,) = [line for line in str(caught.value).splitlines() if "training.names" in line]
+    assert "expected one of gpt2, llama, vit, vit_torchvision, resnet18, resnet50, or a table from paths" in line
+
+
 def test_a_pickle_is_never_read(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch pwned'\ntR.")
     with pytest.raises(AdtrainError, match=r"found no model\.safetensors, expected one; other formats, such as "):
@@ -406,6 +417,27 @@ def test_a_network_trains_from_a_folder_and_is_exported(tmp_path: Path, monkeypa
         command("export", "run", "run", "--format", "huggingface", expect=2)
     )
     assert "Missing argument 'FILE'" in command("export", "run", expect=2).stderr
+
+
+def test_an_export_that_fails_leaves_no_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.txt").write_text("the quick brown fox jumps over the lazy dog. " * 20)
+    write(with_weights(GPT2), tmp_path / "given")
+    (tmp_path / "c.yaml").write_text(command("new", "x.txt", "--from", "given").stdout)
+    command("train", "c.yaml", "--output-dir", "run", "--set", "training.epochs=1")
+    replace, full = os.replace, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def replaced(source: Path, target: Path) -> None:
+        if Path(target).name == tensor_file.MODEL:
+            raise full
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", replaced)
+    result = command("export", "run", "out", "--format", "huggingface", expect=2)
+    assert result.stderr.splitlines()[-1] == (
+        "adtrain: error: out/model.safetensors: cannot be written (No space left on device)"
+    )
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_with_a_tokenizer_gives_the_tokens_of_the_text_and_its_export_has_it(
