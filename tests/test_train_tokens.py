@@ -248,6 +248,8 @@ def test_eval_measures_any_text_with_the_tokenizer_of_the_run(trained: Path, tmp
     assert used is not None
     assert found["images"] == len(used.encode([other.read_text(encoding="utf-8")])) // 9
     assert found["test"]["perplexity"] < VOCABULARY / 4
+    assert error_of("eval", trained, "--text", tmp_path) == f"{tmp_path}: found a folder, expected a text file"
+    assert error_of("eval", trained, "--text", "none") == "none: found no file, expected a text file"
     both = error_of("eval", trained, "--text", other, "--data", other)
     assert both.startswith("found --data and --text, expected one of them")
     folder = tmp_path / "tokens"
@@ -306,6 +308,19 @@ def test_predict_names_the_next_token(trained: Path, tmp_path: Path) -> None:
     (found,) = json.loads(command("predict", trained, tmp_path / "a.txt", "--json", "--top-k", "270").stdout)
     assert sum(x["probability"] for x in found["top"]) == pytest.approx(1)
     assert found["top"][0]["class"].startswith("Ġ")
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("tokens", "an option of a text file, found a folder of tokens"),
+        ("a.csv", "an option of a text file or a folder of tokens, found a CSV file"),
+    ],
+)
+def test_a_vocabulary_for_data_that_have_none_is_an_error(tmp_path: Path, name: str, found: str) -> None:
+    write_tokens(tmp_path, words=300)
+    (tmp_path / "a.csv").write_text("a,b\n1,x\n2,y\n3,x\n")
+    assert error_of("new", tmp_path / name, "--tokens", "270") == f"--tokens: {found}"
 
 
 @pytest.mark.parametrize("source", ["words.txt", "tokens"])

@@ -120,7 +120,13 @@ def command(source: str, tokens: int | None, folder: Path | None, overrides: tup
     if start is not None and not start.architecture.input and (start.folder / FILE).is_file():
         given = {"unit": "token", "tokenizer": str(start.folder / FILE)}
     section = section_of(source, overrides, given)
-    show(*text(section, section.model_dump(mode="json", exclude_unset=True), start).splitlines())
+    try:
+        lines = text(section, section.model_dump(mode="json", exclude_unset=True), start).splitlines()
+    except DataOptionError as error:
+        if tokens is None or error.option not in given:
+            raise
+        raise DataError(f"--tokens: {error.reason}") from None
+    show(*lines)
 
 
 class Start(NamedTuple):
@@ -157,13 +163,14 @@ def text(section: Data, given: Mapping[str, Any], start: Start | None = None) ->
     """
     keys, comments = dict(given), dict(COMMENTS)
     path = None if section.path is None else Path(section.path).expanduser()
-    if path is not None and formats.format_of(path, section.options.format) is csv_table.FORMAT:
+    format_ = None if path is None else formats.format_of(path, section.options.format)
+    if path is not None and format_ is csv_table.FORMAT:
         proposed = csv_file.propose(path, section.options)
         keys |= proposed.keys
         comments |= proposed.comments
-    if section.options.unit == "token":
+    if section.options.unit == "token" and format_ is not None and "length" in format_.takes:
         keys.setdefault("length", SHORTEST)
-    of_images = path is not None and formats.format_of(path, section.options.format).options is ImageOptions
+    of_images = format_ is not None and format_.options is ImageOptions
     if start is not None and of_images and (shape := start.architecture.input):
         keys = {"channels": shape[0], "image_size": list(shape[1:])} | keys
     with _unwarned():  # `prepare` reads the data again, with the options of the config
