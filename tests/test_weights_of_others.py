@@ -362,6 +362,9 @@ def test_a_pickle_is_never_read(tmp_path: Path) -> None:
         ('{"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": true}', "scale_attn_by_inverse_layer_idx is True"),
         ('{"model_type": "llama", "rope_parameters": {"rope_type": "llama3"}}', "rope_type is 'llama3', expected"),
         ('{"model_type": "llama", "head_dim": 64, "hidden_size": 64}', "head_dim is 64, expected 2"),
+        ('{"model_type": "gpt2", "n_embd": 8, "n_head": 3}',
+         ": its network does not fit: model.layers[3] decoder_layer: multihead_attention: num_heads 3 does not divide"),
+        ('{"model_type": "vit"}', "found a network for images, but the data are a text"),
         ('{"model_type": "vit", "image_size": [8, 9]}', "image_size is [8, 9], expected an integer"),
     ],
 )  # fmt: skip

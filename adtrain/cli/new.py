@@ -143,10 +143,8 @@ class Start(NamedTuple):
         found, others = self.architecture, {"epochs": 3, "seed": 0}
         is_text, shape = found_data.train.is_text, found_data.train.images.shape[1:]
         if is_text == bool(found.input):
-            kinds = ("a text", "images") if is_text else ("images or rows", "texts")
-            raise AdtrainError(
-                f"{self.folder}: found a network for {kinds[1]}, expected one for {kinds[0]} as the data"
-            )
+            takes, are = ("images", "a text") if is_text else ("texts", "images or rows")
+            raise AdtrainError(f"{self.folder}: found a network for {takes}, but the data are {are}")
         if found.input and shape != found.input:
             sizes = f"images of {_sizes(found.input, found_data)}, found {_sizes(shape, found_data)}"
             raise AdtrainError(f"{self.folder}: the network takes {sizes}; set image_size and channels of the data")
@@ -229,7 +227,13 @@ def text(section: Data, given: Mapping[str, Any], start: Start | None = None) ->
         *training,
         "",
     ]
-    experiment = prepare(config.parse("\n".join(lines).encode(), Path("new.yaml")))
+    try:
+        experiment = prepare(config.parse("\n".join(lines).encode(), Path("new.yaml")))
+    except config.ConfigError as error:
+        if start is None:
+            raise
+        problem = error.problems[0]
+        raise AdtrainError(f"{start.folder}: its network does not fit: {problem.path}: {problem.message}") from None
     if not is_text:
         # Of a table these are the features of the training part, which may lack categories of the others.
         lines.insert(lines.index("  layers:"), f"  input: {list(experiment.network.input_shape)}")
