@@ -320,7 +320,9 @@ def test_weights_that_do_not_fit_are_one_line(tmp_path: Path, change: Any, messa
     [
         ({"0.{i}{i}": "a"}, "training.names: found i twice in '0.{i}{i}', expected once"),
         ({"0.{word}": "a"}, "training.names: found '0.{word}', expected numbers such as {i} or {i+2}"),
-        ({"{i}.weight": "a.{k}"}, "training.names: found {k} in 'a.{k}', expected one of ['i']"),
+        ({"{i}.{word}": "a"}, "training.names: found '{i}.{word}', expected numbers such as {i} or {i+2}"),
+        ({"{i}.weight": "a.{k}"}, "training.names: found {k} in 'a.{k}', expected {i}"),
+        ({"0.weight": "a.{k}"}, "training.names: found {k} in 'a.{k}', expected no number: its path has none"),
         ({"0.weight": "weight"}, "missing 0.bias (no row of training.names has it)"),
     ],
 )
