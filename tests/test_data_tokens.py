@@ -154,6 +154,28 @@ def test_a_user_without_the_package_is_told_what_to_install(tmp_path: Path, monk
     assert not (tmp_path / "t").exists()
 
 
+@pytest.mark.parametrize(
+    ("texts", "output", "expected"),
+    [
+        (["empty.txt", "mark.txt"], "t", "empty.txt, mark.txt: found no characters, expected text"),
+        (["a.txt"], "a.txt/t", "a.txt/t: cannot be written (Not a directory)"),
+        (["a.txt"], "-", "-o -: tokens are a folder of files, expected a folder (see 'adtrain data tokenize --help')"),
+        (["a.txt"], "a.txt", "a.txt: already exists; give another folder, or remove it first"),
+    ],
+)
+def test_tokens_that_cannot_be_written_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: list[str], output: str, expected: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    contents = {"a.txt": TEXT.encode(), "empty.txt": b"", "mark.txt": b"\xef\xbb\xbf"}
+    for name, content in contents.items():
+        Path(name).write_bytes(content)
+    result = command("data", "tokenize", *texts, "-o", output, "--vocabulary", "300", expect=2)
+    assert result.stderr.splitlines()[-1] == f"adtrain: error: {expected}"
+    assert output == "t" or "learning" not in result.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(contents)
+
+
 def test_a_file_that_is_not_utf_8_is_an_error_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer, "BLOCK", 5)
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfab cd\nef\n\xffgh\n")
@@ -304,7 +326,10 @@ def test_an_option_that_does_not_fit_a_folder_of_tokens_is_an_error(
     ("options", "expected"),
     [
         ({"unit": "token"}, "data.unit: found token, expected one of vocabulary, "),
-        ({"unit": "token", "vocabulary": 300, "tokenizer": "t.json"}, "data.unit: found token, expected one of "),
+        (
+            {"unit": "token", "vocabulary": 300, "tokenizer": "t.json"},
+            "data.tokenizer: found t.json, but data.vocabulary is set; remove one of them",
+        ),
         ({"vocabulary": 300}, "data.vocabulary: found 300 for characters, expected data.unit: token"),
         ({"unit": "byte", "tokenizer": "t.json"}, "data.tokenizer: found t.json for bytes, expected data.unit: token"),
     ],

@@ -24,6 +24,7 @@ from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.data import token_folder, tokenizer
 from adtrain.data.tokenizer import Tokenizer
+from adtrain.export import architectures
 from adtrain.report import curves, record
 from adtrain.training import RunFolder, evaluation, examples, loop, model_file, sampling
 from adtrain.training.checkpoint import fetch
@@ -247,6 +248,8 @@ def test_eval_measures_any_text_with_the_tokenizer_of_the_run(trained: Path, tmp
     assert used is not None
     assert found["images"] == len(used.encode([other.read_text(encoding="utf-8")])) // 9
     assert found["test"]["perplexity"] < VOCABULARY / 4
+    assert error_of("eval", trained, "--text", tmp_path) == f"{tmp_path}: found a folder, expected a text file"
+    assert error_of("eval", trained, "--text", "none") == "none: found no file, expected a text file"
     both = error_of("eval", trained, "--text", other, "--data", other)
     assert both.startswith("found --data and --text, expected one of them")
     folder = tmp_path / "tokens"
@@ -307,6 +310,19 @@ def test_predict_names_the_next_token(trained: Path, tmp_path: Path) -> None:
     assert found["top"][0]["class"].startswith("Ġ")
 
 
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("tokens", "an option of a text file, found a folder of tokens"),
+        ("a.csv", "an option of a text file or a folder of tokens, found a CSV file"),
+    ],
+)
+def test_a_vocabulary_for_data_that_have_none_is_an_error(tmp_path: Path, name: str, found: str) -> None:
+    write_tokens(tmp_path, words=300)
+    (tmp_path / "a.csv").write_text("a,b\n1,x\n2,y\n3,x\n")
+    assert error_of("new", tmp_path / name, "--tokens", "270") == f"--tokens: {found}"
+
+
 @pytest.mark.parametrize("source", ["words.txt", "tokens"])
 def test_the_proposed_config_trains(tmp_path: Path, source: str) -> None:
     write_tokens(tmp_path, words=300)
@@ -316,11 +332,17 @@ def test_the_proposed_config_trains(tmp_path: Path, source: str) -> None:
     path = tmp_path / "gpt.yaml"
     path.write_text(proposed)
     cfg = config.load(path)
-    assert [layer.kind for layer in cfg.model.layers].count("transformer_encoder_layer") == 4
+    kinds = [layer.kind for layer in cfg.model.layers]
+    assert kinds == ["embedding", "positional_embedding", *["decoder_layer"] * 4, "layer_norm", "linear"]
     if source == "tokens":
         return
-    small = [f"model.layers.{i}.transformer_encoder_layer.dim_feedforward=4" for i in range(2, 6)]
-    training.run(training.prepare(config.load(path, ["training.steps=1", *small])))
+    small = [f"model.layers.{i}.decoder_layer.dim_feedforward=4" for i in range(2, 6)]
+    run = tmp_path / "run"
+    command(
+        "train", path, "--output-dir", run, *(x for setting in ("training.steps=1", *small) for x in ("--set", setting))
+    )
+    files = architectures.encode(model_file.load(run), "huggingface")
+    assert json.loads(b"".join(files["config.json"]))["model_type"] == "gpt2"
 
 
 @pytest.mark.parametrize(

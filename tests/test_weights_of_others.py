@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -318,7 +320,9 @@ def test_weights_that_do_not_fit_are_one_line(tmp_path: Path, change: Any, messa
     [
         ({"0.{i}{i}": "a"}, "training.names: found i twice in '0.{i}{i}', expected once"),
         ({"0.{word}": "a"}, "training.names: found '0.{word}', expected numbers such as {i} or {i+2}"),
-        ({"{i}.weight": "a.{k}"}, "training.names: found {k} in 'a.{k}', expected one of ['i']"),
+        ({"{i}.{word}": "a"}, "training.names: found '{i}.{word}', expected numbers such as {i} or {i+2}"),
+        ({"{i}.weight": "a.{k}"}, "training.names: found {k} in 'a.{k}', expected {i}"),
+        ({"0.weight": "a.{k}"}, "training.names: found {k} in 'a.{k}', expected no number: its path has none"),
         ({"0.weight": "weight"}, "missing 0.bias (no row of training.names has it)"),
     ],
 )
@@ -328,6 +332,15 @@ def test_tables_that_cannot_be_read_are_one_line(tmp_path: Path, rows: Any, mess
         read(tmp_path / "x.safetensors", rows, nn.Sequential(nn.Linear(2)), (3,))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["gpt3", "[a]", '{"*": []}', '{"*": 3}'])
+def test_other_values_of_names_are_one_line(tmp_path: Path, value: str) -> None:
+    (tmp_path / "c.yaml").write_text(f"training: {{epochs: 1, init_from: x, names: {value}}}\n")
+    with pytest.raises(AdtrainError) as caught:
+        config.load(tmp_path / "c.yaml")
+    (line,) = [line for line in str(caught.value).splitlines() if "training.names" in line]
+    assert "expected one of gpt2, llama, vit, vit_torchvision, resnet18, resnet50, or a table from paths" in line
 
 
 def test_a_pickle_is_never_read(tmp_path: Path) -> None:
@@ -351,6 +364,9 @@ def test_a_pickle_is_never_read(tmp_path: Path) -> None:
         ('{"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": true}', "scale_attn_by_inverse_layer_idx is True"),
         ('{"model_type": "llama", "rope_parameters": {"rope_type": "llama3"}}', "rope_type is 'llama3', expected"),
         ('{"model_type": "llama", "head_dim": 64, "hidden_size": 64}', "head_dim is 64, expected 2"),
+        ('{"model_type": "gpt2", "n_embd": 8, "n_head": 3}',
+         ": its network does not fit: model.layers[3] decoder_layer: multihead_attention: num_heads 3 does not divide"),
+        ('{"model_type": "vit"}', "found a network for images, but the data are a text"),
         ('{"model_type": "vit", "image_size": [8, 9]}', "image_size is [8, 9], expected an integer"),
     ],
 )  # fmt: skip
@@ -406,6 +422,27 @@ def test_a_network_trains_from_a_folder_and_is_exported(tmp_path: Path, monkeypa
         command("export", "run", "run", "--format", "huggingface", expect=2)
     )
     assert "Missing argument 'FILE'" in command("export", "run", expect=2).stderr
+
+
+def test_an_export_that_fails_leaves_no_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.txt").write_text("the quick brown fox jumps over the lazy dog. " * 20)
+    write(with_weights(GPT2), tmp_path / "given")
+    (tmp_path / "c.yaml").write_text(command("new", "x.txt", "--from", "given").stdout)
+    command("train", "c.yaml", "--output-dir", "run", "--set", "training.epochs=1")
+    replace, full = os.replace, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def replaced(source: Path, target: Path) -> None:
+        if Path(target).name == tensor_file.MODEL:
+            raise full
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", replaced)
+    result = command("export", "run", "out", "--format", "huggingface", expect=2)
+    assert result.stderr.splitlines()[-1] == (
+        "adtrain: error: out/model.safetensors: cannot be written (No space left on device)"
+    )
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_with_a_tokenizer_gives_the_tokens_of_the_text_and_its_export_has_it(

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from adtrain import config, data
 from adtrain.cli.options import FilePath, OutputFile, Whole, json_option, set_data_option
-from adtrain.cli.output import print_json, progress, show, write_file
+from adtrain.cli.output import STDOUT, print_json, progress, show, write_file
 from adtrain.config.document import Data
 from adtrain.data import DataSet, Rows, catalogue, token_folder, tokenizer
 from adtrain.data.file_array import FileArray
@@ -259,6 +259,8 @@ def tokenize(
 
     Use the tokens in a config by `data: {path: FOLDER, unit: token}`. `adtrain new FOLDER` prints one.
     """
+    if folder == STDOUT:
+        raise click.UsageError("-o -: tokens are a folder of files, expected a folder")
     token_folder.expect_nothing(folder)
     documents = token_folder.documents_of(paths)
     if vocabulary is not None and given is None:

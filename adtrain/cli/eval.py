@@ -22,6 +22,7 @@ from adtrain.cli.options import (
 from adtrain.cli.output import note_epoch, note_precision, print_json, show
 from adtrain.config import is_sweep
 from adtrain.config.records import plain
+from adtrain.core.errors import AdtrainError
 from adtrain.sweeps import finished
 from adtrain.sweeps.session import reopened
 from adtrain.text import counted
@@ -83,6 +84,10 @@ def command(
     note_precision(trained.config, device)
     if text_path is not None and not trained.config.data.is_text:
         raise click.UsageError(f"--text is for runs on text, and {run} was trained on {trained.config.data.examples}")
+    if text_path is not None and not text_path.is_file():
+        raise AdtrainError(
+            f"{text_path}: found {'a folder' if text_path.is_dir() else 'no file'}, expected a text file"
+        )
     test = trained.test_split(path or text_path, None if text_path is None else "text")
     started = perf_counter()
     examples = training.on_device(test, device)

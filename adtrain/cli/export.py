@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -225,10 +226,16 @@ def command(
     if trained.config.data.views and suffix != ".safetensors":
         warn(run, "the file has no data.views: its predictions are those for the image itself")
     contents, about, lines = FORMATS[suffix](trained, output, options)
+    is_new = is_folder and not output.exists()
     if is_folder:
         make_folder(output)
-    for path, content in contents.items():
-        write_file(path, content)
+    try:
+        for path, content in contents.items():
+            write_file(path, content)
+    except BaseException:
+        if is_new:
+            shutil.rmtree(output, ignore_errors=True)
+        raise
     size = len(contents[output]) if output in contents else sum(map(len, contents.values()))
     parameters = nn.count_parameters(trained.params)
     if as_json:

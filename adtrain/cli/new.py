@@ -120,7 +120,13 @@ def command(source: str, tokens: int | None, folder: Path | None, overrides: tup
     if start is not None and not start.architecture.input and (start.folder / FILE).is_file():
         given = {"unit": "token", "tokenizer": str(start.folder / FILE)}
     section = section_of(source, overrides, given)
-    show(*text(section, section.model_dump(mode="json", exclude_unset=True), start).splitlines())
+    try:
+        lines = text(section, section.model_dump(mode="json", exclude_unset=True), start).splitlines()
+    except DataOptionError as error:
+        if tokens is None or error.option not in given:
+            raise
+        raise DataError(f"--tokens: {error.reason}") from None
+    show(*lines)
 
 
 class Start(NamedTuple):
@@ -137,10 +143,8 @@ class Start(NamedTuple):
         found, others = self.architecture, {"epochs": 3, "seed": 0}
         is_text, shape = found_data.train.is_text, found_data.train.images.shape[1:]
         if is_text == bool(found.input):
-            kinds = ("a text", "images") if is_text else ("images or rows", "texts")
-            raise AdtrainError(
-                f"{self.folder}: found a network for {kinds[1]}, expected one for {kinds[0]} as the data"
-            )
+            takes, are = ("images", "a text") if is_text else ("texts", "images or rows")
+            raise AdtrainError(f"{self.folder}: found a network for {takes}, but the data are {are}")
         if found.input and shape != found.input:
             sizes = f"images of {_sizes(found.input, found_data)}, found {_sizes(shape, found_data)}"
             raise AdtrainError(f"{self.folder}: the network takes {sizes}; set image_size and channels of the data")
@@ -157,13 +161,14 @@ def text(section: Data, given: Mapping[str, Any], start: Start | None = None) ->
     """
     keys, comments = dict(given), dict(COMMENTS)
     path = None if section.path is None else Path(section.path).expanduser()
-    if path is not None and formats.format_of(path, section.options.format) is csv_table.FORMAT:
+    format_ = None if path is None else formats.format_of(path, section.options.format)
+    if path is not None and format_ is csv_table.FORMAT:
         proposed = csv_file.propose(path, section.options)
         keys |= proposed.keys
         comments |= proposed.comments
-    if section.options.unit == "token":
+    if section.options.unit == "token" and format_ is not None and "length" in format_.takes:
         keys.setdefault("length", SHORTEST)
-    of_images = path is not None and formats.format_of(path, section.options.format).options is ImageOptions
+    of_images = format_ is not None and format_.options is ImageOptions
     if start is not None and of_images and (shape := start.architecture.input):
         keys = {"channels": shape[0], "image_size": list(shape[1:])} | keys
     with _unwarned():  # `prepare` reads the data again, with the options of the config
@@ -222,7 +227,13 @@ def text(section: Data, given: Mapping[str, Any], start: Start | None = None) ->
         *training,
         "",
     ]
-    experiment = prepare(config.parse("\n".join(lines).encode(), Path("new.yaml")))
+    try:
+        experiment = prepare(config.parse("\n".join(lines).encode(), Path("new.yaml")))
+    except config.ConfigError as error:
+        if start is None:
+            raise
+        problem = error.problems[0]
+        raise AdtrainError(f"{start.folder}: its network does not fit: {problem.path}: {problem.message}") from None
     if not is_text:
         # Of a table these are the features of the training part, which may lack categories of the others.
         lines.insert(lines.index("  layers:"), f"  input: {list(experiment.network.input_shape)}")
@@ -284,14 +295,14 @@ def _length(longest: int, tokens: int) -> int:
 
 
 def _gpt_layers(gpt: Gpt, classes: int) -> list[str]:
-    """The lines of the layers, for a text of tokens."""
-    options = f"nhead: {gpt.heads}, dim_feedforward: {4 * gpt.width}, activation: gelu, norm_first: true, causal: true"
+    """The lines of the layers, for a text of tokens: those of GPT-2, with the exact gelu."""
+    embedding = f"num_embeddings: {classes}, embedding_dim: {gpt.width}, weight_init: normal, init_gain: 0.02"
     return [
-        f"    - embedding: {{num_embeddings: {classes}, embedding_dim: {gpt.width}}}",
+        f"    - embedding: {{{embedding}}}",
         "    - positional_embedding",
-        *[f"    - transformer_encoder_layer: {{{options}}}"] * gpt.depth,
+        *[f"    - decoder_layer: {{num_heads: {gpt.heads}, depth: {gpt.depth}, dropout: 0.1}}"] * gpt.depth,
         "    - layer_norm",
-        f"    - linear: {classes}",
+        f"    - linear: {{out_features: {classes}, bias: false, tied: true}}",
     ]
 
 

@@ -246,10 +246,9 @@ class Training(Section):
     )
     init_from: Text | None = Field(None, description="a run's folder, model or checkpoint with the initial weights")
     init_partial: Bool | None = Field(None, description="take only the arrays of init_from that fit by name and shape")
-    names: NamesOfOthers | dict[Text, Text | list[Text]] | None = Field(
+    names: NamesOfOthers | None = Field(
         None,
-        description="init_from is a file of another program: the names of its arrays, gpt2, llama, vit, "
-        "vit_torchvision, resnet18, resnet50, or a table from paths of this network to names",
+        description="init_from is a file of another program: which of its arrays are those of this network",
     )
     checkpoint_every: Size | None = Field(
         None, description="steps between checkpoints, in addition to those after each epoch"

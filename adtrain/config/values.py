@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, Field, Strict
 
 from adtrain.core.options import words
-from adtrain.option_types import Bounds, Expected, Size
+from adtrain.option_types import Bounds, Expected, Patterns, Size, Text
 
 LIMIT = 1e300
 """The limit of measured numbers: sums and differences of a few stay finite."""
@@ -80,10 +80,16 @@ def one_of(literal: Any) -> Any:
 if TYPE_CHECKING:
     Precision: TypeAlias = str
     FinalModel: TypeAlias = str
-    NamesOfOthers: TypeAlias = str
+    NamesOfOthers: TypeAlias = str | dict[str, str | tuple[str, ...]]
     View: TypeAlias = str
 else:
     Precision = one_of(Literal["float32", "tf32", "bfloat16", "float64"])
     FinalModel = one_of(Literal["best", "last"])
-    NamesOfOthers = one_of(Literal["gpt2", "llama", "vit", "vit_torchvision", "resnet18", "resnet50"])
+    NamesOfOthers = Annotated[
+        Literal["gpt2", "llama", "vit", "vit_torchvision", "resnet18", "resnet50"] | dict[Text, Patterns],
+        Expected(
+            "one of gpt2, llama, vit, vit_torchvision, resnet18, resnet50, or a table from paths of this network to "
+            "names of arrays, or lists of names"
+        ),
+    ]
     View = one_of(Literal["flip", "shift"])

@@ -134,7 +134,10 @@ def read_classes(path: Path, options: TextOptions, known: Known = NOTHING) -> Cl
 def _tokens(path: Path, options: TextOptions, known: Known) -> Classes:
     used = known.tokenizer
     if used is None:
-        if (options.vocabulary is None) == (options.tokenizer is None):
+        if options.vocabulary is not None and options.tokenizer is not None:
+            found = f"found {options.tokenizer}, but data.vocabulary is set"
+            raise DataOptionError("tokenizer", f"{found}; remove one of them (with --set: null)")
+        if options.vocabulary is None and options.tokenizer is None:
             sources = "vocabulary, the number of tokens to learn from the text, or tokenizer, a file tokenizer.json"
             raise DataOptionError("unit", f"found token, expected one of {sources}")
         if options.tokenizer is not None:

@@ -24,7 +24,7 @@ from adtrain.data.file_array import DataFile
 from adtrain.data.part import NOTHING, Format, Known, Part, Parts
 from adtrain.data.text_file import SequenceOptions, TextOptions, require_length
 from adtrain.data.tokenizer import Tokenizer
-from adtrain.files import open_regular, read_regular, unwritable
+from adtrain.files import expect_writable, open_regular, read_regular, unwritable
 
 HEADER, SUFFIX = "tokens.json", ".txt"
 FORMAT_NUMBER = 1
@@ -173,8 +173,8 @@ def documents_of(paths: Iterable[Path]) -> list[Path]:
 def write(documents: Sequence[Path], folder: Path, used: Tokenizer, shard_tokens: int = SHARD_TOKENS) -> Header:
     """Write the tokens of text files to a new folder; the end of a text follows each of them.
 
-    The folder appears when it is complete. Raises DataError for a text that cannot be read, and for a tokenizer without
-    an end of a text; AdtrainError where the folder cannot be written, or exists.
+    The folder appears when it is complete. Raises DataError for a text that cannot be read, for texts that are all
+    empty, and for a tokenizer without an end of a text; AdtrainError where the folder cannot be written, or exists.
     """
     if used.end_of_text is None:
         expected = f"expected one of {', '.join(tokenizer.END_OF_TEXT)} among its added tokens"
@@ -194,6 +194,8 @@ def write(documents: Sequence[Path], folder: Path, used: Tokenizer, shard_tokens
     try:
         temporary.mkdir(parents=True)
         shards = _write_shards(temporary, tokens(), shard_tokens)
+        if not text_bytes:
+            raise DataError(f"{', '.join(map(str, documents[:3]))}: found no characters, expected text")
         header = Header(
             format=FORMAT_NUMBER,
             dtype=used.dtype.name,
@@ -215,9 +217,11 @@ def write(documents: Sequence[Path], folder: Path, used: Tokenizer, shard_tokens
 
 
 def expect_nothing(folder: Path) -> None:
-    """Raise AdtrainError where `folder` exists."""
+    """Raise AdtrainError where `folder` exists, or cannot be made."""
     if os.path.lexists(folder):
         raise AdtrainError(f"{folder}: already exists; give another folder, or remove it first")
+    there = next(parent for parent in folder.parents if parent.exists())
+    expect_writable(there / folder.relative_to(there).parts[0])
 
 
 def _write_shards(folder: Path, tokens: Iterator[np.ndarray], most: int) -> list[Shard]:
@@ -240,7 +244,7 @@ def _write_shards(folder: Path, tokens: Iterator[np.ndarray], most: int) -> list
 FORMAT = Format(
     name="tokens",
     title="a folder of tokens",
-    content=f"the tokens of a text ({HEADER})",
+    content=f"the tokens of texts ({HEADER}, which adtrain data tokenize writes)",
     is_content=is_token_folder,
     options=SequenceOptions,
     examples="sequences",

@@ -124,7 +124,7 @@ def _pattern(key: str) -> tuple[re.Pattern[str], dict[str, int]]:
         numbers[match[1]] = int(match[2] or 0)
         text += rf"(?P<{match[1]}>\d+)"
     text += re.escape(key[end:])
-    if "{" in key.replace("{{", "") and not numbers:
+    if "{" in NUMBER.sub("", key):
         raise AdtrainError(f"training.names: found {key!r}, expected numbers such as {{i}} or {{i+2}}")
     return re.compile(text), numbers
 
@@ -146,7 +146,8 @@ def _filled(name: str, numbers: Mapping[str, int], texts: Sequence[str]) -> str:
 
     def number(match: re.Match[str]) -> str:
         if match[1] not in numbers:
-            raise AdtrainError(f"training.names: found {match[0]} in {name!r}, expected one of {sorted(numbers)}")
+            expected = " or ".join(f"{{{letter}}}" for letter in numbers) or "no number: its path has none"
+            raise AdtrainError(f"training.names: found {match[0]} in {name!r}, expected {expected}")
         return str(numbers[match[1]] + int(match[2] or 0))
 
     return NUMBER.sub(number, name)
