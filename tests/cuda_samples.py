@@ -153,6 +153,7 @@ MEDIUM: Mapping[str, Large] = {
         precise(pools_between_convolutions, "bfloat16"),
         [Shaped(32, 64, 28, 28), Shaped(64, 64, 3, 3), Shaped(64), Shaped(64)],
     ),
+    "conv2d of few channels": Large(precise(convolution, "bfloat16"), [Shaped(32, 8, 56, 56), Shaped(64, 8, 3, 3)]),
     "short attention, bfloat16": Large(precise(ops.attention, "bfloat16"), [Shaped(8, 256, 64)] * 3),
     "self_attention of short sequences": Large(lambda x: ops.self_attention(x, 2), [Shaped(8, 16, 96)]),
     "transpose": Large(ops.transpose, [Shaped(40, 70)]),

@@ -117,7 +117,7 @@ CIFAR = "docs/how-to/cifar.md"
 SLOW = ("cifar-94", "cifar-96", "resnet18", "lr-find")
 """What computes for seconds on generated images."""
 QUICKLY = {
-    "train": ("--steps", "1"),
+    "train": ("--steps", "1", "--eager"),
     "lr-find": ("--rates", "3", "--steps", "1"),
     "bench": ("--seeds", "1", "--set", "training.steps=1", "--set", "optimizer.muon.rest.sgd.lr=1"),
     "summary": (),
@@ -141,13 +141,13 @@ def test_the_commands_for_cifar_run_on_generated_images(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    rng, parts = np.random.default_rng(0), {"train": 40, "test": 20}
+    rng, parts = np.random.default_rng(0), {"train": 10, "test": 4}
     images = {f"x_{part}": rng.integers(0, 256, (size, 3, 32, 32), np.uint8) for part, size in parts.items()}
     write_npz(Path("photos.npz"), images | {f"y_{part}": np.arange(size) % 10 for part, size in parts.items()})
     for line in block.replace(" --device gpu", "").replace("torch-max", "torch-eager").splitlines():
         arguments = shlex.split(line)[1:]
         if arguments[0] in QUICKLY:
-            settings = "data.path=photos.npz", "data.batch_size=20", "training.precision=float32"
+            settings = "data.path=photos.npz", "data.batch_size=4", "training.precision=float32"
             arguments += [*QUICKLY[arguments[0]], *(x for setting in settings for x in ("--set", setting))]
         result = CliRunner().invoke(main.cli, arguments)
         assert result.exit_code == 0, f"{line}: {result.output}"
