@@ -27,10 +27,10 @@ Turn = Annotated[float, Bounds(ge=0, le=0.5)]
 class ColorJitter(Augmentation):
     """Brightness, contrast, saturation and hue of each image, changed in this order.
 
-    The formulas are those of torchvision, which draws the order. The first three are multiplied by a random factor: for
-    brightness 0.4 it is within 1 - 0.4 and 1 + 0.4, and not below 0. Contrast is the distance from the mean grey of the
-    image, saturation that from the grey of the pixel. The hue is turned by up to `hue` of a full circle in either
-    direction. Pixels of images of bytes stay within 0 and 255.
+    The formulas are torchvision's; torchvision draws the order. A random factor multiplies brightness, contrast and
+    saturation: for brightness 0.4 it is within 1 - 0.4 and 1 + 0.4, and not below 0. Contrast is the distance from the
+    mean grey of the image, saturation that from the grey of the pixel. The hue is turned by up to `hue` of a full
+    circle in either direction. Pixels of images of bytes stay within 0 and 255.
     """
 
     _: KW_ONLY

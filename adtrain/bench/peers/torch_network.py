@@ -175,7 +175,7 @@ def optimizer(cfg: optim.Optimizer, parameters: Mapping[str, Any], captured: boo
     Args:
         parameters: those that are trained, by path.
         captured: whether its steps are captured in a CUDA graph.
-        products: the type of Muon's products; None: that of the parameters.
+        products: the type of Muon's products; None: the type of the parameters.
     """
     by_kind: dict[str, list[tuple[optim.Optimizer, float, list[Any]]]] = {}
     for rule, lr, own in _rules(cfg, parameters):
@@ -256,7 +256,7 @@ class Together:
 def muon(groups: Sequence[dict[str, Any]], products: Any) -> Any:
     """Muon (Jordan et al. 2024) with the options of `optim.Muon`. That of PyTorch takes matrices only.
 
-    `products` is the type of the products of the Newton-Schulz steps; None: that of the parameters.
+    `products` is the type of the products of the Newton-Schulz steps; None: the type of the parameters.
     """
     import torch
 

@@ -184,7 +184,7 @@ def held_rows(
 ) -> dict[Equation, Rows]:
     """The rows of the equations along rows for which `fit` is true, and of equations that pass rows to or from these.
 
-    The latter are elementwise equations, reshapes, and those of the primitives `also`.
+    Elementwise equations, reshapes and equations of the primitives `also` can pass rows.
 
     Elementwise equations that can join a product or convolution, which only they read, or the gather of rows are left
     out.
