@@ -149,7 +149,7 @@ def test_a_reduction_of_what_it_computes_matches_separate_equations(case: str, n
     rng = np.random.default_rng(0)
     shapes = shape, shape[1:], (*shape[:-1], 1)
     given = [ad.array(rng.normal(size=each).astype(dtype), device="gpu") for each in shapes]
-    form = "column_sum" if (case, name, dtype) == ("columns", "sum", "float32") else "reduction"
+    form = "column_sum" if (case, name) == ("columns", "sum") else "reduction"
     assert names(stage(f, ALL).program(*given)) == [form]
     found, again, expected = ([stage(f, p)(*given).numpy()] for p in (ALL, ALL, SIMPLIFY))
     check(found, expected, TOLERANCE[dtype])
