@@ -30,9 +30,9 @@ ROOT = Path(__file__).parent.parent
 DOCUMENTS = [str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]]
 SUCCESSIVE = "docs/how-to/python.md"
 """Each of its snippets continues the one before."""
-PLUGINS = ("docs/how-to/own-layer.md", "docs/how-to/own-kernel.md", "docs/add-a-fusion.md")
-"""Their programs are plug-ins, which `test_docs_plugins.py` and `test_fusion.py` run."""
-FRAGMENTS = {"docs/add-a-fusion.md": 1, "docs/add-an-op.md": 5}
+TESTED_ELSEWHERE = ("docs/how-to/own-layer.md", "docs/how-to/own-kernel.md", "docs/add-a-fusion.md", "docs/engine.md")
+"""`test_docs_plugins.py`, `test_fusion.py` and `test_docs_engine.py` run their programs."""
+FRAGMENTS = {"docs/add-a-fusion.md": 1, "docs/add-an-op.md": 5, "docs/engine.md": 7}
 """The documents with snippets that are not complete programs, and the number of these snippets."""
 MEASURED = ("train", "predict")
 """Commands whose numbers vary. Their lines are compared without numbers, and may come in another order."""
@@ -52,7 +52,7 @@ def programs(document: str) -> list[str]:
     return [code for code in found if document == SUCCESSIVE or code.startswith(("import ", "from "))]
 
 
-@pytest.mark.parametrize("document", [name for name in DOCUMENTS if programs(name) and name not in PLUGINS])
+@pytest.mark.parametrize("document", [name for name in DOCUMENTS if programs(name) and name not in TESTED_ELSEWHERE])
 def test_the_python_programs_of_a_document_run(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "snippet"}
@@ -164,7 +164,9 @@ def test_the_config_in_the_readme_is_the_packaged_one() -> None:
     assert block.splitlines() == [line for line in packaged if not line.startswith("#")]
 
 
-@pytest.mark.parametrize("document", [name for name in DOCUMENTS if blocks(name, "yaml") and name not in PLUGINS])
+@pytest.mark.parametrize(
+    "document", [name for name in DOCUMENTS if blocks(name, "yaml") and name not in TESTED_ELSEWHERE]
+)
 def test_the_parts_of_configs_in_a_document_are_valid(document: str) -> None:
     hints = get_type_hints(Config, include_extras=True)
     for block in blocks(document, "yaml"):
