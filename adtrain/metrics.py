@@ -13,6 +13,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 TOP = 5
+BINS = 15
+"""Intervals of probability for the calibration error (C. Guo et al.: "On Calibration of Modern Neural Networks")."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,9 @@ SCALES = {
     "precision": SHARE,
     "recall": SHARE,
     "top5": SHARE,
+    "roc_auc": Scale(higher_is_better=True),
+    "average_precision": Scale(higher_is_better=True),
+    "calibration_error": Scale(),
     "rmse": AMOUNT,
     "mae": AMOUNT,
     "r2": Scale(higher_is_better=True),
@@ -148,6 +153,54 @@ def _by_class(metric: str) -> Callable[[ClassPredictions], ByClass]:
     return compute
 
 
+def area_under_roc(scores: np.ndarray, positive: np.ndarray) -> float:
+    """The probability that a positive example has a higher score than a negative one; equal scores count one half.
+
+    `scores` are numbers (N,), `positive` is bool (N,). There are examples of both kinds.
+    """
+    found, group = np.unique(scores, return_inverse=True)
+    positives, all_ = (np.bincount(group, x, len(found)) for x in (positive, np.ones(len(scores))))
+    negatives = all_ - positives
+    lower = np.cumsum(negatives) - negatives
+    return float((positives * (lower + negatives / 2)).sum() / (positives.sum() * negatives.sum()))
+
+
+def area_under_precision(scores: np.ndarray, positive: np.ndarray) -> float:
+    """The mean of the precisions at the scores of the positive examples, as thresholds from high to low.
+
+    `scores` are numbers (N,), `positive` is bool (N,). At least one example is positive.
+    """
+    found, group = np.unique(-scores, return_inverse=True)
+    positives, all_ = (np.bincount(group, x, len(found)) for x in (positive, np.ones(len(scores))))
+    return float((positives * (np.cumsum(positives) / np.cumsum(all_))).sum() / positives.sum())
+
+
+def _of_ranking(area: Callable[[np.ndarray, np.ndarray], float], meaning: str) -> Callable[[ClassPredictions], ByClass]:
+    """An area that ranks the examples by the probability of each class."""
+
+    def compute(found: ClassPredictions) -> ByClass:
+        by_class = {}
+        for i, name in enumerate(found.classes):
+            positive = found.labels == i
+            if positive.any() and not positive.all():
+                by_class[name] = area(found.probabilities[:, i], positive)
+        return ByClass(float(np.mean([*by_class.values()])) if by_class else 0.0, by_class)
+
+    compute.__doc__ = f"{meaning} for each class against the others, and the mean over the classes with both kinds."
+    return compute
+
+
+def calibration_error(found: ClassPredictions) -> float:
+    """How far the probability of the predicted class is from the fraction of right predictions, on average.
+
+    The examples are in 15 intervals of that probability. The differences are weighted by the numbers of examples.
+    """
+    highest = found.probabilities.max(axis=1)
+    right = found.probabilities.argmax(axis=1) == found.labels
+    interval = np.minimum((highest * BINS).astype(np.int64), BINS - 1)
+    return float(np.abs(np.bincount(interval, right - highest)).sum() / len(highest))
+
+
 MetricValue: TypeAlias = float | ByClass | Sequence[Sequence[int]]
 Metric: TypeAlias = Callable[[ClassPredictions], MetricValue]
 
@@ -156,6 +209,9 @@ METRICS: dict[str, Metric] = {
     "precision": _by_class("precision"),
     "recall": _by_class("recall"),
     "f1": _by_class("f1"),
+    "roc_auc": _of_ranking(area_under_roc, "The area under the ROC curve"),
+    "average_precision": _of_ranking(area_under_precision, "The average precision"),
+    "calibration_error": calibration_error,
     "confusion": confusion,
 }
 """Metrics by name, of a classification's predictions."""

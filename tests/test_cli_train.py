@@ -84,6 +84,7 @@ TYPES: dict[str, Any] = {
     "ops_to_step_ratio": float,
     "versions": {"adtrain": str, "python": str, "numpy": str},
     "profiled_step_ms": float,
+    "majority_accuracy": float,
 }
 OP_TYPES = {
     "op": str,
@@ -429,6 +430,13 @@ def test_the_report_fits_the_terminal(width: int, headings: str) -> None:
     assert table[0].split() == headings.split()
     assert max(map(len, lines)) <= width
     assert max(map(len, result_lines(_summary(20), 10_000, verbose=True))) <= 60
+
+
+@pytest.mark.parametrize(("share", "shown"), [(0.95, "base    accuracy 95.00% if"), (0.5, ""), (None, "")])
+def test_the_share_of_a_majority_stands_before_the_accuracy(share: float | None, shown: str) -> None:
+    *_, before, last = result_lines(replace(_summary(1), majority_accuracy=share), 100)
+    assert last.startswith("test    ")
+    assert before.startswith(shown or "time")
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,37 @@ def test_metrics_by_name_equal_their_formulas(seed: int, classes: int, count: in
         assert result.macro == pytest.approx(np.mean([values[name] for name in used]))
 
 
+@given(seeds, st.integers(2, 5), st.integers(2, 40), st.integers(1, 8))
+def test_areas_and_the_calibration_error_equal_their_definitions(
+    seed: int, classes: int, count: int, levels: int
+) -> None:
+    """With few levels many scores are equal."""
+    rng = np.random.default_rng(seed)
+    scores = rng.integers(0, levels + 1, (count, classes)) / levels
+    labels = rng.integers(0, classes, count)
+    names = [f"class {i}" for i in range(classes)]
+    predictions = metrics.ClassPredictions(scores, labels, names)
+    roc, precision = (metrics.METRICS[name](predictions) for name in ("roc_auc", "average_precision"))
+    assert isinstance(roc, metrics.ByClass)
+    assert isinstance(precision, metrics.ByClass)
+    expected_roc, expected_precision = {}, {}
+    for i, name in enumerate(names):
+        yes, no = (scores[labels == i, i].tolist(), scores[labels != i, i].tolist())
+        if yes and no:
+            expected_roc[name] = np.mean([(p > n) + (p == n) / 2 for p in yes for n in no])
+            expected_precision[name] = np.mean([sum(p >= t for p in yes) / sum(s >= t for s in yes + no) for t in yes])
+    assert roc.by_class == pytest.approx(expected_roc)
+    assert precision.by_class == pytest.approx(expected_precision)
+    if expected_roc:
+        assert roc.macro == pytest.approx(np.mean([*expected_roc.values()]))
+    error = 0.0
+    for i in range(15):
+        inside = [j for j in range(count) if min(int(scores[j].max() * 15), 14) == i]
+        right = [float(scores[j].argmax() == labels[j]) for j in inside]
+        error += abs(sum(right) - sum(scores[j].max() for j in inside)) / count
+    assert metrics.METRICS["calibration_error"](predictions) == pytest.approx(error)
+
+
 def test_impossible_sums_of_a_checkpoint_are_recognised() -> None:
     classes, numbers, labels = Classification(False, ops.softmax), Regression((0.0,), (1.0,), False), Multilabel(1)
     cases: list[tuple[Task, list[float], list[float]]] = [

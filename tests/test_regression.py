@@ -225,7 +225,7 @@ def test_metrics_by_name_are_in_summary_eval_and_report(tmp_path: Path) -> None:
     assert metrics["top5"] == 1.0
     confusion = np.array(metrics["confusion"])
     assert np.trace(confusion) / 20 == pytest.approx(summary["test"]["accuracy"])
-    assert f"f1        {metrics['f1']['macro']:.2%}" in shown
+    assert f"f1 (macro)        {metrics['f1']['macro']:.2%}" in shown
     assert json.loads(command("eval", str(folder), "--json").stdout)["metrics"] == metrics
     command("report", str(folder))
     page = Elements((folder / "report.html").read_text())

@@ -29,6 +29,8 @@ COLUMNS: tuple[Column[OperationTime], ...] = (
 )
 MAX_ROWS = 15
 LEAST_SECONDS = 0.05
+MAJORITY = 0.5
+"""A class with more than this share of the test examples is named beside the accuracy."""
 
 
 def plan_of(experiment: Experiment, device: str, path: Path | None) -> dict[str, Any]:
@@ -101,6 +103,8 @@ def result_lines(summary: Summary, tested: int, examples: str = "images", verbos
     if (chosen := model_text(summary)) is not None:
         lines.append(f"weights {chosen}")
     lines += scores.metric_lines(summary.metrics)
+    if summary.majority_accuracy is not None and summary.majority_accuracy > MAJORITY:
+        lines.append(f"base    accuracy {summary.majority_accuracy:.2%} if the most frequent class is always predicted")
     return [*lines, f"test    {scores.text(summary.test)} of {counted(tested, examples)}"]
 
 

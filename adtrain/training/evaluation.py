@@ -15,7 +15,7 @@ from adtrain.core.array import array, from_numpy
 from adtrain.core.errors import AdtrainError
 from adtrain.core.staging import Staged, stage
 from adtrain.data import Images, Split
-from adtrain.metrics import METRICS, ClassPredictions, Metric, MetricValue
+from adtrain.metrics import METRICS, SCALES, ClassPredictions, Metric, MetricValue
 from adtrain.passes import ALL
 from adtrain.training.examples import Examples
 from adtrain.training.network import Network
@@ -146,8 +146,7 @@ def metrics_of(cfg: Config, task: Task, *names: str) -> dict[str, Metric]:
 
 def higher_is_better(name: str, metrics: Mapping[str, Metric]) -> bool:
     """Whether higher values of a metric are better: of a score, or one of `metrics`."""
-    own = metrics.get(name)
-    return getattr(own, "higher_is_better", True) if own else name in HIGHER_IS_BETTER
+    return name in HIGHER_IS_BETTER if name in SCALES else getattr(metrics.get(name), "higher_is_better", True)
 
 
 def named_metrics(

@@ -116,7 +116,11 @@ def single_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
     """A line for each metric of `training.metrics` that is a single number."""
-    return [f"{name:<9} {value_text(name, x)}" for name, x in single_numbers(metrics).items()]
+    names = {
+        name: f"{name} (macro)" if isinstance(metrics[name], ByClass) else name for name in single_numbers(metrics)
+    }
+    width = max(map(len, names.values()), default=0)
+    return [f"{names[name]:<{width}} {value_text(name, x)}" for name, x in single_numbers(metrics).items()]
 
 
 def value_text(metric: str, value: float) -> str:

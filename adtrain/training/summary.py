@@ -17,11 +17,11 @@ from adtrain.core import timeline
 from adtrain.core.backend import backend
 from adtrain.files import read_file
 from adtrain.metrics import ByClass
-from adtrain.option_types import Size
+from adtrain.option_types import Probability, Size
 from adtrain.percentiles import percentiles
 from adtrain.training.costs import planned_peak
 from adtrain.training.experiment import Experiment, Mode
-from adtrain.training.scores import Score
+from adtrain.training.scores import ClassScore, Score
 from adtrain.training.trainer import Ending, Result
 from adtrain.version import __version__
 
@@ -97,6 +97,8 @@ class Summary:
         images_per_second: images trained on, divided by `train_seconds`.
         total_seconds: from the start of the process, or of the run where the process has several, to its end.
         metrics: those of `training.metrics`, by name.
+        majority_accuracy: the accuracy on the test set if its most frequent class is always predicted; None for other
+            tasks than a classification.
         step_ms: None if no step was taken since the resumption.
         spans: the parts of `total_seconds`, one for each activity.
         ops, ops_sum_ms: of a profile, with times per step; empty or None if nothing was profiled.
@@ -132,6 +134,7 @@ class Summary:
     ops_to_step_ratio: Duration | None
     versions: dict[str, str]
     profiled_step_ms: Duration | None = None
+    majority_accuracy: Probability | None = None
 
 
 def read_summary(run: Path) -> Summary | None:
@@ -231,7 +234,15 @@ def summarize(
         ops_to_step_ratio=ops_sum_ms / mean_ms if ops_sum_ms and mean_ms else None,
         versions={"adtrain": __version__, "python": platform.python_version(), "numpy": np.__version__},
         profiled_step_ms=profiled_step_ms,
+        majority_accuracy=_majority_accuracy(experiment),
     )
+
+
+def _majority_accuracy(experiment: Experiment) -> float | None:
+    if experiment.network.task.score_kind is not ClassScore or not len(experiment.test):
+        return None
+    counts = np.bincount(np.asarray(experiment.test.labels))
+    return float(counts.max() / counts.sum())
 
 
 def _step_ms(seconds: Sequence[float]) -> StepTimes | None:
