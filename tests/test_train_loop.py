@@ -187,3 +187,14 @@ def test_the_validation_images_are_also_evaluated_within_an_epoch(tmp_path: Path
 def test_evaluations_within_an_epoch_need_validation_images(tmp_path: Path) -> None:
     with pytest.raises(AdtrainError, match=r"training\.validate_every: found 4, expected none, for there are no valid"):
         prepare(tmp_path, "training.validate_every=4")
+
+
+def test_balanced_weights_give_each_class_of_the_training_examples_the_same_total(tmp_path: Path) -> None:
+    experiment = prepare(tmp_path, "loss={cross_entropy: {weight: balanced}}", "data.validation=0.3")
+    weights = experiment.network.class_weights
+    assert weights is not None
+    counts = np.bincount(experiment.train.labels, minlength=len(weights))
+    totals = counts * weights
+    np.testing.assert_allclose(totals[counts > 0], len(experiment.train) / len(weights))
+    assert experiment.config.loss.options()["weight"] == weights
+    assert "balanced" not in experiment.config_text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -19,6 +19,8 @@ ArrayLike: TypeAlias = Any
 """A Value, a NumPy array, nested lists, or a Python number, which may be traced."""
 ClassFactors: TypeAlias = Annotated[ArrayLike, InConfig(ClassWeights)]
 """A factor for each class. A config has a list of numbers."""
+BalancedFactors: TypeAlias = Annotated[ArrayLike, InConfig(ClassWeights | Literal["balanced"])]
+"""`ClassFactors`. In a config `balanced` stands for factors that give each class of the training examples one total."""
 
 Axis: TypeAlias = "int | Sequence[int] | None"
 

@@ -6,7 +6,7 @@ from adtrain.core.array import Value
 from adtrain.core.checked_arguments import checked_options
 from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.ops.broadcasting import reshape
-from adtrain.ops.common import ArrayLike, ClassFactors, as_value
+from adtrain.ops.common import ArrayLike, BalancedFactors, as_value
 from adtrain.ops.compare import not_equal, where
 from adtrain.ops.index import embedding, pick
 from adtrain.ops.loss import Reduction, cast_like, reduced
@@ -21,7 +21,7 @@ def cross_entropy(
     targets: ArrayLike,
     label_smoothing: Fraction = 0.0,
     *,
-    weight: ClassFactors | None = None,
+    weight: BalancedFactors | None = None,
     ignore_index: int | None = None,
     reduction: Reduction = "mean",
 ) -> Value:
@@ -66,7 +66,7 @@ def nll_loss(
     log_probs: ArrayLike,
     targets: ArrayLike,
     *,
-    weight: ClassFactors | None = None,
+    weight: BalancedFactors | None = None,
     ignore_index: int | None = None,
     reduction: Reduction = "mean",
 ) -> Value:

@@ -244,6 +244,7 @@ def _experiment(
     checks.check_targets(
         cfg, data_set, [part for part in (data_set.train, validation, data_set.test) if part is not None]
     )
+    cfg = with_class_weights(cfg, np.asarray(data_set.train.labels), len(data_set.classes))
     task = network.task_of(cfg, data_set.target_mean, data_set.target_std, token_bytes)
     net = network.build(cfg, data_set.mean, data_set.std, data_set.scale, task)
     checks.check_memory(cfg, net)
@@ -282,6 +283,19 @@ MOST_SHARDS = 4096
 
 def without_micro_batch(cfg: Config) -> Config:
     return cfg.model_copy(update={"training": cfg.training.model_copy(update={"micro_batch": None})})
+
+
+def with_class_weights(cfg: Config, labels: np.ndarray, classes: int) -> Config:
+    """The config with numbers in place of `weight: balanced` of its loss.
+
+    As in scikit-learn, the weight of a class is the number of examples divided by the number of classes and by the
+    number of its own examples. A class without any has the weight of one example.
+    """
+    if cfg.loss.options().get("weight") != "balanced":
+        return cfg
+    counts = np.maximum(np.bincount(labels.reshape(-1), minlength=classes), 1)
+    weight = tuple((labels.size / (len(counts) * counts)).tolist())
+    return cfg.model_copy(update={"loss": cfg.loss.model_copy(update={"weight": weight})})
 
 
 def with_data_shards(cfg: Config, shards: int) -> Config:
