@@ -197,4 +197,4 @@ def test_balanced_weights_give_each_class_of_the_training_examples_the_same_tota
     totals = counts * weights
     np.testing.assert_allclose(totals[counts > 0], len(experiment.train) / len(weights))
     assert experiment.config.loss.options()["weight"] == weights
-    assert "balanced" not in experiment.config_text
+    assert "weight: balanced" not in experiment.config_text
