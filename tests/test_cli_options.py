@@ -83,6 +83,7 @@ USES: dict[str, dict[str, Use]] = {
         "center": "test_data_digit_image.py",
         "device": NO_GPU,
         "json": ("--json", r'"probability": '),
+        "csv": "test_train_tables.py",
         **TRUST,
     },
     "sample run": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
@@ -144,6 +145,22 @@ def test_new_rows_are_classified_as_rows_of_the_training_table(
     assert [x["probability"] for x in json.loads(command("predict", made / "run", arrays, "--json").stdout)] == [
         x["probability"] for x in predictions
     ]
+
+
+def test_predictions_as_csv_have_the_probability_of_each_class(made: Path) -> None:
+    table = made / "trips.csv"
+    found = list(csv.reader(command("predict", made / "run", table, "--csv", "--device", "cpu").stdout.splitlines()))
+    expected = json.loads(command("predict", made / "run", table, "--json", "--device", "cpu").stdout)
+    classes = model_file.load(made / "run").classes
+    assert found[0] == ["file", "index", "class", *(f"probability {name}" for name in classes)]
+    for row, x in zip(found[1:], expected, strict=True):
+        assert row[:3] == [str(table), str(x["index"]), x["class"]]
+        numbers = np.array(row[3:], np.float32)
+        assert numbers.max() == np.float32(x["probability"])
+        assert numbers.sum() == pytest.approx(1)
+    for other in ("--json", "--top-k=2"):
+        line = one_line(command("predict", made / "run", table, "--csv", other, expect=2))
+        assert line.startswith(f"--csv prints all probabilities in one form; leave out {other[:7].rstrip('=')}")
 
 
 @pytest.mark.parametrize("form", ["columns", "rows", "frame", "path"])

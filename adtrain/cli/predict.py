@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import sys
 from collections import defaultdict
 from operator import itemgetter
 from pathlib import Path
@@ -62,6 +65,12 @@ class Predicted(NamedTuple):
 @device_option
 @trust_options
 @json_option
+@click.option(
+    "--csv",
+    "as_csv",
+    is_flag=True,
+    help="Print a table as CSV: file, index in the file, class, and the probability of each class; or the numbers.",
+)
 def command(
     run: Path,
     paths: tuple[Path, ...],
@@ -71,6 +80,7 @@ def command(
     device: str,
     trust: Trust,
     as_json: bool,
+    as_csv: bool,
 ) -> None:
     """Classify images or rows with the run in the folder RUN. Print the most probable class of each, and its
     probability.
@@ -89,6 +99,10 @@ def command(
 
     An input that cannot be read is reported. The others are predicted, and the exit code is 2.
     """
+    if as_csv and (as_json or top_k is not None):
+        raise click.UsageError(
+            f"--csv prints all probabilities in one form; leave out {'--json' if as_json else '--top-k'}"
+        )
     trained = model_file.load(run, device, trust)
     if top_k is not None and trained.targets:
         raise click.UsageError("--top-k is for runs that predict classes; this one predicts numbers or labels")
@@ -108,6 +122,8 @@ def command(
         note_epoch(run)
     if as_json:
         print_json([{"file": str(x.path), "index": x.row, **_values(trained, x, top_k)} for x in predicted])
+    elif as_csv:
+        sys.stdout.write(_csv(trained, predicted))
     elif predicted:
         show(*_table(trained, predicted, top_k))
     if broken:
@@ -174,6 +190,19 @@ def _values(trained: model_file.TrainedModel, predicted: Predicted, top_k: int |
         return {"predicted": dict(zip(trained.targets, predicted.outputs.tolist(), strict=True))}
     ranked = [{"class": name, "probability": p} for name, p in _ranked(trained, predicted, top_k or 1)]
     return ranked[0] if top_k is None else {"top": ranked}
+
+
+def _csv(trained: model_file.TrainedModel, predicted: list[Predicted]) -> str:
+    """A row for each prediction. Numbers have the digits that distinguish them from others of their type."""
+    count = max((len(x.outputs) for x in predicted), default=len(trained.classes))
+    named = [*trained.classes, *map(str, range(len(trained.classes), count))]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["file", "index", *(trained.targets or ["class", *(f"probability {name}" for name in named)])])
+    for x in predicted:
+        chosen = [] if trained.targets else [named[int(x.outputs.argmax())]]
+        writer.writerow([x.path, x.row, *chosen, *map(str, x.outputs)])
+    return text.getvalue()
 
 
 def _table(trained: model_file.TrainedModel, predicted: list[Predicted], top_k: int | None) -> list[str]:
