@@ -48,6 +48,7 @@ USES: dict[str, dict[str, Use]] = {
         "eager": ("--eager --json", r'"planned_bytes": null'),
         "no-fuse": ("--no-fuse --profile -v", r"^relu +1\.relu +forward"),
         "dry-run": ("--dry-run", r"no mistake found; nothing is trained or written\ndata "),
+        "plot": ("--plot", r"\Aloss\n"),
         "quiet": ("--quiet", r"\Aruns/tiny\n\Z"),
         "verbose": ("--verbose", r"^step    median "),
         "json": ("--json", r'\A{\n  "config"'),

@@ -16,10 +16,13 @@ import pytest
 from click.testing import Result
 from command_line import invoke
 from forked_commands import Case, Commands
+from hypothesis import given
+from hypothesis import strategies as st
 from training_runs import write_config
 from waiting import PATIENCE, wait_until
 
 from adtrain import config, training
+from adtrain.cli.loss_plot import HEIGHT, plot
 from adtrain.cli.train_report import MAX_ROWS, operation_lines, result_lines
 from adtrain.training import ClassScore, Summary, read_metrics
 from adtrain.training.progress import Stopped
@@ -430,6 +433,38 @@ def test_the_report_fits_the_terminal(width: int, headings: str) -> None:
     assert table[0].split() == headings.split()
     assert max(map(len, lines)) <= width
     assert max(map(len, result_lines(_summary(20), 10_000, verbose=True))) <= 60
+
+
+losses = st.lists(st.tuples(st.integers(0, 10**6), st.floats(allow_nan=True, width=32)), max_size=30)
+
+
+@given(losses, losses, st.integers(20, 120))
+def test_the_curve_of_the_loss_fits_the_terminal(training: Any, validation: Any, width: int) -> None:
+    lines = plot({"training": training, "validation": validation}, width)
+    shown = {name for name, points in (("training", training), ("validation", validation)) if finite(points)}
+    assert bool(lines) == bool(shown)
+    if lines:
+        assert len(lines) == HEIGHT + 3
+        assert max(map(len, lines[:-1])) <= width
+        assert {name for name in ("training", "validation") if name in lines[-1]} == shown
+
+
+def finite(points: Any) -> bool:
+    return any(abs(y) < float("inf") for _, y in points)
+
+
+def test_the_curve_of_the_loss_falls_from_the_first_row_to_the_last() -> None:
+    _, *rows, _, _ = plot({"training": [(step, 3.0 - step) for step in range(HEIGHT)]}, 60)
+    columns = [row.index(".", row.index("|")) for row in rows]
+    assert columns == sorted(set(columns))
+    assert rows[0].startswith(" 3 |")
+    assert rows[-1].startswith("-8 |")
+
+
+@pytest.mark.parametrize("option", ["--json", "--quiet"])
+def test_a_plot_is_refused_where_nothing_is_shown(cfg: Path, option: str) -> None:
+    result = train(cfg, "--plot", option, expect=2)
+    assert result.stderr.startswith(f"adtrain: error: found both {option} and --plot")
 
 
 @pytest.mark.parametrize(("share", "shown"), [(0.95, "base    accuracy 95.00% if"), (0.5, ""), (None, "")])

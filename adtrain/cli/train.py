@@ -17,6 +17,7 @@ import click
 
 from adtrain import config, training
 from adtrain.bench.profile import profile_steps
+from adtrain.cli import loss_plot
 from adtrain.cli.options import (
     LAUNCHING,
     ConfigName,
@@ -53,6 +54,7 @@ from adtrain.signals import end_on_signals, stop_signals
 from adtrain.table import terminal_width
 from adtrain.training import Observer, RunFolder, tensorboard
 from adtrain.training.loop import any_rank, largest
+from adtrain.training.progress import read_metrics
 
 T = TypeVar("T")
 
@@ -115,10 +117,10 @@ def _without_effect(
     if run is not None:
         yield {"config_path", "seeds", "output_dir", "dry_run"}, "--resume RUN continues a run, and takes no {}"
     elif seeds is not None:
-        of_one = {"ranks", "timeout", "profile", "events", "eager", "no_fuse", "verbose"}
+        of_one = {"ranks", "timeout", "profile", "events", "eager", "no_fuse", "plot", "verbose"}
         yield of_run | of_one, "--seeds trains a sweep, and takes no {}"
     elif dry_run:
-        yield {*of_run, "profile", "events", "verbose"}, "--dry-run trains nothing, and takes no {}"
+        yield {*of_run, "profile", "events", "plot", "verbose"}, "--dry-run trains nothing, and takes no {}"
     else:
         yield of_run, "{} is for --resume RUN only"
     if ranks is not None or (process is not None and process.size > 1):
@@ -133,7 +135,7 @@ HEADINGS = {
     "What to train": "seed epochs steps set plugin seeds",
     "Where": "device ranks timeout autotune",
     "A stopped run": "resume override trust-plugins",
-    "Results": "output-dir tensorboard quiet verbose json",
+    "Results": "output-dir tensorboard plot quiet verbose json",
     "Checks and measurements": "dry-run profile eager no-fuse",
 }
 """The options of `train` in its help."""
@@ -175,6 +177,7 @@ HEADINGS = {
 @click.option("--eager", is_flag=True, help="Run the step operation by operation.")
 @click.option("--no-fuse", is_flag=True, help="Run each operation as a separate kernel.")
 @click.option("--dry-run", is_flag=True, help="Check everything, show costs and memory; train and write nothing.")
+@click.option("--plot", is_flag=True, help="Draw the curve of the loss in the terminal after the training.")
 @quiet_option("run")
 @click.option(
     "-v",
@@ -202,6 +205,7 @@ def command(
     eager: bool,
     no_fuse: bool,
     dry_run: bool,
+    plot: bool,
     verbose: bool,
     as_json: bool,
 ) -> None:
@@ -218,6 +222,8 @@ def command(
         raise click.UsageError(f"{config_path}: found the folder of a run, expected a config; {again}")
     if verbose and is_quiet():
         raise click.UsageError("found both --quiet and --verbose, expected one of them")
+    if plot and (as_json or is_quiet()):
+        raise click.UsageError(f"found both {'--json' if as_json else '--quiet'} and --plot, expected one of them")
     if run is not None or seeds is not None or dry_run:
         device = resolve_tuned_device(device, autotune)
     if events:
@@ -302,6 +308,8 @@ def command(
         return
     if summary.ops:
         show(*operation_lines(summary, terminal_width(), None if verbose else MAX_ROWS), "")
+    if plot:
+        show(*loss_plot.plot(loss_plot.losses(read_metrics(folder.path)), terminal_width()), "")
     files = f": {', '.join(folder.files())}" if verbose else ""
     lines = result_lines(summary, len(experiment.test), experiment.config.data.examples, verbose)
     show(*lines, f"run     {folder.path}{files}")
