@@ -49,9 +49,4 @@ def plot(curves: Mapping[str, Points], width: int) -> list[str]:
     axis = f"{' ' * margin} +{'-' * columns}"
     end = f"{last:,} steps"
     legend = ", ".join(f"{MARKS[name]} {name}" for name, found in curves.items() if found)
-    return [
-        "loss",
-        *shown,
-        f"{' ' * margin} +{'-' * columns}",
-        f"{legend}{end:>{max(width - len(legend), len(end) + 1)}}",
-    ]
+    return ["loss", *shown, axis, f"{legend}{end:>{max(width - len(legend), len(end) + 1)}}"]
