@@ -225,6 +225,10 @@ def test_metrics_by_name_are_in_summary_eval_and_report(tmp_path: Path) -> None:
     assert metrics["top5"] == 1.0
     confusion = np.array(metrics["confusion"])
     assert np.trace(confusion) / 20 == pytest.approx(summary["test"]["accuracy"])
+    title, heading, *rows = shown.splitlines()[:4]
+    assert title == "examples by label and predicted class"
+    assert [row.split()[1:] for row in rows] == [list(map(str, row)) for row in confusion.tolist()]
+    assert heading.split() == ["label", *(row.split()[0] for row in rows)]
     assert f"f1 (macro)        {metrics['f1']['macro']:.2%}" in shown
     assert json.loads(command("eval", str(folder), "--json").stdout)["metrics"] == metrics
     command("report", str(folder))

@@ -25,6 +25,7 @@ from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
 from adtrain.sweeps import finished
 from adtrain.sweeps.session import reopened
+from adtrain.table import terminal_width
 from adtrain.text import counted
 from adtrain.training import model_file, scores
 from adtrain.training.evaluation import metrics_of, named_metrics
@@ -112,6 +113,8 @@ def command(
         )
         return
     consists_of = trained.config.data.examples
+    if confusion := scores.confusion_lines(metrics, trained.classes, terminal_width()):
+        show(*confusion, "")
     show(
         f"test    {scores.text(score)} of {counted(len(test), consists_of)}",
         *scores.metric_lines(metrics),

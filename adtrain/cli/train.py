@@ -52,7 +52,7 @@ from adtrain.distributed.session import AgreedExit, agreed, joined, same_everywh
 from adtrain.plugins import named_errors
 from adtrain.signals import end_on_signals, stop_signals
 from adtrain.table import terminal_width
-from adtrain.training import Observer, RunFolder, tensorboard
+from adtrain.training import Observer, RunFolder, scores, tensorboard
 from adtrain.training.loop import any_rank, largest
 from adtrain.training.progress import read_metrics
 
@@ -308,6 +308,8 @@ def command(
         return
     if summary.ops:
         show(*operation_lines(summary, terminal_width(), None if verbose else MAX_ROWS), "")
+    if confusion := scores.confusion_lines(summary.metrics, experiment.data.classes, terminal_width()):
+        show(*confusion, "")
     if plot:
         show(*loss_plot.plot(loss_plot.losses(read_metrics(folder.path)), terminal_width()), "")
     files = f": {', '.join(folder.files())}" if verbose else ""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from adtrain.config import records
 from adtrain.config.values import Measured
 from adtrain.metrics import SCALES, ByClass, Scale
 from adtrain.option_types import Probability
+from adtrain.table import COUNT, TEXT, Column, render
 
 HIGHER_IS_BETTER = frozenset(name for name, scale in SCALES.items() if scale.higher_is_better)
 LARGEST_LOG = 690.0
@@ -121,6 +123,16 @@ def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
     }
     width = max(map(len, names.values()), default=0)
     return [f"{names[name]:<{width}} {value_text(name, x)}" for name, x in single_numbers(metrics).items()]
+
+
+def confusion_lines(metrics: Mapping[str, Any], classes: Sequence[str], width: int) -> list[str]:
+    """The confusion matrix among the metrics as a table, with a row for each label; none without it."""
+    matrix: Sequence[Sequence[int]] = metrics.get("confusion", ())
+    names = [*classes[: len(matrix)], *map(str, range(len(classes), len(matrix)))]
+    columns = [Column("label", itemgetter(0), TEXT)]
+    columns += [Column(name, itemgetter(i), COUNT, rank=i) for i, name in enumerate(names, 1)]
+    rows = [(name, *row) for name, row in zip(names, matrix, strict=True)]
+    return ["examples by label and predicted class", *render(columns, rows, width)] if rows else []
 
 
 def value_text(metric: str, value: float) -> str:
