@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, TypeAlias
 
 from adtrain.core.array import Value
@@ -123,29 +123,32 @@ class TaylorTrace:
         return x if k == 0 else None
 
     def process(self, primitive: Primitive, args: Sequence[Value], params: Mapping[str, Any]) -> Any:
-        moving = [i for i, x in enumerate(args) if self.owns(x)]
-        if not primitive.differentiable:
+        types = primitive.output_types(args, params)
+        if not primitive.differentiable or all(t.dtype.kind != "f" for t in types):
             return bind(primitive, *map(self.lower, args), **params)
         if primitive.composition is not None:
             return self._composed(primitive, args, params)
-        types = primitive.output_types(args, params)
-        if all(t.dtype.kind != "f" for t in types):
-            return bind(primitive, *map(self.lower, args), **params)
-        homogeneous = any(args[i].homogeneous for i in moving)  # type: ignore[attr-defined]
-        if len(types) > 1 or not self._has_own_rule(primitive):
-
-            def pullback(out: Sequence[Value]) -> Callable[[Sequence[Any]], Sequence[Coefficient]]:
-                return _pullback(primitive, out if len(types) > 1 else out[0], args, params, moving)
+        moving = [i for i, x in enumerate(args) if self.owns(x)]
+        homogeneous = any(self._lowest(x) for x in args)
+        own_rule = primitive.taylor is not None or not {Trait.LINEAR, Trait.BILINEAR}.isdisjoint(primitive.traits)
+        if homogeneous and not own_rule:
+            outputs = self._by_linearity(primitive, args, params, types)
+        elif own_rule or primitive.expression is not None:
+            rule = self._rule(primitive, args, params, moving)
+            out = TaylorTracer(self, types[0], args[0].device, lambda k: rule(out, k), homogeneous)
+            outputs = (out,)
+            self._finish(outputs)
+        else:
 
             def primals() -> Sequence[Value]:
                 found = bind(primitive, *map(self.lower, args), **params)
                 return (found,) if len(types) == 1 else found
 
-            outputs = self.outputs(types, args[0].device, primals, [args[i] for i in moving], pullback, homogeneous)
-            return outputs[0] if len(types) == 1 else outputs
-        rule = self._rule(primitive, args, params, moving)
-        out = TaylorTracer(self, types[0], args[0].device, lambda k: rule(out, k), homogeneous)
-        return self._finished([out])[0]
+            def pullback(out: Sequence[Value]) -> Callable[[Sequence[Any]], Sequence[Coefficient]]:
+                return _pullback(primitive, out if len(types) > 1 else out[0], args, params, moving)
+
+            outputs = self.outputs(types, args[0].device, primals, [args[i] for i in moving], pullback)
+        return outputs[0] if len(types) == 1 else outputs
 
     def outputs(
         self,
@@ -154,7 +157,6 @@ class TaylorTrace:
         primals: Callable[[], Sequence[Value]],
         moving: Sequence[Any],
         pullback: Callable[[Sequence[Value]], Callable[[Sequence[Any]], Sequence[Coefficient]]],
-        homogeneous: bool = False,
     ) -> tuple[Value, ...]:
         """The outputs of any operation, by the transpose of its pullback. Those not of floating point are primals.
 
@@ -181,22 +183,50 @@ class TaylorTrace:
         out: list[Value] = []
         for i, t in enumerate(types):
             if i in floats:
-                out.append(TaylorTracer(self, t, device, lambda k, i=i: compute(i, k), homogeneous))
+                out.append(TaylorTracer(self, t, device, partial(compute, i)))
             else:
                 out.append(compute(i, 0))  # type: ignore[arg-type]
 
         def pull(cts: Sequence[Any]) -> Sequence[Coefficient]:
             return pullback(tuple(out))(cts)
 
-        self._finished([out[i] for i in floats])  # type: ignore[misc]
+        self._finish([out[i] for i in floats])  # type: ignore[misc]
         return tuple(out)
 
-    def _finished(self, outputs: Sequence[TaylorTracer]) -> Sequence[TaylorTracer]:
-        """Outputs of an operation, with all of their coefficients; inside a rule they are computed on demand."""
+    def _by_linearity(
+        self, primitive: Primitive, args: Sequence[Value], params: Mapping[str, Any], types: Sequence[ArrayType]
+    ) -> tuple[Value, ...]:
+        """The outputs of an operation on homogeneous series, in which it is linear.
+
+        They are the sum of those for each coefficient of these arguments. For one coefficient the arguments are
+        constants, and so the rules for other arguments apply.
+        """
+        parts: dict[int, Sequence[Value]] = {}
+
+        def part(j: int) -> Sequence[Value]:
+            if j not in parts:
+                given = list(args)
+                for i, x in enumerate(args):
+                    if self._lowest(x):
+                        found = self.coefficient(x, j)
+                        given[i] = Value._ops.zeros(x.shape, x.dtype, x.device) if found is None else found
+                out = bind(primitive, *given, **params)
+                parts[j] = (out,) if len(types) == 1 else out
+            return parts[j]
+
+        def compute(i: int, k: int) -> Coefficient:
+            return self.total((self.coefficient(part(j)[i], k - j) for j in range(1, k + 1)), k)
+
+        out = [TaylorTracer(self, t, args[0].device, partial(compute, i), True) for i, t in enumerate(types)]
+        self._finish(out)
+        return tuple(out)
+
+    def _finish(self, outputs: Sequence[TaylorTracer]) -> None:
+        """Compute all coefficients of an operation's outputs; but inside a rule they are computed on demand."""
         thread = threading.get_ident()
         if thread in self._inside:
             self._inside[thread] += outputs
-            return outputs
+            return
         made = self._inside[thread] = []
         try:
             for x in outputs:
@@ -205,11 +235,6 @@ class TaylorTrace:
             del self._inside[thread]
             for x in made:
                 x.release()
-        return outputs
-
-    def _has_own_rule(self, primitive: Primitive) -> bool:
-        known = primitive.taylor is not None or primitive.expression is not None
-        return known or Trait.LINEAR in primitive.traits or Trait.BILINEAR in primitive.traits
 
     def _rule(
         self, primitive: Primitive, args: Sequence[Value], params: Mapping[str, Any], moving: Sequence[int]
@@ -230,7 +255,8 @@ class TaylorTrace:
             if Trait.LINEAR in primitive.traits:
                 return self._linear(primitive, args, params, moving, k)
             if Trait.BILINEAR in primitive.traits:
-                return self.leibniz(apply, *args, k=k, symmetric=primitive.expression is not None)
+                a, b = args
+                return self.leibniz(apply, a, b, k, symmetric=primitive.expression is not None)
             if not slopes:
                 slopes.append(self._slope(primitive, out, args, params, moving))
             return _divided(self.coefficient(slopes[0], k), k)
@@ -245,17 +271,14 @@ class TaylorTrace:
         if not given:
             return None
         floats = [i for i, x in enumerate(args) if x.dtype.kind == "f"]
-        primals = [x if i not in floats else None for i, x in enumerate(map(self.lower, args))]
+        lower = [self.lower(x) for x in args]
         if primitive.expression is not None and len(given) < len(floats):  # a sum, without the zeros
-            lower = [self.lower(x) for x in args]
             pulled = (primitive.rule(i)(None, *lower, **params)(x) for i, x in given.items())  # type: ignore[misc]
             return self.total(pulled, k)
-        device = next(iter(given.values())).device
-        values = (
-            primals[i] if i not in floats else given.get(i, Value._ops.zeros(x.shape, x.dtype, device))
-            for i, x in enumerate(args)
-        )
-        result: Value = bind(primitive, *values, **params)
+        for i in floats:
+            x = lower[i]
+            lower[i] = given[i] if i in given else Value._ops.zeros(x.shape, x.dtype, x.device)
+        result: Value = bind(primitive, *lower, **params)
         return result
 
     def leibniz(
