@@ -48,7 +48,9 @@ def test_table_has_a_row_for_each_check_and_a_verdict() -> None:
     heading, *rows = result.stdout.split("\n\n")[0].splitlines()
     assert heading.split() == ["operation", "case", "order", "mode", "error", "tolerance", "result"]
     cases = [case for case in CASES if case.op in ("relu", "softmax")]
-    assert [(row.split()[0], row.split()[-1]) for row in rows] == [(case.op, "ok") for case in cases for _ in range(2 * case.order)]
+    assert [(row.split()[0], row.split()[-1]) for row in rows] == [
+        (case.op, "ok") for case in cases for _ in range(2 * case.order)
+    ]
     assert f"all {len(rows)} checks passed (float64, cpu; largest error " in result.stdout
     assert result.stderr == ""
 

@@ -184,7 +184,7 @@ def test_a_wrong_kernel_or_rule_is_told(given: dict[str, Any], message: str) -> 
 def test_the_example_passes_its_check(tmp_path: Path) -> None:
     result = invoke("gradcheck", "--plugin", str(EXAMPLE))
     assert result.exit_code == 0, result.output
-    assert "all 12 checks passed" in result.output
+    assert "all 16 checks passed" in result.output
 
 
 PLUGIN = SQUARED.format(
