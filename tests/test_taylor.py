@@ -131,7 +131,7 @@ def second(f: Callable[[Any], Any], x: Any, v: Any) -> Any:
     return ad.jet(f, (x,), [(v,), None])[1][1]
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(functions())
 def test_modes_compose_in_any_order(f: Callable[[Any], Any]) -> None:
     close = lambda a, b: np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-9, atol=1e-11)  # noqa: E731
