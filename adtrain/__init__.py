@@ -2,8 +2,9 @@
 
 ``import adtrain as ad`` gives arrays (`array`), operations on them (`ops`), operations of your own (`custom_op`),
 transformations of functions (`grad`, `value_and_grad`, `vjp`, `jvp`, `jet`, `laplacian`, `hvp`, `jacobian`, `jacfwd`,
-`hessian`, `custom_vjp`, `vmap`), compiled functions (`jit`), layers (`nn`), optimizers (`optim`), names in configs for
-classes of your own (`register`), and functions of trees of arrays (`tree`).
+`hessian`, `custom_vjp`, `vmap`), curvature of losses (`per_example_grad`, `top_eigenvalues`), compiled functions
+(`jit`), layers (`nn`), optimizers (`optim`), names in configs for classes of your own (`register`), and functions of
+trees of arrays (`tree`).
 
 `train` trains the network of a config, `load` reads a trained run or a tree of arrays, `save` writes a tree. `graph`
 draws a function.
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from adtrain.core.forward import hessian, hvp, jacfwd, jacobian, jet, jvp, laplacian
     from adtrain.core.types import ArrayType
     from adtrain.core.vmap import vmap
+    from adtrain.curvature import per_example_grad, top_eigenvalues
     from adtrain.custom_ops import custom_op
     from adtrain.graphs import graph
     from adtrain.jitted import jit
@@ -58,8 +60,10 @@ __all__ = [
     "nn",
     "ops",
     "optim",
+    "per_example_grad",
     "register",
     "save",
+    "top_eigenvalues",
     "train",
     "tree",
     "value_and_grad",
@@ -79,6 +83,7 @@ HOMES = {
     "adtrain.core.forward": "hessian hvp jacfwd jacobian jet jvp laplacian",
     "adtrain.core.types": "ArrayType",
     "adtrain.core.vmap": "vmap",
+    "adtrain.curvature": "per_example_grad top_eigenvalues",
     "adtrain.custom_ops": "custom_op",
     "adtrain.graphs": "graph",
     "adtrain.jitted": "jit",
