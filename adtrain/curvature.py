@@ -1,11 +1,11 @@
-"""Curvature of a loss: gradients of single examples, and the largest eigenvalues of its Hessian."""
+"""Curvature of a loss: gradients of single examples, the largest eigenvalues of its Hessian, and metrics of both."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import wraps
-from typing import Any
+from functools import reduce, wraps
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from adtrain.core.precision import FULL, matmul_precision
 from adtrain.core.vmap import vmap
 from adtrain.jitted import jit
 from adtrain.ops import concatenate, matmul, reshape, sqrt, where
+from adtrain.option_types import Size
 
 STEPS_FOR_ONE, MOST_STEPS = 10, 300
 """Lanczos steps for each eigenvalue before the first test of convergence, and the most steps."""
@@ -102,7 +103,7 @@ def top_eigenvalues(
         most = min(size, MOST_STEPS)
         basis = array(np.zeros((most, size), dtype), device=device)
         start = rng.normal(size=size)
-        v = array((start / np.linalg.norm(start)).astype(dtype), device=device)
+        v: Value = array((start / np.linalg.norm(start)).astype(dtype), device=device)
         diagonal, lengths = list[float](), list[float]()
         for i in range(most):
             row = array((np.arange(most) == i)[:, None], device=device)
@@ -155,3 +156,86 @@ def _unflatten(like: Any, v: Value) -> Any:
         found.append(reshape(v[start : start + leaf.size], leaf.shape))
         start += leaf.size
     return tree.unflatten(structure, found)
+
+
+EXAMPLES, CHUNK_ELEMENTS = 512, 1 << 25
+"""The most examples of a metric, and the elements of the gradients that are in memory at a time."""
+
+
+class Curvature:
+    """Curvature of a loss ``loss(params, others, images, labels)``, by Programs that are compiled at the first use."""
+
+    def __init__(self, loss: Callable[[Any, Any, Value, Value], Value]) -> None:
+        self._loss = loss
+        self._sums = jit(self._chunk)
+        self._eigenvalues: dict[int, Callable[..., np.ndarray]] = {}
+
+    def _chunk(self, params: Any, others: Any, images: Value, labels: Value) -> tuple[Any, Value]:
+        """The sum of the gradients of some examples, and the norm of each."""
+
+        def of_one(params: Any, image: Value, label: Value) -> Value:
+            rows = (reshape(x, (1, *x.shape)) for x in (image, label))
+            return self._loss(params, others, *rows)
+
+        grads = per_example_grad(of_one)(params, images, labels)
+        squares = [(g * g).reshape(images.shape[0], -1).sum(1) for g in tree.leaves(grads)]
+        return tree.map(lambda g: g.sum(0), grads), sqrt(reduce(lambda x, y: x + y, squares))
+
+    def gradients(self, params: Any, others: Any, images: Value, labels: Value) -> tuple[np.ndarray, float]:
+        """The norm of each example's gradient, and the norm of their mean."""
+        elements = sum(leaf.size for leaf in tree.leaves(params))
+        size = max(1, min(len(images), CHUNK_ELEMENTS // max(elements, 1)))
+        norms, totals = list[np.ndarray](), list[Any]()
+        for start in range(0, len(images), size):
+            total, each = self._sums(params, others, images[start : start + size], labels[start : start + size])
+            norms.append(each.numpy().astype(np.float64))
+            totals = [total] if not totals else [tree.map(lambda x, y: x + y, totals[0], total)]
+        mean = [leaf.numpy().astype(np.float64) / len(images) for leaf in tree.leaves(totals[0])]
+        return np.concatenate(norms), math.sqrt(sum(float((x * x).sum()) for x in mean))
+
+    def eigenvalues(self, count: int, params: Any, others: Any, images: Value, labels: Value) -> np.ndarray:
+        """The eigenvalues of largest magnitude of the Hessian of the mean loss."""
+        if count not in self._eigenvalues:
+            self._eigenvalues[count] = top_eigenvalues(self._loss, count)
+        return self._eigenvalues[count](params, others, images, labels)
+
+
+class LossAt(NamedTuple):
+    """A loss at the parameters of an epoch: what the metrics of `METRICS` are computed from."""
+
+    curvature: Curvature
+    params: Any
+    others: Any
+    images: Value
+    labels: Value
+
+
+def gradient_noise(found: LossAt) -> float:
+    """The trace of the covariance of the examples' gradients, divided by the squared norm of their mean. Far smaller
+    batches have noisy gradients, and far larger ones hardly better ones (S. McCandlish et al., 2018)."""
+    norms, mean = found.curvature.gradients(*found[1:])
+    covariance = max(float((norms**2).sum()) - len(norms) * mean**2, 0.0) / max(len(norms) - 1, 1)
+    return covariance / max(mean**2, float(np.finfo(np.float32).tiny))
+
+
+def per_example_norm(found: LossAt) -> float:
+    """The mean over the examples of the norm of the gradient of an example's loss."""
+    return float(found.curvature.gradients(*found[1:])[0].mean())
+
+
+def leading(found: LossAt, count: Size = 5) -> list[float]:
+    """The eigenvalues of largest magnitude of the Hessian of the mean loss; as a single number the first of them."""
+    return [float(x) for x in found.curvature.eigenvalues(count, *found[1:])]
+
+
+METRICS: dict[str, Callable[..., Any]] = {
+    "gradient_noise": gradient_noise,
+    "per_example_norm": per_example_norm,
+    "top_eigenvalues": leading,
+}
+"""Metrics of `training.metrics` that need the loss; each takes a `LossAt`. Of all, lower values are better."""
+
+
+def is_of_loss(metric: Any) -> bool:
+    """Whether a metric, with its options or without, is one of `METRICS`."""
+    return getattr(metric, "func", metric) in METRICS.values()

@@ -315,12 +315,14 @@ def command(names: tuple[str, ...], device: str, rounds: int, only: str) -> None
         errors: dict[str, float] = {}
         expected: list[np.ndarray] = []
         for way, make in ways.items():
+            start = time.perf_counter()
             steps[way] = make()
             found = leaves(steps[way]())
             expected = expected or found
             errors[way] = error(found, expected)
             waited(steps[way], 1)
             calls[way] = max(1, round(SAMPLE_SECONDS / waited(steps[way], 3)))
+            click.echo(f"  {way}: ready after {time.perf_counter() - start:.1f} s", err=True)
         seconds: dict[str, list[float]] = {way: [] for way in ways}
         for _ in range(rounds):
             for way in ways:
