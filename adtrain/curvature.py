@@ -211,8 +211,11 @@ class LossAt(NamedTuple):
 
 
 def gradient_noise(found: LossAt) -> float:
-    """The trace of the covariance of the examples' gradients, divided by the squared norm of their mean. Far smaller
-    batches have noisy gradients, and far larger ones hardly better ones (S. McCandlish et al., 2018)."""
+    """The variance of the examples' gradients, summed over the parameters, over the squared norm of their mean.
+
+    It is a batch size: far smaller batches have noisy gradients, and far larger ones hardly better ones (S. McCandlish
+    et al.: "An empirical model of large-batch training", 2018).
+    """
     norms, mean = found.curvature.gradients(*found[1:])
     covariance = max(float((norms**2).sum()) - len(norms) * mean**2, 0.0) / max(len(norms) - 1, 1)
     return covariance / max(mean**2, float(np.finfo(np.float32).tiny))

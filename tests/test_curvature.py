@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import training_runs
+from command_line import invoke
 
 import adtrain as ad
-from adtrain import ops
+from adtrain import config, curvature, ops, training
 
 
 def test_gradients_of_examples_are_those_of_each_alone() -> None:
@@ -60,3 +64,50 @@ def test_invalid_uses_are_one_line(call: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message) as raised, np.errstate(all="ignore"):
         call()
     assert "\n" not in str(raised.value)
+
+
+def loss_of_images(params: Any, others: Any, images: Any, labels: Any) -> Any:
+    return ops.mse_loss(ops.tanh(ops.matmul(images, params["w"])) + others, labels)
+
+
+def test_metrics_of_a_loss_are_those_of_all_gradients_and_of_the_dense_hessian(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curvature, "CHUNK_ELEMENTS", 9)  # several chunks
+    rng = np.random.default_rng(2)
+    params, images, labels = {"w": rng.normal(size=3)}, rng.normal(size=(8, 3)), rng.normal(size=8)
+    arrays = [ad.array(x) for x in (images, labels)]
+    found = curvature.LossAt(curvature.Curvature(loss_of_images), params, 0.5, *arrays)
+    grads = np.array(
+        [
+            ad.grad(loss_of_images)(params, 0.5, x[None], y[None])["w"].numpy()
+            for x, y in zip(images, labels, strict=True)
+        ]
+    )
+    noise = grads.var(axis=0, ddof=1).sum() / np.square(grads.mean(0)).sum()
+    assert curvature.gradient_noise(found) == pytest.approx(noise, rel=1e-10)
+    assert curvature.per_example_norm(found) == pytest.approx(np.linalg.norm(grads, axis=1).mean(), rel=1e-12)
+    dense = np.linalg.eigvalsh(ad.hessian(loss_of_images)(params, 0.5, *arrays)["w"]["w"].numpy())
+    expected = dense[np.argsort(-np.abs(dense))][:2]
+    assert curvature.leading(found, 2) == pytest.approx(expected.tolist(), rel=1e-10)
+
+
+def test_a_training_measures_curvature_and_an_evaluation_the_same(tmp_path: Path) -> None:
+    path = str(training_runs.write_config(tmp_path))
+    metrics = "training.metrics=[gradient_noise, per_example_norm, {top_eigenvalues: 3}]"
+    run = tmp_path / "run"
+    assert invoke("train", path, "--output-dir", str(run), "--set", metrics, "--device", "cpu").exit_code == 0
+    found = json.loads((run / "summary.json").read_text())["metrics"]
+    assert list(found) == ["gradient_noise", "per_example_norm", "top_eigenvalues"]
+    assert len(found["top_eigenvalues"]) == 3
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["metrics"]
+    assert last["top_eigenvalues"] == found["top_eigenvalues"][0]
+    again = json.loads(invoke("eval", str(run), "--json", "--device", "cpu").stdout)["metrics"]
+    assert again["top_eigenvalues"] == pytest.approx(found["top_eigenvalues"])
+    assert invoke("report", str(run)).exit_code == 0
+    assert "top_eigenvalues[2]" in (run / "report.html").read_text()
+
+
+def test_lower_curvature_is_better() -> None:
+    metrics = {"gradient_noise": curvature.gradient_noise}
+    assert not training.evaluation.higher_is_better("gradient_noise", metrics)
+    with pytest.raises(config.ConfigError, match="expected an integer in"):
+        config.load("smoke", ["training.metrics=[top_eigenvalues: 0]"])
