@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -75,18 +75,18 @@ def jet(f: Callable[..., Any], primals: Sequence[Any], series: Sequence[Any]) ->
     coefficients: list[Sequence[Coefficient]] = []
     for k, tangents in enumerate(series, 1):
         if tangents is None:
-            coefficients.append([None] * len(tree.leaves(tuple(primals))))
-            continue
-        check_tuples("jet", primals, tangents)
-        found = matching_tangents("jet", primals, tangents)
-        coefficients.append([x if k == 1 else x * (1 / math.factorial(k)) for x in found])
-    out, found = _pushed("jet", f, primals, coefficients, len(series))
-    return out, [found[0], *(tree.map(lambda x, k=k: x * float(math.factorial(k)), y) for k, y in _orders(found))]
+            coefficients.append([None for _ in tree.leaves(tuple(primals))])
+        else:
+            check_tuples("jet", primals, tangents)
+            found = matching_tangents("jet", primals, tangents)
+            coefficients.append([_scaled(x, 1 / math.factorial(k)) for x in found])
+    out, orders = _pushed("jet", f, primals, coefficients, len(series))
+    scales = (float(math.factorial(k)) for k in range(1, len(series) + 1))
+    return out, [tree.map(partial(_scaled, scale=scale), y) for scale, y in zip(scales, orders, strict=True)]
 
 
-def _orders(series: Sequence[Any]) -> list[tuple[int, Any]]:
-    """The coefficients from order 2 on, with their orders."""
-    return list(enumerate(series[1:], 2))
+def _scaled(x: Value, scale: float) -> Value:
+    return x if scale == 1 else x * scale
 
 
 def laplacian(f: Callable[..., Any], x: Any, directions: Any = None) -> tuple[Any, Any]:
@@ -111,24 +111,21 @@ def laplacian(f: Callable[..., Any], x: Any, directions: Any = None) -> tuple[An
         DTypeError: ``x`` or an output is not of floating point.
     """
     value = differentiable("laplacian", "argument 0", x)
-    scale = 2.0
     if directions is None:
-        directions = _basis(value)
+        vectors, scale = _basis(value), 2.0  # coefficient 2 is half of the second derivative
     else:
-        directions = directions if isinstance(directions, Value) else array(directions, device=value.device)
-        if directions.ndim != value.ndim + 1 or directions.shape[1:] != value.shape or directions.shape[0] == 0:
-            expected = ("S", *value.shape)
-            raise ShapeError(
-                f"laplacian: found directions of shape {directions.shape}, expected ({', '.join(map(str, expected))})"
-            )
-        scale /= directions.shape[0]
-    members = BatchTrace(new_level(), directions.shape[0])
+        vectors = directions if isinstance(directions, Value) else array(directions, device=value.device)
+        if vectors.ndim != value.ndim + 1 or vectors.shape[1:] != value.shape or vectors.shape[0] == 0:
+            expected = ", ".join(("S", *map(str, value.shape)))
+            raise ShapeError(f"laplacian: found directions of shape {vectors.shape}, expected ({expected})")
+        vectors, scale = vectors.astype(value.dtype), 2.0 / vectors.shape[0]
+    members = BatchTrace(new_level(), vectors.shape[0])
     try:
-        vector = BatchTracer(members, directions.astype(value.dtype))
-        out, (_, second) = _pushed("laplacian", f, (value,), [[vector], [None]], 2, members)
+        coefficients: list[list[Coefficient]] = [[BatchTracer(members, vectors)], [None]]
+        out, (_, second) = _pushed("laplacian", f, (value,), coefficients, 2, members)
     finally:
         members.live = False
-    return out, tree.map(lambda y: y * scale, second)
+    return out, tree.map(partial(_scaled, scale=scale), second)
 
 
 def _basis(x: Value) -> Value:

@@ -168,7 +168,7 @@ class TaylorTrace:
                 one, or None, for each moving argument.
         """
         found: list[Sequence[Value]] = []
-        slopes: list[Sequence[Any]] = []
+        products: list[Sequence[Any]] = []
         floats = [i for i, t in enumerate(types) if t.dtype.kind == "f"]
 
         def compute(i: int, k: int) -> Coefficient:
@@ -176,9 +176,9 @@ class TaylorTrace:
                 if not found:
                     found.append(primals())
                 return found[0][i]
-            if not slopes:
-                slopes.append(self._pushed([out[i] for i in floats], moving, pull, floats, len(types)))
-            return _divided(self.coefficient(slopes[0][floats.index(i)], k), k)
+            if not products:
+                products.append(self._by_transpose([out[i] for i in floats], moving, pull, floats, len(types)))
+            return _divided(self.coefficient(products[0][floats.index(i)], k), k)
 
         out: list[Value] = []
         for i, t in enumerate(types):
@@ -240,7 +240,7 @@ class TaylorTrace:
         self, primitive: Primitive, args: Sequence[Value], params: Mapping[str, Any], moving: Sequence[int]
     ) -> Callable[[TaylorTracer, int], Coefficient]:
         """The function from the one output and an index to the output's coefficient."""
-        slopes: list[Any] = []
+        products: list[Any] = []
 
         def apply(*values: Value) -> Value:
             found: Value = bind(primitive, *values, **params)
@@ -257,9 +257,9 @@ class TaylorTrace:
             if Trait.BILINEAR in primitive.traits:
                 a, b = args
                 return self.leibniz(apply, a, b, k, symmetric=primitive.expression is not None)
-            if not slopes:
-                slopes.append(self._slope(primitive, out, args, params, moving))
-            return _divided(self.coefficient(slopes[0], k), k)
+            if not products:
+                products.append(self._by_pullback(primitive, out, args, params, moving))
+            return _divided(self.coefficient(products[0], k), k)
 
         return rule
 
@@ -315,7 +315,7 @@ class TaylorTrace:
                 given = [over_directions, *(x for x in given if not self.directions.maps(x))]
         return reduce(lambda x, y: x + y, given) if given else None
 
-    def _moved(self, x: TaylorTracer) -> TaylorTracer:
+    def _t_derivative(self, x: TaylorTracer) -> TaylorTracer:
         """t x'(t)."""
 
         def compute(k: int) -> Coefficient:
@@ -325,10 +325,11 @@ class TaylorTrace:
         return self._made(TaylorTracer(self, ArrayType(x.shape, x.dtype), x.device, compute, homogeneous=True))
 
     def _made(self, x: TaylorTracer) -> TaylorTracer:
+        """A series that a rule uses, to be released at the end of the operation."""
         self._inside[threading.get_ident()].append(x)
         return x
 
-    def _slope(
+    def _by_pullback(
         self,
         primitive: Primitive,
         out: Value,
@@ -336,12 +337,12 @@ class TaylorTrace:
         params: Mapping[str, Any],
         moving: Sequence[int],
     ) -> Any:
-        """t y' of an elementwise primitive. Its Jacobian is diagonal, so the pullback multiplies by it."""
+        """t y' of an elementwise primitive's output y. Its Jacobian is diagonal, so the pullback multiplies by it."""
         rules = [(primitive.rule(i), args[i]) for i in moving]
-        terms = [rule(out, *args, **params)(self._moved(x)) for rule, x in rules if rule is not None]  # type: ignore[arg-type]
+        terms = [rule(out, *args, **params)(self._t_derivative(x)) for rule, x in rules if rule is not None]  # type: ignore[arg-type]
         return reduce(lambda x, y: x + y, terms) if terms else None
 
-    def _pushed(
+    def _by_transpose(
         self,
         out: Sequence[Any],
         moving: Sequence[TaylorTracer],
@@ -365,7 +366,7 @@ class TaylorTrace:
             return [x for _, x in found]
 
         recording = Recording("jvp", pulled, zeros, range(len(zeros)), has_aux=False)
-        return recording.pull_back([self._moved(moving[i]) for i in used], retain=False)
+        return recording.pull_back([self._t_derivative(moving[i]) for i in used], retain=False)
 
     def _composed(self, primitive: Primitive, args: Sequence[Value], params: Mapping[str, Any]) -> Any:
         """The outputs by the primitive's composition. Those that it leaves out have no derivative."""
