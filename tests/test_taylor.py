@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sweeps import cases_of
 
 import adtrain as ad
 from adtrain import ops
+from adtrain.cases import CASES, Case
 from adtrain.core.custom import custom_vjp
 from adtrain.core.hooks import Call, Hook, hook
 
@@ -164,7 +166,11 @@ def test_the_path_may_be_curved() -> None:
     assert (first.item(), curved.item()) == (2.0, 14.0)
 
 
-def laplacian_of(f: Callable[..., Any], x: np.ndarray, **options: Any) -> float:
+def first_float(case: Case) -> Any:
+    return next((x for x in case.sample() if x.dtype.kind == "f"), np.zeros(0))
+
+
+def laplacian_of(f: Callable[..., Any], x: Any, **options: Any) -> float:
     return ad.laplacian(f, x, **options)[1].item()
 
 
@@ -178,6 +184,43 @@ def test_laplacians_have_closed_forms() -> None:
     value, found = ad.laplacian(lambda x: {"constant": ops.ones((2,), "float64"), "linear": 2.0 * x}, x)
     assert value["linear"].numpy().tolist() == [2, 4, -2]
     assert (found["constant"].numpy().tolist(), found["linear"].numpy().tolist()) == ([0, 0], [0, 0, 0])
+
+
+FEW = [case for case in CASES if case.order and 0 < first_float(case).size <= 40]
+
+
+@pytest.mark.parametrize("case", cases_of(FEW))
+def test_laplacians_of_operations_are_traces_of_hessians(case: Case) -> None:
+    inputs = case.sample()
+    position = next(i for i, x in enumerate(inputs) if x.dtype.kind == "f")
+
+    def f(x: Any) -> Any:
+        out = case.f(*inputs[:position], x, *inputs[position + 1 :])
+        first = out[0] if isinstance(out, tuple) else out
+        weights = np.random.default_rng(0).normal(size=first.shape)
+        return (first * weights).sum()
+
+    hessian = ad.hessian(f)(inputs[position]).numpy().reshape(inputs[position].size, -1)
+    scale = np.abs(hessian).max() * len(hessian)
+    assert laplacian_of(f, inputs[position]) == pytest.approx(np.trace(hessian), rel=1e-12, abs=1e-12 * scale)
+
+
+def test_a_loss_of_laplacians_has_the_gradient_of_one_of_hessians() -> None:
+    rng = np.random.default_rng(3)
+    parameters, points = (rng.normal(size=(6, 8)), rng.normal(size=8)), rng.normal(size=(5, 6))
+
+    def loss(laplacian: Any) -> Any:
+        def of_points(p: Any, points: Any) -> Any:
+            u = lambda x: ops.matmul(ops.tanh(ops.matmul(x, p[0])), p[1])  # noqa: E731
+            return ops.mean(ad.vmap(lambda x: laplacian(u, x))(points) ** 2)
+
+        return of_points
+
+    collapsed = loss(lambda u, x: ad.laplacian(u, x)[1])
+    expected = ad.grad(loss(lambda u, x: ops.trace(ad.hessian(u)(x))))(parameters, points)
+    for found in (ad.grad(collapsed)(parameters, points), ad.jit(ad.grad(collapsed))(parameters, points)):
+        for x, y in zip(found, expected, strict=True):
+            np.testing.assert_allclose(x.numpy(), y.numpy(), rtol=1e-10, atol=1e-12)
 
 
 def test_random_directions_estimate_the_laplacian() -> None:
