@@ -1,9 +1,10 @@
 """adtrain: train neural networks on a readable automatic-differentiation core.
 
 ``import adtrain as ad`` gives arrays (`array`), operations on them (`ops`), operations of your own (`custom_op`),
-transformations of functions (`grad`, `value_and_grad`, `vjp`, `jvp`, `hvp`, `jacobian`, `hessian`, `custom_vjp`,
-`vmap`), compiled functions (`jit`), layers (`nn`), optimizers (`optim`), names in configs for classes of your own
-(`register`), and functions of trees of arrays (`tree`).
+transformations of functions (`grad`, `value_and_grad`, `vjp`, `jvp`, `jet`, `laplacian`, `hvp`, `jacobian`, `jacfwd`,
+`hessian`, `custom_vjp`, `vmap`), curvature of losses (`per_example_grad`, `top_eigenvalues`), compiled functions
+(`jit`), layers (`nn`), optimizers (`optim`), names in configs for classes of your own (`register`), and functions of
+trees of arrays (`tree`).
 
 `train` trains the network of a config, `load` reads a trained run or a tree of arrays, `save` writes a tree. `graph`
 draws a function.
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
     from adtrain.api import load, save, train
     from adtrain.core import tree
     from adtrain.core.array import Array, Value, array, from_dlpack
-    from adtrain.core.autodiff import grad, hessian, hvp, jacobian, jvp, value_and_grad, vjp
+    from adtrain.core.autodiff import grad, value_and_grad, vjp
     from adtrain.core.custom import custom_vjp
     from adtrain.core.errors import AdtrainError, DeviceError, DTypeError, OptionError, ShapeError, TraceError
+    from adtrain.core.forward import hessian, hvp, jacfwd, jacobian, jet, jvp, laplacian
     from adtrain.core.types import ArrayType
     from adtrain.core.vmap import vmap
+    from adtrain.curvature import per_example_grad, top_eigenvalues
     from adtrain.custom_ops import custom_op
     from adtrain.graphs import graph
     from adtrain.jitted import jit
@@ -47,15 +50,20 @@ __all__ = [
     "graph",
     "hessian",
     "hvp",
+    "jacfwd",
     "jacobian",
+    "jet",
     "jit",
     "jvp",
+    "laplacian",
     "load",
     "nn",
     "ops",
     "optim",
+    "per_example_grad",
     "register",
     "save",
+    "top_eigenvalues",
     "train",
     "tree",
     "value_and_grad",
@@ -69,11 +77,13 @@ HOMES = {
     "adtrain.api": "load save train",
     "adtrain.core": "tree",
     "adtrain.core.array": "Array Value array from_dlpack",
-    "adtrain.core.autodiff": "grad hessian hvp jacobian jvp value_and_grad vjp",
+    "adtrain.core.autodiff": "grad value_and_grad vjp",
     "adtrain.core.custom": "custom_vjp",
     "adtrain.core.errors": "AdtrainError DTypeError DeviceError OptionError ShapeError TraceError",
+    "adtrain.core.forward": "hessian hvp jacfwd jacobian jet jvp laplacian",
     "adtrain.core.types": "ArrayType",
     "adtrain.core.vmap": "vmap",
+    "adtrain.curvature": "per_example_grad top_eigenvalues",
     "adtrain.custom_ops": "custom_op",
     "adtrain.graphs": "graph",
     "adtrain.jitted": "jit",

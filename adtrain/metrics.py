@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -41,6 +41,9 @@ SCALES = {
     "r2": Scale(higher_is_better=True),
     "perplexity": Scale("{:.3f}"),
     "bits_per_byte": Scale(),
+    "gradient_noise": AMOUNT,
+    "per_example_norm": AMOUNT,
+    "top_eigenvalues": AMOUNT,
 }
 """The scores by name."""
 
@@ -201,8 +204,9 @@ def calibration_error(found: ClassPredictions) -> float:
     return float(np.abs(np.bincount(interval, right - highest)).sum() / len(highest))
 
 
-MetricValue: TypeAlias = float | ByClass | Sequence[Sequence[int]]
-Metric: TypeAlias = Callable[[ClassPredictions], MetricValue]
+MetricValue: TypeAlias = float | ByClass | Sequence[float] | Sequence[Sequence[int]]
+Metric: TypeAlias = Callable[[Any], MetricValue]
+"""A function of `ClassPredictions`, or, if it is one of `curvature.METRICS`, of a loss."""
 
 METRICS: dict[str, Metric] = {
     "top5": top5,
@@ -214,4 +218,4 @@ METRICS: dict[str, Metric] = {
     "calibration_error": calibration_error,
     "confusion": confusion,
 }
-"""Metrics by name, of a classification's predictions."""
+"""Metrics by name, of a classification's predictions. `curvature.METRICS` has those of its loss."""

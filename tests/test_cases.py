@@ -16,7 +16,13 @@ from adtrain.core.precision import TERMS, TF32
 from adtrain.core.primitive import PRIMITIVES
 from adtrain.gradcheck import check_cases
 
-ids = [f"{case.op}, {case.name}" for case in CASES]
+
+def name_of(case: Case) -> str:
+    return f"{case.op}, {case.name}"
+
+
+ids = list(map(name_of, CASES))
+SMOOTH = [case for case in CASES if case.order]
 MADE_BY_PASSES = {
     "to_bfloat16",
     "from_bfloat16",
@@ -38,10 +44,35 @@ MADE_BY_PASSES = {
 EXEMPT = {"arange", "ones", "ones_like", "zeros", "zeros_like", "full", "matmul_precision", "rng_state"}
 
 
-@pytest.mark.parametrize("case", CASES, ids=ids)
-def test_derivatives_agree_with_finite_differences(case: Case) -> None:
-    rows = list(check_cases([case], orders=(1, 2, 3)))
-    assert len(rows) == case.order
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", SMOOTH, ids=map(name_of, SMOOTH))
+def test_derivatives_of_all_orders_agree(case: Case) -> None:
+    rows = list(check_cases([case], orders=(1, 2, 3, 4)))
+    assert len(rows) == 2 * case.order
+    assert [row for row in rows if not row.passed] == []
+
+
+def test_elementwise_primitives_are_checked_to_order_4_and_all_cases_to_order_3() -> None:
+    checked: set[str] = set()
+
+    class Recorder(Hook):
+        def after(self, call: Call) -> None:
+            checked.add(call.primitive.name)
+
+    with hook(Recorder()):
+        for case in CASES:
+            assert case.order in (0, 3, 4)
+            if case.order == 4:
+                case.f(*case.sample())
+    smooth = {p.name for p in PRIMITIVES.values() if p.expression is not None and p.differentiable}
+    assert smooth - checked == {"astype", "gelu_derivative"}
+
+
+@pytest.mark.parametrize("case", SMOOTH, ids=map(name_of, SMOOTH))
+def test_derivatives_agree_with_finite_differences_and_forward_with_reverse_mode(case: Case) -> None:
+    orders = {1, case.order}  # the highest order differentiates the rules of all orders below
+    rows = list(check_cases([case], orders=tuple(orders)))
+    assert len(rows) == 2 * len(orders)
     assert [row for row in rows if not row.passed] == []
 
 

@@ -15,7 +15,7 @@ from adtrain import ops
 from adtrain.cases import CASES
 from adtrain.core.primitive import PRIMITIVES
 
-FIELDS = ["op", "case", "order", "dtype", "device", "error", "tolerance", "passed"]
+FIELDS = ["op", "case", "order", "mode", "dtype", "device", "error", "tolerance", "passed"]
 
 
 def gradcheck(*arguments: str, columns: int = 120) -> Result:
@@ -46,18 +46,20 @@ def test_table_has_a_row_for_each_check_and_a_verdict() -> None:
     result = gradcheck("--op", "relu", "--op", "softmax")
     assert result.exit_code == 0
     heading, *rows = result.stdout.split("\n\n")[0].splitlines()
-    assert heading.split() == ["operation", "case", "order", "error", "tolerance", "result"]
+    assert heading.split() == ["operation", "case", "order", "mode", "error", "tolerance", "result"]
     cases = [case for case in CASES if case.op in ("relu", "softmax")]
-    assert [(row.split()[0], row.split()[-1]) for row in rows] == [(case.op, "ok") for case in cases for _ in (1, 2)]
+    assert [(row.split()[0], row.split()[-1]) for row in rows] == [
+        (case.op, "ok") for case in cases for _ in range(2 * case.order)
+    ]
     assert f"all {len(rows)} checks passed (float64, cpu; largest error " in result.stdout
     assert result.stderr == ""
 
 
-@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("order", [1, 2, 4])
 def test_order_option_checks_one_order(order: int) -> None:
-    rows = json.loads(gradcheck("--op", "matmul", "--order", str(order), "--json").stdout)["rows"]
+    rows = json.loads(gradcheck("--op", "add", "--order", str(order), "--json").stdout)["rows"]
     assert {row["order"] for row in rows} == {order}
-    assert len(rows) == len([case for case in CASES if case.op == "matmul" and case.order >= order])
+    assert len(rows) == 2 * len([case for case in CASES if case.op == "add" and case.order >= order])
 
 
 def test_json_fields() -> None:
@@ -72,9 +74,9 @@ def test_wrong_rule_fails_and_is_named() -> None:
     with rule("exp", a_wrong_factor):
         result = gradcheck("--op", "exp", "--op", "sin")
     assert result.exit_code == 1
-    assert "FAILED exp odd 1: error " in result.stdout
+    assert "FAILED exp odd 1 reverse: error " in result.stdout
     assert "FAILED sin" not in result.stdout
-    assert "2 of 4 checks failed (float64" in result.stdout
+    assert "4 of 16 checks failed (float64" in result.stdout
     assert gradcheck("--op", "exp").exit_code == 0
 
 
@@ -85,7 +87,7 @@ def test_rule_that_raises_has_a_null_error_in_json() -> None:
     found = json.loads(result.stdout)
     assert result.exit_code == 1
     assert found["passed"] is False
-    assert [row["error"] for row in found["rows"]] == [None, None]
+    assert [row["error"] for row in found["rows"]] == [None] * 8
 
 
 def test_config_has_a_row_for_each_parameter(tmp_path: Path) -> None:
@@ -122,7 +124,7 @@ def test_table_fits_the_terminal(columns: int) -> None:
         (("--op", "argmax"), "--op argmax: has no derivative to check"),
         (("mlp", "--op", "relu"), "--op is for operations"),
         (("mlp", "--order", "2"), "--order 2 is for operations"),
-        (("--order", "3"), "Invalid value for '--order'"),
+        (("--order", "5"), "Invalid value for '--order'"),
         (("nosuch",), "nosuch: neither a file nor a packaged config"),
     ],
 )

@@ -45,6 +45,14 @@ def second_derivative_of_a_network(x: Any, w: Any, b: Any, out: Any) -> Any:
     return ad.grad(lambda x: ops.sum(by_x(x)))(x)
 
 
+def taylor_series_of_a_network(x: Any, w: Any, b: Any, out: Any) -> Any:
+    def u(x: Any) -> Any:
+        return ops.tanh(ops.tanh(x) @ (w * 0.1) + b) @ out
+
+    value, (first, second) = ad.jet(u, (x,), [(ops.ones_like(x),), None])
+    return value, first, second
+
+
 def step_of_a_filter(model: Any, noise: Any, x: Any, p: Any) -> Any:
     """The prediction of a Kalman filter, and the inverse of a part of its covariance."""
     x, p = model @ x, model @ p @ transposed(model) + noise
@@ -76,6 +84,7 @@ def moves(x: Any, y: Any) -> Any:
 
 PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[[int], Sequence[Shape]]]] = {
     "network": (second_derivative_of_a_network, lambda n: [(n, 5), (5, 12), (12,), (12, 3)]),
+    "taylor": (taylor_series_of_a_network, lambda n: [(n, 5), (5, 12), (12,), (12, 3)]),
     "filter": (step_of_a_filter, lambda n: [(4, 4), (4, 4), (n, 4, 1), (n, 4, 4)]),
     "nearest": (nearest, lambda n: [(n, 6), (9, 6)]),
     "mixture": (mixture, lambda n: [(n, 3), (7, 3), (7, 3)]),
@@ -131,7 +140,7 @@ def test_reductions_over_the_items_compute_their_arguments_from_one_stored_array
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize(("name", "count"), [*zip(PROGRAMS, (33, 300, 257, 64, 129), strict=True)])
+@pytest.mark.parametrize(("name", "count"), [*zip(PROGRAMS, (33, 65, 300, 257, 64, 129), strict=True)])
 def test_kernels_for_any_number_of_items_match_numpy(name: str, count: int, dtype: str, host: Host) -> None:
     f, shapes = PROGRAMS[name]
     rng = np.random.default_rng(count)

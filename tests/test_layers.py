@@ -39,7 +39,7 @@ HELPERS = {
     "version",
 }
 MODEL = {"core", "option_types", "ops", "nn", "optim", "augment"}
-TRAINING = MODEL | HELPERS | {"config", "data", "metrics", "passes", "plugins"}
+TRAINING = MODEL | HELPERS | {"config", "curvature", "data", "metrics", "passes", "plugins"}
 RULES: list[tuple[str, set[str]]] = [
     ("child_process core includes percentiles text version", set()),
     ("metrics", set()),
@@ -57,14 +57,15 @@ RULES: list[tuple[str, set[str]]] = [
     ("nn optim augment samplers", {"core", "option_types", "ops"}),
     ("cases", {"core", "ops", "samplers"}),
     ("jitted", {"core", "passes"}),
+    ("curvature", {"core", "ops", "jitted", "option_types"}),
     ("custom_ops", {"core", "ops", "cache", "includes", "plugins"}),
     ("plugins", {"core"}),
     ("register", MODEL | {"config", "custom_ops", "metrics", "plugins"}),
     (
         "adtrain",
-        {"core", "ops", "nn", "optim", "jitted", "custom_ops", "register", "version", "api"} | {"graphs"},
+        {"core", "ops", "nn", "optim", "jitted", "curvature", "custom_ops", "register", "version", "api"} | {"graphs"},
     ),
-    ("config", MODEL | HELPERS | {"custom_ops", "data", "metrics", "plugins"}),
+    ("config", MODEL | HELPERS | {"curvature", "custom_ops", "data", "metrics", "plugins"}),
     ("data", MODEL | HELPERS | {"child_process"}),
     ("gradcheck", MODEL | {"cases", "config", "custom_ops", "passes"}),
     ("training", TRAINING),

@@ -16,13 +16,13 @@ for _op, _domain in {
     "tanh": normal(3, 5), "sigmoid": normal(3, 5), "softplus": normal(3, 5), "erf": normal(3, 5), "relu": apart(3, 5),
     "silu": normal(3, 5), "gelu": normal(3, 5), "squared_relu": apart(3, 5),
 }.items():  # fmt: skip
-    case(_op, "odd", getattr(ops, _op), _domain, order=3, linear=(0,) if _op == "neg" else ())
-case("leaky_relu", "slope", lambda x: ops.leaky_relu(x, 0.2), apart(3, 5), order=3)
-case("soft_cap", "cap", lambda x: ops.soft_cap(x, 1.5), normal(3, 5), order=3)
-case("elu", "alpha", lambda x: ops.elu(x, 0.7), apart(3, 5), order=3)
-case("gelu", "tanh", lambda x: ops.gelu(x, "tanh"), normal(3, 5), order=3)
-case("clip", "both", lambda x: ops.clip(x, -0.5, 1.0), apart(3, 7, kinks=(-0.5, 1.0)), order=3)
-case("clip", "min", lambda x: ops.clip(x, min=0.25), apart(9, kinks=(0.25,)), order=3)
+    case(_op, "odd", getattr(ops, _op), _domain, order=4, linear=(0,) if _op == "neg" else ())
+case("leaky_relu", "slope", lambda x: ops.leaky_relu(x, 0.2), apart(3, 5), order=4)
+case("soft_cap", "cap", lambda x: ops.soft_cap(x, 1.5), normal(3, 5), order=4)
+case("elu", "alpha", lambda x: ops.elu(x, 0.7), apart(3, 5), order=4)
+case("gelu", "tanh", lambda x: ops.gelu(x, "tanh"), normal(3, 5), order=4)
+case("clip", "both", lambda x: ops.clip(x, -0.5, 1.0), apart(3, 7, kinks=(-0.5, 1.0)), order=4)
+case("clip", "min", lambda x: ops.clip(x, min=0.25), apart(9, kinks=(0.25,)), order=4)
 case("all_gather", "one rank", ops.all_gather, normal(3, 4), linear=(0,))
 case("gather_shards", "one shard", lambda x: ops.gather_shards(x, 1), normal(3, 4), linear=(0,))
 case("all_to_all", "one rank", ops.all_to_all, normal(1, 4), linear=(0,))
@@ -36,25 +36,25 @@ for _op in ("floor", "ceil", "trunc"):
 case("round", "fractions", ops.round, apart(3, 5, kinks=(-1.5, -0.5, 0.5, 1.5)))
 for _op in ("isnan", "isfinite", "isinf"):  # of -infinity, NaN and 1
     case(_op, "mixed", lambda x, op=_op: getattr(ops, op)((x - 1) / ops.maximum(x - 1, 0)), integers(3, 9), order=0)
-case("power", "cube", lambda x: ops.power(x, 3), normal(3, 5), order=3)
-case("power", "zero", lambda x: ops.power(x, 0), normal(5), order=3)
-case("power", "fraction", lambda x: ops.power(x, -1.5), between(0.3, 3, 5), order=3)
-case("power", "array", ops.power, between(0.3, 3, 3, 5), normal(3, 5), order=3)
-case("power", "broadcast", ops.power, between(0.3, 3, 3, 1), normal(5), order=3)
+case("power", "cube", lambda x: ops.power(x, 3), normal(3, 5), order=4)
+case("power", "zero", lambda x: ops.power(x, 0), normal(5), order=4)
+case("power", "fraction", lambda x: ops.power(x, -1.5), between(0.3, 3, 5), order=4)
+case("power", "array", ops.power, between(0.3, 3, 3, 5), normal(3, 5), order=4)
+case("power", "broadcast", ops.power, between(0.3, 3, 3, 1), normal(5), order=4)
 case("power", "integers", ops.power, integers(9, 3, 5), integers(9, 5), order=0)
 case("power", "integers, number", lambda x: ops.power(x - 4, 5), integers(9, 3, 5), order=0)
 
 # Elementwise, several arguments.
 for _op, _linear in {"add": (), "sub": (), "mul": (0, 1), "div": (0,)}.items():
     _second = between(0.3, 3, 4, 3) if _op == "div" else normal(4, 3)
-    case(_op, "same", getattr(ops, _op), normal(4, 3), _second, linear=_linear, order=3)
-case("add", "broadcast", ops.add, normal(2, 1, 3), normal(4, 1), order=3)
-case("mul", "broadcast", ops.mul, normal(2, 1, 3), normal(4, 1), linear=(0, 1), order=3)
-case("mul", "twice the same", lambda x: ops.mul(x, x), normal(4), order=3)
-case("div", "by a broadcast", ops.div, normal(2, 3), between(0.3, 3, 1, 3), linear=(0,), order=3)
-case("add", "empty", ops.add, normal(0, 3), normal(3), order=3)
-case("maximum", "apart", lambda x, y: ops.maximum(x, y + 3.0 * ops.sign(y)), between(-1, 1, 3, 5), apart(3, 5), order=3)
-case("minimum", "apart", lambda x, y: ops.minimum(x, y + 3.0 * ops.sign(y)), between(-1, 1, 3, 5), apart(3, 5), order=3)
+    case(_op, "same", getattr(ops, _op), normal(4, 3), _second, linear=_linear, order=4)
+case("add", "broadcast", ops.add, normal(2, 1, 3), normal(4, 1), order=4)
+case("mul", "broadcast", ops.mul, normal(2, 1, 3), normal(4, 1), linear=(0, 1), order=4)
+case("mul", "twice the same", lambda x: ops.mul(x, x), normal(4), order=4)
+case("div", "by a broadcast", ops.div, normal(2, 3), between(0.3, 3, 1, 3), linear=(0,), order=4)
+case("add", "empty", ops.add, normal(0, 3), normal(3), order=4)
+case("maximum", "apart", lambda x, y: ops.maximum(x, y + 3.0 * ops.sign(y)), between(-1, 1, 3, 5), apart(3, 5), order=4)
+case("minimum", "apart", lambda x, y: ops.minimum(x, y + 3.0 * ops.sign(y)), between(-1, 1, 3, 5), apart(3, 5), order=4)
 for _op in ("add", "mul", "maximum", "minimum"):
     case(_op, "bool", lambda x, y, op=_op: getattr(ops, op)(x < y, x == y), integers(3, 4, 5), integers(3, 5), order=0)
 for _op in ("bitwise_and", "bitwise_or", "bitwise_xor"):
@@ -64,15 +64,15 @@ for _op in ("bitwise_and", "bitwise_or", "bitwise_xor"):
 case("bitwise_not", "bool", lambda x: ops.bitwise_not(ops.equal(x, 1)), integers(3, 4, 5), order=0)
 case("bitwise_not", "integers", lambda x: ops.bitwise_not(x - 4), integers(9, 5), order=0)
 for _op in ("floor_divide", "remainder"):
-    case(_op, "apart", getattr(ops, _op), between(4.6, 5.9, 4, 3), between(2.0, 2.2, 3))
+    case(_op, "apart", getattr(ops, _op), between(4.6, 5.9, 4, 3), between(2.0, 2.2, 3), order=4)
     case(_op, "signs", lambda x, op=_op: getattr(ops, op)(x, -1.3), apart(4, 3, kinks=(-1.3, 0.0, 1.3)))
     case(_op, "integers", lambda x, y, op=_op: getattr(ops, op)(x - 9, y - 4), integers(19, 4, 5), integers(9, 5),
          order=0)  # fmt: skip
 for _op in ("arctan2", "hypot"):
-    case(_op, "right", getattr(ops, _op), normal(3, 5), between(0.3, 3, 5), order=3)
-    case(_op, "above", getattr(ops, _op), between(0.3, 3, 3, 5), normal(5), order=3)
+    case(_op, "right", getattr(ops, _op), normal(3, 5), between(0.3, 3, 5), order=4)
+    case(_op, "above", getattr(ops, _op), between(0.3, 3, 3, 5), normal(5), order=4)
 case("where", "mask", lambda c, a, b: ops.where(ops.equal(c, 1), a, b), integers(2, 3, 5), normal(3, 5), normal(5),
-     order=3)  # fmt: skip
+     order=4)  # fmt: skip
 case("where", "else zero", lambda c, a: ops.where(ops.equal(c, 1), a, 0.0), integers(2, 3, 5), normal(5), linear=(1,))
 for _op in ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"):
     case(_op, "integers", getattr(ops, _op), integers(3, 4, 5), integers(3, 5), order=0)

@@ -234,5 +234,5 @@ def _sin_times_y_backward(residuals: Any, ct: Value) -> tuple[Value, Value]:
 
 
 case("custom_vjp", "two arguments", custom_vjp(_sin_times_y_forward, _sin_times_y_backward), normal(3, 4), normal(3, 4),
-     order=3)  # fmt: skip
+     order=4)  # fmt: skip
 case("create", "full", lambda: ops.full((2, 3), 1.5, "float64"), order=0)

@@ -33,7 +33,7 @@ class Case:
     f: Callable[..., Any]
     inputs: tuple[Sampler, ...]
     linear: tuple[int, ...] = ()
-    order: int = 2
+    order: int = 3
     precision: str = FULL
 
     def sample(self, dtype: str = "float64", number: int = 0) -> list[Array]:
@@ -52,7 +52,7 @@ def case(
     f: Callable[..., Any],
     *inputs: Sampler,
     linear: tuple[int, ...] = (),
-    order: int = 2,
+    order: int = 3,
     precision: str = FULL,
 ) -> None:
     """Add a row to the table."""

@@ -18,7 +18,7 @@ from adtrain.plugins import find
 from adtrain.table import TEXT, CellFormat, Column, render, terminal_width
 from adtrain.text import counted
 
-ORDERS = (1, 2)
+ORDERS = (1, 2, 3, 4)
 OUTCOME: tuple[Column[Row], ...] = (
     Column("error", lambda row: row.error, CellFormat("{:.1e}".format)),
     Column("tolerance", lambda row: row.tolerance, CellFormat("{:.0e}".format), rank=2),
@@ -28,6 +28,7 @@ OPERATIONS: tuple[Column[Row], ...] = (
     Column("operation", lambda row: row.op, TEXT),
     Column("case", lambda row: row.case, TEXT),
     Column("order", lambda row: row.order or None, rank=1),
+    Column("mode", lambda row: row.mode, TEXT, rank=1),
 )
 PARAMETERS: tuple[Column[Row], ...] = (Column("parameter", lambda row: row.op, TEXT),)
 
@@ -42,7 +43,7 @@ PARAMETERS: tuple[Column[Row], ...] = (Column("parameter", lambda row: row.op, T
     metavar="FILE",
     help="Check the operations of this file, or run it before CONFIG; repeatable.",
 )
-@click.option("--order", type=OneOf(["1", "2"]), help="Check only first, or only second derivatives.")
+@click.option("--order", type=OneOf(list(map(str, ORDERS))), help="Check only derivatives of this order.")
 @device_option
 @json_option
 def command(
@@ -53,15 +54,17 @@ def command(
     device: str,
     as_json: bool,
 ) -> None:
-    """Check the derivatives of every operation against central differences in float64. With CONFIG, check the
-    derivatives of the loss of its network with respect to each parameter. With --plugin, check the operations that a
-    file registers: their derivatives, their axes and rules for vmap, and their kernels against their NumPy references.
+    """Check the derivatives of every operation in float64: of elementwise operations up to order 4, of others up to
+    order 3. Reverse mode is checked against central differences, and forward mode against reverse mode. With CONFIG,
+    check the derivatives of the loss of its network with respect to each parameter. With --plugin, check the operations
+    that a file registers: their derivatives, their axes and rules for vmap, and their kernels against their NumPy
+    references.
 
     The exit code is 1 if a check fails.
     """
     if config_path is not None:
-        if names or order == "2":
-            option = "--op" if names else "--order 2"
+        if names or order not in (None, "1"):
+            option = "--op" if names else f"--order {order}"
             raise click.UsageError(f"{option} is for operations; remove it, or remove CONFIG")
         cfg = training.with_input(config.load(config_path, plugins=plugins))
         checks, total = gradcheck.check_config(cfg, device), None

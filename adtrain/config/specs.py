@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
 
 from pydantic import BaseModel, Field, create_model
 
-from adtrain import augment, docstrings, metrics, nn, optim
+from adtrain import augment, curvature, docstrings, metrics, nn, optim
 from adtrain.config.annotations import option_type
 from adtrain.config.family import Family, OneOf, Spec
 from adtrain.config.values import WarmUp
@@ -153,7 +153,7 @@ def _add_own() -> None:
         "augmentation": augment.AUGMENTATIONS,
         "data set": {name: catalogue.finder(name) for name in catalogue.CATALOGUE},
         "loss": nn.LOSSES,
-        "metric": metrics.METRICS,
+        "metric": {**metrics.METRICS, **curvature.METRICS},
     }
     for family, targets in own.items():
         for kind, target in targets.items():

@@ -11,6 +11,8 @@ from adtrain.core.array import Value
 from adtrain.core.batching import BatchTrace, BatchTracer
 from adtrain.core.errors import DTypeError, ShapeError, TraceError
 from adtrain.core.reverse import ReverseTrace, ReverseTracer, fill_zeros
+from adtrain.core.taylor import TaylorTrace, TaylorTracer
+from adtrain.core.types import ArrayType
 from adtrain.core.vmap import vmap
 
 
@@ -56,29 +58,36 @@ def custom_vjp(
     @wraps(forward)
     def apply(*args: Any) -> Any:
         traces = [trace for trace in _traces(args) if trace.live]
-        if not any(isinstance(trace, ReverseTrace) for trace in traces):
+        if all(isinstance(trace, BatchTrace) for trace in traces):
             return run(args)[0]
         trace = max(traces, key=lambda t: t.level)
         if isinstance(trace, BatchTrace):
             return _apply_to_members(trace, name, run, backward, args)
+        if isinstance(trace, TaylorTrace):
+            return _push(trace, name, args, apply(*tree.map(trace.lower, args)), run, backward)
         lower_args = tree.map(trace.lower, args)
         out, residuals = run(lower_args)
-        if any(isinstance(lower, ReverseTrace) for lower in _traces(lower_args)):
+        if any(isinstance(lower, (ReverseTrace, TaylorTrace)) for lower in _traces(lower_args)):
             plain, out = out, apply(*lower_args)  # so that the output has this rule at the levels below as well
-            same = dict(zip(map(id, tree.leaves(plain)), tree.leaves(out), strict=True))
-            for x in tree.leaves(lower_args):
-                same.pop(id(x), None)  # an output that is an argument stays the argument in the residuals
-            residuals = tree.map(lambda x: same.get(id(x), x), residuals)
+            residuals = _with_outputs(residuals, plain, out, lower_args)
         return _record(trace, name, args, out, residuals, backward)
 
     return apply
+
+
+def _with_outputs(residuals: Any, plain: Any, out: Any, args: Any) -> Any:
+    """The residuals with ``out`` in place of the outputs ``plain`` that ``forward`` computed from ``args``."""
+    same = dict(zip(map(id, tree.leaves(plain)), tree.leaves(out), strict=True))
+    for x in tree.leaves(args):
+        same.pop(id(x), None)  # an output that is an argument stays the argument in the residuals
+    return tree.map(lambda x: same.get(id(x), x), residuals)
 
 
 def _traces(values: Any) -> set[Any]:
     """The traces, at all levels, of the values in a tree."""
     found = set()
     for x in tree.leaves(values):
-        while isinstance(x, (ReverseTracer, BatchTracer)):
+        while isinstance(x, (ReverseTracer, BatchTracer, TaylorTracer)):
             found.add(x.trace)
             x = x.primal
     return found
@@ -144,3 +153,36 @@ def _record(
     parents = [(leaves[i].node, leaves[i].position) for i in traced]
     recorded = trace.record(name, tuple(outputs), parents, pull, residuals)
     return tree.unflatten(out_structure, list(recorded))
+
+
+def _push(
+    trace: TaylorTrace,
+    name: str,
+    args: tuple[Any, ...],
+    out: Any,
+    run: Callable[..., Any],
+    backward: Callable[..., Any],
+) -> Any:
+    """The outputs ``out`` as series, by the transpose of ``backward``."""
+    primals, out_structure = tree.flatten(out)
+    leaves = tree.leaves(args)
+    moving = [i for i, x in enumerate(leaves) if trace.owns(x)]
+    structures = [tree.flatten(arg)[1] for arg in args]
+    zeros = [(x.shape, x.dtype, x.device) for x in primals]
+
+    def pullback(outputs: Sequence[Value]) -> Any:
+        plain, residuals = run(args)
+        residuals = _with_outputs(residuals, plain, tree.unflatten(out_structure, list(outputs)), args)
+
+        def pull(cts: Sequence[Any]) -> list[Value | None]:
+            full = [fill_zeros(ct, zero) for ct, zero in zip(cts, zeros, strict=True)]
+            flat = _flat_cotangents(name, backward, structures, residuals, tree.unflatten(out_structure, full))
+            return [flat[i] for i in moving]
+
+        return pull
+
+    if not primals:
+        return out
+    types = [ArrayType(x.shape, x.dtype) for x in primals]
+    found = trace.outputs(types, primals[0].device, lambda: primals, [leaves[i] for i in moving], pullback)
+    return tree.unflatten(out_structure, list(found))

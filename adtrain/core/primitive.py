@@ -71,6 +71,10 @@ class Trait(Enum):
     computes its argument, so that memory holds the narrow type."""
     BARRIER = auto()
     """The outputs are the arguments. Passes do not merge equations before it with equations after it."""
+    LINEAR = auto()
+    """The output is linear in all arguments of floating point together. Taylor mode applies it to coefficients."""
+    BILINEAR = auto()
+    """The output is linear in each of the two arguments. Taylor mode uses Leibniz' rule."""
 
 
 VIEWS = frozenset({Trait.RESHAPE, Trait.SUBVIEW, Trait.CONCAT_VIEW, Trait.MEMBERS})
@@ -107,6 +111,10 @@ class Primitive:
         axes: how the axes of the outputs relate to those of the arguments: a text such as "*mk,kn->*mn"
             (`adtrain.core.axes.parsed`), or a function of the same arguments as ``shape`` that returns a text or an
             `Axes`. By default those of an elementwise primitive are aligned, and those of another one not related.
+        composition: ``(*arguments, **params)`` to the outputs as a composition of public operations, by which forward
+            and Taylor mode differentiate it. It may leave out the last outputs, which then have no derivative.
+        taylor: a rule for Taylor coefficients, where the rules of `adtrain.core.taylor` would compute more than is
+            needed: ``(trace, k, out, *arguments, **params)`` to the coefficient of t^k, k > 0, of the one output.
 
     Raises:
         ValueError: there is a primitive of that name.
@@ -124,6 +132,8 @@ class Primitive:
     joint_vjp: Callable[..., Callable[[Any], Sequence[Value | None]]] | None = None
     batch: Callable[..., Any] | None = None
     axes: str | Callable[..., str | Axes] | None = None
+    composition: Callable[..., Any] | None = None
+    taylor: Callable[..., Value | None] | None = None
     differentiable: bool = field(init=False)
 
     def __post_init__(self) -> None:

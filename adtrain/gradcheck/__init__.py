@@ -1,4 +1,5 @@
-"""Checks of derivatives against central differences, and of a user's kernels against their NumPy references."""
+"""Checks of derivatives against central differences, of forward against reverse mode, and of a user's kernels against
+their NumPy references."""
 
 from __future__ import annotations
 

@@ -1,15 +1,20 @@
-"""Gradient checks: each derivative rule against central differences along a random direction, in float64.
+"""Gradient checks in float64: reverse mode against central differences, and forward mode against reverse mode.
 
 For f at x, a cotangent u and a direction v: ``<vjp(f, x)(u), v>`` is the slope of ``<u, f(x + h v)>`` in h at 0. Order
 k checks the pullback of order k - 1 in the same way, as a function of its point and its cotangent. This checks the
 derivatives of the rules too. (As `check_grads` in HIPS/autograd.)
+
+Forward mode has no rules but those of reverse mode. So the two agree to rounding: the k-th derivative of ``<u, f(x + t
+v)>`` in t, by Taylor mode and by k nested gradients.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import reduce
 from math import prod
 from typing import Any, NamedTuple
 
@@ -21,11 +26,15 @@ from adtrain.core import tree
 from adtrain.core.array import Value, array
 from adtrain.core.autodiff import grad, vjp
 from adtrain.core.errors import AdtrainError
+from adtrain.core.forward import jet
 from adtrain.nn import Mode
 from adtrain.ops import one_hot, reshape, rng_state
 
 TOLERANCE = 1e-6
 """Largest relative error. A correct rule shows about 1e-9, the error of the differences at `STEP`."""
+
+MODES_TOLERANCE = 1e-10
+"""Largest relative difference between forward and reverse mode."""
 
 STEP = 1e-5
 """About the cube root of the rounding error, where truncation and rounding of the difference balance."""
@@ -37,11 +46,15 @@ _NETWORK_BATCH = 4
 
 
 class Row(NamedTuple):
-    """The outcome of one check. ``error`` is relative, and infinite where the rule raised an error."""
+    """The outcome of one check. ``error`` is relative, and infinite where the rule raised an error.
+
+    ``mode`` is "reverse", against differences, or "forward", against reverse mode; empty for other checks.
+    """
 
     op: str
     case: str
     order: int
+    mode: str
     dtype: str
     device: str
     error: float
@@ -50,11 +63,12 @@ class Row(NamedTuple):
 
 
 def check_cases(cases: Iterable[Case], orders: Sequence[int] = (1, 2), device: str = "cpu") -> Iterator[Row]:
-    """A row for each case and each order up to `case.order`."""
+    """Two rows, for reverse and forward mode, for each case and each order up to `case.order`."""
     for case in cases:
         for order in orders:
             if order <= case.order:
-                yield _row(case.op, case.name, order, device, _case_error(case, order, device))
+                for mode in ("reverse", "forward"):
+                    yield _row(case.op, case.name, order, mode, device, _case_error(case, order, mode, device))
 
 
 def check_config(config: Config, device: str = "cpu") -> Iterator[Row]:
@@ -99,14 +113,15 @@ def check_config(config: Config, device: str = "cpu") -> Iterator[Row]:
             for h in (STEP, STEP / 10, STEP / 100)
         ]
         error = min(_relative_error(slope, difference, scale, height) for difference in differences)
-        yield _row(path, config.name, 1, device, error)
+        yield _row(path, config.name, 1, "reverse", device, error)
 
 
-def _row(op: str, case: str, order: int, device: str, error: float) -> Row:
-    return Row(op, case, order, "float64", device, error, TOLERANCE, error <= TOLERANCE)
+def _row(op: str, case: str, order: int, mode: str, device: str, error: float) -> Row:
+    tolerance = TOLERANCE if mode == "reverse" else MODES_TOLERANCE
+    return Row(op, case, order, mode, "float64", device, error, tolerance, error <= tolerance)
 
 
-def _case_error(case: Case, order: int, device: str) -> float:
+def _case_error(case: Case, order: int, mode: str, device: str) -> float:
     drawn = case.sample()
     floats = [i for i, x in enumerate(drawn) if x.dtype.kind == "f"]
     fixed = [x.to(device) for x in drawn]
@@ -119,8 +134,9 @@ def _case_error(case: Case, order: int, device: str) -> float:
         return tuple(x for x in (out if isinstance(out, tuple) else (out,)) if x.dtype.kind == "f")
 
     rng = np.random.default_rng(zlib.crc32(case.name.encode()))
+    error = _error if mode == "reverse" else _error_of_modes
     try:
-        return _error(f, [drawn[i].numpy() for i in floats], order, rng, device)
+        return error(f, [drawn[i].numpy() for i in floats], order, rng, device)
     except AdtrainError:
         return math.inf
 
@@ -151,6 +167,24 @@ def _error(f: Callable[..., Any], point: list[np.ndarray], order: int, rng: np.r
     slope = sum(float(p.sum()) for p in products)
     height = sum(float(np.abs(ct * x.numpy()).sum()) for ct, x in zip(cts, out, strict=True))
     return _relative_error(slope, difference, sum(float(np.abs(p).sum()) for p in products), height)
+
+
+def _error_of_modes(
+    f: Callable[..., Any], point: list[np.ndarray], order: int, rng: np.random.Generator, device: str
+) -> float:
+    values, directions = ([array(x, device=device) for x in xs] for xs in (point, [_direction(rng, x) for x in point]))
+    out, series = jet(f, tuple(values), [tuple(directions), *[None] * (order - 1)])
+    cts = [array(rng.normal(size=x.shape), device=device) for x in out]
+
+    def along(t: Value) -> Any:
+        found = f(*(x + v * t for x, v in zip(values, directions, strict=True)))
+        return reduce(operator.add, ((ct * y).sum() for ct, y in zip(cts, found, strict=True)))
+
+    for _ in range(order):
+        along = grad(along)
+    forward = [float((ct * y).sum()) for ct, y in zip(cts, series[-1], strict=True)]
+    scale, height = (sum(float(abs(ct * y).sum()) for ct, y in zip(cts, ys, strict=True)) for ys in (series[-1], out))
+    return _relative_error(sum(forward), float(along(array(np.float64(0.0), device=device))), scale, height)
 
 
 def _direction(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:

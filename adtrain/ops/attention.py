@@ -133,24 +133,35 @@ def _rule(outs: Any, q: Value, k: Value, v: Value, *more: Value, **params: Any) 
     return lambda cts: (*bind(attention_grad_p, q, k, v, out, logsumexp, cts[0], *more, **params), *rest)
 
 
-def gradient_rule(f: Callable[..., Value], inputs: int) -> Callable[..., Any]:
-    """The vjp rule of a gradient primitive. Its arguments are the inputs of ``f``, both outputs of the forward
-    primitive, the cotangent `ct` of the first, then mask and random state.
-
-    The rule differentiates the composition ``f`` twice. The outputs are functions of the inputs, so they get no
-    cotangents.
+def composed_gradient(f: Callable[..., Value], inputs: int) -> Callable[..., Any]:
+    """A gradient primitive as a composition. Its arguments are the inputs of ``f``, both outputs of the forward
+    primitive, the cotangent `ct` of the first, then mask and random state. ``f`` computes the outputs again.
     """
 
+    def gradient(*args: Value, **params: Any) -> Any:
+        found = vjp(lambda *x: f(*x, *args[inputs + 3 :], **params), *args[:inputs])[1](args[inputs + 2])
+        return found if inputs > 1 else found[0]
+
+    return gradient
+
+
+def gradient_rule(f: Callable[..., Value], inputs: int) -> Callable[..., Any]:
+    """The vjp rule of a gradient primitive: that of its composition.
+
+    The outputs of the forward primitive are functions of the inputs, so they get no cotangents.
+    """
+    composition = composed_gradient(f, inputs)
+
     def rule(outs: Any, *args: Value, **params: Any) -> Any:
-        arrays, ct, more = args[:inputs], args[inputs + 2], args[inputs + 3 :]
+        arrays, outputs, ct, more = args[:inputs], args[inputs : inputs + 2], args[inputs + 2], args[inputs + 3 :]
 
         def gradient(*given: Value) -> Any:
-            return vjp(lambda *x: f(*x, *more, **params), *given[:-1])[1](given[-1])
+            return composition(*given[:-1], *outputs, given[-1], *more, **params)
 
         def pullback(cts: Any) -> tuple[Value | None, ...]:
             given = cts if inputs > 1 else (cts,)
             given = tuple(zeros_like(x) if c is None else c for x, c in zip(arrays, given, strict=True))
-            *ct_arrays, ct_ct = vjp(gradient, *arrays, ct)[1](given)
+            *ct_arrays, ct_ct = vjp(gradient, *arrays, ct)[1](given if inputs > 1 else given[0])
             return (*ct_arrays, None, None, ct_ct, *(None,) * len(more))
 
         return pullback
@@ -192,7 +203,13 @@ def grad_flops(q: Any, k: Any, *more: Any, causal: bool, **params: Any) -> int:
 
 
 attention_p: Primitive = Primitive(
-    "attention", _shape, attention_reference.attention, flops=forward_flops, joint_vjp=_rule, axes=_axes
+    "attention",
+    _shape,
+    attention_reference.attention,
+    flops=forward_flops,
+    joint_vjp=_rule,
+    axes=_axes,
+    composition=composed,
 )
 """Of q, k, v, then a mask (bool) and a random state (uint32) if there are any. The outputs are the result and the
 logsumexp of the scores of each query, infinity for a query without a key."""
@@ -203,6 +220,7 @@ attention_grad_p: Primitive = Primitive(
     attention_reference.attention_grad,
     flops=grad_flops,
     joint_vjp=gradient_rule(composed, 3),
+    composition=composed_gradient(composed, 3),
     axes=_grad_axes,
 )
 """The cotangents of q, k and v. The arguments are q, k, v, both outputs of `attention`, the cotangent of the first,

@@ -30,6 +30,7 @@ astype_p: Primitive = Primitive(
     [lambda out, x, dtype: partial(bind, astype_p, dtype=x.dtype)],
     no_flops,
     expression="(U)a",
+    traits=(Trait.LINEAR,),
 )
 
 
@@ -46,7 +47,7 @@ reshape_p: Primitive = Primitive(
     [lambda out, x, shape: partial(bind, reshape_p, shape=x.shape)],
     no_flops,
     view=True,
-    traits=(Trait.RESHAPE,),
+    traits=(Trait.RESHAPE, Trait.LINEAR),
     batch=lambda op, mapped, x, shape: op(x, shape=(x.shape[0], *shape)),
     axes=lambda x, shape: reshaped(x.shape, shape),
 )
@@ -79,7 +80,7 @@ sum_p: Primitive = Primitive(
     accurate_sum,
     [lambda out, x, axes: partial(spread, shape=x.shape, axes=axes)],
     lambda x, axes: x.size,
-    traits=(Trait.REDUCTION,),
+    traits=(Trait.REDUCTION, Trait.LINEAR),
     axes=lambda x, axes: without(x.ndim, axes, added=True),
 )
 
@@ -110,7 +111,7 @@ broadcast_to_p: Primitive = Primitive(
     [lambda out, x, shape: partial(sum_to, shape=x.shape)],
     no_flops,
     view=True,
-    traits=(Trait.BROADCAST,),
+    traits=(Trait.BROADCAST, Trait.LINEAR),
     batch=_broadcast_to_batch,
     axes=lambda x, shape: aligned([x.shape], [shape]),
 )

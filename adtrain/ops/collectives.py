@@ -47,7 +47,7 @@ all_to_all_p: Primitive = Primitive(
     lambda x, ranks: communicator.all_exchanged(x),
     [lambda out, x, ranks: lambda ct: bind(all_to_all_p, ct, ranks=ranks)],
     no_flops,
-    traits=(Trait.COLLECTIVE,),
+    traits=(Trait.COLLECTIVE, Trait.LINEAR),
     batch=_exchanged_by_member,
     axes=".*->.*",
 )
@@ -57,7 +57,7 @@ all_gather_p: Primitive = Primitive(
     lambda x, ranks: communicator.all_gathered(x),
     [lambda out, x, ranks: lambda ct: tree_sum(bind(all_to_all_p, ct, ranks=ranks))],
     no_flops,
-    traits=(Trait.COLLECTIVE,),
+    traits=(Trait.COLLECTIVE, Trait.LINEAR),
     batch=_gathered_by_member,
     axes="*->.*",
 )
@@ -130,7 +130,7 @@ gather_shards_p: Primitive = Primitive(
     _gathered_shards,
     [lambda out, x, shards: lambda ct: bind(sum_shards_p, ct, shards=shards)],
     no_flops,
-    traits=(Trait.SHARD_EXCHANGE,),
+    traits=(Trait.SHARD_EXCHANGE, Trait.LINEAR),
     axes="*->.*",
 )
 """(x; shards): an all-gather of shards. See `gather_shards`."""
@@ -140,7 +140,7 @@ sum_shards_p: Primitive = Primitive(
     lambda x, shards: ArrayType(x.shape[1:], x.dtype),
     _summed_shards,
     [lambda out, x, shards: lambda ct: bind(gather_shards_p, ct, shards=shards)],
-    traits=(Trait.SHARD_EXCHANGE,),
+    traits=(Trait.SHARD_EXCHANGE, Trait.LINEAR),
     axes=".*->*",
 )
 """(x; shards): a reduce-scatter of shards. x is (shards, ...). Shard i receives the sum of all shards' items i."""

@@ -10,7 +10,7 @@ import numpy as np
 from adtrain.core.array import Value, array
 from adtrain.core.errors import DTypeError, OptionError, ShapeError
 from adtrain.core.options import shown
-from adtrain.core.primitive import Primitive, VjpRule
+from adtrain.core.primitive import Primitive, Trait, VjpRule
 from adtrain.core.traced_number import TracedNumber
 from adtrain.core.types import ArrayType, Shape
 from adtrain.option_types import ClassWeights, InConfig
@@ -89,6 +89,8 @@ def elementwise(
     floating: bool = True,
     instead_of_bool: str | None = "use astype",
     result: Any = None,
+    traits: tuple[Trait, ...] = (),
+    taylor: Callable[..., Value | None] | None = None,
 ) -> Primitive:
     """A primitive that maps arrays of one shape and dtype (or shape (), for a number) element by element.
 
@@ -100,6 +102,7 @@ def elementwise(
         floating: integers and bool are refused.
         instead_of_bool: advice in the error that refuses bool; None: bool is accepted.
         result: the dtype of the output if it differs from that of the arguments.
+        traits, taylor: as those of `Primitive`.
     """
     dtype = None if result is None else np.dtype(result)
 
@@ -111,4 +114,4 @@ def elementwise(
             raise DTypeError(f"{name}: found bool, expected numbers; {instead_of_bool}")
         return common if dtype is None else ArrayType(common.shape, dtype)
 
-    return Primitive(name, shape, cpu, vjp, expression=expression)
+    return Primitive(name, shape, cpu, vjp, expression=expression, traits=traits, taylor=taylor)

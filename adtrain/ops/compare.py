@@ -10,7 +10,7 @@ import numpy as np
 
 from adtrain.core.array import Value
 from adtrain.core.errors import DTypeError, OptionError
-from adtrain.core.primitive import Primitive
+from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.trace import bind
 from adtrain.core.traced_number import NUMBERS
 from adtrain.core.types import ArrayType, checked_number
@@ -104,6 +104,7 @@ where_p: Primitive = Primitive(
         lambda out, condition, a, b: lambda ct: where(condition, 0.0, ct),
     ],
     expression="a ? b : c",
+    traits=(Trait.LINEAR,),
 )
 
 

@@ -111,7 +111,7 @@ conv2d_p: Primitive = Primitive(
         ),
     ],
     lambda x, w, window, precision: _flops(_conv_shape(x, w, window).shape, w.shape),
-    traits=(Trait.CONVOLUTION,),
+    traits=(Trait.CONVOLUTION, Trait.BILINEAR),
     batch=conv2d_batch,
     axes=lambda x, w, window, precision: of_groups(window, "nc..,oc..->no..", "n...,....->n..."),
 )
@@ -126,7 +126,7 @@ input_grad_p: Primitive = Primitive(
         ),
     ],
     lambda g, w, window, size, precision: _flops(g.shape, w.shape),
-    traits=(Trait.CONVOLUTION,),
+    traits=(Trait.CONVOLUTION, Trait.BILINEAR),
     batch=input_grad_batch,
     axes=lambda g, w, window, **_: of_groups(window, "no..,oc..->nc..", "n...,....->n..."),
 )
@@ -141,6 +141,7 @@ weight_grad_p: Primitive = Primitive(
         lambda out, x, g, window, size, precision: lambda u: _forward(x, u, window, precision),
     ],
     lambda x, g, window, size, precision: _flops(g.shape, _weight_grad_shape(x, g, window, size).shape),
+    traits=(Trait.BILINEAR,),
     batch=weight_grad_batch,
     axes=lambda x, g, window, **_: of_groups(window, "nc..,no..->oc..", "n...,n...->...."),
 )

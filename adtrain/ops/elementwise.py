@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.array import Value
-from adtrain.core.primitive import Primitive
+from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.trace import bind
 from adtrain.core.traced_number import TracedNumber
 from adtrain.core.types import dtype_of
@@ -60,6 +60,7 @@ add_p: Primitive = elementwise(
     lambda out, a, b: lambda ct: ct,
     floating=False,
     instead_of_bool=None,
+    traits=(Trait.LINEAR,),
 )
 sub_p: Primitive = elementwise(
     "sub",
@@ -69,6 +70,7 @@ sub_p: Primitive = elementwise(
     lambda out, a, b: lambda ct: -ct,
     floating=False,
     instead_of_bool="use astype, or not_equal for exclusive or",
+    traits=(Trait.LINEAR,),
 )
 mul_p: Primitive = elementwise(
     "mul",
@@ -78,9 +80,24 @@ mul_p: Primitive = elementwise(
     lambda out, a, b: lambda ct: ct * a,
     floating=False,
     instead_of_bool=None,
+    traits=(Trait.BILINEAR,),
 )
+
+
+def _quotient_taylor(trace: Any, k: int, out: Value, a: Value, b: Value) -> Value | None:
+    """Leibniz' rule for a = b out, solved for the last coefficient of out."""
+    products = trace.leibniz(mul, b, out, k, first=1)
+    rest = trace.total((trace.coefficient(a, k), None if products is None else -products), k)
+    return None if rest is None else rest / trace.lower(b)
+
+
 div_p: Primitive = elementwise(
-    "div", np.divide, "a / b", lambda out, a, b: lambda ct: ct / b, lambda out, a, b: lambda ct: -(ct * out / b)
+    "div",
+    np.divide,
+    "a / b",
+    lambda out, a, b: lambda ct: ct / b,
+    lambda out, a, b: lambda ct: -(ct * out / b),
+    taylor=_quotient_taylor,
 )
 neg_p: Primitive = elementwise(
     "neg",
@@ -89,6 +106,7 @@ neg_p: Primitive = elementwise(
     lambda out, x: lambda ct: -ct,
     floating=False,
     instead_of_bool="use astype, or equal(x, False) for not",
+    traits=(Trait.LINEAR,),
 )
 
 exp_p: Primitive = elementwise("exp", np.exp, "exp(a)", lambda out, x: lambda ct: ct * out)
@@ -101,7 +119,12 @@ rsqrt_p: Primitive = elementwise(
 )
 reciprocal_p: Primitive = elementwise("reciprocal", np.reciprocal, "1 / a", lambda out, x: lambda ct: -ct * (out * out))
 square_p: Primitive = elementwise(
-    "square", np.square, "a * a", lambda out, x: lambda ct: ct * (x * 2.0), floating=False
+    "square",
+    np.square,
+    "a * a",
+    lambda out, x: lambda ct: ct * (x * 2.0),
+    floating=False,
+    taylor=lambda trace, k, out, x: trace.leibniz(mul, x, x, k, symmetric=True),
 )
 abs_p: Primitive = elementwise(
     "abs", np.abs, "a > 0 ? a : 0 - a", lambda out, x: lambda ct: ct * sign(x), floating=False

@@ -114,7 +114,7 @@ take_p: Primitive = Primitive(
     [lambda out, x, indices, axis: partial(_scatter_add, indices=indices, axis=axis, length=x.shape[axis])],
     no_flops,
     reads=_gathered,
-    traits=(Trait.GATHER,),
+    traits=(Trait.GATHER, Trait.LINEAR),
     batch=_take_batch,
     axes=_take_axes,
 )
@@ -126,6 +126,7 @@ scatter_add_p: Primitive = Primitive(
     lambda ct, indices, axis, length: ct.size,
     batch=_scatter_add_batch,
     axes=_scatter_add_axes,
+    traits=(Trait.LINEAR,),
 )
 
 
@@ -163,6 +164,7 @@ take_along_axis_p: Primitive = Primitive(
     no_flops,
     reads=lambda x, indices, axis: (indices.size, indices.size),
     axes=_take_along_axes,
+    traits=(Trait.LINEAR,),
 )
 scatter_along_axis_p: Primitive = Primitive(
     "scatter_along_axis",
@@ -171,6 +173,7 @@ scatter_along_axis_p: Primitive = Primitive(
     [lambda out, ct, indices, axis, length: lambda u: bind(take_along_axis_p, u, indices, axis=axis)],
     lambda ct, indices, axis, length: ct.size,
     axes=_scatter_along_axes,
+    traits=(Trait.LINEAR,),
 )
 
 

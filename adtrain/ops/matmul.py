@@ -122,7 +122,7 @@ matmul_p: Primitive = Primitive(
     _reference,
     [_vjp_a, _vjp_b],
     _flops,
-    traits=(Trait.MATMUL,),
+    traits=(Trait.MATMUL, Trait.BILINEAR),
     batch=_batch,
     axes=_axes,
 )

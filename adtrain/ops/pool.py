@@ -152,7 +152,7 @@ max_pool2d_put_p: Primitive = Primitive(
     _put_reference,
     [lambda out, ct, where, windows, shape: lambda u: bind(max_pool2d_pick_p, u, where, windows=windows)],
     lambda ct, where, windows, shape: ct.size,
-    traits=(Trait.MAX_POOL_GRAD,),
+    traits=(Trait.MAX_POOL_GRAD, Trait.LINEAR),
     axes="nc..,nc..->nc..",
 )
 max_pool2d_pick_p: Primitive = Primitive(
@@ -162,6 +162,7 @@ max_pool2d_pick_p: Primitive = Primitive(
     [lambda out, x, where, windows: partial(_put, where=where, windows=windows, shape=x.shape)],
     lambda x, where, windows: where.size,
     axes="nc..,nc..->nc..",
+    traits=(Trait.LINEAR,),
 )
 
 
@@ -196,6 +197,7 @@ avg_pool2d_p: Primitive = Primitive(
     [lambda out, x, windows: partial(bind, avg_pool2d_put_p, windows=windows, shape=x.shape)],
     lambda x, windows: _avg_shape(x, windows).size * windows.kernel[0] * windows.kernel[1],
     axes="nc..->nc..",
+    traits=(Trait.LINEAR,),
 )
 avg_pool2d_put_p: Primitive = Primitive(
     "avg_pool2d_put",
@@ -204,6 +206,7 @@ avg_pool2d_put_p: Primitive = Primitive(
     [lambda out, ct, windows, shape: lambda u: bind(avg_pool2d_p, u, windows=windows)],
     lambda ct, windows, shape: ct.size * windows.kernel[0] * windows.kernel[1],
     axes="nc..->nc..",
+    traits=(Trait.LINEAR,),
 )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -75,19 +76,20 @@ class _Rules:
     def grad_reference(self, *args: Any, reverse: bool) -> Any:
         return tuple(run_grad(self.cell, np, *_grad_arguments(self.cell, args), reverse))
 
+    def composition(self, x: Value, weight: Value, *others: Value, reverse: bool) -> list[Value]:
+        return run(self.cell, Value._ops, x, weight, others[: self.cell.biases], others[self.cell.biases :], reverse)
+
+    def grad_composition(self, *args: Value, reverse: bool) -> list[Value]:
+        return run_grad(self.cell, Value._ops, *_grad_arguments(self.cell, args), reverse)
+
     def rule(self, outputs: Sequence[Value], x: Value, weight: Value, *others: Value, reverse: bool) -> Any:
-        arguments, first = (x, weight, *others), others[self.cell.biases :]
+        first = others[self.cell.biases :]
         returned = 1 + self.cell.states  # only the gradient reads the outputs after these
         kept = (outputs[0], *outputs[returned:])
 
-        def composed(x: Value, weight: Value, *others: Value) -> list[Value]:
-            return run(
-                self.cell, Value._ops, x, weight, others[: self.cell.biases], others[self.cell.biases :], reverse
-            )
-
         def pullback(cts: Sequence[Value | None]) -> Sequence[Value]:
             if any(each is not None for each in cts[returned:]):  # in a derivative of the gradient
-                return _composed(composed, arguments, cts)
+                return _pulled_back(partial(self.composition, reverse=reverse), (x, weight, *others), cts)
             h, *c = (zeros_like(first[0]) if ct is None else ct for ct in cts[1:returned])
             of_all = [] if cts[0] is None else [cts[0]]
             found = bind(_CELLS[self.cell.name][2], h, weight, *c, *first, *kept, *of_all, reverse=reverse)
@@ -100,10 +102,7 @@ class _Rules:
         return pullback
 
     def grad_rule(self, out: Any, *args: Value, reverse: bool) -> Any:
-        def f(*args: Value) -> list[Value]:
-            return run_grad(self.cell, Value._ops, *_grad_arguments(self.cell, args), reverse)
-
-        return lambda cts: _composed(f, args, cts)
+        return partial(_pulled_back, partial(self.grad_composition, reverse=reverse), args)
 
 
 def _by_sequence(args: Sequence[Any], types: Sequence[Any], weights: Sequence[int], sums: Sequence[int] = ()) -> str:
@@ -128,6 +127,7 @@ def _primitives(cell: Cell) -> tuple[Primitive, Primitive]:
         rules.reference,
         flops=rules.flops,
         joint_vjp=rules.rule,
+        composition=rules.composition,
         axes=rules.axes,
         traits=(Trait.RECURRENT,),
     )
@@ -137,6 +137,7 @@ def _primitives(cell: Cell) -> tuple[Primitive, Primitive]:
         rules.grad_reference,
         flops=rules.flops,
         joint_vjp=rules.grad_rule,
+        composition=rules.grad_composition,
         axes=rules.grad_axes,
         traits=(Trait.RECURRENT,),
     )
@@ -151,7 +152,7 @@ def _grad_arguments(cell: Cell, args: Sequence[Any]) -> tuple[Any, Any, Any, Any
     return of_all, [h, *others[: n - 1]], weight, others[n - 1 : 2 * n - 1], others[2 * n - 1 : end]
 
 
-def _composed(f: Callable[..., list[Value]], args: Sequence[Value], cts: Sequence[Value | None]) -> Sequence[Value]:
+def _pulled_back(f: Callable[..., list[Value]], args: Sequence[Value], cts: Sequence[Value | None]) -> Sequence[Value]:
     """The cotangents of the arguments of ``f``, a composition of public operations."""
     outputs, pullback = vjp(f, *args)
     return pullback([zeros_like(y) if ct is None else ct for y, ct in zip(outputs, cts, strict=True)])

@@ -119,6 +119,7 @@ cumsum_p: Primitive = Primitive(
     _cumsum_reference,
     [lambda out, x, axis, reverse: lambda ct: bind(cumsum_p, ct, axis=axis, reverse=not reverse)],
     axes=lambda x, axis, reverse: along(x.ndim, (axis,)),
+    traits=(Trait.LINEAR,),
 )
 
 

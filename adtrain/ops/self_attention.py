@@ -17,7 +17,7 @@ from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
 from adtrain.ops import attention_reference
-from adtrain.ops.attention import composed, forward_flops, grad_flops, gradient_rule, parameters
+from adtrain.ops.attention import composed, composed_gradient, forward_flops, grad_flops, gradient_rule, parameters
 from adtrain.ops.broadcasting import reshape
 from adtrain.ops.common import ArrayLike, as_value, require_float
 from adtrain.ops.random import Stream
@@ -95,6 +95,7 @@ self_attention_p: Primitive = Primitive(
     _reference,
     flops=_of_heads(forward_flops),
     joint_vjp=_rule,
+    composition=_composed_heads,
     batch=loop,
     axes=_axes,
 )
@@ -106,6 +107,7 @@ self_attention_grad_p: Primitive = Primitive(
     _grad_reference,
     flops=_of_heads(grad_flops),
     joint_vjp=gradient_rule(_composed_heads, 1),
+    composition=composed_gradient(_composed_heads, 1),
     batch=loop,
     axes=_grad_axes,
 )

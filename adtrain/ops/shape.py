@@ -11,7 +11,7 @@ import numpy as np
 from adtrain.core.array import Value
 from adtrain.core.axes import Axes, along, letters
 from adtrain.core.errors import ShapeError
-from adtrain.core.primitive import Primitive, no_flops
+from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, checked_number
 from adtrain.ops.broadcasting import promote, reshape
@@ -34,6 +34,7 @@ transpose_p: Primitive = Primitive(
     no_flops,
     batch=lambda op, mapped, x, axes: op(x, axes=(0, *(i + 1 for i in axes))),
     axes=_transpose_axes,
+    traits=(Trait.LINEAR,),
 )
 flip_p: Primitive = Primitive(
     "flip",
@@ -42,6 +43,7 @@ flip_p: Primitive = Primitive(
     [lambda out, x, axes: lambda ct: bind(flip_p, ct, axes=axes)],
     no_flops,
     axes=lambda x, axes: along(x.ndim, axes),
+    traits=(Trait.LINEAR,),
 )
 
 
@@ -75,6 +77,7 @@ concatenate_p: Primitive = Primitive(
     _concatenate_rule,
     no_flops,
     axes=lambda *xs, axis: along(xs[0].ndim, (axis,), arguments=len(xs)),
+    traits=(Trait.LINEAR,),
 )
 
 
@@ -109,6 +112,7 @@ slice_p: Primitive = Primitive(
         x, starts=(0, *starts), stops=(x.shape[0], *stops), steps=(1, *steps)
     ),
     axes=_slice_axes,
+    traits=(Trait.LINEAR,),
 )
 
 
@@ -138,6 +142,13 @@ def _pad_axes(x: Any, low: Ints, high: Ints, gaps: Ints, value: float) -> Axes:
     return along(x.ndim, [i for i, widths in enumerate(zip(low, high, gaps, strict=True)) if any(widths)])
 
 
+def _pad_taylor(
+    trace: Any, k: int, out: Value, x: Value, low: Ints, high: Ints, gaps: Ints, value: float
+) -> Value | None:
+    coefficient = trace.coefficient(x, k)
+    return None if coefficient is None else bind(pad_p, coefficient, low=low, high=high, gaps=gaps, value=0.0)
+
+
 pad_p: Primitive = Primitive(
     "pad",
     _pad_shape,
@@ -148,6 +159,7 @@ pad_p: Primitive = Primitive(
         x, low=(0, *low), high=(0, *high), gaps=(0, *gaps), value=value
     ),
     axes=_pad_axes,
+    taylor=_pad_taylor,
 )
 
 

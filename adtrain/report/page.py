@@ -85,6 +85,13 @@ def _metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
         for name, found in metrics.items()
         if isinstance(found, (float, ByClass))
     ]
+    numbers += [
+        (f"{name}[{i}]", scores.value_text(name, x))
+        for name, found in metrics.items()
+        if isinstance(found, (list, tuple))
+        for i, x in enumerate(found)
+        if isinstance(x, float)
+    ]
     names = dict.fromkeys(name for values in by_class.values() for name in values)
     rows = [
         [name, *(scores.value_text(metric, found[name]) if name in found else "" for metric, found in by_class.items())]

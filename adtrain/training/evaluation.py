@@ -14,6 +14,7 @@ from adtrain.core import communicator
 from adtrain.core.array import array, from_numpy
 from adtrain.core.errors import AdtrainError
 from adtrain.core.staging import Staged, stage
+from adtrain.curvature import EXAMPLES, LossAt, is_of_loss
 from adtrain.data import Images, Split
 from adtrain.metrics import METRICS, SCALES, ClassPredictions, Metric, MetricValue
 from adtrain.passes import ALL
@@ -153,9 +154,25 @@ def named_metrics(
     trained: Trained, metrics: Mapping[str, Metric], classes: Sequence[str], examples: Split, device: str
 ) -> dict[str, MetricValue]:
     """The values of the metrics on all of `examples`, by name."""
-    if not metrics:
-        return {}
-    return metrics_on(predictions(*trained, examples.images, device), np.asarray(examples.labels), metrics, classes)
+    of_loss = {name: metric for name, metric in metrics.items() if is_of_loss(metric)}
+    others = {name: metric for name, metric in metrics.items() if name not in of_loss}
+    found: dict[str, MetricValue] = {}
+    if others:
+        probabilities = predictions(*trained, examples.images, device)
+        found |= metrics_on(probabilities, np.asarray(examples.labels), others, classes)
+    if of_loss and len(examples):
+        at = _loss_at(trained, examples, device)
+        found |= {name: metric(at) for name, metric in of_loss.items()}
+    return {name: found[name] for name in metrics if name in found}
+
+
+def _loss_at(trained: Trained, examples: Split, device: str) -> LossAt:
+    """The loss of at most EXAMPLES examples, evenly spaced because files can be sorted by class."""
+    network, params, statistics = trained
+    count = min(len(examples), EXAMPLES)
+    chosen = np.arange(count) * len(examples) // count
+    images, labels = (array(np.asarray(x[chosen]), device=device) for x in (examples.images, examples.labels))
+    return LossAt(network.curvature, params, statistics, images, labels)
 
 
 def metrics_on(

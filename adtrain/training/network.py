@@ -17,6 +17,7 @@ from adtrain.config.build import REGRESSION, is_own, takes_labels
 from adtrain.core.array import Value, array
 from adtrain.core.precision import FULL, PRECISIONS
 from adtrain.core.scope import scope
+from adtrain.curvature import Curvature
 from adtrain.data.split import Images
 from adtrain.data.statistics import offsets
 from adtrain.training.tasks import Classification, Multilabel, NextClass, NextToken, Regression, Task
@@ -58,6 +59,13 @@ class Network:
     def synchronized(self) -> bool:
         """Whether a layer exchanges statistics between the shards of a batch: batch norm with `sync`."""
         return any(getattr(layer, "sync", False) for _, layer, _ in nn.layers(self.model, self.input_shape))
+
+    @cached_property
+    def curvature(self) -> Curvature:
+        """Curvature of the loss without dropout and with the running statistics."""
+        return Curvature(
+            lambda params, statistics, images, labels: self.loss_of(self.evaluated(params, statistics, images), labels)
+        )
 
     @property
     def parameter_shapes(self) -> dict[str, nn.Shape]:

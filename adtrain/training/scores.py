@@ -111,9 +111,13 @@ def metrics_first(names: Sequence[str]) -> list[str]:
 
 
 def single_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics of `training.metrics` that are one number, or have one as their mean over the classes."""
-    numbers = {name: found.macro if isinstance(found, ByClass) else found for name, found in metrics.items()}
+    """The metrics of `training.metrics` that are one number, or have one: the mean over the classes, or the first."""
+    numbers = {name: _first(found.macro if isinstance(found, ByClass) else found) for name, found in metrics.items()}
     return {name: x for name, x in numbers.items() if isinstance(x, float)}
+
+
+def _first(found: Any) -> Any:
+    return found[0] if isinstance(found, (list, tuple)) and found else found
 
 
 def metric_lines(metrics: Mapping[str, Any]) -> list[str]:

@@ -27,7 +27,7 @@ from adtrain.version import __version__
 
 SUMMARY = "summary.json"
 
-MetricValues: TypeAlias = dict[str, Measured | ByClass | tuple[tuple[Total, ...], ...]]
+MetricValues: TypeAlias = dict[str, Measured | ByClass | tuple[Measured, ...] | tuple[tuple[Total, ...], ...]]
 """Values of metrics by name, in a record."""
 
 

@@ -125,7 +125,9 @@ A schedule is a factor on the optimizer's learning rate. Schedules count in epoc
 [Plug-ins](../how-to/own-layer.md#a-data-set) add others, with options: `{spirals: {points: 600}}`.
 """,
     "metric": """\
-`training.metrics` lists them. [Plug-ins](../how-to/own-layer.md#a-metric) add others.
+`training.metrics` lists them. `gradient_noise`, `per_example_norm` and `top_eigenvalues` are of the loss of at most 512
+examples, evenly spaced, without dropout, with the running statistics and without class weights of single examples.
+[Plug-ins](../how-to/own-layer.md#a-metric) add others.
 """,
     "augmentation": "[Augment images](../how-to/augment.md) says what the options mean.\n",
 }
@@ -190,7 +192,8 @@ EXAMPLES: dict[str, Any] = {
     "training.validate_every": 1000,
     "training.best_by": "validation_loss",
     "training.final_model": "last",
-    "training.metrics": ["f1", "confusion"],
+    "training.metrics": ["f1", "confusion", {"top_eigenvalues": 5}],
+    "count": 5,
     "training.early_stopping": {"patience": 3},
     "training.early_stopping.patience": 3,
     "training.early_stopping.min_delta": 0.001,
