@@ -29,6 +29,7 @@ from adtrain.backends.cuda.nvrtc import Nvrtc, Request
 from adtrain.backends.cuda.peer_window import macros
 from adtrain.backends.cuda.targets import H200
 from adtrain.core.errors import DeviceError
+from adtrain.core.memory_layout import memory_layout
 from adtrain.core.target import Target
 
 needs_nvrtc = pytest.mark.needs_nvrtc
@@ -194,6 +195,13 @@ def test_a_source_that_is_begun_twice_is_compiled_once_and_its_cubin_is_waited_f
     go.set()
     assert compiler.cubin(other, "90a") == b"code"
     assert compiled == [other]
+
+
+def test_the_source_does_not_depend_on_the_order_of_memory_layouts() -> None:
+    shared, scratch = (memory_layout(name, {"SUMS": (4, 8)}) for name in ("SHARED", "SCRATCH"))
+    one, other = (file_source("reduce/norm.cu", (), (), *memory) for memory in ((shared, scratch), (scratch, shared)))
+    assert one == other
+    assert all(layout.macros in one.text for layout in (shared, scratch))
 
 
 def test_the_largest_source_that_waits_is_compiled_first() -> None:

@@ -82,9 +82,12 @@ def architecture(capability: tuple[int, int]) -> str:
 def file_source(
     file: str, dtypes: tuple[np.dtype, ...], definitions: tuple[tuple[str, int], ...], *memory: int
 ) -> Source:
-    """A file of `kernels/cuda`, or one with an absolute path, for the element types T and U and with macros."""
+    """A file of `kernels/cuda`, or one with an absolute path, for the element types T and U and with macros.
+
+    Launches that name the same layouts in another order have the same source.
+    """
     macros = tuple(f"-D{name}={value}" for name, value in definitions)
-    places = "".join(layout.macros for layout in memory if isinstance(layout, MemoryLayout))
+    places = "".join(sorted({layout.macros for layout in memory if isinstance(layout, MemoryLayout)}))
     if os.path.isabs(file):  # a user may edit it while the process runs
         return _source(file, Path(file).read_text(encoding="utf-8", errors="replace"), dtypes, macros, places)
     return _source(file, _kernel_text(file), dtypes, macros, places)
