@@ -6,7 +6,7 @@ import importlib.util
 import re
 import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, get_type_hints
 import click
 import numpy as np
 import pytest
+import yaml
 from click.testing import CliRunner
 from npz_files import write_npz
 from pydantic import TypeAdapter
@@ -28,6 +29,7 @@ from adtrain.data import DataSet
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]]
+PACKAGED = {path.stem for path in (ROOT / "configs").glob("*.yaml")}
 SUCCESSIVE = "docs/how-to/python.md"
 """Each of its snippets continues the one before."""
 TESTED_ELSEWHERE = ("docs/how-to/own-layer.md", "docs/how-to/own-kernel.md", "docs/add-a-fusion.md", "docs/engine.md")
@@ -125,6 +127,18 @@ QUICKLY = {
 """Commands that read data, and what makes them quick."""
 
 
+def narrower(value: object, key: str) -> Iterator[str]:
+    """Settings that leave an eighth of the channels of wide convolutions: `value` is what a config has at `key`.
+
+    The steps of Muon multiply matrices of so many rows, also where a batch has few images.
+    """
+    if isinstance(value, (dict, list)):
+        for name, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from narrower(part, f"{key}.{name}")
+    elif key.endswith(".out_channels") and int(str(value)) >= 64:
+        yield f"{key}={int(str(value)) // 8}"
+
+
 def commands_of_cifar() -> list[Any]:
     """The blocks of commands, with the marks of their tests."""
     found = []
@@ -147,7 +161,10 @@ def test_the_commands_for_cifar_run_on_generated_images(
     for line in block.replace(" --device gpu", "").replace("torch-max", "torch-eager").splitlines():
         arguments = shlex.split(line)[1:]
         if arguments[0] in QUICKLY:
-            settings = "data.path=photos.npz", "data.batch_size=4", "training.precision=float32"
+            (name,) = PACKAGED.intersection(arguments)
+            model = yaml.safe_load((ROOT / f"configs/{name}.yaml").read_text())["model"]
+            settings = ["data.path=photos.npz", "data.batch_size=4", "training.precision=float32"]
+            settings += narrower(model, "model")
             arguments += [*QUICKLY[arguments[0]], *(x for setting in settings for x in ("--set", setting))]
         result = CliRunner().invoke(main.cli, arguments)
         assert result.exit_code == 0, f"{line}: {result.output}"
@@ -228,5 +245,4 @@ def test_links_and_files_named_in_a_document_exist(document: str) -> None:
 
 
 def test_the_packaged_configs_are_in_the_readme() -> None:
-    names = {path.stem for path in (ROOT / "configs").glob("*.yaml")}
-    assert {name for name in names if f"`{name}`" not in text_of("README.md")} == set()
+    assert {name for name in PACKAGED if f"`{name}`" not in text_of("README.md")} == set()
