@@ -43,7 +43,7 @@ from adtrain.core.program import Program
 signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()  # until the tests are collected: little of what that makes is garbage
 # The same examples in every run, and no time limit, because machines differ.
-settings.register_profile("adtrain", derandomize=True, deadline=None, max_examples=20)
+settings.register_profile("adtrain", derandomize=True, deadline=None, max_examples=12)
 settings.load_profile("adtrain")
 
 

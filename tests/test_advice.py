@@ -35,10 +35,10 @@ def messages() -> list[tuple[str, list[str | ast.expr]]]:
         code = path.read_text(encoding="utf-8")
         if MAY_ADVISE.search(code) is None:
             continue
-        tree = ast.parse(code)
+        tree, name = ast.parse(code), path.relative_to(PACKAGE.parent)
         inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
         for node in ast.walk(tree):
-            place = f"{path.relative_to(PACKAGE.parent)}:{getattr(node, 'lineno', 0)}"
+            place = f"{name}:{getattr(node, 'lineno', 0)}"
             if isinstance(node, ast.JoinedStr):
                 parts = [
                     x.value if isinstance(x, ast.FormattedValue) else str(x.value)

@@ -158,7 +158,7 @@ def test_the_axes_of_fused_equations_follow_from_their_bodies(improve: Sequence[
     assert check_equations(training_program(improve=improve)) > 20
 
 
-@examples(3, 100)
+@examples(3, 50)
 def test_the_axes_of_random_fused_equations_follow_from_their_bodies(examples: int) -> None:
     def check(graph: Any) -> None:
         for improve in (ALL, ON_GPU):

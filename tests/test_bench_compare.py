@@ -69,7 +69,7 @@ def test_change_exceeds_both_intervals_and_two_percent(tmp_path: Path, after: di
     assert bool(found["slower"] or found["faster"]) == changed
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(st.sampled_from("abcdef"), st.floats(1e-3, 1e3), min_size=1), st.floats(0.1, 10))
 def test_swapping_the_results_swaps_slower_and_faster(tmp_path: Path, ms: dict[str, Any], factor: float) -> None:
     one, other = result(**ms), result(**{name: value * factor for name, value in ms.items()})

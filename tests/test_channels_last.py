@@ -126,7 +126,7 @@ LAYERS = st.sampled_from(
 )
 
 
-@examples(20, 200)
+@examples(20, 80)
 def test_random_networks_compute_the_same(examples: int) -> None:
     def check(layers: list[nn.Module]) -> None:
         program, arguments = training([convolution(), *layers, convolution()], (8, 7, 6))

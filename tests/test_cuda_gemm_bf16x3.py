@@ -71,7 +71,6 @@ def test_other_gpus_have_other_kernels() -> None:
 def test_the_kernel_compiles_without_spills_or_serialized_wgmma(nvrtc_log: NvrtcLog) -> None:
     sizes = (1021, 1022, 1024)
     ways = [(sizes[i % 3], width, FLAGS[i % 4]) for i, width in enumerate(BF16X3_WIDTHS)]
-    ways += [(size, 128, FLAGS[i]) for i, size in enumerate(sizes)]
     for size, width, transposed in ways:
         gemm = Bf16x3Gemm(H200, (2, size, size, size), Bf16x3Tile(width), 1 + size % 2, transposed)
         launch = gemm.kernel().launches[0]

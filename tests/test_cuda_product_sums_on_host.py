@@ -62,7 +62,7 @@ def of_bias(x: Any, v: Any, w: Any, bias: Any) -> Any:
 
 
 SAMPLES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], list[int]]] = {
-    "batch norm": (of_batch_norm, ((5, 24, 11, 13), (136, 24, 3, 3), (40, 136, 3, 3), (136,)), [2, 2]),
+    "batch norm": (of_batch_norm, ((5, 16, 11, 13), (136, 16, 3, 3), (24, 136, 3, 3), (136,)), [2, 2]),
     "bias": (of_bias, ((5, 24, 11, 13), (136, 24, 3, 3), (40, 136, 3, 3), (136,)), [1]),
 }
 """Functions, shapes of their arguments, and the numbers of sums that join each convolution. Neither rows nor columns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ElementTree
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ def shown(graph: Graph) -> Picture:
     return graph.pictures[graph.shown]
 
 
+@cache
 def step(name: str, after: str = graphs.SIMPLIFIED, detail: bool = False) -> Graph:
     return graphs.step_graph(config.load(name), after, detail)
 

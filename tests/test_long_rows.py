@@ -77,7 +77,7 @@ TOLERANCE = {"float32": 5e-6, "float64": 1e-13}
 """Of the norm of the difference over the norm."""
 
 
-@examples(3, 80)
+@examples(3, 25)
 def test_losses_over_many_classes_and_all_gradients_match_float64(
     examples: int, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,7 +127,7 @@ LAYERS: dict[str, Any] = {
 }
 
 
-@examples(3, 80)
+@examples(3, 25)
 def test_any_equations_of_long_rows_match_float64(examples: int, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fusions, "LAUNCH_BYTES", 0)
 

@@ -115,7 +115,7 @@ LAYERS: dict[str, Any] = {
 }
 
 
-@examples(6, 60)
+@examples(6, 30)
 def test_random_layers_on_sequences_compute_the_same_in_kernels_that_exist(examples: int) -> None:
     def check(shape: tuple[int, int, int], layers: Sequence[str], gather: bool) -> None:
         count, length, width = shape
