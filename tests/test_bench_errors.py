@@ -7,10 +7,9 @@ from pathlib import Path
 import bench_samples
 import pytest
 import training_runs
-from click.testing import CliRunner
+from command_line import invoke
 
 from adtrain.bench.peers import systems
-from adtrain.cli.main import cli
 
 pytestmark = pytest.mark.unfused
 
@@ -91,7 +90,7 @@ def test_race_at_the_top_level_says_what_to_write() -> None:
 
 
 def assert_one_line(arguments: list[str], message: str) -> None:
-    result = CliRunner(env={"COLUMNS": "120"}).invoke(cli, arguments)
+    result = invoke(*arguments, columns=120)
     assert (result.exit_code, result.stdout) == (2, "")
     *progress, line = result.stderr.splitlines()
     assert line.startswith(f"adtrain: error: {message}")

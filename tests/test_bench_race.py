@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import training_runs
-from click.testing import CliRunner, Result
+from click.testing import Result
+from command_line import invoke
 
 from adtrain import training
 from adtrain.bench import race as races
 from adtrain.bench.peers import torch_system
 from adtrain.bench.peers.jobs import Checked, Job
 from adtrain.bench.timing import machine, roofline
-from adtrain.cli.main import cli
 from adtrain.config.records import plain
 
 EPOCHS = [Checked(1.0, 0.5), Checked(2.0, 0.8), Checked(3.0, 0.7)]
@@ -28,7 +28,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def race(*arguments: str) -> Result:
-    return CliRunner(env={"COLUMNS": "120"}).invoke(cli, ["bench", "race", *arguments, "--device", "cpu"])
+    return invoke("bench", "race", *arguments, "--device", "cpu", columns=120)
 
 
 @pytest.mark.exhaustive

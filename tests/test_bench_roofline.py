@@ -7,13 +7,13 @@ from pathlib import Path
 import bench_samples
 import pytest
 import training_runs
-from click.testing import CliRunner, Result
+from click.testing import Result
+from command_line import invoke
 
 from adtrain import documents
 from adtrain.bench import step
 from adtrain.bench.timing import roofline, sampling
 from adtrain.bench.timing.roofline import Roofline
-from adtrain.cli.main import cli
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, without_gpu: None) ->
 
 
 def run(*arguments: str) -> Result:
-    result = CliRunner(env={"COLUMNS": "140"}).invoke(cli, arguments)
+    result = invoke(*arguments, columns=140)
     assert result.exit_code == 0, result.output
     return result
 

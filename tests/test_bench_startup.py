@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from command_line import invoke
 
 from adtrain.bench import compare, startup, text
 from adtrain.bench.startup import Start, Task
-from adtrain.cli import main
 from adtrain.core.errors import AdtrainError
 
 LOSSES = {"adtrain": 2.5, "torch-eager": 2.5001, "numpy": 2.6}
@@ -34,8 +33,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, peers: str, *failing: str) -> tupl
     monkeypatch.setattr(startup, "run", run)
     monkeypatch.setattr(startup, "first_steps", lambda name, *_: Start(1.0, {}, LOSSES[name]))
     monkeypatch.setattr("adtrain.bench.peers.systems.System.obstacle", lambda *_: None)
-    arguments = ["bench", "startup", "smoke", "--device", "cpu", "--against", peers, "--samples", "2", "--json"]
-    done = CliRunner().invoke(main.cli, arguments)
+    done = invoke("bench", "startup", "smoke", "--device", "cpu", "--against", peers, "--samples", "2", "--json")
     result = json.loads(done.stdout)
     return done.exit_code, result, text.render(compare.parse(result, "startup.json"), 100)
 

@@ -10,7 +10,8 @@ from typing import Any
 import bench_samples
 import pytest
 import training_runs
-from click.testing import CliRunner, Result
+from click.testing import Result
+from command_line import invoke
 
 from adtrain.bench import compare, ops, step
 from adtrain.bench.op_table import BENCHES
@@ -20,7 +21,6 @@ from adtrain.bench.timing.roofline import Roofline, rates
 from adtrain.bench.timing.sampling import Time
 from adtrain.bench.view import cache_note, milliseconds, of_peak
 from adtrain.bench.view import time as time_text
-from adtrain.cli.main import cli
 from adtrain.config.records import plain
 
 LAYERS = ["input", "0.linear", "1.relu", "2.linear", "loss", "optimizer", "accuracy", "log"]
@@ -36,7 +36,7 @@ def short_samples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def bench(*arguments: str, columns: int = 180) -> Result:
-    return CliRunner(env={"COLUMNS": str(columns)}).invoke(cli, ["bench", *arguments, "--device", "cpu"])
+    return invoke("bench", *arguments, "--device", "cpu", columns=columns)
 
 
 def tables(result: Result) -> list[list[str]]:
@@ -126,7 +126,7 @@ def test_results_are_written_and_compared(tmp_path: Path) -> None:
 
 def compared(*arguments: object, columns: int = 100) -> Result:
     """`bench compare`, which takes no device."""
-    return CliRunner(env={"COLUMNS": str(columns)}).invoke(cli, ["bench", "compare", *map(str, arguments)])
+    return invoke("bench", "compare", *arguments, columns=columns)
 
 
 def test_the_whole_step_is_the_headline_of_a_comparison(tmp_path: Path) -> None:

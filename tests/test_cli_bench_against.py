@@ -13,7 +13,8 @@ from typing import Any
 import bench_samples
 import pytest
 import training_runs
-from click.testing import CliRunner, Result
+from click.testing import Result
+from command_line import invoke
 from waiting import PATIENCE, wait_until
 
 from adtrain.bench import compare, page
@@ -21,7 +22,6 @@ from adtrain.bench.peers import comparison, systems
 from adtrain.bench.peers.processes import WorkerFailed, WorkerProcess
 from adtrain.bench.timing import roofline
 from adtrain.bench.view import factor
-from adtrain.cli.main import cli
 
 LAYERS = "[{conv2d: {out_channels: 4, kernel_size: 3}}, relu, flatten, {linear: 3}]"
 
@@ -50,7 +50,7 @@ def quick(running: dict[str, WorkerProcess], monkeypatch: pytest.MonkeyPatch) ->
 
 
 def bench(*arguments: str, columns: int = 100) -> Result:
-    return CliRunner(env={"COLUMNS": str(columns)}).invoke(cli, ["bench", *arguments])
+    return invoke("bench", *arguments, columns=columns)
 
 
 @pytest.mark.exhaustive

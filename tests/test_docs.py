@@ -17,7 +17,7 @@ import click
 import numpy as np
 import pytest
 import yaml
-from click.testing import CliRunner
+from command_line import invoke
 from npz_files import write_npz
 from pydantic import TypeAdapter
 
@@ -107,7 +107,7 @@ def test_the_samples_of_a_document_are_what_is_printed(
         command = arguments[0]
         if command == "train":
             arguments += ["--device", "cpu", "--steps", "3"]
-        result = CliRunner().invoke(main.cli, arguments)
+        result = invoke(*arguments)
         printed = (result.stdout if result.exit_code == 0 else result.stderr).splitlines()
         if command in MEASURED and result.exit_code == 0:
             assert {shape(row) for row in expected if row != "..."} - set(map(shape, printed)) == set(), line
@@ -166,7 +166,7 @@ def test_the_commands_for_cifar_run_on_generated_images(
             settings = ["data.path=photos.npz", "data.batch_size=4", "training.precision=float32"]
             settings += narrower(model, "model")
             arguments += [*QUICKLY[arguments[0]], *(x for setting in settings for x in ("--set", setting))]
-        result = CliRunner().invoke(main.cli, arguments)
+        result = invoke(*arguments)
         assert result.exit_code == 0, f"{line}: {result.output}"
 
 

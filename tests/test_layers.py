@@ -282,6 +282,14 @@ def test_core_and_passes_name_no_device_and_no_form_of_one_device() -> None:
     assert not found, "\n".join(found)
 
 
+def test_handlers_of_signals_are_installed_in_one_module() -> None:
+    installing = re.compile(r"\bsignal\.(signal|set_wakeup_fd)\(|\bsigaction\(")
+    found = {
+        path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if installing.search(path.read_text())
+    }
+    assert found == {"signals.py"}
+
+
 def test_a_third_party_package_is_imported_by_its_part_only() -> None:
     wrong = [
         f"adtrain/{path} imports {module}, which only {homes} may"
