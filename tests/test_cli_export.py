@@ -18,6 +18,7 @@ from safetensors.numpy import load_file, save_file
 from training_runs import write_config
 
 from adtrain import nn
+from adtrain.cli.export import FOLDERS, FORMATS
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.export import onnx_model, torch_weights
@@ -162,7 +163,7 @@ def test_exported_weights_are_read_back_with_the_same_names_and_bits(tmp_path: P
 )
 def test_an_unknown_extension_is_a_one_line_error(here: Path, name: str, found: str) -> None:
     line = one_line(run("run", name, expect=2))
-    assert line == f"{name}: found {found}, expected .c, .wasm, .html, .onnx, .safetensors"
+    assert line == f"{name}: found {found}, expected {', '.join(each for each in FORMATS if each not in FOLDERS)}"
 
 
 def test_writing_into_the_runs_folder_is_refused(here: Path) -> None:
