@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -39,6 +40,11 @@ def test_every_command_has_help_and_takes_debug(name: str) -> None:
     assert "--debug" in result.stdout
     assert f"adtrain {name}" in result.stdout
     assert COMMANDS[name] in invoke("--help").stdout
+
+
+def test_the_help_of_train_has_its_own_options_under_headings() -> None:
+    *_, others = invoke("train", "--help").stdout.partition("Other options:")
+    assert re.findall(r"^ +(?:-\w, )?--([a-z-]+)", others, re.MULTILINE) == ["debug", "help"]
 
 
 @pytest.mark.parametrize(
