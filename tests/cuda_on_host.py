@@ -18,7 +18,7 @@ import pytest
 
 from adtrain.assets import asset_path
 from adtrain.backends.cpu.numpy_program import NumpyProgram
-from adtrain.backends.cuda.compiler import Source
+from adtrain.backends.cuda.compiler import KERNEL, NOT_COMPILED, Source
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.targets import H200
@@ -135,17 +135,27 @@ class Host:
         library[f"go_{task.name}"](*grid, threads, pointers, numbers, *map(ctypes.c_void_p, arguments))
 
     def _libraries(self, launches: Sequence[LaunchPlan]) -> Mapping[Source, ctypes.CDLL]:
-        """One of each source, with all of its kernels that are launched; compiled on two cores."""
-        kernels: dict[Source, dict[str, LaunchPlan]] = {}
+        """That of each source; compiled on two cores.
+
+        Kernels of one file are compiled together, because what they share takes most of the time; but not those whose
+        blocks wait for one another.
+        """
+        files: dict[tuple[Source, str], dict[str, LaunchPlan]] = {}
         for task in launches:
-            kernels.setdefault(task.source, {})[task.name] = task
+            whole = task.source._replace(text=task.source.text.replace(NOT_COMPILED, "KERNEL"))
+            files.setdefault((whole, task.name if task.cooperative else ""), {})[task.name] = task
         with ThreadPoolExecutor(2) as pool:
-            paths = pool.map(self._library, kernels, kernels.values())
-            return {source: ctypes.CDLL(str(path)) for source, path in zip(kernels, paths, strict=True)}
+            paths = pool.map(self._library, [whole for whole, _ in files], files.values())
+            libraries: dict[Source, ctypes.CDLL] = {}
+            for tasks, path in zip(files.values(), paths, strict=True):
+                libraries |= dict.fromkeys((task.source for task in tasks.values()), ctypes.CDLL(str(path)))
+            return libraries
 
     def _library(self, source: Source, kernels: Mapping[str, LaunchPlan]) -> Path:
+        """Of a file of which only these kernels are compiled."""
+        text = KERNEL.sub(lambda found: "KERNEL" if found[1] in kernels else NOT_COMPILED, source.text)
         together = [prod(task.size.blocks) for task in kernels.values() if task.cooperative]
-        return self._compiled(source, list(map(self._entry, kernels.values())), *together)
+        return self._compiled(source._replace(text=text), list(map(self._entry, kernels.values())), *together)
 
     def library(self, source: Source, entries: Sequence[str], together: int) -> ctypes.CDLL:
         """A source with functions that run its kernels. ``together`` blocks run at the same time."""

@@ -34,6 +34,9 @@ from adtrain.includes import Includes
 KERNEL = re.compile(r"^KERNEL(?=(?:\s+(?:__\w+__\((?:[^()]|\([^()]*\))*\)|[A-Z_]+))*\s+(\w+)\()", re.MULTILINE)
 """The word KERNEL of a kernel's definition. Launch bounds, macros and the name follow; the group is the name."""
 
+NOT_COMPILED = "template <int> __global__ void"
+"""Replaces the word KERNEL of a kernel that a launch does not need: a template that nothing instantiates."""
+
 PROTOTYPE = re.compile(r'^extern "C" __global__ (void .*;)$', re.MULTILINE)
 """The prototype of a user's kernel, before its file's text."""
 
@@ -107,8 +110,8 @@ def _source(file: str, text: str, dtypes: tuple[np.dtype, ...], macros: tuple[st
 
 @functools.cache
 def of_kernel(source: Source, name: str) -> Source:
-    """The source for one of its kernels. The others become templates that nothing instantiates, which takes no time."""
-    text = KERNEL.sub(lambda found: "KERNEL" if found[1] == name else "template <int> __global__ void", source.text)
+    """The source for one of its kernels. The others take no time."""
+    text = KERNEL.sub(lambda found: "KERNEL" if found[1] == name else NOT_COMPILED, source.text)
     return source._replace(text=text)
 
 
