@@ -76,7 +76,7 @@ def few_elements(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.exhaustive
-@examples(plain=5, all=20)
+@examples(plain=5, all=10)
 def test_random_programs_have_the_barriers_they_need(few_elements: None, examples: int) -> None:
     def check(graph: Any) -> None:
         for form in in_all_forms(program_of(graph)):

@@ -274,7 +274,7 @@ def test_an_operation_between_two_products_may_be_given_rounded_values(name: str
     assert error(found, exact) <= 16 * UNIT
 
 
-@examples(5, 30)
+@examples(5, 15)
 def test_errors_of_random_networks_are_those_of_a_few_roundings_for_each_layer(examples: int) -> None:
     layer = st.sampled_from([nn.GELU(), nn.Tanh(), nn.LayerNorm(), nn.Linear(64), nn.Residual(nn.Linear(64))])
 

@@ -163,7 +163,7 @@ LAYERS: dict[str, Any] = {
 """Functions of x, whose rows are behind n axes."""
 
 
-@examples(2, 15)
+@examples(2, 8)
 def test_rows_behind_any_axes_match_numpy(examples: int, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fusions, "LAUNCH_BYTES", 0)
     made: list[int] = []

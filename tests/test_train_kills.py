@@ -31,7 +31,7 @@ def advanced_or_ended(file: Path, before: int | None, process: BaseProcess) -> b
     return step_of(file) != before or not process.is_alive()
 
 
-@pytest.mark.parametrize(("kills", "epochs"), [(4, 6), pytest.param(16, 20, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(("kills", "epochs"), [(4, 6), pytest.param(10, 12, marks=pytest.mark.exhaustive)])
 def test_a_run_killed_again_and_again_and_resumed_writes_the_same_bytes(
     kills: int, epochs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
