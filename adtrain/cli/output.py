@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,6 +65,14 @@ def show(*lines: object) -> None:
             message(line)
     else:
         print(*map(visible, lines), sep="\n", flush=True)
+
+
+def stream(pieces: Iterable[str]) -> None:
+    """Print a text to stdout piece by piece, and a line feed after it."""
+    for piece in pieces:
+        if not is_silent():
+            print(*map(visible, piece.split("\n")), sep="\n", end="", flush=True)
+    show("")
 
 
 def write_file(path: Path, content: bytes) -> None:

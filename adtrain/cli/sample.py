@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
-from itertools import islice, takewhile
-from operator import ne
+from dataclasses import asdict
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 import click
 
 from adtrain.cli.options import Number, RunPath, Whole, device_option, json_option, trust_options
-from adtrain.cli.output import note_precision, print_json, show
+from adtrain.cli.output import note_precision, print_json, show, stream
 from adtrain.core.errors import AdtrainError
 from adtrain.training import Trust, model_file, sampling
 
@@ -35,7 +32,26 @@ from adtrain.training import Trust, model_file, sampling
     show_default=True,
     help="Divides the logarithms of the probabilities: below 1 the text is more predictable, above 1 more varied.",
 )
-@click.option("--prompt", metavar="TEXT", default="", help="The text to continue; by default a new line begins.")
+@click.option(
+    "--top-k",
+    type=Whole(min=1),
+    metavar="K",
+    help="Draw from the K most probable characters, bytes or tokens only.",
+)
+@click.option(
+    "--top-p",
+    type=Number(min=0, max=1, min_open=True),
+    metavar="P",
+    help="Draw from the most probable ones only: the fewest that have at least the probability P together.",
+)
+@click.option(
+    "--prompt",
+    "prompts",
+    metavar="TEXT",
+    multiple=True,
+    default=[""],
+    help="The text to continue; by default a new line begins. Several prompts are continued together.",
+)
 @click.option(
     "--seed",
     type=Whole(0, 2**64 - 1),
@@ -48,13 +64,23 @@ from adtrain.training import Trust, model_file, sampling
 @trust_options
 @json_option
 def command(
-    run: Path, length: int, temperature: float, prompt: str, seed: int, device: str, trust: Trust, as_json: bool
+    run: Path,
+    length: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    prompts: tuple[str, ...],
+    seed: int,
+    device: str,
+    trust: Trust,
+    as_json: bool,
 ) -> None:
     """Print the prompt and further characters. Each is drawn from the probabilities that the network of the run in the
     folder RUN gives after the characters before it. The same seed gives the same text. A run on tokens writes tokens,
     up to the end of a text.
 
-    Control characters other than line feeds are printed as escapes. With --json the text is unchanged.
+    Lines `---` separate the texts of several prompts. Control characters other than line feeds are printed as escapes.
+    With --json the text is unchanged.
     """
     trained = model_file.load(run, device, trust)
     if not trained.config.data.is_text:
@@ -62,18 +88,16 @@ def command(
             f"{run}: the run was trained on {trained.config.data.examples}, expected one trained on text"
         )
     note_precision(trained.config, device)
-    start = sampling.prompt_classes(trained, prompt)
-    drawn: Iterator[int] = islice(sampling.sample(trained, device, start, temperature, seed), length)
-    if trained.tokenizer is not None:
-        drawn = takewhile(partial(ne, trained.tokenizer.end_of_text), drawn)
-    chunks = sampling.decoded(trained, drawn)
-    if as_json:
-        result: dict[str, Any] = {"run": str(run), "prompt": prompt, "temperature": temperature, "seed": seed}
-        print_json({**result, "text": "".join(chunks)})
+    starts = [sampling.prompt_classes(trained, prompt) for prompt in prompts]
+    drawing = sampling.Drawing(temperature, top_k, top_p, seed)
+    drawn = sampling.until_end(trained, islice(sampling.sample(trained, device, starts, drawing), length))
+    if len(prompts) == 1 and not as_json:
+        stream(chain(prompts, sampling.decoded(trained, (int(classes[0]) for classes in drawn))))
         return
-    line = prompt
-    for chunk in chunks:
-        *lines, line = (line + chunk).split("\n")
-        if lines:
-            show(*lines)
-    show(line)
+    texts = sampling.decoded_texts(trained, drawn, len(prompts))
+    if as_json:
+        samples = [{"prompt": prompt, "text": text} for prompt, text in zip(prompts, texts, strict=True)]
+        print_json({"run": str(run), **asdict(drawing), "samples": samples})
+        return
+    for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+        show(*(["---"] if number else []), *(prompt + text).split("\n"))

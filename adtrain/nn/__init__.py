@@ -50,7 +50,7 @@ from adtrain.nn.describe import LayerRow, count_parameters, describe, layer_of, 
 from adtrain.nn.init import INITIALIZERS, ConvInit, WeightInit
 from adtrain.nn.linear import Embedding, Linear
 from adtrain.nn.low_rank import LowRankSequential, is_low_rank, with_products
-from adtrain.nn.module import LayerError, Mode, Module, Params, Shape, State, with_weights
+from adtrain.nn.module import LayerError, Mode, Module, Params, Shape, State, Token, with_weights
 from adtrain.nn.norm import BatchNorm1d, BatchNorm2d, GroupNorm, InstanceNorm2d, LayerNorm, RMSNorm
 from adtrain.nn.pool import AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool2d, MaxPool2d, Upsample
 from adtrain.nn.recurrent import GRU, LSTM, RNN

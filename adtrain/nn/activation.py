@@ -22,6 +22,9 @@ class _Activation(Module):
     def output_shape(self, shape: Shape) -> Shape:
         return shape
 
+    def by_token(self, shape: Shape) -> bool:
+        return True
+
     def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         return getattr(ops, self.kind())(x, *astuple(self)), state
 
@@ -95,6 +98,9 @@ class PReLU(_Activation):
             )
         return shape
 
+    def by_token(self, shape: Shape) -> bool:
+        return self.num_parameters == 1
+
     def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
         return {"weight": (self.num_parameters,)}
 
@@ -114,6 +120,9 @@ class Scale(Module):
 
     def output_shape(self, shape: Shape) -> Shape:
         return shape
+
+    def by_token(self, shape: Shape) -> bool:
+        return True
 
     def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         return x if self.factor == 1 else x * self.factor, state
@@ -144,6 +153,9 @@ class _AlongAxis(_Activation):
         fields.axis_of(self, self.dim, shape)
         return shape
 
+    def by_token(self, shape: Shape) -> bool:
+        return fields.axis_of(self, self.dim, shape) > 0
+
 
 @dataclass(frozen=True)
 class Softmax(_AlongAxis):
@@ -163,6 +175,9 @@ class Dropout(Module):
 
     def output_shape(self, shape: Shape) -> Shape:
         return shape
+
+    def by_token(self, shape: Shape) -> bool:
+        return True
 
     def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         if self.p == 0 or not mode.is_training(self):

@@ -19,7 +19,7 @@ from adtrain.nn.activation import GELU, Dropout, ReLU, SiLU, SquaredReLU
 from adtrain.nn.containers import Container, child_output_shape, run_child
 from adtrain.nn.init import INITIALIZERS, WeightInit
 from adtrain.nn.linear import Linear, product
-from adtrain.nn.module import Mode, Module, Params, Shape, State
+from adtrain.nn.module import Mode, Module, Params, Shape, State, Token
 from adtrain.nn.norm import LayerNorm, RMSNorm
 from adtrain.nn.tokens import TOKEN_AXES
 from adtrain.ops.attention import MAX_WIDTH
@@ -27,6 +27,9 @@ from adtrain.option_types import Fraction, NonNegative, Positive, Size
 
 QK_NORM_EPS = 1e-6
 """Added to the mean square of a query or key, as in the models that have `qk_norm`."""
+
+CACHE = "keys", "values"
+"""The names of what attention keeps of earlier tokens, see `Module.new_cache`."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,11 @@ class MultiheadAttention(Module):
             raise ShapeError(f"multihead_attention: expected at least one token, found {shape}")
         return shape
 
+    def new_cache(self, shape: Shape, batch: int, dtype: np.dtype[Any]) -> State | None:
+        tokens, width = shape
+        size = batch, self.key_value_heads, tokens, width // self.num_heads
+        return {name: array(np.zeros(size, dtype)) for name in CACHE} if self.causal else None
+
     def projected_rows(self, width: int) -> tuple[int, int, int]:
         """The rows of "in_proj_weight" that give queries, keys and values."""
         others = width // self.num_heads * self.key_value_heads
@@ -136,8 +144,14 @@ class MultiheadAttention(Module):
         if drops and mode.rng is None:
             raise AdtrainError("multihead_attention: found no rng in training, expected Mode(training=True, rng=...)")
         projected = self._linear(x, params, "in_proj_")
-        if self._by_position:
-            projected = self._prepared(projected, params)
+        if mode.token is not None:
+            joined, state = self._attended(projected, params, state, mode.token)
+            return self._linear(joined, params["out_proj"], ""), state
+        if self._by_position or state:
+            by_head = self._by_head(projected, params)
+            if state:
+                state = dict(zip(CACHE, self._keys_and_values(by_head), strict=True))
+            projected = self._side_by_side(by_head)
         joined = ops.self_attention(
             projected,
             self.num_heads,
@@ -150,19 +164,51 @@ class MultiheadAttention(Module):
         )
         return self._linear(joined, params["out_proj"], ""), state
 
-    def _prepared(self, projected: Value, params: Params) -> Value:
-        """Queries, keys and values side by side, as many heads of each: normalised, rotated and repeated."""
-        batch, tokens, row = projected.shape
+    def _by_head(self, projected: Value, params: Params, token: Token | None = None) -> Value:
+        """Queries, keys and values, (batch, tokens, all heads, width): normalised and rotated."""
         heads, others = self.num_heads, self.key_value_heads
-        width = row // (heads + 2 * others)
-        x = ops.reshape(projected, (batch, tokens, heads + 2 * others, width))
+        width = projected.shape[-1] // (heads + 2 * others)
+        x = ops.reshape(projected, (*projected.shape[:2], heads + 2 * others, width))
         if self.qk_norm:
             x = self._normalised(x, params)
-        if self.rotary_base is not None:
-            x = _rotated(x, self.rotary_base, heads + others)
+        return x if self.rotary_base is None else _rotated(x, self.rotary_base, heads + others, token)
+
+    def _side_by_side(self, by_head: Value) -> Value:
+        """Queries, keys and values in rows, as many heads of each: heads of keys and values are repeated."""
+        batch, tokens, _, width = by_head.shape
+        heads, others = self.num_heads, self.key_value_heads
         if others < heads:
-            x = ops.concatenate([x[:, :, :heads], _repeated(x[:, :, heads:], heads // others)], axis=2)
-        return ops.reshape(x, (batch, tokens, 3 * heads * width))
+            repeated = _repeated(by_head[:, :, heads:], heads // others)
+            by_head = ops.concatenate([by_head[:, :, :heads], repeated], axis=2)
+        return ops.reshape(by_head, (batch, tokens, 3 * heads * width))
+
+    def _keys_and_values(self, by_head: Value) -> list[Value]:
+        """Both, (batch, heads of keys, tokens, width)."""
+        heads, others = self.num_heads, self.key_value_heads
+        starts = heads, heads + others
+        return [ops.transpose(by_head[:, :, start : start + others], (0, 2, 1, 3)) for start in starts]
+
+    def _attended(self, projected: Value, params: Params, state: State, token: Token) -> tuple[Value, State]:
+        """The output of the heads for one token, (batch, 1, width), and the cache with its key and value.
+
+        The queries that share a head of keys are the rows of one attention, so heads are not repeated.
+        """
+        by_head = self._by_head(projected, params, token)
+        batch, _, _, width = by_head.shape
+        places = ops.arange(token.length, device=by_head.device)
+        position = ops.reshape(token.position, (batch, 1, 1))
+        here = ops.expand_dims(ops.equal(places, position), -1)
+        keys, values = (
+            ops.where(here, new, state[name])
+            for name, new in zip(CACHE, self._keys_and_values(by_head), strict=True)
+        )
+        seen = ops.less_equal(places, position)
+        if self.window is not None:
+            seen = seen & ops.less(position, places + self.window)
+        shared = self.key_value_heads
+        queries = ops.reshape(by_head[:, 0, : self.num_heads], (batch, shared, self.num_heads // shared, width))
+        found = ops.attention(queries, keys, values, mask=seen, soft_cap=self.soft_cap)
+        return ops.reshape(found, (batch, 1, self.num_heads * width)), dict(zip(CACHE, (keys, values), strict=True))
 
     def _normalised(self, x: Value, params: Params) -> Value:
         """Queries and keys divided by their root mean squares, times the weights; values as they are."""
@@ -181,24 +227,27 @@ class MultiheadAttention(Module):
         return ops.add(y, params[f"{prefix}bias"]) if self.bias else y
 
 
-def _rotated(x: Value, base: float, heads: int, forward: bool = True) -> Value:
+def _rotated(x: Value, base: float, heads: int, token: Token | None = None, forward: bool = True) -> Value:
     """The first `heads` heads of x (batch, tokens, all heads, n), rotated by their positions, from angle 0 of token 0.
 
     Both numbers of a pair are read by one gather. The derivative is the rotation by the negative angles, so it needs no
     scatter.
     """
     tokens, every, n = x.shape[1:]
-    angles = np.arange(tokens)[:, None, None] * base ** (-np.arange(n // 2) / (n // 2))
+    positions = np.arange(tokens if token is None else token.length)
+    angles = positions[:, None, None] * base ** (-np.arange(n // 2) / (n // 2))
     sines = np.sin(angles) if forward else -np.sin(angles)
     tables = np.concatenate([np.cos(angles)] * 2, axis=-1), np.concatenate([-sines, sines], axis=-1)
     cos, sin = (array(table.astype(x.dtype), device=x.device) for table in tables)
+    if token is not None:
+        cos, sin = token.row_of(cos), token.row_of(sin)
     others = array(np.roll(np.arange(n, dtype=np.uint32), n // 2), device=x.device)
     is_rotated = array(np.arange(every).reshape(-1, 1) < heads, device=x.device)
 
     def rotation(x: Value) -> tuple[Value, None]:
         return ops.where(is_rotated, x * cos + ops.take(x, others, axis=3) * sin, x), None
 
-    rotate = custom_vjp(rotation, lambda _, ct: (_rotated(ct, base, heads, not forward),))
+    rotate = custom_vjp(rotation, lambda _, ct: (_rotated(ct, base, heads, token, not forward),))
     found: Value = rotate(x)
     return found
 
@@ -250,6 +299,9 @@ class TransformerLayer(Container):
                 inner = layers["linear1"].output_shape(shape) if name == "linear2" else shape
                 yield name, layers[name], inner
 
+    def by_token(self, shape: Shape) -> bool:
+        return True
+
     def output_shape(self, shape: Shape) -> Shape:
         fields.check_ndim(self, shape, TOKEN_AXES)
         for name, child, inner in self.children(shape):
@@ -258,10 +310,12 @@ class TransformerLayer(Container):
 
     def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         layers = self.layers(x.shape[1:])
-        drop, activation = Dropout(self.dropout), ACTIVATIONS[self.activation]
+        drop, activation, new = Dropout(self.dropout), ACTIVATIONS[self.activation], {}
 
         def run(name: str, x: Value) -> Value:
-            return run_child(name, f"{name}.{layers[name].kind()}", layers[name], params, {}, x, mode)[0]
+            y, found = run_child(name, f"{name}.{layers[name].kind()}", layers[name], params, state, x, mode)
+            new.update(found)
+            return y
 
         def dropped(name: str, x: Value) -> Value:
             return drop.forward({}, {}, x, mode.at(name))[0]
@@ -278,9 +332,9 @@ class TransformerLayer(Container):
 
         if self.normalises_first:
             x = ops.add(x, attend(run("norm1", x)))
-            return ops.add(x, feed_forward(run("norm2", x))), state
+            return ops.add(x, feed_forward(run("norm2", x))), new
         x = run("norm1", ops.add(x, attend(x)))
-        return run("norm2", ops.add(x, feed_forward(x))), state
+        return run("norm2", ops.add(x, feed_forward(x))), new
 
 
 @dataclass(frozen=True)

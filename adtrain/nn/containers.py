@@ -50,6 +50,19 @@ class Container(Module):
             for key, size in child.parameter_shapes(child_shape).items()
         }
 
+    def new_cache(self, shape: Shape, batch: int, dtype: np.dtype[Any]) -> State | None:
+        """Those of the children, for a container whose own arithmetic is `by_token`."""
+        if not self.by_token(shape):
+            return None
+        found: State = {}
+        for name, child, child_shape in self.children(shape):
+            cache = child.new_cache(child_shape, batch, dtype)
+            if cache is None:
+                return None
+            if cache:
+                found[name] = cache
+        return found
+
     def at_input(self, shape: Shape) -> Iterator[tuple[str, Module]]:
         """Yield (name, child) for the children whose input is that of the container."""
         for name, child, _ in self.children(shape):
@@ -112,6 +125,9 @@ class Sequential(Container):
             yield str(i), layer, shape
             shape = output_shape
 
+    def by_token(self, shape: Shape) -> bool:
+        return True
+
     def at_input(self, shape: Shape) -> Iterator[tuple[str, Module]]:
         if self.layers:
             yield "0", self.layers[0]
@@ -160,6 +176,9 @@ class Residual(Container):
     body: Module
     _: KW_ONLY
     shortcut: Module | None = None
+
+    def by_token(self, shape: Shape) -> bool:
+        return True
 
     def children(self, shape: Shape) -> Iterator[tuple[str, Module, Shape]]:
         yield "body", self.body, shape
@@ -250,6 +269,9 @@ class Add(Branches):
                 raise ShapeError(f"add: the branches must agree, branch 0 gives {shapes[0]}, branch {i} {other}")
         return shapes[0]
 
+    def by_token(self, shape: Shape) -> bool:
+        return True
+
     def join(self, outputs: Sequence[Value]) -> Value:
         return reduce(ops.add, outputs)
 
@@ -269,6 +291,9 @@ class Multiply(Branches):
                 )
             joined = tuple(max(a, b) for a, b in axes)
         return joined
+
+    def by_token(self, shape: Shape) -> bool:
+        return True
 
     def join(self, outputs: Sequence[Value]) -> Value:
         return reduce(ops.mul, outputs)

@@ -50,6 +50,9 @@ class Linear(WeightLayer):
         fields.check_inferred(self, "in_features", shape[-1], shape)
         return (*shape[:-1], self.out_features)
 
+    def by_token(self, shape: Shape) -> bool:
+        return len(shape) > 1
+
     def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
         shapes: dict[str, Shape] = {} if self.tied else {"weight": (self.out_features, shape[-1])}
         return shapes | {"bias": (self.out_features,)} if self.bias else shapes
@@ -76,6 +79,9 @@ class Embedding(WeightLayer):
 
     def output_shape(self, shape: Shape) -> Shape:
         return (*shape, self.embedding_dim)
+
+    def by_token(self, shape: Shape) -> bool:
+        return True
 
     def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
         return {"weight": (self.num_embeddings, self.embedding_dim)}

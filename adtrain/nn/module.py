@@ -6,11 +6,12 @@ import re
 import zlib
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
 
+from adtrain import ops
 from adtrain.core import other_libraries
 from adtrain.core.array import Value, array
 from adtrain.core.checked_arguments import CheckedArguments
@@ -26,6 +27,17 @@ State = dict[str, Any]
 """A tree of the arrays that a forward pass updates: running statistics."""
 
 
+class Token(NamedTuple):
+    """A token of each sequence: its position, integers (batch,), and the length of a whole sequence."""
+
+    position: Value
+    length: int
+
+    def row_of(self, table: Value) -> Value:
+        """The row at the position, (batch, 1, ...), of a table (length, ...)."""
+        return ops.expand_dims(ops.embedding(self.position, table), 1)
+
+
 @dataclass(frozen=True, eq=False)
 class Mode:
     """How a model is run: in training or evaluation, with which random state, and which of its layers is running.
@@ -34,12 +46,16 @@ class Mode:
     `rng` is the random state, `ops.rng_state(seed, step)`. `path` holds the child names from the model to the layer
     that is running; it gives each dropout layer a random stream of its own. If the input is a shard of a
     batch, `shards` holds the number of samples in each shard (`ops.gather_shards`); otherwise it is empty.
+
+    `token` says that the input is one token of each sequence, (batch, 1, ...). What layers keep of the tokens before it
+    is in the state: see `Module.new_cache`.
     """
 
     training: bool | None
     rng: Value | None = None
     path: tuple[str, ...] = ()
     shards: tuple[int, ...] = ()
+    token: Token | None = None
 
     def at(self, name: str) -> Mode:
         """The mode for the child `name` of the module that is running."""
@@ -89,6 +105,18 @@ class Module(CheckedArguments):
     def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
         """Name and shape of each parameter for input samples of `shape`, which must fit; nothing is allocated."""
         return {}
+
+    def by_token(self, shape: Shape) -> bool:
+        """Whether a token of the output depends on the same token of the input alone: axis 0 of `shape` are tokens."""
+        return False
+
+    def new_cache(self, shape: Shape, batch: int, dtype: np.dtype[Any]) -> State | None:
+        """Arrays of the state that keep, for each sequence of a batch, what later tokens need of earlier ones.
+
+        With them the layer computes one token after the other (`Mode.token`). It is None where an output can depend
+        on later tokens, or the layer cannot keep what it needs.
+        """
+        return {} if self.by_token(shape) else None
 
     def needs_images(self, shape: Shape) -> bool:
         """Whether initial weights are computed from inputs of the network: those of `whitening`."""

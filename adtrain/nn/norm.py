@@ -114,6 +114,9 @@ class _LastAxesNorm(_NormLayer):
             )
         return shape
 
+    def by_token(self, shape: Shape) -> bool:
+        return len(self._normalized_shape(shape)) < len(shape)
+
     def _normalized_shape(self, shape: Shape) -> Shape:
         if self.normalized_shape is None:
             return shape[-1:]

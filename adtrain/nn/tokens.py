@@ -69,14 +69,20 @@ class PositionalEmbedding(Module):
     def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
         return {"weight": shape} if self.encoding == "learned" else {}
 
+    def new_cache(self, shape: Shape, batch: int, dtype: np.dtype[Any]) -> State:
+        return {}
+
     def new_arrays(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:
         sizes = self.parameter_shapes(shape)
         return {name: array(trunc_normal(size, rng).astype(dtype)) for name, size in sizes.items()}, {}
 
     def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         if self.encoding == "learned":
-            return ops.add(x, params["weight"]), state
-        return ops.add(x, array(sinusoids(*x.shape[1:]).astype(x.dtype), device=x.device)), state
+            table = params["weight"]
+        else:
+            tokens = x.shape[1] if mode.token is None else mode.token.length
+            table = array(sinusoids(tokens, x.shape[2]).astype(x.dtype), device=x.device)
+        return ops.add(x, table if mode.token is None else mode.token.row_of(table)), state
 
 
 def sinusoids(tokens: int, width: int) -> np.ndarray:

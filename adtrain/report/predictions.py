@@ -104,8 +104,8 @@ def predict(run: Path, device: str, trust: Trust = NONE) -> AnyPredictions:
     """
     trained = model_file.load(run, device, trust)
     if isinstance(trained.network.task, NextClass):
-        drawn = sampling.sample(trained, device, sampling.prompt_classes(trained, ""), temperature=1.0, seed=0)
-        return Sample("".join(sampling.decoded(trained, islice(drawn, SAMPLE_LENGTH))))
+        drawn = sampling.sample(trained, device, [sampling.prompt_classes(trained, "")])
+        return Sample(*sampling.decoded_texts(trained, islice(drawn, SAMPLE_LENGTH), 1))
     test = trained.test_split()
     task = trained.network.task
     if isinstance(task, (Regression, Multilabel)):

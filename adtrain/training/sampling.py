@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeAlias
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
+from operator import ne
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from adtrain import nn, ops
+from adtrain.core import tree
 from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError
 from adtrain.core.staging import stage
@@ -17,6 +23,7 @@ from adtrain.data.tokenizer import pieces_in
 from adtrain.passes import ALL
 from adtrain.text import first_names
 from adtrain.training.model_file import TrainedModel
+from adtrain.training.step import random_state
 from adtrain.training.tasks import NextClass
 
 LogProbabilities: TypeAlias = Callable[[np.ndarray], np.ndarray]
@@ -24,6 +31,9 @@ LogProbabilities: TypeAlias = Callable[[np.ndarray], np.ndarray]
 
 MOST_NAMED = 8
 """The most characters that an error names."""
+NOT_FINITE = "the model's predictions are NaN or infinite: its weights overflowed in training"
+QUICK_SECONDS = 0.03
+"""Steps that take less time in all are repeated twice as often before their classes are read."""
 
 
 def next_class_of(trained: TrainedModel, device: str) -> LogProbabilities:
@@ -50,28 +60,178 @@ def next_class_of(trained: TrainedModel, device: str) -> LogProbabilities:
         found = step(trained.params, trained.statistics, array(inputs, device=device), position).numpy()
         logits = found[: len(trained.classes)].astype(np.float64)
         if not np.isfinite(logits).all():
-            raise AdtrainError("the model's predictions are NaN or infinite: its weights overflowed in training")
+            raise AdtrainError(NOT_FINITE)
         shifted = logits - logits.max()
         return shifted - np.log(np.exp(shifted).sum())
 
     return log_probabilities
 
 
-def sample(trained: TrainedModel, device: str, prompt: np.ndarray, temperature: float, seed: int) -> Iterator[int]:
-    """Endless classes that follow those of the prompt, int32 (n,) with n >= 1; the same seed gives the same ones.
+@dataclass(frozen=True)
+class Drawing:
+    """How a class is drawn from the logits of a network.
 
-    Log-probabilities are divided by `temperature`, above 0: below 1 the probable classes become more probable.
+    Attributes:
+        temperature: divides log-probabilities, above 0: below 1 the probable classes become more probable.
+        top_k: only so many classes, the most probable ones, are drawn.
+        top_p: only the most probable classes are drawn: the fewest that have at least this probability together.
+        seed: the same seed draws the same classes on the same device.
     """
-    log_probabilities, rng = next_class_of(trained, device), np.random.default_rng(seed)
-    text = prompt
-    assert isinstance(trained.network.task, NextClass)
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+
+
+class Writing(NamedTuple):
+    """What a step of sampling changes.
+
+    Attributes:
+        text: the classes so far, int32 (batch, length + 1).
+        count: how many of them there are, int32 (batch,).
+        step: the number of steps so far, int64 ().
+        is_finite: whether all logits were finite, bool ().
+        caches: what the layers keep of earlier tokens, see `nn.Module.new_cache`; {} without caches.
+    """
+
+    text: Value
+    count: Value
+    step: Value
+    is_finite: Value
+    caches: nn.State
+
+
+def sample(
+    trained: TrainedModel, device: str, prompts: Sequence[np.ndarray], drawing: Drawing = Drawing()
+) -> Iterator[np.ndarray]:
+    """Endless classes, int32 (batch,), that follow those of each prompt, int32 (n,) with n >= 1.
+
+    A class depends on the ones before it in a window of `length`: when the window is full, its last half remains. What
+    follows a prompt depends neither on the other prompts nor on whether the layers have caches, up to rounding.
+
+    Raises AdtrainError where an output of the network is NaN or infinite.
+    """
+    steps = _Steps(trained.merged(), device, len(prompts), drawing)
+    length, rows, repeats, before = steps.length, np.arange(len(prompts)), 1, 0
+    texts = [prompt[-length:] for prompt in prompts]
     while True:
-        found = log_probabilities(text)
-        with np.errstate(over="ignore"):  # at a tiny temperature all but the most probable become -infinity
-            sums = np.cumsum(np.exp((found - found.max()) / temperature))
-        drawn = int(np.searchsorted(sums, rng.random() * sums[-1], side="right"))
-        yield drawn
-        text = np.append(text, drawn)[-trained.network.task.length :]
+        writing, counts = steps.begin(texts, before), np.array([len(text) for text in texts])
+        while room := length + 1 - counts.max():
+            repeats, started = min(repeats, room), time.monotonic()
+            writing = steps.step.repeat(repeats, writing, *steps.inputs)
+            written, is_finite = writing.text.numpy(), writing.is_finite.numpy()
+            if not is_finite:
+                raise AdtrainError(NOT_FINITE)
+            yield from (written[rows, counts + i] for i in range(repeats))
+            counts, before = counts + repeats, before + repeats
+            repeats = 2 * repeats if time.monotonic() - started < QUICK_SECONDS else max(1, repeats // 2)
+        half = (length + 1) // 2
+        texts = [row[:n] if n <= length else row[-half:] for row, n in zip(written, counts, strict=True)]
+
+
+class _Steps:
+    """The step that draws a class for each text, and what it needs."""
+
+    def __init__(self, trained: TrainedModel, device: str, batch: int, drawing: Drawing) -> None:
+        task = trained.network.task
+        assert isinstance(task, NextClass)
+        self.network, self.length, self.device = trained.network, task.length, device
+        found = self.network.model.new_cache(self.network.input_shape, batch, self.network.dtype)
+        self.has_caches = found is not None and not trained.statistics
+        self.new_caches = (found or {}) if self.has_caches else {}
+        seed = np.array([drawing.seed & 0xFFFFFFFF, drawing.seed >> 32], np.uint32)
+        self.inputs = (
+            trained.params,
+            trained.statistics,
+            array(seed, device=device),
+            array(np.float64(drawing.temperature), device=device),
+        )
+        classes = len(trained.classes)
+
+        def step(writing: Writing, params: nn.Params, statistics: nn.State, seed: Value, temperature: Value) -> Writing:
+            logits, caches = self._logits(writing, params, statistics)
+            logits = ops.astype(logits[:, :classes], np.float64)
+            found = drawn(logits, random_state(seed, writing.step), temperature, drawing.top_k, drawing.top_p)
+            places = ops.arange(self.length + 1, device=device)
+            here = ops.equal(places, ops.expand_dims(writing.count, 1))
+            text = ops.where(here, ops.expand_dims(ops.astype(found, np.int32), 1), writing.text)
+            is_finite = writing.is_finite & ops.all(ops.isfinite(logits))
+            return Writing(text, writing.count + 1, writing.step + 1, is_finite, caches)
+
+        self.step = stage(step, ALL, donate=(0,))
+        self.prefill = stage(self._caches, ALL, donate=(0,))
+
+    def begin(self, texts: Sequence[np.ndarray], step: int) -> Writing:
+        """The state before the classes that follow `texts`, after so many steps."""
+        written = np.zeros((len(texts), self.length + 1), np.int32)
+        for row, text in zip(written, texts, strict=True):
+            row[: len(text)] = text
+        values = written, np.array([len(text) for text in texts], np.int32), np.int64(step), np.bool_(True)
+        text, count, number, is_finite = (array(x, device=self.device) for x in values)
+        caches = tree.map(lambda x: array(x.numpy(), device=self.device), self.new_caches)
+        if caches and max(map(len, texts)) > 1:
+            caches = self.prefill(caches, self.inputs[0], text)
+        return Writing(text, count, number, is_finite, caches)
+
+    def _caches(self, caches: nn.State, params: nn.Params, text: Value) -> nn.State:
+        """The caches of whole texts. What they have behind the end of a text is overwritten before it is read."""
+        return self._run(params, caches, text[:, : self.length], nn.Mode(training=False))[1]
+
+    def _logits(self, writing: Writing, params: nn.Params, statistics: nn.State) -> tuple[Value, nn.State]:
+        """The logits (batch, outputs) of what follows the texts, and the new caches."""
+        position = writing.count - 1
+        if self.has_caches:
+            token = ops.take_along_axis(writing.text, ops.expand_dims(position, 1), 1)
+            mode = nn.Mode(training=False, token=nn.Token(position, self.length))
+            outputs, caches = self._run(params, writing.caches, token, mode)
+            return outputs[:, 0], caches
+        outputs, _ = self._run(params, statistics, writing.text[:, : self.length], nn.Mode(training=False))
+        batch, _, classes = outputs.shape
+        places = ops.broadcast_to(ops.reshape(position, (batch, 1, 1)), (batch, 1, classes))
+        return ops.take_along_axis(outputs, places, 1)[:, 0], {}
+
+    def _run(self, params: nn.Params, state: nn.State, classes: Value, mode: nn.Mode) -> tuple[Value, nn.State]:
+        with ops.matmul_precision(self.network.products):
+            return self.network.model.forward(params, state, ops.astype(classes, self.network.dtype), mode)
+
+
+def drawn(logits: Value, rng: Value, temperature: Value, top_k: int | None = None, top_p: float | None = None) -> Value:
+    """A class for each row of logits (batch, classes), drawn as `Drawing` says: integers (batch,).
+
+    The numbers of a row depend on its index and the random state alone.
+    """
+    batch, classes = logits.shape
+    scores, order = (logits - ops.max(logits, -1, keepdims=True)) / temperature, None
+    if top_k is not None or top_p is not None:
+        scores, order = ops.topk(scores, min(top_k or classes, classes))
+    chances = ops.exp(scores)
+    sums = ops.cumsum(chances, axis=-1)
+    total = sums[:, -1:]
+    if top_p is not None:
+        total = ops.max(ops.where(sums - chances < total * top_p, sums, 0.0), -1, keepdims=True)
+    high_low = ops.random_uniform(rng, (batch, 2), dtype=np.float64)
+    aim = (high_low[:, :1] + high_low[:, 1:] * 2.0**-24) * total
+    rank = ops.sum(ops.astype((sums <= aim) & (sums < total), np.int32), -1)
+    return rank if order is None else ops.take_along_axis(order, ops.expand_dims(rank, 1), 1)[:, 0]
+
+
+def until_end(trained: TrainedModel, drawn: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    """What `sample` draws, until the end of a text was drawn for each prompt."""
+    ended: np.ndarray | bool = False
+    for classes in drawn:
+        if trained.tokenizer is not None:
+            ended = ended | (classes == trained.tokenizer.end_of_text)
+        if np.all(ended):
+            return
+        yield classes
+
+
+def decoded_texts(trained: TrainedModel, drawn: Iterable[np.ndarray], batch: int) -> list[str]:
+    """The texts that were drawn for a batch of prompts, each up to its end."""
+    columns = np.array(list(drawn), np.int32).reshape(-1, batch).T
+    end = None if trained.tokenizer is None else trained.tokenizer.end_of_text
+    return ["".join(decoded(trained, takewhile(partial(ne, end), column.tolist()))) for column in columns]
 
 
 def decoded(trained: TrainedModel, classes: Iterable[int]) -> Iterator[str]:
