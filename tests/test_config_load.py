@@ -19,8 +19,8 @@ POSITIVE = "expected an integer in [1, 2^31)"
 POSITIVE_NUMBER = "a number in (0, 3.4e38]"
 LOSSES = "cross_entropy, nll, mse, l1, huber, binary_cross_entropy_with_logits"
 PACKAGED = (
-    "char-gpt, cifar-94, cifar-96, cifar-small, cnn, lenet5, lenet5-augmented, lstm, mlp, mlp-small, mnist-99, resnet, "
-    "resnet18, smoke, vit"
+    "char-gpt, cifar-94, cifar-96, cifar-small, cnn, gpt-shakespeare, lenet5, lenet5-augmented, lstm, mlp, mlp-small, "
+    "mnist-99, resnet, resnet18, smoke, vit"
 )
 NO_PAIR = "found no key=value, expected one such as training.epochs=3"
 TRAINING = (

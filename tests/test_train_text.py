@@ -192,7 +192,8 @@ def test_predict_shows_characters_that_are_not_seen(trained: Path, tmp_path: Pat
 
 def test_a_sample_is_determined_by_its_seed(trained: Path) -> None:
     def sample(*options: str) -> str:
-        result: str = json.loads(command("sample", trained, "--json", "--length", "60", *options).stdout)["text"]
+        found = json.loads(command("sample", trained, "--json", "--length", "60", *options).stdout)
+        result: str = found["samples"][0]["text"]
         return result
 
     assert sample("--seed", "1") == sample("--seed", "1")
@@ -211,10 +212,19 @@ def test_a_sample_of_low_temperature_takes_the_most_probable_characters(trained:
     assert (tiny.stdout, tiny.stderr) == (printed, "")
 
 
+def test_several_prompts_are_continued_together(trained: Path) -> None:
+    prompts = ("--prompt", "da", "--prompt", "f", "--length", "8", "--top-k", "1", "--top-p", "0.5")
+    found = json.loads(command("sample", trained, *prompts, "--json").stdout)
+    assert (found["top_k"], found["top_p"]) == (1, 0.5)
+    alone = [command("sample", trained, "--length", "8", "--top-k", "1", "--prompt", x).stdout for x in ("da", "f")]
+    assert [x["prompt"] + x["text"] + "\n" for x in found["samples"]] == alone
+    assert command("sample", trained, *prompts).stdout == alone[0] + "---\n" + alone[1]
+
+
 def test_a_sample_has_the_frequencies_of_the_text(trained: Path) -> None:
     model = training.model_file.load(trained)
-    drawn = itertools.islice(sampling.sample(model, "cpu", np.array([1], np.int32), 1.0, 0), 1500)
-    letters = [LETTERS.index(model.classes[i]) for i in drawn]
+    drawn = itertools.islice(sampling.sample(model, "cpu", [np.array([1], np.int32)]), 1500)
+    letters = [LETTERS.index(model.classes[i]) for (i,) in drawn]
     counts = np.zeros((7, 7))
     np.add.at(counts, (letters[:-1], letters[1:]), 1)
     often = counts.sum(axis=1) > 100
@@ -231,7 +241,7 @@ def test_a_text_of_bytes_needs_no_encoding(tmp_path: Path) -> None:
     found = json.loads(
         command("sample", folder, "--prompt", "z", "--length", "6", "--temperature", "0.01", "--json").stdout
     )
-    assert found["text"] == "\ufffd\x00z" * 2
+    assert found["samples"] == [{"prompt": "z", "text": "\ufffd\x00z" * 2}]
     assert json.loads((folder / "summary.json").read_text())["test"]["accuracy"] == 1
 
 

@@ -267,7 +267,8 @@ def test_eval_of_a_text_needs_a_run_on_text(tmp_path: Path) -> None:
 
 def test_a_sample_continues_a_text(trained: Path) -> None:
     def sample(*options: str) -> str:
-        found: str = json.loads(command("sample", trained, "--json", "--length", "30", *options).stdout)["text"]
+        samples = json.loads(command("sample", trained, "--json", "--length", "30", *options).stdout)["samples"]
+        found: str = samples[0]["text"]
         return found
 
     assert sample("--prompt", "the mät", "--seed", "1") == sample("--prompt", "the mät", "--seed", "1")
@@ -283,8 +284,12 @@ def test_a_sample_ends_with_the_text(trained: Path, monkeypatch: pytest.MonkeyPa
     used = model_file.load(trained).tokenizer
     assert used is not None
     with_end = [*used.encode(["the cat"]), used.end_of_text, *used.encode(["sat"])]
-    monkeypatch.setattr(sampling, "sample", lambda *arguments: iter(with_end))
+    shorter = [*used.encode(["a dog"]), *[used.end_of_text] * len(with_end)][: len(with_end)]
+    monkeypatch.setattr(sampling, "sample", lambda *arguments: iter(np.array([with_end]).T))
     assert command("sample", trained, "--prompt", "a ").stdout == "a the cat\n"
+    monkeypatch.setattr(sampling, "sample", lambda *arguments: iter(np.array([with_end, shorter]).T))
+    printed = command("sample", trained, "--prompt", "a ", "--prompt", "is ").stdout
+    assert printed.splitlines() == ["a the cat", "---", "is a dog"]
 
 
 def test_exported_weights_have_the_tokenizer(trained: Path, tmp_path: Path) -> None:

@@ -199,8 +199,7 @@ class MultiheadAttention(Module):
         position = ops.reshape(token.position, (batch, 1, 1))
         here = ops.expand_dims(ops.equal(places, position), -1)
         keys, values = (
-            ops.where(here, new, state[name])
-            for name, new in zip(CACHE, self._keys_and_values(by_head), strict=True)
+            ops.where(here, new, state[name]) for name, new in zip(CACHE, self._keys_and_values(by_head), strict=True)
         )
         seen = ops.less_equal(places, position)
         if self.window is not None:
