@@ -10,6 +10,7 @@ import pytest
 from cuda_on_host import Host, host
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from test_cuda_attention_on_host import documents
 
 from adtrain import ops
 from adtrain.backends.cuda.targets import H200
@@ -82,6 +83,8 @@ def options_of(width: int, **more: Any) -> dict[str, Any]:
         pytest.param(64, "", "full", marks=pytest.mark.exhaustive),
         pytest.param(33, "mask dropout", "full", marks=pytest.mark.exhaustive),
         pytest.param(24, "causal", "tf32", marks=pytest.mark.exhaustive),
+        (16, "causal starts", "full"),
+        pytest.param(24, "causal starts mask dropout", "bfloat16", marks=pytest.mark.exhaustive),
         (7, "mask dropout", "bfloat16"),
     ],
 )
@@ -99,6 +102,8 @@ def test_errors_are_those_of_the_precision(
         mask = rng.random((2, keys)) < 0.6
         mask[0, 0] = False  # if it is causal, the first query has no key
         more.append(mask)
+    if "starts" in options:
+        more.append(documents(2, keys))
     dropout = 0.3 if "dropout" in options else 0.0
     if dropout:
         more.append(ops.rng_state(4, 1).numpy())

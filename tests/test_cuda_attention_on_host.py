@@ -25,6 +25,12 @@ pytestmark = pytest.mark.exhaustive
 TOLERANCE = {"float32": 2e-5, "float64": 1e-12}
 
 
+def documents(batch: int, length: int) -> np.ndarray:
+    """The position at which the document of each position begins: int32 (batch, length)."""
+    begins = np.random.default_rng(2).random((batch, length)) < 4 / length
+    return np.maximum.accumulate(np.where(begins, np.arange(length), 0), axis=1).astype(np.int32)
+
+
 def check(
     host: Host, primitive: Primitive, size: int, arrays: list[np.ndarray], params: dict[str, Any], macro: str = "TILE"
 ) -> None:
@@ -50,6 +56,8 @@ def check(
         (32, 70, 70, 33, "float32", "full", "causal mask dropout"),
         pytest.param(16, 17, 1, 1, "float32", "full", "", marks=pytest.mark.exhaustive),
         (8, 12, 12, 7, "float64", "full", "causal mask dropout"),
+        (16, 70, 70, 12, "float64", "full", "causal starts mask dropout"),
+        (32, 150, 150, 12, "float64", "full", "causal starts"),
         pytest.param(32, 40, 50, 16, "float32", "tf32", "", marks=pytest.mark.exhaustive),
         pytest.param(32, 40, 50, 16, "float32", "bfloat16", "", marks=pytest.mark.exhaustive),
     ],
@@ -64,6 +72,8 @@ def test_every_tile_computes_values_and_gradients(
         mask = rng.random((2, keys)) < 0.6
         mask[0, 0] = False  # if it is causal, the first query has no key
         more.append(mask)
+    if "starts" in options:
+        more.append(documents(2, keys))
     if "dropout" in options:
         more.append(ops.rng_state(4, 1).numpy())
     params = {
@@ -79,12 +89,16 @@ def test_every_tile_computes_values_and_gradients(
 
 
 @pytest.mark.parametrize(
-    ("tile", "width", "dropout"), [(16, 4, 0.3), pytest.param(32, 6, 0.0, marks=pytest.mark.exhaustive)]
+    ("tile", "width", "dropout", "starts"),
+    [(16, 4, 0.3, True), pytest.param(32, 6, 0.0, False, marks=pytest.mark.exhaustive)],
 )
-def test_self_attention_reads_and_writes_heads_in_place(host: Host, tile: int, width: int, dropout: float) -> None:
+def test_self_attention_reads_and_writes_heads_in_place(
+    host: Host, tile: int, width: int, dropout: float, starts: bool
+) -> None:
     rng = np.random.default_rng(0)
     x, ct = rng.normal(size=(2, 35, 9 * width)), rng.normal(size=(2, 35, 3 * width))
-    more = [ops.rng_state(4, 1).numpy()] if dropout else []
+    more = [documents(2, 35)] if starts else []
+    more += [ops.rng_state(4, 1).numpy()] if dropout else []
     params = {"heads": 3, "causal": True, "scale": 0.5, "dropout": dropout, "stream": 7, "precision": "full"}
     check(host, self_attention_p, tile, [x, *more], params)
     out, logsumexp = self_attention_p.reference(x, *more, **params)

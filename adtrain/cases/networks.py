@@ -143,6 +143,10 @@ case("rnn", "relu", lambda x, w, u: ops.rnn(x, w, u, nonlinearity="relu"), betwe
 
 
 # Attention.
+STARTS = np.array([0, 0, 2, 2, 2], np.int32)
+"""Two documents in a sequence of five."""
+
+
 def _attention(queries: tuple[int, ...], keys: tuple[int, ...]) -> tuple[Sampler, ...]:
     return normal(*queries), normal(*keys), normal(*keys)
 
@@ -160,11 +164,18 @@ case("attention", "dropout", lambda q, k, v, s: ops.attention(q, k, v, dropout=0
      *_attention((2, 3, 4), (2, 5, 4)), rng_state, linear=(2,))  # fmt: skip
 case("attention", "dropout, mask", lambda q, k, v, m, s: ops.attention(q, k, v, mask=m > 0, dropout=0.4, rng=s),
      *_attention((2, 3, 4), (2, 5, 4)), integers(3, 2, 5), rng_state, linear=(2,))  # fmt: skip
+case("attention", "documents, dropout",
+     lambda q, k, v, s: ops.attention(q, k, v, causal=True, starts=STARTS, dropout=0.4, rng=s),
+     *_attention((2, 5, 3), (2, 5, 3)), rng_state, linear=(2,))  # fmt: skip
+case("attention", "documents, window, mask",
+     lambda q, k, v, m: ops.attention(q, k, v, causal=True, starts=STARTS, window=2, mask=m > 0),
+     *_attention((2, 5, 3), (2, 5, 3)), integers(3, 2, 5), linear=(2,))  # fmt: skip
 case("attention", "empty batch", ops.attention, *_attention((0, 3, 2), (0, 4, 2)), linear=(2,))
 case("attention", "no queries", ops.attention, *_attention((2, 0, 2), (2, 4, 2)), linear=(2,))
 case("self_attention", "two heads", lambda x: ops.self_attention(x, 2), normal(2, 5, 18))
 case("self_attention", "causal, dropout", lambda x, s: ops.self_attention(x, 1, True, 0.7, 0.4, s, 3), normal(1, 4, 6),
      rng_state)  # fmt: skip
+case("self_attention", "documents", lambda x: ops.self_attention(x, 2, True, starts=STARTS), normal(2, 5, 12))
 case("self_attention", "one row", lambda x: ops.self_attention(x, 3), normal(1, 9))
 case("self_attention", "empty batch", lambda x: ops.self_attention(x, 2), normal(0, 3, 6))
 

@@ -27,6 +27,7 @@ from adtrain.core.staging import Results, keeps, stage
 from adtrain.data import Split
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.export.forms import recognize_forms
+from adtrain.lowering.shapes import optional_arguments
 from adtrain.nn.fields import size_text
 from adtrain.passes import ALL, merge_common_subexpressions, remove_dead_code, simplify_reshapes
 from adtrain.training import TrainedModel
@@ -55,8 +56,9 @@ class Evaluation:
         return self.program.inputs[-1]
 
     def is_plain_attention(self, e: Equation) -> bool:
-        """Whether attention has no mask, no dropout, and only one result that is read: what targets have."""
-        return len(e.inputs) <= 3 and not e.params["dropout"] and e.outputs[1] not in self.program.readers
+        """Whether attention has no optional argument, and only one result that is read: what targets have."""
+        given = optional_arguments(*(v.type for v in e.inputs))
+        return not given and e.outputs[1] not in self.program.readers
 
     @cached_property
     def known(self) -> Mapping[Variable, np.ndarray]:

@@ -81,8 +81,8 @@ def reads_all_cotangents(cell: str, types: Sequence[Any]) -> bool:
 
 
 def optional_arguments(*types: Any) -> list[str]:
-    """Which optional arguments there are among those of `attention` or its gradient: "mask", "rng"."""
-    named = {"mask": "b", "rng": "u"}
+    """Which optional arguments there are among those of `attention` or its gradient: "mask", "starts", "rng"."""
+    named = {"mask": "b", "starts": "i", "rng": "u"}
     return [name for name, kind in named.items() if any(x.dtype.kind == kind for x in types)]
 
 

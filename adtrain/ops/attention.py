@@ -16,16 +16,16 @@ from adtrain.core.array import Value, array
 from adtrain.core.autodiff import vjp
 from adtrain.core.axes import Axes, whole
 from adtrain.core.checked_arguments import checked_options
-from adtrain.core.errors import DTypeError, ShapeError
+from adtrain.core.errors import DTypeError, OptionError, ShapeError
 from adtrain.core.precision import matmul_precision, precision_of
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
-from adtrain.core.types import ArrayType
+from adtrain.core.types import ArrayType, Shape
 from adtrain.ops import attention_reference
 from adtrain.ops.broadcasting import broadcast_to, promote, reshape
-from adtrain.ops.common import ArrayLike, broadcast_shapes, require_float
-from adtrain.ops.compare import equal, where
-from adtrain.ops.create import ones, zeros_like
+from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes, require_float
+from adtrain.ops.compare import equal, greater_equal, maximum, where
+from adtrain.ops.create import arange, ones, zeros_like
 from adtrain.ops.diagonals import tril
 from adtrain.ops.elementwise import tanh
 from adtrain.ops.matmul import matmul
@@ -60,10 +60,10 @@ def composed(
     soft_cap: float | None = None,
 ) -> Value:
     """The output as a composition of operations, which store arrays of queries by keys."""
-    mask, rng = attention_reference.mask_and_rng(more)
+    mask, starts, rng = attention_reference.optional(more)
     length, reach = q.shape[-2], 2 if causal else 3
     allowed: Value | None
-    if blocked := (window is not None and mask is None and reach * window < length):
+    if blocked := (window is not None and mask is None and starts is None and reach * window < length):
         assert window is not None
         q, k, v, allowed = _blocks(q, k, v, causal, window)
     else:
@@ -71,6 +71,9 @@ def composed(
         if causal or window is not None:
             near = _near(length, k.shape[-2], causal, window, q.device)
             allowed = near if allowed is None else allowed & near
+        if starts is not None:
+            same = greater_equal(arange(k.shape[-2], device=q.device), expand_dims(starts, -1))
+            allowed = same if allowed is None else allowed & same
     with matmul_precision(precision):
         scores = matmul(q, k, transpose_b=True) * scale
         if soft_cap is not None:
@@ -135,7 +138,7 @@ def _rule(outs: Any, q: Value, k: Value, v: Value, *more: Value, **params: Any) 
 
 def composed_gradient(f: Callable[..., Value], inputs: int) -> Callable[..., Any]:
     """A gradient primitive as a composition. Its arguments are the inputs of ``f``, both outputs of the forward
-    primitive, the cotangent `ct` of the first, then mask and random state. ``f`` computes the outputs again.
+    primitive, the cotangent `ct` of the first, then the optional arguments. ``f`` computes the outputs again.
     """
 
     def gradient(*args: Value, **params: Any) -> Any:
@@ -211,8 +214,8 @@ attention_p: Primitive = Primitive(
     axes=_axes,
     composition=composed,
 )
-"""Of q, k, v, then a mask (bool) and a random state (uint32) if there are any. The outputs are the result and the
-logsumexp of the scores of each query, infinity for a query without a key."""
+"""Of q, k, v, then a mask (bool), first keys (int32) and a random state (uint32), if there are any. The outputs are the
+result and the logsumexp of the scores of each query, infinity for a query without a key."""
 
 attention_grad_p: Primitive = Primitive(
     "attention_grad",
@@ -224,7 +227,7 @@ attention_grad_p: Primitive = Primitive(
     axes=_grad_axes,
 )
 """The cotangents of q, k and v. The arguments are q, k, v, both outputs of `attention`, the cotangent of the first,
-then mask and random state."""
+then the optional ones."""
 
 
 def parameters(
@@ -252,6 +255,21 @@ def parameters(
     }
 
 
+def first_keys(name: str, starts: ArrayLike, shape: Shape, causal: bool, window: int | None) -> Value:
+    """The first key of each query within its document, and within ``window``: int32 of ``shape``."""
+    found = as_value(starts)
+    if not causal:
+        raise OptionError(f"{name}: found starts without causal, expected both")
+    if found.dtype != np.int32:
+        raise DTypeError(f"{name}: found starts of {found.dtype}, expected int32")
+    pairs = list(zip(found.shape[::-1], shape[::-1], strict=False))
+    if found.ndim > len(shape) or found.shape[-1:] != shape[-1:] or any(n not in (1, size) for n, size in pairs):
+        raise ShapeError(f"{name}: found starts of shape {found.shape}, expected {shape}")
+    if window is not None:
+        found = maximum(found, arange(1 - window, shape[-1] + 1 - window, dtype="int32", device=found.device))
+    return broadcast_to(found, shape)
+
+
 @checked_options
 def attention(
     q: ArrayLike,
@@ -265,12 +283,13 @@ def attention(
     stream: Stream = 0,
     window: Size | None = None,
     soft_cap: Positive | None = None,
+    starts: ArrayLike | None = None,
 ) -> Value:
     """softmax(q kᵀ scale) v, without an array of queries by keys in memory. Leading axes broadcast.
 
     The value and the first derivative are computed by blocks. Second derivatives store arrays of queries by keys, and
-    so does everything with ``window`` or ``soft_cap``, which no kernel has. With ``window`` and no ``mask`` the arrays
-    have two or three times ``window`` columns.
+    so does everything with ``soft_cap``, or with ``window`` and no ``starts``: no kernel has them. With ``window`` and
+    no ``mask`` the arrays have two or three times ``window`` columns.
 
     Args:
         q: (..., queries, width), width at most 256.
@@ -283,6 +302,8 @@ def attention(
         window: query i attends to keys i - window + 1 to i + window - 1; with ``causal`` to i. There must be as many
             keys as queries.
         soft_cap: scores s become soft_cap tanh(s / soft_cap), so that none is larger.
+        starts: int32 (..., queries), with ``causal``: query i attends to keys starts[i] to i. The numbers do not
+            decrease along a sequence. So documents that share a sequence attend to themselves only.
 
     Returns:
         (..., queries, width).
@@ -290,8 +311,9 @@ def attention(
     Raises:
         ShapeError: the shapes do not fit one another.
         OptionError: ``causal`` is no bool, ``scale`` no number, ``dropout`` no number in [0, 1), ``window`` no positive
-            integer, or ``soft_cap`` no positive number.
-        DTypeError: ``q``, ``k`` and ``v`` are not of floating point, ``mask`` is not bool, or ``rng`` is missing.
+            integer, ``soft_cap`` no positive number, or there are ``starts`` without ``causal``.
+        DTypeError: ``q``, ``k`` and ``v`` are not of floating point, ``mask`` is not bool, ``starts`` are not int32, or
+            ``rng`` is missing.
     """
     values = promote(q, k, v)
     require_float("attention", *values)
@@ -320,6 +342,9 @@ def attention(
             expected = f"expected {sizes}, with a number for each key and no axis of queries"
             raise ShapeError(f"attention: found a mask of shape {value.shape}, {expected}")
         more.append(broadcast_to(value, (*leading, keys)))
+    if starts is not None:
+        more.append(first_keys("attention", starts, (*leading, queries), causal, window))
+        window = None
     rows = [broadcast_to(x, (*leading, *x.shape[-2:])) for x in values]
     if window is not None or soft_cap is not None:
         return composed(rows[0], rows[1], rows[2], *more, *states, **params, window=window, soft_cap=soft_cap)

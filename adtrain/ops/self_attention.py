@@ -17,7 +17,15 @@ from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
 from adtrain.ops import attention_reference
-from adtrain.ops.attention import composed, composed_gradient, forward_flops, grad_flops, gradient_rule, parameters
+from adtrain.ops.attention import (
+    composed,
+    composed_gradient,
+    first_keys,
+    forward_flops,
+    grad_flops,
+    gradient_rule,
+    parameters,
+)
 from adtrain.ops.broadcasting import reshape
 from adtrain.ops.common import ArrayLike, as_value, require_float
 from adtrain.ops.random import Stream
@@ -39,13 +47,18 @@ def _split(x: Any, heads: int, transposed: Any = np.transpose) -> list[Any]:
     return [parts[i] for i in range(3)]
 
 
+def _for_heads(more: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The optional arguments for all heads of the examples: starts (..., length) become (examples, 1, length)."""
+    return tuple(x.reshape((-1, 1, x.shape[-1])) if x.dtype == np.int32 else x for x in more)
+
+
 def _heads_first(x: np.ndarray, heads: int) -> np.ndarray:
     """(..., length, heads * width) to (examples, heads, length, width)."""
     return x.reshape((-1, x.shape[-2], heads, x.shape[-1] // heads)).swapaxes(1, 2)
 
 
 def _reference(x: np.ndarray, *more: np.ndarray, heads: int, **params: Any) -> tuple[np.ndarray, np.ndarray]:
-    out, logsumexp = attention_reference.attention(*_split(x, heads), *more, **params)
+    out, logsumexp = attention_reference.attention(*_split(x, heads), *_for_heads(more), **params)
     out_type, sums_type = _shape(x, heads=heads)
     return out.swapaxes(1, 2).reshape(out_type.shape), logsumexp.reshape(sums_type.shape)
 
@@ -54,12 +67,12 @@ def _grad_reference(
     x: np.ndarray, out: np.ndarray, logsumexp: np.ndarray, ct: np.ndarray, *more: np.ndarray, heads: int, **params: Any
 ) -> np.ndarray:
     by_head = _heads_first(out, heads), logsumexp.reshape((-1, *logsumexp.shape[-2:])), _heads_first(ct, heads)
-    grads = np.stack(attention_reference.attention_grad(*_split(x, heads), *by_head, *more, **params))
+    grads = np.stack(attention_reference.attention_grad(*_split(x, heads), *by_head, *_for_heads(more), **params))
     return grads.transpose((1, 3, 0, 2, 4)).reshape(x.shape)
 
 
 def _composed_heads(x: Value, *more: Value, heads: int, **params: Any) -> Value:
-    out = transpose(composed(*_split(x, heads, transpose), *more, **params), (0, 2, 1, 3))
+    out = transpose(composed(*_split(x, heads, transpose), *_for_heads(more), **params), (0, 2, 1, 3))
     return reshape(out, (*x.shape[:-1], x.shape[-1] // 3))
 
 
@@ -82,11 +95,13 @@ def _of_heads(flops: Callable[..., int]) -> Callable[..., int]:
 
 def _axes(x: Any, *more: Any, dropout: float, **params: Any) -> str | Axes:
     """Dropout draws a number for each position. Heads, columns and rows of a sequence are read in other ways."""
-    return whole([x.ndim for x in (x, *more)], [x.ndim, x.ndim]) if dropout else "*..->*..,*.."
+    masks = ",*." * len(more)
+    return whole([x.ndim for x in (x, *more)], [x.ndim, x.ndim]) if dropout else f"*..{masks}->*..,*.."
 
 
 def _grad_axes(x: Any, *more: Any, dropout: float, **params: Any) -> str | Axes:
-    return whole([x.ndim for x in (x, *more)], [x.ndim]) if dropout else "*..,*..,*..,*..->*.."
+    masks = ",*." * (len(more) - 3)
+    return whole([x.ndim for x in (x, *more)], [x.ndim]) if dropout else f"*..,*..,*..,*..{masks}->*.."
 
 
 self_attention_p: Primitive = Primitive(
@@ -124,6 +139,7 @@ def self_attention(
     stream: Stream = 0,
     window: Size | None = None,
     soft_cap: Positive | None = None,
+    starts: ArrayLike | None = None,
 ) -> Value:
     """`attention` of several heads whose q, k and v are side by side in one array, as one projection computes them.
 
@@ -131,8 +147,8 @@ def self_attention(
 
     Args:
         x: (..., length, 3 heads width): the rows of q, then of k, then of v, each by head.
-        causal, scale, dropout, rng, stream, window, soft_cap: as in `attention`. Dropout draws for (..., heads, length,
-            length).
+        causal, scale, dropout, rng, stream, window, soft_cap, starts: as in `attention`. Dropout draws for (..., heads,
+            length, length). All heads have the same starts (..., length).
 
     Returns:
         (..., length, heads width).
@@ -149,6 +165,9 @@ def self_attention(
         )
     width = value.shape[-1] // (3 * heads)
     more, params = parameters("self_attention", width, causal, scale, dropout, rng, stream, value.dtype)
+    if starts is not None:
+        more.insert(0, first_keys("self_attention", starts, value.shape[:-1], causal, window))
+        window = None
     if window is not None or soft_cap is not None:
         return _composed_heads(value, *more, heads=heads, **params, window=window, soft_cap=soft_cap)
     return bind(self_attention_p, value, *more, heads=heads, **params)[0]

@@ -12,10 +12,12 @@
 enum { QUERIES = TILE_COLUMNS }; /* columns of a block of scores; it has KEYS rows, a macro (lowering/cpu/attention.py) */
 
 /* Arrays, lengths and options. Head z is head z % heads of example z / heads. `mask` ([z][keys], false for keys to
-   ignore) and `rng` (for dropout) may be NULL. */
+   ignore), `starts` ([example][queries], the first key of each query, with `causal`) and `rng` (for dropout) may be
+   NULL. */
 typedef struct {
     const T *q, *k, *v; /* [example][query or key][head][width], `row` elements between queries or keys */
     const bool *mask;
+    const int32_t *starts;
     const uint32_t *rng;
     int64_t batch, heads, queries, keys, width, row, out_row, causal; /* batch: of heads. out_row: of the output */
     T scale, keep_scale; /* keep_scale: the factor of probabilities that dropout keeps */
@@ -110,9 +112,20 @@ static void draw(const Attention *a, Scratch *s, const Block *block) {
     transpose(s->kept_rows, block->rows, block->columns, KEYS, s->kept, QUERIES, QUERIES);
 }
 
+/* The first keys of the queries of head z from `i` on, or NULL. They do not decrease. */
+static const int32_t *starts_of(const Attention *a, int64_t z, int64_t i) {
+    return a->starts ? a->starts + z / a->heads * a->queries + i : NULL;
+}
+
+/* The first key of the first block of keys that queries from `i` on attend to. */
+static int64_t first_block(const Attention *a, int64_t z, int64_t i) {
+    return a->starts ? max_i64(0, *starts_of(a, z, i)) / KEYS * KEYS : 0;
+}
+
 /* s->scores: the scaled scores of the block. Those of keys that a query does not attend to are -infinity. */
 static void score(const Attention *a, Scratch *s, const Block *block) {
     const int64_t lanes = whole_vectors(block->rows);
+    const int32_t *starts = starts_of(a, block->z, block->i);
     product(block->columns, lanes, a->width, a->k + before(a, block->z, block->j, a->keys, a->row), a->row, 1,
             s->q_columns, s->scores, QUERIES, false);
     for (int64_t c = 0; c < block->columns; c++) {
@@ -121,6 +134,7 @@ static void score(const Attention *a, Scratch *s, const Block *block) {
         const int64_t unseen = masked ? lanes : a->causal ? min_i64(lanes, block->j + c - block->i) : 0;
         for (int64_t l = 0; l < lanes; l += LANES) store(row + l, load(row + l) * a->scale);
         for (int64_t l = 0; l < unseen; l++) row[l] = -INFINITY;
+        for (int64_t l = block->rows; starts && l > 0 && starts[l - 1] > block->j + c; l--) row[l - 1] = -INFINITY;
     }
 }
 
@@ -180,7 +194,8 @@ static void forward(const Attention *a, Scratch *s, int64_t unit, T *out, T *log
     if (i == 0) prefetch_head(a, a->q, z + 1, a->queries, a->row, QUERIES);
     for (int64_t l = 0; l < QUERIES; l++) running.top[l] = -INFINITY, running.sum[l] = 0;
     pack_columns(a->q + before(a, z, i, a->queries, a->row), a->row, rows, a->width, s->q_columns);
-    for (int64_t j = 0; j < end; j += KEYS) {
+    const int64_t begin = first_block(a, z, i);
+    for (int64_t j = begin; j < end; j += KEYS) {
         const Block block = {z, i, rows, j, min_i64(KEYS, end - j)};
         if (i + j == 0) prefetch_head(a, a->k, z + 1, a->keys, a->row, KEYS);
         score(a, s, &block);
@@ -190,9 +205,9 @@ static void forward(const Attention *a, Scratch *s, int64_t unit, T *out, T *log
             draw(a, s, &block);
             scale_rows(s->scores, block.columns, lanes, s->kept, QUERIES);
         }
-        if (j > 0) scale_rows(s->out_columns, a->width, lanes, running.factor, 0);
+        if (j > begin) scale_rows(s->out_columns, a->width, lanes, running.factor, 0);
         product(a->width, lanes, block.columns, a->v + before(a, z, j, a->keys, a->row), 1, a->row, s->scores,
-                s->out_columns, QUERIES, j > 0);
+                s->out_columns, QUERIES, j > begin);
     }
     if (i == 0) prefetch_head(a, out, z + 1, a->queries, a->out_row, QUERIES);
     T sum[QUERIES], inverse[QUERIES];
@@ -270,10 +285,10 @@ static void add_to_keys(const Attention *a, const Gradient *g, Scratch *s, const
 }
 
 /* The same of its queries. */
-static void add_to_queries(const Attention *a, const Gradient *g, Scratch *s, const Block *block) {
+static void add_to_queries(const Attention *a, const Gradient *g, Scratch *s, const Block *block, bool first) {
     pack_rows(a->k + before(a, block->z, block->j, a->keys, a->row), a->row, block->columns, a->width, s->k_rows);
     product(block->rows, a->width, block->columns, s->by_scores, 1, QUERIES, s->k_rows,
-            g->by_q + before(a, block->z, block->i, a->queries, a->row), a->row, block->j > 0);
+            g->by_q + before(a, block->z, block->i, a->queries, a->row), a->row, !first);
 }
 
 /* The first query block that attends to keys from `j` on. */
@@ -299,7 +314,8 @@ static void backward(const Attention *a, const Gradient *g, Scratch *s, int64_t 
             prefetch_head(a, g->ct, z + 1, a->queries, a->out_row, QUERIES);
             prefetch_head(a, g->out, z + 1, a->queries, a->out_row, QUERIES);
         }
-        for (int64_t at = j; at < end; at += KEYS) {
+        const int64_t begin = max_i64(j, first_block(a, z, i));
+        for (int64_t at = begin; at < end; at += KEYS) {
             const Block block = {z, i, rows, at, min_i64(KEYS, a->keys - at)};
             if (i + at == 0) {
                 prefetch_head(a, a->k, z + 1, a->keys, a->row, KEYS);
@@ -311,7 +327,7 @@ static void backward(const Attention *a, const Gradient *g, Scratch *s, int64_t 
                 prefetch_head(a, g->by_v, z + 1, a->keys, a->row, KEYS);
             }
             if (of_keys) add_to_keys(a, g, s, &block, i == first_query(a, at));
-            if (of_queries) add_to_queries(a, g, s, &block);
+            if (of_queries) add_to_queries(a, g, s, &block, at == begin);
         }
     }
 }
@@ -352,42 +368,51 @@ static void run_backward(const Team *team, const Attention *a, const Gradient *g
     int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t width, int64_t row, int64_t out_row,  \
         int64_t causal, double scale, double dropout, int64_t stream
 
-#define ATTENTION(q, k, v, mask, rng)                                                                          \
-    {q, k, v, mask, rng, batch, heads, queries, keys, width, row, out_row, causal, (T)scale,                   \
+#define ATTENTION(q, k, v, mask, starts, rng)                                                                  \
+    {q, k, v, mask, starts, rng, batch, heads, queries, keys, width, row, out_row, causal, (T)scale,           \
      (T)(1 / (1 - dropout)), (float)dropout, (uint32_t)stream}
 
-/* A function for each combination of the optional arguments: PARAMETERS are those that it has, MASK and RNG their
-   values. */
-#define FUNCTIONS(OPTIONAL, PARAMETERS, MASK, RNG)                                                                     \
+/* A function for each combination of the optional arguments: PARAMETERS are those that it has, OF_MASK,
+   OF_STARTS and OF_RNG their values. */
+#define FUNCTIONS(OPTIONAL, PARAMETERS, OF_MASK, OF_STARTS, OF_RNG)                                                             \
     void FN(attention##OPTIONAL)(const Team *team, const T *q, const T *k, const T *v, PARAMETERS T *out,              \
                                  T *logsumexp, NUMBERS) {                                                              \
-        const Attention a = ATTENTION(q, k, v, MASK, RNG);                                                             \
+        const Attention a = ATTENTION(q, k, v, OF_MASK, OF_STARTS, OF_RNG);                                                     \
         run_forward(team, &a, out, logsumexp);                                                                         \
     }                                                                                                                  \
     void FN(attention_grad##OPTIONAL)(const Team *team, const T *q, const T *k, const T *v, const T *out,              \
                                       const T *logsumexp, const T *ct, PARAMETERS T *by_q, T *by_k, T *by_v, NUMBERS) { \
-        const Attention a = ATTENTION(q, k, v, MASK, RNG);                                                             \
+        const Attention a = ATTENTION(q, k, v, OF_MASK, OF_STARTS, OF_RNG);                                                     \
         const Gradient g = {out, logsumexp, ct, by_q, by_k, by_v};                                                     \
         run_backward(team, &a, &g);                                                                                    \
     }
 
 /* The same of one array with the rows of q, k and v side by side: [example][row][q, k or v][head][width]. */
-#define SELF_FUNCTIONS(OPTIONAL, PARAMETERS, RNG)                                                             \
+#define SELF_FUNCTIONS(OPTIONAL, PARAMETERS, OF_STARTS, OF_RNG)                                                     \
     void FN(self_attention##OPTIONAL)(const Team *team, const T *x, PARAMETERS T *out, T *logsumexp, NUMBERS) { \
-        const Attention a = ATTENTION(x, x + out_row, x + 2 * out_row, NULL, RNG);                            \
+        const Attention a = ATTENTION(x, x + out_row, x + 2 * out_row, NULL, OF_STARTS, OF_RNG);                    \
         run_forward(team, &a, out, logsumexp);                                                                \
     }                                                                                                         \
     void FN(self_attention_grad##OPTIONAL)(const Team *team, const T *x, const T *out, const T *logsumexp,    \
                                            const T *ct, PARAMETERS T *by_x, NUMBERS) {                        \
-        const Attention a = ATTENTION(x, x + out_row, x + 2 * out_row, NULL, RNG);                            \
+        const Attention a = ATTENTION(x, x + out_row, x + 2 * out_row, NULL, OF_STARTS, OF_RNG);                    \
         const Gradient g = {out, logsumexp, ct, by_x, by_x + out_row, by_x + 2 * out_row};                    \
         run_backward(team, &a, &g);                                                                           \
     }
 
 #define COMMA ,
-FUNCTIONS(, , NULL, NULL)
-FUNCTIONS(_mask, const bool *mask COMMA, mask, NULL)
-FUNCTIONS(_rng, const uint32_t *rng COMMA, NULL, rng)
-FUNCTIONS(_mask_rng, const bool *mask COMMA const uint32_t *rng COMMA, mask, rng)
-SELF_FUNCTIONS(, , NULL)
-SELF_FUNCTIONS(_rng, const uint32_t *rng COMMA, rng)
+#define MASK const bool *mask COMMA
+#define STARTS const int32_t *starts COMMA
+#define RNG const uint32_t *rng COMMA
+FUNCTIONS(, , NULL, NULL, NULL)
+FUNCTIONS(_mask, MASK, mask, NULL, NULL)
+FUNCTIONS(_starts, STARTS, NULL, starts, NULL)
+FUNCTIONS(_rng, RNG, NULL, NULL, rng)
+FUNCTIONS(_mask_starts, MASK STARTS, mask, starts, NULL)
+FUNCTIONS(_mask_rng, MASK RNG, mask, NULL, rng)
+FUNCTIONS(_starts_rng, STARTS RNG, NULL, starts, rng)
+FUNCTIONS(_mask_starts_rng, MASK STARTS RNG, mask, starts, rng)
+SELF_FUNCTIONS(, , NULL, NULL)
+SELF_FUNCTIONS(_starts, STARTS, starts, NULL)
+SELF_FUNCTIONS(_rng, RNG, NULL, rng)
+SELF_FUNCTIONS(_starts_rng, STARTS RNG, starts, rng)

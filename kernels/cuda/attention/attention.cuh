@@ -6,7 +6,7 @@
 //
 // by_q, by_k, by_v and by_scores: the cotangents of q, k, v and the scores.
 //
-// Macros of both forms: WIDTH (of a head), CAUSAL, MASKED and DROPOUT (0 or 1), MANTISSA (common/rounding.cuh).
+// Macros of both forms: WIDTH (of a head), CAUSAL, MASKED, STARTS and DROPOUT (0 or 1), MANTISSA (common/rounding.cuh).
 #pragma once
 #include "common/collectives.cuh"
 #include "common/philox.cuh"
@@ -18,15 +18,20 @@ extern __shared__ __align__(16) unsigned char shared_bytes[];
 #if !MASKED
 constexpr const bool *mask = nullptr;
 #endif
+#if !STARTS
+constexpr const int32_t *starts = nullptr;
+#endif
 #if !DROPOUT
 constexpr const uint32_t *rng = nullptr;
 #endif
 
 // A head and the options of the attention. Head `number` is head number % heads of example number / heads; `batch` of a kernel
 // counts the heads of all examples. An array in memory is [example][query or key][head][WIDTH], with `row` elements between
-// the rows of q, k and v, and `out_row` between those of the output.
+// the rows of q, k and v, and `out_row` between those of the output. `starts`: the first key of each query of the example. They
+// do not decrease, so a tile of queries has its first key from its first query.
 struct Head {
     const bool *mask;
+    const int32_t *starts;
     const uint32_t *rng;
     int64_t number, heads, queries, keys, row, out_row;
     T scale, keep_scale;
@@ -39,7 +44,14 @@ struct Head {
     }
 
     __device__ __forceinline__ bool attends(int64_t query, int64_t key) const {
-        return key < keys && (!CAUSAL || key <= query) && (!MASKED || mask[number * keys + key]);
+        return key < keys && (!CAUSAL || key <= query) && (!MASKED || mask[number * keys + key]) && key >= first_key(query);
+    }
+
+    // The first key that a query attends to; 0 past the last query.
+    __device__ __forceinline__ int64_t first_key(int64_t query) const {
+        if (!STARTS || query >= queries) return 0;
+        const int64_t found = starts[query];
+        return found < 0 ? 0 : found < query ? found : query;
     }
 
     // The factor of a probability by dropout: 0 or 1 / (1 - dropout).
@@ -55,8 +67,9 @@ struct Head {
 };
 
 // The head with this number. Neighbouring blocks compute one tile of neighbouring heads.
-__device__ __forceinline__ Head head_of(const bool *mask, const uint32_t *rng, int64_t number, int64_t heads,
-    int64_t queries, int64_t keys, int64_t row, int64_t out_row, double scale, double dropout, int64_t stream) {
-    return {mask, rng, number, heads, queries, keys, row, out_row, (T)scale, (T)(1 / (1 - dropout)), (float)dropout,
+__device__ __forceinline__ Head head_of(const bool *mask, const int32_t *starts, const uint32_t *rng, int64_t number,
+    int64_t heads, int64_t queries, int64_t keys, int64_t row, int64_t out_row, double scale, double dropout, int64_t stream) {
+    const int32_t *const own_starts = starts ? starts + number / heads * queries : nullptr;
+    return {mask, own_starts, rng, number, heads, queries, keys, row, out_row, (T)scale, (T)(1 / (1 - dropout)), (float)dropout,
         (uint32_t)stream};
 }

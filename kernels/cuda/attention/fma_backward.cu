@@ -39,11 +39,11 @@ static __device__ __forceinline__ void gradient_of_scores(const Head &head, int6
 }
 
 KERNEL __launch_bounds__(THREADS) attention_grad_keys(const T *q, const T *k, const T *v, const T *logsumexp, const T *ct,
-    IF(MASKED, const bool *mask,) IF(DROPOUT, const uint32_t *rng,) T *by_k, T *by_v, int64_t batch, int64_t heads,
+    IF(MASKED, const bool *mask,) IF(STARTS, const int32_t *starts,) IF(DROPOUT, const uint32_t *rng,) T *by_k, T *by_v, int64_t batch, int64_t heads,
     int64_t queries, int64_t keys, int64_t row, int64_t out_row, int64_t step, double scale, double dropout, int64_t stream,
     char *scratch) {
     wait_for_inputs();
-    const Head head = head_of(mask, rng, blockIdx.x % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
+    const Head head = head_of(mask, starts, rng, blockIdx.x % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
     const int64_t key = blockIdx.x / batch * TILE;
     const int64_t of_keys = head.before(keys, row), of_queries = head.before(queries, row);
     ct += head.before(queries, out_row);
@@ -54,6 +54,7 @@ KERNEL __launch_bounds__(THREADS) attention_grad_keys(const T *q, const T *k, co
     load_tile(k + step + of_keys, row, key, keys, k_tile);
     load_tile(v + 2 * step + of_keys, row, key, keys, v_tile);
     for (int64_t query = CAUSAL ? key : 0; query < queries; query += TILE) {
+        if (head.first_key(query) >= key + TILE) break; // later queries attend to later keys only
         load_tile(q + of_queries, row, query, queries, q_tile);
         load_tile(ct, out_row, query, queries, ct_tile);
         __syncthreads();
@@ -69,10 +70,10 @@ KERNEL __launch_bounds__(THREADS) attention_grad_keys(const T *q, const T *k, co
 }
 
 KERNEL __launch_bounds__(THREADS) attention_grad_queries(const T *q, const T *k, const T *v, const T *logsumexp, const T *ct,
-    IF(MASKED, const bool *mask,) IF(DROPOUT, const uint32_t *rng,) T *by_q, int64_t batch, int64_t heads, int64_t queries,
+    IF(MASKED, const bool *mask,) IF(STARTS, const int32_t *starts,) IF(DROPOUT, const uint32_t *rng,) T *by_q, int64_t batch, int64_t heads, int64_t queries,
     int64_t keys, int64_t row, int64_t out_row, int64_t step, double scale, double dropout, int64_t stream, char *scratch) {
     wait_for_inputs();
-    const Head head = head_of(mask, rng, blockIdx.x % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
+    const Head head = head_of(mask, starts, rng, blockIdx.x % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
     const int64_t tiles = gridDim.x / batch, tile = blockIdx.x / batch;
     const int64_t query = (CAUSAL ? tiles - 1 - tile : tile) * TILE; // the longest rows start first
     const int64_t of_keys = head.before(keys, row), of_queries = head.before(queries, row);
@@ -84,7 +85,7 @@ KERNEL __launch_bounds__(THREADS) attention_grad_queries(const T *q, const T *k,
     load_tile(q + of_queries, row, query, queries, q_tile);
     load_tile(ct, out_row, query, queries, ct_tile);
     const int64_t end = CAUSAL && query + TILE < keys ? query + TILE : keys;
-    for (int64_t key = 0; key < end; key += TILE) {
+    for (int64_t key = head.first_key(query) / TILE * TILE; key < end; key += TILE) {
         load_tile(k + step + of_keys, row, key, keys, k_tile);
         load_tile(v + 2 * step + of_keys, row, key, keys, v_tile);
         __syncthreads();

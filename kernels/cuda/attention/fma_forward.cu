@@ -23,10 +23,10 @@ static __device__ __forceinline__ void softmax_step(
 }
 
 KERNEL __launch_bounds__(THREADS) attention(const T *q, const T *k, const T *v,
-    IF(MASKED, const bool *mask,) IF(DROPOUT, const uint32_t *rng,) T *out, T *logsumexp, int64_t batch, int64_t heads,
+    IF(MASKED, const bool *mask,) IF(STARTS, const int32_t *starts,) IF(DROPOUT, const uint32_t *rng,) T *out, T *logsumexp, int64_t batch, int64_t heads,
     int64_t queries, int64_t keys, int64_t row, int64_t out_row, int64_t step, double scale, double dropout, int64_t stream) {
     wait_for_inputs();
-    const Head head = head_of(mask, rng, blockIdx.x % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
+    const Head head = head_of(mask, starts, rng, blockIdx.x % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
     const int64_t tiles = gridDim.x / batch, tile = blockIdx.x / batch;
     const int64_t first = (CAUSAL ? tiles - 1 - tile : tile) * TILE; // the longest rows start first
     T *const q_tile = SHARED_TILES(RowTile, shared_bytes)[0], *const other = q_tile + TILE * STRIDE;
@@ -38,7 +38,7 @@ KERNEL __launch_bounds__(THREADS) attention(const T *q, const T *k, const T *v,
     for (int i = 0; i < MICRO; i++) top[i] = -(T)INFINITY;
     load_tile(q, row, first, queries, q_tile);
     const int64_t end = CAUSAL && first + TILE < keys ? first + TILE : keys;
-    for (int64_t start = 0; start < end; start += TILE) {
+    for (int64_t start = head.first_key(first) / TILE * TILE; start < end; start += TILE) {
         T scores[MICRO][MICRO], factor[MICRO];
         load_tile(k, row, start, keys, other);
         __syncthreads();

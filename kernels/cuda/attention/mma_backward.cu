@@ -58,20 +58,22 @@ static __device__ __forceinline__ void scale_rows(Scores &x, float inverse, floa
 }
 
 KERNEL __launch_bounds__(THREADS) attention_mma_grad_keys(const T *q, const T *k, const T *v, const T *ct,
-    IF(MASKED, const bool *mask,) IF(DROPOUT, const uint32_t *rng,) T *by_k, T *by_v, int64_t batch, int64_t heads,
+    IF(MASKED, const bool *mask,) IF(STARTS, const int32_t *starts,) IF(DROPOUT, const uint32_t *rng,) T *by_k, T *by_v, int64_t batch, int64_t heads,
     int64_t queries, int64_t keys, int64_t row, int64_t out_row, int64_t step, double scale, double dropout, int64_t stream,
     char *scratch) {
     wait_for_inputs();
     const int column = blockIdx.x % SLICES * SLICE;
     const int64_t block = blockIdx.x / SLICES;
     const int first = (int)(block / batch) * BLOCK;
-    const Head head = head_of(mask, rng, block % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
+    const Head head = head_of(mask, starts, rng, block % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
     const Inputs in(head, q, k, v, ct, step, batch, {scratch, batch, queries, keys});
     OwnTile *const own_tiles = SHARED_OWN(OwnTile, shared_bytes);
     unsigned char *const k_tile = own_tiles[0], *const v_tile = own_tiles[1];
     Stage *const ring = SHARED_RING(Stage, shared_bytes);
 
-    const int begin = CAUSAL ? first / OTHERS : 0, count = (int)((queries + OTHERS - 1) / OTHERS);
+    const int begin = CAUSAL ? first / OTHERS : 0;
+    int count = (int)((queries + OTHERS - 1) / OTHERS);
+    while (count > begin + 1 && head.first_key((count - 1) * OTHERS) >= first + BLOCK) count--; // they attend to later keys only
     Copy<OTHERS, ColumnOrder> q_copy, ct_copy;
     const auto fetch = [&](int i) {
         unsigned char *const stage = ring[i % STAGES];
@@ -112,6 +114,9 @@ KERNEL __launch_bounds__(THREADS) attention_mma_grad_keys(const T *q, const T *k
             #pragma unroll
             for (int n = 0; n < TILES_N; n++) {
                 const Vector<float, 4> shift = load<float, 4>(shifts + lane_column(2 * n, 0));
+                int first_keys[4];
+                #pragma unroll
+                for (int at = 0; at < 4; at++) first_keys[at] = (int)head.first_key(start + lane_column(2 * n, at));
                 #pragma unroll
                 for (int m = 0; m < M; m++)
                     #pragma unroll
@@ -119,7 +124,8 @@ KERNEL __launch_bounds__(THREADS) attention_mma_grad_keys(const T *q, const T *k
                         const int at = x / 4 * 2 + x % 2; // of the lane's four queries
                         float &score = scores[n][m][x / 4][x % 4];
                         score = exp2_approximate(fma(score, of_scores, shift.lane[at]));
-                        if (CAUSAL && start + lane_column(2 * n, at) < first + lane_row(m, x % 4 / 2)) score = 0;
+                        const int key = first + lane_row(m, x % 4 / 2);
+                        if ((CAUSAL && start + lane_column(2 * n, at) < key) || key < first_keys[at]) score = 0;
                     }
             }
             if constexpr (DROPOUT) {
@@ -189,13 +195,13 @@ KERNEL __launch_bounds__(THREADS) attention_mma_grad_keys(const T *q, const T *k
 }
 
 KERNEL __launch_bounds__(THREADS) attention_mma_grad_queries(const T *q, const T *k, const T *v, const T *ct,
-    IF(MASKED, const bool *mask,) IF(DROPOUT, const uint32_t *rng,) T *by_q, int64_t batch, int64_t heads, int64_t queries,
+    IF(MASKED, const bool *mask,) IF(STARTS, const int32_t *starts,) IF(DROPOUT, const uint32_t *rng,) T *by_q, int64_t batch, int64_t heads, int64_t queries,
     int64_t keys, int64_t row, int64_t out_row, int64_t step, double scale, double dropout, int64_t stream, char *scratch) {
     wait_for_inputs();
     const int column = blockIdx.x % SLICES * SLICE;
     const int64_t block = blockIdx.x / SLICES, tiles = gridDim.x / SLICES / batch, tile = block / batch;
     const int first = (int)(CAUSAL ? tiles - 1 - tile : tile) * BLOCK; // the longest rows start first
-    const Head head = head_of(mask, rng, block % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
+    const Head head = head_of(mask, starts, rng, block % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
     const Inputs in(head, q, k, v, ct, step, batch, {scratch, batch, queries, keys});
     OwnTile *const own_tiles = SHARED_OWN(OwnTile, shared_bytes);
     unsigned char *const q_tile = own_tiles[0], *const ct_tile = own_tiles[1];
@@ -211,7 +217,8 @@ KERNEL __launch_bounds__(THREADS) attention_mma_grad_queries(const T *q, const T
     };
     copy_own(in.q, first, q_tile);
     copy_own(in.ct, first, ct_tile);
-    fetch(0);
+    const int begin = (int)head.first_key(first) / OTHERS;
+    fetch(begin);
 
     float sums[SLICE / 16][M][2][4] = {}, ones[LANE_ROWS], shift[LANE_ROWS], delta[LANE_ROWS];
     #pragma unroll
@@ -222,7 +229,7 @@ KERNEL __launch_bounds__(THREADS) attention_mma_grad_queries(const T *q, const T
         delta[r] = query < queries ? in.deltas[query] : 0.0f;
     }
     const int own = first + warp() * ROWS, group = own < (int)queries ? own : first;
-    for (int i = 0; i < count; i++) {
+    for (int i = begin; i < count; i++) {
         const int start = i * OTHERS;
         unsigned char *const k_tile = ring[i % STAGES], *const v_tile = k_tile + Other::BYTES;
         cp_async_wait_group<0>();
@@ -235,7 +242,7 @@ KERNEL __launch_bounds__(THREADS) attention_mma_grad_queries(const T *q, const T
             float factor[LANE_ROWS];
             row_products(q_tile, k_tile, scores);
             const float of_scores = score_factor(scale, in.q.inverse(group), in.k.inverse(start));
-            const bool all = !MASKED && start + OTHERS <= keys && (!CAUSAL || start + OTHERS <= own + 1);
+            const bool all = !MASKED && !STARTS && start + OTHERS <= keys && (!CAUSAL || start + OTHERS <= own + 1);
             #pragma unroll
             for (int n = 0; n < TILES_N; n++)
                 #pragma unroll

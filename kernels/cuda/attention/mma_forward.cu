@@ -37,11 +37,11 @@ static __device__ __forceinline__ void softmax_step(float (&scores)[TILES_N][M][
 }
 
 KERNEL __launch_bounds__(THREADS) attention_mma(const T *q, const T *k, const T *v,
-    IF(MASKED, const bool *mask,) IF(DROPOUT, const uint32_t *rng,) T *out, T *logsumexp, int64_t batch, int64_t heads,
+    IF(MASKED, const bool *mask,) IF(STARTS, const int32_t *starts,) IF(DROPOUT, const uint32_t *rng,) T *out, T *logsumexp, int64_t batch, int64_t heads,
     int64_t queries, int64_t keys, int64_t row, int64_t out_row, int64_t step, double scale, double dropout, int64_t stream,
     char *scratch) {
     wait_for_inputs();
-    const Head head = head_of(mask, rng, blockIdx.x % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
+    const Head head = head_of(mask, starts, rng, blockIdx.x % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
     const Rows of_q = {q + head.before(queries, row), row, (int)queries};
     Scratch packed(scratch, batch, queries, keys);
     const Operand of_k = operand_of({k + step + head.before(keys, row), row, (int)keys}, packed, batch, head.number);
@@ -60,7 +60,8 @@ KERNEL __launch_bounds__(THREADS) attention_mma(const T *q, const T *k, const T 
         v_copy.start(of_v, i * OTHERS, stage + Keys::BYTES);
         cp_async_commit_group();
     };
-    fetch(0);
+    const int begin = (int)head.first_key(first) / OTHERS;
+    fetch(begin);
     const float inverse = split_own(of_q, first, scale < 0 ? -1.0f : 1.0f, q_tile);
 
     float sums[PADDED / 16][M][2][4] = {}, top[LANE_ROWS], sum[LANE_ROWS] = {};
@@ -68,7 +69,7 @@ KERNEL __launch_bounds__(THREADS) attention_mma(const T *q, const T *k, const T 
     for (int i = 0; i < LANE_ROWS; i++) top[i] = -INFINITY;
     const int own = first + warp() * ROWS; // this warp's first query
     const float of_scores = fabsf((float)scale) * LOG2_E * inverse;
-    for (int i = 0; i < count; i++) {
+    for (int i = begin; i < count; i++) {
         const int start = i * OTHERS;
         unsigned char *const k_tile = ring[i % STAGES], *const v_tile = k_tile + Keys::BYTES;
         cp_async_wait_group<0>();
@@ -79,7 +80,7 @@ KERNEL __launch_bounds__(THREADS) attention_mma(const T *q, const T *k, const T 
         if (!CAUSAL || start < own + ROWS) {
             float scores[TILES_N][M][2][4], keep[LANE_ROWS], factor[LANE_ROWS];
             row_products(q_tile, k_tile, scores);
-            if (MASKED || start + OTHERS > keys || (CAUSAL && start + OTHERS > own + 1)) {
+            if (MASKED || STARTS || start + OTHERS > keys || (CAUSAL && start + OTHERS > own + 1)) {
                 #pragma unroll
                 for (int x = 0; x < TILES_N * M * 8; x++) {
                     const int n = x / (M * 8), m = x / 8 % M, t = x / 4 % 2, h = x % 4;

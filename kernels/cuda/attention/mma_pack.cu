@@ -66,7 +66,7 @@ KERNEL __launch_bounds__(PACK_THREADS) attention_pack(const T *q, const T *k, co
         return inside;
     };
     const auto of_group = [&](int64_t groups) {
-        return head_of(nullptr, nullptr, group / groups, heads, queries, keys, row, out_row, scale, dropout, stream);
+        return head_of(nullptr, nullptr, nullptr, group / groups, heads, queries, keys, row, out_row, scale, dropout, stream);
     };
 #if !DIRECT
 #if GRADIENT

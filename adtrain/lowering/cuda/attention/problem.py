@@ -34,7 +34,7 @@ class Problem(NamedTuple):
         precision: "full", "tf32" or "bfloat16".
         arrays: 3 where q, k and v are arguments of their own, 1 where one array holds them.
         gradient: whether it is the gradient.
-        optional: which of the arguments "mask" and "rng" are present.
+        optional: which of the arguments "mask", "starts" and "rng" are present.
         causal: whether query i attends to keys 0 to i only.
         options: scale, dropout and stream, the last numbers of every kernel.
         by_member: whether the choice must not depend on how many heads all members of a sweep have together.
@@ -64,6 +64,7 @@ class Problem(NamedTuple):
             "WIDTH": self.lengths.width,
             "CAUSAL": int(self.causal),
             "MASKED": int("mask" in self.optional),
+            "STARTS": int("starts" in self.optional),
             "DROPOUT": int("rng" in self.optional),
             "MANTISSA": mantissa(self.precision),
         }
@@ -82,7 +83,7 @@ class Problem(NamedTuple):
 
     @property
     def more(self) -> tuple[int, ...]:
-        """The positions of the mask and the random state."""
+        """The positions of the optional arguments."""
         first = self.arrays + (3 if self.gradient else 0)
         return tuple(range(first, first + len(self.optional)))
 
