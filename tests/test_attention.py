@@ -43,6 +43,12 @@ def key_mask(batch: int, keys: int) -> np.ndarray:
     return np.random.default_rng(1).random((batch, keys)) < 0.6
 
 
+def documents(batch: int, length: int) -> np.ndarray:
+    """The position at which the document of each position begins: int32 (batch, length)."""
+    begins = np.random.default_rng(2).random((batch, length)) < 4 / length
+    return np.maximum.accumulate(np.where(begins, np.arange(length), 0), axis=1).astype(np.int32)
+
+
 @pytest.mark.needs_torch
 @pytest.mark.parametrize(("causal", "masked", "scale"), [(False, False, None), (True, False, 0.3), (False, True, None)])
 def test_values_and_gradients_equal_pytorchs(causal: bool, masked: bool, scale: float | None) -> None:
@@ -93,6 +99,38 @@ def test_a_window_is_a_band_of_the_scores(causal: bool, length: int, window: int
     np.testing.assert_allclose(found, out, rtol=1e-11, atol=1e-13)
     for mine, theirs in zip(grads, pullback(ad.array(ct)), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-10, atol=1e-12)
+
+
+DOCUMENTS = (3, 40, 65, 22)
+"""The lengths of documents that share a sequence."""
+
+
+@pytest.mark.compiled
+@pytest.mark.usefixtures("quick_compiler")
+@pytest.mark.parametrize("options", [{}, {"window": 9}, {"soft_cap": 2.0}], ids=str)
+def test_documents_that_share_a_sequence_have_the_values_and_derivatives_of_separate_ones(
+    options: dict[str, Any],
+) -> None:
+    length, ends = sum(DOCUMENTS), np.cumsum(DOCUMENTS)
+    starts = np.repeat(ends - DOCUMENTS, DOCUMENTS).astype(np.int32)
+    arrays = arguments(length, length, 6, batch=2)
+
+    def derivatives(*x: Any, **more: Any) -> Any:
+        """The value and the gradient, and the gradient of a function of the gradient."""
+
+        def first(*x: Any) -> Any:
+            return with_gradients(*x, causal=True, **options, **more)
+
+        found, pullback = ad.vjp(first, *x)
+        return found, pullback(ad.tree.map(ops.sin, found))
+
+    whole = ad.tree.leaves(stage(lambda *x: derivatives(*x, starts=ad.array(starts)), ALL)(*arrays))
+    eager = ad.tree.leaves(derivatives(*map(ad.array, arrays), starts=ad.array(starts)))
+    for begin, end in zip(ends - DOCUMENTS, ends, strict=True):
+        alone = ad.tree.leaves(derivatives(*(ad.array(x[:, begin:end]) for x in arrays)))
+        for mine, compiled, separate in zip(eager, whole, alone, strict=True):
+            np.testing.assert_allclose(mine.numpy()[:, begin:end], separate, rtol=1e-10, atol=1e-12)
+            np.testing.assert_allclose(compiled.numpy()[:, begin:end], separate, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.exhaustive

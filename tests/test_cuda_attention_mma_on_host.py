@@ -10,7 +10,7 @@ import pytest
 from cuda_on_host import Host, host
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_cuda_attention_on_host import documents
+from test_attention import documents
 
 from adtrain import ops
 from adtrain.backends.cuda.targets import H200

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_on_host import Host, host
+from test_attention import documents
 
 from adtrain import ops
 from adtrain.backends.cuda.targets import H200
@@ -23,12 +24,6 @@ __all__ = ["host"]
 pytestmark = pytest.mark.exhaustive
 
 TOLERANCE = {"float32": 2e-5, "float64": 1e-12}
-
-
-def documents(batch: int, length: int) -> np.ndarray:
-    """The position at which the document of each position begins: int32 (batch, length)."""
-    begins = np.random.default_rng(2).random((batch, length)) < 4 / length
-    return np.maximum.accumulate(np.where(begins, np.arange(length), 0), axis=1).astype(np.int32)
 
 
 def check(
@@ -86,6 +81,26 @@ def test_every_tile_computes_values_and_gradients(
     check(host, attention_p, tile, [q, k, v, *more], params)
     out, logsumexp = attention_p.reference(q, k, v, *more, **params)
     check(host, attention_grad_p, tile, [q, k, v, out, logsumexp, ct, *more], params)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "width", "dtype", "masked"),
+    [
+        (1, 70, 64, "float32", True),
+        (3, 5, 7, "float64", False),
+        pytest.param(2, 33, 130, "float32", True, marks=pytest.mark.exhaustive),
+        pytest.param(8, 130, 16, "float64", True, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_few_queries_are_computed_by_one_block(
+    host: Host, queries: int, keys: int, width: int, dtype: str, masked: bool
+) -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=(3, n, width)).astype(dtype) for n in (queries, keys, keys)]
+    mask = rng.random((3, keys)) < 0.4
+    mask[1] = False  # queries without a key
+    params = {"causal": False, "scale": 0.3, "dropout": 0.0, "stream": 7, "precision": "full"}
+    check(host, attention_p, queries, [*arrays, *([mask] if masked else [])], params, "QUERIES")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gpu_kernels import run_twice
 from gpu_parity import check, gpu, poisoned
-from test_attention import key_mask, with_gradients
+from test_attention import documents, key_mask, with_gradients
 
 import adtrain as ad
 from adtrain import nn, ops
@@ -44,6 +44,9 @@ PROBLEMS = [
         for i, shape in enumerate(SHAPES)
     ),
     *product(["float32"], ("causal", "mask", "dropout"), [(5, 16, 16, 16)]),
+    *product(DTYPES, ("documents", "all documents"), [(3, 300, 300, 64)]),
+    ("float32", "mask", (24, 1, 1024, 64)),
+    ("float64", "mask", (3, 5, 70, 33)),
     *product(["float64"], ("causal", "mask", "dropout"), [(1, 130, 130, 128)]),
 ]
 """Element types, options and shapes. Each option is compiled into kernels of its own, which takes most of the time, and
@@ -80,9 +83,11 @@ def test_every_candidate_computes_values_and_gradients(
     gpu: Any, dtype: str, options: str, shape: tuple[int, ...]
 ) -> None:
     heads, queries, keys, width = shape
-    causal = options in ("causal", "all") and queries == keys
-    more = [key_mask(heads, keys)] if options in ("mask", "all") else []
-    drops = options in ("dropout", "all")
+    everything = options.startswith("all")
+    causal = (everything or options in ("causal", "documents")) and queries == keys
+    more = [key_mask(heads, keys)] if options == "mask" or everything else []
+    more += [documents(heads, keys)] if "documents" in options else []
+    drops = options == "dropout" or everything
     more += [ops.rng_state(4, 1).numpy()] if drops else []
     rng = np.random.default_rng(0)
     arrays = [rng.normal(size=(heads, n, width)).astype(dtype) for n in (queries, keys, keys, queries)]

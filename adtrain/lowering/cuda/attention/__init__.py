@@ -10,10 +10,10 @@ from adtrain.core.kernel import CudaKernel
 from adtrain.core.registry import register
 from adtrain.core.target import Target
 from adtrain.core.types import BITS, ArrayType
-from adtrain.lowering.cuda.attention import fma, mma, short, wgmma
+from adtrain.lowering.cuda.attention import few, fma, mma, short, wgmma
 from adtrain.lowering.cuda.attention.problem import problem_of
 
-IMPLEMENTATIONS = (short, wgmma, mma, fma)
+IMPLEMENTATIONS = (short, few, wgmma, mma, fma)
 """Modules with a function ``candidates(target, problem)``: its kernels and the estimated seconds of the first of
 them, or None where it does not apply."""
 
