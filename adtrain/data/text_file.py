@@ -35,6 +35,8 @@ class SequenceOptions:
     Attributes:
         length: characters, bytes or tokens in an input sequence
         unit: what a class is; token: a part of a word, by byte-pair encoding
+        documents: joined: a sequence is a part of the text, whatever documents it has; separate: of tokens, attention
+            and positions stay within a document, which begins with the token for the end of a text
         order: the sequences of an epoch: shuffled, or in_order, that of the text, each once; or random_offsets, as many
             that begin anywhere
         validation_tokens: instead of validation, how many characters, bytes or tokens at the end are held out for it
@@ -42,6 +44,7 @@ class SequenceOptions:
 
     length: Size = 128
     unit: Literal["character", "byte", "token"] = "character"
+    documents: Literal["joined", "separate"] = "joined"
     order: Order = "shuffled"
     validation_tokens: Size | None = None
 

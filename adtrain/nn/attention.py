@@ -161,6 +161,7 @@ class MultiheadAttention(Module):
             stream=mode.stream,
             window=self.window,
             soft_cap=self.soft_cap,
+            starts=mode.starts,
         )
         return self._linear(joined, params["out_proj"], ""), state
 
@@ -204,6 +205,8 @@ class MultiheadAttention(Module):
         seen = ops.less_equal(places, position)
         if self.window is not None:
             seen = seen & ops.less(position, places + self.window)
+        if token.start is not None:
+            seen = seen & ops.greater_equal(places, ops.reshape(token.start, (batch, 1, 1)))
         shared = self.key_value_heads
         queries = ops.reshape(by_head[:, 0, : self.num_heads], (batch, shared, self.num_heads // shared, width))
         found = ops.attention(queries, keys, values, mask=seen, soft_cap=self.soft_cap)

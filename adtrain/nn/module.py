@@ -28,10 +28,17 @@ State = dict[str, Any]
 
 
 class Token(NamedTuple):
-    """A token of each sequence: its position, integers (batch,), and the length of a whole sequence."""
+    """A token of each sequence.
+
+    Attributes:
+        position: integers (batch,).
+        length: of a whole sequence.
+        start: the position at which the token's document begins, integers (batch,); None where it is 0.
+    """
 
     position: Value
     length: int
+    start: Value | None = None
 
     def row_of(self, table: Value) -> Value:
         """The row at the position, (batch, 1, ...), of a table (length, ...)."""
@@ -47,6 +54,9 @@ class Mode:
     that is running; it gives each dropout layer a random stream of its own. If the input is a shard of a
     batch, `shards` holds the number of samples in each shard (`ops.gather_shards`); otherwise it is empty.
 
+    `starts`, int32 (batch, tokens), has for each token the position at which its document begins, where documents that
+    share a sequence are separate: attention stays within a document, and positions count from its beginning.
+
     `token` says that the input is one token of each sequence, (batch, 1, ...). What layers keep of the tokens before it
     is in the state: see `Module.new_cache`.
     """
@@ -55,6 +65,7 @@ class Mode:
     rng: Value | None = None
     path: tuple[str, ...] = ()
     shards: tuple[int, ...] = ()
+    starts: Value | None = None
     token: Token | None = None
 
     def at(self, name: str) -> Mode:

@@ -82,7 +82,13 @@ class PositionalEmbedding(Module):
         else:
             tokens = x.shape[1] if mode.token is None else mode.token.length
             table = array(sinusoids(tokens, x.shape[2]).astype(x.dtype), device=x.device)
-        return ops.add(x, table if mode.token is None else mode.token.row_of(table)), state
+        if mode.token is not None:
+            token = mode.token
+            in_document = token if token.start is None else token._replace(position=token.position - token.start)
+            table = in_document.row_of(table)
+        elif mode.starts is not None:
+            table = ops.embedding(ops.arange(x.shape[1], dtype="int32", device=x.device) - mode.starts, table)
+        return ops.add(x, table), state
 
 
 def sinusoids(tokens: int, width: int) -> np.ndarray:

@@ -29,7 +29,7 @@ from adtrain.text import counted, first_names
 from adtrain.training import tensor_file
 from adtrain.training.experiment import Experiment
 from adtrain.training.network import Network
-from adtrain.training.tasks import Classification, NextClass, Regression, Task
+from adtrain.training.tasks import Classification, NextClass, NextToken, Regression, Task
 
 T = TypeVar("T")
 
@@ -289,6 +289,23 @@ def check_last_batch(cfg: Config, net: Network, count: int) -> None:
             f"found {batch_size}, which leaves 1 of {count} images for the last batch, "
             f"expected another size: layer {name} ({layer.kind()}) needs 2 images per batch",
         )
+
+
+def check_documents(cfg: Config, net: Network) -> None:
+    """Raise ConfigError where documents have to be separate, but no token ends them, or a layer mixes positions in
+    another way than attention with `causal`."""
+    if cfg.data.options.documents == "joined":
+        return
+    place = "data", "documents"
+    if not isinstance(net.task, NextToken):
+        raise cfg.error_at(place, "found separate, expected joined unless data.unit is token")
+    if net.task.separator is None:
+        raise cfg.error_at(place, "found separate, but the tokenizer has no token for the end of a text")
+    for name, layer, shape in nn.layers(net.model, net.input_shape):
+        if layer.new_cache(shape, 0, net.dtype) is None:
+            reason = f"but layer {name}, {layer.kind()}, reads whole sequences"
+            expected = "expected layers that compute each position by itself, and attention with causal"
+            raise cfg.error_at(place, f"found separate, {reason}; {expected}")
 
 
 def sees_later(experiment: Experiment) -> tuple[int, int] | None:

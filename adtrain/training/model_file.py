@@ -212,7 +212,8 @@ def load(run: Path, device: str = "cpu", trust: Trust = NONE, overrides: Overrid
     about = file.metadata(ModelMetadata)
     channels, height, width = about.image_shape
     token_bytes = () if about.tokenizer is None else about.tokenizer.tokens
-    task = network.task_of(cfg, about.target_mean, about.target_std, token_bytes)
+    end_of_text = None if about.tokenizer is None else about.tokenizer.end_of_text
+    task = network.task_of(cfg, about.target_mean, about.target_std, token_bytes, end_of_text)
     net = network.build(cfg, about.mean, about.std, about.scale, task)
     factor, summand = net.normalization()
     if not (

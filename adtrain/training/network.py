@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import log, prod
 from typing import Any
@@ -120,8 +120,16 @@ class Network:
 
     def outputs(self, params: nn.Params, statistics: nn.State, images: Value, mode: nn.Mode) -> tuple[Value, nn.State]:
         """The model's outputs (N, ..., classes) for images (N, C, H, W), and the new running statistics."""
+        return self.run(params, statistics, self.inputs(images), mode)
+
+    def run(self, params: nn.Params, state: nn.State, inputs: Value, mode: nn.Mode) -> tuple[Value, nn.State]:
+        """The model's outputs for its inputs (N, *input_shape), or for one token of each sequence."""
+        separator = self.task.separator if isinstance(self.task, NextToken) else None
+        if separator is not None and mode.token is None:
+            with scope("documents"):
+                mode = replace(mode, starts=starts_of(ops.equal(inputs, float(separator))))
         with ops.matmul_precision(self.products):
-            return self.model.forward(params, statistics, self.inputs(images), mode)
+            return self.model.forward(params, state, inputs, mode)
 
     def evaluated(self, params: nn.Params, statistics: nn.State, images: Value) -> Value:
         """The outputs for images (N, C, H, W), without dropout and with the running statistics.
@@ -202,6 +210,17 @@ class Network:
         return ops.sum(ops.embedding(labels, weights))
 
 
+def starts_of(begins: Value) -> Value:
+    """The last position, up to each one, at which a document begins, else 0: bool (N, length) to int32."""
+    length = begins.shape[1]
+    found = ops.where(begins, ops.arange(length, dtype="int32", device=begins.device), 0)
+    distance = 1
+    while distance < length:  # the maximum of 2, 4, 8, ... neighbours
+        found = ops.maximum(found, ops.pad(found[:, :-distance], [(0, 0), (distance, 0)]))
+        distance *= 2
+    return found
+
+
 def views_of(images: Value, changes: Sequence[str]) -> Value:
     """The views of each image, one after the other: images (N, C, H, W) to (N * views, C, H, W).
 
@@ -237,15 +256,23 @@ def clip_probabilities(outputs: Value) -> Value:
 
 
 def task_of(
-    cfg: Config, target_mean: tuple[float, ...], target_std: tuple[float, ...], token_bytes: Sequence[bytes] = ()
+    cfg: Config,
+    target_mean: tuple[float, ...],
+    target_std: tuple[float, ...],
+    token_bytes: Sequence[bytes] = (),
+    end_of_text: int | None = None,
 ) -> Task:
-    """The task of a config; without targets a classification. `token_bytes` are those of each token of a text."""
+    """The task of a config; without targets a classification.
+
+    `token_bytes` are those of each token of a text, `end_of_text` is the token between documents.
+    """
     if cfg.data.is_text:
         length = prod(cfg.model.input)
         if not token_bytes:
             return NextClass(one_hot=False, predictions=ops.softmax, length=length)
         lengths = tuple(map(len, token_bytes))
-        return NextToken(one_hot=False, predictions=ops.softmax, length=length, lengths=lengths)
+        separator = end_of_text if cfg.data.options.documents == "separate" else None
+        return NextToken(one_hot=False, predictions=ops.softmax, length=length, lengths=lengths, separator=separator)
     if not target_mean:
         labels = takes_labels(cfg.loss)
         # The softmax of log-probabilities equals their exp.

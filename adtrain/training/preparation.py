@@ -245,8 +245,10 @@ def _experiment(
         cfg, data_set, [part for part in (data_set.train, validation, data_set.test) if part is not None]
     )
     cfg = with_class_weights(cfg, np.asarray(data_set.train.labels), len(data_set.classes))
-    task = network.task_of(cfg, data_set.target_mean, data_set.target_std, token_bytes)
+    end_of_text = 0 if data_set.tokenizer is None else data_set.tokenizer.end_of_text
+    task = network.task_of(cfg, data_set.target_mean, data_set.target_std, token_bytes, end_of_text)
     net = network.build(cfg, data_set.mean, data_set.std, data_set.scale, task)
+    checks.check_documents(cfg, net)
     checks.check_memory(cfg, net)
     checks.check_fit(cfg, net, data_set)
     checks.check_views(cfg, net, data_set.train.images.shape[1:])

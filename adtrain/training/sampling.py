@@ -23,8 +23,9 @@ from adtrain.data.tokenizer import pieces_in
 from adtrain.passes import ALL
 from adtrain.text import first_names
 from adtrain.training.model_file import TrainedModel
+from adtrain.training.network import starts_of
 from adtrain.training.step import random_state
-from adtrain.training.tasks import NextClass
+from adtrain.training.tasks import NextClass, NextToken
 
 LogProbabilities: TypeAlias = Callable[[np.ndarray], np.ndarray]
 """From the classes so far, integers (n,) with n >= 1, to log-probabilities of the next one, float64 (classes,)."""
@@ -183,7 +184,7 @@ class _Steps:
         position = writing.count - 1
         if self.has_caches:
             token = ops.take_along_axis(writing.text, ops.expand_dims(position, 1), 1)
-            mode = nn.Mode(training=False, token=nn.Token(position, self.length))
+            mode = nn.Mode(training=False, token=nn.Token(position, self.length, self._start(writing.text, position)))
             outputs, caches = self._run(params, writing.caches, token, mode)
             return outputs[:, 0], caches
         outputs, _ = self._run(params, statistics, writing.text[:, : self.length], nn.Mode(training=False))
@@ -192,8 +193,15 @@ class _Steps:
         return ops.take_along_axis(outputs, places, 1)[:, 0], {}
 
     def _run(self, params: nn.Params, state: nn.State, classes: Value, mode: nn.Mode) -> tuple[Value, nn.State]:
-        with ops.matmul_precision(self.network.products):
-            return self.network.model.forward(params, state, ops.astype(classes, self.network.dtype), mode)
+        return self.network.run(params, state, ops.astype(classes, self.network.dtype), mode)
+
+    def _start(self, text: Value, position: Value) -> Value | None:
+        """Where the document of each position begins; None if documents are not separate."""
+        separator = self.network.task.separator if isinstance(self.network.task, NextToken) else None
+        if separator is None:
+            return None
+        starts = starts_of(ops.equal(text, separator))
+        return ops.take_along_axis(starts, ops.expand_dims(position, 1), 1)[:, 0]
 
 
 def drawn(logits: Value, rng: Value, temperature: Value, top_k: int | None = None, top_p: float | None = None) -> Value:

@@ -122,9 +122,14 @@ class NextClass(Classification):
 
 @dataclass(frozen=True)
 class NextToken(NextClass):
-    """The token that follows each position of a sequence. `lengths` are the bytes of each token."""
+    """The token that follows each position of a sequence.
+
+    `lengths` are the bytes of each token. `separator` is the token with which a document begins, if documents that
+    share a sequence are separate.
+    """
 
     lengths: tuple[int, ...]
+    separator: int | None = None
     score_kind: ClassVar[type[ClassScore | TextScore | TokenScore]] = TokenScore
 
     def zero(self) -> np.ndarray:

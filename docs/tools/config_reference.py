@@ -164,6 +164,7 @@ EXAMPLES: dict[str, Any] = {
     "data.format": "text",
     "data.length": 64,
     "data.unit": "byte",
+    "data.documents": "separate",
     "data.order": "in_order",
     "data.validation_tokens": 100000,
     "data.vocabulary": 8192,
