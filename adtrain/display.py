@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any
 
-from adtrain.training import Epoch, Interval, Observer, TrainState, Validated, scores
+from adtrain.training import Epoch, Experiment, Interval, Observer, TrainState, Validated, scores
+from adtrain.training.costs import step_flops
+from adtrain.training.summary import speed_text
 
 NARROW = 75
 """Columns of a terminal; below, a bar has no time left, so that it is at least ten characters long."""
@@ -17,10 +21,40 @@ class ProgressLines(Observer):
     """Passes a line to `write` after each epoch."""
 
     epochs = 0
+    experiment: Experiment | None = None
+    peak: float | None = None
+    """The most FLOP a second of the device, if they are known."""
 
     def __init__(self, write: Callable[[str], None], examples: str = "images") -> None:
         """`examples` says what the data consist of: "images", "rows" or "sequences"."""
         self.write, self.examples = write, examples
+
+    def started(self, experiment: Experiment) -> None:
+        self.experiment = experiment
+
+    @cached_property
+    def step_flops(self) -> int | None:
+        return None if self.experiment is None else step_flops(self.experiment)
+
+    def speed(self, images_per_second: float) -> str:
+        """Examples a second, for a text characters, bytes or tokens; and the share of the device's peak, if known."""
+        if self.experiment is None:
+            return f"{images_per_second:,.0f} {self.examples}/s"
+        data = self.experiment.config.data
+        found = speed_text(data, images_per_second)
+        if self.peak is None or self.step_flops is None:
+            return found
+        return f"{found}, {self.step_flops * images_per_second / self.experiment.full_batch / self.peak:.0%} of peak"
+
+    def left(self, step: int, images_per_second: float) -> str:
+        """The time until the last step, and from a minute on when that is: ", about 90 s left, until 14:32"."""
+        if self.experiment is None or not images_per_second:
+            return ""
+        seconds = (self.experiment.total_steps - step) * self.experiment.full_batch / images_per_second
+        if seconds < 0.5:
+            return ""
+        end = datetime.now() + timedelta(seconds=seconds)
+        return f", about {seconds:,.0f} s left" + (f", until {end:%H:%M}" if seconds >= 60 else "")
 
     def epoch_started(self, epoch: int, epochs: int, images: int) -> None:
         self.epochs = epochs
@@ -33,11 +67,9 @@ class ProgressLines(Observer):
         if epoch.validation is not None:
             text += f", validation {scores.text(epoch.validation)}"
         text += "".join(f", {name} {scores.value_text(name, x)}" for name, x in epoch.metrics.items())
-        speed = f"{epoch.images_per_second:,.0f} {self.examples}/s, {epoch.seconds:.1f} s"
-        text = f"epoch {epoch.epoch}/{self.epochs}: {text}, {speed}"
-        if (left := (self.epochs - epoch.epoch) * epoch.seconds) >= 0.5:
-            text += f", about {left:.0f} s left"
-        self.write(text)
+        speed = f"{self.speed(epoch.images_per_second)}, {epoch.seconds:.1f} s"
+        left = self.left(epoch.step, epoch.images_per_second)
+        self.write(f"epoch {epoch.epoch}/{self.epochs}: {text}, {speed}{left}")
 
     def show_status(self, status: str) -> None:
         """Show what the process does before its next step: "compiling 7 of 12 kernels". See `core.status`."""
@@ -50,9 +82,9 @@ class IntervalLines(ProgressLines):
     """Passes a line to `write` after each interval of steps, and after each epoch."""
 
     def interval_done(self, interval: Interval) -> None:
-        speed = f"{interval.images_per_second:,.0f} {self.examples}/s"
+        speed, left = self.speed(interval.images_per_second), self.left(interval.step, interval.images_per_second)
         rate = f"learning rate {interval.learning_rate:.4g}"
-        self.write(f"step {interval.step:,}: {scores.text(interval.train)}, {rate}, {speed}")
+        self.write(f"step {interval.step:,}: {scores.text(interval.train)}, {rate}, {speed}{left}")
 
 
 class ProgressBars(ProgressLines):
@@ -95,7 +127,11 @@ class ProgressBars(ProgressLines):
 
     def interval_done(self, interval: Interval) -> None:
         if self.bar is not None:
-            self.bar.set_postfix_str(scores.short_text(interval.train), refresh=False)
+            shown = [scores.short_text(interval.train)]
+            if self.experiment is not None and self.experiment.config.data.is_text:  # for which epochs are long
+                shown.append(self.speed(interval.images_per_second))
+                shown.append(self.left(interval.step, interval.images_per_second).removeprefix(", about "))
+            self.bar.set_postfix_str(", ".join(filter(None, shown)), refresh=False)
 
     def epoch_done(self, epoch: Epoch, state: Callable[[], TrainState]) -> None:
         self.close()

@@ -432,7 +432,7 @@ def test_the_report_fits_the_terminal(width: int, headings: str) -> None:
     _, *table = lines = operation_lines(_summary(20), width)
     assert table[0].split() == headings.split()
     assert max(map(len, lines)) <= width
-    assert max(map(len, result_lines(_summary(20), 10_000, verbose=True))) <= 60
+    assert max(map(len, result_lines(_summary(20), 10_000, config.load("mlp").data, verbose=True))) <= 60
 
 
 losses = st.lists(st.tuples(st.integers(0, 10**6), st.floats(allow_nan=True, width=32)), max_size=30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,9 +12,11 @@ import pytest
 import tqdm
 import tqdm.auto
 
+from adtrain.config.files import load_data
 from adtrain.core.status import report_status, status_handler
-from adtrain.display import ProgressBars, ProgressLines, progress_display
+from adtrain.display import IntervalLines, ProgressBars, ProgressLines, progress_display
 from adtrain.training import ClassScore, Epoch, Interval
+from adtrain.training.scores import TextScore
 
 DONE: Any = Epoch(1, 6, ClassScore(0.5, 0.75), None, 2.0, 45.0)
 
@@ -48,6 +51,7 @@ def test_a_bar_of_an_epoch_is_replaced_by_a_line() -> None:
         return bars[-1]
 
     shown = ProgressBars(lines.append, make)
+    shown.started(experiment(18, path="a.csv"))
     shown.epoch_started(1, 3, 90)
     shown.step_done(16)
     shown.step_done(16)
@@ -56,9 +60,26 @@ def test_a_bar_of_an_epoch_is_replaced_by_a_line() -> None:
     assert (bar.total, bar.count, bar.closed, bar.text) == (90, 32, False, "loss 0.500, acc 75.0%")
     shown.epoch_done(DONE, None)  # type: ignore[arg-type]
     assert bar.closed
-    shown.epoch_done(replace(DONE, seconds=0.1), None)  # type: ignore[arg-type]
-    line = "epoch 1/3: loss 0.5000, accuracy 75.00%, 45 images/s"
-    assert lines == [f"{line}, 2.0 s, about 4 s left", f"{line}, 0.1 s"]
+    shown.epoch_done(replace(DONE, step=18), None)  # type: ignore[arg-type]
+    line = "epoch 1/3: loss 0.5000, accuracy 75.00%, 45 rows/s, 2.0 s"
+    assert lines == [f"{line}, about 4 s left", line]
+
+
+def experiment(steps: int, **data: str) -> Any:
+    """What a display reads of an experiment."""
+    return SimpleNamespace(config=SimpleNamespace(data=load_data(data)), total_steps=steps, full_batch=15)
+
+
+@pytest.mark.parametrize("unit", ["character", "token"])
+def test_the_speed_of_a_text_is_that_of_its_units_with_the_share_of_the_peak(unit: str) -> None:
+    lines = list[str]()
+    shown = IntervalLines(lines.append, "sequences")
+    shown.started(experiment(10_000, path="a.txt", unit=unit))
+    shown.step_flops, shown.peak = 3_000, 100_000.0
+    shown.interval_done(Interval(1, 100, TextScore(0.5, 2.0, 0.75), 0.01, 150.0))
+    (line,) = lines
+    assert f"19,200 {unit}s/s, 30% of peak, about 990 s left, until " in line
+    assert re.search(r"until \d\d:\d\d$", line)
 
 
 def test_the_progress_bar_says_what_happens_before_the_first_step() -> None:

@@ -407,4 +407,6 @@ def test_an_evaluation_within_an_epoch_is_recorded_and_drawn(tmp_path: Path) -> 
     assert f"step 7: validation loss {within[0]['validation']['loss']:.4f}, perplexity " in found.stderr
     loss = curves.panels(record.read(tmp_path / "run"))[0]
     (drawn,) = (curve for curve in loss.curves if curve.name == "validation")
-    assert drawn.xs == [line["step"] / ends[0] for line in lines if "validation" in line]
+    tokens = [line["step"] * 8 * 8 * 1e-6 for line in lines if "validation" in line]
+    assert drawn.xs == pytest.approx(tokens)
+    assert "million tokens" in loss.draw()

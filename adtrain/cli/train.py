@@ -38,7 +38,7 @@ from adtrain.cli.options import (
     unresolved_device_option,
 )
 from adtrain.cli.output import is_quiet, is_silent, message, message_of_rank, print_json, progress, show
-from adtrain.cli.train_report import MAX_ROWS, operation_lines, plan_lines, plan_of, result_lines
+from adtrain.cli.train_report import MAX_ROWS, operation_lines, peak_of, plan_lines, plan_of, result_lines
 from adtrain.config import Config
 from adtrain.config.records import plain
 from adtrain.config.sweep_section import MAX_MEMBERS
@@ -249,6 +249,7 @@ def command(
         with folder.locked() if first else nullcontext():
             if start is not None and first:
                 folder.reopen(experiment, start)
+            display.peak = peak_of(experiment.config, device)
             result = run_training(experiment, folder, device, start, events and first, display)
             return profile_and_summarize(experiment, folder, device, profile, result)
 
@@ -313,7 +314,7 @@ def command(
     if plot:
         show(*loss_plot.plot(loss_plot.losses(read_metrics(folder.path)), terminal_width()), "")
     files = f": {', '.join(folder.files())}" if verbose else ""
-    lines = result_lines(summary, len(experiment.test), experiment.config.data.examples, verbose)
+    lines = result_lines(summary, len(experiment.test), experiment.config.data, verbose)
     show(*lines, f"run     {folder.path}{files}")
 
 
@@ -390,7 +391,7 @@ def profile_and_summarize(
     """Time the operations of a step with `profile`, and write the summary; returns the summary."""
     with during("profile"):
         ops = step_profile(experiment, result.state, device) if profile else {}
-    summary = training.summarize(experiment, result, device, **ops)
+    summary = training.summarize(experiment, result, device, **ops, peak=peak_of(experiment.config, device))
     if communicator.current().rank == 0:
         folder.write_summary(summary)
     return summary

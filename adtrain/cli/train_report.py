@@ -9,12 +9,14 @@ from typing import Any
 
 from adtrain import training
 from adtrain.bench.timing import roofline
+from adtrain.config import Config
+from adtrain.config.document import Data
 from adtrain.core.backend import backend
 from adtrain.table import PERCENT, TEXT, CellFormat, Column, render
 from adtrain.text import counted, short
 from adtrain.training import Experiment, RunFolder, scores
 from adtrain.training.costs import too_large
-from adtrain.training.summary import OperationTime, Summary, model_text, operations_text
+from adtrain.training.summary import OperationTime, Summary, model_text, operations_text, speed_text
 
 CALLS, MS, RATE = CellFormat("{:g}".format), CellFormat("{:.3f}".format), CellFormat("{:.1f}".format)
 COLUMNS: tuple[Column[OperationTime], ...] = (
@@ -45,10 +47,9 @@ def plan_of(experiment: Experiment, device: str, path: Path | None) -> dict[str,
     folder = RunFolder.planned(experiment, path)
     if (error := too_large(experiment, device)) is not None:
         raise error
-    costs, peak, cfg = training.step_costs(experiment, device), roofline.known(device), experiment.config
+    costs, cfg = training.step_costs(experiment, device), experiment.config
     validation = 0 if experiment.validation is None else len(experiment.validation)
-    flops = costs.fused.flops
-    rate = None if peak is None else peak.gflops_per_s.get(cfg.training.precision, peak.gflops_per_s["float32"])
+    flops, rate = costs.fused.flops, peak_of(cfg, device)
     return {
         "name": cfg.name,
         "folder": str(folder),
@@ -63,8 +64,16 @@ def plan_of(experiment: Experiment, device: str, path: Path | None) -> dict[str,
         "step_flops": flops,
         "step_bytes": costs.fused.bytes,
         "planned_bytes": costs.memory.peak,
-        "seconds_at_peak": None if rate is None else flops * experiment.total_steps / rate * 1e-9,
+        "seconds_at_peak": None if rate is None else flops * experiment.total_steps / rate,
     }
+
+
+def peak_of(cfg: Config, device: str) -> float | None:
+    """The device's measured FLOP a second of products in the precision of the config; None if it was not measured."""
+    peak = roofline.known(device)
+    if peak is None:
+        return None
+    return 1e9 * peak.gflops_per_s.get(cfg.training.precision, peak.gflops_per_s["float32"])
 
 
 def plan_lines(plan: dict[str, Any], examples: str) -> list[str]:
@@ -88,10 +97,13 @@ def plan_lines(plan: dict[str, Any], examples: str) -> list[str]:
     ]
 
 
-def result_lines(summary: Summary, tested: int, examples: str = "images", verbose: bool = False) -> list[str]:
-    """The lines of the result, the scores last. `tested` examples were tested; `examples` says what they are."""
+def result_lines(summary: Summary, tested: int, data: Data, verbose: bool = False) -> list[str]:
+    """The lines of the result, the scores last. `tested` examples of the `data` were tested."""
     best = summary.best
-    speed = "" if summary.step_ms is None else f" ({summary.images_per_second:,.0f} {examples}/s)"
+    examples, speed = data.examples, ""
+    if summary.images_per_second is not None:
+        share = "" if summary.peak_share is None else f", {summary.peak_share:.0%} of peak"
+        speed = f" ({speed_text(data, summary.images_per_second)}{share})"
     lines = [
         f"model   {summary.parameters:,} parameters, {summary.precision}",
         f"device  {summary.device}, {summary.device_name}",

@@ -26,6 +26,7 @@ RATES_WIDTH, RATES_HEIGHT = 720, 360
 """Of the picture of learning rates."""
 HIGHEST_LOSS = 1.2
 """In it, losses above this multiple of the loss at the smallest rate are drawn at the upper edge."""
+MILLION = "million"
 MOST_POINTS, MOST_MARKERS = 1000, 60
 
 
@@ -73,10 +74,11 @@ class Panel(NamedTuple):
 
     Attributes:
         title: the name of the metric, perhaps after that of the split.
-        unit: "epoch" or "step", the title of the horizontal axis.
+        unit: "epoch", "step" or, of a text, MILLION and its characters, bytes or tokens: the title of the horizontal
+            axis.
         value: formats a value of the curves.
         test: the result on the test set, None if there is none.
-        kept: the epoch whose weights the run kept, None if it has not ended.
+        kept: the epoch whose weights the run kept, None if it has not ended; `kept_at` is where it ends.
     """
 
     title: str
@@ -85,6 +87,7 @@ class Panel(NamedTuple):
     value: Callable[[float], str]
     test: float | None = None
     kept: int | None = None
+    kept_at: float = 0.0
 
     @property
     def has_log_scale(self) -> bool:
@@ -96,12 +99,15 @@ class Panel(NamedTuple):
         """The curves as SVG. Markers show their value in a tooltip."""
         values, last = self._values(), max(x for curve in self.curves for x in curve.xs)
         scale = (log_ticks if logarithmic else ticks)(min(values), max(values))
-        x, y = Axis(self.unit, ticks(0, last, whole=True)), Axis("", scale, self._tick, logarithmic)
-        plot = Plot(f"{self.title} over {self.unit}s", x, y)
+        x, y = (
+            Axis(self.unit, ticks(0, last, whole=self.unit in ("epoch", "step"))),
+            Axis("", scale, self._tick, logarithmic),
+        )
+        plot = Plot(f"{self.title} over {self.unit.removesuffix('s')}s", x, y)
         if self.test is not None:
             plot.line([(x.ticks[0], self.test), (x.ticks[-1], self.test)], "level")
         if self.kept is not None:
-            plot.line([(self.kept, y.ticks[0]), (self.kept, y.ticks[-1])], "kept-epoch")
+            plot.line([(self.kept_at, y.ticks[0]), (self.kept_at, y.ticks[-1])], "kept-epoch")
         for curve in self.curves:
             if curve.low:
                 low, high = (list(zip(curve.xs, end, strict=True)) for end in (curve.low, curve.high))
@@ -126,14 +132,16 @@ class Panel(NamedTuple):
 def panels(record: Record) -> list[Panel]:
     """Loss, the metrics and, if there are intervals, learning rate; empty if no step is complete.
 
-    The horizontal axis has epochs, or steps if no epoch is complete.
+    The horizontal axis has epochs, or steps if no epoch is complete; for a text the number of tokens, in millions.
     """
     if not record.scored:
         return []
     intervals = record.intervals[:: -(-len(record.intervals) // MOST_POINTS) or 1]
-    steps, summary = record.steps_per_epoch, record.summary
-    positions = [line.step / steps for line in intervals]
-    unit = "epoch" if record.epochs else "step"
+    steps, summary, data = record.steps_per_epoch, record.summary, record.config.data
+    unit, per_unit = "epoch" if record.epochs else "step", steps
+    if data.is_text:
+        unit, per_unit = f"{MILLION} {data.options.unit}s", 1e6 / (data.batch_size * data.options.length)
+    positions = [line.step / per_unit for line in intervals]
 
     def curves(field: str) -> list[Curve]:
         drawn = []
@@ -142,14 +150,15 @@ def panels(record: Record) -> list[Panel]:
         for split in SCORES[1:] if record.by_interval else SCORES:
             lines: Sequence[Epoch | Validated] = record.validations if split == "validation" else record.epochs
             if reached := [(line.step, score) for line in lines if (score := getattr(line, split)) is not None]:
-                xs = [step / steps for step, _ in reached]
+                xs = [step / per_unit for step, _ in reached]
                 drawn.append(Curve(split, split, xs, [getattr(score, field) for _, score in reached]))
         return drawn
 
     test = {} if summary is None else summary.test._asdict()
-    kept = None if summary is None or unit == "step" else summary.model_epoch
+    kept = None if summary is None or not record.epochs else summary.model_epoch
+    kept_at = (kept or 0) * steps / per_unit
     found = [
-        Panel(name, unit, curves(name), partial(value_text, name), test.get(name), kept)
+        Panel(name, unit, curves(name), partial(value_text, name), test.get(name), kept, kept_at)
         for name in record.scored[0].train._fields
     ]
     if rates := [line.learning_rate for line in intervals]:

@@ -15,7 +15,7 @@ from adtrain.report.record import Record
 from adtrain.report.times import kernels, lanes, strip
 from adtrain.templates import environment
 from adtrain.training import scores
-from adtrain.training.summary import model_text
+from adtrain.training.summary import model_text, speed_of
 
 FIELDS = ("device", "device_name", "precision", "seed", "epochs", "steps", "batch_size", "ended")
 
@@ -66,8 +66,11 @@ def _tiles(record: Record) -> list[tuple[str, str]]:
     """The results in large print; for an unfinished run, the scores of its last epoch."""
     if (summary := record.summary) is not None:
         found = [*results("test", summary.test), ("training", f"{summary.train_seconds:.1f} s")]
-        if (speed := summary.images_per_second) is not None:
-            found.append((f"{record.config.data.examples}/s", f"{speed:,.0f}"))
+        if summary.images_per_second is not None:
+            speed, unit = speed_of(record.config.data, summary.images_per_second)
+            found.append((f"{unit}/s", f"{speed:,.0f}"))
+        if summary.peak_share is not None:
+            found.append(("of peak FLOP/s", f"{summary.peak_share:.0%}"))
         if (step := summary.step_ms) is not None:
             found.append(("step, median", f"{step.median:.2f} ms"))
         return [*found, ("parameters", f"{summary.parameters:,}")]

@@ -18,6 +18,7 @@ from adtrain.core.costs import costs
 from adtrain.core.errors import OutOfMemory
 from adtrain.core.primitive import Cost
 from adtrain.core.program import Equation, Program
+from adtrain.core.staging import Staged
 from adtrain.passes import SIMPLIFY, fuse
 from adtrain.passes.places import nbytes
 from adtrain.training.examples import held_bytes
@@ -170,6 +171,17 @@ def step_costs(experiment: Experiment, device: str = "cpu") -> StepCosts:
     made = [v for e in unfused.equations if not e.primitive.view for v in e.outputs]
     memory = step_memory(experiment, backend(device).memory(fused), sum(map(nbytes, made)), device)
     return StepCosts(_layers(experiment, work), phases, _total(_work(fused)), memory)
+
+
+def step_flops(experiment: Experiment) -> int | None:
+    """The FLOPs of a step on a full batch, as it was compiled for the training; None if it was not compiled.
+
+    Of several ranks they are those of this one.
+    """
+    step = experiment.logged_step
+    if not isinstance(step, Staged) or not step.compiled:
+        return None
+    return max(_total(_work(found.program)).flops for found in step.compiled.values())
 
 
 def _work(program: Program) -> Sequence[tuple[Equation, Cost]]:

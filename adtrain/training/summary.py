@@ -12,6 +12,7 @@ import numpy as np
 
 from adtrain import nn
 from adtrain.config import records
+from adtrain.config.document import Data
 from adtrain.config.values import BestBy, Duration, Measured, Precision, Seed, Total
 from adtrain.core import timeline
 from adtrain.core.backend import backend
@@ -19,7 +20,7 @@ from adtrain.files import read_file
 from adtrain.metrics import ByClass
 from adtrain.option_types import Probability, Size
 from adtrain.percentiles import percentiles
-from adtrain.training.costs import planned_peak
+from adtrain.training.costs import planned_peak, step_flops
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.scores import ClassScore, Score
 from adtrain.training.trainer import Ending, Result
@@ -102,6 +103,8 @@ class Summary:
         step_ms: None if no step was taken since the resumption.
         spans: the parts of `total_seconds`, one for each activity.
         ops, ops_sum_ms: of a profile, with times per step; empty or None if nothing was profiled.
+        flops_per_second: those of a step, as it was compiled, by the mean time of a step; of this rank.
+        peak_flops_per_second: the device's measured rate of products in this precision; None if it was not measured.
         profiled_step_ms: the time of a whole step while it was profiled, without the timing of its operations.
         ops_to_step_ratio: `ops_sum_ms` over the mean time of a step of the training, or of the profile if no step was
             taken since the resumption.
@@ -135,6 +138,27 @@ class Summary:
     versions: dict[str, str]
     profiled_step_ms: Duration | None = None
     majority_accuracy: Probability | None = None
+    flops_per_second: Duration | None = None
+    peak_flops_per_second: Duration | None = None
+
+    @property
+    def peak_share(self) -> float | None:
+        """The share of the device's peak rate; None if one of the rates is unknown."""
+        rate, peak = self.flops_per_second, self.peak_flops_per_second
+        return rate / peak if rate and peak else None
+
+
+def speed_text(data: Data, images_per_second: float) -> str:
+    """A speed as text: images, rows, or of a text characters, bytes or tokens a second."""
+    number, unit = speed_of(data, images_per_second)
+    return f"{number:,.0f} {unit}/s"
+
+
+def speed_of(data: Data, images_per_second: float) -> tuple[float, str]:
+    """A speed and its unit: images, rows, or characters, bytes or tokens of a text."""
+    if not data.is_text:
+        return images_per_second, data.examples
+    return images_per_second * data.options.length, f"{data.options.unit}s"
 
 
 def read_summary(run: Path) -> Summary | None:
@@ -198,11 +222,14 @@ def summarize(
     ops: Sequence[OperationTime] = (),
     ops_sum_ms: float | None = None,
     profiled_step_ms: float | None = None,
+    peak: float | None = None,
 ) -> Summary:
-    """The summary of a run that ends here. `spans` are by default those of the current timeline."""
+    """The summary of a run that ends here. `spans` are by default those of the current timeline. `peak` is the device's
+    most FLOP a second, if it is known."""
     cfg, memory = experiment.config, _memory(experiment, device)
     step = _step_ms(result.step_seconds)
     steps = result.step_seconds
+    flops, speed = step_flops(experiment), result.images / result.train_seconds if result.images else None
     mean_ms = 1e3 * sum(steps) / len(steps) if steps else profiled_step_ms
     settings = cfg.model_dump(mode="json", exclude_none=True)
     shown = tuple(Span(*span) for span in (timeline.current().spans() if spans is None else spans))
@@ -222,7 +249,7 @@ def summarize(
         train_seconds=result.train_seconds,
         total_seconds=sum(span.seconds for span in shown),
         spans=shown,
-        images_per_second=result.images / result.train_seconds if result.images else None,
+        images_per_second=speed,
         step_ms=step,
         memory=memory,
         train=result.train,
@@ -235,6 +262,8 @@ def summarize(
         versions={"adtrain": __version__, "python": platform.python_version(), "numpy": np.__version__},
         profiled_step_ms=profiled_step_ms,
         majority_accuracy=_majority_accuracy(experiment),
+        flops_per_second=flops * speed / experiment.full_batch if flops and speed else None,
+        peak_flops_per_second=peak,
     )
 
 

@@ -93,6 +93,9 @@ class Observer:
     The state is copied to the host for `checkpoint` only if an observer overrides it.
     """
 
+    def started(self, experiment: Experiment) -> None:
+        """The training of `experiment` begins, or continues."""
+
     def epoch_started(self, epoch: int, epochs: int, images: int) -> None:
         """Epoch `epoch` (from 1) of `epochs` begins, on `images` images: all, or the rest after a resumption."""
 
@@ -217,6 +220,8 @@ class _Training:
         return Checkpoint(self.experiment.divided(checkpoint.state), checkpoint.progress)
 
     def run(self) -> Result:
+        for observer in self.observers:
+            observer.started(self.experiment)
         while (reason := ended(self.experiment, self.progress) or self.ended_by_observer) is None:
             try:
                 self._epoch()
