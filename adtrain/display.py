@@ -29,7 +29,7 @@ class ProgressLines(Observer):
         """`examples` says what the data consist of: "images", "rows" or "sequences"."""
         self.write, self.examples = write, examples
 
-    def started(self, experiment: Experiment) -> None:
+    def training_started(self, experiment: Experiment) -> None:
         self.experiment = experiment
 
     @cached_property

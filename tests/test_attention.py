@@ -119,7 +119,7 @@ def test_documents_that_share_a_sequence_have_the_values_and_derivatives_of_sepa
         """The value and the gradient, and the gradient of a function of the gradient."""
 
         def first(*x: Any) -> Any:
-            return with_gradients(*x, causal=True, **options, **more)
+            return with_gradients(*x, **{"causal": True, **options, **more})
 
         found, pullback = ad.vjp(first, *x)
         return found, pullback(ad.tree.map(ops.sin, found))

@@ -51,7 +51,7 @@ def test_a_bar_of_an_epoch_is_replaced_by_a_line() -> None:
         return bars[-1]
 
     shown = ProgressBars(lines.append, make)
-    shown.started(experiment(18, path="a.csv"))
+    shown.training_started(experiment(18, path="a.csv"))
     shown.epoch_started(1, 3, 90)
     shown.step_done(16)
     shown.step_done(16)
@@ -74,7 +74,7 @@ def experiment(steps: int, **data: str) -> Any:
 def test_the_speed_of_a_text_is_that_of_its_units_with_the_share_of_the_peak(unit: str) -> None:
     lines = list[str]()
     shown = IntervalLines(lines.append, "sequences")
-    shown.started(experiment(10_000, path="a.txt", unit=unit))
+    shown.training_started(experiment(10_000, path="a.txt", unit=unit))
     shown.step_flops, shown.peak = 3_000, 100_000.0
     shown.interval_done(Interval(1, 100, TextScore(0.5, 2.0, 0.75), 0.01, 150.0))
     (line,) = lines

@@ -96,6 +96,7 @@ def test_a_run_with_separate_documents_trains_and_writes(tmp_path: Path) -> None
     assert command("sample", tmp_path / "run", "--length", "5", "--prompt", "the").stdout.startswith("the")
     experiment = training.prepare(config.load(path, [f"model.layers={layers}", "data.documents=separate"]))
     assert isinstance(experiment.network.task, NextToken)
+    assert experiment.data.tokenizer is not None
     assert experiment.network.task.separator == experiment.data.tokenizer.end_of_text
 
 

@@ -240,9 +240,8 @@ def _rotated(x: Value, base: float, heads: int, token: Token | None = None, forw
     angles = positions[:, None, None] * base ** (-np.arange(n // 2) / (n // 2))
     sines = np.sin(angles) if forward else -np.sin(angles)
     tables = np.concatenate([np.cos(angles)] * 2, axis=-1), np.concatenate([-sines, sines], axis=-1)
-    cos, sin = (array(table.astype(x.dtype), device=x.device) for table in tables)
-    if token is not None:
-        cos, sin = token.row_of(cos), token.row_of(sin)
+    rows: list[Value] = [array(table.astype(x.dtype), device=x.device) for table in tables]
+    cos, sin = rows if token is None else map(token.row_of, rows)
     others = array(np.roll(np.arange(n, dtype=np.uint32), n // 2), device=x.device)
     is_rotated = array(np.arange(every).reshape(-1, 1) < heads, device=x.device)
 

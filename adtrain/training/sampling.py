@@ -90,14 +90,14 @@ class Writing(NamedTuple):
 
     Attributes:
         text: the classes so far, int32 (batch, length + 1).
-        count: how many of them there are, int32 (batch,).
+        counts: how many of them there are, int32 (batch,).
         step: the number of steps so far, int64 ().
         is_finite: whether all logits were finite, bool ().
         caches: what the layers keep of earlier tokens, see `nn.Module.new_cache`; {} without caches.
     """
 
     text: Value
-    count: Value
+    counts: Value
     step: Value
     is_finite: Value
     caches: nn.State
@@ -155,10 +155,10 @@ class _Steps:
             logits = ops.astype(logits[:, :classes], np.float64)
             found = drawn(logits, random_state(seed, writing.step), temperature, drawing.top_k, drawing.top_p)
             places = ops.arange(self.length + 1, device=device)
-            here = ops.equal(places, ops.expand_dims(writing.count, 1))
+            here = ops.equal(places, ops.expand_dims(writing.counts, 1))
             text = ops.where(here, ops.expand_dims(ops.astype(found, np.int32), 1), writing.text)
             is_finite = writing.is_finite & ops.all(ops.isfinite(logits))
-            return Writing(text, writing.count + 1, writing.step + 1, is_finite, caches)
+            return Writing(text, writing.counts + 1, writing.step + 1, is_finite, caches)
 
         self.step = stage(step, ALL, donate=(0,))
         self.prefill = stage(self._caches, ALL, donate=(0,))
@@ -166,14 +166,15 @@ class _Steps:
     def begin(self, texts: Sequence[np.ndarray], step: int) -> Writing:
         """The state before the classes that follow `texts`, after so many steps."""
         written = np.zeros((len(texts), self.length + 1), np.int32)
-        for row, text in zip(written, texts, strict=True):
-            row[: len(text)] = text
-        values = written, np.array([len(text) for text in texts], np.int32), np.int64(step), np.bool_(True)
-        text, count, number, is_finite = (array(x, device=self.device) for x in values)
+        for row, classes in zip(written, texts, strict=True):
+            row[: len(classes)] = classes
+        lengths = np.array([len(classes) for classes in texts], np.int32)
+        values = written, lengths, np.int64(step), np.bool_(True)
+        text, counts, number, is_finite = (array(x, device=self.device) for x in values)
         caches = tree.map(lambda x: array(x.numpy(), device=self.device), self.new_caches)
-        if caches and max(map(len, texts)) > 1:
+        if caches and lengths.max() > 1:
             caches = self.prefill(caches, self.inputs[0], text)
-        return Writing(text, count, number, is_finite, caches)
+        return Writing(text, counts, number, is_finite, caches)
 
     def _caches(self, caches: nn.State, params: nn.Params, text: Value) -> nn.State:
         """The caches of whole texts. What they have behind the end of a text is overwritten before it is read."""
@@ -181,7 +182,7 @@ class _Steps:
 
     def _logits(self, writing: Writing, params: nn.Params, statistics: nn.State) -> tuple[Value, nn.State]:
         """The logits (batch, outputs) of what follows the texts, and the new caches."""
-        position = writing.count - 1
+        position = writing.counts - 1
         if self.has_caches:
             token = ops.take_along_axis(writing.text, ops.expand_dims(position, 1), 1)
             mode = nn.Mode(training=False, token=nn.Token(position, self.length, self._start(writing.text, position)))

@@ -93,7 +93,7 @@ class Observer:
     The state is copied to the host for `checkpoint` only if an observer overrides it.
     """
 
-    def started(self, experiment: Experiment) -> None:
+    def training_started(self, experiment: Experiment) -> None:
         """The training of `experiment` begins, or continues."""
 
     def epoch_started(self, epoch: int, epochs: int, images: int) -> None:
@@ -221,7 +221,7 @@ class _Training:
 
     def run(self) -> Result:
         for observer in self.observers:
-            observer.started(self.experiment)
+            observer.training_started(self.experiment)
         while (reason := ended(self.experiment, self.progress) or self.ended_by_observer) is None:
             try:
                 self._epoch()
