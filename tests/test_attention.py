@@ -101,6 +101,19 @@ def test_a_window_is_a_band_of_the_scores(causal: bool, length: int, window: int
         np.testing.assert_allclose(mine, theirs, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.compiled
+@pytest.mark.usefixtures("quick_compiler")
+def test_blocks_of_keys_that_a_mask_excludes_are_not_read() -> None:
+    q, k, v, _ = arguments(3, 200, 5)
+    mask = np.arange(200) >= 128
+    expected = ops.attention(q, k[:, 128:], v[:, 128:]).numpy()
+    k[:, :128] = v[:, :128] = np.nan
+    found = stage(lambda *x: ops.attention(*x, mask=mask), ALL)(q, k, v)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12, atol=1e-14)
+    nothing = stage(lambda *x: ops.attention(*x, mask=np.zeros(200, np.bool_)), ALL)(q, k, v)
+    assert not nothing.numpy().any()
+
+
 DOCUMENTS = (3, 40, 65, 22)
 """The lengths of documents that share a sequence."""
 

@@ -187,6 +187,11 @@ static void scale_rows(T *rows, int64_t count, int64_t lanes, const T *by, int64
 /* The keys that any of the queries up to row `end` attends to. */
 static int64_t last_key(const Attention *a, int64_t end) { return a->causal ? min_i64(a->keys, end) : a->keys; }
 
+/* Whether the mask excludes all of `count` keys from `j` on. */
+static bool are_masked(const Attention *a, int64_t z, int64_t j, int64_t count) {
+    return a->mask && !memchr(a->mask + z * a->keys + j, true, count);
+}
+
 static void forward(const Attention *a, Scratch *s, int64_t unit, T *out, T *logsumexp) {
     const int64_t blocks = ceil_div(a->queries, QUERIES), z = unit / blocks, i = unit % blocks * QUERIES;
     const int64_t rows = min_i64(QUERIES, a->queries - i), end = last_key(a, i + rows), lanes = whole_vectors(rows);
@@ -194,9 +199,10 @@ static void forward(const Attention *a, Scratch *s, int64_t unit, T *out, T *log
     if (i == 0) prefetch_head(a, a->q, z + 1, a->queries, a->row, QUERIES);
     for (int64_t l = 0; l < QUERIES; l++) running.top[l] = -INFINITY, running.sum[l] = 0;
     pack_columns(a->q + before(a, z, i, a->queries, a->row), a->row, rows, a->width, s->q_columns);
-    const int64_t begin = first_block(a, z, i);
-    for (int64_t j = begin; j < end; j += KEYS) {
+    bool first = true;
+    for (int64_t j = first_block(a, z, i); j < end; j += KEYS) {
         const Block block = {z, i, rows, j, min_i64(KEYS, end - j)};
+        if (are_masked(a, z, j, block.columns)) continue;
         if (i + j == 0) prefetch_head(a, a->k, z + 1, a->keys, a->row, KEYS);
         score(a, s, &block);
         if (i + j == 0) prefetch_head(a, a->v, z + 1, a->keys, a->row, KEYS);
@@ -205,10 +211,12 @@ static void forward(const Attention *a, Scratch *s, int64_t unit, T *out, T *log
             draw(a, s, &block);
             scale_rows(s->scores, block.columns, lanes, s->kept, QUERIES);
         }
-        if (j > begin) scale_rows(s->out_columns, a->width, lanes, running.factor, 0);
+        if (!first) scale_rows(s->out_columns, a->width, lanes, running.factor, 0);
         product(a->width, lanes, block.columns, a->v + before(a, z, j, a->keys, a->row), 1, a->row, s->scores,
-                s->out_columns, QUERIES, j > begin);
+                s->out_columns, QUERIES, !first);
+        first = false;
     }
+    if (first) memset(s->out_columns, 0, a->width * QUERIES * sizeof(T));
     if (i == 0) prefetch_head(a, out, z + 1, a->queries, a->out_row, QUERIES);
     T sum[QUERIES], inverse[QUERIES];
     for (int64_t l = 0; l < lanes; l++) {
