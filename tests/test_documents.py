@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from test_train_tokens import error_of, generated, write_tokens
 
 import adtrain as ad
 from adtrain import config, nn, ops, training
+from adtrain.bench.peers import jobs
+from adtrain.bench.peers.processes import Unsupported
 from adtrain.core import tree
 from adtrain.core.array import Value, array
 from adtrain.core.precision import FULL
@@ -98,6 +101,12 @@ def test_a_run_with_separate_documents_trains_and_writes(tmp_path: Path) -> None
     assert isinstance(experiment.network.task, NextToken)
     assert experiment.data.tokenizer is not None
     assert experiment.network.task.separator == experiment.data.tokenizer.end_of_text
+    for kind in ("c", *(["onnx"] if find_spec("onnx") else [])):
+        error = command("export", tmp_path / "run", tmp_path / f"net.{kind}", expect=2).stderr
+        assert "layer 2.self_attn: multihead_attention: " in error
+        assert "with a mask, documents or dropout" in error
+    with pytest.raises(Unsupported, match="no counterpart of separate documents"):
+        jobs.runner("numpy", jobs.Job(experiment, "cpu"))
 
 
 GRU = "[embedding: {num_embeddings: 270, embedding_dim: 8}, gru: {hidden_size: 4, output: all}, linear: 270]"

@@ -423,7 +423,7 @@ def test_an_operation_of_float64_that_c_has_in_float_is_refused(name: str, funct
 
 def test_attention_with_a_mask_is_refused_with_the_name_of_its_layer() -> None:
     layer = Composed(lambda x: ops.attention(x, x, x, mask=x[..., 0] > 0), (4, 5))
-    with pytest.raises(AdtrainError, match=r"composed: attention with a mask or dropout has no C"):
+    with pytest.raises(AdtrainError, match=r"composed: attention with a mask, documents or dropout has no C"):
         source.generate(with_arrays(nn.Sequential(nn.Tanh(), layer, nn.Flatten(), nn.Linear(2)), (4, 5)), Path("net.c"))
 
 

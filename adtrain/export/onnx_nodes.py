@@ -406,7 +406,7 @@ def _ones_and_zeros(nodes: Nodes, shape: Sequence[int]) -> list[str]:
 
 
 def self_attention(nodes: Nodes, e: Equation) -> Sequence[str]:
-    (x,), heads = e.inputs, e.params["heads"]
+    x, heads = e.inputs[0], e.params["heads"]
     *leading, tokens, width = nodes.lengths[x]
     given = (*leading, tokens, width)
     by_head = nodes.reshape("heads", nodes.name(x), given, (*leading, tokens, 3, heads, width // 3 // heads))
@@ -428,7 +428,7 @@ def attention(nodes: Nodes, e: Equation) -> Sequence[str]:
 def _attend(nodes: Nodes, e: Equation, q: str, k: str, v: str, rank: int, tokens: int) -> str:
     """softmax(q kᵀ scale) v. A causal query excludes later keys."""
     if not nodes.evaluation.is_plain_attention(e):
-        raise nodes.refused(e, " with a mask or dropout")
+        raise nodes.refused(e, " with a mask, documents or dropout")
     q = nodes.op("Mul", q, nodes.constant("scale", float(e.params["scale"])))
     scores = nodes.op("MatMul", q, nodes.op("Transpose", k, perm=[*range(rank - 2), rank - 1, rank - 2]))
     if e.params["causal"]:

@@ -111,6 +111,8 @@ def runner(name: str, job: Job, work: Work = "steps") -> Runner:
         raise Unsupported("no counterpart of an average of the weights (training.average)")
     if name != ADTRAIN and job.experiment.data.targets:
         raise Unsupported("no counterpart of numbers to predict (data.target)")
+    if name != ADTRAIN and job.experiment.config.data.options.documents == "separate":
+        raise Unsupported("no counterpart of separate documents (data.documents)")
     system = SYSTEMS[name]
     found: Runner = getattr(load(system), work)(job, system.form)
     return found

@@ -111,7 +111,7 @@ def translated(trained: TrainedModel, simd: bool = False, training: bool = False
     for e in program.equations:
         code.steps += notes.before(e)
         if "dropout" in e.params and not found.is_plain_attention(e):
-            raise found.refused(e, f"{e.name} with a mask or dropout has no C")
+            raise found.refused(e, f"{e.name} with a mask, documents or dropout has no C")
         if what := write(code, e):
             raise found.refused(e, f"{what} has no C")
     if code.root(predictions) in (code.root(outputs), found.images) or predictions in known:
