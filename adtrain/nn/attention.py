@@ -196,21 +196,16 @@ class MultiheadAttention(Module):
         """
         by_head = self._by_head(projected, params, token)
         batch, _, _, width = by_head.shape
-        places = ops.arange(token.length, device=by_head.device)
-        position = ops.reshape(token.position, (batch, 1, 1))
-        here = ops.expand_dims(ops.equal(places, position), -1)
+        heads, shared = self.num_heads, self.key_value_heads
+        here = ops.expand_dims(token.here, -1)
         keys, values = (
-            ops.where(here, new, state[name]) for name, new in zip(CACHE, self._keys_and_values(by_head), strict=True)
+            ops.where(here, ops.reshape(by_head[:, 0, first : first + shared], (batch, shared, 1, width)), state[name])
+            for name, first in zip(CACHE, (heads, heads + shared), strict=True)
         )
-        seen = ops.less_equal(places, position)
-        if self.window is not None:
-            seen = seen & ops.less(position, places + self.window)
-        if token.start is not None:
-            seen = seen & ops.greater_equal(places, ops.reshape(token.start, (batch, 1, 1)))
-        shared = self.key_value_heads
-        queries = ops.reshape(by_head[:, 0, : self.num_heads], (batch, shared, self.num_heads // shared, width))
+        seen = token.seen if self.window is None else token.seen & ops.less(token.distance, self.window)
+        queries = ops.reshape(by_head[:, 0, :heads], (batch, shared, heads // shared, width))
         found = ops.attention(queries, keys, values, mask=seen, soft_cap=self.soft_cap)
-        return ops.reshape(found, (batch, 1, self.num_heads * width)), dict(zip(CACHE, (keys, values), strict=True))
+        return ops.reshape(found, (batch, 1, heads * width)), dict(zip(CACHE, (keys, values), strict=True))
 
     def _normalised(self, x: Value, params: Params) -> Value:
         """Queries and keys divided by their root mean squares, times the weights; values as they are."""

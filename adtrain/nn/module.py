@@ -6,7 +6,8 @@ import re
 import zlib
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -27,8 +28,9 @@ State = dict[str, Any]
 """A tree of the arrays that a forward pass updates: running statistics."""
 
 
-class Token(NamedTuple):
-    """A token of each sequence.
+@dataclass(frozen=True, eq=False)
+class Token:
+    """A token of each sequence. All layers share what follows from its position.
 
     Attributes:
         position: integers (batch,).
@@ -43,6 +45,25 @@ class Token(NamedTuple):
     def row_of(self, table: Value) -> Value:
         """The row at the position, (batch, 1, ...), of a table (length, ...)."""
         return ops.expand_dims(ops.embedding(self.position, table), 1)
+
+    @cached_property
+    def distance(self) -> Value:
+        """The position minus each position of a sequence: integers (batch, 1, length)."""
+        places = ops.arange(self.length, device=self.position.device)
+        return ops.reshape(self.position, (-1, 1, 1)) - places
+
+    @cached_property
+    def here(self) -> Value:
+        """Whether each position is that of the token: bool (batch, 1, length)."""
+        return ops.equal(self.distance, 0)
+
+    @cached_property
+    def seen(self) -> Value:
+        """Whether each position is in the token's document, and not after the token: bool (batch, 1, length)."""
+        seen = ops.greater_equal(self.distance, 0)
+        if self.start is None:
+            return seen
+        return seen & ops.less_equal(self.distance, ops.reshape(self.position - self.start, (-1, 1, 1)))
 
 
 @dataclass(frozen=True, eq=False)

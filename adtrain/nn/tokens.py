@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -84,7 +84,7 @@ class PositionalEmbedding(Module):
             table = array(sinusoids(tokens, x.shape[2]).astype(x.dtype), device=x.device)
         if mode.token is not None:
             token = mode.token
-            in_document = token if token.start is None else token._replace(position=token.position - token.start)
+            in_document = token if token.start is None else replace(token, position=token.position - token.start)
             table = in_document.row_of(table)
         elif mode.starts is not None:
             table = ops.embedding(ops.arange(x.shape[1], dtype="int32", device=x.device) - mode.starts, table)
