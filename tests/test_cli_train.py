@@ -24,6 +24,7 @@ from waiting import PATIENCE, wait_until
 from adtrain import config, training
 from adtrain.cli.loss_plot import HEIGHT, plot
 from adtrain.cli.train_report import MAX_ROWS, operation_lines, result_lines
+from adtrain.config.files import load_data
 from adtrain.training import ClassScore, Summary, read_metrics
 from adtrain.training.progress import Stopped
 from adtrain.training.summary import BestEpoch, Memory, OperationTime, StepTimes, operations_text
@@ -422,6 +423,14 @@ def test_the_report_sorts_operations_by_time_and_summarises_the_rest() -> None:
     assert table[-2].startswith("5 more rows")
     assert table[-2].split()[-2:] == ["15.000", "50.0%"]
     assert table[-1] == "sum 30.000 ms, 95.0% of a step of 31.579 ms"
+
+
+def test_the_speed_of_a_training_has_the_share_of_the_peak_if_that_was_measured() -> None:
+    summary, data = _summary(1), load_data({"path": "a.txt", "unit": "byte"})
+    lines = result_lines(summary, 10, data)
+    assert "time    12.0 s in all, 11.0 s training (640,000 bytes/s)" in lines
+    measured = replace(summary, flops_per_second=2e9, peak_flops_per_second=8e9)
+    assert "time    12.0 s in all, 11.0 s training (640,000 bytes/s, 25% of peak)" in result_lines(measured, 10, data)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from training_runs import load, prepare
 
 from adtrain import config, training
 from adtrain.training import LayerCost, StepCosts
+from adtrain.training.costs import step_flops
 
 BATCH = 16
 CONV = (
@@ -117,3 +118,12 @@ def test_the_planned_peak_is_within_five_percent_of_the_measured_peak(tmp_path: 
     memory = training.step_costs(experiment).memory
     assert memory.values + memory.scratch > 0.25 * memory.peak
     assert measured_peak(experiment) == pytest.approx(memory.peak, rel=0.05)
+
+
+@pytest.mark.parametrize("batch_size", [5, 12])
+def test_the_flops_of_the_compiled_step_are_those_of_the_costs(tmp_path: Path, batch_size: int) -> None:
+    """With batches of 12 the last batch of an epoch is smaller, and has a Program of its own."""
+    experiment = prepare(tmp_path, f"data.batch_size={batch_size}", "training.epochs=1")
+    assert step_flops(experiment) is None
+    training.run(experiment)
+    assert step_flops(experiment) == training.step_costs(experiment).fused.flops
