@@ -129,9 +129,9 @@ def test_blocks_of_keys_that_a_mask_excludes_are_not_read() -> None:
     mask = np.arange(200) >= 128
     expected = ops.attention(q, k[:, 128:], v[:, 128:]).numpy()
     k[:, :128] = v[:, :128] = np.nan
-    found = stage(lambda *x: ops.attention(*x, mask=mask), ALL)(q, k, v)
+    found = stage(lambda q, k, v: ops.attention(q, k, v, mask=mask), ALL)(q, k, v)
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12, atol=1e-14)
-    nothing = stage(lambda *x: ops.attention(*x, mask=np.zeros(200, np.bool_)), ALL)(q, k, v)
+    nothing = stage(lambda q, k, v: ops.attention(q, k, v, mask=np.zeros(200, np.bool_)), ALL)(q, k, v)
     assert not nothing.numpy().any()
 
 

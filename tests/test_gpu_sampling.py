@@ -49,8 +49,8 @@ def test_samples_are_those_of_the_cpu(gpu: Any, options: dict[str, Any]) -> None
     object.__setattr__(on_gpu, "params", tree.map(lambda x: x.to("gpu"), on_gpu.params))
     prompts = [np.array([1], np.int32), np.array([2, 3, 4], np.int32)]
     for drawing in (sampling.Drawing(seed=3), sampling.Drawing(top_k=4, top_p=0.9)):
-        found = [
+        of_cpu, of_gpu = (
             list(islice(sampling.sample(run, device, prompts, drawing), 3 * LENGTH))
             for run, device in ((on_cpu, "cpu"), (on_gpu, "gpu"))
-        ]
-        np.testing.assert_array_equal(*found)
+        )
+        np.testing.assert_array_equal(of_gpu, of_cpu)
