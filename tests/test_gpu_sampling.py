@@ -39,7 +39,7 @@ def test_a_token_after_the_other_has_the_outputs_of_the_whole_sequence(gpu: Any,
     for i in range(LENGTH):
         token, position = (array(x, device="gpu") for x in (classes[:, i : i + 1], np.array([i, i])))
         found, cache = staged(cache, params, token, position)
-        np.testing.assert_allclose(found.numpy()[:, 0], expected[:, i], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(found.numpy()[:, 0], expected[:, i], rtol=3e-5, atol=3e-5)
 
 
 @pytest.mark.parametrize("options", LAYERS[2:], ids=str)

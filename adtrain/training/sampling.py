@@ -115,9 +115,9 @@ def sample(
     """
     steps = _Steps(trained.merged(), device, len(prompts), drawing)
     length, rows, repeats, before = steps.length, np.arange(len(prompts)), 1, 0
-    texts = [prompt[-length:] for prompt in prompts]
+    texts, caches = [prompt[-length:] for prompt in prompts], steps.caches
     while True:
-        writing, counts = steps.begin(texts, before), np.array([len(text) for text in texts])
+        writing, counts = steps.begin(texts, before, caches), np.array([len(text) for text in texts])
         while room := length + 1 - counts.max():
             repeats, started = min(repeats, room), time.monotonic()
             writing = steps.step.repeat(repeats, writing, *steps.inputs)
@@ -127,7 +127,7 @@ def sample(
             yield from (written[rows, counts + i] for i in range(repeats))
             counts, before = counts + repeats, before + repeats
             repeats = 2 * repeats if time.monotonic() - started < QUICK_SECONDS else max(1, repeats // 2)
-        half = (length + 1) // 2
+        half, caches = (length + 1) // 2, writing.caches
         texts = [row[:n] if n <= length else row[-half:] for row, n in zip(written, counts, strict=True)]
 
 
@@ -140,7 +140,7 @@ class _Steps:
         self.network, self.length, self.device = trained.network, task.length, device
         found = self.network.model.new_cache(self.network.input_shape, batch, self.network.dtype)
         self.has_caches = found is not None and not trained.statistics
-        self.new_caches = (found or {}) if self.has_caches else {}
+        self.caches = tree.map(lambda x: array(x.numpy(), device=device), found or {}) if self.has_caches else {}
         seed = np.array([drawing.seed & 0xFFFFFFFF, drawing.seed >> 32], np.uint32)
         self.inputs = (
             trained.params,
@@ -163,15 +163,14 @@ class _Steps:
         self.step = stage(step, ALL, donate=(0,))
         self.prefill = stage(self._caches, ALL, donate=(0,))
 
-    def begin(self, texts: Sequence[np.ndarray], step: int) -> Writing:
-        """The state before the classes that follow `texts`, after so many steps."""
+    def begin(self, texts: Sequence[np.ndarray], step: int, caches: nn.State) -> Writing:
+        """The state before the classes that follow `texts`, after so many steps, in the memory of earlier `caches`."""
         written = np.zeros((len(texts), self.length + 1), np.int32)
         for row, classes in zip(written, texts, strict=True):
             row[: len(classes)] = classes
         lengths = np.array([len(classes) for classes in texts], np.int32)
         values = written, lengths, np.int64(step), np.bool_(True)
         text, counts, number, is_finite = (array(x, device=self.device) for x in values)
-        caches = tree.map(lambda x: array(x.numpy(), device=self.device), self.new_caches)
         if caches and lengths.max() > 1:
             caches = self.prefill(caches, self.inputs[0], text)
         return Writing(text, counts, number, is_finite, caches)
