@@ -478,7 +478,8 @@ def test_a_plot_is_refused_where_nothing_is_shown(cfg: Path, option: str) -> Non
 
 @pytest.mark.parametrize(("share", "shown"), [(0.95, "base    accuracy 95.00% if"), (0.5, ""), (None, "")])
 def test_the_share_of_a_majority_stands_before_the_accuracy(share: float | None, shown: str) -> None:
-    *_, before, last = result_lines(replace(_summary(1), majority_accuracy=share), 100)
+    summary = replace(_summary(1), majority_accuracy=share)
+    *_, before, last = result_lines(summary, 100, load_data({"path": "a.csv"}))
     assert last.startswith("test    ")
     assert before.startswith(shown or "time")
 
