@@ -23,7 +23,7 @@ from waiting import PATIENCE, wait_until
 
 from adtrain import config, training
 from adtrain.cli.loss_plot import HEIGHT, plot
-from adtrain.cli.train_report import MAX_ROWS, operation_lines, result_lines
+from adtrain.cli.train_report import MAX_ROWS, operation_lines, peak_of, result_lines
 from adtrain.config.files import load_data
 from adtrain.training import ClassScore, Summary, read_metrics
 from adtrain.training.progress import Stopped
@@ -89,6 +89,7 @@ TYPES: dict[str, Any] = {
     "versions": {"adtrain": str, "python": str, "numpy": str},
     "profiled_step_ms": float,
     "majority_accuracy": float,
+    "flops_per_second": float,
 }
 OP_TYPES = {
     "op": str,
@@ -126,8 +127,9 @@ def test_a_run_writes_its_files_and_prints_a_report(cfg: Path) -> None:
 
 def test_the_summary_has_the_promised_fields(cfg: Path) -> None:
     found = summary_of(train(cfg, "--json", "--profile", "--set", "data.validation=0.2"))
-    check(found, TYPES)
     assert found == json.loads(Path("runs/tiny/summary.json").read_text())
+    assert found.pop("peak_flops_per_second") == peak_of(config.load(cfg), "cpu")
+    check(found, TYPES)
     for row in found["ops"]:
         assert set(row) == set(OP_TYPES) | RATES
         check({key: row[key] for key in OP_TYPES}, OP_TYPES)
