@@ -101,16 +101,25 @@ class Host:
         return text.replace(SHARED, "") if name in PATCHED else text
 
     def computed(
-        self, equation: Equation, kernel: CudaKernel | None, arrays: Sequence[np.ndarray], runs: int = 1
+        self,
+        equation: Equation,
+        kernel: CudaKernel | None,
+        arrays: Sequence[np.ndarray],
+        runs: int = 1,
+        overwritten: Mapping[int, int] | None = None,
     ) -> list[np.ndarray]:
         """The outputs of the equation by this candidate, or as a Program runs it, in memory that was NaN before.
 
-        `runs` are those of a launch that computes several."""
+        `runs` are those of a launch that computes several. An output whose number is in `overwritten` has the memory of
+        the array with the number there.
+        """
         sizes = [stored_bytes(v) for v in equation.outputs]
         outputs = [
             np.full(size, 0xFF, np.uint8).view(v.type.dtype).reshape(v.stored.shape)
             for size, v in zip(sizes, equation.outputs, strict=True)
         ]
+        for output, argument in (overwritten or {}).items():
+            outputs[output] = arrays[argument]
         memory = np.full(max(self.lowering.scratch(equation, kernel), 1), 0xFF, np.uint8)
         launches = [task for task in self.lowering.launches(equation, kernel) if isinstance(task, LaunchPlan)]
         libraries = self._libraries(launches)
@@ -208,10 +217,13 @@ class Host:
         parameters = [p.strip() for p in text.split(",") if p.strip()]
         args, pointers, numbers = [], 0, 0
         for parameter in parameters:
-            if "__grid_constant__" in parameter:
+            if "Maps" in parameter:
                 args.append("*(Maps *)maps")
             elif "Epilogue" in parameter:
-                args.append(f"*(Epilogue *)(pointers + {pointers})")
+                args.append(f"*({parameter.split()[-2]} *)(pointers + {pointers})")
+            elif "Shapes" in parameter:
+                args.append(f"*(Shapes *)(numbers + {numbers})")
+                numbers += len(task.numbers) - 2
             elif parameter.split()[0] == "Argument":
                 args.append(f"*(Argument *)(pointers + {pointers})")
                 pointers += len(task.operands) - 1

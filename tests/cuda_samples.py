@@ -84,6 +84,10 @@ def weight_gradients(x: Value, y: Value, z: Value) -> Any:
     return ops.matmul(x, y, transpose_a=True), ops.matmul(x, z, transpose_a=True)
 
 
+def updated_weights(x: Value, y: Value, z: Value, v: Value, w: Value) -> Any:
+    return v - 0.1 * ops.matmul(x, y, transpose_a=True), w - 0.1 * ops.matmul(x, z, transpose_a=True)
+
+
 def feed_forward(x: Value, w: Value, b: Value, v: Value, c: Value) -> Value:
     """The two linear layers of a transformer's block, with the residual sum. The weights are (out, in)."""
     hidden = ops.gelu(ops.matmul(x, w, transpose_b=True) + b)
@@ -154,6 +158,11 @@ MEDIUM: Mapping[str, Large] = {
         [Shaped(32, 64, 28, 28), Shaped(64, 64, 3, 3), Shaped(64), Shaped(64)],
     ),
     "conv2d of few channels": Large(precise(convolution, "bfloat16"), [Shaped(32, 8, 56, 56), Shaped(64, 8, 3, 3)]),
+    "updated weights": Large(
+        precise(updated_weights, "bfloat16"),
+        [Shaped(2048, 384), Shaped(2048, 384), Shaped(2048, 456), Shaped(384, 384), Shaped(384, 456)],
+        0,
+    ),
     "short attention, bfloat16": Large(precise(ops.attention, "bfloat16"), [Shaped(8, 256, 64)] * 3),
     "self_attention of short sequences": Large(lambda x: ops.self_attention(x, 2), [Shaped(8, 16, 96)]),
     "transpose": Large(ops.transpose, [Shaped(40, 70)]),

@@ -14,17 +14,22 @@ from sweeps import spread
 
 import adtrain as ad
 from adtrain import ops, passes
+from adtrain.backends.cuda.codegen.product import GROUPED_BFLOAT16
+from adtrain.backends.cuda.forms.grouped_bfloat16 import GroupedBfloat16Fusion
 from adtrain.backends.cuda.launch_plan import LaunchPlan
+from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.store_bfloat16 import store_bfloat16
 from adtrain.backends.cuda.targets import H200
 from adtrain.core.fused import PRODUCT
+from adtrain.core.kernel import CudaKernel
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Variable
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.gemm import narrow
-from adtrain.lowering.cuda.gemm.bfloat16 import TILES, Bfloat16Product, Bfloat16Tile, bfloat16_gemm
+from adtrain.lowering.cuda.gemm.bfloat16 import MATRIX_TILES, TILES, Bfloat16Product, Bfloat16Tile, bfloat16_gemm
 from adtrain.ops.bfloat16 import from_bfloat16_p, matmul_bfloat16_p, to_bfloat16_p
+from adtrain.passes.fusion import FusionPass
 
 __all__ = ["host"]
 
@@ -52,7 +57,7 @@ def check(host: Host, tile: Bfloat16Tile, ta: bool, tb: bool, lengths: tuple[int
     assert np.linalg.norm(found - expected) <= TOLERANCE * np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize(("tile", "transposed"), spread(TILES, FLAGS))
+@pytest.mark.parametrize(("tile", "transposed"), spread(MATRIX_TILES, FLAGS))
 def test_products_are_right(host: Host, tile: Bfloat16Tile, transposed: tuple[bool, bool]) -> None:
     check(host, tile, *transposed, (2, 136, 264, 104), 1)
 
@@ -97,6 +102,54 @@ def test_kernels_of_a_fused_program_with_stored_operands_are_right(host: Host, m
                 x, y = (from_bfloat16_p.reference(a) if a.dtype == np.uint16 else a for a in (found, known[v]))
                 assert np.linalg.norm(x - y) <= 1e-4 * np.linalg.norm(y)
     assert names == {"bfloat16_gemm", "sum_bfloat16_splits", "short_k_gemm"}
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_weight_gradients_with_updates_in_one_launch_are_right(
+    splits: int, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_module("adtrain.backends.cuda.store_bfloat16"), "MAX_FLOPS", 0)
+    rows, target = 520, H200._replace(multiprocessors=4)
+    rng = np.random.default_rng(0)
+    shapes = (136, 264), (264, 136), (72, 200)
+    arrays = [rng.standard_normal((rows, n), np.float32) for shape in shapes for n in shape]
+    weights = [rng.standard_normal(shape, np.float32) for shape in shapes]
+
+    def f(*given: Any) -> Any:
+        factors, weights = given[:6], given[6:]
+        with ops.matmul_precision("bfloat16"):
+            pairs = zip(factors[::2], factors[1::2], weights, strict=True)
+            return [w - 0.1 * ops.matmul(a, b, transpose_a=True) for a, b, w in pairs]
+
+    program = store_bfloat16(stage(f, passes.SIMPLIFY).program(*map(ad.array, [*arrays, *weights])), target)
+    fusions = (
+        passes.fuse_loops,
+        passes.remove_dead_code,
+        passes.fuse_product,
+        FusionPass((GroupedBfloat16Fusion,), target),
+    )
+    for improve in fusions:
+        program = improve(program)
+    monkeypatch.setattr(host, "lowering", Lowering(target))
+    known = dict(zip(program.inputs, [*arrays, *weights], strict=True))
+    known |= {v: x.numpy() for v, x in program.constants.items()}
+    together = 0
+    for e in program.equations:
+        own = [known[v] for v in e.inputs]
+        if e.form == GROUPED_BFLOAT16:
+            found = [k for k in host.lowering.candidates(e) if isinstance(k, CudaKernel)]
+            kernels = [k for k in found if k.launches[0].definitions["SPLITS"] == splits]
+            together += kernels[0].launches[0].definitions["PRODUCTS"]
+            known |= zip(e.outputs, host.computed(e, kernels[0], own), strict=True)
+        elif e.form == PRODUCT:
+            known |= zip(e.outputs, host.computed(e, None, own), strict=True)
+        else:
+            known[e.outputs[0]] = e.primitive.reference(*own, **e.params)
+    assert together >= 2
+    for a, b, w, out in zip(arrays[::2], arrays[1::2], weights, program.outputs, strict=True):
+        x, y = (from_bfloat16_p.reference(to_bfloat16_p.reference(each)).astype(float) for each in (a, b))
+        expected = w - 0.1 * (x.T @ y)
+        assert np.linalg.norm(known[out] - expected) <= TOLERANCE * np.linalg.norm(expected)
 
 
 def test_an_input_whose_sign_is_read_before_its_product_is_converted_first() -> None:

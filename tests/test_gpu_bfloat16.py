@@ -17,6 +17,7 @@ from test_narrow_values import NETWORKS, UNIT, error, sample, small_arrays_as_la
 
 from adtrain import ops
 from adtrain.backends.cpu.numpy_program import NumpyProgram
+from adtrain.backends.cuda.codegen.product import GROUPED_BFLOAT16
 from adtrain.backends.cuda.forms.long_rows import LONG_ROWS
 from adtrain.core import tree
 from adtrain.core.array import array, from_numpy
@@ -24,7 +25,7 @@ from adtrain.core.autodiff import grad, value_and_grad
 from adtrain.core.staging import stage
 from adtrain.core.trace import bind
 from adtrain.core.types import BITS
-from adtrain.lowering.cuda.gemm.bfloat16 import TILE_K, TILES, Bfloat16Product, Bfloat16Tile, bfloat16_gemm
+from adtrain.lowering.cuda.gemm.bfloat16 import MATRIX_TILES, TILE_K, Bfloat16Product, Bfloat16Tile, bfloat16_gemm
 from adtrain.lowering.cuda.gemm.narrow import short_k_gemm
 from adtrain.ops.bfloat16 import from_bfloat16_p, matmul_bfloat16_p, to_bfloat16_p
 from adtrain.ops.matmul import matmul_p
@@ -70,7 +71,7 @@ def test_a_loss_over_many_classes_of_rounded_scores_is_right(gpu: Any) -> None:
 eights = st.integers(1, 75).map(lambda n: 8 * n)
 
 
-@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("tile", MATRIX_TILES)
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     shape=st.tuples(st.integers(1, 3), eights, eights, eights),
@@ -119,6 +120,27 @@ def test_gradients_through_stored_operands_are_those_of_rounded_products(gpu: An
     assert "matmul_bfloat16" in {e.name for e in everywhere(staged.program(*args))}
     for found, expected in zip(staged(*args), gradients(*map(array, (x, w, v, bias))), strict=True):
         assert distance(found.numpy(), expected.numpy()) < 3e-3
+
+
+def test_weight_gradients_that_share_a_launch_are_right_and_the_same_twice(gpu: Any, hopper: None) -> None:
+    rng = np.random.default_rng(0)
+    rows, shapes = 4100, ((768, 1536), (1536, 776), (264, 2048))
+    factors = [rng.standard_normal((rows, n), np.float32) for shape in shapes for n in shape]
+    weights = [rng.standard_normal(shape, np.float32) for shape in shapes]
+
+    def updated(*arrays: Any) -> Any:
+        with ops.matmul_precision("bfloat16"):
+            pairs = zip(arrays[:6:2], arrays[1:6:2], arrays[6:], strict=True)
+            return [w - 0.1 * ops.matmul(a, b, transpose_a=True) for a, b, w in pairs]
+
+    args = [array(y, device="gpu") for y in (*factors, *weights)]
+    staged = stage(updated, ALL)
+    assert GROUPED_BFLOAT16 in {e.form for e in staged.program(*args).equations}
+    found, again = ([x.numpy() for x in staged(*args)] for _ in range(2))
+    for x, y, a, b, w in zip(found, again, factors[::2], factors[1::2], weights, strict=True):
+        assert x.tobytes() == y.tobytes()
+        a, b = (from_bfloat16_p.reference(to_bfloat16_p.reference(each)).astype(float) for each in (a, b))
+        assert distance(x, w - 0.1 * (a.T @ b)) < 1e-5
 
 
 @pytest.mark.parametrize("name", NETWORKS)

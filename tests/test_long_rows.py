@@ -33,6 +33,7 @@ from adtrain.core.staging_trace import evaluate
 from adtrain.core.target import Target
 from adtrain.core.trace import bind
 from adtrain.ops.bfloat16 import from_bfloat16_p, to_bfloat16_p
+from adtrain.passes.plan_memory import plan_memory
 
 __all__ = ["host"]
 
@@ -217,6 +218,32 @@ def test_rows_of_bfloat16_are_read_and_written_in_bfloat16(host: Host, monkeypat
     np.testing.assert_array_equal(most, expected[2])
 
 
+@pytest.mark.parametrize("order", [0, 1])
+def test_a_gradient_that_overwrites_the_logits_is_the_same(
+    order: int, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss of a row reads the logit of its label, which other threads overwrite."""
+    monkeypatch.setattr(host, "thread_order", order)
+    rng = np.random.default_rng(0)
+    x, labels = rng.normal(size=(6, 5300)).astype("float32"), rng.integers(0, 5300, 6)  # not all fits in shared memory
+
+    def f(x: Any, labels: Any) -> Any:
+        return ad.value_and_grad(lambda x: ops.sum(ops.cross_entropy(x, labels)))(x)
+
+    program = for_gpu(stage(f).program(from_numpy(x, "cpu"), from_numpy(labels, "cpu")), TARGET)
+    (kernel,) = long_rows(program)
+    arrays = [
+        x if v.size == x.size else labels if v.type.dtype == labels.dtype else np.ones(v.type.shape, v.type.dtype)
+        for v in kernel.inputs
+    ]
+    logits = next(v for v in kernel.inputs if v.size == x.size)
+    gradient = next(v for v in kernel.outputs if v.size == x.size)
+    expected = host.computed(kernel, None, arrays)
+    pair = {kernel.outputs.index(gradient): kernel.inputs.index(logits)}
+    found = host.computed(kernel, None, [a.copy() for a in arrays], overwritten=pair)
+    assert [a.tobytes() for a in found] == [a.tobytes() for a in expected]
+
+
 def test_the_loss_over_a_vocabulary_reads_the_logits_once_and_stores_their_gradient_only() -> None:
     rows, classes = 8192, 50304
 
@@ -235,6 +262,8 @@ def test_the_loss_over_a_vocabulary_reads_the_logits_once_and_stores_their_gradi
     large = [v for e in program.equations for v in e.outputs if v.size >= rows * classes]
     assert [v.type.dtype.name for v in large] == ["uint16", "uint16"]  # logits and gradient in bfloat16
     assert program.readers[large[0]] == [loss]
+    places = plan_memory(program).places
+    assert places[large[0]] == places[large[1]]  # the gradient has the memory of the logits
 
 
 def test_the_bytes_of_a_member_do_not_depend_on_the_number_of_members(host: Host) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from adtrain.core.communicator import Communicator
+from adtrain.core.fused import OVERWRITES
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.registry import c_kernels
@@ -183,6 +184,9 @@ def _overwritable(equation: Equation, out: Variable, root: dict[Variable, Variab
         # They are read at other places.
         parts = {root[v] for v in equation.inputs if stored_bytes(v) != stored_bytes(root[v])}
         return [v for v in equation.inputs if root[v] not in parts]
+    if equation.form in OVERWRITES:
+        allowed = [v for v in equation.inputs if overwrites(equation, v, out)]
+        return [v for v in allowed if roots.count(root[v]) == 1]
     kernels = c_kernels(equation.name) if out.device == "cpu" else ()
     pairs = kernels[0].in_place if len(kernels) == 1 else ()
     allowed = [equation.inputs[argument] for result, argument in pairs if equation.outputs[result] is out]

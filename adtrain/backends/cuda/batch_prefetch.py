@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from adtrain.backends.cuda.codegen.product import GROUPED_BFLOAT16
 from adtrain.backends.cuda.forms.horizontal import MAX_POINTERS, HorizontalFusion, blocks_in_launch
 from adtrain.backends.cuda.forms.peer_exchanges import PEER_EXCHANGES
 from adtrain.backends.cuda.forms.streamed_layer import streamed_equations, update_and_product
@@ -58,7 +59,8 @@ def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
     if program.members or not program.carries:
         return undivided
     next_value = dict(zip((v for v in program.inputs if v in program.donated), program.outputs, strict=True))
-    updated = {v for e in _launched(program.equations) if e.form == PRODUCT or by_element(e) for v in e.outputs}
+    updating = (e for e in _launched(program.equations) if e.form in (PRODUCT, GROUPED_BFLOAT16) or by_element(e))
+    updated = {v for e in updating for v in e.outputs}
     copies = [e for e in program.equations if _copies_updated(e, next_value, updated)]
     if not copies and not any(e.form == HORIZONTAL for e in program.equations):
         return undivided
@@ -124,8 +126,8 @@ def _with_copies(e: Equation, copies: Mapping[Variable, Equation]) -> Equation:
     if not found:
         return e
     needed = {*e.outputs, *(v for copy in found for v in copy.outputs)}
-    if e.form == HORIZONTAL:
-        return fuse(HORIZONTAL, [_with_copies(x, copies) for x in body_of(e).equations], needed)
+    if e.form in (HORIZONTAL, GROUPED_BFLOAT16):
+        return fuse(e.form, [_with_copies(x, copies) for x in body_of(e).equations], needed)
     *product, update = body_of(e).equations if e.form == PRODUCT else (e,)
     loops = fuse(LOOPS, [*body_of(update).equations, *found], needed)
     return fuse(e.form, [*product, loops], needed) if product else loops

@@ -11,6 +11,7 @@ from adtrain.backends.cuda.forms.back_to_back import tile_weights
 from adtrain.backends.cuda.forms.column_sum import ColumnSumFusion
 from adtrain.backends.cuda.forms.form import kernel_form
 from adtrain.backends.cuda.forms.gather import GatherFusion
+from adtrain.backends.cuda.forms.grouped_bfloat16 import GroupedBfloat16Fusion
 from adtrain.backends.cuda.forms.grouped_products import GroupedProductsFusion
 from adtrain.backends.cuda.forms.horizontal import HorizontalFusion, is_product
 from adtrain.backends.cuda.forms.layer_backward import fuse_layer_backward
@@ -108,7 +109,7 @@ BY_ROWS = (
 
 `RowProductsFusion` copies reshapes for their readers, and then `ColumnSumFusion` shares some of the copies.
 """
-SIDE_BY_SIDE = GroupedProductsFusion, HorizontalFusion
+SIDE_BY_SIDE = GroupedBfloat16Fusion, GroupedProductsFusion, HorizontalFusion
 """Forms of independent equations."""
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from adtrain.backends.cuda.codegen.loops import loops
 from adtrain.backends.cuda.codegen.part import OPTIONS, Kernel
-from adtrain.backends.cuda.codegen.product import Epilogue, matmul_of
+from adtrain.backends.cuda.codegen.product import Epilogue, factors_of
 from adtrain.backends.cuda.compiler import Source, file_source, of_kernel
 from adtrain.backends.cuda.vendor import LibraryCall
 from adtrain.codegen.expressions import c_type
@@ -99,8 +99,7 @@ def generated_plan(equation: Equation, made: Kernel) -> LaunchPlan:
 
 def product_plans(equation: Equation, kernel: CudaKernel, after: Epilogue) -> list[LaunchPlan]:
     """The launches of a candidate for a product or convolution with an epilogue."""
-    product = matmul_of(equation)
-    operands = _operands(equation, (*product.inputs, *after.inputs, *after.outputs))
+    operands = _operands(equation, (*factors_of(equation), *after.inputs, *after.outputs))
     return [replace(plan, source=_with_epilogue(plan, after)) for plan in _plans(kernel, operands)]
 
 

@@ -63,10 +63,10 @@ template <int ROWS> constexpr int TILE_BYTES = ROWS * SEGMENTS * ROW_BYTES;
 // Descriptors of operands in a tile of ROWS rows. along_width: the width is K, and rows from `first` (a multiple of eight) on
 // are M or N. along_rows: the rows are K, and the width is M or N. `i`: the step of 16 along K.
 template <int ROWS> __device__ __forceinline__ uint64_t along_width(const char *tile, int i, int first = 0) {
-    return smem_descriptor(tile + (i / 4 * ROWS + first) * ROW_BYTES) + i % 4 * DESCRIPTOR_K_STEP;
+    return smem_descriptor(tile) + ((i / 4 * ROWS + first) * ROW_BYTES >> 4) + i % 4 * DESCRIPTOR_K_STEP;
 }
 template <int ROWS> __device__ __forceinline__ uint64_t along_rows(const char *tile, int i) {
-    return smem_descriptor(tile + i * 16 * ROW_BYTES, ROWS * ROW_BYTES, 8 * ROW_BYTES, SWIZZLE_128B);
+    return smem_descriptor(tile, ROWS * ROW_BYTES, 8 * ROW_BYTES, SWIZZLE_128B) + (i * 16 * ROW_BYTES >> 4);
 }
 
 // Accumulators as the bfloat16 operand A of the next product.

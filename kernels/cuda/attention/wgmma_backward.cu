@@ -30,7 +30,7 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma_grad(
     __syncthreads();
     const int tiles = batch * ((keys + BLOCK_K - 1) / BLOCK_K);
     const SharedTiles shared;
-    if (threadIdx.x < WARPGROUP) {
+    if (uniform_warpgroup() == 0) {
         warpgroup_reg_dealloc<24>();
         const GradientScratch packed(scratch, batch, queries, keys);
 #if DIRECT

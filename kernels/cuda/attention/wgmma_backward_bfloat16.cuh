@@ -8,7 +8,7 @@ constexpr bool EARLY = BLOCK_Q == 64;
 // A consumer warpgroup.
 static __device__ __forceinline__ void consume(const GradientScratch &, Barriers &barriers, const SharedTiles &shared, S *by_k,
     S *by_v, int tiles, int batch, int heads, int queries, int keys, int64_t row, float scale) {
-    const int own = threadIdx.x / WARPGROUP - 1, warp = threadIdx.x % WARPGROUP / WARP, lane = threadIdx.x % WARP;
+    const int own = uniform_warpgroup() - 1, warp = threadIdx.x % WARPGROUP / WARP, lane = threadIdx.x % WARP;
     PipelineState<1> at_keys;
     PipelineState<2> at_by_q;
     PipelineState<QUERY_STAGES> at;

@@ -81,7 +81,7 @@ struct Turns {
 // A consumer warpgroup.
 static __device__ __forceinline__ void consume(Barriers &barriers, const SharedTiles &shared, S *out, T *logsumexp,
     int tiles, int batch, int heads, int queries, int keys, int64_t out_row, float scale) {
-    const Turns turns = {(int)threadIdx.x / WARPGROUP - 1};
+    const Turns turns = {uniform_warpgroup() - 1};
     const auto release = [](Mbarrier &empty) {
         if (threadIdx.x % WARP == 0) empty.arrive();
     };
@@ -183,7 +183,7 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(
     __syncthreads();
     const int tiles = batch * ((queries + BLOCK_Q - 1) / BLOCK_Q);
     const SharedTiles shared;
-    if (threadIdx.x < WARPGROUP) {
+    if (uniform_warpgroup() == 0) {
         warpgroup_reg_dealloc<CONSUMERS == 2 ? 24 : 32>();
 #if DIRECT
         if (threadIdx.x >= WARP) return;

@@ -75,8 +75,18 @@ struct Work {
         : m(m), n(n), rows((m + TILE_M - 1) / TILE_M), columns((n + TILE_N - 1) / TILE_N), whole(whole),
           split(batch * rows * columns - whole) {}
 
+    // Of several products: `tiles` is the number of all of their tiles.
+    __device__ Work(int64_t tiles, int64_t whole) : m(0), n(0), rows(0), columns(0), whole(whole), split(tiles - whole) {}
+
     __device__ __forceinline__ int count() const { return whole + SPLITS * split; }
 };
+
+// Where a tile is, by a product. An overload for several products finds the product of the tile.
+template <class Product> __device__ __forceinline__ TileCoord tile_coordinates(const Product &, const Work &work, int tile) {
+    return TileCoord(tile, work.rows, work.columns);
+}
+// The epilogue of a tile. Likewise.
+__device__ __forceinline__ const Epilogue &epilogue_at(const Epilogue &epilogue, const TileCoord &) { return epilogue; }
 
 // Item `i` of the work: a tile of the result, over tiles `begin` to `end` of K. row, column: where the tile begins in the result.
 // part: the number of its partial sums; -1 for a whole tile.
@@ -85,7 +95,7 @@ struct TileSplit {
     int part, row, column, begin, end;
 
     template <class Product> __device__ __forceinline__ TileSplit(int i, const Work &work, const Product &product)
-        : at(coordinates(i, work)) {
+        : at(coordinates(i, work, product)) {
         row = at.row * TILE_M;
         column = at.column * TILE_N;
         part = -1;
@@ -99,7 +109,8 @@ struct TileSplit {
     }
 
   private:
-    __device__ __forceinline__ static TileCoord coordinates(int i, const Work &work) {
+    template <class Product> __device__ __forceinline__ static TileCoord coordinates(
+        int i, const Work &work, const Product &product) {
         if constexpr (Epilogue::SUMS > 0) {
             TileCoord at;
             at.item = i / (work.rows * work.columns);
@@ -107,7 +118,7 @@ struct TileSplit {
             at.column = i % work.columns;
             return at;
         }
-        return TileCoord(is_whole(i, work) ? i : work.whole + (i - work.whole) % work.split, work.rows, work.columns);
+        return tile_coordinates(product, work, is_whole(i, work) ? i : work.whole + (i - work.whole) % work.split);
     }
     __device__ __forceinline__ static bool is_whole(int i, const Work &work) { return SPLITS == 1 || i < work.whole; }
 };
@@ -242,8 +253,8 @@ template <class Stores> __device__ __forceinline__ void write_sums(
 }
 
 // A consumer warpgroup.
-template <class Product> __device__ __forceinline__ void consume(const Work &work, const Product &product,
-    Pipeline<TILE_STAGES> &pipeline, const char *shared, WarpStaging *stagings, const Epilogue &epilogue, T *partial_sums) {
+template <class Product, class Epilogues> __device__ __forceinline__ void consume(const Work &work, const Product &product,
+    Pipeline<TILE_STAGES> &pipeline, const char *shared, WarpStaging *stagings, const Epilogues &epilogues, T *partial_sums) {
     typedef WarpEpilogue<WIDE_RESULT, Epilogue, typename Product::Tile> Late;
     constexpr int ROUNDS = TILE_N / ROUND_COLUMNS;
     constexpr bool EARLY = SPLITS == 1 && TERMS == 1 && KIND == BFLOAT16 &&
@@ -260,6 +271,7 @@ template <class Product> __device__ __forceinline__ void consume(const Work &wor
             state.advance(own.end - own.begin);
             continue;
         }
+        const Epilogue &epilogue = epilogue_at(epilogues, own.at);
         typename Stores::Loaded loaded[PARTS_M];
         #pragma unroll
         for (int p = 0; p < PARTS_M; p++) {
@@ -314,8 +326,8 @@ constexpr int PRODUCER_REGISTERS = GATHERS ? 72 : 40, CONSUMER_REGISTERS = GATHE
 static_assert(GROUPS == 1 || registers_suffice(WARPGROUP, PRODUCER_REGISTERS, CONSUMERS, CONSUMER_REGISTERS));
 
 // The kernel, for a block.
-template <class Product> __device__ __forceinline__ void multiply(
-    const Work &work, const Product &product, const Epilogue &epilogue, char *scratch) {
+template <class Product, class Epilogues> __device__ __forceinline__ void multiply(
+    const Work &work, const Product &product, const Epilogues &epilogues, char *scratch) {
     __shared__ Pipeline<TILE_STAGES> pipeline;
     __shared__ WarpStaging staging[CONSUMERS / WARP];
     const int warp = threadIdx.x / WARP;
@@ -338,18 +350,19 @@ template <class Product> __device__ __forceinline__ void multiply(
                 [&](const TileSplit &own) { return expecting<SIZE - SIZE_A>(product.load_b(own)); });
     } else {
         if (GROUPS > 1) warpgroup_reg_alloc<CONSUMER_REGISTERS>();
-        consume(work, product, pipeline, shared, staging, epilogue, (T *)scratch);
+        consume(work, product, pipeline, shared, staging, epilogues, (T *)scratch);
     }
 }
 
 // Adds the partial sums of each split tile in order, and calls the epilogue. The thread with index `i` takes SUM_COLUMNS columns.
-template <class Product> __device__ __forceinline__ void add_splits(
-    int i, const Work &work, const Product &product, const Epilogue &epilogue, const T *scratch) {
+template <class Product, class Epilogues> __device__ __forceinline__ void add_splits(
+    int i, const Work &work, const Product &product, const Epilogues &epilogues, const T *scratch) {
     constexpr int WIDE = WIDE_RESULT < SUM_COLUMNS ? WIDE_RESULT : SUM_COLUMNS;
     constexpr int ROW = TILE_N / SUM_COLUMNS;
     const int number = i / (TILE_M * ROW);
     if (number >= work.split) return;
     const TileSplit own(work.whole + number, work, product);
+    const Epilogue &epilogue = epilogue_at(epilogues, own.at);
     const int row = i / ROW % TILE_M, column = i % ROW * SUM_COLUMNS;
     const auto tile = product.tile(own, own.row, own.column);
     const T *partial_sums = scratch + ((int64_t)number * SPLITS * TILE_M + row) * TILE_N + column;

@@ -28,7 +28,7 @@ from adtrain.codegen.elementwise import statements
 from adtrain.codegen.expressions import c_type, literal
 from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program
+from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.core.types import BITS
 from adtrain.lowering.cuda.reduce import VECTOR, WARP, power_of_two, vector_width
@@ -87,6 +87,7 @@ class LongRows:
         numbers: for each number of the row, the rounds before it, and the statements that define it.
         levels: by name, the number of rounds before the value is known.
         sums: for elements whose sum needs no round, the number that is their sum.
+        read_at: arguments of which a number of the row reads a single element, and the rounds before this number.
         exp: the C function of exponentials.
     """
 
@@ -96,6 +97,7 @@ class LongRows:
     numbers: list[tuple[int, Sequence[str]]] = field(default_factory=list)
     levels: dict[str, int] = field(default_factory=dict)
     sums: dict[str, str] = field(default_factory=dict)
+    read_at: list[tuple[str, int]] = field(default_factory=list)
     exp: str = "exp"
 
     def element(self, kind: str, lines: Sequence[str], given: Iterable[str]) -> str:
@@ -126,7 +128,9 @@ class LongRows:
         lines = ["{", f"    const int column = {column};"]
         for x in self.closure([of]):
             lines += indented(self._definition(x, f"({self.elements[x].memory})[column]"))
-        return self.number(self.elements[of].kind, [*lines, f"    {RESULT} = {of};", "}"], [of, *given])
+        name = self.number(self.elements[of].kind, [*lines, f"    {RESULT} = {of};", "}"], [of, *given])
+        self.read_at += [(x, self.levels[name]) for x in self.closure([of]) if self.elements[x].memory]
+        return name
 
     def reduced(self, op: str, kind: str, of: str, where: str = "") -> str:
         """The name of a reduction of elements as numbers of a C type. Equations with the same reduction share it."""
@@ -158,6 +162,16 @@ class LongRows:
             return [f"const {element.kind} {name} = {loaded};"]
         return [f"{element.kind} {name};", *element.lines]
 
+    def last_read(self, argument: str, stored: Iterable[str]) -> int:
+        """The number of the last round that reads an argument, or before which a number of the row reads it.
+
+        Args:
+            stored: the elements that are results.
+        """
+        rounds = [self.levels[x] for x in stored if argument in self.closure([x])]
+        rounds += [r.level for r in self.reductions.values() if argument in self.closure([r.where or r.of, r.of])]
+        return max([*rounds, *(level for x, level in self.read_at if x == argument)], default=0)
+
     def lines(self, stored: Mapping[str, Sequence[str]], room: int) -> tuple[list[str], int]:
         """The statements, and the bytes of shared memory that they use, at most `room`.
 
@@ -188,6 +202,8 @@ class LongRows:
         ]
         for level in range(rounds):
             text += [line for own_level, lines in self.numbers if own_level == level for line in lines]
+            if last[level] and any(at == level for _, at in self.read_at):
+                text.append("__syncthreads(); // a result may overwrite an argument that other threads read above")
             if needed[level] or own[level]:
                 first = {x for x in held if used[x][0] == level}
                 text += self._round(last[level], own[level], needed[level], held, first)
@@ -300,6 +316,26 @@ def long_rows(body: Program, target: Target) -> tuple[Part, int, int]:
     headers = ("common/block_ops.cuh",)
     part = Part(lines, body.inputs, body.outputs, headers, blocks=rows.count, shared=size, checked=checked)
     return part, threads, resident
+
+
+def may_overwrite(body: Program, argument: Variable, result: Variable) -> bool:
+    """Whether a result of a `long_rows` body may have the memory of an argument.
+
+    Each element of a row is read by the block of that row alone, and in the round that stores the result by the thread
+    that stores it. So no later round may read the argument.
+    """
+    rows = rows_in(body)
+    assert rows is not None
+    writer = _Writer(body, rows, rounded=False)
+    read = {rows.read(argument, e) for e in body.equations if argument in e.inputs}
+    made = rows.made(result)
+    if argument.type != result.type or made.kind != ROW or {x.kind for x in read} != {ROW}:
+        return False
+    if {x.place for x in read} != {made.place}:
+        return False
+    results = [writer.names[x] for v in body.outputs if (x := rows.made(v)).kind == ROW]
+    last = max(writer.block.last_read(writer.names[x], results) for x in read)
+    return last <= writer.block.levels[writer.names[made]]
 
 
 class _Writer:

@@ -12,6 +12,10 @@ from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.lowering.cuda.gemm.bfloat16 import EpilogueBytes
+
+GROUPED_BFLOAT16 = "grouped_bfloat16"
+"""Independent products of bfloat16 with equal epilogues, whose tiles share the blocks of a launch."""
 
 MAXIMUM = "Maximum largest;", "#pragma unroll", "for (int k = 0; k < WIDE; k++) largest.take(k, r0.lane[k]);"
 """Statements that reduce a pooling window to its maximum."""
@@ -28,6 +32,26 @@ class Epilogue(NamedTuple):
 def matmul_of(equation: Equation) -> Equation:
     """The product or convolution before an epilogue, or `equation` itself."""
     return body_of(equation).equations[0]
+
+
+def factors_of(equation: Equation) -> Sequence[Variable]:
+    """The arguments of the product or convolution before an epilogue; of all products where several share a launch."""
+    products = body_of(equation).equations if equation.form == GROUPED_BFLOAT16 else [equation]
+    return [v for e in products for v in matmul_of(e).inputs]
+
+
+def epilogue_bytes(equation: Equation) -> EpilogueBytes:
+    """What the epilogue of a product moves."""
+    product = matmul_of(equation)
+    shape = product.outputs[0].type.shape
+
+    def size(variables: Sequence[Variable], axes: int) -> int:
+        """The bytes for an element of the arrays whose last axes are those of the product."""
+        arrays = (v for v in variables if v not in product.inputs and v.type.shape[-axes:] == shape[-axes:])
+        return sum(v.type.dtype.itemsize for v in arrays)
+
+    rank = len(shape)
+    return EpilogueBytes(size(equation.inputs, 1), size(equation.inputs, rank), size(equation.outputs, rank))
 
 
 def epilogue(equation: Equation, name: str = "Epilogue", returned: Variable | None = None) -> Epilogue:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from adtrain.backends.cuda.codegen.long_rows import long_rows
+from adtrain.backends.cuda.codegen.long_rows import long_rows, may_overwrite
 from adtrain.backends.cuda.codegen.part import Kernel, kernel
 from adtrain.backends.cuda.codegen.register_rows import Rows, rows_of
 from adtrain.backends.cuda.forms.form import Form, define
@@ -19,7 +19,7 @@ from adtrain.backends.cuda.forms.row_fused import BY_INDEX, MAX_WIDTH, RowFusion
 from adtrain.core.axes import Items
 from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation
+from adtrain.core.program import Equation, Variable
 from adtrain.passes.groups import Groups
 
 if TYPE_CHECKING:
@@ -62,12 +62,8 @@ def _kernels(equation: Equation, lowering: Lowering) -> list[Kernel]:
     return [kernel(LONG_ROWS, [part], threads, resident=resident)]
 
 
-# A round may read an argument after an earlier one has written results, so no result has the memory of an argument.
-define(
-    Form(
-        LONG_ROWS,
-        _kernels,
-        converts=True,
-        overwrites=lambda equation, argument, result: argument not in equation.inputs,
-    )
-)
+def _overwrites(equation: Equation, argument: Variable, result: Variable) -> bool:
+    return argument not in equation.inputs or may_overwrite(body_of(equation), argument, result)
+
+
+define(Form(LONG_ROWS, _kernels, converts=True, overwrites=_overwrites))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from adtrain.backends.cuda.codegen.product import matmul_of
+from adtrain.backends.cuda.codegen.product import epilogue_bytes, matmul_of
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.core.fused import OF_POOLED, PRODUCT, body_of, fuse
 from adtrain.core.kernel import CudaKernel
@@ -17,6 +17,7 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Variable
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.target import Target
+from adtrain.lowering.cuda.gemm import bfloat16
 from adtrain.passes.fuse_products import EpilogueFusion
 from adtrain.passes.groups import Groups
 
@@ -76,6 +77,9 @@ def _can_pool(convolution: Equation, epilogue: Sequence[Equation]) -> bool:
 def _of_product(equation: Equation, target: Target) -> Sequence[CudaKernel]:
     """The kernels of the product or convolution alone, which also take an epilogue."""
     product = matmul_of(equation)
+    if product.name == "matmul_bfloat16":
+        a, b = product.inputs
+        return bfloat16.candidates(target, a.type, b.type, **product.kernel_params, epilogue=epilogue_bytes(equation))
     return cuda_kernels(product.name, target, *(v.type for v in product.inputs), **product.kernel_params)
 
 

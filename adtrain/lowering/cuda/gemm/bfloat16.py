@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,6 +32,10 @@ GATHER_SPLITS = *SPLITS, 44, 64, 128
 START, STORED, SECOND_PASS, BYTES_PER_CYCLE = 5000, 24, 2500, 2000
 """Cycles of a launch; elements of a result that the epilogue of a multiprocessor stores in a cycle; cycles of the
 launch that adds splits; bytes that this launch reads in a cycle."""
+EPILOGUE, MOVED, PINGPONG_MOVED = 2000, 13, 2.5
+"""Cycles of an epilogue, whatever it moves; bytes that the epilogue of a multiprocessor reads after the product and
+writes in a cycle; bytes that the epilogue of a warpgroup reads and writes in a cycle while another one multiplies,
+which takes almost all of the bandwidth of shared memory. Fitted to the products of GPT-2 at a clock of 1.94 GHz."""
 PRODUCTS = {1: 1, 2: 3, 3: 6}
 """Products of terms that are computed, by the terms of an operand."""
 SPEEDUP = {1: 1.0, 2: 1.15, 3: 1.25}
@@ -92,6 +96,11 @@ class Bfloat16Tile:
     def _stage_bytes(self) -> int:
         return self.terms * (self.m + self.n) * ROW_BYTES
 
+    def registers(self, loaded: int) -> float:
+        """Registers of a thread for accumulators and for all auxiliary inputs, `loaded` bytes for an element."""
+        parts, rounds = self.m // CONSUMER_ROWS if self.pingpong else 1, self.n // ROUND_COLUMNS
+        return parts * (self.n / 2 + rounds * loaded * ROUND_COLUMNS / 8)
+
     def of_terms(self, terms: int) -> Bfloat16Tile | None:
         """The tile for operands of several terms; None if it is too wide, or registers do not suffice."""
         if self.n > TERMS_COLUMNS or (terms == PROMOTED_TERMS and self.pingpong):
@@ -109,6 +118,8 @@ TILES = (
     Bfloat16Tile(128, 64, 8, 1000),
     Bfloat16Tile(128, 64, 8, 1000, pingpong=True),
 )
+MATRIX_TILES = (Bfloat16Tile(128, 256, 4, 1590), *TILES[1:])
+"""The tiles for products of matrices. The widest ones are a little slower."""
 GATHER_TILES = (
     Bfloat16Tile(128, 256, 4, 1600),
     Bfloat16Tile(64, 256, 4, 1300),
@@ -127,6 +138,19 @@ TILES_OF_TERMS = {1: TILES, **{n: tuple(x for tile in TILES if (x := tile.of_ter
 TF32_TILES = tuple(replace(tile, in_tf32=True, macs=int(tile.macs * TF32_SPEED)) for tile in TILES)
 
 
+class EpilogueBytes(NamedTuple):
+    """Bytes that an epilogue moves for an element of the product.
+
+    Attributes:
+        loaded: from memory to registers, also of what all rows share, such as a bias.
+        read, written: of arrays that have the product's shape.
+    """
+
+    loaded: int
+    read: int
+    written: int
+
+
 @dataclass(frozen=True)
 class Bfloat16Product:
     """The work of a kernel with the main loop of `gemm/bfloat16_product.cuh`.
@@ -138,6 +162,8 @@ class Bfloat16Product:
         box: elements of a row of a box of A and of B: one of BOXES.
         row_cycles: of A and B, the cycles in which a row of a box is copied; 0 if the products always take longer.
         gathered: of A and B, whether the producer warps gather it (GATHER_A, GATHER_B).
+        others: M and N of further products of the same K in the same launch. The batch is 1.
+        epilogue: what the epilogue moves; None if it is not known.
     """
 
     target: Target
@@ -148,12 +174,19 @@ class Bfloat16Product:
     box: tuple[int, int] = (BOXES[0], BOXES[0])
     row_cycles: tuple[float, float] = (0.0, 0.0)
     gathered: tuple[bool, bool] = (False, False)
+    others: tuple[tuple[int, int], ...] = ()
+    epilogue: EpilogueBytes | None = None
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        """M and N of each product."""
+        return self.lengths[1:3], *self.others
 
     @property
     def _tiles(self) -> int:
         """Tiles of the results."""
-        batch, m, n, _ = self.lengths
-        return batch * -(-m // self.tile.m) * -(-n // self.tile.n)
+        tiles = (-(-m // self.tile.m) * -(-n // self.tile.n) for m, n in self.shapes)
+        return self.lengths[0] * sum(tiles)
 
     @property
     def _split_tiles(self) -> int:
@@ -178,15 +211,29 @@ class Bfloat16Product:
         boxes = zip((self.tile.m, self.tile.n), self.box, self.row_cycles, strict=True)
         copies = self.tile.terms * sum(length * self.tile.k / box * cycles for length, box, cycles in boxes)
         stage = max(PRODUCTS[self.tile.terms] * self.tile.k * size / self.tile.macs, copies)
-        stores = size / STORED
+        stores, turn = self._epilogue_cycles
         waves = -(-(self._tiles - self._split_tiles) // self.target.multiprocessors)
         rows = FIND_ROWS if self.gathered[0] and not self.mn_major[0] else 0
-        cycles = START + waves * (k_tiles * stage + rows) + (min(waves, 1) if self.tile.pingpong else waves) * stores
+        product = k_tiles * stage + rows
+        if self.tile.pingpong:
+            cycles = START + waves * max(product, (product + turn) / 2) + min(waves, 1) * stores
+        else:
+            cycles = START + waves * (product + stores)
         if self.splits == 1:
             return cycles
         traffic = (2 * self.splits + 1) * self._split_tiles * size * 4
         split = -(-k_tiles // self.splits) * stage + rows + stores
         return cycles + split + SECOND_PASS + traffic / BYTES_PER_CYCLE
+
+    @property
+    def _epilogue_cycles(self) -> tuple[float, float]:
+        """The cycles of the epilogue of a tile after the product, and while another warpgroup multiplies."""
+        size = self.tile.m * self.tile.n
+        if self.epilogue is None:
+            return size / STORED, 0
+        loaded, read, written = self.epilogue
+        late = 0 if self.tile.registers(loaded) <= EARLY_REGISTERS else read
+        return EPILOGUE + size * (late + written) / MOVED, size * (read + written) / PINGPONG_MOVED
 
     def kernel(
         self,
@@ -257,11 +304,17 @@ class Bfloat16Product:
         return self.box[operand], self.tile.k if self.mn_major[operand] else rows
 
 
-def fastest_splits(product: Bfloat16Product) -> Sequence[Bfloat16Product]:
-    """The product by each tile for its terms, with the splits that take the fewest cycles; the fastest first."""
+def fastest_splits(product: Bfloat16Product, tiles: Sequence[Bfloat16Tile] | None = None) -> Sequence[Bfloat16Product]:
+    """The product by each tile, with the splits that take the fewest cycles; the fastest first.
+
+    Args:
+        tiles: None: those of convolutions, for the product's terms.
+    """
     found = []
-    tiles = TF32_TILES if product.tile.in_tf32 else TILES_OF_TERMS[product.tile.terms]
-    for each in (replace(product, tile=tile) for tile in (GATHER_TILES if any(product.gathered) else tiles)):
+    if tiles is None:
+        tiles = TF32_TILES if product.tile.in_tf32 else TILES_OF_TERMS[product.tile.terms]
+        tiles = GATHER_TILES if any(product.gathered) else tiles
+    for each in (replace(product, tile=tile) for tile in tiles):
         if not each.has_whole_boxes():
             continue
         products = (replace(each, splits=x) for x in (GATHER_SPLITS if any(each.gathered) else SPLITS))
@@ -318,16 +371,42 @@ def bfloat16_gemm(product: Bfloat16Product) -> CudaKernel:
     batch, m, n, k = product.lengths
     shapes = ((m, k) if product.mn_major[0] else (k, m)), ((n, k) if product.mn_major[1] else (k, n))
     maps = [TensorMap(i, (*shape, batch), (*product.box_lengths(i), 1)) for i, shape in enumerate(shapes)]
-    return product.kernel("gemm/bfloat16_gemm.cu", ("bfloat16_gemm", "sum_bfloat16_splits"), product.lengths, n, maps)
+    names = "bfloat16_gemm", "sum_bfloat16_splits"
+    return product.kernel("gemm/bfloat16_gemm.cu", names, product.lengths, n, maps)
+
+
+def bfloat16_products(product: Bfloat16Product) -> CudaKernel:
+    """Several products by `gemm/bfloat16_gemm.cu`. The operands are A and B of the first one, then of the next one."""
+    k, shapes = product.lengths[-1], product.shapes
+    maps = []
+    for i, lengths in enumerate(shapes):
+        for operand, (length, is_mn_major) in enumerate(zip(lengths, product.mn_major, strict=True)):
+            shape = (length, k) if is_mn_major else (k, length)
+            maps.append(TensorMap(2 * i + operand, (*shape, 1), (*product.box_lengths(operand), 1)))
+    numbers = k, *(length for shape in shapes for length in shape)
+    names = "bfloat16_products", "sum_bfloat16_products"
+    row_length = math.gcd(*(n for _, n in shapes))
+    return product.kernel("gemm/bfloat16_gemm.cu", names, numbers, row_length, maps, {"PRODUCTS": len(shapes)})
 
 
 def candidates(
-    target: Target, a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str
+    target: Target,
+    a: Any,
+    b: Any,
+    transpose_a: bool,
+    transpose_b: bool,
+    precision: str,
+    epilogue: EpilogueBytes | None = None,
 ) -> Sequence[CudaKernel]:
-    """The rule of `matmul_bfloat16`, the fastest by estimate first; none except on Hopper and for aligned rows."""
+    """The rule of `matmul_bfloat16`, the fastest by estimate first; none except on Hopper and for aligned rows.
+
+    Args:
+        epilogue: see `Bfloat16Product`.
+    """
     if target.capability != CAPABILITY or target.by_member or a.shape[-1] % ROW_MULTIPLE or b.shape[-1] % ROW_MULTIPLE:
         return []
     lengths, mn_major = product_lengths(a, b, transpose_a, transpose_b), (transpose_a, not transpose_b)
     if 0 in lengths or max(lengths[1:]) > MAX_LENGTH:
         return []
-    return [bfloat16_gemm(x) for x in fastest_splits(Bfloat16Product(target, lengths, TILES[0], mn_major))]
+    product = Bfloat16Product(target, lengths, TILES[0], mn_major, epilogue=epilogue)
+    return [bfloat16_gemm(x) for x in fastest_splits(product, MATRIX_TILES)]
