@@ -79,7 +79,7 @@ def check_config(config: Config, device: str = "cpu") -> Iterator[Row]:
     """
     rng = np.random.default_rng(config.training.seed)
     model, loss = build.model(config), build.loss(config)
-    shape = tuple(config.model.input)
+    shape = tuple(config.model.input_shape)
     inputs = np.random.default_rng(config.training.seed).normal(size=(_NETWORK_BATCH, *shape))
     params, state = model.init(shape, rng, np.dtype(np.float64), inputs)
     classes = model.output_shape(shape)[-1]

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from adtrain import nn
+from adtrain import config, nn
 from adtrain.config import Config
 from adtrain.config.build import REGRESSION, takes_labels
 from adtrain.config.problems import found
@@ -29,7 +29,7 @@ from adtrain.text import counted, first_names
 from adtrain.training import tensor_file
 from adtrain.training.experiment import Experiment
 from adtrain.training.network import Network
-from adtrain.training.tasks import Classification, NextClass, Regression, Task
+from adtrain.training.tasks import Classification, NextClass, Regression, Solution, Task
 
 T = TypeVar("T")
 
@@ -124,6 +124,28 @@ def check_fit(cfg: Config, net: Network, data_set: DataSet) -> None:
         raise cfg.error_at(("model", "layers"), "found no parameters, expected at least one layer with parameters")
 
 
+def check_equations(cfg: Config, net: Network) -> None:
+    """Check that layers and optimizer fit a loss of equations, and that a line search has what it needs."""
+    optimizer = config.build.optimizer(cfg)
+    if optimizer.needs_loss and (cfg.data.shards or 1) > 1:
+        reason = f"expected none with the optimizer {optimizer.kind()}, whose line search needs the whole batch"
+        raise cfg.error_at(("data", "shards"), f"found {cfg.data.shards}, {reason}")
+    for key in ("average", "clip_norm", "clip_value"):
+        if optimizer.needs_loss and getattr(cfg.training, key) is not None:
+            reason = f"expected none with the optimizer {optimizer.kind()}, which has a line search"
+            raise cfg.error_at(("training", key), f"found a value, {reason}")
+    if cfg.data.points is None:
+        return
+    if (cfg.data.shards or 1) > 1 and cfg.data.point_options.adaptive:
+        raise cfg.error_at(("data", "adaptive"), f"found true, expected false with data.shards {cfg.data.shards}")
+    _, statistics = net.model.new_arrays(net.input_shape, np.random.default_rng(0), net.dtype)
+    if statistics:
+        reason = (
+            "found a layer with running statistics, expected none for equations: each point is a function of itself"
+        )
+        raise cfg.error_at(("model", "layers"), reason)
+
+
 def check_targets(cfg: Config, data_set: DataSet, parts: Sequence[Split]) -> None:
     """Check that the loss fits the labels: classes, numbers, or columns of 0 and 1."""
     kind, names = cfg.loss.kind, ", ".join(data_set.targets[:MOST_NAMES])
@@ -146,7 +168,12 @@ def check_targets(cfg: Config, data_set: DataSet, parts: Sequence[Split]) -> Non
 
 def warn_of_lost_digits(cfg: Config, net: Network, data_set: DataSet) -> None:
     """Warn about numbers to predict that the loss gets in float32, which loses their last digits."""
-    if not isinstance(net.task, Regression) or net.task.normalized or net.dtype != np.float32:
+    if (
+        not isinstance(net.task, Regression)
+        or isinstance(net.task, Solution)
+        or net.task.normalized
+        or net.dtype != np.float32
+    ):
         return
     labels = data_set.train.labels[:, :, np.newaxis, np.newaxis]
     if lossy := lossy_channels(labels, data_set.target_std):
