@@ -205,21 +205,21 @@ def evaluate(expression: Expression, values: Mapping[str, Any], functions: Mappi
             case Negative(operand):
                 return -found(operand)
             case Operation("**", base, exponent):
-                return _power(found(base), found(exponent), functions["**"])
+                return _power(found(base), found(exponent), functions)
             case Operation(sign, left, right):
                 return _OPERATORS[sign](found(left), found(right))
 
     return found(expression)
 
 
-def _power(base: Any, exponent: Any, power: Callable[[Any, Any], Any]) -> Any:
+def _power(base: Any, exponent: Any, functions: Mapping[str, Callable[..., Any]]) -> Any:
     """Small whole exponents are products, which are exact for negative numbers on every device."""
     if isinstance(base, float) and isinstance(exponent, float):
         return math.pow(base, exponent)
-    if exponent in (2.0, 3.0, 4.0) and isinstance(exponent, float):
+    if isinstance(exponent, float) and exponent in (2.0, 3.0, 4.0):
         square = base * base
         return square if exponent == 2 else square * (base if exponent == 3 else square)
-    return power(base, exponent)
+    return functions["**"](base, exponent)
 
 
 class _Parser:
@@ -377,7 +377,7 @@ def _check_constants(expression: Expression, text: str) -> float | None:
     if None in values:
         return None
     try:
-        found = float(evaluate(expression, {}, {"**": math.pow}))
+        found = float(evaluate(expression, {}, {}))
     except (ValueError, OverflowError, ZeroDivisionError):
         found = math.nan
     if not math.isfinite(found):

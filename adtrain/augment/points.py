@@ -18,13 +18,14 @@ class Resampled(Augmentation):
 
     With `uniform` they are independent of one another. Otherwise they are the batch's, moved by a random vector modulo
     the box (Cranley and Patterson 1976), which keeps how evenly a set fills the box. The numbers depend on the seed,
-    and on the step or the epoch unless `resample` is "never".
+    and on the step or the epoch unless `resample` is "never". From step, or epoch, `until` on they stay the same.
     """
 
     low: tuple[float, ...]
     high: tuple[float, ...]
     uniform_points: bool
     resample: Literal["step", "epoch", "never"] = "step"
+    until: int | None = None
 
     for_images_only = False
 
@@ -41,9 +42,13 @@ class Resampled(Augmentation):
 
     def _state(self, batch: Batch, rng: Value) -> Value:
         """The random state, with the number of the epoch, or 0, in place of that of the step."""
-        if self.resample == "step":
-            return rng
-        epoch = batch.epoch if isinstance(batch.epoch, Value) and self.resample == "epoch" else None
-        zero = ops.zeros((1,), np.uint32, rng.device)
-        low = zero if epoch is None else ops.reshape(ops.astype(epoch, np.uint32), (1,))
-        return ops.concatenate([rng[:2], low, zero])
+        step = rng[2:3]
+        if self.resample == "never":
+            number = ops.zeros_like(step)
+        elif self.resample == "epoch" and isinstance(batch.epoch, Value):
+            number = ops.reshape(ops.astype(batch.epoch, np.uint32), (1,))
+        else:
+            number = step
+        if self.until is not None:
+            number = ops.minimum(number, self.until)
+        return ops.concatenate([rng[:2], number, ops.zeros_like(number)])

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast, get_type_hints
 
 from adtrain import augment, nn, ops, optim
-from adtrain.config import equation_terms, sweep_section
+from adtrain.config import equations as of_equations
+from adtrain.config import sweep_section
 from adtrain.config.document import Config
 from adtrain.config.equation_terms import Equations
 from adtrain.config.family import Spec
@@ -126,8 +127,8 @@ def equations(cfg: Config) -> list[Expression]:
     """The expressions of a loss of equations, after a check of all that it needs. Raises ConfigError."""
     if not isinstance(cfg.loss, Equations):
         raise cfg.error_at(("loss",), f"found {cfg.loss.kind}, expected a list of equations for data.points")
-    found = equation_terms.expressions(cfg, cfg.loss.terms)
-    equation_terms.reference(cfg)
+    found = of_equations.expressions(cfg, cfg.loss.terms)
+    of_equations.reference(cfg)
     outputs, shape = cfg.model.output or (), model(cfg).output_shape(cfg.model.input_shape)
     if shape != (len(outputs),):
         last = len(cfg.model.layers) - 1

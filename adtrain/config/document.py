@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from pydantic import (
     BaseModel,
@@ -23,32 +23,32 @@ from pydantic_core import CoreSchema, PydanticCustomError
 from adtrain import docstrings
 from adtrain.config import sweep_section
 from adtrain.config.annotations import option_type
-from adtrain.config.equation_terms import AsTerms
 from adtrain.config.problems import ConfigError, PathParts, Problem, dotted
 from adtrain.config.source import Node
 from adtrain.config.specs import SCHEDULES, Augmentation, Average, DataSource, Layers, Loss, Metric, Optimizer, Schedule
 from adtrain.config.values import (
     BestBy,
     Bool,
+    Box,
+    Coefficients,
     FinalModel,
-    Interval,
     MicroBatch,
     Name,
     NamesOfOthers,
-    OutputName,
+    Outputs,
     Precision,
     Seed,
     Sha256,
     ShapeOrVariables,
     Shards,
-    Variable,
+    Solution,
     View,
 )
 from adtrain.data import text_file
 from adtrain.data.formats import FORMATS, Options, of_name
 from adtrain.data.points import TABLES, PointOptions
 from adtrain.optim.groups import VECTORS
-from adtrain.option_types import Fraction, NonNegative, Number, Patterns, Positive, Size, Text
+from adtrain.option_types import Fraction, NonNegative, Patterns, Positive, Size, Text
 
 POINT_OPTIONS = tuple(option.name for option in fields(PointOptions))
 
@@ -107,10 +107,10 @@ else:
 class _PointSource(_Files):
     """The points at which equations are to hold."""
 
-    points: dict[Variable, Interval] | None = Field(
+    points: Box | None = Field(
         None, description="instead of dataset and path: the interval of each variable of the equations"
     )
-    reference: Text | dict[OutputName, Text] | None = Field(
+    reference: Solution | None = Field(
         None,
         description="points: the solution, for the relative error: an expression of the variables, for several outputs "
         "one by the name of each, or a file .csv or .npy with columns for variables and outputs",
@@ -230,10 +230,8 @@ class Model(Section):
         "their variables: [t, x]",
         json_schema_extra=_without_default,
     )
-    output: Annotated[tuple[OutputName, ...], Field(min_length=1)] | None = Field(
-        None, description="for equations: the names of the outputs: [u]"
-    )
-    coefficients: dict[OutputName, Number] | None = Field(
+    output: Outputs | None = Field(None, description="for equations: the names of the outputs: [u]")
+    coefficients: Coefficients | None = Field(
         None, description="for equations: numbers that are trained with the network, with their initial values"
     )
     layers: Layers = Field(description="a list of layers")
@@ -416,7 +414,7 @@ class Config(Section):
     plugins: list[Plugin] | None = Field(None, description="Python files with layers, losses and others of your own")
     data: Data = Field(description="what to train on")
     model: Model = Field(description="the network")
-    loss: Annotated[Loss, AsTerms] = Field(
+    loss: Loss = Field(
         description="a loss, such as cross_entropy; or a list of equations for the outputs of the network"
     )
     optimizer: Optimizer = Field(description="an optimizer, such as adam")

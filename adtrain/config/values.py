@@ -92,6 +92,22 @@ def _ascending(interval: tuple[float, float]) -> tuple[float, float]:
 Interval = Annotated[
     tuple[Number, Number], AfterValidator(_ascending), Expected("the least and the greatest number, such as [0, 1]")
 ]
+Box = Annotated[
+    dict[Variable, Interval],
+    Field(min_length=1),
+    Expected("variables with the least and the greatest number of each, such as {t: [0, 1], x: [-1, 1]}"),
+]
+Solution = Annotated[
+    Text | dict[OutputName, Text],
+    Expected("an expression, expressions by the names of outputs, or the name of a file .csv or .npy"),
+]
+Coefficients = Annotated[dict[OutputName, Number], Expected("names with initial values, such as {k: 1.0}")]
+Outputs = Annotated[tuple[OutputName, ...], Field(min_length=1), Expected("a list of names such as [u, v]")]
+Places = Annotated[
+    dict[Text, Number | Annotated[tuple[Number, ...], Field(min_length=1)]],
+    Field(min_length=1),
+    Expected("variables with a number or several, such as {t: 0} or {x: [-1, 1]}"),
+]
 
 
 def one_of(literal: Any) -> Any:

@@ -71,6 +71,7 @@ class PointOptions:
         sampling: the points of a step: uniform, independent of one another; latin_hypercube or sobol, a set that fills
             the box evenly, moved by a random vector
         resample: when new points are drawn: for each step, for each epoch, or never
+        resample_until: the number of steps after which the points stay as they are; lbfgs needs points that stay
         adaptive: keep the points at which the residual is above its mean, and draw new ones for the others only; the
             points of equations with at are drawn as usual
         steps_per_epoch: the steps of an epoch
@@ -82,11 +83,16 @@ class PointOptions:
 
     sampling: Sampling = "uniform"
     resample: Resample = "step"
+    resample_until: Size | None = None
     adaptive: bool = False
     steps_per_epoch: Size = 100
     test_points: Size = 10_000
     measurements: Text | None = None
     measurements_weight: Positive = 1.0
+
+    def stay_after(self, step: int) -> bool:
+        """Whether all steps after this number of steps have the same points."""
+        return self.resample == "never" or (self.resample_until is not None and self.resample_until <= step)
 
 
 @dataclass(frozen=True)

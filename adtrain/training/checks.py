@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from adtrain import config, nn
+from adtrain import config, nn, optim
 from adtrain.config import Config
 from adtrain.config.build import REGRESSION, takes_labels
 from adtrain.config.problems import found
@@ -124,26 +124,44 @@ def check_fit(cfg: Config, net: Network, data_set: DataSet) -> None:
         raise cfg.error_at(("model", "layers"), "found no parameters, expected at least one layer with parameters")
 
 
-def check_equations(cfg: Config, net: Network) -> None:
-    """Check that layers and optimizer fit a loss of equations, and that a line search has what it needs."""
-    optimizer = config.build.optimizer(cfg)
-    if optimizer.needs_loss and (cfg.data.shards or 1) > 1:
-        reason = f"expected none with the optimizer {optimizer.kind()}, whose line search needs the whole batch"
-        raise cfg.error_at(("data", "shards"), f"found {cfg.data.shards}, {reason}")
-    for key in ("average", "clip_norm", "clip_value"):
-        if optimizer.needs_loss and getattr(cfg.training, key) is not None:
-            reason = f"expected none with the optimizer {optimizer.kind()}, which has a line search"
-            raise cfg.error_at(("training", key), f"found a value, {reason}")
+def check_equations(cfg: Config, net: Network, examples: int) -> None:
+    """Check that layers fit a loss of equations, and that an optimizer with a line search has what it needs."""
+    options = cfg.data.point_options
+    if (optimizer := config.build.optimizer(cfg)).needs_loss:
+        _check_line_search(cfg, optimizer, examples)
     if cfg.data.points is None:
         return
-    if (cfg.data.shards or 1) > 1 and cfg.data.point_options.adaptive:
+    if options.adaptive and (cfg.data.shards or 1) > 1:
         raise cfg.error_at(("data", "adaptive"), f"found true, expected false with data.shards {cfg.data.shards}")
     _, statistics = net.model.new_arrays(net.input_shape, np.random.default_rng(0), net.dtype)
     if statistics:
-        reason = (
-            "found a layer with running statistics, expected none for equations: each point is a function of itself"
-        )
+        reason = "found a layer with running statistics, expected none: the outputs at a point depend on it alone"
         raise cfg.error_at(("model", "layers"), reason)
+
+
+def _check_line_search(cfg: Config, optimizer: optim.Optimizer, examples: int) -> None:
+    """Check that the loss is one function of the parameters, whose value is known in each step."""
+    needs = f"the optimizer {optimizer.kind()} has a line search, which needs"
+    if (cfg.data.shards or 1) > 1:
+        raise cfg.error_at(("data", "shards"), f"found {cfg.data.shards}, expected none: {needs} the loss of a batch")
+    for key in ("average", "clip_norm", "clip_value"):
+        if getattr(cfg.training, key) is not None:
+            raise cfg.error_at(("training", key), f"expected none: {needs} the gradient of the loss as it is")
+    if cfg.data.augment:
+        raise cfg.error_at(("data", "augment"), f"expected none: {needs} the same loss in each step")
+    if cfg.data.points is None:
+        if cfg.data.batch_size < examples:
+            found = f"found {cfg.data.batch_size} of {examples:,} examples, expected all"
+            raise cfg.error_at(("data", "batch_size"), f"{found}: {needs} the same batch in each step")
+        return
+    first = optimizer.steps if isinstance(optimizer, optim.Sequence) else 0
+    if not cfg.data.point_options.stay_after(first):
+        until = f", or data.resample_until of at most {first}" if first else ""
+        expected = f"expected never{until}: {needs} the same points in each step"
+        raise cfg.error_at(("data", "resample"), f"found {cfg.data.point_options.resample}, {expected}")
+    if examples > cfg.data.batch_size:
+        found = f"found {cfg.data.batch_size} for {examples:,} points, expected all"
+        raise cfg.error_at(("data", "batch_size"), f"{found}: {needs} the same measurements in each step")
 
 
 def check_targets(cfg: Config, data_set: DataSet, parts: Sequence[Split]) -> None:

@@ -13,7 +13,8 @@ import numpy as np
 from adtrain import nn, ops
 from adtrain.augment import Batch, Resampled
 from adtrain.config import Config
-from adtrain.config.equation_terms import Equations, expressions, names, reference
+from adtrain.config.equation_terms import Equations
+from adtrain.config.equations import expressions, names, reference
 from adtrain.core.array import Value
 from adtrain.core.recording import Recording
 from adtrain.core.scope import scope
@@ -62,12 +63,14 @@ class EquationNetwork(Network):
 
     Attributes:
         measured: the weight of the mean squared difference to the measurements in the labels; None without them.
+        until: the number of steps after which points with large residuals stay as they are; None: they never do.
     """
 
     task: Solution
     names: Names = NO_NAMES
     terms: tuple[Term, ...] = ()
     measured: float | None = None
+    until: int | None = None
 
     def training_loss(
         self,
@@ -76,9 +79,10 @@ class EquationNetwork(Network):
         batch: Batch,
         mode: nn.Mode,
         total_weight: Value | None = None,
-    ) -> tuple[Value, tuple[Value, nn.State]]:
-        """The loss of a batch, and the outputs at the first points with a known solution; see `Labels`."""
-        loss = self._loss(params, statistics, batch.images, mode, whole=False)
+    ) -> tuple[Value, tuple[Any, nn.State]]:
+        """The loss of a batch; the outputs at the first points with a known solution, see `Labels`; and where points
+        are kept, their squared residuals (N,)."""
+        loss, squares = self._loss(params, statistics, batch.images, mode, batch.kept)
         labels = self.labels
         with scope("measurements"):
             if self.measured is not None:
@@ -88,16 +92,29 @@ class EquationNetwork(Network):
         with scope("reference"):
             few = batch.labels[: points.COMPARED]
             outputs = self._outputs_at(labels.known_points(few), params, statistics, mode) if self.task.known else few
-        return loss, (outputs, statistics)
+        return loss, ((outputs, squares), statistics)
 
-    def training_sums(self, outputs: Value, labels: Value) -> Value:
-        return self.task.sums(outputs, self.labels.known_outputs(labels[: outputs.shape[0]]))
+    def training_sums(self, outputs: Any, labels: Value) -> Value:
+        found, _ = outputs
+        return self.task.sums(found, self.labels.known_outputs(labels[: found.shape[0]]))
+
+    def kept_points(self, outputs: Any, batch: Batch, step: Value) -> Value:
+        """The points with residuals above the mean, and new ones in place of the others (Daw et al. 2023)."""
+        _, squares = outputs
+        assert batch.kept is not None
+        assert squares is not None
+        with scope("points"):
+            sizes = ops.sqrt(squares)
+            keep = sizes > ops.mean(sizes)
+            if self.until is not None:
+                keep = keep | (step >= self.until)
+            return ops.where(ops.reshape(keep, (-1, 1, 1, 1)), batch.kept, batch.images)
 
     def evaluation_sums(
         self, params: nn.Params, statistics: nn.State, images: Value, labels: Value
     ) -> tuple[Value, Value, Value]:
         mode = nn.Mode(training=False)
-        loss = self._loss(params, statistics, ops.astype(images, self.dtype), mode, whole=True)
+        loss, _ = self._loss(params, statistics, ops.astype(images, self.dtype), mode, whole=True)
         outputs = self.evaluated(params, statistics, images)
         count = float(images.shape[0])
         total = ops.astype(loss, np.float64) * count
@@ -113,21 +130,35 @@ class EquationNetwork(Network):
         """What the labels of the training part are."""
         return Labels(len(self.names.variables), len(self.names.outputs), self.task.known)
 
-    def _loss(self, params: nn.Params, statistics: nn.State, images: Value, mode: nn.Mode, whole: bool) -> Value:
-        """The weighted sum of the mean squares of all terms, shape ().
+    def _loss(
+        self,
+        params: nn.Params,
+        statistics: nn.State,
+        images: Value,
+        mode: nn.Mode,
+        kept: Value | None = None,
+        whole: bool = False,
+    ) -> tuple[Value, Value | None]:
+        """The weighted sum of the mean squares of all terms, shape (); with points that are `kept`, in place of
+        `images` for terms that fix no variable, also the weighted sum of the squares at each of these.
 
         With `whole` the terms have all points, also those that have fewer in a training step.
         """
-        total = ops.zeros((), self.dtype, images.device)
+        total, squares = ops.zeros((), self.dtype, images.device), None
         for _, group in groupby(sorted(self.terms, key=_by_place), key=_by_place):
             terms = list(group)
-            most = None if whole else terms[0].points
+            inside = kept is not None and not terms[0].fixed and terms[0].points is None
             with scope("points"):
+                most = None if whole else terms[0].points
                 where = placed(images if most is None else images[:most], terms[0].fixed, self.offset)
+            where = kept if inside and kept is not None else where
             for term, residual in zip(terms, self.residuals(params, statistics, where, mode, terms), strict=True):
                 with scope("loss"):
-                    total = total + term.weight * ops.mean(ops.square(residual))
-        return total
+                    square = ops.square(residual)
+                    total = total + term.weight * ops.mean(square)
+                    if inside:
+                        squares = term.weight * square if squares is None else squares + term.weight * square
+        return total, squares
 
     def residuals(
         self, params: nn.Params, statistics: nn.State, images: Value, mode: nn.Mode, terms: Sequence[Term]
@@ -226,7 +257,8 @@ def build(cfg: Config, mean: tuple[float, ...], std: tuple[float, ...], scale: f
     options = cfg.data.point_options
     measured = options.measurements_weight if options.measurements is not None else None
     of_net = {field.name: getattr(net, field.name) for field in fields(net)}
-    return EquationNetwork(**of_net, names=own, terms=tuple(terms), measured=measured)
+    until = options.resample_until
+    return EquationNetwork(**of_net, names=own, terms=tuple(terms), measured=measured, until=until)
 
 
 def read_data(cfg: Config, offset: tuple[float, ...] | None = None) -> DataSet:
@@ -261,4 +293,7 @@ def resampling(cfg: Config, net: Network) -> list[Resampled]:
     low, high = (
         tuple(interval[i] - shift for interval, shift in zip(intervals, net.offset, strict=True)) for i in (0, 1)
     )
-    return [Resampled(low, high, options.sampling == "uniform", options.resample)]
+    until = options.resample_until
+    if until is not None and options.resample == "epoch":
+        until = -(-until // options.steps_per_epoch)
+    return [Resampled(low, high, options.sampling == "uniform", options.resample, until)]

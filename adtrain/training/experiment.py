@@ -32,6 +32,7 @@ from adtrain.training.sharding import Buckets, Sharding, evaluation_of_vectors, 
 from adtrain.training.step import (
     AVERAGE,
     PLATEAU,
+    POINTS,
     EvaluationStep,
     LoggedStep,
     TrainState,
@@ -224,6 +225,9 @@ class Experiment:
             state.optimizer[AVERAGE] = self.average.init(params, statistics)
         if self.plateau is not None:
             state.optimizer[PLATEAU] = self.plateau.init()
+        if self.config.data.points is not None and self.config.data.point_options.adaptive:
+            first = np.asarray(self.train.images[: self.full_batch])
+            state.optimizer[POINTS] = array(first.astype(self.network.dtype))
         return state
 
     @property

@@ -159,6 +159,10 @@ class Network:
         """The task's sums of the outputs that `training_loss` returns."""
         return self.task.sums(outputs, labels)
 
+    def kept_points(self, outputs: Value, batch: Batch, step: Value) -> Value:
+        """The points with large residuals, of a network of equations."""
+        raise NotImplementedError
+
     def evaluation_sums(
         self, params: nn.Params, statistics: nn.State, images: Value, labels: Value
     ) -> tuple[Value, Value, Value]:

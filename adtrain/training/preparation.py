@@ -264,7 +264,7 @@ def _experiment(
         reason = "expected train_accuracy or train_loss, for there are no validation examples (data.validation)"
         raise cfg.error_at(("training", "best_by"), f"found {cfg.training.best_by}, {reason}")
     checks.check_metrics(cfg, task)
-    checks.check_equations(cfg, net)
+    checks.check_equations(cfg, net, len(data_set.train))
     steps_per_epoch = -(-len(data_set.train) // cfg.data.batch_size)
     if cfg.data.points is not None:
         steps_per_epoch = cfg.data.point_options.steps_per_epoch

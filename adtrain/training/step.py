@@ -38,6 +38,8 @@ class TrainState(NamedTuple):
 
 AVERAGE = "average"
 """The key of the average of the weights in `TrainState.optimizer`, if the config has one."""
+POINTS = "points_kept"
+"""The key of the points with large residuals in `TrainState.optimizer`, with `data.adaptive`."""
 PLATEAU = "plateau"
 """The key of the state of the schedule `plateau` in `TrainState.optimizer`, if it is the config's."""
 
@@ -131,6 +133,8 @@ def train_step(
         if augmentations:
             epoch = epoch_of(state.step, steps_per_epoch)
             batch = augment_batch(batch, augmentations, rng, network.dtype, epoch, images, indices)
+        if POINTS in state.optimizer:
+            batch = batch._replace(kept=state.optimizer[POINTS])
 
         def loss_of(trained: nn.Params) -> tuple[Value, tuple[Value, nn.State]]:
             params = optimizer.merged(state.params, trained)
@@ -151,6 +155,8 @@ def train_step(
             new = with_average(new, average, state)
         if plateau is not None:
             new = with_plateau(new, plateau, state, ops.astype(loss, np.float64) * indices.shape[0])
+        if POINTS in state.optimizer:
+            new.optimizer[POINTS] = network.kept_points(outputs, batch, state.step)
         sums = network.training_sums(outputs, batch.labels)
         return new, StepMetrics(optimizer_state.get(optim.LOSS, loss), sums, lr)
 
