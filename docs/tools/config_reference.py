@@ -175,6 +175,7 @@ EXAMPLES: dict[str, Any] = {
     "data.reference": "exp(-t) * sin(pi * x)",
     "data.sampling": "sobol",
     "data.resample": "never",
+    "data.resample_until": 1000,
     "data.adaptive": True,
     "data.steps_per_epoch": 1000,
     "data.test_points": 2500,
