@@ -1,7 +1,8 @@
-"""L-BFGS finds the minima that SciPy finds, with PyTorch's directions; a sequence is one optimizer, then another."""
+"""L-BFGS finds known minima by the BFGS formula and PyTorch's points; a sequence is one optimizer, then another."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -83,7 +84,7 @@ def test_accepted_points_fulfil_the_wolfe_conditions_and_the_loss_never_rises() 
     states = minimised(rosenbrock, np.array([-1.2, 1.0, 0.3]), optim.LBFGS(history=5), 50)
     losses = [float(state["loss"]) for state in states]
     assert losses == sorted(losses, reverse=True)
-    for before, after in zip(states, states[1:], strict=False):
+    for before, after in itertools.pairwise(states):
         if int(after["evaluations"]) == 0 and float(after["loss"]) < float(before["loss"]):
             t, slope = float(before["step_length"]), float(before["slope"])
             assert float(after["loss"]) <= float(before["loss"]) + SUFFICIENT * t * slope
