@@ -189,6 +189,11 @@ class EquationNetwork(Network):
         return self.names.outputs.index(part.output), tuple(variables.index(name) for name in part.by)
 
 
+def coefficients_of(params: nn.Params) -> dict[str, float]:
+    """The coefficients in a tree of parameters by name; none if there are none."""
+    return {name: float(x) for name, x in params.get(COEFFICIENTS, {}).items()}
+
+
 def _by_place(term: Term) -> str:
     return repr(term.place)
 

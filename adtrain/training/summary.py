@@ -20,6 +20,7 @@ from adtrain.metrics import ByClass
 from adtrain.option_types import Probability, Size
 from adtrain.percentiles import percentiles
 from adtrain.training.costs import planned_peak
+from adtrain.training.equations import coefficients_of
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.scores import ClassScore, Score
 from adtrain.training.trainer import Ending, Result
@@ -103,6 +104,7 @@ class Summary:
         spans: the parts of `total_seconds`, one for each activity.
         ops, ops_sum_ms: of a profile, with times per step; empty or None if nothing was profiled.
         profiled_step_ms: the time of a whole step while it was profiled, without the timing of its operations.
+        coefficients: those of equations that were trained, by name; None without them.
         ops_to_step_ratio: `ops_sum_ms` over the mean time of a step of the training, or of the profile if no step was
             taken since the resumption.
     """
@@ -135,6 +137,7 @@ class Summary:
     versions: dict[str, str]
     profiled_step_ms: Duration | None = None
     majority_accuracy: Probability | None = None
+    coefficients: dict[str, Measured] | None = None
 
 
 def read_summary(run: Path) -> Summary | None:
@@ -235,6 +238,7 @@ def summarize(
         versions={"adtrain": __version__, "python": platform.python_version(), "numpy": np.__version__},
         profiled_step_ms=profiled_step_ms,
         majority_accuracy=_majority_accuracy(experiment),
+        coefficients=coefficients_of(result.state.params) or None,
     )
 
 
