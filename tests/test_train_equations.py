@@ -321,5 +321,5 @@ def test_a_resolved_config_reads_back(tmp_path: Path) -> None:
 def test_lbfgs_needs_all_examples_in_a_batch(tmp_path: Path) -> None:
     from training_runs import prepare
 
-    with pytest.raises(ConfigError, match="data.batch_size: found 10 of .* examples, expected all"):
+    with pytest.raises(ConfigError, match=r"data.batch_size: found 10 of .* examples, expected all"):
         prepare(tmp_path, "optimizer=lbfgs", "data.batch_size=10")

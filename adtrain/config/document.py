@@ -414,9 +414,7 @@ class Config(Section):
     plugins: list[Plugin] | None = Field(None, description="Python files with layers, losses and others of your own")
     data: Data = Field(description="what to train on")
     model: Model = Field(description="the network")
-    loss: Loss = Field(
-        description="a loss, such as cross_entropy; or a list of equations for the outputs of the network"
-    )
+    loss: Loss = Field(description="a loss, such as cross_entropy, or a list of equations")
     optimizer: Optimizer = Field(description="an optimizer, such as adam")
     parameter_groups: list[ParameterGroup] | None = Field(
         None,

@@ -106,10 +106,10 @@ Options of layers have the names and meanings of PyTorch. `in_features`, `in_cha
 The loss of a batch is the mean over its images. `cross_entropy` and `nll` take class numbers as targets. The others
 take numbers, or one-hot rows of classes. `weight` and `pos_weight` are lists with a number for each class or label.
 With `weight`, `cross_entropy` and `nll` divide the sum of a batch by the sum of its labels' weights, as PyTorch does.
-If all these weights are 0, the loss is 0. A list in the place of a loss has [equations](../how-to/equations.md) for the
-outputs of the network: [keys](#keys-of-the-equations-of-loss). The loss of the validation or test part is the sum over its examples divided
+If all these weights are 0, the loss is 0. The loss of the validation or test part is the sum over its examples divided
 by the sum of their weights, so it does not depend on their order. The training loss of an epoch is the mean over its
-batches, weighted by their numbers of images.
+batches, weighted by their numbers of images. A list in the place of a loss has [equations](../how-to/equations.md) for
+the outputs of the network, with [these keys](#keys-of-the-equations-of-loss).
 """,
     "optimizer": """\
 Options have the names and meanings of PyTorch. [Set the optimizer](../how-to/optimizers.md) explains parameter groups
