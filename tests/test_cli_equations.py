@@ -148,3 +148,10 @@ def test_the_examples_write_tables_that_configs_read(tmp_path: Path, monkeypatch
     assert np.abs(rows[:, 2] - heat_measurements.temperatures(*rows[:, :2].T)).std() < 2 * heat_measurements.NOISE
     for name in ("burgers_solution", "heat_measurements"):
         sys.modules.pop(name)
+
+
+def test_the_derivatives_of_equations_and_coefficients_are_checked(tmp_path: Path) -> None:
+    (tmp_path / "plane.yaml").write_text(PLANE)
+    found = json.loads(command("gradcheck", tmp_path / "plane.yaml", "--device", "cpu", "--json").stdout)["rows"]
+    assert {row["op"] for row in found} == {"0.weight", "0.bias", "2.weight", "2.bias", "coefficients.k"}
+    assert all(row["passed"] and 0 < row["error"] < 1e-6 for row in found)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ BOX = {"t": (0.0, 2.0), "x": (-1.0, 3.0)}
 
 @pytest.mark.needs_jax  # which needs SciPy
 def test_a_sobol_sequence_is_that_of_scipy() -> None:
-    from scipy.stats import qmc
+    qmc: Any = import_module("scipy.stats.qmc")
 
     for dimensions in range(1, MOST_DIMENSIONS + 1):
         expected = qmc.Sobol(dimensions, scramble=False, bits=32).random(128)

@@ -67,7 +67,7 @@ RULES: list[tuple[str, set[str]]] = [
     ),
     ("config", MODEL | HELPERS | {"curvature", "custom_ops", "data", "equations", "metrics", "plugins"}),
     ("data", MODEL | HELPERS | {"child_process"}),
-    ("gradcheck", MODEL | {"cases", "config", "custom_ops", "passes"}),
+    ("gradcheck", MODEL | {"cases", "config", "custom_ops", "passes", "training"}),
     ("training", TRAINING),
     ("distributed", {"core", "signals"}),
     ("sweeps", TRAINING | {"child_process", "training"}),

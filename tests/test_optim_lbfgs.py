@@ -150,7 +150,7 @@ def test_the_first_points_equal_pytorchs_where_unit_steps_are_accepted() -> None
         def closure() -> torch.Tensor:
             other.zero_grad()
             loss = 0.5 * (torch.tensor(scale) * x * x).sum()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             return loss
 
         other.step(closure)
