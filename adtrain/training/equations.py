@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -145,8 +144,8 @@ class EquationNetwork(Network):
         With `whole` the terms have all points, also those that have fewer in a training step.
         """
         total, squares = ops.zeros((), self.dtype, images.device), None
-        for _, group in groupby(sorted(self.terms, key=_by_place), key=_by_place):
-            terms = list(group)
+        for place in dict.fromkeys(term.place for term in self.terms):
+            terms = [term for term in self.terms if term.place == place]
             inside = kept is not None and not terms[0].fixed and terms[0].points is None
             with scope("points"):
                 most = None if whole else terms[0].points
@@ -192,10 +191,6 @@ class EquationNetwork(Network):
 def coefficients_of(params: nn.Params) -> dict[str, float]:
     """The coefficients in a tree of parameters by name; none if there are none."""
     return {name: float(x) for name, x in params.get(COEFFICIENTS, {}).items()}
-
-
-def _by_place(term: Term) -> str:
-    return repr(term.place)
 
 
 def placed(images: Value, fixed: Sequence[tuple[int, tuple[float, ...]]], offset: Sequence[float]) -> Value:
@@ -266,7 +261,7 @@ def build(cfg: Config, mean: tuple[float, ...], std: tuple[float, ...], scale: f
     return EquationNetwork(**of_net, names=own, terms=tuple(terms), measured=measured, until=until)
 
 
-def read_data(cfg: Config, offset: tuple[float, ...] | None = None) -> DataSet:
+def read_data(cfg: Config) -> DataSet:
     """The points of a config, with the solution at those of the evaluation if it is known.
 
     Raises ConfigError for an expression of the solution without a finite value, and DataError as `points.load`.
