@@ -126,11 +126,9 @@ def text(score: Score) -> str:
 
 def short_text(score: Score) -> str:
     """The loss and the first metric, if there is one, in few columns."""
-    if isinstance(score, ResidualScore):
-        return f"loss {score.loss:.3g}"
+    if isinstance(score, (ResidualScore, SolutionScore)):
+        return text(score)
     metric, value = list(score._asdict().items())[1]
-    if isinstance(score, SolutionScore):
-        return f"loss {score.loss:.3g}, error {value:.3g}"
     shown = f"acc {value:.1%}" if metric == "accuracy" else f"{metric} {value:.3g}"
     return f"loss {_fixed('{:.3f}', score.loss)}, {shown}"
 
@@ -169,7 +167,13 @@ def confusion_lines(metrics: Mapping[str, Any], classes: Sequence[str], width: i
     return ["examples by label and predicted class", *render(columns, rows, width)] if rows else []
 
 
+SMALL_LOSS = 1e-3
+"""A loss below it, such as that of equations, is written with three digits."""
+
+
 def value_text(metric: str, value: float) -> str:
+    if metric == "loss" and 0 < abs(value) < SMALL_LOSS:
+        return f"{value:.3g}"
     return _fixed(SCALES.get(metric, Scale()).form, value)
 
 
