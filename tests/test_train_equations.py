@@ -17,11 +17,13 @@ from resumed_runs import check_same, resume_run, train
 import adtrain as ad
 from adtrain import config, nn, ops, training
 from adtrain.config import ConfigError
+from adtrain.config.equations import reference
 from adtrain.core.array import Value
 from adtrain.core.errors import AdtrainError
+from adtrain.equations import evaluate
 from adtrain.nn.module import Module, Params, Shape, State
 from adtrain.training import RunFolder, inputs, loop, model_file
-from adtrain.training.equations import EquationNetwork, derivatives, placed
+from adtrain.training.equations import FUNCTIONS_OF_VALUES, EquationNetwork, derivatives, placed
 from adtrain.training.evaluation import predictions
 from adtrain.training.scores import SolutionScore
 
@@ -151,6 +153,55 @@ class Scaled(Module):
 
     def forward(self, params: Params, state: State, x: Value, mode: nn.Mode) -> tuple[Value, State]:
         return x * np.array([1.0, 3.5]) + np.array([2.0, 1.5]), state
+
+
+@dataclass(frozen=True)
+class Known(Module):
+    """A layer whose outputs are expressions of its inputs, the variables of `names`."""
+
+    expressions: Any
+    names: Any
+
+    def output_shape(self, shape: Shape) -> Shape:
+        return (len(self.expressions),)
+
+    def forward(self, params: Params, state: State, x: Value, mode: nn.Mode) -> tuple[Value, State]:
+        values = {name: x[:, i] for i, name in enumerate(self.names)}
+        return ops.stack([evaluate(each, values, FUNCTIONS_OF_VALUES) for each in self.expressions], axis=1), state
+
+
+@pytest.mark.parametrize("name", ["poisson", "wave", "schroedinger"])
+def test_the_solution_that_a_packaged_config_knows_solves_its_equations(name: str) -> None:
+    small = "data.batch_size=16", "data.test_points=25", "data.normalize=false", "training.precision=float64"
+    experiment = training.prepare(config.load(name, small))
+    net = experiment.network
+    assert isinstance(net, EquationNetwork)
+    exact = replace(net, model=nn.Sequential(Known(reference(experiment.config), net.names.variables)))
+    images = ad.array(np.asarray(experiment.train.images, np.float64))
+    for term in exact.terms:
+        where = placed(images, term.fixed, exact.offset)
+        (residual,) = exact.residuals({}, {}, where, nn.Mode(training=False), [term])
+        # At the ends of schroedinger the solution falls like exp(-|x|), up to terms in exp(-3|x|).
+        atol = 1e-4 if name == "schroedinger" and term.fixed else 1e-9
+        np.testing.assert_allclose(residual.numpy(), np.zeros(16), atol=atol)
+
+
+@pytest.mark.parametrize("name", ["burgers", "navier-stokes", "inverse-heat"])
+def test_a_step_of_a_packaged_config_lowers_the_loss(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = np.random.default_rng(0).random((20, 3))
+    Path("heat.csv").write_text("t,x,u\n" + "".join(f"{t},{x},{u}\n" for t, x, u in rows))
+    small = "data.batch_size=32", "data.test_points=25", "optimizer={adam: {lr: 0.001}}"
+    experiment = training.prepare(config.load(name, small), training.Mode.EAGER)
+    state, seed = experiment.initial_state("cpu"), experiment.seed("cpu")
+    images, labels = (ad.array(np.asarray(x)) for x in (experiment.train.images, experiment.train.labels))
+    losses = []
+    for _ in range(2):
+        state, metrics = experiment.train_step(state, seed, images, labels, ad.array(np.arange(32)))
+        losses.append(float(metrics.loss))
+    assert losses[1] < losses[0]
 
 
 def test_terms_with_several_values_take_them_in_turns() -> None:

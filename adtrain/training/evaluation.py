@@ -34,7 +34,7 @@ BATCHES_AT_ONCE = 20
 
 
 def batch_size_of(task: Task) -> int:
-    """The number of examples in a batch of an evaluation: BATCH_SIZE, or POINTS; of tokens as few as MOST_OUTPUTS allow."""
+    """The number of examples in a batch of an evaluation: BATCH_SIZE or POINTS, fewer for many tokens."""
     if isinstance(task, Solution):
         return POINTS
     if not isinstance(task, NextToken):
