@@ -1,7 +1,7 @@
 """Temperatures of a rod as a table for the config `inverse-heat`: u_t = k u_xx with k = 0.2, and noise.
 
-    python examples/heat_measurements.py heat.csv
-    adtrain train inverse-heat
+python examples/heat_measurements.py heat.csv
+adtrain train inverse-heat
 """
 
 from __future__ import annotations
