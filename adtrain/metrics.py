@@ -44,6 +44,7 @@ SCALES = {
     "gradient_noise": AMOUNT,
     "per_example_norm": AMOUNT,
     "top_eigenvalues": AMOUNT,
+    "error": Scale("{:.3g}"),
 }
 """The scores by name."""
 

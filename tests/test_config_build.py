@@ -46,7 +46,7 @@ def test_branches_and_shortcuts_build_containers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in config.packaged() if config.load(name).data.dataset])
 def test_packaged_configs_on_mnist_have_ten_outputs(name: str) -> None:
     cfg = config.load(name)
-    assert config.build.model(cfg).output_shape(cfg.model.input) == (10,)
+    assert config.build.model(cfg).output_shape(cfg.model.input_shape) == (10,)
 
 
 @pytest.mark.parametrize(

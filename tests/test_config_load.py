@@ -17,10 +17,10 @@ from adtrain import config
 NETWORK = small("flatten", "linear: 10")
 POSITIVE = "expected an integer in [1, 2^31)"
 POSITIVE_NUMBER = "a number in (0, 3.4e38]"
-LOSSES = "cross_entropy, nll, mse, l1, huber, binary_cross_entropy_with_logits"
+LOSSES = "cross_entropy, nll, mse, l1, huber, binary_cross_entropy_with_logits, equations"
 PACKAGED = (
-    "char-gpt, cifar-94, cifar-96, cifar-small, cnn, gpt-shakespeare, lenet5, lenet5-augmented, lstm, mlp, mlp-small, "
-    "mnist-99, resnet, resnet18, smoke, vit"
+    "burgers, char-gpt, cifar-94, cifar-96, cifar-small, cnn, gpt-shakespeare, inverse-heat, lenet5, lenet5-augmented, "
+    "lstm, mlp, mlp-small, mnist-99, navier-stokes, poisson, resnet, resnet18, schroedinger, smoke, vit, wave"
 )
 NO_PAIR = "found no key=value, expected one such as training.epochs=3"
 TRAINING = (
@@ -90,8 +90,9 @@ def test_missing_keys_have_their_defaults(tmp_path: Path) -> None:
          "and width"),
         ("size: 8", "size: 8, normalize: yes", "2:50: data.normalize: found 'yes', expected true or false"),
         ("[1, 6, 6]", "[1, -6, 6]", "4:3: model.input: found [1, -6, 6], "
-         "expected a list of 1 or more integers in [1, 2^31)"),
-        ("[1, 6, 6]", "36", "4:10: model.input: found 36, expected a list of 1 or more integers in [1, 2^31)"),
+         "expected a list of 1 or more integers in [1, 2^31), or of variables such as [t, x]"),
+        ("[1, 6, 6]", "36", "4:10: model.input: found 36, "
+         "expected a list of 1 or more integers in [1, 2^31), or of variables such as [t, x]"),
         ("linear: 10", "linear: '10'", f"7:15: model.layers[1].linear.out_features: found '10', {POSITIVE}"),
         ("linear: 10", "linear:", f"7:7: model.layers[1].linear.out_features: missing, {POSITIVE}"),
         ("linear: 10", "linear:\n      bias: true", "7:7: model.layers[1]: found a mapping with linear, bias, "
@@ -107,7 +108,8 @@ def test_missing_keys_have_their_defaults(tmp_path: Path) -> None:
         ("loss: cross_entropy", "loss: crossentropy", "8:7: loss: unknown loss 'crossentropy'; "
          "did you mean cross_entropy?"),
         ("loss: cross_entropy", "loss: 3", f"8:7: loss: found 3, expected one loss; known: {LOSSES}"),
-        ("loss: cross_entropy\n", "", "1:1: loss: missing, expected a loss, such as cross_entropy"),
+        ("loss: cross_entropy\n", "",
+         "1:1: loss: missing, expected a loss, such as cross_entropy, or a list of equations"),
         ("adam", "{adam: {lr: .nan}}", f"9:24: optimizer.adam.lr: found nan, expected {POSITIVE_NUMBER}"),
         ("adam", "{adam: -1e-3}", f"9:19: optimizer.adam.lr: found -0.001, expected {POSITIVE_NUMBER}"),
         ("adam", "{adam: {betas: [0, 1]}}", "9:20: optimizer.adam.betas: found [0, 1], "

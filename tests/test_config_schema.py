@@ -12,6 +12,7 @@ from config_files import FULL, small
 from adtrain.assets import asset_path
 from adtrain.cli import schema
 from adtrain.config import packaged, specs
+from adtrain.config.equation_terms import Equations, Term
 
 KINDS = [item for family in specs.FAMILIES.values() for item in family.items()]
 SCHEMA = json.loads((asset_path("configs") / "schema.json").read_text())
@@ -41,7 +42,11 @@ def test_the_schema_does_not_depend_on_the_layers_that_configs_have_used() -> No
 
 
 def test_the_schema_has_every_kind_and_option() -> None:
+    terms = SCHEMA["$defs"]["Term"]["properties"]
+    assert set(terms) == set(Term.model_fields)
     for kind, spec in KINDS:
+        if spec is Equations:  # a list, whose items are the terms
+            continue
         definition = SCHEMA["$defs"][spec.__name__]
         long_form = next(form for form in definition.get("anyOf", [definition]) if "properties" in form)
         options = long_form["properties"][kind]["anyOf"][0]
@@ -50,6 +55,7 @@ def test_the_schema_has_every_kind_and_option() -> None:
 
 def test_defaults_are_valid_values_of_their_options() -> None:
     examples = {"body": ["relu"], "branches": [["relu"]], "milestones": [1], "shape": [1], "indices": [1]}
+    examples["terms"] = [{"equation": "u"}]
     for kind, spec in KINDS:
         fields = spec.model_fields.items()
         required = {name: examples.get(name, 1) for name, info in fields if info.is_required()}

@@ -114,7 +114,7 @@ def test_a_step_has_a_box_for_each_layer_and_phase_and_every_equation_is_in_one(
 
 def model_of(name: str) -> tuple[nn.Module, nn.Shape]:
     cfg = config.load(name)
-    return config.build.model(cfg), cfg.model.input
+    return config.build.model(cfg), cfg.model.input_shape
 
 
 def test_values_have_the_names_that_users_know() -> None:

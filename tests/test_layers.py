@@ -39,14 +39,14 @@ HELPERS = {
     "version",
 }
 MODEL = {"core", "option_types", "ops", "nn", "optim", "augment"}
-TRAINING = MODEL | HELPERS | {"config", "curvature", "data", "metrics", "passes", "plugins"}
+TRAINING = MODEL | HELPERS | {"config", "curvature", "data", "equations", "metrics", "passes", "plugins"}
 RULES: list[tuple[str, set[str]]] = [
     ("child_process core includes percentiles text version", set()),
     ("metrics", set()),
     ("signals", set()),
     ("__main__", {"cli"}),
     ("table templates", {"text"}),
-    ("lowering option_types passes assets files", {"core"}),
+    ("lowering option_types passes assets files equations", {"core"}),
     ("extend", {"core", "passes"}),
     ("codegen", {"core", "passes"}),
     ("ops", {"core", "option_types"}),
@@ -65,9 +65,9 @@ RULES: list[tuple[str, set[str]]] = [
         "adtrain",
         {"core", "ops", "nn", "optim", "jitted", "curvature", "custom_ops", "register", "version", "api"} | {"graphs"},
     ),
-    ("config", MODEL | HELPERS | {"curvature", "custom_ops", "data", "metrics", "plugins"}),
+    ("config", MODEL | HELPERS | {"curvature", "custom_ops", "data", "equations", "metrics", "plugins"}),
     ("data", MODEL | HELPERS | {"child_process"}),
-    ("gradcheck", MODEL | {"cases", "config", "custom_ops", "passes"}),
+    ("gradcheck", MODEL | {"cases", "config", "custom_ops", "passes", "training"}),
     ("training", TRAINING),
     ("distributed", {"core", "signals"}),
     ("sweeps", TRAINING | {"child_process", "training"}),

@@ -28,10 +28,11 @@ from adtrain.augment.geometry import (
     moved,
 )
 from adtrain.augment.mixing import Cutmix, Mixing, Mixup, larger_shares
+from adtrain.augment.points import Resampled
 
 __all__ = [
     "AUGMENTATIONS", "Affine", "Augmentation", "Batch", "ColorJitter", "Crop", "Cutmix", "Cutout", "Flip", "Mixed",
-    "Mixing", "Mixup", "Motion", "Move", "Noise", "RandomResizedCrop", "VerticalFlip", "affine_transform",
+    "Mixing", "Mixup", "Motion", "Move", "Noise", "RandomResizedCrop", "Resampled", "VerticalFlip", "affine_transform",
     "larger_shares", "leading_moves", "moved",
 ]  # fmt: skip
 

@@ -33,6 +33,7 @@ class Batch(NamedTuple):
         mixed: the labels and the weight that `Mixup` or `Cutmix` adds; None without it.
         stored: the images as the data set has them, without a change; None where `images` are those.
         epoch: the number of complete epochs: int64 ().
+        kept: points (N, variables, 1, 1) at which equations had large residuals; None without them.
     """
 
     images: Value
@@ -41,6 +42,7 @@ class Batch(NamedTuple):
     mixed: Mixed | None = None
     stored: Value | None = None
     epoch: Value | int = 0
+    kept: Value | None = None
 
 
 class Augmentation(CheckedArguments):

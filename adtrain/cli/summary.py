@@ -62,9 +62,9 @@ def command(config_path: str, overrides: tuple[str, ...], plugins: tuple[str, ..
     cfg = training.with_input(config.load(config_path, overrides, plugins))
     experiment = training.outline(cfg)
     costs = training.step_costs(experiment)
-    shape, precision = size_text(cfg.model.input), cfg.training.precision
+    shape, precision = size_text(cfg.model.input_shape), cfg.training.precision
     if as_json:
-        about = {"name": cfg.name, "input": cfg.model.input, "precision": precision}
+        about = {"name": cfg.name, "input": cfg.model.input_shape, "precision": precision}
         print_json({**about, "batch_size": experiment.full_batch, **record(costs)})
         return
     batch = counted(experiment.full_batch, cfg.data.examples)

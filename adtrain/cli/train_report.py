@@ -114,6 +114,8 @@ def result_lines(summary: Summary, tested: int, data: Data, verbose: bool = Fals
         lines.append(f"ended   early, after epoch {summary.epochs}: {best.by} was best in epoch {best.epoch}")
     if (chosen := model_text(summary)) is not None:
         lines.append(f"weights {chosen}")
+    if summary.coefficients is not None:
+        lines.append(f"learnt  {', '.join(f'{name} {value:.6g}' for name, value in summary.coefficients.items())}")
     lines += scores.metric_lines(summary.metrics)
     if summary.majority_accuracy is not None and summary.majority_accuracy > MAJORITY:
         lines.append(f"base    accuracy {summary.majority_accuracy:.2%} if the most frequent class is always predicted")

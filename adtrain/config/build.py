@@ -7,9 +7,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, cast, get_type_hints
 
-from adtrain import augment, nn, optim
+from adtrain import augment, nn, ops, optim
+from adtrain.config import equations as of_equations
 from adtrain.config import sweep_section
 from adtrain.config.document import Config
+from adtrain.config.equation_terms import Equations
 from adtrain.config.family import Spec
 from adtrain.config.problems import ConfigError, PathParts, Problem, dotted
 from adtrain.config.specs import Add, Concat, Layer, Multiply, Residual
@@ -18,6 +20,7 @@ from adtrain.core.array import Value
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.data.catalogue import Entry
 from adtrain.data.datasets import DataSource
+from adtrain.equations import Expression
 from adtrain.metrics import Metric
 from adtrain.option_types import StepList, Steps
 
@@ -38,7 +41,7 @@ def takes_labels(loss: Spec) -> bool:
 
 def is_own(loss: Spec) -> bool:
     """Whether the loss is that of a plug-in."""
-    return isinstance(type(loss).target, type)
+    return not isinstance(loss, Equations) and isinstance(type(loss).target, type)
 
 
 def check(cfg: Config) -> list[Problem]:
@@ -50,6 +53,8 @@ def check(cfg: Config) -> list[Problem]:
         builders.append(data_source)
     if cfg.sweep is not None:
         builders.append(sweep)
+    if cfg.data.points is not None or isinstance(cfg.loss, Equations):
+        builders.append(equations)
     for builder in builders:
         try:
             builder(cfg)
@@ -78,15 +83,19 @@ def model(cfg: Config) -> nn.Sequential:
     if cfg.lora is not None:
         paths = (cfg.lora.paths,) if isinstance(cfg.lora.paths, str) else tuple(cfg.lora.paths)
         built = nn.LowRankSequential(*built.layers, rank=cfg.lora.rank, paths=paths)
-    if not cfg.model.input:  # known when the data are read
+    if cfg.model.coefficients:
+        if cfg.lora is not None:
+            raise cfg.error_at(("lora",), "expected none together with model.coefficients")
+        built = nn.WithCoefficients(*built.layers, coefficients=tuple(cfg.model.coefficients.items()))
+    if not cfg.model.input_shape:  # known when the data are read
         return built
     try:
-        output = built.output_shape(cfg.model.input)
+        output = built.output_shape(cfg.model.input_shape)
     except nn.LayerError as error:
         raise _error(cfg, *_layer_at(cfg.model.layers, path, error.path), error.reason) from None
     if isinstance(built, nn.LowRankSequential):
         try:
-            built.adapted(cfg.model.input)
+            built.adapted(cfg.model.input_shape)
         except OptionError as error:
             raise cfg.error_at(("lora", "paths"), str(error)) from None
     if takes_labels(cfg.loss) and len(output) != (2 if cfg.data.is_text else 1):
@@ -106,10 +115,26 @@ def model(cfg: Config) -> nn.Sequential:
 
 def loss(cfg: Config) -> Callable[[Value, Value], Value]:
     """The loss as a function of (outputs, targets), a mean over the batch, with the config's options."""
+    if isinstance(cfg.loss, Equations):  # of outputs alone; `training.equations` has that of points
+        return ops.mse_loss
     target, options = type(cfg.loss).target, cfg.loss.options()
     if is_own(cfg.loss):
         return cast(Callable[[Value, Value], Value], _construct(cfg, ("loss",), cfg.loss, options))
     return functools.partial(target, **options)
+
+
+def equations(cfg: Config) -> list[Expression]:
+    """The expressions of a loss of equations, after a check of all that it needs. Raises ConfigError."""
+    if not isinstance(cfg.loss, Equations):
+        raise cfg.error_at(("loss",), f"found {cfg.loss.kind}, expected a list of equations for data.points")
+    found = of_equations.expressions(cfg, cfg.loss.terms)
+    of_equations.reference(cfg)
+    outputs, shape = cfg.model.output or (), model(cfg).output_shape(cfg.model.input_shape)
+    if shape != (len(outputs),):
+        last = len(cfg.model.layers) - 1
+        expected = f"expected [{len(outputs)}], one for each of {', '.join(outputs)}"
+        raise cfg.error_at(("model", "layers", last), f"found the output {list(shape)}, {expected}")
+    return found
 
 
 def class_weights(cfg: Config) -> tuple[float, ...] | None:

@@ -29,20 +29,28 @@ from adtrain.config.specs import SCHEDULES, Augmentation, Average, DataSource, L
 from adtrain.config.values import (
     BestBy,
     Bool,
+    Box,
+    Coefficients,
     FinalModel,
     MicroBatch,
     Name,
     NamesOfOthers,
+    Outputs,
     Precision,
     Seed,
     Sha256,
+    ShapeOrVariables,
     Shards,
+    Solution,
     View,
 )
 from adtrain.data import text_file
 from adtrain.data.formats import FORMATS, Options, of_name
+from adtrain.data.points import TABLES, PointOptions
 from adtrain.optim.groups import VECTORS
-from adtrain.option_types import Fraction, NonNegative, Patterns, Positive, Shape, Size, Text
+from adtrain.option_types import Fraction, NonNegative, Patterns, Positive, Size, Text
+
+POINT_OPTIONS = tuple(option.name for option in fields(PointOptions))
 
 
 @dataclass(frozen=True)
@@ -96,8 +104,43 @@ else:
     _Files = create_model("Files", __base__=_Source, __module__=__name__, **_file_options())
 
 
-class Data(_Files):
-    """What to train on: a data set of the catalogue, or the user's files, and how a batch is made of them."""
+class _PointSource(_Files):
+    """The points at which equations are to hold."""
+
+    points: Box | None = Field(
+        None, description="instead of dataset and path: the interval of each variable of the equations"
+    )
+    reference: Solution | None = Field(
+        None,
+        description="points: the solution, for the relative error: an expression of the variables, for several outputs "
+        "one by the name of each, or a file .csv or .npy with columns for variables and outputs",
+    )
+
+    @property
+    def reference_file(self) -> str | None:
+        """The file with the solution; None where it is an expression or unknown."""
+        return self.reference if isinstance(self.reference, str) and self.reference.endswith(TABLES) else None
+
+
+def _point_options() -> dict[str, Any]:
+    """The fields of `data.PointOptions`, null where they are not given; see `_file_options`."""
+    found: dict[str, Any] = {}
+    hints, meanings = get_type_hints(PointOptions, include_extras=True), docstrings.attributes(PointOptions)
+    for option in fields(PointOptions):
+        shown = "" if option.default is None else f"; default: {str(option.default).lower()}"
+        description = f"points: {meanings[option.name]}{shown}"
+        found[option.name] = (option_type(hints[option.name]) | None, Field(None, description=description))
+    return found
+
+
+if TYPE_CHECKING:
+    _Points = _PointSource
+else:
+    _Points = create_model("Points", __base__=_PointSource, __module__=__name__, **_point_options())
+
+
+class Data(_Points):
+    """What to train on: a data set of the catalogue, the user's files, or points, and how a batch is made of them."""
 
     batch_size: Size = Field(128, description="images per training step; all, if there are fewer")
     shards: Shards | None = Field(
@@ -124,13 +167,27 @@ class Data(_Files):
         return Options(**{name: value for name, value in given.items() if value is not None})
 
     @property
+    def point_options(self) -> PointOptions:
+        """How points are drawn: the options that are given, with the defaults of the others."""
+        given = {name: getattr(self, name) for name in POINT_OPTIONS}
+        return PointOptions(**{name: value for name, value in given.items() if value is not None})
+
+    @property
     def is_text(self) -> bool:
         """Whether the data are the characters, bytes or tokens of a text."""
         return self.examples == text_file.FORMAT.examples
 
     @property
+    def _of_files(self) -> list[str]:
+        """The given keys, of those of this class, that points cannot have."""
+        found = {"augment": self.augment, "views": self.views, "validation": self.validation}
+        return [name for name, value in {**found, "normalize_targets": self.normalize_targets}.items() if value]
+
+    @property
     def examples(self) -> str:
-        """What the data consist of: "sequences" of a text, "rows" of a table, or "images"."""
+        """What the data consist of: "points", "sequences" of a text, "rows" of a table, or "images"."""
+        if self.points is not None:
+            return "points"
         if self.options.unit == "token":  # of a text file, or of a folder
             return text_file.FORMAT.examples
         found = None if self.path is None else of_name(self.path, self.options.format)
@@ -138,11 +195,20 @@ class Data(_Files):
 
     @model_validator(mode="after")
     def _check_sources(self) -> Data:
-        if self.dataset is None and self.path is None:
+        sources = [name for name in ("dataset", "path", "points") if getattr(self, name) is not None]
+        if not sources:
             raise PydanticCustomError("expected", "either dataset or path")
-        if self.dataset is not None and self.path is not None:
-            raise PydanticCustomError("expected", "only one of dataset and path (null for the other)")
+        if len(sources) > 1:
+            raise PydanticCustomError("expected", f"only one of {' and '.join(sources)} (null for the other)")
         options = self.options
+        own = [name for name in ("reference", *POINT_OPTIONS) if getattr(self, name) is not None]
+        if self.points is None and own:
+            raise PydanticCustomError("expected", f"points together with {own[0]}")
+        if self.points is not None and (others := [*options.given, *self._of_files]):
+            raise PydanticCustomError("expected", f"no {others[0]} together with points")
+        of_points = self.point_options
+        if of_points.adaptive and of_points.resample != "step":
+            raise PydanticCustomError("expected", "resample: step together with adaptive")
         if options.test_path is not None and options.test:
             raise PydanticCustomError("expected", "at most one of test and test_path")
         if options.label is not None and options.target is not None:
@@ -157,13 +223,29 @@ def _without_default(schema: dict[str, Any]) -> None:
 class Model(Section):
     """The network: its input and its layers, first to last."""
 
-    input: Shape = Field(
+    input: ShapeOrVariables = Field(
         (),
         description="the shape of one input: [1, 28, 28] for an image, [28, 28] for its rows, [784] to flatten it; "
-        "default: the shape of the data, as rows if the first layer is recurrent, flat if it is linear",
+        "default: the shape of the data, as rows if the first layer is recurrent, flat if it is linear; for equations "
+        "their variables: [t, x]",
         json_schema_extra=_without_default,
     )
+    output: Outputs | None = Field(None, description="for equations: the names of the outputs: [u]")
+    coefficients: Coefficients | None = Field(
+        None, description="for equations: numbers that are trained with the network, with their initial values"
+    )
     layers: Layers = Field(description="a list of layers")
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The names of the inputs, if they have names."""
+        return tuple(name for name in self.input if isinstance(name, str))
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input; () if it is not known yet."""
+        sizes = tuple(size for size in self.input if isinstance(size, int))
+        return (len(self.variables),) if self.variables else sizes
 
     @model_serializer(mode="wrap")
     def _written(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -332,7 +414,7 @@ class Config(Section):
     plugins: list[Plugin] | None = Field(None, description="Python files with layers, losses and others of your own")
     data: Data = Field(description="what to train on")
     model: Model = Field(description="the network")
-    loss: Loss = Field(description="a loss, such as cross_entropy")
+    loss: Loss = Field(description="a loss, such as cross_entropy, or a list of equations")
     optimizer: Optimizer = Field(description="an optimizer, such as adam")
     parameter_groups: list[ParameterGroup] | None = Field(
         None,

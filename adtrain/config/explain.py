@@ -19,6 +19,7 @@ from adtrain.config.document import (
     Section,
     Training,
 )
+from adtrain.config.equation_terms import Equations, Term
 from adtrain.config.problems import PathParts, Problem, dotted, found, similar
 from adtrain.config.source import Node
 from adtrain.config.specs import FAMILIES, by_kind
@@ -32,6 +33,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "plugins": Plugin,
     "parameter_groups": ParameterGroup,
     "lora": Lora,
+    "loss": Term,
 }
 """The pydantic model of the value at each key that is not a name of a layer, loss or other class."""
 FAMILY_AT = {"augment": "augmentation", "dataset": "data set", "metrics": "metric"}
@@ -44,7 +46,7 @@ def problems(error: ValidationError, root: Node, section: PathParts = ()) -> lis
 
 
 def _problem(details: ErrorDetails, root: Node, section: PathParts) -> Problem:
-    path, value = (*section, *details["loc"]), details["input"]
+    path, value = _without_names((*section, *details["loc"])), details["input"]
     node, key_where = root.find(path)
     names: tuple[str, ...] | None = None
     hint: str | None = None
@@ -87,6 +89,12 @@ def _problem(details: ErrorDetails, root: Node, section: PathParts) -> Problem:
     if hint is not None:
         return Problem(where, dotted(path), f"{message}; {hint}")
     return Problem(where, dotted(path), message, names)
+
+
+def _without_names(path: PathParts) -> PathParts:
+    """The path in a file, where a loss of equations is a list without the names of its class and of the option."""
+    names = ("loss", Equations.kind, "terms")
+    return (names[0], *path[len(names) :]) if path[: len(names)] == names else path
 
 
 def _parent_model(path: PathParts) -> type[BaseModel]:

@@ -59,8 +59,8 @@ def with_nodes(root: Node, values: Mapping[str, Node]) -> Node:
     """
     for key, node in sorted(values.items(), key=lambda item: len(parts_of(item[0]) or ())):
         section, *rest = parts = parts_of(key) or [""]
-        if section in REPLACED and rest:
-            assert isinstance(root.value, dict)
+        assert isinstance(root.value, dict)
+        if section in REPLACED and rest and not _is_item(root.value.get(section, root), rest[0]):
             present = root.value[section].value if section in root.value else None
             own = next(iter(present), None) if isinstance(present, dict) else present
             if own not in (None, rest[0]):
@@ -146,7 +146,7 @@ def _long_form(node: Node, prefix: list[str], part: str, where: str) -> Node:
     """
     if node.value == part:
         return Node(node.where, {part: Node(node.where)}, {part: node.where})
-    has_part = isinstance(node.value, dict) and part in node.value
+    has_part = part in node.value if isinstance(node.value, dict) else _is_item(node, part)
     if node.value is None or (prefix in ([name] for name in REPLACED) and not has_part):
         return Node(where, {})
     spec = by_kind(prefix[-1]) if prefix else None
@@ -154,6 +154,11 @@ def _long_form(node: Node, prefix: list[str], part: str, where: str) -> Node:
     if spec and not has_children and (first := spec.first_option()):
         return Node(node.where, {first: node}, {first: node.where})
     return node
+
+
+def _is_item(node: Node, part: str) -> bool:
+    """Whether `part` is the index of an item: of an equation in a loss."""
+    return isinstance(node.value, list) and part.isdecimal()
 
 
 def _refuse(where: str, message: str) -> NoReturn:

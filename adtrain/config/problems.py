@@ -17,12 +17,14 @@ MAX_LISTED = 30
 @dataclass(frozen=True)
 class Problem:
     """One problem: `where` is `file:line:col` or `--set key`, `path` the key in the config ("" for the whole), `known`
-    the names that are possible there, if the message ends with them."""
+    the names that are possible there, if the message ends with them. `excerpt` has the lines that follow the message:
+    a text of the config, and a caret under a character of it."""
 
     where: str
     path: str
     message: str
     known: tuple[str, ...] | None = None
+    excerpt: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         where = self.where if not self.path or self.where == f"--set {self.path}" else f"{self.where}: {self.path}"
@@ -45,6 +47,7 @@ class ConfigError(AdtrainError):
         lists: list[tuple[str, ...] | None] = []
         for problem in self.problems[:MAX_LISTED]:
             lines.append(str(replace(problem, known=None) if problem.known in lists else problem))
+            lines += problem.excerpt
             lists.append(problem.known)
         return (*lines, f"... and {more} more problems") if more > 0 else tuple(lines)
 

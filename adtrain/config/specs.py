@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field, create_model
 
 from adtrain import augment, curvature, docstrings, metrics, nn, optim
 from adtrain.config.annotations import option_type
+from adtrain.config.equation_terms import AsTerms, Equations
 from adtrain.config.family import Family, OneOf, Spec
 from adtrain.config.values import WarmUp
 from adtrain.core.errors import OptionError
@@ -63,7 +64,7 @@ def specs_as_unions(*models: type[BaseModel]) -> Iterator[None]:
     def rebuild(as_union: bool) -> None:
         OneOf.as_union = as_union
         # Without this, a model would be rebuilt with the old schemas of the models in it.
-        nested = (*CONTAINERS, *OPTIMIZERS.values(), *models)
+        nested: tuple[type[BaseModel], ...] = (*CONTAINERS, Equations, *OPTIMIZERS.values(), *models)
         for model in nested:
             if "__pydantic_core_schema__" in vars(model):
                 del model.__pydantic_core_schema__
@@ -162,6 +163,7 @@ def _add_own() -> None:
                 excluded = [*list(inspect.signature(target).parameters)[:2], "ignore_index", "reduction"]
             FAMILIES[family].add_lazily(kind, partial(_spec, family, kind, target, excluded))
     LAYERS.update({container.kind: container for container in CONTAINERS})
+    LOSSES[Equations.kind] = Equations
 
 
 _add_own()
@@ -183,7 +185,7 @@ if TYPE_CHECKING:
     Metric: TypeAlias = Spec
 else:
     Layer = Annotated[Spec, OneOf(LAYERS)]
-    Loss = Annotated[Spec, OneOf(LOSSES)]
+    Loss = Annotated[Spec, OneOf(LOSSES), AsTerms]
     Optimizer = Annotated[Spec, OneOf(OPTIMIZERS)]
     Schedule = Annotated[Spec, OneOf(SCHEDULES)]
     Average = Annotated[Spec, OneOf(AVERAGES)]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, Field, Strict
 
 from adtrain.core.options import words
-from adtrain.option_types import Bounds, Expected, Patterns, Size, Text
+from adtrain.equations import NAME, VARIABLE
+from adtrain.option_types import Bounds, Expected, Number, Patterns, Shape, Size, Text
 
 LIMIT = 1e300
 """The limit of measured numbers: sums and differences of a few stay finite."""
@@ -70,6 +71,43 @@ Measured = Annotated[float, Bounds(ge=-LIMIT, le=LIMIT)]
 Duration = Annotated[float, Bounds(ge=0, le=LIMIT)]
 Milliseconds = Annotated[float, Bounds(ge=-1e15, le=1e15)]
 WarmUp = Annotated[float, Bounds(ge=0, lt=2**31)]
+Variable = Annotated[
+    str, Strict(), Field(pattern=f"^{VARIABLE}$"), Expected("names of variables, a letter and digits such as x or x1")
+]
+OutputName = Annotated[
+    str, Strict(), Field(pattern=f"^{NAME}$"), Expected("names of letters and digits, a letter first, such as u")
+]
+Variables = Annotated[tuple[Variable, ...], Field(min_length=1)]
+ShapeOrVariables = Annotated[
+    Shape | Variables, Expected("a list of 1 or more integers in [1, 2^31), or of variables such as [t, x]")
+]
+
+
+def _ascending(interval: tuple[float, float]) -> tuple[float, float]:
+    if not interval[0] < interval[1]:
+        raise ValueError
+    return interval
+
+
+Interval = Annotated[
+    tuple[Number, Number], AfterValidator(_ascending), Expected("the least and the greatest number, such as [0, 1]")
+]
+Box = Annotated[
+    dict[Variable, Interval],
+    Field(min_length=1),
+    Expected("variables with the least and the greatest number of each, such as {t: [0, 1], x: [-1, 1]}"),
+]
+Solution = Annotated[
+    Text | dict[OutputName, Text],
+    Expected("an expression, expressions by the names of outputs, or the name of a file .csv or .npy"),
+]
+Coefficients = Annotated[dict[OutputName, Number], Expected("names with initial values, such as {k: 1.0}")]
+Outputs = Annotated[tuple[OutputName, ...], Field(min_length=1), Expected("a list of names such as [u, v]")]
+Places = Annotated[
+    dict[Text, Number | Annotated[tuple[Number, ...], Field(min_length=1)]],
+    Field(min_length=1),
+    Expected("variables with a number or several, such as {t: 0} or {x: [-1, 1]}"),
+]
 
 
 def one_of(literal: Any) -> Any:

@@ -133,7 +133,7 @@ def _array(path: Path, file: BinaryIO, archive: zipfile.ZipFile, info: zipfile.Z
     if info.compress_size > path.stat().st_size or info.file_size > most:
         raise DataError(f"{place}: found a size of {info.file_size} bytes, expected at most {most} in this archive")
     with archive.open(info) as stream:
-        dtype, fortran, shape, length = _header(stream, place)
+        dtype, fortran, shape, length = npy_header(stream, place)
         nbytes = math.prod(shape) * dtype.itemsize
         if length + nbytes != info.file_size:
             found = f"found {info.file_size} bytes, expected {length + nbytes}"
@@ -147,7 +147,7 @@ def _array(path: Path, file: BinaryIO, archive: zipfile.ZipFile, info: zipfile.Z
     return flat.reshape(shape, order="F" if fortran else "C")
 
 
-def _header(stream: IO[bytes], place: str) -> tuple[np.dtype[Any], bool, tuple[int, ...], int]:
+def npy_header(stream: IO[bytes], place: str) -> tuple[np.dtype[Any], bool, tuple[int, ...], int]:
     """(dtype, whether in Fortran order, shape, length of the header in bytes) of an NPY array."""
     start = stream.read(8)
     size = {1: 2, 2: 4, 3: 4}.get(start[6], 0) if len(start) == 8 and start.startswith(NPY_MAGIC) else 0

@@ -20,8 +20,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from adtrain.augment import Batch
 from adtrain.cases import Case
 from adtrain.config import Config, build
+from adtrain.config.equation_terms import Equations
 from adtrain.core import tree
 from adtrain.core.array import Value, array
 from adtrain.core.autodiff import grad, vjp
@@ -29,6 +31,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.core.forward import jet
 from adtrain.nn import Mode
 from adtrain.ops import one_hot, reshape, rng_state
+from adtrain.training import equations, network
 
 TOLERANCE = 1e-6
 """Largest relative error. A correct rule shows about 1e-9, the error of the differences at `STEP`."""
@@ -74,12 +77,14 @@ def check_cases(cases: Iterable[Case], orders: Sequence[int] = (1, 2), device: s
 def check_config(config: Config, device: str = "cpu") -> Iterator[Row]:
     """A row for each parameter of a network: the loss of one random batch with respect to it, in float64.
 
+    The loss of equations is that of a few of their points.
+
     If h is large, a relu or max may switch between x - h v and x + h v. If h is small, rounding hides the slope. So the
     smallest error of three steps counts. A wrong rule is wrong at each step.
     """
     rng = np.random.default_rng(config.training.seed)
     model, loss = build.model(config), build.loss(config)
-    shape = tuple(config.model.input)
+    shape = tuple(config.model.input_shape)
     inputs = np.random.default_rng(config.training.seed).normal(size=(_NETWORK_BATCH, *shape))
     params, state = model.init(shape, rng, np.dtype(np.float64), inputs)
     classes = model.output_shape(shape)[-1]
@@ -98,6 +103,12 @@ def check_config(config: Config, device: str = "cpu") -> Iterator[Row]:
         outputs, _ = model.forward(tree.unflatten(structure, values), state, images, mode)
         return loss(reshape(outputs, (-1, classes)), targets)
 
+    if isinstance(config.loss, Equations):
+        of_equations = _equation_loss(config, mode, device)
+
+        def objective(*values: Value) -> Value:
+            return of_equations(tree.unflatten(structure, values))
+
     height = abs(float(objective(*leaves)))
     gradients = grad(objective, tuple(range(len(leaves))))(*leaves)
     for i, path in enumerate(tree.paths(params)):
@@ -114,6 +125,18 @@ def check_config(config: Config, device: str = "cpu") -> Iterator[Row]:
         ]
         error = min(_relative_error(slope, difference, scale, height) for difference in differences)
         yield _row(path, config.name, 1, "reverse", device, error)
+
+
+def _equation_loss(config: Config, mode: Mode, device: str) -> Callable[[Any], Value]:
+    """The loss of equations at _NETWORK_BATCH of their points, as a function of the parameters."""
+    exact = config.model_copy(update={"training": config.training.model_copy(update={"precision": "float64"})})
+    points = equations.read_data(exact)
+    task = network.task_of(exact, points.target_mean, points.target_std)
+    net = equations.build(exact, points.mean, points.std, points.scale, task)
+    parts = (np.asarray(x[:_NETWORK_BATCH], np.float64) for x in (points.train.images, points.train.labels))
+    images, labels = (array(x, device=device) for x in parts)
+    batch = Batch(images, labels, net.unit)
+    return lambda params: net.training_loss(params, {}, batch, mode)[0]
 
 
 def _row(op: str, case: str, order: int, mode: str, device: str, error: float) -> Row:

@@ -48,7 +48,7 @@ def network_graph(cfg: Config, horizontal: bool = False) -> Graph:
 
     No array is allocated and no data are read. Raises ConfigError where the layers do not fit together.
     """
-    model, shape = config.build.model(cfg), cfg.model.input
+    model, shape = config.build.model(cfg), cfg.model.input_shape
     picture = network_picture(model, shape, horizontal, cfg.name, cfg.training.precision, f"{cfg.loss.kind} loss")
     return Graph([picture], 0, _text(cfg, model, shape))
 

@@ -44,7 +44,7 @@ from adtrain.nn.attention import (
     TransformerEncoderLayer,
     TransformerLayer,
 )
-from adtrain.nn.containers import Add, Branches, Concat, Container, Multiply, Residual, Sequential
+from adtrain.nn.containers import Add, Branches, Concat, Container, Multiply, Residual, Sequential, WithCoefficients
 from adtrain.nn.conv import Conv1d, Conv2d, ConvTranspose2d
 from adtrain.nn.describe import LayerRow, count_parameters, describe, layer_of, layers
 from adtrain.nn.init import INITIALIZERS, ConvInit, WeightInit

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from adtrain import ops
-from adtrain.core.array import Value
+from adtrain.core.array import Value, array
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.core.options import shown
 from adtrain.core.scope import scope
@@ -309,3 +309,25 @@ def _checked_modules(container: Container, name: str, modules: tuple[Module, ...
         if not isinstance(module, Module):
             raise OptionError(f"{container.kind()}: {name} holds {shown(module)}, expected modules{advice}")
     return modules
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class WithCoefficients(Sequential):
+    """A Sequential with further parameters of shape (), "coefficients.k": numbers that no layer reads.
+
+    They are those of equations that are trained with the network.
+    """
+
+    layers: tuple[Module, ...]
+    coefficients: tuple[tuple[str, float], ...]
+
+    def __init__(self, *layers: Module, coefficients: tuple[tuple[str, float], ...]) -> None:
+        super().__init__(*layers)
+        object.__setattr__(self, "coefficients", coefficients)
+
+    def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
+        return super().parameter_shapes(shape) | {f"coefficients.{name}": () for name, _ in self.coefficients}
+
+    def new_arrays(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:
+        params, state = super().new_arrays(shape, rng, dtype)
+        return {**params, "coefficients": {name: array(np.array(x, dtype)) for name, x in self.coefficients}}, state

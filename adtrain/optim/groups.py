@@ -173,6 +173,8 @@ def grouped(optimizer: Optimizer, groups: Sequence[Group], shapes: Mapping[str, 
     """
     if not groups:
         return optimizer
+    if optimizer.needs_loss:
+        raise OptionError(f"found parameter groups, expected none: {optimizer.kind()} updates all parameters together")
     for i, group in enumerate(groups):
         try:
             group.require_fit(optimizer, shapes)

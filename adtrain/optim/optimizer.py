@@ -27,6 +27,11 @@ OptState = dict[str, Any]
 """A tree of arrays: "step", the number of updates so far (int64, 0-d), and the optimizer's averages by name."""
 
 
+ACCEPTED, LOSS = "accepted", "loss"
+"""In the state of an optimizer with a line search: the last parameters that it has accepted, and the loss there. The
+parameters that `update` returns are those of a trial."""
+
+
 @dataclass(frozen=True)
 class Optimizer(CheckedArguments):
     """An update rule. `lr` is the learning rate of updates that are given none."""
@@ -34,6 +39,8 @@ class Optimizer(CheckedArguments):
     elementwise: ClassVar[bool] = False
     """Whether the update of an element depends on that element, its gradient and its averages only. Then ranks divide
     the update and the averages among themselves."""
+    needs_loss: ClassVar[bool] = False
+    """Whether `update` needs the loss. The state then has ACCEPTED and LOSS."""
     instead = other_libraries.OPTIMIZERS
     left_out = ("params", Iterable, "the parameters are arguments of init and update")
     traceable: ClassVar[tuple[str, ...]] = ()
@@ -79,7 +86,12 @@ class Optimizer(CheckedArguments):
         """The state before the first update, on the parameters' device."""
 
     def update(
-        self, params: Tree, grads: Tree, state: OptState, lr: Value | TracedNumber | float | None = None
+        self,
+        params: Tree,
+        grads: Tree,
+        state: OptState,
+        lr: Value | TracedNumber | float | None = None,
+        loss: Value | None = None,
     ) -> tuple[Tree, OptState]:
         """The new parameters and state. Pure: the arguments are not changed.
 
@@ -87,6 +99,7 @@ class Optimizer(CheckedArguments):
             params, grads: trees of one structure.
             state: from `init` or the last update.
             lr: the learning rate of this update, a number or a 0-d array; the optimizer's own by default.
+            loss: the loss at `params`, a 0-d array, which `lbfgs` needs.
 
         Raises:
             ShapeError: the trees differ in structure. OptionError: `lr` is not a finite number of at least 0, or
@@ -109,11 +122,19 @@ class Optimizer(CheckedArguments):
                 f"{self.kind()}: step is not in the state, expected the state from init or the last update"
             )
         with phase("update"):
+            if self.needs_loss and loss is not None:
+                return self.updated_by_loss(params, grads, state, rate, loss)
             return self.updated(params, grads, state, rate)
 
     @abstractmethod
     def updated(self, params: Tree, grads: Tree, state: OptState, lr: Value) -> tuple[Tree, OptState]:
         """`update` with the learning rate as a 0-d value."""
+
+    def updated_by_loss(
+        self, params: Tree, grads: Tree, state: OptState, lr: Value, loss: Value
+    ) -> tuple[Tree, OptState]:
+        """`updated` of an optimizer that needs the loss."""
+        raise NotImplementedError
 
 
 def device_of(params: Tree) -> str:

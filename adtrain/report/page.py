@@ -7,10 +7,10 @@ from typing import Any
 
 from adtrain import config
 from adtrain.metrics import ByClass
-from adtrain.report import classes, numbers
+from adtrain.report import classes, numbers, solution
 from adtrain.report.curves import panels
 from adtrain.report.numbers import LabelPredictions, NumberPredictions
-from adtrain.report.predictions import AnyPredictions, Predictions, Sample
+from adtrain.report.predictions import AnyPredictions, Predictions, Sample, SolutionPredictions
 from adtrain.report.record import Record
 from adtrain.report.times import kernels, lanes, strip
 from adtrain.templates import environment
@@ -33,6 +33,7 @@ def render(record: Record, predictions: AnyPredictions | str) -> str:
         classes=classes if isinstance(predictions, Predictions) else None,
         numbers=numbers if isinstance(predictions, NumberPredictions) else None,
         sample=predictions.text if isinstance(predictions, Sample) else None,
+        solution=solution if isinstance(predictions, SolutionPredictions) else None,
         labels=numbers.by_label(predictions) if isinstance(predictions, LabelPredictions) else None,
         predictions=predictions,
         metrics=_metrics(summary.metrics) if summary else {},

@@ -91,6 +91,13 @@ class Plot(Drawing):
         left, top, width, height = self.box
         return left + self.x.share(x) * width, top + (1 - self.y.share(y)) * height
 
+    def image(self, address: str, corner: Point, opposite: Point) -> None:
+        """A picture between two points, the lower left and the upper right corner."""
+        (left, bottom), (right, top) = self.at(*corner), self.at(*opposite)
+        size = {"x": left, "y": top, "width": right - left, "height": bottom - top}
+        attributes = {name: f"{number:.1f}" for name, number in size.items()}
+        self.shapes.append(Shape("image", "", {**attributes, "href": address, "preserveAspectRatio": "none"}))
+
     def line(self, points: Iterable[Point], kind: str) -> None:
         self.stroke([self.at(*point) for point in points], kind)
 

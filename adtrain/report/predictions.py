@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
+from math import prod
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from adtrain.config.equation_terms import Equations
 from adtrain.config.plugged import NONE, Trust
 from adtrain.core import tree
-from adtrain.data import Images
+from adtrain.core.array import array
+from adtrain.data import Images, Split
 from adtrain.metrics import confusion_matrix
+from adtrain.nn import Mode
 from adtrain.report.numbers import LabelPredictions, NumberPredictions
 from adtrain.training import model_file, sampling
+from adtrain.training.equations import EquationNetwork, coefficients_of
 from adtrain.training.evaluation import Evaluation, class_names, predictions
 from adtrain.training.examples import on_device
 from adtrain.training.model_file import TrainedModel
@@ -92,7 +97,33 @@ class Sample:
     text: str
 
 
-AnyPredictions: TypeAlias = Predictions | NumberPredictions | LabelPredictions | Sample
+@dataclass(frozen=True)
+class SolutionPredictions:
+    """A solution of equations at the points of the evaluation.
+
+    Attributes:
+        points: float64 (N, variables).
+        values: the outputs of the network, float64 (N, outputs); `true` are the known ones, or None.
+        residuals: each equation that holds inside, with its value at each point (N,).
+        coefficients: the learnt coefficients by name.
+    """
+
+    variables: tuple[str, ...]
+    outputs: tuple[str, ...]
+    points: np.ndarray
+    values: np.ndarray
+    true: np.ndarray | None
+    residuals: Sequence[tuple[str, np.ndarray]]
+    coefficients: Mapping[str, float]
+
+    @cached_property
+    def axes(self) -> Sequence[np.ndarray] | None:
+        """The coordinates along each variable, if the points are a grid of them; None for other points."""
+        axes = [np.unique(x) for x in self.points.T]
+        return axes if prod(map(len, axes)) == len(self.points) == len(np.unique(self.points, axis=0)) else None
+
+
+AnyPredictions: TypeAlias = Predictions | NumberPredictions | LabelPredictions | SolutionPredictions | Sample
 
 SAMPLE_LENGTH = 500
 
@@ -108,6 +139,8 @@ def predict(run: Path, device: str, trust: Trust = NONE) -> AnyPredictions:
         return Sample(*sampling.decoded_texts(trained, islice(drawn, SAMPLE_LENGTH), 1))
     test = trained.test_split()
     task = trained.network.task
+    if isinstance(trained.network, EquationNetwork):
+        return _solution(trained, trained.network, test, device)
     if isinstance(task, (Regression, Multilabel)):
         examples = on_device(test, device)
         sums = Evaluation(trained.evaluation_step, task, examples).sums(trained.params, trained.statistics).of_task
@@ -118,6 +151,27 @@ def predict(run: Path, device: str, trust: Trust = NONE) -> AnyPredictions:
     rows = predictions(trained.network, trained.params, trained.statistics, test.images, device)
     classes = class_names(trained.classes, rows)
     return Predictions(test.images, test.labels, classes, rows, first_filters(trained))
+
+
+def _solution(trained: TrainedModel, network: EquationNetwork, test: Split, device: str) -> SolutionPredictions:
+    """The solution at the points of the evaluation."""
+    cfg, params, statistics = trained.config, trained.params, trained.statistics
+    values = predictions(network, params, statistics, test.images, device)
+    assert isinstance(cfg.loss, Equations)
+    inside = [
+        (written.equation, term) for written, term in zip(cfg.loss.terms, network.terms, strict=True) if not term.fixed
+    ]
+    images = array(np.asarray(test.images, network.dtype), device=device)
+    found = network.residuals(params, statistics, images, Mode(training=False), [term for _, term in inside])
+    return SolutionPredictions(
+        network.names.variables,
+        network.names.outputs,
+        network.original(np.asarray(test.images)[:, :, :1, :1]).reshape(len(test), -1).astype(np.float64),
+        values,
+        np.asarray(test.labels) if network.task.known else None,
+        [(text, x.numpy().astype(np.float64)) for (text, _), x in zip(inside, found, strict=True)],
+        coefficients_of(params),
+    )
 
 
 def first_filters(trained: TrainedModel) -> np.ndarray | None:

@@ -112,9 +112,9 @@ class Strip(NamedTuple):
 
 def strip(cfg: Config, ops: Iterable[OperationTime]) -> Strip:
     """The strip of the config's network; without times where `ops` is empty."""
-    layers = nn.describe(config.build.model(cfg), cfg.model.input)
+    layers = nn.describe(config.build.model(cfg), cfg.model.input_shape)
     rows = [
-        nn.LayerRow("input", "", cfg.model.input, 0),
+        nn.LayerRow("input", "", cfg.model.input_shape, 0),
         *layers,
         nn.LayerRow("loss", cfg.loss.kind, (), 0),
     ]

@@ -123,7 +123,7 @@ def write_run(
         share = line.added_seconds / len(line.members)
         seconds += share
         step = min(epoch * experiment.steps_per_epoch, experiment.total_steps)
-        speed = len(experiment.train) / share if share else 0.0
+        speed = experiment.examples_per_epoch / share if share else 0.0
         assert scored.train is not None
         run.append_metrics(Epoch(epoch, step, scored.train, scored.validation, share, speed, scored.metrics))
     result = Result(
@@ -137,7 +137,7 @@ def write_run(
         metrics=cast(Any, found.metrics),
         epochs=found.epochs,
         steps=step,
-        images=len(experiment.train) * found.epochs,
+        images=experiment.examples_per_epoch * found.epochs,
         train_seconds=seconds,
         step_seconds=(),
     )

@@ -135,7 +135,8 @@ class WaveInputs:
 
         On the CPU it does not: training uses all cores.
         """
-        if self.device != "cpu" and len(self.rows) >= MIN_SEEDS and number <= self.group.experiment.epochs:
+        shuffled = self.group.experiment.config.data.points is None
+        if shuffled and self.device != "cpu" and len(self.rows) >= MIN_SEEDS and number <= self.group.experiment.epochs:
             submit = shared_pool().submit
             self.next_epoch = number
             self.next_orders = {seed: submit(rows, seed, number) for seed, (rows, _) in self.rows.items()}
@@ -146,7 +147,8 @@ class WaveInputs:
         if self.next_epoch == number:
             orders = {seed: order.result() for seed, order in self.next_orders.items()}
         else:
-            orders = {seed: rows[permutation(len(rows), seed, number)] for seed, (rows, _) in self.rows.items()}
+            order = self.group.experiment.order
+            orders = {seed: rows[order(len(rows), seed, number)] for seed, (rows, _) in self.rows.items()}
         self.prefetch(number + 1)
         steps = array(np.arange(per_epoch, dtype=np.int64) + (number - 1) * per_epoch)
         factors = [vmap(schedule)(steps).numpy() for schedule in self.schedules]

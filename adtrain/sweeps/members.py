@@ -229,5 +229,5 @@ def signature(cfg: Config) -> str:
 def _data_signature(cfg: Config) -> str:
     """A text that is equal for configs whose data are read in the same way."""
     section = cfg.data.model_dump(mode="json", exclude={"batch_size", "validation", "augment", "views"})
-    model = cfg.model.model_dump(mode="json") if cfg.loss.kind in REGRESSION else cfg.model.input
+    model = cfg.model.model_dump(mode="json") if cfg.loss.kind in REGRESSION else cfg.model.input_shape
     return json.dumps([section, cfg.loss.kind, model], sort_keys=True)

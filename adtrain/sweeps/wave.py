@@ -342,7 +342,7 @@ class WaveTraining:
     def _batch_sizes(self) -> list[int]:
         """The sizes of the batches of the next epoch; `training.steps` may cut it short."""
         experiment = self.experiment
-        count, size = len(experiment.train), experiment.config.data.batch_size
+        count, size = experiment.examples_per_epoch, experiment.config.data.batch_size
         sizes = [min(size, count - first) for first in range(0, count, size)]
         return sizes[: experiment.total_steps - self.epochs * experiment.steps_per_epoch]
 

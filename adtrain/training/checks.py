@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from adtrain import nn
+from adtrain import config, nn, optim
 from adtrain.config import Config
 from adtrain.config.build import REGRESSION, takes_labels
 from adtrain.config.problems import found
@@ -29,7 +29,7 @@ from adtrain.text import counted, first_names
 from adtrain.training import tensor_file
 from adtrain.training.experiment import Experiment
 from adtrain.training.network import Network
-from adtrain.training.tasks import Classification, NextClass, NextToken, Regression, Task
+from adtrain.training.tasks import Classification, NextClass, NextToken, Regression, Solution, Task
 
 T = TypeVar("T")
 
@@ -124,6 +124,46 @@ def check_fit(cfg: Config, net: Network, data_set: DataSet) -> None:
         raise cfg.error_at(("model", "layers"), "found no parameters, expected at least one layer with parameters")
 
 
+def check_equations(cfg: Config, net: Network, examples: int) -> None:
+    """Check that layers fit a loss of equations, and that an optimizer with a line search has what it needs."""
+    options = cfg.data.point_options
+    if (optimizer := config.build.optimizer(cfg)).needs_loss:
+        _check_line_search(cfg, optimizer, examples)
+    if cfg.data.points is None:
+        return
+    if options.adaptive and (cfg.data.shards or 1) > 1:
+        raise cfg.error_at(("data", "adaptive"), f"found true, expected false with data.shards {cfg.data.shards}")
+    _, statistics = net.model.new_arrays(net.input_shape, np.random.default_rng(0), net.dtype)
+    if statistics:
+        reason = "found a layer with running statistics, expected none: the outputs at a point depend on it alone"
+        raise cfg.error_at(("model", "layers"), reason)
+
+
+def _check_line_search(cfg: Config, optimizer: optim.Optimizer, examples: int) -> None:
+    """Check that the loss is one function of the parameters, whose value is known in each step."""
+    needs = f"the optimizer {optimizer.kind()} has a line search, which needs"
+    if (cfg.data.shards or 1) > 1:
+        raise cfg.error_at(("data", "shards"), f"found {cfg.data.shards}, expected none: {needs} the loss of a batch")
+    for key in ("average", "clip_norm", "clip_value"):
+        if getattr(cfg.training, key) is not None:
+            raise cfg.error_at(("training", key), f"expected none: {needs} the gradient of the loss as it is")
+    if cfg.data.augment:
+        raise cfg.error_at(("data", "augment"), f"expected none: {needs} the same loss in each step")
+    if cfg.data.points is None:
+        if cfg.data.batch_size < examples:
+            found = f"found {cfg.data.batch_size} of {examples:,} examples, expected all"
+            raise cfg.error_at(("data", "batch_size"), f"{found}: {needs} the same batch in each step")
+        return
+    first = optimizer.steps if isinstance(optimizer, optim.Sequence) else 0
+    if not cfg.data.point_options.stay_after(first):
+        until = f", or data.resample_until of at most {first}" if first else ""
+        expected = f"expected never{until}: {needs} the same points in each step"
+        raise cfg.error_at(("data", "resample"), f"found {cfg.data.point_options.resample}, {expected}")
+    if examples > cfg.data.batch_size:
+        found = f"found {cfg.data.batch_size} for {examples:,} points, expected all"
+        raise cfg.error_at(("data", "batch_size"), f"{found}: {needs} the same measurements in each step")
+
+
 def check_targets(cfg: Config, data_set: DataSet, parts: Sequence[Split]) -> None:
     """Check that the loss fits the labels: classes, numbers, or columns of 0 and 1."""
     kind, names = cfg.loss.kind, ", ".join(data_set.targets[:MOST_NAMES])
@@ -146,7 +186,12 @@ def check_targets(cfg: Config, data_set: DataSet, parts: Sequence[Split]) -> Non
 
 def warn_of_lost_digits(cfg: Config, net: Network, data_set: DataSet) -> None:
     """Warn about numbers to predict that the loss gets in float32, which loses their last digits."""
-    if not isinstance(net.task, Regression) or net.task.normalized or net.dtype != np.float32:
+    if (
+        not isinstance(net.task, Regression)
+        or isinstance(net.task, Solution)
+        or net.task.normalized
+        or net.dtype != np.float32
+    ):
         return
     labels = data_set.train.labels[:, :, np.newaxis, np.newaxis]
     if lossy := lossy_channels(labels, data_set.target_std):

@@ -20,7 +20,7 @@ from adtrain.core.backend import Executable
 from adtrain.core.program import Program
 from adtrain.core.staging import Pass, Staged, stage
 from adtrain.core.views import subview
-from adtrain.data import DataSet, Split, shuffle
+from adtrain.data import DataSet, Split, points, shuffle
 from adtrain.metrics import Metric
 from adtrain.passes import ALL, SIMPLIFY, passes_of_ranks
 from adtrain.training import names, tensor_file
@@ -32,6 +32,7 @@ from adtrain.training.sharding import Buckets, Sharding, evaluation_of_vectors, 
 from adtrain.training.step import (
     AVERAGE,
     PLATEAU,
+    POINTS,
     EvaluationStep,
     LoggedStep,
     TrainState,
@@ -100,6 +101,8 @@ class Experiment:
 
     def order(self, count: int, seed: int, epoch: int) -> np.ndarray:
         """The order of the examples of an epoch; see `data.batches`."""
+        if self.config.data.points is not None:
+            return points.order(len(self.train), self.full_batch, self.steps_per_epoch, epoch)
         options = self.config.data.options
         if options.order == "random_offsets":
             return shuffle.offsets(count, seed, epoch, options.length)
@@ -120,6 +123,11 @@ class Experiment:
     def epochs(self) -> int:
         """Passes over the training images, including a last one that `training.steps` cuts short."""
         return -(-self.total_steps // self.steps_per_epoch)
+
+    @property
+    def examples_per_epoch(self) -> int:
+        """The number of examples in a complete epoch."""
+        return len(self.train) if self.config.data.points is None else self.full_batch * self.steps_per_epoch
 
     @property
     def full_batch(self) -> int:
@@ -217,6 +225,9 @@ class Experiment:
             state.optimizer[AVERAGE] = self.average.init(params, statistics)
         if self.plateau is not None:
             state.optimizer[PLATEAU] = self.plateau.init()
+        if self.config.data.points is not None and self.config.data.point_options.adaptive:
+            first = np.asarray(self.train.images[: self.full_batch])
+            state.optimizer[POINTS] = array(first.astype(self.network.dtype))
         return state
 
     @property

@@ -127,7 +127,8 @@ def continuation(experiment: Experiment, state: TrainState, device: str = "cpu")
 def batches_of(experiment: Experiment, epoch: int) -> Iterator[np.ndarray]:
     """The batches of an epoch (from 1) as int64 indices, in the order that the seed determines."""
     seed = experiment.config.training.seed
-    return data.batches(len(experiment.train), experiment.config.data.batch_size, seed, epoch, experiment.order)
+    size = experiment.config.data.batch_size
+    return data.batches(experiment.examples_per_epoch, size, seed, epoch, experiment.order)
 
 
 RESULT = {"forward": "result", "backward": "gradient", "update": "update"}

@@ -34,7 +34,7 @@ from adtrain.data.table_encoder import TableEncoder
 from adtrain.data.tokenizer import Tokenizer
 from adtrain.passes import ALL
 from adtrain.text import counted, first_names
-from adtrain.training import network, tensor_file
+from adtrain.training import equations, network, tensor_file
 from adtrain.training.checkpoint import ModelMetadata, of_model
 from adtrain.training.checks import check_targets, check_views
 from adtrain.training.experiment import TOTALS, Experiment
@@ -86,7 +86,8 @@ class TrainedModel:
         else:
             found, place = self._read(path, format), str(path)
             test = found.test if len(found.test) else found.train
-        check_targets(self.config, found, [test])
+        if self.config.data.points is None:
+            check_targets(self.config, found, [test])
         if len(found.targets) != len(self.targets):
             expected, other = (counted(len(x), "targets") if x else "classes" for x in (self.targets, found.targets))
             raise AdtrainError(f"{place}: found {other}, expected {expected} as the run was trained on")
@@ -214,7 +215,7 @@ def load(run: Path, device: str = "cpu", trust: Trust = NONE, overrides: Overrid
     token_bytes = () if about.tokenizer is None else about.tokenizer.tokens
     end_of_text = None if about.tokenizer is None else about.tokenizer.end_of_text
     task = network.task_of(cfg, about.target_mean, about.target_std, token_bytes, end_of_text)
-    net = network.build(cfg, about.mean, about.std, about.scale, task)
+    net = equations.build(cfg, about.mean, about.std, about.scale, task)
     factor, summand = net.normalization()
     if not (
         len(about.mean) == len(about.std) == channels
@@ -222,7 +223,7 @@ def load(run: Path, device: str = "cpu", trust: Trust = NONE, overrides: Overrid
         and (not about.targets or net.model.output_shape(net.input_shape) == (len(about.targets),))
         and about.scale in (1, PIXEL_MAX)
         and (not cfg.data.is_text or text_file.are_classes(about.classes, cfg.data.options.unit, about.tokenizer))
-        and channels * height * width == prod(cfg.model.input)
+        and channels * height * width == prod(cfg.model.input_shape)
         and (about.encoder is None or about.encoder.fits(cfg.data.options, about.image_shape))
         and (factor > 0).all()
         and all(np.isfinite(x).all() for x in (factor, summand))

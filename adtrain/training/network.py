@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from adtrain import config, nn, ops
-from adtrain.augment import Mixed
+from adtrain.augment import Batch, Mixed
 from adtrain.config import Config
 from adtrain.config.build import REGRESSION, is_own, takes_labels
 from adtrain.core.array import Value, array
@@ -20,7 +20,7 @@ from adtrain.core.scope import scope
 from adtrain.curvature import Curvature
 from adtrain.data.split import Images
 from adtrain.data.statistics import offsets
-from adtrain.training.tasks import Classification, Multilabel, NextClass, NextToken, Regression, Task
+from adtrain.training.tasks import Classification, Multilabel, NextClass, NextToken, Regression, Solution, Task
 
 WHITENING_PIXELS = 5_000_000
 """The pixels of the images from which weights are computed: those of 4,882 images of 32x32."""
@@ -151,6 +151,33 @@ class Network:
         """The task's predictions for images (N, C, H, W): see `training.evaluation.predictions`."""
         return self.task.predictions(self.evaluated(params, statistics, images))
 
+    def training_loss(
+        self,
+        params: nn.Params,
+        statistics: nn.State,
+        batch: Batch,
+        mode: nn.Mode,
+        total_weight: Value | None = None,
+    ) -> tuple[Value, tuple[Value, nn.State]]:
+        """The mean loss of a batch in a training step, shape (), the outputs, and the new running statistics."""
+        outputs, moved = self.outputs(params, statistics, batch.images, mode)
+        return self.loss_of(outputs, batch.labels, batch.mixed, total_weight), (outputs, moved)
+
+    def training_sums(self, outputs: Value, labels: Value) -> Value:
+        """The task's sums of the outputs that `training_loss` returns."""
+        return self.task.sums(outputs, labels)
+
+    def kept_points(self, outputs: Value, batch: Batch, step: Value) -> Value:
+        """The points with large residuals, of a network of equations."""
+        raise NotImplementedError
+
+    def evaluation_sums(
+        self, params: nn.Params, statistics: nn.State, images: Value, labels: Value
+    ) -> tuple[Value, Value, Value]:
+        """The sums of a batch in an evaluation: both of `loss_sums`, and the task's."""
+        outputs = self.evaluated(params, statistics, images)
+        return *self.loss_sums(outputs, labels), self.task.sums(outputs, labels)
+
     def loss_of(
         self, outputs: Value, labels: Value, mixed: Mixed | None = None, total_weight: Value | None = None
     ) -> Value:
@@ -267,12 +294,14 @@ def task_of(
     `token_bytes` are those of each token of a text, `end_of_text` is the token between documents.
     """
     if cfg.data.is_text:
-        length = prod(cfg.model.input)
+        length = prod(cfg.model.input_shape)
         if not token_bytes:
             return NextClass(one_hot=False, predictions=ops.softmax, length=length)
         lengths = tuple(map(len, token_bytes))
         separator = end_of_text if cfg.data.options.documents == "separate" else None
         return NextToken(one_hot=False, predictions=ops.softmax, length=length, lengths=lengths, separator=separator)
+    if cfg.data.points is not None:
+        return Solution(target_mean, target_std, normalized=False, known=cfg.data.reference is not None)
     if not target_mean:
         labels = takes_labels(cfg.loss)
         # The softmax of log-probabilities equals their exp.
@@ -295,7 +324,7 @@ def build(cfg: Config, mean: tuple[float, ...], std: tuple[float, ...], scale: f
     precision = cfg.training.precision
     return Network(
         model=config.build.model(cfg),
-        input_shape=cfg.model.input,
+        input_shape=cfg.model.input_shape,
         dtype=np.dtype(np.float32 if precision in PRECISIONS else precision),
         products=precision if precision in PRECISIONS else FULL,
         mean=mean,

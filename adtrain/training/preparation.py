@@ -24,7 +24,7 @@ from adtrain.data.file_array import machine_memory
 from adtrain.data.table_encoder import TableEncoder
 from adtrain.data.tokenizer import Tokenizer
 from adtrain.nn import Shape
-from adtrain.training import checks, network
+from adtrain.training import checks, equations, network
 from adtrain.training.costs import planned_peak
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.loop import largest
@@ -54,6 +54,9 @@ def read_data(
     Raises ConfigError for an option that does not fit the data, and DataError where they are missing or damaged.
     """
 
+    if cfg.data.points is not None:
+        return equations.read_data(cfg)
+
     def read(numbers: bool) -> DataSet:
         options = cfg.data.options
         shift = offset if cfg.data.normalize else ()
@@ -72,7 +75,7 @@ def read_data(
         return data.of_arrays(*arrays, options, numbers, shift)
 
     try:
-        if cfg.model.input:
+        if cfg.model.input_shape:
             return read(takes_numbers(cfg))
         data_set = read(False)
         numbers = not data_set.targets and takes_numbers(with_shape(cfg, data_set.train.images.shape[1:]))
@@ -83,7 +86,7 @@ def read_data(
 
 def takes_numbers(cfg: Config) -> bool:
     """Whether integer labels are numbers to predict: a regression loss compares them with a single output."""
-    return cfg.loss.kind in REGRESSION and config.build.model(cfg).output_shape(cfg.model.input) == (1,)
+    return cfg.loss.kind in REGRESSION and config.build.model(cfg).output_shape(cfg.model.input_shape) == (1,)
 
 
 def with_input(cfg: Config) -> Config:
@@ -91,7 +94,7 @@ def with_input(cfg: Config) -> Config:
 
     Raises ConfigError and DataError as `read_data` and `with_shape` do.
     """
-    if cfg.model.input:
+    if cfg.model.input_shape:
         return cfg
     if cfg.data.is_text:
         return with_shape(cfg, (1, 1, cfg.data.options.length))
@@ -108,7 +111,7 @@ def with_shape(cfg: Config, shape: Shape) -> Config:
     recurrent first layer gets rows of pixels, if there is one channel.
     Raises ConfigError where the layers do not fit it.
     """
-    if cfg.model.input:
+    if cfg.model.input_shape:
         return cfg
     first = cfg.model.layers[0].kind
     if shape[1:] == (1, 1) or first == "linear" or cfg.data.is_text:
@@ -183,7 +186,9 @@ def of_data(cfg: Config, data_set: DataSet, mode: Mode = Mode.FUSED) -> Experime
     if cfg.data.options.order == "random_offsets":
         train = train.at_offsets()
     token_bytes = () if data_set.tokenizer is None else data_set.tokenizer.tokens
-    experiment = _experiment(cfg, data_set.with_train(train), validation, mode, token_bytes)
+    if cfg.data.points is None:
+        data_set = data_set.with_train(train)
+    experiment = _experiment(cfg, data_set, validation, mode, token_bytes)
     checks.check_augmentations(experiment)
     checks.check_embeddings(experiment)
     if cfg.data.is_text and (seen := checks.sees_later(experiment)):
@@ -201,6 +206,8 @@ def outline(cfg: Config) -> Experiment:
     Raises ConfigError as `prepare` does, but does not check augmentations, because the images' shape is a guess.
     """
     cfg = with_shards(with_input(cfg))
+    if cfg.data.points is not None:
+        return _experiment(cfg, equations.read_data(cfg), None, Mode.FUSED)
     entry = config.build.data_source(cfg) if cfg.data.dataset is not None else None
     if isinstance(entry, data.Entry):
         held_out = data.validation_size(entry.train_images, cfg.data.validation)
@@ -211,10 +218,10 @@ def outline(cfg: Config) -> Experiment:
         data_set = DataSet(entry.name, train, test, entry.classes, mean, std)
     else:
         validation = None
-        shape = cfg.model.input
+        shape = cfg.model.input_shape
         if len(shape) != 3:
             shape = (1, 1, prod(shape))
-        split, outputs = _black(cfg.data.batch_size, shape), config.build.model(cfg).output_shape(cfg.model.input)
+        split, outputs = _black(cfg.data.batch_size, shape), config.build.model(cfg).output_shape(cfg.model.input_shape)
         if cfg.data.is_text:
             split, outputs = _empty_texts(cfg.data.batch_size, prod(shape)), outputs[-1:]
         names = tuple(map(str, range(prod(outputs))))
@@ -241,13 +248,14 @@ def _black(count: int, shape: tuple[int, ...]) -> Split:
 def _experiment(
     cfg: Config, data_set: DataSet, validation: Split | None, mode: Mode, token_bytes: Sequence[bytes] = ()
 ) -> Experiment:
-    checks.check_targets(
-        cfg, data_set, [part for part in (data_set.train, validation, data_set.test) if part is not None]
-    )
+    if cfg.data.points is None:
+        checks.check_targets(
+            cfg, data_set, [part for part in (data_set.train, validation, data_set.test) if part is not None]
+        )
     cfg = with_class_weights(cfg, np.asarray(data_set.train.labels), len(data_set.classes))
     end_of_text = 0 if data_set.tokenizer is None else data_set.tokenizer.end_of_text
     task = network.task_of(cfg, data_set.target_mean, data_set.target_std, token_bytes, end_of_text)
-    net = network.build(cfg, data_set.mean, data_set.std, data_set.scale, task)
+    net = equations.build(cfg, data_set.mean, data_set.std, data_set.scale, task)
     checks.check_documents(cfg, net)
     checks.check_memory(cfg, net)
     checks.check_fit(cfg, net, data_set)
@@ -258,7 +266,10 @@ def _experiment(
         reason = "expected train_accuracy or train_loss, for there are no validation examples (data.validation)"
         raise cfg.error_at(("training", "best_by"), f"found {cfg.training.best_by}, {reason}")
     checks.check_metrics(cfg, task)
+    checks.check_equations(cfg, net, len(data_set.train))
     steps_per_epoch = -(-len(data_set.train) // cfg.data.batch_size)
+    if cfg.data.points is not None:
+        steps_per_epoch = cfg.data.point_options.steps_per_epoch
     total_steps = steps_per_epoch * cfg.training.epochs
     if cfg.training.steps is not None:
         total_steps = min(total_steps, cfg.training.steps)
@@ -271,7 +282,7 @@ def _experiment(
         schedule=config.build.schedule(cfg, steps_per_epoch, total_steps),
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
-        augmentations=config.build.augmentations(cfg),
+        augmentations=(*config.build.augmentations(cfg), *equations.resampling(cfg, net)),
         mode=mode,
         average=config.build.average(cfg),
         input_weights=net.input_weights(data_set.train.images),
@@ -367,8 +378,10 @@ def _sharding(cfg: Config, examples: int) -> Sharding | None:
 def with_absolute_paths(cfg: Config, data_too: bool = True) -> Config:
     """The config with absolute paths, so that the copy in the run's folder works from any directory."""
     sections: dict[str, Any] = {}
-    data_keys = ("path", "test_path", "tokenizer") if data_too else ()
-    for name, keys in {"data": data_keys, "training": ("init_from",)}.items():
+    data_keys = ["path", "test_path", "tokenizer", "measurements"] if data_too else []
+    if data_too and cfg.data.reference_file is not None:
+        data_keys.append("reference")
+    for name, keys in {"data": data_keys, "training": ["init_from"]}.items():
         section = getattr(cfg, name)
         paths = {key: _absolute(cfg, (name, key), getattr(section, key)) for key in keys}
         sections[name] = section.model_copy(update=paths)

@@ -74,13 +74,37 @@ class TokenScore(NamedTuple):
     accuracy: Probability
 
 
-KINDS = {kind.__name__: kind for kind in (ClassScore, RegressionScore, MultilabelScore, TextScore, TokenScore)}
+class SolutionScore(NamedTuple):
+    """Of equations whose solution is known: `error` is the relative error in the L2 norm.
+
+    It is the root of the sum of the squared errors of all outputs, divided by that of the squares of the solution;
+    where the solution is 0 everywhere, it is not divided. In training it is that of a few points in each step.
+    """
+
+    loss: Measured
+    error: Measured
+
+
+class ResidualScore(NamedTuple):
+    """Of equations whose solution is not known."""
+
+    loss: Measured
+
+
+KINDS = {
+    kind.__name__: kind
+    for kind in (
+        *(ClassScore, RegressionScore, MultilabelScore, TextScore, TokenScore),
+        *(ResidualScore, SolutionScore),
+    )
+}
 
 
 def _kind(value: Any) -> str:
-    """The name of the first kind of score that has all keys of a record."""
+    """The name of the kind of score with the fewest fields that has all keys of a record."""
     keys = set(value) if isinstance(value, Mapping) else set()
-    return next((name for name, kind in KINDS.items() if keys <= set(kind._fields)), "ClassScore")
+    fewest_first = sorted(KINDS.items(), key=lambda item: len(item[1]._fields))
+    return next((name for name, kind in fewest_first if keys and keys <= set(kind._fields)), "ClassScore")
 
 
 Score: TypeAlias = Annotated[
@@ -88,7 +112,9 @@ Score: TypeAlias = Annotated[
     | Annotated[RegressionScore, records.named("RegressionScore")]
     | Annotated[MultilabelScore, records.named("MultilabelScore")]
     | Annotated[TextScore, records.named("TextScore")]
-    | Annotated[TokenScore, records.named("TokenScore")],
+    | Annotated[TokenScore, records.named("TokenScore")]
+    | Annotated[SolutionScore, records.named("SolutionScore")]
+    | Annotated[ResidualScore, records.named("ResidualScore")],
     records.chosen_by(_kind),
 ]
 
@@ -99,7 +125,9 @@ def text(score: Score) -> str:
 
 
 def short_text(score: Score) -> str:
-    """The loss and the first metric, in few columns."""
+    """The loss and the first metric, if there is one, in few columns."""
+    if isinstance(score, (ResidualScore, SolutionScore)):
+        return text(score)
     metric, value = list(score._asdict().items())[1]
     shown = f"acc {value:.1%}" if metric == "accuracy" else f"{metric} {value:.3g}"
     return f"loss {_fixed('{:.3f}', score.loss)}, {shown}"
@@ -139,7 +167,13 @@ def confusion_lines(metrics: Mapping[str, Any], classes: Sequence[str], width: i
     return ["examples by label and predicted class", *render(columns, rows, width)] if rows else []
 
 
+SMALL_LOSS = 1e-3
+"""A loss below it, such as that of equations, is written with three digits."""
+
+
 def value_text(metric: str, value: float) -> str:
+    if metric == "loss" and 0 < abs(value) < SMALL_LOSS:
+        return f"{value:.3g}"
     return _fixed(SCALES.get(metric, Scale()).form, value)
 
 

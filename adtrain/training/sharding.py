@@ -435,12 +435,12 @@ class _Step:
 
         def loss_of(trained: nn.Params) -> tuple[Value, tuple[Value, nn.State]]:
             merged = self.optimizer.merged(params, trained)
-            outputs, moved = self.network.outputs(merged, statistics, batch.images, mode)
-            return self.network.loss_of(outputs, batch.labels, batch.mixed, total_weight) * part, (outputs, moved)
+            found, aux = self.network.training_loss(merged, statistics, batch, mode, total_weight)
+            return found * part, aux
 
         (loss, (outputs, moved)), grads = value_and_grad(loss_of, has_aux=True)(self.optimizer.trained(params))
         with scope("metrics"):
-            sums = self.network.task.sums(outputs, batch.labels)
+            sums = self.network.training_sums(outputs, batch.labels)
             numbers = [loss, sums if size else ops.zeros_like(sums)]
             columns = [ops.reshape(ops.astype(x, np.float64), (-1,)) for x in numbers]
             columns += [ops.reshape(ops.astype(x, np.float64), (-1,)) * weight for x in tree.leaves(moved)]

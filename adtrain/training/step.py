@@ -38,12 +38,20 @@ class TrainState(NamedTuple):
 
 AVERAGE = "average"
 """The key of the average of the weights in `TrainState.optimizer`, if the config has one."""
+POINTS = "points_kept"
+"""The key of the points with large residuals in `TrainState.optimizer`, with `data.adaptive`."""
 PLATEAU = "plateau"
 """The key of the state of the schedule `plateau` in `TrainState.optimizer`, if it is the config's."""
 
 
 def averaged(state: TrainState) -> TrainState:
-    """The state that is evaluated and saved as the model: with the average of the weights, where there is one."""
+    """The state that is evaluated and saved as the model.
+
+    It has the average of the weights, or the weights that an optimizer with a line search has accepted, where there are
+    such.
+    """
+    if optim.ACCEPTED in state.optimizer:
+        return state._replace(params=state.optimizer[optim.ACCEPTED])
     found = state.optimizer.get(AVERAGE)
     return state if found is None else state._replace(params=found["params"], statistics=found["statistics"])
 
@@ -125,11 +133,12 @@ def train_step(
         if augmentations:
             epoch = epoch_of(state.step, steps_per_epoch)
             batch = augment_batch(batch, augmentations, rng, network.dtype, epoch, images, indices)
+        if POINTS in state.optimizer:
+            batch = batch._replace(kept=state.optimizer[POINTS])
 
         def loss_of(trained: nn.Params) -> tuple[Value, tuple[Value, nn.State]]:
             params = optimizer.merged(state.params, trained)
-            outputs, statistics = network.outputs(params, state.statistics, batch.images, mode)
-            return network.loss_of(outputs, batch.labels, batch.mixed), (outputs, statistics)
+            return network.training_loss(params, state.statistics, batch, mode)
 
         trained = optimizer.trained(state.params)
         (loss, (outputs, statistics)), grads = value_and_grad(loss_of, has_aux=True)(trained)
@@ -140,14 +149,16 @@ def train_step(
                 grads, _ = optim.clip_by_norm(grads, clip_norm)
             lr = schedule_factor(state, schedule) * optimizer.lr
             with ops.matmul_precision(network.products):
-                trained, optimizer_state = optimizer.update(trained, grads, state.optimizer, lr)
+                trained, optimizer_state = optimizer.update(trained, grads, state.optimizer, lr, loss)
         new = TrainState(optimizer.merged(state.params, trained), statistics, optimizer_state)
         if average is not None:
             new = with_average(new, average, state)
         if plateau is not None:
             new = with_plateau(new, plateau, state, ops.astype(loss, np.float64) * indices.shape[0])
-        sums = network.task.sums(outputs, batch.labels)
-        return new, StepMetrics(loss, sums, lr)
+        if POINTS in state.optimizer:
+            new.optimizer[POINTS] = network.kept_points(outputs, batch, state.step)
+        sums = network.training_sums(outputs, batch.labels)
+        return new, StepMetrics(optimizer_state.get(optim.LOSS, loss), sums, lr)
 
     return step
 
@@ -227,9 +238,7 @@ def evaluation_step(network: Network) -> EvaluationStep:
         totals: Totals, params: nn.Params, statistics: nn.State, images: Value, labels: Value, order: Value
     ) -> Totals:
         batch, targets = gather_batch(images, labels, batch_indices(totals.position, order))
-        outputs = network.evaluated(params, statistics, batch)
-        loss, weight = network.loss_sums(outputs, targets)
-        sums = network.task.sums(outputs, targets)
+        loss, weight, sums = network.evaluation_sums(params, statistics, batch, targets)
         return Totals(totals.position + 1, totals.loss + loss, totals.weight + weight, totals.sums + sums)
 
     return step

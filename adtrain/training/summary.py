@@ -21,6 +21,7 @@ from adtrain.metrics import ByClass
 from adtrain.option_types import Probability, Size
 from adtrain.percentiles import percentiles
 from adtrain.training.costs import planned_peak, step_flops
+from adtrain.training.equations import coefficients_of
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.scores import ClassScore, Score
 from adtrain.training.trainer import Ending, Result
@@ -106,6 +107,7 @@ class Summary:
         flops_per_second: those of a step, as it was compiled, by the mean time of a step; of this rank.
         peak_flops_per_second: the device's measured rate of products in this precision; None if it was not measured.
         profiled_step_ms: the time of a whole step while it was profiled, without the timing of its operations.
+        coefficients: those of equations that were trained, by name; None without them.
         ops_to_step_ratio: `ops_sum_ms` over the mean time of a step of the training, or of the profile if no step was
             taken since the resumption.
     """
@@ -140,6 +142,7 @@ class Summary:
     majority_accuracy: Probability | None = None
     flops_per_second: Duration | None = None
     peak_flops_per_second: Duration | None = None
+    coefficients: dict[str, Measured] | None = None
 
     @property
     def peak_share(self) -> float | None:
@@ -264,6 +267,7 @@ def summarize(
         majority_accuracy=_majority_accuracy(experiment),
         flops_per_second=flops * speed / experiment.full_batch if flops and speed else None,
         peak_flops_per_second=peak,
+        coefficients=coefficients_of(result.state.params) or None,
     )
 
 

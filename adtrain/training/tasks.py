@@ -23,7 +23,9 @@ from adtrain.training.scores import (
     ClassScore,
     MultilabelScore,
     RegressionScore,
+    ResidualScore,
     Score,
+    SolutionScore,
     TextScore,
     TokenScore,
 )
@@ -260,6 +262,39 @@ class Multilabel:
     def score(self, loss: float, sums: Sequence[float], count: int, labels: Labels) -> Score:
         """The score of `count` examples with this mean loss and these sums."""
         return MultilabelScore(loss, sums[0] / count, float(self.by_label(sums).f1.mean()))
+
+
+@dataclass(frozen=True)
+class Solution(Regression):
+    """The solution of equations. Labels are those of `Regression`, and 0 where the solution is not `known`."""
+
+    known: bool = False
+
+    @property
+    def score_kind(self) -> type[SolutionScore] | type[ResidualScore]:  # type: ignore[override]
+        return SolutionScore if self.known else ResidualScore
+
+    @property
+    def default_metric(self) -> str:  # type: ignore[override]
+        return "error" if self.known else "loss"
+
+    def zero(self) -> np.ndarray:
+        """The sums of no batch."""
+        return np.zeros(2)
+
+    def sums(self, outputs: Value, labels: Value) -> Value:
+        """The sums of the squared errors and of the squares of the labels: float64 (2,); 0 if they are not known."""
+        with scope("metrics"):
+            if not self.known:
+                return ops.zeros((2,), np.float64, labels.device)
+            errors = self.predictions(outputs) - labels
+            return ops.stack([ops.sum(ops.square(errors)), ops.sum(ops.square(labels))])
+
+    def score(self, loss: float, sums: Sequence[float], count: int, labels: Labels) -> Score:
+        """The score of `count` points with this mean loss and these sums."""
+        if not self.known:
+            return ResidualScore(loss)
+        return SolutionScore(loss, math.sqrt(sums[0] / sums[1]) if sums[1] else math.sqrt(sums[0]))
 
 
 Task: TypeAlias = Classification | Regression | Multilabel

@@ -16,6 +16,7 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from adtrain.config import document, specs
+from adtrain.config.equation_terms import Equations, Term
 from adtrain.config.family import Spec
 from adtrain.core.options import is_option, words
 from adtrain.nn.init import INITIALIZERS, whitening
@@ -51,6 +52,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "parameter_groups": document.ParameterGroup,
     "lora": document.Lora,
     "plugins": document.Plugin,
+    "loss": Term,
 }
 """From the dotted key of a section to its keys; those of lists are the keys of each item."""
 
@@ -106,7 +108,8 @@ take numbers, or one-hot rows of classes. `weight` and `pos_weight` are lists wi
 With `weight`, `cross_entropy` and `nll` divide the sum of a batch by the sum of its labels' weights, as PyTorch does.
 If all these weights are 0, the loss is 0. The loss of the validation or test part is the sum over its examples divided
 by the sum of their weights, so it does not depend on their order. The training loss of an epoch is the mean over its
-batches, weighted by their numbers of images.
+batches, weighted by their numbers of images. A list in the place of a loss has [equations](../how-to/equations.md) for
+the outputs of the network, with [these keys](#keys-of-the-equations-of-loss).
 """,
     "optimizer": """\
 Options have the names and meanings of PyTorch. [Set the optimizer](../how-to/optimizers.md) explains parameter groups
@@ -169,6 +172,16 @@ EXAMPLES: dict[str, Any] = {
     "data.validation_tokens": 100000,
     "data.vocabulary": 8192,
     "data.tokenizer": "gpt2/tokenizer.json",
+    "data.points": {"t": [0, 1], "x": [-1, 1]},
+    "data.reference": "exp(-t) * sin(pi * x)",
+    "data.sampling": "sobol",
+    "data.resample": "never",
+    "data.resample_until": 1000,
+    "data.adaptive": True,
+    "data.steps_per_epoch": 1000,
+    "data.test_points": 2500,
+    "data.measurements": "temperatures.csv",
+    "data.measurements_weight": 100,
     "data.batch_size": 128,
     "data.shards": 4,
     "data.validation": 0.1,
@@ -177,6 +190,8 @@ EXAMPLES: dict[str, Any] = {
     "data.augment": ["flip", {"crop": 2}],
     "data.views": ["flip", "shift"],
     "model.input": [1, 28, 28],
+    "model.output": ["u"],
+    "model.coefficients": {"k": 1.0},
     "model.layers": ["flatten", {"linear": 32}, "relu", {"linear": 10}],
     "training.epochs": 5,
     "training.steps": 1000,
@@ -200,6 +215,10 @@ EXAMPLES: dict[str, Any] = {
     "training.early_stopping.min_delta": 0.001,
     "lora": {"rank": 8, "paths": "*.self_attn.*"},
     "lora.rank": 8,
+    "loss.equation": "u_t + u * u_x - 0.1 * u_xx",
+    "loss.at": {"t": 0},
+    "loss.weight": 10,
+    "loss.points": 256,
     "lora.paths": ["*.self_attn.*", "*.linear1.*"],
     "parameter_groups.paths": ["0.weight", "*.bias"],
     "parameter_groups.lr_factor": 10,
@@ -316,6 +335,10 @@ EXAMPLES: dict[str, Any] = {
     "threshold": 0.001,
     "step_size_down": 3,
     "step_size_up": 1,
+    "first": {"adam": {"lr": 0.003}},
+    "then": {"lbfgs": {"history": 20}},
+    "history": 20,
+    "max_evaluations": 10,
     "steps": 10,
     "stride": 2,
     "sweep": {"training.seed": {"range": 10}},
@@ -336,6 +359,8 @@ def page() -> str:
     parts = [INTRODUCTION]
     for key, section in SECTIONS.items():
         title = f"Keys of `{key}`" if key else "Sections"
+        if section is Term:
+            title = "Keys of the equations of `loss`"
         lines = [_row(section, name, f"{key}.{name}" if key else name) for name in section.model_fields]
         parts.append(
             f"## {title}\n\n| key | value | default | meaning | example |\n|---|---|---|---|---|\n{_rows(lines)}"
@@ -343,7 +368,7 @@ def page() -> str:
     parts.append(SWEEP)
     for family, text in FAMILIES.items():
         parts.append(f"## {PLURALS[family].capitalize()}\n\n{text}")
-        kinds = specs.FAMILIES[family].values()
+        kinds = [kind for kind in specs.FAMILIES[family].values() if kind is not Equations]  # its keys are a section
         if any(kind.model_fields for kind in kinds):
             parts += map(_kind, kinds)
         else:

@@ -1,0 +1,277 @@
+"""Points at which equations are to hold: sets in a box, grids, and tables of points with the outputs there.
+
+The sets do not depend on the seed. A training step moves the set by a random vector, or draws points of its own; see
+`augment.Resampled`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from adtrain.data import csv_table
+from adtrain.data.csv_file import CsvOptions
+from adtrain.data.datasets import DataSet
+from adtrain.data.errors import DataError
+from adtrain.data.file_array import require_memory
+from adtrain.data.npz import npy_header
+from adtrain.data.part import Column, Columns, Known
+from adtrain.data.split import Split
+from adtrain.data.statistics import offsets
+from adtrain.data.table_encoder import TableEncoder
+from adtrain.files import open_regular
+from adtrain.option_types import Positive, Size, Text
+from adtrain.text import counted
+
+TABLES = (".csv", ".tsv", ".npy")
+"""The endings of files with tables of points."""
+
+Sampling: TypeAlias = Literal["uniform", "latin_hypercube", "sobol"]
+Resample: TypeAlias = Literal["step", "epoch", "never"]
+Box: TypeAlias = Mapping[str, tuple[float, float]]
+"""The interval of each variable, in the order of the network's inputs."""
+
+SEED = 0x70_6F_69_6E_74
+"""The seed of the Latin hypercubes, and of the order of known and measured outputs."""
+
+DIRECTIONS: tuple[tuple[int, tuple[int, ...]], ...] = (
+    (0b11, (1,)),
+    (0b111, (1, 3)),
+    (0b1011, (1, 3, 1)),
+    (0b1101, (1, 1, 1)),
+    (0b10011, (1, 1, 3, 3)),
+    (0b11001, (1, 3, 5, 13)),
+    (0b100101, (1, 1, 5, 5, 17)),
+    (0b101001, (1, 1, 5, 5, 5)),
+    (0b101111, (1, 1, 7, 11, 19)),
+)
+"""For each dimension of a Sobol sequence after the first: a primitive polynomial over GF(2), as bits, and the initial
+direction numbers, from S. Joe and F. Kuo, "Constructing Sobol sequences with better two-dimensional projections"
+(2008)."""
+MOST_DIMENSIONS = 1 + len(DIRECTIONS)
+"""The most variables of a Sobol sequence."""
+BITS = 32
+"""The binary digits of a coordinate of a Sobol sequence."""
+COMPARED = 256
+"""The most points of a training step at which the outputs are compared with the known solution."""
+MOST_GRID_DIMENSIONS = 4
+"""The most variables for which the points of the evaluation are a grid."""
+
+
+@dataclass(frozen=True)
+class PointOptions:
+    """The options of points.
+
+    Attributes:
+        sampling: the points of a step: uniform, independent of one another; latin_hypercube or sobol, a set that fills
+            the box evenly, moved by a random vector
+        resample: when new points are drawn: for each step, for each epoch, or never
+        resample_until: the number of steps after which the points stay as they are; lbfgs needs points that stay
+        adaptive: keep the points at which the residual is above its mean, and draw new ones for the others only; the
+            points of equations with at are drawn as usual
+        steps_per_epoch: the steps of an epoch
+        test_points: the most points of the evaluation, which are a grid
+        measurements: a file .csv or .npy of measured outputs, with columns for variables and outputs; their mean
+            squared error is a part of the loss
+        measurements_weight: the factor of that part
+    """
+
+    sampling: Sampling = "uniform"
+    resample: Resample = "step"
+    resample_until: Size | None = None
+    adaptive: bool = False
+    steps_per_epoch: Size = 100
+    test_points: Size = 10_000
+    measurements: Text | None = None
+    measurements_weight: Positive = 1.0
+
+    def stay_after(self, step: int) -> bool:
+        """Whether all steps after this number of steps have the same points."""
+        return self.resample == "never" or (self.resample_until is not None and self.resample_until <= step)
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The labels of the training part, float64 (N, columns): what is known at other points than those of the examples.
+
+    First a point of the evaluation and the outputs there, if the solution is `known`; then, if there are some, a
+    measured point and the outputs there.
+    """
+
+    variables: int
+    outputs: int
+    known: bool
+
+    def known_points(self, labels: Any) -> Any:
+        return labels[:, : self.variables]
+
+    def known_outputs(self, labels: Any) -> Any:
+        return labels[:, self.variables : self.variables + self.outputs]
+
+    def measured_points(self, labels: Any) -> Any:
+        return labels[:, self._first : self._first + self.variables]
+
+    def measured_outputs(self, labels: Any) -> Any:
+        return labels[:, self._first + self.variables :]
+
+    @property
+    def _first(self) -> int:
+        return self.variables + self.outputs if self.known else 0
+
+
+def load(
+    box: Box,
+    outputs: Sequence[str],
+    batch_size: int,
+    options: PointOptions,
+    shifted: bool,
+    test: np.ndarray,
+    labels: np.ndarray | None,
+) -> DataSet:
+    """The data set of points: those of the steps, and those of the evaluation.
+
+    An example of the training part is a point with a label as `Labels` says. There are as many as a batch has, or as
+    there are measurements. The label of an example of the test part has the outputs there.
+
+    Args:
+        box: in the order of the network's inputs.
+        shifted: whether numbers far from 0 are stored without their `offset`; see `data.statistics`.
+        test: the points of the evaluation (N, variables).
+        labels: the outputs there, (N, outputs); None if they are not known.
+
+    Raises:
+        DataError: the measurements are missing or damaged, or there are too many variables for the sampling.
+    """
+    low, high = np.array(list(box.values())).T
+    measured = None if options.measurements is None else read_table(Path(options.measurements), (*box, *outputs))
+    rows = batch_size * math.ceil(max(1, len(measured) if measured is not None else 1) / batch_size)
+    if options.sampling == "sobol" and len(box) > MOST_DIMENSIONS:
+        expected = f"expected at most {MOST_DIMENSIONS} for sobol; latin_hypercube takes any number"
+        raise DataError(f"data.sampling: found {counted(len(box), 'variables')}, {expected}")
+    unit = sobol(rows, len(box)) if options.sampling == "sobol" else latin_hypercube(rows, len(box))
+    rng = np.random.default_rng(SEED)
+    tables = [] if labels is None else [np.concatenate([test, labels], axis=1)]
+    tables += [] if measured is None else [measured]
+    known = [table[rng.permutation(len(table))[np.arange(rows) % len(table)]] for table in tables]
+    train_labels = np.concatenate(known, axis=1) if known else np.zeros((rows, len(outputs)))
+    labels = np.zeros((len(test), len(outputs))) if labels is None else labels
+    mean, std = tuple(((low + high) / 2).tolist()), tuple(((high - low) / 2).tolist())
+    offset = offsets(mean, std) if shifted else ()
+    columns = Columns(tuple(Column(name, i) for i, name in enumerate(box)), len(box))
+    return DataSet(
+        name="points",
+        train=Split(stored(low + (high - low) * unit, offset), train_labels),
+        test=Split(stored(test, offset), labels),
+        classes=(),
+        mean=mean,
+        std=std,
+        offset=offset,
+        encoder=TableEncoder(columns, ()),
+        targets=tuple(outputs),
+        target_mean=(0.0,) * len(outputs),
+        target_std=(1.0,) * len(outputs),
+    )
+
+
+def stored(points: np.ndarray, offset: Sequence[float]) -> np.ndarray:
+    """Points (N, variables) as images (N, variables, 1, 1) in float32, without `offset`."""
+    shift = np.array(offset) if offset else 0.0
+    return np.ascontiguousarray((points - shift).astype(np.float32)[:, :, np.newaxis, np.newaxis])
+
+
+def order(rows: int, batch_size: int, steps: int, epoch: int) -> np.ndarray:
+    """The rows of the steps of an epoch (from 1), int64 (steps * batch_size,): batch after batch, over and over."""
+    first = (epoch - 1) * steps * batch_size
+    return (first + np.arange(steps * batch_size, dtype=np.int64)) % rows
+
+
+def sobol(count: int, dimensions: int) -> np.ndarray:
+    """The first points of the Sobol sequence in [0, 1), in the order of the Gray code, float64 (count, dimensions)."""
+    numbers = np.arange(count, dtype=np.uint64)
+    gray = numbers ^ (numbers >> np.uint64(1))
+    found = np.zeros((count, dimensions), np.uint64)
+    for d in range(dimensions):
+        for bit, direction in enumerate(_direction_numbers(d)):
+            chosen = (gray >> np.uint64(bit)) & np.uint64(1)
+            found[:, d] ^= chosen * np.uint64(direction)
+    return found * 2.0**-BITS
+
+
+def _direction_numbers(dimension: int) -> list[int]:
+    """The direction numbers of a dimension, as integers below 2^BITS."""
+    if dimension == 0:
+        return [1 << (BITS - 1 - i) for i in range(BITS)]
+    polynomial, initial = DIRECTIONS[dimension - 1]
+    degree = polynomial.bit_length() - 1
+    found = [m << (BITS - 1 - i) for i, m in enumerate(initial)]
+    for i in range(degree, BITS):
+        value = found[i - degree] ^ (found[i - degree] >> degree)
+        for k in range(1, degree):
+            if polynomial >> (degree - k) & 1:
+                value ^= found[i - k]
+        found.append(value)
+    return found
+
+
+def latin_hypercube(count: int, dimensions: int) -> np.ndarray:
+    """Points of which each of `count` equal parts of each axis of [0, 1) has one, float64 (count, dimensions)."""
+    rng = np.random.default_rng(SEED)
+    parts = np.stack([rng.permutation(count) for _ in range(dimensions)], axis=1)
+    return (parts + rng.random((count, dimensions))) / count
+
+
+def grid(box: Box, most: int) -> np.ndarray:
+    """At most `most` points of a grid with the corners of the box, the last variable fastest, float64 (N, variables).
+
+    Points of a Latin hypercube with more than MOST_GRID_DIMENSIONS variables.
+    """
+    if len(box) > MOST_GRID_DIMENSIONS:
+        low, high = np.array(list(box.values())).T
+        return low + (high - low) * latin_hypercube(most, len(box))
+    side = grid_side(len(box), most)
+    axes = [np.linspace(low, high, side) for low, high in box.values()]
+    return np.stack([x.ravel() for x in np.meshgrid(*axes, indexing="ij")], axis=1)
+
+
+def grid_side(dimensions: int, most: int) -> int:
+    """The points of a grid along each axis: at least 2, even if these are more than `most` points."""
+    return max(2, int(most ** (1 / dimensions) + 1e-9))
+
+
+def read_table(path: Path, names: Sequence[str]) -> np.ndarray:
+    """The columns `names` of a table, float64 (N, columns): .csv or .tsv with a header, or .npy with these columns.
+
+    Raises DataError where the file cannot be read, or has other columns or numbers that are not finite.
+    """
+    if path.suffix.lower() == ".npy":
+        found = _read_npy(path, len(names))
+    else:
+        known = Known(Columns(tuple(Column(name, i) for i, name in enumerate(names)), len(names)))
+        found = csv_table.read_rows(path, CsvOptions(header=True), known).values
+    if not len(found):
+        raise DataError(f"{path}: found no rows, expected columns {', '.join(names)} with at least one row")
+    if not np.isfinite(found).all():
+        raise DataError(f"{path}: found a number that is not finite in row {np.isfinite(found).all(axis=1).argmin()}")
+    return found
+
+
+def _read_npy(path: Path, width: int) -> np.ndarray:
+    try:
+        with open_regular(path) as file:
+            dtype, fortran, shape, length = npy_header(file, str(path))
+            if len(shape) != 2 or shape[1] != width or dtype.kind not in "iuf":
+                expected = f"expected numbers of shape (N, {width})"
+                raise DataError(f"{path}: found {dtype} of shape {shape}, {expected}: variables, then outputs")
+            nbytes = math.prod(shape) * dtype.itemsize
+            require_memory(str(path), 8 * math.prod(shape), "")
+            content = file.read(nbytes + 1)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    if len(content) != nbytes:
+        raise DataError(f"{path}: found {length + len(content)} bytes or more, expected {length + nbytes}")
+    return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C").astype(np.float64)

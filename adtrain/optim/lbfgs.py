@@ -1,0 +1,258 @@
+"""L-BFGS, and one optimizer after another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+
+from adtrain import ops
+from adtrain.core import tree
+from adtrain.core.array import Value
+from adtrain.core.errors import OptionError
+from adtrain.core.views import subview
+from adtrain.optim.adam import Adam
+from adtrain.optim.optimizer import (
+    ACCEPTED,
+    LOSS,
+    Optimizer,
+    OptState,
+    Tree,
+    device_of,
+    zero_step,
+    zeros_like,
+)
+from adtrain.option_types import Positive, Size
+
+SUFFICIENT, CURVATURE = 1e-4, 0.9
+"""The constants of the Wolfe conditions, as in Nocedal and Wright, "Numerical Optimization" (2006), chapter 3."""
+
+
+@dataclass(frozen=True)
+class LBFGS(Optimizer):
+    """L-BFGS (Liu and Nocedal 1989) with a line search that ends at the weak Wolfe conditions.
+
+    A step of the training is one evaluation of the loss and its gradient, at a trial point x + t d. If the loss there
+    is at most f(x) + 1e-4 t f'(x; d), and the slope f'(x + t d; d) at least 0.9 f'(x; d), it is the next point; a step
+    t of `lr` in the new direction follows. Otherwise t is halved between the bounds that are known, or doubled while
+    there is no upper one (Lewis and Overton 2013). After `max_evaluations` trials the search ends: the next direction
+    is the negative gradient at x.
+
+    It minimises one function, so all steps need the same batch. The loss of a step is that of the last point that was
+    accepted, and the model is that point. The numbers are computed in float64.
+
+    State: "step"; "accepted", the point x; "loss", "gradient", "direction" and "slope" there, "step_length",
+    "lower" and "upper" (0: none) bounds of it, "evaluations" in this direction (-1 before the first), the last
+    `history` differences "points" and "gradients" (history, n), oldest first, "inner", their inner products, 0 for
+    unused ones, and "scale", the factor of the initial inverse Hessian.
+    """
+
+    needs_loss = True
+    lr: Positive = 1.0
+    _: KW_ONLY
+    history: Size = 10
+    max_evaluations: Size = 20
+
+    def init(self, params: Tree) -> OptState:
+        device, n = device_of(params), sum(x.size for x in tree.leaves(params))
+
+        def zeros(*shape: int) -> Value:
+            return ops.zeros(shape, np.float64, device)
+
+        return {
+            "step": zero_step(params),
+            ACCEPTED: zeros_like(params),
+            LOSS: zeros(),
+            **{name: zeros(n) for name in ("gradient", "direction")},
+            **{name: zeros() for name in ("slope", "step_length", "lower", "upper", "scale")},
+            "evaluations": ops.full((), -1, np.int64, device),
+            **{name: zeros(self.history, n) for name in ("points", "gradients")},
+            "inner": zeros(self.history),
+        }
+
+    def updated(self, params: Tree, grads: Tree, state: OptState, lr: Value) -> tuple[Tree, OptState]:
+        raise OptionError("lbfgs: the loss is missing, expected update(params, grads, state, loss=loss)")
+
+    def updated_by_loss(
+        self, params: Tree, grads: Tree, state: OptState, lr: Value, loss: Value
+    ) -> tuple[Tree, OptState]:
+        base, trial, gradient = flat(state[ACCEPTED]), flat(params), flat(grads)
+        value, t = ops.astype(loss, np.float64), state["step_length"]
+        slope = dot(gradient, state["direction"])
+        low_enough = value <= state[LOSS] + SUFFICIENT * t * state["slope"]
+        flat_enough = slope >= CURVATURE * state["slope"]
+        first = state["evaluations"] < 0
+        accepted = first | (low_enough & flat_enough)
+        failed = ~accepted & (state["evaluations"] + 1 >= self.max_evaluations)
+
+        moved, changed = trial - base, gradient - state["gradient"]
+        inner = dot(moved, changed)
+        useful = accepted & ~first & (inner > 0)
+        pairs = {
+            "points": appended(state["points"], moved, useful),
+            "gradients": appended(state["gradients"], changed, useful),
+            "inner": ops.where(failed, 0.0, appended(state["inner"], inner, useful)),
+        }
+        scale = ops.where(useful, inner / ops.where(useful, dot(changed, changed), 1.0), state["scale"])
+
+        x = ops.where(accepted, trial, base)
+        at_x = ops.where(accepted, gradient, state["gradient"])
+        steepest = 1.0 / ops.maximum(1.0, ops.sum(ops.abs(at_x)))
+        known = pairs["inner"][-1] > 0
+        direction = -1.0 * product_with_inverse(at_x, pairs, ops.where(known, scale, steepest))
+        direction = ops.where(accepted | failed, direction, state["direction"])
+
+        lower = ops.where(low_enough, t, state["lower"])
+        upper = ops.where(low_enough, state["upper"], t)
+        between = ops.where(upper > 0, 0.5 * (lower + upper), 2.0 * t)
+        restart = accepted | failed
+        step_length = ops.where(restart, ops.astype(lr, np.float64), between)
+        new: OptState = {
+            "step": state["step"] + 1,
+            ACCEPTED: tree.map(lambda new, old: ops.where(accepted, new, old), params, state[ACCEPTED]),
+            LOSS: ops.where(accepted, value, state[LOSS]),
+            "gradient": at_x,
+            "direction": direction,
+            "slope": ops.where(restart, dot(at_x, direction), state["slope"]),
+            "step_length": step_length,
+            "lower": ops.where(restart, 0.0, lower),
+            "upper": ops.where(restart, 0.0, upper),
+            "scale": scale,
+            "evaluations": ops.where(restart, 0, state["evaluations"] + 1),
+            **pairs,
+        }
+        return like(x + step_length * direction, params), new
+
+
+FIRST, THEN = Adam(1e-3), LBFGS()
+"""The optimizers of a sequence by default."""
+
+
+@dataclass(frozen=True)
+class Sequence(Optimizer):
+    """One optimizer for a number of steps, then another: by default Adam, then L-BFGS.
+
+    `lr` is a factor on the learning rates of both. State: "step"; that of both, with names that begin with "first." and
+    "then."; with `lbfgs` as `then` also "accepted" and "loss", as it has them.
+    """
+
+    traceable: ClassVar[tuple[str, ...]] = ()
+    lr: Positive = 1.0
+    _: KW_ONLY
+    first: Optimizer = FIRST
+    steps: Size = 1000
+    then: Optimizer = THEN
+
+    def __post_init__(self) -> None:
+        if self.first.needs_loss:
+            raise OptionError(f"sequence: first is {self.first.kind()}, expected an optimizer without a line search")
+
+    @property
+    def needs_loss(self) -> bool:  # type: ignore[override]
+        return self.then.needs_loss
+
+    def numbers(self) -> dict[str, Any]:
+        return {
+            "lr": self.lr,
+            **{f"first.{name}": x for name, x in self.first.numbers().items()},
+            **{f"then.{name}": x for name, x in self.then.numbers().items()},
+        }
+
+    def with_traced(self, numbers: Mapping[str, Any]) -> Optimizer:
+        found: dict[str, Any] = {name: x for name, x in numbers.items() if "." not in name}
+        for part in ("first", "then"):
+            own = {name.partition(".")[2]: x for name, x in numbers.items() if name.startswith(f"{part}.")}
+            found[part] = getattr(self, part).with_traced(own)
+        return super().with_traced(found)
+
+    def init(self, params: Tree) -> OptState:
+        found: OptState = {"step": zero_step(params)}
+        for part, optimizer in (("first", self.first), ("then", self.then)):
+            found |= {f"{part}.{name}": x for name, x in optimizer.init(params).items()}
+        if self.needs_loss:
+            found[LOSS] = ops.zeros((), np.float64, device_of(params))
+            found[ACCEPTED] = zeros_like(params)
+        return found
+
+    def updated(self, params: Tree, grads: Tree, state: OptState, lr: Value) -> tuple[Tree, OptState]:
+        return self._updated(params, grads, state, lr, None)
+
+    def updated_by_loss(
+        self, params: Tree, grads: Tree, state: OptState, lr: Value, loss: Value
+    ) -> tuple[Tree, OptState]:
+        return self._updated(params, grads, state, lr, loss)
+
+    def _updated(
+        self, params: Tree, grads: Tree, state: OptState, lr: Value, loss: Value | None
+    ) -> tuple[Tree, OptState]:
+        """Both updates are computed, and one is taken: a Program has no branches."""
+        is_first = state["step"] < self.steps
+
+        def chosen(first: Any, then: Any) -> Any:
+            return tree.map(lambda x, y: ops.where(is_first, x, y), first, then)
+
+        found: dict[str, tuple[Tree, OptState]] = {}
+        new: OptState = {"step": state["step"] + 1}
+        for part, optimizer in (("first", self.first), ("then", self.then)):
+            own = {name.partition(".")[2]: x for name, x in state.items() if name.startswith(f"{part}.")}
+            rate = lr * optimizer.lr
+            if optimizer.needs_loss and loss is not None:
+                found[part] = optimizer.updated_by_loss(params, grads, own, rate, loss)
+            else:
+                found[part] = optimizer.updated(params, grads, own, rate)
+            after = found[part][1]
+            kept = (after, own) if part == "first" else (own, after)
+            new |= {f"{part}.{name}": chosen(*(x[name] for x in kept)) for name in own}
+        if loss is not None:
+            point, value = found["then"][1][ACCEPTED], found["then"][1][LOSS]
+            new[ACCEPTED] = chosen(found["first"][0], point)
+            new[LOSS] = ops.where(is_first, ops.astype(loss, np.float64), value)
+        return chosen(found["first"][0], found["then"][0]), new
+
+
+def flat(values: Tree) -> Value:
+    """The numbers of a tree as one vector in float64."""
+    return ops.concatenate([ops.reshape(ops.astype(x, np.float64), (-1,)) for x in tree.leaves(values)])
+
+
+def like(vector: Value, values: Tree) -> Tree:
+    """A vector as a tree with the structure, shapes and dtypes of `values`."""
+    leaves, structure = tree.flatten(values)
+    found, start = [], 0
+    for x in leaves:
+        found.append(ops.astype(subview(vector, start, x.shape), x.dtype))
+        start += prod(x.shape)
+    return tree.unflatten(structure, found)
+
+
+def dot(a: Value, b: Value) -> Value:
+    return ops.sum(a * b)
+
+
+def appended(rows: Value, row: Value, condition: Value) -> Value:
+    """The rows without the first one, and `row` at the end, if the condition holds; otherwise the rows."""
+    last = ops.reshape(row, (1, *rows.shape[1:]))
+    later = ops.slice(rows, [1, *(0 for _ in row.shape)], list(rows.shape))
+    return ops.where(condition, ops.concatenate([later, last]), rows)
+
+
+def product_with_inverse(gradient: Value, pairs: Mapping[str, Value], scale: Value) -> Value:
+    """The product of the approximate inverse Hessian with a vector (n,): the two-loop recursion.
+
+    `pairs` are "points", "gradients" and "inner" of the state of LBFGS; `scale` is the initial inverse Hessian.
+    """
+    inner = pairs["inner"]
+    inverse = ops.where(inner > 0, 1.0 / ops.where(inner > 0, inner, 1.0), 0.0)
+    rows = range(inner.shape[0])
+    q, alphas = gradient, dict[int, Value]()
+    for i in reversed(rows):
+        alphas[i] = inverse[i] * dot(pairs["points"][i], q)
+        q = q - alphas[i] * pairs["gradients"][i]
+    q = scale * q
+    for i in rows:
+        beta = inverse[i] * dot(pairs["gradients"][i], q)
+        q = q + (alphas[i] - beta) * pairs["points"][i]
+    return q

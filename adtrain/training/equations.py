@@ -1,0 +1,299 @@
+"""A network that is trained by equations: the loss of points, the solution as data, and the residual."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from adtrain import nn, ops
+from adtrain.augment import Batch, Resampled
+from adtrain.config import Config
+from adtrain.config.equation_terms import Equations
+from adtrain.config.equations import expressions, names, reference
+from adtrain.core.array import Value
+from adtrain.core.recording import Recording
+from adtrain.core.scope import scope
+from adtrain.data import DataSet, points
+from adtrain.data.points import Box, Labels
+from adtrain.equations import FUNCTIONS, Derivative, Expression, Names, evaluate, parts
+from adtrain.training import network
+from adtrain.training.network import Network
+from adtrain.training.tasks import Solution, Task
+
+COEFFICIENTS = "coefficients"
+"""The key of the coefficients in the tree of the parameters."""
+
+FUNCTIONS_OF_VALUES: dict[str, Callable[..., Any]] = {name: getattr(ops, name) for name in FUNCTIONS} | {
+    "**": ops.power
+}
+FUNCTIONS_OF_NUMPY: dict[str, Callable[..., Any]] = {name: getattr(np, name) for name in FUNCTIONS} | {"**": np.power}
+
+NO_NAMES = Names(())
+Key: TypeAlias = tuple[int, tuple[int, ...]]
+"""A derivative: the number of the output, and those of the variables; none for the output itself."""
+
+
+class Term(NamedTuple):
+    """A part of the loss: the weighted mean square of an expression.
+
+    Attributes:
+        fixed: the numbers of variables with the values that they have in turns, point after point.
+        points: the most points of a training step; None for all.
+    """
+
+    expression: Expression
+    fixed: tuple[tuple[int, tuple[float, ...]], ...]
+    weight: float
+    points: int | None
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """Terms of one place have the same points."""
+        return self.fixed, self.points
+
+
+@dataclass(frozen=True)
+class EquationNetwork(Network):
+    """A network whose outputs are to fulfil equations at points (N, variables, 1, 1).
+
+    Attributes:
+        measured: the weight of the mean squared difference to the measurements in the labels; None without them.
+        until: the number of steps after which points with large residuals stay as they are; None: they never do.
+    """
+
+    task: Solution
+    names: Names = NO_NAMES
+    terms: tuple[Term, ...] = ()
+    measured: float | None = None
+    until: int | None = None
+
+    def training_loss(
+        self,
+        params: nn.Params,
+        statistics: nn.State,
+        batch: Batch,
+        mode: nn.Mode,
+        total_weight: Value | None = None,
+    ) -> tuple[Value, tuple[Any, nn.State]]:
+        """The loss of a batch; the outputs at the first points with a known solution, see `Labels`; and where points
+        are kept, their squared residuals (N,)."""
+        loss, squares = self._loss(params, statistics, batch.images, mode, batch.kept)
+        labels = self.labels
+        with scope("measurements"):
+            if self.measured is not None:
+                found = self._outputs_at(labels.measured_points(batch.labels), params, statistics, mode)
+                measured = ops.astype(labels.measured_outputs(batch.labels), found.dtype)
+                loss = loss + self.measured * ops.mean(ops.sum(ops.square(found - measured), axis=1))
+        with scope("reference"):
+            few = batch.labels[: points.COMPARED]
+            outputs = self._outputs_at(labels.known_points(few), params, statistics, mode) if self.task.known else few
+        return loss, ((outputs, squares), statistics)
+
+    def training_sums(self, outputs: Any, labels: Value) -> Value:
+        found, _ = outputs
+        return self.task.sums(found, self.labels.known_outputs(labels[: found.shape[0]]))
+
+    def kept_points(self, outputs: Any, batch: Batch, step: Value) -> Value:
+        """The points with residuals above the mean, and new ones in place of the others (Daw et al. 2023)."""
+        _, squares = outputs
+        assert batch.kept is not None
+        assert squares is not None
+        with scope("points"):
+            sizes = ops.sqrt(squares)
+            keep = sizes > ops.mean(sizes)
+            if self.until is not None:
+                keep = keep | (step >= self.until)
+            return ops.where(ops.reshape(keep, (-1, 1, 1, 1)), batch.kept, batch.images)
+
+    def evaluation_sums(
+        self, params: nn.Params, statistics: nn.State, images: Value, labels: Value
+    ) -> tuple[Value, Value, Value]:
+        mode = nn.Mode(training=False)
+        loss, _ = self._loss(params, statistics, ops.astype(images, self.dtype), mode, whole=True)
+        outputs = self.evaluated(params, statistics, images)
+        count = float(images.shape[0])
+        total = ops.astype(loss, np.float64) * count
+        return total, ops.full((), count, np.float64, images.device), self.task.sums(outputs, labels)
+
+    def _outputs_at(self, where: Value, params: nn.Params, statistics: nn.State, mode: nn.Mode) -> Value:
+        """The outputs at points (N, variables) of float64."""
+        stored = ops.astype(where - np.array(self.offset), self.dtype)
+        return self.outputs(params, statistics, ops.reshape(stored, (*where.shape, 1, 1)), mode)[0]
+
+    @property
+    def labels(self) -> Labels:
+        """What the labels of the training part are."""
+        return Labels(len(self.names.variables), len(self.names.outputs), self.task.known)
+
+    def _loss(
+        self,
+        params: nn.Params,
+        statistics: nn.State,
+        images: Value,
+        mode: nn.Mode,
+        kept: Value | None = None,
+        whole: bool = False,
+    ) -> tuple[Value, Value | None]:
+        """The weighted sum of the mean squares of all terms, shape (); with points that are `kept`, in place of
+        `images` for terms that fix no variable, also the weighted sum of the squares at each of these.
+
+        With `whole` the terms have all points, also those that have fewer in a training step.
+        """
+        total, squares = ops.zeros((), self.dtype, images.device), None
+        for place in dict.fromkeys(term.place for term in self.terms):
+            terms = [term for term in self.terms if term.place == place]
+            inside = kept is not None and not terms[0].fixed and terms[0].points is None
+            with scope("points"):
+                most = None if whole else terms[0].points
+                where = placed(images if most is None else images[:most], terms[0].fixed, self.offset)
+            where = kept if inside and kept is not None else where
+            for term, residual in zip(terms, self.residuals(params, statistics, where, mode, terms), strict=True):
+                with scope("loss"):
+                    square = ops.square(residual)
+                    total = total + term.weight * ops.mean(square)
+                    if inside:
+                        squares = term.weight * square if squares is None else squares + term.weight * square
+        return total, squares
+
+    def residuals(
+        self, params: nn.Params, statistics: nn.State, images: Value, mode: nn.Mode, terms: Sequence[Term]
+    ) -> list[Value]:
+        """The values (N,) of the expressions of `terms` at points. All derivatives are computed once."""
+
+        def outputs(where: Value) -> Value:
+            return self.outputs(params, statistics, where, mode)[0]
+
+        needed = [part for term in terms for part in parts(term.expression)]
+        keys = {self._key(part): part.name for part in needed if isinstance(part, Derivative)}
+        found = derivatives(outputs, images, keys)
+        with scope("equation"):
+            values: dict[str, Any] = {name: found[key] for key, name in keys.items()}
+            values |= {name: found[i, ()] for i, name in enumerate(self.names.outputs)}
+            for i, name in enumerate(self.names.variables):
+                values[name] = images[:, i, 0, 0] + self.offset[i]
+            values |= params.get(COEFFICIENTS, {})
+            count = images.shape[0]
+            computed = [evaluate(term.expression, values, FUNCTIONS_OF_VALUES) for term in terms]
+            return [
+                x if isinstance(x, Value) and x.ndim else x + ops.zeros((count,), self.dtype, images.device)
+                for x in computed
+            ]
+
+    def _key(self, part: Derivative) -> Key:
+        variables = self.names.variables
+        return self.names.outputs.index(part.output), tuple(variables.index(name) for name in part.by)
+
+
+def coefficients_of(params: nn.Params) -> dict[str, float]:
+    """The coefficients in a tree of parameters by name; none if there are none."""
+    return {name: float(x) for name, x in params.get(COEFFICIENTS, {}).items()}
+
+
+def placed(images: Value, fixed: Sequence[tuple[int, tuple[float, ...]]], offset: Sequence[float]) -> Value:
+    """Points (N, variables, 1, 1) with fixed values of some variables; point i has value i modulo their number."""
+    if not fixed:
+        return images
+    columns = [images[:, i : i + 1] for i in range(images.shape[1])]
+    index = ops.reshape(ops.arange(images.shape[0], device=images.device), (-1, 1, 1, 1))
+    for variable, values in fixed:
+        column = ops.zeros_like(columns[variable]) + values[0] - offset[variable]
+        turn = ops.remainder(index, len(values))
+        for k, value in enumerate(values[1:], 1):
+            column = ops.where(ops.equal(turn, k), value - offset[variable], column)
+        columns[variable] = column
+    return ops.concatenate(columns, axis=1)
+
+
+def derivatives(f: Callable[[Value], Value], where: Value, keys: Collection[Key]) -> dict[Key, Value]:
+    """The outputs of a function that maps each point for itself, and their derivatives, (N,) each, all at once.
+
+    Args:
+        f: points (N, variables, 1, 1) to outputs (N, outputs).
+        keys: the derivatives that are needed; those on the way to them and the outputs are returned too.
+    """
+
+    def up_to(order: int, x: Value) -> dict[Key, Value]:
+        if not order:
+            outputs = f(x)
+            return {(k, ()): outputs[:, k] for k in range(outputs.shape[1])}
+        heads: dict[Key, set[int]] = {}
+        for output, by in sorted(keys):
+            if len(by) >= order:
+                heads.setdefault((output, by[: order - 1]), set()).add(by[order - 1])
+        known: list[Key] = []
+
+        def lower(y: Value) -> tuple[list[Value], list[Value]]:
+            found = up_to(order - 1, y)
+            known.extend(found)
+            return [found[head] for head in heads], list(found.values())
+
+        recording = Recording("derivatives", lower, (x,), (0,), has_aux=True)
+        found = dict(zip(known, recording.aux, strict=True))
+        for i, ((output, by), variables) in enumerate(heads.items()):
+            seeds: list[Value | None] = [None] * len(heads)
+            seeds[i] = ops.ones_like(recording.primals_out[i])
+            (gradient,) = recording.pull_back(seeds, retain=True)
+            for variable in sorted(variables):
+                found[output, (*by, variable)] = gradient[:, variable, 0, 0]
+        return found
+
+    return up_to(max((len(by) for _, by in keys), default=0), where)
+
+
+def build(cfg: Config, mean: tuple[float, ...], std: tuple[float, ...], scale: float, task: Task) -> Network:
+    """`network.build`, also for a config whose loss is equations."""
+    net = network.build(cfg, mean, std, scale, task)
+    if not isinstance(cfg.loss, Equations):
+        return net
+    own = names(cfg)
+    terms = []
+    for term, expression in zip(cfg.loss.terms, expressions(cfg, cfg.loss.terms), strict=True):
+        fixed = tuple((own.variables.index(name), values) for name, values in term.fixed.items())
+        terms.append(Term(expression, fixed, term.weight, term.points))
+    options = cfg.data.point_options
+    measured = options.measurements_weight if options.measurements is not None else None
+    of_net = {field.name: getattr(net, field.name) for field in fields(net)}
+    until = options.resample_until
+    return EquationNetwork(**of_net, names=own, terms=tuple(terms), measured=measured, until=until)
+
+
+def read_data(cfg: Config) -> DataSet:
+    """The points of a config, with the solution at those of the evaluation if it is known.
+
+    Raises ConfigError for an expression of the solution without a finite value, and DataError as `points.load`.
+    """
+    own, options = names(cfg), cfg.data.point_options
+    assert cfg.data.points is not None
+    box: Box = {name: cfg.data.points[name] for name in own.variables}
+    test, labels = points.grid(box, options.test_points), None
+    if (file := cfg.data.reference_file) is not None:
+        found = points.read_table(Path(file), (*own.variables, *own.outputs))
+        test, labels = found[:, : len(box)], found[:, len(box) :]
+    elif solution := reference(cfg):
+        values = dict(zip(own.variables, test.T, strict=True))
+        with np.errstate(all="ignore"):
+            columns = [evaluate(x, values, FUNCTIONS_OF_NUMPY) for x in solution]
+        labels = np.stack([np.broadcast_to(np.float64(x), (len(test),)) for x in columns], axis=1)
+        if not (finite := np.isfinite(labels).all(axis=1)).all():
+            at = ", ".join(f"{name} = {x:g}" for name, x in zip(own.variables, test[finite.argmin()], strict=True))
+            raise cfg.error_at(("data", "reference"), f"found no finite number at {at}")
+    return points.load(box, own.outputs, cfg.data.batch_size, options, cfg.data.normalize, test, labels)
+
+
+def resampling(cfg: Config, net: Network) -> list[Resampled]:
+    """The change of a batch that draws the points of a step; none for a config without points."""
+    if cfg.data.points is None:
+        return []
+    options = cfg.data.point_options
+    intervals = [cfg.data.points[name] for name in cfg.model.variables]
+    low, high = (
+        tuple(interval[i] - shift for interval, shift in zip(intervals, net.offset, strict=True)) for i in (0, 1)
+    )
+    until = options.resample_until
+    if until is not None and options.resample == "epoch":
+        until = -(-until // options.steps_per_epoch)
+    return [Resampled(low, high, options.sampling == "uniform", options.resample, until)]
