@@ -15,6 +15,7 @@ from adtrain import training
 from adtrain.bench import race as races
 from adtrain.bench.peers import torch_system
 from adtrain.bench.peers.jobs import Checked, Job
+from adtrain.bench.peers.worker import Worker
 from adtrain.bench.timing import machine, roofline
 from adtrain.config.records import plain
 
@@ -83,6 +84,24 @@ def test_a_peer_has_the_same_accuracies(tmp_path: Path, monkeypatch: pytest.Monk
     own, peer = races.run("adtrain", job), races.run(name, job)
     assert [each.accuracy for each in own] == [each.accuracy for each in peer]
     assert own[0].accuracy < own[-1].accuracy
+
+
+def test_a_worker_reads_data_once_for_all_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, read, worker = str(training_runs.write_config(tmp_path)), list[int](), Worker("adtrain", "cpu")
+
+    def observed(cfg: Any) -> Any:
+        read.append(cfg.data.batch_size)
+        return read_ahead(cfg)
+
+    read_ahead = training.read_ahead
+    monkeypatch.setattr(training, "read_ahead", observed)
+    found = []
+    for changes in (["training.seed=3"], ["training.seed=4"], ["training.seed=4", "data.batch_size=7"]):
+        answer = worker.race(path, ["training.epochs=1", *changes])
+        found.append(answer["epochs"][-1][1])
+        trained = training.run(training_runs.prepare(tmp_path, "training.epochs=1", *changes))
+        assert found[-1] == trained.test._asdict()["accuracy"]
+    assert read[1:] == [7]
 
 
 @pytest.mark.needs_torch

@@ -35,6 +35,7 @@ from adtrain.bench.peers.systems import ADTRAIN
 from adtrain.bench.timing.sampling import LONG_S
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError
+from adtrain.data import DataSet
 
 MAXRSS_UNITS_PER_MIB = 2**20 if sys.platform == "darwin" else 2**10
 """ru_maxrss counts bytes on macOS, KiB elsewhere."""
@@ -44,12 +45,16 @@ PR_SET_PDEATHSIG = 1
 
 
 class Worker:
-    """One system on one device, and the work that is set up."""
+    """One system on one device, and the work that is set up.
+
+    `read` has the data of the last race, and the section of the config that they are from.
+    """
 
     def __init__(self, name: str, device: str) -> None:
         self.name, self.device = name, device
         self.call: Callable[[int], float] | None = None
         self.seconds = 0.0
+        self.read: tuple[object, DataSet] | None = None
 
     def step(self, config_name: str, overrides: list[str]) -> dict[str, Any]:
         experiment = training.prepare(config.load(config_name, overrides))
@@ -68,7 +73,11 @@ class Worker:
         return {"losses": losses}
 
     def race(self, config_name: str, overrides: list[str]) -> dict[str, Any]:
-        experiment = training.prepare(config.load(config_name, overrides))
+        cfg = config.load(config_name, overrides)
+        if self.read is None or self.read[0] != cfg.data:
+            self.read = cfg.data, training.read_ahead(cfg)
+        data_set = self.read[1]
+        experiment = training.prepare(cfg, read=lambda: data_set)
         return {"epochs": race.run(self.name, jobs.Job(experiment, self.device))}
 
     def operation(self, case: str, phase: str) -> dict[str, Any]:
