@@ -332,7 +332,7 @@ class Experiment:
         if self.sharding is not None or cfg.plugins or not of_package:
             return None
         of_data = net.input_shape, net.dtype, net.mean, net.std, net.scale, self.steps_per_epoch, self.total_steps
-        seedless = config.dump(cfg.model_copy(update={"training": cfg.training.model_copy(update={"seed": 0})}))
+        seedless = config.dump(cfg.without_seed())
         return PersistentProgramCache(name, self.mode, seedless, net.model, net.task, net.products, of_data)
 
     @property

@@ -23,7 +23,7 @@ import signal
 import sys
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from adtrain.bench.peers import jobs
 from adtrain.bench.peers.processes import Unsupported
 from adtrain.bench.peers.systems import ADTRAIN
 from adtrain.bench.timing.sampling import LONG_S
+from adtrain.config import Config
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError
 from adtrain.data import DataSet
@@ -44,17 +45,22 @@ PR_SET_PDEATHSIG = 1
 """Option of Linux's prctl: the signal that a process gets when its parent dies."""
 
 
-class Worker:
-    """One system on one device, and the work that is set up.
+class Raced(NamedTuple):
+    """What trainings that differ in their seeds have in common: their config, their data, and what trains them."""
 
-    `read` has the data of the last race, and the section of the config that they are from.
-    """
+    config: Config
+    data_set: DataSet
+    racer: Callable[[jobs.Job], list[jobs.Checked]]
+
+
+class Worker:
+    """One system on one device, and the work that is set up."""
 
     def __init__(self, name: str, device: str) -> None:
         self.name, self.device = name, device
         self.call: Callable[[int], float] | None = None
         self.seconds = 0.0
-        self.read: tuple[object, DataSet] | None = None
+        self.raced: Raced | None = None
 
     def step(self, config_name: str, overrides: list[str]) -> dict[str, Any]:
         experiment = training.prepare(config.load(config_name, overrides))
@@ -74,11 +80,13 @@ class Worker:
 
     def race(self, config_name: str, overrides: list[str]) -> dict[str, Any]:
         cfg = config.load(config_name, overrides)
-        if self.read is None or self.read[0] != cfg.data:
-            self.read = cfg.data, training.read_ahead(cfg)
-        data_set = self.read[1]
-        experiment = training.prepare(cfg, read=lambda: data_set)
-        return {"epochs": race.run(self.name, jobs.Job(experiment, self.device))}
+        shared = cfg if cfg.data.validation else cfg.without_seed()  # the seed chooses the validation images
+        before = self.raced if self.raced is not None and self.raced.config == shared else None
+        data_set = training.read_ahead(cfg) if before is None else before.data_set
+        job = jobs.Job(training.prepare(cfg, read=lambda: data_set), self.device)
+        racer = race.racer(self.name, job) if before is None else before.racer
+        self.raced = Raced(shared, data_set, racer)
+        return {"epochs": racer(job)}
 
     def operation(self, case: str, phase: str) -> dict[str, Any]:
         found = jobs.case_of(case, self.device)
@@ -104,6 +112,8 @@ class Worker:
         do = request.pop("do")
         if do != "time":
             self.call, self.seconds = None, 0.0  # free the old work's memory before the new work allocates
+        if do != "race":
+            self.raced = None
         try:
             return {"answer": getattr(self, do)(**request)}
         except Unsupported as reason:
