@@ -46,9 +46,13 @@ def stored(cache: PersistentProgramCache) -> Any:
     return found
 
 
-@pytest.mark.parametrize("name", ["mlp", "resnet"])
-def test_a_cached_program_has_the_stored_kernels_and_memory_plan(name: str) -> None:
-    program, lowering = for_gpu(outline(config.load(name)).step_program(passes=())), Lowering(H200)
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [("mlp", []), ("resnet", []), ("cnn", ["training.precision=bfloat16"])],
+    ids=["mlp", "resnet", "bfloat16"],
+)
+def test_a_cached_program_has_the_stored_kernels_and_memory_plan(name: str, overrides: list[str]) -> None:
+    program, lowering = for_gpu(outline(config.load(name, overrides)).step_program(passes=())), Lowering(H200)
     layout = Layout(program, lowering)
     placed = dict.fromkeys(step.equation for steps, _ in layout.runs(2) for step in steps)
     cache = PersistentProgramCache(name)
