@@ -86,6 +86,14 @@ def test_a_peer_has_the_same_accuracies(tmp_path: Path, monkeypatch: pytest.Monk
     assert own[0].accuracy < own[-1].accuracy
 
 
+@pytest.mark.parametrize(("optimizer", "steps"), [("sgd: {lr: 0.1}", 5), ("muon: {lr: 0.02}", 3)])
+@pytest.mark.parametrize("groups", ["[]", "[{paths: 2.*, lr_factor: 2}]"])
+def test_fewer_first_losses_are_compared_with_muon(tmp_path: Path, optimizer: str, steps: int, groups: str) -> None:
+    path = str(training_runs.write_config(tmp_path))
+    answer = Worker("adtrain", "cpu").step(path, [f"optimizer={{{optimizer}}}", f"parameter_groups={groups}"])
+    assert len(answer["losses"]) == steps
+
+
 def test_a_worker_reads_data_once_for_all_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, read, worker = str(training_runs.write_config(tmp_path)), list[int](), Worker("adtrain", "cpu")
 

@@ -63,15 +63,15 @@ class Worker:
         self.raced: Raced | None = None
 
     def step(self, config_name: str, overrides: list[str]) -> dict[str, Any]:
-        experiment = training.prepare(config.load(config_name, overrides))
-        return self._set_up(jobs.runner(self.name, jobs.Job(experiment, self.device)))
+        job = jobs.Job(training.prepare(config.load(config_name, overrides)), self.device)
+        return self._set_up(jobs.runner(self.name, job), job.compared)
 
     def members(self, config_name: str, overrides: list[str]) -> dict[str, Any]:
-        cfg = config.load(config_name, overrides)
-        return self._set_up(jobs.runner(self.name, jobs.members_job(cfg, self.device), "members"))
+        job = jobs.members_job(config.load(config_name, overrides), self.device)
+        return self._set_up(jobs.runner(self.name, job, "members"), job.compared)
 
-    def _set_up(self, runner: jobs.Runner) -> dict[str, Any]:
-        losses = list(runner.losses()[: jobs.COMPARED])
+    def _set_up(self, runner: jobs.Runner, compared: int) -> dict[str, Any]:
+        losses = list(runner.losses()[:compared])
         if not np.isfinite(losses).all():
             raise AdtrainError(f"{self.name}: the first steps have the losses {losses}, expected finite numbers")
         runner.run(1)
