@@ -175,7 +175,7 @@ def racer(name: str, job: Job) -> Callable[[Job], list[Checked]]:
     Raises Unsupported where the system has no counterpart of something in the job.
     """
     system = SYSTEMS[name]
-    found: Callable[[Job], list[Checked]] = load(system).racer(job, system.form)
+    found: Callable[[Job], list[Checked]] = load(system).race(job, system.form)
     return found
 
 

@@ -158,7 +158,7 @@ class Epochs(Observer):
         self.found.append(Checked(before + epoch.seconds, accuracy(self.job, reached.params, reached.statistics)))
 
 
-def racer(job: Job, form: str) -> Callable[[Job], list[Checked]]:
+def race(job: Job, form: str) -> Callable[[Job], list[Checked]]:
     """A function that trains, and returns the epochs. Its jobs may differ from `job` in their seeds."""
 
     def trained(job: Job) -> list[Checked]:

@@ -352,7 +352,7 @@ def _functions() -> dict[str, Callable[..., Any]]:
     }
 
 
-def racer(job: Job, form: str) -> Callable[[Job], list[Checked]]:
+def race(job: Job, form: str) -> Callable[[Job], list[Checked]]:
     """A function that trains, and returns the epochs. Its jobs may differ from `job` in their seeds.
 
     Raises:
