@@ -15,6 +15,7 @@ from adtrain import training
 from adtrain.bench import race as races
 from adtrain.bench.peers import torch_system
 from adtrain.bench.peers.jobs import Checked, Job
+from adtrain.bench.peers.worker import Worker
 from adtrain.bench.timing import machine, roofline
 from adtrain.config.records import plain
 
@@ -80,9 +81,54 @@ def test_a_peer_has_the_same_accuracies(tmp_path: Path, monkeypatch: pytest.Monk
     layers = "[{conv2d: {out_channels: 4, kernel_size: 3}}, batch_norm2d, relu, flatten, {linear: 3}]"
     options = ["training.precision=float64", "schedule=one_cycle", "model.input=[1, 6, 6]"]
     job = Job(training_runs.prepare(tmp_path, *options, layers=layers), "cpu")
-    own, peer = races.run("adtrain", job), races.run(name, job)
+    own, peer = races.racer("adtrain", job)(job), races.racer(name, job)(job)
     assert [each.accuracy for each in own] == [each.accuracy for each in peer]
     assert own[0].accuracy < own[-1].accuracy
+
+
+@pytest.mark.parametrize(("optimizer", "steps"), [("sgd: {lr: 0.1}", 5), ("muon: {lr: 0.02}", 3)])
+@pytest.mark.parametrize("groups", ["[]", "[{paths: 2.*, lr_factor: 2}]"])
+def test_fewer_first_losses_are_compared_with_muon(tmp_path: Path, optimizer: str, steps: int, groups: str) -> None:
+    path = str(training_runs.write_config(tmp_path))
+    answer = Worker("adtrain", "cpu").step(path, [f"optimizer={{{optimizer}}}", f"parameter_groups={groups}"])
+    assert len(answer["losses"]) == steps
+
+
+def test_a_worker_reads_data_once_for_all_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, read, worker = str(training_runs.write_config(tmp_path)), list[int](), Worker("adtrain", "cpu")
+
+    def observed(cfg: Any) -> Any:
+        read.append(cfg.data.batch_size)
+        return read_ahead(cfg)
+
+    read_ahead = training.read_ahead
+    monkeypatch.setattr(training, "read_ahead", observed)
+    found = []
+    for changes in (["training.seed=3"], ["training.seed=4"], ["training.seed=4", "data.batch_size=7"]):
+        answer = worker.race(path, ["training.epochs=1", *changes])
+        found.append(answer["epochs"][-1][1])
+        trained = training.run(training_runs.prepare(tmp_path, "training.epochs=1", *changes))
+        assert found[-1] == trained.test._asdict()["accuracy"]
+    assert read[1:] == [7]
+
+
+@pytest.mark.needs_torch
+def test_a_peer_trains_from_another_seed_as_if_it_were_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With momentum, running statistics and augmentations."""
+    import torch
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    layers = "[{conv2d: {out_channels: 4, kernel_size: 3}}, batch_norm2d, relu, flatten, {linear: 3}]"
+    options = ["data.augment=[{crop: 1}, {flip: {alternate: true}}]", "optimizer={sgd: {lr: 0.1, momentum: 0.9}}"]
+    seeds = [(*options, "model.input=[1, 6, 6]", f"training.seed={seed}") for seed in (3, 4)]
+    jobs = [Job(training_runs.prepare(tmp_path, *each, layers=layers), "cpu") for each in seeds]
+    first, other = (torch_system.Racer(job, "eager") for job in jobs)
+    first(jobs[0])
+    assert [each.accuracy for each in first(jobs[1])] == [each.accuracy for each in other(jobs[1])]
+    for path, x in first.trained.arrays.items():
+        torch.testing.assert_close(x, other.trained.arrays[path], rtol=0, atol=0)
 
 
 @pytest.mark.needs_torch
@@ -103,7 +149,8 @@ def augmented(folder: Path, augment: str, epoch: int = 1) -> Any:
     import torch
 
     torch.manual_seed(0)
-    return torch_system._augmented(Job(training_runs.prepare(folder, augment), "cpu"), torch.tensor(epoch))
+    job, first_half = Job(training_runs.prepare(folder, augment), "cpu"), torch.rand(90) < 0.5
+    return torch_system._augmented(job, torch.tensor(epoch), first_half)
 
 
 @pytest.mark.needs_torch
@@ -155,6 +202,6 @@ def test_a_peer_has_the_same_accuracies_with_muon_and_parameter_groups(
         "parameter_groups=[{paths: 0.weight, trainable: false}, {paths: 0.bias, lr_factor: 3, weight_decay: 0.1}]",
     ]  # fmt: skip
     job = Job(training_runs.prepare(tmp_path, *options, layers=layers), "cpu")
-    own, peer = races.run("adtrain", job), races.run(name, job)
+    own, peer = races.racer("adtrain", job)(job), races.racer(name, job)(job)
     assert [each.accuracy for each in own] == [each.accuracy for each in peer]
     assert own[0].accuracy < own[-1].accuracy

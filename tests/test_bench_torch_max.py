@@ -80,6 +80,21 @@ def test_images_and_filters_are_channels_last_in_the_fastest_form_only(
     assert found == [channels_last] * (2 * jobs.CHUNK["cpu"])
 
 
+@pytest.mark.parametrize("affine", ["weight", "bias", "true", "false"])
+def test_batch_norm_gets_both_parameters_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, affine: str) -> None:
+    """PyTorch's kernels for GPUs take no other."""
+    layers = f"[{{conv2d: {{out_channels: 4, kernel_size: 3}}}}, {{batch_norm2d: {{affine: {affine}}}}}, flatten, "
+    given, normalize, found = job(tmp_path, layers=f"{layers}{{linear: 3}}]"), torch.nn.functional.batch_norm, set()
+
+    def observed(x: Any, mean: Any, var: Any, weight: Any, bias: Any, *options: Any) -> Any:
+        found.add((weight is None, bias is None))
+        return normalize(x, mean, var, weight, bias, *options)
+
+    monkeypatch.setattr(torch.nn.functional, "batch_norm", observed)
+    steps(given, "eager").losses()
+    assert found == {(affine == "false", affine == "false")}
+
+
 def test_network_that_torch_compile_must_break_fails_with_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,9 +46,13 @@ def stored(cache: PersistentProgramCache) -> Any:
     return found
 
 
-@pytest.mark.parametrize("name", ["mlp", "resnet"])
-def test_a_cached_program_has_the_stored_kernels_and_memory_plan(name: str) -> None:
-    program, lowering = for_gpu(outline(config.load(name)).step_program(passes=())), Lowering(H200)
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [("mlp", []), ("resnet", []), ("cnn", ["training.precision=bfloat16"])],
+    ids=["mlp", "resnet", "bfloat16"],
+)
+def test_a_cached_program_has_the_stored_kernels_and_memory_plan(name: str, overrides: list[str]) -> None:
+    program, lowering = for_gpu(outline(config.load(name, overrides)).step_program(passes=())), Lowering(H200)
     layout = Layout(program, lowering)
     placed = dict.fromkeys(step.equation for steps, _ in layout.runs(2) for step in steps)
     cache = PersistentProgramCache(name)
@@ -236,6 +240,18 @@ def test_a_value_is_written_and_read() -> None:
 def test_an_object_that_is_not_of_the_package_is_not_written(value: Any) -> None:
     with pytest.raises(TypeError):
         program_cache.encoded(value)
+
+
+def test_trainings_from_other_seeds_share_their_programs(tmp_path: Path) -> None:
+    augment = "data.augment=[{flip: {alternate: true}}, {noise: 0.1}]"
+    dropout = "[flatten, {linear: 8}, {dropout: 0.5}, {linear: 3}]"
+    steps = [prepare(tmp_path, augment, f"training.seed={seed}", layers=dropout) for seed in (0, 1)]
+    keys = [experiment._program_cache(name) for experiment in steps for name in ("step", "evaluation")]
+    assert len({x.function_key for x in keys if x is not None}) == 2
+    first, second = (experiment.step_program() for experiment in steps)
+    assert str(first) == str(second)
+    for one, other in zip(first.constants.values(), second.constants.values(), strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
 
 
 def test_values_that_the_key_does_not_cover_are_not_cached(tmp_path: Path) -> None:

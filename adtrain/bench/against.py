@@ -16,7 +16,6 @@ from adtrain.bench.page import charts
 from adtrain.bench.page.charts import Scale
 from adtrain.bench.peers import comparison
 from adtrain.bench.peers.comparison import Progress, Systems
-from adtrain.bench.peers.jobs import COMPARED
 from adtrain.bench.peers.processes import WorkerProcess, started
 from adtrain.bench.peers.systems import ADTRAIN, Choice, precision_of
 from adtrain.bench.result import NamedTime, TimedResult, named
@@ -234,7 +233,7 @@ def _section(row: SystemsStep, scale: Scale) -> Section:
 
     lanes: Column[SystemTime] = Column("", drawn=lane, foot=scale.axis, where="page")
     members = f", a step of all {row.members:,} members" if row.members else ""
-    same = f"the first {COMPARED} losses must equal adtrain's within a relative {row.tolerance:g}"
+    same = f"the first losses must equal adtrain's within a relative {row.tolerance:g}"
     notes = [f"{row.precision}, data on the device; {same}", *_other_precisions(row), *absent(row.skipped, row.failed)]
     table = Table(
         [*STEP[:4], lanes, *STEP[4:]], [SystemTime(row, system) for system in row.times], notes,

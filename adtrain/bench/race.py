@@ -7,12 +7,11 @@ warm-up and evaluation are not counted. After each epoch adtrain computes the te
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import pi, sqrt, tan
 from statistics import mean, median, stdev
-from typing import cast
 
 import numpy as np
 
@@ -170,10 +169,14 @@ def _of_system(i: int, name: str) -> tuple[Column[Sequence[Run]], Column[Sequenc
     )
 
 
-def run(name: str, job: Job) -> list[Checked]:
-    """Train in one system; its epochs. Raises Unsupported where it has no counterpart of something in the job."""
+def racer(name: str, job: Job) -> Callable[[Job], list[Checked]]:
+    """A function that trains in one system, and returns the epochs. Its jobs may differ from `job` in their seeds.
+
+    Raises Unsupported where the system has no counterpart of something in the job.
+    """
     system = SYSTEMS[name]
-    return cast(list[Checked], load(system).race(job, system.form))
+    found: Callable[[Job], list[Checked]] = load(system).race(job, system.form)
+    return found
 
 
 def result(

@@ -439,6 +439,10 @@ class Config(Section):
         """The file of the config and its parsed nodes."""
         return self._source
 
+    def without_seed(self) -> Config:
+        """The config with seed 0, which is equal for trainings that differ in their seeds."""
+        return self.model_copy(update={"training": self.training.model_copy(update={"seed": 0})})
+
     def where(self, path: PathParts) -> str:
         """`file:line:col` of the value at `path`, for error messages."""
         return self._source.root.find(path)[1]

@@ -131,8 +131,8 @@ def _classes_in_folder(part: str, folder: Path, states: list[str]) -> Classes:
                     raise DataError(f"{file.path}: found no regular file, expected an image of class {entry.name!r}")
                 status = file.stat()
                 files.append(ImageFile(file.path, status.st_size))
-                state = status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
-                states += [f"{part}/{entry.name}/{file.name}", *map(str, state)]
+                state = f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
+                states.append(f"{part}/{entry.name}/{file.name}\0{state}")
             if not files:
                 raise DataError(f"{entry.path}: found an empty folder, expected the images of class {entry.name!r}")
     if not classes:

@@ -333,14 +333,18 @@ class Experiment:
         return stage(check, self.passes, cache=self._program_cache("finite check"))
 
     def _program_cache(self, name: str) -> PersistentProgramCache | None:
-        """The cached Programs of the function `name`; None if they depend on code of the user or on ranks."""
+        """The cached Programs of the function `name`; None if they depend on code of the user or on ranks.
+
+        The seed is an argument of the Programs, so all seeds share them.
+        """
         cfg, net = self.config, self.network
         specs = [cfg.model.layers, cfg.loss, cfg.optimizer, cfg.schedule, cfg.training.average, cfg.data.augment]
         of_package = all(target.__module__.partition(".")[0] == "adtrain" for target in targets(specs))
         if self.sharding is not None or cfg.plugins or not of_package:
             return None
         of_data = net.input_shape, net.dtype, net.mean, net.std, net.scale, self.steps_per_epoch, self.total_steps
-        return PersistentProgramCache(name, self.mode, self.config_text, net.model, net.task, net.products, of_data)
+        seedless = config.dump(cfg.without_seed())
+        return PersistentProgramCache(name, self.mode, seedless, net.model, net.task, net.products, of_data)
 
     @property
     def passes(self) -> Sequence[Pass]:

@@ -59,7 +59,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
 INITIAL_WEIGHTS = """\
 `weight_init` of a layer names its initial weights. Biases start at 0. A weight has the shape (out, in, *kernel);
 fan_in = in kh kw and fan_out = out kh kw. `whitening` is for a `conv2d` in the first layer, with groups 1. It takes
-normalized training images with 5,000,000 pixels (4,882 of 32x32), evenly spaced, and adds 0.0005 to each eigenvalue.
+normalized training images with 1,000,000 pixels (976 of 32x32), evenly spaced, and adds 0.0005 to each eigenvalue.
 A patch of c channels has c kh kw numbers, and at most twice as many filters. This
 keeps the filters and trains the bias: `parameter_groups: [{paths: 0.weight, trainable: false}]`.
 """

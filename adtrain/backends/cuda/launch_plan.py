@@ -27,7 +27,7 @@ class WorkSize(NamedTuple):
         elements: of a grid-stride loop; 0 if there are `blocks`.
         blocks: of the grid, in x, y and z.
         threads: of a block; None: as many as give the best occupancy.
-        shared: bytes of dynamic shared memory.
+        shared: bytes of dynamic shared memory. It is a plain int: a Program with a `MemoryLayout` is not cached.
     """
 
     elements: int = 0
@@ -86,7 +86,7 @@ def loops_plan(equation: Equation) -> LaunchPlan:
 def generated_plan(equation: Equation, made: Kernel) -> LaunchPlan:
     """The launch of a generated kernel of an equation."""
     operands = _operands(equation, made.operands)
-    size = WorkSize(0, (made.blocks, made.members, 1), made.threads, made.shared)
+    size = WorkSize(0, (made.blocks, made.members, 1), made.threads, int(made.shared))
     if made.elements:
         size = WorkSize(elements=made.elements)
     scratch = bool(made.scratch)
@@ -171,4 +171,4 @@ def _size(launch: CudaLaunch) -> WorkSize:
     assert launch.blocks is not None, f"{launch.name} names neither elements nor blocks"
     blocks = launch.blocks if isinstance(launch.blocks, tuple) else (launch.blocks,)
     x, y, z = (*blocks, 1, 1)[:3]
-    return WorkSize(0, (x, y, z), launch.threads, launch.shared)
+    return WorkSize(0, (x, y, z), launch.threads, int(launch.shared))

@@ -158,10 +158,15 @@ class Epochs(Observer):
         self.found.append(Checked(before + epoch.seconds, accuracy(self.job, reached.params, reached.statistics)))
 
 
-def race(job: Job, form: str) -> list[Checked]:
-    epochs = Epochs(job)
-    training.run(job.experiment, job.device, [epochs])
-    return epochs.found
+def race(job: Job, form: str) -> Callable[[Job], list[Checked]]:
+    """A function that trains, and returns the epochs. Its jobs may differ from `job` in their seeds."""
+
+    def trained(job: Job) -> list[Checked]:
+        epochs = Epochs(job)
+        training.run(job.experiment, job.device, [epochs])
+        return epochs.found
+
+    return trained
 
 
 def accuracy(job: Job, params: nn.Params, statistics: nn.State) -> float:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adtrain import config, data, nn, ops, training
+from adtrain import config, data, nn, ops, optim, training
 from adtrain.bench.op_table import OpCase, cases
 from adtrain.bench.peers.processes import Unsupported
 from adtrain.bench.peers.systems import ADTRAIN, SYSTEMS, Work, load
@@ -32,8 +32,9 @@ CHUNK = {"cpu": 5, "gpu": 20}
 CHUNKS = 20
 """Calls with different batches; after them the same batches repeat."""
 
-COMPARED = 5
-"""Number of first steps whose losses are compared before timing."""
+COMPARED, COMPARED_WITH_MUON = 5, 3
+"""Numbers of first steps whose losses are compared before timing. A step of Muon makes differences of rounding, and of
+which one of equal pixels is a maximum, about ten times as large."""
 
 
 class Runner(NamedTuple):
@@ -73,6 +74,13 @@ class Job:
         size = self.experiment.full_batch
         epochs = (data.batches(len(self.experiment.train), size, seed, epoch) for epoch in count(1))
         return (batch for epoch in epochs for batch in epoch if len(batch) == size)
+
+    @property
+    def compared(self) -> int:
+        """The number of first steps whose losses are compared."""
+        rule = self.experiment.optimizer
+        rule = rule.rule if isinstance(rule, optim.Grouped) else rule
+        return COMPARED_WITH_MUON if isinstance(rule, optim.Muon) else COMPARED
 
     @cached_property
     def weights(self) -> dict[str, np.ndarray]:

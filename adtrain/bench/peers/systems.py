@@ -28,7 +28,8 @@ class System(NamedTuple):
         devices: where it runs.
         works: the work that the form does. The module PACKAGE_system in this package has a function for each:
             `steps(job, form)` takes training steps; `members(job, form)` those of all networks of a `MembersJob`;
-            `operation(case, phase, device, form)` runs a single operation; `race(job, form)` trains to the end.
+            `operation(case, phase, device, form)` runs a single operation; `race(job, form)` makes a function that
+            trains such jobs to the end.
         in_place_of_float32: the precision in which it computes a config in float32.
     """
 

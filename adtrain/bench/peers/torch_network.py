@@ -51,9 +51,17 @@ def _layer(layer: nn.Module, path: str) -> Apply:
             return lambda a, x: F.interpolate(x, scale_factor=pair(layer.scale_factor), mode=layer.mode)
         case nn.BatchNorm1d() | nn.BatchNorm2d():
             mean, var = f"{path}running_mean", f"{path}running_var"
-            return lambda a, x: F.batch_norm(
-                x, a[mean], a[var], a.get(weight), a.get(bias), True, layer.momentum, layer.eps
-            )
+
+            def normalized(a: Arrays, x: Any) -> Any:
+                factor, summand = a.get(weight), a.get(bias)
+                # Kernels for GPUs take both or none.
+                if factor is None and summand is not None:
+                    factor = torch.ones_like(summand)
+                elif summand is None and factor is not None:
+                    summand = torch.zeros_like(factor)
+                return F.batch_norm(x, a[mean], a[var], factor, summand, True, layer.momentum, layer.eps)
+
+            return normalized
         case nn.RMSNorm():
             given = layer.normalized_shape
             last = len(given) if isinstance(given, tuple) else 1

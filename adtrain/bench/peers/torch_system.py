@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from time import perf_counter
 from typing import Any
@@ -118,13 +118,17 @@ class Training:
 
     def warm_up(self, at: Any, steps: int) -> None:
         """Take steps, and return to the start."""
-        import torch
-
         for _ in range(steps):
             self.step(at)
+        self.restart(self.start)
+
+    def restart(self, arrays: Mapping[str, Any]) -> None:
+        """Begin again from these weights and statistics, by path."""
+        import torch
+
         with torch.no_grad():
-            for path, first in self.start.items():
-                self.arrays[path].copy_(first)
+            for path, first in arrays.items():
+                self.arrays[path].copy_(torch.as_tensor(first))
         for averages in self.update.state.values():
             for x in averages.values():
                 x.zero_()
@@ -348,34 +352,56 @@ def _functions() -> dict[str, Callable[..., Any]]:
     }
 
 
-def race(job: Job, form: str) -> list[Checked]:
-    """The epochs of one training. Raises Unsupported where PyTorch has no counterpart of something in the job."""
-    import torch
+def race(job: Job, form: str) -> Callable[[Job], list[Checked]]:
+    """A function that trains, and returns the epochs. Its jobs may differ from `job` in their seeds.
 
-    torch.manual_seed(job.experiment.config.training.seed)
-    experiment, epoch_number = job.experiment, torch.zeros((), dtype=torch.int64, device=device_of(job.device))
-    trained, factors = Training(job, form, _augmented(job, epoch_number)), _factors(job)
-    if form not in ("eager", "compile"):
-        trained.variable_rate()
-    takes = {}
-    for size in {len(batch) for batch in batches_of(experiment, 1)}:
-        at = torch.arange(size, device=trained.device)
-        takes[size] = trained.repeatable(at)
-        trained.warm_up(at, WARM_UP_STEPS)
-    found, done = list[Checked](), 0
-    for epoch in range(1, experiment.epochs + 1):
-        batches = list(batches_of(experiment, epoch))[: experiment.total_steps - done]
-        start = perf_counter()
-        epoch_number.fill_(epoch)
-        order = torch.tensor(np.concatenate(batches), device=trained.device).split([len(x) for x in batches])
-        for i, at in enumerate(order, done):
-            trained.set_rate(float(factors[i]))
-            loss = takes[len(at)](at)
-        float(loss)
-        seconds = perf_counter() - start + (found[-1].seconds if found else 0.0)
-        done += len(batches)
-        found.append(Checked(seconds, _accuracy(job, trained)))
-    return found
+    Raises:
+        Unsupported: PyTorch has no counterpart of something in the job.
+    """
+    return Racer(job, form)
+
+
+class Racer:
+    """Trains jobs that differ from the first one in their seeds only. The step is compiled, and captured, once."""
+
+    def __init__(self, job: Job, form: str) -> None:
+        import torch
+
+        device = device_of(job.device)
+        self.epoch = torch.zeros((), dtype=torch.int64, device=device)
+        self.first_half = torch.zeros(len(job.experiment.train), dtype=torch.bool, device=device)
+        self.trained = Training(job, form, _augmented(job, self.epoch, self.first_half))
+        self.factors = _factors(job)
+        if form not in ("eager", "compile"):
+            self.trained.variable_rate()
+        self.takes = {}
+        for size in {len(batch) for batch in batches_of(job.experiment, 1)}:
+            at = torch.arange(size, device=device)
+            self.takes[size] = self.trained.repeatable(at)
+            self.trained.warm_up(at, WARM_UP_STEPS)
+
+    def __call__(self, job: Job) -> list[Checked]:
+        """The epochs of a training."""
+        import torch
+
+        experiment, trained = job.experiment, self.trained
+        torch.manual_seed(experiment.config.training.seed)
+        self.first_half.bernoulli_(0.5)
+        trained.restart({**job.weights, **job.statistics})
+        found, done = list[Checked](), 0
+        for epoch in range(1, experiment.epochs + 1):
+            batches = list(batches_of(experiment, epoch))[: experiment.total_steps - done]
+            start = perf_counter()
+            self.epoch.fill_(epoch)
+            order = torch.tensor(np.concatenate(batches), device=trained.device).split([len(x) for x in batches])
+            for i, at in enumerate(order, done):
+                trained.set_rate(float(self.factors[i]))
+                loss = self.takes[len(at)](at)
+            float(loss)
+            seconds = perf_counter() - start + (found[-1].seconds if found else 0.0)
+            done += len(batches)
+            found.append(Checked(seconds, _accuracy(job, trained)))
+        return found
 
 
 def _factors(job: Job) -> np.ndarray:
@@ -384,12 +410,13 @@ def _factors(job: Job) -> np.ndarray:
     return np.array([float(schedule(array(np.int64(i))).numpy()) for i in range(job.experiment.total_steps)])
 
 
-def _augmented(job: Job, epoch: Any) -> Callable[[Any, Any], Any]:
+def _augmented(job: Job, epoch: Any, first_half: Any) -> Callable[[Any, Any], Any]:
     """The config's augmentations as a function of pixels (N, C, H, W) and of their indices.
 
-    `epoch` is a tensor with the number of the epoch. Raises Unsupported for an augmentation without a counterpart.
+    `epoch` is a tensor with the number of the epoch. `first_half` says of each training image whether an alternating
+    flip flips it in the first epoch. Raises Unsupported for an augmentation without a counterpart.
     """
-    changes = [_change(change, job, epoch) for change in job.experiment.augmentations]
+    changes = [_change(change, epoch, first_half) for change in job.experiment.augmentations]
 
     def changed(pixels: Any, at: Any) -> Any:
         for change in changes:
@@ -399,7 +426,7 @@ def _augmented(job: Job, epoch: Any) -> Callable[[Any, Any], Any]:
     return changed
 
 
-def _change(change: augment.Augmentation, job: Job, epoch: Any) -> Callable[[Any, Any], Any]:
+def _change(change: augment.Augmentation, epoch: Any, first_half: Any) -> Callable[[Any, Any], Any]:
     import torch
 
     def crop(x: Any, at: Any) -> Any:
@@ -417,8 +444,6 @@ def _change(change: augment.Augmentation, job: Job, epoch: Any) -> Callable[[Any
     def flip(x: Any, at: Any) -> Any:
         flipped = torch.rand(len(x), device=x.device) < change.probability  # type: ignore[attr-defined]
         return torch.where(flipped[:, None, None, None], x.flip(3), x)
-
-    first_half = torch.rand(len(job.experiment.train), device=epoch.device) < 0.5
 
     def alternate(x: Any, at: Any) -> Any:
         flipped = first_half.index_select(0, at) == (epoch % 2 == 1)

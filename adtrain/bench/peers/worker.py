@@ -23,7 +23,7 @@ import signal
 import sys
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -33,14 +33,24 @@ from adtrain.bench.peers import jobs
 from adtrain.bench.peers.processes import Unsupported
 from adtrain.bench.peers.systems import ADTRAIN
 from adtrain.bench.timing.sampling import LONG_S
+from adtrain.config import Config
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError
+from adtrain.data import DataSet
 
 MAXRSS_UNITS_PER_MIB = 2**20 if sys.platform == "darwin" else 2**10
 """ru_maxrss counts bytes on macOS, KiB elsewhere."""
 
 PR_SET_PDEATHSIG = 1
 """Option of Linux's prctl: the signal that a process gets when its parent dies."""
+
+
+class Raced(NamedTuple):
+    """What trainings that differ in their seeds have in common: their config, their data, and what trains them."""
+
+    config: Config
+    data_set: DataSet
+    racer: Callable[[jobs.Job], list[jobs.Checked]]
 
 
 class Worker:
@@ -50,17 +60,18 @@ class Worker:
         self.name, self.device = name, device
         self.call: Callable[[int], float] | None = None
         self.seconds = 0.0
+        self.raced: Raced | None = None
 
     def step(self, config_name: str, overrides: list[str]) -> dict[str, Any]:
-        experiment = training.prepare(config.load(config_name, overrides))
-        return self._set_up(jobs.runner(self.name, jobs.Job(experiment, self.device)))
+        job = jobs.Job(training.prepare(config.load(config_name, overrides)), self.device)
+        return self._set_up(jobs.runner(self.name, job), job.compared)
 
     def members(self, config_name: str, overrides: list[str]) -> dict[str, Any]:
-        cfg = config.load(config_name, overrides)
-        return self._set_up(jobs.runner(self.name, jobs.members_job(cfg, self.device), "members"))
+        job = jobs.members_job(config.load(config_name, overrides), self.device)
+        return self._set_up(jobs.runner(self.name, job, "members"), job.compared)
 
-    def _set_up(self, runner: jobs.Runner) -> dict[str, Any]:
-        losses = list(runner.losses()[: jobs.COMPARED])
+    def _set_up(self, runner: jobs.Runner, compared: int) -> dict[str, Any]:
+        losses = list(runner.losses()[:compared])
         if not np.isfinite(losses).all():
             raise AdtrainError(f"{self.name}: the first steps have the losses {losses}, expected finite numbers")
         runner.run(1)
@@ -68,8 +79,14 @@ class Worker:
         return {"losses": losses}
 
     def race(self, config_name: str, overrides: list[str]) -> dict[str, Any]:
-        experiment = training.prepare(config.load(config_name, overrides))
-        return {"epochs": race.run(self.name, jobs.Job(experiment, self.device))}
+        cfg = config.load(config_name, overrides)
+        shared = cfg if cfg.data.validation else cfg.without_seed()  # the seed chooses the validation images
+        before = self.raced if self.raced is not None and self.raced.config == shared else None
+        data_set = training.read_ahead(cfg) if before is None else before.data_set
+        job = jobs.Job(training.prepare(cfg, read=lambda: data_set), self.device)
+        racer = race.racer(self.name, job) if before is None else before.racer
+        self.raced = Raced(shared, data_set, racer)
+        return {"epochs": racer(job)}
 
     def operation(self, case: str, phase: str) -> dict[str, Any]:
         found = jobs.case_of(case, self.device)
@@ -95,6 +112,8 @@ class Worker:
         do = request.pop("do")
         if do != "time":
             self.call, self.seconds = None, 0.0  # free the old work's memory before the new work allocates
+        if do != "race":
+            self.raced = None
         try:
             return {"answer": getattr(self, do)(**request)}
         except Unsupported as reason:
