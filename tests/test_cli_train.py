@@ -90,6 +90,7 @@ TYPES: dict[str, Any] = {
     "profiled_step_ms": float,
     "majority_accuracy": float,
     "flops_per_second": float,
+    "coefficients": type(None),
 }
 OP_TYPES = {
     "op": str,
