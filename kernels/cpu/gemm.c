@@ -24,9 +24,12 @@
    is only TILE_ROWS streams), and packed the same way if it is transposed.
 
    Each element is a sum over k in the same order, whatever the block, the tile and the thread that computes it: results
-   do not depend on the number of threads. */
+   do not depend on the number of threads.
+
+   Where there is AMX (amx.h), it computes float32 sums of MIN_AMX_DEPTH numbers or more. */
 
 #define AHEAD (2048 / sizeof(T)) /* in tile.h: as many lines as steps */
+#include "amx.h"
 #include "gemv.h"
 
 enum {
@@ -156,6 +159,110 @@ static void block(const Product *q, int64_t index, Scratch *scratch) {
     }
 }
 
+#ifdef AMX
+/* The same method by AMX. Both operands are packed, a strip of A just before it is used. Where there is AMX, L2 has
+   2 MiB. */
+enum {
+    AMX_DEPTH = 256,
+    AMX_ROWS = 256,
+    AMX_COLUMNS = 512, /* of a block: A is packed again for each block of columns */
+    AMX_LD = AMX_COLUMNS + 16, /* not a power of two */
+    STRIP_PAIRS = AMX_DEPTH / CHUNK * CHUNK_PAIRS,
+};
+
+typedef struct {
+    uint32_t strip[STRIP_PAIRS], panels[AMX_COLUMNS / LINES * STRIP_PAIRS];
+    T c[AMX_ROWS * AMX_LD];
+    Lines ahead;
+    const T *packed; /* the source of the panels */
+    T total[];
+} __attribute__((aligned(64))) AmxScratch;
+
+_Static_assert(sizeof(AmxScratch) <= SCRATCH_BYTES && AMX_ROWS * AMX_LD * sizeof(T) <= TOTAL_BYTES &&
+                   GROUP * AMX_DEPTH >= LONG_SUM,
+               "MEMORY of adtrain/lowering/cpu/gemm.py");
+
+static void choose_amx_blocks(Product *q, int64_t batch, int64_t threads) {
+    const int64_t strips = ceil_div(q->m, LINES), panels = ceil_div(q->n, LINES), work = batch * q->m * q->n * q->k;
+    q->slices = ceil_div(q->k, AMX_DEPTH);
+    q->down = ceil_div(q->m, AMX_ROWS);
+    q->across = ceil_div(q->n, AMX_COLUMNS);
+    if (threads == 1 || work < MIN_WORK) return;
+    /* The same number of blocks for each thread, up to four to balance the load. The longer side is split, so that less
+       is packed twice. */
+    const int64_t wanted = threads * min_i64(max_i64(work / (64 * MIN_WORK * threads), 1), 4);
+    for (int64_t blocks; blocks = batch * q->down * q->across,
+         blocks < wanted || (blocks % threads != 0 && blocks < 16 * threads);) {
+        const bool by_rows = q->down < strips, by_columns = q->across < panels;
+        if (!by_rows && !by_columns) break;
+        if (by_rows && (!by_columns || strips / q->down > panels / q->across))
+            q->down++;
+        else
+            q->across++;
+    }
+}
+
+/* Computes results that are not finite from the definition: an operand may be finite, but not as bfloat16. */
+static void compute_again(const Product *q, int64_t z, int64_t row, int64_t column, int64_t rows, int64_t columns, T *c,
+                          int64_t ld) {
+    const T *a = q->a + z * q->m * q->k, *b = q->b + z * q->k * q->n;
+    for (int64_t i = 0; i < rows; i++, c += ld) {
+        if (all_finite(c, columns)) continue;
+        for (int64_t j = 0; j < columns; j++) {
+            if (all_finite(c + j, 1)) continue;
+            c[j] = 0;
+            for (int64_t p = 0; p < q->k; p++)
+                c[j] += a[q->transpose_a ? p * q->m + row + i : (row + i) * q->k + p] *
+                        b[q->transpose_b ? (column + j) * q->k + p : p * q->n + column + j];
+        }
+    }
+}
+
+/* Block `index` of C. Blocks that follow one another share the panels of B where there is one slice. */
+static void amx_block(const Product *q, int64_t index, AmxScratch *scratch) {
+    const int64_t y = index % q->down, x = index / q->down % q->across, z = index / q->down / q->across;
+    const int64_t all_strips = ceil_div(q->m, LINES), all_panels = ceil_div(q->n, LINES);
+    const int64_t row = part_begin(all_strips, q->down, y) * LINES;
+    const int64_t column = part_begin(all_panels, q->across, x) * LINES;
+    const int64_t rows = min_i64(q->m, part_begin(all_strips, q->down, y + 1) * LINES) - row;
+    const int64_t columns = min_i64(q->n, part_begin(all_panels, q->across, x + 1) * LINES) - column;
+    const int64_t lda = q->transpose_a ? q->m : q->k, ldb = q->transpose_b ? q->k : q->n, ldc = q->c ? q->n : AMX_LD;
+    const int64_t slices = q->slices, chunks = ceil_div(q->k, CHUNK);
+    for (int64_t s = 0; s < slices; s++) {
+        const int64_t p = part_begin(chunks, slices, s) * CHUNK;
+        const int64_t depth = min_i64(q->k, part_begin(chunks, slices, s + 1) * CHUNK) - p;
+        const int64_t pairs = ceil_div(depth, CHUNK) * CHUNK_PAIRS; /* of a strip or a panel */
+        const T *a = q->a + z * q->m * q->k + (q->transpose_a ? p * lda + row : row * lda + p);
+        const T *b = q->b + z * q->k * q->n + (q->transpose_b ? column * ldb + p : p * ldb + column);
+        for (int64_t j = 0; scratch->packed != b && j < columns; j += LINES)
+            pack_panel(b + (q->transpose_b ? j * ldb : j), ldb, q->transpose_b, min_i64(LINES, columns - j), depth,
+                       scratch->panels + j / LINES * pairs);
+        scratch->packed = b;
+        for (int64_t i = 0; i < rows; i += LINES) {
+            const int64_t height = min_i64(LINES, rows - i);
+            /* Without C, scratch memory holds the block, or only a strip where there are no slices to add up. */
+            T *c = q->c ? q->c + z * q->m * q->n + (row + i) * ldc + column : scratch->c + (slices > 1 ? i * ldc : 0);
+            pack_strip(a + (q->transpose_a ? i : i * lda), lda, !q->transpose_a, height, depth, scratch->strip);
+            for (int64_t j = 0; j < columns; j += LINES) {
+                const int64_t width = min_i64(LINES, columns - j), at = (z * q->m + row + i) * q->n + column + j;
+                int64_t count = q->c ? add_lines(scratch->ahead.lines, 0, c + j, ldc, height, width) : 0;
+                for (int64_t x = 0; q->epilogue && s == slices - 1 && x < q->epilogue->ahead_count; x++)
+                    count = add_lines(scratch->ahead.lines, count, q->epilogue->ahead[x] + at, q->n, height, width);
+                scratch->ahead.count = count;
+                amx_tile(height, width, depth, scratch->strip, scratch->panels + j / LINES * pairs, c + j, ldc,
+                         s % GROUP > 0, &scratch->ahead);
+            }
+            for (int64_t r = 0; ends_group(s, slices) && r < height; r++)
+                add_group(s, slices, columns, c + r * ldc, scratch->total + (i + r) * AMX_LD);
+            if (s < slices - 1) continue;
+            compute_again(q, z, row + i, column, height, columns, c, ldc);
+            if (q->epilogue)
+                q->epilogue->function(q->epilogue->context, c, ldc, z * q->m + row + i, column, height, columns);
+        }
+    }
+}
+#endif
+
 /* C[batch][m][n] = op(A) op(B): A is [batch][m][k], or with transpose_a [batch][k][m]; B is [batch][k][n], or with
    transpose_b [batch][n][k]. With an epilogue c may be NULL if the product itself is not needed. */
 void FN(gemm)(const Team *team, const T *a, const T *b, T *c, int64_t batch, int64_t m, int64_t n, int64_t k,
@@ -175,6 +282,18 @@ void FN(gemm)(const Team *team, const T *a, const T *b, T *c, int64_t batch, int
         return;
     }
     Product q = {a, b, c, m, n, k, transpose_a, transpose_b, epilogue, 0, 0};
+#ifdef AMX
+    if (k >= MIN_AMX_DEPTH) {
+        choose_amx_blocks(&q, batch, team->threads);
+        AmxScratch *scratch = (AmxScratch *)team->scratch;
+        scratch->packed = NULL;
+        begin_tiles();
+#pragma omp for schedule(dynamic) nowait
+        for (int64_t i = 0; i < batch * q.down * q.across; i++) amx_block(&q, i, scratch);
+        end_tiles();
+        return;
+    }
+#endif
     choose_blocks(&q, batch, team->threads);
     Scratch *scratch = (Scratch *)team->scratch;
     scratch->packed_a = scratch->packed_b = NULL;
