@@ -87,6 +87,10 @@ CONVOLUTIONS: list[tuple[tuple[int, ...], tuple[int, int, int], dict[str, Any]]]
     ((2, 32, 7, 6), (16, 1, 1), {"stride": 2}), ((2, 16, 11, 8), (48, 4, 5), {"padding": (0, 3), "stride": (3, 2)}),
     ((3, 1, 28, 28), (16, 3, 3), {"padding": 1, "stride": 2}), ((2, 3, 14, 14), (7, 5, 5), {}),
     ((2, 1, 9, 9), (5, 3, 3), {}), ((2, 1, 9, 5), (5, 3, 3), {"padding": (1, 0)}),  # rows shorter than a vector
+    # Matrix products over many images.
+    ((15, 65, 3, 3), (64, 3, 3), {"padding": 1}), ((9, 64, 7, 8), (66, 3, 2), {"padding": (1, 0), "stride": 2}),
+    ((17, 64, 6, 5), (64, 2, 3), {"padding": (0, 1), "dilation": (3, 1)}), ((33, 64, 2, 4), (70, 1, 1), {}),
+    ((3, 64, 8, 8), (64, 3, 3), {"padding": 1}),
 ]  # fmt: skip
 
 

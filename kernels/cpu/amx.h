@@ -7,8 +7,8 @@
    multiply-adds: the matrix unit adds 32 products before it adds to the result.
 
    Two kinds of numbers need care. A number that is not finite, or not finite as bfloat16, gives a result that is not
-   finite; callers compute such results again. AMX takes subnormal numbers for 0. So numbers below 2^-110 lose their last
-   bits, and results below 2^-126 are 0.
+   finite; callers compute such results again. AMX takes subnormal numbers for 0. So numbers below 2^-110 lose their
+   last bits, and results below 2^-126 are 0.
 
    A tile register has 16 rows of 64 bytes. TILE_MULTIPLY adds to a tile of C, 16 x 16 numbers, the product of a tile of
    A, [row][k], and a tile of B, [k / 2][column][k % 2], both with 32 bfloat16 numbers along k. So the unit of packed
