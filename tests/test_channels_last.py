@@ -104,6 +104,15 @@ def residual_network() -> list[nn.Module]:
     return [convolution(), nn.BatchNorm2d(), nn.ReLU(), nn.Residual(body, shortcut=shortcut), *head]
 
 
+def inverted_residual_network() -> list[nn.Module]:
+    def block(kernel: int, channels: int, stride: int) -> list[nn.Module]:
+        wide = nn.Conv2d(channels, kernel_size=1), nn.BatchNorm2d(), nn.ReLU()
+        depth = nn.Conv2d(channels, kernel_size=kernel, padding=kernel // 2, stride=stride, groups=channels)
+        return [*wide, depth, nn.BatchNorm2d(), nn.ReLU(), nn.Conv2d(8, kernel_size=1)]
+
+    return [*block(3, 24, 2), residual(*block(5, 20, 1))]
+
+
 def pooled_network() -> list[nn.Module]:
     block = convolution(), nn.MaxPool2d(2), nn.BatchNorm2d(), nn.GELU(), nn.AvgPool2d(3, stride=1, padding=1)
     return [*block, *block]
@@ -113,6 +122,8 @@ LAYERS = st.sampled_from(
     [
         convolution(),
         nn.Conv2d(8, kernel_size=1, bias=False),
+        nn.Conv2d(8, kernel_size=3, padding=1, groups=8),
+        nn.Conv2d(8, kernel_size=1, groups=4),
         nn.ReLU(),
         nn.GELU(),
         nn.BatchNorm2d(),
@@ -135,7 +146,7 @@ def test_random_networks_compute_the_same(examples: int) -> None:
     check_examples(examples, check, st.lists(LAYERS, min_size=1, max_size=4))
 
 
-@pytest.mark.parametrize("network", [residual_network, pooled_network])
+@pytest.mark.parametrize("network", [residual_network, pooled_network, inverted_residual_network])
 @pytest.mark.parametrize("channels", [3, 8])
 def test_only_the_input_of_a_network_is_transposed(network: Callable[[], list[nn.Module]], channels: int) -> None:
     program, arguments = training(network(), (channels, 12, 12))

@@ -20,7 +20,8 @@ from adtrain.core.primitive import PRIMITIVES, Primitive
 from adtrain.core.program import Equation, Variable
 from adtrain.core.target import Target
 from adtrain.core.types import BITS, ArrayType
-from adtrain.lowering.cuda.conv.bfloat16 import MAX_POSITION, Bfloat16Conv, Direction, conv2d, input_grad
+from adtrain.lowering.cuda.conv.bfloat16 import MAX_POSITION, Bfloat16Conv, conv2d, input_grad
+from adtrain.lowering.cuda.conv.problem import Direction
 from adtrain.lowering.cuda.gemm.bfloat16 import GATHER_TILES, TF32_TILES, TILES, TILES_OF_TERMS, Bfloat16Tile
 from adtrain.ops.conv import Window
 

@@ -23,7 +23,8 @@ from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
 from adtrain.core.target import Target
 from adtrain.core.types import BITS
-from adtrain.lowering.cuda.conv.bfloat16 import Bfloat16Conv, Direction
+from adtrain.lowering.cuda.conv.bfloat16 import Bfloat16Conv
+from adtrain.lowering.cuda.conv.problem import Direction
 from adtrain.lowering.cuda.gemm.bfloat16 import TILES, with_column_sums
 from adtrain.ops.conv import Window
 

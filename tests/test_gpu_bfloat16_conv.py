@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from product_samples import NOISE, ROUNDINGS, errors, sequential_fma
 from test_cuda_bfloat16_conv_on_host import KINDS, TOLERANCES, primitive_of, problem, product_of_pixels, tiles
 
-from adtrain.lowering.cuda.conv.bfloat16 import Direction
+from adtrain.lowering.cuda.conv.problem import Direction
 from adtrain.lowering.cuda.gemm.bfloat16 import GATHER_TILES, TILE_K, TILES
 from adtrain.ops.conv import Window
 

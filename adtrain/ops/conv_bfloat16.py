@@ -11,7 +11,7 @@ float32, which the kernel rounds. The kernel takes such operands only if their r
 input gradient are (C, KH, KW, O), and there is no weight gradient.
 
 The pass `channels_last` replaces convolutions by these equations. It runs after differentiation, so they have no
-derivatives. Window.groups is 1.
+derivatives. With several groups the filters are (O, KH, KW, C / groups), as in `ops.conv`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,12 @@ def _of_images(of: Primitive, pixels: bool, axes: tuple[str, str, str], operand_
         return of.cost(operands(*inputs), params).flops
 
     of_filters = axes[1][::-1] if by_filter else axes[1]
-    labels = ",".join([axes[0]] * count + [of_filters] * count) + "->" + axes[2]
+
+    def labels(*inputs: Any, window: Any, **params: Any) -> str:
+        by_channel = of is not input_grad_p or window.groups == 1
+        x, w, out = (axes[0], of_filters, axes[2]) if by_channel else ("....", "....", "..")
+        return ",".join([x] * count + [w] * count) + "->" + out
+
     return Primitive(name, shape, reference, flops=flops, traits=(Trait.MATMUL,), axes=labels)
 
 

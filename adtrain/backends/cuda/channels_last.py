@@ -12,8 +12,9 @@ and concatenations. `flatten_rows` then makes equations of matrices of them, so 
 sums over images and their pixels become sums over rows.
 
 A value is transposed where an equation needs the other layout: inputs and outputs of the Program, a flatten layer, a
-convolution of groups. It is transposed once, whatever the number of its readers. Weights are transposed too:
-(O, C, KH, KW) to (O, KH, KW, C), and their gradients back. A transpose that only moves axes of length 1 is a reshape.
+convolution of groups of several channels. It is transposed once, whatever the number of its readers. Weights are
+transposed too: (O, C, KH, KW) to (O, KH, KW, C), and their gradients back. A transpose that only moves axes of length 1
+is a reshape.
 
 Batch norm is decomposed into equations on the matrix. Its mean and variance follow from two sums over the rows, which
 one kernel computes. Large results of convolutions in bfloat16 are rounded where they are stored, so their squares are
@@ -118,7 +119,8 @@ def _fastest(program: Program, layers: Sequence[set[Equation]], target: Target) 
     chosen = {e for layer in layers for e in layer}
     best = cycles(chosen)
     for layer in layers:
-        if min(v.type.shape[1] for e in layer for v in e.inputs) < WIDE and (found := cycles(chosen - layer)) < best:
+        channels = (v.type.shape[1] for e in layer for v in _images(e) if v in e.inputs)
+        if min(channels) < WIDE and (found := cycles(chosen - layer)) < best:
             chosen, best = chosen - layer, found
     return chosen if best < cycles(set()) else set()
 
@@ -158,13 +160,25 @@ def _kernels(e: Equation, target: Target) -> Sequence[CudaKernel]:
 
 def _has_kernel(e: Equation, target: Target) -> bool:
     """Whether there are kernels for a convolution of images that are channels last."""
-    if e.primitive.name not in CONVOLUTIONS or e.params["window"].groups > 1:
+    if e.primitive.name not in CONVOLUTIONS or (e.params["window"].groups > 1 and not _is_depthwise(e)):
         return False
     if any(v.type.dtype != np.float32 or v.members for v in e.inputs):
         return False
     dtype = np.dtype(np.float32) if _operand_format(e) == TF32 else BITS
     types = (ArrayType(shape, dtype) for shape in _operand_shapes(e) for _ in range(TERMS[_operand_format(e)]))
-    return bool(cuda_kernels(_of_terms(e), target, *types, **e.params))
+    return bool(cuda_kernels(_of_terms(e), target, *types, **_params_of_terms(e)))
+
+
+def _images(convolution: Equation) -> tuple[Variable, Variable]:
+    """The two images of a convolution or gradient, of which the last may be its result."""
+    x, other = convolution.inputs
+    return x, other if convolution.primitive.name == "conv2d_weight_grad" else convolution.outputs[0]
+
+
+def _is_depthwise(convolution: Equation) -> bool:
+    """Whether each channel of the input and each filter is a group."""
+    groups = convolution.params["window"].groups
+    return groups > 1 and all(v.type.shape[1] == groups for v in _images(convolution))
 
 
 def _operand_format(convolution: Equation) -> str:
@@ -183,12 +197,19 @@ def _of_terms(convolution: Equation) -> str:
     return f"{convolution.primitive.name}_{_operand_format(convolution)}"
 
 
+def _params_of_terms(e: Equation) -> Mapping[str, Any]:
+    """The parameters of the primitive that computes it from terms. The groups of channels of zeros are counted."""
+    window = e.params["window"]
+    groups = _rounded_up(window.groups) if _is_depthwise(e) else 1
+    return {**e.params, "window": window._replace(groups=groups), "precision": _operand_format(e)}
+
+
 def _operand_shapes(e: Equation) -> list[Shape]:
     """The shapes of the operands of a convolution, channels last. All numbers of channels are rounded up."""
     shapes = [permuted(v.type.shape, NHWC) for v in e.inputs]
     padded = [(*shape[:-1], _rounded_up(shape[-1])) for shape in shapes]
     if e.primitive.name != "conv2d_weight_grad":
-        padded[1] = (_rounded_up(shapes[1][0]), *padded[1][1:])
+        padded[1] = (_rounded_up(shapes[1][0]), *(shapes if _is_depthwise(e) else padded)[1][1:])
     if _by_filter(e):
         padded[1] = permuted(padded[1], BY_FILTER)
     return padded
@@ -413,10 +434,12 @@ class _Writer:
         """A convolution, or a gradient of one. Its result is cut if numbers of channels were rounded up."""
         (out,), shapes = e.outputs, _operand_shapes(e)
         inputs = tuple(x for v, shape in zip(e.inputs, shapes, strict=True) for x in self._operand(v, shape, e))
-        y = self._made(e, _of_terms(e), inputs, **{**e.params, "precision": _operand_format(e)})
+        params = _params_of_terms(e)
+        y = self._made(e, _of_terms(e), inputs, **params)
         shape = permuted(out.type.shape, NHWC)
         of_filters = e.primitive.name == "conv2d_weight_grad"
-        whole = (y.type.shape[0], *shape[1:3], inputs[0].type.shape[3]) if of_filters else y.type.shape
+        channels = inputs[0].type.shape[3] // params["window"].groups
+        whole = (y.type.shape[0], *shape[1:3], channels) if of_filters else y.type.shape
         kept = shape if of_filters else (whole[0], shape[3])
         if of_filters:
             y = self._made(e, "reshape", (y,), shape=whole)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from enum import IntEnum
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
@@ -17,6 +16,8 @@ from typing import Any, NamedTuple
 from adtrain.core.kernel import CudaKernel, Im2col, TensorMap
 from adtrain.core.target import Target
 from adtrain.core.types import BITS
+from adtrain.lowering.cuda.conv.depthwise import DepthwiseConv
+from adtrain.lowering.cuda.conv.problem import Direction
 from adtrain.lowering.cuda.gemm.bfloat16 import (
     BOXES,
     FLOAT32,
@@ -43,14 +44,6 @@ MAX_GATHERED = 1 << 31
 """Images that are gathered have fewer elements: their offsets fit 32 bits."""
 UNEVEN = 192
 """Columns of a tile that is slower than others. It is a candidate only where it divides the columns of the result."""
-
-
-class Direction(IntEnum):
-    """What is computed, as the macros of the kernel."""
-
-    FORWARD = 0
-    INPUT_GRAD = 1
-    WEIGHT_GRAD = 2
 
 
 def last_position(phase: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
@@ -236,15 +229,19 @@ def _rule(direction: Direction, shapes: Callable[..., tuple[Any, Any, Any]]) -> 
     """The rule of a primitive. ``shapes`` returns those of the input, the output and the kernel."""
 
     def candidates(target: Target, *operands: Any, window: Any, precision: str, **size: Any) -> Sequence[CudaKernel]:
-        if target.capability != CAPABILITY or target.by_member or window.groups != 1:
+        if target.capability != CAPABILITY or target.by_member:
             return []
         terms, in_tf32 = len(operands) // 2, operands[0].dtype != BITS
         a, b = operands[0].shape, operands[terms].shape
         if in_tf32 and direction == Direction.INPUT_GRAD:
             b = (b[3], *b[1:3], b[0])
-        conv = Bfloat16Conv(direction, *shapes(a, b, window, *size.values()), window, terms, in_tf32)
-        if 0 in conv.images or 0 in conv.outputs:
+        sizes = images, outputs, _ = shapes(a, b, window, *size.values())
+        if 0 in images or 0 in outputs:
             return []
+        if window.groups > 1:
+            depthwise = DepthwiseConv(direction, *sizes, window)
+            return depthwise.kernels(target) if precision == "bfloat16" and depthwise.fits() else []
+        conv = Bfloat16Conv(direction, *sizes, window, terms, in_tf32)
         convs = [conv] if conv.fits() else []
         gathering = conv._replace(gathers=True)
         if gathering.fits() and (not convs or min(conv.images[3], conv.outputs[3]) < BOXES[0]):
@@ -262,5 +259,5 @@ def _forward_shapes(x: Any, w: Any, window: Any) -> tuple[Any, Any, Any]:
 
 
 conv2d = _rule(Direction.FORWARD, _forward_shapes)
-input_grad = _rule(Direction.INPUT_GRAD, lambda g, w, window, size: ((g[0], *size, w[3]), g, w[1:3]))
+input_grad = _rule(Direction.INPUT_GRAD, lambda g, w, window, size: ((g[0], *size, w[3] * window.groups), g, w[1:3]))
 weight_grad = _rule(Direction.WEIGHT_GRAD, lambda x, g, window, size: (x, g, tuple(size)))
