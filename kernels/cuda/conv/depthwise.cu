@@ -3,8 +3,8 @@
 //
 // They are bound by memory traffic, and L1 serves the pixels that several taps read. A thread computes CHUNK channels of STRIP
 // neighbouring pixels of the result. So it reads each chunk of a row of pixels once for all taps of a row of the filter. For a
-// weight gradient it adds the products of all its strips of g with TAP_ROWS rows of taps. The threads of a block are added in a
-// fixed order, then blocks.
+// weight gradient it adds the products of all its strips of g with TAP_ROWS rows of taps. These sums, and those of an epilogue
+// (Epilogue::SUMS), are added over the threads of a block in a fixed order. Another launch adds those of all blocks.
 //
 // Macros (DepthwiseConv in conv/depthwise.py): DIRECTION; kernel KH x KW, stride SH x SW, padding PH x PW, dilation DH x DW;
 // IMAGE_H x IMAGE_W, OUTPUT_H x OUTPUT_W: the lengths of x and y; CHANNELS. STRIP; TAP_ROWS. A block has BLOCK_CHUNKS chunks of
@@ -84,23 +84,90 @@ __device__ __forceinline__ void add_products(T (&sums)[CHUNK], const Numbers &a,
     for (int k = 0; k < CHUNK; k++) sums[k] = fma(a.lane[k], b.lane[k], sums[k]);
 }
 
+// Adds CHUNK numbers of each thread over the threads with the same channels, in order. For each channel of the block one of them
+// calls store(channel, sum); channels are numbered from 0.
+template <class Store> __device__ __forceinline__ void add_over_threads(const T (&numbers)[CHUNK], const Store &store) {
+    __shared__ T added[BLOCK_STRIPS * BLOCK_ROWS][BLOCK_CHUNKS * CHUNK];
+    #pragma unroll
+    for (int k = 0; k < CHUNK; k++) added[threadIdx.x / BLOCK_CHUNKS][own_chunk() * CHUNK + k] = numbers[k];
+    __syncthreads();
+    for (int own = threadIdx.x; own < BLOCK_CHUNKS * CHUNK; own += THREADS) {
+        T sum = 0;
+        #pragma unroll 8 // loads in flight
+        for (int i = 0; i < BLOCK_STRIPS * BLOCK_ROWS; i++) sum += added[i][own];
+        store(own, sum);
+    }
+    __syncthreads();
+}
+
 #if DIRECTION < 2
-constexpr int WIDE = CHUNK < Epilogue::WIDEST ? CHUNK : Epilogue::WIDEST, PARTS = CHUNK / WIDE;
+// The results of a thread for its strips, and the sums of what the epilogue adds.
+template <class Out> struct Results {
+    static constexpr int WIDE = CHUNK < Out::WIDEST ? CHUNK : Out::WIDEST, PARTS = CHUNK / WIDE;
+    static constexpr int SUMS = Out::SUMS > 0 ? Out::SUMS : 1;
+    typedef typename Out::template Aux<WIDE> Aux;
+
+    const Out &out;
+    T totals[SUMS][CHUNK] = {};
+
+    __device__ __forceinline__ void store(const Strip &strip, const T (&sums)[STRIP][CHUNK]) {
+        Aux aux[STRIP][PARTS];
+        #pragma unroll
+        for (int i = 0; i < STRIP; i++)
+            #pragma unroll
+            for (int p = 0; p < PARTS; p++)
+                if (strip.x + i < COLUMNS)
+                    aux[i][p] = out.template load_aux<WIDE>(0, strip.pixel(i), strip.channel + p * WIDE, index(strip, i, p));
+        #pragma unroll
+        for (int i = 0; i < STRIP; i++)
+            #pragma unroll
+            for (int p = 0; p < PARTS; p++) {
+                T value[WIDE];
+                #pragma unroll
+                for (int k = 0; k < WIDE; k++) value[k] = sums[i][p * WIDE + k];
+                if (strip.x + i < COLUMNS) write(aux[i][p], strip, i, p, value);
+            }
+    }
+    // Writes the totals of the block: sums[block][sum][channel].
+    __device__ __forceinline__ void store_totals(int first, T *sums) const {
+        #pragma unroll
+        for (int n = 0; n < Out::SUMS; n++)
+            add_over_threads(totals[n], [&](int channel, T sum) {
+                const int64_t row = (int64_t)blockIdx.x * SUMS + n;
+                if (first + channel < CHANNELS) sums[row * CHANNELS + first + channel] = sum;
+            });
+    }
+
+  private:
+    __device__ __forceinline__ static int64_t index(const Strip &strip, int i, int part) {
+        return (int64_t)strip.pixel(i) * CHANNELS + strip.channel + part * WIDE;
+    }
+    __device__ __forceinline__ void write(const Aux &aux, const Strip &strip, int i, int part, const T (&value)[WIDE]) {
+        if constexpr (Out::SUMS == 0) {
+            out.write(aux, index(strip, i, part), value);
+        } else {
+            T addends[SUMS][WIDE];
+            out.write(aux, index(strip, i, part), strip.channel + part * WIDE, value, addends);
+            #pragma unroll
+            for (int k = 0; k < SUMS * WIDE; k++) totals[k / WIDE][part * WIDE + k % WIDE] += addends[k / WIDE][k % WIDE];
+        }
+    }
+};
 
 // A convolution, or the gradient of its input. Blocks of a row of the grid have the same channels.
 KERNEL __launch_bounds__(THREADS, RESIDENT) depthwise_conv(
-    const bfloat16 *images, const bfloat16 *filters, const Epilogue epilogue, int64_t batch) {
+    const bfloat16 *images, const bfloat16 *filters, const Epilogue epilogue, int64_t batch, char *scratch) {
     wait_for_inputs();
     __align__(16) __shared__ T weights[TAPS][BLOCK_CHUNKS * CHUNK];
-    const int first = blockIdx.y * BLOCK_CHUNKS * CHUNK, channel = first + own_chunk() * CHUNK;
+    const int first = blockIdx.y * BLOCK_CHUNKS * CHUNK, count = tiles(batch);
     for (int i = threadIdx.x; i < TAPS * BLOCK_CHUNKS * CHUNK; i += THREADS) {
         const int own = i / TAPS, tap = i % TAPS;
         weights[tap][own] = first + own < CHANNELS ? (T)filters[(first + own) * TAPS + tap] : (T)0;
     }
     __syncthreads();
-    const int count = tiles(batch);
+    Results<Epilogue> results = {epilogue};
     for (int tile = blockIdx.x; tile < count; tile += gridDim.x) {
-        const Strip strip(tile, batch, channel);
+        const Strip strip(tile, batch, first + own_chunk() * CHUNK);
         if (!strip.inside) continue;
         T sums[STRIP][CHUNK] = {};
         #pragma unroll 1
@@ -112,24 +179,9 @@ KERNEL __launch_bounds__(THREADS, RESIDENT) depthwise_conv(
             for (int s = 0; s < KW; s++) taps[s] = load<T, CHUNK>(&weights[r * KW + s][own_chunk() * CHUNK]);
             strip.multiply(images, row, [&](int i, int s, const Numbers &x) { add_products(sums[i], x, taps[s]); });
         }
-        const auto index = [&](int i, int part) { return (int64_t)strip.pixel(i) * CHANNELS + channel + part * WIDE; };
-        Epilogue::Aux<WIDE> aux[STRIP][PARTS];
-        #pragma unroll
-        for (int i = 0; i < STRIP; i++)
-            #pragma unroll
-            for (int p = 0; p < PARTS; p++)
-                if (strip.x + i < COLUMNS)
-                    aux[i][p] = epilogue.load_aux<WIDE>(0, strip.pixel(i), channel + p * WIDE, index(i, p));
-        #pragma unroll
-        for (int i = 0; i < STRIP; i++)
-            #pragma unroll
-            for (int p = 0; p < PARTS; p++) {
-                T value[WIDE];
-                #pragma unroll
-                for (int k = 0; k < WIDE; k++) value[k] = sums[i][p * WIDE + k];
-                if (strip.x + i < COLUMNS) epilogue.write(aux[i][p], index(i, p), value);
-            }
+        results.store(strip, sums);
     }
+    results.store_totals(first, (T *)scratch);
 }
 #else
 constexpr int TAP_PARTS = (KH + TAP_ROWS - 1) / TAP_ROWS;
@@ -138,17 +190,17 @@ constexpr int TAP_PARTS = (KH + TAP_ROWS - 1) / TAP_ROWS;
 KERNEL __launch_bounds__(THREADS, RESIDENT) depthwise_weight_grad(
     const bfloat16 *x, const bfloat16 *g, const Epilogue, int64_t batch, char *scratch) {
     wait_for_inputs();
-    __shared__ T added[BLOCK_STRIPS * BLOCK_ROWS][BLOCK_CHUNKS * CHUNK];
-    const int first = blockIdx.y / TAP_PARTS * BLOCK_CHUNKS * CHUNK, channel = first + own_chunk() * CHUNK;
-    const int first_row = blockIdx.y % TAP_PARTS * TAP_ROWS, count = tiles(batch);
+    const int first = blockIdx.y / TAP_PARTS * BLOCK_CHUNKS * CHUNK, count = tiles(batch);
+    const int first_row = blockIdx.y % TAP_PARTS * TAP_ROWS;
     T sums[TAP_ROWS][KW][CHUNK] = {};
     for (int tile = blockIdx.x; tile < count; tile += gridDim.x) {
-        const Strip strip(tile, batch, channel);
+        const Strip strip(tile, batch, first + own_chunk() * CHUNK);
         if (!strip.inside) continue;
         Numbers gradients[STRIP] = {};
         #pragma unroll
         for (int i = 0; i < STRIP; i++)
-            if (strip.x + i < COLUMNS) gradients[i] = load_as<T, CHUNK>(g + (int64_t)strip.pixel(i) * CHANNELS + channel);
+            if (strip.x + i < COLUMNS)
+                gradients[i] = load_as<T, CHUNK>(g + (int64_t)strip.pixel(i) * CHANNELS + strip.channel);
         #pragma unroll
         for (int r = 0; r < TAP_ROWS; r++) {
             const int row = first_row + r < KH ? strip.row_of(first_row + r) : -1;
@@ -159,20 +211,12 @@ KERNEL __launch_bounds__(THREADS, RESIDENT) depthwise_weight_grad(
     #pragma unroll
     for (int r = 0; r < TAP_ROWS; r++)
         #pragma unroll
-        for (int s = 0; s < KW; s++) {
-            #pragma unroll
-            for (int k = 0; k < CHUNK; k++) added[threadIdx.x / BLOCK_CHUNKS][own_chunk() * CHUNK + k] = sums[r][s][k];
-            __syncthreads();
-            for (int own = threadIdx.x; own < BLOCK_CHUNKS * CHUNK; own += THREADS) {
-                T sum = 0;
-                #pragma unroll 8 // loads in flight
-                for (int i = 0; i < BLOCK_STRIPS * BLOCK_ROWS; i++) sum += added[i][own];
-                const int64_t result = (int64_t)(first + own) * TAPS + (first_row + r) * KW + s;
-                if (first + own < CHANNELS && first_row + r < KH)
+        for (int s = 0; s < KW; s++)
+            add_over_threads(sums[r][s], [&](int channel, T sum) {
+                const int64_t result = (int64_t)(first + channel) * TAPS + (first_row + r) * KW + s;
+                if (first + channel < CHANNELS && first_row + r < KH)
                     ((T *)scratch)[result * gridDim.x + blockIdx.x] = sum;
-            }
-            __syncthreads();
-        }
+            });
 }
 
 // The sums over splits: a warp for each result.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -11,11 +11,13 @@ from adtrain.core.target import Target
 from adtrain.core.types import BITS
 from adtrain.lowering.cuda.conv.problem import FLOAT32, MAX_PIXELS, Direction
 
+FILE = "conv/depthwise.cu"
 CHUNK = 8
 """Channels of a thread."""
-STRIP, THREADS, RESIDENT = 4, 256, 2
-"""Pixels of a thread, rounded up to the stride for an input gradient; maximum threads of a block; blocks of a
-multiprocessor."""
+STRIP = 4
+"""Pixels of a thread, rounded up to the stride for an input gradient."""
+THREADS, WEIGHT_GRAD_THREADS, RESIDENT = 256, 224, 2
+"""Maximum threads of a block; of one for a weight gradient, which needs more registers; blocks of a multiprocessor."""
 BLOCK_CHUNKS, BLOCK_STRIPS = range(4, 9), 8
 """Numbers of chunks of a block, of which the choice leaves the fewest threads idle; maximum strips of its rows."""
 MAX_KERNEL, TAPS = 7, 9
@@ -71,7 +73,8 @@ class DepthwiseConv:
         across = chunks if chunks <= BLOCK_CHUNKS[-1] else min(BLOCK_CHUNKS, key=lambda x: (-chunks % x, -x))
         strips = -(-columns // self._strip)
         along = -(-strips // -(-strips // BLOCK_STRIPS))
-        return across, along, min(THREADS // (across * along), n * rows)
+        threads = WEIGHT_GRAD_THREADS if self.direction == Direction.WEIGHT_GRAD else THREADS
+        return across, along, min(threads // (across * along), n * rows)
 
     @property
     def _tap_rows(self) -> int:
@@ -99,12 +102,22 @@ class DepthwiseConv:
         cycles = START + max(products, moved / BYTES_PER_CYCLE)
 
         def launch(name: str, number: int, **size: Any) -> CudaLaunch:
-            return CudaLaunch("conv/depthwise.cu", name, (number,), (FLOAT32,), definitions=macros, **size)
+            return CudaLaunch(FILE, name, (number,), (FLOAT32,), definitions=macros, **size)
 
         grid = {"blocks": (blocks, grid_y), "threads": across * along * down}
         if self.direction != Direction.WEIGHT_GRAD:
-            return [CudaKernel((launch("depthwise_conv", n, **grid),), cycles=cycles)]
+            return [CudaKernel((launch("depthwise_conv", n, **grid),), 0, cycles)]
         results = channels * prod(self.kernel)
         add = launch("sum_depthwise_weight_grad", blocks, elements=results * WARP)
         first = launch("depthwise_weight_grad", n, **grid)
         return [CudaKernel((first, add), results * blocks * FLOAT32.itemsize, cycles + SECOND_PASS)]
+
+
+def with_column_sums(kernel: CudaKernel, columns: int, sums: int) -> CudaKernel:
+    """The kernel of a convolution or input gradient with an epilogue that adds columns of the result.
+
+    The sums are an array in scratch memory: (blocks with the same channels, sums, columns).
+    """
+    (launch,) = kernel.launches
+    assert isinstance(launch.blocks, tuple)
+    return replace(kernel, scratch=launch.blocks[0] * sums * columns * FLOAT32.itemsize)
