@@ -1,19 +1,21 @@
 """Convolutions of images that are channels last, on Hopper.
 
 An operand is an array of bfloat16, the sum of several (its terms), or float32 that is rounded to tf32
-(`ops.conv_bfloat16`). Images are copied by TMA (`conv/bfloat16_conv.cu`). Images of few channels in bfloat16 can be
-gathered by cp.async (`conv/bfloat16_gather.cu`).
+(`ops.conv_bfloat16`). A `Loader` copies images to shared memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum
 from itertools import product
 from math import prod
+from operator import le
 from typing import Any, NamedTuple
 
 from adtrain.core.kernel import CudaKernel, Im2col, TensorMap
+from adtrain.core.memory_layout import memory_layout
 from adtrain.core.target import Target
 from adtrain.core.types import BITS
 from adtrain.lowering.cuda.conv.depthwise import DepthwiseConv
@@ -22,6 +24,8 @@ from adtrain.lowering.cuda.gemm.bfloat16 import (
     BOXES,
     FLOAT32,
     ROW_MULTIPLE,
+    START,
+    STORED,
     TF32_TILES,
     TILES_OF_TERMS,
     Bfloat16Product,
@@ -42,6 +46,16 @@ GATHER_CYCLES = {BOXES[0]: 4.5, BOXES[1]: 2.5}
 """Cycles in which a row of a box is gathered, fitted to the measurements there."""
 MAX_GATHERED = 1 << 31
 """Images that are gathered have fewer elements: their offsets fit 32 bits."""
+SHIFT_TILES = tuple(
+    Bfloat16Tile(128, n, 4, macs, pingpong)
+    for n, macs in ((128, 1600), (64, 1500), (32, 1000))
+    for pingpong in (True, False)
+)
+"""The tiles where one copy of images serves all taps."""
+CHUNK_BYTES, CHUNK_CYCLES = 16, 0.6
+"""Bytes of eight channels, and cycles in which cp.async copies them."""
+SHIFT_BYTES, MIN_STAGES = 200 << 10, 2
+"""Maximum of shared memory for the stages and filters of such a tile, and minimum of stages."""
 UNEVEN = 192
 """Columns of a tile that is slower than others. It is a candidate only where it divides the columns of the result."""
 
@@ -55,8 +69,38 @@ def last_position(phase: int, kernel: int, stride: int, padding: int, dilation: 
     return (phase + padding - taps[-1] * dilation) // stride if taps else 0
 
 
+class Loader(Enum):
+    """How images are copied to shared memory. The value is the name of the kernel and its file."""
+
+    TMA = "bfloat16_conv"
+    GATHER = "bfloat16_gather"
+    """By cp.async, tiles of K. Images are one array of bfloat16."""
+    SHIFT = "bfloat16_shift"
+    """By cp.async, once for all taps of a tile. Images are one array of bfloat16, and filters fit in shared memory."""
+
+
+@dataclass(frozen=True)
+class ShiftedProduct(Bfloat16Product):
+    """The work of `conv/bfloat16_shift.cu`.
+
+    Attributes:
+        chunks: of eight channels, in a stage and in the filters.
+    """
+
+    chunks: tuple[int, int] = (0, 0)
+
+    @property
+    def cycles(self) -> float:
+        """An estimate of the time."""
+        size = self.tile.m * self.tile.n
+        products, copies, stores = size * self.lengths[3] / self.tile.macs, self.chunks[0] * CHUNK_CYCLES, size / STORED
+        busy = products if self.tile.pingpong else products + stores
+        waves = -(-self._tiles // self.target.multiprocessors)
+        return START + self.chunks[1] * CHUNK_CYCLES + waves * max(busy, copies, stores)
+
+
 class Bfloat16Conv(NamedTuple):
-    """A convolution or gradient by `conv/bfloat16_conv.cu` or `conv/bfloat16_gather.cu`.
+    """A convolution or gradient by one of the kernels of `Loader`.
 
     Attributes:
         images: (N, H, W, C), the input.
@@ -66,7 +110,6 @@ class Bfloat16Conv(NamedTuple):
         terms: the number of terms of an operand.
         in_tf32: whether operands are float32, and rounded to tf32. Then the filters of an input gradient are
             (C, KH, KW, O). Not for weight gradients.
-        gathers: whether images are gathered by cp.async. They are one array of bfloat16.
     """
 
     direction: Direction
@@ -76,7 +119,7 @@ class Bfloat16Conv(NamedTuple):
     window: Any
     terms: int = 1
     in_tf32: bool = False
-    gathers: bool = False
+    loader: Loader = Loader.TMA
 
     @property
     def phases(self) -> tuple[int, int]:
@@ -89,7 +132,7 @@ class Bfloat16Conv(NamedTuple):
     def box(self) -> tuple[int, int]:
         """Channels of a box of each operand."""
         of_input, of_output = self._box(self.images[3]), self._box(self.outputs[3])
-        if self.gathers:
+        if self.loader is not Loader.TMA:
             return {
                 Direction.FORWARD: (BOXES[0], BOXES[0]),
                 Direction.INPUT_GRAD: (BOXES[0], BOXES[1]),
@@ -106,7 +149,7 @@ class Bfloat16Conv(NamedTuple):
         Channels along K, or columns of a weight gradient, are rounded up, unless images are gathered.
         """
         (n, h, w, c), (_, oh, ow, o), taps = self.images, self.outputs, self.kernel[0] * self.kernel[1]
-        along = (c, o) if self.gathers else (self._rounded_up(c), self._rounded_up(o))
+        along = (c, o) if self.loader is not Loader.TMA else (self._rounded_up(c), self._rounded_up(o))
         pixels = n * oh * ow
         if self.direction == Direction.FORWARD:
             return 1, pixels, o, taps * along[0]
@@ -124,9 +167,10 @@ class Bfloat16Conv(NamedTuple):
     @property
     def gathered(self) -> tuple[bool, bool]:
         """Of each operand, whether it is gathered."""
-        few_filters = self.outputs[3] < BOXES[0]
+        few_filters, by_threads = self.outputs[3] < BOXES[0], self.loader is not Loader.TMA
         a = self.direction != Direction.WEIGHT_GRAD or few_filters
-        return self.gathers and a, self.gathers and self.direction != Direction.FORWARD
+        b = self.direction != Direction.FORWARD or self.loader is Loader.SHIFT
+        return by_threads and a, by_threads and b
 
     def product(self, target: Target, tile: Bfloat16Tile | None = None, splits: int = 1) -> Bfloat16Product:
         """The work as a product."""
@@ -136,10 +180,57 @@ class Bfloat16Conv(NamedTuple):
         of_a, of_b = ((GATHER_CYCLES if gathered else ROW_CYCLES)[box] for gathered, box in pairs)
         return Bfloat16Product(target, self.lengths, tile, self.mn_major, splits, self.box, (of_a, of_b), self.gathered)
 
+    def products(self, target: Target) -> Sequence[Bfloat16Product]:
+        """The work by each tile."""
+        if self.loader is not Loader.SHIFT:
+            return fastest_splits(self.product(target))
+        return [x for tile in SHIFT_TILES if tile.n >= self.lengths[2] and (x := self._shifted(target, tile))]
+
+    def _shifted(self, target: Target, tile: Bfloat16Tile) -> ShiftedProduct | None:
+        """The work of `conv/bfloat16_shift.cu`; None if shared memory does not suffice."""
+        pad_y, pad_x = self._zeros()
+        images = self.images if self.direction == Direction.FORWARD else self.outputs
+        line, planes, taps = images[2] + pad_x, images[3] // ROW_MULTIPLE, prod(self.kernel)
+        reach = [d * (k - 1) for d, k in zip(self.window.dilation, self.kernel, strict=True)]
+        positions = tile.m + reach[0] * line + reach[1]
+        spread = -(-8 // planes) % 8 if planes < 5 else 1
+        chunks = planes * (positions + (spread - positions) % 8), -(-planes * taps // 2) * 2 * tile.n
+        stage, filters = (n * CHUNK_BYTES for n in chunks)
+        stages = min(tile.stages, (SHIFT_BYTES - filters) // stage)
+        if stages < MIN_STAGES:
+            return None
+        arrays = {"STAGES": (stage, stages), "FILTERS": (1, filters)}
+        return ShiftedProduct(
+            target,
+            (1, self.images[0] * (images[1] + pad_y) * line, *self.lengths[2:]),
+            replace(tile, stages=stages),
+            self.mn_major,
+            box=self.box,
+            gathered=self.gathered,
+            shared=memory_layout("SHARED", arrays, alignment=1024),
+            chunks=chunks,
+        )
+
+    def _zeros(self) -> tuple[int, int]:
+        """Lines of zeros after an image, and zeros after a line, of the images that are read."""
+        w = self.window
+        if self.direction == Direction.FORWARD:
+            return w.padding
+        (ph, pw), (dh, dw), (kh, kw) = w.padding, w.dilation, self.kernel
+        return dh * (kh - 1) - ph, dw * (kw - 1) - pw
+
+    def _may_shift(self) -> bool:
+        """Whether a tap reads the position at a fixed distance, with zeros between the lines."""
+        w, (kh, kw) = self.window, self.kernel
+        spans = w.dilation[0] * (kh - 1), w.dilation[1] * (kw - 1)
+        return self.direction != Direction.WEIGHT_GRAD and max(w.stride) == 1 and all(map(le, w.padding, spans))
+
     def fits(self) -> bool:
         """Whether rows are multiples of 16 bytes, lengths fit 32 bits, and tensor maps can describe what TMA copies."""
         aligned = self.images[3] % ROW_MULTIPLE == 0 and self.outputs[3] % ROW_MULTIPLE == 0
-        if self.gathers:
+        if self.loader is Loader.SHIFT and not self._may_shift():
+            return False
+        if self.loader is not Loader.TMA:
             elements = max(prod(self.images), prod(self.outputs))
             plain = self.terms == 1 and not self.in_tf32
             return plain and aligned and elements < MAX_GATHERED and max(self.lengths) <= MAX_LENGTH
@@ -158,7 +249,7 @@ class Bfloat16Conv(NamedTuple):
         of_a, of_b = work.box_lengths(0), work.box_lengths(1)
         if all(self.gathered):
             return []
-        if self.gathers:
+        if self.loader is Loader.GATHER:
             wide = self.direction == Direction.FORWARD
             lengths = (c * kh * kw, o, 1) if wide else (o, n * oh * ow, 1)
             return [TensorMap(1, lengths, (*(of_b if wide else of_a), 1))]
@@ -214,15 +305,15 @@ class Bfloat16Conv(NamedTuple):
         macros["DIRECTION"] = int(self.direction)
         row = self.outputs[3] if self.direction == Direction.FORWARD else self.images[3]
         maps = self._maps(work)
-        if self.gathers:
+        if self.loader is not Loader.TMA:
             lengths = {"IMAGE": self.images[1:], "OUTPUT": self.outputs[1:]}
             macros |= {f"{of}_{axis}": n for of, each in lengths.items() for axis, n in zip("HWC", each, strict=True)}
             macros |= {"MAPPED": len(maps), "UNMAPPED": 1 - len(maps)}
-            names = "bfloat16_gather", "sum_bfloat16_gather_splits"
-            return work.kernel("conv/bfloat16_gather.cu", names, self.images[:1], row, maps, macros)
-        names = "bfloat16_conv", "sum_bfloat16_conv_splits"
-        numbers = (*self.images, *self.outputs[1:])
-        return work.kernel("conv/bfloat16_conv.cu", names, numbers, row, maps, macros)
+        if isinstance(work, ShiftedProduct):
+            macros["STAGE_BYTES"] = work.chunks[0] * CHUNK_BYTES
+        name = self.loader.value
+        numbers = (*self.images, *self.outputs[1:]) if self.loader is Loader.TMA else self.images[:1]
+        return work.kernel(f"conv/{name}.cu", (name, f"sum_{name}_splits"), numbers, row, maps, macros)
 
 
 def _rule(direction: Direction, shapes: Callable[..., tuple[Any, Any, Any]]) -> Callable[..., Sequence[CudaKernel]]:
@@ -243,10 +334,12 @@ def _rule(direction: Direction, shapes: Callable[..., tuple[Any, Any, Any]]) -> 
             return depthwise.kernels(target) if precision == "bfloat16" and depthwise.fits() else []
         conv = Bfloat16Conv(direction, *sizes, window, terms, in_tf32)
         convs = [conv] if conv.fits() else []
-        gathering = conv._replace(gathers=True)
+        gathering, shifting = (conv._replace(loader=x) for x in (Loader.GATHER, Loader.SHIFT))
         if gathering.fits() and (not convs or min(conv.images[3], conv.outputs[3]) < BOXES[0]):
             convs.append(gathering)
-        found = [(x, work) for x in convs for work in fastest_splits(x.product(target))]
+        if shifting.fits():
+            convs.append(shifting)
+        found = [(x, work) for x in convs for work in x.products(target)]
         even = [(x, work) for x, work in found if work.tile.n != UNEVEN or x.lengths[2] % UNEVEN == 0]
         return [x.cuda_kernel(work) for x, work in sorted(even, key=lambda pair: pair[1].cycles)]
 

@@ -164,6 +164,7 @@ class Bfloat16Product:
         gathered: of A and B, whether the producer warps gather it (GATHER_A, GATHER_B).
         others: M and N of further products of the same K in the same launch. The batch is 1.
         epilogue: what the epilogue moves; None if it is not known.
+        shared: shared memory of a block; None: stages with TILE_K of both operands.
     """
 
     target: Target
@@ -176,6 +177,7 @@ class Bfloat16Product:
     gathered: tuple[bool, bool] = (False, False)
     others: tuple[tuple[int, int], ...] = ()
     epilogue: EpilogueBytes | None = None
+    shared: MemoryLayout | None = None
 
     @property
     def shapes(self) -> tuple[tuple[int, int], ...]:
@@ -291,7 +293,7 @@ class Bfloat16Product:
             )
 
         blocks = min(whole + split * self.splits, self.target.multiprocessors)
-        shared = self.tile.shared
+        shared = self.tile.shared if self.shared is None else self.shared
         launches = [launch(names[0], blocks, self.tile.threads, shared)]
         if split:
             blocks = split * size // (SUM_THREADS * SUM_COLUMNS)
