@@ -113,6 +113,17 @@ def inverted_residual_network() -> list[nn.Module]:
     return [*block(3, 24, 2), residual(*block(5, 20, 1))]
 
 
+@pytest.mark.parametrize("precision", ["tf32", "full"])
+def test_operands_of_depthwise_convolutions_are_not_rounded(precision: str) -> None:
+    program, arguments = training(inverted_residual_network(), (8, 12, 12), precision)
+    after = with_channels_last(program)
+    if precision == "full":
+        assert_same_results(program, arguments, 1e-5)
+    found = [e for e in after.equations if e.name in OF_TERMS and e.params["window"].groups > 1]
+    assert len(found) == 6
+    assert {(e.params["precision"], v.type.dtype.name) for e in found for v in e.inputs} == {("float32", "float32")}
+
+
 def pooled_network() -> list[nn.Module]:
     block = convolution(), nn.MaxPool2d(2), nn.BatchNorm2d(), nn.GELU(), nn.AvgPool2d(3, stride=1, padding=1)
     return [*block, *block]
@@ -315,7 +326,7 @@ def test_loops_read_filters_in_place_of_their_transposes(host: Host, shape: tupl
 
 CHOICES = {
     "wide": (64, BYTES_PER_CYCLE, True),
-    "few channels": (24, BYTES_PER_CYCLE, False),
+    "few channels": (3, BYTES_PER_CYCLE, False),
     "slow memory": (64, 1, False),
 }
 """Channels of a layer's input, the bytes that memory moves in a cycle, and whether the layer becomes channels last."""

@@ -5,7 +5,7 @@ y = conv2d(x, w)    ->    y = reshape(conv2d_bfloat16(to_bfloat16(x), to_bfloat1
 Such a convolution is a product of pixels, whose rows are the pixels and whose columns are the channels
 (`ops.conv_bfloat16`). In precision bfloat16 its operands are bfloat16 in memory. In full precision an operand is the
 sum of three arrays of bfloat16, its terms, which are computed beside the operand. In tf32 operands are float32; those
-of a weight gradient are sums of two terms.
+of a weight gradient are sums of two terms. Those of a depthwise convolution are float32 in these precisions.
 
 All values between convolutions are channels last: elementwise equations, broadcasts, reductions, pooling, pads, slices
 and concatenations. `flatten_rows` then makes equations of matrices of them, so that they can join the products, and
@@ -39,7 +39,7 @@ from adtrain.backends.cuda.forms.horizontal import MAX_FLOPS
 from adtrain.core.array import Array, array
 from adtrain.core.fused import OF_POOLED
 from adtrain.core.kernel import CudaKernel
-from adtrain.core.precision import OF_PRECISION, TERMS, TF32
+from adtrain.core.precision import FLOAT32, OF_PRECISION, TERMS, TF32
 from adtrain.core.primitive import CHANNELS_LAST, PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.registry import cuda_kernels
@@ -164,7 +164,7 @@ def _has_kernel(e: Equation, target: Target) -> bool:
         return False
     if any(v.type.dtype != np.float32 or v.members for v in e.inputs):
         return False
-    dtype = np.dtype(np.float32) if _operand_format(e) == TF32 else BITS
+    dtype = np.dtype(np.float32) if _operand_format(e) in (TF32, FLOAT32) else BITS
     types = (ArrayType(shape, dtype) for shape in _operand_shapes(e) for _ in range(TERMS[_operand_format(e)]))
     return bool(cuda_kernels(_of_terms(e), target, *types, **_params_of_terms(e)))
 
@@ -184,6 +184,8 @@ def _is_depthwise(convolution: Equation) -> bool:
 def _operand_format(convolution: Equation) -> str:
     """The format of its operands: one of TERMS."""
     precision = convolution.params["precision"]
+    if _is_depthwise(convolution) and precision != "bfloat16":
+        return FLOAT32
     return TF32 if precision == TF32 and convolution.name != "conv2d_weight_grad" else OF_PRECISION[precision]
 
 
@@ -411,7 +413,7 @@ class _Writer:
         moved.
         """
         key, count = (v, operand_format), TERMS[operand_format]
-        if operand_format == TF32:
+        if operand_format in (TF32, FLOAT32):
             return [self._channels_last(v, reader)]
         if key not in self.terms:
             e = self.producer.get(v, reader)

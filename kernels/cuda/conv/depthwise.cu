@@ -1,5 +1,6 @@
 // Depthwise convolutions of images that are channels last, and their gradients, by FMA: filter i has one channel, channel i of x.
-// y = x * w; x: N x H x W x C, y and its gradient g: N x OH x OW x C, w: C x KH x KW. Operands are bfloat16 in memory.
+// y = x * w; x: N x H x W x C, y and its gradient g: N x OH x OW x C, w: C x KH x KW. Operands are bfloat16 in memory, or float32
+// (OPERANDS_FLOAT32).
 //
 // They are bound by memory traffic, and L1 serves the pixels that several taps read. A thread computes CHUNK channels of STRIP
 // neighbouring pixels of the result. So it reads each chunk of a row of pixels once for all taps of a row of the filter. For a
@@ -21,6 +22,11 @@ constexpr int ROWS = DIRECTION == INPUT_GRAD ? IMAGE_H : OUTPUT_H, COLUMNS = DIR
 constexpr int STRIPS = (COLUMNS + STRIP - 1) / STRIP, ACROSS = (STRIPS + BLOCK_STRIPS - 1) / BLOCK_STRIPS; // of a row; in blocks
 static_assert(DIRECTION != INPUT_GRAD || STRIP % SW == 0, "all strips begin in the same phase");
 typedef Vector<T, CHUNK> Numbers;
+#if OPERANDS_FLOAT32
+typedef float Element;
+#else
+typedef bfloat16 Element;
+#endif
 
 // Whether pixel `i` of a strip has a product with tap `s` of a row of the filter. In an input gradient of stride SW it has some taps.
 __device__ constexpr bool meets(int i, int s) { return DIRECTION != INPUT_GRAD || (i + PW - s * DW) % SW == 0; }
@@ -60,9 +66,9 @@ struct Strip {
     }
     // Loads the columns that the strip reads of a row, and calls product(i, s, numbers) for each pixel and tap that they meet.
     template <class Product> __device__ __forceinline__ void multiply(
-        const bfloat16 *images, int row, const Product &product) const {
+        const Element *images, int row, const Product &product) const {
         const int first = (DIRECTION == INPUT_GRAD ? x / SW : x * SW) + FIRST;
-        const bfloat16 *const from = images + ((int64_t)(image * READ_H + row) * READ_W + first) * CHANNELS + channel;
+        const Element *const from = images + ((int64_t)(image * READ_H + row) * READ_W + first) * CHANNELS + channel;
         #pragma unroll
         for (int column = 0; column < SPAN; column++) {
             Numbers numbers = {};
@@ -156,7 +162,7 @@ template <class Out> struct Results {
 
 // A convolution, or the gradient of its input. Blocks of a row of the grid have the same channels.
 KERNEL __launch_bounds__(THREADS, RESIDENT) depthwise_conv(
-    const bfloat16 *images, const bfloat16 *filters, const Epilogue epilogue, int64_t batch, char *scratch) {
+    const Element *images, const Element *filters, const Epilogue epilogue, int64_t batch, char *scratch) {
     wait_for_inputs();
     __align__(16) __shared__ T weights[TAPS][BLOCK_CHUNKS * CHUNK];
     const int first = blockIdx.y * BLOCK_CHUNKS * CHUNK, count = tiles(batch);
@@ -188,7 +194,7 @@ constexpr int TAP_PARTS = (KH + TAP_ROWS - 1) / TAP_ROWS;
 
 // The sums of each split: scratch[channel][tap][split]. A row of the grid has the same channels and rows of taps.
 KERNEL __launch_bounds__(THREADS, RESIDENT) depthwise_weight_grad(
-    const bfloat16 *x, const bfloat16 *g, const Epilogue, int64_t batch, char *scratch) {
+    const Element *x, const Element *g, const Epilogue, int64_t batch, char *scratch) {
     wait_for_inputs();
     const int first = blockIdx.y / TAP_PARTS * BLOCK_CHUNKS * CHUNK, count = tiles(batch);
     const int first_row = blockIdx.y % TAP_PARTS * TAP_ROWS;
@@ -221,7 +227,7 @@ KERNEL __launch_bounds__(THREADS, RESIDENT) depthwise_weight_grad(
 
 // The sums over splits: a warp for each result.
 KERNEL sum_depthwise_weight_grad(
-    const bfloat16 *, const bfloat16 *, const Epilogue epilogue, int64_t splits, char *scratch) {
+    const Element *, const Element *, const Epilogue epilogue, int64_t splits, char *scratch) {
     wait_for_inputs();
     for (int i = grid_index() / WARP; i < CHANNELS * TAPS; i += grid_size() / WARP) {
         T sum = 0;

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from adtrain.core.kernel import CudaKernel, Im2col, TensorMap
 from adtrain.core.memory_layout import memory_layout
+from adtrain.core.precision import FLOAT32 as UNROUNDED
+from adtrain.core.precision import TF32
 from adtrain.core.target import Target
 from adtrain.core.types import BITS
 from adtrain.lowering.cuda.conv.depthwise import DepthwiseConv
@@ -322,7 +324,7 @@ def _rule(direction: Direction, shapes: Callable[..., tuple[Any, Any, Any]]) -> 
     def candidates(target: Target, *operands: Any, window: Any, precision: str, **size: Any) -> Sequence[CudaKernel]:
         if target.capability != CAPABILITY or target.by_member:
             return []
-        terms, in_tf32 = len(operands) // 2, operands[0].dtype != BITS
+        terms, in_tf32 = len(operands) // 2, precision == TF32
         a, b = operands[0].shape, operands[terms].shape
         if in_tf32 and direction == Direction.INPUT_GRAD:
             b = (b[3], *b[1:3], b[0])
@@ -330,8 +332,10 @@ def _rule(direction: Direction, shapes: Callable[..., tuple[Any, Any, Any]]) -> 
         if 0 in images or 0 in outputs:
             return []
         if window.groups > 1:
-            depthwise = DepthwiseConv(direction, *sizes, window)
-            return depthwise.kernels(target) if precision == "bfloat16" and depthwise.fits() else []
+            depthwise = DepthwiseConv(direction, *sizes, window, operands[0].dtype)
+            return depthwise.kernels(target) if depthwise.fits() else []
+        if precision == UNROUNDED:
+            return []
         conv = Bfloat16Conv(direction, *sizes, window, terms, in_tf32)
         convs = [conv] if conv.fits() else []
         gathering, shifting = (conv._replace(loader=x) for x in (Loader.GATHER, Loader.SHIFT))

@@ -1,10 +1,12 @@
-"""Depthwise convolutions of images that are channels last and bfloat16 in memory (`kernels/cuda/conv/depthwise.cu`)."""
+"""Depthwise convolutions of channels-last images in bfloat16 or float32 (`kernels/cuda/conv/depthwise.cu`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
+
+import numpy as np
 
 from adtrain.core.kernel import MAX_GRID, CudaKernel, CudaLaunch
 from adtrain.core.target import Target
@@ -41,6 +43,7 @@ class DepthwiseConv:
         outputs: (N, OH, OW, C).
         kernel: (KH, KW).
         window: see `adtrain.ops.conv.Window`; its groups are the channels.
+        dtype: of the operands: BITS for bfloat16, or float32.
     """
 
     direction: Direction
@@ -48,6 +51,7 @@ class DepthwiseConv:
     outputs: tuple[int, ...]
     kernel: tuple[int, int]
     window: Any
+    dtype: np.dtype = BITS
 
     def fits(self) -> bool:
         """Whether each filter has one channel, chunks are aligned, registers suffice, and 32 bits count the pixels."""
@@ -96,9 +100,14 @@ class DepthwiseConv:
         lengths = {"IMAGE": self.images[1:3], "OUTPUT": self.outputs[1:3]}
         macros |= {f"{of}_{axis}": x for of, each in lengths.items() for axis, x in zip("HW", each, strict=True)}
         macros |= {"BLOCK_CHUNKS": across, "BLOCK_STRIPS": along, "BLOCK_ROWS": down, "STRIP": self._strip}
-        macros |= {"DIRECTION": int(self.direction), "CHANNELS": channels, "TAP_ROWS": self._tap_rows}
+        macros |= {
+            "OPERANDS_FLOAT32": int(self.dtype != BITS),
+            "DIRECTION": int(self.direction),
+            "CHANNELS": channels,
+            "TAP_ROWS": self._tap_rows,
+        }
         products = prod(self.outputs) * prod(self.kernel) * INSTRUCTIONS / (LANES * target.multiprocessors)
-        moved = (prod(self.images) + prod(self.outputs)) * BITS.itemsize
+        moved = (prod(self.images) + prod(self.outputs)) * self.dtype.itemsize
         cycles = START + max(products, moved / BYTES_PER_CYCLE)
 
         def launch(name: str, number: int, **size: Any) -> CudaLaunch:
