@@ -42,8 +42,11 @@ MAX_STRIDE, MAX_POSITION, MAX_OFFSET = 8, 128, 255
 cuTensorMapEncodeIm2col)."""
 MAX_MAPS = 16
 """Maximum tensor maps of A, one for each phase and term. They are an argument of the kernel."""
-ROW_CYCLES = {BOXES[0]: 3.3, BOXES[1]: 5.0}
-"""Cycles in which TMA copies a row of a box, by the elements of bfloat16 that fill the row (docs/worklog/conv.md)."""
+ROW_CYCLES, PARTIAL_CYCLES = {BOXES[0]: 3.3, BOXES[1]: 2.2}, 1.6
+"""Cycles in which TMA copies a row of a box, by the elements of bfloat16 that fill the row; further cycles for a row
+that ends after the last channel (docs/worklog/conv.md)."""
+SECTOR, UNALIGNED_CYCLES = 32, {BOXES[0]: 7.5, BOXES[1]: 6.5}
+"""Bytes of a sector of memory; cycles for a row where the channels of a pixel are not a multiple of it."""
 GATHER_CYCLES = {BOXES[0]: 4.5, BOXES[1]: 2.5}
 """Cycles in which a row of a box is gathered, fitted to the measurements there."""
 MAX_GATHERED = 1 << 31
@@ -58,8 +61,9 @@ CHUNK_BYTES, CHUNK_CYCLES = 16, 0.6
 """Bytes of eight channels, and cycles in which cp.async copies them."""
 SHIFT_BYTES, MIN_STAGES = 200 << 10, 2
 """Maximum of shared memory for the stages and filters of such a tile, and minimum of stages."""
-UNEVEN = 192
-"""Columns of a tile that is slower than others. It is a candidate only where it divides the columns of the result."""
+UNEVEN, WIDEST = 192, 256
+"""Columns of a tile that is slower than others, and of the widest one. The former is a candidate only where it has
+fewer columns after the last one of the result."""
 
 
 def last_position(phase: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
@@ -112,6 +116,7 @@ class Bfloat16Conv(NamedTuple):
         terms: the number of terms of an operand.
         in_tf32: whether operands are float32, and rounded to tf32. Then the filters of an input gradient are
             (C, KH, KW, O). Not for weight gradients.
+        wide: whether all boxes are as long as they can be, even if more channels of zeros are added.
     """
 
     direction: Direction
@@ -122,6 +127,7 @@ class Bfloat16Conv(NamedTuple):
     terms: int = 1
     in_tf32: bool = False
     loader: Loader = Loader.TMA
+    wide: bool = False
 
     @property
     def phases(self) -> tuple[int, int]:
@@ -177,9 +183,16 @@ class Bfloat16Conv(NamedTuple):
     def product(self, target: Target, tile: Bfloat16Tile | None = None, splits: int = 1) -> Bfloat16Product:
         """The work as a product."""
         tile = tile or (TF32_TILES if self.in_tf32 else TILES_OF_TERMS[self.terms])[0]
-        boxes = [box * (1 + self.in_tf32) for box in self.box]
-        pairs = zip(self.gathered, boxes, strict=True)
-        of_a, of_b = ((GATHER_CYCLES if gathered else ROW_CYCLES)[box] for gathered, box in pairs)
+        c, o = self.images[3], self.outputs[3]
+        along = {  # the channels of the rows of boxes
+            Direction.FORWARD: (c, c),
+            Direction.INPUT_GRAD: (o, o if self.in_tf32 else c),
+            Direction.WEIGHT_GRAD: (o, c),
+        }[self.direction]
+        of_a, of_b = (
+            GATHER_CYCLES[box] if gathered else self._row_cycles(box, channels)
+            for gathered, box, channels in zip(self.gathered, self.box, along, strict=True)
+        )
         return Bfloat16Product(target, self.lengths, tile, self.mn_major, splits, self.box, (of_a, of_b), self.gathered)
 
     def products(self, target: Target) -> Sequence[Bfloat16Product]:
@@ -270,8 +283,18 @@ class Bfloat16Conv(NamedTuple):
         return [replace(x, operand=x.operand * self.terms + i, dtype=dtype) for x in maps for i in range(self.terms)]
 
     def _box(self, channels: int) -> int:
-        """Channels of a box: the choice with the fewest channels of zeros."""
-        return min((box // (1 + self.in_tf32) for box in BOXES), key=lambda box: -channels % box)
+        """Channels of a box: the choice with the fewest channels of zeros, or the largest one."""
+        boxes = [box // (1 + self.in_tf32) for box in BOXES]
+        return boxes[0] if self.wide else min(boxes, key=lambda box: -channels % box)
+
+    def _row_cycles(self, box: int, channels: int) -> float:
+        """The cycles in which TMA copies a row of a box, on average over the boxes of all channels."""
+        bytes_of = FLOAT32.itemsize if self.in_tf32 else BITS.itemsize
+        filled = box * bytes_of // BITS.itemsize
+        if channels * bytes_of % SECTOR:
+            return UNALIGNED_CYCLES[filled]
+        partial = channels % box > 0
+        return ROW_CYCLES[filled] + PARTIAL_CYCLES * partial / -(-channels // box)
 
     def _rounded_up(self, channels: int) -> int:
         return channels + -channels % self._box(channels)
@@ -343,8 +366,13 @@ def _rule(direction: Direction, shapes: Callable[..., tuple[Any, Any, Any]]) -> 
             convs.append(gathering)
         if shifting.fits():
             convs.append(shifting)
+        wide = conv._replace(wide=True)
+        if conv.fits() and wide.box != conv.box:
+            convs.append(wide)
         found = [(x, work) for x in convs for work in x.products(target)]
-        even = [(x, work) for x, work in found if work.tile.n != UNEVEN or x.lengths[2] % UNEVEN == 0]
+        even = [
+            (x, work) for x, work in found if work.tile.n != UNEVEN or -x.lengths[2] % UNEVEN < -x.lengths[2] % WIDEST
+        ]
         return [x.cuda_kernel(work) for x, work in sorted(even, key=lambda pair: pair[1].cycles)]
 
     return candidates
