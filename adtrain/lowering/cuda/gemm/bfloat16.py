@@ -357,10 +357,12 @@ def _cycles_with_inputs(kernel: CudaKernel, read: int) -> float:
     (launch,) = kernel.launches
     assert kernel.cycles is not None
     assert isinstance(launch.blocks, int)
+    if not read:
+        return kernel.cycles
     m, n, pingpong = (launch.definitions[name] for name in ("TILE_M", "TILE_N", "PINGPONG"))
     parts, rounds = m // CONSUMER_ROWS if pingpong else 1, n // ROUND_COLUMNS
     registers = parts * (n / 2 + rounds * read * ROUND_COLUMNS / 8)
-    waits = parts * rounds * ROUND_WAIT if read and registers > EARLY_REGISTERS else 0
+    waits = parts * rounds * ROUND_WAIT if registers > EARLY_REGISTERS else 0
     waves, stores = -(-int(launch.numbers[-1]) // launch.blocks), m * n / STORED
     if not pingpong:
         return kernel.cycles + waves * waits
