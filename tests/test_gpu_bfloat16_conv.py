@@ -76,7 +76,7 @@ def test_convolutions_and_gradients_are_right(
 
 
 @pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.INPUT_GRAD])
-@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     count=st.integers(1, 40),
     size=pairs(1, 20),
@@ -84,6 +84,7 @@ def test_convolutions_and_gradients_are_right(
     kernel=pairs(1, 4),
     padding=pairs(0, 3),
     dilation=pairs(1, 3),
+    index=st.integers(0, 5),
 )
 def test_images_that_are_copied_once_for_all_taps_are_right(
     gpu: Any,
@@ -94,17 +95,19 @@ def test_images_that_are_copied_once_for_all_taps_are_right(
     kernel: tuple[int, int],
     padding: tuple[int, int],
     dilation: tuple[int, int],
+    index: int,
 ) -> None:
     window = Window((1, 1), padding, dilation, 1)
     assume(min(window.output_length(i, size[i], kernel[i]) for i in (0, 1)) > 0)
     conv, arrays, params = problem(direction, (count, *size, channels[0]), channels[1], kernel, window)
     conv = conv._replace(loader=Loader.SHIFT)
-    assume(conv.fits())
+    works = conv.products(gpu.lowering.target) if conv.fits() else []
+    assume(works)
     primitive = primitive_of(conv, params)
+    kernel = conv.cuda_kernel(works[index % len(works)])
+    found = run_twice(gpu, primitive, kernel, arrays, **params)[0]
     expected = primitive.reference(*arrays, **params)
-    for work in conv.products(gpu.lowering.target):
-        found = run_twice(gpu, primitive, conv.cuda_kernel(work), arrays, **params)[0]
-        assert np.linalg.norm(found - expected) <= 2 * TOLERANCES[1] * np.linalg.norm(expected)
+    assert np.linalg.norm(found - expected) <= 2 * TOLERANCES[1] * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("case", cases(48, 80, 288))

@@ -26,7 +26,7 @@ def pairs(low: int, high: int) -> st.SearchStrategy[tuple[int, int]]:
 
 @pytest.mark.parametrize("operand_format", FORMATS)
 @pytest.mark.parametrize("direction", Direction, ids=lambda x: x.name.lower())
-@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     count=st.integers(1, 40),
     size=pairs(1, 40),
