@@ -113,6 +113,40 @@ def inverted_residual_network() -> list[nn.Module]:
     return [*block(3, 24, 2), residual(*block(5, 20, 1))]
 
 
+def grouped_network() -> list[nn.Module]:
+    def block(channels: int, groups: int, stride: int) -> list[nn.Module]:
+        wide = nn.Conv2d(16, kernel_size=1), nn.BatchNorm2d(), nn.ReLU()
+        own = nn.Conv2d(channels, kernel_size=3, padding=1, stride=stride, groups=groups, bias=False)
+        return [*wide, own, nn.BatchNorm2d(), nn.ReLU()]
+
+    return [*block(32, 4, 2), residual(*block(32, 8, 1)), nn.Conv2d(CLASSES, kernel_size=1)]
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "full"])
+def test_convolutions_of_several_groups_become_those_of_one(precision: str) -> None:
+    program, arguments = training(grouped_network(), (8, 12, 12), precision)
+    after = with_channels_last(program)
+    if precision == "full":
+        assert_same_results(program, arguments, 1e-5)
+    assert not [e for e in after.equations if e.name in CONVOLUTIONS_FIRST]
+    assert all(e.params["window"].groups == 1 for e in after.equations if e.name in OF_TERMS)
+    assert transposed_images(after) == [(EXAMPLES, 8, 12, 12)]
+
+
+def test_products_with_the_channels_of_other_groups_are_not_added() -> None:
+    """They may be infinite."""
+    x, w = np.ones((EXAMPLES, 16, 6, 6), np.float32), np.ones((16, 8, 3, 3), np.float32)
+    x[:, :8] = 3e38
+
+    def gradient(x: Any, w: Any) -> Any:
+        return ad.grad(lambda w: ops.sum(ops.conv2d(x, w, padding=1, groups=2)[:, 8:]))(w)
+
+    program = with_channels_last(simplified(gradient, x, w))
+    (found,) = NumpyProgram(program).run([x, w])[0]
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(found, NumpyProgram(simplified(gradient, x, w)).run([x, w])[0][0], rtol=1e-2)
+
+
 @pytest.mark.parametrize("precision", ["tf32", "full"])
 def test_operands_of_depthwise_convolutions_are_not_rounded(precision: str) -> None:
     program, arguments = training(inverted_residual_network(), (8, 12, 12), precision)

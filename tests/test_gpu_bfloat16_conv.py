@@ -104,8 +104,8 @@ def test_images_that_are_copied_once_for_all_taps_are_right(
     works = conv.products(gpu.lowering.target) if conv.fits() else []
     assume(works)
     primitive = primitive_of(conv, params)
-    kernel = conv.cuda_kernel(works[index % len(works)])
-    found = run_twice(gpu, primitive, kernel, arrays, **params)[0]
+    candidate = conv.cuda_kernel(works[index % len(works)])
+    found = run_twice(gpu, primitive, candidate, arrays, **params)[0]
     expected = primitive.reference(*arrays, **params)
     assert np.linalg.norm(found - expected) <= 2 * TOLERANCES[1] * np.linalg.norm(expected)
 
