@@ -133,6 +133,20 @@ def test_convolutions_of_several_groups_become_those_of_one(precision: str) -> N
     assert transposed_images(after) == [(EXAMPLES, 8, 12, 12)]
 
 
+def test_gradients_of_filters_of_several_groups_are_not_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module("adtrain.backends.cuda.narrow_values"), "MIN_SIZE", 0)
+
+    def step(x: Any, w: Any) -> Any:
+        grad = ad.grad(lambda w: ops.sum(ops.sin(ops.conv2d(x, w, padding=1, groups=4))))(w)
+        with phase("update"):
+            return w - 0.5 * grad
+
+    x, w = np.zeros((EXAMPLES, 64, 16, 16), np.float32), np.zeros((64, 16, 3, 3), np.float32)
+    program = for_gpu(simplified(step, x, w))
+    gradients = [e for e in program.equations if CONVOLUTIONS[2] in [x.primitive.name for x in single_equations(e)]]
+    assert [[v.type.dtype for v in e.outputs] for e in gradients] == [[np.float32]]
+
+
 def test_products_with_the_channels_of_other_groups_are_not_added() -> None:
     """They may be infinite."""
     x, w = np.ones((EXAMPLES, 16, 6, 6), np.float32), np.ones((16, 8, 3, 3), np.float32)
