@@ -17,7 +17,7 @@ from sweeps import check_examples, examples
 from test_passes_random import assert_consistent
 
 import adtrain as ad
-from adtrain import nn, ops, passes
+from adtrain import config, nn, ops, passes
 from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.backends.cuda.channels_last import OF_TERMS, channels_last
 from adtrain.backends.cuda.targets import H200
@@ -29,6 +29,7 @@ from adtrain.core.scope import phase
 from adtrain.core.staging import stage
 from adtrain.core.types import BITS, NCHW, NHWC, permuted
 from adtrain.lowering.cuda.gemm.bfloat16 import BYTES_PER_CYCLE
+from adtrain.training.preparation import outline
 
 __all__ = ["host"]
 
@@ -370,6 +371,14 @@ def test_loops_read_filters_in_place_of_their_transposes(host: Host, shape: tupl
         known |= dict(zip(e.outputs, host.computed(e, None, [known[v] for v in e.inputs]), strict=True))
     for v, expected in zip(program.outputs, NumpyProgram(program).run(arrays)[0], strict=True):
         np.testing.assert_allclose(known[v], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_few_channels_with_biases_and_pooling_are_not_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of weight gradients also compute those of biases, so their sums cost nothing."""
+    monkeypatch.undo()
+    settings = "data.batch_size=1024", "training.precision=bfloat16"
+    program = for_gpu(outline(config.load("cnn", settings)).step_program(passes=()))
+    assert not {e.primitive.name for e in everywhere(program)} & OF_TERMS
 
 
 CHOICES = {

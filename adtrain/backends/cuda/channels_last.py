@@ -39,6 +39,7 @@ import numpy as np
 
 from adtrain.backends.cuda.forms.gather import NEAR
 from adtrain.backends.cuda.forms.horizontal import MAX_FLOPS
+from adtrain.backends.cuda.forms.weight_gradients import fuse_bias_gradients
 from adtrain.core.array import Array, array
 from adtrain.core.fused import OF_POOLED
 from adtrain.core.kernel import CudaKernel
@@ -116,8 +117,11 @@ def _fastest(program: Program, layers: Sequence[set[Equation]], target: Target) 
 
     def cycles(chosen: set[Equation]) -> float:
         written = _Writer(program, chosen).written() if chosen else program
-        pooled = fuse_maxpool_gradients(written, lambda e: bool(_kernels(e, target)), all_readers=True)
-        return sum(_cycles(e, target) for e in remove_dead_code(pooled).equations)
+        pooled = remove_dead_code(
+            fuse_maxpool_gradients(written, lambda e: bool(_kernels(e, target)), all_readers=True)
+        )
+        alone = set(fuse_bias_gradients(pooled, target).equations)
+        return sum(_cycles(e, target) for e in pooled.equations if e.primitive.name != "sum" or e in alone)
 
     chosen = {e for layer in layers for e in layer}
     best = cycles(chosen)
@@ -137,7 +141,8 @@ def _cycles(e: Equation, target: Target) -> float:
     - Pooling: its bytes, which are half as many where channels are last, in bfloat16. In the other layout the kernel of
       a convolution also computes 2 x 2 max pooling.
     - `bfloat16_rest`: the bytes of the further term, which the same kernel writes.
-    - Batch norm, or sum over PIXELS: what it takes longer because channels are not last.
+    - Batch norm, or sum over PIXELS: what it takes longer because channels are not last. Sums that the kernel of a
+      weight gradient also computes are not counted.
     """
     moved = sum(v.nbytes for v in (*e.inputs, *e.outputs)) / BYTES_PER_CYCLE
     if e.name == "transpose":

@@ -53,10 +53,10 @@ MAX_GATHERED = 1 << 31
 """Images that are gathered have fewer elements: their offsets fit 32 bits."""
 SHIFT_TILES = tuple(
     Bfloat16Tile(128, n, 4, macs, pingpong)
-    for n, macs in ((128, 1600), (64, 1500), (32, 1000))
+    for n, macs in ((128, 1450), (64, 1100), (32, 800))
     for pingpong in (True, False)
 )
-"""The tiles where one copy of images serves all taps."""
+"""The tiles where one copy of images serves all taps. Their multiply-adds are fitted (docs/worklog/conv.md)."""
 CHUNK_BYTES, CHUNK_CYCLES = 16, 0.6
 """Bytes of eight channels, and cycles in which cp.async copies them."""
 SHIFT_BYTES, MIN_STAGES = 200 << 10, 2
@@ -202,7 +202,7 @@ class Bfloat16Conv(NamedTuple):
         return [x for tile in SHIFT_TILES if tile.n >= self.lengths[2] and (x := self._shifted(target, tile))]
 
     def _shifted(self, target: Target, tile: Bfloat16Tile) -> ShiftedProduct | None:
-        """The work of `conv/bfloat16_shift.cu`; None if shared memory does not suffice."""
+        """The work of `conv/bfloat16_shift.cu`; None if shared memory or 32 bits do not suffice."""
         pad_y, pad_x = self._zeros()
         images = self.images if self.direction == Direction.FORWARD else self.outputs
         line, planes, taps = images[2] + pad_x, images[3] // ROW_MULTIPLE, prod(self.kernel)
@@ -212,12 +212,13 @@ class Bfloat16Conv(NamedTuple):
         chunks = planes * (positions + (spread - positions) % 8), -(-planes * taps // 2) * 2 * tile.n
         stage, filters = (n * CHUNK_BYTES for n in chunks)
         stages = min(tile.stages, (SHIFT_BYTES - filters) // stage)
-        if stages < MIN_STAGES:
+        rows = self.images[0] * (images[1] + pad_y) * line
+        if stages < MIN_STAGES or rows > MAX_LENGTH:
             return None
         arrays = {"STAGES": (stage, stages), "FILTERS": (1, filters)}
         return ShiftedProduct(
             target,
-            (1, self.images[0] * (images[1] + pad_y) * line, *self.lengths[2:]),
+            (1, rows, *self.lengths[2:]),
             replace(tile, stages=stages),
             self.mn_major,
             box=self.box,
