@@ -18,7 +18,7 @@ CHUNK = 8
 """Channels of a thread."""
 STRIP = 4
 """Pixels of a thread, rounded up to the stride for an input gradient."""
-THREADS, WEIGHT_GRAD_THREADS, RESIDENT = 256, 224, 2
+THREADS, WEIGHT_GRAD_THREADS, RESIDENT = 256, 192, 2
 """Maximum threads of a block; of one for a weight gradient, which needs more registers; blocks of a multiprocessor."""
 BLOCK_CHUNKS, BLOCK_STRIPS = range(4, 9), 8
 """Numbers of chunks of a block, of which the choice leaves the fewest threads idle; maximum strips of its rows."""
