@@ -194,7 +194,7 @@ constexpr int TAP_PARTS = (KH + TAP_ROWS - 1) / TAP_ROWS;
 
 // The sums of each split: scratch[channel][tap][split]. A row of the grid has the same channels and rows of taps.
 KERNEL __launch_bounds__(THREADS, RESIDENT) depthwise_weight_grad(
-    const Element *x, const Element *g, const Epilogue, int64_t batch, char *scratch) {
+    const Element *x, const Element *g, const Epilogue epilogue, int64_t batch, char *scratch) {
     wait_for_inputs();
     const int first = blockIdx.y / TAP_PARTS * BLOCK_CHUNKS * CHUNK, count = tiles(batch);
     const int first_row = blockIdx.y % TAP_PARTS * TAP_ROWS;
@@ -227,7 +227,7 @@ KERNEL __launch_bounds__(THREADS, RESIDENT) depthwise_weight_grad(
 
 // The sums over splits: a warp for each result.
 KERNEL sum_depthwise_weight_grad(
-    const Element *, const Element *, const Epilogue epilogue, int64_t splits, char *scratch) {
+    const Element *x, const Element *g, const Epilogue epilogue, int64_t splits, char *scratch) {
     wait_for_inputs();
     for (int i = grid_index() / WARP; i < CHANNELS * TAPS; i += grid_size() / WARP) {
         T sum = 0;
