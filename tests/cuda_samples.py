@@ -72,6 +72,11 @@ def convolution(x: Value, w: Value) -> Value:
     return ops.conv2d(x, w, padding=1)
 
 
+def depthwise_between_convolutions(x: Value, w: Value, v: Value) -> Value:
+    """The wide part of an inverted residual block."""
+    return ops.conv2d(ops.conv2d(x, w), v, padding=1, groups=v.shape[0])
+
+
 def pooled_convolution(x: Value, w: Value, b: Value) -> Value:
     return ops.max_pool2d(ops.relu(ops.conv2d(x, w, b)), 2)
 
@@ -162,6 +167,10 @@ MEDIUM: Mapping[str, Large] = {
         precise(updated_weights, "bfloat16"),
         [Shaped(2048, 384), Shaped(2048, 384), Shaped(2048, 456), Shaped(384, 384), Shaped(384, 456)],
         0,
+    ),
+    "depthwise conv2d, bfloat16": Large(
+        precise(depthwise_between_convolutions, "bfloat16"),
+        [Shaped(32, 64, 28, 28), Shaped(256, 64, 1, 1), Shaped(256, 1, 3, 3)],
     ),
     "short attention, bfloat16": Large(precise(ops.attention, "bfloat16"), [Shaped(8, 256, 64)] * 3),
     "self_attention of short sequences": Large(lambda x: ops.self_attention(x, 2), [Shaped(8, 16, 96)]),

@@ -17,7 +17,7 @@ from sweeps import check_examples, examples
 from test_passes_random import assert_consistent
 
 import adtrain as ad
-from adtrain import nn, ops, passes
+from adtrain import config, nn, ops, passes
 from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.backends.cuda.channels_last import OF_TERMS, channels_last
 from adtrain.backends.cuda.targets import H200
@@ -29,6 +29,7 @@ from adtrain.core.scope import phase
 from adtrain.core.staging import stage
 from adtrain.core.types import BITS, NCHW, NHWC, permuted
 from adtrain.lowering.cuda.gemm.bfloat16 import BYTES_PER_CYCLE
+from adtrain.training.preparation import outline
 
 __all__ = ["host"]
 
@@ -104,6 +105,74 @@ def residual_network() -> list[nn.Module]:
     return [convolution(), nn.BatchNorm2d(), nn.ReLU(), nn.Residual(body, shortcut=shortcut), *head]
 
 
+def inverted_residual_network() -> list[nn.Module]:
+    def block(kernel: int, channels: int, stride: int) -> list[nn.Module]:
+        wide = nn.Conv2d(channels, kernel_size=1), nn.BatchNorm2d(), nn.ReLU()
+        depth = nn.Conv2d(channels, kernel_size=kernel, padding=kernel // 2, stride=stride, groups=channels)
+        return [*wide, depth, nn.BatchNorm2d(), nn.ReLU(), nn.Conv2d(8, kernel_size=1)]
+
+    return [*block(3, 24, 2), residual(*block(5, 20, 1))]
+
+
+def grouped_network() -> list[nn.Module]:
+    def block(channels: int, groups: int, stride: int) -> list[nn.Module]:
+        wide = nn.Conv2d(16, kernel_size=1), nn.BatchNorm2d(), nn.ReLU()
+        own = nn.Conv2d(channels, kernel_size=3, padding=1, stride=stride, groups=groups, bias=False)
+        return [*wide, own, nn.BatchNorm2d(), nn.ReLU()]
+
+    return [*block(32, 4, 2), residual(*block(32, 8, 1)), nn.Conv2d(CLASSES, kernel_size=1)]
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "full"])
+def test_convolutions_of_several_groups_become_those_of_one(precision: str) -> None:
+    program, arguments = training(grouped_network(), (8, 12, 12), precision)
+    after = with_channels_last(program)
+    if precision == "full":
+        assert_same_results(program, arguments, 1e-5)
+    assert not [e for e in after.equations if e.name in CONVOLUTIONS_FIRST]
+    assert all(e.params["window"].groups == 1 for e in after.equations if e.name in OF_TERMS)
+    assert transposed_images(after) == [(EXAMPLES, 8, 12, 12)]
+
+
+def test_gradients_of_filters_of_several_groups_are_not_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module("adtrain.backends.cuda.narrow_values"), "MIN_SIZE", 0)
+
+    def step(x: Any, w: Any) -> Any:
+        grad = ad.grad(lambda w: ops.sum(ops.sin(ops.conv2d(x, w, padding=1, groups=4))))(w)
+        with phase("update"):
+            return w - 0.5 * grad
+
+    x, w = np.zeros((EXAMPLES, 64, 16, 16), np.float32), np.zeros((64, 16, 3, 3), np.float32)
+    program = for_gpu(simplified(step, x, w))
+    gradients = [e for e in program.equations if CONVOLUTIONS[2] in [x.primitive.name for x in single_equations(e)]]
+    assert [[v.type.dtype for v in e.outputs] for e in gradients] == [[np.float32]]
+
+
+def test_products_with_the_channels_of_other_groups_are_not_added() -> None:
+    """They may be infinite."""
+    x, w = np.ones((EXAMPLES, 16, 6, 6), np.float32), np.ones((16, 8, 3, 3), np.float32)
+    x[:, :8] = 3e38
+
+    def gradient(x: Any, w: Any) -> Any:
+        return ad.grad(lambda w: ops.sum(ops.conv2d(x, w, padding=1, groups=2)[:, 8:]))(w)
+
+    program = with_channels_last(simplified(gradient, x, w))
+    (found,) = NumpyProgram(program).run([x, w])[0]
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(found, NumpyProgram(simplified(gradient, x, w)).run([x, w])[0][0], rtol=1e-2)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "full"])
+def test_operands_of_depthwise_convolutions_are_not_rounded(precision: str) -> None:
+    program, arguments = training(inverted_residual_network(), (8, 12, 12), precision)
+    after = with_channels_last(program)
+    if precision == "full":
+        assert_same_results(program, arguments, 1e-5)
+    found = [e for e in after.equations if e.name in OF_TERMS and e.params["window"].groups > 1]
+    assert len(found) == 6
+    assert {(e.params["precision"], v.type.dtype.name) for e in found for v in e.inputs} == {("float32", "float32")}
+
+
 def pooled_network() -> list[nn.Module]:
     block = convolution(), nn.MaxPool2d(2), nn.BatchNorm2d(), nn.GELU(), nn.AvgPool2d(3, stride=1, padding=1)
     return [*block, *block]
@@ -113,6 +182,8 @@ LAYERS = st.sampled_from(
     [
         convolution(),
         nn.Conv2d(8, kernel_size=1, bias=False),
+        nn.Conv2d(8, kernel_size=3, padding=1, groups=8),
+        nn.Conv2d(8, kernel_size=1, groups=4),
         nn.ReLU(),
         nn.GELU(),
         nn.BatchNorm2d(),
@@ -135,7 +206,7 @@ def test_random_networks_compute_the_same(examples: int) -> None:
     check_examples(examples, check, st.lists(LAYERS, min_size=1, max_size=4))
 
 
-@pytest.mark.parametrize("network", [residual_network, pooled_network])
+@pytest.mark.parametrize("network", [residual_network, pooled_network, inverted_residual_network])
 @pytest.mark.parametrize("channels", [3, 8])
 def test_only_the_input_of_a_network_is_transposed(network: Callable[[], list[nn.Module]], channels: int) -> None:
     program, arguments = training(network(), (channels, 12, 12))
@@ -302,9 +373,17 @@ def test_loops_read_filters_in_place_of_their_transposes(host: Host, shape: tupl
         np.testing.assert_allclose(known[v], expected, rtol=1e-6, atol=1e-6)
 
 
+def test_few_channels_with_biases_and_pooling_are_not_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of weight gradients also compute those of biases, so their sums cost nothing."""
+    monkeypatch.undo()
+    settings = "data.batch_size=1024", "training.precision=bfloat16"
+    program = for_gpu(outline(config.load("cnn", settings)).step_program(passes=()))
+    assert not {e.primitive.name for e in everywhere(program)} & OF_TERMS
+
+
 CHOICES = {
     "wide": (64, BYTES_PER_CYCLE, True),
-    "few channels": (24, BYTES_PER_CYCLE, False),
+    "few channels": (3, BYTES_PER_CYCLE, False),
     "slow memory": (64, 1, False),
 }
 """Channels of a layer's input, the bytes that memory moves in a cycle, and whether the layer becomes channels last."""

@@ -15,12 +15,13 @@ from adtrain.backends.cuda.channels_last import BY_FILTER
 from adtrain.backends.cuda.targets import H200
 from adtrain.backends.cuda.tuner.reference import terms_of
 from adtrain.core.kernel import CudaKernel
-from adtrain.core.precision import TERMS, TF32
+from adtrain.core.precision import FLOAT32, TERMS, TF32
 from adtrain.core.primitive import PRIMITIVES, Primitive
 from adtrain.core.program import Equation, Variable
 from adtrain.core.target import Target
 from adtrain.core.types import BITS, ArrayType
-from adtrain.lowering.cuda.conv.bfloat16 import MAX_POSITION, Bfloat16Conv, Direction, conv2d, input_grad
+from adtrain.lowering.cuda.conv.bfloat16 import MAX_POSITION, Bfloat16Conv, Loader, conv2d, input_grad
+from adtrain.lowering.cuda.conv.problem import Direction
 from adtrain.lowering.cuda.gemm.bfloat16 import GATHER_TILES, TF32_TILES, TILES, TILES_OF_TERMS, Bfloat16Tile
 from adtrain.ops.conv import Window
 
@@ -154,16 +155,54 @@ def test_gathered_images_are_right(host: Host, direction: Direction, name: str) 
     conv, arrays, params = problem(direction, (3, 9, 7, 24), 40, *WINDOWS[name])
     size = (64, 128) if direction is Direction.WEIGHT_GRAD else (128, 32)
     tile = next(x for x in GATHER_TILES if (x.m, x.n) == size)
-    conv = conv._replace(gathers=True)
+    conv = conv._replace(loader=Loader.GATHER)
     check(host, conv, conv.cuda_kernel(conv.product(TARGET, tile)), arrays, params)
 
 
 def test_a_weight_gradient_of_many_filters_gathers_only_the_images(host: Host) -> None:
     conv, arrays, params = problem(Direction.WEIGHT_GRAD, (3, 9, 7, 24), 72, *WINDOWS["3x3"])
-    conv = conv._replace(gathers=True)
+    conv = conv._replace(loader=Loader.GATHER)
     work = conv.product(TARGET, Bfloat16Tile(64, 64, 6, 600), 2)
     assert work.gathered == (False, True)
     check(host, conv, conv.cuda_kernel(work), arrays, params)
+
+
+@pytest.mark.parametrize(
+    ("direction", "channels", "kernel", "window"),
+    [
+        pytest.param(Direction.FORWARD, (24, 40), *WINDOWS["3x3"], marks=pytest.mark.exhaustive),
+        (Direction.INPUT_GRAD, (24, 64), *WINDOWS["3x3"]),
+        (Direction.FORWARD, (8, 24), (2, 2), Window((1, 1), (0, 0), (1, 1), 1)),
+        (Direction.FORWARD, (64, 72), (3, 2), Window((1, 1), (4, 0), (2, 1), 1)),
+        (Direction.INPUT_GRAD, (16, 8), (2, 3), Window((1, 1), (0, 2), (3, 2), 1)),
+    ],
+)
+def test_images_that_are_copied_once_for_all_taps_are_right(
+    host: Host, direction: Direction, channels: tuple[int, int], kernel: tuple[int, int], window: Window
+) -> None:
+    """Zeros follow lines and images, or only one of them, or none. Channels do not fill the tiles."""
+    conv, arrays, params = problem(direction, (3, 9, 7, channels[0]), channels[1], kernel, window)
+    conv = conv._replace(loader=Loader.SHIFT)
+    works = conv.products(TARGET)
+    assert {x.tile.pingpong for x in works} == {True, False}
+    assert all(x.tile.n >= conv.lengths[2] for x in works)
+    for work in works[-2:]:
+        check(host, conv, conv.cuda_kernel(work), arrays, params)
+
+
+def test_strides_and_wide_padding_need_several_copies() -> None:
+    conv, _, _ = problem(Direction.FORWARD, (3, 9, 7, 24), 40, *WINDOWS["3x3"])
+    shifting = conv._replace(loader=Loader.SHIFT)
+    assert shifting.fits()
+    assert shifting.products(H200)
+    assert not shifting._replace(window=WINDOWS["3x3 of stride 2"][1]).fits()
+    assert not shifting._replace(window=Window((1, 1), (3, 1), (1, 1), 1)).fits()
+    assert not shifting._replace(direction=Direction.WEIGHT_GRAD).fits()
+
+
+def test_large_filters_are_not_kept_in_shared_memory() -> None:
+    conv, _, _ = problem(Direction.FORWARD, (3, 9, 7, 256), 64, *WINDOWS["3x3"])
+    assert conv._replace(loader=Loader.SHIFT).products(H200) == []
 
 
 @pytest.mark.parametrize(
@@ -177,7 +216,9 @@ def test_splits_of_k_are_added(host: Host, direction: Direction) -> None:
     check(host, conv, kernel, arrays, params)
 
 
-KINDS = [(x, name) for name in TERMS for x in Direction if (x, name) != (Direction.WEIGHT_GRAD, TF32)]
+KINDS = [
+    (x, name) for name in TERMS if name != FLOAT32 for x in Direction if (x, name) != (Direction.WEIGHT_GRAD, TF32)
+]
 """All directions and operand formats that there are kernels for."""
 
 

@@ -23,7 +23,8 @@ from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
 from adtrain.core.target import Target
 from adtrain.core.types import BITS
-from adtrain.lowering.cuda.conv.bfloat16 import Bfloat16Conv, Direction
+from adtrain.lowering.cuda.conv.bfloat16 import Bfloat16Conv
+from adtrain.lowering.cuda.conv.problem import Direction
 from adtrain.lowering.cuda.gemm.bfloat16 import TILES, with_column_sums
 from adtrain.ops.conv import Window
 
@@ -61,8 +62,19 @@ def of_bias(x: Any, v: Any, w: Any, bias: Any) -> Any:
     return ad.grad(loss, (0, 1, 2))(v, w, bias)
 
 
+def of_depthwise(x: Any, v: Any, w: Any, weight: Any) -> Any:
+    """The same as `of_batch_norm` for a depthwise convolution before a norm, and one after it."""
+
+    def loss(v: Any, w: Any, weight: Any) -> Any:
+        y, *statistics = batch_norm(ops.conv2d(x, v, padding=1, groups=v.shape[0]), weight)
+        return ops.sum(ops.sin(ops.conv2d(ops.gelu(y), w, padding=2, groups=w.shape[0]))), statistics
+
+    return ad.value_and_grad(loss, (0, 1, 2), has_aux=True)(v, w, weight)
+
+
 SAMPLES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], list[int]]] = {
     "batch norm": (of_batch_norm, ((5, 16, 11, 13), (136, 16, 3, 3), (24, 136, 3, 3), (136,)), [2, 2]),
+    "depthwise": (of_depthwise, ((5, 72, 11, 13), (72, 1, 3, 3), (72, 1, 5, 5), (72,)), [2, 2]),
     "bias": (of_bias, ((5, 24, 11, 13), (136, 24, 3, 3), (40, 136, 3, 3), (136,)), [1]),
 }
 """Functions, shapes of their arguments, and the numbers of sums that join each convolution. Neither rows nor columns

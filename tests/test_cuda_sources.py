@@ -14,7 +14,7 @@ LATER_LAUNCHES = {"pack_matrices", "packed_gemm"}
 """Kernels that read memory before they wait, and are later launches of a candidate. What they read was written two
 launches earlier, or is an input that the first launch has waited for."""
 READING_LATE = {
-    *("bfloat16_gemm", "bfloat16_products", "bfloat16_conv", "bfloat16_gather"),
+    *("bfloat16_gemm", "bfloat16_products", "bfloat16_conv", "bfloat16_gather", "bfloat16_shift"),
     *("attention_wgmma", "attention_wgmma_grad"),
 }
 """Kernels that do other work before they wait, but read no memory."""

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from product_samples import NOISE, ROUNDINGS, errors, sequential_fma
 from test_cuda_bfloat16_conv_on_host import KINDS, TOLERANCES, primitive_of, problem, product_of_pixels, tiles
 
-from adtrain.lowering.cuda.conv.bfloat16 import Direction
+from adtrain.lowering.cuda.conv.bfloat16 import Loader
+from adtrain.lowering.cuda.conv.problem import Direction
 from adtrain.lowering.cuda.gemm.bfloat16 import GATHER_TILES, TILE_K, TILES
 from adtrain.ops.conv import Window
 
@@ -60,9 +61,9 @@ def test_convolutions_and_gradients_are_right(
     assume(min(moves.output_length(i, size[i], kernel[i]) for i in (0, 1)) > 0)
     conv, arrays, params = problem(direction, (count, *size, channels[0]), channels[1], kernel, moves, operand_format)
     gathering = GATHER_TILES if operand_format == "bfloat16" else ()
-    choices = [*((x, False) for x in tiles(operand_format)), *((x, True) for x in gathering)]
-    tile, gathers = choices[index % len(choices)]
-    conv = conv._replace(gathers=gathers)
+    choices = [*((x, Loader.TMA) for x in tiles(operand_format)), *((x, Loader.GATHER) for x in gathering)]
+    tile, loader = choices[index % len(choices)]
+    conv = conv._replace(loader=loader)
     assume(conv.fits() and conv.product(gpu.lowering.target, tile).has_whole_boxes())
     splits = min(splits, -(-conv.lengths[3] // TILE_K))
     work = conv.product(gpu.lowering.target, tile, splits)
@@ -72,6 +73,41 @@ def test_convolutions_and_gradients_are_right(
     truncations = 0.0 if conv.terms > 1 else conv.lengths[3] / splits / INSTRUCTION_K[operand_format]
     tolerance = 2 * TOLERANCES[conv.terms] + truncations * 2.0**-24
     assert np.linalg.norm(found - expected) <= tolerance * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.INPUT_GRAD])
+@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    count=st.integers(1, 40),
+    size=pairs(1, 20),
+    channels=st.tuples(*[st.integers(1, 13).map(lambda n: 8 * n)] * 2),
+    kernel=pairs(1, 4),
+    padding=pairs(0, 3),
+    dilation=pairs(1, 3),
+    index=st.integers(0, 5),
+)
+def test_images_that_are_copied_once_for_all_taps_are_right(
+    gpu: Any,
+    direction: Direction,
+    count: int,
+    size: tuple[int, int],
+    channels: tuple[int, int],
+    kernel: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    index: int,
+) -> None:
+    window = Window((1, 1), padding, dilation, 1)
+    assume(min(window.output_length(i, size[i], kernel[i]) for i in (0, 1)) > 0)
+    conv, arrays, params = problem(direction, (count, *size, channels[0]), channels[1], kernel, window)
+    conv = conv._replace(loader=Loader.SHIFT)
+    works = conv.products(gpu.lowering.target) if conv.fits() else []
+    assume(works)
+    primitive = primitive_of(conv, params)
+    candidate = conv.cuda_kernel(works[index % len(works)])
+    found = run_twice(gpu, primitive, candidate, arrays, **params)[0]
+    expected = primitive.reference(*arrays, **params)
+    assert np.linalg.norm(found - expected) <= 2 * TOLERANCES[1] * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("case", cases(48, 80, 288))

@@ -18,9 +18,10 @@ FULL, TF32 = "full", "tf32"
 PRECISIONS = (FULL, TF32, "bfloat16")
 DROPPED_BITS = {TF32: 13, "bfloat16": 16, "bf16x2": 8}
 """Mantissa bits of float32 that operands lose, by precision, or by operand format (see TERMS)."""
-TERMS = {"bfloat16": 1, TF32: 1, "bf16x2": 2, "bf16x3": 3}
+FLOAT32 = "float32"
+TERMS = {"bfloat16": 1, TF32: 1, "bf16x2": 2, "bf16x3": 3, FLOAT32: 1}
 """By operand format, the number of arrays whose sum is an operand of a channels-last convolution. The arrays are
-bfloat16; for tf32 the array is float32, and the kernel rounds it. See `ops.conv_bfloat16`."""
+bfloat16; for tf32 the array is float32, and the kernel rounds it; for float32 it does not. See `ops.conv_bfloat16`."""
 OF_PRECISION = {"bfloat16": "bfloat16", TF32: "bf16x2", FULL: "bf16x3"}
 """By precision, the operand format whose bfloat16 terms hold at least the bits of an operand."""
 

@@ -8,10 +8,11 @@ An operand is one array of bfloat16, or the sum of several: its terms. The first
 rounded to bfloat16, the next one is the rest, rounded. Three terms hold all 24 bits, two hold more than the 11 of tf32.
 Kernels leave out the products of terms that are too small to matter. In tf32 an operand may also be one array of
 float32, which the kernel rounds. The kernel takes such operands only if their rows are along K. So the filters of an
-input gradient are (C, KH, KW, O), and there is no weight gradient.
+input gradient are (C, KH, KW, O), and there is no weight gradient. Depthwise convolutions are not such products; their
+operands may also be float32 that is not rounded.
 
 The pass `channels_last` replaces convolutions by these equations. It runs after differentiation, so they have no
-derivatives. Window.groups is 1.
+derivatives. With several groups the filters are (O, KH, KW, C / groups), as in `ops.conv`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.precision import FULL, TERMS, TF32
+from adtrain.core.precision import FLOAT32, FULL, TERMS, TF32
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.types import NCHW, NHWC, ArrayType, permuted
 from adtrain.ops.bfloat16 import as_float32, from_bits
@@ -44,15 +45,21 @@ def _of_images(of: Primitive, pixels: bool, axes: tuple[str, str, str], operand_
     orders = NCHW, (3, 0, 1, 2) if by_filter else NCHW
 
     def operands(*inputs: Any) -> list[ArrayType]:
-        types = [x if operand_format == TF32 else as_float32(name, x) for x in inputs[::count]]
+        types = [x if operand_format in (TF32, FLOAT32) else as_float32(name, x) for x in inputs[::count]]
         return [ArrayType(permuted(x.shape, order), float32) for x, order in zip(types, orders, strict=True)]
 
     def shape(*inputs: Any, **params: Any) -> ArrayType:
         n, c, *image = of.shape(*operands(*inputs), **params).shape
         return ArrayType((n * prod(image), c) if pixels else (n, prod(image) * c), float32)
 
+    def number(x: np.ndarray) -> np.ndarray:
+        """An array as the kernel multiplies it."""
+        if operand_format == FLOAT32:
+            return x
+        return rounded(x, TF32) if operand_format == TF32 else from_bits(x)
+
     def reference(*inputs: np.ndarray, **params: Any) -> np.ndarray:
-        arrays = [rounded(x, TF32) if operand_format == TF32 else from_bits(x) for x in inputs]
+        arrays = list(map(number, inputs))
         sums = [reduce(np.add, reversed(arrays[i : i + count])) for i in range(0, len(arrays), count)]
         first = (x.transpose(order) for x, order in zip(sums, orders, strict=True))
         result = of.reference(*first, **{**params, "precision": FULL}).transpose(NHWC)
@@ -62,7 +69,12 @@ def _of_images(of: Primitive, pixels: bool, axes: tuple[str, str, str], operand_
         return of.cost(operands(*inputs), params).flops
 
     of_filters = axes[1][::-1] if by_filter else axes[1]
-    labels = ",".join([axes[0]] * count + [of_filters] * count) + "->" + axes[2]
+
+    def labels(*inputs: Any, window: Any, **params: Any) -> str:
+        by_channel = of is not input_grad_p or window.groups == 1
+        x, w, out = (axes[0], of_filters, axes[2]) if by_channel else ("....", "....", "..")
+        return ",".join([x] * count + [w] * count) + "->" + out
+
     return Primitive(name, shape, reference, flops=flops, traits=(Trait.MATMUL,), axes=labels)
 
 

@@ -5,15 +5,19 @@ y = conv2d(x, w)    ->    y = reshape(conv2d_bfloat16(to_bfloat16(x), to_bfloat1
 Such a convolution is a product of pixels, whose rows are the pixels and whose columns are the channels
 (`ops.conv_bfloat16`). In precision bfloat16 its operands are bfloat16 in memory. In full precision an operand is the
 sum of three arrays of bfloat16, its terms, which are computed beside the operand. In tf32 operands are float32; those
-of a weight gradient are sums of two terms.
+of a weight gradient are sums of two terms. Those of a depthwise convolution are float32 in these precisions.
 
 All values between convolutions are channels last: elementwise equations, broadcasts, reductions, pooling, pads, slices
 and concatenations. `flatten_rows` then makes equations of matrices of them, so that they can join the products, and
 sums over images and their pixels become sums over rows.
 
-A value is transposed where an equation needs the other layout: inputs and outputs of the Program, a flatten layer, a
-convolution of groups. It is transposed once, whatever the number of its readers. Weights are transposed too:
-(O, C, KH, KW) to (O, KH, KW, C), and their gradients back. A transpose that only moves axes of length 1 is a reshape.
+A convolution of several groups becomes one of a single group. Its filters have zeros for the channels of other groups.
+Tensor cores multiply these zeros, which takes less time than other kernels if channels are few. In depthwise
+convolutions, where each channel is a group, no zeros are multiplied.
+
+A value is transposed where an equation needs the other layout: inputs and outputs of the Program, a flatten layer. It
+is transposed once, whatever the number of its readers. Weights are transposed too: (O, C, KH, KW) to (O, KH, KW, C),
+and their gradients back. A transpose that only moves axes of length 1 is a reshape.
 
 Batch norm is decomposed into equations on the matrix. Its mean and variance follow from two sums over the rows, which
 one kernel computes. Large results of convolutions in bfloat16 are rounded where they are stored, so their squares are
@@ -35,10 +39,11 @@ import numpy as np
 
 from adtrain.backends.cuda.forms.gather import NEAR
 from adtrain.backends.cuda.forms.horizontal import MAX_FLOPS
+from adtrain.backends.cuda.forms.weight_gradients import fuse_bias_gradients
 from adtrain.core.array import Array, array
 from adtrain.core.fused import OF_POOLED
 from adtrain.core.kernel import CudaKernel
-from adtrain.core.precision import OF_PRECISION, TERMS, TF32
+from adtrain.core.precision import FLOAT32, OF_PRECISION, TERMS, TF32
 from adtrain.core.primitive import CHANNELS_LAST, PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.registry import cuda_kernels
@@ -106,19 +111,24 @@ def _computes(e: Equation, x: Variable, weight_shape: Shape, gradient: Equation)
 def _fastest(program: Program, layers: Sequence[set[Equation]], target: Target) -> set[Equation]:
     """The convolutions that become channels last: the choice with the fewest cycles of `_cycles`.
 
-    A layer with few channels may be faster as it is. So such layers are tried in order, and each is left out if that
-    saves cycles. With many transposes, such as around depthwise convolutions, all layers are left out.
+    A layer with few channels or several groups may be faster as it is. So such layers are tried in order, and each is
+    left out if that saves cycles. With many transposes, such as around depthwise convolutions, all layers are left out.
     """
 
     def cycles(chosen: set[Equation]) -> float:
         written = _Writer(program, chosen).written() if chosen else program
-        pooled = fuse_maxpool_gradients(written, lambda e: bool(_kernels(e, target)), all_readers=True)
-        return sum(_cycles(e, target) for e in remove_dead_code(pooled).equations)
+        pooled = remove_dead_code(
+            fuse_maxpool_gradients(written, lambda e: bool(_kernels(e, target)), all_readers=True)
+        )
+        alone = set(fuse_bias_gradients(pooled, target).equations)
+        return sum(_cycles(e, target) for e in pooled.equations if e.primitive.name != "sum" or e in alone)
 
     chosen = {e for layer in layers for e in layer}
     best = cycles(chosen)
     for layer in layers:
-        if min(v.type.shape[1] for e in layer for v in e.inputs) < WIDE and (found := cycles(chosen - layer)) < best:
+        channels = (v.type.shape[1] for e in layer for v in _images(e) if v in e.inputs)
+        optional = min(channels) < WIDE or any(map(_is_grouped, layer))
+        if optional and (found := cycles(chosen - layer)) < best:
             chosen, best = chosen - layer, found
     return chosen if best < cycles(set()) else set()
 
@@ -131,7 +141,8 @@ def _cycles(e: Equation, target: Target) -> float:
     - Pooling: its bytes, which are half as many where channels are last, in bfloat16. In the other layout the kernel of
       a convolution also computes 2 x 2 max pooling.
     - `bfloat16_rest`: the bytes of the further term, which the same kernel writes.
-    - Batch norm, or sum over PIXELS: what it takes longer because channels are not last.
+    - Batch norm, or sum over PIXELS: what it takes longer because channels are not last. Sums that the kernel of a
+      weight gradient also computes are not counted.
     """
     moved = sum(v.nbytes for v in (*e.inputs, *e.outputs)) / BYTES_PER_CYCLE
     if e.name == "transpose":
@@ -158,18 +169,39 @@ def _kernels(e: Equation, target: Target) -> Sequence[CudaKernel]:
 
 def _has_kernel(e: Equation, target: Target) -> bool:
     """Whether there are kernels for a convolution of images that are channels last."""
-    if e.primitive.name not in CONVOLUTIONS or e.params["window"].groups > 1:
+    if e.primitive.name not in CONVOLUTIONS:
+        return False
+    if _is_grouped(e) and any(v.type.shape[1] % ROW_MULTIPLE for v in _images(e)):
         return False
     if any(v.type.dtype != np.float32 or v.members for v in e.inputs):
         return False
-    dtype = np.dtype(np.float32) if _operand_format(e) == TF32 else BITS
+    dtype = np.dtype(np.float32) if _operand_format(e) in (TF32, FLOAT32) else BITS
     types = (ArrayType(shape, dtype) for shape in _operand_shapes(e) for _ in range(TERMS[_operand_format(e)]))
-    return bool(cuda_kernels(_of_terms(e), target, *types, **e.params))
+    return bool(cuda_kernels(_of_terms(e), target, *types, **_params_of_terms(e)))
+
+
+def _images(convolution: Equation) -> tuple[Variable, Variable]:
+    """The two images of a convolution or gradient, of which the last may be its result."""
+    x, other = convolution.inputs
+    return x, other if convolution.primitive.name == "conv2d_weight_grad" else convolution.outputs[0]
+
+
+def _is_depthwise(convolution: Equation) -> bool:
+    """Whether each channel of the input and each filter is a group."""
+    groups = convolution.params["window"].groups
+    return groups > 1 and all(v.type.shape[1] == groups for v in _images(convolution))
+
+
+def _is_grouped(convolution: Equation) -> bool:
+    """Whether it has several groups of several channels or filters."""
+    return convolution.params["window"].groups > 1 and not _is_depthwise(convolution)
 
 
 def _operand_format(convolution: Equation) -> str:
     """The format of its operands: one of TERMS."""
     precision = convolution.params["precision"]
+    if _is_depthwise(convolution) and precision != "bfloat16":
+        return FLOAT32
     return TF32 if precision == TF32 and convolution.name != "conv2d_weight_grad" else OF_PRECISION[precision]
 
 
@@ -183,12 +215,24 @@ def _of_terms(convolution: Equation) -> str:
     return f"{convolution.primitive.name}_{_operand_format(convolution)}"
 
 
+def _params_of_terms(e: Equation) -> Mapping[str, Any]:
+    """The parameters of the primitive that computes it from terms. The groups of channels of zeros are counted."""
+    window = e.params["window"]
+    groups = _rounded_up(window.groups) if _is_depthwise(e) else 1
+    return {**e.params, "window": window._replace(groups=groups), "precision": _operand_format(e)}
+
+
 def _operand_shapes(e: Equation) -> list[Shape]:
-    """The shapes of the operands of a convolution, channels last. All numbers of channels are rounded up."""
+    """The shapes of the operands of a convolution, channels last. All numbers of channels are rounded up.
+
+    The filters of several groups have all channels.
+    """
     shapes = [permuted(v.type.shape, NHWC) for v in e.inputs]
+    if _is_grouped(e) and e.primitive.name != "conv2d_weight_grad":
+        shapes[1] = (*shapes[1][:3], shapes[1][3] * e.params["window"].groups)
     padded = [(*shape[:-1], _rounded_up(shape[-1])) for shape in shapes]
     if e.primitive.name != "conv2d_weight_grad":
-        padded[1] = (_rounded_up(shapes[1][0]), *padded[1][1:])
+        padded[1] = (_rounded_up(shapes[1][0]), *(shapes if _is_depthwise(e) else padded)[1][1:])
     if _by_filter(e):
         padded[1] = permuted(padded[1], BY_FILTER)
     return padded
@@ -245,6 +289,7 @@ class _Writer:
         positions: for positions of maxima those that are channels last, of another type.
         repeated: broadcasts, and what is computed from these alone. They are computed in each layout that is read.
         norms: for the result of a batch norm what it is computed from.
+        of_groups: for filters of several groups a stand-in for those that have all channels.
     """
 
     def __init__(self, program: Program, convolutions: set[Equation]) -> None:
@@ -259,6 +304,7 @@ class _Writer:
         self.positions: dict[Variable, Variable] = {}
         self.repeated: set[Variable] = set()
         self.norms: dict[Variable, _Norm] = {}
+        self.of_groups: dict[Variable, Variable] = {}
         self.equations: list[Equation] = []
 
     def written(self) -> Program:
@@ -390,7 +436,7 @@ class _Writer:
         moved.
         """
         key, count = (v, operand_format), TERMS[operand_format]
-        if operand_format == TF32:
+        if operand_format in (TF32, FLOAT32):
             return [self._channels_last(v, reader)]
         if key not in self.terms:
             e = self.producer.get(v, reader)
@@ -413,14 +459,17 @@ class _Writer:
         """A convolution, or a gradient of one. Its result is cut if numbers of channels were rounded up."""
         (out,), shapes = e.outputs, _operand_shapes(e)
         inputs = tuple(x for v, shape in zip(e.inputs, shapes, strict=True) for x in self._operand(v, shape, e))
-        y = self._made(e, _of_terms(e), inputs, **{**e.params, "precision": _operand_format(e)})
+        params = _params_of_terms(e)
+        y = self._made(e, _of_terms(e), inputs, **params)
         shape = permuted(out.type.shape, NHWC)
         of_filters = e.primitive.name == "conv2d_weight_grad"
-        whole = (y.type.shape[0], *shape[1:3], inputs[0].type.shape[3]) if of_filters else y.type.shape
-        kept = shape if of_filters else (whole[0], shape[3])
-        if of_filters:
-            y = self._made(e, "reshape", (y,), shape=whole)
-        if kept != whole:
+        if of_filters and _is_grouped(e):
+            y = self._own_channels(y, shape, e)
+        elif of_filters:
+            channels = inputs[0].type.shape[3] // params["window"].groups
+            y = self._made(e, "reshape", (y,), shape=(y.type.shape[0], *shape[1:3], channels))
+        kept = shape if of_filters else (y.type.shape[0], shape[3])
+        if kept != y.type.shape:
             y = self._made(e, "slice", (y,), starts=(0,) * len(kept), stops=kept, steps=(1,) * len(kept))
         self.last[out] = self._made(e, "reshape", (y,), shape=shape)
         if of_filters:
@@ -429,10 +478,39 @@ class _Writer:
     def _operand(self, v: Variable, shape: Shape, e: Equation) -> list[Variable]:
         """The terms of an argument of a convolution, with channels of zeros where a kernel needs more channels."""
         like = self.producer.get(v, e)
-        terms = self._terms_of(v, _operand_format(e), e)
+        of_filters = v is e.inputs[1] and e.primitive.name != "conv2d_weight_grad"
+        operand = self._all_channels(v, e) if of_filters and _is_grouped(e) else v
+        terms = self._terms_of(operand, _operand_format(e), e)
         if _by_filter(e) and v is e.inputs[1]:
             terms = [self._made(like, "transpose", tuple(terms), axes=BY_FILTER)]
         return [self._padded(x, shape, like) for x in terms]
+
+    def _all_channels(self, w: Variable, e: Equation) -> Variable:
+        """Filters (O, C, KH, KW) for those of several groups, (O, C / groups, KH, KW): with zeros for the channels of
+        other groups."""
+        if w not in self.of_groups:
+            (o, c, kh, kw), groups = w.type.shape, e.params["window"].groups
+            whole = self.of_groups[w] = w.like(ArrayType((o, c * groups, kh, kw), w.type.dtype))
+            by_group = (groups, o // groups, kh * kw, groups, c)
+            own = self._made(e, "reshape", (self._channels_last(w, e),), shape=(*by_group[:3], 1, c))
+            own = self._of_own_group(self._made(e, "broadcast_to", (own,), shape=by_group), e)
+            self.last[whole] = self._made(e, "reshape", (own,), shape=(o, kh, kw, c * groups))
+        return self.of_groups[w]
+
+    def _own_channels(self, y: Variable, shape: Shape, e: Equation) -> Variable:
+        """The gradient of filters of several groups, (O, KH, KW, C / groups), from that of filters of all channels."""
+        (o, kh, kw, c), groups = shape, e.params["window"].groups
+        by_group = (groups, o // groups, kh * kw, groups, c)
+        own = self._of_own_group(self._made(e, "reshape", (y,), shape=by_group), e)
+        return self._made(e, "reshape", (self._made(e, "sum", (own,), axes=(3,)),), shape=shape)
+
+    def _of_own_group(self, x: Variable, e: Equation) -> Variable:
+        """Filters (groups, filters, taps, groups, channels) with zeros where the groups are not the same."""
+        groups = x.type.shape[0]
+        same = Variable(ArrayType((groups, 1, 1, groups, 1), np.dtype(np.bool_)), x.device)
+        self.constants[same] = array(np.eye(groups, dtype=np.bool_).reshape(same.type.shape), device=x.device)
+        condition, zeros = (self._made(e, "broadcast_to", (v,), shape=x.type.shape) for v in (same, self._number(0, x)))
+        return self._made(e, "where", (condition, x, zeros))
 
     def _padded(self, x: Variable, shape: Shape, like: Equation) -> Variable:
         """`x` with zeros at the ends of its axes, to a shape."""

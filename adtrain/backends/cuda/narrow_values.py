@@ -45,6 +45,8 @@ TO_BITS, FROM_BITS = "to_bfloat16", "from_bfloat16"
 """The primitives that convert."""
 MIN_SIZE = 1 << 16
 """Minimum elements of a value that is stored as bfloat16."""
+FILTER_GRADIENT = "conv2d_weight_grad_bfloat16"
+"""The primitive whose results updates read, at once or after a sum over groups."""
 POOLS_LAST = tuple(name + CHANNELS_LAST for name in POOLS)
 ARRAYS: Mapping[str, tuple[Sequence[int], Sequence[int]]] = {
     "standardize": ((0,), (0,)),
@@ -168,7 +170,7 @@ class _Values:
 
     def _is_rounded(self, e: Equation, output: int, known: Mapping[Variable, bool | None]) -> bool | None:
         v, name = e.outputs[output], e.primitive.name
-        if not _is_float(v) or e in self._running_sums:
+        if not _is_float(v) or e in self._running_sums or name == FILTER_GRADIENT:
             return False
         if _is_rounded_product(e) or name in (FROM_BITS, "standardize"):
             return output in ARRAYS.get(name, ((), (0,)))[1]

@@ -29,6 +29,7 @@ template <int BYTES, class Load> __device__ __forceinline__ void for_each_term(
 }
 
 struct Images : Lengths {
+    typedef Boxes Stage;
     const Maps &maps;
 
     // The columns of the result, with channels rounded up.

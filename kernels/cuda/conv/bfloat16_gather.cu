@@ -89,6 +89,7 @@ struct Window {
 };
 
 struct Images : Lengths {
+    typedef Boxes Stage;
     const TensorMap *map;
     const Bits *images, *matrix; // matrix: the other operand
 
@@ -102,6 +103,7 @@ struct Images : Lengths {
         return (k + TILE_K - 1) / TILE_K;
     }
 
+    __device__ __forceinline__ void load_once(char *) const {}
     __device__ __forceinline__ auto load_a(const TileSplit &own) const {
         if constexpr (DIRECTION == WEIGHT_GRAD && GATHER_A) {
             return [=, matrix = matrix, pixels = n * oh * ow](int k_tile, char *stage, Mbarrier &) {

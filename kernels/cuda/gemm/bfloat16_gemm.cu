@@ -28,6 +28,7 @@ template <bool MN_MAJOR, class Tile> __device__ __forceinline__ void load_rows(
 
 struct Matrices {
     typedef AccumulatorTile Tile;
+    typedef Boxes Stage;
     const Maps &maps;
     int m, n, k;
 
@@ -69,6 +70,7 @@ struct Shapes {
 
 struct Products {
     typedef AccumulatorTile Tile;
+    typedef Boxes Stage;
     const Maps &maps;
     const Shapes &shapes;
     int k;

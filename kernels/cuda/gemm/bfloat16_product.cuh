@@ -30,6 +30,8 @@
 //   int k_tiles(int64_t item)            tiles of K of an item of the batch
 //   auto load_a(const TileSplit &), load_b   a function (int k_tile, char *stage, Mbarrier &full) that issues the copies of a stage,
 //                                        or this thread's copies if the operand is gathered
+//   Stage                                what a stage holds: Boxes, or a class like it
+//   void load_once(char *shared)         if operands are gathered: the copies of this thread before the first stage
 //   Tile tile(const TileSplit &, int row, int column)   the places of results in memory: an AccumulatorTile, or derived from it
 //
 // Macros (Bfloat16Product in gemm/bfloat16.py): TILE_M, TILE_N, TILE_K, TILE_STAGES, BLOCK_THREADS, PINGPONG, IN_TF32, TERMS, SPLITS,
@@ -133,7 +135,7 @@ template <class Product, class Start> __device__ __forceinline__ void produce(co
         const auto load = start(own);
         for (int k_tile = own.begin; k_tile < own.end; k_tile++, state.advance()) {
             pipeline.wait_empty(state);
-            load(k_tile, shared + state.stage * SIZE, pipeline.full[state.stage]);
+            load(k_tile, shared + state.stage * Product::Stage::BYTES, pipeline.full[state.stage]);
         }
     }
 }
@@ -149,6 +151,7 @@ template <int BYTES, class Load> __device__ __forceinline__ auto expecting(const
 // The producer warps, where operands are gathered.
 template <class Product> __device__ __forceinline__ void gather(
     const Work &work, const Product &product, Pipeline<TILE_STAGES> &pipeline, char *shared) {
+    product.load_once(shared);
     produce(work, product, pipeline, shared, [&](const TileSplit &own) {
         const auto load_a = product.load_a(own);
         const auto load_b = product.load_b(own);
@@ -182,12 +185,18 @@ template <bool MN_MAJOR, int ROWS, int BOX> struct OperandTile {
 typedef OperandTile<MN_MAJOR_A, TILE_M, BOX_A> TileA;
 typedef OperandTile<MN_MAJOR_B, TILE_N, BOX_B> TileB;
 
-// Starts the product of two terms for 64 rows, from row `first` on, and the elements of a step along K.
-__device__ __forceinline__ void start_product(
-    float (&sums)[SUMS], const char *stage, int first, int step, TermPair terms, bool add) {
-    wgmma<KIND, MN_MAJOR_A, MN_MAJOR_B>(sums, TileA::descriptor(stage + terms.a * TERM_A, first, step),
-        TileB::descriptor(stage + SIZE_A + terms.b * TERM_B, 0, step), add);
-}
+// A stage with TILE_K of both operands, in boxes.
+struct Boxes {
+    static constexpr int BYTES = SIZE, WGMMAS = STEPS; // steps along K
+
+    // Starts the product of two terms for 64 rows, from row `first` on, and the elements of a step along K in stage `at`.
+    __device__ __forceinline__ static void start_product(
+        float (&sums)[SUMS], const char *shared, int at, int first, int step, TermPair terms, bool add) {
+        const char *const stage = shared + at * SIZE;
+        wgmma<KIND, MN_MAJOR_A, MN_MAJOR_B>(sums, TileA::descriptor(stage + terms.a * TERM_A, first, step),
+            TileB::descriptor(stage + SIZE_A + terms.b * TERM_B, 0, step), add);
+    }
+};
 
 // By a consumer warpgroup: the products of three terms in stages `begin` to `end` - 1, for 64 rows from row `first` on.
 __device__ __forceinline__ void multiply_promoted(float (&main)[SUMS], Pipeline<TILE_STAGES> &pipeline,
@@ -195,14 +204,13 @@ __device__ __forceinline__ void multiply_promoted(float (&main)[SUMS], Pipeline<
     float leading[SUMS], low_order[SUMS];
     int last = 0;
     for (int i = begin; i < end; i++, state.advance()) {
-        const char *stage = shared + state.stage * SIZE;
         pipeline.wait_full(state);
         #pragma unroll
         for (int begin_step = 0; begin_step < STEPS; begin_step += PROMOTED_STEPS) {
             wgmma_fence();
             #pragma unroll
             for (int step = begin_step; step < begin_step + PROMOTED_STEPS; step++)
-                start_product(leading, stage, first, step, {0, 0}, step > begin_step);
+                Boxes::start_product(leading, shared, state.stage, first, step, {0, 0}, step > begin_step);
             wgmma_commit_group();
             wgmma_wait_group<1>();
             if (begin_step == 0 && i > begin) pipeline.release(last);
@@ -210,7 +218,8 @@ __device__ __forceinline__ void multiply_promoted(float (&main)[SUMS], Pipeline<
             for (int step = begin_step; step < begin_step + PROMOTED_STEPS; step++) {
                 #pragma unroll
                 for (int p = 0; p < LOW_ORDER_PAIRS; p++)
-                    start_product(low_order, stage, first, step, low_order_pair(p), i > begin || step + p > 0);
+                    Boxes::start_product(
+                        low_order, shared, state.stage, first, step, low_order_pair(p), i > begin || step + p > 0);
             }
             wgmma_commit_group();
             wgmma_wait_group<1>();
@@ -255,6 +264,7 @@ template <class Stores> __device__ __forceinline__ void write_sums(
 // A consumer warpgroup.
 template <class Product, class Epilogues> __device__ __forceinline__ void consume(const Work &work, const Product &product,
     Pipeline<TILE_STAGES> &pipeline, const char *shared, WarpStaging *stagings, const Epilogues &epilogues, T *partial_sums) {
+    typedef typename Product::Stage Stage;
     typedef WarpEpilogue<WIDE_RESULT, Epilogue, typename Product::Tile> Late;
     constexpr int ROUNDS = TILE_N / ROUND_COLUMNS;
     constexpr bool EARLY = SPLITS == 1 && TERMS == 1 && KIND == BFLOAT16 &&
@@ -290,14 +300,14 @@ template <class Product, class Epilogues> __device__ __forceinline__ void consum
             multiply_stages(sums, pipeline, state, own.begin, own.end, [&](int at, bool add) {
                 if (GATHERS) fence_proxy_async();
                 #pragma unroll
-                for (int step = 0; step < STEPS; step++) {
+                for (int step = 0; step < Stage::WGMMAS; step++) {
                     #pragma unroll
                     for (int i = 0; i <= LOW_ORDER_PAIRS; i++) {
                         const TermPair terms = i < LOW_ORDER_PAIRS ? low_order_pair(i) : TermPair{0, 0};
                         #pragma unroll
                         for (int p = 0; p < PARTS_M; p++)
-                            start_product(sums[p], shared + at * SIZE, (part + p) * WGMMA_ROWS, step, terms,
-                                add || step + i > 0);
+                            Stage::start_product(
+                                sums[p], shared, at, (part + p) * WGMMA_ROWS, step, terms, add || step + i > 0);
                     }
                 }
             });
@@ -337,7 +347,7 @@ template <class Product, class Epilogues> __device__ __forceinline__ void multip
     }
     wait_for_inputs(); // nothing before it reads memory
     __syncthreads();
-    char *shared = SHARED_STAGES(char[SIZE], shared_bytes)[0];
+    char *shared = SHARED_STAGES(char[Product::Stage::BYTES], shared_bytes)[0];
     if (warp < WARPGROUP / WARP) {
         if (GROUPS > 1) warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
         if constexpr (GATHERS)

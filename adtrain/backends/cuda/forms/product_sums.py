@@ -34,6 +34,7 @@ from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.target import Target
 from adtrain.core.types import BITS
+from adtrain.lowering.cuda.conv import depthwise
 from adtrain.lowering.cuda.gemm.bfloat16 import BYTES_PER_CYCLE, with_column_sums
 from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.passes.fusion import Fusion
@@ -107,6 +108,8 @@ def _kernels(product: Equation, sums: int, read: int, target: Target) -> Sequenc
     if not sums:
         return found
     columns = e.outputs[0].type.shape[-1]
+    if e.params["window"].groups > 1:
+        return [depthwise.with_column_sums(each, columns, sums) for each in found]
     return [x for each in found if (x := with_column_sums(each, columns, sums, read)) is not None]
 
 

@@ -1,26 +1,33 @@
 """Convolutions of images that are channels last, on Hopper.
 
 An operand is an array of bfloat16, the sum of several (its terms), or float32 that is rounded to tf32
-(`ops.conv_bfloat16`). Images are copied by TMA (`conv/bfloat16_conv.cu`). Images of few channels in bfloat16 can be
-gathered by cp.async (`conv/bfloat16_gather.cu`).
+(`ops.conv_bfloat16`). A `Loader` copies images to shared memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from enum import IntEnum
+from dataclasses import dataclass, replace
+from enum import Enum
 from itertools import product
 from math import prod
+from operator import le
 from typing import Any, NamedTuple
 
 from adtrain.core.kernel import CudaKernel, Im2col, TensorMap
+from adtrain.core.memory_layout import memory_layout
+from adtrain.core.precision import FLOAT32 as UNROUNDED
+from adtrain.core.precision import TF32
 from adtrain.core.target import Target
 from adtrain.core.types import BITS
+from adtrain.lowering.cuda.conv.depthwise import DepthwiseConv
+from adtrain.lowering.cuda.conv.problem import Direction
 from adtrain.lowering.cuda.gemm.bfloat16 import (
     BOXES,
     FLOAT32,
     ROW_MULTIPLE,
+    START,
+    STORED,
     TF32_TILES,
     TILES_OF_TERMS,
     Bfloat16Product,
@@ -35,22 +42,28 @@ MAX_STRIDE, MAX_POSITION, MAX_OFFSET = 8, 128, 255
 cuTensorMapEncodeIm2col)."""
 MAX_MAPS = 16
 """Maximum tensor maps of A, one for each phase and term. They are an argument of the kernel."""
-ROW_CYCLES = {BOXES[0]: 3.3, BOXES[1]: 5.0}
-"""Cycles in which TMA copies a row of a box, by the elements of bfloat16 that fill the row (docs/worklog/conv.md)."""
+ROW_CYCLES, PARTIAL_CYCLES = {BOXES[0]: 3.3, BOXES[1]: 2.2}, 1.6
+"""Cycles in which TMA copies a row of a box, by the elements of bfloat16 that fill the row; further cycles for a row
+that ends after the last channel (docs/worklog/conv.md)."""
+SECTOR, UNALIGNED_CYCLES = 32, {BOXES[0]: 7.5, BOXES[1]: 6.5}
+"""Bytes of a sector of memory; cycles for a row where the channels of a pixel are not a multiple of it."""
 GATHER_CYCLES = {BOXES[0]: 4.5, BOXES[1]: 2.5}
 """Cycles in which a row of a box is gathered, fitted to the measurements there."""
 MAX_GATHERED = 1 << 31
 """Images that are gathered have fewer elements: their offsets fit 32 bits."""
-UNEVEN = 192
-"""Columns of a tile that is slower than others. It is a candidate only where it divides the columns of the result."""
-
-
-class Direction(IntEnum):
-    """What is computed, as the macros of the kernel."""
-
-    FORWARD = 0
-    INPUT_GRAD = 1
-    WEIGHT_GRAD = 2
+SHIFT_TILES = tuple(
+    Bfloat16Tile(128, n, 4, macs, pingpong)
+    for n, macs in ((128, 1450), (64, 1100), (32, 800))
+    for pingpong in (True, False)
+)
+"""The tiles where one copy of images serves all taps. Their multiply-adds are fitted (docs/worklog/conv.md)."""
+CHUNK_BYTES, CHUNK_CYCLES = 16, 0.6
+"""Bytes of eight channels, and cycles in which cp.async copies them."""
+SHIFT_BYTES, MIN_STAGES = 200 << 10, 2
+"""Maximum of shared memory for the stages and filters of such a tile, and minimum of stages."""
+UNEVEN, WIDEST = 192, 256
+"""Columns of a tile that is slower than others, and of the widest one. The former is a candidate only where it has
+fewer columns after the last one of the result."""
 
 
 def last_position(phase: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
@@ -62,8 +75,38 @@ def last_position(phase: int, kernel: int, stride: int, padding: int, dilation: 
     return (phase + padding - taps[-1] * dilation) // stride if taps else 0
 
 
+class Loader(Enum):
+    """How images are copied to shared memory. The value is the name of the kernel and its file."""
+
+    TMA = "bfloat16_conv"
+    GATHER = "bfloat16_gather"
+    """By cp.async, tiles of K. Images are one array of bfloat16."""
+    SHIFT = "bfloat16_shift"
+    """By cp.async, once for all taps of a tile. Images are one array of bfloat16, and filters fit in shared memory."""
+
+
+@dataclass(frozen=True)
+class ShiftedProduct(Bfloat16Product):
+    """The work of `conv/bfloat16_shift.cu`.
+
+    Attributes:
+        chunks: of eight channels, in a stage and in the filters.
+    """
+
+    chunks: tuple[int, int] = (0, 0)
+
+    @property
+    def cycles(self) -> float:
+        """An estimate of the time."""
+        size = self.tile.m * self.tile.n
+        products, copies, stores = size * self.lengths[3] / self.tile.macs, self.chunks[0] * CHUNK_CYCLES, size / STORED
+        busy = products if self.tile.pingpong else products + stores
+        waves = -(-self._tiles // self.target.multiprocessors)
+        return START + self.chunks[1] * CHUNK_CYCLES + waves * max(busy, copies, stores)
+
+
 class Bfloat16Conv(NamedTuple):
-    """A convolution or gradient by `conv/bfloat16_conv.cu` or `conv/bfloat16_gather.cu`.
+    """A convolution or gradient by one of the kernels of `Loader`.
 
     Attributes:
         images: (N, H, W, C), the input.
@@ -73,7 +116,7 @@ class Bfloat16Conv(NamedTuple):
         terms: the number of terms of an operand.
         in_tf32: whether operands are float32, and rounded to tf32. Then the filters of an input gradient are
             (C, KH, KW, O). Not for weight gradients.
-        gathers: whether images are gathered by cp.async. They are one array of bfloat16.
+        wide: whether all boxes are as long as they can be, even if more channels of zeros are added.
     """
 
     direction: Direction
@@ -83,7 +126,8 @@ class Bfloat16Conv(NamedTuple):
     window: Any
     terms: int = 1
     in_tf32: bool = False
-    gathers: bool = False
+    loader: Loader = Loader.TMA
+    wide: bool = False
 
     @property
     def phases(self) -> tuple[int, int]:
@@ -96,7 +140,7 @@ class Bfloat16Conv(NamedTuple):
     def box(self) -> tuple[int, int]:
         """Channels of a box of each operand."""
         of_input, of_output = self._box(self.images[3]), self._box(self.outputs[3])
-        if self.gathers:
+        if self.loader is not Loader.TMA:
             return {
                 Direction.FORWARD: (BOXES[0], BOXES[0]),
                 Direction.INPUT_GRAD: (BOXES[0], BOXES[1]),
@@ -113,7 +157,7 @@ class Bfloat16Conv(NamedTuple):
         Channels along K, or columns of a weight gradient, are rounded up, unless images are gathered.
         """
         (n, h, w, c), (_, oh, ow, o), taps = self.images, self.outputs, self.kernel[0] * self.kernel[1]
-        along = (c, o) if self.gathers else (self._rounded_up(c), self._rounded_up(o))
+        along = (c, o) if self.loader is not Loader.TMA else (self._rounded_up(c), self._rounded_up(o))
         pixels = n * oh * ow
         if self.direction == Direction.FORWARD:
             return 1, pixels, o, taps * along[0]
@@ -131,22 +175,78 @@ class Bfloat16Conv(NamedTuple):
     @property
     def gathered(self) -> tuple[bool, bool]:
         """Of each operand, whether it is gathered."""
-        few_filters = self.outputs[3] < BOXES[0]
+        few_filters, by_threads = self.outputs[3] < BOXES[0], self.loader is not Loader.TMA
         a = self.direction != Direction.WEIGHT_GRAD or few_filters
-        return self.gathers and a, self.gathers and self.direction != Direction.FORWARD
+        b = self.direction != Direction.FORWARD or self.loader is Loader.SHIFT
+        return by_threads and a, by_threads and b
 
     def product(self, target: Target, tile: Bfloat16Tile | None = None, splits: int = 1) -> Bfloat16Product:
         """The work as a product."""
         tile = tile or (TF32_TILES if self.in_tf32 else TILES_OF_TERMS[self.terms])[0]
-        boxes = [box * (1 + self.in_tf32) for box in self.box]
-        pairs = zip(self.gathered, boxes, strict=True)
-        of_a, of_b = ((GATHER_CYCLES if gathered else ROW_CYCLES)[box] for gathered, box in pairs)
+        c, o = self.images[3], self.outputs[3]
+        along = {  # the channels of the rows of boxes
+            Direction.FORWARD: (c, c),
+            Direction.INPUT_GRAD: (o, o if self.in_tf32 else c),
+            Direction.WEIGHT_GRAD: (o, c),
+        }[self.direction]
+        of_a, of_b = (
+            GATHER_CYCLES[box] if gathered else self._row_cycles(box, channels)
+            for gathered, box, channels in zip(self.gathered, self.box, along, strict=True)
+        )
         return Bfloat16Product(target, self.lengths, tile, self.mn_major, splits, self.box, (of_a, of_b), self.gathered)
+
+    def products(self, target: Target) -> Sequence[Bfloat16Product]:
+        """The work by each tile."""
+        if self.loader is not Loader.SHIFT:
+            return fastest_splits(self.product(target))
+        return [x for tile in SHIFT_TILES if tile.n >= self.lengths[2] and (x := self._shifted(target, tile))]
+
+    def _shifted(self, target: Target, tile: Bfloat16Tile) -> ShiftedProduct | None:
+        """The work of `conv/bfloat16_shift.cu`; None if shared memory or 32 bits do not suffice."""
+        pad_y, pad_x = self._zeros()
+        images = self.images if self.direction == Direction.FORWARD else self.outputs
+        line, planes, taps = images[2] + pad_x, images[3] // ROW_MULTIPLE, prod(self.kernel)
+        reach = [d * (k - 1) for d, k in zip(self.window.dilation, self.kernel, strict=True)]
+        positions = tile.m + reach[0] * line + reach[1]
+        spread = -(-8 // planes) % 8 if planes < 5 else 1
+        chunks = planes * (positions + (spread - positions) % 8), -(-planes * taps // 2) * 2 * tile.n
+        stage, filters = (n * CHUNK_BYTES for n in chunks)
+        stages = min(tile.stages, (SHIFT_BYTES - filters) // stage)
+        rows = self.images[0] * (images[1] + pad_y) * line
+        if stages < MIN_STAGES or rows > MAX_LENGTH:
+            return None
+        arrays = {"STAGES": (stage, stages), "FILTERS": (1, filters)}
+        return ShiftedProduct(
+            target,
+            (1, rows, *self.lengths[2:]),
+            replace(tile, stages=stages),
+            self.mn_major,
+            box=self.box,
+            gathered=self.gathered,
+            shared=memory_layout("SHARED", arrays, alignment=1024),
+            chunks=chunks,
+        )
+
+    def _zeros(self) -> tuple[int, int]:
+        """Lines of zeros after an image, and zeros after a line, of the images that are read."""
+        w = self.window
+        if self.direction == Direction.FORWARD:
+            return w.padding
+        (ph, pw), (dh, dw), (kh, kw) = w.padding, w.dilation, self.kernel
+        return dh * (kh - 1) - ph, dw * (kw - 1) - pw
+
+    def _may_shift(self) -> bool:
+        """Whether a tap reads the position at a fixed distance, with zeros between the lines."""
+        w, (kh, kw) = self.window, self.kernel
+        spans = w.dilation[0] * (kh - 1), w.dilation[1] * (kw - 1)
+        return self.direction != Direction.WEIGHT_GRAD and max(w.stride) == 1 and all(map(le, w.padding, spans))
 
     def fits(self) -> bool:
         """Whether rows are multiples of 16 bytes, lengths fit 32 bits, and tensor maps can describe what TMA copies."""
         aligned = self.images[3] % ROW_MULTIPLE == 0 and self.outputs[3] % ROW_MULTIPLE == 0
-        if self.gathers:
+        if self.loader is Loader.SHIFT and not self._may_shift():
+            return False
+        if self.loader is not Loader.TMA:
             elements = max(prod(self.images), prod(self.outputs))
             plain = self.terms == 1 and not self.in_tf32
             return plain and aligned and elements < MAX_GATHERED and max(self.lengths) <= MAX_LENGTH
@@ -165,7 +265,7 @@ class Bfloat16Conv(NamedTuple):
         of_a, of_b = work.box_lengths(0), work.box_lengths(1)
         if all(self.gathered):
             return []
-        if self.gathers:
+        if self.loader is Loader.GATHER:
             wide = self.direction == Direction.FORWARD
             lengths = (c * kh * kw, o, 1) if wide else (o, n * oh * ow, 1)
             return [TensorMap(1, lengths, (*(of_b if wide else of_a), 1))]
@@ -184,8 +284,18 @@ class Bfloat16Conv(NamedTuple):
         return [replace(x, operand=x.operand * self.terms + i, dtype=dtype) for x in maps for i in range(self.terms)]
 
     def _box(self, channels: int) -> int:
-        """Channels of a box: the choice with the fewest channels of zeros."""
-        return min((box // (1 + self.in_tf32) for box in BOXES), key=lambda box: -channels % box)
+        """Channels of a box: the choice with the fewest channels of zeros, or the largest one."""
+        boxes = [box // (1 + self.in_tf32) for box in BOXES]
+        return boxes[0] if self.wide else min(boxes, key=lambda box: -channels % box)
+
+    def _row_cycles(self, box: int, channels: int) -> float:
+        """The cycles in which TMA copies a row of a box, on average over the boxes of all channels."""
+        bytes_of = FLOAT32.itemsize if self.in_tf32 else BITS.itemsize
+        filled = box * bytes_of // BITS.itemsize
+        if channels * bytes_of % SECTOR:
+            return UNALIGNED_CYCLES[filled]
+        partial = channels % box > 0
+        return ROW_CYCLES[filled] + PARTIAL_CYCLES * partial / -(-channels // box)
 
     def _rounded_up(self, channels: int) -> int:
         return channels + -channels % self._box(channels)
@@ -221,36 +331,49 @@ class Bfloat16Conv(NamedTuple):
         macros["DIRECTION"] = int(self.direction)
         row = self.outputs[3] if self.direction == Direction.FORWARD else self.images[3]
         maps = self._maps(work)
-        if self.gathers:
+        if self.loader is not Loader.TMA:
             lengths = {"IMAGE": self.images[1:], "OUTPUT": self.outputs[1:]}
             macros |= {f"{of}_{axis}": n for of, each in lengths.items() for axis, n in zip("HWC", each, strict=True)}
             macros |= {"MAPPED": len(maps), "UNMAPPED": 1 - len(maps)}
-            names = "bfloat16_gather", "sum_bfloat16_gather_splits"
-            return work.kernel("conv/bfloat16_gather.cu", names, self.images[:1], row, maps, macros)
-        names = "bfloat16_conv", "sum_bfloat16_conv_splits"
-        numbers = (*self.images, *self.outputs[1:])
-        return work.kernel("conv/bfloat16_conv.cu", names, numbers, row, maps, macros)
+        if isinstance(work, ShiftedProduct):
+            macros["STAGE_BYTES"] = work.chunks[0] * CHUNK_BYTES
+        name = self.loader.value
+        numbers = (*self.images, *self.outputs[1:]) if self.loader is Loader.TMA else self.images[:1]
+        return work.kernel(f"conv/{name}.cu", (name, f"sum_{name}_splits"), numbers, row, maps, macros)
 
 
 def _rule(direction: Direction, shapes: Callable[..., tuple[Any, Any, Any]]) -> Callable[..., Sequence[CudaKernel]]:
     """The rule of a primitive. ``shapes`` returns those of the input, the output and the kernel."""
 
     def candidates(target: Target, *operands: Any, window: Any, precision: str, **size: Any) -> Sequence[CudaKernel]:
-        if target.capability != CAPABILITY or target.by_member or window.groups != 1:
+        if target.capability != CAPABILITY or target.by_member:
             return []
-        terms, in_tf32 = len(operands) // 2, operands[0].dtype != BITS
+        terms, in_tf32 = len(operands) // 2, precision == TF32
         a, b = operands[0].shape, operands[terms].shape
         if in_tf32 and direction == Direction.INPUT_GRAD:
             b = (b[3], *b[1:3], b[0])
-        conv = Bfloat16Conv(direction, *shapes(a, b, window, *size.values()), window, terms, in_tf32)
-        if 0 in conv.images or 0 in conv.outputs:
+        sizes = images, outputs, _ = shapes(a, b, window, *size.values())
+        if 0 in images or 0 in outputs:
             return []
+        if window.groups > 1:
+            depthwise = DepthwiseConv(direction, *sizes, window, operands[0].dtype)
+            return depthwise.kernels(target) if depthwise.fits() else []
+        if precision == UNROUNDED:
+            return []
+        conv = Bfloat16Conv(direction, *sizes, window, terms, in_tf32)
         convs = [conv] if conv.fits() else []
-        gathering = conv._replace(gathers=True)
+        gathering, shifting = (conv._replace(loader=x) for x in (Loader.GATHER, Loader.SHIFT))
         if gathering.fits() and (not convs or min(conv.images[3], conv.outputs[3]) < BOXES[0]):
             convs.append(gathering)
-        found = [(x, work) for x in convs for work in fastest_splits(x.product(target))]
-        even = [(x, work) for x, work in found if work.tile.n != UNEVEN or x.lengths[2] % UNEVEN == 0]
+        if shifting.fits():
+            convs.append(shifting)
+        wide = conv._replace(wide=True)
+        if conv.fits() and wide.box != conv.box:
+            convs.append(wide)
+        found = [(x, work) for x in convs for work in x.products(target)]
+        even = [
+            (x, work) for x, work in found if work.tile.n != UNEVEN or -x.lengths[2] % UNEVEN < -x.lengths[2] % WIDEST
+        ]
         return [x.cuda_kernel(work) for x, work in sorted(even, key=lambda pair: pair[1].cycles)]
 
     return candidates
@@ -262,5 +385,5 @@ def _forward_shapes(x: Any, w: Any, window: Any) -> tuple[Any, Any, Any]:
 
 
 conv2d = _rule(Direction.FORWARD, _forward_shapes)
-input_grad = _rule(Direction.INPUT_GRAD, lambda g, w, window, size: ((g[0], *size, w[3]), g, w[1:3]))
+input_grad = _rule(Direction.INPUT_GRAD, lambda g, w, window, size: ((g[0], *size, w[3] * window.groups), g, w[1:3]))
 weight_grad = _rule(Direction.WEIGHT_GRAD, lambda x, g, window, size: (x, g, tuple(size)))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +18,14 @@ from adtrain.core.target import Target
 FLOAT32 = np.dtype(np.float32)
 MAX_PIXELS = (1 << 31) - 1024
 """Maximum of pixels of a channel in all images, so that 32 bits count them and a tile beyond the last one."""
+
+
+class Direction(IntEnum):
+    """What is computed, as the macros of the kernel."""
+
+    FORWARD = 0
+    INPUT_GRAD = 1
+    WEIGHT_GRAD = 2
 
 
 @dataclass(frozen=True)

@@ -164,6 +164,7 @@ class Bfloat16Product:
         gathered: of A and B, whether the producer warps gather it (GATHER_A, GATHER_B).
         others: M and N of further products of the same K in the same launch. The batch is 1.
         epilogue: what the epilogue moves; None if it is not known.
+        shared: shared memory of a block; None: stages with TILE_K of both operands.
     """
 
     target: Target
@@ -176,6 +177,7 @@ class Bfloat16Product:
     gathered: tuple[bool, bool] = (False, False)
     others: tuple[tuple[int, int], ...] = ()
     epilogue: EpilogueBytes | None = None
+    shared: MemoryLayout | None = None
 
     @property
     def shapes(self) -> tuple[tuple[int, int], ...]:
@@ -291,7 +293,7 @@ class Bfloat16Product:
             )
 
         blocks = min(whole + split * self.splits, self.target.multiprocessors)
-        shared = self.tile.shared
+        shared = self.tile.shared if self.shared is None else self.shared
         launches = [launch(names[0], blocks, self.tile.threads, shared)]
         if split:
             blocks = split * size // (SUM_THREADS * SUM_COLUMNS)
@@ -355,10 +357,12 @@ def _cycles_with_inputs(kernel: CudaKernel, read: int) -> float:
     (launch,) = kernel.launches
     assert kernel.cycles is not None
     assert isinstance(launch.blocks, int)
+    if not read:
+        return kernel.cycles
     m, n, pingpong = (launch.definitions[name] for name in ("TILE_M", "TILE_N", "PINGPONG"))
     parts, rounds = m // CONSUMER_ROWS if pingpong else 1, n // ROUND_COLUMNS
     registers = parts * (n / 2 + rounds * read * ROUND_COLUMNS / 8)
-    waits = parts * rounds * ROUND_WAIT if read and registers > EARLY_REGISTERS else 0
+    waits = parts * rounds * ROUND_WAIT if registers > EARLY_REGISTERS else 0
     waves, stores = -(-int(launch.numbers[-1]) // launch.blocks), m * n / STORED
     if not pingpong:
         return kernel.cycles + waves * waits
