@@ -88,7 +88,7 @@ USES: dict[str, dict[str, Use]] = {
         **TRUST,
     },
     "sample run": {
-        **dict.fromkeys(("length", "temperature", "prompt", "seed", "json"), "test_train_text.py"),
+        **dict.fromkeys(("length", "temperature", "top-k", "top-p", "prompt", "seed", "json"), "test_train_text.py"),
         "device": NO_GPU,
         **TRUST,
     },

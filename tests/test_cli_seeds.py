@@ -93,7 +93,7 @@ def test_an_option_that_is_taken_has_its_effect(cfg: Path, name: str, option: st
 
 
 TRAINING = {"device", "ranks", "autotune", "epochs", "steps", "seed", "overrides", "plugins"} | {
-    "profile", "events", "eager", "no_fuse", "quiet", "verbose", "as_json", "debug"
+    "profile", "events", "eager", "no_fuse", "plot", "quiet", "verbose", "as_json", "debug"
 }  # fmt: skip
 CHANGES = {"plugins", "copies", "override"}
 

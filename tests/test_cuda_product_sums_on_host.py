@@ -39,7 +39,7 @@ TOLERANCE = 2e-6
 
 
 def batch_norm(x: Any, weight: Any) -> Any:
-    zeros = np.zeros(x.shape[1], np.float32)
+    zeros = ad.array(np.zeros(x.shape[1], np.float32), device=x.device)
     return ops.batch_norm(x, zeros, zeros + 1.0, weight, momentum=1.0)
 
 

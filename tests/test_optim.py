@@ -194,5 +194,5 @@ def test_gradients_of_another_structure_than_the_parameters_are_refused() -> Non
 
 def test_optimizers_are_registered_under_their_kind() -> None:
     assert {name: cls.kind() for name, cls in optim.OPTIMIZERS.items()} == {
-        name: name for name in ("sgd", "adam", "adamw", "rmsprop", "lion", "muon")
+        name: name for name in ("sgd", "adam", "adamw", "rmsprop", "lion", "muon", "lbfgs", "sequence")
     }

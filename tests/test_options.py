@@ -31,7 +31,7 @@ def annotated_options() -> list[Any]:
     found: dict[str, Any] = {}
     for family, kinds in FAMILIES.items():
         for kind, spec in kinds.items():
-            if spec not in CONTAINERS:
+            if spec not in CONTAINERS and hasattr(spec, "target"):
                 hints = get_type_hints(spec.target, include_extras=True)
                 found |= {f"{family} {kind} {name}": hints[name] for name in spec.model_fields if name in hints}
     in_both = {name: hint for name, hint in found.items() if is_option(hint) and not _differs(hint)}

@@ -91,8 +91,13 @@ def print_json(value: object) -> None:
         text = json.dumps(value, indent=2, allow_nan=False)
     except ValueError:
         raise AdtrainError("the result contains NaN or infinity, which JSON does not have; omit --json") from None
+    print_text(f"{text}\n")
+
+
+def print_text(text: str) -> None:
+    """Print the result as it is, in a form for other programs."""
     if not is_silent():
-        print(text, flush=True)
+        print(text, end="", flush=True)
 
 
 def progress(text: object) -> None:

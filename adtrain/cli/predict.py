@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import sys
 from collections import defaultdict
 from operator import itemgetter
 from pathlib import Path
@@ -14,7 +13,7 @@ import click
 import numpy as np
 
 from adtrain.cli.options import FilePath, OneOf, RunPath, Whole, device_option, json_option, trust_options
-from adtrain.cli.output import note_epoch, note_precision, print_json, progress, show
+from adtrain.cli.output import note_epoch, note_precision, print_json, print_text, progress, show
 from adtrain.data import DataError, text_file
 from adtrain.data.statistics import digits
 from adtrain.table import TEXT, CellFormat, Column, render, terminal_width
@@ -123,7 +122,7 @@ def command(
     if as_json:
         print_json([{"file": str(x.path), "index": x.row, **_values(trained, x, top_k)} for x in predicted])
     elif as_csv:
-        sys.stdout.write(_csv(trained, predicted))
+        print_text(_csv(trained, predicted))
     elif predicted:
         show(*_table(trained, predicted, top_k))
     if broken:

@@ -14,7 +14,7 @@ from adtrain.core.errors import TraceError, user_line
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.scope import at, current_phase, current_scope
-from adtrain.core.trace import Tracer, bind, new_level
+from adtrain.core.trace import Tracer, bind, common_device, new_level
 from adtrain.core.traced_number import TracedNumber
 from adtrain.core.types import ArrayType
 
@@ -85,7 +85,7 @@ class StagingTrace:
                     "function, which is traced; make it static with jit(f, static_argnums=...)"
                 )
         inputs = tuple(self.variable(x) for x in args)
-        device = inputs[0].device if inputs else params["device"]
+        device = common_device(primitive, args, params)
         members = max((v.members for v in inputs), default=0)
         if Trait.MEMBERS in primitive.traits:
             members = 0 if members else args[0].shape[0]

@@ -52,7 +52,7 @@ class EvaluationTrace:
 
     def process(self, primitive: Primitive, args: Sequence[Value], params: Mapping[str, Any]) -> Any:
         outputs = primitive.output_types(args, params)
-        device = _common_device(primitive, args, params)
+        device = common_device(primitive, args, params)
         runner = backend(device)
         buffers = [x.buffer for x in args]  # type: ignore[attr-defined]
         hooks = active_hooks()
@@ -128,7 +128,8 @@ def new_level() -> int:
     return next(_level_numbers)
 
 
-def _common_device(primitive: Primitive, args: Sequence[Value], params: Mapping[str, Any]) -> str:
+def common_device(primitive: Primitive, args: Sequence[Value], params: Mapping[str, Any]) -> str:
+    """The device of an operation. Raises DeviceError if its arguments are on different ones."""
     if not args:
         return params["device"]
     device = args[0].device
