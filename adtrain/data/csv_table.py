@@ -19,19 +19,15 @@ import numpy as np
 
 from adtrain.data.csv_file import (
     MAX_CATEGORIES,
-    NUMBER_LIKE,
     CsvOptions,
     Line,
     Missing,
     Opened,
-    cleaned,
     column_title,
-    is_finite,
-    is_number,
-    is_plain,
     opened,
 )
 from adtrain.data.errors import DataError, DataOptionError, printable, quoted, warn
+from adtrain.data.notation import DECIMALS, NUMBER_LIKE, Notation, cleaned, days, is_date_format, is_plain
 from adtrain.data.part import NOTHING, Cells, Column, Columns, Format, Known, Part, Parts
 from adtrain.text import first_names
 
@@ -89,19 +85,24 @@ def _chosen(table: Opened, labels: LabelReader, options: CsvOptions) -> list[Col
     """The columns with features according to the options; those listed in `categories` have no categories yet."""
     dropped = {table.column("drop", column) for column in options.drop}
     listed = {table.column("categories", column) for column in options.categories}
-    for option, indices in (("drop", dropped), ("categories", listed)):
+    dates = {table.column("dates", column) for column in options.dates}
+    for option, indices in (("drop", dropped), ("categories", listed), ("dates", dates)):
         if both := indices & set(labels.columns):
             what = "a column of the targets" if labels.are_targets else "the column of the labels"
             raise DataOptionError(option, f"found {what}, {table.title(min(both))}")
-    if both := dropped & listed:
-        raise DataOptionError("drop", f"found {table.title(min(both))}, which data.categories lists too")
-    if listed and options.shape:
-        raise DataOptionError("categories", "found together with data.shape, whose columns are the pixels of an image")
+    pairs = (("drop", dropped, "categories", listed), ("drop", dropped, "dates", dates))
+    for option, indices, other, others in (*pairs, ("categories", listed, "dates", dates)):
+        if both := indices & others:
+            raise DataOptionError(option, f"found {table.title(min(both))}, which data.{other} lists too")
+    for option, indices in (("categories", listed), ("dates", dates)):
+        if indices and options.shape:
+            raise DataOptionError(option, "found together with data.shape, whose columns are the pixels of an image")
+    _check_date_format(options)
     predicted = set(labels.columns)
     columns = []
     for i in range(len(table.first)):
         if i not in predicted and i not in dropped:
-            columns.append(Column(table.name(i), i, () if i in listed else None))
+            columns.append(Column(table.name(i), i, () if i in listed else None, i in dates))
     if not columns:
         what = "targets" if labels.are_targets else "labels"
         raise DataOptionError("drop", f"found all columns but the {what}, expected one that stays: {table.listed()}")
@@ -110,6 +111,15 @@ def _chosen(table: Opened, labels: LabelReader, options: CsvOptions) -> list[Col
             found = f"found two columns named {printable(name)}, {kept[0]} and {kept[1]}"
             raise DataError(f"{table.path}:1: {found}, expected different names; data.drop takes the number of one")
     return columns
+
+
+def _check_date_format(options: CsvOptions) -> None:
+    form = options.date_format
+    if form is not None and not options.dates:
+        raise DataOptionError("date_format", f"found {quoted(form)}, but data.dates names no column")
+    if form is not None and not is_date_format(form):
+        expected = "expected directives for year, month and day, such as %d/%m/%Y"
+        raise DataOptionError("date_format", f"found {quoted(form)}, {expected}")
 
 
 def _found(table: Opened, known: Columns, fewer: int) -> list[Column]:
@@ -169,8 +179,8 @@ def _cells(
 
 def _has_evident_header(table: Opened, cells: Cells, labels: LabelReader, options: CsvOptions) -> bool:
     """Whether a header was detected by more than the absence of numbers in the first of many lines of texts."""
-    named = [options.label, *options.drop, *options.categories]
-    has_numbers = any(column.categories is None for column in cells.columns) or labels.have_numbers
+    named = [options.label, *options.drop, *options.categories, *options.dates]
+    has_numbers = any(x.categories is None and not x.is_date for x in cells.columns) or labels.have_numbers
     return not table.header or has_numbers or options.label is None or any(isinstance(x, str) for x in named)
 
 
@@ -178,8 +188,8 @@ class CellReader:
     """Converts the cells of a table's columns with features, chunk by chunk.
 
     With `learning`, a column whose `categories` are None becomes one of categories if its first cells look like texts;
-    otherwise it has numbers. An empty cell, or one of the texts `missing_values`, is an error unless `missing` says
-    otherwise.
+    otherwise it has numbers. A date is the number of `notation.days`. An empty cell, or one of the texts
+    `missing_values`, is an error unless `missing` says otherwise.
     """
 
     def __init__(self, path: Path, columns: Sequence[Column], learning: bool, options: CsvOptions) -> None:
@@ -217,8 +227,9 @@ class _ColumnReader:
     def __init__(self, path: Path, column: Column, learning: bool, options: CsvOptions, missing: Missing) -> None:
         self.path, self._column, self.learning, self.missing = path, column, learning, missing
         self.allow_empty = options.missing != "error"
+        self.notation, self.date_format = options.notation, options.date_format
         self.has_categories = column.categories is not None
-        self.has_numbers = not self.has_categories and not learning
+        self.has_numbers = not self.has_categories and (column.is_date or not learning)
         self.listed = self.has_categories or not learning
         self.codes = {text: i for i, text in enumerate(column.categories or ())}
         self._emptied: Counter[str] = Counter()
@@ -227,7 +238,8 @@ class _ColumnReader:
     @property
     def is_special(self) -> bool:
         """Whether NumPy's numbers of the cells are not those of the column."""
-        return self.has_categories or bool(self.missing.numbers)
+        other_notation = self._column.is_date or self.notation.decimal is not None
+        return self.has_categories or other_notation or bool(self.missing.numbers)
 
     @property
     def column(self) -> Column:
@@ -246,7 +258,17 @@ class _ColumnReader:
         if filled and not (self.has_numbers or self.has_categories):
             self.has_numbers = any(map(NUMBER_LIKE.match, filled))
             self.has_categories = not self.has_numbers
+        if self._column.is_date:
+            return self._days(lines, texts)
         return self._codes(lines, texts) if self.has_categories else self._numbers(lines, texts)
+
+    def _days(self, lines: Sequence[int], texts: Sequence[str]) -> np.ndarray:
+        found = [days(text, self.date_format) if text else np.nan for text in texts]
+        if None in found:
+            i = found.index(None)
+            form = "such as 2024-12-31 or 31.12.2024" if self.date_format is None else f"written as {self.date_format}"
+            raise self._wrong(lines[i], texts[i], f"expected a date {form}; data.date_format has the format")
+        return np.array(found, np.float64)
 
     def _codes(self, lines: Sequence[int], texts: Sequence[str]) -> np.ndarray:
         for line, text in zip(lines, texts, strict=True):
@@ -260,16 +282,17 @@ class _ColumnReader:
 
     def _numbers(self, lines: Sequence[int], texts: Sequence[str]) -> np.ndarray:
         filled = [i for i, text in enumerate(texts) if text]
-        numbers = _finite_numbers([texts[i] for i in filled])
+        plain = list(map(self.notation.in_python, texts))
+        numbers = _finite_numbers([plain[i] for i in filled])
         if numbers is not None:
             found = np.full(len(texts), np.nan)
             found[filled] = numbers
-            self._note_rounded(texts, found)
+            self._note_rounded(plain, found)
             return found
         for line, text in zip(lines, texts, strict=True):
-            if text and not (is_plain(text) and is_finite(text)):
+            if text and not self.notation.is_finite(text):
                 advice = "; if the column has categories, list it in data.categories" if self.learning else ""
-                raise self._wrong(line, text, f"expected a finite number{advice}")
+                raise self._wrong(line, text, f"{_expected_number(self.notation, text)}{advice}")
         raise AssertionError(f"{self.path}: NumPy cannot convert cells that are all finite numbers or empty")
 
     def _note_rounded(self, texts: Sequence[str], numbers: np.ndarray) -> None:
@@ -305,6 +328,7 @@ class LabelReader:
 
     def __init__(self, table: Opened, options: CsvOptions) -> None:
         self._table, self._texts, self._numbers = table, list[str](), list[np.ndarray]()
+        self._notation = options.notation
         self._missing = Missing(options)
         self.are_targets = options.target is not None
         self.columns = _target_columns(table, options.target) if self.are_targets else [_label_column(table, options)]
@@ -317,12 +341,12 @@ class LabelReader:
     @property
     def have_numbers(self) -> bool:
         """Whether all values so far are numbers."""
-        return self.are_targets or all(map(is_number, self._texts))
+        return self.are_targets or all(map(self._notation.is_number, self._texts))
 
     def add(self, chunk: Sequence[Line], keep: np.ndarray) -> None:
         """Check the labels of all lines, and keep those at the indices `keep`. Raises DataError with their position."""
         if self.are_targets:
-            self._numbers.append(_targets(self._table, chunk, self.columns, self._missing)[keep])
+            self._numbers.append(_targets(self._table, chunk, self.columns, self._missing, self._notation)[keep])
         else:
             texts = _label_texts(self._table, chunk, self.columns[0], self._missing)
             self._texts += [texts[i] for i in keep]
@@ -339,16 +363,17 @@ class LabelReader:
             return np.array(list(map(int, self._texts)), np.int64)
         if set(self._texts) <= {"False", "True"}:
             return np.array(self._texts) == "True"
-        if all(is_plain(text) and is_finite(text) for text in self._texts):
-            fraction = next((text for text in self._texts if not float(text).is_integer()), None)
+        if all(map(self._notation.is_finite, self._texts)):
+            plain = list(map(self._notation.in_python, self._texts))
+            fraction = next((text for text in plain if not float(text).is_integer()), None)
             if fraction is not None:
                 column, path = self.columns[0], self._table.path
                 found = f"found {fraction[:40]} in {self._table.title(column)} of {path}, expected classes"
                 name = self._table.name(column)
                 advice = f"data.target: {column if name is None else name}, and a loss such as mse"
                 raise DataOptionError("label", f"{found}; to predict numbers, set {advice}")
-            if all(str(float(text)) == text for text in self._texts):
-                return np.array(self._texts, np.float64)
+            if all(str(float(text)) == text for text in plain):
+                return np.array(plain, np.float64)
         return np.array(self._texts)
 
 
@@ -407,19 +432,32 @@ def _finite_numbers(cells: Sequence[Any]) -> np.ndarray | None:
     return None
 
 
-def _targets(table: Opened, chunk: Sequence[Line], columns: Sequence[int], missing: Missing) -> np.ndarray:
+def _targets(
+    table: Opened, chunk: Sequence[Line], columns: Sequence[int], missing: Missing, notation: Notation
+) -> np.ndarray:
     """The numbers of these columns, float64 (lines, columns); each is finite in float32."""
     rows = [[cleaned(row[i]) for i in columns] for _, row in chunk]
-    if not missing.numbers and (numbers := _finite_numbers(rows)) is not None:
+    plain = [[*map(notation.in_python, row)] for row in rows]
+    if not missing.numbers and (numbers := _finite_numbers(plain)) is not None:
         return numbers
     for (line, _), row in zip(chunk, rows, strict=True):
         for column, text in zip(columns, row, strict=True):
             if text in missing:
                 raise _empty(f"{table.path}:{line}", text, table.title(column), "a finite number")
-            if not (is_plain(text) and is_finite(text)):
+            if not notation.is_finite(text):
                 where = f"{table.path}:{line}: found {quoted(text)} in {table.title(column)}"
-                raise DataError(f"{where}, expected a finite number")
-    return np.array(rows, np.float64)
+                raise DataError(f"{where}, {_expected_number(notation, text)}")
+    return np.array(plain, np.float64)
+
+
+def _expected_number(notation: Notation, text: str) -> str:
+    """What was expected in place of a text that is no number in this notation."""
+    if notation.decimal is not None:
+        written = "1.234,5" if notation.decimal == "," else "1,234.5"
+        return f"expected a finite number such as {written}, as data.decimal says"
+    if any(Notation(mark).is_finite(text) for mark in DECIMALS):
+        return 'expected a finite number such as 1.5; data.decimal: "," reads 1.234,5, and "." reads 1,234.5'
+    return "expected a finite number"
 
 
 FORMAT = Format(
