@@ -18,7 +18,7 @@ from adtrain.data.csv_file import CsvOptions, Encoding, Opened
 from adtrain.data.csv_table import cells_of
 from adtrain.data.errors import DataError, printable, quoted, warn
 from adtrain.data.file_array import require_memory
-from adtrain.data.notation import SATURDAY, WEEK, YEAR, cleaned
+from adtrain.data.notation import SATURDAY, WEEK, YEAR, cleaned, date_text
 from adtrain.data.part import Cells, Column, Columns, as_images
 from adtrain.text import counted
 
@@ -65,6 +65,25 @@ class TableEncoder:
         """For each feature, the column that it is made of."""
         return tuple(column for column in self.columns.features for _ in self._names(column))
 
+    def width(self, column: Column) -> int:
+        """The number of features of a column."""
+        return len(self._names(column))
+
+    def texts(self, features: np.ndarray) -> dict[str, str]:
+        """What the columns, by name, have in a row (F,) of features; an empty text for an unknown category."""
+        found, begin = {}, 0
+        for column in self.columns.features:
+            block = features[begin : begin + self.width(column)]
+            begin += len(block)
+            if column.is_date:
+                found[column.title] = date_text(float(block[0]))
+            elif column.categories is None:
+                found[column.title] = f"{block[0]:.7g}"
+            else:
+                numbers = block if self.encoding == "index" else (block == 1) * np.arange(1, len(block) + 1)
+                found[column.title] = ("", *column.categories)[int(numbers.sum())]
+        return found
+
     def _names(self, column: Column) -> tuple[str, ...]:
         if column.is_date:
             return tuple(f"{column.title}.{name}" for name in DATE_FEATURES)
@@ -98,7 +117,7 @@ class TableEncoder:
         require_memory(place, nbytes, "; data.drop leaves out columns with many categories")
         features, begin = np.zeros((len(cells), len(self.features)), cells.dtype), 0
         for i, (column, found) in enumerate(zip(self.columns.features, columns, strict=True)):
-            block, values = features[:, begin : begin + len(self._names(column))], cells[:, i]
+            block, values = features[:, begin : begin + self.width(column)], cells[:, i]
             filled = np.flatnonzero(~np.isnan(values))
             if column.is_date:
                 block[filled] = date_features(values[filled])
