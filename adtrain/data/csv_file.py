@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -121,12 +121,17 @@ class CsvOptions(ShapeOptions):
 
 @dataclass(frozen=True)
 class Opened:
-    """An open table: its first line, whether that has the names of the columns, and the lines with values."""
+    """An open table: its first line, whether that has the names of the columns, and the lines with values.
+
+    `before` is the number of lines of the file before the values; None for a table in memory.
+    """
 
     path: Path
     first: list[str]
     header: bool
     lines: Iterator[Line]
+    delimiter: str = ","
+    before: int | None = None
 
     @cached_property
     def positions(self) -> dict[str, list[int]]:
@@ -185,18 +190,24 @@ def opened(path: Path, options: CsvOptions, known: Columns | None) -> Iterator[O
                 skipped, delimiter = 1, options.delimiter or separator[1]
             else:
                 file.seek(0)
-            # A blank before a quote belongs to the delimiter.
-            reader = csv.reader(file, strict=True, delimiter=delimiter, skipinitialspace=delimiter != " ")
-            lines = ((reader.line_num + skipped, row) for row in reader if len(row) > 1 or any(map(cleaned, row)))
-            try:
-                yield _opened(path, lines, delimiter, options, known)
-            except csv.Error as error:
-                line = reader.line_num + skipped
-                raise DataError(f"{path}:{line}: found invalid CSV ({error}), expected a table") from error
+            yield _opened(path, csv_lines(file, path, delimiter, skipped), delimiter, options, known)
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: found an invalid byte at {error.start}, expected UTF-8 text") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def csv_lines(file: Iterable[str], path: Path, delimiter: str, before: int) -> Iterator[Line]:
+    """The rows of an open file, behind `before` lines, without blank lines. Raises DataError for invalid CSV."""
+    # A blank before a quote belongs to the delimiter.
+    reader = csv.reader(file, strict=True, delimiter=delimiter, skipinitialspace=delimiter != " ")
+    try:
+        for row in reader:
+            if len(row) > 1 or any(map(cleaned, row)):
+                yield before + reader.line_num, row
+    except csv.Error as error:
+        line = before + reader.line_num
+        raise DataError(f"{path}:{line}: found invalid CSV ({error}), expected a table") from error
 
 
 def _opened(path: Path, lines: Iterator[Line], delimiter: str, options: CsvOptions, known: Columns | None) -> Opened:
@@ -219,7 +230,8 @@ def _opened(path: Path, lines: Iterator[Line], delimiter: str, options: CsvOptio
     )
     if ends and (header or known is None or len(names) > known.width):
         names.pop()
-    return Opened(path, names, header, chain([] if header else [(line, first)], compared, lines))
+    values = chain([] if header else [(line, first)], compared, lines)
+    return Opened(path, names, header, values, delimiter, line if header else line - 1)
 
 
 def names_columns(
