@@ -28,10 +28,19 @@ MOST_BYTES = 32
 
 NEWLINE, POINT, PLUS, MINUS, ZERO = b"\n.+-0"
 
-MOST_DIGITS = 15
-"""Integers of so many digits and their powers of ten are exact in float64, so the quotient is rounded once."""
+MOST_DIGITS, MOST_DECIMALS = 18, 22
+"""Integers of so many digits fit into int64, and powers of ten up to this one are exact in float64."""
 
-POWERS = 10.0 ** np.arange(MOST_DIGITS + 1)
+EXACT_DIGITS = 15
+"""Integers of so many digits are exact in float64, so that their quotient by a power is rounded once."""
+
+POWERS = 10.0 ** np.arange(MOST_DECIMALS + 1)
+
+SPLITTER = 2.0**27 + 1
+"""Splits a float64 into two halves, whose products are exact (Dekker)."""
+
+SAFE = 2.0**-40
+"""A quotient that is nearer to the middle of two float64, in units of their distance, could be rounded wrongly."""
 
 
 class Chunk(Protocol):
@@ -145,34 +154,68 @@ def finite_numbers(texts: Sequence[str]) -> np.ndarray | None:
 def _bytes(block: bytes, begins: np.ndarray, ends: np.ndarray, width: int) -> np.ndarray:
     """The bytes between positions, uint8 (width, rows); 0 behind the end."""
     steps = np.arange(width)[:, np.newaxis]
-    found: np.ndarray = np.frombuffer(block, np.uint8).take(begins + steps, mode="clip") * (steps < ends - begins)
+    found: np.ndarray = np.frombuffer(block, np.uint8).take(begins + steps, mode="clip")
+    found *= steps < ends - begins
     return found
 
 
 def decimal_numbers(block: bytes, begins: np.ndarray, ends: np.ndarray) -> Numbers:
-    """The texts between positions: the numbers that have a sign or none, MOST_DIGITS digits or less, a point or none."""
+    """The texts between positions: a sign or none, digits, and a point or none. Longer numbers are `others`."""
     lengths = ends - begins
-    longest = min(int(lengths.max(initial=0)), MOST_DIGITS + 2)
+    longest = min(int(lengths.max(initial=1)), MOST_DECIMALS + 2)
     texts = _bytes(block, begins, ends, longest)
     digits = texts - np.uint8(ZERO)
     are_digits, are_points = digits <= 9, texts == POINT
-    negative = (texts[:1] == MINUS).any(axis=0)
-    signs = negative | (texts[:1] == PLUS).any(axis=0)
-    count, points = are_digits.sum(axis=0, dtype=np.int8), are_points.sum(axis=0, dtype=np.int8)
-    wrong = (count + points + signs != lengths) | (points > 1) | (count > MOST_DIGITS) | (count == 0)
     digits *= are_digits
-    factors = 1 + 9 * are_digits.astype(np.uint8)
-    values = np.zeros(len(lengths))
-    for factor, digit in zip(factors, digits, strict=True):
-        values *= factor
-        values += digit
-    behind = (
-        np.where(points > 0, lengths - 1 - are_points.argmax(axis=0), 0) if longest else np.zeros(len(lengths), int)
-    )
-    values /= POWERS[np.clip(behind, 0, MOST_DIGITS)]
+    negative = texts[0] == MINUS
+    signs = negative | (texts[0] == PLUS)
+    count, points = are_digits.sum(axis=0, dtype=np.int8), are_points.sum(axis=0, dtype=np.int8)
+    wrong = (count + points + signs != lengths) | (points > 1) | (count == 0)
+    is_long = count.max(initial=0) > EXACT_DIGITS
+    integers, decimals, zeros = np.zeros(len(lengths), np.int64), *np.zeros((2, len(lengths)), np.int8)
+    behind_point, leading = np.zeros(len(lengths), bool), np.ones(len(lengths), bool)
+    for digit, is_digit, is_point, factor in zip(
+        digits, are_digits, are_points, 1 + 9 * are_digits.view(np.uint8), strict=True
+    ):
+        integers *= factor
+        integers += digit
+        decimals += is_digit & behind_point
+        behind_point |= is_point
+        if is_long:
+            leading &= digit == 0
+            zeros += is_digit & leading
+    divisors = POWERS[np.minimum(decimals, MOST_DECIMALS)]
+    if is_long:
+        values, unsure = _quotients(integers, divisors)
+        wrong |= unsure | (count - zeros > MOST_DIGITS)
+    else:
+        values = integers / divisors
     np.negative(values, where=negative, out=values)
     values[wrong] = np.nan
     return Numbers(values, np.flatnonzero(wrong & (lengths > 0)))
+
+
+def _quotients(integers: np.ndarray, divisors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """int64 by float64, rounded to the nearest float64, and where this is not sure.
+
+    The remainder of the first quotient is exact, because products of halves are. Its quotient corrects the first one.
+    """
+    rounded = integers.astype(np.float64)
+    first = rounded / divisors
+    product = first * divisors
+    (a, b), (c, d) = _halves(first), _halves(divisors)
+    error = ((a * c - product) + a * d + b * c) + b * d
+    correction = ((rounded - product) - error + (integers - rounded.astype(np.int64))) / divisors
+    values = first + correction
+    left = np.abs(correction - (values - first)) / np.spacing(np.abs(values))
+    return values, (np.abs(left - 0.5) < SAFE) | (np.abs(left - 0.25) < SAFE)
+
+
+def _halves(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Two float64 of 26 bits each, whose sum is the number."""
+    scaled = SPLITTER * numbers
+    high = scaled - (scaled - numbers)
+    return high, numbers - high
 
 
 def chunks(table: Opened) -> Iterator[Chunk]:

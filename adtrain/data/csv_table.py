@@ -243,7 +243,7 @@ class _ColumnReader:
         return values
 
     def _plain_numbers(self, chunk: Chunk) -> np.ndarray | None:
-        """The numbers of a chunk; None where all its texts are needed: to learn the kind, or for an error or a warning."""
+        """The numbers of a chunk; None where all texts are needed, to learn the kind or for an error or a warning."""
         position = self._column.position
         values, others = chunk.numbers(position)
         empty = np.isnan(values)
