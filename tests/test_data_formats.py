@@ -125,6 +125,7 @@ WRONG: dict[str, Any] = {
     "skip_broken": "yes",
     "length": 0,
     "unit": "word",
+    "documents": "apart",
     "order": "sorted",
     "validation_tokens": 0,
     "vocabulary": 256,
