@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from adtrain import data
 from adtrain.data import DataError, DataOptionError, DataSet, Options, Split, csv_table
+from adtrain.data.chunks import FIRST_ROWS
 from adtrain.data.part import Column, Columns, Known
 
 ADULTS = "age,city,zip,kind\n22,Berlin,1,a\n,Rome,2,b\n35.5,,1,a\n41,Berlin,2,b\n"
@@ -141,7 +142,7 @@ def test_rows_with_empty_cells_are_left_out_with_one_warning(tmp_path: Path, cap
 
 
 def test_rows_keep_their_numbers_where_others_are_left_out(tmp_path: Path) -> None:
-    cells = ["" if i % 7 == 3 else str(i) for i in range(2 * csv_table.CHUNK_ROWS + 5)]
+    cells = ["" if i % 7 == 3 else str(i) for i in range(2 * FIRST_ROWS + 5)]
     path = write(tmp_path / "x.csv", "n,label\n" + "".join(f"{cell},0\n" for cell in cells))
     options = Options(missing="drop")
     found = csv_table.read_rows(path, options, Known(Columns((Column("n", 0),), 2)))
@@ -281,8 +282,8 @@ def test_a_wrong_table_is_one_line_with_its_place(
 
 
 def test_a_kind_that_changes_after_many_rows_is_one_line(tmp_path: Path) -> None:
-    words, digits = "x,0\n" * csv_table.CHUNK_ROWS, "1,0\n" * csv_table.CHUNK_ROWS
-    line = csv_table.CHUNK_ROWS + 2
+    words, digits = "x,0\n" * FIRST_ROWS, "1,0\n" * FIRST_ROWS
+    line = FIRST_ROWS + 2
     with pytest.raises(
         DataError, match=rf"x.csv:{line}: found '1' in column 0 \(a\), expected a category such as 'x'; "
     ):

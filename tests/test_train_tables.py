@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from contextlib import nullcontext
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from report_runs import one_line
 import adtrain as ad
 from adtrain import config, training
 from adtrain.core.errors import AdtrainError
-from adtrain.data.csv_file import is_number
+from adtrain.data.notation import is_number
 from adtrain.training import model_file
 
 pytestmark = pytest.mark.unfused
@@ -93,6 +94,24 @@ def test_numbers_are_predicted_from_categories_and_empty_cells(made: Path, tmp_p
     found = json.loads(command("predict", tmp_path / "run", tmp_path / "new.csv", "--json", "--device", "cpu").stdout)
     assert [list(x["predicted"]) for x in found] == [["hours"], ["hours"]]
     assert 5 < found[0]["predicted"]["hours"] < 9
+
+
+def test_a_run_reads_decimal_commas_and_dates_as_its_training_did(tmp_path: Path) -> None:
+    rows = [f"{i},25;{i % 28 + 1}/03/2024;{'ab'[i % 2]}" for i in range(60)]
+    (tmp_path / "sales.csv").write_text("\n".join(["amount;sold;kind", *rows]) + "\n")
+    values = yaml.safe_load(TEXT) | {"data": {"path": str(tmp_path / "sales.csv"), "label": "kind", "delimiter": ";"}}
+    values["data"] |= {"decimal": ",", "dates": ["sold"], "date_format": "%d/%m/%Y", "test": 0.2, "batch_size": 16}
+    values["model"]["input"], values["training"]["epochs"] = [6], 1
+    (tmp_path / "sales.yaml").write_text(yaml.safe_dump(values))
+    train(tmp_path / "sales.yaml", tmp_path / "run")
+    (tmp_path / "new.csv").write_text("sold;amount\n13/03/2024;1.234,5\n")
+    (found,) = json.loads(command("predict", tmp_path / "run", tmp_path / "new.csv", "--json").stdout)
+    model: Any = ad.load(tmp_path / "run", device="cpu")
+    in_memory = model.predict({"amount": [1234.5], "sold": [date(2024, 3, 13)]})
+    assert in_memory.probabilities.max() == found["probability"]
+    (tmp_path / "new.csv").write_text("sold;amount\n2024-03-13;1\n")
+    error = one_line(command("predict", tmp_path / "run", tmp_path / "new.csv", expect=2))
+    assert "new.csv:2: found '2024-03-13' in column 0 (sold), expected a date written as %d/%m/%Y" in error
 
 
 def test_eval_reproduces_the_score_in_the_summary(made: Path) -> None:
@@ -450,6 +469,7 @@ def test_an_onnx_file_predicts_the_same_classes(made: Path, tmp_path: Path) -> N
         (r"\"width\": 6", r"\"width\": 1"),
         (r"\"Oslo\", ", ""),
         ("city", "c\\u0000"),
+        (r"\"is_date\": false", r"\"is_date\": true"),
     ],
 )
 def test_a_tampered_encoder_is_refused_in_one_line(made: Path, tmp_path: Path, old: str, new: str) -> None:

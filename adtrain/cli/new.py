@@ -21,7 +21,7 @@ from adtrain.cli.options import FilePath, Whole, set_data_option
 from adtrain.cli.output import show
 from adtrain.config.document import Data
 from adtrain.core.errors import AdtrainError
-from adtrain.data import DataError, DataOptionError, DataSet, csv_file, csv_table, formats
+from adtrain.data import DataError, DataOptionError, DataSet, csv_survey, csv_table, formats
 from adtrain.data.errors import warn
 from adtrain.data.image_folder import ImageOptions
 from adtrain.data.tokenizer import FILE, LARGEST_VOCABULARY, SMALLEST_VOCABULARY
@@ -40,7 +40,9 @@ COMMENTS = {
     "header": "whether line 1 has the names of the columns",
     "label": "the column of the classes to predict",
     "target": "the column of the numbers to predict",
-    "drop": "columns that are not read: identifiers, dates, too many different texts, or no values",
+    "decimal": "the decimal mark of numbers; they can have separators of thousands",
+    "drop": "columns that are not read: identifiers, ambiguous dates, too many different texts, or no values",
+    "dates": "columns of dates, each of which becomes five features",
     "categories": "columns of numbers and texts",
     "missing": "fills empty cells",
     "image_size": "all images are resized to it",
@@ -163,7 +165,7 @@ def text(section: Data, given: Mapping[str, Any], start: Start | None = None) ->
     path = None if section.path is None else Path(section.path).expanduser()
     format_ = None if path is None else formats.format_of(path, section.options.format)
     if path is not None and format_ is csv_table.FORMAT:
-        proposed = csv_file.propose(path, section.options)
+        proposed = csv_survey.propose(path, section.options)
         keys |= proposed.keys
         comments |= proposed.comments
     if section.options.unit == "token" and format_ is not None and "length" in format_.takes:

@@ -9,34 +9,25 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
+from itertools import compress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from adtrain.data.chunks import Chunk, chunks, finite_numbers
 from adtrain.data.csv_file import (
     MAX_CATEGORIES,
-    NUMBER_LIKE,
     CsvOptions,
-    Line,
     Missing,
     Opened,
-    cleaned,
     column_title,
-    is_finite,
-    is_number,
-    is_plain,
     opened,
 )
 from adtrain.data.errors import DataError, DataOptionError, printable, quoted, warn
+from adtrain.data.notation import DECIMALS, NUMBER_LIKE, Notation, cleaned, days, is_date_format
 from adtrain.data.part import NOTHING, Cells, Column, Columns, Format, Known, Part, Parts
 from adtrain.text import first_names
-
-CHUNK_ROWS = 1024
-
 
 LARGEST_INTEGER = 2.0**53
 """From here on float64 does not have all integers."""
@@ -89,19 +80,24 @@ def _chosen(table: Opened, labels: LabelReader, options: CsvOptions) -> list[Col
     """The columns with features according to the options; those listed in `categories` have no categories yet."""
     dropped = {table.column("drop", column) for column in options.drop}
     listed = {table.column("categories", column) for column in options.categories}
-    for option, indices in (("drop", dropped), ("categories", listed)):
+    dates = {table.column("dates", column) for column in options.dates}
+    for option, indices in (("drop", dropped), ("categories", listed), ("dates", dates)):
         if both := indices & set(labels.columns):
             what = "a column of the targets" if labels.are_targets else "the column of the labels"
             raise DataOptionError(option, f"found {what}, {table.title(min(both))}")
-    if both := dropped & listed:
-        raise DataOptionError("drop", f"found {table.title(min(both))}, which data.categories lists too")
-    if listed and options.shape:
-        raise DataOptionError("categories", "found together with data.shape, whose columns are the pixels of an image")
+    pairs = (("drop", dropped, "categories", listed), ("drop", dropped, "dates", dates))
+    for option, indices, other, others in (*pairs, ("categories", listed, "dates", dates)):
+        if both := indices & others:
+            raise DataOptionError(option, f"found {table.title(min(both))}, which data.{other} lists too")
+    for option, indices in (("categories", listed), ("dates", dates)):
+        if indices and options.shape:
+            raise DataOptionError(option, "found together with data.shape, whose columns are the pixels of an image")
+    _check_date_format(options)
     predicted = set(labels.columns)
     columns = []
     for i in range(len(table.first)):
         if i not in predicted and i not in dropped:
-            columns.append(Column(table.name(i), i, () if i in listed else None))
+            columns.append(Column(table.name(i), i, () if i in listed else None, i in dates))
     if not columns:
         what = "targets" if labels.are_targets else "labels"
         raise DataOptionError("drop", f"found all columns but the {what}, expected one that stays: {table.listed()}")
@@ -110,6 +106,15 @@ def _chosen(table: Opened, labels: LabelReader, options: CsvOptions) -> list[Col
             found = f"found two columns named {printable(name)}, {kept[0]} and {kept[1]}"
             raise DataError(f"{table.path}:1: {found}, expected different names; data.drop takes the number of one")
     return columns
+
+
+def _check_date_format(options: CsvOptions) -> None:
+    form = options.date_format
+    if form is not None and not options.dates:
+        raise DataOptionError("date_format", f"found {quoted(form)}, but data.dates names no column")
+    if form is not None and not is_date_format(form):
+        expected = "expected directives for year, month and day, such as %d/%m/%Y"
+        raise DataOptionError("date_format", f"found {quoted(form)}, {expected}")
 
 
 def _found(table: Opened, known: Columns, fewer: int) -> list[Column]:
@@ -139,38 +144,37 @@ def _cells(
     With `missing: drop` without the rows that have empty cells.
     """
     reader = CellReader(table.path, columns, learning and not options.shape, options)
-    chunks: list[np.ndarray] = []
+    found: list[np.ndarray] = []
     kept: list[np.ndarray] = []
     count, first_dropped = 0, 0
-    while chunk := list(islice(table.lines, CHUNK_ROWS)):
-        for i, (line, row) in enumerate(chunk):
-            if len(row) != len(table.first):
-                chunk[i] = line, table.row(line, row)
-        values = reader.convert([line for line, _ in chunk], [[row[x.position] for x in columns] for _, row in chunk])
-        empty = np.isnan(values).any(axis=1) & (options.missing == "drop")
-        if empty.any() and not first_dropped:
-            first_dropped = chunk[int(empty.argmax())][0]
-        keep = np.flatnonzero(~empty)
-        chunks.append(values[keep])
+    for chunk in chunks(table):
+        values = reader.convert(chunk)
+        keep = np.arange(len(values))
+        if options.missing == "drop":
+            empty = np.isnan(values).any(axis=1)
+            if empty.any() and not first_dropped:
+                first_dropped = chunk.lines[int(empty.argmax())]
+            keep = np.flatnonzero(~empty)
+        found.append(values[keep])
         kept.append(count + keep)
         if labels is not None:
             labels.add(chunk, keep)
-        count += len(chunk)
+        count += len(values)
     reader.warn()
     rows = np.concatenate([np.zeros(0, np.int64), *kept])
     if first_dropped:
         what = f"{count - len(rows):,} of {count:,} rows with an empty cell, the first in line {first_dropped}"
         warn(table.path, f"left out {what}")
     if not len(rows):
-        found = f"an empty cell in each of {count:,} rows" if count else "no rows"
-        raise DataError(f"{table.path}: found {found}, expected one per example")
-    return Cells(np.concatenate(chunks), reader.columns, rows)
+        nothing = f"an empty cell in each of {count:,} rows" if count else "no rows"
+        raise DataError(f"{table.path}: found {nothing}, expected one per example")
+    return Cells(np.concatenate(found), reader.columns, rows)
 
 
 def _has_evident_header(table: Opened, cells: Cells, labels: LabelReader, options: CsvOptions) -> bool:
     """Whether a header was detected by more than the absence of numbers in the first of many lines of texts."""
-    named = [options.label, *options.drop, *options.categories]
-    has_numbers = any(column.categories is None for column in cells.columns) or labels.have_numbers
+    named = [options.label, *options.drop, *options.categories, *options.dates]
+    has_numbers = any(x.categories is None and not x.is_date for x in cells.columns) or labels.have_numbers
     return not table.header or has_numbers or options.label is None or any(isinstance(x, str) for x in named)
 
 
@@ -178,27 +182,20 @@ class CellReader:
     """Converts the cells of a table's columns with features, chunk by chunk.
 
     With `learning`, a column whose `categories` are None becomes one of categories if its first cells look like texts;
-    otherwise it has numbers. An empty cell, or one of the texts `missing_values`, is an error unless `missing` says
-    otherwise.
+    otherwise it has numbers. A date is the number of `notation.days`. An empty cell, or one of the texts
+    `missing_values`, is an error unless `missing` says otherwise.
     """
 
     def __init__(self, path: Path, columns: Sequence[Column], learning: bool, options: CsvOptions) -> None:
         self._missing = Missing(options)
         self._readers = [_ColumnReader(path, column, learning, options, self._missing) for column in columns]
 
-    def convert(self, lines: Sequence[int], rows: Sequence[Sequence[str]]) -> np.ndarray:
+    def convert(self, chunk: Chunk) -> np.ndarray:
         """The cells of these rows as float64 (rows, columns): NaN for an empty cell.
 
-        `lines` are the rows' positions in the file, for messages. Raises DataError with line and column.
+        Raises DataError with line and column.
         """
-        if not any(reader.is_special for reader in self._readers):
-            numbers = _finite_numbers(rows)
-            if numbers is not None and np.abs(numbers).max() < LARGEST_INTEGER:
-                for reader in self._readers:
-                    reader.has_numbers = True
-                return numbers
-        cells = zip(*rows, strict=True)
-        return np.stack([x.convert(lines, texts) for x, texts in zip(self._readers, cells, strict=True)], axis=1)
+        return np.stack([reader.convert(chunk) for reader in self._readers], axis=1)
 
     def warn(self) -> None:
         """Warn about what was read otherwise than it is written: texts as empty cells, and integers without digits."""
@@ -217,36 +214,79 @@ class _ColumnReader:
     def __init__(self, path: Path, column: Column, learning: bool, options: CsvOptions, missing: Missing) -> None:
         self.path, self._column, self.learning, self.missing = path, column, learning, missing
         self.allow_empty = options.missing != "error"
+        self.notation, self.date_format = options.notation, options.date_format
         self.has_categories = column.categories is not None
-        self.has_numbers = not self.has_categories and not learning
+        self.has_numbers = not self.has_categories and (column.is_date or not learning)
         self.listed = self.has_categories or not learning
         self.codes = {text: i for i, text in enumerate(column.categories or ())}
         self._emptied: Counter[str] = Counter()
         self._rounded: str | None = None
-
-    @property
-    def is_special(self) -> bool:
-        """Whether NumPy's numbers of the cells are not those of the column."""
-        return self.has_categories or bool(self.missing.numbers)
+        other_notation = column.is_date or self.notation.decimal is not None
+        self.has_own_numbers = other_notation or bool(missing.numbers)
+        self._seen: dict[str, float] = {}
 
     @property
     def column(self) -> Column:
         return replace(self._column, categories=tuple(self.codes) if self.has_categories else None)
 
-    def convert(self, lines: Sequence[int], cells: Sequence[str]) -> np.ndarray:
+    def convert(self, chunk: Chunk) -> np.ndarray:
+        """The cells of these rows as float64; NaN for an empty cell. Raises DataError with line and column."""
+        position = self._column.position
+        if self.has_categories or self._column.is_date:
+            values = self._coded(chunk)
+        elif self.has_own_numbers or (found := self._plain_numbers(chunk)) is None:
+            values = self._converted(chunk.lines, chunk.texts(position))
+        else:
+            return found
+        if (empty := np.isnan(values)).any():
+            self._emptied.update(filter(None, map(cleaned, compress(chunk.texts(position), empty.tolist()))))
+        return values
+
+    def _plain_numbers(self, chunk: Chunk) -> np.ndarray | None:
+        """The numbers of a chunk; None where all texts are needed, to learn the kind or for an error or a warning."""
+        position = self._column.position
+        values, others = chunk.numbers(position)
+        empty = np.isnan(values)
+        if (len(others) and not self.has_numbers) or (np.abs(values) >= LARGEST_INTEGER).any():
+            return None
+        if not self.allow_empty and np.count_nonzero(empty) > len(others):
+            return None
+        if len(others):
+            values[others] = self._converted([chunk.lines[i] for i in others], chunk.texts(position, others))
+        self.has_numbers = self.has_numbers or not empty.all()
+        return values
+
+    def _coded(self, chunk: Chunk) -> np.ndarray:
+        """The codes of categories, or the days of dates. Each text is looked at once."""
+        found = chunk.distinct(self._column.position)
+        new = [i for i, text in enumerate(found.texts) if text not in self._seen]
+        texts = [found.texts[i] for i in new]
+        codes = self._converted([chunk.lines[found.first[i]] for i in new], texts)
+        self._seen |= zip(texts, codes.tolist(), strict=True)
+        return np.array([self._seen[text] for text in found.texts], np.float64)[found.numbers]
+
+    def _converted(self, lines: Sequence[int], cells: Sequence[str]) -> np.ndarray:
         given = list(map(cleaned, cells))
         texts = ["" if text in self.missing else text for text in given]
         filled = [text for text in texts if text]
-        if len(filled) < len(texts):
-            if not self.allow_empty:
-                first = texts.index("")
-                expected = "a value; data.missing: mean, zero or drop allows empty cells"
-                raise _empty(f"{self.path}:{lines[first]}", given[first], self._name, expected)
-            self._emptied.update(text for text, kept in zip(given, texts, strict=True) if text and not kept)
+        if len(filled) < len(texts) and not self.allow_empty:
+            first = texts.index("")
+            expected = "a value; data.missing: mean, zero or drop allows empty cells"
+            raise _empty(f"{self.path}:{lines[first]}", given[first], self._name, expected)
         if filled and not (self.has_numbers or self.has_categories):
             self.has_numbers = any(map(NUMBER_LIKE.match, filled))
             self.has_categories = not self.has_numbers
+        if self._column.is_date:
+            return self._days(lines, texts)
         return self._codes(lines, texts) if self.has_categories else self._numbers(lines, texts)
+
+    def _days(self, lines: Sequence[int], texts: Sequence[str]) -> np.ndarray:
+        found = [days(text, self.date_format) if text else np.nan for text in texts]
+        if None in found:
+            i = found.index(None)
+            form = "such as 2024-12-31 or 31.12.2024" if self.date_format is None else f"written as {self.date_format}"
+            raise self._wrong(lines[i], texts[i], f"expected a date {form}; data.date_format has the format")
+        return np.array(found, np.float64)
 
     def _codes(self, lines: Sequence[int], texts: Sequence[str]) -> np.ndarray:
         for line, text in zip(lines, texts, strict=True):
@@ -260,16 +300,17 @@ class _ColumnReader:
 
     def _numbers(self, lines: Sequence[int], texts: Sequence[str]) -> np.ndarray:
         filled = [i for i, text in enumerate(texts) if text]
-        numbers = _finite_numbers([texts[i] for i in filled])
+        plain = list(map(self.notation.in_python, texts))
+        numbers = finite_numbers([plain[i] for i in filled])
         if numbers is not None:
             found = np.full(len(texts), np.nan)
             found[filled] = numbers
-            self._note_rounded(texts, found)
+            self._note_rounded(plain, found)
             return found
         for line, text in zip(lines, texts, strict=True):
-            if text and not (is_plain(text) and is_finite(text)):
+            if text and not self.notation.is_finite(text):
                 advice = "; if the column has categories, list it in data.categories" if self.learning else ""
-                raise self._wrong(line, text, f"expected a finite number{advice}")
+                raise self._wrong(line, text, f"{_expected_number(self.notation, text)}{advice}")
         raise AssertionError(f"{self.path}: NumPy cannot convert cells that are all finite numbers or empty")
 
     def _note_rounded(self, texts: Sequence[str], numbers: np.ndarray) -> None:
@@ -304,7 +345,9 @@ class LabelReader:
     """
 
     def __init__(self, table: Opened, options: CsvOptions) -> None:
-        self._table, self._texts, self._numbers = table, list[str](), list[np.ndarray]()
+        self._table, self._codes = table, dict[str, int]()
+        self._rows: list[np.ndarray] = []  # targets, or codes of texts
+        self._notation = options.notation
         self._missing = Missing(options)
         self.are_targets = options.target is not None
         self.columns = _target_columns(table, options.target) if self.are_targets else [_label_column(table, options)]
@@ -317,15 +360,27 @@ class LabelReader:
     @property
     def have_numbers(self) -> bool:
         """Whether all values so far are numbers."""
-        return self.are_targets or all(map(is_number, self._texts))
+        return self.are_targets or all(map(self._notation.is_number, self._texts()[0]))
 
-    def add(self, chunk: Sequence[Line], keep: np.ndarray) -> None:
+    def add(self, chunk: Chunk, keep: np.ndarray) -> None:
         """Check the labels of all lines, and keep those at the indices `keep`. Raises DataError with their position."""
         if self.are_targets:
-            self._numbers.append(_targets(self._table, chunk, self.columns, self._missing)[keep])
-        else:
-            texts = _label_texts(self._table, chunk, self.columns[0], self._missing)
-            self._texts += [texts[i] for i in keep]
+            self._rows.append(_targets(self._table, chunk, self.columns, self._missing, self._notation)[keep])
+            return
+        found = chunk.distinct(self.columns[0])
+        texts = list(map(cleaned, found.texts))
+        for row, text in zip(found.first.tolist(), texts, strict=True):
+            if text in self._missing:
+                where = f"{self._table.path}:{chunk.lines[row]}"
+                raise _empty(where, text, self._table.title(self.columns[0]), "a label")
+        codes = np.array([self._codes.setdefault(text, len(self._codes)) for text in texts], np.int64)
+        self._rows.append(codes[found.numbers[keep]])
+
+    def _texts(self) -> tuple[list[str], np.ndarray]:
+        """The different texts of the labels, and for each row the number of its text."""
+        codes, texts = np.concatenate(self._rows), list(self._codes)
+        used = np.flatnonzero(np.bincount(codes, minlength=len(texts)))
+        return [texts[i] for i in used.tolist()], np.searchsorted(used, codes)
 
     def labels(self) -> np.ndarray:
         """The targets, float64 (N, targets), or the labels (N,), as texts or in the type that all are written in.
@@ -334,22 +389,29 @@ class LabelReader:
         Raises DataOptionError where all labels are numbers and one is a fraction.
         """
         if self.are_targets:
-            return np.concatenate(self._numbers)
-        if all(map(INTEGER.fullmatch, self._texts)):
-            return np.array(list(map(int, self._texts)), np.int64)
-        if set(self._texts) <= {"False", "True"}:
-            return np.array(self._texts) == "True"
-        if all(is_plain(text) and is_finite(text) for text in self._texts):
-            fraction = next((text for text in self._texts if not float(text).is_integer()), None)
-            if fraction is not None:
-                column, path = self.columns[0], self._table.path
-                found = f"found {fraction[:40]} in {self._table.title(column)} of {path}, expected classes"
-                name = self._table.name(column)
-                advice = f"data.target: {column if name is None else name}, and a loss such as mse"
-                raise DataOptionError("label", f"{found}; to predict numbers, set {advice}")
-            if all(str(float(text)) == text for text in self._texts):
-                return np.array(self._texts, np.float64)
-        return np.array(self._texts)
+            return np.concatenate(self._rows)
+        texts, numbers = self._texts()
+        if all(map(INTEGER.fullmatch, texts)):
+            return np.array(list(map(int, texts)), np.int64)[numbers]
+        if set(texts) <= {"False", "True"}:
+            return (np.array(texts) == "True")[numbers]
+        if all(map(self._notation.is_finite, texts)):
+            plain = list(map(self._notation.in_python, texts))
+            if not all(float(text).is_integer() for text in plain):
+                raise DataOptionError("label", self._fraction(texts, plain))
+            if all(str(float(text)) == text for text in plain):
+                return np.array(plain, np.float64)[numbers]
+        return np.array(texts)[numbers]
+
+    def _fraction(self, texts: Sequence[str], plain: Sequence[str]) -> str:
+        """What is wrong with labels that are numbers, where one is a fraction."""
+        fraction = next(text for text, number in zip(texts, plain, strict=True) if not float(number).is_integer())
+        column, path = self.columns[0], self._table.path
+        found = f"found {fraction[:40]} in {self._table.title(column)} of {path}, expected classes"
+        name = self._table.name(column)
+        return (
+            f"{found}; to predict numbers, set data.target: {column if name is None else name}, and a loss such as mse"
+        )
 
 
 def columns_at_end(options: CsvOptions, known: Columns) -> int:
@@ -382,14 +444,6 @@ def _target_columns(table: Opened, target: str | int | tuple[str | int, ...] | N
     return columns
 
 
-def _label_texts(table: Opened, chunk: Sequence[Line], label: int, missing: Missing) -> list[str]:
-    texts = [cleaned(row[label]) for _, row in chunk]
-    if empty := {text for text in set(texts) if text in missing}:
-        (line, _), text = next(x for x in zip(chunk, texts, strict=True) if x[1] in empty)
-        raise _empty(f"{table.path}:{line}", text, table.title(label), "a label")
-    return texts
-
-
 def _empty(where: str, text: str, column: str, expected: str) -> DataError:
     """The error for an empty cell, or a text that stands for one."""
     found = f"found {quoted(text) if text else 'an empty cell'} in {column}"
@@ -397,29 +451,34 @@ def _empty(where: str, text: str, column: str, expected: str) -> DataError:
     return DataError(f"{where}: {found},{stands} expected {expected}")
 
 
-def _finite_numbers(cells: Sequence[Any]) -> np.ndarray | None:
-    """The cells, texts or rows of texts, as float64; None unless all are numbers that are finite in float32."""
-    if all(map(is_plain, map("".join, cells))):
-        with suppress(ValueError), np.errstate(over="ignore"):
-            numbers = np.array(cells, np.float64)
-            if np.isfinite(numbers.astype(np.float32)).all():
-                return numbers
-    return None
-
-
-def _targets(table: Opened, chunk: Sequence[Line], columns: Sequence[int], missing: Missing) -> np.ndarray:
+def _targets(table: Opened, chunk: Chunk, columns: Sequence[int], missing: Missing, notation: Notation) -> np.ndarray:
     """The numbers of these columns, float64 (lines, columns); each is finite in float32."""
-    rows = [[cleaned(row[i]) for i in columns] for _, row in chunk]
-    if not missing.numbers and (numbers := _finite_numbers(rows)) is not None:
-        return numbers
-    for (line, _), row in zip(chunk, rows, strict=True):
-        for column, text in zip(columns, row, strict=True):
-            if text in missing:
-                raise _empty(f"{table.path}:{line}", text, table.title(column), "a finite number")
-            if not (is_plain(text) and is_finite(text)):
-                where = f"{table.path}:{line}: found {quoted(text)} in {table.title(column)}"
-                raise DataError(f"{where}, expected a finite number")
-    return np.array(rows, np.float64)
+    return np.stack([_target(table, chunk, column, missing, notation) for column in columns], axis=1)
+
+
+def _target(table: Opened, chunk: Chunk, column: int, missing: Missing, notation: Notation) -> np.ndarray:
+    if not missing.numbers and notation.decimal is None:
+        values, _ = chunk.numbers(column)
+        if not np.isnan(values).any():
+            return values
+    texts = list(map(cleaned, chunk.texts(column)))
+    for line, text in zip(chunk.lines, texts, strict=True):
+        if text in missing:
+            raise _empty(f"{table.path}:{line}", text, table.title(column), "a finite number")
+        if not notation.is_finite(text):
+            where = f"{table.path}:{line}: found {quoted(text)} in {table.title(column)}"
+            raise DataError(f"{where}, {_expected_number(notation, text)}")
+    return np.array(list(map(notation.in_python, texts)), np.float64)
+
+
+def _expected_number(notation: Notation, text: str) -> str:
+    """What was expected in place of a text that is no number in this notation."""
+    if notation.decimal is not None:
+        written = "1.234,5" if notation.decimal == "," else "1,234.5"
+        return f"expected a finite number such as {written}, as data.decimal says"
+    if any(Notation(mark).is_finite(text) for mark in DECIMALS):
+        return 'expected a finite number such as 1.5; data.decimal: "," reads 1.234,5, and "." reads 1,234.5'
+    return "expected a finite number"
 
 
 FORMAT = Format(

@@ -33,12 +33,14 @@ class Column:
     Attributes:
         name: None if the table has no header.
         position: its index in the file, from 0.
-        categories: the texts of a column of categories; None for a column of numbers.
+        categories: the texts of a column of categories; None for a column of numbers or dates.
+        is_date: whether its cells are dates, as days since `notation.EPOCH`.
     """
 
     name: str | None
     position: int
     categories: tuple[str, ...] | None = None
+    is_date: bool = False
 
     @property
     def title(self) -> str:
@@ -87,7 +89,7 @@ class Parts(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """The cells of a table's columns with features as float64 (N, columns): numbers, codes of categories, and NaN.
+    """The cells of a table's columns with features as float64 (N, columns): numbers, days, codes of categories, NaN.
 
     `rows` are the indices of the N rows among all rows of the file.
     """

@@ -8,20 +8,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from adtrain.data.csv_file import CsvOptions, Encoding, Opened, cleaned
+from adtrain.data.csv_file import CsvOptions, Encoding, Opened
 from adtrain.data.csv_table import cells_of
 from adtrain.data.errors import DataError, printable, quoted, warn
 from adtrain.data.file_array import require_memory
+from adtrain.data.notation import SATURDAY, WEEK, YEAR, cleaned, date_text
 from adtrain.data.part import Cells, Column, Columns, as_images
 from adtrain.text import counted
 
 PLACE = "rows"
 """The name of the table in messages: `rows:3` is the row 3, counted from 0."""
+
+DATE_FEATURES = ("days", "week_sin", "week_cos", "year_sin", "year_cos")
+"""What is appended to the name of a column of dates."""
 
 MISSING = ("NAType", "NaTType")
 """The types of pandas.NA and pandas.NaT, which are empty cells."""
@@ -33,7 +38,8 @@ class TableEncoder:
 
     A column of numbers is one feature. With `encoding` "one_hot" a column of categories is one feature for each
     category, 1 in the rows with that category and 0 in others. With "index" it is one feature, the category's number
-    from 1. Rows with a category that the training rows do not have are 0 in all features of the column.
+    from 1. Rows with a category that the training rows do not have are 0 in all features of the column. A column of
+    dates is five features, see `date_features`.
 
     Attributes:
         columns: with the categories of the training rows, in sorted order.
@@ -52,11 +58,35 @@ class TableEncoder:
     @property
     def indexed(self) -> tuple[bool, ...]:
         """For each feature, whether it is the number of a category."""
-        if self.encoding == "one_hot":
-            return (False,) * len(self.features)
-        return tuple(column.categories is not None for column in self.columns.features)
+        return tuple(self.encoding == "index" and column.categories is not None for column in self.sources)
+
+    @property
+    def sources(self) -> tuple[Column, ...]:
+        """For each feature, the column that it is made of."""
+        return tuple(column for column in self.columns.features for _ in self._names(column))
+
+    def width(self, column: Column) -> int:
+        """The number of features of a column."""
+        return len(self._names(column))
+
+    def texts(self, features: np.ndarray) -> dict[str, str]:
+        """What the columns, by name, have in a row (F,) of features; an empty text for an unknown category."""
+        found, begin = {}, 0
+        for column in self.columns.features:
+            block = features[begin : begin + self.width(column)]
+            begin += len(block)
+            if column.is_date:
+                found[column.title] = date_text(float(block[0]))
+            elif column.categories is None:
+                found[column.title] = f"{block[0]:.7g}"
+            else:
+                numbers = block if self.encoding == "index" else (block == 1) * np.arange(1, len(block) + 1)
+                found[column.title] = ("", *column.categories)[int(numbers.sum())]
+        return found
 
     def _names(self, column: Column) -> tuple[str, ...]:
+        if column.is_date:
+            return tuple(f"{column.title}.{name}" for name in DATE_FEATURES)
         if column.categories is None or self.encoding == "index":
             return (column.title,)
         return tuple(f"{column.title}={text}" for text in column.categories)
@@ -72,6 +102,7 @@ class TableEncoder:
             and self.encoding == options.category_encoding
             and all(map(math.isfinite, self.fill))
             and all(0 <= column.position < self.columns.width for column in columns)
+            and not any(column.is_date and column.categories is not None for column in columns)
             and len({column.name is None for column in columns}) == 1
         )
 
@@ -80,15 +111,17 @@ class TableEncoder:
 
         Warns about categories that the training rows do not have, with one line for each column. `place` is the file.
         """
-        if all(column.categories is None for column in columns) and not np.isnan(cells).any():
+        if all(x.categories is None and not x.is_date for x in columns) and not np.isnan(cells).any():
             return cells
         nbytes = cells.itemsize * len(cells) * len(self.features)
         require_memory(place, nbytes, "; data.drop leaves out columns with many categories")
         features, begin = np.zeros((len(cells), len(self.features)), cells.dtype), 0
         for i, (column, found) in enumerate(zip(self.columns.features, columns, strict=True)):
-            block, values = features[:, begin : begin + len(self._names(column))], cells[:, i]
+            block, values = features[:, begin : begin + self.width(column)], cells[:, i]
             filled = np.flatnonzero(~np.isnan(values))
-            if column.categories is None:
+            if column.is_date:
+                block[filled] = date_features(values[filled])
+            elif column.categories is None:
                 block[filled, 0] = values[filled]
             else:
                 numbers = _numbers(values[filled].astype(np.int64), column, found, place)
@@ -125,7 +158,8 @@ def learn(cells: np.ndarray, rows: np.ndarray, columns: Columns, options: CsvOpt
             raise DataError(f"{place}: column {printable(column.title)}: {reason}")
         if column.categories is None:
             learnt.append(column)
-            fill.append(float(values.mean()) if mean else 0.0)
+            numbers = date_features(values) if column.is_date else values[:, np.newaxis]
+            fill += numbers.mean(axis=0).tolist() if mean else [0.0] * numbers.shape[1]
             continue
         codes, counts = np.unique(values.astype(np.int64), return_counts=True)
         by_text = sorted((column.categories[code], int(count)) for code, count in zip(codes, counts, strict=True))
@@ -138,6 +172,15 @@ def learn(cells: np.ndarray, rows: np.ndarray, columns: Columns, options: CsvOpt
         raise DataError(f"{place}: found no value in the columns of the training rows, expected features")
     filled = tuple(fill) if options.missing in ("mean", "zero") else ()
     return TableEncoder(Columns(tuple(learnt), columns.width), filled, options.category_encoding)
+
+
+def date_features(days: np.ndarray) -> np.ndarray:
+    """The features (N, 5) of dates, given as days since 2000: the days, and sine and cosine of two angles.
+
+    They are the times since Monday, 0:00, as a part of the week, and since 1 January as a part of the mean year.
+    """
+    angles = [2 * np.pi * part for part in ((days + SATURDAY) / WEEK, days / YEAR)]
+    return np.stack([days, *(f(angle) for angle in angles for f in (np.sin, np.cos))], axis=1)
 
 
 def _numbers(codes: np.ndarray, column: Column, found: Column, place: str) -> np.ndarray:
@@ -187,7 +230,7 @@ def rows_in_memory(given: Any, options: CsvOptions, known: Columns) -> Cells:
             found = f"found no column {printable(column.title)}"
             raise DataError(f"{PLACE}: {found}, expected it as in training: the columns are {names}")
     titles = [column.title for column in known.features]
-    texts = [[_text(value, column.categories) for value in table[column.title]] for column in known.features]
+    texts = [[_text(value, column, options) for value in table[column.title]] for column in known.features]
     lines = ((i, list(row)) for i, row in enumerate(zip(*texts, strict=True)))
     named = replace(known, features=tuple(replace(column, name=column.title) for column in known.features))
     return cells_of(Opened(Path(PLACE), titles, True, lines), options, named)
@@ -220,17 +263,31 @@ def _is_frame(given: Any) -> bool:
     return hasattr(given, "columns") and hasattr(given, "__getitem__") and not isinstance(given, Mapping)
 
 
-def _text(value: Any, categories: tuple[str, ...] | None) -> str:
-    """The cell as a CSV file would have it. A whole float is an integer where only that is a category; True is 1 in a
-    column of numbers, and the category true in lower or upper case."""
+def _text(value: Any, column: Column, options: CsvOptions) -> str:
+    """The cell as a CSV file would have it, with the options' decimal mark and format of dates.
+
+    A whole float is an integer where only that is a category. True is 1 in a column of numbers, and the category true
+    in lower or upper case.
+    """
+    categories = column.categories
+    if column.is_date and isinstance(value, np.datetime64):
+        return "" if np.isnat(value) else _date_text(datetime.fromisoformat(str(value.astype("M8[us]"))), options)
     value = value.item() if hasattr(value, "item") else value
     if value is None or (isinstance(value, float) and math.isnan(value)) or type(value).__name__ in MISSING:
         return ""
+    if column.is_date and isinstance(value, date):
+        return _date_text(value, options)
     if isinstance(value, bool):
         if categories is None:
             return str(int(value))
         return next((text for text in categories if text.lower() == str(value).lower()), str(value))
-    text = value if isinstance(value, str) else repr(value) if isinstance(value, float) else str(value)
+    text = (
+        value if isinstance(value, str) else options.notation.written(value) if isinstance(value, float) else str(value)
+    )
     if categories is not None and isinstance(value, float) and value.is_integer() and text not in categories:
         return str(int(value))
     return text
+
+
+def _date_text(value: date, options: CsvOptions) -> str:
+    return str(value) if options.date_format is None else value.strftime(options.date_format)

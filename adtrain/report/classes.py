@@ -51,11 +51,15 @@ class Candidate(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A mistake. `address` is empty if the data are not pictures, `image` its index in the test set."""
+    """A mistake. `address` is empty if the data are not pictures, `image` its index in the test set.
+
+    `values` are the names and values of columns, if it is a row of a table.
+    """
 
     address: str
     image: int
     candidates: Sequence[Candidate]
+    values: Sequence[tuple[str, str]]
 
 
 def confusion(predictions: Predictions) -> list[list[Cell]]:
@@ -95,7 +99,8 @@ def by_class(predictions: Predictions) -> list[ClassRow]:
 
 
 def worst_mistakes(predictions: Predictions) -> list[Picture]:
-    """The mistakes with the highest probabilities, with three classes each."""
+    """The mistakes with the highest probabilities, with at most three classes each."""
+    columns = predictions.columns
     mistakes = predictions.worst(MOST_PICTURES)
     addresses = [""] * len(mistakes)
     if mistakes and predictions.pictured:
@@ -105,6 +110,7 @@ def worst_mistakes(predictions: Predictions) -> list[Picture]:
             address,
             mistake.image,
             [Candidate(predictions.classes[i], p, i == mistake.label) for i, p in mistake.candidates],
+            [] if columns is None else columns.values(np.asarray(predictions.images[mistake.image])),
         )
         for mistake, address in zip(mistakes, addresses, strict=True)
     ]

@@ -10,6 +10,7 @@ import numpy as np
 from markupsafe import Markup
 
 from adtrain import metrics
+from adtrain.report.importance import TableColumns
 from adtrain.report.plot import Axis, Plot, ticks
 from adtrain.training.scores import value_text
 from adtrain.training.tasks import TargetScores
@@ -22,12 +23,16 @@ Drawing: TypeAlias = Callable[[str, np.ndarray, np.ndarray], Markup]
 
 @dataclass(frozen=True)
 class NumberPredictions:
-    """The true and the predicted numbers of the test images in original units, float64 (N, targets), and the scores."""
+    """The true and the predicted numbers of the test images in original units, float64 (N, targets), and the scores.
+
+    `columns` are those of the table that the examples are rows of.
+    """
 
     targets: tuple[str, ...]
     true: np.ndarray
     predicted: np.ndarray
     scores: TargetScores
+    columns: TableColumns | None = None
 
     def points(self) -> np.ndarray:
         """The indices of at most MOST_POINTS examples, evenly spaced."""
@@ -36,10 +41,14 @@ class NumberPredictions:
 
 @dataclass(frozen=True)
 class LabelPredictions:
-    """How often each label of the test images is found, found wrongly, and missed."""
+    """How often each label of the test images is found, found wrongly, and missed.
+
+    `columns` are those of the table that the examples are rows of.
+    """
 
     labels: tuple[str, ...]
     counts: metrics.Counts
+    columns: TableColumns | None = None
 
 
 def target_columns(found: NumberPredictions) -> dict[str, str]:

@@ -17,6 +17,9 @@ from adtrain.templates import environment
 from adtrain.training import scores
 from adtrain.training.summary import model_text, speed_of
 
+OF_ROWS = (Predictions, NumberPredictions, LabelPredictions)
+"""Predictions for examples, which can be rows of a table."""
+
 FIELDS = ("device", "device_name", "precision", "seed", "epochs", "steps", "batch_size", "ended")
 
 
@@ -36,6 +39,7 @@ def render(record: Record, predictions: AnyPredictions | str) -> str:
         solution=solution if isinstance(predictions, SolutionPredictions) else None,
         labels=numbers.by_label(predictions) if isinstance(predictions, LabelPredictions) else None,
         predictions=predictions,
+        columns=predictions.columns if isinstance(predictions, OF_ROWS) else None,
         metrics=_metrics(summary.metrics) if summary else {},
         lanes=lanes(summary) if summary else None,
         step=kernels(summary) if summary else None,

@@ -19,6 +19,7 @@ from adtrain.core.array import array
 from adtrain.data import Images, Split
 from adtrain.metrics import confusion_matrix
 from adtrain.nn import Mode
+from adtrain.report.importance import TableColumns, table_columns
 from adtrain.report.numbers import LabelPredictions, NumberPredictions
 from adtrain.training import model_file, sampling
 from adtrain.training.equations import EquationNetwork, coefficients_of
@@ -49,6 +50,7 @@ class Predictions:
         classes: a name for each class of the labels and predictions.
         probabilities: (N, outputs of the network).
         filters: the weights of each output of the first layer, (outputs, C, H, W); None if its inputs are not pictures.
+        columns: those of the table that the images are rows of; None for other data.
     """
 
     images: Images
@@ -56,6 +58,7 @@ class Predictions:
     classes: tuple[str, ...]
     probabilities: np.ndarray
     filters: np.ndarray | None = None
+    columns: TableColumns | None = None
 
     @cached_property
     def predicted(self) -> np.ndarray:
@@ -138,19 +141,19 @@ def predict(run: Path, device: str, trust: Trust = NONE) -> AnyPredictions:
         drawn = sampling.sample(trained, device, [sampling.prompt_classes(trained, "")])
         return Sample(*sampling.decoded_texts(trained, islice(drawn, SAMPLE_LENGTH), 1))
     test = trained.test_split()
-    task = trained.network.task
     if isinstance(trained.network, EquationNetwork):
         return _solution(trained, trained.network, test, device)
+    task, columns = trained.network.task, table_columns(trained, test, device)
     if isinstance(task, (Regression, Multilabel)):
         examples = on_device(test, device)
         sums = Evaluation(trained.evaluation_step, task, examples).sums(trained.params, trained.statistics).of_task
         if isinstance(task, Multilabel):
-            return LabelPredictions(trained.targets, task.by_label(sums))
+            return LabelPredictions(trained.targets, task.by_label(sums), columns)
         rows = predictions(trained.network, trained.params, trained.statistics, test.images, device)
-        return NumberPredictions(trained.targets, test.labels, rows, task.by_target(sums, test.labels))
+        return NumberPredictions(trained.targets, test.labels, rows, task.by_target(sums, test.labels), columns)
     rows = predictions(trained.network, trained.params, trained.statistics, test.images, device)
     classes = class_names(trained.classes, rows)
-    return Predictions(test.images, test.labels, classes, rows, first_filters(trained))
+    return Predictions(test.images, test.labels, classes, rows, first_filters(trained), columns)
 
 
 def _solution(trained: TrainedModel, network: EquationNetwork, test: Split, device: str) -> SolutionPredictions:

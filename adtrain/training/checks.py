@@ -100,7 +100,7 @@ def check_fit(cfg: Config, net: Network, data_set: DataSet) -> None:
             expected = f"expected [{prod(shape)}], the length of a sequence (data.length)"
         raise cfg.error_at(("model", "input"), f"found {found(net.input_shape)}, {expected}")
     if data_set.encoder is not None and any(data_set.encoder.indexed):
-        for problem in embedding_problems(net.model, data_set.encoder.columns.features):
+        for problem in embedding_problems(net.model, data_set.encoder.sources):
             raise cfg.error_at(("model", "layers"), problem)
     positions = (net.task.length,) if isinstance(net.task, NextClass) else ()
     outputs, classes = net.model.output_shape(net.input_shape), len(data_set.targets or data_set.classes)

@@ -1,0 +1,227 @@
+"""A survey of what a CSV file has in its columns, to propose options of reading it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from adtrain.data.csv_file import MAX_CATEGORIES, CsvOptions, Missing, opened
+from adtrain.data.errors import DataOptionError, quoted
+from adtrain.data.notation import DECIMALS, NUMBER_LIKE, Decimal, Notation, cleaned, days
+from adtrain.text import first_names
+
+LABEL_NAMES = ("label", "class", "target", "y")
+"""Names of the column to predict, in lower case; without one of them it is the last column."""
+
+IDENTIFIERS = ("id", "index")
+"""Names of columns that only number the rows, in lower case."""
+
+UNIQUE = re.compile(r"(?i:.*[ _-](id|index)|row ?id|unnamed: *\d+|)|.*[a-z]I[dD]")
+"""Names of columns that number the rows if no value occurs twice. pandas writes an index without a name."""
+
+NUMBER = re.compile(r"[+-]?[$€£]? ?\d{1,3}(([ ,.']\d{3})+|\d*)([.,]\d+)? ?[%$€£]?")
+"""Numbers in the notations of spreadsheets, such as 1,5 or 1.000,00 or 12% or $5."""
+
+DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}([T ].*)?")
+
+DATE_FORMATS = (
+    None,
+    *(
+        day + time
+        for day in ("%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%d.%m.%y", "%d/%m/%y", "%m/%d/%y")
+        for time in ("", " %H:%M", " %H:%M:%S")
+    ),
+)
+"""The formats of dates that are proposed. Dates that two of them fit are not."""
+
+MOST_LISTED = 5
+
+MOST_CLASSES = 20
+"""Maximum different integers that are proposed as classes, and maximum texts as categories if none repeats."""
+
+
+@dataclass(eq=False)
+class Survey:
+    """The cells of one column: up to MAX_CATEGORIES + 1 different `texts`, and the `markers` of empty cells.
+
+    `key` is what options call the column, `name` is None without a header. `counts_rows` says whether the cells are
+    0, 1, ... or 1, 2, ... `decimals` are the decimal marks with which all cells are numbers.
+    """
+
+    key: str | int
+    name: str | None
+    title: str
+    missing: Missing
+    notation: Notation
+    cells: int = 0
+    texts: set[str] = field(default_factory=set)
+    markers: dict[str, None] = field(default_factory=dict)
+    numbers: bool = True
+    integers: bool = True
+    empty: bool = False
+    counts_rows: bool = True
+    start: int = 0
+    decimals: tuple[Decimal, ...] = DECIMALS
+
+    def add(self, text: str) -> None:
+        if text in self.missing:
+            self.empty, self.counts_rows = True, False
+            if text:
+                self.markers[text] = None
+            return
+        if text not in self.texts:
+            self._add_new(text)
+        if not self.cells and text in ("0", "1"):
+            self.start = int(text)
+        self.counts_rows = self.counts_rows and text == str(self.start + self.cells)
+        self.cells += 1
+
+    def _add_new(self, text: str) -> None:
+        if len(self.texts) <= MAX_CATEGORIES:
+            self.texts.add(text)
+        self.numbers = self.numbers and self.notation.is_finite(text)
+        self.integers = self.numbers and self.integers and float(self.notation.in_python(text)).is_integer()
+        if self.decimals:
+            self.decimals = tuple(x for x in self.decimals if Notation(x).is_finite(text))
+
+    @property
+    def has_too_many_texts(self) -> bool:
+        """Whether there are more than MAX_CATEGORIES texts, or more than MOST_CLASSES that occur once in most cells."""
+        return len(self.texts) > min(MAX_CATEGORIES, max(self.cells // 2, MOST_CLASSES))
+
+    @property
+    def looks_numeric(self) -> bool:
+        """Whether a cell is, or could be, a number."""
+        return any(map(NUMBER_LIKE.match, self.texts))
+
+    @property
+    def has_dates(self) -> bool:
+        return bool(self.texts) and all(map(DATE.fullmatch, self.texts))
+
+    def has_dates_as(self, form: str | None) -> bool:
+        """Whether all cells are dates, written so."""
+        return self.has_dates and all(days(text, form) is not None for text in self.texts)
+
+    @property
+    def is_text(self) -> bool:
+        return not self.numbers and not self.has_other_notation
+
+    @property
+    def is_identifier(self) -> bool:
+        """Whether the column only numbers the rows, as its name says."""
+        if self.name is None:
+            return False
+        differs = self.cells > 1 and len(self.texts) in (self.cells, MAX_CATEGORIES + 1)
+        return self.name.lower() in IDENTIFIERS or (differs and UNIQUE.fullmatch(self.name) is not None)
+
+    @property
+    def has_other_notation(self) -> bool:
+        """Whether the cells are numbers, but not as they are read."""
+        return not self.numbers and all(map(NUMBER.fullmatch, self.texts))
+
+    @property
+    def has_classes(self) -> bool:
+        return not self.numbers or (self.integers and len(self.texts) <= MOST_CLASSES)
+
+
+class Proposal(NamedTuple):
+    """Keys of the data section, and for some of them what to say about them."""
+
+    keys: dict[str, object]
+    comments: dict[str, str]
+
+
+def propose(path: Path, options: CsvOptions) -> Proposal:
+    """Keys of the data section with which the table can be read, in addition to those of the options.
+
+    `label` or `target` is the column to predict. `dates` has columns of dates of one format. `drop` has columns with
+    too many texts, such as names, with other dates, with identifiers, or without values. `categories` has columns with
+    both numbers and texts. `missing` is mean if cells are empty. `decimal` is the mark with which all columns of
+    numbers can be read, if there is only one. A column with other numbers, such as 12%, is an error when it is read.
+    Raises DataError where the table cannot be read, and DataOptionError where a column has too many texts for classes.
+    """
+    with opened(path, options, None) as table:
+        missing = Missing(options)
+        columns = []
+        for i, first in enumerate(table.first):
+            key = first if first and len(table.positions.get(first, ())) == 1 else i
+            columns.append(Survey(key, table.name(i), table.title(i), missing, options.notation))
+        option, asked = ("label", options.label) if options.target is None else ("target", options.target)
+        given = () if asked is None else asked if isinstance(asked, tuple) else (asked,)
+        predicted = [columns[table.column(option, x)] for x in given]
+        dropped = {table.column("drop", x) for x in options.drop}
+        listed = {columns[table.column("dates", x)] for x in options.dates}
+        for line, row in table.lines:
+            for column, cell in zip(columns, table.row(line, row), strict=True):
+                column.add(cleaned(cell))
+        found: dict[str, object] = {"header": table.header}
+    columns = [column for i, column in enumerate(columns) if i not in dropped]
+    if options.decimal is None and (decimal := _decimal(columns)):
+        keys, comments = propose(path, replace(options, decimal=decimal))
+        return Proposal({"decimal": decimal, **keys}, comments)
+    if not predicted:
+        named = [x for x in columns if str(x.name).lower() in LABEL_NAMES]
+        predicted = [(named or [x for x in columns if x.cells][-1:] or columns[-1:])[0]]
+        found["label" if predicted[0].has_classes else "target"] = predicted[0].key
+        _check_predicted(predicted[0])
+    chosen = set(predicted)
+    features = [column for column in columns if column not in chosen and column not in listed]
+    form = _date_format(features) if options.date_format is None and not listed else options.date_format
+    dates = [x for x in features if x.has_dates_as(form)]
+    features = [x for x in features if x not in dates]
+    left_out = [
+        x for x in features if x.is_identifier or x.has_dates or not x.cells or (x.is_text and x.has_too_many_texts)
+    ]
+    not_read = set(left_out)
+    read = [x for x in features if x not in not_read]
+    if len(read) > 1 and read[0] is columns[0] and read[0].counts_rows and read[0].cells > MOST_CLASSES:
+        left_out.append(read.pop(0))
+    mixed = [x for x in read if x.is_text and x.looks_numeric]
+    for option, proposed in (("drop", left_out), ("dates", dates), ("categories", mixed)):
+        if proposed:
+            found[option] = [*getattr(options, option), *(x.key for x in proposed)]
+    if form is not None:
+        found["date_format"] = form
+    comments = {}
+    if any(column.empty for column in (*read, *dates, *listed)) and options.missing == "error":
+        found["missing"] = "mean"
+        markers = [f"{first_names(list(map(quoted, x.markers)), MOST_LISTED)} in {x.title}" for x in read if x.markers]
+        if markers:
+            comments["missing"] = (
+                f"fills empty cells, which include {first_names(markers, MOST_LISTED)}, see missing_values"
+            )
+    return Proposal(found, comments)
+
+
+def _decimal(columns: Sequence[Survey]) -> Decimal | None:
+    """The decimal mark with which columns of numbers in another notation can be read, and those in Python's too.
+
+    None without such a column, or if both marks fit, as in 1,234.
+    """
+    written = [x for x in columns if x.cells and x.decimals and not x.numbers]
+    numbers = [*written, *(x for x in columns if x.cells and x.numbers)]
+    fitting = [mark for mark in DECIMALS if all(mark in x.decimals for x in numbers)]
+    return fitting[0] if written and len(fitting) == 1 else None
+
+
+def _date_format(columns: Sequence[Survey]) -> str | None:
+    """The one format that all columns of dates have; None, the default, if there are several or none."""
+    dated = [x for x in columns if x.has_dates]
+    fitting = [form for form in DATE_FORMATS if all(x.has_dates_as(form) for x in dated)]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _check_predicted(column: Survey) -> None:
+    """Raise DataOptionError for a column to predict, chosen by its place, that has neither classes nor numbers."""
+    advice = "name the column to predict, such as --set label=NAME or --set target=NAME"
+    if column.has_other_notation:
+        text = quoted(next(text for text in sorted(column.texts) if not column.notation.is_finite(text)))
+        marks = '; data.decimal: "," reads 1.234,5, and "." reads 1,234.5' if column.decimals else ""
+        expected = f"expected numbers such as 1.5, or classes{marks}; {advice}"
+        raise DataOptionError("label", f"found {text} in {column.title}, {expected}")
+    if not column.numbers and column.has_too_many_texts:
+        what = f"more than {MAX_CATEGORIES:,}" if len(column.texts) > MAX_CATEGORIES else len(column.texts)
+        raise DataOptionError("label", f"found {what} different texts in {column.title}, expected classes; {advice}")
