@@ -96,6 +96,25 @@ def too_large(experiment: Experiment, device: str) -> OutOfMemory | None:
     )
 
 
+def largest_batch(experiment: Experiment, device: str, limit: int) -> int:
+    """The largest batch size whose planned memory fits into `limit` bytes, at most all examples, in two digits; 0 if
+    none fits.
+
+    The memory of a step is nearly linear in the batch size. So it is planned for a few sizes only.
+    """
+    most, size = len(experiment.train), experiment.full_batch
+    if _needed(experiment, device, most) <= limit:
+        return most
+    base, twice = (_needed(experiment, device, n) for n in (size, 2 * size))
+    found = min(most, int(size + (limit - base) * size / max(twice - base, 1)))
+    while found > 0:
+        found = int(float(f"{found:.1e}")) if found >= 100 else found
+        if _needed(experiment, device, found) <= limit:
+            return found
+        found = found * 9 // 10
+    return 0
+
+
 def _needed(experiment: Experiment, device: str, batch_size: int) -> int:
     data = experiment.config.data.model_copy(update={"batch_size": batch_size})
     smaller = replace(experiment, config=experiment.config.model_copy(update={"data": data}))

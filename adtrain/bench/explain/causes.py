@@ -1,0 +1,413 @@
+"""The causes of slow training. Each is a record of `CAUSES`: a further cause is one entry.
+
+A constant that a prediction uses was measured by `benchmarks/explain.py`, or is a bound that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+from adtrain.bench.explain.observed import Observed, Operation
+from adtrain.bench.view import duration
+from adtrain.text import counted
+
+LEAST_GAIN = 1.08
+"""A cause with a smaller predicted gain is not named."""
+
+SMALL_BATCH, USUAL_BATCH = 64, 128
+"""A batch below the first size can be too small; the second one is proposed."""
+
+ALIGNED = {"cpu": 16, "gpu": 8}
+"""A row of a multiple of this many elements begins where vector loads are fastest."""
+
+NARROW = 64
+"""Padding a narrower layer adds more work than it saves."""
+
+UNALIGNED = 0.12
+"""The part of the time of a layer's operations that rows at unaligned addresses cost."""
+
+REACHABLE = 0.5
+"""The share of the roofline that a kernel along the last axis, or a better kernel of the user, is taken to reach."""
+
+LARGE_SHARE = 0.25
+"""An operation with a smaller share of the step is not the reason of a slow step."""
+
+EVALUATION_SHARE = 0.05
+"""The share of an epoch that evaluations within it may take."""
+
+Scope: TypeAlias = Literal["step", "epoch"]
+
+
+class Proposal(NamedTuple):
+    """What to change: in words, and as overrides of the config where it is one."""
+
+    advice: str
+    overrides: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A cause of slow training.
+
+    Attributes:
+        name: as it is shown.
+        evidence: the numbers that show it, None where it does not apply.
+        proposal: what to change.
+        gain: the predicted factor of examples a second.
+        of: whether it slows down the step, or an epoch between its steps.
+    """
+
+    name: str
+    evidence: Callable[[Observed], str | None]
+    proposal: Callable[[Observed], Proposal]
+    gain: Callable[[Observed], float]
+    of: Scope = "step"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A cause that applies. `measured_gain` is that of `--try`; None where it was not measured."""
+
+    cause: str
+    evidence: str
+    advice: str
+    overrides: list[str]
+    predicted_gain: float
+    of: Scope
+    measured_gain: float | None = None
+
+
+def find(observed: Observed, causes: Sequence[Cause] | None = None) -> list[Finding]:
+    """The causes that apply, the largest predicted gain first."""
+    return sorted(_applying(observed, CAUSES if causes is None else causes), key=lambda x: -x.predicted_gain)
+
+
+def _applying(observed: Observed, causes: Sequence[Cause]) -> Iterator[Finding]:
+    for cause in causes:
+        if (evidence := cause.evidence(observed)) is None or (gain := cause.gain(observed)) < LEAST_GAIN:
+            continue
+        advice, overrides = cause.proposal(observed)
+        yield Finding(
+            cause=cause.name,
+            evidence=evidence,
+            advice=advice,
+            overrides=list(overrides),
+            predicted_gain=gain,
+            of=cause.of,
+        )
+
+
+def _share(o: Observed, chosen: Callable[[Operation], bool]) -> float:
+    return sum(x.ms for x in o.operations if chosen(x)) / o.step_ms
+
+
+def _worst(o: Observed, chosen: Callable[[Operation], bool]) -> str:
+    """The slowest of the chosen operations, in words."""
+    x = max(filter(chosen, o.operations), key=lambda x: x.ms)
+    return f"{x.op} of {x.scope or 'no layer'}, {x.phase}: {duration(x.ms)}, {x.ms / o.step_ms:.0%} of the step"
+
+
+# Batch size.
+
+
+def _larger(o: Observed) -> int:
+    """A usual batch size, or four times a usual one, at most all examples."""
+    size = USUAL_BATCH if o.batch_size < SMALL_BATCH else 4 * o.batch_size
+    return min(size, o.examples)
+
+
+def _small_batch(o: Observed) -> str | None:
+    if o.batch_size >= min(SMALL_BATCH, o.examples):
+        return None
+    return f"a step on {o.batch_size} examples takes {duration(o.step_ms)}, much of it independent of their number"
+
+
+def _many_launches(o: Observed) -> str | None:
+    fixed = o.launches_ms + o.host_ms
+    waits = o.mode == "eager" or _slow_data(o) is not None
+    if fixed < 0.4 * o.step_ms or o.batch_size >= o.examples or waits:
+        return None
+    runs = sum(x.calls for x in o.operations)
+    return (
+        f"{counted(runs, 'operations')}, of which one takes {duration(o.launch_ms)} at least: together with the host "
+        f"{fixed / o.step_ms:.0%} of a step of {duration(o.step_ms)}"
+    )
+
+
+def _batch(o: Observed) -> Proposal:
+    size = _larger(o)
+    return Proposal(
+        f"larger batches: {size} examples; the learning rate may need a change", [f"data.batch_size={size}"]
+    )
+
+
+def _batch_gain(o: Observed) -> float:
+    return o.gain_of(_batch(o).overrides)
+
+
+def _last_batch(o: Observed) -> str | None:
+    last = o.last_batch
+    if last is None or last.examples > o.batch_size // 8:
+        return None
+    return (
+        f"each epoch ends with a step on {counted(last.examples, 'examples')}, for which a second step is compiled in "
+        f"{duration(last.compile_ms)}"
+    )
+
+
+def _without_rest(o: Observed) -> Proposal:
+    """A batch size near the present one without a small rest."""
+    sizes = sorted(range(1, min(o.examples, 2 * o.batch_size) + 1), key=lambda n: abs(n - o.batch_size))
+    size = next(n for n in sizes if not o.examples % n or o.examples % n > n // 2)
+    return Proposal(f"a batch size that leaves no small rest: {size}", [f"data.batch_size={size}"])
+
+
+def _last_batch_gain(o: Observed) -> float:
+    assert o.last_batch is not None
+    last, full = o.last_batch, o.examples // o.batch_size
+    steps = last.epochs * full * o.step_ms + last.compile_ms
+    return (steps + last.epochs * last.step_ms + last.compile_ms) / steps
+
+
+# Precision, widths, layout, kernels.
+
+
+def _double(o: Observed) -> str | None:
+    if o.precision != "float64":
+        return None
+    rates = o.peak.gflops_per_s
+    return (
+        f"numbers of 8 bytes; the peak is {rates.get('float64', rates['float32']):,.0f} GFLOP/s in float64, "
+        f"{rates['float32']:,.0f} in float32"
+    )
+
+
+def _arithmetic_in_float32(o: Observed) -> str | None:
+    share = _share(o, lambda x: o.bound(x) == "arithmetic")
+    if o.device != "gpu" or o.precision != "float32" or share < 0.5:
+        return None
+    return f"products in float32 bind {share:.0%} of the step"
+
+
+def _odd_widths(o: Observed) -> Sequence[tuple[str, int, int]]:
+    """Path, width and padded width of the layers whose rows begin at unaligned addresses."""
+    to = ALIGNED[o.device]
+    return [(path, n, -(-n // to) * to) for path, n in o.widths if n >= NARROW and n % to]
+
+
+def _odd_width(o: Observed) -> str | None:
+    found = _odd_widths(o)
+    if not found:
+        return None
+    names = ", ".join(f"{n:,} at {path}" for path, n, _ in found)
+    return f"widths that are no multiple of {ALIGNED[o.device]}: {names}; rows begin at unaligned addresses"
+
+
+def _pad(o: Observed) -> Proposal:
+    found = _odd_widths(o)
+    return Proposal(
+        f"pad to {', '.join(f'{to:,}' for _, _, to in found)}", [o.wider(path, to) for path, _, to in found]
+    )
+
+
+def _pad_gain(o: Observed) -> float:
+    # A layer's product reads its input and writes its output, so the layers before and after a width are slowed down.
+    indices = {path.rpartition(".")[2] for path, _, _ in _odd_widths(o)}
+    near = indices | {str(int(i) + n) for i in indices for n in (1, 2) if i.isdecimal()}
+
+    def of_layers(x: Operation) -> bool:
+        return any(part.partition(".")[0] in near for part in x.scope.split("+"))
+
+    return 1 / (1 - UNALIGNED * min(1.0, _share(o, of_layers)))
+
+
+def _is_strided(o: Observed) -> Callable[[Operation], bool]:
+    return lambda x: x.strided and (x.of_roofline or 0.0) < REACHABLE
+
+
+def _strided(o: Observed) -> str | None:
+    chosen = _is_strided(o)
+    if _share(o, chosen) < LARGE_SHARE:
+        return None
+    return f"{_worst(o, chosen)}; it works along an axis that is not the last one"
+
+
+def _is_slow_own(x: Operation) -> bool:
+    return x.own and (x.of_roofline or 0.0) < REACHABLE
+
+
+def _slow_own(o: Observed) -> str | None:
+    if _share(o, _is_slow_own) < LARGE_SHARE:
+        return None
+    share = max((x for x in o.operations if _is_slow_own(x)), key=lambda x: x.ms).of_roofline or 0.0
+    return f"{_worst(o, _is_slow_own)}, at {share:.1%} of the roofline; a plug-in defines it"
+
+
+def _few_blocks(o: Observed) -> str | None:
+    def chosen(x: Operation) -> bool:
+        return o.bound(x) == "too few blocks"
+
+    if _share(o, chosen) < LARGE_SHARE:
+        return None
+    return f"{_worst(o, chosen)}; its blocks are fewer than the {o.blocks} multiprocessors"
+
+
+def _is_augmentation(x: Operation) -> bool:
+    return "augment" in x.scope.split("+")
+
+
+def _augmentation(o: Observed) -> str | None:
+    share = _share(o, _is_augmentation)
+    if share < LARGE_SHARE:
+        return None
+    return f"augmentation takes {share:.0%} of the step; {_worst(o, _is_augmentation)}"
+
+
+# How the step runs: mode, compiler, threads, other work.
+
+
+def _eager(o: Observed) -> str | None:
+    if o.mode != "eager":
+        return None
+    runs = sum(x.calls for x in o.operations)
+    return f"{runs:,} operations run one by one: the host takes {o.host_ms / o.step_ms:.0%} of the step"
+
+
+def _no_compiler(o: Observed) -> str | None:
+    return None if o.compiled or o.mode == "eager" else "no C compiler was found, so NumPy runs the step"
+
+
+def _fused_gain(o: Observed) -> float:
+    if o.fused_gain is not None:
+        return o.fused_gain
+    return o.saved(lambda x: True, REACHABLE)
+
+
+def _few_threads(o: Observed) -> str | None:
+    if o.device != "cpu" or o.threads >= o.cores or not o.compiled:
+        return None
+    return f"compiled code has {counted(o.threads, 'threads')}, and this process may use {o.cores} cores"
+
+
+THREAD_MS = 0.05
+"""Threads do not help a shorter operation."""
+
+
+def _threads_gain(o: Observed) -> float:
+    saved = sum(x.ms for x in o.operations if x.ms > THREAD_MS * x.calls) * (1 - o.threads / o.cores)
+    return o.step_ms / (o.step_ms - saved)
+
+
+def _busy(o: Observed) -> str | None:
+    if o.device != "cpu" or o.busy <= 0.2 * o.cores:
+        return None
+    return f"other work kept {o.busy:.1f} of {o.cores} cores busy before the step was timed"
+
+
+# Data and evaluation.
+
+
+def _slow_data(o: Observed) -> str | None:
+    if o.gather_ms is None or o.gather_ms < 0.5 * o.operations_ms:
+        return None
+    return (
+        f"reading a batch takes {duration(o.gather_ms)}, its operations {duration(o.operations_ms)}; the data are "
+        "streamed, not in memory"
+    )
+
+
+def _data_gain(o: Observed) -> float:
+    assert o.gather_ms is not None
+    return max(o.step_ms, o.gather_ms) / o.operations_ms
+
+
+def _evaluations(o: Observed) -> str | None:
+    if (found := o.evaluations) is None:
+        return None
+    share = found.ms / (found.ms + found.every * o.step_ms)
+    if share < 2 * EVALUATION_SHARE:
+        return None
+    return (
+        f"the validation examples are evaluated every {counted(found.every, 'steps')}: {duration(found.ms)}, "
+        f"{share:.0%} of the time"
+    )
+
+
+def _fewer_evaluations(o: Observed) -> Proposal:
+    assert o.evaluations is not None
+    every = int(o.evaluations.ms * (1 / EVALUATION_SHARE - 1) / o.step_ms) + 1
+    if every >= o.evaluations.steps_per_epoch:
+        return Proposal("evaluate after each epoch only", ["training.validate_every=null"])
+    return Proposal(f"evaluate every {every:,} steps", [f"training.validate_every={every}"])
+
+
+def _evaluations_gain(o: Observed) -> float:
+    assert o.evaluations is not None
+    found = o.evaluations
+    return (1 + found.ms / (found.every * o.step_ms)) * (1 - EVALUATION_SHARE)
+
+
+def _advice(text: str, *overrides: str) -> Callable[[Observed], Proposal]:
+    return lambda o: Proposal(text, overrides)
+
+
+def _gain_of(*overrides: str) -> Callable[[Observed], float]:
+    return lambda o: o.gain_of(overrides)
+
+
+CAUSES: tuple[Cause, ...] = (
+    Cause("small batch", _small_batch, _batch, _batch_gain),
+    Cause("launches", _many_launches, _batch, _batch_gain),
+    Cause("small last batch", _last_batch, _without_rest, _last_batch_gain, "epoch"),
+    Cause(
+        "float64",
+        _double,
+        _advice("train in float32", "training.precision=float32"),
+        _gain_of("training.precision=float32"),
+    ),
+    Cause(
+        "float32 products",
+        _arithmetic_in_float32,
+        _advice("round the operands of products to bfloat16", "training.precision=bfloat16"),
+        _gain_of("training.precision=bfloat16"),
+    ),
+    Cause("unaligned width", _odd_width, _pad, _pad_gain),
+    Cause(
+        "strided axis",
+        _strided,
+        _advice("transpose the values, so that the operation works along the last axis"),
+        lambda o: o.saved(_is_strided(o), REACHABLE),
+    ),
+    Cause(
+        "own kernel",
+        _slow_own,
+        _advice("a faster kernel: consecutive elements in consecutive iterations, and all threads at work"),
+        lambda o: o.saved(_is_slow_own, REACHABLE),
+    ),
+    Cause("few blocks", _few_blocks, _batch, _batch_gain),
+    Cause(
+        "augmentation",
+        _augmentation,
+        _advice("leave augmentations out, the slowest first", "data.augment=null"),
+        lambda o: 1 / (1 - min(0.99, _share(o, _is_augmentation))),
+    ),
+    Cause("eager step", _eager, _advice("leave out --eager"), _fused_gain),
+    Cause("no compiler", _no_compiler, _advice("install gcc, or clang with libomp"), _fused_gain),
+    Cause(
+        "few threads",
+        _few_threads,
+        lambda o: Proposal(f"unset OMP_NUM_THREADS, or set it to {o.cores}"),
+        _threads_gain,
+    ),
+    Cause("busy cores", _busy, _advice("end other programs"), lambda o: 1 + o.busy / o.cores),
+    Cause(
+        "streamed data",
+        _slow_data,
+        _advice("data that fit in memory: fewer or smaller examples, uint8 for images; or a faster disk"),
+        _data_gain,
+    ),
+    Cause("frequent evaluation", _evaluations, _fewer_evaluations, _evaluations_gain, "epoch"),
+)
+"""All causes."""

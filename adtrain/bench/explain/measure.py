@@ -1,0 +1,299 @@
+"""Measures a training step and what surrounds it, and tries the changes that are proposed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from adtrain import config, training
+from adtrain.backends.cpu.threads import usable_cores
+from adtrain.bench.explain.causes import Finding
+from adtrain.bench.explain.observed import Evaluations, LastBatch, Observed, Operation
+from adtrain.bench.profile import Key, profile_steps
+from adtrain.bench.step import kernels_of
+from adtrain.bench.timing.machine import thread_count
+from adtrain.bench.timing.roofline import Roofline, rates
+from adtrain.bench.timing.sampling import MIN_SAMPLE_MS, in_turns, sample_length
+from adtrain.config import Config
+from adtrain.core.backend import backend
+from adtrain.core.costs import costs
+from adtrain.core.fused import label, single_equations
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Program
+from adtrain.custom_ops import OWN_OPS
+from adtrain.training import Experiment, Mode, continuation, on_device, outline
+from adtrain.training.examples import Streamed
+from adtrain.training.loop import batches_of
+
+MOST_SAMPLES, LEAST_SAMPLES = 25, 3
+SECONDS = 3.0
+"""Target for all samples of a step."""
+
+ALONG_AXIS = ("softmax", "log_softmax", "cumsum", "cumprod", "sort", "argsort", "logsumexp")
+"""Primitives that combine the elements along their parameter `axis`."""
+
+WIDTH_OPTIONS = ("out_features", "out_channels", "hidden_size")
+"""The options of layers that set the length of an output's rows."""
+
+UNCOMPILED = 1e3
+"""Milliseconds that compiling a second step is taken to last, if the first one came from the cache."""
+
+
+class Measured:
+    """A config's step, prepared and compiled on a device.
+
+    Attributes:
+        prepare_s: the seconds that reading the data and building the network took.
+        first_s: those of the first step, with its compilation.
+    """
+
+    def __init__(self, cfg: Config, device: str, mode: Mode = Mode.FUSED) -> None:
+        started = perf_counter()
+        self.experiment = training.prepare(cfg, mode, device=device)
+        self.prepare_s = perf_counter() - started
+        self.device = device
+        self.run_steps = continuation(self.experiment, self.experiment.initial_state("cpu"), device)
+        started = perf_counter()
+        self.run(1)
+        self.first_s = perf_counter() - started
+
+    def run(self, times: int) -> None:
+        """Take steps, and wait for the device."""
+        self.run_steps(times)
+        backend(self.device).synchronize()
+
+
+def samples_of(measured: Measured) -> int:
+    """How many samples fit into SECONDS."""
+    started = perf_counter()
+    measured.run(1)
+    seconds = max(perf_counter() - started, MIN_SAMPLE_MS * 1e-3)
+    return int(min(max(SECONDS / 2 / seconds, LEAST_SAMPLES), MOST_SAMPLES))
+
+
+def observe(
+    path: str, overrides: Sequence[str], plugins: Sequence[str], measured: Measured, peak: Roofline, busy: float
+) -> Observed:
+    """Time the step, and collect what the causes ask for."""
+    experiment, device = measured.experiment, measured.device
+    cfg, precision = experiment.config, experiment.config.training.precision
+    profile = profile_steps(measured.run_steps, samples_of(measured), device=device, typical=min)
+    step_ms = min(profile.step.ms)
+    equations = {_key(e): e for e in _equations(experiment, device)}
+    kernels = kernels_of(experiment)
+    shown = [row for row in profile.rows if row.flops or row.bytes]
+    operations = []
+    for row in shown:
+        key = (row.op, row.scope, row.phase)
+        least = _least_ms(row.flops, row.bytes, peak, precision)
+        launched = [np.prod(run.launch["grid"]) for run in kernels.get(key, ()) if "grid" in run.launch]
+        operations.append(
+            Operation(
+                op=row.op,
+                scope=row.scope,
+                phase=row.phase,
+                calls=row.calls,
+                ms=row.ms,
+                share=row.ms / step_ms,
+                least_ms=least,
+                arithmetic=row.flops / _flops_peak(peak, precision) > row.bytes / peak.gbytes_per_s,
+                strided=key in equations and any(map(_is_strided, single_equations(equations[key]))),
+                own=not OWN_OPS.keys().isdisjoint(row.op.split("+")),
+                blocks=int(max(launched)) if launched else None,
+                **vars(rates(row.flops, row.bytes, row.ms, peak, precision)),
+            )
+        )
+    predicted = Predictor(path, overrides, plugins, experiment, device, peak, operations, step_ms)
+    layers = cfg.model.layers
+    widths = [(f"model.layers.{i}", n) for i, layer in enumerate(layers[:-1]) if (n := _width(layer)) is not None]
+    gpu: Any = backend(device) if device == "gpu" else None
+    return Observed(
+        device=device,
+        mode=experiment.mode.value,
+        precision=precision,
+        batch_size=experiment.full_batch,
+        examples=len(experiment.train),
+        threads=thread_count(),
+        cores=usable_cores() or 1,
+        busy=busy,
+        compiled=device == "gpu" or any(run.launch for runs in kernels.values() for run in runs),
+        step_ms=step_ms,
+        operations=operations,
+        peak=peak,
+        gain_of=predicted.gain,
+        blocks=None if gpu is None else gpu.device.multiprocessors,
+        gather_ms=_gather_ms(experiment, device),
+        evaluations=_evaluations(experiment, operations),
+        last_batch=_last_batch(measured, predicted),
+        fused_gain=predicted.fused_gain() if experiment.mode is not Mode.FUSED else None,
+        widths=widths,
+        wider=lambda at, width: _wider(cfg, at, width),
+    )
+
+
+def _key(e: Equation) -> Key:
+    return label(e), e.scope, e.phase
+
+
+def _equations(experiment: Experiment, device: str) -> Sequence[Equation]:
+    return experiment.step_program(device).equations
+
+
+def _flops_peak(peak: Roofline, precision: str) -> float:
+    return peak.gflops_per_s.get(precision, peak.gflops_per_s["float32"])
+
+
+def _least_ms(flops: int, nbytes: int, peak: Roofline, precision: str) -> float:
+    return max(flops / _flops_peak(peak, precision), nbytes / peak.gbytes_per_s) * 1e-6
+
+
+def _is_strided(e: Equation) -> bool:
+    """Whether it combines elements along an axis that is not the last one, but within its rows."""
+    ndim = len(e.inputs[0].type.shape) if e.inputs else 0
+    if e.primitive.name in ALONG_AXIS:
+        return bool(e.params["axis"] % ndim != ndim - 1)
+    if e.has(Trait.REDUCTION) and e.params.get("axes"):
+        axes = e.params["axes"]
+        return ndim - 1 not in axes and min(axes) > 0
+    return False
+
+
+def _width(layer: Any) -> int | None:
+    return next((getattr(layer, name) for name in WIDTH_OPTIONS if hasattr(layer, name)), None)
+
+
+def _wider(cfg: Config, path: str, width: int) -> str:
+    """The override that sets the width of the layer at this path, with its other options."""
+    layer = cfg.model.layers[int(path.rpartition(".")[2])]
+    option = next(name for name in WIDTH_OPTIONS if hasattr(layer, name))
+    options = {name: value for name, value in layer.options().items() if name in layer.model_fields_set}
+    return f"{path}={config.inline({layer.kind: {**options, option: width}})}"
+
+
+class Predictor:
+    """Predicts the step's time with other settings, from the costs of its equations.
+
+    An operation that both steps have keeps its share of the roofline, beside the fixed cost of an operation. A new one
+    reaches the mean share of the roofline. The time of the host stays.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        overrides: Sequence[str],
+        plugins: Sequence[str],
+        experiment: Experiment,
+        device: str,
+        peak: Roofline,
+        operations: Sequence[Operation],
+        step_ms: float,
+    ) -> None:
+        self.path, self.overrides, self.plugins = path, overrides, plugins
+        self.experiment, self.device, self.peak, self.step_ms = experiment, device, peak, step_ms
+        self.known = {(x.op, x.scope, x.phase): x for x in operations}
+        total = sum(x.ms for x in operations)
+        self.host_ms = max(0.0, step_ms - total)
+        self.launch_ms = min((x.ms / x.calls for x in operations), default=0.0)
+        self.mean = min(1.0, sum(x.least_ms for x in operations) / total) if total else 1.0
+
+    def gain(self, overrides: Sequence[str]) -> float:
+        """The predicted factor of examples a second."""
+        cfg = config.load(self.path, [*self.overrides, *overrides], self.plugins)
+        cfg = cfg.model_copy(
+            update={"model": cfg.model.model_copy(update={"input": self.experiment.config.model.input})}
+        )
+        size = min(cfg.data.batch_size, len(self.experiment.train))
+        program = outline(cfg).step_program(self.device)
+        changed = self._ms(program, cfg.training.precision) + self.host_ms
+        return self.step_ms / self.experiment.full_batch * size / changed
+
+    def fused_gain(self) -> float:
+        """That of the fused step, whose host does nothing but start steps."""
+        fused = replace(self.experiment, mode=Mode.FUSED)
+        return self.step_ms / self._ms(fused.step_program(self.device), fused.config.training.precision)
+
+    def batch_ms(self, size: int) -> float:
+        """The predicted time of a step on another number of examples."""
+        data = self.experiment.config.data.model_copy(update={"batch_size": size})
+        smaller = replace(self.experiment, config=self.experiment.config.model_copy(update={"data": data}))
+        return self._ms(smaller.step_program(self.device), self.experiment.config.training.precision) + self.host_ms
+
+    def _ms(self, program: Program, precision: str) -> float:
+        sums: dict[Key, tuple[int, float]] = {}
+        for e, (flops, nbytes) in zip(program.equations, costs(program.equations), strict=True):
+            if flops or nbytes:
+                calls, ms = sums.get(_key(e), (0, 0.0))
+                sums[_key(e)] = calls + 1, ms + _least_ms(flops, nbytes, self.peak, precision)
+        return sum(self._operation_ms(key, calls, least) for key, (calls, least) in sums.items())
+
+    def _operation_ms(self, key: Key, calls: int, least: float) -> float:
+        fixed, x = calls * self.launch_ms, self.known.get(key)
+        if x is None:
+            return fixed + least / self.mean
+        above = max(0.0, x.ms - fixed)
+        return fixed + (above * least / x.least_ms if above > x.least_ms else max(above, least))
+
+
+def _gather_ms(experiment: Experiment, device: str) -> float | None:
+    """The time to read a batch; None for data in memory."""
+    examples = on_device(experiment.train, device)
+    if not isinstance(examples, Streamed):
+        return None
+    batch = next(batches_of(experiment, 1))
+    times = []
+    for _ in range(LEAST_SAMPLES):
+        started = perf_counter()
+        examples.batches(batch)
+        times.append((perf_counter() - started) * 1e3)
+    return median(times)
+
+
+def _evaluations(experiment: Experiment, operations: Sequence[Operation]) -> Evaluations | None:
+    """The evaluations within an epoch, if there are any."""
+    every, validation = experiment.config.training.validate_every, experiment.validation
+    if every is None or validation is None:
+        return None
+    forward = sum(x.ms for x in operations if x.phase == "forward")
+    return Evaluations(every, experiment.steps_per_epoch, forward * len(validation) / experiment.full_batch)
+
+
+def _last_batch(measured: Measured, predicted: Predictor) -> LastBatch | None:
+    experiment = measured.experiment
+    rest = len(experiment.train) % experiment.full_batch
+    if not rest or experiment.mode is Mode.EAGER:
+        return None
+    compile_ms = max(measured.first_s * 1e3 - predicted.step_ms, UNCOMPILED)
+    return LastBatch(rest, predicted.batch_ms(rest), compile_ms, experiment.epochs)
+
+
+def tried(
+    path: str, overrides: Sequence[str], plugins: Sequence[str], measured: Measured, found: Finding
+) -> float | None:
+    """The measured factor of examples a second of a finding's overrides; None where they do not change the step.
+
+    Samples of both steps alternate, and the fastest ones are compared.
+    """
+    if not found.overrides or found.of != "step":
+        return None
+    cfg = config.load(path, [*overrides, *found.overrides], plugins)
+    changed = Measured(cfg, measured.device, measured.experiment.mode)
+    samples = {each: _sampler(each) for each in (measured, changed)}
+    times = in_turns(samples, min(samples_of(measured), samples_of(changed)))
+    before, after = (min(times[x]) / x.experiment.full_batch for x in (measured, changed))
+    return before / after
+
+
+def _sampler(measured: Measured) -> Callable[[], float]:
+    repeats, _ = sample_length(measured.run, int, perf_counter, MIN_SAMPLE_MS, 100)
+
+    def sample() -> float:
+        started = perf_counter()
+        measured.run(repeats)
+        return (perf_counter() - started) * 1e3 / repeats
+
+    return sample

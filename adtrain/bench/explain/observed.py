@@ -1,0 +1,143 @@
+"""What is known of a training before its causes are looked for: times and limits of its operations, data and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from adtrain.bench.timing.roofline import Rates, Roofline
+
+NEAR = 0.4
+"""The share of the roofline from which on an operation is bound by arithmetic or memory."""
+
+LAUNCHES = 3.0
+"""An operation that takes at most this many times the shortest one is bound by its launch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation(Rates):
+    """All runs of an operation in a step.
+
+    Attributes:
+        ms: of the fastest steps.
+        least_ms: the minimum time for its FLOPs and bytes at the device's peak rates.
+        arithmetic: whether that is the time of its FLOPs, not of its bytes.
+        strided: whether it works along an axis that is not the last one.
+        own: whether the user has defined it.
+        blocks: on a GPU, those of its largest launch; None on a CPU.
+    """
+
+    op: str
+    scope: str
+    phase: str
+    calls: int
+    ms: float
+    share: float
+    least_ms: float
+    arithmetic: bool
+    strided: bool = False
+    own: bool = False
+    blocks: int | None = None
+
+
+class Evaluations(NamedTuple):
+    """The evaluations on the validation examples within an epoch."""
+
+    every: int  # steps between two of them
+    steps_per_epoch: int
+    ms: float  # of one, from the times of the forward operations
+
+
+class LastBatch(NamedTuple):
+    """The last step of an epoch, on the examples that are left."""
+
+    examples: int
+    step_ms: float  # predicted
+    compile_ms: float  # of a step for another batch size
+    epochs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """A training step as it was measured, and what surrounds it.
+
+    Attributes:
+        mode: "fused", "staged" or "eager".
+        examples: the number of training examples.
+        threads, cores: of compiled code, and those that this process may use.
+        busy: the number of cores that other work kept busy.
+        blocks: the number of multiprocessors of a GPU, which work on one block at least.
+        compiled: whether a compiler made the step's code.
+        gather_ms: the time to read a batch of streamed data; None for data in memory.
+        fused_gain: how much faster the fused step is predicted to be; None for a fused step.
+        widths: the widths of layers by their paths, such as ("model.layers.0", 512), without that of the last layer.
+        wider: from the path of a layer and a width to the override that sets it.
+        gain_of: from overrides to the predicted factor of examples a second.
+    """
+
+    device: str
+    mode: str
+    precision: str
+    batch_size: int
+    examples: int
+    threads: int
+    cores: int
+    busy: float
+    compiled: bool
+    step_ms: float
+    operations: Sequence[Operation]
+    peak: Roofline
+    gain_of: Callable[[Sequence[str]], float]
+    blocks: int | None = None
+    gather_ms: float | None = None
+    evaluations: Evaluations | None = None
+    last_batch: LastBatch | None = None
+    fused_gain: float | None = None
+    widths: Sequence[tuple[str, int]] = ()
+    wider: Callable[[str, int], str] = "{}={}".format
+    augmented: bool = False
+
+    @property
+    def operations_ms(self) -> float:
+        return sum(x.ms for x in self.operations)
+
+    @property
+    def host_ms(self) -> float:
+        """The part of the step outside of its operations."""
+        return max(0.0, self.step_ms - self.operations_ms)
+
+    @property
+    def launch_ms(self) -> float:
+        """The time of a run of the shortest operation, which has little work: the fixed cost of an operation."""
+        return min((x.ms / x.calls for x in self.operations), default=0.0)
+
+    @property
+    def launches_ms(self) -> float:
+        """The fixed costs of all operations."""
+        return sum(min(x.ms, x.calls * self.launch_ms) for x in self.operations)
+
+    def bound(self, x: Operation) -> str:
+        """What binds an operation."""
+        if x.ms <= LAUNCHES * x.calls * self.launch_ms and x.least_ms < x.ms / 2:
+            return "launch"
+        if self.blocks is not None and x.blocks is not None and x.blocks < self.blocks:
+            return "too few blocks"
+        if x.strided and (x.of_roofline or 0.0) < NEAR:
+            return "strided axis"
+        if (x.of_roofline or 0.0) >= NEAR:
+            return "arithmetic" if x.arithmetic else "cache" if x.from_cache else "memory"
+        return "own kernel" if x.own else "neither"
+
+    def bounds(self) -> dict[str, float]:
+        """The share of the step that each limit binds; "host" is the time outside of operations."""
+        found: dict[str, float] = {}
+        for x in self.operations:
+            found[self.bound(x)] = found.get(self.bound(x), 0.0) + x.ms / self.step_ms
+        found["host"] = self.host_ms / self.step_ms
+        return dict(sorted(found.items(), key=lambda row: -row[1]))
+
+    def saved(self, chosen: Callable[[Operation], bool], to_share: float) -> float:
+        """The gain if the chosen operations reached this share of the roofline."""
+        saved = sum(max(0.0, x.ms - max(x.least_ms / to_share, self.launch_ms)) for x in self.operations if chosen(x))
+        return self.step_ms / max(self.step_ms - saved, 1e-9)
