@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from adtrain import config, training
 from adtrain.backends.cpu.threads import usable_cores
 from adtrain.bench.explain.causes import CAUSES, Finding, find
-from adtrain.bench.explain.measure import Measured, observe, tried
+from adtrain.bench.explain.measure import Measured, evaluation_ms, observe, tried
 from adtrain.bench.explain.observed import Observed, Operation
 from adtrain.bench.result import Result
 from adtrain.bench.timing.machine import busy_cores, is_busy
@@ -53,7 +53,7 @@ class ExplainedOperation:
 
 @dataclass(frozen=True)
 class Start:
-    """Seconds before the second step: reading the data and building the network, and the first step with its compilation."""
+    """Seconds before the second step: data and network, and the first step with its compilation."""
 
     prepare_s: float
     first_step_s: float
@@ -211,8 +211,6 @@ def _explanation(measured: Measured, observed: Observed, findings: list[Finding]
     experiment, device = measured.experiment, measured.device
     limit = backend(device).available() or machine_memory()
     slowest = sorted(observed.operations, key=lambda x: -x.ms)
-    forward = sum(x.ms for x in observed.operations if x.phase == "forward")
-    validation = experiment.validation
     return Explanation(
         config=experiment.config.name,
         device=device,
@@ -230,7 +228,7 @@ def _explanation(measured: Measured, observed: Observed, findings: list[Finding]
         start=Start(measured.prepare_s, measured.first_s),
         streamed=observed.gather_ms is not None,
         gather_ms=observed.gather_ms,
-        evaluation_ms=None if validation is None else forward * len(validation) / observed.batch_size,
+        evaluation_ms=evaluation_ms(experiment, observed.operations),
         memory=Memory(planned_peak(experiment, device), limit, largest_batch(experiment, device, limit)),
         warnings=warnings,
     )

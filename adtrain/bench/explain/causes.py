@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from adtrain.bench.explain.observed import Observed, Operation
+from adtrain.bench.explain.observed import Observed, Operation, Pauses
 from adtrain.bench.view import duration
 from adtrain.text import counted
 
@@ -29,13 +29,16 @@ UNALIGNED = 0.12
 """The part of the time of a layer's operations that rows at unaligned addresses cost."""
 
 REACHABLE = 0.5
-"""The share of the roofline that a kernel along the last axis, or a better kernel of the user, is taken to reach."""
+"""The share of the roofline that a fused step, or a kernel that replaces a slow one, is taken to reach."""
 
 LARGE_SHARE = 0.25
 """An operation with a smaller share of the step is not the reason of a slow step."""
 
-EVALUATION_SHARE = 0.05
-"""The share of an epoch that evaluations within it may take."""
+PAUSES_SHARE = 0.05
+"""The share of an epoch that evaluations, or checkpoints, within it may take."""
+
+AUGMENTATION_SHARE = 0.5
+"""Augmentation is meant to take time; above this share of the step it is a cause."""
 
 Scope: TypeAlias = Literal["step", "epoch"]
 
@@ -125,14 +128,13 @@ def _small_batch(o: Observed) -> str | None:
 
 
 def _many_launches(o: Observed) -> str | None:
-    fixed = o.launches_ms + o.host_ms
-    waits = o.mode == "eager" or _slow_data(o) is not None
-    if fixed < 0.4 * o.step_ms or o.batch_size >= o.examples or waits:
+    found = [x for x in o.operations if o.bound(x) == "launch"]
+    share = sum(x.ms for x in found) / o.step_ms
+    if share < 0.4 or o.batch_size >= o.examples or o.mode == "eager" or not o.compiled:
         return None
-    runs = sum(x.calls for x in o.operations)
     return (
-        f"{counted(runs, 'operations')}, of which one takes {duration(o.launch_ms)} at least: together with the host "
-        f"{fixed / o.step_ms:.0%} of a step of {duration(o.step_ms)}"
+        f"{counted(sum(x.calls for x in found), 'operations')} with little work take {share:.0%} of the step of "
+        f"{duration(o.step_ms)}; one takes {duration(o.launch_ms)} at least"
     )
 
 
@@ -260,7 +262,7 @@ def _is_augmentation(x: Operation) -> bool:
 
 def _augmentation(o: Observed) -> str | None:
     share = _share(o, _is_augmentation)
-    if share < LARGE_SHARE:
+    if share < AUGMENTATION_SHARE:
         return None
     return f"augmentation takes {share:.0%} of the step; {_worst(o, _is_augmentation)}"
 
@@ -280,9 +282,8 @@ def _no_compiler(o: Observed) -> str | None:
 
 
 def _fused_gain(o: Observed) -> float:
-    if o.fused_gain is not None:
-        return o.fused_gain
-    return o.saved(lambda x: True, REACHABLE)
+    assert o.fused_gain is not None
+    return o.fused_gain
 
 
 def _few_threads(o: Observed) -> str | None:
@@ -323,30 +324,32 @@ def _data_gain(o: Observed) -> float:
     return max(o.step_ms, o.gather_ms) / o.operations_ms
 
 
-def _evaluations(o: Observed) -> str | None:
-    if (found := o.evaluations) is None:
-        return None
-    share = found.ms / (found.ms + found.every * o.step_ms)
-    if share < 2 * EVALUATION_SHARE:
-        return None
-    return (
-        f"the validation examples are evaluated every {counted(found.every, 'steps')}: {duration(found.ms)}, "
-        f"{share:.0%} of the time"
-    )
+def _pauses(of: Callable[[Observed], Pauses | None], what: str, setting: str) -> Cause:
+    """The cause for pauses that take too large a share of an epoch; `setting` is the option with their distance."""
 
+    def found(o: Observed) -> Pauses:
+        pauses = of(o)
+        assert pauses is not None
+        return pauses
 
-def _fewer_evaluations(o: Observed) -> Proposal:
-    assert o.evaluations is not None
-    every = int(o.evaluations.ms * (1 / EVALUATION_SHARE - 1) / o.step_ms) + 1
-    if every >= o.evaluations.steps_per_epoch:
-        return Proposal("evaluate after each epoch only", ["training.validate_every=null"])
-    return Proposal(f"evaluate every {every:,} steps", [f"training.validate_every={every}"])
+    def evidence(o: Observed) -> str | None:
+        if (pauses := of(o)) is None:
+            return None
+        share = pauses.ms / (pauses.ms + pauses.every * o.step_ms)
+        if share < 2 * PAUSES_SHARE:
+            return None
+        return f"{what} every {counted(pauses.every, 'steps')}: {duration(pauses.ms)}, {share:.0%} of the time"
 
+    def proposal(o: Observed) -> Proposal:
+        every = int(found(o).ms * (1 / PAUSES_SHARE - 1) / o.step_ms) + 1
+        if every >= found(o).steps_per_epoch:
+            return Proposal(f"{what} after each epoch only", [f"{setting}=null"])
+        return Proposal(f"{what} every {every:,} steps", [f"{setting}={every}"])
 
-def _evaluations_gain(o: Observed) -> float:
-    assert o.evaluations is not None
-    found = o.evaluations
-    return (1 + found.ms / (found.every * o.step_ms)) * (1 - EVALUATION_SHARE)
+    def gain(o: Observed) -> float:
+        return (1 + found(o).ms / (found(o).every * o.step_ms)) * (1 - PAUSES_SHARE)
+
+    return Cause(f"frequent {what}", evidence, proposal, gain, "epoch")
 
 
 def _advice(text: str, *overrides: str) -> Callable[[Observed], Proposal]:
@@ -408,6 +411,7 @@ CAUSES: tuple[Cause, ...] = (
         _advice("data that fit in memory: fewer or smaller examples, uint8 for images; or a faster disk"),
         _data_gain,
     ),
-    Cause("frequent evaluation", _evaluations, _fewer_evaluations, _evaluations_gain, "epoch"),
+    _pauses(lambda o: o.evaluations, "evaluation", "training.validate_every"),
+    _pauses(lambda o: o.checkpoints, "checkpoints", "training.checkpoint_every"),
 )
 """All causes."""

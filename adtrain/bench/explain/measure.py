@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
@@ -12,8 +15,8 @@ import numpy as np
 
 from adtrain import config, training
 from adtrain.backends.cpu.threads import usable_cores
-from adtrain.bench.explain.causes import Finding
-from adtrain.bench.explain.observed import Evaluations, LastBatch, Observed, Operation
+from adtrain.bench.explain.causes import REACHABLE, Finding
+from adtrain.bench.explain.observed import LastBatch, Observed, Operation, Pauses, is_launch
 from adtrain.bench.profile import Key, profile_steps
 from adtrain.bench.step import kernels_of
 from adtrain.bench.timing.machine import thread_count
@@ -26,12 +29,14 @@ from adtrain.core.fused import label, single_equations
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program
 from adtrain.custom_ops import OWN_OPS
-from adtrain.training import Experiment, Mode, continuation, on_device, outline
+from adtrain.files import write_atomic
+from adtrain.training import Checkpoint, Experiment, Mode, Progress, continuation, on_device, outline
+from adtrain.training.checkpoint import encode, fetch
 from adtrain.training.examples import Streamed
 from adtrain.training.loop import batches_of
 
-MOST_SAMPLES, LEAST_SAMPLES = 25, 3
-SECONDS = 3.0
+MOST_SAMPLES, LEAST_SAMPLES = 100, 3
+SECONDS = 4.0
 """Target for all samples of a step."""
 
 ALONG_AXIS = ("softmax", "log_softmax", "cumsum", "cumprod", "sort", "argsort", "logsumexp")
@@ -39,6 +44,9 @@ ALONG_AXIS = ("softmax", "log_softmax", "cumsum", "cumprod", "sort", "argsort", 
 
 WIDTH_OPTIONS = ("out_features", "out_channels", "hidden_size")
 """The options of layers that set the length of an output's rows."""
+
+LAUNCH_MS = 1e-3
+"""The fixed cost of an operation in compiled code on a CPU, roughly."""
 
 UNCOMPILED = 1e3
 """Milliseconds that compiling a second step is taken to last, if the first one came from the cache."""
@@ -109,6 +117,7 @@ def observe(
             )
         )
     predicted = Predictor(path, overrides, plugins, experiment, device, peak, operations, step_ms)
+    compiled = device == "gpu" or any(run.launch for runs in kernels.values() for run in runs)
     layers = cfg.model.layers
     widths = [(f"model.layers.{i}", n) for i, layer in enumerate(layers[:-1]) if (n := _width(layer)) is not None]
     gpu: Any = backend(device) if device == "gpu" else None
@@ -121,7 +130,7 @@ def observe(
         threads=thread_count(),
         cores=usable_cores() or 1,
         busy=busy,
-        compiled=device == "gpu" or any(run.launch for runs in kernels.values() for run in runs),
+        compiled=compiled,
         step_ms=step_ms,
         operations=operations,
         peak=peak,
@@ -129,8 +138,9 @@ def observe(
         blocks=None if gpu is None else gpu.device.multiprocessors,
         gather_ms=_gather_ms(experiment, device),
         evaluations=_evaluations(experiment, operations),
+        checkpoints=_checkpoints(experiment),
         last_batch=_last_batch(measured, predicted),
-        fused_gain=predicted.fused_gain() if experiment.mode is not Mode.FUSED else None,
+        fused_gain=None if compiled and experiment.mode is Mode.FUSED else predicted.fused_gain(),
         widths=widths,
         wider=lambda at, width: _wider(cfg, at, width),
     )
@@ -145,7 +155,9 @@ def _equations(experiment: Experiment, device: str) -> Sequence[Equation]:
 
 
 def _flops_peak(peak: Roofline, precision: str) -> float:
-    return peak.gflops_per_s.get(precision, peak.gflops_per_s["float32"])
+    """The peak rate. In float64 it is at most half of that in float32, as a vector holds half as many elements."""
+    single = peak.gflops_per_s["float32"]
+    return min(peak.gflops_per_s.get(precision, single), single / 2 if precision == "float64" else math.inf)
 
 
 def _least_ms(flops: int, nbytes: int, peak: Roofline, precision: str) -> float:
@@ -213,9 +225,11 @@ class Predictor:
         return self.step_ms / self.experiment.full_batch * size / changed
 
     def fused_gain(self) -> float:
-        """That of the fused step, whose host does nothing but start steps."""
+        """That of a compiled fused step, whose operations reach REACHABLE of the roofline."""
         fused = replace(self.experiment, mode=Mode.FUSED)
-        return self.step_ms / self._ms(fused.step_program(self.device), fused.config.training.precision)
+        work = [cost for cost in costs(fused.step_program(self.device).equations) if cost.flops or cost.bytes]
+        least = sum(_least_ms(*cost, self.peak, fused.config.training.precision) for cost in work)
+        return self.step_ms / (least / REACHABLE + len(work) * LAUNCH_MS)
 
     def batch_ms(self, size: int) -> float:
         """The predicted time of a step on another number of examples."""
@@ -235,8 +249,11 @@ class Predictor:
         fixed, x = calls * self.launch_ms, self.known.get(key)
         if x is None:
             return fixed + least / self.mean
+        if is_launch(x.ms, x.calls, x.least_ms, self.launch_ms):
+            return x.ms + max(0.0, least - x.least_ms) / self.mean
         above = max(0.0, x.ms - fixed)
-        return fixed + (above * least / x.least_ms if above > x.least_ms else max(above, least))
+        more = max(0.0, least - x.least_ms)
+        return fixed + (above * least / x.least_ms if above > x.least_ms > 0 else above + more)
 
 
 def _gather_ms(experiment: Experiment, device: str) -> float | None:
@@ -253,13 +270,30 @@ def _gather_ms(experiment: Experiment, device: str) -> float | None:
     return median(times)
 
 
-def _evaluations(experiment: Experiment, operations: Sequence[Operation]) -> Evaluations | None:
-    """The evaluations within an epoch, if there are any."""
-    every, validation = experiment.config.training.validate_every, experiment.validation
-    if every is None or validation is None:
+def evaluation_ms(experiment: Experiment, operations: Sequence[Operation]) -> float | None:
+    """The predicted time of an evaluation of the validation examples, if there are any: that of forward operations."""
+    if experiment.validation is None:
         return None
     forward = sum(x.ms for x in operations if x.phase == "forward")
-    return Evaluations(every, experiment.steps_per_epoch, forward * len(validation) / experiment.full_batch)
+    return forward * len(experiment.validation) / experiment.full_batch
+
+
+def _evaluations(experiment: Experiment, operations: Sequence[Operation]) -> Pauses | None:
+    """The evaluations within an epoch, if there are any."""
+    every, ms = experiment.config.training.validate_every, evaluation_ms(experiment, operations)
+    return None if every is None or ms is None else Pauses(every, experiment.steps_per_epoch, ms)
+
+
+def _checkpoints(experiment: Experiment) -> Pauses | None:
+    """The checkpoints within an epoch, if there are any. One is written to a temporary folder."""
+    every = experiment.config.training.checkpoint_every
+    if every is None:
+        return None
+    state, progress = experiment.initial_state("cpu"), Progress.start(experiment.best_start, experiment.network.task)
+    with TemporaryDirectory() as folder:
+        started = perf_counter()
+        write_atomic(Path(folder) / "checkpoint", encode(experiment, Checkpoint(fetch(state)(), progress)))
+        return Pauses(every, experiment.steps_per_epoch, (perf_counter() - started) * 1e3)
 
 
 def _last_batch(measured: Measured, predicted: Predictor) -> LastBatch | None:

@@ -11,7 +11,7 @@ from adtrain.bench.timing.roofline import Rates, Roofline
 NEAR = 0.4
 """The share of the roofline from which on an operation is bound by arithmetic or memory."""
 
-LAUNCHES = 3.0
+LAUNCHES = 5.0
 """An operation that takes at most this many times the shortest one is bound by its launch."""
 
 
@@ -41,12 +41,12 @@ class Operation(Rates):
     blocks: int | None = None
 
 
-class Evaluations(NamedTuple):
-    """The evaluations on the validation examples within an epoch."""
+class Pauses(NamedTuple):
+    """What is done between the steps of an epoch: evaluations on the validation examples, or checkpoints."""
 
     every: int  # steps between two of them
     steps_per_epoch: int
-    ms: float  # of one, from the times of the forward operations
+    ms: float  # of one
 
 
 class LastBatch(NamedTuple):
@@ -56,6 +56,11 @@ class LastBatch(NamedTuple):
     step_ms: float  # predicted
     compile_ms: float  # of a step for another batch size
     epochs: int
+
+
+def is_launch(ms: float, calls: int, least_ms: float, launch_ms: float) -> bool:
+    """Whether an operation is bound by its launch. `launch_ms` is the time of a run of the shortest operation."""
+    return ms <= LAUNCHES * calls * launch_ms and least_ms < ms / 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +75,7 @@ class Observed:
         blocks: the number of multiprocessors of a GPU, which work on one block at least.
         compiled: whether a compiler made the step's code.
         gather_ms: the time to read a batch of streamed data; None for data in memory.
-        fused_gain: how much faster the fused step is predicted to be; None for a fused step.
+        fused_gain: how much faster a compiled fused step is predicted to be; None where the step is one.
         widths: the widths of layers by their paths, such as ("model.layers.0", 512), without that of the last layer.
         wider: from the path of a layer and a width to the override that sets it.
         gain_of: from overrides to the predicted factor of examples a second.
@@ -91,12 +96,12 @@ class Observed:
     gain_of: Callable[[Sequence[str]], float]
     blocks: int | None = None
     gather_ms: float | None = None
-    evaluations: Evaluations | None = None
+    evaluations: Pauses | None = None
+    checkpoints: Pauses | None = None
     last_batch: LastBatch | None = None
     fused_gain: float | None = None
     widths: Sequence[tuple[str, int]] = ()
     wider: Callable[[str, int], str] = "{}={}".format
-    augmented: bool = False
 
     @property
     def operations_ms(self) -> float:
@@ -112,14 +117,9 @@ class Observed:
         """The time of a run of the shortest operation, which has little work: the fixed cost of an operation."""
         return min((x.ms / x.calls for x in self.operations), default=0.0)
 
-    @property
-    def launches_ms(self) -> float:
-        """The fixed costs of all operations."""
-        return sum(min(x.ms, x.calls * self.launch_ms) for x in self.operations)
-
     def bound(self, x: Operation) -> str:
         """What binds an operation."""
-        if x.ms <= LAUNCHES * x.calls * self.launch_ms and x.least_ms < x.ms / 2:
+        if is_launch(x.ms, x.calls, x.least_ms, self.launch_ms):
             return "launch"
         if self.blocks is not None and x.blocks is not None and x.blocks < self.blocks:
             return "too few blocks"
