@@ -170,7 +170,7 @@ def row_of(plant: Plant, found: Mapping[str, Any]) -> dict[str, Any]:
     ignored = "" if plant.busy else "busy cores"
     findings = [x for x in found.get("findings", ()) if x["cause"] != ignored]
     causes = [x["cause"] for x in findings]
-    own = next((x for x in findings if x["cause"] == plant.cause), {})
+    own: Mapping[str, Any] = next((x for x in findings if x["cause"] == plant.cause), {})
     return {
         "name": plant.name,
         "planted": plant.cause,

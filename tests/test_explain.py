@@ -113,6 +113,13 @@ def test_a_proposal_has_overrides_and_a_gain(name: str, overrides: list[str], ga
         assert first.predicted_gain == pytest.approx(gain)
 
 
+def test_threads_that_wait_are_no_launches() -> None:
+    """On a busy machine every operation takes the time in which the other threads are not run."""
+    waiting = observed(operations=[replace(TINY, ms=0.07)] * 40)
+    assert waiting.bound(waiting.operations[0]) == "waiting threads"
+    assert [x.cause for x in find(waiting)] == ["busy cores"]
+
+
 def test_a_small_gain_is_not_named() -> None:
     assert find(observed(batch_size=7, gain_of=lambda _: 1.05)) == []
 

@@ -302,9 +302,16 @@ def _threads_gain(o: Observed) -> float:
 
 
 def _busy(o: Observed) -> str | None:
-    if o.device != "cpu" or o.busy <= 0.2 * o.cores:
+    if o.device != "cpu" or (o.busy <= 0.2 * o.cores and not o.waiting):
         return None
-    return f"other work kept {o.busy:.1f} of {o.cores} cores busy before the step was timed"
+    waiting = f"; each operation waits for threads, {duration(o.launch_ms)} at least" if o.waiting else ""
+    return f"other work kept {o.busy:.1f} of {o.cores} cores busy before the step was timed{waiting}"
+
+
+def _busy_gain(o: Observed) -> float:
+    """Other work takes its part of the time of each core; and threads that wait do nothing."""
+    waits = sum(x.calls * o.launch_ms for x in o.operations) if o.waiting else 0.0
+    return max(1 + o.busy / o.cores, o.step_ms / max(o.step_ms - waits, o.step_ms / 10))
 
 
 # Data and evaluation.
@@ -404,7 +411,7 @@ CAUSES: tuple[Cause, ...] = (
         lambda o: Proposal(f"unset OMP_NUM_THREADS, or set it to {o.cores}"),
         _threads_gain,
     ),
-    Cause("busy cores", _busy, _advice("end other programs"), lambda o: 1 + o.busy / o.cores),
+    Cause("busy cores", _busy, _advice("end other programs"), _busy_gain),
     Cause(
         "streamed data",
         _slow_data,

@@ -98,7 +98,7 @@ def observe(
     operations = []
     for row in shown:
         key = (row.op, row.scope, row.phase)
-        least = _least_ms(row.flops, row.bytes, peak, precision)
+        flops, nbytes = int(row.flops), int(row.bytes)
         launched = [np.prod(run.launch["grid"]) for run in kernels.get(key, ()) if "grid" in run.launch]
         operations.append(
             Operation(
@@ -108,12 +108,12 @@ def observe(
                 calls=row.calls,
                 ms=row.ms,
                 share=row.ms / step_ms,
-                least_ms=least,
-                arithmetic=row.flops / _flops_peak(peak, precision) > row.bytes / peak.gbytes_per_s,
+                least_ms=_least_ms(flops, nbytes, peak, precision),
+                arithmetic=flops / _flops_peak(peak, precision) > nbytes / peak.gbytes_per_s,
                 strided=key in equations and any(map(_is_strided, single_equations(equations[key]))),
                 own=not OWN_OPS.keys().isdisjoint(row.op.split("+")),
                 blocks=int(max(launched)) if launched else None,
-                **vars(rates(row.flops, row.bytes, row.ms, peak, precision)),
+                **vars(rates(flops, nbytes, row.ms, peak, precision)),
             )
         )
     predicted = Predictor(path, overrides, plugins, experiment, device, peak, operations, step_ms)

@@ -41,6 +41,10 @@ class Operation(Rates):
     blocks: int | None = None
 
 
+WAITING_MS = 0.02
+"""Where the shortest operation of compiled code on a CPU takes longer, its threads wait for one another."""
+
+
 class Pauses(NamedTuple):
     """What is done between the steps of an epoch: evaluations on the validation examples, or checkpoints."""
 
@@ -117,10 +121,15 @@ class Observed:
         """The time of a run of the shortest operation, which has little work: the fixed cost of an operation."""
         return min((x.ms / x.calls for x in self.operations), default=0.0)
 
+    @property
+    def waiting(self) -> bool:
+        """Whether threads wait for others that the system does not run, because other work has the cores."""
+        return self.device == "cpu" and self.compiled and self.mode == "fused" and self.launch_ms > WAITING_MS
+
     def bound(self, x: Operation) -> str:
         """What binds an operation."""
         if is_launch(x.ms, x.calls, x.least_ms, self.launch_ms):
-            return "launch"
+            return "waiting threads" if self.waiting else "launch"
         if self.blocks is not None and x.blocks is not None and x.blocks < self.blocks:
             return "too few blocks"
         if x.strided and (x.of_roofline or 0.0) < NEAR:
