@@ -126,9 +126,9 @@ class Explanation(Result):
             settings = " ".join(f"--set {x}" for x in each.overrides)
             measured = "" if each.measured_gain is None else f", {factor(each.measured_gain)} x measured"
             yield Note(f"{i}. {each.cause}: {each.evidence}")
-            yield Note(f"   {each.advice}: {factor(each.predicted_gain)} x predicted{measured}")
+            yield Note(f"  {each.advice}: {factor(each.predicted_gain)} x predicted{measured}")
             if settings:
-                yield Note(f"   {settings}")
+                yield Note(f"  {settings}")
 
     def _hidden(self) -> Iterator[str]:
         if (rest := len(self.operations) - SHOWN) > 0:

@@ -191,7 +191,8 @@ class Predictor:
     """Predicts the step's time with other settings, from the costs of its equations.
 
     An operation that both steps have keeps its share of the roofline, beside the fixed cost of an operation. A new one
-    reaches the mean share of the roofline. The time of the host stays.
+    reaches the mean share of the roofline. The time of the host stays. Compiled code on a CPU needs no host: there the
+    time outside of operations is that of other programs.
     """
 
     def __init__(
@@ -209,7 +210,9 @@ class Predictor:
         self.experiment, self.device, self.peak, self.step_ms = experiment, device, peak, step_ms
         self.known = {(x.op, x.scope, x.phase): x for x in operations}
         total = sum(x.ms for x in operations)
-        self.host_ms = max(0.0, step_ms - total)
+        needs_host = device == "gpu" or experiment.mode is Mode.EAGER
+        self.base_ms = max(step_ms, total) if needs_host else total
+        self.host_ms = self.base_ms - total
         self.launch_ms = min((x.ms / x.calls for x in operations), default=0.0)
         self.mean = min(1.0, sum(x.least_ms for x in operations) / total) if total else 1.0
 
@@ -222,7 +225,7 @@ class Predictor:
         size = min(cfg.data.batch_size, len(self.experiment.train))
         program = outline(cfg).step_program(self.device)
         changed = self._ms(program, cfg.training.precision) + self.host_ms
-        return self.step_ms / self.experiment.full_batch * size / changed
+        return self.base_ms / self.experiment.full_batch * size / changed
 
     def fused_gain(self) -> float:
         """That of a compiled fused step, whose operations reach REACHABLE of the roofline."""
