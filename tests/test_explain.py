@@ -113,6 +113,10 @@ def test_a_proposal_has_overrides_and_a_gain(name: str, overrides: list[str], ga
         assert first.predicted_gain == pytest.approx(gain)
 
 
+def test_a_change_that_the_config_does_not_accept_is_not_proposed() -> None:
+    assert find(observed(batch_size=7, fits=lambda _: False)) == []
+
+
 def test_threads_that_wait_are_no_launches() -> None:
     """On a busy machine every operation takes the time in which the other threads are not run."""
     waiting = observed(operations=[replace(TINY, ms=0.07)] * 40)
@@ -202,6 +206,15 @@ def test_a_batch_that_costs_the_same_operations_is_predicted_to_be_faster(quick:
     """Fixed costs are shared by more examples."""
     _, found = of_config(path, "data.batch_size=2")
     assert 1.0 < found.gain_of(["data.batch_size=16"]) <= 8.0
+
+
+def test_a_width_fits_only_where_the_layers_after_it_accept_it(quick: None, tmp_path: Path) -> None:
+    layers = "[{linear: 12}, {reshape: [3, 4]}, flatten, {linear: 3}]"
+    path = str(training_runs.write_config(tmp_path))
+    _, found = of_config(path, f"model.layers={layers}")
+    assert found.fits(["data.batch_size=8"])
+    assert not found.fits(["model.layers.0.linear=13"])
+    assert not found.fits(["training.precision=bfloat16"])
 
 
 def test_a_trial_measures_the_changed_step(quick: None, path: str) -> None:

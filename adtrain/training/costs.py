@@ -102,14 +102,17 @@ def largest_batch(experiment: Experiment, device: str, limit: int) -> int:
 
     The memory of a step is nearly linear in the batch size. So it is planned for a few sizes only.
     """
-    most, size = len(experiment.train), experiment.full_batch
+    shards, examples, size = experiment.config.data.shards or 1, len(experiment.train), experiment.full_batch
+    most = examples - examples % shards
     if _needed(experiment, device, most) <= limit:
         return most
-    base, twice = (_needed(experiment, device, n) for n in (size, 2 * size))
-    found = min(most, int(size + (limit - base) * size / max(twice - base, 1)))
+    half = size // 2 - size // 2 % shards or size
+    few, many = (_needed(experiment, device, n) for n in (half, size))
+    found = min(most, size + (limit - many) * (size - half) // max(many - few, 1))
     while found > 0:
         found = int(float(f"{found:.1e}")) if found >= 100 else found
-        if _needed(experiment, device, found) <= limit:
+        found -= found % shards
+        if found and _needed(experiment, device, found) <= limit:
             return found
         found = found * 9 // 10
     return 0

@@ -26,8 +26,8 @@ NARROW = 64
 """Padding a narrower layer adds more work than it saves."""
 
 UNALIGNED = 0.055
-"""The part of the time of a layer's operations that rows at unaligned addresses cost: `mlp` with a width of 509 and 512,
-and of 500 and 504, on one core."""
+"""The part of the time of a layer's operations that rows at unaligned addresses cost. Measured with `mlp` on one core:
+widths of 509 and 512, and of 500 and 504."""
 
 REACHABLE = 0.5
 """The share of the roofline that a fused step, or a kernel that replaces a slow one, is taken to reach."""
@@ -83,16 +83,18 @@ class Finding:
     measured_gain: float | None = None
 
 
-def find(observed: Observed, causes: Sequence[Cause] | None = None) -> list[Finding]:
-    """The causes that apply, the largest predicted gain first."""
-    return sorted(_applying(observed, CAUSES if causes is None else causes), key=lambda x: -x.predicted_gain)
+def find(observed: Observed) -> list[Finding]:
+    """The causes that apply, the largest predicted gain first. A change that the config does not accept is left out."""
+    return sorted(_applying(observed), key=lambda x: -x.predicted_gain)
 
 
-def _applying(observed: Observed, causes: Sequence[Cause]) -> Iterator[Finding]:
-    for cause in causes:
-        if (evidence := cause.evidence(observed)) is None or (gain := cause.gain(observed)) < LEAST_GAIN:
+def _applying(observed: Observed) -> Iterator[Finding]:
+    for cause in CAUSES:
+        if (evidence := cause.evidence(observed)) is None:
             continue
         advice, overrides = cause.proposal(observed)
+        if not observed.fits(overrides) or (gain := cause.gain(observed)) < LEAST_GAIN:
+            continue
         yield Finding(
             cause=cause.name,
             evidence=evidence,

@@ -25,14 +25,15 @@ from adtrain.bench.timing.sampling import MIN_SAMPLE_MS, in_turns, sample_length
 from adtrain.config import Config
 from adtrain.core.backend import backend
 from adtrain.core.costs import costs
+from adtrain.core.errors import AdtrainError
 from adtrain.core.fused import label, single_equations
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program
 from adtrain.custom_ops import OWN_OPS
 from adtrain.files import write_atomic
-from adtrain.training import Checkpoint, Experiment, Mode, Progress, continuation, on_device, outline
+from adtrain.training import Checkpoint, Experiment, Mode, Progress, continuation, outline
 from adtrain.training.checkpoint import encode, fetch
-from adtrain.training.examples import Streamed
+from adtrain.training.examples import Streamed, is_streamed
 from adtrain.training.loop import batches_of
 
 MOST_SAMPLES, LEAST_SAMPLES = 100, 3
@@ -134,6 +135,7 @@ def observe(
         step_ms=step_ms,
         operations=operations,
         peak=peak,
+        fits=predicted.fits,
         gain_of=predicted.gain,
         blocks=None if gpu is None else gpu.device.multiprocessors,
         gather_ms=_gather_ms(experiment, device),
@@ -216,16 +218,27 @@ class Predictor:
         self.launch_ms = min((x.ms / x.calls for x in operations), default=0.0)
         self.mean = min(1.0, sum(x.least_ms for x in operations) / total) if total else 1.0
 
+    def outline(self, overrides: Sequence[str]) -> Experiment:
+        """The experiment with further overrides, without its data. Raises AdtrainError where they do not fit."""
+        cfg = config.load(self.path, [*self.overrides, *overrides], self.plugins)
+        training.check_precision(cfg, self.device)
+        model = cfg.model.model_copy(update={"input": self.experiment.config.model.input})
+        return outline(cfg.model_copy(update={"model": model}))
+
+    def fits(self, overrides: Sequence[str]) -> bool:
+        """Whether the config accepts these overrides."""
+        try:
+            self.outline(overrides).step_program(self.device)
+        except AdtrainError:
+            return False
+        return True
+
     def gain(self, overrides: Sequence[str]) -> float:
         """The predicted factor of examples a second."""
-        cfg = config.load(self.path, [*self.overrides, *overrides], self.plugins)
-        cfg = cfg.model_copy(
-            update={"model": cfg.model.model_copy(update={"input": self.experiment.config.model.input})}
-        )
-        size = min(cfg.data.batch_size, len(self.experiment.train))
-        program = outline(cfg).step_program(self.device)
-        changed = self._ms(program, cfg.training.precision) + self.host_ms
-        return self.base_ms / self.experiment.full_batch * size / changed
+        changed = self.outline(overrides)
+        size = min(changed.config.data.batch_size, len(self.experiment.train))
+        changed_ms = self._ms(changed.step_program(self.device), changed.config.training.precision) + self.host_ms
+        return self.base_ms / self.experiment.full_batch * size / changed_ms
 
     def fused_gain(self) -> float:
         """That of a compiled fused step, whose operations reach REACHABLE of the roofline."""
@@ -261,10 +274,9 @@ class Predictor:
 
 def _gather_ms(experiment: Experiment, device: str) -> float | None:
     """The time to read a batch; None for data in memory."""
-    examples = on_device(experiment.train, device)
-    if not isinstance(examples, Streamed):
+    if not is_streamed(experiment.train, device):
         return None
-    batch = next(batches_of(experiment, 1))
+    examples, batch = Streamed(experiment.train, device), next(batches_of(experiment, 1))
     times = []
     for _ in range(LEAST_SAMPLES):
         started = perf_counter()

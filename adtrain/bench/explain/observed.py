@@ -82,6 +82,7 @@ class Observed:
         fused_gain: how much faster a compiled fused step is predicted to be; None where the step is one.
         widths: the widths of layers by their paths, such as ("model.layers.0", 512), without that of the last layer.
         wider: from the path of a layer and a width to the override that sets it.
+        fits: whether the config accepts overrides.
         gain_of: from overrides to the predicted factor of examples a second.
     """
 
@@ -106,6 +107,7 @@ class Observed:
     fused_gain: float | None = None
     widths: Sequence[tuple[str, int]] = ()
     wider: Callable[[str, int], str] = "{}={}".format
+    fits: Callable[[Sequence[str]], bool] = lambda overrides: True
 
     @property
     def operations_ms(self) -> float:
