@@ -250,8 +250,8 @@ def test_the_largest_batch_fits_and_a_larger_one_does_not(path: str) -> None:
 
 KEYS = {
     "kind", "config", "device", "device_name", "mode", "precision", "batch_size", "examples", "step_ms", "host_ms",
-    "examples_per_second", "bounds", "findings", "operations", "start", "streamed", "gather_ms", "evaluation_ms",
-    "memory", "warnings",
+    "examples_per_second", "bounds", "findings", "operations", "run_seconds", "start", "streamed", "gather_ms",
+    "evaluation_ms", "memory", "warnings",
 }  # fmt: skip
 FINDING_KEYS = {"cause", "evidence", "advice", "overrides", "predicted_gain", "of", "measured_gain"}
 
@@ -282,7 +282,10 @@ def test_lines_fit_the_terminal(quick: None, path: str, width: int) -> None:
 
 def test_a_run_is_explained_by_its_config(quick: None, path: str, tmp_path: Path) -> None:
     command("train", path, "--epochs", 1, "--output-dir", tmp_path / "run", "--device", "cpu", "-q")
-    assert command("explain", tmp_path / "run", "--device", "cpu").stdout.startswith("tiny on cpu")
+    text = command("explain", tmp_path / "run", "--device", "cpu").stdout
+    assert text.startswith("tiny on cpu")
+    (line,) = (line for line in text.splitlines() if line.startswith("run: "))
+    assert "training" in line
 
 
 def test_a_wrong_file_is_one_line(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from adtrain import config, training
 from adtrain.backends.cpu.threads import usable_cores
@@ -36,6 +37,7 @@ from adtrain.table import PERCENT, TEXT, CellFormat
 from adtrain.text import counted
 from adtrain.training import Mode
 from adtrain.training.costs import largest_batch, planned_peak
+from adtrain.training.summary import read_summary
 
 __all__ = ["CAUSES", "Explanation", "find", "result"]
 
@@ -76,6 +78,7 @@ class Explanation(Result):
         bounds: the share of the step by what binds it.
         findings: the causes that apply, the largest predicted gain first.
         operations: all operations of the step, the slowest first.
+        run_seconds: the seconds of a finished run by activity, such as "training"; empty for a config.
         evaluation_ms: the predicted time of one evaluation of the validation examples; None without them.
         warnings: what makes the times uncertain.
     """
@@ -94,6 +97,7 @@ class Explanation(Result):
     bounds: dict[str, float]
     findings: list[Finding]
     operations: list[ExplainedOperation]
+    run_seconds: dict[str, float]
     start: Start
     streamed: bool
     gather_ms: float | None
@@ -135,6 +139,10 @@ class Explanation(Result):
             yield f"{counted(rest, 'further operations')}; --json has all"
 
     def _surroundings(self) -> Iterator[str]:
+        if self.run_seconds:
+            longest = sorted(self.run_seconds.items(), key=lambda row: -row[1])
+            activities = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in longest)
+            yield f"run: {sum(self.run_seconds.values()):.2f} s in all; {activities}"
         yield (
             f"start: data and network {self.start.prepare_s:.2f} s, first step with compilation "
             f"{self.start.first_step_s:.2f} s"
@@ -190,7 +198,16 @@ def result(
         warnings.append(
             f"busy machine: other work took {load:.1f} of {cores} cores, so times are those of the fastest steps"
         )
-    return _explanation(measured, observed, findings, warnings)
+    return _explanation(measured, observed, findings, _run_seconds(Path(path)), warnings)
+
+
+def _run_seconds(run: Path) -> dict[str, float]:
+    """The seconds of a run by activity; empty where the path is no finished run."""
+    found: dict[str, float] = {}
+    summary = read_summary(run) if run.is_dir() else None
+    for span in summary.spans if summary is not None else ():
+        found[span.name] = found.get(span.name, 0.0) + span.seconds
+    return found
 
 
 def _tried(
@@ -207,7 +224,13 @@ def _tried(
         yield replace(each, measured_gain=tried(path, overrides, plugins, measured, each))
 
 
-def _explanation(measured: Measured, observed: Observed, findings: list[Finding], warnings: list[str]) -> Explanation:
+def _explanation(
+    measured: Measured,
+    observed: Observed,
+    findings: list[Finding],
+    run_seconds: dict[str, float],
+    warnings: list[str],
+) -> Explanation:
     experiment, device = measured.experiment, measured.device
     limit = backend(device).available() or machine_memory()
     slowest = sorted(observed.operations, key=lambda x: -x.ms)
@@ -225,6 +248,7 @@ def _explanation(measured: Measured, observed: Observed, findings: list[Finding]
         bounds=observed.bounds(),
         findings=findings,
         operations=[ExplainedOperation(operation=x, bound=observed.bound(x)) for x in slowest],
+        run_seconds=run_seconds,
         start=Start(measured.prepare_s, measured.first_s),
         streamed=observed.gather_ms is not None,
         gather_ms=observed.gather_ms,
