@@ -282,10 +282,12 @@ def test_lines_fit_the_terminal(quick: None, path: str, width: int) -> None:
 
 def test_a_run_is_explained_by_its_config(quick: None, path: str, tmp_path: Path) -> None:
     command("train", path, "--epochs", 1, "--output-dir", tmp_path / "run", "--device", "cpu", "-q")
-    text = command("explain", tmp_path / "run", "--device", "cpu").stdout
+    run = tmp_path / "run"
+    text = command("explain", run, "--device", "cpu").stdout
     assert text.startswith("tiny on cpu")
-    (line,) = (line for line in text.splitlines() if line.startswith("run: "))
-    assert "training" in line
+    assert "\nrun: " in text
+    assert "training" in json.loads(command("explain", run, "--device", "cpu", "--json").stdout)["run_seconds"]
+    assert json.loads(command("explain", path, "--device", "cpu", "--json").stdout)["run_seconds"] == {}
 
 
 def test_a_wrong_file_is_one_line(tmp_path: Path) -> None:

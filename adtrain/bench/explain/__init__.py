@@ -44,6 +44,9 @@ __all__ = ["CAUSES", "Explanation", "find", "result"]
 SHOWN = 8
 """The operations that a terminal shows, the slowest ones."""
 
+ACTIVITIES = 5
+"""The activities of a run that a terminal shows, the longest ones."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainedOperation:
@@ -141,8 +144,8 @@ class Explanation(Result):
     def _surroundings(self) -> Iterator[str]:
         if self.run_seconds:
             longest = sorted(self.run_seconds.items(), key=lambda row: -row[1])
-            activities = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in longest)
-            yield f"run: {sum(self.run_seconds.values()):.2f} s in all; {activities}"
+            activities = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in longest[:ACTIVITIES])
+            yield f"run: {sum(self.run_seconds.values()):.2f} s in all, of which {activities}"
         yield (
             f"start: data and network {self.start.prepare_s:.2f} s, first step with compilation "
             f"{self.start.first_step_s:.2f} s"

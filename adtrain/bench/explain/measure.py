@@ -268,8 +268,9 @@ class Predictor:
         if is_launch(x.ms, x.calls, x.least_ms, self.launch_ms):
             return x.ms + max(0.0, least - x.least_ms) / self.mean
         above = max(0.0, x.ms - fixed)
-        more = max(0.0, least - x.least_ms)
-        return fixed + (above * least / x.least_ms if above > x.least_ms > 0 else above + more)
+        if least <= x.least_ms or above > x.least_ms:
+            return fixed + above * least / x.least_ms
+        return fixed + above + least - x.least_ms  # its bytes come from a cache, as those beyond it do not
 
 
 def _gather_ms(experiment: Experiment, device: str) -> float | None:
