@@ -117,6 +117,12 @@ def test_a_change_that_the_config_does_not_accept_is_not_proposed() -> None:
     assert find(observed(batch_size=7, fits=lambda _: False)) == []
 
 
+def test_a_change_is_proposed_once() -> None:
+    """A small batch of tiny operations is too small for one reason or the other."""
+    both = observed(batch_size=7, operations=[replace(TINY, calls=40, ms=0.04)])
+    assert [x.cause for x in find(both)] == ["small batch"]
+
+
 def test_threads_that_wait_are_no_launches() -> None:
     """On a busy machine every operation takes the time in which the other threads are not run."""
     waiting = observed(operations=[replace(TINY, ms=0.07)] * 40)

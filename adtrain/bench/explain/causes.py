@@ -84,8 +84,15 @@ class Finding:
 
 
 def find(observed: Observed) -> list[Finding]:
-    """The causes that apply, the largest predicted gain first. A change that the config does not accept is left out."""
-    return sorted(_applying(observed), key=lambda x: -x.predicted_gain)
+    """The causes that apply, the largest predicted gain first.
+
+    A change that the config does not accept is left out. A change is proposed once, for the first of its causes.
+    """
+    found: list[Finding] = []
+    for each in sorted(_applying(observed), key=lambda x: -x.predicted_gain):
+        if not each.overrides or each.overrides not in [x.overrides for x in found]:
+            found.append(each)
+    return found
 
 
 def _applying(observed: Observed) -> Iterator[Finding]:
@@ -106,13 +113,13 @@ def _applying(observed: Observed) -> Iterator[Finding]:
 
 
 def _share(o: Observed, chosen: Callable[[Operation], bool]) -> float:
-    return sum(x.ms for x in o.operations if chosen(x)) / o.step_ms
+    return sum(x.ms for x in o.operations if chosen(x)) / o.total_ms
 
 
 def _worst(o: Observed, chosen: Callable[[Operation], bool]) -> str:
     """The slowest of the chosen operations, in words."""
     x = max(filter(chosen, o.operations), key=lambda x: x.ms)
-    return f"{x.op} of {x.scope or 'no layer'}, {x.phase}: {duration(x.ms)}, {x.ms / o.step_ms:.0%} of the step"
+    return f"{x.op} of {x.scope or 'no layer'}, {x.phase}: {duration(x.ms)}, {x.ms / o.total_ms:.0%} of the step"
 
 
 # Batch size.
@@ -300,7 +307,7 @@ THREAD_MS = 0.05
 
 def _threads_gain(o: Observed) -> float:
     saved = sum(x.ms for x in o.operations if x.ms > THREAD_MS * x.calls) * (1 - o.threads / o.cores)
-    return o.step_ms / (o.step_ms - saved)
+    return o.total_ms / (o.total_ms - saved)
 
 
 def _busy(o: Observed) -> str | None:
@@ -313,7 +320,7 @@ def _busy(o: Observed) -> str | None:
 def _busy_gain(o: Observed) -> float:
     """Other work takes its part of the time of each core; and threads that wait do nothing."""
     waits = sum(x.calls * o.launch_ms for x in o.operations) if o.waiting else 0.0
-    return max(1 + o.busy / o.cores, o.step_ms / max(o.step_ms - waits, o.step_ms / 10))
+    return max(1 + o.busy / o.cores, o.total_ms / max(o.total_ms - waits, o.total_ms / 10))
 
 
 # Data and evaluation.

@@ -96,6 +96,7 @@ def observe(
     equations = {_key(e): e for e in _equations(experiment, device)}
     kernels = kernels_of(experiment)
     shown = [row for row in profile.rows if row.flops or row.bytes]
+    total_ms = max(step_ms, sum(row.ms for row in shown))
     operations = []
     for row in shown:
         key = (row.op, row.scope, row.phase)
@@ -108,7 +109,7 @@ def observe(
                 phase=row.phase,
                 calls=row.calls,
                 ms=row.ms,
-                share=row.ms / step_ms,
+                share=row.ms / total_ms,
                 least_ms=_least_ms(flops, nbytes, peak, precision),
                 arithmetic=flops / _flops_peak(peak, precision) > nbytes / peak.gbytes_per_s,
                 strided=key in equations and any(map(_is_strided, single_equations(equations[key]))),
@@ -192,8 +193,9 @@ def _wider(cfg: Config, path: str, width: int) -> str:
 class Predictor:
     """Predicts the step's time with other settings, from the costs of its equations.
 
-    An operation that both steps have keeps its share of the roofline, beside the fixed cost of an operation. A new one
-    reaches the mean share of the roofline. The time of the host stays. Compiled code on a CPU needs no host: there the
+    An operation that both steps have keeps its share of the roofline, beside the fixed cost of an operation. One that is
+    bound by its launch reaches REACHABLE of the roofline with the work that is added. An operation that only the changed
+    step has reaches the mean share. The time of the host stays. Compiled code on a CPU needs no host: there the
     time outside of operations is that of other programs.
     """
 
@@ -266,7 +268,7 @@ class Predictor:
         if x is None:
             return fixed + least / self.mean
         if is_launch(x.ms, x.calls, x.least_ms, self.launch_ms):
-            return x.ms + max(0.0, least - x.least_ms) / self.mean
+            return x.ms + max(0.0, least - x.least_ms) / REACHABLE
         above = max(0.0, x.ms - fixed)
         if least <= x.least_ms or above > x.least_ms:
             return fixed + above * least / x.least_ms

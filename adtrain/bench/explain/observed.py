@@ -114,6 +114,11 @@ class Observed:
         return sum(x.ms for x in self.operations)
 
     @property
+    def total_ms(self) -> float:
+        """The step, or its operations where these take longer, as they do if they overlap."""
+        return max(self.step_ms, self.operations_ms)
+
+    @property
     def host_ms(self) -> float:
         """The part of the step outside of its operations."""
         return max(0.0, self.step_ms - self.operations_ms)
@@ -144,11 +149,11 @@ class Observed:
         """The share of the step that each limit binds; "host" is the time outside of operations."""
         found: dict[str, float] = {}
         for x in self.operations:
-            found[self.bound(x)] = found.get(self.bound(x), 0.0) + x.ms / self.step_ms
-        found["host"] = self.host_ms / self.step_ms
+            found[self.bound(x)] = found.get(self.bound(x), 0.0) + x.ms / self.total_ms
+        found["host"] = self.host_ms / self.total_ms
         return dict(sorted(found.items(), key=lambda row: -row[1]))
 
     def saved(self, chosen: Callable[[Operation], bool], to_share: float) -> float:
         """The gain if the chosen operations reached this share of the roofline."""
         saved = sum(max(0.0, x.ms - max(x.least_ms / to_share, self.launch_ms)) for x in self.operations if chosen(x))
-        return self.step_ms / max(self.step_ms - saved, 1e-9)
+        return self.total_ms / max(self.total_ms - saved, 1e-9)
