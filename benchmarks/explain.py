@@ -3,9 +3,10 @@ the package.
 
     python benchmarks/explain.py [--try] [--only NAME]... [--healthy/--no-healthy] [--json PATH]
 
-Each row is one process of `adtrain explain`. A slowdown counts as named if its cause is the first or the second one.
-The load of the machine is no part of a config: "busy cores" is left out of the causes, but where it is planted. With
---try the row has the gains of the planted cause, predicted and measured.
+Each row is a process of `adtrain explain`. A slowdown counts as named if its cause is the first or the second one.
+The load of the machine is no part of a config: "busy cores" is left out of the causes, but where it is planted. A
+row has the predicted gain of the planted cause. With --try it also has the measured one: of the proposal, or where this
+is no setting of the config, of the step without the slowdown, in a process of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +68,19 @@ import adtrain as ad
 
 @ad.register.layer("column_softmax")
 class ColumnSoftmax(ad.nn.Module):
+    axis = 1
+
     def output_shape(self, shape):
         return shape
 
     def forward(self, params, state, x, mode):
         rows = ad.ops.reshape(x, (x.shape[0], 28, x.shape[1] // 28))
-        return ad.ops.reshape(ad.ops.softmax(rows, axis=1), x.shape), state
+        return ad.ops.reshape(ad.ops.softmax(rows, axis=self.axis), x.shape), state
+
+
+@ad.register.layer("row_softmax")
+class RowSoftmax(ColumnSoftmax):
+    axis = 2
 """
 
 SLOW_READER = """
@@ -108,6 +116,7 @@ class Plant:
     plugin: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     busy: int = 0  # processes that keep cores busy
+    without: Sequence[str] | None = None  # overrides of the same config without the slowdown, which is measured too
 
 
 PLANTS = (
@@ -121,17 +130,19 @@ PLANTS = (
     Plant(
         "own kernel", "own kernel", plugin=OWN_KERNEL,
         overrides=["model.layers=[{linear: 512}, slow_relu, {linear: 10}]"],
+        without=["model.layers=[{linear: 512}, relu, {linear: 10}]"],
     ),
     Plant(
         "softmax over columns", "strided axis", plugin=COLUMNS,
         overrides=["model.layers=[" + "column_softmax, " * 4 + "{linear: 10}]"],
+        without=["model.layers=[" + "row_softmax, " * 4 + "{linear: 10}]"],
     ),
-    Plant("slow reader", "streamed data", plugin=SLOW_READER),
-    Plant("one thread", "few threads", environment={"OMP_NUM_THREADS": "1"}),
+    Plant("slow reader", "streamed data", plugin=SLOW_READER, without=()),
+    Plant("one thread", "few threads", environment={"OMP_NUM_THREADS": "1"}, without=()),
     Plant("busy cores", "busy cores", busy=2),
-    Plant("eager", "eager step", options=["--eager"]),
-    Plant("eager, convolutions", "eager step", "lenet5", options=["--eager"]),
-    Plant("no compiler", "no compiler", environment={"CC": "no-such-compiler"}),
+    Plant("eager", "eager step", options=["--eager"], without=()),
+    Plant("eager, convolutions", "eager step", "lenet5", options=["--eager"], without=()),
+    Plant("no compiler", "no compiler", environment={"CC": "no-such-compiler"}, without=()),
     Plant("small last batch", "small last batch", overrides=["data.batch_size=229", "training.epochs=1"]),
     Plant(
         "evaluation every 5 steps", "frequent evaluation",
@@ -199,6 +210,12 @@ def main(with_trials: bool, only: tuple[str, ...], healthy: bool, path: Path | N
     for plant in PLANTS:
         if not only or plant.name in only:
             rows.append(row_of(plant, explained(plant, with_trials)))
+            if with_trials and plant.without is not None and rows[-1]["step_ms"]:
+                plugin = plant.plugin if plant.without else ""
+                usual = explained(
+                    replace(plant, overrides=plant.without, options=(), environment={}, plugin=plugin), False
+                )
+                rows[-1]["measured"] = rows[-1]["step_ms"] / usual["step_ms"]
             print(shown(rows[-1]), flush=True)
     print(f"{sum(row['named'] for row in rows)} of {len(rows)} planted slowdowns are named")
     clean = []

@@ -193,9 +193,9 @@ def _wider(cfg: Config, path: str, width: int) -> str:
 class Predictor:
     """Predicts the step's time with other settings, from the costs of its equations.
 
-    An operation that both steps have keeps its share of the roofline, beside the fixed cost of an operation. One that is
-    bound by its launch reaches REACHABLE of the roofline with the work that is added. An operation that only the changed
-    step has reaches the mean share. The time of the host stays. Compiled code on a CPU needs no host: there the
+    An operation that both steps have keeps its share of the roofline, beside the fixed cost of an operation. One that
+    is bound by its launch reaches REACHABLE of the roofline with the work that is added. An operation that only the
+    changed step has reaches the mean share. The time of the host stays. Compiled code on a CPU needs no host: there the
     time outside of operations is that of other programs.
     """
 
