@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -130,7 +131,7 @@ class Explanation(Result):
         if not self.findings:
             yield Note("no cause of slow training found")
         for i, each in enumerate(self.findings, 1):
-            settings = " ".join(f"--set {x}" for x in each.overrides)
+            settings = " ".join(f"--set {shlex.quote(x)}" for x in each.overrides)
             measured = "" if each.measured_gain is None else f", {factor(each.measured_gain)} x measured"
             yield Note(f"{i}. {each.cause}: {each.evidence}")
             yield Note(f"  {each.advice}: {factor(each.predicted_gain)} x predicted{measured}")

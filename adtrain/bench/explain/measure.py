@@ -193,10 +193,10 @@ def _wider(cfg: Config, path: str, width: int) -> str:
 class Predictor:
     """Predicts the step's time with other settings, from the costs of its equations.
 
-    An operation that both steps have keeps its share of the roofline, beside the fixed cost of an operation. One that
-    is bound by its launch reaches REACHABLE of the roofline with the work that is added. An operation that only the
-    changed step has reaches the mean share. The time of the host stays. Compiled code on a CPU needs no host: there the
-    time outside of operations is that of other programs.
+    An operation that both steps have keeps its share of the roofline, beside the fixed cost of an operation. With more
+    work, one that is bound by its launch reaches REACHABLE of the roofline, and so does a matrix product. An operation
+    that only the changed step has reaches the mean share. The time of the host stays. Compiled code on a CPU needs no
+    host: there the time outside of operations is that of other programs.
     """
 
     def __init__(
@@ -270,9 +270,10 @@ class Predictor:
         if is_launch(x.ms, x.calls, x.least_ms, self.launch_ms):
             return x.ms + max(0.0, least - x.least_ms) / REACHABLE
         above = max(0.0, x.ms - fixed)
-        if least <= x.least_ms or above > x.least_ms:
+        if least <= x.least_ms or not above:
             return fixed + above * least / x.least_ms
-        return fixed + above + least - x.least_ms  # its bytes come from a cache, as those beyond it do not
+        reached = max(min(1.0, x.least_ms / above), REACHABLE if "matmul" in x.op.split("+") else 0.0)
+        return fixed + above + (least - x.least_ms) / reached
 
 
 def _gather_ms(experiment: Experiment, device: str) -> float | None:
