@@ -120,8 +120,11 @@ class Plant:
 
 
 PLANTS = (
-    Plant("a width of 509", "unaligned width", overrides=["model.layers.0.linear=509"]),
-    Plant("two odd widths", "unaligned width", overrides=["model.layers.0.linear=1021", "model.layers.2.linear=509"]),
+    Plant("a width of 509", "unaligned width", overrides=["model.layers.0.linear=509"], without=()),
+    Plant(
+        "two odd widths", "unaligned width", overrides=["model.layers.0.linear=1021", "model.layers.2.linear=509"],
+        without=["model.layers.0.linear=1024", "model.layers.2.linear=512"],
+    ),
     Plant("batch 7", "small batch", overrides=["data.batch_size=7"]),
     Plant("batch 2, convolutions", "small batch", "lenet5", ["data.batch_size=2"]),
     Plant("float64", "float64", overrides=["training.precision=float64"]),

@@ -58,7 +58,7 @@ SLOWDOWNS: dict[str, Observed] = {
     "small last batch": observed(last_batch=LastBatch(2, 1.0, 5000.0, 1)),
     "float64": observed(precision="float64"),
     "float32 products": observed(device="gpu"),
-    "unaligned width": observed(widths=[("model.layers.0", 509)], operations=[replace(PRODUCT, ms=2.0), TINY]),
+    "unaligned width": observed(widths=[("model.layers.0", 509)], operations=[operation(4.0, 80_000_000), TINY]),
     "strided axis": observed(operations=[PRODUCT, TINY, replace(SLOW, strided=True)]),
     "own kernel": observed(operations=[PRODUCT, TINY, replace(SLOW, own=True)]),
     "few blocks": observed(device="gpu", blocks=132, operations=[replace(SLOW, blocks=8), TINY]),
@@ -96,7 +96,7 @@ def test_a_healthy_step_has_no_cause() -> None:
         ("small batch", ["data.batch_size=128"], 2.0),
         ("launches", ["data.batch_size=512"], 2.0),
         ("float64", ["training.precision=float32"], 2.0),
-        ("unaligned width", ["model.layers.0=512"], 1 / (1 - causes.UNALIGNED * 2.0 / 2.011)),
+        ("unaligned width", ["model.layers.0=512"], 4.011 / (4.011 - 2.4)),
         ("small last batch", ["data.batch_size=127"], None),
         ("augmentation", ["data.augment=null"], None),
         ("frequent evaluation", ["training.validate_every=191"], 3.0 * 0.95),
@@ -139,8 +139,18 @@ def test_a_proposed_batch_size_leaves_no_small_rest() -> None:
     assert 10_000 % size == 0 or 10_000 % size > size // 2
 
 
-def test_narrow_layers_are_not_padded() -> None:
-    assert find(observed(widths=[("model.layers.0", 10)])) == []
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"widths": [("model.layers.0", 10)], "operations": [operation(4.0, 80_000_000), TINY]},
+        {"widths": [("model.layers.0", 512)], "operations": [operation(4.0, 80_000_000), TINY]},
+        {"widths": [("model.layers.5", 509)], "operations": [operation(4.0, 80_000_000), TINY]},
+        {"widths": [("model.layers.0", 509)]},
+    ],
+    ids=["narrow", "aligned", "another layer", "fast products"],
+)
+def test_only_wide_layers_with_slow_products_are_padded(changes: dict[str, Any]) -> None:
+    assert find(observed(**changes)) == []
 
 
 def test_evaluation_within_short_epochs_is_left_out() -> None:

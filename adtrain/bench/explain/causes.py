@@ -25,12 +25,8 @@ ALIGNED = 8
 NARROW = 64
 """Padding a narrower layer adds more work than it saves."""
 
-UNALIGNED = 0.055
-"""The part of the time of a layer's operations that rows at unaligned addresses cost. Measured with `mlp` on one core:
-widths of 509 and 512, and of 500 and 504."""
-
 REACHABLE = 0.5
-"""The share of the roofline that a fused step, or a kernel that replaces a slow one, is taken to reach."""
+"""The share of the roofline that a fused step, a product of a padded width, or a better kernel is taken to reach."""
 
 LARGE_SHARE = 0.25
 """An operation with a smaller share of the step is not the reason of a slow step."""
@@ -208,12 +204,24 @@ def _odd_widths(o: Observed) -> Sequence[tuple[str, int, int]]:
     return [(path, n, -(-n // ALIGNED) * ALIGNED) for path, n in o.widths if n >= NARROW and n % ALIGNED]
 
 
+def _is_slow_product(o: Observed) -> Callable[[Operation], bool]:
+    """Whether an operation is a slow product of a layer with an unaligned width, or of a layer after it."""
+    indices = {path.rpartition(".")[2] for path, _, _ in _odd_widths(o)}
+    near = indices | {str(int(i) + n) for i in indices for n in (1, 2)}
+
+    def chosen(x: Operation) -> bool:
+        of_layers = any(part.partition(".")[0] in near for part in x.scope.split("+"))
+        return of_layers and x.arithmetic and (x.of_roofline or 0.0) < REACHABLE
+
+    return chosen
+
+
 def _odd_width(o: Observed) -> str | None:
-    found = _odd_widths(o)
-    if not found:
+    chosen, small = _is_slow_product(o), o.batch_size < min(SMALL_BATCH, o.examples)
+    if small or _share(o, chosen) < LARGE_SHARE:
         return None
-    names = ", ".join(f"{n:,} at {path}" for path, n, _ in found)
-    return f"widths that are no multiple of {ALIGNED}: {names}; rows begin at unaligned addresses"
+    names = ", ".join(f"{n:,} at {path}" for path, n, _ in _odd_widths(o))
+    return f"widths that are no multiple of {ALIGNED}: {names}; {_worst(o, chosen)}"
 
 
 def _pad(o: Observed) -> Proposal:
@@ -221,17 +229,6 @@ def _pad(o: Observed) -> Proposal:
     return Proposal(
         f"pad to {', '.join(f'{to:,}' for _, _, to in found)}", [o.wider(path, to) for path, _, to in found]
     )
-
-
-def _pad_gain(o: Observed) -> float:
-    # A layer's product reads its input and writes its output, so the layers before and after a width are slowed down.
-    indices = {path.rpartition(".")[2] for path, _, _ in _odd_widths(o)}
-    near = indices | {str(int(i) + n) for i in indices for n in (1, 2) if i.isdecimal()}
-
-    def of_layers(x: Operation) -> bool:
-        return any(part.partition(".")[0] in near for part in x.scope.split("+"))
-
-    return 1 / (1 - UNALIGNED * min(1.0, _share(o, of_layers)))
 
 
 def _is_strided(o: Observed) -> Callable[[Operation], bool]:
@@ -392,7 +389,7 @@ CAUSES: tuple[Cause, ...] = (
         _advice("round the operands of products to bfloat16", "training.precision=bfloat16"),
         _gain_of("training.precision=bfloat16"),
     ),
-    Cause("unaligned width", _odd_width, _pad, _pad_gain),
+    Cause("unaligned width", _odd_width, _pad, lambda o: o.saved(_is_slow_product(o), REACHABLE)),
     Cause(
         "strided axis",
         _strided,
