@@ -200,7 +200,7 @@ def row_of(plant: Plant, found: Mapping[str, Any]) -> dict[str, Any]:
 def shown(row: Mapping[str, Any]) -> str:
     gains = [f"{row[x]:.2f} x {x}" for x in ("predicted", "measured") if row[x] is not None]
     causes = row["error"] or ", ".join(row["causes"]) or "none"
-    return f"{row['name']:26}{'yes' if row['named'] else 'no':5}{'; '.join(gains):36}{causes}"
+    return f"{row['name']:26}{'yes' if row['named'] else 'no':5}{'; '.join(gains):40}{causes}"
 
 
 @click.command(help=__doc__)
