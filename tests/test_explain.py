@@ -9,17 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import bench_samples
+import numpy as np
 import pytest
 import training_runs
 from command_line import command, invoke
 from report_runs import one_line
 
-from adtrain import config, training
+from adtrain import config, ops, training
 from adtrain.bench.explain import CAUSES, causes, find, measure
 from adtrain.bench.explain.measure import Measured, observe, tried
 from adtrain.bench.explain.observed import LastBatch, Observed, Operation, Pauses
 from adtrain.bench.profile import profile_steps
 from adtrain.bench.timing.roofline import Roofline, rates
+from adtrain.core.array import Placeholder
+from adtrain.core.staging import stage
+from adtrain.training import examples
 from adtrain.training.costs import largest_batch, planned_peak
 
 PEAK = Roofline(10.0, {"float32": 100.0, "float64": 50.0})
@@ -231,6 +235,40 @@ def test_a_width_fits_only_where_the_layers_after_it_accept_it(quick: None, tmp_
     assert found.fits(["data.batch_size=8"])
     assert not found.fits(["model.layers.0.linear=13"])
     assert not found.fits(["training.precision=bfloat16"])
+
+
+@pytest.mark.parametrize(
+    ("function", "strided"),
+    [
+        (lambda x: ops.softmax(x, axis=1), True),
+        (lambda x: ops.softmax(x, axis=-1), False),
+        (lambda x: ops.sum(x, axis=1), True),
+        (lambda x: ops.sum(x, axis=(1, 2)), False),
+        (lambda x: ops.sum(x, axis=0), False),
+    ],
+    ids=["softmax over columns", "softmax over rows", "sum of columns", "sum of rows", "sum over the batch"],
+)
+def test_an_axis_between_the_first_and_the_last_is_strided(function: Callable[[Any], Any], strided: bool) -> None:
+    program = stage(function).program(Placeholder((2, 3, 4), np.dtype(np.float32), "cpu"))
+    assert any(map(measure._is_strided, program.equations)) == strided
+
+
+def test_streamed_data_have_the_time_to_read_a_batch(quick: None, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examples, "_fits", lambda split, device: False)
+    _, found = of_config(path)
+    assert found.gather_ms is not None
+    assert found.gather_ms > 0
+
+
+def test_float32_halves_the_work_of_float64(quick: None, path: str) -> None:
+    """Of operations that reach half of the roofline."""
+    measured, found = of_config(path, "training.precision=float64")
+    half = [replace(x, ms=2 * x.least_ms) for x in found.operations]
+    step_ms = sum(x.ms for x in half)
+    double = ["training.precision=float64"]
+    predicted = measure.Predictor(path, double, [], measured.experiment, "cpu", PEAK, half, step_ms)
+    assert predicted.gain(double) == pytest.approx(1.0)
+    assert predicted.gain(["training.precision=float32"]) == pytest.approx(2.0, rel=0.1)
 
 
 def test_a_trial_measures_the_changed_step(quick: None, path: str) -> None:
