@@ -248,9 +248,15 @@ def test_a_width_fits_only_where_the_layers_after_it_accept_it(quick: None, tmp_
     ],
     ids=["softmax over columns", "softmax over rows", "sum of columns", "sum of rows", "sum over the batch"],
 )
-def test_an_axis_between_the_first_and_the_last_is_strided(function: Callable[[Any], Any], strided: bool) -> None:
+def test_an_axis_with_few_elements_after_it_is_strided(function: Callable[[Any], Any], strided: bool) -> None:
     program = stage(function).program(Placeholder((2, 3, 4), np.dtype(np.float32), "cpu"))
     assert any(map(measure._is_strided, program.equations)) == strided
+
+
+def test_an_axis_with_many_elements_after_it_is_not_strided() -> None:
+    x = Placeholder((2, 3, 16), np.dtype(np.float32), "cpu")
+    (softmax,) = stage(lambda x: ops.softmax(x, axis=1)).program(x).equations
+    assert not measure._is_strided(softmax)
 
 
 def test_streamed_data_have_the_time_to_read_a_batch(quick: None, path: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -239,7 +239,7 @@ def _strided(o: Observed) -> str | None:
     chosen = _is_strided(o)
     if _share(o, chosen) < LARGE_SHARE:
         return None
-    return f"{_worst(o, chosen)}; it works along an axis that is not the last one"
+    return f"{_worst(o, chosen)}; it works along an axis that has few elements after it"
 
 
 def _is_slow_own(x: Operation) -> bool:
@@ -423,6 +423,7 @@ CAUSES: tuple[Cause, ...] = (
         _slow_data,
         _advice("data that fit in memory: fewer or smaller examples, uint8 for images; or a faster disk"),
         _data_gain,
+        "epoch",
     ),
     _pauses(lambda o: o.evaluations, "evaluation", "training.validate_every"),
     _pauses(lambda o: o.checkpoints, "checkpoints", "training.checkpoint_every"),

@@ -23,7 +23,7 @@ class Operation(Rates):
         ms: of the fastest steps.
         least_ms: the minimum time for its FLOPs and bytes at the device's peak rates.
         arithmetic: whether that is the time of its FLOPs, not of its bytes.
-        strided: whether it works along an axis that is not the last one.
+        strided: whether it works along an axis with few elements after it, which do not fill a vector.
         own: whether the user has defined it.
         blocks: on a GPU, those of its largest launch; None on a CPU.
     """
