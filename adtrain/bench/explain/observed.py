@@ -11,8 +11,9 @@ from adtrain.bench.timing.roofline import Rates, Roofline
 NEAR = 0.4
 """The share of the roofline from which on an operation is bound by arithmetic or memory."""
 
-LAUNCHES = 5.0
-"""An operation that takes at most this many times the shortest one is bound by its launch."""
+LAUNCHES, SHORT_MS = 5.0, 0.005
+"""An operation that takes at most this many times the shortest one, or this time, is bound by its launch. On a CPU the
+fixed cost includes a barrier of the threads, which the shortest operation may not need."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,7 @@ class LastBatch(NamedTuple):
 
 def is_launch(ms: float, calls: int, least_ms: float, launch_ms: float) -> bool:
     """Whether an operation is bound by its launch. `launch_ms` is the time of a run of the shortest operation."""
-    return ms <= LAUNCHES * calls * launch_ms and least_ms < ms / 2
+    return ms <= calls * max(LAUNCHES * launch_ms, SHORT_MS) and least_ms < ms / 2
 
 
 @dataclass(frozen=True, kw_only=True)
