@@ -34,7 +34,7 @@ LARGE_SHARE = 0.25
 PAUSES_SHARE = 0.05
 """The share of an epoch that evaluations, or checkpoints, within it may take."""
 
-AUGMENTATION_SHARE = 0.5
+AUGMENTATION_SHARE = 0.6
 """Augmentation is meant to take time; above this share of the step it is a cause."""
 
 Scope: TypeAlias = Literal["step", "epoch"]
