@@ -56,6 +56,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "compare": (("NAME", "NAME"),),
     "export": (("NAME", "NAME"), ("NAME", "NAME.onnx")),
     "summary": (("NAME",), ("mlp", "--set", "NAME")),
+    "explain": (("NAME",), ("mlp", "--set", "NAME")),
     "graph": (
         ("NAME", "-o", "NAME.dot"),
         ("mlp", "-o", "NAME"),

@@ -111,6 +111,13 @@ USES: dict[str, dict[str, Use]] = {
         "plugin": ("--plugin wrong.py", r"wrong.py:1: ValueError: wrong", 2),
         "json": ("--json", r'"parameters": 643'),
     },
+    "explain tiny.yaml": {
+        **dict.fromkeys(("try", "eager", "json"), "test_explain.py"),
+        "set": ("--set training.epochs=x", "training.epochs: found 'x'", 2),
+        "plugin": ("--plugin wrong.py", r"wrong.py:1: ValueError: wrong", 2),
+        "device": NO_GPU,
+        "autotune": NOTHING_TO_CHOOSE,
+    },
     "graph tiny.yaml": {
         "output": ("--output net.txt", "wrote net.txt"),
         "format": ("--output net --format txt", "wrote net"),

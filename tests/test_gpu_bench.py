@@ -10,6 +10,8 @@ import training_runs
 from gpu_parity import gpu
 
 from adtrain.bench import ops
+from adtrain.bench.explain import find
+from adtrain.bench.explain.measure import Measured, observe
 from adtrain.bench.op_table import BENCHES
 from adtrain.bench.profile import held_bytes
 from adtrain.bench.step import bench_modes, record
@@ -52,3 +54,12 @@ def test_memory_and_clocks_are_known(tmp_path: Path) -> None:
     assert (about.clock_mhz or 0) > 0
     assert (about.memory_clock_mhz or 0) > 0
     assert "events" in about.clock["operations"]
+
+
+def test_a_step_is_explained_with_the_blocks_of_its_kernels(tmp_path: Path) -> None:
+    measured = Measured(training_runs.load(tmp_path), "gpu")
+    found = observe(str(tmp_path / "tiny.yaml"), [], [], measured, PEAK, 0.0)
+    assert found.blocks
+    assert all(x.blocks for x in found.operations)
+    assert sum(found.bounds().values()) == pytest.approx(1.0)
+    assert "few threads" not in [x.cause for x in find(found)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -99,6 +99,7 @@ def profile_steps(
     warmup: int = 2,
     clock: Clock = perf_counter,
     device: str = "cpu",
+    typical: Callable[[Iterable[float]], float] = median,
 ) -> OpsProfile:
     """Take `steps` samples of the end-to-end time without hooks, alternating with steps whose operations are timed.
 
@@ -108,6 +109,8 @@ def profile_steps(
         run_steps: called with n, it runs n steps; all must run the same primitives on the same shapes.
         warmup: number of steps before the first sample.
         device: where the steps run.
+        typical: from the times of an operation in the samples to the one of its row. The minimum is that of the steps
+            which other programs disturb least.
 
     Raises:
         ValueError: `steps` is less than 1, or two steps ran different primitives.
@@ -137,7 +140,7 @@ def profile_steps(
 
     samples = sampling.in_turns({"whole": whole, "by operation": by_operation}, steps)
     totals = timers[0].totals
-    ms = {key: median(timer.seconds[key] for timer in timers) * 1e3 for key in totals}
+    ms = {key: typical(timer.seconds[key] for timer in timers) * 1e3 for key in totals}
     total = sum(ms.values())
     return OpsProfile(
         [_row(key, totals[key], ms[key], total) for key in totals],

@@ -421,7 +421,7 @@ def bench_modes(experiment: Experiment, device: str = "cpu", clock: Clock = perf
         if device == "cpu":
             parts = operations(timers, list(timers[0][0].totals))
             host = Timing([max(a - b, 0.0) for a, b in zip(whole.ms, parts.ms, strict=True)], whole.repeats)
-        kernels = _kernels(experiments[name])
+        kernels = kernels_of(experiments[name])
         benches[name] = ModeBench(experiment.full_batch, whole, host, timers, kernels)
     return benches
 
@@ -504,7 +504,8 @@ def _share(ms: float, total: float) -> float:
     return ms / total if total > 0 else 0.0
 
 
-def _kernels(experiment: Experiment) -> Mapping[Key, Sequence[KernelRun]]:
+def kernels_of(experiment: Experiment) -> Mapping[Key, Sequence[KernelRun]]:
+    """The kernels of each operation of the step that was last compiled; empty for an eager step."""
     step = experiment.logged_step
     if not isinstance(step, Staged) or step.latest is None:
         return {}

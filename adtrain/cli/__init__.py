@@ -16,6 +16,7 @@ COMMANDS = {
     "compare": "Tabulate how runs and their configs differ.",
     "export": "Write a trained run as C, a page, ONNX, or weights for PyTorch.",
     "summary": "Show a config's layers, and the FLOPs, bytes and memory of a step.",
+    "explain": "Explain why a training step takes its time, and what would help.",
     "graph": "Draw a config's network, or its training step.",
     "new": "Print a config for data of your own.",
     "schema": "Print the JSON Schema of configs.",

@@ -96,6 +96,28 @@ def too_large(experiment: Experiment, device: str) -> OutOfMemory | None:
     )
 
 
+def largest_batch(experiment: Experiment, device: str, limit: int) -> int:
+    """The largest batch size whose planned memory fits into `limit` bytes, at most all examples, in two digits; 0 if
+    none fits.
+
+    The memory of a step is nearly linear in the batch size. So it is planned for a few sizes only.
+    """
+    shards, examples, size = experiment.config.data.shards or 1, len(experiment.train), experiment.full_batch
+    most = examples - examples % shards
+    if _needed(experiment, device, most) <= limit:
+        return most
+    half = size // 2 - size // 2 % shards or size
+    few, many = (_needed(experiment, device, n) for n in (half, size))
+    found = min(most, size + (limit - many) * (size - half) // max(many - few, 1))
+    while found > 0:
+        found = int(float(f"{found:.1e}")) if found >= 100 else found
+        found -= found % shards
+        if found and _needed(experiment, device, found) <= limit:
+            return found
+        found = found * 9 // 10
+    return 0
+
+
 def _needed(experiment: Experiment, device: str, batch_size: int) -> int:
     data = experiment.config.data.model_copy(update={"batch_size": batch_size})
     smaller = replace(experiment, config=experiment.config.model_copy(update={"data": data}))

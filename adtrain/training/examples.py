@@ -152,7 +152,12 @@ def on_device(split: Split, device: str) -> Examples:
     copied, to a GPU or into another layout, fit if they take at most half of its memory and half of the host's.
     Sequences at offsets are streamed, because they overlap.
     """
-    return Resident(split, device) if _fits(split, device) else Streamed(split, device)
+    return Streamed(split, device) if is_streamed(split, device) else Resident(split, device)
+
+
+def is_streamed(split: Split, device: str) -> bool:
+    """Whether `on_device` streams the split."""
+    return not _fits(split, device)
 
 
 def held_bytes(split: Split, device: str) -> int:

@@ -1,0 +1,357 @@
+"""Measures a training step and what surrounds it, and tries the changes that are proposed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from adtrain import config, training
+from adtrain.backends.cpu.threads import usable_cores
+from adtrain.bench.explain.causes import REACHABLE, Finding
+from adtrain.bench.explain.observed import LastBatch, Observed, Operation, Pauses, is_launch
+from adtrain.bench.profile import Key, profile_steps
+from adtrain.bench.step import kernels_of
+from adtrain.bench.timing.machine import thread_count
+from adtrain.bench.timing.roofline import Roofline, rates
+from adtrain.bench.timing.sampling import MIN_SAMPLE_MS, in_turns, sample_length
+from adtrain.config import Config
+from adtrain.core.backend import backend
+from adtrain.core.costs import costs
+from adtrain.core.errors import AdtrainError
+from adtrain.core.fused import label, single_equations
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Program
+from adtrain.custom_ops import OWN_OPS
+from adtrain.files import write_atomic
+from adtrain.training import Checkpoint, Experiment, Mode, Progress, continuation, outline
+from adtrain.training.checkpoint import encode, fetch
+from adtrain.training.examples import Streamed, is_streamed
+from adtrain.training.loop import batches_of
+
+MOST_SAMPLES, LEAST_SAMPLES = 100, 3
+SECONDS = 4.0
+"""Target for all samples of a step."""
+
+ALONG_AXIS = ("softmax", "log_softmax", "cumsum", "cumprod", "sort", "argsort", "logsumexp")
+"""Primitives that combine the elements along their parameter `axis`."""
+
+SIDE_BY_SIDE = 16
+"""Fewer elements after an axis do not fill a vector. On a CPU a softmax along such an axis took 1.3 to 8 times as long
+as one along the last axis; with more elements after the axis it was faster."""
+
+WIDTH_OPTIONS = ("out_features", "out_channels", "hidden_size")
+"""The options of layers that set the length of an output's rows."""
+
+LAUNCH_MS = 1e-3
+"""The fixed cost of an operation in compiled code on a CPU, roughly."""
+
+UNCOMPILED = 1e3
+"""Milliseconds that compiling a second step is taken to last, if the first one came from the cache."""
+
+
+class Measured:
+    """A config's step, prepared and compiled on a device.
+
+    Attributes:
+        prepare_s: the seconds that reading the data and building the network took.
+        first_s: those of the first step, with its compilation.
+    """
+
+    def __init__(self, cfg: Config, device: str, mode: Mode = Mode.FUSED) -> None:
+        started = perf_counter()
+        self.experiment = training.prepare(cfg, mode, device=device)
+        self.prepare_s = perf_counter() - started
+        self.device = device
+        self.run_steps = continuation(self.experiment, self.experiment.initial_state("cpu"), device)
+        started = perf_counter()
+        self.run(1)
+        self.first_s = perf_counter() - started
+
+    def run(self, times: int) -> None:
+        """Take steps, and wait for the device."""
+        self.run_steps(times)
+        backend(self.device).synchronize()
+
+
+def samples_of(measured: Measured) -> int:
+    """How many samples fit into SECONDS."""
+    started = perf_counter()
+    measured.run(1)
+    seconds = max(perf_counter() - started, MIN_SAMPLE_MS * 1e-3)
+    return int(min(max(SECONDS / 2 / seconds, LEAST_SAMPLES), MOST_SAMPLES))
+
+
+def observe(
+    path: str, overrides: Sequence[str], plugins: Sequence[str], measured: Measured, peak: Roofline, busy: float
+) -> Observed:
+    """Time the step, and collect what the causes ask for."""
+    experiment, device = measured.experiment, measured.device
+    cfg, precision = experiment.config, experiment.config.training.precision
+    profile = profile_steps(measured.run_steps, samples_of(measured), device=device, typical=min)
+    step_ms = min(profile.step.ms)
+    equations = {_key(e): e for e in _equations(experiment, device)}
+    kernels = kernels_of(experiment)
+    shown = [row for row in profile.rows if row.flops or row.bytes]
+    total_ms = max(step_ms, sum(row.ms for row in shown))
+    operations = []
+    for row in shown:
+        key = (row.op, row.scope, row.phase)
+        flops, nbytes = int(row.flops), int(row.bytes)
+        launched = [np.prod(run.launch["grid"]) for run in kernels.get(key, ()) if "grid" in run.launch]
+        operations.append(
+            Operation(
+                op=row.op,
+                scope=row.scope,
+                phase=row.phase,
+                calls=row.calls,
+                ms=row.ms,
+                share=row.ms / total_ms,
+                least_ms=_least_ms(flops, nbytes, peak, precision),
+                arithmetic=flops / _flops_peak(peak, precision) > nbytes / peak.gbytes_per_s,
+                strided=key in equations and any(map(_is_strided, single_equations(equations[key]))),
+                own=not OWN_OPS.keys().isdisjoint(row.op.split("+")),
+                blocks=int(max(launched)) if launched else None,
+                **vars(rates(flops, nbytes, row.ms, peak, precision)),
+            )
+        )
+    predicted = Predictor(path, overrides, plugins, experiment, device, peak, operations, step_ms)
+    compiled = device == "gpu" or any(run.launch for runs in kernels.values() for run in runs)
+    layers = cfg.model.layers
+    widths = [(f"model.layers.{i}", n) for i, layer in enumerate(layers[:-1]) if (n := _width(layer)) is not None]
+    gpu: Any = backend(device) if device == "gpu" else None
+    return Observed(
+        device=device,
+        mode=experiment.mode.value,
+        precision=precision,
+        batch_size=experiment.full_batch,
+        examples=len(experiment.train),
+        threads=thread_count(),
+        cores=usable_cores() or 1,
+        busy=busy,
+        compiled=compiled,
+        step_ms=step_ms,
+        operations=operations,
+        peak=peak,
+        fits=predicted.fits,
+        gain_of=predicted.gain,
+        blocks=None if gpu is None else gpu.device.multiprocessors,
+        gather_ms=_gather_ms(experiment, device),
+        evaluations=_evaluations(experiment, operations),
+        checkpoints=_checkpoints(experiment),
+        last_batch=_last_batch(measured, predicted),
+        fused_gain=None if compiled and experiment.mode is Mode.FUSED else predicted.fused_gain(),
+        widths=widths,
+        wider=lambda at, width: _wider(cfg, at, width),
+    )
+
+
+def _key(e: Equation) -> Key:
+    return label(e), e.scope, e.phase
+
+
+def _equations(experiment: Experiment, device: str) -> Sequence[Equation]:
+    return experiment.step_program(device).equations
+
+
+def _flops_peak(peak: Roofline, precision: str) -> float:
+    """The peak rate. In float64 it is at most half of that in float32, as a vector holds half as many elements."""
+    single = peak.gflops_per_s["float32"]
+    return min(peak.gflops_per_s.get(precision, single), single / 2 if precision == "float64" else math.inf)
+
+
+def _least_ms(flops: int, nbytes: int, peak: Roofline, precision: str) -> float:
+    return max(flops / _flops_peak(peak, precision), nbytes / peak.gbytes_per_s) * 1e-6
+
+
+def _is_strided(e: Equation) -> bool:
+    """Whether it combines elements along an axis within its rows that has 2 to SIDE_BY_SIDE - 1 elements after it."""
+    shape = e.inputs[0].type.shape if e.inputs else ()
+    if e.primitive.name in ALONG_AXIS:
+        axes = [e.params["axis"] % len(shape)]
+    elif e.has(Trait.REDUCTION) and e.params.get("axes") and min(e.params["axes"]) > 0:
+        axes = e.params["axes"]
+    else:
+        return False
+    return 1 < math.prod(shape[max(axes) + 1 :]) < SIDE_BY_SIDE
+
+
+def _width(layer: Any) -> int | None:
+    return next((getattr(layer, name) for name in WIDTH_OPTIONS if hasattr(layer, name)), None)
+
+
+def _wider(cfg: Config, path: str, width: int) -> str:
+    """The override that sets the width of the layer at this path, with its other options."""
+    layer = cfg.model.layers[int(path.rpartition(".")[2])]
+    option = next(name for name in WIDTH_OPTIONS if hasattr(layer, name))
+    options = {name: value for name, value in layer.options().items() if name in layer.model_fields_set}
+    return f"{path}={config.inline({layer.kind: {**options, option: width}})}"
+
+
+class Predictor:
+    """Predicts the step's time with other settings, from the costs of its equations.
+
+    An operation that both steps have keeps its share of the roofline, beside the fixed cost of an operation. With more
+    work, one that is bound by its launch reaches REACHABLE of the roofline, and so does a matrix product. An operation
+    that only the changed step has reaches the mean share. The time of the host stays. Compiled code on a CPU needs no
+    host: there the time outside of operations is that of other programs.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        overrides: Sequence[str],
+        plugins: Sequence[str],
+        experiment: Experiment,
+        device: str,
+        peak: Roofline,
+        operations: Sequence[Operation],
+        step_ms: float,
+    ) -> None:
+        self.path, self.overrides, self.plugins = path, overrides, plugins
+        self.experiment, self.device, self.peak, self.step_ms = experiment, device, peak, step_ms
+        self.known = {(x.op, x.scope, x.phase): x for x in operations}
+        total = sum(x.ms for x in operations)
+        needs_host = device == "gpu" or experiment.mode is Mode.EAGER
+        self.base_ms = max(step_ms, total) if needs_host else total
+        self.host_ms = self.base_ms - total
+        self.launch_ms = min((x.ms / x.calls for x in operations), default=0.0)
+        self.mean = min(1.0, sum(x.least_ms for x in operations) / total) if total else 1.0
+
+    def outline(self, overrides: Sequence[str]) -> Experiment:
+        """The experiment with further overrides, without its data. Raises AdtrainError where they do not fit."""
+        cfg = config.load(self.path, [*self.overrides, *overrides], self.plugins)
+        training.check_precision(cfg, self.device)
+        model = cfg.model.model_copy(update={"input": self.experiment.config.model.input})
+        return outline(cfg.model_copy(update={"model": model}))
+
+    def fits(self, overrides: Sequence[str]) -> bool:
+        """Whether the config accepts these overrides."""
+        try:
+            self.outline(overrides).step_program(self.device)
+        except AdtrainError:
+            return False
+        return True
+
+    def gain(self, overrides: Sequence[str]) -> float:
+        """The predicted factor of examples a second."""
+        changed = self.outline(overrides)
+        size = min(changed.config.data.batch_size, len(self.experiment.train))
+        changed_ms = self._ms(changed.step_program(self.device), changed.config.training.precision) + self.host_ms
+        return self.base_ms / self.experiment.full_batch * size / changed_ms
+
+    def fused_gain(self) -> float:
+        """That of a compiled fused step, whose operations reach REACHABLE of the roofline."""
+        fused = replace(self.experiment, mode=Mode.FUSED)
+        work = [cost for cost in costs(fused.step_program(self.device).equations) if cost.flops or cost.bytes]
+        least = sum(_least_ms(*cost, self.peak, fused.config.training.precision) for cost in work)
+        return self.step_ms / (least / REACHABLE + len(work) * LAUNCH_MS)
+
+    def batch_ms(self, size: int) -> float:
+        """The predicted time of a step on another number of examples."""
+        data = self.experiment.config.data.model_copy(update={"batch_size": size})
+        smaller = replace(self.experiment, config=self.experiment.config.model_copy(update={"data": data}))
+        return self._ms(smaller.step_program(self.device), self.experiment.config.training.precision) + self.host_ms
+
+    def _ms(self, program: Program, precision: str) -> float:
+        sums: dict[Key, tuple[int, float]] = {}
+        for e, (flops, nbytes) in zip(program.equations, costs(program.equations), strict=True):
+            if flops or nbytes:
+                calls, ms = sums.get(_key(e), (0, 0.0))
+                sums[_key(e)] = calls + 1, ms + _least_ms(flops, nbytes, self.peak, precision)
+        return sum(self._operation_ms(key, calls, least) for key, (calls, least) in sums.items())
+
+    def _operation_ms(self, key: Key, calls: int, least: float) -> float:
+        fixed, x = calls * self.launch_ms, self.known.get(key)
+        if x is None:
+            return fixed + least / self.mean
+        if is_launch(x.ms, x.calls, x.least_ms, self.launch_ms):
+            return x.ms + max(0.0, least - x.least_ms) / REACHABLE
+        above = max(0.0, x.ms - fixed)
+        if least <= x.least_ms or not above:
+            return fixed + above * least / x.least_ms
+        reached = max(min(1.0, x.least_ms / above), REACHABLE if "matmul" in x.op.split("+") else 0.0)
+        return fixed + above + (least - x.least_ms) / reached
+
+
+def _gather_ms(experiment: Experiment, device: str) -> float | None:
+    """The time to read a batch; None for data in memory."""
+    if not is_streamed(experiment.train, device):
+        return None
+    examples, batch = Streamed(experiment.train, device), next(batches_of(experiment, 1))
+    times = []
+    for _ in range(LEAST_SAMPLES):
+        started = perf_counter()
+        examples.batches(batch)
+        times.append((perf_counter() - started) * 1e3)
+    return median(times)
+
+
+def evaluation_ms(experiment: Experiment, operations: Sequence[Operation]) -> float | None:
+    """The predicted time of an evaluation of the validation examples, if there are any: that of forward operations."""
+    if experiment.validation is None:
+        return None
+    forward = sum(x.ms for x in operations if x.phase == "forward")
+    return forward * len(experiment.validation) / experiment.full_batch
+
+
+def _evaluations(experiment: Experiment, operations: Sequence[Operation]) -> Pauses | None:
+    """The evaluations within an epoch, if there are any."""
+    every, ms = experiment.config.training.validate_every, evaluation_ms(experiment, operations)
+    return None if every is None or ms is None else Pauses(every, experiment.steps_per_epoch, ms)
+
+
+def _checkpoints(experiment: Experiment) -> Pauses | None:
+    """The checkpoints within an epoch, if there are any. One is written to a temporary folder."""
+    every = experiment.config.training.checkpoint_every
+    if every is None:
+        return None
+    state, progress = experiment.initial_state("cpu"), Progress.start(experiment.best_start, experiment.network.task)
+    with TemporaryDirectory() as folder:
+        started = perf_counter()
+        write_atomic(Path(folder) / "checkpoint", encode(experiment, Checkpoint(fetch(state)(), progress)))
+        return Pauses(every, experiment.steps_per_epoch, (perf_counter() - started) * 1e3)
+
+
+def _last_batch(measured: Measured, predicted: Predictor) -> LastBatch | None:
+    experiment = measured.experiment
+    rest = len(experiment.train) % experiment.full_batch
+    if not rest or experiment.mode is Mode.EAGER:
+        return None
+    compile_ms = max(measured.first_s * 1e3 - predicted.step_ms, UNCOMPILED)
+    return LastBatch(rest, predicted.batch_ms(rest), compile_ms, experiment.epochs)
+
+
+def tried(
+    path: str, overrides: Sequence[str], plugins: Sequence[str], measured: Measured, found: Finding
+) -> float | None:
+    """The measured factor of examples a second of a finding's overrides; None where they do not change the step.
+
+    Samples of both steps alternate, and the fastest ones are compared.
+    """
+    if not found.overrides or found.of != "step":
+        return None
+    cfg = config.load(path, [*overrides, *found.overrides], plugins)
+    changed = Measured(cfg, measured.device, measured.experiment.mode)
+    samples = {each: _sampler(each) for each in (measured, changed)}
+    times = in_turns(samples, min(samples_of(measured), samples_of(changed)))
+    before, after = (min(times[x]) / x.experiment.full_batch for x in (measured, changed))
+    return before / after
+
+
+def _sampler(measured: Measured) -> Callable[[], float]:
+    repeats, _ = sample_length(measured.run, int, perf_counter, MIN_SAMPLE_MS, 100)
+
+    def sample() -> float:
+        started = perf_counter()
+        measured.run(repeats)
+        return (perf_counter() - started) * 1e3 / repeats
+
+    return sample

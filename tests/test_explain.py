@@ -1,0 +1,358 @@
+"""`adtrain explain`: each cause by a synthetic profile, predictions from costs, and the command end to end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import bench_samples
+import numpy as np
+import pytest
+import training_runs
+from command_line import command, invoke
+from report_runs import one_line
+
+from adtrain import config, ops, training
+from adtrain.bench.explain import CAUSES, causes, find, measure
+from adtrain.bench.explain.measure import Measured, observe, tried
+from adtrain.bench.explain.observed import LastBatch, Observed, Operation, Pauses
+from adtrain.bench.profile import profile_steps
+from adtrain.bench.timing.roofline import Roofline, rates
+from adtrain.core.array import Placeholder
+from adtrain.core.staging import stage
+from adtrain.training import examples
+from adtrain.training.costs import largest_batch, planned_peak
+
+PEAK = Roofline(10.0, {"float32": 100.0, "float64": 50.0})
+
+
+def operation(ms: float, flops: int = 0, nbytes: int = 0, **fields: Any) -> Operation:
+    """An operation whose roofline is that of PEAK."""
+    least = max(flops / 100.0, nbytes / 10.0) * 1e-6
+    given = {"op": "matmul", "scope": "0.linear", "phase": "forward", "calls": 1, "share": 0.0, **fields}
+    arithmetic = flops / 100.0 > nbytes / 10.0
+    return Operation(**given, ms=ms, least_ms=least, arithmetic=arithmetic, **vars(rates(flops, nbytes, ms, PEAK)))
+
+
+TINY = operation(0.001, 10, 16, op="add", scope="log")
+PRODUCT = operation(1.0, 80_000_000, 1000)
+OPTIMIZER = operation(0.5, 1000, 4_000_000, op="update", scope="", phase="update")
+
+
+def observed(**changes: Any) -> Observed:
+    """A healthy step of 128 examples, with changes. Every override is predicted to double the speed."""
+    operations: Sequence[Operation] = changes.pop("operations", (PRODUCT, OPTIMIZER, TINY))
+    fields: dict[str, Any] = {
+        "device": "cpu", "mode": "fused", "precision": "float32", "batch_size": 128, "examples": 10_000, "threads": 2,
+        "cores": 2, "busy": 0.0, "compiled": True, "operations": operations, "peak": PEAK, "gain_of": lambda _: 2.0,
+        "step_ms": sum(x.ms for x in operations) + 0.01, **changes,
+    }  # fmt: skip
+    return Observed(**fields)
+
+
+SLOW = operation(2.0, 1000, 1_000_000, op="softmax", scope="1.layer")
+STEP_MS = observed().step_ms
+
+SLOWDOWNS: dict[str, Observed] = {
+    "small batch": observed(batch_size=7),
+    "launches": observed(operations=[replace(TINY, calls=40, ms=0.04)]),
+    "small last batch": observed(last_batch=LastBatch(2, 1.0, 5000.0, 1)),
+    "float64": observed(precision="float64"),
+    "float32 products": observed(device="gpu"),
+    "unaligned width": observed(widths=[("model.layers.0", 509)], operations=[operation(4.0, 80_000_000), TINY]),
+    "strided axis": observed(operations=[PRODUCT, TINY, replace(SLOW, strided=True)]),
+    "own kernel": observed(operations=[PRODUCT, TINY, replace(SLOW, own=True)]),
+    "few blocks": observed(device="gpu", blocks=132, operations=[replace(SLOW, blocks=8), TINY]),
+    "augmentation": observed(operations=[PRODUCT, TINY, replace(SLOW, scope="input+augment")]),
+    "eager step": observed(mode="eager", fused_gain=5.0),
+    "no compiler": observed(compiled=False, fused_gain=3.0),
+    "few threads": observed(threads=1),
+    "busy cores": observed(busy=1.5),
+    "streamed data": observed(gather_ms=20.0, step_ms=20.0),
+    "frequent evaluation": observed(evaluations=Pauses(5, 300, 10 * STEP_MS)),
+    "frequent checkpoints": observed(checkpoints=Pauses(2, 300, 10 * STEP_MS)),
+}
+
+
+def test_every_cause_has_a_slowdown() -> None:
+    assert [cause.name for cause in CAUSES] == list(SLOWDOWNS)
+
+
+@pytest.mark.parametrize("name", SLOWDOWNS)
+def test_a_cause_is_the_first_one_named_for_its_slowdown(name: str) -> None:
+    first = find(SLOWDOWNS[name])[0]
+    assert first.cause == name
+    assert first.predicted_gain >= causes.LEAST_GAIN
+    assert first.evidence
+    assert first.advice
+
+
+def test_a_healthy_step_has_no_cause() -> None:
+    assert find(observed()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "gain"),
+    [
+        ("small batch", ["data.batch_size=128"], 2.0),
+        ("launches", ["data.batch_size=512"], 2.0),
+        ("float64", ["training.precision=float32"], 2.0),
+        ("unaligned width", ["model.layers.0=512"], 4.011 / (4.011 - 2.4)),
+        ("small last batch", ["data.batch_size=127"], None),
+        ("augmentation", ["data.augment=null"], None),
+        ("frequent evaluation", ["training.validate_every=191"], 3.0 * 0.95),
+        ("frequent checkpoints", ["training.checkpoint_every=191"], 6.0 * 0.95),
+        ("few threads", [], STEP_MS / (STEP_MS - 0.75)),
+        ("busy cores", [], 1.75),
+        ("streamed data", [], 20.0 / 1.501),
+    ],
+)  # fmt: skip
+def test_a_proposal_has_overrides_and_a_gain(name: str, overrides: list[str], gain: float | None) -> None:
+    first = find(SLOWDOWNS[name])[0]
+    assert first.overrides == overrides
+    if gain is not None:
+        assert first.predicted_gain == pytest.approx(gain)
+
+
+def test_a_change_that_the_config_does_not_accept_is_not_proposed() -> None:
+    assert find(observed(batch_size=7, fits=lambda _: False)) == []
+
+
+def test_a_change_is_proposed_once() -> None:
+    """A small batch of tiny operations is too small for one reason or the other."""
+    both = observed(batch_size=7, operations=[replace(TINY, calls=40, ms=0.04)])
+    assert [x.cause for x in find(both)] == ["small batch"]
+
+
+def test_threads_that_wait_are_no_launches() -> None:
+    """On a busy machine every operation takes the time in which the other threads are not run."""
+    waiting = observed(operations=[replace(TINY, ms=0.07)] * 40)
+    assert waiting.bound(waiting.operations[0]) == "waiting threads"
+    assert [x.cause for x in find(waiting)] == ["busy cores"]
+
+
+def test_a_small_gain_is_not_named() -> None:
+    assert find(observed(batch_size=7, gain_of=lambda _: 1.03)) == []
+
+
+def test_a_proposed_batch_size_leaves_no_small_rest() -> None:
+    (size,) = (int(x.partition("=")[2]) for x in find(SLOWDOWNS["small last batch"])[0].overrides)
+    assert 10_000 % size == 0 or 10_000 % size > size // 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"widths": [("model.layers.0", 10)], "operations": [operation(4.0, 80_000_000), TINY]},
+        {"widths": [("model.layers.0", 512)], "operations": [operation(4.0, 80_000_000), TINY]},
+        {"widths": [("model.layers.5", 509)], "operations": [operation(4.0, 80_000_000), TINY]},
+        {"widths": [("model.layers.0", 509)]},
+    ],
+    ids=["narrow", "aligned", "another layer", "fast products"],
+)
+def test_only_wide_layers_with_slow_products_are_padded(changes: dict[str, Any]) -> None:
+    assert find(observed(**changes)) == []
+
+
+def test_evaluation_within_short_epochs_is_left_out() -> None:
+    short = observed(evaluations=Pauses(5, 20, 10 * STEP_MS))
+    assert find(short)[0].overrides == ["training.validate_every=null"]
+
+
+@pytest.mark.parametrize(
+    ("found", "bound"),
+    [
+        (TINY, "launch"),
+        (PRODUCT, "arithmetic"),
+        (OPTIMIZER, "memory"),
+        (operation(0.1, 1000, 4_000_000), "cache"),
+        (SLOW, "neither"),
+        (replace(SLOW, strided=True), "strided axis"),
+        (replace(SLOW, own=True), "own kernel"),
+        (replace(PRODUCT, blocks=8), "too few blocks"),
+    ],
+)
+def test_what_binds_an_operation(found: Operation, bound: str) -> None:
+    assert observed(blocks=132).bound(found) == bound
+
+
+def test_shares_of_limits_add_up_to_the_step() -> None:
+    assert sum(observed().bounds().values()) == pytest.approx(1.0)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Few samples, a small roofline, and an idle machine."""
+    bench_samples.shorten(monkeypatch)
+    bench_samples.small_roofline(monkeypatch, "roofline of explanations")
+    monkeypatch.setattr(measure, "MOST_SAMPLES", 3)
+    monkeypatch.setattr("adtrain.bench.explain.busy_cores", lambda: 0.0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(training_runs.write_config(tmp_path))
+
+
+def of_config(path: str, *overrides: str) -> tuple[Measured, Observed]:
+    measured = Measured(config.load(path, overrides), "cpu")
+    return measured, observe(path, overrides, [], measured, PEAK, 0.0)
+
+
+def test_the_observed_step_is_that_of_the_config(quick: None, path: str) -> None:
+    _, found = of_config(path, "data.validation=0.2", "training.validate_every=2", "training.checkpoint_every=3")
+    assert (found.batch_size, found.examples, found.mode, found.precision) == (16, 72, "fused", "float32")
+    assert found.widths == [("model.layers.0", 16)]
+    assert found.wider("model.layers.0", 32) == "model.layers.0={linear: {out_features: 32}}"
+    assert found.evaluations is not None
+    assert found.evaluations[:2] == (2, 5)
+    assert found.checkpoints is not None
+    assert found.checkpoints[:2] == (3, 5)
+    assert found.last_batch is not None
+    assert found.last_batch.examples == 8
+    assert found.gather_ms is None
+    assert {x.phase for x in found.operations} == {"forward", "backward", "update"}
+
+
+def test_the_prediction_for_the_same_step_is_no_gain(quick: None, path: str) -> None:
+    _, found = of_config(path)
+    assert found.gain_of([]) == pytest.approx(1.0)
+
+
+def test_a_batch_that_costs_the_same_operations_is_predicted_to_be_faster(quick: None, path: str) -> None:
+    """Fixed costs are shared by more examples."""
+    _, found = of_config(path, "data.batch_size=2")
+    assert 1.0 < found.gain_of(["data.batch_size=16"]) <= 8.0
+
+
+def test_a_width_fits_only_where_the_layers_after_it_accept_it(quick: None, tmp_path: Path) -> None:
+    layers = "[{linear: 12}, {reshape: [3, 4]}, flatten, {linear: 3}]"
+    path = str(training_runs.write_config(tmp_path))
+    _, found = of_config(path, f"model.layers={layers}")
+    assert found.fits(["data.batch_size=8"])
+    assert not found.fits(["model.layers.0.linear=13"])
+    assert not found.fits(["training.precision=bfloat16"])
+
+
+@pytest.mark.parametrize(
+    ("function", "strided"),
+    [
+        (lambda x: ops.softmax(x, axis=1), True),
+        (lambda x: ops.softmax(x, axis=-1), False),
+        (lambda x: ops.sum(x, axis=1), True),
+        (lambda x: ops.sum(x, axis=(1, 2)), False),
+        (lambda x: ops.sum(x, axis=0), False),
+    ],
+    ids=["softmax over columns", "softmax over rows", "sum of columns", "sum of rows", "sum over the batch"],
+)
+def test_an_axis_with_few_elements_after_it_is_strided(function: Callable[[Any], Any], strided: bool) -> None:
+    program = stage(function).program(Placeholder((2, 3, 4), np.dtype(np.float32), "cpu"))
+    assert any(map(measure._is_strided, program.equations)) == strided
+
+
+def test_an_axis_with_many_elements_after_it_is_not_strided() -> None:
+    x = Placeholder((2, 3, 16), np.dtype(np.float32), "cpu")
+    (softmax,) = stage(lambda x: ops.softmax(x, axis=1)).program(x).equations
+    assert not measure._is_strided(softmax)
+
+
+def test_streamed_data_have_the_time_to_read_a_batch(quick: None, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examples, "_fits", lambda split, device: False)
+    _, found = of_config(path)
+    assert found.gather_ms is not None
+    assert found.gather_ms > 0
+
+
+def test_float32_halves_the_work_of_float64(quick: None, path: str) -> None:
+    """Of operations that reach half of the roofline."""
+    measured, found = of_config(path, "training.precision=float64")
+    half = [replace(x, ms=2 * x.least_ms) for x in found.operations]
+    step_ms = sum(x.ms for x in half)
+    double = ["training.precision=float64"]
+    predicted = measure.Predictor(path, double, [], measured.experiment, "cpu", PEAK, half, step_ms)
+    assert predicted.gain(double) == pytest.approx(1.0)
+    assert predicted.gain(["training.precision=float32"]) == pytest.approx(2.0, rel=0.1)
+
+
+def test_a_trial_measures_the_changed_step(quick: None, path: str) -> None:
+    measured, _ = of_config(path)
+    finding = find(SLOWDOWNS["small batch"])[0]
+    gain = tried(path, [], [], measured, replace(finding, overrides=["data.batch_size=64"]))
+    assert gain is not None
+    assert gain > 0
+    assert tried(path, [], [], measured, replace(finding, overrides=[])) is None
+    assert tried(path, [], [], measured, replace(finding, of="epoch")) is None
+
+
+def test_rows_of_a_profile_take_the_typical_time(path: str) -> None:
+    experiment = training.prepare(config.load(path))
+    run_steps = training.continuation(experiment, experiment.initial_state("cpu"))
+    zero: Callable[[Any], float] = lambda times: 0.0  # noqa: E731
+    assert {row.ms for row in profile_steps(run_steps, 1, typical=zero).rows} == {0.0}
+
+
+def test_the_largest_batch_fits_and_a_larger_one_does_not(path: str) -> None:
+    experiment = training.prepare(config.load(path))
+
+    def peak(size: int) -> int:
+        return planned_peak(training.prepare(config.load(path, [f"data.batch_size={size}"])), "cpu")
+
+    limit = peak(50)
+    found = largest_batch(experiment, "cpu", limit)
+    assert 40 <= found <= 50
+    assert peak(found) <= limit
+    assert largest_batch(experiment, "cpu", limit * 100) == len(experiment.train)
+    assert largest_batch(experiment, "cpu", 1) == 0
+
+
+KEYS = {
+    "kind", "config", "device", "device_name", "mode", "precision", "batch_size", "examples", "step_ms", "host_ms",
+    "examples_per_second", "bounds", "findings", "operations", "run_seconds", "start", "streamed", "gather_ms",
+    "evaluation_ms", "memory", "warnings",
+}  # fmt: skip
+FINDING_KEYS = {"cause", "evidence", "advice", "overrides", "predicted_gain", "of", "measured_gain"}
+
+
+def test_json_has_all_that_is_known(quick: None, path: str) -> None:
+    found = json.loads(command("explain", path, "--device", "cpu", "--json", "--try").stdout)
+    assert set(found) == KEYS
+    assert found["findings"], "a batch of 16 on a tiny network is too small"
+    assert all(set(x) <= FINDING_KEYS for x in found["findings"])
+    assert any(x.get("measured_gain") for x in found["findings"])
+    assert {"operation", "bound"} == set(found["operations"][0])
+
+
+def test_an_eager_step_is_a_cause(quick: None, path: str) -> None:
+    found = json.loads(command("explain", path, "--device", "cpu", "--eager", "--json").stdout)
+    assert found["mode"] == "eager"
+    assert "eager step" in [x["cause"] for x in found["findings"]]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_lines_fit_the_terminal(quick: None, path: str, width: int) -> None:
+    lines = invoke("explain", path, "--device", "cpu", columns=width).stdout.splitlines()
+    assert max(map(len, lines)) <= width
+    text = "\n".join(lines)
+    for start in ("tiny on cpu", "bound by: ", "1. ", "operation ", "start: ", "data: ", "memory: "):
+        assert f"\n{start}" in f"\n{text}", text
+
+
+def test_a_run_is_explained_by_its_config(quick: None, path: str, tmp_path: Path) -> None:
+    command("train", path, "--epochs", 1, "--output-dir", tmp_path / "run", "--device", "cpu", "-q")
+    run = tmp_path / "run"
+    text = command("explain", run, "--device", "cpu").stdout
+    assert text.startswith("tiny on cpu")
+    assert "\nrun: " in text
+    assert "training" in json.loads(command("explain", run, "--device", "cpu", "--json").stdout)["run_seconds"]
+    assert json.loads(command("explain", path, "--device", "cpu", "--json").stdout)["run_seconds"] == {}
+
+
+def test_a_wrong_file_is_one_line(tmp_path: Path) -> None:
+    assert "nowhere.yaml" in one_line(command("explain", tmp_path / "nowhere.yaml", "--device", "cpu", expect=2))
+
+
+def test_a_missing_gpu_is_one_line(path: str, without_gpu: None) -> None:
+    assert "device gpu" in one_line(command("explain", path, "--device", "gpu", expect=2))
