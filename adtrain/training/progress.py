@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -245,7 +246,18 @@ def read_metrics(run: Path) -> list[Line]:
             at = line
             found = [x for x in found if x.step <= at.step and not (isinstance(x, Epoch) and x.epoch >= at.epoch)]
         found.append(line)
-    return found
+    return _of_one_task(found, run / METRICS)
+
+
+def _of_one_task(lines: list[Line], path: Path) -> list[Line]:
+    """The lines with the kind of score that most have. A damaged line may look like that of another task."""
+    parts = ("train", "validation", "test")
+    kinds = [{type(score) for part in parts if (score := getattr(line, part, None))} for line in lines]
+    counted = Counter(kind for found in kinds for kind in found).most_common()
+    if len(counted) < 2:
+        return lines
+    _log.warning("adtrain: warning: %s: found scores without all metrics, expected each; these lines are skipped", path)
+    return [line for line, found in zip(lines, kinds, strict=True) if found <= {counted[0][0]}]
 
 
 def read_lines(path: Path, kind: Any) -> list[Any]:
