@@ -130,7 +130,6 @@ WRONG: dict[str, Any] = {
     "validation_tokens": 0,
     "vocabulary": 256,
     "tokenizer": "",
-    "documents": "apart",
     "format": "parquet",
 }
 
