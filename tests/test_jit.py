@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 import adtrain as ad
 from adtrain import nn, ops, optim
 from adtrain.core import staging
+from adtrain.core.array import Placeholder
+from adtrain.core.staging import stage
 
 X = np.array([1.0, 2.0, 3.0], np.float32)
 
@@ -296,3 +298,9 @@ def test_values_that_exceed_the_memory_are_an_error() -> None:
 
     with pytest.raises(ad.DeviceError, match=r"^not enough memory for the values of a compiled program"):
         ad.jit(too_many)(np.ones(4096, np.float32))
+
+
+def test_values_of_several_devices_are_refused_while_a_function_is_staged() -> None:
+    on_cpu, on_gpu = (Placeholder((2,), np.dtype(np.float32), device) for device in ("cpu", "gpu"))
+    with pytest.raises(ad.DeviceError, match="mul: arguments are on cpu and gpu, expected one device"):
+        stage(lambda x, y: x * y, ()).program(on_cpu, on_gpu)
