@@ -18,6 +18,7 @@ from adtrain.backends.cuda.targets import H200
 from adtrain.core import tree
 from adtrain.core.errors import DeviceError
 from adtrain.core.fused import renamed
+from adtrain.core.kernel import MAX_GRID
 from adtrain.core.per_member import by_member
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
@@ -98,11 +99,17 @@ def mappings(equation: Equation) -> Iterator[tuple[bool, ...]]:
 
 
 def counts(equation: Equation, mapped: Sequence[bool]) -> Sequence[int]:
-    """Few, where members run one after another: so their launches are those of one. Indices have at most 32 bits."""
+    """Few, where members run one after another: so their launches are those of one.
+
+    Indices have at most 32 bits, and the groups of all members are blocks along an axis of the grid.
+    """
     of_three = of_members(equation, mapped, 3).equations
     if sum(e.primitive is equation.primitive for e in of_three) == 3:
         return COUNTS[:2]
-    return [n for n in COUNTS if equation.name != "scatter_add" or n * equation.params["length"] < 1 << 32]
+    longest = {"scatter_add": (1 << 32) - 1}.get(equation.name, MAX_GRID[1])
+    window = equation.params.get("window")
+    each = equation.params["length"] if equation.name == "scatter_add" else getattr(window, "groups", 0)
+    return [n for n in COUNTS if n * each <= longest]
 
 
 def check(equation: Equation, target: Target) -> None:

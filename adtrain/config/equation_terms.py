@@ -20,10 +20,15 @@ from adtrain.config.values import Places
 from adtrain.option_types import Positive, Size, Text
 
 
+def _without_docstring(schema: dict[str, Any]) -> None:
+    """Leave out the class's docstring, which Python does not keep when it optimises."""
+    schema.pop("description", None)
+
+
 class Term(BaseModel):
     """An expression whose mean square is a part of the loss."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, json_schema_extra=_without_docstring)
     equation: Text = Field(description='what is to be 0, such as "u_t - 0.1 * u_xx"')
     at: Places | None = Field(
         None, description="variables with fixed values, such as {t: 0}, or {x: [-1, 1]} for half of the points each"
