@@ -1,4 +1,4 @@
-"""A loss of equations in a config: its terms."""
+"""The terms of a loss of equations in a config."""
 
 from __future__ import annotations
 
@@ -62,4 +62,4 @@ class Equations(Spec):
 
 
 AsTerms = BeforeValidator(lambda value: {Equations.kind: value} if isinstance(value, list) else value)
-"""A list in the place of a loss is that of the terms of `equations`."""
+"""If the loss is a list, it has the terms of `equations`."""
