@@ -258,7 +258,7 @@ def read_table(path: Path, names: Sequence[str]) -> np.ndarray:
         raise DataError(f"{path}: found no rows, expected columns {', '.join(names)} with at least one row")
     if not np.isfinite(found).all():
         row = np.isfinite(found).all(axis=1).argmin()
-        raise DataError(f"{path}: found a number that is not finite in row {row} of the data, counted from 0")
+        raise DataError(f"{path}: found a number that is not finite in row {row}, expected finite ones")
     return found
 
 
