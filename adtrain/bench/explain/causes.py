@@ -354,8 +354,8 @@ def _pauses(of: Callable[[Observed], Pauses | None], what: str, setting: str) ->
     def proposal(o: Observed) -> Proposal:
         every = int(found(o).ms * (1 / PAUSES_SHARE - 1) / o.step_ms) + 1
         if every >= found(o).steps_per_epoch:
-            return Proposal(f"use {what} after each epoch only", [f"{setting}=null"])
-        return Proposal(f"use {what} every {every:,} steps", [f"{setting}={every}"])
+            return Proposal(f"{what} after each epoch only", [f"{setting}=null"])
+        return Proposal(f"{what} every {every:,} steps", [f"{setting}={every}"])
 
     def gain(o: Observed) -> float:
         return (1 + found(o).ms / (found(o).every * o.step_ms)) * (1 - PAUSES_SHARE)
