@@ -57,7 +57,7 @@ def top_eigenvalues(
 
     Lanczos' method with full reorthogonalisation (C. Lanczos, 1950; G. Golub, C. Van Loan: "Matrix Computations", 4th
     ed., ch. 10). Each step multiplies the Hessian by a vector, by `hvp`, in a compiled Program. Memory has one vector
-    like the argument for each step.
+    like the argument for each of MOST_STEPS steps, or for each element of the argument if these are fewer.
 
     Args:
         f: ``f(x, *args)`` of shape (). The Hessian is by ``x``, a tree of arrays of one dtype.

@@ -35,11 +35,11 @@ PI = "pi"
 HIGHEST_ORDER = 4
 """The highest order of a derivative."""
 LONGEST = 1000
-"""The most characters of an equation, which also bounds the depth of its expression."""
+"""The maximum number of characters of an equation. It also bounds the depth of the expression."""
 DEEPEST = 50
-"""The most parentheses, signs and exponents inside one another."""
+"""The maximum number of nested parentheses, signs and exponents."""
 VARIABLE = r"[A-Za-z][0-9]*"
-"""The names of variables: a letter and digits, so that the variables of a derivative such as `u_x1x2` are found."""
+"""The names of variables: a letter, then digits. So the name of a derivative, such as `u_x1x2`, is unambiguous."""
 NAME = r"[A-Za-z][A-Za-z0-9]*"
 """The names of outputs and coefficients."""
 _TOKEN = re.compile(
@@ -58,9 +58,9 @@ class EquationError(AdtrainError):
     """A mistake in an equation.
 
     Attributes:
-        reason: what was found and expected.
+        reason: what was found, and what was expected.
         excerpt: the equation, and a line with a caret under the character.
-        known: the names that are possible there, if that is the mistake.
+        known: the possible names, if the mistake is an unknown name.
     """
 
     def __init__(self, reason: str, text: str, position: int, known: tuple[str, ...] | None = None) -> None:
@@ -76,7 +76,7 @@ class EquationError(AdtrainError):
 
 @dataclass(frozen=True)
 class Names:
-    """The names that an equation may have, beside `pi` and FUNCTIONS."""
+    """The names that an equation may have, in addition to `pi` and FUNCTIONS."""
 
     variables: tuple[str, ...]
     outputs: tuple[str, ...] = ()
@@ -103,7 +103,7 @@ class Name:
 
 @dataclass(frozen=True)
 class Derivative:
-    """A derivative of an output, `by` variables in the order of `Names.variables`."""
+    """A derivative of an output. `by` has the variables, in the order of `Names.variables`."""
 
     output: str
     by: tuple[str, ...]
@@ -111,7 +111,7 @@ class Derivative:
 
     @property
     def name(self) -> str:
-        """`u_tx`."""
+        """Such as `u_tx`."""
         return f"{self.output}_{''.join(self.by)}"
 
 
@@ -187,8 +187,8 @@ def evaluate(expression: Expression, values: Mapping[str, Any], functions: Mappi
     """The value of an expression.
 
     Args:
-        values: by name, for variables, outputs, coefficients and derivatives such as `u_xx`.
-        functions: those of FUNCTIONS for such values, and "**", the power; numbers alone are computed by Python.
+        values: by the names of variables, outputs, coefficients and derivatives such as `u_xx`.
+        functions: for such values, by the names in FUNCTIONS, and "**" for the power. Python computes those of numbers.
     """
 
     def found(part: Expression) -> Any:
@@ -213,7 +213,7 @@ def evaluate(expression: Expression, values: Mapping[str, Any], functions: Mappi
 
 
 def _power(base: Any, exponent: Any, functions: Mapping[str, Callable[..., Any]]) -> Any:
-    """Small whole exponents are products, which are exact for negative numbers on every device."""
+    """The power. The exponents 2, 3 and 4 are products, so they work for negative numbers on every device."""
     if isinstance(base, float) and isinstance(exponent, float):
         return math.pow(base, exponent)
     if isinstance(exponent, float) and exponent in (2.0, 3.0, 4.0):
@@ -223,7 +223,7 @@ def _power(base: Any, exponent: Any, functions: Mapping[str, Callable[..., Any]]
 
 
 class _Parser:
-    """Reads a text from left to right. `depth` counts the rules inside one another."""
+    """Reads a text from left to right. `depth` counts nested `signed` rules."""
 
     MOST_SHOWN: ClassVar[int] = 20
 
@@ -257,7 +257,9 @@ class _Parser:
     def signed(self) -> Expression:
         self.depth += 1
         if self.depth > DEEPEST:
-            raise self.error(f"found more than {DEEPEST} parentheses, signs and exponents inside one another")
+            raise self.error(
+                f"found more than {DEEPEST} nested parentheses, signs and exponents, expected at most {DEEPEST}"
+            )
         if self.token in ("+", "-"):
             sign, at = self.take()
             operand = self.signed()
@@ -290,7 +292,7 @@ class _Parser:
                 raise self.unknown("function", token, at, tuple(FUNCTIONS))
             return Call(token, self.in_parentheses(), at)
         if token in FUNCTIONS:
-            raise EquationError(f"found the function {token} alone, expected {token}(...)", self.text, at)
+            raise EquationError(f"found {token} without an argument, expected {token}(...)", self.text, at)
         if token == PI or token in self.names.variables + self.names.outputs + self.names.coefficients:
             return Name(token, at)
         if "_" in token:
@@ -303,7 +305,7 @@ class _Parser:
         found = self.expression()
         if self.token != ")":
             if self.kind == "end":
-                raise EquationError("found ( without its )", self.text, opened)
+                raise EquationError("found ( without a matching ), expected )", self.text, opened)
             raise self.error(f"found {self.shown}, expected an operator or )")
         self.take()
         return found
@@ -325,7 +327,7 @@ class _Parser:
             expected = f"expected variables after it, such as {output}_{self.names.variables[0]}"
             raise EquationError(f"found {token}, {expected}", self.text, at)
         if len(by) > HIGHEST_ORDER:
-            reason = f"found {token}, a derivative of order {len(by)}, expected at most order {HIGHEST_ORDER}"
+            reason = f"found {token}, a derivative of order {len(by)}, expected an order of at most {HIGHEST_ORDER}"
             raise EquationError(reason, self.text, at)
         return Derivative(output, tuple(sorted(by, key=self.names.variables.index)), at)
 
@@ -353,14 +355,16 @@ class _Parser:
         rest = self.text[self.end :].lstrip()
         self.at = len(self.text) - len(rest)
         if rest[:1] == "=":
-            raise self.error("found '=', expected an expression that is to be 0: write left - (right)")
+            raise self.error(
+                "found '=', expected an expression that is to be 0: write left - (right) in place of left = right"
+            )
         if rest:
             raise self.error(f"found {rest[0]!r}, expected a number, a name, + - * / ** ^ ( or )")
         self.kind, self.token, self.at, self.end = "end", "", len(self.text), len(self.text)
 
 
 def _check_constants(expression: Expression, text: str) -> float | None:
-    """The value of an expression of numbers alone, None for others. Raises EquationError where one has no value."""
+    """The value of an expression of numbers only, None for others. Raises EquationError if one has no value."""
     match expression:
         case Number(value):
             return value
@@ -373,7 +377,7 @@ def _check_constants(expression: Expression, text: str) -> float | None:
         case Operation(_, left, right):
             values = [_check_constants(left, text), _check_constants(right, text)]
             if expression.sign == "/" and values[1] == 0:
-                raise EquationError("found a division by 0", text, expression.at)
+                raise EquationError("found a division by 0, expected another divisor", text, expression.at)
     if None in values:
         return None
     try:
@@ -381,5 +385,7 @@ def _check_constants(expression: Expression, text: str) -> float | None:
     except (ValueError, OverflowError, ZeroDivisionError):
         found = math.nan
     if not math.isfinite(found):
-        raise EquationError("found numbers without a finite real result", text, expression.at)
+        raise EquationError(
+            "found a constant without a finite real value, expected a finite number", text, expression.at
+        )
     return found

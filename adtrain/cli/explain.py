@@ -1,4 +1,4 @@
-"""`adtrain explain`: why a training step takes its time, and what change would help."""
+"""`adtrain explain`: what binds a training step, and what change would help."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from adtrain.table import terminal_width
 
 @click.command()
 @click.argument("config_path", metavar="CONFIG|RUN", type=ConfigName())
-@click.option("--try", "with_trials", is_flag=True, help="Measure each proposal that is a setting of the config.")
+@click.option("--try", "with_trials", is_flag=True, help="Measure each proposed setting that changes the step.")
 @click.option("--eager", is_flag=True, help="Explain the step that runs operation by operation.")
 @set_option
 @plugin_option
@@ -41,8 +41,8 @@ def command(
     """Explain the time of a training step of CONFIG, or of the run in the folder RUN, and propose changes.
 
     The step is timed, whole and by operation. Each operation is bound by arithmetic, by memory or a cache, by the fixed
-    cost of its launch, or by none of these. A cause of slow training is shown with its evidence, a change, and the
-    predicted gain in examples per second. Times are those of the fastest steps.
+    cost of its launch, or by another limit. A cause of slow training is shown with its evidence, a proposed change, and
+    the predicted gain in examples per second. Times are those of the fastest steps.
     """
     set_autotune(device, autotune)
     mode = training.Mode.EAGER if eager else training.Mode.FUSED

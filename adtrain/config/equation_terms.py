@@ -1,4 +1,4 @@
-"""A loss of equations in a config: its terms."""
+"""The terms of a loss of equations in a config."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ class Term(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, json_schema_extra=_without_docstring)
     equation: Text = Field(description='what is to be 0, such as "u_t - 0.1 * u_xx"')
     at: Places | None = Field(
-        None, description="variables with fixed values, such as {t: 0}, or {x: [-1, 1]} for half of the points each"
+        None,
+        description="variables with fixed values, such as {t: 0}; points take the values of {x: [-1, 1]} in turns",
     )
     weight: Positive = Field(1.0, description="the factor of its mean square in the loss")
-    points: Size | None = Field(None, description="the most points of a step; default: data.batch_size")
+    points: Size | None = Field(None, description="the maximum number of points in a step; default: data.batch_size")
 
     @model_serializer(mode="wrap")
     def _written(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -67,4 +68,4 @@ class Equations(Spec):
 
 
 AsTerms = BeforeValidator(lambda value: {Equations.kind: value} if isinstance(value, list) else value)
-"""A list in the place of a loss is that of the terms of `equations`."""
+"""If the loss is a list, it has the terms of `equations`."""

@@ -23,21 +23,25 @@ from adtrain.equations import (
 def names(cfg: Config) -> Names:
     """The names that the equations of a config may have.
 
-    Raises ConfigError where `data.points`, `model.input` and `model.output` do not fit together, or a name has two
+    Raises ConfigError if `data.points`, `model.input` and `model.output` do not fit together, or a name has two
     meanings.
     """
     model, points = cfg.model, cfg.data.points
     if points is None:
-        raise cfg.error_at(("loss",), "found equations, expected data.points: the interval of each variable")
+        raise cfg.error_at(
+            ("loss",), "found equations without data.points, expected data.points with the interval of each variable"
+        )
     if not model.variables:
         listed = ", ".join(points)
-        raise cfg.error_at(("model", "input"), f"expected the variables of data.points for equations: [{listed}]")
+        raise cfg.error_at(
+            ("model", "input"), f"found no names of variables, expected those of data.points for equations: [{listed}]"
+        )
     if set(points) != set(model.variables) or len(set(model.variables)) != len(model.variables):
         found = f"found [{', '.join(model.variables)}], expected the variables of data.points, each once"
         raise cfg.error_at(("model", "input"), f"{found}: {', '.join(points)}")
     if model.output is None:
         raise cfg.error_at(
-            ("model",), "found no output, expected the names of the network's outputs for equations: [u]"
+            ("model",), "found no model.output, expected the names of the outputs, such as [u], for equations"
         )
     used: dict[str, str] = {PI: "a number", **dict.fromkeys(FUNCTIONS, "a function")}
     given = {
@@ -73,12 +77,15 @@ def expressions(cfg: Config, terms: list[Term]) -> list[Expression]:
         raise ConfigError(problems)
     used = {part.name for each in found for part in parts(each) if isinstance(part, Name)}
     if unused := [name for name in known_names.coefficients if name not in used]:
-        raise cfg.error_at(("model", "coefficients"), f"found {unused[0]}, which no equation has")
+        raise cfg.error_at(
+            ("model", "coefficients"),
+            f"found {unused[0]}, which is in no equation, expected coefficients of the equations only",
+        )
     return found
 
 
 def reference(cfg: Config) -> list[Expression]:
-    """The expressions of `data.reference`, one for each output; none where it is a file or missing.
+    """The expressions of `data.reference`, one for each output; none if it is a file or missing.
 
     Raises ConfigError for mistakes in them.
     """
@@ -115,7 +122,7 @@ def _problem(cfg: Config, path: PathParts, error: EquationError) -> Problem:
 
 
 def _problems_of_places(cfg: Config, path: PathParts, term: Term) -> list[Problem]:
-    """A problem for each name in `at` that is no variable, and each value outside its interval."""
+    """A problem for each name in `at` that is not a variable, and for each value outside its interval."""
     intervals: Mapping[str, tuple[float, float]] = cfg.data.points or {}
     problems = []
     for name, values in term.fixed.items():
@@ -131,7 +138,7 @@ def _problems_of_places(cfg: Config, path: PathParts, term: Term) -> list[Proble
 
 
 def _without_conditions(cfg: Config, terms: list[Term], found: list[Expression], own: Names) -> list[Problem]:
-    """A problem for each variable by which an equation differentiates, and which no condition fixes."""
+    """A problem for each variable that has a derivative in an equation without `at`, and that no `at` fixes."""
     if cfg.data.point_options.measurements is not None:
         return []
     fixed = {name for term in terms for name in term.fixed}
@@ -142,7 +149,7 @@ def _without_conditions(cfg: Config, terms: list[Term], found: list[Expression],
             if free and name not in fixed:
                 low = cfg.data.points[name][0] if cfg.data.points else 0.0
                 advice = f"add a term such as {{at: {{{name}: {low:g}}}, equation: ...}}"
-                reason = f"found {free[0].name} and no condition at a value of {name}: {advice}"
+                reason = f"found {free[0].name}, expected a condition at a value of {name}, too: {advice}"
                 error = EquationError(reason, term.equation, free[0].at)
                 problems.append(_problem(cfg, ("loss", i, "equation"), error))
                 break

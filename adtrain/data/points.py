@@ -1,6 +1,6 @@
 """Points at which equations are to hold: sets in a box, grids, and tables of points with the outputs there.
 
-The sets do not depend on the seed. A training step moves the set by a random vector, or draws points of its own; see
+The sets do not depend on the seed. A training step shifts the set by a random vector, or draws other points; see
 `augment.Resampled`.
 """
 
@@ -29,7 +29,7 @@ from adtrain.option_types import Positive, Size, Text
 from adtrain.text import counted
 
 TABLES = (".csv", ".tsv", ".npy")
-"""The endings of files with tables of points."""
+"""The endings of the names of files with tables of points."""
 
 Sampling: TypeAlias = Literal["uniform", "latin_hypercube", "sobol"]
 Resample: TypeAlias = Literal["step", "epoch", "never"]
@@ -54,13 +54,13 @@ DIRECTIONS: tuple[tuple[int, tuple[int, ...]], ...] = (
 direction numbers, from S. Joe and F. Kuo, "Constructing Sobol sequences with better two-dimensional projections"
 (2008)."""
 MOST_DIMENSIONS = 1 + len(DIRECTIONS)
-"""The most variables of a Sobol sequence."""
+"""The maximum number of variables of a Sobol sequence."""
 BITS = 32
 """The binary digits of a coordinate of a Sobol sequence."""
 COMPARED = 256
-"""The most points of a training step at which the outputs are compared with the known solution."""
+"""The maximum number of points in a training step at which the outputs are compared with the known solution."""
 MOST_GRID_DIMENSIONS = 4
-"""The most variables for which the points of the evaluation are a grid."""
+"""The maximum number of variables for which the points of the evaluation are a grid."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,14 @@ class PointOptions:
 
     Attributes:
         sampling: the points of a step: uniform, independent of one another; latin_hypercube or sobol, a set that fills
-            the box evenly, moved by a random vector
+            the box evenly, shifted by a random vector
         resample: when new points are drawn: for each step, for each epoch, or never
-        resample_until: the number of steps after which the points stay as they are; lbfgs needs points that stay
-        adaptive: keep the points at which the residual is above its mean, and draw new ones for the others only; the
-            points of equations with at are drawn as usual
-        steps_per_epoch: the steps of an epoch
-        test_points: the most points of the evaluation, which are a grid
+        resample_until: the number of steps after which the points stay the same, as lbfgs needs it
+        adaptive: keep the points whose residual is above the mean, and draw only the others again; equations with at
+            have new points in each step
+        steps_per_epoch: the number of steps in an epoch
+        test_points: the maximum number of points of the evaluation: a grid, or with more than 4 variables a Latin
+            hypercube
         measurements: a file .csv or .npy of measured outputs, with columns for variables and outputs; their mean
             squared error is a part of the loss
         measurements_weight: the factor of that part
@@ -97,7 +98,7 @@ class PointOptions:
 
 @dataclass(frozen=True)
 class Labels:
-    """The labels of the training part, float64 (N, columns): what is known at other points than those of the examples.
+    """The labels of the training part, float64 (N, columns). They are at other points than those of the examples.
 
     First a point of the evaluation and the outputs there, if the solution is `known`; then, if there are some, a
     measured point and the outputs there.
@@ -145,7 +146,7 @@ def load(
         labels: the outputs there, (N, outputs); None if they are not known.
 
     Raises:
-        DataError: the measurements are missing or damaged, or there are too many variables for the sampling.
+        DataError: the measurements cannot be read, or there are too many variables for the sampling.
     """
     low, high = np.array(list(box.values())).T
     measured = None if options.measurements is None else read_table(Path(options.measurements), (*box, *outputs))
@@ -185,7 +186,7 @@ def stored(points: np.ndarray, offset: Sequence[float]) -> np.ndarray:
 
 
 def order(rows: int, batch_size: int, steps: int, epoch: int) -> np.ndarray:
-    """The rows of the steps of an epoch (from 1), int64 (steps * batch_size,): batch after batch, over and over."""
+    """The rows of the steps of an epoch (from 1), int64 (steps * batch_size,): batch after batch, repeatedly."""
     first = (epoch - 1) * steps * batch_size
     return (first + np.arange(steps * batch_size, dtype=np.int64)) % rows
 
@@ -219,7 +220,7 @@ def _direction_numbers(dimension: int) -> list[int]:
 
 
 def latin_hypercube(count: int, dimensions: int) -> np.ndarray:
-    """Points of which each of `count` equal parts of each axis of [0, 1) has one, float64 (count, dimensions)."""
+    """Points in [0, 1), float64 (count, dimensions): one for each of `count` equal parts of each axis."""
     rng = np.random.default_rng(SEED)
     parts = np.stack([rng.permutation(count) for _ in range(dimensions)], axis=1)
     return (parts + rng.random((count, dimensions))) / count
@@ -239,14 +240,14 @@ def grid(box: Box, most: int) -> np.ndarray:
 
 
 def grid_side(dimensions: int, most: int) -> int:
-    """The points of a grid along each axis: at least 2, even if these are more than `most` points."""
+    """The number of points of a grid along each axis: at least 2, even if the grid has more than `most` points then."""
     return max(2, int(most ** (1 / dimensions) + 1e-9))
 
 
 def read_table(path: Path, names: Sequence[str]) -> np.ndarray:
     """The columns `names` of a table, float64 (N, columns): .csv or .tsv with a header, or .npy with these columns.
 
-    Raises DataError where the file cannot be read, or has other columns or numbers that are not finite.
+    Raises DataError if the file cannot be read, or has other columns or numbers that are not finite.
     """
     if path.suffix.lower() == ".npy":
         found = _read_npy(path, len(names))
@@ -256,7 +257,8 @@ def read_table(path: Path, names: Sequence[str]) -> np.ndarray:
     if not len(found):
         raise DataError(f"{path}: found no rows, expected columns {', '.join(names)} with at least one row")
     if not np.isfinite(found).all():
-        raise DataError(f"{path}: found a number that is not finite in row {np.isfinite(found).all(axis=1).argmin()}")
+        row = np.isfinite(found).all(axis=1).argmin()
+        raise DataError(f"{path}: found a number that is not finite in row {row}, expected finite ones")
     return found
 
 

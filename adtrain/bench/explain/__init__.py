@@ -1,4 +1,4 @@
-"""Explains the speed of a training: what binds its step and each operation, why, and what change would help.
+"""Explains the speed of a training: what binds its step and each operation, and what change would help.
 
 `measure.py` makes the `Observed` of a config; `causes.py` has the table of causes, which read it.
 """
@@ -125,16 +125,16 @@ class Explanation(Result):
             *map(Note, self._surroundings()),
             *map(Note, self.warnings),
         ]
-        return View(f"{self.config}: why a step takes its time", parts)
+        return View(f"{self.config}: what the time of a step depends on", parts)
 
     def _causes(self) -> Iterator[Part]:
         if not self.findings:
             yield Note("no cause of slow training found")
         for i, each in enumerate(self.findings, 1):
             settings = " ".join(f"--set {shlex.quote(x)}" for x in each.overrides)
-            measured = "" if each.measured_gain is None else f", {factor(each.measured_gain)} x measured"
+            measured = "" if each.measured_gain is None else f", measured {factor(each.measured_gain)} x"
             yield Note(f"{i}. {each.cause}: {each.evidence}")
-            yield Note(f"  {each.advice}: {factor(each.predicted_gain)} x predicted{measured}")
+            yield Note(f"  {each.advice}: predicted {factor(each.predicted_gain)} x{measured}")
             if settings:
                 yield Note(f"  {settings}")
 
@@ -182,7 +182,7 @@ def result(
     with_trials: bool,
     progress: Callable[[str], object],
 ) -> Explanation:
-    """Measure the step of a config, find the causes of its time, and with `with_trials` measure what is proposed.
+    """Measure the step of a config and find causes of slow training; `with_trials`: measure proposals, too.
 
     Raises:
         ConfigError, DataError: the config or its data are wrong.
@@ -199,9 +199,7 @@ def result(
         findings = list(_tried(path, overrides, plugins, measured, findings, progress))
     warnings = []
     if is_busy(load, cores):
-        warnings.append(
-            f"busy machine: other work took {load:.1f} of {cores} cores, so times are those of the fastest steps"
-        )
+        warnings.append(f"busy machine: other work took {load:.1f} of {cores} cores, so times may be too long")
     return _explanation(measured, observed, findings, _run_seconds(Path(path)), warnings)
 
 

@@ -1,6 +1,6 @@
-"""The causes of slow training. Each is a record of `CAUSES`: a further cause is one entry.
+"""The causes of slow training. Each is a record of `CAUSES`.
 
-A constant that a prediction uses was measured by `benchmarks/explain.py`, or is a bound that says so.
+`benchmarks/explain.py` compares the predictions with measured gains.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ LEAST_GAIN = 1.04
 """A cause with a smaller predicted gain is not named."""
 
 SMALL_BATCH, USUAL_BATCH = 64, 128
-"""A batch below the first size can be too small; the second one is proposed."""
+"""A batch below the first size may be too small; the second size is proposed."""
 
 ALIGNED = 8
-"""A row of a multiple of this many elements begins where vector loads are fast."""
+"""Rows whose length is a multiple of this number begin at addresses where vector loads are fast."""
 
 NARROW = 64
 """Padding a narrower layer adds more work than it saves."""
 
 REACHABLE = 0.5
-"""The share of the roofline that a fused step, a product of a padded width, or a better kernel is taken to reach."""
+"""The assumed share of the roofline of a fused step, a product of a padded width, or a better kernel."""
 
 LARGE_SHARE = 0.25
-"""An operation with a smaller share of the step is not the reason of a slow step."""
+"""Operations with a smaller share of the step are not named as the cause of a slow step."""
 
 PAUSES_SHARE = 0.05
 """The share of an epoch that evaluations, or checkpoints, within it may take."""
 
 AUGMENTATION_SHARE = 0.6
-"""Augmentation is meant to take time; above this share of the step it is a cause."""
+"""Augmentation is a cause if it takes at least this share of the step."""
 
 Scope: TypeAlias = Literal["step", "epoch"]
 
 
 class Proposal(NamedTuple):
-    """What to change: in words, and as overrides of the config where it is one."""
+    """What to change: in words, and as overrides if it is a change of the config."""
 
     advice: str
     overrides: Sequence[str] = ()
@@ -55,8 +55,8 @@ class Cause:
         name: as it is shown.
         evidence: the numbers that show it, None where it does not apply.
         proposal: what to change.
-        gain: the predicted factor of examples a second.
-        of: whether it slows down the step, or an epoch between its steps.
+        gain: the predicted factor of examples per second.
+        of: whether it slows down the step, or what an epoch does besides full steps.
     """
 
     name: str
@@ -140,15 +140,13 @@ def _many_launches(o: Observed) -> str | None:
         return None
     return (
         f"{counted(sum(x.calls for x in found), 'operations')} with little work take {share:.0%} of "
-        f"{duration(o.operations_ms)}; one takes {duration(o.launch_ms)} at least"
+        f"{duration(o.operations_ms)}; the shortest takes {duration(o.launch_ms)}"
     )
 
 
 def _batch(o: Observed) -> Proposal:
     size = _larger(o)
-    return Proposal(
-        f"larger batches: {size} examples; the learning rate may need a change", [f"data.batch_size={size}"]
-    )
+    return Proposal(f"use batches of {size} examples; the learning rate may need a change", [f"data.batch_size={size}"])
 
 
 def _batch_gain(o: Observed) -> float:
@@ -166,10 +164,10 @@ def _last_batch(o: Observed) -> str | None:
 
 
 def _without_rest(o: Observed) -> Proposal:
-    """A batch size near the present one without a small rest."""
+    """The nearest batch size that divides the number of examples, or leaves more than half a batch."""
     sizes = sorted(range(1, min(o.examples, 2 * o.batch_size) + 1), key=lambda n: abs(n - o.batch_size))
     size = next(n for n in sizes if not o.examples % n or o.examples % n > n // 2)
-    return Proposal(f"a batch size that leaves no small rest: {size}", [f"data.batch_size={size}"])
+    return Proposal(f"use a batch size of {size}, which leaves no small last batch", [f"data.batch_size={size}"])
 
 
 def _last_batch_gain(o: Observed) -> float:
@@ -196,7 +194,7 @@ def _arithmetic_in_float32(o: Observed) -> str | None:
     share = _share(o, lambda x: o.bound(x) == "arithmetic")
     if o.device != "gpu" or o.precision != "float32" or share < 0.5:
         return None
-    return f"products in float32 bind {share:.0%} of the step"
+    return f"arithmetic in float32 binds {share:.0%} of the step"
 
 
 def _odd_widths(o: Observed) -> Sequence[tuple[str, int, int]]:
@@ -221,13 +219,13 @@ def _odd_width(o: Observed) -> str | None:
     if small or _share(o, chosen) < LARGE_SHARE:
         return None
     names = ", ".join(f"{n:,} at {path}" for path, n, _ in _odd_widths(o))
-    return f"widths that are no multiple of {ALIGNED}: {names}; {_worst(o, chosen)}"
+    return f"widths that are not multiples of {ALIGNED}: {names}; {_worst(o, chosen)}"
 
 
 def _pad(o: Observed) -> Proposal:
     found = _odd_widths(o)
     return Proposal(
-        f"pad to {', '.join(f'{to:,}' for _, _, to in found)}", [o.wider(path, to) for path, _, to in found]
+        f"increase widths to {', '.join(f'{to:,}' for _, _, to in found)}", [o.wider(path, to) for path, _, to in found]
     )
 
 
@@ -295,11 +293,11 @@ def _fused_gain(o: Observed) -> float:
 def _few_threads(o: Observed) -> str | None:
     if o.device != "cpu" or o.threads >= o.cores or not o.compiled:
         return None
-    return f"compiled code has {counted(o.threads, 'threads')}, and this process may use {o.cores} cores"
+    return f"compiled code uses {counted(o.threads, 'threads')}, and this process may use {o.cores} cores"
 
 
 THREAD_MS = 0.05
-"""Threads do not help a shorter operation."""
+"""More threads do not speed up a shorter operation."""
 
 
 def _threads_gain(o: Observed) -> float:
@@ -310,12 +308,12 @@ def _threads_gain(o: Observed) -> float:
 def _busy(o: Observed) -> str | None:
     if o.device != "cpu" or (o.busy <= 0.2 * o.cores and not o.waiting):
         return None
-    waiting = f"; each operation waits for threads, {duration(o.launch_ms)} at least" if o.waiting else ""
+    waiting = f"; each operation waits at least {duration(o.launch_ms)} for its threads" if o.waiting else ""
     return f"other work kept {o.busy:.1f} of {o.cores} cores busy before the step was timed{waiting}"
 
 
 def _busy_gain(o: Observed) -> float:
-    """Other work takes its part of the time of each core; and threads that wait do nothing."""
+    """Without the other work the step has all of each core's time, and its threads do not wait."""
     waits = sum(x.calls * o.launch_ms for x in o.operations) if o.waiting else 0.0
     return max(1 + o.busy / o.cores, o.total_ms / max(o.total_ms - waits, o.total_ms / 10))
 
@@ -327,8 +325,8 @@ def _slow_data(o: Observed) -> str | None:
     if o.gather_ms is None or o.gather_ms < 0.5 * o.operations_ms:
         return None
     return (
-        f"reading a batch takes {duration(o.gather_ms)}, its operations {duration(o.operations_ms)}; the data are "
-        "streamed, not in memory"
+        f"reading a batch takes {duration(o.gather_ms)}, the operations of a step take {duration(o.operations_ms)}; "
+        "the data are streamed, because they do not fit in memory"
     )
 
 
@@ -338,7 +336,7 @@ def _data_gain(o: Observed) -> float:
 
 
 def _pauses(of: Callable[[Observed], Pauses | None], what: str, setting: str) -> Cause:
-    """The cause for pauses that take too large a share of an epoch; `setting` is the option with their distance."""
+    """The cause for pauses that take too large a share of an epoch. `setting` has the steps between them."""
 
     def found(o: Observed) -> Pauses:
         pauses = of(o)
@@ -399,17 +397,17 @@ CAUSES: tuple[Cause, ...] = (
     Cause(
         "own kernel",
         _slow_own,
-        _advice("a faster kernel: consecutive elements in consecutive iterations, and all threads at work"),
+        _advice("write a faster kernel: consecutive iterations read consecutive elements, and all threads work"),
         lambda o: o.saved(_is_slow_own, REACHABLE),
     ),
-    Cause("few blocks", _few_blocks, _batch, _batch_gain),
+    Cause("too few blocks", _few_blocks, _batch, _batch_gain),
     Cause(
         "augmentation",
         _augmentation,
-        _advice("leave augmentations out, the slowest first", "data.augment=null"),
+        _advice("remove augmentations, the slowest first", "data.augment=null"),
         lambda o: 1 / (1 - min(0.99, _share(o, _is_augmentation))),
     ),
-    Cause("eager step", _eager, _advice("leave out --eager"), _fused_gain),
+    Cause("eager step", _eager, _advice("train without --eager"), _fused_gain),
     Cause("no compiler", _no_compiler, _advice("install gcc, or clang with libomp"), _fused_gain),
     Cause(
         "few threads",
@@ -417,15 +415,15 @@ CAUSES: tuple[Cause, ...] = (
         lambda o: Proposal(f"unset OMP_NUM_THREADS, or set it to {o.cores}"),
         _threads_gain,
     ),
-    Cause("busy cores", _busy, _advice("end other programs"), _busy_gain),
+    Cause("busy cores", _busy, _advice("stop other programs"), _busy_gain),
     Cause(
         "streamed data",
         _slow_data,
-        _advice("data that fit in memory: fewer or smaller examples, uint8 for images; or a faster disk"),
+        _advice("use data that fit in memory (fewer or smaller examples, uint8 images), or a faster disk"),
         _data_gain,
         "epoch",
     ),
     _pauses(lambda o: o.evaluations, "evaluation", "training.validate_every"),
     _pauses(lambda o: o.checkpoints, "checkpoints", "training.checkpoint_every"),
 )
-"""All causes."""
+"""All causes, in the order in which equal gains are shown."""

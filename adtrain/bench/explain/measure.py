@@ -44,17 +44,16 @@ ALONG_AXIS = ("softmax", "log_softmax", "cumsum", "cumprod", "sort", "argsort", 
 """Primitives that combine the elements along their parameter `axis`."""
 
 SIDE_BY_SIDE = 16
-"""Fewer elements after an axis do not fill a vector. On a CPU a softmax along such an axis took 1.3 to 8 times as long
-as one along the last axis; with more elements after the axis it was faster."""
+"""Fewer elements after an axis do not fill a vector."""
 
 WIDTH_OPTIONS = ("out_features", "out_channels", "hidden_size")
 """The options of layers that set the length of an output's rows."""
 
 LAUNCH_MS = 1e-3
-"""The fixed cost of an operation in compiled code on a CPU, roughly."""
+"""Roughly the fixed cost of an operation in compiled code on a CPU."""
 
-UNCOMPILED = 1e3
-"""Milliseconds that compiling a second step is taken to last, if the first one came from the cache."""
+LEAST_COMPILE_MS = 1e3
+"""The assumed minimum time to compile a second step. The first one may have come from the cache, in less time."""
 
 
 class Measured:
@@ -198,10 +197,10 @@ def _wider(cfg: Config, path: str, width: int) -> str:
 class Predictor:
     """Predicts the step's time with other settings, from the costs of its equations.
 
-    An operation that both steps have keeps its share of the roofline, beside the fixed cost of an operation. With more
-    work, one that is bound by its launch reaches REACHABLE of the roofline, and so does a matrix product. An operation
-    that only the changed step has reaches the mean share. The time of the host stays. Compiled code on a CPU needs no
-    host: there the time outside of operations is that of other programs.
+    The time of an operation is a fixed cost, and a time for its work. An operation of both steps keeps its share of the
+    roofline. Additional work of a matrix product, or of an operation that is bound by its launch, is done at REACHABLE
+    of the roofline at least. An operation that only the changed step has reaches the mean share. The time of the host
+    does not change. It is 0 for compiled code on a CPU, where the time outside of operations is that of other programs.
     """
 
     def __init__(
@@ -241,14 +240,14 @@ class Predictor:
         return True
 
     def gain(self, overrides: Sequence[str]) -> float:
-        """The predicted factor of examples a second."""
+        """The predicted factor of examples per second."""
         changed = self.outline(overrides)
         size = min(changed.config.data.batch_size, len(self.experiment.train))
         changed_ms = self._ms(changed.step_program(self.device), changed.config.training.precision) + self.host_ms
         return self.base_ms / self.experiment.full_batch * size / changed_ms
 
     def fused_gain(self) -> float:
-        """That of a compiled fused step, whose operations reach REACHABLE of the roofline."""
+        """The predicted gain of a compiled fused step, whose operations reach REACHABLE of the roofline."""
         fused = replace(self.experiment, mode=Mode.FUSED)
         work = [cost for cost in costs(fused.step_program(self.device).equations) if cost.flops or cost.bytes]
         least = sum(_least_ms(*cost, self.peak, fused.config.training.precision) for cost in work)
@@ -295,7 +294,7 @@ def _gather_ms(experiment: Experiment, device: str) -> float | None:
 
 
 def evaluation_ms(experiment: Experiment, operations: Sequence[Operation]) -> float | None:
-    """The predicted time of an evaluation of the validation examples, if there are any: that of forward operations."""
+    """The predicted time to evaluate the validation examples, if there are any: that of forward operations."""
     if experiment.validation is None:
         return None
     forward = sum(x.ms for x in operations if x.phase == "forward")
@@ -325,14 +324,14 @@ def _last_batch(measured: Measured, predicted: Predictor) -> LastBatch | None:
     rest = len(experiment.train) % experiment.full_batch
     if not rest or experiment.mode is Mode.EAGER:
         return None
-    compile_ms = max(measured.first_s * 1e3 - predicted.step_ms, UNCOMPILED)
+    compile_ms = max(measured.first_s * 1e3 - predicted.step_ms, LEAST_COMPILE_MS)
     return LastBatch(rest, predicted.batch_ms(rest), compile_ms, experiment.epochs)
 
 
 def tried(
     path: str, overrides: Sequence[str], plugins: Sequence[str], measured: Measured, found: Finding
 ) -> float | None:
-    """The measured factor of examples a second of a finding's overrides; None where they do not change the step.
+    """The measured factor of examples per second of a finding's overrides; None where they do not change the step.
 
     Samples of both steps alternate, and the fastest ones are compared.
     """

@@ -1,4 +1,4 @@
-"""What is known of a training before its causes are looked for: times and limits of its operations, data and memory."""
+"""What is measured of a training step: its operations with their times and limits, its data, its pauses."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import NamedTuple
 from adtrain.bench.timing.roofline import Rates, Roofline
 
 NEAR = 0.4
-"""The share of the roofline from which on an operation is bound by arithmetic or memory."""
+"""An operation that reaches this share of the roofline is bound by arithmetic or memory."""
 
 LAUNCHES, SHORT_MS = 5.0, 0.005
-"""An operation that takes at most this many times the shortest one, or this time, is bound by its launch. On a CPU the
-fixed cost includes a barrier of the threads, which the shortest operation may not need."""
+"""An operation with little work is bound by its launch if it takes at most this many times as long as the shortest one,
+or at most this time. On a CPU the fixed cost includes a barrier of the threads, which the shortest operation may not
+need."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,7 @@ class Operation(Rates):
         least_ms: the minimum time for its FLOPs and bytes at the device's peak rates.
         arithmetic: whether that is the time of its FLOPs, not of its bytes.
         strided: whether it works along an axis with few elements after it, which do not fill a vector.
-        own: whether the user has defined it.
+        own: whether a plug-in defines it.
         blocks: on a GPU, those of its largest launch; None on a CPU.
     """
 
@@ -43,7 +44,7 @@ class Operation(Rates):
 
 
 WAITING_MS = 0.02
-"""Where the shortest operation of compiled code on a CPU takes longer, its threads wait for one another."""
+"""If the shortest operation of compiled code on a CPU takes longer, its threads wait for one another."""
 
 
 class Pauses(NamedTuple):
@@ -77,7 +78,7 @@ class Observed:
         examples: the number of training examples.
         threads, cores: of compiled code, and those that this process may use.
         busy: the number of cores that other work kept busy.
-        blocks: the number of multiprocessors of a GPU, which work on one block at least.
+        blocks: the number of multiprocessors of a GPU: fewer blocks leave some idle. None on a CPU.
         compiled: whether a compiler made the step's code.
         gather_ms: the time to read a batch of streamed data; None for data in memory.
         fused_gain: how much faster a compiled fused step is predicted to be; None where the step is one.
@@ -144,7 +145,7 @@ class Observed:
             return "strided axis"
         if (x.of_roofline or 0.0) >= NEAR:
             return "arithmetic" if x.arithmetic else "cache" if x.from_cache else "memory"
-        return "own kernel" if x.own else "neither"
+        return "own kernel" if x.own else "unknown"
 
     def bounds(self) -> dict[str, float]:
         """The share of the step that each limit binds; "host" is the time outside of operations."""
