@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-CONDUCTIVITY, NOISE = 0.2, 0.01
+DIFFUSIVITY, NOISE = 0.2, 0.01
 
 
 def temperatures(t: np.ndarray, x: np.ndarray) -> np.ndarray:
     """u at the points (t, x): two modes of a rod with cold ends."""
     modes = ((1.0, 1), (0.5, 3))
-    parts = [a * np.exp(-CONDUCTIVITY * (n * np.pi) ** 2 * t) * np.sin(n * np.pi * x) for a, n in modes]
+    parts = [a * np.exp(-DIFFUSIVITY * (n * np.pi) ** 2 * t) * np.sin(n * np.pi * x) for a, n in modes]
     found: np.ndarray = np.sum(parts, axis=0)
     return found
 
