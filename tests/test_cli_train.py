@@ -479,7 +479,7 @@ def test_a_plot_is_refused_where_nothing_is_shown(cfg: Path, option: str) -> Non
     assert result.stderr.startswith(f"adtrain: error: found both {option} and --plot")
 
 
-@pytest.mark.parametrize(("share", "shown"), [(0.95, "base    accuracy 95.00% if"), (0.5, ""), (None, "")])
+@pytest.mark.parametrize(("share", "shown"), [(0.95, "base    accuracy 95.00%, of"), (0.5, ""), (None, "")])
 def test_the_share_of_a_majority_stands_before_the_accuracy(share: float | None, shown: str) -> None:
     summary = replace(_summary(1), majority_accuracy=share)
     *_, before, last = result_lines(summary, 100, load_data({"path": "a.csv"}))

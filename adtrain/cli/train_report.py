@@ -118,7 +118,7 @@ def result_lines(summary: Summary, tested: int, data: Data, verbose: bool = Fals
         lines.append(f"learnt  {', '.join(f'{name} {value:.6g}' for name, value in summary.coefficients.items())}")
     lines += scores.metric_lines(summary.metrics)
     if summary.majority_accuracy is not None and summary.majority_accuracy > MAJORITY:
-        lines.append(f"base    accuracy {summary.majority_accuracy:.2%} if the most frequent class is always predicted")
+        lines.append(f"base    accuracy {summary.majority_accuracy:.2%}, of the most frequent class")
     return [*lines, f"test    {scores.text(summary.test)} of {counted(tested, examples)}"]
 
 
