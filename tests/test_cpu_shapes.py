@@ -43,8 +43,7 @@ def with_gradients(f: Any) -> Any:
 
 
 PRODUCTS = [  # M, K, N
-    (1, 1, 1), (1, 9, 5), (7, 1, 9), (9, 17, 1), (8, 16, 32), (33, 7, 65), (31, 64, 15), (2, 0, 3), (0, 3, 4),
-    (4, 3, 0), (35, 610, 47),
+    (1, 1, 1), (1, 9, 5), (7, 1, 9), (9, 17, 1), (8, 16, 32), (33, 7, 65), (31, 64, 15), (2, 0, 3), (0, 3, 4), (4, 3, 0)
 ]  # fmt: skip
 
 
@@ -87,10 +86,6 @@ CONVOLUTIONS: list[tuple[tuple[int, ...], tuple[int, int, int], dict[str, Any]]]
     ((2, 32, 7, 6), (16, 1, 1), {"stride": 2}), ((2, 16, 11, 8), (48, 4, 5), {"padding": (0, 3), "stride": (3, 2)}),
     ((3, 1, 28, 28), (16, 3, 3), {"padding": 1, "stride": 2}), ((2, 3, 14, 14), (7, 5, 5), {}),
     ((2, 1, 9, 9), (5, 3, 3), {}), ((2, 1, 9, 5), (5, 3, 3), {"padding": (1, 0)}),  # rows shorter than a vector
-    # Matrix products over many images.
-    ((15, 65, 3, 3), (64, 3, 3), {"padding": 1}), ((9, 64, 7, 8), (66, 3, 2), {"padding": (1, 0), "stride": 2}),
-    ((17, 64, 6, 5), (64, 2, 3), {"padding": (0, 1), "dilation": (3, 1)}), ((33, 64, 2, 4), (70, 1, 1), {}),
-    ((3, 64, 8, 8), (64, 3, 3), {"padding": 1}),
 ]  # fmt: skip
 
 
@@ -370,9 +365,8 @@ def test_compiled_results_of_odd_sizes_equal_eager_ones(
 
 
 def test_a_product_with_a_vector_has_the_bits_of_that_column_in_a_wider_product() -> None:
-    """Sums of 64 numbers or more differ where there is AMX, which only the wider product uses."""
     draw = Draw("float32")
-    sizes = [(1, 5), (7, 16), (16, 33), (33, 63), (47, 40)]
+    sizes = [(1, 5), (7, 16), (16, 33), (33, 129), (47, 300), (64, 128)]
     pairs = [
         (flipped, draw(k, m) if flipped else draw(m, k), draw(k, 5)) for m, k in sizes for flipped in (False, True)
     ]

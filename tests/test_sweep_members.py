@@ -54,18 +54,6 @@ def test_a_member_alone_with_convolutions_has_the_bytes_of_one_among_others(fold
         assert bytes_of(trained(group, chosen), 2) == expected
 
 
-@pytest.mark.compiled
-def test_a_member_alone_with_a_layer_of_one_output_has_the_bytes_of_one_among_others(
-    folder: Path, quick_compiler: None
-) -> None:
-    overrides = "model.input=[1, 6, 6]", "data.batch_size=70", "training.epochs=1"  # sums of more than 64 numbers
-    sweep = "{order: shared, optimizer.adam.lr: [0.01, 0.02, 0.03]}"
-    (group,) = groups(folder, sweep, *overrides, layers="[flatten, linear: 1, linear: 3]")
-    members = list(group.members)
-    expected = bytes_of(trained(group, [members[2]]), 2)
-    assert bytes_of(trained(group, members), 2) == expected
-
-
 def test_a_member_that_fails_keeps_its_last_finite_epoch_and_does_not_touch_the_others(folder: Path) -> None:
     # The rate of the second member grows after the first epoch.
     schedules = "{schedule: [constant, {step: {step_size: 1, gamma: 1.0e+30}}, cosine]}"

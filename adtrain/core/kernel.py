@@ -41,8 +41,7 @@ class CKernel:
         sums: the outputs are sums over the items of arguments, as the primitive's ``axes`` say; the function adds the
             contribution of one item to them.
         team: all threads call the function at once with the same arguments, and divide the work among themselves. It
-            may return in one thread while others still write. A function of the types and parameters where the C
-            function computes only some equations.
+            may return in one thread while others still write.
         scratch: bytes of memory per thread, for the function's own use.
         prepared: for a function on items: bytes per thread that ``name_prepare(shared inputs..., numbers..., char
             *prepared)`` fills once, before the items, from the arguments that are not by item (packed weights, say).
@@ -66,7 +65,7 @@ class CKernel:
     items: bool | Callable[..., bool] = False
     several_items: bool = False
     sums: bool = False
-    team: bool | Callable[..., bool] = False
+    team: bool = False
     scratch: int | Callable[..., int] = 0
     prepared: int | Callable[..., int] = 0
     collected: int | Callable[..., int] = 0

@@ -133,16 +133,14 @@ class Group:
 
     @cached_property
     def least_members(self) -> int:
-        """The least number of members in a Program: 2 with convolutions or linear layers of one output, otherwise 1.
+        """The least number of members in a Program: 2 with convolutions, otherwise 1.
 
-        `vmap` makes one grouped convolution of those of several members, whose kernels differ from those for one. If
-        the members share the argument of such a linear layer, it makes one matrix product of their products with
-        vectors. So a member that is alone is trained twice, and has the bytes that it has among others.
+        `vmap` makes one grouped convolution of those of several members, whose kernels differ from those for one. So a
+        member that is alone is trained twice, and has the bytes that it has among others.
         """
         network = self.experiment.network
-        rows = nn.describe(network.model, network.input_shape)
-        differ = (r.kind.startswith("conv") or (r.kind == "linear" and r.output_shape[-1] == 1) for r in rows)
-        return 2 if any(differ) else 1
+        kinds = [row.kind for row in nn.describe(network.model, network.input_shape)]
+        return 2 if any(kind.startswith("conv") for kind in kinds) else 1
 
     @cached_property
     def all_rows(self) -> Split:

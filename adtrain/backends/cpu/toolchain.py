@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import functools
 import os
 import platform
 import re
@@ -12,7 +10,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -34,8 +31,6 @@ FLAGS = (
 # The option for all instructions of this processor, by architecture; none for others, where spellings vary.
 NATIVE = {"x86_64": "-march=native", "i686": "-march=native", "aarch64": "-mcpu=native", "arm64": "-mcpu=native"}
 # The lines of /proc/cpuinfo that tell which instructions a processor has, on x86 and on ARM.
-ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18
-"""The number of this system call of Linux on x86_64, and its arguments that ask for the registers of AMX."""
 _PROCESSOR_LINES = ("model name", "flags", "CPU implementer", "CPU part", "CPU variant", "Features")
 SHORTAGES = (
     *map(os.strerror, (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)),
@@ -98,8 +93,7 @@ class Compiler:
     def flags(self) -> tuple[str, ...]:
         """The options of all calls."""
         native = NATIVE.get(platform.machine())
-        amx = ("-DAMX_PERMITTED",) if amx_permitted() else ()
-        return (*FLAGS, native, *amx) if native else FLAGS
+        return (*FLAGS, native) if native else FLAGS
 
     def run(self, arguments: Sequence[str], folder: str) -> None:
         """Call it in a folder, which takes its temporary files too.
@@ -117,15 +111,6 @@ class Compiler:
             if any(shortage in line for shortage in SHORTAGES):
                 raise CompilerKilled(f"{shlex.join(self.command)}: {line}; {ADVICE}")
             raise CompilerError(f"{shlex.join(self.command)}: {line}")
-
-
-@functools.cache
-def amx_permitted() -> bool:
-    """Whether this process may use AMX, the matrix unit of some x86 processors: Linux makes a process ask for it."""
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        return False
-    arguments = map(ctypes.c_long, (ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA))
-    return bool(ctypes.CDLL(None).syscall(*arguments) == 0)
 
 
 def find_compiler(cache: Cache) -> Compiler:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from adtrain.core.kernel import CKernel, value_for
+from adtrain.core.kernel import CKernel
 from adtrain.core.registry import register
-from adtrain.lowering.cpu import gemm
 from adtrain.lowering.cpu.shapes import in_full
 
 CACHE_LINE = 64
@@ -294,123 +293,9 @@ INPUT_GRAD_CHANNELS_LAST = CKernel(
     prepared=lambda g, w, window, size, precision: _channels_last_weights(w),
 )
 
-MAX_PIXELS, MAX_SUMMED_PIXELS, MIN_PIXELS, MIN_WEIGHTS = 16, 64, 128, 1 << 12
-"""A convolution is a matrix product over many images if an output has at most MAX_PIXELS pixels (for the weight
-gradient MAX_SUMMED_PIXELS), all outputs have at least MIN_PIXELS, and there are at least MIN_WEIGHTS pairs of
-channels."""
-GROUP_PIXELS, SUMMED_PIXELS, COLUMNS = 256, 2048, 4 << 20
-"""Output pixels of a group of images; the same for the weight gradient; bytes of its columns."""
-
-
-def _group(y: Any, pixels: int) -> int:
-    """Images of a group with so many output pixels."""
-    return max(1, min(y[0], pixels // (y[2] * y[3])))
-
-
-def _padded_pixels(size: Any, w: Any, window: Any, y: Any) -> int:
-    """Of an image in `kernels/cpu/conv_gemm.c`."""
-    axes = zip(size, w[2:], y[2:], window.stride, window.padding, window.dilation, strict=True)
-    return math.prod(max(n + p, (m - 1) * s + (k - 1) * d + 1) for n, k, m, s, p, d in axes)
-
-
-@dataclass(frozen=True)
-class _Product:
-    """One of the three primitives of a convolution, as a matrix product over many images (`conv_gemm.c`).
-
-    Attributes:
-        name: of the C function.
-        most: maximum output pixels of an image.
-        shapes: of images, weight and outputs, from types and parameters.
-        groups: lengths of groups, and the elements of the function's arrays, from these shapes and the window.
-    """
-
-    name: str
-    most: int
-    shapes: Callable[..., tuple[Any, Any, Any]]
-    groups: Callable[[Any, Any, Any, Any], tuple[tuple[int, ...], tuple[int, ...]]]
-
-    def suits(self, *types: Any, window: Any, **params: Any) -> bool:
-        _, w, y = self.shapes(*types, window=window, **params)
-        pixels = y[2] * y[3]
-        small = 0 < pixels <= self.most and y[0] * pixels >= MIN_PIXELS
-        return small and window.groups == 1 and w[0] * w[1] >= MIN_WEIGHTS and 0 not in w
-
-    def numbers(self, *types: Any, window: Any, precision: str, **params: Any) -> tuple[int, ...]:
-        x, w, y = self.shapes(*types, window=window, **params)
-        return (*numbers(x, w, y, window, precision), x[0], *self.groups(x, w, y, window)[0])
-
-    def scratch(self, *types: Any, window: Any, **params: Any) -> int:
-        x, w, y = self.shapes(*types, window=window, **params)
-        arrays = self.groups(x, w, y, window)[1]
-        return aligned_bytes(*(n * types[0].dtype.itemsize for n in arrays)) + gemm.SCRATCH + gemm.TOTAL
-
-    @property
-    def kernel(self) -> CKernel:
-        return CKernel(
-            "conv_gemm.c",
-            self.name,
-            self.numbers,
-            team=self.suits,
-            scratch=self.scratch,
-            definitions=gemm.MEMORY,
-        )
-
-    def before(self, *others: CKernel) -> tuple[CKernel, ...]:
-        """The kernels in the order in which they are chosen: this one, and others for what it does not suit."""
-
-        def unless_suited(kernel: CKernel) -> CKernel:
-            def items(*types: Any, **params: Any) -> bool:
-                return bool(value_for(kernel.items, *types, **params)) and not self.suits(*types, **params)
-
-            return replace(kernel, items=items)
-
-        return (self.kernel, *map(unless_suited, others))
-
-
-def _forward_shapes(x: Any, w: Any, window: Any, **params: Any) -> tuple[Any, Any, Any]:
-    return x.shape, w.shape, (x.shape[0], *_output(x, w, window)[1:])
-
-
-def _input_grad_shapes(g: Any, w: Any, window: Any, size: tuple[int, int], **params: Any) -> tuple[Any, Any, Any]:
-    return (g.shape[0], w.shape[1], *size), w.shape, g.shape
-
-
-def _weight_grad_shapes(x: Any, g: Any, window: Any, size: tuple[int, int], **params: Any) -> tuple[Any, Any, Any]:
-    return x.shape, (g.shape[1], x.shape[1] // window.groups, *size), g.shape
-
-
-def _forward_group(x: Any, w: Any, y: Any, window: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    group, pixels = _group(y, GROUP_PIXELS), y[2] * y[3]
-    padded = x[1] * _padded_pixels(x[2:], w, window, y)
-    return (group,), (padded, math.prod(w[1:]) * group * pixels, w[0] * group * pixels)
-
-
-def _input_grad_group(x: Any, w: Any, y: Any, window: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    group, pixels = _group(y, GROUP_PIXELS), y[2] * y[3]
-    padded = x[1] * _padded_pixels(x[2:], w, window, y)
-    return (group,), (group * padded, w[0] * group * pixels)
-
-
-def _weight_grad_group(x: Any, w: Any, y: Any, window: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The group, and the channels of a block."""
-    group = _group(y, SUMMED_PIXELS)
-    summed, taps = group * y[2] * y[3], w[2] * w[3]
-    block = max(1, min(x[1], COLUMNS // (4 * taps * summed)))
-    padded = block * _padded_pixels(x[2:], w, window, y)
-    return (group, block), (padded, block * taps * summed, w[0] * summed)
-
-
-FORWARD_PRODUCT = _Product("conv2d_gemm", MAX_PIXELS, _forward_shapes, _forward_group)
-INPUT_GRAD_PRODUCT = _Product("conv2d_input_grad_gemm", MAX_PIXELS, _input_grad_shapes, _input_grad_group)
-WEIGHT_GRAD_PRODUCT = _Product("conv2d_weight_grad_gemm", MAX_SUMMED_PIXELS, _weight_grad_shapes, _weight_grad_group)
-
-register("conv2d", "cpu", FORWARD_PRODUCT.before(FORWARD_WINOGRAD, FORWARD_CHANNELS_LAST, FORWARD))
-register(
-    "conv2d_input_grad",
-    "cpu",
-    INPUT_GRAD_PRODUCT.before(INPUT_GRAD_WINOGRAD, INPUT_GRAD_CHANNELS_LAST, INPUT_GRAD),
-)
-register("conv2d_weight_grad", "cpu", WEIGHT_GRAD_PRODUCT.before(WEIGHT_GRAD_WINOGRAD, WEIGHT_GRAD))
+register("conv2d", "cpu", (FORWARD_WINOGRAD, FORWARD_CHANNELS_LAST, FORWARD))
+register("conv2d_input_grad", "cpu", (INPUT_GRAD_WINOGRAD, INPUT_GRAD_CHANNELS_LAST, INPUT_GRAD))
+register("conv2d_weight_grad", "cpu", (WEIGHT_GRAD_WINOGRAD, WEIGHT_GRAD))
 
 
 CACHED_BYTES = 24 << 10

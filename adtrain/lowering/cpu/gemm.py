@@ -10,9 +10,9 @@ from adtrain.core.registry import register
 from adtrain.lowering.cpu.shapes import in_full
 from adtrain.lowering.shapes import product_lengths
 
-SCRATCH = 3 << 19
+SCRATCH = 1 << 20
 """Bytes for each thread: packed blocks of A and B, and a block of C."""
-LONG, TOTAL = 1 << 12, 256 * (2048 + 64)
+LONG, TOTAL = 1 << 12, 256 * (1024 + 64)
 """From so many summands on there may be groups of slices, and so many more bytes are needed for their total."""
 MEMORY = {"SCRATCH_BYTES": SCRATCH, "TOTAL_BYTES": TOTAL, "LONG_SUM": LONG}
 """Macros of `gemm.c`."""
@@ -25,8 +25,8 @@ MIN_MATRICES = 256
 """With fewer matrices there is too little work for many threads."""
 MAX_WEIGHTS = 12 << 10
 """Maximum bytes of a small matrix. With a larger one the product takes most of the time, and `gemm.c` is faster."""
-MAX_DEPTH = 63
-"""Maximum length of a sum. `gemm.c` computes longer ones by other instructions on some processors, in another order."""
+MAX_DEPTH = 2048
+"""Maximum bytes of a row; `gemm.c` splits longer sums into slices."""
 
 
 def _numbers(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str) -> tuple[int, ...]:
@@ -42,7 +42,7 @@ def _scratch(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: st
 
 def _is_small(rows: int, k: int, n: int, itemsize: int) -> bool:
     """Whether a product of so many rows with a (k, n) matrix is fast row by row."""
-    return rows >= MIN_ROWS and k <= MAX_DEPTH and 0 < k * n * itemsize <= MAX_WEIGHTS
+    return rows >= MIN_ROWS and k <= MAX_DEPTH // itemsize and 0 < k * n * itemsize <= MAX_WEIGHTS
 
 
 def _by_row(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str) -> bool:
@@ -93,7 +93,7 @@ def _by_matrix(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: 
     if len(a.shape) < 3 or a.shape[0] < MIN_MATRICES:
         return False
     _, m, n, k, _, _ = _numbers(a, b, transpose_a, transpose_b, precision)
-    return k <= MAX_DEPTH and max(m * k, k * n, m * n) * a.dtype.itemsize <= MAX_WEIGHTS
+    return k <= MAX_DEPTH // a.dtype.itemsize and max(m * k, k * n, m * n) * a.dtype.itemsize <= MAX_WEIGHTS
 
 
 def _matrix_scratch(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str) -> int:

@@ -7,7 +7,6 @@ backward pass with the sums over the batch that give bias gradients.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from adtrain.core.axes import Items
 from adtrain.core.kernel import CKernel, value_for
@@ -131,16 +130,12 @@ def item_kernel(equation: Equation) -> CKernel | None:
 
 def kernels(equation: Equation) -> tuple[CKernel, ...]:
     """The C functions that compute `equation`. A function on items does so where the equation has items."""
-    found = (k for k in c_kernels(equation.name) if not callable(k.team) or _value(k.team, equation))
+    found = c_kernels(equation.name)
     return tuple(k for k in found if not _on_items(k, equation) or _items(k, equation) is not None)
 
 
 def _on_items(kernel: CKernel, equation: Equation) -> bool:
-    return bool(_value(kernel.items, equation))
-
-
-def _value(field: Any, equation: Equation) -> Any:
-    return value_for(field, *(v.type for v in equation.inputs), **equation.kernel_params)
+    return bool(value_for(kernel.items, *(v.type for v in equation.inputs), **equation.kernel_params))
 
 
 def _items(kernel: CKernel, equation: Equation) -> Items | None:
