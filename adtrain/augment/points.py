@@ -41,7 +41,7 @@ class Resampled(Augmentation):
         return batch._replace(images=ops.where(moved < high, moved, moved - span))
 
     def _state(self, batch: Batch, rng: Value) -> Value:
-        """The random state, with the number of the epoch, or 0, in place of that of the step."""
+        """The random state of a draw. The number of the step is that of the epoch or 0, unless each step draws anew."""
         step = rng[2:3]
         if self.resample == "never":
             number = ops.zeros_like(step)

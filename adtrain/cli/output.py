@@ -67,11 +67,11 @@ def show(*lines: object) -> None:
         print(*map(visible, lines), sep="\n", flush=True)
 
 
-def stream(pieces: Iterable[str]) -> None:
-    """Print a text to stdout piece by piece, and a line feed after it."""
-    for piece in pieces:
+def stream(chunks: Iterable[str]) -> None:
+    """Print a text to stdout chunk by chunk, and a line feed after it."""
+    for chunk in chunks:
         if not is_silent():
-            print(*map(visible, piece.split("\n")), sep="\n", end="", flush=True)
+            print(*map(visible, chunk.split("\n")), sep="\n", end="", flush=True)
     show("")
 
 
