@@ -255,9 +255,11 @@ def parameters(
     }
 
 
-def first_keys(name: str, starts: ArrayLike, shape: Shape, causal: bool, window: int | None) -> Value:
-    """The first key of each query within its document, and within ``window``: int32 of ``shape``."""
-    found = as_value(starts)
+def first_keys(
+    name: str, starts: ArrayLike, shape: Shape, causal: bool, window: int | None, device: str | None
+) -> Value:
+    """The first key of each query within its document, and within ``window``: int32 of ``shape`` on ``device``."""
+    found = starts if isinstance(starts, Value) else array(starts, device=device)
     if not causal:
         raise OptionError(f"{name}: found starts without causal, expected both")
     if found.dtype != np.int32:
@@ -343,7 +345,7 @@ def attention(
             raise ShapeError(f"attention: found a mask of shape {value.shape}, {expected}")
         more.append(broadcast_to(value, (*leading, keys)))
     if starts is not None:
-        more.append(first_keys("attention", starts, (*leading, queries), causal, window))
+        more.append(first_keys("attention", starts, (*leading, queries), causal, window, values[0].device))
         window = None
     rows = [broadcast_to(x, (*leading, *x.shape[-2:])) for x in values]
     if window is not None or soft_cap is not None:

@@ -166,7 +166,7 @@ def self_attention(
     width = value.shape[-1] // (3 * heads)
     more, params = parameters("self_attention", width, causal, scale, dropout, rng, stream, value.dtype)
     if starts is not None:
-        more.insert(0, first_keys("self_attention", starts, value.shape[:-1], causal, window))
+        more.insert(0, first_keys("self_attention", starts, value.shape[:-1], causal, window, value.device))
         window = None
     if window is not None or soft_cap is not None:
         return _composed_heads(value, *more, heads=heads, **params, window=window, soft_cap=soft_cap)
