@@ -195,8 +195,7 @@ def test_compiled_blocks_of_all_lengths_equal_the_reference(
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("batch", "causal"), [(1, False), (4, True)])
 def test_results_have_the_same_bits_on_any_number_of_threads(batch: int, causal: bool) -> None:
     """Whether there are fewer heads than threads or more."""
     given = [ad.array(x) for x in arguments(150, 150, 20, batch, "float32")]

@@ -206,8 +206,9 @@ def test_random_networks_compute_the_same(examples: int) -> None:
     check_examples(examples, check, st.lists(LAYERS, min_size=1, max_size=4))
 
 
-@pytest.mark.parametrize("network", [residual_network, pooled_network, inverted_residual_network])
-@pytest.mark.parametrize("channels", [3, 8])
+@pytest.mark.parametrize(
+    ("network", "channels"), [(residual_network, 3), (pooled_network, 8), (inverted_residual_network, 3)]
+)
 def test_only_the_input_of_a_network_is_transposed(network: Callable[[], list[nn.Module]], channels: int) -> None:
     program, arguments = training(network(), (channels, 12, 12))
     after = assert_same_results(program, arguments, 0.03)

@@ -268,7 +268,9 @@ def test_a_signal_after_the_last_test_batch_is_not_lost(cfg: Path, monkeypatch: 
     assert Path("runs/tiny/summary.json").exists()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.exhaustive)]
+)
 def test_a_signal_ends_the_run_after_a_step_and_prints_how_to_resume(
     cfg: Path, commands: Commands, number: int, code: int
 ) -> None:

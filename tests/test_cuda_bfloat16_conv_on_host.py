@@ -172,9 +172,13 @@ def test_a_weight_gradient_of_many_filters_gathers_only_the_images(host: Host) -
     [
         pytest.param(Direction.FORWARD, (24, 40), *WINDOWS["3x3"], marks=pytest.mark.exhaustive),
         (Direction.INPUT_GRAD, (24, 64), *WINDOWS["3x3"]),
-        (Direction.FORWARD, (8, 24), (2, 2), Window((1, 1), (0, 0), (1, 1), 1)),
+        pytest.param(
+            Direction.FORWARD, (8, 24), (2, 2), Window((1, 1), (0, 0), (1, 1), 1), marks=pytest.mark.exhaustive
+        ),
         (Direction.FORWARD, (64, 72), (3, 2), Window((1, 1), (4, 0), (2, 1), 1)),
-        (Direction.INPUT_GRAD, (16, 8), (2, 3), Window((1, 1), (0, 2), (3, 2), 1)),
+        pytest.param(
+            Direction.INPUT_GRAD, (16, 8), (2, 3), Window((1, 1), (0, 2), (3, 2), 1), marks=pytest.mark.exhaustive
+        ),
     ],
 )
 def test_images_that_are_copied_once_for_all_taps_are_right(

@@ -211,25 +211,20 @@ def test_terms_with_several_values_take_them_in_turns() -> None:
 
 
 def test_a_network_learns_the_solution_and_predicts_it_at_points(tmp_path: Path) -> None:
+    """The error is the relative L2 norm at the points of the evaluation."""
     experiment = prepared(tmp_path, "training.epochs=6")
     assert train(experiment, RunFolder.create(experiment, tmp_path / "run"))
     assert error_of(tmp_path / "run") < 0.02
-    trained = model_file.load(tmp_path / "run")
-    (tmp_path / "points.csv").write_text("t\n0\n1\n2\n")
-    images = inputs.read(tmp_path / "points.csv", trained).images
-    found = predictions(trained.network, trained.params, trained.statistics, images, "cpu")
-    np.testing.assert_allclose(found[:, 0], np.exp([0, -1, -2]), atol=0.05)
-
-
-def test_the_error_is_the_relative_l2_norm_at_the_points_of_the_evaluation(tmp_path: Path) -> None:
-    experiment = prepared(tmp_path, "training.epochs=1")
-    assert train(experiment, RunFolder.create(experiment, tmp_path / "run"))
     trained, test = model_file.load(tmp_path / "run"), experiment.test
     found = predictions(trained.network, trained.params, trained.statistics, test.images, "cpu")
     expected = np.exp(-np.linspace(0, 2, 50))[:, np.newaxis]
     np.testing.assert_allclose(test.labels, expected, rtol=1e-12)
     error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
     assert error_of(tmp_path / "run") == pytest.approx(error, rel=1e-9)
+    (tmp_path / "points.csv").write_text("t\n0\n1\n2\n")
+    images = inputs.read(tmp_path / "points.csv", trained).images
+    found = predictions(trained.network, trained.params, trained.statistics, images, "cpu")
+    np.testing.assert_allclose(found[:, 0], np.exp([0, -1, -2]), atol=0.05)
 
 
 @pytest.mark.parametrize("form", ["csv", "npy"])
@@ -259,7 +254,9 @@ def test_a_coefficient_is_learnt_from_measurements(tmp_path: Path) -> None:
 ADAPTIVE = "data.resample=step", "data.resample_until=20", "data.adaptive=true", "data.sampling=uniform"
 
 
-@pytest.mark.parametrize("settings", [(), ADAPTIVE], ids=["fixed", "adaptive"])
+@pytest.mark.parametrize(
+    "settings", [pytest.param((), id="fixed", marks=pytest.mark.exhaustive), pytest.param(ADAPTIVE, id="adaptive")]
+)
 def test_a_run_stopped_and_resumed_has_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...]
 ) -> None:
