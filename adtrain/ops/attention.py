@@ -23,7 +23,7 @@ from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape
 from adtrain.ops import attention_reference
 from adtrain.ops.broadcasting import broadcast_to, promote, reshape
-from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes, require_float
+from adtrain.ops.common import ArrayLike, broadcast_shapes, require_float
 from adtrain.ops.compare import equal, greater_equal, maximum, where
 from adtrain.ops.create import arange, ones, zeros_like
 from adtrain.ops.diagonals import tril
