@@ -19,7 +19,7 @@ from adtrain.backends.cuda.runtime.errors import checked, translated
 
 WARP = 32
 DEFAULT_SHARED = 48 << 10
-"""Bytes of dynamic shared memory that a kernel may have without opting in."""
+"""Bytes of static and dynamic shared memory that a kernel may have without opting in."""
 ARGUMENTS_END, ARGUMENTS_AT, ARGUMENTS_SIZE = 0, 1, 2
 """CU_LAUNCH_PARAM_END, _BUFFER_POINTER and _BUFFER_SIZE: kernel arguments packed in one buffer."""
 ARGUMENT_BYTES = 8
@@ -68,7 +68,7 @@ class LoadedKernel:
         self.max_threads: int = function.get_attribute(cuda.function_attribute.MAX_THREADS_PER_BLOCK)
         self.function = _handle(function, format, size)
         self.offset = checked(driver.cuFuncGetParamInfo(self.function, 0))[0] if format.startswith(MAP_WORD) else 0
-        self.shared = DEFAULT_SHARED
+        self.shared: int = DEFAULT_SHARED - function.get_attribute(cuda.function_attribute.SHARED_SIZE_BYTES)
         self.shapes: dict[WorkSize, Shape] = {}
 
     def shape(self, size: WorkSize) -> Shape:
