@@ -134,6 +134,11 @@ def test_threads_that_wait_are_no_launches() -> None:
     assert [x.cause for x in find(waiting)] == ["busy cores"]
 
 
+def test_operations_too_short_for_the_clock_are_explained() -> None:
+    found = find(observed(operations=[replace(TINY, ms=0.0)], step_ms=0.01, gather_ms=0.0))
+    assert all(x.predicted_gain > 1 for x in found)
+
+
 def test_a_small_gain_is_not_named() -> None:
     assert find(observed(batch_size=7, gain_of=lambda _: 1.03)) == []
 
