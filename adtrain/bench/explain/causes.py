@@ -37,6 +37,9 @@ PAUSES_SHARE = 0.05
 AUGMENTATION_SHARE = 0.6
 """Augmentation is a cause if it takes at least this share of the step."""
 
+CLOCK_MS = 1e-4
+"""The resolution of a clock, in place of operations of which it sees nothing."""
+
 Scope: TypeAlias = Literal["step", "epoch"]
 
 
@@ -135,7 +138,7 @@ def _small_batch(o: Observed) -> str | None:
 
 def _many_launches(o: Observed) -> str | None:
     found = [x for x in o.operations if o.bound(x) == "launch"]
-    share = sum(x.ms for x in found) / o.operations_ms
+    share = sum(x.ms for x in found) / max(o.operations_ms, CLOCK_MS)
     if share < 0.4 or o.batch_size >= o.examples or o.mode == "eager" or not o.compiled:
         return None
     return (
@@ -332,7 +335,7 @@ def _slow_data(o: Observed) -> str | None:
 
 def _data_gain(o: Observed) -> float:
     assert o.gather_ms is not None
-    return max(o.step_ms, o.gather_ms) / o.operations_ms
+    return max(o.step_ms, o.gather_ms) / max(o.operations_ms, CLOCK_MS)
 
 
 def _pauses(of: Callable[[Observed], Pauses | None], what: str, setting: str) -> Cause:

@@ -16,9 +16,6 @@ LAUNCHES, SHORT_MS = 5.0, 0.005
 or at most this time. On a CPU the fixed cost includes a barrier of the threads, which the shortest operation may not
 need."""
 
-CLOCK_MS = 1e-4
-"""The resolution of a clock."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Operation(Rates):
@@ -116,8 +113,7 @@ class Observed:
 
     @property
     def operations_ms(self) -> float:
-        """The time of all operations, at least CLOCK_MS: a clock may see nothing of very short ones."""
-        return max(CLOCK_MS, sum(x.ms for x in self.operations))
+        return sum(x.ms for x in self.operations)
 
     @property
     def total_ms(self) -> float:
