@@ -24,6 +24,7 @@ from adtrain.core.target import Target
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.conv.problem import ConvProblem, PaddedIndex
 from adtrain.lowering.cuda.conv.shifted import ShiftedConv
+from adtrain.lowering.cuda.conv.shifted_fp16x2 import Fp16x2Conv, Fp16x2WeightGrad
 from adtrain.lowering.cuda.conv.shifted_weight_grad import ShiftedWeightGrad
 from adtrain.ops.conv import Window
 from adtrain.ops.conv_reference import conv2d_reference, input_grad_reference
@@ -69,6 +70,11 @@ def shifted(kernels: Sequence[CudaKernel]) -> list[bool]:
     return [any("shifted" in launch.file for launch in kernel.launches) for kernel in kernels]
 
 
+def fp16x2(kernel: CudaKernel) -> bool:
+    """Whether it multiplies in fp16x2, with bf16x3 as fallback."""
+    return any("fp16x2" in launch.file for launch in kernel.launches)
+
+
 def window(stride: int = 1, padding: int = 0, groups: int = 1) -> Window:
     return Window((stride, stride), (padding, padding), (1, 1), groups)
 
@@ -99,32 +105,38 @@ def test_the_launches_fit_and_cover_all_positions(problem: ConvProblem, channels
         assert found is not None
         assert found.products >= found.index.problem.images[1] * wide.taps
         made += found.kernels()
+        split = Fp16x2Conv(view, H200, flipped)
+        made += split.kernels() if split.supported() else []
     for grad in ShiftedWeightGrad(index, H200).choices():
         if grad.supported():
             assert 1 <= grad.splits <= grad.stages
             assert grad.stages * grad.stage >= count * ((out[0] - 1) * index.pitch + out[1])
             made += grad.kernels()
+    split_grad = Fp16x2WeightGrad(index, H200)
+    made += split_grad.kernels() if split_grad.supported() else []
     launches = [launch for kernel in made for launch in kernel.launches]
     assert all(launch.shared + 1024 <= H200.shared for launch in launches)
 
 
 @pytest.mark.parametrize(
-    ("image", "weight", "padding", "precision"),
+    ("image", "weight", "padding", "precision", "in_fp16x2"),
     [
-        ((1024, 32, 26, 26), (64, 32, 3, 3), 0, "full"),
-        ((128, 32, 26, 26), (64, 32, 3, 3), 0, "full"),
-        ((256, 64, 56, 56), (64, 64, 3, 3), 1, "full"),
-        ((64, 256, 28, 28), (256, 256, 3, 3), 1, "full"),
-        ((256, 64, 56, 56), (64, 64, 3, 3), 1, "tf32"),
-        ((64, 256, 28, 28), (256, 256, 3, 3), 1, "bfloat16"),
+        ((1024, 32, 26, 26), (64, 32, 3, 3), 0, "full", [False] * 3),
+        ((128, 32, 26, 26), (64, 32, 3, 3), 0, "full", [False] * 3),
+        ((256, 64, 56, 56), (64, 64, 3, 3), 1, "full", [False] * 3),
+        ((64, 128, 28, 28), (128, 128, 3, 3), 1, "full", [True] * 3),
+        ((64, 256, 28, 28), (256, 256, 3, 3), 1, "full", [True] * 3),
+        ((256, 64, 56, 56), (64, 64, 3, 3), 1, "tf32", [False, False, True]),
+        ((64, 256, 28, 28), (256, 256, 3, 3), 1, "bfloat16", [True] * 3),
     ],
 )
 def test_convolutions_of_many_channels_are_shifted_gemms(
-    image: tuple[int, ...], weight: tuple[int, ...], padding: int, precision: str
+    image: tuple[int, ...], weight: tuple[int, ...], padding: int, precision: str, in_fp16x2: list[bool]
 ) -> None:
-    """Forward, input gradient and weight gradient."""
+    """Forward, input gradient and weight gradient: in fp16x2 where that should be faster."""
     found = of(image, weight, window(padding=padding), precision=precision)
     assert all(shifted(kernels)[0] for kernels in found)
+    assert [fp16x2(kernels[0]) for kernels in found] == in_fp16x2
 
 
 def test_few_channels_strides_groups_and_float64_use_no_shifted_gemm() -> None:
@@ -174,9 +186,14 @@ def test_kernels_compile_without_spills_and_serialised_wgmma(nvrtc_log: NvrtcLog
     for images, filters, padding in (((128, 32, 26, 26), 64, 0), ((2, 64, 99, 99), 20, 2)):
         size = [n + 2 * padding - 2 for n in images[2:]]
         problem = stride_one(images, (images[0], filters, *size), (3, 3), (padding, padding))
+        coarse = replace(problem, precision="tf32")
         index = PaddedIndex(problem)
         plain = [ShiftedConv(index, H200, False), ShiftedConv(PaddedIndex(problem.transposed()), H200, True)]
         made += plain
+        for p in (problem, coarse) if padding == 0 else (problem,):
+            split = [Fp16x2Conv(PaddedIndex(p), H200, False), Fp16x2Conv(PaddedIndex(p.transposed()), H200, True)]
+            made += [c for c in split if c.supported()]
+            made += [c for c in (Fp16x2WeightGrad(PaddedIndex(p), H200),) if c.supported()]
         if padding == 0:
             narrow = [tiles for tiles in plain[0].choices() if tiles.columns in WIDTHS and not tiles.image_tiles]
             made += {tiles.columns: tiles for tiles in narrow}.values()

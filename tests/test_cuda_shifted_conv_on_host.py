@@ -3,7 +3,7 @@ reference."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.conv.problem import Algorithm, ConvProblem, PaddedIndex
 from adtrain.lowering.cuda.conv.shifted import ShiftedConv
+from adtrain.lowering.cuda.conv.shifted_fp16x2 import Fp16x2Conv, Fp16x2WeightGrad
 from adtrain.lowering.cuda.conv.shifted_weight_grad import ShiftedWeightGrad
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
 from adtrain.ops.rounding import rounded
@@ -63,13 +64,15 @@ def directions(
     window = {"window": Window((1, 1), problem.padding, problem.dilation, 1), "precision": problem.precision}
     sized = {**window, "size": problem.images[2:]}
     index, transposed = PaddedIndex(problem), PaddedIndex(problem.transposed())
-    forward, backward = ShiftedConv(index, TARGET, False), ShiftedConv(transposed, TARGET, True)
-    if forward.supported():
-        yield equation(conv2d_p, [x, w], window), (x, w), forward
-    if backward.supported():
-        yield equation(input_grad_p, [g, w], sized), (g, w), backward
+    for kind in (ShiftedConv, Fp16x2Conv):
+        forward, backward = kind(index, TARGET, False), kind(transposed, TARGET, True)
+        if forward.supported():
+            yield equation(conv2d_p, [x, w], window), (x, w), forward
+        if backward.supported():
+            yield equation(input_grad_p, [g, w], sized), (g, w), backward
     sized = {**window, "size": problem.kernel}
-    for grad in ShiftedWeightGrad(index, TARGET).choices():
+    grads: list[ShiftedWeightGrad | Fp16x2WeightGrad] = [*ShiftedWeightGrad(index, TARGET).choices()]
+    for grad in [*grads, Fp16x2WeightGrad(index, TARGET)]:
         if grad.supported():
             yield equation(weight_grad_p, [x, g], sized), (x, g), grad
 
@@ -134,11 +137,66 @@ def test_a_kernel_whose_stages_have_another_size_than_the_layout_does_not_compil
 
 
 @pytest.mark.exhaustive
+def test_weight_gradient_with_underflowing_squares(host: Host) -> None:
+    problem = stride_one((2, 20, 9, 8), (2, 33, 9, 8), (3, 3), (1, 1))
+    x, _, g = drawn(problem.images, (33, 20, 3, 3), problem.outputs)
+    x, g = x * np.float32(1e-18), g * np.float32(3e-19)
+    params = {"window": Window((1, 1), (1, 1), (1, 1), 1), "size": (3, 3), "precision": "full"}
+    e, grad = equation(weight_grad_p, [x, g], params), Fp16x2WeightGrad(PaddedIndex(problem), TARGET)
+    expected = weight_grad_p.reference(x.astype(float), g.astype(float), **params)
+    assert agree(run(host, e, grad, [x, g]), expected)
+
+
+@pytest.mark.exhaustive
 def test_infinity_and_nan_propagate_as_in_float32_sums(host: Host) -> None:
     problem = stride_one((2, 20, 9, 8), (2, 33, 9, 8), (3, 3), (1, 1))
     x, w, g = drawn(problem.images, (33, 20, 3, 3), problem.outputs)
     x[0, 1, 2, 3], x[1, 19, 5, 6], g[1, 3, 4, 5], g[0, 32, 0, 3] = np.inf, -np.inf, np.nan, np.inf
     check(host, problem, x, w, g)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(lambda x: x.__setitem__((2, 1, 3), 1e-30), marks=pytest.mark.exhaustive),
+        pytest.param(lambda x: x.__imul__(1e-35), marks=pytest.mark.exhaustive),
+        pytest.param(lambda x: x.__setitem__(slice(1, None, 2), x[::2]), marks=pytest.mark.exhaustive),
+    ],
+    ids=["small among large numbers", "denormal numbers", "products that cancel"],
+)
+def test_images_that_fp16x2_does_not_hold_fall_back_to_bf16x3(host: Host, spoil: Callable[[np.ndarray], Any]) -> None:
+    """The second of three images, which are so large that each has a tile of its own; the third one is zero."""
+    problem = stride_one((3, 8, 18, 18), (3, 33, 18, 18), (3, 3), (1, 1))
+    x, w = drawn(problem.images, (33, 8, 3, 3))
+    w[:, 1::2] = -w[:, ::2]
+    x[2] = 0
+    spoil(x[1])
+    params = {"window": Window((1, 1), (1, 1), (1, 1), 1), "precision": "full"}
+    e = equation(conv2d_p, [x, w], params)
+    index = PaddedIndex(problem)
+    halves, pieces = (run(host, e, kind(index, TARGET, False), [x, w]) for kind in (Fp16x2Conv, ShiftedConv))
+    np.testing.assert_array_equal(halves[1, :, 9], pieces[1, :, 9])
+    np.testing.assert_array_equal(halves[2], pieces[2])
+    assert not np.array_equal(halves[0, :, 5], pieces[0, :, 5])
+    with np.errstate(invalid="ignore"):
+        assert agree(halves, conv2d_p.reference(x.astype(float), w.astype(float), **params))
+
+
+@pytest.mark.exhaustive
+def test_fp16x2_represents_images_with_a_few_small_elements(host: Host) -> None:
+    problem = stride_one((2, 20, 9, 8), (2, 33, 9, 8), (3, 3), (1, 1))
+    x, w, g = drawn(problem.images, (33, 20, 3, 3), problem.outputs)
+    x[0, 2, 1, 3] = x[1, 7, 8, 7] = g[1, 2, 3, 4] = 1e-9
+    computed: dict[Any, np.ndarray] = {}
+    for e, arrays, algorithm in directions(problem, x, w, g):
+        found = computed[algorithm] = run(host, e, algorithm, arrays)
+        assert agree(found, e.primitive.reference(*(v.astype(float) for v in arrays), **e.params))
+        if isinstance(algorithm, Fp16x2Conv):
+            bf16x3 = computed[ShiftedConv(algorithm.index, TARGET, algorithm.flipped)]
+            assert not np.array_equal(found[:, :, 5], bf16x3[:, :, 5])
+        elif isinstance(algorithm, Fp16x2WeightGrad):
+            bf16x3 = next(y for p, y in computed.items() if isinstance(p, ShiftedWeightGrad))
+            assert np.mean(found != bf16x3) > 0.1
 
 
 @pytest.mark.exhaustive
@@ -156,15 +214,30 @@ def test_sums_of_small_elements_alone_keep_their_bits(host: Host) -> None:
         np.testing.assert_allclose(run(host, e, algorithm, arrays)[small], expected[small], 1e-6)
 
 
-@pytest.mark.parametrize("m", [20, 40])
+@pytest.mark.exhaustive
+def test_fp16x2_must_represent_all_parts_of_an_image(host: Host) -> None:
+    """Of images that are measured in three parts."""
+    problem = stride_one((3, 66, 16, 17), (3, 33, 16, 17), (3, 3), (1, 1))
+    x, w = drawn(problem.images, (33, 66, 3, 3))
+    x[2, 65, 15, 16] = 1e-30
+    e = equation(conv2d_p, [x, w], {"window": Window((1, 1), (1, 1), (1, 1), 1), "precision": "full"})
+    index = PaddedIndex(problem)
+    halves, pieces = (run(host, e, kind(index, TARGET, False), [x, w]) for kind in (Fp16x2Conv, ShiftedConv))
+    np.testing.assert_array_equal(halves[2, :, -1], pieces[2, :, -1])
+    assert not np.array_equal(halves[0, :, 0], pieces[0, :, 0])
+
+
+@pytest.mark.parametrize(("kind", "m"), [(ShiftedConv, 20), (Fp16x2Conv, 40)])
 @pytest.mark.parametrize("case", ["normal", "cancelling to 0.03", "growing", "one of 20 not zero"])
-def test_sums_are_as_exact_as_sequential_fma(host: Host, case: str, m: int) -> None:
+def test_sums_are_as_exact_as_sequential_fma(
+    host: Host, case: str, kind: type[ShiftedConv | Fp16x2Conv], m: int
+) -> None:
     n, k = 24, 96
     a, b = cases(m, n, k)[case]
     problem = stride_one((1, k, 1, n), (1, m, 1, n), (1, 1), (0, 0))
     x, w = b.reshape(1, k, 1, n), a.reshape(m, k, 1, 1)
     e = equation(conv2d_p, [x, w], {"window": Window((1, 1), (0, 0), (1, 1), 1), "precision": "full"})
-    found = run(host, e, ShiftedConv(PaddedIndex(problem), TARGET, False), [x, w]).reshape(m, n)
+    found = run(host, e, kind(PaddedIndex(problem), TARGET, False), [x, w]).reshape(m, n)
     taken, expected = errors(found, a, b), errors(sequential_fma(a, b), a, b)
     assert taken[0] <= max(NOISE * expected[0], ROUNDINGS)
     assert taken[1] <= max(NOISE * expected[1], ROUNDINGS)

@@ -20,8 +20,8 @@ from adtrain.core.array import array
 from adtrain.core.precision import PRECISIONS
 from adtrain.core.staging import stage
 from adtrain.lowering.cuda.conv.problem import Algorithm, ConvProblem, PaddedIndex
-from adtrain.lowering.cuda.conv.rules import shifted_convs
 from adtrain.lowering.cuda.conv.shifted import ShiftedConv
+from adtrain.lowering.cuda.conv.shifted_fp16x2 import Fp16x2Conv, Fp16x2WeightGrad
 from adtrain.lowering.cuda.conv.shifted_weight_grad import ShiftedWeightGrad
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
 from adtrain.passes import ALL
@@ -39,6 +39,13 @@ M, N, K = 48, 80, 288
 
 def window(problem: ConvProblem) -> Window:
     return Window((1, 1), problem.padding, problem.dilation, 1)
+
+
+def algorithms(gpu: Any, problem: ConvProblem, flipped: bool) -> list[Algorithm]:
+    """In bf16x3, with the tiles of the rule, and in fp16x2, where supported."""
+    index, target = PaddedIndex(problem), gpu.lowering.target
+    bf16x3, fp16x2 = ShiftedConv(index, target, flipped).best(), Fp16x2Conv(index, target, flipped)
+    return [*([bf16x3] if bf16x3 else []), *([fp16x2] if fp16x2.supported() else [])]
 
 
 def forward(gpu: Any, problem: ConvProblem, algorithm: Algorithm, x: np.ndarray, w: np.ndarray) -> np.ndarray:
@@ -80,12 +87,13 @@ def check(gpu: Any, problem: ConvProblem, x: np.ndarray, w: np.ndarray, g: np.nd
         y = conv2d_p.reference(*wide[:2], **params)
         dx = input_grad_p.reference(wide[2], wide[1], size=problem.images[2:], **params)
         dw = weight_grad_p.reference(wide[0], wide[2], size=problem.kernel, **params)
-    index, target = PaddedIndex(problem), gpu.lowering.target
-    for algorithm in shifted_convs(problem, target, False):
+    for algorithm in algorithms(gpu, problem, False):
         assert same(forward(gpu, problem, algorithm, x, w), y, tolerance)
-    for algorithm in shifted_convs(problem.transposed(), target, True):
+    for algorithm in algorithms(gpu, problem.transposed(), True):
         assert same(input_grad(gpu, problem, algorithm, g, w), dx, tolerance)
-    for grad in ShiftedWeightGrad(index, target).choices():
+    index, target = PaddedIndex(problem), gpu.lowering.target
+    grads: list[ShiftedWeightGrad | Fp16x2WeightGrad] = [*ShiftedWeightGrad(index, target).choices()]
+    for grad in (*grads, Fp16x2WeightGrad(index, target)):
         if grad.supported():
             assert same(weight_grad(gpu, problem, grad, x, g), dw, tolerance)
 
@@ -134,13 +142,15 @@ def test_infinity_and_nan_propagate_as_in_float32_sums(gpu: Any) -> None:
     check(gpu, problem, x, w, g)
 
 
-@pytest.mark.parametrize("filters", [M, M // 2])
+@pytest.mark.parametrize(("kind", "filters"), [(ShiftedConv, M), (ShiftedConv, M // 2), (Fp16x2Conv, M)])
 @pytest.mark.parametrize("case", cases(M, N, K))
-def test_they_are_as_exact_as_sequential_fma_sums(gpu: Any, case: str, filters: int) -> None:
+def test_they_are_as_exact_as_sequential_fma_sums(
+    gpu: Any, case: str, filters: int, kind: type[ShiftedConv | Fp16x2Conv]
+) -> None:
     """With separate and with stacked parts of the filters."""
     a, b = cases(filters, N, K)[case]
     problem = stride_one((1, K, 1, N), (1, filters, 1, N), (1, 1), (0, 0))
-    algorithm = ShiftedConv(PaddedIndex(problem), gpu.lowering.target, False)
+    algorithm = kind(PaddedIndex(problem), gpu.lowering.target, False)
     found = forward(gpu, problem, algorithm, b.reshape(1, K, 1, N), a.reshape(filters, K, 1, 1))
     found = found.reshape(filters, N)
     taken, expected = errors(found, a, b), errors(sequential_fma(a, b), a, b)
@@ -149,9 +159,11 @@ def test_they_are_as_exact_as_sequential_fma_sums(gpu: Any, case: str, filters: 
 
 
 def test_the_same_bytes_each_time(gpu: Any) -> None:
+    """Of images some of which fall back from fp16x2 to bf16x3."""
     problem = stride_one((60, 40, 27, 26), (60, 70, 27, 26), (3, 3), (1, 1))
     x, w, _ = drawn(problem)
-    algorithm = ShiftedConv(PaddedIndex(problem), gpu.lowering.target, False)
+    x[::3, ::2] *= np.float32(1e-20)
+    algorithm = Fp16x2Conv(PaddedIndex(problem), gpu.lowering.target, False)
     first = forward(gpu, problem, algorithm, x, w)
     assert all(np.array_equal(forward(gpu, problem, algorithm, x, w), first) for _ in range(5))
 

@@ -4,7 +4,7 @@
 // zeros between them. So each tap is one constant offset (tap_offset) from the output, and one tile of the images in shared
 // memory serves all taps. Outputs between images are computed and dropped.
 //
-// Operands are bf16x3, tf32 or bfloat16 (sm90/bf16x3.cuh).
+// Operands are bf16x3, tf32 or bfloat16 (sm90/bf16x3.cuh), which need no statistics, or fp16x2 (conv/fp16x2.cuh).
 //
 // Macros: PaddedIndex.macros() in problem.py, and those of each kernel's rule. STAGE_CHANNELS, STAGE_POSITIONS: of a
 // pipeline stage. WEIGHT_STAGES: stages of weights. WIDE_C: elements per store.

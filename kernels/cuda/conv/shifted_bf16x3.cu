@@ -1,7 +1,7 @@
 // Stride-1 convolution y = x * w by shifted implicit GEMM in bf16x3. FLIPPED: the input gradient, which is the
 // convolution of the output gradient with flipped weights. Read conv/shifted_tiles.cuh first.
 //
-// POOLING: the epilogue is 2 x 2 max pooling.
+// FALLBACK: computes only the outputs that conv/shifted_fp16x2.cu has marked. POOLING: the epilogue is 2 x 2 max pooling.
 //
 // Rounded operands (MANTISSA) have one term, in tf32 or bfloat16, and WGMMA sums all their products.
 //
@@ -10,6 +10,9 @@
 //
 // STACKED, for at most 32 filters: half of the rows are first terms, the other half second terms of the same filters; then
 // third terms and zeros. Four products compute all six, and the two halves of the rows are added at the end.
+#ifndef FALLBACK
+#define FALLBACK 0
+#endif
 constexpr int MMA_WARPGROUPS = CONSUMER_WARPGROUPS, COLUMNS = WARPGROUP_COLUMNS, PRODUCERS = PRODUCER_THREADS,
     LOADERS = PRODUCERS - 32;
 #include "conv/shifted_tiles.cuh"
@@ -18,6 +21,7 @@ constexpr int PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS = MMA_WARPGROUPS == 2 
 static_assert(registers_suffice(PRODUCERS, PRODUCER_REGISTERS, CONSUMERS, CONSUMER_REGISTERS), "warpgroup_reg_alloc");
 constexpr int LOW_PAIRS = STACKED ? 3 : KMajorOperand::TERMS == 3 ? LOW_ORDER_PAIRS : 0;
 typedef KMajorLayout<TILE + REACH, GROUPS> ImageLayout;
+typedef KMajorWeightLayout WeightLayout;
 typedef ConvPipeline<PRODUCERS, FILTER_BLOCKS == 1 && WEIGHT_STAGES == CHANNEL_BLOCKS * TAPS> Pipelines;
 
 // The terms of low-order product i.
@@ -26,7 +30,7 @@ __device__ constexpr TermPair low_pair(int i) {
     return STACKED ? pairs[i] : low_order_pair(i);
 }
 
-// Packs the weights as operands, in scratch.
+// Packs the weights as operands, in scratch. For FALLBACK conv/shifted_fp16x2.cu packs them.
 KERNEL pack_weights(const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
     wait_for_inputs();
     const WeightReader weights = {w};
@@ -39,32 +43,68 @@ KERNEL pack_weights(const T *x, const T *w, const Epilogue epilogue, int64_t bat
     }
 }
 
+// The tiles that a block computes. FALLBACK: only tiles with marked positions.
+struct BlockTiles {
+    const Tiles &tiles;
+    const ConvScratch &scratch_layout;
+    int positions; // of all images
+
+    __device__ __forceinline__ bool takes(int tile) const {
+        if (!FALLBACK) return true;
+        const int filter = tiles.filter(tile), first = tiles.position(tile), end = min(first + TILE, positions);
+        bool found = false;
+        const int begin = first / FALLBACK_POSITIONS * FALLBACK_POSITIONS;
+        for (int position = begin; position < end; position += FALLBACK_POSITIONS)
+            found |= scratch_layout.falls_back(position, filter);
+        return found;
+    }
+    // The first of them from `tile` on.
+    __device__ __forceinline__ int next(int tile) const {
+        while (tile < tiles.count && !takes(tile)) tile += gridDim.x;
+        return tile;
+    }
+    __device__ __forceinline__ int first() const { return next(blockIdx.x); }
+    __device__ __forceinline__ int after(int tile) const { return next(tile + gridDim.x); }
+
+    // Whether there are any. By all threads.
+    __device__ __forceinline__ bool any() const {
+        __shared__ bool found;
+        found = false;
+        __syncthreads();
+        for (int tile = blockIdx.x + threadIdx.x * gridDim.x; tile < tiles.count; tile += blockDim.x * gridDim.x)
+            if (takes(tile)) found = true;
+        __syncthreads();
+        return found;
+    }
+};
+
 // By the first warp: copies the weights of all tiles that a block computes, and prefetches their auxiliary inputs. It takes part in
 // the pipeline of the images, so that it is not far ahead of them.
-__device__ __forceinline__ void load_weights(const Tiles &tiles, const Epilogue &epilogue, int batch, Pipelines &pipeline,
-    char *shared, const char *all) {
+__device__ __forceinline__ void load_weights(const BlockTiles &taken, const Tiles &tiles, const Epilogue &epilogue, int batch,
+    Pipelines &pipeline, char *shared, const char *all) {
     PipelineState<IMAGE_STAGES> image;
     PipelineState<WEIGHT_STAGES> weight;
-    for (int tile = blockIdx.x; tile < tiles.count; tile += gridDim.x) {
+    for (int tile = taken.first(); tile < tiles.count; tile = taken.after(tile)) {
         for (int channel_block = 0; channel_block < CHANNEL_BLOCKS; channel_block++, image.advance()) {
             pipeline.images.wait_empty(image);
             arrive_per_warp(pipeline.images.full[image.stage]);
             if (threadIdx.x > 0) continue;
-            if (!POOLING && channel_block == 0) prefetch_aux(epilogue, batch, tiles.filter(tile), tiles.position(tile));
-            pipeline.load_weights(tile, channel_block, weight, shared, all);
+            if (!POOLING && !FALLBACK && channel_block == 0)
+                prefetch_aux(epilogue, batch, tiles.filter(tile), tiles.position(tile));
+            pipeline.load_weights<WeightLayout>(tile, channel_block, weight, shared, all);
         }
     }
 }
 
 // By the other producers: loads the images of these tiles.
 __device__ __forceinline__ void load_images(
-    const InputImages &images, const Tiles &tiles, Pipelines &pipeline, char *shared) {
+    const InputImages &images, const BlockTiles &taken, const Tiles &tiles, Pipelines &pipeline, char *shared) {
     ImageLoader<ImageLayout, LOADERS, REACH_BACK> loader = {images, (int)threadIdx.x - WARP};
     const auto start = [&](int tile, int channel_block) {
         if (tile < tiles.count) loader.start(tiles.position(tile) - REACH_BACK, channel_block * STAGE_CHANNELS);
     };
     PipelineState<IMAGE_STAGES> state;
-    int tile = blockIdx.x, channel_block = 0;
+    int tile = taken.first(), channel_block = 0;
     start(tile, channel_block);
     #pragma unroll 1
     for (; tile < tiles.count; state.advance()) {
@@ -72,7 +112,7 @@ __device__ __forceinline__ void load_images(
         loader.finish(StoreOperand<ImageLayout, KMajorOperand>{shared + state.stage * ImageLayout::SIZE});
         fence_proxy_async();
         arrive_per_warp(pipeline.images.full[state.stage]);
-        if (++channel_block == CHANNEL_BLOCKS) tile += gridDim.x, channel_block = 0;
+        if (++channel_block == CHANNEL_BLOCKS) tile = taken.after(tile), channel_block = 0;
         start(tile, channel_block);
     }
 }
@@ -81,8 +121,7 @@ struct Accumulator {
     static constexpr bool ONE_TERM = LOW_PAIRS == 0; // WGMMA sums all products
     float main[SUMS], low[SUMS];
 
-    // By a warpgroup: the products of all channels and taps of a tile. In a block's first tile warpgroups start one after
-    // the other.
+    // See Fp16x2Accumulator::multiply.
     __device__ __forceinline__ void multiply(Pipelines &pipeline, const char *images, const char *weights, int warpgroup,
         bool first_tile, PipelineState<IMAGE_STAGES> &image, PipelineState<WEIGHT_STAGES> &weight) {
         if (first_tile) pipeline.wait_for_start(warpgroup);
@@ -166,12 +205,26 @@ __device__ __forceinline__ void recompute_non_finite(
     }
 }
 
+// The mask of `write`.
+struct FallbackMask {
+    const ConvScratch &scratch_layout;
+    int filter;
+    float rows[2] = {1, 1};
+
+    __device__ __forceinline__ bool takes(int position) const {
+        return !FALLBACK || scratch_layout.falls_back(position, filter);
+    }
+    __device__ __forceinline__ float scale(int) const { return 1; }
+};
+
 KERNEL __launch_bounds__(THREADS, 1) conv_shifted_bf16x3(const T *x, const T *w, const Epilogue epilogue,
     int64_t batch, char *scratch) {
     wait_for_inputs();
     const InputImages images = {x, (int)batch};
     const Tiles tiles(batch);
-    const char *packed_weights = *SCRATCH_WEIGHTS(char[WeightLayout::SIZE], scratch);
+    const ConvScratch scratch_layout(scratch);
+    const BlockTiles taken = {tiles, scratch_layout, (int)batch * IMAGE_PITCH};
+    if (FALLBACK && !taken.any()) return;
     char *of_images = *SHARED_IMAGES(char[ImageLayout::SIZE], shared_bytes);
     char *of_weights = *SHARED_WEIGHTS(char[WeightLayout::SIZE], shared_bytes);
     T *buffer = SHARED_COMBINED(T, shared_bytes);
@@ -183,16 +236,16 @@ KERNEL __launch_bounds__(THREADS, 1) conv_shifted_bf16x3(const T *x, const T *w,
     if (threadIdx.x < PRODUCERS) {
         warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
         if (threadIdx.x < WARP)
-            load_weights(tiles, epilogue, batch, pipeline, of_weights, packed_weights);
+            load_weights(taken, tiles, epilogue, batch, pipeline, of_weights, scratch_layout.k_major_weights);
         else
-            load_images(images, tiles, pipeline, of_images);
+            load_images(images, taken, tiles, pipeline, of_images);
     } else {
         warpgroup_reg_alloc<CONSUMER_REGISTERS>();
         const int warpgroup = consumer_warpgroup();
-        for (int tile = blockIdx.x; tile < tiles.count; tile += gridDim.x) {
+        for (int tile = taken.first(); tile < tiles.count; tile = taken.after(tile)) {
             const int filter = tiles.filter(tile), position = tiles.position(tile) + warpgroup * COLUMNS;
             Accumulator sums;
-            const bool first_tile = tile == blockIdx.x;
+            const bool first_tile = !FALLBACK && tile == blockIdx.x;
             sums.multiply(pipeline, of_images + warpgroup * COLUMNS * CHUNK_BYTES, of_weights, warpgroup, first_tile,
                 image, weight);
             float own[OUTPUTS];
@@ -201,7 +254,7 @@ KERNEL __launch_bounds__(THREADS, 1) conv_shifted_bf16x3(const T *x, const T *w,
             if (POOLING)
                 write_pooled(own, epilogue, filter, position);
             else
-                write(own, epilogue, batch, filter, position);
+                write(own, epilogue, batch, filter, position, FallbackMask{scratch_layout, filter});
         }
     }
 }

@@ -7,6 +7,7 @@
 // TILES_PER_IMAGE = 0: tiles cover the flat index without gaps. Otherwise each image starts with a tile and has
 // TILES_PER_IMAGE tiles, at most IMAGE_PITCH positions; the padding after them is skipped.
 #pragma once
+#include "conv/fp16x2.cuh"
 #include "conv/shifted_pipeline.cuh"
 #ifndef TILES_PER_IMAGE
 #define TILES_PER_IMAGE 0
@@ -22,13 +23,16 @@ constexpr int CHANNEL_BLOCKS = (IN_CHANNELS + STAGE_CHANNELS - 1) / STAGE_CHANNE
 constexpr int SUMS = COLUMNS / 2, OUTPUTS = SUMS * FILTERS / MMA_ROWS; // of a thread: accumulators, and outputs that it writes
 constexpr int COMBINE_ELEMENTS = STACKED ? OUTPUTS * WARPGROUP : 0;         // of a warpgroup's buffer in combine_stacked()
 constexpr int CONSECUTIVE_TILES = TILES_PER_IMAGE > 0 ? TILES_PER_IMAGE : 1 << 30;      // tiles without a gap between them
-typedef KMajorLayout<MMA_ROWS, GROUPS, STACKED ? 2 : KMajorOperand::TERMS> WeightLayout;
+typedef KMajorLayout<MMA_ROWS, GROUPS, STACKED ? 2 : KMajorOperand::TERMS> KMajorWeightLayout;
+typedef CoreMatrixLayout<MMA_ROWS, GROUPS, FP16_TERMS> Fp16x2WeightLayout;
 
 // A chunk of 8 channels of a filter's weights. Stages are in the order of filter block, channel block and tap; within a stage
 // the order is term, group of channels, row.
 struct WeightChunk {
     int filter_block, channel_block, tap, group, row;
 
+    __device__ WeightChunk(int filter_block, int channel_block, int tap, int group, int row)
+        : filter_block(filter_block), channel_block(channel_block), tap(tap), group(group), row(row) {}
     __device__ WeightChunk(int filter, int i)
         : filter_block(filter / FILTERS), channel_block(i / (GROUPS * TAPS)), tap(i / GROUPS % TAPS), group(i % GROUPS),
           row(filter % FILTERS) {}
@@ -42,11 +46,11 @@ constexpr int WEIGHT_CHUNKS = CHANNEL_BLOCKS * TAPS * GROUPS; // of a filter
 __device__ __forceinline__ void store_weights(char *weights, const WeightChunk &at, const float (&x)[CHUNK_ELEMENTS]) {
     Chunk chunks[KMajorOperand::CHUNKS];
     KMajorOperand::split(chunks, x);
-    char *to = weights + at.stage() * WeightLayout::SIZE;
+    char *to = weights + at.stage() * KMajorWeightLayout::SIZE;
     #pragma unroll
     for (int i = 0; i < KMajorOperand::CHUNKS + STACKED; i++) {
         const int chunk = STACKED ? i / 2 : i, row = STACKED ? at.row + i % 2 * FILTERS : at.row;
-        *(Chunk *)(to + WeightLayout::chunk(chunk, at.group, row)) = i < KMajorOperand::CHUNKS ? chunks[i] : Chunk{};
+        *(Chunk *)(to + KMajorWeightLayout::chunk(chunk, at.group, row)) = i < KMajorOperand::CHUNKS ? chunks[i] : Chunk{};
     }
 }
 
@@ -61,6 +65,24 @@ struct Tiles {
     __device__ __forceinline__ int position(int tile) const {
         const int i = tile / FILTER_BLOCKS;
         return i / CONSECUTIVE_TILES * IMAGE_PITCH + i % CONSECUTIVE_TILES * TILE;
+    }
+};
+
+constexpr int FALLBACK_POSITIONS = 144; // fp16x2 falls back to bf16x3 in units of so many positions
+
+// Scratch of a convolution: weights as K-major operands, and for fp16x2 also weights in fp16x2, statistics of filters, marks of
+// units that fall back, and packed images (conv/packed_images.cuh).
+struct ConvScratch {
+    char *k_major_weights, *fp16_weights;
+    Statistics *filters;
+    int *marks; // for each FALLBACK_POSITIONS positions and FILTERS filters
+
+    __device__ explicit ConvScratch(char *scratch)
+        : k_major_weights(*SCRATCH_K_MAJOR_WEIGHTS(char[KMajorWeightLayout::SIZE], scratch, 0)),
+          fp16_weights(*SCRATCH_FP16_WEIGHTS(char[Fp16x2WeightLayout::SIZE], scratch, 0)),
+          filters(SCRATCH_FILTERS(Statistics, scratch, 0)), marks(SCRATCH_MARKS(int, scratch, 0)) {}
+    __device__ __forceinline__ int &falls_back(int position, int filter) const {
+        return marks[position / FALLBACK_POSITIONS * FILTER_BLOCKS + filter / FILTERS];
     }
 };
 
@@ -96,7 +118,7 @@ struct ConvPipeline : TilePipeline<IMAGE_STAGES, WEIGHT_STAGES, IMAGE_PRODUCERS,
     }
 
     // By one thread: copies the weights of a block of a tile's channels.
-    __device__ __forceinline__ void load_weights(
+    template <class WeightLayout> __device__ __forceinline__ void load_weights(
         int tile, int channel_block, PipelineState<WEIGHT_STAGES> &state, char *shared, const char *all) {
         const int first = (tile % FILTER_BLOCKS * CHANNEL_BLOCKS + channel_block) * TAPS;
         this->template load_stages<WeightLayout::SIZE, TAPS>(state, shared, all + (int64_t)first * WeightLayout::SIZE);
@@ -140,9 +162,10 @@ __device__ __forceinline__ void prefetch_aux(const Epilogue &out, int batch, int
 }
 
 // The epilogue for FILTERS filters from `filter` on and COLUMNS positions from `position` on. Auxiliary inputs of
-// several outputs are loaded before the first one is written.
-__device__ __forceinline__ void write(
-    const float (&sums)[OUTPUTS], const Epilogue &out, int batch, int filter, int position) {
+// several outputs are loaded before the first one is written. mask: takes(position) is whether a position is written;
+// scale(image) and rows[] are factors of the sums.
+template <class Mask> __device__ __forceinline__ void write(
+    const float (&sums)[OUTPUTS], const Epilogue &out, int batch, int filter, int position, const Mask &mask) {
     constexpr int QUAD = 4, QUADS_AT_ONCE = 4; // QUAD: accumulators of two neighbouring positions and two rows
     const auto row = [&](int i) { return filter + output_row(i); };
     const auto index = [&](int image, int pixel, int r) {
@@ -154,12 +177,15 @@ __device__ __forceinline__ void write(
         #pragma unroll
         for (int first = h; first < OUTPUTS; first += QUADS_AT_ONCE * QUAD) {
             int image[QUADS_AT_ONCE], pixel[QUADS_AT_ONCE];
+            float scale[QUADS_AT_ONCE];
             Epilogue::Aux<WIDE_C> aux[QUADS_AT_ONCE][2];
             // 8: output_column(QUAD) - output_column(0)
             #pragma unroll
             for (int i = 0; i < QUADS_AT_ONCE && first + i * QUAD < OUTPUTS; i++, at.advance(8)) {
                 image[i] = at.image;
-                pixel[i] = at.inside(batch) ? at.y * OUT_COLUMNS + at.x : -1;
+                const bool taken = at.inside(batch) && mask.takes(position + output_column(first + i * QUAD));
+                pixel[i] = taken ? at.y * OUT_COLUMNS + at.x : -1;
+                scale[i] = taken ? mask.scale(at.image) : 0;
                 #pragma unroll
                 for (int r = 0; r < 2; r++)
                     if (pixel[i] >= 0 && row(2 * r) < OUT_CHANNELS)
@@ -172,7 +198,8 @@ __device__ __forceinline__ void write(
                     if (pixel[i] < 0 || row(2 * r) >= OUT_CHANNELS) continue;
                     T value[WIDE_C];
                     #pragma unroll
-                    for (int k = 0; k < WIDE_C; k++) value[k] = sums[first + i * QUAD + 2 * r + k];
+                    for (int k = 0; k < WIDE_C; k++)
+                        value[k] = sums[first + i * QUAD + 2 * r + k] * mask.rows[r] * scale[i];
                     out.write(aux[i][r], index(image[i], pixel[i], r), value);
                 }
             }

@@ -7,6 +7,8 @@
 //
 // STAGES_PER_IMAGE = 0: stages cover the flat index without gaps. Otherwise each image starts with a stage and has
 // STAGES_PER_IMAGE stages, at most IMAGE_PITCH positions; the padding after them is skipped.
+//
+// FALLBACK: a split has whole images; only splits that conv/shifted_weight_grad_fp16x2.cu has marked are computed.
 #pragma once
 #include "conv/shifted.cuh"
 
@@ -27,22 +29,27 @@ struct ImageLayout {
     }
 };
 
-// The split of a block: filters and channels from `filter` and `channel` on, and stages begin to end.
+// The split of a block: filters and channels from `filter` and `channel` on, and stages begin to end of images `first` to
+// `images`.
 struct PositionSplit {
-    int filter, channel, begin, end;
+    int filter, channel, first = 0, begin, end, images;
 
-    __device__ PositionSplit(int batch, int splits) {
+    __device__ PositionSplit(int batch, int splits) : images(batch) {
         constexpr int across = (IN_CHANNELS + STAGE_CHANNELS - 1) / STAGE_CHANNELS;
         filter = blockIdx.x / across * FILTERS;
         channel = blockIdx.x % across * STAGE_CHANNELS;
-        const int64_t all =
-            STAGES_PER_IMAGE > 0 ? batch * STAGES_PER_IMAGE : ceil_div(batch * IMAGE_PITCH, STAGE_POSITIONS);
+        const int64_t all = FALLBACK               ? batch
+                            : STAGES_PER_IMAGE > 0 ? batch * STAGES_PER_IMAGE
+                                                   : ceil_div(batch * IMAGE_PITCH, STAGE_POSITIONS);
         begin = all * blockIdx.y / splits;
         end = all * (blockIdx.y + 1) / splits;
+        if (!FALLBACK) return;
+        first = begin, images = end;
+        begin = 0, end = ceil_div((images - first) * IMAGE_PITCH, STAGE_POSITIONS);
     }
     __device__ __forceinline__ int position(int stage) const {
         constexpr int CONSECUTIVE_STAGES = STAGES_PER_IMAGE > 0 ? STAGES_PER_IMAGE : 1 << 30;
-        return stage / CONSECUTIVE_STAGES * IMAGE_PITCH + stage % CONSECUTIVE_STAGES * STAGE_POSITIONS;
+        return (first + stage / CONSECUTIVE_STAGES) * IMAGE_PITCH + stage % CONSECUTIVE_STAGES * STAGE_POSITIONS;
     }
 };
 

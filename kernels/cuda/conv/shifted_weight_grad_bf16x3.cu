@@ -73,7 +73,11 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_shifted_bf16x3(const T *x, cons
     IF(SPLIT, w = SCRATCH_SUMS(T, scratch, splits);)
     const InputImages images = {x, (int)batch};
     const PositionSplit split(batch, splits);
-    const Gradients gradients = {g, (int)batch};
+    const Gradients gradients = {g, split.images};
+#if FALLBACK
+    const int *marks = SCRATCH_FALLS_BACK(int, scratch, splits) + (blockIdx.y * gridDim.x + blockIdx.x) * KH;
+    if (!(marks[0] | marks[1] | marks[2])) return;
+#endif
     char *shared = *SHARED_STAGES(char[STAGE], shared_bytes);
     T *staging = SHARED_LOADS(T, shared_bytes);
     __shared__ Pipeline<STAGES> pipeline;

@@ -27,6 +27,7 @@ from adtrain.lowering.cuda.conv.shifted import (
     ShiftedConv,
     weight_stages,
 )
+from adtrain.lowering.cuda.conv.shifted_fp16x2 import Fp16x2Conv, Fp16x2WeightGrad
 from adtrain.lowering.cuda.conv.shifted_weight_grad import ShiftedWeightGrad
 
 FILE = "conv/sparse_pool_input_grad.cu"
@@ -240,6 +241,6 @@ def _if_faster(pooled: AnAlgorithm | None, ranked: Sequence[Algorithm], pooling:
     None also if that algorithm is not a shifted implicit GEMM.
     """
     best = next(iter(ranked), None)
-    if pooled is None or not isinstance(best, ShiftedConv | ShiftedWeightGrad):
+    if pooled is None or not isinstance(best, (ShiftedConv, Fp16x2Conv, ShiftedWeightGrad, Fp16x2WeightGrad)):
         return None
     return pooled if pooled.cycles <= best.cycles + pooling else None

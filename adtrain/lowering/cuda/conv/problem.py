@@ -176,6 +176,11 @@ class PaddedIndex:
         return (rows - 1) * down * self.pitch + (columns - 1) * right
 
     @property
+    def fp16_terms(self) -> int:
+        """float16 terms of an operand: two, or one if operands are rounded."""
+        return 2 if self.problem.precision == FULL else 1
+
+    @property
     def bf16_terms(self) -> int:
         """bfloat16 terms of an operand: three, or fewer if operands are rounded."""
         return -(-(mantissa(self.problem.precision) + 1) // 8)

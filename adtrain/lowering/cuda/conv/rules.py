@@ -15,6 +15,7 @@ from adtrain.core.target import Target
 from adtrain.lowering.cuda.conv.direct import DirectConv, DirectWeightGrad
 from adtrain.lowering.cuda.conv.problem import MAX_PIXELS, Algorithm, ConvProblem, PaddedIndex
 from adtrain.lowering.cuda.conv.shifted import ShiftedConv
+from adtrain.lowering.cuda.conv.shifted_fp16x2 import Fp16x2Conv, Fp16x2WeightGrad
 from adtrain.lowering.cuda.conv.shifted_weight_grad import ShiftedWeightGrad
 from adtrain.lowering.cuda.gemm.cost_model import FMA_LANES, TILED, Gathers, mma_kinds, ranked
 from adtrain.lowering.cuda.gemm.matmul import MANY_MEMBERS
@@ -172,17 +173,21 @@ def rank_weight_grad(problem: ConvProblem, target: Target) -> Sequence[Algorithm
 
 
 def shifted_convs(problem: ConvProblem, target: Target, flipped: bool) -> list[Algorithm]:
-    """Shifted implicit GEMM, where supported."""
+    """Shifted implicit GEMM with operands as bf16x3 and as fp16x2, where supported."""
     index = PaddedIndex(problem)
-    best = ShiftedConv(index, target, flipped).best() if index.supported(target) else None
-    return [best] if best else []
+    if not index.supported(target):
+        return []
+    bf16x3, fp16x2 = ShiftedConv(index, target, flipped).best(), Fp16x2Conv(index, target, flipped)
+    return [*([bf16x3] if bf16x3 else []), *([fp16x2] if fp16x2.supported() else [])]
 
 
 def shifted_weight_grads(problem: ConvProblem, target: Target) -> list[Algorithm]:
     """The same for the weight gradient."""
     index = PaddedIndex(problem)
-    best = ShiftedWeightGrad(index, target).best() if index.supported(target) else None
-    return [best] if best else []
+    if not index.supported(target):
+        return []
+    bf16x3, fp16x2 = ShiftedWeightGrad(index, target).best(), Fp16x2WeightGrad(index, target)
+    return [*([bf16x3] if bf16x3 else []), *([fp16x2] if fp16x2.supported() else [])]
 
 
 def _ranked(gemm: ImplicitGemm, others: Sequence[Algorithm]) -> Sequence[Algorithm]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
-from adtrain.core.memory_layout import MemoryLayout, memory_layout
+from adtrain.core.memory_layout import Arrays, MemoryLayout, lengths, memory_layout
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.conv.problem import PaddedIndex
 
@@ -23,10 +23,14 @@ IMAGE_STAGES, MIN_WEIGHT_STAGES, MAX_WEIGHT_STAGES = 2, 3, 8
 """Stages in shared memory: of images, and of weights."""
 STAGE_CHANNELS = 32, 16
 """Channels of a stage, the faster choice first."""
+STATISTICS_BYTES, ALIGNED = 16, 32
+"""Bytes of the statistics of an image or a filter in fp16x2; 32-bit numbers of a cache line, at which arrays begin."""
 STATIC_SHARED = 1 << 10
 """Bytes of shared memory of a block that are static or reserved by the system."""
 LOADER_BYTES = 4 * CHUNK_ELEMENTS * 4
 """Bytes of shared memory for the loads in flight of a thread that loads images of a weight gradient."""
+MAX_FILTER_BLOCKS = 128
+"""Maximum of tiles of the same positions, so that the statistics of their filters fit into shared memory."""
 PRODUCTS = {3: 6, 2: 5.25, 1: 4.5}
 """The time of a weight gradient's products by number of terms, in units of one of the six bf16x3 products, measured."""
 STACKED_PRODUCTS, K_MAJOR_PRODUCTS = 4, {6: 6, 4: 2.5, 2: 1.5}
@@ -183,6 +187,24 @@ class ShiftedConv:
         """K of the sums, padded channels included."""
         return self.index.problem.taps * self.channel_blocks * self.channels
 
+    def scratch(self, marks: int | None = None, packed: int = 0) -> MemoryLayout:
+        """The layout of scratch, `ConvScratch` in `conv/shifted_tiles.cuh`.
+
+        Args:
+            marks: for operands as fp16x2, how many units may fall back.
+            packed: bytes of the packed images.
+        """
+        (count,) = lengths(marks=marks or 0)
+        fp16x2, stages = marks is not None, self.filter_blocks * self.channel_blocks * self.index.problem.taps
+        arrays: Arrays = {
+            "K_MAJOR_WEIGHTS": (self._weight_stage_bytes(self.channels), stages),
+            "FP16_WEIGHTS": (self.index.fp16_terms * self.channels * FILTERS * 2, stages if fp16x2 else 0),
+            "FILTERS": (STATISTICS_BYTES, self.filter_blocks * FILTERS if fp16x2 else 0),
+            "MARKS": (4, count.rounded_up(ALIGNED)),
+            "PACKED": (1, packed),
+        }
+        return memory_layout("SCRATCH", arrays, count)
+
     @property
     def cycles(self) -> float:
         """An estimate of the time."""
@@ -194,26 +216,30 @@ class ShiftedConv:
         return START + waves * (EPILOGUE_CYCLES * self.tile + self.channel_blocks * max(multiplied, gathered))
 
     def supported(self) -> bool:
-        return self.channels > 0 and self.index.supported(self.target)
+        fits = self.channels > 0 and self.filter_blocks <= MAX_FILTER_BLOCKS
+        return fits and self.index.supported(self.target)
 
     def kernels(self) -> Sequence[CudaKernel]:
         """The launches: pack the weights, multiply."""
         chunks = self.filter_blocks * self._filters * self.products // CHUNK_ELEMENTS
-        stages = self.filter_blocks * self.channel_blocks * self.index.problem.taps
-        scratch = memory_layout("SCRATCH", {"WEIGHTS": (self._weight_stage_bytes(self.channels), stages)})
+        scratch, shared = self.scratch(), self.shared
+        multiply = self.multiply(scratch)
+        pack = replace(multiply, name="pack_weights", elements=chunks, blocks=None, threads=None, shared=0)
+        return [CudaKernel((replace(pack, layouts=(scratch, shared)), multiply), scratch)]
+
+    def multiply(self, scratch: MemoryLayout, fallback: bool = False) -> CudaLaunch:
+        """The launch that multiplies; with ``fallback`` it computes only the tiles that an fp16x2 launch has marked."""
         macros = {
-            **self.index.macros(),
-            "STAGE_CHANNELS": self.channels,
-            "WIDE_C": math.gcd(2, self.index.problem.outputs[3]),
-            "FLIPPED": int(self.flipped),
+            **self.macros(),
             "WEIGHT_STAGES": self._weight_stages(self.channels),
             "WARPGROUP_COLUMNS": self.columns,
             "TILES_PER_IMAGE": self.image_tiles,
             "POOLING": int(self.pooled),
             "PRODUCER_THREADS": self._producers,
             "CONSUMER_WARPGROUPS": self._consumers,
+            **({"FALLBACK": 1} if fallback else {}),
         }
-        multiply = CudaLaunch(
+        return CudaLaunch(
             FILE,
             "conv_shifted_bf16x3",
             self.index.problem.images[:1],
@@ -224,5 +250,12 @@ class ShiftedConv:
             definitions=macros,
             layouts=(scratch,),
         )
-        pack = replace(multiply, name="pack_weights", elements=chunks, blocks=None, threads=None, shared=0)
-        return [CudaKernel((replace(pack, layouts=(scratch, self.shared)), multiply), scratch)]
+
+    def macros(self) -> Mapping[str, int]:
+        """The macros of all kernels of a convolution."""
+        return {
+            **self.index.macros(),
+            "STAGE_CHANNELS": self.channels,
+            "WIDE_C": math.gcd(2, self.index.problem.outputs[3]),
+            "FLIPPED": int(self.flipped),
+        }

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
-from adtrain.core.memory_layout import MemoryLayout, lengths, memory_layout
+from adtrain.core.memory_layout import Arrays, MemoryLayout, lengths, memory_layout
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.conv.problem import PaddedIndex
 from adtrain.lowering.cuda.conv.shifted import (
+    ALIGNED,
     BF16X3_TERMS,
     FILTERS,
     LOADER_BYTES,
@@ -124,8 +125,17 @@ class ShiftedWeightGrad:
 
     def kernels(self) -> Sequence[CudaKernel]:
         """The sums of each split, and their sum."""
-        problem, splits = self.index.problem, self.splits
-        in_scratch = splits > 1 or self.bias
+        return [self.split_into(self.splits)]
+
+    def split_into(self, splits: int, of_fp16x2: MemoryLayout | None = None) -> CudaKernel:
+        """The launches with this number of splits.
+
+        Args:
+            of_fp16x2: the scratch of an fp16x2 launch. Then splits are of whole images, and only those that the launch
+                has marked are computed.
+        """
+        problem = self.index.problem
+        in_scratch = splits > 1 or of_fp16x2 is not None or self.bias
         shares = next(count for count in SUM_SHARES if splits >= MIN_SHARE * count or count == 1)
         macros = {
             **self.index.macros(),
@@ -133,13 +143,12 @@ class ShiftedWeightGrad:
             "STAGE_POSITIONS": self.stage,
             "STAGES_PER_IMAGE": self.image_stages,
             "SPLIT": int(in_scratch),
+            "FALLBACK": int(of_fp16x2 is not None),
             "BIAS": int(self.bias),
             "SUM_SHARES": shares,
         }
         filters, shared = problem.outputs[1] if self.bias else 0, self._shared(self.stage)
-        (count,) = lengths(splits=splits)
-        sums = count * (problem.weights + BF16X3_TERMS * filters)
-        scratch = memory_layout("SCRATCH", {"SUMS": (4, sums)}, count)
+        scratch = self.scratch(splits) if of_fp16x2 is None else of_fp16x2
         dense = "conv/shifted_weight_grad_bf16x3.cu", "weight_grad_shifted_bf16x3"
         sparse = "conv/sparse_pool_weight_grad.cu", "weight_grad_sparse_pool"
         file, name = sparse if self.pooled else dense
@@ -155,8 +164,20 @@ class ShiftedWeightGrad:
             layouts=(scratch,),
         )
         if not in_scratch:
-            return [CudaKernel((multiply,))]
+            return CudaKernel((multiply,))
         blocks = -(-(problem.weights + filters) * shares // SUM_THREADS)
         add = replace(multiply, name="sum_weight_grad_splits", blocks=blocks, threads=SUM_THREADS, shared=0)
         add = replace(add, layouts=(shared, scratch))
-        return [CudaKernel((multiply, add), scratch)]
+        return CudaKernel((multiply, add), scratch)
+
+    def scratch(self, splits: int, packed: int | None = None) -> MemoryLayout:
+        """The layout of scratch: the sums of each split; of an fp16x2 launch also marks and packed operands."""
+        filters = self.index.problem.outputs[1] if self.bias else 0
+        marks = 0 if packed is None else self.blocks * self.index.problem.kernel[0]
+        (count,) = lengths(splits=splits)
+        arrays: Arrays = {
+            "SUMS": (4, (count * (self.index.problem.weights + BF16X3_TERMS * filters)).rounded_up(ALIGNED)),
+            "FALLS_BACK": (4, (count * marks).rounded_up(ALIGNED)),
+            "PACKED": (1, packed or 0),
+        }
+        return memory_layout("SCRATCH", arrays, count)
