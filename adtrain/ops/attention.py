@@ -23,7 +23,7 @@ from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape
 from adtrain.ops import attention_reference
 from adtrain.ops.broadcasting import broadcast_to, promote, reshape
-from adtrain.ops.common import ArrayLike, broadcast_shapes, require_float
+from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes, require_float
 from adtrain.ops.compare import equal, greater_equal, maximum, where
 from adtrain.ops.create import arange, ones, zeros_like
 from adtrain.ops.diagonals import tril
@@ -259,7 +259,7 @@ def first_keys(
     name: str, starts: ArrayLike, shape: Shape, causal: bool, window: int | None, device: str | None
 ) -> Value:
     """The first key of each query within its document, and within ``window``: int32 of ``shape`` on ``device``."""
-    found = starts if isinstance(starts, Value) else array(starts, device=device)
+    found = as_value(starts, device)
     if not causal:
         raise OptionError(f"{name}: found starts without causal, expected both")
     if found.dtype != np.int32:
@@ -335,7 +335,7 @@ def attention(
     leading = broadcast_shapes("attention", *(shape[:-2] for shape in shapes))
     more = []
     if mask is not None:
-        value = mask if isinstance(mask, Value) else array(mask, device=values[0].device)
+        value = as_value(mask, values[0].device)
         if value.dtype != np.bool_:
             raise DTypeError(f"attention: found a mask of {value.dtype}, expected bool, False for keys to ignore")
         sizes = (*leading, keys)

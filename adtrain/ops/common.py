@@ -25,11 +25,11 @@ BalancedFactors: TypeAlias = Annotated[ArrayLike, InConfig(ClassWeights | Litera
 Axis: TypeAlias = "int | Sequence[int] | None"
 
 
-def as_value(x: ArrayLike) -> Value:
-    """``x`` itself if it is a value, a traced number as float32, and all else as an Array on the CPU."""
+def as_value(x: ArrayLike, device: str | None = None) -> Value:
+    """``x`` itself if it is a value, a traced number as float32, all else as an Array on ``device``; None: the CPU."""
     if isinstance(x, TracedNumber):
         return x.array()
-    return x if isinstance(x, Value) else array(x)
+    return x if isinstance(x, Value) else array(x, device=device)
 
 
 def broadcast_shapes(name: str, *shapes: Shape) -> Shape:

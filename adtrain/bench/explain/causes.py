@@ -38,7 +38,7 @@ AUGMENTATION_SHARE = 0.6
 """Augmentation is a cause if it takes at least this share of the step."""
 
 CLOCK_MS = 1e-4
-"""The resolution of a clock, in place of operations of which it sees nothing."""
+"""A clock may measure 0 for very short operations. Their sum then counts as this time."""
 
 Scope: TypeAlias = Literal["step", "epoch"]
 
