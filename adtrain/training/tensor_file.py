@@ -1,18 +1,19 @@
 """Safetensors files with adtrain's metadata, and the start of a training from the weights in one.
 
-Reading treats a file's content as untrusted.
+The format is that of https://github.com/huggingface/safetensors: the length of the header in 8 bytes, the header in
+JSON, the bytes of the arrays without gaps. Reading treats a file's content as untrusted.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from safetensors import SafetensorError, deserialize
 
 from adtrain import nn
 from adtrain.config import records
@@ -37,6 +38,13 @@ DTYPES = {
 NAMES = {name: code for code, name in DTYPES.items()}
 FLOATS = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
 """Types of floating point that NumPy has, by their safetensors names."""
+BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3"), 1), **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4), **dict.fromkeys(("U64", "I64", "F64"), 8),
+}  # fmt: skip
+"""Bytes of a number, by the safetensors names of all dtypes that a file may hold."""
+MAX_HEADER = 100_000_000
+"""Bytes of the longest header that is read."""
 _KNOWN = f"one of {', '.join(DTYPES)}"
 _ORDER = ("int64", "float64", "float32", "uint32", "int32", "uint8", "bool")
 
@@ -54,8 +62,8 @@ def parts(tensors: Mapping[str, np.ndarray], about: object) -> list[bytes | memo
 def parts_with(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> list[bytes | memoryview]:
     """A file's content as consecutive parts, without a copy of arrays that are contiguous.
 
-    Written here, because the library's writer aborts the process where memory is short. Arrays are sorted by dtype, the
-    largest first, then by name, as the library sorts them; the header is padded to 8 bytes.
+    Arrays are sorted by dtype, the largest first, then by name, as the package safetensors sorts them. The header is
+    padded to 8 bytes.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end, arrays = 0, []
@@ -73,6 +81,66 @@ def named(*trees: object, prefix: str = "") -> dict[str, Any]:
     return {prefix + path: leaf for x in trees for path, leaf in zip(tree.paths(x), tree.leaves(x), strict=True)}
 
 
+@dataclass(frozen=True)
+class _Stored:
+    """An array in a file: the safetensors name of its dtype, its shape, and its bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+def _decode(content: bytes) -> tuple[dict[str, str], dict[str, _Stored]]:
+    """The metadata and the arrays of a file, whose bytes are not copied.
+
+    Raises ValueError where the header is damaged, or the arrays do not fill the rest of the file without gaps.
+    """
+    size = int.from_bytes(content[:8], "little")
+    if len(content) < 8 or size > min(len(content) - 8, MAX_HEADER):
+        raise ValueError("the file ends within its header, or the header is too long")
+    header = json.loads(str(content[8 : 8 + size], "utf-8"), object_pairs_hook=_distinct)
+    if not isinstance(header, dict):
+        raise ValueError("the header is not a mapping")
+    metadata = header.pop("__metadata__", {})
+    if not (isinstance(metadata, dict) and all(isinstance(x, str) for x in metadata.values())):
+        raise ValueError("the metadata is not a mapping of texts")
+    "".join((*header, *metadata, *metadata.values())).encode()  # no surrogates
+    data, found = memoryview(content)[8 + size :], {}
+    for name, entry in header.items():
+        if not (isinstance(entry, dict) and entry.keys() == {"dtype", "shape", "data_offsets"}):
+            raise ValueError(f"{_quoted(name)} lacks a dtype, a shape or offsets")
+        dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+        if not (isinstance(dtype, str) and dtype in BYTES and _sizes(shape) and _sizes(offsets) and len(offsets) == 2):
+            raise ValueError(f"{_quoted(name)} has an unknown dtype, or a shape or offsets that are no sizes")
+        if offsets[1] - offsets[0] != math.prod(shape) * BYTES[dtype]:
+            raise ValueError(f"{_quoted(name)} has offsets that do not fit its shape")
+        found[name] = (offsets, _Stored(dtype, tuple(shape), data[slice(*offsets)]))
+    end = 0
+    for begin, after in sorted(offsets for offsets, _ in found.values()):
+        if begin != end:
+            raise ValueError("arrays overlap, or leave a gap")
+        end = after
+    if end != len(data):
+        raise ValueError(f"found {len(data)} bytes of arrays, expected {end}")
+    return metadata, {name: stored for name, (_, stored) in found.items()}
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name occurs twice")
+    return found
+
+
+def _sizes(value: object) -> bool:
+    return isinstance(value, list) and all(type(x) is int and x >= 0 for x in value)
+
+
+def _numbers(tensor: _Stored, dtype: Any) -> np.ndarray:
+    """The numbers in one row. Copied only where the file does not align them."""
+    return np.require(np.frombuffer(tensor.data, dtype), requirements="A")
+
+
 class TensorFile:
     """An open file: its metadata, and its arrays after a check of their names, shapes and dtypes.
 
@@ -84,15 +152,14 @@ class TensorFile:
         self.path = path
         content = read_file(path)  # not memory-mapped: a file that is truncated meanwhile would end the process
         try:
-            self._tensors = dict(deserialize(content))  # checks the header
-        except SafetensorError as error:
+            metadata, self._tensors = _decode(content)
+        except (ValueError, RecursionError) as error:
             raise AdtrainError(f"{path}: cannot be read as safetensors ({' '.join(str(error).split())})") from None
         if not of_adtrain:
             return
         try:
-            header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-            self._metadata = header["__metadata__"][METADATA_KEY]
-        except (KeyError, ValueError, RecursionError):
+            self._metadata = metadata[METADATA_KEY]
+        except KeyError:
             raise AdtrainError(f"{path}: found no adtrain metadata, expected a file that adtrain wrote") from None
 
     def metadata(self, kind: type[T]) -> T:
@@ -104,12 +171,12 @@ class TensorFile:
         """The type of each array according to the header, such as `float32[3, 32]`."""
         found = {}
         for name, tensor in self._tensors.items():
-            found[name] = f"{DTYPES.get(tensor['dtype'], tensor['dtype'])}{list(tensor['shape'])}"
+            found[name] = f"{DTYPES.get(tensor.dtype, tensor.dtype)}{list(tensor.shape)}"
         return found
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of each array according to the header."""
-        return {name: tuple(tensor["shape"]) for name, tensor in self._tensors.items()}
+        return {name: tensor.shape for name, tensor in self._tensors.items()}
 
     def floats(self, name: str) -> np.ndarray:
         """Read an array of floating point; numbers of 16 bits become float32.
@@ -117,16 +184,16 @@ class TensorFile:
         Raises AdtrainError where it has another dtype, or holds NaN or infinity.
         """
         tensor = self._tensors[name]
-        if tensor["dtype"] == "BF16":  # the upper half of a float32
-            x = (np.frombuffer(tensor["data"], np.uint16).astype(np.uint32) << 16).view(np.float32)
-        elif tensor["dtype"] in FLOATS:
-            x = np.frombuffer(tensor["data"], FLOATS[tensor["dtype"]])
+        if tensor.dtype == "BF16":  # the upper half of a float32
+            x = (_numbers(tensor, np.uint16).astype(np.uint32) << 16).view(np.float32)
+        elif tensor.dtype in FLOATS:
+            x = _numbers(tensor, FLOATS[tensor.dtype])
         else:
             expected = f"one of {', '.join(FLOATS)}, BF16"
-            raise AdtrainError(f"{self.path}: {_quoted(name)} has the dtype {tensor['dtype']}, expected {expected}")
+            raise AdtrainError(f"{self.path}: {_quoted(name)} has the dtype {tensor.dtype}, expected {expected}")
         if not np.isfinite(x).all():
             raise AdtrainError(f"{self.path}: {_quoted(name)} holds numbers that are not finite")
-        return np.asarray(x, np.float32 if tensor["dtype"] == "F16" else x.dtype).reshape(tensor["shape"])
+        return np.asarray(x, np.float32 if tensor.dtype == "F16" else x.dtype).reshape(tensor.shape)
 
     def read(
         self, expected: Mapping[str, Any], what: str, others: str | None = None, finite: bool = True
@@ -148,9 +215,9 @@ class TensorFile:
         arrays = {}
         for name in names:
             tensor = self._tensors[name]
-            if tensor["dtype"] not in DTYPES:
-                raise AdtrainError(f"{self.path}: {_quoted(name)} has the dtype {tensor['dtype']}, expected {_KNOWN}")
-            arrays[name] = np.frombuffer(tensor["data"], DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
+            if tensor.dtype not in DTYPES:
+                raise AdtrainError(f"{self.path}: {_quoted(name)} has the dtype {tensor.dtype}, expected {_KNOWN}")
+            arrays[name] = _numbers(tensor, DTYPES[tensor.dtype]).reshape(tensor.shape)
         for name, x in arrays.items():
             if finite and not np.isfinite(x).all():
                 raise AdtrainError(f"{self.path}: {name} holds numbers that are not finite")
