@@ -13,7 +13,7 @@ from command_line import invoke
 
 from adtrain import training
 from adtrain.bench import race as races
-from adtrain.bench.peers import torch_system
+from adtrain.bench.peers import comparison, systems, torch_system
 from adtrain.bench.peers.jobs import Checked, Job
 from adtrain.bench.peers.worker import Worker
 from adtrain.bench.timing import machine, roofline
@@ -205,3 +205,31 @@ def test_a_peer_has_the_same_accuracies_with_muon_and_parameter_groups(
     own, peer = races.racer("adtrain", job)(job), races.racer(name, job)(job)
     assert [each.accuracy for each in own] == [each.accuracy for each in peer]
     assert own[0].accuracy < own[-1].accuracy
+
+
+class Answers:
+    """A worker process that answers with these losses."""
+
+    def __init__(self, losses: list[float]) -> None:
+        self.losses = losses
+
+    def send(self, **request: object) -> None:
+        pass
+
+    def receive(self) -> dict[str, object]:
+        return {"losses": self.losses}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "off"),
+    [
+        ([2.0, 1.0, 0.5], [2.0, 1.0, 0.6], 0.2),
+        ([2.0, 9.0, 10.0], [2.0, 9.9, 20.0], 0.1),
+        ([[2.0, 2.0], [1.0, 9.0], [1.0, 1.0]], [[2.0, 2.0], [1.0, 9.9], [2.0, 2.0]], 0.1),
+    ],
+    ids=["converges", "diverges", "one_of_two_members_diverges"],
+)
+def test_losses_after_one_above_twice_the_first_are_not_compared(ours: Any, theirs: Any, off: float) -> None:
+    workers: Any = {"adtrain": Answers(ours), "torch-eager": Answers(theirs)}
+    found = comparison.compare_losses(workers, systems.Choice([], {}), "x", [], "float32")
+    assert found.off == {"adtrain": 0.0, "torch-eager": pytest.approx(off)}

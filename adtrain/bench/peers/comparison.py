@@ -108,9 +108,16 @@ def compare_losses(
     precision: str,
     do: str = "step",
 ) -> Losses:
-    """The first losses of a config's training. Raises WorkerFailed if adtrain itself cannot run it."""
+    """The first losses of a config's training, up to adtrain's first one above twice the loss of the first step.
+
+    A training that diverges makes errors of rounding grow with each step. Raises WorkerFailed if adtrain itself cannot
+    run it.
+    """
     answers, skipped, failed = _set_up(workers, choice, {"do": do, "config_name": name, "overrides": list(overrides)})
     losses = {name: np.array(answer["losses"]) for name, answer in answers.items()}
+    above = (losses[ADTRAIN] > 2 * losses[ADTRAIN][0]).reshape(len(losses[ADTRAIN]), -1).any(axis=1)
+    steps = int(above.argmax()) + 1 if above.any() else len(above)
+    losses = {name: found[:steps] for name, found in losses.items()}
     off = {name: float(np.max(np.abs(found / losses[ADTRAIN] - 1))) for name, found in losses.items()}
     return Losses(off, _above({name: loss_tolerance(name, precision) for name in off}, off), skipped, failed)
 
