@@ -11,9 +11,9 @@ from conv_samples import cases
 from cuda_on_host import Host, host
 from product_samples import NOISE, ROUNDINGS, errors, sequential_fma
 
-from adtrain.backends.cuda.channels_last import BY_FILTER
 from adtrain.backends.cuda.targets import H200
 from adtrain.backends.cuda.tuner.reference import terms_of
+from adtrain.backends.cuda.write_channels_last import BY_FILTER
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.precision import FLOAT32, TERMS, TF32
 from adtrain.core.primitive import PRIMITIVES, Primitive

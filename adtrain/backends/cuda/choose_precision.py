@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from adtrain.backends.cuda.channels_last import OF_TERMS
 from adtrain.backends.cuda.forms.row_products import may_join
+from adtrain.backends.cuda.write_channels_last import OF_TERMS
 from adtrain.core.precision import FULL
 from adtrain.core.program import Equation, Program
 from adtrain.core.registry import cuda_kernels

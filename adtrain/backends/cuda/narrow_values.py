@@ -25,13 +25,13 @@ from functools import cached_property
 
 import numpy as np
 
-from adtrain.backends.cuda.channels_last import IMAGES, POOLS
 from adtrain.backends.cuda.forms.column_sum import COLUMN_SUM, sums_columns
 from adtrain.backends.cuda.forms.form import kernel_form
 from adtrain.backends.cuda.forms.product import CONVOLUTION
 from adtrain.backends.cuda.forms.product_sums import PRODUCT_SUMS
 from adtrain.backends.cuda.forms.reduction import REDUCTION, reduces
 from adtrain.backends.cuda.forms.row_fused import ROW_FUSED, row_items
+from adtrain.backends.cuda.write_channels_last import IMAGES, POOLS
 from adtrain.core.fused import GATHER, HORIZONTAL, LOOPS, PRODUCT, body_of, fuse, fused_p, single_equations
 from adtrain.core.primitive import BFLOAT16, CHANNELS_LAST, PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf, prod
 
-from adtrain.backends.cuda.channels_last import IMAGES
 from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel
 from adtrain.backends.cuda.codegen.product import Epilogue, epilogue_of, matmul_of
@@ -28,6 +27,7 @@ from adtrain.backends.cuda.forms.column_sum import (
     sums_of,
 )
 from adtrain.backends.cuda.forms.form import Form, define
+from adtrain.backends.cuda.write_channels_last import IMAGES
 from adtrain.core.fused import PRODUCT, body_of, fuse
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Equation, Program, Variable
