@@ -68,10 +68,6 @@ MAX_SORTS = 4
 """Keys have 32 bits."""
 CHUNK, MAX_BLOCKS = 4096, 512
 """Positions of a block of a sort; maximum of blocks."""
-ROWS, MAX_ROW_BYTES = (4, 2, 1), 64 << 10
-"""Numbers of rows that a block of `sum_rows` may have; maximum bytes of several rows."""
-ROW_THREADS = 512
-"""Threads of a block of `sum_rows`."""
 
 
 def scatter_add(target: Target, ct: Any, indices: Any, axis: int, length: int) -> list[CudaKernel]:
@@ -92,30 +88,8 @@ def scatter_add(target: Target, ct: Any, indices: Any, axis: int, length: int) -
         return []  # the kernel of a member must not depend on the number of members
     if not sortable or (count < MIN_SORTED and not merged):
         return [compare]
-    by_rows = _by_rows(target, numbers, ct, indices, sorts) if one[0] >= target.multiprocessors else None
     by_segments = _by_segments(numbers, ct, indices, sorts, segment)
-    sorted_first = [by_segments] if by_rows is None else [by_rows, by_segments]
-    return [*sorted_first, compare] if merged or math.prod(one) >= SORT_FIRST else [compare, *sorted_first]
-
-
-def _by_rows(target: Target, numbers: layouts.Lengths, ct: Any, indices: Any, sorts: int) -> CudaKernel | None:
-    """The kernel with rows of ct in shared memory; None unless inner is 1 and a row fits."""
-    outer, length, inner, count = numbers
-    size = count * int(ct.dtype.itemsize)
-    if inner != 1 or size > target.shared:
-        return None
-    rows = next((rows for rows in ROWS if rows * size <= MAX_ROW_BYTES), 1)
-    launches = _sort(numbers, ct, indices, sorts)
-    starts = _step("list_starts", numbers, ct, indices, {"PASS": sorts}, elements=length + 1)
-    blocks, shared = -(-outer // rows), rows * size
-    macros = {
-        "PASS": sorts,
-        "ROWS": rows,
-        "ROW_THREADS": ROW_THREADS,
-        "WIDTH": vector_width(rows * count, ct.dtype.itemsize),
-    }
-    add = _step("sum_rows", numbers, ct, indices, macros, blocks=blocks, threads=ROW_THREADS, shared=shared)
-    return CudaKernel((*launches, starts, add), _scratch(numbers, ct, starts=length + 1))
+    return [by_segments, compare] if merged or math.prod(one) >= SORT_FIRST else [compare, by_segments]
 
 
 def _by_segments(numbers: layouts.Lengths, ct: Any, indices: Any, sorts: int, segment: int) -> CudaKernel:
@@ -145,12 +119,12 @@ def _sort(numbers: layouts.Lengths, ct: Any, indices: Any, sorts: int) -> list[C
     return launches
 
 
-def _scratch(numbers: layouts.Lengths, ct: Any, starts: int = 0, sums: int = 0) -> MemoryLayout:
-    """The layout of scratch, with so many starts of `sum_rows`, or so many sums of segments."""
+def _scratch(numbers: layouts.Lengths, ct: Any, sums: int = 0) -> MemoryLayout:
+    """The layout of scratch, with so many sums of segments."""
     count, blocks = lengths(count=numbers[-1], blocks=_blocks(numbers))
     arrays = {name: (4, count.rounded_up(4)) for name in ("KEYS", "NEXT_KEYS", "POSITIONS", "NEXT_POSITIONS")}
-    last = {"STARTS": (4, starts), "SEGMENTS": (int(ct.dtype.itemsize), sums)}
-    return memory_layout("SCRATCH", {**arrays, "COUNTS": (4, blocks * DIGITS), **last}, count, blocks)
+    arrays |= {"COUNTS": (4, blocks * DIGITS), "SEGMENTS": (int(ct.dtype.itemsize), sums)}
+    return memory_layout("SCRATCH", arrays, count, blocks)
 
 
 def _blocks(numbers: layouts.Lengths) -> int:

@@ -5,10 +5,6 @@
 // (sort_place). Then a thread per vector sums SEGMENT consecutive positions (sum_segments). If all positions of an index
 // are in one segment, its sum is stored in y. Other sums go to scratch, and join_segments adds those of each index. The
 // order of the additions follows from the indices alone, so each run gives the same bits.
-//
-// For inner = 1, list_starts finds where each index begins among the sorted positions. A block of sum_rows copies ROWS rows of
-// ct to shared memory, and each thread adds the elements at the positions of an index. So device memory is read once for each
-// element of ct, and written once for each element of y.
 #include "common/collectives.cuh"
 
 #define DIGITS 8 // bits of a digit
@@ -17,10 +13,6 @@
 #define WARPS (THREADS / WARP)
 // Rows that a thread loads before it adds any.
 #define LOADS 4
-// Positions of one index that a thread of sum_rows adds. A warp adds those of an index with more.
-#define MAX_LIST 32
-
-extern __shared__ __align__(16) unsigned char shared_bytes[];
 
 #ifndef WIDTH
 #define WIDTH 1
@@ -33,21 +25,13 @@ extern __shared__ __align__(16) unsigned char shared_bytes[];
 #ifndef SEGMENT
 #define SEGMENT 32
 #endif
-// Values of `outer` that a block of sum_rows computes.
-#ifndef ROWS
-#define ROWS 1
-#endif
-// Threads of a block of sum_rows.
-#ifndef ROW_THREADS
-#define ROW_THREADS 512
-#endif
 
 #define SCATTER_NUMBERS int64_t outer, int64_t length, int64_t inner, int64_t count, int64_t blocks, int64_t chunk
 
 // The scratch memory: two buffers of keys and of positions, which a pass reads and writes alternately; counts; then sums of
-// segments, or the starts of sum_rows.
+// segments.
 struct Scratch {
-    uint32_t *key[2], *position[2], *counts, *starts;
+    uint32_t *key[2], *position[2], *counts;
     T *segments;
 
     __device__ __forceinline__ Scratch(char *scratch, int64_t count, int64_t blocks) {
@@ -55,7 +39,6 @@ struct Scratch {
         position[0] = SCRATCH_POSITIONS(uint32_t, scratch, count, blocks);
         position[1] = SCRATCH_NEXT_POSITIONS(uint32_t, scratch, count, blocks);
         counts = SCRATCH_COUNTS(uint32_t, scratch, count, blocks);
-        starts = SCRATCH_STARTS(uint32_t, scratch, count, blocks);
         segments = SCRATCH_SEGMENTS(T, scratch, count, blocks);
     }
 };
@@ -247,67 +230,5 @@ KERNEL join_segments(const T *, const U *, T *y, SCATTER_NUMBERS, char *scratch,
         #pragma unroll
         for (int j = 0; j < WIDTH; j++) sum.lane[j] = (T)total[j];
         store(y, (o * length + key) * inner + i, sum);
-    }
-}
-
-// PASS is the number of sorts. starts[l] is the number of positions with an index below l.
-KERNEL list_starts(const T *, const U *, T *, SCATTER_NUMBERS, char *scratch, int *bad) {
-    wait_for_inputs();
-    const Scratch memory(scratch, count, blocks);
-    const uint32_t *keys = memory.key[PASS % 2];
-    for (int64_t l = grid_index(); l <= length; l += grid_size()) {
-        int64_t low = 0, high = count;
-        while (low < high) {
-            const int64_t middle = (low + high) / 2;
-            if (keys[middle] < l)
-                low = middle + 1;
-            else
-                high = middle;
-        }
-        memory.starts[l] = (uint32_t)low;
-    }
-}
-
-// Adds the elements at every STEP-th of the positions from begin to end, in ROWS rows of shared memory.
-template <int STEP> static __device__ __forceinline__ void add_positions(
-    const T *rows, int64_t count, const uint32_t *positions, uint32_t begin, uint32_t end, T (&sum)[ROWS]) {
-    for (uint32_t p = begin; p < end; p += STEP) {
-        const T *from = rows + positions[p];
-        #pragma unroll
-        for (int r = 0; r < ROWS; r++) sum[r] += from[r * count];
-    }
-}
-
-KERNEL __launch_bounds__(ROW_THREADS) sum_rows(const T *ct, const U *, T *y, SCATTER_NUMBERS, char *scratch, int *bad) {
-    wait_for_inputs();
-    const Scratch memory(scratch, count, blocks);
-    const uint32_t *positions = memory.position[PASS % 2];
-    T *const rows = (T *)shared_bytes;
-    const int64_t first = (int64_t)blockIdx.x * ROWS, present = min((int64_t)ROWS, outer - first);
-    const int64_t size = present * count;
-    #pragma unroll 4
-    for (int64_t i = threadIdx.x; i < size / WIDTH; i += blockDim.x)
-        store(rows, i * WIDTH, load<T, WIDTH>(ct + first * count + i * WIDTH));
-    for (int64_t i = size / WIDTH * WIDTH + threadIdx.x; i < size; i += blockDim.x) rows[i] = ct[first * count + i];
-    __syncthreads();
-    const int lane = threadIdx.x % WARP;
-    for (int64_t l = threadIdx.x; l - lane < length; l += blockDim.x) {
-        const uint32_t begin = l < length ? memory.starts[l] : 0, end = l < length ? memory.starts[l + 1] : 0;
-        T sum[ROWS] = {};
-        if (end - begin <= MAX_LIST) add_positions<1>(rows, count, positions, begin, end, sum);
-        for (unsigned longs = __ballot_sync(FULL_MASK, end - begin > MAX_LIST); longs != 0; longs &= longs - 1) {
-            const int owner = __ffs(longs) - 1;
-            const uint32_t from = __shfl_sync(FULL_MASK, begin, owner), to = __shfl_sync(FULL_MASK, end, owner);
-            T part[ROWS] = {};
-            add_positions<WARP>(rows, count, positions, from + lane, to, part);
-            #pragma unroll
-            for (int r = 0; r < ROWS; r++) {
-                part[r] = over_team<Sum, WARP>(part[r]);
-                if (lane == owner) sum[r] = part[r];
-            }
-        }
-        #pragma unroll
-        for (int r = 0; r < ROWS; r++)
-            if (l < length && r < present) y[(first + r) * length + l] = sum[r];
     }
 }
