@@ -22,7 +22,7 @@ pytestmark = pytest.mark.exhaustive
     [
         ((7, 300), 1, 270, "few", "float32"),
         pytest.param((7, 300), 1, 270, "many", "int32", marks=pytest.mark.exhaustive),
-        ((2, 299, 8), 1, 300, "few", "float32"),
+        ((2, 1300, 8), 1, 300, "few", "float32"),
     ],
 )
 def test_each_kernel_adds_the_elements_of_equal_indices(
