@@ -36,10 +36,3 @@ def test_scatter_add_sorts_many_positions(length: int, count: int, names: list[s
     ct, indices = ArrayType((count, 8), FLOAT), ArrayType((count,), INDEX)
     kernels = cuda_kernels("scatter_add", H200, ct, indices, axis=0, length=length)
     assert [kernel.launches[0].name for kernel in kernels] == names
-
-
-def test_scatter_add_of_many_rows_holds_them_in_shared_memory() -> None:
-    ct, indices = ArrayType((4096, 4096), FLOAT), ArrayType((4096,), INDEX)
-    first, *_ = cuda_kernels("scatter_add", H200, ct, indices, axis=1, length=4096)
-    assert [launch.name for launch in first.launches[-2:]] == ["list_starts", "sum_rows"]
-    assert first.launches[-1].shared == 64 << 10

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from functools import cache
 from math import prod
@@ -14,10 +13,8 @@ from program_samples import for_gpu, names
 from test_cpu_programs import values_and_gradients
 
 from adtrain import ops, passes
-from adtrain.backends.cuda import compiler
-from adtrain.backends.cuda.compiler import CudaCompilerError
 from adtrain.backends.cuda.fusions import gpu_fusions
-from adtrain.backends.cuda.launch_plan import LaunchPlan, launch_source
+from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Candidate, Lowering
 from adtrain.backends.cuda.targets import H200
 from adtrain.cases import CASES
@@ -25,7 +22,6 @@ from adtrain.core.errors import DeviceError
 from adtrain.core.fused import renamed
 from adtrain.core.primitive import PRIMITIVES
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import stage
 from adtrain.core.target import Target
 from adtrain.core.types import ArrayType
@@ -236,20 +232,3 @@ def test_a_launch_of_more_members_than_a_grid_has_rows_is_refused_in_one_line() 
     many = renamed(one, {v: Variable(v.type, "gpu", 70_000) for v in (*one.inputs, *one.outputs)})
     with pytest.raises(DeviceError, match=r"^loops of .* has no kernel for the GPU; use --device cpu$"):
         Lowering(H200).launches(many)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
-def test_a_long_row_of_softmax_leaves_room_for_static_shared_memory(name: str, dtype: str) -> None:
-    """NVRTC reports the static part; the rule defines the dynamic part."""
-    target = TARGETS[0]
-    kernels = cuda_kernels(name, target, ArrayType((8, 100_000), np.dtype(dtype)), axis=1)
-    (launch,) = next(k.launches for k in kernels if k.launches[0].name == "softmax_long")
-    try:
-        log = compiler.compile_source(launch_source(launch), compiler.architecture(target.capability)).log
-    except CudaCompilerError as error:
-        pytest.skip(str(error))
-    of_kernel = log.partition(f"'{launch.name}'")[2]
-    static = re.search(r"(\d+) bytes smem", of_kernel)
-    assert static is not None
-    assert launch.shared + int(static[1]) == target.shared

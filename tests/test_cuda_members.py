@@ -33,10 +33,10 @@ from adtrain.sweeps.step import DONATED, sweep_step
 COUNTS = (1, 3, 31, 32, 33, 64, 1000)
 MOVES = {"copy", "copy_tiles", "join", "loops", "pad"}
 """Kernels that compute each element of the result by itself."""
-SORTS = {"sort_count", "sort_offsets", "sort_place"}
-"""Kernels that sort positions by index. The largest index of all members decides how often."""
-SAME_SUMS = ("-DWIDE_", "-DWIDTH", "-DONE_TILE", "-DPASS")
-"""Macros that change no number: how many a thread loads at once; whether a block computes one tile; the last sort."""
+SORTS = {"sort_tiles", "merge_runs"}
+"""Kernels that sort positions by index. The number of positions of all members decides how often they are launched."""
+SAME_SUMS = ("-DWIDE_", "-DWIDTH", "-DONE_TILE")
+"""Macros that change no number: how many a thread loads at once; whether a block computes one tile."""
 SAMPLES: Mapping[str, Large] = {
     **MEDIUM,
     **LARGE,

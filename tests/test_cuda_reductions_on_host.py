@@ -18,9 +18,12 @@ from adtrain import ops
 from adtrain.backends.cuda.forms.column_sum import MAX_ROWS
 from adtrain.backends.cuda.forms.reduction import REDUCTION
 from adtrain.backends.cuda.launch_plan import LaunchPlan
+from adtrain.backends.cuda.lower import Lowering
+from adtrain.backends.cuda.targets import H200
 from adtrain.core.array import array
 from adtrain.core.fused import LOOPS, body_of, fuse
 from adtrain.core.program import Equation, Program
+from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import stage
 from adtrain.core.staging_trace import evaluate
 from adtrain.core.types import Shape
@@ -190,3 +193,26 @@ def test_the_epilogue_of_a_product_stays_with_the_product() -> None:
         return ops.sum(ops.relu(x @ w))
 
     assert sorted(names(on_gpu(f, (2048, 2048), (2048, 2048)))) == ["product", "sum"]
+
+
+@pytest.mark.parametrize("op", [ops.softmax, ops.log_softmax])
+@pytest.mark.parametrize(("shape", "axis"), [((300, 10), 1), ((3, 3000), 1), ((2, 700, 45), 1), ((2, 5, 3), 0)])
+def test_softmax_of_lines_that_no_generated_kernel_takes(op: Function, shape: Shape, axis: int, host: Host) -> None:
+    (x,) = drawn(shape)
+    x[(0,) * x.ndim], x[(-1,) * x.ndim] = np.inf, -np.inf
+    (e,) = stage(lambda x: op(x, axis), SIMPLIFY).program(array(x)).equations
+    (kernel,) = cuda_kernels(e.primitive.name, H200, e.inputs[0].type, **e.params)
+    (found,), expected = host.computed(e, kernel, [x]), op(array(x), axis).numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(16, 64), (300, 1000), (132, 1025)])
+@pytest.mark.parametrize("f", [lambda x: ops.softmax(x, 1), lambda x: ops.layer_norm(x, x.shape[1])])
+def test_softmax_and_norms_that_share_no_kernel_read_rows_once(f: Function, shape: Shape, host: Host) -> None:
+    (x,) = drawn(shape)
+    program = stage(f, SIMPLIFY).program(array(x))
+    (e,) = program.equations
+    (launch,) = Lowering(H200).launches(e)
+    assert launch.name in ("row_fused", "long_rows")
+    found, (expected,) = host.computed(e, None, [x])[0], evaluate(program, [array(x)])
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-6)

@@ -118,7 +118,7 @@ def scattered_along(draw: Draw) -> Iterator[tuple[str, Function]]:
 
 
 def sorted_positions(draw: Draw) -> Iterator[tuple[str, Function]]:
-    """Enough indices for a radix sort of one, two and three digits: distinct, repeated, and all the same."""
+    """Enough indices for a sort of several tiles: distinct, repeated, and all the same."""
     numbers = np.random.default_rng(2)
     for shape, count, axis in [
         ((250, 64), 9000, 0),

@@ -16,6 +16,7 @@ from adtrain.backends.cuda.codegen.part import Kernel, for_members
 from adtrain.backends.cuda.codegen.product import matmul_of
 from adtrain.backends.cuda.forms.form import kernel_form
 from adtrain.backends.cuda.forms.horizontal import MAX_K, horizontal, is_product
+from adtrain.backends.cuda.forms.long_rows import rows_alone
 from adtrain.backends.cuda.launch_plan import LaunchPlan, Plan, generated_plan, kernel_plans, loops_plan, product_plans
 from adtrain.backends.cuda.vendor import Library, LibraryCall, calls
 from adtrain.core.errors import DeviceError
@@ -150,7 +151,7 @@ class Lowering:
             return form.kernels(equation, self)
         if equation.members and (is_loops(equation) or is_product(equation)):
             return [horizontal([equation], self.inline_products, self.target)]
-        return []
+        return rows_alone(equation, self.target) if form is None and not self.target.by_member else []
 
     def inline_products(self, equation: Equation) -> list[BlockGemm]:
         """The device functions for a matrix product inside a kernel with other equations.

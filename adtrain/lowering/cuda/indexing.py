@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from adtrain.core.kernel import MAX_GRID, CudaKernel, CudaLaunch
-from adtrain.core.memory_layout import MemoryLayout, lengths, memory_layout
+from adtrain.core.memory_layout import Arrays, lengths, memory_layout
 from adtrain.core.registry import register
 from adtrain.core.target import Target
 from adtrain.lowering import layouts
@@ -56,22 +55,10 @@ register("scatter_along_axis", "cuda", scatter_along_axis)
 register("one_hot", "cuda", one_hot)
 
 
-BLOCK, OFFSETS_BLOCK = 256, 1024
-"""Threads per block of a sort, and of the block that computes prefix sums."""
 MIN_SORTED, SORT_FIRST = 256, 1 << 27
 """Minimum of positions for which sorting is a candidate; minimum of comparisons for which it is the first one."""
-DIGIT_BITS, SEGMENT = 8, 32
-"""Bits of a digit, as in `index/scatter.cu`; maximum of positions of a segment."""
-DIGITS = 1 << DIGIT_BITS
-"""Values of a digit."""
-MAX_SORTS = 4
-"""Keys have 32 bits."""
-CHUNK, MAX_BLOCKS = 4096, 512
-"""Positions of a block of a sort; maximum of blocks."""
-ROWS, MAX_ROW_BYTES = (4, 2, 1), 64 << 10
-"""Numbers of rows that a block of `sum_rows` may have; maximum bytes of several rows."""
-ROW_THREADS = 512
-"""Threads of a block of `sum_rows`."""
+SCATTER_TILE, SEGMENT = 512, 32
+"""Positions that a block of `index/scatter.cu` sorts; maximum of positions of a segment."""
 
 
 def scatter_add(target: Target, ct: Any, indices: Any, axis: int, length: int) -> list[CudaKernel]:
@@ -86,86 +73,35 @@ def scatter_add(target: Target, ct: Any, indices: Any, axis: int, length: int) -
     segment = math.gcd(math.prod(indices.shape[1:]), SEGMENT) if merged else SEGMENT
     one = of_one_member(target, ct, outer), length, inner, count
     compare = CudaKernel((launch("scatter_add", numbers, ct, indices, outer * length * inner),))
-    sorts = -(-length.bit_length() // DIGIT_BITS)
-    sortable = count < 1 << 32 and 1 <= sorts <= MAX_SORTS
+    sortable = count < 1 << 32 and 0 < length < 1 << 32
     if merged and not sortable:
         return []  # the kernel of a member must not depend on the number of members
     if not sortable or (count < MIN_SORTED and not merged):
         return [compare]
-    by_rows = _by_rows(target, numbers, ct, indices, sorts) if one[0] >= target.multiprocessors else None
-    by_segments = _by_segments(numbers, ct, indices, sorts, segment)
-    sorted_first = [by_segments] if by_rows is None else [by_rows, by_segments]
-    return [*sorted_first, compare] if merged or math.prod(one) >= SORT_FIRST else [compare, *sorted_first]
+    by_segments = _by_segments(numbers, ct, indices, segment)
+    return [by_segments, compare] if merged or math.prod(one) >= SORT_FIRST else [compare, by_segments]
 
 
-def _by_rows(target: Target, numbers: layouts.Lengths, ct: Any, indices: Any, sorts: int) -> CudaKernel | None:
-    """The kernel with rows of ct in shared memory; None unless inner is 1 and a row fits."""
+def _by_segments(numbers: layouts.Lengths, ct: Any, indices: Any, segment: int) -> CudaKernel:
+    """The kernel that sorts positions by index, then adds segments of so many of them, then those of each index."""
     outer, length, inner, count = numbers
-    size = count * int(ct.dtype.itemsize)
-    if inner != 1 or size > target.shared:
-        return None
-    rows = next((rows for rows in ROWS if rows * size <= MAX_ROW_BYTES), 1)
-    launches = _sort(numbers, ct, indices, sorts)
-    starts = _step("list_starts", numbers, ct, indices, {"PASS": sorts}, elements=length + 1)
-    blocks, shared = -(-outer // rows), rows * size
-    macros = {
-        "PASS": sorts,
-        "ROWS": rows,
-        "ROW_THREADS": ROW_THREADS,
-        "WIDTH": vector_width(rows * count, ct.dtype.itemsize),
-    }
-    add = _step("sum_rows", numbers, ct, indices, macros, blocks=blocks, threads=ROW_THREADS, shared=shared)
-    return CudaKernel((*launches, starts, add), _scratch(numbers, ct, starts=length + 1))
+    width, tiles, segments = vector_width(inner, ct.dtype.itemsize), -(-count // SCATTER_TILE), -(-count // segment)
+    sums, sorts = outer * segments * (inner // width), 1 + max(tiles - 1, 0).bit_length()
+    (size,) = lengths(count=count)
+    arrays: Arrays = {"LISTS": (8, size * 2), "SEGMENTS": (int(ct.dtype.itemsize), outer * segments * 2 * inner)}
+    scratch = memory_layout("SCRATCH", arrays, size)
 
+    def step(name: str, *others: int, **work: Any) -> CudaLaunch:
+        macros = {"TILE": SCATTER_TILE, "SEGMENT": segment, "WIDTH": width}
+        given, dtypes = (*numbers, sorts, *others), (ct.dtype, indices.dtype)
+        work |= {"definitions": macros, "layouts": (scratch,), "checked": True}
+        return CudaLaunch("index/scatter.cu", name, given, dtypes, **work)
 
-def _by_segments(numbers: layouts.Lengths, ct: Any, indices: Any, sorts: int, segment: int) -> CudaKernel:
-    """The kernel that adds segments of so many of the sorted positions, then the segments of each index."""
-    outer, length, inner, count = numbers
-    width = vector_width(inner, ct.dtype.itemsize)
-    segments = -(-count // segment)
-    sums = outer * segments * (inner // width)
-    clear = _step("clear", numbers, ct, indices, {"WIDTH": width}, elements=outer * length * inner // width)
-    launches = _sort(numbers, ct, indices, sorts)
-    macros = {"PASS": sorts, "SEGMENT": segment, "WIDTH": width}
-    add = (_step(name, numbers, ct, indices, macros, elements=sums) for name in ("sum_segments", "join_segments"))
-    return CudaKernel((clear, *launches, *add), _scratch(numbers, ct, sums=outer * segments * 2 * inner))
-
-
-def _sort(numbers: layouts.Lengths, ct: Any, indices: Any, sorts: int) -> list[CudaLaunch]:
-    """The launches that sort the positions by index."""
-    blocks = _blocks(numbers)
-    launches = []
-    for sort in range(sorts):
-        for name, grid, threads in (
-            ("sort_count", blocks, BLOCK),
-            ("sort_offsets", 1, OFFSETS_BLOCK),
-            ("sort_place", blocks, BLOCK),
-        ):
-            launches.append(_step(name, numbers, ct, indices, {"PASS": sort}, blocks=grid, threads=threads))
-    return launches
-
-
-def _scratch(numbers: layouts.Lengths, ct: Any, starts: int = 0, sums: int = 0) -> MemoryLayout:
-    """The layout of scratch, with so many starts of `sum_rows`, or so many sums of segments."""
-    count, blocks = lengths(count=numbers[-1], blocks=_blocks(numbers))
-    arrays = {name: (4, count.rounded_up(4)) for name in ("KEYS", "NEXT_KEYS", "POSITIONS", "NEXT_POSITIONS")}
-    last = {"STARTS": (4, starts), "SEGMENTS": (int(ct.dtype.itemsize), sums)}
-    return memory_layout("SCRATCH", {**arrays, "COUNTS": (4, blocks * DIGITS), **last}, count, blocks)
-
-
-def _blocks(numbers: layouts.Lengths) -> int:
-    """The blocks of a sort."""
-    return max(min(-(-numbers[-1] // CHUNK), MAX_BLOCKS), 1)
-
-
-def _step(
-    name: str, numbers: layouts.Lengths, ct: Any, indices: Any, macros: Mapping[str, int], **work: Any
-) -> CudaLaunch:
-    """A launch of `index/scatter.cu`; `work` is its grid, as arguments of `CudaLaunch`."""
-    blocks = _blocks(numbers)
-    given, dtypes = (*numbers, blocks, -(-numbers[-1] // blocks)), (ct.dtype, indices.dtype)
-    work |= {"definitions": macros, "layouts": (_scratch(numbers, ct),), "checked": True}
-    return CudaLaunch("index/scatter.cu", name, given, dtypes, **work)
+    clear = step("clear", elements=outer * length * inner // width)
+    first = step("sort_tiles", blocks=tiles, threads=SCATTER_TILE)
+    merges = (step("merge_runs", i, SCATTER_TILE << i - 1, elements=count) for i in range(1, sorts))
+    add = (step(name, elements=sums) for name in ("sum_segments", "join_segments"))
+    return CudaKernel((clear, first, *merges, *add), scratch)
 
 
 register("scatter_add", "cuda", scatter_add)

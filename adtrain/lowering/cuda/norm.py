@@ -10,7 +10,6 @@ from adtrain.core.memory_layout import memory_layout
 from adtrain.core.registry import register
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.reduce import MIN_BLOCKS, MIN_ROW_PART, WARP, of_one_member, vector_width
-from adtrain.lowering.cuda.rows import rows_in_registers
 from adtrain.lowering.shapes import alternating, element_types
 
 BLOCK = 256
@@ -18,7 +17,7 @@ BLOCK = 256
 
 
 def standardize(target: Target, x: Any, axes: tuple[int, ...], eps: float) -> list[CudaKernel]:
-    """The candidates: rows in registers, or three passes: moments of parts, moments, and the elements.
+    """The kernel: moments of parts, moments, and the elements.
 
     ``x`` and the result may be bfloat16 in memory.
     """
@@ -47,9 +46,7 @@ def standardize(target: Target, x: Any, axes: tuple[int, ...], eps: float) -> li
     apply = launch(
         "standardize_apply", (*lengths, float(eps)), definitions=width, elements=math.prod(lengths) // width["WIDTH"]
     )
-    passes = CudaKernel((moments_of_parts, moments, apply), scratch)
-    row = r1 if r0 == 1 else 0
-    return [*rows_in_registers(launch("standardize_team", (outputs, row, float(eps))), outputs, row), passes]
+    return [CudaKernel((moments_of_parts, moments, apply), scratch)]
 
 
 register("standardize", "cuda", standardize)

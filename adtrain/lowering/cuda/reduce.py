@@ -22,8 +22,6 @@ MAX_WARP_ROW, MAX_WARP_ROW_OF_MANY = 1024, 8192
 """Maximum of elements of a row that one warp reduces, in general and with MANY_ROWS. A block reduces a longer row."""
 MANY_ROWS = 8192
 """Rows, one per warp, that keep the largest GPU busy."""
-MIN_SHORT_ROWS = 1024
-"""Minimum of rows for one thread per row."""
 MIN_BLOCKS = 1024
 """Blocks that keep the largest GPU busy. A reduction with fewer blocks is split into parts."""
 MIN_ROW_PART, MIN_COLUMN_PART = 8192, 512
@@ -33,8 +31,8 @@ VECTOR = 16
 """Bytes that a thread loads at once."""
 THREADS = 256
 """Threads per block in reduce/reduce.cu."""
-SHORT_ROW = 128
-"""One thread reduces a row of fewer bytes, unless it consists of whole vectors."""
+MIN_UNALIGNED_ROW = 128
+"""Minimum of bytes of a row whose unaligned ends a warp reads apart from the vectors between them."""
 MAX_COLUMN_VECTOR = 4
 """Maximum of columns that a thread loads at once."""
 LOADS_IN_FLIGHT = 4
@@ -44,8 +42,6 @@ SUM, MAX, MIN, ARGMAX, LOGSUMEXP = range(5)
 """OPERATION in kernels/cuda/reduce/accumulators.cuh."""
 COMBINE = "combine"
 """The kernel that combines the parts of an output. It does not read the argument."""
-OF_POINTERS = "reduce_rows"
-"""The kernel whose argument must be in memory. The others can compute it: see COMPUTED_ARGUMENT in accumulators.cuh."""
 
 
 def power_of_two(least: int) -> int:
@@ -67,11 +63,6 @@ def of_one_member(target: Target, x: Any, outputs: int) -> int:
     """The outputs of an operation on x for which the kernel is chosen: all, or in a Program by member those of one
     member. Axis 0 then has the members."""
     return outputs // x.shape[0] if target.by_member and x.shape and x.shape[0] else outputs
-
-
-def thread_per_row(length: int, itemsize: int) -> bool:
-    """Whether one thread computes a contiguous row: it is short and unaligned."""
-    return length * itemsize < SHORT_ROW and unaligned(length, itemsize)
 
 
 def reduction(target: Target, operation: int, x: Any, axes: Sequence[int], result: np.dtype) -> list[CudaKernel]:
@@ -101,12 +92,9 @@ def reduction(target: Target, operation: int, x: Any, axes: Sequence[int], resul
         return CudaLaunch("reduce/reduce.cu", name, numbers, dtypes, definitions=macros, layouts=(scratch,), **work)
 
     found: list[CudaKernel] = []
-    if contiguous and count <= MAX_WARP_ROW and many >= MIN_SHORT_ROWS and thread_per_row(count, itemsize):
-        own = {"blocks": -(-outputs // THREADS), "threads": THREADS}
-        found.append(CudaKernel((launch(OF_POINTERS, (outputs,), {"LENGTH": count}, **own),)))
     if contiguous and (
         (MAX_WARP_ROW < count <= MAX_WARP_ROW_OF_MANY and many >= MANY_ROWS)
-        or (count <= MAX_WARP_ROW and count * itemsize >= SHORT_ROW and unaligned(max(count, 1), itemsize))
+        or (count <= MAX_WARP_ROW and count * itemsize >= MIN_UNALIGNED_ROW and unaligned(max(count, 1), itemsize))
     ):
         found.append(CudaKernel((launch("reduce_warps", (outputs, count), elements=outputs * WARP, threads=THREADS),)))
     if contiguous and count <= MAX_WARP_ROW:

@@ -85,22 +85,3 @@ template <typename Op, int COUNT, typename A> __device__ __forceinline__ A over_
     else
         return over_block<Op>(value);
 }
-
-// Copies min(count, ELEMENTS) contiguous elements by all COUNT threads of a block, between global and shared memory in either
-// direction: 16 bytes a thread, all loads in flight at once.
-template <int COUNT, int ELEMENTS, typename E>
-__device__ __forceinline__ void copy_by_block(const E *from, E *to, int64_t count) {
-    constexpr int WIDE = 16 / sizeof(E), WHOLE = ELEMENTS / WIDE, MINE = (WHOLE + COUNT - 1) / COUNT;
-    static_assert(ELEMENTS % WIDE == 0, "whole vectors");
-    if (count < ELEMENTS) {
-        for (int i = threadIdx.x; i < count; i += COUNT) to[i] = from[i];
-        return;
-    }
-    Vector<E, WIDE> held[MINE];
-    #pragma unroll
-    for (int k = 0; k < MINE; k++)
-        if (threadIdx.x + k * COUNT < WHOLE) held[k] = load<E, WIDE>(from + (threadIdx.x + k * COUNT) * WIDE);
-    #pragma unroll
-    for (int k = 0; k < MINE; k++)
-        if (threadIdx.x + k * COUNT < WHOLE) store(to, (threadIdx.x + k * COUNT) * WIDE, held[k]);
-}

@@ -190,21 +190,6 @@ __device__ __noinline__ T recompute(const T *x, const T *w, int filter, int posi
     return sum;
 }
 
-// Recomputes outputs that are not finite, because bf16x3 turns infinities into NaN.
-__device__ __forceinline__ void recompute_non_finite(
-    float (&sums)[OUTPUTS], const T *x, const T *w, int batch, int filter, int position) {
-    float zero = 0;
-    #pragma unroll
-    for (int i = 0; i < OUTPUTS; i++) zero = fma(sums[i], 0.0f, zero);
-    if (zero == 0) return;
-    #pragma unroll
-    for (int i = 0; i < OUTPUTS; i++) {
-        const int row = filter + output_row(i), at = position + output_column(i);
-        if (!finite(sums[i]) && row < OUT_CHANNELS && OutputPosition(at).inside(batch))
-            sums[i] = recompute(x, w, row, at);
-    }
-}
-
 // The mask of `write`.
 struct FallbackMask {
     const ConvScratch &scratch_layout;
@@ -250,7 +235,10 @@ KERNEL __launch_bounds__(THREADS, 1) conv_shifted_bf16x3(const T *x, const T *w,
                 image, weight);
             float own[OUTPUTS];
             combine_stacked(sums.main, own, buffer + warpgroup * COMBINE_ELEMENTS);
-            recompute_non_finite(own, x, w, batch, filter, position);
+            recompute_non_finite(own, [&](int i) {
+                const int row = filter + output_row(i), at = position + output_column(i);
+                return row < OUT_CHANNELS && OutputPosition(at).inside(batch) ? recompute(x, w, row, at) : own[i];
+            });
             if (POOLING)
                 write_pooled(own, epilogue, filter, position);
             else

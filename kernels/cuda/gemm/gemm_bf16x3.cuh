@@ -282,19 +282,6 @@ __device__ __noinline__ T dot(
     return wrapped > 0 ? sum + matrices.dot(row, column, 0, wrapped) : sum;
 }
 
-// Recomputes by FMA the results that are not finite, because bf16x3 turns infinities into NaN.
-__device__ __forceinline__ void recompute_non_finite(
-    float (&sums)[SUMS], const TileSplit &work, const AccumulatorTile &tile) {
-    float zero = 0;
-    #pragma unroll
-    for (int i = 0; i < SUMS; i++) zero = fma(sums[i], 0.0f, zero);
-    if (zero == 0) return;
-    #pragma unroll
-    for (int i = 0; i < SUMS; i++)
-        if (!finite(sums[i]) && tile.inside(i))
-            sums[i] = dot(work.matrices, tile.row(i), tile.column(i), work.begin, work.end);
-}
-
 // A consumer warpgroup: its rows of all splits of the block, which it passes to store(work, tile, warpgroup, sums).
 template <class Schedule, class Store>
 __device__ __forceinline__ void consume(Schedule schedule, Barriers &barriers, const char *shared, const Store &store) {
@@ -306,7 +293,10 @@ __device__ __forceinline__ void consume(Schedule schedule, Barriers &barriers, c
             work.at, work.matrices.m, work.matrices.n, work.at.row * TILE_M + warpgroup * ROWS, work.at.column * TILE_N};
         Accumulators sums;
         sums.multiply(barriers, shared, work, warpgroup, first, state);
-        recompute_non_finite(sums.main, work, tile);
+        recompute_non_finite(sums.main, [&](int i) {
+            const bool inside = tile.inside(i);
+            return inside ? dot(work.matrices, tile.row(i), tile.column(i), work.begin, work.end) : sums.main[i];
+        });
         store(work, tile, warpgroup, sums.main);
     }
 }

@@ -238,15 +238,9 @@ template <int BATCH, int UNITS, int INPUTS, int COLUMNS, int STATES> struct Laye
             weight_gradient(gradients, unit_tile);
             #pragma unroll
             for (int half = 0; half < 2; half++) {
-                #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    float numbers[STATES];
-                    #pragma unroll
-                    for (int s = 0; s < STATES; s++) numbers[s] = current.states[s][half].lane[i];
+                current.update(half, [&](int i, float (&numbers)[STATES]) {
                     update(gradients[i / 2][2 * half + i % 2] * unit_inverses[half] * input_inverses[i], numbers);
-                    #pragma unroll
-                    for (int s = 0; s < STATES; s++) current.states[s][half].lane[i] = numbers[s];
-                }
+                });
                 current.store(half, to, index(unit_tile, half));
             }
         }

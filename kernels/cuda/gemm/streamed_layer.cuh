@@ -137,16 +137,10 @@ struct StreamedLayer : ByteLayer<INPUTS, UNITS, BATCH> {
                 }
                 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    #pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        float numbers[STATES];
-                        #pragma unroll
-                        for (int s = 0; s < STATES; s++) numbers[s] = current.states[s][half].lane[i];
+                    current.update(half, [&](int i, float (&numbers)[STATES]) {
                         const int at = 2 * half + i % 2;
                         update(fmaf(gradients[0][i / 2][at] + gradients[1][i / 2][at], scales[half], shifts[half]), numbers);
-                        #pragma unroll
-                        for (int s = 0; s < STATES; s++) current.states[s][half].lane[i] = numbers[s];
-                    }
+                    });
                     current.store(half, to, index(chunk, half));
                 }
             }

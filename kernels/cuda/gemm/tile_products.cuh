@@ -59,17 +59,6 @@ template <bool TRANSPOSE> __device__ __noinline__ float dot(
     return Operands<false, TRANSPOSE>{a, b, 0, n, k}.dot(row, column, k0, k1);
 }
 
-// Recomputes by FMA the sums that are not finite, because bf16x3 turns infinities into NaN: dot(i) is sum i.
-template <int SUMS, class Dot> __device__ __forceinline__ void recompute_non_finite(float (&sums)[SUMS], const Dot &dot) {
-    float zero = 0;
-    #pragma unroll
-    for (int i = 0; i < SUMS; i++) zero = fma(sums[i], 0.0f, zero);
-    if (zero == 0) return;
-    #pragma unroll
-    for (int i = 0; i < SUMS; i++)
-        if (!finite(sums[i])) sums[i] = dot(i);
-}
-
 // The descriptor of a tile of weights, and the offset to add for another term and k. K_MAJOR: the weights are transposed.
 template <bool K_MAJOR> __device__ __forceinline__ uint64_t tile_descriptor(const char *tile) {
     return K_MAJOR ? smem_descriptor(tile) : smem_descriptor(tile, 0, 8 * 128, SWIZZLE_128B);

@@ -16,6 +16,18 @@ template <int STATES> struct WeightTile {
             for (int half = 0; half < 2; half++)
                 states[s][half] = ::load<float, 4>(from[s] + index(half));
     }
+    // Updates the lane's numbers of unit g (half 0) or g + 8 (half 1). update(i, numbers): of number i and its optimizer state.
+    template <class Update> __device__ __forceinline__ void update(int half, const Update &update) {
+        #pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float numbers[STATES];
+            #pragma unroll
+            for (int s = 0; s < STATES; s++) numbers[s] = states[s][half].lane[i];
+            update(i, numbers);
+            #pragma unroll
+            for (int s = 0; s < STATES; s++) states[s][half].lane[i] = numbers[s];
+        }
+    }
     // Stores the lane's numbers of unit g (half 0) or g + 8 (half 1) from `index` on.
     __device__ __forceinline__ void store(int half, float *const (&to)[STATES], int index) const {
         #pragma unroll

@@ -1,76 +1,29 @@
 // scatter_add with many indices: y[o, l, i] = sum of ct[o, j, i] over the j with indices[j] == l, in the order of j.
 //
-// A stable radix sort orders the positions j by index, DIGITS bits per pass: each block counts the digits of its chunk
-// (sort_count), one block computes prefix sums of the counts (sort_offsets), and each block moves its positions
-// (sort_place). Then a thread per vector sums SEGMENT consecutive positions (sum_segments). If all positions of an index
-// are in one segment, its sum is stored in y. Other sums go to scratch, and join_segments adds those of each index. The
-// order of the additions follows from the indices alone, so each run gives the same bits.
-//
-// For inner = 1, list_starts finds where each index begins among the sorted positions. A block of sum_rows copies ROWS rows of
-// ct to shared memory, and each thread adds the elements at the positions of an index. So device memory is read once for each
-// element of ct, and written once for each element of y.
-#include "common/collectives.cuh"
+// First the positions j are sorted by index: tiles of TILE positions, then pairs of sorted runs are merged, as in index/sort.cu.
+// Then a thread per vector sums SEGMENT consecutive positions (sum_segments). If all positions of an index are in one segment,
+// its sum is stored in y. Other sums go to scratch, and join_segments adds those of each index. The order of the additions
+// follows from the indices alone, so each run gives the same bits.
+#include "common/common.cuh"
 
-#define DIGITS 8 // bits of a digit
-#define VALUES (1 << DIGITS)
-#define THREADS 256
-#define WARPS (THREADS / WARP)
 // Rows that a thread loads before it adds any.
 #define LOADS 4
-// Positions of one index that a thread of sum_rows adds. A warp adds those of an index with more.
-#define MAX_LIST 32
-
-extern __shared__ __align__(16) unsigned char shared_bytes[];
 
 #ifndef WIDTH
 #define WIDTH 1
 #endif
-// Number of the sort, from 0. The first one reads `indices`; position j is j.
-#ifndef PASS
-#define PASS 0
-#endif
-// Positions of a segment.
-#ifndef SEGMENT
-#define SEGMENT 32
-#endif
-// Values of `outer` that a block of sum_rows computes.
-#ifndef ROWS
-#define ROWS 1
-#endif
-// Threads of a block of sum_rows.
-#ifndef ROW_THREADS
-#define ROW_THREADS 512
-#endif
 
-#define SCATTER_NUMBERS int64_t outer, int64_t length, int64_t inner, int64_t count, int64_t blocks, int64_t chunk
+#define SCATTER_NUMBERS int64_t outer, int64_t length, int64_t inner, int64_t count, int64_t sorts
 
-// The scratch memory: two buffers of keys and of positions, which a pass reads and writes alternately; counts; then sums of
-// segments, or the starts of sum_rows.
-struct Scratch {
-    uint32_t *key[2], *position[2], *counts, *starts;
-    T *segments;
+// An index in the upper 32 bits, its position in the lower ones: all are different, and their order is stable.
+typedef uint64_t Entry;
+static __device__ __forceinline__ uint32_t key_of(Entry entry) { return entry >> 32; }
+static __device__ __forceinline__ uint32_t position_of(Entry entry) { return (uint32_t)entry; }
 
-    __device__ __forceinline__ Scratch(char *scratch, int64_t count, int64_t blocks) {
-        key[0] = SCRATCH_KEYS(uint32_t, scratch, count, blocks), key[1] = SCRATCH_NEXT_KEYS(uint32_t, scratch, count, blocks);
-        position[0] = SCRATCH_POSITIONS(uint32_t, scratch, count, blocks);
-        position[1] = SCRATCH_NEXT_POSITIONS(uint32_t, scratch, count, blocks);
-        counts = SCRATCH_COUNTS(uint32_t, scratch, count, blocks);
-        starts = SCRATCH_STARTS(uint32_t, scratch, count, blocks);
-        segments = SCRATCH_SEGMENTS(T, scratch, count, blocks);
-    }
-};
-
-// Indices out of range sort last.
-static __device__ __forceinline__ uint32_t key_at(const U *indices, const Scratch &memory, int64_t j, int64_t length,
-                                                  int *bad) {
-    if (PASS > 0) return memory.key[PASS % 2][j];
-    const int64_t index = (int64_t)indices[j];
-    if (index >= 0 && index < length) return (uint32_t)index;
-    *bad = 1;
-    return (uint32_t)length;
+// Launch `sort` of the sort writes list sort % 2.
+static __device__ __forceinline__ Entry *list_of(char *scratch, int64_t count, int64_t sort) {
+    return SCRATCH_LISTS(Entry, scratch, count) + sort % 2 * count;
 }
-
-static __device__ __forceinline__ int digit(uint32_t key) { return key >> (PASS * DIGITS) & (VALUES - 1); }
 
 // Zeros for indices that do not occur.
 KERNEL clear(const T *, const U *, T *y, SCATTER_NUMBERS, char *scratch, int *bad) {
@@ -79,124 +32,74 @@ KERNEL clear(const T *, const U *, T *y, SCATTER_NUMBERS, char *scratch, int *ba
         store(y, i * WIDTH, Vector<T, WIDTH>{});
 }
 
-KERNEL __launch_bounds__(THREADS) sort_count(const T *, const U *indices, T *, SCATTER_NUMBERS, char *scratch, int *bad) {
+// A block per tile, a thread per position. Indices out of range sort last.
+KERNEL __launch_bounds__(TILE) sort_tiles(const T *, const U *indices, T *, SCATTER_NUMBERS, char *scratch, int *bad) {
     wait_for_inputs();
-    __shared__ int found[VALUES];
-    const Scratch memory(scratch, count, blocks);
-    for (int d = threadIdx.x; d < VALUES; d += THREADS) found[d] = 0;
+    __shared__ Entry tile[TILE];
+    const int64_t begin = (int64_t)blockIdx.x * TILE, j = begin + threadIdx.x;
+    const int size = (int)min(count - begin, (int64_t)TILE);
+    Entry own = 0;
+    if (j < count) {
+        const int64_t index = (int64_t)indices[j];
+        const bool valid = index >= 0 && index < length;
+        if (!valid) *bad = 1;
+        tile[threadIdx.x] = own = (Entry)(valid ? index : length) << 32 | (uint32_t)j;
+    }
     __syncthreads();
-    const int64_t begin = blockIdx.x * chunk, end = min(begin + chunk, count);
-    for (int64_t j = begin + threadIdx.x; j < end; j += THREADS)
-        atomicAdd(&found[digit(key_at(indices, memory, j, length, bad))], 1); // integers: the order does not matter
-    __syncthreads();
-    for (int d = threadIdx.x; d < VALUES; d += THREADS) memory.counts[d * blocks + blockIdx.x] = found[d];
+    if (j >= count) return;
+    int rank = 0;
+    for (int i = 0; i < size; i++) rank += tile[i] < own;
+    list_of(scratch, count, 0)[begin + rank] = own;
 }
 
-// Exclusive prefix sum of the counts, by one block.
-KERNEL __launch_bounds__(1024) sort_offsets(const T *, const U *, T *, SCATTER_NUMBERS, char *scratch, int *bad) {
+// Merges runs of `run` entries. A thread finds the place of an entry by binary search in the other run.
+KERNEL merge_runs(const T *, const U *, T *, SCATTER_NUMBERS, int64_t sort, int64_t run, char *scratch, int *bad) {
     wait_for_inputs();
-    __shared__ uint32_t of_warp[WARP];
-    uint32_t *counts = Scratch(scratch, count, blocks).counts;
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const int64_t all = VALUES * blocks;
-    uint32_t carry = 0;
-    for (int64_t begin = 0; begin < all; begin += 4 * blockDim.x) {
-        const int64_t i = begin + 4 * threadIdx.x; // the total is a multiple of 4
-        Vector<uint32_t, 4> v = {};
-        if (i < all) v = load<uint32_t, 4>(counts + i);
-        const uint32_t mine = v.lane[0] + v.lane[1] + v.lane[2] + v.lane[3];
-        uint32_t sum = mine;
-        #pragma unroll
-        for (int distance = 1; distance < WARP; distance *= 2) {
-            const uint32_t before = __shfl_up_sync(FULL_MASK, sum, distance);
-            if (lane >= distance) sum += before;
+    const Entry *from = list_of(scratch, count, sort - 1);
+    Entry *to = list_of(scratch, count, sort);
+    for (int64_t i = grid_index(); i < count; i += grid_size()) {
+        const int64_t own = i / run, begin = min((own ^ 1) * run, count);
+        const Entry entry = from[i];
+        int64_t low = begin, high = min(begin + run, count);
+        while (low < high) {
+            const int64_t middle = (low + high) / 2;
+            if (from[middle] < entry)
+                low = middle + 1;
+            else
+                high = middle;
         }
-        if (lane == WARP - 1) of_warp[warp] = sum;
-        __syncthreads();
-        uint32_t next = carry + sum - mine;
-        for (int w = 0; w < blockDim.x / WARP; w++) {
-            if (w < warp) next += of_warp[w];
-            carry += of_warp[w];
-        }
-        #pragma unroll
-        for (int k = 0; k < 4; k++) {
-            const uint32_t own = v.lane[k];
-            v.lane[k] = next;
-            next += own;
-        }
-        if (i < all) store(counts, i, v);
-        __syncthreads();
+        to[i - own % 2 * run + low - begin] = entry;
     }
 }
 
-// Each warp sorts a range of the block's chunk. The counts of the ranges before it give the first target of each digit. Within
-// the warp, the rank of a key is the number of lower lanes with the same digit.
-KERNEL __launch_bounds__(THREADS) sort_place(const T *, const U *indices, T *, SCATTER_NUMBERS, char *scratch, int *bad) {
-    wait_for_inputs();
-    __shared__ uint32_t next[WARPS][VALUES];
-    const Scratch memory(scratch, count, blocks);
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const int64_t range = (chunk + WARPS - 1) / WARPS, last = min((blockIdx.x + 1) * chunk, count);
-    const int64_t begin = min(blockIdx.x * chunk + warp * range, last), end = min(begin + range, last);
-    for (int i = threadIdx.x; i < WARPS * VALUES; i += THREADS) next[i / VALUES][i % VALUES] = 0;
-    __syncthreads();
-    for (int64_t j = begin + lane; j < end; j += WARP)
-        atomicAdd(&next[warp][digit(key_at(indices, memory, j, length, bad))], 1);
-    __syncthreads();
-    for (int d = threadIdx.x; d < VALUES; d += THREADS) {
-        uint32_t at = memory.counts[d * blocks + blockIdx.x];
-        for (int w = 0; w < WARPS; w++) {
-            const uint32_t own = next[w][d];
-            next[w][d] = at;
-            at += own;
-        }
-    }
-    __syncthreads();
-    for (int64_t first = begin; first < end; first += WARP) {
-        const int64_t j = first + lane;
-        const bool in_range = j < end;
-        const uint32_t key = in_range ? key_at(indices, memory, j, length, bad) : 0;
-        const int d = in_range ? digit(key) : VALUES; // lanes past the end match each other only
-        const unsigned same = __match_any_sync(FULL_MASK, d), before = same & ((1u << lane) - 1);
-        const uint32_t at = in_range ? next[warp][d] + __popc(before) : 0;
-        __syncwarp();
-        if (in_range && before == 0) next[warp][d] += __popc(same);
-        __syncwarp();
-        if (in_range) {
-            memory.key[(PASS + 1) % 2][at] = key;
-            memory.position[(PASS + 1) % 2][at] = PASS > 0 ? memory.position[PASS % 2][j] : (uint32_t)j;
-        }
-    }
-}
-
-// PASS is the number of sorts. A thread computes the sums of a segment's indices, for an outer index and a vector of inner. If
+// A thread computes the sums of a segment's indices, for an outer index and a vector of inner. If
 // the first index began in an earlier segment, its sum goes to segments[segment][0]. If the last one continues in the next
 // segment, its sum goes to segments[segment][1].
 KERNEL sum_segments(const T *ct, const U *, T *y, SCATTER_NUMBERS, char *scratch, int *bad) {
     wait_for_inputs();
-    const Scratch memory(scratch, count, blocks);
-    const uint32_t *keys = memory.key[PASS % 2], *positions = memory.position[PASS % 2];
+    const Entry *entries = list_of(scratch, count, sorts - 1);
+    const auto key_at = [&](int64_t i) { return key_of(entries[i]); };
     const int64_t vectors = inner / WIDTH, segments = (count + SEGMENT - 1) / SEGMENT;
     for (int64_t g = grid_index(); g < outer * segments * vectors; g += grid_size()) {
         const int64_t i = g % vectors * WIDTH, segment = g / vectors % segments, o = g / vectors / segments;
         const int64_t begin = segment * SEGMENT, end = min(begin + SEGMENT, count);
-        const bool began_before = begin > 0 && keys[begin - 1] == keys[begin];
+        const bool began_before = begin > 0 && key_at(begin - 1) == key_at(begin);
         Vector<T, WIDTH> sum = {};
         bool first = began_before;
         for (int64_t from = begin; from < end; from += LOADS) {
             Vector<T, WIDTH> v[LOADS];
             #pragma unroll
             for (int k = 0; k < LOADS; k++)
-                if (from + k < end) v[k] = load<T, WIDTH>(ct + (o * count + positions[from + k]) * inner + i);
+                if (from + k < end) v[k] = load<T, WIDTH>(ct + (o * count + position_of(entries[from + k])) * inner + i);
             #pragma unroll
             for (int k = 0; k < LOADS; k++) {
                 if (from + k >= end) continue;
-                const uint32_t key = keys[from + k];
+                const uint32_t key = key_at(from + k);
                 #pragma unroll
                 for (int j = 0; j < WIDTH; j++) sum.lane[j] += v[k].lane[j];
-                const bool at_end = from + k + 1 == end, goes_on = from + k + 1 < count && keys[from + k + 1] == key;
+                const bool at_end = from + k + 1 == end, goes_on = from + k + 1 < count && key_at(from + k + 1) == key;
                 if (goes_on && !at_end) continue;
-                T *segment_sums = memory.segments + ((o * segments + segment) * 2) * inner + i;
+                T *segment_sums = SCRATCH_SEGMENTS(T, scratch, count) + ((o * segments + segment) * 2) * inner + i;
                 if (first)
                     store(segment_sums, 0, sum);
                 else if (goes_on)
@@ -213,16 +116,16 @@ KERNEL sum_segments(const T *ct, const U *, T *y, SCATTER_NUMBERS, char *scratch
 // Indices that begin in a segment and continue in the next: adds their segments in order.
 KERNEL join_segments(const T *, const U *, T *y, SCATTER_NUMBERS, char *scratch, int *bad) {
     wait_for_inputs();
-    const Scratch memory(scratch, count, blocks);
-    const uint32_t *keys = memory.key[PASS % 2];
+    const Entry *entries = list_of(scratch, count, sorts - 1);
+    const auto key_at = [&](int64_t i) { return key_of(entries[i]); };
     const int64_t vectors = inner / WIDTH, segments = (count + SEGMENT - 1) / SEGMENT;
     for (int64_t g = grid_index(); g < outer * (segments - 1) * vectors; g += grid_size()) {
         const int64_t i = g % vectors * WIDTH, segment = g / vectors % (segments - 1), o = g / vectors / (segments - 1);
         const int64_t last = (segment + 1) * SEGMENT - 1;
-        const uint32_t key = keys[last];
-        const bool began_before = segment > 0 && keys[segment * SEGMENT - 1] == key;
-        if (keys[last + 1] != key || began_before || key >= length) continue;
-        const T *parts = memory.segments + (o * segments * 2) * inner + i;
+        const uint32_t key = key_at(last);
+        const bool began_before = segment > 0 && key_at(segment * SEGMENT - 1) == key;
+        if (key_at(last + 1) != key || began_before || key >= length) continue;
+        const T *parts = SCRATCH_SEGMENTS(T, scratch, count) + (o * segments * 2) * inner + i;
         const Vector<T, WIDTH> own = load<T, WIDTH>(parts + (segment * 2 + 1) * inner);
         TotalOf<T>::type total[WIDTH];
         #pragma unroll
@@ -233,7 +136,7 @@ KERNEL join_segments(const T *, const U *, T *y, SCATTER_NUMBERS, char *scratch,
             bool same[LOADS];
             #pragma unroll
             for (int k = 0; k < LOADS; k++) {
-                same[k] = p + k < segments && keys[(p + k) * SEGMENT] == key;
+                same[k] = p + k < segments && key_at((p + k) * SEGMENT) == key;
                 if (p + k < segments) v[k] = load<T, WIDTH>(parts + (p + k) * 2 * inner);
             }
             #pragma unroll
@@ -247,67 +150,5 @@ KERNEL join_segments(const T *, const U *, T *y, SCATTER_NUMBERS, char *scratch,
         #pragma unroll
         for (int j = 0; j < WIDTH; j++) sum.lane[j] = (T)total[j];
         store(y, (o * length + key) * inner + i, sum);
-    }
-}
-
-// PASS is the number of sorts. starts[l] is the number of positions with an index below l.
-KERNEL list_starts(const T *, const U *, T *, SCATTER_NUMBERS, char *scratch, int *bad) {
-    wait_for_inputs();
-    const Scratch memory(scratch, count, blocks);
-    const uint32_t *keys = memory.key[PASS % 2];
-    for (int64_t l = grid_index(); l <= length; l += grid_size()) {
-        int64_t low = 0, high = count;
-        while (low < high) {
-            const int64_t middle = (low + high) / 2;
-            if (keys[middle] < l)
-                low = middle + 1;
-            else
-                high = middle;
-        }
-        memory.starts[l] = (uint32_t)low;
-    }
-}
-
-// Adds the elements at every STEP-th of the positions from begin to end, in ROWS rows of shared memory.
-template <int STEP> static __device__ __forceinline__ void add_positions(
-    const T *rows, int64_t count, const uint32_t *positions, uint32_t begin, uint32_t end, T (&sum)[ROWS]) {
-    for (uint32_t p = begin; p < end; p += STEP) {
-        const T *from = rows + positions[p];
-        #pragma unroll
-        for (int r = 0; r < ROWS; r++) sum[r] += from[r * count];
-    }
-}
-
-KERNEL __launch_bounds__(ROW_THREADS) sum_rows(const T *ct, const U *, T *y, SCATTER_NUMBERS, char *scratch, int *bad) {
-    wait_for_inputs();
-    const Scratch memory(scratch, count, blocks);
-    const uint32_t *positions = memory.position[PASS % 2];
-    T *const rows = (T *)shared_bytes;
-    const int64_t first = (int64_t)blockIdx.x * ROWS, present = min((int64_t)ROWS, outer - first);
-    const int64_t size = present * count;
-    #pragma unroll 4
-    for (int64_t i = threadIdx.x; i < size / WIDTH; i += blockDim.x)
-        store(rows, i * WIDTH, load<T, WIDTH>(ct + first * count + i * WIDTH));
-    for (int64_t i = size / WIDTH * WIDTH + threadIdx.x; i < size; i += blockDim.x) rows[i] = ct[first * count + i];
-    __syncthreads();
-    const int lane = threadIdx.x % WARP;
-    for (int64_t l = threadIdx.x; l - lane < length; l += blockDim.x) {
-        const uint32_t begin = l < length ? memory.starts[l] : 0, end = l < length ? memory.starts[l + 1] : 0;
-        T sum[ROWS] = {};
-        if (end - begin <= MAX_LIST) add_positions<1>(rows, count, positions, begin, end, sum);
-        for (unsigned longs = __ballot_sync(FULL_MASK, end - begin > MAX_LIST); longs != 0; longs &= longs - 1) {
-            const int owner = __ffs(longs) - 1;
-            const uint32_t from = __shfl_sync(FULL_MASK, begin, owner), to = __shfl_sync(FULL_MASK, end, owner);
-            T part[ROWS] = {};
-            add_positions<WARP>(rows, count, positions, from + lane, to, part);
-            #pragma unroll
-            for (int r = 0; r < ROWS; r++) {
-                part[r] = over_team<Sum, WARP>(part[r]);
-                if (lane == owner) sum[r] = part[r];
-            }
-        }
-        #pragma unroll
-        for (int r = 0; r < ROWS; r++)
-            if (l < length && r < present) y[(first + r) * length + l] = sum[r];
     }
 }

@@ -1,18 +1,12 @@
 // standardize: mean 0 and variance 1 over r0 and r1 of an array of shape (k0, r0, k1, r1).
 //
 // The first element is subtracted from the others before they are added, so that numbers that are all alike become 0.
-// A row that fits into the registers of its threads is read once (standardize_team). Otherwise there are three launches: the
-// moments of parts, the moments of each output, and the result.
+// There are three launches: the moments of parts, the moments of each output, and the result. Rows that a block can hold are
+// standardized by generated kernels.
 //
 // x and y have elements of type S, which may be bfloat16. Arithmetic and statistics have type T.
 #include "common/collectives.cuh"
 
-#ifndef TEAM
-#define TEAM 32
-#endif
-#ifndef ITEMS
-#define ITEMS 1
-#endif
 #ifndef WIDTH
 #define WIDTH 1
 #endif
@@ -36,56 +30,6 @@ struct MergeMoments {
         return {count, a.mean + apart * share, a.squares + b.squares + apart * apart * a.count * share};
     }
 };
-
-// Rows of up to TEAM * ITEMS * WIDTH elements, a multiple of WIDTH: each of TEAM threads holds ITEMS vectors.
-constexpr int UNIT = TEAM > WARP ? TEAM : WARP;
-
-KERNEL __launch_bounds__(TEAM > WARP ? TEAM : 512)
-standardize_team(const S *x, S *y, T *means, T *variances, int64_t rows, int64_t length, double eps) {
-    wait_for_inputs();
-    const int64_t stride = grid_size() / TEAM;
-    const int me = threadIdx.x % TEAM * WIDTH;
-    int64_t row = grid_index() / TEAM;
-    for (int64_t first = grid_index() / UNIT * (UNIT / TEAM); first < rows; first += stride, row += stride) {
-        const int64_t start = row * length;
-        const T origin = row < rows ? (T)x[start] : (T)0;
-        Vector<T, WIDTH> mine[ITEMS];
-        T sum = 0, squares = 0;
-        #pragma unroll
-        for (int k = 0; k < ITEMS; k++)
-            if (me + k * TEAM * WIDTH < length && row < rows)
-                mine[k] = load_as<T, WIDTH>(x + start + me + k * TEAM * WIDTH);
-            else
-                mine[k] = {};
-        #pragma unroll
-        for (int k = 0; k < ITEMS; k++)
-            #pragma unroll
-            for (int i = 0; i < WIDTH; i++) {
-                mine[k].lane[i] -= origin;
-                sum += me + k * TEAM * WIDTH < length ? mine[k].lane[i] : (T)0;
-            }
-        const T mean = over_team<Sum, TEAM>(sum) / (T)length;
-        #pragma unroll
-        for (int k = 0; k < ITEMS; k++)
-            #pragma unroll
-            for (int i = 0; i < WIDTH; i++) {
-                mine[k].lane[i] -= mean;
-                squares += me + k * TEAM * WIDTH < length ? mine[k].lane[i] * mine[k].lane[i] : (T)0;
-            }
-        const T variance = over_team<Sum, TEAM>(squares) / (T)length;
-        const T inverse = 1 / sqrt(variance + (T)eps);
-        #pragma unroll
-        for (int k = 0; k < ITEMS; k++) {
-            #pragma unroll
-            for (int i = 0; i < WIDTH; i++) mine[k].lane[i] *= inverse;
-            if (me + k * TEAM * WIDTH < length && row < rows) store_as(y, start + me + k * TEAM * WIDTH, mine[k]);
-        }
-        if (me == 0 && row < rows) {
-            means[row] = origin + mean;
-            variances[row] = variance;
-        }
-    }
-}
 
 // The vectors of a thread, one after another: those of a column of elements.
 struct Column {

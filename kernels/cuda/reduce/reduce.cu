@@ -17,9 +17,6 @@
 #ifndef WIDTH
 #define WIDTH 1
 #endif
-#ifndef LENGTH
-#define LENGTH 1
-#endif
 
 #define LENGTHS int64_t k0, int64_t r0, int64_t k1, int64_t r1, int64_t k2, int64_t r2, int64_t k3, int64_t r3
 #define REDUCTION_INDEX ReductionIndex{k0, r0, k1, r1, k2, r2, k3, r3}
@@ -52,23 +49,6 @@ KERNEL reduce_lanes(Argument x, U *y, int64_t outputs, int64_t length) {
         }
         row += ROWS * stride;
     }
-}
-
-// A thread per output of LENGTH contiguous elements, which are not a multiple of a vector. The block copies its rows to shared
-// memory.
-KERNEL __launch_bounds__(THREADS) reduce_rows(const T *x, U *y, int64_t outputs) {
-    wait_for_inputs();
-    __shared__ __align__(16) T rows[THREADS * LENGTH];
-    const int64_t first = (int64_t)blockIdx.x * THREADS, left = outputs - first;
-    copy_by_block<THREADS, THREADS * LENGTH>(x + first * LENGTH, rows, left * LENGTH);
-    __syncthreads();
-    if (threadIdx.x >= left) return;
-    State state = State::empty();
-    T row[LENGTH];
-    #pragma unroll
-    for (int j = 0; j < LENGTH; j++) row[j] = rows[threadIdx.x * LENGTH + j];
-    state.take(row, 0);
-    y[first + threadIdx.x] = state.result();
 }
 
 // A warp per output of contiguous elements of any alignment.

@@ -1,6 +1,7 @@
 // bf16x3: a float32 as the sum of three bfloat16 terms (Format<BF16X3> in gemm/mma.cuh), for WGMMA. Shared memory holds
 // chunks of eight neighbouring numbers of one term. K-major operands that are rounded to tf32 are multiplied in tf32.
 #pragma once
+#include "common/epilogue.cuh"
 #include "common/rounding.cuh"
 #include "sm90/pipeline.cuh"
 #include "sm90/wgmma.cuh"
@@ -57,6 +58,17 @@ __device__ __forceinline__ void split_bf16x3(Chunk (&terms)[BF16X3_TERMS], const
             terms[p].lane[2 * h + 1] = found[p][1];
         }
     }
+}
+
+// Recomputes by FMA the sums that are not finite, because bf16x3 turns infinities into NaN: dot(i) is sum i.
+template <int SUMS, class Dot> __device__ __forceinline__ void recompute_non_finite(float (&sums)[SUMS], const Dot &dot) {
+    float zero = 0;
+    #pragma unroll
+    for (int i = 0; i < SUMS; i++) zero = fma(sums[i], 0.0f, zero);
+    if (zero == 0) return;
+    #pragma unroll
+    for (int i = 0; i < SUMS; i++)
+        if (!finite(sums[i])) sums[i] = dot(i);
 }
 
 // How eight neighbouring numbers lie in chunks: one for each term.

@@ -18,8 +18,7 @@ from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import Shape
-from adtrain.lowering.cuda.reduce import VECTOR, WARP, vector_width
-from adtrain.lowering.cuda.rows import MAX_WARP_ROW, lanes_of_row
+from adtrain.lowering.cuda.reduce import VECTOR, WARP, power_of_two, vector_width
 from adtrain.passes.fuse_elementwise import by_element
 
 MIN_IN_REGISTERS = 64
@@ -28,6 +27,9 @@ THREADS = 256
 MANY_THREADS = 1 << 15
 """Threads that fill the largest GPU. With fewer, a whole block shares a long row."""
 
+MAX_WARP_ROW, MIN_TEAM, THREAD_BYTES = 4096, 8, 64
+"""Maximum bytes of a row for the lanes of a warp; minimum of lanes that share a row, if it has that many vectors; bytes
+of a row for each lane."""
 MAX_ELEMENTS = 32
 """Maximum elements of a row that a thread of `rows_in_block` holds."""
 
@@ -224,7 +226,7 @@ class _Writer:
 
     def _team(self, vectors: int, size: int) -> int:
         """Threads that share a row of `size` bytes: lanes of a warp, or all threads of a block."""
-        lanes = lanes_of_row(vectors, size)
+        lanes = min(power_of_two(vectors), max(MIN_TEAM, min(power_of_two(-(-size // THREAD_BYTES)), WARP)))
         return lanes if size <= MAX_WARP_ROW and (vectors <= WARP or self.count * lanes >= MANY_THREADS) else THREADS
 
     def _load(self, v: Variable) -> None:

@@ -9,26 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from adtrain.backends.cuda.codegen.long_rows import long_rows, may_overwrite
 from adtrain.backends.cuda.codegen.part import Kernel, kernel
-from adtrain.backends.cuda.codegen.register_rows import Rows, rows_of
+from adtrain.backends.cuda.codegen.register_rows import MIN_IN_REGISTERS, THREADS, Rows, register_rows, rows_of
 from adtrain.backends.cuda.forms.form import Form, define
-from adtrain.backends.cuda.forms.row_fused import BY_INDEX, MAX_WIDTH, RowFusion, held_rows, readers_of_rows
+from adtrain.backends.cuda.forms.row_fused import BY_INDEX, MAX_WIDTH, ROW_FUSED, RowFusion, held_rows, readers_of_rows
 from adtrain.core.axes import Items
 from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Variable
+from adtrain.core.target import Target
 from adtrain.passes.groups import Groups
-
-if TYPE_CHECKING:
-    from adtrain.backends.cuda.lower import Lowering
 
 LONG_ROWS = "long_rows"
 """Equations of rows of more than MAX_WIDTH elements. Each thread block of a GPU computes all of them for its row."""
 MAX_LENGTH = 1 << 18
 """Maximum elements of a row. A thread adds up to 128 of them in order."""
+NORMALIZING = frozenset(("softmax", "log_softmax", "standardize"))
+"""Primitives that read their rows more than once where threads do not hold them."""
 
 
 class LongRowsFusion(RowFusion):
@@ -41,7 +40,7 @@ class LongRowsFusion(RowFusion):
         return held_rows(self.program, self._fit, BY_INDEX)
 
     def _fit(self, rows: Rows) -> bool:
-        return rows.count >= self.target.multiprocessors and MAX_WIDTH < rows.length <= MAX_LENGTH
+        return _fit(rows, self.target)
 
     def row_wise(self) -> list[Items | None]:
         return [e.rows(self.held[e].count) if e in self.held else None for e in self.program.equations]
@@ -57,8 +56,24 @@ class LongRowsFusion(RowFusion):
         return len(launches) > 1 and any(map(rows_of, equations))
 
 
-def _kernels(equation: Equation, lowering: Lowering) -> list[Kernel]:
-    part, threads, resident = long_rows(body_of(equation), lowering.target)
+def _fit(rows: Rows, target: Target) -> bool:
+    """Whether rows are too long for registers, and each multiprocessor has one."""
+    return rows.count >= target.multiprocessors and MAX_WIDTH < rows.length <= MAX_LENGTH
+
+
+def rows_alone(equation: Equation, target: Target) -> list[Kernel]:
+    """The kernel of a softmax or norm that shares no kernel, if threads or a block hold its rows; none otherwise."""
+    rows = rows_of(equation) if equation.primitive.name in NORMALIZING else None
+    if rows is not None and MIN_IN_REGISTERS <= rows.length <= MAX_WIDTH:
+        part = register_rows(body_of(equation))
+        return [] if part is None else [kernel(ROW_FUSED, [part], THREADS)]
+    if rows is not None and _fit(rows, target):
+        return _kernels(equation, target)
+    return []
+
+
+def _kernels(equation: Equation, target: Target) -> list[Kernel]:
+    part, threads, resident = long_rows(body_of(equation), target)
     return [kernel(LONG_ROWS, [part], threads, resident=resident)]
 
 
@@ -66,4 +81,4 @@ def _overwrites(equation: Equation, argument: Variable, result: Variable) -> boo
     return argument not in equation.inputs or may_overwrite(body_of(equation), argument, result)
 
 
-define(Form(LONG_ROWS, _kernels, converts=True, overwrites=_overwrites))
+define(Form(LONG_ROWS, lambda e, lowering: _kernels(e, lowering.target), converts=True, overwrites=_overwrites))

@@ -28,7 +28,7 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Results, keeps
 from adtrain.core.target import Target
-from adtrain.lowering.cuda.reduce import ARGMAX, COMBINE, MAX, MIN, OF_POINTERS, SUM, VECTOR
+from adtrain.lowering.cuda.reduce import ARGMAX, COMBINE, MAX, MIN, SUM, VECTOR
 from adtrain.lowering.cuda.reduce import reduction as candidates
 from adtrain.passes.dead_code import needed_for, remove_dead_code
 from adtrain.passes.fuse_elementwise import by_element
@@ -269,8 +269,7 @@ def reduction_kernels(equation: Equation, target: Target) -> list[Kernel]:
     total = body.equations[-1]
     (x,), (y,) = total.inputs, total.outputs
     axes = total.params["axes"] if "axes" in total.params else (total.params["axis"],)
-    found = candidates(target, OPERATIONS[total.name], x.type, axes, y.type.dtype)
-    chosen = next(each for each in found if all(launch.name != OF_POINTERS for launch in each.launches))
+    chosen, *_ = candidates(target, OPERATIONS[total.name], x.type, axes, y.type.dtype)
     text = "\n".join(["#define COMPUTED_ARGUMENT", *_elements(body)])
 
     def source(launch: CudaLaunch) -> Source:
