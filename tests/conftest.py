@@ -96,6 +96,13 @@ NEEDS = {
 """The modules without which tests with a marker are skipped."""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Exhaustive tests run only where -m names them."""
+    asked = config.option.markexpr
+    if "exhaustive" not in asked:
+        config.option.markexpr = f"({asked}) and not exhaustive" if asked else "not exhaustive"
+
+
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """One worker per core for whole folders; none for single files, and none with -k or --lf."""
     narrowed = any(config.getoption(name, False) for name in ("keyword", "lf", "stepwise", "collectonly"))
@@ -150,6 +157,12 @@ def pytest_collection(session: pytest.Session) -> None:
     for path in files[int(worker.removeprefix("gw")) :: int(workers)]:
         with suppress(Exception, pytest.skip.Exception):  # which the collection finds again, and reports
             import_module(path.stem)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked slow come first."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 def pytest_collection_finish() -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import compiled
 
-from adtrain.backends.cuda import compile_workers
+from adtrain.backends.cuda import compile_workers, compiler
+from adtrain.backends.cuda.compiler import Compiled, Source
+from adtrain.cache import Cache, open_cache
 from adtrain.core import poison
 from adtrain.core.backend import backend
 from adtrain.core.errors import DeviceError
@@ -17,16 +21,39 @@ from adtrain.lowering.cuda.gemm.packed import CAPABILITY
 
 TOLERANCE = {"float32": 3e-5, "float64": 1e-11}
 
+compile_source = compiler.compile_source
+
 
 @pytest.fixture(scope="module")
-def gpu() -> Any:
-    """The GPU. The workers of a test run share the cores for compilation."""
+def gpu() -> Iterator[Any]:
+    """The GPU. The workers of a test run share the cores for compilation, and compile each source once."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    compile_workers.MAX_PROCESSES = min(compile_workers.MAX_PROCESSES, max(2, 2 * (os.cpu_count() or 1) // workers))
+    processes = max(2, 4 * (os.cpu_count() or 1) // workers)  # many workers wait for sources that another one compiles
+    compile_workers.MAX_PROCESSES = min(compile_workers.MAX_PROCESSES, processes)
     try:
-        return backend("gpu")
+        found = backend("gpu")
     except DeviceError as error:
         pytest.skip(str(error))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "compile_source", compiled_once)
+        yield found
+
+
+def compiled_once(source: Source, target: str) -> Compiled:
+    """`compiler.compile_source`, without its log, unless another worker compiles the source: that one is waited for."""
+    key, stored = compiler.fingerprint(source, target), open_cache("cuda")
+    with locks().locked(key):
+        cubin = stored.content(key, ".cubin")
+        if cubin is None:
+            cubin = compile_source(source, target).cubin
+            stored.store(key, ".cubin", cubin)
+    return Compiled(bytes(cubin), "")
+
+
+@cache
+def locks() -> Cache:
+    """Apart from the compiled code: a folder with more files takes longer to look into."""
+    return compiled("locks")
 
 
 @pytest.fixture(autouse=True)

@@ -37,6 +37,7 @@ SHAPES = [  # heads, queries, keys, width
     (2, 70, 70, 256), (600, 17, 17, 16), (1, 1500, 1500, 64),
 ]  # fmt: skip
 DTYPES = "float32", "float64"
+ONE_QUERY = (24, 1, 1024, 64)
 PROBLEMS = [
     *(
         (dtype, ("plain", "all")[(i + j) % 2], shape)
@@ -45,12 +46,30 @@ PROBLEMS = [
     ),
     *product(["float32"], ("causal", "mask", "dropout"), [(5, 16, 16, 16)]),
     *product(DTYPES, ("documents", "all documents"), [(3, 300, 300, 64)]),
-    ("float32", "mask", (24, 1, 1024, 64)),
+    ("float32", "plain", ONE_QUERY),
+    ("float32", "mask", ONE_QUERY),
     ("float64", "mask", (3, 5, 70, 33)),
     *product(["float64"], ("causal", "mask", "dropout"), [(1, 130, 130, 128)]),
 ]
-"""Element types, options and shapes. Each option is compiled into kernels of its own, which takes most of the time, and
-does not depend on the shape. So each shape has "plain" in one element type and "all" in the other one."""
+"""Element types, options and shapes. Each option and width is compiled into kernels of its own, which takes most of the
+time, and does not depend on the other lengths. So each shape has "plain" in one element type and "all" in the other."""
+REST = [
+    ("float32", "all", (3, 1, 70, 5)),
+    ("float32", "all documents", (3, 300, 300, 64)),
+    ("float32", "mask", ONE_QUERY),
+    ("float64", "all", (2, 1, 1, 1)),
+    ("float64", "all", (5, 16, 16, 16)),
+    ("float64", "all", (2, 65, 200, 64)),
+    ("float64", "documents", (3, 300, 300, 64)),
+    ("float64", "mask", (3, 5, 70, 33)),
+    *product(["float64"], ("causal", "mask", "dropout"), [(1, 130, 130, 128)]),
+]
+"""Of PROBLEMS those whose options, widths and lengths others have, in another combination or element type."""
+
+
+def rest(*values: Any) -> Any:
+    """Parameters of an exhaustive test."""
+    return pytest.param(*values, marks=pytest.mark.exhaustive)
 
 
 def params_of(width: int, **more: Any) -> dict[str, Any]:
@@ -78,7 +97,10 @@ def check_candidates(gpu: Any, arrays: list[np.ndarray], more: list[np.ndarray],
             check(found, [x.astype(q.dtype) for x in expected], tolerance)
 
 
-@pytest.mark.parametrize(("dtype", "options", "shape"), PROBLEMS, ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "options", "shape"), [rest(*each) if each in REST else each for each in PROBLEMS], ids=str
+)
 def test_every_candidate_computes_values_and_gradients(
     gpu: Any, dtype: str, options: str, shape: tuple[int, ...]
 ) -> None:
@@ -94,7 +116,9 @@ def test_every_candidate_computes_values_and_gradients(
     check_candidates(gpu, arrays, more, params_of(width, causal=causal, dropout=0.3 if drops else 0.0))
 
 
-@pytest.mark.parametrize(("precision", "width"), [("tf32", 16), ("tf32", 64), ("bfloat16", 64), ("bfloat16", 100)])
+@pytest.mark.parametrize(
+    ("precision", "width"), [rest("tf32", 16), ("tf32", 64), rest("bfloat16", 64), ("bfloat16", 100)]
+)
 def test_rounded_operands_give_the_errors_of_their_format(gpu: Any, precision: str, width: int) -> None:
     rng = np.random.default_rng(0)
     arrays = [rng.normal(size=(2, 150, width)).astype(np.float32) for _ in range(4)]
@@ -103,7 +127,7 @@ def test_rounded_operands_give_the_errors_of_their_format(gpu: Any, precision: s
 
 @pytest.mark.parametrize(
     ("dtype", "length", "heads", "width"),
-    [("float32", 150, 2, 20), ("float32", 70, 3, 128), ("float64", 1, 1, 3), ("float64", 17, 4, 16)],
+    [("float32", 150, 2, 20), rest("float32", 70, 3, 128), rest("float64", 1, 1, 3), ("float64", 17, 4, 16)],
 )
 def test_every_candidate_reads_and_writes_the_heads_of_one_array(
     gpu: Any, dtype: str, length: int, heads: int, width: int

@@ -52,23 +52,24 @@ SIZES = (3, 2, 3), (5, 130, 70), (150, 100, 256), (20, 1000, 1000), (2, 65, 5000
 WIDTHS = 31, 64, 128
 
 
-@pytest.mark.parametrize(
-    ("heads", "queries", "keys", "width", "causal"),
-    [(*size, width, (i + k) % 2 == 1) for i, size in enumerate(SIZES) for k, width in enumerate(WIDTHS)],
-)
-def test_wgmma_computes_values_and_gradients(
-    gpu: Any, heads: int, queries: int, keys: int, width: int, causal: bool
-) -> None:
-    """There are fewer and more tiles of keys than tiles of queries, than blocks, and than units of shared memory."""
-    keys = queries if causal else keys
-    rng = np.random.default_rng(0)
-    q, k, v, ct = (rng.normal(size=(heads, n, width)) for n in (queries, keys, keys, queries))
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_wgmma_computes_values_and_gradients(gpu: Any, width: int, causal: bool) -> None:
+    """There are fewer and more tiles of keys than tiles of queries, than blocks, and than units of shared memory.
+
+    The kernels depend on the width and the mask. Every second size is tested with each mask.
+    """
     full = {"causal": causal, "scale": 1 / math.sqrt(width), "dropout": 0.0, "stream": 0, "precision": "full"}
-    check(gpu, attention_p, 3, [q, k, v], full | {"precision": "bfloat16"})
-    grad = [q, k, v, *attention_p.reference(q, k, v, **full), ct]
-    check(gpu, attention_grad_p, 3, grad, full | {"precision": "bfloat16"})
-    if width <= 64:
-        check(gpu, attention_grad_p, 3, grad, full)
+    for heads, queries, keys in SIZES[(WIDTHS.index(width) + causal) % 2 :: 2]:
+        keys = queries if causal else keys
+        rng = np.random.default_rng(0)
+        q, k, v, ct = (rng.normal(size=(heads, n, width)) for n in (queries, keys, keys, queries))
+        check(gpu, attention_p, 3, [q, k, v], full | {"precision": "bfloat16"})
+        grad = [q, k, v, *attention_p.reference(q, k, v, **full), ct]
+        check(gpu, attention_grad_p, 3, grad, full | {"precision": "bfloat16"})
+        if width <= 64:
+            check(gpu, attention_grad_p, 3, grad, full)
 
 
 @pytest.mark.parametrize(("length", "width"), [(100, 16), (500, 128)])
@@ -83,6 +84,7 @@ def test_wgmma_reads_and_writes_the_heads_of_one_array(gpu: Any, length: int, wi
         check(gpu, self_attention_grad_p, 1, grad, full)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("length", "width", "causal"),
     [(100, 16, True), (500, 64, False), (500, 128, True), (1024, 64, True), (2100, 128, False)],

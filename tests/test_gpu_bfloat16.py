@@ -71,6 +71,7 @@ def test_a_loss_over_many_classes_of_rounded_scores_is_right(gpu: Any) -> None:
 eights = st.integers(1, 75).map(lambda n: 8 * n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tile", MATRIX_TILES)
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(

@@ -53,6 +53,7 @@ def multiplied(gpu: Any, kernel: CudaKernel, a: np.ndarray, b: np.ndarray, ta: b
     return computed(gpu, matmul_p, kernel, [a, b], transpose_a=ta, transpose_b=tb)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ta", [False, True])
 @pytest.mark.parametrize("tb", [False, True])
 @pytest.mark.parametrize(("precision", "tile"), TILES)
@@ -84,14 +85,15 @@ def test_a_block_computes_several_tiles(gpu: Any, tile: PackedTile) -> None:
     assert distance(multiplied(gpu, packed(gpu, shape, tile), a, b), exact(a, b, False, False)) < TOLERANCE["full"]
 
 
-@pytest.mark.parametrize("case", [*adversarial(M, N, K), *hard(M, N, K)])
-def test_they_are_as_exact_as_sequential_fma(gpu: Any, case: str) -> None:
-    a, b = (x.astype(np.float32) for x in {**adversarial(M, N, K), **hard(M, N, K)}[case])
-    found, fma = (
-        errors(multiplied(gpu, kernel(gpu, (1, M, N, K)), a[None], b[None])[0], a, b) for kernel in (packed, plain)
-    )
-    assert found[0] <= max(NOISE * fma[0], OF_FP16X2)
-    assert found[1] <= NOISE * fma[1]
+@pytest.mark.slow
+def test_they_are_as_exact_as_sequential_fma(gpu: Any) -> None:
+    for case, arrays in {**adversarial(M, N, K), **hard(M, N, K)}.items():
+        a, b = (x.astype(np.float32) for x in arrays)
+        found, fma = (
+            errors(multiplied(gpu, kernel(gpu, (1, M, N, K)), a[None], b[None])[0], a, b) for kernel in (packed, plain)
+        )
+        assert found[0] <= max(NOISE * fma[0], OF_FP16X2), case
+        assert found[1] <= NOISE * fma[1], case
 
 
 def test_infinity_and_nan_propagate_as_in_float32(gpu: Any) -> None:

@@ -33,10 +33,14 @@ IMAGES = 90
 """More than in SAMPLES."""
 TOLERANCE = 2e-3
 """The largest norm of a difference over the norm. A number that is rounded to another neighbour changes later ones."""
+WITHOUT_TILES = "depthwise"
+"""Of SAMPLES the one whose convolutions have other kernels."""
 
 
-@pytest.mark.parametrize("tile", TILES)
-@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "tile"), [(name, tile) for name in SAMPLES for tile in (TILES[:1] if name == WITHOUT_TILES else TILES)]
+)
 def test_convolutions_with_sums_are_right(
     gpu: Any, name: str, tile: Bfloat16Tile, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ from test_gpu_products import distance, rounded
 from adtrain import ops
 from adtrain.core.array import array
 from adtrain.core.precision import PRECISIONS
+from adtrain.core.primitive import Primitive
 from adtrain.core.staging import stage
+from adtrain.core.trace import bind
 from adtrain.lowering.cuda.conv.problem import Algorithm, ConvProblem, PaddedIndex
 from adtrain.lowering.cuda.conv.shifted import ShiftedConv
 from adtrain.lowering.cuda.conv.shifted_fp16x2 import Fp16x2Conv, Fp16x2WeightGrad
@@ -79,14 +82,32 @@ def same(found: np.ndarray, expected: np.ndarray, tolerance: float = TOLERANCE) 
     return distance(found[held], expected[held]) < tolerance
 
 
-def check(gpu: Any, problem: ConvProblem, x: np.ndarray, w: np.ndarray, g: np.ndarray) -> None:
+def by_numpy(primitive: Primitive, *arrays: np.ndarray, **params: Any) -> np.ndarray:
+    with np.errstate(invalid="ignore"):
+        return np.asarray(primitive.reference(*arrays, **params))
+
+
+def by_other_kernels(primitive: Primitive, *arrays: np.ndarray, **params: Any) -> np.ndarray:
+    """For float64 there are none of the kernels under test."""
+    found: np.ndarray = bind(primitive, *(array(v, device="gpu") for v in arrays), **params).numpy()
+    return found
+
+
+def check(
+    gpu: Any,
+    problem: ConvProblem,
+    x: np.ndarray,
+    w: np.ndarray,
+    g: np.ndarray,
+    exact: Callable[..., np.ndarray] = by_numpy,
+) -> None:
+    """All gradients and results, against those of float64 numbers by ``exact``."""
     wide = [rounded(v, problem.precision).astype(float) for v in (x, w, g)]
     tolerance = TOLERANCE if problem.precision == "full" else ROUNDED
     params: dict[str, Any] = {"window": window(problem), "precision": "full"}
-    with np.errstate(invalid="ignore"):
-        y = conv2d_p.reference(*wide[:2], **params)
-        dx = input_grad_p.reference(wide[2], wide[1], size=problem.images[2:], **params)
-        dw = weight_grad_p.reference(wide[0], wide[2], size=problem.kernel, **params)
+    y = exact(conv2d_p, *wide[:2], **params)
+    dx = exact(input_grad_p, wide[2], wide[1], size=problem.images[2:], **params)
+    dw = exact(weight_grad_p, wide[0], wide[2], size=problem.kernel, **params)
     for algorithm in algorithms(gpu, problem, False):
         assert same(forward(gpu, problem, algorithm, x, w), y, tolerance)
     for algorithm in algorithms(gpu, problem.transposed(), True):
@@ -98,6 +119,7 @@ def check(gpu: Any, problem: ConvProblem, x: np.ndarray, w: np.ndarray, g: np.nd
             assert same(weight_grad(gpu, problem, grad, x, g), dw, tolerance)
 
 
+@pytest.mark.slow
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(convolutions(), st.integers(1, 80), st.integers(1, 140), st.sampled_from(PRECISIONS))
 def test_convolutions_of_all_shapes_are_right(
@@ -109,6 +131,7 @@ def test_convolutions_of_all_shapes_are_right(
     check(gpu, problem, *drawn(problem))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(
     ("image", "filters", "padding"),
@@ -119,7 +142,7 @@ def test_large_convolutions_are_right(
 ) -> None:
     size = [n + 2 * padding - 2 for n in image[2:]]
     problem = stride_one(image, (image[0], filters, *size), (3, 3), (padding, padding), (1, 1), precision)
-    check(gpu, problem, *drawn(problem))
+    check(gpu, problem, *drawn(problem), by_other_kernels)
 
 
 @pytest.mark.parametrize("filters", [40, 20])
@@ -143,19 +166,15 @@ def test_infinity_and_nan_propagate_as_in_float32_sums(gpu: Any) -> None:
 
 
 @pytest.mark.parametrize(("kind", "filters"), [(ShiftedConv, M), (ShiftedConv, M // 2), (Fp16x2Conv, M)])
-@pytest.mark.parametrize("case", cases(M, N, K))
-def test_they_are_as_exact_as_sequential_fma_sums(
-    gpu: Any, case: str, filters: int, kind: type[ShiftedConv | Fp16x2Conv]
-) -> None:
+def test_they_are_as_exact_as_sequential_fma_sums(gpu: Any, filters: int, kind: type[ShiftedConv | Fp16x2Conv]) -> None:
     """With separate and with stacked parts of the filters."""
-    a, b = cases(filters, N, K)[case]
     problem = stride_one((1, K, 1, N), (1, filters, 1, N), (1, 1), (0, 0))
     algorithm = kind(PaddedIndex(problem), gpu.lowering.target, False)
-    found = forward(gpu, problem, algorithm, b.reshape(1, K, 1, N), a.reshape(filters, K, 1, 1))
-    found = found.reshape(filters, N)
-    taken, expected = errors(found, a, b), errors(sequential_fma(a, b), a, b)
-    assert taken[0] <= max(NOISE * expected[0], ROUNDINGS)
-    assert taken[1] <= max((DECADES if "decades" in case else NOISE) * expected[1], ROUNDINGS)
+    for case, (a, b) in cases(filters, N, K).items():
+        found = forward(gpu, problem, algorithm, b.reshape(1, K, 1, N), a.reshape(filters, K, 1, 1))
+        taken, expected = errors(found.reshape(filters, N), a, b), errors(sequential_fma(a, b), a, b)
+        assert taken[0] <= max(NOISE * expected[0], ROUNDINGS), case
+        assert taken[1] <= max((DECADES if "decades" in case else NOISE) * expected[1], ROUNDINGS), case
 
 
 def test_the_same_bytes_each_time(gpu: Any) -> None:
