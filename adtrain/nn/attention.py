@@ -196,9 +196,8 @@ class MultiheadAttention(Module):
         by_head = self._by_head(projected, params, token)
         batch, _, _, width = by_head.shape
         heads, shared = self.num_heads, self.key_value_heads
-        here = ops.expand_dims(token.here, -1)
         keys, values = (
-            ops.where(here, ops.reshape(by_head[:, 0, first : first + shared], (batch, shared, 1, width)), state[name])
+            ops.put_rows(state[name], by_head[:, 0, first : first + shared], token.position, axis=2)
             for name, first in zip(CACHE, (heads, heads + shared), strict=True)
         )
         seen = token.seen if self.window is None else token.seen & ops.less(token.distance, self.window)
