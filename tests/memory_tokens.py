@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.registry import c_kernels
 from adtrain.passes.arena import ALIGNMENT
@@ -116,10 +117,10 @@ def assert_plan_holds(program: Program, plan: MemoryPlan, sizes: Callable[[Equat
 
 
 def may_overwrite(equation: Equation) -> bool:
-    """Whether a result may overwrite an argument: the equation, or one inside of a fused one, is elementwise or has a C
-    kernel that allows it."""
+    """Whether a result may overwrite an argument: the equation, or one inside of a fused one, is elementwise or an
+    update, or has a C kernel that allows it."""
     body = equation.params.get("body")
-    if by_element(equation):
+    if by_element(equation) or equation.has(Trait.UPDATE):
         return True
     if any(kernel.in_place for kernel in c_kernels(equation.name)):
         return equation.outputs[0].device == "cpu"

@@ -18,7 +18,7 @@ from adtrain.config import ConfigError
 from adtrain.core import tree
 from adtrain.core.errors import AdtrainError
 from adtrain.gradcheck import check_config
-from adtrain.nn.init import WHITENING_EPS, WeightInit
+from adtrain.nn.init import BY_ELEMENT, DRAWN_AT_ONCE, INITIALIZERS, WHITENING_EPS, Undrawn, WeightInit, drawn
 from adtrain.training import model_file, network
 
 SHAPES = [(300, 200), (40, 30, 5, 3)]
@@ -26,7 +26,7 @@ FANS = {(300, 200): (200, 300), (40, 30, 5, 3): (450, 600)}
 
 
 def draw(name: str, shape: nn.Shape) -> np.ndarray:
-    return nn.INITIALIZERS[name](shape, np.random.default_rng(3))
+    return drawn(name, shape, np.random.default_rng(3), np.dtype(np.float64)).numpy()
 
 
 def expected_std(name: str, shape: nn.Shape) -> float:
@@ -39,7 +39,7 @@ def expected_std(name: str, shape: nn.Shape) -> float:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", sorted(set(nn.INITIALIZERS) - {"orthogonal", "identity", "dirac", "partial_dirac"}))
+@pytest.mark.parametrize("name", sorted(set(INITIALIZERS) - {"orthogonal", "identity", "dirac", "partial_dirac"}))
 def test_mean_and_standard_deviation_are_as_expected(name: str, shape: nn.Shape) -> None:
     weight = draw(name, shape)
     std = expected_std(name, shape)
@@ -55,6 +55,20 @@ def test_uniform_initialisers_fill_their_interval(name: str, shape: nn.Shape) ->
     assert 0.999 * bound < np.abs(draw(name, shape)).max() <= bound
 
 
+@pytest.mark.parametrize("name", sorted(BY_ELEMENT))
+def test_numbers_drawn_in_parts_are_those_drawn_at_once(name: str) -> None:
+    shape = (2, DRAWN_AT_ONCE // 2 + 3)
+    at_once = BY_ELEMENT[name](shape)(np.random.default_rng(3), 2 * shape[1]) * 0.5
+    found = drawn(name, shape, np.random.default_rng(3), np.dtype(np.float32), 0.5)
+    np.testing.assert_array_equal(found.numpy(), at_once.astype(np.float32).reshape(shape))
+
+
+@pytest.mark.parametrize("name", sorted(INITIALIZERS))
+def test_the_types_of_weights_take_no_memory(name: str) -> None:
+    found = drawn(name, (1 << 20, 1 << 20), Undrawn(), np.dtype(np.float32))
+    assert (found.shape, found.dtype) == ((1 << 20, 1 << 20), np.float32)
+
+
 def test_trunc_normal_is_truncated_at_two_standard_deviations() -> None:
     assert 0.0399 < np.abs(draw("trunc_normal", (300, 200))).max() <= 0.04
 
@@ -68,7 +82,7 @@ def test_orthogonal_has_orthonormal_rows_or_columns(shape: nn.Shape) -> None:
 
 def test_orthogonal_has_both_signs_equally_often() -> None:
     rng = np.random.default_rng(0)
-    corners = [nn.INITIALIZERS["orthogonal"]((2, 2), rng)[0, 0] for _ in range(1000)]
+    corners = [drawn("orthogonal", (2, 2), rng, np.dtype(np.float64)).numpy()[0, 0] for _ in range(1000)]
     assert abs(np.mean(np.sign(corners))) < 0.1
 
 
@@ -93,10 +107,10 @@ def test_partial_dirac_passes_each_input_channel_on_and_draws_the_other_filters(
 
 
 def test_the_type_weight_init_lists_every_initialiser() -> None:
-    assert get_args(WeightInit) == tuple(nn.INITIALIZERS)
+    assert get_args(WeightInit) == tuple(INITIALIZERS)
 
 
-@pytest.mark.parametrize("name", sorted(nn.INITIALIZERS))
+@pytest.mark.parametrize("name", sorted(INITIALIZERS))
 def test_a_layer_draws_weights_by_its_weight_init_and_starts_biases_at_zero(name: WeightInit) -> None:
     dtype = np.dtype(np.float64)
     params, _ = nn.Conv2d(6, kernel_size=3, weight_init=name).init((4, 5, 5), np.random.default_rng(3), dtype)

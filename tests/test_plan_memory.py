@@ -84,6 +84,18 @@ def test_values_that_are_alive_together_do_not_share_memory() -> None:
     assert not bytes_of(transposed, plan).touches(bytes_of(product, plan))
 
 
+@pytest.mark.parametrize("improve", [ALL, ON_GPU], ids=["cpu", "gpu"])
+def test_rows_are_put_into_a_donated_array_that_is_not_read_again(improve: Any) -> None:
+    caches, rows, positions = np.zeros((2, 3, 5, 4), np.float32), np.ones((2, 3, 4), np.float32), np.array([1, 4])
+
+    def put(x: Any, rows: Any, positions: Any) -> Any:
+        return ops.put_rows(x, ops.exp(rows), positions, 2)
+
+    assert len(planned(put, caches, rows, positions, donate=(0,), improve=improve)[1].in_place) == 1
+    both = planned(lambda x, *more: x + put(x, *more), caches, rows, positions, donate=(0,), improve=improve)[1]
+    assert len(both.in_place) == 1  # the sum, which reads the donated array
+
+
 @pytest.mark.parametrize(
     ("f", "count"),
     [

@@ -350,6 +350,8 @@ for _op in ("diagonal", "trace", "tril", "triu"):
 bench("take", SIDE, lambda n: (normal(n, n), integers(n, n)), lambda x, i: ops.take(x, i, 1), "axis 1")
 bench("take_along_axis", SIDE, lambda n: (normal(n, n), integers(n, n, 1)), lambda x, i: ops.take_along_axis(x, i, 1),
       "1 a row")  # fmt: skip
+bench("put_rows", SIDE, lambda n: (normal(16, n, 64), normal(16, 64), integers(n, 16)),
+      lambda x, rows, i: ops.put_rows(x, rows, i, 1), "16 samples")  # fmt: skip
 bench("one_hot", ROWS, lambda n: (integers(1000, n),), lambda i: ops.one_hot(i, 1000), "1000", differentiable=False)
 bench("embedding", ROWS, lambda n: (integers(10000, n), normal(10000, 128)))
 

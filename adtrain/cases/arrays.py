@@ -161,6 +161,10 @@ for _op in ("tril", "triu"):
 case("take", "axis", lambda x, i: ops.take(x, i, 1), normal(3, 4, 2), integers(4, 5), linear=(0,))
 case("take", "repeated", lambda x: ops.take(x, np.array([2, -1, 2])), normal(3, 2), linear=(0,))
 case("take_along_axis", "rows", lambda x, i: ops.take_along_axis(x, i, 1), normal(3, 4), integers(4, 3, 2), linear=(0,))
+case("put_rows", "middle", lambda x, rows, i: ops.put_rows(x, rows, i, 2), normal(3, 2, 5, 4), normal(3, 2, 4),
+     integers(5, 3))  # fmt: skip
+case("put_rows", "last", lambda x, rows, i: ops.put_rows(x, rows, i, 1), normal(3, 5), normal(3),
+     integers(5, 3))  # fmt: skip
 case("one_hot", "matrix", lambda i: ops.one_hot(i, 4, "float64"), integers(4, 3, 2), order=0)
 case("embedding", "matrix", ops.embedding, integers(5, 3, 2), normal(5, 4), linear=(1,))
 

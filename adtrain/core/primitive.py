@@ -66,6 +66,9 @@ class Trait(Enum):
     """Exchanges its argument with other shards of the batch. A training step replaces it: see `training.sharding`."""
     RECURRENT = auto()
     """Takes the steps of a recurrent network. The number of sequences decides on the kernel."""
+    UPDATE = auto()
+    """The output is the first argument with elements replaced by those of the second one. It may have the memory of the
+    first argument; then kernels write the replaced elements only."""
     WIDENING = auto()
     """Converts an array to a wider type. It is fused with the equations that read its output, not with the one that
     computes its argument, so that memory holds the narrow type."""
@@ -191,7 +194,8 @@ class Primitive:
         flops = self.flops(*args, **params) if self.flops else sum(out.size for out in outputs)
         counts = self.elements_read(args, params) if counts is None else counts
         read = sum(n * x.dtype.itemsize for x, n in zip(args, counts, strict=True))
-        written = 0 if self.view else sum(out.size * out.dtype.itemsize for out in outputs)
+        changed = args[1:2] if Trait.UPDATE in self.traits else outputs
+        written = 0 if self.view else sum(x.size * x.dtype.itemsize for x in changed)
         return Cost(flops, read + written)
 
     def elements_read(self, args: Sequence[Any], params: Mapping[str, Any]) -> Sequence[int]:

@@ -77,6 +77,12 @@ def scatter_along_axis(ct: Any, indices: Any, axis: int, length: int) -> Lengths
     return _along_axis(indices, length, axis)
 
 
+def put_rows(x: Any, rows: Any, positions: Any, axis: int) -> Lengths:
+    """Samples, other axes before ``axis``, its length, and axes after it."""
+    outer, length, inner = split_at(x.shape, axis)
+    return x.shape[0], outer // max(x.shape[0], 1), length, inner
+
+
 def _along_axis(indices: Any, length: int, axis: int) -> Lengths:
     outer, count, inner = split_at(indices.shape, axis)
     return outer, length, inner, count

@@ -47,7 +47,7 @@ from adtrain.nn.attention import (
 from adtrain.nn.containers import Add, Branches, Concat, Container, Multiply, Residual, Sequential, WithCoefficients
 from adtrain.nn.conv import Conv1d, Conv2d, ConvTranspose2d
 from adtrain.nn.describe import LayerRow, count_parameters, describe, layer_of, layers
-from adtrain.nn.init import INITIALIZERS, ConvInit, WeightInit
+from adtrain.nn.init import ConvInit, WeightInit
 from adtrain.nn.linear import Embedding, Linear
 from adtrain.nn.low_rank import LowRankSequential, is_low_rank, with_products
 from adtrain.nn.module import LayerError, Mode, Module, Params, Shape, State, Token, with_weights

@@ -17,7 +17,7 @@ from adtrain.core.errors import AdtrainError, ShapeError
 from adtrain.nn import fields
 from adtrain.nn.activation import GELU, Dropout, ReLU, SiLU, SquaredReLU
 from adtrain.nn.containers import Container, child_output_shape, run_child
-from adtrain.nn.init import INITIALIZERS, WeightInit
+from adtrain.nn.init import WeightInit, drawn
 from adtrain.nn.linear import Linear, product
 from adtrain.nn.module import Mode, Module, Params, Shape, State, Token
 from adtrain.nn.norm import LayerNorm, RMSNorm
@@ -130,13 +130,12 @@ class MultiheadAttention(Module):
         gains = {"in_proj_weight": self.init_gain, "out_proj.weight": self.init_gain * self.out_init_gain}
         params: Params = {}
         for path, size in self.parameter_shapes(shape).items():
-            if path in gains:
-                drawn = INITIALIZERS[self.weight_init](size, rng) * gains[path]
-            else:
-                drawn = np.full(size, float("norm" in path))
             *module, name = path.split(".")
             inside = params.setdefault(module[0], {}) if module else params
-            inside[name] = array(drawn.astype(dtype))
+            if path in gains:
+                inside[name] = drawn(self.weight_init, size, rng, dtype, gains[path])
+            else:
+                inside[name] = array(np.full(size, float("norm" in path), dtype))
         return params, {}
 
     def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
@@ -197,9 +196,8 @@ class MultiheadAttention(Module):
         by_head = self._by_head(projected, params, token)
         batch, _, _, width = by_head.shape
         heads, shared = self.num_heads, self.key_value_heads
-        here = ops.expand_dims(token.here, -1)
         keys, values = (
-            ops.where(here, ops.reshape(by_head[:, 0, first : first + shared], (batch, shared, 1, width)), state[name])
+            ops.put_rows(state[name], by_head[:, 0, first : first + shared], token.position, axis=2)
             for name, first in zip(CACHE, (heads, heads + shared), strict=True)
         )
         seen = token.seen if self.window is None else token.seen & ops.less(token.distance, self.window)

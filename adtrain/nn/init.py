@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod, sqrt
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from adtrain.core.array import array
+from adtrain.core import aligned
+from adtrain.core.array import Array, array, from_numpy
 from adtrain.nn.module import Module, Params, Shape, State
 from adtrain.option_types import NonNegative
 
@@ -31,6 +32,8 @@ WHITENING_EPS = 5e-4
 """What `whitening` adds to each eigenvalue, so that directions in which patches hardly differ are not amplified."""
 
 Draw = np.ndarray[Any, np.dtype[np.float64]]
+Sampler: TypeAlias = Callable[[np.random.Generator, int], Draw]
+"""Draws so many elements. The next call draws those that follow."""
 
 
 def fans(shape: Shape) -> tuple[int, int]:
@@ -39,26 +42,37 @@ def fans(shape: Shape) -> tuple[int, int]:
     return shape[1] * field, shape[0] * field
 
 
-def kaiming_uniform(shape: Shape, rng: np.random.Generator) -> Draw:
+def _uniform(bound: float) -> Sampler:
+    return lambda rng, count: rng.uniform(-bound, bound, count)
+
+
+def _normal(std: float) -> Sampler:
+    return lambda rng, count: rng.normal(0, std, count)
+
+
+def kaiming_uniform(shape: Shape) -> Sampler:
     """U(-b, b), b = √(6 / fan_in): variance 2 / fan_in, for relu (He et al. 2015, "Delving deep into rectifiers")."""
-    bound = sqrt(6 / fans(shape)[0])
-    return rng.uniform(-bound, bound, shape)
+    return _uniform(sqrt(6 / fans(shape)[0]))
 
 
-def kaiming_normal(shape: Shape, rng: np.random.Generator) -> Draw:
+def kaiming_normal(shape: Shape) -> Sampler:
     """N(0, 2 / fan_in), for relu (He et al. 2015)."""
-    return rng.normal(0, sqrt(2 / fans(shape)[0]), shape)
+    return _normal(sqrt(2 / fans(shape)[0]))
 
 
-def xavier_uniform(shape: Shape, rng: np.random.Generator) -> Draw:
+def xavier_uniform(shape: Shape) -> Sampler:
     """U(-b, b), b = √(6 / (fan_in + fan_out)) (Glorot and Bengio 2010, "Understanding the difficulty ...")."""
-    bound = sqrt(6 / sum(fans(shape)))
-    return rng.uniform(-bound, bound, shape)
+    return _uniform(sqrt(6 / sum(fans(shape))))
 
 
-def xavier_normal(shape: Shape, rng: np.random.Generator) -> Draw:
+def xavier_normal(shape: Shape) -> Sampler:
     """N(0, 2 / (fan_in + fan_out)) (Glorot and Bengio 2010)."""
-    return rng.normal(0, sqrt(2 / sum(fans(shape))), shape)
+    return _normal(sqrt(2 / sum(fans(shape))))
+
+
+def normal(shape: Shape) -> Sampler:
+    """N(0, 1), as torch.nn.Embedding."""
+    return _normal(1)
 
 
 def orthogonal(shape: Shape, rng: np.random.Generator) -> Draw:
@@ -80,11 +94,6 @@ def trunc_normal(shape: Shape, rng: np.random.Generator) -> Draw:
     return 0.02 * z
 
 
-def normal(shape: Shape, rng: np.random.Generator) -> Draw:
-    """N(0, 1), as torch.nn.Embedding."""
-    return rng.normal(size=shape)
-
-
 def identity(shape: Shape, rng: np.random.Generator) -> Draw:
     """The unit matrix, as torch.nn.init.eye_; for a filter as `dirac`."""
     return dirac(shape, rng)
@@ -101,19 +110,46 @@ def dirac(shape: Shape, rng: np.random.Generator) -> Draw:
 
 def partial_dirac(shape: Shape, rng: np.random.Generator) -> Draw:
     """`dirac` for the outputs that have an input channel of their number, `kaiming_uniform` for the others."""
-    weight = kaiming_uniform(shape, rng)
+    weight = kaiming_uniform(shape)(rng, prod(shape)).reshape(shape)
     own = min(shape[:2])
     weight[:own] = dirac((own, *shape[1:]), rng)
     return weight
 
 
-INITIALIZERS: dict[str, Callable[[Shape, np.random.Generator], Draw]] = {
-    f.__name__: f
-    for f in (
-        kaiming_uniform, kaiming_normal, xavier_uniform, xavier_normal, orthogonal, trunc_normal, normal, identity,
-        dirac, partial_dirac,
-    )
-}  # fmt: skip
+BY_ELEMENT: dict[str, Callable[[Shape], Sampler]] = {
+    f.__name__: f for f in (kaiming_uniform, kaiming_normal, xavier_uniform, xavier_normal, normal)
+}
+"""The initialisers whose elements are drawn independently, one after another."""
+
+WHOLE: dict[str, Callable[[Shape, np.random.Generator], Draw]] = {
+    f.__name__: f for f in (orthogonal, trunc_normal, identity, dirac, partial_dirac)
+}
+
+INITIALIZERS: dict[str, Callable[..., Any]] = {name: {**BY_ELEMENT, **WHOLE}[name] for name in get_args(WeightInit)}
+
+DRAWN_AT_ONCE = 1 << 16
+"""Elements of `BY_ELEMENT` that are drawn at a time. Their float64 numbers stay in the cache."""
+
+
+class Undrawn(np.random.Generator):
+    """A generator with which `drawn` returns zeros, as a broadcast view of one number: for the types alone."""
+
+    def __init__(self) -> None:
+        super().__init__(np.random.PCG64(0))
+
+
+def drawn(init: str, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any], gain: float = 1.0) -> Array:
+    """The numbers of an initialiser, drawn in float64, multiplied by `gain` and rounded to `dtype`."""
+    if isinstance(rng, Undrawn):
+        return Array(np.broadcast_to(np.zeros((), dtype), shape), shape, dtype, "cpu")
+    if init in WHOLE:
+        return array((WHOLE[init](shape, rng) * gain).astype(dtype))
+    sampler, result = BY_ELEMENT[init](shape), aligned.empty(shape, dtype)
+    elements = result.reshape(-1)
+    for first in range(0, elements.size, DRAWN_AT_ONCE):
+        part = elements[first : first + DRAWN_AT_ONCE]
+        part[:] = sampler(rng, part.size) * gain
+    return from_numpy(result, "cpu")
 
 
 def whitening(count: int, kernel: Shape, dilation: Shape, images: np.ndarray) -> Draw:
@@ -158,9 +194,10 @@ class WeightLayer(Module):
     init_gain: NonNegative
 
     def new_arrays(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:
-        draw = INITIALIZERS.get(self.weight_init, lambda size, _: np.zeros(size))
         params: Params = {}
         for name, size in self.parameter_shapes(shape).items():
-            drawn = draw(size, rng) * self.init_gain if name == "weight" else np.zeros(size)
-            params[name] = array(drawn.astype(dtype))
+            if name == "weight" and self.weight_init != WHITENING:
+                params[name] = drawn(self.weight_init, size, rng, dtype, self.init_gain)
+            else:
+                params[name] = array(np.zeros(size, dtype))
         return params, {}

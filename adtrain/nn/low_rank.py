@@ -13,7 +13,7 @@ from adtrain.core.errors import OptionError
 from adtrain.nn.attention import MultiheadAttention
 from adtrain.nn.containers import Sequential
 from adtrain.nn.describe import layers
-from adtrain.nn.init import kaiming_uniform
+from adtrain.nn.init import drawn
 from adtrain.nn.linear import A, B, Linear
 from adtrain.nn.module import Module, Params, Shape, State
 
@@ -61,7 +61,7 @@ class LowRankSequential(Sequential):
             inside = params
             for module in modules:
                 inside = inside[module]
-            inside[name + A] = array(kaiming_uniform((self.rank, columns), rng).astype(dtype))
+            inside[name + A] = drawn("kaiming_uniform", (self.rank, columns), rng, dtype)
             inside[name + B] = array(np.zeros((rows, self.rank), dtype))
         return params, state
 

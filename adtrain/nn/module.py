@@ -53,11 +53,6 @@ class Token:
         return ops.reshape(self.position, (-1, 1, 1)) - places
 
     @cached_property
-    def here(self) -> Value:
-        """Whether each position is that of the token: bool (batch, 1, length)."""
-        return ops.equal(self.distance, 0)
-
-    @cached_property
     def seen(self) -> Value:
         """Whether each position is in the token's document, and not after the token: bool (batch, 1, length)."""
         seen = ops.greater_equal(self.distance, 0)

@@ -12,7 +12,7 @@ from adtrain.core.array import Value, array
 from adtrain.core.errors import ShapeError
 from adtrain.nn import fields
 from adtrain.nn.fields import IMAGE_AXES
-from adtrain.nn.init import trunc_normal
+from adtrain.nn.init import drawn
 from adtrain.nn.module import Mode, Module, Params, Shape, State
 from adtrain.option_types import Axis, SizePair
 
@@ -74,7 +74,7 @@ class PositionalEmbedding(Module):
 
     def new_arrays(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:
         sizes = self.parameter_shapes(shape)
-        return {name: array(trunc_normal(size, rng).astype(dtype)) for name, size in sizes.items()}, {}
+        return {name: drawn("trunc_normal", size, rng, dtype) for name, size in sizes.items()}, {}
 
     def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         if self.encoding == "learned":
@@ -114,7 +114,7 @@ class ClassToken(Module):
         return {"weight": (1, shape[1])}
 
     def new_arrays(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:
-        return {"weight": array(trunc_normal((1, shape[1]), rng).astype(dtype))}, {}
+        return {"weight": drawn("trunc_normal", (1, shape[1]), rng, dtype)}, {}
 
     def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         token = ops.broadcast_to(params["weight"], (x.shape[0], 1, x.shape[2]))

@@ -37,7 +37,7 @@ from adtrain.ops.division import ceil, floor, floor_divide, remainder, round, tr
 from adtrain.ops.einsum import einsum
 from adtrain.ops.elementwise import *  # noqa: F403
 from adtrain.ops.getitem import getitem
-from adtrain.ops.index import embedding, one_hot, take, take_along_axis
+from adtrain.ops.index import embedding, one_hot, put_rows, take, take_along_axis
 from adtrain.ops.linalg import norm
 from adtrain.ops.loss import binary_cross_entropy_with_logits, huber_loss, l1_loss, mse_loss
 from adtrain.ops.matmul import matmul
@@ -144,6 +144,7 @@ __all__ = [
     "pad",
     "power",
     "prod",
+    "put_rows",
     "random_normal",
     "random_uniform",
     "relu",

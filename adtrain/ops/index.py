@@ -14,9 +14,10 @@ from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, dtype_of
-from adtrain.ops.broadcasting import reshape
+from adtrain.ops.broadcasting import broadcast_to, reshape
 from adtrain.ops.common import ArrayLike, as_value, normalize_axis
 from adtrain.ops.compare import less, where
+from adtrain.ops.create import full
 from adtrain.ops.elementwise import astype
 
 
@@ -185,6 +186,54 @@ def _scatter_along_axis(ct: Value, indices: Value, axis: int, length: int) -> Va
     return bind(scatter_along_axis_p, ct, indices, axis=axis, length=length)
 
 
+def _put_rows_shape(x: Any, rows: Any, positions: Any, axis: int) -> ArrayType:
+    _require_integers("put_rows", positions)
+    expected = x.shape[:axis] + x.shape[axis + 1 :]
+    if rows.shape != expected or positions.shape != x.shape[:1]:
+        raise ShapeError(
+            f"put_rows: found rows {rows.shape} and positions {positions.shape}, expected {expected} and {x.shape[:1]}"
+        )
+    if rows.dtype != x.dtype:
+        raise DTypeError(f"put_rows: found rows {rows.dtype}, expected {x.dtype}")
+    return ArrayType(x.shape, x.dtype)
+
+
+def _put_rows_reference(x: np.ndarray, rows: np.ndarray, positions: np.ndarray, axis: int) -> np.ndarray:
+    out = np.array(x)
+    places = _in_range("put_rows", positions, x.shape[axis]).reshape(-1, *(1,) * (x.ndim - 1))
+    np.put_along_axis(out, places, np.expand_dims(rows, axis), axis)
+    return out
+
+
+def _put_rows_axes(x: Any, rows: Any, positions: Any, axis: int) -> Axes:
+    before, _, after = _around(x.ndim, axis, 1)
+    return Axes(((*before, "", *after), (*before, *after), before[:1]), ((*before, "", *after),))
+
+
+def _rows_at(x: Value, positions: Value, axis: int) -> Value:
+    """The row of each sample at its position: the transpose of `put_rows`."""
+    shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+    places = broadcast_to(reshape(positions, (-1, *(1,) * (x.ndim - 1))), shape)
+    return reshape(pick(x, places, axis), x.shape[:axis] + x.shape[axis + 1 :])
+
+
+put_rows_p: Primitive = Primitive(
+    "put_rows",
+    _put_rows_shape,
+    _put_rows_reference,
+    [
+        lambda out, x, rows, positions, axis: (
+            lambda ct: bind(put_rows_p, ct, full(rows.shape, 0, rows.dtype, rows.device), positions, axis=axis)
+        ),
+        lambda out, x, rows, positions, axis: lambda ct: _rows_at(ct, positions, axis),
+    ],
+    no_flops,
+    reads=lambda x, rows, positions, axis: (0, rows.size, positions.size),
+    traits=(Trait.UPDATE, Trait.LINEAR),
+    axes=_put_rows_axes,
+)
+
+
 def _one_hot_reference(indices: np.ndarray, num_classes: int, dtype: np.dtype) -> np.ndarray:
     return (_in_range("one_hot", indices, num_classes)[..., None] == np.arange(num_classes)).astype(dtype)
 
@@ -223,6 +272,30 @@ def take_along_axis(x: ArrayLike, indices: ArrayLike, axis: int) -> Value:
     value = as_value(x)
     axis = normalize_axis("take_along_axis", axis, value.ndim)
     return bind(take_along_axis_p, value, _from_the_end(_indices(indices, value), value.shape[axis]), axis=axis)
+
+
+def put_rows(x: ArrayLike, rows: ArrayLike, positions: ArrayLike, axis: int) -> Value:
+    """``x`` with a row of each sample replaced: ``out[b, :, positions[b]] = rows[b]`` for axis 2, likewise for others.
+
+    In a Program that does not read ``x`` again, the rows are written into its memory, and nothing is copied.
+
+    Args:
+        x: (samples, ...).
+        rows: of the shape of ``x`` without ``axis``.
+        positions: integers (samples,).
+        axis: not 0.
+
+    Raises:
+        ShapeError: the shapes do not fit, a position is not in [0, x.shape[axis]), or the axis is that of the samples.
+        DTypeError: the rows have another type than ``x``, or the positions are not integers.
+    """
+    value = as_value(x)
+    axis = normalize_axis("put_rows", axis, value.ndim)
+    if axis == 0:
+        raise ShapeError("put_rows: found axis 0, which counts the samples; expected another one")
+    given = as_value(rows)
+    given = given if isinstance(given, Value) else given.to(value.device)
+    return bind(put_rows_p, value, given, _indices(positions, value), axis=axis)
 
 
 def pick(x: Value, indices: Value, axis: int) -> Value:

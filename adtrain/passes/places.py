@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from adtrain.core.fused import LOOPS, OVERWRITES
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Variable
 from adtrain.core.registry import has_kernels
 from adtrain.passes.fuse_elementwise import by_element
@@ -37,6 +38,8 @@ def overwrites(equation: Equation, argument: Variable, result: Variable) -> bool
     """Whether ``result`` may overwrite ``argument``: each element is read before it is written."""
     if argument in equation.inputs and not argument.members == result.members == equation.members:
         return False  # what all members share is read for each of them
+    if equation.has(Trait.UPDATE):
+        return equation.inputs.index(argument) == 0 if argument in equation.inputs else True
     if equation.form in OVERWRITES:
         return OVERWRITES[equation.form](equation, argument, result)
     if has_kernels(equation.form, "cpu") or has_kernels(equation.form, "cuda"):  # a kernel in a file: nothing is known

@@ -184,7 +184,7 @@ def _overwritable(equation: Equation, out: Variable, root: dict[Variable, Variab
         # They are read at other places.
         parts = {root[v] for v in equation.inputs if stored_bytes(v) != stored_bytes(root[v])}
         return [v for v in equation.inputs if root[v] not in parts]
-    if equation.form in OVERWRITES:
+    if equation.form in OVERWRITES or equation.has(Trait.UPDATE):
         allowed = [v for v in equation.inputs if overwrites(equation, v, out)]
         return [v for v in allowed if roots.count(root[v]) == 1]
     kernels = c_kernels(equation.name) if out.device == "cpu" else ()

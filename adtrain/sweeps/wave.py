@@ -255,9 +255,9 @@ class WaveTraining:
         for i, experiment in enumerate(self.inputs.experiments):
             training = experiment.config.training
             row = rows.setdefault((training.seed, training.init_from), i)
-            made = None if row < i else tree.leaves(experiment.initial_values(training.init_from))
+            made = None if row < i else tree.leaves(experiment.initial_numbers(training.init_from))
             for k, of_all in enumerate(tree.leaves(state)):
-                of_all[i] = of_all[row] if made is None else made[k].numpy()
+                of_all[i] = of_all[row] if made is None else made[k]
         return state
 
     def host_state(self) -> WaveState:

@@ -177,7 +177,7 @@ class CheckpointFile:
         Raises AdtrainError where the arrays do not fit the experiment's network and optimizer (checked before any array
         is read), or hold numbers that are not finite.
         """
-        expected = experiment.random_initial_state("cpu")
+        expected = experiment.state_types
         arrays = self.file.read(named_state(expected), "the config's network and optimizer")
         state: TrainState = tree.unflatten(tree.flatten(expected)[1], list(arrays.values()))
         if int(np.asarray(state.step)) != self.progress.step:

@@ -356,8 +356,11 @@ def check_documents(cfg: Config, net: Network) -> None:
 def sees_later(experiment: Experiment) -> tuple[int, int] | None:
     """A position and a later one that the initial network's output at it depends on; None if there is none.
 
-    Two sequences that differ in the last position only are compared. A dependence through weights of 0 is not found.
+    Layers that can keep what later tokens need (`Module.new_cache`) depend on earlier positions only. For others two
+    sequences are compared that differ in the last position only; a dependence through weights of 0 is not found.
     """
+    if experiment.network.model.new_cache(experiment.network.input_shape, 0, experiment.network.dtype) is not None:
+        return None
     length = experiment.image_shape[-1]
     inputs = np.zeros((2, 1, 1, length), np.float32)
     inputs[1, ..., -1] = len(experiment.data.classes) - 1

@@ -22,6 +22,7 @@ from adtrain.core.staging import Pass, Staged, stage
 from adtrain.core.views import subview
 from adtrain.data import DataSet, Split, points, shuffle
 from adtrain.metrics import Metric
+from adtrain.nn.init import Undrawn
 from adtrain.passes import ALL, SIMPLIFY, passes_of_ranks
 from adtrain.training import names, tensor_file
 from adtrain.training.evaluation import higher_is_better, metrics_of
@@ -201,13 +202,18 @@ class Experiment:
 
     def _state(self, device: str, init_from: str | None) -> TrainState:
         # A step may overwrite each array of its state, so no two may share memory.
-        found: TrainState = tree.map(lambda x: array(x.numpy(), device=device), self.initial_values(init_from))
+        found: TrainState = tree.map(lambda x: array(x, device=device), self.initial_numbers(init_from))
         return found
 
-    def initial_values(self, init_from: str | None) -> TrainState:
-        """`initial_state` on the CPU with weights from `init_from`. Zeros are broadcast views of one number."""
+    def initial_numbers(self, init_from: str | None) -> TrainState:
+        """`initial_state` with weights from `init_from`, as NumPy arrays that must not be written to. Those of zeros
+        are broadcast views of one number."""
+        seed = np.random.SeedSequence(self.config.training.seed, spawn_key=(INIT_STREAM,))
+        found: TrainState = tree.map(lambda x: x.buffer, self._initial_arrays(init_from, np.random.default_rng(seed)))
+        return found
+
+    def _initial_arrays(self, init_from: str | None, rng: np.random.Generator) -> TrainState:
         training = self.config.training
-        rng = np.random.default_rng(np.random.SeedSequence(training.seed, spawn_key=(INIT_STREAM,)))
         params, statistics = self.network.model.new_arrays(self.network.input_shape, rng, self.network.dtype)
         trees = nn.with_weights(params, self.input_weights), statistics
         if init_from is not None:
@@ -243,7 +249,17 @@ class Experiment:
     @cached_property
     def state_types(self) -> TrainState:
         """Placeholders for `initial_state`, on the host."""
-        found: TrainState = tree.map(lambda x: Placeholder(x.shape, x.dtype, "cpu"), self.random_initial_state("cpu"))
+        types = self._initial_arrays(None, Undrawn())
+        found: TrainState = tree.map(lambda x: Placeholder(x.shape, x.dtype, "cpu"), types)
+        return found
+
+    @cached_property
+    def divided_types(self) -> TrainState:
+        """Placeholders for this rank's part of a state, on the host."""
+        if self.buckets is None:
+            return self.state_types
+        zeros = tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape), self.state_types)
+        found: TrainState = tree.map(lambda x: Placeholder(x.shape, x.dtype, "cpu"), self.divided(zeros))
         return found
 
     def divided(self, state: TrainState) -> TrainState:
@@ -355,15 +371,18 @@ class Experiment:
     def step_program(self, device: str = "cpu", passes: Sequence[Pass] | None = None) -> Program:
         """The Program of the logged step on full batches, after `passes` (default: `self.passes`). Nothing is run."""
         step = stage(logged_step(self.eager_step), self.passes if passes is None else passes, donate=STATE_AND_LOG)
-        placeholders = tree.map(lambda x: Placeholder(x.shape, x.dtype, device), self._step_arguments)
-        return step.program(*placeholders.values(), *self.batch_arguments(self.full_batch))
+        return step.program(*self._placeholders(device))
 
     def compiled_step(self, device: str) -> Executable | None:
         """What runs the logged step on full batches, if it was compiled."""
         if not isinstance(self.logged_step, Staged):
             return None
+        return self.logged_step.executable(*self._placeholders(device))
+
+    def _placeholders(self, device: str) -> tuple[Any, ...]:
+        """The arguments of the logged step on full batches, without elements."""
         placeholders = tree.map(lambda x: Placeholder(x.shape, x.dtype, device), self._step_arguments)
-        return self.logged_step.executable(*placeholders.values(), *self.batch_arguments(self.full_batch))
+        return (*placeholders.values(), *self.batch_arguments(self.full_batch))
 
     @property
     def step_inputs(self) -> Sequence[str]:
@@ -379,11 +398,8 @@ class Experiment:
         """The arguments of `logged_step`, as placeholders."""
         part = self.part(np.zeros(self.full_batch, np.int64))
         order = np.broadcast_to(np.int64(0), (LOG_ROWS, len(part)))
-        state = self.state_types
-        if self.sharding is not None:
-            state = self.divided(tree.map(lambda x: x.numpy(), self.random_initial_state("cpu")))
         arguments = {
-            "state": state,
+            "state": self.divided_types,
             "log": empty_log(self.network.task, LOG_ROWS, "cpu"),
             "seed": self.seed("cpu"),
             "images": self.train.images,

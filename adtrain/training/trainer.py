@@ -10,7 +10,8 @@ from typing import Literal, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 
-from adtrain.core import communicator
+from adtrain.core import communicator, tree
+from adtrain.core.array import Placeholder
 from adtrain.core.errors import AdtrainError, OutOfMemory
 from adtrain.core.status import report_status
 from adtrain.core.timeline import during
@@ -193,21 +194,23 @@ class _Training:
         self.finite = FiniteCheck(experiment, device)
         self.saves = any_rank(any(type(x).checkpoint is not Observer.checkpoint for x in observers))
         self.stop = lambda: any_rank(stop())
+        self.examples = on_device(experiment.train, device)
+        types = tree.map(lambda x: Placeholder(x.shape, x.dtype, device), experiment.divided_types)
+        self.loop = StepLoop(experiment, types, self.examples)
         if start is None:
             if communicator.current().rank == 0:
                 warn_of_init_from(experiment)
-            initial = fetch(experiment.initial_state("cpu"))()
+            self.loop.compile([experiment.full_batch])  # while the weights are drawn
+            initial = experiment.initial_numbers(experiment.config.training.init_from)
             self.last_good = self._divided(Checkpoint(initial, Progress.start(experiment.best_start, self.task)))
         else:
             self.last_good = self._divided(start.checkpoint)
-        state = self.last_good.on_device(device)
+        self.loop.state = self.last_good.on_device(device)
         self.restores_best = experiment.restores_best
         best = start.best if start is not None and self.restores_best else None
         self.best_checkpoint = None if best is None else self._divided(best)
         self.progress = self.last_good.progress
-        self.examples = on_device(experiment.train, device)
         self.evaluations: dict[str, Evaluation] = {}
-        self.loop = StepLoop(experiment, state, self.examples)
         self.ended_by_observer: Ending | None = None
         self.step_seconds: list[float] = []
         self.images = 0

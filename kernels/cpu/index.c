@@ -233,6 +233,35 @@ int FN(scatter_along_axis_team)(const Team *team, const T *x, const U *indices, 
                                   y + begin * length * inner, end - begin, length, inner, count);
 }
 
+/* put_rows: y is x[outer][before][length][inner], but y[o][i][positions[o]] = rows[o][i]. y may be x; parts begin to end of
+   its outer * before. */
+static int put_parts(const T *x, const T *rows, const U *positions, T *y, int64_t before, int64_t length, int64_t inner,
+                     int64_t begin, int64_t end) {
+    int wrong = 0;
+    for (int64_t part = begin; part < end; part++) {
+        const U position = positions[part / before];
+        T *to = y + part * length * inner;
+        if (x != y) memcpy(to, x + part * length * inner, length * inner * sizeof(T));
+        if (inside(position, length))
+            memcpy(to + (int64_t)position * inner, rows + part * inner, inner * sizeof(T));
+        else
+            wrong = 1;
+    }
+    return wrong;
+}
+
+int FN(put_rows)(const T *x, const T *rows, const U *positions, T *y, int64_t outer, int64_t before, int64_t length,
+                 int64_t inner) {
+    return put_parts(x, rows, positions, y, before, length, inner, 0, outer * before);
+}
+
+int FN(put_rows_team)(const Team *team, const T *x, const T *rows, const U *positions, T *y, int64_t outer,
+                      int64_t before, int64_t length, int64_t inner) {
+    int64_t begin, end;
+    my_share(team, outer * before, &begin, &end);
+    return put_parts(x, rows, positions, y, before, length, inner, begin, end);
+}
+
 /* one_hot: y[i][indices[i]] = 1 and 0 elsewhere in y[count][length]. */
 int FN(one_hot)(const U *indices, T *y, int64_t count, int64_t length) {
     int wrong = 0;

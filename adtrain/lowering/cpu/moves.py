@@ -87,6 +87,12 @@ register(
 register("take_along_axis", "cpu", _index_kernels("take_along_axis", layouts.take_along_axis))
 register("scatter_along_axis", "cpu", _index_kernels("scatter_along_axis", layouts.scatter_along_axis))
 register(
+    "put_rows",
+    "cpu",
+    item_and_team("index.c", "put_rows", layouts.put_rows, lambda x, _, positions, axis: (x.dtype, positions.dtype),
+                  checked=True),
+)  # fmt: skip
+register(
     "one_hot",
     "cpu",
     item_and_team(

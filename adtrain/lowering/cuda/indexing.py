@@ -43,6 +43,18 @@ def scatter_along_axis(target: Target, ct: Any, indices: Any, axis: int, length:
     return [*([one_pass] if count == 1 else []), CudaKernel((clear, add))]
 
 
+COPIED_BY_THREAD = 64
+"""Vectors that a thread of `put_rows` copies where the result has memory of its own."""
+
+
+def put_rows(target: Target, x: Any, rows: Any, positions: Any, axis: int) -> list[CudaKernel]:
+    numbers = outer, before, length, inner = layouts.put_rows(x, rows, positions, axis)
+    width = vector_width(inner, x.dtype.itemsize)
+    vectors = outer * before * inner // width
+    elements = max(vectors, vectors * length // COPIED_BY_THREAD)
+    return [CudaKernel((launch("put_rows", numbers, x, positions, elements, width),))]
+
+
 def one_hot(target: Target, indices: Any, num_classes: int, dtype: np.dtype) -> list[CudaKernel]:
     count = math.prod(indices.shape)
     numbers, dtypes = (count, num_classes), (dtype, indices.dtype)
@@ -52,6 +64,7 @@ def one_hot(target: Target, indices: Any, num_classes: int, dtype: np.dtype) -> 
 register("take", "cuda", take)
 register("take_along_axis", "cuda", take_along_axis)
 register("scatter_along_axis", "cuda", scatter_along_axis)
+register("put_rows", "cuda", put_rows)
 register("one_hot", "cuda", one_hot)
 
 

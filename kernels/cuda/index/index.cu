@@ -62,6 +62,25 @@ KERNEL take_along_axis(const T *x, const U *indices, T *y, int64_t outer, int64_
     }
 }
 
+// y is x (outer, before, length, inner), but y[o, p, positions[o], i] = rows[o, p, i]. If y is x, only the rows are written.
+// inner is a multiple of WIDTH.
+KERNEL put_rows(const T *x, const T *rows, const U *positions, T *y, int64_t outer, int64_t before, int64_t length,
+                int64_t inner, int *bad) {
+    wait_for_inputs();
+    const int64_t vectors = inner / WIDTH, parts = outer * before;
+    if (x != y)
+        for (int64_t g = grid_index(); g < parts * length * vectors; g += grid_size()) {
+            const int64_t part = g / (length * vectors), l = g / vectors % length;
+            if (l != (int64_t)positions[part / before]) store(y, g * WIDTH, load<T, WIDTH>(x + g * WIDTH));
+        }
+    for (int64_t g = grid_index(); g < parts * vectors; g += grid_size()) {
+        const int64_t part = g / vectors, i = g % vectors;
+        const U position = positions[part / before];
+        if (valid(position, length, bad))
+            store(y, (part * length + position) * inner + i * WIDTH, load<T, WIDTH>(rows + g * WIDTH));
+    }
+}
+
 // y[o, l, i] = sum of ct[o, j, i] over the j with indices[o, j, i] == l. The first launch stores zeros. In the second a thread
 // adds the elements of one (o, i), in the order of j.
 KERNEL clear_along_axis(const T *, const U *, T *y, int64_t outer, int64_t length, int64_t inner, int64_t, int *) {

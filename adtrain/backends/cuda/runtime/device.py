@@ -255,6 +255,9 @@ class Device:
         """Copy to the device, through page-locked memory, so that the host need not wait."""
         if not elements.nbytes:
             return
+        if not any(elements.strides) and not elements[(0,) * elements.ndim].tobytes().strip(b"\0"):
+            cuda.memset_d8_async(address, 0, elements.nbytes, self.stream)  # zeros: a view of one number
+            return
         content = elements.reshape(-1).view(np.uint8)
         for start in range(0, len(content), UPLOAD_CHUNK):
             while self.uploads and self.uploads[0][1].query():
