@@ -20,6 +20,7 @@ from adtrain.cli.train_report import result_lines
 from adtrain.data.points import SEED
 from adtrain.report import solution
 from adtrain.report.predictions import SolutionPredictions
+from adtrain.training import read_metrics
 from adtrain.training.summary import read_summary
 
 pytestmark = pytest.mark.unfused
@@ -61,6 +62,21 @@ def test_the_result_says_which_coefficients_were_learnt(run: Path) -> None:
     summary = read_summary(run)
     assert summary is not None
     assert f"learnt  k {value:.6g}" in result_lines(summary, 1, config.load("burgers").data)
+
+
+def test_a_training_ends_where_the_line_search_finds_no_lower_loss(tmp_path: Path) -> None:
+    (tmp_path / "decay.yaml").write_text(DECAY)
+    search = "optimizer.sequence.then.lbfgs={history: 3, max_evaluations: 3}"
+    settings = "--set", "training.precision=float32", "--set", search, "--epochs", "100", "--output-dir", tmp_path / "run"
+    printed = command("train", tmp_path / "decay.yaml", *settings, "--device", "cpu").stdout
+    found = read_summary(tmp_path / "run")
+    assert found is not None
+    assert (found.ended, found.steps) == ("line_search", 20 * found.epochs)
+    assert found.epochs < 100
+    assert f"after {found.steps:,} steps: the line search finds no lower loss in float32" in printed
+    losses = [x.train.loss for x in read_metrics(tmp_path / "run") if x.kind == "interval"]
+    assert losses[-1] == pytest.approx(min(losses), rel=1e-5)
+    assert "the line search has failed after step" in command("train", "--resume", tmp_path / "run", expect=2).stderr
 
 
 def test_a_map_has_the_first_variable_to_the_right_and_the_second_upwards() -> None:

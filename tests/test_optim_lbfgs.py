@@ -14,6 +14,7 @@ import adtrain as ad
 from adtrain import ops, optim
 from adtrain.core.array import Value
 from adtrain.core.autodiff import value_and_grad
+from adtrain.core.custom import custom_vjp
 from adtrain.core.errors import OptionError
 from adtrain.optim.lbfgs import CURVATURE, SUFFICIENT, product_with_inverse
 
@@ -98,6 +99,34 @@ def test_a_trial_point_with_an_infinite_loss_is_rejected() -> None:
 
     last = minimised(barrier, np.array([1e-3, 5.0]), optim.LBFGS(history=3), 50)[-1]
     assert last["accepted"] == pytest.approx(np.ones(2), abs=1e-5)
+
+
+def turning(x: Value) -> Value:
+    """|x|² with a gradient whose sign is wrong within the unit circle: no line search from there succeeds."""
+    right = lambda residuals, ct: (ct * ops.where(ops.sum(residuals * residuals) > 1, 2.0, -2.0) * residuals,)  # noqa: E731
+    return custom_vjp(lambda x: (ops.sum(x * x), x), right)(x)
+
+
+def test_a_failed_search_is_repeated_along_the_gradient_and_then_the_optimizer_stops() -> None:
+    optimizer = optim.LBFGS(0.4, history=5, max_evaluations=6)
+    states = minimised(lambda params: turning(params["x"]), np.array([3.0, 1.0]), optimizer, 25)
+    known = [bool(state["inner"][-1] > 0) for state in states]
+    assert sorted(set(known)) == [False, True]
+    stopped = [bool(state["stopped"]) for state in states]
+    first = stopped.index(True)
+    assert stopped == [False] * first + [True] * (25 - first)
+    assert known[first - 6 : first + 1] == [False] * 7, "the last search begins without differences"
+    assert known[first - 7], "the search before had some"
+    for state in states[first:]:
+        np.testing.assert_array_equal(state["accepted"], states[first]["accepted"])
+        assert (state["loss"], state["step_length"]) == (min(x["loss"] for x in states), 0.0)
+
+
+def test_a_loss_that_rounding_hides_is_accepted_by_its_slope() -> None:
+    """Near the minimum of 1 + |x|² the loss is 1 in float32, and only the slope tells points apart."""
+    f = lambda params: ops.astype(1.0 + ops.sum(params["x"] * params["x"]), np.float32)  # noqa: E731
+    last = minimised(f, np.array([1e-5, -2e-5]), optim.LBFGS(0.3, history=3), 40)[-1]
+    assert last["accepted"] == pytest.approx(np.zeros(2), abs=1e-8)
 
 
 def test_a_sequence_equals_its_first_optimizer_and_then_minimises() -> None:

@@ -18,6 +18,7 @@ from adtrain.optim.adam import Adam
 from adtrain.optim.optimizer import (
     ACCEPTED,
     LOSS,
+    STOPPED,
     Optimizer,
     OptState,
     Tree,
@@ -29,6 +30,8 @@ from adtrain.option_types import Positive, Size
 
 SUFFICIENT, CURVATURE = 1e-4, 0.9
 """The constants of the Wolfe conditions, as in Nocedal and Wright, "Numerical Optimization" (2006), chapter 3."""
+NOISE = 8
+"""The assumed rounding error of a loss, relative to it, in units of the machine epsilon of its dtype."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +41,20 @@ class LBFGS(Optimizer):
     A step of the training is one evaluation of the loss and its gradient, at a trial point x + t d. If the loss there
     is at most f(x) + 1e-4 t f'(x; d), and the slope f'(x + t d; d) at least 0.9 f'(x; d), it is the next point; a step
     t of `lr` in the new direction follows. Otherwise t is halved between the bounds that are known, or doubled while
-    there is no upper one (Lewis and Overton 2013). After `max_evaluations` trials the search ends: the next direction
-    is the negative gradient at x.
+    there is no upper one (Lewis and Overton 2013). Near a minimum the change of the loss is lost in its rounding error.
+    So a loss that exceeds f(x) by at most this error is also low enough if the slope there is at most
+    (1 - 2e-4) |f'(x; d)| (the approximate Wolfe conditions of Hager and Zhang 2005).
+
+    After `max_evaluations` trials the search has failed. Then the stored differences are dropped, and the next
+    direction is the negative gradient at x. If the search in this direction fails, too, the optimizer stops: it stays
+    at x. This is how SciPy's L-BFGS-B ends with ABNORMAL_TERMINATION_IN_LNSRCH.
 
     It minimises one function, so all steps need the same batch. The loss of a step is that of the last point that was
     accepted, and the model is that point. The numbers are computed in float64.
 
     State: "step"; "accepted", the point x; "loss", "gradient", "direction" and "slope" there, "step_length",
-    "lower" and "upper" (0: none) bounds of it, "evaluations" in this direction (-1 before the first), the last
-    `history` differences "points" and "gradients" (history, n), oldest first, "inner", their inner products, 0 for
+    "lower" and "upper" (0: none) bounds of it, "evaluations" in this direction (-1 before the first), "stopped", the
+    last `history` differences "points" and "gradients" (history, n), oldest first, "inner", their inner products, 0 for
     unused ones, and "scale", the factor of the initial inverse Hessian.
     """
 
@@ -69,6 +77,7 @@ class LBFGS(Optimizer):
             **{name: zeros(n) for name in ("gradient", "direction")},
             **{name: zeros() for name in ("slope", "step_length", "lower", "upper", "scale")},
             "evaluations": ops.full((), -1, np.int64, device),
+            STOPPED: ops.zeros((), np.bool_, device),
             **{name: zeros(self.history, n) for name in ("points", "gradients")},
             "inner": zeros(self.history),
         }
@@ -82,11 +91,15 @@ class LBFGS(Optimizer):
         base, trial, gradient = flat(state[ACCEPTED]), flat(params), flat(grads)
         value, t = ops.astype(loss, np.float64), state["step_length"]
         slope = dot(gradient, state["direction"])
-        low_enough = value <= state[LOSS] + SUFFICIENT * t * state["slope"]
+        noise = NOISE * float(np.finfo(loss.dtype).eps) * ops.abs(state[LOSS])
+        as_low = (value <= state[LOSS] + noise) & (slope <= (2 * SUFFICIENT - 1) * state["slope"])
+        low_enough = (value <= state[LOSS] + SUFFICIENT * t * state["slope"]) | as_low
         flat_enough = slope >= CURVATURE * state["slope"]
         first = state["evaluations"] < 0
         accepted = first | (low_enough & flat_enough)
         failed = ~accepted & (state["evaluations"] + 1 >= self.max_evaluations)
+        is_steepest = ~(state["inner"][-1] > 0)
+        stopped = state[STOPPED] | (failed & is_steepest)
 
         moved, changed = trial - base, gradient - state["gradient"]
         inner = dot(moved, changed)
@@ -109,7 +122,7 @@ class LBFGS(Optimizer):
         upper = ops.where(low_enough, state["upper"], t)
         between = ops.where(upper > 0, 0.5 * (lower + upper), 2.0 * t)
         restart = accepted | failed
-        step_length = ops.where(restart, ops.astype(lr, np.float64), between)
+        step_length = ops.where(stopped, 0.0, ops.where(restart, ops.astype(lr, np.float64), between))
         new: OptState = {
             "step": state["step"] + 1,
             ACCEPTED: tree.map(lambda new, old: ops.where(accepted, new, old), params, state[ACCEPTED]),
@@ -122,6 +135,7 @@ class LBFGS(Optimizer):
             "upper": ops.where(restart, 0.0, upper),
             "scale": scale,
             "evaluations": ops.where(restart, 0, state["evaluations"] + 1),
+            STOPPED: stopped,
             **pairs,
         }
         return like(x + step_length * direction, params), new
@@ -136,7 +150,7 @@ class Sequence(Optimizer):
     """One optimizer for a number of steps, then another: by default Adam, then L-BFGS.
 
     `lr` is a factor on the learning rates of both. State: "step"; that of both, with names that begin with "first." and
-    "then."; with `lbfgs` as `then` also "accepted" and "loss", as it has them.
+    "then."; with `lbfgs` as `then` also "accepted", "loss" and "stopped", as it has them.
     """
 
     traceable: ClassVar[tuple[str, ...]] = ()
@@ -175,6 +189,7 @@ class Sequence(Optimizer):
         if self.needs_loss:
             found[LOSS] = ops.zeros((), np.float64, device_of(params))
             found[ACCEPTED] = zeros_like(params)
+            found[STOPPED] = ops.zeros((), np.bool_, device_of(params))
         return found
 
     def updated(self, params: Tree, grads: Tree, state: OptState, lr: Value) -> tuple[Tree, OptState]:
@@ -207,9 +222,10 @@ class Sequence(Optimizer):
             kept = (after, own) if part == "first" else (own, after)
             new |= {f"{part}.{name}": chosen(*(x[name] for x in kept)) for name in own}
         if loss is not None:
-            point, value = found["then"][1][ACCEPTED], found["then"][1][LOSS]
-            new[ACCEPTED] = chosen(found["first"][0], point)
-            new[LOSS] = ops.where(is_first, ops.astype(loss, np.float64), value)
+            after = found["then"][1]
+            new[ACCEPTED] = chosen(found["first"][0], after[ACCEPTED])
+            new[LOSS] = ops.where(is_first, ops.astype(loss, np.float64), after[LOSS])
+            new[STOPPED] = ~is_first & after[STOPPED]
         return chosen(found["first"][0], found["then"][0]), new
 
 
