@@ -170,7 +170,7 @@ class Curvature:
     """Curvature of a loss ``loss(params, others, images, labels)``, by Programs that are compiled at the first use."""
 
     def __init__(self, loss: Callable[[Any, Any, Value, Value], Value]) -> None:
-        self._loss = loss
+        self.loss = loss
         self._sums = stage(self._chunk, (*FACTORED, fuse))
         self._sizes: dict[int, int] = {}
         self._eigenvalues: dict[int, Callable[..., np.ndarray]] = {}
@@ -180,7 +180,7 @@ class Curvature:
 
         def of_one(params: Any, image: Value, label: Value) -> Value:
             rows = (reshape(x, (1, *x.shape)) for x in (image, label))
-            return self._loss(params, others, *rows)
+            return self.loss(params, others, *rows)
 
         grads = per_example_grad(of_one)(params, images, labels)
         squares = [(g * g).reshape(images.shape[0], -1).sum(1) for g in tree.leaves(grads)]
@@ -208,7 +208,7 @@ class Curvature:
     def eigenvalues(self, count: int, params: Any, others: Any, images: Value, labels: Value) -> np.ndarray:
         """The eigenvalues of largest magnitude of the Hessian of the mean loss."""
         if count not in self._eigenvalues:
-            self._eigenvalues[count] = top_eigenvalues(self._loss, count)
+            self._eigenvalues[count] = top_eigenvalues(self.loss, count)
         return self._eigenvalues[count](params, others, images, labels)
 
 
