@@ -4,8 +4,8 @@
     adtrain train navier-stokes --set data.reference=cavity.npy
 
 Finite differences on a staggered grid (Harlow and Welch 1965) and steps in time with a projection (Chorin 1968) until
-the flow is steady. Rows are x, y, u, v, p at cell centres, with p = 0 at the lower left corner. The pressure is infinite
-in the upper corners, so points near them are left out.
+the flow is steady. Rows are x, y, u, v, p at cell centres, with p = 0 at the lower left corner. The pressure is
+infinite in the upper corners, so points near them are left out.
 """
 
 from __future__ import annotations
