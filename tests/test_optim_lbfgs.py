@@ -76,7 +76,10 @@ def test_the_product_with_the_inverse_hessian_is_that_of_the_bfgs_formula() -> N
         if rho > 0:
             left = np.eye(6) - np.outer(s, y) / rho
             inverse = left @ inverse @ left.T + np.outer(s, s) / rho
-    pairs = {"points": ad.array(points), "gradients": ad.array(gradients), "inner": ad.array(inner)}
+    triangle = np.zeros((4, 4))
+    triangle[1:, 1:] = np.linalg.inv(np.triu(points[1:] @ gradients[1:].T))
+    given = {"points": points, "gradients": gradients, "inner": inner, "triangle": triangle}
+    pairs = {name: ad.array(x) for name, x in given.items()}
     found = product_with_inverse(ad.array(vector), pairs, ad.array(np.float64(scale))).numpy()
     assert found == pytest.approx(inverse @ vector, rel=1e-12)
 
@@ -90,6 +93,17 @@ def test_accepted_points_fulfil_the_wolfe_conditions_and_the_loss_never_rises() 
             t, slope = float(before["step_length"]), float(before["slope"])
             assert float(after["loss"]) <= float(before["loss"]) + SUFFICIENT * t * slope
             assert after["gradient"] @ before["direction"] >= CURVATURE * slope
+
+
+@pytest.mark.parametrize("history", [1, 4])
+def test_the_triangle_is_the_inverse_of_that_of_the_stored_differences(history: int) -> None:
+    for state in minimised(rosenbrock, np.array([-1.2, 1.0, 0.3]), optim.LBFGS(history=history), 30)[::6]:
+        used = state["inner"] > 0
+        products = np.triu(state["points"][used] @ state["gradients"][used].T)
+        found = state["triangle"][np.ix_(used, used)]
+        np.testing.assert_allclose(found @ products, np.eye(used.sum()), atol=1e-8)
+        assert not state["triangle"][~used].any()
+        assert not state["triangle"][:, ~used].any()
 
 
 def test_a_trial_point_with_an_infinite_loss_is_rejected() -> None:

@@ -55,7 +55,7 @@ class LBFGS(Optimizer):
     State: "step"; "accepted", the point x; "loss", "gradient", "direction" and "slope" there, "step_length",
     "lower" and "upper" (0: none) bounds of it, "evaluations" in this direction (-1 before the first), "stopped", the
     last `history` differences "points" and "gradients" (history, n), oldest first, "inner", their inner products, 0 for
-    unused ones, and "scale", the factor of the initial inverse Hessian.
+    unused ones, "triangle", see `product_with_inverse`, and "scale", the factor of the initial inverse Hessian.
     """
 
     needs_loss = True
@@ -80,6 +80,7 @@ class LBFGS(Optimizer):
             STOPPED: ops.zeros((), np.bool_, device),
             **{name: zeros(self.history, n) for name in ("points", "gradients")},
             "inner": zeros(self.history),
+            "triangle": zeros(self.history, self.history),
         }
 
     def updated(self, params: Tree, grads: Tree, state: OptState, lr: Value) -> tuple[Tree, OptState]:
@@ -104,10 +105,13 @@ class LBFGS(Optimizer):
         moved, changed = trial - base, gradient - state["gradient"]
         inner = dot(moved, changed)
         useful = accepted & ~first & (inner > 0)
+        points = appended(state["points"], moved, useful)
+        triangle = ops.where(useful, bordered(state["triangle"], points, changed, inner), state["triangle"])
         pairs = {
-            "points": appended(state["points"], moved, useful),
+            "points": points,
             "gradients": appended(state["gradients"], changed, useful),
             "inner": ops.where(failed, 0.0, appended(state["inner"], inner, useful)),
+            "triangle": ops.where(failed, 0.0, triangle),
         }
         scale = ops.where(useful, inner / ops.where(useful, dot(changed, changed), 1.0), state["scale"])
 
@@ -255,20 +259,34 @@ def appended(rows: Value, row: Value, condition: Value) -> Value:
     return ops.where(condition, ops.concatenate([later, last]), rows)
 
 
-def product_with_inverse(gradient: Value, pairs: Mapping[str, Value], scale: Value) -> Value:
-    """The product of the approximate inverse Hessian with a vector (n,): the two-loop recursion.
+def product(matrix: Value, vector: Value, transpose: bool = False) -> Value:
+    """The product of a matrix, or its transpose, with a vector."""
+    return ops.reshape(ops.matmul(matrix, ops.reshape(vector, (-1, 1)), transpose_a=transpose), (-1,))
 
-    `pairs` are "points", "gradients" and "inner" of the state of LBFGS; `scale` is the initial inverse Hessian.
+
+def bordered(triangle: Value, points: Value, changed: Value, inner: Value) -> Value:
+    """The inverse of R, see `product_with_inverse`, without the oldest row and column, and with those of a new pair.
+
+    The inverse of a triangular matrix without its first row and column is the rest of its inverse. `points` has the
+    new difference in its last row; `changed` is that of the gradients, and `inner` their product.
     """
-    inner = pairs["inner"]
-    inverse = ops.where(inner > 0, 1.0 / ops.where(inner > 0, inner, 1.0), 0.0)
-    rows = range(inner.shape[0])
-    q, alphas = gradient, dict[int, Value]()
-    for i in reversed(rows):
-        alphas[i] = inverse[i] * dot(pairs["points"][i], q)
-        q = q - alphas[i] * pairs["gradients"][i]
-    q = scale * q
-    for i in rows:
-        beta = inverse[i] * dot(pairs["gradients"][i], q)
-        q = q + (alphas[i] - beta) * pairs["points"][i]
-    return q
+    m = points.shape[0]
+    rest = ops.concatenate([ops.slice(triangle, [1, 1], [m, m]), ops.zeros((m - 1, 1), np.float64, points.device)], 1)
+    rest = ops.concatenate([rest, ops.zeros((1, m), np.float64, points.device)])
+    last = ops.equal(ops.arange(m, device=points.device), m - 1)
+    column = (ops.astype(last, np.float64) - product(rest, product(points, changed))) / ops.where(inner > 0, inner, 1.0)
+    return ops.where(last, ops.reshape(column, (-1, 1)), rest)
+
+
+def product_with_inverse(gradient: Value, pairs: Mapping[str, Value], scale: Value) -> Value:
+    """The product of the approximate inverse Hessian with a vector (n,), in its compact form (Byrd, Nocedal and
+    Schnabel 1994, theorem 2.2), which has a few products of matrices in place of a loop over the pairs.
+
+    `pairs` are "points" S, "gradients" Y, "inner" and "triangle" of the state of LBFGS; `scale` is the initial inverse
+    Hessian. The triangle is the inverse of R, the upper triangle of S Yᵀ. It is 0 in rows and columns of unused pairs.
+    """
+    points, gradients, triangle = pairs["points"], pairs["gradients"], pairs["triangle"]
+    u = product(triangle, product(points, gradient))
+    along = product(gradients, u, transpose=True)
+    v = pairs["inner"] * u + scale * product(gradients, along - gradient)
+    return scale * (gradient - along) + product(points, product(triangle, v, transpose=True), transpose=True)
