@@ -16,10 +16,12 @@ from adtrain.core.errors import AdtrainError, OptionError, ShapeError
 from adtrain.core.forward import hvp
 from adtrain.core.options import is_integer, require_function, shown
 from adtrain.core.precision import FULL, matmul_precision
+from adtrain.core.staging import stage
 from adtrain.core.vmap import vmap
 from adtrain.jitted import jit
 from adtrain.ops import concatenate, matmul, reshape, sqrt, where
 from adtrain.option_types import Size
+from adtrain.passes import SIMPLIFY, factor_norms, fuse, plan_memory
 
 STEPS_FOR_ONE, MOST_STEPS = 10, 300
 """Lanczos steps for each eigenvalue before the first test of convergence, and the most steps."""
@@ -158,16 +160,19 @@ def _unflatten(like: Any, v: Value) -> Any:
     return tree.unflatten(structure, found)
 
 
-EXAMPLES, CHUNK_ELEMENTS = 512, 1 << 25
-"""The most examples of a metric, and the elements of the gradients that are in memory at a time."""
+EXAMPLES, CHUNK_BYTES = 512, 1 << 29
+"""The most examples of a metric, and the most memory for the gradients of those that are computed at a time."""
+FACTORED = (*SIMPLIFY, factor_norms)
+"""The passes after which few gradients of single examples are in memory."""
 
 
 class Curvature:
     """Curvature of a loss ``loss(params, others, images, labels)``, by Programs that are compiled at the first use."""
 
     def __init__(self, loss: Callable[[Any, Any, Value, Value], Value]) -> None:
-        self._loss = loss
-        self._sums = jit(self._chunk)
+        self.loss = loss
+        self._sums = stage(self._chunk, (*FACTORED, fuse))
+        self._sizes: dict[int, int] = {}
         self._eigenvalues: dict[int, Callable[..., np.ndarray]] = {}
 
     def _chunk(self, params: Any, others: Any, images: Value, labels: Value) -> tuple[Any, Value]:
@@ -175,7 +180,7 @@ class Curvature:
 
         def of_one(params: Any, image: Value, label: Value) -> Value:
             rows = (reshape(x, (1, *x.shape)) for x in (image, label))
-            return self._loss(params, others, *rows)
+            return self.loss(params, others, *rows)
 
         grads = per_example_grad(of_one)(params, images, labels)
         squares = [(g * g).reshape(images.shape[0], -1).sum(1) for g in tree.leaves(grads)]
@@ -183,8 +188,7 @@ class Curvature:
 
     def gradients(self, params: Any, others: Any, images: Value, labels: Value) -> tuple[np.ndarray, float]:
         """The norm of each example's gradient, and the norm of their mean."""
-        elements = sum(leaf.size for leaf in tree.leaves(params))
-        size = max(1, min(len(images), CHUNK_ELEMENTS // max(elements, 1)))
+        size = self._chunk_size(params, others, images, labels)
         norms, totals = list[np.ndarray](), list[Any]()
         for start in range(0, len(images), size):
             total, each = self._sums(params, others, images[start : start + size], labels[start : start + size])
@@ -193,10 +197,18 @@ class Curvature:
         mean = [leaf.numpy().astype(np.float64) / len(images) for leaf in tree.leaves(totals[0])]
         return np.concatenate(norms), math.sqrt(sum(float((x * x).sum()) for x in mean))
 
+    def _chunk_size(self, params: Any, others: Any, images: Value, labels: Value) -> int:
+        """How many examples `_chunk` gets at a time: its memory grows with their number."""
+        count = len(images)
+        if count not in self._sizes:
+            program = stage(self._chunk, FACTORED).program(params, others, images, labels)
+            self._sizes[count] = max(1, min(count, CHUNK_BYTES * count // plan_memory(program).arena_bytes))
+        return self._sizes[count]
+
     def eigenvalues(self, count: int, params: Any, others: Any, images: Value, labels: Value) -> np.ndarray:
         """The eigenvalues of largest magnitude of the Hessian of the mean loss."""
         if count not in self._eigenvalues:
-            self._eigenvalues[count] = top_eigenvalues(self._loss, count)
+            self._eigenvalues[count] = top_eigenvalues(self.loss, count)
         return self._eigenvalues[count](params, others, images, labels)
 
 

@@ -20,6 +20,7 @@ from adtrain.cli.train_report import result_lines
 from adtrain.data.points import SEED
 from adtrain.report import solution
 from adtrain.report.predictions import SolutionPredictions
+from adtrain.training import read_metrics
 from adtrain.training.summary import read_summary
 
 pytestmark = pytest.mark.unfused
@@ -61,6 +62,30 @@ def test_the_result_says_which_coefficients_were_learnt(run: Path) -> None:
     summary = read_summary(run)
     assert summary is not None
     assert f"learnt  k {value:.6g}" in result_lines(summary, 1, config.load("burgers").data)
+
+
+def test_a_training_ends_where_the_line_search_finds_no_lower_loss(tmp_path: Path) -> None:
+    (tmp_path / "decay.yaml").write_text(DECAY)
+    search = "optimizer.sequence.then.lbfgs={history: 3, max_evaluations: 3}"
+    settings = (
+        "--set",
+        "training.precision=float32",
+        "--set",
+        search,
+        "--epochs",
+        "100",
+        "--output-dir",
+        tmp_path / "run",
+    )
+    printed = command("train", tmp_path / "decay.yaml", *settings, "--device", "cpu").stdout
+    found = read_summary(tmp_path / "run")
+    assert found is not None
+    assert (found.ended, found.steps) == ("line_search", 20 * found.epochs)
+    assert found.epochs < 100
+    assert f"after {found.steps:,} steps: the line search finds no lower loss in float32" in printed
+    losses = [x.train.loss for x in read_metrics(tmp_path / "run") if x.kind == "interval"]
+    assert losses[-1] == pytest.approx(min(losses), rel=1e-5)
+    assert "the line search has failed after step" in command("train", "--resume", tmp_path / "run", expect=2).stderr
 
 
 def test_a_map_has_the_first_variable_to_the_right_and_the_second_upwards() -> None:
@@ -149,6 +174,28 @@ def test_the_examples_write_tables_that_configs_read(tmp_path: Path, monkeypatch
     assert np.abs(rows[:, 2] - heat_measurements.temperatures(*rows[:, :2].T)).std() < 2 * heat_measurements.NOISE
     for name in ("burgers_solution", "heat_measurements"):
         sys.modules.pop(name)
+
+
+def test_the_flow_in_a_cavity_is_that_of_ghia_et_al(monkeypatch: pytest.MonkeyPatch) -> None:
+    """U. Ghia, K. Ghia and C. Shin: "High-Re solutions for incompressible flow", 1982: velocities along both middle
+    lines at a Reynolds number of 100."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "examples"))
+    import cavity_solution
+
+    cells = 32
+    u, v, _ = cavity_solution.flow(cells)
+    at = np.array([0, *(np.arange(cells) + 0.5) / cells, 1])
+    y, x = np.array([0.0547, 0.1719, 0.4531, 0.5, 0.7344, 0.9531]), np.array([0.0625, 0.2344, 0.5, 0.8047, 0.9531])
+    along_y = np.interp(y, at, [0, *u[cells // 2], 1])
+    along_x = np.interp(x, at, [0, *v[:, cells // 2], 0])
+    np.testing.assert_allclose(along_y, [-0.03717, -0.10150, -0.21090, -0.20581, 0.00332, 0.68717], atol=0.006)
+    np.testing.assert_allclose(along_x, [0.09233, 0.17527, 0.05454, -0.24533, -0.08864], atol=0.006)
+    divergence = np.diff(u, axis=0) + np.diff(v, axis=1)
+    np.testing.assert_allclose(divergence, 0, atol=1e-12)
+    rows = cavity_solution.table(8)
+    assert rows.shape[1] == 5
+    assert np.hypot(rows[:, 0], rows[:, 1] - 1).min() > cavity_solution.CORNER
+    sys.modules.pop("cavity_solution")
 
 
 def test_the_derivatives_of_equations_and_coefficients_are_checked(tmp_path: Path) -> None:

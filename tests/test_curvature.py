@@ -71,7 +71,7 @@ def loss_of_images(params: Any, others: Any, images: Any, labels: Any) -> Any:
 
 
 def test_metrics_of_a_loss_are_those_of_all_gradients_and_of_the_dense_hessian(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curvature, "CHUNK_ELEMENTS", 9)  # several chunks
+    monkeypatch.setattr(curvature, "CHUNK_BYTES", 600)  # several chunks
     rng = np.random.default_rng(2)
     params, images, labels = {"w": rng.normal(size=3)}, rng.normal(size=(8, 3)), rng.normal(size=8)
     arrays = [ad.array(x) for x in (images, labels)]

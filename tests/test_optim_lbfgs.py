@@ -14,6 +14,7 @@ import adtrain as ad
 from adtrain import ops, optim
 from adtrain.core.array import Value
 from adtrain.core.autodiff import value_and_grad
+from adtrain.core.custom import custom_vjp
 from adtrain.core.errors import OptionError
 from adtrain.optim.lbfgs import CURVATURE, SUFFICIENT, product_with_inverse
 
@@ -75,7 +76,10 @@ def test_the_product_with_the_inverse_hessian_is_that_of_the_bfgs_formula() -> N
         if rho > 0:
             left = np.eye(6) - np.outer(s, y) / rho
             inverse = left @ inverse @ left.T + np.outer(s, s) / rho
-    pairs = {"points": ad.array(points), "gradients": ad.array(gradients), "inner": ad.array(inner)}
+    triangle = np.zeros((4, 4))
+    triangle[1:, 1:] = np.linalg.inv(np.triu(points[1:] @ gradients[1:].T))
+    given = {"points": points, "gradients": gradients, "inner": inner, "triangle": triangle}
+    pairs = {name: ad.array(x) for name, x in given.items()}
     found = product_with_inverse(ad.array(vector), pairs, ad.array(np.float64(scale))).numpy()
     assert found == pytest.approx(inverse @ vector, rel=1e-12)
 
@@ -91,6 +95,17 @@ def test_accepted_points_fulfil_the_wolfe_conditions_and_the_loss_never_rises() 
             assert after["gradient"] @ before["direction"] >= CURVATURE * slope
 
 
+@pytest.mark.parametrize("history", [1, 4])
+def test_the_triangle_is_the_inverse_of_that_of_the_stored_differences(history: int) -> None:
+    for state in minimised(rosenbrock, np.array([-1.2, 1.0, 0.3]), optim.LBFGS(history=history), 30)[::6]:
+        used = state["inner"] > 0
+        products = np.triu(state["points"][used] @ state["gradients"][used].T)
+        found = state["triangle"][np.ix_(used, used)]
+        np.testing.assert_allclose(found @ products, np.eye(used.sum()), atol=1e-8)
+        assert not state["triangle"][~used].any()
+        assert not state["triangle"][:, ~used].any()
+
+
 def test_a_trial_point_with_an_infinite_loss_is_rejected() -> None:
     def barrier(params: dict[str, Value]) -> Value:
         x = params["x"]
@@ -98,6 +113,34 @@ def test_a_trial_point_with_an_infinite_loss_is_rejected() -> None:
 
     last = minimised(barrier, np.array([1e-3, 5.0]), optim.LBFGS(history=3), 50)[-1]
     assert last["accepted"] == pytest.approx(np.ones(2), abs=1e-5)
+
+
+def turning(x: Value) -> Value:
+    """|x|² with a gradient whose sign is wrong within the unit circle: no line search from there succeeds."""
+    right = lambda residuals, ct: (ct * ops.where(ops.sum(residuals * residuals) > 1, 2.0, -2.0) * residuals,)  # noqa: E731
+    return custom_vjp(lambda x: (ops.sum(x * x), x), right)(x)
+
+
+def test_a_failed_search_is_repeated_along_the_gradient_and_then_the_optimizer_stops() -> None:
+    optimizer = optim.LBFGS(0.4, history=5, max_evaluations=6)
+    states = minimised(lambda params: turning(params["x"]), np.array([3.0, 1.0]), optimizer, 25)
+    known = [bool(state["inner"][-1] > 0) for state in states]
+    assert sorted(set(known)) == [False, True]
+    stopped = [bool(state["stopped"]) for state in states]
+    first = stopped.index(True)
+    assert stopped == [False] * first + [True] * (25 - first)
+    assert known[first - 6 : first + 1] == [False] * 7, "the last search begins without differences"
+    assert known[first - 7], "the search before had some"
+    for state in states[first:]:
+        np.testing.assert_array_equal(state["accepted"], states[first]["accepted"])
+        assert (state["loss"], state["step_length"]) == (min(x["loss"] for x in states), 0.0)
+
+
+def test_a_loss_that_rounding_hides_is_accepted_by_its_slope() -> None:
+    """Near the minimum of 1 + |x|² the loss is 1 in float32, and only the slope tells points apart."""
+    f = lambda params: ops.astype(1.0 + ops.sum(params["x"] * params["x"]), np.float32)  # noqa: E731
+    last = minimised(f, np.array([1e-5, -2e-5]), optim.LBFGS(0.3, history=3), 40)[-1]
+    assert last["accepted"] == pytest.approx(np.zeros(2), abs=1e-8)
 
 
 def test_a_sequence_equals_its_first_optimizer_and_then_minimises() -> None:

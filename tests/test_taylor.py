@@ -6,6 +6,7 @@ import gc
 import math
 import tracemalloc
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,33 @@ def test_derivatives_of_affine_maps_have_closed_forms(f: Any, expected: Any) -> 
         np.testing.assert_allclose(found, expected(k), rtol=1e-13)
 
 
+def test_the_heat_kernel_fulfils_the_heat_equation() -> None:
+    """u_t = u_xx, and by another derivative u_tt = u_xxxx, with jets by x and by t."""
+    kernel = lambda t, x: ops.exp(-(x * x) / (4.0 * t)) / ops.sqrt(4 * math.pi * t)  # noqa: E731
+    t, x, one = np.array([0.5, 1.0, 2.0]), np.array([0.3, -1.0, 0.0]), np.ones(3)
+    _, by_t, by_tt = derivatives(lambda t: kernel(t, x), t, one, 2)
+    _, _, by_xx, _, by_xxxx = derivatives(lambda x: kernel(t, x), x, one, 4)
+    np.testing.assert_allclose(by_t, by_xx, rtol=1e-12)
+    np.testing.assert_allclose(by_tt, by_xxxx, rtol=1e-11)
+
+
+def test_the_transformation_of_cole_and_hopf_solves_burgers_equation() -> None:
+    """u = -2 nu h_x / h with a solution h of h_t = nu h_xx, where u has a derivative by forward mode in it."""
+    nu, waves = 0.1, np.array([[-1.0], [0.5], [2.0]])
+
+    def heat(t: Any, x: Any) -> Any:
+        return ops.sum(ops.exp(waves * x + nu * waves**2 * t), axis=0)
+
+    def u(t: Any, x: Any) -> Any:
+        h, slope = ad.jvp(lambda x: heat(t, x), (x,), (one,))
+        return -2 * nu * slope / h
+
+    t, x, one = ad.array(np.array([0.0, 0.5, 2.0])), ad.array(np.array([0.3, -1.0, 1.5])), ops.ones((3,), "float64")
+    value, (by_x, by_xx) = ad.jet(lambda x: u(t, x), (x,), [(one,), None])
+    by_t = ad.grad(lambda t: u(t, x).sum())(t)
+    np.testing.assert_allclose((by_t + value * by_x - nu * by_xx).numpy(), 0, atol=1e-14)
+
+
 SYMBOLIC: dict[str, Callable[[Any, Any], Any]] = {
     "exp": lambda s, x: s.exp(x),
     "expm1": lambda s, x: s.exp(x) - 1,
@@ -75,9 +103,10 @@ SYMBOLIC: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+@pytest.mark.needs_torch  # which needs SymPy
 @pytest.mark.parametrize("name", SYMBOLIC)
 def test_derivatives_to_order_5_agree_with_sympy(name: str) -> None:
-    sympy = pytest.importorskip("sympy")
+    sympy: Any = import_module("sympy")
     x = sympy.Symbol("x")
     expression, points = SYMBOLIC[name](sympy, x), np.array([0.25, 1.5])
     for k, found in enumerate(derivatives(getattr(ops, name), points, np.ones(2))):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import click
+import numpy as np
 
 from adtrain import training
 from adtrain.cli.options import (
@@ -23,12 +27,18 @@ from adtrain.cli.output import note_epoch, note_precision, print_json, show
 from adtrain.config import is_sweep
 from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
+from adtrain.data import Split
 from adtrain.sweeps import finished
 from adtrain.sweeps.session import reopened
-from adtrain.table import terminal_width
+from adtrain.table import COUNT, TEXT, CellFormat, Column, render, terminal_width
 from adtrain.text import counted
 from adtrain.training import model_file, scores
 from adtrain.training.evaluation import metrics_of, named_metrics
+from adtrain.training.influence import Influenced, influence
+
+SHOWN = 3
+"""How many helpful and harmful training examples are listed for a test example."""
+LOSS, PRODUCT = CellFormat("{:.4f}".format), CellFormat("{:.3g}".format)
 
 
 @click.command()
@@ -48,6 +58,13 @@ from adtrain.training.evaluation import metrics_of, named_metrics
     metavar="FILE",
     help="The same for a text file of any name, all of it, and a run on text.",
 )
+@click.option(
+    "--influence",
+    "mistakes",
+    type=Whole(min=1),
+    metavar="N",
+    help="For the N test examples with the highest loss, list the training examples that helped and harmed most.",
+)
 @click.option("--top", type=Whole(min=1), metavar="N", help="With a sweep: take its N best members; by default all.")
 @set_option
 @device_option
@@ -58,6 +75,7 @@ def command(
     run: Path,
     path: Path | None,
     text_path: Path | None,
+    mistakes: int | None,
     top: int | None,
     overrides: tuple[str, ...],
     device: str,
@@ -75,8 +93,9 @@ def command(
     if path is not None and text_path is not None:
         raise click.UsageError("found --data and --text, expected one of them")
     if is_sweep(run):
-        if path is not None or text_path is not None or overrides:
-            raise click.UsageError("an ensemble is measured on the sweep's own test part: no --data, --text or --set")
+        if path is not None or text_path is not None or overrides or mistakes is not None:
+            expected = "no --data, --text, --influence or --set"
+            raise click.UsageError(f"an ensemble is measured on the sweep's own test part: {expected}")
         _ensemble(run, top, device, trust, as_json)
         return
     if top is not None:
@@ -98,28 +117,60 @@ def command(
     epoch = note_epoch(run)
     model = trained.network, trained.params, trained.statistics
     metrics = named_metrics(model, metrics_of(trained.config, task), trained.classes, test, device)
+    influenced, train = list[Influenced](), None
+    if mistakes is not None:
+        train = training.prepare(trained.config).train
+        influenced = influence(model, train, test, mistakes, SHOWN, device)
     if as_json:
-        print_json(
-            {
-                "run": str(run),
-                "model_epoch": epoch,
-                "device": device,
-                "images": len(test),
-                "test": score._asdict(),
-                "metrics": plain(metrics),
-                "seconds": seconds,
-                "images_per_second": len(test) / seconds,
-            }
-        )
+        found = {
+            "run": str(run),
+            "model_epoch": epoch,
+            "device": device,
+            "images": len(test),
+            "test": score._asdict(),
+            "metrics": plain(metrics),
+            "seconds": seconds,
+            "images_per_second": len(test) / seconds,
+        }
+        print_json(found if mistakes is None else {**found, "influence": plain(influenced)})
         return
     consists_of = trained.config.data.examples
     if confusion := scores.confusion_lines(metrics, trained.classes, terminal_width()):
         show(*confusion, "")
+    if train is not None:
+        show(*influence_lines(influenced, test, train, trained.classes, terminal_width()), "")
     show(
         f"test    {scores.text(score)} of {counted(len(test), consists_of)}",
         *scores.metric_lines(metrics),
         f"time    {seconds:.2f} s ({len(test) / seconds:,.0f} {consists_of}/s)",
     )
+
+
+def influence_lines(
+    influenced: Sequence[Influenced], test: Split, train: Split, classes: Sequence[str], width: int
+) -> list[str]:
+    """A table with a row for each training example that is shown."""
+
+    def label(split: Split, i: int) -> str | None:
+        found = np.asarray(split.labels[i])
+        return classes[int(found)] if classes and not found.ndim else None
+
+    columns: list[Column[tuple[Any, ...]]] = [
+        Column("test", itemgetter(0), COUNT),
+        Column("label", itemgetter(1), TEXT, rank=1),
+        Column("loss", itemgetter(2), LOSS),
+        Column("effect", itemgetter(3), TEXT),
+        Column("training", itemgetter(4), COUNT),
+        Column("label", itemgetter(5), TEXT, rank=2),
+        Column("influence", itemgetter(6), PRODUCT),
+    ]
+    rows = [
+        (x.example, label(test, x.example), x.loss, effect, i, label(train, i), value)
+        for x in influenced
+        for effect, found in (("helps", x.helpful), ("harms", x.harmful))
+        for i, value in found
+    ]
+    return ["examples by index, from 0: the highest test losses, and training examples", *render(columns, rows, width)]
 
 
 def _ensemble(path: Path, top: int | None, device: str, trust: training.Trust, as_json: bool) -> None:

@@ -112,6 +112,11 @@ def result_lines(summary: Summary, tested: int, data: Data, verbose: bool = Fals
     ]
     if summary.ended == "early_stopping":
         lines.append(f"ended   early, after epoch {summary.epochs}: {best.by} was best in epoch {best.epoch}")
+    if summary.ended == "line_search":
+        lines.append(
+            f"ended   after {summary.steps:,} steps: the line search finds no lower loss in {summary.precision}; "
+            "the weights are those with the lowest"
+        )
     if (chosen := model_text(summary)) is not None:
         lines.append(f"weights {chosen}")
     if summary.coefficients is not None:

@@ -17,7 +17,7 @@ from adtrain.optim.groups import NO_DECAY, Group, Grouped, grouped
 from adtrain.optim.lbfgs import LBFGS, Sequence
 from adtrain.optim.lion import Lion
 from adtrain.optim.muon import Muon
-from adtrain.optim.optimizer import ACCEPTED, LOSS, Optimizer, OptState
+from adtrain.optim.optimizer import ACCEPTED, LOSS, STOPPED, Optimizer, OptState
 from adtrain.optim.rmsprop import RMSprop
 from adtrain.optim.schedules import SCHEDULES, Plateau, Schedule, plateau_of
 from adtrain.optim.sgd import SGD

@@ -18,6 +18,7 @@ from adtrain.optim.adam import Adam
 from adtrain.optim.optimizer import (
     ACCEPTED,
     LOSS,
+    STOPPED,
     Optimizer,
     OptState,
     Tree,
@@ -29,6 +30,8 @@ from adtrain.option_types import Positive, Size
 
 SUFFICIENT, CURVATURE = 1e-4, 0.9
 """The constants of the Wolfe conditions, as in Nocedal and Wright, "Numerical Optimization" (2006), chapter 3."""
+NOISE = 8
+"""The assumed rounding error of a loss, relative to it, in units of the machine epsilon of its dtype."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +41,21 @@ class LBFGS(Optimizer):
     A step of the training is one evaluation of the loss and its gradient, at a trial point x + t d. If the loss there
     is at most f(x) + 1e-4 t f'(x; d), and the slope f'(x + t d; d) at least 0.9 f'(x; d), it is the next point; a step
     t of `lr` in the new direction follows. Otherwise t is halved between the bounds that are known, or doubled while
-    there is no upper one (Lewis and Overton 2013). After `max_evaluations` trials the search ends: the next direction
-    is the negative gradient at x.
+    there is no upper one (Lewis and Overton 2013). Near a minimum the change of the loss is lost in its rounding error.
+    So a loss that exceeds f(x) by at most this error is also low enough if the slope there is at most
+    (1 - 2e-4) |f'(x; d)| (the approximate Wolfe conditions of Hager and Zhang 2005).
+
+    After `max_evaluations` trials the search has failed. Then the stored differences are dropped, and the next
+    direction is the negative gradient at x. If the search in this direction fails, too, the optimizer stops: it stays
+    at x. This is how SciPy's L-BFGS-B ends with ABNORMAL_TERMINATION_IN_LNSRCH.
 
     It minimises one function, so all steps need the same batch. The loss of a step is that of the last point that was
     accepted, and the model is that point. The numbers are computed in float64.
 
     State: "step"; "accepted", the point x; "loss", "gradient", "direction" and "slope" there, "step_length",
-    "lower" and "upper" (0: none) bounds of it, "evaluations" in this direction (-1 before the first), the last
-    `history` differences "points" and "gradients" (history, n), oldest first, "inner", their inner products, 0 for
-    unused ones, and "scale", the factor of the initial inverse Hessian.
+    "lower" and "upper" (0: none) bounds of it, "evaluations" in this direction (-1 before the first), "stopped", the
+    last `history` differences "points" and "gradients" (history, n), oldest first, "inner", their inner products, 0 for
+    unused ones, "triangle", see `product_with_inverse`, and "scale", the factor of the initial inverse Hessian.
     """
 
     needs_loss = True
@@ -69,8 +77,10 @@ class LBFGS(Optimizer):
             **{name: zeros(n) for name in ("gradient", "direction")},
             **{name: zeros() for name in ("slope", "step_length", "lower", "upper", "scale")},
             "evaluations": ops.full((), -1, np.int64, device),
+            STOPPED: ops.zeros((), np.bool_, device),
             **{name: zeros(self.history, n) for name in ("points", "gradients")},
             "inner": zeros(self.history),
+            "triangle": zeros(self.history, self.history),
         }
 
     def updated(self, params: Tree, grads: Tree, state: OptState, lr: Value) -> tuple[Tree, OptState]:
@@ -82,19 +92,26 @@ class LBFGS(Optimizer):
         base, trial, gradient = flat(state[ACCEPTED]), flat(params), flat(grads)
         value, t = ops.astype(loss, np.float64), state["step_length"]
         slope = dot(gradient, state["direction"])
-        low_enough = value <= state[LOSS] + SUFFICIENT * t * state["slope"]
+        noise = NOISE * float(np.finfo(loss.dtype).eps) * ops.abs(state[LOSS])
+        as_low = (value <= state[LOSS] + noise) & (slope <= (2 * SUFFICIENT - 1) * state["slope"])
+        low_enough = (value <= state[LOSS] + SUFFICIENT * t * state["slope"]) | as_low
         flat_enough = slope >= CURVATURE * state["slope"]
         first = state["evaluations"] < 0
         accepted = first | (low_enough & flat_enough)
         failed = ~accepted & (state["evaluations"] + 1 >= self.max_evaluations)
+        is_steepest = ~(state["inner"][-1] > 0)
+        stopped = state[STOPPED] | (failed & is_steepest)
 
         moved, changed = trial - base, gradient - state["gradient"]
         inner = dot(moved, changed)
         useful = accepted & ~first & (inner > 0)
+        points = appended(state["points"], moved, useful)
+        triangle = ops.where(useful, bordered(state["triangle"], points, changed, inner), state["triangle"])
         pairs = {
-            "points": appended(state["points"], moved, useful),
+            "points": points,
             "gradients": appended(state["gradients"], changed, useful),
             "inner": ops.where(failed, 0.0, appended(state["inner"], inner, useful)),
+            "triangle": ops.where(failed, 0.0, triangle),
         }
         scale = ops.where(useful, inner / ops.where(useful, dot(changed, changed), 1.0), state["scale"])
 
@@ -109,7 +126,7 @@ class LBFGS(Optimizer):
         upper = ops.where(low_enough, state["upper"], t)
         between = ops.where(upper > 0, 0.5 * (lower + upper), 2.0 * t)
         restart = accepted | failed
-        step_length = ops.where(restart, ops.astype(lr, np.float64), between)
+        step_length = ops.where(stopped, 0.0, ops.where(restart, ops.astype(lr, np.float64), between))
         new: OptState = {
             "step": state["step"] + 1,
             ACCEPTED: tree.map(lambda new, old: ops.where(accepted, new, old), params, state[ACCEPTED]),
@@ -122,6 +139,7 @@ class LBFGS(Optimizer):
             "upper": ops.where(restart, 0.0, upper),
             "scale": scale,
             "evaluations": ops.where(restart, 0, state["evaluations"] + 1),
+            STOPPED: stopped,
             **pairs,
         }
         return like(x + step_length * direction, params), new
@@ -136,7 +154,7 @@ class Sequence(Optimizer):
     """One optimizer for a number of steps, then another: by default Adam, then L-BFGS.
 
     `lr` is a factor on the learning rates of both. State: "step"; that of both, with names that begin with "first." and
-    "then."; with `lbfgs` as `then` also "accepted" and "loss", as it has them.
+    "then."; with `lbfgs` as `then` also "accepted", "loss" and "stopped", as it has them.
     """
 
     traceable: ClassVar[tuple[str, ...]] = ()
@@ -175,6 +193,7 @@ class Sequence(Optimizer):
         if self.needs_loss:
             found[LOSS] = ops.zeros((), np.float64, device_of(params))
             found[ACCEPTED] = zeros_like(params)
+            found[STOPPED] = ops.zeros((), np.bool_, device_of(params))
         return found
 
     def updated(self, params: Tree, grads: Tree, state: OptState, lr: Value) -> tuple[Tree, OptState]:
@@ -207,9 +226,10 @@ class Sequence(Optimizer):
             kept = (after, own) if part == "first" else (own, after)
             new |= {f"{part}.{name}": chosen(*(x[name] for x in kept)) for name in own}
         if loss is not None:
-            point, value = found["then"][1][ACCEPTED], found["then"][1][LOSS]
-            new[ACCEPTED] = chosen(found["first"][0], point)
-            new[LOSS] = ops.where(is_first, ops.astype(loss, np.float64), value)
+            after = found["then"][1]
+            new[ACCEPTED] = chosen(found["first"][0], after[ACCEPTED])
+            new[LOSS] = ops.where(is_first, ops.astype(loss, np.float64), after[LOSS])
+            new[STOPPED] = ~is_first & after[STOPPED]
         return chosen(found["first"][0], found["then"][0]), new
 
 
@@ -239,20 +259,34 @@ def appended(rows: Value, row: Value, condition: Value) -> Value:
     return ops.where(condition, ops.concatenate([later, last]), rows)
 
 
-def product_with_inverse(gradient: Value, pairs: Mapping[str, Value], scale: Value) -> Value:
-    """The product of the approximate inverse Hessian with a vector (n,): the two-loop recursion.
+def product(matrix: Value, vector: Value, transpose: bool = False) -> Value:
+    """The product of a matrix, or its transpose, with a vector."""
+    return ops.reshape(ops.matmul(matrix, ops.reshape(vector, (-1, 1)), transpose_a=transpose), (-1,))
 
-    `pairs` are "points", "gradients" and "inner" of the state of LBFGS; `scale` is the initial inverse Hessian.
+
+def bordered(triangle: Value, points: Value, changed: Value, inner: Value) -> Value:
+    """The inverse of R, see `product_with_inverse`, without the oldest row and column, and with those of a new pair.
+
+    The inverse of a triangular matrix without its first row and column is the rest of its inverse. `points` has the
+    new difference in its last row; `changed` is that of the gradients, and `inner` their product.
     """
-    inner = pairs["inner"]
-    inverse = ops.where(inner > 0, 1.0 / ops.where(inner > 0, inner, 1.0), 0.0)
-    rows = range(inner.shape[0])
-    q, alphas = gradient, dict[int, Value]()
-    for i in reversed(rows):
-        alphas[i] = inverse[i] * dot(pairs["points"][i], q)
-        q = q - alphas[i] * pairs["gradients"][i]
-    q = scale * q
-    for i in rows:
-        beta = inverse[i] * dot(pairs["gradients"][i], q)
-        q = q + (alphas[i] - beta) * pairs["points"][i]
-    return q
+    m = points.shape[0]
+    rest = ops.concatenate([ops.slice(triangle, [1, 1], [m, m]), ops.zeros((m - 1, 1), np.float64, points.device)], 1)
+    rest = ops.concatenate([rest, ops.zeros((1, m), np.float64, points.device)])
+    last = ops.equal(ops.arange(m, device=points.device), m - 1)
+    column = (ops.astype(last, np.float64) - product(rest, product(points, changed))) / ops.where(inner > 0, inner, 1.0)
+    return ops.where(last, ops.reshape(column, (-1, 1)), rest)
+
+
+def product_with_inverse(gradient: Value, pairs: Mapping[str, Value], scale: Value) -> Value:
+    """The product of the approximate inverse Hessian with a vector (n,), in its compact form (Byrd, Nocedal and
+    Schnabel 1994, theorem 2.2), which has a few products of matrices in place of a loop over the pairs.
+
+    `pairs` are "points" S, "gradients" Y, "inner" and "triangle" of the state of LBFGS; `scale` is the initial inverse
+    Hessian. The triangle is the inverse of R, the upper triangle of S Yᵀ. It is 0 in rows and columns of unused pairs.
+    """
+    points, gradients, triangle = pairs["points"], pairs["gradients"], pairs["triangle"]
+    u = product(triangle, product(points, gradient))
+    along = product(gradients, u, transpose=True)
+    v = pairs["inner"] * u + scale * product(gradients, along - gradient)
+    return scale * (gradient - along) + product(points, product(triangle, v, transpose=True), transpose=True)

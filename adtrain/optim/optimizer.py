@@ -27,9 +27,10 @@ OptState = dict[str, Any]
 """A tree of arrays: "step", the number of updates so far (int64, 0-d), and the optimizer's averages by name."""
 
 
-ACCEPTED, LOSS = "accepted", "loss"
-"""In the state of an optimizer with a line search: the last parameters that it has accepted, and the loss there. The
-parameters that `update` returns are those of a trial."""
+ACCEPTED, LOSS, STOPPED = "accepted", "loss", "stopped"
+"""In the state of an optimizer with a line search: the last parameters that it has accepted, the loss there, and
+whether it stays there, as its line search finds no better ones, bool (). The parameters that `update` returns are those
+of a trial."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Optimizer(CheckedArguments):
     """Whether the update of an element depends on that element, its gradient and its averages only. Then ranks divide
     the update and the averages among themselves."""
     needs_loss: ClassVar[bool] = False
-    """Whether `update` needs the loss. The state then has ACCEPTED and LOSS."""
+    """Whether `update` needs the loss. The state then has ACCEPTED, LOSS and STOPPED."""
     instead = other_libraries.OPTIMIZERS
     left_out = ("params", Iterable, "the parameters are arguments of init and update")
     traceable: ClassVar[tuple[str, ...]] = ()

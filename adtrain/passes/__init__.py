@@ -11,6 +11,7 @@ from adtrain.core.program import Program
 from adtrain.core.staging import Pass, Results, keeps
 from adtrain.passes.common_subexpressions import merge_common_subexpressions
 from adtrain.passes.dead_code import remove_dead_code
+from adtrain.passes.factor_norms import factor_norms
 from adtrain.passes.flatten_rows import flatten_rows
 from adtrain.passes.fold_collectives import fold_collectives
 from adtrain.passes.fold_constants import fold_constants
@@ -74,6 +75,7 @@ __all__ = [
     "SIMPLIFY",
     "MemoryPlan",
     "by_member",
+    "factor_norms",
     "flatten_rows",
     "fold_collectives",
     "fold_constants",

@@ -100,6 +100,7 @@ class Progress:
         loss, sums, images: the sum of the losses, the task's sums, and the number of images, of this epoch so far.
         evaluated: whether the weights have been evaluated since the last step.
         train, validation: the scores of the last evaluated epoch.
+        stopped: whether the optimizer has stopped: its line search finds no better weights.
     """
 
     best: Annotated[Best, records.otherwise(LOST)]
@@ -112,6 +113,7 @@ class Progress:
     evaluated: Bool
     train: Score | None
     validation: Score | None
+    stopped: Bool = False
 
     @classmethod
     def start(cls, best: Best, task: Task) -> Progress:
@@ -142,9 +144,11 @@ class Progress:
             evaluated=False,
         )
 
-    def after_evaluation(self, best: Best, train: Score, validation: Score | None, steps_per_epoch: int) -> Progress:
+    def after_evaluation(
+        self, best: Best, train: Score, validation: Score | None, steps_per_epoch: int, stopped: bool
+    ) -> Progress:
         """The progress after an evaluation with these scores. It moves to the next epoch if this one is complete."""
-        updated = replace(self, best=best, evaluated=True, train=train, validation=validation)
+        updated = replace(self, best=best, evaluated=True, train=train, validation=validation, stopped=stopped)
         if self.batches < steps_per_epoch:
             return updated
         return replace(updated, epoch=self.epoch + 1, batches=0, loss=0.0, sums=(0.0,) * len(self.sums), images=0)

@@ -457,6 +457,10 @@ def _finished(run: Path, reason: str, experiment: Experiment, progress: Progress
             f"{run} is finished: it stopped early after epoch {progress.epochs_done}; "
             "continue with --set training.early_stopping=null --override"
         )
+    if reason == "line_search":
+        return (
+            f"{run} is finished: the line search has failed after step {progress.step}, so the weights stay as they are"
+        )
     if experiment.total_steps < experiment.config.training.epochs * experiment.steps_per_epoch:
         return f"{run} is finished: {progress.step} steps; train longer with --steps N"
     return f"{run} is finished: {progress.epochs_done} epochs; train longer with --epochs N"

@@ -17,6 +17,7 @@ from adtrain.core.status import report_status
 from adtrain.core.timeline import during
 from adtrain.data import DataError, Split
 from adtrain.metrics import MetricValue
+from adtrain.optim import STOPPED
 from adtrain.training import scores
 from adtrain.training.checkpoint import Checkpoint, fetch
 from adtrain.training.checks import warn_of_init_from
@@ -30,7 +31,7 @@ from adtrain.training.scores import Score
 from adtrain.training.step import TrainState, averaged
 from adtrain.training.tasks import host_sums
 
-Ending: TypeAlias = Literal["finished", "early_stopping", "callback"]
+Ending: TypeAlias = Literal["finished", "early_stopping", "line_search", "callback"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Result:
     Attributes:
         state: the model's state: the best epoch's or the last one's, as `Experiment.restores_best` says.
         restored: whether `state` belongs to an earlier epoch than the last one.
-        ended: the reason: "finished", "early_stopping", or "callback" if an observer ended it.
+        ended: the reason: "finished", "early_stopping", "line_search" if the optimizer has stopped, or "callback" if an
+            observer ended it.
         best: the best epoch, by `training.best_by`.
         train, validation: the scores of the last epoch; `train` is the mean while the weights were changing.
         test: the score of `state` on the test split.
@@ -80,11 +82,13 @@ class NotFinite(AdtrainError):
 
 
 def ended(experiment: Experiment, progress: Progress) -> Ending | None:
-    """The reason why a training with this progress is over: "finished" or "early_stopping"; None if it is not over."""
+    """The reason why a training with this progress is over; None if it is not over."""
     if progress.evaluated and progress.step >= experiment.total_steps:
         return "finished"
     if progress.evaluated and experiment.stops_early(progress.best):
         return "early_stopping"
+    if progress.evaluated and progress.stopped:
+        return "line_search"
     return None
 
 
@@ -410,7 +414,10 @@ class _Training:
         done = Epoch(progress.epoch, progress.step, train, validation, seconds, speed, metrics)
         best = self.experiment.best_after(progress.best, done)
         is_best = (best.epoch, best.value) != (progress.best.epoch, progress.best.value)
-        self.progress = progress.after_evaluation(best, train, validation, self.experiment.steps_per_epoch)
+        stopped = self.loop.state.optimizer.get(STOPPED)
+        self.progress = progress.after_evaluation(
+            best, train, validation, self.experiment.steps_per_epoch, stopped is not None and bool(stopped.item())
+        )
         if self.last_good.progress.step == self.progress.step:
             self._keep(self.last_good.state)
         else:
