@@ -19,7 +19,8 @@ static void pack_weights(const Kernels *n, const Layer *l, T *to) {
     const int64_t in = l->channels, width = ceil_div(whole_vectors(l->out_channels), TILE_COLUMNS) * TILE_COLUMNS;
     bool wide = false;
     for (int64_t o = 0; o < width; o += TILE_COLUMNS) {
-        const Kernels panel = {n->w + o * n->out_step, n->out_step, n->in_step, n->flipped};
+        Kernels panel = *n;
+        panel.w += o * n->out_step;
         Magnitudes most[2][9] = {{{0}}};
         pack_panel(&panel, in, l->out_channels - o, to + o * in, in * width, most);
         wide |= are_wide(most[0]) || are_wide(most[1]);

@@ -92,7 +92,8 @@ static void convolve(const Team *team, const T *x, T *y, Layer layer, Kernels ke
         Layer panel = *l;
         Sizes s = b.s;
         panel.out_channels = outs, s.out = whole_vectors(outs);
-        const Kernels of_panel = {kernels.w + o * kernels.out_step, kernels.out_step, kernels.in_step, kernels.flipped};
+        Kernels of_panel = kernels;
+        of_panel.w += o * kernels.out_step;
         Magnitudes most[2][9] = {{{0}}};
         for (int64_t c = 0; c < l->channels; c += CHUNK) {
             const int64_t depth = min_i64(CHUNK, l->channels - c);

@@ -110,9 +110,9 @@ static inline void transform_patches(const Sizes *s, const T *image, int64_t fir
 }
 
 /* The kernels of a convolution: weight k of output channel o and input channel c is w[o * out_step + c * in_step + k],
-   or that of 8 - k for kernels flipped by 180 degrees. */
+   or that of 8 - k for kernels flipped by 180 degrees. All weights lie before `end`. */
 typedef struct {
-    const T *w;
+    const T *w, *end;
     int64_t out_step, in_step;
     bool flipped;
 } Kernels;
@@ -134,6 +134,8 @@ static inline bool are_wide(const Magnitudes *most) {
     return false;
 }
 
+enum { COLUMNS = LANES > 9 ? LANES : 9 }; /* read from a kernel where memory has as many */
+
 /* The transformed weights of `channels` channels and up to TILE_COLUMNS output channels, panels [channel][out channel]
    that are `step` numbers apart. `most` gets the largest magnitudes of each vector of output channels at the nine
    places, if they are larger than those that are there. */
@@ -141,14 +143,17 @@ static inline void pack_panel(const Kernels *n, int64_t channels, int64_t outs, 
                               Magnitudes most[2][9]) {
     for (int64_t o = 0; o < TILE_COLUMNS; o += LANES)
         for (int64_t c = 0; c < channels; c++) {
-            T kernels[9][LANES] = {0};
-            for (int64_t i = 0; i < min_i64(LANES, outs - o); i++)
-                for (int64_t k = 0; k < 9; k++)
-                    kernels[k][i] = n->w[(o + i) * n->out_step + c * n->in_step + (n->flipped ? 8 - k : k)];
+            T kernels[COLUMNS][LANES];
+            const int64_t rows = max_i64(0, min_i64(LANES, outs - o));
+            const T *w = n->w + o * n->out_step + c * n->in_step;
+            const bool inside = rows > 0 && w + (rows - 1) * n->out_step + COLUMNS <= n->end;
+            if (!inside) memset(kernels, 0, sizeof kernels);
+            transpose(w, rows, inside ? COLUMNS : 9, n->out_step, kernels[0], LANES, LANES);
             UNROLL for (int k = 0; k < 9; k++)
                 most[o / LANES][k] = larger(most[o / LANES][k], (Magnitudes)load(kernels[k]) & LARGEST_MAGNITUDE);
-            transform_both(transform_weights, 3, SPAN, kernels[0], 3 * LANES, LANES, to + c * TILE_COLUMNS + o,
-                           SPAN * step, step);
+            const int64_t tap = n->flipped ? -LANES : LANES;
+            transform_both(transform_weights, 3, SPAN, kernels[n->flipped ? 8 : 0], 3 * tap, tap,
+                           to + c * TILE_COLUMNS + o, SPAN * step, step);
         }
 }
 
@@ -176,7 +181,9 @@ static inline Layer layer_of(const Conv *v) {
     return (Layer){v->channels,     v->height,     v->width,     v->padding_y, v->padding_x,
                    v->out_channels, v->out_height, v->out_width};
 }
-static inline Kernels kernels_of(const Conv *v, const T *w) { return (Kernels){w, v->channels * 9, 9, false}; }
+static inline Kernels kernels_of(const Conv *v, const T *w) {
+    return (Kernels){w, w + v->out_channels * v->channels * 9, v->channels * 9, 9, false};
+}
 
 /* The gradient of the image is a convolution of the output's gradient, padded by 2 minus the padding, with the kernels
    flipped. */
@@ -184,7 +191,9 @@ static inline Layer gradient_layer_of(const Conv *v) {
     return (Layer){v->out_channels, v->out_height, v->out_width, 2 - v->padding_y, 2 - v->padding_x,
                    v->channels,     v->height,     v->width};
 }
-static inline Kernels flipped_kernels_of(const Conv *v, const T *w) { return (Kernels){w, 9, v->channels * 9, true}; }
+static inline Kernels flipped_kernels_of(const Conv *v, const T *w) {
+    return (Kernels){w, w + v->out_channels * v->channels * 9, 9, v->channels * 9, true};
+}
 
 /* dw[out channel][...] (rows of `pitch`) = (or, with `add`, +=) the transposes of a gradient
    [channel and tap][out channel], of whole vectors. */

@@ -112,7 +112,7 @@ WEIGHT_GRAD = CKernel(
     "conv_weight_grad.c",
     "conv2d_weight_grad",
     _weight_grad_numbers,
-    items=lambda x, g, window, size, precision: not _suits_batch(_kernels(x, g, size), window, g.shape[2:]),
+    items=lambda *types, **params: not _suits_batch_sum(*types, **params),
     sums=True,
     scratch=_weight_grad_scratch,
 )
@@ -121,12 +121,13 @@ MIN_CHANNELS, MIN_LENGTH = 16, 3
 """Minimum input and output channels, and minimum rows and columns of the output, for Winograd's method."""
 MIN_TILES = 4
 """Minimum tiles of an image for Winograd's weight gradient by image."""
-MANY_WEIGHTS, BATCH_TILES = 1 << 12, 16
-"""With more pairs of channels transformed weights do not fit in L2. Then images with fewer tiles are one batch."""
+MANY_WEIGHTS, BATCH_TILES = 1 << 12, 15
+"""With more pairs of channels transformed weights do not fit in L2. Then images of up to so many tiles are one batch."""
 BLOCK_BYTES, MIN_BLOCK, MAX_BLOCK = 1 << 18, 12, 48
 """Bytes of transformed patches and products of a block of tiles, which fit into L2; minimum and maximum of tiles."""
 CHUNK, MAX_TILES = 64, 64
-"""Channels of which weights are transformed together, a macro of `conv_winograd_batch.c`; maximum tiles of a block."""
+"""Channels of which weights are transformed together, a macro of `conv_winograd_batch.c`; maximum tiles of a block, and
+of an image whose weight gradient is a sum over a batch."""
 TILE, SPAN = 4, 6
 """Rows and columns of a tile of outputs, and of the patch that it is computed from (winograd.h)."""
 POSITIONS = SPAN**2
@@ -142,15 +143,15 @@ def _tiles(size: tuple[int, int]) -> tuple[int, int]:
     return -(-size[0] // TILE), -(-size[1] // TILE)
 
 
-def _suits_batch(w: Any, window: Any, size: tuple[int, int]) -> bool:
-    """Whether Winograd's method takes all images at once."""
-    many = w[0] * w[1] > MANY_WEIGHTS and math.prod(_tiles(size)) < BATCH_TILES
+def _suits_batch(w: Any, window: Any, size: tuple[int, int], most: int = BATCH_TILES) -> bool:
+    """Whether Winograd's method takes all images of up to ``most`` tiles at once."""
+    many = w[0] * w[1] > MANY_WEIGHTS and math.prod(_tiles(size)) <= most
     return many and _suits_winograd(w, window, size)
 
 
-def _suits_image(w: Any, window: Any, size: tuple[int, int], min_tiles: int = 1) -> bool:
-    """Whether Winograd's method takes an image at a time."""
-    return _suits_winograd(w, window, size) and math.prod(_tiles(size)) >= min_tiles and not _suits_batch(w, window, size)
+def _suits_batch_sum(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str) -> bool:
+    """The same for the weight gradient."""
+    return _suits_batch(_kernels(x, g, size), window, g.shape[2:], MAX_TILES)
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,7 @@ class _WinogradSizes:
     @property
     def block_images(self) -> int:
         """Images of a block of `kernels/cpu/conv_winograd_batch.c`."""
-        return MAX_TILES // math.prod(self.tiles)
+        return max(1, MAX_TILES // math.prod(self.tiles))
 
     @property
     def batch_scratch(self) -> int:
@@ -251,7 +252,10 @@ FORWARD_WINOGRAD = CKernel(
         *_forward_numbers(x, w, window, precision),
         _of_forward(x, w, window).block_tiles,
     ),
-    items=lambda x, w, window, precision: _suits_image(w.shape, window, _output(x, w, window)[2:]),
+    items=lambda x, w, window, precision: (
+        _suits_winograd(w.shape, window, _output(x, w, window)[2:])
+        and not _suits_batch(w.shape, window, _output(x, w, window)[2:])
+    ),
     scratch=lambda x, w, window, precision: _of_forward(x, w, window).scratch,
     prepared=lambda x, w, window, precision: _of_forward(x, w, window).weights,
 )
@@ -262,7 +266,9 @@ INPUT_GRAD_WINOGRAD = CKernel(
         *_input_grad_numbers(g, w, window, size, precision),
         _of_input_grad(g, w, size).block_tiles,
     ),
-    items=lambda g, w, window, size, precision: _suits_image(w.shape, window, size),
+    items=lambda g, w, window, size, precision: (
+        _suits_winograd(w.shape, window, size) and not _suits_batch(w.shape, window, size)
+    ),
     scratch=lambda g, w, window, size, precision: _of_input_grad(g, w, size).scratch,
     prepared=lambda g, w, window, size, precision: _of_input_grad(g, w, size).weights,
 )
@@ -273,14 +279,15 @@ WEIGHT_GRAD_WINOGRAD = CKernel(
         *_weight_grad_numbers(x, g, window, size, precision),
         _of_weight_grad(x, g).block_tiles,
     ),
-    items=lambda x, g, window, size, precision: _suits_image(
-        _kernels(x, g, size), window, g.shape[2:], MIN_TILES
+    items=lambda x, g, window, size, precision: (
+        _suits_winograd(_kernels(x, g, size), window, g.shape[2:])
+        and math.prod(_tiles(g.shape[2:])) >= MIN_TILES
+        and not _suits_batch_sum(x, g, window, size, precision)
     ),
     sums=True,
     scratch=lambda x, g, window, size, precision: _of_weight_grad(x, g).scratch,
     collected=lambda x, g, window, size, precision: _of_weight_grad(x, g).collected,
 )
-
 
 
 def _batch(
@@ -290,7 +297,11 @@ def _batch(
     return CKernel(
         "conv_winograd_batch.c",
         f"{name}_winograd_batch",
-        lambda x, *types, **params: (*numbers(x, *types, **params), x.shape[0], sizes(x, *types, **params).block_images),
+        lambda x, *types, **params: (
+            *numbers(x, *types, **params),
+            x.shape[0],
+            sizes(x, *types, **params).block_images,
+        ),
         suits=suits,
         team=True,
         scratch=lambda *types, **params: sizes(*types, **params).batch_scratch,
@@ -366,7 +377,7 @@ WEIGHT_GRAD_BATCH = _batch(
     "conv2d_weight_grad",
     _weight_grad_numbers,
     lambda x, g, window, size, precision: _of_weight_grad(x, g),
-    lambda x, g, window, size, precision: _suits_batch(_kernels(x, g, size), window, g.shape[2:]),
+    _suits_batch_sum,
 )
 
 register("conv2d", "cpu", (FORWARD_WINOGRAD, FORWARD_CHANNELS_LAST, FORWARD, FORWARD_BATCH))
