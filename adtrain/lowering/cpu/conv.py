@@ -121,13 +121,13 @@ MIN_CHANNELS, MIN_LENGTH = 16, 3
 """Minimum input and output channels, and minimum rows and columns of the output, for Winograd's method."""
 MIN_TILES = 4
 """Minimum tiles of an image for Winograd's weight gradient by image."""
-MANY_WEIGHTS, BATCH_TILES = 1 << 12, 15
-"""With more pairs of channels transformed weights do not fit in L2. Then images of up to so many tiles are one batch."""
+BATCH_CHANNELS, BATCH_TILES, BATCH_SUM_TILES = 64, 15, 16
+"""Minimum channels of images that are one batch, because transformed weights do not fit in L2; maximum tiles of such an
+image; the same for the weight gradient. Out channels do not count: those of members of a sweep can be joined."""
 BLOCK_BYTES, MIN_BLOCK, MAX_BLOCK = 1 << 18, 12, 48
 """Bytes of transformed patches and products of a block of tiles, which fit into L2; minimum and maximum of tiles."""
 CHUNK, MAX_TILES = 64, 64
-"""Channels of which weights are transformed together, a macro of `conv_winograd_batch.c`; maximum tiles of a block, and
-of an image whose weight gradient is a sum over a batch."""
+"""Channels of which weights are transformed together, a macro of `conv_winograd_batch.c`; maximum tiles of a block."""
 TILE, SPAN = 4, 6
 """Rows and columns of a tile of outputs, and of the patch that it is computed from (winograd.h)."""
 POSITIONS = SPAN**2
@@ -145,13 +145,13 @@ def _tiles(size: tuple[int, int]) -> tuple[int, int]:
 
 def _suits_batch(w: Any, window: Any, size: tuple[int, int], most: int = BATCH_TILES) -> bool:
     """Whether Winograd's method takes all images of up to ``most`` tiles at once."""
-    many = w[0] * w[1] > MANY_WEIGHTS and math.prod(_tiles(size)) <= most
-    return many and _suits_winograd(w, window, size)
+    few_tiles = math.prod(_tiles(size)) <= most
+    return w[1] >= BATCH_CHANNELS and few_tiles and _suits_winograd(w, window, size)
 
 
 def _suits_batch_sum(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str) -> bool:
     """The same for the weight gradient."""
-    return _suits_batch(_kernels(x, g, size), window, g.shape[2:], MAX_TILES)
+    return _suits_batch(_kernels(x, g, size), window, g.shape[2:], BATCH_SUM_TILES)
 
 
 @dataclass(frozen=True)
