@@ -11,12 +11,13 @@ import adtrain as ad
 from adtrain import ops
 from adtrain.core.kernel import value_for
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cpu.conv import FORWARD_WINOGRAD, INPUT_GRAD_WINOGRAD, WEIGHT_GRAD_WINOGRAD
+from adtrain.lowering.cpu import conv
 from adtrain.ops.conv import Window
 
 pytestmark = pytest.mark.compiled
 
-CHANNELS, OUT, HEIGHT, WIDTH = 17, 18, 11, 9
+CHANNELS = {"an image at a time": 17, "all images at once": 65}
+OUT, HEIGHT, WIDTH = 18, 11, 9
 OUTLIERS = (np.nan, np.inf, -np.inf, 1e30, 1e12, 1e5)
 
 
@@ -41,22 +42,30 @@ def check(arrays: list[np.ndarray], padding: int, compiled: Any) -> None:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("form", list(CHANNELS))
 @pytest.mark.parametrize(
     ("padding", "dtype"),
     [(1, "float32"), *(pytest.param(*x, marks=pytest.mark.exhaustive) for x in ((0, "float64"), (2, "float32")))],
 )
-def test_an_outlier_changes_only_the_results_that_read_it(padding: int, dtype: str) -> None:
+def test_an_outlier_changes_only_the_results_that_read_it(padding: int, dtype: str, form: str) -> None:
     rng = np.random.default_rng(padding)
-    size = 2, CHANNELS, HEIGHT, WIDTH
-    x, w = rng.normal(size=size).astype(dtype), rng.normal(size=(OUT, CHANNELS, 3, 3)).astype(dtype)
+    size = 2, CHANNELS[form], HEIGHT, WIDTH
+    x, w = rng.normal(size=size).astype(dtype), rng.normal(size=(OUT, CHANNELS[form], 3, 3)).astype(dtype)
     x[rng.random(size) < 0.3] = 0
     g = rng.normal(size=(2, OUT, HEIGHT + 2 * padding - 2, WIDTH + 2 * padding - 2)).astype(dtype)
     g[rng.random(g.shape) < 0.5] = 0
     types, window = [ArrayType(a.shape, a.dtype) for a in (x, w, g)], Window((1, 1), (padding, padding), (1, 1), 1)
     options = {"window": window, "precision": "full"}
-    assert value_for(FORWARD_WINOGRAD.items, *types[:2], **options)
-    assert value_for(INPUT_GRAD_WINOGRAD.items, types[2], types[1], size=size[2:], **options)
-    assert value_for(WEIGHT_GRAD_WINOGRAD.items, types[0], types[2], size=(3, 3), **options)
+    kernels = [conv.FORWARD_WINOGRAD, conv.INPUT_GRAD_WINOGRAD, conv.WEIGHT_GRAD_WINOGRAD]
+    if form == "all images at once":
+        kernels = [conv.FORWARD_BATCH, conv.INPUT_GRAD_BATCH, conv.WEIGHT_GRAD_BATCH]
+    sides = (
+        ((types[0], types[1]), {}),
+        ((types[2], types[1]), {"size": size[2:]}),
+        ((types[0], types[2]), {"size": (3, 3)}),
+    )
+    for kernel, (found, more) in zip(kernels, sides, strict=True):
+        assert value_for(kernel.suits if kernel.team else kernel.items, *found, **more, **options)
 
     compiled = ad.jit(lambda x, w, g: results(padding, x, w, g))
     check([x, w, g], padding, compiled)

@@ -15,7 +15,7 @@ import adtrain as ad
 from adtrain import ops
 from adtrain.backends.cpu.codegen import loops
 from adtrain.core.kernel import value_for
-from adtrain.lowering.cpu.conv import FORWARD_WINOGRAD
+from adtrain.lowering.cpu.conv import FORWARD_BATCH, FORWARD_WINOGRAD
 from adtrain.ops.conv import Window
 
 pytestmark = pytest.mark.compiled
@@ -92,6 +92,7 @@ CONVOLUTIONS: list[tuple[tuple[int, ...], tuple[int, int, int], dict[str, Any]]]
 WINOGRAD = [
     (2, 16, 17, 16, 17, 0), (1, 16, 16, 18, 14, 2), (9, 32, 33, 7, 9, 1), (1, 40, 32, 9, 10, 0), (3, 17, 16, 3, 4, 1),
     (1100, 16, 16, 5, 6, 1),  # sums over images in blocks
+    (67, 65, 40, 3, 4, 1), (3, 130, 33, 7, 9, 2), (2, 64, 64, 8, 8, 0),  # all images at once
 ]  # fmt: skip
 
 
@@ -100,7 +101,8 @@ def winograd_convolutions(draw: Draw) -> Iterator[tuple[str, Function]]:
     for n, c, o, h, w, padding in WINOGRAD:
         args = [draw(n, c, h, w), draw(o, c, 3, 3)]
         window = Window((1, 1), (padding, padding), (1, 1), 1)
-        assert value_for(FORWARD_WINOGRAD.items, *args, window=window, precision="full") is not None
+        at_once = value_for(FORWARD_BATCH.suits, *args, window=window, precision="full")
+        assert value_for(FORWARD_WINOGRAD.items, *args, window=window, precision="full") != at_once == (c >= 64)
         yield f"{n}x{c}x{h}x{w} to {o}", (with_gradients(partial(ops.conv2d, padding=padding)), args)
 
 

@@ -34,6 +34,7 @@ class CKernel:
             A function of the types and parameters where it depends on the optional arguments.
         numbers: integers (int64_t) and floats (double) passed by value: lengths, strides, options.
         dtypes: the element types that the source is compiled for, as T and U. None: that of the first argument.
+        suits: whether the function computes the equation.
         items: for a function that one thread runs: it computes one item, an index of axis 0, where the primitive's
             ``axes`` say that it works item by item. Otherwise the function gets whole arguments. ``numbers`` are
             computed for arguments of one item, or of several with ``several_items``.
@@ -62,6 +63,7 @@ class CKernel:
     name: str | Callable[..., str]
     numbers: Sequence[int | float] | Callable[..., Sequence[int | float]] = ()
     dtypes: tuple[np.dtype, ...] | Callable[..., tuple[np.dtype, ...]] | None = None
+    suits: bool | Callable[..., bool] = True
     items: bool | Callable[..., bool] = False
     several_items: bool = False
     sums: bool = False

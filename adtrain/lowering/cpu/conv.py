@@ -94,7 +94,7 @@ FORWARD = CKernel(
     "conv.c",
     "conv2d",
     _forward_numbers,
-    items=True,
+    items=lambda x, w, window, precision: not _suits_batch(w.shape, window, _output(x, w, window)[2:]),
     scratch=_forward_scratch,
     prepared=_forward_prepared,
     definitions=STRUCTS,
@@ -103,7 +103,7 @@ INPUT_GRAD = CKernel(
     "conv.c",
     "conv2d_input_grad",
     _input_grad_numbers,
-    items=True,
+    items=lambda g, w, window, size, precision: not _suits_batch(w.shape, window, size),
     scratch=_input_grad_scratch,
     prepared=_input_grad_prepared,
     definitions=STRUCTS,
@@ -112,17 +112,22 @@ WEIGHT_GRAD = CKernel(
     "conv_weight_grad.c",
     "conv2d_weight_grad",
     _weight_grad_numbers,
-    items=True,
+    items=lambda *types, **params: not _suits_batch_sum(*types, **params),
     sums=True,
     scratch=_weight_grad_scratch,
 )
 
 MIN_CHANNELS, MIN_LENGTH = 16, 3
 """Minimum input and output channels, and minimum rows and columns of the output, for Winograd's method."""
-MIN_TILES, MIN_TILES_OF_MANY, MANY_WEIGHTS = 4, 16, 1 << 12
-"""Minimum tiles for Winograd's weight gradient; the same with more than MANY_WEIGHTS pairs of channels."""
+MIN_TILES = 4
+"""Minimum tiles of an image for Winograd's weight gradient by image."""
+BATCH_CHANNELS, BATCH_TILES, BATCH_SUM_TILES = 64, 15, 16
+"""Minimum channels of images that are one batch, because transformed weights do not fit in L2; maximum tiles of such an
+image; the same for the weight gradient. Out channels do not count: those of members of a sweep can be joined."""
 BLOCK_BYTES, MIN_BLOCK, MAX_BLOCK = 1 << 18, 12, 48
 """Bytes of transformed patches and products of a block of tiles, which fit into L2; minimum and maximum of tiles."""
+CHUNK, MAX_TILES = 64, 64
+"""Channels of which weights are transformed together, a macro of `conv_winograd_batch.c`; maximum tiles of a block."""
 TILE, SPAN = 4, 6
 """Rows and columns of a tile of outputs, and of the patch that it is computed from (winograd.h)."""
 POSITIONS = SPAN**2
@@ -131,6 +136,22 @@ POSITIONS = SPAN**2
 def _suits_winograd(w: Any, window: Any, size: tuple[int, int]) -> bool:
     plain = window.stride == window.dilation == (1, 1) and window.groups == 1 and tuple(w[2:]) == (3, 3)
     return plain and max(window.padding) <= 2 and min(w[:2]) >= MIN_CHANNELS and min(size) >= MIN_LENGTH
+
+
+def _tiles(size: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns of tiles."""
+    return -(-size[0] // TILE), -(-size[1] // TILE)
+
+
+def _suits_batch(w: Any, window: Any, size: tuple[int, int], most: int = BATCH_TILES) -> bool:
+    """Whether Winograd's method takes all images of up to ``most`` tiles at once."""
+    few_tiles = math.prod(_tiles(size)) <= most
+    return w[1] >= BATCH_CHANNELS and few_tiles and _suits_winograd(w, window, size)
+
+
+def _suits_batch_sum(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str) -> bool:
+    """The same for the weight gradient."""
+    return _suits_batch(_kernels(x, g, size), window, g.shape[2:], BATCH_SUM_TILES)
 
 
 @dataclass(frozen=True)
@@ -151,7 +172,7 @@ class _WinogradSizes:
     @property
     def tiles(self) -> tuple[int, int]:
         """Rows and columns of tiles."""
-        return -(-self.size[0] // TILE), -(-self.size[1] // TILE)
+        return _tiles(self.size)
 
     def _padded(self, channels: int, vectors: int = 1) -> int:
         lanes = vectors * CACHE_LINE // self.itemsize
@@ -180,6 +201,25 @@ class _WinogradSizes:
         return aligned_bytes(rows * columns, *(n * self.itemsize for n in arrays))
 
     @property
+    def block_images(self) -> int:
+        """Images of a block of `kernels/cpu/conv_winograd_batch.c`."""
+        return max(1, MAX_TILES // math.prod(self.tiles))
+
+    @property
+    def batch_scratch(self) -> int:
+        """Bytes for a block: magnitudes of pixels, bools of tiles, images, patches, the output or its gradient for a
+        panel, products or transformed gradients, a chunk of weights or sums, and the weight gradient from them."""
+        (rows, columns), lanes, panel = self.tiles, CACHE_LINE // self.itemsize, 2 * CACHE_LINE // self.itemsize
+        tiles, pixels = self.block_images * rows * columns, (TILE * rows + 2) * (TILE * columns + 2)
+        patches = POSITIONS * (tiles * -(-self.channels // CHUNK) * CHUNK + lanes)
+        products, chunk = POSITIONS * (tiles * panel + lanes), POSITIONS * (CHUNK * panel + lanes)
+        arrays = (
+            pixels, self.block_images * pixels * self._padded(self.channels), patches, tiles * TILE**2 * panel,
+            products, max(chunk, self.channels * panel), (9 * CHUNK + lanes) * panel,
+        )  # fmt: skip
+        return aligned_bytes(tiles, tiles, *(n * self.itemsize for n in arrays))
+
+    @property
     def collected(self) -> int:
         """Bytes of the sums of the weight gradient, and of the gradient with channels last."""
         lanes, out = CACHE_LINE // self.itemsize, self._padded(self.out)
@@ -200,10 +240,9 @@ def _of_weight_grad(x: Any, g: Any) -> _WinogradSizes:
     return _WinogradSizes(x.shape[1], g.shape[1], g.shape[2:], x.dtype.itemsize)
 
 
-def _weight_grad_items(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str) -> bool:
-    w, found = (g.shape[1], x.shape[1], *size), _of_weight_grad(x, g)
-    enough = MIN_TILES_OF_MANY if w[0] * w[1] > MANY_WEIGHTS else MIN_TILES
-    return _suits_winograd(w, window, g.shape[2:]) and math.prod(found.tiles) >= enough
+def _kernels(x: Any, g: Any, size: tuple[int, int]) -> tuple[int, int, int, int]:
+    """The shape of the weights, without groups."""
+    return (g.shape[1], x.shape[1], *size)
 
 
 FORWARD_WINOGRAD = CKernel(
@@ -213,7 +252,10 @@ FORWARD_WINOGRAD = CKernel(
         *_forward_numbers(x, w, window, precision),
         _of_forward(x, w, window).block_tiles,
     ),
-    items=lambda x, w, window, precision: _suits_winograd(w.shape, window, _output(x, w, window)[2:]),
+    items=lambda x, w, window, precision: (
+        _suits_winograd(w.shape, window, _output(x, w, window)[2:])
+        and not _suits_batch(w.shape, window, _output(x, w, window)[2:])
+    ),
     scratch=lambda x, w, window, precision: _of_forward(x, w, window).scratch,
     prepared=lambda x, w, window, precision: _of_forward(x, w, window).weights,
 )
@@ -224,7 +266,9 @@ INPUT_GRAD_WINOGRAD = CKernel(
         *_input_grad_numbers(g, w, window, size, precision),
         _of_input_grad(g, w, size).block_tiles,
     ),
-    items=lambda g, w, window, size, precision: _suits_winograd(w.shape, window, size),
+    items=lambda g, w, window, size, precision: (
+        _suits_winograd(w.shape, window, size) and not _suits_batch(w.shape, window, size)
+    ),
     scratch=lambda g, w, window, size, precision: _of_input_grad(g, w, size).scratch,
     prepared=lambda g, w, window, size, precision: _of_input_grad(g, w, size).weights,
 )
@@ -235,11 +279,35 @@ WEIGHT_GRAD_WINOGRAD = CKernel(
         *_weight_grad_numbers(x, g, window, size, precision),
         _of_weight_grad(x, g).block_tiles,
     ),
-    items=_weight_grad_items,
+    items=lambda x, g, window, size, precision: (
+        _suits_winograd(_kernels(x, g, size), window, g.shape[2:])
+        and math.prod(_tiles(g.shape[2:])) >= MIN_TILES
+        and not _suits_batch_sum(x, g, window, size, precision)
+    ),
     sums=True,
     scratch=lambda x, g, window, size, precision: _of_weight_grad(x, g).scratch,
     collected=lambda x, g, window, size, precision: _of_weight_grad(x, g).collected,
 )
+
+
+def _batch(
+    name: str, numbers: Callable[..., tuple[int, ...]], sizes: Callable[..., _WinogradSizes], suits: Callable[..., bool]
+) -> CKernel:
+    """The function that takes all images at once."""
+    return CKernel(
+        "conv_winograd_batch.c",
+        f"{name}_winograd_batch",
+        lambda x, *types, **params: (
+            *numbers(x, *types, **params),
+            x.shape[0],
+            sizes(x, *types, **params).block_images,
+        ),
+        suits=suits,
+        team=True,
+        scratch=lambda *types, **params: sizes(*types, **params).batch_scratch,
+        definitions={"CHUNK": CHUNK},
+    )
+
 
 VECTOR_CHANNELS = 16
 """Channels are the vector axis of a convolution with a stride if their numbers are multiples of this."""
@@ -293,9 +361,28 @@ INPUT_GRAD_CHANNELS_LAST = CKernel(
     prepared=lambda g, w, window, size, precision: _channels_last_weights(w),
 )
 
-register("conv2d", "cpu", (FORWARD_WINOGRAD, FORWARD_CHANNELS_LAST, FORWARD))
-register("conv2d_input_grad", "cpu", (INPUT_GRAD_WINOGRAD, INPUT_GRAD_CHANNELS_LAST, INPUT_GRAD))
-register("conv2d_weight_grad", "cpu", (WEIGHT_GRAD_WINOGRAD, WEIGHT_GRAD))
+FORWARD_BATCH = _batch(
+    "conv2d",
+    _forward_numbers,
+    lambda x, w, window, precision: _of_forward(x, w, window),
+    lambda x, w, window, precision: _suits_batch(w.shape, window, _output(x, w, window)[2:]),
+)
+INPUT_GRAD_BATCH = _batch(
+    "conv2d_input_grad",
+    _input_grad_numbers,
+    lambda g, w, window, size, precision: _of_input_grad(g, w, size),
+    lambda g, w, window, size, precision: _suits_batch(w.shape, window, size),
+)
+WEIGHT_GRAD_BATCH = _batch(
+    "conv2d_weight_grad",
+    _weight_grad_numbers,
+    lambda x, g, window, size, precision: _of_weight_grad(x, g),
+    _suits_batch_sum,
+)
+
+register("conv2d", "cpu", (FORWARD_WINOGRAD, FORWARD_CHANNELS_LAST, FORWARD, FORWARD_BATCH))
+register("conv2d_input_grad", "cpu", (INPUT_GRAD_WINOGRAD, INPUT_GRAD_CHANNELS_LAST, INPUT_GRAD, INPUT_GRAD_BATCH))
+register("conv2d_weight_grad", "cpu", (WEIGHT_GRAD_WINOGRAD, WEIGHT_GRAD, WEIGHT_GRAD_BATCH))
 
 
 CACHED_BYTES = 24 << 10

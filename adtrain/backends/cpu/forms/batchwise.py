@@ -7,6 +7,7 @@ backward pass with the sums over the batch that give bias gradients.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from adtrain.core.axes import Items
 from adtrain.core.kernel import CKernel, value_for
@@ -130,12 +131,16 @@ def item_kernel(equation: Equation) -> CKernel | None:
 
 def kernels(equation: Equation) -> tuple[CKernel, ...]:
     """The C functions that compute `equation`. A function on items does so where the equation has items."""
-    found = c_kernels(equation.name)
+    found = [k for k in c_kernels(equation.name) if _holds(k.suits, equation)]
     return tuple(k for k in found if not _on_items(k, equation) or _items(k, equation) is not None)
 
 
+def _holds(condition: Any, equation: Equation) -> bool:
+    return bool(value_for(condition, *(v.type for v in equation.inputs), **equation.kernel_params))
+
+
 def _on_items(kernel: CKernel, equation: Equation) -> bool:
-    return bool(value_for(kernel.items, *(v.type for v in equation.inputs), **equation.kernel_params))
+    return _holds(kernel.items, equation)
 
 
 def _items(kernel: CKernel, equation: Equation) -> Items | None:
