@@ -118,7 +118,7 @@ PROBLEMS = {
         lambda n, i, o, h, w: (2 * n * o * h * w * i * 9, 4 * (n * h * w * (i + o) + o * i * 9)),
     ),
     "softmax": Problem(
-        {"cpu": {"rows": 2048, "columns": 4096}, "gpu": {"rows": 32768, "columns": 4096}},
+        {"cpu": {"rows": 8192, "columns": 4096}, "gpu": {"rows": 32768, "columns": 4096}},
         lambda rows, columns: [normal(rows, columns)],
         softmax,
         lambda rows, columns: (rows, columns),

@@ -1,5 +1,5 @@
 // Idea: neighbouring threads of a warp take neighbouring columns, so their loads of b and stores to c are coalesced.
-// Gain: a load of b is 128 contiguous bytes and a load of a is one address for the warp; five to ten times.
+// Gain: a load of b is 128 contiguous bytes and a load of a is one address for the warp; about ten times.
 // launch: grid (n/32, m/8), block (32, 8), 0 bytes of shared memory
 extern "C" __global__ void step(const float *a, const float *b, float *c, int m, int n, int k) {
     int row = blockIdx.y * 8 + threadIdx.y, column = blockIdx.x * 32 + threadIdx.x;
