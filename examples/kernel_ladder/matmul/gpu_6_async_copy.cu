@@ -8,7 +8,7 @@ constexpr int A_SIZE = 128 * A_PITCH, B_SIZE = DEPTH * 128;
 
 __device__ float4 load4(const float *from) { return *reinterpret_cast<const float4 *>(from); }
 
-extern "C" __global__ void __launch_bounds__(256, 2)
+extern "C" __global__ void __launch_bounds__(256)
     step(const float *a, const float *b, float *c, int m, int n, int k) {
     extern __shared__ __align__(16) float shared[]; // STAGES tiles of a, then STAGES tiles of b
     int thread = threadIdx.x, x = thread % 16, y = thread / 16;

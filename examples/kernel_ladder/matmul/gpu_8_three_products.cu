@@ -12,7 +12,7 @@ __device__ void split(float x, unsigned &big, unsigned &small) {
     small = tf32(x - __uint_as_float(big));
 }
 
-extern "C" __global__ void __launch_bounds__(256, 2)
+extern "C" __global__ void __launch_bounds__(256, 1)
     step(const float *a, const float *b, float *c, int m, int n, int k) {
     extern __shared__ __align__(16) float shared[]; // STAGES tiles of a, then STAGES tiles of b
     int thread = threadIdx.x, g = thread % 32 / 4, t = thread % 4;
