@@ -10,10 +10,10 @@ trees of arrays (`tree`).
 draws a function.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import adtrain.core.timeline  # noqa: F401  (imports count from here)
+from adtrain.lazy import names_of
 from adtrain.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -88,21 +88,12 @@ HOMES = {
     "adtrain.graphs": "graph",
     "adtrain.jitted": "jit",
 }
-"""Packages and modules with the names that `__getattr__` takes from them."""
+"""Packages and modules with the names that `__getattr__` takes from them.
 
+`graph`, `load`, `save` and `train` import the config language and all of training; the others do not.
+"""
 
-def __getattr__(name: str) -> Any:
-    """A public name. Its module is imported at its first use, because NumPy and all of the package take half a second.
-
-    `graph`, `load`, `save` and `train` import the config language and all of training; the others do not.
-    """
-    home = next((home for home, names in HOMES.items() if name in names.split()), None)
-    if home is None:
-        raise AttributeError(f"module 'adtrain' has no attribute {name!r}")
-    if home in ("adtrain", "adtrain.core"):
-        return import_module(f"{home}.{name}")
-    found = globals()[name] = getattr(import_module(home), name)
-    return found
+__getattr__ = names_of(__name__, HOMES)
 
 
 def __dir__() -> list[str]:

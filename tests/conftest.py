@@ -29,8 +29,8 @@ from forked_commands import Commands
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
-from adtrain.backends.cpu import CpuBackend
 from adtrain.backends.cpu.build import PROGRAM
+from adtrain.backends.cpu.cpu_backend import CpuBackend
 from adtrain.backends.cpu.numpy_program import NumpyProgram, memory
 from adtrain.backends.cpu.toolchain import NAMES
 from adtrain.backends.cuda import compiler

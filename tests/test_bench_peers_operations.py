@@ -7,7 +7,7 @@ import pytest
 from peer_marks import marked, quick
 
 from adtrain import ops
-from adtrain.backends.cpu import CpuBackend
+from adtrain.backends.cpu.cpu_backend import CpuBackend
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.targets import H200
 from adtrain.bench.op_table import OpCase, cases

@@ -12,7 +12,7 @@ import training_runs
 
 import adtrain as ad
 from adtrain import training
-from adtrain.backends.cpu import CpuBackend
+from adtrain.backends.cpu.cpu_backend import CpuBackend
 from adtrain.bench.profile import OpsProfile, profile_steps
 from adtrain.core.scope import phase, scope
 from adtrain.training.summary import OperationTime

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from adtrain import ops
-from adtrain.backends.cpu import CpuBackend, numpy_program
+from adtrain.backends.cpu import numpy_program
 from adtrain.backends.cpu.compiled_program import CompiledProgram
+from adtrain.backends.cpu.cpu_backend import CpuBackend
 from adtrain.backends.cpu.fusions import cpu_fusions
 from adtrain.core.array import Value
 from adtrain.core.fused import LOOPS, fuse

@@ -31,6 +31,7 @@ HELPERS = {
     "docstrings",
     "documents",
     "files",
+    "lazy",
     "includes",
     "percentiles",
     "table",
@@ -41,7 +42,7 @@ HELPERS = {
 MODEL = {"core", "option_types", "ops", "nn", "optim", "augment"}
 TRAINING = MODEL | HELPERS | {"config", "curvature", "data", "equations", "metrics", "passes", "plugins"}
 RULES: list[tuple[str, set[str]]] = [
-    ("child_process core includes percentiles text version", set()),
+    ("child_process core includes lazy percentiles text version", set()),
     ("metrics", set()),
     ("signals", set()),
     ("__main__", {"cli"}),
@@ -63,7 +64,8 @@ RULES: list[tuple[str, set[str]]] = [
     ("register", MODEL | {"config", "custom_ops", "metrics", "plugins"}),
     (
         "adtrain",
-        {"core", "ops", "nn", "optim", "jitted", "curvature", "custom_ops", "register", "version", "api"} | {"graphs"},
+        {"core", "ops", "nn", "optim", "jitted", "curvature", "custom_ops", "register", "version", "api"}
+        | {"graphs", "lazy"},
     ),
     ("config", MODEL | HELPERS | {"curvature", "custom_ops", "data", "equations", "metrics", "plugins"}),
     ("data", MODEL | HELPERS | {"child_process"}),

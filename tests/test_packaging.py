@@ -55,6 +55,22 @@ def test_importing_the_package_loads_no_numpy_and_every_public_name_is_found() -
     assert (callable(adtrain.jit), callable(adtrain.custom_op)) == (True, True)
 
 
+@pytest.mark.parametrize("arguments", [("--help",), ("train", "--help"), ("train", "no-such-config")])
+def test_help_and_the_name_of_no_config_load_no_config_language(arguments: tuple[str, ...]) -> None:
+    modules = modules_after(f"""
+from adtrain.cli.main import cli
+try:
+    cli.main({list(arguments)!r})
+except SystemExit:
+    pass""")
+    assert not {"pydantic", "yaml", "adtrain.nn", "adtrain.training.experiment"} & modules
+
+
+def test_a_training_on_a_gpu_loads_no_cpu_backend() -> None:
+    modules = modules_after("from adtrain import config; config.load('mlp'); import adtrain.cli.train_run")
+    assert not {"adtrain.backends.cpu.cpu_backend", "adtrain.lowering.cpu", "adtrain.codegen", "tqdm"} & modules
+
+
 FIRST = ("passes", "lowering.cpu", "codegen", "backends.cpu", "core.vmap", "custom_ops", "jitted")
 
 

@@ -14,7 +14,7 @@ import pytest
 from sweep_runs import SGD, after, bytes_of, run, session
 
 from adtrain import training
-from adtrain.backends.cpu import CpuBackend
+from adtrain.backends.cpu.cpu_backend import CpuBackend
 from adtrain.core.errors import AdtrainError
 from adtrain.sweeps import finished, records, wave
 from adtrain.sweeps.folder import SweepFolder

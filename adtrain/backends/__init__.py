@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from adtrain.backends.cpu import CpuBackend
+    from adtrain.backends.cpu.cpu_backend import CpuBackend
     from adtrain.backends.cuda.backend import CudaBackend
 
 
 def _cpu() -> CpuBackend:
-    from adtrain.backends.cpu import CpuBackend
+    from adtrain.backends.cpu.cpu_backend import CpuBackend
 
     return CpuBackend()
 

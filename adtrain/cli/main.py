@@ -125,7 +125,7 @@ def accept_debug(command: click.Command) -> None:
 
 def unknown_command(name: str) -> str:
     """The message for an unknown command: with the nearest name, a list of all commands, or `train` for a config."""
-    from adtrain.config.files import packaged
+    from adtrain.config.names import packaged
     from adtrain.config.problems import known
 
     if name in REPLACED_COMMANDS:

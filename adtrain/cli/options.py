@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import click
 from click.core import ParameterSource
@@ -17,10 +17,11 @@ from click.shell_completion import CompletionItem
 from adtrain import config
 from adtrain.cli.output import ON_STDOUT, QUIET, STDOUT, progress
 from adtrain.config.problems import known, shortened
-from adtrain.core.backend import backend, usable_device
-from adtrain.custom_ops import OWN_OPS, OwnOp
 from adtrain.distributed.environment import place
 from adtrain.files import expect_writable
+
+if TYPE_CHECKING:
+    from adtrain.custom_ops import OwnOp
 
 LAUNCHING = "adtrain.launching"
 """The key in the meta data of click's context: the command starts ranks, and itself needs no device."""
@@ -233,6 +234,8 @@ def resolve_device(device: str, before_note: Callable[[], object] | None = None)
     Raises:
         DeviceError: `device` is "gpu", and the GPU or a library for it is missing.
     """
+    from adtrain.core.backend import backend, usable_device
+
     usable = usable_device(device)
     if device == "auto" and usable == "gpu":
         if before_note is not None:
@@ -279,6 +282,7 @@ def set_autotune(device: str, autotune: str) -> None:
     """
     if device == "gpu":
         from adtrain.backends.cuda.tuner.autotune import Mode
+        from adtrain.core.backend import backend
 
         tuner = cast(Any, backend(device)).tuner
         tuner.mode = Mode(autotune)
@@ -386,6 +390,8 @@ def op_option(names: Iterable[str]) -> Callable[[Decorated], Decorated]:
 
 def own_ops(names: Sequence[str]) -> list[OwnOp]:
     """The operations of plug-ins, or those of `names`. UsageError if there is none."""
+    from adtrain.custom_ops import OWN_OPS
+
     for name in names:
         if name not in OWN_OPS:
             raise click.UsageError(f"--op {name}: no plug-in defines it; {known(name, sorted(OWN_OPS))}")

@@ -10,7 +10,7 @@ import click
 from adtrain import report, training
 from adtrain.cli.options import OutputFile, RunPath, device_option, trust_options
 from adtrain.cli.output import STDOUT, note_precision, progress, show, write_file
-from adtrain.cli.train import step_profile
+from adtrain.cli.train_run import step_profile
 from adtrain.config import is_sweep
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError, DeviceError

@@ -1,4 +1,7 @@
-"""`adtrain train`: trains a config, or resumes a run, writes the run's folder and prints a report."""
+"""`adtrain train`: its arguments and options. `train_run` trains.
+
+That is imported after the arguments are parsed, so that their errors and --help take little time.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,13 @@ import functools
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from collections.abc import Callable
 from pathlib import Path
-from threading import Thread
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from adtrain import config, training
-from adtrain.bench.profile import profile_steps
-from adtrain.cli import loss_plot
+from adtrain import config
 from adtrain.cli.options import (
     LAUNCHING,
     ConfigName,
@@ -37,29 +35,15 @@ from adtrain.cli.options import (
     trust_option,
     unresolved_device_option,
 )
-from adtrain.cli.output import is_quiet, is_silent, message, message_of_rank, print_json, progress, show
-from adtrain.cli.train_report import MAX_ROWS, operation_lines, peak_of, plan_lines, plan_of, result_lines
-from adtrain.config import Config
-from adtrain.config.records import plain
-from adtrain.config.sweep_section import MAX_MEMBERS
-from adtrain.core import communicator
-from adtrain.core.status import report_status, status_handler
+from adtrain.cli.output import is_quiet, message, message_of_rank
+from adtrain.config.names import find
 from adtrain.core.timeline import during
-from adtrain.display import IntervalLines, ProgressLines, progress_display
 from adtrain.distributed.environment import place
-from adtrain.distributed.launch import launch
-from adtrain.distributed.session import AgreedExit, agreed, joined, same_everywhere
 from adtrain.plugins import named_errors
-from adtrain.signals import end_on_signals, stop_signals
-from adtrain.table import terminal_width
-from adtrain.training import Observer, RunFolder, scores, tensorboard
-from adtrain.training.loop import any_rank, largest
-from adtrain.training.progress import read_metrics
+from adtrain.signals import end_on_signals
 
-T = TypeVar("T")
-
-PROFILED_STEPS = 10
 MOST_RANKS = 4096
+MOST_SEEDS = 100_000
 
 
 def ranks_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -73,9 +57,13 @@ def ranks_options(command: Callable[..., None]) -> Callable[..., None]:
     def as_rank(*args: Any, ranks: int | None, timeout: float, **options: Any) -> None:
         found = place(os.environ)
         if ranks is not None and found is None:
+            from adtrain.distributed.launch import launch
+
             raise SystemExit(launch(ranks, sys.argv[1:], timeout, message))
         if ranks is not None and found is not None and ranks != found.size:
             raise click.UsageError(f"found --ranks {ranks}, but {found.launcher} started {found.size} processes")
+        from adtrain.distributed.session import joined
+
         with joined(timeout, message_of_rank, _described), named_errors():
             end_on_signals()
             command(*args, **options)
@@ -170,7 +158,7 @@ HEADINGS = {
 @click.option("--tensorboard", "events", is_flag=True, help="Write event files into RUN/tensorboard during the run.")
 @click.option(
     "--seeds",
-    type=Whole(1, MAX_MEMBERS),
+    type=Whole(1, MOST_SEEDS),
     metavar="N",
     help="Train N networks together, from seed, seed + 1, ..., as adtrain sweep does, into runs/NAME-sweep or DIR.",
 )
@@ -189,7 +177,6 @@ HEADINGS = {
 def command(
     config_path: str | None,
     run: Path | None,
-    override: bool,
     device: str,
     autotune: str,
     epochs: int | None,
@@ -198,16 +185,12 @@ def command(
     output_dir: Path | None,
     overrides: tuple[str, ...],
     plugins: tuple[str, ...],
-    copies: bool,
-    profile: bool,
-    events: bool,
     seeds: int | None,
-    eager: bool,
-    no_fuse: bool,
     dry_run: bool,
     plot: bool,
     verbose: bool,
     as_json: bool,
+    **options: bool,
 ) -> None:
     """Train the network that CONFIG describes: a YAML file, or the name of a packaged config such as mlp.
 
@@ -224,180 +207,43 @@ def command(
         raise click.UsageError("found both --quiet and --verbose, expected one of them")
     if plot and (as_json or is_quiet()):
         raise click.UsageError(f"found both {'--json' if as_json else '--quiet'} and --plot, expected one of them")
-    if run is not None or seeds is not None or dry_run:
-        device = resolve_tuned_device(device, autotune)
-    if events:
-        tensorboard.check(run or output_dir or Path())
+    if config_path is not None:
+        find(config_path)  # raises before the long imports
     longer = _settings(epochs=epochs, steps=steps)
     settings = [*overrides, *_settings(seed=seed)]
-    step_mode = training.Mode.EAGER if eager else training.Mode.STAGED if no_fuse else training.Mode.FUSED
-
     if seeds is not None:
         from adtrain.cli import sweep
 
+        device = resolve_tuned_device(device, autotune)
         sweep.train_seeds(str(config_path), [*settings, *longer], plugins, seeds, device, output_dir, dry_run, as_json)
         return
-
-    def finish(
-        experiment: training.Experiment,
-        folder: RunFolder,
-        start: training.Start | None,
-        display: ProgressLines,
-    ) -> training.Summary:
-        """Train to the end, profile the operations, and write the summary; returns the summary."""
-        first = communicator.current().rank == 0
-        with folder.locked() if first else nullcontext():
-            if start is not None and first:
-                folder.reopen(experiment, start)
-            display.peak = peak_of(experiment.config, device)
-            result = run_training(experiment, folder, device, start, events and first, display)
-            return profile_and_summarize(experiment, folder, device, profile, result)
-
-    if run is not None:
-        with during("data"):
-            trust = training.Trust(plugins, copies, override)
-            experiment, folder, start, notes = agreed(
-                lambda: training.resume(run, settings, longer, override, step_mode, trust)
-            )
-        same_everywhere(lambda: experiment.identity(device))
-        training.check_precision(experiment.config, device)
-        for note in notes:
-            progress(note)
-        with display_of(experiment.config, verbose) as display:
-            summary = finish(experiment, folder, start, display)
-    else:
+    cfg = None
+    if run is None:
+        with during("imports"):
+            from adtrain.distributed.session import agreed
         with during("config"):
             cfg = agreed(lambda: config.load(str(config_path), [*settings, *longer], plugins))
-        if dry_run:
-            training.check_precision(cfg, device)
-            found = plan_of(training.prepare(cfg, step_mode, device=device), device, output_dir)
-            if as_json:
-                print_json(found)
-            elif not is_quiet():
-                show(
-                    f"{cfg.name}: no mistake found; nothing is trained or written",
-                    *plan_lines(found, cfg.data.examples),
-                )
-            return
-        with display_of(cfg, verbose) as display:
-            report_status("reading the data")
-            with during("data"):
-                # The data are read while the libraries of the device are imported.
-                data = None if cfg.plugins else in_thread(lambda: training.read_ahead(cfg))
-                device = resolve_tuned_device(device, autotune, display.close)
-                training.check_precision(cfg, device)
-                experiment = agreed(lambda: training.prepare(cfg, step_mode, read=data, device=device))
-            same_everywhere(lambda: experiment.identity(device))
-            notes = [] if experiment.batch_note is None else [experiment.batch_note]
-            if epochs is not None and steps is None and experiment.epochs < epochs:
-                end = f"epoch {experiment.epochs} of {epochs}"
-                notes.append(f"training.steps {cfg.training.steps} ends the training in {end}; --steps N overrides it")
-            if verbose:
-                plan = plan_of(experiment, device, output_dir)
-                notes += plan_lines(plan, experiment.config.data.examples)
-            if notes:
-                display.close()
-            for note in notes:
-                progress(note)
-            folder = new_folder(experiment, output_dir)
-            summary = finish(experiment, folder, None, display)
-    if as_json:
-        print_json(plain(summary))
-        return
-    if is_quiet():
-        show(folder.path)
-        return
-    if summary.ops:
-        show(*operation_lines(summary, terminal_width(), None if verbose else MAX_ROWS), "")
-    if confusion := scores.confusion_lines(summary.metrics, experiment.data.classes, terminal_width()):
-        show(*confusion, "")
-    if plot:
-        show(*loss_plot.plot(loss_plot.losses(read_metrics(folder.path)), terminal_width()), "")
-    files = f": {', '.join(folder.files())}" if verbose else ""
-    lines = result_lines(summary, len(experiment.test), experiment.config.data, verbose)
-    show(*lines, f"run     {folder.path}{files}")
+    with during("imports"):
+        from adtrain.cli import train_run
+    train_run.train(
+        cfg,
+        run,
+        settings=settings,
+        longer=longer,
+        epochs=epochs,
+        steps=steps,
+        plugins=plugins,
+        device=device,
+        autotune=autotune,
+        output_dir=output_dir,
+        dry_run=dry_run,
+        plot=plot,
+        verbose=verbose,
+        as_json=as_json,
+        **options,
+    )
 
 
 def _settings(**options: int | None) -> list[str]:
     """Options as overrides of the config's section `training`."""
     return [f"training.{name}={value}" for name, value in options.items() if value is not None]
-
-
-def run_training(
-    experiment: training.Experiment,
-    folder: RunFolder,
-    device: str,
-    start: training.Start | None,
-    events: bool,
-    display: ProgressLines,
-) -> training.Result:
-    """Train and write the run's files. If the run is stopped, print how to resume it, and exit."""
-    with ExitStack() as stack:
-        stack.callback(display.close)
-        signals = stack.enter_context(stop_signals(is_silent()))
-        observers: list[Observer] = [display]
-        if events:
-            at = None if start is None else start.checkpoint.progress.step
-            files = tensorboard.EventFiles(folder.path / tensorboard.FOLDER, resumed_at=at)
-            observers.append(stack.enter_context(closing(files)))
-        stop = signals.stop_requested
-        advice = folder.advice(experiment.config)
-        try:
-            result = training.run_in_folder(folder, experiment, device, observers, start, stop)
-        except training.Interrupted as stopped:
-            display.close()
-            message(f"{stopped}; {advice}")
-            raise AgreedExit(largest(signals.exit_code)) from None
-    if any_rank(signals.stop_requested()):  # after the last test batch: too late for Interrupted
-        message(f"stopped before the summary; {advice}")
-        raise AgreedExit(largest(signals.exit_code))
-    return result
-
-
-def in_thread(function: Callable[[], T]) -> Callable[[], T]:
-    """Call a function in a thread; returns what waits for its result. The end of the process does not wait for it."""
-    future = Future[T]()
-
-    def run() -> None:
-        try:
-            future.set_result(function())
-        except BaseException as error:
-            future.set_exception(error)
-
-    Thread(target=run, name="adtrain-data", daemon=True).start()
-    return future.result
-
-
-@contextmanager
-def display_of(cfg: Config, verbose: bool) -> Iterator[ProgressLines]:
-    """The display of a training's progress, and of status messages before its first step."""
-    kind = IntervalLines if verbose else ProgressLines if is_quiet() else progress_display
-    with closing(kind(progress, cfg.data.examples)) as display, status_handler(display.show_status):
-        yield display
-
-
-def new_folder(experiment: training.Experiment, path: Path | None) -> RunFolder:
-    """The new folder, created by rank 0."""
-    if communicator.current().size == 1:
-        return RunFolder.create(experiment, path)
-    first = communicator.current().rank == 0
-    created = agreed(lambda: RunFolder.create(experiment, path) if first else None)
-    return RunFolder(Path(communicator.gathered_texts("" if created is None else str(created.path))[0]))
-
-
-def profile_and_summarize(
-    experiment: training.Experiment, folder: RunFolder, device: str, profile: bool, result: training.Result
-) -> training.Summary:
-    """Time the operations of a step with `profile`, and write the summary; returns the summary."""
-    with during("profile"):
-        ops = step_profile(experiment, result.state, device) if profile else {}
-    summary = training.summarize(experiment, result, device, **ops, peak=peak_of(experiment.config, device))
-    if communicator.current().rank == 0:
-        folder.write_summary(summary)
-    return summary
-
-
-def step_profile(experiment: training.Experiment, state: training.TrainState, device: str) -> dict[str, Any]:
-    """The times of the operations of a step that starts from `state`, as fields of a summary."""
-    measured = profile_steps(training.continuation(experiment, state, device), PROFILED_STEPS, device=device)
-    return {"ops": tuple(measured.rows), "ops_sum_ms": measured.ops_sum_ms, "profiled_step_ms": measured.step_ms}

@@ -6,19 +6,24 @@ model = config.build.model(cfg)
 
 from __future__ import annotations
 
-from adtrain.config import build
-from adtrain.config.document import Config
-from adtrain.config.files import (
-    dump,
-    from_values,
-    inline,
-    is_run,
-    is_sweep,
-    load,
-    load_data,
-    packaged,
-    parse,
-    plain,
-    sweep_for_run,
+from typing import TYPE_CHECKING
+
+from adtrain.lazy import names_of
+
+if TYPE_CHECKING:
+    from adtrain.config import build
+    from adtrain.config.document import Config
+    from adtrain.config.files import dump, from_values, inline, load, load_data, parse, plain
+    from adtrain.config.names import is_run, is_sweep, packaged, sweep_for_run
+    from adtrain.config.problems import ConfigError, Problem
+
+__getattr__ = names_of(
+    __name__,
+    {
+        "adtrain.config": "build",
+        "adtrain.config.document": "Config",
+        "adtrain.config.files": "dump from_values inline load load_data parse plain",
+        "adtrain.config.names": "is_run is_sweep packaged sweep_for_run",
+        "adtrain.config.problems": "ConfigError Problem",
+    },
 )
-from adtrain.config.problems import ConfigError, Problem

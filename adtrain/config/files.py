@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -12,25 +11,16 @@ from typing import Any, cast
 import yaml
 from pydantic import ValidationError
 
-from adtrain.assets import asset_path
 from adtrain.config import build, explain, plugged, source
 from adtrain.config.document import Config, Data, Source
+from adtrain.config.names import RUN_CONFIG, find
 from adtrain.config.overrides import Overrides, override, with_nodes, without
-from adtrain.config.problems import ConfigError, Problem, known
+from adtrain.config.problems import ConfigError, Problem
 from adtrain.config.source import Node, of_python
 from adtrain.config.values import name_of
 from adtrain.files import open_regular
 
 _log = logging.getLogger(__name__)
-
-RUN_CONFIG = "config.yaml"
-"""The resolved config in the folder of a run."""
-
-SWEEP_CONFIG = "sweep.yaml"
-"""The config in the folder of a sweep."""
-
-DATA = (".csv", ".tsv", ".npz")
-"""The endings of files that hold data and no config."""
 
 
 def load(
@@ -47,7 +37,7 @@ def load(
     `run_plugin`. The plug-ins of a run that is named by its folder are refused.
     Raises ConfigError that lists every problem.
     """
-    path = _find(os.fspath(path_or_name))
+    path = find(os.fspath(path_or_name))
     if path.is_dir():
         path, run_plugin = path / RUN_CONFIG, plugged.refuse
     return parse(_read(path), path, overrides, plugins, run_plugin)
@@ -152,49 +142,6 @@ def inline(value: Any) -> str:
     """A value as YAML on one line; reading it gives an equal value."""
     text: str = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=float("inf"), allow_unicode=True)
     return text.removesuffix("\n").removesuffix("\n...")
-
-
-def packaged() -> list[str]:
-    """The names of the configs that come with adtrain."""
-    return sorted(path.stem for path in asset_path("configs").glob("*.yaml"))
-
-
-def _find(name: str) -> Path:
-    writes = f"adtrain new {shlex.quote(name)} prints a config for data"
-    if os.path.exists(name) and not os.path.isdir(name):
-        if name.lower().endswith(DATA):
-            raise ConfigError([Problem(name, "", f"found data, expected a YAML file; {writes}")])
-        return Path(name)
-    names = packaged()
-    if name in names:
-        return asset_path("configs") / f"{name}.yaml"
-    if is_run(name):
-        return Path(name)
-    if os.path.isdir(name):
-        expected = "expected a YAML file or the folder of a run"
-        found = f"found a folder without {RUN_CONFIG}, {expected}; {writes}"
-        raise ConfigError([Problem(name, "", sweep_for_run(name) or found)])
-    message = f"neither a file nor a packaged config; {known(Path(name).stem, names, 'packaged')}"
-    raise ConfigError([Problem(name or "''", "", message)])
-
-
-def is_run(name: str) -> bool:
-    """Whether `load` takes this name for the folder of a run."""
-    return os.path.isfile(os.path.join(name, RUN_CONFIG)) and name not in packaged()
-
-
-def is_sweep(path: str | os.PathLike[str]) -> bool:
-    """Whether a folder holds a sweep."""
-    return os.path.isfile(os.path.join(path, SWEEP_CONFIG))
-
-
-def sweep_for_run(path: str | os.PathLike[str]) -> str | None:
-    """What is wrong with a path that must be a run, if it is the folder of a sweep; otherwise None."""
-    if not is_sweep(path):
-        return None
-    members = Path(path, "members")
-    first = next((run.name for run in sorted(members.glob("*")) if is_run(str(run))), "N")
-    return f"found a sweep, expected a run, such as that of a member: {members / first}"
 
 
 class _Dumper(yaml.SafeDumper):

@@ -15,7 +15,7 @@ import numpy as np
 
 from adtrain import config
 from adtrain.config import Config, records
-from adtrain.config.files import SWEEP_CONFIG
+from adtrain.config.names import SWEEP_CONFIG
 from adtrain.config.plugged import NONE, Trust
 from adtrain.config.records import plain
 from adtrain.config.values import Total

@@ -6,19 +6,46 @@ result = training.run(experiment, "cpu", [observer])
 
 from __future__ import annotations
 
-from adtrain.config.plugged import Trust
-from adtrain.training.checkpoint import Checkpoint
-from adtrain.training.checks import check_precision, check_whole_batches
-from adtrain.training.costs import LayerCost, StepCosts, step_costs
-from adtrain.training.evaluation import Evaluation
-from adtrain.training.examples import Examples, on_device
-from adtrain.training.experiment import Experiment, Mode
-from adtrain.training.loop import continuation
-from adtrain.training.model_file import TrainedModel
-from adtrain.training.preparation import Arrays, outline, prepare, read_ahead, with_input
-from adtrain.training.progress import Best, Epoch, Interval, Progress, Validated, read_metrics
-from adtrain.training.run_folder import Recorder, Resumed, RunFolder, resume, run_in_folder
-from adtrain.training.scores import ClassScore, MultilabelScore, RegressionScore, Score
-from adtrain.training.step import TrainState, copied, evaluation_step, train_step
-from adtrain.training.summary import Summary, summarize
-from adtrain.training.trainer import Interrupted, NotFinite, Observer, Result, Start, run
+from typing import TYPE_CHECKING
+
+from adtrain.lazy import names_of
+
+if TYPE_CHECKING:
+    from adtrain.config.plugged import Trust
+    from adtrain.training.checkpoint import Checkpoint
+    from adtrain.training.checks import check_precision, check_whole_batches
+    from adtrain.training.costs import LayerCost, StepCosts, step_costs
+    from adtrain.training.evaluation import Evaluation
+    from adtrain.training.examples import Examples, on_device
+    from adtrain.training.experiment import Experiment, Mode
+    from adtrain.training.loop import continuation
+    from adtrain.training.model_file import TrainedModel
+    from adtrain.training.preparation import Arrays, outline, prepare, read_ahead, with_input
+    from adtrain.training.progress import Best, Epoch, Interval, Progress, Validated, read_metrics
+    from adtrain.training.run_folder import Recorder, Resumed, RunFolder, resume, run_in_folder
+    from adtrain.training.scores import ClassScore, MultilabelScore, RegressionScore, Score
+    from adtrain.training.step import TrainState, copied, evaluation_step, train_step
+    from adtrain.training.summary import Summary, summarize
+    from adtrain.training.trainer import Interrupted, NotFinite, Observer, Result, Start, run
+
+__getattr__ = names_of(
+    __name__,
+    {
+        "adtrain.config.plugged": "Trust",
+        "adtrain.training.checkpoint": "Checkpoint",
+        "adtrain.training.checks": "check_precision check_whole_batches",
+        "adtrain.training.costs": "LayerCost StepCosts step_costs",
+        "adtrain.training.evaluation": "Evaluation",
+        "adtrain.training.examples": "Examples on_device",
+        "adtrain.training.experiment": "Experiment Mode",
+        "adtrain.training.loop": "continuation",
+        "adtrain.training.model_file": "TrainedModel",
+        "adtrain.training.preparation": "Arrays outline prepare read_ahead with_input",
+        "adtrain.training.progress": "Best Epoch Interval Progress Validated read_metrics",
+        "adtrain.training.run_folder": "Recorder Resumed RunFolder resume run_in_folder",
+        "adtrain.training.scores": "ClassScore MultilabelScore RegressionScore Score",
+        "adtrain.training.step": "TrainState copied evaluation_step train_step",
+        "adtrain.training.summary": "Summary summarize",
+        "adtrain.training.trainer": "Interrupted NotFinite Observer Result Start run",
+    },
+)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+import adtrain.lowering.cpu  # noqa: F401  registers the kernels
 from adtrain.backends.cpu import compiled_program, compiler, numpy_program
 from adtrain.backends.cpu.codegen import supported
 from adtrain.backends.cpu.compiled_program import CompiledProgram, Lowered

@@ -1,0 +1,63 @@
+"""The names of configs: files, packaged configs, and the folders of runs and sweeps. Nothing is read."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+from adtrain.assets import asset_path
+from adtrain.config.problems import ConfigError, Problem, known
+
+RUN_CONFIG = "config.yaml"
+"""The resolved config in the folder of a run."""
+
+SWEEP_CONFIG = "sweep.yaml"
+"""The config in the folder of a sweep."""
+
+DATA = (".csv", ".tsv", ".npz")
+"""The endings of files that hold data and no config."""
+
+
+def packaged() -> list[str]:
+    """The names of the configs that come with adtrain."""
+    return sorted(path.stem for path in asset_path("configs").glob("*.yaml"))
+
+
+def find(name: str) -> Path:
+    """The file of a config, or the folder of a run, that `load` takes by this name. Raises ConfigError for neither."""
+    writes = f"adtrain new {shlex.quote(name)} prints a config for data"
+    if os.path.exists(name) and not os.path.isdir(name):
+        if name.lower().endswith(DATA):
+            raise ConfigError([Problem(name, "", f"found data, expected a YAML file; {writes}")])
+        return Path(name)
+    names = packaged()
+    if name in names:
+        return asset_path("configs") / f"{name}.yaml"
+    if is_run(name):
+        return Path(name)
+    if os.path.isdir(name):
+        expected = "expected a YAML file or the folder of a run"
+        found = f"found a folder without {RUN_CONFIG}, {expected}; {writes}"
+        raise ConfigError([Problem(name, "", sweep_for_run(name) or found)])
+    message = f"neither a file nor a packaged config; {known(Path(name).stem, names, 'packaged')}"
+    raise ConfigError([Problem(name or "''", "", message)])
+
+
+def is_run(name: str) -> bool:
+    """Whether `load` takes this name for the folder of a run."""
+    return os.path.isfile(os.path.join(name, RUN_CONFIG)) and name not in packaged()
+
+
+def is_sweep(path: str | os.PathLike[str]) -> bool:
+    """Whether a folder holds a sweep."""
+    return os.path.isfile(os.path.join(path, SWEEP_CONFIG))
+
+
+def sweep_for_run(path: str | os.PathLike[str]) -> str | None:
+    """What is wrong with a path that must be a run, if it is the folder of a sweep; otherwise None."""
+    if not is_sweep(path):
+        return None
+    members = Path(path, "members")
+    first = next((run.name for run in sorted(members.glob("*")) if is_run(str(run))), "N")
+    return f"found a sweep, expected a run, such as that of a member: {members / first}"
