@@ -214,7 +214,7 @@ def test_several_runs_share_charts_with_a_band_over_seeds(made: Path, tmp_path: 
     assert [row[0] for row in found.rows if len(row) == 7] == list(map(str, runs))
     assert text.count("<polygon") == 3, "loss on both scales, and accuracy"
     assert "seed0 and 1 more" in text
-    assert ["optimizer.adam.lr", "seed0", "0.01"] in found.rows
+    assert ["optimizer.adam.lr", "seed0, seed1", "0.01"] in found.rows
     assert_fits(browser, tmp_path / "runs.html")
 
 
