@@ -24,6 +24,7 @@ from adtrain import config, graphs, nn, ops, training
 from adtrain.backends.cpu.fusions import cpu_fusions
 from adtrain.backends.cuda.targets import target_of
 from adtrain.core.target import Target
+from adtrain.graphs.folds import NONE, folds
 from adtrain.graphs.formats import FORMATS, Graph
 from adtrain.graphs.ladder import Ladder
 from adtrain.graphs.layout import ladder_picture
@@ -384,3 +385,44 @@ def test_a_page_shows_values_kernels_and_zoom(browser: Browser, tmp_path: Path) 
         browser.run("document.querySelector('[data-zoom=\"\"]').click()")
         assert browser.run(drawn) <= browser.run(f"{visible}.clientWidth") + 1
         assert browser.run(LAYOUT_PROBLEMS) + browser.errors() == []
+
+
+BLOCKS = """
+name: blocks
+data: {dataset: mnist, batch_size: 4}
+model:
+  input: [1, 28, 28]
+  layers: [{reshape: [16, 49]}, {linear: 8}, BLOCKS, flatten, {linear: 10}]
+loss: cross_entropy
+optimizer: {sgd: {lr: 0.1}}
+training: {epochs: 1}
+"""
+
+
+@pytest.mark.parametrize(
+    ("widths", "drawn"),
+    [
+        ([16] * 4, ["2…5.norm1 layer_norm"]),
+        pytest.param([16] * 2, ["2.norm1 layer_norm", "3.norm1 layer_norm"], marks=pytest.mark.exhaustive),
+        pytest.param([16, 16, 16, 24], ["2…4.norm1 layer_norm", "5.norm1 layer_norm"], marks=pytest.mark.exhaustive),
+    ],
+    ids=["equal", "two", "of another width"],
+)
+def test_equal_blocks_are_drawn_once(widths: list[int], drawn: list[str], tmp_path: Path) -> None:
+    layers = ", ".join(
+        f"{{transformer_encoder_layer: {{nhead: 2, dim_feedforward: {width}, dropout: 0}}}}" for width in widths
+    )
+    (tmp_path / "blocks.yaml").write_text(BLOCKS.replace("BLOCKS", layers))
+    cfg = config.load(str(tmp_path / "blocks.yaml"))
+    graph = graphs.step_graph(cfg)
+    for picture in graph.pictures:
+        assert_drawn_well(picture)
+    picture = shown(graph)
+    found = [box.title[0] for box in picture.boxes if "norm1" in box.title[0] and box.kind == "forward"]
+    assert found == drawn
+    first = next(box for box in picture.boxes if box.title[0] == drawn[0])
+    assert first.details.count("standardize") >= len(widths) - len(drawn) + 1
+
+
+def test_layers_in_a_row_are_no_blocks() -> None:
+    assert folds(training.outline(config.load("mlp")).step_program(passes=())) == NONE

@@ -39,7 +39,11 @@ from adtrain.cli.output import STDOUT, progress, write_file
     type=OneOf(TARGETS),
     help="With --device gpu: the architecture of the GPU.  [default: sm_90, an H200]",
 )
-@click.option("--detail", is_flag=True, help="With --program: draw a box for each equation, not for each layer.")
+@click.option(
+    "--detail",
+    is_flag=True,
+    help="With --program: draw a box for each equation, not for each layer, and each of several equal blocks.",
+)
 @click.option(
     "--values",
     "with_values",

@@ -56,7 +56,7 @@ def _with_helpers(name: str, functions: dict[str, str]) -> list[str]:
 def _launches(lowering: Lowering, e: Equation) -> Iterator[Kernel]:
     for launch in lowering.launches(e):
         if not isinstance(launch, LaunchPlan):
-            yield Kernel(f"{e.name}: {launch.name}, of a library", "")
+            yield Kernel(f"{e.name}: {launch.label}", "")
             continue
         source = launch.source
         macros = [f"// {option}\n" for option in source.options if option.startswith("-D")]

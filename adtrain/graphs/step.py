@@ -20,6 +20,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Pass
 from adtrain.core.target import Target
+from adtrain.graphs.folds import NONE, folds
 from adtrain.graphs.formats import Graph
 from adtrain.graphs.kernels import Kernel, kernels
 from adtrain.graphs.ladder import Ladder
@@ -87,8 +88,13 @@ def program_graph(
     names = list(dict.fromkeys([TRACE, *map(_pass_name, passes)]))
     if after not in names:
         raise AdtrainError(f"unknown pass {after!r}; {known(after, names, 'passes')}")
-    order = Roles(program, inputs).rows
-    ladders = [(name, Ladder(Roles(x, inputs), labels, order, detail)) for name, x in _after_passes(program, passes)]
+    folded = NONE if detail else folds(program)
+    labels = {**labels, **folded.labels}
+    order = Roles(program, inputs, folded.scopes).rows
+    ladders = [
+        (name, Ladder(Roles(x, inputs, folded.scopes), labels, order, detail))
+        for name, x in _after_passes(program, passes)
+    ]
     chosen = next(ladder for name, ladder in ladders if name == after)
     values = {} if arguments is None else _values(chosen, arguments())
     last = ladders[-1][1]
