@@ -192,7 +192,7 @@ def row_of(plant: Plant, found: Mapping[str, Any]) -> dict[str, Any]:
         "named": plant.cause in causes[:NAMED],
         "predicted": own.get("predicted_gain"),
         "measured": own.get("measured_gain"),
-        "step_ms": found.get("step_ms"),
+        "step_ms": found.get("step", {}).get("step_ms"),
         "error": found.get("error"),
     }
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import training_runs
 from click.testing import Result
 from command_line import command
 from program_samples import ALL, ON_GPU
@@ -152,6 +153,18 @@ def test_a_mistake_is_a_one_line_error_and_writes_nothing(
     assert not list(tmp_path.iterdir())
 
 
+def test_values_are_those_of_the_run(tmp_path: Path) -> None:
+    cfg = training_runs.write_config(tmp_path)
+    command("train", cfg, "--epochs", 1, "--output-dir", tmp_path / "run", "--device", "cpu", "-q")
+    found = []
+    for source in (cfg, tmp_path / "run"):
+        command("graph", source, "--program", "--values", "-o", tmp_path / "page.html")
+        text = (tmp_path / "page.html").read_text()
+        found.append(re.findall(r"histogram of 0.linear.*?<dt>mean</dt><dd>(.*?)</dd>", text, re.S))
+    assert found[0]
+    assert found[0] != found[1]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -163,6 +176,8 @@ def test_a_mistake_is_a_one_line_error_and_writes_nothing(
             ["--program", "--device", "gpu", "--arch", "sm_7"],
             "found 'sm_7', expected sm_75, sm_80",
         ),
+        (["--values"], "--values needs --program"),
+        (["--program", "--values"], "--values needs a page: FILE.html"),
         (["--program", "--horizontal"], "--horizontal draws layers, found --program"),
     ],
 )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import NoReturn
@@ -36,6 +37,13 @@ def run(made: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.exhaustive
+def test_the_head_says_when_and_by_which_command(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/bin/adtrain", "report", "a <b>"])
+    text = report.page.render(report.read(made / "run"), "none")
+    assert "<code>adtrain report &#39;a &lt;b&gt;&#39;</code>" in text
+    assert re.search(r'class="made">\d{4}-\d\d-\d\dT', text)
+
+
 def test_a_browser_shows_the_numbers_of_the_summary(made: Path, browser: Browser) -> None:
     browser.open(made / "run.html")
     shown, found = Elements(browser.source()).by_id, summary(made / "run")
@@ -206,7 +214,7 @@ def test_several_runs_share_charts_with_a_band_over_seeds(made: Path, tmp_path: 
     assert [row[0] for row in found.rows if len(row) == 7] == list(map(str, runs))
     assert text.count("<polygon") == 3, "loss on both scales, and accuracy"
     assert "seed0 and 1 more" in text
-    assert ["optimizer.adam.lr", "seed0", "0.01"] in found.rows
+    assert ["optimizer.adam.lr", "seed0, seed1", "0.01"] in found.rows
     assert_fits(browser, tmp_path / "runs.html")
 
 

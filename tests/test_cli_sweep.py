@@ -11,6 +11,7 @@ from pathlib import Path
 from time import perf_counter
 
 import pytest
+from browser import Browser, assert_fits
 from command_line import command
 from report_runs import Elements, one_line
 from sweep_runs import after
@@ -18,6 +19,7 @@ from training_runs import TEXT, write_config
 
 from adtrain import config
 from adtrain.core import timeline
+from adtrain.report.sweep_page import is_logarithmic
 from adtrain.sweeps import wave
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.run import SweepInterrupted, Watch
@@ -68,6 +70,20 @@ def test_a_sweep_in_which_all_members_fail_is_an_error_and_has_no_best_member(cf
     assert "members 2 failed" in result.stdout
     (row,) = json.loads(command("compare", "s", "--json").stdout)["sweeps"]
     assert (row["failed"], row["best"], row["member"], row["values"]) == (2, None, None, {})
+
+
+@pytest.mark.parametrize("base", [2.0, 10.0])
+def test_values_at_equal_ratios_are_on_a_logarithmic_axis(base: float) -> None:
+    assert is_logarithmic([1e-4 * base**i for i in range(5)])
+    assert not is_logarithmic([1.0 + base * i for i in range(5)])
+    assert not is_logarithmic([-1.0, 0.0, *(base**i for i in range(5))])
+
+
+def test_the_page_fits_and_has_one_legend(cfg: Path, browser: Browser) -> None:
+    command("sweep", cfg, "--device", "cpu", "--output-dir", "s", "-q")
+    command("report", "s", "--device", "cpu")
+    assert Path("s/report.html").read_text().count(">lr 0.01, linear 16 <") == 1
+    assert_fits(browser, Path("s/report.html"))
 
 
 def test_the_page_has_all_members_and_links_to_the_report_of_the_best(cfg: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,15 +13,19 @@ import bench_samples
 import numpy as np
 import pytest
 import training_runs
+from browser import Browser, assert_fits
 from command_line import command, invoke
-from report_runs import one_line
+from report_runs import assert_needs_no_network, one_line
 
 from adtrain import config, ops, training
-from adtrain.bench.explain import CAUSES, causes, find, measure
+from adtrain.bench import explain, page
+from adtrain.bench.explain import CAUSES, Explanation, causes, find, measure
+from adtrain.bench.explain.causes import Finding
 from adtrain.bench.explain.measure import Measured, observe, tried
 from adtrain.bench.explain.observed import LastBatch, Observed, Operation, Pauses
 from adtrain.bench.profile import profile_steps
 from adtrain.bench.timing.roofline import Roofline, rates
+from adtrain.bench.view import duration
 from adtrain.core.array import Placeholder
 from adtrain.core.staging import stage
 from adtrain.training import examples
@@ -314,9 +319,11 @@ def test_the_largest_batch_fits_and_a_larger_one_does_not(path: str) -> None:
 
 
 KEYS = {
-    "kind", "config", "device", "device_name", "mode", "precision", "batch_size", "examples", "step_ms", "host_ms",
-    "examples_per_second", "bounds", "findings", "operations", "run_seconds", "start", "streamed", "gather_ms",
-    "evaluation_ms", "memory", "warnings",
+    "kind", "date", "command", "config", "mode", "precision", "examples", "step", "also", "findings", "run_seconds",
+    "start", "streamed", "gather_ms", "evaluation_ms", "memory", "warnings",
+}  # fmt: skip
+STEP_KEYS = {
+    "device", "device_name", "batch_size", "step_ms", "host_ms", "examples_per_second", "bounds", "operations",
 }  # fmt: skip
 FINDING_KEYS = {"cause", "evidence", "advice", "overrides", "predicted_gain", "of", "measured_gain"}
 
@@ -327,7 +334,8 @@ def test_json_has_all_that_is_known(quick: None, path: str) -> None:
     assert found["findings"], "a batch of 16 on a tiny network is too small"
     assert all(set(x) <= FINDING_KEYS for x in found["findings"])
     assert any(x.get("measured_gain") for x in found["findings"])
-    assert {"operation", "bound"} == set(found["operations"][0])
+    assert set(found["step"]) == STEP_KEYS
+    assert {"operation", "bound"} == set(found["step"]["operations"][0])
 
 
 def test_an_eager_step_is_a_cause(quick: None, path: str) -> None:
@@ -343,6 +351,49 @@ def test_lines_fit_the_terminal(quick: None, path: str, width: int) -> None:
     text = "\n".join(lines)
     for start in ("tiny on cpu", "bound by: ", "1. ", "operation ", "start: ", "data: ", "memory: "):
         assert f"\n{start}" in f"\n{text}", text
+
+
+@pytest.fixture(scope="module")
+def explained(tmp_path_factory: pytest.TempPathFactory) -> Explanation:
+    """A step on the CPU, and one of half its time in place of that on a GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        bench_samples.shorten(patch)
+        bench_samples.small_roofline(patch, "roofline of explanations")
+        patch.setattr(measure, "MOST_SAMPLES", 3)
+        path = str(training_runs.write_config(tmp_path_factory.mktemp("explained")))
+        found = explain.result(path, [], [], "cpu", [], training.Mode.FUSED, False, lambda _: None)
+    half = replace(found.step, device="gpu", device_name="a GPU", step_ms=found.step.step_ms / 2)
+    return replace(found, also=[half], findings=[PROPOSED])
+
+
+PROPOSED = Finding(cause="small batch", evidence="16 < 64", advice="use 128", overrides=["data.batch_size=128"],
+                   predicted_gain=2.0, of="step")  # fmt: skip
+
+
+def test_the_page_has_each_operation_and_proposal_and_both_devices(explained: Explanation) -> None:
+    text = page.render(explained)
+    for row in explained.step.operations:
+        assert f"{duration(row.operation.ms)}, {row.bound}" in text
+    assert "use 128: --set data.batch_size=128" in text
+    assert explained.command in html.unescape(text)
+    assert explained.date in text
+    for step in (explained.step, *explained.also):
+        assert f"{step.device}, {duration(step.step_ms)}" in text
+    assert "2.00 x the speed of cpu" in text
+
+
+def test_the_page_fits_wide_and_narrow_windows(explained: Explanation, tmp_path: Path, browser: Browser) -> None:
+    (tmp_path / "explain.html").write_text(page.render(explained))
+    assert_fits(browser, tmp_path / "explain.html")
+
+
+def test_a_page_is_written(quick: None, path: str, tmp_path: Path) -> None:
+    command("explain", path, "--device", "cpu", "--html", tmp_path / "page.html")
+    assert_needs_no_network((tmp_path / "page.html").read_text())
+
+
+def test_the_other_device_is_another_one(path: str) -> None:
+    assert "--also cpu" in one_line(command("explain", path, "--device", "cpu", "--also", "cpu", expect=2))
 
 
 def test_a_run_is_explained_by_its_config(quick: None, path: str, tmp_path: Path) -> None:

@@ -13,20 +13,28 @@ import numpy as np
 import pytest
 import random_networks
 import random_programs
+import training_runs
 from browser import LAYOUT_PROBLEMS, SCHEMES, WIDTHS, Browser
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 import adtrain as ad
 from adtrain import config, graphs, nn, ops, training
 from adtrain.backends.cpu.fusions import cpu_fusions
+from adtrain.backends.cuda.targets import target_of
+from adtrain.core.target import Target
+from adtrain.graphs.folds import NONE, folds
 from adtrain.graphs.formats import FORMATS, Graph
 from adtrain.graphs.ladder import Ladder
 from adtrain.graphs.layout import ladder_picture
 from adtrain.graphs.network import network_picture
 from adtrain.graphs.picture import Box, Picture
 from adtrain.graphs.roles import MOST_SCALARS, Roles
+from adtrain.graphs.step import program_graph
+from adtrain.graphs.values import FIRST, statistics
 from adtrain.passes import SIMPLIFY
+from adtrain.training.loop import batches_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 CONFIGS = ("mlp", "lenet5", "resnet")
@@ -295,3 +303,126 @@ def test_a_page_shows_equations_on_a_click_and_passes_on_a_slider(
     assert counts[-1] < counts[0] / 4
     assert browser.run(LAYOUT_PROBLEMS) == []
     assert browser.errors() == []
+
+
+@given(
+    hnp.arrays(
+        np.float32, hnp.array_shapes(max_dims=3), elements=st.floats(width=32, allow_nan=True, allow_infinity=True)
+    )
+)
+def test_statistics_are_those_of_numpy(x: np.ndarray) -> None:
+    found, finite = statistics(x), x[np.isfinite(x)].astype(np.float64)
+    assert (found.nan, found.infinite) == (np.isnan(x).sum(), np.isinf(x).sum())
+    assert found.zeros == np.mean(x == 0)
+    assert sum(found.histogram) == finite.size
+    if finite.size:
+        assert (found.low, found.high) == (finite.min(), finite.max())
+        assert found.mean == pytest.approx(finite.mean(), rel=1e-9, abs=1e-9 * np.abs(finite).max())
+        assert found.deviation == pytest.approx(finite.std(), rel=1e-6, abs=1e-7 * np.abs(finite).max())
+    assert len(found.first) == min(x.size, FIRST)
+
+
+def with_values(tmp_path: Path, *overrides: str) -> tuple[training.Experiment, Graph]:
+    cfg = config.load(training_runs.write_config(tmp_path), list(overrides))
+    return training.prepare(cfg), graphs.step_graph(cfg, values=graphs.step_arguments)
+
+
+def test_arrows_have_the_statistics_of_the_first_batch(tmp_path: Path) -> None:
+    experiment, graph = with_values(tmp_path)
+    arrows = shown(graph).arrows
+    assert all(arrow.values for arrow in arrows)
+    found = {name: x for arrow in arrows for name, x in arrow.values}
+    batch = next(iter(batches_of(experiment, 1)))
+    images = (experiment.train.images[batch] / experiment.network.scale - experiment.network.mean[0]) / (
+        experiment.network.std[0]
+    )
+    assert found["input"].mean == pytest.approx(images.mean(), abs=1e-6)
+    assert found["input"].low == pytest.approx(images.min())
+    assert {"0.weight.grad", "1.relu"} <= found.keys()
+    assert not any(arrow.wrong for arrow in arrows)
+
+
+def test_an_arrow_with_nan_is_marked(tmp_path: Path) -> None:
+    x = np.array([0.0, -1.0], np.float32)
+    program, _ = ad.jit(lambda x: ops.exp(ops.log(x))).trace(ad.array(x))
+    graph = program_graph(program, ["x"], "", {}, graphs.SIMPLIFIED, False, arguments=lambda: [x])
+    (arrow,) = (arrow for arrow in shown(graph).arrows if arrow.values)
+    assert arrow.wrong
+    assert 'class="line flow wrong"' in graph.svg
+
+
+@pytest.mark.parametrize("target", [None, target_of("sm_90")], ids=["cpu", "gpu"])
+def test_every_computed_equation_has_the_text_of_its_kernel(target: Target | None) -> None:
+    graph = graphs.step_graph(config.load("mlp-small"), target=target)
+    numbers = {number for box in graph.pictures[-1].boxes for number in box.kernels}
+    found = graph.code()
+    assert numbers == set(range(len(found)))
+    assert all("{" in kernel.text for kernel in found)
+    titles = "\n".join(kernel.title for kernel in found)
+    assert ("row_fused" if target else "gemm_float32") in titles
+
+
+def test_a_box_has_the_passes_that_change_its_equations() -> None:
+    passes = box(shown(step("mlp")), "0 linear", "forward").passes
+    assert passes == ["trace: 3 equations", "fuse_loops: 2 equations", "fuse_product: 1 equation"]
+
+
+def test_a_page_shows_values_kernels_and_zoom(browser: Browser, tmp_path: Path) -> None:
+    _, graph = with_values(tmp_path)
+    graph.save(tmp_path / "values.html")
+    for width, scheme in zip(WIDTHS, SCHEMES, strict=True):
+        browser.open(tmp_path / "values.html", width, scheme)
+        visible, details = "document.querySelector('.view:not([hidden])')", "document.getElementById('details')"
+        browser.run(f"{visible}.querySelector('.edge').dispatchEvent(new MouseEvent('click'))")
+        assert "zeros" in browser.run(f"{details}.textContent")
+        assert browser.run(f"{details}.querySelectorAll('svg rect').length") > 0
+        browser.run(f"[...{visible}.querySelectorAll('.box')].at(1).dispatchEvent(new MouseEvent('click'))")
+        assert "static" in browser.run(f"{details}.querySelector('.kernel').textContent")
+        drawn = f"{visible}.querySelector('svg').getBoundingClientRect().width"
+        before = browser.run(drawn)
+        browser.run("document.querySelector('[data-zoom=\"1.25\"]').click()")
+        assert browser.run(drawn) > before
+        browser.run("document.querySelector('[data-zoom=\"\"]').click()")
+        assert browser.run(drawn) <= browser.run(f"{visible}.clientWidth") + 1
+        assert browser.run(LAYOUT_PROBLEMS) + browser.errors() == []
+
+
+BLOCKS = """
+name: blocks
+data: {dataset: mnist, batch_size: 4}
+model:
+  input: [1, 28, 28]
+  layers: [{reshape: [16, 49]}, {linear: 8}, BLOCKS, flatten, {linear: 10}]
+loss: cross_entropy
+optimizer: {sgd: {lr: 0.1}}
+training: {epochs: 1}
+"""
+
+
+@pytest.mark.parametrize(
+    ("widths", "drawn"),
+    [
+        ([16] * 4, ["2…5.norm1 layer_norm"]),
+        pytest.param([16] * 2, ["2.norm1 layer_norm", "3.norm1 layer_norm"], marks=pytest.mark.exhaustive),
+        pytest.param([16, 16, 16, 24], ["2…4.norm1 layer_norm", "5.norm1 layer_norm"], marks=pytest.mark.exhaustive),
+    ],
+    ids=["equal", "two", "of another width"],
+)
+def test_equal_blocks_are_drawn_once(widths: list[int], drawn: list[str], tmp_path: Path) -> None:
+    layers = ", ".join(
+        f"{{transformer_encoder_layer: {{nhead: 2, dim_feedforward: {width}, dropout: 0}}}}" for width in widths
+    )
+    (tmp_path / "blocks.yaml").write_text(BLOCKS.replace("BLOCKS", layers))
+    cfg = config.load(str(tmp_path / "blocks.yaml"))
+    graph = graphs.step_graph(cfg)
+    for picture in graph.pictures:
+        assert_drawn_well(picture)
+    picture = shown(graph)
+    found = [box.title[0] for box in picture.boxes if "norm1" in box.title[0] and box.kind == "forward"]
+    assert found == drawn
+    first = next(box for box in picture.boxes if box.title[0] == drawn[0])
+    assert first.details.count("standardize") >= len(widths) - len(drawn) + 1
+
+
+def test_layers_in_a_row_are_no_blocks() -> None:
+    assert folds(training.outline(config.load("mlp")).step_program(passes=())) == NONE

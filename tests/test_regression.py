@@ -152,7 +152,7 @@ def test_the_commands_work_on_a_run_that_predicts_numbers(tmp_path: Path) -> Non
 
     command("report", str(folder))
     page = Elements((folder / "report.html").read_text())
-    assert {"Targets", "Predicted against true", "Residuals"} <= set(page.headings)
+    assert {"Targets", "Predictions and residuals"} <= set(page.headings)
     assert page.by_id["test-rmse"] == f"{summary['test']['rmse']:.4g}"
 
 

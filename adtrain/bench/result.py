@@ -11,6 +11,7 @@ from adtrain.bench.timing.protocol import Protocol
 from adtrain.bench.timing.sampling import MIN_COUNT, NOISY, Time, median_interval
 from adtrain.bench.view import View
 from adtrain.config.records import plain
+from adtrain.invocation import Invocation
 
 
 class NamedTime(NamedTuple):
@@ -60,6 +61,11 @@ class Result:
         """What a terminal and a page show."""
         raise NotImplementedError
 
+    @property
+    def made(self) -> Invocation | None:
+        """When and by which command it was measured, None if these are not known."""
+        return None
+
     def to_json(self) -> dict[str, Any]:
         return {"kind": self.kind, **plain(self, sparse=True)}
 
@@ -69,6 +75,10 @@ class TimedResult(Result):
     """A result with times."""
 
     protocol: Protocol
+
+    @property
+    def made(self) -> Invocation:
+        return Invocation(self.protocol.date, self.protocol.command)
 
     def times(self) -> Iterator[NamedTime]:
         """The times that are compared with those of another result."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,9 @@ from click.shell_completion import CompletionItem
 from tqdm import tqdm
 
 from adtrain import config
-from adtrain.bench import against, candidates, compare, devices, ops, page, race, scaling, startup, step, text
+from adtrain.bench import against, candidates, compare, devices, ops, race, scaling, startup, step
 from adtrain.bench.op_table import BENCHES, BY_NAIVE_LOOPS, TABLE, cases
 from adtrain.bench.peers.systems import PEERS, Choice, Work, chosen
-from adtrain.bench.result import Result
 from adtrain.bench.scaling_worker import PEERS as RANK_PEERS
 from adtrain.cli.options import (
     ConfigName,
@@ -29,7 +27,6 @@ from adtrain.cli.options import (
     Whole,
     autotune_option,
     device_option,
-    json_option,
     op_option,
     own_ops,
     plugin_option,
@@ -38,10 +35,10 @@ from adtrain.cli.options import (
     set_autotune,
     set_option,
 )
-from adtrain.cli.output import print_json, progress, show, write_file
+from adtrain.cli.output import progress, write_file
+from adtrain.cli.result_output import Output, output_options
 from adtrain.config.problems import shortened, similar
 from adtrain.plugins import find
-from adtrain.table import terminal_width
 
 PEER_LIST = NameOf([name for peer in PEERS for name in (peer.package, peer.name)], separator=",")
 """Names of other systems, separated by commas; received as a tuple."""
@@ -58,39 +55,6 @@ class Numbers(click.ParamType):
             expected = "whole numbers above 0 with commas between them, below 2^29"
             self.fail(f"found {shortened(value)!r}, expected {expected}", param, ctx)
         return tuple(dict.fromkeys(int(word) for word in words))
-
-
-@dataclass(frozen=True)
-class Output:
-    """The options about the result."""
-
-    as_json: bool
-    json_file: Path | None
-    html_file: Path | None
-
-    def write(self, result: Result) -> None:
-        values = result.to_json()
-        if self.as_json:
-            print_json(values)
-        else:
-            show(*text.render(result, terminal_width()))
-        if self.json_file is not None:
-            write_file(self.json_file, json.dumps(values, indent=2, allow_nan=False).encode() + b"\n")
-        if self.html_file is not None:
-            write_file(self.html_file, page.render(result).encode())
-
-
-def output_options(command: Callable[..., None]) -> Callable[..., None]:
-    """`--json`, `--json-file FILE` and `--html FILE`; passed to the command as `output`."""
-
-    @click.option("--html", "html_file", type=OutputFile(), metavar="FILE", help="Write a page with plots.")
-    @click.option("--json-file", type=OutputFile(), metavar="FILE", help="Also write the result as JSON.")
-    @json_option
-    @functools.wraps(command)
-    def with_output(*args: Any, as_json: bool, json_file: Path | None, html_file: Path | None, **options: Any) -> None:
-        command(*args, output=Output(as_json, json_file, html_file), **options)
-
-    return with_output
 
 
 @click.command("ops", short_help="Time each operation and its gradients at several sizes.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import click
@@ -38,7 +39,17 @@ from adtrain.cli.output import STDOUT, progress, write_file
     type=OneOf(TARGETS),
     help="With --device gpu: the architecture of the GPU.  [default: sm_90, an H200]",
 )
-@click.option("--detail", is_flag=True, help="With --program: draw a box for each equation, not for each layer.")
+@click.option(
+    "--detail",
+    is_flag=True,
+    help="With --program: draw a box for each equation, not for each layer, and each of several equal blocks.",
+)
+@click.option(
+    "--values",
+    "with_values",
+    is_flag=True,
+    help="With --program and a page: show the values of one batch at the arrows, with the weights of RUN.",
+)
 @set_option
 @plugin_option
 def command(
@@ -51,6 +62,7 @@ def command(
     device: str,
     arch: str | None,
     detail: bool,
+    with_values: bool,
     overrides: tuple[str, ...],
     plugins: tuple[str, ...],
 ) -> None:
@@ -58,23 +70,31 @@ def command(
 
     In a step, forward runs down the left and backward up the right. Between them are the arrays that are kept for
     backward, with their bytes. The update is at the far right. FILE.html is an interactive page: a click on a box shows
-    its equations, and a slider shows the step after each pass of the compiler. With --device gpu the last passes are
-    those of a GPU, whose fused equations are the kernels that it launches.
+    its equations, how many the passes leave of them, and its kernels; a slider shows the step after each pass of the
+    compiler. With --device gpu the last passes are those of a GPU, whose fused equations are the kernels that it
+    launches.
+
+    With --values a click on an arrow shows the statistics, the histogram and the first elements of its values for the
+    first batch.
 
     PNG needs `pip install 'adtrain[report]'`. Nothing is trained.
     """
     suffix = format_of(output, suffix, (".png",)) if suffix or output == STDOUT else graphs.checked_format(output)
-    given = {"--after": after is not None, "--detail": detail, "--device": device == "gpu"}
+    given = {"--after": after is not None, "--detail": detail, "--device": device == "gpu", "--values": with_values}
     for option in (name for name, is_given in given.items() if is_given and not program):
         raise click.UsageError(f"{option} needs --program")
     if arch is not None and device == "cpu":
         raise click.UsageError("--arch needs --device gpu")
     if horizontal and program:
         raise click.UsageError("--horizontal draws layers, found --program")
+    if with_values and suffix != ".html":
+        raise click.UsageError("--values needs a page: FILE.html")
     cfg = training.with_input(config.load(config_path, overrides, plugins))
     if program:
         target = target_of(arch or "sm_90") if device == "gpu" else None
-        graph = graphs.step_graph(cfg, after or graphs.SIMPLIFIED, detail, target)
+        run = Path(config_path) if Path(config_path).is_dir() else None
+        values = partial(graphs.step_arguments, run=run) if with_values else None
+        graph = graphs.step_graph(cfg, after or graphs.SIMPLIFIED, detail, target, values)
     else:
         graph = graphs.network_graph(cfg, horizontal)
     write_file(output, graphs.FORMATS[suffix](graph))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
+from adtrain.graphs.kernels import Kernel
 from adtrain.graphs.picture import Picture
 from adtrain.templates import environment
 
@@ -23,11 +24,13 @@ class Graph:
         pictures: a Program after each pass, or one picture.
         shown: the index of the picture that `svg`, `dot` and `png` draw.
         text: the same as text.
+        code: makes the kernels whose numbers boxes have.
     """
 
     pictures: Sequence[Picture]
     shown: int
     text: str
+    code: Callable[[], Sequence[Kernel]] = tuple
 
     @property
     def svg(self) -> str:
@@ -36,9 +39,20 @@ class Graph:
 
     @property
     def html(self) -> str:
-        """A page without links to other files: a click on a box shows its equations, and a slider chooses the pass."""
+        """A page without links to other files: a click on a box shows its equations and kernels, on an arrow its
+        values, and a slider chooses the pass."""
         title = self.pictures[self.shown].title
-        return environment().get_template("graph.html.j2").render(title=title, pictures=self.pictures, shown=self.shown)
+        return (
+            environment()
+            .get_template("graph.html.j2")
+            .render(
+                title=title,
+                pictures=self.pictures,
+                shown=self.shown,
+                kernels=self.code(),
+                with_values=any(arrow.values for picture in self.pictures for arrow in picture.arrows),
+            )
+        )
 
     @property
     def dot(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -10,7 +11,8 @@ from adtrain import nn
 from adtrain.core.costs import costs
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.graphs.roles import FORWARD, MOST_SCALARS, OPTIMIZER, UPDATE, Place, Roles, equation_lines, flat
-from adtrain.text import short
+from adtrain.graphs.values import Statistics
+from adtrain.text import counted, short
 
 
 @dataclass(eq=False)
@@ -53,6 +55,9 @@ class Ladder:
         rows: the scopes in the order of the forward pass.
         viewed: the value behind each view.
         states: the kind of state of the optimizer, such as "adam.exp_avg", for "adam.exp_avg.0.weight".
+        values: the statistics of values for one batch.
+        equation_counts: names of passes, and the number of equations of each place after them.
+        kernels: the numbers of the kernels that compute the equations of a place.
         stored: bytes that are stored from forward to backward. A view counts as the value behind it.
     """
 
@@ -67,6 +72,9 @@ class Ladder:
         prefix = f"{labels.get(OPTIMIZER)}."
         names = [roles.names[v] for v in roles.updated]
         self.states = {name: ".".join(name.split(".")[:2]) for name in names if name.startswith(prefix)}
+        self.values: Mapping[Variable, Statistics] = {}
+        self.equation_counts: Sequence[tuple[str, Counter[Place]]] = ()
+        self.kernels: Mapping[Place, Sequence[int]] = {}
         self._costs = dict(zip(roles.program.equations, costs(roles.program.equations), strict=True))
         stored = {self.viewed.get(v, v) for flow in self.flows if flow.kept for v in flow.values}
         self.stored = sum(map(nbytes, stored))
@@ -206,6 +214,22 @@ class Ladder:
     def details(self, node: Node) -> str:
         """The equations of a node as text."""
         return "\n".join(line for e in node.equations for line in equation_lines(e, self.roles.names))
+
+    def passes(self, node: Node) -> list[str]:
+        """How many equations the layers of a node have after each pass that changes their number."""
+        counts = [(name, sum(found[place] for place in node.places)) for name, found in self.equation_counts]
+        return [
+            f"{name}: {counted(count, 'equations')}"
+            for i, (name, count) in enumerate(counts)
+            if i == 0 or count != counts[i - 1][1]
+        ]
+
+    def kernels_of(self, node: Node) -> list[int]:
+        return list(dict.fromkeys(number for place in node.places for number in self.kernels.get(place, ())))
+
+    def statistics(self, flow: Flow) -> list[tuple[str, Statistics]]:
+        """Names and statistics of the values of a flow."""
+        return [(self.roles.names[v], self.values[v]) for v in flow.values if v in self.values]
 
     def name(self, flow: Flow) -> str:
         """The names of the values of a flow, and their bytes."""

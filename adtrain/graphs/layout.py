@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from adtrain.graphs.ladder import Flow, Ladder, Node
+from adtrain.graphs.ladder import Flow, Ladder, Node, nbytes
 from adtrain.graphs.picture import (
+    HISTOGRAM,
     LABEL,
     TITLE,
     Arrow,
@@ -42,6 +43,7 @@ def ladder_picture(ladder: Ladder, title: str, name: str) -> Picture:
 class _Layout:
     def __init__(self, ladder: Ladder) -> None:
         self.ladder = ladder
+        self.room = HISTOGRAM + 6 if ladder.values else 0
         self.columns = 1 + max(node.right for node in ladder.nodes) if ladder.nodes else 1
         self.texts = {node: self._text(node) for node in ladder.nodes}
         self.y: dict[Node, float] = {}
@@ -144,7 +146,8 @@ class _Layout:
         right = self.x[node.right] + WIDTHS[node.right]
         return Box(
             f"b{node.number}", kind, title, text, self.x[node.left], self.y[node], right - self.x[node.left],
-            self.height[node], details=self.ladder.details(node),
+            self.height[node], details=self.ladder.details(node), passes=self.ladder.passes(node),
+            kernels=self.ladder.kernels_of(node),
         )  # fmt: skip
 
     def _headings(self) -> Sequence[Heading]:
@@ -174,7 +177,7 @@ class _Layout:
             start, end = self.y[flow.tail], self._end(flow.head)
         else:
             start, end = self._end(flow.tail), self.y[flow.head]
-        label = fitted(self.ladder.shape(flow), WIDTHS[flow.start] / 2 + 16, LABEL)
+        label = fitted(self.ladder.shape(flow), WIDTHS[flow.start] / 2 + 16 - self.room, LABEL)
         at = x + 8 + text_width(label, LABEL) / 2, (start + end) / 2 + 4
         return self._arrow(flow, [(x, start), (x, end)], label, at)
 
@@ -185,8 +188,8 @@ class _Layout:
         x = edge + (LANE * self.lanes[column][flow] + 20) * (-1 if left else 1)
         side = "left" if left else "right"
         start, end = self._free(flow.tail, side, last=column != BACKWARD), self._free(flow.head, side)
-        label, room = self.ladder.name(flow), abs(end - start) - 8
-        label = fitted(label, room, LABEL) if room > 60 else ""
+        room = abs(end - start) - 8
+        label = self._label(flow, room) if room > 60 else ""
         return self._arrow(
             flow,
             [(edge, start), (x, start), (x, end), (edge, end)],
@@ -205,13 +208,19 @@ class _Layout:
         if high - low >= RUNG - 3:
             y = self._free(head, "left", low, high)
             points: list[Point] = [(start_x, y), (end_x, y)]
-            label = fitted(self.ladder.name(flow), end_x - label_x - 16, LABEL)
-            return self._arrow(flow, points, label, ((label_x + end_x) / 2, y - 4))
+            label = self._label(flow, end_x - label_x - 16 - self.room)
+            return self._arrow(flow, points, label, ((label_x + end_x - self.room) / 2, y - 4))
         start, end = self._free(tail, "right", last=self.y[head] > self.y[tail]), self._free(head, "left")
         x = self._channel(flow.end, label_x, start, end)
-        label = fitted(self.ladder.name(flow), end_x - x - 14, LABEL)
+        label = self._label(flow, end_x - x - 14 - self.room)
         points = [(start_x, start), (x, start), (x, end), (end_x, end)]
-        return self._arrow(flow, points, label, ((x + end_x) / 2, end - 4))
+        return self._arrow(flow, points, label, ((x + end_x - self.room) / 2, end - 4))
+
+    def _label(self, flow: Flow, width: float) -> str:
+        """The names of a flow and its bytes; its bytes alone where there is room for half of the names at most."""
+        whole = self.ladder.name(flow)
+        label = fitted(whole, width, LABEL)
+        return label if len(label) > len(whole) / 2 + 4 else short(sum(map(nbytes, flow.values)), "B")
 
     def _channel(self, column: int, x: float, start: float, end: float) -> float:
         """An x from `x` on at which no other vertical line to the column is between start and end."""
@@ -247,4 +256,5 @@ class _Layout:
 
     def _arrow(self, flow: Flow, points: Sequence[Point], label: str, at: Point, turned: bool = False) -> Arrow:
         kind = "kept" if flow.kept else "flow"
-        return Arrow(kind, f"b{flow.tail.number}", f"b{flow.head.number}", points, label, at, turned)
+        values = self.ladder.statistics(flow)
+        return Arrow(kind, f"b{flow.tail.number}", f"b{flow.head.number}", points, label, at, turned, values)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from adtrain.graphs.values import Statistics
 from adtrain.table import shorten
 
 Point = tuple[float, float]
 
 TITLE, TEXT, LABEL = 12, 10.5, 10
 """Font sizes of a box's title, of its text, and of an arrow's label."""
+HISTOGRAM, HEIGHT = 30, 10
+"""Width and height of a histogram beside a label."""
 TITLE_LINE, TEXT_LINE = 16, 14
 """Distances of lines."""
 # Widths of characters in DejaVu Sans, in units of the font size. Other fonts of the style sheet are narrower.
@@ -25,6 +28,8 @@ class Box:
         kind: the name of its colour in the style sheet.
         frames: titles of the frames around it, outermost first.
         details: what a page shows after a click.
+        passes: how many equations it has after each pass that changes their number.
+        kernels: the numbers of the graph's kernels that compute its equations.
     """
 
     id: str
@@ -37,6 +42,8 @@ class Box:
     height: float
     frames: tuple[str, ...] = ()
     details: str = ""
+    passes: Sequence[str] = ()
+    kernels: Sequence[int] = ()
 
     @property
     def lines(self) -> Sequence[tuple[str, str, float]]:
@@ -55,7 +62,8 @@ class Arrow:
     """A line of horizontal and vertical segments between two boxes, with a head at its end.
 
     `kind` is "flow", or "kept" for values that are stored for the backward pass. `at` is the middle of the label's
-    baseline. The label of a `turned` one runs upwards.
+    baseline. The label of a `turned` one runs upwards. `values` are names and statistics of its values for one batch,
+    the largest value first.
     """
 
     kind: str
@@ -65,6 +73,21 @@ class Arrow:
     label: str = ""
     at: Point = (0, 0)
     turned: bool = False
+    values: Sequence[tuple[str, Statistics]] = ()
+
+    @property
+    def wrong(self) -> bool:
+        """Whether a value has NaN or infinite elements."""
+        return any(found.nan or found.infinite for _, found in self.values)
+
+    @property
+    def histogram(self) -> Sequence[tuple[float, float, float]]:
+        """The histogram of the largest value, right of a label that is not turned: left, top and height of columns."""
+        if not self.values or self.turned or not self.label:
+            return ()
+        left, bottom = self.at[0] + text_width(self.label, LABEL) / 2 + 5, self.at[1] + 1
+        bars = self.values[0][1].bars
+        return [(left + i * HISTOGRAM / len(bars), bottom - HEIGHT * x, HEIGHT * x) for i, x in enumerate(bars) if x]
 
     @property
     def path(self) -> str:

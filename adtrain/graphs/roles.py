@@ -17,6 +17,9 @@ MOST_SCALARS = 4
 """Values of so few elements are counted as scalars: counters, rates and random states."""
 
 
+EMPTY: Mapping[str, str] = {}
+
+
 class Place(NamedTuple):
     """Where an equation is drawn: the row of a scope, and a column."""
 
@@ -47,8 +50,9 @@ class Roles:
         updated: the new value of each input that the Program carries to its next run.
     """
 
-    def __init__(self, program: Program, inputs: Sequence[str]) -> None:
-        self.program = program
+    def __init__(self, program: Program, inputs: Sequence[str], folds: Mapping[str, str] = EMPTY) -> None:
+        """`folds` has the scope that stands for each scope of a repeated block."""
+        self.program, self.folds = program, folds
         self.members = list(flat(program.equations))
         self.names = dict(zip(program.inputs, inputs, strict=True))
         donated = [v for v in program.inputs if v in program.donated]
@@ -83,12 +87,13 @@ class Roles:
             column = ("forward", "backward", "update").index(e.phase)
             read = (found[self._makers[v]].column for v in e.inputs if v in self._makers and v.size >= least)
             scope = e.scope.partition("+")[0] or (OPTIMIZER if column == UPDATE else "")
-            found[e] = Place(scope, UPDATE if any(other > column for other in read) else column)
+            found[e] = Place(self.folds.get(scope, scope), UPDATE if any(other > column for other in read) else column)
         return found
 
     def _place_updates(self) -> None:
         """Move arrays of the update to the row of the first layer that needs them, and name the gradients."""
         scopes = {nn.layer_of(place.scope)[0]: place.scope for place in self.places.values() if place.scope}
+        scopes |= {nn.layer_of(scope)[0]: first for scope, first in self.folds.items()}
         owners: dict[Equation, dict[str, None]] = {}
         for parameter, new in self.updated.items():
             name = self.names[parameter]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from adtrain import training
 from adtrain.backends.cpu.fusions import cpu_fusions
@@ -13,17 +17,21 @@ from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.config import Config
 from adtrain.config.problems import known
 from adtrain.core.errors import AdtrainError
-from adtrain.core.program import Program
+from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Pass
 from adtrain.core.target import Target
+from adtrain.graphs.folds import NONE, folds
 from adtrain.graphs.formats import Graph
+from adtrain.graphs.kernels import Kernel, kernels
 from adtrain.graphs.ladder import Ladder
 from adtrain.graphs.layout import ladder_picture
 from adtrain.graphs.picture import Picture
-from adtrain.graphs.roles import Roles, program_text
+from adtrain.graphs.roles import Place, Roles, flat, program_text
+from adtrain.graphs.values import Statistics, of_program
 from adtrain.jitted import Jitted, jit
 from adtrain.passes import SIMPLIFY
 from adtrain.text import counted
+from adtrain.training import Experiment
 
 TRACE = "trace"
 """The name of the Program before the first pass."""
@@ -31,10 +39,17 @@ SIMPLIFIED = SIMPLIFY[-1].__name__
 """The last pass before those that fuse equations."""
 
 
-def step_graph(cfg: Config, after: str = SIMPLIFIED, detail: bool = False, target: Target | None = None) -> Graph:
-    """The graph of a config's training step. No data are read, and nothing is run.
+def step_graph(
+    cfg: Config,
+    after: str = SIMPLIFIED,
+    detail: bool = False,
+    target: Target | None = None,
+    values: Callable[[Experiment], Sequence[np.ndarray]] | None = None,
+) -> Graph:
+    """The graph of a config's training step. Without `values` no data are read, and nothing is run.
 
     Args:
+        values: the inputs of the step, whose values the graph has; see `values.step_arguments`.
         target: the GPU that runs the step; None for the CPU. This machine needs no GPU.
         after: the pass after which the Program is shown; of one that runs twice, the first time.
         detail: draw a box for each equation instead of one for each layer and phase.
@@ -43,11 +58,12 @@ def step_graph(cfg: Config, after: str = SIMPLIFIED, detail: bool = False, targe
         AdtrainError: there is no such pass. The message lists the names.
         ConfigError: the layers do not fit together.
     """
-    experiment = training.outline(cfg)
+    experiment = training.outline(cfg) if values is None else training.prepare(cfg)
     program = experiment.step_program(passes=())
     title = f"{cfg.name}: a training step on {counted(experiment.full_batch, cfg.data.examples)}"
     labels = {"optimizer": cfg.optimizer.kind, "loss": f"{cfg.loss.kind} loss"}
-    return program_graph(program, experiment.step_inputs, title, labels, after, detail, target)
+    arguments = None if values is None else partial(values, experiment)
+    return program_graph(program, experiment.step_inputs, title, labels, after, detail, target, arguments)
 
 
 def program_graph(
@@ -58,11 +74,13 @@ def program_graph(
     after: str,
     detail: bool,
     target: Target | None = None,
+    arguments: Callable[[], Sequence[np.ndarray]] | None = None,
 ) -> Graph:
     """The graph of a traced Program.
 
     Args:
         inputs: the names of its inputs.
+        arguments: the inputs, for statistics of the values; None for a graph without them.
         labels: names of scopes that are not layers.
         after, detail, target: see `step_graph`.
     """
@@ -70,17 +88,50 @@ def program_graph(
     names = list(dict.fromkeys([TRACE, *map(_pass_name, passes)]))
     if after not in names:
         raise AdtrainError(f"unknown pass {after!r}; {known(after, names, 'passes')}")
+    folded = NONE if detail else folds(program)
+    labels = {**labels, **folded.labels}
+    order = Roles(program, inputs, folded.scopes).rows
+    ladders = [
+        (name, Ladder(Roles(x, inputs, folded.scopes), labels, order, detail))
+        for name, x in _after_passes(program, passes)
+    ]
+    chosen = next(ladder for name, ladder in ladders if name == after)
+    values = {} if arguments is None else _values(chosen, arguments())
+    last = ladders[-1][1]
+    numbered, numbers = _numbered(last)
+    counts = [(name, Counter(map(ladder.roles.place, ladder.roles.program.equations))) for name, ladder in ladders]
     pictures: list[Picture] = []
-    shown, text = None, ""
-    order = Roles(program, inputs).rows
-    for name, result in _after_passes(program, passes):
-        roles = Roles(result, inputs)
-        picture = ladder_picture(Ladder(roles, labels, order, detail), title, name)
+    shown = 0
+    for name, ladder in ladders:
+        ladder.values, ladder.equation_counts, ladder.kernels = values, counts, numbers
+        picture = ladder_picture(ladder, title, name)
         if not pictures or replace(picture, name="") != replace(pictures[-1], name=""):
             pictures.append(picture)
-        if name == after and shown is None:
-            shown, text = len(pictures) - 1, program_text(roles)
-    return Graph(pictures, shown or 0, text)
+        if ladder is chosen:
+            shown = len(pictures) - 1
+
+    def code() -> list[Kernel]:
+        found = kernels(last.roles.program, target)
+        return [Kernel("\n".join(x.title for x in found.get(e, ())), "\n".join(x.text for x in found.get(e, ())))
+                for e in numbered]  # fmt: skip
+
+    return Graph(pictures, shown, program_text(chosen.roles), code)
+
+
+def _values(ladder: Ladder, arguments: Sequence[np.ndarray]) -> dict[Variable, Statistics]:
+    """The statistics of the values of a ladder's flows."""
+    return of_program(ladder.roles.program, arguments, {v for flow in ladder.flows for v in flow.values})
+
+
+def _numbered(ladder: Ladder) -> tuple[list[Equation], dict[Place, list[int]]]:
+    """The equations that have kernels, and the numbers of those of each place."""
+    roles = ladder.roles
+    numbered = [e for e in roles.program.equations if not e.is_view]
+    found: dict[Place, list[int]] = {}
+    for number, e in enumerate(numbered):
+        for place in {roles.places[member] for member in flat([e])}:
+            found.setdefault(place, []).append(number)
+    return numbered, found
 
 
 def _after_passes(program: Program, passes: Sequence[Pass]) -> Iterator[tuple[str, Program]]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from markupsafe import Markup
 
-from adtrain.report.plot import Axis, Plot, log_ticks, ticks
+from adtrain.report.plot import Axis, Plot, log_ticks, tick_text, ticks
 from adtrain.report.record import Record
 from adtrain.sweeps.rates import RateSearch
 from adtrain.templates import environment
@@ -126,7 +126,7 @@ class Panel(NamedTuple):
 
     def _tick(self, y: float) -> str:
         """The label of a tick on the value axis, in percent if the values are."""
-        return f"{y * 100:.6g}%" if self.value(y).endswith("%") else f"{y:.3g}"
+        return f"{y * 100:.6g}%" if self.value(y).endswith("%") else tick_text(y, digits=3)
 
 
 def panels(record: Record) -> list[Panel]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 from markupsafe import Markup
@@ -12,13 +10,10 @@ from markupsafe import Markup
 from adtrain import metrics
 from adtrain.report.importance import TableColumns
 from adtrain.report.plot import Axis, Plot, ticks
-from adtrain.training.scores import value_text
+from adtrain.training.scores import amount_text, value_text
 from adtrain.training.tasks import TargetScores
 
 MOST_POINTS, MOST_TARGETS = 500, 12
-
-Drawing: TypeAlias = Callable[[str, np.ndarray, np.ndarray], Markup]
-"""(name of a target, true numbers (n,), predicted numbers (n,)) to a plot."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +55,7 @@ def by_target(found: NumberPredictions) -> list[list[str]]:
     """For each target its name, mean, scores and largest error."""
     means, largest = found.true.mean(axis=0), np.abs(found.true - found.predicted).max(axis=0)
     columns = [[value_text(name, x) for x in values] for name, values in found.scores._asdict().items()]
-    numbers = [[f"{x:.4g}" for x in values] for values in (means, largest)]
+    numbers = [[amount_text(x) for x in values] for values in (means, largest)]
     return [list(row) for row in zip(found.targets, numbers[0], *columns, numbers[1], strict=True)]
 
 
@@ -95,11 +90,18 @@ def residuals(name: str, true: np.ndarray, predicted: np.ndarray) -> Markup:
     return _marked(plot, predicted, residual)
 
 
-def plots(found: NumberPredictions, draw: Drawing) -> list[tuple[str, Markup]]:
-    """For each of the first MOST_TARGETS targets its name and plot."""
+def plots(found: NumberPredictions) -> list[tuple[str, Markup]]:
+    """For each of the first MOST_TARGETS targets titles and plots: predicted against true numbers, and residuals."""
     rows = found.points()
     targets = zip(found.targets, found.true[rows].T, found.predicted[rows].T, strict=True)
-    return [(name, draw(name, true, predicted)) for name, true, predicted in targets][:MOST_TARGETS]
+    return [
+        plot
+        for name, true, predicted in list(targets)[:MOST_TARGETS]
+        for plot in (
+            (name, predicted_against_true(name, true, predicted)),
+            (f"{name}: residuals", residuals(name, true, predicted)),
+        )
+    ]
 
 
 def left_out(found: NumberPredictions) -> str:

@@ -19,12 +19,20 @@ HEAD = 6
 """The length of an arrow's head."""
 
 
+def tick_text(x: float, digits: int = 6) -> str:
+    """A number at an axis: "0.05", "2048", "200k", "1.5M"."""
+    if 1e4 <= abs(x) < 1e9:
+        unit, prefix = (1e6, "M") if abs(x) >= 1e6 else (1e3, "k")
+        return f"{x / unit:.{digits}g}{prefix}"
+    return f"{x:.{digits}g}"
+
+
 class Axis(NamedTuple):
     """An axis from the first to the last tick; `text` formats the ticks."""
 
     title: str
     ticks: Sequence[float]
-    text: Callable[[float], str] = "{:g}".format
+    text: Callable[[float], str] = tick_text
     logarithmic: bool = False
 
     def share(self, value: float) -> float:

@@ -71,8 +71,16 @@ def render(records: Sequence[Record]) -> str:
         metrics=scores.metrics_first(list(metrics)),
         value_text=scores.value_text,
         panels=panels(found),
-        differing={key: list(map(value_text, values)) for key, values in differing.items()},
+        differing={key: _alike(list(map(value_text, values)), records) for key, values in differing.items()},
     )  # fmt: skip
+
+
+def _alike(values: Sequence[str], records: Sequence[Record]) -> list[tuple[str, str]]:
+    """The names of the runs with each value, and the value."""
+    found: dict[str, list[str]] = {}
+    for value, record in zip(values, records, strict=True):
+        found.setdefault(value, []).append(record.path.name)
+    return [(", ".join(names), value) for value, names in found.items()]
 
 
 def groups(records: Sequence[Record]) -> list[Group]:

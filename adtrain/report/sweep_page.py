@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import partial
-from math import isfinite, log
+from math import isfinite, log10
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from adtrain.config.differences import rounded_text, value_text
 from adtrain.report.curves import Curve, Panel, alike, banded
-from adtrain.report.plot import BOTTOM, TOP, Drawing, Shape
+from adtrain.report.plot import BOTTOM, TOP, Axis, Drawing, Point, log_ticks
 from adtrain.report.runs_page import KINDS
 from adtrain.sweeps.finished import finished_results, run_path
 from adtrain.sweeps.folder import SweepFolder
@@ -24,48 +24,96 @@ from adtrain.training import scores
 MAX_LINES, MAX_CURVES = 400, 6
 """Members that are drawn as parallel coordinates, the best ones; settings whose learning curves are drawn."""
 WIDTH, HEIGHT, SIDE = 760, 300, 60
+TURNED_WIDTH, TURNED_ROW, TURNED_SIDE, TURNED_END = 360, 84, 8, 24
+"""Of turned parallel coordinates: width, distance of axes, margin at the sides, and what the last axis needs less."""
+ROOM = 0.12
+"""The part of an axis at its ends that has no other labels."""
+LEAST_RANGE = 5
+"""The largest number is at least this multiple of the smallest one on a logarithmic axis."""
 SEED = "training.seed"
 
 
 class Coordinates(Drawing):
-    """Parallel coordinates: an axis for each key and one for the metric, a line for each member."""
+    """Parallel coordinates: an axis for each key and one for the metric, a line for each member.
 
-    def __init__(self, results: SweepResults) -> None:
-        super().__init__(f"the values of the members and their {results.rank_by.replace('_', ' ')}", WIDTH, HEIGHT)
+    The axes run up, side by side; `turned` ones run to the right, one below the other, for narrow windows.
+    """
+
+    def __init__(self, results: SweepResults, turned: bool = False) -> None:
         members = [x for x in results.members if x.value is not None][:MAX_LINES]
-        keys = list(members[0].values)
-        columns = [(key, [member.values[key] for member in members]) for key in keys]
-        columns.append((results.rank_by.replace("_", " "), [member.value for member in members]))
-        xs = [SIDE + i * (WIDTH - 2 * SIDE) / max(1, len(columns) - 1) for i in range(len(columns))]
-        shares = [self._axis(x, title, values) for x, (title, values) in zip(xs, columns, strict=True)]
+        metric = results.rank_by.replace("_", " ")
+        columns = [(key, [member.values[key] for member in members]) for key in members[0].values]
+        columns.append((metric, [member.value for member in members]))
+        size = (TURNED_WIDTH, TURNED_ROW * len(columns) - TURNED_END) if turned else (WIDTH, HEIGHT)
+        super().__init__(f"the values of the members and their {metric}", *size)
+        self.turned, self.axes = turned, len(columns)
+        self.written = {metric: partial(scores.value_text, results.rank_by.partition("_")[2])}
+        self.labels: list[tuple[Point, str, str, str]] = []
+        shares = [self._axis(i, title, values) for i, (title, values) in enumerate(columns)]
         for rank in range(len(members) - 1, -1, -1):  # the best is drawn last, above the others
             kind = f"curve {KINDS[0]}" if rank == 0 else f"faint {KINDS[1]}"
-            points = [(x, self._down(of[rank])) for x, of in zip(xs, shares, strict=True)]
+            points = [self._at(i, of[rank]) for i, of in enumerate(shares)]
             self.stroke(points, kind, f"member {members[rank].member}")
+        for label in self.labels:
+            self.text(*label)
 
-    def _axis(self, x: float, title: str, values: Sequence[Any]) -> list[float]:
-        """Draw an axis with its ends; the position of each value on it, from 0 to 1."""
-        down = f"M{x:.1f} {self._down(0):.1f}V{self._down(1):.1f}"
-        self.shapes.append(Shape("path", "grid", {"d": down}))
-        self.text((x, HEIGHT - 8), title, "axis", "middle")
+    def _axis(self, i: int, title: str, values: Sequence[Any]) -> list[float]:
+        """Draw axis `i` with its ends; the position of each value on it, from 0 to 1."""
+        self.stroke([self._at(i, 0), self._at(i, 1)], "grid")
+        across, down = self._at(i, 0)
+        at, anchor = ((across, down - 22), "start") if self.turned else ((across, HEIGHT - 8), "middle")
+        self.labels.append((at, title, "name soft", anchor))
         numbers = [float(v) for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
         if len(numbers) == len(values) and all(map(isfinite, numbers)):
-            low, high = min(numbers), max(numbers)
-            for at, value in ((0.0, low), (1.0, high)):
-                self.text((x, self._down(at) + (14 if at == 0 else -6)), f"{value:.4g}", "axis", "middle")
-            logarithmic = low > 0 and high / low >= 100
-            shown = [log(v) for v in numbers] if logarithmic else numbers
-            first, last = min(shown), max(shown)
-            return [(x - first) / (last - first) if last > first else 0.5 for x in shown]
+            scale = Axis(
+                "", (min(numbers), max(numbers)), self.written.get(title, "{:.4g}".format), is_logarithmic(numbers)
+            )
+            return self._numbers(i, scale, numbers)
         texts = [value_text(v, brief=True) for v in values]
         names = sorted(set(texts))
-        places = {name: i / max(1, len(names) - 1) if len(names) > 1 else 0.5 for i, name in enumerate(names)}
+        places = {name: i / (len(names) - 1) if len(names) > 1 else 0.5 for i, name in enumerate(names)}
         for name, place in places.items():
-            self.text((x, self._down(place) - 4), name, "axis", "middle")
+            self._label(i, place, name)
         return [places[text] for text in texts]
 
-    def _down(self, share: float) -> float:
-        return TOP + 14 + (1 - share) * (HEIGHT - TOP - 14 - BOTTOM - 14)
+    def _numbers(self, i: int, scale: Axis, numbers: Sequence[float]) -> list[float]:
+        """Label the ends and, on a logarithmic axis, the powers of ten between them; the position of each number."""
+        low, high = scale.ticks
+        if low == high:
+            self._label(i, 0.5, scale.text(low))
+            return [0.5] * len(numbers)
+        between = [x for x in log_ticks(low, high) if log10(x).is_integer()] if scale.logarithmic else []
+        for x in (low, *between, high):
+            share = scale.share(x)
+            if x in (low, high) or ROOM < share < 1 - ROOM:
+                self._label(i, share, scale.text(x))
+        return [scale.share(x) for x in numbers]
+
+    def _label(self, i: int, share: float, text: str) -> None:
+        x, y = self._at(i, share)
+        if self.turned:
+            anchor = "start" if share == 0 else "end" if share == 1 else "middle"
+            self.labels.append(((x, y - 8), text, "name", anchor))
+        elif 0 < share < 1:
+            self.labels.append(((x + 6, y + 4), text, "name", "start"))
+        else:
+            self.labels.append(((x, y + (-6 if share else 14)), text, "name", "middle"))
+
+    def _at(self, i: int, share: float) -> Point:
+        """The point at this share of axis `i`."""
+        if self.turned:
+            return TURNED_SIDE + share * (TURNED_WIDTH - 2 * TURNED_SIDE), TURNED_ROW * (i + 0.6)
+        x = SIDE + i * (WIDTH - 2 * SIDE) / max(1, self.axes - 1)
+        return x, TOP + 14 + (1 - share) * (HEIGHT - TOP - 14 - BOTTOM - 14)
+
+
+def is_logarithmic(numbers: Sequence[float]) -> bool:
+    """Whether numbers above 0 over a wide range are spread more evenly on a logarithmic axis than on a linear one."""
+    low, high, middle = min(numbers), max(numbers), float(np.median(numbers))
+    if low <= 0 or high < LEAST_RANGE * low:
+        return False
+    linear, logarithmic = (middle - low) / (high - low), log10(middle / low) / log10(high / low)
+    return abs(logarithmic - 0.5) < abs(linear - 0.5)
 
 
 def render(folder: SweepFolder, results: SweepResults, best_report: str | None) -> str:
@@ -82,7 +130,7 @@ def render(folder: SweepFolder, results: SweepResults, best_report: str | None) 
         setting_text=partial(rounded_text, brief=True),
         rank_by=results.rank_by.replace("_", " "),
         metric=results.rank_by.partition("_")[2],
-        coordinates=Coordinates(results).svg() if drawn else None,
+        coordinates=[Coordinates(results, turned).svg() for turned in (False, True)] if drawn else None,
         panels=panels(folder.lines(), results),
         best_report=best_report,
         counts={s: sum(x.status == s for x in results.members) for s in ("finished", "dropped", "failed")},

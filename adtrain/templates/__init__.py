@@ -13,13 +13,14 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from adtrain.invocation import invocation
 from adtrain.text import visible
 
 
 @cache
 def environment() -> Environment:
     """The environment of the templates in this folder. An undefined variable is an error."""
-    return Environment(
+    found = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=StrictUndefined,
@@ -28,6 +29,8 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    found.globals["invocation"] = invocation
+    return found
 
 
 def _visible(value: Any) -> Any:

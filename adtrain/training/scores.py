@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from adtrain.config import records
 from adtrain.config.values import Measured
-from adtrain.metrics import SCALES, ByClass, Scale
+from adtrain.metrics import AMOUNT, SCALES, ByClass, Scale
 from adtrain.option_types import Probability
 from adtrain.table import COUNT, TEXT, Column, render
 
@@ -174,7 +174,13 @@ SMALL_LOSS = 1e-3
 def value_text(metric: str, value: float) -> str:
     if metric == "loss" and 0 < abs(value) < SMALL_LOSS:
         return f"{value:.3g}"
-    return _fixed(SCALES.get(metric, Scale()).form, value)
+    form = SCALES.get(metric, Scale()).form
+    return amount_text(value) if form == AMOUNT.form else _fixed(form, value)
+
+
+def amount_text(value: float) -> str:
+    """A number in the units of a target with four digits, or more before the decimal point: 0.01234, 56,540."""
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else AMOUNT.form.format(value)
 
 
 def _fixed(form: str, value: float) -> str:

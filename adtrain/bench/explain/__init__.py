@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,38 +14,19 @@ from adtrain.backends.cpu.threads import usable_cores
 from adtrain.bench.explain.causes import CAUSES, Finding, find
 from adtrain.bench.explain.measure import Measured, evaluation_ms, observe, tried
 from adtrain.bench.explain.observed import Observed, Operation
+from adtrain.bench.explain.view import view
 from adtrain.bench.result import Result
 from adtrain.bench.timing.machine import busy_cores, is_busy
 from adtrain.bench.timing.roofline import known_or_measured
-from adtrain.bench.view import (
-    NAMES,
-    Column,
-    Gap,
-    Note,
-    Part,
-    Table,
-    View,
-    duration,
-    factor,
-    mebibytes,
-    milliseconds,
-    of_peak,
-)
+from adtrain.bench.view import View
 from adtrain.core.backend import backend
 from adtrain.data.file_array import machine_memory
-from adtrain.table import PERCENT, TEXT, CellFormat
-from adtrain.text import counted
+from adtrain.invocation import Invocation, invocation
 from adtrain.training import Mode
 from adtrain.training.costs import largest_batch, planned_peak
 from adtrain.training.summary import read_summary
 
 __all__ = ["CAUSES", "Explanation", "find", "result"]
-
-SHOWN = 8
-"""The operations that a terminal shows, the slowest ones."""
-
-ACTIVITIES = 5
-"""The activities of a run that a terminal shows, the longest ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,32 +55,49 @@ class Memory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExplainedStep:
+    """A step on a device.
+
+    Attributes:
+        host_ms: the time outside of operations.
+        bounds: the share of the step by what binds it.
+        operations: all operations of the step, the slowest first.
+    """
+
+    device: str
+    device_name: str
+    batch_size: int
+    step_ms: float
+    host_ms: float
+    examples_per_second: float
+    bounds: dict[str, float]
+    operations: list[ExplainedOperation]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Explanation(Result):
     """The result of `adtrain explain`.
 
     Attributes:
-        bounds: the share of the step by what binds it.
-        findings: the causes that apply, the largest predicted gain first.
-        operations: all operations of the step, the slowest first.
+        date, command: when and by which command it was measured.
+        step: the step on the chosen device.
+        also: the same step on other devices.
+        findings: the causes that apply to the first one, the largest predicted gain first.
         run_seconds: the seconds of a finished run by activity, such as "training"; empty for a config.
         evaluation_ms: the predicted time of one evaluation of the validation examples; None without them.
         warnings: what makes the times uncertain.
     """
 
     kind = "explain"
+    date: str
+    command: str
     config: str
-    device: str
-    device_name: str
     mode: str
     precision: str
-    batch_size: int
     examples: int
-    step_ms: float
-    host_ms: float
-    examples_per_second: float
-    bounds: dict[str, float]
+    step: ExplainedStep
+    also: list[ExplainedStep]
     findings: list[Finding]
-    operations: list[ExplainedOperation]
     run_seconds: dict[str, float]
     start: Start
     streamed: bool
@@ -109,68 +106,12 @@ class Explanation(Result):
     memory: Memory
     warnings: list[str]
 
+    @property
+    def made(self) -> Invocation:
+        return Invocation(self.date, self.command)
+
     def view(self) -> View:
-        bounds = ", ".join(f"{name} {share:.0%}" for name, share in self.bounds.items() if share >= 0.01)
-        parts: list[Part] = [
-            Note(
-                f"{self.config} on {self.device} ({self.device_name}), {self.precision}, {self.mode}: "
-                f"{duration(self.step_ms)} a step of {self.batch_size:,} examples, "
-                f"{self.examples_per_second:,.0f} examples/s"
-            ),
-            Note(f"bound by: {bounds}"),
-            Gap(),
-            *self._causes(),
-            Table(OPERATIONS, self.operations[:SHOWN], list(self._hidden())),
-            Gap(),
-            *map(Note, self._surroundings()),
-            *map(Note, self.warnings),
-        ]
-        return View(f"{self.config}: what the time of a step depends on", parts)
-
-    def _causes(self) -> Iterator[Part]:
-        if not self.findings:
-            yield Note("no cause of slow training found")
-        for i, each in enumerate(self.findings, 1):
-            settings = " ".join(f"--set {shlex.quote(x)}" for x in each.overrides)
-            measured = "" if each.measured_gain is None else f", measured {factor(each.measured_gain)} x"
-            yield Note(f"{i}. {each.cause}: {each.evidence}")
-            yield Note(f"  {each.advice}: predicted {factor(each.predicted_gain)} x{measured}")
-            if settings:
-                yield Note(f"  {settings}")
-
-    def _hidden(self) -> Iterator[str]:
-        if (rest := len(self.operations) - SHOWN) > 0:
-            yield f"{counted(rest, 'further operations')}; --json has all"
-
-    def _surroundings(self) -> Iterator[str]:
-        if self.run_seconds:
-            longest = sorted(self.run_seconds.items(), key=lambda row: -row[1])
-            activities = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in longest[:ACTIVITIES])
-            yield f"run: {sum(self.run_seconds.values()):.2f} s in all, of which {activities}"
-        yield (
-            f"start: data and network {self.start.prepare_s:.2f} s, first step with compilation "
-            f"{self.start.first_step_s:.2f} s"
-        )
-        read = f"streamed, {duration(self.gather_ms)} to read a batch" if self.gather_ms is not None else "in memory"
-        yield f"data: {counted(self.examples, 'examples')}, {read}"
-        if self.evaluation_ms is not None:
-            yield f"evaluation: {duration(self.evaluation_ms)} predicted for the validation examples"
-        memory = self.memory
-        fits = f"fits up to batch {memory.largest_batch:,}" if memory.largest_batch else "no batch fits"
-        if memory.largest_batch == self.examples:
-            fits = "a batch of all examples fits"
-        yield f"memory: {mebibytes(memory.planned_bytes)} planned of {mebibytes(memory.limit_bytes)}; {fits}"
-
-
-OPERATIONS: tuple[Column[ExplainedOperation], ...] = (
-    Column("operation", lambda row: row.operation.op, NAMES),
-    Column("layers", lambda row: row.operation.scope or "(no layer)", NAMES),
-    Column("phase", lambda row: row.operation.phase, TEXT, rank=2),
-    Column("ms", lambda row: row.operation.ms, CellFormat(milliseconds)),
-    Column("share", lambda row: row.operation.share, PERCENT),
-    Column("of peak", lambda row: of_peak(row.operation), rank=1),
-    Column("bound by", lambda row: row.bound, TEXT),
-)
+        return view(self)
 
 
 def result(
@@ -178,29 +119,71 @@ def result(
     overrides: Sequence[str],
     plugins: Sequence[str],
     device: str,
+    also: Sequence[str],
     mode: Mode,
     with_trials: bool,
     progress: Callable[[str], object],
 ) -> Explanation:
-    """Measure the step of a config and find causes of slow training; `with_trials`: measure proposals, too.
+    """Measure the step of a config and find causes of slow training.
+
+    Args:
+        also: other devices on which the step is measured, too.
+        with_trials: also measure the proposed settings.
 
     Raises:
         ConfigError, DataError: the config or its data are wrong.
     """
     cfg = config.load(path, overrides, plugins)
     training.check_precision(cfg, device)
-    load, cores = busy_cores() or 0.0, usable_cores()
-    progress(f"explain: preparing and timing the step of {cfg.name}")
-    measured = Measured(cfg, device, mode)
-    peak = known_or_measured(device, progress)
-    observed = observe(path, overrides, plugins, measured, peak, load)
+    for other in also:
+        training.check_precision(cfg, other)
+    load, cores, made = busy_cores() or 0.0, usable_cores(), invocation()
+
+    def measure(on: str) -> tuple[Measured, Observed]:
+        progress(f"explain: preparing and timing the step of {cfg.name} on the {on}")
+        measured = Measured(cfg, on, mode)
+        return measured, observe(path, overrides, plugins, measured, known_or_measured(on, progress), load)
+
+    measured, observed = measure(device)
     findings = find(observed)
     if with_trials:
         findings = list(_tried(path, overrides, plugins, measured, findings, progress))
     warnings = []
     if is_busy(load, cores):
         warnings.append(f"busy machine: other work took {load:.1f} of {cores} cores, so times may be too long")
-    return _explanation(measured, observed, findings, _run_seconds(Path(path)), warnings)
+    experiment, limit = measured.experiment, backend(device).available() or machine_memory()
+    return Explanation(
+        date=made.date,
+        command=made.command,
+        config=cfg.name,
+        mode=observed.mode,
+        precision=observed.precision,
+        examples=observed.examples,
+        step=_step(observed),
+        also=[_step(measure(other)[1]) for other in also],
+        findings=findings,
+        run_seconds=_run_seconds(Path(path)),
+        start=Start(measured.prepare_s, measured.first_s),
+        streamed=observed.gather_ms is not None,
+        gather_ms=observed.gather_ms,
+        evaluation_ms=evaluation_ms(experiment, observed.operations),
+        memory=Memory(planned_peak(experiment, device), limit, largest_batch(experiment, device, limit)),
+        warnings=warnings,
+    )
+
+
+def _step(observed: Observed) -> ExplainedStep:
+    slowest = sorted(observed.operations, key=lambda x: -x.ms)
+    return ExplainedStep(
+        device=observed.device,
+        device_name=backend(observed.device).device_name(),
+        batch_size=observed.batch_size,
+        step_ms=observed.step_ms,
+        host_ms=observed.host_ms,
+        examples_per_second=observed.batch_size / observed.step_ms * 1e3,
+        bounds=observed.bounds(),
+        operations=[ExplainedOperation(operation=x, bound=observed.bound(x)) for x in slowest],
+    )
 
 
 def _run_seconds(run: Path) -> dict[str, float]:
@@ -224,37 +207,3 @@ def _tried(
         if each.overrides and each.of == "step":
             progress(f"explain: trying {' '.join(each.overrides)}")
         yield replace(each, measured_gain=tried(path, overrides, plugins, measured, each))
-
-
-def _explanation(
-    measured: Measured,
-    observed: Observed,
-    findings: list[Finding],
-    run_seconds: dict[str, float],
-    warnings: list[str],
-) -> Explanation:
-    experiment, device = measured.experiment, measured.device
-    limit = backend(device).available() or machine_memory()
-    slowest = sorted(observed.operations, key=lambda x: -x.ms)
-    return Explanation(
-        config=experiment.config.name,
-        device=device,
-        device_name=backend(device).device_name(),
-        mode=observed.mode,
-        precision=observed.precision,
-        batch_size=observed.batch_size,
-        examples=observed.examples,
-        step_ms=observed.step_ms,
-        host_ms=observed.host_ms,
-        examples_per_second=observed.batch_size / observed.step_ms * 1e3,
-        bounds=observed.bounds(),
-        findings=findings,
-        operations=[ExplainedOperation(operation=x, bound=observed.bound(x)) for x in slowest],
-        run_seconds=run_seconds,
-        start=Start(measured.prepare_s, measured.first_s),
-        streamed=observed.gather_ms is not None,
-        gather_ms=observed.gather_ms,
-        evaluation_ms=evaluation_ms(experiment, observed.operations),
-        memory=Memory(planned_peak(experiment, device), limit, largest_batch(experiment, device, limit)),
-        warnings=warnings,
-    )

@@ -23,6 +23,7 @@ def render(result: Result) -> str:
         title=f"adtrain bench: {view.title}",
         heading=view.title,
         about=view.about or (_about(timed.protocol) if timed else ""),
+        made=result.made,
         notices=warnings(timed) if timed else [],
         body=drawn(view.parts),
         protocol=dict(_protocol(timed)) if timed else None,
@@ -80,7 +81,7 @@ def _cell(column: Column[Any], row: Any, largest: float) -> str:
 def _classes(column: Column[Any]) -> str:
     if column.drawn:
         return "lane-cell"
-    classes = ["text"] if column.format.left else []
+    classes = ["text word"] if column.format.left else []
     return " ".join([*classes, "minor"] if column.minor or column.rank >= MINOR_RANK else classes)
 
 
@@ -96,7 +97,7 @@ def _distinct(titles: Sequence[str]) -> list[str]:
 
 def _about(protocol: Protocol) -> str:
     commit = f"commit {protocol.commit}" if protocol.commit else f"adtrain {protocol.versions['adtrain']}"
-    return " · ".join([protocol.device, protocol.device_name, commit, protocol.date])
+    return " · ".join([protocol.device, protocol.device_name, commit])
 
 
 def _protocol(result: TimedResult) -> Iterator[tuple[str, str]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from math import log, log10
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
 from adtrain.bench.view import Ratio, factor
-from adtrain.report.plot import Axis, Plot, Point, log_ticks
+from adtrain.report.plot import Axis, Plot, Point, log_ticks, tick_text
 from adtrain.templates import macro
 
 columns, details, figures, hint, keys, listed, matrix, named, rows, stack, timeline, two_lines, _axis, _chart, _lane = (
@@ -22,6 +23,9 @@ columns, details, figures, hint, keys, listed, matrix, named, rows, stack, timel
 
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 MAX_TICKS = 7
+
+size_text = partial(tick_text, digits=3)
+"""A size at an axis, such as 16.4k."""
 
 
 class Line(NamedTuple):
@@ -76,13 +80,6 @@ def _thinned(sizes: Sequence[float]) -> Sequence[float]:
     step = -(-(len(sizes) - 1) // (MAX_TICKS - 1)) or 1
     chosen = [x for i, x in enumerate(sizes[:-1]) if i % step == 0 and i + step <= len(sizes) - 1]
     return [*(chosen or sizes[:1]), sizes[-1]]
-
-
-def size_text(n: float) -> str:
-    """A number at an axis: "2048", "16.4k", "33.6M"."""
-    if n < 1e4:
-        return f"{n:g}"
-    return f"{n / 1e6:.3g}M" if n >= 1e6 else f"{n / 1e3:.3g}k"
 
 
 def power_text(n: float) -> str:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ from adtrain.bench.timing.machine import busy_cores, describe_cpu, is_busy
 from adtrain.bench.timing.roofline import Roofline
 from adtrain.config.values import Duration
 from adtrain.core.backend import backend
+from adtrain.invocation import invocation
 from adtrain.option_types import Size
 
 PACKAGE = Path(adtrain.__file__).parent
@@ -98,10 +96,10 @@ def protocol(
         peak: the device's roofline, by default the stored one.
         min_sample_ms: the minimum duration of a sample.
     """
-    cpu, peak = describe_cpu(), peak or roofline.known(device)
+    cpu, peak, made = describe_cpu(), peak or roofline.known(device), invocation()
     return Protocol(
-        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        date=made.date,
+        command=made.command,
         commit=commit(),
         device=device,
         device_name=backend(device).device_name(),

@@ -1,0 +1,128 @@
+"""The values of a Program for one batch, as statistics that a page shows at its arrows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from adtrain.backends.cpu.numpy_program import as_declared
+from adtrain.config.plugged import NONE
+from adtrain.core import tree
+from adtrain.core.program import Program, Variable
+from adtrain.training import Experiment, Trust, model_file
+from adtrain.training.experiment import LOG_ROWS
+from adtrain.training.loop import batches_of
+from adtrain.training.step import empty_log
+
+BINS, FIRST = 24, 8
+"""Columns of a histogram, and the elements that are shown."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Of one array. Numbers are those of its finite elements, None if it has none.
+
+    Attributes:
+        zeros: the share of elements that are 0.
+        nan, infinite: how many elements are NaN, and infinite.
+        first: the first elements in C order.
+        histogram: how many finite elements are in each of BINS parts of the range from `low` to `high`.
+    """
+
+    type: str
+    low: float | None
+    high: float | None
+    mean: float | None
+    deviation: float | None
+    zeros: float
+    nan: int
+    infinite: int
+    first: tuple[str, ...]
+    histogram: tuple[int, ...]
+
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """Names and values."""
+        numbers = {"min": self.low, "max": self.high, "mean": self.mean, "std": self.deviation}
+        found = [(name, f"{x:.6g}") for name, x in numbers.items() if x is not None]
+        counts = [(name, f"{x:,}") for name, x in (("NaN", self.nan), ("infinite", self.infinite)) if x]
+        return [*found, ("zeros", f"{self.zeros:.1%}"), *counts, ("first", ", ".join(self.first))]
+
+    @property
+    def bars(self) -> list[float]:
+        """The heights of the histogram's columns, 0 to 1. Those above 0 are at least 0.06, so that they are seen."""
+        most = max(self.histogram, default=0) or 1
+        return [max(0.06, x / most) if x else 0.0 for x in self.histogram]
+
+
+def statistics(x: np.ndarray) -> Statistics:
+    """The statistics of an array, which is not empty."""
+    numbers = x.astype(np.float64).ravel()
+    finite = numbers[np.isfinite(numbers)]
+    found: dict[str, float | None] = dict.fromkeys(("low", "high", "mean", "deviation"))
+    histogram: tuple[int, ...] = ()
+    if finite.size:
+        low, high = float(finite.min()), float(finite.max())
+        # Computed on numbers within [-1, 1], so that no sum overflows.
+        scale = max(abs(low), abs(high)) or 1.0
+        scaled = finite / scale
+        found = {
+            "low": low, "high": high, "mean": float(scaled.mean()) * scale, "deviation": float(scaled.std()) * scale
+        }  # fmt: skip
+        width = (high / scale - low / scale) or 1.0
+        bins = np.minimum(((scaled - low / scale) / width * BINS).astype(np.int64), BINS - 1)
+        histogram = tuple(np.bincount(bins, minlength=BINS).tolist())
+    return Statistics(
+        **found,
+        type=f"{x.dtype}[{', '.join(map(str, x.shape))}]",
+        zeros=float(np.mean(numbers == 0)),
+        nan=int(np.isnan(numbers).sum()),
+        infinite=int(np.isinf(numbers).sum()),
+        first=tuple(f"{value:.4g}" for value in numbers[:FIRST].tolist()),
+        histogram=histogram,
+    )
+
+
+def of_program(
+    program: Program, arguments: Sequence[np.ndarray], wanted: Collection[Variable]
+) -> dict[Variable, Statistics]:
+    """The statistics of the wanted values, by the NumPy references of the equations."""
+    known = {v: np.asarray(x.buffer) for v, x in program.constants.items()}
+    known |= dict(zip(program.inputs, arguments, strict=True))
+    found = {v: statistics(x) for v, x in known.items() if v in wanted and x.size}
+    with np.errstate(all="ignore"):
+        for e, dead in zip(program.equations, program.last_uses(), strict=True):
+            results = e.primitive.reference(*(known[v] for v in e.inputs), **e.params)
+            for v, x in zip(e.outputs, (results,) if len(e.outputs) == 1 else results, strict=True):
+                known[v] = as_declared(e.name, x, v.type)
+                if v in wanted and known[v].size:
+                    found[v] = statistics(known[v])
+            for v in dead:
+                known.pop(v, None)
+    return found
+
+
+def step_arguments(experiment: Experiment, run: Path | None = None, trust: Trust = NONE) -> list[np.ndarray]:
+    """The inputs of a step on the first batch of the first epoch, as `Experiment.step_inputs` names them.
+
+    The weights are the initial ones, or those of the run in a folder.
+
+    Raises AdtrainError where the run has no weights.
+    """
+    state = experiment.initial_state("cpu")
+    if run is not None:
+        trained = model_file.load(run, trust=trust)
+        state = state._replace(params=trained.params, statistics=trained.statistics)
+    batch = experiment.part(next(iter(batches_of(experiment, 1)))[: experiment.full_batch])
+    arguments = {
+        "state": experiment.divided(tree.map(np.asarray, state)),
+        "log": empty_log(experiment.network.task, LOG_ROWS, "cpu"),
+        "seed": experiment.seed("cpu"),
+        "images": experiment.train.images,
+        "labels": experiment.train.labels,
+        "order": np.broadcast_to(batch, (LOG_ROWS, len(batch))),
+    }
+    return [np.asarray(x) for x in tree.leaves(arguments)]

@@ -1,0 +1,23 @@
+"""When and by which command a result or a page was made."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Invocation(NamedTuple):
+    """The time in UTC as ISO 8601, and the command line of this process."""
+
+    date: str
+    command: str
+
+
+def invocation() -> Invocation:
+    """That of this process, now."""
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    return Invocation(datetime.now(timezone.utc).isoformat(timespec="seconds"), shlex.join([name, *sys.argv[1:]]))
