@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -45,8 +46,12 @@ SCALES = {
     "per_example_norm": AMOUNT,
     "top_eigenvalues": AMOUNT,
     "error": Scale("{:.3g}"),
+    "psnr": Scale("{:.2f} dB", higher_is_better=True),
 }
 """The scores by name."""
+
+HIGHEST_PSNR = 200.0
+"""In decibels, where the error is 0 or hardly larger."""
 
 LOWEST_R2 = -1e300
 """Where the squared error exceeds that of the mean by more, as for a target that hardly varies."""
@@ -125,6 +130,12 @@ def r2(true: np.ndarray, error_norms: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         found: np.ndarray = np.where(constant, error_norms == 0, 1 - np.square(error_norms / norms))
     return np.maximum(found, LOWEST_R2)
+
+
+def psnr(mse: float, peak: float) -> float:
+    """The peak signal-to-noise ratio in decibels, 10 log10(peak² / mse), at most HIGHEST_PSNR."""
+    most = 10 ** (HIGHEST_PSNR / 20)
+    return 20 * math.log10(min(peak / max(math.sqrt(mse), peak / most), most))
 
 
 def top5(found: ClassPredictions) -> float:

@@ -188,6 +188,8 @@ LAYERS: dict[type[nn.Module], Callable[[nn.Shape], Strategy]] = {
     nn.PositionalEmbedding: plain(nn.PositionalEmbedding, st.sampled_from(["learned", "sinusoidal"])),
     nn.Patches: plain(nn.Patches, pairs),
     nn.Mean: over_axis(nn.Mean),
+    nn.FourierFeatures: plain(nn.FourierFeatures, small, scale=st.floats(0.1, 0.5)),
+    nn.Sine: plain(nn.Sine, small, omega=st.floats(1.0, 5.0), first=flags),
     nn.ReLU: plain(nn.ReLU),
     nn.SquaredReLU: plain(nn.SquaredReLU),
     nn.SoftCap: plain(nn.SoftCap, st.floats(0.5, 20.0)),
@@ -203,7 +205,7 @@ LAYERS: dict[type[nn.Module], Callable[[nn.Shape], Strategy]] = {
     nn.Softmax: over_axis(nn.Softmax),
     nn.LogSoftmax: over_axis(nn.LogSoftmax),
 }
-"""The layers of real numbers: all but embedding."""
+"""The layers of real numbers that all exports take: all but embedding and hash_grid."""
 
 
 def fitting(kind: type[nn.Module], shape: nn.Shape) -> Strategy:

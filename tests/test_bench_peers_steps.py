@@ -51,6 +51,9 @@ LAYERS = {
     "recurrent": "[{reshape: [4, 9]}, {lstm: {hidden_size: 5, num_layers: 2, bidirectional: true, output: all}}, "
     "{gru: {hidden_size: 4, bias: false, output: all}}, {rnn: {hidden_size: 3, nonlinearity: relu, output: all}}, "
     "{rnn: 5}, {linear: 3}]",
+    "waves": "[{linear: 3}, {fourier_features: {frequencies: 4, scale: 0.1}}, {sine: 8}, {linear: 3}]",
+    "grids": "[{linear: 3}, {hash_grid: {levels: 3, log2_table_size: 6, base_resolution: 2, finest_resolution: 9}}, "
+    "{linear: 3}]",
     "transposed": f"{IMAGES}, {{conv_transpose2d: {{out_channels: 2, kernel_size: 3, stride: 2, output_padding: 1}}}}, "
     "flatten, {linear: 3}]",
 }
@@ -88,7 +91,7 @@ LOSSES = (
 PLAIN = "[{linear: 16}, relu, {linear: 3}]"
 LACKING = {
     "numpy": {*LAYERS} - {"dense", "convolution"} | {*LOSSES} - {"cross_entropy"} | MUON | {*GROUPS},
-    "jax-scan": {"transposed", "bilinear", "sequences", *WEIGHTED, *MUON, *GROUPS},
+    "jax-scan": {"transposed", "bilinear", "sequences", "grids", *WEIGHTED, *MUON, *GROUPS},
     "torch-eager": {"lion: {lr: 0.001, weight_decay: 0.1}"},
 }
 

@@ -97,6 +97,14 @@ def test_a_layer_of_any_options_is_exported(kind: type[nn.Module], data: st.Data
     check(a_layer(kind, data, seed), simd=simd, options=SANITIZE)
 
 
+@pytest.mark.parametrize("d", [1, 2, 3, 4])
+def test_a_hash_grid_is_exported(d: int) -> None:
+    """Some levels have a row for each corner, others a hash; some points are outside the box."""
+    grid = nn.HashGrid(3, features=3, log2_table_size=6, base_resolution=1, finest_resolution=20)
+    trained = with_arrays(nn.Sequential(grid, nn.Linear(2)), (d,), loss="mse", scale=1)
+    check(trained, options=SANITIZE, batch=np.random.default_rng(d).uniform(-1, 1, (3, 1, 1, d)).astype(np.float32))
+
+
 @pytest.mark.parametrize("layer", [nn.LayerNorm(), nn.GroupNorm(2)], ids=lambda layer: layer.kind())
 def test_exported_norms_of_equal_numbers_are_zero(layer: nn.Module) -> None:
     trained = with_arrays(nn.Sequential(layer), (40,), loss="mse", scale=1)

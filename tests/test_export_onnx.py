@@ -69,8 +69,13 @@ def check(
     np.testing.assert_allclose(probabilities, trained.network.task.predictions(array(logits)), rtol=16 * EPS, atol=EPS)
 
 
-def test_random_networks_cover_every_layer_except_embedding() -> None:
-    assert {*LAYERS, nn.Embedding} == set(nn.LAYERS.values())
+def test_random_networks_cover_every_layer_that_all_exports_take() -> None:
+    assert {*LAYERS, nn.Embedding, nn.HashGrid} == set(nn.LAYERS.values())
+
+
+def test_a_hash_grid_is_refused_in_one_line() -> None:
+    with pytest.raises(AdtrainError, match=r"^layer 0: hash_grid: ONNX export has no hash_grid; "):
+        onnx_model.encode(with_arrays(nn.Sequential(nn.HashGrid(2, base_resolution=2, finest_resolution=4)), (2,)))
 
 
 @pytest.mark.parametrize("kind", LAYERS, ids=lambda kind: kind.kind())

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from random_networks import fitting, images, matrices, networks, samples, with_arrays
 from safetensors import safe_open
+from torch_fields import torch_field
 from torch_recurrent import torch_recurrent
 from torch_tokens import torch_tokens
 
@@ -33,7 +34,7 @@ SHAPES = {
     nn.ConvTranspose2d: images,
     nn.BatchNorm1d: st.tuples(st.integers(1, 6), st.integers(1, 6)),
     nn.BatchNorm2d: images,
-    nn.InstanceNorm2d: images.filter(lambda shape: shape[1] * shape[2] > 1),  # PyTorch refuses one pixel
+    nn.InstanceNorm2d: images,
     nn.LayerNorm: samples,
     nn.RMSNorm: samples,
     nn.PReLU: samples,
@@ -98,7 +99,7 @@ class Scale(torch.nn.Module):
 
 def torch_module(module: nn.Module, shape: nn.Shape) -> Any:
     """The same module in PyTorch, with the size of the input filled in."""
-    if (found := torch_tokens(module, shape)) is not None:
+    if (found := torch_tokens(module, shape) or torch_field(module, shape)) is not None:
         return found
     if isinstance(module, nn.Container):
         children = {name: torch_module(child, inner) for name, child, inner in module.children(shape)}
@@ -114,6 +115,8 @@ def torch_module(module: nn.Module, shape: nn.Shape) -> Any:
         return Scale(module.factor)
     if isinstance(module, nn.PReLU):
         return torch.nn.PReLU(module.num_parameters)
+    if isinstance(module, nn.InstanceNorm2d):
+        assume(shape[1] * shape[2] > 1)  # PyTorch refuses one pixel
     inferred = {
         "in_features": shape[-1],
         "in_channels": shape[0],

@@ -244,3 +244,27 @@ def test_gradcheck_draws_the_images_of_whitening(tmp_path: Path) -> None:
     rows = list(check_config(load(tmp_path, SQUARE, layers=LAYERS)))
     assert [row.case for row in rows if not row.passed] == []
     assert len(rows) == 4
+
+
+def test_a_sine_layer_starts_with_the_bounds_of_siren_and_keeps_the_distribution_of_its_sines() -> None:
+    layers = [nn.Sine(256, first=True), *(nn.Sine(256) for _ in range(4))]
+    x = ad.array(np.random.default_rng(0).uniform(-1, 1, (512, 2)).astype(np.float32))
+    for i, layer in enumerate(layers):
+        params, state = layer.init(x.shape[1], i)
+        bound = 1 / x.shape[1] if layer.first else sqrt(6 / x.shape[1]) / 30
+        assert 0.99 * bound < np.abs(params["weight"].numpy()).max() <= bound
+        x, _ = layer.forward(params, state, x, nn.Mode(training=True))
+    assert x.numpy().std() == pytest.approx(sqrt(0.5), abs=0.05)  # of the sine of a uniform angle
+
+
+def test_fourier_features_are_not_trained_and_have_frequencies_of_the_scale() -> None:
+    params, state = nn.FourierFeatures(20_000, scale=3.0).init(2)
+    assert params == {}
+    assert state["frequencies"].numpy().std() == pytest.approx(3, rel=0.02)
+
+
+def test_the_cells_of_a_hash_grid_grow_geometrically_from_the_base_to_the_finest_resolution() -> None:
+    assert nn.HashGrid(8, base_resolution=16, finest_resolution=2048).resolutions == tuple(16 * 2**i for i in range(8))
+    assert nn.HashGrid(1, base_resolution=5).resolutions == (5,)
+    with pytest.raises(ad.OptionError, match=r"^hash_grid: found finest_resolution 8 below base_resolution 16, "):
+        nn.HashGrid(finest_resolution=8)

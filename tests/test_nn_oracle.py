@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch_fields import torch_field
 from torch_recurrent import torch_recurrent
 from torch_tokens import torch_tokens
 
@@ -78,6 +79,12 @@ ON_TOKENS: list[tuple[nn.Module, nn.Shape]] = [
     (nn.Patches((3, 2)), IMAGE),
     (nn.Mean(), TOKENS),
     (nn.Mean(-2), IMAGE),
+]
+ON_POINTS: list[tuple[nn.Module, nn.Shape]] = [
+    (nn.Sine(5), (6,)),
+    (nn.Sine(5, first=True, omega=3.0), (3, 6)),
+    (nn.FourierFeatures(4), (3,)),
+    (nn.HashGrid(2, features=3, log2_table_size=4, base_resolution=2, finest_resolution=7), (2,)),
 ]
 
 LAYERS: list[tuple[nn.Module, Any, nn.Shape]] = [
@@ -192,6 +199,7 @@ LAYERS: list[tuple[nn.Module, Any, nn.Shape]] = [
     (nn.Softmax(), lambda: torch.nn.Softmax(-1), (6,)),
     (nn.LogSoftmax(1), lambda: torch.nn.LogSoftmax(1), IMAGE),
     *((layer, lambda layer=layer, shape=shape: torch_tokens(layer, shape), shape) for layer, shape in ON_TOKENS),
+    *((layer, lambda layer=layer, shape=shape: torch_field(layer, shape), shape) for layer, shape in ON_POINTS),
 ]
 
 

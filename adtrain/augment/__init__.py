@@ -28,12 +28,12 @@ from adtrain.augment.geometry import (
     moved,
 )
 from adtrain.augment.mixing import Cutmix, Mixing, Mixup, larger_shares
-from adtrain.augment.points import Resampled
+from adtrain.augment.points import Drawn, Resampled
 
 __all__ = [
-    "AUGMENTATIONS", "Affine", "Augmentation", "Batch", "ColorJitter", "Crop", "Cutmix", "Cutout", "Flip", "Mixed",
-    "Mixing", "Mixup", "Motion", "Move", "Noise", "RandomResizedCrop", "Resampled", "VerticalFlip", "affine_transform",
-    "larger_shares", "leading_moves", "moved",
+    "AUGMENTATIONS", "Affine", "Augmentation", "Batch", "ColorJitter", "Crop", "Cutmix", "Cutout", "Drawn", "Flip",
+    "Mixed", "Mixing", "Mixup", "Motion", "Move", "Noise", "RandomResizedCrop", "Resampled", "VerticalFlip",
+    "affine_transform", "larger_shares", "leading_moves", "moved",
 ]  # fmt: skip
 
 AUGMENTATIONS: dict[str, type[Augmentation]] = {

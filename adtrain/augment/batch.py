@@ -61,6 +61,10 @@ class Augmentation(CheckedArguments):
         """The name in a config: `ColorJitter` is "color_jitter"."""
         return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
 
+    def examples(self, indices: Value, count: int, rng: Value) -> Value:
+        """The examples of the batch among `count`, in place of `indices` int64 (N,)."""
+        return indices
+
     @abstractmethod
     def __call__(self, batch: Batch, rng: Value) -> Batch:
         """The augmented batch; `rng` is `ops.rng_state(seed, step)`."""

@@ -1,4 +1,4 @@
-"""New points for each step, from the set that a data set of points has."""
+"""New points for each step: of a box, from the set that a data set of points has, or of the elements of a field."""
 
 from __future__ import annotations
 
@@ -10,6 +10,20 @@ import numpy as np
 from adtrain import ops
 from adtrain.augment.batch import Augmentation, Batch
 from adtrain.core.array import Value, array
+
+
+@dataclass(frozen=True)
+class Drawn(Augmentation):
+    """Examples drawn for each step, independent of one another, in place of those of an order."""
+
+    for_images_only = False
+
+    def examples(self, indices: Value, count: int, rng: Value) -> Value:
+        numbers = ops.random_uniform(rng, indices.shape, self.stream("examples"), np.float64)
+        return ops.minimum(ops.astype(numbers * count, np.int64), count - 1)  # a product can be rounded up to count
+
+    def __call__(self, batch: Batch, rng: Value) -> Batch:
+        return batch
 
 
 @dataclass(frozen=True)

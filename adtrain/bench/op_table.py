@@ -18,6 +18,7 @@ from adtrain import ops
 from adtrain.backends.cpu import naive as loops
 from adtrain.core.precision import FULL, PRECISIONS
 from adtrain.nn.fields import size_text
+from adtrain.ops.hash_grid import grid_levels
 from adtrain.samplers import Sampler, between, integers, normal
 
 T = TypeVar("T")
@@ -34,6 +35,7 @@ SIDE: Sizes = {"cpu": (64, 256, 1024), "gpu": (64, 256, 1024, 4096)}
 ROWS: Sizes = {"cpu": (32, 256, 2048), "gpu": (32, 256, 2048, 16384)}
 IMAGES: Sizes = {"cpu": (8, 32, 128), "gpu": (8, 32, 128, 512)}
 TOKENS: Sizes = {"cpu": (16, 128, 512), "gpu": (16, 256, 2048, 8192)}
+POINTS: Sizes = {"cpu": (2**8, 2**12, 2**16), "gpu": (2**10, 2**14, 2**18)}
 SEQUENCES: Sizes = {"cpu": (8, 32, 128), "gpu": (8, 32, 128, 1024)}
 
 
@@ -354,6 +356,10 @@ bench("put_rows", SIDE, lambda n: (normal(16, n, 64), normal(16, 64), integers(n
       lambda x, rows, i: ops.put_rows(x, rows, i, 1), "16 samples")  # fmt: skip
 bench("one_hot", ROWS, lambda n: (integers(1000, n),), lambda i: ops.one_hot(i, 1000), "1000", differentiable=False)
 bench("embedding", ROWS, lambda n: (integers(10000, n), normal(10000, 128)))
+_grid = tuple(int(16 * 2 ** (i / 2)) for i in range(15)), 2**15
+_rows = grid_levels(2, *_grid)[1]
+bench("hash_grid", POINTS, lambda n: (between(0, 1, n, 2), normal(_rows, 2)), lambda x, w: ops.hash_grid(x, w, *_grid),
+      "15 levels of 2-D")  # fmt: skip
 
 # Matrix products: squares, many small ones, and the first layer of mlp.yaml.
 bench(

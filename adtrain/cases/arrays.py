@@ -167,6 +167,11 @@ case("put_rows", "last", lambda x, rows, i: ops.put_rows(x, rows, i, 1), normal(
      integers(5, 3))  # fmt: skip
 case("one_hot", "matrix", lambda i: ops.one_hot(i, 4, "float64"), integers(4, 3, 2), order=0)
 case("embedding", "matrix", ops.embedding, integers(5, 3, 2), normal(5, 4), linear=(1,))
+for _d, _rows in {1: 9, 2: 25, 3: 32, 4: 32}.items():  # not at the faces of cells, where slopes jump
+    case("hash_grid", f"{_d}-D", lambda x, c, w: ops.hash_grid((x + c) / 10.0, w, (2, 5), 16),
+         between(0.1, 0.9, 4, _d), integers(10, 4, _d), normal(_rows, 2), linear=(2,))  # fmt: skip
+case("hash_grid", "points outside", lambda x, w: ops.hash_grid(x, w, (1, 2), 8), apart(3, 2, kinks=(0.0, 0.5, 1.0)),
+     normal(12, 3), linear=(1,))  # fmt: skip
 
 # Matrix products.
 for _a, _b in ((False, False), (True, False), (False, True), (True, True)):

@@ -45,6 +45,7 @@ from adtrain.config.values import (
     View,
 )
 from adtrain.data import text_file
+from adtrain.data.fields import FieldKind
 from adtrain.data.formats import FORMATS, Options, of_name
 from adtrain.data.points import TABLES, PointOptions
 from adtrain.optim.groups import VECTORS
@@ -105,7 +106,7 @@ else:
 
 
 class _PointSource(_Files):
-    """The points at which equations are to hold."""
+    """The points at which equations are to hold, or the data of a neural field."""
 
     points: Box | None = Field(
         None, description="instead of dataset and path: the interval of each variable of the equations"
@@ -115,6 +116,29 @@ class _PointSource(_Files):
         description="points: the solution, for the relative error: an expression of the variables, for several outputs "
         "one by the name of each, or a file .csv or .npy with columns for variables and outputs",
     )
+
+    image: Text | None = Field(
+        None, description="instead of dataset, path and points: a PNG or JPEG file, which a neural field learns"
+    )
+    volume: Text | None = Field(
+        None, description="the same for an .npy file of 1 to 4 axes, with a number for each element"
+    )
+    peak: Positive | None = Field(
+        None,
+        description="image, volume: the largest minus the smallest possible number, for the PSNR; default: 1, as for "
+        "images, whose numbers are in [0, 1]",
+    )
+
+    @property
+    def field(self) -> tuple[FieldKind, Path] | None:
+        """The kind and the file of the data of a neural field; None for other data."""
+        given: dict[FieldKind, str | None] = {"image": self.image, "volume": self.volume}
+        return next(((kind, Path(file)) for kind, file in given.items() if file is not None), None)
+
+    @property
+    def draws(self) -> bool:
+        """Whether a step draws its own examples, so that an epoch has `steps_per_epoch` steps."""
+        return self.points is not None or self.field is not None
 
     @property
     def reference_file(self) -> str | None:
@@ -140,7 +164,7 @@ else:
 
 
 class Data(_Points):
-    """What to train on: a data set of the catalogue, the user's files, or points, and how a batch is made of them."""
+    """What to train on: a data set, files, points or a field, and how a batch is made of them."""
 
     batch_size: Size = Field(128, description="images per training step; all, if there are fewer")
     shards: Shards | None = Field(
@@ -179,14 +203,16 @@ class Data(_Points):
 
     @property
     def _of_files(self) -> list[str]:
-        """The given keys, of those of this class, that points cannot have."""
-        found = {"augment": self.augment, "views": self.views, "validation": self.validation}
-        return [name for name, value in {**found, "normalize_targets": self.normalize_targets}.items() if value]
+        """The given keys, of those of this class, that points or a field cannot have."""
+        found: dict[str, Any] = {"augment": self.augment, "views": self.views, "validation": self.validation}
+        if self.points is not None:
+            found["normalize_targets"] = self.normalize_targets
+        return [name for name, value in found.items() if value]
 
     @property
     def examples(self) -> str:
         """What the data consist of: "points", "sequences" of a text, "rows" of a table, or "images"."""
-        if self.points is not None:
+        if self.draws:
             return "points"
         if self.options.unit == "token":  # of a text file, or of a folder
             return text_file.FORMAT.examples
@@ -195,17 +221,21 @@ class Data(_Points):
 
     @model_validator(mode="after")
     def _check_sources(self) -> Data:
-        sources = [name for name in ("dataset", "path", "points") if getattr(self, name) is not None]
+        sources = [name for name in ("dataset", "path", "points", "image", "volume") if getattr(self, name) is not None]
         if not sources:
             raise PydanticCustomError("expected", "either dataset or path")
         if len(sources) > 1:
             raise PydanticCustomError("expected", f"only one of {' and '.join(sources)} (null for the other)")
         options = self.options
         own = [name for name in ("reference", *POINT_OPTIONS) if getattr(self, name) is not None]
+        if self.field is not None:
+            own = [name for name in own if name != "steps_per_epoch"]
+        elif self.peak is not None:
+            raise PydanticCustomError("expected", "image or volume together with peak")
         if self.points is None and own:
             raise PydanticCustomError("expected", f"points together with {own[0]}")
-        if self.points is not None and (others := [*options.given, *self._of_files]):
-            raise PydanticCustomError("expected", f"no {others[0]} together with points")
+        if self.draws and (others := [*options.given, *self._of_files]):
+            raise PydanticCustomError("expected", f"no {others[0]} together with {sources[0]}")
         of_points = self.point_options
         if of_points.adaptive and of_points.resample != "step":
             raise PydanticCustomError("expected", "resample: step together with adaptive")

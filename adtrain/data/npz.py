@@ -12,7 +12,7 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple
@@ -164,6 +164,26 @@ def npy_header(stream: IO[bytes], place: str) -> tuple[np.dtype[Any], bool, tupl
     if len(shape) > 4 or any(size >= 2**40 for size in shape):
         raise DataError(f"{place}: found the shape ({match[3][:60]}), expected at most 4 axes")
     return np.dtype(match[1]), match[2] == "True", shape, 8 + size + length
+
+
+def read_npy(path: Path, expected: str, fits: Callable[[tuple[int, ...]], bool]) -> np.ndarray:
+    """The numbers of an NPY file, whose shape `fits`; `expected` says which shape does.
+
+    Raises DataError if the file cannot be read, is damaged, or has another shape or other elements than numbers.
+    """
+    try:
+        with open_regular(path) as file:
+            dtype, fortran, shape, length = npy_header(file, str(path))
+            if dtype.kind not in "iuf" or not fits(shape):
+                raise DataError(f"{path}: found {dtype} of shape {shape}, expected numbers of {expected}")
+            nbytes = math.prod(shape) * dtype.itemsize
+            require_memory(str(path), 8 * math.prod(shape))
+            content = file.read(nbytes + 1)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    if len(content) != nbytes:
+        raise DataError(f"{path}: found {length + len(content)} bytes or more, expected {length + nbytes}")
+    return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
 
 
 def _data_offset(path: Path, info: zipfile.ZipInfo) -> int:

@@ -18,13 +18,11 @@ from adtrain.data import csv_table
 from adtrain.data.csv_file import CsvOptions
 from adtrain.data.datasets import DataSet
 from adtrain.data.errors import DataError
-from adtrain.data.file_array import require_memory
-from adtrain.data.npz import npy_header
+from adtrain.data.npz import read_npy
 from adtrain.data.part import Column, Columns, Known
 from adtrain.data.split import Split
 from adtrain.data.statistics import offsets
 from adtrain.data.table_encoder import TableEncoder
-from adtrain.files import open_regular
 from adtrain.option_types import Positive, Size, Text
 from adtrain.text import counted
 
@@ -250,7 +248,8 @@ def read_table(path: Path, names: Sequence[str]) -> np.ndarray:
     Raises DataError if the file cannot be read, or has other columns or numbers that are not finite.
     """
     if path.suffix.lower() == ".npy":
-        found = _read_npy(path, len(names))
+        expected = f"shape (N, {len(names)}): variables, then outputs"
+        found = read_npy(path, expected, lambda shape: shape[1:] == (len(names),)).astype(np.float64)
     else:
         known = Known(Columns(tuple(Column(name, i) for i, name in enumerate(names)), len(names)))
         found = csv_table.read_rows(path, CsvOptions(header=True), known).values
@@ -260,20 +259,3 @@ def read_table(path: Path, names: Sequence[str]) -> np.ndarray:
         row = np.isfinite(found).all(axis=1).argmin()
         raise DataError(f"{path}: found a number that is not finite in row {row}, expected finite ones")
     return found
-
-
-def _read_npy(path: Path, width: int) -> np.ndarray:
-    try:
-        with open_regular(path) as file:
-            dtype, fortran, shape, length = npy_header(file, str(path))
-            if len(shape) != 2 or shape[1] != width or dtype.kind not in "iuf":
-                expected = f"expected numbers of shape (N, {width})"
-                raise DataError(f"{path}: found {dtype} of shape {shape}, {expected}: variables, then outputs")
-            nbytes = math.prod(shape) * dtype.itemsize
-            require_memory(str(path), 8 * math.prod(shape), "")
-            content = file.read(nbytes + 1)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
-    if len(content) != nbytes:
-        raise DataError(f"{path}: found {length + len(content)} bytes or more, expected {length + nbytes}")
-    return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C").astype(np.float64)

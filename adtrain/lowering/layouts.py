@@ -86,3 +86,18 @@ def put_rows(x: Any, rows: Any, positions: Any, axis: int) -> Lengths:
 def _along_axis(indices: Any, length: int, axis: int) -> Lengths:
     outer, count, inner = split_at(indices.shape, axis)
     return outer, length, inner, count
+
+
+def axis_bits(axes: Ints) -> int:
+    """Axes as the bits of a number."""
+    return sum(1 << i for i in axes)
+
+
+def hash_grid(points: Any, table: Any, levels: Any, along: Ints) -> Ints:
+    """Points, coordinates, levels, features, and the coordinates of derivatives as bits."""
+    return (*points.shape, levels.shape[0], table.shape[1], axis_bits(along))
+
+
+def hash_grid_add(ct: Any, points: Any, levels: Any, rows: int, along: Ints) -> Ints:
+    """The same, and the rows of the result."""
+    return (*points.shape, *ct.shape[1:], axis_bits(along), rows)

@@ -47,6 +47,7 @@ from adtrain.nn.attention import (
 from adtrain.nn.containers import Add, Branches, Concat, Container, Multiply, Residual, Sequential, WithCoefficients
 from adtrain.nn.conv import Conv1d, Conv2d, ConvTranspose2d
 from adtrain.nn.describe import LayerRow, count_parameters, describe, layer_of, layers
+from adtrain.nn.encodings import FourierFeatures, HashGrid, Sine
 from adtrain.nn.init import ConvInit, WeightInit
 from adtrain.nn.linear import Embedding, Linear
 from adtrain.nn.low_rank import LowRankSequential, is_low_rank, with_products
@@ -64,6 +65,7 @@ LAYERS: dict[str, type[Module]] = {
         BatchNorm1d, BatchNorm2d, LayerNorm, RMSNorm, GroupNorm, InstanceNorm2d, Embedding, RNN, LSTM, GRU,
         Dropout, Dropout2d, Scale, Flatten, Reshape, Select,
         MultiheadAttention, TransformerEncoderLayer, DecoderLayer, PositionalEmbedding, ClassToken, Patches, Mean,
+        HashGrid, FourierFeatures, Sine,
         ReLU, SquaredReLU, LeakyReLU, PReLU, ELU, GELU, SiLU, Hardswish, Tanh, Sigmoid, Softplus, SoftCap, Softmax,
         LogSoftmax,
     )

@@ -35,6 +35,12 @@ def check_ndim(layer: Module, shape: Shape, axes: tuple[str, ...]) -> None:
         raise ShapeError(f"{layer.kind()}: expected an input of shape ({', '.join(axes)}), found {shape}")
 
 
+def check_features(layer: Module, shape: Shape) -> None:
+    """Raise ShapeError if `shape` has no last axis, of features."""
+    if not shape:
+        raise ShapeError(f"{layer.kind()}: expected an input of shape (..., features), found {shape}")
+
+
 def check_inferred(layer: Module, name: str, size: int, shape: Shape) -> None:
     """Raise ShapeError if the optional field `name` is set and differs from `size`, which the input's shape gives."""
     value = getattr(layer, name)

@@ -8,7 +8,7 @@ import numpy as np
 
 from adtrain import ops
 from adtrain.core.array import Value
-from adtrain.core.errors import AdtrainError, ShapeError
+from adtrain.core.errors import AdtrainError
 from adtrain.nn import fields
 from adtrain.nn.init import WeightInit, WeightLayer
 from adtrain.nn.module import Mode, Params, Shape, State
@@ -45,8 +45,7 @@ class Linear(WeightLayer):
     tied: bool = False
 
     def output_shape(self, shape: Shape) -> Shape:
-        if not shape:
-            raise ShapeError(f"linear: expected an input of shape (..., features), found {shape}")
+        fields.check_features(self, shape)
         fields.check_inferred(self, "in_features", shape[-1], shape)
         return (*shape[:-1], self.out_features)
 

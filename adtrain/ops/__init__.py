@@ -37,6 +37,7 @@ from adtrain.ops.division import ceil, floor, floor_divide, remainder, round, tr
 from adtrain.ops.einsum import einsum
 from adtrain.ops.elementwise import *  # noqa: F403
 from adtrain.ops.getitem import getitem
+from adtrain.ops.hash_grid import hash_grid
 from adtrain.ops.index import embedding, one_hot, put_rows, take, take_along_axis
 from adtrain.ops.linalg import norm
 from adtrain.ops.loss import binary_cross_entropy_with_logits, huber_loss, l1_loss, mse_loss
@@ -111,6 +112,7 @@ __all__ = [
     "greater_equal",
     "group_norm",
     "gru",
+    "hash_grid",
     "huber_loss",
     "isfinite",
     "isinf",

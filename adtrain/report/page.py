@@ -7,10 +7,10 @@ from typing import Any
 
 from adtrain import config
 from adtrain.metrics import ByClass
-from adtrain.report import classes, numbers, solution
+from adtrain.report import classes, field, numbers, solution
 from adtrain.report.curves import panels
 from adtrain.report.numbers import LabelPredictions, NumberPredictions
-from adtrain.report.predictions import AnyPredictions, Predictions, Sample, SolutionPredictions
+from adtrain.report.predictions import AnyPredictions, FieldPredictions, Predictions, Sample, SolutionPredictions
 from adtrain.report.record import Record
 from adtrain.report.times import kernels, lanes, strip
 from adtrain.templates import environment
@@ -37,6 +37,7 @@ def render(record: Record, predictions: AnyPredictions | str) -> str:
         numbers=numbers if isinstance(predictions, NumberPredictions) else None,
         sample=predictions.text if isinstance(predictions, Sample) else None,
         solution=solution if isinstance(predictions, SolutionPredictions) else None,
+        field=field if isinstance(predictions, FieldPredictions) else None,
         labels=numbers.by_label(predictions) if isinstance(predictions, LabelPredictions) else None,
         predictions=predictions,
         columns=predictions.columns if isinstance(predictions, OF_ROWS) else None,

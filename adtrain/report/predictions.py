@@ -17,7 +17,8 @@ from adtrain.config.plugged import NONE, Trust
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.data import Images, Split
-from adtrain.metrics import confusion_matrix
+from adtrain.data.fields import shape_of
+from adtrain.metrics import confusion_matrix, psnr
 from adtrain.nn import Mode
 from adtrain.report.importance import TableColumns, table_columns
 from adtrain.report.numbers import LabelPredictions, NumberPredictions
@@ -26,7 +27,7 @@ from adtrain.training.equations import EquationNetwork, coefficients_of
 from adtrain.training.evaluation import Evaluation, class_names, predictions
 from adtrain.training.examples import on_device
 from adtrain.training.model_file import TrainedModel
-from adtrain.training.tasks import Multilabel, NextClass, Regression
+from adtrain.training.tasks import Field, Multilabel, NextClass, Regression
 
 
 class Mistake(NamedTuple):
@@ -126,7 +127,23 @@ class SolutionPredictions:
         return axes if prod(map(len, axes)) == len(self.points) == len(np.unique(self.points, axis=0)) else None
 
 
-AnyPredictions: TypeAlias = Predictions | NumberPredictions | LabelPredictions | SolutionPredictions | Sample
+@dataclass(frozen=True)
+class FieldPredictions:
+    """The elements of an array, true and as the network has them, float (*shape, outputs), and the PSNR of all.
+
+    `axes` are the names of the coordinates. `is_image`: the numbers are grey values or colours in [0, 1].
+    """
+
+    axes: tuple[str, ...]
+    true: np.ndarray
+    found: np.ndarray
+    psnr: float
+    is_image: bool
+
+
+AnyPredictions: TypeAlias = (
+    Predictions | NumberPredictions | LabelPredictions | SolutionPredictions | FieldPredictions | Sample
+)
 
 SAMPLE_LENGTH = 500
 
@@ -143,7 +160,9 @@ def predict(run: Path, device: str, trust: Trust = NONE) -> AnyPredictions:
     test = trained.test_split()
     if isinstance(trained.network, EquationNetwork):
         return _solution(trained, trained.network, test, device)
-    task, columns = trained.network.task, table_columns(trained, test, device)
+    if isinstance(task := trained.network.task, Field):
+        return _field(trained, task, test, device)
+    columns = table_columns(trained, test, device)
     if isinstance(task, (Regression, Multilabel)):
         examples = on_device(test, device)
         sums = Evaluation(trained.evaluation_step, task, examples).sums(trained.params, trained.statistics).of_task
@@ -174,6 +193,20 @@ def _solution(trained: TrainedModel, network: EquationNetwork, test: Split, devi
         np.asarray(test.labels) if network.task.known else None,
         [(text, x.numpy().astype(np.float64)) for (text, _), x in zip(inside, found, strict=True)],
         coefficients_of(params),
+    )
+
+
+def _field(trained: TrainedModel, task: Field, test: Split, device: str) -> FieldPredictions:
+    """The elements of the array that the network has learnt."""
+    found = predictions(trained.network, trained.params, trained.statistics, test.images, device)
+    images, labels, data = np.asarray(test.images), np.asarray(test.labels), trained.config.data
+    assert trained.encoder is not None
+    assert data.field is not None
+    return FieldPredictions(
+        trained.encoder.features,
+        *(x.reshape(*shape_of(images), -1) for x in (labels, found)),
+        psnr(float(np.square(found - labels).mean()), task.peak),
+        is_image=data.field[0] == "image",
     )
 
 

@@ -149,6 +149,9 @@ def _check_line_search(cfg: Config, optimizer: optim.Optimizer, examples: int) -
             raise cfg.error_at(("training", key), f"expected none: {needs} the gradient of the loss as it is")
     if cfg.data.augment:
         raise cfg.error_at(("data", "augment"), f"expected none: {needs} the same loss in each step")
+    if (field := cfg.data.field) is not None:
+        expected = "expected points, or a path whose examples are one batch"
+        raise cfg.error_at(("data", field[0]), f"{expected}: {needs} the same batch in each step")
     if cfg.data.points is None:
         if cfg.data.batch_size < examples:
             found = f"found {cfg.data.batch_size} of {examples:,} examples, expected all"

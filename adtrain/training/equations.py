@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from adtrain import nn, ops
-from adtrain.augment import Batch, Resampled
+from adtrain.augment import Batch, Drawn, Resampled
 from adtrain.config import Config
 from adtrain.config.equation_terms import Equations
 from adtrain.config.equations import expressions, names, reference
@@ -284,10 +284,10 @@ def read_data(cfg: Config) -> DataSet:
     return points.load(box, own.outputs, cfg.data.batch_size, options, cfg.data.normalize, test, labels)
 
 
-def resampling(cfg: Config, net: Network) -> list[Resampled]:
-    """The change of a batch that draws the points of a step; none for a config without points."""
+def resampling(cfg: Config, net: Network) -> list[Resampled | Drawn]:
+    """The change of a batch that draws the points of a step; none for a config whose steps do not draw."""
     if cfg.data.points is None:
-        return []
+        return [Drawn()] if cfg.data.draws else []
     options = cfg.data.point_options
     intervals = [cfg.data.points[name] for name in cfg.model.variables]
     low, high = (

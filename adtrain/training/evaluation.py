@@ -23,20 +23,20 @@ from adtrain.training.network import Network
 from adtrain.training.scores import HIGHER_IS_BETTER, Score
 from adtrain.training.sharding import Sharding
 from adtrain.training.step import EvaluationStep, Totals, repeated, zero_totals
-from adtrain.training.tasks import NextToken, Solution, Task
+from adtrain.training.tasks import Field, NextToken, Solution, Task
 
 BATCH_SIZE, ROWS = 250, 40
-POINTS = 2500
-"""The points of equations in a batch. A point has few numbers."""
+POINTS, ELEMENTS = 2500, 1 << 14
+"""The points of equations and the elements of a field in a batch. They have few numbers."""
 MOST_OUTPUTS = 1 << 27
 """The most outputs of a batch of tokens, one for each token of the vocabulary at each position."""
 BATCHES_AT_ONCE = 20
 
 
 def batch_size_of(task: Task) -> int:
-    """The number of examples in a batch of an evaluation: BATCH_SIZE or POINTS, fewer for many tokens."""
-    if isinstance(task, Solution):
-        return POINTS
+    """The number of examples in a batch of an evaluation: BATCH_SIZE, POINTS or ELEMENTS, fewer for many tokens."""
+    if isinstance(task, (Solution, Field)):
+        return POINTS if isinstance(task, Solution) else ELEMENTS
     if not isinstance(task, NextToken):
         return BATCH_SIZE
     return max(1, min(BATCH_SIZE, MOST_OUTPUTS // (task.length * len(task.lengths))))

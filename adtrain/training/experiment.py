@@ -102,7 +102,7 @@ class Experiment:
 
     def order(self, count: int, seed: int, epoch: int) -> np.ndarray:
         """The order of the examples of an epoch; see `data.batches`."""
-        if self.config.data.points is not None:
+        if self.config.data.draws:
             return points.order(len(self.train), self.full_batch, self.steps_per_epoch, epoch)
         options = self.config.data.options
         if options.order == "random_offsets":
@@ -128,7 +128,7 @@ class Experiment:
     @property
     def examples_per_epoch(self) -> int:
         """The number of examples in a complete epoch."""
-        return len(self.train) if self.config.data.points is None else self.full_batch * self.steps_per_epoch
+        return self.full_batch * self.steps_per_epoch if self.config.data.draws else len(self.train)
 
     @property
     def full_batch(self) -> int:

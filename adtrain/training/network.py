@@ -20,7 +20,7 @@ from adtrain.core.scope import scope
 from adtrain.curvature import Curvature
 from adtrain.data.split import Images
 from adtrain.data.statistics import offsets
-from adtrain.training.tasks import Classification, Multilabel, NextClass, NextToken, Regression, Solution, Task
+from adtrain.training.tasks import Classification, Field, Multilabel, NextClass, NextToken, Regression, Solution, Task
 
 WHITENING_PIXELS = 1_000_000
 """The pixels of the images from which weights are computed: those of 976 images of 32x32."""
@@ -309,6 +309,8 @@ def task_of(
         return Classification(
             one_hot=not labels, predictions=clip_probabilities if cfg.loss.kind in REGRESSION else predictions
         )
+    if cfg.data.field is not None:
+        return Field(target_mean, target_std, cfg.data.normalize_targets, peak=cfg.data.peak or 1.0)
     if cfg.loss.kind in REGRESSION:
         return Regression(target_mean, target_std, cfg.data.normalize_targets)
     return Multilabel(len(target_mean))

@@ -18,7 +18,7 @@ from adtrain.config.document import Plugin
 from adtrain.config.problems import PathParts
 from adtrain.core import communicator
 from adtrain.core.backend import backend
-from adtrain.data import DataError, DataOptionError, DataSet, Split
+from adtrain.data import DataError, DataOptionError, DataSet, Split, fields
 from adtrain.data.errors import printable
 from adtrain.data.file_array import machine_memory
 from adtrain.data.table_encoder import TableEncoder
@@ -56,6 +56,9 @@ def read_data(
 
     if cfg.data.points is not None:
         return equations.read_data(cfg)
+    if (field := cfg.data.field) is not None:
+        kind, file = field
+        return fields.load(file, kind)
 
     def read(numbers: bool) -> DataSet:
         options = cfg.data.options
@@ -206,8 +209,8 @@ def outline(cfg: Config) -> Experiment:
     Raises ConfigError as `prepare` does, but does not check augmentations, because the images' shape is a guess.
     """
     cfg = with_shards(with_input(cfg))
-    if cfg.data.points is not None:
-        return _experiment(cfg, equations.read_data(cfg), None, Mode.FUSED)
+    if cfg.data.draws:
+        return _experiment(cfg, read_data(cfg), None, Mode.FUSED)
     entry = config.build.data_source(cfg) if cfg.data.dataset is not None else None
     if isinstance(entry, data.Entry):
         held_out = data.validation_size(entry.train_images, cfg.data.validation)
@@ -268,7 +271,7 @@ def _experiment(
     checks.check_metrics(cfg, task)
     checks.check_equations(cfg, net, len(data_set.train))
     steps_per_epoch = -(-len(data_set.train) // cfg.data.batch_size)
-    if cfg.data.points is not None:
+    if cfg.data.draws:
         steps_per_epoch = cfg.data.point_options.steps_per_epoch
     total_steps = steps_per_epoch * cfg.training.epochs
     if cfg.training.steps is not None:
@@ -378,7 +381,7 @@ def _sharding(cfg: Config, examples: int) -> Sharding | None:
 def with_absolute_paths(cfg: Config, data_too: bool = True) -> Config:
     """The config with absolute paths, so that the copy in the run's folder works from any directory."""
     sections: dict[str, Any] = {}
-    data_keys = ["path", "test_path", "tokenizer", "measurements"] if data_too else []
+    data_keys = ["path", "test_path", "tokenizer", "measurements", "image", "volume"] if data_too else []
     if data_too and cfg.data.reference_file is not None:
         data_keys.append("reference")
     for name, keys in {"data": data_keys, "training": ["init_from"]}.items():

@@ -85,6 +85,17 @@ class SolutionScore(NamedTuple):
     error: Measured
 
 
+class FieldScore(NamedTuple):
+    """Of a neural field, for all outputs together: `rmse` is the root of the mean squared error.
+
+    `psnr` is the peak signal-to-noise ratio in decibels.
+    """
+
+    loss: Measured
+    psnr: Measured
+    rmse: Measured
+
+
 class ResidualScore(NamedTuple):
     """Of equations whose solution is not known."""
 
@@ -95,7 +106,7 @@ KINDS = {
     kind.__name__: kind
     for kind in (
         *(ClassScore, RegressionScore, MultilabelScore, TextScore, TokenScore),
-        *(ResidualScore, SolutionScore),
+        *(ResidualScore, SolutionScore, FieldScore),
     )
 }
 
@@ -114,6 +125,7 @@ Score: TypeAlias = Annotated[
     | Annotated[TextScore, records.named("TextScore")]
     | Annotated[TokenScore, records.named("TokenScore")]
     | Annotated[SolutionScore, records.named("SolutionScore")]
+    | Annotated[FieldScore, records.named("FieldScore")]
     | Annotated[ResidualScore, records.named("ResidualScore")],
     records.chosen_by(_kind),
 ]

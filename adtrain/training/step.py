@@ -129,6 +129,7 @@ def train_step(
     ) -> tuple[TrainState, StepMetrics]:
         rng = random_state(seed, state.step)
         mode = nn.Mode(training=True, rng=rng)
+        indices = chosen(indices, images, augmentations, rng)
         batch = Batch(*gather_batch(images, labels, indices), network.unit)
         if augmentations:
             epoch = epoch_of(state.step, steps_per_epoch)
@@ -255,6 +256,14 @@ def gather_batch(images: Value, labels: Value, indices: Value) -> tuple[Value, V
     with scope("input"):
         # `ops.take` also handles negative indices, which costs operations; `ops.embedding` does not.
         return ops.embedding(indices, images), ops.embedding(indices, labels)
+
+
+def chosen(indices: Value, images: Value, augmentations: Sequence[Augmentation], rng: Value) -> Value:
+    """The indices of the batch's examples, int64 (batch,): those of the order, unless an augmentation draws others."""
+    with scope("input"):
+        for change in augmentations:
+            indices = change.examples(indices, images.shape[0], rng)
+        return indices
 
 
 def epoch_of(step: Value, steps_per_epoch: int) -> Value:

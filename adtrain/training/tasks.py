@@ -17,10 +17,11 @@ from adtrain import ops
 from adtrain.core.array import Value, array
 from adtrain.core.scope import scope
 from adtrain.data.statistics import offsets
-from adtrain.metrics import Counts, r2
+from adtrain.metrics import Counts, psnr, r2
 from adtrain.training.scores import (
     LARGEST_LOG,
     ClassScore,
+    FieldScore,
     MultilabelScore,
     RegressionScore,
     ResidualScore,
@@ -295,6 +296,35 @@ class Solution(Regression):
         if not self.known:
             return ResidualScore(loss)
         return SolutionScore(loss, math.sqrt(sums[0] / sums[1]) if sums[1] else math.sqrt(sums[0]))
+
+
+@dataclass(frozen=True)
+class Field(Regression):
+    """The numbers of a neural field. Labels are float32 (N, outputs).
+
+    Attributes:
+        peak: the difference of the largest and the smallest possible number, for the PSNR.
+    """
+
+    peak: float = 1.0
+    score_kind: ClassVar[type[FieldScore]] = FieldScore  # type: ignore[assignment]
+    default_metric: ClassVar[str] = "psnr"
+    needs_float64: ClassVar[bool] = False  # type: ignore[assignment]
+
+    def zero(self) -> np.ndarray:
+        """The sums of no batch."""
+        return np.zeros(1)
+
+    def sums(self, outputs: Value, labels: Value) -> Value:
+        """The sum of the squared errors: float64 (1,)."""
+        with scope("metrics"):
+            errors = self.predictions(outputs) - labels
+            return ops.reshape(ops.sum(ops.square(errors)), (1,))
+
+    def score(self, loss: float, sums: Sequence[float], count: int, labels: Labels) -> Score:
+        """The score of `count` elements with this mean loss and these sums."""
+        mse = sums[0] / (count * len(self.mean))
+        return FieldScore(loss, psnr(mse, self.peak), math.sqrt(mse))
 
 
 Task: TypeAlias = Classification | Regression | Multilabel

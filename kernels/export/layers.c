@@ -176,6 +176,33 @@ static int embedding(const float *x, int n, int rows, int width, const float *we
     return 1;
 }
 
+/* The features of points (n, coordinates) in a hash grid. A level is {resolution, first row of the table, mask}; a mask
+   of 0 gives each corner of a cell a row of its own. Bit i of a corner's number is its end of coordinate i. */
+static void hash_grid(const float *x, int n, int coordinates, const float *table, const int64_t *levels, int count,
+                      int features, float *y) {
+    static const uint32_t primes[] = {1u, 2654435761u, 805459861u, 3674653429u};
+    for (int point = 0; point < n; point++, x += coordinates)
+        for (int level = 0; level < count; level++, y += features) {
+            const int64_t resolution = levels[3 * level], mask = levels[3 * level + 2];
+            for (int f = 0; f < features; f++) y[f] = 0;
+            for (int corner = 0; corner < 1 << coordinates; corner++) {
+                float weight = 1;
+                int64_t row = 0, stride = 1;
+                for (int i = 0; i < coordinates; i++, stride *= resolution + 1) {
+                    float position = x[i] * (float)resolution;
+                    position = position < 0 ? 0 : position > (float)resolution ? (float)resolution : position;
+                    int64_t cell = position > 0 ? (int64_t)position : 0;
+                    cell = cell < resolution ? cell : resolution - 1;
+                    const int end = corner >> i & 1;
+                    weight *= end ? position - (float)cell : 1 - (position - (float)cell);
+                    row = mask ? row ^ (uint32_t)((cell + end) * primes[i]) : row + (cell + end) * stride;
+                }
+                const float *from = table + (levels[3 * level + 1] + (mask ? row & mask : row)) * features;
+                for (int f = 0; f < features; f++) y[f] += weight * from[f];
+            }
+        }
+}
+
 static float logistic(float x) {
     return 1 / (1 + expf(-x));
 }

@@ -42,6 +42,8 @@ SharedMemory shared_of_block[TOGETHER];
 static float __uint_as_float(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
 static uint32_t __float_as_uint(float x) { uint32_t bits; memcpy(&bits, &x, 4); return bits; }
 static float __int_as_float(int bits) { return __uint_as_float(bits); }
+static double __longlong_as_double(int64_t bits) { double x; memcpy(&x, &bits, 8); return x; }
+static int64_t __double_as_longlong(double x) { int64_t bits; memcpy(&bits, &x, 8); return bits; }
 static uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector)
 {
     uint32_t found = 0;

@@ -26,5 +26,6 @@ double fma(double, double, double) noexcept;
 float fmaf(float, float, float) noexcept;
 double frexp(double, int *) noexcept;
 int ilogb(double) noexcept;
+double ldexp(double, int) noexcept;
 }
 static float fma(float x, float y, float z) { return fmaf(x, y, z); }

@@ -30,6 +30,10 @@ def _layer(layer: nn.Module, path: str) -> Apply:
             return lambda a, x: _plus(x @ a[weight].T, a.get(bias))
         case nn.Embedding():
             return lambda a, x: a[weight][_indices(layer, x)]
+        case nn.Sine():
+            return lambda a, x: jax.numpy.sin(layer.omega * _plus(x @ a[weight].T, a[bias]))
+        case nn.FourierFeatures():
+            return lambda a, x: _fourier_features(x @ a[f"{path}frequencies"].T)
         case nn.Conv2d():
             return lambda a, x: _plus(_convolved(layer, x, a[weight]), a.get(bias), 1)
         case nn.MaxPool2d() | nn.AvgPool2d():
@@ -105,6 +109,12 @@ def _indices(layer: nn.Embedding, x: Any) -> Any:
     if x.dtype == "bfloat16" and layer.num_embeddings > 257:
         unsupported("JAX", "an embedding of more than 257 rows in bfloat16")
     return x.astype("int32")
+
+
+def _fourier_features(products: Any) -> Any:
+    from jax import numpy as jnp
+
+    return jnp.concatenate([jnp.cos(2 * jnp.pi * products), jnp.sin(2 * jnp.pi * products)], 1)
 
 
 def _attention(layer: nn.MultiheadAttention, path: str, arrays: Arrays, x: Any) -> Any:

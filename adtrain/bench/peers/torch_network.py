@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from adtrain import nn, optim
 from adtrain.bench.peers.layers import Apply, Arrays, built, unsupported
 from adtrain.config import Config
 from adtrain.nn.fields import pair
+from adtrain.ops.hash_grid import PRIMES, grid_levels
 from adtrain.optim.muon import COEFFICIENTS, EPS
 
 
@@ -29,6 +31,12 @@ def _layer(layer: nn.Module, path: str) -> Apply:
             return lambda a, x: F.linear(x, a[weight], a.get(bias))
         case nn.Embedding():
             return lambda a, x: F.embedding(x.long(), a[weight])
+        case nn.Sine():
+            return lambda a, x: torch.sin(layer.omega * F.linear(x, a[weight], a[bias]))
+        case nn.FourierFeatures():
+            return lambda a, x: _fourier_features(x @ a[f"{path}frequencies"].T)
+        case nn.HashGrid():
+            return lambda a, x: _hash_grid(layer, a[weight], x)
         case nn.Conv1d():
             return lambda a, x: F.conv1d(
                 x, a[weight], a.get(bias), layer.stride, layer.padding, layer.dilation, layer.groups
@@ -116,6 +124,31 @@ def _layer(layer: nn.Module, path: str) -> Apply:
     if f is None:
         unsupported("PyTorch", layer.kind())
     return lambda a, x: f(x)
+
+
+def _fourier_features(products: Any) -> Any:
+    import torch
+
+    return torch.cat([torch.cos(2 * torch.pi * products), torch.sin(2 * torch.pi * products)], 1)
+
+
+def _hash_grid(layer: nn.HashGrid, table: Any, x: Any) -> Any:
+    """All levels at once: arrays (points, levels, corners, coordinates)."""
+    import torch
+
+    d, like = x.shape[1], {"device": x.device}
+    levels, _ = grid_levels(d, layer.resolutions, 1 << layer.log2_table_size)
+    resolution, first, mask = torch.tensor(levels, **like)[:, :, None].unbind(1)
+    position = ((x[:, None] * 0.5 + 0.5) * resolution).clamp(min=0).minimum(resolution)
+    cell = position.detach().floor().minimum(resolution - 1)
+    ends = torch.cartesian_prod(*[torch.arange(2, **like)] * d).reshape(-1, d)
+    at = cell.long()[:, :, None] + ends
+    own = (at * (resolution[:, :, None] + 1) ** torch.arange(d, **like)).sum(-1)
+    parts = at * torch.tensor(PRIMES[:d], **like) & 0xFFFFFFFF
+    hashed = functools.reduce(torch.bitwise_xor, parts.unbind(-1)) & mask
+    fraction = (position - cell)[:, :, None]
+    weights = torch.where(ends.bool(), fraction, 1 - fraction).prod(-1, keepdim=True)
+    return (weights * table[first + torch.where(mask > 0, hashed, own)]).sum(2).flatten(1)
 
 
 def _attention(layer: nn.MultiheadAttention, path: str, arrays: Arrays, x: Any) -> Any:

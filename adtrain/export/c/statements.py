@@ -366,6 +366,11 @@ def embedding_form(code: Code, e: Equation) -> list[Statement]:
     return [Statement("embedding", [x, x.size, *weight.type.shape, weight, y], checked=True)]
 
 
+def hash_grid(code: Code, e: Equation) -> list[Statement]:
+    (x, table, levels), (y,) = e.inputs, e.outputs
+    return [Statement("hash_grid", [x, *x.type.shape, table, levels, *y.type.shape[1:], y])]
+
+
 def recurrent_form(code: Code, e: Equation) -> list[Statement]:
     """A recurrent layer. Its final state is that of the last step; in the backward direction, that of the first one."""
     x, w_ih, w_hh, *biases = e.inputs
@@ -414,6 +419,7 @@ WRITERS: dict[str, Writer] = {
     "argsort": argsort,
     **dict.fromkeys(("take", "take_along_axis", "scatter_along_axis"), indexed),
     "one_hot": one_hot,
+    "hash_grid": hash_grid,
     "full": lambda code, e: [_fill(e.params["value"], e.outputs[0])],
     **dict.fromkeys(("transpose", "flip", "slice", "pad", "concatenate"), copies),
     "subview": subview,

@@ -4,6 +4,7 @@ from adtrain.lowering.cpu import (  # noqa: F401
     attention,
     conv,
     gemm,
+    hash_grid,
     moves,
     recurrent,
     reduce,

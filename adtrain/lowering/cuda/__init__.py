@@ -5,6 +5,7 @@ from adtrain.lowering.cuda import (  # noqa: F401
     conv,
     copy,
     gemm,
+    hash_grid,
     indexing,
     norm,
     pool,

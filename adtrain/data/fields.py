@@ -1,0 +1,77 @@
+"""The data of a neural field: the pixels of an image, or the elements of an array, each at its place in [0, 1]^d.
+
+Element i of an axis of n elements has the coordinate (i + 1/2) / n. A training step draws elements anew: see
+`training.step.drawn`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from adtrain.data.datasets import DataSet
+from adtrain.data.errors import DataError
+from adtrain.data.file_array import require_memory
+from adtrain.data.images import read_image
+from adtrain.data.npz import read_npy
+from adtrain.data.part import Column, Columns
+from adtrain.data.split import Split
+from adtrain.data.statistics import PIXEL_MAX
+from adtrain.data.table_encoder import TableEncoder
+
+FieldKind: TypeAlias = Literal["image", "volume"]
+IMAGE_AXES = ("y", "x")
+VOLUME_AXES = ("x", "y", "z", "t")
+CHANNELS = {1: ("grey",), 3: ("red", "green", "blue")}
+CENTRE = 0.5
+"""The mean and half the length of the unit interval: networks get coordinates in [-1, 1]."""
+
+
+def load(path: Path, kind: FieldKind) -> DataSet:
+    """The data set of a field: an example is an element, its label float32 (outputs,) the numbers there.
+
+    Images are PNG or JPEG files; a label has the grey value or the colours in [0, 1]. A volume is an .npy file of 1 to
+    4 axes with one number for each element. Training and test part are the same elements.
+
+    Raises:
+        DataError: the file is missing, damaged, transparent, or has another shape or other numbers.
+    """
+    if kind == "image":
+        pixels = read_image(path)
+        axes, outputs = IMAGE_AXES, CHANNELS[len(pixels)]
+        values = np.moveaxis(pixels, 0, -1).astype(np.float32) / PIXEL_MAX
+    else:
+        found = read_npy(path, "1 to 4 axes", lambda shape: len(shape) > 0 and min(shape) > 0)
+        with np.errstate(over="ignore"):
+            values = found[..., np.newaxis].astype(np.float32)
+        axes, outputs = VOLUME_AXES[: found.ndim], ("value",)
+        if not np.isfinite(values).all():
+            raise DataError(f"{path}: found a number that is not finite in float32, expected finite ones")
+    shape = values.shape[:-1]
+    require_memory(str(path), 4 * (len(shape) + 1) * values.size)
+    split = Split(places(shape), values.reshape(-1, len(outputs)))
+    columns = Columns(tuple(Column(name, i) for i, name in enumerate(axes)), len(axes))
+    return DataSet(
+        name=path.stem,
+        train=split,
+        test=split,
+        classes=(),
+        mean=(CENTRE,) * len(axes),
+        std=(CENTRE,) * len(axes),
+        encoder=TableEncoder(columns, ()),
+        targets=outputs,
+    ).with_train(split)
+
+
+def places(shape: tuple[int, ...]) -> np.ndarray:
+    """The places of the elements of an array, the last axis fastest, as images float32 (N, axes, 1, 1)."""
+    axes = [((np.arange(n) + 0.5) / n).astype(np.float32) for n in shape]
+    grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1)
+    return grid.reshape(-1, len(shape), 1, 1)
+
+
+def shape_of(images: np.ndarray) -> tuple[int, ...]:
+    """The shape of the array whose elements have these places."""
+    return tuple(len(np.unique(images[:, i])) for i in range(images.shape[1]))
