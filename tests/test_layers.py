@@ -33,6 +33,7 @@ HELPERS = {
     "files",
     "lazy",
     "includes",
+    "invocation",
     "percentiles",
     "table",
     "templates",
@@ -42,11 +43,12 @@ HELPERS = {
 MODEL = {"core", "option_types", "ops", "nn", "optim", "augment"}
 TRAINING = MODEL | HELPERS | {"config", "curvature", "data", "equations", "metrics", "passes", "plugins"}
 RULES: list[tuple[str, set[str]]] = [
-    ("child_process core includes lazy percentiles text version", set()),
+    ("child_process core includes invocation lazy percentiles text version", set()),
     ("metrics", set()),
     ("signals", set()),
     ("__main__", {"cli"}),
-    ("table templates", {"text"}),
+    ("table", {"text"}),
+    ("templates", {"invocation", "text"}),
     ("lowering option_types passes assets files equations", {"core"}),
     ("extend", {"core", "passes"}),
     ("codegen", {"core", "passes"}),
@@ -58,7 +60,7 @@ RULES: list[tuple[str, set[str]]] = [
     ("nn optim augment samplers", {"core", "option_types", "ops"}),
     ("cases", {"core", "ops", "samplers"}),
     ("jitted", {"core", "passes"}),
-    ("curvature", {"core", "ops", "jitted", "option_types"}),
+    ("curvature", {"core", "ops", "jitted", "option_types", "passes"}),
     ("custom_ops", {"core", "ops", "cache", "includes", "plugins"}),
     ("plugins", {"core"}),
     ("register", MODEL | {"config", "custom_ops", "metrics", "plugins"}),
