@@ -6,7 +6,8 @@ import os
 import sys
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
+from importlib.util import find_spec
 from typing import Any
 
 from adtrain.training import Epoch, Experiment, Interval, Observer, TrainState, Validated, scores
@@ -144,11 +145,18 @@ class ProgressBars(ProgressLines):
 
 
 def progress_display(write: Callable[[str], None], examples: str = "images") -> ProgressLines:
-    """Bars in a notebook or if stderr is a terminal, otherwise lines. `write` prints the line of an epoch."""
-    if in_notebook():
-        from tqdm.auto import tqdm as notebook_tqdm
+    """Bars in a notebook or if stderr is a terminal, otherwise lines. `write` prints the line of an epoch.
 
-        return ProgressBars(write, notebook_tqdm, examples)
+    A notebook shows stderr in red. So there bars are widgets or, without ipywidgets, text on stdout.
+    """
+    if in_notebook():
+        if find_spec("ipywidgets") is not None:
+            from tqdm.notebook import tqdm as notebook_tqdm
+
+            return ProgressBars(write, notebook_tqdm, examples)
+        from tqdm import tqdm
+
+        return ProgressBars(write, partial(tqdm, file=sys.stdout), examples)
     if sys.stderr.isatty():
         from tqdm import tqdm
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import threading
+from base64 import b64decode
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -283,6 +286,14 @@ def test_a_result_shows_itself_in_a_notebook_with_all_text_escaped() -> None:
     page = train(epochs=21)._repr_html_()
     assert "the last 20 of 21 epochs" in page
     assert page.count("<tr>") == 21
+
+
+def test_a_result_draws_the_curves_of_its_scores_in_a_notebook() -> None:
+    page = train(epochs=3)._repr_html_()
+    encoded = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)', page)
+    pictures = [ElementTree.fromstring(b64decode(x)) for x in encoded]
+    assert [picture.get("aria-label") for picture in pictures] == ["loss over epochs", "accuracy over epochs"]
+    assert all(len(picture.findall(".//{*}circle")) >= 3 for picture in pictures)
 
 
 def test_a_history_becomes_a_data_frame_where_pandas_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import tqdm
-import tqdm.auto
+import tqdm.notebook
 
+from adtrain import api, display
 from adtrain.config.files import load_data
 from adtrain.core.status import report_status, status_handler
 from adtrain.display import IntervalLines, ProgressBars, ProgressLines, progress_display
@@ -106,10 +107,26 @@ def test_the_progress_bar_says_what_happens_before_the_first_step() -> None:
 
 def test_a_notebook_gets_the_bars_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     jupyter(monkeypatch, {"IPKernelApp": {}})
-    monkeypatch.setattr(tqdm.auto, "tqdm", Bar)
+    monkeypatch.setattr(display, "find_spec", lambda name: name)
+    monkeypatch.setattr(tqdm.notebook, "tqdm", Bar)
     found = progress_display(print)
     assert isinstance(found, ProgressBars)
     assert found.tqdm is Bar
+
+
+def test_a_notebook_without_widgets_gets_its_bars_and_lines_on_stdout(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jupyter(monkeypatch, {"IPKernelApp": {}})
+    monkeypatch.setattr(display, "find_spec", lambda name: None)
+    api.training._write_line("epoch 1/1")
+    bars = progress_display(print)
+    bars.epoch_started(1, 1, 10)
+    bars.close()
+    output = capsys.readouterr()
+    assert output.err == ""
+    assert output.out.startswith("epoch 1/1\n")
+    assert len(output.out) > len("epoch 1/1\n")
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from adtrain import nn
 from adtrain.api.history import History
 from adtrain.api.model import Model
+from adtrain.report.curves import SCORES, Curve, Panel
 from adtrain.templates import environment
 from adtrain.text import visible
 from adtrain.training import Score, Summary
+from adtrain.training.scores import value_text
 
 SHOWN_EPOCHS = 20
+COLOURS = {"train": "blue", "validation": "orange"}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TrainingResult:
-    """The result of a training. In a notebook it shows itself as two tables.
+    """The result of a training. In a notebook it shows itself as two tables and the curves of loss and metrics.
 
     Attributes:
         history: the metrics by epoch.
@@ -50,7 +57,20 @@ class TrainingResult:
         rows = zip(*(map(_number, values[-SHOWN_EPOCHS:]) for values in self.history.values()), strict=True)
         note = f"the last {SHOWN_EPOCHS} of {count} epochs" if count > SHOWN_EPOCHS else ""
         template = environment().get_template("result.html.j2")
-        return template.render(facts=self._facts(), note=note, columns=columns, rows=rows)
+        return template.render(facts=self._facts(), pictures=self._pictures(), note=note, columns=columns, rows=rows)
+
+    def _pictures(self) -> list[tuple[str, str]]:
+        """Caption and address of the picture of each score that the history has by epoch."""
+        epochs, pictures = self.history["epoch"].tolist(), []
+        for name, test in self.test._asdict().items():
+            given = {split: self.history.get(f"{split}_{name}") for split in SCORES}
+            curves = [Curve(split, split, epochs, ys.tolist()) for split, ys in given.items() if ys is not None]
+            if epochs and all(np.isfinite([*curve.ys, test]).all() for curve in curves):
+                colours = ", ".join(f"{curve.name} {COLOURS[curve.name]}" for curve in curves)
+                picture = Panel(name, "epoch", curves, partial(value_text, name), test).picture()
+                address = f"data:image/svg+xml;base64,{b64encode(picture.encode()).decode()}"
+                pictures.append((f"{name}: {colours}, test dashed", address))
+        return pictures
 
     def _facts(self) -> dict[str, str]:
         summary = self.summary

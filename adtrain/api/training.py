@@ -27,7 +27,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.core.status import status_handler
 from adtrain.core.timeline import during
 from adtrain.data.part import as_numpy
-from adtrain.display import progress_display
+from adtrain.display import in_notebook, progress_display
 from adtrain.signals import deferred_interrupt
 from adtrain.text import visible
 from adtrain.training import Arrays, Experiment, Observer, RunFolder, TrainedModel
@@ -69,7 +69,7 @@ def train(
         epochs: overrides `training.epochs`.
         seed: overrides `training.seed`.
         overrides: values by their dotted keys, such as {"optimizer.adam.lr": 0.01}.
-        progress: show a bar, or on no terminal and no notebook a line for each epoch, on stderr.
+        progress: show a bar, and a line for each epoch, on stderr; in a notebook on stdout, which it does not colour.
 
     Raises:
         AdtrainError: the config, the data or another argument is wrong; the message is one line for each problem.
@@ -179,4 +179,4 @@ def _npz(arrays: Arrays) -> bytes:
 
 
 def _write_line(text: str) -> None:
-    print(visible(text), file=sys.stderr, flush=True)
+    print(visible(text), file=sys.stdout if in_notebook() else sys.stderr, flush=True)

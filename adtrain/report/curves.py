@@ -96,7 +96,15 @@ class Panel(NamedTuple):
         return metric not in HIGHER_IS_BETTER and metric != "rate" and min(self._values()) > 0
 
     def draw(self, logarithmic: bool = False) -> Markup:
-        """The curves as SVG. Markers show their value in a tooltip."""
+        """The curves as an SVG element, with the colours of the page around it."""
+        return self._plot(logarithmic).svg()
+
+    def picture(self) -> str:
+        """The curves as an SVG file of its own, on a logarithmic axis where that makes sense."""
+        return environment().get_template("plot.svg.j2").render(plot=self._plot(self.has_log_scale))
+
+    def _plot(self, logarithmic: bool) -> Plot:
+        """The curves. Markers show their value in a tooltip."""
         values, last = self._values(), max(x for curve in self.curves for x in curve.xs)
         scale = (log_ticks if logarithmic else ticks)(min(values), max(values))
         x, y = (
@@ -118,7 +126,7 @@ class Panel(NamedTuple):
                 for at, value in zip(curve.xs, curve.ys, strict=True):
                     tooltip = f"{self.unit} {at:.6g}: {curve.name} {self.value(value)}"
                     plot.marker(at, value, curve.kind, tooltip, 3 if len(curve.xs) > 1 else 4)
-        return plot.svg()
+        return plot
 
     def _values(self) -> list[float]:
         values = [y for curve in self.curves for ys in (curve.ys, curve.low, curve.high) for y in ys]
