@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from gpu_parity import gpu
-from test_kernel_ladder import SIZES, ladder
+from test_kernel_ladder import SIZES, ladder_steps
 
 __all__ = ["gpu"]
 
@@ -16,7 +16,7 @@ TF32 = 1e-3
 
 @pytest.mark.parametrize("name", SIZES)
 def test_gpu_steps_compute_what_numpy_does(name: str) -> None:
-    errors = {path.stem: error() for path, _, error in ladder.steps(name, "gpu", SIZES[name])}
+    errors = {path.stem: error() for path, _, error in ladder_steps(name, "gpu", SIZES[name])}
     assert errors.pop("gpu_7_tensor_cores", 0.0) < TF32
     assert len(errors) >= 3
     assert max(errors.values()) < 1e-6, errors

@@ -13,6 +13,8 @@ FOLDER = Path(__file__).parent.parent / "examples" / "kernel_ladder"
 sys.path.insert(0, str(FOLDER))
 import ladder  # noqa: E402
 
+ladder_steps = ladder.steps
+
 SIZES = {
     "matmul": {"m": 384, "n": 256, "k": 64},
     "conv": {"images": 2, "in": 8, "out": 64, "height": 16, "width": 64},

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -134,9 +135,11 @@ def test_a_compiled_training_goes_back_to_the_same_step(tmp_path: Path) -> None:
 
 def test_a_loss_that_is_not_finite_names_step_operation_and_layer(tmp_path: Path) -> None:
     message, last = overflow(prepare(tmp_path, "optimizer={sgd: {lr: 1.0e+30}}"))
-    assert message == (
-        "the loss is nan at step 2 (epoch 1), first the result of matmul in 2.linear; training stopped: "
-        "lower the optimizer's lr, or set training.clip_norm"
+    assert re.fullmatch(
+        r"the loss is nan at step 2 \(epoch 1\), first the result of matmul in 2\.linear, from 16x16 \(0 to \S+e\+30\) "
+        r"and 2\.weight 3x16 \(-\S+e\+29 to \S+e\+29\); training stopped: "
+        r"lower the optimizer's lr, or set training\.clip_norm",
+        message,
     )
     assert last.progress.step == 1
 
@@ -155,8 +158,36 @@ def test_a_non_finite_gradient_is_found_although_the_loss_is_finite(tmp_path: Pa
     network = replace(experiment.network, model=nn.Sequential(first, Root(), third))
     message, last = overflow(replace(experiment, network=network))
     assert message.startswith("a number of the new state is not finite at step 1 (epoch 1), first the gradient of ")
-    assert " in 1.root; training stopped" in message
+    assert " of div in 1.root, from 16x" in message
+    assert "; training stopped: a divisor is 0, add a small number to it; or lower the optimizer's lr" in message
     assert last.progress.step == 0
+
+
+ILL: dict[str, tuple[Callable[[Value], Value], str]] = {
+    "log": (lambda x: ops.log(x * 0.0), "log needs numbers above 0, "),
+    "sqrt": (lambda x: ops.sqrt(x * 0.0 - 1.0), "sqrt needs numbers of at least 0; "),
+    "exp": (lambda x: ops.exp(x * 0.0 + 100.0), "exp overflows, "),
+    "div": (lambda x: x / (x * 0.0), "a divisor is 0, "),
+}
+"""Functions that are not finite, and what their errors say."""
+
+
+@dataclass(frozen=True)
+class Ill(nn.ReLU):
+    name: str = "log"
+
+    def forward(self, params: nn.Params, state: nn.State, x: Value, mode: nn.Mode) -> tuple[Value, nn.State]:
+        return ILL[self.name][0](x), state
+
+
+@pytest.mark.parametrize("name", ILL)
+def test_the_error_of_an_operation_says_what_its_operands_lack(tmp_path: Path, name: str) -> None:
+    experiment = prepare(tmp_path, "training.steps=1", layers=DEEP)
+    first, _, third = experiment.network.model.layers
+    network = replace(experiment.network, model=nn.Sequential(first, Ill(name), third))
+    message, _ = overflow(replace(experiment, network=network))
+    assert f"; training stopped: {ILL[name][1]}" in message
+    assert message.endswith("; or lower the optimizer's lr, or set training.clip_norm")
 
 
 def test_a_nondeterministic_device_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

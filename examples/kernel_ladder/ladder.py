@@ -75,21 +75,25 @@ def padded(x: np.ndarray) -> np.ndarray:
     return np.pad(x, [(0, 0), (0, 0), (1, 1), (1, 1)])
 
 
+def double(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float64)
+
+
 def matmul(arguments: list[np.ndarray]) -> np.ndarray:
     """The first 64 rows."""
-    return np.float64(arguments[0][:64]) @ np.float64(arguments[1])
+    return double(arguments[0][:64]) @ double(arguments[1])
 
 
 def conv(arguments: list[np.ndarray]) -> np.ndarray:
     """The first image."""
-    x, w = (np.float64(array) for array in (arguments[0][:1], arguments[1]))
+    x, w = double(arguments[0][:1]), double(arguments[1])
     windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), axis=(2, 3))
     return np.einsum("ncyxij,ocij->noyx", windows, w, optimize=True)
 
 
 def softmax(arguments: list[np.ndarray]) -> np.ndarray:
     """The first 64 rows."""
-    x = np.float64(arguments[0][:64])
+    x = double(arguments[0][:64])
     powers = np.exp(x - x.max(1, keepdims=True))
     return powers / powers.sum(1, keepdims=True)
 
@@ -181,7 +185,7 @@ def error(step: Step, expected: np.ndarray) -> float:
     """Run the step; returns the root mean square of its error over that of the result."""
     step.start()
     step.wait()
-    difference = np.float64(step.result()[: len(expected)]) - expected
+    difference = step.result()[: len(expected)] - expected
     return float(np.sqrt(np.mean(difference**2) / np.mean(expected**2)))
 
 
