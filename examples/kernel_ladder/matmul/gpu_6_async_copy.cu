@@ -1,5 +1,5 @@
 // Idea: cp.async copies tiles from global to shared memory without registers, and three tiles are on their way at once.
-// Gain: the latency of global memory is hidden behind three tiles of work, and threads execute no stores for the copy.
+// Gain: the latency of global memory is hidden behind three tiles of work; nothing where arithmetic is the limit.
 // launch: grid (n/128, m/128), block (256, 1), 73728 bytes of shared memory
 #include "../async.cuh"
 
