@@ -202,7 +202,8 @@ class Curvature:
         count = len(images)
         if count not in self._sizes:
             program = stage(self._chunk, FACTORED).program(params, others, images, labels)
-            self._sizes[count] = max(1, min(count, CHUNK_BYTES * count // plan_memory(program).arena_bytes))
+            of_one = max(1, plan_memory(program).arena_bytes // count)
+            self._sizes[count] = max(1, min(count, CHUNK_BYTES // of_one))
         return self._sizes[count]
 
     def eigenvalues(self, count: int, params: Any, others: Any, images: Value, labels: Value) -> np.ndarray:

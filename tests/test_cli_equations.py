@@ -176,6 +176,17 @@ def test_the_examples_write_tables_that_configs_read(tmp_path: Path, monkeypatch
         sys.modules.pop(name)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.compiled
+def test_the_network_of_the_tutorial_solves_the_heat_equation(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[1] / "docs/how-to/equations.md").read_text(encoding="utf-8")
+    (content,) = re.findall(r"`heat\.yaml`:\n\n```yaml\n(.*?)```", text, re.DOTALL)
+    assert content.count("\n") <= 20
+    (tmp_path / "heat.yaml").write_text(content)
+    run = train(tmp_path / "heat.yaml", tmp_path / "run")
+    assert json.loads((run / "summary.json").read_text())["test"]["error"] < 0.02
+
+
 def test_the_flow_in_a_cavity_is_that_of_ghia_et_al(monkeypatch: pytest.MonkeyPatch) -> None:
     """U. Ghia, K. Ghia and C. Shin: "High-Re solutions for incompressible flow", 1982: velocities along both middle
     lines at a Reynolds number of 100."""

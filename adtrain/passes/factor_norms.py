@@ -94,7 +94,8 @@ def _factors(e: Equation) -> _Product | None:
     """The factors of the gradients that an equation computes."""
     is_batched = e.primitive.name == "matmul" and len(e.outputs[0].type.shape) == 3
     if is_batched and e.params["transpose_a"] and not e.params["transpose_b"]:
-        return _Product(e.outputs[0], *e.inputs, e.params["precision"])
+        a, b = e.inputs
+        return _Product(e.outputs[0], a, b, e.params["precision"])
     return None
 
 
