@@ -203,7 +203,7 @@ def test_without_clang_the_error_says_what_to_install(run: Path, monkeypatch: py
 
 def test_a_network_that_takes_no_images_has_no_page() -> None:
     model = with_arrays(nn.Sequential(nn.Linear(3)), (5,), scale=1)
-    with pytest.raises(AdtrainError, match="a page draws images in grey or colour.*; this run takes 1x1x5 numbers"):
+    with pytest.raises(AdtrainError, match=r"a page draws images in grey or colour.*; this run takes 1x1x5 numbers"):
         build.page(model, build.webassembly(model))
 
 
