@@ -131,8 +131,8 @@ def _figure(
     ys: Sequence[float],
     arrows: Sequence[tuple[Dot, Dot]],
 ) -> Markup:
-    axes = (Axis(unit, ticks, power_text, logarithmic=True) for unit, ticks in (("FLOP / byte", xs), ("GFLOP/s", ys)))
-    plot = Plot(f"{title}: GFLOP/s over FLOP/byte", *axes, WIDTH, HEIGHT)
+    x, y = (Axis(unit, ticks, power_text, logarithmic=True) for unit, ticks in (("FLOP / byte", xs), ("GFLOP/s", ys)))
+    plot = Plot(f"{title}: GFLOP/s over FLOP/byte", x, y, WIDTH, HEIGHT)
     lines = roof.line(xs, ys)
     for kind, line in lines.items():
         plot.line(line, f"roof {kind}")
