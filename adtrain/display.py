@@ -73,7 +73,7 @@ class ProgressLines(Observer):
         self.write(f"epoch {epoch.epoch}/{self.epochs}: {text}, {speed}{left}")
 
     def show_status(self, status: str) -> None:
-        """Show what the process does before its next step: "compiling 7 of 12 kernels". See `core.status`."""
+        """Show what the process does besides steps, such as "compiling 7 of 12 kernels". See `core.status`."""
 
     def close(self) -> None:
         """Remove the bar, if there is one, so that other output can follow."""
@@ -99,10 +99,11 @@ class ProgressBars(ProgressLines):
         self.tqdm = tqdm
 
     def show_status(self, status: str) -> None:
-        if self.bar is None and not self.epochs:
-            self.bar = self._bar("epoch 1", 1, "")
-        if self.bar is not None:
-            self.bar.set_postfix_str(status, refresh=True)
+        if self.bar is None:
+            self.bar = self._bar("end" if self.epochs else "start", 1, "")
+        if not status and not self.bar.n:
+            self.bar.reset()  # the speed is that of the steps
+        self.bar.set_postfix_str(status, refresh=True)
 
     def epoch_started(self, epoch: int, epochs: int, images: int) -> None:
         super().epoch_started(epoch, epochs, images)

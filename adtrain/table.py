@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -58,6 +59,12 @@ class Column(Generic[Row]):
 def terminal_width() -> int:
     """The width of the terminal, or the environment variable COLUMNS; 100 if both are unknown."""
     return shutil.get_terminal_size((100, 24)).columns
+
+
+def broken(line: str, width: int) -> list[str]:
+    """The line, broken between words where it is longer than `width`; the rest is below the line's second column."""
+    wrapper = textwrap.TextWrapper(width, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False)
+    return wrapper.wrap(line)
 
 
 def render(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int, last: Sequence[str] = ()) -> list[str]:

@@ -377,3 +377,10 @@ def test_scale_covers_all_intervals_and_one(found: list[Ratio]) -> None:
         low, median, high = map(scale.percent, (ratio.low, ratio.median, ratio.high))
         assert -0.5 <= low <= median <= high <= 100.5
         assert (low > scale.percent(1.0)) == (ratio.low > 1)
+
+
+def test_a_point_far_below_the_others_is_drawn_at_the_border() -> None:
+    dots = [Dot("large", "large", 10**9, 10**7, 1.0), Dot("tiny", "tiny", 1, 10**9, 1.0)]
+    text = figures({"all": dots}, Roofline(100.0, {"float32": 2000.0}), "float32")
+    assert "10⁻⁶" not in text
+    assert text.count("<circle") == 2

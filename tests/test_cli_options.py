@@ -112,7 +112,7 @@ USES: dict[str, dict[str, Use]] = {
         "json": ("--json", r'"parameters": 643'),
     },
     "explain tiny.yaml": {
-        **dict.fromkeys(("try", "eager", "json"), "test_explain.py"),
+        **dict.fromkeys(("try", "eager", "json", "html", "json-file", "also"), "test_explain.py"),
         "set": ("--set training.epochs=x", "training.epochs: found 'x'", 2),
         "plugin": ("--plugin wrong.py", r"wrong.py:1: ValueError: wrong", 2),
         "device": NO_GPU,
@@ -121,7 +121,7 @@ USES: dict[str, dict[str, Use]] = {
     "graph tiny.yaml": {
         "output": ("--output net.txt", "wrote net.txt"),
         "format": ("--output net --format txt", "wrote net"),
-        **dict.fromkeys(("horizontal", "program", "after", "detail"), "test_cli_graph.py"),
+        **dict.fromkeys(("horizontal", "program", "after", "detail", "values"), "test_cli_graph.py"),
         "device": ("-o net.txt --device gpu", "--device needs --program", 2),
         "arch": ("-o net.txt --program --arch sm_90", "--arch needs --device gpu", 2),
         "set": ("-o net.txt --set model.layers.0.linear=8", "wrote net.txt"),

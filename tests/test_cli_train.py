@@ -120,9 +120,9 @@ FILES = ["config.yaml", "metrics.jsonl", "model.safetensors", "last.safetensors"
 def test_a_run_writes_its_files_and_prints_a_report(cfg: Path) -> None:
     result = train(cfg)
     assert sorted(path.name for path in Path("runs/tiny").iterdir()) == sorted(FILES)
-    *_, last, folder = lines = result.stdout.splitlines()
-    assert (len(lines), folder) == (5, "run     runs/tiny")
-    assert last.startswith("test    loss ")
+    *_, folder, score, following = lines = result.stdout.splitlines()
+    assert (len(lines), folder, following) == (6, "run     runs/tiny", "next    adtrain report runs/tiny")
+    assert score.startswith("test    loss ")
     assert [line.split(":")[0] for line in result.stderr.splitlines()] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
 
 
@@ -390,7 +390,7 @@ def test_quiet_prints_the_folder_only_and_verbose_more_than_usual(cfg: Path) -> 
     assert re.search(r"^step \d+: loss .*, learning rate 0.01, ", verbose.stderr, re.MULTILINE)
     assert set(verbose.stderr.splitlines()) > {"folder  runs/tiny-3", "steps   18 of 16 images; epochs: 3"}
     assert "learning rate" not in usual.stderr
-    assert f"run     runs/tiny-3: {', '.join(FILES)}" in verbose.stdout.splitlines()
+    assert f"run     runs/tiny-3: {', '.join(FILES)}\n" in re.sub(r"\n {8}", " ", verbose.stdout)
     assert "step    median" in verbose.stdout
     assert "found both --quiet and --verbose" in train(cfg, "-q", "-v", expect=2).stderr
 
@@ -522,3 +522,10 @@ def test_an_error_of_the_device_does_not_wait_for_the_data(cfg: Path, monkeypatc
     reported.set()
     wait_until(lambda: bool(waited))
     assert waited == [True]
+
+
+def test_lines_of_the_result_fit_60_columns_and_break_between_words(cfg: Path) -> None:
+    result = invoke("train", cfg, "--device", "cpu", "--verbose", columns=60)
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 60
+    assert {word for line in lines for word in line.split()} >= {*(f"{name}," for name in FILES[:-1]), FILES[-1]}

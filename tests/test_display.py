@@ -26,10 +26,13 @@ class Bar:
     """Records what a bar is told."""
 
     def __init__(self, **options: Any) -> None:
-        self.total, self.count, self.closed, self.text = options["total"], 0, False, ""
+        self.total, self.n, self.closed, self.text, self.resets = options["total"], 0, False, "", 0
 
     def update(self, count: int) -> None:
-        self.count += count
+        self.n += count
+
+    def reset(self) -> None:
+        self.n, self.resets = 0, self.resets + 1
 
     def set_postfix_str(self, text: str, refresh: bool) -> None:
         self.text = text
@@ -58,7 +61,7 @@ def test_a_bar_of_an_epoch_is_replaced_by_a_line() -> None:
     shown.step_done(16)
     shown.interval_done(Interval(1, 2, ClassScore(0.5, 0.75), 0.01, 100.0))
     (bar,) = bars
-    assert (bar.total, bar.count, bar.closed, bar.text) == (90, 32, False, "loss 0.500, acc 75.0%")
+    assert (bar.total, bar.n, bar.closed, bar.text) == (90, 32, False, "loss 0.500, acc 75.0%")
     shown.epoch_done(DONE, None)  # type: ignore[arg-type]
     assert bar.closed
     shown.epoch_done(replace(DONE, step=18), None)  # type: ignore[arg-type]
@@ -83,7 +86,7 @@ def test_the_speed_of_a_text_is_that_of_its_units_with_the_share_of_the_peak(uni
     assert re.search(r"until \d\d:\d\d$", line)
 
 
-def test_the_progress_bar_says_what_happens_before_the_first_step() -> None:
+def test_the_progress_bar_says_what_happens_besides_steps() -> None:
     bars = list[Bar]()
 
     def make(**options: Any) -> Bar:
@@ -100,9 +103,16 @@ def test_the_progress_bar_says_what_happens_before_the_first_step() -> None:
             ("reading the data", True),
             ("compiling 7 of 12 kernels", False),
         ]
+        report_status("")
+        assert (bars[-1].text, bars[-1].resets) == ("", 1), "the steps begin"
+        shown.step_done(30)
+        report_status("")
+        assert bars[-1].resets == 1
         shown.close()
-        report_status("compiling 1 of 1 kernels")
-    assert [bar.closed for bar in bars] == [True, True]
+        report_status("evaluating the test images")
+        assert (bars[-1].text, bars[-1].closed) == ("evaluating the test images", False)
+        shown.close()
+    assert [bar.closed for bar in bars] == [True, True, True]
 
 
 def test_a_notebook_gets_the_bars_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,7 +201,45 @@ def test_without_clang_the_error_says_what_to_install(run: Path, monkeypatch: py
     )
 
 
-def test_a_network_that_takes_no_grey_images_has_no_page() -> None:
+def test_a_network_that_takes_no_images_has_no_page() -> None:
     model = with_arrays(nn.Sequential(nn.Linear(3)), (5,), scale=1)
-    with pytest.raises(AdtrainError, match=r"a page draws grey images and shows classes; this run takes 1x1x5 numbers"):
+    with pytest.raises(AdtrainError, match=r"a page draws images in grey or colour.*; this run takes 1x1x5 numbers"):
         build.page(model, build.webassembly(model))
+
+
+COLOURS = """
+name: colours
+data: {path: images.npz, batch_size: 8, test: 0.2, validation: 0}
+model: {input: [3, 8, 8], layers: [{conv2d: {out_channels: 2, kernel_size: 3}}, relu, flatten, {linear: 3}]}
+loss: cross_entropy
+optimizer: {adam: {lr: 0.01}}
+training: {epochs: 1}
+"""
+
+
+def test_colour_images_are_predicted_as_in_python(browser: Browser, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (40, 3, 8, 8), np.uint8)
+    np.savez(tmp_path / "images.npz", images=images, labels=np.arange(40) % 3)
+    (tmp_path / "colours.yaml").write_text(COLOURS.replace("images.npz", str(tmp_path / "images.npz")))
+    command("train", tmp_path / "colours.yaml", "--device", "cpu", "--output-dir", tmp_path / "run", "-q")
+    trained = model_file.load(tmp_path / "run")
+    (tmp_path / "demo.html").write_bytes(build.page(trained, build.webassembly(trained)))
+    assert_fits(browser, tmp_path / "demo.html")
+    browser.open(tmp_path / "demo.html")
+    browser.run("ready")
+    image = images[0]
+    Image.fromarray(image.transpose(1, 2, 0)).save(tmp_path / "colour.png")
+    texts = ",".join(map(str, image.ravel().tolist()))
+    for name, kind, content in (
+        ("colour.png", "image/png", (tmp_path / "colour.png").read_bytes()),
+        ("colour.csv", "text/csv", texts.encode()),
+    ):
+        assert drop(browser, name, kind, content) == name
+        expected = predictions(trained.network, trained.params, trained.statistics, image[np.newaxis], "cpu")[0]
+        assert list(shown(browser).values()) == pytest.approx(expected.tolist(), abs=1e-3)
+    assert browser.run("document.getElementById('colour').type") == "color"
+    browser.run("document.getElementById('clear').click()")
+    black = predictions(trained.network, trained.params, trained.statistics, 0 * image[np.newaxis], "cpu")[0]
+    assert list(shown(browser).values()) == pytest.approx(black.tolist(), abs=1e-3)
+    assert not browser.errors()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager, nullcontext
@@ -24,7 +26,7 @@ from adtrain.core.timeline import during
 from adtrain.display import IntervalLines, ProgressLines, progress_display
 from adtrain.distributed.session import AgreedExit, agreed, same_everywhere
 from adtrain.signals import stop_signals
-from adtrain.table import terminal_width
+from adtrain.table import broken, terminal_width
 from adtrain.training import Observer, RunFolder, scores, tensorboard
 from adtrain.training.loop import any_rank, largest
 from adtrain.training.progress import read_metrics
@@ -141,8 +143,9 @@ def train(
     if plot:
         show(*loss_plot.plot(loss_plot.losses(read_metrics(folder.path)), terminal_width()), "")
     files = f": {', '.join(folder.files())}" if verbose else ""
-    lines = result_lines(summary, len(experiment.test), experiment.config.data, verbose)
-    show(*lines, f"run     {folder.path}{files}")
+    *lines, test = result_lines(summary, len(experiment.test), experiment.config.data, verbose)
+    lines += [f"run     {folder.path}{files}", test, f"next    adtrain report {shlex.quote(str(folder.path))}"]
+    show(*(part for line in lines for part in broken(line, terminal_width())))
 
 
 def run_training(
@@ -190,11 +193,17 @@ def in_thread(function: Callable[[], T]) -> Callable[[], T]:
     return future.result
 
 
+def _line(text: str) -> None:
+    """Print a line of progress, on a terminal broken between words; in a file each epoch is one line."""
+    for line in broken(text, terminal_width()) if sys.stderr.isatty() else [text]:
+        progress(line)
+
+
 @contextmanager
 def display_of(cfg: Config, verbose: bool) -> Iterator[ProgressLines]:
     """The display of a training's progress, and of status messages before its first step."""
     kind = IntervalLines if verbose else ProgressLines if is_quiet() else progress_display
-    with closing(kind(progress, cfg.data.examples)) as display, status_handler(display.show_status):
+    with closing(kind(_line, cfg.data.examples)) as display, status_handler(display.show_status):
         yield display
 
 

@@ -1,4 +1,4 @@
-"""Status messages for a progress display before the first step: "compiling 7 of 12 kernels"."""
+"""Status messages for a progress display: "compiling 7 of 12 kernels"; "" when training steps begin."""
 
 from __future__ import annotations
 

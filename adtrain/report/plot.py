@@ -24,7 +24,7 @@ def tick_text(x: float, digits: int = 6) -> str:
     if 1e4 <= abs(x) < 1e9:
         unit, prefix = (1e6, "M") if abs(x) >= 1e6 else (1e3, "k")
         return f"{x / unit:.{digits}g}{prefix}"
-    return f"{x:.{digits}g}"
+    return f"{x:g}" if abs(x) >= 1 else f"{x:.{digits}g}"
 
 
 class Axis(NamedTuple):

@@ -2,7 +2,7 @@
 const pad = document.getElementById("pad"), seen = document.getElementById("seen");
 const status = document.getElementById("status"), bars = document.getElementById("bars"), maps = document.getElementById("maps");
 const pen = pad.getContext("2d", {willReadFrequently: true}), view = seen.getContext("2d", {willReadFrequently: true});
-const {height, width, labels, first} = about, BARS = 20;
+const {channels, height, width, labels, first} = about, BARS = 20, COUNT = channels * height * width;
 const BOX = 20 / 28; // the longer side of a digit in MNIST, as a part of the image's
 let given = null; // the pixels of a dropped file that need no scaling
 let network = null, waiting = false;
@@ -20,7 +20,7 @@ function clear() {
   update();
 }
 
-// The network's answer to the pixels, height * width numbers from 0 to 255.
+// The network's answer to the pixels: COUNT numbers from 0 to 255, channel by channel.
 function predict(pixels) {
   new Uint8Array(network.memory.buffer, network.image(), pixels.length).set(pixels);
   const best = network.predict();
@@ -32,7 +32,7 @@ function predict(pixels) {
 function update() {
   waiting = false;
   const pixels = given || drawing();
-  showPixels(pixels);
+  put(view, pixels);
   const found = predict(pixels);
   showBars(found);
   showLayer(found.layer);
@@ -53,6 +53,21 @@ function field(columns, rows) {
   return {canvas, context};
 }
 
+// The pixels of a field as the network gets them: grey, or all of red, then all of green and of blue.
+function pixelsOf(context, columns, rows) {
+  if (channels == 1) return grey(context, columns, rows);
+  const {data} = context.getImageData(0, 0, columns, rows), size = columns * rows;
+  return Uint8Array.from({length: channels * size}, (_, i) => data[4 * (i % size) + Math.floor(i / size)]);
+}
+
+// Draws such pixels, of the network's size.
+function put(context, pixels) {
+  const image = context.createImageData(width, height), size = height * width;
+  for (let i = 0; i < size; i++)
+    image.data.set([...[0, 1, 2].map(k => pixels[(channels == 1 ? 0 : k) * size + i]), 255], 4 * i);
+  context.putImageData(image, 0, 0);
+}
+
 function grey(context, columns, rows) {
   const {data} = context.getImageData(0, 0, columns, rows), pixels = new Uint8Array(columns * rows);
   for (let i = 0; i < pixels.length; i++)
@@ -65,7 +80,7 @@ function drawing() {
   if (!about.centred) {
     const small = field(width, height);
     small.context.drawImage(pad, 0, 0, width, height);
-    return grey(small.context, width, height);
+    return pixelsOf(small.context, width, height);
   }
   const ink = grey(pen, pad.width, pad.height);
   let top = pad.height, left = pad.width, bottom = -1, right = -1;
@@ -106,12 +121,6 @@ function averaged(ink, left, top, wide, high, columns, rows) {
     image[i] = sum / ((y1 - y0) * (x1 - x0));
   }
   return image;
-}
-
-function showPixels(pixels) {
-  const image = view.createImageData(width, height);
-  pixels.forEach((value, i) => image.data.set([value, value, value, 255], 4 * i));
-  view.putImageData(image, 0, 0);
 }
 
 function showBars({best, probabilities}) {
@@ -158,9 +167,8 @@ async function open(file) {
     const isImage = file.type.startsWith("image/");
     const pixels = isImage ? await pixelsOfImage(file) : pixelsOfText(await file.text());
     if (pixels) {
-      const small = field(width, height), image = small.context.createImageData(width, height);
-      pixels.forEach((value, i) => image.data.set([value, value, value, 255], 4 * i));
-      small.context.putImageData(image, 0, 0);
+      const small = field(width, height);
+      put(small.context, pixels);
       pen.imageSmoothingEnabled = false;
       pen.drawImage(small.canvas, 0, 0, pad.width, pad.height);
     }
@@ -177,11 +185,11 @@ async function pixelsOfImage(file) {
   const bitmap = await createImageBitmap(file).catch(() => { throw new Error("is not an image that the browser can read"); });
   const {canvas, context} = field(bitmap.width, bitmap.height);
   context.drawImage(bitmap, 0, 0);
+  if (bitmap.width == width && bitmap.height == height) return pixelsOf(context, width, height);
   const pixels = grey(context, bitmap.width, bitmap.height);
-  if (bitmap.width == width && bitmap.height == height) return pixels;
   const scale = Math.min(pad.width / bitmap.width, pad.height / bitmap.height);
   const [w, h] = [bitmap.width * scale, bitmap.height * scale];
-  const light = pixels[0] + pixels[pixels.length - 1] > 255 && about.dark;
+  const light = channels == 1 && pixels[0] + pixels[pixels.length - 1] > 255 && about.dark;
   pen.fillStyle = "black";
   pen.fillRect(0, 0, pad.width, pad.height);
   pen.imageSmoothingEnabled = true;
@@ -192,13 +200,14 @@ async function pixelsOfImage(file) {
 }
 
 function pixelsOfText(text) {
-  const numbers = text.trim().split(/[\s,;]+/).map(Number), count = height * width;
+  const numbers = text.trim().split(/[\s,;]+/).map(Number), count = COUNT;
   const values = numbers.length == count + 1 ? numbers.slice(1) : numbers;
   if (values.length != count || !values.every(x => x >= 0 && x <= 255))
     throw new Error(`found ${numbers.length} numbers, expected ${count} from 0 to 255, or one more before them`);
   return Uint8Array.from(values);
 }
 
+const colour = document.getElementById("colour"); // only for colour images
 let last = null;
 function point(event) {
   const box = pad.getBoundingClientRect();
@@ -206,7 +215,7 @@ function point(event) {
 }
 
 function line(to) {
-  pen.strokeStyle = "white";
+  pen.strokeStyle = colour ? colour.value : "white";
   pen.lineWidth = 18;
   pen.lineCap = pen.lineJoin = "round";
   pen.beginPath();

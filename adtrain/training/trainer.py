@@ -294,6 +294,7 @@ class _Training:
 
         The metrics of an interval are read after the next steps have been issued, so that a GPU is never idle.
         """
+        report_status("")
         self.read_at = perf_counter()
         stopping, pending = False, None
         for first, end, save, validate in self._intervals(len(batches)):
@@ -436,6 +437,7 @@ class _Training:
             if self.stop():
                 self._interrupt()
 
+        report_status(f"evaluating the {name} {self.experiment.config.data.examples}")
         with during("evaluation"):
             evaluated = averaged(state)
             return self._evaluation(name).score(evaluated.params, evaluated.statistics, check_stop)

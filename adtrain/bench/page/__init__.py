@@ -103,7 +103,7 @@ def _about(protocol: Protocol) -> str:
 def _protocol(result: TimedResult) -> Iterator[tuple[str, str]]:
     """Names and values of the protocol's entries."""
     about = result.protocol
-    for name in ("command", "date", "commit", "device", "device_name"):
+    for name in ("commit", "device", "device_name"):
         if value := getattr(about, name):
             yield name.replace("_", " "), value
     for device, name in (about.devices or {}).items():

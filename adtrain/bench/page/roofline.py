@@ -21,6 +21,8 @@ LETTER, LINE = 6.0, 12
 """Width of a letter and height of a line of names, in units of the picture."""
 
 MAX_NAMES = 14
+DECADES = 5
+"""An axis covers at most so many powers of ten below its largest value. Points below them are drawn at the border."""
 LEADERS = (22, 40, 60)
 """Distances of names without room next to their point, which get a line to it."""
 
@@ -135,11 +137,12 @@ def _figure(
     for kind, line in lines.items():
         plot.line(line, f"roof {kind}")
     for start, end in arrows:
-        plot.arrow(plot.at(*start.place), plot.at(*end.place), "arrow", end.radius + 1)
+        plot.arrow(_at(plot, start), _at(plot, end), "arrow", end.radius + 1)
     for dot in sorted(dots, key=lambda dot: -dot.radius):
         kind = "memory" if dot.place[0] < roof.ridge else "arithmetic"
-        plot.marker(*dot.place, f"{kind} {dot.kind}".strip(), dot.tooltip, dot.radius)
-    covered = [point for dot in dots for point in _around(plot.at(*dot.place), dot.radius)]
+        at = max(dot.place[0], xs[0]), max(dot.place[1], ys[0])
+        plot.marker(*at, f"{kind} {dot.kind}".strip(), dot.tooltip, dot.radius)
+    covered = [point for dot in dots for point in _around(_at(plot, dot), dot.radius)]
     crossed = [point for a, b in lines.values() for point in _between(plot.at(*a), plot.at(*b))]
     for at, name, leader in _names(plot, [dot for dot in dots if dot.name], covered, crossed):
         if leader:
@@ -168,7 +171,7 @@ def _names(
     taken: list[Box] = []
     leaders: list[Point] = []
     for dot in sorted(largest.values(), key=_size, reverse=True)[:MAX_NAMES]:
-        at = plot.at(*dot.place)
+        at = _at(plot, dot)
         free = [
             (box, leader)
             for box, leader in ((box, _leader(at, dot, box)) for box in _boxes(plot, dot))
@@ -192,7 +195,7 @@ def _leader(at: Point, dot: Dot, box: Box) -> Sequence[Point]:
 def _boxes(plot: Plot, dot: Dot) -> Iterator[Box]:
     """The places of a name inside of the picture: next to its dot first, then further away."""
     left, top, width, height = plot.box
-    x, y = plot.at(*dot.place)
+    x, y = _at(plot, dot)
     long, off, beyond = len(dot.name) * LETTER, dot.radius + 3, dot.radius + 1
     places = [(x + off, y - LINE / 2), (x - off - long, y - LINE / 2)]
     places += product((x - long / 2, x, x - long), (y - beyond - LINE, y + beyond))
@@ -208,5 +211,12 @@ def _size(dot: Dot) -> tuple[float, int]:
 
 
 def _ends(values: Iterable[float]) -> tuple[float, float]:
+    """The range of an axis: that of the values, but at most DECADES powers of ten below the largest one."""
     found = list(values)
-    return min(found), max(found)
+    return max(min(found), max(found) / 10**DECADES), max(found)
+
+
+def _at(plot: Plot, dot: Dot) -> Point:
+    """The place of a dot in the picture; at the border if the axes do not reach to it."""
+    x, y = dot.place
+    return plot.at(max(x, plot.x.ticks[0]), max(y, plot.y.ticks[0]))

@@ -151,21 +151,23 @@ def _compile_wasm(folder: str) -> None:
 def page(trained: TrainedModel, module: Module) -> bytes:
     """The page with the network's `module`: one file, which loads nothing else.
 
-    Raises AdtrainError for a network whose input is not a grey image of bytes, or whose output is not a class.
+    Raises AdtrainError for a network whose input is not an image of bytes in grey or colour, or whose output is
+    not a class.
     """
     about = module.interface
     channels, height, width = about.image
-    is_image = about.c_type == "uint8_t" and channels == 1 and min(height, width) > 1
+    is_image = about.c_type == "uint8_t" and channels in (1, 3) and min(height, width) > 1
     if not is_image or not about.chooses or len(about.outputs) != 1:
         found = f"{size_text(about.image)} {'bytes' if about.c_type == 'uint8_t' else 'numbers'}"
-        raise AdtrainError(f"a page draws grey images and shows classes; this run takes {found}; write a .wasm file")
+        drawn = "a page draws images in grey or colour, and shows classes"
+        raise AdtrainError(f"{drawn}; this run takes {found}; write a .wasm file")
     sizes = f"{len(module.content) / 1000:,.0f} kB of WebAssembly, {module.memory / 1000:,.0f} kB of memory"
     template = environment().get_template("demo.html.j2")
     return template.render(
         title=trained.config.name,
         note=f"The network runs in this page: {sizes}. It sends nothing.",
         about={
-            "height": height, "width": width, "labels": about.labels, "first": module.first,
+            "channels": channels, "height": height, "width": width, "labels": about.labels, "first": module.first,
             "centred": is_of_mnist(trained), "dark": trained.network.mean[0] < DARK,
         },
         program=base64.b64encode(module.content).decode(),
