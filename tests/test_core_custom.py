@@ -9,6 +9,8 @@ import pytest
 
 import adtrain as ad
 from adtrain import ops
+from adtrain.core.custom import custom_vjp
+from adtrain.core.staging import stage
 
 X = np.array([0.3, -1.2, 2.0])
 
@@ -22,6 +24,22 @@ def test_backward_replaces_the_vjp_rules() -> None:
     out, pullback = ad.vjp(tripled, X)
     np.testing.assert_array_equal(out.numpy(), X * 2)
     assert pullback(np.ones(3))[0].numpy().tolist() == [3, 3, 3]
+
+
+def test_products_of_backward_have_the_precision_of_the_call() -> None:
+    f = custom_vjp(
+        lambda x, w: (ops.matmul(x, w), (x, w)), lambda xw, ct: (ops.matmul(ct, xw[1], transpose_b=True), None)
+    )
+
+    def gradient(x: Any, w: Any) -> Any:
+        def loss(x: Any) -> Any:
+            with ops.matmul_precision("tf32"):
+                return ops.sum(f(x, w))
+
+        return ad.grad(loss)(x)
+
+    program = stage(gradient).program(np.ones((2, 3), np.float32), np.ones((3, 4), np.float32))
+    assert [e.params["precision"] for e in program.equations if e.name == "matmul"] == ["tf32", "tf32"]
 
 
 def test_second_derivatives_through_computed_residuals_are_right() -> None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from command_line import command
+from program_samples import for_gpu
 from report_runs import one_line
 from safetensors.numpy import load_file
 from training_runs import load, prepare, write_config
 
 import adtrain as ad
-from adtrain import config, nn, training
+from adtrain import config, nn, ops, training
 from adtrain.core import tree
+from adtrain.core.fused import single_equations
+from adtrain.core.primitive import Trait
+from adtrain.core.staging import stage
+from adtrain.nn.linear import A, B, product
 from adtrain.training import model_file, tensor_file
 
 pytestmark = pytest.mark.unfused
@@ -47,6 +53,43 @@ def test_an_adapted_network_computes_weights_plus_products_and_begins_as_the_net
     product = given["1.gate.weight_lora_b"] @ given["1.gate.weight_lora_a"]
     np.testing.assert_allclose(merged["1.gate.weight"], given["1.gate.weight"] + product, rtol=1e-13)
     assert merged.keys() == named(params).keys()
+
+
+def test_derivatives_are_those_of_the_weight_plus_the_product() -> None:
+    rng = np.random.default_rng(0)
+    given = [ad.array(rng.normal(size=size)) for size in ((2, 5, 4), (3, 4), (2, 4), (3, 2))]
+    direction = ad.array(rng.normal(size=(2, 5, 3)))
+
+    def adapted(x: Any, w: Any, a: Any, b: Any) -> Any:
+        return product(x, {"weight": w, "weight" + A: a, "weight" + B: b}, "weight")
+
+    def composed(x: Any, w: Any, a: Any, b: Any) -> Any:
+        return ops.matmul(x, w + ops.matmul(b, a), transpose_b=True)
+
+    def loss(f: Any, *args: Any) -> Any:
+        return ops.sum(ops.tanh(f(*args)) * direction)
+
+    def of_gradients(f: Any, *args: Any) -> Any:
+        return sum(ops.sum(ops.square(x)) for x in ad.grad(partial(loss, f), range(4))(*args))
+
+    for function in (loss, of_gradients):
+        found, expected = (ad.grad(partial(function, f), range(4))(*given) for f in (adapted, composed))
+        for x, y in zip(found, expected, strict=True):
+            np.testing.assert_allclose(x.numpy(), y.numpy(), rtol=1e-9, atol=1e-12)
+
+
+def test_products_with_small_matrices_read_the_copies_of_large_ones_in_bfloat16() -> None:
+    def gradients(x: Any, w: Any, a: Any, b: Any) -> Any:
+        def loss(x: Any, a: Any, b: Any) -> Any:
+            with ops.matmul_precision("bfloat16"):
+                return ops.sum(ops.square(product(x, {"weight": w, "weight" + A: a, "weight" + B: b}, "weight")))
+
+        return ad.grad(loss, (0, 1, 2))(x, a, b)
+
+    arrays = [np.zeros(size, np.float32) for size in ((2048, 512), (512, 512), (8, 512), (512, 8))]
+    program = for_gpu(stage(gradients).program(*arrays))
+    products = [e for fused in program.equations for e in single_equations(fused) if e.has(Trait.MATMUL)]
+    assert [e.name for e in products if any(v.type.shape[0] == 2048 for v in e.inputs)] == ["matmul_bfloat16"] * 6
 
 
 def test_only_the_small_matrices_and_what_a_group_trains_change(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from adtrain.core import tree
 from adtrain.core.array import Value
 from adtrain.core.batching import BatchTrace, BatchTracer
 from adtrain.core.errors import DTypeError, ShapeError, TraceError
+from adtrain.core.precision import current_precision, matmul_precision
 from adtrain.core.reverse import ReverseTrace, ReverseTracer, fill_zeros
 from adtrain.core.taylor import TaylorTrace, TaylorTracer
 from adtrain.core.types import ArrayType
@@ -21,7 +22,8 @@ def custom_vjp(
 ) -> Callable[..., Any]:
     """A function with ``backward`` as its derivative, at every order of differentiation.
 
-    A second derivative differentiates ``backward``, and the code of ``forward`` that computes the residuals.
+    Matrix products of ``backward`` have the precision of the call (`ops.matmul_precision`). A second derivative
+    differentiates ``backward``, and the code of ``forward`` that computes the residuals.
 
     Args:
         forward: ``(*args) -> (out, residuals)``, trees of arrays, written with public ops.
@@ -57,20 +59,26 @@ def custom_vjp(
 
     @wraps(forward)
     def apply(*args: Any) -> Any:
+        precision = current_precision()
+
+        def backward_in_precision(residuals: Any, ct: Any) -> tuple[Any, ...]:
+            with matmul_precision(precision):
+                return backward(residuals, ct)
+
         traces = [trace for trace in _traces(args) if trace.live]
         if all(isinstance(trace, BatchTrace) for trace in traces):
             return run(args)[0]
         trace = max(traces, key=lambda t: t.level)
         if isinstance(trace, BatchTrace):
-            return _apply_to_members(trace, name, run, backward, args)
+            return _apply_to_members(trace, name, run, backward_in_precision, args)
         if isinstance(trace, TaylorTrace):
-            return _push(trace, name, args, apply(*tree.map(trace.lower, args)), run, backward)
+            return _push(trace, name, args, apply(*tree.map(trace.lower, args)), run, backward_in_precision)
         lower_args = tree.map(trace.lower, args)
         out, residuals = run(lower_args)
         if any(isinstance(lower, (ReverseTrace, TaylorTrace)) for lower in _traces(lower_args)):
             plain, out = out, apply(*lower_args)  # so that the output has this rule at the levels below as well
             residuals = _with_outputs(residuals, plain, out, lower_args)
-        return _record(trace, name, args, out, residuals, backward)
+        return _record(trace, name, args, out, residuals, backward_in_precision)
 
     return apply
 

@@ -125,7 +125,9 @@ WHOLE: dict[str, Callable[[Shape, np.random.Generator], Draw]] = {
     f.__name__: f for f in (orthogonal, trunc_normal, identity, dirac, partial_dirac)
 }
 
-INITIALIZERS: dict[str, Callable[..., Any]] = {name: {**BY_ELEMENT, **WHOLE}[name] for name in get_args(WeightInit)}
+_INITIALIZERS: dict[str, Any] = {**BY_ELEMENT, **WHOLE}
+INITIALIZERS: dict[str, Callable[..., Any]] = {name: _INITIALIZERS[name] for name in get_args(WeightInit)}
+"""All of them, in the order of the options."""
 
 DRAWN_AT_ONCE = 1 << 16
 """Elements of `BY_ELEMENT` that are drawn at a time. Their float64 numbers stay in the cache."""

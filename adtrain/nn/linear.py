@@ -8,6 +8,7 @@ import numpy as np
 
 from adtrain import ops
 from adtrain.core.array import Value
+from adtrain.core.custom import custom_vjp
 from adtrain.core.errors import AdtrainError
 from adtrain.nn import fields
 from adtrain.nn.init import WeightInit, WeightLayer
@@ -20,11 +21,27 @@ A, B = "_lora_a", "_lora_b"
 
 def product(x: Value, params: Params, name: str) -> Value:
     """x Wᵀ, where W is the weight `name` plus the product of its small matrices, if it has them."""
-    y = ops.matmul(x, params[name], transpose_b=True)
+    weight = params[name]
     if name + A in params:
-        small = ops.matmul(x, params[name + A], transpose_b=True)
-        y = ops.add(y, ops.matmul(small, params[name + B], transpose_b=True))
-    return y
+        return _adapted_product(x, weight, params[name + A], params[name + B])
+    return ops.matmul(x, weight, transpose_b=True)
+
+
+def _adapted(x: Value, weight: Value, a: Value, b: Value) -> tuple[Value, tuple[Value, ...]]:
+    return ops.matmul(x, weight + ops.matmul(b, a), transpose_b=True), (x, weight, a, b)
+
+
+def _adapted_gradients(residuals: tuple[Value, ...], ct: Value) -> tuple[Value, ...]:
+    """The cotangents of x, W, A and B. Those of the small matrices do not need that of W."""
+    x, weight, a, b = residuals
+    rows, ct_rows = (ops.reshape(value, (-1, value.shape[-1])) for value in (x, ct))
+    of_a = ops.matmul(ops.matmul(ct_rows, b), rows, transpose_a=True)
+    of_b = ops.matmul(ct_rows, ops.matmul(rows, a, transpose_b=True), transpose_a=True)
+    of_x = ops.matmul(ct, weight + ops.matmul(b, a))
+    return of_x, ops.matmul(ct_rows, rows, transpose_a=True), of_a, of_b
+
+
+_adapted_product = custom_vjp(_adapted, _adapted_gradients)
 
 
 @dataclass(frozen=True)

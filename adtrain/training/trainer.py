@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from time import perf_counter
@@ -205,9 +206,11 @@ class _Training:
         if start is None:
             if communicator.current().rank == 0:
                 warn_of_init_from(experiment)
-            self.loop.compile([experiment.full_batch])  # while the weights are drawn
-            initial = experiment.initial_numbers(experiment.config.training.init_from)
-            self.last_good = self._divided(Checkpoint(initial, Progress.start(experiment.best_start, self.task)))
+            with ThreadPoolExecutor(1, "weights") as background:
+                initial = background.submit(experiment.initial_numbers, experiment.config.training.init_from)
+                self.loop.compile([experiment.full_batch])
+            progress = Progress.start(experiment.best_start, self.task)
+            self.last_good = self._divided(Checkpoint(initial.result(), progress))
         else:
             self.last_good = self._divided(start.checkpoint)
         self.loop.state = self.last_good.on_device(device)

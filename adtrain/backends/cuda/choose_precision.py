@@ -2,7 +2,8 @@
 
 A rounded precision permits rounding and does not require it. Kernels of full precision take part in more fusions, and
 some are as fast. So a product keeps its rounded precision only if its kernel is estimated faster by the time of a
-launch, and if it cannot be part of a row-product chain (`forms/row_products.py`).
+launch, and if it cannot be part of a row-product chain (`forms/row_products.py`); or if an operand will be bfloat16 in
+memory anyway (`store_bfloat16.py`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from adtrain.backends.cuda.forms.row_products import may_join
+from adtrain.backends.cuda.store_bfloat16 import products_of_copies
 from adtrain.backends.cuda.write_channels_last import OF_TERMS
 from adtrain.core.precision import FULL
 from adtrain.core.program import Equation, Program
@@ -26,12 +28,16 @@ LAUNCH_CYCLES = 3800
 def choose_precision(program: Program, target: Target) -> Program:
     """``program`` with full precision where a rounded one is not faster by LAUNCH_CYCLES, or would prevent a chain."""
 
+    of_copies = products_of_copies(program, target)
+
     def chosen(e: Equation) -> Equation:
         if e.params.get("precision", FULL) == FULL or e.inputs[0].type.dtype == BITS or e.name in OF_TERMS:
             return e
         full = replace(e, params={**e.params, "precision": FULL})
         if may_join(full, target):
             return full
+        if e in of_copies:
+            return e
         rounded_cycles, full_cycles = _cycles(e, target), _cycles(full, target)
         if rounded_cycles is None or full_cycles is None:
             return e

@@ -3,7 +3,8 @@
 matmul(x, w)    ->    matmul_bfloat16(to_bfloat16(x), to_bfloat16(w))
 
 A conversion is an elementwise equation beside the equation that computes its argument, so it joins that kernel: an
-epilogue stores the rounded activation or gradient. All products that read an array share its copy. If an operand is a
+epilogue stores the rounded activation or gradient. All products that read an array share its copy. So do products of
+few FLOPs, if the array is large, such as those with the small matrices of a low-rank adaptation. If an operand is a
 reshape, the argument of the reshape is converted.
 
 If an array is read by such products, by comparisons with 0 and by sums over its rows only, these read the copy as well
@@ -32,10 +33,14 @@ ROW = 8
 """Kernels need rows of multiples of 16 bytes, which are ROW elements. M and N are padded to such multiples, not K."""
 
 
+SHARED = 1 << 20
+"""Elements of an operand that a product of any size reads as bfloat16, if a large product does."""
+
+
 @keeps(Results.EXACT)
 def store_bfloat16(program: Program, target: Target) -> Program:
     """``program`` with bfloat16 copies of the operands of large bfloat16 products, if the GPU has kernels for them."""
-    products = {e: shapes for e in program.equations if (shapes := _stored_shapes(e, target))}
+    products = products_of_copies(program, target)
     reshapes = {v: e for e in program.equations if e.has(Trait.RESHAPE) for v in e.outputs}
     operands = dict.fromkeys(v for e in products for v in e.inputs)
     sources = {v: reshapes[v].inputs[0] if v in reshapes else v for v in operands}
@@ -102,11 +107,18 @@ def _product(e: Equation, inputs: tuple[Variable, ...]) -> list[Equation]:
     return [replace(e, primitive=primitive, inputs=inputs, outputs=(whole,)), part]
 
 
+def products_of_copies(program: Program, target: Target) -> dict[Equation, tuple[Shape, ...]]:
+    """The bfloat16 products that read copies, with the padded shapes of their operands: those of many FLOPs, and others
+    that share a large operand with these."""
+    fitting = {e: shapes for e in program.equations if (shapes := _stored_shapes(e, target))}
+    large = {e for e in fitting if e.cost.flops > MAX_FLOPS}
+    shared = {v for e in large for v in e.inputs if v.size >= SHARED}
+    return {e: shapes for e, shapes in fitting.items() if e in large or shared.intersection(e.inputs)}
+
+
 def _stored_shapes(e: Equation, target: Target) -> tuple[Shape, ...]:
-    """The padded shapes of the operands of a large bfloat16 product; () if it is none, or if it has no kernel."""
+    """The padded shapes of the operands of a bfloat16 product; () if it is none, or if it has no kernel."""
     if not e.has(Trait.MATMUL) or e.params["precision"] != "bfloat16" or e.inputs[0].type.dtype != np.float32:
-        return ()
-    if e.cost.flops <= MAX_FLOPS:
         return ()
     a, b = (v.type.shape for v in e.inputs)
     if e.params["transpose_a"]:

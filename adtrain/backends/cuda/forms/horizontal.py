@@ -141,9 +141,10 @@ def _launches(equation: Equation) -> int:
 
 
 def is_product(equation: Equation) -> bool:
-    """Whether it is a product of two matrices, with or without elementwise equations after it."""
+    """Whether it is a product of two matrices that are not bfloat16 in memory, with or without elementwise equations
+    after it."""
     product = equation.form == PRODUCT or equation.has(Trait.MATMUL)
-    return product and "transpose_a" in body_of(equation).equations[0].params
+    return product and body_of(equation).equations[0].primitive.name == "matmul"
 
 
 def product_lengths(equation: Equation) -> tuple[int, int, int, int]:

@@ -258,7 +258,7 @@ class Device:
         if not any(elements.strides) and not elements[(0,) * elements.ndim].tobytes().strip(b"\0"):
             cuda.memset_d8_async(address, 0, elements.nbytes, self.stream)  # zeros: a view of one number
             return
-        content = elements.reshape(-1).view(np.uint8)
+        content = np.ascontiguousarray(elements).reshape(-1).view(np.uint8)
         for start in range(0, len(content), UPLOAD_CHUNK):
             while self.uploads and self.uploads[0][1].query():
                 self.uploads.popleft()
