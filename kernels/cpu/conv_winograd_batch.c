@@ -1,5 +1,5 @@
-/* Convolution of all images with 3x3 kernels, and its gradients, by Winograd's method (winograd.h), where images have few
-   tiles and transformed weights do not fit in the caches.
+/* Convolution of all images with 3x3 kernels, and its gradients, by Winograd's method (winograd.h), where images have
+   few tiles and transformed weights do not fit in the caches.
 
    The tiles of a block of `block_images` images are the rows of the matrix products. Transformed weights are made for
    TILE_COLUMNS output channels and CHUNK channels at a time, used for all tiles of the block, and never leave L2:
@@ -63,9 +63,9 @@ static void make_patches(const Batch *b, const T *x, int64_t first, int64_t coun
     for (int64_t i = 0; i < count; i++) {
         T *image = p->images + i * b->image_size;
         bool *wide = p->wide + i * s->tiles;
-        const Range range = to_channels_last(x + (first + i) * l->channels * l->height * l->width, l->channels, l->height,
-                                             l->width, l->padding_y, l->padding_x, image, image_rows(s), image_pitch(s),
-                                             s->in, p->pixels);
+        const Range range =
+            to_channels_last(x + (first + i) * l->channels * l->height * l->width, l->channels, l->height, l->width,
+                             l->padding_y, l->padding_x, image, image_rows(s), image_pitch(s), s->in, p->pixels);
         if (is_wide(range)) mark_wide_tiles(s, compared, wide);
         transform_patches(s, image, 0, s->tiles, wide, p->patches + i * s->tiles * CHUNK, CHUNK, b->tiles * CHUNK);
     }
@@ -114,8 +114,8 @@ static void convolve(const Team *team, const T *x, T *y, Layer layer, Kernels ke
                                    out_pitch * s.out, s.out);
             if (memchr(wide, true, s.tiles))
                 convolve_wide_tiles(&s, &panel, &of_panel, p.images + i * b.image_size, wide, weights, outputs);
-            from_channels_last(outputs, out_pitch, y + ((first + i) * l->out_channels + o) * pixels, outs, l->out_height,
-                               l->out_width);
+            from_channels_last(outputs, out_pitch, y + ((first + i) * l->out_channels + o) * pixels, outs,
+                               l->out_height, l->out_width);
         }
     }
 }
@@ -126,8 +126,8 @@ void FN(conv2d_winograd_batch)(const Team *team, const T *x, const T *w, T *y, C
     convolve(team, x, y, layer_of(&v), kernels_of(&v, w), images, block_images);
 }
 
-void FN(conv2d_input_grad_winograd_batch)(const Team *team, const T *g, const T *w, T *dx, CONV_NUMBERS, int64_t images,
-                                          int64_t block_images) {
+void FN(conv2d_input_grad_winograd_batch)(const Team *team, const T *g, const T *w, T *dx, CONV_NUMBERS,
+                                          int64_t images, int64_t block_images) {
     const Conv v = CONV;
     convolve(team, g, dx, gradient_layer_of(&v), flipped_kernels_of(&v, w), images, block_images);
 }
@@ -162,8 +162,8 @@ static void make_gradients(const Batch *b, const T *g, int64_t outs, int64_t fir
     }
 }
 
-void FN(conv2d_weight_grad_winograd_batch)(const Team *team, const T *x, const T *g, T *dw, CONV_NUMBERS, int64_t images,
-                                           int64_t block_images) {
+void FN(conv2d_weight_grad_winograd_batch)(const Team *team, const T *x, const T *g, T *dw, CONV_NUMBERS,
+                                           int64_t images, int64_t block_images) {
     const Conv v = CONV;
     const Batch b = batch_of(layer_of(&v), images, block_images, 1, SPAN);
     const Layer *l = &b.l;
@@ -187,8 +187,8 @@ void FN(conv2d_weight_grad_winograd_batch)(const Team *team, const T *x, const T
             Layer part = *l;
             Sizes s = b.s;
             part.channels = depth, part.out_channels = outs, s.out = whole_vectors(outs);
-            multiply_positions(depth, s.out, count * s.tiles, p.patches + c * b.tiles, s.patch_step, 1, CHUNK, q.patches,
-                               s.product_step, sums, WEIGHT_STEP, TILE_COLUMNS, false);
+            multiply_positions(depth, s.out, count * s.tiles, p.patches + c * b.tiles, s.patch_step, 1, CHUNK,
+                               q.patches, s.product_step, sums, WEIGHT_STEP, TILE_COLUMNS, false);
             for (int64_t i = 0; i < depth; i++)
                 for (int64_t j = 0; j < s.out; j += LANES)
                     transform_both(transform_weight_gradient, SPAN, 3, sums + i * TILE_COLUMNS + j, SPAN * WEIGHT_STEP,

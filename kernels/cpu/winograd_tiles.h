@@ -45,8 +45,8 @@ static inline int64_t tile_offset(const Sizes *s, int64_t tile, int64_t pitch, i
 /* C[k] (rows x columns, whole vectors) = or += A[k] B[k] for each position k. Element (i, p) of A[k] is
    a[k * a_step + i * row_step + p * step]; B[k] has panels of `depth` rows, C[k] rows of `ld` elements. */
 static inline void multiply_positions(int64_t rows, int64_t columns, int64_t depth, const T *a, int64_t a_step,
-                               int64_t row_step, int64_t step, const T *b, int64_t b_step, T *c, int64_t c_step,
-                               int64_t ld, bool add) {
+                                      int64_t row_step, int64_t step, const T *b, int64_t b_step, T *c,
+                                      int64_t c_step, int64_t ld, bool add) {
     const int64_t strips = ceil_div(rows, TILE_ROWS);
     for (int64_t k = 0; k < POSITIONS; k++, a += a_step, b += b_step, c += c_step)
         for (int64_t j = 0; j < columns; j += TILE_COLUMNS)
@@ -93,8 +93,8 @@ static inline void mark_wide_tiles(const Sizes *s, const Compared m, bool *wide)
 
 /* The transformed patches of tiles first to end - 1 of an image, in parts of `chunk` channels that are `chunk_step`
    numbers apart: v[k][chunk][tile][channel]. Those of wide tiles are zeros. */
-static inline void transform_patches(const Sizes *s, const T *image, int64_t first, int64_t end, const bool *wide, T *v,
-                                     int64_t chunk, int64_t chunk_step) {
+static inline void transform_patches(const Sizes *s, const T *image, int64_t first, int64_t end, const bool *wide,
+                                     T *v, int64_t chunk, int64_t chunk_step) {
     const int64_t pitch = image_pitch(s);
     for (int64_t tile = first; tile < end; tile++, v += chunk) {
         const T *patch = image + tile_offset(s, tile, pitch, s->in);
@@ -160,7 +160,7 @@ static inline void pack_panel(const Kernels *n, int64_t channels, int64_t outs, 
 /* The outputs of wide tiles from the definition: for each weight of the kernel, matrix products of four neighbouring
    pixels. `panel` has memory for TILE_COLUMNS weights a channel. */
 static inline void convolve_wide_tiles(const Sizes *s, const Layer *l, const Kernels *kernels, const T *image,
-                                const bool *wide, T *panel, T *outputs) {
+                                       const bool *wide, T *panel, T *outputs) {
     const int64_t pitch = image_pitch(s), out_pitch = SIZE_OF_TILE * s->tile_columns;
     for (int64_t o = 0; o < s->out; o += TILE_COLUMNS)
         for (int64_t k = 0; k < 9; k++) {
@@ -215,7 +215,8 @@ static inline void put_transposed(const T *gradient, int64_t rows, int64_t out, 
 }
 
 /* Adds the gradient of one tile, from the definition: for each tap, products of the pixels of a row. */
-static inline void add_wide_tile(const Sizes *s, const Layer *l, const T *image, const T *outputs, int64_t tile, T *gradient) {
+static inline void add_wide_tile(const Sizes *s, const Layer *l, const T *image, const T *outputs, int64_t tile,
+                                 T *gradient) {
     const int64_t pitch = image_pitch(s), out_pitch = SIZE_OF_TILE * s->tile_columns;
     const int64_t top = tile / s->tile_columns * SIZE_OF_TILE, left = tile % s->tile_columns * SIZE_OF_TILE;
     const int64_t height = min_i64(SIZE_OF_TILE, l->out_height - top);
