@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +97,10 @@ LACKING = {
 }
 
 
+COMPILED_FOR_SECONDS = {("jax-scan", case) for case in ("norms", "gates", "tokens", "recurrent")}
+"""Combinations that are left to exhaustive tests."""
+
+
 def job(folder: Path, layers: str = PLAIN, *overrides: str) -> Job:
     shape = "model.input=[1, 6, 6]" if "conv2d" in layers else "model.input=[36]"
     fixed = "training.precision=float64", shape
@@ -117,8 +122,17 @@ def check(name: str, given: Job, case: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # PyTorch's warning about speed
-@pytest.mark.parametrize("case", LAYERS)
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        pytest.param(
+            *form.values,
+            case,
+            marks=[*form.marks, *([pytest.mark.exhaustive] if (*form.values, case) in COMPILED_FOR_SECONDS else ())],
+        )
+        for form, case in product(FORMS, LAYERS)
+    ],
+)
 def test_layers_agree(tmp_path: Path, name: str, case: str) -> None:
     check(name, job(tmp_path, LAYERS[case]), case)
 
