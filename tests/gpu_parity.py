@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
+import conftest
 import numpy as np
 import pytest
-from conftest import compiled
 
 from adtrain.backends.cuda import compile_workers, compiler
 from adtrain.backends.cuda.compiler import Compiled, Source
@@ -40,20 +40,20 @@ def gpu() -> Iterator[Any]:
 
 
 def compiled_once(source: Source, target: str) -> Compiled:
-    """`compiler.compile_source`, without its log, unless another worker compiles the source: that one is waited for."""
+    """`compiler.compile_source`. If another worker compiles the source, it waits for that one, and has no log."""
     key, stored = compiler.fingerprint(source, target), open_cache("cuda")
     with locks().locked(key):
-        cubin = stored.content(key, ".cubin")
-        if cubin is None:
-            cubin = compile_source(source, target).cubin
-            stored.store(key, ".cubin", cubin)
-    return Compiled(bytes(cubin), "")
+        if found := stored.content(key, ".cubin"):
+            return Compiled(bytes(found), "")
+        compiled = compile_source(source, target)
+        stored.store(key, ".cubin", compiled.cubin)
+    return compiled
 
 
 @cache
 def locks() -> Cache:
     """Apart from the compiled code: a folder with more files takes longer to look into."""
-    return compiled("locks")
+    return conftest.compiled("locks")
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from peer_marks import marked, quick
+from peer_marks import crossed, marked, quick
 from training_runs import load
 
 from adtrain.bench.peers import jobs
@@ -32,8 +32,7 @@ def losses(name: str, given: MembersJob) -> np.ndarray:
     return np.array([x for _ in range(2) for x in runner.losses()])
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(("name", "optimizer"), crossed(FORMS, OPTIMIZERS))
 def test_each_member_of_a_peer_has_the_losses_of_adtrain(tmp_path: Path, name: str, optimizer: str) -> None:
     given = two_members(tmp_path, f"optimizer={{{optimizer}}}")
     expected = losses("adtrain", given)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import training_runs
 from npz_files import write_npz
-from peer_marks import marked, quick
+from peer_marks import crossed, marked, quick
 
 from adtrain import nn, optim
 from adtrain.bench.peers import jobs, numpy_network, numpy_system
@@ -117,14 +117,12 @@ def check(name: str, given: Job, case: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # PyTorch's warning about speed
-@pytest.mark.parametrize("case", LAYERS)
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(("name", "case"), crossed(FORMS, LAYERS))
 def test_layers_agree(tmp_path: Path, name: str, case: str) -> None:
     check(name, job(tmp_path, LAYERS[case]), case)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(("name", "optimizer"), crossed(FORMS, OPTIMIZERS))
 def test_optimizers_agree(tmp_path: Path, name: str, optimizer: str) -> None:
     check(name, job(tmp_path, PLAIN, f"optimizer={{{optimizer}}}"), optimizer)
 
@@ -136,8 +134,7 @@ def test_parameter_groups_agree(tmp_path: Path, name: str, groups: str, optimize
     check(name, job(tmp_path, PLAIN, f"optimizer={{{optimizer}}}", f"parameter_groups={groups}"), groups)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(("name", "loss"), crossed(FORMS, LOSSES))
 def test_losses_agree(tmp_path: Path, name: str, loss: str) -> None:
     check(name, job(tmp_path, PLAIN, f"loss={loss}"), loss)
 
@@ -147,8 +144,7 @@ def test_nll_of_log_probabilities_agrees(tmp_path: Path, name: str) -> None:
     check(name, job(tmp_path, "[{linear: 3}, log_softmax]", "loss=nll"), "nll")
 
 
-@pytest.mark.parametrize("clip", ["clip_norm=0.05", "clip_value=0.01"])
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(("name", "clip"), crossed(FORMS, ["clip_norm=0.05", "clip_value=0.01"]))
 def test_clipping_agrees(tmp_path: Path, name: str, clip: str) -> None:
     check(name, job(tmp_path, PLAIN, f"training.{clip}", "optimizer={sgd: 0.5}"), clip)
 

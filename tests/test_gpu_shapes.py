@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from compiled_parity import Function
 from gpu_parity import TOLERANCE, check, gpu, poisoned
-from test_cpu_shapes import FAMILIES, Draw, with_gradients
+from test_cpu_shapes import FAMILIES, Draw, integers, with_gradients
 
 from adtrain import ops
 from adtrain.core import tree
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.gpu
 
 TAKEN = {"float32": (0, 2, 4), "float64": (1, 3)}
 """The functions that are run without exhaustive tests, of five that follow one another. Each has kernels of its own, of
-the same text in both types."""
+the same text in both types. Of the families in WHOLE, all are run."""
 
 
 def large_reductions(draw: Draw) -> Iterator[tuple[str, Function]]:
@@ -178,6 +178,8 @@ def vectors(draw: Draw) -> Iterator[tuple[str, Function]]:
             yield f"{shape} {other}", (lambda x, y: ops.exp(x) + y * x, [whole, draw(*other)])
 
 
+WHOLE = (integers, long_rows)
+"""Families in which one function each has a kernel for a type of elements or indices."""
 OWN = [large_reductions, long_rows, copies, scattered, scattered_along, sorted_positions, statistics, pooled, vectors]
 
 
@@ -190,7 +192,8 @@ OWN = [large_reductions, long_rows, copies, scattered, scattered_along, sorted_p
 @pytest.mark.parametrize("family", [*FAMILIES, *OWN])
 def test_odd_and_large_sizes_match_the_cpu(family: Any, dtype: str, taken: Collection[int]) -> None:
     wrong = []
-    for name, (f, args) in (function for i, function in enumerate(family(Draw(dtype))) if i % 5 in taken):
+    functions = enumerate(family(Draw(dtype)))
+    for name, (f, args) in (function for i, function in functions if i % 5 in taken or family in WHOLE):
         expected = [x.numpy() for x in tree.leaves(f(*(array(x) for x in args)))]
         try:
             found = [x.numpy() for x in tree.leaves(f(*(array(x).to("gpu") for x in args)))]

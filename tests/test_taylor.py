@@ -119,6 +119,7 @@ def network(o: Any, x: Any, w: np.ndarray, u: np.ndarray) -> Any:
     return o.matmul(o.tanh(o.matmul(x, w)) / (2.0 + o.sin(x)), u) * o.exp(-x)
 
 
+@pytest.mark.exhaustive  # SymPy's derivatives are compared anyway
 @pytest.mark.needs_jax
 def test_series_and_tangents_agree_with_jax() -> None:
     import jax
