@@ -59,7 +59,7 @@ def test_an_outlier_changes_only_the_results_that_read_it(padding: int, dtype: s
     kernels = [conv.FORWARD_WINOGRAD, conv.INPUT_GRAD_WINOGRAD, conv.WEIGHT_GRAD_WINOGRAD]
     if form == "all images at once":
         kernels = [conv.FORWARD_BATCH, conv.INPUT_GRAD_BATCH, conv.WEIGHT_GRAD_BATCH]
-    sides = (
+    sides: tuple[Any, ...] = (
         ((types[0], types[1]), {}),
         ((types[2], types[1]), {"size": size[2:]}),
         ((types[0], types[2]), {"size": (3, 3)}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import sqrt
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -249,7 +249,7 @@ def test_gradcheck_draws_the_images_of_whitening(tmp_path: Path) -> None:
 
 def test_a_sine_layer_starts_with_the_bounds_of_siren_and_keeps_the_distribution_of_its_sines() -> None:
     layers = [nn.Sine(256, first=True), *(nn.Sine(256) for _ in range(4))]
-    x = ad.array(np.random.default_rng(0).uniform(-1, 1, (512, 2)).astype(np.float32))
+    x: Any = ad.array(np.random.default_rng(0).uniform(-1, 1, (512, 2)).astype(np.float32))
     for i, layer in enumerate(layers):
         params, state = layer.init(x.shape[1], i)
         bound = 1 / x.shape[1] if layer.first else sqrt(6 / x.shape[1]) / 30

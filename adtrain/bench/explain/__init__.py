@@ -6,112 +6,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from adtrain import config, training
 from adtrain.backends.cpu.threads import usable_cores
 from adtrain.bench.explain.causes import CAUSES, Finding, find
+from adtrain.bench.explain.explanation import ExplainedOperation, ExplainedStep, Explanation, Memory, Start
 from adtrain.bench.explain.measure import Measured, evaluation_ms, observe, tried
-from adtrain.bench.explain.observed import Observed, Operation
-from adtrain.bench.explain.view import view
-from adtrain.bench.result import Result
+from adtrain.bench.explain.observed import Observed
 from adtrain.bench.timing.machine import busy_cores, is_busy
 from adtrain.bench.timing.roofline import known_or_measured
-from adtrain.bench.view import View
 from adtrain.core.backend import backend
 from adtrain.data.file_array import machine_memory
-from adtrain.invocation import Invocation, invocation
+from adtrain.invocation import invocation
 from adtrain.training import Mode
 from adtrain.training.costs import largest_batch, planned_peak
 from adtrain.training.summary import read_summary
 
 __all__ = ["CAUSES", "Explanation", "find", "result"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExplainedOperation:
-    """An operation of the step, and what binds it."""
-
-    operation: Operation
-    bound: str
-
-
-@dataclass(frozen=True)
-class Start:
-    """Seconds before the second step: data and network, and the first step with its compilation."""
-
-    prepare_s: float
-    first_step_s: float
-
-
-@dataclass(frozen=True)
-class Memory:
-    """The planned memory of the step, and the largest batch whose step fits; bytes."""
-
-    planned_bytes: int
-    limit_bytes: int
-    largest_batch: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExplainedStep:
-    """A step on a device.
-
-    Attributes:
-        host_ms: the time outside of operations.
-        bounds: the share of the step by what binds it.
-        operations: all operations of the step, the slowest first.
-    """
-
-    device: str
-    device_name: str
-    batch_size: int
-    step_ms: float
-    host_ms: float
-    examples_per_second: float
-    bounds: dict[str, float]
-    operations: list[ExplainedOperation]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Explanation(Result):
-    """The result of `adtrain explain`.
-
-    Attributes:
-        date, command: when and by which command it was measured.
-        step: the step on the chosen device.
-        also: the same step on other devices.
-        findings: the causes that apply to the first one, the largest predicted gain first.
-        run_seconds: the seconds of a finished run by activity, such as "training"; empty for a config.
-        evaluation_ms: the predicted time of one evaluation of the validation examples; None without them.
-        warnings: what makes the times uncertain.
-    """
-
-    kind = "explain"
-    date: str
-    command: str
-    config: str
-    mode: str
-    precision: str
-    examples: int
-    step: ExplainedStep
-    also: list[ExplainedStep]
-    findings: list[Finding]
-    run_seconds: dict[str, float]
-    start: Start
-    streamed: bool
-    gather_ms: float | None
-    evaluation_ms: float | None
-    memory: Memory
-    warnings: list[str]
-
-    @property
-    def made(self) -> Invocation:
-        return Invocation(self.date, self.command)
-
-    def view(self) -> View:
-        return view(self)
 
 
 def result(

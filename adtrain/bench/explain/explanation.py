@@ -1,15 +1,17 @@
-"""What a terminal and a page show of an explanation."""
+"""The explanation of a step: its parts, and what a terminal and a page show of it."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from markupsafe import Markup
 
 from adtrain.bench.explain.causes import Finding
+from adtrain.bench.explain.observed import Operation
 from adtrain.bench.page import charts
+from adtrain.bench.result import Result
 from adtrain.bench.view import (
     NAMES,
     Column,
@@ -28,11 +30,9 @@ from adtrain.bench.view import (
     milliseconds,
     of_peak,
 )
+from adtrain.invocation import Invocation
 from adtrain.table import PERCENT, TEXT, CellFormat
 from adtrain.text import counted, short
-
-if TYPE_CHECKING:
-    from adtrain.bench.explain import ExplainedOperation, ExplainedStep, Explanation
 
 SHOWN = 8
 """The operations that a terminal shows, the slowest ones."""
@@ -44,7 +44,92 @@ LEAST_SHARE = 0.01
 """The limits of a smaller share of a step are not shown."""
 
 
-def view(found: Explanation) -> View:
+@dataclass(frozen=True, kw_only=True)
+class ExplainedOperation:
+    """An operation of the step, and what binds it."""
+
+    operation: Operation
+    bound: str
+
+
+@dataclass(frozen=True)
+class Start:
+    """Seconds before the second step: data and network, and the first step with its compilation."""
+
+    prepare_s: float
+    first_step_s: float
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The planned memory of the step, and the largest batch whose step fits; bytes."""
+
+    planned_bytes: int
+    limit_bytes: int
+    largest_batch: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainedStep:
+    """A step on a device.
+
+    Attributes:
+        host_ms: the time outside of operations.
+        bounds: the share of the step by what binds it.
+        operations: all operations of the step, the slowest first.
+    """
+
+    device: str
+    device_name: str
+    batch_size: int
+    step_ms: float
+    host_ms: float
+    examples_per_second: float
+    bounds: dict[str, float]
+    operations: list[ExplainedOperation]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation(Result):
+    """The result of `adtrain explain`.
+
+    Attributes:
+        date, command: when and by which command it was measured.
+        step: the step on the chosen device.
+        also: the same step on other devices.
+        findings: the causes that apply to the first one, the largest predicted gain first.
+        run_seconds: the seconds of a finished run by activity, such as "training"; empty for a config.
+        evaluation_ms: the predicted time of one evaluation of the validation examples; None without them.
+        warnings: what makes the times uncertain.
+    """
+
+    kind = "explain"
+    date: str
+    command: str
+    config: str
+    mode: str
+    precision: str
+    examples: int
+    step: ExplainedStep
+    also: list[ExplainedStep]
+    findings: list[Finding]
+    run_seconds: dict[str, float]
+    start: Start
+    streamed: bool
+    gather_ms: float | None
+    evaluation_ms: float | None
+    memory: Memory
+    warnings: list[str]
+
+    @property
+    def made(self) -> Invocation:
+        return Invocation(self.date, self.command)
+
+    def view(self) -> View:
+        return _view(self)
+
+
+def _view(found: Explanation) -> View:
     """The step, its causes with proposed changes, its operations, and what surrounds it."""
     step, surroundings = found.step, list(_surroundings(found))
     parts: list[Part] = [
