@@ -213,6 +213,7 @@ def test_softmax_and_norms_that_share_no_kernel_read_rows_once(f: Function, shap
     program = stage(f, SIMPLIFY).program(array(x))
     (e,) = program.equations
     (launch,) = Lowering(H200).launches(e)
+    assert isinstance(launch, LaunchPlan)
     assert launch.name in ("row_fused", "long_rows")
     found, (expected,) = host.computed(e, None, [x])[0], evaluate(program, [array(x)])
     np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-6)
