@@ -26,7 +26,6 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Variable
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cuda.gemm import narrow
 from adtrain.lowering.cuda.gemm.bfloat16 import MATRIX_TILES, TILES, Bfloat16Product, Bfloat16Tile, bfloat16_gemm
 from adtrain.ops.bfloat16 import from_bfloat16_p, matmul_bfloat16_p, to_bfloat16_p
 from adtrain.passes.fusion import FusionPass
@@ -78,9 +77,8 @@ def test_conversions_round_to_nearest_even_and_keep_nan_and_infinity() -> None:
 
 
 def test_kernels_of_a_fused_program_with_stored_operands_are_right(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Epilogues load and store bfloat16. The gradient by the hidden units is a product with a short K."""
+    """Epilogues load and store bfloat16."""
     monkeypatch.setattr(import_module("adtrain.backends.cuda.store_bfloat16"), "MAX_FLOPS", 0)
-    monkeypatch.setattr(narrow, "MIN_ELEMENTS", 0)
     rng = np.random.default_rng(0)
     shapes = (40, 64), (64, 1032), (1032, 10), (1032,)
     arrays = [rng.standard_normal(shape, np.float32) / 8 for shape in shapes]
@@ -101,7 +99,7 @@ def test_kernels_of_a_fused_program_with_stored_operands_are_right(host: Host, m
             for found, v in zip(host.computed(e, None, inputs), e.outputs, strict=True):
                 x, y = (from_bfloat16_p.reference(a) if a.dtype == np.uint16 else a for a in (found, known[v]))
                 assert np.linalg.norm(x - y) <= 1e-4 * np.linalg.norm(y)
-    assert names == {"bfloat16_gemm", "sum_bfloat16_splits", "short_k_gemm"}
+    assert names == {"bfloat16_gemm", "sum_bfloat16_splits", "small_gemm"}
 
 
 @pytest.mark.parametrize("splits", [1, 2])

@@ -26,10 +26,7 @@ from adtrain.core.staging import stage
 from adtrain.core.trace import bind
 from adtrain.core.types import BITS
 from adtrain.lowering.cuda.gemm.bfloat16 import MATRIX_TILES, TILE_K, Bfloat16Product, Bfloat16Tile, bfloat16_gemm
-from adtrain.lowering.cuda.gemm.narrow import short_k_gemm
 from adtrain.ops.bfloat16 import from_bfloat16_p, matmul_bfloat16_p, to_bfloat16_p
-from adtrain.ops.matmul import matmul_p
-from adtrain.ops.rounding import rounded
 from adtrain.passes import ALL
 
 __all__ = ["gpu", "hopper", "poisoned", "small_arrays_as_large_ones"]
@@ -93,15 +90,6 @@ def test_products_of_all_shapes_are_right(
     a, b = (from_bfloat16_p.reference(x).astype(float) for x in arrays)
     size = np.linalg.norm(np.sqrt(exact(a * a, b * b, ta, tb)))
     assert np.linalg.norm(found - exact(a, b, ta, tb)) < 1e-5 * size
-
-
-@pytest.mark.parametrize("k", [1, 10, 16])
-def test_products_with_a_short_k_are_right(gpu: Any, k: int) -> None:
-    rng = np.random.default_rng(k)
-    a, b = rng.standard_normal((1, 1021, k), np.float32), rng.standard_normal((1, k, 1028), np.float32)
-    kernel = short_k_gemm((1, 1021, 1028, k), (False, False), "tf32")
-    found = run_twice(gpu, matmul_p, kernel, [a, b], transpose_a=False, transpose_b=False, precision="tf32")[0]
-    assert distance(found, exact(rounded(a, "tf32"), rounded(b, "tf32"), False, False)) < 1e-6
 
 
 def test_gradients_through_stored_operands_are_those_of_rounded_products(gpu: Any) -> None:

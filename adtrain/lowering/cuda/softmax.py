@@ -11,22 +11,23 @@ from adtrain.core.target import Target
 from adtrain.lowering.cuda.reduce import WARP, power_of_two
 from adtrain.lowering.shapes import element_types, split_at
 
-THREADS, LOADS = 256, 4
-"""Threads of a block; elements that a thread loads at once."""
+ROW_THREADS, COLUMN_THREADS, LOADS = 256, 1024, 8
+"""Threads of a block, for contiguous lines and for others; elements that a thread loads at once."""
 
 
 def softmax(logarithm: bool, target: Target, x: Any, axis: int) -> list[CudaKernel]:
     """The kernel for softmax, or for its logarithm. ``x`` may be bfloat16 in memory."""
     outer, length, inner = split_at(x.shape, axis)
-    lines, across = outer * inner, max(THREADS // power_of_two(-(-length // LOADS)), 1 if inner == 1 else WARP)
-    macros = {"LOGARITHM": int(logarithm), "THREADS": THREADS, "ACROSS": across}
+    threads, least = (ROW_THREADS, 1) if inner == 1 else (COLUMN_THREADS, WARP)
+    lines, across = outer * inner, max(threads // power_of_two(-(-length // LOADS)), least)
+    macros = {"LOGARITHM": int(logarithm), "THREADS": threads, "ACROSS": across}
     launch = CudaLaunch(
         "reduce/softmax.cu",
         "softmax",
         (lines, length, inner),
         element_types(x.dtype),
         blocks=-(-lines // across),
-        threads=THREADS,
+        threads=threads,
         definitions=macros,
     )
     return [CudaKernel((launch,))]

@@ -199,39 +199,24 @@ struct Boxes {
 };
 
 // By a consumer warpgroup: the products of three terms in stages `begin` to `end` - 1, for 64 rows from row `first` on.
-__device__ __forceinline__ void multiply_promoted(float (&main)[SUMS], Pipeline<TILE_STAGES> &pipeline,
+__device__ __forceinline__ void multiply_terms(float (&main)[SUMS], Pipeline<TILE_STAGES> &pipeline,
     PipelineState<TILE_STAGES> &state, const char *shared, int first, int begin, int end) {
-    float leading[SUMS], low_order[SUMS];
-    int last = 0;
-    for (int i = begin; i < end; i++, state.advance()) {
-        pipeline.wait_full(state);
+    float low_order[SUMS];
+    const auto lead = [&](float (&sums)[SUMS], int stage, int part) {
         #pragma unroll
-        for (int begin_step = 0; begin_step < STEPS; begin_step += PROMOTED_STEPS) {
-            wgmma_fence();
+        for (int step = 0; step < PROMOTED_STEPS; step++)
+            Boxes::start_product(sums, shared, stage, first, part * PROMOTED_STEPS + step, {0, 0}, step > 0);
+    };
+    const auto low = [&](float (&sums)[SUMS], int stage, int part, bool add, int) {
+        #pragma unroll
+        for (int step = 0; step < PROMOTED_STEPS; step++) {
             #pragma unroll
-            for (int step = begin_step; step < begin_step + PROMOTED_STEPS; step++)
-                Boxes::start_product(leading, shared, state.stage, first, step, {0, 0}, step > begin_step);
-            wgmma_commit_group();
-            wgmma_wait_group<1>();
-            if (begin_step == 0 && i > begin) pipeline.release(last);
-            #pragma unroll
-            for (int step = begin_step; step < begin_step + PROMOTED_STEPS; step++) {
-                #pragma unroll
-                for (int p = 0; p < LOW_ORDER_PAIRS; p++)
-                    Boxes::start_product(
-                        low_order, shared, state.stage, first, step, low_order_pair(p), i > begin || step + p > 0);
-            }
-            wgmma_commit_group();
-            wgmma_wait_group<1>();
-            wgmma_fence_operand(leading);
-            #pragma unroll
-            for (int j = 0; j < SUMS; j++) main[j] += leading[j];
+            for (int p = 0; p < LOW_ORDER_PAIRS; p++)
+                Boxes::start_product(
+                    sums, shared, stage, first, part * PROMOTED_STEPS + step, low_order_pair(p), add || step + p > 0);
         }
-        last = state.stage;
-    }
-    wgmma_wait_group<0>();
-    wgmma_fence_operand(low_order);
-    pipeline.release(last);
+    };
+    multiply_promoted<STEPS / PROMOTED_STEPS>(main, low_order, pipeline, state, begin, end, lead, low, [](int) {});
     #pragma unroll
     for (int j = 0; j < SUMS; j++) main[j] += low_order[j];
 }
@@ -295,7 +280,7 @@ template <class Product, class Epilogues> __device__ __forceinline__ void consum
         if (PINGPONG && turn > 0) named_barrier_sync(CONSUMERS, 1 + group); // the other warpgroup has multiplied its stages
         if constexpr (TERMS == 3) {
             if (own.begin < own.end)
-                multiply_promoted(sums[0], pipeline, state, shared, part * WGMMA_ROWS, own.begin, own.end);
+                multiply_terms(sums[0], pipeline, state, shared, part * WGMMA_ROWS, own.begin, own.end);
         } else if (own.begin < own.end) {
             multiply_stages(sums, pipeline, state, own.begin, own.end, [&](int at, bool add) {
                 if (GATHERS) fence_proxy_async();

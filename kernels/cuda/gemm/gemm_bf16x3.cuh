@@ -236,39 +236,24 @@ struct Accumulators {
     __device__ __forceinline__ void multiply(Barriers &barriers, const char *shared, const TileSplit &work, int warpgroup,
         bool first, PipelineState<STAGES> &state) {
         if (first && warpgroup > 0) barriers.begun.wait(0);
-        float leading[SUMS];
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] = 0;
-        int last = 0;
-        for (int i = work.begin; i < work.end; i++, state.advance()) {
-            barriers.pipeline.wait_full(state);
-            const char *stage = shared + state.stage * STAGE;
+        const auto products = [&](float (&sums)[SUMS], int at, TermPair terms, bool add) {
+            const char *stage = shared + at * STAGE;
             const uint64_t a = OperandA::descriptor(stage, warpgroup * ROWS);
             const uint64_t b = OperandB::descriptor(stage + OperandA::SIZE, 0);
-            const auto products = [&](float (&sums)[SUMS], TermPair terms, bool accumulate) {
-                #pragma unroll
-                for (int k = 0; k < TILE_K; k += MMA_K)
-                    wgmma<BFLOAT16, TRANSPOSE_A, !TRANSPOSE_B>(
-                        sums, a + OperandA::offset(terms.a, k), b + OperandB::offset(terms.b, k), accumulate || k > 0);
-            };
-            wgmma_fence();
-            products(leading, {0, 0}, false);
-            wgmma_commit_group();
-            wgmma_wait_group<1>();
-            if (i > work.begin) arrive_per_warp(barriers.pipeline.empty[last]);
+            #pragma unroll
+            for (int k = 0; k < TILE_K; k += MMA_K)
+                wgmma<BFLOAT16, TRANSPOSE_A, !TRANSPOSE_B>(
+                    sums, a + OperandA::offset(terms.a, k), b + OperandB::offset(terms.b, k), add || k > 0);
+        };
+        const auto lead = [&](float (&sums)[SUMS], int stage, int) { products(sums, stage, {0, 0}, false); };
+        const auto low = [&](float (&sums)[SUMS], int stage, int, bool add, int i) {
             if (first && warpgroup == 0 && i == min(work.begin + STAGGER, work.end) - 1) arrive_per_warp(barriers.begun);
             #pragma unroll
-            for (int j = 0; j < LOW_ORDER_PAIRS; j++) products(low_order, low_order_pair(j), i + j > work.begin);
-            wgmma_commit_group();
-            wgmma_wait_group<1>();
-            wgmma_fence_operand(leading);
-            #pragma unroll
-            for (int j = 0; j < SUMS; j++) main[j] += leading[j];
-            last = state.stage;
-        }
-        wgmma_wait_group<0>();
-        wgmma_fence_operand(low_order);
-        arrive_per_warp(barriers.pipeline.empty[last]);
+            for (int j = 0; j < LOW_ORDER_PAIRS; j++) products(sums, stage, low_order_pair(j), add || j > 0);
+        };
+        multiply_promoted<1>(main, low_order, barriers.pipeline, state, work.begin, work.end, lead, low, [](int) {});
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] += low_order[i];
     }

@@ -89,49 +89,37 @@ template <class Terms> struct Accumulators {
     // level: the cancellation levels of this thread's two rows.
     __device__ __forceinline__ void multiply(TilePipeline &pipeline, PipelineState<Terms::STAGES> &state,
         const char *shared, int k_tiles, const float (&level)[2]) {
-        float leading[SUMS];
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] = 0;
         #pragma unroll
         for (uint32_t &word : selected) word = CHECKS_CANCELLATION ? ~0u : 0;
-        int last = 0;
-        for (int i = 0; i < k_tiles; i++) {
-            pipeline.wait_full(state);
-            const Stage<Terms::COUNT> stage(shared, state.stage);
-            wgmma_fence();
+        const auto lead = [&](float (&sums)[SUMS], int at, int) {
+            const Stage<Terms::COUNT> stage(shared, at);
             #pragma unroll
             for (int k = 0; k < 4; k++)
-                wgmma<Terms::FORMAT>(
-                    leading, stage.a() + k * DESCRIPTOR_K_STEP, stage.b() + k * DESCRIPTOR_K_STEP, k > 0);
-            wgmma_commit_group();
-            wgmma_wait_group<1>();
-            if (i > 0) pipeline.release(last);
+                wgmma<Terms::FORMAT>(sums, stage.a() + k * DESCRIPTOR_K_STEP, stage.b() + k * DESCRIPTOR_K_STEP, k > 0);
+        };
+        const auto low = [&](float (&sums)[SUMS], int at, int, bool add, int) {
+            const Stage<Terms::COUNT> stage(shared, at);
             #pragma unroll
             for (int k = 0; k < 4; k++) {
                 #pragma unroll
                 for (int p = 0; p < Terms::LOW_ORDER; p++) {
                     const TermPair pair = Terms::pair(p);
-                    wgmma<Terms::FORMAT>(low_order, stage.a(pair.a) + k * DESCRIPTOR_K_STEP,
-                        stage.b(pair.b) + k * DESCRIPTOR_K_STEP, i + k + p > 0);
+                    wgmma<Terms::FORMAT>(sums, stage.a(pair.a) + k * DESCRIPTOR_K_STEP,
+                        stage.b(pair.b) + k * DESCRIPTOR_K_STEP, add || k + p > 0);
                 }
             }
-            wgmma_commit_group();
-            wgmma_wait_group<1>();
-            wgmma_fence_operand(leading);
-            #pragma unroll
-            for (int j = 0; j < SUMS; j++) main[j] += leading[j];
+        };
+        const auto check = [&](int i) {
             if (CHECKS_CANCELLATION && i < CHECKED_TILES && __any_sync(~0u, bits() != 0)) { // usually none after a dozen tiles
                 #pragma unroll
                 for (int j = 0; j < SUMS; j++) {
                     if (fabsf(main[j]) >= level[j / 2 % 2]) selected[j / 32] &= ~(1u << j % 32);
                 }
             }
-            last = state.stage;
-            state.advance();
-        }
-        wgmma_wait_group<0>();
-        wgmma_fence_operand(low_order);
-        pipeline.release(last);
+        };
+        multiply_promoted<1>(main, low_order, pipeline, state, 0, k_tiles, lead, low, check);
     }
 
     // Undoes the scaling. Returns a bit for each accumulator that the fallback computes.

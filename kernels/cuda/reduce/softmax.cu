@@ -11,7 +11,7 @@
 typedef StoredAs<U>::type S;
 
 constexpr int DOWN = THREADS / ACROSS; // threads of a line
-constexpr int LOADS = 4;               // loads of a thread in flight
+constexpr int LOADS = 8;               // loads of a thread in flight
 
 KERNEL __launch_bounds__(THREADS) softmax(const S *x, T *y, int64_t lines, int64_t length, int64_t inner) {
     wait_for_inputs();

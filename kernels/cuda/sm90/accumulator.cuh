@@ -23,6 +23,38 @@ template <class Sums, int STAGES, class Start> __device__ __forceinline__ void m
     wgmma_fence_operand(sums);
 }
 
+// The same for products of terms. WGMMA sums the products of first terms over a part of a stage, and float32 additions sum these;
+// WGMMA sums low-order products over all stages. lead(sums, stage, part) starts the former products, low(sums, stage, part, add,
+// i) the latter. added(i) is called after the additions of stage i.
+template <int PARTS, int N, class Stages, int STAGES, class Lead, class Low, class Added>
+__device__ __forceinline__ void multiply_promoted(float (&main)[N], float (&low_order)[N], Stages &pipeline,
+    PipelineState<STAGES> &state, int begin, int end, const Lead &lead, const Low &low, const Added &added) {
+    float leading[N];
+    int last = 0;
+    for (int i = begin; i < end; i++, state.advance()) {
+        pipeline.wait_full(state);
+        #pragma unroll
+        for (int part = 0; part < PARTS; part++) {
+            wgmma_fence();
+            lead(leading, state.stage, part);
+            wgmma_commit_group();
+            wgmma_wait_group<1>();
+            if (part == 0 && i > begin) pipeline.release(last);
+            low(low_order, state.stage, part, i > begin || part > 0, i);
+            wgmma_commit_group();
+            wgmma_wait_group<1>();
+            wgmma_fence_operand(leading);
+            #pragma unroll
+            for (int j = 0; j < N; j++) main[j] += leading[j];
+        }
+        added(i);
+        last = state.stage;
+    }
+    wgmma_wait_group<0>();
+    wgmma_fence_operand(low_order);
+    pipeline.release(last);
+}
+
 // The accumulators of a thread whose warpgroup computes 64 rows of a tile, from row0 and column0 of the matrix on.
 struct AccumulatorTile {
     TileCoord at;

@@ -135,10 +135,14 @@ def rows_of(e: Equation) -> Rows | None:
     return Rows(count, e.inputs[0].size // count) if count else None
 
 
-def register_rows(body: Program) -> Part | None:
-    """The part for a `row_fused` body of rows of one length; None if an equation has no rule here."""
+def register_rows(body: Program, shortest: int = MIN_IN_REGISTERS) -> Part | None:
+    """The part for a `row_fused` body of rows of one length; None if an equation has no rule here.
+
+    Args:
+        shortest: minimum elements of a row.
+    """
     rows = rows_in(body)
-    return None if rows is None or rows.length < MIN_IN_REGISTERS else _Writer(body, rows).part()
+    return None if rows is None or rows.length < shortest else _Writer(body, rows).part()
 
 
 def rows_in_block(body: Program, names: Mapping[Variable, str], threads: int) -> Step | None:

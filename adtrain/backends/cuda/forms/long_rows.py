@@ -12,7 +12,7 @@ from functools import cached_property
 
 from adtrain.backends.cuda.codegen.long_rows import long_rows, may_overwrite
 from adtrain.backends.cuda.codegen.part import Kernel, kernel
-from adtrain.backends.cuda.codegen.register_rows import MIN_IN_REGISTERS, THREADS, Rows, register_rows, rows_of
+from adtrain.backends.cuda.codegen.register_rows import THREADS, Rows, register_rows, rows_of
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.row_fused import BY_INDEX, MAX_WIDTH, ROW_FUSED, RowFusion, held_rows, readers_of_rows
 from adtrain.core.axes import Items
@@ -64,8 +64,8 @@ def _fit(rows: Rows, target: Target) -> bool:
 def rows_alone(equation: Equation, target: Target) -> list[Kernel]:
     """The kernel of a softmax or norm that shares no kernel, if threads or a block hold its rows; none otherwise."""
     rows = rows_of(equation) if equation.primitive.name in NORMALIZING else None
-    if rows is not None and MIN_IN_REGISTERS <= rows.length <= MAX_WIDTH:
-        part = register_rows(body_of(equation))
+    if rows is not None and rows.length <= MAX_WIDTH:
+        part = register_rows(body_of(equation), shortest=1)
         return [] if part is None else [kernel(ROW_FUSED, [part], THREADS)]
     if rows is not None and _fit(rows, target):
         return _kernels(equation, target)

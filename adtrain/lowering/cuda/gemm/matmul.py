@@ -226,8 +226,8 @@ def block_gemms(
 def candidates(
     target: Target, a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = FULL
 ) -> Sequence[CudaKernel]:
-    """The rule of `matmul`. Three kernels come before `gemms`: `tiny_gemm` for many small matrices, gemv for a matrix
-    by a vector, both without rounding, and `short_k_gemm` for a large rounded product with a short K."""
+    """The rule of `matmul`. Without rounding two kernels come before `gemms`: `tiny_gemm` for many small matrices, and
+    gemv for a matrix by a vector."""
     full = precision == FULL or a.dtype.itemsize == 8
     lengths, transposed = product_lengths(a, b, transpose_a, transpose_b), (transpose_a, transpose_b)
     tiny = full and not target.by_member and narrow.has_tiny_matrices(lengths)
@@ -242,9 +242,7 @@ def candidates(
         return replace(gemm.kernel(), cycles=cycles)
 
     found = gemms(target, a, b, transpose_a, transpose_b, precision)
-    short = found and not full and not target.by_member and narrow.has_short_k(lengths)
-    first = [narrow.short_k_gemm(lengths, transposed, precision)] if short else []
-    return [*exact, *first, *map(kernel, found), *few_blocks]
+    return [*exact, *map(kernel, found), *few_blocks]
 
 
 def _has_few_blocks(gemv: CudaLaunch, target: Target) -> bool:
