@@ -71,6 +71,7 @@ USES: dict[str, dict[str, Use]] = {
     "eval run": {
         "data": ("--data data", r"^test    loss .* of 30 images$"),
         "text": "test_train_tokens.py",
+        "influence": "test_influence.py",
         "top": ("--top 2", "--top is for a sweep, and run is none", 2),
         "set": ("--set data.batch_size=7", r"^test    loss "),
         "device": NO_GPU,

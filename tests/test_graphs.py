@@ -214,7 +214,9 @@ def test_layers_of_any_network_are_drawn(drawn: Any) -> None:
         drawn_layers = [box.title[0] for box in picture.boxes if box.details]
         names = [title.split()[0] for title in drawn_layers]
         owners = dict.fromkeys(  # the layers of a transformer layer are in its box
-            f"{row.name} {row.kind}" if row.name in names else next(t for t in drawn_layers if row.name.startswith(f"{t.split()[0]}."))
+            f"{row.name} {row.kind}"
+            if row.name in names
+            else next(t for t in drawn_layers if row.name.startswith(f"{t.split()[0]}."))
             for row in nn.describe(model, shape)
         )
         assert list(owners) == drawn_layers
