@@ -36,8 +36,8 @@ static void encode(const T *points, const T *table, const int64_t *levels, T *ou
                    int64_t features, int64_t along, int64_t begin, int64_t end) {
     int64_t rows[1 << MOST];
     T weights[1 << MOST];
-    for (int64_t n = begin; n < end; n++)
-        for (int64_t l = 0; l < count; l++) {
+    for (int64_t l = 0; l < count; l++) /* so that the rows of a level stay in the cache */
+        for (int64_t n = begin; n < end; n++) {
             T *to = out + (n * count + l) * features;
             corners(points + n * d, d, levels + 3 * l, along, rows, weights);
             for (int64_t f = 0; f < features; f++) to[f] = 0;
