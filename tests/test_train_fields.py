@@ -141,6 +141,7 @@ def test_other_encodings_learn_a_volume(tmp_path: Path, layers: str) -> None:
         "data.peak=20",
         "data.normalize_targets=true",
         "optimizer.adam.lr=0.01",
+        "training.epochs=6",
     )
     of_model = f"model.layers=[{layers}, linear: 1]"
     (tmp_path / "field.yaml").write_text(text(tmp_path))
