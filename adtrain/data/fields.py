@@ -23,9 +23,9 @@ from adtrain.data.statistics import PIXEL_MAX
 from adtrain.data.table_encoder import TableEncoder
 
 FieldKind: TypeAlias = Literal["image", "volume"]
-IMAGE_AXES = ("y", "x")
+IMAGE_AXES: tuple[str, ...] = ("y", "x")
 VOLUME_AXES = ("x", "y", "z", "t")
-CHANNELS = {1: ("grey",), 3: ("red", "green", "blue")}
+CHANNELS: dict[int, tuple[str, ...]] = {1: ("grey",), 3: ("red", "green", "blue")}
 CENTRE = 0.5
 """The mean and half the length of the unit interval: networks get coordinates in [-1, 1]."""
 
