@@ -102,7 +102,9 @@ class Experiment:
 
     def order(self, count: int, seed: int, epoch: int) -> np.ndarray:
         """The order of the examples of an epoch; see `data.batches`."""
-        if self.config.data.draws:
+        if self.config.data.field is not None:
+            return np.broadcast_to(np.int64(0), (self.examples_per_epoch,))
+        if self.config.data.points is not None:
             return points.order(len(self.train), self.full_batch, self.steps_per_epoch, epoch)
         options = self.config.data.options
         if options.order == "random_offsets":
