@@ -38,10 +38,14 @@ class BatchGroup(NamedTuple):
 
 
 class Examples(ABC):
-    """A split on a device. Made by `on_device`."""
+    """A split on a device. Made by `on_device`.
 
-    def __init__(self, split: Split, device: str) -> None:
-        self.split, self.device = split, device
+    With `draws` a step draws its examples from a `Resident` split. The indices of batches only tell their sizes, and one
+    order of zeros serves all groups.
+    """
+
+    def __init__(self, split: Split, device: str, draws: bool = False) -> None:
+        self.split, self.device, self.draws = split, device, draws
         self._of_groups: dict[Shape, list[Array]] = {}
 
     def __len__(self) -> int:
@@ -75,13 +79,11 @@ class Examples(ABC):
 class Resident(Examples):
     """A whole split on the device.
 
-    `images` can hold more than the split; then `row_numbers` maps the split's indices to rows of `images`. With `draws`
-    a step draws its examples: the indices of batches only tell their sizes, and one order of zeros serves all groups.
+    `images` can hold more than the split; then `row_numbers` maps the split's indices to rows of `images`.
     """
 
     def __init__(self, split: Split, device: str, draws: bool = False) -> None:
-        super().__init__(split, device)
-        self.draws = draws
+        super().__init__(split, device, draws)
         images, labels, self.row_numbers = split.images, split.labels, None
         if isinstance(images, Rows) and _usable_in_place(images.base, device):
             self.row_numbers = images.rows
