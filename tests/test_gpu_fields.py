@@ -33,9 +33,12 @@ def test_the_elements_of_a_step_are_those_of_the_cpu(gpu: Any) -> None:
 
 
 def test_a_training_repeats_in_all_bits_and_agrees_with_the_cpu(gpu: Any, tmp_path: Path) -> None:
-    found = [training.run(prepared(tmp_path, "training.epochs=1"), device) for device in ("gpu", "gpu", "cpu")]
+    found = [
+        training.run(prepared(tmp_path, "training.epochs=1", "training.precision=float64"), device)
+        for device in ("gpu", "gpu", "cpu")
+    ]
     first, second, on_cpu = ([x.numpy() for x in tree.leaves(each.state.params)] for each in found)
     for x, y in zip(first, second, strict=True):
         assert x.tobytes() == y.tobytes()
     for x, y in zip(first, on_cpu, strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-2, atol=1e-3)
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7)
