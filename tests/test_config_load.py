@@ -19,8 +19,9 @@ POSITIVE = "expected an integer in [1, 2^31)"
 POSITIVE_NUMBER = "a number in (0, 3.4e38]"
 LOSSES = "cross_entropy, nll, mse, l1, huber, binary_cross_entropy_with_logits, equations"
 PACKAGED = (
-    "burgers, char-gpt, cifar-94, cifar-96, cifar-small, cnn, gpt-shakespeare, inverse-heat, lenet5, lenet5-augmented, "
-    "lstm, mlp, mlp-small, mnist-99, navier-stokes, poisson, resnet, resnet18, schroedinger, smoke, vit, wave"
+    "burgers, char-gpt, cifar-94, cifar-96, cifar-small, cnn, field, gpt-shakespeare, inverse-heat, lenet5, "
+    "lenet5-augmented, lstm, mlp, mlp-small, mnist-99, navier-stokes, poisson, resnet, resnet18, schroedinger, "
+    "smoke, vit, wave"
 )
 NO_PAIR = "found no key=value, expected one such as training.epochs=3"
 TRAINING = (

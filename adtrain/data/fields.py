@@ -6,6 +6,7 @@ Element i of an axis of n elements has the coordinate (i + 1/2) / n. A training 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -22,9 +23,9 @@ from adtrain.data.statistics import PIXEL_MAX
 from adtrain.data.table_encoder import TableEncoder
 
 FieldKind: TypeAlias = Literal["image", "volume"]
-IMAGE_AXES = ("y", "x")
+IMAGE_AXES: tuple[str, ...] = ("y", "x")
 VOLUME_AXES = ("x", "y", "z", "t")
-CHANNELS = {1: ("grey",), 3: ("red", "green", "blue")}
+CHANNELS: dict[int, tuple[str, ...]] = {1: ("grey",), 3: ("red", "green", "blue")}
 CENTRE = 0.5
 """The mean and half the length of the unit interval: networks get coordinates in [-1, 1]."""
 
@@ -43,18 +44,29 @@ def load(path: Path, kind: FieldKind) -> DataSet:
         axes, outputs = IMAGE_AXES, CHANNELS[len(pixels)]
         values = np.moveaxis(pixels, 0, -1).astype(np.float32) / PIXEL_MAX
     else:
-        found = read_npy(path, "1 to 4 axes", lambda shape: len(shape) > 0 and min(shape) > 0)
+        found = read_npy(path, "1 to 4 axes, none of them empty", lambda shape: len(shape) > 0 and min(shape) > 0)
         with np.errstate(over="ignore"):
             values = found[..., np.newaxis].astype(np.float32)
         axes, outputs = VOLUME_AXES[: found.ndim], ("value",)
         if not np.isfinite(values).all():
             raise DataError(f"{path}: found a number that is not finite in float32, expected finite ones")
-    shape = values.shape[:-1]
-    require_memory(str(path), 4 * (len(shape) + 1) * values.size)
-    split = Split(places(shape), values.reshape(-1, len(outputs)))
-    columns = Columns(tuple(Column(name, i) for i, name in enumerate(axes)), len(axes))
+    require_memory(str(path), 4 * (values.ndim + 1) * values.size)
+    return _of_values(path.stem, axes, outputs, values)
+
+
+def placeholder(name: str, count: int, coordinates: int, outputs: int) -> DataSet:
+    """A data set of the same types with `count` elements, which are 0."""
+    axes, zero = VOLUME_AXES[:coordinates], np.zeros((), np.float32)
+    names = tuple(map(str, range(outputs)))
+    return _of_values(name, axes, names, np.broadcast_to(zero, (count, *(1,) * (coordinates - 1), outputs)))
+
+
+def _of_values(name: str, axes: Sequence[str], outputs: tuple[str, ...], values: np.ndarray) -> DataSet:
+    """The data set of an array (*shape, outputs)."""
+    split = Split(places(values.shape[:-1]), values.reshape(-1, len(outputs)))
+    columns = Columns(tuple(Column(axis, i) for i, axis in enumerate(axes)), len(axes))
     return DataSet(
-        name=path.stem,
+        name=name,
         train=split,
         test=split,
         classes=(),

@@ -199,15 +199,13 @@ def _solution(trained: TrainedModel, network: EquationNetwork, test: Split, devi
 def _field(trained: TrainedModel, task: Field, test: Split, device: str) -> FieldPredictions:
     """The elements of the array that the network has learnt."""
     found = predictions(trained.network, trained.params, trained.statistics, test.images, device)
-    images, labels, data = np.asarray(test.images), np.asarray(test.labels), trained.config.data
+    labels, data = np.asarray(test.labels), trained.config.data
     assert trained.encoder is not None
     assert data.field is not None
-    return FieldPredictions(
-        trained.encoder.features,
-        *(x.reshape(*shape_of(images), -1) for x in (labels, found)),
-        psnr(float(np.square(found - labels).mean()), task.peak),
-        is_image=data.field[0] == "image",
-    )
+    shape = *shape_of(np.asarray(test.images)), -1
+    ratio = psnr(float(np.square(found - labels).mean()), task.peak)
+    is_image = data.field[0] == "image"
+    return FieldPredictions(trained.encoder.features, labels.reshape(shape), found.reshape(shape), ratio, is_image)
 
 
 def first_filters(trained: TrainedModel) -> np.ndarray | None:

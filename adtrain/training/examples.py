@@ -38,10 +38,14 @@ class BatchGroup(NamedTuple):
 
 
 class Examples(ABC):
-    """A split on a device. Made by `on_device`."""
+    """A split on a device. Made by `on_device`.
 
-    def __init__(self, split: Split, device: str) -> None:
-        self.split, self.device = split, device
+    With `draws` a step draws its examples from a `Resident` split. The indices of batches only tell their sizes, and
+    one order of zeros serves all groups.
+    """
+
+    def __init__(self, split: Split, device: str, draws: bool = False) -> None:
+        self.split, self.device, self.draws = split, device, draws
         self._of_groups: dict[Shape, list[Array]] = {}
 
     def __len__(self) -> int:
@@ -78,8 +82,8 @@ class Resident(Examples):
     `images` can hold more than the split; then `row_numbers` maps the split's indices to rows of `images`.
     """
 
-    def __init__(self, split: Split, device: str) -> None:
-        super().__init__(split, device)
+    def __init__(self, split: Split, device: str, draws: bool = False) -> None:
+        super().__init__(split, device, draws)
         images, labels, self.row_numbers = split.images, split.labels, None
         if isinstance(images, Rows) and _usable_in_place(images.base, device):
             self.row_numbers = images.rows
@@ -100,8 +104,11 @@ class Resident(Examples):
         for position, size, group in _group_by_size(batches, rows, rows * len(self)):
             group = [part(batch) for batch in group]
             order = np.zeros((rows, len(group[0])), np.int64)
-            order[position : position + len(group)] = group
-            (given,) = self._upload(self._rows(order))
+            if self.draws:
+                (given,) = self._of_groups.get(order.shape) or self._upload(order)
+            else:
+                order[position : position + len(group)] = group
+                (given,) = self._upload(self._rows(order))
             yield BatchGroup(position, len(group), size, (self.images, self.labels, given))
 
 
@@ -145,14 +152,14 @@ class Streamed(Examples):
         return images, labels
 
 
-def on_device(split: Split, device: str) -> Examples:
-    """The split on `device`: `Resident` where it fits, otherwise `Streamed`.
+def on_device(split: Split, device: str, draws: bool = False) -> Examples:
+    """The split on `device`: `Resident` where it fits, or where a step `draws` its examples, otherwise `Streamed`.
 
     On the CPU, contiguous images in memory are used without a copy and must not be written to. Images that must be
     copied, to a GPU or into another layout, fit if they take at most half of its memory and half of the host's.
     Sequences at offsets are streamed, because they overlap.
     """
-    return Streamed(split, device) if is_streamed(split, device) else Resident(split, device)
+    return Streamed(split, device) if is_streamed(split, device) and not draws else Resident(split, device, draws)
 
 
 def is_streamed(split: Split, device: str) -> bool:

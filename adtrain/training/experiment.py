@@ -102,7 +102,9 @@ class Experiment:
 
     def order(self, count: int, seed: int, epoch: int) -> np.ndarray:
         """The order of the examples of an epoch; see `data.batches`."""
-        if self.config.data.draws:
+        if self.config.data.field is not None:
+            return np.broadcast_to(np.int64(0), (self.examples_per_epoch,))
+        if self.config.data.points is not None:
             return points.order(len(self.train), self.full_batch, self.steps_per_epoch, epoch)
         options = self.config.data.options
         if options.order == "random_offsets":
@@ -132,14 +134,15 @@ class Experiment:
 
     @property
     def full_batch(self) -> int:
-        """The number of images in a batch; the last batch of an epoch can be smaller."""
-        return min(self.config.data.batch_size, len(self.train))
+        """The images in a batch; the last batch of an epoch can be smaller. A field can have fewer elements."""
+        data = self.config.data
+        return data.batch_size if data.field is not None else min(data.batch_size, len(self.train))
 
     @property
     def batch_note(self) -> str | None:
         """What to tell the user about a batch size that the config does not set, or that is larger than the data."""
         given, examples = self.config.data.batch_size, len(self.train)
-        if examples < given:
+        if self.full_batch < given:
             return f"data.batch_size {given} exceeds the {examples:,} training examples: each step takes all of them"
         return None if "batch_size" in self.config.data.model_fields_set else f"data.batch_size is {given} by default"
 

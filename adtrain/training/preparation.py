@@ -210,7 +210,7 @@ def outline(cfg: Config) -> Experiment:
     """
     cfg = with_shards(with_input(cfg))
     if cfg.data.draws:
-        return _experiment(cfg, read_data(cfg), None, Mode.FUSED)
+        return _experiment(cfg, _placeholder(cfg) if cfg.data.field else read_data(cfg), None, Mode.FUSED)
     entry = config.build.data_source(cfg) if cfg.data.dataset is not None else None
     if isinstance(entry, data.Entry):
         held_out = data.validation_size(entry.train_images, cfg.data.validation)
@@ -235,6 +235,12 @@ def outline(cfg: Config) -> Experiment:
             data_set = replace(data_set, test=split, classes=(), targets=names).with_train(split)
     token_bytes = [b""] * len(data_set.classes) if cfg.data.options.unit == "token" else ()
     return _experiment(cfg, data_set, validation, Mode.FUSED, token_bytes)
+
+
+def _placeholder(cfg: Config) -> DataSet:
+    """A field of one batch, whose coordinates and outputs are those of the model."""
+    outputs = config.build.model(cfg).output_shape(cfg.model.input_shape)
+    return fields.placeholder(cfg.name, cfg.data.batch_size, prod(cfg.model.input_shape), prod(outputs))
 
 
 def _empty_texts(count: int, length: int) -> Split:

@@ -309,7 +309,7 @@ class Field(Regression):
     peak: float = 1.0
     score_kind: ClassVar[type[FieldScore]] = FieldScore  # type: ignore[assignment]
     default_metric: ClassVar[str] = "psnr"
-    needs_float64: ClassVar[bool] = False  # type: ignore[assignment]
+    needs_float64: ClassVar[bool] = False
 
     def zero(self) -> np.ndarray:
         """The sums of no batch."""

@@ -8,11 +8,11 @@ enum { MOST = 4 }; /* coordinates */
 static const uint32_t PRIMES[MOST] = {1u, 2654435761u, 805459861u, 3674653429u};
 
 /* The rows and weights of the 2^d corners of a point's cell. Bit i of a corner's number is its end of coordinate i. */
-static void corners(const T *point, int64_t d, const int64_t *level, int64_t along, int64_t *rows, T *weights) {
+SPECIALISED void corners(const T *point, int64_t d, const int64_t *level, int64_t along, int64_t *rows, T *weights) {
     const int64_t resolution = level[0], mask = level[2];
     int64_t stride = 1;
     rows[0] = 0, weights[0] = 1;
-    for (int64_t i = 0; i < d; i++) {
+    UNROLL for (int64_t i = 0; i < d; i++) {
         const T position = point[i] * (T)resolution;
         const int below = position < 0, above = position > (T)resolution;
         const T within = below ? 0 : above ? (T)resolution : position; /* NaN stays */
@@ -20,7 +20,7 @@ static void corners(const T *point, int64_t d, const int64_t *level, int64_t alo
         const T fraction = within - (T)cell, slope = !below && !above;
         const T high = along >> i & 1 ? slope : fraction, low = along >> i & 1 ? -slope : 1 - fraction;
         const int64_t factor = mask ? (int64_t)PRIMES[i] : stride, at = cell * factor, next = at + factor;
-        for (int64_t k = 0, count = (int64_t)1 << i; k < count; k++) {
+        UNROLL for (int64_t k = 0, count = (int64_t)1 << i; k < count; k++) {
             rows[count + k] = mask ? rows[k] ^ next : rows[k] + next;
             rows[k] = mask ? rows[k] ^ at : rows[k] + at;
             weights[count + k] = weights[k] * high;
@@ -32,18 +32,32 @@ static void corners(const T *point, int64_t d, const int64_t *level, int64_t alo
 }
 
 /* out[n][l] = sum of weight * table[row] over the corners of point n in level l, for points begin to end. */
-static void encode(const T *points, const T *table, const int64_t *levels, T *out, int64_t d, int64_t count,
-                   int64_t features, int64_t along, int64_t begin, int64_t end) {
+SPECIALISED void encode_in(int64_t d, const T *points, const T *table, const int64_t *levels, T *out, int64_t count,
+                           int64_t features, int64_t along, int64_t begin, int64_t end) {
     int64_t rows[1 << MOST];
     T weights[1 << MOST];
-    for (int64_t n = begin; n < end; n++)
-        for (int64_t l = 0; l < count; l++) {
+    for (int64_t l = 0; l < count; l++) /* so that the rows of a level stay in the cache */
+        for (int64_t n = begin; n < end; n++) {
             T *to = out + (n * count + l) * features;
             corners(points + n * d, d, levels + 3 * l, along, rows, weights);
             for (int64_t f = 0; f < features; f++) to[f] = 0;
             for (int64_t c = 0; c < (int64_t)1 << d; c++)
                 for (int64_t f = 0; f < features; f++) to[f] += weights[c] * table[rows[c] * features + f];
         }
+}
+
+/* Calls f(d, ...) with a constant number of coordinates. */
+#define BY_COORDINATES(f, d, ...)                                                                                      \
+    switch (d) {                                                                                                       \
+    case 1: f(1, __VA_ARGS__); break;                                                                                  \
+    case 2: f(2, __VA_ARGS__); break;                                                                                  \
+    case 3: f(3, __VA_ARGS__); break;                                                                                  \
+    default: f(4, __VA_ARGS__);                                                                                        \
+    }
+
+static void encode(const T *points, const T *table, const int64_t *levels, T *out, int64_t d, int64_t count,
+                   int64_t features, int64_t along, int64_t begin, int64_t end) {
+    BY_COORDINATES(encode_in, d, points, table, levels, out, count, features, along, begin, end)
 }
 
 void FN(hash_grid)(const T *points, const T *table, const int64_t *levels, T *out, int64_t n, int64_t d, int64_t count,
@@ -60,8 +74,8 @@ void FN(hash_grid_team)(const Team *team, const T *points, const T *table, const
 
 /* The transpose: out[row] = sum of weight * ct[n][l], in the order of n. A thread adds whole levels, which have rows of
    their own. */
-void FN(hash_grid_add_team)(const Team *team, const T *ct, const T *points, const int64_t *levels, T *out, int64_t n,
-                            int64_t d, int64_t count, int64_t features, int64_t along, int64_t all) {
+SPECIALISED void add_in(int64_t d, const Team *team, const T *ct, const T *points, const int64_t *levels, T *out,
+                        int64_t n, int64_t count, int64_t features, int64_t along, int64_t all) {
     int64_t rows[1 << MOST];
     T weights[1 << MOST];
     for (int64_t l = team->thread; l < count; l += team->threads) {
@@ -74,4 +88,9 @@ void FN(hash_grid_add_team)(const Team *team, const T *ct, const T *points, cons
                 for (int64_t f = 0; f < features; f++) out[rows[c] * features + f] += weights[c] * from[f];
         }
     }
+}
+
+void FN(hash_grid_add_team)(const Team *team, const T *ct, const T *points, const int64_t *levels, T *out, int64_t n,
+                            int64_t d, int64_t count, int64_t features, int64_t along, int64_t all) {
+    BY_COORDINATES(add_in, d, team, ct, points, levels, out, n, count, features, along, all)
 }

@@ -36,7 +36,7 @@ def hash_grid_add(target: Target, ct: Any, points: Any, levels: Any, rows: int, 
     (count,) = lengths(elements=elements)
     scratch = memory_layout("SCRATCH", {"SUMS": (8, count), "LARGEST": (8, 1)}, count)
     numbers, vectors = (points.shape[0], axis_bits(along), elements, room), ct.size // macros["WIDTH"]
-    work = {"clear": elements + 1, "largest": vectors, "points": vectors, "finish": elements}
+    work = {"clear": elements + 1, "largest": vectors, "points": ct.size, "finish": elements}
     launches = [
         CudaLaunch(
             "index/hash_grid.cu",

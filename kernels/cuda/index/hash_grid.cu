@@ -102,25 +102,22 @@ KERNEL hash_grid_add_largest(const T *ct, const T *, const int64_t *, T *, int64
     if (threadIdx.x % WARP == 0) atomicMax(Scratch(scratch, elements).largest, largest);
 }
 
-// A thread adds WIDTH features of a point in a level.
-KERNEL hash_grid_add_points(const T *ct, const T *points, const int64_t *levels, T *, int64_t count, int64_t along, int64_t elements,
-                            int64_t room, char *scratch) {
+// A thread adds a feature of a point in a level. So neighbouring threads add to the same sectors of memory.
+KERNEL hash_grid_add_points(const T *ct, const T *points, const int64_t *levels, T *, int64_t count, int64_t along,
+                            int64_t elements, int64_t room, char *scratch) {
     wait_for_inputs();
     const Scratch memory(scratch, elements);
     const double scale = ldexp(1.0, memory.exponent(room));
-    for (int64_t g = grid_index(); g < count * LEVELS * VECTORS; g += grid_size()) {
-        const int64_t f = g % VECTORS * WIDTH, l = g / VECTORS % LEVELS, n = g / VECTORS / LEVELS;
+    for (int64_t g = grid_index(); g < count * LEVELS * FEATURES; g += grid_size()) {
+        const int64_t f = g % FEATURES, l = g / FEATURES % LEVELS, n = g / FEATURES / LEVELS;
         const Corners corners(points + n * COORDINATES, levels + 3 * l, along);
-        const Vector<T, WIDTH> x = load<T, WIDTH>(ct + g * WIDTH);
+        const double x = ct[g];
         #pragma unroll
-        for (int c = 0; c < CORNERS; c++)
-            #pragma unroll
-            for (int k = 0; k < WIDTH; k++) {
-                const double summand = (double)corners.weight[c] * x.lane[k];
-                if (!isfinite(summand)) atomicMax(memory.largest, ~0ull >> 1); // NaN, as all results then are
-                atomicAdd(memory.sums + corners.row[c] * FEATURES + f + k,
-                          (unsigned long long)(int64_t)rint(summand * scale));
-            }
+        for (int c = 0; c < CORNERS; c++) {
+            const double summand = corners.weight[c] * x;
+            if (!isfinite(summand)) atomicMax(memory.largest, ~0ull >> 1); // NaN, as all results then are
+            atomicAdd(memory.sums + corners.row[c] * FEATURES + f, (unsigned long long)(int64_t)rint(summand * scale));
+        }
     }
 }
 
