@@ -35,7 +35,7 @@ def test_kernels_agree_with_the_reference(
     rng = np.random.default_rng(d)
     levels, rows = grid_levels(d, (1, 3, 8), 64)
     points, table = rng.uniform(-0.1, 1.1, (33, d)).astype(dtype), rng.normal(size=(rows, features)).astype(dtype)
-    tolerance = {"rtol": 1e-6, "atol": 1e-5 if dtype == "float32" else 1e-12}
+    tolerance: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-5 if dtype == "float32" else 1e-12}
     found = computed(host, hash_grid_p, [points, table, levels], along=along)
     np.testing.assert_allclose(found, hash_grid_p.reference(points, table, levels, along=along), **tolerance)
     ct = rng.normal(size=found.shape).astype(dtype)

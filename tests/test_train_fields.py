@@ -96,7 +96,7 @@ def test_the_elements_of_a_step_have_their_own_labels(tmp_path: Path) -> None:
             seen.append(batch)
             return batch
 
-    step = training.train_step(experiment.network, experiment.optimizer, lambda _: 1.0, augmentations=[Seen()])
+    step = training.train_step(experiment.network, experiment.optimizer, experiment.schedule, augmentations=[Seen()])
     images, labels = (ad.array(np.asarray(x)) for x in (experiment.train.images, experiment.train.labels))
     state = experiment.initial_state("cpu")
     step(state, experiment.seed("cpu"), images, labels, ad.array(np.arange(64)))
