@@ -36,7 +36,6 @@ def run(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made / "run", tmp_path / "run"))
 
 
-@pytest.mark.exhaustive
 def test_the_head_says_when_and_by_which_command(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["/bin/adtrain", "report", "a <b>"])
     text = report.page.render(report.read(made / "run"), "none")
@@ -44,6 +43,7 @@ def test_the_head_says_when_and_by_which_command(made: Path, monkeypatch: pytest
     assert re.search(r'class="made">\d{4}-\d\d-\d\dT', text)
 
 
+@pytest.mark.exhaustive
 def test_a_browser_shows_the_numbers_of_the_summary(made: Path, browser: Browser) -> None:
     browser.open(made / "run.html")
     shown, found = Elements(browser.source()).by_id, summary(made / "run")

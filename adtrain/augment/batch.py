@@ -62,7 +62,7 @@ class Augmentation(CheckedArguments):
         return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
 
     def examples(self, indices: Value, count: int, rng: Value) -> Value:
-        """The examples of the batch among `count`, in place of `indices` int64 (N,)."""
+        """The indices of the batch's examples, int64 (N,), below `count`; by default the given `indices` (N,)."""
         return indices
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""New points for each step: of a box, from the set that a data set of points has, or of the elements of a field."""
+"""New examples for each step: points of a box, points from a fixed set, or elements of a field."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from adtrain.core.array import Value, array
 
 @dataclass(frozen=True)
 class Drawn(Augmentation):
-    """Examples drawn for each step, independent of one another, in place of those of an order."""
+    """Examples that each step draws independently and uniformly, in place of those of an epoch's order."""
 
     for_images_only = False
 

@@ -136,8 +136,8 @@ class _PointSource(_Files):
         return next(((kind, Path(file)) for kind, file in given.items() if file is not None), None)
 
     @property
-    def draws(self) -> bool:
-        """Whether a step draws its own examples, so that an epoch has `steps_per_epoch` steps."""
+    def sets_steps_per_epoch(self) -> bool:
+        """Whether `steps_per_epoch` is the length of an epoch, as for points and fields; otherwise the data give it."""
         return self.points is not None or self.field is not None
 
     @property
@@ -212,7 +212,7 @@ class Data(_Points):
     @property
     def examples(self) -> str:
         """What the data consist of: "points", "sequences" of a text, "rows" of a table, or "images"."""
-        if self.draws:
+        if self.sets_steps_per_epoch:
             return "points"
         if self.options.unit == "token":  # of a text file, or of a folder
             return text_file.FORMAT.examples
@@ -234,7 +234,7 @@ class Data(_Points):
             raise PydanticCustomError("expected", "image or volume together with peak")
         if self.points is None and own:
             raise PydanticCustomError("expected", f"points together with {own[0]}")
-        if self.draws and (others := [*options.given, *self._of_files]):
+        if self.sets_steps_per_epoch and (others := [*options.given, *self._of_files]):
             raise PydanticCustomError("expected", f"no {others[0]} together with {sources[0]}")
         of_points = self.point_options
         if of_points.adaptive and of_points.resample != "step":

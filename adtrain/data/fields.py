@@ -1,7 +1,7 @@
 """The data of a neural field: the pixels of an image, or the elements of an array, each at its place in [0, 1]^d.
 
-Element i of an axis of n elements has the coordinate (i + 1/2) / n. A training step draws elements anew: see
-`training.step.drawn`.
+Element i of an axis of n elements has the coordinate (i + 1/2) / n. Each training step draws its elements: see
+`augment.Drawn`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def load(path: Path, kind: FieldKind) -> DataSet:
 
 
 def placeholder(name: str, count: int, coordinates: int, outputs: int) -> DataSet:
-    """A data set of the same types with `count` elements, which are 0."""
+    """A data set of `count` zeros, with the types of one that `load` returns."""
     axes, zero = VOLUME_AXES[:coordinates], np.zeros((), np.float32)
     names = tuple(map(str, range(outputs)))
     return _of_values(name, axes, names, np.broadcast_to(zero, (count, *(1,) * (coordinates - 1), outputs)))

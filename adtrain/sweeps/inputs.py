@@ -135,7 +135,7 @@ class WaveInputs:
 
         On the CPU it does not: training uses all cores.
         """
-        shuffled = not self.group.experiment.config.data.draws
+        shuffled = not self.group.experiment.config.data.sets_steps_per_epoch
         if shuffled and self.device != "cpu" and len(self.rows) >= MIN_SEEDS and number <= self.group.experiment.epochs:
             submit = shared_pool().submit
             self.next_epoch = number

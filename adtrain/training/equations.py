@@ -287,7 +287,7 @@ def read_data(cfg: Config) -> DataSet:
 def resampling(cfg: Config, net: Network) -> list[Resampled | Drawn]:
     """The change of a batch that draws the points of a step; none for a config whose steps do not draw."""
     if cfg.data.points is None:
-        return [Drawn()] if cfg.data.draws else []
+        return [Drawn()] if cfg.data.sets_steps_per_epoch else []
     options = cfg.data.point_options
     intervals = [cfg.data.points[name] for name in cfg.model.variables]
     low, high = (

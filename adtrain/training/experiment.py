@@ -130,7 +130,7 @@ class Experiment:
     @property
     def examples_per_epoch(self) -> int:
         """The number of examples in a complete epoch."""
-        return self.full_batch * self.steps_per_epoch if self.config.data.draws else len(self.train)
+        return self.full_batch * self.steps_per_epoch if self.config.data.sets_steps_per_epoch else len(self.train)
 
     @property
     def full_batch(self) -> int:

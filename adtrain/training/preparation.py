@@ -209,7 +209,7 @@ def outline(cfg: Config) -> Experiment:
     Raises ConfigError as `prepare` does, but does not check augmentations, because the images' shape is a guess.
     """
     cfg = with_shards(with_input(cfg))
-    if cfg.data.draws:
+    if cfg.data.sets_steps_per_epoch:
         return _experiment(cfg, _placeholder(cfg) if cfg.data.field else read_data(cfg), None, Mode.FUSED)
     entry = config.build.data_source(cfg) if cfg.data.dataset is not None else None
     if isinstance(entry, data.Entry):
@@ -277,7 +277,7 @@ def _experiment(
     checks.check_metrics(cfg, task)
     checks.check_equations(cfg, net, len(data_set.train))
     steps_per_epoch = -(-len(data_set.train) // cfg.data.batch_size)
-    if cfg.data.draws:
+    if cfg.data.sets_steps_per_epoch:
         steps_per_epoch = cfg.data.point_options.steps_per_epoch
     total_steps = steps_per_epoch * cfg.training.epochs
     if cfg.training.steps is not None:

@@ -40,8 +40,8 @@ from adtrain.training.step import (
     Totals,
     TrainState,
     augment_batch,
-    chosen,
     epoch_of,
+    example_indices,
     gather_batch,
     random_state,
     schedule_factor,
@@ -426,7 +426,7 @@ class _Step:
             return fusion_barrier(*(ops.zeros((n,), dtype, device) for n, dtype in lengths))
         rng = shard_state(seed, step)
         mode = nn.Mode(training=True, rng=rng, shards=self.buckets.sharding.all_sizes(total))
-        rows = chosen(rows, images, self.augmentations, rng)
+        rows = example_indices(rows, images, self.augmentations, rng)
         found = gather_batch(images, labels, rows) if size else _zeros_for(images, labels)
         batch = Batch(*found, self.network.unit)
         if self.augmentations and size:

@@ -129,7 +129,7 @@ def train_step(
     ) -> tuple[TrainState, StepMetrics]:
         rng = random_state(seed, state.step)
         mode = nn.Mode(training=True, rng=rng)
-        indices = chosen(indices, images, augmentations, rng)
+        indices = example_indices(indices, images, augmentations, rng)
         batch = Batch(*gather_batch(images, labels, indices), network.unit)
         if augmentations:
             epoch = epoch_of(state.step, steps_per_epoch)
@@ -258,8 +258,8 @@ def gather_batch(images: Value, labels: Value, indices: Value) -> tuple[Value, V
         return ops.embedding(indices, images), ops.embedding(indices, labels)
 
 
-def chosen(indices: Value, images: Value, augmentations: Sequence[Augmentation], rng: Value) -> Value:
-    """The indices of the batch's examples, int64 (batch,): those of the order, unless an augmentation draws others."""
+def example_indices(indices: Value, images: Value, augmentations: Sequence[Augmentation], rng: Value) -> Value:
+    """The indices of the batch's examples, int64 (batch,): `indices`, unless an augmentation draws others."""
     with scope("input"):
         for change in augmentations:
             indices = change.examples(indices, images.shape[0], rng)
