@@ -28,6 +28,7 @@ from adtrain.passes import ALL
 STEPS = {"tiny": (8, 32), "small": (32, 128), "middle": (128, 512)}
 """Examples of a batch, and width of the hidden layer of a network from 784 inputs to 10 classes."""
 SLICE_S = 0.3
+"""The least seconds of a sample."""
 
 
 class Fixed(TeamSize):
@@ -54,8 +55,8 @@ def program(batch: int, width: int) -> tuple[CompiledProgram, list[np.ndarray]]:
     return found, [rng.random(v.stored[0]).astype(v.stored[1]) for v in found.program.inputs]
 
 
-def mean_ms(compiled: CompiledProgram, arguments: list[np.ndarray]) -> tuple[int, float]:
-    """Steps and seconds, of at least SLICE_S."""
+def run_slice(compiled: CompiledProgram, arguments: list[np.ndarray]) -> tuple[int, float]:
+    """Run steps for at least SLICE_S. Returns their number and the seconds."""
     steps, started = 0, perf_counter()
     while perf_counter() - started < SLICE_S:
         compiled.run(arguments, times=20)
@@ -65,7 +66,7 @@ def mean_ms(compiled: CompiledProgram, arguments: list[np.ndarray]) -> tuple[int
 
 @contextmanager
 def neighbours(count: int) -> Iterator[None]:
-    """So many processes that keep a core busy."""
+    """Start `count` processes that each keep a core busy, and end them afterwards."""
     processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -82,7 +83,7 @@ def measured(batch: int, width: int, rounds: int) -> dict[str, float]:
         compiled, arguments = program(batch, width)
         if name != "chosen":
             compiled.team = Fixed(1 if name == "one" else compiled.team.size)
-        work[name] = partial(mean_ms, compiled, arguments)
+        work[name] = partial(run_slice, compiled, arguments)
     found = {name: samples[1:] for name, samples in in_turns(work, rounds + 1).items()}  # the first round adapts
     return {name: sum(s for _, s in x) / sum(n for n, _ in x) * 1e3 for name, x in found.items()}
 

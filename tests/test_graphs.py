@@ -362,7 +362,7 @@ def test_an_arrow_with_nan_is_marked(tmp_path: Path) -> None:
 def test_every_computed_equation_has_the_text_of_its_kernel(target: Target | None) -> None:
     graph = graphs.step_graph(config.load("mlp-small"), target=target)
     numbers = {number for box in graph.pictures[-1].boxes for number in box.kernels}
-    found = graph.code()
+    found = graph.make_kernels()
     assert numbers == set(range(len(found)))
     assert all("{" in kernel.text for kernel in found)
     titles = "\n".join(kernel.title for kernel in found)

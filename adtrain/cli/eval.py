@@ -60,7 +60,7 @@ LOSS, PRODUCT = CellFormat("{:.4f}".format), CellFormat("{:.3g}".format)
 )
 @click.option(
     "--influence",
-    "mistakes",
+    "highest_losses",
     type=Whole(min=1),
     metavar="N",
     help="For the N test examples with the highest loss, list the training examples that helped and harmed most.",
@@ -75,7 +75,7 @@ def command(
     run: Path,
     path: Path | None,
     text_path: Path | None,
-    mistakes: int | None,
+    highest_losses: int | None,
     top: int | None,
     overrides: tuple[str, ...],
     device: str,
@@ -93,7 +93,7 @@ def command(
     if path is not None and text_path is not None:
         raise click.UsageError("found --data and --text, expected one of them")
     if is_sweep(run):
-        if path is not None or text_path is not None or overrides or mistakes is not None:
+        if path is not None or text_path is not None or overrides or highest_losses is not None:
             expected = "no --data, --text, --influence or --set"
             raise click.UsageError(f"an ensemble is measured on the sweep's own test part: {expected}")
         _ensemble(run, top, device, trust, as_json)
@@ -118,9 +118,9 @@ def command(
     model = trained.network, trained.params, trained.statistics
     metrics = named_metrics(model, metrics_of(trained.config, task), trained.classes, test, device)
     influenced, train = list[Influenced](), None
-    if mistakes is not None:
+    if highest_losses is not None:
         train = training.prepare(trained.config).train
-        influenced = influence(model, train, test, mistakes, SHOWN, device)
+        influenced = influence(model, train, test, highest_losses, SHOWN, device)
     if as_json:
         found = {
             "run": str(run),
@@ -132,7 +132,7 @@ def command(
             "seconds": seconds,
             "images_per_second": len(test) / seconds,
         }
-        print_json(found if mistakes is None else {**found, "influence": plain(influenced)})
+        print_json(found if highest_losses is None else {**found, "influence": plain(influenced)})
         return
     consists_of = trained.config.data.examples
     if confusion := scores.confusion_lines(metrics, trained.classes, terminal_width()):
@@ -149,7 +149,7 @@ def command(
 def influence_lines(
     influenced: Sequence[Influenced], test: Split, train: Split, classes: Sequence[str], width: int
 ) -> list[str]:
-    """A table with a row for each training example that is shown."""
+    """A heading and a table: a row for each training example that helped or harmed a test example."""
 
     def label(split: Split, i: int) -> str | None:
         found = np.asarray(split.labels[i])

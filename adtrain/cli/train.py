@@ -1,6 +1,6 @@
 """`adtrain train`: its arguments and options. `train_run` trains.
 
-That is imported after the arguments are parsed, so that their errors and --help take little time.
+`train_run` is imported after the arguments are parsed, so that --help and errors in arguments take little time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from adtrain.cli.options import (
     unresolved_device_option,
 )
 from adtrain.cli.output import is_quiet, message, message_of_rank
-from adtrain.config.names import find
+from adtrain.config.names import find_config
 from adtrain.core.timeline import during
 from adtrain.distributed.environment import place
 from adtrain.plugins import named_errors
@@ -44,6 +44,7 @@ from adtrain.signals import end_on_signals
 
 MOST_RANKS = 4096
 MOST_SEEDS = 100_000
+"""`config.sweep_section.MAX_MEMBERS`, of which the import would take long."""
 
 
 def ranks_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -208,7 +209,7 @@ def command(
     if plot and (as_json or is_quiet()):
         raise click.UsageError(f"found both {'--json' if as_json else '--quiet'} and --plot, expected one of them")
     if config_path is not None:
-        find(config_path)  # raises before the long imports
+        find_config(config_path)  # an unknown name is an error before the long imports
     longer = _settings(epochs=epochs, steps=steps)
     settings = [*overrides, *_settings(seed=seed)]
     if seeds is not None:

@@ -13,9 +13,7 @@ from typing import Any, TypeVar
 
 from adtrain import training
 from adtrain.cli import loss_plot
-from adtrain.cli.options import (
-    resolve_tuned_device,
-)
+from adtrain.cli.options import resolve_tuned_device
 from adtrain.cli.output import is_quiet, is_silent, message, print_json, progress, show
 from adtrain.cli.train_report import MAX_ROWS, operation_lines, peak_of, plan_lines, plan_of, result_lines
 from adtrain.config import Config
@@ -34,6 +32,7 @@ from adtrain.training.progress import read_metrics
 T = TypeVar("T")
 
 PROFILED_STEPS = 10
+"""The steps whose operations `--profile` times."""
 
 
 def train(

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from adtrain.config import build, explain, plugged, source
 from adtrain.config.document import Config, Data, Source
-from adtrain.config.names import RUN_CONFIG, find
+from adtrain.config.names import RUN_CONFIG, find_config
 from adtrain.config.overrides import Overrides, override, with_nodes, without
 from adtrain.config.problems import ConfigError, Problem
 from adtrain.config.source import Node, of_python
@@ -37,7 +37,7 @@ def load(
     `run_plugin`. The plug-ins of a run that is named by its folder are refused.
     Raises ConfigError that lists every problem.
     """
-    path = find(os.fspath(path_or_name))
+    path = find_config(os.fspath(path_or_name))
     if path.is_dir():
         path, run_plugin = path / RUN_CONFIG, plugged.refuse
     return parse(_read(path), path, overrides, plugins, run_plugin)

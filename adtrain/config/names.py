@@ -1,4 +1,4 @@
-"""The names of configs: files, packaged configs, and the folders of runs and sweeps. Nothing is read."""
+"""Where a config is by its name: a file, a packaged config, or the folder of a run or sweep. No config is read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def packaged() -> list[str]:
     return sorted(path.stem for path in asset_path("configs").glob("*.yaml"))
 
 
-def find(name: str) -> Path:
+def find_config(name: str) -> Path:
     """The file of a config, or the folder of a run, that `load` takes by this name. Raises ConfigError for neither."""
     writes = f"adtrain new {shlex.quote(name)} prints a config for data"
     if os.path.exists(name) and not os.path.isdir(name):

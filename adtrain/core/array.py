@@ -200,7 +200,7 @@ def array(x: Any, dtype: Any = None, device: str | None = None) -> Array:
             return x
     try:
         with np.errstate(all="ignore"):  # as in operations
-            elements = _copied(x, dtype, device or "cpu")
+            elements = _elements(x, dtype, device or "cpu")
             if dtype is None and elements.dtype == np.float64 and not isinstance(x, (np.ndarray, np.generic, Value)):
                 elements = elements.astype(np.float32)
     except ValueError as error:
@@ -215,10 +215,11 @@ def array(x: Any, dtype: Any = None, device: str | None = None) -> Array:
     return Array(find_device(device).from_numpy(elements), elements.shape, elements.dtype, device)
 
 
-def _copied(x: Any, dtype: Any, device: str) -> np.ndarray:
-    """The elements as a new array, C-contiguous and aligned to cache lines if x is an array of type `dtype`.
+def _elements(x: Any, dtype: Any, device: str) -> np.ndarray:
+    """The elements of x.
 
-    For another device than the CPU, which copies them, it is a view of such an x.
+    An array x of type `dtype` is copied for the CPU, C-contiguous and aligned to cache lines. For another device it is
+    a view of x, because the upload copies it. Anything else becomes a new C-contiguous array.
     """
     if isinstance(x, np.ndarray) and x.dtype.kind in "bfiu" and (dtype is None or np.dtype(dtype) == x.dtype):
         return aligned.copy(x) if device == "cpu" else x.view()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from adtrain import nn
 from adtrain.core.program import Program
-from adtrain.graphs.roles import FORWARD, flat
+from adtrain.graphs.roles import flat
 
 LEAST = 3
-"""So many equal blocks are drawn as one."""
+"""Minimum neighbouring equal blocks that are drawn as one."""
 
 
 class Folds(NamedTuple):
@@ -32,7 +32,7 @@ def folds(program: Program) -> Folds:
     """
     equations: dict[str, list[Hashable]] = {}
     for e in flat(program.equations):
-        if e.phase == ("forward", "backward", "update")[FORWARD]:
+        if e.phase == "forward":
             shapes = tuple(v.type.shape for v in e.outputs)
             equations.setdefault(e.scope.partition("+")[0], []).append((e.name, shapes))
     blocks: dict[tuple[str, int], dict[tuple[str, str], str]] = {}
@@ -49,7 +49,8 @@ def folds(program: Program) -> Folds:
         return at[0], frozenset((key, tuple(equations[scope])) for key, scope in layers.items())
 
     found = Folds({}, {})
-    for run in _runs(list(blocks), signature):
+    for _, group in groupby(blocks, signature):
+        run = list(group)
         first, last = blocks[run[0]], run[-1][1]
         if len(run) < LEAST or len(first) < 2:
             continue
@@ -60,9 +61,3 @@ def folds(program: Program) -> Folds:
             name = ".".join(filter(None, (prefix, f"{number}…{last}", inside)))
             found.labels[scope] = f"{name} {kind}"
     return found
-
-
-def _runs(blocks: Sequence[tuple[str, int]], signature: Callable[[tuple[str, int]], Hashable]) -> Iterator[list[Any]]:
-    """Neighbours with equal signatures."""
-    for _, run in groupby(blocks, signature):
-        yield list(run)

@@ -24,13 +24,13 @@ class Graph:
         pictures: a Program after each pass, or one picture.
         shown: the index of the picture that `svg`, `dot` and `png` draw.
         text: the same as text.
-        code: makes the kernels whose numbers boxes have.
+        make_kernels: makes the kernels; the numbers in `Box.kernels` are their indices.
     """
 
     pictures: Sequence[Picture]
     shown: int
     text: str
-    code: Callable[[], Sequence[Kernel]] = tuple
+    make_kernels: Callable[[], Sequence[Kernel]] = tuple
 
     @property
     def svg(self) -> str:
@@ -49,7 +49,7 @@ class Graph:
                 title=title,
                 pictures=self.pictures,
                 shown=self.shown,
-                kernels=self.code(),
+                kernels=self.make_kernels(),
                 with_values=any(arrow.values for picture in self.pictures for arrow in picture.arrows),
             )
         )

@@ -17,9 +17,6 @@ MOST_SCALARS = 4
 """Values of so few elements are counted as scalars: counters, rates and random states."""
 
 
-EMPTY: Mapping[str, str] = {}
-
-
 class Place(NamedTuple):
     """Where an equation is drawn: the row of a scope, and a column."""
 
@@ -50,9 +47,9 @@ class Roles:
         updated: the new value of each input that the Program carries to its next run.
     """
 
-    def __init__(self, program: Program, inputs: Sequence[str], folds: Mapping[str, str] = EMPTY) -> None:
+    def __init__(self, program: Program, inputs: Sequence[str], folds: Mapping[str, str] | None = None) -> None:
         """`folds` has the scope that stands for each scope of a repeated block."""
-        self.program, self.folds = program, folds
+        self.program, self.folds = program, folds or {}
         self.members = list(flat(program.equations))
         self.names = dict(zip(program.inputs, inputs, strict=True))
         donated = [v for v in program.inputs if v in program.donated]

@@ -27,7 +27,7 @@ from adtrain.graphs.ladder import Ladder
 from adtrain.graphs.layout import ladder_picture
 from adtrain.graphs.picture import Picture
 from adtrain.graphs.roles import Place, Roles, flat, program_text
-from adtrain.graphs.values import Statistics, of_program
+from adtrain.graphs.values import Statistics, value_statistics
 from adtrain.jitted import Jitted, jit
 from adtrain.passes import SIMPLIFY
 from adtrain.text import counted
@@ -110,17 +110,17 @@ def program_graph(
         if ladder is chosen:
             shown = len(pictures) - 1
 
-    def code() -> list[Kernel]:
+    def make_kernels() -> list[Kernel]:
         found = kernels(last.roles.program, target)
         return [Kernel("\n".join(x.title for x in found.get(e, ())), "\n".join(x.text for x in found.get(e, ())))
                 for e in numbered]  # fmt: skip
 
-    return Graph(pictures, shown, program_text(chosen.roles), code)
+    return Graph(pictures, shown, program_text(chosen.roles), make_kernels)
 
 
 def _values(ladder: Ladder, arguments: Sequence[np.ndarray]) -> dict[Variable, Statistics]:
     """The statistics of the values of a ladder's flows."""
-    return of_program(ladder.roles.program, arguments, {v for flow in ladder.flows for v in flow.values})
+    return value_statistics(ladder.roles.program, arguments, {v for flow in ladder.flows for v in flow.values})
 
 
 def _numbered(ladder: Ladder) -> tuple[list[Equation], dict[Place, list[int]]]:

@@ -23,9 +23,11 @@ BINS, FIRST = 24, 8
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of one array. Numbers are those of its finite elements, None if it has none.
+    """Statistics of an array.
 
     Attributes:
+        type: the dtype and the shape, such as "float32[3, 32]".
+        low, high, mean, deviation: of the finite elements; None if there are none.
         zeros: the share of elements that are 0.
         nan, infinite: how many elements are NaN, and infinite.
         first: the first elements in C order.
@@ -86,10 +88,10 @@ def statistics(x: np.ndarray) -> Statistics:
     )
 
 
-def of_program(
+def value_statistics(
     program: Program, arguments: Sequence[np.ndarray], wanted: Collection[Variable]
 ) -> dict[Variable, Statistics]:
-    """The statistics of the wanted values, by the NumPy references of the equations."""
+    """The statistics of the wanted values, which the NumPy references of the equations compute."""
     known = {v: np.asarray(x.buffer) for v, x in program.constants.items()}
     known |= dict(zip(program.inputs, arguments, strict=True))
     found = {v: statistics(x) for v, x in known.items() if v in wanted and x.size}

@@ -72,8 +72,8 @@ class HashGrid(Module):
 class FourierFeatures(Module):
     """cos(2π B x), then sin(2π B x), for a matrix B that is not trained: (coordinates,) -> (2 * frequencies,).
 
-    B, the array "frequencies" of the state, is drawn from N(0, scale²): large ones for fine detail (M. Tancik et al.,
-    "Fourier features let networks learn high frequency functions in low dimensional domains", 2020).
+    B, the array "frequencies" of the state, is drawn from N(0, scale²). A large scale suits fine detail (M. Tancik et
+    al., "Fourier features let networks learn high frequency functions in low dimensional domains", 2020).
     """
 
     frequencies: Size

@@ -1,4 +1,4 @@
-"""What a page shows of a neural field: the image that it has learnt, or a slice of an array, and the truth."""
+"""What a page shows of a neural field: the learnt image or a slice of the learnt array, the truth, and the error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from adtrain.report.predictions import FieldPredictions
 from adtrain.training.scores import value_text
 
 MOST_PIXELS = 1024
-"""The most rows and columns of a picture. Of more, every second one is shown, and so on."""
+"""The most rows and columns of a picture. Of larger arrays it has every second or third one, and so on."""
 
 
 class Picture(NamedTuple):

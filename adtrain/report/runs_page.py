@@ -71,12 +71,12 @@ def render(records: Sequence[Record]) -> str:
         metrics=scores.metrics_first(list(metrics)),
         value_text=scores.value_text,
         panels=panels(found),
-        differing={key: _alike(list(map(value_text, values)), records) for key, values in differing.items()},
+        differing={key: _runs_by_value(list(map(value_text, values)), records) for key, values in differing.items()},
     )  # fmt: skip
 
 
-def _alike(values: Sequence[str], records: Sequence[Record]) -> list[tuple[str, str]]:
-    """The names of the runs with each value, and the value."""
+def _runs_by_value(values: Sequence[str], records: Sequence[Record]) -> list[tuple[str, str]]:
+    """For each value the names of the runs that have it, and the value."""
     found: dict[str, list[str]] = {}
     for value, record in zip(values, records, strict=True):
         found.setdefault(value, []).append(record.path.name)

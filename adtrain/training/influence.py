@@ -71,34 +71,34 @@ def influence(trained: Trained, train: Split, test: Split, count: int, shown: in
         return vmap(along)(directions)
 
     size = batch_size_of(network.task)
-    found = over(test, size, device, stage(losses, ALL), params)
+    found = in_batches(test, size, device, stage(losses, ALL), params)
     worst = np.argsort(-found, kind="stable")[:count]
     gradients, changes = stage(per_example_grad(of_one), ALL), stage(products, ALL)
-    some = max(1, CHUNK_ELEMENTS // max(1, sum(x.size for x in tree.leaves(params))))
+    at_once = max(1, CHUNK_ELEMENTS // max(1, sum(x.size for x in tree.leaves(params))))
     rows: list[np.ndarray] = []
-    for start in range(0, len(worst), some):
-        chosen = worst[start : start + some]
-        directions = gradients(params, *(arrays(x, chosen, device) for x in (test.images, test.labels)))
-        rows += list(over(train, size, device, changes, params, directions))
+    for start in range(0, len(worst), at_once):
+        chosen = worst[start : start + at_once]
+        directions = gradients(params, *(rows_on(x, chosen, device) for x in (test.images, test.labels)))
+        rows += list(in_batches(train, size, device, changes, params, directions))
     return [
-        Influenced(int(i), float(found[i]), ends(row, shown, True), ends(row, shown, False))
+        Influenced(int(i), float(found[i]), most_influential(row, shown, True), most_influential(row, shown, False))
         for i, row in zip(worst, rows, strict=True)
     ]
 
 
-def over(split: Split, size: int, device: str, f: Callable[..., Value], *args: Any) -> np.ndarray:
+def in_batches(split: Split, size: int, device: str, f: Callable[..., Value], *args: Any) -> np.ndarray:
     """The results (..., examples) in float64 of a function of `args`, images and labels, for batches of a split."""
     batches = [np.arange(start, min(start + size, len(split))) for start in range(0, len(split), size)]
-    found = [f(*args, *(arrays(x, batch, device) for x in (split.images, split.labels))).numpy() for batch in batches]
+    found = [f(*args, *(rows_on(x, batch, device) for x in (split.images, split.labels))).numpy() for batch in batches]
     return np.concatenate(found, axis=-1).astype(np.float64)
 
 
-def arrays(x: Any, chosen: np.ndarray, device: str) -> Value:
-    """The rows `chosen` of images or labels on the device."""
+def rows_on(x: Any, chosen: np.ndarray, device: str) -> Value:
+    """The rows `chosen` of images or labels, on the device."""
     return array(np.asarray(x[chosen]), device=device)
 
 
-def ends(row: np.ndarray, shown: int, helpful: bool) -> list[tuple[int, float]]:
-    """The largest positive numbers of a row, or the smallest negative ones, with their indices."""
+def most_influential(row: np.ndarray, shown: int, helpful: bool) -> list[tuple[int, float]]:
+    """Of a row of influences the largest positive ones, or the most negative ones, with their indices."""
     order = np.argsort(-row if helpful else row, kind="stable")[:shown]
     return [(int(i), float(row[i])) for i in order if (row[i] > 0) == helpful and row[i] != 0]

@@ -1,9 +1,9 @@
 """The choice of precision: products and convolutions in full precision where rounding their operands saves no time.
 
 A rounded precision permits rounding and does not require it. Kernels of full precision take part in more fusions, and
-some are as fast. So a product keeps its rounded precision only if its kernel is estimated faster by the time of a
-launch, and if it cannot be part of a row-product chain (`forms/row_products.py`); or if an operand will be bfloat16 in
-memory anyway (`store_bfloat16.py`).
+some are as fast. So a product gets full precision if it can be part of a row-product chain (`forms/row_products.py`).
+Any other product keeps its rounded precision if it will read a bfloat16 copy (`store_bfloat16.py`), or if its kernel is
+estimated faster by the time of a launch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ LAUNCH_CYCLES = 3800
 @keeps(Results.ROUNDING)
 def choose_precision(program: Program, target: Target) -> Program:
     """``program`` with full precision where a rounded one is not faster by LAUNCH_CYCLES, or would prevent a chain."""
-
     of_copies = products_of_copies(program, target)
 
     def chosen(e: Equation) -> Equation:

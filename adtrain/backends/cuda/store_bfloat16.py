@@ -32,9 +32,8 @@ from adtrain.core.types import BITS, ArrayType, Shape
 ROW = 8
 """Kernels need rows of multiples of 16 bytes, which are ROW elements. M and N are padded to such multiples, not K."""
 
-
-SHARED = 1 << 20
-"""Elements of an operand that a product of any size reads as bfloat16, if a large product does."""
+MIN_SHARED = 1 << 20
+"""Minimum elements of an operand whose bfloat16 copy products of few FLOPs read, too, if a large product reads it."""
 
 
 @keeps(Results.EXACT)
@@ -112,7 +111,7 @@ def products_of_copies(program: Program, target: Target) -> dict[Equation, tuple
     that share a large operand with these."""
     fitting = {e: shapes for e in program.equations if (shapes := _stored_shapes(e, target))}
     large = {e for e in fitting if e.cost.flops > MAX_FLOPS}
-    shared = {v for e in large for v in e.inputs if v.size >= SHARED}
+    shared = {v for e in large for v in e.inputs if v.size >= MIN_SHARED}
     return {e: shapes for e, shapes in fitting.items() if e in large or shared.intersection(e.inputs)}
 
 

@@ -108,10 +108,12 @@ def compare_losses(
     precision: str,
     do: str = "step",
 ) -> Losses:
-    """The first losses of a config's training, up to adtrain's first one above twice the loss of the first step.
+    """The first losses of a config's training.
 
-    A training that diverges makes errors of rounding grow with each step. Raises WorkerFailed if adtrain itself cannot
-    run it.
+    They are compared up to the first step whose loss in adtrain is above twice that of step 1. Such a training
+    diverges, so its rounding errors grow with each later step.
+
+    Raises WorkerFailed if adtrain itself cannot run it.
     """
     answers, skipped, failed = _set_up(workers, choice, {"do": do, "config_name": name, "overrides": list(overrides)})
     losses = {name: np.array(answer["losses"]) for name, answer in answers.items()}

@@ -122,8 +122,9 @@ MIN_CHANNELS, MIN_LENGTH = 16, 3
 MIN_TILES = 4
 """Minimum tiles of an image for Winograd's weight gradient by image."""
 BATCH_CHANNELS, BATCH_TILES, BATCH_SUM_TILES = 64, 15, 16
-"""Minimum channels of images that are one batch, because transformed weights do not fit in L2; maximum tiles of such an
-image; the same for the weight gradient. Out channels do not count: those of members of a sweep can be joined."""
+"""For Winograd's method on all images at once: minimum input channels, with which transformed weights do not fit in L2;
+maximum tiles of an image; the same for the weight gradient. The number of output channels does not decide, because it
+can be that of several members of a sweep."""
 BLOCK_BYTES, MIN_BLOCK, MAX_BLOCK = 1 << 18, 12, 48
 """Bytes of transformed patches and products of a block of tiles, which fit into L2; minimum and maximum of tiles."""
 CHUNK, MAX_TILES = 64, 64
@@ -151,7 +152,7 @@ def _suits_batch(w: Any, window: Any, size: tuple[int, int], most: int = BATCH_T
 
 def _suits_batch_sum(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str) -> bool:
     """The same for the weight gradient."""
-    return _suits_batch(_kernels(x, g, size), window, g.shape[2:], BATCH_SUM_TILES)
+    return _suits_batch(_weight_shape(x, g, size), window, g.shape[2:], BATCH_SUM_TILES)
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,7 @@ def _of_weight_grad(x: Any, g: Any) -> _WinogradSizes:
     return _WinogradSizes(x.shape[1], g.shape[1], g.shape[2:], x.dtype.itemsize)
 
 
-def _kernels(x: Any, g: Any, size: tuple[int, int]) -> tuple[int, int, int, int]:
+def _weight_shape(x: Any, g: Any, size: tuple[int, int]) -> tuple[int, int, int, int]:
     """The shape of the weights, without groups."""
     return (g.shape[1], x.shape[1], *size)
 
@@ -280,7 +281,7 @@ WEIGHT_GRAD_WINOGRAD = CKernel(
         _of_weight_grad(x, g).block_tiles,
     ),
     items=lambda x, g, window, size, precision: (
-        _suits_winograd(_kernels(x, g, size), window, g.shape[2:])
+        _suits_winograd(_weight_shape(x, g, size), window, g.shape[2:])
         and math.prod(_tiles(g.shape[2:])) >= MIN_TILES
         and not _suits_batch_sum(x, g, window, size, precision)
     ),

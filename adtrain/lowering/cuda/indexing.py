@@ -96,7 +96,7 @@ def scatter_add(target: Target, ct: Any, indices: Any, axis: int, length: int) -
 
 
 def _by_segments(numbers: layouts.Lengths, ct: Any, indices: Any, segment: int) -> CudaKernel:
-    """The kernel that sorts positions by index, then adds segments of so many of them, then those of each index."""
+    """The kernel that sorts positions by index, adds each `segment` neighbouring ones, then the parts of each index."""
     outer, length, inner, count = numbers
     width, tiles, segments = vector_width(inner, ct.dtype.itemsize), -(-count // SCATTER_TILE), -(-count // segment)
     sums, sorts = outer * segments * (inner // width), 1 + max(tiles - 1, 0).bit_length()
