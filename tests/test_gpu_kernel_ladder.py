@@ -11,7 +11,7 @@ __all__ = ["gpu"]
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 
 TF32 = 1e-3
-"""The error of a product of TF32 numbers, which have 11 bits of mantissa."""
+"""The error of a product of TF32 numbers, which have 10 bits of mantissa."""
 
 
 @pytest.mark.parametrize("name", SIZES)

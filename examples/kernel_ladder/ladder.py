@@ -37,9 +37,9 @@ class Step(NamedTuple):
     """A compiled step with its arguments.
 
     Attributes:
-        start: starts it; the result is in `result` after `wait`.
-        wait: waits for its end.
-        result: copies the result from the device.
+        start: starts the computation.
+        wait: waits until it has ended.
+        result: copies the result from the device, after `wait`.
     """
 
     start: Callable[[], object]
@@ -190,7 +190,7 @@ def error(step: Step, expected: np.ndarray) -> float:
 
 
 def steps(name: str, device: str, sizes: Mapping[str, int]) -> Iterator[tuple[Path, Step, Callable[[], float]]]:
-    """File and step of each rung, and what runs it once and returns its error."""
+    """The file of each step, the compiled step, and a function that runs it once and returns its error."""
     problem, make = PROBLEMS[name], {"cpu": cpu_step, "gpu": gpu_step}[device]
     arguments = problem.arguments(*sizes.values())
     expected = problem.expected(arguments)
@@ -228,7 +228,7 @@ def main(names: tuple[str, ...], device: str | None) -> None:
             backend("gpu")
             devices.append("gpu")
         except DeviceError as missing:
-            click.echo(f"{missing}: the CPU's half only")
+            click.echo(f"{missing}: only the steps for the CPU run")
     peaks = {found: roofline.known_or_measured(found, click.echo) for found in devices}
     for found, peak in peaks.items():
         rates = f"{peak.gflops_per_s['float32']:,.0f} GFLOP/s in float32, {peak.gbytes_per_s:,.0f} GB/s"

@@ -1,11 +1,12 @@
-/* Multiresolution hash encoding: see adtrain/ops/hash_grid.py. A level is {resolution, first row, mask}. The bits of
-   `along` are the coordinates along which the weights of the corners are differentiated, by the position in the cell. */
+/* Multiresolution hash encoding: see adtrain/ops/hash_grid.py. There are n points of d coordinates, and `count` levels. A
+   level is {resolution, first row, mask}. Each bit of `along` is a coordinate by which the weights of the corners are
+   differentiated. */
 
 #include "common.h"
 
-enum { MOST = 4 }; /* coordinates */
+enum { MOST_COORDINATES = 4 };
 
-static const uint32_t PRIMES[MOST] = {1u, 2654435761u, 805459861u, 3674653429u};
+static const uint32_t PRIMES[MOST_COORDINATES] = {1u, 2654435761u, 805459861u, 3674653429u};
 
 /* The rows and weights of the 2^d corners of a point's cell. Bit i of a corner's number is its end of coordinate i. */
 SPECIALISED void corners(const T *point, int64_t d, const int64_t *level, int64_t along, int64_t *rows, T *weights) {
@@ -32,11 +33,11 @@ SPECIALISED void corners(const T *point, int64_t d, const int64_t *level, int64_
 }
 
 /* out[n][l] = sum of weight * table[row] over the corners of point n in level l, for points begin to end. */
-SPECIALISED void encode_in(int64_t d, const T *points, const T *table, const int64_t *levels, T *out, int64_t count,
+SPECIALISED void encode_points(int64_t d, const T *points, const T *table, const int64_t *levels, T *out, int64_t count,
                            int64_t features, int64_t along, int64_t begin, int64_t end) {
-    int64_t rows[1 << MOST];
-    T weights[1 << MOST];
-    for (int64_t l = 0; l < count; l++) /* so that the rows of a level stay in the cache */
+    int64_t rows[1 << MOST_COORDINATES];
+    T weights[1 << MOST_COORDINATES];
+    for (int64_t l = 0; l < count; l++) /* the outer loop, so that the rows of a level stay in the cache */
         for (int64_t n = begin; n < end; n++) {
             T *to = out + (n * count + l) * features;
             corners(points + n * d, d, levels + 3 * l, along, rows, weights);
@@ -57,7 +58,7 @@ SPECIALISED void encode_in(int64_t d, const T *points, const T *table, const int
 
 static void encode(const T *points, const T *table, const int64_t *levels, T *out, int64_t d, int64_t count,
                    int64_t features, int64_t along, int64_t begin, int64_t end) {
-    BY_COORDINATES(encode_in, d, points, table, levels, out, count, features, along, begin, end)
+    BY_COORDINATES(encode_points, d, points, table, levels, out, count, features, along, begin, end)
 }
 
 void FN(hash_grid)(const T *points, const T *table, const int64_t *levels, T *out, int64_t n, int64_t d, int64_t count,
@@ -74,12 +75,12 @@ void FN(hash_grid_team)(const Team *team, const T *points, const T *table, const
 
 /* The transpose: out[row] = sum of weight * ct[n][l], in the order of n. A thread adds whole levels, which have rows of
    their own. */
-SPECIALISED void add_in(int64_t d, const Team *team, const T *ct, const T *points, const int64_t *levels, T *out,
-                        int64_t n, int64_t count, int64_t features, int64_t along, int64_t all) {
-    int64_t rows[1 << MOST];
-    T weights[1 << MOST];
+SPECIALISED void add_points(int64_t d, const Team *team, const T *ct, const T *points, const int64_t *levels, T *out,
+                        int64_t n, int64_t count, int64_t features, int64_t along, int64_t table_rows) {
+    int64_t rows[1 << MOST_COORDINATES];
+    T weights[1 << MOST_COORDINATES];
     for (int64_t l = team->thread; l < count; l += team->threads) {
-        const int64_t first = levels[3 * l + 1], end = l + 1 < count ? levels[3 * l + 4] : all;
+        const int64_t first = levels[3 * l + 1], end = l + 1 < count ? levels[3 * l + 4] : table_rows;
         memset(out + first * features, 0, (end - first) * features * sizeof(T));
         for (int64_t i = 0; i < n; i++) {
             const T *from = ct + (i * count + l) * features;
@@ -91,6 +92,6 @@ SPECIALISED void add_in(int64_t d, const Team *team, const T *ct, const T *point
 }
 
 void FN(hash_grid_add_team)(const Team *team, const T *ct, const T *points, const int64_t *levels, T *out, int64_t n,
-                            int64_t d, int64_t count, int64_t features, int64_t along, int64_t all) {
-    BY_COORDINATES(add_in, d, team, ct, points, levels, out, n, count, features, along, all)
+                            int64_t d, int64_t count, int64_t features, int64_t along, int64_t table_rows) {
+    BY_COORDINATES(add_points, d, team, ct, points, levels, out, n, count, features, along, table_rows)
 }

@@ -233,8 +233,8 @@ int FN(scatter_along_axis_team)(const Team *team, const T *x, const U *indices, 
                                   y + begin * length * inner, end - begin, length, inner, count);
 }
 
-/* put_rows: y is x[outer][before][length][inner], but y[o][i][positions[o]] = rows[o][i]. y may be x; parts begin to end of
-   its outer * before. */
+/* put_rows: y is x[outer][before][length][inner], but y[o][i][positions[o]] = rows[o][i]. y may be x. Computes the parts
+   begin to end - 1 of the outer * before. */
 static int put_parts(const T *x, const T *rows, const U *positions, T *y, int64_t before, int64_t length, int64_t inner,
                      int64_t begin, int64_t end) {
     int wrong = 0;

@@ -11,7 +11,7 @@ from adtrain.core.target import Target
 from adtrain.lowering.cuda.reduce import WARP, power_of_two
 from adtrain.lowering.shapes import element_types, split_at
 
-ROW_THREADS, COLUMN_THREADS, LOADS = 256, 1024, 8
+ROW_THREADS, COLUMN_THREADS, IN_FLIGHT = 256, 1024, 8
 """Threads of a block, for contiguous lines and for others; elements that a thread loads at once."""
 
 
@@ -19,8 +19,8 @@ def softmax(logarithm: bool, target: Target, x: Any, axis: int) -> list[CudaKern
     """The kernel for softmax, or for its logarithm. ``x`` may be bfloat16 in memory."""
     outer, length, inner = split_at(x.shape, axis)
     threads, least = (ROW_THREADS, 1) if inner == 1 else (COLUMN_THREADS, WARP)
-    lines, across = outer * inner, max(threads // power_of_two(-(-length // LOADS)), least)
-    macros = {"LOGARITHM": int(logarithm), "THREADS": threads, "ACROSS": across}
+    lines, across = outer * inner, max(threads // power_of_two(-(-length // IN_FLIGHT)), least)
+    macros = {"LOGARITHM": int(logarithm), "THREADS": threads, "ACROSS": across, "IN_FLIGHT": IN_FLIGHT}
     launch = CudaLaunch(
         "reduce/softmax.cu",
         "softmax",

@@ -1,5 +1,5 @@
 // Idea: tensor cores multiply; a warp computes 64 x 32 elements of c by products (16, 8) (8, 8) of TF32 numbers.
-// Gain: one instruction makes 1,024 multiply-adds; three to five times, for an error of 10 bits of mantissa.
+// Gain: one instruction makes 1,024 multiply-adds; three to five times, but factors have only 10 bits of mantissa.
 // launch: grid (n/128, m/128), block (256, 1), 107520 bytes of shared memory
 #include "../async.cuh"
 #include "../mma.cuh"

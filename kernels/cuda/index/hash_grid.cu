@@ -1,8 +1,8 @@
-// Multiresolution hash encoding: see adtrain/ops/hash_grid.py. A level is {resolution, first row, mask}. The bits of `along` are
-// the coordinates along which the weights of the corners are differentiated, by the position in the cell.
+// Multiresolution hash encoding: see adtrain/ops/hash_grid.py. There are `count` points. A level is {resolution, first
+// row, mask}. Each bit of `along` is a coordinate by which the weights of the corners are differentiated.
 //
-// hash_grid_add adds integers, so its result does not depend on the order: a summand is rounded to a multiple of a power of
-// two, which is so large that no sum exceeds 64 bits. The largest element of the cotangent decides on it.
+// hash_grid_add adds integers, so its result does not depend on the order. A summand is rounded to a multiple of a unit,
+// a power of two. The unit follows from the largest element of the cotangent, so that no sum exceeds 64 bits.
 #include "common/common.cuh"
 
 #define CORNERS (1 << COORDINATES)
@@ -60,8 +60,8 @@ KERNEL hash_grid(const T *points, const T *table, const int64_t *levels, T *out,
 }
 
 #ifdef SCRATCH_SUMS
-// The scratch memory: the sums, and the bits of the largest absolute value of the cotangent. Those of a number that is not
-// finite are larger than all others.
+// The scratch memory: the sums, and the bits of the largest absolute value of the cotangent. As integers, the bits of
+// infinity and NaN are larger than those of all numbers.
 struct Scratch {
     unsigned long long *sums, *largest;
 
@@ -69,8 +69,8 @@ struct Scratch {
         : sums(SCRATCH_SUMS(unsigned long long, scratch, elements)),
           largest(SCRATCH_LARGEST(unsigned long long, scratch, elements)) {}
 
-    // The exponent of the power of two by which summands are multiplied, if their sums are below 2^room times the largest
-    // element.
+    // The exponent of the power of two by which summands are multiplied, which is the reciprocal of the unit. A sum is
+    // below 2^room times the largest element.
     __device__ __forceinline__ int exponent(int64_t room) const {
         int of_largest;
         frexp(__longlong_as_double((long long)*largest), &of_largest);
@@ -79,15 +79,15 @@ struct Scratch {
     __device__ __forceinline__ bool finite() const { return isfinite(__longlong_as_double((long long)*largest)); }
 };
 
-KERNEL hash_grid_add_clear(const T *, const T *, const int64_t *, T *, int64_t count, int64_t along, int64_t elements, int64_t,
-                           char *scratch) {
+KERNEL hash_grid_add_clear(const T *, const T *, const int64_t *, T *, int64_t count, int64_t along, int64_t elements,
+                           int64_t, char *scratch) {
     wait_for_inputs();
     const Scratch memory(scratch, elements);
     for (int64_t i = grid_index(); i <= elements; i += grid_size()) memory.sums[i] = 0; // `largest` follows
 }
 
-KERNEL hash_grid_add_largest(const T *ct, const T *, const int64_t *, T *, int64_t count, int64_t along, int64_t elements, int64_t,
-                          char *scratch) {
+KERNEL hash_grid_add_largest(const T *ct, const T *, const int64_t *, T *, int64_t count, int64_t along,
+                             int64_t elements, int64_t, char *scratch) {
     wait_for_inputs();
     unsigned long long largest = 0;
     for (int64_t i = grid_index(); i < count * LEVELS * VECTORS; i += grid_size()) {
@@ -115,14 +115,14 @@ KERNEL hash_grid_add_points(const T *ct, const T *points, const int64_t *levels,
         #pragma unroll
         for (int c = 0; c < CORNERS; c++) {
             const double summand = corners.weight[c] * x;
-            if (!isfinite(summand)) atomicMax(memory.largest, ~0ull >> 1); // NaN, as all results then are
+            if (!isfinite(summand)) atomicMax(memory.largest, ~0ull >> 1); // the bits of a NaN: then all results are NaN
             atomicAdd(memory.sums + corners.row[c] * FEATURES + f, (unsigned long long)(int64_t)rint(summand * scale));
         }
     }
 }
 
-KERNEL hash_grid_add_finish(const T *, const T *, const int64_t *, T *out, int64_t count, int64_t along, int64_t elements,
-                            int64_t room, char *scratch) {
+KERNEL hash_grid_add_finish(const T *, const T *, const int64_t *, T *out, int64_t count, int64_t along,
+                            int64_t elements, int64_t room, char *scratch) {
     wait_for_inputs();
     const Scratch memory(scratch, elements);
     const double unit = ldexp(1.0, -memory.exponent(room));
