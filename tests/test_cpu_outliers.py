@@ -43,10 +43,7 @@ def check(arrays: list[np.ndarray], padding: int, compiled: Any) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("form", list(CHANNELS))
-@pytest.mark.parametrize(
-    ("padding", "dtype"),
-    [(1, "float32"), *(pytest.param(*x, marks=pytest.mark.exhaustive) for x in ((0, "float64"), (2, "float32")))],
-)
+@pytest.mark.parametrize(("padding", "dtype"), [(1, "float32"), (0, "float64"), (2, "float32")])
 def test_an_outlier_changes_only_the_results_that_read_it(padding: int, dtype: str, form: str) -> None:
     rng = np.random.default_rng(padding)
     size = 2, CHANNELS[form], HEIGHT, WIDTH

@@ -66,7 +66,7 @@ def test_the_order_of_the_threads_does_not_change_a_bit(host: Host) -> None:
     assert found[0].tobytes() == found[1].tobytes()
 
 
-def test_a_cotangent_that_is_not_finite_is_not_hidden(host: Host) -> None:
+def test_a_cotangent_that_is_not_finite_makes_all_sums_nan(host: Host) -> None:
     levels, rows = grid_levels(2, (2,), 16)
     ct = np.zeros((3, 1, 1), np.float32)
     ct[1] = np.inf

@@ -73,7 +73,7 @@ def test_transparent_images_are_refused(tmp_path: Path) -> None:
         (np.array([1.0, np.nan]), "found a number that is not finite in float32, expected finite ones$"),
         (np.array([1e200]), "found a number that is not finite in float32, expected finite ones$"),
     ],
-    ids=["5 axes", "no axis", "empty", "texts", "NaN", "float64"],
+    ids=["5 axes", "no axis", "empty", "texts", "NaN", "beyond float32"],
 )
 def test_other_arrays_are_refused_in_one_line(tmp_path: Path, values: np.ndarray, error: str) -> None:
     path = tmp_path / "field.npy"

@@ -392,7 +392,7 @@ def test_a_page_is_written(quick: None, path: str, tmp_path: Path) -> None:
     assert_needs_no_network((tmp_path / "page.html").read_text())
 
 
-def test_the_other_device_is_another_one(path: str) -> None:
+def test_also_names_another_device_than_the_step_runs_on(path: str) -> None:
     assert "--also cpu" in one_line(command("explain", path, "--device", "cpu", "--also", "cpu", expect=2))
 
 

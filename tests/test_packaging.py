@@ -56,7 +56,7 @@ def test_importing_the_package_loads_no_numpy_and_every_public_name_is_found() -
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("train", "--help"), ("train", "no-such-config")])
-def test_help_and_the_name_of_no_config_load_no_config_language(arguments: tuple[str, ...]) -> None:
+def test_help_and_an_unknown_config_name_load_no_config_language(arguments: tuple[str, ...]) -> None:
     modules = modules_after(f"""
 from adtrain.cli.main import cli
 try:

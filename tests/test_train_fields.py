@@ -74,7 +74,7 @@ def test_a_network_learns_an_image(run: Path) -> None:
     assert test["psnr"] == pytest.approx(-20 * np.log10(test["rmse"]))
 
 
-def test_each_step_draws_all_elements_alike_and_independently() -> None:
+def test_each_step_draws_all_elements_with_equal_probability_and_independently() -> None:
     def drawn(step: int, count: int) -> np.ndarray:
         state = ops.rng_state(3, step)
         return Drawn().examples(ad.array(np.zeros(50_000, np.int64)), count, state).numpy()

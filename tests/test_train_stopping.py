@@ -163,30 +163,30 @@ def test_a_non_finite_gradient_is_found_although_the_loss_is_finite(tmp_path: Pa
     assert last.progress.step == 0
 
 
-ILL: dict[str, tuple[Callable[[Value], Value], str]] = {
+NOT_FINITE: dict[str, tuple[Callable[[Value], Value], str]] = {
     "log": (lambda x: ops.log(x * 0.0), "log needs numbers above 0, "),
     "sqrt": (lambda x: ops.sqrt(x * 0.0 - 1.0), "sqrt needs numbers of at least 0; "),
     "exp": (lambda x: ops.exp(x * 0.0 + 100.0), "exp overflows, "),
     "div": (lambda x: x / (x * 0.0), "a divisor is 0, "),
 }
-"""Functions that are not finite, and what their errors say."""
+"""Functions whose results are not finite, and what their errors say."""
 
 
 @dataclass(frozen=True)
-class Ill(nn.ReLU):
+class NotFiniteLayer(nn.ReLU):
     name: str = "log"
 
     def forward(self, params: nn.Params, state: nn.State, x: Value, mode: nn.Mode) -> tuple[Value, nn.State]:
-        return ILL[self.name][0](x), state
+        return NOT_FINITE[self.name][0](x), state
 
 
-@pytest.mark.parametrize("name", ILL)
+@pytest.mark.parametrize("name", NOT_FINITE)
 def test_the_error_of_an_operation_says_what_its_operands_lack(tmp_path: Path, name: str) -> None:
     experiment = prepare(tmp_path, "training.steps=1", layers=DEEP)
     first, _, third = experiment.network.model.layers
-    network = replace(experiment.network, model=nn.Sequential(first, Ill(name), third))
+    network = replace(experiment.network, model=nn.Sequential(first, NotFiniteLayer(name), third))
     message, _ = overflow(replace(experiment, network=network))
-    assert f"; training stopped: {ILL[name][1]}" in message
+    assert f"; training stopped: {NOT_FINITE[name][1]}" in message
     assert message.endswith("; or lower the optimizer's lr, or set training.clip_norm")
 
 

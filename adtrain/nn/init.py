@@ -33,7 +33,7 @@ WHITENING_EPS = 5e-4
 
 Draw = np.ndarray[Any, np.dtype[np.float64]]
 Sampler: TypeAlias = Callable[[np.random.Generator, int], Draw]
-"""Draws so many elements. The next call draws those that follow."""
+"""Draws a number of elements. The next call draws those that follow."""
 
 
 def fans(shape: Shape) -> tuple[int, int]:
@@ -124,17 +124,18 @@ BY_ELEMENT: dict[str, Callable[[Shape], Sampler]] = {
 WHOLE: dict[str, Callable[[Shape, np.random.Generator], Draw]] = {
     f.__name__: f for f in (orthogonal, trunc_normal, identity, dirac, partial_dirac)
 }
+"""The initialisers that make a weight as a whole."""
 
 _INITIALIZERS: dict[str, Any] = {**BY_ELEMENT, **WHOLE}
 INITIALIZERS: dict[str, Callable[..., Any]] = {name: _INITIALIZERS[name] for name in get_args(WeightInit)}
-"""All of them, in the order of the options."""
+"""All initialisers, in the order of `WeightInit`."""
 
 DRAWN_AT_ONCE = 1 << 16
 """Elements of `BY_ELEMENT` that are drawn at a time. Their float64 numbers stay in the cache."""
 
 
-class Undrawn(np.random.Generator):
-    """A generator with which `drawn` returns zeros, as a broadcast view of one number: for the types alone."""
+class TypesOnly(np.random.Generator):
+    """A generator for callers that need types alone: with it `drawn` returns zeros, a broadcast view of one number."""
 
     def __init__(self) -> None:
         super().__init__(np.random.PCG64(0))
@@ -142,7 +143,7 @@ class Undrawn(np.random.Generator):
 
 def drawn(init: str, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any], gain: float = 1.0) -> Array:
     """The numbers of an initialiser, drawn in float64, multiplied by `gain` and rounded to `dtype`."""
-    if isinstance(rng, Undrawn):
+    if isinstance(rng, TypesOnly):
         return Array(np.broadcast_to(np.zeros((), dtype), shape), shape, dtype, "cpu")
     if init in WHOLE:
         return array((WHOLE[init](shape, rng) * gain).astype(dtype))

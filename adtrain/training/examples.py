@@ -40,8 +40,8 @@ class BatchGroup(NamedTuple):
 class Examples(ABC):
     """A split on a device. Made by `on_device`.
 
-    With `draws` a step draws its examples from a `Resident` split. The indices of batches only tell their sizes, and
-    one order of zeros serves all groups.
+    With `draws` a step draws its examples from a `Resident` split. Then only the number of the indices of a batch
+    counts, so all groups share one order of zeros.
     """
 
     def __init__(self, split: Split, device: str, draws: bool = False) -> None:

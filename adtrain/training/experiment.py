@@ -22,7 +22,7 @@ from adtrain.core.staging import Pass, Staged, stage
 from adtrain.core.views import subview
 from adtrain.data import DataSet, Split, points, shuffle
 from adtrain.metrics import Metric
-from adtrain.nn.init import Undrawn
+from adtrain.nn.init import TypesOnly
 from adtrain.passes import ALL, SIMPLIFY, passes_of_ranks
 from adtrain.training import names, tensor_file
 from adtrain.training.evaluation import higher_is_better, metrics_of
@@ -102,7 +102,7 @@ class Experiment:
 
     def order(self, count: int, seed: int, epoch: int) -> np.ndarray:
         """The order of the examples of an epoch; see `data.batches`."""
-        if self.config.data.field is not None:
+        if self.draws_examples:
             return np.broadcast_to(np.int64(0), (self.examples_per_epoch,))
         if self.config.data.points is not None:
             return points.order(len(self.train), self.full_batch, self.steps_per_epoch, epoch)
@@ -128,6 +128,11 @@ class Experiment:
         return -(-self.total_steps // self.steps_per_epoch)
 
     @property
+    def draws_examples(self) -> bool:
+        """Whether each step draws its examples by `augment.Drawn`, in place of those of an order."""
+        return self.config.data.field is not None
+
+    @property
     def examples_per_epoch(self) -> int:
         """The number of examples in a complete epoch."""
         return self.full_batch * self.steps_per_epoch if self.config.data.sets_steps_per_epoch else len(self.train)
@@ -135,8 +140,8 @@ class Experiment:
     @property
     def full_batch(self) -> int:
         """The images in a batch; the last batch of an epoch can be smaller. A field can have fewer elements."""
-        data = self.config.data
-        return data.batch_size if data.field is not None else min(data.batch_size, len(self.train))
+        size = self.config.data.batch_size
+        return size if self.draws_examples else min(size, len(self.train))
 
     @property
     def batch_note(self) -> str | None:
@@ -252,7 +257,7 @@ class Experiment:
     @cached_property
     def state_types(self) -> TrainState:
         """Placeholders for `initial_state`, on the host."""
-        types = self._initial_arrays(None, Undrawn())
+        types = self._initial_arrays(None, TypesOnly())
         found: TrainState = tree.map(lambda x: Placeholder(x.shape, x.dtype, "cpu"), types)
         return found
 

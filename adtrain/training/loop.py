@@ -104,7 +104,7 @@ def continuation(experiment: Experiment, state: TrainState, device: str = "cpu")
     `state` is one of the whole network, as `initial_state` and `Result` have it; it is not modified. The returned state
     is this rank's part, valid until the next call. Only full batches are used, so that all steps do the same work.
     """
-    examples = on_device(experiment.train, device, experiment.config.data.field is not None)
+    examples = on_device(experiment.train, device, experiment.draws_examples)
     epochs = (batches_of(experiment, experiment.epochs + i) for i in count(1))
     full = (indices for batches in epochs for indices in batches if len(indices) == experiment.full_batch)
     own = experiment.divided(tree.map(np.asarray, state))

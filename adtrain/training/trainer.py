@@ -200,7 +200,7 @@ class _Training:
         self.finite = FiniteCheck(experiment, device)
         self.saves = any_rank(any(type(x).checkpoint is not Observer.checkpoint for x in observers))
         self.stop = lambda: any_rank(stop())
-        self.examples = on_device(experiment.train, device, experiment.config.data.field is not None)
+        self.examples = on_device(experiment.train, device, experiment.draws_examples)
         types = tree.map(lambda x: Placeholder(x.shape, x.dtype, device), experiment.divided_types)
         self.loop = StepLoop(experiment, types, self.examples)
         if start is None:

@@ -41,7 +41,7 @@ ACTIVITIES = 5
 """The activities of a run that a terminal shows, the longest ones."""
 
 LEAST_SHARE = 0.01
-"""The limits of a smaller share of a step are not shown."""
+"""What binds a smaller share of a step is not shown."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -140,8 +140,7 @@ def _figure(
         plot.arrow(_at(plot, start), _at(plot, end), "arrow", end.radius + 1)
     for dot in sorted(dots, key=lambda dot: -dot.radius):
         kind = "memory" if dot.place[0] < roof.ridge else "arithmetic"
-        at = max(dot.place[0], xs[0]), max(dot.place[1], ys[0])
-        plot.marker(*at, f"{kind} {dot.kind}".strip(), dot.tooltip, dot.radius)
+        plot.marker(*_inside(plot, dot), f"{kind} {dot.kind}".strip(), dot.tooltip, dot.radius)
     covered = [point for dot in dots for point in _around(_at(plot, dot), dot.radius)]
     crossed = [point for a, b in lines.values() for point in _between(plot.at(*a), plot.at(*b))]
     for at, name, leader in _names(plot, [dot for dot in dots if dot.name], covered, crossed):
@@ -216,7 +215,12 @@ def _ends(values: Iterable[float]) -> tuple[float, float]:
     return max(min(found), max(found) / 10**DECADES), max(found)
 
 
-def _at(plot: Plot, dot: Dot) -> Point:
-    """The place of a dot in the picture; at the border if the axes do not reach to it."""
+def _inside(plot: Plot, dot: Dot) -> Point:
+    """The values of a dot, or those of the border if the axes do not reach to it."""
     x, y = dot.place
-    return plot.at(max(x, plot.x.ticks[0]), max(y, plot.y.ticks[0]))
+    return max(x, plot.x.ticks[0]), max(y, plot.y.ticks[0])
+
+
+def _at(plot: Plot, dot: Dot) -> Point:
+    """The place of a dot in the picture."""
+    return plot.at(*_inside(plot, dot))
