@@ -102,7 +102,7 @@ class ProgressBars(ProgressLines):
         if self.bar is None:
             self.bar = self._bar("end" if self.epochs else "start", 1, "")
         if not status and not self.bar.n:
-            self.bar.reset()  # the speed is that of the steps
+            self.bar.reset()  # so that the speed leaves out the time before the steps
         self.bar.set_postfix_str(status, refresh=True)
 
     def epoch_started(self, epoch: int, epochs: int, images: int) -> None:

@@ -331,7 +331,7 @@ def test_statistics_are_those_of_numpy(x: np.ndarray) -> None:
 
 def with_values(tmp_path: Path, *overrides: str) -> tuple[training.Experiment, Graph]:
     cfg = config.load(training_runs.write_config(tmp_path), list(overrides))
-    return training.prepare(cfg), graphs.step_graph(cfg, values=graphs.step_arguments)
+    return training.prepare(cfg), graphs.step_graph(cfg, values=graphs.first_batch_inputs)
 
 
 def test_arrows_have_the_statistics_of_the_first_batch(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def command(
     if program:
         target = target_of(arch or "sm_90") if device == "gpu" else None
         run = Path(config_path) if Path(config_path).is_dir() else None
-        values = partial(graphs.step_arguments, run=run) if with_values else None
+        values = partial(graphs.first_batch_inputs, run=run) if with_values else None
         graph = graphs.step_graph(cfg, after or graphs.SIMPLIFIED, detail, target, values)
     else:
         graph = graphs.network_graph(cfg, horizontal)

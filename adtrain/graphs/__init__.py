@@ -3,6 +3,15 @@
 from adtrain.graphs.formats import FORMATS, Graph, checked_format
 from adtrain.graphs.network import network_graph
 from adtrain.graphs.step import SIMPLIFIED, graph, step_graph
-from adtrain.graphs.values import step_arguments
+from adtrain.graphs.values import first_batch_inputs
 
-__all__ = ["FORMATS", "SIMPLIFIED", "Graph", "checked_format", "graph", "network_graph", "step_arguments", "step_graph"]
+__all__ = [
+    "FORMATS",
+    "SIMPLIFIED",
+    "Graph",
+    "checked_format",
+    "first_batch_inputs",
+    "graph",
+    "network_graph",
+    "step_graph",
+]

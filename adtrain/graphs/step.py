@@ -49,7 +49,7 @@ def step_graph(
     """The graph of a config's training step. Without `values` no data are read, and nothing is run.
 
     Args:
-        values: the inputs of the step, whose values the graph has; see `values.step_arguments`.
+        values: the inputs of the step, whose values the graph has; see `values.first_batch_inputs`.
         target: the GPU that runs the step; None for the CPU. This machine needs no GPU.
         after: the pass after which the Program is shown; of one that runs twice, the first time.
         detail: draw a box for each equation instead of one for each layer and phase.

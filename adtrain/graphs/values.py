@@ -13,9 +13,7 @@ from adtrain.config.plugged import NONE
 from adtrain.core import tree
 from adtrain.core.program import Program, Variable
 from adtrain.training import Experiment, Trust, model_file
-from adtrain.training.experiment import LOG_ROWS
 from adtrain.training.loop import batches_of
-from adtrain.training.step import empty_log
 
 BINS, FIRST = 24, 8
 """Columns of a histogram, and the elements that are shown."""
@@ -107,7 +105,7 @@ def value_statistics(
     return found
 
 
-def step_arguments(experiment: Experiment, run: Path | None = None, trust: Trust = NONE) -> list[np.ndarray]:
+def first_batch_inputs(experiment: Experiment, run: Path | None = None, trust: Trust = NONE) -> list[np.ndarray]:
     """The inputs of a step on the first batch of the first epoch, as `Experiment.step_inputs` names them.
 
     The weights are the initial ones, or those of the run in a folder.
@@ -119,12 +117,5 @@ def step_arguments(experiment: Experiment, run: Path | None = None, trust: Trust
         trained = model_file.load(run, trust=trust)
         state = state._replace(params=trained.params, statistics=trained.statistics)
     batch = experiment.part(next(iter(batches_of(experiment, 1)))[: experiment.full_batch])
-    arguments = {
-        "state": experiment.divided(tree.map(np.asarray, state)),
-        "log": empty_log(experiment.network.task, LOG_ROWS, "cpu"),
-        "seed": experiment.seed("cpu"),
-        "images": experiment.train.images,
-        "labels": experiment.train.labels,
-        "order": np.broadcast_to(batch, (LOG_ROWS, len(batch))),
-    }
+    arguments = experiment.step_arguments(experiment.divided(tree.map(np.asarray, state)), batch)
     return [np.asarray(x) for x in tree.leaves(arguments)]

@@ -389,33 +389,40 @@ class Experiment:
 
     def _placeholders(self, device: str) -> tuple[Any, ...]:
         """The arguments of the logged step on full batches, without elements."""
-        placeholders = tree.map(lambda x: Placeholder(x.shape, x.dtype, device), self._step_arguments)
+        placeholders = tree.map(lambda x: Placeholder(x.shape, x.dtype, device), self._step_argument_types)
         return (*placeholders.values(), *self.batch_arguments(self.full_batch))
 
     @property
     def step_inputs(self) -> Sequence[str]:
         """The names of the inputs of `step_program`, such as "0.weight", "adam.exp_avg.0.weight" and "images"."""
         names = {"state.params.": "", "state.statistics.": "", "state.optimizer": self.config.optimizer.kind}
-        found = tree.paths(self._step_arguments)
+        found = tree.paths(self._step_argument_types)
         for prefix, name in names.items():
             found = [path.replace(prefix, name, 1) if path.startswith(prefix) else path for path in found]
         return found
 
     @cached_property
-    def _step_arguments(self) -> dict[str, Any]:
+    def _step_argument_types(self) -> dict[str, Any]:
         """The arguments of `logged_step`, as placeholders."""
-        part = self.part(np.zeros(self.full_batch, np.int64))
-        order = np.broadcast_to(np.int64(0), (LOG_ROWS, len(part)))
-        arguments = {
-            "state": self.divided_types,
+        arguments = self.step_arguments(self.divided_types, self.part(np.zeros(self.full_batch, np.int64)))
+        found: dict[str, Any] = tree.map(lambda x: Placeholder(x.shape, x.dtype, "cpu"), arguments)
+        return found
+
+    def step_arguments(self, state: TrainState, indices: np.ndarray) -> dict[str, Any]:
+        """The arguments of `logged_step` by name, on the host.
+
+        Args:
+            state: this rank's part of a state.
+            indices: this rank's part of the indices of a batch, which each row of the order has.
+        """
+        return {
+            "state": state,
             "log": empty_log(self.network.task, LOG_ROWS, "cpu"),
             "seed": self.seed("cpu"),
             "images": self.train.images,
             "labels": self.train.labels,
-            "order": order,
+            "order": np.broadcast_to(indices, (LOG_ROWS, len(indices))),
         }
-        found: dict[str, Any] = tree.map(lambda x: Placeholder(x.shape, x.dtype, "cpu"), arguments)
-        return found
 
     @property
     def eager_step(self) -> TrainStep:

@@ -5,8 +5,8 @@
    intermediate results stay in the caches: the transform of patches, matrix products, the transform of products. Tiles
    are numbered row by row.
 
-   Patches, products and transformed weights are arrays [position][tile or channel][channel], of whole vectors. Right-hand
-   sides of products are packed in panels as tile.h reads them. */
+   Patches, products and transformed weights are arrays [position][tile or channel][channel], of whole vectors. Right
+   operands of products are packed in panels as tile.h reads them. */
 
 #include "winograd_tiles.h"
 
