@@ -13,7 +13,7 @@ draws a function.
 from typing import TYPE_CHECKING
 
 import adtrain.core.timeline  # noqa: F401  (imports count from here)
-from adtrain.lazy import names_of
+from adtrain.lazy import lazy_getattr
 from adtrain.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ HOMES = {
 `graph`, `load`, `save` and `train` import the config language and all of training; the others do not.
 """
 
-__getattr__ = names_of(__name__, HOMES)
+__getattr__ = lazy_getattr(__name__, HOMES)
 
 
 def __dir__() -> list[str]:

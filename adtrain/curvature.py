@@ -175,12 +175,15 @@ class Curvature:
         self._sizes: dict[int, int] = {}
         self._eigenvalues: dict[int, Callable[..., np.ndarray]] = {}
 
+    def loss_of_one(self, params: Any, others: Any, image: Value, label: Value) -> Value:
+        """The loss of one example; `image` and `label` have no axis of examples."""
+        return self.loss(params, others, *(reshape(x, (1, *x.shape)) for x in (image, label)))
+
     def _chunk(self, params: Any, others: Any, images: Value, labels: Value) -> tuple[Any, Value]:
         """The sum of the gradients of some examples, and the norm of each."""
 
         def of_one(params: Any, image: Value, label: Value) -> Value:
-            rows = (reshape(x, (1, *x.shape)) for x in (image, label))
-            return self.loss(params, others, *rows)
+            return self.loss_of_one(params, others, image, label)
 
         grads = per_example_grad(of_one)(params, images, labels)
         squares = [(g * g).reshape(images.shape[0], -1).sum(1) for g in tree.leaves(grads)]

@@ -14,7 +14,7 @@ from typing import Any
 _MISSING = object()
 
 
-def names_of(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+def lazy_getattr(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """The function `__getattr__` of a package.
 
     Args:

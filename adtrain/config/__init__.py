@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from adtrain.lazy import names_of
+from adtrain.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from adtrain.config import build
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from adtrain.config.names import is_run, is_sweep, packaged, sweep_for_run
     from adtrain.config.problems import ConfigError, Problem
 
-__getattr__ = names_of(
+__getattr__ = lazy_getattr(
     __name__,
     {
         "adtrain.config": "build",

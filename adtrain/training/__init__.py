@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from adtrain.lazy import names_of
+from adtrain.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from adtrain.config.plugged import Trust
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from adtrain.training.summary import Summary, summarize
     from adtrain.training.trainer import Interrupted, NotFinite, Observer, Result, Start, run
 
-__getattr__ = names_of(
+__getattr__ = lazy_getattr(
     __name__,
     {
         "adtrain.config.plugged": "Trust",

@@ -16,7 +16,6 @@ from adtrain.core.staging import stage
 from adtrain.core.vmap import vmap
 from adtrain.curvature import per_example_grad
 from adtrain.data import Split
-from adtrain.ops import reshape
 from adtrain.passes import ALL
 from adtrain.training.evaluation import Trained, batch_size_of
 from adtrain.training.tasks import Solution
@@ -60,8 +59,7 @@ def influence(trained: Trained, train: Split, test: Split, count: int, shown: in
             raise AdtrainError(f"influence: the {name} part is empty, expected at least one example")
 
     def of_one(params: Any, image: Value, label: Value) -> Value:
-        rows = (reshape(x, (1, *x.shape)) for x in (image, label))
-        return network.curvature.loss(params, others, *rows)
+        return network.curvature.loss_of_one(params, others, image, label)
 
     def losses(params: Any, images: Value, labels: Value) -> Value:
         return vmap(of_one, (None, 0, 0))(params, images, labels)
