@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 
 class Invocation(NamedTuple):
-    """The time in UTC as ISO 8601, and the command line of this process."""
+    """A time in UTC as ISO 8601, and a command line."""
 
     date: str
     command: str
 
 
 def invocation() -> Invocation:
-    """That of this process, now."""
+    """The time of this call, and the command line of this process."""
     program = Path(sys.argv[0])
     name = program.parent.name if program.name == "__main__.py" else program.name
     return Invocation(datetime.now(timezone.utc).isoformat(timespec="seconds"), shlex.join([name, *sys.argv[1:]]))

@@ -51,7 +51,7 @@ SCALES = {
 """The scores by name."""
 
 HIGHEST_PSNR = 200.0
-"""In decibels, where the error is 0 or hardly larger."""
+"""The PSNR in decibels where the error is 0 or hardly larger."""
 
 LOWEST_R2 = -1e300
 """Where the squared error exceeds that of the mean by more, as for a target that hardly varies."""

@@ -52,7 +52,7 @@ def compiled_once(source: Source, target: str) -> Compiled:
 
 @cache
 def locks() -> Cache:
-    """Apart from the compiled code: a folder with more files takes longer to look into."""
+    """A folder of locks alone: in the folder of the compiled code they would make each look-up longer."""
     return conftest.compiled("locks")
 
 

@@ -64,7 +64,7 @@ REST = [
     ("float64", "mask", (3, 5, 70, 33)),
     *product(["float64"], ("causal", "mask", "dropout"), [(1, 130, 130, 128)]),
 ]
-"""Of PROBLEMS those whose options, widths and lengths others have, in another combination or element type."""
+"""The exhaustive ones of PROBLEMS: others have their options, widths and lengths in another combination or type."""
 
 
 def rest(*values: Any) -> Any:

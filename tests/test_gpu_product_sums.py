@@ -34,7 +34,7 @@ IMAGES = 90
 TOLERANCE = 2e-3
 """The largest norm of a difference over the norm. A number that is rounded to another neighbour changes later ones."""
 WITHOUT_TILES = "depthwise"
-"""Of SAMPLES the one whose convolutions have other kernels."""
+"""The one of SAMPLES whose convolutions have kernels without these tiles."""
 
 
 @pytest.mark.slow

@@ -99,5 +99,5 @@ def hash_grid(points: Any, table: Any, levels: Any, along: Ints) -> Ints:
 
 
 def hash_grid_add(ct: Any, points: Any, levels: Any, rows: int, along: Ints) -> Ints:
-    """The same, and the rows of the result."""
+    """The numbers of `hash_grid`, and the rows of the table."""
     return (*points.shape, *ct.shape[1:], axis_bits(along), rows)

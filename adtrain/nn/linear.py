@@ -28,6 +28,7 @@ def product(x: Value, params: Params, name: str) -> Value:
 
 
 def _adapted(x: Value, weight: Value, a: Value, b: Value) -> tuple[Value, tuple[Value, ...]]:
+    """x (W + B A)ᵀ, and the arguments, which its derivative needs."""
     return ops.matmul(x, weight + ops.matmul(b, a), transpose_b=True), (x, weight, a, b)
 
 

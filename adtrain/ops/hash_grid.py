@@ -61,13 +61,15 @@ def grid_levels(coordinates: int, resolutions: Sequence[int], table_size: int) -
 
 
 def hash_grid(points: ArrayLike, table: ArrayLike, resolutions: Sequence[int], table_size: int) -> Value:
-    """The features of points (N, d) in all levels, (N, L * F), from a table (rows, F); d is at most 4.
+    """The features of points (N, d) in all L levels, (N, L * F), from a table (rows, F); d is at most 4.
 
-    A point outside [0, 1]^d has the features of the nearest point of the box.
+    A level is a grid of `resolutions[l]` cells along each axis, and has at most `table_size` rows of the table. A point
+    outside [0, 1]^d has the features of the nearest point of the box.
 
     Raises:
-        ShapeError: see `grid_levels`, or the table has other than the rows of these levels. DTypeError: points and
-            table are not of one floating-point type.
+        ShapeError: points or table have another number of axes, the table has another number of rows than these
+            levels need, or one of the errors of `grid_levels`.
+        DTypeError: points and table are not of one floating-point type.
     """
     x = as_value(points)
     rows = as_value(table)

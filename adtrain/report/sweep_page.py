@@ -27,7 +27,7 @@ WIDTH, HEIGHT, SIDE = 760, 300, 60
 TURNED_WIDTH, TURNED_ROW, TURNED_SIDE, TURNED_END = 360, 84, 8, 24
 """Of turned parallel coordinates: width, distance of axes, margin at the sides, and what the last axis needs less."""
 ROOM = 0.12
-"""The part of an axis at its ends that has no other labels."""
+"""The share of an axis, at each end, in which only the end has a label."""
 LEAST_RANGE = 5
 """The largest number is at least this multiple of the smallest one on a logarithmic axis."""
 SEED = "training.seed"

@@ -27,7 +27,7 @@ from adtrain.training.tasks import Field, NextToken, Solution, Task
 
 BATCH_SIZE, ROWS = 250, 40
 POINTS, ELEMENTS = 2500, 1 << 14
-"""The points of equations and the elements of a field in a batch. They have few numbers."""
+"""The points of equations, and the elements of a field, in a batch: each has few numbers."""
 MOST_OUTPUTS = 1 << 27
 """The most outputs of a batch of tokens, one for each token of the vocabulary at each position."""
 BATCHES_AT_ONCE = 20

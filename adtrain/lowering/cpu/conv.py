@@ -151,7 +151,7 @@ def _suits_batch(w: Any, window: Any, size: tuple[int, int], most: int = BATCH_T
 
 
 def _suits_batch_sum(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str) -> bool:
-    """The same for the weight gradient."""
+    """Whether Winograd's weight gradient takes all images at once."""
     return _suits_batch(_weight_shape(x, g, size), window, g.shape[2:], BATCH_SUM_TILES)
 
 

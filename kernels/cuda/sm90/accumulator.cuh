@@ -23,9 +23,10 @@ template <class Sums, int STAGES, class Start> __device__ __forceinline__ void m
     wgmma_fence_operand(sums);
 }
 
-// The same for products of terms. WGMMA sums the products of first terms over a part of a stage, and float32 additions sum these;
-// WGMMA sums low-order products over all stages. lead(sums, stage, part) starts the former products, low(sums, stage, part, add,
-// i) the latter. added(i) is called after the additions of stage i.
+// By a consumer warpgroup: products of numbers that are sums of terms, in stages `begin` to `end` - 1. WGMMA sums the
+// products of leading terms over one of PARTS parts of a stage, and float32 additions add these sums to `main`. WGMMA sums
+// the low-order products over all stages in `low_order`. lead(sums, stage, part) starts the leading products, and
+// low(sums, stage, part, add, i) the low-order ones. added(i) is called after the additions of stage i.
 template <int PARTS, int N, class Stages, int STAGES, class Lead, class Low, class Added>
 __device__ __forceinline__ void multiply_promoted(float (&main)[N], float (&low_order)[N], Stages &pipeline,
     PipelineState<STAGES> &state, int begin, int end, const Lead &lead, const Low &low, const Added &added) {

@@ -60,7 +60,7 @@ __device__ __forceinline__ void split_bf16x3(Chunk (&terms)[BF16X3_TERMS], const
     }
 }
 
-// Recomputes by FMA the sums that are not finite, because bf16x3 turns infinities into NaN: dot(i) is sum i.
+// Replaces each sum i that is not finite by dot(i), because bf16x3 turns infinities into NaN.
 template <int SUMS, class Dot> __device__ __forceinline__ void recompute_non_finite(float (&sums)[SUMS], const Dot &dot) {
     float zero = 0;
     #pragma unroll
