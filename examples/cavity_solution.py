@@ -1,7 +1,6 @@
 """The flow of the config `navier-stokes`, a cavity with a moving lid, as a table for `data.reference`.
 
     python examples/cavity_solution.py cavity.npy
-    adtrain train navier-stokes --set data.reference=cavity.npy
 
 Finite differences on a staggered grid (Harlow and Welch 1965) and steps in time with a projection (Chorin 1968) until
 the flow is steady. Rows are x, y, u, v, p at cell centres, with p = 0 at the lower left corner. The pressure is
@@ -14,20 +13,13 @@ import sys
 
 import numpy as np
 
-VISCOSITY = 0.01
-STEADY = 1e-6
-"""The largest acceleration at the end."""
-CORNER = 0.1
-"""The distance from the upper corners up to which points are left out."""
+VISCOSITY, STEADY, CORNER = 0.01, 1e-6, 0.1
+"""The last two: the largest acceleration at the end; the distance from the upper corners that is left out."""
 
 
 def flow(cells: int = 80) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The velocities u and v through the sides of the cells, (N + 1, N) and (N, N + 1), and the pressure, (N, N).
-
-    The first index is that of x.
-    """
-    h = 1 / cells
-    dt = 0.2 * h * h / VISCOSITY
+    """The velocities through the sides of cells, u (N + 1, N) and v (N, N + 1), and the pressure (N, N), by x, y."""
+    h, dt = 1 / cells, 0.2 / cells**2 / VISCOSITY
     u, v = np.zeros((cells + 1, cells)), np.zeros((cells, cells + 1))
     k = np.arange(cells)
     cosines = np.cos(np.pi * np.outer(k, k + 0.5) / cells) * np.where(k[:, np.newaxis] == 0, 1, 2**0.5) / cells**0.5
@@ -54,16 +46,12 @@ def acceleration(u: np.ndarray, v: np.ndarray, lid: float, h: float) -> np.ndarr
     across = (v[1:] + v[:-1]) / 2
     convection = np.diff(at_centres**2, axis=0) + np.diff(at_corners * across, axis=1)
     friction = np.diff(u, n=2, axis=0) + np.diff(wide, n=2, axis=1)[1:-1]
-    found = np.zeros_like(u)
-    found[1:-1] = VISCOSITY * friction / h**2 - convection / h
-    return found
+    return np.pad(VISCOSITY * friction / h**2 - convection / h, ((1, 1), (0, 0)))
 
 
 def table(cells: int = 80) -> np.ndarray:
-    """The rows x, y, u, v, p."""
     u, v, p = flow(cells)
-    at = (np.arange(cells) + 0.5) / cells
-    x, y = np.meshgrid(at, at, indexing="ij")
+    x, y = (np.indices((cells, cells)) + 0.5) / cells
     corner = 1.5 * p[0, 0] - 0.5 * p[1, 1]
     columns = x, y, (u[1:] + u[:-1]) / 2, (v[:, 1:] + v[:, :-1]) / 2, p - corner
     far = np.minimum(np.hypot(x, y - 1), np.hypot(x - 1, y - 1)) > CORNER

@@ -55,7 +55,7 @@ class Gpu:
         self.names.append(name)
         launched = Launched(len(self.names) - 1, (), ())
         return SimpleNamespace(
-            get_attribute=lambda attribute: MAX_THREADS,
+            get_attribute={"threads": MAX_THREADS, "shared": 0}.__getitem__,
             prepared_async_call=lambda grid, block, stream, *arguments: self._add(launched),
         )
 
@@ -116,7 +116,7 @@ def _pycuda(gpu: Gpu) -> ModuleType:
         compute_capability=lambda: H200.capability,
         get_attribute=attributes.__getitem__,
     )
-    module.function_attribute = SimpleNamespace(MAX_THREADS_PER_BLOCK=0)
+    module.function_attribute = SimpleNamespace(MAX_THREADS_PER_BLOCK="threads", SHARED_SIZE_BYTES="shared")
     module.module_from_buffer = gpu.module
     module.Stream = lambda flags=0: SimpleNamespace(handle=next(handles), synchronize=lambda: None)
     module.Event = lambda: SimpleNamespace(record=lambda stream: None, synchronize=lambda: None, query=lambda: True)

@@ -367,6 +367,7 @@ def test_compiled_results_of_odd_sizes_equal_eager_ones(
     check_all(chosen, 10 * TOLERANCE[dtype], largest=family is not specials)
 
 
+@pytest.mark.usefixtures("optimised")
 def test_a_product_with_a_vector_has_the_bits_of_that_column_in_a_wider_product() -> None:
     draw = Draw("float32")
     sizes = [(1, 5), (7, 16), (16, 33), (33, 129), (47, 300), (64, 128)]

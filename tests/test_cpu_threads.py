@@ -46,6 +46,14 @@ def test_the_number_of_threads_adapts_to_other_programs() -> None:
         assert simulate(team, lambda size: 4e-3 if size == 2 else 6e-5, 5) < 6.9e-5
 
 
+@pytest.mark.parametrize("all_threads", [1e-3, 0.05, 0.3])
+def test_two_slow_runs_do_not_keep_long_runs_on_one_thread(all_threads: float) -> None:
+    team = TeamSize(2)
+    simulate(team, lambda size: all_threads * (4 if size == 2 else 1.7), 8 * all_threads)
+    simulate(team, lambda size: all_threads * (1 if size == 2 else 1.7), 20 * all_threads)
+    assert team.size == 2
+
+
 def test_a_few_fast_runs_between_waits_do_not_change_the_choice() -> None:
     """Of the runs on all threads one in thirty waits for a time slice of another program."""
     runs = iter(range(10**9))

@@ -39,6 +39,7 @@ SHAPES = {
     nn.RMSNorm: samples,
     nn.PReLU: samples,
     nn.GroupNorm: samples,
+    nn.Sine: samples,
     nn.RNN: matrices,
     nn.LSTM: matrices,
     nn.GRU: matrices,
@@ -180,7 +181,7 @@ def test_pytorch_agrees_with_a_networks_exported_weights(tmp_path: Path, data: s
 
 
 def test_every_layer_with_parameters_is_tested() -> None:
-    assert {nn.Embedding, *SHAPES} == {
+    assert {nn.Embedding, nn.HashGrid, *SHAPES} == {
         kind for kind in nn.LAYERS.values() if kind.parameter_shapes is not nn.Module.parameter_shapes
     }
 

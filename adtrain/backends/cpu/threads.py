@@ -65,8 +65,8 @@ def require_threads(count: int) -> None:
 
 TRIAL_S, TRIAL_RUNS, LONG_TRIAL_S = 0.002, 3, 0.02
 """A trial has at least this duration and this number of runs; or the last duration, whatever their number."""
-FIRST_WAIT_S, LAST_WAIT_S, TRIALS = 0.01, 1.0, 1 / 50
-"""Time between two trials. It doubles while trials change nothing, up to the second one; and trials take at most this
+FIRST_WAIT_S, LAST_WAIT_S, TRIALS = 0.01, 1.0, 1 / 60
+"""Time between two trials. It doubles while trials change nothing, up to the second one; and trials lose at most this
 share of the time."""
 MEASURED_S = 0.0005
 """Runs are timed together if they are shorter than this."""
@@ -131,7 +131,8 @@ class TeamSize:
             self._usual, self._other = self._other, self._usual
             self._wait = FIRST_WAIT_S
         else:
-            self._wait = max(min(2 * self._wait, LAST_WAIT_S), self._passed / TRIALS)
+            lost = self._passed - self._tried * self._times[self._usual].mean()
+            self._wait = max(min(2 * self._wait, LAST_WAIT_S), lost / TRIALS)
         self.size, self._passed = self._usual, 0
         for times in self._times.values():
             times.halve()
