@@ -271,3 +271,23 @@ def test_options_that_are_text_or_traced_are_refused() -> None:
         ops.dropout(X, 0.5, RNG, stream=TEXT)
     with pytest.raises(AdtrainError, match="the jitted function needs the value of a float argument"):
         ad.jit(lambda scale: ops.attention(X, X, X, scale=scale))(0.5)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_members_of_self_attention_are_computed_by_one_equation_without_dropout(dropout: float) -> None:
+    rng = np.random.default_rng(0)
+    x = ad.array(rng.standard_normal((3, 2, 5, 12)))
+    starts = np.tile(np.array([0, 0, 2, 2, 2], np.int32), (2, 1))
+    more: dict[str, Any] = {"dropout": dropout, "rng": RNG} if dropout else {"starts": starts}
+
+    def loss(x: ad.Array) -> Any:
+        return (ops.self_attention(x, 2, causal=True, **more) ** 2).sum()
+
+    both = ad.vmap(ad.value_and_grad(loss))
+    values, grads = both(x)
+    for i in range(3):
+        value, grad = ad.value_and_grad(loss)(x[i])
+        np.testing.assert_array_equal(values[i].numpy(), value.numpy())
+        np.testing.assert_array_equal(grads[i].numpy(), grad.numpy())
+    names = [equation.primitive.name for equation in stage(both, ()).program(x).equations]
+    assert names.count("self_attention") == names.count("self_attention_grad") == (3 if dropout else 1)

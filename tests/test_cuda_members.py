@@ -45,6 +45,8 @@ SAMPLES: Mapping[str, Large] = {
     "layer_norm": Large(lambda x: ops.layer_norm(x, (768,)), [Shaped(64, 128, 768)]),
     "attention of few queries": Large(ops.attention, [Shaped(4, 16, 32)] * 3),
     "causal attention": Large(lambda q, k, v: ops.attention(q, k, v, causal=True), [Shaped(2, 4, 1024, 64)] * 3),
+    "self attention": Large(lambda x: ops.self_attention(x, 4, causal=True), [Shaped(8, 256, 768)]),
+    "short self attention": Large(lambda x: ops.self_attention(x, 4), [Shaped(4, 16, 192)]),
     "masked attention": Large(
         lambda q, k, v, m: ops.attention(q, k, v, mask=m), [*[Shaped(6, 100, 48)] * 3, Shaped(6, 100, dtype="bool")]
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,20 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     for kind, name in (("image", "photo.png"), ("volume", "field.npy")):
         with pytest.raises(DataError, match=rf"/{name}: cannot be read \(No such file or directory\)$"):
             fields.load(tmp_path / name, kind)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "error"),
+    [
+        ("image", "a.npy", "found the extension .npy, expected a PNG or JPEG file; data.volume takes this one"),
+        ("volume", "a.PNG", "found the extension .png, expected an .npy file; data.image takes this one"),
+    ],
+)
+def test_a_file_of_the_other_kind_is_refused_with_its_key(
+    tmp_path: Path, kind: fields.FieldKind, name: str, error: str
+) -> None:
+    with pytest.raises(DataError, match=f"^{re.escape(f'{tmp_path / name}: {error}')}$"):
+        fields.load(tmp_path / name, kind)
 
 
 def test_transparent_images_are_refused(tmp_path: Path) -> None:

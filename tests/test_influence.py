@@ -82,6 +82,22 @@ def test_eval_lists_helpful_and_harmful_examples(tmp_path: Path) -> None:
     assert rows[0].split()[0] == str(found[0]["example"])
 
 
+def test_a_run_without_classes_has_no_column_of_labels(tmp_path: Path) -> None:
+    (tmp_path / "line.csv").write_text("x,y\n" + "".join(f"{i},{2 * i}\n" for i in range(20)))
+    (tmp_path / "line.yaml").write_text(
+        "name: line\n"
+        f"data: {{path: {tmp_path / 'line.csv'}, header: true, target: y, test: 0.2, batch_size: 4}}\n"
+        "model: {layers: [{linear: 1}]}\n"
+        "loss: mse\n"
+        "optimizer: {sgd: {lr: 0.0001}}\n"
+        "training: {epochs: 1}\n"
+    )
+    run = tmp_path / "run"
+    command("train", tmp_path / "line.yaml", "--output-dir", run, "--device", "cpu")
+    lines = command("eval", run, "--influence", "1", "--device", "cpu").stdout.splitlines()
+    assert lines[1].split() == ["test", "loss", "effect", "training", "influence"]
+
+
 def test_a_run_on_equations_is_refused(tmp_path: Path) -> None:
     from test_train_equations import DECAY
 

@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from adtrain.backends.cuda import compiler
+from adtrain.core.errors import DeviceError
 
 FOLDER = Path(__file__).parent.parent / "examples" / "kernel_ladder"
 sys.path.insert(0, str(FOLDER))
@@ -48,3 +50,13 @@ def test_gpu_steps_compile_without_spills(target: str) -> None:
             log = compiler.compile_source(ladder.source(path), target).log
             assert "0 bytes spill stores" in log, path
             assert all(ladder.launch(path, sizes)[0]), path
+
+
+def test_a_device_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object) -> None:
+        raise DeviceError("device gpu: no GPU was found")
+
+    monkeypatch.setattr(ladder.roofline, "known_or_measured", missing)
+    result = CliRunner().invoke(ladder.main, ["softmax", "--device", "gpu"])
+    assert result.exit_code == 2
+    assert result.output.endswith("Error: device gpu: no GPU was found\n")

@@ -170,6 +170,8 @@ def influence_lines(
         for effect, found in (("helps", x.helpful), ("harms", x.harmful))
         for i, value in found
     ]
+    if not any(row[1] or row[5] for row in rows):
+        columns = [column for column in columns if column.title != "label"]
     return ["examples by index, from 0: the highest test losses, and training examples", *render(columns, rows, width)]
 
 

@@ -26,6 +26,7 @@ FieldKind: TypeAlias = Literal["image", "volume"]
 IMAGE_AXES: tuple[str, ...] = ("y", "x")
 VOLUME_AXES = ("x", "y", "z", "t")
 CHANNELS: dict[int, tuple[str, ...]] = {1: ("grey",), 3: ("red", "green", "blue")}
+KIND_SUFFIXES: dict[FieldKind, tuple[str, ...]] = {"image": (".png", ".jpg", ".jpeg"), "volume": (".npy",)}
 CENTRE = 0.5
 """The mean and half the length of the unit interval: networks get coordinates in [-1, 1]."""
 
@@ -37,8 +38,13 @@ def load(path: Path, kind: FieldKind) -> DataSet:
     4 axes with one number for each element. Training and test part are the same elements.
 
     Raises:
-        DataError: the file is missing, damaged, transparent, or has another shape or other numbers.
+        DataError: the file is missing, damaged, transparent, of the other kind, or has another shape or other numbers.
     """
+    suffix = path.suffix.lower()
+    if suffix in (KIND_SUFFIXES["volume"] if kind == "image" else KIND_SUFFIXES["image"]):
+        other = "volume" if kind == "image" else "image"
+        expected = "a PNG or JPEG file" if kind == "image" else "an .npy file"
+        raise DataError(f"{path}: found the extension {suffix}, expected {expected}; data.{other} takes this one")
     if kind == "image":
         pixels = read_image(path)
         axes, outputs = IMAGE_AXES, CHANNELS[len(pixels)]

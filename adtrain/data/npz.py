@@ -152,7 +152,7 @@ def npy_header(stream: IO[bytes], place: str) -> tuple[np.dtype[Any], bool, tupl
     start = stream.read(8)
     size = {1: 2, 2: 4, 3: 4}.get(start[6], 0) if len(start) == 8 and start.startswith(NPY_MAGIC) else 0
     if not size:
-        raise DataError(f"{place}: found no NPY header, expected an array as numpy.savez writes it")
+        raise DataError(f"{place}: found no NPY header, expected an array as numpy.save or numpy.savez writes it")
     length = int.from_bytes(stream.read(size), "little")
     text = stream.read(min(length, MAX_NPY_HEADER)).decode("latin-1")
     match = HEADER.fullmatch(text)

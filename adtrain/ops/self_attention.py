@@ -10,7 +10,6 @@ import numpy as np
 
 from adtrain.core.array import Value
 from adtrain.core.axes import Axes, whole
-from adtrain.core.batching_rules import loop
 from adtrain.core.checked_arguments import checked_options
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive
@@ -111,7 +110,6 @@ self_attention_p: Primitive = Primitive(
     flops=_of_heads(forward_flops),
     joint_vjp=_rule,
     composition=_composed_heads,
-    batch=loop,
     axes=_axes,
 )
 """`attention` of an array (..., length, 3 heads width) with the rows of q, k and v side by side."""
@@ -123,7 +121,6 @@ self_attention_grad_p: Primitive = Primitive(
     flops=_of_heads(grad_flops),
     joint_vjp=gradient_rule(_composed_heads, 1),
     composition=composed_gradient(_composed_heads, 1),
-    batch=loop,
     axes=_grad_axes,
 )
 

@@ -229,7 +229,10 @@ def main(names: tuple[str, ...], device: str | None) -> None:
             devices.append("gpu")
         except DeviceError as missing:
             click.echo(f"{missing}: only the steps for the CPU run")
-    peaks = {found: roofline.known_or_measured(found, click.echo) for found in devices}
+    try:
+        peaks = {found: roofline.known_or_measured(found, click.echo) for found in devices}
+    except DeviceError as missing:
+        raise click.UsageError(str(missing)) from None
     for found, peak in peaks.items():
         rates = f"{peak.gflops_per_s['float32']:,.0f} GFLOP/s in float32, {peak.gbytes_per_s:,.0f} GB/s"
         click.echo(f"the best rates of the {found}: {rates}")
