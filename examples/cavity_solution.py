@@ -37,10 +37,7 @@ def flow(cells: int = 80) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def acceleration(u: np.ndarray, v: np.ndarray, lid: float, h: float) -> np.ndarray:
-    """The acceleration of u by convection and friction; 0 at the walls.
-
-    `lid` is the speed of the wall at the end of the second axis.
-    """
+    """Of u, by convection and friction; 0 at the walls. The wall at the end of the second axis moves at `lid`."""
     wide = np.concatenate([-u[:, :1], u, 2 * lid - u[:, -1:]], axis=1)
     at_centres, at_corners = (u[1:] + u[:-1]) / 2, (wide[:, 1:] + wide[:, :-1])[1:-1] / 2
     across = (v[1:] + v[:-1]) / 2
