@@ -203,6 +203,7 @@ SAMPLES = {
     "lr-find": ("lr-find tiny.yaml --device cpu --rates 3 --steps 1 -o", "<svg xmlns="),
     "report": ("report run -o", "<!DOCTYPE html>"),
     "export": ("export run --format safetensors", '{"'),
+    "explain": ("explain smoke --device cpu --json-file", '{\n  "kind": "explain"'),
     "data inspect": ("data inspect data --contact-sheet", "\x89PNG"),
     "bench ops": ("bench ops --op relu --sizes 64 --device cpu --json-file", '{\n  "kind": "ops"'),
 }
