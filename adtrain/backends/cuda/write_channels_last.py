@@ -37,7 +37,7 @@ POOLS = frozenset(("max_pool2d", "max_pool2d_put", "max_pool2d_pick", "avg_pool2
 
 
 def images_of(convolution: Equation) -> tuple[Variable, Variable]:
-    """The two images of a convolution or gradient, of which the last may be its result."""
+    """The two images of a convolution or gradient. The second one may be its result."""
     x, other = convolution.inputs
     return x, other if convolution.primitive.name == "conv2d_weight_grad" else convolution.outputs[0]
 
@@ -147,7 +147,7 @@ class _Writer:
         last: for a value of four axes its transpose, (N, H, W, C).
         terms: for an argument of convolutions and an operand format, the terms of its transpose.
         padded: for a term and a shape, the term with channels of zeros added.
-        positions: for positions of maxima those that are channels last, of another type.
+        positions: for positions of maxima the positions in images that are channels last, of another type.
         repeated: broadcasts, and what is computed from these alone. They are computed in each layout that is read.
         norms: for the result of a batch norm what it is computed from.
         of_groups: for filters of several groups a stand-in for those that have all channels.
