@@ -148,6 +148,7 @@ def test_every_candidate_reads_and_writes_the_heads_of_one_array(
             check(found, [a.astype(dtype) for a in expected], TOLERANCE[dtype, "full"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharpness", [1.0, 30.0])
 def test_float32_errors_are_those_of_float32_arithmetic(sharpness: float) -> None:
     """A rounded score changes its exponential by the score times the precision. 1e-6 is for sums of 1,024 terms."""

@@ -17,7 +17,7 @@ from waiting import wait_until
 
 from adtrain.distributed.launch import end, start
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 TWO_GPUS = pytest.mark.skipif(
     find_spec("nccl") is None or len(list(Path("/dev").glob("nvidia[0-9]"))) < 2,
     reason="needs two GPUs, and nccl4py: pip install '.[multi-gpu]'",
