@@ -126,6 +126,29 @@ def test_a_bucket_is_updated_in_place_while_earlier_gradients_are_computed() -> 
     on_ranks(RANKS, check)
 
 
+DEEP = "model.layers=[{linear: 1500}, relu, {linear: 1500}, relu, {linear: 1500}, relu, {linear: 1500}, {linear: 10}]"
+"""Four buckets."""
+
+
+def test_the_gradients_of_the_next_bucket_are_computed_before_a_bucket_is_updated() -> None:
+    """So nothing waits for an all-to-all that has just begun, except those of the last two buckets."""
+
+    def check(rank: ThreadRank) -> None:
+        program = step("mlp", *WIDE, DEEP)
+        exchanges = [e for e in program.equations if e.has(Trait.COLLECTIVE)]
+        assert [e.name for e in exchanges[:8]] == [
+            *("all_to_all", "all_to_all", "all_gather"),
+            *("all_to_all", "all_gather", "all_gather"),
+            *("all_to_all", "all_gather"),
+        ]
+        place = {e: i for i, e in enumerate(program.equations)}
+        done = {e.inputs[0]: i for i, e in enumerate(program.equations) if e.primitive is exchange_done_p}
+        first, second = exchanges[:2]
+        assert place[second] < done[first.outputs[0]]
+
+    on_ranks(RANKS, check)
+
+
 def test_one_gpu_has_no_exchange() -> None:
     program = step("mlp", "data.shards=2")
     assert not any(e.has(Trait.COLLECTIVE) for e in program.equations)

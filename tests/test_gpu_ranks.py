@@ -75,6 +75,8 @@ UNEVEN = ("data.batch_size=7001",)
 """The last batch of an epoch has fewer images, and shards differ in size."""
 WIDE = ("model.layers=[{linear: 1500}, relu, {linear: 1500}, relu, {linear: 10}]",)
 """Buckets of 9 and 5 MB. Copy engines exchange the larger one."""
+DEEP = ("model.layers=[{linear: 1500}, relu, {linear: 1500}, relu, {linear: 1500}, relu, {linear: 10}]",)
+"""Three buckets: an all-to-all begins before the update of the bucket before it."""
 PLAIN = ("optimizer={sgd: {lr: 0.1}}",)
 """Ranks exchange whole gradients."""
 MOMENTUM = "optimizer={sgd: {lr: 0.1, momentum: 0.9, weight_decay: 0.001}}"
@@ -112,8 +114,8 @@ def test_exchanges_through_peer_memory_move_the_bytes() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [[], ["--set", *PLAIN], ["--set", *CLIPPED], ["--set", *WIDE]],
-    ids=["fused", "whole", "clipped", "copy-engines"],
+    [[], ["--set", *PLAIN], ["--set", *CLIPPED], ["--set", *WIDE], ["--set", *DEEP]],
+    ids=["fused", "whole", "clipped", "copy-engines", "three-buckets"],
 )
 def test_two_ranks_that_exchange_through_peer_memory_give_the_bytes_of_one(tmp_path: Path, settings: list[str]) -> None:
     expected = digest("mlp", tmp_path / "one", *settings)
@@ -131,6 +133,7 @@ def test_two_ranks_that_exchange_through_peer_memory_give_the_bytes_of_one(tmp_p
         pytest.param("mlp", (*UNEVEN, MOMENTUM), id="mlp-momentum"),
         pytest.param("mlp", PLAIN, id="mlp-whole"),
         pytest.param("mlp", WIDE, id="mlp-copy-engines"),
+        pytest.param("mlp", DEEP, id="mlp-three-buckets"),
         pytest.param("cnn", (), id="cnn"),
         pytest.param("lenet5-augmented", (), id="lenet5-augmented"),
     ],

@@ -41,7 +41,7 @@ def place_collectives(program: Program, early_updates: bool = False) -> Program:
     """``program`` in another order: first the exchanges, with the equations that they need, then all others.
 
     With ``early_updates`` the optimizer's update of a bucket, and the all-gather of its parameters, follow the last
-    reader of the old parameters. So the all-gather runs beside the rest of the backward pass.
+    reader of the old parameters and the gradients of the next bucket. So both exchanges run beside the backward pass.
 
     `exchange_done` stands before the first reader of an exchange's result, and before a fused equation that exchanges
     data: it uses the processor until the peers' kernels run, which might wait for the exchange. Applied after all other
@@ -80,9 +80,11 @@ def place_collectives(program: Program, early_updates: bool = False) -> Program:
 
 
 def _with_early_updates(program: Program, exchanges: Sequence[int], dependences: TopologicalOrder) -> list[int]:
-    """The exchanges in a new order: an all-gather of parameters precedes the first all-to-all that it does not need.
+    """The exchanges in a new order: an all-gather of parameters precedes the second all-to-all that it does not need.
 
-    Adds dependences: such an all-gather follows all readers of the old parameters.
+    So the gradients of the next bucket are computed while the all-to-all of this one runs. Where only one more
+    all-to-all follows, the all-gather precedes it, and runs while these gradients are computed. Adds dependences: such
+    an all-gather follows all readers of the old parameters.
     """
     source: dict[Variable, Variable] = {}  # for each view, the value whose memory it shares
     for e in program.equations:
@@ -93,8 +95,9 @@ def _with_early_updates(program: Program, exchanges: Sequence[int], dependences:
     found = [i for i in exchanges if i not in gathers]
     for i, parameters in gathers.items():
         needed = max((k for k, x in enumerate(found) if dependences.reaches(x, i)), default=-1)
-        others = (k for k, x in enumerate(found) if program.equations[x].primitive.name == "all_to_all" and k > needed)
-        found.insert(next(others, len(found)), i)
+        names = [program.equations[x].primitive.name for x in found]
+        others = [k for k, name in enumerate(names) if name == "all_to_all" and k > needed]
+        found.insert([*others, len(found)][len(others) > 1], i)
         for reader, e in enumerate(program.equations):
             reads = any(source.get(v, v) is parameters for v in e.inputs)
             if reads and reader != i and not dependences.reaches(i, reader):
