@@ -96,8 +96,12 @@ def compare_steps(
     Raises:
         WorkerFailed: adtrain itself cannot run it.
     """
-    losses = compare_losses(workers, choice, name, overrides, precision, do)
-    return _timed(workers, losses, STEPS, CHUNK, precision, LOSS_TOLERANCE[precision])
+    return step_times(workers, compare_losses(workers, choice, name, overrides, precision, do), precision)
+
+
+def step_times(workers: Mapping[str, WorkerProcess], losses: Losses, precision: str, budget: Budget = STEPS) -> Systems:
+    """The times of the training steps whose first losses were compared."""
+    return _timed(workers, losses, budget, CHUNK, precision, LOSS_TOLERANCE[precision])
 
 
 def compare_losses(
