@@ -25,9 +25,9 @@ SUM_THREADS, SUM_COLUMNS = 256, 4
 """Threads of a block of the second launch; columns of a thread."""
 BOXES = 64, 32
 """Elements of bfloat16 in a row of a box: 128 or 64 bytes, the lengths of a swizzle."""
-SPLITS, MIN_SPLIT_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32), 4
+SPLITS, MIN_SPLIT_TILES = range(1, 65), 4
 """Numbers of splits of K that are considered; minimum of tiles of K in a split."""
-GATHER_SPLITS = *SPLITS, 44, 64, 128
+GATHER_SPLITS = *SPLITS, 128
 """Numbers of splits where an operand is gathered: few channels make few tiles."""
 START, STORED, SECOND_PASS, BYTES_PER_CYCLE = 5000, 24, 2500, 2000
 """Cycles of a launch; elements of a result that the epilogue of a multiprocessor stores in a cycle; cycles of the
@@ -114,6 +114,7 @@ TILES = (
     Bfloat16Tile(128, 192, 5, 1600),
     Bfloat16Tile(128, 128, 6, 1500),
     Bfloat16Tile(128, 128, 6, 1500, pingpong=True),
+    Bfloat16Tile(64, 192, 6, 1250),
     Bfloat16Tile(64, 128, 8, 1150),
     Bfloat16Tile(128, 64, 8, 1000),
     Bfloat16Tile(128, 64, 8, 1000, pingpong=True),
