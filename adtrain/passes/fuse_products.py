@@ -23,6 +23,10 @@ class EpilogueFusion(Fusion):
         """Whether a kernel of ``product`` can compute ``epilogue``."""
         raise NotImplementedError
 
+    def weight(self, producer: Equation) -> float:
+        """Where a sum of two products can join either one, it joins the longer one, which hides more of its traffic."""
+        return producer.cost.flops
+
     def joins(self, groups: Groups, producer: int, reader: int, value: Variable) -> bool:
         product, e = groups.equations[producer], groups.equations[reader]
         alone = all(len(groups.members[groups.of[i]]) == 1 for i in (producer, reader))

@@ -67,6 +67,10 @@ class Fusion:
         """Whether the groups of two equations become one. ``reader`` reads ``value``, which ``producer`` computes."""
         return False
 
+    def weight(self, producer: Equation) -> float:
+        """Of merges that save equally many bytes, the one whose producer has the greatest weight comes first."""
+        return 0
+
     def together(self, groups: Groups) -> Iterable[Iterable[int]]:
         """Lists of independent equations. Those of a list share a kernel."""
         return ()
@@ -315,7 +319,7 @@ def _merged(fusion: Fusion, allowed: Collection[int]) -> Groups:
         if (p := groups.producer.get(v)) is not None and p in allowed
     ]
     if not fusion.in_order:
-        edges.sort(key=lambda edge: -edge[2].nbytes)
+        edges.sort(key=lambda edge: (-edge[2].nbytes, -fusion.weight(groups.equations[edge[0]])))
     merged = True
     while merged:  # a merge may permit another one
         merged = False

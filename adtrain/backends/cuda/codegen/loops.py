@@ -189,12 +189,27 @@ class _Writer:
             *self.before,
             f"const auto vectors = ({aligned}) % {MAX_VECTOR} == 0 ? n / WIDTH : 0;",
             VECTOR_LOOP,
-            "    const auto i = g * WIDTH;",
+            f"    const auto i = {self._vector()} * WIDTH;",
             *indented(self._elements(self.width)),
             "}",
             REST_LOOP,
             *one,
         ]
+
+    def _vector(self) -> str:
+        """The number of the vector that thread g computes.
+
+        Where most bytes are those of a transpose that is read, neighbouring threads read neighbouring elements of it.
+        """
+        arrays = [v for v in (*self.program.inputs, *self.program.outputs) if v not in self.numbers]
+        v = max(self.loaded, key=lambda v: v.nbytes, default=None)
+        if v is None or 2 * v.nbytes <= sum(x.nbytes for x in arrays) or v.type.shape[-1] % self.width:
+            return "g"
+        axes, vectors = self.loaded[v].params["axes"], (*v.type.shape[:-1], v.type.shape[-1] // self.width)
+        steps = {axis: math.prod(vectors[i + 1 :]) for i, axis in enumerate(axes)}
+        lengths = [vectors[axes.index(axis)] for axis in range(len(axes))]
+        kind = "uint32_t" if v.size < 2**31 else "int64_t"
+        return f"({offset(f'({kind})g', lengths, [steps[axis] for axis in range(len(axes))])})"
 
     def _elements(self, width: int) -> list[str]:
         """The statements for element i, or for as many as a vector has, from i on."""
