@@ -27,6 +27,7 @@ from adtrain.backends.cuda.forms.streamed_layer import stream_layer
 from adtrain.backends.cuda.forms.thread_items import ThreadItemsFusion
 from adtrain.backends.cuda.forms.weight_gradients import fuse_bias_gradients, fuse_recurrent_gradients
 from adtrain.backends.cuda.narrow_values import narrow_values
+from adtrain.backends.cuda.recompute_values import recompute_values
 from adtrain.backends.cuda.shared_divisors import multiply_by_reciprocals
 from adtrain.backends.cuda.split_reductions import split_reductions
 from adtrain.backends.cuda.store_bfloat16 import store_bfloat16
@@ -124,6 +125,7 @@ def _fusions_of_loops(target: Target) -> Sequence[Pass]:
         by_rows,
         partial(tile_weights, target=target),
         FusionPass((ProductSumsFusion,), target),
+        recompute_values,
         FusionPass((OneBlockFusion,), target),
         FusionPass(SIDE_BY_SIDE, target, LAUNCH_BYTES, "fuse_side_by_side"),
         readers_first,
