@@ -1,6 +1,6 @@
 """Training steps of random networks on a GPU, in adtrain and in PyTorch at its fastest (`torch-max`).
 
-    python benchmarks/random_networks.py --seed 0 --count 12 [--json-file PATH]
+    python benchmarks/network_sweep.py --seed 0 --count 12 [--json-file PATH]
 
 Each seed draws one network of each family in turn: residual, bottleneck, grouped, inverted residual, dilated, plain
 convolutions, encoder, recurrent, and linear layers. Widths, depths, heads, kernels and image sizes are drawn too. The
