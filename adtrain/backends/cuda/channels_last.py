@@ -35,6 +35,7 @@ import numpy as np
 
 from adtrain.backends.cuda.forms.horizontal import MAX_FLOPS
 from adtrain.backends.cuda.forms.weight_gradients import fuse_bias_gradients
+from adtrain.backends.cuda.round_channels import round_channels
 from adtrain.backends.cuda.write_channels_last import (
     CONVOLUTIONS,
     OF_TERMS,
@@ -76,9 +77,10 @@ def channels_last(program: Program, target: Target) -> Program:
     if all(e.cost.flops <= MAX_FLOPS for e in found):
         return program
     sunk = fuse_maxpool_gradients(program, has_kernel=lambda e: False, all_readers=True)
-    layers = _layers(e for e in sunk.equations if e in found)
-    chosen = _fastest(sunk, layers, target)
-    return write_channels_last(sunk, chosen) if chosen else program
+    rounded = round_channels(sunk, found)
+    layers = _layers(e for e in rounded.equations if _has_kernel(e, target))
+    chosen = _fastest(rounded, layers, target)
+    return write_channels_last(rounded, chosen) if chosen else program
 
 
 def _layers(convolutions: Iterable[Equation]) -> list[set[Equation]]:

@@ -74,7 +74,7 @@ def of_terms(convolution: Equation) -> str:
 def params_of_terms(e: Equation) -> Mapping[str, Any]:
     """The parameters of the primitive that computes it from terms. The groups of channels of zeros are counted."""
     window = e.params["window"]
-    groups = _rounded_up(window.groups) if is_depthwise(e) else 1
+    groups = rounded_up(window.groups) if is_depthwise(e) else 1
     return {**e.params, "window": window._replace(groups=groups), "precision": format_of_operands(e)}
 
 
@@ -86,15 +86,15 @@ def operand_shapes(e: Equation) -> list[Shape]:
     shapes = [permuted(v.type.shape, NHWC) for v in e.inputs]
     if is_grouped(e) and e.primitive.name != "conv2d_weight_grad":
         shapes[1] = (*shapes[1][:3], shapes[1][3] * e.params["window"].groups)
-    padded = [(*shape[:-1], _rounded_up(shape[-1])) for shape in shapes]
+    padded = [(*shape[:-1], rounded_up(shape[-1])) for shape in shapes]
     if e.primitive.name != "conv2d_weight_grad":
-        padded[1] = (_rounded_up(shapes[1][0]), *(shapes if is_depthwise(e) else padded)[1][1:])
+        padded[1] = (rounded_up(shapes[1][0]), *(shapes if is_depthwise(e) else padded)[1][1:])
     if _by_filter(e):
         padded[1] = permuted(padded[1], BY_FILTER)
     return padded
 
 
-def _rounded_up(channels: int) -> int:
+def rounded_up(channels: int) -> int:
     """The channels that kernels take: a multiple of ROW_MULTIPLE. Those that are added are zeros."""
     return -(-channels // ROW_MULTIPLE) * ROW_MULTIPLE
 

@@ -1,0 +1,230 @@
+"""Images between convolutions get channels of zeros, up to the multiple that the kernels for channels last take.
+
+y = conv2d(x, w)            ->    y = conv2d(x, pad(w))
+g = relu(standardize(y))    ->    g = relu(standardize(y))
+sum(g, axes=(0, 2, 3))      ->    slice(sum(g, axes=(0, 2, 3)))
+
+So only filters and vectors are padded and cut, and no images. A value that is computed from channels of zeros has the
+same number in all of them, such as 1 after exp. This number is known, because it is computed as the value is. If it is
+not 0 or not known, the channels are cut off before the next convolution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from adtrain.backends.cuda.write_channels_last import (
+    POOLS,
+    is_batch_norm,
+    is_depthwise,
+    rounded_up,
+)
+from adtrain.core.primitive import PRIMITIVES, Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.types import ArrayType, Shape
+from adtrain.passes.dead_code import remove_dead_code
+from adtrain.passes.fuse_elementwise import elementwise
+
+CHANNELS = 1
+"""The axis of channels in images (N, C, H, W)."""
+MAX_ADDED = 4
+"""Channels are not added to fewer than so many for each channel that is added."""
+
+
+def round_channels(program: Program, convolutions: Collection[Equation]) -> Program:
+    """``program`` in which the results of these convolutions, and what is computed from them, have more channels."""
+    if all(_rounded(v.type.shape[CHANNELS]) == v.type.shape[CHANNELS] for e in convolutions for v in e.outputs):
+        return program
+    return _Rounding(program, convolutions).program()
+
+
+def _rounded(channels: int) -> int:
+    """The channels that an image gets; as many as it has, if a large part of them would be added."""
+    found = rounded_up(channels)
+    return found if MAX_ADDED * (found - channels) <= channels else channels
+
+
+def _with(shape: Shape, channels: int) -> Shape:
+    """The shape of an image with so many channels."""
+    return (*shape[:CHANNELS], channels, *shape[CHANNELS + 1 :])
+
+
+class _Rounding:
+    """Writes a Program whose images have more channels.
+
+    Attributes:
+        wide: the images with added channels, by the value that they replace.
+        fill: the number in the added channels of each of these; None if it is not known.
+        exact: the values that are also computed as in the Program before.
+    """
+
+    def __init__(self, program: Program, convolutions: Collection[Equation]) -> None:
+        self.before, self.convolutions = program, convolutions
+        self.producer = {v: e for e in program.equations for v in e.outputs}
+        self.numbers = {v: x.item() for v, x in program.constants.items() if x.size == 1}
+        self.wide: dict[Variable, Variable] = {}
+        self.fill: dict[Variable, float | None] = {}
+        self.exact = {*program.inputs, *program.constants}
+        self.equations: list[Equation] = []
+
+    def program(self) -> Program:
+        for e in self.before.equations:
+            if not self._writes(e):
+                for v in e.inputs:
+                    self._exact(v)
+                self.equations.append(e)
+                self.exact.update(e.outputs)
+        for v in self.before.outputs:
+            self._exact(v)
+        return remove_dead_code(replace(self.before, equations=tuple(self.equations)))
+
+    def _writes(self, e: Equation) -> bool:
+        """Write an equation of images with added channels, if it is one."""
+        if e in self.convolutions:
+            return self._convolution(e)
+        if e.has(Trait.BROADCAST) or self.wide.keys().isdisjoint(e.inputs):
+            return False
+        if is_batch_norm(e):
+            return self._batch_norm(e)
+        if e.has(Trait.REDUCTION) and len(e.outputs) == 1 and CHANNELS not in e.params["axes"]:
+            return self._reduction(e)
+        if e.primitive.name in POOLS:
+            return self._pooling(e)
+        return elementwise(e) and self._elementwise(e)
+
+    def _convolution(self, e: Equation) -> bool:
+        x, other = e.inputs
+        name, groups = e.primitive.name, e.params["window"].groups
+        if groups > 1 and not (is_depthwise(e) and self._is_zero(x)):
+            return False
+        x = self._operand(x)
+        params = dict(e.params)
+        if groups > 1:
+            params["window"] = e.params["window"]._replace(groups=x.type.shape[CHANNELS])
+        if name == "conv2d_weight_grad":
+            if groups > 1 and not self._is_zero(other):
+                return False
+            self._cut(e, self._like(e, (x, self._operand(other)), params), e.outputs[0])
+            return True
+        filters, channels = other.type.shape[:2]
+        given, own = x.type.shape[CHANNELS], _rounded(e.outputs[0].type.shape[CHANNELS])
+        if groups > 1:
+            filters = own = given
+        elif name == "conv2d":
+            filters, channels = own, given
+        else:
+            filters, channels = given, own
+        w = self._padded(other, (filters, channels, *other.type.shape[2:]), e)
+        self._keep(e, [self._like(e, (x, w), params)], 0.0)
+        return True
+
+    def _batch_norm(self, e: Equation) -> bool:
+        """A norm of channels of one number gives zeros."""
+        image, *statistics = self._all_like(e, [self.wide[e.inputs[0]]], e.params)
+        self._keep(e, [image], 0.0)
+        for found, out in zip(statistics, e.outputs[1:], strict=True):
+            self._cut(e, found, out)
+        return True
+
+    def _reduction(self, e: Equation) -> bool:
+        self._cut(e, self._like(e, (self.wide[e.inputs[0]],), e.params), e.outputs[0])
+        return True
+
+    def _pooling(self, e: Equation) -> bool:
+        image = e.inputs[0]
+        if image in self.wide and self.fill[image] != 0:
+            return False
+        channels = next(self.wide[v].type.shape[CHANNELS] for v in e.inputs if v in self.wide)
+        inputs = [self._with_channels(v, _with(v.type.shape, channels), e) for v in e.inputs]
+        params = {**e.params, "shape": _with(e.params["shape"], channels)} if "shape" in e.params else e.params
+        self._keep(e, self._all_like(e, inputs, params), 0.0)
+        return True
+
+    def _elementwise(self, e: Equation) -> bool:
+        """An equation by element, if the number in the added channels is known."""
+        shape = next(self.wide[v].type.shape for v in e.inputs if v in self.wide)
+        inputs = [self._with_channels(v, shape, e) if v.type.shape else v for v in e.inputs]
+        fills = [self.fill[v] if v.type.shape else self.numbers.get(v) for v in e.inputs]
+        if None in fills:
+            return False
+        given = (np.array(x, v.type.dtype) for x, v in zip(fills, e.inputs, strict=True))
+        with np.errstate(all="ignore"):
+            number = float(np.asarray(e.primitive.reference(*given, **e.params)).item())
+        if not isfinite(number):
+            return False
+        self._keep(e, [self._like(e, inputs, e.params)], number)
+        return True
+
+    def _with_channels(self, v: Variable, shape: Shape, reader: Equation) -> Variable:
+        """An argument with added channels. Of a broadcast of a vector or number, that is padded."""
+        if v not in self.wide:
+            e = self.producer.get(v, reader)
+            self.fill[v] = 0.0
+            if e.has(Trait.BROADCAST) and v in e.outputs:
+                (x,) = e.inputs
+                own = x.type.shape[-3] if len(x.type.shape) > 2 else 1
+                if own > 1:
+                    x = self._padded(self._exact(x), (*x.type.shape[:-3], shape[CHANNELS], *x.type.shape[-2:]), e)
+                else:
+                    self.fill[v] = self.numbers.get(x)
+                self.wide[v] = self._like(e, (x,), {**e.params, "shape": shape})
+            else:
+                self.wide[v] = self._padded(self._exact(v), shape, e)
+        return self.wide[v]
+
+    def _is_zero(self, v: Variable) -> bool:
+        return v in self.wide and self.fill[v] == 0
+
+    def _operand(self, v: Variable) -> Variable:
+        """An argument of a convolution: with added channels if these are zeros."""
+        return self.wide[v] if self._is_zero(v) else self._exact(v)
+
+    def _exact(self, v: Variable) -> Variable:
+        """A value as in the Program before."""
+        if v not in self.exact:
+            self._cut(self.producer[v], self.wide[v], v)
+        return v
+
+    def _cut(self, e: Equation, x: Variable, out: Variable) -> None:
+        """`out` as the first elements of `x` along each axis."""
+        if x is not out:
+            shape = out.type.shape
+            params = {"starts": (0,) * len(shape), "stops": shape, "steps": (1,) * len(shape)}
+            self.equations.append(Equation(PRIMITIVES["slice"], (x,), params, (out,), e.scope, e.phase))
+        self.exact.add(out)
+
+    def _padded(self, x: Variable, shape: Shape, e: Equation) -> Variable:
+        """`x` with zeros at the ends of its axes, to a shape."""
+        if x.type.shape == shape:
+            return x
+        none = (0,) * len(shape)
+        high = tuple(after - before for before, after in zip(x.type.shape, shape, strict=True))
+        out = x.like(ArrayType(shape, x.type.dtype))
+        params = {"low": none, "high": high, "gaps": none, "value": 0}
+        self.equations.append(Equation(PRIMITIVES["pad"], (x,), params, (out,), e.scope, e.phase))
+        return out
+
+    def _keep(self, e: Equation, found: Sequence[Variable], fill: float) -> None:
+        """Note the results of an equation, and the number in the added channels."""
+        for v, x in zip(e.outputs, found, strict=False):
+            if x is v:
+                self.exact.add(v)
+            else:
+                self.wide[v], self.fill[v] = x, fill
+
+    def _like(self, e: Equation, inputs: Sequence[Variable], params: Any) -> Variable:
+        (found,) = self._all_like(e, inputs, params)
+        return found
+
+    def _all_like(self, e: Equation, inputs: Sequence[Variable], params: Any) -> Sequence[Variable]:
+        """The results of the equation for other arguments and parameters: its own ones if their types are the same."""
+        types = e.primitive.output_types([v.type for v in inputs], params)
+        same = all(v.type == type_ for v, type_ in zip(e.outputs, types, strict=True))
+        outputs = e.outputs if same else tuple(map(Variable.like, e.outputs, types))
+        self.equations.append(replace(e, inputs=tuple(inputs), outputs=outputs, params=params))
+        return outputs
