@@ -1,4 +1,4 @@
-"""Images with channels of zeros: Programs compute the same, and images are neither padded nor cut between convolutions."""
+"""Channels of zeros: Programs compute the same, and images are neither padded nor cut between convolutions."""
 
 from __future__ import annotations
 
