@@ -24,6 +24,7 @@ from adtrain.backends.cuda.write_channels_last import (
     is_depthwise,
     rounded_up,
 )
+from adtrain.core.array import array
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType, Shape
@@ -70,6 +71,7 @@ class _Rounding:
         self.wide: dict[Variable, Variable] = {}
         self.fill: dict[Variable, float | None] = {}
         self.exact = {*program.inputs, *program.constants}
+        self.constants = dict(program.constants)
         self.equations: list[Equation] = []
 
     def program(self) -> Program:
@@ -81,7 +83,8 @@ class _Rounding:
                 self.exact.update(e.outputs)
         for v in self.before.outputs:
             self._exact(v)
-        return remove_dead_code(replace(self.before, equations=tuple(self.equations)))
+        after = replace(self.before, constants=self.constants, equations=tuple(self.equations))
+        return remove_dead_code(after)
 
     def _writes(self, e: Equation) -> bool:
         """Write an equation of images with added channels, if it is one."""
@@ -202,9 +205,15 @@ class _Rounding:
         """`x` with zeros at the ends of its axes, to a shape."""
         if x.type.shape == shape:
             return x
-        none = (0,) * len(shape)
+        none, out = (0,) * len(shape), x.like(ArrayType(shape, x.type.dtype))
         high = tuple(after - before for before, after in zip(x.type.shape, shape, strict=True))
-        out = x.like(ArrayType(shape, x.type.dtype))
+        if x.size == max(x.type.shape):  # a vector: small equations that join others
+            axis = shape.index(out.size)
+            zeros = Variable(ArrayType((*shape[:axis], high[axis], *shape[axis + 1 :]), x.type.dtype), x.device)
+            self.constants[zeros] = array(np.zeros(zeros.type.shape, x.type.dtype), device=x.device)
+            joined = Equation(PRIMITIVES["concatenate"], (x, zeros), {"axis": axis}, (out,), e.scope, e.phase)
+            self.equations.append(joined)
+            return out
         params = {"low": none, "high": high, "gaps": none, "value": 0}
         self.equations.append(Equation(PRIMITIVES["pad"], (x,), params, (out,), e.scope, e.phase))
         return out

@@ -95,14 +95,17 @@ def _beside(e: Equation, name: str, v: Variable, out: Variable, **params: object
 
 
 def _product(e: Equation, inputs: tuple[Variable, ...]) -> list[Equation]:
-    """The product of the copies, and a slice that removes padding from its result."""
+    """The product of the copies, and the part of its result without padding: a view if only rows were added."""
     primitive, (out,) = PRIMITIVES["matmul_bfloat16"], e.outputs
     (found,) = primitive.output_types([v.type for v in inputs], e.params)
     if found == out.type:
         return [replace(e, primitive=primitive, inputs=inputs)]
     whole = Variable(found, out.device)
     shape = out.type.shape
-    part = _beside(e, "slice", whole, out, starts=(0,) * len(shape), stops=shape, steps=(1,) * len(shape))
+    if len(shape) == 2 and found.shape[1] == shape[1]:
+        part = _beside(e, "subview", whole, out, start=0, shape=shape)
+    else:
+        part = _beside(e, "slice", whole, out, starts=(0,) * len(shape), stops=shape, steps=(1,) * len(shape))
     return [replace(e, primitive=primitive, inputs=inputs, outputs=(whole,)), part]
 
 
