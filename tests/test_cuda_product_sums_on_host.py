@@ -43,14 +43,19 @@ def batch_norm(x: Any, weight: Any) -> Any:
     return ops.batch_norm(x, zeros, zeros + 1.0, weight, momentum=1.0)
 
 
-def of_batch_norm(x: Any, v: Any, w: Any, weight: Any) -> Any:
+def of_batch_norm(x: Any, v: Any, w: Any, weight: Any, activation: Callable[[Any], Any] = ops.gelu) -> Any:
     """The statistics of a convolution, and the sums for its gradient, which a convolution of stride 2 computes."""
 
     def loss(x: Any, v: Any, w: Any, weight: Any) -> Any:
         y, *statistics = batch_norm(ops.conv2d(x, v, padding=1), weight)
-        return ops.sum(ops.sin(ops.conv2d(ops.gelu(y), w, stride=2, padding=1))), statistics
+        return ops.sum(ops.sin(ops.conv2d(activation(y), w, stride=2, padding=1))), statistics
 
     return ad.value_and_grad(loss, (0, 1, 2, 3), has_aux=True)(x, v, w, weight)
+
+
+def of_relu(x: Any, v: Any, w: Any, weight: Any) -> Any:
+    """The same with relu. The kernel that reads the image before the norm computes its mask."""
+    return of_batch_norm(x, v, w, weight, ops.relu)
 
 
 def of_bias(x: Any, v: Any, w: Any, bias: Any) -> Any:
@@ -74,6 +79,7 @@ def of_depthwise(x: Any, v: Any, w: Any, weight: Any) -> Any:
 
 SAMPLES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], list[int]]] = {
     "batch norm": (of_batch_norm, ((5, 16, 11, 13), (136, 16, 3, 3), (24, 136, 3, 3), (136,)), [2, 2]),
+    "relu": (of_relu, ((5, 16, 11, 13), (136, 16, 3, 3), (24, 136, 3, 3), (136,)), [2, 2]),
     "depthwise": (of_depthwise, ((5, 72, 11, 13), (72, 1, 3, 3), (72, 1, 5, 5), (72,)), [2, 2]),
     "bias": (of_bias, ((5, 24, 11, 13), (136, 24, 3, 3), (40, 136, 3, 3), (136,)), [1]),
 }
@@ -117,6 +123,16 @@ def test_sums_join_the_convolution_whose_results_they_read(name: str) -> None:
     assert [[x.primitive.name for x in single_equations(e)].count("sum") for e in joined(program)] == sums
     assert not [e for e in program.equations if e.form == "column_sum"]
     assert all(e.outputs[0].type.dtype == BITS for e in joined(program))
+
+
+def test_the_mask_of_relu_is_computed_again_from_the_image_before_the_norm() -> None:
+    """So the kernel reads one image, and nothing stores the activation in float32."""
+    program, *_ = sample("relu")
+    _, gradient = joined(program)
+    assert [v.type.dtype for v in gradient.inputs if v.type.shape == gradient.outputs[0].type.shape] == [BITS]
+    assert "relu" in {x.primitive.name for x in single_equations(gradient)}
+    relus = [e for e in program.equations if e is not gradient and "relu" in {x.name for x in single_equations(e)}]
+    assert [[v.type.dtype for v in e.outputs] for e in relus] == [[BITS]]
 
 
 @pytest.mark.parametrize(("count", "joining"), [(16, 2), (8, 1), (2, 0)])

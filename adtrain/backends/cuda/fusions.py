@@ -125,7 +125,7 @@ def _fusions_of_loops(target: Target) -> Sequence[Pass]:
         by_rows,
         partial(tile_weights, target=target),
         FusionPass((ProductSumsFusion,), target),
-        recompute_values,
+        *(() if target.by_member else (recompute_values,)),
         FusionPass((OneBlockFusion,), target),
         FusionPass(SIDE_BY_SIDE, target, LAUNCH_BYTES, "fuse_side_by_side"),
         readers_first,
