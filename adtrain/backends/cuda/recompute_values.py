@@ -14,6 +14,7 @@ from adtrain.backends.cuda.forms.column_sum import COLUMN_SUM
 from adtrain.backends.cuda.forms.product import CONVOLUTION
 from adtrain.backends.cuda.forms.product_sums import PRODUCT_SUMS
 from adtrain.core.fused import LOOPS, PRODUCT, body_of, fuse, renamed
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Results, keeps
 from adtrain.passes.dead_code import needed_for
@@ -34,34 +35,44 @@ MIN_SIZE = 1 << 16
 def recompute_values(program: Program) -> Program:
     """Let a kernel compute a value of loops again, if it reads all arrays from which few cheap equations compute it."""
     loops = {v: e for e in program.equations if e.form == LOOPS for v in e.outputs}
-    equations = [_recomputed(e, loops) if e.form in FORMS else e for e in program.equations]
+    whole: dict[Variable, Variable] = {}
+    for e in program.equations:
+        if e.has(Trait.RESHAPE):
+            whole |= {v: whole.get(x, x) for x in e.inputs for v in e.outputs}
+    equations = [_recomputed(e, loops, whole) if e.form in FORMS else e for e in program.equations]
     read = {*program.outputs, *(v for e in equations for v in e.inputs)}
     return replace(program, equations=tuple(_only(e, read) if e.form == LOOPS else e for e in equations))
 
 
-def _recomputed(e: Equation, loops: Mapping[Variable, Equation]) -> Equation:
-    """`e`, which computes again what it can of its arguments."""
+def _recomputed(e: Equation, loops: Mapping[Variable, Equation], whole: Mapping[Variable, Variable]) -> Equation:
+    """`e`, which computes again what it can of its arguments.
+
+    Args:
+        whole: for each reshape the value that it is made from.
+    """
     for v in e.inputs:
-        if v in loops and v.size >= MIN_SIZE and _reads_arguments(e, loops[v], v):
-            e = _computing(e, needed_for([v], body_of(loops[v]).equations), v)
+        if v in loops and v.size >= MIN_SIZE:
+            arrays = [x for x in loops[v].inputs if x.type.shape == v.type.shape]
+            vectors = (x for x in loops[v].inputs if x.type.shape != v.type.shape)
+            own = {whole.get(x, x): x for x in e.inputs if x.type.shape == v.type.shape}
+            names = {x: own[whole.get(x, x)] for x in arrays if whole.get(x, x) in own}
+            if 0 < len(arrays) == len(names) and all(prod(x.type.shape[:-1]) == 1 for x in vectors):
+                e = _computing(e, needed_for([v], body_of(loops[v]).equations), v, names)
     return e
 
 
-def _reads_arguments(e: Equation, source: Equation, v: Variable) -> bool:
-    """Whether `e` reads the arguments of `source` that have the shape of `v`, and the others are vectors or numbers."""
-    arrays = [x for x in source.inputs if x.type.shape == v.type.shape]
-    vectors = (x for x in source.inputs if x.type.shape != v.type.shape)
-    return bool(arrays) and all(x in e.inputs for x in arrays) and all(prod(x.type.shape[:-1]) == 1 for x in vectors)
+def _computing(e: Equation, equations: list[Equation], v: Variable, names: Mapping[Variable, Variable]) -> Equation:
+    """`e`, in which one loop nest reads `v`, with `equations` in it that compute `v`; else `e` as it is.
 
-
-def _computing(e: Equation, equations: list[Equation], v: Variable) -> Equation:
-    """`e`, in which one loop nest reads `v`, with `equations` in it that compute `v`; else `e` as it is."""
+    Args:
+        names: for the arrays that the equations read, those that `e` reads.
+    """
     readers = [x for x in body_of(e).equations if v in x.inputs]
     in_loops = e.form == LOOPS or (len(readers) == 1 and by_element(readers[0]))
     cheap = len(equations) <= MAX_COMPUTED and all(x.primitive.name in CHEAP for x in equations)
     if not (cheap and in_loops and all(reads_by_element(x, v) for x in readers)):
         return e
-    own = {x: x.like() for each in equations for x in each.outputs}
+    own = {**names, **{x: x.like() for each in equations for x in each.outputs}}
     copies = [replace(renamed(x, own), scope=e.scope, phase=e.phase) for x in equations]
     if e.form == LOOPS:
         return fuse(LOOPS, [*copies, *(renamed(x, {v: own[v]}) for x in body_of(e).equations)], e.outputs)
