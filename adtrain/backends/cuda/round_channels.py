@@ -28,6 +28,7 @@ from adtrain.core.array import array
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType, Shape
+from adtrain.lowering.cuda.gemm.bfloat16 import BOXES
 from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.fuse_elementwise import elementwise
 
@@ -35,6 +36,10 @@ CHANNELS = 1
 """The axis of channels in images (N, C, H, W)."""
 MAX_ADDED = 4
 """Channels are not added to fewer than so many for each channel that is added."""
+SECTOR = 16
+"""Channels of bfloat16 that fill a sector of memory, 32 bytes. TMA is twice as fast if sectors are full. Fewer channels
+than a box (WIDE) are copied by other means."""
+WIDE = BOXES[0]
 
 
 def round_channels(program: Program, convolutions: Collection[Equation]) -> Program:
@@ -46,7 +51,7 @@ def round_channels(program: Program, convolutions: Collection[Equation]) -> Prog
 
 def _rounded(channels: int) -> int:
     """The channels that an image gets; as many as it has, if a large part of them would be added."""
-    found = rounded_up(channels)
+    found = rounded_up(channels) if channels < WIDE else -(-channels // SECTOR) * SECTOR
     return found if MAX_ADDED * (found - channels) <= channels else channels
 
 

@@ -1,6 +1,6 @@
 // The main loop of products C = A B of operands that are bfloat16 in memory, by WGMMA: of matrices in gemm/bfloat16_gemm.cu, of
 // images in conv/bfloat16_conv.cu and conv/bfloat16_gather.cu. Persistent and warp-specialised, as gemm/packed_gemm.cu. Two threads
-// issue copies, one for each operand. The consumer warpgroups share a tile, 64 rows each. With PINGPONG two of them take tiles in
+// issue copies, one for each operand. The consumer warpgroups share a tile, 64 or 128 rows each. With PINGPONG two of them take tiles in
 // turns: one multiplies while the other one stores.
 //
 // IN_TF32: operands are float32, and TMA rounds them to tf32. wgmma takes such operands only if they are K-major.
@@ -43,7 +43,7 @@
 
 constexpr int SUMS = TILE_N / 2;
 constexpr int THREADS = BLOCK_THREADS, CONSUMERS = THREADS - WARPGROUP, GROUPS = CONSUMERS / WARPGROUP;
-constexpr int WGMMA_ROWS = 64, PARTS_M = PINGPONG ? TILE_M / WGMMA_ROWS : 1; // of a tile, by a consumer warpgroup
+constexpr int WGMMA_ROWS = 64, PARTS_M = TILE_M / WGMMA_ROWS / (PINGPONG ? 1 : GROUPS); // of a tile, by a consumer warpgroup
 constexpr MmaKind KIND = IN_TF32 ? TF32 : BFLOAT16;
 constexpr int ELEMENT = IN_TF32 ? 4 : 2;                                        // bytes
 constexpr int STEP_K = 32 / ELEMENT, STEPS = TILE_K / STEP_K;                   // K of a wgmma, and wgmmas of a stage
@@ -259,7 +259,7 @@ template <class Product, class Epilogues> __device__ __forceinline__ void consum
     WarpStaging &staging = stagings[(threadIdx.x - WARPGROUP) / WARP];
     BlockSums columns;
     const int group = threadIdx.x / WARPGROUP - 1; // the number of this consumer warpgroup
-    const int part = PINGPONG ? 0 : group;         // its first 64 rows of a tile
+    const int part = PINGPONG ? 0 : group * PARTS_M; // its first 64 rows of a tile
     for (int i = blockIdx.x, turn = 0; i < work.count(); i += gridDim.x, turn++) {
         const TileSplit own(i, work, product);
         if (PINGPONG && turn % GROUPS != group) {

@@ -61,8 +61,8 @@ CHUNK_BYTES, CHUNK_CYCLES = 16, 0.6
 """Bytes of eight channels, and cycles in which cp.async copies them."""
 SHIFT_BYTES, MIN_STAGES = 200 << 10, 2
 """Maximum of shared memory for the stages and filters of such a tile, and minimum of stages."""
-UNEVEN, WIDEST = 192, 256
-"""Columns of a tile that is slower than others, and of the widest one. The former is a candidate only where it has
+UNEVEN = {192: 256, 160: 128, 96: 128}
+"""Columns of tiles that are slower than others, and of those others. The former are candidates only where they have
 fewer columns after the last one of the result."""
 
 
@@ -371,12 +371,15 @@ def _rule(direction: Direction, shapes: Callable[..., tuple[Any, Any, Any]]) -> 
         if conv.fits() and wide.box != conv.box:
             convs.append(wide)
         found = [(x, work) for x in convs for work in x.products(target)]
-        even = [
-            (x, work) for x, work in found if work.tile.n != UNEVEN or -x.lengths[2] % UNEVEN < -x.lengths[2] % WIDEST
-        ]
+        even = [(x, work) for x, work in found if _fills(work.tile.n, x.lengths[2])]
         return [x.cuda_kernel(work) for x, work in sorted(even, key=lambda pair: pair[1].cycles)]
 
     return candidates
+
+
+def _fills(columns: int, result: int) -> bool:
+    """Whether tiles of so many columns are candidates for a result; see UNEVEN."""
+    return columns not in UNEVEN or -result % columns < -result % UNEVEN[columns]
 
 
 def _forward_shapes(x: Any, w: Any, window: Any) -> tuple[Any, Any, Any]:

@@ -18,9 +18,9 @@ from adtrain.lowering.shapes import product_lengths
 
 ROW_MULTIPLE = 8
 """Rows are multiples of so many elements: TMA needs multiples of 16 bytes."""
-TILE_K, ROW_BYTES, WARPGROUP, CONSUMER_ROWS = 64, 128, 128, 64
+TILE_K, ROW_BYTES, WARPGROUP, CONSUMER_ROWS, MAX_CONSUMERS = 64, 128, 128, 64, 2
 """K of a pipeline stage in bfloat16; bytes of this K; threads of a warpgroup; rows of a tile that a consumer warpgroup
-multiplies."""
+multiplies at a time; most consumer warpgroups of a block."""
 SUM_THREADS, SUM_COLUMNS = 256, 4
 """Threads of a block of the second launch; columns of a thread."""
 BOXES = 64, 32
@@ -43,9 +43,9 @@ SPEEDUP = {1: 1.0, 2: 1.15, 3: 1.25}
 products for each copy."""
 TF32_SPEED = 0.56
 """Multiply-adds of a multiprocessor in a cycle for operands in tf32, over those for bfloat16."""
-PROMOTED_TERMS, TERMS_COLUMNS = 3, 128
-"""Terms for which a thread has three sets of accumulators; maximum columns of a tile for several terms. For wider tiles
-registers do not suffice, or only two stages fit, which is slower."""
+PROMOTED_TERMS, TERMS_COLUMNS, TERMS_ROWS = 3, 128, 128
+"""Terms for which a thread has three sets of accumulators; maximum columns and rows of a tile for several terms. For
+larger tiles registers do not suffice, or only two stages fit, which is slower."""
 STAGES_BYTES = 192 << 10
 """Shared memory of a block for the stages; the rest is for the epilogue."""
 EARLY_REGISTERS, ROUND_COLUMNS, ROUND_WAIT = 160, 32, 4000
@@ -86,7 +86,12 @@ class Bfloat16Tile:
     @property
     def threads(self) -> int:
         """Threads of a block: a warpgroup whose threads load, and the consumer warpgroups."""
-        return WARPGROUP * (1 + (2 if self.pingpong else self.m // CONSUMER_ROWS))
+        return WARPGROUP * (1 + (2 if self.pingpong else self.m // CONSUMER_ROWS // self.parts))
+
+    @property
+    def parts(self) -> int:
+        """The number of times that a consumer warpgroup has CONSUMER_ROWS rows of a tile (PARTS_M)."""
+        return max(1, self.m // CONSUMER_ROWS // (1 if self.pingpong else MAX_CONSUMERS))
 
     @property
     def shared(self) -> MemoryLayout:
@@ -98,29 +103,35 @@ class Bfloat16Tile:
 
     def registers(self, loaded: int) -> float:
         """Registers of a thread for accumulators and for all auxiliary inputs, `loaded` bytes for an element."""
-        parts, rounds = self.m // CONSUMER_ROWS if self.pingpong else 1, self.n // ROUND_COLUMNS
-        return parts * (self.n / 2 + rounds * loaded * ROUND_COLUMNS / 8)
+        return self.parts * (self.n / 2 + self.n // ROUND_COLUMNS * loaded * ROUND_COLUMNS / 8)
 
     def of_terms(self, terms: int) -> Bfloat16Tile | None:
         """The tile for operands of several terms; None if it is too wide, or registers do not suffice."""
-        if self.n > TERMS_COLUMNS or (terms == PROMOTED_TERMS and self.pingpong):
+        if self.n > TERMS_COLUMNS or self.m > TERMS_ROWS or (terms == PROMOTED_TERMS and self.pingpong):
             return None
         tile = replace(self, terms=terms, macs=int(self.macs * SPEEDUP[terms]))
         return replace(tile, stages=min(self.stages, STAGES_BYTES // tile._stage_bytes))
 
 
-TILES = (
-    Bfloat16Tile(128, 256, 4, 1600),
+MATRIX_TILES = (
+    Bfloat16Tile(128, 256, 4, 1590),
     Bfloat16Tile(128, 192, 5, 1600),
     Bfloat16Tile(128, 128, 6, 1500),
     Bfloat16Tile(128, 128, 6, 1500, pingpong=True),
-    Bfloat16Tile(64, 192, 6, 1250),
     Bfloat16Tile(64, 128, 8, 1150),
     Bfloat16Tile(128, 64, 8, 1000),
     Bfloat16Tile(128, 64, 8, 1000, pingpong=True),
 )
-MATRIX_TILES = (Bfloat16Tile(128, 256, 4, 1590), *TILES[1:])
-"""The tiles for products of matrices. The widest ones are a little slower."""
+"""The tiles for products of matrices."""
+TILES = (
+    replace(MATRIX_TILES[0], macs=1600),
+    *MATRIX_TILES[1:],
+    Bfloat16Tile(256, 160, 3, 1600),
+    Bfloat16Tile(256, 128, 4, 1600),
+    Bfloat16Tile(256, 96, 4, 1450),
+    Bfloat16Tile(64, 192, 6, 1250),
+)
+"""The tiles for convolutions. The widest ones are a little faster."""
 GATHER_TILES = (
     Bfloat16Tile(128, 256, 4, 1600),
     Bfloat16Tile(64, 256, 4, 1300),
@@ -360,8 +371,9 @@ def _cycles_with_inputs(kernel: CudaKernel, read: int) -> float:
     assert isinstance(launch.blocks, int)
     if not read:
         return kernel.cycles
-    m, n, pingpong = (launch.definitions[name] for name in ("TILE_M", "TILE_N", "PINGPONG"))
-    parts, rounds = m // CONSUMER_ROWS if pingpong else 1, n // ROUND_COLUMNS
+    m, n, pingpong, threads = (launch.definitions[name] for name in ("TILE_M", "TILE_N", "PINGPONG", "BLOCK_THREADS"))
+    groups, rounds = 1 if pingpong else threads // WARPGROUP - 1, n // ROUND_COLUMNS
+    parts = m // CONSUMER_ROWS // groups
     registers = parts * (n / 2 + rounds * read * ROUND_COLUMNS / 8)
     waits = parts * rounds * ROUND_WAIT if registers > EARLY_REGISTERS else 0
     waves, stores = -(-int(launch.numbers[-1]) // launch.blocks), m * n / STORED
