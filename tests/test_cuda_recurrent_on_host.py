@@ -103,16 +103,19 @@ def equation(name: str, given: list[np.ndarray], reverse: bool) -> Equation:
     return fused_of(name, types, steps, [*(first + i for i in others), *range(end + 2, end + 3 + biases)])
 
 
-def compare(host: Host, name: str, given: list[np.ndarray], reverse: bool, candidate: CudaKernel) -> None:
-    """With the reference in float64."""
+def compare(
+    host: Host, name: str, given: list[np.ndarray], reverse: bool, candidate: CudaKernel, single: float = 2e-6
+) -> None:
+    """With the reference in float64; `single` is the tolerance of results in float32."""
     e = equation(name, given, reverse)
     found = host.computed(e, candidate, given)
     expected = e.primitive.reference(*(x.astype(np.float64) for x in given), **e.params)
     for x, y in zip(found, expected, strict=True):
-        tolerance = 2e-6 if x.dtype == np.float32 else 1e-13
+        tolerance = single if x.dtype == np.float32 else 1e-13
         np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * max(np.abs(y).max(), 1))
 
 
+@pytest.mark.parametrize(("terms", "tolerance"), [(2, 2e-6), (1, 2**-10)])
 @pytest.mark.parametrize(
     ("cell", "sizes", "kind"),
     [
@@ -129,11 +132,12 @@ def compare(host: Host, name: str, given: list[np.ndarray], reverse: bool, candi
     ],
 )
 def test_grid_recurrent_kernels_match_the_reference(
-    host: Host, cell: str, sizes: tuple[int, int, int], kind: str
+    host: Host, cell: str, sizes: tuple[int, int, int], kind: str, terms: int, tolerance: float
 ) -> None:
+    """One term of an operand has 11 bits."""
     reverse = gradient = kind != ""
     given = [x.astype(np.float32) for x in arguments(cell, *sizes, gradient, reverse, of_all=cell == "gru")]
-    division = GridDivision(cell, recurrent_lengths(*given), gradient, kind == "_weight_grad")
+    division = GridDivision(cell, recurrent_lengths(*given), gradient, terms, kind == "_weight_grad")
     target = H200._replace(multiprocessors=division.parts)  # one group of rows after another
     assert division.fits(target, given[0].dtype)
-    compare(host, f"{cell}{kind}", given, reverse, grid_kernel(division, target, given, reverse))
+    compare(host, f"{cell}{kind}", given, reverse, grid_kernel(division, target, given, reverse), tolerance)

@@ -18,6 +18,7 @@ from adtrain.core.array import Value
 from adtrain.core.autodiff import vjp
 from adtrain.core.checked_arguments import checked_options
 from adtrain.core.errors import DTypeError, ShapeError
+from adtrain.core.precision import FULL, matmul_precision, precision_of
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape
@@ -38,7 +39,7 @@ class _Rules:
 
     cell: Cell
 
-    def shape(self, x: Any, weight: Any, *others: Any, reverse: bool) -> tuple[ArrayType, ...]:
+    def shape(self, x: Any, weight: Any, *others: Any, reverse: bool, precision: str = FULL) -> tuple[ArrayType, ...]:
         require_float(self.cell.name, x, weight, *others)
         if dtypes := {str(each.dtype) for each in (weight, *others)} - {str(x.dtype)}:
             raise DTypeError(f"{self.cell.name}: found {x.dtype} and {min(dtypes)}, expected one type; use astype")
@@ -53,56 +54,64 @@ class _Rules:
             shapes.append((n, length, self.cell.saved * hidden))
         return tuple(ArrayType(each, x.dtype) for each in shapes)
 
-    def grad_shape(self, *args: Any, reverse: bool) -> tuple[ArrayType, ...]:
+    def grad_shape(self, *args: Any, reverse: bool, precision: str = FULL) -> tuple[ArrayType, ...]:
         _, _, weight, _, outputs = _grad_arguments(self.cell, args)
         n, length, hidden = outputs[0].shape
         shapes: list[Shape] = [*[(n, length, weight.shape[0])] * self.cell.biases, (n, length, hidden)]
         shapes += [*[(n, weight.shape[0])] * self.cell.biases, *[(n, hidden)] * self.cell.states]
         return tuple(ArrayType(each, weight.dtype) for each in shapes)
 
-    def axes(self, *args: Any, reverse: bool) -> str:
+    def axes(self, *args: Any, reverse: bool, precision: str = FULL) -> str:
         return _by_sequence(args, self.shape(*args, reverse=reverse), range(1, 2 + self.cell.biases))
 
-    def grad_axes(self, *args: Any, reverse: bool) -> str:
+    def grad_axes(self, *args: Any, reverse: bool, precision: str = FULL) -> str:
         return _by_sequence(args, self.grad_shape(*args, reverse=reverse), [1])
 
-    def flops(self, first: Any, weight: Any, *others: Any, reverse: bool) -> int:
+    def flops(self, first: Any, weight: Any, *others: Any, reverse: bool, precision: str = FULL) -> int:
         (sums, hidden), sequence = weight.shape, next(x for x in (first, *others) if len(x.shape) == 3)
         return int(sequence.shape[0] * sequence.shape[1] * sums * (2 * hidden + FLOPS_A_GATE))
 
-    def reference(self, x: Any, weight: Any, *others: Any, reverse: bool) -> Any:
+    def reference(self, x: Any, weight: Any, *others: Any, reverse: bool, precision: str = FULL) -> Any:
         return tuple(run(self.cell, np, x, weight, others[: self.cell.biases], others[self.cell.biases :], reverse))
 
-    def grad_reference(self, *args: Any, reverse: bool) -> Any:
+    def grad_reference(self, *args: Any, reverse: bool, precision: str = FULL) -> Any:
         return tuple(run_grad(self.cell, np, *_grad_arguments(self.cell, args), reverse))
 
-    def composition(self, x: Value, weight: Value, *others: Value, reverse: bool) -> list[Value]:
-        return run(self.cell, Value._ops, x, weight, others[: self.cell.biases], others[self.cell.biases :], reverse)
+    def composition(self, x: Value, weight: Value, *others: Value, reverse: bool, precision: str = FULL) -> list[Value]:
+        biases, states = others[: self.cell.biases], others[self.cell.biases :]
+        with matmul_precision(precision):
+            return run(self.cell, Value._ops, x, weight, biases, states, reverse)
 
-    def grad_composition(self, *args: Value, reverse: bool) -> list[Value]:
-        return run_grad(self.cell, Value._ops, *_grad_arguments(self.cell, args), reverse)
+    def grad_composition(self, *args: Value, reverse: bool, precision: str = FULL) -> list[Value]:
+        with matmul_precision(precision):
+            return run_grad(self.cell, Value._ops, *_grad_arguments(self.cell, args), reverse)
 
-    def rule(self, outputs: Sequence[Value], x: Value, weight: Value, *others: Value, reverse: bool) -> Any:
+    def rule(
+        self, outputs: Sequence[Value], x: Value, weight: Value, *others: Value, reverse: bool, precision: str = FULL
+    ) -> Any:
         first = others[self.cell.biases :]
         returned = 1 + self.cell.states  # only the gradient reads the outputs after these
         kept = (outputs[0], *outputs[returned:])
+        params = {"reverse": reverse, "precision": precision}
 
         def pullback(cts: Sequence[Value | None]) -> Sequence[Value]:
             if any(each is not None for each in cts[returned:]):  # in a derivative of the gradient
-                return _pulled_back(partial(self.composition, reverse=reverse), (x, weight, *others), cts)
+                return _pulled_back(partial(self.composition, **params), (x, weight, *others), cts)
             h, *c = (zeros_like(first[0]) if ct is None else ct for ct in cts[1:returned])
             of_all = [] if cts[0] is None else [cts[0]]
-            found = bind(_CELLS[self.cell.name][2], h, weight, *c, *first, *kept, *of_all, reverse=reverse)
+            found = bind(_CELLS[self.cell.name][2], h, weight, *c, *first, *kept, *of_all, **params)
             ds, before, *rest = found[self.cell.biases - 1 :]
             totals, states = rest[: self.cell.biases], rest[self.cell.biases :]
             rows, factors = reshape(ds, (-1, weight.shape[0])), reshape(before, (-1, weight.shape[1]))
             biases = (sum(total, 0) for total in totals[::-1])
-            return (found[0], matmul(rows, factors, transpose_a=True), *biases, *states)
+            with matmul_precision(precision):
+                by_weight = matmul(rows, factors, transpose_a=True)
+            return (found[0], by_weight, *biases, *states)
 
         return pullback
 
-    def grad_rule(self, out: Any, *args: Value, reverse: bool) -> Any:
-        return partial(_pulled_back, partial(self.grad_composition, reverse=reverse), args)
+    def grad_rule(self, out: Any, *args: Value, reverse: bool, precision: str = FULL) -> Any:
+        return partial(_pulled_back, partial(self.grad_composition, reverse=reverse, precision=precision), args)
 
 
 def _by_sequence(args: Sequence[Any], types: Sequence[Any], weights: Sequence[int], sums: Sequence[int] = ()) -> str:
@@ -191,7 +200,9 @@ def _run(
     states = [_or_zeros(op, *given, (batch, hidden), value) for given in zip(names[1], first, strict=False)]
     products = matmul(reshape(value, (-1, features)), w_ih, transpose_b=True)
     products = reshape(products, (batch, length, sums))
-    found: Sequence[Value] = bind(primitive, products, w_hh, *both, *states, reverse=reverse)
+    found: Sequence[Value] = bind(
+        primitive, products, w_hh, *both, *states, reverse=reverse, precision=precision_of(value.dtype)
+    )
     return found[: 1 + cell.states]
 
 

@@ -19,7 +19,7 @@ MAX_SCRATCH = 1 << 28
 """Bytes for each thread. A larger network runs on NumPy."""
 
 
-def _scratch(x: Any, weight: Any, *others: Any, reverse: bool) -> int:
+def _scratch(x: Any, weight: Any, *others: Any, **params: Any) -> int:
     """Bytes of a packed weight_hh, and of its products with a block of rows."""
     (sums, hidden), size = weight.shape, x.dtype.itemsize
     return max(_packed(sums, hidden * size), _packed(hidden, sums * size) + BLOCK_ROWS * sums * size)
@@ -29,20 +29,20 @@ def _packed(depth: int, row: int) -> int:
     return depth * -(-row // PANEL_BYTES) * PANEL_BYTES
 
 
-def _numbers(*types: Any, reverse: bool) -> tuple[int, ...]:
+def _numbers(*types: Any, reverse: bool, **params: Any) -> tuple[int, ...]:
     """LENGTHS of `recurrent.c`.
 
     Raises:
         NotImplementedError: the weight is too large for a copy in each thread.
     """
     lengths = recurrent_lengths(*types)
-    if _scratch(*types, reverse=reverse) > MAX_SCRATCH:
+    if _scratch(*types) > MAX_SCRATCH:
         raise NotImplementedError(f"a recurrent network of {lengths.hidden} hidden units")
     return lengths.rows, lengths.length, lengths.hidden, int(reverse)
 
 
 def _grad_name(cell: str) -> Callable[..., str]:
-    return lambda *types, reverse: f"{cell}_grad{'_all' if reads_all_cotangents(cell, types) else ''}"
+    return lambda *types, **params: f"{cell}_grad{'_all' if reads_all_cotangents(cell, types) else ''}"
 
 
 IN_PLACE = {

@@ -12,6 +12,7 @@ import numpy as np
 
 from adtrain.core.kernel import MAX_GRID, CudaKernel, CudaLaunch
 from adtrain.core.memory_layout import Arrays, MemoryLayout, lengths, memory_layout
+from adtrain.core.precision import FULL
 from adtrain.core.registry import CudaRule, register
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.reduce import VECTOR, WARP
@@ -160,7 +161,7 @@ CAPABILITY = (9, 0)
 """The compute capability that has wgmma."""
 DTYPES = (np.dtype(np.float32),)
 """The types of these kernels."""
-TILE_ROWS, TILE_K, TERMS, STAGES = 128, 64, 2, 3
+TILE_ROWS, TILE_K, STAGES = 128, 64, 3
 """As in `rnn/grid.cuh`."""
 ROW_BYTES, SCALE_BYTES = 128, 1024
 """Of a row of a term of a packed tile; of all scales in a packed tile of what blocks exchange."""
@@ -173,8 +174,9 @@ ALIGNMENT, MAXIMA, PIPELINE_BYTES = 1024, 16, 96
 """Of the stages in shared memory; maxima of warps; bytes of the stages' barriers."""
 WEIGHT_GRAD_TILE, SCALED_COLUMNS = 128, 32
 """Rows and columns of a tile of the gradient of weight_hh; columns of its operands with one scale."""
-TILE_CYCLES, GRID_STEP_CYCLES, GRADIENT_STEP_CYCLES = 3600, 14000, 26000
-"""Estimated cycles of TILE_K of a product of 128 x 128, and of a step besides the product: forward, gradient."""
+TILE_CYCLES, GRID_STEP_CYCLES, GRADIENT_STEP_CYCLES = {1: 1500, 2: 3600}, 14000, 26000
+"""Estimated cycles of TILE_K of a product of 128 x 128, by the terms of an operand, and of a step besides the product:
+forward, gradient."""
 
 
 @dataclass(frozen=True)
@@ -182,12 +184,14 @@ class GridDivision:
     """How the work is divided; see `rnn/grid.cuh`.
 
     Attributes:
+        terms: the float16 terms of an operand: two in full precision, else one.
         weight_grad: whether the gradients of weight_hh and the biases are computed too, by `rnn/grid_weight_grad.cu`.
     """
 
     cell: str
     lengths: RecurrentLengths
     gradient: bool
+    terms: int = 2
     weight_grad: bool = False
 
     @property
@@ -239,7 +243,7 @@ class GridDivision:
 
     @property
     def shared(self) -> MemoryLayout:
-        stage = TERMS * ROW_BYTES * (TILE_ROWS + self.tile_n) + SCALE_BYTES
+        stage = self.terms * ROW_BYTES * (TILE_ROWS + self.tile_n) + SCALE_BYTES
         numbers = {"KEPT": TILE_ROWS * self.kept_units, "COLUMN_SCALES": self.tile_n, "MAXIMA": MAXIMA}
         of_numbers = {name: (4, count) for name, count in numbers.items()}
         arrays = {"STAGES": (stage, STAGES), **of_numbers, "PIPELINE": (1, PIPELINE_BYTES)}
@@ -248,7 +252,7 @@ class GridDivision:
     def scratch(self, target: Target) -> MemoryLayout:
         """The arrays of `Layout` and `WeightGradInputs` in `rnn/grid.cuh`."""
         groups, steps = lengths(groups=self.groups, steps=self.lengths.length * self.groups)
-        row, k_tiles, split = TERMS * ROW_BYTES, self.inner // TILE_K, int(self.splits > 1)
+        row, k_tiles, split = self.terms * ROW_BYTES, self.inner // TILE_K, int(self.splits > 1)
         counters = groups * (self.parts + self.tiles * split) + self.weight_grad_tiles
         partial = 2 * self.parts * self.splits * split
         columns = (self.lengths.sums + self.lengths.hidden) * int(self.weight_grad)
@@ -279,7 +283,7 @@ class GridDivision:
     def cycles(self, target: Target) -> float:
         """Estimated cycles of a step, times the rounds of groups."""
         k_tiles = -(-self.inner // TILE_K // self.splits)
-        product = k_tiles * TILE_CYCLES * (TILE_ROWS + self.tile_n) / (2 * TILE_ROWS)
+        product = k_tiles * TILE_CYCLES[self.terms] * (TILE_ROWS + self.tile_n) / (2 * TILE_ROWS)
         step = product + (GRADIENT_STEP_CYCLES if self.gradient else GRID_STEP_CYCLES)
         return step * -(-self.groups // self.at_once(target))
 
@@ -305,6 +309,7 @@ def grid_kernel(division: GridDivision, target: Target, types: Sequence[Any], re
 def _macros(division: GridDivision) -> dict[str, int]:
     return cell_macros(division.cell) | {
         "HIDDEN": division.lengths.hidden, "TILE_N": division.tile_n, "SPLITS": division.splits,
+        "OPERAND_TERMS": division.terms,
         "GRADIENT": int(division.gradient), "WEIGHT_GRAD": int(division.weight_grad),
         "PIPELINE_BYTES": PIPELINE_BYTES,
     }  # fmt: skip
@@ -381,19 +386,21 @@ def _in_clusters(target: Target, gradient: bool, *types: Any) -> list[Division]:
     return [*resident, *[d for d in by_time if not d.resident][:1]]
 
 
-def _over_grid(target: Target, cell: str, gradient: bool, *types: Any) -> tuple[GridDivision | None, bool]:
+def _over_grid(
+    target: Target, cell: str, gradient: bool, precision: str, *types: Any
+) -> tuple[GridDivision | None, bool]:
     """The division over the whole grid, if it fits, and whether its estimate is the shortest."""
-    grid = GridDivision(cell, recurrent_lengths(*types), gradient)
+    grid = GridDivision(cell, recurrent_lengths(*types), gradient, 2 if precision == FULL else 1)
     if not grid.fits(target, types[0].dtype):
         return None, False
     return grid, grid.cycles(target) < min(d.cycles(target) for d in _in_clusters(target, gradient, *types))
 
 
 def _rule(cell: str, gradient: bool) -> CudaRule:
-    def candidates(target: Target, *types: Any, reverse: bool) -> list[CudaKernel]:
+    def candidates(target: Target, *types: Any, reverse: bool, precision: str = FULL) -> list[CudaKernel]:
         """Those of `_in_clusters`, and the one over the grid, which comes first if its estimate is the shortest."""
         clusters = [kernel(cell, division, types, reverse) for division in _in_clusters(target, gradient, *types)]
-        grid, is_first = _over_grid(target, cell, gradient, *types)
+        grid, is_first = _over_grid(target, cell, gradient, precision, *types)
         found = [] if grid is None else [grid_kernel(grid, target, types, reverse)]
         return [*found, *clusters] if is_first else [*clusters, *found]
 
@@ -401,9 +408,11 @@ def _rule(cell: str, gradient: bool) -> CudaRule:
 
 
 def _weight_grad_rule(cell: str) -> CudaRule:
-    def candidates(target: Target, *types: Any, reverse: bool, **others: Any) -> list[CudaKernel]:
+    def candidates(
+        target: Target, *types: Any, reverse: bool, precision: str = FULL, **others: Any
+    ) -> list[CudaKernel]:
         """The one over the whole grid, where the gradient without the weight's prefers it."""
-        grid, is_first = _over_grid(target, cell, True, *types)
+        grid, is_first = _over_grid(target, cell, True, precision, *types)
         return [grid_kernel(replace(grid, weight_grad=True), target, types, reverse)] if grid and is_first else []
 
     return candidates

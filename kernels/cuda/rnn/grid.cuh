@@ -3,17 +3,17 @@
 // TILE_ROWS rows of the batch are a group. PARTS blocks compute a group, from the first to the last step in one launch, and
 // wait for each other between steps by counters in global memory (sm90/grid_sync.cuh). The operands of a product are weight_hh
 // and what the blocks exchange, states or cotangents. They are in scratch, scaled, split into two float16 terms
-// (common/terms.cuh) and packed: a packed tile has both terms of TILE_K elements of each row, in the 128-byte swizzle of WGMMA.
+// (common/terms.cuh) and packed: a packed tile has all terms of TILE_K elements of each row, in the 128-byte swizzle of WGMMA.
 // It is contiguous, so a bulk copy loads it. One thread of a block copies; two warpgroups multiply, each half of the rows, and
 // compute the formulas from their accumulators.
 //
 // A row of the weight has one scale. A row of hidden states has one for all steps, since no hidden state is larger than 1 or the
 // largest one before the first step. A row of cotangents has a scale for each SCALE_K elements, because each block computes
 // another part of the row. Elements of at least 2^-15 of the largest one keep 22 bits; smaller ones have errors of up to 2^-40 of
-// the largest.
+// the largest. In tf32 and bfloat16 an operand is one term, of 11 bits.
 //
 // Macros (GridDivision in grid_recurrent.py): HIDDEN, TILE_N (columns of a product in a block), SPLITS (blocks that divide K of
-// one tile), GRADIENT, WEIGHT_GRAD (rnn/grid_weight_grad.cu follows the gradient), LSTM, GRU, RELU, GATED.
+// one tile), OPERAND_TERMS, GRADIENT, WEIGHT_GRAD (rnn/grid_weight_grad.cu follows the gradient), LSTM, GRU, RELU, GATED.
 #pragma once
 #include "common/collectives.cuh"
 #include "common/terms.cuh"
@@ -24,7 +24,8 @@
 #include "sm90/wgmma.cuh"
 
 constexpr int SUMS_OF_STEP = GATES * HIDDEN;
-constexpr int TILE_ROWS = 128, TILE_K = 64, TERMS = 2, STAGES = 3;
+constexpr int TILE_ROWS = 128, TILE_K = 64, STAGES = 3;
+constexpr int TERMS = OPERAND_TERMS, TERM_PAIRS = TERMS == 2 ? 3 : 1; // products of terms: low x high, high x low, high x high
 constexpr int SCALE_K = GRADIENT && GATES % 2 == 1 ? 32 : 64; // of 32 units of one gate, or of two
 constexpr int CONSUMER_THREADS = 2 * WARPGROUP, CONSUMER_WARPS = CONSUMER_THREADS / WARP, THREADS = WARPGROUP + CONSUMER_THREADS;
 constexpr int SUMS = TILE_N / 2; // accumulators of a thread
@@ -206,6 +207,10 @@ template <class A, class B, class Ready> __device__ __forceinline__ void produce
     }
 }
 
+// Whether a product of terms has the low term of its first operand, or of its second one.
+__device__ constexpr bool low_of_a(int pair) { return TERMS == 2 && pair == 0; }
+__device__ constexpr bool low_of_b(int pair) { return pair == 1; }
+
 // main += the product of a step, by a consumer warpgroup. Its columns keep their scales. Tensor cores truncate when they add,
 // so they sum the products over SCALE_K only, the smallest first; float32 additions sum the results.
 __device__ __forceinline__ void multiply(
@@ -218,11 +223,12 @@ __device__ __forceinline__ void multiply(
             float sums[SUMS];
             wgmma_fence();
             #pragma unroll
-            for (int pair = 0; pair < 3; pair++) // low x high, high x low, high x high
+            for (int pair = 0; pair < TERM_PAIRS; pair++)
                 #pragma unroll
                 for (int k = 0; k < SCALE_K / 16; k++) {
                     const int at = (part * (SCALE_K / 16) + k) * DESCRIPTOR_K_STEP;
-                    const uint64_t a = stages.a(state.stage, pair == 0) + at, b = stages.b(state.stage, pair == 1) + at;
+                    const uint64_t a = stages.a(state.stage, low_of_a(pair)) + at;
+                    const uint64_t b = stages.b(state.stage, low_of_b(pair)) + at;
                     wgmma<FP16X2>(sums, a, b, pair + k > 0);
                 }
             wgmma_commit_group();

@@ -71,10 +71,10 @@ KERNEL __launch_bounds__(THREADS, 1) grid_weight_grad(
         float sums[SUMS];
         wgmma_fence();
         #pragma unroll
-        for (int pair = 0; pair < 3; pair++) // low x high, high x low, high x high
+        for (int pair = 0; pair < TERM_PAIRS; pair++)
             #pragma unroll
             for (int k = 0; k < K_OF_STAGE / 16; k++)
-                wgmma<FP16X2, true, true>(sums, operand(a, pair == 0, k), operand(b, pair == 1, k), pair + k > 0);
+                wgmma<FP16X2, true, true>(sums, operand(a, low_of_a(pair), k), operand(b, low_of_b(pair), k), pair + k > 0);
         wgmma_commit_group();
         wgmma_wait_group<0>();
         wgmma_fence_operand(sums);

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from adtrain.core.fused import OF_POOLED, WITH_SUM, body_of, fuse
-from adtrain.core.precision import FULL
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.registry import cuda_kernels
@@ -126,9 +125,7 @@ def _is_gradient(e: Equation, product: Equation, ds: Variable, before: Variable)
 
 
 def _is_weight_gradient(e: Equation) -> bool:
-    if not e.has(Trait.MATMUL) or e.params.get("precision") != FULL:
-        return False
-    return bool(e.params["transpose_a"] and not e.params["transpose_b"])
+    return e.has(Trait.MATMUL) and bool(e.params.get("transpose_a")) and not e.params.get("transpose_b")
 
 
 def _sums_rows(e: Equation) -> bool:
