@@ -90,10 +90,9 @@ def inverted(rng: Random) -> Layers:
 
 
 def dilated(rng: Random) -> Layers:
-    width = rng.choice([36, 52, 60, 100, 180])
+    first, dilation = rng.choice([36, 52, 60, 100, 180]), rng.choice([2, 3, 4])
     body = lambda _, width, stride: [*conv(width, 3, stride, dilation=dilation), "relu", *conv(width)]  # noqa: E731
-    dilation = rng.choice([2, 3, 4])
-    return stages(rng, [width, width + 20], "relu", body)
+    return stages(rng, [first, first + 20], "relu", body)
 
 
 def plain(rng: Random) -> Layers:
@@ -139,8 +138,8 @@ def network(seed: int, index: int, folder: Path) -> tuple[str, Path]:
     pixels = np.random.default_rng(index)
     shape = (1, size, 3 * size) if family is recurrent else (3, size, size)
     images, labels = pixels.integers(0, 256, (BATCHES * batch, *shape), np.uint8), np.arange(BATCHES * batch) % CLASSES
-    arrays = {"x_train": images, "y_train": labels, "x_test": images[:CLASSES], "y_test": labels[:CLASSES]}
-    np.savez(folder / f"{name}.npz", **arrays)
+    test = images[:CLASSES], labels[:CLASSES]
+    np.savez(folder / f"{name}.npz", x_train=images, y_train=labels, x_test=test[0], y_test=test[1])
     config = {
         "name": name,
         "data": {"path": str(folder / f"{name}.npz"), "batch_size": batch},
@@ -180,7 +179,7 @@ def main(seed: int, count: int, indices: Sequence[int], seconds: float, json_fil
         for _, workers, first in found:
             for worker in workers.values() if first in late else ():
                 worker.close()
-        rows = []
+        timed: list[tuple[float, str]] = []
         for name, workers, first in found:
             try:
                 times = comparison.step_times(workers, first.result(), "bfloat16", BUDGET)
@@ -189,13 +188,17 @@ def main(seed: int, count: int, indices: Sequence[int], seconds: float, json_fil
                 continue
             ms = {system: time.median_ms for system, time in times.times.items()}
             ratio = times.ratios[PEER].median if PEER in times.ratios else None
-            rows.append((ratio, f"{ms[ADTRAIN]:8.3f} {ms.get(PEER, float('nan')):8.3f}  {name}"))
             why = times.skipped.get(PEER) or times.failed.get(PEER)
             report.add({"network": name, "ms": ms, "ratio": ratio, "loss_error": times.off.get(PEER), "failed": why})
-            click.echo(f"{ratio or 0:6.3f} {rows[-1][1]}{'' if ratio else f'; no ratio: {why or times.off}'}")
-    behind = sorted(row for row in rows if row[0] is not None and row[0] < MARGIN)
-    click.echo(f"{len(behind)} of {len(rows)} networks are slower than {PEER} by more than 10%; the worst ten:")
-    for ratio, text in sorted((row for row in rows if row[0] is not None), key=lambda row: row[0])[:10]:
+            text = f"{ms[ADTRAIN]:8.3f} {ms.get(PEER, float('nan')):8.3f}  {name}"
+            if ratio is None:
+                click.echo(f"  none {text}: {why or times.off}")
+            else:
+                timed.append((ratio, text))
+                click.echo(f"{ratio:6.3f} {text}")
+    behind = sum(ratio < MARGIN for ratio, _ in timed)
+    click.echo(f"{behind} of {len(timed)} networks are slower than {PEER} by more than 10%; the worst ten:")
+    for ratio, text in sorted(timed)[:10]:
         click.echo(f"{ratio:6.3f} {text}")
 
 

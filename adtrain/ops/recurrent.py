@@ -92,7 +92,7 @@ class _Rules:
         first = others[self.cell.biases :]
         returned = 1 + self.cell.states  # only the gradient reads the outputs after these
         kept = (outputs[0], *outputs[returned:])
-        params = {"reverse": reverse, "precision": precision}
+        params: dict[str, Any] = {"reverse": reverse, "precision": precision}
 
         def pullback(cts: Sequence[Value | None]) -> Sequence[Value]:
             if any(each is not None for each in cts[returned:]):  # in a derivative of the gradient
