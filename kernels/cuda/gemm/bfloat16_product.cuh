@@ -24,8 +24,7 @@
 // block are in one column. A block adds the addends of all its tiles, and writes its sums to scratch. SPLITS is 1. Another kernel adds
 // the sums of all blocks.
 //
-// What the epilogue reads is loaded before the product of a tile, if registers suffice (EARLY in consume()); before the epilogue of
-// the tile before, if they suffice for both (NEXT).
+// What the epilogue reads is loaded before the product of a tile, if registers suffice (EARLY in consume()).
 //
 // A class Product describes the operands and the result:
 //   int k_tiles(int64_t item)            tiles of K of an item of the batch
@@ -252,29 +251,15 @@ template <class Product, class Epilogues> __device__ __forceinline__ void consum
     Pipeline<TILE_STAGES> &pipeline, const char *shared, WarpStaging *stagings, const Epilogues &epilogues, T *partial_sums) {
     typedef typename Product::Stage Stage;
     typedef WarpEpilogue<WIDE_RESULT, Epilogue, typename Product::Tile> Late;
-    constexpr int ROUNDS = TILE_N / ROUND_COLUMNS, LOADED = PARTS_M * ROUNDS * Late::ROUND_REGISTERS; // of a tile, in registers
-    constexpr bool MAY_LOAD = SPLITS == 1 && TERMS == 1 && KIND == BFLOAT16;
-    constexpr bool EARLY = MAY_LOAD && PARTS_M * SUMS + LOADED <= EARLY_REGISTERS;
-    constexpr bool NEXT = MAY_LOAD && LOADED > 0 && PARTS_M * SUMS + 2 * LOADED <= EARLY_REGISTERS;
-    constexpr int TURNS = PINGPONG ? GROUPS : 1; // a warpgroup takes one of so many tiles
+    constexpr int ROUNDS = TILE_N / ROUND_COLUMNS;
+    constexpr bool EARLY = SPLITS == 1 && TERMS == 1 && KIND == BFLOAT16 &&
+                           PARTS_M * (SUMS + ROUNDS * Late::ROUND_REGISTERS) <= EARLY_REGISTERS;
     typedef WarpEpilogue<WIDE_RESULT, Epilogue, typename Product::Tile, EARLY ? ROUNDS : 0> Stores;
-    typedef typename Stores::Loaded LoadedTile[PARTS_M];
     PipelineState<TILE_STAGES> state;
     WarpStaging &staging = stagings[(threadIdx.x - WARPGROUP) / WARP];
     BlockSums columns;
     const int group = threadIdx.x / WARPGROUP - 1; // the number of this consumer warpgroup
     const int part = PINGPONG ? 0 : group * PARTS_M; // its first 64 rows of a tile
-    const auto load = [&](const TileSplit &own, LoadedTile &to) {
-        #pragma unroll
-        for (int p = 0; p < PARTS_M; p++) {
-            const auto tile = product.tile(own, own.row + (part + p) * WGMMA_ROWS, own.column);
-            if (EARLY)
-                Stores(tile, epilogue_at(epilogues, own.at), staging, to[p]).load_all();
-            else
-                Stores::prefetch(tile, epilogue_at(epilogues, own.at), TILE_N);
-        }
-    };
-    LoadedTile loaded;
     for (int i = blockIdx.x, turn = 0; i < work.count(); i += gridDim.x, turn++) {
         const TileSplit own(i, work, product);
         if (PINGPONG && turn % GROUPS != group) {
@@ -282,7 +267,15 @@ template <class Product, class Epilogues> __device__ __forceinline__ void consum
             continue;
         }
         const Epilogue &epilogue = epilogue_at(epilogues, own.at);
-        if (!NEXT || turn < TURNS) load(own, loaded);
+        typename Stores::Loaded loaded[PARTS_M];
+        #pragma unroll
+        for (int p = 0; p < PARTS_M; p++) {
+            const auto tile = product.tile(own, own.row + (part + p) * WGMMA_ROWS, own.column);
+            if (EARLY)
+                Stores(tile, epilogue, staging, loaded[p]).load_all();
+            else
+                Stores::prefetch(tile, epilogue, TILE_N);
+        }
         float sums[PARTS_M][SUMS] = {};
         if (PINGPONG && turn > 0) named_barrier_sync(CONSUMERS, 1 + group); // the other warpgroup has multiplied its stages
         if constexpr (TERMS == 3) {
@@ -305,9 +298,6 @@ template <class Product, class Epilogues> __device__ __forceinline__ void consum
             });
         }
         if (PINGPONG && i + gridDim.x < work.count()) named_barrier_arrive(CONSUMERS, 1 + (turn + 1) % GROUPS);
-        LoadedTile next;
-        const int next_item = i + TURNS * gridDim.x;
-        if (NEXT && next_item < work.count()) load(TileSplit(next_item, work, product), next);
         #pragma unroll
         for (int p = 0; p < PARTS_M; p++) {
             const int row = (part + p) * WGMMA_ROWS;
@@ -322,14 +312,6 @@ template <class Product, class Epilogues> __device__ __forceinline__ void consum
                 typename StoresSums::Loaded none;
                 StoresSums(sums_tile, store, staging, none).store(sums[p]);
             }
-        }
-        if constexpr (NEXT) {
-            #pragma unroll
-            for (int p = 0; p < PARTS_M; p++)
-                #pragma unroll
-                for (int round = 0; round < ROUNDS; round++)
-                    #pragma unroll
-                    for (int v = 0; v < Stores::VECTORS; v++) loaded[p][round][v] = next[p][round][v];
         }
     }
     if constexpr (Epilogue::SUMS > 0) write_sums<Stores>(columns, work, stagings, partial_sums);
