@@ -1,6 +1,6 @@
 // The main loop of products C = A B of operands that are bfloat16 in memory, by WGMMA: of matrices in gemm/bfloat16_gemm.cu, of
 // images in conv/bfloat16_conv.cu and conv/bfloat16_gather.cu. Persistent and warp-specialised, as gemm/packed_gemm.cu. Two threads
-// issue copies, one for each operand. The consumer warpgroups share a tile, 64 or 128 rows each. With PINGPONG two of them take tiles in
+// issue copies, one for each operand. The consumer warpgroups share a tile, 64 or 128 rows each. With PINGPONG two take tiles in
 // turns: one multiplies while the other one stores.
 //
 // IN_TF32: operands are float32, and TMA rounds them to tf32. wgmma takes such operands only if they are K-major.

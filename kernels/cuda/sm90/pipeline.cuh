@@ -2,8 +2,9 @@
 #pragma once
 #include "sm90/mbarrier.cuh"
 
-// The number of this thread's warpgroup in the block. By the shuffle the compiler knows that all lanes have the same number. So in code for one warpgroup it computes descriptors and stages in uniform registers, from which wgmma takes them;
-// otherwise it moves each descriptor there from the registers of lanes.
+// The number of this thread's warpgroup in the block. By the shuffle the compiler knows that all lanes have the same number. So in
+// code for one warpgroup it computes descriptors and stages in uniform registers, from which wgmma takes them; otherwise it moves
+// each descriptor there from the registers of lanes.
 __device__ __forceinline__ int uniform_warpgroup() { return __shfl_sync(FULL_MASK, threadIdx.x / WARPGROUP, 0); }
 
 // The current stage of a thread, and the parity of its phase.
