@@ -1,4 +1,4 @@
-"""Sums of columns in the epilogues of convolutions: which equations join, and their kernels, emulated on the CPU."""
+"""Sums of columns in the epilogues of products: which equations join, and their kernels, emulated on the CPU."""
 
 from __future__ import annotations
 
@@ -77,13 +77,23 @@ def of_depthwise(x: Any, v: Any, w: Any, weight: Any) -> Any:
     return ad.value_and_grad(loss, (0, 1, 2), has_aux=True)(v, w, weight)
 
 
+def of_layers(x: Any, v: Any, w: Any, bias: Any) -> Any:
+    """The gradient of the bias between two linear layers."""
+
+    def loss(v: Any, w: Any, bias: Any) -> Any:
+        return ops.sum(ops.sin(ops.matmul(ops.gelu(ops.matmul(x, v) + bias), w)))
+
+    return ad.grad(loss, (0, 1, 2))(v, w, bias)
+
+
 SAMPLES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], list[int]]] = {
     "batch norm": (of_batch_norm, ((5, 16, 11, 13), (136, 16, 3, 3), (24, 136, 3, 3), (136,)), [2, 2]),
     "relu": (of_relu, ((5, 16, 11, 13), (136, 16, 3, 3), (24, 136, 3, 3), (136,)), [2, 2]),
     "depthwise": (of_depthwise, ((5, 72, 11, 13), (72, 1, 3, 3), (72, 1, 5, 5), (72,)), [2, 2]),
     "bias": (of_bias, ((5, 24, 11, 13), (136, 24, 3, 3), (40, 136, 3, 3), (136,)), [1]),
+    "layers": (of_layers, ((715, 24), (24, 136), (136, 40), (136,)), [1]),
 }
-"""Functions, shapes of their arguments, and the numbers of sums that join each convolution. Neither rows nor columns
+"""Functions, shapes of their arguments, and the numbers of sums that join each product. Neither rows nor columns
 fill the tiles, and there are several columns of tiles."""
 
 
@@ -118,7 +128,7 @@ def kernels(e: Equation, first: bool) -> list[CudaKernel]:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_sums_join_the_convolution_whose_results_they_read(name: str) -> None:
+def test_sums_join_the_product_whose_results_they_read(name: str) -> None:
     program, _, sums = sample(name)
     assert [[x.primitive.name for x in single_equations(e)].count("sum") for e in joined(program)] == sums
     assert not [e for e in program.equations if e.form == "column_sum"]
@@ -147,7 +157,7 @@ def test_sums_do_not_join_a_convolution_that_is_faster_with_split_k(count: int, 
 
 @pytest.mark.parametrize("first", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("name", SAMPLES)
-def test_convolutions_with_sums_are_right(name: str, first: bool, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_with_sums_are_right(name: str, first: bool, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where results are rounded before they are summed, the reference sums those of the kernel."""
     program, arrays, _ = sample(name)
     monkeypatch.setattr(host, "lowering", Lowering(TARGET))

@@ -1,4 +1,4 @@
-"""The GPU: convolutions that add the columns of their results are right with every tile, and give equal bits twice."""
+"""The GPU: products that add the columns of their results are right with every tile, and give equal bits twice."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ WITHOUT_TILES = "depthwise"
 @pytest.mark.parametrize(
     ("name", "tile"), [(name, tile) for name in SAMPLES for tile in (TILES[:1] if name == WITHOUT_TILES else TILES)]
 )
-def test_convolutions_with_sums_are_right(
-    gpu: Any, name: str, tile: Bfloat16Tile, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_products_with_sums_are_right(gpu: Any, name: str, tile: Bfloat16Tile, monkeypatch: pytest.MonkeyPatch) -> None:
     form = FORMS[PRODUCT_SUMS]
     candidates = form.candidates
     assert candidates is not None
@@ -56,8 +54,8 @@ def test_convolutions_with_sums_are_right(
 
     monkeypatch.setitem(FORMS, PRODUCT_SUMS, replace(form, candidates=of_tile))
     rng = np.random.default_rng(0)
-    f, ((_, *image), *shapes), _ = SAMPLES[name]
-    arrays = [rng.standard_normal(shape, np.float32) / 4 for shape in ((IMAGES, *image), *shapes)]
+    f, ((count, *image), *shapes), _ = SAMPLES[name]
+    arrays = [rng.standard_normal(shape, np.float32) / 4 for shape in ((max(count, IMAGES), *image), *shapes)]
     given = [array(x, device="gpu") for x in arrays]
     with ops.matmul_precision("bfloat16"):
         staged = stage(f, ALL)

@@ -75,6 +75,13 @@ template <int SUMS> __device__ __forceinline__ void to_bfloat16(const float (&su
     for (int i = 0; i < SUMS / 2; i++) words[i] = Format<BFLOAT16>::packed(sums[2 * i], sums[2 * i + 1]);
 }
 
+// The number of the tile that this block computes in a round of all blocks. Causal tiles are numbered from the longest to the
+// shortest. So every second round goes backwards over the blocks, and all blocks get about the same work.
+__device__ __forceinline__ int tile_of_round(int round) {
+    const int blocks = gridDim.x, block = blockIdx.x;
+    return round * blocks + (CAUSAL && round % 2 == 1 ? blocks - 1 - block : block);
+}
+
 // Stores two neighbouring elements of a row of HEAD_WIDTH elements.
 __device__ __forceinline__ void store_pair(S *row, int column, float first, float second) {
     if constexpr (HEAD_WIDTH % 2 == 0) {

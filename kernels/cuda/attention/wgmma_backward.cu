@@ -7,7 +7,7 @@
 
 // by_k and by_v begin `step` and 2 step elements after their pointers.
 KERNEL __launch_bounds__(THREADS, 1) attention_wgmma_grad(
-    IF(DIRECT, const S *q, const S *k, const S *v, const S *ct, ) S *by_k, S *by_v, int64_t batch, int64_t heads,
+    IF(DIRECT, const S *q, const S *k, const S *v, const S *ct, ) S *by_q, S *by_k, S *by_v, int64_t batch, int64_t heads,
     int64_t queries, int64_t keys, int64_t row, IF(DIRECT, int64_t out_row, ) int64_t step, double scale, char *scratch) {
     __shared__ Barriers barriers;
 #if DIRECT // nothing before the wait reads memory
@@ -20,7 +20,8 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma_grad(
 #endif
     wait_for_inputs();
     if (threadIdx.x == 0) {
-        barriers.keys.init(1, CONSUMER_WARPS);
+        barriers.k.init(1, CONSUMER_WARPS);
+        barriers.v.init(1, CONSUMER_WARPS);
         barriers.q.init(1, CONSUMER_WARPS);
         barriers.ct.init(1, CONSUMER_WARPS);
         for (Mbarrier &full : barriers.by_q_full) full.init(CONSUMER_WARPS / BY_Q_BUFFERS);
@@ -46,7 +47,7 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma_grad(
     } else {
         warpgroup_reg_alloc<240>();
         const GradientScratch packed(scratch, batch, queries, keys);
-        consume(packed, barriers, shared, by_k + step, by_v + 2 * step, tiles, batch, heads, queries, keys, row,
+        consume(packed, barriers, shared, by_q, by_k + step, by_v + 2 * step, tiles, batch, heads, queries, keys, row,
             (float)scale * LOG2_E);
     }
 }

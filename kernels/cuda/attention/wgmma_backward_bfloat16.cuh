@@ -6,21 +6,23 @@
 constexpr bool EARLY = BLOCK_Q == 64;
 
 // A consumer warpgroup.
-static __device__ __forceinline__ void consume(const GradientScratch &, Barriers &barriers, const SharedTiles &shared, S *by_k,
-    S *by_v, int tiles, int batch, int heads, int queries, int keys, int64_t row, float scale) {
+static __device__ __forceinline__ void consume(const GradientScratch &packed, Barriers &barriers, const SharedTiles &shared,
+    S *q_to, S *k_to, S *v_to, int tiles, int batch, int heads, int queries, int keys, int64_t row, float scale) {
     const int own = uniform_warpgroup() - 1, warp = threadIdx.x % WARPGROUP / WARP, lane = threadIdx.x % WARP;
-    PipelineState<1> at_keys;
+    PipelineState<2> at_k; // its stage is also the parity of the phase of v
     PipelineState<2> at_by_q;
     PipelineState<QUERY_STAGES> at;
     int buffer = 0;
-    for (int i = blockIdx.x; i < tiles; i += gridDim.x, at_keys.advance()) {
+    for (int round = 0, i; (i = tile_of_round(round)) < tiles; round++, at_k.advance()) {
         const KeyTile tile(i, batch, queries, keys);
         const int first = tile.first + own * 64; // of this warpgroup's keys
         float k_sums[SUMS], v_sums[SUMS];
-        barriers.keys.wait_full(at_keys);
+        const char *const k = shared.k + at_k.stage * K_BYTES;
+        barriers.k.wait_full(at_k);
+        barriers.v.full[0].wait(at_k.stage);
         #pragma unroll 1
-        for (int step = 0; step < tile.steps; step++, at.advance(), at_by_q.advance(), buffer ^= 1) {
-            const int query = tile.query_tile(step) * BLOCK_Q; // the first one of the tile
+        for (int step = 0; step < tile.steps; step++, at.advance(), buffer ^= 1) {
+            const int query_tile = tile.query_tile(step), query = query_tile * BLOCK_Q; // the first one of the tile
             const char *const q = shared.q + at.stage * Q_BYTES, *const ct = shared.ct + at.stage * Q_BYTES;
             const char *const logsumexp = shared.stats + at.stage * STATS_BYTES, *const delta = logsumexp + BLOCK_Q * 4;
             float scores[SCORES], by_scores[SCORES], by_q[BY_Q_SUMS];
@@ -31,7 +33,7 @@ static __device__ __forceinline__ void consume(const GradientScratch &, Barriers
             #pragma unroll
             for (int n = 0; n < PACKED_WIDTH / 16; n++)
                 wgmma<BFLOAT16>(
-                    scores, along_width<BLOCK_K>(shared.k, n, own * 64), along_width<BLOCK_Q>(q, n), n > 0);
+                    scores, along_width<BLOCK_K>(k, n, own * 64), along_width<BLOCK_Q>(q, n), n > 0);
             wgmma_commit_group();
             barriers.ct.wait_full(at);
             wgmma_fence();
@@ -62,6 +64,7 @@ static __device__ __forceinline__ void consume(const GradientScratch &, Barriers
             if constexpr (EARLY) add_by_v();
             wgmma_wait_group<EARLY ? 1 : 0>();
             wgmma_fence_operand(by_scores);
+            if (step + 1 == tile.steps) barriers.v.release(0);
             #pragma unroll
             for (int n = 0; n < SCORES / 4; n++) {
                 const Vector<float, 2> correction = pair_of(delta, n);
@@ -84,7 +87,7 @@ static __device__ __forceinline__ void consume(const GradientScratch &, Barriers
 
             // The cotangents of the queries: a warpgroup computes half of the columns, or half of the rows.
             const char *const rows = tile_of_scores + (BLOCK_Q == 64 ? 0 : own * (BLOCK_K * ROW_BYTES));
-            const char *const columns = shared.k + (BLOCK_Q == 64 ? own * (BLOCK_K * ROW_BYTES) : 0);
+            const char *const columns = k + (BLOCK_Q == 64 ? own * (BLOCK_K * ROW_BYTES) : 0);
             wgmma_fence();
             #pragma unroll
             for (int n = 0; n < BLOCK_K / 16; n++)
@@ -99,20 +102,25 @@ static __device__ __forceinline__ void consume(const GradientScratch &, Barriers
             wgmma_commit_group();
             wgmma_wait_group<1>();
             wgmma_fence_operand(by_q);
-            barriers.by_q_empty[0].wait(at_by_q.stage ^ 1);
-            #pragma unroll
-            for (int n = 0; n < BY_Q_SUMS; n += 4)
-                store((float *)shared.by_q,
-                    ((own * (BY_Q_SUMS / 4) + n / 4) * WARPGROUP + threadIdx.x % WARPGROUP) * 4,
-                    Vector<float, 4>{{by_q[n], by_q[n + 1], by_q[n + 2], by_q[n + 3]}});
-            fence_proxy_async();
-            arrive_per_warp(barriers.by_q_full[at_by_q.stage]);
+            if (tile.is_last(query_tile)) {
+                finish_queries(packed, q_to, by_q, scale / LOG2_E, tile, query_tile, tile.turn(query_tile), own, heads, queries, row);
+            } else {
+                barriers.by_q_empty[0].wait(at_by_q.stage ^ 1);
+                #pragma unroll
+                for (int n = 0; n < BY_Q_SUMS; n += 4)
+                    store((float *)shared.by_q,
+                        ((own * (BY_Q_SUMS / 4) + n / 4) * WARPGROUP + threadIdx.x % WARPGROUP) * 4,
+                        Vector<float, 4>{{by_q[n], by_q[n + 1], by_q[n + 2], by_q[n + 3]}});
+                fence_proxy_async();
+                arrive_per_warp(barriers.by_q_full[at_by_q.stage]);
+                at_by_q.advance();
+            }
             wgmma_wait_group<0>();
             barriers.q.release(at.stage);
         }
         wgmma_fence_operand(k_sums);
         wgmma_fence_operand(v_sums);
-        barriers.keys.release(0);
-        store_sums(by_k, by_v, k_sums, v_sums, scale / LOG2_E, 1, tile, first, heads, keys, row);
+        barriers.k.release(at_k.stage);
+        store_sums(k_to, v_to, k_sums, v_sums, scale / LOG2_E, 1, tile, first, heads, keys, row);
     }
 }

@@ -47,25 +47,27 @@ __device__ __forceinline__ float over_warpgroup(float x, Vector<float, 4> &of_wa
 // A consumer warpgroup. of_k, of_v, of_q, of_ct: the inverses of the scales of its keys and values, and of a tile's queries and
 // cotangents.
 static __device__ __forceinline__ void consume(const GradientScratch &packed, Barriers &barriers, const SharedTiles &shared,
-    S *by_k, S *by_v, int tiles, int batch, int heads, int queries, int keys, int64_t row, float scale) {
+    S *q_to, S *k_to, S *v_to, int tiles, int batch, int heads, int queries, int keys, int64_t row, float scale) {
     __shared__ Vector<float, 4> of_warps[2];
     const int own = threadIdx.x / WARPGROUP - 1, warp = threadIdx.x % WARPGROUP / WARP, lane = threadIdx.x % WARP;
     const int barrier = 1 + own;
     char *const tile_of_scores = shared.by_scores + own * SCORE_BYTES;
     float *const by_q_tile = (float *)(shared.by_q + own * BY_Q_BYTES);
-    PipelineState<1> at_keys;
+    PipelineState<2> at_k; // its stage is also the parity of the phase of v
     PipelineState<QUERY_STAGES> at;
-    int parity = 0; // of the step
-    for (int i = blockIdx.x; i < tiles; i += gridDim.x, at_keys.advance()) {
+    int parity = 0; // of the step, counted without those that end with finish_queries()
+    for (int round = 0, i; (i = tile_of_round(round)) < tiles; round++, at_k.advance()) {
         const KeyTile tile(i, batch, queries, keys);
         const int first = tile.first + own * 64; // of this warpgroup's keys
         const Vector<float, 2> inverses = load<float, 2>(packed.inverses + (tile.head * packed.k.rows + first) / GROUP * 2);
         const float of_k = inverses.lane[0], of_v = inverses.lane[1];
         Accumulators k_sums = {}, v_sums = {};
-        barriers.keys.wait_full(at_keys);
+        const char *const k = shared.k + at_k.stage * K_BYTES;
+        barriers.k.wait_full(at_k);
+        barriers.v.full[0].wait(at_k.stage);
         #pragma unroll 1
-        for (int step = 0; step < tile.steps; step++, at.advance(), parity ^= 1) {
-            const int query = tile.query_tile(step) * BLOCK_Q; // the first one of the tile
+        for (int step = 0; step < tile.steps; step++, at.advance()) {
+            const int query_tile = tile.query_tile(step), query = query_tile * BLOCK_Q; // the first one of the tile
             const char *const q = shared.q + at.stage * Q_BYTES, *const ct = shared.ct + at.stage * Q_BYTES;
             const char *const shifts = shared.stats + at.stage * STATS_BYTES, *const deltas = shifts + BLOCK_Q * 4;
             Accumulators scores, by_scores;
@@ -75,7 +77,7 @@ static __device__ __forceinline__ void consume(const GradientScratch &packed, Ba
             const Vector<float, 2> of_queries = load<float, 2>((const float *)shifts + 2 * BLOCK_Q);
             const float of_q = of_queries.lane[0], of_ct = of_queries.lane[1];
             start_products([&](int a, int b, int n, bool add) {
-                wgmma<FP16X2>(scores, along_width<BLOCK_K>(shared.k, a * STEPS + n, own * 64),
+                wgmma<FP16X2>(scores, along_width<BLOCK_K>(k, a * STEPS + n, own * 64),
                     along_width<BLOCK_Q>(q, b * STEPS + n), add);
             });
             barriers.ct.wait_full(at);
@@ -104,6 +106,7 @@ static __device__ __forceinline__ void consume(const GradientScratch &packed, Ba
 
             wgmma_wait_group<1>();
             wgmma_fence_operand(by_scores);
+            if (step + 1 == tile.steps) barriers.v.release(0);
             const float of_products = of_v * of_ct;
             float largest = 0;
             #pragma unroll
@@ -136,7 +139,7 @@ static __device__ __forceinline__ void consume(const GradientScratch &packed, Ba
             Accumulators by_q, k_part;
             start_products([&](int a, int b, int n, bool add) {
                 wgmma<FP16X2, true, true>(by_q, along_rows<64>(tile_of_scores + a * TERM_BYTES, n),
-                    along_rows<BLOCK_K>(shared.k + b * (BLOCK_K * ROW_BYTES), own * STEPS + n), add);
+                    along_rows<BLOCK_K>(k + b * (BLOCK_K * ROW_BYTES), own * STEPS + n), add);
             });
             start_products([&](int a, int b, int n, bool add) {
                 wgmma_registers<FP16X2, true>(
@@ -144,25 +147,30 @@ static __device__ __forceinline__ void consume(const GradientScratch &packed, Ba
             });
             #pragma unroll
             for (int n = 0; n < SUMS; n++) v_sums[n] = fma(v_part[n], of_ct, v_sums[n]);
-            barriers.by_q_empty[own].wait(parity ^ 1);
             wgmma_wait_group<1>();
             wgmma_fence_operand(by_q);
             #pragma unroll
-            for (int n = 0; n < BY_Q_SUMS; n += 4) {
-                Vector<float, 4> four;
+            for (int n = 0; n < BY_Q_SUMS; n++) by_q[n] *= inverse * of_k;
+            if (own == BY_Q_BUFFERS - 1 && tile.is_last(query_tile)) {
+                const int turn = tile.turn(query_tile) * BY_Q_BUFFERS + own;
+                finish_queries(packed, q_to, by_q, scale / LOG2_E, tile, query_tile, turn, 0, heads, queries, row);
+            } else {
+                barriers.by_q_empty[own].wait(parity ^ 1);
                 #pragma unroll
-                for (int h = 0; h < 4; h++) four.lane[h] = by_q[n + h] * (inverse * of_k);
-                store(by_q_tile, (n / 4 * WARPGROUP + threadIdx.x % WARPGROUP) * 4, four);
+                for (int n = 0; n < BY_Q_SUMS; n += 4)
+                    store(by_q_tile, (n / 4 * WARPGROUP + threadIdx.x % WARPGROUP) * 4,
+                        Vector<float, 4>{{by_q[n], by_q[n + 1], by_q[n + 2], by_q[n + 3]}});
+                fence_proxy_async();
+                arrive_per_warp(barriers.by_q_full[own]);
+                parity ^= 1;
             }
-            fence_proxy_async();
-            arrive_per_warp(barriers.by_q_full[own]);
             wgmma_wait_group<0>();
             wgmma_fence_operand(k_part);
             barriers.q.release(at.stage);
             #pragma unroll
             for (int n = 0; n < SUMS; n++) k_sums[n] = fma(k_part[n], inverse * of_q, k_sums[n]);
         }
-        barriers.keys.release(0);
-        store_sums(by_k, by_v, k_sums, v_sums, scale / LOG2_E, PROBABILITY_INVERSE, tile, first, heads, keys, row);
+        barriers.k.release(at_k.stage);
+        store_sums(k_to, v_to, k_sums, v_sums, scale / LOG2_E, PROBABILITY_INVERSE, tile, first, heads, keys, row);
     }
 }

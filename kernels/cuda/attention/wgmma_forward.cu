@@ -3,7 +3,7 @@
 // computes 64 queries. The product for the scores of the next keys overlaps the softmax of the current ones. The warpgroups
 // also take turns, so that one multiplies while another one computes exponentials.
 //
-// Macros: also KEY_STAGES of k and of v, CONSUMERS = BLOCK_Q / 64, HEAD_GROUP: heads whose tiles are computed at the same time.
+// Macros: also QUERY_STAGES of q, KEY_STAGES of k and of v, CONSUMERS = BLOCK_Q / 64, HEAD_GROUP: heads whose tiles are computed at the same time.
 #include "attention/wgmma_scratch.cuh"
 #include "attention/wgmma_softmax.cuh"
 
@@ -20,7 +20,7 @@ struct SharedTiles {
 };
 
 struct Barriers {
-    Pipeline<1> q;
+    Pipeline<QUERY_STAGES> q;
     Pipeline<KEY_STAGES> k, v;
 };
 
@@ -43,13 +43,13 @@ struct QueryTile {
 // The producer thread: issues the copies for all tiles of this block. Key tiles go from the last to the first one.
 static __device__ __forceinline__ void produce(
     const Inputs &inputs, Barriers &barriers, const SharedTiles &shared, int tiles, int batch, int queries, int keys) {
-    PipelineState<1> at_q;
+    PipelineState<QUERY_STAGES> at_q;
     PipelineState<KEY_STAGES> at;
-    for (int number = blockIdx.x; number < tiles; number += gridDim.x, at_q.advance()) {
+    for (int round = 0, number; (number = tile_of_round(round)) < tiles; round++, at_q.advance()) {
         const QueryTile tile(number, batch, queries, keys);
         barriers.q.wait_empty(at_q);
-        barriers.q.full[0].arrive_expect_tx(Q_BYTES);
-        inputs.q.load<BLOCK_Q>(shared.q, tile.head, tile.first, barriers.q.full[0]);
+        barriers.q.full[at_q.stage].arrive_expect_tx(Q_BYTES);
+        inputs.q.load<BLOCK_Q>(shared.q + at_q.stage * Q_BYTES, tile.head, tile.first, barriers.q.full[at_q.stage]);
         #pragma unroll 1
         for (int i = tile.key_tiles - 1; i >= 0; i--, at.advance()) {
             barriers.k.wait_empty(at);
@@ -85,10 +85,10 @@ static __device__ __forceinline__ void consume(Barriers &barriers, const SharedT
     const auto release = [](Mbarrier &empty) {
         if (threadIdx.x % WARP == 0) empty.arrive();
     };
-    PipelineState<1> at_q;
+    PipelineState<QUERY_STAGES> at_q;
     PipelineState<KEY_STAGES> at_k, at_v;
     turns.start();
-    for (int number = blockIdx.x; number < tiles; number += gridDim.x, at_q.advance()) {
+    for (int round = 0, number; (number = tile_of_round(round)) < tiles; round++, at_q.advance()) {
         const QueryTile tile(number, batch, queries, keys);
         const int first = tile.first + turns.own * 64;
         float scores[SCORES], outputs[OUTPUTS];
@@ -98,12 +98,12 @@ static __device__ __forceinline__ void consume(Barriers &barriers, const SharedT
         for (int i = 0; i < OUTPUTS; i++) outputs[i] = 0;
 
         const auto start_scores = [&] {
-            const char *k = shared.k + at_k.stage * K_BYTES;
+            const char *q = shared.q + at_q.stage * Q_BYTES, *k = shared.k + at_k.stage * K_BYTES;
             wgmma_fence();
             #pragma unroll
             for (int i = 0; i < PACKED_WIDTH / 16; i++)
                 wgmma<BFLOAT16>(
-                    scores, along_width<BLOCK_Q>(shared.q, i, turns.own * 64), along_width<BLOCK_K>(k, i), i > 0);
+                    scores, along_width<BLOCK_Q>(q, i, turns.own * 64), along_width<BLOCK_K>(k, i), i > 0);
             wgmma_commit_group();
         };
         const auto start_outputs = [&] {
@@ -147,7 +147,7 @@ static __device__ __forceinline__ void consume(Barriers &barriers, const SharedT
             to_bfloat16(scores, weights);
             softmax.rescale(outputs);
         }
-        barriers.q.release(0);
+        barriers.q.release(at_q.stage);
         barriers.v.wait_full(at_v);
         start_outputs();
         wgmma_wait_group<0>();

@@ -49,10 +49,9 @@ constexpr int GROUP = 64, PROBABILITY_EXPONENT = OPERAND_TERMS == 2 ? 14 : 0;
 // Numbers of a tile in `stats` that are not of a row: two, padded to the 16 bytes of bulk copies. All numbers of a tile.
 constexpr int SCALES = OPERAND_TERMS == 2 ? 4 : 0, STATS = 2 * BLOCK_Q + SCALES;
 
-// The gradient in three launches: attention_pack_grad packs q, k, v and the cotangent, if not DIRECT, and computes the
-// statistics of queries;
-// attention_wgmma_grad computes the cotangents of keys and values, and adds up those of the queries; attention_unpack_grad
-// writes the latter. A row that does not exist has an infinite shift, so its probabilities are 0.
+// The gradient in two launches: attention_pack_grad packs q, k, v and the cotangent, if not DIRECT, and computes the statistics
+// of queries; attention_wgmma_grad computes the cotangents. A row that does not exist has an infinite shift, so its
+// probabilities are 0.
 struct GradientScratch {
     PackedArray q, k, v, ct; // if DIRECT only the numbers of rows
     // For each tile of queries: the shifts of its rows, logsumexp * log2(e) - PROBABILITY_EXPONENT; their deltas, the sums of

@@ -24,7 +24,8 @@
 // block are in one column. A block adds the addends of all its tiles, and writes its sums to scratch. SPLITS is 1. Another kernel adds
 // the sums of all blocks.
 //
-// What the epilogue reads is loaded before the product of a tile, if registers suffice (EARLY in consume()).
+// What the epilogue reads is loaded before the product of a tile, if registers suffice (EARLY in consume()). Otherwise it is
+// prefetched to L2 before the product, if PREFETCHES: then that of all blocks fits into a part of L2.
 //
 // A class Product describes the operands and the result:
 //   int k_tiles(int64_t item)            tiles of K of an item of the batch
@@ -35,7 +36,7 @@
 //   Tile tile(const TileSplit &, int row, int column)   the places of results in memory: an AccumulatorTile, or derived from it
 //
 // Macros (Bfloat16Product in gemm/bfloat16.py): TILE_M, TILE_N, TILE_K, TILE_STAGES, BLOCK_THREADS, PINGPONG, IN_TF32, TERMS, SPLITS,
-// MN_MAJOR_*, BOX_*, GATHER_*.
+// PREFETCHES, MN_MAJOR_*, BOX_*, GATHER_*.
 // WIDE_C: maximum elements per store. SUM_THREADS, SUM_COLUMNS: threads of a block, and columns of a thread, that add splits.
 #pragma once
 #include "sm90/accumulator.cuh"
@@ -273,7 +274,7 @@ template <class Product, class Epilogues> __device__ __forceinline__ void consum
             const auto tile = product.tile(own, own.row + (part + p) * WGMMA_ROWS, own.column);
             if (EARLY)
                 Stores(tile, epilogue, staging, loaded[p]).load_all();
-            else
+            else if (PREFETCHES)
                 Stores::prefetch(tile, epilogue, TILE_N);
         }
         float sums[PARTS_M][SUMS] = {};

@@ -1,8 +1,8 @@
-"""Convolutions whose epilogue also adds the columns of its results: the sums of a batch norm, the gradient of a bias.
+"""Products whose epilogue also adds the columns of its results: the sums of a batch norm, the gradient of a bias.
 
-The epilogue of a convolution of bfloat16 images computes the addends of the sums from its results as they are stored,
-and from other arrays. Each block adds those of all its tiles, in a fixed order. A second, small launch adds the sums of
-all blocks, and computes the equations that follow, such as the mean and variance. So no other kernel reads the results
+The epilogue of a convolution or product in bfloat16 computes the addends of the sums from its results as they are
+stored, and from other arrays. Each block adds those of all its tiles, in a fixed order. A second, small launch adds the
+sums of all blocks, and computes what follows, such as the mean and variance. So no other kernel reads the results
 again for the statistics of a batch norm, or for the sums that its derivative needs.
 """
 
@@ -41,11 +41,11 @@ from adtrain.passes.fusion import Fusion
 from adtrain.passes.groups import Groups
 
 PRODUCT_SUMS = "product_sums"
-"""A convolution with an elementwise epilogue, and sums over the rows of what the epilogue computes."""
+"""A convolution or product with an elementwise epilogue, and sums over the rows of what the epilogue computes."""
 
 
 class ProductSumsFusion(Fusion):
-    """A convolution of bfloat16 images with its epilogue, and the column sums that read its results."""
+    """A convolution or product in bfloat16 with its epilogue, and the column sums that read its results."""
 
     form = PRODUCT_SUMS
     early = True
@@ -78,12 +78,11 @@ class ProductSumsFusion(Fusion):
 
 
 def _is_product(e: Equation) -> bool:
-    """Whether it is a convolution whose results are bfloat16 images, or such a gradient, with or without an epilogue.
-
-    Products of matrices have such kernels too, but their sums share launches with other gradients.
-    """
+    """Whether it is a convolution whose results are bfloat16 images, or such a gradient, or a product of matrices of
+    bfloat16, with or without an epilogue."""
     product = matmul_of(e)
-    return product.primitive.name in IMAGES and (product is e or e.form == PRODUCT)
+    named = product.primitive.name in IMAGES or product.primitive.name == "matmul_bfloat16"
+    return named and (product is e or e.form == PRODUCT)
 
 
 def _adds_columns(e: Equation, result: Variable) -> bool:
@@ -108,7 +107,7 @@ def _kernels(product: Equation, sums: int, read: int, target: Target) -> Sequenc
     if not sums:
         return found
     columns = e.outputs[0].type.shape[-1]
-    if e.params["window"].groups > 1:
+    if "window" in e.params and e.params["window"].groups > 1:
         return [depthwise.with_column_sums(each, columns, sums) for each in found]
     return [x for each in found if (x := with_column_sums(each, columns, sums, read)) is not None]
 

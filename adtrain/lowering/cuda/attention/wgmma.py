@@ -28,15 +28,17 @@ ALIGNMENT = 1024
 
 
 class ForwardTile(NamedTuple):
-    """Rows of a tile of queries and of keys; tiles of k and of v in shared memory."""
+    """Rows of a tile of queries and of keys; tiles of q, and of k and v, in shared memory; FLOP/s of a block."""
 
     queries: int
     keys: int
+    query_stages: int
     stages: int
+    speed: float
 
     def shared(self, width: int) -> MemoryLayout:
         q, k = (rows * width * 2 for rows in self[:2])
-        arrays = {"Q": (q, 1), "K": (k, self.stages), "V": (k, self.stages)}
+        arrays = {"Q": (q, self.query_stages), "K": (k, self.stages), "V": (k, self.stages)}
         return memory_layout("SHARED", arrays, alignment=ALIGNMENT)
 
     def scratch(self, width: int, q_rows: int, k_rows: int) -> MemoryLayout:
@@ -62,7 +64,7 @@ class BackwardTile(NamedTuple):
     def shared(self, width: int) -> MemoryLayout:
         q, k = (rows * width * 2 * self.terms for rows in self[:2])
         arrays = {
-            **{"K": (k, 1), "V": (k, 1), "Q": (q, self.stages), "CT": (q, self.stages)},
+            **{"K": (k, 2), "V": (k, 1), "Q": (q, self.stages), "CT": (q, self.stages)},
             "BY_SCORES": (self.queries * self.keys * 2, 2),
             "BY_Q": (self.queries * width * 4, self.terms),
             "STATS": (self.stats * 4, self.stages),
@@ -94,10 +96,10 @@ class ShortTile(NamedTuple):
 
 
 FORWARD_TILES: Mapping[int, tuple[ForwardTile, ...]] = {
-    64: (ForwardTile(192, 128, 2), ForwardTile(128, 128, 3)),
-    128: (ForwardTile(128, 176, 2), ForwardTile(128, 128, 2)),
+    64: (ForwardTile(192, 128, 2, 2, 5.2e12), ForwardTile(128, 128, 2, 3, 4.4e12)),
+    128: (ForwardTile(128, 176, 1, 2, 5.2e12), ForwardTile(128, 128, 2, 2, 5.1e12)),
 }
-"""By packed width, the fastest first for long sequences."""
+"""By packed width."""
 BACKWARD_TILES = {
     (64, 1): BackwardTile(128, 128, 2, 1),
     (128, 1): BackwardTile(64, 128, 2, 1),
@@ -108,10 +110,13 @@ GROUP = 64
 """Rows with one scale in fp16x2."""
 UNIT_BYTES, MAX_UNITS = 16 << 10, 7
 """A unit is 128 rows of 64 columns or 64 rows of 128; so many are in a buffer of `attention/wgmma_short_forward.cu`."""
-HEAD_GROUP = 8
-"""Heads whose tiles are computed at the same time if they are causal, so that long and short tiles mix."""
-SPEED = {(False, 1): 5.2e12, (True, 1): 4.2e12, (True, 2): 1.5e12}
-"""FLOP/s of a multiprocessor, forward and in the gradient, by terms of an operand."""
+MIN_HEAD_GROUP, GROUP_BYTES = 8, 32 << 20
+"""Causal tiles of several heads are computed together, so that long and short tiles mix: of so many heads, or of more
+whose keys and values stay in L2."""
+SPEED = {1: 4.2e12, 2: 1.5e12}
+"""FLOP/s of a multiprocessor in the gradient, by terms of an operand."""
+TILE_START = 0.5
+"""The time that a tile of queries or of keys takes besides its steps, in steps."""
 BYTES, SHORT_BYTES = {(False, 1): 28, (True, 1): 50, (True, 2): 80}, 19
 """Memory traffic of an element of q, k or v in all launches; in the kernel for short sequences."""
 BANDWIDTH, START = 4e12, 4e-6
@@ -131,7 +136,7 @@ def candidates(target: Target, problem: Problem) -> Candidates | None:
         return None if tile is None else Candidates(_seconds(target, problem, tile), [_backward(target, problem, tile)])
     if problem.precision != "bfloat16":
         return None
-    tiles = FORWARD_TILES[packed_width(problem)]
+    tiles = sorted(FORWARD_TILES[packed_width(problem)], key=lambda tile: _seconds(target, problem, tile))
     kernels = [_forward(target, problem, tile) for tile in tiles]
     short = short_tile(problem)
     if short is None:
@@ -148,14 +153,17 @@ def _elements(problem: Problem) -> float:
 
 
 def _seconds(target: Target, problem: Problem, tile: ForwardTile | BackwardTile) -> float:
-    """The estimated time of packing, of the products, and of unpacking."""
-    x, gradient, (queries, keys) = problem.estimated, problem.gradient, packed_rows(problem, tile)
-    kind = gradient, terms_of(problem)
-    products, own, others = (10, tile.keys, queries) if gradient else (4, tile.queries, keys)
-    rounds = waves(x.batch * (keys if gradient else queries) // own, 1, target)
-    flops = rounds * products * own * others * packed_width(problem) * (0.5 if problem.causal else 1)
-    launches = 3 if gradient else 2
-    return launches * START + flops / SPEED[kind] + _elements(problem) * BYTES[kind] / BANDWIDTH
+    """The estimated time of packing and of the products."""
+    x, gradient, rows = problem.estimated, problem.gradient, packed_rows(problem, tile)
+    own, others = tile[1::-1] if gradient else tile[:2]
+    tiles, most = -(-rows[gradient] // own), -(-rows[not gradient] // others)
+    # The steps of each tile of a head: the tiles of keys that queries attend to, or of queries that attend to keys.
+    steps = [min(most, -(-(i + 1) * own // others)) if problem.causal else most for i in range(tiles)]
+    waves_of_tiles = waves(x.batch * tiles, 1, target)
+    steps_of_block = max(max(steps), waves_of_tiles * sum(steps) / tiles) + waves_of_tiles * TILE_START
+    products, speed = (10, SPEED[terms_of(problem)]) if isinstance(tile, BackwardTile) else (4, tile.speed)
+    flops = steps_of_block * products * own * others * packed_width(problem)
+    return 2 * START + flops / speed + _elements(problem) * BYTES[gradient, terms_of(problem)] / BANDWIDTH
 
 
 def terms_of(problem: Problem) -> int:
@@ -235,13 +243,14 @@ def _forward(target: Target, problem: Problem, tile: ForwardTile) -> CudaKernel:
         **_pack_blocks(x.batch * max(queries, keys) * width // CHUNK, 3),
     )
     shared = tile.shared(width)
-    group = {"HEAD_GROUP": HEAD_GROUP if problem.causal else 1}
+    head_bytes = 2 * x.keys * width * 2
+    group = {"HEAD_GROUP": min(x.batch, max(MIN_HEAD_GROUP, GROUP_BYTES // head_bytes)) if problem.causal else 1}
     forward = _launch(
         problem,
         "wgmma_forward.cu",
         "attention_wgmma",
         (*((x.row, _step(problem)) if direct else ()), x.out_row, problem.options[0]),
-        {**_blocks(tile), **group, "KEY_STAGES": tile.stages},
+        {**_blocks(tile), **group, "QUERY_STAGES": tile.query_stages, "KEY_STAGES": tile.stages},
         operands=(*(problem.inputs if direct else ()), *problem.results),
         blocks=blocks,
         threads=(tile.queries // WARPGROUP_ROWS + 1) * WARPGROUP,
@@ -278,10 +287,8 @@ def _short_forward(target: Target, problem: Problem, tile: ShortTile) -> CudaKer
 
 
 def _backward(target: Target, problem: Problem, tile: BackwardTile) -> CudaKernel:
-    """Three launches: pack, multiply, write the cotangents of the queries. If nothing is packed, the first one computes
-    statistics of the queries only."""
+    """Two launches: pack, multiply. If nothing is packed, the first one computes statistics of the queries only."""
     x, width, (queries, keys) = problem.lengths, packed_width(problem), packed_rows(problem, tile)
-    by_q, by_k, by_v = problem.results
     direct, key_tiles = is_direct(problem), keys // tile.keys
     blocks = min(x.batch * key_tiles, target.multiprocessors)
     definitions, rows = {**_blocks(tile), **_loads(problem), "MAP_BLOCKS": direct * blocks}, x.batch * queries
@@ -320,19 +327,10 @@ def _backward(target: Target, problem: Problem, tile: BackwardTile) -> CudaKerne
             "QUERY_STAGES": tile.stages,
             "ROTATED": int(not problem.causal and key_tiles <= target.multiprocessors),
         },
-        operands=(*of_maps, by_k, by_v),
+        operands=(*of_maps, *problem.results),
         blocks=blocks,
         threads=3 * WARPGROUP,
         shared=shared,
         cooperative=True,
     )
-    unpack = _launch(
-        problem,
-        "wgmma_unpack_grad.cu",
-        "attention_unpack_grad",
-        (x.row, problem.options[0]),
-        definitions,
-        operands=(by_q,),
-        **_pack_blocks(rows * width // 4),
-    )
-    return CudaKernel((statistics if direct else pack, backward, unpack), scratch)
+    return CudaKernel((statistics if direct else pack, backward), scratch)

@@ -51,6 +51,8 @@ STAGES_BYTES = 192 << 10
 EARLY_REGISTERS, ROUND_COLUMNS, ROUND_WAIT = 160, 32, 4000
 """EARLY_REGISTERS of `gemm/bfloat16_product.cuh`; columns of a round of an epilogue; cycles in which a round waits for
 its auxiliary inputs, if these are not loaded before the product."""
+PREFETCHED_BYTES = 24 << 20
+"""Most bytes that the epilogues of all blocks prefetch to L2 before a product. More would be replaced before use."""
 FIND_ROWS = 1400
 """Cycles in which the producer warps find the rows of a tile in the images, if channels are along K; fitted."""
 FLOAT32 = np.dtype("float32")
@@ -207,6 +209,12 @@ class Bfloat16Product:
         """Tiles that are split."""
         return self._tiles % self.target.multiprocessors if self.splits > 1 else 0
 
+    @property
+    def prefetches(self) -> bool:
+        """Whether what epilogues read is prefetched to L2 before a product (PREFETCHES)."""
+        read = 0 if self.epilogue is None else self.epilogue.read
+        return read * self.tile.m * self.tile.n * self.target.multiprocessors <= PREFETCHED_BYTES
+
     def has_whole_boxes(self) -> bool:
         """Whether boxes fill the columns of a tile, where these are the columns of a box."""
         return not self.mn_major[1] or self.tile.n % self.box[1] == 0
@@ -284,6 +292,7 @@ class Bfloat16Product:
                     "TILE_N": self.tile.n,
                     "TILE_STAGES": self.tile.stages,
                     "SPLITS": self.splits,
+                    "PREFETCHES": int(self.prefetches),
                     "TILE_K": self.tile.k,
                     "BLOCK_THREADS": self.tile.threads,
                     "PINGPONG": int(self.tile.pingpong),
