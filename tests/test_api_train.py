@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import signal
 import sys
@@ -411,3 +412,10 @@ def test_an_output_without_a_class_has_its_number_as_label() -> None:
 def test_images_that_do_not_fit_the_model_are_refused(images: Any, message: str) -> None:
     with pytest.raises(ad.AdtrainError, match=f"^predict: {message}"):
         train(epochs=1).model.predict(images)
+
+
+def test_a_model_can_be_pickled() -> None:
+    model = train().model
+    copy = pickle.loads(pickle.dumps(model))
+    assert copy.config == model.config
+    np.testing.assert_array_equal(copy.predict(IMAGES).probabilities, model.predict(IMAGES).probabilities)
