@@ -133,6 +133,7 @@ class Model:
             raise AdtrainError(
                 f"predict: found {given.dtype} numbers, expected integers from 0 to 255, as the model was trained on"
             )
+        inputs.warn_of_places(np.asarray(found), "predict", self._trained)
         converted = inputs.stored(np.asarray(found), "predict", self._trained)
         finite = np.isfinite(converted).reshape(len(converted), -1).all(axis=1)
         if not finite.all():

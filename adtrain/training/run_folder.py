@@ -459,7 +459,8 @@ def _finished(run: Path, reason: str, experiment: Experiment, progress: Progress
         )
     if reason == "line_search":
         return (
-            f"{run} is finished: the line search has failed after step {progress.step}, so the weights stay as they are"
+            f"{run} is finished: the line search has failed after step {progress.step}, so the weights stay as they "
+            f"are; begin a new run with another optimizer and training.init_from={run / MODEL}"
         )
     if experiment.total_steps < experiment.config.training.epochs * experiment.steps_per_epoch:
         return f"{run} is finished: {progress.step} steps; train longer with --steps N"
