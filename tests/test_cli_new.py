@@ -239,3 +239,11 @@ def test_unequal_classes_are_weighted_and_ranked_by_f1(tmp_path: Path, positives
     assert found["training"]["best_by"] == "validation_f1"
     (tmp_path / "rare.yaml").write_text(text)
     command("train", tmp_path / "rare.yaml", "--epochs", "2", "--device", "cpu", "--output-dir", tmp_path / "run", "-q")
+
+
+def test_images_that_cannot_be_read_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = write_images(tmp_path / "images")
+    (folder / "a" / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0")
+    text = command("new", folder).stdout
+    assert yaml.safe_load(text)["data"]["skip_broken"] is True
+    assert "broken.jpg" in caplog.text

@@ -24,7 +24,7 @@ from adtrain.config.document import Data
 from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError, DataOptionError, DataSet, csv_survey, csv_table, formats
 from adtrain.data.errors import warn
-from adtrain.data.image_folder import ImageOptions
+from adtrain.data.image_folder import BrokenImageError, ImageOptions
 from adtrain.data.tokenizer import FILE, LARGEST_VOCABULARY, SMALLEST_VOCABULARY
 from adtrain.export import architectures
 from adtrain.export.architectures import Architecture
@@ -47,6 +47,7 @@ COMMENTS = {
     "dates": "columns of dates, each of which becomes five features",
     "categories": "columns of numbers and texts",
     "missing": "fills empty cells",
+    "skip_broken": "leaves out images that cannot be read",
     "image_size": "all images are resized to it",
     "test": "the fraction held out to measure the result",
     "validation": "the fraction of the rest held out to choose the best epoch",
@@ -267,6 +268,15 @@ def _unwarned() -> Iterator[None]:
 
 
 def _loaded(keys: dict[str, Any]) -> DataSet:
+    """The data; sets `skip_broken` where images cannot be read, and `image_size` as `_of_one_size` does."""
+    try:
+        return _of_one_size(keys)
+    except BrokenImageError:
+        keys["skip_broken"] = True
+        return _of_one_size(keys)
+
+
+def _of_one_size(keys: dict[str, Any]) -> DataSet:
     """The data; sets `image_size` where images differ in size or are large."""
 
     def load() -> DataSet:
