@@ -317,7 +317,7 @@ loss: cross_entropy
 optimizer: {adam: {lr: 0.01}}
 training: {epochs: 2}
 """
-ROWS = {
+ROWS: dict[str, list[Any]] = {
     "size": [1.5, None, 7.25], "town": ["Ulm", "Bonn", "Rome"],
     "sold": ["2024-02-29", "1999-12-31", None], "rooms": [3, 4, 2],
 }  # fmt: skip

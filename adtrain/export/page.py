@@ -63,7 +63,7 @@ def script(about: network.Interface, program: PageProgram) -> Markup:
     """The JavaScript that runs a network: `load`, then `predict`."""
     known = {
         "calls": program.calls, "size": program.size, "image": program.image, "outputs": program.outputs,
-        "first": program.first, "types": [about.c_type, about.output_type], "count": program.count,
+        "first": program.first, "types": [about.c_type, about.output_type], "count": program.output_count,
         "firstCount": prod(program.first_shape), "labels": len(about.labels),
     }  # fmt: skip
     template = environment().get_template("demo_network.js.j2")

@@ -48,7 +48,7 @@ class PageProgram(NamedTuple):
         constants: the bytes at address 0.
         size: bytes of all memory.
         image, outputs, first: the addresses of the image, the outputs and the first layer's result.
-        count: how many outputs there are.
+        output_count: how many outputs there are.
         first_shape: the shape of the first layer's result.
         memory: bytes of all values.
     """
@@ -59,7 +59,7 @@ class PageProgram(NamedTuple):
     size: int
     image: int
     outputs: int
-    count: int
+    output_count: int
     first: int
     first_shape: tuple[int, ...]
     memory: int
@@ -93,8 +93,8 @@ def page_program(trained: TrainedModel) -> PageProgram:
     generated = {name for s in code.statements if s.text is not None for name in map(code.text, s.arguments)}
     for name, x in code.arrays.items():
         memory.add(name, (x.astype(np.float64) if x.dtype == np.int64 and name in generated else x).tobytes())
-    for s in (x for each in code.statements for x in each.arguments if isinstance(x, Struct)):
-        memory.add(s, np.array(s.members, np.int32).tobytes())
+    for struct in (x for s in code.statements for x in s.arguments if isinstance(x, Struct)):
+        memory.add(struct, np.array(struct.members, np.int32).tobytes())
     constants = b"".join(memory.constants)
     for name, (_, size) in code.memory.items():
         memory.add(name, size)
