@@ -469,6 +469,21 @@ def test_a_table_that_does_not_fit_is_one_line(options: dict[str, Any], message:
     assert "\n" not in str(raised.value)
 
 
+def test_a_model_is_evaluated_on_arrays_tables_and_files(folder: Path) -> None:
+    found = train(test_data=TEST, output_dir="run")
+    assert found.model.evaluate(TEST) == found.test
+    assert found.model.evaluate() == found.test
+    assert ad.load("run").evaluate(TEST) == found.test
+    of_one = TEST[1] == 2
+    share = np.mean(found.model.predict(TEST[0][of_one]).classes == 2)
+    assert found.model.evaluate((TEST[0][of_one], TEST[1][of_one]))._asdict()["accuracy"] == share
+    with pytest.raises(ad.AdtrainError, match="classes that the run was not trained on, such as 5"):
+        found.model.evaluate((TEST[0], TEST[1] + 5))
+    table = train(ROW_CONFIG, table_of(60), output_dir="rows").model
+    assert table.evaluate(table_of(60)) == table.evaluate("rows/rows.csv")
+    assert table.evaluate(table_of(9))._asdict()["accuracy"] <= 1
+
+
 def test_a_data_frame_is_a_table() -> None:
     pandas = pytest.importorskip("pandas")
     table = table_of(60)

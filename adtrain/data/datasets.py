@@ -164,7 +164,13 @@ def load(
 
 
 def of_arrays(
-    data: Any, test_data: Any, options: Options, numbers: bool = False, offset: tuple[float, ...] | None = None
+    data: Any,
+    test_data: Any,
+    options: Options,
+    numbers: bool = False,
+    offset: tuple[float, ...] | None = None,
+    need_test: bool = True,
+    encoder: TableEncoder | None = None,
 ) -> DataSet:
     """The data set of arrays in memory; see `arrays_as_parts` for the arguments, and `load` for the others.
 
@@ -174,10 +180,12 @@ def of_arrays(
     if is_rows(data):
         formats.check_options(options, csv_table.FORMAT.own_options, "a table")
         options = replace(options, header=True)
-        parts = csv_table.parts_of(table_in_memory(data, options), options)
-        return of_parts(parts, options, "data", "data", numbers=numbers, offset=offset)
+        known = Known(None if encoder is None else encoder.columns)
+        parts = csv_table.parts_of(table_in_memory(data, options), options, known)
+        return of_parts(parts, options, "data", "data", need_test, encoder, numbers, offset)
     formats.check_options(options, npz.FORMAT.own_options, "arrays")
-    return of_parts(arrays_as_parts(data, test_data, options), options, "data", "data", numbers=numbers, offset=offset)
+    parts = arrays_as_parts(data, test_data, options)
+    return of_parts(parts, options, "data", "data", need_test, None, numbers, offset)
 
 
 def of_parts(
