@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from os.path import realpath
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -183,10 +184,10 @@ def write_page(trained: TrainedModel, path: Path, options: Options) -> Written:
     """The page, and its description for the report."""
     program = page_program(trained)
     about = {"format": "page", **_signature(trained, network.interface(trained)), "memory": program.memory}
-    try:
-        examples = trained.test_split()
-    except DataError:
-        examples = None
+    examples = None
+    if trained.image_shape[1:] == (1, 1):
+        with suppress(DataError):
+            examples = trained.test_split()  # which the sliders of a table cover
     content = page.encode(trained, program, examples)
     return _written(trained, {path: content}, {**about, "check": _check_of_c(trained, path)})
 
