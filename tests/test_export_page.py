@@ -25,7 +25,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.data import Split
 from adtrain.export import page
 from adtrain.export.c import build, network
-from adtrain.export.c.javascript import page_program
+from adtrain.export.c.javascript import javascript, page_program
 from adtrain.training import TrainedModel, inputs, model_file, sampling
 from adtrain.training.evaluation import predictions
 
@@ -204,6 +204,13 @@ def test_a_page_computes_a_network_of_any_layers(browser: Browser, data: st.Data
     np.testing.assert_allclose(found, expected.reshape(2, -1), rtol=1e-4, atol=1e-4)
 
 
+def test_a_function_that_pages_do_not_have_is_refused() -> None:
+    with pytest.raises(
+        AdtrainError, match=r"found bfloat16_value, which pages do not have; write a \.c or \.wasm file"
+    ):
+        javascript("loop_0", "(const float *x, float *y) {\n    y[0] = bfloat16_value(x[0]);\n}")
+
+
 def test_the_layers_of_pages_are_made_of_the_packages_c() -> None:
     assert build.ready_layers().endswith(build.SECTION + build.layers_digest()), "run docs/tools/wasm_layers.py"
 
@@ -256,8 +263,11 @@ def test_the_command_writes_the_module_or_the_page_and_compares_its_c(
     assert (tmp_path / name).read_bytes().startswith(start)
 
 
-def test_without_clang_the_error_says_what_to_install(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_clang_a_page_is_written_and_the_error_of_a_module_says_what_to_install(
+    run: Path, trained: TrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WASM_CC", "no-such-clang")
+    assert page_of(trained)
     line = one_line(command("export", run, "net.wasm", expect=2))
     assert line == (
         "no-such-clang: no such program; WebAssembly needs clang: install clang and lld (apt install clang lld), "

@@ -14,7 +14,8 @@ from markupsafe import Markup
 from adtrain.core.errors import AdtrainError
 from adtrain.data import Split
 from adtrain.data.digit_image import DARK
-from adtrain.data.part import Column
+from adtrain.data.part import Column, Columns
+from adtrain.data.table_encoder import TableEncoder
 from adtrain.export.c import network
 from adtrain.export.c.build import ready_layers
 from adtrain.export.c.javascript import PageProgram
@@ -85,24 +86,21 @@ def _input(trained: TrainedModel, about: network.Interface, examples: Split | No
     if about.c_type == "uint8_t" and channels in (1, 3) and min(height, width) > 1:
         return "image", {"centred": is_of_mnist(trained), "dark": trained.network.mean[0] < DARK}
     if height == width == 1 and (trained.encoder is not None or channels <= MOST_FIELDS):
-        indexed = trained.encoder is not None and trained.encoder.encoding == "index"
-        return "table", {"columns": _columns(trained, examples), "indexed": indexed}
+        numbered = tuple(Column(f"feature {i}", i) for i in range(channels))
+        encoder = trained.encoder or TableEncoder(Columns(numbered, channels), ())
+        indexed = encoder.encoding == "index"
+        return "table", {"columns": _columns(trained, encoder, examples), "indexed": indexed}
     found = f"{size_text(about.image)} {'bytes' if about.c_type == 'uint8_t' else 'numbers'}"
     kinds = f"images of bytes in grey or colour, tables, rows of up to {MOST_FIELDS} numbers, and texts"
     raise AdtrainError(f"pages are for {kinds}; this run takes {found}; write a .wasm file")
 
 
-def _columns(trained: TrainedModel, examples: Split | None) -> list[dict[str, Any]]:
+def _columns(trained: TrainedModel, encoder: TableEncoder, examples: Split | None) -> list[dict[str, Any]]:
     """The fields of a table: names, kinds, ranges, and the features of empty cells, where these are allowed."""
-    encoder, found, begin = trained.encoder, [], 0
-    columns = (
-        [Column(f"feature {i}", i) for i in range(trained.image_shape[0])]
-        if encoder is None
-        else encoder.columns.features
-    )
-    for column in columns:
-        width = 1 if encoder is None else encoder.width(column)
-        filled = encoder.fill[begin : begin + width] if encoder is not None and encoder.fill else None
+    found, begin = [], 0
+    for column in encoder.columns.features:
+        width = encoder.width(column)
+        filled = encoder.fill[begin : begin + width] or None
         known: dict[str, Any] = {"name": column.title, "width": width, "fill": filled}
         if column.categories is not None:
             known |= {"kind": "category", "categories": column.categories}

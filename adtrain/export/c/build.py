@@ -189,5 +189,5 @@ SECTION = b"source"
 def layers_digest() -> bytes:
     """The SHA-256 of all C that the module is made of."""
     files = sorted(x for x in _wasm_folder().iterdir() if x.suffix in (".c", ".h"))
-    files += sorted((asset_path("kernels") / "cpu").glob("elementary.h"))
+    files += sorted((asset_path("kernels") / "cpu").glob("elementary*.h"))
     return hashlib.sha256(b"\0".join([layers_source().encode(), *(x.read_bytes() for x in files)])).digest()

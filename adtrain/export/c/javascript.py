@@ -18,6 +18,7 @@ import numpy as np
 from adtrain.core.errors import AdtrainError
 from adtrain.core.program import Variable
 from adtrain.export.c import network
+from adtrain.export.c.build import LAYERS
 from adtrain.export.c.code import Argument, Code, Part, Struct
 from adtrain.training import TrainedModel
 
@@ -33,7 +34,7 @@ FUNCTIONS = {
     "fabs": "Math.abs", "isfinite": "Number.isFinite", "integer_power": "Math.pow",
     **{name: name for name in ("erf", "rint", "normal_cdf", "normal_pdf", "floor_divide", "floor_remainder")},
 }  # fmt: skip
-"""JavaScript for functions of <math.h> and of `kernels/export/`; `network.js` defines those without `Math`."""
+"""JavaScript for functions of <math.h> and of `kernels/export/`; `demo_network.js.j2` defines those without `Math`."""
 
 ALIGNMENT = 16
 """Bytes."""
@@ -103,6 +104,8 @@ def page_program(trained: TrainedModel) -> PageProgram:
         memory.add(name, prod(shape) * {"uint8_t": 1, "float": 4, "double": 8}[c_type])
     calls = []
     for s in code.statements:
+        if s.text is None and s.function not in LAYERS:
+            raise _missing(s.function)
         function = s.function if s.text is None else code.loops[s.text]
         calls.append([s.checked, function, *(_argument(code, memory, x) for x in s.arguments)])
     functions = [javascript(name, text) for text, name in code.loops.items()]
@@ -170,5 +173,9 @@ def _function(found: re.Match[str]) -> str:
     plain = re.sub(r"_integers$", "", name)
     plain = plain if plain in FUNCTIONS else plain.removesuffix("f")
     if plain not in FUNCTIONS:
-        raise AdtrainError(f"{name} is no function of a page; export FILE.wasm or FILE.c")
+        raise _missing(name)
     return f"{FUNCTIONS[plain]}("
+
+
+def _missing(function: str) -> AdtrainError:
+    return AdtrainError(f"found {function}, which pages do not have; write a .c or .wasm file")
