@@ -205,9 +205,7 @@ def test_a_page_computes_a_network_of_any_layers(browser: Browser, data: st.Data
 
 
 def test_a_function_that_pages_do_not_have_is_refused() -> None:
-    with pytest.raises(
-        AdtrainError, match="found bfloat16_value, which pages do not have"
-    ):
+    with pytest.raises(AdtrainError, match="found bfloat16_value, which pages do not have"):
         javascript("loop_0", "(const float *x, float *y) {\n    y[0] = bfloat16_value(x[0]);\n}")
 
 
