@@ -49,6 +49,68 @@ LAYOUT_PROBLEMS = """(() => {
 })()"""
 """What does not fit into the window. What the keyboard can scroll may be wider. Text may end in an ellipsis."""
 
+CONTRAST_PROBLEMS = """(() => {
+  const canvas = Object.assign(document.createElement("canvas"), {width: 1, height: 1});
+  const pen = canvas.getContext("2d", {willReadFrequently: true}), known = {}, found = new Set();
+  const colour = text => {
+    if (known[text]) return known[text];
+    pen.clearRect(0, 0, 1, 1);
+    pen.fillStyle = "transparent";
+    pen.fillStyle = text;
+    pen.fillRect(0, 0, 1, 1);
+    const [r, g, b, a] = pen.getImageData(0, 0, 1, 1).data;
+    return (known[text] = [r, g, b, a / 255]);
+  };
+  const over = (top, below) => [0, 1, 2].map(i => top[3] * top[i] + (1 - top[3]) * below[i]);
+  const light = rgb => rgb.map(x => x / 255).map(x => (x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, x, i) => sum + x * [0.2126, 0.7152, 0.0722][i], 0);
+  const contrast = (a, b) => (Math.max(light(a), light(b)) + 0.05) / (Math.min(light(a), light(b)) + 0.05);
+  const faded = (e, [r, g, b, a]) => {
+    for (; e; e = e.parentElement) a *= Number(getComputedStyle(e).opacity);
+    return [r, g, b, a];
+  };
+  // What an element paints, one layer over the other: lists of the colours that the layer has.
+  const painted = e => {
+    const style = getComputedStyle(e), before = getComputedStyle(e, "::before");
+    if (e instanceof SVGElement) {
+      if (["svg", "g", "text", "tspan"].includes(e.tagName) || style.fill == "none") return [];
+      const [r, g, b, a] = colour(style.fill);
+      return [[[r, g, b, a * Number(style.fillOpacity)]]];
+    }
+    const stops = style.backgroundImage.match(/(?:rgba?|color|oklab)\\([^()]*\\)/g), layers = [[style.backgroundColor]];
+    if (stops) layers.push(stops);
+    if (before.content != "none" && before.position == "absolute") layers.push([before.backgroundColor, "transparent"]);
+    return layers.map(colours => colours.map(colour));
+  };
+  const text = e => [...e.childNodes].filter(x => x.nodeType == Node.TEXT_NODE && x.data.trim());
+  for (const e of document.querySelectorAll("body *")) {
+    if (!text(e).length || ["SCRIPT", "STYLE", "OPTION", "TITLE", "DESC"].includes(e.tagName.toUpperCase()) ||
+        !e.checkVisibility({visibilityProperty: true, opacityProperty: true})) continue;
+    const range = document.createRange(), style = getComputedStyle(e), isSvg = e instanceof SVGElement;
+    range.selectNodeContents(text(e)[0]);
+    const box = range.getBoundingClientRect(), [x, y] = [box.left + box.width / 2, box.top + box.height / 2];
+    const stack = document.elementsFromPoint(x, y), place = stack.findIndex(below => below == e || e.contains(below));
+    if (place < 0) continue;
+    let grounds = [colour(getComputedStyle(document.body).backgroundColor).slice(0, 3)];
+    const ink = faded(e, colour(isSvg ? style.fill : style.color));
+    for (const layer of stack.slice(place).reverse())
+      for (const paints of painted(layer))
+        grounds = paints.flatMap(paint => grounds.map(ground => over(faded(layer, paint), ground)));
+    const hasHalo = isSvg && style.stroke != "none" && style.paintOrder.startsWith("stroke");
+    if (hasHalo) grounds = [colour(style.stroke).slice(0, 3)];
+    const size = parseFloat(style.fontSize), isLarge = size >= 24 || (size >= 18.6 && Number(style.fontWeight) >= 700);
+    const ratio = Math.min(...grounds.map(ground => contrast(over(ink, ground), ground)));
+    const name = e.getAttribute("class") || e.tagName;
+    if (ratio < (isLarge ? 3 : 4.5))
+      found.add(`contrast ${ratio.toFixed(1)}: ${name} "${e.textContent.trim().slice(0, 30)}"`);
+  }
+  return [...found];
+})()"""
+"""Texts whose contrast with what is below is less than WCAG 2 asks for (AA)."""
+
+LARGEST_HEIGHT = 16000
+"""Pixels of a page that `Browser.low_contrasts` looks at."""
+
 
 class Browser:
     """A running browser with one tab."""
@@ -92,6 +154,15 @@ class Browser:
         result = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
+
+    def low_contrasts(self) -> list[str]:
+        """The texts that are hard to read, see CONTRAST_PROBLEMS."""
+        width, height = self.run("[innerWidth, document.documentElement.scrollHeight]")
+        height = min(height, LARGEST_HEIGHT)  # `elementsFromPoint` sees the window only
+        shape = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.call("Emulation.setDeviceMetricsOverride", **shape)
+        found: list[str] = self.run(CONTRAST_PROBLEMS)
+        return found
 
     def source(self) -> str:
         """The page as HTML after its scripts have run."""
@@ -152,10 +223,13 @@ def started(path: str, profile: Path) -> Iterator[Browser]:
 
 
 def assert_fits(browser: Browser, page: Path) -> None:
-    """Wide and light, narrow and dark: the page is drawn in its scheme, nothing is cut, and there are no errors."""
+    """Wide and light, narrow and dark: the page is drawn in its scheme, nothing is cut, and there are no errors.
+
+    Texts can be read on what is below them.
+    """
     for width, scheme in zip(WIDTHS, SCHEMES, strict=True):
         browser.open(page, width, scheme)
-        problems = browser.run(LAYOUT_PROBLEMS) + browser.errors()
+        problems = browser.run(LAYOUT_PROBLEMS) + browser.low_contrasts() + browser.errors()
         assert not problems, "\n".join([f"{page.name}, {width} px, {scheme}:", *problems])
         assert browser.run("document.body.innerText.trim().length") > 0
         red = int(browser.run("getComputedStyle(document.body).backgroundColor").split("(")[1].split(",")[0])

@@ -91,6 +91,7 @@ NEEDS = {
     "needs_jax": ("jax",),
     "needs_mpi": ("mpi4py",),
     "needs_transformers": ("torch", "transformers"),
+    "needs_sklearn": ("sklearn",),
     "needs_torchvision": ("torch", "torchvision"),
 }
 """The modules without which tests with a marker are skipped."""

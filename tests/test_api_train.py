@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import signal
 import sys
 import threading
 from base64 import b64decode
+from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -411,3 +413,80 @@ def test_an_output_without_a_class_has_its_number_as_label() -> None:
 def test_images_that_do_not_fit_the_model_are_refused(images: Any, message: str) -> None:
     with pytest.raises(ad.AdtrainError, match=f"^predict: {message}"):
         train(epochs=1).model.predict(images)
+
+
+def test_a_model_can_be_pickled() -> None:
+    model = train().model
+    copy = pickle.loads(pickle.dumps(model))
+    assert copy.config == model.config
+    np.testing.assert_array_equal(copy.predict(IMAGES).probabilities, model.predict(IMAGES).probabilities)
+
+
+ROW_CONFIG: dict[str, Any] = {
+    "name": "rows",
+    "data": {"label": "kind", "dates": ["sold"], "missing": "mean", "decimal": ",", "delimiter": ";", "batch_size": 8},
+    "model": {"layers": [{"linear": 8}, "relu", {"linear": 2}]},
+    "loss": "cross_entropy",
+    "optimizer": {"adam": {"lr": 0.01}},
+    "training": {"epochs": 2},
+}
+
+
+def table_of(count: int) -> dict[str, list[Any]]:
+    return {
+        "size": [None if i % 7 == 0 else i / 8 for i in range(count)],
+        "town": [["Ulm", "Bonn"][i % 2] for i in range(count)],
+        "sold": [float("nan") if i % 9 == 0 else date(2010 + i % 20, 1 + i % 12, 10) for i in range(count)],
+        "open": [i % 3 == 0 for i in range(count)],
+        "kind": ["ab"[i % 3 == 0] for i in range(count)],
+    }
+
+
+def test_a_table_in_memory_is_trained_on_as_its_file(folder: Path) -> None:
+    table = table_of(60)
+    found = train(ROW_CONFIG, table, output_dir="run")
+    as_file = ROW_CONFIG | {"data": ROW_CONFIG["data"] | {"path": "run/rows.csv", "test": 0.2}}
+    assert equal(train(as_file, None).params, found.params)
+    rows = [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
+    assert equal(train(ROW_CONFIG, rows).params, found.params)
+    assert list(found.model.predict(rows[:2]).labels) == list(found.model.predict(table_of(2)).labels)
+    assert invoke("eval", "run", "--device", "cpu").stdout.startswith("test    loss ")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"test_data": table_of(9)}, "found test_data with a table, expected none: data.test holds out rows of it"),
+        ({"data": {"kind": [], "size": []}}, "rows: found no rows, expected one for each example"),
+        ({"data": {"kind": ["a"], " kind": ["b"]}}, "rows: found two columns named kind, expected different names"),
+        ({"overrides": {"data.label": "sort"}}, "found 'sort', which is not a column of rows: the columns are size, "),
+    ],
+)
+def test_a_table_that_does_not_fit_is_one_line(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ad.AdtrainError) as raised:
+        train(ROW_CONFIG, **{"data": table_of(30), **options})
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_model_is_evaluated_on_arrays_tables_and_files(folder: Path) -> None:
+    found = train(test_data=TEST, output_dir="run")
+    assert found.model.evaluate(TEST) == found.test
+    assert found.model.evaluate() == found.test
+    assert ad.load("run").evaluate(TEST) == found.test
+    of_one = TEST[1] == 2
+    share = np.mean(found.model.predict(TEST[0][of_one]).classes == 2)
+    assert found.model.evaluate((TEST[0][of_one], TEST[1][of_one]))._asdict()["accuracy"] == share
+    with pytest.raises(ad.AdtrainError, match="classes that the run was not trained on, such as 5"):
+        found.model.evaluate((TEST[0], TEST[1] + 5))
+    table = train(ROW_CONFIG, table_of(60), output_dir="rows").model
+    assert table.evaluate(table_of(60)) == table.evaluate("rows/rows.csv")
+    assert table.evaluate(table_of(9))._asdict()["accuracy"] <= 1
+
+
+def test_a_data_frame_is_a_table() -> None:
+    pandas = pytest.importorskip("pandas")
+    table = table_of(60)
+    frame = pandas.DataFrame(table)
+    frame["sold"] = pandas.to_datetime(frame["sold"])
+    assert equal(train(ROW_CONFIG, frame).params, train(ROW_CONFIG, table).params)

@@ -85,7 +85,11 @@ def test_a_training_ends_where_the_line_search_finds_no_lower_loss(tmp_path: Pat
     assert f"after {found.steps:,} steps: the line search finds no lower loss in float32" in printed
     losses = [x.train.loss for x in read_metrics(tmp_path / "run") if x.kind == "interval"]
     assert losses[-1] == pytest.approx(min(losses), rel=1e-5)
-    assert "the line search has failed after step" in command("train", "--resume", tmp_path / "run", expect=2).stderr
+    refused = command("train", "--resume", tmp_path / "run", expect=2).stderr
+    assert "the line search has failed after step" in refused
+    advised = refused.split("begin a new run with another optimizer and ")[1].strip()
+    others = ("--set", advised, "--set", "optimizer=adam", "--set", "training.precision=float32", "--epochs", "1")
+    command("train", tmp_path / "decay.yaml", *others, "--output-dir", tmp_path / "more", "--device", "cpu", "-q")
 
 
 def test_a_map_has_the_first_variable_to_the_right_and_the_second_upwards() -> None:

@@ -155,6 +155,8 @@ GUESSES: dict[str, tuple[list[str], dict[str, Any]]] = {
         ["a;b;label", *(f"{i % 9 + 1},{i + 100}.5;1,{i + 100};{'ab'[i % 3 == 0]}" for i in range(60))],
         {"delimiter": ";", "decimal": "."},
     ),
+    "tabs": (["n\tx\tlabel", *(f"{i},{i % 3}\t{i}\t{'ab'[i % 2]}" for i in range(60))],
+             {"delimiter": "\t", "decimal": ","}),
     "a column without values": (["e,x,label", *(row("NA" if i % 2 else "") for i in range(60))], {"drop": ["e"]}),
     "a marker among numbers": (["n,x,label", *(row("?" if i % 9 == 4 else f"{i * i}") for i in range(60))],
                                {"missing": "mean"}),
@@ -171,12 +173,13 @@ def test_proposal_for_a_table_with(tmp_path: Path, kind: str) -> None:
     lines, expected = GUESSES[kind]
     (tmp_path / "x.csv").write_text("\n".join(lines) + "\n")
     given = ["--set", "drop=[0]"] if kind == "two columns of one name" else []
-    given += ["--set", "delimiter=;"] if "delimiter" in expected else []
     text = command("new", tmp_path / "x.csv", *given).stdout
     (tmp_path / "x.yaml").write_text(text)
     found = config.load(tmp_path / "x.yaml").data.model_dump(mode="json", exclude_unset=True)
     assert {key: found.get(key) for key in expected} == expected
-    assert set(found) & {"drop", "categories", "missing", "dates", "date_format", "decimal"} <= set(expected)
+    assert set(found) & {"drop", "categories", "missing", "dates", "date_format", "decimal", "delimiter"} <= set(
+        expected
+    )
     assert ("validation" in yaml.safe_load(text)["data"]) is (len(lines) > 5)
     assert ("fills empty cells, which include '?' in column 0 (n), see missing_values" in text) is (
         kind == "a marker among numbers"
@@ -224,3 +227,23 @@ def test_a_warning_about_the_data_is_given_once(
     command("new", "leaky.csv")
     (message,) = caplog.messages
     assert "column area leaks what is to be predicted" in message
+
+
+@pytest.mark.parametrize("positives", [1, 12])
+def test_unequal_classes_are_weighted_and_ranked_by_f1(tmp_path: Path, positives: int) -> None:
+    rows = [f"{RNG.normal():.3f},{i % 7},{'yes' if i < positives else 'no'}" for i in range(120)]
+    (tmp_path / "rare.csv").write_text("\n".join(["a,b,label", *rows]) + "\n")
+    text = command("new", tmp_path / "rare.csv").stdout
+    found = yaml.safe_load(text)
+    assert found["loss"] == {"cross_entropy": {"weight": "balanced"}}
+    assert found["training"]["best_by"] == "validation_f1"
+    (tmp_path / "rare.yaml").write_text(text)
+    command("train", tmp_path / "rare.yaml", "--epochs", "2", "--device", "cpu", "--output-dir", tmp_path / "run", "-q")
+
+
+def test_images_that_cannot_be_read_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = write_images(tmp_path / "images")
+    (folder / "a" / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0")
+    text = command("new", folder).stdout
+    assert yaml.safe_load(text)["data"]["skip_broken"] is True
+    assert "broken.jpg" in caplog.text

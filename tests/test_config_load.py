@@ -271,6 +271,10 @@ def test_a_file_but_not_a_folder_has_precedence_over_a_packaged_config(
     [
         ("mpl", "mpl: neither a file nor a packaged config; did you mean mlp?"),
         ("configs/lenet5.yaml", "configs/lenet5.yaml: neither a file nor a packaged config; did you mean lenet5?"),
+        ("runs/nothing", "runs/nothing: found nothing, expected a YAML file or the folder of a run; "
+         "runs in runs: runs/first, runs/second"),
+        ("else/nothing", "else/nothing: found nothing, expected a YAML file or the folder of a run; "
+         "runs in else: none"),
         ("nothing-like-it", f"nothing-like-it: neither a file nor a packaged config; packaged: {PACKAGED}"),
         ("", f"'': neither a file nor a packaged config; packaged: {PACKAGED}"),
         (".", ".: found a folder without config.yaml, expected a YAML file or the folder of a run; "
@@ -284,6 +288,9 @@ def test_the_error_of_a_missing_config_says_what_to_name(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("my rows.csv").touch()
+    for run in ("first", "second"):
+        Path("runs", run).mkdir(parents=True)
+        Path("runs", run, "config.yaml").touch()
     with pytest.raises(config.ConfigError) as caught:
         config.load(name)
     assert str(caught.value) == message

@@ -388,7 +388,10 @@ def test_the_page_fits_wide_and_narrow_windows(explained: Explanation, tmp_path:
 
 
 def test_a_page_is_written(quick: None, path: str, tmp_path: Path) -> None:
-    command("explain", path, "--device", "cpu", "--html", tmp_path / "page.html")
+    done = command("explain", path, "--device", "cpu", "--html", tmp_path / "page.html")
+    assert f"wrote {tmp_path / 'page.html'}" in done.stderr
+    refused = one_line(command("explain", path, "--html", tmp_path / "page.txt", expect=2))
+    assert "page.txt: found the extension .txt, expected .html" in refused
     assert_needs_no_network((tmp_path / "page.html").read_text())
 
 

@@ -1,4 +1,4 @@
-"""Exported WebAssembly, and the page that runs it on drawings, in headless Chromium."""
+"""Exported WebAssembly, and pages that run networks on drawings, rows and texts, in headless Chromium."""
 
 from __future__ import annotations
 
@@ -6,27 +6,31 @@ import base64
 import json
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import c_programs
 import numpy as np
 import pytest
 from browser import Browser, assert_fits
 from command_line import command
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
-from random_networks import with_arrays
+from random_networks import networks, samples, with_arrays
 from report_runs import one_line
 
 from adtrain import nn
 from adtrain.core.errors import AdtrainError
 from adtrain.data import Split
-from adtrain.export.c import build
-from adtrain.training import TrainedModel, model_file
+from adtrain.export import page
+from adtrain.export.c import build, network
+from adtrain.export.c.javascript import javascript, page_program
+from adtrain.training import TrainedModel, inputs, model_file, sampling
 from adtrain.training.evaluation import predictions
 
-pytestmark = [
-    pytest.mark.compiled,
-    pytest.mark.skipif(not c_programs.has("clang", "wasm-ld"), reason="clang and lld are not installed"),
-]
+pytestmark = pytest.mark.compiled
+of_clang = pytest.mark.skipif(not c_programs.has("clang", "wasm-ld"), reason="clang and lld are not installed")
 
 SMALL = nn.Sequential(nn.Conv2d(3, kernel_size=3), nn.GELU(), nn.Flatten(), nn.Linear(4), nn.Softplus(), nn.Linear(3))
 DROP = """(async () => {
@@ -58,13 +62,17 @@ def trained(run: Path) -> TrainedModel:
 @pytest.fixture(scope="module")
 def demo(trained: TrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("demo") / "demo.html"
-    path.write_bytes(build.page(trained, build.webassembly(trained)))
+    path.write_bytes(page_of(trained))
     return path
 
 
 @pytest.fixture(scope="module")
 def digits(trained: TrainedModel) -> Split:
     return trained.test_split()
+
+
+def page_of(trained: TrainedModel, examples: Split | None = None) -> bytes:
+    return page.encode(trained, page_program(trained), examples)
 
 
 def drop(browser: Browser, name: str, kind: str, content: bytes) -> str:
@@ -155,32 +163,93 @@ def test_a_photograph_on_paper_is_inverted_and_centred(
 def test_labels_of_any_characters_are_text(browser: Browser, tmp_path: Path) -> None:
     labels = ("</script><b>&'\"", "<!-- \u2028")
     model, path = replace(with_arrays(SMALL, (1, 6, 5)), classes=labels), tmp_path / "demo.html"
-    path.write_bytes(build.page(model, build.webassembly(model)))
+    path.write_bytes(page_of(model))
     browser.open(path)
     browser.run("ready")
     assert tuple(shown(browser))[:2] == labels
     assert not browser.errors()
 
 
-def test_the_module_computes_what_the_network_does(browser: Browser, tmp_path: Path) -> None:
-    model = with_arrays(SMALL, (1, 6, 5))
-    path = tmp_path / "demo.html"
-    path.write_bytes(build.page(model, build.webassembly(model)))
+def in_browser(browser: Browser, trained: TrainedModel, images: np.ndarray, folder: Path) -> list[dict[str, Any]]:
+    """What a page's `predict` gives for each image."""
+    path = folder / "network.html"
+    path.write_text(f"<script>{page.script(network.interface(trained), page_program(trained))}</script>")
     browser.open(path)
-    browser.run("ready")
+    rows = json.dumps(images.reshape(len(images), -1).tolist())
+    found: list[dict[str, Any]] = browser.run(f"load().then(() => {rows}.map(predict))")
+    assert not browser.errors()
+    return found
+
+
+def test_a_page_computes_what_the_network_does(browser: Browser, tmp_path: Path) -> None:
+    model = with_arrays(SMALL, (1, 6, 5))
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 1, 6, 5), dtype=np.uint8)
+    expected = predictions(model.network, model.params, model.statistics, pixels, "cpu")
+    for found, row in zip(in_browser(browser, model, pixels, tmp_path), expected, strict=True):
+        np.testing.assert_allclose(found["outputs"], row, atol=1e-5)
+        assert found["best"] == row.argmax()
+        assert len(found["layer"]) == 3 * 4 * 3
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=100)
+@given(data=st.data(), seed=st.integers(0, 99))
+def test_a_page_computes_a_network_of_any_layers(browser: Browser, data: st.DataObject, seed: int) -> None:
+    shape = data.draw(samples)
+    model = with_arrays(data.draw(networks(shape)), shape, seed)
+    images = np.random.default_rng(seed).integers(0, 256, (2, *model.image_shape), dtype=np.uint8)
+    with TemporaryDirectory() as folder:
+        found = [x["outputs"] for x in in_browser(browser, model, images, Path(folder))]
+    expected = predictions(model.network, model.params, model.statistics, images, "cpu")
+    np.testing.assert_allclose(found, expected.reshape(2, -1), rtol=1e-4, atol=1e-4)
+
+
+def test_a_function_that_pages_do_not_have_is_refused() -> None:
+    with pytest.raises(AdtrainError, match="found bfloat16_value, which pages do not have"):
+        javascript("loop_0", "(const float *x, float *y) {\n    y[0] = bfloat16_value(x[0]);\n}")
+
+
+def test_the_layers_of_pages_are_made_of_the_packages_c() -> None:
+    assert build.ready_layers().endswith(build.SECTION + build.layers_digest()), "run docs/tools/wasm_layers.py"
+
+
+@of_clang
+def test_layers_compiled_now_compute_what_the_packages_do(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = with_arrays(SMALL, (1, 6, 5))
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 1, 6, 5), dtype=np.uint8)
+    ready = in_browser(browser, model, pixels, tmp_path)
+    monkeypatch.setattr(page, "ready_layers", build.compiled_layers)
+    assert in_browser(browser, model, pixels, tmp_path) == ready
+
+
+MODULE = """WebAssembly.instantiate(Uint8Array.from(atob("CONTENT"), c => c.charCodeAt(0))).then(({instance}) => {
+  const {memory, image, outputs, predict} = instance.exports;
+  new Uint8Array(memory.buffer, image()).set(PIXELS);
+  return [predict(), Array.from(new Float32Array(memory.buffer, outputs(), 3))];
+})"""
+
+
+@of_clang
+def test_a_module_computes_what_the_network_does(browser: Browser, tmp_path: Path) -> None:
+    model = with_arrays(SMALL, (1, 6, 5))
     pixels = np.random.default_rng(0).integers(0, 256, (1, 1, 6, 5), dtype=np.uint8)
-    found = browser.run(f"predict({json.dumps(pixels.reshape(-1).tolist())})")
+    (tmp_path / "empty.html").write_text("")
+    browser.open(tmp_path / "empty.html")
+    content = base64.b64encode(build.webassembly(model).content).decode()
+    script = MODULE.replace("CONTENT", content).replace("PIXELS", json.dumps(pixels.reshape(-1).tolist()))
+    best, outputs = browser.run(script)
     expected = predictions(model.network, model.params, model.statistics, pixels, "cpu")[0]
-    np.testing.assert_allclose(found["probabilities"], expected, atol=1e-5)
-    assert found["best"] == expected.argmax()
-    assert len(found["layer"]) == 3 * 4 * 3
+    assert best == expected.argmax()
+    np.testing.assert_allclose(outputs, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("name", "kind", "start"),
     [
-        pytest.param("net.wasm", "WebAssembly", b"\0asm", marks=pytest.mark.exhaustive),
-        ("net.html", "page with WebAssembly", b"<!DOCTYPE html>"),
+        pytest.param("net.wasm", "WebAssembly", b"\0asm", marks=[pytest.mark.exhaustive, of_clang]),
+        ("net.html", "page", b"<!DOCTYPE html>"),
     ],
 )
 def test_the_command_writes_the_module_or_the_page_and_compares_its_c(
@@ -192,8 +261,11 @@ def test_the_command_writes_the_module_or_the_page_and_compares_its_c(
     assert (tmp_path / name).read_bytes().startswith(start)
 
 
-def test_without_clang_the_error_says_what_to_install(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_clang_a_page_is_written_and_the_error_of_a_module_says_what_to_install(
+    run: Path, trained: TrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WASM_CC", "no-such-clang")
+    assert page_of(trained)
     line = one_line(command("export", run, "net.wasm", expect=2))
     assert line == (
         "no-such-clang: no such program; WebAssembly needs clang: install clang and lld (apt install clang lld), "
@@ -201,10 +273,10 @@ def test_without_clang_the_error_says_what_to_install(run: Path, monkeypatch: py
     )
 
 
-def test_a_network_that_takes_no_images_has_no_page() -> None:
-    model = with_arrays(nn.Sequential(nn.Linear(3)), (5,), scale=1)
-    with pytest.raises(AdtrainError, match=r"a page draws images in grey or colour.*; this run takes 1x1x5 numbers"):
-        build.page(model, build.webassembly(model))
+def test_a_network_for_other_arrays_has_no_page() -> None:
+    model = with_arrays(nn.Sequential(nn.Flatten(), nn.Linear(3)), (2, 4, 4), scale=1)
+    with pytest.raises(AdtrainError, match=r"pages are for images .* and texts; this run takes 2x4x4 numbers"):
+        page_of(model)
 
 
 COLOURS = """
@@ -224,7 +296,7 @@ def test_colour_images_are_predicted_as_in_python(browser: Browser, tmp_path: Pa
     (tmp_path / "colours.yaml").write_text(COLOURS.replace("images.npz", str(tmp_path / "images.npz")))
     command("train", tmp_path / "colours.yaml", "--device", "cpu", "--output-dir", tmp_path / "run", "-q")
     trained = model_file.load(tmp_path / "run")
-    (tmp_path / "demo.html").write_bytes(build.page(trained, build.webassembly(trained)))
+    (tmp_path / "demo.html").write_bytes(page_of(trained))
     assert_fits(browser, tmp_path / "demo.html")
     browser.open(tmp_path / "demo.html")
     browser.run("ready")
@@ -242,4 +314,107 @@ def test_colour_images_are_predicted_as_in_python(browser: Browser, tmp_path: Pa
     browser.run("document.getElementById('clear').click()")
     black = predictions(trained.network, trained.params, trained.statistics, 0 * image[np.newaxis], "cpu")[0]
     assert list(shown(browser).values()) == pytest.approx(black.tolist(), abs=1e-3)
+    assert not browser.errors()
+
+
+TABLE = """
+name: table
+data: {path: rows.csv, LABEL, dates: [sold], missing: mean, test: 0.2, validation: 0, batch_size: 8}
+model: {layers: [{linear: 8}, relu, {linear: 2}]}
+loss: cross_entropy
+optimizer: {adam: {lr: 0.01}}
+training: {epochs: 2}
+"""
+ROWS: dict[str, list[Any]] = {
+    "size": [1.5, None, 7.25], "town": ["Ulm", "Bonn", "Rome"],
+    "sold": ["2024-02-29", "1999-12-31", None], "rooms": [3, 4, 2],
+}  # fmt: skip
+CHOOSE = """((row) => {
+  for (const column of about.columns) {
+    const value = row[column.name], isKnown = !column.categories || column.categories.includes(value);
+    column.input.value = value === null ? "" : isKnown ? value : OTHER;
+  }
+  fields.dispatchEvent(new Event("input"));
+  return [about.columns.map(features).flat(), predict(about.columns.map(features).flat()).outputs];
+})(ROW)"""
+
+
+@pytest.mark.parametrize(
+    ("label", "changes"),
+    [
+        ("label: kind", []),
+        ("label: kind, category_encoding: index", []),
+        ("target: [price]", ["loss=mse", "data.normalize_targets=true", "model.layers.2.linear=1"]),
+    ],
+)
+def test_the_fields_of_a_table_give_the_features_and_predictions_of_python(
+    label: str, changes: list[str], browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    other = "price" if "kind" in label else "kind"
+    lines = ["size,town,sold,rooms,kind,price"]
+    for i in range(60):
+        size = "" if i % 7 == 0 else f"{random.normal():.3f}"
+        sold = "" if i % 9 == 0 else f"20{i % 20 + 10}-0{i % 9 + 1}-1{i % 10}"
+        lines.append(f"{size},{['Ulm', 'Bonn'][i % 2]},{sold},{i % 5},{'ab'[i % 2]},{1000 * i}")
+    Path("rows.csv").write_text("\n".join(lines))
+    Path("table.yaml").write_text(TABLE.replace("LABEL", f"{label}, drop: [{other}]"))
+    options = [text for change in changes for text in ("--set", change)]
+    command("train", "table.yaml", "--device", "cpu", "--output-dir", "run", "-q", *options)
+    trained = model_file.load(Path("run"))
+    path = tmp_path / "demo.html"
+    path.write_bytes(page_of(trained, trained.test_split()))
+    assert_fits(browser, path)
+    browser.run("ready")
+    assert trained.encoder is not None
+    images = inputs.of_rows(ROWS, trained).images
+    expected = predictions(trained.network, trained.params, trained.statistics, images, "cpu")
+    for i in range(len(images)):
+        row = json.dumps({name: values[i] for name, values in ROWS.items()})
+        features, outputs = browser.run(CHOOSE.replace("ROW", row))
+        np.testing.assert_allclose(features, images[i].reshape(-1), rtol=1e-6, atol=1e-5)
+        np.testing.assert_allclose(outputs, expected[i], rtol=1e-4)
+    assert [row[0] for row in browser.run(SHOWN)] == list(trained.targets or trained.classes)
+    assert not browser.errors()
+
+
+TEXT = """
+name: text
+data: {path: book.txt, DATA, length: 12, test: 0.2, validation: 0, batch_size: 8}
+model:
+  layers:
+    - embedding: {num_embeddings: 300, embedding_dim: 8}
+    - lstm: {hidden_size: 8, output: all}
+    - linear: 300
+loss: cross_entropy
+optimizer: {adam: {lr: 0.01}}
+training: {epochs: 1}
+"""
+
+
+@pytest.mark.parametrize("data", ["unit: character", "unit: byte", "{unit: token, vocabulary: 300}"])
+def test_a_text_gets_the_classes_and_probabilities_of_python(
+    data: str, browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("book.txt").write_text("It's a wide, wide world: 1234 miles,\n\n  and more. Ünder trees we're happy.\n" * 20)
+    Path("text.yaml").write_text(TEXT.replace("DATA", data.strip("{}")))
+    command("train", "text.yaml", "--device", "cpu", "--eager", "--output-dir", "run", "-q")
+    trained = model_file.load(Path("run"))
+    path = tmp_path / "demo.html"
+    path.write_bytes(page_of(trained))
+    assert_fits(browser, path)
+    browser.run("ready")
+    following = sampling.next_class_of(trained, "cpu")
+    for text in ("", "It's", " a world\n\n  and Ünder we're 12 trees"):
+        classes = sampling.prompt_classes(trained, text)
+        assert browser.run(f"classesOf({json.dumps(text)})") == classes.tolist()
+        found = browser.run(f"following(classesOf({json.dumps(text)}))")
+        np.testing.assert_allclose(found, np.exp(following(classes)), rtol=1e-4)
+    browser.run("prompt.value = 'a w'; count.value = 5; write()")
+    assert browser.run("written.textContent.startsWith('a w') && written.textContent.length > 3")
+    if "character" in data:
+        browser.run("prompt.value = '€'; write()")
+        assert browser.run("status.textContent") == 'found "€", which the training\'s text does not have'
     assert not browser.errors()

@@ -282,7 +282,7 @@ def test_a_page_shows_equations_on_a_click_and_passes_on_a_slider(
     page = tmp_path / "step.html"
     step(name).save(page)
     browser.open(page, width, scheme)
-    assert browser.run(LAYOUT_PROBLEMS) == []
+    assert browser.run(LAYOUT_PROBLEMS) + browser.low_contrasts() == []
     visible = "document.querySelector('.view:not([hidden])')"
     background = browser.run(f"getComputedStyle({visible}.querySelector('.paper')).fill")
     assert (background == "rgb(255, 255, 255)") == (scheme == "light")

@@ -76,7 +76,9 @@ def test_eval_lists_helpful_and_harmful_examples(tmp_path: Path) -> None:
     command("train", write_config(tmp_path), "--output-dir", run, "--device", "cpu")
     found = json.loads(command("eval", run, "--influence", "2", "--json", "--device", "cpu").stdout)["influence"]
     assert [sorted(x) for x in found] == [["example", "harmful", "helpful", "loss"]] * 2
-    lines = command("eval", run, "--influence", "2", "--device", "cpu").stdout.splitlines()
+    done = command("eval", run, "--influence", "2", "--device", "cpu")
+    assert "influence: compiling, then gradients of " in done.stderr
+    lines = done.stdout.splitlines()
     rows = [line for line in lines if " helps " in line or " harms " in line]
     assert len(rows) == sum(len(x["helpful"]) + len(x["harmful"]) for x in found)
     assert rows[0].split()[0] == str(found[0]["example"])

@@ -80,6 +80,7 @@ RULES: list[tuple[str, set[str]]] = [
     ("report", TRAINING | {"training", "sweeps"}),
     ("graphs", TRAINING | {"training", "jitted", "backends"}),
     ("api", TRAINING | {"training", "report", "display", "signals"}),
+    ("sklearn", {"api"}),
     (
         "bench",
         TRAINING | {"training", "sweeps", "report", "samplers", "custom_ops", "backends", "adtrain", "distributed"},
@@ -102,6 +103,7 @@ ONLY_IN = {
     "cudnn": "backends/cuda/vendor",
     "click": "cli",
     "pandas": "api",
+    "sklearn": "sklearn.py",
     "tqdm": "cli display.py",
     "PIL": "data report/classes.py",
     "onnx": "export",
@@ -120,12 +122,13 @@ IMPORT_NAMES = {
     "pyyaml": "yaml",
     "pillow": "PIL",
     "resvg-py": "resvg_py",
+    "scikit-learn": "sklearn",
     "cuda-bindings": "cuda",
     "nvmath-python": "nvmath",
     "nvidia-cudnn-frontend": "cudnn",
     "nccl4py": "nccl",
 }
-EXTRAS = ("gpu", "vendor", "report", "tensorboard", "export", "peers", "pandas", "mpi", "multi-gpu", "text")
+EXTRAS = ("gpu", "vendor", "report", "tensorboard", "export", "peers", "pandas", "mpi", "multi-gpu", "sklearn", "text")
 # Packages that are imported inside functions only.
 ONLY_IN_FUNCTIONS = ("torch", "jax", "tokenizers")
 

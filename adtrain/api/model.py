@@ -17,7 +17,7 @@ from adtrain.data.datasets import class_values
 from adtrain.data.part import ShapeOptions, as_images, as_numpy
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.text import counted
-from adtrain.training import TrainedModel, inputs, model_file
+from adtrain.training import Arrays, Evaluation, Score, TrainedModel, inputs, model_file, on_device
 from adtrain.training.evaluation import predictions
 
 
@@ -109,6 +109,25 @@ class Model:
             raise AdtrainError("predict_values: the model was trained on classes, not on numbers; call predict")
         return self._predicted(images)
 
+    def evaluate(self, data: Any = None) -> Score:
+        """The loss and the metrics on examples: a named tuple, such as (loss, accuracy).
+
+        Args:
+            data: a pair of images and labels, or a table with the columns of the training, as `adtrain.train` takes
+                them; or the path of a file or folder. By default the test part of the config's data.
+
+        Raises:
+            AdtrainError: the examples have another shape or type, or labels that the training did not have.
+        """
+        trained = self._trained
+        if data is None or isinstance(data, (str, os.PathLike)):
+            split = trained.test_split(None if data is None else as_path(data, "evaluate"))
+        else:
+            split = trained.test_split(arrays=Arrays(data))
+        examples = on_device(split, self.device)
+        step, task = trained.evaluation_step, trained.network.task
+        return Evaluation(step, task, examples, "data").score(trained.params, trained.statistics)
+
     def _predicted(self, images: Any) -> np.ndarray:
         trained = self._trained
         if isinstance(images, (str, os.PathLike)):
@@ -133,6 +152,7 @@ class Model:
             raise AdtrainError(
                 f"predict: found {given.dtype} numbers, expected integers from 0 to 255, as the model was trained on"
             )
+        inputs.warn_of_places(np.asarray(found), "predict", self._trained)
         converted = inputs.stored(np.asarray(found), "predict", self._trained)
         finite = np.isfinite(converted).reshape(len(converted), -1).all(axis=1)
         if not finite.all():

@@ -27,11 +27,12 @@ from adtrain.core.errors import AdtrainError
 from adtrain.core.status import status_handler
 from adtrain.core.timeline import during
 from adtrain.data.part import as_numpy
+from adtrain.data.table_encoder import csv_in_memory, is_rows
 from adtrain.display import in_notebook, progress_display
 from adtrain.signals import deferred_interrupt
 from adtrain.text import visible
 from adtrain.training import Arrays, Experiment, Observer, RunFolder, TrainedModel
-from adtrain.training.run_folder import ARRAYS
+from adtrain.training.run_folder import ARRAYS, ROWS
 
 HELD_OUT = 0.2
 """The fraction of the arrays that is held out as the test part if neither it nor `data.test` is given."""
@@ -41,7 +42,7 @@ SOURCES = ("data.dataset", "data.path", "data.test_path")
 
 def train(
     config: str | os.PathLike[str] | Config | Mapping[str, Any],
-    data: tuple[Any, Any] | None = None,
+    data: Any = None,
     *,
     test_data: tuple[Any, Any] | None = None,
     callbacks: Sequence[Callback | Callable[[Metrics], bool | None]] = (),
@@ -58,7 +59,8 @@ def train(
         config: a YAML file, the name of a packaged config such as "mlp", a Config, or a dict with the same structure.
         data: images and labels in place of the config's data. Images are (N, H, W), (N, H, W, C), (N, C, H, W), or
             rows (N, F); labels are N integers or strings, or numbers to predict, floats (N,) or numbers (N, targets).
-            They must not be changed during the training.
+            They must not be changed during the training. Or a table with the columns that the config names, by their
+            names: a DataFrame, a dict of lists, or a list of dicts.
         test_data: images and labels of the test part. Without them the fraction `data.test` of `data` is held out, or
             0.2 if the config does not set it.
         callbacks: functions of the metrics of an epoch, or objects with `on_epoch`. One that returns True ends the
@@ -89,7 +91,9 @@ def train(
     arrays = None
     if data is not None:
         arrays = Arrays(data, test_data)
-        changes |= _array_settings(changes, path)
+        if is_rows(data) and test_data is not None:
+            raise AdtrainError("train: found test_data with a table, expected none: data.test holds out rows of it")
+        changes |= _array_settings(changes, path, ROWS if is_rows(data) else ARRAYS)
     elif test_data is not None:
         raise AdtrainError("train: found test_data without data, expected both or neither")
     cfg = _config(config, changes)
@@ -102,7 +106,7 @@ def train(
         _write_line(experiment.batch_note)
     folder = None
     if path is not None:
-        folder = RunFolder.create(experiment, path, arrays=None if arrays is None else _npz(arrays))
+        folder = RunFolder.create(experiment, path, {} if arrays is None else _file(arrays, cfg))
     with nullcontext() if folder is None else folder.locked():
         result = _run(experiment, folder, device, observer, progress)
         summary = training.summarize(experiment, result, device)
@@ -158,17 +162,25 @@ def _config(given: Any, changes: Mapping[str, Any]) -> Config:
     return configs.load(given, changes)
 
 
-def _array_settings(changes: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
-    """The settings of data in arrays. In a run's folder the arrays are a file, so that the run can be continued."""
+def _array_settings(changes: Mapping[str, Any], folder: Path | None, file: str) -> dict[str, Any]:
+    """The settings of data in memory. In a run's folder they are a file, so that the run can be continued."""
     for key in SOURCES:
         if key in changes:
             raise AdtrainError(f"train: found data and the override {key}, expected one of them")
-    place = "data" if folder is None else os.path.join(os.path.abspath(folder), ARRAYS)
+    name = "data" if file == ARRAYS else file  # of a table the suffix tells which keys there are
+    place = name if folder is None else os.path.join(os.path.abspath(folder), file)
     return dict(zip(SOURCES, (Node("data", x) for x in (None, place, None)), strict=True))
 
 
+def _file(arrays: Arrays, cfg: Config) -> dict[str, bytes]:
+    """The name and the content of the file with the data, which `prepare` reads as the same data."""
+    if is_rows(arrays.data):
+        return {ROWS: csv_in_memory(arrays.data, cfg.data.options)}
+    return {ARRAYS: _npz(arrays)}
+
+
 def _npz(arrays: Arrays) -> bytes:
-    """The arrays as an NPZ file, which `prepare` reads as the same data."""
+    """The arrays as an NPZ file."""
     content, named = io.BytesIO(), dict[str, Any]()
     pairs = {"train": arrays.data, "test": arrays.test_data}
     for part, pair in pairs.items():

@@ -23,7 +23,7 @@ from adtrain.cli.options import (
     set_option,
     trust_options,
 )
-from adtrain.cli.output import note_epoch, note_precision, print_json, show
+from adtrain.cli.output import note_epoch, note_precision, print_json, progress, show
 from adtrain.config import is_sweep
 from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
@@ -120,6 +120,7 @@ def command(
     influenced, train = list[Influenced](), None
     if highest_losses is not None:
         train = training.prepare(trained.config).train
+        progress(f"influence: compiling, then gradients of {len(train):,} training {trained.config.data.examples}")
         influenced = influence(model, train, test, highest_losses, SHOWN, device)
     if as_json:
         found = {

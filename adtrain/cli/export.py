@@ -175,8 +175,8 @@ def command(
     FILE.c is the whole network as C99, with a header FILE.h. It needs only the C library. The command compiles it and
     compares its predictions for the test images with the run's.
 
-    FILE.wasm is the network as WebAssembly. FILE.html is a page that runs it on a drawing or a file. Both need clang
-    and lld.
+    FILE.html is a page that runs the network on a drawing, on the fields of a table, or on a text. FILE.wasm is the
+    network as WebAssembly, which needs clang and lld.
 
     FILE.onnx is the whole network in float32, from the data set's images to probabilities, or to predicted numbers in
     original units. If onnxruntime is installed, its predictions for the test images are compared with the run's.

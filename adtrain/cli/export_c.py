@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from os.path import realpath
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,9 +14,10 @@ from adtrain.backends.cpu.toolchain import CompilerError
 from adtrain.cli.output import progress
 from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError, DataSet, Split
-from adtrain.export import evaluation
+from adtrain.export import evaluation, page
 from adtrain.export.c import build, network, source
 from adtrain.export.c.build import Compiled, compiled
+from adtrain.export.c.javascript import page_program
 from adtrain.export.c.network import Interface
 from adtrain.export.c.source import Files
 from adtrain.text import counted, short
@@ -27,6 +29,10 @@ CALIBRATION = 500
 """Training images that calibrate int8: the largest numbers of each layer are taken from them."""
 MAX_LOSS = 0.2
 """Percentage points of accuracy that int8 may lose by default."""
+
+
+INPUTS = {"images": "image", "rows": "row", "sequences": "text", "points": "point"}
+"""The name of one input, by what the data consist of."""
 
 
 class Written(NamedTuple):
@@ -106,7 +112,7 @@ def write(trained: TrainedModel, path: Path, options: Options) -> Written:
         contents[options.weights] = files.weights
     kinds = {"in int8": options.int8, "with vector extensions": options.simd, "with a training step": options.training}
     kind = " ".join(["C99", *(text for text, chosen in kinds.items() if chosen)])
-    description = {"format": kind, **_signature(about), "memory": files.memory, "weights": files.constants}
+    description = {"format": kind, **_signature(trained, about), "memory": files.memory, "weights": files.constants}
     try:
         with compiled(files, path, about) as program:
             description["object"] = program.object_bytes
@@ -132,10 +138,10 @@ def _experiment(trained: TrainedModel, batch_size: int | None) -> Experiment:
     return prepare(cfg)
 
 
-def _signature(about: Interface) -> dict[str, Any]:
+def _signature(trained: TrainedModel, about: Interface) -> dict[str, Any]:
     name = about.results
     return {
-        "inputs": {"image": {"type": about.c_type, "shape": about.image}},
+        "inputs": {INPUTS[trained.config.data.examples]: {"type": about.c_type, "shape": about.image}},
         "outputs": {name: {"type": about.output_type, "shape": about.outputs}},
     }
 
@@ -170,15 +176,20 @@ def _accuracies(program: Compiled, trained: TrainedModel, test: Split, options: 
 def write_wasm(trained: TrainedModel, path: Path, options: Options) -> Written:
     """The WebAssembly module, and its description for the report."""
     module = build.webassembly(trained)
-    about = {"format": "WebAssembly", **_signature(module.interface), "memory": module.memory}
+    about = {"format": "WebAssembly", **_signature(trained, module.interface), "memory": module.memory}
     return _written(trained, {path: module.content}, {**about, "check": _check_of_c(trained, path)})
 
 
 def write_page(trained: TrainedModel, path: Path, options: Options) -> Written:
     """The page, and its description for the report."""
-    module = build.webassembly(trained)
-    about = {"format": "page with WebAssembly", **_signature(module.interface), "memory": module.memory}
-    return _written(trained, {path: build.page(trained, module)}, {**about, "check": _check_of_c(trained, path)})
+    program = page_program(trained)
+    about = {"format": "page", **_signature(trained, network.interface(trained)), "memory": program.memory}
+    examples = None
+    if trained.image_shape[1:] == (1, 1):
+        with suppress(DataError):
+            examples = trained.test_split()  # which the sliders of a table cover
+    content = page.encode(trained, program, examples)
+    return _written(trained, {path: content}, {**about, "check": _check_of_c(trained, path)})
 
 
 def _check_of_c(trained: TrainedModel, path: Path) -> dict[str, Any]:

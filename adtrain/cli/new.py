@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+import numpy as np
 
 from adtrain import config, data
 from adtrain.cli.data import section_of
@@ -23,7 +24,7 @@ from adtrain.config.document import Data
 from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError, DataOptionError, DataSet, csv_survey, csv_table, formats
 from adtrain.data.errors import warn
-from adtrain.data.image_folder import ImageOptions
+from adtrain.data.image_folder import BrokenImageError, ImageOptions
 from adtrain.data.tokenizer import FILE, LARGEST_VOCABULARY, SMALLEST_VOCABULARY
 from adtrain.export import architectures
 from adtrain.export.architectures import Architecture
@@ -40,11 +41,13 @@ COMMENTS = {
     "header": "whether line 1 has the names of the columns",
     "label": "the column of the classes to predict",
     "target": "the column of the numbers to predict",
+    "delimiter": "the character between two columns",
     "decimal": "the decimal mark of numbers; they can have separators of thousands",
     "drop": "columns that are not read: identifiers, ambiguous dates, too many different texts, or no values",
     "dates": "columns of dates, each of which becomes five features",
     "categories": "columns of numbers and texts",
     "missing": "fills empty cells",
+    "skip_broken": "leaves out images that cannot be read",
     "image_size": "all images are resized to it",
     "test": "the fraction held out to measure the result",
     "validation": "the fraction of the rest held out to choose the best epoch",
@@ -57,6 +60,8 @@ MOST_TOKENS = 1024
 SMALLEST_TEST = 2
 """Up to so many examples, half of them are held out: the usual fraction of them is none."""
 
+MOST_OF_ONE_CLASS = 0.8
+"""Classes are unequal where one has a larger part of the examples."""
 BATCHES = 20
 """The least number of batches in an epoch, unless they would have fewer than 16 examples."""
 
@@ -216,6 +221,10 @@ def text(section: Data, given: Mapping[str, Any], start: Start | None = None) ->
     loss = "binary_cross_entropy_with_logits" if multilabel else "mse"
     if found.classes:
         loss = "cross_entropy"
+    if not is_text and found.classes and _are_unequal(found.train.labels):
+        loss = "{cross_entropy: {weight: balanced}}  # each class has the same total weight"
+        best = ", best_by: validation_f1" if "validation" in keys else ""
+        training[-1] = training[-1].removesuffix("}") + f", metrics: [f1, average_precision]{best}}}"
     lines = [
         "data:",
         *(
@@ -259,6 +268,15 @@ def _unwarned() -> Iterator[None]:
 
 
 def _loaded(keys: dict[str, Any]) -> DataSet:
+    """The data; sets `skip_broken` where images cannot be read, and `image_size` as `_of_one_size` does."""
+    try:
+        return _of_one_size(keys)
+    except BrokenImageError:
+        keys["skip_broken"] = True
+        return _of_one_size(keys)
+
+
+def _of_one_size(keys: dict[str, Any]) -> DataSet:
     """The data; sets `image_size` where images differ in size or are large."""
 
     def load() -> DataSet:
@@ -339,6 +357,12 @@ def _layers(shape: tuple[int, ...], outputs: int) -> list[str]:
         "    - relu",
         f"    - linear: {outputs}",
     ]
+
+
+def _are_unequal(labels: Any) -> bool:
+    """Whether most of these labels are one class, so that the accuracy says little."""
+    counts = np.bincount(np.asarray(labels))
+    return bool(counts.max() > MOST_OF_ONE_CLASS * counts.sum())
 
 
 def _of_zeros_and_ones(found: DataSet) -> bool:

@@ -14,7 +14,7 @@ import click
 from adtrain.bench import page, text
 from adtrain.bench.result import Result
 from adtrain.cli.options import OutputFile, json_option
-from adtrain.cli.output import print_json, show, write_file
+from adtrain.cli.output import STDOUT, print_json, progress, show, write_file
 from adtrain.table import terminal_width
 
 
@@ -36,12 +36,17 @@ class Output:
             write_file(self.json_file, json.dumps(values, indent=2, allow_nan=False).encode() + b"\n")
         if self.html_file is not None:
             write_file(self.html_file, page.render(result).encode())
+        for file in (self.json_file, self.html_file):
+            if file is not None and file != STDOUT:
+                progress(f"wrote {file}")
 
 
 def output_options(command: Callable[..., None]) -> Callable[..., None]:
     """`--json`, `--json-file FILE` and `--html FILE`; passed to the command as `output`."""
 
-    @click.option("--html", "html_file", type=OutputFile(), metavar="FILE", help="Write a page with plots.")
+    @click.option(
+        "--html", "html_file", type=OutputFile(".html"), metavar="FILE", help="Write a page with plots: FILE.html."
+    )
     @click.option("--json-file", type=OutputFile(), metavar="FILE", help="Also write the result as JSON.")
     @json_option
     @functools.wraps(command)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copyreg
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -74,6 +75,14 @@ def parse(
 def from_values(values: Mapping[str, Any], overrides: Overrides = ()) -> Config:
     """The config in a mapping with the structure of a YAML file. Raises ConfigError as `load` does."""
     return _checked(of_python(values, "config"), None, overrides, [], (), plugged.run_named)
+
+
+def _pickled(cfg: Config) -> tuple[Callable[..., Config], tuple[dict[str, Any]]]:
+    """How a Config is pickled: by its values, as the classes of layers and losses are made when they are registered."""
+    return from_values, (cfg.model_dump(mode="json", exclude_none=True),)
+
+
+copyreg.pickle(Config, _pickled)
 
 
 def _checked(

@@ -7,13 +7,16 @@ import shlex
 from pathlib import Path
 
 from adtrain.assets import asset_path
-from adtrain.config.problems import ConfigError, Problem, known
+from adtrain.config.problems import ConfigError, Problem, known, listed
 
 RUN_CONFIG = "config.yaml"
 """The resolved config in the folder of a run."""
 
 SWEEP_CONFIG = "sweep.yaml"
 """The config in the folder of a sweep."""
+
+MOST_RUNS = 8
+"""Runs that an error names."""
 
 DATA = (".csv", ".tsv", ".npz")
 """The endings of files that hold data and no config."""
@@ -41,7 +44,15 @@ def find_config(name: str) -> Path:
         found = f"found a folder without {RUN_CONFIG}, {expected}; {writes}"
         raise ConfigError([Problem(name, "", sweep_for_run(name) or found)])
     message = f"neither a file nor a packaged config; {known(Path(name).stem, names, 'packaged')}"
+    if os.path.dirname(name) and not name.endswith((".yaml", ".yml")):
+        message = f"found nothing, expected a YAML file or the folder of a run; {_runs_in(os.path.dirname(name))}"
     raise ConfigError([Problem(name or "''", "", message)])
+
+
+def _runs_in(folder: str) -> str:
+    """The runs in a folder, for a message."""
+    found = sorted(str(path.parent) for path in Path(folder).glob(f"*/{RUN_CONFIG}"))
+    return listed(found[-MOST_RUNS:], f"runs in {folder}")
 
 
 def is_run(name: str) -> bool:

@@ -149,6 +149,9 @@ class Array(Value):
     def to(self, device: str) -> Array:
         return self if device == self.device else array(self.numpy(), device=device)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return array, (self.numpy(), None, self.device)
+
     def __dlpack__(self, **options: Any) -> Any:
         """The elements as a DLPack capsule, for `torch.from_dlpack` and others: the same memory, not to be written to.
 

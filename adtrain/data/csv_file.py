@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from io import TextIOWrapper
@@ -25,6 +25,10 @@ LONGEST_CELL = 2**31 - 1
 
 
 SEPARATOR = re.compile(r'sep=([^"\r\n\x00])\r?\n?')
+
+
+DELIMITERS = ";,\t|"
+"""The usual ones."""
 
 
 SEPARATOR_LENGTH = 7
@@ -181,7 +185,7 @@ def opened(path: Path, options: CsvOptions, known: Columns | None) -> Iterator[O
     By default `names_columns` says whether the first line is a header; it is one if the columns `known` have names. A
     line sep=; before it, as Excel reads it, sets the delimiter. A delimiter at the end of lines makes no column.
     """
-    delimiter = options.delimiter or ("\t" if path.suffix.lower() == ".tsv" else ",")
+    delimiter = options.delimiter or _default_delimiter(path)
     csv.field_size_limit(max(LONGEST_CELL, csv.field_size_limit()))
     try:
         with TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
@@ -195,6 +199,31 @@ def opened(path: Path, options: CsvOptions, known: Columns | None) -> Iterator[O
         raise DataError(f"{path}: found an invalid byte at {error.start}, expected UTF-8 text") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def _default_delimiter(path: Path) -> str:
+    return "\t" if path.suffix.lower() == ".tsv" else ","
+
+
+def other_delimiter(path: Path) -> str | None:
+    """The delimiter that divides each of the first lines into equally many columns, if the default one does not.
+
+    Raises DataError where the file cannot be read.
+    """
+    default = _default_delimiter(path)
+    try:
+        with TextIOWrapper(open_regular(path), encoding="utf-8-sig", errors="replace", newline="") as file:
+            lines = list(islice(file, COMPARED_ROWS))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    if lines and SEPARATOR.fullmatch(lines[0]):
+        return None
+    for delimiter in (default, *DELIMITERS):
+        with suppress(DataError):
+            widths = {len(row) for _, row in csv_lines(lines, path, delimiter, 0)}
+            if len(widths) == 1 and widths != {1}:
+                return None if delimiter == default else delimiter
+    return None
 
 
 def csv_lines(file: Iterable[str], path: Path, delimiter: str, before: int) -> Iterator[Line]:
@@ -214,7 +243,7 @@ def _opened(path: Path, lines: Iterator[Line], delimiter: str, options: CsvOptio
     line, first = next(lines, (0, list[str]()))
     if len(first) < 2 and (known is None or not first):
         separated = {",": "commas", "\t": "tabs"}.get(delimiter, repr(delimiter))
-        other = next((repr(x) for x in ";,\t|" if first and x in first[0]), "another separator")
+        other = next((repr(x) for x in DELIMITERS if first and x in first[0]), "another separator")
         advice = f"separated by {separated}; set data.delimiter to {other}"
         if not first:
             raise DataError(f"{path}: found no lines, expected one for each example")

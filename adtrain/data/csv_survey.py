@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from adtrain.data.csv_file import MAX_CATEGORIES, CsvOptions, Missing, opened
+from adtrain.data.csv_file import MAX_CATEGORIES, CsvOptions, Missing, opened, other_delimiter
 from adtrain.data.errors import DataOptionError, quoted
 from adtrain.data.notation import DECIMALS, NUMBER_LIKE, Decimal, Notation, cleaned, days
 from adtrain.text import first_names
@@ -140,9 +140,13 @@ def propose(path: Path, options: CsvOptions) -> Proposal:
     `label` or `target` is the column to predict. `dates` has columns of dates of one format. `drop` has columns with
     too many texts, such as names, with other dates, with identifiers, or without values. `categories` has columns with
     both numbers and texts. `missing` is mean if cells are empty. `decimal` is the mark with which all columns of
-    numbers can be read, if there is only one. A column with other numbers, such as 12%, is an error when it is read.
+    numbers can be read, if there is only one; `delimiter` is what divides the lines, if it is not the default. A column
+    with other numbers, such as 12%, is an error when it is read.
     Raises DataError where the table cannot be read, and DataOptionError where a column has too many texts for classes.
     """
+    if options.delimiter is None and (delimiter := other_delimiter(path)):
+        keys, comments = propose(path, replace(options, delimiter=delimiter))
+        return Proposal({"delimiter": delimiter, **keys}, comments)
     with opened(path, options, None) as table:
         missing = Missing(options)
         columns = []

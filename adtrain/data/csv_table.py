@@ -47,19 +47,22 @@ def read(path: Path, options: CsvOptions, known: Known = NOTHING) -> Parts:
     Raises DataError with line and column, and DataOptionError if a column that an option names is missing or unknown,
     or if the labels are fractions.
     """
-    learnt = known.columns
-    with opened(path, options, learnt) as table:
-        labels = LabelReader(table, options)
-        columns = _chosen(table, labels, options) if learnt is None else _found(table, learnt, 0)
-        cells = _cells(table, columns, labels, options, learnt is None)
-        if learnt is None and options.header is None and not _has_evident_header(table, cells, labels, options):
-            reason = (
-                f"expected true or false: no column of {path} has numbers, which would tell whether line 1 has names"
-            )
-            raise DataOptionError("header", f"missing, {reason}")
-        width = len(table.first)
+    with opened(path, options, known.columns) as table:
+        return parts_of(table, options, known)
+
+
+def parts_of(table: Opened, options: CsvOptions, known: Known = NOTHING) -> Parts:
+    """What `read` returns of an open table."""
+    learnt, path = known.columns, table.path
+    labels = LabelReader(table, options)
+    columns = _chosen(table, labels, options) if learnt is None else _found(table, learnt, 0)
+    cells = _cells(table, columns, labels, options, learnt is None)
+    if learnt is None and options.header is None and not _has_evident_header(table, cells, labels, options):
+        reason = f"expected true or false: no column of {path} has numbers, which would tell whether line 1 has names"
+        raise DataOptionError("header", f"missing, {reason}")
     images = cells.values.reshape(*cells.values.shape, 1, 1)
-    return Parts(Part(images, labels.labels(), str(path), Columns(cells.columns, width), labels.target_names))
+    about = Columns(cells.columns, len(table.first))
+    return Parts(Part(images, labels.labels(), str(path), about, labels.target_names))
 
 
 def read_rows(path: Path, options: CsvOptions, known: Known) -> Cells:

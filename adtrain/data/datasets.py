@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from adtrain.data import catalogue, formats, idx, npz
+from adtrain.data import catalogue, csv_table, formats, idx, npz
 from adtrain.data.catalogue import Entry
 from adtrain.data.errors import DataError, DataOptionError, printable, warn
 from adtrain.data.file_array import Conversion, FileArray
@@ -30,7 +30,7 @@ from adtrain.data.statistics import (
     offsets,
     target_statistics,
 )
-from adtrain.data.table_encoder import TableEncoder, learn
+from adtrain.data.table_encoder import TableEncoder, is_rows, learn, table_in_memory
 from adtrain.data.tokenizer import Tokenizer
 from adtrain.text import counted, first_names
 
@@ -164,14 +164,28 @@ def load(
 
 
 def of_arrays(
-    data: Any, test_data: Any, options: Options, numbers: bool = False, offset: tuple[float, ...] | None = None
+    data: Any,
+    test_data: Any,
+    options: Options,
+    numbers: bool = False,
+    offset: tuple[float, ...] | None = None,
+    need_test: bool = True,
+    encoder: TableEncoder | None = None,
 ) -> DataSet:
     """The data set of arrays in memory; see `arrays_as_parts` for the arguments, and `load` for the others.
 
+    `data` can also be a table in one of the forms of `table_encoder.rows_in_memory`, without `test_data`.
     Raises DataError and DataOptionError as `load` does.
     """
+    if is_rows(data):
+        formats.check_options(options, csv_table.FORMAT.own_options, "a table")
+        options = replace(options, header=True)
+        known = Known(None if encoder is None else encoder.columns)
+        parts = csv_table.parts_of(table_in_memory(data, options), options, known)
+        return of_parts(parts, options, "data", "data", need_test, encoder, numbers, offset)
     formats.check_options(options, npz.FORMAT.own_options, "arrays")
-    return of_parts(arrays_as_parts(data, test_data, options), options, "data", "data", numbers=numbers, offset=offset)
+    parts = arrays_as_parts(data, test_data, options)
+    return of_parts(parts, options, "data", "data", need_test, None, numbers, offset)
 
 
 def of_parts(

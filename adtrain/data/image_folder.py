@@ -52,6 +52,10 @@ class ImageOptions:
     skip_broken: bool = False
 
 
+class BrokenImageError(DataError):
+    """An image cannot be read, and `skip_broken` is false."""
+
+
 class Layout(NamedTuple):
     """The names of the folders with the classes of each part; "" is the folder or archive itself."""
 
@@ -338,7 +342,7 @@ def _decoded(place: Path, listing: Listing, options: ImageOptions) -> _Images:
             elif options.skip_broken:
                 skipped.append((os.path.relpath(file.name, place), image.problem.removeprefix(f"{file.name}: ")))
             else:
-                raise DataError(f"{image.problem}; data.skip_broken: true skips such images")
+                raise BrokenImageError(f"{image.problem}; data.skip_broken: true skips such images")
             continue
         channels, height, width = image.shape
         if not labels:

@@ -5,10 +5,12 @@ The rows are those of a file, or of a table in memory: a dict of columns, a list
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -219,11 +221,7 @@ def rows_in_memory(given: Any, options: CsvOptions, known: Columns) -> Cells:
 
     None and NaN are empty cells. Raises DataError where a column is missing, or for a cell as `csv_table.read_rows`.
     """
-    table: dict[str, Sequence[Any]] = {}
-    for name, values in _columns(given):
-        if (text := cleaned(str(name))) in table:
-            raise DataError(f"{PLACE}: found two columns named {printable(text)}, expected different names")
-        table[text] = values
+    table = _named(given)
     for column in known.features:
         if column.title not in table:
             names = ", ".join(map(printable, table)) or "none"
@@ -234,6 +232,39 @@ def rows_in_memory(given: Any, options: CsvOptions, known: Columns) -> Cells:
     lines = ((i, list(row)) for i, row in enumerate(zip(*texts, strict=True)))
     named = replace(known, features=tuple(replace(column, name=column.title) for column in known.features))
     return cells_of(Opened(Path(PLACE), titles, True, lines), options, named)
+
+
+def table_in_memory(given: Any, options: CsvOptions) -> Opened:
+    """The table that `given` is, in one of the forms that `rows_in_memory` takes, with cells as in a CSV file.
+
+    Raises DataError where it has no rows, or columns of different lengths or of one name.
+    """
+    table = _named(given)
+    names = list(table)
+    dates = {names[x] if isinstance(x, int) and -len(names) <= x < len(names) else x for x in options.dates}
+    columns = [Column(name, i, is_date=name in dates) for i, name in enumerate(names)]
+    texts = [[_text(value, column, options) for value in table[column.title]] for column in columns]
+    if not any(texts):
+        raise DataError(f"{PLACE}: found no rows, expected one for each example")
+    lines = ((i, list(row)) for i, row in enumerate(zip(*texts, strict=True)))
+    return Opened(Path(PLACE), names, True, lines, options.delimiter or ",")
+
+
+def csv_in_memory(given: Any, options: CsvOptions) -> bytes:
+    """The same table as a CSV file."""
+    table, text = table_in_memory(given, options), StringIO(newline="")
+    csv.writer(text, delimiter=table.delimiter).writerows([table.first, *(row for _, row in table.lines)])
+    return text.getvalue().encode()
+
+
+def _named(given: Any) -> dict[str, Sequence[Any]]:
+    """The columns by their names, which are compared without blanks around them."""
+    table: dict[str, Sequence[Any]] = {}
+    for name, values in _columns(given):
+        if (text := cleaned(str(name))) in table:
+            raise DataError(f"{PLACE}: found two columns named {printable(text)}, expected different names")
+        table[text] = values
+    return table
 
 
 def _columns(given: Any) -> Iterable[tuple[Any, Sequence[Any]]]:

@@ -174,8 +174,9 @@ def check_targets(cfg: Config, data_set: DataSet, parts: Sequence[Split]) -> Non
         raise cfg.error_at(("loss",), f"found {kind} for a text, expected cross_entropy or nll")
     if data_set.targets and takes_labels(cfg.loss):
         expected = "expected mse, l1 or huber, or binary_cross_entropy_with_logits for columns of 0 and 1"
-        advice = "for classes, set data.label instead of data.target, or store integer labels"
-        raise cfg.error_at(("loss",), f"found {kind} for the numbers of {names}, {expected}; {advice}")
+        if cfg.data.field is None:
+            expected += "; for classes, set data.label instead of data.target, or store integer labels"
+        raise cfg.error_at(("loss",), f"found {kind} for the numbers of {names}, {expected}")
     if cfg.data.normalize_targets and not (data_set.targets and kind in REGRESSION):
         expected = "expected false, as there are no numbers to predict with mse, l1 or huber"
         raise cfg.error_at(("data", "normalize_targets"), f"found true, {expected}")

@@ -13,9 +13,12 @@ from adtrain.data import DataError, digit_image, formats, idx, images, table_enc
 from adtrain.data.errors import warn
 from adtrain.data.part import Cells
 from adtrain.data.statistics import PIXEL_MAX, as_float32
+from adtrain.text import counted
 from adtrain.training.model_file import TrainedModel
 
 IDX_MAGIC = b"\0\0"
+FIELD_INTERVAL = (0.0, 1.0)
+"""That of each coordinate of a neural field."""
 MNIST = "mnist"
 """The data set whose images were made as `digit_image` makes them."""
 
@@ -117,7 +120,24 @@ def _typed(images: np.ndarray, place: str, trained: TrainedModel) -> np.ndarray:
     finite = np.isfinite(images).reshape(len(images), -1).all(axis=1)
     if not finite.all():
         raise DataError(f"{place}: found a number that is not finite in row {finite.argmin()}, expected finite ones")
+    warn_of_places(images, place, trained)
     return stored(images, place, trained)
+
+
+def warn_of_places(images: np.ndarray, place: str, trained: TrainedModel) -> None:
+    """Warn of points outside the box in which a field or a solution was trained, where outputs mean nothing."""
+    data = trained.config.data
+    if data.field is None and data.points is None:
+        return
+    count = trained.image_shape[0]
+    box = [FIELD_INTERVAL] * count if data.points is None else list(data.points.values())
+    low, high = np.array(box).T
+    points = images.reshape(-1, count)
+    if (outside := ((points < low) | (points > high)).any(axis=1)).any():
+        intervals = " x ".join(f"[{a:g}, {b:g}]" for a, b in box)
+        first = f"such as {points[outside.argmax()].tolist()} in row {outside.argmax()}"
+        found = f"found {counted(int(outside.sum()), 'points')} outside {intervals}, {first}"
+        warn(place, f"{found}: the network was trained inside only")
 
 
 def stored(images: np.ndarray, place: str, trained: TrainedModel) -> np.ndarray:

@@ -22,7 +22,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.core.precision import FULL
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
-from adtrain.data import DataSet, Options, Split, formats, text_file
+from adtrain.data import DataSet, Options, Split, csv_table, formats, npz, of_arrays, text_file
 from adtrain.data import load as load_data
 from adtrain.data.datasets import ClassType, class_values
 from adtrain.data.errors import printable
@@ -30,7 +30,7 @@ from adtrain.data.formats import FileFormat
 from adtrain.data.image_folder import ImageOptions
 from adtrain.data.part import Known
 from adtrain.data.statistics import PIXEL_MAX
-from adtrain.data.table_encoder import TableEncoder
+from adtrain.data.table_encoder import TableEncoder, is_rows
 from adtrain.data.tokenizer import Tokenizer
 from adtrain.passes import ALL
 from adtrain.text import counted, first_names
@@ -39,7 +39,7 @@ from adtrain.training.checkpoint import ModelMetadata, of_model
 from adtrain.training.checks import check_targets, check_views
 from adtrain.training.experiment import TOTALS, Experiment
 from adtrain.training.network import Network
-from adtrain.training.preparation import read_data, takes_numbers, with_absolute_paths
+from adtrain.training.preparation import Arrays, read_data, takes_numbers, with_absolute_paths
 from adtrain.training.step import EvaluationStep, TrainState, evaluation_step
 from adtrain.training.tensor_file import TensorFile
 
@@ -70,8 +70,10 @@ class TrainedModel:
         """What was learnt from the training part, for readers of data."""
         return Known(None if self.encoder is None else self.encoder.columns, self.classes, self.tokenizer)
 
-    def test_split(self, path: Path | None = None, format: FileFormat | None = None) -> Split:
-        """The test examples of the config; or those at `path`, without a test part all of them.
+    def test_split(
+        self, path: Path | None = None, format: FileFormat | None = None, arrays: Arrays | None = None
+    ) -> Split:
+        """The test examples of the config; or those at `path`, without a test part all of them; or `arrays`.
 
         `format` is that of the file; by default the config's, or its suffix tells it. Labels are the numbers of the
         classes that have their names in the training.
@@ -80,7 +82,10 @@ class TrainedModel:
             AdtrainError: the examples have another shape or type than in training, or classes that it did not have.
             ConfigError, DataError: as `read_data` does.
         """
-        if path is None:
+        if arrays is not None:
+            found, place = self._in_memory(arrays), "data"
+            test = found.train
+        elif path is None:
             found = self.data()
             test, place = found.test, self.config.data.path or found.name
         else:
@@ -138,6 +143,13 @@ class TrainedModel:
             offset=self.network.offset,
             tokenizer=self.tokenizer,
         )
+
+    def _in_memory(self, arrays: Arrays) -> DataSet:
+        """The data in memory, read with those options of the config that fit them."""
+        given = self.config.data.options
+        own = (csv_table.FORMAT if is_rows(arrays.data) else npz.FORMAT).own_options
+        options = Options(**{name: getattr(given, name) for name in given.given if name in own})
+        return of_arrays(*arrays, options, takes_numbers(self.config), self.network.offset, False, self.encoder)
 
     def _numbered(self, labels: np.ndarray, classes: tuple[str, ...], place: str) -> np.ndarray:
         """The labels, numbers of `classes`, as numbers of the run's classes of the same names."""

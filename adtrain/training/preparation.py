@@ -32,7 +32,8 @@ from adtrain.training.sharding import Sharding
 
 
 class Arrays(NamedTuple):
-    """A data set in memory: pairs of images and labels as `data.of_arrays` takes them, the second one or None."""
+    """A data set in memory as `data.of_arrays` takes it: pairs of images and labels, the second one or None; or a table
+    and None."""
 
     data: Any
     test_data: Any = None

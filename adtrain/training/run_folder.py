@@ -62,8 +62,9 @@ from adtrain.training.trainer import NotFinite, Observer, Result, Start, ended, 
 
 CONFIG = "config.yaml"
 LAST, BEST = "last.safetensors", "best.safetensors"
-ARRAYS = "arrays.npz"
-ALL = (CONFIG, METRICS, MODEL, LAST, BEST, SUMMARY, ARRAYS)
+ARRAYS, ROWS = "arrays.npz", "rows.csv"
+ALL = (CONFIG, METRICS, MODEL, LAST, BEST, SUMMARY, ARRAYS, ROWS)
+NO_DATA: Mapping[str, bytes] = {}
 DEFAULT_PARENT = Path("runs")
 
 
@@ -74,10 +75,10 @@ class RunFolder:
         self.path = path
 
     @classmethod
-    def create(cls, experiment: Experiment, path: Path | None = None, arrays: bytes | None = None) -> RunFolder:
+    def create(cls, experiment: Experiment, path: Path | None = None, data: Mapping[str, bytes] = NO_DATA) -> RunFolder:
         """Create a folder with the resolved config and empty metrics: `path`, or else runs/NAME, runs/NAME-2, ...
 
-        NAME is the config's name. `arrays` is the content of arrays.npz, for data in no other file.
+        NAME is the config's name. `data` is the content of ARRAYS or ROWS by this name, for data in no other file.
         Raises AdtrainError where the folder cannot be written, `path` already holds a run, or `training.init_from` has
         no weights for the experiment.
         """
@@ -90,8 +91,8 @@ class RunFolder:
         except OSError as error:
             raise unwritable(metrics, error) from error
         try:
-            if arrays is not None:
-                write_atomic(folder.path / ARRAYS, arrays)
+            for name, content in data.items():
+                write_atomic(folder.path / name, content)
             write_atomic(folder.path / CONFIG, experiment.config_text.encode())
             write_plugins(experiment.config, folder.path, replace=False)
         except AdtrainError:
@@ -459,7 +460,8 @@ def _finished(run: Path, reason: str, experiment: Experiment, progress: Progress
         )
     if reason == "line_search":
         return (
-            f"{run} is finished: the line search has failed after step {progress.step}, so the weights stay as they are"
+            f"{run} is finished: the line search has failed after step {progress.step}, so the weights stay as they "
+            f"are; begin a new run with another optimizer and training.init_from={run / MODEL}"
         )
     if experiment.total_steps < experiment.config.training.epochs * experiment.steps_per_epoch:
         return f"{run} is finished: {progress.step} steps; train longer with --steps N"

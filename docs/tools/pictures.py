@@ -66,14 +66,13 @@ def screenshot(page: Path, target: Path, scheme: int, width: int = WIDTH, height
         subprocess.run([BROWSER, *options, page.as_uri()], check=True, timeout=120, stderr=subprocess.DEVNULL)
 
 
-def demo_pictures(run: Path) -> None:
-    """The page of the run of lenet5 in a folder."""
-    with tempfile.TemporaryDirectory() as name:
-        page = Path(name, "demo.html")
-        adtrain(Path(name), "export", str(run.absolute()), str(page))
-        page.write_text(page.read_text() + DRAWING)
-        for scheme, number in SCHEMES.items():
-            screenshot(page, PICTURES / f"demo-{scheme}.png", number, DEMO_WIDTH, DEMO_HEIGHT)
+def demo_pictures(folder: Path) -> None:
+    """The page of the run runs/lenet5 in a folder."""
+    adtrain(folder, "export", "runs/lenet5", "demo.html")
+    page = folder / "demo.html"
+    page.write_text(page.read_text() + DRAWING)
+    for scheme, number in SCHEMES.items():
+        screenshot(page, PICTURES / f"demo-{scheme}.png", number, DEMO_WIDTH, DEMO_HEIGHT)
 
 
 def main() -> None:
@@ -87,7 +86,7 @@ def main() -> None:
         for scheme, number in SCHEMES.items():
             screenshot(page, PICTURES / f"first-{scheme}.png", number)
         adtrain(folder, "train", "lenet5", "--device", "cpu")
-        demo_pictures(folder / "runs" / "lenet5")
+        demo_pictures(folder)
 
 
 if __name__ == "__main__":

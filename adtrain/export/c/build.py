@@ -1,14 +1,15 @@
-"""What compilers make of exported C: a library for this machine, WebAssembly by clang, and a page that runs that."""
+"""What compilers make of exported C: a library for this machine, and WebAssembly by clang."""
 
 from __future__ import annotations
 
-import base64
 import ctypes
+import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -19,15 +20,12 @@ from adtrain.assets import asset_path
 from adtrain.backends.cpu.toolchain import CompilerError, find_compiler
 from adtrain.cache import open_cache
 from adtrain.core.errors import AdtrainError
-from adtrain.data.digit_image import DARK
 from adtrain.export.c import network, source
+from adtrain.export.c.code import needed
 from adtrain.export.c.network import Interface
 from adtrain.export.c.source import Files, c_name
 from adtrain.files import write_atomic
-from adtrain.nn.fields import size_text
-from adtrain.templates import environment
 from adtrain.training import TrainedModel
-from adtrain.training.inputs import is_of_mnist
 
 WARNINGS = ("-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror")
 
@@ -89,7 +87,7 @@ EXPORTS = ("image", "outputs", "first_layer", "predict")
 OPTIONS = (
     "--target=wasm32", "-std=gnu11", "-O3", "-msimd128", "-mbulk-memory", "-ffreestanding", "-nostdlib",
     "-fno-math-errno",
-    "-Wl,--no-entry", "-Wl,--strip-all", "-Wl,-z,stack-size=65536", *(f"-Wl,--export={name}" for name in EXPORTS),
+    "-Wl,--no-entry", "-Wl,--strip-all", "-Wl,-z,stack-size=65536",
 )  # fmt: skip
 """WebAssembly with 128-bit vectors, which browsers have since 2021 (Safari since 2023)."""
 
@@ -100,7 +98,7 @@ GLUE = """\
 const float *first_layer(void) {{ return {first}; }}
 int predict(void) {{ return net_predict(image(), outputs()); }}
 """
-"""The functions that a page calls. It writes to image(), calls predict(), and reads outputs() and first_layer()."""
+"""The functions that a program calls. It writes to image(), calls predict(), and reads outputs() and first_layer()."""
 
 
 class Module(NamedTuple):
@@ -128,47 +126,68 @@ def webassembly(trained: TrainedModel) -> Module:
     with tempfile.TemporaryDirectory() as folder:
         for name, text in (("net.c", files.source), ("net.h", files.header), ("glue.c", glue)):
             write_atomic(Path(folder, name), text.encode(), durable=False)
-        _compile_wasm(folder)
+        _compile_wasm(folder, "glue.c", EXPORTS)
         content = Path(folder, "net.wasm").read_bytes()
     return Module(content, about, first.type.shape[1:], files.memory)
 
 
-def _compile_wasm(folder: str) -> None:
-    kernels = asset_path("kernels")
+def _compile_wasm(folder: str, source: str, exports: Sequence[str]) -> None:
+    """Compile the C file `source` in a folder to net.wasm there."""
     given = os.environ.get("WASM_CC", "clang")
     program = shutil.which(given)
     if program is None:
         raise AdtrainError(f"{given}: no such program; WebAssembly needs clang: {ADVICE}")
-    library = kernels / "export" / "wasm"
-    folders = ["-isystem", str(library), "-I", str(kernels / "cpu")]
-    command = [program, *OPTIONS, *folders, "glue.c", str(library / "library.c"), "-o", "net.wasm"]
+    library = _wasm_folder()
+    folders = ["-isystem", str(library), "-I", str(asset_path("kernels") / "cpu")]
+    exported = [f"-Wl,--export={name}" for name in exports]
+    command = [program, *OPTIONS, *exported, *folders, source, str(library / "library.c"), "-o", "net.wasm"]
     done = subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", errors="replace", check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error:" in line] or ["it failed"]
         raise AdtrainError(f"{given}: {lines[0].strip()}; {ADVICE}")
 
 
-def page(trained: TrainedModel, module: Module) -> bytes:
-    """The page with the network's `module`: one file, which loads nothing else.
+def _wasm_folder() -> Path:
+    return asset_path("kernels") / "export" / "wasm"
 
-    Raises AdtrainError for a network whose input is not an image of bytes in grey or colour, or whose output is
-    not a class.
-    """
-    about = module.interface
-    channels, height, width = about.image
-    is_image = about.c_type == "uint8_t" and channels in (1, 3) and min(height, width) > 1
-    if not is_image or not about.chooses or len(about.outputs) != 1:
-        found = f"{size_text(about.image)} {'bytes' if about.c_type == 'uint8_t' else 'numbers'}"
-        drawn = "a page draws images in grey or colour, and shows classes"
-        raise AdtrainError(f"{drawn}; this run takes {found}; write a .wasm file")
-    sizes = f"{len(module.content) / 1000:,.0f} kB of WebAssembly, {module.memory / 1000:,.0f} kB of memory"
-    template = environment().get_template("demo.html.j2")
-    return template.render(
-        title=trained.config.name,
-        note=f"The network runs in this page: {sizes}. It sends nothing.",
-        about={
-            "channels": channels, "height": height, "width": width, "labels": about.labels, "first": module.first,
-            "centred": is_of_mnist(trained), "dark": trained.network.mean[0] < DARK,
-        },
-        program=base64.b64encode(module.content).decode(),
-    ).encode()  # fmt: skip
+
+LAYERS = (
+    "linear", "linear_transposed", "matmul", "conv2d", "conv2d_vectors", "conv2d_batch", "conv2d_input_grad",
+    "conv_transpose2d", "pad", "max_pool2d", "max_pool2d_where", "max_pool2d_put", "avg_pool2d", "avg_pool2d_put",
+    "adaptive_avg_pool2d", "layer_norm", "embedding", "hash_grid", "rnn_tanh", "rnn_relu", "lstm", "gru", "softmax",
+    "log_softmax", "attention", "copy",
+)  # fmt: skip
+"""The functions of the module that statements call."""
+
+
+def ready_layers() -> bytes:
+    """The module with the functions LAYERS that is a part of the package."""
+    return (_wasm_folder() / "layers.wasm").read_bytes()
+
+
+def layers_source() -> str:
+    """The C file of that module."""
+    texts = needed(LAYERS, "layers_simd.c", "layers.c", "layers_training.c")
+    includes = "".join(f"#include <{name}.h>\n" for name in ("math", "stddef", "stdint", "string"))
+    return includes + re.sub(rf"^static (?=\w+ (?:{'|'.join(LAYERS)})\()", "", "\n\n".join(texts), flags=re.MULTILINE)
+
+
+def compiled_layers() -> bytes:
+    """The same module, compiled by clang. Its last section has the digest of its C, for `layers_digest`."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_atomic(Path(folder, "layers.c"), layers_source().encode(), durable=False)
+        _compile_wasm(folder, "layers.c", (*LAYERS, "erff", "__heap_base"))
+        content = Path(folder, "net.wasm").read_bytes()
+    section = bytes([len(SECTION)]) + SECTION + layers_digest()
+    return content + bytes([0, len(section)]) + section
+
+
+SECTION = b"source"
+"""The name of that section."""
+
+
+def layers_digest() -> bytes:
+    """The SHA-256 of all C that the module is made of."""
+    files = sorted(x for x in _wasm_folder().iterdir() if x.suffix in (".c", ".h"))
+    files += sorted((asset_path("kernels") / "cpu").glob("elementary*.h"))
+    return hashlib.sha256(b"\0".join([layers_source().encode(), *(x.read_bytes() for x in files)])).digest()

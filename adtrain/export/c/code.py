@@ -31,8 +31,21 @@ class Part(NamedTuple):
     start: int
 
 
-Argument = Variable | Part | str | int | float
-"""An argument of a call; a text stands for itself, such as the name of an array."""
+class Struct(NamedTuple):
+    """A struct of `layers.c` with the values of its members, which are int."""
+
+    name: str
+    members: tuple[int, ...]
+
+    def text(self) -> str:
+        """Its address as C text; members that are 0 are left out."""
+        text = re.sub(r"/\*.*?\*/", "", blocks("layers.c")[self.name].text)
+        named = zip(re.findall(r"\w+(?=[,;])", text), self.members, strict=True)
+        return f"&(struct {self.name}){{{', '.join(f'.{name} = {x}' for name, x in named if x)}}}"
+
+
+Argument = Variable | Part | Struct | str | int | float
+"""An argument of a call; a struct is given by its address; a text stands for itself, such as the name of an array."""
 
 
 @dataclass(frozen=True)
@@ -200,6 +213,8 @@ class Code:
             return f"{self.text(x.value)} + {x.start}" if x.start else self.text(x.value)
         if isinstance(x, Variable):
             return self.names[self.root(x)]
+        if isinstance(x, Struct):
+            return x.text()
         return number(np.float32(x)) if isinstance(x, float) else str(x)
 
     def call(self, statement: Statement) -> str:
@@ -306,11 +321,3 @@ def needed(functions: Iterable[str], *files: str) -> list[str]:
     for name in functions:
         add(name)
     return list(found.values())
-
-
-def struct(name: str, sizes: Sequence[int]) -> str:
-    """The address of a struct of `layers.c` as C text; members that are 0 are left out."""
-    text = re.sub(r"/\*.*?\*/", "", blocks("layers.c")[name].text)
-    members = re.findall(r"\w+(?=[,;])", text)
-    given = [f".{member} = {size}" for member, size in zip(members, sizes, strict=True) if size]
-    return f"&(struct {name}){{{', '.join(given)}}}"

@@ -19,7 +19,7 @@ from adtrain.codegen.expressions import c_type, pointer
 from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.export.c.code import Argument, Code, Part, Statement, number, struct
+from adtrain.export.c.code import Argument, Code, Part, Statement, Struct, number
 from adtrain.lowering import layouts
 from adtrain.lowering.shapes import attention_lengths, contiguous_strides, product_lengths, split_at
 from adtrain.passes.fuse_elementwise import by_element
@@ -216,7 +216,7 @@ def matmul(code: Code, e: Equation) -> list[Statement]:
         return [Statement("matmul", [a, b, *sizes, y])]
     steps = [[s * size for s in strides(x.type.shape[:-2], batch)] for x, size in ((a, m * k), (b, k * n))]
     axes = [Axis(*each) for each in zip(batch, zip(*steps, contiguous_strides(batch), strict=True), strict=True)]
-    factors = [f"{x} + {_place(axes, n)}" for n, x in enumerate("ab")]
+    factors = [f"{x} + ({_place(axes, n)})" for n, x in enumerate("ab")]
     call = f"matmul({', '.join([*factors, *map(str, sizes)])}, y + ({_place(axes, 2)}) * {m * n});"
     text = _function(["const float *a", "const float *b", "float *y"], batch, [call])
     return [Statement("products", [a, b, y], text, ("matmul",))]
@@ -238,7 +238,7 @@ def attention(code: Code, e: Equation) -> list[Statement]:
     if heads:
         queries = keys = (n.row, n.width)
         out, count, examples = (n.out_row, n.width), heads, n.batch // heads
-    sizes = struct("heads", (count, n.queries, n.keys, n.width, int(e.params["causal"]), *queries, *keys, *out))
+    sizes = Struct("heads", (count, n.queries, n.keys, n.width, int(e.params["causal"]), *queries, *keys, *out))
     found = []
     for i in range(examples):
         start, row = i * n.queries * n.row, heads * n.width
@@ -261,9 +261,11 @@ def conv(function: str, image: int, result: int) -> Writer:
     return write
 
 
-def conv_sizes(x: Sequence[int], y: Sequence[int], weight: Sequence[int], window: Any, padding: Sequence[int]) -> str:
+def conv_sizes(
+    x: Sequence[int], y: Sequence[int], weight: Sequence[int], window: Any, padding: Sequence[int]
+) -> Struct:
     sizes = *x[1:], y[1], window.groups, *y[2:], *weight[2:], *window.stride, *window.dilation, *padding
-    return struct("conv", sizes)
+    return Struct("conv", sizes)
 
 
 def conv_form(code: Code, e: Equation) -> list[Statement]:
@@ -308,15 +310,15 @@ def pool(function: str, image: int, result: int) -> Writer:
         averages = function == "avg_pool2d"
         sizes = (channels if averages else 1, *x[2:], *out[2:], *windows.kernel, *windows.stride, *windows.padding)
         count = [] if averages else [channels]
-        return [Statement(function, [struct("pool", sizes), *count, *operands])]
+        return [Statement(function, [Struct("pool", sizes), *count, *operands])]
 
     return write
 
 
-def pool_sizes(e: Equation) -> str:
-    """A struct pool as C text for one image."""
+def pool_sizes(e: Equation) -> Struct:
+    """The sizes of a pooling of one image."""
     x, out, windows = e.inputs[0].type.shape, e.outputs[0].type.shape, e.kernel_params["windows"]
-    return struct("pool", (*x[1:], *out[2:], *windows.kernel, *windows.stride, *windows.padding))
+    return Struct("pool", (*x[1:], *out[2:], *windows.kernel, *windows.stride, *windows.padding))
 
 
 def adaptive_avg_pool_form(code: Code, e: Equation) -> list[Statement]:

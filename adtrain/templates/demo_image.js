@@ -1,15 +1,13 @@
-// Runs the network on the drawing. `about` describes the network, `program` is its WebAssembly in base 64.
+// Runs the network on the drawing, or on a dropped file.
 const pad = document.getElementById("pad"), seen = document.getElementById("seen");
-const status = document.getElementById("status"), bars = document.getElementById("bars"), maps = document.getElementById("maps");
 const pen = pad.getContext("2d", {willReadFrequently: true}), view = seen.getContext("2d", {willReadFrequently: true});
-const {channels, height, width, labels, first} = about, BARS = 20, COUNT = channels * height * width;
+const [channels, height, width] = about.shape, COUNT = channels * height * width;
 const BOX = 20 / 28; // the longer side of a digit in MNIST, as a part of the image's
 let given = null; // the pixels of a dropped file that need no scaling
-let network = null, waiting = false;
+let waiting = false;
 
 async function start() {
-  const bytes = Uint8Array.from(atob(program), c => c.charCodeAt(0));
-  network = (await WebAssembly.instantiate(bytes)).instance.exports;
+  await load();
   clear();
 }
 
@@ -20,37 +18,18 @@ function clear() {
   update();
 }
 
-// The network's answer to the pixels: COUNT numbers from 0 to 255, channel by channel.
-function predict(pixels) {
-  new Uint8Array(network.memory.buffer, network.image(), pixels.length).set(pixels);
-  const best = network.predict();
-  const numbers = count => pointer => Array.from(new Float32Array(network.memory.buffer, pointer, count));
-  const layer = numbers(first.reduce((a, b) => a * b))(network.first_layer());
-  return {best, probabilities: numbers(labels.length)(network.outputs()), layer};
-}
-
 function update() {
   waiting = false;
   const pixels = given || drawing();
   put(view, pixels);
   const found = predict(pixels);
-  showBars(found);
+  showBars(found.outputs, found.best);
   showLayer(found.layer);
 }
 
 function updateSoon() {
   if (!waiting) requestAnimationFrame(update);
   waiting = true;
-}
-
-// A canvas in memory of this size.
-function field(columns, rows) {
-  const canvas = document.createElement("canvas");
-  canvas.width = columns;
-  canvas.height = rows;
-  const context = canvas.getContext("2d", {willReadFrequently: true});
-  context.imageSmoothingQuality = "high";
-  return {canvas, context};
 }
 
 // The pixels of a field as the network gets them: grey, or all of red, then all of green and of blue.
@@ -121,44 +100,6 @@ function averaged(ink, left, top, wide, high, columns, rows) {
     image[i] = sum / ((y1 - y0) * (x1 - x0));
   }
   return image;
-}
-
-function showBars({best, probabilities}) {
-  const shown = probabilities.map((p, i) => i).sort((a, b) => probabilities[b] - probabilities[a]).slice(0, BARS);
-  if (labels.length <= BARS) shown.sort((a, b) => a - b);
-  while (bars.children.length < shown.length) {
-    const row = bars.appendChild(document.createElement("li"));
-    for (const tag of ["b", "i", "span"]) row.appendChild(document.createElement(tag));
-  }
-  shown.forEach((label, i) => {
-    const row = bars.children[i], [name, bar, number] = row.children;
-    name.textContent = labels[label];
-    bar.style.setProperty("--share", probabilities[label].toFixed(4));
-    number.textContent = (100 * probabilities[label]).toFixed(1) + "%";
-    row.classList.toggle("best", label == best);
-  });
-}
-
-// Images of the channels, or one image of all numbers.
-function showLayer(numbers) {
-  const [rows, columns] = first.length == 3 ? first.slice(1) : first.length == 2 ? first : grid(numbers.length);
-  const count = first.length == 3 ? Math.min(first[0], 64) : 1, size = rows * columns;
-  const most = Math.max(1e-9, ...numbers.map(Math.abs));
-  maps.classList.toggle("single", count == 1);
-  while (maps.children.length < count) maps.appendChild(field(columns, rows).canvas);
-  for (let map = 0; map < count; map++) {
-    const context = maps.children[map].getContext("2d"), image = context.createImageData(columns, rows);
-    for (let i = 0; i < size && map * size + i < numbers.length; i++) {
-      const x = numbers[map * size + i], colour = x < 0 ? [230, 120, 40] : [50, 120, 220];
-      image.data.set([...colour, 255 * Math.abs(x) / most], 4 * i);
-    }
-    context.putImageData(image, 0, 0);
-  }
-}
-
-function grid(count) {
-  const columns = Math.ceil(Math.sqrt(2 * count));
-  return [Math.ceil(count / columns), columns];
 }
 
 // A file: an image, or numbers of which the first may be a label.
