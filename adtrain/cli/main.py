@@ -180,10 +180,14 @@ def _advice(path: str, error: click.NoSuchOption) -> str:
         return f"No such option {error.option_name!r}; {instead}"
     if error.ctx is None or not any(param.name == "overrides" for param in error.ctx.command.params):
         return ""
-    from adtrain.config.habits import SENTENCES, key_of
+    from adtrain.config.problems import similar
+
+    if similar(error.option_name, error.possibilities or (), 0.8):
+        return ""  # click says what was misspelt
+    from adtrain.config.habits import SENTENCES, key_of, option_of_optimizer
 
     name = error.option_name.lstrip("-").replace("-", "_")
-    key = key_of(name)
+    key = key_of(name) or option_of_optimizer(name)
     which = " for the optimizer adam" if key and ".adam." in key else ""
     advice = f"it is a key of the config: --set {key}=VALUE{which}" if key else SENTENCES.get(name)
     return f"No such option {error.option_name!r}; {advice}" if advice else ""
