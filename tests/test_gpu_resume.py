@@ -12,7 +12,8 @@ from test_train_resume import LAYERS, SETTINGS
 from training_runs import prepare
 
 from adtrain import training
-from adtrain.training import RunFolder, loop
+from adtrain.core.staging import Staged
+from adtrain.training import RunFolder, loop, trainer
 
 __all__ = ["gpu"]
 
@@ -33,3 +34,20 @@ def test_a_resumed_run_on_a_gpu_ends_with_the_same_bytes(
         assert not train(experiment, RunFolder.create(experiment, tmp_path / name), stop_call=asked, device="gpu")
         assert resume_run(tmp_path / name, training.prepare(experiment.config), device="gpu")
         check_same(tmp_path / "straight", tmp_path / name)
+
+
+def test_steps_that_begin_before_the_rest_is_compiled_end_with_the_same_bytes(
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = prepare(tmp_path, *SETTINGS, layers=LAYERS)
+    assert train(experiment, RunFolder.create(experiment, tmp_path / "compiled-first"), device="gpu")
+    events: list[str] = []
+    whole, compile_step = trainer._Training._steps, Staged.compile
+    monkeypatch.setattr(trainer, "LONG_PREPARATION", 0.0)
+    monkeypatch.setattr(trainer._Training, "_steps", lambda *a: (events.append("steps"), whole(*a))[1])
+    monkeypatch.setattr(Staged, "compile", lambda *a, **k: (events.append("compile"), compile_step(*a, **k))[1])
+    again = training.prepare(experiment.config)
+    assert train(again, RunFolder.create(again, tmp_path / "steps-first"), device="gpu")
+    check_same(tmp_path / "compiled-first", tmp_path / "steps-first")
+    first = events.index("steps")
+    assert "compile" in events[first:][: events[first + 1 :].index("steps") + 1], "nothing was compiled among the steps"

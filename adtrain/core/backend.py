@@ -109,6 +109,11 @@ class Backend(Transfers, Protocol):
         """
         ...
 
+    @property
+    def compiling(self) -> bool:
+        """Whether kernels of Programs are being compiled by processes beside this one."""
+        ...
+
     def lowering_key(self) -> str | None:
         """What passes and kernel choices depend on besides the Program; None if their result must not be cached."""
         ...
