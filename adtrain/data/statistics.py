@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -56,8 +57,9 @@ def _divisors(std: np.ndarray, least: np.ndarray, greatest: np.ndarray) -> tuple
 
 def cell_statistics(cells: np.ndarray) -> Statistics:
     """Mean and standard deviation of the numbers in each column of a table (N, columns), without NaN."""
-    filled = ~np.isnan(cells)
+    filled: Any = ~np.isnan(cells)
     counts = np.maximum(filled.sum(axis=0), 1)
+    filled = True if filled.all() else filled
     mean = cells.sum(axis=0, where=filled) / counts
     std = np.sqrt(np.square(cells - mean).sum(axis=0, where=filled) / counts)
     return tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
