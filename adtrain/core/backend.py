@@ -53,6 +53,11 @@ class Executable(Protocol):
         """The chosen kernels and the memory plan, for `compile` in another process; None if they cannot be kept."""
         ...
 
+    @property
+    def ready(self) -> bool:
+        """Whether `finish` need not wait for a compiler."""
+        ...
+
     def finish(self) -> None:
         """Wait until the kernels are compiled. `run` does the same."""
         ...
@@ -107,11 +112,6 @@ class Backend(Transfers, Protocol):
 
         With `lowered`, the `Executable.lowered` of the same Program, kernels and memory plan are not chosen again.
         """
-        ...
-
-    @property
-    def compiling(self) -> bool:
-        """Whether kernels of Programs are being compiled by processes beside this one."""
         ...
 
     def lowering_key(self) -> str | None:

@@ -136,7 +136,7 @@ INITIALIZERS: dict[str, Callable[..., Any]] = {name: _INITIALIZERS[name] for nam
 UNIFORM = ("kaiming_uniform", "xavier_uniform")
 """Those of `BY_ELEMENT` that take one word of 64 bits of the generator for each element."""
 
-DRAWN_AT_ONCE = 1 << 18
+DRAWN_AT_ONCE = 1 << 20
 """Elements of `BY_ELEMENT` that a thread draws at a time, without Python's lock."""
 MAX_THREADS = 8
 """The largest number of threads that draw a weight."""

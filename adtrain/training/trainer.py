@@ -13,7 +13,7 @@ import numpy as np
 
 from adtrain.core import communicator, tree
 from adtrain.core.array import Placeholder
-from adtrain.core.backend import backend
+from adtrain.core.backend import Executable
 from adtrain.core.errors import AdtrainError, OutOfMemory
 from adtrain.core.status import report_status
 from adtrain.core.timeline import during
@@ -295,15 +295,15 @@ class _Training:
         """
         if not self.step_seconds:
             report_status("preparing the step")
-        compiled = [*self.loop.compile(sizes[:1])]
-        rest: list[Callable[[], object]] = [lambda: compiled.extend(self.loop.compile(sizes[1:]))]
+        first, others = self.loop.compile(sizes[:1]), list[Executable]()
+        rest: list[Callable[[], object]] = [lambda: others.extend(self.loop.compile(sizes[1:]))]
         if self.device == "gpu" and self.experiment.sharding is None and not self.step_seconds:
             rest += self._begin_compiling_evaluation, lambda: self.finite.begin_compiling(self.loop.state)
         begins_early = self.is_large and self.device == "gpu" and communicator.current().size == 1
-        while rest and not (begins_early and not backend(self.device).compiling):
+        while rest and not (begins_early and all(each.ready for each in first)):
             rest.pop(0)()
         self.later = rest
-        for executable in compiled:
+        for executable in first if begins_early else (*first, *others):
             executable.finish()
 
     def _begin_compiling_evaluation(self) -> None:

@@ -67,10 +67,6 @@ class CpuBackend:
     def fuse_exchanges(self, program: Program) -> Program:
         return program
 
-    @property
-    def compiling(self) -> bool:
-        return False
-
     def lowering_key(self) -> str | None:
         """The ranks that share memory: what a `Lowered` depends on beside the Program.
 

@@ -133,10 +133,6 @@ class CudaBackend:
             lowering.planned.update(lowered.plans)
         return CudaProgram(program, self.device, lowering, self.empty, lambda: self.exchanges, lowered)
 
-    @property
-    def compiling(self) -> bool:
-        return compiler.is_compiling()
-
     def lowering_key(self) -> str | None:
         """The device. None, so that nothing is cached, if choices depend on measured times, memory is poisoned, or
         the user has fusions."""

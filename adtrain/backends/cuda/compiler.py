@@ -163,12 +163,6 @@ def begin(sources: Iterable[Source], target: str) -> Sequence[Future[None]]:
     return [found for source in longest_first if (found := _compilation(source, target)) is not None]
 
 
-def is_compiling() -> bool:
-    """Whether a compilation that has begun is not done."""
-    with _lock:
-        return not all(each.done() for each in _begun.values())
-
-
 def _compilation(source: Source, target: str) -> Future[None] | None:
     try:
         key = fingerprint(source, target)
