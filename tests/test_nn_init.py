@@ -281,6 +281,7 @@ def test_weights_drawn_in_threads_are_those_of_one_generator(sizes: list[int], p
         each.integers(0, 9, dtype=np.uint32)  # keeps half of a word
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("adtrain.nn.init.DRAWN_AT_ONCE", 16)
+        patch.setattr("adtrain.nn.init.LEAST_DRAWN", 24)
         patch.setattr(os, "cpu_count", lambda: processors)
         for size in sizes:
             found = drawn("kaiming_uniform", (size, 6), rng, np.dtype(np.float64)).numpy()

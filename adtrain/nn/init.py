@@ -138,8 +138,8 @@ UNIFORM = ("kaiming_uniform", "xavier_uniform")
 
 DRAWN_AT_ONCE = 1 << 20
 """Elements of `BY_ELEMENT` that a thread draws at a time, without Python's lock."""
-MAX_THREADS = 8
-"""The largest number of threads that draw a weight."""
+MAX_THREADS, LEAST_DRAWN = 8, 1 << 18
+"""The largest number of threads that draw a weight, and the least number of elements of each."""
 
 
 class TypesOnly(np.random.Generator):
@@ -156,7 +156,7 @@ def drawn(init: str, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any
     if init in WHOLE:
         return array((WHOLE[init](shape, rng) * gain).astype(dtype))
     sampler, result = BY_ELEMENT[init](shape), aligned.empty(shape, dtype)
-    threads = min(os.cpu_count() or 1, MAX_THREADS, result.size // DRAWN_AT_ONCE) if init in UNIFORM else 1
+    threads = min(os.cpu_count() or 1, MAX_THREADS, result.size // LEAST_DRAWN) if init in UNIFORM else 1
     parts = np.array_split(result.reshape(-1), max(threads, 1))
 
     def draw(own: np.random.Generator, part: np.ndarray) -> None:
