@@ -85,10 +85,6 @@ def test_devices_need_a_gpu(without_gpu: None) -> None:
     assert_one_line(["bench", "devices"], "device gpu")
 
 
-def test_race_at_the_top_level_says_what_to_write() -> None:
-    assert_one_line(["race", "mlp", "--target", "0.9"], "unknown command 'race'; write adtrain bench race")
-
-
 def assert_one_line(arguments: list[str], message: str) -> None:
     result = invoke(*arguments, columns=120)
     assert (result.exit_code, result.stdout) == (2, "")

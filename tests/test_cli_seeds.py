@@ -129,12 +129,6 @@ def test_an_option_without_an_effect_is_refused(cfg: Path, name: str, given: lis
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize("option", ["--repeat", "--members"])
-def test_an_option_of_earlier_versions_says_what_to_write(cfg: Path, option: str) -> None:
-    error = one_line(command("train", cfg, option, "2", expect=2))
-    assert f"No such option '{option}'; to train from N seeds, write --seeds N" in error
-
-
 def test_the_mean_and_the_deviation_over_the_seeds_are_those_of_the_members(cfg: Path) -> None:
     found = json.loads(command("train", cfg, "--seeds", "3", "--epochs", "1", "--device", "cpu", "--json").stdout)
     for field in ("accuracy", "loss"):

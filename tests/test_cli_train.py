@@ -203,10 +203,6 @@ def test_the_resolved_config_trains_again_to_the_same_model_from_any_folder(
         (["--seed", "x"], "Invalid value for '--seed': found 'x', expected a whole number from 0 to 184467440737"),
         (["--autotune", "on"], "Invalid value for '--autotune': found 'on', expected off, cached or full (see"),
         (
-            ["--profile-steps", "0"],
-            "No such option '--profile-steps'; to time the operations of a step, write",
-        ),
-        (
             ["--ranks", "2", "--profile"],
             "--profile times the operations of one process, and takes no --ranks,",
         ),

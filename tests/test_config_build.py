@@ -162,8 +162,7 @@ def test_schedule_options_in_epochs_become_steps(tmp_path: Path, schedule: str, 
 
 
 def test_threads_that_use_a_spec_for_the_first_time_get_the_same_class() -> None:
-    family, start, found = Family(), Barrier(4), list[type[Spec]]()
-    made = iter(range(4))
+    made, start, found = iter(range(4)), Barrier(4), list[type[Spec]]()
 
     def make() -> type[Spec]:
         sleep(0.01)  # the others begin meanwhile
@@ -173,7 +172,7 @@ def test_threads_that_use_a_spec_for_the_first_time_get_the_same_class() -> None
         start.wait()
         found.append(family["kind"])
 
-    family.add_lazily("kind", partial(make))
+    family = Family(lambda: {"kind": partial(make)})
     threads = [Thread(target=use) for _ in range(4)]
     for thread in threads:
         thread.start()

@@ -117,9 +117,9 @@ written = st.one_of(
 
 @given(st.lists(written, min_size=1, max_size=20))
 def test_decimals_are_rounded_as_python_rounds_them(texts: list[str]) -> None:
-    block = "".join(f"{text}," for text in texts).encode()
+    block = bytes(chunks.PADDING) + "".join(f"{text}," for text in texts).encode()
     ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord(","))
-    found = decimal_numbers(block, np.concatenate([[0], ends[:-1] + 1]), ends)
+    found = decimal_numbers(block, np.concatenate([[chunks.PADDING], ends[:-1] + 1]), ends)
     others = set(found.others.tolist())
     for i, (text, value) in enumerate(zip(texts, found.values.tolist(), strict=True)):
         if i in others or not text:
@@ -128,3 +128,11 @@ def test_decimals_are_rounded_as_python_rounds_them(texts: list[str]) -> None:
             assert value.hex() == float(text).hex()
     short = {i for i, x in enumerate(texts) if x.replace(".", "", 1).lstrip("+-").isdecimal() and len(x) < 16}
     assert not short & others or any(text.count("-") + text.count("+") > 1 for text in texts)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0, 5, 2**64 - 1])), min_size=1))
+def test_equal_cells_have_the_first_of_them(rows: list[tuple[int, int]]) -> None:
+    words = [np.array(column, np.uint64) for column in zip(*rows, strict=True)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunks, "HASH_BITS", 2)  # different cells have the same hash
+        assert chunks.first_equal(words).tolist() == [rows.index(row) for row in rows]

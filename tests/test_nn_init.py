@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from math import sqrt
 from pathlib import Path
 from typing import Any, get_args
@@ -9,6 +10,8 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 from command_line import command
+from hypothesis import given
+from hypothesis import strategies as st
 from sweep_runs import groups
 from training_runs import load, prepare, write_config
 
@@ -269,3 +272,18 @@ def test_the_cells_of_a_hash_grid_grow_geometrically_from_the_base_to_the_finest
     assert nn.HashGrid(1, base_resolution=5).resolutions == (5,)
     with pytest.raises(ad.OptionError, match=r"^hash_grid: found finest_resolution 8 below base_resolution 16, "):
         nn.HashGrid(finest_resolution=8)
+
+
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4), processors=st.integers(1, 9), odd=st.booleans())
+def test_weights_drawn_in_threads_are_those_of_one_generator(sizes: list[int], processors: int, odd: bool) -> None:
+    rng, expected = np.random.default_rng(0), np.random.default_rng(0)
+    for each in (rng, expected) if odd else ():
+        each.integers(0, 9, dtype=np.uint32)  # keeps half of a word
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("adtrain.nn.init.DRAWN_AT_ONCE", 16)
+        patch.setattr("adtrain.nn.init.LEAST_DRAWN", 24)
+        patch.setattr(os, "cpu_count", lambda: processors)
+        for size in sizes:
+            found = drawn("kaiming_uniform", (size, 6), rng, np.dtype(np.float64)).numpy()
+            np.testing.assert_array_equal(found, expected.uniform(-1, 1, (size, 6)))
+    assert rng.integers(0, 9, 3, dtype=np.uint32).tolist() == expected.integers(0, 9, 3, dtype=np.uint32).tolist()

@@ -173,14 +173,14 @@ class _Recorder(Hook):
     The equations of a Program follow one another without gaps, and end when the host gets their times.
     """
 
-    def __init__(self, pid: int, kernels: Mapping[Key, Sequence[str]], clock: Clock) -> None:
-        self.pid, self.kernels, self.clock = pid, kernels, clock
+    def __init__(self, pid: int, kernels: Mapping[Key, Sequence[str]]) -> None:
+        self.pid, self.kernels = pid, kernels
         self.events: list[dict[str, Any]] = []
-        self.start = clock()
+        self.start = perf_counter()
 
     def now(self) -> float:
         """Microseconds since the creation."""
-        return (self.clock() - self.start) * 1e6
+        return (perf_counter() - self.start) * 1e6
 
     def before(self, call: Call) -> None:
         self.began = self.now()
@@ -211,7 +211,6 @@ def trace_step(
     run_steps: Callable[[int], object],
     kernels: Mapping[Key, Sequence[str]],
     device: str = "cpu",
-    clock: Clock = perf_counter,
 ) -> list[dict[str, Any]]:
     """Run one step and return its events. Run a step before, so that nothing is compiled in this one.
 
@@ -222,7 +221,7 @@ def trace_step(
     """
     finish = backend(device).synchronize
     finish()
-    recorder = _Recorder(pid, kernels, clock)
+    recorder = _Recorder(pid, kernels)
     with hook(recorder):
         run_steps(1)
     enqueued = recorder.now()

@@ -20,7 +20,7 @@ from adtrain.bench.profile import Key, OpTimer, Totals, held_bytes, trace_step
 from adtrain.bench.result import NamedTime, TimedResult, named
 from adtrain.bench.timing.protocol import observed_load, protocol
 from adtrain.bench.timing.roofline import Rates, Roofline, known_or_measured, rates
-from adtrain.bench.timing.sampling import Clock, Time, Timing, Workload, alternate
+from adtrain.bench.timing.sampling import Time, Timing, Workload, alternate
 from adtrain.bench.view import (
     KERNELS,
     MS,
@@ -334,18 +334,18 @@ class TimedSteps:
         timers: for each sample of `by_operation`, a timer for each of its steps.
     """
 
-    def __init__(self, run_steps: Callable[[int], object], clock: Clock) -> None:
-        self.run_steps, self.clock = run_steps, clock
+    def __init__(self, run_steps: Callable[[int], object]) -> None:
+        self.run_steps = run_steps
         self.host_ms: list[float] = []
         self.timers: list[Sequence[OpTimer]] = []
 
     def whole(self, times: int) -> None:
-        start = self.clock()
+        start = perf_counter()
         self.run_steps(times)
-        self.last_host_ms = (self.clock() - start) * 1e3 / times
+        self.last_host_ms = (perf_counter() - start) * 1e3 / times
 
     def by_operation(self, times: int) -> None:
-        self.last_timers = [OpTimer(self.clock) for _ in range(times)]
+        self.last_timers = [OpTimer() for _ in range(times)]
         for timer in self.last_timers:
             with hook(timer):
                 self.run_steps(1)
@@ -398,12 +398,10 @@ class ModeBench:
         return self.parts.median_ms / self.step.median_ms
 
 
-def bench_modes(experiment: Experiment, device: str = "cpu", clock: Clock = perf_counter) -> dict[str, ModeBench]:
+def bench_modes(experiment: Experiment, device: str = "cpu") -> dict[str, ModeBench]:
     """The step of `experiment` in every mode, whole and by operation, in interleaved samples."""
     experiments = {mode.value: replace(experiment, mode=mode) for mode in Mode}
-    steps = {
-        name: TimedSteps(continuation(e, e.initial_state("cpu"), device), clock) for name, e in experiments.items()
-    }
+    steps = {name: TimedSteps(continuation(e, e.initial_state("cpu"), device)) for name, e in experiments.items()}
     workloads: dict[str, Workload] = {}
     for name, each in steps.items():
         workloads |= {f"{name} whole": each.whole, f"{name} by_operation": each.by_operation}
@@ -413,7 +411,7 @@ def bench_modes(experiment: Experiment, device: str = "cpu", clock: Clock = perf
         steps[name].sampled(what)
 
     finish = backend(device).synchronize
-    found = alternate(workloads, finish, clock, BUDGET_MS, SAMPLE_MS, PAUSE_S[device], sampled)
+    found = alternate(workloads, finish, perf_counter, BUDGET_MS, SAMPLE_MS, PAUSE_S[device], sampled)
     benches = {}
     for name, each in steps.items():
         whole, timers = found[f"{name} whole"], each.timers

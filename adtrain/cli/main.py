@@ -29,19 +29,6 @@ from adtrain.distributed.environment import divide_host, is_rank, other_rank
 from adtrain.signals import INTERRUPTED, USAGE, end_on_signals, let_signals_kill
 
 INTERNAL = 70
-REPLACED_COMMANDS = {"race": "bench race"}
-"""What to write instead of a command of earlier versions."""
-
-REPLACED_OPTIONS = {
-    "train": {
-        "--repeat": "to train from N seeds, write --seeds N",
-        "--members": "to train from N seeds, write --seeds N",
-        "--profile-steps": "to time the operations of a step, write --profile",
-        "--debug-nan": "the error of a training names the first step, operation and layer with NaN or infinity",
-    },
-    "sweep": {"--all": "adtrain report SWEEP shows all members"},
-}
-"""What to write instead of an option of earlier versions."""
 NO_THREADS = (
     "the system does not let this process start a thread; raise its limits (ulimit -u, -v), or end other processes"
 )
@@ -128,8 +115,6 @@ def unknown_command(name: str) -> str:
     from adtrain.config.names import packaged
     from adtrain.config.problems import known
 
-    if name in REPLACED_COMMANDS:
-        return f"unknown command {name!r}; write adtrain {REPLACED_COMMANDS[name]}"
     if name in packaged() or os.path.isfile(name):
         return f"unknown command {name!r}; did you mean adtrain train {shlex.quote(name)}?"
     return f"unknown command {name!r}; {known(name, COMMANDS, 'commands')}"
@@ -152,7 +137,7 @@ def described(error: Exception) -> tuple[list[str], int]:
     code, kind, more = USAGE, "error", list[str]()
     if isinstance(error, click.UsageError):
         path = error.ctx.command_path if error.ctx else "adtrain"
-        hint = _advice(path, error) if isinstance(error, click.NoSuchOption) else ""
+        hint = _advice(error) if isinstance(error, click.NoSuchOption) else ""
         message = f"{hint or error.format_message()} (see '{path} --help')"
     elif isinstance(error, click.ClickException):
         message = error.format_message()
@@ -174,16 +159,18 @@ def described(error: Exception) -> tuple[list[str], int]:
     return [f"adtrain: {kind}: {message}", *more], code
 
 
-def _advice(path: str, error: click.NoSuchOption) -> str:
-    """The message for an option that another one replaces, or that a config has as a key; empty for others."""
-    if instead := REPLACED_OPTIONS.get(path.rpartition(" ")[2], {}).get(error.option_name):
-        return f"No such option {error.option_name!r}; {instead}"
+def _advice(error: click.NoSuchOption) -> str:
+    """The message for an option that a config has as a key; empty for others."""
     if error.ctx is None or not any(param.name == "overrides" for param in error.ctx.command.params):
         return ""
-    from adtrain.config.habits import SENTENCES, key_of
+    from adtrain.config.problems import similar
+
+    if similar(error.option_name, error.possibilities or (), 0.8):
+        return ""  # click says what was misspelt
+    from adtrain.config.habits import SENTENCES, key_of, option_of_optimizer
 
     name = error.option_name.lstrip("-").replace("-", "_")
-    key = key_of(name)
+    key = key_of(name) or option_of_optimizer(name)
     which = " for the optimizer adam" if key and ".adam." in key else ""
     advice = f"it is a key of the config: --set {key}=VALUE{which}" if key else SENTENCES.get(name)
     return f"No such option {error.option_name!r}; {advice}" if advice else ""

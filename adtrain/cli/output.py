@@ -120,9 +120,12 @@ def message(text: object) -> None:
 
 def message_of_rank(text: object) -> None:
     """Print a line that any rank may have to print: which rank died or hung."""
-    from tqdm import tqdm  # here, so that --help starts without it
+    if "tqdm" in sys.modules:
+        from tqdm import tqdm
 
-    tqdm.write(visible(text), file=sys.stderr)
+        tqdm.write(visible(text), file=sys.stderr)
+    else:  # there is no bar
+        print(visible(text), file=sys.stderr, flush=True)
 
 
 def print_warnings() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from pydantic import (
     BaseModel,
@@ -12,8 +12,8 @@ from pydantic import (
     Field,
     GetJsonSchemaHandler,
     PrivateAttr,
-    RootModel,
     SerializerFunctionWrapHandler,
+    WithJsonSchema,
     create_model,
     model_serializer,
     model_validator,
@@ -48,7 +48,6 @@ from adtrain.data import text_file
 from adtrain.data.fields import FieldKind
 from adtrain.data.formats import FORMATS, Options, of_name
 from adtrain.data.points import TABLES, PointOptions
-from adtrain.optim.groups import VECTORS
 from adtrain.option_types import Fraction, NonNegative, Patterns, Positive, Size, Text
 
 POINT_OPTIONS = tuple(option.name for option in fields(PointOptions))
@@ -303,6 +302,8 @@ class ParameterGroup(Section):
         if isinstance(value, str):
             if value != "no_decay":
                 raise PydanticCustomError("expected", "no_decay, or a mapping such as {paths: 0.*, lr_factor: 2}")
+            from adtrain.optim.groups import VECTORS
+
             return {"paths": VECTORS, "weight_decay": 0.0}
         return value
 
@@ -424,14 +425,8 @@ class Plugin(Section):
         return options
 
 
-class Sweep(RootModel[dict[str, Any]]):
-    """The trainings of a sweep; `sweep_section` reads it. The keys are paths into the config, and these options."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return dict(sweep_section.SCHEMA)
+Sweep = Annotated[dict[str, Any], WithJsonSchema(sweep_section.SCHEMA)]
+"""The trainings of a sweep; `sweep_section` reads it. The keys are paths into the config, and these options."""
 
 
 class Config(Section):

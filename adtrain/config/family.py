@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from functools import lru_cache, partial
 from threading import RLock
-from typing import Annotated, Any, ClassVar, Union
+from typing import Annotated, Any, ClassVar, TypeAlias, Union
 
 from pydantic import (
     BaseModel,
@@ -99,28 +99,40 @@ def _name_of(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-class Family(MutableMapping[str, type[Spec]]):
-    """The specs of a family by name. A spec of the package is created at its first use, because a config uses few."""
+Specs: TypeAlias = dict[str, type[Spec] | partial[type[Spec]]]
+"""Specs by name. A `partial` returns the spec; it is called at its first use."""
 
-    def __init__(self) -> None:
-        self._specs: dict[str, type[Spec] | partial[type[Spec]]] = {}
+
+class Family(MutableMapping[str, type[Spec]]):
+    """The specs of a family by name.
+
+    `own` returns the package's specs. It is called at the first use of the family, because it imports their modules.
+    """
+
+    def __init__(self, own: Callable[[], Specs]) -> None:
+        self._own = own
+        self._found: Specs | None = None
         self._making = RLock()
 
+    @property
+    def _specs(self) -> Specs:
+        with self._making:
+            if self._found is None:
+                self._found = self._own()
+            return self._found
+
     def __getitem__(self, kind: str) -> type[Spec]:
-        spec = self._specs[kind]
-        if isinstance(spec, partial):
-            with self._making:  # one class for all threads: values of two classes are never equal
-                spec = self._specs[kind]
-                if isinstance(spec, partial):
-                    spec = self._specs[kind] = spec()
-        return spec
+        with self._making:  # one class for all threads: values of two classes are never equal
+            spec = self._specs[kind]
+            if isinstance(spec, partial):
+                spec = self._specs[kind] = spec()
+            return spec
+
+    def __contains__(self, kind: object) -> bool:  # the inherited method would make the spec
+        return kind in self._specs
 
     def __setitem__(self, kind: str, spec: type[Spec]) -> None:
         self._specs[kind] = spec
-
-    def add_lazily(self, kind: str, create: partial[type[Spec]]) -> None:
-        """Add a spec that `create` returns at its first use."""
-        self._specs[kind] = create
 
     def __delitem__(self, kind: str) -> None:
         del self._specs[kind]

@@ -12,10 +12,10 @@ from typing import Any, cast
 import yaml
 from pydantic import ValidationError
 
-from adtrain.config import build, explain, plugged, source
+from adtrain.config import explain, plugged, source
 from adtrain.config.document import Config, Data, Source
 from adtrain.config.names import RUN_CONFIG, find_config
-from adtrain.config.overrides import Overrides, override, with_nodes, without
+from adtrain.config.overrides import Overrides, keys, override, with_nodes, without
 from adtrain.config.problems import ConfigError, Problem
 from adtrain.config.source import Node, of_python
 from adtrain.config.values import name_of
@@ -96,6 +96,8 @@ def _checked(
     naming = plugged.with_files(override(root, _of_plugins(overrides)), plugins)
     named = plugged.run_all(naming, path.parent if path is not None else Path(), run_plugin)
     root = override(root, overrides)  # after the plug-ins, because it needs the names of their options
+    if unknown := explain.unknown_keys(root, keys(overrides)):
+        raise ConfigError([*problems, *unknown])
     values = cast(dict[str, Any], root.plain())
     if path is not None:
         values.setdefault("name", name_of(path.stem))
@@ -105,6 +107,8 @@ def _checked(
         raise ConfigError([*problems, *explain.problems(error, root)]) from None
     cfg = cfg.model_copy(update={"plugins": named})
     cfg._source = Source(path, root)
+    from adtrain.config import build  # here, because it imports all layers and optimizers
+
     problems += build.check(cfg)
     if problems:
         raise ConfigError(problems)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pydantic import BaseModel
 
 from adtrain.config.document import Config, Data, Model, Training
-from adtrain.config.problems import PathParts
+from adtrain.config.problems import PathParts, similar
 from adtrain.config.source import Node
 from adtrain.config.specs import OPTIMIZERS
 
@@ -138,18 +138,20 @@ EXAMPLES = {
 SECTIONS: dict[str, type[BaseModel]] = {"data": Data, "model": Model, "training": Training}
 
 
-def key_of(name: str, optimizer: str = "adam") -> str | None:
+def key_of(name: str, root: Node | None = None) -> str | None:
     """The dotted key of a config for a key that another system has, or that another section has; None if unknown."""
     if name in KEYS:
-        return KEYS[name].replace("NAME", optimizer)
+        key = KEYS[name]
+        return key.replace("NAME", _optimizer(root)) if "NAME" in key else key
     if name in Config.model_fields:
         return name
-    for section, model in SECTIONS.items():
-        if name in model.model_fields:
-            return f"{section}.{name}"
-    if optimizer in OPTIMIZERS and name in OPTIMIZERS[optimizer].model_fields:
-        return f"optimizer.{optimizer}.{name}"
-    return None
+    return next((f"{section}.{name}" for section, model in SECTIONS.items() if name in model.model_fields), None)
+
+
+def option_of_optimizer(name: str, root: Node | None = None) -> str | None:
+    """The dotted key of an option of the config's optimizer; None if it has no such option. Imports optimizers."""
+    optimizer = _optimizer(root)
+    return f"optimizer.{optimizer}.{name}" if name in OPTIMIZERS[optimizer].model_fields else None
 
 
 def of_key(path: PathParts, root: Node, names: Sequence[str]) -> str | None:
@@ -159,9 +161,14 @@ def of_key(path: PathParts, root: Node, names: Sequence[str]) -> str | None:
         return f"did you mean {option}?"
     if sentence := SENTENCES.get(f"{path[-2]}.{name}" if len(path) > 1 else "") or SENTENCES.get(name):
         return sentence
-    if len(path) <= 2 and (key := key_of(name, _optimizer(root))):
+    in_section = len(path) <= 2
+    if in_section and (key := key_of(name, root)):
         return f"did you mean {key}{' at the top level' if key in Config.model_fields and len(path) > 1 else ''}?"
-    return None
+    if misspelt := similar(name, names, 0.8):
+        return misspelt
+    if in_section and (key := option_of_optimizer(name, root)):
+        return f"did you mean {key}?"
+    return similar(name, names)
 
 
 def of_name(name: str, names: Sequence[str]) -> str | None:
@@ -184,8 +191,8 @@ def of_class(value: object, names: Sequence[str]) -> str | None:
     return f"the name is the key: write {f'{{{value[key]}: {{{options}}}}}' if options else value[key]}"
 
 
-def _optimizer(root: Node) -> str:
+def _optimizer(root: Node | None) -> str:
     """The name of the config's optimizer, adam if it has none."""
-    value = root.find(("optimizer",))[0].value
+    value = None if root is None else root.find(("optimizer",))[0].value
     name = next(iter(value), "") if isinstance(value, dict) else value
     return name if isinstance(name, str) and name in OPTIMIZERS else "adam"

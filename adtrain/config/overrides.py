@@ -44,6 +44,12 @@ def override(root: Node, settings: Overrides) -> Node:
     return root
 
 
+def keys(settings: Overrides) -> list[list[str]]:
+    """The parts of the key of each setting."""
+    names = settings if isinstance(settings, Mapping) else (setting.partition("=")[0] for setting in settings)
+    return [parts_of(name) or [] for name in names]
+
+
 def parts_of(key: str) -> list[str] | None:
     """The parts of a dotted key; None if it is none."""
     parts = re.sub(r"\[(\d+)\]", r".\1", key.strip()).split(".")
@@ -149,9 +155,9 @@ def _long_form(node: Node, prefix: list[str], part: str, where: str) -> Node:
     has_part = part in node.value if isinstance(node.value, dict) else _is_item(node, part)
     if node.value is None or (prefix in ([name] for name in REPLACED) and not has_part):
         return Node(where, {})
-    spec = by_kind(prefix[-1]) if prefix else None
     has_children = isinstance(node.value, dict) or (isinstance(node.value, list) and part.isdecimal())
-    if spec and not has_children and (first := spec.first_option()):
+    spec = by_kind(prefix[-1]) if prefix and not has_children else None
+    if spec and (first := spec.first_option()):
         return Node(node.where, {first: node}, {first: node.where})
     return node
 

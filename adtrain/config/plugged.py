@@ -12,20 +12,19 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TypeAlias
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from adtrain import plugins
 from adtrain.config import explain
 from adtrain.config.document import Plugin
 from adtrain.config.problems import ConfigError, Problem, dotted, known
 from adtrain.config.source import Node
-from adtrain.custom_ops import kernel_files
 from adtrain.plugins import PluginError
 
 Loader: TypeAlias = Callable[[Plugin, Path], Plugin]
 """Runs a plug-in of the config in this folder, and returns it with its SHA-256. Raises PluginError."""
 
-_entries: TypeAdapter[list[Plugin] | None] = TypeAdapter(list[Plugin] | None)
+_entries: TypeAdapter[list[Plugin]] = TypeAdapter(list[Plugin], config=ConfigDict(defer_build=True))
 
 
 def run_named(plugin: Plugin, folder: Path) -> Plugin:
@@ -45,6 +44,8 @@ def run(file: str, found: plugins.Plugin) -> Plugin:
 
     Raises PluginError for a file of a kernel outside the plug-in's folder, because a run stores copies.
     """
+    from adtrain.custom_ops import kernel_files
+
     module, folder = found.run(), found.path.parent
     hashes: dict[str, str] = {}
     for path in kernel_files(module.__name__) if found.module is None else ():
@@ -82,11 +83,11 @@ def run_all(root: Node, folder: Path, load: Loader) -> list[Plugin] | None:
     """
     node = root.value.get("plugins") if isinstance(root.value, dict) else None
     try:
-        named = _entries.validate_python(None if node is None else node.plain())
+        named = [] if node is None or node.value is None else _entries.validate_python(node.plain())
     except ValidationError as error:
         raise ConfigError(explain.problems(error, root, ("plugins",))) from None
     done: list[Plugin] = []
-    for i, plugin in enumerate(named or ()):
+    for i, plugin in enumerate(named):
         path = ("plugins", i)
         try:
             if Path(plugin.file).name in [Path(other.file).name for other in done]:

@@ -92,9 +92,9 @@ def known(name: str, names: Iterable[str], many: str = "known") -> str:
     return similar(name, names) or listed(names, many)
 
 
-def similar(name: str, names: Iterable[str]) -> str | None:
-    """`did you mean relu?`, the closest of `names`; None if none is close."""
-    close = difflib.get_close_matches(name.lower()[:80], list(names), n=1)
+def similar(name: str, names: Iterable[str], least: float = 0.6) -> str | None:
+    """`did you mean relu?`, the closest of `names`; None if none has a similarity of `least`, of 1 for equal names."""
+    close = difflib.get_close_matches(name.lower()[:80], list(names), 1, least)
     return f"did you mean {close[0]}?" if close else None
 
 

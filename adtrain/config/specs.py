@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
 
 from pydantic import BaseModel, Field, create_model
 
-from adtrain import augment, curvature, docstrings, metrics, nn, optim
+from adtrain import docstrings
 from adtrain.config.annotations import option_type
 from adtrain.config.equation_terms import AsTerms, Equations
-from adtrain.config.family import Family, OneOf, Spec
+from adtrain.config.family import Family, OneOf, Spec, Specs
 from adtrain.config.values import WarmUp
 from adtrain.core.errors import OptionError
-from adtrain.data import catalogue
 from adtrain.option_types import Count
 
 
@@ -83,16 +82,60 @@ WARM_UP: dict[str, Any] = {"warmup_epochs": (WarmUp, 0.0), "warmup_steps": (Coun
 
 FROM_DATA = ("total_steps", "steps_per_epoch")
 """Parameters of schedules that are no options: they follow from the data and `training`."""
+
+
+def _family(name: str, *specs: type[Spec]) -> Family:
+    """The package's own classes and functions of a family, and further specs."""
+
+    def own() -> Specs:
+        found: Specs = {}
+        for kind, target in _targets(name).items():
+            excluded: Sequence[str] = ["found"] if name == "metric" else ()
+            if name == "loss":  # a step needs the mean over the batch, and every image has a label
+                excluded = [*list(inspect.signature(target).parameters)[:2], "ignore_index", "reduction"]
+            found[kind] = partial(_spec, name, kind, target, excluded)
+        return found | {spec.kind: spec for spec in specs}
+
+    return Family(own)
+
+
+def _targets(family: str) -> Mapping[str, Callable[..., Any]]:
+    """The package's own classes and functions of a family."""
+    match family:
+        case "layer" | "loss":
+            from adtrain import nn
+
+            return nn.LAYERS if family == "layer" else nn.LOSSES
+        case "optimizer" | "schedule" | "average":
+            from adtrain import optim
+
+            own: dict[str, Mapping[str, Callable[..., Any]]]
+            own = {"optimizer": optim.OPTIMIZERS, "schedule": optim.SCHEDULES, "average": optim.AVERAGES}
+            return own[family]
+        case "augmentation":
+            from adtrain import augment
+
+            return augment.AUGMENTATIONS
+        case "data set":
+            from adtrain.data import catalogue
+
+            return {name: catalogue.finder(name) for name in catalogue.CATALOGUE}
+        case _:
+            from adtrain import curvature, metrics
+
+            return {**metrics.METRICS, **curvature.METRICS}
+
+
 CONTAINERS: tuple[type[Spec], ...] = (Residual, Concat, Add, Multiply)
-LAYERS = Family()
-LOSSES = Family()
-OPTIMIZERS = Family()
-SCHEDULES = Family()
+LAYERS = _family("layer", *CONTAINERS)
+LOSSES = _family("loss", Equations)
+OPTIMIZERS = _family("optimizer")
+SCHEDULES = _family("schedule")
 """In a config schedules count in epochs: step_size and milestones are epochs; gamma of exponential is per epoch."""
-AVERAGES = Family()
-AUGMENTATIONS = Family()
-DATASETS = Family()
-METRICS = Family()
+AVERAGES = _family("average")
+AUGMENTATIONS = _family("augmentation")
+DATASETS = _family("data set")
+METRICS = _family("metric")
 FAMILIES = {
     "layer": LAYERS,
     "loss": LOSSES,
@@ -115,13 +158,15 @@ def add(family: str, kind: str, target: Callable[..., Any]) -> None:
 
 def _spec(family: str, kind: str, target: Callable[..., Any], excluded: Collection[str] = ()) -> type[Spec]:
     """The spec of a class or function, whose options are its parameters without `excluded`. Raises as `add`."""
+    from adtrain.optim.optimizer import Optimizer as Rule
+
     hints = get_type_hints(target, include_extras=True)
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(target).parameters.items():
         if name in excluded or (family == "schedule" and name in FROM_DATA):
             continue
         default = ... if parameter.default is parameter.empty else parameter.default
-        if hints[name] is optim.Optimizer:
+        if hints[name] is Rule:
             made = default is not ... and Field(default_factory=partial(_spec_of, OPTIMIZERS, default))
             fields[name] = Optimizer, made or ...
             continue
@@ -142,31 +187,6 @@ def _spec_of(family: Family, made: Any) -> Spec:
     """The spec of an object of the package: an option's default."""
     spec = family[made.kind()]
     return spec(**{name: getattr(made, name) for name in spec.model_fields})
-
-
-def _add_own() -> None:
-    """Add the package's own classes and functions."""
-    own: dict[str, Mapping[str, Callable[..., Any]]] = {
-        "layer": nn.LAYERS,
-        "optimizer": optim.OPTIMIZERS,
-        "schedule": optim.SCHEDULES,
-        "average": optim.AVERAGES,
-        "augmentation": augment.AUGMENTATIONS,
-        "data set": {name: catalogue.finder(name) for name in catalogue.CATALOGUE},
-        "loss": nn.LOSSES,
-        "metric": {**metrics.METRICS, **curvature.METRICS},
-    }
-    for family, targets in own.items():
-        for kind, target in targets.items():
-            excluded: Sequence[str] = ["found"] if family == "metric" else ()
-            if family == "loss":  # a step needs the mean over the batch, and every image has a label
-                excluded = [*list(inspect.signature(target).parameters)[:2], "ignore_index", "reduction"]
-            FAMILIES[family].add_lazily(kind, partial(_spec, family, kind, target, excluded))
-    LAYERS.update({container.kind: container for container in CONTAINERS})
-    LOSSES[Equations.kind] = Equations
-
-
-_add_own()
 
 
 def by_kind(kind: str) -> type[Spec] | None:

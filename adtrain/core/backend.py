@@ -53,6 +53,11 @@ class Executable(Protocol):
         """The chosen kernels and the memory plan, for `compile` in another process; None if they cannot be kept."""
         ...
 
+    @property
+    def ready(self) -> bool:
+        """Whether `finish` need not wait for a compiler."""
+        ...
+
     def finish(self) -> None:
         """Wait until the kernels are compiled. `run` does the same."""
         ...

@@ -156,6 +156,8 @@ def label(equation: Equation) -> str:
 
 def renamed(equation: Equation, names: dict[Variable, Variable]) -> Equation:
     """``equation`` with the variables that are keys of ``names`` replaced, in its body as well."""
+    if not names:
+        return equation
     params = dict(equation.params)
     if equation.form:
         body: Program = params["body"]

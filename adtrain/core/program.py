@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -62,6 +62,12 @@ class Equation:
 
     def has(self, trait: Trait) -> bool:
         return trait in self.primitive.traits
+
+    def renamed_inputs(self, names: Mapping[Variable, Variable]) -> Equation:
+        """The equation with the inputs that are keys of ``names`` replaced; itself if there are none."""
+        if names.keys().isdisjoint(self.inputs):
+            return self
+        return replace(self, inputs=tuple(names.get(v, v) for v in self.inputs))
 
     @property
     def form(self) -> str:

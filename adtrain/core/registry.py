@@ -6,10 +6,11 @@ that `adtrain.extend` exports.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
 from adtrain.core.kernel import CKernel, CudaKernel
+from adtrain.core.static_key import params_key
 from adtrain.core.target import Target
 
 CudaRule: TypeAlias = Callable[..., Sequence[CudaKernel]]
@@ -18,6 +19,10 @@ first. It returns none where no kernel fits."""
 
 _C_KERNELS: dict[str, tuple[CKernel, ...]] = {}
 _CUDA_RULES: dict[str, CudaRule] = {}
+_CANDIDATES: dict[Hashable, tuple[CudaKernel, ...]] = {}
+"""What rules have returned, by rule and arguments: passes ask for the same kernels many times, as for equal layers."""
+MAX_CANDIDATES = 4096
+"""Entries of `_CANDIDATES` at which it begins again."""
 
 
 def register(primitive: str, backend: str, kernels: CKernel | tuple[CKernel, ...] | CudaRule) -> None:
@@ -62,4 +67,12 @@ def cuda_kernels(primitive: str, target: Target, *types: Any, **params: Any) -> 
     Those whose grids are too large for a launch are left out.
     """
     rule = _CUDA_RULES.get(primitive)
-    return [kernel for kernel in rule(target, *types, **params) if kernel.launchable] if rule is not None else ()
+    if rule is None:
+        return ()
+    key = rule, target, types, params_key(params)
+    found = _CANDIDATES.get(key)
+    if found is None:
+        if len(_CANDIDATES) >= MAX_CANDIDATES:
+            _CANDIDATES.clear()
+        found = _CANDIDATES[key] = tuple(each for each in rule(target, *types, **params) if each.launchable)
+    return found

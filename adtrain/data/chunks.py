@@ -21,10 +21,10 @@ from adtrain.files import open_regular
 FIRST_ROWS, MORE_ROWS = 1024, 16384
 """Rows of the first chunk, which tells categories from numbers, and of each further one of bytes."""
 
-BLOCK_BYTES = 1 << 23
+BLOCK_BYTES = 1 << 21
 
-MOST_BYTES = 32
-"""Of cells that are compared as numbers or bytes, without texts of Python."""
+HASH_BITS, HASH_FACTOR = 14, 0x9E3779B97F4A7C15
+"""Bits of the hash of a cell, and the factor, 2^64 divided by the golden ratio, whose product with it has the hash."""
 
 NEWLINE, POINT, PLUS, MINUS, ZERO = b"\n.+-0"
 
@@ -33,6 +33,18 @@ MOST_DIGITS, MOST_DECIMALS = 18, 22
 
 EXACT_DIGITS = 15
 """Integers of so many digits are exact in float64, so that their quotient by a power is rounded once."""
+
+WORD, MOST_WORDS = 8, 3
+"""Bytes that are converted together, and how many times so many bytes a number can have."""
+
+PADDING = WORD * MOST_WORDS
+"""Bytes before the first text of a block."""
+
+ALL_BYTES = 0x0101010101010101
+NOTHING, ONE, SEVEN, EIGHT, LAST_BYTE, LOW_BYTE = map(np.uint64, (0, 1, 7, 8, 56, 0xFF))
+ZEROS, SIXES, LOW_BITS, HIGH_HALVES = (np.uint64(byte * ALL_BYTES) for byte in (ZERO, 6, 0x7F, 0xF0))
+PLACES = np.uint64(0x0706050403020100)
+"""Times the lowest bit of a byte: its highest byte is the number of bytes above."""
 
 POWERS = 10.0 ** np.arange(MOST_DECIMALS + 1)
 
@@ -93,34 +105,34 @@ class RowChunk:
 
 
 class ByteChunk:
-    """Rows between positions in bytes. `begins` and `ends` are int64 (rows, columns)."""
+    """Rows of bytes. `ends` are the positions behind the cells, int64 (rows, columns); the first begins at `begin`."""
 
-    def __init__(self, lines: Sequence[int], block: bytes, begins: np.ndarray, ends: np.ndarray) -> None:
-        self.lines, self._block, self._begins, self._ends = lines, block, begins, ends
+    def __init__(self, lines: Sequence[int], block: bytes, begin: int, ends: np.ndarray) -> None:
+        self.lines, self._block = lines, block
+        self._ends = np.ascontiguousarray(ends.T)
+        self._first = np.concatenate([[begin], self._ends[-1, :-1] + 1])
+
+    def _begins(self, column: int) -> np.ndarray:
+        return self._ends[column - 1] + 1 if column else self._first
 
     def texts(self, column: int, rows: np.ndarray | None = None) -> list[str]:
         chosen = slice(None) if rows is None else rows
-        bounds = zip(self._begins[chosen, column].tolist(), self._ends[chosen, column].tolist(), strict=True)
+        bounds = zip(self._begins(column)[chosen].tolist(), self._ends[column, chosen].tolist(), strict=True)
         return [self._block[begin:end].decode() for begin, end in bounds]
 
     def distinct(self, column: int) -> Distinct:
-        begins, ends = self._begins[:, column], self._ends[:, column]
+        begins, ends = self._begins(column), self._ends[column]
         longest = int((ends - begins).max(initial=1))
-        if longest > MOST_BYTES:
+        if longest > PADDING:
             return distinct(self.texts(column))
-        width = 8 if longest <= 8 else longest
-        rows = np.ascontiguousarray(_bytes(self._block, begins, ends, width).T)
-        cells = rows.view("u8" if width == 8 else f"S{width}")
-        _, first, numbers = np.unique(cells, return_index=True, return_inverse=True)
-        order = np.argsort(first)
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
-        first = first[order]
+        words = [_last_bytes(self._block, ends, ends - begins, i) for i in range(-(-longest // WORD))]
+        numbers = first_equal(words)
+        first = np.flatnonzero(numbers == np.arange(len(numbers)))
         bounds = zip(begins[first].tolist(), ends[first].tolist(), strict=True)
-        return Distinct([self._block[i:j].decode() for i, j in bounds], first, place[numbers.reshape(-1)])
+        return Distinct([self._block[i:j].decode() for i, j in bounds], first, np.searchsorted(first, numbers))
 
     def numbers(self, column: int) -> Numbers:
-        values, others = decimal_numbers(self._block, self._begins[:, column], self._ends[:, column])
+        values, others = decimal_numbers(self._block, self._begins(column), self._ends[column])
         return _numbers_or_others(self, column, values, others)
 
 
@@ -151,48 +163,88 @@ def finite_numbers(texts: Sequence[str]) -> np.ndarray | None:
     return None
 
 
-def _bytes(block: bytes, begins: np.ndarray, ends: np.ndarray, width: int) -> np.ndarray:
-    """The bytes between positions, uint8 (width, rows); 0 behind the end."""
-    steps = np.arange(width)[:, np.newaxis]
-    found: np.ndarray = np.frombuffer(block, np.uint8).take(begins + steps, mode="clip")
-    found *= steps < ends - begins
+def first_equal(words: Sequence[np.ndarray]) -> np.ndarray:
+    """For each row the first row that has the same integers, uint64, in all of `words`. Rows are compared by a hash."""
+    rows = left = np.arange(len(words[0]))
+    found, first = np.empty_like(rows), np.empty(1 << HASH_BITS, np.int64)
+    factor = HASH_FACTOR
+    while len(left):
+        parts = [word[left] for word in words]
+        hashes = np.zeros(len(left), np.uint64)
+        for part in parts:
+            hashes = (hashes ^ part) * np.uint64(factor)
+        hashes >>= np.uint64(64 - HASH_BITS)
+        first[hashes[::-1]] = left[::-1]  # of several rows with a hash the first one is written last
+        candidates = first[hashes]
+        equal = np.logical_and.reduce([word[candidates] == part for word, part in zip(words, parts, strict=True)])
+        found[left[equal]] = candidates[equal]
+        left, factor = left[~equal], factor * HASH_FACTOR % 2**64
     return found
 
 
 def decimal_numbers(block: bytes, begins: np.ndarray, ends: np.ndarray) -> Numbers:
-    """The texts between positions: a sign or none, digits, and a point or none. Longer numbers are `others`."""
-    lengths = ends - begins
-    longest = min(int(lengths.max(initial=1)), MOST_DECIMALS + 2)
-    texts = _bytes(block, begins, ends, longest)
-    digits = texts - np.uint8(ZERO)
-    are_digits, are_points = digits <= 9, texts == POINT
-    digits *= are_digits
-    negative = texts[0] == MINUS
-    signs = negative | (texts[0] == PLUS)
-    count, points = are_digits.sum(axis=0, dtype=np.int8), are_points.sum(axis=0, dtype=np.int8)
-    wrong = (count + points + signs != lengths) | (points > 1) | (count == 0)
-    is_long = count.max(initial=0) > EXACT_DIGITS
-    integers, decimals, zeros = np.zeros(len(lengths), np.int64), *np.zeros((2, len(lengths)), np.int8)
-    behind_point, leading = np.zeros(len(lengths), bool), np.ones(len(lengths), bool)
-    for digit, is_digit, is_point, factor in zip(
-        digits, are_digits, are_points, 1 + 9 * are_digits.view(np.uint8), strict=True
-    ):
-        integers *= factor
-        integers += digit
-        decimals += is_digit & behind_point
-        behind_point |= is_point
-        if is_long:
-            leading &= digit == 0
-            zeros += is_digit & leading
+    """The texts between positions: a sign or none, digits, and a point or none. Longer numbers are `others`.
+
+    Eight bytes of each text are one integer: the last eight, then those before. PADDING bytes come before the texts.
+    """
+    first = np.frombuffer(block, np.uint8).take(begins, mode="clip")
+    filled, negative = ends > begins, first == MINUS
+    lengths = ends - begins - (negative | (first == PLUS))
+    count = min(-(-int(lengths.max(initial=1)) // WORD), MOST_WORDS)
+    integers, decimals = np.zeros((2, len(ends)), np.int64)
+    wrong, seen = np.zeros((2, len(ends)), np.uint64)
+    """Bits that no number has, and all bits where the point has been found."""
+    later = _last_bytes(block, ends, lengths, 0, ZEROS)
+    for i in range(count):
+        word = later
+        later = _last_bytes(block, ends, lengths, i + 1, ZEROS) if i + 1 < count else np.zeros_like(word)
+        points = _bytes_equal(word, POINT ^ ZERO)
+        wrong |= (points & (points - ONE)) | (points & seen)
+        point, here = points >> SEVEN, (points != 0).astype(np.uint64)
+        decimals += (((point * PLACES) >> LAST_BYTE) + here * np.uint64(WORD * i)).view(np.int64)
+        before, seen = (point - here) | seen, seen | (NOTHING - here)
+        # The bytes before the point move into its place.
+        word = (word & ~(before | point * LOW_BYTE)) | ((word & before) << EIGHT) | ((later >> LAST_BYTE) & seen)
+        wrong |= (word | (word + SIXES)) & HIGH_HALVES
+        value = _number(word)
+        if i == MOST_WORDS - 1:
+            wrong |= value // np.uint64(10 ** (MOST_DIGITS - WORD * i))
+        integers += value.view(np.int64) * 10 ** (WORD * i)
+    are_wrong = (wrong != 0) | (lengths <= (seen & ONE).view(np.int64)) | (lengths > PADDING)
+    are_wrong |= decimals > MOST_DECIMALS
     divisors = POWERS[np.minimum(decimals, MOST_DECIMALS)]
-    if is_long:
+    if (integers >= 10**EXACT_DIGITS).any():
         values, unsure = _quotients(integers, divisors)
-        wrong |= unsure | (count - zeros > MOST_DIGITS)
+        are_wrong |= unsure
     else:
         values = integers / divisors
     np.negative(values, where=negative, out=values)
-    values[wrong] = np.nan
-    return Numbers(values, np.flatnonzero(wrong & (lengths > 0)))
+    values[are_wrong] = np.nan
+    return Numbers(values, np.flatnonzero(are_wrong & filled))
+
+
+def _last_bytes(block: bytes, ends: np.ndarray, lengths: np.ndarray, i: int, zeros: np.uint64 = NOTHING) -> np.ndarray:
+    """The `i`-th last eight bytes of each text as an integer, the first one lowest, combined with `zeros` by XOR. Bytes
+    before the text are 0."""
+    words = np.ndarray(len(block) - WORD + 1, "<u8", block, strides=(1,))
+    missing = np.uint64(8 * WORD) - np.clip(lengths - WORD * i, 0, WORD).view(np.uint64) * EIGHT
+    found: np.ndarray = ((words[ends - WORD * (i + 1)] ^ zeros) >> missing) << missing
+    return found
+
+
+def _bytes_equal(words: np.ndarray, byte: int) -> np.ndarray:
+    """The highest bit of each byte that has this value."""
+    differing = words ^ np.uint64(byte * ALL_BYTES)
+    found: np.ndarray = ~(((differing & LOW_BITS) + LOW_BITS) | differing | LOW_BITS)
+    return found
+
+
+def _number(digits: np.ndarray) -> np.ndarray:
+    """The numbers of eight decimal digits, a byte each, the lowest byte first: pairs, fours and all are joined."""
+    pairs = (digits * np.uint64(10 * 2**8 + 1)) >> EIGHT
+    fours = ((pairs & np.uint64(0x00FF00FF00FF00FF)) * np.uint64(100 * 2**16 + 1)) >> np.uint64(16)
+    found: np.ndarray = ((fours & np.uint64(0x0000FFFF0000FFFF)) * np.uint64(10**4 * 2**32 + 1)) >> np.uint64(32)
+    return found
 
 
 def _quotients(integers: np.ndarray, divisors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -235,11 +287,12 @@ def chunks(table: Opened) -> Iterator[Chunk]:
                 with TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
                     yield from _of_rows(table, csv_lines(text, table.path, table.delimiter, line))
                 return
-            content, begins, ends = split
+            content, ends = split
             start = FIRST_ROWS if line == table.before else MORE_ROWS
             bounds = [0, *range(start, len(ends), MORE_ROWS), len(ends)]
             for first, last in pairwise(bounds):
-                yield ByteChunk(range(line + first + 1, line + last + 1), content, begins[first:last], ends[first:last])
+                at = int(ends[first - 1, -1]) + 1 if first else PADDING
+                yield ByteChunk(range(line + first + 1, line + last + 1), content, at, ends[first:last])
             line, begin = line + len(ends), file.tell()
 
 
@@ -249,26 +302,26 @@ def _of_rows(table: Opened, lines: Iterator[Line]) -> Iterator[Chunk]:
         yield RowChunk([(line, row if len(row) == width else table.row(line, row)) for line, row in rows])
 
 
-def _split(block: bytes, delimiter: str, width: int) -> tuple[bytes, np.ndarray, np.ndarray] | None:
-    """The block, which ends with a line, and the begins and ends of its cells, int64 (rows, width).
+def _split(block: bytes, delimiter: str, width: int) -> tuple[bytes, np.ndarray] | None:
+    """The block after PADDING bytes, with a line at its end, and the ends of its cells, int64 (rows, width).
 
     None where lines differ in their number of cells, or which bytes separate cells needs a reader of CSV.
     """
     mark = delimiter.encode()
     if width < 2 or len(mark) > 1 or mark == b" " or b'"' in block or b"\0" in block:
         return None
-    block = block.replace(b"\r\n", b"\n")
+    if b"\r" in block:
+        block = block.replace(b"\r\n", b"\n")
     if b"\r" in block or not (block.isascii() or _is_text(block)):
         return None
-    block = block if block.endswith(b"\n") else block + b"\n"
+    block = b"".join([bytes(PADDING), block, b"" if block.endswith(b"\n") else b"\n"])
     data = np.frombuffer(block, np.uint8)
     are_newlines = data == NEWLINE
     ends = np.flatnonzero(are_newlines | (data == mark[0]))
     rows = np.count_nonzero(are_newlines)
     if len(ends) != rows * width or not are_newlines[ends[width - 1 :: width]].all():
         return None
-    begins = np.concatenate([[0], ends[:-1] + 1])
-    return block, begins.reshape(rows, width), ends.reshape(rows, width)
+    return block, ends.reshape(rows, width)
 
 
 def _is_text(block: bytes) -> bool:

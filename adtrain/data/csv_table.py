@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -153,16 +152,15 @@ def _cells(
     for chunk in chunks(table):
         values = reader.convert(chunk)
         keep = np.arange(len(values))
-        if options.missing == "drop":
-            empty = np.isnan(values).any(axis=1)
-            if empty.any() and not first_dropped:
-                first_dropped = chunk.lines[int(empty.argmax())]
+        if options.missing == "drop" and (empty := np.isnan(values).any(axis=1)).any():
+            first_dropped = first_dropped or chunk.lines[int(empty.argmax())]
             keep = np.flatnonzero(~empty)
-        found.append(values[keep])
+            values = values[keep]
+        found.append(values)
         kept.append(count + keep)
         if labels is not None:
             labels.add(chunk, keep)
-        count += len(values)
+        count += len(chunk.lines)
     reader.warn()
     rows = np.concatenate([np.zeros(0, np.int64), *kept])
     if first_dropped:
@@ -236,13 +234,11 @@ class _ColumnReader:
         """The cells of these rows as float64; NaN for an empty cell. Raises DataError with line and column."""
         position = self._column.position
         if self.has_categories or self._column.is_date:
-            values = self._coded(chunk)
-        elif self.has_own_numbers or (found := self._plain_numbers(chunk)) is None:
-            values = self._converted(chunk.lines, chunk.texts(position))
-        else:
+            return self._coded(chunk)
+        if not self.has_own_numbers and (found := self._plain_numbers(chunk)) is not None:
             return found
-        if (empty := np.isnan(values)).any():
-            self._emptied.update(filter(None, map(cleaned, compress(chunk.texts(position), empty.tolist()))))
+        values = self._converted(chunk.lines, chunk.texts(position))
+        self._note_emptied(chunk.texts(position, np.flatnonzero(np.isnan(values))))
         return values
 
     def _plain_numbers(self, chunk: Chunk) -> np.ndarray | None:
@@ -266,7 +262,15 @@ class _ColumnReader:
         texts = [found.texts[i] for i in new]
         codes = self._converted([chunk.lines[found.first[i]] for i in new], texts)
         self._seen |= zip(texts, codes.tolist(), strict=True)
-        return np.array([self._seen[text] for text in found.texts], np.float64)[found.numbers]
+        found_codes = np.array([self._seen[text] for text in found.texts], np.float64)
+        if (empty := np.isnan(found_codes)).any():
+            for i, count in zip(np.flatnonzero(empty), np.bincount(found.numbers)[empty].tolist(), strict=True):
+                self._note_emptied([found.texts[i]] * count if found.texts[i] else ())
+        return found_codes[found.numbers]
+
+    def _note_emptied(self, texts: Sequence[str]) -> None:
+        """Count the texts that are read as empty cells."""
+        self._emptied.update(filter(None, map(cleaned, texts)))
 
     def _converted(self, lines: Sequence[int], cells: Sequence[str]) -> np.ndarray:
         given = list(map(cleaned, cells))

@@ -18,7 +18,7 @@ from adtrain.data.file_array import FileArray
 from adtrain.data.sequences import MemoryStream, Sequences, cut
 from adtrain.data.shuffle import permutation
 
-CHUNK_BYTES = 16 << 20
+CHUNK_BYTES = 1 << 20
 
 SPLIT_STREAM, TEST_STREAM = 0, 2
 """The random streams of the two splits, beside SHUFFLE_STREAM."""

@@ -56,10 +56,12 @@ def _divisors(std: np.ndarray, least: np.ndarray, greatest: np.ndarray) -> tuple
 
 def cell_statistics(cells: np.ndarray) -> Statistics:
     """Mean and standard deviation of the numbers in each column of a table (N, columns), without NaN."""
-    filled = ~np.isnan(cells)
-    counts = np.maximum(filled.sum(axis=0), 1)
-    mean = cells.sum(axis=0, where=filled) / counts
-    std = np.sqrt(np.square(cells - mean).sum(axis=0, where=filled) / counts)
+    empty = np.isnan(cells)
+    counts = np.maximum(len(cells) - empty.sum(axis=0), 1)
+    filled = np.where(empty, 0, cells) if empty.any() else cells
+    mean = sum(part.sum(axis=0) for part in chunks(filled)) / counts
+    filled = np.where(empty, mean, cells) if empty.any() else cells
+    std = np.sqrt(sum(np.square(part - mean).sum(axis=0) for part in chunks(filled)) / counts)
     return tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
 
 

@@ -124,7 +124,7 @@ class TableEncoder:
             if column.is_date:
                 block[filled] = date_features(values[filled])
             elif column.categories is None:
-                block[filled, 0] = values[filled]
+                block[:, 0] = np.where(np.isnan(values), 0, values)
             else:
                 numbers = _numbers(values[filled].astype(np.int64), column, found, place)
                 if self.encoding == "index":
@@ -153,6 +153,10 @@ def learn(cells: np.ndarray, rows: np.ndarray, columns: Columns, options: CsvOpt
     """
     learnt, fill, mean = [], list[float](), options.missing == "mean"
     for i, column in enumerate(columns.features):
+        if column.categories is None and not mean:
+            learnt.append(column)
+            fill += [0.0] * (len(DATE_FEATURES) if column.is_date else 1)
+            continue
         values = cells[rows, i]
         values = values[~np.isnan(values)]
         if mean and not len(values):
@@ -161,7 +165,7 @@ def learn(cells: np.ndarray, rows: np.ndarray, columns: Columns, options: CsvOpt
         if column.categories is None:
             learnt.append(column)
             numbers = date_features(values) if column.is_date else values[:, np.newaxis]
-            fill += numbers.mean(axis=0).tolist() if mean else [0.0] * numbers.shape[1]
+            fill += numbers.mean(axis=0).tolist()
             continue
         codes, counts = np.unique(values.astype(np.int64), return_counts=True)
         by_text = sorted((column.categories[code], int(count)) for code, count in zip(codes, counts, strict=True))

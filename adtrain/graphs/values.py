@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from adtrain.backends.cpu.numpy_program import as_declared
-from adtrain.config.plugged import NONE
 from adtrain.core import tree
 from adtrain.core.program import Program, Variable
-from adtrain.training import Experiment, Trust, model_file
+from adtrain.training import Experiment, model_file
 from adtrain.training.loop import batches_of
 
 BINS, FIRST = 24, 8
@@ -105,7 +104,7 @@ def value_statistics(
     return found
 
 
-def first_batch_inputs(experiment: Experiment, run: Path | None = None, trust: Trust = NONE) -> list[np.ndarray]:
+def first_batch_inputs(experiment: Experiment, run: Path | None = None) -> list[np.ndarray]:
     """The inputs of a step on the first batch of the first epoch, as `Experiment.step_inputs` names them.
 
     The weights are the initial ones, or those of the run in a folder.
@@ -114,7 +113,7 @@ def first_batch_inputs(experiment: Experiment, run: Path | None = None, trust: T
     """
     state = experiment.initial_state("cpu")
     if run is not None:
-        trained = model_file.load(run, trust=trust)
+        trained = model_file.load(run)
         state = state._replace(params=trained.params, statistics=trained.statistics)
     batch = experiment.part(next(iter(batches_of(experiment, 1)))[: experiment.full_batch])
     arguments = experiment.step_arguments(experiment.divided(tree.map(np.asarray, state)), batch)

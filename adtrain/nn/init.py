@@ -8,7 +8,10 @@ The filters of `whitening` are computed from the network's input. The others are
 
 from __future__ import annotations
 
+import copy
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from math import prod, sqrt
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -130,8 +133,13 @@ _INITIALIZERS: dict[str, Any] = {**BY_ELEMENT, **WHOLE}
 INITIALIZERS: dict[str, Callable[..., Any]] = {name: _INITIALIZERS[name] for name in get_args(WeightInit)}
 """All initialisers, in the order of `WeightInit`."""
 
-DRAWN_AT_ONCE = 1 << 16
-"""Elements of `BY_ELEMENT` that are drawn at a time. Their float64 numbers stay in the cache."""
+UNIFORM = ("kaiming_uniform", "xavier_uniform")
+"""Those of `BY_ELEMENT` that take one word of 64 bits of the generator for each element."""
+
+DRAWN_AT_ONCE = 1 << 20
+"""Elements of `BY_ELEMENT` that a thread draws at a time, without Python's lock."""
+MAX_THREADS, LEAST_DRAWN = 8, 1 << 18
+"""The largest number of threads that draw a weight, and the least number of elements of each."""
 
 
 class TypesOnly(np.random.Generator):
@@ -148,11 +156,30 @@ def drawn(init: str, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any
     if init in WHOLE:
         return array((WHOLE[init](shape, rng) * gain).astype(dtype))
     sampler, result = BY_ELEMENT[init](shape), aligned.empty(shape, dtype)
-    elements = result.reshape(-1)
-    for first in range(0, elements.size, DRAWN_AT_ONCE):
-        part = elements[first : first + DRAWN_AT_ONCE]
-        part[:] = sampler(rng, part.size) * gain
+    threads = min(os.cpu_count() or 1, MAX_THREADS, result.size // LEAST_DRAWN) if init in UNIFORM else 1
+    parts = np.array_split(result.reshape(-1), max(threads, 1))
+
+    def draw(own: np.random.Generator, part: np.ndarray) -> None:
+        for first in range(0, part.size, DRAWN_AT_ONCE):
+            piece = part[first : first + DRAWN_AT_ONCE]
+            piece[:] = sampler(own, piece.size) * gain
+
+    if len(parts) == 1:
+        draw(rng, parts[0])
+    else:
+        with ThreadPoolExecutor(len(parts)) as pool:
+            list(pool.map(draw, [_split_off(rng, part.size) for part in parts], parts))
     return from_numpy(result, "cpu")
+
+
+def _split_off(rng: np.random.Generator, count: int) -> np.random.Generator:
+    """A generator that draws the next `count` uniform numbers of `rng`, which goes on with those that follow."""
+    bits = rng.bit_generator
+    own = copy.deepcopy(bits)
+    kept = {name: own.state[name] for name in ("has_uint32", "uinteger")}  # `advance` would drop half of a word
+    bits.advance(count)  # type: ignore[attr-defined]
+    bits.state = {**bits.state, **kept}
+    return np.random.Generator(own)
 
 
 def whitening(count: int, kernel: Shape, dilation: Shape, images: np.ndarray) -> Draw:

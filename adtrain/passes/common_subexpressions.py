@@ -29,25 +29,25 @@ def merge_common_subexpressions(program: Program) -> Program:
     equations = []
     known: dict[Any, tuple[Variable, ...]] = {}
     for equation in program.equations:
-        inputs = tuple(same.get(v, v) for v in equation.inputs)
+        equation = equation.renamed_inputs(same)
         separate = equation.primitive.name == "full" and _is_concatenated(program, equation.outputs[0])
-        key = None if separate else _key(equation, inputs)
+        key = None if separate else _key(equation)
         found = equation.outputs if key is None else known.setdefault(key, equation.outputs)
         if found is equation.outputs:
-            equations.append(replace(equation, inputs=inputs))
+            equations.append(equation)
         else:
             same.update(zip(equation.outputs, found, strict=True))
     outputs = tuple(same.get(v, v) for v in program.outputs)
     return replace(program, constants=constants, equations=tuple(equations), outputs=outputs)
 
 
-def _key(equation: Equation, inputs: tuple[Variable, ...]) -> Hashable | None:
+def _key(equation: Equation) -> Hashable | None:
     """What equal equations have in common; None where a parameter is not hashable."""
     try:
         params = params_key(dict(sorted(equation.params.items())))
     except TypeError:
         return None
-    return equation.primitive, inputs, params
+    return equation.primitive, equation.inputs, params
 
 
 def _is_concatenated(program: Program, v: Variable) -> bool:

@@ -16,13 +16,13 @@ def simplify_reshapes(program: Program) -> Program:
     same: dict[Variable, Variable] = {}
     equations: list[Equation] = []
     for e in program.equations:
-        e = replace(e, inputs=tuple(same.get(v, v) for v in e.inputs))
+        e = e.renamed_inputs(same)
         if e.has(Trait.RESHAPE):
             (x,), (out,) = e.inputs, e.outputs
             source[out] = source.get(x, x)
             if source[out].type == out.type:
                 same[out] = source[out]
                 continue
-            e = replace(e, inputs=(source[out],))
+            e = e.renamed_inputs({x: source[out]})
         equations.append(e)
     return replace(program, equations=tuple(equations), outputs=tuple(same.get(v, v) for v in program.outputs))

@@ -41,6 +41,10 @@ class Mistake(NamedTuple):
     candidates: Sequence[tuple[int, float]]
 
 
+CANDIDATES = 3
+"""The classes that are shown of a mistake."""
+
+
 @dataclass(frozen=True)
 class Predictions:
     """The probabilities of the classes of each image.
@@ -80,17 +84,17 @@ class Predictions:
         """Whether the images can be shown as pictures. Rows of a table are images of one pixel."""
         return self.images.shape[2:] != (1, 1)
 
-    def worst(self, count: int, candidates: int = 3) -> Sequence[Mistake]:
+    def worst(self, count: int) -> Sequence[Mistake]:
         """At most `count` mistakes, those with the highest probability of the wrong class first."""
         wrong = np.flatnonzero(self.predicted != self.labels)
         order = wrong[np.argsort(-self.probabilities[wrong].max(axis=1), kind="stable")][:count]
-        return [self._mistake(int(i), candidates) for i in order]
+        return [self._mistake(int(i)) for i in order]
 
-    def _mistake(self, image: int, count: int) -> Mistake:
+    def _mistake(self, image: int) -> Mistake:
         row, label = self.probabilities[image], int(self.labels[image])
-        top = np.argsort(-row, kind="stable")[:count].tolist()
+        top = np.argsort(-row, kind="stable")[:CANDIDATES].tolist()
         if label not in top:
-            top = [*top[: count - 1], label]
+            top = [*top[: CANDIDATES - 1], label]
         return Mistake(image, label, [(i, float(row[i]) if i < len(row) else 0.0) for i in top])
 
 

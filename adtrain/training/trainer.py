@@ -13,6 +13,7 @@ import numpy as np
 
 from adtrain.core import communicator, tree
 from adtrain.core.array import Placeholder
+from adtrain.core.backend import Executable
 from adtrain.core.errors import AdtrainError, OutOfMemory
 from adtrain.core.status import report_status
 from adtrain.core.timeline import during
@@ -130,6 +131,9 @@ class Observer:
         """The run stops before its end. `reason` is "interrupted" or "not_finite"; `checkpoint` was called before."""
 
 
+LONG_PREPARATION = 0.1
+"""Seconds that it takes to trace and lower the step of a large network."""
+
 CHECK_SECONDS = 1.0
 """The approximate time between two checks that all numbers of the state are finite."""
 
@@ -203,12 +207,15 @@ class _Training:
         self.examples = on_device(experiment.train, device, experiment.draws_examples)
         types = tree.map(lambda x: Placeholder(x.shape, x.dtype, device), experiment.divided_types)
         self.loop = StepLoop(experiment, types, self.examples)
+        self.is_large = False  # until the time of its preparation is known
         if start is None:
             if communicator.current().rank == 0:
                 warn_of_init_from(experiment)
             with ThreadPoolExecutor(1, "weights") as background:
                 initial = background.submit(experiment.initial_numbers, experiment.config.training.init_from)
+                begun = perf_counter()
                 self.loop.compile([experiment.full_batch])
+                self.is_large = perf_counter() - begun >= LONG_PREPARATION
             progress = Progress.start(experiment.best_start, self.task)
             self.last_good = self._divided(Checkpoint(initial.result(), progress))
         else:
@@ -219,6 +226,8 @@ class _Training:
         self.best_checkpoint = None if best is None else self._divided(best)
         self.progress = self.last_good.progress
         self.evaluations: dict[str, Evaluation] = {}
+        self.later: list[Callable[[], object]] = []
+        """What begins to compile after the first steps have been issued."""
         self.ended_by_observer: Ending | None = None
         self.step_seconds: list[float] = []
         self.images = 0
@@ -279,18 +288,29 @@ class _Training:
         self._finish_epoch(score, metrics, images, sum(self.step_seconds[first:]))
 
     def _compile(self, sizes: Sequence[int]) -> None:
-        """Compile the step for these sizes. What evaluates is compiled meanwhile, and while the steps run."""
+        """Compile the step for these sizes, the first of which is the next step's, and what evaluates.
+
+        All of it is lowered while kernels compile. If those of a large network's step are compiled before, the rest is
+        lowered while the GPU takes the first steps.
+        """
         if not self.step_seconds:
             report_status("preparing the step")
-        compiled = self.loop.compile(sizes)
-        state, experiment = self.loop.state, self.experiment
-        if self.device == "gpu" and experiment.sharding is None and not self.step_seconds:
-            name = "test" if experiment.validation is None else "validation"
-            evaluated = averaged(state)
-            self._evaluation(name).begin_compiling(evaluated.params, evaluated.statistics)
-            self.finite.begin_compiling(state)
-        for executable in compiled:
+        first, others = self.loop.compile(sizes[:1]), list[Executable]()
+        rest: list[Callable[[], object]] = [lambda: others.extend(self.loop.compile(sizes[1:]))]
+        if self.device == "gpu" and self.experiment.sharding is None and not self.step_seconds:
+            rest += self._begin_compiling_evaluation, lambda: self.finite.begin_compiling(self.loop.state)
+        begins_early = self.is_large and self.device == "gpu" and communicator.current().size == 1
+        while rest and not (begins_early and all(each.ready for each in first)):
+            rest.pop(0)()
+        self.later = rest
+        for executable in first if begins_early else (*first, *others):
             executable.finish()
+
+    def _begin_compiling_evaluation(self) -> None:
+        """Begin to compile what evaluates after the epoch."""
+        evaluated = averaged(self.loop.state)
+        name = "test" if self.experiment.validation is None else "validation"
+        self._evaluation(name).begin_compiling(evaluated.params, evaluated.statistics)
 
     def _steps(self, batches: Sequence[np.ndarray]) -> None:
         """Take the loop's steps, one for each of these batches. The state after them is finite.
@@ -306,6 +326,8 @@ class _Training:
                 done += steps
                 for observer in self.observers:
                     observer.step_done(images)
+                if self.later:
+                    self.later.pop(0)()
                 if pending is not None:
                     self._finish_interval(pending)
                     pending = None

@@ -100,6 +100,10 @@ class CompiledProgram:
         self.repeats = program.carries and places == [Place("input", i) for i in _donated(program)]
         self.results = [(x.where, x.at, v.type.shape) for x, v in zip(places, program.outputs, strict=True)]
 
+    @property
+    def ready(self) -> bool:
+        return True
+
     def finish(self) -> None:
         """Returns at once: nothing is compiled later."""
 

@@ -49,6 +49,10 @@ class NumpyProgram:
     def lowered(self) -> None:
         return None
 
+    @property
+    def ready(self) -> bool:
+        return True
+
     def finish(self) -> None:
         """Returns at once: nothing is compiled later."""
 

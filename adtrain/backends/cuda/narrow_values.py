@@ -369,4 +369,4 @@ def _conversion(primitive: str, v: Variable, out: Variable, beside: Equation) ->
 
 def _reading(e: Equation, own: Mapping[Variable, Variable]) -> Equation:
     """The equation, which reads the variables in `own` in place of narrow values."""
-    return replace(e, inputs=tuple(own.get(v, v) for v in e.inputs)) if own else e
+    return e.renamed_inputs(own)

@@ -80,7 +80,7 @@ def store_bfloat16(program: Program, target: Target) -> Program:
                 convert(v, e)
             floats = {v: v.like() for v in read}
             equations += [_beside(e, "from_bfloat16", copies[v], own) for v, own in floats.items()]
-            equations.append(replace(e, inputs=tuple(floats.get(v, v) for v in e.inputs)))
+            equations.append(e.renamed_inputs(floats))
         else:
             equations.append(e)
         for v in e.outputs:

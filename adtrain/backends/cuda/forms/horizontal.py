@@ -22,7 +22,7 @@ from adtrain.backends.cuda.codegen.part import Kernel, Part, groups_of, kernel
 from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
 from adtrain.backends.cuda.forms.column_sum import COLUMN_SUM, column_blocks, column_sum, shares_launch
 from adtrain.backends.cuda.forms.form import Form, define
-from adtrain.backends.cuda.forms.one_block import ONE_BLOCK, SHARED, is_small, one_block
+from adtrain.backends.cuda.forms.one_block import ONE_BLOCK, is_small, one_block
 from adtrain.codegen.expressions import c_type
 from adtrain.core.fused import HORIZONTAL, PRODUCT, body_of, fuse
 from adtrain.core.primitive import Trait
@@ -260,12 +260,7 @@ def horizontal(members: Sequence[Equation], choose: Choice, target: Target) -> K
 
 
 def parts_of(
-    members: Sequence[Equation],
-    products: Mapping[Equation, BlockGemm],
-    threads: int,
-    target: Target,
-    name: str = "Epilogue",
-    shared: int = SHARED,
+    members: Sequence[Equation], products: Mapping[Equation, BlockGemm], threads: int, target: Target
 ) -> list[Part]:
     """The parts of independent equations.
 
@@ -273,17 +268,11 @@ def parts_of(
         members: the equations.
         products: the function for each member that is a matrix product.
         threads: of a block.
-        name: the names of the epilogues begin with it.
-        shared: maximum bytes of shared memory of a `one_block` equation.
     """
     longest_first = sorted(products, key=lambda e: product_lengths(e)[-1], reverse=True)
     parts = [
-        *(
-            one_block(e, threads, shared)
-            for e in members
-            if e not in products and not is_loops(e) and e.form != COLUMN_SUM
-        ),
-        *_products({e: products[e] for e in longest_first}, threads, target, name),
+        *(one_block(e, threads) for e in members if e not in products and not is_loops(e) and e.form != COLUMN_SUM),
+        *_products({e: products[e] for e in longest_first}, threads, target),
         *(column_sum(e, threads) for e in members if e.form == COLUMN_SUM),
         *(loops(e).part(threads, target) for e in members if is_loops(e)),
     ]
@@ -300,11 +289,11 @@ def _same_threads(choices: Mapping[Equation, Sequence[BlockGemm]]) -> dict[Equat
     return {e: next((p for p in found if p.threads == threads), found[0]) for e, found in choices.items()}
 
 
-def _products(chosen: Mapping[Equation, BlockGemm], threads: int, target: Target, prefix: str) -> Iterator[Part]:
+def _products(chosen: Mapping[Equation, BlockGemm], threads: int, target: Target) -> Iterator[Part]:
     """The parts of products. Equal epilogues have one name, so that equal products have equal code."""
     named: dict[str, str] = {}
     for e, gemm in chosen.items():
-        name = named.setdefault(epilogue(e, "").text, f"{prefix}{len(named)}")
+        name = named.setdefault(epilogue(e, "").text, f"Epilogue{len(named)}")
         yield _product(e, gemm, name, threads, target)
 
 

@@ -165,10 +165,10 @@ def threads_for(equation: Equation) -> int:
     return min(MAX_THREADS, -(-most // WARP) * WARP)
 
 
-def one_block(equation: Equation, threads: int, shared: int = SHARED) -> Part:
-    """The part for a `one_block` equation, or for a single small one, with at most `shared` bytes of shared memory."""
+def one_block(equation: Equation, threads: int) -> Part:
+    """The part for a `one_block` equation, or for a single small one, with at most SHARED bytes of shared memory."""
     body = body_of(equation)
-    return part_of(body, names_of(body), threads, shared)
+    return part_of(body, names_of(body), threads)
 
 
 def part_of(

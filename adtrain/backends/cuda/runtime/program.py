@@ -88,7 +88,7 @@ class CudaProgram:
         distinct = dict.fromkeys(step.equation for steps, _ in layout.runs(2) for step in steps)
         found = [plan.source for e in distinct for plan in lowering.launches(e) if isinstance(plan, LaunchPlan)]
         self.placed = tuple(distinct)
-        compiler.begin(dict.fromkeys(found), self.device.architecture)
+        self.compilations = compiler.begin(dict.fromkeys(found), self.device.architecture)
         self.repeats = layout.repeats
         if layout.in_one_launch:
             self.runs_at_once: Sequence[int] = RUNS_PER_LAUNCH
@@ -127,6 +127,10 @@ class CudaProgram:
     @property
     def kernels(self) -> Sequence[Sequence[KernelRun]]:
         return [self.works[e].kernels for e in self.equations]
+
+    @property
+    def ready(self) -> bool:
+        return all(each.done() for each in self.compilations)
 
     def finish(self) -> None:
         self.works  # noqa: B018
