@@ -21,6 +21,7 @@ from adtrain.backends.cuda.forms.product import ConvolutionFusion
 from adtrain.backends.cuda.forms.product_sums import ProductSumsFusion
 from adtrain.backends.cuda.forms.reduction import ReductionFusion, compute_arguments
 from adtrain.backends.cuda.forms.resident_steps import fuse_resident_steps
+from adtrain.backends.cuda.forms.row_chain import RowChainFusion
 from adtrain.backends.cuda.forms.row_fused import RowFusedFusion
 from adtrain.backends.cuda.forms.row_products import RowProductsFusion
 from adtrain.backends.cuda.forms.streamed_layer import stream_layer
@@ -95,6 +96,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
 
 
 BY_ROWS = (
+    RowChainFusion,
     ThreadItemsFusion,
     ReductionFusion,
     RowProductsFusion,

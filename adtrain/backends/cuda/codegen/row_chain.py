@@ -1,0 +1,548 @@
+"""The kernels of a chain of rows: the steps of a tile of rows, and the totals of its sums.
+
+A thread block takes tiles of rows through the steps of the plan (`row_chain_plan.py`). Warps divide a step into tiles of 16
+rows and some columns. A thread computes products and elementwise equations for its elements of these, in registers. The
+accumulators of all sums over rows stay in registers too. When a block has computed its last tile, it stores them. A second
+launch adds them in the order of the blocks, and computes the equations that follow the sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from adtrain.backends.cuda.codegen.part import WARP, Kernel, Part, indented, kernel, part_names
+from adtrain.backends.cuda.codegen.row_chain_plan import Place, Plan, RowSum, arrange, padded, pitch, plan_chain, width
+from adtrain.codegen.access import access
+from adtrain.codegen.elementwise import statements
+from adtrain.codegen.expressions import c_type, element, literal
+from adtrain.core.fused import body_of
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.target import Target
+
+WARPS = 8
+"""Warps of a block."""
+THREADS = WARPS * WARP
+ROWS = (64, 48, 32, 16)
+"""Rows of a tile: multiples of those of a tensor-core instruction."""
+STRIP = 16
+"""Rows of a warp's tile."""
+MAX_TILES = 4
+"""Most tiles of 8 columns that a warp computes at once."""
+MAX_ACCUMULATORS = 96
+"""Most registers of a thread for the accumulators of sums."""
+MARGIN = 16
+"""Floats after the values of a tile, which a product of fewer than 16 columns reads."""
+TOTAL_COLUMNS, TOTAL_THREADS = 32, 256
+"""Elements that a block of the second launch adds, and its threads."""
+
+
+def division(columns: int, strips: int) -> int:
+    """The tiles of 8 columns of a warp, where each strip of 16 rows has so many columns: a divisor of their number."""
+    tiles = padded(columns) // 8
+    found = [n for n in range(1, MAX_TILES + 1) if tiles % n == 0]
+    return next((n for n in found if tiles // n * strips <= WARPS), found[-1])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a block divides the work.
+
+    Attributes:
+        rows: of a tile.
+        blocks: of the grid.
+        places, weights: where values and weights begin in shared memory, in floats.
+        floats: of shared memory.
+    """
+
+    plan: Plan
+    rows: int
+    blocks: int
+    weights: dict[Variable, int]
+    floats: int
+
+    @cached_property
+    def offsets(self) -> dict[RowSum, int]:
+        """Where each sum begins in the partial sums of a block."""
+        found, at = {}, 0
+        for total in self.plan.sums:
+            found[total] = at
+            at += -(-total.size // 4) * 4
+        return found
+
+    @property
+    def partial(self) -> int:
+        """The partial sums of a block."""
+        return sum(-(-total.size // 4) * 4 for total in self.plan.sums)
+
+
+def layout_of(plan: Plan, target: Target) -> Layout | None:
+    """The layout with the fewest steps of all tiles; None if nothing fits on chip."""
+    if sum(map(accumulators, plan.sums)) > MAX_ACCUMULATORS:
+        return None
+    places = [x for own in plan.places.values() for x in own]
+    weights, at = {}, 0
+    for v in plan.weights:
+        weights[v] = at
+        at += padded(v.type.shape[0]) * pitch(v.type.shape[1])
+    found: list[tuple[float, Layout]] = []
+    for rows in ROWS:
+        floats = at + arrange(places, {x: rows * pitch(width(x.value)) for x in places}) + MARGIN
+        if 4 * floats <= target.shared:
+            tiles = -(-plan.count // rows)
+            blocks = min(tiles, target.multiprocessors)
+            cost = -(-tiles // blocks) * (rows / STRIP + 1)
+            found.append((cost, Layout(plan, rows, blocks, weights, floats)))
+    if not found:
+        return None
+    _, best = min(found, key=lambda each: each[0])
+    arrange(places, {x: best.rows * pitch(width(x.value)) for x in places})
+    for x in places:
+        x.at += at
+    return best
+
+
+def accumulators(total: RowSum) -> int:
+    """The registers of a thread for a sum."""
+    if total.terms[0][2] is None:
+        return 1
+    strips, tiles, items = divided(total)
+    return -(-items // WARPS) * tiles * 4
+
+
+def divided(total: RowSum) -> tuple[int, int, int]:
+    """Of a sum of products: the strips of 16 rows, the tiles of 8 columns of a warp, and the number of warps' tiles."""
+    rows, columns = total.shape
+    strips = -(-rows // STRIP)
+    tiles = division(columns, strips)
+    return strips, tiles, strips * (padded(columns) // 8 // tiles)
+
+
+def row_chain_kernels(equation: Equation, count: int, target: Target) -> list[Kernel]:
+    """The launches of a chain of rows."""
+    body = body_of(equation)
+    plan = plan_chain(body, count)
+    assert plan is not None
+    layout = layout_of(plan, target)
+    assert layout is not None
+    part = _Writer(layout, body).part()
+    kernels = [kernel("row_chain", [part], THREADS)]
+    if plan.sums:
+        kernels.append(kernel("row_chain_totals", [_totals(layout, body, part.scratch)], TOTAL_THREADS))
+    return kernels
+
+
+class _Writer:
+    """Writes the part of the chain.
+
+    Attributes:
+        names: the pointers to arguments and results.
+    """
+
+    def __init__(self, layout: Layout, body: Program) -> None:
+        self.layout, self.plan, self.own = layout, layout.plan, body
+        self.names = part_names(body.inputs, body.outputs)
+        self.numbers = {v: i for i, v in enumerate(layout.plan.level)}
+
+    def part(self) -> Part:
+        plan, layout = self.plan, self.layout
+        rows, n = layout.rows, plan.count
+        scalars = self._scalars()
+        steps: list[str] = []
+        for step in range(plan.steps + 1):
+            lines = [*self._sums(step), *(self._step(step) if step < plan.steps else [])]
+            if lines:
+                steps += ["__syncthreads();", *lines]
+        lines = [
+            f"constexpr int ROWS = {rows};",
+            "float *const shared = (float *)shared_bytes;",
+            "const int t = threadIdx.x, warp = t / WARP, g = t % WARP / 4, c = t % 4;",
+            *scalars,
+            *(
+                f"rows::load_weight<{v.type.shape[0]}, {v.type.shape[1]}, {pitch(v.type.shape[1])}, THREADS>"
+                f"(shared + {at}, {self.names[v]});"
+                for v, at in layout.weights.items()
+            ),
+            *self._accumulators(),
+            f"for (int64_t first = (int64_t)block * ROWS; first < {n}; first += {layout.blocks} * ROWS) {{",
+            f"    const int left = (int)min((int64_t)ROWS, {n} - first);",
+            "    __syncthreads();",
+            *indented(self._arguments()),
+            *indented(steps),
+            "}",
+            *self._partial_sums(),
+        ]
+        scratch = 4 * layout.partial * layout.blocks
+        headers = ("common/common.cuh", "gemm/row_chain.cuh")
+        outputs = tuple(v for v, x in self.names.items() if x.startswith("y"))
+        return Part(lines, self.own.inputs, outputs, headers, "", layout.blocks, 4 * layout.floats, scratch)
+
+    def _scalars(self) -> list[str]:
+        """Statements that load the arguments of one element."""
+        single = [v for v in self.own.inputs if v.size == 1 and v not in self.plan.level and v not in self.layout.weights]
+        lines = [f"const {c_type(v.type.dtype)} k{self.names[v]} = *{self.names[v]};" for v in single]
+        self.scalars = {v: f"k{self.names[v]}" for v in single}
+        return lines
+
+    def _accumulators(self) -> list[str]:
+        lines = []
+        for i, total in enumerate(self.plan.sums):
+            if total.terms[0][2] is None:
+                lines.append(f"float sum{i} = 0;")
+            else:
+                _, tiles, items = divided(total)
+                lines.append(f"float sum{i}[{-(-items // WARPS)}][{tiles}][4] = {{}};")
+        return lines
+
+    def _arguments(self) -> list[str]:
+        """Statements that copy the rows of arguments to shared memory."""
+        lines = []
+        for v, (place, *_) in self.plan.places.items():
+            if place.begin < 0:
+                load = f"rows::load_rows<ROWS, {width(v)}, {pitch(width(v))}, THREADS>"
+                lines.append(f"{load}(shared + {place.at}, {self.names[v]} + first * {width(v)}, left);")
+        return lines
+
+    def _sums(self, step: int) -> list[str]:
+        """Statements that add the terms of sums which are ready in a step."""
+        lines = []
+        for i, total in enumerate(self.plan.sums):
+            for at, x, y in total.terms:
+                if at != step:
+                    continue
+                left = self._place(x, step)
+                if y is None:
+                    add = f"sum{i} += rows::column_sum<{pitch(width(x))}>(shared + {left.at} + column, left);"
+                    lines.append(f"if ({self._own_column(i)}) {add}")
+                    continue
+                right = self._place(y, step)
+                strips, tiles, items = divided(total)
+                kind = f"rows::add_products<ROWS, {pitch(width(x))}, {pitch(width(y))}, {tiles}>"
+                groups = items // strips
+                of_x = f"shared + {left.at} + item / {groups} * {STRIP}"
+                of_y = f"shared + {right.at} + item % {groups} * {8 * tiles}"
+                lines += [
+                    "#pragma unroll",
+                    f"for (int i = 0; i < {-(-items // WARPS)}; i++)",
+                    f"    if (const int item = warp + i * {WARPS}; item < {items})",
+                    f"        {kind}(sum{i}[i], {of_x}, {of_y}, left);",
+                ]
+        return lines
+
+    def _place(self, v: Variable, step: int) -> Place:
+        found = self.plan.place(v, step)
+        assert found is not None
+        return found
+
+    def _step(self, step: int) -> list[str]:
+        """Statements that compute the targets of a step."""
+        lines: list[str] = []
+        targets = self.plan.targets[step]
+        for columns in dict.fromkeys(map(width, targets)):
+            of_block = [v for v in targets if width(v) == columns]
+            lines += _Block(self, step, columns).lines(of_block)
+        return lines
+
+    def _partial_sums(self) -> list[str]:
+        """Statements that store the accumulators."""
+        lines = []
+        if self.plan.sums:
+            lines.append(f"float *const partial = (float *)own + (int64_t)block * {self.layout.partial};")
+        for i, total in enumerate(self.plan.sums):
+            at = self.layout.offsets[total]
+            if total.terms[0][2] is None:
+                continue
+            strips, tiles, items = divided(total)
+            rows, columns = total.shape
+            groups = items // strips
+            place = f"item / {groups} * {STRIP}, item % {groups} * {8 * tiles}"
+            lines += [
+                "#pragma unroll",
+                f"for (int i = 0; i < {-(-items // WARPS)}; i++)",
+                f"    if (const int item = warp + i * {WARPS}; item < {items})",
+                f"        rows::store_products<{rows}, {columns}, {tiles}>(sum{i}[i], partial + {at}, {place});",
+            ]
+        for i, total in enumerate(self.plan.sums):
+            if total.terms[0][2] is None:
+                lines.append(f"if ({self._own_column(i)}) partial[{self.layout.offsets[total]} + column] = sum{i};")
+        return lines
+
+    def _own_column(self, i: int) -> str:
+        """The condition that a thread adds a column of sum `i`. Neighbouring sums of columns have other warps."""
+        first = i * WARP % THREADS
+        return f"const int column = (t + {THREADS - first}) % THREADS; column < {self.plan.sums[i].size}"
+
+    def result(self, v: Variable) -> str | None:
+        """The pointer to a value that is a result of the chain."""
+        return next((self.names[y] for x, y in zip(self.plan.body.outputs, self.own.outputs, strict=True) if x is v), None)
+
+
+class _Block:
+    """The code of the elements of one shape in a step: products, and the elementwise equations that read them."""
+
+    def __init__(self, writer: _Writer, step: int, columns: int) -> None:
+        self.writer, self.plan, self.step, self.columns = writer, writer.plan, step, columns
+        self.code: list[str] = []
+        self.known: dict[tuple[Variable, str], str] = {}
+        self.products: dict[tuple[Variable, bool], list[Equation]] = {}
+
+    def lines(self, targets: Sequence[Variable]) -> list[str]:
+        """Statements that compute and store the targets."""
+        writer, n = self.writer, self.columns
+        strips = writer.layout.rows // STRIP
+        tiles = division(n, strips)
+        groups = padded(n) // 8 // tiles
+        stores: list[str] = []
+        for v in targets:
+            value = self.at(v, "in" if n > 1 else "0")
+            for place in self.plan.places.get(v, ()):
+                if place.begin == self.step:
+                    kept = value if n % 8 == 0 else f"column < {n} ? {value} : 0"
+                    stores.append(f"shared[{place.at} + row * {pitch(n)} + column] = {kept};")
+            pointer = writer.result(v)
+            if pointer is not None:
+                test = "row < left" if n % 8 == 0 else f"row < left && column < {n}"
+                stores.append(f"if ({test}) {pointer}[(first + row) * {n} + column] = {value};")
+        elements = [
+            "const int row = strip + g + k / 2 * 8, column = tile + 8 * j + 2 * c + k % 2;",
+            f"const int in = {'column' if n % 8 == 0 else f'min(column, {n - 1})'}; (void)in;",
+            *self.code,
+            *stores,
+        ]
+        return [
+            f"for (int item = warp; item < {strips * groups}; item += {WARPS}) {{",
+            f"    const int strip = item / {groups} * {STRIP}, tile = item % {groups} * {8 * tiles};",
+            *indented(self._multiply(tiles)),
+            "    #pragma unroll",
+            f"    for (int j = 0; j < {tiles}; j++)",
+            "        #pragma unroll",
+            "        for (int k = 0; k < 4; k++) {",
+            *(f"            {line}" for line in elements),
+            "        }",
+            "}",
+        ]
+
+    def _multiply(self, tiles: int) -> list[str]:
+        """Statements that compute the products. Those by one weight share its fragments."""
+        lines = []
+        for (weight, transposed), equations in self.products.items():
+            name, count, k = self._name(equations[0].outputs[0]), len(equations), width(equations[0].inputs[0])
+            factors = []
+            for e in equations:
+                place = self.plan.place(e.inputs[0], self.step)
+                assert place is not None
+                factors.append(f"shared + {place.at} + strip * {pitch(k)}")
+            at, n = self.writer.layout.weights[weight], weight.type.shape[1]
+            kind = f"{count}, {padded(k)}, {pitch(k)}, {pitch(n)}, {str(transposed).lower()}, {tiles}"
+            lines += [
+                f"float {name}[{count}][{tiles}][4] = {{}};",
+                "{",
+                f"    const float *const factors[{count}] = {{{', '.join(factors)}}};",
+                f"    rows::multiply<{kind}>({name}, factors, shared + {at}, tile);",
+                "}",
+            ]
+        return lines
+
+    def _product(self, e: Equation) -> str:
+        """The text of the element of a product."""
+        own = self.products.setdefault((e.inputs[1], e.params["transpose_b"]), [])
+        own.append(e)
+        return f"{self._name(own[0].outputs[0])}[{len(own) - 1}][j][k]"
+
+    def _name(self, v: Variable) -> str:
+        return f"v{self.writer.numbers[v]}"
+
+    def at(self, v: Variable, column: str) -> str:
+        """The C text of the element of a value in a column. The statements that compute it are written first."""
+        if v not in self.plan.level:
+            return self._shared(v, column)
+        column = "0" if width(v) == 1 else column
+        key = v, column
+        if key not in self.known:
+            self.known[key] = self._computed(v, column)
+        return self.known[key]
+
+    def _shared(self, v: Variable, column: str) -> str:
+        """The element of an argument that all rows share."""
+        if v in self.writer.scalars:
+            return self.writer.scalars[v]
+        if v in self.writer.layout.weights and v.size == 1:
+            return f"{self.writer.names[v]}[0]"
+        return f"{self.writer.names[v]}[{column if v.type.shape[-1] > 1 else '0'}]"
+
+    def _computed(self, v: Variable, column: str) -> str:
+        plan = self.plan
+        place = plan.place(v, self.step)
+        if place is not None:
+            return self._named(v, f"shared[{place.at} + row * {pitch(width(v))} + {column}]")
+        e = plan.producer[v]
+        if plan.is_product(e):
+            return self._product(e)
+        if e.has(Trait.MATMUL):
+            return self._named(v, self._inline_product(e, column))
+        if e.name == "reshape":
+            return self.at(e.inputs[0], column)
+        if e.name in ("concatenate", "slice", "pad"):
+            return self._named(v, _MOVED[e.name](self, e, column))
+        if e.name == "full":
+            return self._named(v, literal(e.params["value"]))
+        own = [self.at(x, column) for x in e.inputs]
+        return own[0] if e.name == "broadcast_to" else self._named(v, element(e, own))
+
+    def _named(self, v: Variable, text: str) -> str:
+        name = f"t{len(self.known)}"
+        self.code.append(f"const {c_type(v.type.dtype)} {name} = {text};")
+        return name
+
+    def _inline_product(self, e: Equation, column: str) -> str:
+        a, b = e.inputs
+        at, length = self.writer.layout.weights[b], pitch(b.type.shape[1])
+        text = ""
+        for k in range(width(a)):
+            place = f"{column} * {length} + {k}" if e.params["transpose_b"] else f"{k * length} + {column}"
+            x, w = self.at(a, str(k)), f"shared[{at} + {place}]"
+            text = f"fma({x}, {w}, {text})" if text else f"{x} * {w}"
+        return text
+
+
+def _concatenated(block: _Block, e: Equation, column: str) -> str:
+    text, begin = "", width(e.outputs[0])
+    for v in reversed(e.inputs):
+        begin -= width(v)
+        own = _shifted(column, begin, width(v))
+        inside = None if own is None else block.at(v, own)
+        if column.isdigit():
+            text = inside if inside is not None else text
+        else:
+            text = f"({column} >= {begin} ? {inside} : {text})" if not text == "" and begin else _first(text, inside, column, begin, v)
+    return text
+
+
+def _first(text: str, inside: str | None, column: str, begin: int, v: Variable) -> str:
+    """The last piece alone, or the first piece before the others."""
+    if text == "":
+        return str(inside)
+    return f"({column} < {width(v)} ? {inside} : {text})"
+
+
+def _shifted(column: str, begin: int, length: int) -> str | None:
+    """The column of a piece that begins at `begin`; None for a number outside of it."""
+    if column.isdigit():
+        at = int(column) - begin
+        return str(at) if 0 <= at < length else None
+    return f"min(max({column} - {begin}, 0), {length - 1})"
+
+
+def _sliced(block: _Block, e: Equation, column: str) -> str:
+    start, step = e.params["starts"][1], e.params["steps"][1]
+    place = str(start + int(column) * step) if column.isdigit() else f"({start} + {column} * {step})"
+    return block.at(e.inputs[0], place)
+
+
+def _padded(block: _Block, e: Equation, column: str) -> str:
+    (v,), low, gap = e.inputs, e.params["low"][1], e.params["gaps"][1] + 1
+    n, value = width(v), literal(e.params["value"])
+    if column.isdigit():
+        at, rest = divmod(int(column) - low, gap)
+        return block.at(v, str(at)) if rest == 0 and 0 <= at < n else value
+    inside = block.at(v, f"min(max(({column} - {low}) / {gap}, 0), {n - 1})")
+    test = f"{column} >= {low} && {column} <= {low + (n - 1) * gap} && ({column} - {low}) % {gap} == 0"
+    return f"({test} ? {inside} : {value})"
+
+
+_MOVED = {"concatenate": _concatenated, "slice": _sliced, "pad": _padded}
+"""By primitive name: the text of an element of the result."""
+
+
+def _totals(layout: Layout, body: Program, scratch: int) -> Part:
+    """The second launch: the totals over all blocks, and the equations after them."""
+    plan = layout.plan
+    names = part_names(body.inputs, body.outputs)
+    first, lines = 0, list[str]()
+    groups = _groups(plan)
+    for i, (sums, after) in enumerate(groups):
+        size = sums[0].result.size
+        blocks = -(-size // TOTAL_COLUMNS)
+        lines.append(f"{'else ' if i else ''}if (block < {first + blocks}) {{")
+        lines += indented(_group_lines(layout, body, names, sums, after, first))
+        lines.append("}")
+        first += blocks
+    needed = {v for _, after in groups for e in after for v in e.inputs}
+    inputs = tuple(v for v in body.inputs if v in needed)
+    outputs = tuple(y for x, y in zip(plan.body.outputs, body.outputs, strict=True) if x not in plan.level)
+    renames = part_names(inputs, outputs)
+    lines = [
+        f"__shared__ double parts[{TOTAL_THREADS // TOTAL_COLUMNS}][{TOTAL_COLUMNS}];",
+        f"const int t = threadIdx.x, lane = t % {TOTAL_COLUMNS}, part = t / {TOTAL_COLUMNS};",
+        "const float *const partial = (const float *)own;",
+        *(f"const {c_type(v.type.dtype)} *const a{names[v]} = {renames[v]};" for v in inputs),
+        *(f"{c_type(v.type.dtype)} *const a{names[v]} = {renames[v]};" for v in outputs),
+        *lines,
+    ]
+    return Part(lines, inputs, outputs, blocks=first, scratch=scratch)
+
+
+def _groups(plan: Plan) -> list[tuple[list[RowSum], list[Equation]]]:
+    """The sums whose totals the same equations read, and these equations."""
+    of: dict[Variable, int] = {total.result: i for i, total in enumerate(plan.sums)}
+    found = {i: ([total], list[Equation]()) for i, total in enumerate(plan.sums)}
+    for e in plan.after:
+        read = list(dict.fromkeys(of[v] for v in e.inputs if v in of))
+        if not read:
+            raise AssertionError("an equation after the sums reads none")
+        into, *others = read
+        for other in others:
+            sums, after = found.pop(other)
+            found[into][0].extend(sums)
+            found[into][1].extend(after)
+            of |= {v: into for v, i in of.items() if i == other}
+        found[into][1].append(e)
+        of |= dict.fromkeys(e.outputs, into)
+    order = {e: i for i, e in enumerate(plan.after)}
+    return [(sums, sorted(after, key=order.__getitem__)) for sums, after in found.values()]
+
+
+def _group_lines(
+    layout: Layout,
+    body: Program,
+    names: dict[Variable, str],
+    sums: Sequence[RowSum],
+    after: Sequence[Equation],
+    first: int,
+) -> list[str]:
+    """Statements of the blocks that add some sums of one shape, and compute what follows."""
+    shape, size = sums[0].result.type.shape, sums[0].result.size
+    parts = TOTAL_THREADS // TOTAL_COLUMNS
+    lines = [f"const int column = (block - {first}) * {TOTAL_COLUMNS} + lane;"]
+    values: dict[Variable, str] = {}
+    for i, total in enumerate(sums):
+        at, each = layout.offsets[total], total.size // size  # terms of an element in the sums of a block
+        if each == 1:
+            term = f"partial[(int64_t)b * {layout.partial} + {at} + column]"
+        else:
+            term = f"partial[(int64_t)(b / {each}) * {layout.partial} + {at} + b % {each}]"
+        lines += [
+            f"double total{i} = 0;",
+            f"if (column < {size})",
+            "    #pragma unroll 8",
+            f"    for (int b = part; b < {layout.blocks * each}; b += {parts}) total{i} += {term};",
+            *(["__syncthreads();"] if i else []),
+            f"parts[part][lane] = total{i};",
+            "__syncthreads();",
+            f"total{i} = 0;",
+            f"for (int i = 0; i < {parts}; i++) total{i} += parts[i][lane];",
+        ]
+        values[total.result] = f"(float)total{i}"
+    outputs = [(x, y) for x, y in zip(layout.plan.body.outputs, body.outputs, strict=True)]
+    made = {v for e in after for v in e.outputs} | {total.result for total in sums}
+    own = [(x, y) for x, y in outputs if x in made]
+    arguments = [v for v in dict.fromkeys(v for e in after for v in e.inputs) if v not in made]
+    inputs = (*(total.result for total in sums), *arguments)
+    program = Program(inputs, {}, tuple(after), tuple(x for x, _ in own))
+    for v in arguments:
+        place = access(v.type.shape, shape, ("column", len(shape))).place if shape else "0"
+        values[v] = f"a{names[v]}[{place}]"
+    store = statements(program, values, [f"a{names[y]}[column]" for _, y in own])
+    return [*lines, f"if (part == 0 && column < {size}) {{", *indented(store), "}"]

@@ -1,0 +1,338 @@
+"""The plan of a chain of rows: which values a thread block keeps in shared memory, when, and where.
+
+A block computes a tile of rows in steps, with a barrier before each. A step computes products whose operands are ready,
+and elementwise equations of their results. Its threads compute the same rows and columns of all these, so elementwise
+values pass from one to another in registers. A value is stored in shared memory if
+
+- it is a factor of a product, or is read at another column than its own,
+- or it is a product, or calls a function such as tanh, and a later step needs it.
+
+Other values are computed again where they are needed, such as the derivative 1 - y^2 from y. A factor that is used again
+much later is also computed again: the memory between its uses serves others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from adtrain.backends.cuda.codegen.loops import flat
+from adtrain.core.precision import FULL
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.passes.common_subexpressions import merge_common_subexpressions
+from adtrain.passes.fuse_elementwise import elementwise
+
+MAX_WIDTH = 128
+"""Maximum columns of a value."""
+MAX_INLINE = 4
+"""Products of a shorter K are computed element by element, by FMA, where they are needed."""
+MAX_GAP = 2
+"""Steps between two uses of a factor over which it stays in shared memory, though it can be computed again."""
+CALL = re.compile(r"\b(?!fma\b|T\b|U\b)[a-z]\w*\(")
+"""A call of a function in the text of an elementwise equation."""
+MOVES = ("concatenate", "slice", "pad", "reshape")
+"""Primitives whose results have elements of arguments at other columns."""
+
+
+def width(v: Variable) -> int:
+    """The columns of a value by row."""
+    return v.type.shape[1] if len(v.type.shape) == 2 else 1
+
+
+def padded(n: int) -> int:
+    """`n` rounded up to the columns of a tile of tensor cores."""
+    return -(-n // 8) * 8
+
+
+def pitch(n: int) -> int:
+    """The distance of two rows of `n` columns in shared memory; see `kernels/cuda/gemm/row_chain.cuh`."""
+    return padded(n) if padded(n) % 16 else padded(n) + 8
+
+
+def is_by_row(e: Equation, count: int) -> bool:
+    """Whether an equation works by `count` rows, and a thread block can compute it for a tile of them."""
+    shapes = [v.type.shape for v in e.outputs]
+    if any(shape[:1] != (count,) or len(shape) > 2 or width(v) > MAX_WIDTH for v, shape in zip(e.outputs, shapes)):
+        return False
+    if e.has(Trait.MATMUL):
+        a, b = e.inputs
+        plain = e.params["precision"] == FULL and not e.params["transpose_a"] and len(a.type.shape) == 2
+        own = plain and a is not b and a.type.shape[0] == count and len(b.type.shape) == 2 and width(a) <= MAX_WIDTH
+        return own and b.type.shape[0] != count
+    if e.has(Trait.RESHAPE):
+        (x,) = e.inputs
+        return x.type.shape[:1] == (count,) and len(x.type.shape) <= 2 and width(x) == width(e.outputs[0])
+    if e.name in MOVES:
+        return e.items is not None and all(e.items.flags) and len(shapes[0]) == 2
+    if e.form:
+        return e.form == "loops" and all(is_by_row(x, count) for x in e.params["body"].equations)
+    return elementwise(e) and (e.name == "full" or e.items is not None)
+
+
+def sums_rows(e: Equation, count: int) -> bool:
+    """Whether an equation is a sum over `count` rows: a product of two values by row, or a sum of one."""
+    if e.has(Trait.MATMUL):
+        plain = e.params["precision"] == FULL and e.params["transpose_a"] and not e.params["transpose_b"]
+    else:
+        plain = e.primitive.name == "sum" and tuple(e.params["axes"]) in ((0,), (0, 1))
+    shapes = [v.type.shape for v in e.inputs]
+    return plain and all(x[:1] == (count,) and len(x) <= 2 and width(v) <= MAX_WIDTH for x, v in zip(shapes, e.inputs))
+
+
+@dataclass(eq=False)
+class Place:
+    """A value in shared memory from the step that computes it to the last one that reads it.
+
+    Attributes:
+        at: its first float.
+    """
+
+    value: Variable
+    begin: int
+    end: int
+    at: int = 0
+
+
+@dataclass(eq=False)
+class RowSum:
+    """A sum over rows: of products X^T Y, or of the columns of X, where there is no Y.
+
+    Attributes:
+        result: the sum, an output or an argument of the equations after the sums.
+        terms: the arguments X and Y, and the step with which the term is added.
+    """
+
+    result: Variable
+    terms: list[tuple[int, Variable, Variable | None]]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The rows and columns of the accumulators."""
+        _, x, y = self.terms[0]
+        return (1, width(x)) if y is None else (width(x), width(y))
+
+    @property
+    def size(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+
+@dataclass
+class Plan:
+    """See the module.
+
+    Attributes:
+        count: the rows.
+        body: the equations, without those that are fused.
+        level: of each value by row, the first step in which it can be computed. -1: it is an argument.
+        places: those of each value, in the order of their steps.
+        targets: the values that each step computes to store them.
+        sums: the sums over rows.
+        after: the equations that follow the sums.
+    """
+
+    count: int
+    body: Program
+    level: dict[Variable, int] = field(default_factory=dict)
+    places: dict[Variable, list[Place]] = field(default_factory=dict)
+    targets: list[dict[Variable, None]] = field(default_factory=list)
+    sums: list[RowSum] = field(default_factory=list)
+    after: list[Equation] = field(default_factory=list)
+    stored: set[Variable] = field(default_factory=set)
+
+    @cached_property
+    def producer(self) -> Mapping[Variable, Equation]:
+        return {v: e for e in self.body.equations for v in e.outputs}
+
+    @cached_property
+    def weights(self) -> Sequence[Variable]:
+        """The factors of products that all rows share."""
+        products = (e for e in self.body.equations if e.has(Trait.MATMUL) and e.outputs[0] in self.level)
+        return tuple(dict.fromkeys(e.inputs[1] for e in products))
+
+    @property
+    def steps(self) -> int:
+        return len(self.targets)
+
+    def place(self, v: Variable, step: int) -> Place | None:
+        """Where a value can be read in a step, if it is stored then."""
+        return next((x for x in self.places.get(v, ()) if x.begin < step <= x.end), None)
+
+    def products(self, step: int) -> list[Equation]:
+        """The products of a step."""
+        return [e for e in self.body.equations if self.is_product(e) and self.level[e.outputs[0]] == step]
+
+    def is_product(self, e: Equation) -> bool:
+        """Whether tensor cores compute an equation for a tile of rows."""
+        return e.has(Trait.MATMUL) and e.outputs[0] in self.level and width(e.inputs[0]) > MAX_INLINE
+
+    def crosses(self, e: Equation, v: Variable) -> bool:
+        """Whether an equation reads a value by row at other columns than those of its result."""
+        return e.name in MOVES or e.has(Trait.MATMUL) or width(v) != width(e.outputs[0])
+
+
+def plan_chain(body: Program, count: int) -> Plan | None:
+    """The plan of a chain of `count` rows. None if it has values other than float32 that it must store."""
+    body = merge_common_subexpressions(flat(body))
+    plan = Plan(count, body)
+    own = [v for e in body.equations if is_by_row(e, count) or sums_rows(e, count) for v in e.inputs]
+    made = {v for e in body.equations for v in e.outputs}
+    for v in own:
+        if v not in made and v.type.shape[:1] == (count,):
+            plan.level[v] = -1
+    _find_levels(plan)
+    _find_sums(plan)
+    if not plan.level or (not plan.sums and not any(v in plan.level for v in body.outputs)):
+        return None
+    _find_places(plan)
+    kinds = {v.type.dtype.name for v in (*plan.places, *plan.weights)}
+    return plan if kinds <= {"float32"} else None
+
+
+def _find_levels(plan: Plan) -> None:
+    for e in plan.body.equations:
+        if not is_by_row(e, plan.count):
+            continue
+        level = 0
+        for v in e.inputs:
+            own = plan.level.get(v)
+            if own is None:
+                continue
+            if e.has(Trait.MATMUL) and width(e.inputs[0]) > MAX_INLINE:
+                level = max(level, own + 1, 1)
+            elif own > 0 and plan.crosses(e, v):
+                level = max(level, own + 1)
+                plan.stored.add(v)
+            else:
+                level = max(level, own)
+        plan.level |= dict.fromkeys(e.outputs, level)
+        if plan.is_product(e) or _calls(e):
+            plan.stored.update(e.outputs)
+
+
+def _calls(e: Equation) -> bool:
+    """Whether an elementwise equation calls a function, such as tanh."""
+    text = e.primitive.expression
+    if callable(text):
+        text = text(**e.params)
+    return text is not None and CALL.search(text) is not None
+
+
+def _find_sums(plan: Plan) -> None:
+    """The sums over rows. A sum of such sums has the terms of all."""
+    found: dict[Variable, RowSum] = {}
+    body, readers = plan.body, plan.body.readers
+    for e in body.equations:
+        if e.outputs[0] in plan.level:
+            continue
+        (y,) = e.outputs
+        if sums_rows(e, plan.count):
+            step = max(1, *(plan.level[v] + 1 for v in e.inputs))
+            x, *other = e.inputs
+            found[y] = RowSum(y, [(step, x, other[0] if other else None)])
+        elif e.name == "add" and all(v in found and _is_inside(v, body, readers) for v in e.inputs) and _alike(
+            *(found[v] for v in e.inputs)
+        ):
+            a, b = (found.pop(v) for v in e.inputs)
+            found[y] = RowSum(y, [*a.terms, *b.terms])
+        else:
+            plan.after.append(e)
+    plan.sums = list(found.values())
+
+
+def _is_inside(v: Variable, body: Program, readers: Mapping[Variable, Sequence[Equation]]) -> bool:
+    return v not in body.outputs and len(readers.get(v, ())) == 1
+
+
+def _alike(a: RowSum, b: RowSum) -> bool:
+    return a is not b and a.result.type == b.result.type and (a.terms[0][2] is None) == (b.terms[0][2] is None)
+
+
+def _find_places(plan: Plan) -> None:
+    products = [e for e in plan.body.equations if plan.is_product(e)]
+    uses: dict[Variable, list[int]] = {}
+    for e in products:
+        uses.setdefault(e.inputs[0], []).append(plan.level[e.outputs[0]])
+    for total in plan.sums:
+        for step, *factors in total.terms:
+            for v in factors:
+                if v is not None:
+                    uses.setdefault(v, []).append(step)
+    levels = [plan.level[v] for e in plan.body.equations for v in e.outputs if v in plan.level]
+    last = max((0, *levels, *(s - 1 for own in uses.values() for s in own)))
+    plan.targets = [{} for _ in range(last + 1)]
+    for v, level in plan.level.items():
+        if level < 0:
+            plan.places[v] = [Place(v, -1, 0)]
+        elif v in plan.body.outputs:
+            plan.targets[level][v] = None
+    for v, own in uses.items():
+        if plan.level[v] < 0:
+            plan.places[v][0].end = max(own)
+            continue
+        for step in sorted(own):
+            _use_factor(plan, v, step)
+    for step in range(last, -1, -1):
+        _need(plan, plan.targets[step], step)
+    for own in plan.places.values():
+        own.sort(key=lambda place: place.begin)
+
+
+def _use_factor(plan: Plan, v: Variable, step: int) -> None:
+    """Note that a step reads a factor."""
+    places = plan.places.setdefault(v, [])
+    if places and (v in plan.stored or step - places[-1].end <= MAX_GAP):
+        places[-1].end = step
+        return
+    level = plan.level[v]
+    begin = level if not places and (v in plan.stored or step - level <= MAX_GAP + 1) else step - 1
+    places.append(Place(v, begin, step))
+    plan.targets[begin][v] = None
+
+
+def _need(plan: Plan, targets: Iterable[Variable], step: int) -> None:
+    """Note what a step reads to compute its targets. It may add targets of earlier steps."""
+    seen: set[Variable] = set()
+    stack = [(v, False) for v in targets]
+    while stack:
+        v, read = stack.pop()
+        if v in seen or v not in plan.level:
+            continue
+        level = plan.level[v]
+        if read and level < 0:
+            plan.places[v][0].end = max(plan.places[v][0].end, step)
+            continue
+        if read and level < step and v in plan.stored:
+            places = plan.places.setdefault(v, [])
+            if not places:
+                places.append(Place(v, level, step))
+                plan.targets[level][v] = None
+            places[0].end = max(places[0].end, step)
+            continue
+        if read and plan.place(v, step) is not None:
+            continue
+        seen.add(v)
+        e = plan.producer[v]
+        if not plan.is_product(e):
+            stack += [(x, True) for x in e.inputs]
+
+
+def overlap(a: Place, b: Place) -> bool:
+    """Whether two values are in shared memory at the same time."""
+    return a.begin <= b.end and b.begin <= a.end
+
+
+def arrange(places: Collection[Place], sizes: Mapping[Place, int]) -> int:
+    """Give each place its memory, and return the floats of all. Places that do not overlap may share memory."""
+    done: list[Place] = []
+    for place in sorted(places, key=lambda x: (x.begin, x.begin - x.end)):
+        at = 0
+        for other in sorted((x for x in done if overlap(x, place)), key=lambda x: x.at):
+            if other.at >= at + sizes[place]:
+                break
+            at = max(at, other.at + sizes[other])
+        place.at = at
+        done.append(place)
+    return max((place.at + sizes[place] for place in done), default=0)

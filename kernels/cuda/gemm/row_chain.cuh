@@ -1,0 +1,142 @@
+// The functions of generated kernels for chains of rows (backends/cuda/codegen/row_chain.py). A thread block takes a tile of rows
+// through all equations. Values of the tile are in shared memory as rows of PITCH floats: a multiple of 8, but not of 16, so that
+// the fragments of a warp lie in different banks. Columns up to the next multiple of 8 are zeros.
+//
+// Products are those of tensor cores in tf32. A float32 is the sum of two tf32 numbers, up to 2^-22 of it, and three of the four
+// products of such terms are added: the small ones in an accumulator of their own, because tensor cores truncate sums. Sums over
+// more than SHORT of K continue in float32.
+#pragma once
+#include "common/mma_sync.cuh"
+
+extern __shared__ __align__(16) unsigned char shared_bytes[];
+
+namespace rows {
+
+constexpr int SHORT = 64;
+
+// An operand as two terms.
+struct Terms {
+    uint32_t high, low;
+
+    Terms() = default;
+    __device__ __forceinline__ explicit Terms(float x)
+        : high(tf32_bits(x)), low(tf32_bits(__fsub_rn(x, __uint_as_float(high)))) {}
+};
+
+// The accumulators of a 16 x 8 tile.
+struct Accumulator {
+    float high[4] = {}, low[4] = {};
+
+    __device__ __forceinline__ void add(const Terms (&a)[4], const Terms (&b)[2]) {
+        const uint32_t a_high[4] = {a[0].high, a[1].high, a[2].high, a[3].high};
+        const uint32_t a_low[4] = {a[0].low, a[1].low, a[2].low, a[3].low};
+        multiply_add_tf32(low, a_low, b[0].high, b[1].high);
+        multiply_add_tf32(low, a_high, b[0].low, b[1].low);
+        multiply_add_tf32(high, a_high, b[0].high, b[1].high);
+    }
+    __device__ __forceinline__ void add_to(float (&c)[4]) const {
+        #pragma unroll
+        for (int i = 0; i < 4; i++) c[i] += high[i] + low[i];
+    }
+};
+
+// c[s] += a[s] B for 16 rows of each of COUNT operands and TILES x 8 columns of B from `column` on. B is a weight in shared memory:
+// [k][n], or [n][k] if TRANSPOSED. Of a step along K, lane (g, t) has k = 2t and 2t + 1.
+template <int COUNT, int K, int PITCH_A, int PITCH_B, bool TRANSPOSED, int TILES>
+__device__ __forceinline__ void multiply(
+    float (&c)[COUNT][TILES][4], const float *const (&a)[COUNT], const float *b, int column) {
+    const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+    b += TRANSPOSED ? (column + g) * PITCH_B + 2 * t : 2 * t * PITCH_B + column + g;
+    #pragma unroll
+    for (int begin = 0; begin < K; begin += SHORT) {
+        Accumulator sums[COUNT][TILES];
+        #pragma unroll
+        for (int k = begin; k < K && k < begin + SHORT; k += 8) {
+            Terms y[TILES][2];
+            #pragma unroll
+            for (int j = 0; j < TILES; j++) {
+                const float *const from = TRANSPOSED ? b + 8 * j * PITCH_B + k : b + k * PITCH_B + 8 * j;
+                y[j][0] = Terms(from[0]);
+                y[j][1] = Terms(from[TRANSPOSED ? 1 : PITCH_B]);
+            }
+            #pragma unroll
+            for (int s = 0; s < COUNT; s++) {
+                const float *const from = a[s] + g * PITCH_A + 2 * t + k;
+                const Vector<float, 2> upper = load<float, 2>(from), lower = load<float, 2>(from + 8 * PITCH_A);
+                const Terms x[4] = {Terms(upper.lane[0]), Terms(lower.lane[0]), Terms(upper.lane[1]), Terms(lower.lane[1])};
+                #pragma unroll
+                for (int j = 0; j < TILES; j++) sums[s][j].add(x, y[j]);
+            }
+        }
+        #pragma unroll
+        for (int s = 0; s < COUNT; s++)
+            #pragma unroll
+            for (int j = 0; j < TILES; j++) sums[s][j].add_to(c[s][j]);
+    }
+}
+
+// total += X^T Y over the first `left` of ROWS rows: 16 columns of X and TILES x 8 columns of Y.
+template <int ROWS, int PITCH_X, int PITCH_Y, int TILES>
+__device__ __forceinline__ void add_products(float (&total)[TILES][4], const float *x, const float *y, int left) {
+    static_assert(ROWS <= SHORT, "a short part of K");
+    const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+    Accumulator sums[TILES];
+    #pragma unroll 2
+    for (int k = 0; k < ROWS; k += 8) {
+        const float *const from = x + (k + t) * PITCH_X + g;
+        const bool first = k + t < left, second = k + t + 4 < left;
+        const Terms a[4] = {Terms(first ? from[0] : 0), Terms(first ? from[8] : 0), Terms(second ? from[4 * PITCH_X] : 0),
+            Terms(second ? from[4 * PITCH_X + 8] : 0)};
+        #pragma unroll
+        for (int j = 0; j < TILES; j++) {
+            const float *const of_y = y + (k + t) * PITCH_Y + 8 * j + g;
+            const Terms b[2] = {Terms(of_y[0]), Terms(of_y[4 * PITCH_Y])};
+            sums[j].add(a, b);
+        }
+    }
+    #pragma unroll
+    for (int j = 0; j < TILES; j++) sums[j].add_to(total[j]);
+}
+
+// The sum of a column over `left` rows.
+template <int PITCH> __device__ __forceinline__ float column_sum(const float *x, int left) {
+    float sums[4] = {};
+    int row = 0;
+    for (; row + 4 <= left; row += 4)
+        #pragma unroll
+        for (int i = 0; i < 4; i++) sums[i] += x[(row + i) * PITCH];
+    for (; row < left; row++) sums[0] += x[row * PITCH];
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+// Copies a weight of D0 x D1 to shared memory. Rows and columns up to the next multiples of 8 are zeros.
+template <int D0, int D1, int PITCH, int THREADS> __device__ __forceinline__ void load_weight(float *to, const float *from) {
+    for (int i = threadIdx.x; i < (D0 + 7) / 8 * 8 * PITCH; i += THREADS) {
+        const int row = i / PITCH, column = i % PITCH;
+        to[i] = row < D0 && column < D1 ? from[row * D1 + column] : 0;
+    }
+}
+
+// Copies ROWS rows to shared memory. In place of rows from `left` on it copies the last one before.
+template <int ROWS, int N, int PITCH, int THREADS>
+__device__ __forceinline__ void load_rows(float *to, const float *from, int left) {
+    for (int i = threadIdx.x; i < ROWS * PITCH; i += THREADS) {
+        const int row = i / PITCH, column = i % PITCH;
+        to[i] = column < N ? from[min(row, left - 1) * N + column] : 0;
+    }
+}
+
+// Writes the sum of products of a tile of 16 rows x TILES x 8 columns to an M x N matrix.
+template <int M, int N, int TILES>
+__device__ __forceinline__ void store_products(const float (&total)[TILES][4], float *to, int row, int column) {
+    const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+    #pragma unroll
+    for (int j = 0; j < TILES; j++)
+        #pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int m = row + g + i / 2 * 8, n = column + 8 * j + 2 * t + i % 2;
+            if (m < M && n < N) to[m * N + n] = total[j][i];
+        }
+}
+
+} // namespace rows
