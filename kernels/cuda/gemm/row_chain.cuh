@@ -75,27 +75,40 @@ __device__ __forceinline__ void multiply(
     }
 }
 
-// total += X^T Y over the first `left` of ROWS rows: 16 columns of X and TILES x 8 columns of Y.
-template <int ROWS, int PITCH_X, int PITCH_Y, int TILES>
-__device__ __forceinline__ void add_products(float (&total)[TILES][4], const float *x, const float *y, int left) {
+// total += the sum over i of x[i]^T y[i], over the first `left` of ROWS rows: for 16 columns of x from `row` on, and TILES x 8
+// columns of y from `column` on. The total is an M x N matrix in shared memory.
+template <int COUNT, int ROWS, int PITCH_X, int PITCH_Y, int TILES, int M, int N>
+__device__ __forceinline__ void add_products(
+    float *total, const float *const (&x)[COUNT], const float *const (&y)[COUNT], int row, int column, int left) {
     static_assert(ROWS <= SHORT, "a short part of K");
     const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
-    Accumulator sums[TILES];
-    #pragma unroll 2
-    for (int k = 0; k < ROWS; k += 8) {
-        const float *const from = x + (k + t) * PITCH_X + g;
-        const bool first = k + t < left, second = k + t + 4 < left;
-        const Terms a[4] = {Terms(first ? from[0] : 0), Terms(first ? from[8] : 0), Terms(second ? from[4 * PITCH_X] : 0),
-            Terms(second ? from[4 * PITCH_X + 8] : 0)};
-        #pragma unroll
-        for (int j = 0; j < TILES; j++) {
-            const float *const of_y = y + (k + t) * PITCH_Y + 8 * j + g;
-            const Terms b[2] = {Terms(of_y[0]), Terms(of_y[4 * PITCH_Y])};
-            sums[j].add(a, b);
+    float c[TILES][4] = {};
+    #pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        Accumulator sums[TILES];
+        #pragma unroll 2
+        for (int k = 0; k < ROWS; k += 8) {
+            const float *const of_x = x[i] + (k + t) * PITCH_X + row + g;
+            const bool first = k + t < left, second = k + t + 4 < left;
+            const Terms a[4] = {Terms(first ? of_x[0] : 0), Terms(first ? of_x[8] : 0),
+                Terms(second ? of_x[4 * PITCH_X] : 0), Terms(second ? of_x[4 * PITCH_X + 8] : 0)};
+            #pragma unroll
+            for (int j = 0; j < TILES; j++) {
+                const float *const of_y = y[i] + (k + t) * PITCH_Y + column + 8 * j + g;
+                const Terms b[2] = {Terms(of_y[0]), Terms(of_y[4 * PITCH_Y])};
+                sums[j].add(a, b);
+            }
         }
+        #pragma unroll
+        for (int j = 0; j < TILES; j++) sums[j].add_to(c[j]);
     }
     #pragma unroll
-    for (int j = 0; j < TILES; j++) sums[j].add_to(total[j]);
+    for (int j = 0; j < TILES; j++)
+        #pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int m = row + g + i / 2 * 8, n = column + 8 * j + 2 * t + i % 2;
+            if (m < M && n < N) total[m * N + n] += c[j][i];
+        }
 }
 
 // The sum of a column over `left` rows.
@@ -110,33 +123,20 @@ template <int PITCH> __device__ __forceinline__ float column_sum(const float *x,
 }
 
 // Copies a weight of D0 x D1 to shared memory. Rows and columns up to the next multiples of 8 are zeros.
-template <int D0, int D1, int PITCH, int THREADS> __device__ __forceinline__ void load_weight(float *to, const float *from) {
-    for (int i = threadIdx.x; i < (D0 + 7) / 8 * 8 * PITCH; i += THREADS) {
+template <int D0, int D1, int PITCH> __device__ __forceinline__ void load_weight(float *to, const float *from) {
+    for (int i = threadIdx.x; i < (D0 + 7) / 8 * 8 * PITCH; i += blockDim.x) {
         const int row = i / PITCH, column = i % PITCH;
         to[i] = row < D0 && column < D1 ? from[row * D1 + column] : 0;
     }
 }
 
 // Copies ROWS rows to shared memory. In place of rows from `left` on it copies the last one before.
-template <int ROWS, int N, int PITCH, int THREADS>
+template <int ROWS, int N, int PITCH>
 __device__ __forceinline__ void load_rows(float *to, const float *from, int left) {
-    for (int i = threadIdx.x; i < ROWS * PITCH; i += THREADS) {
+    for (int i = threadIdx.x; i < ROWS * PITCH; i += blockDim.x) {
         const int row = i / PITCH, column = i % PITCH;
         to[i] = column < N ? from[min(row, left - 1) * N + column] : 0;
     }
-}
-
-// Writes the sum of products of a tile of 16 rows x TILES x 8 columns to an M x N matrix.
-template <int M, int N, int TILES>
-__device__ __forceinline__ void store_products(const float (&total)[TILES][4], float *to, int row, int column) {
-    const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
-    #pragma unroll
-    for (int j = 0; j < TILES; j++)
-        #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int m = row + g + i / 2 * 8, n = column + 8 * j + 2 * t + i % 2;
-            if (m < M && n < N) to[m * N + n] = total[j][i];
-        }
 }
 
 } // namespace rows

@@ -2,18 +2,31 @@
 
 A thread block takes tiles of rows through the steps of the plan (`row_chain_plan.py`). Warps divide a step into tiles of 16
 rows and some columns. A thread computes products and elementwise equations for its elements of these, in registers. The
-accumulators of all sums over rows stay in registers too. When a block has computed its last tile, it stores them. A second
-launch adds them in the order of the blocks, and computes the equations that follow the sums.
+sums over rows are in shared memory. When a block has computed its last tile, it stores them. A second launch adds those of
+all blocks in order, and computes the equations that follow the sums.
+
+Neighbouring steps whose text differs only in places of shared memory, such as those of equal layers, are a loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 
 from adtrain.backends.cuda.codegen.part import WARP, Kernel, Part, indented, kernel, part_names
-from adtrain.backends.cuda.codegen.row_chain_plan import Place, Plan, RowSum, arrange, padded, pitch, plan_chain, width
+from adtrain.backends.cuda.codegen.row_chain_plan import (
+    Plan,
+    RowSum,
+    arrange,
+    padded,
+    pitch,
+    plan_chain,
+    weight_pitch,
+    width,
+)
 from adtrain.codegen.access import access
 from adtrain.codegen.elementwise import statements
 from adtrain.codegen.expressions import c_type, element, literal
@@ -31,8 +44,6 @@ STRIP = 16
 """Rows of a warp's tile."""
 MAX_TILES = 4
 """Most tiles of 8 columns that a warp computes at once."""
-MAX_ACCUMULATORS = 96
-"""Most registers of a thread for the accumulators of sums."""
 MARGIN = 16
 """Floats after the values of a tile, which a product of fewer than 16 columns reads."""
 TOTAL_COLUMNS, TOTAL_THREADS = 32, 256
@@ -53,7 +64,8 @@ class Layout:
     Attributes:
         rows: of a tile.
         blocks: of the grid.
-        places, weights: where values and weights begin in shared memory, in floats.
+        weights, vectors: where weights, and other arguments that all rows share, begin in shared memory, in floats.
+        sums: where the sums over rows begin.
         floats: of shared memory.
     """
 
@@ -61,6 +73,8 @@ class Layout:
     rows: int
     blocks: int
     weights: dict[Variable, int]
+    vectors: dict[Variable, int]
+    sums: int
     floats: int
 
     @cached_property
@@ -80,13 +94,15 @@ class Layout:
 
 def layout_of(plan: Plan, target: Target) -> Layout | None:
     """The layout with the fewest steps of all tiles; None if nothing fits on chip."""
-    if sum(map(accumulators, plan.sums)) > MAX_ACCUMULATORS:
-        return None
     places = [x for own in plan.places.values() for x in own]
-    weights, at = {}, 0
+    weights, vectors, at = dict[Variable, int](), dict[Variable, int](), 0
     for v in plan.weights:
         weights[v] = at
-        at += padded(v.type.shape[0]) * pitch(v.type.shape[1])
+        at += padded(v.type.shape[0]) * weight_pitch(v.type.shape[1])
+    for v in plan.vectors:
+        vectors[v] = at
+        at += -(-v.size // 4) * 4
+    sums, at = at, at + sum(-(-total.size // 4) * 4 for total in plan.sums)
     found: list[tuple[float, Layout]] = []
     for rows in ROWS:
         floats = at + arrange(places, {x: rows * pitch(width(x.value)) for x in places}) + MARGIN
@@ -94,7 +110,7 @@ def layout_of(plan: Plan, target: Target) -> Layout | None:
             tiles = -(-plan.count // rows)
             blocks = min(tiles, target.multiprocessors)
             cost = -(-tiles // blocks) * (rows / STRIP + 1)
-            found.append((cost, Layout(plan, rows, blocks, weights, floats)))
+            found.append((cost, Layout(plan, rows, blocks, weights, vectors, sums, floats)))
     if not found:
         return None
     _, best = min(found, key=lambda each: each[0])
@@ -102,14 +118,6 @@ def layout_of(plan: Plan, target: Target) -> Layout | None:
     for x in places:
         x.at += at
     return best
-
-
-def accumulators(total: RowSum) -> int:
-    """The registers of a thread for a sum."""
-    if total.terms[0][2] is None:
-        return 1
-    strips, tiles, items = divided(total)
-    return -(-items // WARPS) * tiles * 4
 
 
 def divided(total: RowSum) -> tuple[int, int, int]:
@@ -134,6 +142,51 @@ def row_chain_kernels(equation: Equation, count: int, target: Target) -> list[Ke
     return kernels
 
 
+def _at(place: int) -> str:
+    """The mark of a place in shared memory in the text of a step. `_in_loops` replaces it."""
+    return f"@{place}@"
+
+
+MARK = re.compile("@([0-9]+)@")
+
+
+def _in_loops(steps: Sequence[Sequence[str]]) -> tuple[str, list[str]]:
+    """The tables and the statements of all steps, with a barrier before each.
+
+    Steps in a row with the same text are a loop. Places that differ are in a table of the loop.
+    """
+    tables, lines = list[str](), list[str]()
+    texts = ["\n".join(step) for step in steps]
+    for text, found in groupby(texts, key=lambda text: MARK.sub("@", text)):
+        places = [[int(x) for x in MARK.findall(each)] for each in found]
+        differ = [k for k, each in enumerate(zip(*places, strict=True)) if len(set(each)) > 1]
+        name = f"places{len(tables)}"
+        names = iter([f"{name}[step][{differ.index(k)}]" if k in differ else str(n) for k, n in enumerate(places[0])])
+        own = ["__syncthreads();", *re.sub("@", lambda _: next(names), text).split("\n")]  # noqa: B023
+        if len(places) > 1:
+            rows = ", ".join("{" + ", ".join(str(each[k]) for k in differ) + "}" for each in places)
+            tables.append(f"__constant__ int {name}[{len(places)}][{len(differ)}] = {{{rows}}};")
+            own = ["#pragma unroll 1", f"for (int step = 0; step < {len(places)}; step++) {{", *indented(own), "}"]
+        lines += own
+    return "\n".join(tables), lines
+
+
+def _products(total: RowSum, to: str, pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """Statements that add products of values in shared memory to a sum there."""
+    strips, tiles, items = divided(total)
+    groups = items // strips
+    m, n = total.shape
+    x, y = (", ".join(f"shared + {pair[i]}" for pair in pairs) for i in (0, 1))
+    kind = f"{len(pairs)}, ROWS, {pitch(m)}, {pitch(n)}, {tiles}, {m}, {n}"
+    return [
+        f"for (int item = warp; item < {items}; item += {WARPS}) {{",
+        f"    const float *const x[{len(pairs)}] = {{{x}}}, *const y[{len(pairs)}] = {{{y}}};",
+        f"    const int row = item / {groups} * {STRIP}, column = item % {groups} * {8 * tiles};",
+        f"    rows::add_products<{kind}>(shared + {to}, x, y, row, column, left);",
+        "}",
+    ]
+
+
 class _Writer:
     """Writes the part of the chain.
 
@@ -144,56 +197,40 @@ class _Writer:
     def __init__(self, layout: Layout, body: Program) -> None:
         self.layout, self.plan, self.own = layout, layout.plan, body
         self.names = part_names(body.inputs, body.outputs)
-        self.numbers = {v: i for i, v in enumerate(layout.plan.level)}
+        self.scalars = {v: f"k{self.names[v]}" for v in body.inputs if v in layout.plan.scalars}
 
     def part(self) -> Part:
-        plan, layout = self.plan, self.layout
-        rows, n = layout.rows, plan.count
-        scalars = self._scalars()
-        steps: list[str] = []
-        for step in range(plan.steps + 1):
-            lines = [*self._sums(step), *(self._step(step) if step < plan.steps else [])]
-            if lines:
-                steps += ["__syncthreads();", *lines]
+        plan, layout, n = self.plan, self.layout, self.plan.count
+        steps = [[*self._sums(step), *(self._step(step) if step < plan.steps else [])] for step in range(plan.steps + 1)]
+        tables, lines = _in_loops([x for x in steps if x])
         lines = [
-            f"constexpr int ROWS = {rows};",
+            f"constexpr int ROWS = {layout.rows};",
             "float *const shared = (float *)shared_bytes;",
             "const int t = threadIdx.x, warp = t / WARP, g = t % WARP / 4, c = t % 4;",
-            *scalars,
-            *(
-                f"rows::load_weight<{v.type.shape[0]}, {v.type.shape[1]}, {pitch(v.type.shape[1])}, THREADS>"
-                f"(shared + {at}, {self.names[v]});"
-                for v, at in layout.weights.items()
-            ),
-            *self._accumulators(),
+            *self._shared_arguments(),
+            f"for (int i = t; i < {layout.partial}; i += THREADS) shared[{layout.sums} + i] = 0;",
             f"for (int64_t first = (int64_t)block * ROWS; first < {n}; first += {layout.blocks} * ROWS) {{",
             f"    const int left = (int)min((int64_t)ROWS, {n} - first);",
             "    __syncthreads();",
             *indented(self._arguments()),
-            *indented(steps),
+            *indented(lines),
             "}",
             *self._partial_sums(),
         ]
         scratch = 4 * layout.partial * layout.blocks
         headers = ("common/common.cuh", "gemm/row_chain.cuh")
         outputs = tuple(v for v, x in self.names.items() if x.startswith("y"))
-        return Part(lines, self.own.inputs, outputs, headers, "", layout.blocks, 4 * layout.floats, scratch)
+        return Part(lines, self.own.inputs, outputs, headers, tables, layout.blocks, 4 * layout.floats, scratch)
 
-    def _scalars(self) -> list[str]:
-        """Statements that load the arguments of one element."""
-        single = [v for v in self.own.inputs if v.size == 1 and v not in self.plan.level and v not in self.layout.weights]
-        lines = [f"const {c_type(v.type.dtype)} k{self.names[v]} = *{self.names[v]};" for v in single]
-        self.scalars = {v: f"k{self.names[v]}" for v in single}
-        return lines
-
-    def _accumulators(self) -> list[str]:
-        lines = []
-        for i, total in enumerate(self.plan.sums):
-            if total.terms[0][2] is None:
-                lines.append(f"float sum{i} = 0;")
-            else:
-                _, tiles, items = divided(total)
-                lines.append(f"float sum{i}[{-(-items // WARPS)}][{tiles}][4] = {{}};")
+    def _shared_arguments(self) -> list[str]:
+        """Statements that load the arguments which all rows share: numbers to registers, others to shared memory."""
+        lines = [f"const {c_type(v.type.dtype)} {text} = *{self.names[v]};" for v, text in self.scalars.items()]
+        for v, at in self.layout.weights.items():
+            rows, columns = v.type.shape
+            kind = f"rows::load_weight<{rows}, {columns}, {weight_pitch(columns)}>"
+            lines.append(f"{kind}(shared + {at}, {self.names[v]});")
+        for v, at in self.layout.vectors.items():
+            lines.append(f"for (int i = t; i < {v.size}; i += THREADS) shared[{at} + i] = {self.names[v]}[i];")
         return lines
 
     def _arguments(self) -> list[str]:
@@ -201,40 +238,32 @@ class _Writer:
         lines = []
         for v, (place, *_) in self.plan.places.items():
             if place.begin < 0:
-                load = f"rows::load_rows<ROWS, {width(v)}, {pitch(width(v))}, THREADS>"
+                load = f"rows::load_rows<ROWS, {width(v)}, {pitch(width(v))}>"
                 lines.append(f"{load}(shared + {place.at}, {self.names[v]} + first * {width(v)}, left);")
         return lines
 
     def _sums(self, step: int) -> list[str]:
         """Statements that add the terms of sums which are ready in a step."""
-        lines = []
-        for i, total in enumerate(self.plan.sums):
-            for at, x, y in total.terms:
-                if at != step:
-                    continue
-                left = self._place(x, step)
-                if y is None:
-                    add = f"sum{i} += rows::column_sum<{pitch(width(x))}>(shared + {left.at} + column, left);"
-                    lines.append(f"if ({self._own_column(i)}) {add}")
-                    continue
-                right = self._place(y, step)
-                strips, tiles, items = divided(total)
-                kind = f"rows::add_products<ROWS, {pitch(width(x))}, {pitch(width(y))}, {tiles}>"
-                groups = items // strips
-                of_x = f"shared + {left.at} + item / {groups} * {STRIP}"
-                of_y = f"shared + {right.at} + item % {groups} * {8 * tiles}"
-                lines += [
-                    "#pragma unroll",
-                    f"for (int i = 0; i < {-(-items // WARPS)}; i++)",
-                    f"    if (const int item = warp + i * {WARPS}; item < {items})",
-                    f"        {kind}(sum{i}[i], {of_x}, {of_y}, left);",
-                ]
+        lines, first = list[str](), 0
+        for total in self.plan.sums:
+            terms = [(x, y) for at, x, y in total.terms if at == step]
+            to = self.layout.sums + self.layout.offsets[total]
+            for x, y in terms:
+                if y is None:  # neighbouring sums of columns have other warps
+                    column = f"const int column = (t + {-first % THREADS}) % THREADS; column < {width(x)}"
+                    add = f"rows::column_sum<{pitch(width(x))}>(shared + {self.place(x, step)} + column, left);"
+                    lines.append(f"if ({column}) shared[{_at(to)} + column] += {add}")
+                    first += WARP * -(-width(x) // WARP)
+            pairs = [(self.place(x, step), self.place(y, step)) for x, y in terms if y is not None]
+            if pairs:
+                lines += _products(total, _at(to), pairs)
         return lines
 
-    def _place(self, v: Variable, step: int) -> Place:
+    def place(self, v: Variable, step: int) -> str:
+        """Where a value is in shared memory when a step begins."""
         found = self.plan.place(v, step)
         assert found is not None
-        return found
+        return _at(found.at)
 
     def _step(self, step: int) -> list[str]:
         """Statements that compute the targets of a step."""
@@ -246,33 +275,15 @@ class _Writer:
         return lines
 
     def _partial_sums(self) -> list[str]:
-        """Statements that store the accumulators."""
-        lines = []
-        if self.plan.sums:
-            lines.append(f"float *const partial = (float *)own + (int64_t)block * {self.layout.partial};")
-        for i, total in enumerate(self.plan.sums):
-            at = self.layout.offsets[total]
-            if total.terms[0][2] is None:
-                continue
-            strips, tiles, items = divided(total)
-            rows, columns = total.shape
-            groups = items // strips
-            place = f"item / {groups} * {STRIP}, item % {groups} * {8 * tiles}"
-            lines += [
-                "#pragma unroll",
-                f"for (int i = 0; i < {-(-items // WARPS)}; i++)",
-                f"    if (const int item = warp + i * {WARPS}; item < {items})",
-                f"        rows::store_products<{rows}, {columns}, {tiles}>(sum{i}[i], partial + {at}, {place});",
-            ]
-        for i, total in enumerate(self.plan.sums):
-            if total.terms[0][2] is None:
-                lines.append(f"if ({self._own_column(i)}) partial[{self.layout.offsets[total]} + column] = sum{i};")
-        return lines
-
-    def _own_column(self, i: int) -> str:
-        """The condition that a thread adds a column of sum `i`. Neighbouring sums of columns have other warps."""
-        first = i * WARP % THREADS
-        return f"const int column = (t + {THREADS - first}) % THREADS; column < {self.plan.sums[i].size}"
+        """Statements that store the sums of the block."""
+        layout = self.layout
+        if not layout.partial:
+            return []
+        return [
+            "__syncthreads();",
+            f"float *const partial = (float *)own + (int64_t)block * {layout.partial};",
+            f"for (int i = t; i < {layout.partial}; i += THREADS) partial[i] = shared[{layout.sums} + i];",
+        ]
 
     def result(self, v: Variable) -> str | None:
         """The pointer to a value that is a result of the chain."""
@@ -300,7 +311,7 @@ class _Block:
             for place in self.plan.places.get(v, ()):
                 if place.begin == self.step:
                     kept = value if n % 8 == 0 else f"column < {n} ? {value} : 0"
-                    stores.append(f"shared[{place.at} + row * {pitch(n)} + column] = {kept};")
+                    stores.append(f"shared[{_at(place.at)} + row * {pitch(n)} + column] = {kept};")
             pointer = writer.result(v)
             if pointer is not None:
                 test = "row < left" if n % 8 == 0 else f"row < left && column < {n}"
@@ -328,14 +339,11 @@ class _Block:
         """Statements that compute the products. Those by one weight share its fragments."""
         lines = []
         for (weight, transposed), equations in self.products.items():
-            name, count, k = self._name(equations[0].outputs[0]), len(equations), width(equations[0].inputs[0])
-            factors = []
-            for e in equations:
-                place = self.plan.place(e.inputs[0], self.step)
-                assert place is not None
-                factors.append(f"shared + {place.at} + strip * {pitch(k)}")
-            at, n = self.writer.layout.weights[weight], weight.type.shape[1]
-            kind = f"{count}, {padded(k)}, {pitch(k)}, {pitch(n)}, {str(transposed).lower()}, {tiles}"
+            name, count, k = self._name(weight, transposed), len(equations), width(equations[0].inputs[0])
+            places = [self.writer.place(e.inputs[0], self.step) for e in equations]
+            factors = [f"shared + {at} + strip * {pitch(k)}" for at in places]
+            at, n = _at(self.writer.layout.weights[weight]), weight.type.shape[1]
+            kind = f"{count}, {padded(k)}, {pitch(k)}, {weight_pitch(n)}, {str(transposed).lower()}, {tiles}"
             lines += [
                 f"float {name}[{count}][{tiles}][4] = {{}};",
                 "{",
@@ -347,12 +355,14 @@ class _Block:
 
     def _product(self, e: Equation) -> str:
         """The text of the element of a product."""
-        own = self.products.setdefault((e.inputs[1], e.params["transpose_b"]), [])
+        weight, transposed = e.inputs[1], bool(e.params["transpose_b"])
+        own = self.products.setdefault((weight, transposed), [])
         own.append(e)
-        return f"{self._name(own[0].outputs[0])}[{len(own) - 1}][j][k]"
+        return f"{self._name(weight, transposed)}[{len(own) - 1}][j][k]"
 
-    def _name(self, v: Variable) -> str:
-        return f"v{self.writer.numbers[v]}"
+    def _name(self, weight: Variable, transposed: bool) -> str:
+        """The name of the products by a weight."""
+        return f"products{list(self.products).index((weight, transposed))}"
 
     def at(self, v: Variable, column: str) -> str:
         """The C text of the element of a value in a column. The statements that compute it are written first."""
@@ -368,15 +378,13 @@ class _Block:
         """The element of an argument that all rows share."""
         if v in self.writer.scalars:
             return self.writer.scalars[v]
-        if v in self.writer.layout.weights and v.size == 1:
-            return f"{self.writer.names[v]}[0]"
-        return f"{self.writer.names[v]}[{column if v.type.shape[-1] > 1 else '0'}]"
+        return f"shared[{_at(self.writer.layout.vectors[v])} + {column}]"
 
     def _computed(self, v: Variable, column: str) -> str:
         plan = self.plan
         place = plan.place(v, self.step)
         if place is not None:
-            return self._named(v, f"shared[{place.at} + row * {pitch(width(v))} + {column}]")
+            return self._named(v, f"shared[{_at(place.at)} + row * {pitch(width(v))} + {column}]")
         e = plan.producer[v]
         if plan.is_product(e):
             return self._product(e)
@@ -398,7 +406,7 @@ class _Block:
 
     def _inline_product(self, e: Equation, column: str) -> str:
         a, b = e.inputs
-        at, length = self.writer.layout.weights[b], pitch(b.type.shape[1])
+        at, length = _at(self.writer.layout.weights[b]), weight_pitch(b.type.shape[1])
         text = ""
         for k in range(width(a)):
             place = f"{column} * {length} + {k}" if e.params["transpose_b"] else f"{k * length} + {column}"

@@ -52,6 +52,11 @@ def pitch(n: int) -> int:
     return padded(n) if padded(n) % 16 else padded(n) + 8
 
 
+def weight_pitch(n: int) -> int:
+    """The distance of two rows of a weight of `n` columns in shared memory."""
+    return padded(n) + 4
+
+
 def is_by_row(e: Equation, count: int) -> bool:
     """Whether an equation works by `count` rows, and a thread block can compute it for a tile of them."""
     shapes = [v.type.shape for v in e.outputs]
@@ -152,6 +157,21 @@ class Plan:
         products = (e for e in self.body.equations if e.has(Trait.MATMUL) and e.outputs[0] in self.level)
         return tuple(dict.fromkeys(e.inputs[1] for e in products))
 
+    @cached_property
+    def scalars(self) -> Sequence[Variable]:
+        """The other arguments that all rows share, of one element."""
+        return tuple(v for v in self._shared if v.size == 1)
+
+    @cached_property
+    def vectors(self) -> Sequence[Variable]:
+        """The other arguments that all rows share, of several elements."""
+        return tuple(v for v in self._shared if v.size > 1)
+
+    @cached_property
+    def _shared(self) -> Sequence[Variable]:
+        by_row = (e for e in self.body.equations if e.outputs[0] in self.level and not e.has(Trait.MATMUL))
+        return tuple(dict.fromkeys(v for e in by_row for v in e.inputs if v not in self.level))
+
     @property
     def steps(self) -> int:
         return len(self.targets)
@@ -187,7 +207,7 @@ def plan_chain(body: Program, count: int) -> Plan | None:
     if not plan.level or (not plan.sums and not any(v in plan.level for v in body.outputs)):
         return None
     _find_places(plan)
-    kinds = {v.type.dtype.name for v in (*plan.places, *plan.weights)}
+    kinds = {v.type.dtype.name for v in (*plan.places, *plan.weights, *plan.vectors)}
     return plan if kinds <= {"float32"} else None
 
 
