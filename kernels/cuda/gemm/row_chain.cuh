@@ -50,8 +50,8 @@ __device__ __forceinline__ void multiply(
     #pragma unroll
     for (int begin = 0; begin < K; begin += SHORT) {
         Accumulator sums[COUNT][TILES];
-        #pragma unroll
-        for (int k = begin; k < K && k < begin + SHORT; k += 8) {
+        #pragma unroll 3
+        for (int k = begin; k < (K < begin + SHORT ? K : begin + SHORT); k += 8) {
             Terms y[TILES][2];
             #pragma unroll
             for (int j = 0; j < TILES; j++) {

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 
-from adtrain.backends.cuda.codegen.part import WARP, Kernel, Part, indented, kernel, part_names
+from adtrain.backends.cuda.codegen.part import DRIVER_SHARED, WARP, Kernel, Part, indented, kernel, part_names
 from adtrain.backends.cuda.codegen.row_chain_plan import (
     Plan,
     RowSum,
@@ -35,26 +35,27 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 
-WARPS = 8
+WARPS = (4, 8)
 """Warps of a block."""
-THREADS = WARPS * WARP
-ROWS = (64, 48, 32, 16)
+ROWS = (16, 32, 48, 64)
 """Rows of a tile: multiples of those of a tensor-core instruction."""
 STRIP = 16
 """Rows of a warp's tile."""
 MAX_TILES = 4
 """Most tiles of 8 columns that a warp computes at once."""
+MAX_WARPS = 16
+"""Most warps of a multiprocessor. A thread then has 128 registers."""
 MARGIN = 16
 """Floats after the values of a tile, which a product of fewer than 16 columns reads."""
 TOTAL_COLUMNS, TOTAL_THREADS = 32, 256
 """Elements that a block of the second launch adds, and its threads."""
 
 
-def division(columns: int, strips: int) -> int:
+def division(columns: int, strips: int, warps: int) -> int:
     """The tiles of 8 columns of a warp, where each strip of 16 rows has so many columns: a divisor of their number."""
     tiles = padded(columns) // 8
     found = [n for n in range(1, MAX_TILES + 1) if tiles % n == 0]
-    return next((n for n in found if tiles // n * strips <= WARPS), found[-1])
+    return min(found, key=lambda n: (-(-(tiles // n * strips) // warps) * n, -n))
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ class Layout:
 
     Attributes:
         rows: of a tile.
+        warps: of a block.
+        resident: the blocks of a multiprocessor.
         blocks: of the grid.
         weights, vectors: where weights, and other arguments that all rows share, begin in shared memory, in floats.
         sums: where the sums over rows begin.
@@ -71,6 +74,8 @@ class Layout:
 
     plan: Plan
     rows: int
+    warps: int
+    resident: int
     blocks: int
     weights: dict[Variable, int]
     vectors: dict[Variable, int]
@@ -91,6 +96,58 @@ class Layout:
         """The partial sums of a block."""
         return sum(-(-total.size // 4) * 4 for total in self.plan.sums)
 
+    @property
+    def threads(self) -> int:
+        return self.warps * WARP
+
+    def division(self, columns: int) -> tuple[int, int]:
+        """Of a step: the tiles of 8 columns of a warp, and how many such groups a strip has."""
+        tiles = division(columns, self.rows // STRIP, self.warps)
+        return tiles, padded(columns) // 8 // tiles
+
+    def divided(self, total: RowSum) -> tuple[int, int, int]:
+        """Of a sum of products: the strips of 16 rows, the tiles of 8 columns of a warp, the groups of a strip."""
+        rows, columns = total.shape
+        strips = -(-rows // STRIP)
+        tiles = division(columns, strips, self.warps)
+        return strips, tiles, padded(columns) // 8 // tiles
+
+    @cached_property
+    def cycles(self) -> float:
+        """An estimate of the time of all tiles."""
+        tiles = -(-self.plan.count // self.rows)
+        return -(-tiles // self.blocks) * sum(map(self._cycles, range(self.plan.steps + 1)))
+
+    def _cycles(self, step: int) -> float:
+        """An estimate of the time of a step: that of a warp, or that of all warps of a multiprocessor if it is more."""
+        tasks = list[tuple[int, float, float]]()  # tiles of warps, and for one its work and its latency
+        targets = self.plan.targets[step] if step < self.plan.steps else {}
+        for columns in dict.fromkeys(map(width, targets)):
+            tiles, groups = self.division(columns)
+            products = [e for e in self.plan.products(step) if width(e.outputs[0]) == columns]
+            k = max((padded(width(e.inputs[0])) // 8 for e in products), default=0)
+            work = k * len(products) * (PRODUCT_CYCLES * tiles + FACTOR_CYCLES) + ELEMENT_CYCLES * tiles * len(targets)
+            tasks.append((self.rows // STRIP * groups, work, STEP_CYCLES + k * LOAD_CYCLES))
+        for total in self.plan.sums:
+            pairs = sum(at == step and y is not None for at, _, y in total.terms)
+            if pairs:
+                strips, tiles, groups = self.divided(total)
+                k = pairs * self.rows // 8
+                work = k * ((PRODUCT_CYCLES + FACTOR_CYCLES / 2) * tiles + FACTOR_CYCLES)
+                tasks.append((strips * groups, work, STEP_CYCLES + k * LOAD_CYCLES))
+        alone = sum(-(-items // self.warps) * (work + latency) for items, work, latency in tasks)
+        return max(alone, self.resident * sum(items * work for items, work, _ in tasks) / SCHEDULERS)
+
+
+PRODUCT_CYCLES, FACTOR_CYCLES = 18, 16
+"""Cycles of a warp's scheduler for the product of a 16 x 8 and an 8 x 8 tile, and to load and split a factor."""
+ELEMENT_CYCLES = 60
+"""Cycles for the elementwise equations of a target on a 16 x 8 tile."""
+STEP_CYCLES, LOAD_CYCLES = 400, 60
+"""Latency of a warp's tile in a step, and of one of its factors."""
+SCHEDULERS = 4
+"""Schedulers of a multiprocessor."""
+
 
 def layout_of(plan: Plan, target: Target) -> Layout | None:
     """The layout with the fewest steps of all tiles; None if nothing fits on chip."""
@@ -103,29 +160,21 @@ def layout_of(plan: Plan, target: Target) -> Layout | None:
         vectors[v] = at
         at += -(-v.size // 4) * 4
     sums, at = at, at + sum(-(-total.size // 4) * 4 for total in plan.sums)
-    found: list[tuple[float, Layout]] = []
+    found: list[Layout] = []
     for rows in ROWS:
         floats = at + arrange(places, {x: rows * pitch(width(x.value)) for x in places}) + MARGIN
-        if 4 * floats <= target.shared:
-            tiles = -(-plan.count // rows)
-            blocks = min(tiles, target.multiprocessors)
-            cost = -(-tiles // blocks) * (rows / STRIP + 1)
-            found.append((cost, Layout(plan, rows, blocks, weights, vectors, sums, floats)))
+        fit = (target.shared + DRIVER_SHARED) // (4 * floats + DRIVER_SHARED)
+        for warps in WARPS:
+            for resident in range(1, min(fit, MAX_WARPS // warps) + 1):
+                blocks = min(-(-plan.count // rows), resident * target.multiprocessors)
+                found.append(Layout(plan, rows, warps, resident, blocks, weights, vectors, sums, floats))
     if not found:
         return None
-    _, best = min(found, key=lambda each: each[0])
+    best = min(found, key=lambda layout: layout.cycles)
     arrange(places, {x: best.rows * pitch(width(x.value)) for x in places})
     for x in places:
         x.at += at
     return best
-
-
-def divided(total: RowSum) -> tuple[int, int, int]:
-    """Of a sum of products: the strips of 16 rows, the tiles of 8 columns of a warp, and the number of warps' tiles."""
-    rows, columns = total.shape
-    strips = -(-rows // STRIP)
-    tiles = division(columns, strips)
-    return strips, tiles, strips * (padded(columns) // 8 // tiles)
 
 
 def row_chain_kernels(equation: Equation, count: int, target: Target) -> list[Kernel]:
@@ -136,7 +185,7 @@ def row_chain_kernels(equation: Equation, count: int, target: Target) -> list[Ke
     layout = layout_of(plan, target)
     assert layout is not None
     part = _Writer(layout, body).part()
-    kernels = [kernel("row_chain", [part], THREADS)]
+    kernels = [kernel("row_chain", [part], layout.threads, resident=layout.resident)]
     if plan.sums:
         kernels.append(kernel("row_chain_totals", [_totals(layout, body, part.scratch)], TOTAL_THREADS))
     return kernels
@@ -169,22 +218,6 @@ def _in_loops(steps: Sequence[Sequence[str]]) -> tuple[str, list[str]]:
             own = ["#pragma unroll 1", f"for (int step = 0; step < {len(places)}; step++) {{", *indented(own), "}"]
         lines += own
     return "\n".join(tables), lines
-
-
-def _products(total: RowSum, to: str, pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """Statements that add products of values in shared memory to a sum there."""
-    strips, tiles, items = divided(total)
-    groups = items // strips
-    m, n = total.shape
-    x, y = (", ".join(f"shared + {pair[i]}" for pair in pairs) for i in (0, 1))
-    kind = f"{len(pairs)}, ROWS, {pitch(m)}, {pitch(n)}, {tiles}, {m}, {n}"
-    return [
-        f"for (int item = warp; item < {items}; item += {WARPS}) {{",
-        f"    const float *const x[{len(pairs)}] = {{{x}}}, *const y[{len(pairs)}] = {{{y}}};",
-        f"    const int row = item / {groups} * {STRIP}, column = item % {groups} * {8 * tiles};",
-        f"    rows::add_products<{kind}>(shared + {to}, x, y, row, column, left);",
-        "}",
-    ]
 
 
 class _Writer:
@@ -250,14 +283,28 @@ class _Writer:
             to = self.layout.sums + self.layout.offsets[total]
             for x, y in terms:
                 if y is None:  # neighbouring sums of columns have other warps
-                    column = f"const int column = (t + {-first % THREADS}) % THREADS; column < {width(x)}"
+                    column = f"const int column = (t + {-first % self.layout.threads}) % THREADS; column < {width(x)}"
                     add = f"rows::column_sum<{pitch(width(x))}>(shared + {self.place(x, step)} + column, left);"
                     lines.append(f"if ({column}) shared[{_at(to)} + column] += {add}")
                     first += WARP * -(-width(x) // WARP)
             pairs = [(self.place(x, step), self.place(y, step)) for x, y in terms if y is not None]
             if pairs:
-                lines += _products(total, _at(to), pairs)
+                lines += self._products(total, _at(to), pairs)
         return lines
+
+    def _products(self, total: RowSum, to: str, pairs: Sequence[tuple[str, str]]) -> list[str]:
+        """Statements that add products of values in shared memory to a sum there."""
+        strips, tiles, groups = self.layout.divided(total)
+        m, n = total.shape
+        x, y = (", ".join(f"shared + {pair[i]}" for pair in pairs) for i in (0, 1))
+        kind = f"{len(pairs)}, ROWS, {pitch(m)}, {pitch(n)}, {tiles}, {m}, {n}"
+        return [
+            f"for (int item = warp; item < {strips * groups}; item += {self.layout.warps}) {{",
+            f"    const float *const x[{len(pairs)}] = {{{x}}}, *const y[{len(pairs)}] = {{{y}}};",
+            f"    const int row = item / {groups} * {STRIP}, column = item % {groups} * {8 * tiles};",
+            f"    rows::add_products<{kind}>(shared + {to}, x, y, row, column, left);",
+            "}",
+        ]
 
     def place(self, v: Variable, step: int) -> str:
         """Where a value is in shared memory when a step begins."""
@@ -303,8 +350,7 @@ class _Block:
         """Statements that compute and store the targets."""
         writer, n = self.writer, self.columns
         strips = writer.layout.rows // STRIP
-        tiles = division(n, strips)
-        groups = padded(n) // 8 // tiles
+        tiles, groups = writer.layout.division(n)
         stores: list[str] = []
         for v in targets:
             value = self.at(v, "in" if n > 1 else "0")
@@ -323,7 +369,7 @@ class _Block:
             *stores,
         ]
         return [
-            f"for (int item = warp; item < {strips * groups}; item += {WARPS}) {{",
+            f"for (int item = warp; item < {strips * groups}; item += {writer.layout.warps}) {{",
             f"    const int strip = item / {groups} * {STRIP}, tile = item % {groups} * {8 * tiles};",
             *indented(self._multiply(tiles)),
             "    #pragma unroll",
