@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_on_host import Host, check_kernels, host
+from cuda_on_host import Host, assert_same_in_another_order, check_kernels, host
 from cuda_samples import Shaped
 from program_samples import for_gpu
 
 import adtrain as ad
 from adtrain import ops
 from adtrain.backends.cuda.forms import row_chain
-from adtrain.backends.cuda.forms.row_chain import ROW_CHAIN
+from adtrain.backends.cuda.forms.row_chain import ROW_CHAIN, RowChainFusion
 from adtrain.backends.cuda.targets import H200
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
@@ -71,13 +71,43 @@ def prediction(weights: Any, x: Any) -> Any:
     return network(weights, x, ops.gelu)
 
 
+def features(weights: Any, x: Any, y: Any) -> Any:
+    """A training step on Fourier features, with weights as PyTorch has them; a wide layer; two losses."""
+    frequencies, *rest = weights
+
+    def loss(weights: Any) -> Any:
+        z = x @ frequencies
+        h = ops.concatenate([ops.sin(z), ops.cos(z), x[:, 1:4:2]], 1)
+        for w, b in weights[:-1]:
+            h = ops.gelu(ops.matmul(h, w, transpose_b=True) + b)
+        w, b = weights[-1]
+        out = ops.matmul(h, w, transpose_b=True) + b
+        return ops.mean(ops.square(out[:, 0] - y)) + ops.mean(ops.abs(out[:, 1]))
+
+    value, gradients = ad.value_and_grad(loss)(rest)
+    return value, ad.tree.map(lambda w, g: w - 0.1 * g, rest, gradients)
+
+
+def autoencoder(weights: Any, x: Any) -> Any:
+    def loss(weights: Any) -> Any:
+        return ops.mean(ops.square(network(weights, x, ops.sigmoid) - x))
+
+    return ad.value_and_grad(loss)(weights)
+
+
 Sample = tuple[Callable[..., Any], Callable[[int], Any]]
 SAMPLES: dict[str, Sample] = {
     "burgers": (burgers, lambda n: (layers(2, 20, 20, 1), (n, 1), (n, 1))),
     "regression": (regression, lambda n: (layers(9, 24, 24, 24, 3), (n, 9), (n, 3))),
     "prediction": (prediction, lambda n: (layers(7, 64, 33, 5), (n, 7))),
+    "features": (
+        features,
+        lambda n: ([(5, 6), ((96, 14), (96,)), ((17, 96), (17,)), ((2, 17), (2,))], (n, 5), (n,)),
+    ),
+    "autoencoder": (autoencoder, lambda n: (layers(30, 16, 3, 16, 30), (n, 30))),
 }
-COUNTS = {"burgers": 70, "regression": 90, "prediction": 50}
+COUNTS = {"burgers": 70, "regression": 90, "prediction": 50, "features": 61, "autoencoder": 97}
+"""The rows of the samples. The last tile is not whole."""
 
 
 def arrays_of(shapes: Any, rng: np.random.Generator) -> Any:
@@ -94,13 +124,37 @@ def fused(name: str, arrays: Any, target: Target = TARGET) -> Program:
 
 @pytest.fixture
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chains of few rows, which are emulated in a short time."""
     monkeypatch.setattr(row_chain, "MIN_ROWS", 40)
+    monkeypatch.setattr(RowChainFusion, "overhead", lambda self, equations: 1)
 
 
 @pytest.mark.usefixtures("few_rows")
 @pytest.mark.parametrize("name", SAMPLES)
 def test_chains_match_numpy(name: str, host: Host) -> None:
-    rng = np.random.default_rng(0)
-    arrays = arrays_of(SAMPLES[name][1](COUNTS[name]), rng)
+    arrays = arrays_of(SAMPLES[name][1](COUNTS[name]), np.random.default_rng(0))
     program = fused(name, arrays)
     assert check_kernels(program, ad.tree.leaves(arrays), host, ROW_CHAIN, TOLERANCE) == 1
+
+
+@pytest.mark.usefixtures("few_rows")
+@pytest.mark.parametrize("name", ["burgers", "features"])
+def test_results_do_not_depend_on_the_order_of_threads(
+    name: str, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays = arrays_of(SAMPLES[name][1](COUNTS[name]), np.random.default_rng(0))
+    program = fused(name, arrays)
+    (chain,) = [e for e in program.equations if e.form == ROW_CHAIN]
+    rng = np.random.default_rng(1)
+    own = [rng.standard_normal(v.type.shape, np.float32) for v in chain.inputs]
+    assert_same_in_another_order(host, lambda: host.computed(chain, None, own), monkeypatch)
+
+
+@pytest.mark.parametrize(("points", "width", "depth"), [(10_000, 20, 8), (65_536, 64, 4)])
+def test_a_physics_informed_network_is_one_chain(points: int, width: int, depth: int) -> None:
+    """All launches with a row for each point."""
+    widths = (2, *(width,) * depth, 1)
+    shapes = ([(Shaped(*w), Shaped(*b)) for w, b in layers(*widths)], Shaped(points, 1), Shaped(points, 1))
+    program = for_gpu(stage(burgers).program(*shapes))
+    large = [e for e in program.equations if any(v.size >= points for v in (*e.inputs, *e.outputs))]
+    assert [e.form for e in large] == [ROW_CHAIN]

@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import accumulate, groupby
 
 from adtrain.backends.cuda.codegen.part import DRIVER_SHARED, WARP, Kernel, Part, indented, kernel, part_names
 from adtrain.backends.cuda.codegen.row_chain_plan import (
@@ -462,31 +462,13 @@ class _Block:
 
 
 def _concatenated(block: _Block, e: Equation, column: str) -> str:
-    text, begin = "", width(e.outputs[0])
-    for v in reversed(e.inputs):
-        begin -= width(v)
-        own = _shifted(column, begin, width(v))
-        inside = None if own is None else block.at(v, own)
-        if column.isdigit():
-            text = inside if inside is not None else text
-        else:
-            text = f"({column} >= {begin} ? {inside} : {text})" if not text == "" and begin else _first(text, inside, column, begin, v)
-    return text
-
-
-def _first(text: str, inside: str | None, column: str, begin: int, v: Variable) -> str:
-    """The last piece alone, or the first piece before the others."""
-    if text == "":
-        return str(inside)
-    return f"({column} < {width(v)} ? {inside} : {text})"
-
-
-def _shifted(column: str, begin: int, length: int) -> str | None:
-    """The column of a piece that begins at `begin`; None for a number outside of it."""
+    ends = [*accumulate(map(width, e.inputs))]
     if column.isdigit():
-        at = int(column) - begin
-        return str(at) if 0 <= at < length else None
-    return f"min(max({column} - {begin}, 0), {length - 1})"
+        piece = next(i for i, end in enumerate(ends) if int(column) < end)
+        return block.at(e.inputs[piece], str(int(column) - ends[piece] + width(e.inputs[piece])))
+    own = [f"min(max({column} - {end - width(v)}, 0), {width(v) - 1})" for v, end in zip(e.inputs, ends, strict=True)]
+    *first, last = (block.at(v, at) for v, at in zip(e.inputs, own, strict=True))
+    return "".join(f"{column} < {end} ? {value} : " for value, end in zip(first, ends, strict=False)) + last
 
 
 def _sliced(block: _Block, e: Equation, column: str) -> str:

@@ -7,12 +7,13 @@ later equations need in shared memory, so no activation goes to device memory. S
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from adtrain.backends.cuda.codegen.part import Kernel
-from adtrain.backends.cuda.codegen.row_chain import layout_of, row_chain_kernels
+from adtrain.backends.cuda.codegen.row_chain import Layout, layout_of, row_chain_kernels
 from adtrain.backends.cuda.codegen.row_chain_plan import is_by_row, plan_chain, sums_rows
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.core.fused import fuse
@@ -34,6 +35,8 @@ MIN_CAPABILITY = (8, 0)
 """Compute capability with tf32 on tensor cores."""
 MIN_ROWS = 1 << 11
 """Fewer rows leave multiprocessors without work."""
+LAUNCH_CYCLES = 3500
+"""Cycles in the time of a launch, 2 us."""
 MIN_PRODUCTS = 3
 """Fewer products are not worth the loads of weights."""
 
@@ -82,17 +85,31 @@ class RowChainFusion(Fusion):
         return all(v.type.shape == value.type.shape for v in e.outputs)
 
     def saves(self, equations: Sequence[Equation]) -> bool:
-        products = [e for e in equations if e.has(Trait.MATMUL)]
-        if len(products) < MIN_PRODUCTS:
-            return False
-        chain = fuse(ROW_CHAIN, equations, [v for e in equations for v in e.outputs if self._leaves(v, equations)])
-        count = max(_count(e) for e in equations)
-        plan = plan_chain(chain.params["body"], count)
-        return plan is not None and layout_of(plan, self.target) is not None
+        products = sum(e.has(Trait.MATMUL) for e in equations)
+        return products >= MIN_PRODUCTS and self._layout(equations) is not None
 
-    def _leaves(self, v: Variable, equations: Sequence[Equation]) -> bool:
-        own = set(equations)
-        return v in self.program.outputs or not own.issuperset(self.program.readers.get(v, ()))
+    def overhead(self, equations: Sequence[Equation]) -> float:
+        """Two launches and the time of the steps. The other forms compute while they move more bytes."""
+        layout = self._layout(equations) if equations else None
+        return math.inf if layout is None else 2 + layout.cycles / LAUNCH_CYCLES
+
+    def _layout(self, equations: Sequence[Equation]) -> Layout | None:
+        """How a kernel for these equations divides the work; None if it does not fit on chip."""
+        key = frozenset(equations)
+        if key not in self._layouts:
+            in_order = [e for e in self.program.equations if e in key]
+            needed = [v for e in in_order for v in e.outputs if self._leaves(v, key)]
+            plan = plan_chain(fuse(ROW_CHAIN, in_order, needed).params["body"], max(map(_count, in_order)))
+            self._layouts[key] = None if plan is None else layout_of(plan, self.target)
+        return self._layouts[key]
+
+    @cached_property
+    def _layouts(self) -> dict[frozenset[Equation], Layout | None]:
+        return {}
+
+    def _leaves(self, v: Variable, own: Collection[Equation]) -> bool:
+        """Whether another equation, or the Program, needs a value."""
+        return v in self.program.outputs or any(e not in own for e in self.program.readers.get(v, ()))
 
 
 def _count(e: Equation) -> int:
