@@ -304,9 +304,7 @@ def waited(step: Step, calls: int) -> float:
 @click.option("--size", "lengths", type=(str, int), multiple=True, help="A length in place of the default: width 20.")
 @click.option("--rounds", type=int, default=9, show_default=True)
 @click.option("--only", default="", help="Only the ways whose names match this regular expression.")
-def command(
-    names: tuple[str, ...], device: str, lengths: tuple[tuple[str, int], ...], rounds: int, only: str
-) -> None:
+def command(names: tuple[str, ...], device: str, lengths: tuple[tuple[str, int], ...], rounds: int, only: str) -> None:
     """Measure and print a table."""
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     for name in names or PROGRAMS:

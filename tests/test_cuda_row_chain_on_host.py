@@ -139,9 +139,7 @@ def test_chains_match_numpy(name: str, host: Host) -> None:
 
 @pytest.mark.usefixtures("few_rows")
 @pytest.mark.parametrize("name", ["burgers", "features"])
-def test_results_do_not_depend_on_the_order_of_threads(
-    name: str, host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_do_not_depend_on_the_order_of_threads(name: str, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = arrays_of(SAMPLES[name][1](COUNTS[name]), np.random.default_rng(0))
     program = fused(name, arrays)
     (chain,) = [e for e in program.equations if e.form == ROW_CHAIN]

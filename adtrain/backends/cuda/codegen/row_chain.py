@@ -18,6 +18,7 @@ from itertools import accumulate, groupby
 
 from adtrain.backends.cuda.codegen.part import DRIVER_SHARED, WARP, Kernel, Part, indented, kernel, part_names
 from adtrain.backends.cuda.codegen.row_chain_plan import (
+    Following,
     Plan,
     RowSum,
     arrange,
@@ -124,7 +125,7 @@ class Layout:
         targets = self.plan.targets[step] if step < self.plan.steps else {}
         for columns in dict.fromkeys(map(width, targets)):
             tiles, groups = self.division(columns)
-            products = [e for e in self.plan.products(step) if width(e.outputs[0]) == columns]
+            products = [e for e in self.plan.products.get(step, ()) if width(e.outputs[0]) == columns]
             k = max((padded(width(e.inputs[0])) // 8 for e in products), default=0)
             work = k * len(products) * (PRODUCT_CYCLES * tiles + FACTOR_CYCLES) + ELEMENT_CYCLES * tiles * len(targets)
             tasks.append((self.rows // STRIP * groups, work, STEP_CYCLES + k * LOAD_CYCLES))
@@ -234,7 +235,9 @@ class _Writer:
 
     def part(self) -> Part:
         plan, layout, n = self.plan, self.layout, self.plan.count
-        steps = [[*self._sums(step), *(self._step(step) if step < plan.steps else [])] for step in range(plan.steps + 1)]
+        steps = [
+            [*self._sums(step), *(self._step(step) if step < plan.steps else [])] for step in range(plan.steps + 1)
+        ]
         tables, lines = _in_loops([x for x in steps if x])
         lines = [
             f"constexpr int ROWS = {layout.rows};",
@@ -334,7 +337,9 @@ class _Writer:
 
     def result(self, v: Variable) -> str | None:
         """The pointer to a value that is a result of the chain."""
-        return next((self.names[y] for x, y in zip(self.plan.body.outputs, self.own.outputs, strict=True) if x is v), None)
+        return next(
+            (self.names[y] for x, y in zip(self.plan.body.outputs, self.own.outputs, strict=True) if x is v), None
+        )
 
 
 class _Block:
@@ -436,9 +441,9 @@ class _Block:
             return self._product(e)
         if e.has(Trait.MATMUL):
             return self._named(v, self._inline_product(e, column))
-        if e.name == "reshape":
+        if e.has(Trait.RESHAPE):
             return self.at(e.inputs[0], column)
-        if e.name in ("concatenate", "slice", "pad"):
+        if e.name in _MOVED:
             return self._named(v, _MOVED[e.name](self, e, column))
         if e.name == "full":
             return self._named(v, literal(e.params["value"]))
@@ -471,14 +476,21 @@ def _concatenated(block: _Block, e: Equation, column: str) -> str:
     return "".join(f"{column} < {end} ? {value} : " for value, end in zip(first, ends, strict=False)) + last
 
 
+def _axis(v: Variable) -> int:
+    """The axis of the columns."""
+    return next((i for i, n in enumerate(v.type.shape) if i and n != 1), len(v.type.shape) - 1)
+
+
 def _sliced(block: _Block, e: Equation, column: str) -> str:
-    start, step = e.params["starts"][1], e.params["steps"][1]
+    axis = _axis(e.inputs[0])
+    start, step = e.params["starts"][axis], e.params["steps"][axis]
     place = str(start + int(column) * step) if column.isdigit() else f"({start} + {column} * {step})"
     return block.at(e.inputs[0], place)
 
 
 def _padded(block: _Block, e: Equation, column: str) -> str:
-    (v,), low, gap = e.inputs, e.params["low"][1], e.params["gaps"][1] + 1
+    (v,), axis = e.inputs, _axis(e.outputs[0])
+    low, gap = e.params["low"][axis], e.params["gaps"][axis] + 1
     n, value = width(v), literal(e.params["value"])
     if column.isdigit():
         at, rest = divmod(int(column) - low, gap)
@@ -497,15 +509,14 @@ def _totals(layout: Layout, body: Program, scratch: int) -> Part:
     plan = layout.plan
     names = part_names(body.inputs, body.outputs)
     first, lines = 0, list[str]()
-    groups = _groups(plan)
-    for i, (sums, after) in enumerate(groups):
-        size = sums[0].result.size
+    for i, group in enumerate(plan.groups):
+        size = group.sums[0].result.size
         blocks = -(-size // TOTAL_COLUMNS)
         lines.append(f"{'else ' if i else ''}if (block < {first + blocks}) {{")
-        lines += indented(_group_lines(layout, body, names, sums, after, first))
+        lines += indented(_group_lines(layout, body, names, group, first))
         lines.append("}")
         first += blocks
-    needed = {v for _, after in groups for e in after for v in e.inputs}
+    needed = {v for group in plan.groups for e in group.after for v in e.inputs}
     inputs = tuple(v for v in body.inputs if v in needed)
     outputs = tuple(y for x, y in zip(plan.body.outputs, body.outputs, strict=True) if x not in plan.level)
     renames = part_names(inputs, outputs)
@@ -520,35 +531,9 @@ def _totals(layout: Layout, body: Program, scratch: int) -> Part:
     return Part(lines, inputs, outputs, blocks=first, scratch=scratch)
 
 
-def _groups(plan: Plan) -> list[tuple[list[RowSum], list[Equation]]]:
-    """The sums whose totals the same equations read, and these equations."""
-    of: dict[Variable, int] = {total.result: i for i, total in enumerate(plan.sums)}
-    found = {i: ([total], list[Equation]()) for i, total in enumerate(plan.sums)}
-    for e in plan.after:
-        read = list(dict.fromkeys(of[v] for v in e.inputs if v in of))
-        if not read:
-            raise AssertionError("an equation after the sums reads none")
-        into, *others = read
-        for other in others:
-            sums, after = found.pop(other)
-            found[into][0].extend(sums)
-            found[into][1].extend(after)
-            of |= {v: into for v, i in of.items() if i == other}
-        found[into][1].append(e)
-        of |= dict.fromkeys(e.outputs, into)
-    order = {e: i for i, e in enumerate(plan.after)}
-    return [(sums, sorted(after, key=order.__getitem__)) for sums, after in found.values()]
-
-
-def _group_lines(
-    layout: Layout,
-    body: Program,
-    names: dict[Variable, str],
-    sums: Sequence[RowSum],
-    after: Sequence[Equation],
-    first: int,
-) -> list[str]:
+def _group_lines(layout: Layout, body: Program, names: dict[Variable, str], group: Following, first: int) -> list[str]:
     """Statements of the blocks that add some sums of one shape, and compute what follows."""
+    sums, after = group.sums, group.after
     shape, size = sums[0].result.type.shape, sums[0].result.size
     parts = TOTAL_THREADS // TOTAL_COLUMNS
     lines = [f"const int column = (block - {first}) * {TOTAL_COLUMNS} + lane;"]

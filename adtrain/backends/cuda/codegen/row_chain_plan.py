@@ -17,12 +17,15 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 
 from adtrain.backends.cuda.codegen.loops import flat
+from adtrain.core.fused import LOOPS
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.common_subexpressions import merge_common_subexpressions
+from adtrain.passes.dead_code import needed_for
 from adtrain.passes.fuse_elementwise import elementwise
 
 MAX_WIDTH = 128
@@ -33,13 +36,19 @@ MAX_GAP = 2
 """Steps between two uses of a factor over which it stays in shared memory, though it can be computed again."""
 CALL = re.compile(r"\b(?!fma\b|T\b|U\b)[a-z]\w*\(")
 """A call of a function in the text of an elementwise equation."""
-MOVES = ("concatenate", "slice", "pad", "reshape")
+MOVES = ("concatenate", "slice", "pad")
 """Primitives whose results have elements of arguments at other columns."""
 
 
 def width(v: Variable) -> int:
     """The columns of a value by row."""
-    return v.type.shape[1] if len(v.type.shape) == 2 else 1
+    return prod(v.type.shape[1:])
+
+
+def is_rows(v: Variable, count: int) -> bool:
+    """Whether a value has `count` rows that are vectors of at most MAX_WIDTH elements."""
+    first, lengths = v.type.shape[:1], [n for n in v.type.shape[1:] if n != 1]
+    return first == (count,) and len(lengths) <= 1 and 0 < width(v) <= MAX_WIDTH
 
 
 def padded(n: int) -> int:
@@ -59,21 +68,16 @@ def weight_pitch(n: int) -> int:
 
 def is_by_row(e: Equation, count: int) -> bool:
     """Whether an equation works by `count` rows, and a thread block can compute it for a tile of them."""
-    shapes = [v.type.shape for v in e.outputs]
-    if any(shape[:1] != (count,) or len(shape) > 2 or width(v) > MAX_WIDTH for v, shape in zip(e.outputs, shapes)):
+    if not all(is_rows(v, count) for v in e.outputs):
         return False
     if e.has(Trait.MATMUL):
         a, b = e.inputs
-        plain = e.params["precision"] == FULL and not e.params["transpose_a"] and len(a.type.shape) == 2
-        own = plain and a is not b and a.type.shape[0] == count and len(b.type.shape) == 2 and width(a) <= MAX_WIDTH
-        return own and b.type.shape[0] != count
-    if e.has(Trait.RESHAPE):
-        (x,) = e.inputs
-        return x.type.shape[:1] == (count,) and len(x.type.shape) <= 2 and width(x) == width(e.outputs[0])
-    if e.name in MOVES:
-        return e.items is not None and all(e.items.flags) and len(shapes[0]) == 2
+        plain = e.params["precision"] == FULL and not e.params["transpose_a"] and a is not b
+        return plain and is_rows(a, count) and len(a.type.shape) == len(b.type.shape) == 2 and b.type.shape[0] != count
+    if e.has(Trait.RESHAPE) or e.name in MOVES:
+        return all(is_rows(v, count) for v in e.inputs) and (e.has(Trait.RESHAPE) or e.items is not None)
     if e.form:
-        return e.form == "loops" and all(is_by_row(x, count) for x in e.params["body"].equations)
+        return e.form == LOOPS and all(is_by_row(x, count) for x in e.params["body"].equations)
     return elementwise(e) and (e.name == "full" or e.items is not None)
 
 
@@ -81,10 +85,10 @@ def sums_rows(e: Equation, count: int) -> bool:
     """Whether an equation is a sum over `count` rows: a product of two values by row, or a sum of one."""
     if e.has(Trait.MATMUL):
         plain = e.params["precision"] == FULL and e.params["transpose_a"] and not e.params["transpose_b"]
-    else:
-        plain = e.primitive.name == "sum" and tuple(e.params["axes"]) in ((0,), (0, 1))
-    shapes = [v.type.shape for v in e.inputs]
-    return plain and all(x[:1] == (count,) and len(x) <= 2 and width(v) <= MAX_WIDTH for x, v in zip(shapes, e.inputs))
+        return plain and all(is_rows(v, count) and len(v.type.shape) == 2 for v in e.inputs)
+    if e.primitive.name != "sum" or not is_rows(e.inputs[0], count):
+        return False
+    return 0 in e.params["axes"] and e.outputs[0].size in (1, width(e.inputs[0]))
 
 
 @dataclass(eq=False)
@@ -124,6 +128,14 @@ class RowSum:
         return self.shape[0] * self.shape[1]
 
 
+@dataclass(frozen=True)
+class Following:
+    """Sums of one shape, and the elementwise equations that read them or each other."""
+
+    sums: Sequence[RowSum]
+    after: Sequence[Equation]
+
+
 @dataclass
 class Plan:
     """See the module.
@@ -150,6 +162,31 @@ class Plan:
     @cached_property
     def producer(self) -> Mapping[Variable, Equation]:
         return {v: e for e in self.body.equations for v in e.outputs}
+
+    @cached_property
+    def groups(self) -> Sequence[Following]:
+        """The sums whose totals the same equations read, and the equations that follow them."""
+        of = {total.result: i for i, total in enumerate(self.sums)}
+        found = {i: ([total], list[Equation]()) for i, total in enumerate(self.sums)}
+        others: list[Equation] = []
+        for e in self.after:
+            read = list(dict.fromkeys(of[v] for v in e.inputs if v in of))
+            if not read:  # it computes what another equation needs beside the sums
+                others.append(e)
+                continue
+            into = read[0]
+            for other in read[1:]:
+                sums, after = found.pop(other)
+                found[into] = [*found[into][0], *sums], [*found[into][1], *after]
+                of |= {v: into for v, i in of.items() if i == other}
+            found[into][1].append(e)
+            of |= dict.fromkeys(e.outputs, into)
+
+        def following(sums: list[RowSum], after: list[Equation]) -> Following:
+            needed = needed_for([v for e in after for v in e.inputs], others)
+            return Following(sums, [*needed, *(e for e in self.after if e in after)])
+
+        return [following(*each) for each in found.values()]
 
     @cached_property
     def weights(self) -> Sequence[Variable]:
@@ -180,9 +217,13 @@ class Plan:
         """Where a value can be read in a step, if it is stored then."""
         return next((x for x in self.places.get(v, ()) if x.begin < step <= x.end), None)
 
-    def products(self, step: int) -> list[Equation]:
-        """The products of a step."""
-        return [e for e in self.body.equations if self.is_product(e) and self.level[e.outputs[0]] == step]
+    @cached_property
+    def products(self) -> Mapping[int, Sequence[Equation]]:
+        """The products of each step that has some."""
+        found: dict[int, list[Equation]] = {}
+        for e in filter(self.is_product, self.body.equations):
+            found.setdefault(self.level[e.outputs[0]], []).append(e)
+        return found
 
     def is_product(self, e: Equation) -> bool:
         """Whether tensor cores compute an equation for a tile of rows."""
@@ -200,14 +241,15 @@ def plan_chain(body: Program, count: int) -> Plan | None:
     own = [v for e in body.equations if is_by_row(e, count) or sums_rows(e, count) for v in e.inputs]
     made = {v for e in body.equations for v in e.outputs}
     for v in own:
-        if v not in made and v.type.shape[:1] == (count,):
+        if v not in made and is_rows(v, count):
             plan.level[v] = -1
     _find_levels(plan)
     _find_sums(plan)
-    if not plan.level or (not plan.sums and not any(v in plan.level for v in body.outputs)):
+    follow = {v for group in plan.groups for e in group.after for v in e.outputs} | {x.result for x in plan.sums}
+    if not plan.level or any(v not in plan.level and v not in follow for v in body.outputs):
         return None
     _find_places(plan)
-    kinds = {v.type.dtype.name for v in (*plan.places, *plan.weights, *plan.vectors)}
+    kinds = {v.type.dtype.name for v in (*plan.places, *plan.weights, *plan.vectors, *(x.result for x in plan.sums))}
     return plan if kinds <= {"float32"} else None
 
 
@@ -252,8 +294,10 @@ def _find_sums(plan: Plan) -> None:
             step = max(1, *(plan.level[v] + 1 for v in e.inputs))
             x, *other = e.inputs
             found[y] = RowSum(y, [(step, x, other[0] if other else None)])
-        elif e.name == "add" and all(v in found and _is_inside(v, body, readers) for v in e.inputs) and _alike(
-            *(found[v] for v in e.inputs)
+        elif (
+            e.name == "add"
+            and all(v in found and _is_inside(v, body, readers) for v in e.inputs)
+            and _alike(*(found[v] for v in e.inputs))
         ):
             a, b = (found.pop(v) for v in e.inputs)
             found[y] = RowSum(y, [*a.terms, *b.terms])

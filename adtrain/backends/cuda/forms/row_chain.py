@@ -7,13 +7,12 @@ later equations need in shared memory, so no activation goes to device memory. S
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from adtrain.backends.cuda.codegen.part import Kernel
-from adtrain.backends.cuda.codegen.row_chain import Layout, layout_of, row_chain_kernels
+from adtrain.backends.cuda.codegen.row_chain import layout_of, row_chain_kernels
 from adtrain.backends.cuda.codegen.row_chain_plan import is_by_row, plan_chain, sums_rows
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.core.fused import fuse
@@ -58,58 +57,59 @@ class RowChainFusion(Fusion):
         return [_count(e) for e in self.program.equations]
 
     def joins(self, groups: Groups, producer: int, reader: int, value: Variable) -> bool:
-        count = self.counts[producer] or self._rows_of_group(groups, producer)
-        if count < MIN_ROWS:
-            return False
-        e = groups.equations[reader]
-        if self.counts[reader]:
-            by_row = self.counts[reader] == count and value.type.shape[:1] == (count,)
-            return by_row and self._passes_rows(groups, producer, reader)
-        return self._follows(groups, e, value, count)
-
-    def _rows_of_group(self, groups: Groups, i: int) -> int:
-        return max(self.counts[k] for k in groups.members[groups.of[i]])
-
-    def _passes_rows(self, groups: Groups, producer: int, reader: int) -> bool:
-        """Whether no value of the two groups is a sum that an equation by row reads."""
         members = [*groups.members[groups.of[producer]], *groups.members[groups.of[reader]]]
-        equations = [groups.equations[i] for i in members]
-        totals = {v for e, i in zip(equations, members, strict=True) for v in e.outputs if not _is_row_value(v, self.counts[i])}
-        by_row = (e for e, i in zip(equations, members, strict=True) if self.counts[i])
-        return not any(v in totals for e in by_row for v in e.inputs)
-
-    def _follows(self, groups: Groups, e: Equation, value: Variable, count: int) -> bool:
-        """Whether an equation reads sums over rows, element by element, and can follow them."""
-        if not by_element(e) or value.type.shape[:1] == (count,) or len(e.outputs) == 0:
+        counts = {self.counts[i] for i in members} - {0}
+        if len(counts) != 1 or not (self.counts[producer] or self._follows_sums(groups, producer)):
             return False
-        return all(v.type.shape == value.type.shape for v in e.outputs)
+        (count,) = counts
+        equations = [groups.equations[i] for i in members]
+        made = {v for e in equations for v in e.outputs}
+        return all(self._reads(e, self.counts[i], count, made) for e, i in zip(equations, members, strict=True))
+
+    def _follows_sums(self, groups: Groups, i: int) -> bool:
+        """Whether an equation is in a group with rows, so that it follows their sums."""
+        return any(self.counts[k] for k in groups.members[groups.of[i]])
+
+    @staticmethod
+    def _reads(e: Equation, own: int, count: int, made: Collection[Variable]) -> bool:
+        """Whether an equation of a chain of `count` rows can read what the others compute.
+
+        Equations by row, and sums, read rows. Elementwise equations follow sums of their own shape.
+        """
+        read = [v.type.shape for v in e.inputs if v in made]
+        if own:
+            return all(shape[:1] == (count,) for shape in read)
+        return by_element(e) and bool(read) and all(shape == v.type.shape for shape in read for v in e.outputs)
 
     def saves(self, equations: Sequence[Equation]) -> bool:
-        products = sum(e.has(Trait.MATMUL) for e in equations)
-        return products >= MIN_PRODUCTS and self._layout(equations) is not None
+        if sum(e.has(Trait.MATMUL) for e in equations) < MIN_PRODUCTS:
+            return False
+        own = frozenset(equations)
+        needed = [v for e in equations for v in e.outputs if self._leaves(v, own)]
+        plan = plan_chain(fuse(ROW_CHAIN, equations, needed).params["body"], max(map(_count, equations)))
+        layout = None if plan is None else layout_of(plan, self.target)
+        if layout is None:
+            return False
+        flops = sum(e.cost.flops for e in equations)
+        self.cycles.update({e: layout.cycles * e.cost.flops / flops for e in equations})
+        return True
 
     def overhead(self, equations: Sequence[Equation]) -> float:
-        """Two launches and the time of the steps. The other forms compute while they move more bytes."""
-        layout = self._layout(equations) if equations else None
-        return math.inf if layout is None else 2 + layout.cycles / LAUNCH_CYCLES
-
-    def _layout(self, equations: Sequence[Equation]) -> Layout | None:
-        """How a kernel for these equations divides the work; None if it does not fit on chip."""
-        key = frozenset(equations)
-        if key not in self._layouts:
-            in_order = [e for e in self.program.equations if e in key]
-            needed = [v for e in in_order for v in e.outputs if self._leaves(v, key)]
-            plan = plan_chain(fuse(ROW_CHAIN, in_order, needed).params["body"], max(map(_count, in_order)))
-            self._layouts[key] = None if plan is None else layout_of(plan, self.target)
-        return self._layouts[key]
+        """Two launches and the time of the steps. The kernels of other forms compute while they move more bytes."""
+        return 2 + sum(self.cycles.get(e, 0) for e in equations) / LAUNCH_CYCLES
 
     @cached_property
-    def _layouts(self) -> dict[frozenset[Equation], Layout | None]:
+    def cycles(self) -> dict[Equation, float]:
+        """The part of each equation in the cycles of its group."""
         return {}
 
     def _leaves(self, v: Variable, own: Collection[Equation]) -> bool:
         """Whether another equation, or the Program, needs a value."""
-        return v in self.program.outputs or any(e not in own for e in self.program.readers.get(v, ()))
+        return v in self.outputs or any(e not in own for e in self.program.readers.get(v, ()))
+
+    @cached_property
+    def outputs(self) -> Collection[Variable]:
+        return frozenset(self.program.outputs)
 
 
 def _count(e: Equation) -> int:
@@ -118,10 +118,6 @@ def _count(e: Equation) -> int:
         if shape and shape[0] >= MIN_ROWS and (is_by_row(e, shape[0]) or sums_rows(e, shape[0])):
             return shape[0]
     return 0
-
-
-def _is_row_value(v: Variable, count: int) -> bool:
-    return bool(count) and v.type.shape[:1] == (count,)
 
 
 def _rows(body: Program) -> int:
