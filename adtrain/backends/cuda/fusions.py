@@ -38,6 +38,7 @@ from adtrain.core.program import Equation, Program
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import Pass, Results, keeps
 from adtrain.core.target import Target
+from adtrain.passes.add_before_products import add_before_products
 from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.flatten_rows import flatten_rows
 from adtrain.passes.fold_transposes import fold_transposes
@@ -73,6 +74,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
         )
     return (
         fold_transposes,
+        add_before_products,
         merge_added_products,
         partial(channels_last, target=target),
         flatten_rows,
