@@ -1,6 +1,6 @@
 """Losses with derivatives: nested gradients, Taylor mode and JAX, in turns.
 
-    python benchmarks/derivatives.py [burgers] [laplacian] [--device cpu|gpu] [--size KEY N] [--rounds N] [--only PATTERN]
+    python benchmarks/derivatives.py [burgers] [laplacian] [--device cpu|gpu] [--size KEY N] [--only PATTERN]
 
 `burgers` is the loss of a physics-informed network for u_t + u u_x = nu u_xx (Raissi et al., 2019) with its gradient.
 `laplacian` is the Laplacian of a network at each point of a batch in 100 dimensions. Each way to write it is a row. The

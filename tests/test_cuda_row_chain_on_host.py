@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 from cuda_on_host import Host, assert_same_in_another_order, check_kernels, host
 from cuda_samples import Shaped
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from program_samples import for_gpu
 
 import adtrain as ad
@@ -37,7 +40,7 @@ def network(weights: Sequence[Any], x: Any, activation: Callable[[Any], Any] = o
 
 
 def layers(*widths: int) -> list[tuple[Shape, Shape]]:
-    return [((a, b), (b,)) for a, b in zip(widths, widths[1:], strict=False)]
+    return [((a, b), (b,)) for a, b in pairwise(widths)]
 
 
 def burgers(weights: Any, t: Any, x: Any) -> Any:
@@ -88,6 +91,19 @@ def features(weights: Any, x: Any, y: Any) -> Any:
     return value, ad.tree.map(lambda w, g: w - 0.1 * g, rest, gradients)
 
 
+def nested(weights: Any, x: Any) -> Any:
+    """Second derivatives by nested reverse mode in the loss."""
+
+    def loss(weights: Any) -> Any:
+        def slope(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            return ad.grad(lambda x: ops.sum(f(x)))
+
+        first = slope(lambda x: network(weights, x))
+        return ops.mean(ops.square(slope(lambda x: first(x)[:, :1])(x)[:, :1] + ops.sin(first(x)[:, 1:])))
+
+    return ad.value_and_grad(loss)(weights)
+
+
 def autoencoder(weights: Any, x: Any) -> Any:
     def loss(weights: Any) -> Any:
         return ops.mean(ops.square(network(weights, x, ops.sigmoid) - x))
@@ -104,9 +120,10 @@ SAMPLES: dict[str, Sample] = {
         features,
         lambda n: ([(5, 6), ((96, 14), (96,)), ((17, 96), (17,)), ((2, 17), (2,))], (n, 5), (n,)),
     ),
+    "nested": (nested, lambda n: (layers(2, 12, 20, 1), (n, 2))),
     "autoencoder": (autoencoder, lambda n: (layers(30, 16, 3, 16, 30), (n, 30))),
 }
-COUNTS = {"burgers": 70, "regression": 90, "prediction": 50, "features": 61, "autoencoder": 97}
+COUNTS = {"burgers": 70, "regression": 90, "prediction": 50, "features": 61, "nested": 75, "autoencoder": 97}
 """The rows of the samples. The last tile is not whole."""
 
 
@@ -135,6 +152,37 @@ def test_chains_match_numpy(name: str, host: Host) -> None:
     arrays = arrays_of(SAMPLES[name][1](COUNTS[name]), np.random.default_rng(0))
     program = fused(name, arrays)
     assert check_kernels(program, ad.tree.leaves(arrays), host, ROW_CHAIN, TOLERANCE) == 1
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("few_rows")
+@given(data=st.data())
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_chains_of_any_network_match_numpy(host: Host, data: st.DataObject) -> None:
+    """Layers of any width with any activations, residual additions where widths are equal, and derivatives."""
+    widths = data.draw(st.lists(st.integers(1, 128), min_size=3, max_size=5))
+    activations = data.draw(st.lists(st.sampled_from(ACTIVATIONS), min_size=len(widths), max_size=len(widths)))
+    count, by_input = data.draw(st.integers(40, 150)), data.draw(st.booleans())
+
+    def f(weights: Any, x: Any) -> Any:
+        def u(weights: Any, x: Any) -> Any:
+            for (w, b), activation in zip(weights, activations, strict=False):
+                y = activation(x @ w + b)
+                x = x + y if y.shape == x.shape else y
+            return x
+
+        def loss(weights: Any, x: Any) -> Any:
+            value, slope = ad.jvp(lambda x: u(weights, x), (x,), (x,))
+            return ops.mean(ops.square(value)) + ops.mean(ops.square(slope) if by_input else value)
+
+        return ad.value_and_grad(loss, (0, 1))(weights, x)
+
+    arrays = arrays_of((layers(*widths), (count, widths[0])), np.random.default_rng(count))
+    program = for_gpu(stage(f).program(*arrays), TARGET)
+    check_kernels(program, ad.tree.leaves(arrays), host, ROW_CHAIN, TOLERANCE)
+
+
+ACTIVATIONS = (ops.tanh, ops.sin, ops.relu, ops.gelu, ops.sigmoid, ops.exp, ops.square)
 
 
 @pytest.mark.usefixtures("few_rows")

@@ -7,8 +7,8 @@ values pass from one to another in registers. A value is stored in shared memory
 - it is a factor of a product, or is read at another column than its own,
 - or it is a product, or calls a function such as tanh, and a later step needs it.
 
-Other values are computed again where they are needed, such as the derivative 1 - y^2 from y. A factor that is used again
-much later is also computed again: the memory between its uses serves others.
+Other values are computed again where they are needed, such as the derivative 1 - y^2 from y. A factor that is used
+again much later is also computed again: the memory between its uses serves others.
 """
 
 from __future__ import annotations
