@@ -157,7 +157,7 @@ def test_chains_match_numpy(name: str, host: Host) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("few_rows")
 @given(data=st.data())
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_chains_of_any_network_match_numpy(host: Host, data: st.DataObject) -> None:
     """Layers of any width with any activations, residual additions where widths are equal, and derivatives."""
     widths = data.draw(st.lists(st.integers(1, 128), min_size=3, max_size=5))
@@ -179,7 +179,14 @@ def test_chains_of_any_network_match_numpy(host: Host, data: st.DataObject) -> N
 
     arrays = arrays_of((layers(*widths), (count, widths[0])), np.random.default_rng(count))
     program = for_gpu(stage(f).program(*arrays), TARGET)
-    check_kernels(program, ad.tree.leaves(arrays), host, ROW_CHAIN, TOLERANCE)
+    for chain in (e for e in program.equations if e.form == ROW_CHAIN):
+        own = [np.random.default_rng(count).uniform(-0.3, 0.3, v.type.shape).astype(np.float32) for v in chain.inputs]
+        exact, rounded = (
+            chain.primitive.reference(*(x.astype(dtype) for x in own), **chain.params)
+            for dtype in ("float64", "float32")
+        )
+        for found, x, y in zip(host.computed(chain, None, own), exact, rounded, strict=True):
+            assert np.linalg.norm(found - x) <= 4 * np.linalg.norm(y - x) + 1e-6 * np.linalg.norm(x)
 
 
 ACTIVATIONS = (ops.tanh, ops.sin, ops.relu, ops.gelu, ops.sigmoid, ops.exp, ops.square)

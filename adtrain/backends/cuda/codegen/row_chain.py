@@ -1,8 +1,8 @@
 """The kernels of a chain of rows: the steps of a tile of rows, and the totals of its sums.
 
-A thread block takes tiles of rows through the steps of the plan (`row_chain_plan.py`). Warps divide a step into tiles of
-16 rows and some columns. A thread computes products and elementwise equations for its elements of these, in registers.
-The sums over rows are in shared memory. When a block has computed its last tile, it stores them. A second launch adds
+A thread block takes tiles of rows through the steps of the plan (`row_chain_plan.py`). Warps divide a step into tiles
+of 16 rows and some columns. A thread computes products and elementwise equations for its elements, in registers. The
+sums over rows are in shared memory. When a block has computed its last tile, it stores them. A second launch adds
 those of all blocks in order, and computes the equations that follow the sums.
 
 Neighbouring steps whose text differs only in places of shared memory, such as those of equal layers, are a loop.
