@@ -127,7 +127,8 @@ class Layout:
             tiles, groups = self.division(columns)
             products = [e for e in self.plan.products.get(step, ()) if width(e.outputs[0]) == columns]
             k = max((padded(width(e.inputs[0])) // 8 for e in products), default=0)
-            work = k * len(products) * (PRODUCT_CYCLES * tiles + FACTOR_CYCLES) + ELEMENT_CYCLES * tiles * len(targets)
+            of_products = len(products) * k * (PRODUCT_CYCLES * tiles + FACTOR_CYCLES)
+            work: float = of_products + ELEMENT_CYCLES * tiles * len(targets)
             tasks.append((self.rows // STRIP * groups, work, STEP_CYCLES + k * LOAD_CYCLES))
         for total in self.plan.sums:
             pairs = sum(at == step and y is not None for at, _, y in total.terms)

@@ -340,8 +340,8 @@ def _find_places(plan: Plan) -> None:
             _use_factor(plan, v, step)
     for step in range(last, -1, -1):
         _need(plan, plan.targets[step], step)
-    for own in plan.places.values():
-        own.sort(key=lambda place: place.begin)
+    for places in plan.places.values():
+        places.sort(key=lambda place: place.begin)
 
 
 def _use_factor(plan: Plan, v: Variable, step: int) -> None:
