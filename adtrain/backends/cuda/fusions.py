@@ -9,7 +9,7 @@ from adtrain.backends.cuda.channels_last import channels_last
 from adtrain.backends.cuda.choose_precision import choose_precision
 from adtrain.backends.cuda.forms.back_to_back import tile_weights
 from adtrain.backends.cuda.forms.column_sum import ColumnSumFusion
-from adtrain.backends.cuda.forms.form import kernel_form
+from adtrain.backends.cuda.forms.form import LAUNCH_BYTES, kernel_form
 from adtrain.backends.cuda.forms.gather import GatherFusion
 from adtrain.backends.cuda.forms.grouped_bfloat16 import GroupedBfloat16Fusion
 from adtrain.backends.cuda.forms.grouped_products import GroupedProductsFusion
@@ -52,9 +52,6 @@ from adtrain.passes.merge_added_products import merge_added_products
 from adtrain.passes.readers_first import readers_first
 from adtrain.passes.sink_reshapes import sink_reshapes
 from adtrain.passes.stack_members import stack_members
-
-LAUNCH_BYTES = 8 << 20
-"""The bytes that the memory of a GPU moves in the time of a launch, 2 us at 4 TB/s."""
 
 
 def gpu_fusions(target: Target) -> Sequence[Pass]:

@@ -2,8 +2,8 @@
 
 A thread block takes tiles of rows through the steps of the plan (`row_chain_plan.py`). Warps divide a step into tiles
 of 16 rows and some columns. A thread computes products and elementwise equations for its elements, in registers. The
-sums over rows are in shared memory. When a block has computed its last tile, it stores them. A second launch adds
-those of all blocks in order, and computes the equations that follow the sums.
+sums over rows are in scratch memory, which stays in the L2 cache. A second launch adds those of all blocks in order,
+and computes the equations that follow the sums.
 
 Neighbouring steps whose text differs only in places of shared memory, such as those of equal layers, are a loop.
 """
@@ -36,27 +36,22 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 
-WARPS = (4, 8)
+WARPS = (4, 8, 12, 16)
 """Warps of a block."""
-ROWS = (16, 32, 48, 64)
+ROWS = (16, 32, 48, 64, 80, 96, 112, 128)
 """Rows of a tile: multiples of those of a tensor-core instruction."""
 STRIP = 16
 """Rows of a warp's tile."""
-MAX_TILES = 4
-"""Most tiles of 8 columns that a warp computes at once."""
 MAX_WARPS = 16
 """Most warps of a multiprocessor. A thread then has 128 registers."""
+REGISTERS, MAX_REGISTERS = 1 << 16, 255
+"""Registers of a multiprocessor, and the most of a thread."""
+ACCUMULATORS, OTHER_REGISTERS = 12, 64
+"""Registers of a thread for a product of 16 x 8 elements, and for all else."""
 MARGIN = 16
 """Floats after the values of a tile, which a product of fewer than 16 columns reads."""
 TOTAL_COLUMNS, TOTAL_THREADS = 32, 256
 """Elements that a block of the second launch adds, and its threads."""
-
-
-def division(columns: int, strips: int, warps: int) -> int:
-    """The tiles of 8 columns of a warp, where each strip of 16 rows has so many columns: a divisor of their number."""
-    tiles = padded(columns) // 8
-    found = [n for n in range(1, MAX_TILES + 1) if tiles % n == 0]
-    return min(found, key=lambda n: (-(-(tiles // n * strips) // warps) * n, -n))
 
 
 @dataclass(frozen=True)
@@ -69,8 +64,8 @@ class Layout:
         resident: the blocks of a multiprocessor.
         blocks: of the grid.
         weights, vectors: where weights, and other arguments that all rows share, begin in shared memory, in floats.
-        sums: where the sums over rows begin.
         floats: of shared memory.
+        kept: floats of the values of a tile in scratch memory.
     """
 
     plan: Plan
@@ -80,8 +75,8 @@ class Layout:
     blocks: int
     weights: dict[Variable, int]
     vectors: dict[Variable, int]
-    sums: int
     floats: int
+    kept: int
 
     @cached_property
     def offsets(self) -> dict[RowSum, int]:
@@ -101,17 +96,30 @@ class Layout:
     def threads(self) -> int:
         return self.warps * WARP
 
-    def division(self, columns: int) -> tuple[int, int]:
-        """Of a step: the tiles of 8 columns of a warp, and how many such groups a strip has."""
-        tiles = division(columns, self.rows // STRIP, self.warps)
-        return tiles, padded(columns) // 8 // tiles
+    @cached_property
+    def most(self) -> int:
+        """The most tiles of 8 columns of a warp: a thread has registers for the accumulators of its products."""
+        products = max(map(len, self.plan.products.values()), default=1)
+        registers = min(MAX_REGISTERS, REGISTERS // (self.threads * self.resident))
+        return max(1, (registers - OTHER_REGISTERS) // (ACCUMULATORS * products))
+
+    def division(self, columns: int, strips: int = 0) -> tuple[int, int]:
+        """Where each strip of 16 rows has so many columns: the tiles of 8 columns of a warp, a divisor of their number,
+        and how many such groups a strip has.
+
+        Args:
+            strips: their number; by default that of a step.
+        """
+        tiles, strips = padded(columns) // 8, strips or self.rows // STRIP
+        found = [n for n in range(1, self.most + 1) if tiles % n == 0]
+        best = min(found, key=lambda n: (-(-(tiles // n * strips) // self.warps) * n, -n))
+        return best, tiles // best
 
     def divided(self, total: RowSum) -> tuple[int, int, int]:
-        """Of a sum of products: the strips of 16 rows, the tiles of 8 columns of a warp, the groups of a strip."""
+        """Of a sum of products: the strips of 16 rows, and the division of their columns."""
         rows, columns = total.shape
         strips = -(-rows // STRIP)
-        tiles = division(columns, strips, self.warps)
-        return strips, tiles, padded(columns) // 8 // tiles
+        return strips, *self.division(columns, strips)
 
     @cached_property
     def cycles(self) -> float:
@@ -121,34 +129,29 @@ class Layout:
 
     def _cycles(self, step: int) -> float:
         """An estimate of the time of a step: that of a warp, or that of all warps of a multiprocessor if it is more."""
-        tasks = list[tuple[int, float, float]]()  # tiles of warps, and for one its work and its latency
+        tasks = list[tuple[int, int]]()  # tiles of warps, and the instructions of one
         targets = self.plan.targets[step] if step < self.plan.steps else {}
         for columns in dict.fromkeys(map(width, targets)):
             tiles, groups = self.division(columns)
             products = [e for e in self.plan.products.get(step, ()) if width(e.outputs[0]) == columns]
             k = max((padded(width(e.inputs[0])) // 8 for e in products), default=0)
-            of_products = len(products) * k * (PRODUCT_CYCLES * tiles + FACTOR_CYCLES)
-            work: float = of_products + ELEMENT_CYCLES * tiles * len(targets)
-            tasks.append((self.rows // STRIP * groups, work, STEP_CYCLES + k * LOAD_CYCLES))
+            own = k * (len(products) * (FACTOR + PRODUCT * tiles) + FACTOR * tiles) + ELEMENTS * tiles * len(targets)
+            tasks.append((self.rows // STRIP * groups, own))
         for total in self.plan.sums:
             pairs = sum(at == step and y is not None for at, _, y in total.terms)
             if pairs:
                 strips, tiles, groups = self.divided(total)
-                k = pairs * self.rows // 8
-                work = k * ((PRODUCT_CYCLES + FACTOR_CYCLES / 2) * tiles + FACTOR_CYCLES)
-                tasks.append((strips * groups, work, STEP_CYCLES + k * LOAD_CYCLES))
-        alone = sum(-(-items // self.warps) * (work + latency) for items, work, latency in tasks)
-        return max(alone, self.resident * sum(items * work for items, work, _ in tasks) / SCHEDULERS)
+                tasks.append((strips * groups, pairs * self.rows // 8 * (2 * FACTOR + (FACTOR + PRODUCT) * tiles)))
+        alone = sum(-(-items // self.warps) * own for items, own in tasks) * ALONE
+        return STEP + max(alone, self.resident * sum(items * own for items, own in tasks) * TOGETHER)
 
 
-PRODUCT_CYCLES, FACTOR_CYCLES = 18, 16
-"""Cycles of a warp's scheduler for the product of a 16 x 8 and an 8 x 8 tile, and to load and split a factor."""
-ELEMENT_CYCLES = 60
-"""Cycles for the elementwise equations of a target on a 16 x 8 tile."""
-STEP_CYCLES, LOAD_CYCLES = 400, 60
-"""Latency of a warp's tile in a step, and of one of its factors."""
-SCHEDULERS = 4
-"""Schedulers of a multiprocessor."""
+FACTOR, PRODUCT, ELEMENTS = 10, 7, 60
+"""Instructions of a warp: to load and split a factor; for a product of 16 x 8 by 8 x 8 elements; for the elementwise
+equations of a target on 16 x 8 elements."""
+STEP, ALONE, TOGETHER = 1300, 6.6, 0.4
+"""Cycles: of a step in addition; of an instruction where a warp waits for its own results; of an instruction where the
+warps of a multiprocessor have more than its schedulers can begin. Measured on an H200."""
 
 
 def layout_of(plan: Plan, target: Target) -> Layout | None:
@@ -161,19 +164,20 @@ def layout_of(plan: Plan, target: Target) -> Layout | None:
     for v in plan.vectors:
         vectors[v] = at
         at += -(-v.size // 4) * 4
-    sums, at = at, at + sum(-(-total.size // 4) * 4 for total in plan.sums)
     found: list[Layout] = []
     for rows in ROWS:
         floats = at + arrange(places, {x: rows * pitch(width(x.value)) for x in places}) + MARGIN
+        kept = arrange(plan.kept.values(), {x: rows * padded(width(x.value)) for x in plan.kept.values()})
         fit = (target.shared + DRIVER_SHARED) // (4 * floats + DRIVER_SHARED)
         for warps in WARPS:
             for resident in range(1, min(fit, MAX_WARPS // warps) + 1):
                 blocks = min(-(-plan.count // rows), resident * target.multiprocessors)
-                found.append(Layout(plan, rows, warps, resident, blocks, weights, vectors, sums, floats))
+                found.append(Layout(plan, rows, warps, resident, blocks, weights, vectors, floats, kept))
     if not found:
         return None
     best = min(found, key=lambda layout: layout.cycles)
     arrange(places, {x: best.rows * pitch(width(x.value)) for x in places})
+    arrange(plan.kept.values(), {x: best.rows * padded(width(x.value)) for x in plan.kept.values()})
     for x in places:
         x.at += at
     return best
@@ -245,16 +249,16 @@ class _Writer:
             "float *const shared = (float *)shared_bytes;",
             "const int t = threadIdx.x, warp = t / WARP, g = t % WARP / 4, c = t % 4;",
             *self._shared_arguments(),
-            f"for (int i = t; i < {layout.partial}; i += THREADS) shared[{layout.sums} + i] = 0;",
+            *self._scratch(),
             f"for (int64_t first = (int64_t)block * ROWS; first < {n}; first += {layout.blocks} * ROWS) {{",
             f"    const int left = (int)min((int64_t)ROWS, {n} - first);",
+            "    const bool begin = first == (int64_t)block * ROWS; (void)begin;",
             "    __syncthreads();",
             *indented(self._arguments()),
             *indented(lines),
             "}",
-            *self._partial_sums(),
         ]
-        scratch = 4 * layout.partial * layout.blocks
+        scratch = 4 * (layout.partial + layout.kept) * layout.blocks
         headers = ("common/common.cuh", "gemm/row_chain.cuh")
         outputs = tuple(v for v, x in self.names.items() if x.startswith("y"))
         return Part(lines, self.own.inputs, outputs, headers, tables, layout.blocks, 4 * layout.floats, scratch)
@@ -279,25 +283,40 @@ class _Writer:
                 lines.append(f"{load}(shared + {place.at}, {self.names[v]} + first * {width(v)}, left);")
         return lines
 
-    def _sums(self, step: int) -> list[str]:
-        """Statements that add the terms of sums which are ready in a step."""
-        lines, first = list[str](), 0
-        for total in self.plan.sums:
-            terms = [(x, y) for at, x, y in total.terms if at == step]
-            to = self.layout.sums + self.layout.offsets[total]
-            for x, y in terms:
-                if y is None:  # neighbouring sums of columns have other warps
-                    column = f"const int column = (t + {-first % self.layout.threads}) % THREADS; column < {width(x)}"
-                    add = f"rows::column_sum<{pitch(width(x))}>(shared + {self.place(x, step)} + column, left);"
-                    lines.append(f"if ({column}) shared[{_at(to)} + column] += {add}")
-                    first += WARP * -(-width(x) // WARP)
-            pairs = [(self.place(x, step), self.place(y, step)) for x, y in terms if y is not None]
-            if pairs:
-                lines += self._products(total, _at(to), pairs)
+    def _scratch(self) -> list[str]:
+        """Pointers to the sums of the block, and to its kept values."""
+        layout, lines = self.layout, list[str]()
+        if layout.partial:
+            lines.append(f"float *const sums = (float *)own + (int64_t)block * {layout.partial};")
+        if layout.kept:
+            first = f"(int64_t){layout.blocks} * {layout.partial} + (int64_t)block * {layout.kept}"
+            lines.append(f"float *const kept = (float *)own + {first} + t % WARP * 4;")
         return lines
 
-    def _products(self, total: RowSum, to: str, pairs: Sequence[tuple[str, str]]) -> list[str]:
-        """Statements that add products of values in shared memory to a sum there."""
+    def _sums(self, step: int) -> list[str]:
+        """Statements that add the terms of sums which are ready in a step."""
+        lines, thread = list[str](), 0
+        for total in self.plan.sums:
+            terms = [(self.place(x, step), y and self.place(y, step)) for at, x, y in total.terms if at == step]
+            if not terms:
+                continue
+            to = f"sums + {_at(self.layout.offsets[total])}"
+            begin = "begin" if step == min(at for at, _, _ in total.terms) else "false"
+            if terms[0][1] is None:  # neighbouring sums of columns have other warps
+                n = total.size
+                columns = [f"rows::column_sum<{pitch(n)}>(shared + {x} + column, left)" for x, _ in terms]
+                before = f"({begin} ? 0 : *({to} + column))"
+                lines += [
+                    f"if (const int column = (t + {-thread % self.layout.threads}) % THREADS; column < {n})",
+                    f"    *({to} + column) = {' + '.join([before, *columns])};",
+                ]
+                thread += WARP * -(-n // WARP)
+            else:
+                lines += self._products(total, to, [(x, str(y)) for x, y in terms], begin)
+        return lines
+
+    def _products(self, total: RowSum, to: str, pairs: Sequence[tuple[str, str]], begin: str) -> list[str]:
+        """Statements that add products of values in shared memory to a sum."""
         strips, tiles, groups = self.layout.divided(total)
         m, n = total.shape
         x, y = (", ".join(f"shared + {pair[i]}" for pair in pairs) for i in (0, 1))
@@ -306,7 +325,7 @@ class _Writer:
             f"for (int item = warp; item < {strips * groups}; item += {self.layout.warps}) {{",
             f"    const float *const x[{len(pairs)}] = {{{x}}}, *const y[{len(pairs)}] = {{{y}}};",
             f"    const int row = item / {groups} * {STRIP}, column = item % {groups} * {8 * tiles};",
-            f"    rows::add_products<{kind}>(shared + {to}, x, y, row, column, left);",
+            f"    rows::add_products<{kind}>({to}, x, y, row, column, left, {begin});",
             "}",
         ]
 
@@ -325,17 +344,6 @@ class _Writer:
             lines += _Block(self, step, columns).lines(of_block)
         return lines
 
-    def _partial_sums(self) -> list[str]:
-        """Statements that store the sums of the block."""
-        layout = self.layout
-        if not layout.partial:
-            return []
-        return [
-            "__syncthreads();",
-            f"float *const partial = (float *)own + (int64_t)block * {layout.partial};",
-            f"for (int i = t; i < {layout.partial}; i += THREADS) partial[i] = shared[{layout.sums} + i];",
-        ]
-
     def result(self, v: Variable) -> str | None:
         """The pointer to a value that is a result of the chain."""
         return next(
@@ -348,24 +356,29 @@ class _Block:
 
     def __init__(self, writer: _Writer, step: int, columns: int) -> None:
         self.writer, self.plan, self.step, self.columns = writer, writer.plan, step, columns
+        self.own = "in" if columns > 1 else "0"  # the column of the thread's element
         self.code: list[str] = []
         self.known: dict[tuple[Variable, str], str] = {}
         self.products: dict[tuple[Variable, bool], list[Equation]] = {}
+        self.earlier: dict[Variable, str] = {}  # the places of the kept values that it reads
 
     def lines(self, targets: Sequence[Variable]) -> list[str]:
         """Statements that compute and store the targets."""
         writer, n = self.writer, self.columns
         strips = writer.layout.rows // STRIP
         tiles, groups = writer.layout.division(n)
-        stores: list[str] = []
+        stores, held = list[str](), list[str]()
         for v in targets:
-            value = self.at(v, "in" if n > 1 else "0")
+            value = self.at(v, self.own)
             for place in self.plan.places.get(v, ()):
                 if place.begin == self.step:
                     kept = value if n % 8 == 0 else f"column < {n} ? {value} : 0"
                     stores.append(f"shared[{_at(place.at)} + row * {pitch(n)} + column] = {kept};")
+            if v in self.plan.kept and self.plan.level[v] == self.step:
+                stores.append(f"later{len(held)}.lane[k] = {value};")
+                held.append(f"store(kept + {_at(self.plan.kept[v].at)}, place, later{len(held)});")
             pointer = writer.result(v)
-            if pointer is not None:
+            if pointer is not None and self.plan.level[v] == self.step:
                 test = "row < left" if n % 8 == 0 else f"row < left && column < {n}"
                 stores.append(f"if ({test}) {pointer}[(first + row) * {n} + column] = {value};")
         elements = [
@@ -374,16 +387,26 @@ class _Block:
             *self.code,
             *stores,
         ]
+        from_j = f"(item * {tiles} + j) * {4 * WARP}"
         return [
             f"for (int item = warp; item < {strips * groups}; item += {writer.layout.warps}) {{",
             f"    const int strip = item / {groups} * {STRIP}, tile = item % {groups} * {8 * tiles};",
+            *(f"    Vector<float, 4> earlier{i}[{tiles}];" for i in range(len(self.earlier))),
+            *(
+                f"    for (int j = 0; j < {tiles}; j++) earlier{i}[j] = load<float, 4>(kept + {place} + {from_j});"
+                for i, place in enumerate(self.earlier.values())
+            ),
             *indented(self._multiply(tiles)),
             "    #pragma unroll",
-            f"    for (int j = 0; j < {tiles}; j++)",
+            f"    for (int j = 0; j < {tiles}; j++) {{",
+            *(f"        Vector<float, 4> later{i};" for i in range(len(held))),
             "        #pragma unroll",
             "        for (int k = 0; k < 4; k++) {",
             *(f"            {line}" for line in elements),
             "        }",
+            *([f"        const int place = {from_j};"] if held else []),
+            *(f"        {line}" for line in held),
+            "    }",
             "}",
         ]
 
@@ -437,6 +460,10 @@ class _Block:
         place = plan.place(v, self.step)
         if place is not None:
             return self._named(v, f"shared[{_at(place.at)} + row * {pitch(width(v))} + {column}]")
+        if v in plan.kept and plan.level[v] < self.step and width(v) == self.columns and column == self.own:
+            number = list(self.earlier).index(v) if v in self.earlier else len(self.earlier)
+            self.earlier[v] = _at(plan.kept[v].at)
+            return self._named(v, f"earlier{number}[j].lane[k]")
         e = plan.producer[v]
         if plan.is_product(e):
             return self._product(e)

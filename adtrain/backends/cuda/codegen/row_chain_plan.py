@@ -1,20 +1,21 @@
-"""The plan of a chain of rows: which values a thread block keeps in shared memory, when, and where.
+"""The plan of a chain of rows: which values a thread block keeps, when, and where.
 
-A block computes a tile of rows in steps, with a barrier before each. A step computes products whose operands are ready,
+A block computes a tile of rows in steps, with a barrier before each. A step computes products whose factors are ready,
 and elementwise equations of their results. Its threads compute the same rows and columns of all these, so elementwise
-values pass from one to another in registers. A value is stored in shared memory if
+values pass from one to another in registers.
 
-- it is a factor of a product, or is read at another column than its own,
-- or it is a product, or calls a function such as tanh, and a later step needs it.
+- A value that is a factor of a product, or is read at another column than its own, is stored in shared memory.
+- A product, or a value that calls a function such as tanh, is kept for later steps that read it at its own column. The
+  thread that will read it writes it to scratch memory, which stays in the L2 cache.
 
 Other values are computed again where they are needed, such as the derivative 1 - y^2 from y. A factor that is used
-again much later is also computed again: the memory between its uses serves others.
+again much later is also stored again: the memory between its uses serves others.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -93,7 +94,7 @@ def sums_rows(e: Equation, count: int) -> bool:
 
 @dataclass(eq=False)
 class Place:
-    """A value in shared memory from the step that computes it to the last one that reads it.
+    """A value in memory from the step that computes it to the last one that reads it.
 
     Attributes:
         at: its first float.
@@ -144,7 +145,8 @@ class Plan:
         count: the rows.
         body: the equations, without those that are fused.
         level: of each value by row, the first step in which it can be computed. -1: it is an argument.
-        places: those of each value, in the order of their steps.
+        places: those of each value in shared memory, in the order of their steps.
+        kept: those of values that later steps read at their own column, in scratch memory.
         targets: the values that each step computes to store them.
         sums: the sums over rows.
         after: the equations that follow the sums.
@@ -154,6 +156,7 @@ class Plan:
     body: Program
     level: dict[Variable, int] = field(default_factory=dict)
     places: dict[Variable, list[Place]] = field(default_factory=dict)
+    kept: dict[Variable, Place] = field(default_factory=dict)
     targets: list[dict[Variable, None]] = field(default_factory=list)
     sums: list[RowSum] = field(default_factory=list)
     after: list[Equation] = field(default_factory=list)
@@ -249,7 +252,10 @@ def plan_chain(body: Program, count: int) -> Plan | None:
     if not plan.level or any(v not in plan.level and v not in follow for v in body.outputs):
         return None
     _find_places(plan)
-    kinds = {v.type.dtype.name for v in (*plan.places, *plan.weights, *plan.vectors, *(x.result for x in plan.sums))}
+    kinds = {
+        v.type.dtype.name
+        for v in (*plan.places, *plan.kept, *plan.weights, *plan.vectors, *(x.result for x in plan.sums))
+    }
     return plan if kinds <= {"float32"} else None
 
 
@@ -339,48 +345,56 @@ def _find_places(plan: Plan) -> None:
         for step in sorted(own):
             _use_factor(plan, v, step)
     for step in range(last, -1, -1):
-        _need(plan, plan.targets[step], step)
+        _need(plan, step)
     for places in plan.places.values():
         places.sort(key=lambda place: place.begin)
 
 
 def _use_factor(plan: Plan, v: Variable, step: int) -> None:
     """Note that a step reads a factor."""
-    places = plan.places.setdefault(v, [])
-    if places and (v in plan.stored or step - places[-1].end <= MAX_GAP):
+    places, level = plan.places.setdefault(v, []), plan.level[v]
+    if places and step - places[-1].end <= MAX_GAP:
         places[-1].end = step
         return
-    level = plan.level[v]
-    begin = level if not places and (v in plan.stored or step - level <= MAX_GAP + 1) else step - 1
+    begin = level if not places and step - level <= MAX_GAP + 1 else step - 1
     places.append(Place(v, begin, step))
     plan.targets[begin][v] = None
 
 
-def _need(plan: Plan, targets: Iterable[Variable], step: int) -> None:
+def _need(plan: Plan, step: int) -> None:
     """Note what a step reads to compute its targets. It may add targets of earlier steps."""
-    seen: set[Variable] = set()
-    stack = [(v, False) for v in targets]
+    seen: set[tuple[Variable, bool]] = set()
+    stack = [(v, False) for v in plan.targets[step]]
     while stack:
-        v, read = stack.pop()
-        if v in seen or v not in plan.level:
+        v, crosses = stack.pop()
+        level = plan.level.get(v)
+        if level is None or (v, crosses) in seen:
             continue
-        level = plan.level[v]
-        if read and level < 0:
+        seen.add((v, crosses))
+        if level < 0:
             plan.places[v][0].end = max(plan.places[v][0].end, step)
+        elif plan.place(v, step) is not None:
             continue
-        if read and level < step and v in plan.stored:
-            places = plan.places.setdefault(v, [])
-            if not places:
-                places.append(Place(v, level, step))
-                plan.targets[level][v] = None
-            places[0].end = max(places[0].end, step)
-            continue
-        if read and plan.place(v, step) is not None:
-            continue
-        seen.add(v)
-        e = plan.producer[v]
-        if not plan.is_product(e):
-            stack += [(x, True) for x in e.inputs]
+        elif v in plan.stored and level < step:
+            _store(plan, v, step, crosses)
+        elif not plan.is_product(e := plan.producer[v]):
+            stack += [(x, plan.crosses(e, x)) for x in e.inputs]
+
+
+def _store(plan: Plan, v: Variable, step: int, crosses: bool) -> None:
+    """Note that a later step reads a value: at its own column, or at other ones."""
+    level = plan.level[v]
+    plan.targets[level][v] = None
+    if not crosses:
+        place = plan.kept.setdefault(v, Place(v, level, step))
+        place.end = max(place.end, step)
+        return
+    places = plan.places.setdefault(v, [])
+    first = next((x for x in places if x.begin == level), None)
+    if first is None:
+        places.append(Place(v, level, step))
+    else:
+        first.end = max(first.end, step)
 
 
 def overlap(a: Place, b: Place) -> bool:

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 from adtrain.backends.cuda.codegen.part import Kernel
 from adtrain.backends.cuda.codegen.row_chain import layout_of, row_chain_kernels
 from adtrain.backends.cuda.codegen.row_chain_plan import is_by_row, plan_chain, sums_rows
-from adtrain.backends.cuda.forms.form import Form, define
+from adtrain.backends.cuda.codegen.thread_items import operations
+from adtrain.backends.cuda.forms.form import LAUNCH_BYTES, Form, define
+from adtrain.backends.cuda.forms.thread_items import MAX_OPERATIONS, items_of_threads
 from adtrain.core.fused import fuse
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
@@ -82,25 +84,28 @@ class RowChainFusion(Fusion):
         return by_element(e) and bool(read) and all(shape == v.type.shape for shape in read for v in e.outputs)
 
     def saves(self, equations: Sequence[Equation]) -> bool:
-        if sum(e.has(Trait.MATMUL) for e in equations) < MIN_PRODUCTS:
+        """Whether the chain fits on chip, and takes less time than a kernel for each equation."""
+        if sum(e.has(Trait.MATMUL) for e in equations) < MIN_PRODUCTS or _are_thread_items(equations):
             return False
         own = frozenset(equations)
         needed = [v for e in equations for v in e.outputs if self._leaves(v, own)]
-        plan = plan_chain(fuse(ROW_CHAIN, equations, needed).params["body"], max(map(_count, equations)))
+        chain, count = fuse(ROW_CHAIN, equations, needed), max(map(_count, equations))
+        plan = plan_chain(chain.params["body"], count)
         layout = None if plan is None else layout_of(plan, self.target)
         if layout is None:
             return False
-        flops = sum(e.cost.flops for e in equations)
-        self.cycles.update({e: layout.cycles * e.cost.flops / flops for e in equations})
-        return True
+        time = 2 + layout.cycles / LAUNCH_CYCLES
+        self.times.update(dict.fromkeys(equations, time))
+        alone = sum(e.cost.bytes / LAUNCH_BYTES + 1 for e in equations if not e.primitive.view)
+        return time + chain.cost.bytes / LAUNCH_BYTES < alone
 
     def overhead(self, equations: Sequence[Equation]) -> float:
-        """Two launches and the time of the steps. The kernels of other forms compute while they move more bytes."""
-        return 2 + sum(self.cycles.get(e, 0) for e in equations) / LAUNCH_CYCLES
+        """Two launches and the time of the steps, in launches; the same where other forms take some equations."""
+        return max((self.times.get(e, 0) for e in equations), default=0)
 
     @cached_property
-    def cycles(self) -> dict[Equation, float]:
-        """The part of each equation in the cycles of its group."""
+    def times(self) -> dict[Equation, float]:
+        """The time of the group of each equation."""
         return {}
 
     def _leaves(self, v: Variable, own: Collection[Equation]) -> bool:
@@ -110,6 +115,12 @@ class RowChainFusion(Fusion):
     @cached_property
     def outputs(self) -> Collection[Variable]:
         return frozenset(self.program.outputs)
+
+
+def _are_thread_items(equations: Sequence[Equation]) -> bool:
+    """Whether threads can compute all equations item by item, as those of narrow networks without gradients."""
+    found = [(e, items_of_threads(e)) for e in equations]
+    return all(items and operations(e, items.count) <= MAX_OPERATIONS for e, items in found)
 
 
 def _count(e: Equation) -> int:
