@@ -3,16 +3,13 @@
 // the fragments of a warp lie in different banks. Columns up to the next multiple of 8 are zeros.
 //
 // Products are those of tensor cores in tf32. A float32 is the sum of two tf32 numbers, up to 2^-22 of it, and three of the four
-// products of such terms are added: the small ones in an accumulator of their own, because tensor cores truncate sums. After
-// each SHORT of K, sums of the large ones continue in float32.
+// products of such terms are added, the small ones first. Tensor cores truncate sums, so they add 8 products; float32 adds these.
 #pragma once
 #include "common/mma_sync.cuh"
 
 extern __shared__ __align__(16) unsigned char shared_bytes[];
 
 namespace rows {
-
-constexpr int SHORT = 16;
 
 // An operand as two terms.
 struct Terms {
@@ -23,70 +20,43 @@ struct Terms {
         : high(tf32_bits(x)), low(tf32_bits(__fsub_rn(x, __uint_as_float(high)))) {}
 };
 
-// The accumulators of a 16 x 8 tile: of the products of large terms over a short part of K, of those before, of small terms.
-struct Accumulator {
-    float part[4] = {}, sum[4] = {}, low[4] = {};
+// sum += a b for 16 x 8 by 8 x 8 elements.
+__device__ __forceinline__ void add_product(float (&sum)[4], const Terms (&a)[4], const Terms (&b)[2]) {
+    const uint32_t a_high[4] = {a[0].high, a[1].high, a[2].high, a[3].high};
+    const uint32_t a_low[4] = {a[0].low, a[1].low, a[2].low, a[3].low};
+    float c[4] = {};
+    multiply_add_tf32(c, a_low, b[0].high, b[1].high);
+    multiply_add_tf32(c, a_high, b[0].low, b[1].low);
+    multiply_add_tf32(c, a_high, b[0].high, b[1].high);
+    #pragma unroll
+    for (int i = 0; i < 4; i++) sum[i] += c[i];
+}
 
-    __device__ __forceinline__ void add(const Terms (&a)[4], const Terms (&b)[2]) {
-        const uint32_t a_high[4] = {a[0].high, a[1].high, a[2].high, a[3].high};
-        const uint32_t a_low[4] = {a[0].low, a[1].low, a[2].low, a[3].low};
-        multiply_add_tf32(low, a_low, b[0].high, b[1].high);
-        multiply_add_tf32(low, a_high, b[0].low, b[1].low);
-        multiply_add_tf32(part, a_high, b[0].high, b[1].high);
-    }
-    // After a short part of K.
-    __device__ __forceinline__ void end_part() {
-        #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            sum[i] += part[i];
-            part[i] = 0;
-        }
-    }
-    __device__ __forceinline__ float result(int i) const { return sum[i] + low[i]; }
-};
-
-// c[s] = a[s] B for 16 rows of each of COUNT factors and TILES x 8 columns of B from `column` on. B is a weight in shared memory:
+// c[s] += a[s] B for 16 rows of each of COUNT factors and TILES x 8 columns of B from `column` on. B is a weight in shared memory:
 // [k][n], or [n][k] if TRANSPOSED. Of a step along K, lane (g, t) has k = 2t and 2t + 1.
 template <int COUNT, int K, int PITCH_A, int PITCH_B, bool TRANSPOSED, int TILES>
 __device__ __forceinline__ void multiply(
     float (&c)[COUNT][TILES][4], const float *const (&a)[COUNT], const float *b, int column) {
     const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
     b += TRANSPOSED ? (column + g) * PITCH_B + 2 * t : 2 * t * PITCH_B + column + g;
-    Accumulator sums[COUNT][TILES];
-    #pragma unroll 1
-    for (int begin = 0; begin < K; begin += SHORT) {
+    #pragma unroll 2
+    for (int k = 0; k < K; k += 8) {
+        Terms y[TILES][2];
         #pragma unroll
-        for (int i = 0; i < SHORT; i += 8) {
-            const int k = begin + i;
-            if (K % SHORT && k >= K) break;
-            Terms y[TILES][2];
-            #pragma unroll
-            for (int j = 0; j < TILES; j++) {
-                const float *const from = TRANSPOSED ? b + 8 * j * PITCH_B + k : b + k * PITCH_B + 8 * j;
-                y[j][0] = Terms(from[0]);
-                y[j][1] = Terms(from[TRANSPOSED ? 1 : PITCH_B]);
-            }
-            #pragma unroll
-            for (int s = 0; s < COUNT; s++) {
-                const float *const from = a[s] + g * PITCH_A + 2 * t + k;
-                const Vector<float, 2> upper = load<float, 2>(from), lower = load<float, 2>(from + 8 * PITCH_A);
-                const Terms x[4] = {
-                    Terms(upper.lane[0]), Terms(lower.lane[0]), Terms(upper.lane[1]), Terms(lower.lane[1])};
-                #pragma unroll
-                for (int j = 0; j < TILES; j++) sums[s][j].add(x, y[j]);
-            }
+        for (int j = 0; j < TILES; j++) {
+            const float *const from = TRANSPOSED ? b + 8 * j * PITCH_B + k : b + k * PITCH_B + 8 * j;
+            y[j][0] = Terms(from[0]);
+            y[j][1] = Terms(from[TRANSPOSED ? 1 : PITCH_B]);
         }
         #pragma unroll
-        for (int s = 0; s < COUNT; s++)
+        for (int s = 0; s < COUNT; s++) {
+            const float *const from = a[s] + g * PITCH_A + 2 * t + k;
+            const Vector<float, 2> upper = load<float, 2>(from), lower = load<float, 2>(from + 8 * PITCH_A);
+            const Terms x[4] = {Terms(upper.lane[0]), Terms(lower.lane[0]), Terms(upper.lane[1]), Terms(lower.lane[1])};
             #pragma unroll
-            for (int j = 0; j < TILES; j++) sums[s][j].end_part();
+            for (int j = 0; j < TILES; j++) add_product(c[s][j], x, y[j]);
+        }
     }
-    #pragma unroll
-    for (int s = 0; s < COUNT; s++)
-        #pragma unroll
-        for (int j = 0; j < TILES; j++)
-            #pragma unroll
-            for (int i = 0; i < 4; i++) c[s][j][i] = sums[s][j].result(i);
 }
 
 // total += the sum over i of x[i]^T y[i], over the first `left` of ROWS rows: for 16 columns of x from `row` on, and TILES x 8
@@ -103,33 +73,28 @@ __device__ __forceinline__ void add_products(float *total, const float *const (&
             const int m = row + g + i / 2 * 8, n = column + 8 * j + 2 * t + i % 2;
             before[j][i] = begin || m >= M || n >= N ? 0 : total[m * N + n];
         }
-    Accumulator sums[TILES];
+    float sums[TILES][4] = {};
     #pragma unroll
     for (int i = 0; i < COUNT; i++)
-        #pragma unroll 1
-        for (int first = 0; first < ROWS; first += SHORT) {
+        #pragma unroll 2
+        for (int k = 0; k < ROWS; k += 8) {
+            const float *const of_x = x[i] + (k + t) * PITCH_X + row + g;
+            const bool own = k + t < left, other = k + t + 4 < left;
+            const Terms a[4] = {Terms(own ? of_x[0] : 0), Terms(own ? of_x[8] : 0),
+                Terms(other ? of_x[4 * PITCH_X] : 0), Terms(other ? of_x[4 * PITCH_X + 8] : 0)};
             #pragma unroll
-            for (int k = first; k < first + SHORT; k += 8) {
-                const float *const of_x = x[i] + (k + t) * PITCH_X + row + g;
-                const bool own = k + t < left, other = k + t + 4 < left;
-                const Terms a[4] = {Terms(own ? of_x[0] : 0), Terms(own ? of_x[8] : 0),
-                    Terms(other ? of_x[4 * PITCH_X] : 0), Terms(other ? of_x[4 * PITCH_X + 8] : 0)};
-                #pragma unroll
-                for (int j = 0; j < TILES; j++) {
-                    const float *const of_y = y[i] + (k + t) * PITCH_Y + column + 8 * j + g;
-                    const Terms b[2] = {Terms(of_y[0]), Terms(of_y[4 * PITCH_Y])};
-                    sums[j].add(a, b);
-                }
+            for (int j = 0; j < TILES; j++) {
+                const float *const of_y = y[i] + (k + t) * PITCH_Y + column + 8 * j + g;
+                const Terms b[2] = {Terms(of_y[0]), Terms(of_y[4 * PITCH_Y])};
+                add_product(sums[j], a, b);
             }
-            #pragma unroll
-            for (int j = 0; j < TILES; j++) sums[j].end_part();
         }
     #pragma unroll
     for (int j = 0; j < TILES; j++)
         #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int m = row + g + i / 2 * 8, n = column + 8 * j + 2 * t + i % 2;
-            if (m < M && n < N) total[m * N + n] = before[j][i] + sums[j].result(i);
+            if (m < M && n < N) total[m * N + n] = before[j][i] + sums[j][i];
         }
 }
 

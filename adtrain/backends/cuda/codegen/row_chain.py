@@ -18,6 +18,8 @@ from itertools import accumulate, groupby
 
 from adtrain.backends.cuda.codegen.part import DRIVER_SHARED, WARP, Kernel, Part, indented, kernel, part_names
 from adtrain.backends.cuda.codegen.row_chain_plan import (
+    BEFORE,
+    MAX_INLINE,
     Following,
     Plan,
     RowSum,
@@ -46,7 +48,7 @@ MAX_WARPS = 16
 """Most warps of a multiprocessor. A thread then has 128 registers."""
 REGISTERS, MAX_REGISTERS = 1 << 16, 255
 """Registers of a multiprocessor, and the most of a thread."""
-ACCUMULATORS, OTHER_REGISTERS = 12, 64
+ACCUMULATORS, OTHER_REGISTERS = 4, 80
 """Registers of a thread for a product of 16 x 8 elements, and for all else."""
 MARGIN = 16
 """Floats after the values of a tile, which a product of fewer than 16 columns reads."""
@@ -84,13 +86,21 @@ class Layout:
         found, at = {}, 0
         for total in self.plan.sums:
             found[total] = at
-            at += -(-total.size // 4) * 4
+            at += total.size * self.copies(total)
         return found
 
     @property
     def partial(self) -> int:
-        """The partial sums of a block."""
-        return sum(-(-total.size // 4) * 4 for total in self.plan.sums)
+        """The floats of the partial sums of a block."""
+        return -(-sum(total.size * self.copies(total) for total in self.plan.sums) // 4) * 4
+
+    def copies(self, total: RowSum) -> int:
+        """How many groups of warps divide the products that are added in a step, each for a partial sum of its own."""
+        pairs, *others = {sum(at == step for at, *_ in total.terms) for step, *_ in total.terms}
+        if total.terms[0][2] is None or others:
+            return 1
+        strips, _, groups = self.divided(total)
+        return max(n for n in range(1, pairs + 1) if pairs % n == 0 and (n == 1 or n * strips * groups <= self.warps))
 
     @property
     def threads(self) -> int:
@@ -141,7 +151,9 @@ class Layout:
             pairs = sum(at == step and y is not None for at, _, y in total.terms)
             if pairs:
                 strips, tiles, groups = self.divided(total)
-                tasks.append((strips * groups, pairs * self.rows // 8 * (2 * FACTOR + (FACTOR + PRODUCT) * tiles)))
+                copies = self.copies(total)
+                own = pairs // copies * self.rows // 8 * (2 * FACTOR + (FACTOR + PRODUCT) * tiles)
+                tasks.append((strips * groups * copies, own))
         alone = sum(-(-items // self.warps) * own for items, own in tasks) * ALONE
         return STEP + max(alone, self.resident * sum(items * own for items, own in tasks) * TOGETHER)
 
@@ -226,6 +238,12 @@ def _in_loops(steps: Sequence[Sequence[str]]) -> tuple[str, list[str]]:
     return "\n".join(tables), lines
 
 
+def _selected(places: Sequence[str]) -> str:
+    """The pointer to the place in shared memory of a copy of a sum."""
+    *others, last = places
+    return "shared + (" + "".join(f"copy == {i} ? {place} : " for i, place in enumerate(others)) + last + ")"
+
+
 class _Writer:
     """Writes the part of the chain.
 
@@ -240,9 +258,10 @@ class _Writer:
 
     def part(self) -> Part:
         plan, layout, n = self.plan, self.layout, self.plan.count
-        steps = [
-            [*self._sums(step), *(self._step(step) if step < plan.steps else [])] for step in range(plan.steps + 1)
-        ]
+        steps = []
+        for step in range(plan.steps + 1):
+            sums, block = self._sums(step), self._step(step) if step < plan.steps else []
+            steps.append([*sums, *(["__syncthreads();"] if sums and block else []), *block])
         tables, lines = _in_loops([x for x in steps if x])
         lines = [
             f"constexpr int ROWS = {layout.rows};",
@@ -297,18 +316,22 @@ class _Writer:
         """Statements that add the terms of sums which are ready in a step."""
         lines, thread = list[str](), 0
         for total in self.plan.sums:
-            terms = [(self.place(x, step), y and self.place(y, step)) for at, x, y in total.terms if at == step]
+            terms = [
+                (self.place(x, step - BEFORE), y and self.place(y, step - BEFORE))
+                for at, x, y in total.terms
+                if at == step
+            ]
             if not terms:
                 continue
             to = f"sums + {_at(self.layout.offsets[total])}"
             begin = "begin" if step == min(at for at, _, _ in total.terms) else "false"
-            if terms[0][1] is None:  # neighbouring sums of columns have other warps
+            if terms[0][1] is None:  # sums of columns have the last warps, which have less other work
                 n = total.size
                 columns = [f"rows::column_sum<{pitch(n)}>(shared + {x} + column, left)" for x, _ in terms]
-                before = f"({begin} ? 0 : *({to} + column))"
+                known = f"({begin} ? 0 : *({to} + column))"
                 lines += [
-                    f"if (const int column = (t + {-thread % self.layout.threads}) % THREADS; column < {n})",
-                    f"    *({to} + column) = {' + '.join([before, *columns])};",
+                    f"if (const int column = (THREADS - 1 - t + {-thread % self.layout.threads}) % THREADS; column < {n})",
+                    f"    *({to} + column) = {' + '.join([known, *columns])};",
                 ]
                 thread += WARP * -(-n // WARP)
             else:
@@ -318,18 +341,20 @@ class _Writer:
     def _products(self, total: RowSum, to: str, pairs: Sequence[tuple[str, str]], begin: str) -> list[str]:
         """Statements that add products of values in shared memory to a sum."""
         strips, tiles, groups = self.layout.divided(total)
-        m, n = total.shape
-        x, y = (", ".join(f"shared + {pair[i]}" for pair in pairs) for i in (0, 1))
-        kind = f"{len(pairs)}, ROWS, {pitch(m)}, {pitch(n)}, {tiles}, {m}, {n}"
+        (m, n), items, copies = total.shape, strips * groups, self.layout.copies(total)
+        count = len(pairs) // copies
+        x, y = ([_selected([pair[i] for pair in pairs[k::count]]) for k in range(count)] for i in (0, 1))
+        kind = f"{count}, ROWS, {pitch(m)}, {pitch(n)}, {tiles}, {m}, {n}"
         return [
-            f"for (int item = warp; item < {strips * groups}; item += {self.layout.warps}) {{",
-            f"    const float *const x[{len(pairs)}] = {{{x}}}, *const y[{len(pairs)}] = {{{y}}};",
-            f"    const int row = item / {groups} * {STRIP}, column = item % {groups} * {8 * tiles};",
-            f"    rows::add_products<{kind}>({to}, x, y, row, column, left, {begin});",
+            f"for (int item = warp; item < {copies * items}; item += {self.layout.warps}) {{",
+            f"    const int copy = item / {items}, row = item % {items} / {groups} * {STRIP};",
+            f"    const int column = item % {groups} * {8 * tiles};",
+            f"    const float *const x[{count}] = {{{', '.join(x)}}}, *const y[{count}] = {{{', '.join(y)}}};",
+            f"    rows::add_products<{kind}>({to} + copy * {m * n}, x, y, row, column, left, {begin});",
             "}",
         ]
 
-    def place(self, v: Variable, step: int) -> str:
+    def place(self, v: Variable, step: float) -> str:
         """Where a value is in shared memory when a step begins."""
         found = self.plan.place(v, step)
         assert found is not None
@@ -372,8 +397,9 @@ class _Block:
             value = self.at(v, self.own)
             for place in self.plan.places.get(v, ()):
                 if place.begin == self.step:
-                    kept = value if n % 8 == 0 else f"column < {n} ? {value} : 0"
-                    stores.append(f"shared[{_at(place.at)} + row * {pitch(n)} + column] = {kept};")
+                    inside = value if n % 8 == 0 else f"column < {n} ? {value} : 0"
+                    test = "" if n > MAX_INLINE else f"if (column < {n}) "
+                    stores.append(f"{test}shared[{_at(place.at)} + row * {pitch(n)} + column] = {inside};")
             if v in self.plan.kept and self.plan.level[v] == self.step:
                 stores.append(f"later{len(held)}.lane[k] = {value};")
                 held.append(f"store(kept + {_at(self.plan.kept[v].at)}, place, later{len(held)});")
@@ -567,11 +593,8 @@ def _group_lines(layout: Layout, body: Program, names: dict[Variable, str], grou
     lines = [f"const int column = (block - {first}) * {TOTAL_COLUMNS} + lane;"]
     values: dict[Variable, str] = {}
     for i, total in enumerate(sums):
-        at, each = layout.offsets[total], total.size // size  # terms of an element in the sums of a block
-        if each == 1:
-            term = f"partial[(int64_t)b * {layout.partial} + {at} + column]"
-        else:
-            term = f"partial[(int64_t)(b / {each}) * {layout.partial} + {at} + b % {each}]"
+        at, each = layout.offsets[total], total.size * layout.copies(total) // size  # terms in the sums of a block
+        term = f"partial[(int64_t)(b / {each}) * {layout.partial} + {at} + b % {each} * {size} + column]"
         lines += [
             f"double total{i} = 0;",
             f"if (column < {size})",

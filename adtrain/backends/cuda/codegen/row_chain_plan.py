@@ -18,7 +18,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
+from math import ceil, prod
 
 from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.core.fused import LOOPS
@@ -35,6 +35,8 @@ MAX_INLINE = 4
 """Products of a shorter K are computed element by element, by FMA, where they are needed."""
 MAX_GAP = 2
 """Steps between two uses of a factor over which it stays in shared memory, though it can be computed again."""
+BEFORE = 0.5
+"""Sums over rows come so much before the products of their step, with a barrier between."""
 CALL = re.compile(r"\b(?!fma\b|T\b|U\b)[a-z]\w*\(")
 """A call of a function in the text of an elementwise equation."""
 MOVES = ("concatenate", "slice", "pad")
@@ -59,6 +61,8 @@ def padded(n: int) -> int:
 
 def pitch(n: int) -> int:
     """The distance of two rows of `n` columns in shared memory; see `kernels/cuda/gemm/row_chain.cuh`."""
+    if n <= MAX_INLINE:  # of no product by a weight
+        return n
     return padded(n) if padded(n) % 16 else padded(n) + 8
 
 
@@ -102,7 +106,7 @@ class Place:
 
     value: Variable
     begin: int
-    end: int
+    end: float
     at: int = 0
 
 
@@ -216,8 +220,8 @@ class Plan:
     def steps(self) -> int:
         return len(self.targets)
 
-    def place(self, v: Variable, step: int) -> Place | None:
-        """Where a value can be read in a step, if it is stored then."""
+    def place(self, v: Variable, step: float) -> Place | None:
+        """Where a value can be read in a step, or before it by sums, if it is stored then."""
         return next((x for x in self.places.get(v, ()) if x.begin < step <= x.end), None)
 
     @cached_property
@@ -322,16 +326,16 @@ def _alike(a: RowSum, b: RowSum) -> bool:
 
 def _find_places(plan: Plan) -> None:
     products = [e for e in plan.body.equations if plan.is_product(e)]
-    uses: dict[Variable, list[int]] = {}
+    uses: dict[Variable, list[float]] = {}
     for e in products:
         uses.setdefault(e.inputs[0], []).append(plan.level[e.outputs[0]])
     for total in plan.sums:
         for step, *factors in total.terms:
             for v in factors:
                 if v is not None:
-                    uses.setdefault(v, []).append(step)
+                    uses.setdefault(v, []).append(step - BEFORE)
     levels = [plan.level[v] for e in plan.body.equations for v in e.outputs if v in plan.level]
-    last = max((0, *levels, *(s - 1 for own in uses.values() for s in own)))
+    last = max((0, *levels, *(ceil(s) - 1 for own in uses.values() for s in own)))
     plan.targets = [{} for _ in range(last + 1)]
     for v, level in plan.level.items():
         if level < 0:
@@ -350,13 +354,13 @@ def _find_places(plan: Plan) -> None:
         places.sort(key=lambda place: place.begin)
 
 
-def _use_factor(plan: Plan, v: Variable, step: int) -> None:
+def _use_factor(plan: Plan, v: Variable, step: float) -> None:
     """Note that a step reads a factor."""
     places, level = plan.places.setdefault(v, []), plan.level[v]
     if places and step - places[-1].end <= MAX_GAP:
         places[-1].end = step
         return
-    begin = level if not places and step - level <= MAX_GAP + 1 else step - 1
+    begin = level if not places and step - level <= MAX_GAP + 1 else ceil(step) - 1
     places.append(Place(v, begin, step))
     plan.targets[begin][v] = None
 
