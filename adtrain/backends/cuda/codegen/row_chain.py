@@ -329,8 +329,9 @@ class _Writer:
                 n = total.size
                 columns = [f"rows::column_sum<{pitch(n)}>(shared + {x} + column, left)" for x, _ in terms]
                 known = f"({begin} ? 0 : *({to} + column))"
+                column = f"(THREADS - 1 - t + {-thread % self.layout.threads}) % THREADS"
                 lines += [
-                    f"if (const int column = (THREADS - 1 - t + {-thread % self.layout.threads}) % THREADS; column < {n})",
+                    f"if (const int column = {column}; column < {n})",
                     f"    *({to} + column) = {' + '.join([known, *columns])};",
                 ]
                 thread += WARP * -(-n // WARP)
