@@ -13,7 +13,7 @@ from cuda_on_host import Host, assert_same_in_another_order, check_kernels, host
 from cuda_samples import Shaped
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from program_samples import for_gpu
+from program_samples import for_gpu, names
 
 import adtrain as ad
 from adtrain import ops
@@ -212,3 +212,20 @@ def test_a_physics_informed_network_is_one_chain(points: int, width: int, depth:
     program = for_gpu(stage(burgers).program(*shapes))
     large = [e for e in program.equations if any(v.size >= points for v in (*e.inputs, *e.outputs))]
     assert [e.form for e in large] == [ROW_CHAIN]
+
+
+def test_networks_whose_weights_do_not_fit_on_chip_have_other_kernels() -> None:
+    shapes = ([(Shaped(*w), Shaped(*b)) for w, b in layers(9, *(128,) * 5, 3)], Shaped(50_000, 9), Shaped(50_000, 3))
+    assert ROW_CHAIN not in names(for_gpu(stage(regression).program(*shapes)))
+
+
+def test_a_batch_norm_between_layers_divides_the_chain() -> None:
+    """Its mean is a sum over rows, which the rows wait for."""
+
+    def f(weights: Any, x: Any) -> Any:
+        y = network(weights, x)
+        return network(weights, (y - ops.mean(y, 0)) * 2.0)
+
+    weights = [(Shaped(*w), Shaped(*b)) for w, b in layers(9, 32, 80, 80, 9)]
+    program = for_gpu(stage(f).program(weights, Shaped(50_000, 9)))
+    assert names(program).count(ROW_CHAIN) == 2
