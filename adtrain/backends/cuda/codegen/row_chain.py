@@ -12,187 +12,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate, groupby
 
-from adtrain.backends.cuda.codegen.part import DRIVER_SHARED, WARP, Kernel, Part, indented, kernel, part_names
+from adtrain.backends.cuda.codegen.part import WARP, Kernel, Part, indented, kernel, part_names
+from adtrain.backends.cuda.codegen.row_chain_layout import STRIP, Layout, layout_of
 from adtrain.backends.cuda.codegen.row_chain_plan import (
     BEFORE,
     MAX_INLINE,
-    Following,
-    Plan,
     RowSum,
-    arrange,
     padded,
     pitch,
     plan_chain,
     weight_pitch,
     width,
 )
-from adtrain.codegen.access import access
-from adtrain.codegen.elementwise import statements
+from adtrain.backends.cuda.codegen.row_chain_totals import TOTAL_THREADS, totals_part
 from adtrain.codegen.expressions import c_type, element, literal
 from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
-
-WARPS = (4, 8, 12, 16)
-"""Warps of a block."""
-ROWS = (16, 32, 48, 64, 80, 96, 112, 128)
-"""Rows of a tile: multiples of those of a tensor-core instruction."""
-STRIP = 16
-"""Rows of a warp's tile."""
-MAX_WARPS = 16
-"""Most warps of a multiprocessor. A thread then has 128 registers."""
-REGISTERS, MAX_REGISTERS = 1 << 16, 255
-"""Registers of a multiprocessor, and the most of a thread."""
-ACCUMULATORS, OTHER_REGISTERS = 4, 80
-"""Registers of a thread for a product of 16 x 8 elements, and for all else."""
-MARGIN = 16
-"""Floats after the values of a tile, which a product of fewer than 16 columns reads."""
-TOTAL_COLUMNS, TOTAL_THREADS = 32, 256
-"""Elements that a block of the second launch adds, and its threads."""
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How a block divides the work.
-
-    Attributes:
-        rows: of a tile.
-        warps: of a block.
-        resident: the blocks of a multiprocessor.
-        blocks: of the grid.
-        weights, vectors: where weights, and other arguments that all rows share, begin in shared memory, in floats.
-        floats: of shared memory.
-        kept: floats of the values of a tile in scratch memory.
-    """
-
-    plan: Plan
-    rows: int
-    warps: int
-    resident: int
-    blocks: int
-    weights: dict[Variable, int]
-    vectors: dict[Variable, int]
-    floats: int
-    kept: int
-
-    @cached_property
-    def offsets(self) -> dict[RowSum, int]:
-        """Where each sum begins in the partial sums of a block."""
-        found, at = {}, 0
-        for total in self.plan.sums:
-            found[total] = at
-            at += total.size * self.copies(total)
-        return found
-
-    @property
-    def partial(self) -> int:
-        """The floats of the partial sums of a block."""
-        return -(-sum(total.size * self.copies(total) for total in self.plan.sums) // 4) * 4
-
-    def copies(self, total: RowSum) -> int:
-        """How many groups of warps divide the products that are added in a step, each for a partial sum of its own."""
-        pairs, *others = {sum(at == step for at, *_ in total.terms) for step, *_ in total.terms}
-        if total.terms[0][2] is None or others:
-            return 1
-        strips, _, groups = self.divided(total)
-        return max(n for n in range(1, pairs + 1) if pairs % n == 0 and (n == 1 or n * strips * groups <= self.warps))
-
-    @property
-    def threads(self) -> int:
-        return self.warps * WARP
-
-    @cached_property
-    def most(self) -> int:
-        """The most tiles of 8 columns of a warp: a thread has registers for the accumulators of its products."""
-        products = max(map(len, self.plan.products.values()), default=1)
-        registers = min(MAX_REGISTERS, REGISTERS // (self.threads * self.resident))
-        return max(1, (registers - OTHER_REGISTERS) // (ACCUMULATORS * products))
-
-    def division(self, columns: int, strips: int = 0) -> tuple[int, int]:
-        """Where each strip of 16 rows has so many columns: the tiles of 8 columns of a warp, a divisor of their number,
-        and how many such groups a strip has.
-
-        Args:
-            strips: their number; by default that of a step.
-        """
-        tiles, strips = padded(columns) // 8, strips or self.rows // STRIP
-        found = [n for n in range(1, self.most + 1) if tiles % n == 0]
-        best = min(found, key=lambda n: (-(-(tiles // n * strips) // self.warps) * n, -n))
-        return best, tiles // best
-
-    def divided(self, total: RowSum) -> tuple[int, int, int]:
-        """Of a sum of products: the strips of 16 rows, and the division of their columns."""
-        rows, columns = total.shape
-        strips = -(-rows // STRIP)
-        return strips, *self.division(columns, strips)
-
-    @cached_property
-    def cycles(self) -> float:
-        """An estimate of the time of all tiles."""
-        tiles = -(-self.plan.count // self.rows)
-        return -(-tiles // self.blocks) * sum(map(self._cycles, range(self.plan.steps + 1)))
-
-    def _cycles(self, step: int) -> float:
-        """An estimate of the time of a step: that of a warp, or that of all warps of a multiprocessor if it is more."""
-        tasks = list[tuple[int, int]]()  # tiles of warps, and the instructions of one
-        targets = self.plan.targets[step] if step < self.plan.steps else {}
-        for columns in dict.fromkeys(map(width, targets)):
-            tiles, groups = self.division(columns)
-            products = [e for e in self.plan.products.get(step, ()) if width(e.outputs[0]) == columns]
-            k = max((padded(width(e.inputs[0])) // 8 for e in products), default=0)
-            own = k * (len(products) * (FACTOR + PRODUCT * tiles) + FACTOR * tiles) + ELEMENTS * tiles * len(targets)
-            tasks.append((self.rows // STRIP * groups, own))
-        for total in self.plan.sums:
-            pairs = sum(at == step and y is not None for at, _, y in total.terms)
-            if pairs:
-                strips, tiles, groups = self.divided(total)
-                copies = self.copies(total)
-                own = pairs // copies * self.rows // 8 * (2 * FACTOR + (FACTOR + PRODUCT) * tiles)
-                tasks.append((strips * groups * copies, own))
-        alone = sum(-(-items // self.warps) * own for items, own in tasks) * ALONE
-        return STEP + max(alone, self.resident * sum(items * own for items, own in tasks) * TOGETHER)
-
-
-FACTOR, PRODUCT, ELEMENTS = 10, 7, 60
-"""Instructions of a warp: to load and split a factor; for a product of 16 x 8 by 8 x 8 elements; for the elementwise
-equations of a target on 16 x 8 elements."""
-STEP, ALONE, TOGETHER = 1300, 6.6, 0.4
-"""Cycles: of a step in addition; of an instruction where a warp waits for its own results; of an instruction where the
-warps of a multiprocessor have more than its schedulers can begin. Measured on an H200."""
-
-
-def layout_of(plan: Plan, target: Target) -> Layout | None:
-    """The layout with the fewest steps of all tiles; None if nothing fits on chip."""
-    places = [x for own in plan.places.values() for x in own]
-    weights, vectors, at = dict[Variable, int](), dict[Variable, int](), 0
-    for v in plan.weights:
-        weights[v] = at
-        at += padded(v.type.shape[0]) * weight_pitch(v.type.shape[1])
-    for v in plan.vectors:
-        vectors[v] = at
-        at += -(-v.size // 4) * 4
-    found: list[Layout] = []
-    for rows in ROWS:
-        floats = at + arrange(places, {x: rows * pitch(width(x.value)) for x in places}) + MARGIN
-        kept = arrange(plan.kept.values(), {x: rows * padded(width(x.value)) for x in plan.kept.values()})
-        fit = (target.shared + DRIVER_SHARED) // (4 * floats + DRIVER_SHARED)
-        for warps in WARPS:
-            for resident in range(1, min(fit, MAX_WARPS // warps) + 1):
-                blocks = min(-(-plan.count // rows), resident * target.multiprocessors)
-                found.append(Layout(plan, rows, warps, resident, blocks, weights, vectors, floats, kept))
-    if not found:
-        return None
-    best = min(found, key=lambda layout: layout.cycles)
-    arrange(places, {x: best.rows * pitch(width(x.value)) for x in places})
-    arrange(plan.kept.values(), {x: best.rows * padded(width(x.value)) for x in plan.kept.values()})
-    for x in places:
-        x.at += at
-    return best
 
 
 def row_chain_kernels(equation: Equation, count: int, target: Target) -> list[Kernel]:
@@ -205,7 +44,7 @@ def row_chain_kernels(equation: Equation, count: int, target: Target) -> list[Ke
     part = _Writer(layout, body).part()
     kernels = [kernel("row_chain", [part], layout.threads, resident=layout.resident)]
     if plan.sums:
-        kernels.append(kernel("row_chain_totals", [_totals(layout, body, part.scratch)], TOTAL_THREADS))
+        kernels.append(kernel("row_chain_totals", [totals_part(layout, body, part.scratch)], TOTAL_THREADS))
     return kernels
 
 
@@ -557,65 +396,3 @@ def _padded(block: _Block, e: Equation, column: str) -> str:
 
 _MOVED = {"concatenate": _concatenated, "slice": _sliced, "pad": _padded}
 """By primitive name: the text of an element of the result."""
-
-
-def _totals(layout: Layout, body: Program, scratch: int) -> Part:
-    """The second launch: the totals over all blocks, and the equations after them."""
-    plan = layout.plan
-    names = part_names(body.inputs, body.outputs)
-    first, lines = 0, list[str]()
-    for i, group in enumerate(plan.groups):
-        size = group.sums[0].result.size
-        blocks = -(-size // TOTAL_COLUMNS)
-        lines.append(f"{'else ' if i else ''}if (block < {first + blocks}) {{")
-        lines += indented(_group_lines(layout, body, names, group, first))
-        lines.append("}")
-        first += blocks
-    needed = {v for group in plan.groups for e in group.after for v in e.inputs}
-    inputs = tuple(v for v in body.inputs if v in needed)
-    outputs = tuple(y for x, y in zip(plan.body.outputs, body.outputs, strict=True) if x not in plan.level)
-    renames = part_names(inputs, outputs)
-    lines = [
-        f"__shared__ double parts[{TOTAL_THREADS // TOTAL_COLUMNS}][{TOTAL_COLUMNS}];",
-        f"const int t = threadIdx.x, lane = t % {TOTAL_COLUMNS}, part = t / {TOTAL_COLUMNS};",
-        "const float *const partial = (const float *)own;",
-        *(f"const {c_type(v.type.dtype)} *const a{names[v]} = {renames[v]};" for v in inputs),
-        *(f"{c_type(v.type.dtype)} *const a{names[v]} = {renames[v]};" for v in outputs),
-        *lines,
-    ]
-    return Part(lines, inputs, outputs, blocks=first, scratch=scratch)
-
-
-def _group_lines(layout: Layout, body: Program, names: dict[Variable, str], group: Following, first: int) -> list[str]:
-    """Statements of the blocks that add some sums of one shape, and compute what follows."""
-    sums, after = group.sums, group.after
-    shape, size = sums[0].result.type.shape, sums[0].result.size
-    parts = TOTAL_THREADS // TOTAL_COLUMNS
-    lines = [f"const int column = (block - {first}) * {TOTAL_COLUMNS} + lane;"]
-    values: dict[Variable, str] = {}
-    for i, total in enumerate(sums):
-        at, each = layout.offsets[total], total.size * layout.copies(total) // size  # terms in the sums of a block
-        term = f"partial[(int64_t)(b / {each}) * {layout.partial} + {at} + b % {each} * {size} + column]"
-        lines += [
-            f"double total{i} = 0;",
-            f"if (column < {size})",
-            "    #pragma unroll 8",
-            f"    for (int b = part; b < {layout.blocks * each}; b += {parts}) total{i} += {term};",
-            *(["__syncthreads();"] if i else []),
-            f"parts[part][lane] = total{i};",
-            "__syncthreads();",
-            f"total{i} = 0;",
-            f"for (int i = 0; i < {parts}; i++) total{i} += parts[i][lane];",
-        ]
-        values[total.result] = f"(float)total{i}"
-    outputs = [(x, y) for x, y in zip(layout.plan.body.outputs, body.outputs, strict=True)]
-    made = {v for e in after for v in e.outputs} | {total.result for total in sums}
-    own = [(x, y) for x, y in outputs if x in made]
-    arguments = [v for v in dict.fromkeys(v for e in after for v in e.inputs) if v not in made]
-    inputs = (*(total.result for total in sums), *arguments)
-    program = Program(inputs, {}, tuple(after), tuple(x for x, _ in own))
-    for v in arguments:
-        place = access(v.type.shape, shape, ("column", len(shape))).place if shape else "0"
-        values[v] = f"a{names[v]}[{place}]"
-    store = statements(program, values, [f"a{names[y]}[column]" for _, y in own])
-    return [*lines, f"if (part == 0 && column < {size}) {{", *indented(store), "}"]

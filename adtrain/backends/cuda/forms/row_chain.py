@@ -12,7 +12,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from adtrain.backends.cuda.codegen.part import Kernel
-from adtrain.backends.cuda.codegen.row_chain import layout_of, row_chain_kernels
+from adtrain.backends.cuda.codegen.row_chain import row_chain_kernels
+from adtrain.backends.cuda.codegen.row_chain_layout import layout_of
 from adtrain.backends.cuda.codegen.row_chain_plan import is_by_row, plan_chain, sums_rows
 from adtrain.backends.cuda.codegen.thread_items import operations
 from adtrain.backends.cuda.forms.form import LAUNCH_BYTES, Form, define
