@@ -18,6 +18,7 @@ from adtrain.backends.cuda.codegen.part import WARP, Kernel, Part, indented, ker
 from adtrain.backends.cuda.codegen.row_chain_layout import STRIP, Layout, layout_of
 from adtrain.backends.cuda.codegen.row_chain_plan import (
     BEFORE,
+    FACTORS,
     MAX_INLINE,
     RowSum,
     padded,
@@ -204,7 +205,8 @@ class _Writer:
         """Statements that compute the targets of a step."""
         lines: list[str] = []
         targets = self.plan.targets[step]
-        for columns in dict.fromkeys(map(width, targets)):
+        of_products = (e.outputs[0] for e in self.plan.products.get(step, ()))
+        for columns in dict.fromkeys(map(width, (*of_products, *targets))):
             of_block = [v for v in targets if width(v) == columns]
             lines += _Block(self, step, columns).lines(of_block)
         return lines
@@ -254,39 +256,46 @@ class _Block:
             *stores,
         ]
         from_j = f"(item * {tiles} + j) * {4 * WARP}"
-        return [
-            f"for (int item = warp; item < {strips * groups}; item += {writer.layout.warps}) {{",
-            f"    const int strip = item / {groups} * {STRIP}, tile = item % {groups} * {8 * tiles};",
-            *(f"    Vector<float, 4> earlier{i}[{tiles}];" for i in range(len(self.earlier))),
-            *(
-                f"    for (int j = 0; j < {tiles}; j++) earlier{i}[j] = load<float, 4>(kept + {place} + {from_j});"
-                for i, place in enumerate(self.earlier.values())
-            ),
-            *indented(self._multiply(tiles)),
+        loads = [
+            f"for (int j = 0; j < {tiles}; j++) earlier{i}[j] = load<float, 4>(kept + {place} + {from_j});"
+            for i, place in enumerate(self.earlier.values())
+        ]
+        before = [*self._multiply(tiles), *loads]  # the loads last until all warps have their products
+        after = [
+            "#pragma unroll",
+            f"for (int j = 0; j < {tiles}; j++) {{",
+            *(f"    Vector<float, 4> later{i};" for i in range(len(held))),
             "    #pragma unroll",
-            f"    for (int j = 0; j < {tiles}; j++) {{",
-            *(f"        Vector<float, 4> later{i};" for i in range(len(held))),
-            "        #pragma unroll",
-            "        for (int k = 0; k < 4; k++) {",
-            *(f"            {line}" for line in elements),
-            "        }",
-            *([f"        const int place = {from_j};"] if held else []),
-            *(f"        {line}" for line in held),
+            "    for (int k = 0; k < 4; k++) {",
+            *(f"        {line}" for line in elements),
             "    }",
+            *([f"    const int place = {from_j};"] if held else []),
+            *(f"    {line}" for line in held),
             "}",
         ]
+        start = [
+            f"const int strip = item / {groups} * {STRIP}, tile = item % {groups} * {8 * tiles};",
+            *(f"Vector<float, 4> earlier{i}[{tiles}];" for i in range(len(self.earlier))),
+            *(f"float {self._name(*key)}[{len(own)}][{tiles}][4] = {{}};" for key, own in self.products.items()),
+        ]
+        items = strips * groups
+        if not self.products or not writer.layout.in_place:
+            head = f"for (int item = warp; item < {items}; item += {writer.layout.warps}) {{"
+            return [head, *indented([*start, *before, *after]), "}"]
+        inside = [f"if (item < {items}) {{"]
+        body = [*start, *inside, *indented(before), "}", "__syncthreads();", *inside, *indented(after), "}"]
+        return ["{", *indented(["const int item = warp;", *body]), "}"]
 
     def _multiply(self, tiles: int) -> list[str]:
         """Statements that compute the products. Those by one weight share its fragments."""
         lines = []
         for (weight, transposed), equations in self.products.items():
             name, count, k = self._name(weight, transposed), len(equations), width(equations[0].inputs[0])
-            places = [self.writer.place(e.inputs[0], self.step) for e in equations]
+            places = [self.writer.place(e.inputs[0], self.step - FACTORS) for e in equations]
             factors = [f"shared + {at} + strip * {pitch(k)}" for at in places]
             at, n = _at(self.writer.layout.weights[weight]), weight.type.shape[1]
             kind = f"{count}, {padded(k)}, {pitch(k)}, {weight_pitch(n)}, {str(transposed).lower()}, {tiles}"
             lines += [
-                f"float {name}[{count}][{tiles}][4] = {{}};",
                 "{",
                 f"    const float *const factors[{count}] = {{{', '.join(factors)}}};",
                 f"    rows::multiply<{kind}>({name}, factors, shared + {at}, tile);",

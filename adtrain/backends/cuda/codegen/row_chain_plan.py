@@ -35,8 +35,9 @@ MAX_INLINE = 4
 """Products of a shorter K are computed element by element, by FMA, where they are needed."""
 MAX_GAP = 2
 """Steps between two uses of a factor over which it stays in shared memory, though it can be computed again."""
-BEFORE = 0.5
-"""Sums over rows come so much before the products of their step, with a barrier between."""
+BEFORE, FACTORS = 0.5, 0.25
+"""How much before the elementwise equations of a step it adds to sums, and reads the factors of its products. There is
+a barrier after the sums, and one after the products if the layout is in place."""
 CALL = re.compile(r"\b(?!fma\b|T\b|U\b)[a-z]\w*\(")
 """A call of a function in the text of an elementwise equation."""
 MOVES = ("concatenate", "slice", "pad")
@@ -328,7 +329,7 @@ def _find_places(plan: Plan) -> None:
     products = [e for e in plan.body.equations if plan.is_product(e)]
     uses: dict[Variable, list[float]] = {}
     for e in products:
-        uses.setdefault(e.inputs[0], []).append(plan.level[e.outputs[0]])
+        uses.setdefault(e.inputs[0], []).append(plan.level[e.outputs[0]] - FACTORS)
     for total in plan.sums:
         for step, *factors in total.terms:
             for v in factors:
@@ -377,8 +378,8 @@ def _need(plan: Plan, step: int) -> None:
         seen.add((v, crosses))
         if level < 0:
             plan.places[v][0].end = max(plan.places[v][0].end, step)
-        elif plan.place(v, step) is not None:
-            continue
+        elif (place := plan.place(v, step - FACTORS)) is not None:
+            place.end = max(place.end, step)
         elif v in plan.stored and level < step:
             _store(plan, v, step, crosses)
         elif not plan.is_product(e := plan.producer[v]):
@@ -401,17 +402,21 @@ def _store(plan: Plan, v: Variable, step: int, crosses: bool) -> None:
         first.end = max(first.end, step)
 
 
-def overlap(a: Place, b: Place) -> bool:
-    """Whether two values are in shared memory at the same time."""
-    return a.begin <= b.end and b.begin <= a.end
+def arrange(places: Collection[Place], sizes: Mapping[Place, int], in_place: bool = False) -> int:
+    """Give each place its memory, and return the floats of all. Places of the same time do not share memory.
 
+    Args:
+        in_place: whether the results of a step may have the memory of the factors of its products.
+    """
 
-def arrange(places: Collection[Place], sizes: Mapping[Place, int]) -> int:
-    """Give each place its memory, and return the floats of all. Places that do not overlap may share memory."""
+    def end(place: Place) -> float:
+        return ceil(place.end) if not in_place and place.end % 1 == 1 - FACTORS else place.end
+
     done: list[Place] = []
-    for place in sorted(places, key=lambda x: (x.begin, x.begin - x.end)):
+    for place in sorted(places, key=lambda x: (x.begin, x.begin - end(x))):
         at = 0
-        for other in sorted((x for x in done if overlap(x, place)), key=lambda x: x.at):
+        others = (x for x in done if x.begin <= end(place) and place.begin <= end(x))
+        for other in sorted(others, key=lambda x: x.at):
             if other.at >= at + sizes[place]:
                 break
             at = max(at, other.at + sizes[other])
