@@ -282,9 +282,9 @@ class _Block:
         if not self.products or not writer.layout.in_place:
             head = f"for (int item = warp; item < {items}; item += {writer.layout.warps}) {{"
             return [head, *indented([*start, *before, *after]), "}"]
-        inside = [f"if (item < {items}) {{"]
-        body = [*start, *inside, *indented(before), "}", "__syncthreads();", *inside, *indented(after), "}"]
-        return ["{", *indented(["const int item = warp;", *body]), "}"]
+        if_any = f"if (item < {items}) {{"
+        both = [if_any, *indented(before), "}", "__syncthreads();", if_any, *indented(after), "}"]
+        return ["{", *indented(["const int item = warp;", *start, *both]), "}"]
 
     def _multiply(self, tiles: int) -> list[str]:
         """Statements that compute the products. Those by one weight share its fragments."""

@@ -347,8 +347,8 @@ def _find_places(plan: Plan) -> None:
         if plan.level[v] < 0:
             plan.places[v][0].end = max(own)
             continue
-        for step in sorted(own):
-            _use_factor(plan, v, step)
+        for use in sorted(own):
+            _use_factor(plan, v, use)
     for step in range(last, -1, -1):
         _need(plan, step)
     for places in plan.places.values():
