@@ -17,6 +17,7 @@ from program_samples import for_gpu, names
 
 import adtrain as ad
 from adtrain import ops
+from adtrain.backends.cuda.codegen import row_chain_layout, row_chain_plan
 from adtrain.backends.cuda.forms import row_chain
 from adtrain.backends.cuda.forms.row_chain import ROW_CHAIN
 from adtrain.backends.cuda.targets import H200
@@ -152,6 +153,33 @@ def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_chains_match_numpy(name: str, host: Host) -> None:
     arrays = arrays_of(SAMPLES[name][1](COUNTS[name]), np.random.default_rng(0))
     program = fused(name, arrays)
+    assert check_kernels(program, ad.tree.leaves(arrays), host, ROW_CHAIN, TOLERANCE) == 1
+
+
+@pytest.mark.usefixtures("few_rows")
+@pytest.mark.parametrize(
+    ("rows", "warps", "in_place"),
+    [
+        (80, 4, False),
+        pytest.param(48, 12, True, marks=pytest.mark.exhaustive),
+        pytest.param(16, 4, True, marks=pytest.mark.exhaustive),
+        pytest.param(80, 8, False, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_any_division_of_the_work_matches_numpy(
+    rows: int, warps: int, in_place: bool, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether warps compute one tile of a step, or several."""
+    monkeypatch.setattr(row_chain_layout, "ROWS", (rows,))
+    monkeypatch.setattr(row_chain_layout, "WARPS", (warps,))
+    arrays = arrays_of(SAMPLES["burgers"][1](170), np.random.default_rng(0))
+    program = fused("burgers", arrays)
+    (chain,) = [e for e in program.equations if e.form == ROW_CHAIN]
+    plan = row_chain_plan.plan_chain(chain.params["body"], 170)
+    assert plan is not None
+    layout = row_chain_layout.layout_of(plan, TARGET)
+    assert layout is not None
+    assert (layout.rows, layout.warps, layout.in_place) == (rows, warps, in_place)
     assert check_kernels(program, ad.tree.leaves(arrays), host, ROW_CHAIN, TOLERANCE) == 1
 
 
