@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil, prod
 
+import numpy as np
+
 from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.core.fused import LOOPS
 from adtrain.core.precision import FULL
@@ -29,6 +31,7 @@ from adtrain.passes.common_subexpressions import merge_common_subexpressions
 from adtrain.passes.dead_code import needed_for
 from adtrain.passes.fuse_elementwise import elementwise
 
+FLOAT32 = np.dtype("float32")
 MAX_WIDTH = 128
 """Maximum columns of a value."""
 MAX_INLINE = 4
@@ -78,7 +81,7 @@ def is_by_row(e: Equation, count: int) -> bool:
         return False
     if e.has(Trait.MATMUL):
         a, b = e.inputs
-        plain = e.params["precision"] == FULL and not e.params["transpose_a"] and a is not b
+        plain = _is_plain(e) and not e.params["transpose_a"] and a is not b
         return plain and is_rows(a, count) and len(a.type.shape) == len(b.type.shape) == 2 and b.type.shape[0] != count
     if e.has(Trait.RESHAPE) or e.name in MOVES:
         return all(is_rows(v, count) for v in e.inputs) and (e.has(Trait.RESHAPE) or e.items is not None)
@@ -87,12 +90,17 @@ def is_by_row(e: Equation, count: int) -> bool:
     return elementwise(e) and (e.name == "full" or e.items is not None)
 
 
+def _is_plain(product: Equation) -> bool:
+    """Whether a product is one of float32, in full precision."""
+    return bool(product.params["precision"] == FULL and product.outputs[0].type.dtype == FLOAT32)
+
+
 def sums_rows(e: Equation, count: int) -> bool:
     """Whether an equation is a sum over `count` rows: a product of two values by row, or a sum of one."""
     if e.has(Trait.MATMUL):
-        plain = e.params["precision"] == FULL and e.params["transpose_a"] and not e.params["transpose_b"]
+        plain = _is_plain(e) and e.params["transpose_a"] and not e.params["transpose_b"]
         return plain and all(is_rows(v, count) and len(v.type.shape) == 2 for v in e.inputs)
-    if e.primitive.name != "sum" or not is_rows(e.inputs[0], count):
+    if e.primitive.name != "sum" or not is_rows(e.inputs[0], count) or e.outputs[0].type.dtype != FLOAT32:
         return False
     return 0 in e.params["axes"] and e.outputs[0].size in (1, width(e.inputs[0]))
 

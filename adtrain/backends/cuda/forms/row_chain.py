@@ -1,8 +1,8 @@
 """Chains of rows: row-wise equations with products by small weights, and sums over the rows, as two launches.
 
 Examples: the loss and all gradients of a multilayer perceptron on the rows of a table, or of a physics-informed network
-with its derivatives. A thread block takes tiles of rows through all equations. It keeps the weights and the values that
-later equations need in shared memory, so no activation goes to device memory. See `codegen/row_chain_plan.py`.
+with its derivatives. A thread block takes tiles of rows through all equations. The weights, and the values that later
+equations need, stay in shared memory and in the L2 cache. See `codegen/row_chain_plan.py`.
 """
 
 from __future__ import annotations
