@@ -2,7 +2,7 @@
 // through all equations. Values of the tile are in shared memory as rows of PITCH floats: a multiple of 8, but not of 16, so that
 // the fragments of a warp lie in different banks. Columns up to the next multiple of 8 are zeros.
 //
-// Products are those of tensor cores in tf32. A float32 is the sum of two tf32 numbers, up to 2^-21 of it, and three of the four
+// Products are those of tensor cores in tf32. A float32 is the sum of two tf32 numbers, up to 2^-22 of it, and three of the four
 // products of such terms are added, the small ones first. Tensor cores truncate sums, so they add 8 products; float32 adds these.
 #pragma once
 #include "common/mma_sync.cuh"
@@ -11,13 +11,13 @@ extern __shared__ __align__(16) unsigned char shared_bytes[];
 
 namespace rows {
 
-// An operand as two terms. The rest that the first term leaves is exact; tensor cores ignore its last 13 bits.
+// A factor as two terms: the number rounded, and what it leaves, rounded.
 struct Terms {
     uint32_t high, low;
 
     Terms() = default;
     __device__ __forceinline__ explicit Terms(float x)
-        : high(tf32_bits(x)), low(__float_as_uint(__fsub_rn(x, __uint_as_float(high)))) {}
+        : high(tf32_bits(x)), low(tf32_bits(__fsub_rn(x, __uint_as_float(high)))) {}
 };
 
 // sum += a b for 16 x 8 by 8 x 8 elements.

@@ -58,7 +58,7 @@ static void multiply_add_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0
     uint32_t(&of_warp)[32][6] = words[current / 32];
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const uint32_t own[6] = {a[0], a[1], a[2], a[3], b0, b1};
-    for (int i = 0; i < 6; i++) of_warp[threadIdx.x % 32][i] = own[i] & 0xffffe000; // the hardware ignores the last bits
+    memcpy(of_warp[threadIdx.x % 32], own, sizeof own);
     __syncwarp();
     for (int i = 0; i < 4; i++) {
         double sum = c[i];
