@@ -49,7 +49,6 @@ MAX_SPILLED = {
     "grouped_products.cu": 16,
     "horizontal.cu": 1024,
     "reduce/reduce.cu": 64,
-    "row_chain.cu": 512,  # where a step has four products, for two derivatives in a loss
     "row_products.cu": 16,
     "tiled_product.cu": 80,  # with 512 inputs and 128 columns; with fewer inputs or more columns none
 }
