@@ -144,7 +144,7 @@ equations of a target on 16 x 8 elements."""
 STEP, ALONE, TOGETHER = 1300, 6.6, 0.4
 """Cycles: of a step in addition; of an instruction where a warp waits for its own results; of an instruction where the
 warps of a multiprocessor have more than its schedulers can begin. They fit the times of two networks on an H200, within
-a third: 8 x 20 units on 10,000 rows, and 4 x 64 units on 65,536."""
+a tenth: 8 x 20 units on 10,000 rows, and 4 x 64 units on 65,536."""
 
 
 def layout_of(plan: Plan, target: Target) -> Layout | None:
