@@ -1,6 +1,6 @@
 """Losses with derivatives: nested gradients, Taylor mode and JAX, in turns.
 
-    python benchmarks/derivatives.py [burgers] [laplacian] [--device cpu|gpu] [--rounds N] [--only PATTERN]
+    python benchmarks/derivatives.py [burgers] [laplacian] [--device cpu|gpu] [--size KEY N] [--only PATTERN]
 
 `burgers` is the loss of a physics-informed network for u_t + u u_x = nu u_xx (Raissi et al., 2019) with its gradient.
 `laplacian` is the Laplacian of a network at each point of a batch in 100 dimensions. Each way to write it is a row. The
@@ -301,13 +301,14 @@ def waited(step: Step, calls: int) -> float:
 @click.command()
 @click.argument("names", nargs=-1, type=click.Choice(list(PROGRAMS)))
 @click.option("--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True)
+@click.option("--size", "lengths", type=(str, int), multiple=True, help="A length in place of the default: width 20.")
 @click.option("--rounds", type=int, default=9, show_default=True)
 @click.option("--only", default="", help="Only the ways whose names match this regular expression.")
-def command(names: tuple[str, ...], device: str, rounds: int, only: str) -> None:
+def command(names: tuple[str, ...], device: str, lengths: tuple[tuple[str, int], ...], rounds: int, only: str) -> None:
     """Measure and print a table."""
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     for name in names or PROGRAMS:
-        sizes = SIZES[name][device]
+        sizes = SIZES[name][device] | dict(lengths)
         click.echo(f"{name}, {device}: {', '.join(f'{key} {n}' for key, n in sizes.items())}")
         ways = {way: make for way, make in PROGRAMS[name](device, **sizes).items() if re.search(only, way)}
         steps: dict[str, Step] = {}

@@ -46,6 +46,7 @@ PRODUCT = "__trap(); // no candidate on such a device"
 """In the files PATCHED, and in `gemm/mma.cuh`: what `host.h` has instead."""
 PATCHED = (
     *("attention/attention.cuh", "common/block_ops.cuh", "gemm/layer_backward.cuh", "gemm/streamed_layer.cuh"),
+    "gemm/row_chain.cuh",
     "gemm/tile.cuh",
     "reduce/column_sum.cuh",
     "common/warp_items.cuh",

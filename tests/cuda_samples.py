@@ -20,6 +20,7 @@ from adtrain.backends.cuda.forms.grouped_products import GROUPED_PRODUCTS
 from adtrain.backends.cuda.forms.long_rows import LONG_ROWS
 from adtrain.backends.cuda.forms.one_block import ONE_BLOCK
 from adtrain.backends.cuda.forms.reduction import REDUCTION
+from adtrain.backends.cuda.forms.row_chain import ROW_CHAIN
 from adtrain.backends.cuda.forms.row_fused import ROW_FUSED
 from adtrain.backends.cuda.forms.row_products import ROW_PRODUCTS
 from adtrain.backends.cuda.forms.tiled_product import TILED_PRODUCT, weight_tiles_p
@@ -121,6 +122,15 @@ def pools_between_convolutions(x: Value, w: Value, mean: Value, variance: Value)
     return ops.avg_pool2d(ops.relu(ops.max_pool2d(y, 3, 1, 1)), 2)
 
 
+def network_gradients(x: Value, y: Value, v: Value, w: Value, out: Value) -> Any:
+    """The loss of a multilayer perceptron and the gradients of its weights."""
+
+    def loss(v: Any, w: Any, out: Any) -> Any:
+        return ops.mean(ops.square(ops.tanh(ops.tanh(x @ v) @ w) @ out - y))
+
+    return ad.value_and_grad(loss, (0, 1, 2))(v, w, out)
+
+
 def mixture_gradients(x: Value, means: Value, scales: Value) -> Any:
     """Quotients by shared divisors, and sums over the rows of x."""
 
@@ -201,6 +211,9 @@ MEDIUM: Mapping[str, Large] = {
     "loss over many classes": Large(ops.cross_entropy, [Shaped(256, 8000), Shaped(256, dtype="int64")]),
     "layer norm of long rows": Large(
         lambda x, w, b: ops.layer_norm(x, 1500, w, b), [Shaped(200, 1500), Shaped(1500), Shaped(1500)]
+    ),
+    "gradients of a network": Large(
+        network_gradients, [Shaped(60_000, 6), Shaped(60_000, 5), Shaped(6, 24), Shaped(24, 40), Shaped(40, 5)], 0
     ),
     "matmul of many small matrices": Large(ops.matmul, [Shaped(4096, 4, 4), Shaped(4096, 4, 3)]),
 }
@@ -294,7 +307,7 @@ def sample(case: Case, dtype: str) -> list[np.ndarray]:
 
 
 GENERATED = (
-    *(ONE_BLOCK, ROW_FUSED, LONG_ROWS, ROW_PRODUCTS, COLUMN_SUM, REDUCTION, GROUPED_PRODUCTS, HORIZONTAL),
+    *(ONE_BLOCK, ROW_CHAIN, ROW_FUSED, LONG_ROWS, ROW_PRODUCTS, COLUMN_SUM, REDUCTION, GROUPED_PRODUCTS, HORIZONTAL),
     *(BACK_TO_BACK, TILED_PRODUCT, weight_tiles_p),
 )
 """The fused primitives whose kernels are generated, without a choice."""

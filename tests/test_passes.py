@@ -16,6 +16,7 @@ from adtrain.core.fused import LOOPS, label
 from adtrain.core.program import Program
 from adtrain.core.scope import phase
 from adtrain.core.staging import stage
+from adtrain.passes.add_before_products import add_before_products
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.merge_added_products import merge_added_products
 
@@ -99,6 +100,24 @@ def test_products_of_many_terms_or_with_other_readers_are_not_merged() -> None:
     args = np.ones((30, 30)), np.ones((30, 30))
     for f in (of_many_terms, read_twice):
         assert names(stage(f, [merge_added_products]).program(*args)).count("matmul") == 2
+
+
+def test_two_evaluations_of_a_network_share_the_backward_pass() -> None:
+    def loss(v: Any, w: Any, x: Any) -> Any:
+        def u(x: Any) -> Any:
+            return ops.matmul(ops.tanh(ops.matmul(ops.tanh(ops.matmul(x, v)), w)), w)
+
+        slope = ad.jvp(u, (x,), (ops.ones_like(x),))[1]
+        return ops.sum(ops.square(u(x))) + ops.sum(ops.square(slope))
+
+    rng = np.random.default_rng(0)
+    args = [rng.normal(size=shape) for shape in ((4, 5), (5, 5), (7, 4))]
+    gradient = ad.grad(loss, (0, 1))
+    separate = stage(gradient, passes.SIMPLIFY).program(*args)
+    program = stage(gradient, [*passes.SIMPLIFY, add_before_products]).program(*args)
+    assert names(separate).count("matmul") > names(program).count("matmul")
+    for found, expected in zip(NumpyProgram(program).run(args)[0], NumpyProgram(separate).run(args)[0], strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_a_transpose_of_other_axes_or_of_a_product_that_is_read_elsewhere_stays() -> None:

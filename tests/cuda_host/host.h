@@ -21,6 +21,7 @@ void *memset(void *to, int value, size_t bytes) noexcept;
 #define __builtin_assume(condition)
 #define __grid_constant__
 #define __shared__ static
+#define __constant__ static const
 #define __align__(n) __attribute__((aligned(n)))
 
 template <class T> static T max(T a, T b) { return a < b ? b : a; }

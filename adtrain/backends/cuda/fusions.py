@@ -9,7 +9,7 @@ from adtrain.backends.cuda.channels_last import channels_last
 from adtrain.backends.cuda.choose_precision import choose_precision
 from adtrain.backends.cuda.forms.back_to_back import tile_weights
 from adtrain.backends.cuda.forms.column_sum import ColumnSumFusion
-from adtrain.backends.cuda.forms.form import kernel_form
+from adtrain.backends.cuda.forms.form import LAUNCH_BYTES, kernel_form
 from adtrain.backends.cuda.forms.gather import GatherFusion
 from adtrain.backends.cuda.forms.grouped_bfloat16 import GroupedBfloat16Fusion
 from adtrain.backends.cuda.forms.grouped_products import GroupedProductsFusion
@@ -21,6 +21,7 @@ from adtrain.backends.cuda.forms.product import ConvolutionFusion
 from adtrain.backends.cuda.forms.product_sums import ProductSumsFusion
 from adtrain.backends.cuda.forms.reduction import ReductionFusion, compute_arguments
 from adtrain.backends.cuda.forms.resident_steps import fuse_resident_steps
+from adtrain.backends.cuda.forms.row_chain import RowChainFusion
 from adtrain.backends.cuda.forms.row_fused import RowFusedFusion
 from adtrain.backends.cuda.forms.row_products import RowProductsFusion
 from adtrain.backends.cuda.forms.streamed_layer import stream_layer
@@ -38,6 +39,7 @@ from adtrain.core.program import Equation, Program
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import Pass, Results, keeps
 from adtrain.core.target import Target
+from adtrain.passes.add_before_products import add_before_products
 from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.flatten_rows import flatten_rows
 from adtrain.passes.fold_transposes import fold_transposes
@@ -51,9 +53,6 @@ from adtrain.passes.merge_added_products import merge_added_products
 from adtrain.passes.readers_first import readers_first
 from adtrain.passes.sink_reshapes import sink_reshapes
 from adtrain.passes.stack_members import stack_members
-
-LAUNCH_BYTES = 8 << 20
-"""The bytes that the memory of a GPU moves in the time of a launch, 2 us at 4 TB/s."""
 
 
 def gpu_fusions(target: Target) -> Sequence[Pass]:
@@ -73,6 +72,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
         )
     return (
         fold_transposes,
+        add_before_products,
         merge_added_products,
         partial(channels_last, target=target),
         partial(fuse_recurrent_gradients, target=target),
@@ -96,6 +96,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
 
 
 BY_ROWS = (
+    RowChainFusion,
     ThreadItemsFusion,
     ReductionFusion,
     RowProductsFusion,

@@ -64,3 +64,17 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[
             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+
+// x rounded to tf32 (11 bits of mantissa), to nearest.
+__device__ __forceinline__ uint32_t tf32_bits(float x) {
+    uint32_t word;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(word) : "f"(x));
+    return word;
+}
+
+// c += a b by m16n8k8 in tf32. A: row g at k = c, row g + 8 at k = c, then the same rows at k = c + 4. B: column g at k = c and c + 4.
+__device__ __forceinline__ void multiply_add_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}

@@ -47,3 +47,25 @@ template <Half FORMAT> static void multiply_add(float (&c)[4], const uint32_t (&
     const uint32_t words[6] = {a[0], a[1], a[2], a[3], b0, b1};
     multiply_add(c[0], c[1], c[2], c[3], words, FORMAT == FLOAT16 ? unpack_float16 : unpack_bfloat16);
 }
+
+static uint32_t tf32_bits(float x) {
+    const uint32_t bits = __float_as_uint(x);
+    return x == x ? (bits + 0x1000) & 0xffffe000 : bits;
+}
+
+static void multiply_add_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    static uint32_t words[FIBERS / 32][32][6];
+    uint32_t(&of_warp)[32][6] = words[current / 32];
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const uint32_t own[6] = {a[0], a[1], a[2], a[3], b0, b1};
+    memcpy(of_warp[threadIdx.x % 32], own, sizeof own);
+    __syncwarp();
+    for (int i = 0; i < 4; i++) {
+        double sum = c[i];
+        for (int k = 0; k < 8; k++)
+            sum += (double)__uint_as_float(of_warp[4 * g + k % 4][i / 2 + k / 4 * 2])
+                * __uint_as_float(of_warp[4 * (2 * t + i % 2) + k % 4][4 + k / 4]);
+        c[i] = (float)sum;
+    }
+    __syncwarp();
+}

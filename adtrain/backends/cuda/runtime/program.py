@@ -35,6 +35,8 @@ keeps on chip."""
 LARGE = 2**20
 """Bytes of an output from which on it is returned without a copy, where possible."""
 
+MANY = 8
+"""More small outputs are treated as large ones, if there is no large one: each copy takes the host microseconds."""
 RETURNED_SETS = 2
 """Sets of memory for large outputs that are returned without a copy: one may be in use while the other is written."""
 
@@ -72,6 +74,8 @@ class CudaProgram:
         self.prefetched = [empty(v.stored) for v in layout.inputs[len(program.inputs) :]]
         returned = {x.at: layout.outputs[x.at] for x in layout.results if x.where == "output"}
         self.large = {at: v.stored for at, v in returned.items() if stored_bytes(v) >= LARGE}
+        if not self.large and len(returned) > MANY:
+            self.large = {at: v.stored for at, v in returned.items()}
         self.large_outputs: list[dict[int, Buffer]] = []
         self.owned = {at: empty(layout.outputs[at].stored) for at in layout.owned if at not in self.large}
         self.copied = [at for at in returned if at in self.owned]

@@ -1,0 +1,180 @@
+"""How the blocks of a row chain divide the work: rows of a tile, warps and places in memory. The time is estimated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from adtrain.backends.cuda.codegen.part import DRIVER_SHARED, WARP
+from adtrain.backends.cuda.codegen.row_chain_plan import Plan, RowSum, arrange, padded, pitch, weight_pitch, width
+from adtrain.core.program import Variable
+from adtrain.core.target import Target
+
+WARPS = (4, 8, 12, 16)
+"""Warps of a block."""
+ROWS = (16, 32, 48, 64, 80, 96, 112, 128)
+"""Rows of a tile: multiples of those of a tensor-core instruction."""
+STRIP = 16
+"""Rows of a warp's tile."""
+MAX_WARPS = 16
+"""Most warps of a multiprocessor. A thread then has 128 registers."""
+REGISTERS, MAX_REGISTERS = 1 << 16, 255
+"""Registers of a multiprocessor, and the most of a thread."""
+ACCUMULATORS, OTHER_REGISTERS = 4, 80
+"""Registers of a thread for a product of 16 x 8 elements, and for all else."""
+MARGIN = 16
+"""Floats after the values of a tile, which a product of fewer than 16 columns reads."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a block divides the work.
+
+    Attributes:
+        rows: of a tile.
+        warps: of a block.
+        resident: the blocks of a multiprocessor.
+        blocks: of the grid.
+        weights, vectors: where weights, and other arguments that all rows share, begin in shared memory, in floats.
+        floats: of shared memory.
+        kept: floats of the values of a tile in scratch memory.
+        in_place: whether the results of a step may have the memory of the factors of its products. Then each warp has
+            at most one tile of them.
+    """
+
+    plan: Plan
+    rows: int
+    warps: int
+    resident: int
+    blocks: int
+    weights: dict[Variable, int]
+    vectors: dict[Variable, int]
+    floats: int
+    kept: int
+    in_place: bool
+
+    @cached_property
+    def offsets(self) -> dict[RowSum, int]:
+        """Where each sum begins in the partial sums of a block."""
+        found, at = {}, 0
+        for total in self.plan.sums:
+            found[total] = at
+            at += total.size * self.copies(total)
+        return found
+
+    @property
+    def partial(self) -> int:
+        """The floats of the partial sums of a block."""
+        return -(-sum(total.size * self.copies(total) for total in self.plan.sums) // 4) * 4
+
+    def copies(self, total: RowSum) -> int:
+        """How many groups of warps divide the products that are added in a step, each for a partial sum of its own."""
+        pairs, *others = {sum(at == step for at, *_ in total.terms) for step, *_ in total.terms}
+        if total.terms[0][2] is None or others:
+            return 1
+        strips, _, groups = self.divided(total)
+        return max(n for n in range(1, pairs + 1) if pairs % n == 0 and (n == 1 or n * strips * groups <= self.warps))
+
+    @property
+    def threads(self) -> int:
+        return self.warps * WARP
+
+    @cached_property
+    def most(self) -> int:
+        """The most tiles of 8 columns of a warp: a thread has registers for the accumulators of its products."""
+        products = max(map(len, self.plan.products.values()), default=1)
+        registers = min(MAX_REGISTERS, REGISTERS // (self.threads * self.resident))
+        return max(1, (registers - OTHER_REGISTERS) // (ACCUMULATORS * products))
+
+    def division(self, columns: int, strips: int = 0) -> tuple[int, int]:
+        """Where each strip of 16 rows has so many columns: the tiles of 8 columns of a warp, a divisor of their number,
+        and how many such groups a strip has.
+
+        Args:
+            strips: their number; by default that of a step.
+        """
+        tiles, strips = padded(columns) // 8, strips or self.rows // STRIP
+        found = [n for n in range(1, self.most + 1) if tiles % n == 0]
+        best = min(found, key=lambda n: (-(-(tiles // n * strips) // self.warps) * n, -n))
+        return best, tiles // best
+
+    def divided(self, total: RowSum) -> tuple[int, int, int]:
+        """Of a sum of products: the strips of 16 rows, and the division of their columns."""
+        rows, columns = total.shape
+        strips = -(-rows // STRIP)
+        return strips, *self.division(columns, strips)
+
+    @property
+    def has_single_tiles(self) -> bool:
+        """Whether the products of a step have one width, and each warp at most one tile of them."""
+        widths = [{width(e.outputs[0]) for e in products} for products in self.plan.products.values()]
+        items = (self.rows // STRIP * self.division(columns)[1] for own in widths for columns in own)
+        return all(len(own) == 1 for own in widths) and all(n <= self.warps for n in items)
+
+    @cached_property
+    def cycles(self) -> float:
+        """An estimate of the time of all tiles."""
+        tiles = -(-self.plan.count // self.rows)
+        return -(-tiles // self.blocks) * sum(map(self._cycles, range(self.plan.steps + 1)))
+
+    def _cycles(self, step: int) -> float:
+        """An estimate of the time of a step: that of a warp, or that of all warps of a multiprocessor if it is more."""
+        tasks = list[tuple[int, int]]()  # tiles of warps, and the instructions of one
+        targets = self.plan.targets[step] if step < self.plan.steps else {}
+        for columns in dict.fromkeys(map(width, targets)):
+            tiles, groups = self.division(columns)
+            products = [e for e in self.plan.products.get(step, ()) if width(e.outputs[0]) == columns]
+            k = max((padded(width(e.inputs[0])) // 8 for e in products), default=0)
+            own = k * (len(products) * (FACTOR + PRODUCT * tiles) + FACTOR * tiles) + ELEMENTS * tiles * len(targets)
+            tasks.append((self.rows // STRIP * groups, own))
+        for total in self.plan.sums:
+            pairs = sum(at == step and y is not None for at, _, y in total.terms)
+            if pairs:
+                strips, tiles, groups = self.divided(total)
+                copies = self.copies(total)
+                own = pairs // copies * self.rows // 8 * (2 * FACTOR + (FACTOR + PRODUCT) * tiles)
+                tasks.append((strips * groups * copies, own))
+        alone = sum(-(-items // self.warps) * own for items, own in tasks) * ALONE
+        return STEP + max(alone, self.resident * sum(items * own for items, own in tasks) * TOGETHER)
+
+
+FACTOR, PRODUCT, ELEMENTS = 14, 7, 60
+"""Instructions of a warp: to load and split a factor; for a product of 16 x 8 by 8 x 8 elements; for the elementwise
+equations of a target on 16 x 8 elements."""
+STEP, ALONE, TOGETHER = 1300, 6.6, 0.4
+"""Cycles: of a step in addition; of an instruction where a warp waits for its own results; of an instruction where the
+warps of a multiprocessor have more than its schedulers can begin. They fit the times of two networks on an H200, within
+a tenth: 8 x 20 units on 10,000 rows, and 4 x 64 units on 65,536."""
+
+
+def layout_of(plan: Plan, target: Target) -> Layout | None:
+    """The layout with the fewest steps of all tiles; None if nothing fits on chip."""
+    places = [x for own in plan.places.values() for x in own]
+    weights, vectors, at = dict[Variable, int](), dict[Variable, int](), 0
+    for v in plan.weights:
+        weights[v] = at
+        at += padded(v.type.shape[0]) * weight_pitch(v.type.shape[1])
+    for v in plan.vectors:
+        vectors[v] = at
+        at += -(-v.size // 4) * 4
+    found: list[Layout] = []
+    for rows in ROWS:
+        kept = arrange(plan.kept.values(), {x: rows * padded(width(x.value)) for x in plan.kept.values()})
+        for in_place in (True, False):
+            sizes = {x: rows * pitch(width(x.value)) for x in places}
+            floats = at + arrange(places, sizes, in_place) + MARGIN
+            fit = (target.shared + DRIVER_SHARED) // (4 * floats + DRIVER_SHARED)
+            for warps in WARPS:
+                for resident in range(1, min(fit, MAX_WARPS // warps) + 1):
+                    blocks = min(-(-plan.count // rows), resident * target.multiprocessors)
+                    layout = Layout(plan, rows, warps, resident, blocks, weights, vectors, floats, kept, in_place)
+                    if not in_place or layout.has_single_tiles:
+                        found.append(layout)
+    if not found:
+        return None
+    best = min(found, key=lambda layout: layout.cycles)
+    arrange(places, {x: best.rows * pitch(width(x.value)) for x in places}, best.in_place)
+    arrange(plan.kept.values(), {x: best.rows * padded(width(x.value)) for x in plan.kept.values()})
+    for x in places:
+        x.at += at
+    return best

@@ -1,0 +1,129 @@
+// The functions of generated kernels for chains of rows (backends/cuda/codegen/row_chain.py). A thread block takes a tile of rows
+// through all equations. Values of the tile are in shared memory as rows of PITCH floats: a multiple of 8, but not of 16, so that
+// the fragments of a warp lie in different banks. Columns up to the next multiple of 8 are zeros.
+//
+// Products are those of tensor cores in tf32. A float32 is the sum of two tf32 numbers, up to 2^-22 of it, and three of the four
+// products of such terms are added, the small ones first. Tensor cores truncate sums, so they add 8 products; float32 adds these.
+#pragma once
+#include "common/mma_sync.cuh"
+
+extern __shared__ __align__(16) unsigned char shared_bytes[];
+
+namespace rows {
+
+// A factor as two terms: the number rounded, and what it leaves, rounded.
+struct Terms {
+    uint32_t high, low;
+
+    Terms() = default;
+    __device__ __forceinline__ explicit Terms(float x)
+        : high(tf32_bits(x)), low(tf32_bits(__fsub_rn(x, __uint_as_float(high)))) {}
+};
+
+// sum += a b for 16 x 8 by 8 x 8 elements.
+__device__ __forceinline__ void add_product(float (&sum)[4], const Terms (&a)[4], const Terms (&b)[2]) {
+    const uint32_t a_high[4] = {a[0].high, a[1].high, a[2].high, a[3].high};
+    const uint32_t a_low[4] = {a[0].low, a[1].low, a[2].low, a[3].low};
+    float c[4] = {};
+    multiply_add_tf32(c, a_low, b[0].high, b[1].high);
+    multiply_add_tf32(c, a_high, b[0].low, b[1].low);
+    multiply_add_tf32(c, a_high, b[0].high, b[1].high);
+    #pragma unroll
+    for (int i = 0; i < 4; i++) sum[i] += c[i];
+}
+
+// c[s] += a[s] B for 16 rows of each of COUNT factors and TILES x 8 columns of B from `column` on. B is a weight in shared memory:
+// [k][n], or [n][k] if TRANSPOSED. Of a step along K, lane (g, t) has k = 2t and 2t + 1.
+template <int COUNT, int K, int PITCH_A, int PITCH_B, bool TRANSPOSED, int TILES>
+__device__ __forceinline__ void multiply(
+    float (&c)[COUNT][TILES][4], const float *const (&a)[COUNT], const float *b, int column) {
+    const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+    b += TRANSPOSED ? (column + g) * PITCH_B + 2 * t : 2 * t * PITCH_B + column + g;
+    #pragma unroll 2
+    for (int k = 0; k < K; k += 8) {
+        Terms y[TILES][2];
+        #pragma unroll
+        for (int j = 0; j < TILES; j++) {
+            const float *const from = TRANSPOSED ? b + 8 * j * PITCH_B + k : b + k * PITCH_B + 8 * j;
+            y[j][0] = Terms(from[0]);
+            y[j][1] = Terms(from[TRANSPOSED ? 1 : PITCH_B]);
+        }
+        #pragma unroll
+        for (int s = 0; s < COUNT; s++) {
+            const float *const from = a[s] + g * PITCH_A + 2 * t + k;
+            const Vector<float, 2> upper = load<float, 2>(from), lower = load<float, 2>(from + 8 * PITCH_A);
+            const Terms x[4] = {Terms(upper.lane[0]), Terms(lower.lane[0]), Terms(upper.lane[1]), Terms(lower.lane[1])};
+            #pragma unroll
+            for (int j = 0; j < TILES; j++) add_product(c[s][j], x, y[j]);
+        }
+    }
+}
+
+// total += the sum over i of x[i]^T y[i], over the first `left` of ROWS rows: for 16 columns of x from `row` on, and TILES x 8
+// columns of y from `column` on. The total is an M x N matrix in the block's scratch memory; `begin`: it is 0 before.
+template <int COUNT, int ROWS, int PITCH_X, int PITCH_Y, int TILES, int M, int N>
+__device__ __forceinline__ void add_products(float *total, const float *const (&x)[COUNT], const float *const (&y)[COUNT],
+    int row, int column, int left, bool begin) {
+    const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+    float before[TILES][4];
+    #pragma unroll
+    for (int j = 0; j < TILES; j++)
+        #pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int m = row + g + i / 2 * 8, n = column + 8 * j + 2 * t + i % 2;
+            before[j][i] = begin || m >= M || n >= N ? 0 : total[m * N + n];
+        }
+    float sums[TILES][4] = {};
+    #pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        #pragma unroll 2
+        for (int k = 0; k < ROWS; k += 8) {
+            const float *const of_x = x[i] + (k + t) * PITCH_X + row + g;
+            const bool own = k + t < left, other = k + t + 4 < left;
+            const Terms a[4] = {Terms(own ? of_x[0] : 0), Terms(own ? of_x[8] : 0),
+                Terms(other ? of_x[4 * PITCH_X] : 0), Terms(other ? of_x[4 * PITCH_X + 8] : 0)};
+            #pragma unroll
+            for (int j = 0; j < TILES; j++) {
+                const float *const of_y = y[i] + (k + t) * PITCH_Y + column + 8 * j + g;
+                const Terms b[2] = {Terms(of_y[0]), Terms(of_y[4 * PITCH_Y])};
+                add_product(sums[j], a, b);
+            }
+        }
+    #pragma unroll
+    for (int j = 0; j < TILES; j++)
+        #pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int m = row + g + i / 2 * 8, n = column + 8 * j + 2 * t + i % 2;
+            if (m < M && n < N) total[m * N + n] = before[j][i] + sums[j][i];
+        }
+}
+
+// The sum of a column over `left` rows.
+template <int PITCH> __device__ __forceinline__ float column_sum(const float *x, int left) {
+    float sums[4] = {};
+    int row = 0;
+    for (; row + 4 <= left; row += 4)
+        #pragma unroll
+        for (int i = 0; i < 4; i++) sums[i] += x[(row + i) * PITCH];
+    for (; row < left; row++) sums[0] += x[row * PITCH];
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+// Copies a weight of D0 x D1 to shared memory. Rows and columns up to the next multiples of 8 are zeros.
+template <int D0, int D1, int PITCH> __device__ __forceinline__ void load_weight(float *to, const float *from) {
+    for (int i = threadIdx.x; i < (D0 + 7) / 8 * 8 * PITCH; i += blockDim.x) {
+        const int row = i / PITCH, column = i % PITCH;
+        to[i] = row < D0 && column < D1 ? from[row * D1 + column] : 0;
+    }
+}
+
+// Copies ROWS rows to shared memory. In place of rows from `left` on it copies the last one before.
+template <int ROWS, int N, int PITCH>
+__device__ __forceinline__ void load_rows(float *to, const float *from, int left) {
+    for (int i = threadIdx.x; i < ROWS * PITCH; i += blockDim.x) {
+        const int row = i / PITCH, column = i % PITCH;
+        to[i] = column < N ? from[min(row, left - 1) * N + column] : 0;
+    }
+}
+
+} // namespace rows
