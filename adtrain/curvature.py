@@ -22,7 +22,7 @@ from adtrain.core.vmap import vmap
 from adtrain.jitted import jit
 from adtrain.ops import concatenate, matmul, reshape, sqrt, where
 from adtrain.option_types import Size
-from adtrain.passes import SIMPLIFY, factor_norms, fuse, plan_memory
+from adtrain.passes import SIMPLIFY, drop_unit_axes, factor_norms, fuse, plan_memory
 
 STEPS_FOR_ONE, MOST_STEPS = 10, 300
 """Lanczos steps for each eigenvalue before the first test of convergence, and the most steps."""
@@ -163,7 +163,7 @@ def _unflatten(like: Any, v: Value) -> Any:
 
 EXAMPLES, CHUNK_BYTES = 512, 1 << 29
 """The most examples of a metric, and the most memory for the gradients of those that are computed at a time."""
-FACTORED = (*SIMPLIFY, factor_norms)
+FACTORED = (*SIMPLIFY, factor_norms, drop_unit_axes)
 """The passes after which few gradients of single examples are in memory."""
 
 

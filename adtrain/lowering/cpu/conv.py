@@ -485,22 +485,25 @@ register(
         prepared=pooled_input_grad_prepared,
     ),
 )
-register(
-    "conv2d_weight_grad_pooled",
-    "cpu",
-    CKernel(
+
+
+def _pooled_weight_grad(name: str, sums: bool) -> CKernel:
+    return CKernel(
         "conv_pooled.c",
-        "conv2d_weight_grad_pooled",
+        name,
         lambda x, g, where, window, windows, shape, size, precision: pooled_numbers(
             x.shape, (shape[1], x.shape[1], *size), shape, g.shape, window, windows, g.dtype.itemsize, precision
         ),
         items=lambda x, g, where, window, windows, shape, size, precision: _handled(
             window, windows, g, shape, x.shape[1] * size[1]
         ),
-        sums=True,
+        sums=sums,
         scratch=pooled_weight_grad_scratch,
-    ),
-)
+    )
+
+
+for _name, _sums in (("conv2d_weight_grad_pooled", True), ("conv2d_weight_grad_by_image_pooled", False)):
+    register(_name, "cpu", _pooled_weight_grad(_name, _sums))
 
 
 def _pooling(name: str, numbers: Callable[..., tuple[int, ...]]) -> CKernel:
