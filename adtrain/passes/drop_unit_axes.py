@@ -12,15 +12,22 @@ from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Results, keeps
 from adtrain.core.types import ArrayType, Shape
+from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.passes.simplify_reshapes import simplify_reshapes
 
 
 @keeps(Results.ROUNDING)
 def drop_unit_axes(program: Program) -> Program:
-    """``program`` with elementwise equations and reductions on (N, ...) in place of (N, 1, ...)."""
-    equations = [x for e in program.equations for x in _without_axis(e)]
-    return simplify_reshapes(replace(program, equations=tuple(equations)))
+    """``program`` with elementwise equations and reductions on (N, ...) in place of (N, 1, ...), and one broadcast in
+    place of a broadcast of a broadcast: to the item, then to the examples."""
+    repeated = {e.outputs[0]: e.inputs for e in program.equations if e.has(Trait.BROADCAST) and e.inputs}
+    merged = [
+        replace(e, inputs=repeated.get(e.inputs[0], e.inputs)) if e.has(Trait.BROADCAST) and e.inputs else e
+        for e in program.equations
+    ]
+    equations = [x for e in merged for x in _without_axis(e)]
+    return remove_dead_code(simplify_reshapes(replace(program, equations=tuple(equations))))
 
 
 def _without_axis(e: Equation) -> list[Equation]:
