@@ -34,7 +34,7 @@ def ways(name: str, examples: int, device: str) -> dict[str, Callable[[], Any]]:
     """A training step and the norms, as functions without arguments."""
     overrides = [f"data.batch_size={examples}"]
     if name == "gpt":
-        name, overrides = "char-gpt", [*overrides, f"data.path={__file__}", "data.length=64"]
+        name, overrides = "char-gpt", [*overrides, f"data.path={__file__}", "data.length=128"]
     experiment = prepare(config.load(name, overrides))
     state = experiment.initial_state(device)
     seed = experiment.seed(device)
