@@ -19,10 +19,8 @@ import numpy as np
 from adtrain import config
 from adtrain.bench.profile import OpTimer
 from adtrain.core.array import array
-from adtrain.core.backend import backend
 from adtrain.core.hooks import hook
 from adtrain.training import prepare
-from adtrain.training.evaluation import _loss_at
 
 CONFIGS = ("mlp", "lenet5", "cnn", "resnet", "vit", "lstm", "gpt")
 TEXT = ("data.dataset=null",)

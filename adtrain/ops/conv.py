@@ -164,13 +164,15 @@ weight_grad_by_image_p: Primitive = Primitive(
     _weight_grad_by_image_shape,
     weight_grad_by_image_reference,
     [
-        lambda out, x, g, window, size, precision: lambda u: fold(
-            input_grad_batch(
-                _input_grad, (True, True), unfold(g, g.shape[0]), u, window, size=x.shape[2:], precision=precision
+        lambda out, x, g, window, size, precision: (
+            lambda u: fold(
+                input_grad_batch(
+                    _input_grad, (True, True), unfold(g, g.shape[0]), u, window, size=x.shape[2:], precision=precision
+                )
             )
         ),
-        lambda out, x, g, window, size, precision: lambda u: fold(
-            conv2d_batch(_forward, (True, True), unfold(x, x.shape[0]), u, window, precision=precision)
+        lambda out, x, g, window, size, precision: (
+            lambda u: fold(conv2d_batch(_forward, (True, True), unfold(x, x.shape[0]), u, window, precision=precision))
         ),
     ],
     lambda x, g, window, size, precision: _flops(g.shape, _weight_grad_shape(x, g, window, size).shape),

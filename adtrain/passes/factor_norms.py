@@ -5,9 +5,9 @@ example's T rows, and B (T, in) the rows. Its squared norm is the sum of the ele
 Gram matrices of the rows: the ghost norm (X. Li et al.: "Large language models can be strong differentially private
 learners", 2022). The sum of the gradients over the examples is one product of all rows.
 
-The gradient of an embedding is such a product, in which B has the one-hot vectors of the tokens: the elements of BBᵀ are
-1 where two tokens are equal. In that of a convolution B has the patches of an image. Each element of BBᵀ is the sum,
-over the places of a kernel, of elements of the Gram matrix of the image's pixels.
+The gradient of an embedding is such a product, in which B has the one-hot vectors of the tokens. An element of BBᵀ is 1
+where two tokens are equal. In the gradient of a convolution B has the patches of an image. An element of BBᵀ is the
+sum, over the places of a kernel, of elements of the Gram matrix of the image's pixels.
 """
 
 from __future__ import annotations

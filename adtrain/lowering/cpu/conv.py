@@ -305,12 +305,9 @@ WEIGHT_GRAD_BY_IMAGE_WINOGRAD = CKernel(
         _of_weight_grad(x, g).collected,
     ),
     items=lambda x, g, window, size, precision: (
-        _suits_winograd(_weight_shape(x, g, size), window, g.shape[2:])
-        and math.prod(_tiles(g.shape[2:])) >= MIN_TILES
+        _suits_winograd(_weight_shape(x, g, size), window, g.shape[2:]) and math.prod(_tiles(g.shape[2:])) >= MIN_TILES
     ),
-    scratch=lambda x, g, window, size, precision: (
-        _of_weight_grad(x, g).scratch + _of_weight_grad(x, g).collected
-    ),
+    scratch=lambda x, g, window, size, precision: _of_weight_grad(x, g).scratch + _of_weight_grad(x, g).collected,
 )
 
 
