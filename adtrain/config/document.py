@@ -237,6 +237,10 @@ class Data(_Points):
         if self.sets_steps_per_epoch and (others := [*options.given, *self._of_files]):
             raise PydanticCustomError("expected", f"no {others[0]} together with {sources[0]}")
         of_points = self.point_options
+        if of_points.sdf is not None and (twice := {"reference", "measurements"}.intersection(own)):
+            raise PydanticCustomError("expected", f"no {min(twice)} together with sdf, which has both")
+        if self.sdf_points is not None and of_points.sdf is None:
+            raise PydanticCustomError("expected", "sdf together with sdf_points")
         if of_points.adaptive and of_points.resample != "step":
             raise PydanticCustomError("expected", "resample: step together with adaptive")
         if options.test_path is not None and options.test:
