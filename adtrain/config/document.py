@@ -202,6 +202,11 @@ class Data(_Points):
         return self.examples == text_file.FORMAT.examples
 
     @property
+    def has_reference(self) -> bool:
+        """Whether the solution of the equations is known."""
+        return self.reference is not None or self.point_options.sdf is not None
+
+    @property
     def _of_files(self) -> list[str]:
         """The given keys, of those of this class, that points or a field cannot have."""
         found: dict[str, Any] = {"augment": self.augment, "views": self.views, "validation": self.validation}
