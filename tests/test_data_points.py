@@ -66,12 +66,11 @@ def test_a_box_of_many_variables_is_evaluated_at_a_latin_hypercube() -> None:
     assert np.abs(found).max() <= 1
 
 
-def test_the_data_set_is_normalised_by_the_box_and_labelled_with_all_measurements(tmp_path: Path) -> None:
+def test_the_data_set_is_normalised_by_the_box_and_labelled_with_all_measurements() -> None:
     rows = np.random.default_rng(0).random((10, 3))
-    np.save(tmp_path / "measured.npy", rows)
-    options = PointOptions(sampling="sobol", measurements=str(tmp_path / "measured.npy"))
+    options = PointOptions(sampling="sobol")
     test, labels = points.grid(BOX, 25), np.arange(25.0)[:, np.newaxis]
-    found = points.load(BOX, ("u",), 4, options, True, test, labels)
+    found = points.load(BOX, ("u",), 4, options, True, test, labels, rows)
     assert (found.mean, found.std) == ((1.0, 1.0), (1.0, 2.0))
     assert len(found.train) == 12  # three batches of 4
     parts = Labels(2, 1, known=True)

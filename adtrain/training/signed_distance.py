@@ -11,8 +11,9 @@ import numpy as np
 
 from adtrain import ops
 from adtrain.core.array import Value
+from adtrain.core.staging import stage
 from adtrain.data.meshes import surface_points
-from adtrain.jitted import jit
+from adtrain.passes import ALL
 
 Vector: TypeAlias = Sequence[Value]
 """The coordinates x, y, z of vectors: columns (N, 1), rows (1, F), or both (N, F)."""
@@ -39,13 +40,11 @@ def signed_distances(triangles: np.ndarray, points: np.ndarray) -> np.ndarray:
     vectors = {"corners": np.array([a, b, c]), "edges": edges, "inwards": np.cross(normal, edges), "normal": unit[None]}
     of_triangles = {name: _columns(x)[:, :, np.newaxis] for name, x in vectors.items()}
     size = max(1, min(len(points), PAIRS // len(triangles)))
-    found = []
+    found, of_points = [], stage(_of_points, ALL)
     for start in range(0, len(points), size):
         part = points[start : start + size] - centre
         padded = np.concatenate([part, np.zeros((size - len(part), 3))])  # all calls have one Program
-        found.append(
-            _of_points(_columns(padded)[..., np.newaxis], of_triangles).numpy()[: len(part)].astype(np.float64)
-        )
+        found.append(of_points(_columns(padded)[..., np.newaxis], of_triangles).numpy()[: len(part)].astype(np.float64))
     return np.concatenate(found)
 
 
@@ -71,7 +70,6 @@ def _columns(vectors: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.swapaxes(vectors, -1, -2).astype(np.float32))
 
 
-@jit
 def _of_points(points: Value, triangles: dict[str, Value]) -> Value:
     """The signed distances of points (3, N, 1) from triangles, whose vectors are (vectors, 3, 1, F)."""
     here = [points[i] for i in range(3)]
