@@ -22,9 +22,7 @@ def smooth_lid(x: np.ndarray) -> np.ndarray:
     return 16 * x**2 * (1 - x) ** 2
 
 
-def flow(
-    cells: int, lid: Callable[[np.ndarray], np.ndarray] = smooth_lid
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def flow(cells: int, lid: Callable[[np.ndarray], np.ndarray] = smooth_lid) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The velocities through the sides of cells, u (N + 1, N) and v (N, N + 1), and the pressure (N, N), by x, y."""
     h, dt = 1 / cells, 0.2 / cells**2 / VISCOSITY
     top, still = lid(np.arange(cells + 1)[:, np.newaxis] * h), np.zeros((cells + 1, 1))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from program_samples import everywhere
 
 import adtrain as ad
 from adtrain import nn, ops
@@ -97,6 +98,15 @@ def test_norms_of_convolutions_are_those_of_the_gradients(name: str) -> None:
     found, expected = stage(of_examples, (*FACTORED, fuse))(params, x), of_examples(params, x)
     for one, other in zip(tree.leaves(found), tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=1e-5 * np.abs(other.numpy()).max())
+
+
+def test_examples_are_computed_as_those_of_a_batch() -> None:
+    model, shape = MODELS["pooled convolution"]
+    params, _ = model.init(shape)
+    norms = lambda params, x: sums_of(ad.per_example_grad(of_one(model))(params, x))[1]  # noqa: E731
+    program = stage(norms, (*FACTORED, fuse)).program(params, np.zeros((9, *shape), np.float32))
+    names = [e.name for e in everywhere(program)]
+    assert "conv2d_weight_grad_by_image_pooled" in names  # no reshape is between pooling, mask and gradient
 
 
 def test_no_gradient_of_a_kernel_or_table_is_computed_where_pixels_or_tokens_are_few() -> None:

@@ -6,7 +6,9 @@ convolutions (N, ...), with reshapes between.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
@@ -63,7 +65,7 @@ def _dropped(v: Variable, axis: int = 1) -> Variable:
     return v.like(ArrayType(_shape(v.type.shape, axis), v.type.dtype))
 
 
-def _around(e: Equation, inputs: tuple[Variable, ...], params: dict[str, object]) -> list[Equation]:
+def _around(e: Equation, inputs: tuple[Variable, ...], params: Mapping[str, Any]) -> list[Equation]:
     """`e` with other inputs and parameters, and reshapes before and after it."""
     types = e.primitive.output_types([v.type for v in inputs], params)
     outputs = tuple(v.like(t) for v, t in zip(e.outputs, types, strict=True))

@@ -194,9 +194,11 @@ def _factors(e: Equation, producer: dict[Variable, Equation]) -> _Factors | None
     """The factors of the gradients that an equation computes."""
     shape = e.outputs[0].type.shape
     if e.primitive.name == "matmul" and len(shape) == 3 and e.params["transpose_a"] and not e.params["transpose_b"]:
-        return _Product(*e.inputs, e.params["precision"])
+        a, b = e.inputs
+        return _Product(a, b, e.params["precision"])
     if e.primitive.name == "conv2d_weight_grad_by_image":
-        return _Patches(*e.inputs, **e.params)
+        images, cotangents = e.inputs
+        return _Patches(images, cotangents, **e.params)
     added = producer.get(e.inputs[0]) if e.has(Trait.RESHAPE) else None
     if added is None or added.primitive.name != "scatter_add" or added.params["axis"] or len(shape) != 3:
         return None
