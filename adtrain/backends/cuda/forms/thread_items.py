@@ -21,6 +21,7 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.passes.fuse_elementwise import by_element
+from adtrain.passes.fuse_products import ProductFusion
 from adtrain.passes.fusion import Fusion
 from adtrain.passes.groups import MAX_EQUATIONS, Groups
 
@@ -46,6 +47,8 @@ as long with 4,096.
 """
 RESIDENT = 3
 """Blocks for which a multiprocessor must have registers. So a thread has 168 registers."""
+MAX_TERMS = 8
+"""Maximum terms of a sum of a product that no other form takes: tiles of a product have at least so many."""
 MAX_LIVE = 96
 """Maximum elements that a thread holds at once."""
 
@@ -122,6 +125,22 @@ class ThreadItemsFusion(Fusion):
         sizes = (v.size for v in (*equation.inputs, *equation.outputs) if v not in common.shared)
         few = all(size <= MAX_ELEMENTS * common.count for size in sizes)
         return few and operations(equation, common.count) <= MAX_OPERATIONS
+
+
+class WideProductFusion(ProductFusion):
+    """A matrix product with its epilogue, unless it has few terms and threads can compute its items."""
+
+    def takes(self, product: Equation, epilogue: Equation) -> bool:
+        threads = ThreadItemsFusion.runs_on(self.target) and _has_few_terms(product)
+        return super().takes(product, epilogue) and not threads
+
+
+def _has_few_terms(product: Equation) -> bool:
+    """Whether each element of a product is a sum of at most MAX_TERMS terms, and threads can compute its items."""
+    found = items_of_threads(product)
+    if found is None or product.outputs[0].size > MAX_ELEMENTS * found.count:
+        return False
+    return product.inputs[0].type.shape[-2 if product.params["transpose_a"] else -1] <= MAX_TERMS
 
 
 @dataclass(frozen=True)
