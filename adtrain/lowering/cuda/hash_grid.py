@@ -36,15 +36,11 @@ MIN_POINTS = 1 << 14
 
 
 def hash_grid_add(target: Target, ct: Any, points: Any, levels: Any, rows: int, along: Ints) -> list[CudaKernel]:
-    """Sums of integers, with those of small levels in shared memory or without.
+    """Sums of integers, for many points those of small levels in shared memory.
 
     `room` bits hold how much larger a sum can be than a summand.
     """
-    shared = [min(SHARED_BYTES, target.shared), 0] if points.shape[0] >= MIN_POINTS else [0]
-    return [_add(ct, points, levels, rows, along, size // 8) for size in shared]
-
-
-def _add(ct: Any, points: Any, levels: Any, rows: int, along: Ints, shared_sums: int) -> CudaKernel:
+    shared_sums = min(SHARED_BYTES, target.shared) // 8 if points.shape[0] >= MIN_POINTS else 0
     macros = _definitions(points, levels, ct.shape[2], ct.dtype.itemsize)
     macros |= {"SHARED_SUMS": shared_sums, "THREADS": MOST_THREADS}
     elements, room = rows * ct.shape[2], points.shape[0].bit_length() + len(along)
@@ -72,7 +68,7 @@ def _add(ct: Any, points: Any, levels: Any, rows: int, along: Ints, shared_sums:
         launch("points", 2 * ct.size),
         launch("finish", elements),
     )
-    return CudaKernel(launches, scratch)
+    return [CudaKernel(launches, scratch)]
 
 
 register("hash_grid", "cuda", hash_grid)
