@@ -77,7 +77,7 @@ def test_a_cotangent_that_is_not_finite_makes_all_sums_nan(host: Host) -> None:
 
 @pytest.mark.parametrize("features", [1, 2])
 def test_sums_in_shared_memory_have_the_same_bits(host: Host, features: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hash_grid, "SHARED_BYTES", 8 * 40 * features)
+    monkeypatch.setattr(hash_grid, "SHARED_BYTES", 8 * 40)
     monkeypatch.setattr(hash_grid, "MOST_THREADS", 64)
     rng = np.random.default_rng(0)
     levels, rows = grid_levels(2, (2, 5, 9), 64)  # the last one does not fit

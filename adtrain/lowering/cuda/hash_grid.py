@@ -29,8 +29,8 @@ def hash_grid(target: Target, points: Any, table: Any, levels: Any, along: Ints)
     return [CudaKernel((launch,))]
 
 
-SHARED_BYTES, MOST_THREADS, PARTS = 110 << 10, 1024, 33
-"""Shared memory and threads of a block, of which two run on a multiprocessor, and the blocks of a level."""
+SHARED_BYTES, MOST_THREADS = 216 << 10, 1024
+"""Shared memory and threads of a block that adds in shared memory."""
 MIN_POINTS = 1 << 14
 """With fewer points, blocks would add fewer summands than sums to global memory."""
 
@@ -60,7 +60,9 @@ def hash_grid_add(target: Target, ct: Any, points: Any, levels: Any, rows: int, 
             **size,
         )
 
-    in_shared = launch("shared", blocks=(PARTS, levels.shape[0]), threads=MOST_THREADS, shared=8 * shared_sums)
+    groups = levels.shape[0] * ct.shape[2]
+    parts = max(1, 2 * target.multiprocessors // groups)  # sums of about half of the levels fit
+    in_shared = launch("shared", blocks=(parts, groups), threads=MOST_THREADS, shared=8 * shared_sums)
     launches = (
         launch("clear", elements + 1),
         launch("largest", vectors),

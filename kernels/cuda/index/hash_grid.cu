@@ -6,7 +6,7 @@
 //
 // hash_grid_add adds integers, so its result does not depend on the order. A summand is rounded to a multiple of a unit,
 // a power of two. The unit follows from the largest element of the cotangent, so that no sum exceeds 64 bits. Where the
-// sums of a level fit into shared memory, each block first adds those of its points there.
+// sums of a feature of a level fit into shared memory, each block first adds those of its points there.
 #include "common/common.cuh"
 
 #define CORNERS (1 << (COORDINATES - 1))
@@ -121,24 +121,22 @@ KERNEL hash_grid_add_largest(const T *ct, const T *, const int64_t *, T *, int64
     if (threadIdx.x % WARP == 0) atomicMax(Scratch(scratch, elements).largest, largest);
 }
 
-// Whether the sums of a level fit into the shared memory of a block.
-__device__ __forceinline__ bool fits(const int64_t *levels, int64_t l, int64_t elements, int64_t &sums) {
+// The rows of a level. If there are at most SHARED_SUMS, the sums of a feature fit into the shared memory of a block.
+__device__ __forceinline__ int64_t rows_of(const int64_t *levels, int64_t l, int64_t elements) {
     const int64_t end = l + 1 < LEVELS ? levels[3 * (l + 1) + 1] : elements / FEATURES;
-    sums = (end - levels[3 * l + 1]) * FEATURES;
-    return sums <= SHARED_SUMS;
+    return end - levels[3 * l + 1];
 }
 
-// Block (part, level) adds the points of a part in shared memory, if the sums of the level fit.
+// Block (part, feature and level) adds the points of a part in shared memory, if the sums fit.
 KERNEL __launch_bounds__(THREADS) hash_grid_add_shared(const T *ct, const T *points, const int64_t *levels, T *,
                                                        int64_t count, int64_t along, int64_t elements, int64_t room,
                                                        char *scratch) {
     wait_for_inputs();
     extern __shared__ __align__(16) uint32_t shared_halves[];
     uint32_t *low = shared_halves, *high = shared_halves + SHARED_SUMS; // there are no shared atomics of 64 bits
-    const int64_t l = blockIdx.y;
-    int64_t sums;
-    if (!fits(levels, l, elements, sums)) return;
-    for (int i = threadIdx.x; i < sums; i += THREADS) low[i] = high[i] = 0;
+    const int64_t f = blockIdx.y % FEATURES, l = blockIdx.y / FEATURES, rows = rows_of(levels, l, elements);
+    if (rows > SHARED_SUMS) return;
+    for (int i = threadIdx.x; i < rows; i += THREADS) low[i] = high[i] = 0;
     __syncthreads();
     const Scratch memory(scratch, elements);
     const double scale = ldexp(1.0, memory.exponent(room));
@@ -147,22 +145,19 @@ KERNEL __launch_bounds__(THREADS) hash_grid_add_shared(const T *ct, const T *poi
     for (int64_t g = 2 * begin + threadIdx.x; g < 2 * end; g += THREADS) {
         const int64_t n = g / 2;
         const Corners corners(points + n * COORDINATES, level, along, g % 2);
+        const double x = ct[(n * LEVELS + l) * FEATURES + f];
         #pragma unroll
-        for (int f = 0; f < FEATURES; f++) {
-            const double x = ct[(n * LEVELS + l) * FEATURES + f];
-            #pragma unroll
-            for (int c = 0; c < CORNERS; c++) {
-                const unsigned long long summand = memory.rounded(corners.weight[c] * x, scale);
-                const int at = (int)(corners.row[c] - level[1]) * FEATURES + f;
-                const uint32_t part = (uint32_t)summand, before = atomicAdd(low + at, part);
-                atomicAdd(high + at, (uint32_t)(summand >> 32) + (before + part < part)); // with the carry
-            }
+        for (int c = 0; c < CORNERS; c++) {
+            const unsigned long long summand = memory.rounded(corners.weight[c] * x, scale);
+            const int at = (int)(corners.row[c] - level[1]);
+            const uint32_t part = (uint32_t)summand, before = atomicAdd(low + at, part);
+            atomicAdd(high + at, (uint32_t)(summand >> 32) + (before + part < part)); // with the carry
         }
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < sums; i += THREADS) {
+    for (int i = threadIdx.x; i < rows; i += THREADS) {
         const unsigned long long sum = (unsigned long long)high[i] << 32 | low[i];
-        if (sum) atomicAdd(memory.sums + level[1] * FEATURES + i, sum);
+        if (sum) atomicAdd(memory.sums + (level[1] + i) * FEATURES + f, sum);
     }
 }
 
@@ -174,8 +169,7 @@ KERNEL hash_grid_add_points(const T *ct, const T *points, const int64_t *levels,
     const double scale = ldexp(1.0, memory.exponent(room));
     for (int64_t g = grid_index(); g < count * LEVELS * 2 * FEATURES; g += grid_size()) {
         const int64_t f = g % FEATURES, l = g / FEATURES / 2 % LEVELS, n = g / FEATURES / 2 / LEVELS;
-        int64_t sums;
-        if (fits(levels, l, elements, sums)) continue;
+        if (rows_of(levels, l, elements) <= SHARED_SUMS) continue;
         const Corners corners(points + n * COORDINATES, levels + 3 * l, along, g / FEATURES % 2);
         const double x = ct[(n * LEVELS + l) * FEATURES + f];
         #pragma unroll
