@@ -244,7 +244,7 @@ class Data(_Points):
         of_points = self.point_options
         if of_points.sdf is not None and (twice := {"reference", "measurements"}.intersection(own)):
             raise PydanticCustomError("expected", f"no {min(twice)} together with sdf, which has both")
-        if self.sdf_points is not None and of_points.sdf is None:
+        if "sdf_points" in own and of_points.sdf is None:
             raise PydanticCustomError("expected", "sdf together with sdf_points")
         if of_points.adaptive and of_points.resample != "step":
             raise PydanticCustomError("expected", "resample: step together with adaptive")
