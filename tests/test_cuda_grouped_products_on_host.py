@@ -73,29 +73,6 @@ def test_products_with_updates_are_right_wherever_blocks_divide_them(
         assert np.linalg.norm(x[held] - expected[held]) <= TOLERANCE * np.linalg.norm(expected[held])
 
 
-def test_products_add_long_sums_of_the_matrices_that_they_load(
-    tmp_path: Path, emulated_code: Cache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.modules["adtrain.backends.cuda.forms.grouped_products"], "MIN_FLOPS", 1)
-    monkeypatch.setattr(sys.modules["adtrain.backends.cuda.forms.column_sum"], "MAX_SHARED_ROWS", 1000)
-    rng = np.random.default_rng(0)
-    given = [rng.standard_normal((1056, n)).astype(np.float32) for n in (64, 64, 32)]
-
-    def f(x: Any, y: Any, z: Any) -> Any:
-        products = ops.matmul(x, y, transpose_a=True), ops.matmul(y, z, transpose_a=True)
-        return products, ops.sum(x, 0), ops.sum(y, 0)
-
-    program = for_gpu(stage(f, ()).program(*given))
-    assert names(program) == ["grouped_products"]
-    (equation,) = program.equations
-    known = dict(zip(program.inputs, given, strict=True))
-    found = Host(tmp_path, emulated_code, H200).computed(equation, None, [known[v] for v in equation.inputs])
-    x, y, z = (a.astype(float) for a in given)
-    exact = dict(zip(program.outputs, (x.T @ y, y.T @ z, x.sum(0), y.sum(0)), strict=True))
-    for v, result in zip(equation.outputs, found, strict=True):
-        assert np.linalg.norm(result - exact[v]) <= TOLERANCE * np.linalg.norm(exact[v])
-
-
 def test_two_groups_do_not_share_a_sum_of_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["adtrain.backends.cuda.forms.grouped_products"], "MIN_FLOPS", 1)
     given = [np.ones((1056, 64), np.float32) for _ in range(MAX_PRODUCTS + 4)]

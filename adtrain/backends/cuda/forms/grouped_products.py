@@ -28,12 +28,10 @@ from adtrain.backends.cuda.forms.column_sum import (
     column_sum,
     shares_launch,
     summed_matrix,
-    sums_columns,
-    sums_of,
 )
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.horizontal import MAX_K, MAX_POINTERS, is_product, product_lengths
-from adtrain.core.fused import body_of, fuse
+from adtrain.core.fused import body_of
 from adtrain.core.precision import FULL
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
@@ -65,7 +63,7 @@ MIN_LENGTH, MULTIPLE = 64, 4
 MIN_NARROW = 32
 """Minimum columns of a narrow product, which has fewer than MIN_LENGTH. They need not be a multiple of MULTIPLE. With
 fewer columns most of a tile would be empty."""
-MIN_FLOPS = 1 << 31
+MIN_FLOPS = 1 << 32
 """Minimum FLOPs of a group. Products of fewer share a launch with other equations (`horizontal`)."""
 MAX_ELEMENTS = 1 << 30
 """Maximum elements of a matrix. The offsets in `gemm_bf16x3.cuh` have 32 bits, and exceed the end by up to a tile."""
@@ -88,17 +86,11 @@ class GroupedProductsFusion(Fusion):
         return with_shared_views(self.program, lambda e: bool(_tiles(e)) or e.form == COLUMN_SUM)
 
     def together(self, groups: Groups) -> Iterable[Iterable[int]]:
-        equations, left = self.program.equations, self._unread()
+        sums = [i for i in self._unread() if shares_launch(self.program.equations[i])]
         for products in self._product_groups():
-            loaded = {matmul_of(equations[i]).inputs[0] for i in products}
-            sums = [i for i in left if shares_launch(equations[i]) or _summed_rows(equations[i]) in loaded]
             added = _as_many_as_fit(self.program, products, sums)
-            left = [i for i in left if i not in added]
+            sums = [i for i in sums if i not in added]
             yield (*products, *added)
-
-    def fused(self, equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:
-        sums = {e: fuse(COLUMN_SUM, [e], e.outputs) for e in equations if sums_columns(e)}
-        return super().fused([sums.get(e, e) for e in equations], needed)
 
     def overhead(self, equations: Sequence[Equation]) -> float:
         """Two launches. Products of MIN_FLOPS save as much time, because they compute faster than alone."""
@@ -115,12 +107,6 @@ class GroupedProductsFusion(Fusion):
         found = [i for i in self._unread() if 0 < _tiles(equations[i]) < most]
         groups = [found[first : first + MAX_PRODUCTS] for first in range(0, len(found), MAX_PRODUCTS)]
         return [g for g in groups if len(g) > 1 and sum(equations[i].cost.flops for i in g) >= MIN_FLOPS]
-
-
-def _summed_rows(e: Equation) -> Variable | None:
-    """The matrix whose columns a sum adds, of any number of rows; None for another equation."""
-    is_sum = sums_columns(e) or (e.form == COLUMN_SUM and len(sums_of(e).totals) == 1)
-    return summed_matrix(e) if is_sum else None
 
 
 def _as_many_as_fit(program: Program, products: Sequence[int], sums: Sequence[int]) -> list[int]:
