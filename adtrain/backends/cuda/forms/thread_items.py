@@ -47,8 +47,8 @@ as long with 4,096.
 """
 RESIDENT = 3
 """Blocks for which a multiprocessor must have registers. So a thread has 168 registers."""
-MAX_TERMS = 8
-"""Maximum terms of a sum of a product that no other form takes: tiles of a product have at least so many."""
+MAX_NARROW = 8
+"""Maximum terms, or columns, of a narrow product. Other kernels compute tiles, most of which would be empty."""
 MAX_LIVE = 96
 """Maximum elements that a thread holds at once."""
 
@@ -128,19 +128,19 @@ class ThreadItemsFusion(Fusion):
 
 
 class WideProductFusion(ProductFusion):
-    """A matrix product with its epilogue, unless it has few terms and threads can compute its items."""
+    """A matrix product with its epilogue, unless it is narrow and threads can compute its items."""
 
     def takes(self, product: Equation, epilogue: Equation) -> bool:
-        threads = ThreadItemsFusion.runs_on(self.target) and _has_few_terms(product)
-        return super().takes(product, epilogue) and not threads
+        return super().takes(product, epilogue) and not is_narrow(product, self.target)
 
 
-def _has_few_terms(product: Equation) -> bool:
-    """Whether each element of a product is a sum of at most MAX_TERMS terms, and threads can compute its items."""
-    found = items_of_threads(product)
-    if found is None or product.outputs[0].size > MAX_ELEMENTS * found.count:
+def is_narrow(product: Equation, target: Target) -> bool:
+    """Whether a product has few terms or columns, and threads can compute its items."""
+    found = items_of_threads(product) if ThreadItemsFusion.runs_on(target) else None
+    if found is None or not product.has(Trait.MATMUL):
         return False
-    return product.inputs[0].type.shape[-2 if product.params["transpose_a"] else -1] <= MAX_TERMS
+    columns, terms = (v.size // found.count for v in (product.outputs[0], product.inputs[0]))
+    return min(columns, terms) <= MAX_NARROW and max(columns, terms) <= MAX_ELEMENTS
 
 
 @dataclass(frozen=True)
