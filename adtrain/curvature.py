@@ -172,7 +172,7 @@ class Curvature:
 
     def __init__(self, loss: Callable[[Any, Any, Value, Value], Value]) -> None:
         self.loss = loss
-        self._norms = stage(self._norms_of, (*FACTORED, fuse))
+        self.norms_of_chunk = stage(self._norms_of, (*FACTORED, fuse))
         self._sums = stage(self._sums_of, (*FACTORED, fuse))
         self._sizes: dict[tuple[str, int], int] = {}
         self._eigenvalues: dict[int, Callable[..., np.ndarray]] = {}
@@ -201,7 +201,8 @@ class Curvature:
     def norms(self, params: Any, others: Any, images: Value, labels: Value) -> np.ndarray:
         """The norm of each example's gradient."""
         chunks = self._chunks(self._norms_of, params, others, images, labels)
-        return np.concatenate([self._norms(params, others, *chunk).numpy().astype(np.float64) for chunk in chunks])
+        found = [self.norms_of_chunk(params, others, *chunk).numpy() for chunk in chunks]
+        return np.concatenate(found).astype(np.float64)
 
     def norms_and_mean(self, params: Any, others: Any, images: Value, labels: Value) -> tuple[np.ndarray, float]:
         """The norm of each example's gradient, and the norm of their mean."""

@@ -2,8 +2,8 @@
 
     python benchmarks/example_norms.py [CONFIG ...] [--device cpu|gpu] [--examples N] [--rounds N] [--table]
 
-Both take the same examples. A time is the median of the rounds. `--table` lists the equations of both Programs whose
-times differ.
+Both take the same examples. A time is the median of the rounds. `--table` lists the equations of both Programs that
+take longest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from adtrain.core.hooks import hook
 from adtrain.training import prepare
 
 CONFIGS = ("mlp", "lenet5", "cnn", "resnet", "vit", "lstm", "gpt")
-TEXT = ("data.dataset=null",)
 SAMPLE_SECONDS = 0.2
 TABLE_ROWS = 14
 
@@ -48,7 +47,7 @@ def ways(name: str, examples: int, device: str) -> dict[str, Callable[[], Any]]:
         return metrics.loss
 
     def norms() -> Any:
-        return curvature._norms(params, statistics, images, labels)
+        return curvature.norms_of_chunk(params, statistics, images, labels)
 
     return {"step": step, "norms": norms}
 
