@@ -16,12 +16,13 @@ from adtrain.core.errors import AdtrainError, OptionError, ShapeError
 from adtrain.core.forward import hvp
 from adtrain.core.options import is_integer, require_function, shown
 from adtrain.core.precision import FULL, matmul_precision
+from adtrain.core.scope import phase
 from adtrain.core.staging import stage
 from adtrain.core.vmap import vmap
 from adtrain.jitted import jit
 from adtrain.ops import concatenate, matmul, reshape, sqrt, where
 from adtrain.option_types import Size
-from adtrain.passes import SIMPLIFY, factor_norms, fuse, plan_memory
+from adtrain.passes import SIMPLIFY, drop_unit_axes, factor_norms, fuse, plan_memory
 
 STEPS_FOR_ONE, MOST_STEPS = 10, 300
 """Lanczos steps for each eigenvalue before the first test of convergence, and the most steps."""
@@ -162,7 +163,7 @@ def _unflatten(like: Any, v: Value) -> Any:
 
 EXAMPLES, CHUNK_BYTES = 512, 1 << 29
 """The most examples of a metric, and the most memory for the gradients of those that are computed at a time."""
-FACTORED = (*SIMPLIFY, factor_norms)
+FACTORED = (*SIMPLIFY, factor_norms, drop_unit_axes)
 """The passes after which few gradients of single examples are in memory."""
 
 
@@ -171,49 +172,72 @@ class Curvature:
 
     def __init__(self, loss: Callable[[Any, Any, Value, Value], Value]) -> None:
         self.loss = loss
-        self._sums = stage(self._chunk, (*FACTORED, fuse))
-        self._sizes: dict[int, int] = {}
+        self.norms_of_chunk = stage(self._norms_of, (*FACTORED, fuse))
+        self._sums = stage(self._sums_of, (*FACTORED, fuse))
+        self._sizes: dict[tuple[str, int], int] = {}
         self._eigenvalues: dict[int, Callable[..., np.ndarray]] = {}
 
     def loss_of_one(self, params: Any, others: Any, image: Value, label: Value) -> Value:
         """The loss of one example; `image` and `label` have no axis of examples."""
         return self.loss(params, others, *(reshape(x, (1, *x.shape)) for x in (image, label)))
 
-    def _chunk(self, params: Any, others: Any, images: Value, labels: Value) -> tuple[Any, Value]:
-        """The sum of the gradients of some examples, and the norm of each."""
+    def _gradients(self, params: Any, others: Any, images: Value, labels: Value) -> Any:
+        """The gradient of each example."""
 
         def of_one(params: Any, image: Value, label: Value) -> Value:
             return self.loss_of_one(params, others, image, label)
 
-        grads = per_example_grad(of_one)(params, images, labels)
-        squares = [(g * g).reshape(images.shape[0], -1).sum(1) for g in tree.leaves(grads)]
-        return tree.map(lambda g: g.sum(0), grads), sqrt(reduce(lambda x, y: x + y, squares))
+        return per_example_grad(of_one)(params, images, labels)
 
-    def gradients(self, params: Any, others: Any, images: Value, labels: Value) -> tuple[np.ndarray, float]:
+    def _norms_of(self, *chunk: Any) -> Value:
+        """The norm of the gradient of each example."""
+        return _norms(self._gradients(*chunk))
+
+    def _sums_of(self, *chunk: Any) -> tuple[Value, Any]:
+        """The norms, and the sum of the gradients."""
+        grads = self._gradients(*chunk)
+        return _norms(grads), tree.map(lambda g: g.sum(0), grads)
+
+    def norms(self, params: Any, others: Any, images: Value, labels: Value) -> np.ndarray:
+        """The norm of each example's gradient."""
+        chunks = self._chunks(self._norms_of, params, others, images, labels)
+        found = [self.norms_of_chunk(params, others, *chunk).numpy() for chunk in chunks]
+        return np.concatenate(found).astype(np.float64)
+
+    def norms_and_mean(self, params: Any, others: Any, images: Value, labels: Value) -> tuple[np.ndarray, float]:
         """The norm of each example's gradient, and the norm of their mean."""
-        size = self._chunk_size(params, others, images, labels)
         norms, totals = list[np.ndarray](), list[Any]()
-        for start in range(0, len(images), size):
-            total, each = self._sums(params, others, images[start : start + size], labels[start : start + size])
+        for chunk in self._chunks(self._sums_of, params, others, images, labels):
+            each, total = self._sums(params, others, *chunk)
             norms.append(each.numpy().astype(np.float64))
             totals = [total] if not totals else [tree.map(lambda x, y: x + y, totals[0], total)]
         mean = [leaf.numpy().astype(np.float64) / len(images) for leaf in tree.leaves(totals[0])]
         return np.concatenate(norms), math.sqrt(sum(float((x * x).sum()) for x in mean))
 
-    def _chunk_size(self, params: Any, others: Any, images: Value, labels: Value) -> int:
-        """How many examples `_chunk` gets at a time: its memory grows with their number."""
+    def _chunks(
+        self, f: Callable[..., Any], params: Any, others: Any, images: Value, labels: Value
+    ) -> list[tuple[Value, Value]]:
+        """The examples in parts for `f`, whose memory grows with their number."""
         count = len(images)
-        if count not in self._sizes:
-            program = stage(self._chunk, FACTORED).program(params, others, images, labels)
+        if (f.__name__, count) not in self._sizes:
+            program = stage(f, FACTORED).program(params, others, images, labels)
             of_one = max(1, plan_memory(program).arena_bytes // count)
-            self._sizes[count] = max(1, min(count, CHUNK_BYTES // of_one))
-        return self._sizes[count]
+            self._sizes[f.__name__, count] = max(1, min(count, CHUNK_BYTES // of_one))
+        size = self._sizes[f.__name__, count]
+        return [(images[i : i + size], labels[i : i + size]) for i in range(0, count, size)]
 
     def eigenvalues(self, count: int, params: Any, others: Any, images: Value, labels: Value) -> np.ndarray:
         """The eigenvalues of largest magnitude of the Hessian of the mean loss."""
         if count not in self._eigenvalues:
             self._eigenvalues[count] = top_eigenvalues(self.loss, count)
         return self._eigenvalues[count](params, others, images, labels)
+
+
+def _norms(grads: Any) -> Value:
+    """The norms of gradients of examples, which are along the first axis of each array."""
+    with phase("backward"):  # that of the gradients, so that both can be one kernel
+        squares = [(g * g).reshape(g.shape[0], -1).sum(1) for g in tree.leaves(grads)]
+        return sqrt(reduce(lambda x, y: x + y, squares))
 
 
 class LossAt(NamedTuple):
@@ -232,14 +256,14 @@ def gradient_noise(found: LossAt) -> float:
     It is a batch size: far smaller batches have noisy gradients, and far larger ones hardly better ones (S. McCandlish
     et al.: "An empirical model of large-batch training", 2018).
     """
-    norms, mean = found.curvature.gradients(*found[1:])
+    norms, mean = found.curvature.norms_and_mean(*found[1:])
     covariance = max(float((norms**2).sum()) - len(norms) * mean**2, 0.0) / max(len(norms) - 1, 1)
     return covariance / max(mean**2, float(np.finfo(np.float32).tiny))
 
 
 def per_example_norm(found: LossAt) -> float:
     """The mean over the examples of the norm of the gradient of an example's loss."""
-    return float(found.curvature.gradients(*found[1:])[0].mean())
+    return float(found.curvature.norms(*found[1:]).mean())
 
 
 def leading(found: LossAt, count: Size = 5) -> list[float]:

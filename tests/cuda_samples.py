@@ -190,6 +190,9 @@ MEDIUM: Mapping[str, Large] = {
     "cumsum of columns": Large(lambda x: ops.cumsum(x, 0), [Shaped(256, 4)]),
     "argsort of long rows": Large(ops.argsort, [Shaped(3, 5000)], 0),
     "take of many rows": Large(lambda x, y: ops.take(x, ops.argsort(y)), [Shaped(2000, 8), Shaped(2000)]),
+    "hash_grid of many points": Large(
+        lambda x, table: ops.hash_grid(x, table, (4, 9), 128), [Shaped(1 << 14, 2), Shaped(125, 2)]
+    ),
     "log_softmax of short rows": Large(ops.log_softmax, [Shaped(1024, 7)]),
     "softmax of columns": Large(lambda x: ops.softmax(x, 0), [Shaped(1024, 7)]),
     "sum of everything": Large(ops.sum, [Shaped(256, 64)]),

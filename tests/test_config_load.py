@@ -21,7 +21,7 @@ LOSSES = "cross_entropy, nll, mse, l1, huber, binary_cross_entropy_with_logits, 
 PACKAGED = (
     "burgers, char-gpt, cifar-94, cifar-96, cifar-small, cnn, field, gpt-shakespeare, inverse-heat, lenet5, "
     "lenet5-augmented, lstm, mlp, mlp-small, mnist-99, navier-stokes, poisson, resnet, resnet18, schroedinger, "
-    "smoke, vit, wave"
+    "sdf, smoke, vit, wave"
 )
 NO_PAIR = "found no key=value, expected one such as training.epochs=3"
 TRAINING = (

@@ -66,12 +66,11 @@ def test_a_box_of_many_variables_is_evaluated_at_a_latin_hypercube() -> None:
     assert np.abs(found).max() <= 1
 
 
-def test_the_data_set_is_normalised_by_the_box_and_labelled_with_all_measurements(tmp_path: Path) -> None:
+def test_the_data_set_is_normalised_by_the_box_and_labelled_with_all_measurements() -> None:
     rows = np.random.default_rng(0).random((10, 3))
-    np.save(tmp_path / "measured.npy", rows)
-    options = PointOptions(sampling="sobol", measurements=str(tmp_path / "measured.npy"))
+    options = PointOptions(sampling="sobol")
     test, labels = points.grid(BOX, 25), np.arange(25.0)[:, np.newaxis]
-    found = points.load(BOX, ("u",), 4, options, True, test, labels)
+    found = points.load(BOX, ("u",), 4, options, True, test, labels, rows)
     assert (found.mean, found.std) == ((1.0, 1.0), (1.0, 2.0))
     assert len(found.train) == 12  # three batches of 4
     parts = Labels(2, 1, known=True)
@@ -85,7 +84,7 @@ def test_the_data_set_is_normalised_by_the_box_and_labelled_with_all_measurement
 
 def test_points_far_from_zero_are_stored_without_an_offset() -> None:
     box = {"t": (1e9, 1e9 + 1)}
-    found = points.load(box, ("u",), 8, PointOptions(), True, points.grid(box, 8), None)
+    found = points.load(box, ("u",), 8, PointOptions(), True, points.grid(box, 8), None, None)
     assert np.ptp(np.asarray(found.train.images)) > 0.75
     assert found.offset[0] + np.asarray(found.test.images).min() == pytest.approx(1e9, abs=1e-3)
 
@@ -135,4 +134,4 @@ def test_arrays_in_fortran_order_are_read(tmp_path: Path) -> None:
 def test_sobol_of_too_many_variables_is_refused() -> None:
     box = {f"x{i}": (0.0, 1.0) for i in range(MOST_DIMENSIONS + 1)}
     with pytest.raises(DataError, match=f"found {MOST_DIMENSIONS + 1} variables, expected at most {MOST_DIMENSIONS}"):
-        points.load(box, ("u",), 8, PointOptions(sampling="sobol"), True, points.grid(box, 8), None)
+        points.load(box, ("u",), 8, PointOptions(sampling="sobol"), True, points.grid(box, 8), None, None)

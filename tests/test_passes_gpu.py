@@ -317,3 +317,14 @@ def evaluated(program: Program, arrays: list[np.ndarray]) -> list[np.ndarray]:
         found = e.primitive.reference(*(known[v] for v in e.inputs), **e.params)
         known.update(zip(e.outputs, (found,) if len(e.outputs) == 1 else found, strict=True))
     return [known[v] for v in program.outputs]
+
+
+@pytest.mark.parametrize("precision", ["full", "tf32"])
+def test_threads_compute_narrow_products_of_many_rows_with_what_reads_them(precision: str) -> None:
+    def f(x: Any, w: Any, y: Any) -> Any:
+        with ops.matmul_precision(precision):
+            error = ops.matmul(x, w, transpose_b=True) - y
+            return error, ops.where(x > 0, ops.matmul(error, w), 0.0)
+
+    given = [np.ones(shape, np.float32) for shape in ((1 << 15, 64), (3, 64), (1 << 15, 3))]
+    assert names(for_gpu(stage(f, ()).program(*given))) == ["thread_items"]

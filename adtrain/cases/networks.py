@@ -10,8 +10,10 @@ import numpy as np
 from adtrain import ops
 from adtrain.cases.table import case
 from adtrain.core.array import Value
+from adtrain.core.autodiff import grad
 from adtrain.core.custom import custom_vjp
 from adtrain.core.vmap import vmap
+from adtrain.ops.create import full
 from adtrain.samplers import Sampler, apart, between, distinct, integers, normal, rng_state, short
 
 # Convolution and pooling.
@@ -32,6 +34,21 @@ for _name, (_x, _w, _options) in _CONVOLUTIONS.items():
             case("conv2d", f"{_name}, {_p}", lambda x, w, o=_options: ops.conv2d(x, w, **o), short(*_x), short(*_w),
                  linear=(0, 1), precision=_p)  # fmt: skip
 case("conv2d", "bias", lambda x, w, b: ops.conv2d(x, w, b), normal(2, 3, 4, 4), normal(5, 3, 3, 3), normal(5))
+
+
+def _weight_gradients(x: Value, g: Value, groups: int) -> Value:
+    """The gradient by the weights of a convolution of each image, for the cotangents g."""
+    weights = full((g.shape[1], x.shape[1] // groups, 3, 2), 0.0, g.dtype, g.device)
+
+    def of_image(x: Value, g: Value) -> Value:
+        return grad(lambda w: ops.sum(ops.conv2d(x[None], w, stride=(2, 1), padding=1, groups=groups)[0] * g))(weights)
+
+    return vmap(of_image)(x, g)
+
+
+for _groups in (1, 2):
+    case("conv2d", f"weight gradients of images, {_groups} groups", lambda x, g, n=_groups: _weight_gradients(x, g, n),
+         normal(3, 2, 5, 4), normal(3, 4, 3, 5), linear=(0, 1))  # fmt: skip
 case("conv_transpose2d", "stride", lambda x, w, b: ops.conv_transpose2d(x, w, b, stride=2, padding=1, output_padding=1),
      normal(2, 3, 3, 4), normal(3, 2, 3, 3), normal(2))  # fmt: skip
 case("conv_transpose2d", "groups", lambda x, w: ops.conv_transpose2d(x, w, stride=(1, 2), groups=2, dilation=2),

@@ -201,6 +201,11 @@ class Data(_Points):
         return self.examples == text_file.FORMAT.examples
 
     @property
+    def has_reference(self) -> bool:
+        """Whether the solution of the equations is known."""
+        return self.reference is not None or self.point_options.sdf is not None
+
+    @property
     def _of_files(self) -> list[str]:
         """The given keys, of those of this class, that points or a field cannot have."""
         found: dict[str, Any] = {"augment": self.augment, "views": self.views, "validation": self.validation}
@@ -236,6 +241,10 @@ class Data(_Points):
         if self.sets_steps_per_epoch and (others := [*options.given, *self._of_files]):
             raise PydanticCustomError("expected", f"no {others[0]} together with {sources[0]}")
         of_points = self.point_options
+        if of_points.sdf is not None and (twice := {"reference", "measurements"}.intersection(own)):
+            raise PydanticCustomError("expected", f"no {min(twice)} together with sdf, which has both")
+        if "sdf_points" in own and of_points.sdf is None:
+            raise PydanticCustomError("expected", "sdf together with sdf_points")
         if of_points.adaptive and of_points.resample != "step":
             raise PydanticCustomError("expected", "resample: step together with adaptive")
         if options.test_path is not None and options.test:

@@ -139,7 +139,7 @@ def _problems_of_places(cfg: Config, path: PathParts, term: Term) -> list[Proble
 
 def _without_conditions(cfg: Config, terms: list[Term], found: list[Expression], own: Names) -> list[Problem]:
     """A problem for each variable that has a derivative in an equation without `at`, and that no `at` fixes."""
-    if cfg.data.point_options.measurements is not None:
+    if cfg.data.point_options.has_measurements:
         return []
     fixed = {name for term in terms for name in term.fixed}
     problems = []

@@ -77,6 +77,8 @@ class PointOptions:
             hypercube
         measurements: a file .csv or .npy of measured outputs, with columns for variables and outputs; their mean
             squared error is a part of the loss
+        sdf: a mesh .obj or .stl: the measurements and the reference are the signed distances from its surface
+        sdf_points: the number of measurements from the mesh: a quarter on the surface, a half near it
         measurements_weight: the factor of that part
     """
 
@@ -87,7 +89,14 @@ class PointOptions:
     steps_per_epoch: Size = 100
     test_points: Size = 10_000
     measurements: Text | None = None
+    sdf: Text | None = None
+    sdf_points: Size = 1 << 16
     measurements_weight: Positive = 1.0
+
+    @property
+    def has_measurements(self) -> bool:
+        """Whether measured outputs are a part of the loss."""
+        return self.measurements is not None or self.sdf is not None
 
     def stay_after(self, step: int) -> bool:
         """Whether all steps after this number of steps have the same points."""
@@ -131,6 +140,7 @@ def load(
     shifted: bool,
     test: np.ndarray,
     labels: np.ndarray | None,
+    measured: np.ndarray | None,
 ) -> DataSet:
     """The data set of points: those of the steps, and those of the evaluation.
 
@@ -142,12 +152,12 @@ def load(
         shifted: whether numbers far from 0 are stored without their `offset`; see `data.statistics`.
         test: the points of the evaluation (N, variables).
         labels: the outputs there, (N, outputs); None if they are not known.
+        measured: measured points and the outputs there, (M, variables + outputs); None if there are none.
 
     Raises:
-        DataError: the measurements cannot be read, or there are too many variables for the sampling.
+        DataError: there are too many variables for the sampling.
     """
     low, high = np.array(list(box.values())).T
-    measured = None if options.measurements is None else read_table(Path(options.measurements), (*box, *outputs))
     rows = batch_size * math.ceil(max(1, len(measured) if measured is not None else 1) / batch_size)
     if options.sampling == "sobol" and len(box) > MOST_DIMENSIONS:
         expected = f"expected at most {MOST_DIMENSIONS} for sobol; latin_hypercube takes any number"

@@ -1,7 +1,8 @@
-"""Convolution in two dimensions. The three primitives, conv2d and its two gradients, differentiate into one another.
+"""Convolution in two dimensions. The primitives, conv2d and its gradients, differentiate into one another.
 
 With y = x * w (x: NCHW, w: OIHW) each is the gradient, by one factor, of the same trilinear form: the sum of
-``y[n, o] x[n, c] w[o, c]`` over all windows. So a vjp of one is another of the three.
+``y[n, o] x[n, c] w[o, c]`` over all windows. So a vjp of one is another of the three. The fourth primitive is the
+weight gradient of each image.
 (V. Dumoulin, F. Visin: "A guide to convolution arithmetic for deep learning", 2016.)
 """
 
@@ -13,6 +14,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from adtrain.core.array import Value
+from adtrain.core.batching_rules import fold, unfold
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.core.options import check_option
 from adtrain.core.precision import FULL, precision_of
@@ -22,7 +24,12 @@ from adtrain.core.types import ArrayType
 from adtrain.ops.broadcasting import promote, reshape
 from adtrain.ops.common import ArrayLike, as_value, require_float
 from adtrain.ops.conv_batching import conv2d_batch, input_grad_batch, weight_grad_batch
-from adtrain.ops.conv_reference import conv2d_reference, input_grad_reference, weight_grad_reference
+from adtrain.ops.conv_reference import (
+    conv2d_reference,
+    input_grad_reference,
+    weight_grad_by_image_reference,
+    weight_grad_reference,
+)
 from adtrain.ops.elementwise import add
 from adtrain.ops.windows import LIMIT, Padding, Pairs, pad_image, paddings, per_axis
 from adtrain.option_types import Size
@@ -88,6 +95,13 @@ def _weight_grad_shape(x: Any, g: Any, window: Window, size: tuple[int, int], pr
     return w
 
 
+def _weight_grad_by_image_shape(
+    x: Any, g: Any, window: Window, size: tuple[int, int], precision: str = FULL
+) -> ArrayType:
+    one = _weight_grad_shape(x, g, window, size)
+    return ArrayType((x.shape[0], *one.shape), one.dtype)
+
+
 def _flops(g_shape: Sequence[int], w_shape: Sequence[int]) -> int:
     (n, o, rows, columns), (_, c, *kernel) = g_shape, w_shape
     return 2 * n * o * rows * columns * c * kernel[0] * kernel[1]
@@ -142,8 +156,28 @@ weight_grad_p: Primitive = Primitive(
     ],
     lambda x, g, window, size, precision: _flops(g.shape, _weight_grad_shape(x, g, window, size).shape),
     traits=(Trait.BILINEAR,),
-    batch=weight_grad_batch,
+    batch=partial(weight_grad_batch, by_image=lambda x, g, **params: bind(weight_grad_by_image_p, x, g, **params)),
     axes=lambda x, g, window, **_: of_groups(window, "nc..,no..->oc..", "n...,n...->...."),
+)
+weight_grad_by_image_p: Primitive = Primitive(
+    "conv2d_weight_grad_by_image",
+    _weight_grad_by_image_shape,
+    weight_grad_by_image_reference,
+    [
+        lambda out, x, g, window, size, precision: (
+            lambda u: fold(
+                input_grad_batch(
+                    _input_grad, (True, True), unfold(g, g.shape[0]), u, window, size=x.shape[2:], precision=precision
+                )
+            )
+        ),
+        lambda out, x, g, window, size, precision: (
+            lambda u: fold(conv2d_batch(_forward, (True, True), unfold(x, x.shape[0]), u, window, precision=precision))
+        ),
+    ],
+    lambda x, g, window, size, precision: _flops(g.shape, _weight_grad_shape(x, g, window, size).shape),
+    traits=(Trait.BILINEAR,),
+    axes=lambda x, g, window, **_: of_groups(window, "nc..,no..->noc..", "n...,n...->n...."),
 )
 
 

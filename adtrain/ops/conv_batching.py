@@ -36,11 +36,16 @@ def input_grad_batch(op: Op, mapped: Sequence[bool], g: Value, w: Value, window:
     return _from_channels(op(_as_channels(g), fold(w), window=_grouped(window, members), **params), members)
 
 
-def weight_grad_batch(op: Op, mapped: Sequence[bool], x: Value, g: Value, window: Any, **params: Any) -> Value:
+def weight_grad_batch(
+    op: Op, mapped: Sequence[bool], x: Value, g: Value, window: Any, by_image: Op, **params: Any
+) -> Value:
+    """`by_image` computes the weight gradient of each image, for members of one image."""
     if not mapped[0] and window.groups == 1:
         return unfold(op(x, _as_channels(g), window=window, **params), g.shape[0])
     x, g = all_mapped(mapped, (x, g))
     members = x.shape[0]
+    if x.shape[1] == 1:
+        return by_image(fold(x), fold(g), window=window, **params)
     return unfold(op(_as_channels(x), _as_channels(g), window=_grouped(window, members), **params), members)
 
 

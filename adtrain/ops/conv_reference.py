@@ -68,6 +68,14 @@ def weight_grad_reference(
     return total.reshape(o, x.shape[1] // groups, *size)
 
 
+def weight_grad_by_image_reference(
+    x: np.ndarray, g: np.ndarray, window: Any, size: tuple[int, int], precision: str
+) -> np.ndarray:
+    """Images (N, C, H, W) and cotangents (N, O, OH, OW) to (N, O, C / groups, *size)."""
+    one = [weight_grad_reference(x[i : i + 1], g[i : i + 1], window, size, precision) for i in range(len(x))]
+    return np.stack(one) if one else np.zeros((0, g.shape[1], x.shape[1] // window.groups, *size), x.dtype)
+
+
 def input_grad_reference(
     g: np.ndarray, w: np.ndarray, window: Any, size: tuple[int, int], precision: str
 ) -> np.ndarray:

@@ -4,6 +4,10 @@ The gradient of a linear layer's weights for one example is a product AᵀB: A (
 example's T rows, and B (T, in) the rows. Its squared norm is the sum of the elements of AAᵀ times those of BBᵀ, the
 Gram matrices of the rows: the ghost norm (X. Li et al.: "Large language models can be strong differentially private
 learners", 2022). The sum of the gradients over the examples is one product of all rows.
+
+The gradient of an embedding is such a product, in which B has the one-hot vectors of the tokens. An element of BBᵀ is 1
+where two tokens are equal. In the gradient of a convolution B has the patches of an image. An element of BBᵀ is the
+sum, over the places of a kernel, of elements of the Gram matrix of the image's pixels.
 """
 
 from __future__ import annotations
@@ -11,9 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import reduce
+from itertools import product
+from typing import Any, Protocol
 
-from adtrain.core.primitive import PRIMITIVES
+from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Results, keeps
 from adtrain.passes.dead_code import remove_dead_code
@@ -23,11 +29,15 @@ from adtrain.passes.dead_code import remove_dead_code
 def factor_norms(program: Program) -> Program:
     """``program`` with the squared norms and the sums of batched products by their factors, where nothing else reads
     the products, and Gram matrices are smaller than they are."""
+    producer = {v: e for e in program.equations for v in e.outputs}
     new: dict[Equation, list[Equation]] = {}
     for e in program.equations:
-        factors = _factors(e)
-        if factors is not None and factors.saves:
-            for reader, is_total in _readers(program, factors.gradients):
+        factors = _factors(e, producer)
+        if factors is None or not factors.saves:
+            continue
+        readers = _readers(program, e.outputs[0])
+        if factors.has_total or not any(is_total for _, is_total in readers):
+            for reader, is_total in readers:
                 compute = factors.total if is_total else factors.norms
                 new[reader] = _Builder(e).ending(reader.outputs[0], compute)
     equations = [x for e in program.equations for x in new.get(e, [e])]
@@ -54,49 +64,147 @@ class _Builder:
         self.equations[-1] = replace(self.equations[-1], outputs=(out,))
         return self.equations
 
-    def grams(self, rows: Variable, precision: str) -> Variable:
-        """The products of all pairs of rows: (N, T, n) to (N, T, T)."""
-        return self("matmul", rows, rows, transpose_a=False, transpose_b=True, precision=precision)
+    def reshape(self, x: Variable, *shape: int) -> Variable:
+        return self("reshape", x, shape=shape)
+
+    def grams(self, rows: Variable, precision: str, columns: bool = False) -> Variable:
+        """The products of all pairs of rows: (N, T, n) to (N, T, T); or of all pairs of columns."""
+        return self("matmul", rows, rows, transpose_a=columns, transpose_b=not columns, precision=precision)
+
+    def norms(self, a: Variable, b: Variable) -> Variable:
+        """The squared norms from both Gram matrices. Rounding errors can make a sum negative."""
+        return self("relu", self("sum", self("mul", a, b), axes=(1, 2)))
 
     def squares(self, x: Variable) -> Variable:
         """The sums of the squares along all axes but the first."""
         return self("sum", self("mul", x, x), axes=tuple(range(1, len(x.type.shape))))
 
 
+class _Factors(Protocol):
+    """The factors of gradients of examples.
+
+    Attributes:
+        saves: whether two Gram matrices have fewer elements than a gradient (Z. Bu et al.: "Scalable and efficient
+            training of large convolutional neural networks with differential privacy", 2022).
+        has_total: whether `total` computes the sum of the gradients.
+    """
+
+    @property
+    def saves(self) -> bool: ...
+    @property
+    def has_total(self) -> bool: ...
+    def norms(self, new: _Builder) -> Variable: ...
+    def total(self, new: _Builder) -> Variable: ...
+
+
 @dataclass(frozen=True)
 class _Product:
-    """The gradients AᵀB of a matrix, (N, m, n), from A (N, T, m) and B (N, T, n)."""
+    """The gradients AᵀB of a matrix, from A (N, T, m) and B (N, T, n)."""
 
-    gradients: Variable
     a: Variable
     b: Variable
     precision: str
+    has_total = True
 
     @property
     def saves(self) -> bool:
-        """Whether two Gram matrices have fewer elements than a gradient (Z. Bu et al.: "Scalable and efficient
-        training of large convolutional neural networks with differential privacy", 2022)."""
-        _, m, n = self.gradients.type.shape
-        return 2 * self.a.type.shape[1] ** 2 < m * n
+        (_, t, m), (_, _, n) = self.a.type.shape, self.b.type.shape
+        return 2 * t**2 < m * n
 
     def norms(self, new: _Builder) -> Variable:
         if self.a.type.shape[1] == 1:
             return new("mul", new.squares(self.a), new.squares(self.b))
-        pairs = new("mul", new.grams(self.a, self.precision), new.grams(self.b, self.precision))
-        return new("relu", new("sum", pairs, axes=(1, 2)))  # rounding errors can make it negative
+        return new.norms(new.grams(self.a, self.precision), new.grams(self.b, self.precision))
 
     def total(self, new: _Builder) -> Variable:
-        a, b = (new("reshape", v, shape=(math.prod(v.type.shape[:2]), v.type.shape[2])) for v in (self.a, self.b))
+        a, b = (new.reshape(v, math.prod(v.type.shape[:2]), v.type.shape[2]) for v in (self.a, self.b))
         return new("matmul", a, b, transpose_a=True, transpose_b=False, precision=self.precision)
 
 
-def _factors(e: Equation) -> _Product | None:
+@dataclass(frozen=True)
+class _Rows:
+    """The gradients (N, V, n) of a table: the cotangents (N, ..., n) added at indices (N, ...).
+
+    Only indices of one example are compared, so they may be those of a table of all examples.
+    """
+
+    cotangents: Variable
+    indices: Variable
+    entries: int
+    has_total = False
+
+    @property
+    def saves(self) -> bool:
+        tokens = math.prod(self.indices.type.shape[1:])
+        return 2 * tokens**2 < self.entries * self.cotangents.type.shape[-1]
+
+    def norms(self, new: _Builder) -> Variable:
+        count, *rest = self.indices.type.shape
+        tokens, n = math.prod(rest), self.cotangents.type.shape[-1]
+        sides = [new.reshape(self.indices, *shape) for shape in ((count, tokens, 1), (count, 1, tokens))]
+        equal = new("equal", *(new("broadcast_to", v, shape=(count, tokens, tokens)) for v in sides))
+        grams = new.grams(new.reshape(self.cotangents, count, tokens, n), "full")
+        return new.norms(grams, new("astype", equal, dtype=grams.type.dtype))
+
+    def total(self, new: _Builder) -> Variable:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class _Patches:
+    """The gradients (N, O, C, KH, KW) of a kernel, from images (N, C, H, W) and cotangents (N, O, OH, OW)."""
+
+    images: Variable
+    cotangents: Variable
+    window: Any
+    size: tuple[int, int]
+    precision: str
+    has_total = False
+
+    @property
+    def saves(self) -> bool:
+        (_, c, *image), (_, o, *out) = self.images.type.shape, self.cotangents.type.shape
+        elements = max(math.prod(n + 2 * p for n, p in zip(image, self.window.padding, strict=True)), math.prod(out))
+        return self.window.groups == 1 and 2 * elements**2 < o * c * math.prod(self.size)
+
+    def norms(self, new: _Builder) -> Variable:
+        (count, c, *image), (_, o, *out) = self.images.type.shape, self.cotangents.type.shape
+        (sy, sx), (py, px), (dy, dx) = self.window.stride, self.window.padding, self.window.dilation
+        area, positions, low = math.prod(image), math.prod(out), (0, py, px, py, px)
+        pixels = new.grams(new.reshape(self.images, count, c, area), self.precision, columns=True)
+        padded = new.reshape(pixels, count, *image, *image)
+        if py or px:
+            padded = new("pad", padded, low=low, high=low, gaps=(0,) * 5, value=0.0)
+        at_places = []
+        for i, j in product(*map(range, self.size)):
+            starts = (0, i * dy, j * dx, i * dy, j * dx)
+            steps = (1, sy, sx, sy, sx)
+            counts = (count, *out, *out)
+            stops = tuple(a + (n - 1) * s + 1 for a, n, s in zip(starts, counts, steps, strict=True))
+            at_places.append(new("slice", padded, starts=starts, stops=stops, steps=steps))
+        patches = reduce(lambda x, y: new("add", x, y), at_places)
+        cotangents = new.grams(new.reshape(self.cotangents, count, o, positions), self.precision, columns=True)
+        return new.norms(cotangents, new.reshape(patches, count, positions, positions))
+
+    def total(self, new: _Builder) -> Variable:
+        raise NotImplementedError
+
+
+def _factors(e: Equation, producer: dict[Variable, Equation]) -> _Factors | None:
     """The factors of the gradients that an equation computes."""
-    is_batched = e.primitive.name == "matmul" and len(e.outputs[0].type.shape) == 3
-    if is_batched and e.params["transpose_a"] and not e.params["transpose_b"]:
+    shape = e.outputs[0].type.shape
+    if e.primitive.name == "matmul" and len(shape) == 3 and e.params["transpose_a"] and not e.params["transpose_b"]:
         a, b = e.inputs
-        return _Product(e.outputs[0], a, b, e.params["precision"])
-    return None
+        return _Product(a, b, e.params["precision"])
+    if e.primitive.name == "conv2d_weight_grad_by_image":
+        images, cotangents = e.inputs
+        return _Patches(images, cotangents, **e.params)
+    added = producer.get(e.inputs[0]) if e.has(Trait.RESHAPE) else None
+    if added is None or added.primitive.name != "scatter_add" or added.params["axis"] or len(shape) != 3:
+        return None
+    ct, indices = added.inputs
+    of_examples = indices.type.shape[:1] == shape[:1] and added.params["length"] == shape[0] * shape[1]
+    return _Rows(ct, indices, shape[1]) if of_examples and ct.type.shape[-1:] == shape[2:] else None
 
 
 def _readers(program: Program, gradients: Variable) -> Sequence[tuple[Equation, bool]]:

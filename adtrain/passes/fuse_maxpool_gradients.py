@@ -22,7 +22,7 @@ from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Results, keeps
 from adtrain.core.types import ArrayType
 
-GRADIENT_AT = {"conv2d_input_grad": 0, "conv2d_weight_grad": 1}
+GRADIENT_AT = {"conv2d_input_grad": 0, "conv2d_weight_grad": 1, "conv2d_weight_grad_by_image": 1}
 """The argument of a convolution's gradient that is the gradient of the convolution's output."""
 
 

@@ -1,4 +1,4 @@
-"""What a page shows of a solution of equations: curves for one variable, maps for two, and the learnt coefficients."""
+"""What a page shows of a solution of equations: curves for one variable, maps for more, and the learnt coefficients."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Figure(NamedTuple):
 
 def figures(found: SolutionPredictions) -> list[Figure]:
     """The pictures of the outputs, of their errors if the solution is known, and of the residuals of the equations."""
-    draw = {1: _curve, 2: _map}.get(len(found.variables)) if found.axes is not None else None
-    if draw is None:
+    if found.axes is None:
         return []
+    draw = _curve if len(found.variables) == 1 else _map
     drawn = list(zip(found.outputs, found.values.T, strict=True))[:MOST_PICTURES]
     if found.true is not None:
         errors = (found.values - found.true).T
@@ -55,11 +55,15 @@ def _curve(found: SolutionPredictions, title: str, values: np.ndarray) -> Figure
 
 
 def _map(found: SolutionPredictions, title: str, values: np.ndarray) -> Figure:
-    """Colours over both variables: the first one along the x axis."""
+    """Colours over the first two variables, the first one along the x axis. The others have values in the middle."""
     assert found.axes is not None
-    x, y = found.axes
+    x, y, *others = found.axes
+    middle = [axis[len(axis) // 2] for axis in others]
+    shown = (found.points[:, 2:] == middle).all(axis=1)
+    points, values = found.points[shown], values[shown]
+    fixed = [f"{name} = {value:.3g}" for name, value in zip(found.variables[2:], middle, strict=True)]
     grid = np.zeros((len(x), len(y)))
-    grid[np.searchsorted(x, found.points[:, 0]), np.searchsorted(y, found.points[:, 1])] = values
+    grid[np.searchsorted(x, points[:, 0]), np.searchsorted(y, points[:, 1])] = values
     plot = Plot(
         f"{title} over {found.variables[0]} and {found.variables[1]}",
         Axis(found.variables[0], _inside(x)),
@@ -67,7 +71,7 @@ def _map(found: SolutionPredictions, title: str, values: np.ndarray) -> Figure:
     )
     picture = signed(grid.T[::-1][np.newaxis, np.newaxis].astype(np.float64))[0]
     plot.image(data_url(picture), (float(x[0]), float(y[0])), (float(x[-1]), float(y[-1])))
-    return Figure(title, _range(values), plot.svg())
+    return Figure(title, ", ".join([*fixed, _range(values)]), plot.svg())
 
 
 def _inside(axis: np.ndarray) -> list[float]:

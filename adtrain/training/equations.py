@@ -17,10 +17,10 @@ from adtrain.config.equations import expressions, names, reference
 from adtrain.core.array import Value
 from adtrain.core.recording import Recording
 from adtrain.core.scope import scope
-from adtrain.data import DataSet, points
+from adtrain.data import DataSet, meshes, points
 from adtrain.data.points import Box, Labels
 from adtrain.equations import FUNCTIONS, Derivative, Expression, Names, evaluate, parts
-from adtrain.training import network
+from adtrain.training import network, signed_distance
 from adtrain.training.network import Network
 from adtrain.training.tasks import Solution, Task
 
@@ -255,7 +255,7 @@ def build(cfg: Config, mean: tuple[float, ...], std: tuple[float, ...], scale: f
         fixed = tuple((own.variables.index(name), values) for name, values in term.fixed.items())
         terms.append(Term(expression, fixed, term.weight, term.points))
     options = cfg.data.point_options
-    measured = options.measurements_weight if options.measurements is not None else None
+    measured = options.measurements_weight if options.has_measurements else None
     of_net = {field.name: getattr(net, field.name) for field in fields(net)}
     until = options.resample_until
     return EquationNetwork(**of_net, names=own, terms=tuple(terms), measured=measured, until=until)
@@ -264,13 +264,21 @@ def build(cfg: Config, mean: tuple[float, ...], std: tuple[float, ...], scale: f
 def read_data(cfg: Config) -> DataSet:
     """The points of a config, with the solution at those of the evaluation if it is known.
 
-    Raises ConfigError for an expression of the solution without a finite value, and DataError as `points.load`.
+    Raises ConfigError for an expression of the solution without a finite value, and for a mesh that is not in the box;
+    DataError as `points.load`, and where a file cannot be read.
     """
     own, options = names(cfg), cfg.data.point_options
     assert cfg.data.points is not None
     box: Box = {name: cfg.data.points[name] for name in own.variables}
-    test, labels = points.grid(box, options.test_points), None
-    if (file := cfg.data.reference_file) is not None:
+    test, labels, measured = points.grid(box, options.test_points), None, None
+    if options.measurements is not None:
+        measured = points.read_table(Path(options.measurements), (*own.variables, *own.outputs))
+    if options.sdf is not None:
+        mesh = _mesh_in_box(cfg, options.sdf, box)
+        low, high = np.array(list(box.values())).T
+        measured = signed_distance.samples(mesh, low, high, options.sdf_points, points.SEED)
+        labels = signed_distance.signed_distances(mesh, test)[:, np.newaxis]
+    elif (file := cfg.data.reference_file) is not None:
         found = points.read_table(Path(file), (*own.variables, *own.outputs))
         test, labels = found[:, : len(box)], found[:, len(box) :]
     elif solution := reference(cfg):
@@ -281,7 +289,23 @@ def read_data(cfg: Config) -> DataSet:
         if not (finite := np.isfinite(labels).all(axis=1)).all():
             at = ", ".join(f"{name} = {x:g}" for name, x in zip(own.variables, test[finite.argmin()], strict=True))
             raise cfg.error_at(("data", "reference"), f"found no finite number at {at}")
-    return points.load(box, own.outputs, cfg.data.batch_size, options, cfg.data.normalize, test, labels)
+    return points.load(box, own.outputs, cfg.data.batch_size, options, cfg.data.normalize, test, labels, measured)
+
+
+def _mesh_in_box(cfg: Config, file: str, box: Box) -> np.ndarray:
+    """The triangles of a mesh. Raises ConfigError if the variables are no coordinates of space, or the mesh is not in
+    the box, and DataError where it cannot be read."""
+    own = names(cfg)
+    if len(own.variables) != 3 or len(own.outputs) != 1:
+        found = f"found {len(own.variables)} variables and {len(own.outputs)} outputs"
+        raise cfg.error_at(("data", "sdf"), f"{found}, expected 3 and 1: the distance at a place in space")
+    triangles = meshes.read_mesh(Path(file))
+    corners = triangles.reshape(-1, 3)
+    for name, low, high in zip(own.variables, corners.min(0), corners.max(0), strict=True):
+        if low < box[name][0] or high > box[name][1]:
+            expected = f"expected an interval around it, for {file} is there"
+            raise cfg.error_at(("data", "points"), f"{name}: found no room for [{low:.6g}, {high:.6g}], {expected}")
+    return triangles
 
 
 def resampling(cfg: Config, net: Network) -> list[Resampled | Drawn]:

@@ -301,7 +301,7 @@ def task_of(
         separator = end_of_text if cfg.data.options.documents == "separate" else None
         return NextToken(one_hot=False, predictions=ops.softmax, length=length, lengths=lengths, separator=separator)
     if cfg.data.points is not None:
-        return Solution(target_mean, target_std, normalized=False, known=cfg.data.reference is not None)
+        return Solution(target_mean, target_std, normalized=False, known=cfg.data.has_reference)
     if not target_mean:
         labels = takes_labels(cfg.loss)
         # The softmax of log-probabilities equals their exp.

@@ -388,7 +388,7 @@ def _sharding(cfg: Config, examples: int) -> Sharding | None:
 def with_absolute_paths(cfg: Config, data_too: bool = True) -> Config:
     """The config with absolute paths, so that the copy in the run's folder works from any directory."""
     sections: dict[str, Any] = {}
-    data_keys = ["path", "test_path", "tokenizer", "measurements", "image", "volume"] if data_too else []
+    data_keys = ["path", "test_path", "tokenizer", "measurements", "sdf", "image", "volume"] if data_too else []
     if data_too and cfg.data.reference_file is not None:
         data_keys.append("reference")
     for name, keys in {"data": data_keys, "training": ["init_from"]}.items():

@@ -186,6 +186,8 @@ EXAMPLES: dict[str, Any] = {
     "data.adaptive": True,
     "data.steps_per_epoch": 1000,
     "data.test_points": 2500,
+    "data.sdf": "knot.obj",
+    "data.sdf_points": 65536,
     "data.measurements": "temperatures.csv",
     "data.measurements_weight": 100,
     "data.batch_size": 128,

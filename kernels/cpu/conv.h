@@ -16,9 +16,10 @@ typedef struct {
     int64_t channels, int64_t height, int64_t width, int64_t out_channels, int64_t out_height, int64_t out_width,      \
         int64_t kernel_height, int64_t kernel_width, int64_t stride_y, int64_t stride_x, int64_t padding_y,            \
         int64_t padding_x, int64_t dilation_y, int64_t dilation_x, int64_t groups
-#define CONV                                                                                                           \
-    {channels,  height,    width,     out_channels, out_height, out_width,  kernel_height, kernel_width,               \
-     stride_y,  stride_x,  padding_y, padding_x,    dilation_y, dilation_x, groups}
+#define CONV_ARGUMENTS                                                                                                 \
+    channels, height, width, out_channels, out_height, out_width, kernel_height, kernel_width, stride_y, stride_x,     \
+        padding_y, padding_x, dilation_y, dilation_x, groups
+#define CONV {CONV_ARGUMENTS}
 
 /* The next `bytes` of *memory, in whole cache lines. */
 static inline void *take_bytes(char **memory, int64_t bytes) {

@@ -100,6 +100,7 @@ static inline int64_t is_live(T number) {
 #define POOLED_NUMBERS                                                                                                 \
     int64_t pooled_height, int64_t pooled_width, int64_t pool_height, int64_t pool_width, int64_t pool_stride_y,       \
         int64_t pool_stride_x, int64_t strip
+#define POOLED_ARGUMENTS pooled_height, pooled_width, pool_height, pool_width, pool_stride_y, pool_stride_x, strip
 
 void FN(conv2d_weight_grad_pooled)(const T *x, const T *g, const int32_t *where, T *dw, CONV_NUMBERS,
                                    POOLED_NUMBERS, char *scratch) {
@@ -154,6 +155,13 @@ void FN(conv2d_weight_grad_pooled)(const T *x, const T *g, const int32_t *where,
         transpose(from, kernel, v.channels, v.channels, added, kernel, max_i64(kernel, LANES));
         for (int64_t k = 0; k < v.channels * kernel; k++) dw[k] += added[k];
     }
+}
+
+/* The gradient of one image, in place of adding it. */
+void FN(conv2d_weight_grad_by_image_pooled)(const T *x, const T *g, const int32_t *where, T *dw, CONV_NUMBERS,
+                                            POOLED_NUMBERS, char *scratch) {
+    memset(dw, 0, out_channels * channels * kernel_height * kernel_width * sizeof(T));
+    FN(conv2d_weight_grad_pooled)(x, g, where, dw, CONV_ARGUMENTS, POOLED_ARGUMENTS, scratch);
 }
 
 /* The weights as runs, one per kernel row of each output channel, padded with zeros so that whole vectors can be added

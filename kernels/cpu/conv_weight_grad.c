@@ -202,3 +202,10 @@ void FN(conv2d_weight_grad)(const T *x, const T *g, T *dw, CONV_NUMBERS, char *s
             }
         }
 }
+
+/* The gradient of one image, in place of adding it. */
+void FN(conv2d_weight_grad_by_image)(const T *x, const T *g, T *dw, CONV_NUMBERS, char *scratch) {
+    const Conv v = CONV;
+    memset(dw, 0, v.out_channels * (v.channels / v.groups) * v.kernel_height * v.kernel_width * sizeof(T));
+    FN(conv2d_weight_grad)(x, g, dw, CONV_ARGUMENTS, scratch);
+}

@@ -157,3 +157,12 @@ void FN(conv2d_weight_grad_winograd_finish)(T *dw, CONV_NUMBERS, int64_t block_t
         }
     put_transposed(gradient, 9 * l.channels, l.out_channels, dw, 9 * l.channels, true);
 }
+
+/* The gradient of one image, in place of adding it. The first bytes of `scratch` are for the sums. */
+void FN(conv2d_weight_grad_by_image_winograd)(const T *x, const T *g, T *dw, CONV_NUMBERS, int64_t block_tiles,
+                                              int64_t sum_bytes, char *scratch) {
+    memset(scratch, 0, sum_bytes);
+    memset(dw, 0, 9 * out_channels * channels * sizeof(T));
+    FN(conv2d_weight_grad_winograd)(x, g, dw, CONV_ARGUMENTS, block_tiles, scratch + sum_bytes, scratch);
+    FN(conv2d_weight_grad_winograd_finish)(dw, CONV_ARGUMENTS, block_tiles, scratch);
+}

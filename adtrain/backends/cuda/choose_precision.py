@@ -1,7 +1,8 @@
 """The choice of precision: products and convolutions in full precision where rounding their operands saves no time.
 
 A rounded precision permits rounding and does not require it. Kernels of full precision take part in more fusions, and
-some are as fast. So a product gets full precision if it can be part of a row-product chain (`forms/row_products.py`).
+some are as fast. So a product gets full precision if it can be part of a row-product chain (`forms/row_products.py`),
+or if it is narrow and threads can compute its items (`forms/thread_items.py`).
 Any other product keeps its rounded precision if it will read a bfloat16 copy (`store_bfloat16.py`), or if its kernel is
 estimated faster by the time of a launch.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from adtrain.backends.cuda.forms.row_products import may_join
+from adtrain.backends.cuda.forms.thread_items import is_narrow
 from adtrain.backends.cuda.store_bfloat16 import products_of_copies
 from adtrain.backends.cuda.write_channels_last import OF_TERMS
 from adtrain.core.precision import FULL
@@ -33,7 +35,7 @@ def choose_precision(program: Program, target: Target) -> Program:
         if e.params.get("precision", FULL) == FULL or e.inputs[0].type.dtype == BITS or e.name in OF_TERMS:
             return e
         full = replace(e, params={**e.params, "precision": FULL})
-        if may_join(full, target):
+        if may_join(full, target) or is_narrow(full, target):
             return full
         if e in of_copies:
             return e

@@ -25,7 +25,7 @@ from adtrain.backends.cuda.forms.row_chain import RowChainFusion
 from adtrain.backends.cuda.forms.row_fused import RowFusedFusion
 from adtrain.backends.cuda.forms.row_products import RowProductsFusion
 from adtrain.backends.cuda.forms.streamed_layer import stream_layer
-from adtrain.backends.cuda.forms.thread_items import ThreadItemsFusion
+from adtrain.backends.cuda.forms.thread_items import ThreadItemsFusion, WideProductFusion
 from adtrain.backends.cuda.forms.weight_gradients import fuse_bias_gradients, fuse_recurrent_gradients
 from adtrain.backends.cuda.narrow_values import narrow_values
 from adtrain.backends.cuda.recompute_values import recompute_values
@@ -46,7 +46,7 @@ from adtrain.passes.fold_transposes import fold_transposes
 from adtrain.passes.fuse_elementwise import fuse_loops, is_loops
 from adtrain.passes.fuse_map_reduce import fuse_map_reduce
 from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
-from adtrain.passes.fuse_products import ProductFusion, fuse_product
+from adtrain.passes.fuse_products import fuse_product
 from adtrain.passes.fusion import FusionPass, fusions_of_users
 from adtrain.passes.keep_derivatives import keep_derivatives
 from adtrain.passes.merge_added_products import merge_added_products
@@ -103,7 +103,7 @@ BY_ROWS = (
     ColumnSumFusion,
     RowFusedFusion,
     LongRowsFusion,
-    ProductFusion,
+    WideProductFusion,
     ConvolutionFusion,
     GatherFusion,
 )

@@ -116,6 +116,13 @@ WEIGHT_GRAD = CKernel(
     sums=True,
     scratch=_weight_grad_scratch,
 )
+WEIGHT_GRAD_BY_IMAGE = CKernel(
+    "conv_weight_grad.c",
+    "conv2d_weight_grad_by_image",
+    _weight_grad_numbers,
+    items=True,
+    scratch=_weight_grad_scratch,
+)
 
 MIN_CHANNELS, MIN_LENGTH = 16, 3
 """Minimum input and output channels, and minimum rows and columns of the output, for Winograd's method."""
@@ -289,6 +296,19 @@ WEIGHT_GRAD_WINOGRAD = CKernel(
     scratch=lambda x, g, window, size, precision: _of_weight_grad(x, g).scratch,
     collected=lambda x, g, window, size, precision: _of_weight_grad(x, g).collected,
 )
+WEIGHT_GRAD_BY_IMAGE_WINOGRAD = CKernel(
+    "conv_winograd.c",
+    "conv2d_weight_grad_by_image_winograd",
+    lambda x, g, window, size, precision: (
+        *_weight_grad_numbers(x, g, window, size, precision),
+        _of_weight_grad(x, g).block_tiles,
+        _of_weight_grad(x, g).collected,
+    ),
+    items=lambda x, g, window, size, precision: (
+        _suits_winograd(_weight_shape(x, g, size), window, g.shape[2:]) and math.prod(_tiles(g.shape[2:])) >= MIN_TILES
+    ),
+    scratch=lambda x, g, window, size, precision: _of_weight_grad(x, g).scratch + _of_weight_grad(x, g).collected,
+)
 
 
 def _batch(
@@ -384,6 +404,7 @@ WEIGHT_GRAD_BATCH = _batch(
 register("conv2d", "cpu", (FORWARD_WINOGRAD, FORWARD_CHANNELS_LAST, FORWARD, FORWARD_BATCH))
 register("conv2d_input_grad", "cpu", (INPUT_GRAD_WINOGRAD, INPUT_GRAD_CHANNELS_LAST, INPUT_GRAD, INPUT_GRAD_BATCH))
 register("conv2d_weight_grad", "cpu", (WEIGHT_GRAD_WINOGRAD, WEIGHT_GRAD, WEIGHT_GRAD_BATCH))
+register("conv2d_weight_grad_by_image", "cpu", (WEIGHT_GRAD_BY_IMAGE_WINOGRAD, WEIGHT_GRAD_BY_IMAGE))
 
 
 CACHED_BYTES = 24 << 10
@@ -461,22 +482,25 @@ register(
         prepared=pooled_input_grad_prepared,
     ),
 )
-register(
-    "conv2d_weight_grad_pooled",
-    "cpu",
-    CKernel(
+
+
+def _pooled_weight_grad(name: str, sums: bool) -> CKernel:
+    return CKernel(
         "conv_pooled.c",
-        "conv2d_weight_grad_pooled",
+        name,
         lambda x, g, where, window, windows, shape, size, precision: pooled_numbers(
             x.shape, (shape[1], x.shape[1], *size), shape, g.shape, window, windows, g.dtype.itemsize, precision
         ),
         items=lambda x, g, where, window, windows, shape, size, precision: _handled(
             window, windows, g, shape, x.shape[1] * size[1]
         ),
-        sums=True,
+        sums=sums,
         scratch=pooled_weight_grad_scratch,
-    ),
-)
+    )
+
+
+for _name, _sums in (("conv2d_weight_grad_pooled", True), ("conv2d_weight_grad_by_image_pooled", False)):
+    register(_name, "cpu", _pooled_weight_grad(_name, _sums))
 
 
 def _pooling(name: str, numbers: Callable[..., tuple[int, ...]]) -> CKernel:

@@ -21,6 +21,7 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.passes.fuse_elementwise import by_element
+from adtrain.passes.fuse_products import ProductFusion
 from adtrain.passes.fusion import Fusion
 from adtrain.passes.groups import MAX_EQUATIONS, Groups
 
@@ -46,6 +47,8 @@ as long with 4,096.
 """
 RESIDENT = 3
 """Blocks for which a multiprocessor must have registers. So a thread has 168 registers."""
+MAX_NARROW = 8
+"""Maximum terms, or columns, of a narrow product. Other kernels compute tiles, most of which would be empty."""
 MAX_LIVE = 96
 """Maximum elements that a thread holds at once."""
 
@@ -122,6 +125,22 @@ class ThreadItemsFusion(Fusion):
         sizes = (v.size for v in (*equation.inputs, *equation.outputs) if v not in common.shared)
         few = all(size <= MAX_ELEMENTS * common.count for size in sizes)
         return few and operations(equation, common.count) <= MAX_OPERATIONS
+
+
+class WideProductFusion(ProductFusion):
+    """A matrix product with its epilogue, unless it is narrow and threads can compute its items."""
+
+    def takes(self, product: Equation, epilogue: Equation) -> bool:
+        return super().takes(product, epilogue) and not is_narrow(product, self.target)
+
+
+def is_narrow(product: Equation, target: Target) -> bool:
+    """Whether a product has few terms or columns, and threads can compute its items."""
+    found = items_of_threads(product) if ThreadItemsFusion.runs_on(target) else None
+    if found is None or not product.has(Trait.MATMUL):
+        return False
+    columns, terms = (v.size // found.count for v in (product.outputs[0], product.inputs[0]))
+    return min(columns, terms) <= MAX_NARROW and max(columns, terms) <= MAX_ELEMENTS
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ _AXES: dict[str, tuple[Sequence[int | None], int]] = {
     "conv2d": ((0, None), 0),
     "conv2d_input_grad": ((0, None), 0),
     "conv2d_weight_grad": ((None, 1), 0),
+    "conv2d_weight_grad_by_image": ((0, 0), 0),
 }
 for _format, _count in TERMS.items():
     _AXES[f"conv2d_{_format}"] = (None,) * _count + (0,) * _count, 1

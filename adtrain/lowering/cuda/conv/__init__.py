@@ -7,6 +7,7 @@ from adtrain.lowering.cuda.conv import bfloat16, pooling, rules
 register("conv2d", "cuda", rules.conv2d)
 register("conv2d_input_grad", "cuda", rules.conv2d_input_grad)
 register("conv2d_weight_grad", "cuda", rules.conv2d_weight_grad)
+register("conv2d_weight_grad_by_image", "cuda", rules.conv2d_weight_grad_by_image)
 register("conv2d_weight_grad_sum", "cuda", rules.conv2d_weight_grad_sum)
 register("conv_pool", "cuda", pooling.conv2d_max_pool2d)
 register("conv2d_input_grad_pooled", "cuda", pooling.conv2d_input_grad_pooled)

@@ -228,6 +228,14 @@ def conv2d_weight_grad(
     return _kernels("conv2d_weight_grad", problem, rank_weight_grad(problem, target))
 
 
+def conv2d_weight_grad_by_image(
+    target: Target, x: Any, g: Any, window: Any, size: tuple[int, int], precision: str = FULL
+) -> list[CudaKernel]:
+    """The kernels for one image, whose groups of channels are the images."""
+    one_x, one_g = (t._replace(shape=(1, t.shape[0] * t.shape[1], *t.shape[2:])) for t in (x, g))
+    return conv2d_weight_grad(target, one_x, one_g, window._replace(groups=window.groups * x.shape[0]), size, precision)
+
+
 def conv2d_weight_grad_sum(
     target: Target, x: Any, g: Any, window: Any, size: tuple[int, int], precision: str, axes: Sequence[int]
 ) -> Sequence[CudaKernel]:
