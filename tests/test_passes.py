@@ -308,6 +308,35 @@ def test_a_sum_over_the_items_ends_a_group() -> None:
     assert bodies(program, "batchwise") == [["softmax", "sum"], ["loops", "softmax"]]
 
 
+def two_kernels(x: Any, f: Any = ops.square) -> Any:
+    """A value that two kernels read, because the second one needs a sum over the items that the first one computes."""
+    y = f(x) * 3.0
+    return ops.softmax(y, 1), ops.tanh(y + ops.sum(y, 0))
+
+
+LARGE = np.linspace(0, 1, 2**18, dtype=np.float32).reshape(64, -1)
+
+
+def test_a_large_value_that_is_cheap_is_computed_again_by_the_kernel_that_reads_it() -> None:
+    program = stage(two_kernels, ALL).program(LARGE)
+    assert [label(e) for e in program.equations] == ["square+mul+softmax+sum", "square+mul+add+tanh"]
+    assert [v.size for v in program.equations[0].outputs] == [LARGE.size, LARGE.shape[1]]
+
+
+@pytest.mark.parametrize(("x", "f"), [(LARGE[:8], ops.square), (LARGE, ops.exp)], ids=["small", "exp"])
+def test_a_value_that_is_small_or_needs_a_function_is_kept(x: np.ndarray, f: Any) -> None:
+    program = stage(partial(two_kernels, f=f), ALL).program(x)
+    assert [v.size for v in program.equations[0].outputs] == [x.size, x.size, x.shape[1]]
+
+
+def test_a_value_whose_computation_reads_more_bytes_is_kept() -> None:
+    def f(x: Any, a: Any, b: Any) -> Any:
+        return two_kernels(x, lambda x: x + a + b)
+
+    program = stage(f, ALL).program(LARGE, LARGE, LARGE)
+    assert [v.size for v in program.equations[0].outputs] == [LARGE.size, LARGE.size, LARGE.shape[1]]
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_the_updates_of_many_parameters_are_one_equation(optimizer: str) -> None:
     program = training_program(optimizer, improve=ALL)

@@ -38,8 +38,11 @@ class ElementwiseFusion(Fusion):
 
     def joins(self, groups: Groups, producer: int, reader: int, value: Variable) -> bool:
         source, e = groups.equations[producer], groups.equations[reader]
-        alike = source.outputs[0].type.shape == e.outputs[0].type.shape and source.phase == e.phase
+        alike = source.outputs[0].type.shape == e.outputs[0].type.shape and self.phase_of(source) == self.phase_of(e)
         return elementwise(source) and elementwise(e) and not e.has(Trait.WIDENING) and alike
+
+    def phase_of(self, equation: Equation) -> str:
+        return equation.phase
 
 
 fuse_loops = FusionPass((ElementwiseFusion,))

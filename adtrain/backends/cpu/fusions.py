@@ -22,6 +22,7 @@ from adtrain.passes.groups import Groups
 from adtrain.passes.keep_derivatives import keep_derivatives
 from adtrain.passes.merge_added_products import merge_added_products
 from adtrain.passes.readers_first import readers_first
+from adtrain.passes.recompute import recompute
 from adtrain.passes.stack_members import stack_all_members
 
 
@@ -56,6 +57,7 @@ def cpu_fusions(by_member: bool = False) -> Sequence[Pass]:
         *(FusionPass((fusion,)) for fusion in fusions_of_users("cpu")),
         FusionPass((LargeProductFusion,)),
         FusionPass((BatchwiseFusion,)),
+        partial(recompute, forms=(BatchwiseFusion.form,)),
         fuse_product,
         FusionPass((UpdateFusion,)),
         readers_first,
