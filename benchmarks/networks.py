@@ -102,7 +102,7 @@ def encoder() -> list[Layer]:
 
 def gru() -> list[Layer]:
     """Two wide GRU layers on 32 rows of 96 numbers."""
-    return [{"gru": 384}, {"gru": 384}, {"linear": 10}]
+    return [{"gru": {"hidden_size": 384, "num_layers": 2}}, {"linear": 10}]
 
 
 NETWORKS: dict[str, tuple[Any, str, int, Any]] = {

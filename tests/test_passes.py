@@ -201,6 +201,17 @@ def test_bias_and_activation_are_the_epilogue_of_the_product() -> None:
     assert label(program.equations[0]) == "matmul+add+relu"
 
 
+def test_all_loops_of_a_phase_that_read_a_product_are_its_epilogue() -> None:
+    def f(x: Any, w: Any, a: Any) -> Any:
+        y = x @ w
+        z = y + a, ops.relu(y)
+        with phase("update"):
+            return *z, y * 2.0
+
+    program = stage(f, ALL).program(X, X.T.copy(), np.ones((2, 2)))
+    assert [label(e) for e in program.equations] == ["matmul+add+relu", "mul"]
+
+
 def test_the_derivative_of_gelu_is_computed_with_it_and_kept_instead_of_its_argument() -> None:
     def step(w: Any, b: Any) -> Any:
         return ad.grad(lambda b: ops.sum(ops.square(ops.gelu(ops.matmul(X, w) + b))))(b)
