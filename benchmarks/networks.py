@@ -122,9 +122,9 @@ def write_data(folder: Path) -> None:
     r = np.random.default_rng(0)
     for name, shape in (("images", (3, 32, 32)), ("sequences", (1, 32, 96))):
         parts = {"train": 2048, "test": 128}
-        arrays = {f"x_{part}": r.integers(0, 256, (n, *shape), dtype=np.uint8) for part, n in parts.items()}
-        labels = {f"y_{part}": r.integers(0, 10, n) for part, n in parts.items()}
-        np.savez(folder / f"{name}.npz", **arrays, **labels)
+        arrays: dict[str, Any] = {f"x_{part}": r.integers(0, 256, (n, *shape), np.uint8) for part, n in parts.items()}
+        arrays |= {f"y_{part}": r.integers(0, 10, n) for part, n in parts.items()}
+        np.savez(folder / f"{name}.npz", **arrays)
     letters = np.concatenate([np.arange(4096), r.integers(0, 4096, 80_000)])
     (folder / "tokens.txt").write_text("".join(chr(0x4E00 + int(i)) for i in letters), encoding="utf-8")
 
