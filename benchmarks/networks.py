@@ -1,6 +1,6 @@
 """Training steps of networks beyond the packaged configs, in adtrain, JAX and PyTorch, on random data.
 
-    python benchmarks/networks.py [NETWORK...] [--system SYSTEM]... [--device cpu|gpu] [--threads N] [--json PATH]
+    python benchmarks/networks.py [NETWORK...] [--system SYSTEM]... [--rounds N] [--threads N] [--json PATH]
 
 The systems are those of `adtrain bench against`. They run in processes of their own, in turns; a process is stopped
 while another one works. A time is the median of the samples of a step. "ahead" is the best time of the others over
@@ -24,7 +24,7 @@ from adtrain.bench.peers.jobs import CHUNK
 from adtrain.bench.peers.processes import WorkerFailed, WorkerProcess, started
 from adtrain.bench.timing.sampling import in_turns
 
-ROUNDS, SAMPLE_SECONDS = 9, 0.5
+SAMPLE_SECONDS = 0.5
 SYSTEMS = ("adtrain", "torch-eager", "torch-compile", "torch-max", "jax-jit", "jax-scan")
 SGD = {"sgd": {"lr": 0.01, "momentum": 0.9}}
 ADAMW = {"adamw": {"lr": 0.0003, "weight_decay": 0.1}}
@@ -146,7 +146,7 @@ def config_file(folder: Path, name: str) -> Path:
     return path
 
 
-def measured(name: str, device: str, workers: dict[str, WorkerProcess], folder: Path) -> dict[str, Any]:
+def measured(name: str, device: str, rounds: int, workers: dict[str, WorkerProcess], folder: Path) -> dict[str, Any]:
     """Milliseconds of a step and the first losses by system, and the reasons of those that did not run it."""
     losses, calls, failed = dict[str, list[float]](), dict[str, int](), dict[str, str]()
     for system, worker in workers.items():
@@ -155,7 +155,9 @@ def measured(name: str, device: str, workers: dict[str, WorkerProcess], folder: 
             calls[system] = max(1, round(SAMPLE_SECONDS / worker.ask("time", calls=1)["seconds"]))
         except WorkerFailed as reason:
             failed[system] = str(reason)
-    answers = in_turns({system: partial(workers[system].ask, "time", calls=calls[system]) for system in calls}, ROUNDS)
+    if not calls:
+        raise click.ClickException(f"{name}: no system could train it; {next(iter(failed.values()), '')}")
+    answers = in_turns({system: partial(workers[system].ask, "time", calls=calls[system]) for system in calls}, rounds)
     steps = {system: calls[system] * CHUNK[device] for system in calls}
     ms = {system: median(each["seconds"] for each in answers[system]) / steps[system] * 1e3 for system in calls}
     others = [t for system, t in ms.items() if system != "adtrain"]
@@ -166,16 +168,19 @@ def measured(name: str, device: str, workers: dict[str, WorkerProcess], folder: 
 @click.command()
 @click.argument("names", nargs=-1, type=click.Choice(list(NETWORKS)))
 @click.option("--system", "systems", multiple=True, default=SYSTEMS, help="A system; all by default.")
+@click.option("--rounds", type=int, default=9, show_default=True, help="Samples of each system.")
 @click.option("--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True)
 @click.option("--threads", type=int, default=2, show_default=True, help="Threads of each system.")
 @click.option("--json", "path", type=Path, help="Write the results to a file.")
-def command(names: tuple[str, ...], systems: tuple[str, ...], device: str, threads: int, path: Path | None) -> None:
+def command(
+    names: tuple[str, ...], systems: tuple[str, ...], rounds: int, device: str, threads: int, path: Path | None
+) -> None:
     """Measure and print a table."""
     report = Report(path)
     with tempfile.TemporaryDirectory() as site, started(systems, device, threads) as workers:
         write_data(folder := Path(site))
         for name in names or NETWORKS:
-            report.add(measured(name, device, workers, folder))
+            report.add(measured(name, device, rounds, workers, folder))
             click.echo(f"{name}: {report.rows[-1]['ms']}", err=True)
     click.echo(f"{'network':12} {'ahead':>6}  " + "  ".join(f"{system:>16}" for system in systems))
     for row in sorted(report.rows, key=lambda row: row["ahead"] or 0):

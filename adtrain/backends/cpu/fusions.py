@@ -28,9 +28,9 @@ from adtrain.passes.stack_members import stack_all_members
 
 
 class EpilogueLoopsFusion(ElementwiseFusion):
-    """One loop nest for each connected group of elementwise equations of one shape and phase, or that reads one product.
+    """One loop nest for each connected group of elementwise equations of one shape and phase, or that read one product.
 
-    So all of the latter can be the epilogue of the product, which is not stored.
+    So all that read a product can be its epilogue, and the product is not stored.
     """
 
     def together(self, groups: Groups) -> Iterable[Iterable[int]]:

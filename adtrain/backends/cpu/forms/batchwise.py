@@ -95,8 +95,7 @@ class BatchwiseFusion(Fusion):
 
 
 class _LoopsFusion(ElementwiseFusion):
-    def phase_of(self, equation: Equation) -> str:
-        return ""
+    across_phases = True
 
 
 _merge_loops = FusionPass((_LoopsFusion,))
