@@ -23,7 +23,7 @@ import adtrain as ad
 from adtrain import ops
 from adtrain.assets import asset_path
 from adtrain.backends.cpu.build import PROGRAM
-from adtrain.backends.cpu.codegen import generate, loops, workspace
+from adtrain.backends.cpu.codegen import generate, loops, slices, workspace
 from adtrain.backends.cpu.toolchain import FLAGS, NATIVE
 from adtrain.core import poison
 from adtrain.core.staging import stage
@@ -103,6 +103,9 @@ def test_every_equation_of_random_programs_is_called(
 ) -> None:
     monkeypatch.setattr(loops, "FEW_ELEMENTS", 4)
     monkeypatch.setattr(sys.modules["adtrain.backends.cpu.forms.batchwise"], "MIN_ITEMS", 1)
+    monkeypatch.setattr(slices, "SLICE_BYTES", 16)
+    monkeypatch.setattr(slices, "MIN_SLICE_BYTES", 0)
+    monkeypatch.setattr(sys.modules["adtrain.passes.recompute"], "MIN_BYTES", 0)
     check_calls(outer_program(), compiler, tmp_path)
 
     def check(drawn: list[Any]) -> None:
@@ -128,6 +131,9 @@ def test_random_programs_in_poisoned_memory_equal_eager_ones(compiler: str, monk
     monkeypatch.setenv("CC", compiler)
     monkeypatch.setattr(loops, "FEW_ELEMENTS", 4)
     monkeypatch.setattr(sys.modules["adtrain.backends.cpu.forms.batchwise"], "MIN_ITEMS", 1)
+    monkeypatch.setattr(slices, "SLICE_BYTES", 16)
+    monkeypatch.setattr(slices, "MIN_SLICE_BYTES", 0)
+    monkeypatch.setattr(sys.modules["adtrain.passes.recompute"], "MIN_BYTES", 0)
 
     def check(drawn: list[Any]) -> None:
         functions: Any = {

@@ -331,9 +331,32 @@ def pooled(draw: Draw) -> Iterator[tuple[str, Function]]:
         yield f"{image} {o} {window} {stride}", (with_gradients(f), [draw(*image), draw(o, c, kernel, kernel), draw(o)])
 
 
+def sliced(draw: Draw) -> Iterator[tuple[str, Function]]:
+    """Equations on long items, which are computed slice by slice: values, numbers and sums by item, slice and both."""
+
+    def excitation(x: Any, w: Any) -> Any:
+        y = x * ops.reshape(ops.sigmoid(ops.mean(x, (2, 3)) @ w), (*x.shape[:2], 1, 1))
+        return ops.mean(y * y)
+
+    def batch_norm(x: Any, gain: Any, bias: Any) -> Any:
+        centred = x - ops.mean(x, (0, 2, 3), keepdims=True)
+        scale = gain / ops.sqrt(ops.mean(centred * centred, (0, 2, 3), keepdims=True) + 1e-5)
+        return ops.relu(centred * scale + bias) - x
+
+    def by_item(x: Any, a: Any, b: Any) -> Any:
+        y = ops.tanh(x * a) * b
+        return ops.softmax(y, -1), ops.sum(y * y, 0), ops.max(y, (2, 3)), ops.sum(ops.exp(y)), ops.sum(y, (0, 1))
+
+    for n, c, h, w in [(8, 6, 31, 30), (9, 7, 33, 32), (11, 4, 1, 700), (70, 3, 40, 40)]:
+        x, gain = draw(n, c, h, w), draw(1, c, 1, 1)
+        yield f"{x.shape} excitation", (with_gradients(excitation), [x, draw(c, c)])
+        yield f"{x.shape} batch norm", (with_gradients(batch_norm), [x, gain, draw(1, c, 1, 1)])
+        yield f"{x.shape} by item", (by_item, [x, draw(n, 1, 1, 1), draw(c, 1, w)])
+
+
 FAMILIES = [
     products, epilogues, convolutions, winograd_convolutions, pools, softmaxes, reductions, groups, rows, elementwise,
-    copies, masks, specials, integers, pooled,
+    copies, masks, specials, integers, pooled, sliced,
 ]  # fmt: skip
 
 

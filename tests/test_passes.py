@@ -220,6 +220,17 @@ def test_bias_and_activation_are_the_epilogue_of_the_product() -> None:
     assert label(program.equations[0]) == "matmul+add+relu"
 
 
+def test_all_loops_of_a_phase_that_read_a_product_are_its_epilogue() -> None:
+    def f(x: Any, w: Any, a: Any) -> Any:
+        y = x @ w
+        z = y + a, ops.relu(y)
+        with phase("update"):
+            return *z, y * 2.0
+
+    program = stage(f, ALL).program(X, X.T.copy(), np.ones((2, 2)))
+    assert [label(e) for e in program.equations] == ["matmul+add+relu", "mul"]
+
+
 def test_the_derivative_of_gelu_is_computed_with_it_and_kept_instead_of_its_argument() -> None:
     def step(w: Any, b: Any) -> Any:
         return ad.grad(lambda b: ops.sum(ops.square(ops.gelu(ops.matmul(X, w) + b))))(b)
@@ -325,6 +336,35 @@ def test_a_sum_over_the_items_ends_a_group() -> None:
 
     program = stage(f, ALL).program(np.ones((8, 3)))
     assert bodies(program, "batchwise") == [["softmax", "sum"], ["loops", "softmax"]]
+
+
+def two_kernels(x: Any, f: Any = ops.square) -> Any:
+    """A value that two kernels read, because the second one needs a sum over the items that the first one computes."""
+    y = f(x) * 3.0
+    return ops.softmax(y, 1), ops.tanh(y + ops.sum(y, 0))
+
+
+LARGE = np.linspace(0, 1, 2**18, dtype=np.float32).reshape(64, -1)
+
+
+def test_a_large_value_that_is_cheap_is_computed_again_by_the_kernel_that_reads_it() -> None:
+    program = stage(two_kernels, ALL).program(LARGE)
+    assert [label(e) for e in program.equations] == ["square+mul+softmax+sum", "square+mul+add+tanh"]
+    assert [v.size for v in program.equations[0].outputs] == [LARGE.size, LARGE.shape[1]]
+
+
+@pytest.mark.parametrize(("x", "f"), [(LARGE[:8], ops.square), (LARGE, ops.exp)], ids=["small", "exp"])
+def test_a_value_that_is_small_or_needs_a_function_is_kept(x: np.ndarray, f: Any) -> None:
+    program = stage(partial(two_kernels, f=f), ALL).program(x)
+    assert [v.size for v in program.equations[0].outputs] == [x.size, x.size, x.shape[1]]
+
+
+def test_a_value_whose_computation_reads_more_bytes_is_kept() -> None:
+    def f(x: Any, a: Any, b: Any) -> Any:
+        return two_kernels(x, lambda x: x + a + b)
+
+    program = stage(f, ALL).program(LARGE, LARGE, LARGE)
+    assert [v.size for v in program.equations[0].outputs] == [LARGE.size, LARGE.size, LARGE.shape[1]]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])

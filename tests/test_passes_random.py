@@ -54,9 +54,10 @@ DEVICES = pytest.mark.parametrize("improve_all", [ALL, ON_GPU], ids=["cpu", "gpu
 
 
 @pytest.fixture(autouse=True)
-def items_of_small_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random graphs have at most four items."""
+def limits_of_small_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random graphs have at most four items, and small values."""
     monkeypatch.setattr(sys.modules["adtrain.backends.cpu.forms.batchwise"], "MIN_ITEMS", 1)
+    monkeypatch.setattr(sys.modules["adtrain.passes.recompute"], "MIN_BYTES", 0)
 
 
 def stages(program: Program, improve_all: Sequence[Any]) -> Iterator[tuple[Any, Program, Program]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from adtrain.core.fused import GATHER, LOOPS
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Variable
@@ -32,14 +34,16 @@ class ElementwiseFusion(Fusion):
 
     form = LOOPS
     limit = MAX_EQUATIONS
+    across_phases: ClassVar[bool] = False
 
     def copied(self, producer: Equation, reader: Equation) -> bool:
         return producer.has(Trait.BROADCAST) and elementwise(reader) and not reader.has(Trait.BROADCAST)
 
     def joins(self, groups: Groups, producer: int, reader: int, value: Variable) -> bool:
         source, e = groups.equations[producer], groups.equations[reader]
-        alike = source.outputs[0].type.shape == e.outputs[0].type.shape and source.phase == e.phase
-        return elementwise(source) and elementwise(e) and not e.has(Trait.WIDENING) and alike
+        alike = source.outputs[0].type.shape == e.outputs[0].type.shape
+        together = alike and (self.across_phases or source.phase == e.phase)
+        return elementwise(source) and elementwise(e) and not e.has(Trait.WIDENING) and together
 
 
 fuse_loops = FusionPass((ElementwiseFusion,))

@@ -6,23 +6,42 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from adtrain.backends.cpu.forms.batchwise import BatchwiseFusion, LargeProductFusion, item_kernel
-from adtrain.core.fused import HORIZONTAL, LOOPS
+from adtrain.core.fused import HORIZONTAL, LOOPS, PRODUCT
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation
 from adtrain.core.staging import Pass
 from adtrain.passes import SIMPLIFY
 from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.flatten_rows import flatten_rows
 from adtrain.passes.fold_transposes import fold_transposes
-from adtrain.passes.fuse_elementwise import fuse_loops
+from adtrain.passes.fuse_elementwise import ElementwiseFusion, by_element
 from adtrain.passes.fuse_map_reduce import fuse_map_reduce
 from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
-from adtrain.passes.fuse_products import fuse_product
+from adtrain.passes.fuse_products import fuse_product, reads_by_element
 from adtrain.passes.fusion import Fusion, FusionPass, fusions_of_users
 from adtrain.passes.groups import Groups
 from adtrain.passes.keep_derivatives import keep_derivatives
 from adtrain.passes.merge_added_products import merge_added_products
 from adtrain.passes.readers_first import readers_first
+from adtrain.passes.recompute import recompute
 from adtrain.passes.stack_members import stack_all_members
+
+
+class EpilogueLoopsFusion(ElementwiseFusion):
+    """One loop nest for each connected group of elementwise equations of one shape and phase, or that read one product.
+
+    So all that read a product can be its epilogue, and the product is not stored.
+    """
+
+    def together(self, groups: Groups) -> Iterable[Iterable[int]]:
+        for product in groups.equations:
+            if product.has(Trait.MATMUL):
+                (c,) = product.outputs
+                by_phase: dict[str, list[int]] = {}
+                for e in self.program.readers.get(c, ()):
+                    if by_element(e) and reads_by_element(e, c):
+                        by_phase.setdefault(e.phase, []).append(groups.producer[e.outputs[0]])
+                yield from by_phase.values()
 
 
 class UpdateFusion(Fusion):
@@ -52,11 +71,12 @@ def cpu_fusions(by_member: bool = False) -> Sequence[Pass]:
         partial(fuse_maxpool_gradients, has_kernel=lambda e: item_kernel(e) is not None, all_readers=False),
         remove_dead_code,
         keep_derivatives,
-        fuse_loops,
+        FusionPass((EpilogueLoopsFusion,)),
         *(FusionPass((fusion,)) for fusion in fusions_of_users("cpu")),
         FusionPass((LargeProductFusion,)),
         FusionPass((BatchwiseFusion,)),
         fuse_product,
+        partial(recompute, forms=(BatchwiseFusion.form, PRODUCT)),
         FusionPass((UpdateFusion,)),
         readers_first,
     )

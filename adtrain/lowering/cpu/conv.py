@@ -457,7 +457,7 @@ def pooled_weight_grad_scratch(
 
 
 def _handled(window: Any, windows: Any, g: Any, shape: tuple[int, ...], run: int) -> bool:
-    """Whether the C functions support this convolution and pooling, and are faster than the dense ones.
+    """Whether the C functions support this convolution and pooling, and are faster than the dense ones by image.
 
     A product takes them about twice as long, and short kernel rows (``run`` elements) do not fill vectors.
     """
@@ -475,8 +475,8 @@ register(
         lambda g, where, w, window, windows, shape, size, precision: pooled_numbers(
             (1, w.shape[1], *size), w.shape, shape, g.shape, window, windows, g.dtype.itemsize, precision
         ),
-        items=lambda g, where, w, window, windows, shape, size, precision: _handled(
-            window, windows, g, shape, w.shape[1] * w.shape[3]
+        items=lambda g, where, w, window, windows, shape, size, precision: (
+            _handled(window, windows, g, shape, w.shape[1] * w.shape[3]) and not _suits_batch(w.shape, window, size)
         ),
         scratch=pooled_input_grad_scratch,
         prepared=pooled_input_grad_prepared,
@@ -491,8 +491,9 @@ def _pooled_weight_grad(name: str, sums: bool) -> CKernel:
         lambda x, g, where, window, windows, shape, size, precision: pooled_numbers(
             x.shape, (shape[1], x.shape[1], *size), shape, g.shape, window, windows, g.dtype.itemsize, precision
         ),
-        items=lambda x, g, where, window, windows, shape, size, precision: _handled(
-            window, windows, g, shape, x.shape[1] * size[1]
+        items=lambda x, g, where, window, windows, shape, size, precision: (
+            _handled(window, windows, g, shape, x.shape[1] * size[1])
+            and not _suits_batch((shape[1], x.shape[1], *size), window, shape[2:])
         ),
         sums=sums,
         scratch=pooled_weight_grad_scratch,

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from adtrain.backends.cpu.codegen.loops import item_loops, some_item_loops
+from adtrain.backends.cpu.codegen.slices import Slices, slices_of, undivided
 from adtrain.backends.cpu.codegen.sums_over_items import SumsOverItems
 from adtrain.backends.cpu.codegen.text import Writer
 from adtrain.backends.cpu.forms.batchwise import is_divisible, item_count, item_kernel, item_rule, sums_items
@@ -178,8 +179,12 @@ def _steps(body: Program) -> tuple[int, int, int]:
 def sums_workspace(equation: Equation) -> int:
     """Bytes of the parts of the sums over items."""
     body = body_of(equation)
-    _, steps, rest = _steps(body)
-    return SumsOverItems(Writer(), body, steps + bool(rest), "").nbytes
+    items, steps, rest = _steps(body)
+    return SumsOverItems(Writer(), body, steps + bool(rest), "", _slices(body, items)).nbytes
+
+
+def _slices(body: Program, items: int) -> Slices:
+    return slices_of(body) if items == 1 else undivided(body)
 
 
 def emit_items(writer: Writer, equation: Equation, place: Callable[[Variable], str], workspace: str) -> list[str]:
@@ -191,8 +196,17 @@ def emit_items(writer: Writer, equation: Equation, place: Callable[[Variable], s
     """
     body = body_of(equation)
     items, whole, rest = _steps(body)
-    steps, count = whole + bool(rest), item_count(body.equations)
-    addresses, scratch = _addresses(body, count, items, place)
+    steps, count, slices = whole + bool(rest), item_count(body.equations), _slices(body, items)
+    sums, body = SumsOverItems(writer, body, steps, workspace, slices), slices.body
+
+    def begin(v: Variable) -> str:
+        start = place(slices.whole[v])
+        return f"({start} + slice * {slices.steps[v]})" if v in slices.steps else start
+
+    def at(v: Variable) -> str:
+        return f"({begin(v)} + n * {items * slices.whole[v].size // max(count, 1)})"
+
+    addresses, scratch = _addresses(body, count, items, at)
     kept: dict[str, dict[Equation, int]] = {"prepared": {}, "collected": {}}
     for memory, offsets in kept.items():
         for e in body.equations:
@@ -200,34 +214,33 @@ def emit_items(writer: Writer, equation: Equation, place: Callable[[Variable], s
                 offsets[e] = scratch
                 scratch += aligned_to_cache_line(size)
     writer.scratch = max(writer.scratch, scratch + max(_bytes(e, "scratch", count, items) for e in body.equations))
-    sums = SumsOverItems(writer, body, steps, workspace)
     addresses |= sums.addresses()
 
     own = frozenset(v for e in body.equations for v in e.outputs)
-    step = _Step(writer, count, items, bool(rest), place, addresses, scratch, own, **kept)
+    step = _Step(writer, count, items, bool(rest), begin, addresses, scratch, own, **kept)
     before = [step.prepare(e) for e in step.prepared]
     inside = [line for e in body.equations for line in step.lines(e)]
     if rest:
         last = [line for e in body.equations for line in replace(step, items=rest).lines(e)]
         inside = [f"if (n < {whole}) {{", *(f"    {x}" for x in inside), "} else {", *(f"    {x}" for x in last), "}"]
+    if slices.count > 1:
+        inside = [f"for (int64_t slice = 0; slice < {slices.count}; slice++) {{", *(f"    {x}" for x in inside), "}"]
     if sums.sum_at:
         starts, ends = ([f(e) for e in step.collected] for f in (step.start, step.finish))
         return [*before, *sums.lines(starts, inside, ends, place)]
-    size = sum(nbytes(v) for v in body.outputs) // max(steps, 1)
+    size = sum(map(nbytes, equation.outputs)) // max(steps, 1)
     schedule = "static" if size < SMALL_STEP else "dynamic, 1"
     loop = [f"#pragma omp for schedule({schedule}) nowait", f"for (int64_t n = 0; n < {steps}; n++) {{"]
     return [*before, *loop, *(f"    {line}" for line in inside), "}"]
 
 
-def _addresses(
-    body: Program, count: int, items: int, place: Callable[[Variable], str]
-) -> tuple[dict[Variable, str], int]:
-    """The addresses of step n of each value, and the bytes of scratch for values that are used here only."""
+def _addresses(body: Program, count: int, items: int, at: Callable[[Variable], str]) -> tuple[dict[Variable, str], int]:
+    """The addresses of step n of each value, and the bytes of scratch for values that are used here only.
+
+    Args:
+        at: the address of step n of an argument or a result.
+    """
     outputs = set(body.outputs)
-
-    def at(v: Variable) -> str:
-        return f"({place(v)} + n * {items * v.size // max(count, 1)})"
-
     addresses = {v: at(v) for v in _by_item(body).intersection(body.inputs)}
     last_use = {v: i for i, e in enumerate(body.equations) for v in e.inputs}
     root: dict[Variable, Variable] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from adtrain.backends.cpu.codegen.slices import Slices
 from adtrain.backends.cpu.codegen.text import Writer
 from adtrain.backends.cpu.forms.batchwise import sums_items
 from adtrain.codegen.expressions import c_type, pointer
@@ -14,8 +15,8 @@ from adtrain.passes.places import nbytes
 
 PARTS, PARTS_OF_LARGE = 16, 8
 """Parts of a sum over items, in general and of LARGE_SUM bytes or more."""
-BLOCK_STEPS = 64
-"""Steps of a part that are added in the type of the sum. A step is the items that are computed at once."""
+BLOCK_ADDITIONS = 64
+"""Additions to a part in the type of the sum: one for each step, the items or the slice that are computed at once."""
 LARGE_SUM = 1 << 20
 TOTAL_BYTES = 8
 """Bytes of an element of a part's total: double or int64_t."""
@@ -43,10 +44,12 @@ class SumsOverItems:
         stride: bytes of a part.
     """
 
-    def __init__(self, writer: Writer, body: Program, steps: int, workspace: str) -> None:
+    def __init__(self, writer: Writer, body: Program, steps: int, workspace: str, slices: Slices) -> None:
         self.writer, self.steps, self.workspace = writer, steps, workspace
+        self.slices = slices
+        self.block_steps = max(1, BLOCK_ADDITIONS // slices.count) if slices.adds else BLOCK_ADDITIONS
         self.parts = min((min(_most_parts(e), max(steps, 1)) for e in _sums(body)), default=0)
-        self.blocks = steps > self.parts * BLOCK_STEPS
+        self.blocks = steps > self.parts * self.block_steps
         self.sum_at: dict[Variable, int] = {}
         self.total_at: dict[Variable, int] = {}
         self.size = totals = 0
@@ -63,7 +66,13 @@ class SumsOverItems:
         return self.parts * self.stride
 
     def addresses(self) -> dict[Variable, str]:
-        return {v: f"({pointer(v)})(part + {self.block_at + at})" for v, at in self.sum_at.items()}
+        """The addresses of the sums of a block, for a slice those of the slice's elements."""
+        found = {v: f"({pointer(v)})(part + {self.block_at + at})" for v, at in self.sum_at.items()}
+        return {
+            v: f"({found[whole]} + slice * {self.slices.steps[v]})" if v in self.slices.steps else found[whole]
+            for v, whole in self.slices.whole.items()
+            if whole in found
+        }
 
     def _total(self, v: Variable) -> str:
         """The C type of the totals of a sum."""
@@ -75,13 +84,14 @@ class SumsOverItems:
         if not self.blocks:
             return [f"memset(part, 0, {self.size});", *add]
         lines = [f"memset(part, 0, {self.block_at});", "const int64_t part_end = last;"]
-        lines += [f"for (; first < part_end; first += {BLOCK_STEPS}) {{"]
+        lines += [f"for (; first < part_end; first += {self.block_steps}) {{"]
         lines += [f"    memset(part + {self.block_at}, 0, {self.size});"]
-        lines += [f"    last = first + {BLOCK_STEPS} < part_end ? first + {BLOCK_STEPS} : part_end;"]
+        lines += [f"    last = first + {self.block_steps} < part_end ? first + {self.block_steps} : part_end;"]
         lines += [f"    {line}" for line in add]
-        for v, address in self.addresses().items():
+        for v, at in self.sum_at.items():
+            block = f"({pointer(v)})(part + {self.block_at + at})"
             total = f"({self._total(v)} *)(part + {self.total_at[v]})"
-            lines.append(f"    {self._add_block(v)}({address}, {total}, {v.size});")
+            lines.append(f"    {self._add_block(v)}({block}, {total}, {v.size});")
         return [*lines, "}"]
 
     def _add_block(self, v: Variable) -> str:

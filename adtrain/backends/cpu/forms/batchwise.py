@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from adtrain.core.axes import Items
+from adtrain.core.fused import LOOPS, body_of
 from adtrain.core.kernel import CKernel, value_for
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.registry import c_kernels
 from adtrain.core.target import Target
-from adtrain.passes.fuse_elementwise import by_element
+from adtrain.passes.fuse_elementwise import ElementwiseFusion, by_element
 from adtrain.passes.fuse_products import ProductFusion
-from adtrain.passes.fusion import Fusion
+from adtrain.passes.fusion import Fusion, FusionPass
 from adtrain.passes.groups import Groups
 
 BATCHWISE = "batchwise"
@@ -61,6 +62,14 @@ class BatchwiseFusion(Fusion):
         a, b = groups.of[producer], groups.of[reader]
         return self._have_common_items(groups, a, b) and self._by_item_only(groups, a, b)
 
+    def fused(self, equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:
+        """The equation of a group, whose loops of different phases are merged."""
+        single = [x for e in equations for x in (body_of(e).equations if e.form == LOOPS else (e,))]
+        known = {v for e in single for v in e.outputs}
+        inputs = dict.fromkeys(v for e in single for v in e.inputs if v not in known)
+        merged = _merge_loops(Program((*inputs,), {}, tuple(single), tuple(needed)))
+        return super().fused(merged.equations, needed)
+
     def _have_common_items(self, groups: Groups, a: int, b: int) -> bool:
         """Whether both groups have the same items, or an item of one is several neighbouring items of the other."""
         (few, _), (many, fine) = sorted((self._count(groups.members[group]), group) for group in (a, b))
@@ -83,6 +92,13 @@ class BatchwiseFusion(Fusion):
                 if p is not None and groups.of[p] == a and (not flag or self.sums[p]):
                     return False
         return True
+
+
+class _LoopsFusion(ElementwiseFusion):
+    across_phases = True
+
+
+_merge_loops = FusionPass((_LoopsFusion,))
 
 
 def _same_phase(a: Equation, b: Equation) -> bool:
