@@ -7,8 +7,9 @@ reads x and computes the gradient again, instead of reading what an earlier kern
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import NamedTuple
 
 from adtrain.core.fused import LOOPS, body_of, fuse, renamed
@@ -16,6 +17,7 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Results, keeps
 from adtrain.passes.fuse_elementwise import by_element, elementwise
+from adtrain.passes.fuse_products import reads_by_element
 from adtrain.passes.groups import MAX_EQUATIONS
 
 MIN_BYTES = 1 << 20
@@ -39,36 +41,51 @@ class _Computation(NamedTuple):
 
 
 @keeps(Results.EXACT)
-def recompute(program: Program, forms: Collection[str]) -> Program:
-    """Readers of a large value compute it themselves, if half of its bytes or more need not move through memory.
+def recompute(
+    program: Program, sources: Collection[str], readers: Collection[str], more_arrays: bool = True
+) -> Program:
+    """Readers of a large value compute it themselves, where that moves fewer bytes through memory.
 
     Args:
-        forms: the forms whose bodies may have loops, which can compute more.
+        sources: the forms, besides loops, whose results may be computed again.
+        readers: the forms, besides loops, whose loops can compute more.
+        more_arrays: whether a reader may read arrays for it that it does not read anyway. Then all readers of a value
+            compute it or none, and half of the value's bytes or more are saved. Otherwise each reader may, and reads
+            at most more vectors along the last axis.
     """
     equations: list[Sequence[Equation]] = [(e,) for e in program.equations]  # the last one may be preceded by views
     producer = {v: i for i, e in enumerate(program.equations) for v in e.outputs}
-    readers: dict[Variable, set[int]] = {}
+    reading: dict[Variable, set[int]] = {}
+    origin: dict[Variable, Variable] = {}  # for each reshape, the value that it is made from
     for i, e in enumerate(program.equations):
         for v in e.inputs:
-            readers.setdefault(v, set()).add(i)
+            reading.setdefault(v, set()).add(i)
+        if e.has(Trait.RESHAPE):
+            origin[e.outputs[0]] = origin.get(e.inputs[0], e.inputs[0])
     for v, i in producer.items():
-        if v.nbytes < MIN_BYTES or v in program.outputs or v not in readers:
-            continue
-        if not _has_loops(program.equations[i], forms):
+        if v.nbytes < MIN_BYTES or v not in reading or not _has_loops(program.equations[i], sources):
             continue
         *views, source = equations[i]
         found = _computation(source, v)
         if found is None or not program.donated.isdisjoint(found.inputs):
             continue
-        reading = [equations[r][-1] for r in readers[v]]
-        more = sum(x.nbytes for e in reading for x in found.inputs if x not in e.inputs)
-        saved = (1 + len(reading)) * v.nbytes - more
-        if saved >= v.nbytes // 2 and all(_can_compute(e, v, found, forms) for e in reading):
-            for r in readers[v]:
-                *others, e = equations[r]
-                equations[r] = (*others, *found.views, _computing(e, v, found))
-            for x in found.inputs:
-                readers.setdefault(x, set()).update(readers[v])
+        own = {r: _own_arrays(equations[r][-1], v, found, origin) for r in reading[v]}
+        able = [r for r in own if _can_compute(equations[r][-1], v, found, readers)]
+        if more_arrays:
+            stays = v in program.outputs or len(able) < len(own)
+            more = sum(x.nbytes for r in own for x in own[r].values() if x not in equations[r][-1].inputs)
+            if stays or (1 + len(own)) * v.nbytes - more < v.nbytes // 2:
+                continue
+        else:
+            able = [r for r in able if not found.views and _reads_only_vectors(equations[r][-1], v, own[r])]
+            stays = v in program.outputs or len(able) < len(own)
+        for r in able:
+            *others, e = equations[r]
+            equations[r] = (*others, *found.views, _computing(e, v, found.equations, own[r]))
+            for x in own[r].values():
+                reading.setdefault(x, set()).add(r)
+        reading[v] -= set(able)
+        if not stays:
             left = [x for x in source.outputs if x is not v]
             equations[i] = (*views, _without_others(source, left)) if left else ()
     return replace(program, equations=tuple(x for group in equations for x in group))
@@ -76,6 +93,22 @@ def recompute(program: Program, forms: Collection[str]) -> Program:
 
 def _has_loops(equation: Equation, forms: Collection[str]) -> bool:
     return by_element(equation) or equation.form in forms
+
+
+def _own_arrays(
+    reader: Equation, v: Variable, found: _Computation, origin: Mapping[Variable, Variable]
+) -> Mapping[Variable, Variable]:
+    """For each array of a computation, the argument of the reader that is the same array in the shape of ``v``."""
+    same = {origin.get(x, x): x for x in reader.inputs if x.type.shape == v.type.shape}
+    reshaped = {x: same[origin.get(x, x)] for x in found.inputs if origin.get(x, x) in same}
+    return {x: reshaped[x] if x in reshaped and x.type.shape == v.type.shape else x for x in found.inputs}
+
+
+def _reads_only_vectors(reader: Equation, v: Variable, own: Mapping[Variable, Variable]) -> bool:
+    """Whether the reader has all arrays in the shape of ``v``, and the others are vectors along the last axis."""
+    arrays = [x for x in own.values() if x.type.shape == v.type.shape]
+    vectors = [x for x in own.values() if x.type.shape != v.type.shape]
+    return bool(arrays) and set(arrays) <= set(reader.inputs) and all(prod(x.type.shape[:-1]) == 1 for x in vectors)
 
 
 def _single(equation: Equation) -> Sequence[Equation]:
@@ -118,22 +151,26 @@ def _can_compute(equation: Equation, v: Variable, found: _Computation, forms: Co
     if not _has_loops(equation, forms):
         return False
     own = (equation,) if by_element(equation) else equation.params["body"].equations
-    reading = [e for e in own if v in e.inputs]
     return all(
-        by_element(e)
-        and all(x.type.shape == v.type.shape for x in e.outputs)
-        and len(body_of(e).equations) + len(found.equations) <= MAX_EQUATIONS
-        for e in reading
+        by_element(e) and reads_by_element(e, v) and len(body_of(e).equations) + len(found.equations) <= MAX_EQUATIONS
+        for e in own
+        if v in e.inputs
     )
 
 
-def _computing(equation: Equation, v: Variable, found: _Computation) -> Equation:
-    """``equation``, whose loops that read ``v`` compute it."""
+def _computing(
+    equation: Equation, v: Variable, computation: Sequence[Equation], arrays: Mapping[Variable, Variable]
+) -> Equation:
+    """``equation``, whose loops that read ``v`` compute it from ``arrays``."""
     if not by_element(equation):
         own = equation.params["body"].equations
-        return _like(equation, (_computing(e, v, found) if v in e.inputs else e for e in own), equation.outputs)
-    copies = {x: x.like() for e in found.equations for x in e.outputs}
-    own = [renamed(e, copies) for e in (*found.equations, *body_of(equation).equations)]
+        parts = (_computing(e, v, computation, arrays) if v in e.inputs else e for e in own)
+        return _like(equation, parts, equation.outputs)
+    copies = {**arrays, **{x: x.like() for e in computation for x in e.outputs}}
+    own = [
+        *(renamed(e, copies) for e in computation),
+        *(renamed(e, {v: copies[v]}) for e in body_of(equation).equations),
+    ]
     return fuse(LOOPS, [replace(e, scope=equation.scope, phase=equation.phase) for e in own], equation.outputs)
 
 

@@ -26,6 +26,9 @@ from adtrain.passes.readers_first import readers_first
 from adtrain.passes.recompute import recompute
 from adtrain.passes.stack_members import stack_all_members
 
+HAVE_LOOPS = (BatchwiseFusion.form, PRODUCT)
+"""Forms whose bodies have loops."""
+
 
 class EpilogueLoopsFusion(ElementwiseFusion):
     """One loop nest for each connected group of elementwise equations of one shape and phase, or that read one product.
@@ -76,7 +79,7 @@ def cpu_fusions(by_member: bool = False) -> Sequence[Pass]:
         FusionPass((LargeProductFusion,)),
         FusionPass((BatchwiseFusion,)),
         fuse_product,
-        partial(recompute, forms=(BatchwiseFusion.form, PRODUCT)),
+        partial(recompute, sources=HAVE_LOOPS, readers=HAVE_LOOPS),
         FusionPass((UpdateFusion,)),
         readers_first,
     )

@@ -8,7 +8,7 @@ from functools import partial
 from adtrain.backends.cuda.channels_last import channels_last
 from adtrain.backends.cuda.choose_precision import choose_precision
 from adtrain.backends.cuda.forms.back_to_back import tile_weights
-from adtrain.backends.cuda.forms.column_sum import ColumnSumFusion
+from adtrain.backends.cuda.forms.column_sum import COLUMN_SUM, ColumnSumFusion
 from adtrain.backends.cuda.forms.form import LAUNCH_BYTES, kernel_form
 from adtrain.backends.cuda.forms.gather import GatherFusion
 from adtrain.backends.cuda.forms.grouped_bfloat16 import GroupedBfloat16Fusion
@@ -17,8 +17,8 @@ from adtrain.backends.cuda.forms.horizontal import HorizontalFusion, is_product
 from adtrain.backends.cuda.forms.layer_backward import fuse_layer_backward
 from adtrain.backends.cuda.forms.long_rows import LongRowsFusion
 from adtrain.backends.cuda.forms.one_block import OneBlockFusion
-from adtrain.backends.cuda.forms.product import ConvolutionFusion
-from adtrain.backends.cuda.forms.product_sums import ProductSumsFusion
+from adtrain.backends.cuda.forms.product import CONVOLUTION, ConvolutionFusion
+from adtrain.backends.cuda.forms.product_sums import PRODUCT_SUMS, ProductSumsFusion
 from adtrain.backends.cuda.forms.reduction import ReductionFusion, compute_arguments
 from adtrain.backends.cuda.forms.resident_steps import fuse_resident_steps
 from adtrain.backends.cuda.forms.row_chain import RowChainFusion
@@ -28,12 +28,12 @@ from adtrain.backends.cuda.forms.streamed_layer import stream_layer
 from adtrain.backends.cuda.forms.thread_items import ThreadItemsFusion, WideProductFusion
 from adtrain.backends.cuda.forms.weight_gradients import fuse_bias_gradients, fuse_recurrent_gradients
 from adtrain.backends.cuda.narrow_values import narrow_values
-from adtrain.backends.cuda.recompute_values import recompute_values
 from adtrain.backends.cuda.shared_divisors import multiply_by_reciprocals
 from adtrain.backends.cuda.split_reductions import split_reductions
 from adtrain.backends.cuda.store_bfloat16 import store_bfloat16
 from adtrain.core.batching import batching_rule
 from adtrain.core.batching_rules import loop
+from adtrain.core.fused import PRODUCT
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.program import Equation, Program
 from adtrain.core.registry import cuda_kernels
@@ -51,6 +51,7 @@ from adtrain.passes.fusion import FusionPass, fusions_of_users
 from adtrain.passes.keep_derivatives import keep_derivatives
 from adtrain.passes.merge_added_products import merge_added_products
 from adtrain.passes.readers_first import readers_first
+from adtrain.passes.recompute import recompute
 from adtrain.passes.sink_reshapes import sink_reshapes
 from adtrain.passes.stack_members import stack_members
 
@@ -111,6 +112,8 @@ BY_ROWS = (
 
 `RowProductsFusion` copies reshapes for their readers, and then `ColumnSumFusion` shares some of the copies.
 """
+COMPUTE_AGAIN = PRODUCT, CONVOLUTION, PRODUCT_SUMS, COLUMN_SUM
+"""Forms whose loops compute values again from arrays that the kernel reads anyway."""
 SIDE_BY_SIDE = GroupedBfloat16Fusion, GroupedProductsFusion, HorizontalFusion
 """Forms of independent equations."""
 
@@ -126,7 +129,7 @@ def _fusions_of_loops(target: Target) -> Sequence[Pass]:
         by_rows,
         partial(tile_weights, target=target),
         FusionPass((ProductSumsFusion,), target),
-        *(() if target.by_member else (recompute_values,)),
+        *(() if target.by_member else (partial(recompute, sources=(), readers=COMPUTE_AGAIN, more_arrays=False),)),
         FusionPass((OneBlockFusion,), target),
         FusionPass(SIDE_BY_SIDE, target, LAUNCH_BYTES, "fuse_side_by_side"),
         readers_first,
