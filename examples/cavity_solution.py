@@ -13,42 +13,33 @@ from collections.abc import Callable
 
 import numpy as np
 
-VISCOSITY, STEADY = 0.01, 1e-6
-"""The second one: the largest acceleration at the end."""
+VISCOSITY, STEADY = 0.01, 1e-6  # the second one: the largest acceleration at the end
 
 
-def smooth_lid(x: np.ndarray) -> np.ndarray:
-    """The velocity of the lid, which is that of the walls in the corners (Shen 1991)."""
-    return 16 * x**2 * (1 - x) ** 2
-
-
-def flow(cells: int, lid: Callable[[np.ndarray], np.ndarray] = smooth_lid) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The velocities through the sides of cells, u (N + 1, N) and v (N, N + 1), and the pressure (N, N), by x, y."""
-    h, dt = 1 / cells, 0.2 / cells**2 / VISCOSITY
+def flow(cells: int, lid: Callable[..., np.ndarray] = lambda x: 16 * x**2 * (1 - x) ** 2) -> tuple[np.ndarray, ...]:
+    """Velocities u (N + 1, N) and v (N, N + 1) at the sides of cells, and the pressure (N, N). The lid: Shen 1991."""
+    h, dt, k = 1 / cells, 0.2 / cells**2 / VISCOSITY, np.arange(cells)
     top, still = lid(np.arange(cells + 1)[:, np.newaxis] * h), np.zeros((cells + 1, 1))
     u, v = np.zeros((cells + 1, cells)), np.zeros((cells, cells + 1))
-    k = np.arange(cells)
     cosines = np.cos(np.pi * np.outer(k, k + 0.5) / cells) * np.where(k[:, np.newaxis] == 0, 1, 2**0.5) / cells**0.5
     eigenvalues = (2 * np.cos(np.pi * k / cells) - 2) / h**2
     inverse = 1 / np.where(k[:, np.newaxis] + k > 0, eigenvalues[:, np.newaxis] + eigenvalues, np.inf)
     while True:
         before = u, v
         u, v = u + dt * acceleration(u, v, top, h), v + dt * acceleration(v.T, u.T, still, h).T
-        divergence = (np.diff(u, axis=0) + np.diff(v, axis=1)) / h
-        p = cosines.T @ (inverse * (cosines @ divergence @ cosines.T)) @ cosines / dt
+        p = cosines @ (np.diff(u, axis=0) + np.diff(v, axis=1)) @ cosines.T / h / dt
+        p = cosines.T @ (inverse * p) @ cosines
         u[1:-1] -= dt * np.diff(p, axis=0) / h
         v[:, 1:-1] -= dt * np.diff(p, axis=1) / h
         if max(np.abs(u - before[0]).max(), np.abs(v - before[1]).max()) < STEADY * dt:
-            return u, v, p
+            return u, v, p - 1.5 * p[0, 0] + 0.5 * p[1, 1]
 
 
 def acceleration(u: np.ndarray, v: np.ndarray, lid: np.ndarray, h: float) -> np.ndarray:
-    """Of u, by convection and friction; 0 at the walls. The wall at the end of the second axis moves at `lid`,
-    (N + 1, 1)."""
+    """Of u, by convection and friction; 0 at the walls. The wall at the end of axis 1 moves at `lid`, (N + 1, 1)."""
     wide = np.concatenate([-u[:, :1], u, 2 * lid - u[:, -1:]], axis=1)
     in_cells, at_corners = (u[1:] + u[:-1]) / 2, (wide[:, 1:] + wide[:, :-1])[1:-1] / 2
-    across = (v[1:] + v[:-1]) / 2
-    convection = np.diff(in_cells**2, axis=0) + np.diff(at_corners * across, axis=1)
+    convection = np.diff(in_cells**2, axis=0) + np.diff(at_corners * (v[1:] + v[:-1]) / 2, axis=1)
     friction = np.diff(u, n=2, axis=0) + np.diff(wide, n=2, axis=1)[1:-1]
     return np.pad(VISCOSITY * friction / h**2 - convection / h, ((1, 1), (0, 0)))
 
@@ -56,18 +47,12 @@ def acceleration(u: np.ndarray, v: np.ndarray, lid: np.ndarray, h: float) -> np.
 def at_centres(cells: int) -> np.ndarray:
     """The columns x, y, u, v, p at the centres of cells, by x and y."""
     u, v, p = flow(cells)
-    x, y = (np.indices((cells, cells)) + 0.5) / cells
-    corner = 1.5 * p[0, 0] - 0.5 * p[1, 1]
-    columns = x, y, (u[1:] + u[:-1]) / 2, (v[:, 1:] + v[:, :-1]) / 2, p - corner
-    return np.stack(columns, axis=2)
+    return np.stack([*(np.indices(p.shape) + 0.5) / cells, (u[1:] + u[:-1]) / 2, (v[:, 1:] + v[:, :-1]) / 2, p], axis=2)
 
 
 def table(cells: int = 27) -> np.ndarray:
-    """A row for each cell: from the solutions on this grid and on one three times as fine, without the error that falls
-    with the square of a cell's size (Richardson 1911)."""
-    coarse, fine = at_centres(cells), at_centres(3 * cells)
-    found: np.ndarray = (9 * fine[1::3, 1::3] - coarse) / 8
-    return found.reshape(-1, found.shape[2])
+    """A row for each cell: solutions on this grid and on one three times as fine, extrapolated (Richardson 1911)."""
+    return ((9 * at_centres(3 * cells)[1::3, 1::3] - at_centres(cells)) / 8).reshape(-1, 5)
 
 
 if __name__ == "__main__":

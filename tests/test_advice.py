@@ -119,7 +119,7 @@ def test_the_delimiter_that_an_error_advises_is_taken_by_the_shell_and_by_a_conf
 ) -> None:
     table = tmp_path / name
     table.write_text("".join(f"{delimiter.join(row)}\n" for row in [("a", "label"), *[("1.5", "x"), ("2", "y")] * 20]))
-    message = invoke("new", str(table)).stderr
+    message = invoke("data", "inspect", str(table)).stderr
     advised = re.search(r"set data\.delimiter to (.+)$", message.strip())
     assert advised is not None
     (pasted,) = shlex.split(f"delimiter={advised[1]}")

@@ -78,7 +78,8 @@ def _pair(
 
 
 def _keys(e: Equation) -> Iterator[tuple[int, Key]]:
-    if not (e.has(Trait.LINEAR) and len(e.inputs) == 1) and not (e.has(Trait.BILINEAR) and len(e.inputs) == 2):
+    linear = e.has(Trait.LINEAR) and len(e.inputs) == 1 and not e.has(Trait.RESHAPE)  # a reshape costs nothing
+    if not linear and not (e.has(Trait.BILINEAR) and len(e.inputs) == 2):
         return
     for i, v in enumerate(e.inputs):
         yield i, (e.primitive.name, params_key(e.params), i, v.type, e.inputs[:i], e.inputs[i + 1 :])
