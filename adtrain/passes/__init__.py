@@ -11,8 +11,6 @@ from adtrain.core.program import Program
 from adtrain.core.staging import Pass, Results, keeps
 from adtrain.passes.common_subexpressions import merge_common_subexpressions
 from adtrain.passes.dead_code import remove_dead_code
-from adtrain.passes.drop_unit_axes import drop_unit_axes
-from adtrain.passes.factor_norms import factor_norms
 from adtrain.passes.flatten_rows import flatten_rows
 from adtrain.passes.fold_collectives import fold_collectives
 from adtrain.passes.fold_constants import fold_constants
@@ -76,8 +74,6 @@ __all__ = [
     "SIMPLIFY",
     "MemoryPlan",
     "by_member",
-    "drop_unit_axes",
-    "factor_norms",
     "flatten_rows",
     "fold_collectives",
     "fold_constants",

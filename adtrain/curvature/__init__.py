@@ -19,10 +19,12 @@ from adtrain.core.precision import FULL, matmul_precision
 from adtrain.core.scope import phase
 from adtrain.core.staging import stage
 from adtrain.core.vmap import vmap
+from adtrain.curvature.drop_unit_axes import drop_unit_axes
+from adtrain.curvature.factor_norms import factor_norms
 from adtrain.jitted import jit
 from adtrain.ops import concatenate, matmul, reshape, sqrt, where
 from adtrain.option_types import Size
-from adtrain.passes import SIMPLIFY, drop_unit_axes, factor_norms, fuse, plan_memory
+from adtrain.passes import SIMPLIFY, fuse, plan_memory
 
 STEPS_FOR_ONE, MOST_STEPS = 10, 300
 """Lanczos steps for each eigenvalue before the first test of convergence, and the most steps."""
