@@ -21,7 +21,7 @@ from adtrain.passes.fuse_elementwise import by_element
 SLICE_BYTES = 1 << 13
 """Maximum bytes of each value in a slice."""
 MIN_SLICE_BYTES = 1 << 10
-"""Below, the calls of functions take too much of the time."""
+"""Minimum bytes of the largest value in a slice. In shorter slices the calls of functions take too much of the time."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,10 @@ def _by_slice(equation: Equation) -> bool:
 
 
 def _sliced(body: Program, at: Mapping[Variable, int], axes: int) -> Slices | None:
-    """The slices along axes that move together: an axis of each value, the items' next one. None if they are none."""
+    """The slices along axes that move together, `at` one of each value.
+
+    None if an axis is not the first one of the items, or no slice has a useful size.
+    """
     if len(at) < axes:  # two axes of one value
         return None
     length, count = max(v.type.shape[axis] for v, axis in at.items()), item_count(body.equations)
@@ -112,7 +115,9 @@ def _of_slice(equation: Equation, names: dict[Variable, Variable]) -> Equation:
 def _is_next(v: Variable, axis: int, by_item: bool, count: int) -> bool:
     """Whether an axis is the first one of an item, or of a value that is not by item. Axes of length 1 do not count."""
     shape = v.type.shape
-    return (axis > 0 and shape[0] == count if by_item else True) and prod(shape[by_item:axis]) == 1
+    if not by_item:
+        return prod(shape[:axis]) == 1
+    return axis > 0 and shape[0] == count and prod(shape[1:axis]) == 1
 
 
 def _items_of(equation: Equation) -> list[Variable]:
