@@ -95,6 +95,8 @@ class BatchwiseFusion(Fusion):
 
 
 class _LoopsFusion(ElementwiseFusion):
+    """Loops of one shape, in any phases."""
+
     across_phases = True
 
 
