@@ -31,9 +31,10 @@ HAVE_LOOPS = (BatchwiseFusion.form, PRODUCT)
 
 
 class EpilogueLoopsFusion(ElementwiseFusion):
-    """One loop nest for each connected group of elementwise equations of one shape and phase, or that read one product.
+    """One loop nest for each connected group of elementwise equations of one shape and phase.
 
-    So all that read a product can be its epilogue, and the product is not stored.
+    The equations of a phase that read the same product are such a group, too. So all of them can be the epilogue of the
+    product, which is not stored.
     """
 
     def together(self, groups: Groups) -> Iterable[Iterable[int]]:
