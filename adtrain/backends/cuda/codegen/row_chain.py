@@ -55,6 +55,7 @@ def _at(place: int) -> str:
 
 
 MARK = re.compile("@([0-9]+)@")
+"""The text of `_at`."""
 
 
 def _in_loops(steps: Sequence[Sequence[str]]) -> tuple[str, list[str]]:
