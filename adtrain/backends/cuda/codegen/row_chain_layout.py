@@ -17,7 +17,7 @@ ROWS = (16, 32, 48, 64, 80, 96, 112, 128)
 STRIP = 16
 """Rows of a warp's tile."""
 MAX_WARPS = 16
-"""Most warps of a multiprocessor. A thread then has 128 registers."""
+"""Maximum warps of a multiprocessor. A thread then has 128 registers."""
 REGISTERS, MAX_REGISTERS = 1 << 16, 255
 """Registers of a multiprocessor, and the most of a thread."""
 ACCUMULATORS, OTHER_REGISTERS = 4, 80
@@ -148,7 +148,7 @@ a tenth: 8 x 20 units on 10,000 rows, and 4 x 64 units on 65,536."""
 
 
 def layout_of(plan: Plan, target: Target) -> Layout | None:
-    """The layout with the fewest steps of all tiles; None if nothing fits on chip."""
+    """The layout with the shortest estimated time, whose places are given to the plan; None if none fits on chip."""
     places = [x for own in plan.places.values() for x in own]
     weights, vectors, at = dict[Variable, int](), dict[Variable, int](), 0
     for v in plan.weights:
