@@ -35,12 +35,13 @@ FLOAT32 = np.dtype("float32")
 MAX_WIDTH = 128
 """Maximum columns of a value."""
 MAX_INLINE = 4
-"""Products of a shorter K are computed element by element, by FMA, where they are needed."""
+"""Maximum K of products that are computed element by element, by FMA, where they are needed."""
 MAX_GAP = 2
 """Steps between two uses of a factor over which it stays in shared memory, though it can be computed again."""
 BEFORE, FACTORS = 0.5, 0.25
-"""How much before the elementwise equations of a step it adds to sums, and reads the factors of its products. There is
-a barrier after the sums, and one after the products if the layout is in place."""
+"""A step adds to sums first, then it reads the factors of its products, then it computes elementwise equations. The
+numbers say how long, in steps, the first two come before the last. There is a barrier after the sums, and one after the
+products if the layout is in place."""
 CALL = re.compile(r"\b(?!fma\b|T\b|U\b)[a-z]\w*\(")
 """A call of a function in the text of an elementwise equation."""
 MOVES = ("concatenate", "slice", "pad")
@@ -64,14 +65,14 @@ def padded(n: int) -> int:
 
 
 def pitch(n: int) -> int:
-    """The distance of two rows of `n` columns in shared memory; see `kernels/cuda/gemm/row_chain.cuh`."""
+    """The floats from a row of `n` columns to the next in shared memory; see `kernels/cuda/gemm/row_chain.cuh`."""
     if n <= MAX_INLINE:  # of no product by a weight
         return n
     return padded(n) if padded(n) % 16 else padded(n) + 8
 
 
 def weight_pitch(n: int) -> int:
-    """The distance of two rows of a weight of `n` columns in shared memory."""
+    """The floats from a row of a weight of `n` columns to the next in shared memory."""
     return padded(n) + 4
 
 
@@ -156,13 +157,14 @@ class Plan:
 
     Attributes:
         count: the rows.
-        body: the equations, without those that are fused.
+        body: the equations; those of loops are in the place of the loops.
         level: of each value by row, the first step in which it can be computed. -1: it is an argument.
         places: those of each value in shared memory, in the order of their steps.
         kept: those of values that later steps read at their own column, in scratch memory.
         targets: the values that each step computes to store them.
         sums: the sums over rows.
         after: the equations that follow the sums.
+        stored: the values that later steps read from memory, because computing them again takes too long.
     """
 
     count: int
