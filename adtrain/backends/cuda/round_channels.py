@@ -34,12 +34,12 @@ from adtrain.passes.fuse_elementwise import elementwise
 
 CHANNELS = 1
 """The axis of channels in images (N, C, H, W)."""
-MAX_ADDED = 4
-"""Channels are not added to fewer than so many for each channel that is added."""
+MIN_OWN = 4
+"""Minimum channels of an image for each one that is added."""
 SECTOR = 16
-"""Channels of bfloat16 that fill a sector of memory, 32 bytes. TMA is twice as fast if sectors are full. Fewer channels
-than a box (WIDE) are copied by other means."""
+"""Channels of bfloat16 that fill a sector of memory, 32 bytes. TMA is twice as fast if sectors are full."""
 WIDE = BOXES[0]
+"""Channels from which on TMA copies images."""
 
 
 def round_channels(program: Program, convolutions: Collection[Equation]) -> Program:
@@ -50,9 +50,9 @@ def round_channels(program: Program, convolutions: Collection[Equation]) -> Prog
 
 
 def _rounded(channels: int) -> int:
-    """The channels that an image gets; as many as it has, if a large part of them would be added."""
+    """The channels that an image gets; as many as it has, if too many would be added (MIN_OWN)."""
     found = rounded_up(channels) if channels < WIDE else -(-channels // SECTOR) * SECTOR
-    return found if MAX_ADDED * (found - channels) <= channels else channels
+    return found if MIN_OWN * (found - channels) <= channels else channels
 
 
 def _with(shape: Shape, channels: int) -> Shape:
@@ -132,7 +132,7 @@ class _Rounding:
         return True
 
     def _batch_norm(self, e: Equation) -> bool:
-        """A norm of channels of one number gives zeros."""
+        """A channel in which all numbers are equal, as in an added one, is normalised to zeros."""
         image, *statistics = self._all_like(e, [self.wide[e.inputs[0]]], e.params)
         self._keep(e, [image], 0.0)
         for found, out in zip(statistics, e.outputs[1:], strict=True):
