@@ -22,7 +22,7 @@ _CUDA_RULES: dict[str, CudaRule] = {}
 _CANDIDATES: dict[Hashable, tuple[CudaKernel, ...]] = {}
 """What rules have returned, by rule and arguments: passes ask for the same kernels many times, as for equal layers."""
 MAX_CANDIDATES = 4096
-"""Entries of `_CANDIDATES` at which it begins again."""
+"""Entries of `_CANDIDATES` at which it is emptied."""
 
 
 def register(primitive: str, backend: str, kernels: CKernel | tuple[CKernel, ...] | CudaRule) -> None:
