@@ -24,7 +24,8 @@ FIRST_ROWS, MORE_ROWS = 1024, 16384
 BLOCK_BYTES = 1 << 21
 
 HASH_BITS, HASH_FACTOR = 14, 0x9E3779B97F4A7C15
-"""Bits of the hash of a cell, and the factor, 2^64 divided by the golden ratio, whose product with it has the hash."""
+"""Bits of the hash of a cell, and the factor, 2^64 divided by the golden ratio. The hash is the highest bits of the
+product of cell and factor (D. Knuth: "The Art of Computer Programming", volume 3, section 6.4)."""
 
 NEWLINE, POINT, PLUS, MINUS, ZERO = b"\n.+-0"
 
@@ -35,7 +36,7 @@ EXACT_DIGITS = 15
 """Integers of so many digits are exact in float64, so that their quotient by a power is rounded once."""
 
 WORD, MOST_WORDS = 8, 3
-"""Bytes that are converted together, and how many times so many bytes a number can have."""
+"""Bytes that are converted together, as one integer, and the most of such integers in a number."""
 
 PADDING = WORD * MOST_WORDS
 """Bytes before the first text of a block."""
@@ -44,7 +45,7 @@ ALL_BYTES = 0x0101010101010101
 NOTHING, ONE, SEVEN, EIGHT, LAST_BYTE, LOW_BYTE = map(np.uint64, (0, 1, 7, 8, 56, 0xFF))
 ZEROS, SIXES, LOW_BITS, HIGH_HALVES = (np.uint64(byte * ALL_BYTES) for byte in (ZERO, 6, 0x7F, 0xF0))
 PLACES = np.uint64(0x0706050403020100)
-"""Times the lowest bit of a byte: its highest byte is the number of bytes above."""
+"""The product with the lowest bit of a byte has the number of bytes above it in the highest byte."""
 
 POWERS = 10.0 ** np.arange(MOST_DECIMALS + 1)
 
@@ -192,8 +193,7 @@ def decimal_numbers(block: bytes, begins: np.ndarray, ends: np.ndarray) -> Numbe
     lengths = ends - begins - (negative | (first == PLUS))
     count = min(-(-int(lengths.max(initial=1)) // WORD), MOST_WORDS)
     integers, decimals = np.zeros((2, len(ends)), np.int64)
-    wrong, seen = np.zeros((2, len(ends)), np.uint64)
-    """Bits that no number has, and all bits where the point has been found."""
+    wrong, seen = np.zeros((2, len(ends)), np.uint64)  # bits that no number has; all bits once the point is found
     later = _last_bytes(block, ends, lengths, 0, ZEROS)
     for i in range(count):
         word = later
