@@ -28,7 +28,7 @@ SEPARATOR = re.compile(r'sep=([^"\r\n\x00])\r?\n?')
 
 
 DELIMITERS = ";,\t|"
-"""The usual ones."""
+"""The usual characters between two columns."""
 
 
 SEPARATOR_LENGTH = 7
