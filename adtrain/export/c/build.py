@@ -166,14 +166,14 @@ def ready_layers() -> bytes:
 
 
 def layers_source() -> str:
-    """The C file of that module."""
+    """The text of the C file of `layers.wasm`."""
     texts = needed(LAYERS, "layers_simd.c", "layers.c", "layers_training.c")
     includes = "".join(f"#include <{name}.h>\n" for name in ("math", "stddef", "stdint", "string"))
     return includes + re.sub(rf"^static (?=\w+ (?:{'|'.join(LAYERS)})\()", "", "\n\n".join(texts), flags=re.MULTILINE)
 
 
 def compiled_layers() -> bytes:
-    """The same module, compiled by clang. Its last section has the digest of its C, for `layers_digest`."""
+    """The module `layers.wasm`, compiled by clang. Its last section has the digest of its C (`layers_digest`)."""
     with tempfile.TemporaryDirectory() as folder:
         write_atomic(Path(folder, "layers.c"), layers_source().encode(), durable=False)
         _compile_wasm(folder, "layers.c", (*LAYERS, "erff", "__heap_base"))
@@ -183,11 +183,11 @@ def compiled_layers() -> bytes:
 
 
 SECTION = b"source"
-"""The name of that section."""
+"""The name of the section with the digest."""
 
 
 def layers_digest() -> bytes:
-    """The SHA-256 of all C that the module is made of."""
+    """The SHA-256 of all C that `layers.wasm` is made of."""
     files = sorted(x for x in _wasm_folder().iterdir() if x.suffix in (".c", ".h"))
     files += sorted((asset_path("kernels") / "cpu").glob("elementary*.h"))
     return hashlib.sha256(b"\0".join([layers_source().encode(), *(x.read_bytes() for x in files)])).digest()
