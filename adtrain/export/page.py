@@ -33,7 +33,7 @@ MOST_FIELDS = 100
 DEVIATIONS = 3
 """Standard deviations on each side of the mean that a slider covers where the examples cannot be read."""
 POSITIONS = 200
-"""Positions of a slider, at least."""
+"""Minimum positions of a slider for numbers that are not whole."""
 
 
 def encode(trained: TrainedModel, program: PageProgram, examples: Split | None) -> bytes:
@@ -141,7 +141,7 @@ def _text(trained: TrainedModel) -> dict[str, Any]:
     about = json.loads(tokenizer.content)
     divided = about.get("pre_tokenizer") or {}
     if about.get("normalizer") or divided.get("type") != "ByteLevel" or divided.get("add_prefix_space"):
-        raise AdtrainError("found another tokenizer than GPT-2's and those of adtrain data tokenize, which pages have")
+        raise AdtrainError("found a tokenizer that pages do not have, expected GPT-2's or one of adtrain data tokenize")
     numbers = {name: number for number, name in enumerate(tokenizer.classes)}
     pairs = (pair if isinstance(pair, list) else pair.split(" ") for pair in about["model"]["merges"])
     merges = [(numbers[a], numbers[b], numbers[a + b]) for a, b in pairs]
