@@ -99,7 +99,7 @@ FORWARD_TILES: Mapping[int, tuple[ForwardTile, ...]] = {
     64: (ForwardTile(192, 128, 2, 2, 5.2e12), ForwardTile(128, 128, 2, 3, 4.4e12)),
     128: (ForwardTile(128, 176, 1, 2, 5.2e12), ForwardTile(128, 128, 2, 2, 5.1e12)),
 }
-"""By packed width."""
+"""The candidates by packed width."""
 BACKWARD_TILES = {
     (64, 1): BackwardTile(128, 128, 2, 1),
     (128, 1): BackwardTile(64, 128, 2, 1),
@@ -111,8 +111,8 @@ GROUP = 64
 UNIT_BYTES, MAX_UNITS = 16 << 10, 7
 """A unit is 128 rows of 64 columns or 64 rows of 128; so many are in a buffer of `attention/wgmma_short_forward.cu`."""
 MIN_HEAD_GROUP, GROUP_BYTES = 8, 32 << 20
-"""Causal tiles of several heads are computed together, so that long and short tiles mix: of so many heads, or of more
-whose keys and values stay in L2."""
+"""Causal tiles of several heads are computed together, so that long and short tiles mix. The minimum number of heads,
+and the bytes of the keys and values of more heads, which stay in L2."""
 SPEED = {1: 4.2e12, 2: 1.5e12}
 """FLOP/s of a multiprocessor in the gradient, by terms of an operand."""
 TILE_START = 0.5
@@ -154,9 +154,12 @@ def _elements(problem: Problem) -> float:
 
 def _seconds(target: Target, problem: Problem, tile: ForwardTile | BackwardTile) -> float:
     """The estimated time of packing and of the products."""
-    x, gradient, rows = problem.estimated, problem.gradient, packed_rows(problem, tile)
-    own, others = tile[1::-1] if gradient else tile[:2]
-    tiles, most = -(-rows[gradient] // own), -(-rows[not gradient] // others)
+    x, gradient, (queries, keys) = problem.estimated, problem.gradient, packed_rows(problem, tile)
+    query_tiles, key_tiles = -(-queries // tile.queries), -(-keys // tile.keys)
+    if gradient:
+        own, others, tiles, most = tile.keys, tile.queries, key_tiles, query_tiles
+    else:
+        own, others, tiles, most = tile.queries, tile.keys, query_tiles, key_tiles
     # The steps of each tile of a head: the tiles of keys that queries attend to, or of queries that attend to keys.
     steps = [min(most, -(-(i + 1) * own // others)) if problem.causal else most for i in range(tiles)]
     waves_of_tiles = waves(x.batch * tiles, 1, target)
