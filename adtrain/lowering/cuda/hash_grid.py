@@ -32,7 +32,7 @@ def hash_grid(target: Target, points: Any, table: Any, levels: Any, along: Ints)
 SHARED_BYTES, MOST_THREADS = 216 << 10, 1024
 """Shared memory and threads of a block that adds in shared memory."""
 MIN_POINTS = 1 << 14
-"""With fewer points, blocks would add fewer summands than sums to global memory."""
+"""Minimum points. A block of fewer points has fewer summands than sums, each of which it adds to global memory."""
 
 
 def hash_grid_add(target: Target, ct: Any, points: Any, levels: Any, rows: int, along: Ints) -> list[CudaKernel]:
