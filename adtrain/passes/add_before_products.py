@@ -1,8 +1,8 @@
 """f(a, c) + f(b, c) -> f(a + b, c), where f is linear in its first argument: one product in place of two.
 
 Two evaluations of a network at the same points, such as those for u_t and u_xx, share the forward pass, but each has a
-backward pass of its own. Their cotangents of a layer are added in the gradient of its weight. There, and in each layer
-before it, this adds them before the product.
+backward pass of its own. The gradient of a layer's weight is the sum of a product for each evaluation. This pass adds
+the cotangents of the layer first, and computes one product. The layers before it then share one backward pass.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Key: TypeAlias = Hashable
 
 @keeps(Results.ROUNDING)
 def add_before_products(program: Program) -> Program:
-    """See the module."""
+    """One product in place of a sum of products with a common factor, as long as there is such a sum."""
     while (changed := _changed(program)) is not None:
         program = merge_common_subexpressions(remove_dead_code(changed))  # equal sums a + b are one value
     return program
@@ -78,6 +78,7 @@ def _pair(
 
 
 def _keys(e: Equation) -> Iterator[tuple[int, Key]]:
+    """The number of each argument in which an equation is linear, and what the equation is without it."""
     linear = e.has(Trait.LINEAR) and len(e.inputs) == 1 and not e.has(Trait.RESHAPE)  # a reshape costs nothing
     if not linear and not (e.has(Trait.BILINEAR) and len(e.inputs) == 2):
         return
