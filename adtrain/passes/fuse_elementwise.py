@@ -30,6 +30,9 @@ class ElementwiseFusion(Fusion):
     """One loop nest for each connected group of elementwise equations of one shape and phase.
 
     Each reader of a broadcast computes it, so that no broadcast is stored for several readers.
+
+    Attributes:
+        across_phases: whether equations of different phases may join, too.
     """
 
     form = LOOPS
