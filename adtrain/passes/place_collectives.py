@@ -40,8 +40,9 @@ def exchanges_data(e: Equation) -> bool:
 def place_collectives(program: Program, early_updates: bool = False) -> Program:
     """``program`` in another order: first the exchanges, with the equations that they need, then all others.
 
-    With ``early_updates`` the optimizer's update of a bucket, and the all-gather of its parameters, follow the last
-    reader of the old parameters and the gradients of the next bucket. So both exchanges run beside the backward pass.
+    With ``early_updates`` the optimizer's update of a bucket, and the all-gather of its parameters, follow both the
+    last reader of the old parameters and the gradients of the next bucket. So both exchanges run beside the backward
+    pass.
 
     `exchange_done` stands before the first reader of an exchange's result, and before a fused equation that exchanges
     data: it uses the processor until the peers' kernels run, which might wait for the exchange. Applied after all other
@@ -97,7 +98,7 @@ def _with_early_updates(program: Program, exchanges: Sequence[int], dependences:
         needed = max((k for k, x in enumerate(found) if dependences.reaches(x, i)), default=-1)
         names = [program.equations[x].primitive.name for x in found]
         others = [k for k, name in enumerate(names) if name == "all_to_all" and k > needed]
-        found.insert([*others, len(found)][len(others) > 1], i)
+        found.insert(others[:2][-1] if others else len(found), i)  # before the second one, or the only one
         for reader, e in enumerate(program.equations):
             reads = any(source.get(v, v) is parameters for v in e.inputs)
             if reads and reader != i and not dependences.reaches(i, reader):
