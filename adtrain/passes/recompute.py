@@ -1,7 +1,9 @@
 """Recompute values that one kernel would write and another one read, from arrays that are in memory anyway.
 
-Example: a gradient x * w * c is added to another one, after a matrix product that depends on it. The kernel of the sum
-reads x and computes the gradient again, instead of reading what an earlier kernel has written.
+Example: a matrix product reads a gradient x * w * c, and a later kernel adds the gradient to another one. The later
+kernel reads x and computes the gradient again, instead of reading what an earlier kernel has written.
+
+The CPU and GPUs use the pass with different forms; see `backends/cpu/fusions.py` and `backends/cuda/fusions.py`.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ from adtrain.passes.fuse_products import reads_by_element
 from adtrain.passes.groups import MAX_EQUATIONS
 
 MIN_BYTES = 1 << 20
-"""Smaller values stay in a cache between two kernels."""
-MOST = 8
-"""Maximum equations that are computed again. None calls a function, such as exp."""
+"""Minimum bytes of a value. Smaller values stay in a cache between two kernels."""
+MAX_COMPUTED = 8
+"""Maximum equations that are computed again for a value. None calls a function, such as exp."""
 
 
 class _Computation(NamedTuple):
@@ -48,10 +50,10 @@ def recompute(
 
     Args:
         sources: the forms, besides loops, whose results may be computed again.
-        readers: the forms, besides loops, whose loops can compute more.
-        more_arrays: whether a reader may read arrays for it that it does not read anyway. Then all readers of a value
-            compute it or none, and half of the value's bytes or more are saved. Otherwise each reader may, and reads
-            at most more vectors along the last axis.
+        readers: the forms, besides loops, whose loops can compute a value again.
+        more_arrays: whether a reader may read further arrays to compute a value. If true, either all readers of a value
+            compute it or none does, and at least half of its bytes are saved. If false, each reader that can compute it
+            does, and the only further arrays that it reads are vectors along the last axis.
     """
     equations: list[Sequence[Equation]] = [(e,) for e in program.equations]  # the last one may be preceded by views
     producer = {v: i for i, e in enumerate(program.equations) for v in e.outputs}
@@ -105,7 +107,7 @@ def _own_arrays(
 
 
 def _reads_only_vectors(reader: Equation, v: Variable, own: Mapping[Variable, Variable]) -> bool:
-    """Whether the reader has all arrays in the shape of ``v``, and the others are vectors along the last axis."""
+    """Whether the reader reads the arrays of the shape of ``v`` anyway, and the others are vectors of the last axis."""
     arrays = [x for x in own.values() if x.type.shape == v.type.shape]
     vectors = [x for x in own.values() if x.type.shape != v.type.shape]
     return bool(arrays) and set(arrays) <= set(reader.inputs) and all(prod(x.type.shape[:-1]) == 1 for x in vectors)
@@ -136,7 +138,7 @@ def _computation(source: Equation, v: Variable) -> _Computation | None:
             own.add(producer[x])
             waiting += producer[x].inputs
     equations = [e for e in producer.values() if e in own]
-    cheap = inputs and sum(not e.has(Trait.BROADCAST) for e in equations) <= MOST
+    cheap = inputs and sum(not e.has(Trait.BROADCAST) for e in equations) <= MAX_COMPUTED
     return _Computation([*views], equations, [*inputs]) if cheap else None
 
 
