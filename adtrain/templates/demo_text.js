@@ -56,7 +56,8 @@ function drawn(probabilities) {
   const heat = Math.max(Number(temperature.value), 1e-3), logs = probabilities.map(p => Math.log(p) / heat);
   const most = Math.max(...logs), weights = logs.map(x => Math.exp(x - most));
   let aim = Math.random() * weights.reduce((a, b) => a + b);
-  return weights.findIndex(w => (aim -= w) < 0);
+  const found = weights.findIndex(w => (aim -= w) < 0);
+  return found < 0 ? weights.indexOf(1) : found; // rounding may leave a rest; the largest weight is 1
 }
 
 const decoder = new TextDecoder();
