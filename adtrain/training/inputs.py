@@ -18,7 +18,7 @@ from adtrain.training.model_file import TrainedModel
 
 IDX_MAGIC = b"\0\0"
 FIELD_INTERVAL = (0.0, 1.0)
-"""That of each coordinate of a neural field."""
+"""The interval of each coordinate of a neural field."""
 MNIST = "mnist"
 """The data set whose images were made as `digit_image` makes them."""
 
