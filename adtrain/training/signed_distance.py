@@ -19,7 +19,7 @@ Vector: TypeAlias = Sequence[Value]
 """The coordinates x, y, z of vectors: columns (N, 1), rows (1, F), or both (N, F)."""
 
 PAIRS = 1 << 22
-"""The most pairs of points and triangles of a call of the Program."""
+"""Maximum pairs of points and triangles of a call of the Program; a call has at least one point."""
 NEAR = 0.02
 """The standard deviation of the distances of points near the surface, relative to the diagonal of the mesh."""
 
@@ -52,7 +52,7 @@ def samples(triangles: np.ndarray, low: np.ndarray, high: np.ndarray, count: int
     """Points with their signed distances, float64 (count, 4), in a random order.
 
     A half is near the surface, and a quarter on it. The others have a uniform distribution in the box from `low` to
-    `high`.
+    `high`, each (3,).
     """
     rng = np.random.default_rng(seed)
     diagonal = np.linalg.norm(np.ptp(triangles.reshape(-1, 3), axis=0))
@@ -76,8 +76,8 @@ def _of_points(points: Value, triangles: dict[str, Value]) -> Value:
     corners = [_minus(corner, here) for corner in _vectors(triangles["corners"])]
     edges, inwards = _vectors(triangles["edges"]), _vectors(triangles["inwards"])
     (normal,) = _vectors(triangles["normal"])
-    to_edges: list[Any] = []
-    above: list[Any] = []
+    to_edges: list[Any] = []  # squares of the distances from the edges
+    above: list[Any] = []  # for each edge 1 where the projection of the point is on its inner side, else 0
     for to_corner, edge, inward in zip(corners, edges, inwards, strict=True):
         along = ops.clip(-_dot(to_corner, edge) / _dot(edge, edge), 0.0, 1.0)
         to_edge = [x + along * y for x, y in zip(to_corner, edge, strict=True)]
@@ -87,14 +87,15 @@ def _of_points(points: Value, triangles: dict[str, Value]) -> Value:
     squares = ops.where(above[0] + above[1] + above[2] > 2.5, to_plane * to_plane, reduce(ops.minimum, to_edges))
     a, b, c = corners
     lengths = [ops.sqrt(_dot(x, x)) for x in corners]
-    volume = _dot(a, _cross(b, c))
-    angle = (
+    # The tangent of half of the solid angle is a quotient (Van Oosterom and Strackee, 1983).
+    numerator = _dot(a, _cross(b, c))
+    denominator = (
         lengths[0] * lengths[1] * lengths[2]
         + _dot(a, b) * lengths[2]
         + _dot(b, c) * lengths[0]
         + _dot(c, a) * lengths[1]
     )
-    winding = ops.sum(ops.arctan2(volume, angle), 1) / (2 * pi)
+    winding = ops.sum(ops.arctan2(numerator, denominator), 1) / (2 * pi)
     distance = ops.sqrt(ops.min(squares, 1))
     return ops.where(ops.abs(winding) > 0.5, -distance, distance)
 
