@@ -132,7 +132,7 @@ class Observer:
 
 
 LONG_PREPARATION = 0.1
-"""Seconds that it takes to trace and lower the step of a large network."""
+"""A network is large if its step takes at least so many seconds to trace and lower."""
 
 CHECK_SECONDS = 1.0
 """The approximate time between two checks that all numbers of the state are finite."""
@@ -290,8 +290,8 @@ class _Training:
     def _compile(self, sizes: Sequence[int]) -> None:
         """Compile the step for these sizes, the first of which is the next step's, and what evaluates.
 
-        All of it is lowered while kernels compile. If those of a large network's step are compiled before, the rest is
-        lowered while the GPU takes the first steps.
+        All of it is lowered while kernels compile. The steps of a large network begin as soon as the kernels of the
+        first size are compiled. What is not lowered by then is lowered while the GPU takes the first steps.
         """
         if not self.step_seconds:
             report_status("preparing the step")
