@@ -2,7 +2,7 @@
 
     python benchmarks/fields.py [--device cpu|gpu] [--side N] [--batch N] [--precision full|tf32] [--rounds N]
 
-A hash grid of 16 levels with 2 features and 2^15 rows (Mueller et al. 2022), then a network of two hidden layers of 64
+A hash grid of 16 levels with 2 features and 2^15 rows (Müller et al., 2022), then a network of two hidden layers of 64
 units. A time is the median of the rounds.
 """
 
