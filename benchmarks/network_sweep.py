@@ -2,7 +2,7 @@
 
     python benchmarks/network_sweep.py --seed 0 --count 12 [--json-file PATH]
 
-Each seed draws one network of each family in turn: residual, bottleneck, grouped, inverted residual, dilated, plain
+The networks of a seed are of each family in turn: residual, bottleneck, grouped, inverted residual, dilated, plain
 convolutions, encoder, recurrent, and linear layers. Widths, depths, heads, kernels and image sizes are drawn too. The
 data are random images. All networks are set up and compiled first, side by side. Then each one is timed alone, in
 interleaved samples of both systems. The worst ratios are printed first; below 1 adtrain is slower.
@@ -45,8 +45,10 @@ def conv(channels: int, kernel: int = 3, stride: int = 1, groups: int = 1, dilat
 
 
 def stages(rng: Random, widths: Sequence[int], activation: str, body: Callable[[int, int, int], Layers]) -> Layers:
-    """Residual blocks. The first block of each later stage halves the images. `body` gets the channels of its input and
-    output, and the stride."""
+    """Stages of residual blocks, and a classifier. The first block of each later stage halves the images.
+
+    `body` returns the layers of a block, given the channels of its input and output, and the stride.
+    """
     layers, before = [*conv(widths[0]), activation], widths[0]
     for i, width in enumerate(widths):
         for block in range(rng.choice([1, 2])):
@@ -156,8 +158,8 @@ def network(seed: int, index: int, folder: Path) -> tuple[str, Path]:
 
 @click.command()
 @click.option("--seed", default=0, help="The networks depend on it.")
-@click.option("--count", default=len(FAMILIES), help="The number of networks; they take turns in the families.")
-@click.option("--only", "indices", type=int, multiple=True, help="In place of --count: the numbers of networks.")
+@click.option("--count", default=len(FAMILIES), help="The number of networks: one of each family, then again.")
+@click.option("--only", "indices", type=int, multiple=True, help="Only the network with this number, from 0.")
 @click.option("--seconds", default=300.0, help="Networks that are not compiled by then are left out.")
 @click.option("--json-file", type=click.Path(path_type=Path), help="Where to write the times.")
 def main(seed: int, count: int, indices: Sequence[int], seconds: float, json_file: Path | None) -> None:
