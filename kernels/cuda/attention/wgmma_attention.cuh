@@ -76,7 +76,7 @@ template <int SUMS> __device__ __forceinline__ void to_bfloat16(const float (&su
 }
 
 // The number of the tile that this block computes in a round of all blocks. Causal tiles are numbered from the longest to the
-// shortest. So every second round goes backwards over the blocks, and all blocks get about the same work.
+// shortest. Every second round gives them to the blocks in reverse, so that all blocks get about the same work.
 __device__ __forceinline__ int tile_of_round(int round) {
     const int blocks = gridDim.x, block = blockIdx.x;
     return round * blocks + (CAUSAL && round % 2 == 1 ? blocks - 1 - block : block);
