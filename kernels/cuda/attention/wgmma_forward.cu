@@ -3,7 +3,8 @@
 // computes 64 queries. The product for the scores of the next keys overlaps the softmax of the current ones. The warpgroups
 // also take turns, so that one multiplies while another one computes exponentials.
 //
-// Macros: also QUERY_STAGES of q, KEY_STAGES of k and of v, CONSUMERS = BLOCK_Q / 64, HEAD_GROUP: heads whose tiles are computed at the same time.
+// Macros: also QUERY_STAGES of q, KEY_STAGES of k and of v, CONSUMERS = BLOCK_Q / 64, HEAD_GROUP: heads whose tiles are computed at
+// the same time.
 #include "attention/wgmma_scratch.cuh"
 #include "attention/wgmma_softmax.cuh"
 
