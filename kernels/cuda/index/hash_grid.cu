@@ -133,7 +133,7 @@ KERNEL __launch_bounds__(THREADS) hash_grid_add_shared(const T *ct, const T *poi
                                                        char *scratch) {
     wait_for_inputs();
     extern __shared__ __align__(16) uint32_t shared_halves[];
-    uint32_t *low = shared_halves, *high = shared_halves + SHARED_SUMS; // there are no shared atomics of 64 bits
+    uint32_t *low = shared_halves, *high = shared_halves + SHARED_SUMS; // the hardware adds 32 bits at a time in shared memory
     const int64_t f = blockIdx.y % FEATURES, l = blockIdx.y / FEATURES, rows = rows_of(levels, l, elements);
     if (rows > SHARED_SUMS) return;
     for (int i = threadIdx.x; i < rows; i += THREADS) low[i] = high[i] = 0;
