@@ -234,7 +234,7 @@ def test_results_do_not_depend_on_the_order_of_threads(name: str, host: Host, mo
 
 @pytest.mark.parametrize(("points", "width", "depth"), [(10_000, 20, 8), (65_536, 64, 4)])
 def test_a_physics_informed_network_is_one_chain(points: int, width: int, depth: int) -> None:
-    """All launches with a row for each point."""
+    """No other launch has a row for each point."""
     widths = (2, *(width,) * depth, 1)
     shapes = ([(Shaped(*w), Shaped(*b)) for w, b in layers(*widths)], Shaped(points, 1), Shaped(points, 1))
     program = for_gpu(stage(burgers).program(*shapes))
