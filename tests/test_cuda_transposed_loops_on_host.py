@@ -25,7 +25,7 @@ CHANNELS_LAST, CHANNELS_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 def test_loops_read_each_element_of_a_transpose(
     shape: tuple[int, ...], axes: tuple[int, ...], others: int, host: Host
 ) -> None:
-    """Alone its elements are taken in its order, beside other arrays in theirs."""
+    """Neighbouring threads read neighbours in the transpose if it is alone, else in the other arrays."""
     rng = np.random.default_rng(0)
     arrays = [rng.normal(size=shape).astype(np.float32)]
     arrays += [rng.normal(size=[shape[axis] for axis in axes]).astype(np.float32) for _ in range(others)]
