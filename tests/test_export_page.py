@@ -209,12 +209,12 @@ def test_a_function_that_pages_do_not_have_is_refused() -> None:
         javascript("loop_0", "(const float *x, float *y) {\n    y[0] = bfloat16_value(x[0]);\n}")
 
 
-def test_the_layers_of_pages_are_made_of_the_packages_c() -> None:
+def test_the_packaged_layers_are_made_of_the_packaged_c() -> None:
     assert build.ready_layers().endswith(build.SECTION + build.layers_digest()), "run docs/tools/wasm_layers.py"
 
 
 @of_clang
-def test_layers_compiled_now_compute_what_the_packages_do(
+def test_layers_compiled_by_clang_compute_what_the_packaged_ones_do(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = with_arrays(SMALL, (1, 6, 5))
