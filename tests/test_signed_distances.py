@@ -71,7 +71,7 @@ def test_both_kinds_of_stl_files_have_the_triangles(tmp_path: Path) -> None:
         ("a.obj", "v 0 0 0\nv 1 1 1\nf 1 2 2\n", "found no triangle with an area"),
         ("a.obj", "v 0 0 nan\nv 1 1 1\nv 1 0 1\nf 1 2 3\n", "found a coordinate that is not finite"),
         ("a.stl", "solid\nvertex 1 2 3\n", "found 1 lines with a vertex, expected 3 for each triangle"),
-        ("a.stl", "ply", "found 3 bytes that are no STL file"),
+        ("a.stl", "ply", "found 3 bytes, expected a binary STL file"),
         ("a.ply", "ply", "found the extension '.ply', expected .obj or .stl"),
     ],
 )
@@ -150,7 +150,10 @@ def test_a_network_learns_the_signed_distance_and_its_page_shows_a_slice(folder:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        (["data.points.z=[-0.1, 1]"], "data.points: z: found no room for [-0.2, 0.2]"),
+        (
+            ["data.points.z=[-0.1, 1]"],
+            "data.points: z: found [-0.1, 1], expected an interval that contains [-0.2, 0.2]",
+        ),
         (["data.reference=x"], "no reference together with sdf, which has both"),
         (
             ["model.output=[d, e]", "model.layers.4.linear=2"],

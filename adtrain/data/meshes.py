@@ -20,7 +20,7 @@ MESHES = (".obj", ".stl")
 STL_HEADER, STL_TRIANGLE = 84, 50
 """Bytes of the header of a binary STL file, with the number of triangles, and of a triangle."""
 BYTES_EACH = 4
-"""Times the bytes of a file: the most memory of its triangles in float64."""
+"""Estimated bytes of the triangles in float64 for each byte of a file."""
 
 
 def read_mesh(path: Path) -> np.ndarray:
@@ -93,7 +93,7 @@ def _vertex(where: str, word: str, count: int) -> int:
         raise DataError(f"{where}: found the corner {quoted(word)}, expected the number of a vertex") from None
     index = number - 1 if number > 0 else count + number
     if number == 0 or not 0 <= index < count:
-        raise DataError(f"{where}: found the vertex {number}, expected 1 to {count}, as many as lines above have")
+        raise DataError(f"{where}: found the vertex {number}, expected 1 to {count}, the vertices before it")
     return index
 
 
@@ -106,7 +106,8 @@ def _stl(path: Path, content: bytes) -> np.ndarray:
             return found
     if not content.lstrip().startswith(b"solid"):
         raise DataError(
-            f"{path}: found {len(content):,} bytes that are no STL file, expected all triangles of its header"
+            f"{path}: found {len(content):,} bytes, expected a binary STL file with as many triangles as its header "
+            "says, or a text that begins with solid"
         )
     corners = [
         _numbers(f"{path}: line {number}", line.split()[1:4])

@@ -293,8 +293,11 @@ def read_data(cfg: Config) -> DataSet:
 
 
 def _mesh_in_box(cfg: Config, file: str, box: Box) -> np.ndarray:
-    """The triangles of a mesh. Raises ConfigError if the variables are no coordinates of space, or the mesh is not in
-    the box, and DataError where it cannot be read."""
+    """The triangles of a mesh, float64 (F, 3, 3).
+
+    Raises ConfigError unless there are three variables and one output and the mesh is in the box, and DataError where
+    the file cannot be read.
+    """
     own = names(cfg)
     if len(own.variables) != 3 or len(own.outputs) != 1:
         found = f"found {len(own.variables)} variables and {len(own.outputs)} outputs"
@@ -303,8 +306,9 @@ def _mesh_in_box(cfg: Config, file: str, box: Box) -> np.ndarray:
     corners = triangles.reshape(-1, 3)
     for name, low, high in zip(own.variables, corners.min(0), corners.max(0), strict=True):
         if low < box[name][0] or high > box[name][1]:
-            expected = f"expected an interval around it, for {file} is there"
-            raise cfg.error_at(("data", "points"), f"{name}: found no room for [{low:.6g}, {high:.6g}], {expected}")
+            begin, end = box[name]
+            expected = f"expected an interval that contains [{low:.6g}, {high:.6g}], where {file} is"
+            raise cfg.error_at(("data", "points"), f"{name}: found [{begin:.6g}, {end:.6g}], {expected}")
     return triangles
 
 
