@@ -25,7 +25,7 @@ Key: TypeAlias = Hashable
 
 @keeps(Results.ROUNDING)
 def add_before_products(program: Program) -> Program:
-    """One product in place of a sum of products with a common factor, as long as there is such a sum."""
+    """One product f(a + b, c) in place of f(a, c) + f(b, c), where f is linear in its first argument."""
     while (changed := _changed(program)) is not None:
         program = merge_common_subexpressions(remove_dead_code(changed))  # equal sums a + b are one value
     return program

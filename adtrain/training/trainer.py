@@ -290,8 +290,8 @@ class _Training:
     def _compile(self, sizes: Sequence[int]) -> None:
         """Compile the step for these sizes, the first of which is the next step's, and what evaluates.
 
-        All of it is lowered while kernels compile. The steps of a large network begin as soon as the kernels of the
-        first size are compiled. What is not lowered by then is lowered while the GPU takes the first steps.
+        All of it is lowered while kernels compile. On one GPU the steps of a large network begin as soon as the kernels
+        of the first size are compiled. What is not lowered by then is lowered while the GPU takes the first steps.
         """
         if not self.step_seconds:
             report_status("preparing the step")

@@ -31,10 +31,10 @@ HAVE_LOOPS = (BatchwiseFusion.form, PRODUCT)
 
 
 class EpilogueLoopsFusion(ElementwiseFusion):
-    """One loop nest for each connected group of elementwise equations of one shape and phase.
+    """One loop nest for each connected group of elementwise equations of one shape and phase, and for a product's readers.
 
-    The equations of a phase that read the same product are such a group, too. So all of them can be the epilogue of the
-    product, which is not stored.
+    All elementwise equations of a phase that read a product are one group. So they can be the epilogue of the product,
+    which is not stored.
     """
 
     def together(self, groups: Groups) -> Iterable[Iterable[int]]:

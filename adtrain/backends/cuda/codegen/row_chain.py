@@ -89,7 +89,9 @@ class _Writer:
     """Writes the part of the chain.
 
     Attributes:
+        own: the body of the chain's equation. The body of the plan has other equations for the same values.
         names: the pointers to arguments and results.
+        scalars: the names of the registers with arguments of one element.
     """
 
     def __init__(self, layout: Layout, body: Program) -> None:
@@ -220,15 +222,23 @@ class _Writer:
 
 
 class _Block:
-    """The code of the elements of one shape in a step: products, and the elementwise equations that read them."""
+    """The code of the elements of one shape in a step: products, and the elementwise equations that read them.
+
+    Attributes:
+        own: the C text of the column of the thread's element.
+        code: the statements that compute elements.
+        known: the C text of each element that is computed, by its value and column.
+        products: the products by each weight, transposed or not.
+        earlier: the places of the kept values that it reads.
+    """
 
     def __init__(self, writer: _Writer, step: int, columns: int) -> None:
         self.writer, self.plan, self.step, self.columns = writer, writer.plan, step, columns
-        self.own = "in" if columns > 1 else "0"  # the column of the thread's element
+        self.own = "in" if columns > 1 else "0"
         self.code: list[str] = []
         self.known: dict[tuple[Variable, str], str] = {}
         self.products: dict[tuple[Variable, bool], list[Equation]] = {}
-        self.earlier: dict[Variable, str] = {}  # the places of the kept values that it reads
+        self.earlier: dict[Variable, str] = {}
 
     def lines(self, targets: Sequence[Variable]) -> list[str]:
         """Statements that compute and store the targets."""
