@@ -31,7 +31,7 @@ HAVE_LOOPS = (BatchwiseFusion.form, PRODUCT)
 
 
 class EpilogueLoopsFusion(ElementwiseFusion):
-    """One loop nest for each connected group of elementwise equations of one shape and phase, and for a product's readers.
+    """A loop nest for each connected group of elementwise equations of a shape and phase, and for a product's readers.
 
     All elementwise equations of a phase that read a product are one group. So they can be the epilogue of the product,
     which is not stored.
