@@ -26,7 +26,7 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Variable
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cuda.gemm.bfloat16 import MATRIX_TILES, TILES, Bfloat16Product, Bfloat16Tile, bfloat16_gemm
+from adtrain.lowering.cuda.gemm.bfloat16 import MATRIX_TILES, Bfloat16Product, Bfloat16Tile, bfloat16_gemm
 from adtrain.ops.bfloat16 import from_bfloat16_p, matmul_bfloat16_p, to_bfloat16_p
 from adtrain.passes.fusion import FusionPass
 
@@ -62,12 +62,12 @@ def test_products_are_right(host: Host, tile: Bfloat16Tile, transposed: tuple[bo
 
 
 def test_splits_of_k_are_added_and_few_columns_are_right(host: Host) -> None:
-    check(host, TILES[-1], True, True, (1, 136, 10, 328), 3)
+    check(host, MATRIX_TILES[-1], True, True, (1, 136, 10, 328), 3)
 
 
 @pytest.mark.exhaustive
 def test_tiles_that_do_not_fill_the_multiprocessors_are_split(host: Host) -> None:
-    check(host, TILES[-1], False, False, (1, 264, 136, 200), 2)  # nine tiles on five multiprocessors
+    check(host, MATRIX_TILES[-1], False, False, (1, 264, 136, 200), 2)  # nine tiles on five multiprocessors
 
 
 def test_conversions_round_to_nearest_even_and_keep_nan_and_infinity() -> None:

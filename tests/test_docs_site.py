@@ -26,8 +26,7 @@ def site() -> Path:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("width", "scheme"), [*zip(WIDTHS, SCHEMES, strict=True)])
 def test_pages_do_not_scroll_sideways_and_can_be_read(browser: Browser, site: Path, width: int, scheme: str) -> None:
     for page in PAGES:
         browser.open(site / f"{page}.html", width, scheme)

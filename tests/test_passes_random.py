@@ -35,8 +35,9 @@ from adtrain.passes.groups import Groups
 quickly = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 # A second fuse_maxpool_gradients moves a mask through a second pooling. A second pass for independent equations sees a
-# group as one equation and may merge it with others.
-REPEATED = ("fuse_maxpool_gradients", "fuse_horizontal", "fuse_side_by_side")
+# group as one equation and may merge it with others. After recompute a kernel reads other arrays, and a second one may
+# compute more of them.
+REPEATED = ("fuse_maxpool_gradients", "fuse_horizontal", "fuse_side_by_side", "recompute")
 
 
 def without_scopes(program: Program) -> str:

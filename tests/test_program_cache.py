@@ -157,7 +157,8 @@ def test_programs_are_not_cached_while_memory_is_poisoned(own_folder: Path) -> N
 KEYS = """
 from adtrain import config
 from adtrain.training.preparation import outline
-names = [x for x in config.packaged() if (data := config.load(x).data).path is None and data.measurements is None]
+made = {x: config.load(x).data for x in config.packaged()}
+names = [x for x, data in made.items() if data.path is data.measurements is data.sdf is None]
 experiments = [outline(config.load(name)) for name in names]
 print([x._program_cache(part).function_key for x in experiments for part in ("step", "evaluation")])
 """
