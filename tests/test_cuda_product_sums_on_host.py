@@ -89,7 +89,7 @@ def of_layers(x: Any, v: Any, w: Any, bias: Any) -> Any:
 
 SAMPLES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], list[int]]] = {
     "batch norm": (of_batch_norm, ((5, 16, 11, 13), (136, 16, 3, 3), (24, 136, 3, 3), (136,)), [2, 2]),
-    "relu": (of_relu, ((5, 16, 11, 13), (136, 16, 3, 3), (24, 136, 3, 3), (136,)), [2, 2]),
+    "relu": (of_relu, ((5, 16, 11, 13), (144, 16, 3, 3), (24, 144, 3, 3), (144,)), [2, 2]),
     "depthwise": (of_depthwise, ((5, 72, 11, 13), (72, 1, 3, 3), (72, 1, 5, 5), (72,)), [2, 2]),
     "bias": (of_bias, ((5, 24, 11, 13), (136, 24, 3, 3), (40, 136, 3, 3), (136,)), [1]),
     "layers": (of_layers, ((715, 24), (24, 136), (136, 40), (136,)), [1]),
@@ -99,12 +99,14 @@ fill the tiles, and there are several columns of tiles."""
 
 
 def sample(name: str) -> tuple[Program, list[np.ndarray], list[int]]:
-    """The Program of one of SAMPLES, its arguments, and the numbers of sums. Values of all sizes are computed again."""
+    """The Program of one of SAMPLES, its arguments, and the numbers of sums. Parameters are donated, as in a training
+    step. Values of all sizes are computed again."""
     f, shapes, sums = SAMPLES[name]
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(shape, np.float32) / 4 for shape in shapes]
     with ops.matmul_precision("bfloat16"), patch("adtrain.passes.recompute.MIN_BYTES", 0):
-        return for_gpu(stage(f, passes.SIMPLIFY).program(*arrays), TARGET), arrays, sums
+        program = stage(f, passes.SIMPLIFY, donate=range(1, len(arrays))).program(*arrays)
+        return for_gpu(program, TARGET), arrays, sums
 
 
 def known_before(program: Program, arrays: Sequence[np.ndarray]) -> dict[Variable, np.ndarray]:

@@ -120,6 +120,14 @@ def test_two_evaluations_of_a_network_share_the_backward_pass() -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 
 
+def test_sums_to_a_number_reshapes_and_broadcasts_are_added_as_they_are() -> None:
+    def f(a: Any, b: Any) -> Any:
+        return ops.sum(a * a) + ops.sum(b * b), a.reshape(6) + b.reshape(6), a[0] + ops.ones((4, 3)) + b[0]
+
+    program = stage(f, passes.SIMPLIFY).program(np.ones((2, 3)), np.zeros((2, 3)))
+    assert str(add_before_products(program)) == str(program)
+
+
 def test_a_transpose_of_other_axes_or_of_a_product_that_is_read_elsewhere_stays() -> None:
     def other_axes(a: Any) -> Any:
         return ops.transpose(a, (2, 1, 0)) @ a

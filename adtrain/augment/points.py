@@ -14,7 +14,7 @@ from adtrain.core.array import Value, array
 
 @dataclass(frozen=True)
 class Drawn(Augmentation):
-    """Examples that each step draws independently and uniformly, in place of those of an epoch's order."""
+    """Each step draws its examples independently and uniformly, and does not follow the order of an epoch."""
 
     for_images_only = False
 

@@ -19,9 +19,6 @@ from adtrain.core.static_key import params_key
 from adtrain.passes.common_subexpressions import merge_common_subexpressions
 from adtrain.passes.dead_code import remove_dead_code
 
-Key: TypeAlias = Hashable
-"""What two terms have in common: their equations without one argument."""
-
 
 @keeps(Results.ROUNDING)
 def add_before_products(program: Program) -> Program:
@@ -65,7 +62,7 @@ def _pair(
     terms: Sequence[Variable], producer: Mapping[Variable, Equation], reads: Mapping[Variable, int]
 ) -> tuple[Linear, Linear] | None:
     """Two terms that differ in one argument, in which they are linear."""
-    known: dict[Key, Linear] = {}
+    known: dict[Hashable, Linear] = {}
     for v in terms:
         e = producer.get(v)
         if e is None or reads[v] != 1:
@@ -77,10 +74,13 @@ def _pair(
     return None
 
 
-def _keys(e: Equation) -> Iterator[tuple[int, Key]]:
+def _keys(e: Equation) -> Iterator[tuple[int, Hashable]]:
     """The number of each argument in which an equation is linear, and what the equation is without it."""
-    linear = e.has(Trait.LINEAR) and len(e.inputs) == 1 and not e.has(Trait.RESHAPE)  # a reshape costs nothing
-    if not linear and not (e.has(Trait.BILINEAR) and len(e.inputs) == 2):
+    if e.has(Trait.RESHAPE) or e.has(Trait.BROADCAST):  # which are not stored
+        return
+    if e.has(Trait.REDUCTION) and e.outputs[0].size == 1:  # an addition of the arguments takes as long as the sum
+        return
+    if not (e.has(Trait.LINEAR) and len(e.inputs) == 1) and not (e.has(Trait.BILINEAR) and len(e.inputs) == 2):
         return
     for i, v in enumerate(e.inputs):
         yield i, (e.primitive.name, params_key(e.params), i, v.type, e.inputs[:i], e.inputs[i + 1 :])

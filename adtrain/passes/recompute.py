@@ -69,8 +69,8 @@ def recompute(
             continue
         *views, source = equations[i]
         found = _computation(source, v)
-        if found is None or not program.donated.isdisjoint(found.inputs):
-            continue
+        if found is None or (more_arrays and not program.donated.isdisjoint(found.inputs)):
+            continue  # an array that is read later cannot be overwritten by its update; vectors are small
         own = {r: _own_arrays(equations[r][-1], v, found, origin) for r in reading[v]}
         able = [r for r in own if _can_compute(equations[r][-1], v, found, readers)]
         if more_arrays:
@@ -102,8 +102,7 @@ def _own_arrays(
 ) -> Mapping[Variable, Variable]:
     """For each array of a computation, the argument of the reader that is the same array in the shape of ``v``."""
     same = {origin.get(x, x): x for x in reader.inputs if x.type.shape == v.type.shape}
-    reshaped = {x: same[origin.get(x, x)] for x in found.inputs if origin.get(x, x) in same}
-    return {x: reshaped[x] if x in reshaped and x.type.shape == v.type.shape else x for x in found.inputs}
+    return {x: same.get(origin.get(x, x), x) if x.type.shape == v.type.shape else x for x in found.inputs}
 
 
 def _reads_only_vectors(reader: Equation, v: Variable, own: Mapping[Variable, Variable]) -> bool:

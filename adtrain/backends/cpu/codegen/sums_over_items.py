@@ -66,7 +66,7 @@ class SumsOverItems:
         return self.parts * self.stride
 
     def addresses(self) -> dict[Variable, str]:
-        """The addresses of the sums of a block, for a slice those of the slice's elements."""
+        """The address of each sum in a block. Of a value of a slice, the address of the slice's elements."""
         found = {v: f"({pointer(v)})(part + {self.block_at + at})" for v, at in self.sum_at.items()}
         return {
             v: f"({found[whole]} + slice * {self.slices.steps[v]})" if v in self.slices.steps else found[whole]

@@ -199,7 +199,7 @@ class _Writer:
     def _vector(self) -> str:
         """The number of the vector that thread g computes.
 
-        Where most bytes are those of a transpose that is read, neighbouring threads read neighbouring elements of it.
+        If the argument of a transpose has most of the bytes, neighbouring threads read neighbouring elements of it.
         """
         arrays = [v for v in (*self.program.inputs, *self.program.outputs) if v not in self.numbers]
         v = max(self.loaded, key=lambda v: v.nbytes, default=None)

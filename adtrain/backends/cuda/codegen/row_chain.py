@@ -1,11 +1,12 @@
 """The kernels of a chain of rows: the steps of a tile of rows, and the totals of its sums.
 
 A thread block takes tiles of rows through the steps of the plan (`row_chain_plan.py`). Warps divide a step into tiles
-of 16 rows and some columns. A thread computes products and elementwise equations for its elements, in registers. The
-sums over rows are in scratch memory, which stays in the L2 cache. A second launch adds those of all blocks in order,
-and computes the equations that follow the sums.
+of 16 rows and some columns. A thread computes products and elementwise equations for its elements, in registers. Each
+block writes its sums over rows to scratch memory, which stays in the L2 cache. A second launch adds the sums of all
+blocks in order, and computes the equations that follow the sums.
 
-Neighbouring steps whose text differs only in places of shared memory, such as those of equal layers, are a loop.
+If the texts of neighbouring steps differ only in places of shared memory, one loop computes these steps. Equal layers
+have such steps.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from adtrain.core.target import Target
 WARPS = (4, 8, 12, 16)
 """Warps of a block."""
 ROWS = (16, 32, 48, 64, 80, 96, 112, 128)
-"""Rows of a tile: multiples of those of a tensor-core instruction."""
+"""Rows of a tile. A tensor-core instruction takes 16 rows."""
 STRIP = 16
 """Rows of a warp's tile."""
 MAX_WARPS = 16
@@ -91,7 +91,7 @@ class Layout:
         and how many such groups a strip has.
 
         Args:
-            strips: their number; by default that of a step.
+            strips: the number of strips; by default all strips of a tile.
         """
         tiles, strips = padded(columns) // 8, strips or self.rows // STRIP
         found = [n for n in range(1, self.most + 1) if tiles % n == 0]
@@ -118,7 +118,7 @@ class Layout:
         return -(-tiles // self.blocks) * sum(map(self._cycles, range(self.plan.steps + 1)))
 
     def _cycles(self, step: int) -> float:
-        """An estimate of the time of a step: that of a warp, or that of all warps of a multiprocessor if it is more."""
+        """The estimated cycles of a step: the longer of a warp's time and the time of a multiprocessor for all warps."""
         tasks = list[tuple[int, int]]()  # tiles of warps, and the instructions of one
         targets = self.plan.targets[step] if step < self.plan.steps else {}
         for columns in dict.fromkeys(map(width, targets)):

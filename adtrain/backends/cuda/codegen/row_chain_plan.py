@@ -157,10 +157,10 @@ class Plan:
 
     Attributes:
         count: the rows.
-        body: the equations; those of loops are in the place of the loops.
+        body: the equations. Each loop is replaced by the equations in it.
         level: of each value by row, the first step in which it can be computed. -1: it is an argument.
-        places: those of each value in shared memory, in the order of their steps.
-        kept: those of values that later steps read at their own column, in scratch memory.
+        places: the places of each value in shared memory, in the order of their steps.
+        kept: the places in scratch memory of values that later steps read at their own column.
         targets: the values that each step computes to store them.
         sums: the sums over rows.
         after: the equations that follow the sums.
@@ -248,7 +248,7 @@ class Plan:
         return e.has(Trait.MATMUL) and e.outputs[0] in self.level and width(e.inputs[0]) > MAX_INLINE
 
     def crosses(self, e: Equation, v: Variable) -> bool:
-        """Whether an equation reads a value by row at other columns than those of its result."""
+        """Whether an element of a result needs elements of a value by row in other columns."""
         return e.name in MOVES or e.has(Trait.MATMUL) or width(v) != width(e.outputs[0])
 
 
