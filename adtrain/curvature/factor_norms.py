@@ -36,10 +36,9 @@ def factor_norms(program: Program) -> Program:
         if factors is None or not factors.saves:
             continue
         readers = _readers(program, e.outputs[0])
-        if factors.has_total or not any(is_total for _, is_total in readers):
-            for reader, is_total in readers:
-                compute = factors.total if is_total else factors.norms
-                new[reader] = _Builder(e).ending(reader.outputs[0], compute)
+        computed = {reader: factors.total if is_total else factors.norms for reader, is_total in readers}
+        if None not in computed.values():
+            new |= {x: _Builder(e).ending(x.outputs[0], compute) for x, compute in computed.items() if compute}
     equations = [x for e in program.equations for x in new.get(e, [e])]
     return remove_dead_code(replace(program, equations=tuple(equations)))
 
@@ -86,15 +85,14 @@ class _Factors(Protocol):
     Attributes:
         saves: whether two Gram matrices have fewer elements than a gradient (Z. Bu et al.: "Scalable and efficient
             training of large convolutional neural networks with differential privacy", 2022).
-        has_total: whether `total` computes the sum of the gradients.
+        total: computes the sum of the gradients; None if the factors are of no use for it.
     """
 
     @property
     def saves(self) -> bool: ...
     @property
-    def has_total(self) -> bool: ...
+    def total(self) -> Callable[[_Builder], Variable] | None: ...
     def norms(self, new: _Builder) -> Variable: ...
-    def total(self, new: _Builder) -> Variable: ...
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,6 @@ class _Product:
     a: Variable
     b: Variable
     precision: str
-    has_total = True
 
     @property
     def saves(self) -> bool:
@@ -131,7 +128,7 @@ class _Rows:
     cotangents: Variable
     indices: Variable
     entries: int
-    has_total = False
+    total = None
 
     @property
     def saves(self) -> bool:
@@ -146,9 +143,6 @@ class _Rows:
         grams = new.grams(new.reshape(self.cotangents, count, tokens, n), "full")
         return new.norms(grams, new("astype", equal, dtype=grams.type.dtype))
 
-    def total(self, new: _Builder) -> Variable:
-        raise NotImplementedError
-
 
 @dataclass(frozen=True)
 class _Patches:
@@ -159,7 +153,7 @@ class _Patches:
     window: Any
     size: tuple[int, int]
     precision: str
-    has_total = False
+    total = None
 
     @property
     def saves(self) -> bool:
@@ -185,9 +179,6 @@ class _Patches:
         patches = reduce(lambda x, y: new("add", x, y), at_places)
         cotangents = new.grams(new.reshape(self.cotangents, count, o, positions), self.precision, columns=True)
         return new.norms(cotangents, new.reshape(patches, count, positions, positions))
-
-    def total(self, new: _Builder) -> Variable:
-        raise NotImplementedError
 
 
 def _factors(e: Equation, producer: dict[Variable, Equation]) -> _Factors | None:
