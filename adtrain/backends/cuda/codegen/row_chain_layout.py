@@ -118,7 +118,7 @@ class Layout:
         return -(-tiles // self.blocks) * sum(map(self._cycles, range(self.plan.steps + 1)))
 
     def _cycles(self, step: int) -> float:
-        """The estimated cycles of a step: the longer of a warp's time and the time of a multiprocessor for all warps."""
+        """The estimated cycles of a step: the longer of a warp's time and the time of a multiprocessor for all."""
         tasks = list[tuple[int, int]]()  # tiles of warps, and the instructions of one
         targets = self.plan.targets[step] if step < self.plan.steps else {}
         for columns in dict.fromkeys(map(width, targets)):
