@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,13 +13,14 @@ from program_samples import ALL, bodies, everywhere, names, training_program
 import adtrain as ad
 from adtrain import ops, passes
 from adtrain.backends.cpu.numpy_program import NumpyProgram
-from adtrain.core.fused import LOOPS, label
+from adtrain.core.fused import LOOPS, fuse, label
 from adtrain.core.program import Program
 from adtrain.core.scope import phase
 from adtrain.core.staging import stage
 from adtrain.passes.add_before_products import add_before_products
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.merge_added_products import merge_added_products
+from adtrain.passes.recompute import recompute
 
 X = np.linspace(0.5, 2, 6).reshape(2, 3)
 
@@ -365,6 +367,18 @@ def test_a_large_value_that_is_cheap_is_computed_again_by_the_kernel_that_reads_
 def test_a_value_that_is_small_or_needs_a_function_is_kept(x: np.ndarray, f: Any) -> None:
     program = stage(partial(two_kernels, f=f), ALL).program(x)
     assert [v.size for v in program.equations[0].outputs] == [x.size, x.size, x.shape[1]]
+
+
+def test_a_reshape_of_another_result_of_its_kernel_is_kept() -> None:
+    def f(x: Any, y: Any) -> Any:
+        large = x * 2.0
+        return large, ops.reshape(large, y.shape) * y
+
+    program = stage(f).program(np.zeros((64, 8192), np.float32), np.zeros((64 * 8192,), np.float32))
+    scaled, reshaped, product = program.equations
+    kernel = fuse("batchwise", [scaled, reshaped], (*scaled.outputs, *reshaped.outputs))
+    given = replace(program, equations=(kernel, product))
+    assert recompute(given, sources=["batchwise"], readers=[]).equations == given.equations
 
 
 def test_a_value_whose_computation_reads_more_bytes_is_kept() -> None:

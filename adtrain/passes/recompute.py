@@ -128,7 +128,7 @@ def _computation(source: Equation, v: Variable) -> _Computation | None:
         x = waiting.pop()
         if x in known:
             inputs[x] = None
-        elif producer[x].has(Trait.RESHAPE) and producer[x].inputs[0] in known:
+        elif x is not v and producer[x].has(Trait.RESHAPE) and producer[x].inputs[0] in known:
             views[producer[x]] = None
             inputs[producer[x].inputs[0]] = None
         elif not elementwise(producer[x]) or x.type.shape != v.type.shape or not _is_cheap(producer[x]):
