@@ -33,14 +33,11 @@ import numpy as np
 
 from adtrain.cache import digest, open_cache
 from adtrain.core.array import Value
-from adtrain.core.definition import Definition, caller
-from adtrain.core.errors import OptionError, ShapeError, TraceError
-from adtrain.core.kernel import CKernel, CudaKernel, CudaLaunch
+from adtrain.core.autodiff import fill_zeros
+from adtrain.core.errors import Definition, OptionError, ShapeError, TraceError, caller
+from adtrain.core.kernel import CKernel, CudaKernel, CudaLaunch, Target, forget, register
 from adtrain.core.options import shown
 from adtrain.core.primitive import PRIMITIVES, Primitive
-from adtrain.core.registry import forget, register
-from adtrain.core.reverse import fill_zeros
-from adtrain.core.target import Target
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
 from adtrain.includes import Includes

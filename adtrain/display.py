@@ -73,7 +73,7 @@ class ProgressLines(Observer):
         self.write(f"epoch {epoch.epoch}/{self.epochs}: {text}, {speed}{left}")
 
     def show_status(self, status: str) -> None:
-        """Show what the process does besides steps, such as "compiling 7 of 12 kernels". See `core.status`."""
+        """Show what the process does besides steps, such as "compiling 7 of 12 kernels". See `core.timeline`."""
 
     def close(self) -> None:
         """Remove the bar, if there is one, so that other output can follow."""

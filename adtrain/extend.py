@@ -39,10 +39,8 @@ A `Fusion` says which equations a kernel computes together; `register_fusion` le
 
 from __future__ import annotations
 
-from adtrain.core.kernel import CKernel, CudaKernel, CudaLaunch
+from adtrain.core.kernel import CKernel, CudaKernel, CudaLaunch, Target, register
 from adtrain.core.primitive import Primitive
-from adtrain.core.registry import register
-from adtrain.core.target import Target
 from adtrain.core.trace import bind
 from adtrain.passes.fusion import Fusion, register_fusion
 

@@ -11,8 +11,7 @@ from typing import Any, overload
 from adtrain.core.errors import OptionError
 from adtrain.core.options import is_integer, require_function, shown
 from adtrain.core.program import Program
-from adtrain.core.staging import Staged
-from adtrain.core.staging_arguments import Declared
+from adtrain.core.staging import Declared, Staged
 from adtrain.passes import ALL
 
 

@@ -31,10 +31,8 @@ from adtrain import ops
 from adtrain.augment import Augmentation, Batch
 from adtrain.core import tree
 from adtrain.core.array import Value
-from adtrain.core.checked_arguments import CheckedArguments, checked_options
-from adtrain.core.definition import Definition, caller
-from adtrain.core.errors import OptionError
-from adtrain.core.options import is_integer, shown
+from adtrain.core.errors import Definition, OptionError, caller
+from adtrain.core.options import CheckedArguments, checked_options, is_integer, shown
 from adtrain.core.types import ArrayType
 from adtrain.custom_ops import OWN_OPS, OwnOp
 from adtrain.metrics import ByClass, ClassPredictions

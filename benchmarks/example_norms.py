@@ -19,7 +19,7 @@ import numpy as np
 from adtrain import config
 from adtrain.bench.profile import OpTimer
 from adtrain.core.array import array
-from adtrain.core.hooks import hook
+from adtrain.core.trace import hook
 from adtrain.training import prepare
 
 CONFIGS = ("mlp", "lenet5", "cnn", "resnet", "vit", "lstm", "gpt")

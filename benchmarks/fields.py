@@ -19,8 +19,8 @@ import numpy as np
 import adtrain as ad
 from adtrain import nn, ops
 from adtrain.bench.profile import OpTimer
-from adtrain.core.hooks import hook
 from adtrain.core.staging import Staged, stage
+from adtrain.core.trace import hook
 from adtrain.passes import ALL
 
 SAMPLE_SECONDS = 0.1

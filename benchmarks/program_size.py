@@ -37,8 +37,8 @@ from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.backends.cuda.targets import H200
 from adtrain.bench.timing.protocol import commit
 from adtrain.core.program import Program
-from adtrain.core.scope import phase
 from adtrain.core.staging import Pass, stage
+from adtrain.core.trace import phase
 from adtrain.passes.plan_memory import plan_memory
 
 SIZES = (100, 1_000, 10_000)

@@ -23,9 +23,8 @@ from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.targets import H200
 from adtrain.cache import Cache, digest
-from adtrain.core.kernel import CudaKernel, TensorMap
+from adtrain.core.kernel import CudaKernel, Target, TensorMap
 from adtrain.core.program import Equation, Program
-from adtrain.core.target import Target
 from adtrain.passes.places import stored_bytes
 
 FLAGS = (

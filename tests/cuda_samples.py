@@ -28,10 +28,9 @@ from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Candidate, Lowering
 from adtrain.cases import CASES, Case
 from adtrain.core.array import Value
-from adtrain.core.fused import HORIZONTAL, single_equations
-from adtrain.core.program import Equation, Program
+from adtrain.core.kernel import Target
+from adtrain.core.program import HORIZONTAL, Equation, Program, single_equations
 from adtrain.core.staging import stage
-from adtrain.core.target import Target
 from adtrain.passes.fuse_elementwise import is_loops
 
 TARGETS = tuple(targets.TARGETS.values())

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core import registry
+from adtrain.core import kernel as registry
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.primitive import Primitive
 from adtrain.core.types import ArrayType

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from adtrain.core.kernel import c_kernels
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.registry import c_kernels
 from adtrain.passes.arena import ALIGNMENT
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.places import nbytes

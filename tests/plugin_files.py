@@ -14,7 +14,7 @@ from training_runs import TEXT, write_config
 
 from adtrain import plugins, register
 from adtrain.config.specs import FAMILIES
-from adtrain.core import registry
+from adtrain.core import kernel as registry
 from adtrain.core.primitive import PRIMITIVES
 from adtrain.custom_ops import OWN_OPS
 

@@ -13,11 +13,10 @@ from adtrain import nn, ops, optim, passes
 from adtrain.backends.cpu.fusions import cpu_fusions
 from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.targets import H200
-from adtrain.core.fused import fuse
+from adtrain.core.kernel import Target
 from adtrain.core.primitive import Primitive
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import Equation, Program, Variable, fuse
 from adtrain.core.staging import Pass, stage
-from adtrain.core.target import Target
 from adtrain.core.types import ArrayType
 
 ALL: tuple[Pass, ...] = (*passes.SIMPLIFY, *cpu_fusions())
@@ -50,11 +49,11 @@ def training(optimizer: str, dtype: str = "float32", dropout: float = 0.0) -> tu
 
         def loss(params: Any) -> Any:
             out, _ = model.forward(params, statistics, x, nn.Mode(training=True, rng=rng))
-            with ad.core.scope.scope("loss"):
+            with ad.core.trace.scope("loss"):
                 return ops.cross_entropy(out, labels)
 
         value, grads = ad.value_and_grad(loss)(params)
-        with ad.core.scope.phase("update"), ad.core.scope.scope("optimizer"):
+        with ad.core.trace.phase("update"), ad.core.trace.scope("optimizer"):
             lr = schedule(averages["step"]) * chosen.lr
             return chosen.update(params, grads, averages, lr), value
 

@@ -24,7 +24,7 @@ def step_of(graph: Any) -> Any:
 
     def step(*xs: Any) -> Any:
         (value, last), grads = ad.value_and_grad(f, tuple(range(len(xs))), has_aux=True)(*xs)
-        with ad.core.scope.phase("update"):
+        with ad.core.trace.phase("update"):
             return value, last, [x - 0.1 * g for x, g in zip(xs, grads, strict=True)]
 
     return step

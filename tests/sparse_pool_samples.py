@@ -12,10 +12,9 @@ from adtrain.backends.cuda.forms.weight_gradients import BIAS_AXES
 from adtrain.backends.cuda.targets import H200
 from adtrain.core import tree
 from adtrain.core.array import array
-from adtrain.core.kernel import CudaKernel
+from adtrain.core.kernel import CudaKernel, Target
 from adtrain.core.precision import FULL
 from adtrain.core.program import Equation
-from adtrain.core.target import Target
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.conv.pooling import SparsePoolInputGrad

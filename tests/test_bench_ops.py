@@ -17,9 +17,8 @@ from adtrain.cases import CASES
 from adtrain.config.records import plain
 from adtrain.core.array import Value
 from adtrain.core.errors import DTypeError
-from adtrain.core.hooks import Call, Hook, hook
 from adtrain.core.primitive import Primitive
-from adtrain.core.trace import Tracer, base_trace
+from adtrain.core.trace import Call, Hook, Tracer, base_trace, hook
 from adtrain.core.types import ArrayType
 from adtrain.samplers import integers, normal
 

@@ -14,7 +14,7 @@ import adtrain as ad
 from adtrain import training
 from adtrain.backends.cpu.cpu_backend import CpuBackend
 from adtrain.bench.profile import OpsProfile, profile_steps
-from adtrain.core.scope import phase, scope
+from adtrain.core.trace import phase, scope
 from adtrain.training.summary import OperationTime
 
 MLP = "[linear: 16, relu, linear: 8, relu, linear: 3]"

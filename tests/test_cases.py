@@ -11,9 +11,9 @@ from sweeps import cases_of
 import adtrain as ad
 from adtrain import ops
 from adtrain.cases import CASES, Case
-from adtrain.core.hooks import Call, Hook, hook
 from adtrain.core.precision import TERMS, TF32
 from adtrain.core.primitive import PRIMITIVES
+from adtrain.core.trace import Call, Hook, hook
 from adtrain.gradcheck import check_cases
 
 

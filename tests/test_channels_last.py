@@ -23,11 +23,10 @@ from adtrain.backends.cuda.channels_last import channels_last
 from adtrain.backends.cuda.targets import H200
 from adtrain.backends.cuda.write_channels_last import OF_TERMS
 from adtrain.core import tree
-from adtrain.core.fused import single_equations
 from adtrain.core.precision import TERMS
-from adtrain.core.program import Program
-from adtrain.core.scope import phase
+from adtrain.core.program import Program, single_equations
 from adtrain.core.staging import stage
+from adtrain.core.trace import phase
 from adtrain.core.types import BITS, NCHW, NHWC, permuted
 from adtrain.lowering.cuda.gemm.bfloat16 import BYTES_PER_CYCLE
 from adtrain.training.preparation import outline

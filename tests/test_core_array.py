@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 import adtrain as ad
 from adtrain import ops
 from adtrain.core import tree
-from adtrain.core.hooks import Call, Hook, hook
-from adtrain.core.scope import current_scope, phase, scope
 from adtrain.core.staging import stage
+from adtrain.core.trace import Call, Hook, current_scope, hook, phase, scope
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 import adtrain as ad
 from adtrain import ops
-from adtrain.core.hooks import Call, Hook, hook
+from adtrain.core.trace import Call, Hook, hook
 
 
 class Counting(Hook):

@@ -13,9 +13,7 @@ from sparse_pool_samples import conv_problem, equation
 from adtrain import ops
 from adtrain.backends.cpu.forms.batchwise import BATCHWISE
 from adtrain.core.array import Value, array
-from adtrain.core.costs import costs
-from adtrain.core.fused import LOOPS, fuse
-from adtrain.core.program import Program
+from adtrain.core.program import LOOPS, Program, costs, fuse
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
 from adtrain.ops.elementwise import square_p

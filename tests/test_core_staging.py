@@ -14,9 +14,9 @@ import adtrain as ad
 from adtrain import nn, ops, optim
 from adtrain.cases import CASES, Case
 from adtrain.core import tree
-from adtrain.core.hooks import Call, Hook, hook
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
+from adtrain.core.trace import Call, Hook, hook
 from adtrain.passes import ALL, SIMPLIFY
 
 

@@ -13,8 +13,7 @@ from adtrain.backends.cpu.compiled_program import CompiledProgram
 from adtrain.backends.cpu.cpu_backend import CpuBackend
 from adtrain.backends.cpu.fusions import cpu_fusions
 from adtrain.core.array import Value
-from adtrain.core.fused import LOOPS, fuse
-from adtrain.core.program import Program
+from adtrain.core.program import LOOPS, Program, fuse
 from adtrain.core.staging import stage
 from adtrain.passes import SIMPLIFY
 

@@ -33,8 +33,8 @@ from adtrain.core import tree
 from adtrain.core.aligned import CACHE_LINE, address
 from adtrain.core.primitive import PRIMITIVES
 from adtrain.core.program import Program
-from adtrain.core.scope import scope
 from adtrain.core.staging import stage
+from adtrain.core.trace import scope
 
 pytestmark = pytest.mark.compiled
 

@@ -169,7 +169,7 @@ def groups(draw: Draw) -> Iterator[tuple[str, Function]]:
         labels = np.arange(n) % classes
 
         def loss(x: Any, w: Any, b: Any, labels: Any) -> Any:
-            with ad.core.scope.scope("loss"):
+            with ad.core.trace.scope("loss"):
                 return ops.cross_entropy(ops.matmul(x, w) + b, labels)
 
         def gradients(x: Any, w: Any, b: Any, labels: Any) -> Any:

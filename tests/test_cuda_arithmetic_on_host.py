@@ -16,8 +16,8 @@ import adtrain as ad
 from adtrain import ops
 from adtrain.backends.cuda.compiler import Source
 from adtrain.backends.cuda.targets import H200
-from adtrain.core.fused import LOOPS, fuse
-from adtrain.core.registry import cuda_kernels
+from adtrain.core.kernel import cuda_kernels
+from adtrain.core.program import LOOPS, fuse
 from adtrain.core.staging import stage
 from adtrain.ops.matmul import matmul_integers_p
 

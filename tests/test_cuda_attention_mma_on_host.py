@@ -14,9 +14,9 @@ from test_attention import documents
 
 from adtrain import ops
 from adtrain.backends.cuda.targets import H200
+from adtrain.core.kernel import cuda_kernels
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Variable
-from adtrain.core.registry import cuda_kernels
 from adtrain.core.types import ArrayType
 from adtrain.ops.attention import attention_grad_p, attention_p
 from adtrain.ops.self_attention import self_attention_grad_p, self_attention_p

@@ -19,11 +19,10 @@ from adtrain.backends.cuda.targets import H200
 from adtrain.backends.cuda.tuner import cache as tuning_cache
 from adtrain.backends.cuda.tuner.autotune import Mode, Tuner, TuningProblem, singles, tuning_problems
 from adtrain.backends.cuda.tuner.measure import ROUNDS, agree, distinct, tolerance
-from adtrain.core import registry
+from adtrain.core import kernel as registry
 from adtrain.core.errors import DeviceError, OutOfMemory
-from adtrain.core.fused import PRODUCT, fuse
 from adtrain.core.kernel import CudaKernel, CudaLaunch
-from adtrain.core.program import Equation, Variable
+from adtrain.core.program import PRODUCT, Equation, Variable, fuse
 from adtrain.core.types import ArrayType
 from adtrain.ops.elementwise import exp_p
 from adtrain.ops.matmul import matmul_p

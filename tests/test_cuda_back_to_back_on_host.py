@@ -16,9 +16,9 @@ from adtrain import ops
 from adtrain.backends.cuda.forms.back_to_back import BACK_TO_BACK
 from adtrain.backends.cuda.forms.tiled_product import weight_tiles_p
 from adtrain.backends.cuda.targets import H200
+from adtrain.core.kernel import Target
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
-from adtrain.core.target import Target
 from adtrain.core.types import ArrayType
 
 __all__ = ["host"]

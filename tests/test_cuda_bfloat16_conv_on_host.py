@@ -14,11 +14,10 @@ from product_samples import NOISE, ROUNDINGS, errors, sequential_fma
 from adtrain.backends.cuda.targets import H200
 from adtrain.backends.cuda.tuner.reference import terms_of
 from adtrain.backends.cuda.write_channels_last import BY_FILTER
-from adtrain.core.kernel import CudaKernel
+from adtrain.core.kernel import CudaKernel, Target
 from adtrain.core.precision import FLOAT32, TERMS, TF32
 from adtrain.core.primitive import PRIMITIVES, Primitive
 from adtrain.core.program import Equation, Variable
-from adtrain.core.target import Target
 from adtrain.core.types import BITS, ArrayType
 from adtrain.lowering.cuda.conv.bfloat16 import MAX_POSITION, Bfloat16Conv, Loader, conv2d, input_grad
 from adtrain.lowering.cuda.conv.problem import Direction

@@ -20,10 +20,9 @@ from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.store_bfloat16 import store_bfloat16
 from adtrain.backends.cuda.targets import H200
-from adtrain.core.fused import PRODUCT
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Variable
+from adtrain.core.program import PRODUCT, Equation, Variable
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.gemm.bfloat16 import MATRIX_TILES, Bfloat16Product, Bfloat16Tile, bfloat16_gemm

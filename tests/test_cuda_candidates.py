@@ -7,7 +7,7 @@ import pytest
 
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.targets import H200
-from adtrain.core.registry import cuda_kernels
+from adtrain.core.kernel import cuda_kernels
 from adtrain.core.types import ArrayType
 
 __all__ = ["Lowering"]  # imported with the rules

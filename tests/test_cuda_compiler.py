@@ -29,8 +29,7 @@ from adtrain.backends.cuda.nvrtc import Nvrtc, Request
 from adtrain.backends.cuda.peer_window import macros
 from adtrain.backends.cuda.targets import H200
 from adtrain.core.errors import DeviceError
-from adtrain.core.memory_layout import memory_layout
-from adtrain.core.target import Target
+from adtrain.core.kernel import Target, memory_layout
 
 needs_nvrtc = pytest.mark.needs_nvrtc
 

@@ -10,11 +10,9 @@ from cuda_on_host import Host, host
 
 from adtrain.backends.cuda.targets import H200
 from adtrain.backends.cuda.tuner.reference import terms_of
-from adtrain.core.kernel import CudaKernel
+from adtrain.core.kernel import CudaKernel, Target, cuda_kernels
 from adtrain.core.primitive import PRIMITIVES, Primitive
 from adtrain.core.program import Equation, Variable
-from adtrain.core.registry import cuda_kernels
-from adtrain.core.target import Target
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.conv.problem import Direction
 from adtrain.ops.conv import Window

@@ -10,8 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from adtrain.backends.cuda.targets import H200
+from adtrain.core.kernel import cuda_kernels
 from adtrain.core.precision import PRECISIONS
-from adtrain.core.registry import cuda_kernels
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.conv.direct import (
     SUMS,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from adtrain.backends.cuda.compiler import architecture
 from adtrain.backends.cuda.launch_plan import launch_source
 from adtrain.backends.cuda.targets import H200
-from adtrain.core.target import Target
+from adtrain.core.kernel import Target
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.gemm.bf16x3 import TILE_K, TILE_M, Bf16x3Gemm, Bf16x3Tile
 from adtrain.lowering.cuda.gemm.cost_model import BF16X3_WIDTHS, Gathers, bf16x3_choices, ranked

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adtrain.backends.cuda.targets import H200
-from adtrain.core.target import Target
+from adtrain.core.kernel import Target
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.gemm.bf16x3 import Bf16x3Tile
 from adtrain.lowering.cuda.gemm.cost_model import Gathers, mma_kinds, ranked

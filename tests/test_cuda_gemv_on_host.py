@@ -12,8 +12,8 @@ from program_samples import ON_GPU
 from adtrain import ops
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.targets import H200
+from adtrain.core.kernel import cuda_kernels
 from adtrain.core.program import Equation, Variable
-from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.gemm.narrow import MIN_BATCH

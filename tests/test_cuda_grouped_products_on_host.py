@@ -17,7 +17,7 @@ from adtrain.backends.cuda.forms.grouped_products import GROUPED_PRODUCTS, MAX_P
 from adtrain.backends.cuda.forms.horizontal import is_product
 from adtrain.backends.cuda.targets import H200
 from adtrain.cache import Cache
-from adtrain.core.fused import label
+from adtrain.core.program import label
 from adtrain.core.staging import stage
 from adtrain.training.preparation import outline
 

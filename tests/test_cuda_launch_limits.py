@@ -19,11 +19,10 @@ from adtrain.backends.cuda.lower import Candidate, Lowering
 from adtrain.backends.cuda.targets import H200
 from adtrain.cases import CASES
 from adtrain.core.errors import DeviceError
-from adtrain.core.fused import renamed
+from adtrain.core.kernel import Target
 from adtrain.core.primitive import PRIMITIVES
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import Equation, Program, Variable, renamed
 from adtrain.core.staging import stage
-from adtrain.core.target import Target
 from adtrain.core.types import ArrayType
 from adtrain.ops.conv import Window
 from adtrain.ops.pool import Windows

@@ -12,8 +12,8 @@ from test_cuda_streamed_layer_on_host import SMALL_SHARED, stepwise
 from adtrain.backends.cuda.forms.layer_backward import LAYER_BACKWARD
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
+from adtrain.core.kernel import Target
 from adtrain.core.program import Equation, Program
-from adtrain.core.target import Target
 from adtrain.passes.plan_memory import plan_memory
 
 __all__ = ["host"]

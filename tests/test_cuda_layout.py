@@ -20,11 +20,9 @@ from adtrain.backends.cuda.runtime.layout import Layout, runs_per_graph
 from adtrain.backends.cuda.targets import H200
 from adtrain.core import tree
 from adtrain.core.array import Array, array
-from adtrain.core.fused import HORIZONTAL, primitive_names
-from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.staging import stage
-from adtrain.core.staging_trace import evaluate
-from adtrain.core.target import Target
+from adtrain.core.kernel import Target
+from adtrain.core.program import HORIZONTAL, Equation, Program, Variable, primitive_names
+from adtrain.core.staging import evaluate, stage
 from adtrain.passes.places import stored_bytes
 from adtrain.sweeps.members import groups_of, members_of
 from adtrain.sweeps.session import step_arguments
@@ -183,7 +181,7 @@ def bfloat16_step(monkeypatch: pytest.MonkeyPatch, request: Any) -> tuple[Progra
                 return ops.mean(ops.square(ops.matmul(x, weight)))
 
         gradient = ad.grad(loss)(state["weight"])
-        with ad.core.scope.phase("update"):
+        with ad.core.trace.phase("update"):
             scale = 0.1 / ops.norm(gradient) if request.param == "loops" else 0.1
             return {"step": state["step"] + 1, "weight": state["weight"] - scale * gradient}
 

@@ -17,13 +17,11 @@ from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.targets import H200
 from adtrain.core import tree
 from adtrain.core.errors import DeviceError
-from adtrain.core.fused import renamed
-from adtrain.core.kernel import MAX_GRID
+from adtrain.core.kernel import MAX_GRID, Target
 from adtrain.core.per_member import by_member
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import Equation, Program, Variable, renamed
 from adtrain.core.staging import stage
-from adtrain.core.target import Target
 from adtrain.passes import SIMPLIFY
 from adtrain.passes.fuse_elementwise import is_loops
 from adtrain.sweeps.members import groups_of, members_of

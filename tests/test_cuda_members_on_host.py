@@ -15,8 +15,8 @@ from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.targets import H200
 from adtrain.core import tree
 from adtrain.core.array import Placeholder
+from adtrain.core.kernel import cuda_kernels
 from adtrain.core.program import Program
-from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
 from adtrain.ops.conv import Window

@@ -13,7 +13,7 @@ from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError, Source, architecture
 from adtrain.backends.cuda.launch_plan import launch_source
 from adtrain.backends.cuda.targets import H200
-from adtrain.core.target import Target
+from adtrain.core.kernel import Target
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.gemm.cost_model import Gathers, ranked
 from adtrain.lowering.cuda.gemm.matmul import gemms

@@ -14,8 +14,7 @@ from adtrain.backends.cuda.codegen.part import MAX_DIFFERENT, Part, kernel
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.targets import H200
-from adtrain.core.fused import HORIZONTAL
-from adtrain.core.program import Variable
+from adtrain.core.program import HORIZONTAL, Variable
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
 

@@ -23,9 +23,8 @@ from adtrain.backends.cuda.peer_window import EMPTY, SLOT_BYTES, slots_of_vector
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.backends.cuda.targets import H200
 from adtrain.bench.scaling_worker import summed
-from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import Equation, Program, Variable, body_of
 from adtrain.core.staging import Pass, stage
 from adtrain.passes.place_collectives import exchange_done_p
 from adtrain.passes.places import Place, nbytes

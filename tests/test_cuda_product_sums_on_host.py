@@ -18,11 +18,9 @@ from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.backends.cuda.forms.product_sums import PRODUCT_SUMS
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.targets import H200
-from adtrain.core.fused import single_equations
-from adtrain.core.kernel import CudaKernel
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.kernel import CudaKernel, Target
+from adtrain.core.program import Equation, Program, Variable, single_equations
 from adtrain.core.staging import stage
-from adtrain.core.target import Target
 from adtrain.core.types import BITS
 from adtrain.lowering.cuda.conv.bfloat16 import Bfloat16Conv
 from adtrain.lowering.cuda.conv.problem import Direction

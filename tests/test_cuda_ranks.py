@@ -22,8 +22,7 @@ from adtrain.core import tree
 from adtrain.core.array import Value, array
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Program
-from adtrain.core.staging import Pass
-from adtrain.core.staging_trace import evaluate
+from adtrain.core.staging import Pass, evaluate
 from adtrain.passes import (
     SIMPLIFY,
     fold_collectives,

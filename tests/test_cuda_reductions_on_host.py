@@ -21,11 +21,9 @@ from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.targets import H200
 from adtrain.core.array import array
-from adtrain.core.fused import LOOPS, body_of, fuse
-from adtrain.core.program import Equation, Program
-from adtrain.core.registry import cuda_kernels
-from adtrain.core.staging import stage
-from adtrain.core.staging_trace import evaluate
+from adtrain.core.kernel import cuda_kernels
+from adtrain.core.program import LOOPS, Equation, Program, body_of, fuse
+from adtrain.core.staging import evaluate, stage
 from adtrain.core.types import Shape
 from adtrain.passes import SIMPLIFY
 

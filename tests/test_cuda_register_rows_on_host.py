@@ -15,9 +15,8 @@ from adtrain import ops
 from adtrain.backends.cuda.codegen.register_rows import register_rows
 from adtrain.backends.cuda.forms.row_fused import ROW_FUSED
 from adtrain.core.array import array
-from adtrain.core.fused import body_of
-from adtrain.core.staging import stage
-from adtrain.core.staging_trace import evaluate
+from adtrain.core.program import body_of
+from adtrain.core.staging import evaluate, stage
 
 __all__ = ["host"]
 

@@ -21,11 +21,10 @@ from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.core import tree
 from adtrain.core.array import Placeholder
-from adtrain.core.fused import primitive_names
+from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program
+from adtrain.core.program import Equation, Program, primitive_names
 from adtrain.core.staging import stage
-from adtrain.core.target import Target
 from adtrain.sweeps.members import groups_of, members_of
 from adtrain.sweeps.session import step_arguments
 from adtrain.sweeps.step import DONATED, sweep_step

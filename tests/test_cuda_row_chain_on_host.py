@@ -21,9 +21,9 @@ from adtrain.backends.cuda.codegen import row_chain_layout, row_chain_plan
 from adtrain.backends.cuda.forms import row_chain
 from adtrain.backends.cuda.forms.row_chain import ROW_CHAIN
 from adtrain.backends.cuda.targets import H200
+from adtrain.core.kernel import Target
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
-from adtrain.core.target import Target
 from adtrain.core.types import Shape
 
 __all__ = ["host"]

@@ -7,8 +7,8 @@ import pytest
 from cuda_on_host import Host, host
 
 from adtrain.backends.cuda.targets import H200
+from adtrain.core.kernel import cuda_kernels
 from adtrain.core.program import Equation, Variable
-from adtrain.core.registry import cuda_kernels
 from adtrain.core.types import ArrayType
 from adtrain.ops.index import scatter_add_p
 

@@ -18,9 +18,7 @@ from adtrain.backends.cuda.compiler import Source, architecture
 from adtrain.backends.cuda.launch_plan import launch_source
 from adtrain.backends.cuda.targets import H200
 from adtrain.core.errors import DeviceError
-from adtrain.core.kernel import CudaKernel
-from adtrain.core.registry import cuda_kernels
-from adtrain.core.target import Target
+from adtrain.core.kernel import CudaKernel, Target, cuda_kernels
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.conv.problem import ConvProblem, PaddedIndex
 from adtrain.lowering.cuda.conv.shifted import ShiftedConv

@@ -18,8 +18,7 @@ from adtrain import ops
 from adtrain.backends.cuda.forms.product import CONVOLUTION
 from adtrain.backends.cuda.targets import H200
 from adtrain.core.array import array
-from adtrain.core.kernel import CudaKernel
-from adtrain.core.memory_layout import MemoryLayout
+from adtrain.core.kernel import CudaKernel, MemoryLayout
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage

@@ -14,8 +14,7 @@ from sweeps import spread
 
 from adtrain import ops
 from adtrain.backends.cuda.launch_plan import LaunchPlan
-from adtrain.core.fused import PRODUCT
-from adtrain.core.program import Equation, Variable
+from adtrain.core.program import PRODUCT, Equation, Variable
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.gemm.matmul import MEMBER_TILES, BlockGemm

@@ -20,9 +20,8 @@ import adtrain as ad
 from adtrain import ops
 from adtrain.backends.cuda.targets import H200
 from adtrain.core.array import array
-from adtrain.core.kernel import CudaKernel
+from adtrain.core.kernel import CudaKernel, cuda_kernels
 from adtrain.core.program import Program
-from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
 from adtrain.ops.conv import Window

@@ -16,11 +16,9 @@ from adtrain.backends.cuda.forms.one_block import ONE_BLOCK
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.targets import H200
 from adtrain.core.array import Value, array
-from adtrain.core.fused import HORIZONTAL, body_of
 from adtrain.core.primitive import PRIMITIVES
-from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.staging import stage
-from adtrain.core.staging_trace import evaluate
+from adtrain.core.program import HORIZONTAL, Equation, Program, Variable, body_of
+from adtrain.core.staging import evaluate, stage
 from adtrain.core.types import ArrayType, Shape
 
 __all__ = ["host"]

@@ -20,8 +20,8 @@ from adtrain.backends.cuda.forms.streamed_layer import STREAMED_LAYER, streamed_
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
+from adtrain.core.kernel import Target
 from adtrain.core.program import Program
-from adtrain.core.target import Target
 from adtrain.passes.plan_memory import plan_memory
 
 __all__ = ["host"]

@@ -11,8 +11,8 @@ from program_samples import for_gpu, names
 from test_cuda_back_to_back_on_host import FEW, assert_right, computed, drawn
 
 from adtrain import ops
+from adtrain.core.kernel import Target
 from adtrain.core.staging import stage
-from adtrain.core.target import Target
 
 __all__ = ["host"]
 

@@ -9,7 +9,7 @@ from program_samples import ON_GPU
 
 from adtrain import ops
 from adtrain.core.array import Value
-from adtrain.core.fused import GATHER
+from adtrain.core.program import GATHER
 from adtrain.core.staging import stage
 
 __all__ = ["host"]

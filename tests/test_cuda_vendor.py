@@ -21,7 +21,7 @@ from adtrain.backends.cuda.tuner.autotune import Mode, Tuner
 from adtrain.backends.cuda.vendor import Library, LibraryCall, NotOffered, calls, installed
 from adtrain.backends.cuda.vendor.call import CHOICES, WORKSPACE_ALIGNMENT, Plan
 from adtrain.cli.devices import gpu_rows
-from adtrain.core import fused
+from adtrain.core import program as fused
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Equation, Variable
 from adtrain.ops.elementwise import exp_p

@@ -14,7 +14,7 @@ import tqdm.notebook
 
 from adtrain import api, display
 from adtrain.config.files import load_data
-from adtrain.core.status import report_status, status_handler
+from adtrain.core.timeline import report_status, status_handler
 from adtrain.display import IntervalLines, ProgressBars, ProgressLines, progress_display
 from adtrain.training import ClassScore, Epoch, Interval
 from adtrain.training.scores import TextScore

@@ -16,11 +16,10 @@ from adtrain.backends.cpu.fusions import cpu_fusions
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.targets import H200
-from adtrain.core import registry
+from adtrain.core import kernel as registry
 from adtrain.core.backend import backend
-from adtrain.core.fused import fuse
-from adtrain.core.program import Equation, Variable
-from adtrain.core.registry import forget
+from adtrain.core.kernel import forget
+from adtrain.core.program import Equation, Variable, fuse
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
 from adtrain.extend import Fusion, register_fusion

@@ -14,7 +14,7 @@ from test_attention import documents, key_mask, with_gradients
 
 import adtrain as ad
 from adtrain import nn, ops
-from adtrain.core.registry import cuda_kernels
+from adtrain.core.kernel import cuda_kernels
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
 from adtrain.ops.attention import attention_grad_p, attention_p

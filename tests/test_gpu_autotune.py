@@ -14,10 +14,10 @@ from adtrain import ops
 from adtrain.bench.candidates import measured
 from adtrain.bench.op_table import BENCHES
 from adtrain.cache import open_cache
-from adtrain.core import registry
+from adtrain.core import kernel as registry
 from adtrain.core.array import array
+from adtrain.core.kernel import cuda_kernels
 from adtrain.core.program import Equation, Variable
-from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.reduce import MAX, reduction

@@ -12,7 +12,7 @@ from test_cuda_direct_conv_on_host import SHAPES, outputs, with_sum
 from test_gpu_products import distance, rounded
 
 from adtrain.backends.cuda.forms.weight_gradients import BIAS_AXES
-from adtrain.core.fused import fused_p
+from adtrain.core.program import fused_p
 from adtrain.lowering.cuda.conv.direct import DirectConv, DirectWeightGrad
 from adtrain.lowering.cuda.conv.problem import ConvProblem
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p

@@ -13,7 +13,7 @@ from product_samples import NOISE, OF_FP16X2, errors, hard
 from test_gpu_products import adversarial, computed, distance, exact, operands, rounded
 
 from adtrain import ops
-from adtrain.core import registry
+from adtrain.core import kernel as registry
 from adtrain.core.array import array
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.staging import stage

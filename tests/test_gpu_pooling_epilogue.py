@@ -13,7 +13,7 @@ from test_pooling_epilogue import LAYERS, PAIRS, Layer, alone, arguments, pooled
 
 import adtrain as ad
 from adtrain import ops, passes
-from adtrain.core import registry
+from adtrain.core import kernel as registry
 from adtrain.core.array import array
 from adtrain.core.staging import stage
 from adtrain.core.trace import bind

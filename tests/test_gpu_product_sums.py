@@ -18,10 +18,9 @@ from adtrain.backends.cuda.forms.form import FORMS
 from adtrain.backends.cuda.forms.product_sums import PRODUCT_SUMS
 from adtrain.core import tree
 from adtrain.core.array import array
-from adtrain.core.kernel import CudaKernel
+from adtrain.core.kernel import CudaKernel, Target
 from adtrain.core.program import Equation
 from adtrain.core.staging import stage
-from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.bfloat16 import TILES, Bfloat16Tile
 from adtrain.passes import ALL, SIMPLIFY
 

@@ -11,9 +11,8 @@ import pytest
 from gpu_kernels import run_twice
 from gpu_parity import gpu, poisoned
 
-from adtrain.core.kernel import CudaKernel
+from adtrain.core.kernel import CudaKernel, cuda_kernels
 from adtrain.core.primitive import Primitive
-from adtrain.core.registry import cuda_kernels
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.gemm.matmul import BlockGemm, block_gemms, candidates
 from adtrain.lowering.cuda.gemm.tiles import FMA_TILES, MmaKind, SmallTile

@@ -19,7 +19,7 @@ import adtrain as ad
 from adtrain import ops
 from adtrain.core import tree
 from adtrain.core.errors import ShapeError
-from adtrain.core.fused import label
+from adtrain.core.program import label
 from adtrain.core.staging import stage
 from adtrain.passes import ALL, SIMPLIFY
 

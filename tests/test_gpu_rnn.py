@@ -15,8 +15,7 @@ from test_cuda_recurrent_on_host import arguments, equation
 import adtrain as ad
 from adtrain import nn, ops
 from adtrain.core.array import Array
-from adtrain.core.kernel import CudaKernel
-from adtrain.core.registry import cuda_kernels
+from adtrain.core.kernel import CudaKernel, cuda_kernels
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.recurrent import CAPABILITY, Division, GridDivision, divisions, grid_kernel, kernel

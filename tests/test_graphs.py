@@ -23,7 +23,7 @@ import adtrain as ad
 from adtrain import config, graphs, nn, ops, training
 from adtrain.backends.cpu.fusions import cpu_fusions
 from adtrain.backends.cuda.targets import target_of
-from adtrain.core.target import Target
+from adtrain.core.kernel import Target
 from adtrain.graphs.folds import NONE, folds
 from adtrain.graphs.formats import FORMATS, Graph
 from adtrain.graphs.ladder import Ladder

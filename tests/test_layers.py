@@ -15,7 +15,7 @@ import pytest
 import adtrain
 import adtrain.backends.cuda.lower  # defines the forms
 from adtrain.backends.cuda.forms.form import FORMS
-from adtrain.core.fused import GATHER, HORIZONTAL, LOOPS, MAP_REDUCE, PRODUCT
+from adtrain.core.program import GATHER, HORIZONTAL, LOOPS, MAP_REDUCE, PRODUCT
 
 if sys.version_info >= (3, 11):
     import tomllib

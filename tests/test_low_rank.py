@@ -17,8 +17,8 @@ from training_runs import load, prepare, write_config
 import adtrain as ad
 from adtrain import config, nn, ops, training
 from adtrain.core import tree
-from adtrain.core.fused import single_equations
 from adtrain.core.primitive import Trait
+from adtrain.core.program import single_equations
 from adtrain.core.staging import stage
 from adtrain.nn.linear import A, B, product
 from adtrain.training import model_file, tensor_file

@@ -15,7 +15,7 @@ import adtrain as ad
 from adtrain import ops
 from adtrain.codegen.map_reduce import map_reduce
 from adtrain.core import tree
-from adtrain.core.fused import body_of
+from adtrain.core.program import body_of
 from adtrain.core.staging import stage
 from adtrain.passes import ALL
 

@@ -15,7 +15,7 @@ from adtrain.backends.cpu import compiler
 from adtrain.backends.cpu.build import Source as CSource
 from adtrain.backends.cpu.toolchain import CompilerError
 from adtrain.backends.cuda.compiler import CudaCompilerError, Source, compile_source
-from adtrain.core.memory_layout import lengths, memory_layout
+from adtrain.core.kernel import lengths, memory_layout
 from adtrain.lowering.cpu import attention, conv, gemm, recurrent
 
 ARRAYS = st.tuples(st.sampled_from([1, 2, 4, 8, 24]), st.sampled_from([1, 2, 16]))

@@ -22,8 +22,7 @@ from adtrain.backends.cuda.compiler import Source
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.targets import H200
 from adtrain.core import tree
-from adtrain.core.fused import single_equations
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import Equation, Program, Variable, single_equations
 from adtrain.core.staging import stage
 from adtrain.core.types import BITS
 from adtrain.ops.bfloat16 import from_bfloat16_p

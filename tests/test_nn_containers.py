@@ -10,7 +10,7 @@ import pytest
 import adtrain as ad
 from adtrain import nn, ops
 from adtrain.core import tree
-from adtrain.core.hooks import Call, Hook, hook
+from adtrain.core.trace import Call, Hook, hook
 
 FLOAT32 = np.dtype(np.float32)
 MODEL = nn.Sequential(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import adtrain as ad
 from adtrain import ops
-from adtrain.core.hooks import Call, Hook, hook
+from adtrain.core.trace import Call, Hook, hook
 
 LENGTHS = {"a": 2, "b": 3, "c": 1, "d": 4, "e": 0}
 

@@ -10,7 +10,7 @@ import pytest
 
 import adtrain as ad
 from adtrain import ops
-from adtrain.core import other_libraries
+from adtrain.core import operators
 
 
 def assign(x: Any) -> None:
@@ -69,7 +69,7 @@ def test_a_habit_from_another_library_is_told_what_to_write(call: Any, error: An
 
 def test_advice_names_operations_and_attributes_that_exist() -> None:
     x = ad.array([1.0])
-    for name, text in other_libraries._ADVICE.items():
+    for name, text in operators._ADVICE.items():
         assert not hasattr(x, name)
         assert all(operation in ops.__all__ for operation in re.findall(r"ops\.(\w+)", text))
         assert all(hasattr(x, attribute) for attribute in re.findall(r"(?<!\w)x\.(\w+)", text))
@@ -91,8 +91,8 @@ def test_a_habit_from_pytorch_about_layers_and_optimizers_is_told_what_to_write(
     described = ad.optim.Adam(0.1) if name == "step" else ad.nn.Linear(3)
     with pytest.raises(AttributeError, match=f"^{re.escape(message)}$"):
         getattr(described, name)
-    assert not any(hasattr(ad.nn.Linear(3), attribute) for attribute in other_libraries.MODULES)
-    assert not any(hasattr(ad.optim.Adam(0.1), attribute) for attribute in other_libraries.OPTIMIZERS)
+    assert not any(hasattr(ad.nn.Linear(3), attribute) for attribute in operators.OF_PYTORCH_MODULES)
+    assert not any(hasattr(ad.optim.Adam(0.1), attribute) for attribute in operators.OF_PYTORCH_OPTIMIZERS)
 
 
 def test_an_unknown_attribute_is_an_ordinary_error() -> None:

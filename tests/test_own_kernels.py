@@ -21,9 +21,8 @@ from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.targets import H200
 from adtrain.core.array import array
-from adtrain.core.kernel import CKernel, CudaKernel, CudaLaunch
+from adtrain.core.kernel import CKernel, CudaKernel, CudaLaunch, register
 from adtrain.core.primitive import Primitive
-from adtrain.core.registry import register
 from adtrain.core.staging import stage
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType

@@ -13,10 +13,9 @@ from program_samples import ALL, bodies, everywhere, names, training_program
 import adtrain as ad
 from adtrain import ops, passes
 from adtrain.backends.cpu.numpy_program import NumpyProgram
-from adtrain.core.fused import LOOPS, fuse, label
-from adtrain.core.program import Program
-from adtrain.core.scope import phase
+from adtrain.core.program import LOOPS, Program, fuse, label
 from adtrain.core.staging import stage
+from adtrain.core.trace import phase
 from adtrain.passes.add_before_products import add_before_products
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.merge_added_products import merge_added_products
@@ -276,7 +275,7 @@ def test_a_weight_is_updated_in_the_product_that_computes_its_gradient() -> None
 
 def test_softmax_cross_entropy_and_their_gradient_are_one_equation() -> None:
     def f(logits: Any, labels: Any) -> Any:
-        with ad.core.scope.scope("loss"):
+        with ad.core.trace.scope("loss"):
             return ad.value_and_grad(ops.cross_entropy)(logits, labels)
 
     program = stage(f, ALL).program(np.ones((9, 5)), np.arange(9) % 5)

@@ -14,10 +14,9 @@ from adtrain import config, ops, passes
 from adtrain.backends.cuda.forms.horizontal import MAX_K, MAX_POINTERS, WAVES
 from adtrain.backends.cuda.forms.weight_gradients import fuse_recurrent_gradients
 from adtrain.backends.cuda.targets import H200
-from adtrain.core.fused import label
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.kernel import Target
+from adtrain.core.program import Equation, Program, Variable, label
 from adtrain.core.staging import stage
-from adtrain.core.target import Target
 from adtrain.training.preparation import outline
 
 SGD = "optimizer={sgd: {lr: 0.1, momentum: 0.9}}"
@@ -106,7 +105,7 @@ def test_each_device_has_its_own_passes() -> None:
 
 def loss_between_products(rows: int, features: int) -> Program:
     def f(x: Any, w: Any, labels: Any) -> Any:
-        with ad.core.scope.scope("loss"):
+        with ad.core.trace.scope("loss"):
             value, ct = ad.value_and_grad(ops.cross_entropy)(ops.matmul(x, w), labels)
         return value, ops.matmul(ct, w, transpose_b=True)
 

@@ -25,10 +25,9 @@ from adtrain import ops, passes
 from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.targets import H200
-from adtrain.core.fused import HORIZONTAL, fuse
 from adtrain.core.per_member import per_member
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Program
+from adtrain.core.program import HORIZONTAL, Program, fuse
 from adtrain.core.staging import Results, results_of, stage
 from adtrain.passes.groups import Groups
 

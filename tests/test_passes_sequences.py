@@ -18,11 +18,9 @@ from adtrain.backends.cuda.forms.row_products import ROWS
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.targets import H200
 from adtrain.cache import Cache
-from adtrain.core.fused import body_of, label
-from adtrain.core.program import Equation, Program
-from adtrain.core.staging import stage
-from adtrain.core.staging_trace import evaluate
-from adtrain.core.target import Target
+from adtrain.core.kernel import Target
+from adtrain.core.program import Equation, Program, body_of, label
+from adtrain.core.staging import evaluate, stage
 from adtrain.training.preparation import outline
 
 TOLERANCE = 3e-6

@@ -20,15 +20,12 @@ from adtrain.backends.cuda.forms.product import CONV_POOL
 from adtrain.backends.cuda.lower import problem
 from adtrain.backends.cuda.targets import H200
 from adtrain.backends.cuda.tuner.autotune import singles
-from adtrain.core import registry
+from adtrain.core import kernel as registry
 from adtrain.core.array import array
-from adtrain.core.fused import label
-from adtrain.core.kernel import CudaKernel
+from adtrain.core.kernel import CudaKernel, Target, cuda_kernels
 from adtrain.core.precision import PRECISIONS
-from adtrain.core.program import Equation, Program
-from adtrain.core.registry import cuda_kernels
+from adtrain.core.program import Equation, Program, label
 from adtrain.core.staging import stage
-from adtrain.core.target import Target
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.conv.problem import PaddedIndex

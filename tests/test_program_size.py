@@ -20,8 +20,7 @@ from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.backends.cuda.targets import H200
-from adtrain.core.fused import LOOPS
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import LOOPS, Equation, Program, Variable
 from adtrain.core.staging import stage
 from adtrain.passes.arena import ALIGNMENT, Arena
 from adtrain.passes.groups import MAX_EQUATIONS
@@ -40,7 +39,7 @@ def layers(count: int) -> Program:
             return ops.cross_entropy(model.forward(params, statistics, x, nn.Mode(training=True))[0], labels)
 
         value, grads = ad.value_and_grad(loss)(params)
-        with ad.core.scope.phase("update"):
+        with ad.core.trace.phase("update"):
             return *optimizer.update(params, grads, state, ad.array(np.float32(0.1))), value
 
     x, labels = np.zeros((128, 64), np.float32), np.zeros(128, np.int64)

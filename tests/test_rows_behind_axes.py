@@ -18,8 +18,7 @@ from adtrain import ops, passes
 from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.backends.cuda import fusions
 from adtrain.backends.cuda.forms.row_fused import ROW_FUSED
-from adtrain.core.fused import LOOPS, body_of
-from adtrain.core.program import Equation, Program
+from adtrain.core.program import LOOPS, Equation, Program, body_of
 from adtrain.core.staging import stage
 from adtrain.core.types import Shape
 

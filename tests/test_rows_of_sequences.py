@@ -17,8 +17,7 @@ from adtrain import ops, passes
 from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.backends.cuda.codegen.register_rows import register_rows
 from adtrain.backends.cuda.forms.column_sum import VECTOR
-from adtrain.core.fused import body_of
-from adtrain.core.program import Program
+from adtrain.core.program import Program, body_of
 from adtrain.core.staging import stage
 
 __all__ = ["host"]

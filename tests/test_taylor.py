@@ -19,7 +19,7 @@ import adtrain as ad
 from adtrain import ops
 from adtrain.cases import CASES, Case
 from adtrain.core.custom import custom_vjp
-from adtrain.core.hooks import Call, Hook, hook
+from adtrain.core.trace import Call, Hook, hook
 
 ORDER = 5
 X = np.array([0.3, 0.8, -0.4])

@@ -13,8 +13,8 @@ import adtrain as ad
 from adtrain import ops
 from adtrain.core import tree
 from adtrain.core.array import Value
-from adtrain.core.hooks import Call, Hook, hook
 from adtrain.core.staging import stage
+from adtrain.core.trace import Call, Hook, hook
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.training import Experiment, Mode, TrainState, copied, evaluation_step
 from adtrain.training.step import all_finite, empty_log, random_state, repeated, zero_totals

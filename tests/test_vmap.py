@@ -16,7 +16,7 @@ from sweeps import cases_of
 import adtrain as ad
 from adtrain import nn, ops
 from adtrain.cases import CASES, Case
-from adtrain.core.hooks import Call, Hook, hook
+from adtrain.core.trace import Call, Hook, hook
 
 MEMBERS = 3
 

@@ -24,8 +24,7 @@ from adtrain.config.source import Node, of_python
 from adtrain.core import timeline
 from adtrain.core.backend import usable_device
 from adtrain.core.errors import AdtrainError
-from adtrain.core.status import status_handler
-from adtrain.core.timeline import during
+from adtrain.core.timeline import during, status_handler
 from adtrain.data.part import as_numpy
 from adtrain.data.table_encoder import csv_in_memory, is_rows
 from adtrain.display import in_notebook, progress_display

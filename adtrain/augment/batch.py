@@ -11,8 +11,8 @@ import numpy as np
 
 from adtrain import ops
 from adtrain.core.array import Value
-from adtrain.core.checked_arguments import CheckedArguments
 from adtrain.core.errors import ShapeError
+from adtrain.core.options import CheckedArguments
 from adtrain.core.types import Shape
 
 

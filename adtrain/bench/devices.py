@@ -43,8 +43,8 @@ from adtrain.bench.view import (
 )
 from adtrain.core.array import array
 from adtrain.core.backend import backend
-from adtrain.core.hooks import hook
 from adtrain.core.staging import Staged, stage
+from adtrain.core.trace import hook
 from adtrain.data import Split
 from adtrain.passes import ALL
 from adtrain.table import TEXT, CellFormat

@@ -41,10 +41,9 @@ from adtrain.bench.view import (
 from adtrain.core.array import Array, Value, array
 from adtrain.core.autodiff import vjp
 from adtrain.core.backend import Executable, KernelRun, backend
-from adtrain.core.costs import costs
 from adtrain.core.errors import AdtrainError, DTypeError, OptionError
 from adtrain.core.primitive import Cost
-from adtrain.core.program import Program
+from adtrain.core.program import Program, costs
 from adtrain.core.staging import stage
 from adtrain.custom_ops import OwnOp
 from adtrain.passes import fuse, merge_common_subexpressions, remove_dead_code, simplify_reshapes

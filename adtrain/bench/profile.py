@@ -20,11 +20,9 @@ from numpy.lib import tracemalloc_domain
 from adtrain.bench.timing import sampling
 from adtrain.bench.timing.sampling import Clock, Timing, rate
 from adtrain.core.backend import backend
-from adtrain.core.costs import costs
-from adtrain.core.fused import label
-from adtrain.core.hooks import Call, Hook, hook
 from adtrain.core.primitive import Cost
-from adtrain.core.program import Program
+from adtrain.core.program import Program, costs, label
+from adtrain.core.trace import Call, Hook, hook
 from adtrain.training import Experiment, continuation
 from adtrain.training.summary import OperationTime
 

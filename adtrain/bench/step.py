@@ -45,11 +45,10 @@ from adtrain.bench.view import (
     of_peak,
 )
 from adtrain.core.backend import KernelRun, backend
-from adtrain.core.costs import costs
 from adtrain.core.errors import AdtrainError
-from adtrain.core.fused import label
-from adtrain.core.hooks import hook
+from adtrain.core.program import costs, label
 from adtrain.core.staging import Staged
+from adtrain.core.trace import hook
 from adtrain.table import COUNT, PERCENT, TEXT, CellFormat
 from adtrain.training import Experiment, Mode, continuation
 from adtrain.training.costs import PHASES, planned_peak

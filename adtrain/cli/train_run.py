@@ -19,8 +19,7 @@ from adtrain.cli.train_report import MAX_ROWS, operation_lines, peak_of, plan_li
 from adtrain.config import Config
 from adtrain.config.records import plain
 from adtrain.core import communicator
-from adtrain.core.status import report_status, status_handler
-from adtrain.core.timeline import during
+from adtrain.core.timeline import during, report_status, status_handler
 from adtrain.display import IntervalLines, ProgressLines, progress_display
 from adtrain.distributed.session import AgreedExit, agreed, same_everywhere
 from adtrain.signals import stop_signals

@@ -12,9 +12,7 @@ import numpy as np
 from adtrain.core import aligned, dlpack
 from adtrain.core.devices import find_device
 from adtrain.core.errors import DTypeError, ShapeError, TraceError
-from adtrain.core.numpy_protocols import NumpyProtocols
-from adtrain.core.operators import Operators
-from adtrain.core.other_libraries import advice
+from adtrain.core.operators import NumpyProtocols, Operators, advice
 from adtrain.core.types import ArrayType, Shape, dtype_of
 
 

@@ -1,18 +1,319 @@
-"""grad, value_and_grad and vjp, by reverse mode: they take and return functions of trees of arrays."""
+"""grad, value_and_grad and vjp, by reverse mode: they take and return functions of trees of arrays.
+
+A trace records operations. The backward pass visits each of them once, newest first (A. Griewank, A. Walther:
+"Evaluating Derivatives", 2nd ed., ch. 3). Its work is a small multiple of the forward pass's, and it does not recurse.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from adtrain.core.array import Value
-from adtrain.core.errors import ShapeError
+from adtrain.core import tree
+from adtrain.core.array import Value, array, returned_no_array
+from adtrain.core.errors import AdtrainError, DTypeError, ShapeError
 from adtrain.core.options import require_function
-from adtrain.core.recording import Recording, checked_positions, differentiable
-from adtrain.core.scope import phase
+from adtrain.core.primitive import Primitive, Pullback
+from adtrain.core.trace import Trace, Tracer, at, bind, current_scope, new_level, phase
+from adtrain.core.traced_number import TracedNumber
+from adtrain.core.types import ArrayType
+
+_node_numbers = itertools.count()
+
+
+class Node:
+    """A recorded operation, or an input (``pull`` is None). Only ``pull`` refers to residuals.
+
+    Args:
+        parents: the node and the output's position behind each traced argument.
+        pull: from the cotangents of the outputs to those of the traced arguments.
+        outputs: types of the outputs.
+    """
+
+    __slots__ = ("index", "name", "outputs", "parents", "pull", "scope")
+
+    def __init__(
+        self,
+        name: str,
+        parents: Sequence[tuple[Node, int]],
+        pull: Callable[[list[Value | None]], Sequence[Value | None]] | None,
+        outputs: Sequence[ArrayType],
+    ) -> None:
+        self.index = next(_node_numbers)  # larger than its parents', so descending order is topological
+        self.name = name
+        self.parents = parents
+        self.pull = pull
+        self.outputs = outputs
+        self.scope = current_scope()
+
+
+class ReverseTracer(Tracer):
+    """Output number ``position`` of a node. ``primal`` is its value one level down."""
+
+    __slots__ = ("device", "dtype", "node", "position", "primal", "shape", "trace")
+
+    def __init__(self, trace: Trace, primal: Value, node: Node, position: int = 0) -> None:
+        self.trace = trace
+        self.primal = primal
+        self.node = node
+        self.position = position
+        self.shape = primal.shape
+        self.dtype = primal.dtype
+        self.device = primal.device
+
+
+class ReverseTrace:
+    """Runs each operation one level down, and records the pullbacks to its traced arguments."""
+
+    def __init__(self, level: int) -> None:
+        self.level = level
+        self.live = True
+
+    def input(self, primal: Value) -> ReverseTracer:
+        """A tracer for an argument to differentiate by."""
+        return ReverseTracer(self, primal, Node("input", (), None, [ArrayType(primal.shape, primal.dtype)]))
+
+    def lower(self, x: Any) -> Any:
+        """``x`` one level down: the primal of a tracer of this trace; anything else unchanged."""
+        return x.primal if isinstance(x, ReverseTracer) and x.trace is self else x
+
+    def process(self, primitive: Primitive, args: Sequence[Value], params: Mapping[str, Any]) -> Any:
+        primals = [self.lower(x) for x in args]
+        out = bind(primitive, *primals, **params)
+        if not primitive.differentiable:
+            return out
+        if primitive.joint_vjp is not None:
+            return self._record_joint(primitive, out, args, primals, params)
+        parents: list[tuple[Node, int]] = []
+        pullbacks: list[Pullback] = []
+        for position, x in enumerate(args):
+            if isinstance(x, ReverseTracer) and x.trace is self:
+                rule = primitive.rule(position)
+                if rule is not None:
+                    parents.append((x.node, x.position))
+                    pullbacks.append(rule(out, *primals, **params))
+        if not parents:
+            return out
+        pull = _pull_one if isinstance(out, Value) else _pull_many
+        return self.record(primitive.name, out, parents, pull, pullbacks)
+
+    def _record_joint(
+        self, primitive: Primitive, out: Any, args: Sequence[Value], primals: Sequence[Value], params: Mapping[str, Any]
+    ) -> Any:
+        assert primitive.joint_vjp is not None
+        traced = [(i, x) for i, x in enumerate(args) if isinstance(x, ReverseTracer) and x.trace is self]
+        if not traced:
+            return out
+        single = isinstance(out, Value)
+
+        def pull(pullback: Any, cts: list[Value | None]) -> list[Value | None]:
+            found = pullback(cts[0] if single else tuple(cts))
+            return [found[i] for i, _ in traced]
+
+        parents = [(x.node, x.position) for _, x in traced]
+        return self.record(primitive.name, out, parents, pull, primitive.joint_vjp(out, *primals, **params))
+
+    def record(self, name: str, out: Any, parents: Sequence[tuple[Node, int]], pull: Any, pullbacks: Any) -> Any:
+        """Record an operation as a node, and wrap its floating-point outputs in tracers."""
+        single = isinstance(out, Value)
+        outputs = (out,) if single else out
+        node = Node(name, parents, lambda cts: pull(pullbacks, cts), [ArrayType(x.shape, x.dtype) for x in outputs])
+        wrapped = [ReverseTracer(self, x, node, i) if x.dtype.kind == "f" else x for i, x in enumerate(outputs)]
+        return wrapped[0] if single else tuple(wrapped)
+
+
+def _pull_one(pullbacks: Sequence[Pullback], cts: list[Value | None]) -> Sequence[Value]:
+    return [pullback(cts[0]) for pullback in pullbacks]
+
+
+def _pull_many(pullbacks: Sequence[Pullback], cts: list[Value | None]) -> Sequence[Value]:
+    return [pullback(tuple(cts)) for pullback in pullbacks]
+
+
+def fill_zeros(ct: Value | None, zero: tuple[Any, Any, str]) -> Value | None:
+    """The cotangent, or zeros of (shape, dtype, device) if there is none; None for integers."""
+    shape, dtype, device = zero
+    return Value._ops.zeros(shape, dtype, device) if ct is None and dtype.kind == "f" else ct
+
+
+def backpropagate(
+    seeds: Sequence[tuple[ReverseTracer, Value]], inputs: Sequence[ReverseTracer], retain: bool
+) -> list[Value | None]:
+    """The cotangents of a trace's inputs, from those of its outputs.
+
+    Args:
+        seeds: outputs with their cotangents.
+        inputs: the tracers that `ReverseTrace.input` returned.
+        retain: keep the residuals in memory for another backward pass. Otherwise each is freed after its use.
+
+    Returns:
+        For each input its cotangent; None where no output depends on it.
+
+    Raises:
+        ShapeError: a pullback returned a cotangent that does not have its argument's shape and dtype.
+    """
+    cotangents: dict[Node, list[Value | None]] = {}
+    for tracer, seed in seeds:
+        _accumulate(cotangents, tracer.node, tracer.position, seed)
+    order = _reachable(cotangents)
+    while order:
+        node = order.pop()
+        pull, parents = node.pull, node.parents
+        if pull is None or node not in cotangents:
+            continue
+        if not retain:
+            node.pull, node.parents = None, ()
+        with at(node.scope, "backward"):
+            for (parent, position), ct in zip(parents, pull(cotangents.pop(node)), strict=True):
+                if ct is not None:
+                    _check(node, ct, parent.outputs[position])
+                    _accumulate(cotangents, parent, position, ct)
+        del pull
+    return [cotangents[x.node][0] if x.node in cotangents else None for x in inputs]
+
+
+def _check(node: Node, ct: Value, expected: ArrayType) -> None:
+    if ct.shape != expected.shape or ct.dtype != expected.dtype:
+        raise ShapeError(
+            f"{node.name}: its derivative returned a cotangent {ArrayType(ct.shape, ct.dtype)}, expected {expected} "
+            "like the argument"
+        )
+
+
+def _accumulate(cotangents: dict[Node, list[Value | None]], node: Node, position: int, ct: Value) -> None:
+    cts = cotangents.setdefault(node, [None] * len(node.outputs))
+    before = cts[position]
+    cts[position] = ct if before is None else before + ct
+
+
+def _reachable(roots: Mapping[Node, Any]) -> list[Node]:
+    """``roots`` and all their ancestors, oldest first."""
+    seen = set(roots)
+    stack = list(roots)
+    while stack:
+        for parent, _ in stack.pop().parents or ():
+            if parent not in seen:
+                seen.add(parent)
+                stack.append(parent)
+    return sorted(seen, key=lambda node: node.index)
+
+
+class Recording:
+    """A function's value, with what reverse mode recorded to differentiate it by some of the arguments."""
+
+    def __init__(self, name: str, f: Callable[..., Any], args: Sequence[Any], argnums: Sequence[int], has_aux: bool):
+        self.name = name
+        trace = ReverseTrace(new_level())
+        try:
+            traced = list(args)
+            self.inputs: list[ReverseTracer] = []
+            self.arguments: list[tuple[tree.TreeDef, int]] = []  # structure and number of leaves
+            for i in argnums:
+                leaves, structure = tree.flatten(args[i])
+                tracers = [trace.input(differentiable(name, f"argument {i}", x)) for x in leaves]
+                self.inputs += tracers
+                self.arguments.append((structure, len(leaves)))
+                traced[i] = tree.unflatten(structure, tracers)
+            out = f(*traced)
+            if has_aux and not (isinstance(out, tuple) and len(out) == 2):
+                raise DTypeError(f"{name}: has_aux is set, but the function did not return a pair (value, aux)")
+            out, aux = out if has_aux else (out, None)
+        finally:
+            trace.live = False
+        self.outputs, self.out_structure = tree.flatten(out)
+        for x in self.outputs:
+            if not isinstance(x, Value):
+                raise returned_no_array(name, x)
+        self.primals_out: list[Value] = [trace.lower(x) for x in self.outputs]
+        self.value = tree.unflatten(self.out_structure, self.primals_out)
+        self.aux = tree.map(trace.lower, aux)
+        self.trace = trace
+
+    def pull_back(self, cts: Sequence[Any], retain: bool) -> tuple[Any, ...]:
+        """The cotangent trees of the arguments, from the cotangents of the outputs (None: zero).
+
+        Without ``retain`` the residuals are freed, and this can be called once only.
+        """
+        seeds = [
+            (x, ct)
+            for x, ct in zip(self.outputs, cts, strict=True)
+            if ct is not None and isinstance(x, ReverseTracer) and x.trace is self.trace
+        ]
+        if not retain:
+            self.outputs = []
+        found = backpropagate(seeds, self.inputs, retain)
+        zeros_like = Value._ops.zeros_like
+        leaves = [zeros_like(x.primal) if ct is None else ct for x, ct in zip(self.inputs, found, strict=True)]
+        remaining = iter(leaves)
+        return tuple(tree.unflatten(structure, list(islice(remaining, count))) for structure, count in self.arguments)
+
+    def pullback(self, ct: Any) -> tuple[Any, ...]:
+        """The cotangent trees of the arguments, from a tree of cotangents. It may be called more than once."""
+        return self.pull_back(_cotangents(self, ct), retain=True)
+
+
+def checked_positions(name: str, argnums: int | Sequence[int], count: int) -> tuple[int, ...]:
+    """``argnums`` as positions from 0; negative ones count from the end."""
+    named = (argnums,) if isinstance(argnums, (int, np.integer)) else tuple(argnums)
+    for i in named:
+        if not -count <= i < count:
+            raise ShapeError(f"{name}: argnums names argument {i}, found {count} arguments")
+    positions = tuple(i % count for i in named)
+    if len(set(positions)) != len(positions):
+        raise ShapeError(f"{name}: argnums {argnums} names an argument twice")
+    return positions
+
+
+def differentiable(name: str, what: str, x: Any) -> Value:
+    """``x`` as a value; DTypeError, which names it by `what`, unless it is of floating point."""
+    value = x.array() if isinstance(x, TracedNumber) else x if isinstance(x, Value) else array(x)
+    if value.dtype.kind != "f":
+        raise DTypeError(f"{name}: {what} is {value.dtype}, expected float32 or float64")
+    return value
+
+
+def _cotangents(recording: Recording, ct: Any) -> list[Any]:
+    leaves = tree.flatten_like(recording.out_structure, ct)
+    if leaves is None:
+        found = tree.flatten(ct)[1]
+        raise ShapeError(f"vjp: found a cotangent of structure {found}, expected {recording.out_structure}")
+    return [
+        _matching("vjp: found a cotangent", out, x) if out.dtype.kind == "f" else x
+        for out, x in zip(recording.primals_out, leaves, strict=True)
+    ]
+
+
+def matching_tangents(name: str, primals: Sequence[Any], tangents: Sequence[Any]) -> list[Value]:
+    """The arrays of the tangents, of the structure of the primals; ShapeError unless shapes and dtypes are equal."""
+    leaves, structure = tree.flatten(tuple(primals))
+    vectors = tree.flatten_like(structure, tuple(tangents)) or []
+    return [_matching(f"{name}: found a tangent", x, t) for x, t in zip(leaves, vectors, strict=True)]
+
+
+def _matching(found: str, like: Any, x: Any) -> Value:
+    """The cotangent or tangent ``x`` as a value; ShapeError unless it has the shape and dtype of ``like``."""
+    like, x = (x.array() if isinstance(x, TracedNumber) else x for x in (like, x))
+    like = like if isinstance(like, Value) else array(like)
+    value = x if isinstance(x, Value) else array(np.asarray(x, like.dtype), device=like.device)
+    if value.shape != like.shape or value.dtype != like.dtype:
+        raise ShapeError(f"{found} {value.dtype}{list(value.shape)}, expected {like.dtype}{list(like.shape)}")
+    return value
+
+
+def check_tuples(name: str, primals: Sequence[Any], tangents: Sequence[Any]) -> None:
+    """Raises an error unless primals and tangents are tuples of the same structure."""
+    for what, found in (("primals", primals), ("tangents", tangents)):
+        if not isinstance(found, (tuple, list)):
+            raise AdtrainError(
+                f"{name}: {what} must be a tuple with one entry for each argument, found {type(found).__name__}"
+            )
+    if tree.flatten_like(tree.flatten(tuple(primals))[1], tuple(tangents)) is None:
+        raise ShapeError(f"{name}: primals and tangents have different structures")
 
 
 def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:

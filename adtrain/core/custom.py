@@ -8,13 +8,12 @@ from typing import Any
 
 from adtrain.core import tree
 from adtrain.core.array import Value
-from adtrain.core.batching import BatchTrace, BatchTracer
+from adtrain.core.autodiff import ReverseTrace, ReverseTracer, fill_zeros
 from adtrain.core.errors import DTypeError, ShapeError, TraceError
 from adtrain.core.precision import current_precision, matmul_precision
-from adtrain.core.reverse import ReverseTrace, ReverseTracer, fill_zeros
 from adtrain.core.taylor import TaylorTrace, TaylorTracer
 from adtrain.core.types import ArrayType
-from adtrain.core.vmap import vmap
+from adtrain.core.vmap import BatchTrace, BatchTracer, vmap
 
 
 def custom_vjp(

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from adtrain.core.errors import DeviceError
-from adtrain.core.status import report_status
-from adtrain.core.timeline import during
+from adtrain.core.timeline import during, report_status
 
 
 class Transfers(Protocol):

@@ -1,8 +1,12 @@
-"""Errors that a user can act on. A message is one line: what and where, found, expected, what to do."""
+"""Errors that a user can act on, and lines of the user's code.
+
+A message is one line: what and where, found, expected, what to do.
+"""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGE = str(Path(__file__).resolve().parent.parent)
@@ -60,3 +64,30 @@ def user_line() -> str:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A line of a file that runs as the module `module`."""
+
+    file: str
+    line: int
+    module: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+    def replaces(self, earlier: Definition) -> bool:
+        """Whether this is the earlier definition run again: the same line, a cell of a notebook, or a changed plug-in.
+
+        A plug-in that has changed is another module from a file of the same name.
+        """
+        if self.file.startswith("<") or str(self) == str(earlier):
+            return True
+        return Path(self.file).name == Path(earlier.file).name and self.module != earlier.module
+
+
+def caller(depth: int) -> Definition:
+    """The line that runs `depth` calls above the function that calls this."""
+    frame = sys._getframe(depth + 1)
+    return Definition(frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", ""))

@@ -15,14 +15,12 @@ import numpy as np
 
 from adtrain.core import tree
 from adtrain.core.array import Value, array, returned_no_array
-from adtrain.core.autodiff import grad
-from adtrain.core.batching import BatchTrace, BatchTracer
+from adtrain.core.autodiff import Recording, check_tuples, checked_positions, differentiable, grad, matching_tangents
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.core.options import require_function, shown
-from adtrain.core.recording import Recording, check_tuples, checked_positions, differentiable, matching_tangents
 from adtrain.core.taylor import Coefficient, TaylorTrace
 from adtrain.core.trace import new_level
-from adtrain.core.vmap import vmap
+from adtrain.core.vmap import BatchTrace, BatchTracer, vmap
 
 
 def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:

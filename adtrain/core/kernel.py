@@ -1,15 +1,97 @@
-"""CKernel and CudaKernel: descriptions of kernels. Modules of `lowering` and users register them; backends run them."""
+"""Descriptions of kernels and of the GPU that they are chosen for, and the registry: which kernels compute a primitive.
+
+Modules of `adtrain.lowering` register adtrain's kernels. Users register their own in the same way, with the names that
+`adtrain.extend` exports. Backends run them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from adtrain.core.memory_layout import MemoryLayout
+from adtrain.core.static_key import params_key
 from adtrain.core.types import BITS
+
+
+class Target(NamedTuple):
+    """The properties of a GPU that kernel rules and passes depend on.
+
+    Args:
+        capability: compute capability, major and minor.
+        multiprocessors: number of streaming multiprocessors.
+        shared: maximum bytes of shared memory of a block (the opt-in limit).
+        by_member: whether kernels are chosen for a Program by member. Some get arrays with an axis of members. The
+            choice must not depend on their number, so that a member has the same bits among any others.
+    """
+
+    capability: tuple[int, int]
+    multiprocessors: int
+    shared: int
+    by_member: bool = False
+
+
+@dataclass(frozen=True)
+class Length:
+    """A length, not negative: its value for Python, and its C text for a kernel that other lengths also run."""
+
+    value: int
+    text: str
+
+    def __add__(self, other: int | Length) -> Length:
+        return Length(self.value + _length(other).value, f"({self.text} + {_length(other).text})")
+
+    def __mul__(self, other: int | Length) -> Length:
+        return Length(self.value * _length(other).value, f"({self.text} * {_length(other).text})")
+
+    def __floordiv__(self, other: int) -> Length:
+        return Length(self.value // other, f"({self.text} / {other})")
+
+    def rounded_up(self, multiple: int) -> Length:
+        return (self + (multiple - 1)) // multiple * multiple
+
+
+Arrays: TypeAlias = Mapping[str, tuple[int, "int | Length"]]
+"""For each array, by its name, the bytes of an element and the number of elements."""
+
+
+def _length(x: int | Length) -> Length:
+    return x if isinstance(x, Length) else Length(x, str(x))
+
+
+def lengths(**values: int) -> list[Length]:
+    """Lengths that are arguments of a layout's macros, by their names."""
+    return [Length(value, f"({name})") for name, value in values.items()]
+
+
+class MemoryLayout(int):
+    """The bytes of a kernel's shared memory or scratch, with macros that point to its arrays."""
+
+    macros = ""
+
+
+def memory_layout(name: str, arrays: Arrays, *arguments: Length, alignment: int = 0) -> MemoryLayout:
+    """The layout in which arrays lie one after another.
+
+    For a layout SCRATCH with an array SUMS and an argument `rows`, ``SCRATCH_SUMS(float, scratch, rows)`` points to the
+    array. The kernel does not compile if a float has another size than an element. No macro has the number of all
+    bytes: it would make another source of each length, also where the kernel is the same.
+
+    Args:
+        arguments: the `lengths` that the kernel gives to the macros. All other lengths are constants.
+        alignment: the macros round the pointer to the memory up to a multiple of it. The layout is longer by as many
+            bytes.
+    """
+    layout = MemoryLayout(alignment + sum(size * _length(count).value for size, count in arrays.values()))
+    parameters = ", ".join(["E", "memory", *(x.text.strip("()") for x in arguments)])
+    at = f"array_aligned<{alignment}>(memory)" if alignment else "memory"
+    for array, (size, count) in arrays.items():
+        layout.macros += f"#define {name}_{array}({parameters}) array_at<E, {size}>({at})\n"
+        at = f"array_end<{size}>({at}, {_length(count).text})"
+    return layout
+
 
 MAX_GRID = (2**31 - 1, 65_535, 65_535)
 """Maximum of thread blocks of a CUDA grid in x, y and z."""
@@ -176,7 +258,7 @@ class CudaLaunch:
 class CudaKernel:
     """One way to compute an equation on a GPU: its launches, in order.
 
-    A rule returns several as candidates; see `adtrain.core.registry`.
+    A rule returns several as candidates; see `adtrain.core.kernel`.
 
     Args:
         launches: run one after another.
@@ -200,3 +282,68 @@ class CudaKernel:
         """The kernel names, then each launch: another text for each candidate for an equation."""
         names = "+".join(dict.fromkeys(launch.name for launch in self.launches))
         return " then ".join([f"{names} {self.launches[0].label()}", *(x.label() for x in self.launches[1:])])
+
+
+CudaRule: TypeAlias = Callable[..., Sequence[CudaKernel]]
+"""``rule(target, *types, **params)`` returns candidates for a GPU, argument types and parameters, the preferred one
+first. It returns none where no kernel fits."""
+
+_C_KERNELS: dict[str, tuple[CKernel, ...]] = {}
+_CUDA_RULES: dict[str, CudaRule] = {}
+_CANDIDATES: dict[Hashable, tuple[CudaKernel, ...]] = {}
+"""What rules have returned, by rule and arguments: passes ask for the same kernels many times, as for equal layers."""
+MAX_CANDIDATES = 4096
+"""Entries of `_CANDIDATES` at which it is emptied."""
+
+
+def register(primitive: str, backend: str, kernels: CKernel | tuple[CKernel, ...] | CudaRule) -> None:
+    """Register the kernels that compute ``primitive`` on ``backend``.
+
+    Args:
+        primitive: its name, or the form of fused equations.
+        backend: "cpu" or "cuda".
+        kernels: for "cpu" a C kernel, or several: one that works on items and one for all threads, say. For "cuda" a
+            rule that returns candidates.
+
+    Raises:
+        ValueError: there is no such backend, or the primitive has kernels there already.
+    """
+    tables: dict[str, dict[str, Any]] = {"cpu": _C_KERNELS, "cuda": _CUDA_RULES}
+    if backend not in tables:
+        raise ValueError(f"register: found backend {backend!r}, expected 'cpu' or 'cuda'")
+    if primitive in tables[backend]:
+        raise ValueError(f"register: {primitive!r} already has kernels for {backend!r}")
+    tables[backend][primitive] = (kernels,) if isinstance(kernels, CKernel) else kernels
+
+
+def has_kernels(primitive: str, backend: str) -> bool:
+    """Whether kernels of ``primitive`` are registered for "cpu" or "cuda"."""
+    return primitive in (_C_KERNELS if backend == "cpu" else _CUDA_RULES)
+
+
+def forget(primitive: str) -> None:
+    """Remove the kernels of ``primitive`` on all backends."""
+    _C_KERNELS.pop(primitive, None)
+    _CUDA_RULES.pop(primitive, None)
+
+
+def c_kernels(primitive: str) -> tuple[CKernel, ...]:
+    """The C kernels of ``primitive``. Empty: it runs by its NumPy reference."""
+    return _C_KERNELS.get(primitive, ())
+
+
+def cuda_kernels(primitive: str, target: Target, *types: Any, **params: Any) -> Sequence[CudaKernel]:
+    """The candidates for ``primitive`` with these argument types and parameters, the preferred one first.
+
+    Those whose grids are too large for a launch are left out.
+    """
+    rule = _CUDA_RULES.get(primitive)
+    if rule is None:
+        return ()
+    key = rule, target, types, params_key(params)
+    found = _CANDIDATES.get(key)
+    if found is None:
+        if len(_CANDIDATES) >= MAX_CANDIDATES:
+            _CANDIDATES.clear()
+        found = _CANDIDATES[key] = tuple(each for each in rule(target, *types, **params) if each.launchable)
+    return found

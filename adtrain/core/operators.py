@@ -1,11 +1,19 @@
-"""Operators: the operators and methods of values, which call the functions of ``adtrain.ops``."""
+"""The bases of values: operators and methods, which call the functions of ``adtrain.ops``; what NumPy does with values.
+
+For attributes that arrays of other libraries have, there is advice on what to write here.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
-from adtrain.core.errors import DTypeError
+import numpy as np
+
+from adtrain.core import tree
+from adtrain.core.errors import DTypeError, ShapeError
+from adtrain.core.types import Shape
 
 V = TypeVar("V")
 
@@ -188,3 +196,137 @@ class Operators(Generic[V]):
 
     def astype(self, dtype: Any) -> V:
         return self._ops.astype(self, dtype)
+
+
+_OPERATORS = {
+    "add": "add", "subtract": "sub", "multiply": "mul", "divide": "div", "floor_divide": "floor_divide",
+    "remainder": "remainder", "power": "power", "matmul": "matmul", "equal": "equal", "not_equal": "not_equal",
+    "bitwise_and": "bitwise_and", "bitwise_or": "bitwise_or", "bitwise_xor": "bitwise_xor",
+    "less": "less", "less_equal": "less_equal", "greater": "greater", "greater_equal": "greater_equal",
+}  # fmt: skip
+"""NumPy's functions behind the operators of arrays, and the operations of `adtrain.ops` that compute the same."""
+_OTHER_NAMES = {"invert": "bitwise_not", "negative": "neg", "absolute": "abs", "fabs": "abs", "rint": "round"}
+"""Operations that have another name in NumPy."""
+
+
+class NumpyProtocols:
+    """A base of values: ``numpy_array * value`` is an operation, and NumPy's other functions say what to use."""
+
+    __slots__ = ()
+    __array_priority__ = 1000.0
+
+    shape: Shape
+    dtype: np.dtype
+    _ops: Any
+
+    def numpy(self) -> np.ndarray:
+        raise NotImplementedError
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        elements = self.numpy()
+        return elements.astype(dtype) if dtype is not None or copy else elements
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """NumPy's functions, such as np.sum, take the elements and return NumPy arrays; a tracer has none."""
+        args, kwargs = tree.map(lambda x: x.numpy() if isinstance(x, NumpyProtocols) else x, (args, kwargs))
+        return function(*args, **kwargs)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *args: Any, **kwargs: Any) -> Any:
+        """The operator of a NumPy array and a value.
+
+        Raises:
+            DTypeError: for all other universal functions, with the operation to use.
+        """
+        name = ufunc.__name__
+        if method == "__call__" and name in _OPERATORS and not kwargs:
+            return getattr(self._ops, _OPERATORS[name])(*args)
+        if kwargs.get("out") is not None:
+            if any(isinstance(out, NumpyProtocols) for out in kwargs["out"]):
+                raise DTypeError(f"np.{name}: found an adtrain array as output, which does not change; write y = x + 1")
+            raise DTypeError(f"np.{name}: found an adtrain array and a NumPy array as output; write y = y + x")
+        own = _OTHER_NAMES.get(name, name)
+        same = method == "__call__" and hasattr(self._ops, own)
+        advice = f"use ad.ops.{own}" if same else "convert it with x.numpy()"
+        raise DTypeError(f"np.{name}: found an adtrain array, expected NumPy arrays; {advice}")
+
+    def __format__(self, spec: str) -> str:
+        if not spec:
+            return str(self)
+        if self.shape:
+            raise ShapeError(f"format: found shape {self.shape} for {spec!r}, expected a 0-d array")
+        return format(self.numpy().item(), spec)
+
+
+_GRADIENT = "functions are differentiated, not arrays: write ad.grad(f)(x)"
+_UNCHANGED = "arrays do not change: use x itself"
+_NEW = "arrays do not change: write x = ops.where(mask, y, x)"
+_ADVICE = {
+    "assign": "arrays do not change: write x = y",
+    "assign_add": "arrays do not change: write x = x + y",
+    "assign_sub": "arrays do not change: write x = x - y",
+    "at": _NEW,
+    "backward": _GRADIENT,
+    "bmm": "write x @ y",
+    "bool": "write x.astype('bool')",
+    "chunk": "write ops.split(x, parts, axis)",
+    "clone": _UNCHANGED,
+    "contiguous": _UNCHANGED,
+    "copy": _UNCHANGED,
+    "cpu": "write x.to('cpu')",
+    "cuda": "write x.to('gpu')",
+    "detach": "write ops.stop_gradient(x)",
+    "dim": "write x.ndim",
+    "dot": "write x @ y",
+    "double": "write x.astype('float64')",
+    "expand": "write ops.broadcast_to(x, shape)",
+    "flatten": "write x.ravel()",
+    "float": "write x.astype('float32')",
+    "gather": "write ops.take_along_axis(x, indices, axis)",
+    "grad": _GRADIENT,
+    "index_select": "write ops.take(x, indices, axis)",
+    "int": "write x.astype('int32')",
+    "long": "write x.astype('int64')",
+    "masked_fill": "write ops.where(mask, value, x)",
+    "mm": "write x @ y",
+    "numel": "write x.size",
+    "permute": "write x.transpose(axes)",
+    "pow": "write x ** y",
+    "requires_grad": _GRADIENT,
+    "requires_grad_": _GRADIENT,
+    "scatter": _NEW,
+    "swapaxes": "write x.transpose(axes)",
+    "t": "write x.T",
+    "tolist": "write x.numpy().tolist()",
+    "type": "write x.astype(dtype)",
+    "unsqueeze": "write ops.expand_dims(x, axis)",
+    "view": "write x.reshape(shape)",
+}
+
+_TREES = "its arrays are a tree: write params, state = model.init(shape)"
+_MODE = "the mode is an argument: model.forward(params, state, x, mode)"
+_DEVICE = "arrays have the device: write tree.map(lambda x: x.to('gpu'), params)"
+
+OF_PYTORCH_MODULES = {
+    **dict.fromkeys(("parameters", "named_parameters", "state_dict", "load_state_dict"), _TREES),
+    **dict.fromkeys(("train", "eval"), _MODE),
+    **dict.fromkeys(("to", "cuda", "cpu"), _DEVICE),
+}
+"""What to write instead of attributes of PyTorch's modules."""
+
+OF_PYTORCH_OPTIMIZERS = {
+    "step": "write params, state = optimizer.update(params, grads, state)",
+    "zero_grad": "gradients are not stored: remove it",
+    "param_groups": "the learning rate is an argument: optimizer.update(params, grads, state, lr)",
+}
+"""What to write instead of attributes of PyTorch's optimizers."""
+
+
+def advice(name: str, ops: ModuleType) -> str | None:
+    """What to write instead of the attribute ``name`` of an array; None if that is unknown."""
+    if name in _ADVICE:
+        return _ADVICE[name]
+    if name in ops.__all__:
+        return f"write ops.{name}(x, ...)"
+    if name.endswith("_") and not name.startswith("_"):
+        return "arrays do not change: write x = x + y"
+    return None

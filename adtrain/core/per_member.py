@@ -18,8 +18,7 @@ from adtrain.core.array import Value
 from adtrain.core.batching_rules import move_axes
 from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.program import Program, Variable
-from adtrain.core.staging import Results, keeps
-from adtrain.core.staging_trace import Symbol
+from adtrain.core.staging import Results, Symbol, keeps
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
 from adtrain.core.vmap import mapped_arguments

@@ -95,7 +95,7 @@ class Primitive:
         shape: shape rule ``(*arguments, **params) -> ArrayType``, or a tuple of types for several outputs. It reads
             shapes and dtypes only, and raises ShapeError or DTypeError.
         reference: ``(*arguments, **params)`` on NumPy arrays. Eager code on the CPU runs it, and kernels are tested
-            against it. Kernels are registered by name, see `adtrain.core.registry`.
+            against it. Kernels are registered by name, see `adtrain.core.kernel`.
         vjp: a rule for each argument (None: no derivative). For any number of arguments a function from an argument's
             position to its rule. Rules call public ops only, so that they can be differentiated again.
         flops: floating-point operations, a function of the same arguments as ``shape``. By default one for each element

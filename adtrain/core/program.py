@@ -1,15 +1,21 @@
-"""Program: a list of equations over typed variables, each assigned once (SSA form)."""
+"""Program: a list of equations over typed variables, each assigned once (SSA form). Its axes, costs, fused equations.
+
+The parameter ``body`` of a fused primitive is a small Program, which runs as one kernel. Only passes make fused
+equations, after differentiation, so they have no derivative. The reference runs the body's equations.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 from adtrain.core.array import Array
-from adtrain.core.axes import Axes, Items, items, outer_items, rows, rows_along, summed_items
+from adtrain.core.axes import Axes, Items, aligned, items, letters, outer_items, rows, rows_along, summed_items
+from adtrain.core.batching_rules import loop
 from adtrain.core.primitive import VIEWS, Cost, Primitive, Trait
 from adtrain.core.static_key import Identity
 from adtrain.core.types import ArrayType, Shape
@@ -71,7 +77,7 @@ class Equation:
 
     @property
     def form(self) -> str:
-        """The kind of kernel that computes a fused equation; "" for another one. See `adtrain.core.fused`."""
+        """The kind of kernel that computes a fused equation; "" for another one. See `adtrain.core.program`."""
         return self.params["form"] if self.primitive.name == "fused" else ""
 
     @property
@@ -271,3 +277,263 @@ class Program:
 
 def _text(v: Variable) -> str:
     return f"{v.type} of {v.members} members" if v.members else str(v.type)
+
+
+Axis: TypeAlias = tuple[Variable, int]
+"""A value and the number of one of its axes."""
+
+
+def axes_of_body(body: Program) -> Axes:
+    """Axes of inputs and outputs move together if all equations between them relate them. An axis of inputs is added if
+    the outputs are sums over it of what is computed at each index."""
+    outputs = {(v, i) for v in body.outputs for i in range(len(v.type.shape))}
+    found = joined(related_axes(body.equations))
+    together = [axes for axes in found if not outputs.isdisjoint(axes) and _move_together(body, axes)]
+    added = [axes for axes in found if outputs.isdisjoint(axes) and _are_added(body, axes)]
+    names = letters(len(together) + len(added))
+    labels = {axis: label for label, axes in zip(names, (*together, *added), strict=True) for axis in axes}
+    given, results = (
+        tuple(tuple(labels.get((v, i), "") for i in range(len(v.type.shape))) for v in variables)
+        for variables in (body.inputs, body.outputs)
+    )
+    return Axes(given, results, frozenset(names[len(together) :]))
+
+
+def related_axes(equations: Iterable[Equation]) -> Iterator[tuple[Axis, Axis]]:
+    """Pairs of axes that have the same label in an equation. Joined axes are left out."""
+    for e in equations:
+        first: dict[str, Axis] = {}
+        axes = e.axes.undivided()
+        for v, labels in zip((*e.inputs, *e.outputs), (*axes.arguments, *axes.results), strict=True):
+            yield from ((first.setdefault(label, (v, i)), (v, i)) for i, label in enumerate(labels) if label)
+
+
+def _move_together(body: Program, own: set[Axis]) -> bool:
+    """Whether a body computes, at each index of these axes, the same function of its inputs at that index."""
+    at = dict(own)
+    if len(at) < len(own):  # two axes of one value, as of x + transpose(x)
+        return False
+    mixed: set[Variable] = set()  # computed from several indices
+    for e in body.equations:
+        axes = e.axes.undivided()
+        read = {labels[at[v]] for v, labels in zip(e.inputs, axes.arguments, strict=True) if v in at}
+        for y, labels in zip(e.outputs, axes.results, strict=True):
+            if y not in at:
+                mixed |= {y} if read or not mixed.isdisjoint(e.inputs) else set()
+            elif not labels[at[y]] or read - {labels[at[y]]} or not mixed.isdisjoint(e.inputs):
+                return False
+    return True
+
+
+def _are_added(body: Program, own: set[Axis]) -> bool:
+    """Whether each output of a body is a sum over these axes of a function of the inputs at each index."""
+    at = dict(own)
+    if len(at) < len(own):
+        return False
+    for e in body.equations:
+        axes = e.axes.undivided()
+        read = {labels[at[v]] for v, labels in zip(e.inputs, axes.arguments, strict=True) if v in at}
+        for y, labels in zip(e.outputs, axes.results, strict=True):
+            if y in at:
+                follows = bool(labels[at[y]]) and read <= {labels[at[y]]}
+            elif read:
+                follows = len(read) == 1 and read <= axes.added and y in body.outputs and y not in body.readers
+            else:
+                follows = y not in body.outputs
+            if not follows:
+                return False
+    return bool(body.outputs)
+
+
+def joined(pairs: Iterable[tuple[Axis, Axis]]) -> list[set[Axis]]:
+    """Sets of axes that move together, from pairs that do."""
+    links: dict[Axis, list[Axis]] = {}
+    for a, b in pairs:
+        links.setdefault(a, []).append(b)
+        links.setdefault(b, []).append(a)
+    found: list[set[Axis]] = []
+    done: set[Axis] = set()
+    for first in links:
+        own, waiting = set(), [first] if first not in done else []
+        while waiting:
+            axis = waiting.pop()
+            if axis not in own:
+                own.add(axis)
+                waiting += links[axis]
+        done |= own
+        found += [own] if own else []
+    return found
+
+
+def reads(equations: Sequence[Equation]) -> Iterator[Counter[Variable]]:
+    """For each equation the number of elements that it reads of each variable; repeated reads count once.
+
+    Reads of a view count as reads of the variable behind it. Of a row that is broadcast, that is one row.
+    """
+    viewed: dict[Variable, Variable] = {}
+    for e in equations:
+        found: Counter[Variable] = Counter()
+        if e.primitive.view:
+            viewed.update((out, viewed.get(v, v)) for v in e.inputs for out in e.outputs)
+        else:
+            for v, n in zip(e.inputs, e.elements_read, strict=True):
+                source = viewed.get(v, v)
+                found[source] = min(found[source] + n, source.size)
+        yield found
+
+
+def costs(equations: Sequence[Equation]) -> Iterator[Cost]:
+    """The cost of each equation."""
+    for e, read in zip(equations, reads(equations), strict=True):
+        written = Counter({v: v.size for v in e.outputs if not e.primitive.view})
+        moved = sum(n * v.type.dtype.itemsize for v, n in (read + written).items())
+        yield Cost(e.cost.flops, moved)
+
+
+def _shape(*args: Any, form: str, body: Program) -> tuple[ArrayType, ...]:
+    return tuple(v.type for v in body.outputs)
+
+
+def _reference(*buffers: Any, form: str, body: Program) -> Any:
+    known = dict(zip(body.inputs, buffers, strict=True))
+    for e in body.equations:
+        found = e.primitive.reference(*(known[v] for v in e.inputs), **e.params)
+        known.update(zip(e.outputs, (found,) if len(e.outputs) == 1 else found, strict=True))
+    results = tuple(known[v] for v in body.outputs)
+    return results[0] if len(results) == 1 else results
+
+
+def _flops(*args: Any, form: str, body: Program) -> int:
+    first, *others = body.equations
+    named = {e.name + OF_POOLED for e in others}
+    if not first.has(Trait.MAX_POOL_GRAD) or form.removesuffix(WITH_SUM) not in named:
+        return sum(e.cost.flops for e in body.equations)
+    (pooled, _), (spread,) = first.inputs, first.outputs
+    return sum(e.cost.flops * pooled.size // spread.size if spread in e.inputs else e.cost.flops for e in others)
+
+
+def _reads(*args: Any, form: str, body: Program) -> Sequence[int]:
+    found: Counter[Variable] = Counter()
+    for of_equation in reads(body.equations):
+        found.update(of_equation)
+    return [min(found[v], v.size) for v in body.inputs]
+
+
+def _axes(*args: Any, form: str, body: Program) -> Axes:
+    if form == LOOPS:
+        return aligned([v.type.shape for v in body.inputs], [v.type.shape for v in body.outputs])
+    return axes_of_body(body)
+
+
+fused_p: Primitive = Primitive("fused", _shape, _reference, flops=_flops, reads=_reads, batch=loop, axes=_axes)
+"""Equations that run as one kernel. Its parameters are ``form``, the kind of kernel, and ``body``, the equations."""
+
+LOOPS = "loops"
+"""Elementwise equations over arrays of one shape, as one loop nest."""
+
+PRODUCT = "product"
+"""A matrix product with an elementwise epilogue."""
+
+OF_POOLED = "_pooled"
+"""With the name of a convolution's gradient before it: that gradient, after `max_pool2d_put` has spread a pooled one.
+The kernel reads the pooled gradient, and skips the zeros between its elements."""
+
+WITH_SUM = "_sum"
+"""With the name of a weight gradient before it: that gradient and the bias gradient, which sums what both read."""
+
+GATHER = "gather"
+"""Loops that read rows of tables by index."""
+
+MAP_REDUCE = "map_reduce"
+"""Reductions of values of pairs of rows and columns. The pairs are computed where they are needed and never stored."""
+
+HORIZONTAL = "horizontal"
+"""Independent equations of any shapes that run side by side."""
+
+
+Overwrites: TypeAlias = Callable[[Equation, Variable, Variable], bool]
+"""Whether a result of a fused equation may overwrite an argument."""
+
+OVERWRITES: dict[str, Overwrites] = {}
+"""By form. Those of other forms follow from the equation of the body that reads the argument."""
+
+
+def fuse(
+    form: str, equations: Sequence[Equation], needed: Collection[Variable], inputs: tuple[Variable, ...] = ()
+) -> Equation:
+    """Fuse several equations into one of ``form``, with the outputs that are ``needed``.
+
+    Its scope joins their scopes by "+". Its phase is that of the equation with the most FLOPs.
+
+    Args:
+        inputs: the arguments in the order of a kernel, by default in that of the equations that read them.
+    """
+    computed = {v for e in equations for v in e.outputs}
+    inputs = inputs or tuple(dict.fromkeys(v for e in equations for v in e.inputs if v not in computed))
+    outputs = tuple(v for e in equations for v in e.outputs if v in needed)
+    body = Program(inputs, {}, tuple(equations), outputs)
+    scopes = dict.fromkeys(scope for e in equations for scope in e.scope.split("+") if scope)
+    phase = max(equations, key=lambda e: e.cost.flops).phase
+    return Equation(fused_p, inputs, {"form": form, "body": body}, outputs, "+".join(scopes), phase)
+
+
+def body_of(equation: Equation) -> Program:
+    """The body of a fused equation; for any other equation, a Program of that equation."""
+    if equation.form:
+        body: Program = equation.params["body"]
+        return body
+    return Program(tuple(dict.fromkeys(equation.inputs)), {}, (equation,), equation.outputs)
+
+
+def launched_together(equation: Equation) -> Sequence[Equation]:
+    """The independent equations in a `horizontal` equation; for any other equation, itself."""
+    found: Sequence[Equation] = equation.params["body"].equations if equation.form == HORIZONTAL else (equation,)
+    return found
+
+
+def without(equation: Equation, removed: Collection[Variable]) -> Sequence[Equation]:
+    """An equation without its independent equations that compute ``removed`` values. Empty if nothing is left."""
+    own = launched_together(equation)
+    left = [e for e in own if not any(v in removed for v in e.outputs)]
+    if len(left) in (0, 1, len(own)):
+        return [equation] if len(left) == len(own) else left
+    return [fuse(HORIZONTAL, left, equation.outputs)]
+
+
+def single_equations(equation: Equation) -> Iterator[Equation]:
+    """The equations in a fused equation that are not fused themselves; for any other equation, itself."""
+    if equation.form:
+        for e in equation.params["body"].equations:
+            yield from single_equations(e)
+    else:
+        yield equation
+
+
+def primitive_names(equation: Equation) -> tuple[str, ...]:
+    """The names of the primitives in an equation."""
+    return tuple(e.primitive.name for e in single_equations(equation))
+
+
+def label(equation: Equation) -> str:
+    """The distinct primitives of an equation, without views: "matmul+add+relu".
+
+    If an optimizer's update is only a part of it, that part is "update": "matmul+update".
+    """
+    found = [e for e in single_equations(equation) if not e.primitive.view]
+    whole = all(e.phase == "update" for e in found)
+    names = ("update" if e.phase == "update" and not whole else e.primitive.name for e in found)
+    return "+".join(dict.fromkeys(names)) or equation.name
+
+
+def renamed(equation: Equation, names: dict[Variable, Variable]) -> Equation:
+    """``equation`` with the variables that are keys of ``names`` replaced, in its body as well."""
+    if not names:
+        return equation
+    params = dict(equation.params)
+    if equation.form:
+        body: Program = params["body"]
+        inputs, outputs = (tuple(names.get(v, v) for v in group) for group in (body.inputs, body.outputs))
+        equations = tuple(renamed(e, names) for e in body.equations)
+        params["body"] = replace(body, inputs=inputs, outputs=outputs, equations=equations)
+    inputs, outputs = (tuple(names.get(v, v) for v in group) for group in (equation.inputs, equation.outputs))
+    return replace(equation, inputs=inputs, outputs=outputs, params=params)

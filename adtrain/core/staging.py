@@ -2,39 +2,277 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
+
+import numpy as np
 
 from adtrain.core import tree
-from adtrain.core.array import Array, Value, returned_no_array
+from adtrain.core.array import Array, Value, array, returned_no_array
 from adtrain.core.backend import Executable, backend
-from adtrain.core.errors import DTypeError
-from adtrain.core.hooks import active_hooks
+from adtrain.core.errors import DTypeError, TraceError, user_line
 from adtrain.core.precision import current_precision
-from adtrain.core.program import Program
+from adtrain.core.primitive import Primitive, Trait
+from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.side_effects import refuse_assignments, refuse_attribute_changes, refuse_leaks
-from adtrain.core.staging_arguments import (
-    NOTHING,
-    ArrayLeaf,
-    Declared,
-    LeafType,
-    NumberLeaf,
-    StaticArgument,
-    StaticLeaf,
-    leaf,
-    traced,
-    type_of,
-)
-from adtrain.core.staging_trace import StagingTrace, Symbol, evaluate
-from adtrain.core.static_key import static_key
+from adtrain.core.static_key import is_constant, static_key
 from adtrain.core.template import Template
 from adtrain.core.timeline import during
-from adtrain.core.trace import Tracer, base_trace
+from adtrain.core.trace import (
+    Tracer,
+    active_hooks,
+    at,
+    base_trace,
+    bind,
+    common_device,
+    current_phase,
+    current_scope,
+    new_level,
+)
 from adtrain.core.traced_number import TracedNumber
+from adtrain.core.types import ArrayType, Shape
+from adtrain.core.vmap import BatchTrace, BatchTracer
+
+
+class Symbol(Tracer):
+    """The tracer of staging: it stands for a variable of the Program."""
+
+    __slots__ = ("device", "dtype", "shape", "trace", "variable")
+
+    def __init__(self, trace: StagingTrace, variable: Variable) -> None:
+        self.trace = trace
+        self.variable = variable
+        self.shape, self.dtype = variable.type
+        self.device = variable.device
+
+    def numpy(self) -> np.ndarray:
+        raise TraceError(
+            f"{user_line()}: the jitted function reads the elements of a traced value {self.dtype}{list(self.shape)}, "
+            "which has none: use ops.where instead of a branch, and ops instead of NumPy and float(); an argument that "
+            "decides about a branch can be static: jit(f, static_argnums=...)"
+        )
+
+
+class StagingTrace:
+    """The base trace of staging: it records operations as equations and runs none."""
+
+    level = 0
+
+    def __init__(self) -> None:
+        self.live = True
+        self.inputs: list[Variable] = []
+        self.equations: list[Equation] = []
+        self.constants: dict[int, tuple[Array, Variable]] = {}
+        self.symbols: list[tuple[weakref.ref[Symbol], str]] = []  # with the line and origin of each
+
+    def input(self, x: Value) -> Symbol:
+        """A symbol for an argument of the type and device of ``x``."""
+        self.inputs.append(Variable(ArrayType(x.shape, x.dtype), x.device))
+        return self._symbol(self.inputs[-1], f"{user_line()}: an argument of this call")
+
+    def known(self, variable: Variable) -> Symbol:
+        """A symbol for a variable of another Program, as an input of this one."""
+        self.inputs.append(variable)
+        return self._symbol(variable, f"{user_line()}: an argument of this call")
+
+    def _symbol(self, variable: Variable, origin: str) -> Symbol:
+        symbol = Symbol(self, variable)
+        self.symbols.append((weakref.ref(symbol), origin))
+        return symbol
+
+    def variable(self, x: Value) -> Variable:
+        """The variable of a symbol; an array becomes a constant."""
+        if isinstance(x, Symbol) and x.trace is self:
+            return x.variable
+        if not isinstance(x, Array):
+            raise TraceError(
+                f"{user_line()}: a jitted function uses a traced value of another function; pass it as an argument"
+            )
+        if id(x) not in self.constants:
+            self.constants[id(x)] = x, Variable(ArrayType(x.shape, x.dtype), x.device)
+        return self.constants[id(x)][1]
+
+    def process(self, primitive: Primitive, args: Sequence[Value], params: Mapping[str, Any]) -> Any:
+        for name, x in params.items():
+            if isinstance(x, TracedNumber):
+                raise TraceError(
+                    f"{user_line()}: {primitive.name} needs the value of {name}, a float argument of the jitted "
+                    "function, which is traced; make it static with jit(f, static_argnums=...)"
+                )
+        inputs = tuple(self.variable(x) for x in args)
+        device = common_device(primitive, args, params)
+        members = max((v.members for v in inputs), default=0)
+        if Trait.MEMBERS in primitive.traits:
+            members = 0 if members else args[0].shape[0]
+        outputs = tuple(Variable(t, device, members) for t in primitive.output_types(args, params))
+        self.equations.append(Equation(primitive, inputs, params, outputs, current_scope(), current_phase()))
+        origin = f"{user_line()}: the value computed here"
+        symbols = tuple(self._symbol(v, origin) for v in outputs)
+        return symbols[0] if len(symbols) == 1 else symbols
+
+    def program(self, outputs: Sequence[Value]) -> Program:
+        """The Program of all equations so far."""
+        results = tuple(self.variable(x) for x in outputs)  # first: an output may be a new constant
+        constants = {v: x for x, v in self.constants.values()}
+        return Program(tuple(self.inputs), constants, tuple(self.equations), results)
+
+
+def evaluate(program: Program, args: Sequence[Value]) -> list[Value]:
+    """Run the equations one by one by `bind`, so that ``args`` may be tracers. Members run as in `vmap`."""
+    trace = BatchTrace(new_level(), program.members) if program.members else None
+
+    def own(v: Variable, x: Value) -> Value:
+        """The value of a variable. If that of a mapped equation is not mapped, all members have computed the same."""
+        if trace is None:
+            return x
+        if v.members:
+            return x if trace.maps(x) else BatchTracer(trace, x)
+        return trace.lower(x)[0] if trace.maps(x) else x
+
+    known: dict[Variable, Value] = dict(program.constants)
+    known.update((v, own(v, x)) for v, x in zip(program.inputs, args, strict=True))
+    for e, dead in zip(program.equations, program.last_uses(), strict=True):
+        with at(e.scope, e.phase):
+            if trace is not None and e.has(Trait.MEMBERS):
+                found = trace.lower(known[e.inputs[0]])
+            else:
+                found = bind(e.primitive, *(known[v] for v in e.inputs), **e.params)
+        results = (found,) if isinstance(found, Value) else found
+        known.update((v, own(v, x)) for v, x in zip(e.outputs, results, strict=True))
+        for v in dead:
+            del known[v]
+    return [known[v] if trace is None else trace.lower(known[v]) for v in program.outputs]
+
+
+STATIC = (bool, int, str, bytes, type, np.dtype, Enum)
+"""The types of leaves that are static without being declared so."""
+
+
+@dataclass(frozen=True)
+class Declared:
+    """Arguments of a function, by position and by name."""
+
+    positions: frozenset[int] = frozenset()
+    names: frozenset[str] = frozenset()
+
+    def __contains__(self, place: int | str) -> bool:
+        return place in self.positions or place in self.names
+
+
+NOTHING = Declared()
+
+
+@dataclass(frozen=True)
+class StaticArgument:
+    """A whole argument that is declared static, as one leaf."""
+
+    tree_leaf: ClassVar[bool] = True
+    value: Any
+
+
+class ArrayLeaf(NamedTuple):
+    """The type of an array."""
+
+    shape: Shape
+    dtype: np.dtype
+    device: str
+
+
+class NumberLeaf(NamedTuple):
+    """The type of a Python float: it is passed to the Program as a float64 array of shape () on ``device``."""
+
+    device: str
+
+    def array(self, x: float) -> Array:
+        return array(np.float64(x), device=self.device)
+
+
+@dataclass(frozen=True)
+class StaticLeaf:
+    """The type of a static value: its `static_key`. Another value has another Program."""
+
+    key: Hashable
+    same: Any = field(compare=False)
+    """The value if it `is_constant`, which makes `matches` fast; otherwise an object that no value is."""
+
+    @classmethod
+    def of(cls, x: Any) -> StaticLeaf:
+        key = static_key(x)
+        return cls(key, x if is_constant(key) else object())
+
+    def static_parts(self) -> tuple[Any, ...]:
+        return (self.key,)
+
+    def matches(self, x: Any) -> bool:
+        """Whether ``x`` is this value."""
+        if x is self.same:
+            return True
+        if isinstance(x, (Value, TracedNumber, np.ndarray)):
+            return False
+        try:
+            return static_key(x) == self.key
+        except TypeError:  # x is not hashable
+            return False
+
+
+LeafType = ArrayLeaf | NumberLeaf | StaticLeaf
+
+
+def leaf(x: Any, device: str) -> Any:
+    """A leaf as a Value, a TracedNumber, or a static value.
+
+    Args:
+        device: where NumPy arrays and floats go.
+
+    Raises:
+        DTypeError: it is an object of another type that is not declared static.
+    """
+    if isinstance(x, (Value, TracedNumber, StaticArgument)):
+        return x
+    if isinstance(x, float):  # also np.float64, which all operations take as a float
+        return TracedNumber(array(np.float64(x), device=device))
+    if isinstance(x, (np.ndarray, np.generic)):
+        return array(x, device=device)
+    if isinstance(x, STATIC):
+        return x
+    raise DTypeError(
+        f"jit: found an argument of type {type(x).__name__}, expected arrays and numbers; if it is a constant of the "
+        "function, declare it with jit(f, static_argnums=...)"
+    )
+
+
+def type_of(x: Any) -> LeafType:
+    """The type of a leaf.
+
+    Raises:
+        DTypeError: an argument is declared static and holds an array, or is not hashable.
+    """
+    if isinstance(x, Value):
+        return ArrayLeaf(x.shape, x.dtype, x.device)
+    if isinstance(x, TracedNumber):
+        return NumberLeaf(x.device)
+    value = x.value if isinstance(x, StaticArgument) else x
+    if any(isinstance(v, (Value, TracedNumber, np.ndarray)) for v in tree.leaves(value)):
+        raise DTypeError("jit: a static argument holds an array, expected numbers, strings or other objects")
+    try:
+        return StaticLeaf.of(value)
+    except TypeError as error:
+        raise DTypeError(f"jit: a static argument is not hashable: {error}") from None
+
+
+def traced(trace: StagingTrace, x: Any) -> Any:
+    """What the function gets for a leaf while it is traced."""
+    if isinstance(x, TracedNumber):
+        return TracedNumber(trace.input(x.value))
+    if isinstance(x, Value):
+        return trace.input(x)
+    return x.value if isinstance(x, StaticArgument) else x
+
 
 F = TypeVar("F", bound=Callable[..., Program])
 Pass: TypeAlias = Callable[[Program], Program]

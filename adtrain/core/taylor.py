@@ -28,11 +28,11 @@ from functools import partial, reduce
 from typing import Any, TypeAlias
 
 from adtrain.core.array import Value
-from adtrain.core.batching import BatchTrace
+from adtrain.core.autodiff import Recording
 from adtrain.core.primitive import Primitive, Trait
-from adtrain.core.recording import Recording
 from adtrain.core.trace import Tracer, bind
 from adtrain.core.types import ArrayType
+from adtrain.core.vmap import BatchTrace
 
 Coefficient: TypeAlias = "Value | None"
 """A Taylor coefficient one level down; None is zero."""

@@ -1,15 +1,40 @@
-"""The time of this process, divided into consecutive spans, each of one activity. Their times add up to the whole."""
+"""The time of this process, divided into consecutive spans, each of one activity, and messages about activities.
+
+The times of the spans add up to the whole. Messages are for a progress display: "compiling 7 of 12 kernels"; "" when
+training steps begin.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import TypeAlias
+
+StatusHandler: TypeAlias = Callable[[str], None]
+
+_handlers: list[StatusHandler] = []
+
+
+@contextmanager
+def status_handler(handler: StatusHandler) -> Iterator[None]:
+    """Within the block, pass each message of `report_status` to `handler`, on the thread that reports it."""
+    _handlers.append(handler)
+    try:
+        yield
+    finally:
+        _handlers.remove(handler)
+
+
+def report_status(message: str) -> None:
+    """Pass a message about the activity that begins to all handlers."""
+    for handler in _handlers:
+        handler(message)
+
 
 OTHER = "other"
 

@@ -1,9 +1,12 @@
-"""bind, which applies a primitive, and the levels of traces that process it.
+"""bind, which applies a primitive, and the levels of traces that process it; scopes, phases, and hooks.
 
 Every operation is ``bind(primitive, *args, **params)``. The trace with the highest level among the arguments' tracers
 processes it. That trace replaces its tracers by their values one level down, and calls ``bind`` again. At level 0 the
 base trace runs the operation. Derivatives of derivatives are nested levels. (HIPS/autograd; J. Bradbury et al., JAX:
 "Autodidax".)
+
+Programs and timings show the scope (layer) and phase (part of the step) of each operation. Hooks observe every
+operation and every Program that runs.
 """
 
 from __future__ import annotations
@@ -12,14 +15,115 @@ import itertools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from adtrain.core.array import Array, Value
 from adtrain.core.backend import backend
 from adtrain.core.errors import DeviceError, DTypeError, TraceError
-from adtrain.core.hooks import Call, active_hooks
 from adtrain.core.primitive import Primitive
-from adtrain.core.scope import current_phase, current_scope
+from adtrain.core.program import Program
+from adtrain.core.types import ArrayType
+
+
+class _Where(threading.local):
+    scope = ""
+    phase = "forward"
+
+
+_where = _Where()
+
+
+def current_scope() -> str:
+    """The names of the enclosing scopes, outermost first, joined by dots."""
+    return _where.scope
+
+
+def current_phase() -> str:
+    """``forward``, ``backward`` or ``update``."""
+    return _where.phase
+
+
+@contextmanager
+def scope(name: str) -> Iterator[None]:
+    """Set the layer of the operations in a block: ``with scope("0.linear")``. Scopes nest."""
+    outer = _where.scope
+    _where.scope = f"{outer}.{name}" if outer else name
+    try:
+        yield
+    finally:
+        _where.scope = outer
+
+
+@contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Set the phase of the operations in a block."""
+    outer = _where.phase
+    _where.phase = name
+    try:
+        yield
+    finally:
+        _where.phase = outer
+
+
+@contextmanager
+def at(scope: str, phase: str) -> Iterator[None]:
+    """Set both for a block, to the scope and phase of a recorded operation."""
+    outer = _where.scope, _where.phase
+    _where.scope, _where.phase = scope, phase
+    try:
+        yield
+    finally:
+        _where.scope, _where.phase = outer
+
+
+@dataclass(frozen=True)
+class Call:
+    """One run of a primitive, with its scope and phase."""
+
+    primitive: Primitive
+    args: Sequence[Array]
+    params: Mapping[str, Any]
+    outputs: Sequence[ArrayType]
+    device: str
+    scope: str
+    phase: str
+
+
+class Hook:
+    """Base of observers. Nothing but the backend's work happens between `before` and `after`."""
+
+    def before(self, call: Call) -> None:
+        """Called after the shape rule, before the backend runs."""
+
+    def after(self, call: Call) -> None:
+        """Called when the backend has returned. A GPU may still be running."""
+
+    def program(self, program: Program, seconds: Sequence[float]) -> None:
+        """Called when a jitted function's Program has run, with the seconds of each equation."""
+
+
+class _Active(threading.local):
+    hooks: tuple[Hook, ...] = ()
+
+
+_active = _Active()
+
+
+def active_hooks() -> tuple[Hook, ...]:
+    """The observers of this thread, the outermost block's first."""
+    return _active.hooks
+
+
+@contextmanager
+def hook(observer: Hook) -> Iterator[None]:
+    """Call ``observer`` for everything that this thread runs in a block."""
+    outer = _active.hooks
+    _active.hooks = (*outer, observer)
+    try:
+        yield
+    finally:
+        _active.hooks = outer
 
 
 class Trace(Protocol):

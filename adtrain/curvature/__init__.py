@@ -16,8 +16,8 @@ from adtrain.core.errors import AdtrainError, OptionError, ShapeError
 from adtrain.core.forward import hvp
 from adtrain.core.options import is_integer, require_function, shown
 from adtrain.core.precision import FULL, matmul_precision
-from adtrain.core.scope import phase
 from adtrain.core.staging import stage
+from adtrain.core.trace import phase
 from adtrain.core.vmap import vmap
 from adtrain.curvature.drop_unit_axes import drop_unit_axes
 from adtrain.curvature.factor_norms import factor_norms

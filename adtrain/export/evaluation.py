@@ -22,8 +22,8 @@ from adtrain.core.errors import AdtrainError
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.scope import scope
 from adtrain.core.staging import Results, keeps, stage
+from adtrain.core.trace import scope
 from adtrain.data import Split
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.export.forms import recognize_forms

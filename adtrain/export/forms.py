@@ -14,9 +14,8 @@ from math import prod
 import numpy as np
 
 from adtrain.core.array import Array
-from adtrain.core.fused import fuse
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import Equation, Program, Variable, fuse
 from adtrain.core.staging import Results, keeps
 from adtrain.ops.pool import averages
 from adtrain.passes import remove_dead_code

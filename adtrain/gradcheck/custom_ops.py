@@ -13,7 +13,7 @@ from adtrain.core import poison
 from adtrain.core.array import Value, array
 from adtrain.core.autodiff import vjp
 from adtrain.core.errors import AdtrainError, OptionError
-from adtrain.core.registry import has_kernels
+from adtrain.core.kernel import has_kernels
 from adtrain.core.staging import stage
 from adtrain.core.vmap import vmap
 from adtrain.custom_ops import OWN_OPS, CustomOp, OwnOp

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from adtrain.backends.cpu.codegen.program import generate, supported, workspace
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
+from adtrain.core.kernel import Target
 from adtrain.core.program import Equation, Program
-from adtrain.core.target import Target
 from adtrain.passes.plan_memory import plan_memory
 
 FUNCTION = re.compile(r"^static (?:__attribute__\(\(noinline\)\) )?void (\w+)\([^\n]*\{\n.*?^\}\n", re.M | re.S)

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from adtrain import nn
-from adtrain.core.costs import costs
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import Equation, Program, Variable, costs
 from adtrain.graphs.roles import FORWARD, MOST_SCALARS, OPTIMIZER, UPDATE, Place, Roles, equation_lines, flat
 from adtrain.graphs.values import Statistics
 from adtrain.text import counted, short

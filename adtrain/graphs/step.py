@@ -17,9 +17,9 @@ from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.config import Config
 from adtrain.config.problems import known
 from adtrain.core.errors import AdtrainError
+from adtrain.core.kernel import Target
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Pass
-from adtrain.core.target import Target
 from adtrain.graphs.folds import NONE, folds
 from adtrain.graphs.formats import Graph
 from adtrain.graphs.kernels import Kernel, kernels

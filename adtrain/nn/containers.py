@@ -16,7 +16,7 @@ from adtrain import ops
 from adtrain.core.array import Value, array
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.core.options import shown
-from adtrain.core.scope import scope
+from adtrain.core.trace import scope
 from adtrain.nn.fields import size_text
 from adtrain.nn.linear import Embedding, Linear
 from adtrain.nn.module import LayerError, Mode, Module, Params, Shape, State

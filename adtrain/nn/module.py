@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from adtrain import ops
-from adtrain.core import other_libraries
 from adtrain.core.array import Value, array
-from adtrain.core.checked_arguments import CheckedArguments
 from adtrain.core.errors import AdtrainError, DTypeError, OptionError, ShapeError
-from adtrain.core.options import is_integer, shown
+from adtrain.core.operators import OF_PYTORCH_MODULES
+from adtrain.core.options import CheckedArguments, is_integer, shown
 from adtrain.core.types import dtype_of
 
 Shape = tuple[int, ...]
@@ -118,7 +117,7 @@ class Module(CheckedArguments):
     A subclass defines `output_shape` and `forward`, and for parameters also `parameter_shapes` and `new_arrays`.
     """
 
-    instead = other_libraries.MODULES
+    instead = OF_PYTORCH_MODULES
 
     @classmethod
     def kind(cls) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from adtrain.core.array import Value
-from adtrain.core.checked_arguments import checked_options
+from adtrain.core.options import checked_options
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.ops.common import ArrayLike, as_value, elementwise

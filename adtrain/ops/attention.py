@@ -15,8 +15,8 @@ import numpy as np
 from adtrain.core.array import Value, array
 from adtrain.core.autodiff import vjp
 from adtrain.core.axes import Axes, whole
-from adtrain.core.checked_arguments import checked_options
 from adtrain.core.errors import DTypeError, OptionError, ShapeError
+from adtrain.core.options import checked_options
 from adtrain.core.precision import matmul_precision, precision_of
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from adtrain.core.array import Value
-from adtrain.core.checked_arguments import checked_options
 from adtrain.core.errors import DTypeError, ShapeError
+from adtrain.core.options import checked_options
 from adtrain.ops.broadcasting import reshape
 from adtrain.ops.common import ArrayLike, BalancedFactors, as_value
 from adtrain.ops.compare import not_equal, where

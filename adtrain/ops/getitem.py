@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.array import Array, Value, array
+from adtrain.core.autodiff import ReverseTracer
 from adtrain.core.errors import DTypeError, ShapeError, TraceError, user_line
-from adtrain.core.reverse import ReverseTracer
 from adtrain.ops.broadcasting import broadcast_to, reshape
 from adtrain.ops.common import as_value, broadcast_shapes
 from adtrain.ops.compare import greater_equal, less, where

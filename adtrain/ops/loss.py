@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from adtrain.core.array import Value
-from adtrain.core.checked_arguments import checked_options
 from adtrain.core.errors import ShapeError
+from adtrain.core.options import checked_options
 from adtrain.ops.activation import softplus
 from adtrain.ops.broadcasting import promote
 from adtrain.ops.common import ArrayLike, ClassFactors, as_value, broadcast_shapes

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import numpy as np
 
 from adtrain.core.array import Array, Value, array
-from adtrain.core.checked_arguments import checked_options
 from adtrain.core.errors import DTypeError, ShapeError
+from adtrain.core.options import checked_options
 from adtrain.core.primitive import Primitive, no_flops
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape, dtype_of

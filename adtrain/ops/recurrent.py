@@ -16,8 +16,8 @@ import numpy as np
 
 from adtrain.core.array import Value
 from adtrain.core.autodiff import vjp
-from adtrain.core.checked_arguments import checked_options
 from adtrain.core.errors import DTypeError, ShapeError
+from adtrain.core.options import checked_options
 from adtrain.core.precision import FULL, matmul_precision, precision_of
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.trace import bind

@@ -10,8 +10,8 @@ import numpy as np
 
 from adtrain.core.array import Value
 from adtrain.core.axes import Axes, whole
-from adtrain.core.checked_arguments import checked_options
 from adtrain.core.errors import ShapeError
+from adtrain.core.options import checked_options
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType

@@ -11,7 +11,7 @@ import numpy as np
 from adtrain import ops
 from adtrain.core import tree
 from adtrain.core.array import Value
-from adtrain.core.checked_arguments import CheckedArguments
+from adtrain.core.options import CheckedArguments
 from adtrain.option_types import Fraction, Probability, Size
 
 AverageState = dict[str, Any]

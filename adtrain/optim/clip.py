@@ -7,8 +7,8 @@ from functools import reduce
 from adtrain import ops
 from adtrain.core import tree
 from adtrain.core.array import Value
-from adtrain.core.checked_arguments import checked_options
 from adtrain.core.errors import OptionError
+from adtrain.core.options import checked_options
 from adtrain.optim.optimizer import Tree
 from adtrain.option_types import Positive
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from adtrain.core import tree
 from adtrain.core.array import Value
-from adtrain.core.checked_arguments import CheckedArguments
 from adtrain.core.errors import OptionError
+from adtrain.core.options import CheckedArguments
 from adtrain.core.types import Shape
 from adtrain.optim.optimizer import Optimizer, OptState, Part, Tree, named, updated_in_parts
 from adtrain.option_types import NonNegative, Patterns, Positive

@@ -11,12 +11,12 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from adtrain import ops
-from adtrain.core import other_libraries, tree
+from adtrain.core import tree
 from adtrain.core.array import Value
-from adtrain.core.checked_arguments import CheckedArguments
 from adtrain.core.errors import OptionError, ShapeError
-from adtrain.core.options import check_option
-from adtrain.core.scope import phase
+from adtrain.core.operators import OF_PYTORCH_OPTIMIZERS
+from adtrain.core.options import CheckedArguments, check_option
+from adtrain.core.trace import phase
 from adtrain.core.traced_number import TracedNumber
 from adtrain.core.types import Shape
 from adtrain.option_types import NonNegative, Positive
@@ -42,7 +42,7 @@ class Optimizer(CheckedArguments):
     the update and the averages among themselves."""
     needs_loss: ClassVar[bool] = False
     """Whether `update` needs the loss. The state then has ACCEPTED, LOSS and STOPPED."""
-    instead = other_libraries.OPTIMIZERS
+    instead = OF_PYTORCH_OPTIMIZERS
     left_out = ("params", Iterable, "the parameters are arguments of init and update")
     traceable: ClassVar[tuple[str, ...]] = ()
     """Options that may be traced numbers in `update`, in addition to `lr`."""

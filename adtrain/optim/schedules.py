@@ -15,7 +15,7 @@ import numpy as np
 
 from adtrain import ops
 from adtrain.core.array import Value, array
-from adtrain.core.checked_arguments import CheckedArguments
+from adtrain.core.options import CheckedArguments
 from adtrain.option_types import AtLeastOne, Count, Fraction, NonNegative, Positive, Probability, Size, StepList, Steps
 
 HIGH = 1e300

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from adtrain.core.fused import renamed
 from adtrain.core.primitive import PRIMITIVES, Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import Equation, Program, Variable, renamed
 from adtrain.core.staging import Results, keeps
 from adtrain.core.types import ArrayType, Shape
 from adtrain.passes.dead_code import remove_dead_code

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from adtrain.core.fused import GATHER, LOOPS
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Variable
+from adtrain.core.program import GATHER, LOOPS, Equation, Variable
 from adtrain.passes.fusion import Fusion, FusionPass
 from adtrain.passes.groups import MAX_EQUATIONS, Groups
 

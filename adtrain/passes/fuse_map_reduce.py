@@ -11,9 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from adtrain.core.fused import MAP_REDUCE, fuse
 from adtrain.core.primitive import PRIMITIVES, Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import MAP_REDUCE, Equation, Program, Variable, fuse
 from adtrain.core.staging import Results, keeps
 from adtrain.core.types import ArrayType
 from adtrain.passes.groups import MAX_EQUATIONS, producers_first

@@ -16,9 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from adtrain.core.fused import OF_POOLED, fuse
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import OF_POOLED, Equation, Program, Variable, fuse
 from adtrain.core.staging import Results, keeps
 from adtrain.core.types import ArrayType
 

@@ -6,9 +6,8 @@ weight from its gradient. The product itself is never written to memory.
 
 from __future__ import annotations
 
-from adtrain.core.fused import LOOPS, PRODUCT
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import LOOPS, PRODUCT, Equation, Program, Variable
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.fusion import Fusion, FusionPass
 from adtrain.passes.groups import Groups

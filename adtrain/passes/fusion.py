@@ -1,6 +1,6 @@
 """The fusion pass: equations that a form can compute together become one equation of the form.
 
-A form is a kind of kernel; see `adtrain.core.fused`. Its `Fusion` says which equations may share a kernel. This pass
+A form is a kind of kernel; see `adtrain.core.program`. Its `Fusion` says which equations may share a kernel. This pass
 copies cheap equations for their readers, merges groups, keeps them free of dependence cycles, and replaces each group
 by one equation. Forms of one pass compete for the equations.
 """
@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, NamedTuple
 
-from adtrain.core.fused import fuse, renamed
+from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import Equation, Program, Variable, fuse, renamed
 from adtrain.core.staging import Results
-from adtrain.core.target import Target
 from adtrain.core.types import Shape
 from adtrain.passes.groups import Groups
 

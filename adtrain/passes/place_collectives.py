@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from adtrain.core.fused import renamed, single_equations
 from adtrain.core.primitive import Primitive, Trait, no_flops
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import Equation, Program, Variable, renamed, single_equations
 from adtrain.core.staging import Results, keeps
 from adtrain.core.types import ArrayType
 from adtrain.passes.groups import producers_first

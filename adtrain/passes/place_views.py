@@ -10,8 +10,7 @@ from dataclasses import replace
 from itertools import accumulate
 from math import prod
 
-from adtrain.core.fused import HORIZONTAL
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import HORIZONTAL, Equation, Program, Variable
 from adtrain.core.staging import Results, keeps
 from adtrain.core.views import concat_view_p, subview_p
 from adtrain.passes.arena import ALIGNMENT

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from adtrain.core.fused import LOOPS, OVERWRITES
+from adtrain.core.kernel import has_kernels
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Variable
-from adtrain.core.registry import has_kernels
+from adtrain.core.program import LOOPS, OVERWRITES, Equation, Variable
 from adtrain.passes.fuse_elementwise import by_element
 
 

@@ -13,10 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from adtrain.core.communicator import Communicator
-from adtrain.core.fused import OVERWRITES
+from adtrain.core.kernel import c_kernels
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.registry import c_kernels
+from adtrain.core.program import OVERWRITES, Equation, Program, Variable
 from adtrain.core.types import ArrayType
 from adtrain.passes.arena import Arena
 from adtrain.passes.fuse_elementwise import by_element

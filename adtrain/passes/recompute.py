@@ -14,9 +14,8 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
-from adtrain.core.fused import LOOPS, body_of, fuse, renamed
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import LOOPS, Equation, Program, Variable, body_of, fuse, renamed
 from adtrain.core.staging import Results, keeps
 from adtrain.passes.fuse_elementwise import by_element, elementwise
 from adtrain.passes.fuse_products import reads_by_element

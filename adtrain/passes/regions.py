@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from adtrain.core.array import Array
-from adtrain.core.fused import renamed as with_names
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import renamed as with_names
 from adtrain.core.staging import Pass, Results, keeps
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from adtrain.core.fused import LOOPS
 from adtrain.core.primitive import PRIMITIVES, Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import LOOPS, Equation, Program, Variable
 from adtrain.core.staging import Results, keeps
 from adtrain.core.types import ArrayType, Shape
 

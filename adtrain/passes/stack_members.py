@@ -10,15 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from adtrain.core.batching import batching_rule
-from adtrain.core.fused import renamed
 from adtrain.core.per_member import split_members_p, stack_members_p
 from adtrain.core.primitive import Primitive, Trait
-from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.scope import at
-from adtrain.core.staging import Pass, Results, keeps
-from adtrain.core.staging_trace import StagingTrace
-from adtrain.core.trace import base_trace, bind
+from adtrain.core.program import Equation, Program, Variable, renamed
+from adtrain.core.staging import Pass, Results, StagingTrace, keeps
+from adtrain.core.trace import at, base_trace, bind
+from adtrain.core.vmap import batching_rule
 
 
 def stack_members(

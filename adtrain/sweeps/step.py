@@ -15,7 +15,7 @@ from adtrain import nn, ops
 from adtrain.core import tree
 from adtrain.core.array import Value, array
 from adtrain.core.per_member import per_member
-from adtrain.core.scope import scope
+from adtrain.core.trace import scope
 from adtrain.core.traced_number import TracedNumber
 from adtrain.training.experiment import Experiment
 from adtrain.training.network import Network

@@ -14,10 +14,9 @@ from adtrain import nn
 from adtrain.core import tree
 from adtrain.core.array import Value
 from adtrain.core.backend import Memory, backend
-from adtrain.core.costs import costs
 from adtrain.core.errors import OutOfMemory
 from adtrain.core.primitive import Cost
-from adtrain.core.program import Equation, Program
+from adtrain.core.program import Equation, Program, costs
 from adtrain.core.staging import Staged
 from adtrain.passes import SIMPLIFY, fuse
 from adtrain.passes.places import nbytes

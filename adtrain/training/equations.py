@@ -15,8 +15,8 @@ from adtrain.config import Config
 from adtrain.config.equation_terms import Equations
 from adtrain.config.equations import expressions, names, reference
 from adtrain.core.array import Value
-from adtrain.core.recording import Recording
-from adtrain.core.scope import scope
+from adtrain.core.autodiff import Recording
+from adtrain.core.trace import scope
 from adtrain.data import DataSet, meshes, points
 from adtrain.data.points import Box, Labels
 from adtrain.equations import FUNCTIONS, Derivative, Expression, Names, evaluate, parts

@@ -16,7 +16,7 @@ from adtrain.config import Config
 from adtrain.config.build import REGRESSION, is_own, takes_labels
 from adtrain.core.array import Value, array
 from adtrain.core.precision import FULL, PRECISIONS
-from adtrain.core.scope import scope
+from adtrain.core.trace import scope
 from adtrain.curvature import Curvature
 from adtrain.data.split import Images
 from adtrain.data.statistics import offsets

@@ -11,8 +11,7 @@ import numpy as np
 from adtrain.core import communicator, tree
 from adtrain.core.array import Value
 from adtrain.core.primitive import Primitive
-from adtrain.core.scope import current_phase, current_scope
-from adtrain.core.trace import EvaluationTrace, base_trace
+from adtrain.core.trace import EvaluationTrace, base_trace, current_phase, current_scope
 from adtrain.training.examples import Examples
 from adtrain.training.experiment import Experiment
 from adtrain.training.progress import Progress

@@ -27,9 +27,8 @@ from adtrain.core.array import Array, Value, array
 from adtrain.core.autodiff import value_and_grad
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.scope import at, phase, scope
 from adtrain.core.staging import stage
-from adtrain.core.trace import bind
+from adtrain.core.trace import at, bind, phase, scope
 from adtrain.core.types import Shape
 from adtrain.core.views import subview
 from adtrain.ops.collectives import fusion_barrier, gather_shards_p, pairwise_sum, tree_sum

@@ -15,8 +15,8 @@ from adtrain.augment import Augmentation, Batch, leading_moves, moved
 from adtrain.core import tree
 from adtrain.core.array import Value, array, from_numpy
 from adtrain.core.autodiff import value_and_grad
-from adtrain.core.scope import phase, scope
 from adtrain.core.staging import Staged
+from adtrain.core.trace import phase, scope
 from adtrain.core.types import Shape
 from adtrain.training.network import Network
 from adtrain.training.tasks import Task

@@ -15,7 +15,7 @@ import numpy as np
 
 from adtrain import ops
 from adtrain.core.array import Value, array
-from adtrain.core.scope import scope
+from adtrain.core.trace import scope
 from adtrain.data.statistics import offsets
 from adtrain.metrics import Counts, psnr, r2
 from adtrain.training.scores import (

@@ -15,8 +15,7 @@ from adtrain.core import communicator, tree
 from adtrain.core.array import Placeholder
 from adtrain.core.backend import Executable
 from adtrain.core.errors import AdtrainError, OutOfMemory
-from adtrain.core.status import report_status
-from adtrain.core.timeline import during
+from adtrain.core.timeline import during, report_status
 from adtrain.data import DataError, Split
 from adtrain.metrics import MetricValue
 from adtrain.optim import STOPPED

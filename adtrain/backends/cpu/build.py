@@ -17,7 +17,7 @@ from adtrain.backends.cpu.toolchain import Compiler, CompilerError, KernelError,
 from adtrain.cache import Cache
 from adtrain.codegen.expressions import c_type
 from adtrain.core.errors import AdtrainError
-from adtrain.core.status import report_status
+from adtrain.core.timeline import report_status
 from adtrain.files import write_atomic
 
 COMPILE = ("-x", "c", "-c")

@@ -23,9 +23,8 @@ from adtrain.backends.cpu.numpy_program import NumpyProgram, as_declared
 from adtrain.core import communicator, dlpack, poison
 from adtrain.core.backend import Executable, Memory
 from adtrain.core.errors import OutOfMemory
-from adtrain.core.fused import body_of
 from adtrain.core.primitive import Primitive
-from adtrain.core.program import Equation, Program
+from adtrain.core.program import Equation, Program, body_of
 from adtrain.core.types import ArrayType
 from adtrain.passes.fusion import fusions_of_users
 

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from adtrain.backends.cpu.forms.batchwise import BatchwiseFusion, LargeProductFusion, item_kernel
-from adtrain.core.fused import HORIZONTAL, LOOPS, PRODUCT
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation
+from adtrain.core.program import HORIZONTAL, LOOPS, PRODUCT, Equation
 from adtrain.core.staging import Pass
 from adtrain.passes import SIMPLIFY
 from adtrain.passes.dead_code import remove_dead_code

@@ -15,9 +15,19 @@ from adtrain.backends.cuda.codegen.product import GROUPED_BFLOAT16
 from adtrain.backends.cuda.forms.horizontal import MAX_POINTERS, HorizontalFusion, blocks_in_launch
 from adtrain.backends.cuda.forms.peer_exchanges import PEER_EXCHANGES
 from adtrain.backends.cuda.forms.streamed_layer import streamed_equations, update_and_product
-from adtrain.core.fused import HORIZONTAL, LOOPS, PRODUCT, body_of, fuse, launched_together, renamed
-from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.target import Target
+from adtrain.core.kernel import Target
+from adtrain.core.program import (
+    HORIZONTAL,
+    LOOPS,
+    PRODUCT,
+    Equation,
+    Program,
+    Variable,
+    body_of,
+    fuse,
+    launched_together,
+    renamed,
+)
 from adtrain.passes.fuse_elementwise import by_element, is_loops
 from adtrain.passes.fusion import FusionPass
 from adtrain.passes.place_collectives import exchanges_data

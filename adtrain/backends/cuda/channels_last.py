@@ -50,14 +50,11 @@ from adtrain.backends.cuda.write_channels_last import (
     params_of_terms,
     write_channels_last,
 )
-from adtrain.core.fused import OF_POOLED
-from adtrain.core.kernel import CudaKernel
+from adtrain.core.kernel import CudaKernel, Target, cuda_kernels
 from adtrain.core.precision import FLOAT32, TERMS, TF32
 from adtrain.core.primitive import CHANNELS_LAST, Trait
-from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.registry import cuda_kernels
+from adtrain.core.program import OF_POOLED, Equation, Program, Variable
 from adtrain.core.staging import Results, keeps
-from adtrain.core.target import Target
 from adtrain.core.types import BITS, ArrayType, Shape
 from adtrain.lowering.cuda.gemm.bfloat16 import BOXES, BYTES_PER_CYCLE, ROW_MULTIPLE
 from adtrain.passes.dead_code import remove_dead_code

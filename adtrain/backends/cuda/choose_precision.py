@@ -15,11 +15,10 @@ from adtrain.backends.cuda.forms.row_products import may_join
 from adtrain.backends.cuda.forms.thread_items import is_narrow
 from adtrain.backends.cuda.store_bfloat16 import products_of_copies
 from adtrain.backends.cuda.write_channels_last import OF_TERMS
+from adtrain.core.kernel import Target, cuda_kernels
 from adtrain.core.precision import FULL
 from adtrain.core.program import Equation, Program
-from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import Results, keeps
-from adtrain.core.target import Target
 from adtrain.core.types import BITS
 
 LAUNCH_CYCLES = 3800

@@ -27,8 +27,8 @@ from adtrain.backends.cuda.nvrtc import Nvrtc, NvrtcError
 from adtrain.cache import digest, open_cache
 from adtrain.codegen.expressions import c_type
 from adtrain.core.errors import AdtrainError, DeviceError, DeviceFault, OutOfMemory
-from adtrain.core.memory_layout import MemoryLayout
-from adtrain.core.status import report_status
+from adtrain.core.kernel import MemoryLayout
+from adtrain.core.timeline import report_status
 from adtrain.includes import Includes
 
 KERNEL = re.compile(r"^KERNEL(?=(?:\s+(?:__\w+__\((?:[^()]|\([^()]*\))*\)|[A-Z_]+))*\s+(\w+)\()", re.MULTILINE)

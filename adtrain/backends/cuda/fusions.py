@@ -31,14 +31,12 @@ from adtrain.backends.cuda.narrow_values import narrow_values
 from adtrain.backends.cuda.shared_divisors import multiply_by_reciprocals
 from adtrain.backends.cuda.split_reductions import split_reductions
 from adtrain.backends.cuda.store_bfloat16 import store_bfloat16
-from adtrain.core.batching import batching_rule
 from adtrain.core.batching_rules import loop
-from adtrain.core.fused import PRODUCT
+from adtrain.core.kernel import Target, cuda_kernels
 from adtrain.core.primitive import Primitive, Trait
-from adtrain.core.program import Equation, Program
-from adtrain.core.registry import cuda_kernels
+from adtrain.core.program import PRODUCT, Equation, Program
 from adtrain.core.staging import Pass, Results, keeps
-from adtrain.core.target import Target
+from adtrain.core.vmap import batching_rule
 from adtrain.passes.add_before_products import add_before_products
 from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.flatten_rows import flatten_rows

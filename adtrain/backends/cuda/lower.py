@@ -20,13 +20,10 @@ from adtrain.backends.cuda.forms.long_rows import rows_alone
 from adtrain.backends.cuda.launch_plan import LaunchPlan, Plan, generated_plan, kernel_plans, loops_plan, product_plans
 from adtrain.backends.cuda.vendor import Library, LibraryCall, calls
 from adtrain.core.errors import DeviceError
-from adtrain.core.fused import primitive_names
-from adtrain.core.kernel import CudaKernel, within_grid
+from adtrain.core.kernel import CudaKernel, Target, cuda_kernels, within_grid
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation
-from adtrain.core.registry import cuda_kernels
+from adtrain.core.program import Equation, primitive_names
 from adtrain.core.static_key import lasting_text, params_key
-from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.matmul import BlockGemm, block_gemms, member_gemms
 from adtrain.passes.fuse_elementwise import is_loops
 

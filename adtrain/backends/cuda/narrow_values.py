@@ -32,12 +32,22 @@ from adtrain.backends.cuda.forms.product_sums import PRODUCT_SUMS
 from adtrain.backends.cuda.forms.reduction import REDUCTION, reduces
 from adtrain.backends.cuda.forms.row_fused import ROW_FUSED, row_items
 from adtrain.backends.cuda.write_channels_last import IMAGES, POOLS
-from adtrain.core.fused import GATHER, HORIZONTAL, LOOPS, PRODUCT, body_of, fuse, fused_p, single_equations
+from adtrain.core.kernel import Target, cuda_kernels
 from adtrain.core.primitive import BFLOAT16, CHANNELS_LAST, PRIMITIVES, Trait
-from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.registry import cuda_kernels
+from adtrain.core.program import (
+    GATHER,
+    HORIZONTAL,
+    LOOPS,
+    PRODUCT,
+    Equation,
+    Program,
+    Variable,
+    body_of,
+    fuse,
+    fused_p,
+    single_equations,
+)
 from adtrain.core.staging import Results, keeps
-from adtrain.core.target import Target
 from adtrain.core.types import BITS, ArrayType
 from adtrain.passes.fuse_elementwise import by_element
 

@@ -22,11 +22,10 @@ import numpy as np
 from adtrain.backends.cuda.forms.column_sum import sums_columns
 from adtrain.backends.cuda.forms.horizontal import MAX_FLOPS
 from adtrain.core.array import Array
+from adtrain.core.kernel import Target, cuda_kernels
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import Results, keeps
-from adtrain.core.target import Target
 from adtrain.core.types import BITS, ArrayType, Shape
 
 ROW = 8

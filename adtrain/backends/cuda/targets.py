@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adtrain.core.target import Target
+from adtrain.core.kernel import Target
 
 H200 = Target((9, 0), 132, 227 << 10)
 

@@ -24,11 +24,9 @@ from adtrain.bench.timing.roofline import Roofline, rates
 from adtrain.bench.timing.sampling import MIN_SAMPLE_MS, in_turns, sample_length
 from adtrain.config import Config
 from adtrain.core.backend import backend
-from adtrain.core.costs import costs
 from adtrain.core.errors import AdtrainError
-from adtrain.core.fused import label, single_equations
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program
+from adtrain.core.program import Equation, Program, costs, label, single_equations
 from adtrain.custom_ops import OWN_OPS
 from adtrain.files import write_atomic
 from adtrain.training import Checkpoint, Experiment, Mode, Progress, continuation, outline

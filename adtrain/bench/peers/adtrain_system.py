@@ -17,8 +17,7 @@ from adtrain.core import tree
 from adtrain.core.array import Value, array
 from adtrain.core.autodiff import vjp
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.staging import Staged, stage
-from adtrain.core.staging_trace import evaluate
+from adtrain.core.staging import Staged, evaluate, stage
 from adtrain.sweeps.inputs import WaveInputs
 from adtrain.sweeps.step import Settings, empty_tally
 from adtrain.sweeps.wave import Programs

@@ -19,10 +19,9 @@ import numpy as np
 from adtrain import ops
 from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError
-from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Variable
-from adtrain.core.staging_trace import evaluate
+from adtrain.core.program import Equation, Variable, body_of
+from adtrain.core.staging import evaluate
 from adtrain.core.trace import bind
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.export.c.code import Argument, Code, Part, Statement

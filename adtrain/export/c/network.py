@@ -17,9 +17,8 @@ from adtrain.codegen.expressions import c_type
 from adtrain.core import tree
 from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError
-from adtrain.core.fused import renamed
 from adtrain.core.primitive import PRIMITIVES, Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import Equation, Program, Variable, renamed
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
 from adtrain.export.c.code import Code, Statement, c_identifier

@@ -16,9 +16,8 @@ import numpy as np
 from adtrain.codegen.access import place
 from adtrain.codegen.elementwise import Axis, axes_of, merged, statements, strides
 from adtrain.codegen.expressions import c_type, pointer
-from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import Equation, Program, Variable, body_of
 from adtrain.export.c.code import Argument, Code, Part, Statement, Struct, number
 from adtrain.lowering import layouts
 from adtrain.lowering.shapes import attention_lengths, contiguous_strides, product_lengths, split_at

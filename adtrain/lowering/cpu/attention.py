@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from adtrain.core.kernel import CKernel
-from adtrain.core.registry import register
+from adtrain.core.kernel import CKernel, register
 from adtrain.lowering.cpu.shapes import in_full
 from adtrain.lowering.shapes import attention_lengths, optional_arguments
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from adtrain.core.kernel import CKernel
-from adtrain.core.registry import register
+from adtrain.core.kernel import CKernel, register
 from adtrain.lowering.cpu.shapes import in_full
 
 CACHE_LINE = 64

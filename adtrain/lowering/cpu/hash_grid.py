@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from adtrain.core.kernel import CKernel
-from adtrain.core.registry import register
+from adtrain.core.kernel import CKernel, register
 from adtrain.lowering.cpu.shapes import item_and_team
 from adtrain.lowering.layouts import hash_grid, hash_grid_add
 

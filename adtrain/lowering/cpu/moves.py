@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.kernel import CKernel
-from adtrain.core.registry import register
+from adtrain.core.kernel import CKernel, register
 from adtrain.lowering import layouts
 from adtrain.lowering.cpu.shapes import item_and_team
 from adtrain.lowering.layouts import Layout

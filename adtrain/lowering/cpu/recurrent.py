@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from adtrain.core.kernel import CKernel
-from adtrain.core.registry import register
+from adtrain.core.kernel import CKernel, register
 from adtrain.lowering.shapes import RECURRENT, reads_all_cotangents, recurrent_lengths
 
 BLOCK_ROWS = 48

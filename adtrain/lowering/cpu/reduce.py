@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.kernel import CKernel
-from adtrain.core.registry import register
+from adtrain.core.kernel import CKernel, register
 from adtrain.lowering.cpu.shapes import item_and_team
 from adtrain.lowering.shapes import alternating, output_type, split_at
 

@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch
-from adtrain.core.registry import register
-from adtrain.core.target import Target
+from adtrain.core.kernel import CudaKernel, CudaLaunch, Target, register
 from adtrain.lowering import layouts
 from adtrain.lowering.layouts import Ints, Layout
 from adtrain.lowering.shapes import output_type

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch
-from adtrain.core.memory_layout import lengths, memory_layout
-from adtrain.core.registry import register
-from adtrain.core.target import Target
+from adtrain.core.kernel import CudaKernel, CudaLaunch, Target, lengths, memory_layout, register
 from adtrain.lowering.cuda.reduce import vector_width
 from adtrain.lowering.layouts import Ints, axis_bits
 

@@ -8,10 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.kernel import MAX_GRID, CudaKernel, CudaLaunch
-from adtrain.core.memory_layout import Arrays, lengths, memory_layout
-from adtrain.core.registry import register
-from adtrain.core.target import Target
+from adtrain.core.kernel import MAX_GRID, Arrays, CudaKernel, CudaLaunch, Target, lengths, memory_layout, register
 from adtrain.lowering import layouts
 from adtrain.lowering.cuda.reduce import WARP, of_one_member, power_of_two, vector_width
 

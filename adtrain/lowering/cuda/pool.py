@@ -9,10 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.kernel import CudaKernel, CudaLaunch, Target, register
 from adtrain.core.primitive import BFLOAT16, CHANNELS_LAST, PRIMITIVES
-from adtrain.core.registry import register
-from adtrain.core.target import Target
 from adtrain.core.types import ArrayType
 from adtrain.lowering.shapes import element_types
 

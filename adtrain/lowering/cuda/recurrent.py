@@ -10,11 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.kernel import MAX_GRID, CudaKernel, CudaLaunch
-from adtrain.core.memory_layout import Arrays, MemoryLayout, lengths, memory_layout
+from adtrain.core.kernel import (
+    MAX_GRID,
+    Arrays,
+    CudaKernel,
+    CudaLaunch,
+    CudaRule,
+    MemoryLayout,
+    Target,
+    lengths,
+    memory_layout,
+    register,
+)
 from adtrain.core.precision import FULL
-from adtrain.core.registry import CudaRule, register
-from adtrain.core.target import Target
 from adtrain.lowering.cuda.reduce import VECTOR, WARP
 from adtrain.lowering.shapes import RECURRENT, RecurrentLengths, reads_all_cotangents, recurrent_lengths
 

@@ -11,10 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch
-from adtrain.core.memory_layout import memory_layout
-from adtrain.core.registry import register
-from adtrain.core.target import Target
+from adtrain.core.kernel import CudaKernel, CudaLaunch, Target, memory_layout, register
 from adtrain.lowering.shapes import alternating, output_type
 
 WARP = 32

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch
-from adtrain.core.memory_layout import memory_layout
-from adtrain.core.registry import register
-from adtrain.core.target import Target
+from adtrain.core.kernel import CudaKernel, CudaLaunch, Target, memory_layout, register
 from adtrain.lowering.cuda.reduce import MIN_BLOCKS, MIN_ROW_PART, WARP, of_one_member
 from adtrain.lowering.shapes import output_type, split_at
 

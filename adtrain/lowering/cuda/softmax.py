@@ -5,9 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch
-from adtrain.core.registry import register
-from adtrain.core.target import Target
+from adtrain.core.kernel import CudaKernel, CudaLaunch, Target, register
 from adtrain.lowering.cuda.reduce import WARP, power_of_two
 from adtrain.lowering.shapes import element_types, split_at
 

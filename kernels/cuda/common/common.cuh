@@ -49,7 +49,7 @@ __device__ __forceinline__ void wait_for_inputs() {
 #endif
 }
 
-// For the macros of a MemoryLayout (core/memory_layout.py): an array at `at`, whose elements have BYTES bytes according to the
+// For the macros of a MemoryLayout (core/kernel.py): an array at `at`, whose elements have BYTES bytes according to the
 // launch, the first multiple of BYTES in `memory`, and the end of `count` elements.
 template <typename E, int BYTES, typename Byte> __device__ __forceinline__ E *array_at(Byte *at) {
     static_assert(sizeof(E) == BYTES && sizeof(Byte) == 1, "the elements of the launch's MemoryLayout");

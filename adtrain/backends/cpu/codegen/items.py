@@ -20,10 +20,9 @@ from adtrain.backends.cpu.codegen.sums_over_items import SumsOverItems
 from adtrain.backends.cpu.codegen.text import Writer
 from adtrain.backends.cpu.forms.batchwise import is_divisible, item_count, item_kernel, item_rule, sums_items
 from adtrain.codegen.expressions import pointer
-from adtrain.core.fused import body_of
 from adtrain.core.kernel import CKernel, value_for
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import Equation, Program, Variable, body_of
 from adtrain.core.types import ArrayType
 from adtrain.passes.arena import Arena, aligned_to_cache_line
 from adtrain.passes.fuse_elementwise import by_element

@@ -11,8 +11,7 @@ from adtrain.backends.cpu.codegen.text import Writer
 from adtrain.codegen.accumulators import STARTS, join, value
 from adtrain.codegen.expressions import c_type
 from adtrain.codegen.map_reduce import MapReduce, map_reduce
-from adtrain.core.fused import body_of
-from adtrain.core.program import Equation, Variable
+from adtrain.core.program import Equation, Variable, body_of
 
 TILE = 256
 """Columns of a tile. Sums of a tile are added in the type of the elements, sums of tiles in float64."""

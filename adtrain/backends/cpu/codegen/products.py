@@ -10,9 +10,8 @@ from adtrain.backends.cpu.forms.batchwise import kernels
 from adtrain.codegen.access import access, read
 from adtrain.codegen.elementwise import statements
 from adtrain.codegen.expressions import c_type, pointer
-from adtrain.core.fused import PRODUCT, body_of
 from adtrain.core.kernel import value_for
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import PRODUCT, Equation, Program, Variable, body_of
 
 MAX_AHEAD = 8
 """As in kernels/cpu/gemm.h."""

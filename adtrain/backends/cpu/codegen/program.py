@@ -20,10 +20,9 @@ from adtrain.backends.cpu.codegen.products import emit_product
 from adtrain.backends.cpu.codegen.text import Writer
 from adtrain.backends.cpu.forms.batchwise import BATCHWISE, by_item, kernels
 from adtrain.codegen.expressions import pointer
-from adtrain.core.fused import HORIZONTAL, MAP_REDUCE, PRODUCT, body_of
 from adtrain.core.kernel import value_for
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import HORIZONTAL, MAP_REDUCE, PRODUCT, Equation, Program, Variable, body_of
 from adtrain.passes.fuse_elementwise import by_element, elementwise
 from adtrain.passes.places import Place, nbytes
 from adtrain.passes.plan_memory import MemoryPlan

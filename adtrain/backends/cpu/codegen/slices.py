@@ -11,10 +11,8 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from adtrain.backends.cpu.forms.batchwise import item_count, item_kernel, item_rule, sums_items
-from adtrain.core.fused import renamed
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.program_axes import joined, related_axes
+from adtrain.core.program import Equation, Program, Variable, joined, related_axes, renamed
 from adtrain.core.types import ArrayType
 from adtrain.passes.fuse_elementwise import by_element
 

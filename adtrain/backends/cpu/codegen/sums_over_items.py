@@ -8,8 +8,7 @@ from adtrain.backends.cpu.codegen.slices import Slices
 from adtrain.backends.cpu.codegen.text import Writer
 from adtrain.backends.cpu.forms.batchwise import sums_items
 from adtrain.codegen.expressions import c_type, pointer
-from adtrain.core.fused import LOOPS
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import LOOPS, Equation, Program, Variable
 from adtrain.passes.arena import aligned_to_cache_line
 from adtrain.passes.places import nbytes
 

@@ -10,12 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from adtrain.core.axes import Items
-from adtrain.core.fused import LOOPS, body_of
-from adtrain.core.kernel import CKernel, value_for
+from adtrain.core.kernel import CKernel, Target, c_kernels, value_for
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.registry import c_kernels
-from adtrain.core.target import Target
+from adtrain.core.program import LOOPS, Equation, Program, Variable, body_of
 from adtrain.passes.fuse_elementwise import ElementwiseFusion, by_element
 from adtrain.passes.fuse_products import ProductFusion
 from adtrain.passes.fusion import Fusion, FusionPass

@@ -26,10 +26,9 @@ from adtrain.backends.cuda.codegen.part import Part, indented, resident_blocks
 from adtrain.backends.cuda.codegen.register_rows import COLUMN, ROW, TABLE, Held, Rows, rows_in
 from adtrain.codegen.elementwise import statements
 from adtrain.codegen.expressions import c_type, literal
-from adtrain.core.fused import body_of
+from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.target import Target
+from adtrain.core.program import Equation, Program, Variable, body_of
 from adtrain.core.types import BITS
 from adtrain.lowering.cuda.reduce import VECTOR, WARP, power_of_two, vector_width
 from adtrain.passes.fuse_elementwise import by_element

@@ -14,10 +14,9 @@ from adtrain.backends.cuda.compiler import Source
 from adtrain.codegen.access import access, held, lane, offset, read, vector_results
 from adtrain.codegen.elementwise import axes_of, statements
 from adtrain.codegen.expressions import pointer
-from adtrain.core.fused import LOOPS, body_of
+from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.target import Target
+from adtrain.core.program import LOOPS, Equation, Program, Variable, body_of
 
 MAX_VECTOR = 16
 """Bytes of the widest load or store of a thread."""

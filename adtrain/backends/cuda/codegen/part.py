@@ -11,8 +11,8 @@ from math import gcd
 
 from adtrain.backends.cuda.compiler import Source
 from adtrain.codegen.expressions import c_type, pointer
+from adtrain.core.kernel import Target
 from adtrain.core.program import Equation, Variable
-from adtrain.core.target import Target
 
 # No contraction to FMA, so that an equation gives the same bits alone and fused.
 OPTIONS = ("--fmad=false",)

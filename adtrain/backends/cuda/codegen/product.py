@@ -9,9 +9,8 @@ from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import indented
 from adtrain.codegen.access import access, held, lane, loaded, read, vector_results
 from adtrain.codegen.expressions import pointer
-from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import Equation, Program, Variable, body_of
 from adtrain.lowering.cuda.gemm.bfloat16 import EpilogueBytes
 
 GROUPED_BFLOAT16 = "grouped_bfloat16"

@@ -14,9 +14,8 @@ from adtrain.codegen.access import access, read
 from adtrain.codegen.elementwise import Axis, merged, statements, strides
 from adtrain.codegen.expressions import c_type, literal
 from adtrain.core.axes import row_axes
-from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import Equation, Program, Variable, body_of
 from adtrain.core.types import Shape
 from adtrain.lowering.cuda.reduce import VECTOR, WARP, power_of_two, vector_width
 from adtrain.passes.fuse_elementwise import by_element

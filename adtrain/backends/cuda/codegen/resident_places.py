@@ -15,9 +15,8 @@ from collections.abc import Mapping, Sequence
 from adtrain.backends.cuda.codegen.part import aligned_to_vector
 from adtrain.backends.cuda.forms.resident_layer import ClusterShards, ResidentLayer, carried
 from adtrain.codegen.expressions import c_type
-from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Program, Variable
+from adtrain.core.program import Program, Variable, body_of
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.places import nbytes
 

@@ -18,9 +18,8 @@ from adtrain.backends.cuda.forms.resident_layer import THREADS
 from adtrain.backends.cuda.forms.row_fused import ROW_FUSED, RowFusion, rowwise
 from adtrain.codegen.expressions import c_type
 from adtrain.core.axes import Items
-from adtrain.core.fused import PRODUCT, body_of
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import PRODUCT, Equation, Program, Variable, body_of
 from adtrain.passes.fuse_products import EpilogueFusion
 from adtrain.passes.fusion import FusionPass
 

@@ -30,10 +30,9 @@ from adtrain.backends.cuda.codegen.row_chain_plan import (
 )
 from adtrain.backends.cuda.codegen.row_chain_totals import TOTAL_THREADS, totals_part
 from adtrain.codegen.expressions import c_type, element, literal
-from adtrain.core.fused import body_of
+from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.target import Target
+from adtrain.core.program import Equation, Program, Variable, body_of
 
 
 def row_chain_kernels(equation: Equation, count: int, target: Target) -> list[Kernel]:

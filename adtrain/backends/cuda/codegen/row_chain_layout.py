@@ -7,8 +7,8 @@ from functools import cached_property
 
 from adtrain.backends.cuda.codegen.part import DRIVER_SHARED, WARP
 from adtrain.backends.cuda.codegen.row_chain_plan import Plan, RowSum, arrange, padded, pitch, weight_pitch, width
+from adtrain.core.kernel import Target
 from adtrain.core.program import Variable
-from adtrain.core.target import Target
 
 WARPS = (4, 8, 12, 16)
 """Warps of a block."""

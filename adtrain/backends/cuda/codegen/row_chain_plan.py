@@ -23,10 +23,9 @@ from math import ceil, prod
 import numpy as np
 
 from adtrain.backends.cuda.codegen.loops import flat
-from adtrain.core.fused import LOOPS
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import LOOPS, Equation, Program, Variable
 from adtrain.passes.common_subexpressions import merge_common_subexpressions
 from adtrain.passes.dead_code import needed_for
 from adtrain.passes.fuse_elementwise import elementwise

@@ -31,10 +31,9 @@ from adtrain.backends.cuda.forms.tiled_product import (
     weight_tiles_p,
     with_tiles_p,
 )
-from adtrain.core.fused import PRODUCT, body_of, fuse, renamed
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.kernel import Target
+from adtrain.core.program import PRODUCT, Equation, Program, Variable, body_of, fuse, renamed
 from adtrain.core.staging import Results, keeps
-from adtrain.core.target import Target
 from adtrain.passes.groups import Groups
 
 BACK_TO_BACK = "back_to_back"

@@ -20,10 +20,9 @@ from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.codegen.access import access, read
 from adtrain.codegen.elementwise import statements
 from adtrain.codegen.expressions import c_type
-from adtrain.core.fused import LOOPS, body_of
+from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.target import Target
+from adtrain.core.program import LOOPS, Equation, Program, Variable, body_of
 from adtrain.core.types import Shape
 from adtrain.passes.dead_code import needed_for, remove_dead_code
 from adtrain.passes.fuse_elementwise import elementwise

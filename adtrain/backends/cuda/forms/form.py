@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 
 from adtrain.backends.cuda.codegen.part import Kernel
 from adtrain.backends.cuda.codegen.product import Epilogue, epilogue
-from adtrain.core.fused import OVERWRITES, Overwrites
-from adtrain.core.kernel import CudaKernel
-from adtrain.core.program import Equation
-from adtrain.core.target import Target
+from adtrain.core.kernel import CudaKernel, Target
+from adtrain.core.program import OVERWRITES, Equation, Overwrites
 
 if TYPE_CHECKING:
     from adtrain.backends.cuda.lower import Lowering

@@ -12,9 +12,8 @@ from __future__ import annotations
 from math import prod
 
 from adtrain.backends.cuda.forms.one_block import is_small
-from adtrain.core.fused import GATHER
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Variable
+from adtrain.core.program import GATHER, Equation, Variable
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.fuse_products import reads_by_element
 from adtrain.passes.fusion import Fusion

@@ -18,11 +18,8 @@ from adtrain.backends.cuda.codegen.product import (
     matmul_of,
 )
 from adtrain.backends.cuda.forms.form import Form, define
-from adtrain.core.fused import PRODUCT, body_of
-from adtrain.core.kernel import CudaKernel
-from adtrain.core.program import Equation
-from adtrain.core.registry import cuda_kernels
-from adtrain.core.target import Target
+from adtrain.core.kernel import CudaKernel, Target, cuda_kernels
+from adtrain.core.program import PRODUCT, Equation, body_of
 from adtrain.lowering.cuda.gemm.bfloat16 import (
     MATRIX_TILES,
     TILES,

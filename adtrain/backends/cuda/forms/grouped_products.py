@@ -31,10 +31,9 @@ from adtrain.backends.cuda.forms.column_sum import (
 )
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.horizontal import MAX_K, MAX_POINTERS, is_product, product_lengths
-from adtrain.core.fused import body_of
+from adtrain.core.kernel import Target
 from adtrain.core.precision import FULL
-from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.target import Target
+from adtrain.core.program import Equation, Program, Variable, body_of
 from adtrain.lowering.cuda.gemm.bf16x3 import (
     BUFFERS,
     CHUNK_BYTES,

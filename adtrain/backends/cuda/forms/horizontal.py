@@ -24,10 +24,9 @@ from adtrain.backends.cuda.forms.column_sum import COLUMN_SUM, column_blocks, co
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.one_block import ONE_BLOCK, is_small, one_block
 from adtrain.codegen.expressions import c_type
-from adtrain.core.fused import HORIZONTAL, PRODUCT, body_of, fuse
+from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.target import Target
+from adtrain.core.program import HORIZONTAL, PRODUCT, Equation, Program, Variable, body_of, fuse
 from adtrain.lowering.cuda.gemm.matmul import BlockGemm
 from adtrain.passes.fuse_elementwise import is_loops
 from adtrain.passes.fusion import Fusion

@@ -24,11 +24,10 @@ from adtrain.backends.cuda.forms.resident_layer import (
     updated_arrays,
 )
 from adtrain.backends.cuda.forms.streamed_layer import MIN_CAPABILITY, ROW_ALIGNMENT
-from adtrain.core.fused import PRODUCT, body_of, fuse, launched_together, without
+from adtrain.core.kernel import Target
 from adtrain.core.precision import FULL
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import PRODUCT, Equation, Program, Variable, body_of, fuse, launched_together, without
 from adtrain.core.staging import Results, keeps
-from adtrain.core.target import Target
 from adtrain.passes.places import overwrites, read_once
 
 LAYER_BACKWARD = "layer_backward"

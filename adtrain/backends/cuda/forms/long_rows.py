@@ -16,10 +16,9 @@ from adtrain.backends.cuda.codegen.register_rows import THREADS, Rows, register_
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.row_fused import BY_INDEX, MAX_WIDTH, ROW_FUSED, RowFusion, held_rows, readers_of_rows
 from adtrain.core.axes import Items
-from adtrain.core.fused import body_of
+from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Variable
-from adtrain.core.target import Target
+from adtrain.core.program import Equation, Variable, body_of
 from adtrain.passes.groups import Groups
 
 LONG_ROWS = "long_rows"

@@ -14,9 +14,8 @@ from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.codegen.accumulators import STARTS, join, value
 from adtrain.codegen.expressions import c_type
 from adtrain.codegen.map_reduce import MapReduce, map_reduce
-from adtrain.core.fused import MAP_REDUCE, body_of
-from adtrain.core.program import Equation, Variable
-from adtrain.core.target import Target
+from adtrain.core.kernel import Target
+from adtrain.core.program import MAP_REDUCE, Equation, Variable, body_of
 
 THREADS = 128
 ROWS = 2

@@ -30,9 +30,8 @@ from adtrain.backends.cuda.codegen.part import (
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.codegen.access import access
 from adtrain.codegen.expressions import c_type
-from adtrain.core.fused import body_of, renamed
 from adtrain.core.primitive import PRIMITIVES, Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import Equation, Program, Variable, body_of, renamed
 from adtrain.passes.arena import Arena
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.fusion import Fusion

@@ -38,11 +38,10 @@ from adtrain.backends.cuda.forms.one_block import ONE_BLOCK, names_of, one_block
 from adtrain.backends.cuda.peer_window import GATHERED_BYTES, SLOT_BYTES, THREADS, macros
 from adtrain.codegen.expressions import c_type, pointer
 from adtrain.core import communicator
-from adtrain.core.fused import HORIZONTAL, OVERWRITES, body_of, fuse
+from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import HORIZONTAL, OVERWRITES, Equation, Program, Variable, body_of, fuse
 from adtrain.core.staging import Results, keeps
-from adtrain.core.target import Target
 from adtrain.passes.fuse_elementwise import by_element, is_loops
 from adtrain.passes.groups import Groups
 from adtrain.passes.places import nbytes, of_one_type

@@ -11,12 +11,9 @@ from collections.abc import Sequence
 
 from adtrain.backends.cuda.codegen.product import epilogue_bytes, matmul_of
 from adtrain.backends.cuda.forms.form import Form, define
-from adtrain.core.fused import OF_POOLED, PRODUCT, body_of, fuse
-from adtrain.core.kernel import CudaKernel
+from adtrain.core.kernel import CudaKernel, Target, cuda_kernels
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Variable
-from adtrain.core.registry import cuda_kernels
-from adtrain.core.target import Target
+from adtrain.core.program import OF_POOLED, PRODUCT, Equation, Variable, body_of, fuse
 from adtrain.lowering.cuda.gemm import bfloat16
 from adtrain.passes.fuse_products import EpilogueFusion
 from adtrain.passes.groups import Groups

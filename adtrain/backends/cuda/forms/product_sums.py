@@ -28,11 +28,8 @@ from adtrain.backends.cuda.forms.column_sum import (
 )
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.write_channels_last import IMAGES
-from adtrain.core.fused import PRODUCT, body_of, fuse
-from adtrain.core.kernel import CudaKernel
-from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.registry import cuda_kernels
-from adtrain.core.target import Target
+from adtrain.core.kernel import CudaKernel, Target, cuda_kernels
+from adtrain.core.program import PRODUCT, Equation, Program, Variable, body_of, fuse
 from adtrain.core.types import BITS
 from adtrain.lowering.cuda.conv import depthwise
 from adtrain.lowering.cuda.gemm.bfloat16 import BYTES_PER_CYCLE, with_column_sums

@@ -22,12 +22,10 @@ from adtrain.backends.cuda.forms.thread_items import items_of_threads
 from adtrain.backends.cuda.launch_plan import launch_source, with_definitions
 from adtrain.codegen.access import access, read, vector_results
 from adtrain.codegen.expressions import pointer
-from adtrain.core.fused import LOOPS, body_of, fuse, renamed
-from adtrain.core.kernel import CudaLaunch
+from adtrain.core.kernel import CudaLaunch, Target
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import LOOPS, Equation, Program, Variable, body_of, fuse, renamed
 from adtrain.core.staging import Results, keeps
-from adtrain.core.target import Target
 from adtrain.lowering.cuda.reduce import ARGMAX, COMBINE, MAX, MIN, SUM, VECTOR
 from adtrain.lowering.cuda.reduce import reduction as candidates
 from adtrain.passes.dead_code import needed_for, remove_dead_code

@@ -22,11 +22,19 @@ from adtrain.backends.cuda.forms.one_block import IN_ONE_BLOCK
 from adtrain.backends.cuda.forms.row_fused import rowwise
 from adtrain.codegen.elementwise import statements
 from adtrain.codegen.expressions import c_type
-from adtrain.core.fused import GATHER, PRODUCT, body_of, single_equations
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import PRIMITIVES, Trait
-from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.program_axes import joined, related_axes
+from adtrain.core.program import (
+    GATHER,
+    PRODUCT,
+    Equation,
+    Program,
+    Variable,
+    body_of,
+    joined,
+    related_axes,
+    single_equations,
+)
 from adtrain.core.types import ArrayType
 from adtrain.passes.fuse_elementwise import elementwise, fuse_loops
 

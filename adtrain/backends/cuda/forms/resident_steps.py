@@ -40,11 +40,10 @@ from adtrain.backends.cuda.forms.resident_layer import (
     update_struct,
 )
 from adtrain.codegen.expressions import pointer
-from adtrain.core.fused import body_of, fused_p, launched_together
+from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import Equation, Program, Variable, body_of, fused_p, launched_together
 from adtrain.core.staging import Results, keeps
-from adtrain.core.target import Target
 from adtrain.lowering.shapes import split_at
 from adtrain.passes.places import of_one_type
 

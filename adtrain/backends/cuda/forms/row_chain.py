@@ -18,10 +18,9 @@ from adtrain.backends.cuda.codegen.row_chain_plan import is_by_row, plan_chain, 
 from adtrain.backends.cuda.codegen.thread_items import operations
 from adtrain.backends.cuda.forms.form import LAUNCH_BYTES, Form, define
 from adtrain.backends.cuda.forms.thread_items import MAX_OPERATIONS, items_of_threads
-from adtrain.core.fused import fuse
+from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.target import Target
+from adtrain.core.program import Equation, Program, Variable, fuse
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.fusion import Fusion
 from adtrain.passes.groups import Groups

@@ -23,11 +23,10 @@ from adtrain.backends.cuda.forms.row_fused import RowFusion, own_rows, rowwise
 from adtrain.codegen.access import access, read, vector_results
 from adtrain.codegen.expressions import literal
 from adtrain.core.axes import Items
-from adtrain.core.fused import body_of, fuse
+from adtrain.core.kernel import Target
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.target import Target
+from adtrain.core.program import Equation, Program, Variable, body_of, fuse
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.fuse_products import fuse_product
 from adtrain.passes.places import nbytes

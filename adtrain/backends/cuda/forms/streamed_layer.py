@@ -32,11 +32,10 @@ from adtrain.backends.cuda.forms.resident_layer import (
     updated_arrays,
 )
 from adtrain.backends.cuda.forms.resident_steps import step_of_member
-from adtrain.core.fused import GATHER, body_of, fuse, renamed, without
+from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import GATHER, Equation, Program, Variable, body_of, fuse, renamed, without
 from adtrain.core.staging import Results, keeps
-from adtrain.core.target import Target
 
 STREAMED_LAYER = "streamed_layer"
 """The first layer of one member, whose inputs are gathered bytes: its product, or the gradient and update of its

@@ -17,9 +17,9 @@ from adtrain.backends.cuda.codegen.register_rows import MANY_THREADS
 from adtrain.backends.cuda.codegen.thread_items import STAGE_BYTES, THREADS, has_rule, operations, thread_items
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.core.axes import Items
+from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.target import Target
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.fuse_products import ProductFusion
 from adtrain.passes.fusion import Fusion

@@ -19,11 +19,10 @@ from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.horizontal import is_product
 from adtrain.core.axes import whole
 from adtrain.core.errors import DTypeError, ShapeError
-from adtrain.core.fused import body_of
+from adtrain.core.kernel import Target
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import PRIMITIVES, Primitive
-from adtrain.core.program import Equation
-from adtrain.core.target import Target
+from adtrain.core.program import Equation, body_of
 from adtrain.core.types import ArrayType
 
 TILE, TERMS, CHUNK = 64, 3, 8

@@ -14,12 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from adtrain.core.fused import OF_POOLED, WITH_SUM, body_of, fuse
+from adtrain.core.kernel import Target, cuda_kernels
 from adtrain.core.primitive import PRIMITIVES, Trait
-from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.registry import cuda_kernels
+from adtrain.core.program import OF_POOLED, WITH_SUM, Equation, Program, Variable, body_of, fuse
 from adtrain.core.staging import Results, keeps
-from adtrain.core.target import Target
 from adtrain.core.types import ArrayType
 from adtrain.passes.groups import Groups
 

@@ -22,7 +22,7 @@ from adtrain.backends.cuda.runtime.errors import checked, out_of_memory, transla
 from adtrain.backends.cuda.runtime.loaded_kernel import LoadedKernel
 from adtrain.core import poison
 from adtrain.core.errors import DeviceError, ShapeError
-from adtrain.core.target import Target
+from adtrain.core.kernel import Target
 
 NON_BLOCKING = 1
 """CU_STREAM_NON_BLOCKING: the stream does not synchronize with the default stream, which other libraries may use."""

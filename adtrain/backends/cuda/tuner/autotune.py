@@ -20,8 +20,8 @@ from adtrain.backends.cuda.tuner.measure import Trial, described, measure
 from adtrain.cache import digest
 from adtrain.core import communicator
 from adtrain.core.errors import OutOfMemory
+from adtrain.core.kernel import has_kernels
 from adtrain.core.program import Equation
-from adtrain.core.registry import has_kernels
 from adtrain.passes.place_collectives import exchanges_data
 
 REPORT_SECONDS = 1.0

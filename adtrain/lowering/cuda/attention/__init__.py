@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.kernel import CudaKernel
-from adtrain.core.registry import register
-from adtrain.core.target import Target
+from adtrain.core.kernel import CudaKernel, Target, register
 from adtrain.core.types import BITS, ArrayType
 from adtrain.lowering.cuda.attention import few, fma, mma, short, wgmma
 from adtrain.lowering.cuda.attention.problem import problem_of

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch
-from adtrain.core.memory_layout import MemoryLayout, memory_layout
-from adtrain.core.target import Target
+from adtrain.core.kernel import CudaKernel, CudaLaunch, MemoryLayout, Target, memory_layout
 from adtrain.lowering.cuda.attention.problem import LAUNCH, Candidates, Problem, waves
 from adtrain.lowering.cuda.reduce import WARP
 

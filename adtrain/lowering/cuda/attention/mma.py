@@ -10,10 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch
-from adtrain.core.memory_layout import MemoryLayout, lengths, memory_layout
+from adtrain.core.kernel import CudaKernel, CudaLaunch, MemoryLayout, Target, lengths, memory_layout
 from adtrain.core.precision import FULL
-from adtrain.core.target import Target
 from adtrain.lowering.cuda.attention.problem import LAUNCH, Candidates, Problem, waves
 from adtrain.lowering.cuda.reduce import WARP
 

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adtrain.core.kernel import CudaKernel
+from adtrain.core.kernel import CudaKernel, Target
 from adtrain.core.precision import mantissa
-from adtrain.core.target import Target
 from adtrain.lowering.shapes import AttentionLengths, attention_lengths, optional_arguments
 
 LAUNCH = 3e-6

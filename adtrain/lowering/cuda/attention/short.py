@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch
-from adtrain.core.memory_layout import memory_layout
+from adtrain.core.kernel import CudaKernel, CudaLaunch, Target, memory_layout
 from adtrain.core.precision import FULL
-from adtrain.core.target import Target
 from adtrain.lowering.cuda.attention.problem import LAUNCH, Candidates, Problem
 from adtrain.lowering.cuda.reduce import WARP
 

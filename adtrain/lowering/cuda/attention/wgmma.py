@@ -8,10 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch
-from adtrain.core.memory_layout import MemoryLayout, lengths, memory_layout
+from adtrain.core.kernel import CudaKernel, CudaLaunch, MemoryLayout, Target, lengths, memory_layout
 from adtrain.core.precision import FULL
-from adtrain.core.target import Target
 from adtrain.core.types import BITS
 from adtrain.lowering.cuda.attention.problem import Candidates, Problem, waves
 

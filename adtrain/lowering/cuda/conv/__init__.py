@@ -1,7 +1,7 @@
 """Registers the CUDA kernels for convolutions."""
 
+from adtrain.core.kernel import register
 from adtrain.core.precision import TERMS, TF32
-from adtrain.core.registry import register
 from adtrain.lowering.cuda.conv import bfloat16, pooling, rules
 
 register("conv2d", "cuda", rules.conv2d)

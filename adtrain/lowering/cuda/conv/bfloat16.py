@@ -14,11 +14,9 @@ from math import prod
 from operator import le
 from typing import Any, NamedTuple
 
-from adtrain.core.kernel import CudaKernel, Im2col, TensorMap
-from adtrain.core.memory_layout import memory_layout
+from adtrain.core.kernel import CudaKernel, Im2col, Target, TensorMap, memory_layout
 from adtrain.core.precision import FLOAT32 as UNROUNDED
 from adtrain.core.precision import TF32
-from adtrain.core.target import Target
 from adtrain.core.types import BITS
 from adtrain.lowering.cuda.conv.depthwise import DepthwiseConv
 from adtrain.lowering.cuda.conv.problem import Direction

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.kernel import MAX_GRID, CudaKernel, CudaLaunch
-from adtrain.core.target import Target
+from adtrain.core.kernel import MAX_GRID, CudaKernel, CudaLaunch, Target
 from adtrain.core.types import BITS
 from adtrain.lowering.cuda.conv.problem import FLOAT32, MAX_PIXELS, Direction
 

@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from adtrain.core.kernel import MAX_GRID, CudaKernel, CudaLaunch
-from adtrain.core.target import Target
+from adtrain.core.kernel import MAX_GRID, CudaKernel, CudaLaunch, Target
 from adtrain.lowering.cuda.conv.problem import ConvProblem
 
 WARP = 32

@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch
-from adtrain.core.memory_layout import MemoryLayout, memory_layout
-from adtrain.core.target import Target
+from adtrain.core.kernel import CudaKernel, CudaLaunch, MemoryLayout, Target, memory_layout
 from adtrain.lowering.cuda.conv.problem import Algorithm, ConvProblem, PaddedIndex
 from adtrain.lowering.cuda.conv.rules import forward_problem, rank_forward, rank_input_grad, rank_weight_grad
 from adtrain.lowering.cuda.conv.shifted import (

@@ -11,9 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from adtrain.core.kernel import MAX_GRID, CudaKernel
+from adtrain.core.kernel import MAX_GRID, CudaKernel, Target
 from adtrain.core.precision import FULL, mantissa
-from adtrain.core.target import Target
 
 FLOAT32 = np.dtype(np.float32)
 MAX_PIXELS = (1 << 31) - 1024

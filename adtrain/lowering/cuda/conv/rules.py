@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from adtrain.core.errors import DeviceError
-from adtrain.core.kernel import MAX_GRID, CudaKernel, CudaLaunch
+from adtrain.core.kernel import MAX_GRID, CudaKernel, CudaLaunch, Target
 from adtrain.core.precision import FULL
-from adtrain.core.target import Target
 from adtrain.lowering.cuda.conv.direct import DirectConv, DirectWeightGrad
 from adtrain.lowering.cuda.conv.problem import MAX_PIXELS, Algorithm, ConvProblem, PaddedIndex
 from adtrain.lowering.cuda.conv.shifted import ShiftedConv

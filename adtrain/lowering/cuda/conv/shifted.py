@@ -6,9 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch
-from adtrain.core.memory_layout import Arrays, MemoryLayout, lengths, memory_layout
-from adtrain.core.target import Target
+from adtrain.core.kernel import Arrays, CudaKernel, CudaLaunch, MemoryLayout, Target, lengths, memory_layout
 from adtrain.lowering.cuda.conv.problem import PaddedIndex
 
 FILE = "conv/shifted_bf16x3.cu"

@@ -7,9 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch
-from adtrain.core.memory_layout import Arrays, MemoryLayout, lengths, memory_layout
-from adtrain.core.target import Target
+from adtrain.core.kernel import Arrays, CudaKernel, CudaLaunch, MemoryLayout, Target, lengths, memory_layout
 from adtrain.lowering.cuda.conv.problem import MAX_OVERRUN, PaddedIndex
 from adtrain.lowering.cuda.conv.shifted import (
     ALIGNED,

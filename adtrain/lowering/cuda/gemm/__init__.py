@@ -2,9 +2,7 @@
 
 from typing import Any
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch
-from adtrain.core.registry import register
-from adtrain.core.target import Target
+from adtrain.core.kernel import CudaKernel, CudaLaunch, Target, register
 from adtrain.lowering.cuda.gemm import bfloat16
 from adtrain.lowering.cuda.gemm.matmul import candidates
 from adtrain.lowering.shapes import product_lengths

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch
-from adtrain.core.memory_layout import MemoryLayout, memory_layout
-from adtrain.core.target import Target
+from adtrain.core.kernel import CudaKernel, CudaLaunch, MemoryLayout, Target, memory_layout
 from adtrain.lowering.cuda.gemm.tiles import operand_macros, with_split_k
 
 TILE_M, TILE_K, STAGES, BUFFERS = 128, 32, 3, 2

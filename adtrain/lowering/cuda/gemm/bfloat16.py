@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch, TensorMap
-from adtrain.core.memory_layout import MemoryLayout, memory_layout
-from adtrain.core.target import Target
+from adtrain.core.kernel import CudaKernel, CudaLaunch, MemoryLayout, Target, TensorMap, memory_layout
 from adtrain.lowering.cuda.gemm.packed import CAPABILITY
 from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH
 from adtrain.lowering.shapes import product_lengths

@@ -13,8 +13,8 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
+from adtrain.core.kernel import Target
 from adtrain.core.precision import FULL
-from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.bf16x3 import CHUNK_ELEMENTS, MAX_ELEMENTS, MIN_LENGTH, TILE_K, TILE_M, Bf16x3Tile
 from adtrain.lowering.cuda.gemm.packed import CAPABILITY, PACKED_TILES, PackedTile
 from adtrain.lowering.cuda.gemm.tiles import (

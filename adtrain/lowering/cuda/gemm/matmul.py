@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.kernel import CudaKernel, CudaLaunch, Target
 from adtrain.core.precision import FULL
-from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm import narrow
 from adtrain.lowering.cuda.gemm.bf16x3 import Bf16x3Gemm, Bf16x3Tile
 from adtrain.lowering.cuda.gemm.cost_model import TENSOR_CORES, AnyTile, product_cycles, ranked

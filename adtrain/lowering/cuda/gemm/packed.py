@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch
-from adtrain.core.memory_layout import Arrays, MemoryLayout, lengths, memory_layout
-from adtrain.core.target import Target
+from adtrain.core.kernel import Arrays, CudaKernel, CudaLaunch, MemoryLayout, Target, lengths, memory_layout
 from adtrain.lowering.cuda.gemm.tiles import FMA_TILES, MmaKind, Tile, operand_macros, split_k_sum
 
 CAPABILITY = (9, 0)
