@@ -13,17 +13,16 @@ from adtrain.backends.cuda.targets import H200
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.core.kernel import CudaKernel, Target
-from adtrain.core.precision import FULL
+from adtrain.core.precision import FULL, rounded
 from adtrain.core.program import Equation
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.conv.pooling import SparsePoolInputGrad
 from adtrain.lowering.cuda.conv.problem import ConvProblem, PaddedIndex
 from adtrain.lowering.cuda.conv.shifted_weight_grad import ShiftedWeightGrad
-from adtrain.ops.broadcasting import sum_p
+from adtrain.ops.common import sum_p
 from adtrain.ops.conv import Window, input_grad_p, weight_grad_p
 from adtrain.ops.pool import Windows, max_pool2d_put_p
-from adtrain.ops.rounding import rounded
 
 WINDOWS = Windows((2, 2), (2, 2), (0, 0))
 

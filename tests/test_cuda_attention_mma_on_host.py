@@ -18,8 +18,7 @@ from adtrain.core.kernel import cuda_kernels
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Variable
 from adtrain.core.types import ArrayType
-from adtrain.ops.attention import attention_grad_p, attention_p
-from adtrain.ops.self_attention import self_attention_grad_p, self_attention_p
+from adtrain.ops.attention import attention_grad_p, attention_p, self_attention_grad_p, self_attention_p
 
 __all__ = ["host"]
 

@@ -16,15 +16,15 @@ from adtrain.backends.cuda.forms.weight_gradients import BIAS_AXES
 from adtrain.backends.cuda.targets import H200
 from adtrain.core.array import array
 from adtrain.core.kernel import CudaKernel
+from adtrain.core.precision import rounded
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Variable
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.conv.direct import DirectConv, DirectWeightGrad
 from adtrain.lowering.cuda.conv.problem import ConvProblem
-from adtrain.ops.broadcasting import sum_p
+from adtrain.ops.common import sum_p
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
-from adtrain.ops.rounding import rounded
 
 __all__ = ["host"]
 

@@ -13,11 +13,11 @@ from sweeps import spread
 from test_gpu_products import adversarial
 
 from adtrain.backends.cuda.targets import H200
+from adtrain.core.precision import rounded
 from adtrain.core.program import Equation, Variable
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.gemm.packed import PACKED_TILES, PackedGemm, PackedTile
 from adtrain.ops.matmul import matmul_p
-from adtrain.ops.rounding import rounded
 
 __all__ = ["host"]
 

@@ -16,7 +16,7 @@ from adtrain.core.program import Equation
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.recurrent import Division, GridDivision, divisions, grid_kernel, kernel
 from adtrain.lowering.shapes import recurrent_lengths
-from adtrain.ops.broadcasting import reshape_p, sum_p
+from adtrain.ops.common import reshape_p, sum_p
 from adtrain.ops.matmul import matmul_p
 
 __all__ = ["host"]

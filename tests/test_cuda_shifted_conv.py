@@ -24,8 +24,7 @@ from adtrain.lowering.cuda.conv.problem import ConvProblem, PaddedIndex
 from adtrain.lowering.cuda.conv.shifted import ShiftedConv
 from adtrain.lowering.cuda.conv.shifted_fp16x2 import Fp16x2Conv, Fp16x2WeightGrad
 from adtrain.lowering.cuda.conv.shifted_weight_grad import ShiftedWeightGrad
-from adtrain.ops.conv import Window
-from adtrain.ops.conv_reference import conv2d_reference, input_grad_reference
+from adtrain.ops.conv import Window, conv2d_reference, input_grad_reference
 
 WIDTHS = (64, 72, 104, 112)
 """Some choices for the positions of a warpgroup."""

@@ -19,6 +19,7 @@ from adtrain.backends.cuda.forms.product import CONVOLUTION
 from adtrain.backends.cuda.targets import H200
 from adtrain.core.array import array
 from adtrain.core.kernel import CudaKernel, MemoryLayout
+from adtrain.core.precision import rounded
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
@@ -28,7 +29,6 @@ from adtrain.lowering.cuda.conv.shifted import ShiftedConv
 from adtrain.lowering.cuda.conv.shifted_fp16x2 import Fp16x2Conv, Fp16x2WeightGrad
 from adtrain.lowering.cuda.conv.shifted_weight_grad import ShiftedWeightGrad
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
-from adtrain.ops.rounding import rounded
 
 __all__ = ["host"]
 

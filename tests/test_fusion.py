@@ -23,7 +23,7 @@ from adtrain.core.program import Equation, Variable, fuse
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
 from adtrain.extend import Fusion, register_fusion
-from adtrain.ops.broadcasting import reshape_p, sum_p
+from adtrain.ops.common import reshape_p, sum_p
 from adtrain.ops.elementwise import square_p
 from adtrain.passes import SIMPLIFY
 from adtrain.passes.fusion import FusionPass, forget_fusion, with_copies

@@ -17,8 +17,7 @@ from adtrain import nn, ops
 from adtrain.core.kernel import cuda_kernels
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
-from adtrain.ops.attention import attention_grad_p, attention_p
-from adtrain.ops.self_attention import self_attention_grad_p, self_attention_p
+from adtrain.ops.attention import attention_grad_p, attention_p, self_attention_grad_p, self_attention_p
 from adtrain.passes import ALL
 
 __all__ = ["gpu", "poisoned"]

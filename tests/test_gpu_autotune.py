@@ -21,7 +21,7 @@ from adtrain.core.program import Equation, Variable
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.reduce import MAX, reduction
-from adtrain.ops.broadcasting import sum_p
+from adtrain.ops.common import sum_p
 
 __all__ = ["gpu"]
 

@@ -9,7 +9,7 @@ import pytest
 
 import adtrain as ad
 from adtrain import ops
-from adtrain.ops import conv_reference
+from adtrain.ops import conv
 
 FAR = np.array([-1e4, -800.0, -40.0, 0.0, 40.0, 800.0, 1e4])
 
@@ -122,7 +122,7 @@ def test_im2col_in_chunks_of_any_size_gives_the_same_convolution(monkeypatch: py
         return [out.numpy(), *(g.numpy() for g in pullback(np.ones(out.shape)))]
 
     whole = results()
-    monkeypatch.setattr(conv_reference, "COLUMN_BYTES", 2 * 18 * 16 * 8)  # two images at a time, then one
+    monkeypatch.setattr(conv, "COLUMN_BYTES", 2 * 18 * 16 * 8)  # two images at a time, then one
     for a, b in zip(whole, results(), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12)
 

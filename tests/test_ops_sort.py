@@ -18,7 +18,7 @@ from adtrain.backends.cuda.targets import H200
 from adtrain.core.kernel import cuda_kernels
 from adtrain.core.program import Equation, Variable
 from adtrain.core.types import ArrayType
-from adtrain.ops.sort import argsort_p
+from adtrain.ops.rearrange import argsort_p
 
 __all__ = ["host"]
 

@@ -14,10 +14,9 @@ from training_runs import write_config
 
 import adtrain as ad
 from adtrain import config, ops, training
-from adtrain.core.precision import DROPPED_BITS
+from adtrain.core.precision import DROPPED_BITS, rounded
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
-from adtrain.ops.rounding import rounded
 from adtrain.passes import ALL
 
 ROUNDED = pytest.mark.parametrize("precision", ["tf32", "bfloat16"])

@@ -13,7 +13,7 @@ from adtrain.augment.pixels import grid
 from adtrain.core.array import Value, array
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.core.types import Shape
-from adtrain.ops.normal import normal
+from adtrain.ops.random import normal
 from adtrain.option_types import Bounds, NonNegative, Size
 
 LUMA = (0.2989, 0.587, 0.114)

@@ -67,7 +67,10 @@ def lengths(**values: int) -> list[Length]:
 
 
 class MemoryLayout(int):
-    """The bytes of a kernel's shared memory or scratch, with macros that point to its arrays."""
+    """The bytes of a kernel's shared memory or scratch, with macros that point to its arrays.
+
+    Python and CUDA agree on the order and the lengths of the arrays, because the kernel takes pointers from the macros.
+    """
 
     macros = ""
 

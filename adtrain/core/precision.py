@@ -21,7 +21,7 @@ DROPPED_BITS = {TF32: 13, "bfloat16": 16, "bf16x2": 8}
 FLOAT32 = "float32"
 TERMS = {"bfloat16": 1, TF32: 1, "bf16x2": 2, "bf16x3": 3, FLOAT32: 1}
 """By operand format, the number of arrays whose sum is an operand of a channels-last convolution. The arrays are
-bfloat16; for tf32 the array is float32, and the kernel rounds it; for float32 it does not. See `ops.conv_bfloat16`."""
+bfloat16; for tf32 the array is float32, and the kernel rounds it; for float32 it does not. See `ops.channels_last`."""
 OF_PRECISION = {"bfloat16": "bfloat16", TF32: "bf16x2", FULL: "bf16x3"}
 """By precision, the operand format whose bfloat16 terms hold at least the bits of an operand."""
 
@@ -80,3 +80,19 @@ def matmul_precision(precision: str) -> Iterator[None]:
         yield
     finally:
         _chosen.precision = outer
+
+
+def rounded(x: np.ndarray, precision: str) -> np.ndarray:
+    """float32 ``x`` rounded to nearest, ties to even, as float32; itself for "full".
+
+    NaN and infinities are unchanged. Numbers above the largest of the format that round up become infinite.
+    """
+    if precision == FULL:
+        return x
+    dropped = DROPPED_BITS[precision]
+    bits = np.ascontiguousarray(x).view(np.uint32)
+    half = np.uint32((1 << (dropped - 1)) - 1)
+    odd = (bits >> np.uint32(dropped)) & np.uint32(1)
+    # The sum carries into the exponent where the mantissa overflows, which is the next number there too.
+    nearest = (bits + half + odd) & ~np.uint32((1 << dropped) - 1)
+    return np.where(np.isnan(x), x, nearest.view(np.float32).reshape(x.shape))

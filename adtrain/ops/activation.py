@@ -13,9 +13,10 @@ from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.ops.common import ArrayLike, as_value, elementwise
 from adtrain.ops.compare import less, where
-from adtrain.ops.elementwise import exp, tanh
-from adtrain.ops.erf import erf_reference
+from adtrain.ops.elementwise import erf_reference, exp, tanh
 from adtrain.option_types import Positive
+
+__all__ = ["elu", "gelu", "leaky_relu", "relu", "sigmoid", "silu", "soft_cap", "softplus", "squared_relu"]
 
 _SQRT_HALF = math.sqrt(0.5)
 _DENSITY_AT_0 = 1 / math.sqrt(2 * math.pi)

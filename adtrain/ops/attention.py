@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,23 +17,108 @@ from adtrain.core.autodiff import vjp
 from adtrain.core.axes import Axes, whole
 from adtrain.core.errors import DTypeError, OptionError, ShapeError
 from adtrain.core.options import checked_options
-from adtrain.core.precision import matmul_precision, precision_of
+from adtrain.core.precision import matmul_precision, precision_of, rounded
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape
-from adtrain.ops import attention_reference
-from adtrain.ops.broadcasting import broadcast_to, promote, reshape
-from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes, require_float
+from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes, broadcast_to, promote, require_float, reshape
 from adtrain.ops.compare import equal, greater_equal, maximum, where
 from adtrain.ops.create import arange, ones, zeros_like
-from adtrain.ops.diagonals import tril
 from adtrain.ops.elementwise import tanh
 from adtrain.ops.matmul import matmul
-from adtrain.ops.random import Stream, checked_state
+from adtrain.ops.random import Stream, checked_state, uniform_numbers
 from adtrain.ops.random import dropout as drop
-from adtrain.ops.shape import concatenate, expand_dims, pad
-from adtrain.ops.softmax import softmax
+from adtrain.ops.rearrange import tril
+from adtrain.ops.reduce import softmax
+from adtrain.ops.shape import concatenate, expand_dims, pad, transpose
 from adtrain.option_types import Fraction, Number, Positive, Size
+
+__all__ = ["attention", "self_attention"]
+
+
+class OptionalArguments(NamedTuple):
+    """The optional arguments of the primitives, or None: mask, first keys, random state."""
+
+    mask: Any
+    starts: Any
+    rng: Any
+
+
+def optional_arguments(more: tuple[Any, ...]) -> OptionalArguments:
+    """The optional arguments, told by their dtypes: bool, int32 and uint32."""
+    return OptionalArguments(*(next((x for x in more if x.dtype.kind == kind), None) for kind in "biu"))
+
+
+def _scores(
+    q: np.ndarray, k: np.ndarray, given: OptionalArguments, causal: bool, scale: float, precision: str
+) -> np.ndarray:
+    """q kᵀ scale, and -infinity where a query does not attend to a key."""
+    scores = np.matmul(rounded(q, precision), rounded(k, precision).swapaxes(-1, -2)) * q.dtype.type(scale)
+    if causal:
+        scores = np.where(np.tri(*scores.shape[-2:]) > 0, scores, -np.inf)
+    if given.starts is not None:
+        scores = np.where(np.arange(scores.shape[-1]) >= given.starts[..., None], scores, -np.inf)
+    return scores if given.mask is None else np.where(given.mask[..., None, :], scores, -np.inf)
+
+
+def _dropped(x: np.ndarray, rng: np.ndarray | None, dropout: float, stream: int) -> np.ndarray:
+    """`ops.dropout` of an array of queries by keys."""
+    if rng is None:
+        return x
+    numbers = uniform_numbers(rng, x.shape, stream, np.dtype(np.float32))
+    return np.where(numbers < np.float32(dropout), 0, x * x.dtype.type(1 / (1 - dropout)))
+
+
+def attention_reference(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *more: np.ndarray,
+    causal: bool,
+    scale: float,
+    dropout: float,
+    stream: int,
+    precision: str,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The output, and the logsumexp of the scores of each query."""
+    given = optional_arguments(more)
+    scores = _scores(q, k, given, causal, scale, precision)
+    top = np.max(scores, axis=-1, keepdims=True)
+    probabilities = np.exp(scores - np.where(top == -np.inf, 0, top))
+    total = np.sum(probabilities, axis=-1, keepdims=True)
+    # A query without a key has the sum 0. Its output is 0; the probabilities exp(score - inf) of the gradient are too.
+    probabilities = _dropped(probabilities / np.where(total == 0, 1, total), given.rng, dropout, stream)
+    with np.errstate(divide="ignore"):
+        logsumexp = np.where(total == 0, np.inf, np.log(total) + top)
+    out = np.matmul(rounded(probabilities, precision), rounded(v, precision))
+    return out.astype(q.dtype, copy=False), logsumexp[..., 0].astype(q.dtype, copy=False)
+
+
+def attention_grad_reference(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    out: np.ndarray,
+    logsumexp: np.ndarray,
+    ct: np.ndarray,
+    *more: np.ndarray,
+    causal: bool,
+    scale: float,
+    dropout: float,
+    stream: int,
+    precision: str,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The cotangents of q, k and v."""
+    given = optional_arguments(more)
+    q, k, v, grad = (rounded(x, precision) for x in (q, k, v, ct))
+    probabilities = np.exp(_scores(q, k, given, causal, scale, precision) - logsumexp[..., None])
+    ct_probabilities = _dropped(np.matmul(grad, v.swapaxes(-1, -2)), given.rng, dropout, stream)
+    ct_scores = probabilities * (ct_probabilities - np.sum(ct * out, axis=-1, keepdims=True)) * q.dtype.type(scale)
+    ct_scores = rounded(ct_scores, precision)
+    kept = rounded(_dropped(probabilities, given.rng, dropout, stream), precision)
+    ct_k, ct_v = (np.matmul(x.swapaxes(-1, -2), y) for x, y in ((ct_scores, q), (kept, grad)))
+    return np.matmul(ct_scores, k), ct_k, ct_v
+
 
 MAX_WIDTH = 256
 """The largest head width. Kernels hold a block of rows of this width in registers or shared memory."""
@@ -60,7 +145,7 @@ def composed(
     soft_cap: float | None = None,
 ) -> Value:
     """The output as a composition of operations, which store arrays of queries by keys."""
-    mask, starts, rng = attention_reference.optional(more)
+    mask, starts, rng = optional_arguments(more)
     length, reach = q.shape[-2], 2 if causal else 3
     allowed: Value | None
     if blocked := (window is not None and mask is None and starts is None and reach * window < length):
@@ -208,7 +293,7 @@ def grad_flops(q: Any, k: Any, *more: Any, causal: bool, **params: Any) -> int:
 attention_p: Primitive = Primitive(
     "attention",
     _shape,
-    attention_reference.attention,
+    attention_reference,
     flops=forward_flops,
     joint_vjp=_rule,
     axes=_axes,
@@ -220,7 +305,7 @@ result and the logsumexp of the scores of each query, infinity for a query witho
 attention_grad_p: Primitive = Primitive(
     "attention_grad",
     lambda q, k, v, *more, **params: tuple(ArrayType(x.shape, x.dtype) for x in (q, k, v)),
-    attention_reference.attention_grad,
+    attention_grad_reference,
     flops=grad_flops,
     joint_vjp=gradient_rule(composed, 3),
     composition=composed_gradient(composed, 3),
@@ -351,3 +436,143 @@ def attention(
     if window is not None or soft_cap is not None:
         return composed(rows[0], rows[1], rows[2], *more, *states, **params, window=window, soft_cap=soft_cap)
     return bind(attention_p, *rows, *more, *states, **params)[0]
+
+
+def _side_by_side_shape(x: Any, *more: Any, heads: int, **params: Any) -> tuple[ArrayType, ArrayType]:
+    require_float("self_attention", x)
+    *leading, length, row = x.shape
+    return ArrayType((*leading, length, row // 3), x.dtype), ArrayType((*leading, heads, length), x.dtype)
+
+
+def _split(x: Any, heads: int, transposed: Any = np.transpose) -> list[Any]:
+    """q, k and v, each (..., heads, length, width), of an array of `self_attention`."""
+    *leading, length, row = x.shape
+    by_head = x.reshape((math.prod(leading), length, 3, heads, row // (3 * heads)))
+    parts = transposed(by_head, (2, 0, 3, 1, 4))
+    return [parts[i] for i in range(3)]
+
+
+def _for_heads(more: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The optional arguments for all heads of the examples: starts (..., length) become (examples, 1, length)."""
+    return tuple(x.reshape((-1, 1, x.shape[-1])) if x.dtype == np.int32 else x for x in more)
+
+
+def _heads_first(x: np.ndarray, heads: int) -> np.ndarray:
+    """(..., length, heads * width) to (examples, heads, length, width)."""
+    return x.reshape((-1, x.shape[-2], heads, x.shape[-1] // heads)).swapaxes(1, 2)
+
+
+def _side_by_side_reference(
+    x: np.ndarray, *more: np.ndarray, heads: int, **params: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    out, logsumexp = attention_reference(*_split(x, heads), *_for_heads(more), **params)
+    out_type, sums_type = _side_by_side_shape(x, heads=heads)
+    return out.swapaxes(1, 2).reshape(out_type.shape), logsumexp.reshape(sums_type.shape)
+
+
+def _side_by_side_grad_reference(
+    x: np.ndarray, out: np.ndarray, logsumexp: np.ndarray, ct: np.ndarray, *more: np.ndarray, heads: int, **params: Any
+) -> np.ndarray:
+    by_head = _heads_first(out, heads), logsumexp.reshape((-1, *logsumexp.shape[-2:])), _heads_first(ct, heads)
+    grads = np.stack(attention_grad_reference(*_split(x, heads), *by_head, *_for_heads(more), **params))
+    return grads.transpose((1, 3, 0, 2, 4)).reshape(x.shape)
+
+
+def _composed_heads(x: Value, *more: Value, heads: int, **params: Any) -> Value:
+    out = transpose(composed(*_split(x, heads, transpose), *_for_heads(more), **params), (0, 2, 1, 3))
+    return reshape(out, (*x.shape[:-1], x.shape[-1] // 3))
+
+
+def _side_by_side_rule(outs: Any, x: Value, *more: Value, **params: Any) -> Any:
+    out, logsumexp = outs
+    rest = (None,) * len(more)
+    return lambda cts: (bind(self_attention_grad_p, x, out, logsumexp, cts[0], *more, **params), *rest)
+
+
+def _of_heads(flops: Callable[..., int]) -> Callable[..., int]:
+    """The same for `self_attention` and its gradient."""
+
+    def f(x: Any, *others: Any, heads: int, **params: Any) -> int:
+        *leading, length, row = x.shape
+        part = ArrayType((math.prod(leading), heads, length, row // (3 * heads)), x.dtype)
+        return flops(part, part, **params)
+
+    return f
+
+
+def _side_by_side_axes(x: Any, *more: Any, dropout: float, **params: Any) -> str | Axes:
+    """Dropout draws a number for each position. Heads, columns and rows of a sequence are read in other ways."""
+    masks = ",*." * len(more)
+    return whole([x.ndim for x in (x, *more)], [x.ndim, x.ndim]) if dropout else f"*..{masks}->*..,*.."
+
+
+def _side_by_side_grad_axes(x: Any, *more: Any, dropout: float, **params: Any) -> str | Axes:
+    masks = ",*." * (len(more) - 3)
+    return whole([x.ndim for x in (x, *more)], [x.ndim]) if dropout else f"*..,*..,*..,*..{masks}->*.."
+
+
+self_attention_p: Primitive = Primitive(
+    "self_attention",
+    _side_by_side_shape,
+    _side_by_side_reference,
+    flops=_of_heads(forward_flops),
+    joint_vjp=_side_by_side_rule,
+    composition=_composed_heads,
+    axes=_side_by_side_axes,
+)
+"""`attention` of an array (..., length, 3 heads width) with the rows of q, k and v side by side."""
+
+self_attention_grad_p: Primitive = Primitive(
+    "self_attention_grad",
+    lambda x, *more, **params: ArrayType(x.shape, x.dtype),
+    _side_by_side_grad_reference,
+    flops=_of_heads(grad_flops),
+    joint_vjp=gradient_rule(_composed_heads, 1),
+    composition=composed_gradient(_composed_heads, 1),
+    axes=_side_by_side_grad_axes,
+)
+
+
+@checked_options
+def self_attention(
+    x: ArrayLike,
+    heads: Size,
+    causal: bool = False,
+    scale: Number | None = None,
+    dropout: Fraction = 0.0,
+    rng: ArrayLike | None = None,
+    stream: Stream = 0,
+    window: Size | None = None,
+    soft_cap: Positive | None = None,
+    starts: ArrayLike | None = None,
+) -> Value:
+    """`attention` of several heads whose q, k and v are side by side in one array, as one projection computes them.
+
+    It reads and writes the array in place of copies that have the heads first.
+
+    Args:
+        x: (..., length, 3 heads width): the rows of q, then of k, then of v, each by head.
+        causal, scale, dropout, rng, stream, window, soft_cap, starts: as in `attention`. Dropout draws for (..., heads,
+            length, length). All heads have the same starts (..., length).
+
+    Returns:
+        (..., length, heads width).
+
+    Raises:
+        ShapeError: the last length is not a multiple of 3 heads, or there is no row.
+        OptionError, DTypeError: as `attention`.
+    """
+    value = as_value(x)
+    require_float("self_attention", value)
+    if value.ndim < 2 or value.shape[-1] % (3 * heads) or value.shape[-2] == 0:
+        raise ShapeError(
+            f"self_attention: found shape {value.shape} and {heads} heads, expected (..., length, 3 heads width)"
+        )
+    width = value.shape[-1] // (3 * heads)
+    more, params = parameters("self_attention", width, causal, scale, dropout, rng, stream, value.dtype)
+    if starts is not None:
+        more.insert(0, first_keys("self_attention", starts, value.shape[:-1], causal, window, value.device))
+        window = None
+    if window is not None or soft_cap is not None:
+        return _composed_heads(value, *more, heads=heads, **params, window=window, soft_cap=soft_cap)
+    return bind(self_attention_p, value, *more, heads=heads, **params)[0]

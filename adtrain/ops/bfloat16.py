@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.errors import DTypeError
+from adtrain.core.precision import rounded
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.types import BITS, ArrayType
 from adtrain.ops.matmul import matmul_p
-from adtrain.ops.rounding import rounded
 
 FLOAT32 = np.dtype(np.float32)
 

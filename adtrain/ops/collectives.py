@@ -18,9 +18,10 @@ from adtrain.core.errors import AdtrainError, ShapeError
 from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
-from adtrain.ops.broadcasting import reshape
-from adtrain.ops.common import ArrayLike, as_value
+from adtrain.ops.common import ArrayLike, as_value, reshape
 from adtrain.ops.shape import slice, transpose
+
+__all__ = ["all_gather", "all_reduce", "all_to_all", "gather_shards"]
 
 Addend = TypeVar("Addend", Value, np.ndarray)
 

@@ -1,19 +1,30 @@
-"""Shared by the families of operations: checks of axes and types, and the elementwise primitive."""
+"""Shared by the families of operations: checks of axes and types, promotion, broadcasting, the elementwise primitive.
+
+broadcast_to and sum are transposes of each other, and a reshape is that of another reshape. With them every elementwise
+primitive can require equal shapes, and its derivative by a broadcast argument needs no code of its own. Python numbers
+have no derivative, so they stay arrays of shape () and cost nothing.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 
 from adtrain.core.array import Value, array
+from adtrain.core.axes import aligned, reshaped, without
 from adtrain.core.errors import DTypeError, OptionError, ShapeError
 from adtrain.core.options import shown
-from adtrain.core.primitive import Primitive, Trait, VjpRule
-from adtrain.core.traced_number import TracedNumber
+from adtrain.core.primitive import Primitive, Trait, VjpRule, no_flops
+from adtrain.core.trace import bind
+from adtrain.core.traced_number import NUMBERS, TracedNumber
 from adtrain.core.types import ArrayType, Shape
 from adtrain.option_types import ClassWeights, InConfig
+
+__all__ = ["broadcast_to", "reshape", "sum_to"]
 
 ArrayLike: TypeAlias = Any
 """A Value, a NumPy array, nested lists, or a Python number, which may be traced."""
@@ -115,3 +126,202 @@ def elementwise(
         return common if dtype is None else ArrayType(common.shape, dtype)
 
     return Primitive(name, shape, cpu, vjp, expression=expression, traits=traits, taylor=taylor)
+
+
+astype_p: Primitive = Primitive(
+    "astype",
+    lambda x, dtype: ArrayType(x.shape, dtype),
+    lambda x, dtype: x.astype(dtype),
+    [lambda out, x, dtype: partial(bind, astype_p, dtype=x.dtype)],
+    no_flops,
+    expression="(U)a",
+    traits=(Trait.LINEAR,),
+)
+
+
+def _reshape_shape(x: Any, shape: Shape) -> ArrayType:
+    if math.prod(shape) != x.size:
+        raise ShapeError(f"reshape: {x.size} elements of shape {x.shape} do not fit into shape {shape}")
+    return ArrayType(shape, x.dtype)
+
+
+reshape_p: Primitive = Primitive(
+    "reshape",
+    _reshape_shape,
+    lambda x, shape: np.reshape(x, shape),
+    [lambda out, x, shape: partial(bind, reshape_p, shape=x.shape)],
+    no_flops,
+    view=True,
+    traits=(Trait.RESHAPE, Trait.LINEAR),
+    batch=lambda op, mapped, x, shape: op(x, shape=(x.shape[0], *shape)),
+    axes=lambda x, shape: reshaped(x.shape, shape),
+)
+
+
+def summed(dtype: np.dtype) -> np.dtype:
+    """The dtype of a sum of elements of ``dtype``: int64 for integers and bool."""
+    return dtype if dtype.kind == "f" else np.dtype(np.int64)
+
+
+def _sum_shape(x: Any, axes: tuple[int, ...]) -> ArrayType:
+    return ArrayType(tuple(n for i, n in enumerate(x.shape) if i not in axes), summed(x.dtype))
+
+
+def accurate_sum(x: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndarray:
+    """NumPy's sum, with an error that hardly grows with the number of elements.
+
+    NumPy's sum over the last axes is pairwise. Its sum over other axes is sequential, so float32 is added in float64.
+    """
+    trailing = axes == tuple(range(x.ndim - len(axes), x.ndim))
+    dtype = np.dtype(np.float64) if x.dtype == np.float32 and not trailing else summed(x.dtype)
+    total: Any = np.sum(x, axis=axes, dtype=dtype, keepdims=keepdims)
+    found: np.ndarray = total.astype(summed(x.dtype), copy=False)
+    return found
+
+
+sum_p: Primitive = Primitive(
+    "sum",
+    _sum_shape,
+    accurate_sum,
+    [lambda out, x, axes: partial(spread, shape=x.shape, axes=axes)],
+    lambda x, axes: x.size,
+    traits=(Trait.REDUCTION, Trait.LINEAR),
+    axes=lambda x, axes: without(x.ndim, axes, added=True),
+)
+
+
+def _broadcast_to_shape(x: Any, shape: Shape) -> ArrayType:
+    if broadcast_shapes("broadcast_to", x.shape, shape) != shape:
+        raise ShapeError(f"broadcast_to: shape {x.shape} does not broadcast to {shape}")
+    return ArrayType(shape, x.dtype)
+
+
+def _broadcast_to_reference(x: np.ndarray, shape: Shape) -> np.ndarray:
+    if x.ndim:
+        return np.broadcast_to(x, shape)
+    # the same as np.broadcast_to, which is slow for a number
+    return np.ndarray(shape, x.dtype, x, strides=(0,) * len(shape))
+
+
+def _broadcast_to_batch(op: Any, mapped: Any, x: Value, shape: Shape) -> Value:
+    members, *own = x.shape
+    aligned = reshape(x, (members, *(1 for _ in shape[len(own) :]), *own))
+    return op(aligned, shape=(members, *shape))
+
+
+broadcast_to_p: Primitive = Primitive(
+    "broadcast_to",
+    _broadcast_to_shape,
+    _broadcast_to_reference,
+    [lambda out, x, shape: partial(sum_to, shape=x.shape)],
+    no_flops,
+    view=True,
+    traits=(Trait.BROADCAST, Trait.LINEAR),
+    batch=_broadcast_to_batch,
+    axes=lambda x, shape: aligned([x.shape], [shape]),
+)
+
+
+def reshape(x: ArrayLike, shape: int | Sequence[int]) -> Value:
+    """The elements in the same order in another shape. One length may be -1: it follows from the others.
+
+    Raises:
+        ShapeError: the number of elements differs, or a length is negative.
+    """
+    value = as_value(x)
+    lengths = tuple(int(n) for n in ((shape,) if isinstance(shape, (int, np.integer)) else shape))
+    if lengths.count(-1) == 1:
+        known = -math.prod(lengths)
+        if known == 0 or value.size % known:
+            raise ShapeError(f"reshape: {value.size} elements of shape {value.shape} do not fit into shape {lengths}")
+        lengths = tuple(value.size // known if n == -1 else n for n in lengths)
+    elif any(n < 0 for n in lengths):
+        raise ShapeError(f"reshape: found a negative length in shape {lengths}, expected at most one -1")
+    return value if lengths == value.shape else bind(reshape_p, value, shape=lengths)
+
+
+def broadcast_to(x: ArrayLike, shape: Sequence[int]) -> Value:
+    """``x`` repeated along new axes and axes of length 1 up to ``shape``, by NumPy's rules.
+
+    Raises:
+        ShapeError: they do not broadcast together, or to another shape.
+    """
+    value, lengths = as_value(x), tuple(int(n) for n in shape)
+    return value if value.shape == lengths else bind(broadcast_to_p, value, shape=lengths)
+
+
+def sum_to(x: ArrayLike, shape: Sequence[int]) -> Value:
+    """The transpose of `broadcast_to`: sum over the axes that a broadcast from ``shape`` to ``x.shape`` repeats.
+
+    Raises:
+        ShapeError: ``shape`` does not broadcast to ``x.shape``.
+    """
+    value, lengths = as_value(x), tuple(int(n) for n in shape)
+    if value.shape == lengths:
+        return value
+    if broadcast_shapes("sum_to", value.shape, lengths) != value.shape:
+        raise ShapeError(f"sum_to: shape {lengths} does not broadcast to {value.shape}")
+    new = value.ndim - len(lengths)
+    repeated = (i + new for i, n in enumerate(lengths) if n == 1 and value.shape[i + new] != 1)
+    return reshape(bind(sum_p, value, axes=(*range(new), *repeated)), lengths)
+
+
+def keep_axes(shape: Shape, axes: Sequence[int]) -> Shape:
+    """``shape`` with length 1 at ``axes``."""
+    return tuple(1 if i in axes else n for i, n in enumerate(shape))
+
+
+def spread(x: Value, shape: Shape, axes: Sequence[int]) -> Value:
+    """The result of a reduction over ``axes`` repeated along them, up to ``shape``."""
+    return broadcast_to(reshape(x, keep_axes(shape, axes)), shape)
+
+
+def along_axis(name: str, primitive: Primitive, x: ArrayLike, axis: int, **params: Any) -> Value:
+    """``primitive`` along one axis, with a result of the same shape. A 0-d array is taken as an axis of one element."""
+    value = as_value(x)
+    rows = reshape(value, (1,)) if value.ndim == 0 and axis in (0, -1) else value
+    out = bind(primitive, rows, axis=normalize_axis(name, axis, rows.ndim), **params)
+    return reshape(out, value.shape)
+
+
+def promote(*xs: ArrayLike) -> list[Value]:
+    """Values of one dtype. Arguments that are no Values are moved to the device of the Values.
+
+    Arrays are converted to their widest floating-point type. A Python number takes the dtype of the arrays. Exceptions:
+    integer arrays and a float give float32; bool arrays and an integer give int64.
+    """
+    device = next((x.device for kind in (Value, TracedNumber) for x in xs if isinstance(x, kind)), "cpu")
+    values = [x if isinstance(x, (Value, *NUMBERS)) else array(x, device=device) for x in xs]
+    dtypes = {x.dtype for x in values if isinstance(x, Value)} or {as_value(x).dtype for x in xs}
+    if len(dtypes) > 1:
+        dtypes = {np.result_type(*([dtype for dtype in dtypes if dtype.kind == "f"] or dtypes))}
+    (dtype,) = dtypes
+    if dtype.kind != "f" and any(isinstance(x, (float, TracedNumber)) for x in values):
+        dtype = np.dtype(np.float32)
+    elif dtype == np.bool_ and not all(isinstance(x, (Value, bool)) for x in values):
+        dtype = np.dtype(np.int64)
+    return [_of_type(x, dtype, device) for x in values]
+
+
+def _of_type(x: Value | TracedNumber | float, dtype: np.dtype, device: str) -> Value:
+    if isinstance(x, Value):
+        return x if x.dtype == dtype else bind(astype_p, x, dtype=dtype)
+    return x.array(dtype) if isinstance(x, TracedNumber) else array(x, dtype, device)
+
+
+def floating(x: Value) -> Value:
+    """``x`` itself, or integers as float32."""
+    return x if x.dtype.kind == "f" else bind(astype_p, x, dtype=np.dtype(np.float32))
+
+
+def broadcast(name: str, *xs: ArrayLike) -> list[Value]:
+    """Values of one dtype and, by NumPy's rules, one shape. Python numbers keep shape ()."""
+    values = promote(*xs)
+    shape = values[0].shape
+    if all(x.shape == shape for x in values):
+        return values
+    shape = broadcast_shapes(name, *(x.shape for x in values))
+    return [
+        value if value.shape == shape or isinstance(x, NUMBERS) else bind(broadcast_to_p, value, shape=shape)
+        for x, value in zip(xs, values, strict=True)
+    ]

@@ -14,8 +14,23 @@ from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.trace import bind
 from adtrain.core.traced_number import NUMBERS
 from adtrain.core.types import ArrayType, checked_number
-from adtrain.ops.broadcasting import astype_p, broadcast, broadcast_to, floating, promote
-from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes, elementwise, elementwise_type
+from adtrain.ops.common import (
+    ArrayLike,
+    as_value,
+    astype_p,
+    broadcast,
+    broadcast_shapes,
+    broadcast_to,
+    elementwise,
+    elementwise_type,
+    floating,
+    promote,
+)
+
+__all__ = [
+    "clip", "equal", "greater", "greater_equal", "isfinite", "isinf", "isnan", "less", "less_equal", "maximum",
+    "minimum", "not_equal", "where",
+]  # fmt: skip
 
 
 def _predicate(name: str, cpu: Callable[..., np.ndarray], expression: str) -> Primitive:

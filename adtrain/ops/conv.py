@@ -1,38 +1,191 @@
-"""Convolution in two dimensions. The primitives, conv2d and its gradients, differentiate into one another.
+"""Convolution over one, two and three axes. The primitives, conv2d and its gradients, differentiate into one another.
 
 With y = x * w (x: NCHW, w: OIHW) each is the gradient, by one factor, of the same trilinear form: the sum of
 ``y[n, o] x[n, c] w[o, c]`` over all windows. So a vjp of one is another of the three. The fourth primitive is the
 weight gradient of each image.
 (V. Dumoulin, F. Visin: "A guide to convolution arithmetic for deep learning", 2016.)
+
+References in NumPy: the windows of an image as columns of a matrix (im2col), then BLAS. Images are processed in batches
+whose columns stay in the cache.
+(K. Chellapilla, S. Puri, P. Simard: "High performance convolutional neural networks for document processing", 2006.)
+
+Batching rules: if members share the weights, their images become one batch. If they share the images, their filters
+become output channels of one convolution. Otherwise members are groups of channels: an image is (members x channels, H,
+W).
+
+A signal of one axis is an image of one row. For three axes, each output plane is a convolution of one image, whose
+channels are all input planes that the kernel covers. A transposed convolution computes the planes of each filter tap
+and adds them at their positions in the output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
-from adtrain.core.array import Value
-from adtrain.core.batching_rules import fold, unfold
+import numpy as np
+
+from adtrain.core.array import Value, array
+from adtrain.core.batching_rules import all_mapped, fold, move_axes, unfold
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.core.options import check_option
-from adtrain.core.precision import FULL, precision_of
+from adtrain.core.precision import FULL, precision_of, rounded
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
-from adtrain.ops.broadcasting import promote, reshape
-from adtrain.ops.common import ArrayLike, as_value, require_float
-from adtrain.ops.conv_batching import conv2d_batch, input_grad_batch, weight_grad_batch
-from adtrain.ops.conv_reference import (
-    conv2d_reference,
-    input_grad_reference,
-    weight_grad_by_image_reference,
-    weight_grad_reference,
-)
+from adtrain.ops.common import ArrayLike, as_value, promote, require_float, reshape
 from adtrain.ops.elementwise import add
-from adtrain.ops.windows import LIMIT, Padding, Pairs, pad_image, paddings, per_axis
+from adtrain.ops.index import take
+from adtrain.ops.shape import pad_p, slice, transpose
+from adtrain.ops.windows import LIMIT, Ints, Padding, Pairs, pad_image, paddings, per_axis
 from adtrain.option_types import Size
+
+__all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"]
+
+COLUMN_BYTES = 1 << 20
+"""Maximum bytes of the columns of a batch of several images: about the size of an L2 cache."""
+
+
+def _padded(x: np.ndarray, padding: tuple[int, int]) -> np.ndarray:
+    if padding == (0, 0):
+        return np.ascontiguousarray(x)
+    ph, pw = padding
+    return np.pad(x, ((0, 0), (0, 0), (ph, ph), (pw, pw)))
+
+
+def _batches(count: int, columns_each: int, dtype: np.dtype) -> Iterator[Any]:
+    """Slices of ``count`` images such that the columns of a slice fit into COLUMN_BYTES."""
+    size = max(1, COLUMN_BYTES // max(1, columns_each * dtype.itemsize))
+    return (np.s_[start : start + size] for start in range(0, count, size))
+
+
+def _columns(images: np.ndarray, kernel: tuple[int, int], out: tuple[int, int], window: Any) -> np.ndarray:
+    """The im2col matrix (N, G, C / G * KH * KW, OH * OW) of padded, contiguous images (N, C, H, W)."""
+    (sn, sc, sh, sw), (dh, dw), (th, tw) = images.strides, window.dilation, window.stride
+    n, channels = images.shape[:2]
+    taps = np.lib.stride_tricks.as_strided(
+        images, (n, channels, *kernel, *out), (sn, sc, sh * dh, sw * dw, sh * th, sw * tw)
+    )
+    return taps.reshape(n, window.groups, channels // window.groups * kernel[0] * kernel[1], out[0] * out[1])
+
+
+def conv2d_reference(x: np.ndarray, w: np.ndarray, window: Any, precision: str) -> np.ndarray:
+    """(N, C, H, W) and (O, C / groups, KH, KW) to (N, O, OH, OW)."""
+    x, w = rounded(x, precision), rounded(w, precision)
+    groups, kernel = window.groups, w.shape[2:]
+    oh, ow = (window.output_length(i, x.shape[i + 2], kernel[i]) for i in (0, 1))
+    xp = _padded(x, window.padding)
+    rows = w.reshape(groups, w.shape[0] // groups, -1)
+    out = np.empty((len(x), groups, rows.shape[1], oh * ow), x.dtype)
+    for batch in _batches(len(x), groups * rows.shape[2] * oh * ow, x.dtype):
+        np.matmul(rows, _columns(xp[batch], kernel, (oh, ow), window), out=out[batch])
+    return out.reshape(len(x), w.shape[0], oh, ow)
+
+
+def weight_grad_reference(
+    x: np.ndarray, g: np.ndarray, window: Any, size: tuple[int, int], precision: str
+) -> np.ndarray:
+    """Images (N, C, H, W) and cotangents (N, O, OH, OW) to (O, C / groups, *size)."""
+    x, g = rounded(x, precision), rounded(g, precision)
+    groups, (n, o, oh, ow) = window.groups, g.shape
+    xp = _padded(x, window.padding)
+    ct = np.ascontiguousarray(g).reshape(n, groups, o // groups, oh * ow)
+    length = x.shape[1] // groups * size[0] * size[1]
+    total = np.zeros((groups, o // groups, length), x.dtype)
+    for batch in _batches(n, groups * length * oh * ow, x.dtype):
+        total += np.matmul(ct[batch], _columns(xp[batch], size, (oh, ow), window).swapaxes(-1, -2)).sum(axis=0)
+    return total.reshape(o, x.shape[1] // groups, *size)
+
+
+def weight_grad_by_image_reference(
+    x: np.ndarray, g: np.ndarray, window: Any, size: tuple[int, int], precision: str
+) -> np.ndarray:
+    """Images (N, C, H, W) and cotangents (N, O, OH, OW) to (N, O, C / groups, *size)."""
+    one = [weight_grad_reference(x[i : i + 1], g[i : i + 1], window, size, precision) for i in range(len(x))]
+    return np.stack(one) if one else np.zeros((0, g.shape[1], x.shape[1] // window.groups, *size), x.dtype)
+
+
+def input_grad_reference(
+    g: np.ndarray, w: np.ndarray, window: Any, size: tuple[int, int], precision: str
+) -> np.ndarray:
+    """Cotangents (N, O, OH, OW) and weights (O, C / groups, KH, KW) to (N, C, *size).
+
+    Inside, the images are the last axis: so a batch is one matrix product, and the sums of a tap are over contiguous
+    numbers even if rows are short.
+    """
+    g, w = rounded(g, precision), rounded(w, precision)
+    groups, (kh, kw), (n, o, oh, ow) = window.groups, w.shape[2:], g.shape
+    (ph, pw), (dh, dw), (sh, sw) = window.padding, window.dilation, window.stride
+    channels = w.shape[1] * groups
+    ct = g.reshape(n, groups, o // groups, oh * ow)
+    rows = w.reshape(groups, o // groups, -1).swapaxes(1, 2)
+    out = np.empty((n, channels, *size), g.dtype)
+    for batch in _batches(n, channels * kh * kw * oh * ow, g.dtype):
+        last = np.ascontiguousarray(np.moveaxis(ct[batch], 0, -1))
+        columns = np.matmul(rows, last.reshape(groups, o // groups, -1)).reshape(channels, kh, kw, oh, ow, -1)
+        padded = np.zeros((channels, size[0] + 2 * ph, size[1] + 2 * pw, last.shape[-1]), g.dtype)
+        for i in range(kh):
+            for j in range(kw):
+                rows_at = np.s_[i * dh : i * dh + sh * (oh - 1) + 1 : sh]
+                columns_at = np.s_[j * dw : j * dw + sw * (ow - 1) + 1 : sw]
+                padded[:, rows_at, columns_at] += columns[:, i, j]
+        out[batch] = np.moveaxis(padded[:, ph : ph + size[0], pw : pw + size[1]], -1, 0)
+    return out
+
+
+Op = Callable[..., Value]
+
+
+def conv2d_batch(op: Op, mapped: Sequence[bool], x: Value, w: Value, window: Any, **params: Any) -> Value:
+    if not mapped[1]:
+        return unfold(op(fold(x), w, window=window, **params), x.shape[0])
+    members = w.shape[0]
+    if not mapped[0] and window.groups == 1:
+        out = op(x, fold(w), window=window, **params)
+    else:
+        x, w = all_mapped(mapped, (x, w))
+        out = op(_as_channels(x), fold(w), window=_grouped(window, members), **params)
+    return _from_channels(out, members)
+
+
+def input_grad_batch(op: Op, mapped: Sequence[bool], g: Value, w: Value, window: Any, **params: Any) -> Value:
+    if not mapped[1]:
+        return unfold(op(fold(g), w, window=window, **params), g.shape[0])
+    g, w = all_mapped(mapped, (g, w))
+    members = w.shape[0]
+    return _from_channels(op(_as_channels(g), fold(w), window=_grouped(window, members), **params), members)
+
+
+def weight_grad_batch(
+    op: Op, mapped: Sequence[bool], x: Value, g: Value, window: Any, by_image: Op, **params: Any
+) -> Value:
+    """`by_image` computes the weight gradient of each image, for members of one image."""
+    if not mapped[0] and window.groups == 1:
+        return unfold(op(x, _as_channels(g), window=window, **params), g.shape[0])
+    x, g = all_mapped(mapped, (x, g))
+    members = x.shape[0]
+    if x.shape[1] == 1:
+        return by_image(fold(x), fold(g), window=window, **params)
+    return unfold(op(_as_channels(x), _as_channels(g), window=_grouped(window, members), **params), members)
+
+
+def _grouped(window: Any, members: int) -> Any:
+    return window._replace(groups=window.groups * members)
+
+
+def _as_channels(x: Value) -> Value:
+    """(members, N, C, H, W) to (N, members x C, H, W)."""
+    members, n, c, *image = x.shape
+    return reshape(move_axes(x, 0, 1), (n, members * c, *image))
+
+
+def _from_channels(x: Value, members: int) -> Value:
+    """(N, members x C, H, W) to (members, N, C, H, W)."""
+    n, channels, *image = x.shape
+    return move_axes(reshape(x, (n, members, channels // members, *image)), 1, 0)
+
 
 IntPair = int | Sequence[int]
 
@@ -307,3 +460,124 @@ def _add_bias(out: Value, bias: ArrayLike) -> Value:
     if value.shape != out.shape[1:2]:
         raise ShapeError(f"conv2d: the bias has shape {value.shape}, expected ({out.shape[1]},)")
     return add(out, reshape(value, (-1, 1, 1)))
+
+
+def conv1d(
+    x: ArrayLike,
+    weight: ArrayLike,
+    bias: ArrayLike | None = None,
+    stride: Ints = 1,
+    padding: Padding = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+) -> Value:
+    """`conv2d` of x (N, C, L) and weight (O, C / groups, K)."""
+    x, weight = _with_axes("conv1d", 1, x, weight)
+    (s,), (d,) = per_axis("conv1d", "stride", stride, 1), per_axis("conv1d", "dilation", dilation, 1)
+    pads = conv_paddings("conv1d", padding, x.shape[2:], weight.shape[2:], (s,), (d,))
+    out = conv2d(_with_row(x), _with_row(weight), bias, (1, s), ((0, 0), *pads), (1, d), groups)
+    return _without_row(out)
+
+
+def conv_transpose1d(
+    x: ArrayLike,
+    weight: ArrayLike,
+    bias: ArrayLike | None = None,
+    stride: Ints = 1,
+    padding: Ints = 0,
+    output_padding: Ints = 0,
+    groups: int = 1,
+    dilation: Ints = 1,
+) -> Value:
+    """`conv_transpose2d` of x (N, C, L) and weight (C, O / groups, K)."""
+    x, weight = _with_axes("conv_transpose1d", 1, x, weight)
+    options = (("stride", stride), ("padding", padding), ("output_padding", output_padding), ("dilation", dilation))
+    (s,), (p,), (e,), (d,) = (per_axis("conv_transpose1d", option, value, 1) for option, value in options)
+    check_output_padding("conv_transpose1d", (e,), (s,))
+    out = conv_transpose2d(_with_row(x), _with_row(weight), bias, (1, s), (0, p), (0, e), groups, (1, d))
+    return _without_row(out)
+
+
+def conv3d(
+    x: ArrayLike,
+    weight: ArrayLike,
+    bias: ArrayLike | None = None,
+    stride: Ints = 1,
+    padding: Padding = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+) -> Value:
+    """`conv2d` of x (N, C, D, H, W) and weight (O, C / groups, KD, KH, KW)."""
+    x, weight = _with_axes("conv3d", 3, x, weight)
+    strides, dilations = per_axis("conv3d", "stride", stride, 3), per_axis("conv3d", "dilation", dilation, 3)
+    depth, *plane = conv_paddings("conv3d", padding, x.shape[2:], weight.shape[2:], strides, dilations)
+    x = pad_image(x, (depth, (0, 0), (0, 0)))
+    n, c, d, h, w = x.shape
+    o, c_w, kd, kh, kw = weight.shape
+    rest = d - dilations[0] * (kd - 1) - 1
+    if rest < 0 or kd < 1:
+        raise ShapeError(f"conv3d: kernel depth {kd} (dilation {dilations[0]}) does not fit the padded depth {d}")
+    count = rest // strides[0] + 1
+    planes = strides[0] * np.arange(count)[:, None] + dilations[0] * np.arange(kd)
+    covered = take(x, array(planes, device=x.device), 2)  # (N, C, OD, KD, H, W)
+    images = reshape(transpose(covered, (0, 2, 1, 3, 4, 5)), (n * count, c * kd, h, w))
+    kernels = reshape(weight, (o, c_w * kd, kh, kw))
+    out = conv2d(images, kernels, bias, strides[1:], tuple(plane), dilations[1:], groups)
+    return transpose(reshape(out, (n, count, o, *out.shape[2:])), (0, 2, 1, 3, 4))
+
+
+def conv_transpose3d(
+    x: ArrayLike,
+    weight: ArrayLike,
+    bias: ArrayLike | None = None,
+    stride: Ints = 1,
+    padding: Ints = 0,
+    output_padding: Ints = 0,
+    groups: int = 1,
+    dilation: Ints = 1,
+) -> Value:
+    """`conv_transpose2d` of x (N, C, D, H, W) and weight (C, O / groups, KD, KH, KW)."""
+    name = "conv_transpose3d"
+    x, weight = _with_axes(name, 3, x, weight)
+    options = (("stride", stride), ("padding", padding), ("output_padding", output_padding), ("dilation", dilation))
+    strides, pads, extra, dilations = (per_axis(name, option, value, 3) for option, value in options)
+    check_output_padding(name, extra, strides)
+    (s, *ss), (p, *ps), (e, *es), (d, *ds) = strides, pads, extra, dilations
+    n, c, depth, h, w = x.shape
+    _, o_w, kd, kh, kw = weight.shape
+    length = (depth - 1) * s + d * (kd - 1) + e + 1
+    if length - 2 * p < 1 or min(depth, kd) < 1:
+        raise ShapeError(f"{name}: padding {padding} leaves nothing of the output depth {length}")
+    images = reshape(transpose(x, (0, 2, 1, 3, 4)), (n * depth, c, h, w))
+    taps = conv_transpose2d(images, reshape(weight, (c, o_w * kd, kh, kw)), None, ss, ps, es, groups, ds)
+    o, (oh, ow) = o_w * groups, taps.shape[2:]
+    taps = transpose(reshape(taps, (n, depth, o, kd, oh, ow)), (0, 2, 3, 1, 4, 5))
+    total = None
+    for tap in range(kd):
+        plane = reshape(slice(taps, (0, 0, tap, 0, 0, 0), (n, o, tap + 1, depth, oh, ow)), (n, o, depth, oh, ow))
+        low = tap * d
+        high = length - low - (depth - 1) * s - 1
+        part = bind(pad_p, plane, low=(0, 0, low, 0, 0), high=(0, 0, high, 0, 0), gaps=(0, 0, s - 1, 0, 0), value=0.0)
+        total = part if total is None else add(total, part)
+    out = slice(total, (0, 0, p, 0, 0), (n, o, length - p, oh, ow))
+    if bias is None:
+        return out
+    offset = as_value(bias)
+    if offset.shape != (o,):
+        raise ShapeError(f"{name}: the bias has shape {offset.shape}, expected ({o},)")
+    return add(out, reshape(offset, (-1, 1, 1, 1)))
+
+
+def _with_axes(name: str, axes: int, x: ArrayLike, weight: ArrayLike) -> tuple[Value, Value]:
+    a, b = promote(x, weight)
+    if a.ndim != axes + 2 or b.ndim != axes + 2:
+        raise ShapeError(f"{name}: found shapes {a.shape} and {b.shape}, expected {axes + 2} axes")
+    return a, b
+
+
+def _with_row(x: Value) -> Value:
+    return reshape(x, (*x.shape[:2], 1, x.shape[2]))
+
+
+def _without_row(x: Value) -> Value:
+    return reshape(x, (*x.shape[:2], x.shape[3]))

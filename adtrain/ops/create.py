@@ -12,6 +12,8 @@ from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape, checked_number, dtype_of
 
+__all__ = ["arange", "full", "ones", "ones_like", "zeros", "zeros_like"]
+
 MOST_NUMBERS = 2**60
 """An address has 63 bits, a number 8 bytes."""
 

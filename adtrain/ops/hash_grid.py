@@ -22,12 +22,13 @@ from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
-from adtrain.ops.broadcasting import reshape
-from adtrain.ops.common import ArrayLike, as_value
+from adtrain.ops.common import ArrayLike, as_value, reshape
 from adtrain.ops.create import zeros
 from adtrain.ops.elementwise import astype
 from adtrain.ops.reduce import sum
 from adtrain.ops.shape import stack
+
+__all__ = ["hash_grid"]
 
 PRIMES = (1, 2_654_435_761, 805_459_861, 3_674_653_429)
 """Factors of the hash, one for each coordinate; the first three are those of the paper."""

@@ -1,6 +1,7 @@
-"""Losses of two arrays of the same shape, and the reduction of all losses.
+"""Losses of two arrays of the same shape, losses of a classification, and their reduction.
 
-``reduction`` is "none" (a loss for each element or row), "sum" or "mean".
+``reduction`` is "none" (a loss for each element or row), "sum" or "mean". The targets of a classification are labels,
+or probabilities of the classes.
 """
 
 from __future__ import annotations
@@ -8,15 +9,17 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from adtrain.core.array import Value
-from adtrain.core.errors import ShapeError
+from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.options import checked_options
 from adtrain.ops.activation import softplus
-from adtrain.ops.broadcasting import promote
-from adtrain.ops.common import ArrayLike, ClassFactors, as_value, broadcast_shapes
-from adtrain.ops.compare import less, where
+from adtrain.ops.common import ArrayLike, BalancedFactors, ClassFactors, as_value, broadcast_shapes, promote, reshape
+from adtrain.ops.compare import less, not_equal, where
 from adtrain.ops.elementwise import abs, astype, square
-from adtrain.ops.reduce import mean, sum
-from adtrain.option_types import Positive
+from adtrain.ops.index import embedding, pick
+from adtrain.ops.reduce import log_softmax, mean, sum
+from adtrain.option_types import Fraction, Positive
+
+__all__ = ["binary_cross_entropy_with_logits", "cross_entropy", "huber_loss", "l1_loss", "mse_loss", "nll_loss"]
 
 Reduction = Literal["none", "sum", "mean"]
 
@@ -102,3 +105,115 @@ def _same_shape(name: str, pred: ArrayLike, target: ArrayLike) -> list[Value]:
     if a.shape != b.shape:
         raise ShapeError(f"{name}: found shapes {a.shape} and {b.shape}, expected equal ones")
     return [a, b]
+
+
+@checked_options
+def cross_entropy(
+    logits: ArrayLike,
+    targets: ArrayLike,
+    label_smoothing: Fraction = 0.0,
+    *,
+    weight: BalancedFactors | None = None,
+    ignore_index: int | None = None,
+    reduction: Reduction = "mean",
+) -> Value:
+    """-log softmax(logits)[target] of each row, reduced as ``reduction`` says.
+
+    Args:
+        logits: (N, C), (N, C, d...) or (C,).
+        targets: labels, integers in [0, C), of the logits' shape without C; or probabilities of the classes, floating
+            point, of the logits' shape.
+        label_smoothing: the share of the target that is spread evenly over all classes (C. Szegedy et al., 2016).
+        weight: (C,), a factor for each class. The mean is the sum divided by the sum of the labels' weights, or, for
+            probabilities, by the number of rows.
+        ignore_index: rows with this label have loss 0 and do not count in the mean, which is NaN if no row counts.
+        reduction: "none", "sum" or "mean".
+
+    Raises:
+        ShapeError: the shapes do not fit, or a label is out of range.
+        OptionError: ``label_smoothing`` or ``reduction`` has another value.
+        DTypeError: ``ignore_index`` is given with probabilities.
+    """
+    scores, labels = as_value(logits), as_value(targets)
+    axis = _class_axis("cross_entropy", scores)
+    log_probs = log_softmax(scores, axis)
+    if labels.dtype.kind != "f":
+        return _label_loss("cross_entropy", log_probs, labels, label_smoothing, weight, ignore_index, reduction)
+    if ignore_index is not None:
+        raise DTypeError(f"cross_entropy: ignore_index is for labels, found probabilities of type {labels.dtype}")
+    if labels.shape != scores.shape:
+        raise ShapeError(
+            f"cross_entropy: found {scores.shape} and {labels.dtype} targets {labels.shape}, expected probabilities of "
+            "the shape of the logits, or integers"
+        )
+    classes = scores.shape[axis]
+    probabilities = labels * (1.0 - label_smoothing) + label_smoothing / classes if label_smoothing else labels
+    if weight is not None:
+        log_probs = log_probs * _class_weights("cross_entropy", weight, log_probs, axis)
+    return -reduced("cross_entropy", sum(log_probs * probabilities, axis), reduction)
+
+
+@checked_options
+def nll_loss(
+    log_probs: ArrayLike,
+    targets: ArrayLike,
+    *,
+    weight: BalancedFactors | None = None,
+    ignore_index: int | None = None,
+    reduction: Reduction = "mean",
+) -> Value:
+    """-log_probs[target] of each row, reduced. Arguments and errors are those of `cross_entropy` for labels."""
+    return _label_loss("nll_loss", as_value(log_probs), as_value(targets), 0.0, weight, ignore_index, reduction)
+
+
+def _label_loss(
+    name: str,
+    log_probs: Value,
+    labels: Value,
+    smoothing: float,
+    weight: ArrayLike | None,
+    ignore_index: int | None,
+    reduction: Reduction,
+) -> Value:
+    axis = _class_axis(name, log_probs)
+    rows = log_probs.shape[:axis] + log_probs.shape[axis + 1 :]
+    if labels.shape != rows:
+        raise ShapeError(f"{name}: found {log_probs.shape} and targets {labels.shape}, expected targets {rows}")
+    labels = reshape(labels, (*rows[:axis], 1, *rows[axis:]))
+    row_weights = None  # None: every row has weight 1
+    kept = None  # None: no row is ignored
+    if ignore_index is not None:
+        kept = not_equal(labels, ignore_index)
+        labels = where(kept, labels, 0)
+    try:
+        log_likelihoods = pick(log_probs, labels, axis)
+    except ShapeError as error:
+        raise ShapeError(f"{name}: a label is out of range ({error}); ignore_index leaves out rows") from None
+    if weight is not None:
+        factors = _class_weights(name, weight, log_probs, axis)
+        row_weights = embedding(labels, reshape(factors, (-1,)))
+        log_likelihoods, log_probs = log_likelihoods * row_weights, log_probs * factors if smoothing else log_probs
+    if smoothing:
+        log_likelihoods = log_likelihoods * (1.0 - smoothing) + mean(log_probs, axis, keepdims=True) * smoothing
+    if kept is not None:
+        log_likelihoods = where(kept, log_likelihoods, 0.0)
+        row_weights = kept.astype(log_probs.dtype) if row_weights is None else where(kept, row_weights, 0.0)
+    if row_weights is not None and reduction == "mean":
+        return -(sum(log_likelihoods) / sum(row_weights))
+    return -reduced(name, reshape(log_likelihoods, rows) if reduction == "none" else log_likelihoods, reduction)
+
+
+def _class_axis(name: str, scores: Value) -> int:
+    if scores.ndim == 0:
+        raise ShapeError(f"{name}: found shape (), expected (N, C), (N, C, d...) or (C,)")
+    return min(1, scores.ndim - 1)
+
+
+def _class_weights(name: str, weight: ArrayLike, scores: Value, axis: int) -> Value:
+    """The weights of the classes, in a shape that broadcasts to that of the scores."""
+    value = cast_like(weight, scores)
+    if value.shape != (scores.shape[axis],):
+        raise ShapeError(
+            f"{name}: found weight of shape {value.shape}, expected ({scores.shape[axis]},): one number for each class"
+        )
+    return reshape(value, (-1,) + (1,) * (scores.ndim - axis - 1))

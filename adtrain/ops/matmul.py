@@ -11,14 +11,14 @@ import numpy as np
 from adtrain.core.array import Value
 from adtrain.core.batching_rules import all_mapped, fold, unfold
 from adtrain.core.errors import DTypeError, ShapeError
-from adtrain.core.precision import FULL, precision_of
+from adtrain.core.precision import FULL, precision_of, rounded
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
-from adtrain.ops.broadcasting import broadcast_to, promote, reshape
-from adtrain.ops.common import ArrayLike, broadcast_shapes, require_float
-from adtrain.ops.rounding import rounded
+from adtrain.ops.common import ArrayLike, broadcast_shapes, broadcast_to, promote, require_float, reshape
 from adtrain.ops.shape import transpose
+
+__all__ = ["matmul"]
 
 BLOCK = 512
 """Number of products that BLAS sums, if an operand is a vector or there are more than LONG."""

@@ -15,12 +15,13 @@ from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
-from adtrain.ops.broadcasting import accurate_sum, keep_axes, reshape
 from adtrain.ops.collectives import gather_shards, pairwise_sum
-from adtrain.ops.common import ArrayLike, as_value, require_float
+from adtrain.ops.common import ArrayLike, accurate_sum, as_value, keep_axes, require_float, reshape
 from adtrain.ops.elementwise import astype, rsqrt, square
 from adtrain.ops.reduce import first_of, mean
 from adtrain.ops.shape import slice, stack
+
+__all__ = ["batch_norm", "group_norm", "layer_norm"]
 
 
 def _standardize_shape(x: Any, axes: tuple[int, ...], eps: float) -> tuple[ArrayType, ArrayType, ArrayType]:

@@ -1,18 +1,29 @@
-"""Parts, repetitions and rotations of arrays: split, tile, repeat and roll."""
+"""Parts, repetitions and rotations of arrays; diagonals and triangles of matrices; sorting.
+
+Orders of elements are stable: equal elements keep their order. NaN is larger than every number, as in NumPy and
+PyTorch: last in ascending order, first in descending order.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
-from adtrain.core.array import Array, Value
+from adtrain.core.array import Array, Value, array
 from adtrain.core.errors import DTypeError, OptionError, ShapeError, TraceError
-from adtrain.ops.broadcasting import broadcast_to, reshape
-from adtrain.ops.common import ArrayLike, as_value, normalize_axis
-from adtrain.ops.index import take
-from adtrain.ops.shape import concatenate, slice
+from adtrain.core.primitive import Primitive
+from adtrain.core.trace import bind
+from adtrain.core.types import ArrayType
+from adtrain.ops.common import ArrayLike, as_value, broadcast_to, normalize_axis, reshape
+from adtrain.ops.compare import where
+from adtrain.ops.index import pick, take
+from adtrain.ops.reduce import sum
+from adtrain.ops.shape import concatenate, pad_p, slice, transpose
+
+__all__ = ["argsort", "diag", "diagonal", "repeat", "roll", "sort", "split", "tile", "topk", "trace", "tril", "triu"]
 
 
 def _part(x: Value, axis: int, start: int, stop: int) -> Value:
@@ -144,3 +155,164 @@ def _rolled(x: Value, shift: int, axis: int) -> Value:
     if first == 0:
         return x
     return concatenate([_part(x, axis, first, length), _part(x, axis, 0, first)], axis)
+
+
+def diagonal(x: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value:
+    """The elements ``x[i, i + offset]`` of two axes, as `numpy.diagonal`; they are the last axis of the result.
+
+    Raises:
+        ShapeError: there are fewer than two axes, an axis is out of range, or both are the same.
+    """
+    return _diagonal("diagonal", x, offset, axis1, axis2)
+
+
+def _diagonal(name: str, x: ArrayLike, offset: int, axis1: int, axis2: int) -> Value:
+    value = as_value(x)
+    rows, columns = (normalize_axis(name, axis, value.ndim) for axis in (axis1, axis2))
+    if rows == columns:
+        raise ShapeError(f"{name}: axis1 and axis2 are both {rows}, expected two axes")
+    others = [i for i in range(value.ndim) if i not in (rows, columns)]
+    matrices = transpose(value, (*others, rows, columns))
+    m, n = matrices.shape[-2:]
+    count = max(0, min(m, n - offset) if offset >= 0 else min(m + offset, n))
+    # element (i, i + offset) is number i * (n + 1) + offset of its matrix
+    first = (offset if offset >= 0 else -offset * n) if count else 0
+    stop = first + (count - 1) * (n + 1) + 1 if count else 0
+    flat = reshape(matrices, (*matrices.shape[:-2], m * n))
+    leading = flat.ndim - 1
+    return slice(flat, (*[0] * leading, first), (*flat.shape[:-1], stop), (*[1] * leading, n + 1))
+
+
+def diag(x: ArrayLike, k: int = 0) -> Value:
+    """As `numpy.diag`: of a vector the matrix with it on diagonal ``k``, of a matrix its diagonal ``k``.
+
+    Args:
+        k: 0 is the main diagonal, k > 0 is above it, k < 0 below it.
+
+    Raises:
+        ShapeError: ``x`` does not have one or two axes.
+    """
+    value = as_value(x)
+    if value.ndim == 2:
+        return _diagonal("diag", value, k, 0, 1)
+    if value.ndim != 1:
+        raise ShapeError(f"diag: found shape {value.shape}, expected a vector or a matrix; write ops.diagonal(x)")
+    side = value.size + abs(k)
+    first = k if k >= 0 else -k * side
+    zero = value.dtype.type(0).item()
+    if value.size == 0:
+        flat = bind(pad_p, value, low=(0,), high=(side * side,), gaps=(0,), value=zero)
+    else:
+        after = side * side - first - (value.size - 1) * (side + 1) - 1
+        flat = bind(pad_p, value, low=(first,), high=(after,), gaps=(side,), value=zero)
+    return reshape(flat, (side, side))
+
+
+def trace(x: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value:
+    """The sum of a diagonal, as `numpy.trace`; integers are summed as int64.
+
+    Raises:
+        ShapeError: there are fewer than two axes, an axis is out of range, or both are the same.
+    """
+    return sum(_diagonal("trace", x, offset, axis1, axis2), -1)
+
+
+def tril(x: ArrayLike, k: int = 0) -> Value:
+    """The elements of the last two axes on diagonal ``k`` and below it, and 0 above it, as `numpy.tril`.
+
+    Raises:
+        ShapeError: there are fewer than two axes.
+    """
+    return _triangle("tril", x, k, below=True)
+
+
+def triu(x: ArrayLike, k: int = 0) -> Value:
+    """The elements of the last two axes on diagonal ``k`` and above it, and 0 below it, as `numpy.triu`.
+
+    Raises:
+        ShapeError: there are fewer than two axes.
+    """
+    return _triangle("triu", x, k, below=False)
+
+
+def _triangle(name: str, x: ArrayLike, k: int, below: bool) -> Value:
+    value = as_value(x)
+    if value.ndim < 2:
+        raise ShapeError(f"{name}: found shape {value.shape}, expected at least two axes")
+    rows = array(np.arange(value.shape[-2])[:, np.newaxis] + k, device=value.device)
+    columns = array(np.arange(value.shape[-1]), device=value.device)
+    zero = value.dtype.type(0).item()
+    return where(columns <= rows if below else columns >= rows, value, zero)
+
+
+def _argsort_shape(x: Any, count: int, descending: bool) -> ArrayType:
+    if not x.shape or not 0 <= count <= x.shape[-1]:
+        raise ShapeError(f"argsort: found count {count} for the last axis of shape {x.shape}")
+    return ArrayType((*x.shape[:-1], count), np.dtype(np.int64))
+
+
+def _argsort_reference(x: np.ndarray, count: int, descending: bool) -> np.ndarray:
+    if not descending:
+        return np.argsort(x, axis=-1, kind="stable")[..., :count]
+    # x and its ascending order are flipped: the order is then descending, and equal elements keep theirs
+    order = x.shape[-1] - 1 - np.flip(np.argsort(np.flip(x, -1), axis=-1, kind="stable"), -1)
+    return order[..., :count]
+
+
+def _comparisons(x: Any, count: int, descending: bool) -> int:
+    """A binary search for each element among the first ``count`` so far."""
+    return x.size * count.bit_length()
+
+
+argsort_p: Primitive = Primitive("argsort", _argsort_shape, _argsort_reference, flops=_comparisons, axes="*.->*.")
+"""The indices of the first ``count`` elements in the stable order along the last axis."""
+
+
+def argsort(x: ArrayLike, axis: int = -1, descending: bool = False) -> Value:
+    """Indices (int64) that sort ``x`` in ascending or descending order along ``axis``; of the shape of ``x``.
+
+    The order is stable, and NaN is larger than every number.
+
+    Raises:
+        ShapeError: ``axis`` is out of range.
+    """
+    value = as_value(x)
+    position = normalize_axis("argsort", axis, value.ndim)
+    return _sorted_indices(value, position, value.shape[position], descending)
+
+
+def _sorted_indices(x: Value, axis: int, count: int, descending: bool) -> Value:
+    """Indices of the first ``count`` elements in the stable order along ``axis``."""
+    axes = [i for i in range(x.ndim) if i != axis] + [axis]
+    found = bind(argsort_p, transpose(x, axes), count=count, descending=descending)
+    return transpose(found, sorted(range(x.ndim), key=axes.__getitem__))
+
+
+def sort(x: ArrayLike, axis: int = -1, descending: bool = False) -> Value:
+    """The elements in ascending or descending order along ``axis``; `argsort` gives their indices.
+
+    Raises:
+        ShapeError: ``axis`` is out of range.
+    """
+    value = as_value(x)
+    position = normalize_axis("sort", axis, value.ndim)
+    return pick(value, _sorted_indices(value, position, value.shape[position], descending), position)
+
+
+def topk(x: ArrayLike, k: int, axis: int = -1, largest: bool = True) -> tuple[Value, Value]:
+    """The ``k`` largest elements along ``axis`` in descending order, or the smallest in ascending order.
+
+    Among equal elements, those of the lowest indices come first. NaN is larger than every number.
+
+    Returns:
+        The elements, and their indices (int64), with length ``k`` along ``axis``.
+
+    Raises:
+        ShapeError: ``axis`` is out of range, or ``k`` is not from 0 to its length.
+    """
+    value = as_value(x)
+    position = normalize_axis("topk", axis, value.ndim)
+    if not 0 <= k <= value.shape[position]:
+        raise ShapeError(f"topk: found k = {k}, expected 0 to {value.shape[position]}, the length of axis {position}")
+    indices = _sorted_indices(value, position, int(k), largest)
+    return pick(value, indices, position), indices

@@ -1,4 +1,4 @@
-"""Reductions over any axes, and the running sum.
+"""Reductions over any axes, the running sum, softmax and its logarithm.
 
 As in NumPy, ``axis=()`` reduces over no axis, and a 0-d array may be reduced over axis 0 or -1.
 """
@@ -19,11 +19,30 @@ from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape
-from adtrain.ops.broadcasting import accurate_sum, along_axis, floating, keep_axes, reshape, spread, sum_p, summed
-from adtrain.ops.common import ArrayLike, Axis, as_value, normalize_axes, normalize_axis, require_float
+from adtrain.ops.common import (
+    ArrayLike,
+    Axis,
+    accurate_sum,
+    along_axis,
+    as_value,
+    floating,
+    keep_axes,
+    normalize_axes,
+    normalize_axis,
+    require_float,
+    reshape,
+    spread,
+    sum_p,
+    summed,
+)
 from adtrain.ops.compare import equal, isfinite, less, not_equal, where
 from adtrain.ops.elementwise import astype, exp, neg, sqrt
 from adtrain.ops.shape import pad, slice
+
+__all__ = [
+    "all", "any", "argmax", "argmin", "cumsum", "log_softmax", "logsumexp", "max", "mean", "min", "prod", "softmax",
+    "std", "sum", "var",
+]  # fmt: skip
 
 
 def _without(shape: Shape, axes: Sequence[int]) -> Shape:
@@ -297,3 +316,56 @@ def _argmax(name: str, x: Value, axis: int | None, keepdims: bool) -> Value:
 def cumsum(x: ArrayLike, axis: int = 0, reverse: bool = False) -> Value:
     """Running sum along ``axis``, from the end with ``reverse``; integers are summed as int64."""
     return along_axis("cumsum", cumsum_p, x, axis, reverse=reverse)
+
+
+def _softmax_shape(x: Any, axis: int) -> ArrayType:
+    require_float("softmax", x)
+    if x.shape[axis] == 0:
+        raise ShapeError(f"softmax: shape {x.shape} has no elements along axis {axis}")
+    return ArrayType(x.shape, x.dtype)
+
+
+def _softmax_reference(x: np.ndarray, axis: int) -> np.ndarray:
+    powers = np.exp(x - np.max(x, axis=axis, keepdims=True))
+    return powers / accurate_sum(powers, (axis,), keepdims=True)
+
+
+def _log_softmax_reference(x: np.ndarray, axis: int) -> np.ndarray:
+    shifted = x - np.max(x, axis=axis, keepdims=True)
+    return shifted - np.log(accurate_sum(np.exp(shifted), (axis,), keepdims=True))
+
+
+def _softmax_flops(x: Any, axis: int) -> int:
+    return 5 * x.size
+
+
+softmax_p: Primitive = Primitive(
+    "softmax",
+    _softmax_shape,
+    _softmax_reference,
+    [lambda out, x, axis: lambda ct: out * (ct - sum(ct * out, axis, keepdims=True))],
+    _softmax_flops,
+    axes=lambda x, axis: along(x.ndim, (axis,)),
+)
+log_softmax_p: Primitive = Primitive(
+    "log_softmax",
+    _softmax_shape,
+    _log_softmax_reference,
+    [lambda out, x, axis: lambda ct: ct - exp(out) * sum(ct, axis, keepdims=True)],
+    _softmax_flops,
+    axes=lambda x, axis: along(x.ndim, (axis,)),
+)
+
+
+def softmax(x: ArrayLike, axis: int = -1) -> Value:
+    """exp(x) / sum(exp(x)) along ``axis``.
+
+    Raises:
+        ShapeError: there are no elements along ``axis``. DTypeError: ``x`` is not floating point.
+    """
+    return along_axis("softmax", softmax_p, x, axis)
+
+
+def log_softmax(x: ArrayLike, axis: int = -1) -> Value:
+    """x - log(sum(exp(x))) along ``axis``; errors as `softmax`."""
+    return along_axis("log_softmax", log_softmax_p, x, axis)

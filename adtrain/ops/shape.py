@@ -14,8 +14,9 @@ from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, checked_number
-from adtrain.ops.broadcasting import promote, reshape
-from adtrain.ops.common import ArrayLike, Axis, as_value, normalize_axes, normalize_axis
+from adtrain.ops.common import ArrayLike, Axis, as_value, normalize_axes, normalize_axis, promote, reshape
+
+__all__ = ["concatenate", "expand_dims", "flip", "pad", "slice", "squeeze", "stack", "transpose"]
 
 Ints = tuple[int, ...]
 _range: type[builtins.slice] = builtins.slice  # the builtin, before this module's function takes its name

@@ -1,4 +1,4 @@
-/* Recurrent networks and their gradients: rnn_tanh, rnn_relu, lstm and gru (formulas: adtrain/ops/recurrent_cells.py).
+/* Recurrent networks and their gradients: rnn_tanh, rnn_relu, lstm and gru (formulas: adtrain/ops/recurrent.py).
 
    Rows of the batch do not depend on each other. So each thread packs weight_hh once, and takes blocks of BLOCK_ROWS of
    its rows through all steps without a barrier. A step is a product of the block's states with the packed weight, by the

@@ -3,7 +3,7 @@
 y = conv2d(x, w)    ->    y = reshape(conv2d_bfloat16(to_bfloat16(x), to_bfloat16(w)), (N, OH, OW, O))
 
 Such a convolution is a product of pixels, whose rows are the pixels and whose columns are the channels
-(`ops.conv_bfloat16`). In precision bfloat16 its operands are bfloat16 in memory. In full precision an operand is the
+(`ops.channels_last`). In precision bfloat16 its operands are bfloat16 in memory. In full precision an operand is the
 sum of three arrays of bfloat16, its terms, which are computed beside the operand. In tf32 operands are float32; those
 of a weight gradient are sums of two terms. Those of a depthwise convolution are float32 in these precisions.
 

@@ -1,4 +1,4 @@
-// Rounds float32 operands to the mantissa of tf32 or bfloat16, as `ops/rounding.py` does on the CPU.
+// Rounds float32 operands to the mantissa of tf32 or bfloat16, as `core/precision.py` does on the CPU.
 #pragma once
 #include "common/common.cuh"
 

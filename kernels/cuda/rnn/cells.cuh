@@ -1,4 +1,4 @@
-// One step of a recurrent cell, and its pullback, for one row and hidden unit; formulas: adtrain/ops/recurrent_cells.py.
+// One step of a recurrent cell, and its pullback, for one row and hidden unit; formulas: adtrain/ops/recurrent.py.
 #pragma once
 #include "common/common.cuh"
 

@@ -1,7 +1,7 @@
 """Convolutions of images that are channels last, on Hopper.
 
 An operand is an array of bfloat16, the sum of several (its terms), or float32 that is rounded to tf32
-(`ops.conv_bfloat16`). A `Loader` copies images to shared memory.
+(`ops.channels_last`). A `Loader` copies images to shared memory.
 """
 
 from __future__ import annotations
