@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from adtrain import ops
-from adtrain.augment.batch import Augmentation, Batch, Mixed
-from adtrain.augment.pixels import grid
+from adtrain.augment.batch import Augmentation, Batch, Mixed, grid
 from adtrain.core.array import Value, array
 from adtrain.core.errors import ShapeError
 from adtrain.core.types import Shape

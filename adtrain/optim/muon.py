@@ -12,7 +12,7 @@ from adtrain.core.array import Value
 from adtrain.core.errors import OptionError
 from adtrain.core.types import Shape
 from adtrain.core.views import subview
-from adtrain.optim.adam import AdamW
+from adtrain.optim.elementwise import AdamW
 from adtrain.optim.groups import matches, require_matches
 from adtrain.optim.optimizer import (
     Optimizer,
