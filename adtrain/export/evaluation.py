@@ -28,7 +28,7 @@ from adtrain.data import Split
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.export.forms import recognize_forms
 from adtrain.lowering.shapes import optional_arguments
-from adtrain.nn.fields import size_text
+from adtrain.nn.module import size_text
 from adtrain.passes import ALL, merge_common_subexpressions, remove_dead_code, simplify_reshapes
 from adtrain.training import TrainedModel
 from adtrain.training.evaluation import batch_size_of

@@ -19,7 +19,7 @@ from adtrain.data.table_encoder import TableEncoder
 from adtrain.export.c import network
 from adtrain.export.c.build import ready_layers
 from adtrain.export.c.javascript import PageProgram
-from adtrain.nn.fields import size_text
+from adtrain.nn.module import size_text
 from adtrain.templates import environment
 from adtrain.text import short
 from adtrain.training import TrainedModel

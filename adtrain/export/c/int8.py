@@ -29,7 +29,7 @@ from adtrain.export.c.code import Argument, Code, Part, Statement
 from adtrain.export.c.network import IMAGE, Notes, Translated, factor_and_summand
 from adtrain.export.c.statements import conv_sizes, padded, pool_sizes
 from adtrain.export.evaluation import Evaluation, evaluation
-from adtrain.nn.fields import size_text
+from adtrain.nn.module import size_text
 from adtrain.ops.conv import Window
 from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.training import TrainedModel
