@@ -17,7 +17,7 @@ from adtrain.data.errors import DataError
 from adtrain.data.file_array import require_memory
 from adtrain.data.images import read_image
 from adtrain.data.npz import read_npy
-from adtrain.data.part import Column, Columns
+from adtrain.data.part import Columns
 from adtrain.data.split import Split
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.data.table_encoder import TableEncoder
@@ -70,7 +70,6 @@ def placeholder(name: str, count: int, coordinates: int, outputs: int) -> DataSe
 def _of_values(name: str, axes: Sequence[str], outputs: tuple[str, ...], values: np.ndarray) -> DataSet:
     """The data set of an array (*shape, outputs)."""
     split = Split(places(values.shape[:-1]), values.reshape(-1, len(outputs)))
-    columns = Columns(tuple(Column(axis, i) for i, axis in enumerate(axes)), len(axes))
     return DataSet(
         name=name,
         train=split,
@@ -78,7 +77,7 @@ def _of_values(name: str, axes: Sequence[str], outputs: tuple[str, ...], values:
         classes=(),
         mean=(CENTRE,) * len(axes),
         std=(CENTRE,) * len(axes),
-        encoder=TableEncoder(columns, ()),
+        encoder=TableEncoder(Columns.named(axes), ()),
         targets=outputs,
     ).with_train(split)
 

@@ -19,7 +19,7 @@ from adtrain.data.csv_file import CsvOptions
 from adtrain.data.datasets import DataSet
 from adtrain.data.errors import DataError
 from adtrain.data.npz import read_npy
-from adtrain.data.part import Column, Columns, Known
+from adtrain.data.part import Columns, Known
 from adtrain.data.split import Split
 from adtrain.data.statistics import offsets
 from adtrain.data.table_encoder import TableEncoder
@@ -171,7 +171,6 @@ def load(
     labels = np.zeros((len(test), len(outputs))) if labels is None else labels
     mean, std = tuple(((low + high) / 2).tolist()), tuple(((high - low) / 2).tolist())
     offset = offsets(mean, std) if shifted else ()
-    columns = Columns(tuple(Column(name, i) for i, name in enumerate(box)), len(box))
     return DataSet(
         name="points",
         train=Split(stored(low + (high - low) * unit, offset), train_labels),
@@ -180,7 +179,7 @@ def load(
         mean=mean,
         std=std,
         offset=offset,
-        encoder=TableEncoder(columns, ()),
+        encoder=TableEncoder(Columns.named(box), ()),
         targets=tuple(outputs),
         target_mean=(0.0,) * len(outputs),
         target_std=(1.0,) * len(outputs),
@@ -261,7 +260,7 @@ def read_table(path: Path, names: Sequence[str]) -> np.ndarray:
         expected = f"shape (N, {len(names)}): variables, then outputs"
         found = read_npy(path, expected, lambda shape: shape[1:] == (len(names),)).astype(np.float64)
     else:
-        known = Known(Columns(tuple(Column(name, i) for i, name in enumerate(names)), len(names)))
+        known = Known(Columns.named(names))
         found = csv_table.read_rows(path, CsvOptions(header=True), known).values
     if not len(found):
         raise DataError(f"{path}: found no rows, expected columns {', '.join(names)} with at least one row")

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from adtrain.core.errors import AdtrainError
 from adtrain.data import Split
 from adtrain.data.digit_image import DARK
-from adtrain.data.part import Column, Columns
+from adtrain.data.part import Columns
 from adtrain.data.table_encoder import TableEncoder
 from adtrain.export.c import network
 from adtrain.export.c.build import ready_layers
@@ -86,8 +86,7 @@ def _input(trained: TrainedModel, about: network.Interface, examples: Split | No
     if about.c_type == "uint8_t" and channels in (1, 3) and min(height, width) > 1:
         return "image", {"centred": is_of_mnist(trained), "dark": trained.network.mean[0] < DARK}
     if height == width == 1 and (trained.encoder is not None or channels <= MOST_FIELDS):
-        numbered = tuple(Column(f"feature {i}", i) for i in range(channels))
-        encoder = trained.encoder or TableEncoder(Columns(numbered, channels), ())
+        encoder = trained.encoder or TableEncoder(Columns.named(f"feature {i}" for i in range(channels)), ())
         indexed = encoder.encoding == "index"
         return "table", {"columns": _columns(trained, encoder, examples), "indexed": indexed}
     found = f"{size_text(about.image)} {'bytes' if about.c_type == 'uint8_t' else 'numbers'}"

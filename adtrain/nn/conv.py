@@ -63,7 +63,7 @@ class _Convolution(WeightLayer):
         pairs = zip(self._sizes(self.kernel_size), self._sizes(self.dilation), strict=True)
         return tuple(d * (k - 1) + 1 for k, d in pairs)
 
-    def _check_channels(self, shape: Shape) -> None:
+    def _check_input(self, shape: Shape) -> None:
         check_ndim(self, shape, self._axes)
         check_inferred(self, "in_channels", shape[0], shape)
         if shape[0] % self.groups:
@@ -72,7 +72,7 @@ class _Convolution(WeightLayer):
             )
 
     def output_shape(self, shape: Shape) -> Shape:
-        self._check_channels(shape)
+        self._check_input(shape)
         if self.padding == "same":
             return (self.out_channels, *shape[1:])
         size, kernel = self._sizes(self.kernel_size), self._dilated
@@ -113,8 +113,8 @@ class Conv2d(_Convolution):
         if self.weight_init == WHITENING and self.groups != 1:
             raise OptionError(f"conv2d: weight_init whitening needs groups 1, found groups {self.groups}")
 
-    def output_shape(self, shape: Shape) -> Shape:
-        found = super().output_shape(shape)
+    def _check_input(self, shape: Shape) -> None:
+        super()._check_input(shape)
         if self.weight_init == WHITENING:
             numbers = shape[0] * prod(pair(self.kernel_size))
             if self.out_channels > 2 * numbers:
@@ -125,7 +125,6 @@ class Conv2d(_Convolution):
             if any(k > n for k, n in zip(self._dilated, shape[1:], strict=True)):
                 reason = f"the kernel {size_text(self._dilated)} is larger than the input {size_text(shape[1:])}"
                 raise ShapeError(f"conv2d: weight_init whitening needs patches without padding, but {reason}")
-        return found
 
     def needs_images(self, shape: Shape) -> bool:
         return self.weight_init == WHITENING
@@ -170,7 +169,7 @@ class ConvTranspose2d(_Convolution):
             )
 
     def output_shape(self, shape: Shape) -> Shape:
-        self._check_channels(shape)
+        self._check_input(shape)
         options = pair(self.stride), pair(self.padding), self._dilated, pair(self.output_padding)
         sizes = zip(shape[1:], *options, strict=True)
         output = tuple((n - 1) * s - 2 * p + k + extra for n, s, p, k, extra in sizes)
