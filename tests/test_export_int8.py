@@ -17,8 +17,8 @@ from adtrain import nn, ops
 from adtrain.core.array import array
 from adtrain.core.errors import AdtrainError
 from adtrain.export.c import network, source
-from adtrain.export.c.build import compiled
 from adtrain.export.c.code import blocks
+from adtrain.export.c.source import compiled
 from adtrain.training import TrainedModel
 
 pytestmark = [

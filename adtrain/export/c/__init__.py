@@ -4,7 +4,6 @@
   in int8.
 - `code` holds the statements of a function, places their values in memory, and finds the functions of `kernels/export/`
   that they call.
-- `source` fills the templates `network.c.j2` and `network.h.j2`.
-- `build` compiles the file for this machine, or for WebAssembly.
-- `javascript` writes the statements for a page, which has the functions of `kernels/export/` as WebAssembly.
+- `source` fills the templates `network.c.j2` and `network.h.j2`, and compiles the file for this machine, or for
+  WebAssembly.
 """
