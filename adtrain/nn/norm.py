@@ -68,13 +68,7 @@ class _BatchNorm(_NormLayer):
 
 @dataclass(frozen=True)
 class BatchNorm1d(_BatchNorm):
-    """Batch normalisation (Ioffe and Szegedy 2015); a sample is (channels,) or (channels, length).
-
-    With `affine: weight` or `affine: bias` the layer has this parameter only: the bias is 0, or the weight 1.
-
-    In a batch that is divided into shards, the mean and the variance are those of a shard; with `sync` those of the
-    whole batch, as in PyTorch's SyncBatchNorm.
-    """
+    """Batch normalisation of samples (channels,) or (channels, length); options as of `batch_norm2d`."""
 
     def output_shape(self, shape: Shape) -> Shape:
         if len(shape) not in (1, 2):

@@ -1,4 +1,4 @@
-"""The base class of optimizers: an immutable description. Its running averages are in a separate tree."""
+"""The base class of optimizers: an immutable description. Its averages are in a separate tree. Also clipping."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from adtrain import ops
 from adtrain.core import other_libraries, tree
 from adtrain.core.array import Value
-from adtrain.core.checked_arguments import CheckedArguments
+from adtrain.core.checked_arguments import CheckedArguments, checked_options
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.core.options import check_option
 from adtrain.core.scope import phase
@@ -208,3 +209,26 @@ def updated_in_parts(params: Tree, grads: Tree, state: OptState, parts: Iterable
             for name, x in after.items():
                 new[name] = {**new[name], **x} if by_path(x) else x
     return tree.unflatten(structure, list(arrays.values())), new
+
+
+@checked_options
+def clip_by_norm(grads: Tree, max_norm: Positive, norm: Value | None = None) -> tuple[Tree, Value]:
+    """The gradients scaled so that their norm is at most `max_norm`, and their norm before scaling (0-d).
+
+    The norm is the Euclidean norm of all leaves as one vector (Pascanu et al. 2013), as in
+    torch.nn.utils.clip_grad_norm_. With `norm`, `grads` are a part of the gradients that have this norm. Raises
+    OptionError if `max_norm` is not above 0 or there are no gradients.
+    """
+    leaves = tree.leaves(grads)
+    if not leaves:
+        raise OptionError("clip_by_norm: found no gradients, expected at least one")
+    if norm is None:
+        norm = ops.sqrt(reduce(ops.add, [ops.sum(ops.square(g)) for g in leaves]))
+    scale = ops.minimum(max_norm / (norm + 1e-6), 1.0)  # 1e-6 as in PyTorch: no division by a norm of zero
+    return tree.map(lambda g: ops.astype(scale, g.dtype) * g, grads), norm
+
+
+@checked_options
+def clip_by_value(grads: Tree, limit: Positive) -> Tree:
+    """The gradients with every element clamped to [-limit, limit]. Raises OptionError if `limit` is not above 0."""
+    return tree.map(lambda g: ops.clip(g, -limit, limit), grads)
