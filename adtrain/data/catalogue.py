@@ -65,12 +65,9 @@ def mnist_like(server: str, md5: Sequence[str] = ("",) * 4) -> Source:
     """MNIST's four gzip-compressed files."""
     pairs = zip(MNIST_FILES, md5, strict=True)
     downloads = (Download(f"{server}/{name}.gz", MNIST_MOST, digest) for name, digest in pairs)
-    return Source(tuple(downloads), _mnist_like)
-
-
-def _mnist_like(folder: Path) -> Arrays:
-    for name in MNIST_FILES:
-        yield name, np.asarray(idx.read(folder / f"{name}.gz"))
+    return Source(
+        tuple(downloads), lambda folder: ((name, np.asarray(idx.read(folder / f"{name}.gz"))) for name in MNIST_FILES)
+    )
 
 
 def _emnist(folder: Path) -> Arrays:

@@ -236,19 +236,15 @@ def latin_hypercube(count: int, dimensions: int) -> np.ndarray:
 def grid(box: Box, most: int) -> np.ndarray:
     """At most `most` points of a grid with the corners of the box, the last variable fastest, float64 (N, variables).
 
+    The corners are in the grid even if they are more than `most`.
     Points of a Latin hypercube with more than MOST_GRID_DIMENSIONS variables.
     """
     if len(box) > MOST_GRID_DIMENSIONS:
         low, high = np.array(list(box.values())).T
         return low + (high - low) * latin_hypercube(most, len(box))
-    side = grid_side(len(box), most)
+    side = max(2, int(most ** (1 / len(box)) + 1e-9))
     axes = [np.linspace(low, high, side) for low, high in box.values()]
     return np.stack([x.ravel() for x in np.meshgrid(*axes, indexing="ij")], axis=1)
-
-
-def grid_side(dimensions: int, most: int) -> int:
-    """The number of points of a grid along each axis: at least 2, even if the grid has more than `most` points then."""
-    return max(2, int(most ** (1 / dimensions) + 1e-9))
 
 
 def read_table(path: Path, names: Sequence[str]) -> np.ndarray:

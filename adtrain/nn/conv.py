@@ -229,34 +229,32 @@ class AvgPool2d(_Pool2d):
 
 
 @dataclass(frozen=True)
-class AdaptiveAvgPool2d(Module):
-    """Means over a grid of output_size windows for an input of any size, as torch.nn.AdaptiveAvgPool2d."""
-
+class _AdaptivePool2d(Module):
     output_size: SizePair
 
     def output_shape(self, shape: Shape) -> Shape:
         check_ndim(self, shape, IMAGE_AXES)
         return (shape[0], *pair(self.output_size))
 
+
+@dataclass(frozen=True)
+class AdaptiveAvgPool2d(_AdaptivePool2d):
+    """Means over a grid of output_size windows for an input of any size, as torch.nn.AdaptiveAvgPool2d."""
+
     def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         return ops.adaptive_avg_pool2d(x, self.output_size), state
 
 
 @dataclass(frozen=True)
-class AdaptiveMaxPool2d(Module):
+class AdaptiveMaxPool2d(_AdaptivePool2d):
     """Maxima over a grid of output_size windows of equal size; 1 is the maximum of each channel."""
 
-    output_size: SizePair
-
     def output_shape(self, shape: Shape) -> Shape:
-        check_ndim(self, shape, IMAGE_AXES)
-        size = pair(self.output_size)
-        if any(n % count for n, count in zip(shape[1:], size, strict=True)):
-            given = size_text(shape[1:])
-            raise ShapeError(
-                f"adaptive_max_pool2d: the output size {size_text(size)} does not divide the input {given}"
-            )
-        return (shape[0], *size)
+        found = super().output_shape(shape)
+        if any(n % count for n, count in zip(shape[1:], found[1:], strict=True)):
+            size, given = size_text(found[1:]), size_text(shape[1:])
+            raise ShapeError(f"adaptive_max_pool2d: the output size {size} does not divide the input {given}")
+        return found
 
     def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         rows, columns = pair(self.output_size)

@@ -11,7 +11,7 @@ from adtrain import ops
 from adtrain.core import tree
 from adtrain.core.array import Value
 from adtrain.core.errors import OptionError
-from adtrain.optim.optimizer import Optimizer, OptState, Tree, add_decay, is_zero, zero_step, zeros_like
+from adtrain.optim.optimizer import Optimizer, OptState, Tree, add_decay, decayed, initial_state, is_zero
 from adtrain.option_types import Fraction, Fractions, NonNegative, Positive
 
 
@@ -34,10 +34,7 @@ class SGD(Optimizer):
             raise OptionError("sgd: nesterov needs a momentum above 0")
 
     def init(self, params: Tree) -> OptState:
-        state: OptState = {"step": zero_step(params)}
-        if self.momentum:
-            state["momentum_buffer"] = zeros_like(params)
-        return state
+        return initial_state(params, *(["momentum_buffer"] if self.momentum else []))
 
     def updated(self, params: Tree, grads: Tree, state: OptState, lr: Value) -> tuple[Tree, OptState]:
         new: OptState = {"step": state["step"] + 1}
@@ -66,10 +63,7 @@ class RMSprop(Optimizer):
     momentum: Fraction = 0.0
 
     def init(self, params: Tree) -> OptState:
-        state: OptState = {"step": zero_step(params), "square_avg": zeros_like(params)}
-        if self.momentum:
-            state["momentum_buffer"] = zeros_like(params)
-        return state
+        return initial_state(params, "square_avg", *(["momentum_buffer"] if self.momentum else []))
 
     def updated(self, params: Tree, grads: Tree, state: OptState, lr: Value) -> tuple[Tree, OptState]:
         grads = add_decay(grads, params, self.weight_decay)
@@ -101,8 +95,7 @@ class Adam(Optimizer):
     amsgrad: bool = False
 
     def init(self, params: Tree) -> OptState:
-        averages = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if self.amsgrad else [])]
-        return {"step": zero_step(params), **{name: zeros_like(params) for name in averages}}
+        return initial_state(params, "exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if self.amsgrad else []))
 
     def updated(self, params: Tree, grads: Tree, state: OptState, lr: Value) -> tuple[Tree, OptState]:
         grads, params = self._decay(grads, params, lr)
@@ -137,10 +130,7 @@ class AdamW(Adam):
     weight_decay: NonNegative = 1e-2
 
     def _decay(self, grads: Tree, params: Tree, lr: Value) -> tuple[Tree, Tree]:
-        if is_zero(self.weight_decay):
-            return grads, params
-        factor = 1 - self.weight_decay * ops.astype(lr, np.float64)
-        return grads, tree.map(lambda p: ops.astype(factor, p.dtype) * p, params)
+        return grads, decayed(params, self.weight_decay, lr)
 
 
 @dataclass(frozen=True)
@@ -158,7 +148,7 @@ class Lion(Optimizer):
     weight_decay: NonNegative = 0.0
 
     def init(self, params: Tree) -> OptState:
-        return {"step": zero_step(params), "exp_avg": zeros_like(params)}
+        return initial_state(params, "exp_avg")
 
     def updated(self, params: Tree, grads: Tree, state: OptState, lr: Value) -> tuple[Tree, OptState]:
         beta1, beta2 = self.betas
@@ -168,7 +158,5 @@ class Lion(Optimizer):
             "step": state["step"] + 1,
             "exp_avg": tree.map(lambda m, g: beta2 * m + (1 - beta2) * g, mean, grads),
         }
-        if not is_zero(self.weight_decay):
-            factor = 1 - self.weight_decay * ops.astype(lr, np.float64)
-            params = tree.map(lambda p: ops.astype(factor, p.dtype) * p, params)
+        params = decayed(params, self.weight_decay, lr)
         return tree.map(lambda p, d: p - ops.astype(lr, p.dtype) * d, params, direction), new

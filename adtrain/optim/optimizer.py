@@ -154,6 +154,11 @@ def zero_step(params: Tree) -> Value:
     return ops.zeros((), dtype=np.int64, device=device_of(params))
 
 
+def initial_state(params: Tree, *averages: str) -> OptState:
+    """A step count of 0, and zeros in place of the averages."""
+    return {"step": zero_step(params), **{name: zeros_like(params) for name in averages}}
+
+
 def is_zero(option: Any) -> bool:
     """Whether an option is the number 0. A traced number is not."""
     return isinstance(option, (int, float)) and option == 0
@@ -164,6 +169,14 @@ def add_decay(grads: Tree, params: Tree, weight_decay: float) -> Tree:
     if is_zero(weight_decay):
         return grads
     return tree.map(lambda g, p: g + weight_decay * p, grads, params)
+
+
+def decayed(params: Tree, weight_decay: float, lr: Value) -> Tree:
+    """(1 - lr weight_decay) params."""
+    if is_zero(weight_decay):
+        return params
+    factor = 1 - weight_decay * ops.astype(lr, np.float64)
+    return tree.map(lambda p: ops.astype(factor, p.dtype) * p, params)
 
 
 def named(params: Tree) -> dict[str, Any]:
