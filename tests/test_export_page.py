@@ -191,6 +191,15 @@ def test_a_page_computes_what_the_network_does(browser: Browser, tmp_path: Path)
         assert len(found["layer"]) == 3 * 4 * 3
 
 
+def test_a_page_computes_rotated_attention(browser: Browser, tmp_path: Path) -> None:
+    layer = nn.DecoderLayer(2, rotary_base=100.0, num_key_value_heads=1, qk_norm=True)
+    model = with_arrays(nn.Sequential(nn.Linear(8), layer, nn.Flatten(), nn.Linear(3)), (5, 4))
+    pixels = np.random.default_rng(0).integers(0, 256, (2, *model.image_shape), dtype=np.uint8)
+    expected = predictions(model.network, model.params, model.statistics, pixels, "cpu")
+    found = [x["outputs"] for x in in_browser(browser, model, pixels, tmp_path)]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.exhaustive
 @settings(max_examples=100)
 @given(data=st.data(), seed=st.integers(0, 99))

@@ -152,10 +152,11 @@ def _text(trained: TrainedModel) -> dict[str, Any]:
 
 
 VIEWS = {
-    "float": "float32", "double": "float64", "int64_t": "float64", "int32_t": "int32", "uint8_t": "uint8",
-    "bool": "uint8",
+    "float": "float32", "double": "float64", "int64_t": "float64", "int32_t": "int32", "uint32_t": "int32",
+    "uint8_t": "uint8", "bool": "uint8",
 }  # fmt: skip
-"""The page's view of memory for elements of each type. Integers of 64 bits are stored as float64."""
+"""The page's view of memory for elements of each type. Integers of 64 bits are stored as float64. Those of uint32_t are
+indices, below 2^31."""
 
 FUNCTIONS = {
     **{name: f"Math.{name}" for name in ("atan2", "ceil", "cos", "exp", "expm1", "floor", "hypot", "log", "log1p")},

@@ -325,7 +325,7 @@ def take(q: _Quantizer, e: Equation) -> None:
 
 
 def concatenate(q: _Quantizer, e: Equation) -> None:
-    if e.params["axis"] != 1:
+    if e.params["axis"] != 1 or q.found.known.keys() & set(e.inputs):
         raise q._refused(e)
     (out,), parts = e.outputs, [q._value(v) for v in e.inputs]
     scale, y, start = q._scale(out), q._new(out), 0
