@@ -46,7 +46,7 @@ Stream: TypeAlias = BufferedReader | gzip.GzipFile
 def read(path: str | Path) -> np.ndarray | FileArray:
     """The array in an IDX file, in native byte order; gzip compression is detected by content, not by name.
 
-    Uncompressed one-byte elements stay in the file if they are large (`memory.stays_in_file`). Raises DataError that
+    Uncompressed one-byte elements stay in the file if they are large (`stays_in_file`). Raises DataError that
     names the file if it is missing, unreadable, not an IDX file, or shorter or longer than its header says.
     """
     path = Path(path)
