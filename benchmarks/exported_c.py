@@ -20,7 +20,7 @@ import onnxruntime
 from adtrain.bench.timing.sampling import in_turns
 from adtrain.export import onnx_model
 from adtrain.export.c import network, source
-from adtrain.export.c.build import compiled
+from adtrain.export.c.source import compiled
 from adtrain.training import TrainedModel, model_file
 
 ROUNDS, CALLS = 400, 10

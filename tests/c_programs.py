@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from adtrain.export.c import network, source
-from adtrain.export.c.build import WARNINGS
+from adtrain.export.c.source import WARNINGS
 from adtrain.training import TrainedModel
 
 DRIVER = """\

@@ -1,4 +1,4 @@
-"""The axes that each primitive states, proved by execution: see `adtrain.core.axes` and `adtrain.gradcheck.axes`."""
+"""The axes that each primitive states, proved by execution: see `adtrain.core.axes` and `adtrain.gradcheck`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from adtrain.core.program import Equation, Program, Variable, fuse
 from adtrain.core.staging import stage
 from adtrain.core.trace import Call, Hook, hook
 from adtrain.core.types import ArrayType
-from adtrain.gradcheck.axes import AxesCheck
+from adtrain.gradcheck import AxesCheck
 from adtrain.ops.conv import Window
 from adtrain.ops.pool import Windows
 

@@ -21,7 +21,7 @@ from adtrain import nn
 from adtrain.cli.export import FOLDERS, FORMATS
 from adtrain.core import tree
 from adtrain.core.array import array
-from adtrain.export import onnx_model, torch_weights
+from adtrain.export import architectures, onnx_model
 from adtrain.export.evaluation import Comparison
 from adtrain.training import tensor_file
 
@@ -147,7 +147,7 @@ def test_exported_weights_are_read_back_with_the_same_names_and_bits(tmp_path: P
     layers = nn.Residual(nn.Sequential(nn.Conv2d(2, kernel_size=3, padding=1), nn.BatchNorm2d())), nn.Flatten()
     trained = with_arrays(nn.Sequential(*layers, nn.Linear(3)), (2, 5, 6), precision="float64")
     state, path = (trained.params, trained.statistics), tmp_path / "weights.safetensors"
-    path.write_bytes(torch_weights.encode(trained))
+    path.write_bytes(architectures.encode_weights(trained))
     bits = [x.numpy().tobytes() for x in tree.leaves(state)]
     names = [name for part in state for name in tree.paths(part)]
     assert {name: x.tobytes() for name, x in load_file(path).items()} == dict(zip(names, bits, strict=True))

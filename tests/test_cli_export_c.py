@@ -16,7 +16,7 @@ from report_runs import one_line
 from training_runs import write_config
 
 from adtrain.export import evaluation
-from adtrain.export.c.build import Compiled
+from adtrain.export.c.source import Compiled
 from adtrain.export.evaluation import Comparison
 
 pytestmark = [

@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from adtrain.data import DataError, fields
+from adtrain.data import DataError, points
 
 LENGTHS = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
 
 
 @given(LENGTHS)
 def test_elements_are_in_the_middle_of_equal_parts_of_the_unit_box(shape: tuple[int, ...]) -> None:
-    found = fields.places(shape).reshape(*shape, len(shape))
+    found = points.places(shape).reshape(*shape, len(shape))
     for index in np.ndindex(shape):
         expected = [(i + 0.5) / n for i, n in zip(index, shape, strict=True)]
         np.testing.assert_allclose(found[index], expected, rtol=1e-6)
-    assert fields.shape_of(fields.places(shape)) == shape
+    assert points.shape_of(points.places(shape)) == shape
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
@@ -30,7 +30,7 @@ def test_pixels_are_examples_with_colours_in_the_unit_interval(tmp_path: Path, m
     pixels = np.random.default_rng(0).integers(0, 256, (3, 5, 3), dtype=np.uint8)
     path = tmp_path / "photo.png"
     Image.fromarray(pixels).convert(mode).save(path)
-    found = fields.load(path, "image")
+    found = points.load_field(path, "image")
     with Image.open(path) as image:
         expected = np.asarray(image.convert("L" if mode == "L" else "RGB")).reshape(15, -1) / 255
     np.testing.assert_allclose(found.train.labels, expected, rtol=1e-6)
@@ -46,7 +46,7 @@ def test_elements_of_an_array_are_examples(
     values = np.random.default_rng(0).integers(0, 100, shape).astype(dtype)
     path = tmp_path_factory.mktemp("fields") / "field.npy"
     np.save(path, np.asfortranarray(values) if fortran else values)
-    found = fields.load(path, "volume")
+    found = points.load_field(path, "volume")
     np.testing.assert_array_equal(np.asarray(found.train.labels).reshape(shape), values)
     assert found.train.labels.dtype == np.float32
     assert found.features == ("x", "y", "z", "t")[: len(shape)]
@@ -55,7 +55,7 @@ def test_elements_of_an_array_are_examples(
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     for kind, name in (("image", "photo.png"), ("volume", "field.npy")):
         with pytest.raises(DataError, match=rf"/{name}: cannot be read \(No such file or directory\)$"):
-            fields.load(tmp_path / name, kind)  # type: ignore[arg-type]
+            points.load_field(tmp_path / name, kind)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -66,16 +66,16 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_of_the_other_kind_is_refused_with_its_key(
-    tmp_path: Path, kind: fields.FieldKind, name: str, error: str
+    tmp_path: Path, kind: points.FieldKind, name: str, error: str
 ) -> None:
     with pytest.raises(DataError, match=f"^{re.escape(f'{tmp_path / name}: {error}')}$"):
-        fields.load(tmp_path / name, kind)
+        points.load_field(tmp_path / name, kind)
 
 
 def test_transparent_images_are_refused(tmp_path: Path) -> None:
     Image.new("RGBA", (4, 4), (255, 0, 0, 128)).save(tmp_path / "photo.png")
     with pytest.raises(DataError, match="found transparent pixels, expected an opaque image"):
-        fields.load(tmp_path / "photo.png", "image")
+        points.load_field(tmp_path / "photo.png", "image")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_other_arrays_are_refused_in_one_line(tmp_path: Path, values: np.ndarray
     path = tmp_path / "field.npy"
     np.save(path, values)
     with pytest.raises(DataError, match=rf"^{path}: {error}"):
-        fields.load(path, "volume")
+        points.load_field(path, "volume")
 
 
 def test_a_damaged_array_is_refused(tmp_path: Path) -> None:
@@ -102,4 +102,4 @@ def test_a_damaged_array_is_refused(tmp_path: Path) -> None:
     np.save(path, np.zeros((4, 4)))
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(DataError, match=r"found \d+ bytes or more, expected \d+$"):
-        fields.load(path, "volume")
+        points.load_field(path, "volume")

@@ -16,8 +16,8 @@ from PIL import Image
 
 from adtrain import data
 from adtrain.cache import STORE_THREAD
-from adtrain.data import DataError, DataOptionError, Options, image_folder, image_workers
-from adtrain.data.image_workers import Decoded, ImageFile, Wanted, decode, decode_all
+from adtrain.data import DataError, DataOptionError, Options, image_folder, images
+from adtrain.data.images import Decoded, ImageFile, Wanted, decode, decode_all
 from adtrain.data.part import Parts
 
 
@@ -337,13 +337,13 @@ def test_processes_decode_as_this_one(folder: Path, monkeypatch: pytest.MonkeyPa
     files = [ImageFile(str(path), path.stat().st_size) for path in sorted(folder.rglob("*.png"))]
     files.append(ImageFile("in memory.png", 1, Path(files[0].name).read_bytes()))
     expected = decode(files, Wanted(None, (3, 4)))
-    monkeypatch.setattr(image_workers, "CHUNK", 3)
-    monkeypatch.setattr(image_workers, "LEAST_SECONDS", 1e-9)
+    monkeypatch.setattr(images, "CHUNK", 3)
+    monkeypatch.setattr(images, "LEAST_SECONDS", 1e-9)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     if fails:
-        monkeypatch.setattr(image_workers, "SERVE", "raise SystemExit # {path}")
+        monkeypatch.setattr(images, "SERVE", "raise SystemExit # {path}")
     else:
-        monkeypatch.setattr(image_workers, "decode", None)  # only the processes decode
+        monkeypatch.setattr(images, "decode", None)  # only the processes decode
     found = list(decode_all(files, Wanted(None, (3, 4))))
     assert [type(x) for x in found] == [type(x) for x in expected]
     for image, other in zip(found, expected, strict=True):

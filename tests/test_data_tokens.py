@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from adtrain import data
 from adtrain.core.errors import AdtrainError
-from adtrain.data import DataError, DataOptionError, Options, sequences, shuffle, token_folder, tokenizer
+from adtrain.data import DataError, DataOptionError, Options, shuffle, token_folder, tokenizer
+from adtrain.data.file_array import MemoryStream, cut
 from adtrain.data.tokenizer import SMALLEST_VOCABULARY, Tokenizer
 
 TEXT = "the cat sat on the mat, the rat ate the cat's hat.\n\nThat is that: 3 hats, 14 cats!\n" * 20
@@ -389,7 +390,7 @@ def test_what_cannot_be_tokenized_is_one_line(
 @given(count=st.integers(1, 50), length=st.integers(1, 9), seed=st.integers(0, 9), epoch=st.integers(1, 9))
 def test_sequences_at_random_offsets_are_parts_of_the_text(count: int, length: int, seed: int, epoch: int) -> None:
     tokens = np.arange(count * (length + 1), dtype=np.int32)
-    inputs, labels = (x.at_offsets() for x in sequences.cut(sequences.MemoryStream(tokens, ""), length))
+    inputs, labels = (x.at_offsets() for x in cut(MemoryStream(tokens, ""), length))
     offsets = shuffle.offsets(count, seed, epoch, length)
     assert offsets.shape == (count,)
     np.testing.assert_array_equal(inputs[offsets].reshape(count, length), offsets[:, None] + np.arange(length))

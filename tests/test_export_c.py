@@ -23,7 +23,7 @@ from adtrain import config, nn, ops
 from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError
 from adtrain.export.c import network, source
-from adtrain.export.c.build import compiled
+from adtrain.export.c.source import compiled
 from adtrain.training import TrainedModel
 from adtrain.training.preparation import outline
 from adtrain.training.tasks import Multilabel, NextClass, Regression

@@ -17,8 +17,8 @@ from adtrain import nn, ops
 from adtrain.core.array import array
 from adtrain.core.errors import AdtrainError
 from adtrain.export.c import network, source
-from adtrain.export.c.build import compiled
 from adtrain.export.c.code import blocks
+from adtrain.export.c.source import compiled
 from adtrain.training import TrainedModel
 
 pytestmark = [
@@ -100,10 +100,12 @@ def test_no_function_of_int8_computes_with_floats() -> None:
         assert not re.search(r"\b(float|double)\b", block.text), name
 
 
-@pytest.mark.parametrize("layer", [nn.LayerNorm(), nn.Softmax(), nn.MultiheadAttention(1)], ids=lambda x: x.kind())
+@pytest.mark.parametrize(
+    "layer", [nn.LayerNorm(), nn.Softmax(), nn.MultiheadAttention(1), nn.ClassToken()], ids=lambda x: x.kind()
+)
 def test_a_layer_without_an_int8_version_is_refused_by_name(layer: nn.Module) -> None:
-    trained = with_arrays(nn.Sequential(nn.Tanh(), nn.Residual(layer), nn.Flatten(), nn.Linear(3)), (2, 4))
-    with pytest.raises(AdtrainError, match=rf"layer 1\.body: {layer.kind()} has no int8 version"):
+    trained = with_arrays(nn.Sequential(nn.Tanh(), nn.Concat(layer), nn.Flatten(), nn.Linear(3)), (2, 4))
+    with pytest.raises(AdtrainError, match=rf"layer 1\.0: {layer.kind()} has no int8 version"):
         source.generate(trained, Path("net.c"), calibration=some_images(trained, 4))
 
 

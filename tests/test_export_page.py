@@ -24,8 +24,8 @@ from adtrain import nn
 from adtrain.core.errors import AdtrainError
 from adtrain.data import Split
 from adtrain.export import page
-from adtrain.export.c import build, network
-from adtrain.export.c.javascript import javascript, page_program
+from adtrain.export.c import source
+from adtrain.export.page import javascript, page_program
 from adtrain.training import TrainedModel, inputs, model_file, sampling
 from adtrain.training.evaluation import predictions
 
@@ -173,7 +173,7 @@ def test_labels_of_any_characters_are_text(browser: Browser, tmp_path: Path) -> 
 def in_browser(browser: Browser, trained: TrainedModel, images: np.ndarray, folder: Path) -> list[dict[str, Any]]:
     """What a page's `predict` gives for each image."""
     path = folder / "network.html"
-    path.write_text(f"<script>{page.script(network.interface(trained), page_program(trained))}</script>")
+    path.write_text(f"<script>{page.script(page_program(trained))}</script>")
     browser.open(path)
     rows = json.dumps(images.reshape(len(images), -1).tolist())
     found: list[dict[str, Any]] = browser.run(f"load().then(() => {rows}.map(predict))")
@@ -189,6 +189,15 @@ def test_a_page_computes_what_the_network_does(browser: Browser, tmp_path: Path)
         np.testing.assert_allclose(found["outputs"], row, atol=1e-5)
         assert found["best"] == row.argmax()
         assert len(found["layer"]) == 3 * 4 * 3
+
+
+def test_a_page_computes_rotated_attention(browser: Browser, tmp_path: Path) -> None:
+    layer = nn.DecoderLayer(2, rotary_base=100.0, num_key_value_heads=1, qk_norm=True)
+    model = with_arrays(nn.Sequential(nn.Linear(8), layer, nn.Flatten(), nn.Linear(3)), (5, 4))
+    pixels = np.random.default_rng(0).integers(0, 256, (2, *model.image_shape), dtype=np.uint8)
+    expected = predictions(model.network, model.params, model.statistics, pixels, "cpu")
+    found = [x["outputs"] for x in in_browser(browser, model, pixels, tmp_path)]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.exhaustive
@@ -210,7 +219,7 @@ def test_a_function_that_pages_do_not_have_is_refused() -> None:
 
 
 def test_the_packaged_layers_are_made_of_the_packaged_c() -> None:
-    assert build.ready_layers().endswith(build.SECTION + build.layers_digest()), "run docs/tools/wasm_layers.py"
+    assert source.ready_layers().endswith(source.SECTION + source.layers_digest()), "run docs/tools/wasm_layers.py"
 
 
 @of_clang
@@ -220,7 +229,7 @@ def test_layers_compiled_by_clang_compute_what_the_packaged_ones_do(
     model = with_arrays(SMALL, (1, 6, 5))
     pixels = np.random.default_rng(0).integers(0, 256, (2, 1, 6, 5), dtype=np.uint8)
     ready = in_browser(browser, model, pixels, tmp_path)
-    monkeypatch.setattr(page, "ready_layers", build.compiled_layers)
+    monkeypatch.setattr(page, "ready_layers", source.compiled_layers)
     assert in_browser(browser, model, pixels, tmp_path) == ready
 
 
@@ -237,7 +246,7 @@ def test_a_module_computes_what_the_network_does(browser: Browser, tmp_path: Pat
     pixels = np.random.default_rng(0).integers(0, 256, (1, 1, 6, 5), dtype=np.uint8)
     (tmp_path / "empty.html").write_text("")
     browser.open(tmp_path / "empty.html")
-    content = base64.b64encode(build.webassembly(model).content).decode()
+    content = base64.b64encode(source.webassembly(model).content).decode()
     script = MODULE.replace("CONTENT", content).replace("PIXELS", json.dumps(pixels.reshape(-1).tolist()))
     best, outputs = browser.run(script)
     expected = predictions(model.network, model.params, model.statistics, pixels, "cpu")[0]

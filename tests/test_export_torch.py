@@ -20,7 +20,7 @@ from torch_tokens import torch_tokens
 
 from adtrain import nn
 from adtrain.core.array import array
-from adtrain.export import torch_weights
+from adtrain.export import architectures
 from adtrain.training import TrainedModel
 
 torch: Any = pytest.importorskip("torch")
@@ -144,7 +144,7 @@ def torch_module(module: nn.Module, shape: nn.Shape) -> Any:
 def check(trained: TrainedModel, folder: Path) -> None:
     """Write the weights, load them with PyTorch, and compare the outputs of both networks."""
     path = folder / "weights.safetensors"
-    path.write_bytes(torch_weights.encode(trained))
+    path.write_bytes(architectures.encode_weights(trained))
     network = trained.network
     theirs = torch_module(network.model, network.input_shape).double().eval()
     state = safetensors_torch.load_file(path)
@@ -188,7 +188,7 @@ def test_every_layer_with_parameters_is_tested() -> None:
 
 def test_the_metadata_describe_the_normalisation(tmp_path: Path) -> None:
     trained = with_arrays(nn.Sequential(nn.Flatten(), nn.Linear(3)), (2, 5, 6))
-    (tmp_path / "weights.safetensors").write_bytes(torch_weights.encode(trained))
+    (tmp_path / "weights.safetensors").write_bytes(architectures.encode_weights(trained))
     with safe_open(tmp_path / "weights.safetensors", framework="numpy") as file:
         about = json.loads(file.metadata()["adtrain"])
     assert list(about) == ["version", "config", "classes", "scale", "mean", "std", "encoder", "targets"]
@@ -201,4 +201,6 @@ def test_the_metadata_describe_the_normalisation(tmp_path: Path) -> None:
 
 def test_the_same_run_gives_the_same_bytes() -> None:
     model = nn.Sequential(nn.Linear(3), nn.BatchNorm1d())
-    assert torch_weights.encode(with_arrays(model, (5,))) == torch_weights.encode(with_arrays(model, (5,)))
+    assert architectures.encode_weights(with_arrays(model, (5,))) == architectures.encode_weights(
+        with_arrays(model, (5,))
+    )

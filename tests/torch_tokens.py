@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from adtrain import nn
-from adtrain.nn.fields import pair
+from adtrain.nn.module import pair
 from adtrain.nn.tokens import sinusoids
 
 torch: Any = pytest.importorskip("torch")

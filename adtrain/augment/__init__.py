@@ -13,7 +13,7 @@ numbers as an uninterrupted one.
 
 from __future__ import annotations
 
-from adtrain.augment.batch import Augmentation, Batch, Mixed
+from adtrain.augment.batch import Augmentation, Batch, Drawn, Mixed, Resampled
 from adtrain.augment.colours import ColorJitter, Cutout, Noise
 from adtrain.augment.geometry import (
     Affine,
@@ -28,7 +28,6 @@ from adtrain.augment.geometry import (
     moved,
 )
 from adtrain.augment.mixing import Cutmix, Mixing, Mixup, larger_shares
-from adtrain.augment.points import Drawn, Resampled
 
 __all__ = [
     "AUGMENTATIONS", "Affine", "Augmentation", "Batch", "ColorJitter", "Crop", "Cutmix", "Cutout", "Drawn", "Flip",

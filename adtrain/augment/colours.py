@@ -8,8 +8,7 @@ from typing import Annotated
 import numpy as np
 
 from adtrain import ops
-from adtrain.augment.batch import Augmentation, Batch
-from adtrain.augment.pixels import grid
+from adtrain.augment.batch import Augmentation, Batch, grid
 from adtrain.core.array import Value, array
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.core.types import Shape

@@ -12,8 +12,7 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 
 from adtrain import ops
-from adtrain.augment.batch import Augmentation, Batch
-from adtrain.augment.pixels import bilinear, grid, interpolated, pixels_at, reflected
+from adtrain.augment.batch import Augmentation, Batch, bilinear, grid, interpolated, pixels_at, reflected
 from adtrain.core.array import Value, array
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.core.types import Shape

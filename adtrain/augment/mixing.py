@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from adtrain import ops
-from adtrain.augment.batch import Augmentation, Batch, Mixed
-from adtrain.augment.pixels import grid
+from adtrain.augment.batch import Augmentation, Batch, Mixed, grid
 from adtrain.core.array import Value, array
 from adtrain.core.errors import ShapeError
 from adtrain.core.types import Shape
@@ -56,12 +55,8 @@ class Mixup(Mixing):
     for_images_only = False
     alpha: Positive = 0.2
 
-    def share(self, rng: Value, images: Value) -> Value:
-        """The weight of an image's own pixels and label: shape (), in [1/2, 1]."""
-        return self.larger_share(rng, images)
-
     def __call__(self, batch: Batch, rng: Value) -> Batch:
-        share, following = self.share(rng, batch.images), self.following(batch)
+        share, following = self.larger_share(rng, batch.images), self.following(batch)
         images = batch.images * share + ops.embedding(following, batch.images) * (1.0 - share)
         return batch._replace(images=images, mixed=Mixed(ops.embedding(following, batch.labels), share))
 

@@ -17,7 +17,7 @@ import numpy as np
 from adtrain import ops
 from adtrain.backends.cpu import naive as loops
 from adtrain.core.precision import FULL, PRECISIONS
-from adtrain.nn.fields import size_text
+from adtrain.nn.module import size_text
 from adtrain.ops.hash_grid import grid_levels
 from adtrain.samplers import Sampler, between, integers, normal
 

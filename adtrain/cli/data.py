@@ -20,9 +20,8 @@ from adtrain.cli.options import FilePath, OutputFile, Whole, json_option, set_da
 from adtrain.cli.output import STDOUT, print_json, progress, show, write_file
 from adtrain.config.document import Data
 from adtrain.data import DataSet, Rows, catalogue, token_folder, tokenizer
-from adtrain.data.file_array import FileArray
+from adtrain.data.file_array import FileArray, Sequences
 from adtrain.data.images import contact_sheet
-from adtrain.data.sequences import Sequences
 from adtrain.data.split import Labels, chunks
 from adtrain.data.statistics import digits
 from adtrain.data.tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY

@@ -31,7 +31,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError
 from adtrain.data.errors import warn
 from adtrain.data.statistics import offsets
-from adtrain.export import architectures, onnx_graph, onnx_model, torch_weights
+from adtrain.export import architectures, onnx_graph, onnx_model
 from adtrain.export.onnx_graph import ValueType
 from adtrain.files import expect_writable, make_folder
 from adtrain.sweeps import finished
@@ -69,7 +69,7 @@ def _check(content: bytes, trained: TrainedModel) -> dict[str, Any]:
 
 def _safetensors(trained: TrainedModel, path: Path, options: export_c.Options) -> Written:
     """The weights."""
-    tensors, network = torch_weights.named_arrays(trained), trained.network
+    tensors, network = architectures.named_arrays(trained), trained.network
     about = {
         "format": "safetensors",
         "input": {"dtype": str(network.dtype), "shape": network.input_shape},
@@ -79,7 +79,7 @@ def _safetensors(trained: TrainedModel, path: Path, options: export_c.Options) -
         "targets": _targets(trained),
         "tensors": {name: {"dtype": str(x.dtype), "shape": x.shape} for name, x in tensors.items()},
     }
-    return Written({path: torch_weights.encode(trained)}, about, _preparation(about))
+    return Written({path: architectures.encode_weights(trained)}, about, _preparation(about))
 
 
 def _targets(trained: TrainedModel) -> list[dict[str, Any]]:

@@ -15,11 +15,10 @@ from adtrain.cli.output import progress
 from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError, DataSet, Split
 from adtrain.export import evaluation, page
-from adtrain.export.c import build, network, source
-from adtrain.export.c.build import Compiled, compiled
-from adtrain.export.c.javascript import page_program
+from adtrain.export.c import network, source
 from adtrain.export.c.network import Interface
-from adtrain.export.c.source import Files
+from adtrain.export.c.source import Compiled, Files, compiled
+from adtrain.export.page import page_program
 from adtrain.text import counted, short
 from adtrain.training import Experiment, TrainedModel, prepare
 from adtrain.training.evaluation import predictions
@@ -175,7 +174,7 @@ def _accuracies(program: Compiled, trained: TrainedModel, test: Split, options: 
 
 def write_wasm(trained: TrainedModel, path: Path, options: Options) -> Written:
     """The WebAssembly module, and its description for the report."""
-    module = build.webassembly(trained)
+    module = source.webassembly(trained)
     about = {"format": "WebAssembly", **_signature(trained, module.interface), "memory": module.memory}
     return _written(trained, {path: module.content}, {**about, "check": _check_of_c(trained, path)})
 

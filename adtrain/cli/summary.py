@@ -13,7 +13,7 @@ from adtrain import config, training
 from adtrain.cli.options import ConfigName, json_option, plugin_option, set_option
 from adtrain.cli.output import print_json, show
 from adtrain.config import Config
-from adtrain.nn.fields import size_text
+from adtrain.nn.module import size_text
 from adtrain.table import COUNT, TEXT, CellFormat, Column, render, terminal_width
 from adtrain.text import counted, short
 from adtrain.training import StepCosts

@@ -45,9 +45,8 @@ from adtrain.config.values import (
     View,
 )
 from adtrain.data import text_file
-from adtrain.data.fields import FieldKind
 from adtrain.data.formats import FORMATS, Options, of_name
-from adtrain.data.points import TABLES, PointOptions
+from adtrain.data.points import TABLES, FieldKind, PointOptions
 from adtrain.option_types import Fraction, NonNegative, Patterns, Positive, Size, Text
 
 POINT_OPTIONS = tuple(option.name for option in fields(PointOptions))

@@ -65,12 +65,9 @@ def mnist_like(server: str, md5: Sequence[str] = ("",) * 4) -> Source:
     """MNIST's four gzip-compressed files."""
     pairs = zip(MNIST_FILES, md5, strict=True)
     downloads = (Download(f"{server}/{name}.gz", MNIST_MOST, digest) for name, digest in pairs)
-    return Source(tuple(downloads), _mnist_like)
-
-
-def _mnist_like(folder: Path) -> Arrays:
-    for name in MNIST_FILES:
-        yield name, np.asarray(idx.read(folder / f"{name}.gz"))
+    return Source(
+        tuple(downloads), lambda folder: ((name, np.asarray(idx.read(folder / f"{name}.gz"))) for name in MNIST_FILES)
+    )
 
 
 def _emnist(folder: Path) -> Arrays:
@@ -147,7 +144,7 @@ CIFAR100_CLASSES = """
 
 @dataclass(frozen=True)
 class Entry:
-    """One data set of the catalogue.
+    """One data set of the catalogue. By default it has the images of MNIST.
 
     `mean` and `std` are those of the training pixels / 255, per channel; empty if they are computed at each load.
     `sha256` maps file names to checksums of the uncompressed bytes, so that recompressing a file does not change them.
@@ -158,10 +155,10 @@ class Entry:
     name: str
     title: str
     licence: str
-    shape: tuple[int, int, int]
-    train_images: int
-    test_images: int
     classes: tuple[str, ...]
+    shape: tuple[int, int, int] = (1, 28, 28)
+    train_images: int = 60_000
+    test_images: int = 10_000
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     sha256: dict[str, str] = field(default_factory=dict)
@@ -198,9 +195,6 @@ CATALOGUE: dict[str, Entry] = {
             name="mnist",
             title="handwritten digits, the original split",
             licence="CC BY-SA 3.0",
-            shape=(1, 28, 28),
-            train_images=60_000,
-            test_images=10_000,
             classes=tuple("0123456789"),
             mean=(0.13066047627384286,),
             std=(0.3081078038564627,),
@@ -215,9 +209,6 @@ CATALOGUE: dict[str, Entry] = {
             name="fashion-mnist",
             title="pictures of clothes, in the form of MNIST",
             licence="MIT",
-            shape=(1, 28, 28),
-            train_images=60_000,
-            test_images=10_000,
             classes=(
                 *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
                 *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
@@ -236,9 +227,6 @@ CATALOGUE: dict[str, Entry] = {
             name="kmnist",
             title="handwritten hiragana, in the form of MNIST",
             licence="CC BY-SA 4.0",
-            shape=(1, 28, 28),
-            train_images=60_000,
-            test_images=10_000,
             classes=("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo"),
             source=mnist_like(
                 "http://codh.rois.ac.jp/kmnist/dataset/kmnist",
@@ -254,7 +242,6 @@ CATALOGUE: dict[str, Entry] = {
             name="emnist",
             title="handwritten digits and letters, the balanced split",
             licence="none stated; of NIST Special Database 19",
-            shape=(1, 28, 28),
             train_images=112_800,
             test_images=18_800,
             classes=tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"),
@@ -266,7 +253,6 @@ CATALOGUE: dict[str, Entry] = {
             licence="none stated; cite Krizhevsky 2009",
             shape=(3, 32, 32),
             train_images=50_000,
-            test_images=10_000,
             classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
             source=CIFAR10,
         ),
@@ -276,7 +262,6 @@ CATALOGUE: dict[str, Entry] = {
             licence="none stated; cite Krizhevsky 2009",
             shape=(3, 32, 32),
             train_images=50_000,
-            test_images=10_000,
             classes=tuple(CIFAR100_CLASSES.split()),
             source=CIFAR100,
         ),

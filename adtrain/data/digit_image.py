@@ -123,7 +123,9 @@ def centred(image: np.ndarray, height: int, width: int, place: str, ink: Ink = "
 
 def _digit(pixels: np.ndarray, window: float, height: int, width: int, ink: Ink) -> Digit | None:
     """The digit in grey pixels, float64 (H, W), with a window of WINDOWS; None if there is no ink."""
-    dark = _is_dark(pixels - _paper(pixels, window, 0.5)) if ink == "auto" else ink == "dark"
+    dark = ink == "dark"
+    if ink == "auto":  # the pixels that differ most from the paper decide
+        dark = float(((pixels - _paper(pixels, window, 0.5)) ** 3).sum()) < 0
     paper = _paper(pixels, window, MOST_PAPER if dark else 1 - MOST_PAPER)
     difference = (paper - pixels) / np.maximum(paper, 24) if dark else (pixels - paper) / np.maximum(255 - paper, 24)
     difference = difference - np.median(difference)
@@ -164,11 +166,6 @@ def _paper(pixels: np.ndarray, window: float, quantile: float) -> np.ndarray:
     return np.asarray(
         paper.filter(ImageFilter.GaussianBlur(1)).resize(pixels.shape[::-1], Image.Resampling.BILINEAR)
     ).astype(np.float64)
-
-
-def _is_dark(difference: np.ndarray) -> bool:
-    """Whether the pixels that differ most from the paper are darker than it."""
-    return float((difference**3).sum()) < 0
 
 
 def _ink(difference: np.ndarray) -> tuple[np.ndarray, float]:

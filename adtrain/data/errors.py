@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from adtrain.core.errors import AdtrainError
 from adtrain.text import visible
@@ -12,6 +14,15 @@ _log = logging.getLogger(__name__)
 
 class DataError(AdtrainError):
     """A data set, file or image is missing, damaged or of the wrong kind; the message names it."""
+
+
+@contextmanager
+def reading(path: object) -> Iterator[None]:
+    """Make a DataError of an error of the system in the block; `path` is its place."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
 class DataOptionError(DataError):

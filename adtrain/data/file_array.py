@@ -1,7 +1,7 @@
-"""Arrays that stay in their file, because the memory is small beside them: rows are read when they are indexed.
+"""Arrays and sequences of tokens that stay in their files, because the memory is small beside them.
 
-They are read, not memory-mapped: a memory-mapped file that is truncated ends the process by a signal, and one that is
-overwritten changes the numbers without an error.
+Rows are read when they are indexed. They are read, not memory-mapped: a memory-mapped file that is truncated ends the
+process by a signal, and one that is overwritten changes the numbers without an error.
 """
 
 from __future__ import annotations
@@ -9,15 +9,18 @@ from __future__ import annotations
 import math
 import os
 import weakref
+from abc import abstractmethod
+from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 
-from adtrain.data.errors import DataError
+from adtrain.data.errors import DataError, reading
 
 SHARE = 4
 """An array of more than this part of the memory stays in its file."""
@@ -63,7 +66,7 @@ class DataFile:
         Raises DataError where the file cannot be read, or where its size or time of modification has changed.
         """
         descriptor, memory, begin = self._descriptor, content.data, 0
-        try:
+        with reading(self.path):
             for position, length in zip(positions, lengths, strict=True):
                 end = begin + length
                 while begin < end:
@@ -73,8 +76,6 @@ class DataFile:
                     begin, position = begin + count, position + count
             if self._current_state() != self._state:
                 raise self._changed()
-        except OSError as error:
-            raise DataError(f"{self.path}: cannot be read ({error.strerror})") from error
 
     def _current_state(self) -> tuple[int, int]:
         status = os.fstat(self._descriptor)
@@ -95,12 +96,53 @@ class Conversion(NamedTuple):
             return (rows if self.offset is None else rows - self.offset).astype(self.dtype, order="C")
 
 
-@dataclass(frozen=True, eq=False)
-class FileArray:
-    """An array (N, ...) in C order from `offset` of a file. Indexing reads the requested rows only.
+class Indexed:
+    """An array whose rows are read when they are indexed.
 
-    The index is an integer, a slice or an integer array for the first axis; `np.asarray` reads all rows. Both raise
-    DataError as `DataFile.read` does. `axes` is the order of the axes of a row in the file, if it is another one.
+    The index is an integer, a slice or an integer array for the first axis; `np.asarray` reads all rows.
+    """
+
+    dtype: np.dtype[Any]
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]: ...
+
+    @abstractmethod
+    def rows_at(self, numbers: np.ndarray) -> np.ndarray:
+        """The rows with these numbers, int64 (n,)."""
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        rows = np.arange(*key.indices(len(self))) if isinstance(key, slice) else np.asarray(key, np.int64)
+        found = self.rows_at(rows.ravel())
+        return found.reshape(*rows.shape, *found.shape[1:])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError("rows are read into a new array")
+        return self[:] if dtype is None else self[:].astype(dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class FileArray(Indexed):
+    """An array (N, ...) in C order from `offset` of a file. Reading rows raises DataError as `DataFile.read` does.
+
+    `axes` is the order of the axes of a row in the file, if it is another one.
     `conversion` is applied to the rows that are read.
     """
 
@@ -112,27 +154,12 @@ class FileArray:
     conversion: Conversion | None = None
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype[Any]:  # type: ignore[override]
         return self.stored_dtype if self.conversion is None else self.conversion.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.stored_shape[axis] for axis in self.axes) if self.axes else self.stored_shape
-
-    @property
-    def ndim(self) -> int:
-        return len(self.stored_shape)
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.stored_shape)
-
-    @property
-    def nbytes(self) -> int:
-        return self.size * self.dtype.itemsize
-
-    def __len__(self) -> int:
-        return self.stored_shape[0]
 
     def reshape(self, *shape: int) -> FileArray:
         """The same elements with another shape of the rows."""
@@ -151,21 +178,13 @@ class FileArray:
         """The same rows, converted when they are read, in place of an earlier conversion."""
         return replace(self, conversion=conversion)
 
-    def __getitem__(self, key: Any) -> np.ndarray:
-        rows = np.arange(*key.indices(len(self))) if isinstance(key, slice) else np.asarray(key, np.int64)
-        if rows.size and not 0 <= rows.min() <= rows.max() < len(self):
-            raise IndexError(f"found rows {rows.min()} to {rows.max()}, expected 0 to {len(self) - 1}")
-        found = self._read(rows.ravel())
+    def rows_at(self, numbers: np.ndarray) -> np.ndarray:
+        if numbers.size and not 0 <= numbers.min() <= numbers.max() < len(self):
+            raise IndexError(f"found rows {numbers.min()} to {numbers.max()}, expected 0 to {len(self) - 1}")
+        found = self._read(numbers)
         if self.axes:
             found = found.transpose(self.axes)
-        if self.conversion is not None:
-            found = self.conversion(found)
-        return found.reshape(*rows.shape, *found.shape[1:])
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        if copy is False:
-            raise ValueError("rows are read into a new array")
-        return self[:] if dtype is None else self[:].astype(dtype)
+        return found if self.conversion is None else self.conversion(found)
 
     def _read(self, rows: np.ndarray) -> np.ndarray:
         """The stored rows with these numbers (n,); consecutive ones are read together."""
@@ -176,3 +195,127 @@ class FileArray:
         lengths = np.diff(firsts, append=len(rows)) * row_bytes
         self.file.read(positions.tolist(), lengths.tolist(), found.reshape(-1).view(np.uint8))
         return found
+
+
+FLOAT32, INT32 = np.dtype(np.float32), np.dtype(np.int32)
+
+
+class Stream(Protocol):
+    """Consecutive tokens."""
+
+    @property
+    def digest(self) -> str:
+        """A SHA-256 of the tokens."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, starts: np.ndarray, length: int) -> np.ndarray:
+        """The `length` tokens from each of the positions int64 (n,) on: integers (n, length)."""
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryStream:
+    """Tokens in memory, integers (n,)."""
+
+    tokens: np.ndarray
+    digest: str
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def read(self, starts: np.ndarray, length: int) -> np.ndarray:
+        found: np.ndarray = np.lib.stride_tricks.sliding_window_view(self.tokens, length)[starts]
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class FileStream:
+    """Tokens in files without a header, one file after the other.
+
+    Attributes:
+        counts: the number of tokens in each file.
+        dtype: of the files.
+        vocabulary: all tokens are smaller.
+    """
+
+    files: Sequence[DataFile]
+    counts: Sequence[int]
+    dtype: np.dtype[Any]
+    vocabulary: int
+    digest: str
+    _ends: Sequence[int] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_ends", list(accumulate(self.counts)))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def read(self, starts: np.ndarray, length: int) -> np.ndarray:
+        """See `Stream`. Raises DataError where a file cannot be read, has changed, or has a token that is too large."""
+        found = np.empty((len(starts), length), self.dtype)
+        for row, start in zip(found, starts.tolist(), strict=True):
+            done = 0
+            while done < length:
+                number = bisect_right(self._ends, start + done)
+                file, end = self.files[number], min(length, self._ends[number] - start)
+                position = (start + done - self._ends[number] + self.counts[number]) * self.dtype.itemsize
+                part = row[done:end]
+                file.read([position], [part.nbytes], part.view(np.uint8))
+                if part.max() >= self.vocabulary:
+                    wrong = f"found token {part.max()}, expected tokens below {self.vocabulary}"
+                    raise DataError(f"{file.path}: is damaged: {wrong}")
+                done = end
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences(Indexed):
+    """`count` sequences of a stream, an array (count, *row_shape): sequence i begins at `first` + i * `stride`.
+
+    Of sequences `by_offset` the index is an offset in the stream, and can be larger than `count`.
+    """
+
+    stream: Stream
+    first: int
+    count: int
+    stride: int
+    row_shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.count, *self.row_shape)
+
+    @property
+    def digest(self) -> str:
+        """Which sequences of which tokens these are."""
+        return f"{self.stream.digest} {self.first} {self.stride} {self.shape} {self.dtype}"
+
+    def rows_at(self, numbers: np.ndarray) -> np.ndarray:
+        found = self.stream.read(self.first + numbers * self.stride, math.prod(self.row_shape))
+        return found.astype(self.dtype).reshape(-1, *self.row_shape)
+
+    def part(self, begin: int, end: int) -> Sequences:
+        """The sequences from number `begin` to before `end`."""
+        return replace(self, first=self.first + begin * self.stride, count=end - begin)
+
+    def at_offsets(self) -> Sequences:
+        """As many sequences, indexed by their offsets from the first one."""
+        return replace(self, stride=1)
+
+    @property
+    def by_offset(self) -> bool:
+        """Whether an index is an offset; other sequences do not overlap."""
+        return self.stride == 1
+
+
+def cut(stream: Stream, length: int) -> tuple[Sequences, Sequences]:
+    """The inputs, float32 (N, 1, 1, length), and the labels, int32 (N, length), of a stream.
+
+    It is cut into sequences of length + 1 tokens; a shorter rest is left out. The first `length` tokens of a sequence
+    are the inputs, the last `length` the labels.
+    """
+    count, step = len(stream) // (length + 1), length + 1
+    inputs = Sequences(stream, 0, count, step, (1, 1, length), FLOAT32)
+    return inputs, Sequences(stream, 1, count, step, (length,), INT32)

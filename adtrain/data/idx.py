@@ -46,7 +46,7 @@ Stream: TypeAlias = BufferedReader | gzip.GzipFile
 def read(path: str | Path) -> np.ndarray | FileArray:
     """The array in an IDX file, in native byte order; gzip compression is detected by content, not by name.
 
-    Uncompressed one-byte elements stay in the file if they are large (`memory.stays_in_file`). Raises DataError that
+    Uncompressed one-byte elements stay in the file if they are large (`stays_in_file`). Raises DataError that
     names the file if it is missing, unreadable, not an IDX file, or shorter or longer than its header says.
     """
     path = Path(path)
@@ -149,11 +149,6 @@ def _read_at_most(stream: Stream, count: int) -> bytearray:
     return content
 
 
-def is_idx_folder(folder: Path) -> bool:
-    """True if a file in the folder has one of MNIST's names."""
-    return _has_part(folder, "train") or _has_part(folder, "t10k")
-
-
 def read_folder(folder: Path, options: object = None, known: Known = NOTHING) -> Parts:
     """Read train-images-idx3-ubyte and train-labels-idx1-ubyte, and t10k-... as the test part if there is one.
 
@@ -205,5 +200,5 @@ FORMAT = Format(
     examples="images",
     read=read_folder,
     content="IDX files such as train-images-idx3-ubyte",
-    is_content=is_idx_folder,
+    is_content=lambda folder: _has_part(folder, "train") or _has_part(folder, "t10k"),
 )

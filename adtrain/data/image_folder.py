@@ -17,10 +17,10 @@ import numpy as np
 
 from adtrain.cache import digest, open_cache
 from adtrain.data import images
-from adtrain.data.errors import DataError, DataOptionError, warn
+from adtrain.data.errors import DataError, DataOptionError, reading, warn
 from adtrain.data.file_array import machine_memory, require_memory
 from adtrain.data.idx import file_sha256
-from adtrain.data.image_workers import ImageFile, Unreadable, Wanted, decode_all
+from adtrain.data.images import ImageFile, Unreadable, Wanted, decode_all
 from adtrain.data.part import NOTHING, Format, Known, Part, Parts
 from adtrain.files import open_regular
 from adtrain.option_types import Expected, Size
@@ -112,11 +112,8 @@ def read_archive(path: Path, options: ImageOptions, known: Known = NOTHING) -> P
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
     """The files and folders that are not hidden, in sorted order."""
-    try:
-        with os.scandir(folder) as entries:
-            return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
-    except OSError as error:
-        raise DataError(f"{folder}: cannot be read ({error.strerror or error})") from error
+    with reading(folder), os.scandir(folder) as entries:
+        return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
 
 
 def _classes_in_folder(part: str, folder: Path, states: list[str]) -> Classes:
@@ -145,10 +142,8 @@ def _classes_in_folder(part: str, folder: Path, states: list[str]) -> Classes:
 
 
 def _require_within(entry: os.DirEntry[str], folder: Path) -> None:
-    try:
+    with reading(entry.path):
         target = Path(os.path.realpath(entry.path, strict=True)) if entry.is_symlink() else None
-    except OSError as error:
-        raise DataError(f"{entry.path}: cannot be read ({error.strerror or error})") from error
     if target is not None and not target.is_relative_to(os.path.realpath(folder)):
         raise DataError(f"{entry.path}: found a link that leads out of {folder}, expected files in it")
 

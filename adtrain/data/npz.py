@@ -19,7 +19,7 @@ from typing import IO, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from adtrain.data.errors import DataError
+from adtrain.data.errors import DataError, reading
 from adtrain.data.file_array import DataFile, FileArray, require_memory, stays_in_file
 from adtrain.data.part import (
     MAX_DEFLATE_RATIO,
@@ -171,16 +171,13 @@ def read_npy(path: Path, expected: str, fits: Callable[[tuple[int, ...]], bool])
 
     Raises DataError if the file cannot be read, is damaged, or has another shape or other elements than numbers.
     """
-    try:
-        with open_regular(path) as file:
-            dtype, fortran, shape, length = npy_header(file, str(path))
-            if dtype.kind not in "iuf" or not fits(shape):
-                raise DataError(f"{path}: found {dtype} of shape {shape}, expected numbers of {expected}")
-            nbytes = math.prod(shape) * dtype.itemsize
-            require_memory(str(path), 8 * math.prod(shape))
-            content = file.read(nbytes + 1)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    with reading(path), open_regular(path) as file:
+        dtype, fortran, shape, length = npy_header(file, str(path))
+        if dtype.kind not in "iuf" or not fits(shape):
+            raise DataError(f"{path}: found {dtype} of shape {shape}, expected numbers of {expected}")
+        nbytes = math.prod(shape) * dtype.itemsize
+        require_memory(str(path), 8 * math.prod(shape))
+        content = file.read(nbytes + 1)
     if len(content) != nbytes:
         raise DataError(f"{path}: found {length + len(content)} bytes or more, expected {length + nbytes}")
     return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")

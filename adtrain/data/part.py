@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -54,6 +54,12 @@ class Columns:
 
     features: tuple[Column, ...]
     width: int
+
+    @classmethod
+    def named(cls, names: Iterable[str]) -> Columns:
+        """Columns of numbers with these names, one after the other."""
+        features = tuple(Column(name, i) for i, name in enumerate(names))
+        return cls(features, len(features))
 
 
 @dataclass(frozen=True)

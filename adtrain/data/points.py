@@ -1,7 +1,10 @@
-"""Points at which equations are to hold: sets in a box, grids, and tables of points with the outputs there.
+"""Data at points: sets of points at which equations are to hold, grids, tables with the outputs there, and fields.
 
-The sets do not depend on the seed. A training step shifts the set by a random vector, or draws other points; see
-`augment.Resampled`.
+The sets of points do not depend on the seed. A training step shifts the set by a random vector, or draws other points;
+see `augment.Resampled`.
+
+The data of a field are the pixels of an image, or the elements of an array, each at its place in [0, 1]^d: element i of
+an axis of n elements has the coordinate (i + 1/2) / n. Each training step draws its elements: see `augment.Drawn`.
 """
 
 from __future__ import annotations
@@ -18,10 +21,12 @@ from adtrain.data import csv_table
 from adtrain.data.csv_file import CsvOptions
 from adtrain.data.datasets import DataSet
 from adtrain.data.errors import DataError
+from adtrain.data.file_array import require_memory
+from adtrain.data.images import read_image
 from adtrain.data.npz import read_npy
-from adtrain.data.part import Column, Columns, Known
+from adtrain.data.part import Columns, Known
 from adtrain.data.split import Split
-from adtrain.data.statistics import offsets
+from adtrain.data.statistics import PIXEL_MAX, offsets
 from adtrain.data.table_encoder import TableEncoder
 from adtrain.option_types import Positive, Size, Text
 from adtrain.text import counted
@@ -171,7 +176,6 @@ def load(
     labels = np.zeros((len(test), len(outputs))) if labels is None else labels
     mean, std = tuple(((low + high) / 2).tolist()), tuple(((high - low) / 2).tolist())
     offset = offsets(mean, std) if shifted else ()
-    columns = Columns(tuple(Column(name, i) for i, name in enumerate(box)), len(box))
     return DataSet(
         name="points",
         train=Split(stored(low + (high - low) * unit, offset), train_labels),
@@ -180,7 +184,7 @@ def load(
         mean=mean,
         std=std,
         offset=offset,
-        encoder=TableEncoder(columns, ()),
+        encoder=TableEncoder(Columns.named(box), ()),
         targets=tuple(outputs),
         target_mean=(0.0,) * len(outputs),
         target_std=(1.0,) * len(outputs),
@@ -237,19 +241,15 @@ def latin_hypercube(count: int, dimensions: int) -> np.ndarray:
 def grid(box: Box, most: int) -> np.ndarray:
     """At most `most` points of a grid with the corners of the box, the last variable fastest, float64 (N, variables).
 
+    The corners are in the grid even if they are more than `most`.
     Points of a Latin hypercube with more than MOST_GRID_DIMENSIONS variables.
     """
     if len(box) > MOST_GRID_DIMENSIONS:
         low, high = np.array(list(box.values())).T
         return low + (high - low) * latin_hypercube(most, len(box))
-    side = grid_side(len(box), most)
+    side = max(2, int(most ** (1 / len(box)) + 1e-9))
     axes = [np.linspace(low, high, side) for low, high in box.values()]
     return np.stack([x.ravel() for x in np.meshgrid(*axes, indexing="ij")], axis=1)
-
-
-def grid_side(dimensions: int, most: int) -> int:
-    """The number of points of a grid along each axis: at least 2, even if the grid has more than `most` points then."""
-    return max(2, int(most ** (1 / dimensions) + 1e-9))
 
 
 def read_table(path: Path, names: Sequence[str]) -> np.ndarray:
@@ -261,7 +261,7 @@ def read_table(path: Path, names: Sequence[str]) -> np.ndarray:
         expected = f"shape (N, {len(names)}): variables, then outputs"
         found = read_npy(path, expected, lambda shape: shape[1:] == (len(names),)).astype(np.float64)
     else:
-        known = Known(Columns(tuple(Column(name, i) for i, name in enumerate(names)), len(names)))
+        known = Known(Columns.named(names))
         found = csv_table.read_rows(path, CsvOptions(header=True), known).values
     if not len(found):
         raise DataError(f"{path}: found no rows, expected columns {', '.join(names)} with at least one row")
@@ -269,3 +269,75 @@ def read_table(path: Path, names: Sequence[str]) -> np.ndarray:
         row = np.isfinite(found).all(axis=1).argmin()
         raise DataError(f"{path}: found a number that is not finite in row {row}, expected finite ones")
     return found
+
+
+FieldKind: TypeAlias = Literal["image", "volume"]
+IMAGE_AXES: tuple[str, ...] = ("y", "x")
+VOLUME_AXES = ("x", "y", "z", "t")
+CHANNELS: dict[int, tuple[str, ...]] = {1: ("grey",), 3: ("red", "green", "blue")}
+KIND_SUFFIXES: dict[FieldKind, tuple[str, ...]] = {"image": (".png", ".jpg", ".jpeg"), "volume": (".npy",)}
+CENTRE = 0.5
+"""The mean and half the length of the unit interval: networks get coordinates in [-1, 1]."""
+
+
+def load_field(path: Path, kind: FieldKind) -> DataSet:
+    """The data set of a field: an example is an element, its label float32 (outputs,) the numbers there.
+
+    Images are PNG or JPEG files; a label has the grey value or the colours in [0, 1]. A volume is an .npy file of 1 to
+    4 axes with one number for each element. Training and test part are the same elements.
+
+    Raises:
+        DataError: the file is missing, damaged, transparent, of the other kind, or has another shape or other numbers.
+    """
+    suffix = path.suffix.lower()
+    if suffix in (KIND_SUFFIXES["volume"] if kind == "image" else KIND_SUFFIXES["image"]):
+        other = "volume" if kind == "image" else "image"
+        expected = "a PNG or JPEG file" if kind == "image" else "an .npy file"
+        raise DataError(f"{path}: found the extension {suffix}, expected {expected}; data.{other} takes this one")
+    if kind == "image":
+        pixels = read_image(path)
+        axes, outputs = IMAGE_AXES, CHANNELS[len(pixels)]
+        values = np.moveaxis(pixels, 0, -1).astype(np.float32) / PIXEL_MAX
+    else:
+        found = read_npy(path, "1 to 4 axes, none of them empty", lambda shape: len(shape) > 0 and min(shape) > 0)
+        with np.errstate(over="ignore"):
+            values = found[..., np.newaxis].astype(np.float32)
+        axes, outputs = VOLUME_AXES[: found.ndim], ("value",)
+        if not np.isfinite(values).all():
+            raise DataError(f"{path}: found a number that is not finite in float32, expected finite ones")
+    require_memory(str(path), 4 * (values.ndim + 1) * values.size)
+    return _field_of(path.stem, axes, outputs, values)
+
+
+def field_placeholder(name: str, count: int, coordinates: int, outputs: int) -> DataSet:
+    """A data set of `count` zeros, with the types of one that `load_field` returns."""
+    axes, zero = VOLUME_AXES[:coordinates], np.zeros((), np.float32)
+    names = tuple(map(str, range(outputs)))
+    return _field_of(name, axes, names, np.broadcast_to(zero, (count, *(1,) * (coordinates - 1), outputs)))
+
+
+def _field_of(name: str, axes: Sequence[str], outputs: tuple[str, ...], values: np.ndarray) -> DataSet:
+    """The data set of an array (*shape, outputs)."""
+    split = Split(places(values.shape[:-1]), values.reshape(-1, len(outputs)))
+    return DataSet(
+        name=name,
+        train=split,
+        test=split,
+        classes=(),
+        mean=(CENTRE,) * len(axes),
+        std=(CENTRE,) * len(axes),
+        encoder=TableEncoder(Columns.named(axes), ()),
+        targets=outputs,
+    ).with_train(split)
+
+
+def places(shape: tuple[int, ...]) -> np.ndarray:
+    """The places of the elements of an array, the last axis fastest, as images float32 (N, axes, 1, 1)."""
+    axes = [((np.arange(n) + 0.5) / n).astype(np.float32) for n in shape]
+    grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1)
+    return grid.reshape(-1, len(shape), 1, 1)
+
+
+def shape_of(images: np.ndarray) -> tuple[int, ...]:
+    """The shape of the array whose elements have these places."""
+    return tuple(len(np.unique(images[:, i])) for i in range(images.shape[1]))

@@ -14,8 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from adtrain.data.errors import DataError
-from adtrain.data.file_array import FileArray
-from adtrain.data.sequences import MemoryStream, Sequences, cut
+from adtrain.data.file_array import FileArray, Indexed, MemoryStream, Sequences, cut
 from adtrain.data.shuffle import permutation
 
 CHUNK_BYTES = 1 << 20
@@ -30,11 +29,8 @@ Labels: TypeAlias = Any
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """Rows of an array in a given order, without copying it: indexing gathers the requested rows only.
-
-    The index is an integer, a slice or an integer array for the first axis; `np.asarray` gathers all rows.
-    """
+class Rows(Indexed):
+    """Rows of an array in a given order, without copying it: indexing gathers the requested rows only."""
 
     base: Stored
     rows: np.ndarray  # int64 (N,)
@@ -44,25 +40,11 @@ class Rows:
         return (len(self.rows), *self.base.shape[1:])
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype[Any]:  # type: ignore[override]
         return self.base.dtype
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all rows, gathered."""
-        return len(self.rows) * (self.base.nbytes // len(self.base))
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, key: Any) -> np.ndarray:
-        gathered: np.ndarray = self.base[self.rows[key]]
-        return gathered
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        if copy is False:
-            raise ValueError("rows are gathered into a new array")
-        return self[:] if dtype is None else self[:].astype(dtype)
+    def rows_at(self, numbers: np.ndarray) -> np.ndarray:
+        return self.base[self.rows[numbers]]
 
 
 Images: TypeAlias = Stored | Rows

@@ -141,7 +141,9 @@ class TableEncoder:
         """The features as images: (N, F, 1, 1), or with `options.shape` (N, *shape), uint8 if all are pixels."""
         features = self.encode(cells, columns, place)
         if options.shape and options.missing != "mean":
-            features = _as_pixels(features)
+            with np.errstate(invalid="ignore"):
+                pixels = features.astype(np.uint8)
+            features = pixels if np.array_equal(pixels, features) else features
         return np.asarray(as_images(features, place, options))
 
 
@@ -205,13 +207,6 @@ def _numbers(codes: np.ndarray, column: Column, found: Column, place: str) -> np
         reason = "which no training row has: the column's features are 0"
         warn(place, f"{what} {where}, {reason}")
     return numbers
-
-
-def _as_pixels(numbers: np.ndarray) -> np.ndarray:
-    """The numbers as uint8 if that changes no value."""
-    with np.errstate(invalid="ignore"):
-        pixels = numbers.astype(np.uint8)
-    return pixels if np.array_equal(pixels, numbers) else numbers
 
 
 def is_rows(given: Any) -> bool:

@@ -10,9 +10,9 @@ from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from adtrain.data import sequences, tokenizer
-from adtrain.data.errors import DataError, DataOptionError, quoted
-from adtrain.data.file_array import require_memory
+from adtrain.data import tokenizer
+from adtrain.data.errors import DataError, DataOptionError, quoted, reading
+from adtrain.data.file_array import MemoryStream, cut, require_memory
 from adtrain.data.part import NOTHING, Format, Known, Part, Parts
 from adtrain.data.tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY, Tokenizer
 from adtrain.files import read_regular
@@ -70,7 +70,7 @@ class TextOptions(SequenceOptions):
 def read(path: Path, options: TextOptions, known: Known = NOTHING) -> Parts:
     """The text as one part of sequences of `options.length` classes, in the order of the text.
 
-    `sequences.cut` says how. The classes of characters are those that occur, by code point, or those `known`; those of
+    `cut` says how. The classes of characters are those that occur, by code point, or those `known`; those of
     bytes are all 256; those of tokens are those of the tokenizer.
 
     Raises DataError for a file that cannot be read, is empty or not UTF-8, and for a character that is not `known`;
@@ -78,7 +78,7 @@ def read(path: Path, options: TextOptions, known: Known = NOTHING) -> Parts:
     """
     found = read_classes(path, options, known)
     require_length(len(found.numbers), options, path)
-    inputs, labels = (np.asarray(x) for x in sequences.cut(sequences.MemoryStream(found.numbers, ""), options.length))
+    inputs, labels = (np.asarray(x) for x in cut(MemoryStream(found.numbers, ""), options.length))
     part = Part(inputs, labels, str(path))
     return Parts(part, classes=found.names, tokenizer=found.tokenizer, validation_rows=options.validation_rows)
 
@@ -103,14 +103,12 @@ def read_classes(path: Path, options: TextOptions, known: Known = NOTHING) -> Cl
     for name in ("vocabulary", "tokenizer") if options.unit != "token" else ():
         if (value := getattr(options, name)) is not None:
             raise DataOptionError(name, f"found {value} for {options.unit}s, expected data.unit: token")
-    try:
+    with reading(path):
         advice = "; adtrain data tokenize writes its tokens to files" if options.unit == "token" else ""
         require_memory(str(path), BYTES_IN_MEMORY * path.stat().st_size, advice)
         if options.unit == "token":
             return _tokens(path, options, known)
         content = read_regular(path).removeprefix(b"" if options.unit == "byte" else BOM_UTF8)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     if not content:
         raise DataError(f"{path}: found an empty file, expected text")
     if options.unit == "byte":

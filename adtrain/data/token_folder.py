@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from adtrain.core.errors import AdtrainError
-from adtrain.data import sequences, tokenizer
-from adtrain.data.errors import DataError, DataOptionError
-from adtrain.data.file_array import DataFile
+from adtrain.data import tokenizer
+from adtrain.data.errors import DataError, DataOptionError, reading
+from adtrain.data.file_array import DataFile, FileStream, cut
 from adtrain.data.part import NOTHING, Format, Known, Part, Parts
 from adtrain.data.text_file import SequenceOptions, TextOptions, require_length
 from adtrain.data.tokenizer import Tokenizer
@@ -93,8 +93,8 @@ def read(folder: Path, options: TextOptions, known: Known = NOTHING) -> Parts:
     files = [_opened(folder / shard.file, shard.tokens * dtype.itemsize) for shard in header.shards]
     digest = sha256(json.dumps([shard.sha256 for shard in header.shards]).encode()).hexdigest()
     counts = [shard.tokens for shard in header.shards]
-    stream = sequences.FileStream(files, counts, dtype, header.vocabulary, digest)
-    inputs, labels = sequences.cut(stream, options.length)
+    stream = FileStream(files, counts, dtype, header.vocabulary, digest)
+    inputs, labels = cut(stream, options.length)
     part = Part(inputs, labels, str(folder))
     return Parts(part, classes=own.classes, tokenizer=own, validation_rows=options.validation_rows)
 
@@ -115,11 +115,10 @@ def verify(folder: Path) -> None:
 def _header(folder: Path) -> Header:
     path = folder / HEADER
     try:
-        values = json.loads(read_regular(path))
+        with reading(path):
+            values = json.loads(read_regular(path))
         shards = [Shard(**shard) for shard in values.pop("shards")]
         header = Header(shards=shards, **values)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         raise DataError(f"{path}: is damaged: found no header of tokens; {ADVICE}") from None
     counts = [header.vocabulary, header.tokens, header.documents, *(shard.tokens for shard in shards)]
@@ -140,14 +139,11 @@ def _header(folder: Path) -> Header:
 
 def _opened(path: Path, size: int) -> DataFile:
     """A file of this size in bytes. Raises DataError where it is missing, or has another size."""
-    try:
-        with open_regular(path) as file:
-            if (found := os.fstat(file.fileno()).st_size) != size:
-                what = "is truncated" if found < size else "has more than its tokens"
-                raise DataError(f"{path}: {what}: found {found:,} bytes, expected {size:,}")
-            return DataFile(path, file)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    with reading(path), open_regular(path) as file:
+        if (found := os.fstat(file.fileno()).st_size) != size:
+            what = "is truncated" if found < size else "has more than its tokens"
+            raise DataError(f"{path}: {what}: found {found:,} bytes, expected {size:,}")
+        return DataFile(path, file)
 
 
 def documents_of(paths: Iterable[Path]) -> list[Path]:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.data.errors import DataError
+from adtrain.data.errors import DataError, reading
 from adtrain.files import open_regular, read_regular
 
 FILE = "tokenizer.json"
@@ -153,9 +153,8 @@ class Tokenizer:
 def read(path: Path) -> Tokenizer:
     """The tokenizer in a file `tokenizer.json`. Raises DataError where the file cannot be read, or has no such."""
     try:
-        return Tokenizer(read_regular(path).decode())
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+        with reading(path):
+            return Tokenizer(read_regular(path).decode())
     except UnicodeDecodeError:
         raise DataError(f"{path}: found no UTF-8, expected a tokenizer.json") from None
     except ValueError as error:
@@ -194,9 +193,8 @@ def pieces_of(path: Path) -> Iterator[str]:
         yield decoder.decode(b"", final=True)
 
     try:
-        yield from pieces(blocks())
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+        with reading(path):
+            yield from pieces(blocks())
     except UnicodeDecodeError as error:
         line = lines + error.object.count(b"\n", 0, error.start)
         found = f"found 0x{error.object[error.start]:02x}, which is not UTF-8; convert the file"

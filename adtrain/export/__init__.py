@@ -1,1 +1,1 @@
-"""Export of a trained run: C (`c`), an ONNX file (`onnx_model`), or weights, also for PyTorch (`torch_weights`)."""
+"""Export of a trained run: C (`c`), an ONNX file (`onnx_model`), a page (`page`), or weights (`architectures`)."""

@@ -1,4 +1,9 @@
-"""Networks of the packages transformers and torchvision: their config.json and the layers of a config, in both ways.
+"""A trained network for other programs: its weights as safetensors, and folders of transformers and torchvision.
+
+`encode_weights` writes the arrays by the names that the run's model file has, which are those of torch.nn.Sequential.
+`training.init_from` reads the file, and so does `load_state_dict` of the same network in PyTorch. A layer's name is its
+position in the list of layers. A `residual` adds `body.` or `shortcut.`, a `concat` or `add` the position of the
+branch. Each of these contains a Sequential: `3.body.0.weight`, `4.1.0.bias`.
 
 `read` gives the layers that a config.json describes. `encode` writes the folder of a trained network. It describes the
 network as a config.json, reads that again, and refuses a network whose layers are others than those read.
@@ -14,12 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from adtrain import nn
+from adtrain import config, nn
 from adtrain.config.specs import LAYERS
 from adtrain.core.errors import AdtrainError
 from adtrain.data import tokenizer
 from adtrain.files import read_file
 from adtrain.training import TrainedModel, names, tensor_file
+from adtrain.training.tasks import Regression
 from adtrain.version import __version__
 
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
@@ -230,6 +236,36 @@ def _read(settings: Settings) -> Architecture:
     return READERS[kind](settings)
 
 
+def encode_weights(trained: TrainedModel) -> bytes:
+    """The content of a safetensors file: the same bytes for the same run.
+
+    Its metadata, JSON under one key, are the classes, the targets, the config, and the input's normalisation: division
+    by `scale`, then `mean` and `std` per channel; for rows of a table also the encoder of their columns, and for
+    tokens the content of `tokenizer.json`. With `data.normalize_targets` a predicted number is
+    output * `target_std` + `target_mean`.
+    """
+    about: dict[str, Any] = {
+        "version": __version__,
+        "config": config.dump(trained.config),
+        "classes": trained.classes,
+        "scale": trained.network.scale,
+        "mean": trained.network.mean,
+        "std": trained.network.std,
+        "encoder": trained.encoder,
+        "targets": trained.targets,
+    }
+    if isinstance(trained.network.task, Regression) and trained.network.task.normalized:
+        about |= {"target_mean": trained.network.task.mean, "target_std": trained.network.task.std}
+    if trained.tokenizer is not None:
+        about["tokenizer"] = trained.tokenizer.content
+    return tensor_file.encode(named_arrays(trained), about)
+
+
+def named_arrays(trained: TrainedModel) -> dict[str, np.ndarray]:
+    """Parameters and running statistics by name, in the run's precision."""
+    return {name: x.numpy() for name, x in tensor_file.named(trained.params, trained.statistics).items()}
+
+
 def encode(trained: TrainedModel, program: str) -> dict[str, Sequence[bytes | memoryview]]:
     """The files of a folder that transformers or torchvision (`program`) loads, by name, each in parts.
 
@@ -239,9 +275,7 @@ def encode(trained: TrainedModel, program: str) -> dict[str, Sequence[bytes | me
     settings = _transformers(trained) if program == "huggingface" else _torchvision(trained)
     architecture = _read(Settings(settings, settings["model_type"]))
     _require_equal(model, shape, architecture, program)
-    arrays = {
-        at: x.numpy().astype(np.float32) for at, x in tensor_file.named(trained.params, trained.statistics).items()
-    }
+    arrays = {name: x.astype(np.float32) for name, x in named_arrays(trained).items()}
     tensors = names.written(names.TABLES[architecture.names], model, shape, arrays, _shapes(settings))
     files: dict[str, Any] = {CONFIG: settings}
     if program == "huggingface" and architecture.input and trained.network.scale > 1:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -178,9 +178,23 @@ each = partial(node, arguments=elements)
 """One operation on each element; see `node`."""
 
 
+class _Formula(NamedTuple):
+    """Adds operations by their names: `o.Add(x, 1)`. A number becomes a constant of the type of `like`."""
+
+    nodes: Nodes
+    like: Variable
+
+    def __getattr__(self, op: str) -> Callable[..., str]:
+        def add(*given: str | float) -> str:
+            names = [x if isinstance(x, str) else self.nodes.number(self.like, x) for x in given]
+            return self.nodes.op(op, *names)
+
+        return add
+
+
 def composed(build: Callable[..., str]) -> Translation:
-    """Several operations on each element: `build(nodes, like, *names)`, `like` being the first argument."""
-    return lambda nodes, e: build(nodes, e.inputs[0], *elements(nodes, e))
+    """Several operations on each element: `build(o, *names)`, where `o` is a _Formula."""
+    return lambda nodes, e: build(_Formula(nodes, e.inputs[0]), *elements(nodes, e))
 
 
 def cast(nodes: Nodes, e: Equation) -> str:
@@ -221,22 +235,18 @@ def logical(op: str) -> Translation:
     return write
 
 
-def gelu(nodes: Nodes, like: Variable, x: str) -> str:
+def gelu(o: _Formula, x: str) -> str:
     """x (1 + erf(x / √2)) / 2."""
-    erf = nodes.op("Erf", nodes.op("Mul", x, nodes.number(like, sqrt(0.5))))
-    return nodes.op("Mul", nodes.op("Mul", x, nodes.number(like, 0.5)), nodes.op("Add", erf, nodes.number(like, 1)))
+    erf = o.Erf(o.Mul(x, sqrt(0.5)))
+    return o.Mul(o.Mul(x, 0.5), o.Add(erf, 1))
 
 
-def floor_divide(nodes: Nodes, like: Variable, a: str, b: str) -> str:
-    if like.type.dtype.kind == "f":
-        return nodes.op("Floor", nodes.op("Div", a, b))
-    return nodes.op("Div", nodes.op("Sub", a, nodes.op("Mod", a, b)), b)
+def floor_divide(o: _Formula, a: str, b: str) -> str:
+    return o.Floor(o.Div(a, b)) if o.like.type.dtype.kind == "f" else o.Div(o.Sub(a, o.Mod(a, b)), b)
 
 
-def remainder(nodes: Nodes, like: Variable, a: str, b: str) -> str:
-    if like.type.dtype.kind == "f":
-        return nodes.op("Sub", a, nodes.op("Mul", floor_divide(nodes, like, a, b), b))
-    return nodes.op("Mod", a, b)
+def remainder(o: _Formula, a: str, b: str) -> str:
+    return o.Sub(a, o.Mul(floor_divide(o, a, b), b)) if o.like.type.dtype.kind == "f" else o.Mod(a, b)
 
 
 def reshape(nodes: Nodes, e: Equation) -> str:
@@ -521,14 +531,12 @@ NODES: dict[str, Translation] = {
     # Of each element.
     **{name: each(name.capitalize()) for name in SAME.split()},
     "less_equal": each("LessOrEqual"),
-    "not_equal": composed(lambda nodes, like, a, b: nodes.op("Not", nodes.op("Equal", a, b))),
-    "log1p": composed(lambda nodes, like, x: nodes.op("Log", nodes.op("Add", x, nodes.number(like, 1)))),
-    "expm1": composed(lambda nodes, like, x: nodes.op("Sub", nodes.op("Exp", x), nodes.number(like, 1))),
-    "rsqrt": composed(lambda nodes, like, x: nodes.op("Reciprocal", nodes.op("Sqrt", x))),
-    "square": composed(lambda nodes, like, x: nodes.op("Mul", x, x)),
-    "hypot": composed(
-        lambda nodes, like, a, b: nodes.op("Sqrt", nodes.op("Add", nodes.op("Mul", a, a), nodes.op("Mul", b, b)))
-    ),
+    "not_equal": composed(lambda o, a, b: o.Not(o.Equal(a, b))),
+    "log1p": composed(lambda o, x: o.Log(o.Add(x, 1))),
+    "expm1": composed(lambda o, x: o.Sub(o.Exp(x), 1)),
+    "rsqrt": composed(lambda o, x: o.Reciprocal(o.Sqrt(x))),
+    "square": composed(lambda o, x: o.Mul(x, x)),
+    "hypot": composed(lambda o, a, b: o.Sqrt(o.Add(o.Mul(a, a), o.Mul(b, b)))),
     "floor_divide": composed(floor_divide),
     "remainder": composed(remainder),
     "power": each("Pow"),
@@ -537,9 +545,7 @@ NODES: dict[str, Translation] = {
     "integer_power_scalar": power,
     "isnan": each("IsNaN"),
     "isinf": each("IsInf"),
-    "isfinite": composed(
-        lambda nodes, like, x: nodes.op("Not", nodes.op("Or", nodes.op("IsNaN", x), nodes.op("IsInf", x)))
-    ),
+    "isfinite": composed(lambda o, x: o.Not(o.Or(o.IsNaN(x), o.IsInf(x)))),
     "bitwise_and": logical("And"),
     "bitwise_or": logical("Or"),
     "bitwise_xor": logical("Xor"),
@@ -548,7 +554,7 @@ NODES: dict[str, Translation] = {
     "clip": clip,
     "leaky_relu": each("LeakyRelu", alpha="negative_slope"),
     "elu": each("Elu", alpha="alpha"),
-    "silu": composed(lambda nodes, like, x: nodes.op("Mul", x, nodes.op("Sigmoid", x))),
+    "silu": composed(lambda o, x: o.Mul(x, o.Sigmoid(x))),
     "gelu": composed(gelu),
 }
 """The translation of each primitive and form."""

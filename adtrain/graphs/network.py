@@ -12,7 +12,7 @@ from adtrain.config import Config
 from adtrain.graphs.formats import Graph
 from adtrain.graphs.picture import LABEL, TITLE, Arrow, Box, Frame, Picture, Point, text_height, text_width
 from adtrain.nn.describe import LayerRow
-from adtrain.nn.fields import pair, size_text
+from adtrain.nn.module import pair, size_text
 from adtrain.table import COUNT, TEXT, Column, render
 
 KINDS: dict[str, tuple[type[nn.Module], ...]] = {

@@ -45,18 +45,24 @@ from adtrain.nn.attention import (
     TransformerLayer,
 )
 from adtrain.nn.containers import Add, Branches, Concat, Container, Multiply, Residual, Sequential, WithCoefficients
-from adtrain.nn.conv import Conv1d, Conv2d, ConvTranspose2d
+from adtrain.nn.conv import (
+    AdaptiveAvgPool2d,
+    AdaptiveMaxPool2d,
+    AvgPool2d,
+    Conv1d,
+    Conv2d,
+    ConvTranspose2d,
+    MaxPool2d,
+    Upsample,
+)
 from adtrain.nn.describe import LayerRow, count_parameters, describe, layer_of, layers
-from adtrain.nn.encodings import FourierFeatures, HashGrid, Sine
 from adtrain.nn.init import ConvInit, WeightInit
-from adtrain.nn.linear import Embedding, Linear
+from adtrain.nn.linear import Embedding, FourierFeatures, HashGrid, Linear, Sine
 from adtrain.nn.low_rank import LowRankSequential, is_low_rank, with_products
 from adtrain.nn.module import LayerError, Mode, Module, Params, Shape, State, Token, with_weights
 from adtrain.nn.norm import BatchNorm1d, BatchNorm2d, GroupNorm, InstanceNorm2d, LayerNorm, RMSNorm
-from adtrain.nn.pool import AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool2d, MaxPool2d, Upsample
 from adtrain.nn.recurrent import GRU, LSTM, RNN
-from adtrain.nn.shape import Flatten, Reshape, Select
-from adtrain.nn.tokens import ClassToken, Mean, Patches, PositionalEmbedding
+from adtrain.nn.tokens import ClassToken, Flatten, Mean, Patches, PositionalEmbedding, Reshape, Select
 
 LAYERS: dict[str, type[Module]] = {
     layer.kind(): layer

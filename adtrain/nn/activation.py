@@ -10,20 +10,23 @@ import numpy as np
 from adtrain import ops
 from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError, ShapeError
-from adtrain.nn import fields
-from adtrain.nn.module import Mode, Module, Params, Shape, State
+from adtrain.nn.module import IMAGE_AXES, Mode, Module, Params, Shape, State, axis_of, check_ndim
 from adtrain.option_types import Axis, Fraction, Number, Positive, Size
 
 
-@dataclass(frozen=True)
-class _Activation(Module):
-    """The operation of the same name in `ops`. The layer's options are its arguments after `x`."""
+class _Elementwise(Module):
+    """A layer that keeps the shape, and whose numbers depend on their own place in the input."""
 
     def output_shape(self, shape: Shape) -> Shape:
         return shape
 
     def by_token(self, shape: Shape) -> bool:
         return True
+
+
+@dataclass(frozen=True)
+class _Activation(_Elementwise):
+    """The operation of the same name in `ops`. The layer's options are its arguments after `x`."""
 
     def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         return getattr(ops, self.kind())(x, *astuple(self)), state
@@ -113,16 +116,10 @@ class PReLU(_Activation):
 
 
 @dataclass(frozen=True)
-class Scale(Module):
+class Scale(_Elementwise):
     """The input times `factor`. With factor 1 a branch passes its input on."""
 
     factor: Number
-
-    def output_shape(self, shape: Shape) -> Shape:
-        return shape
-
-    def by_token(self, shape: Shape) -> bool:
-        return True
 
     def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         return x if self.factor == 1 else x * self.factor, state
@@ -150,11 +147,11 @@ class _AlongAxis(_Activation):
     dim: Axis = -1
 
     def output_shape(self, shape: Shape) -> Shape:
-        fields.axis_of(self, self.dim, shape)
+        axis_of(self, self.dim, shape)
         return shape
 
     def by_token(self, shape: Shape) -> bool:
-        return fields.axis_of(self, self.dim, shape) > 0
+        return axis_of(self, self.dim, shape) > 0
 
 
 @dataclass(frozen=True)
@@ -168,16 +165,10 @@ class LogSoftmax(_AlongAxis):
 
 
 @dataclass(frozen=True)
-class Dropout(Module):
+class Dropout(_Elementwise):
     """In training, 0 with probability p and x / (1 - p) otherwise; in evaluation, x."""
 
     p: Fraction = 0.5
-
-    def output_shape(self, shape: Shape) -> Shape:
-        return shape
-
-    def by_token(self, shape: Shape) -> bool:
-        return True
 
     def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         if self.p == 0 or not mode.is_training(self):
@@ -195,7 +186,7 @@ class Dropout2d(Dropout):
     """In training, a channel of an image is 0 with probability p and x / (1 - p) otherwise (Tompson et al. 2015)."""
 
     def output_shape(self, shape: Shape) -> Shape:
-        fields.check_ndim(self, shape, fields.IMAGE_AXES)
+        check_ndim(self, shape, IMAGE_AXES)
         return shape
 
     def _dropped(self, x: Value, rng: Value, stream: int) -> Value:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from math import sqrt
 from typing import Any, ClassVar, Literal
 
@@ -14,14 +14,12 @@ from adtrain import ops
 from adtrain.core.array import Value, array
 from adtrain.core.custom import custom_vjp
 from adtrain.core.errors import AdtrainError, ShapeError
-from adtrain.nn import fields
 from adtrain.nn.activation import GELU, Dropout, ReLU, SiLU, SquaredReLU
 from adtrain.nn.containers import Container, child_output_shape, run_child
 from adtrain.nn.init import WeightInit, drawn
 from adtrain.nn.linear import Linear, product
-from adtrain.nn.module import Mode, Module, Params, Shape, State, Token
+from adtrain.nn.module import TOKEN_AXES, Mode, Module, Params, Shape, State, Token, check_inferred, check_ndim
 from adtrain.nn.norm import LayerNorm, RMSNorm
-from adtrain.nn.tokens import TOKEN_AXES
 from adtrain.ops.attention import MAX_WIDTH
 from adtrain.option_types import Fraction, NonNegative, Positive, Size
 
@@ -80,9 +78,9 @@ class MultiheadAttention(Module):
         return self.qk_norm or self.rotary_base is not None or self.key_value_heads < self.num_heads
 
     def output_shape(self, shape: Shape) -> Shape:
-        fields.check_ndim(self, shape, TOKEN_AXES)
+        check_ndim(self, shape, TOKEN_AXES)
         tokens, width = shape
-        fields.check_inferred(self, "embed_dim", width, shape)
+        check_inferred(self, "embed_dim", width, shape)
         if width % self.num_heads:
             raise ShapeError(
                 f"multihead_attention: num_heads {self.num_heads} does not divide the input's width {width}: {shape}"
@@ -297,7 +295,7 @@ class TransformerLayer(Container):
         return True
 
     def output_shape(self, shape: Shape) -> Shape:
-        fields.check_ndim(self, shape, TOKEN_AXES)
+        check_ndim(self, shape, TOKEN_AXES)
         for name, child, inner in self.children(shape):
             child_output_shape(name, child, inner)
         return shape
@@ -362,8 +360,8 @@ class TransformerEncoderLayer(TransformerLayer):
         return {"norm1": norm, "self_attn": attention, "norm2": norm, "linear1": linear1, "linear2": linear2}
 
     def output_shape(self, shape: Shape) -> Shape:
-        fields.check_ndim(self, shape, TOKEN_AXES)
-        fields.check_inferred(self, "d_model", shape[-1], shape)
+        check_ndim(self, shape, TOKEN_AXES)
+        check_inferred(self, "d_model", shape[-1], shape)
         if shape[-1] % self.nhead:
             raise ShapeError(
                 f"transformer_encoder_layer: nhead {self.nhead} does not divide the input's width {shape[-1]}: {shape}"
@@ -406,20 +404,8 @@ class DecoderLayer(TransformerLayer):
     def layers(self, shape: Shape) -> dict[str, Module]:
         norm = {"layer_norm": LayerNorm, "rms_norm": RMSNorm}[self.norm](eps=self.norm_eps)
         out_gain = 1.0 if self.depth is None else 1 / sqrt(2 * self.depth)
-        attention = MultiheadAttention(
-            self.num_heads,
-            dropout=self.dropout,
-            bias=self.bias,
-            causal=self.causal,
-            num_key_value_heads=self.num_key_value_heads,
-            window=self.window,
-            rotary_base=self.rotary_base,
-            qk_norm=self.qk_norm,
-            soft_cap=self.soft_cap,
-            weight_init=self.weight_init,
-            init_gain=self.init_gain,
-            out_init_gain=out_gain,
-        )
+        shared = {x.name: getattr(self, x.name) for x in fields(MultiheadAttention) if hasattr(self, x.name)}
+        attention = MultiheadAttention(**shared, out_init_gain=out_gain)
 
         def linear(features: int, gain: float) -> Linear:
             return Linear(features, bias=self.bias, weight_init=self.weight_init, init_gain=gain)

@@ -17,9 +17,8 @@ from adtrain.core.array import Value, array
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.core.options import shown
 from adtrain.core.trace import scope
-from adtrain.nn.fields import size_text
 from adtrain.nn.linear import Embedding, Linear
-from adtrain.nn.module import LayerError, Mode, Module, Params, Shape, State
+from adtrain.nn.module import LayerError, Mode, Module, Params, Shape, State, size_text
 
 LIMIT = 2**31
 """Kernels count the elements of an image in 32 bits; no layer makes a sample larger than that."""

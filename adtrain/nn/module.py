@@ -1,4 +1,4 @@
-"""The base class of layers: an immutable description. Its arrays are in separate trees."""
+"""The base class of layers: an immutable description. Its arrays are in separate trees. Checks of inputs' shapes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import zlib
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,9 @@ Params = dict[str, Any]
 """A tree of the arrays that the optimizer trains."""
 State = dict[str, Any]
 """A tree of the arrays that a forward pass updates: running statistics."""
+Pair = int | tuple[int, int]
+IMAGE_AXES, TOKEN_AXES = ("channels", "height", "width"), ("tokens", "width")
+"""The axes of a sample."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,3 +223,42 @@ def with_weights(params: Params, weights: Params) -> Params:
         old = params[name]
         found[name] = with_weights(old, x) if isinstance(x, dict) else array(x.astype(old.dtype))
     return found
+
+
+def pair(value: Pair) -> tuple[int, int]:
+    """(height, width); an integer is used for both."""
+    return value if isinstance(value, tuple) else (value, value)
+
+
+def size_text(size: tuple[int, ...]) -> str:
+    """The size as text: "5x5"."""
+    return "x".join(map(str, size))
+
+
+def axis_of(layer: Module, dim: int, shape: Shape) -> int:
+    """The axis of a sample, from 0, for the axis `dim` of a batch. Raises ShapeError if it is out of range."""
+    axes = len(shape) + 1
+    if not -axes < dim < axes:
+        raise ShapeError(f"{layer.kind()}: dim is {dim}, the input has {axes} axes with the batch axis: {shape}")
+    return dim % axes - 1
+
+
+def check_ndim(layer: Module, shape: Shape, axes: tuple[str, ...]) -> None:
+    """Raise ShapeError unless `shape` has one size for each of the named axes."""
+    if len(shape) != len(axes):
+        raise ShapeError(f"{layer.kind()}: expected an input of shape ({', '.join(axes)}), found {shape}")
+
+
+def check_features(layer: Module, shape: Shape) -> None:
+    """Raise ShapeError if `shape` has no last axis, of features."""
+    if not shape:
+        raise ShapeError(f"{layer.kind()}: expected an input of shape (..., features), found {shape}")
+
+
+def check_inferred(layer: Module, name: str, size: int, shape: Shape) -> None:
+    """Raise ShapeError if the optional field `name` is set and differs from `size`, which the input's shape gives."""
+    value = getattr(layer, name)
+    if value is not None and value != size:
+        hint = "; add flatten before it" if len(shape) > 1 and value == prod(shape) else ""
+        reason = f"{name} is {value}, expected {size} for the input {shape}"
+        raise ShapeError(f"{layer.kind()}: {reason}{hint}")

@@ -10,14 +10,17 @@ import numpy as np
 from adtrain import ops
 from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError, ShapeError
-from adtrain.nn import fields
-from adtrain.nn.fields import IMAGE_AXES
-from adtrain.nn.module import Mode, Module, Params, Shape, State
+from adtrain.nn.module import IMAGE_AXES, Mode, Module, Params, Shape, State, check_inferred, check_ndim
 from adtrain.option_types import Expected, Fraction, NonNegative, Size, SizeOrShape
 
 
 class _NormLayer(Module):
-    """A layer with a "weight" that starts at one and a "bias" that starts at zero."""
+    """A layer with a "weight" that starts at one and a "bias" that starts at zero; `affine` says which it has."""
+
+    affine: Any
+
+    def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
+        return {name: shape[:1] for name in ("weight", "bias") if self.affine in (True, name)}
 
     def new_arrays(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:
         sizes = self.parameter_shapes(shape)
@@ -34,11 +37,8 @@ class _BatchNorm(_NormLayer):
     sync: bool = False
 
     def output_shape(self, shape: Shape) -> Shape:
-        fields.check_inferred(self, "num_features", shape[0], shape)
+        check_inferred(self, "num_features", shape[0], shape)
         return shape
-
-    def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
-        return {name: shape[:1] for name in ("weight", "bias") if self.affine in (True, name)}
 
     def new_arrays(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:
         params, _ = super().new_arrays(shape, rng, dtype)
@@ -68,13 +68,7 @@ class _BatchNorm(_NormLayer):
 
 @dataclass(frozen=True)
 class BatchNorm1d(_BatchNorm):
-    """Batch normalisation (Ioffe and Szegedy 2015); a sample is (channels,) or (channels, length).
-
-    With `affine: weight` or `affine: bias` the layer has this parameter only: the bias is 0, or the weight 1.
-
-    In a batch that is divided into shards, the mean and the variance are those of a shard; with `sync` those of the
-    whole batch, as in PyTorch's SyncBatchNorm.
-    """
+    """Batch normalisation of samples (channels,) or (channels, length); options as of `batch_norm2d`."""
 
     def output_shape(self, shape: Shape) -> Shape:
         if len(shape) not in (1, 2):
@@ -98,7 +92,7 @@ class BatchNorm2d(_BatchNorm):
     """
 
     def output_shape(self, shape: Shape) -> Shape:
-        fields.check_ndim(self, shape, IMAGE_AXES)
+        check_ndim(self, shape, IMAGE_AXES)
         return super().output_shape(shape)
 
 
@@ -182,16 +176,13 @@ class GroupNorm(_NormLayer):
     def output_shape(self, shape: Shape) -> Shape:
         if not shape:
             raise ShapeError(f"group_norm: expected an input of shape (channels, ...), found {shape}")
-        fields.check_inferred(self, "num_channels", shape[0], shape)
+        check_inferred(self, "num_channels", shape[0], shape)
         if shape[0] % self.num_groups:
             raise ShapeError(
                 f"group_norm: the input's {shape[0]} channels are not a multiple of num_groups {self.num_groups}: "
                 f"{shape}"
             )
         return shape
-
-    def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
-        return {"weight": shape[:1], "bias": shape[:1]} if self.affine else {}
 
     def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         return ops.group_norm(x, self.num_groups, params.get("weight"), params.get("bias"), eps=self.eps), state
@@ -207,12 +198,9 @@ class InstanceNorm2d(_NormLayer):
     affine: bool = False
 
     def output_shape(self, shape: Shape) -> Shape:
-        fields.check_ndim(self, shape, IMAGE_AXES)
-        fields.check_inferred(self, "num_features", shape[0], shape)
+        check_ndim(self, shape, IMAGE_AXES)
+        check_inferred(self, "num_features", shape[0], shape)
         return shape
-
-    def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
-        return {"weight": shape[:1], "bias": shape[:1]} if self.affine else {}
 
     def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         return ops.group_norm(x, x.shape[1], params.get("weight"), params.get("bias"), eps=self.eps), state

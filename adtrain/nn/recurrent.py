@@ -13,9 +13,8 @@ import numpy as np
 from adtrain import ops
 from adtrain.core.array import Value, array
 from adtrain.core.errors import OptionError, ShapeError
-from adtrain.nn import fields
 from adtrain.nn.activation import Dropout
-from adtrain.nn.module import Mode, Module, Params, Shape, State
+from adtrain.nn.module import Mode, Module, Params, Shape, State, check_inferred
 from adtrain.option_types import Bounds, Fraction, Size
 
 Layers = Annotated[int, Bounds(ge=1, le=1000)]
@@ -57,7 +56,7 @@ class _Recurrent(Module):
         if len(shape) != 2:
             rows = f"; write reshape: [{shape[0] * shape[1]}, {shape[2]}] before it" if len(shape) == 3 else ""
             raise ShapeError(f"{self.kind()}: expected an input of shape (length, features), found {shape}{rows}")
-        fields.check_inferred(self, "input_size", shape[1], shape)
+        check_inferred(self, "input_size", shape[1], shape)
         return (shape[0], self.width) if self.output == "all" else (self.width,)
 
     def names(self, layer: int) -> Iterator[list[str]]:

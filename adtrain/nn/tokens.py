@@ -1,22 +1,81 @@
-"""Layers on sequences of tokens, (tokens, width): images to tokens, positions, and means."""
+"""Layers that move elements, and layers on sequences of tokens, (tokens, width)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, Literal
 
 import numpy as np
 
 from adtrain import ops
 from adtrain.core.array import Value, array
-from adtrain.core.errors import ShapeError
-from adtrain.nn import fields
-from adtrain.nn.fields import IMAGE_AXES
+from adtrain.core.errors import OptionError, ShapeError
+from adtrain.core.options import words_in_python
 from adtrain.nn.init import drawn
-from adtrain.nn.module import Mode, Module, Params, Shape, State
-from adtrain.option_types import Axis, SizePair
+from adtrain.nn.module import (
+    IMAGE_AXES,
+    TOKEN_AXES,
+    Mode,
+    Module,
+    Params,
+    Shape,
+    State,
+    axis_of,
+    check_ndim,
+    pair,
+    size_text,
+)
+from adtrain.option_types import Axis, Indices, OpenShape, SizePair
 
-TOKEN_AXES = ("tokens", "width")
+
+@dataclass(frozen=True)
+class Flatten(Module):
+    """Each sample flattened to one axis."""
+
+    def output_shape(self, shape: Shape) -> Shape:
+        return (prod(shape),)
+
+    def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+        return ops.reshape(x, (x.shape[0], prod(x.shape[1:]))), state
+
+
+@dataclass(frozen=True)
+class Reshape(Module):
+    """Each sample reshaped to `shape`; one axis may be -1 and is inferred."""
+
+    shape: OpenShape
+
+    def __post_init__(self) -> None:
+        if self.shape.count(-1) > 1:
+            raise OptionError(f"reshape: shape is {self.shape}, expected {words_in_python(OpenShape)}")
+
+    def output_shape(self, shape: Shape) -> Shape:
+        known = prod(n for n in self.shape if n != -1)
+        fits = prod(shape) % known == 0 if -1 in self.shape else prod(shape) == known
+        if not fits:
+            raise ShapeError(f"reshape: shape {self.shape} has {known} elements, the input {prod(shape)}: {shape}")
+        return tuple(prod(shape) // known if n == -1 else n for n in self.shape)
+
+    def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+        return ops.reshape(x, (x.shape[0], *self.output_shape(x.shape[1:]))), state
+
+
+@dataclass(frozen=True)
+class Select(Module):
+    """The features or channels of each sample at these indices: (C, ...) -> (len(indices), ...)."""
+
+    indices: Indices
+
+    def output_shape(self, shape: Shape) -> Shape:
+        if not shape or max(self.indices) >= shape[0]:
+            raise ShapeError(f"select: index {max(self.indices)} is out of range for the input {shape}")
+        return (len(self.indices), *shape[1:])
+
+    def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+        return ops.take(x, np.array(self.indices), axis=1), state
+
+
 LONGEST_WAVE = 10_000.0
 """The wavelength of the slowest sinusoid is 2π times this (Vaswani et al. 2017)."""
 
@@ -32,22 +91,22 @@ class Patches(Module):
     patch_size: SizePair
 
     def output_shape(self, shape: Shape) -> Shape:
-        fields.check_ndim(self, shape, IMAGE_AXES)
+        check_ndim(self, shape, IMAGE_AXES)
         rows, columns = self._count(shape)
-        height, width = fields.pair(self.patch_size)
+        height, width = pair(self.patch_size)
         return rows * columns, shape[0] * height * width
 
     def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         images, channels = x.shape[:2]
-        (rows, columns), (height, width) = self._count(x.shape[1:]), fields.pair(self.patch_size)
+        (rows, columns), (height, width) = self._count(x.shape[1:]), pair(self.patch_size)
         split = ops.reshape(x, (images, channels, rows, height, columns, width))
         return ops.reshape(ops.transpose(split, (0, 2, 4, 1, 3, 5)), (images, *self.output_shape(x.shape[1:]))), state
 
     def _count(self, shape: Shape) -> tuple[int, int]:
         """Patches in a column and in a row of an image."""
-        height, width = fields.pair(self.patch_size)
+        height, width = pair(self.patch_size)
         if shape[1] % height or shape[2] % width:
-            patch, image = fields.size_text((height, width)), fields.size_text(shape[1:])
+            patch, image = size_text((height, width)), size_text(shape[1:])
             raise ShapeError(f"patches: patches of {patch} do not divide the image of {image}")
         return shape[1] // height, shape[2] // width
 
@@ -63,7 +122,7 @@ class PositionalEmbedding(Module):
     encoding: Literal["learned", "sinusoidal"] = "learned"
 
     def output_shape(self, shape: Shape) -> Shape:
-        fields.check_ndim(self, shape, TOKEN_AXES)
+        check_ndim(self, shape, TOKEN_AXES)
         return shape
 
     def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
@@ -107,7 +166,7 @@ class ClassToken(Module):
     """
 
     def output_shape(self, shape: Shape) -> Shape:
-        fields.check_ndim(self, shape, TOKEN_AXES)
+        check_ndim(self, shape, TOKEN_AXES)
         return shape[0] + 1, shape[1]
 
     def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
@@ -128,7 +187,7 @@ class Mean(Module):
     dim: Axis = 1
 
     def output_shape(self, shape: Shape) -> Shape:
-        axis = fields.axis_of(self, self.dim, shape)
+        axis = axis_of(self, self.dim, shape)
         if shape[axis] == 0:
             raise ShapeError(f"mean: the input {shape} has no elements along dim {self.dim}")
         return (*shape[:axis], *shape[axis + 1 :])

@@ -10,17 +10,13 @@ Typical use:
 from __future__ import annotations
 
 from adtrain.optim import schedules
-from adtrain.optim.adam import Adam, AdamW
 from adtrain.optim.averages import AVERAGES, EMA, Average, Lookahead
-from adtrain.optim.clip import clip_by_norm, clip_by_value
+from adtrain.optim.elementwise import SGD, Adam, AdamW, Lion, RMSprop
 from adtrain.optim.groups import NO_DECAY, Group, Grouped, grouped
 from adtrain.optim.lbfgs import LBFGS, Sequence
-from adtrain.optim.lion import Lion
 from adtrain.optim.muon import Muon
-from adtrain.optim.optimizer import ACCEPTED, LOSS, STOPPED, Optimizer, OptState
-from adtrain.optim.rmsprop import RMSprop
+from adtrain.optim.optimizer import ACCEPTED, LOSS, STOPPED, Optimizer, OptState, clip_by_norm, clip_by_value
 from adtrain.optim.schedules import SCHEDULES, Plateau, Schedule, plateau_of
-from adtrain.optim.sgd import SGD
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
     optimizer.kind(): optimizer for optimizer in (SGD, Adam, AdamW, RMSprop, Lion, Muon, LBFGS, Sequence)

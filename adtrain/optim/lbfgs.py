@@ -14,7 +14,7 @@ from adtrain.core import tree
 from adtrain.core.array import Value
 from adtrain.core.errors import OptionError
 from adtrain.core.views import subview
-from adtrain.optim.adam import Adam
+from adtrain.optim.elementwise import Adam
 from adtrain.optim.optimizer import (
     ACCEPTED,
     LOSS,
@@ -197,14 +197,9 @@ class Sequence(Optimizer):
         return found
 
     def updated(self, params: Tree, grads: Tree, state: OptState, lr: Value) -> tuple[Tree, OptState]:
-        return self._updated(params, grads, state, lr, None)
+        return self.updated_by_loss(params, grads, state, lr, None)
 
     def updated_by_loss(
-        self, params: Tree, grads: Tree, state: OptState, lr: Value, loss: Value
-    ) -> tuple[Tree, OptState]:
-        return self._updated(params, grads, state, lr, loss)
-
-    def _updated(
         self, params: Tree, grads: Tree, state: OptState, lr: Value, loss: Value | None
     ) -> tuple[Tree, OptState]:
         """Both updates are computed, and one is taken: a Program has no branches."""

@@ -12,7 +12,7 @@ from adtrain.core.array import Value
 from adtrain.core.errors import OptionError
 from adtrain.core.types import Shape
 from adtrain.core.views import subview
-from adtrain.optim.adam import AdamW
+from adtrain.optim.elementwise import AdamW
 from adtrain.optim.groups import matches, require_matches
 from adtrain.optim.optimizer import (
     Optimizer,
@@ -20,11 +20,10 @@ from adtrain.optim.optimizer import (
     Part,
     Tree,
     initial_in_parts,
+    initial_state,
     is_zero,
     named,
     updated_in_parts,
-    zero_step,
-    zeros_like,
 )
 from adtrain.option_types import Fraction, NonNegative, Patterns, Positive, Size
 
@@ -103,8 +102,7 @@ class Muon(Optimizer):
         return [path for path, n in axes.items() if n > 1 and not (rest and matches(rest, path, n))]
 
     def _init_matrices(self, params: Tree) -> OptState:
-        step: OptState = {"step": zero_step(params)}
-        return {**step, "momentum_buffer": zeros_like(params)} if self.momentum else step
+        return initial_state(params, *(["momentum_buffer"] if self.momentum else []))
 
     def _updated_matrices(self, params: Tree, grads: Tree, state: OptState, lr: Value) -> tuple[Tree, OptState]:
         new: OptState = {"step": state["step"] + 1}

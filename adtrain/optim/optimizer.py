@@ -1,4 +1,4 @@
-"""The base class of optimizers: an immutable description. Its running averages are in a separate tree."""
+"""The base class of optimizers: an immutable description. Its averages are in a separate tree. Also clipping."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from adtrain.core import tree
 from adtrain.core.array import Value
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.core.operators import OF_PYTORCH_OPTIMIZERS
-from adtrain.core.options import CheckedArguments, check_option
+from adtrain.core.options import CheckedArguments, check_option, checked_options
 from adtrain.core.trace import phase
 from adtrain.core.traced_number import TracedNumber
 from adtrain.core.types import Shape
@@ -153,6 +154,11 @@ def zero_step(params: Tree) -> Value:
     return ops.zeros((), dtype=np.int64, device=device_of(params))
 
 
+def initial_state(params: Tree, *averages: str) -> OptState:
+    """A step count of 0, and zeros in place of the averages."""
+    return {"step": zero_step(params), **{name: zeros_like(params) for name in averages}}
+
+
 def is_zero(option: Any) -> bool:
     """Whether an option is the number 0. A traced number is not."""
     return isinstance(option, (int, float)) and option == 0
@@ -163,6 +169,14 @@ def add_decay(grads: Tree, params: Tree, weight_decay: float) -> Tree:
     if is_zero(weight_decay):
         return grads
     return tree.map(lambda g, p: g + weight_decay * p, grads, params)
+
+
+def decayed(params: Tree, weight_decay: float, lr: Value) -> Tree:
+    """(1 - lr weight_decay) params."""
+    if is_zero(weight_decay):
+        return params
+    factor = 1 - weight_decay * ops.astype(lr, np.float64)
+    return tree.map(lambda p: ops.astype(factor, p.dtype) * p, params)
 
 
 def named(params: Tree) -> dict[str, Any]:
@@ -208,3 +222,26 @@ def updated_in_parts(params: Tree, grads: Tree, state: OptState, parts: Iterable
             for name, x in after.items():
                 new[name] = {**new[name], **x} if by_path(x) else x
     return tree.unflatten(structure, list(arrays.values())), new
+
+
+@checked_options
+def clip_by_norm(grads: Tree, max_norm: Positive, norm: Value | None = None) -> tuple[Tree, Value]:
+    """The gradients scaled so that their norm is at most `max_norm`, and their norm before scaling (0-d).
+
+    The norm is the Euclidean norm of all leaves as one vector (Pascanu et al. 2013), as in
+    torch.nn.utils.clip_grad_norm_. With `norm`, `grads` are a part of the gradients that have this norm. Raises
+    OptionError if `max_norm` is not above 0 or there are no gradients.
+    """
+    leaves = tree.leaves(grads)
+    if not leaves:
+        raise OptionError("clip_by_norm: found no gradients, expected at least one")
+    if norm is None:
+        norm = ops.sqrt(reduce(ops.add, [ops.sum(ops.square(g)) for g in leaves]))
+    scale = ops.minimum(max_norm / (norm + 1e-6), 1.0)  # 1e-6 as in PyTorch: no division by a norm of zero
+    return tree.map(lambda g: ops.astype(scale, g.dtype) * g, grads), norm
+
+
+@checked_options
+def clip_by_value(grads: Tree, limit: Positive) -> Tree:
+    """The gradients with every element clamped to [-limit, limit]. Raises OptionError if `limit` is not above 0."""
+    return tree.map(lambda g: ops.clip(g, -limit, limit), grads)

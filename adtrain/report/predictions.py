@@ -17,7 +17,7 @@ from adtrain.config.plugged import NONE, Trust
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.data import Images, Split
-from adtrain.data.fields import shape_of
+from adtrain.data.points import shape_of
 from adtrain.metrics import confusion_matrix, psnr
 from adtrain.nn import Mode
 from adtrain.report.importance import TableColumns, table_columns

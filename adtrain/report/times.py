@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from adtrain import config, nn
 from adtrain.config import Config
-from adtrain.nn.fields import size_text
+from adtrain.nn.module import size_text
 from adtrain.report.plot import ticks
 from adtrain.training.costs import BEFORE, PHASES
 from adtrain.training.summary import OperationTime, Summary, operations_text

@@ -15,8 +15,7 @@ from adtrain.core.array import Array, from_numpy
 from adtrain.core.backend import backend
 from adtrain.core.types import Shape
 from adtrain.data import Images, Rows, Split
-from adtrain.data.file_array import machine_memory
-from adtrain.data.sequences import Sequences
+from adtrain.data.file_array import Sequences, machine_memory
 
 CHUNK_BYTES = 64 << 20
 """The size of a chunk's images, roughly. A stream holds two chunks on the device and two on the host."""

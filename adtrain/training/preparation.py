@@ -18,7 +18,7 @@ from adtrain.config.document import Plugin
 from adtrain.config.problems import PathParts
 from adtrain.core import communicator
 from adtrain.core.backend import backend
-from adtrain.data import DataError, DataOptionError, DataSet, Split, fields
+from adtrain.data import DataError, DataOptionError, DataSet, Split, points
 from adtrain.data.errors import printable
 from adtrain.data.file_array import machine_memory
 from adtrain.data.table_encoder import TableEncoder
@@ -59,7 +59,7 @@ def read_data(
         return equations.read_data(cfg)
     if (field := cfg.data.field) is not None:
         kind, file = field
-        return fields.load(file, kind)
+        return points.load_field(file, kind)
 
     def read(numbers: bool) -> DataSet:
         options = cfg.data.options
@@ -241,7 +241,7 @@ def outline(cfg: Config) -> Experiment:
 def _placeholder(cfg: Config) -> DataSet:
     """A field of one batch, whose coordinates and outputs are those of the model."""
     outputs = config.build.model(cfg).output_shape(cfg.model.input_shape)
-    return fields.placeholder(cfg.name, cfg.data.batch_size, prod(cfg.model.input_shape), prod(outputs))
+    return points.field_placeholder(cfg.name, cfg.data.batch_size, prod(cfg.model.input_shape), prod(outputs))
 
 
 def _empty_texts(count: int, length: int) -> Split:

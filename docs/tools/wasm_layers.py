@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from adtrain.export.c.build import compiled_layers
+from adtrain.export.c.source import compiled_layers
 
 TARGET = Path(__file__).parents[2] / "kernels" / "export" / "wasm" / "layers.wasm"
 

@@ -11,7 +11,7 @@ import numpy as np
 from adtrain import nn
 from adtrain.bench.peers.layers import Apply, Arrays, built, unsupported
 from adtrain.config import Config
-from adtrain.nn.fields import pair
+from adtrain.nn.module import pair
 
 
 def model(layers: nn.Module) -> Apply:

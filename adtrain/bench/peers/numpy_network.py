@@ -11,7 +11,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from adtrain import nn
 from adtrain.backends.cpu import naive
 from adtrain.bench.peers.layers import Arrays, unsupported
-from adtrain.nn.fields import pair
+from adtrain.nn.module import pair
 
 Pull: TypeAlias = Callable[[Any], tuple[Any, Arrays]]
 """From the gradient of the output to that of the input, and those of the parameters by path."""

@@ -9,7 +9,7 @@ from typing import Any
 from adtrain import nn, optim
 from adtrain.bench.peers.layers import Apply, Arrays, built, unsupported
 from adtrain.config import Config
-from adtrain.nn.fields import pair
+from adtrain.nn.module import pair
 from adtrain.ops.hash_grid import PRIMES, grid_levels
 from adtrain.optim.muon import COEFFICIENTS, EPS
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from textwrap import TextWrapper
 from typing import Any, NamedTuple
@@ -73,6 +73,7 @@ class Statement:
                 yield x.value if isinstance(x, Part) else x
 
 
+@dataclass
 class Code:
     """The statements of one function.
 
@@ -80,31 +81,28 @@ class Code:
         names: C names of values that have a place: parameters, weights that change, results that overwrite these.
         known: values that are constants. Those that statements use become arrays.
         weights: the names of those that belong to a layer.
-        arrays: constant arrays by their C names.
-        steps: statements, and comments between them.
         simd: whether arrays are in the layouts of `layers_simd.c`.
         integers: whether values are int8 and int32, which share one array.
         training: whether this is a training step. Its generated functions and its memory have names of their own.
+        arrays: constant arrays by their C names.
+        steps: statements, and comments between them.
+        loops: names of generated functions by their texts.
+        library: the functions of `kernels/export/` that are called.
+        memory: for each array of values its declaration and its bytes, by name.
     """
 
-    def __init__(
-        self,
-        names: Mapping[Variable, str],
-        known: Mapping[Variable, np.ndarray],
-        weights: Mapping[Variable, str],
-        simd: bool = False,
-        integers: bool = False,
-        training: bool = False,
-    ) -> None:
-        self.names = dict(names)
-        self.known, self.weights = known, weights
-        self.simd, self.integers, self.training = simd, integers, training
-        self.arrays: dict[str, np.ndarray] = {}
-        self.steps: list[Statement | str] = []
-        self.loops: dict[str, str] = {}  # names of generated functions by their texts
-        self.library: dict[str, None] = {}
-        self.memory: dict[str, tuple[str, int]] = {}
-        self._roots: dict[Variable, Variable] = {}
+    names: dict[Variable, str]
+    known: Mapping[Variable, np.ndarray]
+    weights: Mapping[Variable, str]
+    simd: bool = False
+    integers: bool = False
+    training: bool = False
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    steps: list[Statement | str] = field(default_factory=list)
+    loops: dict[str, str] = field(default_factory=dict)
+    library: dict[str, None] = field(default_factory=dict)
+    memory: dict[str, tuple[str, int]] = field(default_factory=dict)
+    _roots: dict[Variable, Variable] = field(default_factory=dict)
 
     @property
     def prefix(self) -> str:

@@ -28,7 +28,7 @@ from adtrain.export.c.code import Argument, Code, Part, Statement
 from adtrain.export.c.network import IMAGE, Notes, Translated, factor_and_summand
 from adtrain.export.c.statements import conv_sizes, padded, pool_sizes
 from adtrain.export.evaluation import Evaluation, evaluation
-from adtrain.nn.fields import size_text
+from adtrain.nn.module import size_text
 from adtrain.ops.conv import Window
 from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.training import TrainedModel
@@ -324,7 +324,7 @@ def take(q: _Quantizer, e: Equation) -> None:
 
 
 def concatenate(q: _Quantizer, e: Equation) -> None:
-    if e.params["axis"] != 1:
+    if e.params["axis"] != 1 or q.found.known.keys() & set(e.inputs):
         raise q._refused(e)
     (out,), parts = e.outputs, [q._value(v) for v in e.inputs]
     scale, y, start = q._scale(out), q._new(out), 0

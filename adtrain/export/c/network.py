@@ -24,7 +24,7 @@ from adtrain.core.types import ArrayType
 from adtrain.export.c.code import Code, Statement, c_identifier
 from adtrain.export.c.statements import FORM_WRITERS, write
 from adtrain.export.evaluation import Evaluation, describe, evaluation, image_dtype
-from adtrain.nn.fields import size_text
+from adtrain.nn.module import size_text
 from adtrain.passes import (
     SIMPLIFY,
     fuse_loops,

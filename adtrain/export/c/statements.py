@@ -1,7 +1,6 @@
 """The equations of a Program as statements in C: calls of functions, or loops of their own; in one table, `WRITERS`.
 
-A training step and an evaluation use the same table. Forms (`adtrain.export.forms`) are in evaluations only, on one
-image.
+A training step and an evaluation use the same table. Forms are in evaluations only, on one image.
 """
 
 from __future__ import annotations
