@@ -90,20 +90,9 @@ def sweep_step(experiment: Experiment) -> SweepStep:
     ) -> Any:
         rows, factor = batch_indices(position, order), batch_indices(position, settings.factors)
         optimizer = experiment.optimizer.with_traced(tree.map(TracedNumber, settings.options))
-        training = experiment.config.training
-        clip = training.clip_norm, training.clip_value
         network = with_targets(experiment.network, settings.targets)
-        step = train_step(
-            network,
-            optimizer,
-            lambda _: factor,
-            *clip,
-            experiment.augmentations,
-            experiment.steps_per_epoch,
-            average=experiment.average,
-            plateau=experiment.plateau,
-        )
-        state, metrics = step(state, settings.seeds, images, labels, rows)
+        parts = replace(experiment.step_parts, network=network, optimizer=optimizer, schedule=lambda _: factor)
+        state, metrics = train_step(parts)(state, settings.seeds, images, labels, rows)
         with scope("tally"):
             found = ops.astype(metrics.loss, np.float64)
             is_finite = ops.equal(found - found, 0.0) & ops.equal(finite, steps)

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from math import prod
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from adtrain import nn, ops, optim
-from adtrain.augment import Augmentation, Batch
 from adtrain.core import communicator, tree
 from adtrain.core.array import Array, Value, array
 from adtrain.core.autodiff import value_and_grad
@@ -33,21 +32,7 @@ from adtrain.core.trace import bind
 from adtrain.core.types import Shape
 from adtrain.core.views import subview
 from adtrain.ops.collectives import fusion_barrier, gather_shards_p, pairwise_sum, tree_sum
-from adtrain.training.network import Network
-from adtrain.training.step import (
-    EvaluationStep,
-    StepMetrics,
-    Totals,
-    TrainState,
-    augment_batch,
-    epoch_of,
-    example_indices,
-    gather_batch,
-    random_state,
-    schedule_factor,
-    with_average,
-    with_plateau,
-)
+from adtrain.training.step import EvaluationStep, StepMetrics, StepParts, Totals, TrainState, random_state
 
 BUCKET_BYTES = 4 << 20
 """A bucket is full when its parameters have at least this number of bytes."""
@@ -321,33 +306,29 @@ SHARD_BIT = 16
 """The number of a shard is in the upper 16 bits of the step's high word, which are 0 for the first 2^48 steps."""
 
 
-ShardedStep: TypeAlias = Callable[[TrainState, Value, Value, Value, Value, int], tuple[TrainState, StepMetrics]]
-"""(state, seeds, images, labels, this rank's indices int64 (n,), examples in the whole batch) to the new state and the
-metrics of the whole batch. The parameters in the state are the vectors of buckets. If the optimizer is elementwise, its
-averages are slices of such vectors, by the names of the buckets: see `Buckets`."""
-
-
 def shard_seeds(seed: Array, buckets: Buckets) -> Array:
     """uint32 (shards of this rank, 3): the low and high word of a seed uint32 (2,), and the number of the shard."""
     return array(np.array([[*seed.numpy(), shard] for shard in buckets.sharding.local], np.uint32), device=seed.device)
 
 
-@dataclass(frozen=True)
-class _Step:
-    network: Network
-    optimizer: optim.Optimizer
-    schedule: optim.Schedule
-    clip_norm: float | None
-    clip_value: float | None
-    augmentations: Sequence[Augmentation]
-    steps_per_epoch: int
-    buckets: Buckets
-    average: optim.Average | None
-    plateau: optim.Plateau | None
+class ShardedStep:
+    """`train_step` on a batch that is divided into shards. Batch norm without `sync` sees one shard at a time.
+
+    The parameters in the state are the vectors of buckets. If the optimizer is elementwise, its averages are slices of
+    such vectors, by the names of the buckets: see `Buckets`.
+    """
+
+    def __init__(self, parts: StepParts, buckets: Buckets) -> None:
+        self.parts, self.buckets = parts, buckets
+        self.network, self.optimizer = parts.network, parts.optimizer
 
     def __call__(
         self, state: TrainState, seeds: Value, images: Value, labels: Value, indices: Value, total: int
     ) -> tuple[TrainState, StepMetrics]:
+        """The new state and the metrics of the whole batch, which has `total` examples on all ranks.
+
+        `seeds` are those of `shard_seeds`, `indices` this rank's, int64 (n,).
+        """
         sizes = self.buckets.sharding.sizes(total)
         params = self.buckets.unflatten(state.params, subview)
         taken, start = [], 0
@@ -373,7 +354,7 @@ class _Step:
             received = [ops.all_to_all(ops.reshape(x, (self.buckets.sharding.ranks, -1))) for x in own]
             all_numbers = ops.all_gather(ops.stack(numbers))
         with phase("update"), scope("optimizer"):
-            lr = schedule_factor(state, self.schedule) * self.optimizer.lr
+            lr = self.parts.learning_rate(state)
             slices = self._clipped([tree_sum(x) for x in received])
             with ops.matmul_precision(self.network.products):
                 vectors, optimizer = self._update(state, params, slices, lr)
@@ -381,11 +362,7 @@ class _Step:
             sums = tree_sum(ops.reshape(all_numbers, (-1, *numbers[0].shape)))
             loss, task_sums, statistics = self._metrics(state, sums)
         new = TrainState(vectors, statistics, optimizer)
-        if self.average is not None:
-            new = with_average(new, self.average, state)
-        if self.plateau is not None:
-            new = with_plateau(new, self.plateau, state, loss * total)
-        return new, StepMetrics(loss, task_sums, lr)
+        return self.parts.completed(new, state, loss, total), StepMetrics(loss, task_sums, lr)
 
     def _total_weight(self, labels: Value, shards: Sequence[Value], sizes: Sequence[int]) -> Value | None:
         """The sum of the class weights of the whole batch, over all ranks; None for a loss without class weights.
@@ -426,13 +403,7 @@ class _Step:
             return fusion_barrier(*(ops.zeros((n,), dtype, device) for n, dtype in lengths))
         rng = shard_state(seed, step)
         mode = nn.Mode(training=True, rng=rng, shards=self.buckets.sharding.all_sizes(total))
-        rows = example_indices(rows, images, self.augmentations, rng)
-        found = gather_batch(images, labels, rows) if size else _zeros_for(images, labels)
-        batch = Batch(*found, self.network.unit)
-        if self.augmentations and size:
-            epoch = epoch_of(step, self.steps_per_epoch)
-            batch = augment_batch(batch, self.augmentations, rng, self.network.dtype, epoch, images, rows)
-
+        batch = self.parts.batch(images, labels, rows, step, rng, is_empty=not size)
         part = weight if total_weight is None else float(size > 0)  # with class weights the mean is the batch's
 
         def loss_of(trained: nn.Params) -> tuple[Value, tuple[Value, nn.State]]:
@@ -469,9 +440,9 @@ class _Step:
         return vector if sharding.ranks == 1 else subview(vector, sharding.rank * length, (length,))
 
     def _clipped(self, slices: Sequence[Value]) -> Sequence[Value]:
-        if self.clip_value is not None:
-            slices = optim.clip_by_value(list(slices), self.clip_value)
-        if self.clip_norm is None:
+        if self.parts.clip_value is not None:
+            slices = optim.clip_by_value(list(slices), self.parts.clip_value)
+        if self.parts.clip_norm is None:
             return slices
         # Each block of a slice is squared and summed alone: as many blocks as shards, whatever the number of ranks.
         slices = fusion_barrier(*slices)
@@ -482,7 +453,7 @@ class _Step:
             parts = fusion_barrier(*(ops.reshape(ops.slice(x, [k, 0], [k + 1, x.shape[1]]), (-1,)) for x in rows))
             blocks.append(fusion_barrier(ops.stack([ops.sum(ops.square(x)) for x in parts]))[0])
         by_shard = ops.reshape(ops.all_gather(ops.stack(blocks)), (-1, len(slices)))
-        return optim.clip_by_norm(slices, self.clip_norm, ops.sqrt(tree_sum(tree_sum(by_shard))))[0]
+        return optim.clip_by_norm(slices, self.parts.clip_norm, ops.sqrt(tree_sum(tree_sum(by_shard))))[0]
 
     def _update(
         self, state: TrainState, params: nn.Params, slices: Sequence[Value], lr: Value
@@ -532,13 +503,6 @@ def _all_gathered(own: Value) -> Value:
     return ops.reshape(ops.all_gather(own), (-1,))
 
 
-def _zeros_for(images: Value, labels: Value) -> tuple[Value, Value]:
-    """A batch of one image of zeros with the label 0."""
-    return ops.zeros((1, *images.shape[1:]), images.dtype, images.device), ops.zeros(
-        (1, *labels.shape[1:]), labels.dtype, labels.device
-    )
-
-
 def shard_state(seed: Value, step: Value) -> Value:
     """`ops.rng_state` of a shard, from a row (3,) of `shard_seeds` and the step, int64 ()."""
     with scope("random"):
@@ -547,21 +511,3 @@ def shard_state(seed: Value, step: Value) -> Value:
         place = ops.astype(words[1], np.float64) * 2.0**SHARD_BIT
         high = ops.astype(ops.slice(state, [3], [4]), np.float64) + place
         return ops.concatenate([ops.slice(state, [0], [3]), ops.astype(high, np.uint32)])
-
-
-def sharded_step(
-    network: Network,
-    optimizer: optim.Optimizer,
-    schedule: optim.Schedule,
-    buckets: Buckets,
-    clip_norm: float | None = None,
-    clip_value: float | None = None,
-    augmentations: Sequence[Augmentation] = (),
-    steps_per_epoch: int = 1,
-    average: optim.Average | None = None,
-    plateau: optim.Plateau | None = None,
-) -> ShardedStep:
-    """`train_step` on a batch that is divided into shards. Batch norm without `sync` sees one shard at a time."""
-    return _Step(
-        network, optimizer, schedule, clip_norm, clip_value, augmentations, steps_per_epoch, buckets, average, plateau
-    )
