@@ -140,8 +140,8 @@ class StepParts:
             for change in self.augmentations:
                 indices = change.examples(indices, images.shape[0], rng)
         if is_empty:
-            zeros = (ops.zeros((1, *x.shape[1:]), x.dtype, x.device) for x in (images, labels))
-            return Batch(*zeros, self.network.unit)
+            image, label = (ops.zeros((1, *x.shape[1:]), x.dtype, x.device) for x in (images, labels))
+            return Batch(image, label, self.network.unit)
         batch = Batch(*gather_batch(images, labels, indices), self.network.unit)
         if not self.augmentations:
             return batch
