@@ -19,6 +19,7 @@ from adtrain.data import DataSet, Split
 from adtrain.metrics import Metric
 from adtrain.optim.optimizer import is_zero
 from adtrain.sweeps.records import Criterion
+from adtrain.sweeps.step import Programs
 from adtrain.text import counted
 from adtrain.training.checks import warn_of_init_from
 from adtrain.training.evaluation import higher_is_better, metrics_of
@@ -125,6 +126,11 @@ class Group:
             return criterion
         in_scores = criterion.metric in self.experiment.network.task.score_kind._fields
         return replace(criterion, part="train" if in_scores else "validation")
+
+    @cached_property
+    def programs(self) -> Programs:
+        """The staged functions of its members."""
+        return Programs(self.experiment)
 
     @cached_property
     def options(self) -> Sequence[str]:

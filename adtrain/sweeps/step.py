@@ -16,8 +16,10 @@ from adtrain.core import tree
 from adtrain.core.array import Value, array
 from adtrain.core.per_member import per_member
 from adtrain.core.scope import scope
+from adtrain.core.staging import Staged, stage
 from adtrain.core.traced_number import TracedNumber
-from adtrain.training.experiment import Experiment
+from adtrain.passes import ALL_BY_MEMBER
+from adtrain.training.experiment import TOTALS, Experiment
 from adtrain.training.network import Network
 from adtrain.training.step import Totals, TrainState, batch_indices, evaluation_step, train_step
 from adtrain.training.tasks import Regression, Task
@@ -187,6 +189,18 @@ def sweep_predictions(network: Network) -> Callable[..., Value]:
         return per_member(member, (0, 0, _members_axis(order), 0))(params, statistics, order, targets)
 
     return step
+
+
+class Programs:
+    """The staged functions of members of an experiment, which all waves of a group share."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.step: Staged = stage(sweep_step(experiment), ALL_BY_MEMBER, donate=DONATED)
+        self.evaluation: Staged = stage(sweep_evaluation(experiment.network), ALL_BY_MEMBER, donate=TOTALS)
+        self.frozen: Staged = stage(frozen_states, ALL_BY_MEMBER, donate={2})
+        self.chosen: Staged = stage(chosen_states, ALL_BY_MEMBER, donate={1})
+        self.best: Staged = stage(chosen_states, ALL_BY_MEMBER, donate={2})
+        self.predictions: Staged = stage(sweep_predictions(experiment.network), ALL_BY_MEMBER)
 
 
 def zero_member_totals(task: Task, members: int, device: str) -> MemberTotals:
