@@ -67,60 +67,55 @@ class Sharding:
 
         Sizes differ by at most 1; shards of a short batch can be empty.
         """
-        return [_size(total, self.shards, shard) for shard in self.local]
+        return list(self.all_sizes(total)[self.local.start : self.local.stop])
 
     def all_sizes(self, total: int) -> tuple[int, ...]:
         """The number of examples of each shard of all ranks in a batch of `total`."""
-        return tuple(_size(total, self.shards, shard) for shard in range(self.shards))
+        return tuple(total // self.shards + (shard < total % self.shards) for shard in range(self.shards))
 
     def part(self, batch: np.ndarray) -> np.ndarray:
         """This rank's indices in a batch of indices. If it has none, one index, which its empty shards do not use."""
-        start = sum(_size(len(batch), self.shards, shard) for shard in range(self.local.start))
-        return batch[start : start + sum(self.sizes(len(batch)))] if any(self.sizes(len(batch))) else batch[:1]
+        start = sum(self.all_sizes(len(batch))[: self.local.start])
+        count = sum(self.sizes(len(batch)))
+        return batch[start : start + count] if count else batch[:1]
 
 
-def _size(total: int, shards: int, shard: int) -> int:
-    return total // shards + (shard < total % shards)
+class Place(NamedTuple):
+    """Where the vector of a bucket has a parameter: `size` elements from index `start` on, then `gap` zeros."""
+
+    path: str  # of the parameter in its tree
+    shape: Shape
+    start: int
+    size: int
+    gap: int
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Parameters whose gradients are exchanged together, as one vector.
+    """Parameters of one dtype whose gradients are exchanged together, as one vector of `length` elements."""
 
-    Attributes:
-        paths: of the parameters in their tree.
-        shapes: of the parameters.
-        dtype: of the parameters.
-        length: elements of the vector. Zeros fill the gaps between parameters.
-    """
-
-    paths: tuple[str, ...]
-    shapes: tuple[Shape, ...]
+    places: tuple[Place, ...]
     dtype: np.dtype[Any]
     length: int
+
+    @classmethod
+    def of(cls, leaves: Mapping[str, Any], shards: int) -> Bucket:
+        """The bucket of parameters by their paths, for vectors that so many shards divide."""
+        dtype = next(iter(leaves.values())).dtype
+        sizes = [prod(x.shape) for x in leaves.values()]
+        starts = [0, *accumulate(_aligned(size, dtype) for size in sizes)]
+        length = _aligned(starts.pop(), dtype, shards)
+        ends = [*starts[1:], length]
+        places = [
+            Place(path, x.shape, start, size, end - start - size)
+            for (path, x), start, size, end in zip(leaves.items(), starts, sizes, ends, strict=True)
+        ]
+        return cls(tuple(places), dtype, length)
 
     @property
     def name(self) -> str:
         """The path of the first parameter."""
-        return self.paths[0]
-
-    @property
-    def sizes(self) -> list[int]:
-        """The number of elements of each parameter."""
-        return list(map(prod, self.shapes))
-
-    @property
-    def starts(self) -> list[int]:
-        """The index in the vector of each parameter's first element."""
-        return [0, *accumulate(_aligned(size, self.dtype) for size in self.sizes)][:-1]
-
-    @property
-    def gaps(self) -> list[int]:
-        """The number of zeros after each parameter, up to the next one or the end of the vector."""
-        return [
-            following - start - size
-            for start, size, following in zip(self.starts, self.sizes, [*self.starts[1:], self.length], strict=True)
-        ]
+        return self.places[0].path
 
 
 def _aligned(size: int, dtype: np.dtype[Any], count: int = 1) -> int:
@@ -153,15 +148,9 @@ class Buckets:
                 groups.append(group)
             group.append(path)
             filling[kind] = group, held + prod(x.shape) * x.dtype.itemsize
-        self.buckets = [self._bucket({path: leaves[path] for path in group}) for group in groups]
+        self.buckets = [Bucket.of({path: leaves[path] for path in group}, sharding.shards) for group in groups]
         self.trained = [bucket for bucket in self.buckets if optimizer.trains(bucket.name)]
         self._trained_paths = list(filter(optimizer.trains, self.paths))
-
-    def _bucket(self, leaves: Mapping[str, Any]) -> Bucket:
-        shapes = tuple(x.shape for x in leaves.values())
-        dtype = next(iter(leaves.values())).dtype
-        length = _aligned(sum(_aligned(prod(shape), dtype) for shape in shapes), dtype, self.sharding.shards)
-        return Bucket(tuple(leaves), shapes, dtype, length)
 
     def flatten(self, values: Any) -> Any:
         """The vector of each bucket of a tree of NumPy arrays, like the parameters or like those that are trained.
@@ -169,11 +158,13 @@ class Buckets:
         An optimizer's averages may have another dtype than the parameters.
         """
         leaves = dict(zip(tree.paths(values), tree.leaves(values), strict=True))
-        buckets = [bucket for bucket in self.buckets if bucket.name in leaves]
-        vectors = [np.zeros(x.length, np.result_type(*(leaves[path].dtype for path in x.paths))) for x in buckets]
-        for vector, bucket in zip(vectors, buckets, strict=True):
-            for path, start, size in zip(bucket.paths, bucket.starts, bucket.sizes, strict=True):
-                vector[start : start + size] = np.reshape(leaves[path], -1)
+        vectors = []
+        for bucket in self.buckets:
+            if bucket.name in leaves:
+                dtype = np.result_type(*(leaves[place.path].dtype for place in bucket.places))
+                vectors.append(np.zeros(bucket.length, dtype))
+                for place in bucket.places:
+                    vectors[-1][place.start : place.start + place.size] = np.reshape(leaves[place.path], -1)
         return vectors
 
     def unflatten(self, vectors: Any, subview: Callable[[Any, int, Shape], Any]) -> Any:
@@ -220,8 +211,8 @@ class Buckets:
     def _parts(self, own: Value, bucket: Bucket) -> list[Value]:
         """The elements of each parameter in this rank's slice of a bucket's vector."""
         first, found = self.sharding.rank * own.size, []
-        for start, size in zip(bucket.starts, bucket.sizes, strict=True):
-            begin, end = max(start - first, 0), min(start + size - first, own.size)
+        for place in bucket.places:
+            begin, end = max(place.start - first, 0), min(place.start + place.size - first, own.size)
             if begin < end:
                 found.append(subview(own, begin, (end - begin,)))
         return found
@@ -233,9 +224,9 @@ class Buckets:
 def _leaves(buckets: Sequence[Bucket], vectors: Any, subview: Callable[[Any, int, Shape], Any]) -> dict[str, Any]:
     """The parameters in the vectors of these buckets, by path."""
     return {
-        path: subview(vector, start, shape)
+        place.path: subview(vector, place.start, place.shape)
         for vector, bucket in zip(vectors, buckets, strict=True)
-        for path, start, shape in zip(bucket.paths, bucket.starts, bucket.shapes, strict=True)
+        for place in bucket.places
     }
 
 
@@ -429,8 +420,9 @@ class ShardedStep:
         leaves, found = dict(zip(tree.paths(values), tree.leaves(values), strict=True)), []
         for bucket in self.buckets.trained:
             parts = []
-            for path, gap in zip(bucket.paths, bucket.gaps, strict=True):
-                parts += [ops.reshape(leaves[path], (-1,)), *([ops.zeros((gap,), bucket.dtype, device)] if gap else [])]
+            for place in bucket.places:
+                parts.append(ops.reshape(leaves[place.path], (-1,)))
+                parts += [ops.zeros((place.gap,), bucket.dtype, device)] if place.gap else []
             found.append(ops.concatenate(parts) if len(parts) > 1 else parts[0])
         return found
 
