@@ -137,7 +137,7 @@ def check_config(config: Config, device: str = "cpu") -> Iterator[Row]:
 
 def _equation_loss(config: Config, mode: Mode, device: str) -> Callable[[Any], Value]:
     """The loss of equations at _NETWORK_BATCH of their points, as a function of the parameters."""
-    exact = config.model_copy(update={"training": config.training.model_copy(update={"precision": "float64"})})
+    exact = config.changed("training", precision="float64")
     points = equations.read_data(exact)
     task = network.task_of(exact, points.target_mean, points.target_std)
     net = equations.build(exact, points.mean, points.std, points.scale, task)

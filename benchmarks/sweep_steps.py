@@ -26,7 +26,7 @@ from adtrain.core.array import array
 from adtrain.core.backend import backend
 from adtrain.sweeps.members import groups_of, members_of
 from adtrain.sweeps.session import step_arguments
-from adtrain.sweeps.wave import Programs
+from adtrain.sweeps.step import Programs
 
 SAMPLES, LAUNCHES, STEPS = 7, 9, 100
 

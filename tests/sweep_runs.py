@@ -13,7 +13,7 @@ from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.members import Group, Member, groups_of, members_of
 from adtrain.sweeps.run import SweepRun, Watch
 from adtrain.sweeps.session import Session, prepared
-from adtrain.sweeps.wave import Programs, WaveState, WaveTraining, run_to_end
+from adtrain.sweeps.wave import WaveState, WaveTraining, run_to_end
 
 LAYERS = "[linear: 8, batch_norm1d, relu, dropout: 0.1, linear: 3]"
 SGD = "optimizer={sgd: {lr: 0.1, momentum: 0.9}}"
@@ -30,7 +30,7 @@ def groups(folder: Path, sweep: str, *overrides: str, layers: str = LAYERS) -> l
 
 def trained(group: Group, members: Sequence[Member], epochs: int | None = None) -> WaveState:
     """The state of members that are trained together."""
-    wave = WaveTraining(group, members, Programs(group), "cpu")
+    wave = WaveTraining(group, members, "cpu")
     for _ in range(epochs or group.experiment.epochs):
         assert run_to_end(wave.epoch_in_parts(lambda: False)) is not None
     return wave.host_state()
@@ -54,7 +54,7 @@ def run(
         folder = SweepFolder.create(found.config, found.options(halving, None), path, found.digests)
     else:
         folder = SweepFolder.open(path)
-    return found.run(folder, found.plans(at_once), watch)
+    return SweepRun(found, folder, found.plans(at_once), watch)
 
 
 def after(calls: int) -> Callable[[], bool]:

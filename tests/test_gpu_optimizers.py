@@ -15,7 +15,7 @@ from training_runs import prepare
 
 from adtrain import training
 from adtrain.core import tree
-from adtrain.sweeps.wave import Programs, WaveTraining, run_to_end
+from adtrain.sweeps.wave import WaveTraining, run_to_end
 from adtrain.training import RunFolder, loop
 
 __all__ = ["gpu"]
@@ -69,7 +69,7 @@ def test_members_with_other_rates_and_factors_agree_with_those_on_the_cpu(gpu: A
     more: Sequence[str] = (IMAGES, "training.epochs=1", MUON, GROUPS, "schedule=cosine", "training.average=ema")
     (group,) = groups(tmp_path, sweep, *more, layers=LAYERS)
     expected = trained(group, group.members)
-    wave = WaveTraining(group, group.members, Programs(group), "gpu")
+    wave = WaveTraining(group, group.members, "gpu")
     assert run_to_end(wave.epoch_in_parts(lambda: False)) is not None
     for x, y in zip(tree.leaves(wave.host_state().state), tree.leaves(expected.state), strict=True):
         np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=1e-2, atol=1e-3)

@@ -19,7 +19,7 @@ from adtrain.core.per_member import per_member
 from adtrain.core.staging import stage
 from adtrain.sweeps.members import Group, Member, groups_of, members_of
 from adtrain.sweeps.session import prepared
-from adtrain.sweeps.wave import Programs, WaveState, WaveTraining, run_to_end
+from adtrain.sweeps.wave import WaveState, WaveTraining, run_to_end
 
 pytestmark = pytest.mark.gpu
 LAYERS = "[linear: 40, relu, dropout: 0.1, linear: 3]"
@@ -28,7 +28,7 @@ RATES = "optimizer.sgd.lr: [0.1, 0.03, 0.2, 1.0e+30], training.seed: {range: 5}"
 
 
 def trained(group: Group, members: list[Member], device: str = "gpu") -> WaveState:
-    wave = WaveTraining(group, members, Programs(group), device)
+    wave = WaveTraining(group, members, device)
     for _ in range(group.experiment.epochs):
         assert run_to_end(wave.epoch_in_parts(lambda: False)) is not None
     return wave.host_state()
@@ -49,7 +49,7 @@ def test_a_member_that_stops_early_ends_with_the_same_bytes_and_metrics_whatever
     (group,) = groups(tmp_path, f"{{{RATES}}}", *settings, layers=LAYERS)
     ends = []
     for members in ([group.members[7]], list(group.members)):
-        wave = WaveTraining(group, members, Programs(group), "gpu")
+        wave = WaveTraining(group, members, "gpu")
         for _ in range(group.experiment.epochs):
             assert run_to_end(wave.epoch_in_parts(lambda: False)) is not None
         wave.end()

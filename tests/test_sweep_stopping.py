@@ -19,7 +19,7 @@ from adtrain.metrics import METRICS, ByClass, ClassPredictions
 from adtrain.sweeps import finished, wave
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.records import LAST_EPOCH_FORMAT, SweepResults
-from adtrain.sweeps.run import SweepInterrupted, Watch
+from adtrain.sweeps.run import SweepInterrupted, SweepRun, Watch
 from adtrain.sweeps.session import Session, reopened
 from adtrain.training import model_file, read_metrics
 from adtrain.training.evaluation import predictions
@@ -140,7 +140,7 @@ def test_a_sweep_with_early_stopping_that_is_stopped_at_any_call_and_resumed_has
 def test_members_are_ranked_by_any_metric(tmp_path: Path, metric: str) -> None:
     found = session(tmp_path, SWEEP, SGD, "data.validation=0.2", "training.epochs=2", "training.metrics=[precision]")
     folder = SweepFolder.create(found.config, found.options(True, metric), tmp_path / "s", found.digests)
-    results = found.run(folder, found.plans(), Watch()).run()
+    results = SweepRun(found, folder, found.plans()).run()
     part, _, name = metric.partition("_")
     finished = [x for x in results.members if x.status == "finished"]
     assert len(finished) == 4

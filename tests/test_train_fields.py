@@ -6,6 +6,7 @@ import io
 import json
 import re
 from base64 import b64decode
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def test_the_elements_of_a_step_have_their_own_labels(tmp_path: Path) -> None:
             seen.append(batch)
             return batch
 
-    step = training.train_step(experiment.network, experiment.optimizer, experiment.schedule, augmentations=[Seen()])
+    step = training.train_step(replace(experiment.step_parts, augmentations=[Seen()]))
     images, labels = (ad.array(np.asarray(x)) for x in (experiment.train.images, experiment.train.labels))
     state = experiment.initial_state("cpu")
     step(state, experiment.seed("cpu"), images, labels, ad.array(np.arange(64)))

@@ -223,7 +223,7 @@ def test_the_accuracy_of_a_class_in_a_report_is_its_recall() -> None:
 
 
 def test_every_score_of_a_task_has_a_scale_and_ranks_members() -> None:
-    for kind in scores.KINDS.values():
+    for kind in scores.KINDS:
         for name in kind._fields:
             assert name in metrics.SCALES
             assert sweep_section.METRIC.fullmatch(f"test_{name}")

@@ -111,20 +111,8 @@ def train(
         summary = training.summarize(experiment, result, device)
         if folder is not None:
             folder.write_summary(summary)
-    state = result.state
-    trained = TrainedModel(
-        experiment.config,
-        experiment.network,
-        state.params,
-        state.statistics,
-        experiment.data.classes,
-        experiment.image_shape,
-        experiment.data.encoder,
-        experiment.data.targets,
-        experiment.data.class_type,
-        experiment.data.tokenizer,
-    )
-    return TrainingResult(History.of(observer.rows), Model(trained, device), summary, path)
+    model = Model(TrainedModel.of(experiment, result.state), device)
+    return TrainingResult(History.of(observer.rows), model, summary, path)
 
 
 def _run(

@@ -133,7 +133,7 @@ def _experiment(trained: TrainedModel, batch_size: int | None) -> Experiment:
     """The run's experiment, with another batch size if one is given. Raises DataError where its data cannot be read."""
     cfg = with_absolute_paths(trained.config)
     if batch_size is not None:
-        cfg = cfg.model_copy(update={"data": cfg.data.model_copy(update={"batch_size": batch_size})})
+        cfg = cfg.changed("data", batch_size=batch_size)
     return prepare(cfg)
 
 

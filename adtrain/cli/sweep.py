@@ -36,7 +36,7 @@ from adtrain.signals import stop_signals
 from adtrain.sweeps import finished
 from adtrain.sweeps.folder import SweepFolder, refuse_used
 from adtrain.sweeps.members import with_seeds
-from adtrain.sweeps.run import SweepInterrupted, Watch
+from adtrain.sweeps.run import SweepInterrupted, SweepRun, Watch
 from adtrain.sweeps.session import Session, prepared, reopened
 from adtrain.training import Trust
 
@@ -195,7 +195,7 @@ def train_session(
         folder.write_data(session.digests)
         folder.truncate_metrics()
         signals = stack.enter_context(stop_signals(is_silent()))
-        run = session.run(folder, plans, Watch(stop=signals.stop_requested, line=progress))
+        run = SweepRun(session, folder, plans, Watch(stop=signals.stop_requested, line=progress))
         try:
             results = run.run()
         except SweepInterrupted:

@@ -474,7 +474,11 @@ class Config(Section):
 
     def without_seed(self) -> Config:
         """The config with seed 0, which is equal for trainings that differ in their seeds."""
-        return self.model_copy(update={"training": self.training.model_copy(update={"seed": 0})})
+        return self.changed("training", seed=0)
+
+    def changed(self, section: str, **values: Any) -> Config:
+        """The config with other values in a section. They are not checked."""
+        return self.model_copy(update={section: getattr(self, section).model_copy(update=values)})
 
     def where(self, path: PathParts) -> str:
         """`file:line:col` of the value at `path`, for error messages."""

@@ -19,6 +19,7 @@ from adtrain.data import DataSet, Split
 from adtrain.metrics import Metric
 from adtrain.optim.optimizer import is_zero
 from adtrain.sweeps.records import Criterion
+from adtrain.sweeps.step import Programs
 from adtrain.text import counted
 from adtrain.training.checks import warn_of_init_from
 from adtrain.training.evaluation import higher_is_better, metrics_of
@@ -70,19 +71,11 @@ class Group:
     def of_member(self, member: Member) -> Experiment:
         """The experiment of one member, as `adtrain train` has it. With `shared_seed` the split is that of all."""
         first, cfg = self.experiment, member.config
-        init_from = with_absolute_paths(cfg).training.init_from
-        prepared = first.config.model_copy(
-            update={
-                "name": cfg.name,
-                "optimizer": cfg.optimizer,
-                "parameter_groups": cfg.parameter_groups,
-                "schedule": cfg.schedule,
-                "training": cfg.training.model_copy(update={"init_from": init_from}),
-            }
-        )
+        cfg = cfg.changed("training", init_from=with_absolute_paths(cfg).training.init_from)
+        own = {key: getattr(cfg, key) for key in ("name", "optimizer", "parameter_groups", "schedule", "training")}
         found = replace(
             first,
-            config=prepared,
+            config=first.config.model_copy(update=own),
             optimizer=config.build.grouped_optimizer(cfg, first.network.parameter_shapes),
             schedule=config.build.schedule(cfg, first.steps_per_epoch, first.total_steps),
         )
@@ -93,10 +86,11 @@ class Group:
         found = replace(found, input_weights=first.network.input_weights(train.images))
         if self.first_targets:
             return replace(found, data=replace(first.data, train=train), validation=validation)
-        own, network = first.data.with_train(train), first.network
+        data_set, network = first.data.with_train(train), first.network
         if isinstance(network.task, Regression):
-            network = replace(network, task=replace(network.task, mean=own.target_mean, std=own.target_std))
-        return replace(found, data=own, network=network, validation=validation)
+            task = replace(network.task, mean=data_set.target_mean, std=data_set.target_std)
+            network = replace(network, task=task)
+        return replace(found, data=data_set, network=network, validation=validation)
 
     @property
     def has_own_targets(self) -> bool:
@@ -125,6 +119,11 @@ class Group:
             return criterion
         in_scores = criterion.metric in self.experiment.network.task.score_kind._fields
         return replace(criterion, part="train" if in_scores else "validation")
+
+    @cached_property
+    def programs(self) -> Programs:
+        """The staged functions of its members."""
+        return Programs(self.experiment)
 
     @cached_property
     def options(self) -> Sequence[str]:
@@ -202,9 +201,7 @@ def groups_of(cfg: Config, members: Sequence[Member], first_targets: bool = Fals
         key = _data_signature(first)
         if key not in read:
             read[key] = read_data(first)
-        seeded = first
-        if shared_seed is not None:
-            seeded = first.model_copy(update={"training": first.training.model_copy(update={"seed": shared_seed})})
+        seeded = first if shared_seed is None else first.changed("training", seed=shared_seed)
         experiment = of_data(seeded, read[key])
         warn_of_init_from(experiment)
         groups.append(Group(number, tuple(same), experiment, read[key].train, shared_seed, first_targets))

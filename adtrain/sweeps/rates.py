@@ -144,7 +144,7 @@ def search(session: Session, key: str, stop: Callable[[], bool]) -> RateSearch |
 
 def _losses(session: Session, group: Group, chosen: slice, stop: Callable[[], bool]) -> dict[int, float] | None:
     """The mean loss over all steps of those members of a wave whose numbers are finite; None if it was stopped."""
-    wave = WaveTraining(group, group.members[chosen], session.programs[group.number], session.device)
+    wave = WaveTraining(group, group.members[chosen], session.device)
     experiment, totals, steps = group.experiment, dict[int, float](), 0
     for _ in range(experiment.epochs):
         taken = min(experiment.steps_per_epoch, experiment.total_steps - steps)

@@ -6,9 +6,8 @@ continues from there, and ends with the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from time import perf_counter
 from typing import Any, cast
 
@@ -19,10 +18,11 @@ from adtrain.core import timeline
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError
 from adtrain.sweeps import records
-from adtrain.sweeps.folder import DAMAGED, METRICS, SweepFolder
+from adtrain.sweeps.folder import DAMAGED, METRICS, OPTIONS, SweepFolder
 from adtrain.sweeps.members import Group, Member
 from adtrain.sweeps.records import EpochLine, MemberEpoch, MemberResult, OnTest, SweepOptions, SweepResults
-from adtrain.sweeps.wave import Parts, Programs, WaveState, WaveTraining, best_of, joined, side_by_side
+from adtrain.sweeps.session import GroupPlan, Session, together_of
+from adtrain.sweeps.wave import Parts, WaveState, WaveTraining, best_of, joined, side_by_side
 from adtrain.text import counted
 from adtrain.training import scores
 
@@ -43,32 +43,28 @@ class Watch:
 
 
 class SweepRun:
-    """A sweep that is trained into its folder.
+    """A sweep that is trained into its folder, with the waves of the plans.
 
-    Args:
-        waves: for each group the largest number of members that are trained at the same time.
-        together: the groups, in lists of those that are trained side by side.
+    Raises AdtrainError where the members do not have the metric that ranks them, or the folder has lines of others.
     """
 
     def __init__(
-        self,
-        folder: SweepFolder,
-        members: Sequence[Member],
-        groups: Sequence[Group],
-        programs: Mapping[int, Programs],
-        waves: Mapping[int, int],
-        together: Sequence[Sequence[Group]],
-        device: str,
-        watch: Watch = Watch(),
+        self, session: Session, folder: SweepFolder, plans: Sequence[GroupPlan], watch: Watch = Watch()
     ) -> None:
-        self.folder, self.members, self.groups, self.programs = folder, members, groups, programs
-        self.waves, self.together, self.device, self.watch = waves, together, device, watch
-        options = folder.options
+        self.folder, self.members, self.groups = folder, session.members, session.groups
+        self.device, self.watch = session.device, watch
+        self.waves = {plan.group.number: plan.waves[0] for plan in plans}
+        """For each group the largest number of members that are trained at the same time."""
+        self.together = [[plan.group for plan in same_time] for same_time in together_of(plans, self.device)]
+        """The groups, in lists of those that are trained side by side."""
+        options, groups = folder.options, session.groups
+        if (wrong := session.lacks(options.rank_by)) is not None:
+            raise AdtrainError(f"{folder.path / OPTIONS}: rank_by: {wrong}")
         self.metrics = {group.number: group.metrics(options.rank_by) for group in groups}
         self.criterion = groups[0].criterion(options.rank_by)
         self.halving_criterion = groups[0].halving_criterion(self.criterion)
         self.rungs = rungs_of(options, groups)
-        self.history: dict[int, dict[int, MemberEpoch]] = {member.number: {} for member in members}
+        self.history: dict[int, dict[int, MemberEpoch]] = {member.number: {} for member in self.members}
         self.survived = dict.fromkeys(self.history, 0)
         """The number of rungs after which each member was kept."""
         self.tests: dict[int, OnTest] = {}
@@ -171,8 +167,7 @@ class SweepRun:
     def _train_wave(
         self, rung: int, last: int, group: Group, wave: int, members: Sequence[Member], start: WaveState | None
     ) -> Parts[bool]:
-        programs, metrics = self.programs[group.number], self.metrics[group.number]
-        training = WaveTraining(group, members, programs, self.device, start, self.history, metrics)
+        training = WaveTraining(group, members, self.device, start, self.history, self.metrics[group.number])
         saved = perf_counter()
 
         def save() -> None:
@@ -263,18 +258,3 @@ def rungs_of(options: SweepOptions, groups: Sequence[Group]) -> list[int]:
     """The epochs at which rungs end; the last one is the end of the training."""
     epochs = max(group.experiment.epochs for group in groups)
     return [*(epoch for epoch in options.halving if epoch < epochs), epochs]
-
-
-def halving_epochs(epochs: int, members: int) -> tuple[int, ...]:
-    """The epochs after which the worse half is dropped: after 1, 2, 4, ... epochs, while two members or more are left.
-
-    Successive halving (Jamieson and Talwalkar, 2016) with a factor of 2.
-    """
-    found: list[int] = []
-    epoch = 1
-    while epoch < epochs and members > 1:
-        found.append(epoch)
-        members = -(-members // 2)
-        epoch *= 2
-    assert all(a < b for a, b in pairwise(found))
-    return tuple(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from time import perf_counter
@@ -18,16 +19,14 @@ from adtrain.config.problems import found
 from adtrain.core import tree
 from adtrain.core.array import Array, Placeholder, array, from_numpy
 from adtrain.core.backend import backend
-from adtrain.core.errors import AdtrainError, OutOfMemory
+from adtrain.core.errors import OutOfMemory
 from adtrain.core.kernel import MAX_GRID
 from adtrain.data import Split
 from adtrain.data.file_array import machine_memory
-from adtrain.sweeps.folder import OPTIONS, SweepFolder
+from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.members import Group, Member, groups_of, members_of
 from adtrain.sweeps.records import LAST_EPOCH_FORMAT, SweepOptions
-from adtrain.sweeps.run import SweepRun, Watch, halving_epochs
 from adtrain.sweeps.step import Settings, empty_tally, zero_member_totals
-from adtrain.sweeps.wave import Programs
 from adtrain.training.checks import check_precision, other_metrics
 from adtrain.training.costs import tree_bytes
 from adtrain.training.evaluation import batch_size_of
@@ -73,7 +72,7 @@ class GroupPlan:
         return self.step_seconds * self.steps * sum(self.waves) / self.waves[0]
 
 
-def plan(group: Group, device: str, programs: Programs, most: int | None = None) -> GroupPlan:
+def plan(group: Group, device: str, most: int | None = None) -> GroupPlan:
     """The plan of a group, with as many members in a wave as fit on the device, at most `most` and MAX_WAVE.
 
     Raises OutOfMemory where a single member does not fit.
@@ -82,9 +81,9 @@ def plan(group: Group, device: str, programs: Programs, most: int | None = None)
     state = experiment.random_initial_state("cpu")
     count = _even(total, min(total, most or total, MAX_WAVE))
     limit = _limit(device)
-    needed = needed_bytes(group, device, programs, count)
+    needed = needed_bytes(group, device, count)
     if needed > limit:
-        one = needed_bytes(group, device, programs, 1)
+        one = needed_bytes(group, device, 1)
         if one > limit:
             raise OutOfMemory(
                 f"device {device}: out of memory: one member needs {one / 2**20:,.1f} MiB, "
@@ -93,9 +92,9 @@ def plan(group: Group, device: str, programs: Programs, most: int | None = None)
         low, high = 1, count
         while high - low > max(1, low // 16):
             middle = (low + high) // 2
-            low, high = (middle, high) if needed_bytes(group, device, programs, middle) <= limit else (low, middle)
+            low, high = (middle, high) if needed_bytes(group, device, middle) <= limit else (low, middle)
         count = _even(total, low)
-        needed = needed_bytes(group, device, programs, count)
+        needed = needed_bytes(group, device, count)
     sizes = tuple(min(count, total - first) for first in range(0, total, count))
     parameters = sum(prod(x.shape) for x in tree.leaves(state.params))
     return GroupPlan(group, sizes, parameters, needed, experiment.total_steps)
@@ -124,7 +123,7 @@ def together_of(plans: Sequence[GroupPlan], device: str) -> list[list[GroupPlan]
     return found
 
 
-def needed_bytes(group: Group, device: str, programs: Programs, count: int) -> int:
+def needed_bytes(group: Group, device: str, count: int) -> int:
     """The planned peak of a wave of `count` members, in a step on a full batch or in an evaluation, with the data."""
     experiment = group.experiment
     arguments = step_arguments(group, count)
@@ -132,9 +131,9 @@ def needed_bytes(group: Group, device: str, programs: Programs, count: int) -> i
     def on_device(x: Any) -> Placeholder:
         return Placeholder(x.shape, x.dtype, device)
 
-    program = programs.step.program(*tree.map(on_device, arguments))
-    evaluation = programs.evaluation.program(*tree.map(on_device, _evaluation_arguments(group, arguments[0], count)))
-    memories = [backend(device).memory(x) for x in (program, evaluation)]
+    evaluated = _evaluation_arguments(group, arguments[0], count)
+    steps = (group.programs.step, arguments), (group.programs.evaluation, evaluated)
+    memories = [backend(device).memory(step.program(*tree.map(on_device, given))) for step, given in steps]
     largest = max(memory.values + memory.scratch for memory in memories)
     inputs = sum(tree_bytes(x) for x in arguments[:3]) + tree_bytes(arguments[5])
     inputs += (1 + experiment.restores_best) * tree_bytes(arguments[0])  # `WaveTraining.last` and `best`
@@ -142,7 +141,7 @@ def needed_bytes(group: Group, device: str, programs: Programs, count: int) -> i
     return inputs + data + largest
 
 
-def measured(found: GroupPlan, device: str, programs: Programs) -> GroupPlan:
+def measured(found: GroupPlan, device: str) -> GroupPlan:
     """The plan with the time of a step, measured on a few steps of the largest wave from states of zeros."""
     state, *others = step_arguments(found.group, found.waves[0])
     zeros = tree.map(lambda x: np.zeros(x.shape, x.dtype), state)  # they take no memory until they are written
@@ -152,7 +151,7 @@ def measured(found: GroupPlan, device: str, programs: Programs) -> GroupPlan:
     for times in (1, 1, MEASURED_STEPS, MEASURED_STEPS):  # the first one compiles
         carry = (carry[0], carry[1]._replace(position=array(np.int64(0), device=device)))
         started = perf_counter()
-        carry = programs.step.repeat(times, *carry, *arguments[2:])
+        carry = found.group.programs.step.repeat(times, *carry, *arguments[2:])
         backend(device).synchronize()
         seconds.append((perf_counter() - started) / times)
         if len(seconds) > 1 and seconds[-1] * times > ENOUGH_SECONDS:
@@ -209,17 +208,16 @@ def _limit(device: str) -> int:
 
 @dataclass(frozen=True)
 class Session:
-    """A sweep that is ready to run. Made by `prepared`; `programs` has those of each group by its number."""
+    """A sweep that is ready to run. Made by `prepared`."""
 
     config: Config
     members: Sequence[Member]
     groups: Sequence[Group]
-    programs: dict[int, Programs]
     device: str
 
     def plans(self, most: int | None = None) -> list[GroupPlan]:
         """The plan of each group, with at most `most` members in a wave. Raises OutOfMemory."""
-        return [plan(group, self.device, self.programs[group.number], most) for group in self.groups]
+        return [plan(group, self.device, most) for group in self.groups]
 
     @property
     def digests(self) -> dict[str, str]:
@@ -236,17 +234,9 @@ class Session:
 
     def measured(self, plans: Sequence[GroupPlan]) -> list[GroupPlan]:
         """The plans with measured times. Compiles the Programs."""
-        return [measured(x, self.device, self.programs[x.group.number]) for x in plans]
+        return [measured(x, self.device) for x in plans]
 
-    def run(self, folder: SweepFolder, plans: Sequence[GroupPlan], watch: Watch) -> SweepRun:
-        """The run of the sweep into a folder, with the waves of the plans. Raises AdtrainError as `SweepRun` does."""
-        if (wrong := self._lacks(folder.options.rank_by)) is not None:
-            raise AdtrainError(f"{folder.path / OPTIONS}: rank_by: {wrong}")
-        waves = {x.group.number: x.waves[0] for x in plans}
-        together = [[x.group for x in same_time] for same_time in together_of(plans, self.device)]
-        return SweepRun(folder, self.members, self.groups, self.programs, waves, together, self.device, watch)
-
-    def _lacks(self, rank_by: str) -> str | None:
+    def lacks(self, rank_by: str) -> str | None:
         """What is wrong with a metric that some members do not have; None where all have it."""
         part, _, metric = rank_by.partition("_")
         for group in self.groups:
@@ -264,13 +254,28 @@ class Session:
     def options(self, halving: bool, rank_by: str | None) -> SweepOptions:
         """The options of a new sweep. Raises ConfigError where the members do not have the metric."""
         chosen = rank_by or config.build.sweep(self.config).rank_by or self.groups[0].experiment.best_by
-        if (wrong := self._lacks(chosen)) is not None:
+        if (wrong := self.lacks(chosen)) is not None:
             raise self.config.error_at(("sweep", "rank_by"), wrong)
         criterion = self.groups[0].criterion(chosen)
-        if halving and (wrong := self._lacks(str(self.groups[0].halving_criterion(criterion)))) is not None:
+        if halving and (wrong := self.lacks(str(self.groups[0].halving_criterion(criterion)))) is not None:
             raise self.config.error_at(("sweep", "rank_by"), f"{wrong}, by which members are dropped")
         epochs = max(group.experiment.epochs for group in self.groups)
         return SweepOptions(halving_epochs(epochs, len(self.members)) if halving else (), chosen)
+
+
+def halving_epochs(epochs: int, members: int) -> tuple[int, ...]:
+    """The epochs after which the worse half is dropped: after 1, 2, 4, ... epochs, while two members or more are left.
+
+    Successive halving (Jamieson and Talwalkar, 2016) with a factor of 2.
+    """
+    found: list[int] = []
+    epoch = 1
+    while epoch < epochs and members > 1:
+        found.append(epoch)
+        members = -(-members // 2)
+        epoch *= 2
+    assert all(a < b for a, b in pairwise(found))
+    return tuple(found)
 
 
 def prepared(cfg: Config, device: str, first_targets: bool = False) -> Session:
@@ -281,8 +286,7 @@ def prepared(cfg: Config, device: str, first_targets: bool = False) -> Session:
     members = members_of(cfg)
     for member in members:
         check_precision(member.config, device)
-    groups = groups_of(cfg, members, first_targets)
-    return Session(cfg, members, groups, {group.number: Programs(group) for group in groups}, device)
+    return Session(cfg, members, groups_of(cfg, members, first_targets), device)
 
 
 def reopened(path: Path, device: str, trust: Trust) -> tuple[Session, SweepFolder]:

@@ -15,9 +15,11 @@ from adtrain import nn, ops
 from adtrain.core import tree
 from adtrain.core.array import Value, array
 from adtrain.core.per_member import per_member
+from adtrain.core.staging import Staged, stage
 from adtrain.core.trace import scope
 from adtrain.core.traced_number import TracedNumber
-from adtrain.training.experiment import Experiment
+from adtrain.passes import ALL_BY_MEMBER
+from adtrain.training.experiment import TOTALS, Experiment
 from adtrain.training.network import Network
 from adtrain.training.step import Totals, TrainState, batch_indices, evaluation_step, train_step
 from adtrain.training.tasks import Regression, Task
@@ -76,52 +78,32 @@ def sweep_step(experiment: Experiment) -> SweepStep:
     The options and the schedule of `experiment` are not used, except options that are 0: see `optim.Optimizer`.
     """
 
-    def member(
-        state: TrainState,
-        loss: Value,
-        sums: Value,
-        finite: Value,
-        steps: Value,
-        position: Value,
-        settings: Settings,
-        images: Value,
-        labels: Value,
-        order: Value,
-    ) -> Any:
-        rows, factor = batch_indices(position, order), batch_indices(position, settings.factors)
-        optimizer = experiment.optimizer.with_traced(tree.map(TracedNumber, settings.options))
-        training = experiment.config.training
-        clip = training.clip_norm, training.clip_value
-        network = with_targets(experiment.network, settings.targets)
-        step = train_step(
-            network,
-            optimizer,
-            lambda _: factor,
-            *clip,
-            experiment.augmentations,
-            experiment.steps_per_epoch,
-            average=experiment.average,
-            plateau=experiment.plateau,
-        )
-        state, metrics = step(state, settings.seeds, images, labels, rows)
-        with scope("tally"):
-            found = ops.astype(metrics.loss, np.float64)
-            is_finite = ops.equal(found - found, 0.0) & ops.equal(finite, steps)
-            return state, loss + found * rows.shape[0], sums + metrics.sums, finite + ops.astype(is_finite, np.int64)
-
     def step(
         state: TrainState, tally: Tally, settings: Settings, images: Value, labels: Value, order: Value
     ) -> tuple[TrainState, Tally]:
-        axes = (0, 0, 0, 0, None, None, 0, None, None, 0 if order.ndim == 3 else None)
-        found = per_member(member, axes)(
-            *(state, tally.loss, tally.sums, tally.finite, tally.steps, tally.position),
-            *(settings, images, labels, order),
-        )
-        state, loss, sums, finite = found
+        def member(state: TrainState, tally: Tally, settings: Settings, order: Value) -> Any:
+            rows, factor = batch_indices(tally.position, order), batch_indices(tally.position, settings.factors)
+            optimizer = experiment.optimizer.with_traced(tree.map(TracedNumber, settings.options))
+            network = with_targets(experiment.network, settings.targets)
+            parts = replace(experiment.step_parts, network=network, optimizer=optimizer, schedule=lambda _: factor)
+            state, metrics = train_step(parts)(state, settings.seeds, images, labels, rows)
+            with scope("tally"):
+                loss = ops.astype(metrics.loss, np.float64)
+                is_finite = ops.equal(loss - loss, 0.0) & ops.equal(tally.finite, tally.steps)
+                loss, sums = tally.loss + loss * rows.shape[0], tally.sums + metrics.sums
+                return state, loss, sums, tally.finite + ops.astype(is_finite, np.int64)
+
+        axes = 0, Tally._make((None, 0, 0, 0, None)), 0, _members_axis(order)
+        state, loss, sums, finite = per_member(member, axes)(state, tally, settings, order)
         with scope("tally"):
             return state, Tally(tally.position + 1, loss, sums, finite, tally.steps + 1)
 
     return step
+
+
+def _members_axis(order: Value) -> int | None:
+    """The axis of the members in an order (members, rows, batch); None for an order (rows, batch) that they share."""
+    return 0 if order.ndim == 3 else None
 
 
 def with_targets(network: Network, targets: Sequence[Value]) -> Network:
@@ -165,22 +147,6 @@ def sweep_evaluation(network: Network) -> Callable[..., MemberTotals]:
     `Settings.targets`.
     """
 
-    def member(
-        position: Value,
-        loss: Value,
-        weight: Value,
-        sums: Value,
-        params: nn.Params,
-        statistics: nn.State,
-        images: Value,
-        labels: Value,
-        order: Value,
-        targets: Sequence[Value],
-    ) -> tuple[Value, Value, Value]:
-        evaluate = evaluation_step(with_targets(network, targets))
-        found = evaluate(Totals(position, loss, weight, sums), params, statistics, images, labels, order)
-        return found.loss, found.weight, found.sums
-
     def step(
         totals: MemberTotals,
         params: nn.Params,
@@ -190,8 +156,14 @@ def sweep_evaluation(network: Network) -> Callable[..., MemberTotals]:
         order: Value,
         targets: Sequence[Value] = (),
     ) -> MemberTotals:
-        of_all = per_member(member, (None, 0, 0, 0, 0, 0, None, None, 0 if order.ndim == 3 else None, 0))
-        return Totals(totals.position + 1, *of_all(*totals, params, statistics, images, labels, order, targets))
+        def member(
+            totals: Totals, params: nn.Params, statistics: nn.State, order: Value, targets: Sequence[Value]
+        ) -> tuple[Value, ...]:
+            evaluate = evaluation_step(with_targets(network, targets))
+            return evaluate(totals, params, statistics, images, labels, order)[1:]
+
+        of_all = per_member(member, (Totals._make((None, 0, 0, 0)), 0, 0, _members_axis(order), 0))
+        return Totals(totals.position + 1, *of_all(totals, params, statistics, order, targets))
 
     return step
 
@@ -202,12 +174,6 @@ def sweep_predictions(network: Network) -> Callable[..., Value]:
     `order` and the last argument are as for `sweep_evaluation`; the batch is in its row `position`.
     """
 
-    def member(
-        position: Value, params: nn.Params, statistics: nn.State, images: Value, order: Value, targets: Sequence[Value]
-    ) -> Value:
-        batch = ops.embedding(batch_indices(position, order), images)
-        return with_targets(network, targets).predictions(params, statistics, batch)
-
     def step(
         position: Value,
         params: nn.Params,
@@ -216,10 +182,25 @@ def sweep_predictions(network: Network) -> Callable[..., Value]:
         order: Value,
         targets: Sequence[Value] = (),
     ) -> Value:
-        axes = None, 0, 0, None, 0 if order.ndim == 3 else None, 0
-        return per_member(member, axes)(position, params, statistics, images, order, targets)
+        def member(params: nn.Params, statistics: nn.State, order: Value, targets: Sequence[Value]) -> Value:
+            batch = ops.embedding(batch_indices(position, order), images)
+            return with_targets(network, targets).predictions(params, statistics, batch)
+
+        return per_member(member, (0, 0, _members_axis(order), 0))(params, statistics, order, targets)
 
     return step
+
+
+class Programs:
+    """The staged functions of members of an experiment, which all waves of a group share."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.step: Staged = stage(sweep_step(experiment), ALL_BY_MEMBER, donate=DONATED)
+        self.evaluation: Staged = stage(sweep_evaluation(experiment.network), ALL_BY_MEMBER, donate=TOTALS)
+        self.frozen: Staged = stage(frozen_states, ALL_BY_MEMBER, donate={2})
+        self.chosen: Staged = stage(chosen_states, ALL_BY_MEMBER, donate={1})
+        self.best: Staged = stage(chosen_states, ALL_BY_MEMBER, donate={2})
+        self.predictions: Staged = stage(sweep_predictions(experiment.network), ALL_BY_MEMBER)
 
 
 def zero_member_totals(task: Task, members: int, device: str) -> MemberTotals:

@@ -16,27 +16,15 @@ from adtrain.core import aligned, tree
 from adtrain.core.array import Array, array, from_numpy
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError
-from adtrain.core.staging import Staged, stage
 from adtrain.data import Split
 from adtrain.metrics import Metric, MetricValue
-from adtrain.passes import ALL_BY_MEMBER
 from adtrain.sweeps.inputs import EpochInputs, WaveInputs
 from adtrain.sweeps.members import Group, Member
 from adtrain.sweeps.records import MemberEpoch, OnTest
-from adtrain.sweeps.step import (
-    DONATED,
-    Tally,
-    chosen_states,
-    empty_tally,
-    frozen_states,
-    sweep_evaluation,
-    sweep_predictions,
-    sweep_step,
-    zero_member_totals,
-)
+from adtrain.sweeps.step import Tally, empty_tally, zero_member_totals
 from adtrain.training.evaluation import batch_size_of, mean_loss, metrics_on
 from adtrain.training.examples import Resident, StepInputs, on_device
-from adtrain.training.experiment import LOG_ROWS, TOTALS, Experiment
+from adtrain.training.experiment import LOG_ROWS, Experiment
 from adtrain.training.loop import REPORT_SECONDS
 from adtrain.training.progress import Best
 from adtrain.training.scores import Score, single_numbers
@@ -174,18 +162,6 @@ class EpochScores:
     seconds: float
 
 
-class Programs:
-    """The staged functions of a group, which its waves share."""
-
-    def __init__(self, group: Group) -> None:
-        self.step: Staged = stage(sweep_step(group.experiment), ALL_BY_MEMBER, donate=DONATED)
-        self.evaluation: Staged = stage(sweep_evaluation(group.experiment.network), ALL_BY_MEMBER, donate=TOTALS)
-        self.frozen: Staged = stage(frozen_states, ALL_BY_MEMBER, donate={2})
-        self.chosen: Staged = stage(chosen_states, ALL_BY_MEMBER, donate={1})
-        self.best: Staged = stage(chosen_states, ALL_BY_MEMBER, donate={2})
-        self.predictions: Staged = stage(sweep_predictions(group.experiment.network), ALL_BY_MEMBER)
-
-
 class WaveTraining:
     """Trains members of a group together.
 
@@ -200,7 +176,6 @@ class WaveTraining:
         self,
         group: Group,
         members: Sequence[Member],
-        programs: Programs,
         device: str,
         start: WaveState | None = None,
         history: Mapping[int, Mapping[int, MemberEpoch]] = {},
@@ -214,7 +189,7 @@ class WaveTraining:
         frozen = start.frozen if start else ()
         self.good = np.array([member.number not in frozen for member in members])
         """For each member whether its numbers were finite after all epochs so far."""
-        self.group, self.members, self.programs, self.device = group, members, programs, device
+        self.group, self.members, self.programs, self.device = group, members, group.programs, device
         self.experiment, self.task = group.experiment, group.experiment.network.task
         self.inputs = WaveInputs(group, members, device)
         self.epochs, self.batches = (start.epochs, start.batches) if start else (0, 0)

@@ -118,9 +118,8 @@ def largest_batch(experiment: Experiment, device: str, limit: int) -> int:
 
 
 def _needed(experiment: Experiment, device: str, batch_size: int) -> int:
-    data = experiment.config.data.model_copy(update={"batch_size": batch_size})
-    smaller = replace(experiment, config=experiment.config.model_copy(update={"data": data}))
-    return planned_peak(smaller, device)
+    config = experiment.config.changed("data", batch_size=batch_size)
+    return planned_peak(replace(experiment, config=config), device)
 
 
 def tree_bytes(values: object) -> int:

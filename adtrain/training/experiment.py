@@ -29,13 +29,14 @@ from adtrain.training.evaluation import higher_is_better, metrics_of
 from adtrain.training.network import Network
 from adtrain.training.program_cache import PersistentProgramCache, targets
 from adtrain.training.progress import Best, ScoredEpoch
-from adtrain.training.sharding import Buckets, Sharding, evaluation_of_vectors, shard_seeds, sharded_step
+from adtrain.training.sharding import Buckets, ShardedStep, Sharding, evaluation_of_vectors, shard_seeds
 from adtrain.training.step import (
     AVERAGE,
     PLATEAU,
     POINTS,
     EvaluationStep,
     LoggedStep,
+    StepParts,
     TrainState,
     TrainStep,
     all_finite,
@@ -425,28 +426,25 @@ class Experiment:
         }
 
     @property
-    def eager_step(self) -> TrainStep:
-        """The step, run operation by operation. It does not modify its arguments."""
+    def step_parts(self) -> StepParts:
+        """What the step consists of."""
         training = self.config.training
-        further = training.clip_norm, training.clip_value, self.augmentations, self.steps_per_epoch
-        if self.buckets is not None:
-            return sharded_step(
-                self.network,
-                self.optimizer,
-                self.schedule,
-                self.buckets,
-                *further,
-                average=self.average,
-                plateau=self.plateau,
-            )
-        return train_step(
-            self.network,
-            self.optimizer,
-            self.schedule,
-            *further,
+        return StepParts(
+            network=self.network,
+            optimizer=self.optimizer,
+            schedule=self.schedule,
+            clip_norm=training.clip_norm,
+            clip_value=training.clip_value,
+            augmentations=self.augmentations,
+            steps_per_epoch=self.steps_per_epoch,
             average=self.average,
             plateau=self.plateau,
         )
+
+    @property
+    def eager_step(self) -> TrainStep:
+        """The step, run operation by operation. It does not modify its arguments."""
+        return train_step(self.step_parts) if self.buckets is None else ShardedStep(self.step_parts, self.buckets)
 
 
 def _with_params(optimizer: optim.OptState, changed: Callable[[Any], Any]) -> optim.OptState:

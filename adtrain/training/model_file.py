@@ -65,6 +65,15 @@ class TrainedModel:
     class_type: ClassType = "str"
     tokenizer: Tokenizer | None = None
 
+    @classmethod
+    def of(cls, experiment: Experiment, state: TrainState) -> TrainedModel:
+        """The model of a state on a device."""
+        data = experiment.data
+        return cls(
+            experiment.config, experiment.network, state.params, state.statistics, data.classes,
+            experiment.image_shape, data.encoder, data.targets, data.class_type, data.tokenizer,
+        )  # fmt: skip
+
     @property
     def known(self) -> Known:
         """What was learnt from the training part, for readers of data."""

@@ -236,8 +236,11 @@ def written(
     return result
 
 
-def _attention(prefix: str, parts: Sequence[str], kind: str) -> list[str]:
-    return [f"{prefix}{part}.{kind}" for part in parts]
+def _projections(layer: str, place: str, names: Sequence[str]) -> Rows:
+    """The rows of a layer's projections to queries, keys and values, which the network has in one array."""
+    return {
+        f"{layer}.self_attn.in_proj_{kind}": [f"{place}{name}.{kind}" for name in names] for kind in ("weight", "bias")
+    }
 
 
 def _resnet(blocks: Sequence[int], convolutions: int) -> Table:
@@ -282,12 +285,7 @@ TABLES: dict[str, Table] = {
         {
             "embedding0.weight": "model.embed_tokens.weight",
             "decoder_layer{i}.norm1.weight": f"{_LLAMA}input_layernorm.weight",
-            **{
-                f"decoder_layer{{i}}.self_attn.in_proj_{kind}": _attention(
-                    f"{_LLAMA}self_attn.", ("q_proj", "k_proj", "v_proj"), kind
-                )
-                for kind in ("weight", "bias")
-            },
+            **_projections("decoder_layer{i}", f"{_LLAMA}self_attn.", ("q_proj", "k_proj", "v_proj")),
             "decoder_layer{i}.self_attn.out_proj.*": f"{_LLAMA}self_attn.o_proj.*",
             "decoder_layer{i}.self_attn.q_norm.weight": f"{_LLAMA}self_attn.q_norm.weight",
             "decoder_layer{i}.self_attn.k_norm.weight": f"{_LLAMA}self_attn.k_norm.weight",
@@ -308,12 +306,7 @@ TABLES: dict[str, Table] = {
             "class_token0.weight": "vit.embeddings.cls_token reshaped",
             "positional_embedding0.weight": "vit.embeddings.position_embeddings reshaped",
             "transformer_encoder_layer{i}.norm1.*": f"{_VIT}layernorm_before.*",
-            **{
-                f"transformer_encoder_layer{{i}}.self_attn.in_proj_{kind}": _attention(
-                    f"{_VIT}attention.attention.", ("query", "key", "value"), kind
-                )
-                for kind in ("weight", "bias")
-            },
+            **_projections("transformer_encoder_layer{i}", f"{_VIT}attention.attention.", ("query", "key", "value")),
             "transformer_encoder_layer{i}.self_attn.out_proj.*": f"{_VIT}attention.output.dense.*",
             "transformer_encoder_layer{i}.norm2.*": f"{_VIT}layernorm_after.*",
             "transformer_encoder_layer{i}.linear1.*": f"{_VIT}intermediate.dense.*",

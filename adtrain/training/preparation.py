@@ -122,8 +122,7 @@ def with_shape(cfg: Config, shape: Shape) -> Config:
         shape = (prod(shape),)
     elif shape[0] == 1 and first in ("rnn", "lstm", "gru"):
         shape = shape[1:]
-    model = cfg.model.model_copy(update={"input": shape})
-    cfg = cfg.model_copy(update={"model": model})
+    cfg = cfg.changed("model", input=shape)
     if problems := config.build.check(cfg):
         raise ConfigError(problems)
     return cfg
@@ -152,13 +151,13 @@ def prepare(
         raise cfg.error_at(("sweep",), f"found a sweep, expected none for one training: {advice}")
     cfg, fits = with_absolute_paths(cfg, data_too=arrays is None), None
     if cfg.training.micro_batch == "auto" and cfg.data.shards is None and device is not None:
-        cfg, fits = without_micro_batch(cfg), device
+        cfg, fits = cfg.changed("training", micro_batch=None), device
     cfg = with_shards(cfg)
     data_set = read_data(cfg, arrays) if read is None else read()
     experiment = of_data(cfg, data_set, mode)
     if fits is None or (shards := fitting_shards(experiment, fits)) == (cfg.data.shards or 1):
         return experiment
-    return of_data(with_data_shards(cfg, shards), data_set, mode)
+    return of_data(cfg.changed("data", shards=shards), data_set, mode)
 
 
 def read_ahead(cfg: Config) -> DataSet:
@@ -304,10 +303,6 @@ MOST_SHARDS = 4096
 """The largest number of `data.shards`."""
 
 
-def without_micro_batch(cfg: Config) -> Config:
-    return cfg.model_copy(update={"training": cfg.training.model_copy(update={"micro_batch": None})})
-
-
 def with_class_weights(cfg: Config, labels: np.ndarray, classes: int) -> Config:
     """The config with numbers in place of `weight: balanced` of its loss.
 
@@ -318,11 +313,7 @@ def with_class_weights(cfg: Config, labels: np.ndarray, classes: int) -> Config:
         return cfg
     counts = np.maximum(np.bincount(labels.reshape(-1), minlength=classes), 1)
     weight = tuple((labels.size / (len(counts) * counts)).tolist())
-    return cfg.model_copy(update={"loss": cfg.loss.model_copy(update={"weight": weight})})
-
-
-def with_data_shards(cfg: Config, shards: int) -> Config:
-    return cfg.model_copy(update={"data": cfg.data.model_copy(update={"shards": shards})})
+    return cfg.changed("loss", weight=weight)
 
 
 def fitting_shards(experiment: Experiment, device: str) -> int:
@@ -334,7 +325,7 @@ def fitting_shards(experiment: Experiment, device: str) -> int:
     limit = backend(device).available() or machine_memory()
     shards: int = cfg.data.shards or 1
     while 2 * shards <= min(MOST_SHARDS, batch // 2):
-        divided = with_data_shards(cfg, shards)
+        divided = cfg.changed("data", shards=shards)
         candidate = replace(experiment, config=divided, sharding=_sharding(divided, len(experiment.train)))
         if limit is None or planned_peak(candidate, device) <= limit:
             break
@@ -362,14 +353,14 @@ def with_shards(cfg: Config) -> Config:
         if shards > (most := min(MOST_SHARDS, cfg.data.batch_size)):
             parts = f"which divides batches of {cfg.data.batch_size} into {shards} parts, expected at most {most}"
             raise cfg.error_at(("training", "micro_batch"), f"found {size}, {parts}")
-        return with_data_shards(without_micro_batch(cfg), shards)
+        return cfg.changed("training", micro_batch=None).changed("data", shards=shards)
     if cfg.data.shards is not None or ranks == 1:
         return cfg
     if ranks & (ranks - 1):
         raise cfg.error_at(
             ("data", "shards"), f"found {ranks} ranks and no data.shards, expected a power of two of ranks"
         )
-    return with_data_shards(cfg, ranks)
+    return cfg.changed("data", shards=ranks)
 
 
 def _sharding(cfg: Config, examples: int) -> Sharding | None:
@@ -387,17 +378,15 @@ def _sharding(cfg: Config, examples: int) -> Sharding | None:
 
 def with_absolute_paths(cfg: Config, data_too: bool = True) -> Config:
     """The config with absolute paths, so that the copy in the run's folder works from any directory."""
-    sections: dict[str, Any] = {}
     data_keys = ["path", "test_path", "tokenizer", "measurements", "sdf", "image", "volume"] if data_too else []
     if data_too and cfg.data.reference_file is not None:
         data_keys.append("reference")
     for name, keys in {"data": data_keys, "training": ["init_from"]}.items():
         section = getattr(cfg, name)
-        paths = {key: _absolute(cfg, (name, key), getattr(section, key)) for key in keys}
-        sections[name] = section.model_copy(update=paths)
+        cfg = cfg.changed(name, **{key: _absolute(cfg, (name, key), getattr(section, key)) for key in keys})
     if cfg.plugins is not None:  # `RunFolder` writes copies of the files
-        sections["plugins"] = [_copied(plugin) for plugin in cfg.plugins]
-    return cfg.model_copy(update=sections)
+        cfg = cfg.model_copy(update={"plugins": [_copied(plugin) for plugin in cfg.plugins]})
+    return cfg
 
 
 def _copied(plugin: Plugin) -> Plugin:

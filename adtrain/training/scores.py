@@ -102,20 +102,16 @@ class ResidualScore(NamedTuple):
     loss: Measured
 
 
-KINDS = {
-    kind.__name__: kind
-    for kind in (
-        *(ClassScore, RegressionScore, MultilabelScore, TextScore, TokenScore),
-        *(ResidualScore, SolutionScore, FieldScore),
-    )
-}
+KINDS = (
+    ClassScore, RegressionScore, MultilabelScore, TextScore, TokenScore, ResidualScore, SolutionScore, FieldScore
+)  # fmt: skip
 
 
 def _kind(value: Any) -> str:
     """The name of the kind of score with the fewest fields that has all keys of a record."""
     keys = set(value) if isinstance(value, Mapping) else set()
-    fewest_first = sorted(KINDS.items(), key=lambda item: len(item[1]._fields))
-    return next((name for name, kind in fewest_first if keys and keys <= set(kind._fields)), "ClassScore")
+    fewest_first: list[Any] = sorted(KINDS, key=lambda kind: len(kind._fields))
+    return next((kind.__name__ for kind in fewest_first if keys and keys <= set(kind._fields)), "ClassScore")
 
 
 Score: TypeAlias = Annotated[

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from math import prod
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from adtrain import nn, ops, optim
-from adtrain.augment import Augmentation, Batch
 from adtrain.core import communicator, tree
 from adtrain.core.array import Array, Value, array
 from adtrain.core.autodiff import value_and_grad
@@ -32,21 +31,7 @@ from adtrain.core.trace import at, bind, phase, scope
 from adtrain.core.types import Shape
 from adtrain.core.views import subview
 from adtrain.ops.collectives import fusion_barrier, gather_shards_p, pairwise_sum, tree_sum
-from adtrain.training.network import Network
-from adtrain.training.step import (
-    EvaluationStep,
-    StepMetrics,
-    Totals,
-    TrainState,
-    augment_batch,
-    epoch_of,
-    example_indices,
-    gather_batch,
-    random_state,
-    schedule_factor,
-    with_average,
-    with_plateau,
-)
+from adtrain.training.step import EvaluationStep, StepMetrics, StepParts, Totals, TrainState, random_state
 
 BUCKET_BYTES = 4 << 20
 """A bucket is full when its parameters have at least this number of bytes."""
@@ -81,60 +66,55 @@ class Sharding:
 
         Sizes differ by at most 1; shards of a short batch can be empty.
         """
-        return [_size(total, self.shards, shard) for shard in self.local]
+        return list(self.all_sizes(total)[self.local.start : self.local.stop])
 
     def all_sizes(self, total: int) -> tuple[int, ...]:
         """The number of examples of each shard of all ranks in a batch of `total`."""
-        return tuple(_size(total, self.shards, shard) for shard in range(self.shards))
+        return tuple(total // self.shards + (shard < total % self.shards) for shard in range(self.shards))
 
     def part(self, batch: np.ndarray) -> np.ndarray:
         """This rank's indices in a batch of indices. If it has none, one index, which its empty shards do not use."""
-        start = sum(_size(len(batch), self.shards, shard) for shard in range(self.local.start))
-        return batch[start : start + sum(self.sizes(len(batch)))] if any(self.sizes(len(batch))) else batch[:1]
+        start = sum(self.all_sizes(len(batch))[: self.local.start])
+        count = sum(self.sizes(len(batch)))
+        return batch[start : start + count] if count else batch[:1]
 
 
-def _size(total: int, shards: int, shard: int) -> int:
-    return total // shards + (shard < total % shards)
+class Place(NamedTuple):
+    """Where the vector of a bucket has a parameter: `size` elements from index `start` on, then `gap` zeros."""
+
+    path: str  # of the parameter in its tree
+    shape: Shape
+    start: int
+    size: int
+    gap: int
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Parameters whose gradients are exchanged together, as one vector.
+    """Parameters of one dtype whose gradients are exchanged together, as one vector of `length` elements."""
 
-    Attributes:
-        paths: of the parameters in their tree.
-        shapes: of the parameters.
-        dtype: of the parameters.
-        length: elements of the vector. Zeros fill the gaps between parameters.
-    """
-
-    paths: tuple[str, ...]
-    shapes: tuple[Shape, ...]
+    places: tuple[Place, ...]
     dtype: np.dtype[Any]
     length: int
+
+    @classmethod
+    def of(cls, leaves: Mapping[str, Any], shards: int) -> Bucket:
+        """The bucket of parameters by their paths, for vectors that so many shards divide."""
+        dtype = next(iter(leaves.values())).dtype
+        sizes = [prod(x.shape) for x in leaves.values()]
+        starts = [0, *accumulate(_aligned(size, dtype) for size in sizes)]
+        length = _aligned(starts.pop(), dtype, shards)
+        ends = [*starts[1:], length]
+        places = [
+            Place(path, x.shape, start, size, end - start - size)
+            for (path, x), start, size, end in zip(leaves.items(), starts, sizes, ends, strict=True)
+        ]
+        return cls(tuple(places), dtype, length)
 
     @property
     def name(self) -> str:
         """The path of the first parameter."""
-        return self.paths[0]
-
-    @property
-    def sizes(self) -> list[int]:
-        """The number of elements of each parameter."""
-        return list(map(prod, self.shapes))
-
-    @property
-    def starts(self) -> list[int]:
-        """The index in the vector of each parameter's first element."""
-        return [0, *accumulate(_aligned(size, self.dtype) for size in self.sizes)][:-1]
-
-    @property
-    def gaps(self) -> list[int]:
-        """The number of zeros after each parameter, up to the next one or the end of the vector."""
-        return [
-            following - start - size
-            for start, size, following in zip(self.starts, self.sizes, [*self.starts[1:], self.length], strict=True)
-        ]
+        return self.places[0].path
 
 
 def _aligned(size: int, dtype: np.dtype[Any], count: int = 1) -> int:
@@ -167,15 +147,9 @@ class Buckets:
                 groups.append(group)
             group.append(path)
             filling[kind] = group, held + prod(x.shape) * x.dtype.itemsize
-        self.buckets = [self._bucket({path: leaves[path] for path in group}) for group in groups]
+        self.buckets = [Bucket.of({path: leaves[path] for path in group}, sharding.shards) for group in groups]
         self.trained = [bucket for bucket in self.buckets if optimizer.trains(bucket.name)]
         self._trained_paths = list(filter(optimizer.trains, self.paths))
-
-    def _bucket(self, leaves: Mapping[str, Any]) -> Bucket:
-        shapes = tuple(x.shape for x in leaves.values())
-        dtype = next(iter(leaves.values())).dtype
-        length = _aligned(sum(_aligned(prod(shape), dtype) for shape in shapes), dtype, self.sharding.shards)
-        return Bucket(tuple(leaves), shapes, dtype, length)
 
     def flatten(self, values: Any) -> Any:
         """The vector of each bucket of a tree of NumPy arrays, like the parameters or like those that are trained.
@@ -183,11 +157,13 @@ class Buckets:
         An optimizer's averages may have another dtype than the parameters.
         """
         leaves = dict(zip(tree.paths(values), tree.leaves(values), strict=True))
-        buckets = [bucket for bucket in self.buckets if bucket.name in leaves]
-        vectors = [np.zeros(x.length, np.result_type(*(leaves[path].dtype for path in x.paths))) for x in buckets]
-        for vector, bucket in zip(vectors, buckets, strict=True):
-            for path, start, size in zip(bucket.paths, bucket.starts, bucket.sizes, strict=True):
-                vector[start : start + size] = np.reshape(leaves[path], -1)
+        vectors = []
+        for bucket in self.buckets:
+            if bucket.name in leaves:
+                dtype = np.result_type(*(leaves[place.path].dtype for place in bucket.places))
+                vectors.append(np.zeros(bucket.length, dtype))
+                for place in bucket.places:
+                    vectors[-1][place.start : place.start + place.size] = np.reshape(leaves[place.path], -1)
         return vectors
 
     def unflatten(self, vectors: Any, subview: Callable[[Any, int, Shape], Any]) -> Any:
@@ -234,8 +210,8 @@ class Buckets:
     def _parts(self, own: Value, bucket: Bucket) -> list[Value]:
         """The elements of each parameter in this rank's slice of a bucket's vector."""
         first, found = self.sharding.rank * own.size, []
-        for start, size in zip(bucket.starts, bucket.sizes, strict=True):
-            begin, end = max(start - first, 0), min(start + size - first, own.size)
+        for place in bucket.places:
+            begin, end = max(place.start - first, 0), min(place.start + place.size - first, own.size)
             if begin < end:
                 found.append(subview(own, begin, (end - begin,)))
         return found
@@ -247,9 +223,9 @@ class Buckets:
 def _leaves(buckets: Sequence[Bucket], vectors: Any, subview: Callable[[Any, int, Shape], Any]) -> dict[str, Any]:
     """The parameters in the vectors of these buckets, by path."""
     return {
-        path: subview(vector, start, shape)
+        place.path: subview(vector, place.start, place.shape)
         for vector, bucket in zip(vectors, buckets, strict=True)
-        for path, start, shape in zip(bucket.paths, bucket.starts, bucket.shapes, strict=True)
+        for place in bucket.places
     }
 
 
@@ -320,33 +296,29 @@ SHARD_BIT = 16
 """The number of a shard is in the upper 16 bits of the step's high word, which are 0 for the first 2^48 steps."""
 
 
-ShardedStep: TypeAlias = Callable[[TrainState, Value, Value, Value, Value, int], tuple[TrainState, StepMetrics]]
-"""(state, seeds, images, labels, this rank's indices int64 (n,), examples in the whole batch) to the new state and the
-metrics of the whole batch. The parameters in the state are the vectors of buckets. If the optimizer is elementwise, its
-averages are slices of such vectors, by the names of the buckets: see `Buckets`."""
-
-
 def shard_seeds(seed: Array, buckets: Buckets) -> Array:
     """uint32 (shards of this rank, 3): the low and high word of a seed uint32 (2,), and the number of the shard."""
     return array(np.array([[*seed.numpy(), shard] for shard in buckets.sharding.local], np.uint32), device=seed.device)
 
 
-@dataclass(frozen=True)
-class _Step:
-    network: Network
-    optimizer: optim.Optimizer
-    schedule: optim.Schedule
-    clip_norm: float | None
-    clip_value: float | None
-    augmentations: Sequence[Augmentation]
-    steps_per_epoch: int
-    buckets: Buckets
-    average: optim.Average | None
-    plateau: optim.Plateau | None
+class ShardedStep:
+    """`train_step` on a batch that is divided into shards. Batch norm without `sync` sees one shard at a time.
+
+    The parameters in the state are the vectors of buckets. If the optimizer is elementwise, its averages are slices of
+    such vectors, by the names of the buckets: see `Buckets`.
+    """
+
+    def __init__(self, parts: StepParts, buckets: Buckets) -> None:
+        self.parts, self.buckets = parts, buckets
+        self.network, self.optimizer = parts.network, parts.optimizer
 
     def __call__(
         self, state: TrainState, seeds: Value, images: Value, labels: Value, indices: Value, total: int
     ) -> tuple[TrainState, StepMetrics]:
+        """The new state and the metrics of the whole batch, which has `total` examples on all ranks.
+
+        `seeds` are those of `shard_seeds`, `indices` this rank's, int64 (n,).
+        """
         sizes = self.buckets.sharding.sizes(total)
         params = self.buckets.unflatten(state.params, subview)
         taken, start = [], 0
@@ -372,7 +344,7 @@ class _Step:
             received = [ops.all_to_all(ops.reshape(x, (self.buckets.sharding.ranks, -1))) for x in own]
             all_numbers = ops.all_gather(ops.stack(numbers))
         with phase("update"), scope("optimizer"):
-            lr = schedule_factor(state, self.schedule) * self.optimizer.lr
+            lr = self.parts.learning_rate(state)
             slices = self._clipped([tree_sum(x) for x in received])
             with ops.matmul_precision(self.network.products):
                 vectors, optimizer = self._update(state, params, slices, lr)
@@ -380,11 +352,7 @@ class _Step:
             sums = tree_sum(ops.reshape(all_numbers, (-1, *numbers[0].shape)))
             loss, task_sums, statistics = self._metrics(state, sums)
         new = TrainState(vectors, statistics, optimizer)
-        if self.average is not None:
-            new = with_average(new, self.average, state)
-        if self.plateau is not None:
-            new = with_plateau(new, self.plateau, state, loss * total)
-        return new, StepMetrics(loss, task_sums, lr)
+        return self.parts.completed(new, state, loss, total), StepMetrics(loss, task_sums, lr)
 
     def _total_weight(self, labels: Value, shards: Sequence[Value], sizes: Sequence[int]) -> Value | None:
         """The sum of the class weights of the whole batch, over all ranks; None for a loss without class weights.
@@ -425,13 +393,7 @@ class _Step:
             return fusion_barrier(*(ops.zeros((n,), dtype, device) for n, dtype in lengths))
         rng = shard_state(seed, step)
         mode = nn.Mode(training=True, rng=rng, shards=self.buckets.sharding.all_sizes(total))
-        rows = example_indices(rows, images, self.augmentations, rng)
-        found = gather_batch(images, labels, rows) if size else _zeros_for(images, labels)
-        batch = Batch(*found, self.network.unit)
-        if self.augmentations and size:
-            epoch = epoch_of(step, self.steps_per_epoch)
-            batch = augment_batch(batch, self.augmentations, rng, self.network.dtype, epoch, images, rows)
-
+        batch = self.parts.batch(images, labels, rows, step, rng, is_empty=not size)
         part = weight if total_weight is None else float(size > 0)  # with class weights the mean is the batch's
 
         def loss_of(trained: nn.Params) -> tuple[Value, tuple[Value, nn.State]]:
@@ -457,8 +419,9 @@ class _Step:
         leaves, found = dict(zip(tree.paths(values), tree.leaves(values), strict=True)), []
         for bucket in self.buckets.trained:
             parts = []
-            for path, gap in zip(bucket.paths, bucket.gaps, strict=True):
-                parts += [ops.reshape(leaves[path], (-1,)), *([ops.zeros((gap,), bucket.dtype, device)] if gap else [])]
+            for place in bucket.places:
+                parts.append(ops.reshape(leaves[place.path], (-1,)))
+                parts += [ops.zeros((place.gap,), bucket.dtype, device)] if place.gap else []
             found.append(ops.concatenate(parts) if len(parts) > 1 else parts[0])
         return found
 
@@ -468,9 +431,9 @@ class _Step:
         return vector if sharding.ranks == 1 else subview(vector, sharding.rank * length, (length,))
 
     def _clipped(self, slices: Sequence[Value]) -> Sequence[Value]:
-        if self.clip_value is not None:
-            slices = optim.clip_by_value(list(slices), self.clip_value)
-        if self.clip_norm is None:
+        if self.parts.clip_value is not None:
+            slices = optim.clip_by_value(list(slices), self.parts.clip_value)
+        if self.parts.clip_norm is None:
             return slices
         # Each block of a slice is squared and summed alone: as many blocks as shards, whatever the number of ranks.
         slices = fusion_barrier(*slices)
@@ -481,7 +444,7 @@ class _Step:
             parts = fusion_barrier(*(ops.reshape(ops.slice(x, [k, 0], [k + 1, x.shape[1]]), (-1,)) for x in rows))
             blocks.append(fusion_barrier(ops.stack([ops.sum(ops.square(x)) for x in parts]))[0])
         by_shard = ops.reshape(ops.all_gather(ops.stack(blocks)), (-1, len(slices)))
-        return optim.clip_by_norm(slices, self.clip_norm, ops.sqrt(tree_sum(tree_sum(by_shard))))[0]
+        return optim.clip_by_norm(slices, self.parts.clip_norm, ops.sqrt(tree_sum(tree_sum(by_shard))))[0]
 
     def _update(
         self, state: TrainState, params: nn.Params, slices: Sequence[Value], lr: Value
@@ -531,13 +494,6 @@ def _all_gathered(own: Value) -> Value:
     return ops.reshape(ops.all_gather(own), (-1,))
 
 
-def _zeros_for(images: Value, labels: Value) -> tuple[Value, Value]:
-    """A batch of one image of zeros with the label 0."""
-    return ops.zeros((1, *images.shape[1:]), images.dtype, images.device), ops.zeros(
-        (1, *labels.shape[1:]), labels.dtype, labels.device
-    )
-
-
 def shard_state(seed: Value, step: Value) -> Value:
     """`ops.rng_state` of a shard, from a row (3,) of `shard_seeds` and the step, int64 ()."""
     with scope("random"):
@@ -546,21 +502,3 @@ def shard_state(seed: Value, step: Value) -> Value:
         place = ops.astype(words[1], np.float64) * 2.0**SHARD_BIT
         high = ops.astype(ops.slice(state, [3], [4]), np.float64) + place
         return ops.concatenate([ops.slice(state, [0], [3]), ops.astype(high, np.uint32)])
-
-
-def sharded_step(
-    network: Network,
-    optimizer: optim.Optimizer,
-    schedule: optim.Schedule,
-    buckets: Buckets,
-    clip_norm: float | None = None,
-    clip_value: float | None = None,
-    augmentations: Sequence[Augmentation] = (),
-    steps_per_epoch: int = 1,
-    average: optim.Average | None = None,
-    plateau: optim.Plateau | None = None,
-) -> ShardedStep:
-    """`train_step` on a batch that is divided into shards. Batch norm without `sync` sees one shard at a time."""
-    return _Step(
-        network, optimizer, schedule, clip_norm, clip_value, augmentations, steps_per_epoch, buckets, average, plateau
-    )

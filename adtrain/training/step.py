@@ -6,6 +6,7 @@ Both take a whole data set and the indices of a batch; gathering and normalising
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -95,8 +96,8 @@ class Totals(NamedTuple):
 
 TrainStep: TypeAlias = Callable[..., tuple[TrainState, StepMetrics]]
 """(state, seed uint32 (2,), images (N, C, H, W), labels (N, ...), indices int64 (batch,)) to the new state and the
-metrics of the batch. A staged step donates its state argument; keep a state with `copied`. With shards a
-`sharded_step.ShardedStep`."""
+metrics of the batch. A staged step donates its state argument; keep a state with `copied`. With shards it
+is a `sharding.ShardedStep`."""
 
 LoggedStep: TypeAlias = Callable[..., tuple[TrainState, Log]]
 """(state, log, seed, images, labels, order int64 (rows, batch)) to the state and the log after a step on the batch in
@@ -107,33 +108,83 @@ EvaluationStep: TypeAlias = Callable[[Totals, nn.Params, nn.State, Value, Value,
 `totals.position` of the order."""
 
 
-def train_step(
-    network: Network,
-    optimizer: optim.Optimizer,
-    schedule: Callable[[Value], Value],
-    clip_norm: float | None = None,
-    clip_value: float | None = None,
-    augmentations: Sequence[Augmentation] = (),
-    steps_per_epoch: int = 1,
-    average: optim.Average | None = None,
-    plateau: optim.Plateau | None = None,
-) -> TrainStep:
-    """A step of gradient descent as a function. The augmentations are applied to the batch in their order.
+@dataclass(frozen=True)
+class StepParts:
+    """What a training step consists of.
 
-    `schedule` maps the number of steps so far to a factor on the learning rate. Gradients are clipped by value first,
-    then by norm. `steps_per_epoch` is for augmentations that depend on the epoch.
+    Attributes:
+        schedule: maps the number of steps so far to a factor on the learning rate.
+        clip_value, clip_norm: limits of the gradients, which are clipped by value first, then by norm.
+        augmentations: are applied to the batch in their order.
+        steps_per_epoch: for augmentations that depend on the epoch.
     """
+
+    network: Network
+    optimizer: optim.Optimizer
+    schedule: Callable[[Value], Value]
+    clip_norm: float | None
+    clip_value: float | None
+    augmentations: Sequence[Augmentation]
+    steps_per_epoch: int
+    average: optim.Average | None
+    plateau: optim.Plateau | None
+
+    def batch(
+        self, images: Value, labels: Value, indices: Value, step: Value, rng: Value, is_empty: bool = False
+    ) -> Batch:
+        """The augmented batch of the examples `indices` int64 (batch,), or of those that an augmentation draws.
+
+        With `is_empty` it is one image of zeros with the label 0.
+        """
+        with scope("input"):
+            for change in self.augmentations:
+                indices = change.examples(indices, images.shape[0], rng)
+        if is_empty:
+            image, label = (ops.zeros((1, *x.shape[1:]), x.dtype, x.device) for x in (images, labels))
+            return Batch(image, label, self.network.unit)
+        batch = Batch(*gather_batch(images, labels, indices), self.network.unit)
+        if not self.augmentations:
+            return batch
+        with scope("augment"):
+            epoch, dtype = ops.floor_divide(step, self.steps_per_epoch), self.network.dtype
+            batch = batch._replace(images=ops.astype(batch.images, dtype), stored=batch.images, epoch=epoch)
+            if moves := leading_moves(self.augmentations):
+                batch = batch._replace(images=ops.astype(moved(batch, moves, rng, images, indices), dtype))
+            for change in self.augmentations[len(moves) :]:
+                batch = change(batch, rng)
+            return batch
+
+    def learning_rate(self, state: TrainState) -> Value:
+        """The learning rate of the next step."""
+        factor = self.schedule(state.step)
+        if PLATEAU in state.optimizer:
+            factor = factor * state.optimizer[PLATEAU]["factor"]
+        return factor * self.optimizer.lr
+
+    def completed(self, new: TrainState, before: TrainState, loss: Value, count: int) -> TrainState:
+        """The state after a step on `count` examples with this mean loss, with the average and the schedule's state."""
+        if self.average is not None:
+            with phase("update"), scope("average"):
+                params, found = self.average.updated(new.params, new.statistics, before.optimizer[AVERAGE], before.step)
+                new = new._replace(params=params, optimizer={**new.optimizer, AVERAGE: found})
+        if self.plateau is not None:
+            total = ops.astype(loss, np.float64) * count
+            with phase("update"), scope("schedule"):
+                found = self.plateau.updated(before.optimizer[PLATEAU], total, before.step)
+                new = new._replace(optimizer={**new.optimizer, PLATEAU: found})
+        return new
+
+
+def train_step(parts: StepParts) -> TrainStep:
+    """A step of gradient descent as a function."""
+    network, optimizer = parts.network, parts.optimizer
 
     def step(
         state: TrainState, seed: Value, images: Value, labels: Value, indices: Value
     ) -> tuple[TrainState, StepMetrics]:
         rng = random_state(seed, state.step)
         mode = nn.Mode(training=True, rng=rng)
-        indices = example_indices(indices, images, augmentations, rng)
-        batch = Batch(*gather_batch(images, labels, indices), network.unit)
-        if augmentations:
-            epoch = epoch_of(state.step, steps_per_epoch)
-            batch = augment_batch(batch, augmentations, rng, network.dtype, epoch, images, indices)
+        batch = parts.batch(images, labels, indices, state.step, rng)
         if POINTS in state.optimizer:
             batch = batch._replace(kept=state.optimizer[POINTS])
 
@@ -144,18 +195,15 @@ def train_step(
         trained = optimizer.trained(state.params)
         (loss, (outputs, statistics)), grads = value_and_grad(loss_of, has_aux=True)(trained)
         with phase("update"), scope("optimizer"):
-            if clip_value is not None:
-                grads = optim.clip_by_value(grads, clip_value)
-            if clip_norm is not None:
-                grads, _ = optim.clip_by_norm(grads, clip_norm)
-            lr = schedule_factor(state, schedule) * optimizer.lr
+            if parts.clip_value is not None:
+                grads = optim.clip_by_value(grads, parts.clip_value)
+            if parts.clip_norm is not None:
+                grads, _ = optim.clip_by_norm(grads, parts.clip_norm)
+            lr = parts.learning_rate(state)
             with ops.matmul_precision(network.products):
                 trained, optimizer_state = optimizer.update(trained, grads, state.optimizer, lr, loss)
         new = TrainState(optimizer.merged(state.params, trained), statistics, optimizer_state)
-        if average is not None:
-            new = with_average(new, average, state)
-        if plateau is not None:
-            new = with_plateau(new, plateau, state, ops.astype(loss, np.float64) * indices.shape[0])
+        new = parts.completed(new, state, loss, indices.shape[0])
         if POINTS in state.optimizer:
             new.optimizer[POINTS] = network.kept_points(outputs, batch, state.step)
         sums = network.training_sums(outputs, batch.labels)
@@ -164,30 +212,10 @@ def train_step(
     return step
 
 
-def schedule_factor(state: TrainState, schedule: Callable[[Value], Value]) -> Value:
-    """The factor on the learning rate of the next step."""
-    factor = schedule(state.step)
-    return factor * state.optimizer[PLATEAU]["factor"] if PLATEAU in state.optimizer else factor
-
-
-def with_plateau(new: TrainState, plateau: optim.Plateau, before: TrainState, loss: Value) -> TrainState:
-    """The state after a step on examples whose losses add up to `loss`, with that of the schedule."""
-    with phase("update"), scope("schedule"):
-        found = plateau.updated(before.optimizer[PLATEAU], loss, before.step)
-        return new._replace(optimizer={**new.optimizer, PLATEAU: found})
-
-
-def with_average(new: TrainState, average: optim.Average, before: TrainState) -> TrainState:
-    """The state after a step with the average that it changes; `before` is the state before the step."""
-    with phase("update"), scope("average"):
-        params, found = average.updated(new.params, new.statistics, before.optimizer[AVERAGE], before.step)
-        return new._replace(params=params, optimizer={**new.optimizer, AVERAGE: found})
-
-
 def logged_step(train: TrainStep) -> LoggedStep:
     """The step `train` on the batch at the log's position, with its metrics written to the log.
 
-    `size` is passed on to `train`: nothing, or for a `ShardedStep` the examples in the whole batch.
+    `size` is passed on to `train`: nothing, or for a `ShardedStep` the number of examples in the whole batch.
     """
 
     def step(
@@ -256,43 +284,6 @@ def gather_batch(images: Value, labels: Value, indices: Value) -> tuple[Value, V
     with scope("input"):
         # `ops.take` also handles negative indices, which costs operations; `ops.embedding` does not.
         return ops.embedding(indices, images), ops.embedding(indices, labels)
-
-
-def example_indices(indices: Value, images: Value, augmentations: Sequence[Augmentation], rng: Value) -> Value:
-    """The indices of the batch's examples, int64 (batch,): `indices`, unless an augmentation draws others."""
-    with scope("input"):
-        for change in augmentations:
-            indices = change.examples(indices, images.shape[0], rng)
-        return indices
-
-
-def epoch_of(step: Value, steps_per_epoch: int) -> Value:
-    """The number of complete epochs after so many steps: int64 ()."""
-    with scope("augment"):
-        return ops.floor_divide(step, steps_per_epoch)
-
-
-def augment_batch(
-    batch: Batch,
-    augmentations: Sequence[Augmentation],
-    rng: Value,
-    dtype: np.dtype[Any],
-    epoch: Value,
-    images: Value,
-    indices: Value,
-) -> Batch:
-    """Convert the batch's images to `dtype` and apply the augmentations in their order.
-
-    The batch has the examples `indices` (batch,) of all `images` (N, C, H, W).
-    """
-    with scope("augment"):
-        batch = batch._replace(images=ops.astype(batch.images, dtype), stored=batch.images, epoch=epoch)
-        moves = leading_moves(augmentations)
-        if moves:
-            batch = batch._replace(images=ops.astype(moved(batch, moves, rng, images, indices), dtype))
-        for change in augmentations[len(moves) :]:
-            batch = change(batch, rng)
-        return batch
 
 
 def all_finite(state: TrainState) -> Value:

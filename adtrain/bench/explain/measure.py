@@ -226,8 +226,7 @@ class Predictor:
         """The experiment with further overrides, without its data. Raises AdtrainError where they do not fit."""
         cfg = config.load(self.path, [*self.overrides, *overrides], self.plugins)
         training.check_precision(cfg, self.device)
-        model = cfg.model.model_copy(update={"input": self.experiment.config.model.input})
-        return outline(cfg.model_copy(update={"model": model}))
+        return outline(cfg.changed("model", input=self.experiment.config.model.input))
 
     def fits(self, overrides: Sequence[str]) -> bool:
         """Whether the config accepts these overrides."""
@@ -253,8 +252,7 @@ class Predictor:
 
     def batch_ms(self, size: int) -> float:
         """The predicted time of a step on another number of examples."""
-        data = self.experiment.config.data.model_copy(update={"batch_size": size})
-        smaller = replace(self.experiment, config=self.experiment.config.model_copy(update={"data": data}))
+        smaller = replace(self.experiment, config=self.experiment.config.changed("data", batch_size=size))
         return self._ms(smaller.step_program(self.device), self.experiment.config.training.precision) + self.host_ms
 
     def _ms(self, program: Program, precision: str) -> float:

@@ -20,7 +20,6 @@ from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Staged, evaluate, stage
 from adtrain.sweeps.inputs import WaveInputs
 from adtrain.sweeps.step import Settings, empty_tally
-from adtrain.sweeps.wave import Programs
 from adtrain.training import Epoch, Observer, TrainState, on_device
 from adtrain.training.step import empty_log, repeated
 
@@ -49,7 +48,7 @@ def steps(job: Job, form: str) -> Runner:
 def members(job: MembersJob, form: str) -> Runner:
     """The training of all members. A call uploads the orders of its batches, and runs the staged step CHUNK times."""
     group, device, chunk = job.group, job.device, CHUNK[job.device]
-    inputs, step = WaveInputs(group, group.members, device), Programs(group).step
+    inputs, step = WaveInputs(group, group.members, device), group.programs.step
     settings = Settings(inputs.seeds, array(np.ones((job.count, chunk)), device=device), inputs.options, inputs.targets)
     state: Any = tree.map(lambda x: array(x, device=device), job.initial_state)
     tally = empty_tally(job.experiment.network.task, job.count, device)
