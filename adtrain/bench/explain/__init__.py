@@ -5,18 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from adtrain import config, training
 from adtrain.backends.cpu.threads import usable_cores
-from adtrain.bench.explain.causes import CAUSES, Finding, find
+from adtrain.bench.explain.causes import CAUSES, find
 from adtrain.bench.explain.explanation import ExplainedOperation, ExplainedStep, Explanation, Memory, Start
 from adtrain.bench.explain.measure import Measured, evaluation_ms, observe, tried
 from adtrain.bench.explain.observed import Observed
 from adtrain.bench.timing.machine import busy_cores, is_busy
 from adtrain.bench.timing.roofline import known_or_measured
+from adtrain.config import Config
 from adtrain.core.backend import backend
 from adtrain.data.file_array import machine_memory
 from adtrain.invocation import invocation
@@ -46,24 +47,30 @@ def result(
     Raises:
         ConfigError, DataError: the config or its data are wrong.
     """
-    cfg = config.load(path, overrides, plugins)
+
+    def load(more: Sequence[str]) -> Config:
+        return config.load(path, [*overrides, *more], plugins)
+
+    cfg = load(())
     training.check_precision(cfg, device)
     for other in also:
         training.check_precision(cfg, other)
-    load, cores, made = busy_cores() or 0.0, usable_cores(), invocation()
+    busy, cores, made = busy_cores() or 0.0, usable_cores(), invocation()
 
     def measure(on: str) -> tuple[Measured, Observed]:
         progress(f"explain: preparing and timing the step of {cfg.name} on the {on}")
-        measured = Measured(cfg, on, mode)
-        return measured, observe(path, overrides, plugins, measured, known_or_measured(on, progress), load)
+        measured = Measured(load, on, mode)
+        return measured, observe(measured, known_or_measured(on, progress), busy)
 
     measured, observed = measure(device)
     findings = find(observed)
-    if with_trials:
-        findings = list(_tried(path, overrides, plugins, measured, findings, progress))
+    for i, each in enumerate(findings if with_trials else ()):
+        if each.overrides and each.of == "step":
+            progress(f"explain: trying {' '.join(each.overrides)}")
+            findings[i] = replace(each, measured_gain=tried(measured, each.overrides))
     warnings = []
-    if is_busy(load, cores):
-        warnings.append(f"busy machine: other work took {load:.1f} of {cores} cores, so times may be too long")
+    if is_busy(busy, cores):
+        warnings.append(f"busy machine: other work took {busy:.1f} of {cores} cores, so times may be too long")
     experiment, limit = measured.experiment, backend(device).available() or machine_memory()
     return Explanation(
         date=made.date,
@@ -106,17 +113,3 @@ def _run_seconds(run: Path) -> dict[str, float]:
     for span in summary.spans if summary is not None else ():
         found[span.name] = found.get(span.name, 0.0) + span.seconds
     return found
-
-
-def _tried(
-    path: str,
-    overrides: Sequence[str],
-    plugins: Sequence[str],
-    measured: Measured,
-    findings: Sequence[Finding],
-    progress: Callable[[str], object],
-) -> Iterator[Finding]:
-    for each in findings:
-        if each.overrides and each.of == "step":
-            progress(f"explain: trying {' '.join(each.overrides)}")
-        yield replace(each, measured_gain=tried(path, overrides, plugins, measured, each))

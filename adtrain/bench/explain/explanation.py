@@ -126,39 +126,27 @@ class Explanation(Result):
         return Invocation(self.date, self.command)
 
     def view(self) -> View:
-        return _view(self)
-
-
-def _view(found: Explanation) -> View:
-    """The step, its causes with proposed changes, its operations, and what surrounds it."""
-    step, surroundings = found.step, list(_surroundings(found))
-    parts: list[Part] = [
-        Note(f"{found.config} on {step.device} ({step.device_name}), {_about(found)}: {_speed(step)}", where="text"),
-        Note(f"bound by: {_bounds(step)}", where="text"),
-        *(Note(f"also on {other.device}: {_speed(other)}, bound by: {_bounds(other)}", where="text")
-          for other in found.also),
-        Gap(),
-        *_causes(found.findings),
-        Table(OPERATIONS, step.operations[:SHOWN], list(_hidden(step)), where="text"),
-        Gap(),
-        *(Note(line, where="text") for line in surroundings),
-        *(Note(line, where="text") for line in found.warnings),
-        *map(Notice, found.warnings),
-        Tiles(list(_tiles(found))),
-        Section("What binds the step", [Picture(lambda: _picture([step, *found.also]))], where="page"),
-        Section("What would make it faster", _proposals(found.findings), where="page"),
-        Section("Operations", [Table(OPERATIONS, step.operations, where="page", kind="operations")], where="page"),
-        Section("Around the step", [Note(line) for line in surroundings], where="page"),
-    ]  # fmt: skip
-    return View(
-        f"{found.config}: what the time of a step depends on",
-        parts,
-        f"{step.device}, {step.device_name} · {_about(found)}",
-    )
-
-
-def _about(found: Explanation) -> str:
-    return f"{found.precision}, {found.mode}"
+        """The step, its causes with proposed changes, its operations, and what surrounds it."""
+        step, about = self.step, f"{self.precision}, {self.mode}"
+        parts: list[Part] = [
+            Note(f"{self.config} on {step.device} ({step.device_name}), {about}: {_speed(step)}", where="text"),
+            Note(f"bound by: {_bounds(step)}", where="text"),
+            *(Note(f"also on {other.device}: {_speed(other)}, bound by: {_bounds(other)}", where="text")
+              for other in self.also),
+            Gap(),
+            *_causes(self.findings),
+            Table(OPERATIONS, step.operations[:SHOWN], list(_hidden(step)), where="text"),
+            Gap(),
+            *map(Notice, self.warnings),
+            Tiles(list(_tiles(self))),
+            Section("What binds the step", [Picture(lambda: _picture([step, *self.also]))], where="page"),
+            Section("What would make it faster", _proposals(self.findings), where="page"),
+            Section("Operations", [Table(OPERATIONS, step.operations, where="page", kind="operations")], where="page"),
+            Section("Around the step", [Note(line) for line in _surroundings(self)]),
+            *(Note(line, where="text") for line in self.warnings),
+        ]  # fmt: skip
+        title = f"{self.config}: what the time of a step depends on"
+        return View(title, parts, f"{step.device}, {step.device_name} · {about}")
 
 
 def _speed(step: ExplainedStep) -> str:
