@@ -13,11 +13,11 @@ from adtrain.bench.view import Ratio, factor
 from adtrain.report.plot import Axis, Plot, Point, log_ticks, tick_text
 from adtrain.templates import macro
 
-columns, details, figures, hint, keys, listed, matrix, named, rows, stack, timeline, two_lines, _axis, _chart, _lane = (
+details, figures, hint, keys, listed, matrix, named, rows, stack, timeline, two_lines, _axis, _chart, _lane = (
     macro("bench_parts.html.j2", name)
     for name in (
-        "columns", "details", "figures", "hint", "keys", "listed", "matrix", "named", "rows", "stack", "timeline",
-        "two_lines", "axis", "figure", "lane",
+        "details", "figures", "hint", "keys", "listed", "matrix", "named", "rows", "stack", "timeline", "two_lines",
+        "axis", "figure", "lane",
     )
 )  # fmt: skip
 
