@@ -275,7 +275,8 @@ def of_configs(
         progress(f"bench: {cfg.name} in {systems}: setting up, then timing in interleaved samples")
         with _workers(device, choice, autotune) as workers:
             do = "step" if members is None else "members"
-            found = comparison.compare_steps(workers, choice, name, [*overrides, *seeds], precision, do)
+            losses = comparison.compare_losses(workers, choice, name, [*overrides, *seeds], precision, do)
+            found = comparison.step_times(workers, losses, precision)
         about: dict[str, Any] = {"config": cfg.name, "overrides": overrides, "batch_size": batch, "members": members}
         rows.append(SystemsStep(**about, **vars(found)))
     return Against(protocol=_conditions(comparison.STEPS, device, load, choice), steps=rows)

@@ -13,7 +13,6 @@ from importlib.util import find_spec
 from itertools import product
 from math import ceil, log2
 from statistics import median
-from typing import Any
 
 from markupsafe import Markup
 
@@ -162,7 +161,7 @@ def scaling(
         for count, system in product(ranks, systems):
             size = batch_size * count if weak else batch_size
             threads = max(1, cores // (most if weak else count))
-            request = Request(config, tuple(overrides), device, size, system=system)
+            request = Request(config, overrides, device, size, system=system)
             measured = run(request, count, threads)
             step = median(measured.microseconds)
             exchange = 0.0
@@ -212,8 +211,7 @@ def run(request: Request, ranks: int, threads: int) -> Measured:
     if code or not lines:
         reason = (errors.strip() or output.strip() or "no output").splitlines()[-1]
         raise AdtrainError(f"{ranks} ranks: exit code {code}: {reason}")
-    values: dict[str, Any] = json.loads(lines[-1])
-    return Measured(**{**values, "microseconds": tuple(values["microseconds"])})
+    return Measured(**json.loads(lines[-1]))
 
 
 def result(

@@ -16,9 +16,9 @@ from adtrain.nn.fields import pair
 
 def model(layers: nn.Module) -> Apply:
     """The model; see `layers.built`."""
-    import jax.numpy as jnp
+    import jax
 
-    return built(layers, _layer, lambda outputs: jnp.concatenate(outputs, 1))
+    return built(layers, _layer, jax.numpy, jax.nn)
 
 
 def _layer(layer: nn.Module, path: str) -> Apply:
@@ -32,8 +32,6 @@ def _layer(layer: nn.Module, path: str) -> Apply:
             return lambda a, x: a[weight][_indices(layer, x)]
         case nn.Sine():
             return lambda a, x: jax.numpy.sin(layer.omega * _plus(x @ a[weight].T, a[bias]))
-        case nn.FourierFeatures():
-            return lambda a, x: _fourier_features(x @ a[f"{path}frequencies"].T)
         case nn.Conv2d():
             return lambda a, x: _plus(_convolved(layer, x, a[weight]), a.get(bias), 1)
         case nn.MaxPool2d() | nn.AvgPool2d():
@@ -62,46 +60,21 @@ def _layer(layer: nn.Module, path: str) -> Apply:
             return lambda a, x: _times(x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + eps), a.get(weight))
         case nn.PReLU(num_parameters=1):
             return lambda a, x: jax.numpy.where(x > 0, x, a[weight] * x)
-        case nn.Scale():
-            return lambda a, x: layer.factor * x
-        case nn.Flatten():
-            return lambda a, x: x.reshape(len(x), -1)
-        case nn.Reshape():
-            return lambda a, x: x.reshape(len(x), *layer.shape)
         case nn.Select():
             return lambda a, x: x[:, jax.numpy.array(layer.indices)]
-        case nn.Dropout(p=0):
-            return lambda a, x: x
         case nn.MultiheadAttention(dropout=0, is_plain=True):
             return lambda a, x: _attention(layer, path, a, x)
         case nn.ClassToken():
             return lambda a, x: jax.numpy.concatenate([a[weight][None].repeat(len(x), 0), x], 1)
-        case nn.PositionalEmbedding("learned"):
-            return lambda a, x: x + a[weight]
         case nn.Patches():
             return lambda a, x: _patches(layer, x)
-        case nn.Mean():
-            return lambda a, x: x.mean(layer.dim)
         case nn.RNN(dropout=0) | nn.LSTM(dropout=0) | nn.GRU(dropout=0):
             return lambda a, x: _recurrent(layer, path, a, x)
-    f = {
-        "relu": jax.nn.relu,
-        "leaky_relu": lambda x: jax.nn.leaky_relu(x, layer.negative_slope),  # type: ignore[attr-defined]
-        "elu": lambda x: jax.nn.elu(x, layer.alpha),  # type: ignore[attr-defined]
-        "gelu": lambda x: jax.nn.gelu(x, approximate=layer.approximate == "tanh"),  # type: ignore[attr-defined]
-        "silu": jax.nn.silu,
-        "hardswish": jax.nn.hard_swish,
-        "squared_relu": lambda x: jax.nn.relu(x) ** 2,
-        "soft_cap": lambda x: jax.numpy.tanh(x / layer.cap) * layer.cap,  # type: ignore[attr-defined]
-        "tanh": jax.numpy.tanh,
-        "sigmoid": jax.nn.sigmoid,
-        "softplus": jax.nn.softplus,
-        "softmax": lambda x: jax.nn.softmax(x, layer.dim),  # type: ignore[attr-defined]
-        "log_softmax": lambda x: jax.nn.log_softmax(x, layer.dim),  # type: ignore[attr-defined]
-    }.get(layer.kind())
-    if f is None:
-        unsupported("JAX", layer.kind())
-    return lambda a, x: f(x)
+        case nn.GELU():
+            return lambda a, x: jax.nn.gelu(x, approximate=layer.approximate == "tanh")
+        case nn.Hardswish():
+            return lambda a, x: jax.nn.hard_swish(x)
+    unsupported("JAX", layer.kind())
 
 
 def _indices(layer: nn.Embedding, x: Any) -> Any:
@@ -109,12 +82,6 @@ def _indices(layer: nn.Embedding, x: Any) -> Any:
     if x.dtype == "bfloat16" and layer.num_embeddings > 257:
         unsupported("JAX", "an embedding of more than 257 rows in bfloat16")
     return x.astype("int32")
-
-
-def _fourier_features(products: Any) -> Any:
-    from jax import numpy as jnp
-
-    return jnp.concatenate([jnp.cos(2 * jnp.pi * products), jnp.sin(2 * jnp.pi * products)], 1)
 
 
 def _attention(layer: nn.MultiheadAttention, path: str, arrays: Arrays, x: Any) -> Any:

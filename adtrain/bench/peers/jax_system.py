@@ -18,7 +18,7 @@ from adtrain.bench.op_table import OpCase
 from adtrain.bench.peers import jax_network, optimizers
 from adtrain.bench.peers.jax_network import pooled
 from adtrain.bench.peers.jobs import REPEATS, Job, OpRunner, Runner
-from adtrain.bench.peers.layers import Arrays, unsupported
+from adtrain.bench.peers.layers import Arrays, operations, unsupported
 
 PRECISIONS = {"float32": "highest", "float64": "highest", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
 """From the config's precision to jax_default_matmul_precision."""
@@ -152,19 +152,13 @@ def _functions() -> dict[str, Callable[..., Any]]:
         return (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
 
     return {
-        "matmul": lambda a, b, transpose_b=False: a @ (b.T if transpose_b else b),
+        **operations(jnp),
         "conv2d": convolved,
         "conv_transpose2d": convolved_transposed,
         "take": lambda x, indices, axis: jnp.take(x, indices, axis),
-        "exp": jnp.exp,
         "relu": jax.nn.relu,
         "gelu": lambda x: jax.nn.gelu(x, approximate=False),
-        "tanh": jnp.tanh,
-        "add": jnp.add,
-        "mul": jnp.multiply,
-        "sum": lambda x, axis: jnp.sum(x, axis),
         "max": lambda x, axis: jnp.max(x, axis),
-        "cumsum": lambda x, axis: jnp.cumsum(x, axis),
         "transpose": jnp.transpose,
         "attention": lambda q, k, v: jax.nn.softmax(q @ k.swapaxes(-1, -2) / q.shape[-1] ** 0.5) @ v,
         "softmax": jax.nn.softmax,

@@ -1,10 +1,11 @@
-"""A model in another system: containers are built here, other layers by the system's own function."""
+"""A model in another system: containers, and what the systems write alike."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from operator import add, mul
+from types import ModuleType
 from typing import Any, NoReturn, TypeAlias
 
 from adtrain import nn
@@ -17,15 +18,13 @@ Apply: TypeAlias = Callable[[Arrays, Any], Any]
 """A layer: (arrays, x (N, ...)) to the output (N, ...). It updates the running statistics in `arrays`."""
 
 
-def built(
-    layer: nn.Module, leaf: Callable[[nn.Module, str], Apply], concatenate: Callable[[Sequence[Any]], Any]
-) -> Apply:
+def built(layer: nn.Module, leaf: Callable[[nn.Module, str], Apply], xp: ModuleType, f: ModuleType) -> Apply:
     """The layer as a function.
 
     Args:
-        leaf: makes the function of a layer that is not a container; its second argument is the prefix of the paths of
+        leaf: makes the function of a layer that is not built here; its second argument is the prefix of the paths of
             the layer's arrays ("3.body.0.").
-        concatenate: joins arrays along axis 1.
+        xp, f: `torch` and `torch.nn.functional`, or `jax.numpy` and `jax.nn`.
     """
 
     def within(layer: nn.Module, path: str) -> Apply:
@@ -46,12 +45,49 @@ def built(
             case nn.Branches():
                 branches = [within(branch, f"{path}{i}.") for i, branch in enumerate(layer.branches)]
                 joins: dict[type[nn.Module], Callable[[Sequence[Any]], Any]]
-                joins = {nn.Concat: concatenate, nn.Add: partial(reduce, add), nn.Multiply: partial(reduce, mul)}
+                joins = {
+                    nn.Concat: lambda xs: xp.concatenate(xs, 1),
+                    nn.Add: partial(reduce, add),
+                    nn.Multiply: partial(reduce, mul),
+                }
                 join = joins[type(layer)]
                 return lambda arrays, x: join([branch(arrays, x) for branch in branches])
             case nn.TransformerLayer(dropout=0):
                 return transformer_layer(layer, path)
-        return leaf(layer, path)
+            case nn.FourierFeatures():
+                return lambda arrays, x: fourier_features(x @ arrays[f"{path}frequencies"].T)
+            case nn.Scale():
+                return lambda arrays, x: layer.factor * x
+            case nn.Flatten():
+                return lambda arrays, x: x.reshape(len(x), -1)
+            case nn.Reshape():
+                return lambda arrays, x: x.reshape(len(x), *layer.shape)
+            case nn.Dropout(p=0):
+                return lambda arrays, x: x
+            case nn.PositionalEmbedding("learned"):
+                return lambda arrays, x: x + arrays[f"{path}weight"]
+            case nn.Mean():
+                return lambda arrays, x: x.mean(layer.dim)
+        activation = activations(layer).get(layer.kind())
+        return leaf(layer, path) if activation is None else lambda arrays, x: activation(x)
+
+    def activations(layer: Any) -> dict[str, Callable[[Any], Any]]:
+        return {
+            "relu": f.relu,
+            "leaky_relu": lambda x: f.leaky_relu(x, layer.negative_slope),
+            "elu": lambda x: f.elu(x, layer.alpha),
+            "silu": f.silu,
+            "squared_relu": lambda x: f.relu(x) ** 2,
+            "soft_cap": lambda x: xp.tanh(x / layer.cap) * layer.cap,
+            "tanh": xp.tanh,
+            "sigmoid": f.sigmoid,
+            "softplus": f.softplus,
+            "softmax": lambda x: f.softmax(x, layer.dim),
+            "log_softmax": lambda x: f.log_softmax(x, layer.dim),
+        }
+
+    def fourier_features(products: Any) -> Any:
+        return xp.concatenate([xp.cos(2 * xp.pi * products), xp.sin(2 * xp.pi * products)], 1)
 
     def tied(part: Apply, weight: str, shared: str) -> Apply:
         return lambda arrays, x: part({**arrays, weight: arrays[shared]}, x)
@@ -59,7 +95,7 @@ def built(
     def transformer_layer(layer: nn.TransformerLayer, path: str) -> Apply:
         layers = layer.layers((1, 1))
         parts = {name: within(child, f"{path}{name}.") for name, child in layers.items()}
-        activation = leaf(nn.ACTIVATIONS[layer.activation], path)
+        activation = within(nn.ACTIVATIONS[layer.activation], path)
 
         def feed_forward(arrays: Arrays, x: Any) -> Any:
             if "gate" in parts:
@@ -76,6 +112,19 @@ def built(
         return run
 
     return within(layer, "")
+
+
+def operations(xp: ModuleType) -> dict[str, Callable[..., Any]]:
+    """Operations that NumPy, `jax.numpy` and PyTorch write alike."""
+    return {
+        "matmul": lambda a, b, transpose_b=False: a @ (b.T if transpose_b else b),
+        "exp": xp.exp,
+        "tanh": xp.tanh,
+        "add": xp.add,
+        "mul": xp.multiply,
+        "sum": lambda x, axis: xp.sum(x, axis),
+        "cumsum": lambda x, axis: xp.cumsum(x, axis),
+    }
 
 
 def unsupported(package: str, what: str) -> NoReturn:

@@ -12,7 +12,7 @@ from adtrain import training
 from adtrain.bench.op_table import OpCase
 from adtrain.bench.peers import numpy_network, optimizers
 from adtrain.bench.peers.jobs import REPEATS, Job, OpRunner, Runner
-from adtrain.bench.peers.layers import unsupported
+from adtrain.bench.peers.layers import operations, unsupported
 from adtrain.bench.peers.numpy_network import PLAIN, Kit, convolved, naive_convolved, naive_product
 
 
@@ -134,17 +134,11 @@ def _matmul_pull(a: Any, b: Any, transpose_b: bool = False) -> Callable[[Any], t
 
 
 FORWARD: dict[str, Callable[..., Any]] = {
-    "matmul": lambda a, b, transpose_b=False: a @ (b.T if transpose_b else b),
+    **operations(np),
     "conv2d": lambda x, w, padding: convolved(x, w, (1, 1), (padding, padding))[0],
     "take": np.take,
-    "exp": np.exp,
     "relu": lambda x: np.maximum(x, 0),
-    "tanh": np.tanh,
-    "add": np.add,
-    "mul": np.multiply,
-    "sum": lambda x, axis: np.asarray(x.sum(axis)),
     "max": lambda x, axis: np.asarray(x.max(axis)),
-    "cumsum": lambda x, axis: np.cumsum(x, axis),
     "transpose": lambda x: np.ascontiguousarray(x.T),
     "softmax": _softmax,
     "log_softmax": _log_softmax,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from adtrain.config.problems import known
 from adtrain.core.errors import OptionError
@@ -128,3 +128,8 @@ def chosen(names: Sequence[str], device: str, work: Work) -> Choice:
 def load(system: System) -> ModuleType:
     """The module of the system's package. It is imported only when used, because it may need an optional package."""
     return import_module(f"adtrain.bench.peers.{system.package}_system")
+
+
+def made(name: str, work: Work, *given: Any) -> Any:
+    """The work in a system, ready to run; see `System.works`. Raises Unsupported where the system lacks something."""
+    return getattr(load(SYSTEMS[name]), work)(*given, SYSTEMS[name].form)
