@@ -67,25 +67,15 @@ class Table(Generic[Row]):
 
 @dataclass(frozen=True)
 class Note:
-    """A line of text."""
+    """A line of text. A page shows a `notice` such that a reader does not miss it."""
 
     text: str
     where: Where = "both"
+    notice: bool = False
 
 
-@dataclass(frozen=True)
-class Gap:
-    """An empty line in a terminal."""
-
-    where: Where = "text"
-
-
-@dataclass(frozen=True)
-class Notice:
-    """A line of text that a reader must not miss."""
-
-    text: str
-    where: Where = "page"
+GAP = Note("", "text")
+"""An empty line in a terminal."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +108,7 @@ class Section:
     where: Where = "both"
 
 
-Part: TypeAlias = Table[Any] | Note | Gap | Notice | Tiles | Picture | Section
+Part: TypeAlias = Table[Any] | Note | Tiles | Picture | Section
 
 
 class View(NamedTuple):

@@ -13,11 +13,10 @@ from adtrain.bench.explain.observed import Operation
 from adtrain.bench.page import charts
 from adtrain.bench.result import Result
 from adtrain.bench.view import (
+    GAP,
     NAMES,
     Column,
-    Gap,
     Note,
-    Notice,
     Part,
     Picture,
     Section,
@@ -133,11 +132,11 @@ class Explanation(Result):
             Note(f"bound by: {_bounds(step)}", where="text"),
             *(Note(f"also on {other.device}: {_speed(other)}, bound by: {_bounds(other)}", where="text")
               for other in self.also),
-            Gap(),
+            GAP,
             *_causes(self.findings),
             Table(OPERATIONS, step.operations[:SHOWN], list(_hidden(step)), where="text"),
-            Gap(),
-            *map(Notice, self.warnings),
+            GAP,
+            *(Note(line, "page", notice=True) for line in self.warnings),
             Tiles(list(_tiles(self))),
             Section("What binds the step", [Picture(lambda: _picture([step, *self.also]))], where="page"),
             Section("What would make it faster", _proposals(self.findings), where="page"),

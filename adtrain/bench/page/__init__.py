@@ -12,7 +12,7 @@ from adtrain.bench.page import charts
 from adtrain.bench.result import Result, TimedResult, outliers, timings, warnings
 from adtrain.bench.timing.protocol import Protocol
 from adtrain.bench.timing.sampling import Time
-from adtrain.bench.view import MINOR_RANK, Column, Note, Notice, Part, Picture, Section, Table, Tiles, interval
+from adtrain.bench.view import MINOR_RANK, Column, Note, Part, Picture, Section, Table, Tiles, interval
 from adtrain.templates import environment
 
 
@@ -37,9 +37,7 @@ def drawn(found: Iterable[Part]) -> Iterator[Markup]:
             continue
         match part:
             case Note():
-                yield templates.note(part.text)
-            case Notice():
-                yield templates.notice(part.text)
+                yield (templates.notice if part.notice else templates.note)(part.text)
             case Tiles():
                 yield templates.tiles(part.found)
             case Picture():
