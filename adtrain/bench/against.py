@@ -300,9 +300,7 @@ def _workers(device: str, choice: Choice, autotune: str) -> AbstractContextManag
 
 
 def _conditions(budget: comparison.Budget, device: str, load: float | None, choice: Choice) -> Protocol:
-    return replace(
-        comparison.conditions(device, load, choice),
-        samples=(comparison.MIN_ROUNDS, comparison.MAX_ROUNDS),
-        min_sample_ms=budget.sample * 1e3,
-        clock=dict.fromkeys(("operations", "steps"), "the host's in each process, until the device has finished"),
-    )
+    clock = dict.fromkeys(("operations", "steps"), "the host's in each process, until the device has finished")
+    samples = comparison.MIN_ROUNDS, comparison.MAX_ROUNDS
+    found = comparison.conditions(device, load, choice)
+    return replace(found, samples=samples, min_sample_ms=budget.sample * 1e3, clock=clock)

@@ -92,14 +92,6 @@ class Candidates(TimedResult):
 
 
 def result(benches: Sequence[TimedOp], sizes: Sequence[int] | None, progress: Callable[[str], object]) -> Candidates:
-    """The result of `adtrain bench ops --candidates`; see `measured`."""
-    conditions = protocol("gpu", observed_load(progress))
-    return Candidates(protocol=conditions, candidates=measured(benches, sizes, progress))
-
-
-def measured(
-    benches: Sequence[TimedOp], sizes: Sequence[int] | None = None, progress: Callable[[str], object] = str
-) -> list[Problem]:
     """For each distinct problem of the benches its candidates, the fastest first.
 
     Args:
@@ -109,7 +101,7 @@ def measured(
     Raises:
         AdtrainError: every problem has a single kernel.
     """
-    equations: list[Equation] = []
+    conditions, equations = protocol("gpu", observed_load(progress)), list[Equation]()
     for each in benches:
         for n in sizes or each.sizes["gpu"]:
             for f, args in phases(each, sample(each, n, device="gpu")).values():
@@ -130,7 +122,7 @@ def measured(
         ]
         params = {name: str(value) for name, value in equation.params.items()}
         rows.append(Problem(described(equation), params, found))
-    return rows
+    return Candidates(protocol=conditions, candidates=rows)
 
 
 ELEMENTS = 2**24

@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from adtrain.bench.page import charts
 from adtrain.bench.page.charts import Line
+from adtrain.bench.peers.processes import last_line
 from adtrain.bench.peers.systems import ADTRAIN
 from adtrain.bench.result import NamedTime, TimedResult
 from adtrain.bench.scaling_worker import PEERS, SAMPLE_SECONDS, SAMPLES, Measured, Request
@@ -209,8 +210,7 @@ def run(request: Request, ranks: int, threads: int) -> Measured:
             process.__exit__(None, None, None)
     lines = [line for line in output.splitlines() if line.startswith("{")]
     if code or not lines:
-        reason = (errors.strip() or output.strip() or "no output").splitlines()[-1]
-        raise AdtrainError(f"{ranks} ranks: exit code {code}: {reason}")
+        raise AdtrainError(f"{ranks} ranks: exit code {code}: {last_line(errors, output, 'no output')}")
     return Measured(**json.loads(lines[-1]))
 
 

@@ -78,27 +78,26 @@ def _by_output(y: Any, slope: Callable[[Any], Any]) -> tuple[Any, Pull]:
     return y, lambda ct: (ct * slope(y), {})
 
 
-def _linear(kit: Kit, arrays: Arrays, path: str, x: Any) -> tuple[Any, Pull]:
-    weight, bias = arrays[f"{path}weight"], arrays.get(f"{path}bias")
-
-    def pull(ct: Any) -> tuple[Any, Arrays]:
-        grads = {f"{path}weight": kit.product(ct.T, x)}
-        return kit.product(ct, weight), grads | ({} if bias is None else {f"{path}bias": ct.sum(0)})
-
-    y = kit.product(x, weight.T)
-    return (y if bias is None else y + bias), pull
-
-
-def _conv2d(layer: nn.Conv2d, kit: Kit, arrays: Arrays, path: str, x: Any) -> tuple[Any, Pull]:
-    weight, bias = arrays[f"{path}weight"], arrays.get(f"{path}bias")
-    y, pull_both = kit.convolved(x, weight, pair(layer.stride), pair(layer.padding))  # type: ignore[arg-type]
+def _with_bias(arrays: Arrays, path: str, y: Any, pull_both: Callable[[Any], tuple[Any, Any]]) -> tuple[Any, Pull]:
+    """A product (N, C, ...) of an input and a weight plus the bias, if there is one; `pull_both` is the product's."""
+    bias, axes = arrays.get(f"{path}bias"), (0, *range(2, y.ndim))
 
     def pull(ct: Any) -> tuple[Any, Arrays]:
         by_x, by_weight = pull_both(ct)
-        grads = {f"{path}weight": by_weight}
-        return by_x, grads | ({} if bias is None else {f"{path}bias": ct.sum((0, 2, 3))})
+        return by_x, {f"{path}weight": by_weight, **({} if bias is None else {f"{path}bias": ct.sum(axes)})}
 
-    return (y if bias is None else y + bias[:, None, None]), pull
+    return (y if bias is None else y + bias.reshape(-1, *[1] * (y.ndim - 2))), pull
+
+
+def _linear(kit: Kit, arrays: Arrays, path: str, x: Any) -> tuple[Any, Pull]:
+    weight = arrays[f"{path}weight"]
+    pull_both = lambda ct: (kit.product(ct, weight), kit.product(ct.T, x))  # noqa: E731
+    return _with_bias(arrays, path, kit.product(x, weight.T), pull_both)
+
+
+def _conv2d(layer: nn.Conv2d, kit: Kit, arrays: Arrays, path: str, x: Any) -> tuple[Any, Pull]:
+    options: Any = pair(layer.stride), pair(layer.padding)
+    return _with_bias(arrays, path, *kit.convolved(x, arrays[f"{path}weight"], *options))
 
 
 def convolved(

@@ -59,10 +59,6 @@ class System(NamedTuple):
             return "trains one network at a time"
         return None
 
-    def is_form_for(self, work: Work) -> bool:
-        """Whether the name of the package selects this form for the work: only forms for "members" train members."""
-        return ("members" in self.works) == (work == "members")
-
 
 SYSTEMS = {
     system.name: system
@@ -116,7 +112,8 @@ def chosen(names: Sequence[str], device: str, work: Work) -> Choice:
     for name in names:
         if name not in possible:
             raise OptionError(f"{name}: no such peer; {known(name, list(possible))}")
-    selected = [peer for peer in PEERS if peer.name in names or (peer.package in names and peer.is_form_for(work))]
+    forms = [peer for peer in PEERS if ("members" in peer.works) == (work == "members")]
+    selected = [peer for peer in PEERS if peer.name in names or (peer.package in names and peer in forms)]
     skipped = {peer.name: reason for peer in selected if (reason := peer.obstacle(device, work))}
     runnable = [peer for peer in selected if peer.name not in skipped]
     if not runnable:
