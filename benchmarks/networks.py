@@ -210,7 +210,7 @@ def drawn(seed: int, index: int) -> tuple[str, Network]:
 
 def written(name: str, network: Network, precision: str, folder: Path) -> Path:
     """The file of a network's config, beside which its data are written."""
-    rng, model, data = np.random.default_rng(0), {"layers": network.layers}, {"batch_size": network.batch}
+    rng, model, data = np.random.default_rng(0), {"layers": network.layers}, dict[str, Any](batch_size=network.batch)
     if network.shape is None:
         letters = np.concatenate([np.arange(WORDS), rng.integers(0, WORDS, 20 * WORDS)])
         (folder / f"{name}.txt").write_text("".join(chr(0x4E00 + int(i)) for i in letters), encoding="utf-8")
@@ -218,8 +218,8 @@ def written(name: str, network: Network, precision: str, folder: Path) -> Path:
     else:
         count = BATCHES * network.batch
         images, labels = rng.integers(0, 256, (count, *network.shape), np.uint8), np.arange(count) % CLASSES
-        test = {"x_test": images[:CLASSES], "y_test": labels[:CLASSES]}
-        np.savez(folder / f"{name}.npz", x_train=images, y_train=labels, **test)
+        test = images[:CLASSES], labels[:CLASSES]
+        np.savez(folder / f"{name}.npz", x_train=images, y_train=labels, x_test=test[0], y_test=test[1])
         data["path"] = str(folder / f"{name}.npz")
         model |= {"input": list(network.shape[1:])} if network.shape[0] == 1 else {}
     training = {"epochs": 1, "seed": 0, "precision": precision}

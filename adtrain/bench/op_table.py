@@ -411,17 +411,18 @@ for _shape in ((6, 28, 28), (16, 10, 10), (64, 24, 24)):
         bench(_op, IMAGES, normals((N, *_shape)), variant=f"{'x'.join(map(str, _shape))}, 2x2/2", kernel_size=2,
               naive=_POOL if (_op, _shape[0]) == ("max_pool2d", 64) else None)  # fmt: skip
 bench("max_pool2d", IMAGES, normals((N, 64, 24, 24)), variant="64x24x24, 3x3/2", kernel_size=3, stride=2)
-_series, _volume = (N, 32, 256), (N, 8, 16, 16, 16)
-for _name, _shape, _weight in (
+_series: tuple[int, ...] = (N, 32, 256)
+_volume = (N, 8, 16, 16, 16)
+for _name, _size, _weight in (
     ("conv1d", _series, (32, 32, 3)),
     ("conv_transpose1d", _series, (32, 16, 3)),
     ("conv3d", _volume, (32, 8, 3, 3, 3)),
     ("conv_transpose3d", _volume, (8, 16, 3, 3, 3)),
 ):
-    bench(_name, IMAGES, normals(_shape, _weight), lambda x, w, op=_name: getattr(ops, op)(x, w, padding=1),
+    bench(_name, IMAGES, normals(_size, _weight), lambda x, w, op=_name: getattr(ops, op)(x, w, padding=1),
           "3 an axis")  # fmt: skip
-for _axes, _shape in (("1d", _series), ("3d", _volume)):
-    bench(f"max_pool{_axes} avg_pool{_axes}", IMAGES, normals(_shape), variant="2 an axis", kernel_size=2)
+for _axes, _size in (("1d", _series), ("3d", _volume)):
+    bench(f"max_pool{_axes} avg_pool{_axes}", IMAGES, normals(_size), variant="2 an axis", kernel_size=2)
 bench("adaptive_avg_pool2d", IMAGES, normals((N, 32, 7, 7)), variant="to 1", output_size=1)
 
 

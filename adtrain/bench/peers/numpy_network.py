@@ -96,8 +96,9 @@ def _linear(kit: Kit, arrays: Arrays, path: str, x: Any) -> tuple[Any, Pull]:
 
 
 def _conv2d(layer: nn.Conv2d, kit: Kit, arrays: Arrays, path: str, x: Any) -> tuple[Any, Pull]:
-    options: Any = pair(layer.stride), pair(layer.padding)
-    return _with_bias(arrays, path, *kit.convolved(x, arrays[f"{path}weight"], *options))
+    padding: Any = layer.padding
+    product = kit.convolved(x, arrays[f"{path}weight"], pair(layer.stride), pair(padding))
+    return _with_bias(arrays, path, *product)
 
 
 def convolved(
