@@ -15,8 +15,7 @@ import numpy as np
 
 from adtrain import config, training
 from adtrain.backends.cpu.threads import usable_cores
-from adtrain.bench.explain.causes import REACHABLE
-from adtrain.bench.explain.observed import LastBatch, Observed, Operation, Pauses, is_launch
+from adtrain.bench.explain.causes import REACHABLE, LastBatch, Observed, Operation, Pauses, is_launch
 from adtrain.bench.profile import Key, profile_steps
 from adtrain.bench.step import kernels_of
 from adtrain.bench.timing.machine import thread_count

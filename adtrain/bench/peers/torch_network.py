@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from adtrain import nn, optim
-from adtrain.bench.peers.layers import Apply, Arrays, built, unsupported
+from adtrain.bench.peers.shared import Apply, Arrays, built, unsupported
 from adtrain.config import Config
 from adtrain.nn.fields import pair
 from adtrain.ops.hash_grid import PRIMES, grid_levels
@@ -15,7 +15,7 @@ from adtrain.optim.muon import COEFFICIENTS, EPS
 
 
 def model(layers: nn.Module) -> Apply:
-    """The model; see `layers.built`."""
+    """The model; see `shared.built`."""
     import torch
 
     return built(layers, _layer, torch, torch.nn.functional)
