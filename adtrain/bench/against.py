@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 from markupsafe import Markup
 
 from adtrain import config, training
+from adtrain.bench.cells import ERROR, MS, Ratio, factor, joined
 from adtrain.bench.op_table import OpCase
 from adtrain.bench.page import charts
 from adtrain.bench.page.charts import Scale
@@ -22,23 +23,7 @@ from adtrain.bench.result import NamedTime, TimedResult, named
 from adtrain.bench.timing.machine import thread_count
 from adtrain.bench.timing.protocol import Protocol, observed_load
 from adtrain.bench.timing.sampling import Time
-from adtrain.bench.view import (
-    ERROR,
-    MS,
-    Column,
-    Note,
-    Part,
-    Picture,
-    Ratio,
-    Section,
-    Table,
-    Tiles,
-    View,
-    absent,
-    factor,
-    joined,
-    ratio_headline,
-)
+from adtrain.bench.view import Column, Note, Part, Picture, Section, Table, Tiles, View, absent, ratio_headline
 from adtrain.sweeps.members import with_seeds
 from adtrain.table import COUNT, TEXT, CellFormat
 

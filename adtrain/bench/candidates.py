@@ -14,13 +14,14 @@ from adtrain import ops, templates
 from adtrain.backends.cuda.lower import fastest
 from adtrain.backends.cuda.tuner.autotune import Mode, Tuner, tuning_problems
 from adtrain.backends.cuda.tuner.measure import described, distinct
+from adtrain.bench.cells import RATE
 from adtrain.bench.op_table import TimedOp
 from adtrain.bench.ops import phases, sample
 from adtrain.bench.page import charts
 from adtrain.bench.result import NamedTime, TimedResult
 from adtrain.bench.timing.protocol import observed_load, protocol
 from adtrain.bench.timing.sampling import Time, Timing, in_turns, rate
-from adtrain.bench.view import RATE, Column, Picture, Section, Table, View
+from adtrain.bench.view import Column, Picture, Section, Table, View
 from adtrain.core.array import Array, array
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError, DeviceError

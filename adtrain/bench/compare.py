@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from adtrain.bench.against import Against
 from adtrain.bench.candidates import Candidates
+from adtrain.bench.cells import milliseconds
 from adtrain.bench.devices import Devices
 from adtrain.bench.ops import Ops
 from adtrain.bench.page import charts
@@ -20,18 +21,7 @@ from adtrain.bench.scaling import Scaling
 from adtrain.bench.startup import Startup
 from adtrain.bench.step import Step
 from adtrain.bench.timing.sampling import NOISY
-from adtrain.bench.view import (
-    GAP,
-    Column,
-    Note,
-    Part,
-    Picture,
-    Section,
-    Table,
-    Tiles,
-    View,
-    milliseconds,
-)  # fmt: skip
+from adtrain.bench.view import GAP, Column, Note, Part, Picture, Section, Table, Tiles, View
 from adtrain.config import records
 from adtrain.config.problems import dotted
 from adtrain.config.records import plain

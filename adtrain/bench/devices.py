@@ -15,6 +15,7 @@ from markupsafe import Markup
 from adtrain import config, training
 from adtrain.backends.cpu import naive
 from adtrain.bench import candidates
+from adtrain.bench.cells import FACTOR, MS, Ratio, factor, milliseconds
 from adtrain.bench.op_table import Naive, TimedOp
 from adtrain.bench.page import charts
 from adtrain.bench.page.charts import Line, Scale
@@ -25,22 +26,7 @@ from adtrain.bench.result import NamedTime, TimedResult, named
 from adtrain.bench.step import SAMPLE_MS
 from adtrain.bench.timing.protocol import Protocol, observed_load, protocol
 from adtrain.bench.timing.sampling import Time, Timing, Workload, alternate, in_turns, ratio, repeatedly
-from adtrain.bench.view import (
-    FACTOR,
-    MS,
-    Column,
-    Note,
-    Part,
-    Picture,
-    Ratio,
-    Section,
-    Table,
-    Tiles,
-    View,
-    factor,
-    milliseconds,
-    ratio_headline,
-)
+from adtrain.bench.view import Column, Note, Part, Picture, Section, Table, Tiles, View, ratio_headline
 from adtrain.core.array import array
 from adtrain.core.backend import backend
 from adtrain.core.hooks import hook

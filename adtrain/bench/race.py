@@ -16,6 +16,7 @@ from statistics import mean, median, stdev
 import numpy as np
 
 from adtrain import config, training
+from adtrain.bench.cells import ERROR, FACTOR
 from adtrain.bench.peers import comparison
 from adtrain.bench.peers.comparison import Progress, conditions
 from adtrain.bench.peers.jobs import Checked
@@ -25,7 +26,7 @@ from adtrain.bench.result import NamedTime, TimedResult, of_samples
 from adtrain.bench.timing.machine import thread_count
 from adtrain.bench.timing.protocol import observed_load
 from adtrain.bench.timing.sampling import in_turns
-from adtrain.bench.view import ERROR, FACTOR, Column, Note, Section, Table, View, absent
+from adtrain.bench.view import Column, Note, Section, Table, View, absent
 from adtrain.table import TEXT, CellFormat
 
 STEP_ONLY = ("schedule=constant", "data.augment=null")

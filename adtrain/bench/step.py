@@ -15,6 +15,7 @@ from typing import Any
 from markupsafe import Markup
 
 from adtrain import config, templates, training
+from adtrain.bench.cells import MS, NAMES, RANGE, cache_note, duration, factor, joined, mebibytes, milliseconds, of_peak
 from adtrain.bench.page import charts, roofline
 from adtrain.bench.page.charts import Line
 from adtrain.bench.page.roofline import Dot
@@ -23,29 +24,7 @@ from adtrain.bench.result import NamedTime, TimedResult, named
 from adtrain.bench.timing.protocol import observed_load, protocol
 from adtrain.bench.timing.roofline import Rates, Roofline, known_or_measured, rates
 from adtrain.bench.timing.sampling import Time, Timing, Workload, alternate
-from adtrain.bench.view import (
-    KERNELS,
-    MS,
-    NAMES,
-    RANGE,
-    RATES,
-    Column,
-    Note,
-    Part,
-    Picture,
-    Section,
-    Table,
-    Tiles,
-    View,
-    cache_note,
-    duration,
-    factor,
-    headline,
-    joined,
-    mebibytes,
-    milliseconds,
-    of_peak,
-)
+from adtrain.bench.view import KERNELS, RATES, Column, Note, Part, Picture, Section, Table, Tiles, View, headline
 from adtrain.core.backend import KernelRun, backend
 from adtrain.core.costs import costs
 from adtrain.core.errors import AdtrainError

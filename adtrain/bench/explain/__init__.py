@@ -15,29 +15,14 @@ from markupsafe import Markup
 
 from adtrain import config, training
 from adtrain.backends.cpu.threads import usable_cores
+from adtrain.bench.cells import NAMES, duration, factor, mebibytes, milliseconds, of_peak
 from adtrain.bench.explain.causes import CAUSES, Finding, Observed, Operation, find
 from adtrain.bench.explain.measure import Measured, evaluation_ms, observe, tried
 from adtrain.bench.page import charts
 from adtrain.bench.result import Result
 from adtrain.bench.timing.machine import busy_cores, is_busy
 from adtrain.bench.timing.roofline import known_or_measured
-from adtrain.bench.view import (
-    GAP,
-    NAMES,
-    Column,
-    Note,
-    Part,
-    Picture,
-    Section,
-    Table,
-    Tiles,
-    View,
-    duration,
-    factor,
-    mebibytes,
-    milliseconds,
-    of_peak,
-)
+from adtrain.bench.view import GAP, Column, Note, Part, Picture, Section, Table, Tiles, View
 from adtrain.config import Config
 from adtrain.core.backend import backend
 from adtrain.data.file_array import machine_memory

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from adtrain.bench.view import Ratio, factor
+from adtrain.bench.cells import Ratio, factor
 from adtrain.report.plot import Axis, Plot, Point, log_ticks, tick_text
 from adtrain.templates import macro
 
