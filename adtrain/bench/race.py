@@ -125,9 +125,7 @@ class Race(TimedResult):
         own = self.systems[ADTRAIN].seconds if ADTRAIN in self.systems else None
 
         def seconds(title: str, field: str, rank: int = 0) -> Column[tuple[str, SystemRuns]]:
-            return Column(
-                title, lambda row: row[1].seconds and getattr(row[1].seconds, field), SECONDS, rank, minor=rank > 0
-            )
+            return Column(title, lambda row: getattr(row[1].seconds, field, None), SECONDS, rank, minor=rank > 0)
 
         def accuracy(title: str, field: str, rank: int = 0) -> Column[tuple[str, SystemRuns]]:
             return Column(title, lambda row: getattr(row[1].accuracy, field), ACCURACY, rank, minor=rank > 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from math import log, log10
+from math import log10
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
@@ -93,10 +93,11 @@ class Scale:
     def __init__(self, ratios: Iterable[Ratio]) -> None:
         values = [1.0, *(end for ratio in ratios for end in (ratio.low, ratio.high))]
         self.ticks: Sequence[float] = log_ticks(min(values), max(values))
+        self.share = Axis("", self.ticks, logarithmic=True).share
 
     def percent(self, ratio: float) -> float:
-        """The position of the ratio on the axis, in percent."""
-        return 100 * log(ratio / self.ticks[0]) / log(self.ticks[-1] / self.ticks[0])
+        """The position of the ratio on the axis."""
+        return 100 * self.share(ratio)
 
     def lane(self, marks: Iterable[tuple[str, str, Ratio]]) -> Markup:
         """The medians as points and their intervals as lines, one below the other, over the grid.

@@ -26,6 +26,7 @@ def _layer(layer: nn.Module, path: str) -> Apply:
 
     F = torch.nn.functional
     weight, bias = f"{path}weight", f"{path}bias"
+    same: Any = getattr(F, layer.kind(), None)  # PyTorch's function of the same name
     match layer:
         case nn.Linear():
             return lambda a, x: F.linear(x, a[weight], a.get(bias))
@@ -35,24 +36,16 @@ def _layer(layer: nn.Module, path: str) -> Apply:
             return lambda a, x: torch.sin(layer.omega * F.linear(x, a[weight], a[bias]))
         case nn.HashGrid():
             return lambda a, x: _hash_grid(layer, a[weight], x)
-        case nn.Conv1d():
-            return lambda a, x: F.conv1d(
-                x, a[weight], a.get(bias), layer.stride, layer.padding, layer.dilation, layer.groups
-            )
-        case nn.Conv2d():
+        case nn.Conv1d() | nn.Conv2d():
             options: Any = layer.stride, layer.padding, layer.dilation, layer.groups
-            return lambda a, x: F.conv2d(x, a[weight], a.get(bias), *options)
+            return lambda a, x: same(x, a[weight], a.get(bias), *options)
         case nn.ConvTranspose2d():
             options = layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation
-            return lambda a, x: F.conv_transpose2d(x, a[weight], a.get(bias), *options)
-        case nn.MaxPool2d():
-            return lambda a, x: F.max_pool2d(x, layer.kernel_size, layer.stride, layer.padding)
-        case nn.AvgPool2d():
-            return lambda a, x: F.avg_pool2d(x, layer.kernel_size, layer.stride, layer.padding)
-        case nn.AdaptiveAvgPool2d():
-            return lambda a, x: F.adaptive_avg_pool2d(x, pair(layer.output_size))
-        case nn.AdaptiveMaxPool2d():
-            return lambda a, x: F.adaptive_max_pool2d(x, pair(layer.output_size))
+            return lambda a, x: same(x, a[weight], a.get(bias), *options)
+        case nn.MaxPool2d() | nn.AvgPool2d():
+            return lambda a, x: same(x, layer.kernel_size, layer.stride, layer.padding)
+        case nn.AdaptiveAvgPool2d() | nn.AdaptiveMaxPool2d():
+            return lambda a, x: same(x, pair(layer.output_size))
         case nn.Upsample():
             return lambda a, x: F.interpolate(x, scale_factor=pair(layer.scale_factor), mode=layer.mode)
         case nn.BatchNorm1d() | nn.BatchNorm2d():
