@@ -15,12 +15,17 @@ import os
 import re
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
 import click
 import numpy as np
+
+import adtrain as ad
+from adtrain import ops
+from adtrain.bench.timing.sampling import in_turns
 
 SIZES: dict[str, dict[str, dict[str, int]]] = {
     "burgers": {
@@ -52,6 +57,33 @@ def values(o: Any, parameters: Any, h: Any) -> Any:
     return h
 
 
+def in_adtrain(function: Callable[..., Any], arguments: Any, device: str) -> Step:
+    """The compiled function of arguments on the device."""
+    step, arrays = ad.jit(function), ad.tree.map(lambda z: ad.array(z, device=device), arguments)
+    return lambda: step(*arrays)
+
+
+def in_jax(function: Callable[..., Any], arguments: Any) -> Step:
+    import jax
+
+    jax.config.update("jax_default_matmul_precision", "highest")
+    step, arrays = jax.jit(function), jax.device_put(arguments)
+    return lambda: step(*arrays)
+
+
+def nested(grad: Callable[..., Any]) -> Callable[..., Any]:
+    """The derivatives of a function u(t, x) by gradients of gradients."""
+
+    def slope(f: Any) -> Any:
+        return grad(lambda z: f(z).sum())
+
+    def derivatives(u: Any, t: Any, x: Any) -> Any:
+        by_x = slope(lambda x: u(t, x))
+        return u(t, x), slope(lambda t: u(t, x))(t), by_x(x), slope(by_x)(x)
+
+    return derivatives
+
+
 def burgers(device: str, points: int, width: int, depth: int) -> dict[str, Callable[[], Step]]:
     parameters = network([2, *(width,) * depth, 1])
     rng = np.random.default_rng(1)
@@ -61,90 +93,45 @@ def burgers(device: str, points: int, width: int, depth: int) -> dict[str, Calla
         r = u_t + u * u_x - 0.01 / math.pi * u_xx
         return (r * r).mean()
 
-    def with_adtrain(derivatives: Callable[..., Any]) -> Step:
-        import adtrain as ad
-        from adtrain import ops
-
-        def loss(parameters: Any, t: Any, x: Any) -> Any:
-            u = lambda t, x: values(ops, parameters, ops.concatenate([t, x], 1))  # noqa: E731
+    def loss(o: Any, derivatives: Callable[..., Any]) -> Callable[..., Any]:
+        def found(parameters: Any, t: Any, x: Any) -> Any:
+            u = lambda t, x: values(o, parameters, o.concatenate([t, x], 1))  # noqa: E731
             return residual(*derivatives(u, t, x))
 
-        step = ad.jit(ad.value_and_grad(loss))
-        arrays = ad.tree.map(lambda z: ad.array(z, device=device), (parameters, t, x))
-        return lambda: step(*arrays)
+        return found
 
-    def nested() -> Step:
-        import adtrain as ad
-        from adtrain import ops
+    def with_adtrain(derivatives: Callable[..., Any]) -> Step:
+        return in_adtrain(ad.value_and_grad(loss(ops, derivatives)), (parameters, t, x), device)
 
-        def slope(f: Any) -> Any:
-            return ad.grad(lambda z: ops.sum(f(z)))
-
-        def derivatives(u: Any, t: Any, x: Any) -> Any:
-            by_x = slope(lambda x: u(t, x))
-            return u(t, x), slope(lambda t: u(t, x))(t), by_x(x), slope(by_x)(x)
-
-        return with_adtrain(derivatives)
-
-    def taylor() -> Step:
-        import adtrain as ad
-        from adtrain import ops
-
-        def derivatives(u: Any, t: Any, x: Any) -> Any:
-            value, (u_x, u_xx) = ad.jet(lambda x: u(t, x), (x,), [(ops.ones_like(x),), None])
-            return value, ad.jvp(lambda t: u(t, x), (t,), (ops.ones_like(t),))[1], u_x, u_xx
-
-        return with_adtrain(derivatives)
+    def taylor(u: Any, t: Any, x: Any) -> Any:
+        value, (u_x, u_xx) = ad.jet(lambda x: u(t, x), (x,), [(ops.ones_like(x),), None])
+        return value, ad.jvp(lambda t: u(t, x), (t,), (ops.ones_like(t),))[1], u_x, u_xx
 
     def with_jax(derivatives: Callable[..., Any]) -> Step:
         import jax
-        import jax.numpy as jnp
 
-        jax.config.update("jax_default_matmul_precision", "highest")
-
-        def loss(parameters: Any, t: Any, x: Any) -> Any:
-            u = lambda t, x: values(jnp, parameters, jnp.concatenate([t, x], 1))  # noqa: E731
-            return residual(*derivatives(u, t, x))
-
-        step = jax.jit(jax.value_and_grad(loss))
-        arrays = jax.device_put((parameters, t, x))
-        return lambda: step(*arrays)
+        return in_jax(jax.value_and_grad(loss(jax.numpy, derivatives)), (parameters, t, x))
 
     def jax_reverse() -> Step:
         import jax
 
-        def slope(f: Any) -> Any:
-            return jax.grad(lambda z: f(z).sum())
+        return with_jax(nested(jax.grad))
 
-        def derivatives(u: Any, t: Any, x: Any) -> Any:
-            by_x = slope(lambda x: u(t, x))
-            return u(t, x), slope(lambda t: u(t, x))(t), by_x(x), slope(by_x)(x)
-
-        return with_jax(derivatives)
-
-    def jax_forward() -> Step:
+    def jax_forward(u: Any, t: Any, x: Any) -> Any:
         import jax
-        import jax.numpy as jnp
 
-        def derivatives(u: Any, t: Any, x: Any) -> Any:
-            one = jnp.ones_like(x)
-            by_x = lambda x: jax.jvp(lambda x: u(t, x), (x,), (one,))  # noqa: E731
-            (value, u_x), (_, u_xx) = jax.jvp(by_x, (x,), (one,))
-            return value, jax.jvp(lambda t: u(t, x), (t,), (one,))[1], u_x, u_xx
+        one = jax.numpy.ones_like(x)
+        by_x = lambda x: jax.jvp(lambda x: u(t, x), (x,), (one,))  # noqa: E731
+        (value, u_x), (_, u_xx) = jax.jvp(by_x, (x,), (one,))
+        return value, jax.jvp(lambda t: u(t, x), (t,), (one,))[1], u_x, u_xx
 
-        return with_jax(derivatives)
-
-    def jax_jet() -> Step:
+    def jax_jet(u: Any, t: Any, x: Any) -> Any:
         import jax
-        import jax.numpy as jnp
         from jax.experimental.jet import jet
 
-        def derivatives(u: Any, t: Any, x: Any) -> Any:
-            one = jnp.ones_like(x)
-            value, (u_x, u_xx) = jet(lambda x: u(t, x), (x,), ((one, jnp.zeros_like(x)),))
-            return value, jax.jvp(lambda t: u(t, x), (t,), (one,))[1], u_x, u_xx
-
-        return with_jax(derivatives)
+        one = jax.numpy.ones_like(x)
+        value, (u_x, u_xx) = jet(lambda x: u(t, x), (x,), ((one, jax.numpy.zeros_like(x)),))
+        return value, jax.jvp(lambda t: u(t, x), (t,), (one,))[1], u_x, u_xx
 
     def torch_reverse() -> Step:
         import torch
@@ -163,11 +150,11 @@ def burgers(device: str, points: int, width: int, depth: int) -> dict[str, Calla
         return step
 
     return {
-        "adtrain jet": taylor,
-        "adtrain nested grad": nested,
+        "adtrain jet": lambda: with_adtrain(taylor),
+        "adtrain nested grad": lambda: with_adtrain(nested(ad.grad)),
         "jax nested grad": jax_reverse,
-        "jax nested jvp": jax_forward,
-        "jax jet": jax_jet,
+        "jax nested jvp": lambda: with_jax(jax_forward),
+        "jax jet": lambda: with_jax(jax_jet),
         "torch nested grad": torch_reverse,
     }
 
@@ -176,74 +163,39 @@ def laplacian(device: str, points: int, dimensions: int, width: int, depth: int)
     parameters = network([dimensions, *(width,) * depth, 1])
     x = np.random.default_rng(1).uniform(-1, 1, (points, dimensions)).astype(np.float32)
 
+    def of_network(o: Any, at_point: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda parameters, x: at_point(lambda x: values(o, parameters, x)[0], x)
+
     def with_adtrain(at_point: Callable[..., Any]) -> Step:
-        import adtrain as ad
-        from adtrain import ops
-
-        def u(parameters: Any, x: Any) -> Any:
-            return values(ops, parameters, x)[0]
-
-        step = ad.jit(ad.vmap(lambda parameters, x: at_point(lambda x: u(parameters, x), x), (None, 0)))
-        arrays = ad.tree.map(lambda z: ad.array(z, device=device), (parameters, x))
-        return lambda: step(*arrays)
-
-    def collapsed() -> Step:
-        import adtrain as ad
-
-        return with_adtrain(lambda u, x: ad.laplacian(u, x)[1])
-
-    def trace() -> Step:
-        import adtrain as ad
-        from adtrain import ops
-
-        return with_adtrain(lambda u, x: ops.trace(ad.hessian(u)(x)))
+        return in_adtrain(ad.vmap(of_network(ops, at_point), (None, 0)), (parameters, x), device)
 
     def with_jax(at_point: Callable[..., Any]) -> Step:
         import jax
-        import jax.numpy as jnp
 
-        jax.config.update("jax_default_matmul_precision", "highest")
+        return in_jax(jax.vmap(of_network(jax.numpy, at_point), (None, 0)), (parameters, x))
 
-        def u(parameters: Any, x: Any) -> Any:
-            return values(jnp, parameters, x)[0]
-
-        step = jax.jit(jax.vmap(lambda parameters, x: at_point(lambda x: u(parameters, x), x), (None, 0)))
-        arrays = jax.device_put((parameters, x))
-        return lambda: step(*arrays)
-
-    def jax_hessian() -> Step:
+    def jax_hessian(u: Any, x: Any) -> Any:
         import jax
-        import jax.numpy as jnp
 
-        return with_jax(lambda u, x: jnp.trace(jax.hessian(u)(x)))
+        return jax.numpy.trace(jax.hessian(u)(x))
 
-    def jax_products() -> Step:
+    def jax_products(u: Any, x: Any) -> Any:
         import jax
-        import jax.numpy as jnp
 
-        def at_point(u: Any, x: Any) -> Any:
-            basis = jnp.eye(dimensions)
-            return jax.vmap(lambda v: jnp.vdot(v, jax.jvp(jax.grad(u), (x,), (v,))[1]))(basis).sum()
+        basis = jax.numpy.eye(dimensions)
+        return jax.vmap(lambda v: jax.numpy.vdot(v, jax.jvp(jax.grad(u), (x,), (v,))[1]))(basis).sum()
 
-        return with_jax(at_point)
-
-    def jax_jet() -> Step:
+    def jax_jet(u: Any, x: Any) -> Any:
         import jax
-        import jax.numpy as jnp
         from jax.experimental.jet import jet
 
-        def at_point(u: Any, x: Any) -> Any:
-            basis = jnp.eye(dimensions)
-            return jax.vmap(lambda v: jet(u, (x,), ((v, jnp.zeros_like(x)),))[1][1])(basis).sum()
-
-        return with_jax(at_point)
+        basis = jax.numpy.eye(dimensions)
+        return jax.vmap(lambda v: jet(u, (x,), ((v, jax.numpy.zeros_like(x)),))[1][1])(basis).sum()
 
     def jax_by_hand() -> Step:
         """The collapsed rules, written out for this network."""
         import jax
         import jax.numpy as jnp
-
-        jax.config.update("jax_default_matmul_precision", "highest")
 
         def at_point(parameters: Any, x: Any) -> Any:
             h, first, second = x, jnp.eye(dimensions), jnp.zeros(dimensions)
@@ -260,16 +212,14 @@ def laplacian(device: str, points: int, dimensions: int, width: int, depth: int)
                     first = slope * first
             return second[0]
 
-        step = jax.jit(jax.vmap(at_point, (None, 0)))
-        arrays = jax.device_put((parameters, x))
-        return lambda: step(*arrays)
+        return in_jax(jax.vmap(at_point, (None, 0)), (parameters, x))
 
     return {
-        "adtrain laplacian": collapsed,
-        "adtrain trace of hessian": trace,
-        "jax trace of hessian": jax_hessian,
-        "jax jvp of grad": jax_products,
-        "jax jet": jax_jet,
+        "adtrain laplacian": lambda: with_adtrain(lambda u, x: ad.laplacian(u, x)[1]),
+        "adtrain trace of hessian": lambda: with_adtrain(lambda u, x: ops.trace(ad.hessian(u)(x))),
+        "jax trace of hessian": lambda: with_jax(jax_hessian),
+        "jax jvp of grad": lambda: with_jax(jax_products),
+        "jax jet": lambda: with_jax(jax_jet),
         "jax collapsed by hand": jax_by_hand,
     }
 
@@ -324,10 +274,7 @@ def command(names: tuple[str, ...], device: str, lengths: tuple[tuple[str, int],
             waited(steps[way], 1)
             calls[way] = max(1, round(SAMPLE_SECONDS / waited(steps[way], 3)))
             click.echo(f"  {way}: ready after {time.perf_counter() - start:.1f} s", err=True)
-        seconds: dict[str, list[float]] = {way: [] for way in ways}
-        for _ in range(rounds):
-            for way in ways:
-                seconds[way].append(waited(steps[way], calls[way]))
+        seconds = in_turns({way: partial(waited, steps[way], calls[way]) for way in ways}, rounds)
         for way in ways:
             click.echo(f"  {way:26} {median(seconds[way]) * 1e3:9.3f} ms   error {errors[way]:.0e}")
 

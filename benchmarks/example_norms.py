@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 
 from adtrain import config
 from adtrain.bench.profile import OpTimer
+from adtrain.bench.timing.sampling import in_turns
 from adtrain.core.array import array
 from adtrain.core.trace import hook
 from adtrain.training import prepare
@@ -83,10 +85,7 @@ def command(names: Sequence[str], device: str, examples: int, rounds: int, with_
         for way, run in found.items():
             seconds(run, 2)
             calls[way] = max(1, round(SAMPLE_SECONDS / seconds(run, 2)))
-        times: dict[str, list[float]] = {way: [] for way in found}
-        for _ in range(rounds):
-            for way, run in found.items():
-                times[way].append(seconds(run, calls[way]))
+        times = in_turns({way: partial(seconds, run, calls[way]) for way, run in found.items()}, rounds)
         step, norms = (median(times[way]) * 1e3 for way in found)
         click.echo(f"{name:10} step {step:9.3f} ms   norms {norms:9.3f} ms   ratio {norms / step:.2f}")
         if with_table:

@@ -1,196 +1,312 @@
-"""Training steps of networks beyond the packaged configs, in adtrain, JAX and PyTorch, on random data.
+"""Training steps of networks beyond the packaged configs, in adtrain and in other systems, on random data.
 
-    python benchmarks/networks.py [NETWORK...] [--system SYSTEM]... [--rounds N] [--threads N] [--json PATH]
+    python benchmarks/networks.py [NETWORK...] [--seed N --count N] [--device cpu|gpu] [--precision PRECISION]
+        [--peer PEER]... [--json-file PATH]
 
-The systems are those of `adtrain bench against`. They run in processes of their own, in turns; a process is stopped
-while another one works. A time is the median of the samples of a step. "ahead" is the best time of the others over
-adtrain's. The worst network is printed first.
+NETWORK is one of NETWORKS, by default each. With --count, networks are drawn in their place, of each family in turn:
+residual, bottleneck, grouped, inverted residual, dilated, plain convolutions, encoder, recurrent, and linear layers.
+Widths, depths, heads, kernels and image sizes are drawn too. The systems and the comparison of their first losses are
+those of `adtrain bench against`. On a GPU all networks are set up and compiled first, side by side. Then each one is
+timed alone, in interleaved samples of all systems. A ratio is the least time of the peers over adtrain's; below 1
+adtrain is slower. The worst ratios are printed last.
 """
 
 from __future__ import annotations
 
 import tempfile
-from functools import partial
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from pathlib import Path
-from statistics import median
-from typing import Any
+from random import Random
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
 import yaml
 from gpu_report import Report
 
-from adtrain.bench.peers.jobs import CHUNK
-from adtrain.bench.peers.processes import WorkerFailed, WorkerProcess, started
-from adtrain.bench.timing.sampling import in_turns
+from adtrain.bench.peers import comparison
+from adtrain.bench.peers.processes import WorkerFailed, started
+from adtrain.bench.peers.systems import ADTRAIN, Choice, chosen
+from adtrain.bench.timing.machine import thread_count
 
-SAMPLE_SECONDS = 0.5
-SYSTEMS = ("adtrain", "torch-eager", "torch-compile", "torch-max", "jax-jit", "jax-scan")
-SGD = {"sgd": {"lr": 0.01, "momentum": 0.9}}
-ADAMW = {"adamw": {"lr": 0.0003, "weight_decay": 0.1}}
+PEERS, CLASSES, BUDGET = (
+    ("torch-eager", "torch-compile", "torch-max", "jax-jit", "jax-scan"),
+    10,
+    comparison.Budget(0.05, 1.0),
+)
+MARGIN = 1 / 1.1
+"""The ratio of times that adtrain may not fall below."""
+BATCHES, WORDS, LENGTH = 8, 4096, 256
+"""Batches of the data set; different characters of a text, and characters of an example."""
+SGD, ADAMW = {"sgd": {"lr": 0.01, "momentum": 0.9}}, {"adamw": {"lr": 0.0003}}
 
-Layer = Any
-"""A layer of a config."""
-
-
-def conv(channels: int, size: int = 3, **options: Any) -> Layer:
-    padding = {"padding": size // 2} if size > 1 else {}
-    return {"conv2d": {"out_channels": channels, "kernel_size": size, "bias": False, **padding, **options}}
-
-
-def residual(body: list[Layer], shortcut: list[Layer] | None = None) -> Layer:
-    return {"residual": {"body": body, "shortcut": shortcut}} if shortcut else {"residual": body}
+Layers = list[Any]
 
 
-def air() -> list[Layer]:
-    """A CIFAR-10 network after airbench (Jordan, 2024)."""
-    layers: list[Layer] = [{"conv2d": {"out_channels": 24, "kernel_size": 2}}, "gelu"]
-    for c in (64, 256, 256):
-        layers += [conv(c), {"max_pool2d": 2}, "batch_norm2d", "gelu", conv(c), "batch_norm2d", "gelu"]
-    return [*layers, {"max_pool2d": 3}, "flatten", {"linear": {"out_features": 10, "bias": False}}]
+def conv(channels: int, kernel: int = 3, stride: int = 1, groups: int = 1, dilation: int = 1) -> Layers:
+    """A convolution that keeps the size of images, or divides it by the stride, and its batch norm."""
+    options = {"out_channels": channels, "kernel_size": kernel, "padding": dilation * (kernel // 2), "bias": False}
+    others = {"stride": stride, "groups": groups, "dilation": dilation}
+    return [{"conv2d": options | {name: x for name, x in others.items() if x != 1}}, "batch_norm2d"]
 
 
-def resnet18() -> list[Layer]:
-    """ResNet-18 (He et al., 2016), whose first convolution is 3x3."""
-    layers: list[Layer] = [conv(64), "batch_norm2d", "relu"]
-    for c, stride in ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1)):
-        body = [conv(c, stride=stride), "batch_norm2d", "relu", conv(c), "batch_norm2d"]
-        layers += [residual(body, [conv(c, 1, stride=stride), "batch_norm2d"] if stride > 1 else None), "relu"]
-    return [*layers, {"adaptive_avg_pool2d": 1}, "flatten", {"linear": 10}]
+def stages(
+    depths: Sequence[int], widths: Sequence[int], activation: str, body: Callable[[int, int, int], Layers]
+) -> Layers:
+    """Stages of residual blocks, and a classifier. The first block of each later stage halves the images.
+
+    `body` returns the layers of a block, given the channels of its input and output, and the stride.
+    """
+    layers, before = [*conv(widths[0]), activation], widths[0]
+    for i, (depth, width) in enumerate(zip(depths, widths, strict=True)):
+        for block in range(depth):
+            stride = 2 if i and not block else 1
+            residual: dict[str, Any] = {"body": body(before, width, stride)}
+            if stride > 1 or before != width:
+                residual["shortcut"] = conv(width, 1, stride)
+            layers += [{"residual": residual}, activation]
+            before = width
+    return [*layers, {"adaptive_avg_pool2d": 1}, "flatten", {"linear": CLASSES}]
 
 
-def bottlenecks() -> list[Layer]:
-    """Blocks of ResNet-50."""
-    layers: list[Layer] = [conv(64), "batch_norm2d", "relu"]
-    for c, stride in ((64, 1), (64, 1), (128, 2), (128, 1)):
-        body = [conv(c, 1), "batch_norm2d", "relu", conv(c, stride=stride), "batch_norm2d", "relu"]
-        body += [conv(4 * c, 1), "batch_norm2d"]
-        changes = stride > 1 or len(layers) == 3
-        layers += [residual(body, [conv(4 * c, 1, stride=stride), "batch_norm2d"] if changes else None), "relu"]
-    return [*layers, {"adaptive_avg_pool2d": 1}, "flatten", {"linear": 10}]
+def depths(rng: Random, count: int) -> list[int]:
+    return [rng.choice([1, 2]) for _ in range(count)]
 
 
-def depthwise() -> list[Layer]:
-    """Inverted residual blocks of MobileNetV2 (Sandler et al., 2018)."""
-    layers: list[Layer] = [conv(32), "batch_norm2d", "relu"]
-    given = 32
-    for c, stride in ((24, 1), (24, 1), (48, 2), (48, 1), (96, 2), (96, 1)):
-        wide = 4 * given
-        body = [conv(wide, 1), "batch_norm2d", "relu", conv(wide, groups=wide, stride=stride), "batch_norm2d", "relu"]
-        body += [conv(c, 1), "batch_norm2d"]
-        layers += [residual(body)] if given == c else body
-        given = c
-    return [*layers, {"adaptive_avg_pool2d": 1}, "flatten", {"linear": 10}]
-
-
-def blocks(count: int, heads: int, hidden: int, causal: bool) -> list[Layer]:
+def transformer(count: int, heads: int, hidden: int, causal: bool = False) -> Layers:
     options = {"nhead": heads, "dim_feedforward": hidden, "dropout": 0.0, "activation": "gelu", "norm_first": True}
-    return [{"transformer_encoder_layer": {**options, "causal": causal}} for _ in range(count)]
+    return [{"transformer_encoder_layer": {**options, "causal": causal}}] * count
 
 
-def gpt() -> list[Layer]:
+def on_patches(size: int, width: int, layers: Layers) -> Layers:
+    """A classifier with these layers on the patches of images."""
+    return [
+        {"patches": size},
+        {"linear": width},
+        "positional_embedding",
+        *layers,
+        "layer_norm",
+        "mean",
+        {"linear": CLASSES},
+    ]
+
+
+def residual(rng: Random) -> Layers:
+    first, activation = rng.choice([32, 48, 64, 80, 96, 128]), rng.choice(["relu", "gelu", "silu"])
+    body = lambda _, width, stride: [*conv(width, 3, stride), activation, *conv(width)]  # noqa: E731
+    return stages(depths(rng, 3), [first, 2 * first, 4 * first], activation, body)
+
+
+def bottleneck(rng: Random, groups: int = 1) -> Layers:
+    inner, wider = rng.choice([32, 48, 64, 128]), rng.choice([2, 4])
+
+    def body(_: int, width: int, stride: int) -> Layers:
+        within = width // wider
+        return [*conv(within, 1), "relu", *conv(within, 3, stride, groups), "relu", *conv(width, 1)]
+
+    return stages(depths(rng, 3), [wider * inner << i for i in range(3)], "relu", body)
+
+
+def grouped(rng: Random) -> Layers:
+    return bottleneck(rng, rng.choice([2, 4, 8, 16]))
+
+
+def inverted(rng: Random) -> Layers:
+    kernel, factor, first = rng.choice([3, 5, 7]), rng.choice([2, 4, 6]), rng.choice([16, 24, 32, 40])
+
+    def body(before: int, width: int, stride: int) -> Layers:
+        inner = factor * before
+        return [*conv(inner, 1), "relu", *conv(inner, kernel, stride, inner), "relu", *conv(width, 1)]
+
+    return stages(depths(rng, 3), [first, 2 * first, 3 * first], "relu", body)
+
+
+def dilated(rng: Random) -> Layers:
+    first, dilation = rng.choice([36, 52, 60, 100, 180]), rng.choice([2, 3, 4])
+    body = lambda _, width, stride: [*conv(width, 3, stride, dilation=dilation), "relu", *conv(width)]  # noqa: E731
+    return stages(depths(rng, 2), [first, first + 20], "relu", body)
+
+
+def plain(rng: Random) -> Layers:
+    width, layers = rng.choice([24, 32, 50, 64, 96]), list[Any]()
+    for i in range(3):
+        for _ in range(rng.choice([1, 2])):
+            layers += [*conv(width << i, rng.choice([3, 3, 5])), "relu"]
+        layers.append({"max_pool2d": 2})
+    return [*layers, "flatten", {"linear": rng.choice([128, 500])}, "relu", {"linear": CLASSES}]
+
+
+def encoder(rng: Random) -> Layers:
+    head, heads = rng.choice([32, 48, 64, 80]), rng.choice([3, 4, 6, 8])
+    hidden, size, count = rng.choice([2, 3, 4]) * head * heads, rng.choice([4, 8]), rng.choice([2, 4, 6])
+    return on_patches(size, head * heads, transformer(count, heads, hidden))
+
+
+def recurrent(rng: Random) -> Layers:
+    options = {"hidden_size": rng.choice([256, 384, 512, 768, 1024]), "num_layers": rng.choice([1, 2])}
+    return [{rng.choice(["lstm", "gru", "rnn"]): options}, {"linear": CLASSES}]
+
+
+def linear(rng: Random) -> Layers:
+    layers: Layers = ["flatten"]
+    for _ in range(rng.choice([2, 3, 4])):
+        layers += [{"linear": rng.choice([1000, 1536, 2048, 4096])}, rng.choice(["relu", "gelu"])]
+    return [*layers, {"linear": CLASSES}]
+
+
+FAMILIES = residual, bottleneck, grouped, inverted, dilated, plain, encoder, recurrent, linear
+
+
+class Network(NamedTuple):
+    """A network, its batch size and optimizer, and the shape of its images; None: its data are a text."""
+
+    layers: Layers
+    batch: int
+    optimizer: Any
+    shape: tuple[int, int, int] | None = (3, 32, 32)
+
+
+def air() -> Network:
+    """A CIFAR-10 network after airbench (Jordan, 2024)."""
+    layers: Layers = [{"conv2d": {"out_channels": 24, "kernel_size": 2}}, "gelu"]
+    for c in (64, 256, 256):
+        first, norm = conv(c)
+        layers += [first, {"max_pool2d": 2}, norm, "gelu", *conv(c), "gelu"]
+    layers += [{"max_pool2d": 3}, "flatten", {"linear": {"out_features": CLASSES, "bias": False}}]
+    return Network(layers, 128, {"sgd": {"lr": 0.01, "momentum": 0.85, "nesterov": True}})
+
+
+def resnet18() -> Network:
+    """ResNet-18 (He et al., 2016), whose first convolution is 3x3."""
+    body = lambda _, width, stride: [*conv(width, 3, stride), "relu", *conv(width)]  # noqa: E731
+    return Network(stages([2] * 4, [64, 128, 256, 512], "relu", body), 32, SGD)
+
+
+def gpt() -> Network:
     """A GPT-2 of 4 layers, 256 wide."""
-    layers: list[Layer] = [{"embedding": {"num_embeddings": 4096, "embedding_dim": 256}}, "positional_embedding"]
-    return [*layers, *blocks(4, 8, 1024, True), "layer_norm", {"linear": {"out_features": 4096, "bias": False}}]
+    first = [{"embedding": {"num_embeddings": WORDS, "embedding_dim": 256}}, "positional_embedding"]
+    last = {"linear": {"out_features": WORDS, "bias": False}}
+    return Network([*first, *transformer(4, 8, 1024, causal=True), "layer_norm", last], 8, ADAMW, None)
 
 
-def encoder() -> list[Layer]:
+def vit() -> Network:
     """A vision transformer on 64 patches, 192 wide."""
-    layers: list[Layer] = [{"patches": 4}, {"linear": 192}, "positional_embedding"]
-    return [*layers, *blocks(4, 6, 768, False), "layer_norm", "mean", {"linear": 10}]
+    return Network(on_patches(4, 192, transformer(4, 6, 768)), 32, ADAMW)
 
 
-def gru() -> list[Layer]:
-    """Two wide GRU layers on 32 rows of 96 numbers."""
-    return [{"gru": {"hidden_size": 384, "num_layers": 2}}, {"linear": 10}]
+NETWORKS: dict[str, Callable[[], Network]] = {"air": air, "resnet18": resnet18, "gpt": gpt, "encoder": vit}
 
 
-NETWORKS: dict[str, tuple[Any, str, int, Any]] = {
-    "air": (air, "images", 128, {"sgd": {"lr": 0.01, "momentum": 0.85, "nesterov": True}}),
-    "resnet18": (resnet18, "images", 32, SGD),
-    "gpt": (gpt, "tokens", 8, ADAMW),
-    "bottlenecks": (bottlenecks, "images", 32, SGD),
-    "depthwise": (depthwise, "images", 64, SGD),
-    "encoder": (encoder, "images", 32, ADAMW),
-    "gru": (gru, "sequences", 64, ADAMW),
-}
-"""The layers, the data, the batch size and the optimizer of each network."""
+def drawn(seed: int, index: int) -> tuple[str, Network]:
+    """A random network with its name."""
+    rng, family = Random(f"{seed} {index}"), FAMILIES[index % len(FAMILIES)]
+    size = rng.choice([32, 32, 64, 96]) if family is not linear else 32
+    batch = max(32, rng.choice([128, 256, 512]) * 32 * 32 // size**2)
+    layers, shape = family(rng), (1, size, 3 * size) if family is recurrent else (3, size, size)
+    return f"{family.__name__}-{seed}-{index}", Network(layers, batch, rng.choice([SGD, ADAMW]), shape)
 
 
-def write_data(folder: Path) -> None:
-    """Random images 3x32x32, sequences of 32 x 96 numbers, and a text of 4,096 different characters."""
-    r = np.random.default_rng(0)
-    for name, shape in (("images", (3, 32, 32)), ("sequences", (1, 32, 96))):
-        parts = {"train": 2048, "test": 128}
-        arrays: dict[str, Any] = {f"x_{part}": r.integers(0, 256, (n, *shape), np.uint8) for part, n in parts.items()}
-        arrays |= {f"y_{part}": r.integers(0, 10, n) for part, n in parts.items()}
-        np.savez(folder / f"{name}.npz", **arrays)
-    letters = np.concatenate([np.arange(4096), r.integers(0, 4096, 80_000)])
-    (folder / "tokens.txt").write_text("".join(chr(0x4E00 + int(i)) for i in letters), encoding="utf-8")
-
-
-def config_file(folder: Path, name: str) -> Path:
-    """The config of a network, in a file."""
-    layers, data, batch, optimizer = NETWORKS[name]
-    text = {"path": str(folder / "tokens.txt"), "length": 256, "test": 0.05}
-    given = {
-        "name": name,
-        "data": {**(text if data == "tokens" else {"path": str(folder / f"{data}.npz")}), "batch_size": batch},
-        "model": {"layers": layers()},
-        "loss": "cross_entropy",
-        "optimizer": optimizer,
-        "training": {"epochs": 1, "seed": 0},
-    }
+def written(name: str, network: Network, precision: str, folder: Path) -> Path:
+    """The file of a network's config, beside which its data are written."""
+    rng, model, data = np.random.default_rng(0), {"layers": network.layers}, dict[str, Any](batch_size=network.batch)
+    if network.shape is None:
+        letters = np.concatenate([np.arange(WORDS), rng.integers(0, WORDS, 20 * WORDS)])
+        (folder / f"{name}.txt").write_text("".join(chr(0x4E00 + int(i)) for i in letters), encoding="utf-8")
+        data |= {"path": str(folder / f"{name}.txt"), "length": LENGTH, "test": 0.05}
+    else:
+        count = BATCHES * network.batch
+        images, labels = rng.integers(0, 256, (count, *network.shape), np.uint8), np.arange(count) % CLASSES
+        test = images[:CLASSES], labels[:CLASSES]
+        np.savez(folder / f"{name}.npz", x_train=images, y_train=labels, x_test=test[0], y_test=test[1])
+        data["path"] = str(folder / f"{name}.npz")
+        model |= {"input": list(network.shape[1:])} if network.shape[0] == 1 else {}
+    training = {"epochs": 1, "seed": 0, "precision": precision}
+    config = {"name": name, "data": data, "model": model, "loss": "cross_entropy", "optimizer": network.optimizer}
     path = folder / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(given, sort_keys=False))
+    path.write_text(yaml.safe_dump(config | {"training": training}, sort_keys=False))
     return path
 
 
-def measured(name: str, device: str, rounds: int, workers: dict[str, WorkerProcess], folder: Path) -> dict[str, Any]:
-    """Milliseconds of a step and the first losses by system, and the reasons of those that did not run it."""
-    losses, calls, failed = dict[str, list[float]](), dict[str, int](), dict[str, str]()
-    for system, worker in workers.items():
-        try:
-            losses[system] = worker.ask("step", config_name=str(config_file(folder, name)), overrides=[])["losses"]
-            calls[system] = max(1, round(SAMPLE_SECONDS / worker.ask("time", calls=1)["seconds"]))
-        except WorkerFailed as reason:
-            failed[system] = str(reason)
-    if not calls:
-        raise click.ClickException(f"{name}: no system could train it; {next(iter(failed.values()), '')}")
-    answers = in_turns({system: partial(workers[system].ask, "time", calls=calls[system]) for system in calls}, rounds)
-    steps = {system: calls[system] * CHUNK[device] for system in calls}
-    ms = {system: median(each["seconds"] for each in answers[system]) / steps[system] * 1e3 for system in calls}
-    others = [t for system, t in ms.items() if system != "adtrain"]
-    ahead = min(others) / ms["adtrain"] if others else None
-    return {"network": name, "batch": NETWORKS[name][2], "ms": ms, "losses": losses, "failed": failed, "ahead": ahead}
+class Setup(NamedTuple):
+    """What all networks have in common."""
+
+    choice: Choice
+    device: str
+    precision: str
+    seconds: float
+    report: Report
+
+
+def measure(networks: dict[str, Network], setup: Setup) -> list[tuple[float, str]]:
+    """Set the networks up side by side, and time one after the other. Returns ratios and lines."""
+    timed: list[tuple[float, str]] = []
+    names = [ADTRAIN, *(peer.name for peer in setup.choice.runnable)]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        pool = stack.enter_context(ThreadPoolExecutor(max_workers=len(networks)))
+        found = []
+        for name, network in networks.items():
+            path = written(name, network, setup.precision, folder)
+            workers = stack.enter_context(started(names, setup.device, thread_count()))
+            given = setup.choice, str(path), ["schedule=constant"], setup.precision
+            found.append((name, workers, pool.submit(comparison.compare_losses, workers, *given)))
+        late = wait([first for *_, first in found], setup.seconds).not_done
+        for _, workers, first in found:
+            for worker in workers.values() if first in late else ():
+                worker.close()
+        for name, workers, first in found:
+            try:
+                times = comparison.step_times(workers, first.result(), setup.precision, BUDGET)
+            except WorkerFailed as reason:
+                click.echo(f"not timed: {name}: {reason}")
+                continue
+            short = yaml.safe_dump(networks[name].layers[:8], default_flow_style=True, width=10**6).strip()
+            shape = networks[name].shape or (LENGTH,)
+            about = f"{name}: batch {networks[name].batch}, {'x'.join(map(str, shape))}: {short}"
+            ms = {system: time.median_ms for system, time in times.times.items()}
+            ratios = {peer: ratio.median for peer, ratio in times.ratios.items()}
+            why = times.skipped | times.failed
+            setup.report.add({"network": about, "ms": ms, "ratios": ratios, "loss_errors": times.off, "failed": why})
+            text = f"{', '.join(f'{system} {x:.3f}' for system, x in ms.items())}  {about}"
+            if ratios:
+                timed.append((min(ratios.values()), text))
+                click.echo(f"{timed[-1][0]:6.3f} {text}")
+            else:
+                click.echo(f"  none {text}: {why or times.off}")
+    return timed
 
 
 @click.command()
 @click.argument("names", nargs=-1, type=click.Choice(list(NETWORKS)))
-@click.option("--system", "systems", multiple=True, default=SYSTEMS, help="A system; all by default.")
-@click.option("--rounds", type=int, default=9, show_default=True, help="Samples of each system.")
+@click.option("--seed", default=0, help="The drawn networks depend on it.")
+@click.option("--count", default=0, help="How many networks are drawn: one of each family, then again.")
+@click.option("--only", "indices", type=int, multiple=True, help="Only the drawn network with this number, from 0.")
+@click.option("--peer", "peers", multiple=True, default=PEERS, help="A system, as in bench against; five by default.")
 @click.option("--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True)
-@click.option("--threads", type=int, default=2, show_default=True, help="Threads of each system.")
-@click.option("--json", "path", type=Path, help="Write the results to a file.")
-def command(
-    names: tuple[str, ...], systems: tuple[str, ...], rounds: int, device: str, threads: int, path: Path | None
-) -> None:
-    """Measure and print a table."""
-    report = Report(path)
-    with tempfile.TemporaryDirectory() as site, started(systems, device, threads) as workers:
-        write_data(folder := Path(site))
-        for name in names or NETWORKS:
-            report.add(measured(name, device, rounds, workers, folder))
-            click.echo(f"{name}: {report.rows[-1]['ms']}", err=True)
-    click.echo(f"{'network':12} {'ahead':>6}  " + "  ".join(f"{system:>16}" for system in systems))
-    for row in sorted(report.rows, key=lambda row: row["ahead"] or 0):
-        cells = [f"{row['ms'][s]:9.2f} ms" if s in row["ms"] else "failed" for s in systems]
-        ahead = f"{row['ahead']:6.2f}" if row["ahead"] else f"{'':6}"
-        click.echo(f"{row['network']:12} {ahead}  " + "  ".join(f"{cell:>16}" for cell in cells))
-        for system, reason in row["failed"].items():
-            click.echo(f"    {system}: {reason[:100]}")
+@click.option("--precision", type=click.Choice(list(comparison.LOSS_TOLERANCE)), default="float32", show_default=True)
+@click.option("--seconds", default=300.0, help="On a GPU, networks that are not compiled by then are left out.")
+@click.option("--json-file", type=click.Path(path_type=Path), help="Where to write the times.")
+def main(
+    names: tuple[str, ...], seed: int, count: int, indices: Sequence[int], peers: Sequence[str], device: str,
+    precision: str, seconds: float, json_file: Path | None,
+) -> None:  # fmt: skip
+    """Compare the training steps of networks with those of other systems."""
+    report = Report(json_file)
     click.echo(report.line())
+    if count or indices:
+        networks = dict(drawn(seed, index) for index in indices or range(count))
+    else:
+        networks = {name: NETWORKS[name]() for name in names or NETWORKS}
+    setup = Setup(chosen(peers, device, "steps"), device, precision, seconds if device == "gpu" else 1e9, report)
+    groups = [networks] if device == "gpu" else [{name: network} for name, network in networks.items()]
+    timed = [row for group in groups for row in measure(group, setup)]
+    behind = sum(ratio < MARGIN for ratio, _ in timed)
+    click.echo(f"{behind} of {len(timed)} networks are slower than a peer by more than 10%; the worst ten:")
+    for ratio, text in sorted(timed)[:10]:
+        click.echo(f"{ratio:6.3f} {text}")
 
 
 if __name__ == "__main__":
-    command()
+    main()

@@ -22,12 +22,12 @@ from report_runs import Elements, assert_needs_no_network
 from adtrain.backends.cpu.naive import LABEL as NAIVE
 from adtrain.bench import compare, page
 from adtrain.bench.against import COLOURS
+from adtrain.bench.cells import Ratio, duration, factor, milliseconds
 from adtrain.bench.page.charts import Scale
 from adtrain.bench.page.roofline import HEIGHT, LETTER, LINE, WIDTH, Dot, figures
 from adtrain.bench.result import Result, TimedResult, outliers, timings
 from adtrain.bench.timing import protocol
 from adtrain.bench.timing.roofline import Roofline
-from adtrain.bench.view import Ratio, duration, factor, milliseconds
 from adtrain.config import records
 from adtrain.config.records import plain
 from adtrain.report.plot import Axis, Plot, log_ticks

@@ -16,6 +16,7 @@ from adtrain.bench.peers import adtrain_system, comparison, jobs
 from adtrain.bench.peers.jobs import OpRunner
 from adtrain.bench.peers.numpy_system import BACKWARD, FORWARD
 from adtrain.bench.peers.processes import Unsupported
+from adtrain.bench.peers.systems import made
 from adtrain.core import devices
 from adtrain.core.array import array
 from adtrain.core.autodiff import vjp
@@ -48,7 +49,8 @@ SMALL = [
 
 
 def runner(system: str, case: OpCase, phase: str) -> OpRunner:
-    return jobs.operation_runner(system, case, phase, "cpu")
+    found: OpRunner = made(system, "operation", case, phase, "cpu")
+    return found
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward"])

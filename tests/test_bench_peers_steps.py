@@ -11,7 +11,7 @@ from npz_files import write_npz
 from peer_marks import crossed, marked, quick
 
 from adtrain import nn, optim
-from adtrain.bench.peers import jobs, numpy_network, numpy_system
+from adtrain.bench.peers import jobs, numpy_system
 from adtrain.bench.peers.jobs import Job
 from adtrain.bench.peers.processes import Unsupported
 
@@ -230,5 +230,5 @@ def test_naive_loops_agree_with_plain_numpy(tmp_path: Path, case: str) -> None:
     given = job(tmp_path, LAYERS[case], "training.precision=float32")
     step = numpy_system.naive_step(given.experiment)
     at = given.orders[0, 0]
-    plain = numpy_system.stepper(given, numpy_network.PLAIN)
+    plain = numpy_system.stepper(given, numpy_system.PLAIN)
     np.testing.assert_allclose([step() for _ in range(5)], [plain(at) for _ in range(5)], rtol=1e-4)

@@ -81,7 +81,7 @@ def test_a_peer_has_the_same_accuracies(tmp_path: Path, monkeypatch: pytest.Monk
     layers = "[{conv2d: {out_channels: 4, kernel_size: 3}}, batch_norm2d, relu, flatten, {linear: 3}]"
     options = ["training.precision=float64", "schedule=one_cycle", "model.input=[1, 6, 6]"]
     job = Job(training_runs.prepare(tmp_path, *options, layers=layers), "cpu")
-    own, peer = races.racer("adtrain", job)(job), races.racer(name, job)(job)
+    own, peer = systems.made("adtrain", "race", job)(job), systems.made(name, "race", job)(job)
     assert [each.accuracy for each in own] == [each.accuracy for each in peer]
     assert own[0].accuracy < own[-1].accuracy
 
@@ -202,7 +202,7 @@ def test_a_peer_has_the_same_accuracies_with_muon_and_parameter_groups(
         "parameter_groups=[{paths: 0.weight, trainable: false}, {paths: 0.bias, lr_factor: 3, weight_decay: 0.1}]",
     ]  # fmt: skip
     job = Job(training_runs.prepare(tmp_path, *options, layers=layers), "cpu")
-    own, peer = races.racer("adtrain", job)(job), races.racer(name, job)(job)
+    own, peer = systems.made("adtrain", "race", job)(job), systems.made(name, "race", job)(job)
     assert [each.accuracy for each in own] == [each.accuracy for each in peer]
     assert own[0].accuracy < own[-1].accuracy
 

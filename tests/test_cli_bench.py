@@ -14,13 +14,13 @@ from click.testing import Result
 from command_line import invoke
 
 from adtrain.bench import compare, ops, step
+from adtrain.bench.cells import cache_note, milliseconds, of_peak
+from adtrain.bench.cells import time as time_text
 from adtrain.bench.op_table import BENCHES
 from adtrain.bench.result import outliers, timings, warnings
 from adtrain.bench.timing import protocol
 from adtrain.bench.timing.roofline import Roofline, rates
 from adtrain.bench.timing.sampling import Time
-from adtrain.bench.view import cache_note, milliseconds, of_peak
-from adtrain.bench.view import time as time_text
 from adtrain.config.records import plain
 
 LAYERS = ["input", "0.linear", "1.relu", "2.linear", "loss", "optimizer", "accuracy", "log"]

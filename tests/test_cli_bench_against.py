@@ -18,10 +18,10 @@ from command_line import invoke
 from waiting import PATIENCE, wait_until
 
 from adtrain.bench import compare, page
+from adtrain.bench.cells import factor
 from adtrain.bench.peers import comparison, systems
 from adtrain.bench.peers.processes import WorkerFailed, WorkerProcess
 from adtrain.bench.timing import roofline
-from adtrain.bench.view import factor
 
 LAYERS = "[{conv2d: {out_channels: 4, kernel_size: 3}}, relu, flatten, {linear: 3}]"
 

@@ -19,13 +19,12 @@ from report_runs import assert_needs_no_network, one_line
 
 from adtrain import config, ops, training
 from adtrain.bench import explain, page
+from adtrain.bench.cells import duration
 from adtrain.bench.explain import CAUSES, Explanation, causes, find, measure
-from adtrain.bench.explain.causes import Finding
+from adtrain.bench.explain.causes import Finding, LastBatch, Observed, Operation, Pauses
 from adtrain.bench.explain.measure import Measured, observe, tried
-from adtrain.bench.explain.observed import LastBatch, Observed, Operation, Pauses
 from adtrain.bench.profile import profile_steps
 from adtrain.bench.timing.roofline import Roofline, rates
-from adtrain.bench.view import duration
 from adtrain.core.array import Placeholder
 from adtrain.core.staging import stage
 from adtrain.training import examples
@@ -208,8 +207,8 @@ def path(tmp_path: Path) -> str:
 
 
 def of_config(path: str, *overrides: str) -> tuple[Measured, Observed]:
-    measured = Measured(config.load(path, overrides), "cpu")
-    return measured, observe(path, overrides, [], measured, PEAK, 0.0)
+    measured = Measured(lambda more: config.load(path, [*overrides, *more]), "cpu")
+    return measured, observe(measured, PEAK, 0.0)
 
 
 def test_the_observed_step_is_that_of_the_config(quick: None, path: str) -> None:
@@ -282,19 +281,14 @@ def test_float32_halves_the_work_of_float64(quick: None, path: str) -> None:
     half = [replace(x, ms=2 * x.least_ms) for x in found.operations]
     step_ms = sum(x.ms for x in half)
     double = ["training.precision=float64"]
-    predicted = measure.Predictor(path, double, [], measured.experiment, "cpu", PEAK, half, step_ms)
+    predicted = measure.Predictor(measured, PEAK, half, step_ms)
     assert predicted.gain(double) == pytest.approx(1.0)
     assert predicted.gain(["training.precision=float32"]) == pytest.approx(2.0, rel=0.1)
 
 
 def test_a_trial_measures_the_changed_step(quick: None, path: str) -> None:
     measured, _ = of_config(path)
-    finding = find(SLOWDOWNS["small batch"])[0]
-    gain = tried(path, [], [], measured, replace(finding, overrides=["data.batch_size=64"]))
-    assert gain is not None
-    assert gain > 0
-    assert tried(path, [], [], measured, replace(finding, overrides=[])) is None
-    assert tried(path, [], [], measured, replace(finding, of="epoch")) is None
+    assert tried(measured, ["data.batch_size=64"]) > 0
 
 
 def test_rows_of_a_profile_take_the_typical_time(path: str) -> None:
@@ -334,6 +328,7 @@ def test_json_has_all_that_is_known(quick: None, path: str) -> None:
     assert found["findings"], "a batch of 16 on a tiny network is too small"
     assert all(set(x) <= FINDING_KEYS for x in found["findings"])
     assert any(x.get("measured_gain") for x in found["findings"])
+    assert not any("measured_gain" in x for x in found["findings"] if not x["overrides"] or x["of"] == "epoch")
     assert set(found["step"]) == STEP_KEYS
     assert {"operation", "bound"} == set(found["step"]["operations"][0])
 

@@ -57,8 +57,8 @@ def test_memory_and_clocks_are_known(tmp_path: Path) -> None:
 
 
 def test_a_step_is_explained_with_the_blocks_of_its_kernels(tmp_path: Path) -> None:
-    measured = Measured(training_runs.load(tmp_path), "gpu")
-    found = observe(str(tmp_path / "tiny.yaml"), [], [], measured, PEAK, 0.0)
+    measured = Measured(lambda more: training_runs.load(tmp_path, *more), "gpu")
+    found = observe(measured, PEAK, 0.0)
     assert found.blocks
     assert all(x.blocks for x in found.operations)
     assert sum(found.bounds().values()) == pytest.approx(1.0)

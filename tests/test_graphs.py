@@ -24,13 +24,12 @@ from adtrain import config, graphs, nn, ops, training
 from adtrain.backends.cpu.fusions import cpu_fusions
 from adtrain.backends.cuda.targets import target_of
 from adtrain.core.kernel import Target
-from adtrain.graphs.folds import NONE, folds
 from adtrain.graphs.formats import FORMATS, Graph
 from adtrain.graphs.ladder import Ladder
 from adtrain.graphs.layout import ladder_picture
 from adtrain.graphs.network import network_picture
 from adtrain.graphs.picture import Box, Picture
-from adtrain.graphs.roles import MOST_SCALARS, Roles
+from adtrain.graphs.roles import MOST_SCALARS, NONE, Roles, folds
 from adtrain.graphs.step import program_graph
 from adtrain.graphs.values import FIRST, statistics
 from adtrain.passes import SIMPLIFY

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 from markupsafe import Markup
 
 from adtrain import config, training
+from adtrain.bench.cells import ERROR, MS, Ratio, factor, joined
 from adtrain.bench.op_table import OpCase
 from adtrain.bench.page import charts
 from adtrain.bench.page.charts import Scale
@@ -22,23 +23,7 @@ from adtrain.bench.result import NamedTime, TimedResult, named
 from adtrain.bench.timing.machine import thread_count
 from adtrain.bench.timing.protocol import Protocol, observed_load
 from adtrain.bench.timing.sampling import Time
-from adtrain.bench.view import (
-    ERROR,
-    MS,
-    Column,
-    Note,
-    Part,
-    Picture,
-    Ratio,
-    Section,
-    Table,
-    Tiles,
-    View,
-    absent,
-    factor,
-    joined,
-    ratio_headline,
-)
+from adtrain.bench.view import Column, Note, Part, Picture, Section, Table, Tiles, View, absent, ratio_headline
 from adtrain.sweeps.members import with_seeds
 from adtrain.table import COUNT, TEXT, CellFormat
 
@@ -275,7 +260,8 @@ def of_configs(
         progress(f"bench: {cfg.name} in {systems}: setting up, then timing in interleaved samples")
         with _workers(device, choice, autotune) as workers:
             do = "step" if members is None else "members"
-            found = comparison.compare_steps(workers, choice, name, [*overrides, *seeds], precision, do)
+            losses = comparison.compare_losses(workers, choice, name, [*overrides, *seeds], precision, do)
+            found = comparison.step_times(workers, losses, precision)
         about: dict[str, Any] = {"config": cfg.name, "overrides": overrides, "batch_size": batch, "members": members}
         rows.append(SystemsStep(**about, **vars(found)))
     return Against(protocol=_conditions(comparison.STEPS, device, load, choice), steps=rows)
@@ -299,9 +285,7 @@ def _workers(device: str, choice: Choice, autotune: str) -> AbstractContextManag
 
 
 def _conditions(budget: comparison.Budget, device: str, load: float | None, choice: Choice) -> Protocol:
-    return replace(
-        comparison.conditions(device, load, choice),
-        samples=(comparison.MIN_ROUNDS, comparison.MAX_ROUNDS),
-        min_sample_ms=budget.sample * 1e3,
-        clock=dict.fromkeys(("operations", "steps"), "the host's in each process, until the device has finished"),
-    )
+    clock = dict.fromkeys(("operations", "steps"), "the host's in each process, until the device has finished")
+    samples = comparison.MIN_ROUNDS, comparison.MAX_ROUNDS
+    found = comparison.conditions(device, load, choice)
+    return replace(found, samples=samples, min_sample_ms=budget.sample * 1e3, clock=clock)

@@ -14,13 +14,14 @@ from adtrain import ops, templates
 from adtrain.backends.cuda.lower import fastest
 from adtrain.backends.cuda.tuner.autotune import Mode, Tuner, tuning_problems
 from adtrain.backends.cuda.tuner.measure import described, distinct
+from adtrain.bench.cells import RATE
 from adtrain.bench.op_table import TimedOp
 from adtrain.bench.ops import phases, sample
 from adtrain.bench.page import charts
 from adtrain.bench.result import NamedTime, TimedResult
 from adtrain.bench.timing.protocol import observed_load, protocol
 from adtrain.bench.timing.sampling import Time, Timing, in_turns, rate
-from adtrain.bench.view import RATE, Column, Picture, Section, Table, View
+from adtrain.bench.view import Column, Picture, Section, Table, View
 from adtrain.core.array import Array, array
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError, DeviceError
@@ -92,14 +93,6 @@ class Candidates(TimedResult):
 
 
 def result(benches: Sequence[TimedOp], sizes: Sequence[int] | None, progress: Callable[[str], object]) -> Candidates:
-    """The result of `adtrain bench ops --candidates`; see `measured`."""
-    conditions = protocol("gpu", observed_load(progress))
-    return Candidates(protocol=conditions, candidates=measured(benches, sizes, progress))
-
-
-def measured(
-    benches: Sequence[TimedOp], sizes: Sequence[int] | None = None, progress: Callable[[str], object] = str
-) -> list[Problem]:
     """For each distinct problem of the benches its candidates, the fastest first.
 
     Args:
@@ -109,7 +102,7 @@ def measured(
     Raises:
         AdtrainError: every problem has a single kernel.
     """
-    equations: list[Equation] = []
+    conditions, equations = protocol("gpu", observed_load(progress)), list[Equation]()
     for each in benches:
         for n in sizes or each.sizes["gpu"]:
             for f, args in phases(each, sample(each, n, device="gpu")).values():
@@ -130,7 +123,7 @@ def measured(
         ]
         params = {name: str(value) for name, value in equation.params.items()}
         rows.append(Problem(described(equation), params, found))
-    return rows
+    return Candidates(protocol=conditions, candidates=rows)
 
 
 ELEMENTS = 2**24

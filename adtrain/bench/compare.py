@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from adtrain.bench.against import Against
 from adtrain.bench.candidates import Candidates
+from adtrain.bench.cells import milliseconds
 from adtrain.bench.devices import Devices
 from adtrain.bench.ops import Ops
 from adtrain.bench.page import charts
@@ -20,19 +21,7 @@ from adtrain.bench.scaling import Scaling
 from adtrain.bench.startup import Startup
 from adtrain.bench.step import Step
 from adtrain.bench.timing.sampling import NOISY
-from adtrain.bench.view import (
-    Column,
-    Gap,
-    Note,
-    Notice,
-    Part,
-    Picture,
-    Section,
-    Table,
-    Tiles,
-    View,
-    milliseconds,
-)  # fmt: skip
+from adtrain.bench.view import GAP, Column, Note, Part, Picture, Section, Table, Tiles, View
 from adtrain.config import records
 from adtrain.config.problems import dotted
 from adtrain.config.records import plain
@@ -142,7 +131,7 @@ class Compare(Result):
         changed = {"slower": self.slower, "faster": self.faster}
         parts: list[Part] = [
             *(Note(f"NOISY: {line}", where="text") for line in self.noise),
-            *(Notice(line) for line in self.noise),
+            *(Note(line, "page", notice=True) for line in self.noise),
             Note(f"before: {self.before}", where="text"),
             Note(f"after:  {self.after}", where="text"),
         ]
@@ -153,7 +142,7 @@ class Compare(Result):
         what = "of the other times" if self.steps else "times"
         counts = f"{len(self.slower)} slower, {len(self.faster)} faster, {self.same} without a clear change"
         text = f"{what}: {counts} (over {MIN_CHANGE:.0%}, and 95% intervals that do not overlap)"
-        parts += [Gap(), Note(text)]
+        parts += [GAP, Note(text)]
         for kind, found in changed.items():
             if found:
                 parts.append(Section(kind.capitalize(), [Table(columns(kind, kind), found)]))

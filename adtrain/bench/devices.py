@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 from markupsafe import Markup
@@ -15,6 +15,7 @@ from markupsafe import Markup
 from adtrain import config, training
 from adtrain.backends.cpu import naive
 from adtrain.bench import candidates
+from adtrain.bench.cells import FACTOR, MS, Ratio, factor, milliseconds
 from adtrain.bench.op_table import Naive, TimedOp
 from adtrain.bench.page import charts
 from adtrain.bench.page.charts import Line, Scale
@@ -25,22 +26,7 @@ from adtrain.bench.result import NamedTime, TimedResult, named
 from adtrain.bench.step import SAMPLE_MS
 from adtrain.bench.timing.protocol import Protocol, observed_load, protocol
 from adtrain.bench.timing.sampling import Time, Timing, Workload, alternate, in_turns, ratio, repeatedly
-from adtrain.bench.view import (
-    FACTOR,
-    MS,
-    Column,
-    Note,
-    Part,
-    Picture,
-    Ratio,
-    Section,
-    Table,
-    Tiles,
-    View,
-    factor,
-    milliseconds,
-    ratio_headline,
-)
+from adtrain.bench.view import Column, Note, Part, Picture, Section, Table, Tiles, View, ratio_headline
 from adtrain.core.array import array
 from adtrain.core.backend import backend
 from adtrain.core.staging import Staged, stage
@@ -51,14 +37,14 @@ from adtrain.table import TEXT, CellFormat
 from adtrain.training.step import empty_log, repeated
 
 
-class Crossover(NamedTuple):
-    """Where the second device is faster: "always" or "never" at the measured sizes, "from" or "up to" the size `at`."""
+@dataclass(frozen=True)
+class Crossover:
+    """Where a label is faster than the first device: "always" or "never" at the measured sizes, "from" or "up to" the
+    size `at`; and in words."""
 
     wins: str
-    at: float | None = None
-
-    def __str__(self) -> str:
-        return self.wins if self.at is None else f"{self.wins} {self.at:,.0f}"
+    at: float | None
+    says: str
 
 
 def crossover(sizes: Sequence[float], speedups: Sequence[float]) -> Crossover:
@@ -74,10 +60,12 @@ def crossover(sizes: Sequence[float], speedups: Sequence[float]) -> Crossover:
     faster = [speedup >= 1 for speedup in speedups]
     wins = faster[-1]
     if all(faster) or not any(faster):
-        return Crossover("always" if wins else "never")
+        word = "always" if wins else "never"
+        return Crossover(word, None, word)
     last = max(i for i, each in enumerate(faster) if each is not wins)
     x0, x1, y0, y1 = (log(x) for x in (*sizes[last : last + 2], *speedups[last : last + 2]))
-    return Crossover("from" if wins else "up to", exp(x0 - y0 * (x1 - x0) / (y1 - y0)))
+    word, at = "from" if wins else "up to", exp(x0 - y0 * (x1 - x0) / (y1 - y0))
+    return Crossover(word, at, f"{word} {at:,.0f}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,21 +96,12 @@ class SizedRow(Compared):
         return size
 
 
-@dataclass(frozen=True)
-class Faster:
-    """Where a label is faster than the first device, as in `Crossover`, and in words."""
-
-    wins: str
-    at: float | None
-    says: str
-
-
 @dataclass(frozen=True, kw_only=True)
 class Sized:
     """Rows of ascending sizes."""
 
     rows: list[SizedRow]
-    crossover: dict[str, Faster]
+    crossover: dict[str, Crossover]
 
     @property
     def size_name(self) -> str:
@@ -333,11 +312,12 @@ COPIES = "+copies"
 """Suffix of the label of times that include copying the arguments to the device, and the result back."""
 
 
-class LabelledDevice(NamedTuple):
-    """A device, and the label of its times. The first of several is the baseline."""
+Labels: TypeAlias = Mapping[str, str]
+"""From the labels of times to devices. The first one is the baseline."""
 
-    label: str
-    device: str
+
+def _first(devices: Labels) -> str:
+    return next(iter(devices))
 
 
 def _naive(op: TimedOp) -> Naive:
@@ -345,24 +325,24 @@ def _naive(op: TimedOp) -> Naive:
     return op.naive
 
 
-def measured(op: TimedOp, devices: Sequence[LabelledDevice]) -> SizedOperation:
+def measured(op: TimedOp, devices: Labels) -> SizedOperation:
     """Times at each size, speed-ups over the first device, and where they cross 1."""
     about = _naive(op)
     rows = [row(op, n, devices) for n in about.sizes]
     return SizedOperation(op=op.op, what=about.what, rows=rows, crossover=crossovers(rows))
 
 
-def row(op: TimedOp, n: int, devices: Sequence[LabelledDevice]) -> SizedRow:
+def row(op: TimedOp, n: int, devices: Labels) -> SizedRow:
     """The times at one size, in interleaved samples: of a call from the host until the device has finished."""
     inputs, about = [x.astype(np.float32) for x in op.arrays(n)], _naive(op)
     workloads: dict[str, Workload] = {}
     if about.work(n) <= NAIVE_FLOPS:
         workloads[naive.LABEL] = repeatedly(lambda: about.loop(*inputs))
-    for label, device in devices:
+    for label, device in devices.items():
         workloads[label] = _op_on(device, stage(op.f, ALL), inputs)
-        if label != devices[0].label:
+        if label != _first(devices):
             workloads[label + COPIES] = _op_with_copies(device, stage(op.f, ALL), inputs)
-    return SizedRow(n=n, **compared(alternate(workloads), devices[0].label))
+    return SizedRow(n=n, **compared(alternate(workloads), _first(devices)))
 
 
 def _op_on(device: str, staged: Staged, inputs: Sequence[np.ndarray]) -> Workload:
@@ -385,18 +365,12 @@ def compared(times: Mapping[str, Timing], first: str) -> Mapping[str, Any]:
     return {"times": {label: timing.record() for label, timing in times.items()}, "speedups": speedups}
 
 
-def crossovers(rows: Sequence[SizedRow]) -> dict[str, Faster]:
+def crossovers(rows: Sequence[SizedRow]) -> dict[str, Crossover]:
     """Where each label is faster than the first device."""
     labels = dict.fromkeys(label for each in rows for label in each.speedups if label != naive.LABEL)
-    found: dict[str, Faster] = {}
-    for label in labels:
-        where = crossover([each.size for each in rows], [each.speedups[label].median for each in rows])
-        found[label] = Faster(where.wins, where.at, str(where))
-    return found
+    sizes = [each.size for each in rows]
+    return {label: crossover(sizes, [each.speedups[label].median for each in rows]) for label in labels}
 
-
-NaiveStep = Callable[[training.Experiment], Callable[[], object]]
-"""From an experiment to a function that runs a training step by naive loops, on one thread."""
 
 BATCHES = (32, 128, 512, 2048)
 WIDTHS, DEPTHS = (64, 256, 1024, 4096), (1, 2, 4, 8, 16)
@@ -413,68 +387,65 @@ def hidden_layers(width: int, depth: int) -> str:
     return f"model.layers=[{hidden}{{linear: 10}}]"
 
 
-def step(
-    name: str, overrides: Sequence[str], devices: Sequence[LabelledDevice], naive_step: NaiveStep | None = None
-) -> Mapping[str, Any]:
-    """The fields of `DevicesStep` that are times of the whole step: by naive loops if given, on each device, and with
-    copies of each batch to the device and of the loss back."""
+def step(name: str, overrides: Sequence[str], devices: Labels) -> Mapping[str, Any]:
+    """The fields of `DevicesStep` that are times of the whole step: by naive loops where these have all layers, on each
+    device, and with copies of each batch to the device and of the loss back."""
     experiment = training.prepare(config.load(name, overrides))
-    workloads = {naive.LABEL: repeatedly(naive_step(experiment))} if naive_step else {}
-    workloads |= _workloads(experiment, devices)
-    for label, device in devices[1:]:
-        workloads[label + COPIES] = _with_copies(experiment, device)
     about = {"config": experiment.config.name, "overrides": list(overrides), "batch_size": experiment.full_batch}
-    return {**about, **compared(alternate(workloads, min_sample_ms=SAMPLE_MS), devices[0].label)}
+    workloads: dict[str, Workload] = {}
+    try:
+        workloads[naive.LABEL] = repeatedly(naive_step(experiment))
+    except Unsupported as reason:
+        about["without_naive"] = str(reason)
+    workloads |= _workloads(experiment, devices)
+    for label, device in list(devices.items())[1:]:
+        workloads[label + COPIES] = _with_copies(experiment, device)
+    return {**about, **compared(alternate(workloads, min_sample_ms=SAMPLE_MS), _first(devices))}
 
 
-def over_batches(name: str, overrides: Sequence[str], devices: Sequence[LabelledDevice]) -> Growth:
+def over_batches(name: str, overrides: Sequence[str], devices: Labels) -> Growth:
     """The step of a config at each batch size in BATCHES, up to the number of images."""
     experiment = training.prepare(config.load(name, overrides))
     sizes = [size for size in BATCHES if size <= len(experiment.train)]
-    changes = [(size, [*overrides, f"data.batch_size={size}"]) for size in sizes]
+    changes = {size: [*overrides, f"data.batch_size={size}"] for size in sizes}
     return _over(experiment.config.name, "batch", name, changes, devices)
 
 
-def over_widths(name: str, devices: Sequence[LabelledDevice]) -> Growth:
+def over_widths(name: str, devices: Labels) -> Growth:
     """The config's step with DEPTH hidden layers of several widths."""
-    changes = [(width, [hidden_layers(width, DEPTH)]) for width in WIDTHS]
+    changes = {width: [hidden_layers(width, DEPTH)] for width in WIDTHS}
     return _over(f"{DEPTH} hidden layers", "width", name, changes, devices)
 
 
-def over_depths(name: str, devices: Sequence[LabelledDevice]) -> Growth:
+def over_depths(name: str, devices: Labels) -> Growth:
     """The config's step with several numbers of hidden layers of WIDTH."""
-    changes = [(depth, [hidden_layers(WIDTH, depth)]) for depth in DEPTHS]
+    changes = {depth: [hidden_layers(WIDTH, depth)] for depth in DEPTHS}
     return _over(f"hidden layers of {WIDTH}", "depth", name, changes, devices)
 
 
-def layers(name: str, overrides: Sequence[str], devices: Sequence[LabelledDevice]) -> list[LayerTimes]:
-    """The milliseconds of each layer, all phases together, with a kernel for each operation."""
-    experiment = training.prepare(config.load(name, overrides), training.Mode.STAGED)
-    timers = in_turns({label: _timed_step(experiment, device) for label, device in devices}, LAYER_STEPS)
-    by_label = {
-        label: {scope: median(each[scope] for each in found) * 1e3 for scope in found[0]}
-        for label, found in timers.items()
-    }
-    first = devices[0].label
-    return [
-        LayerTimes(scope, {label: found.get(scope, 0.0) for label, found in by_label.items()})
-        for scope in by_label[first]
-    ]
-
-
-def _over(
-    of: str, what: str, name: str, changes: Sequence[tuple[int, Sequence[str]]], devices: Sequence[LabelledDevice]
-) -> Growth:
+def _over(of: str, what: str, name: str, changes: Mapping[int, Sequence[str]], devices: Labels) -> Growth:
+    """The step at several sizes, each with its overrides."""
     rows = []
-    for size, overrides in changes:
+    for size, overrides in changes.items():
         experiment = training.prepare(config.load(name, overrides))
         found = alternate(_workloads(experiment, devices), min_sample_ms=SAMPLE_MS)
         sizes: dict[str, Any] = {what: size}
-        rows.append(SizedRow(**sizes, **compared(found, devices[0].label)))
+        rows.append(SizedRow(**sizes, **compared(found, _first(devices))))
     return Growth(of=of, over=what, rows=rows, crossover=crossovers(rows))
 
 
-def _workloads(experiment: training.Experiment, devices: Sequence[LabelledDevice]) -> dict[str, Workload]:
+def layers(name: str, overrides: Sequence[str], devices: Labels) -> list[LayerTimes]:
+    """The milliseconds of each layer, all phases together, with a kernel for each operation."""
+    experiment = training.prepare(config.load(name, overrides), training.Mode.STAGED)
+    timed = in_turns({label: _timed_step(experiment, device) for label, device in devices.items()}, LAYER_STEPS)
+
+    def ms(label: str, scope: str) -> float:
+        return median(seconds.get(scope, 0.0) for seconds in timed[label]) * 1e3
+
+    return [LayerTimes(scope, {label: ms(label, scope) for label in timed}) for scope in timed[_first(devices)][0]]
+
+
+def _workloads(experiment: training.Experiment, devices: Labels) -> dict[str, Workload]:
     """On each device, steps as in training, with the data set on the device."""
 
     def on(device: str) -> Workload:
@@ -486,7 +457,7 @@ def _workloads(experiment: training.Experiment, devices: Sequence[LabelledDevice
 
         return workload
 
-    return {label: on(device) for label, device in devices}
+    return {label: on(device) for label, device in devices.items()}
 
 
 def _with_copies(experiment: training.Experiment, device: str) -> Workload:
@@ -541,7 +512,7 @@ def of_configs(names: Sequence[str], overrides: Sequence[str], devices: Sequence
             training.check_precision(cfg, device)
         training.prepare(cfg)
     load = observed_load(progress)
-    rows = [config_row(name, overrides, _labelled(devices), progress) for name in names]
+    rows = [config_row(name, overrides, dict(zip(devices, devices, strict=True)), progress) for name in names]
     return Devices(protocol=_conditions(devices, load), configs=rows)
 
 
@@ -551,32 +522,24 @@ def of_operations(ops: Sequence[TimedOp], whole: bool, devices: Sequence[str], p
     rows, load = [], observed_load(progress)
     for op in ops:
         progress(f"bench: {op.op} at {len(_naive(op).sizes)} sizes")
-        rows.append(measured(op, _labelled(devices)))
+        rows.append(measured(op, dict(zip(devices, devices, strict=True))))
     found: dict[str, Any] = {}
     if whole:
         progress("bench: networks that grow")
-        found["growing"] = [over(BASE_CONFIG, _labelled(devices)) for over in (over_widths, over_depths)]
+        found["growing"] = [
+            over(BASE_CONFIG, dict(zip(devices, devices, strict=True))) for over in (over_widths, over_depths)
+        ]
         if "gpu" in devices:
             progress("bench: launch shapes")
             found["launch"] = candidates.launch_shapes()
     return Devices(protocol=_conditions(devices, load), operations=rows, **found)
 
 
-def config_row(
-    name: str, overrides: Sequence[str], devices: Sequence[LabelledDevice], progress: Progress = str
-) -> DevicesStep:
+def config_row(name: str, overrides: Sequence[str], devices: Labels, progress: Progress = str) -> DevicesStep:
     """The step of a config: whole, by layer and over batch sizes."""
-    progress(f"bench: {name}, by naive loops and on {', '.join(each.label for each in devices)}")
-    try:
-        whole = step(name, overrides, devices, naive_step)
-    except Unsupported as reason:
-        whole = {**step(name, overrides, devices), "without_naive": str(reason)}
-    by_layer, batches = layers(name, overrides, devices), over_batches(name, overrides, devices)
-    return DevicesStep(**whole, layers=by_layer, batches=batches)
-
-
-def _labelled(devices: Sequence[str]) -> list[LabelledDevice]:
-    return [LabelledDevice(device, device) for device in devices]
+    progress(f"bench: {name}, by naive loops and on {', '.join(devices)}")
+    whole, by_layer = step(name, overrides, devices), layers(name, overrides, devices)
+    return DevicesStep(**whole, layers=by_layer, batches=over_batches(name, overrides, devices))
 
 
 def _conditions(devices: Sequence[str], load: float | None) -> Protocol:

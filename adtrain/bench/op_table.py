@@ -121,11 +121,8 @@ class TimedOp:
             for n in about.sizes.get(device, ()):
                 name = about.name.format(n=n, power=n.bit_length() - 1)
                 name = name if precision == FULL else f"{name} {precision}"
-                output = tuple(n if size == N else size for size in about.output)
-                yield OpCase(
-                    self.op, name, self.inputs(n), output, self.options, about.by_item, precision,
-                    about.backward,
-                )  # fmt: skip
+                given = self.inputs(n), _at(about.output, n), self.options, about.by_item
+                yield OpCase(self.op, name, *given, precision, about.backward)
 
 
 @dataclass(frozen=True)
@@ -134,12 +131,9 @@ class OpCase:
 
     Attributes:
         inputs: functions that draw the inputs; floating-point ones become float32, and are differentiated.
-        output: the shape of the output.
-        options: keyword arguments.
-        by_item: positions of the inputs whose item n (on axis 0) affects only item n of the output; empty where items
-            of the output depend on several items.
+        output, options, by_item: as in `Peers` and `TimedOp`.
         precision: the argument of `ops.matmul_precision`.
-        differentiable: whether its gradient is compared; False where a peer's gradient is a view that moves no data.
+        differentiable: whether its gradient is compared.
     """
 
     op: str
@@ -221,7 +215,7 @@ VIEWS = ("reshape", "squeeze", "expand_dims", "broadcast_to", "stop_gradient", "
 
 
 def bench(
-    op: str,
+    names: str,
     sizes: Sizes,
     inputs: Inputs,
     f: Callable[..., Any] | None = None,
@@ -229,15 +223,17 @@ def bench(
     differentiable: bool = True,
     peers: Peers | None = None,
     naive: Naive | None = None,
+    **options: Any,
 ) -> None:
-    """A row that `bench ops` times."""
-    f = f or getattr(ops, op)
-    TABLE.append(TimedOp(op, variant, sizes, inputs, f, differentiable, peers=peers, naive=naive))
+    """A row that `bench ops` times, for each of the names with spaces between them."""
+    for op in names.split():
+        given = f or (partial(getattr(ops, op), **options) if options else getattr(ops, op))
+        TABLE.append(TimedOp(op, variant, sizes, inputs, given, differentiable, options, peers, naive))
 
 
-def against(op: str, variant: str, inputs: Inputs, peers: Peers, **options: Any) -> None:
-    """A row that `bench against` alone times."""
-    TABLE.append(TimedOp(op, variant, {}, inputs, partial(getattr(ops, op), **options), True, options, peers))
+def against(names: str, variant: str, inputs: Inputs, peers: Peers, **options: Any) -> None:
+    """A row that `bench against` alone times, for each of the names."""
+    bench(names, {}, inputs, variant=variant, peers=peers, **options)
 
 
 def cases(device: str) -> list[OpCase]:
@@ -245,9 +241,13 @@ def cases(device: str) -> list[OpCase]:
     return [case for row in TABLE for case in row.cases(device)]
 
 
-def batch(shape: tuple[int, ...], *weights: tuple[int, ...]) -> Inputs:
-    """An array (n, *shape), and arrays of the shapes of `weights`."""
-    return lambda n: (normal(n, *shape), *(normal(*w) for w in weights))
+def normals(*shapes: tuple[int, ...]) -> Inputs:
+    """Arrays of these shapes, with N for n."""
+    return lambda n: tuple(normal(*_at(shape, n)) for shape in shapes)
+
+
+def _at(shape: tuple[int, ...], n: int) -> tuple[int, ...]:
+    return tuple(n if size == N else size for size in shape)
 
 
 def _counter(rng: np.random.Generator) -> np.ndarray:
@@ -275,80 +275,71 @@ SQUARES = tuple(2**k for k in range(4, 12))
 _POWERS: Sizes = {"cpu": (2**20,), "gpu": (2**26,)}
 _EACH = Peers(_POWERS, "2^{power}", (N,))
 
+_VECTOR, _PAIR, _SQUARE, _SQUARES = normals((N,)), normals((N,), (N,)), normals((N, N)), normals((N, N), (N, N))
+_IMAGES = normals((N, 64, 26, 26))
+
 # Elementwise.
 for _op in (
     "neg", "abs", "square", "exp", "expm1", "sin", "cos", "tanh", "erf", "sigmoid", "softplus", "relu", "squared_relu",
     "leaky_relu", "elu", "silu", "gelu", "floor", "ceil", "trunc", "round",
 ):  # fmt: skip
-    bench(_op, ELEMENTS, lambda n: (normal(n),), peers=_EACH if _op in ("exp", "relu", "gelu", "tanh") else None,
+    bench(_op, ELEMENTS, _VECTOR, peers=_EACH if _op in ("exp", "relu", "gelu", "tanh") else None,
           naive=_elements(_op) if _op == "exp" else None)  # fmt: skip
-bench("soft_cap", ELEMENTS, lambda n: (normal(n),), lambda x: ops.soft_cap(x, 30.0))
-for _op in ("log", "log1p", "sqrt", "rsqrt", "reciprocal"):
-    bench(_op, ELEMENTS, lambda n: (between(0.5, 2, n),))
-bench("add", ELEMENTS, lambda n: (normal(n), normal(n)), peers=replace(_EACH, backward=False), naive=_elements("add"))
-bench("mul", ELEMENTS, lambda n: (normal(n), normal(n)), peers=_EACH)
-for _op in ("sub", "maximum", "minimum", "floor_divide", "remainder", "arctan2", "hypot"):
-    bench(_op, ELEMENTS, lambda n: (normal(n), normal(n)))
-for _op in ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"):
-    bench(_op, ELEMENTS, lambda n: (normal(n), normal(n)), differentiable=False)
-for _op in ("bitwise_and", "bitwise_or", "bitwise_xor"):
-    bench(_op, ELEMENTS, lambda n: (integers(99, n), integers(99, n)), differentiable=False)
+bench("soft_cap", ELEMENTS, _VECTOR, lambda x: ops.soft_cap(x, 30.0))
+bench("log log1p sqrt rsqrt reciprocal", ELEMENTS, lambda n: (between(0.5, 2, n),))
+bench("add", ELEMENTS, _PAIR, peers=replace(_EACH, backward=False), naive=_elements("add"))
+bench("mul", ELEMENTS, _PAIR, peers=_EACH)
+bench("sub maximum minimum floor_divide remainder arctan2 hypot", ELEMENTS, _PAIR)
+bench("equal not_equal less less_equal greater greater_equal", ELEMENTS, _PAIR, differentiable=False)
+bench("bitwise_and bitwise_or bitwise_xor", ELEMENTS, lambda n: (integers(99, n),) * 2, differentiable=False)
 bench("bitwise_not", ELEMENTS, lambda n: (integers(99, n),), differentiable=False)
-for _op in ("sign", "isnan", "isfinite", "isinf"):
-    bench(_op, ELEMENTS, lambda n: (normal(n),), differentiable=False)
+bench("sign isnan isfinite isinf", ELEMENTS, _VECTOR, differentiable=False)
 bench("div", ELEMENTS, lambda n: (normal(n), between(0.5, 2, n)))
-bench("power", ELEMENTS, lambda n: (normal(n),), lambda x: ops.power(x, 3), "cube")
+bench("power", ELEMENTS, _VECTOR, lambda x: ops.power(x, 3), "cube")
 bench("power", ELEMENTS, lambda n: (between(0.5, 2, n), normal(n)), variant="array")
-bench("clip", ELEMENTS, lambda n: (normal(n),), lambda x: ops.clip(x, -1, 1))
+bench("clip", ELEMENTS, _VECTOR, lambda x: ops.clip(x, -1, 1))
 bench("where", ELEMENTS, lambda n: (integers(2, n), normal(n), normal(n)),
       lambda c, a, b: ops.where(ops.equal(c, 1), a, b))  # fmt: skip
-bench("astype", ELEMENTS, lambda n: (normal(n),), lambda x: ops.astype(x, "int64"), "int64", differentiable=False)
+bench("astype", ELEMENTS, _VECTOR, lambda x: ops.astype(x, "int64"), "int64", differentiable=False)
 bench("dropout", ELEMENTS, lambda n: (normal(n), _counter), lambda x, rng: ops.dropout(x, 0.5, rng))
-bench("random_uniform", ELEMENTS, lambda n: (between(0, 1, n), _counter),
-      lambda like, rng: ops.random_uniform(rng, like.shape, dtype=like.dtype), differentiable=False)  # fmt: skip
-bench("random_normal", ELEMENTS, lambda n: (between(0, 1, n), _counter),
-      lambda like, rng: ops.random_normal(rng, like.shape, dtype=like.dtype), differentiable=False)  # fmt: skip
+for _op in ("random_uniform", "random_normal"):
+    bench(_op, ELEMENTS, lambda n: (between(0, 1, n), _counter),
+          lambda like, rng, op=_op: getattr(ops, op)(rng, like.shape, dtype=like.dtype),
+          differentiable=False)  # fmt: skip
 
 # Reductions.
-bench("sum", ELEMENTS, lambda n: (normal(n),), variant="of a vector",
+bench("sum", ELEMENTS, _VECTOR, variant="of a vector",
       naive=Naive("n elements", lambda x: loops.call("sum", (), x, x.size), float, VECTORS))  # fmt: skip
 for _op in ("sum", "mean", "max", "min", "var", "std", "logsumexp"):
     for _axis in (None, 0, 1):
-        bench(_op, SIDE, lambda n: (normal(n, n),), lambda x, op=_op, i=_axis: getattr(ops, op)(x, i), f"axis {_axis}")
+        bench(_op, SIDE, _SQUARE, variant=f"axis {_axis}", axis=_axis)
 for _axis in (0, 1):
-    bench("cumsum", SIDE, lambda n: (normal(n, n),), lambda x, i=_axis: ops.cumsum(x, i), f"axis {_axis}")
-    bench(
-        "prod", SIDE, lambda n: (between(0.9, 1.1, 2 * n, 2 * n),), lambda x, i=_axis: ops.prod(x, i), f"axis {_axis}"
-    )
-    for _op in ("argmax", "argmin"):
-        bench(_op, SIDE, lambda n: (normal(n, n),), lambda x, op=_op, i=_axis: getattr(ops, op)(x, i), f"axis {_axis}",
-              differentiable=False)  # fmt: skip
-    bench("sort", SIDE, lambda n: (normal(n, n),), lambda x, i=_axis: ops.sort(x, i), f"axis {_axis}")
-    bench("norm", SIDE, lambda n: (normal(n, n),), lambda x, i=_axis: ops.norm(x, axis=i), f"axis {_axis}")
-bench("argsort", SIDE, lambda n: (normal(n, n),), differentiable=False)
-bench("topk", SIDE, lambda n: (normal(n, n),), lambda x: ops.topk(x, min(5, x.shape[1])), "5 of each row")
-bench("any", SIDE, lambda n: (normal(n, n),), lambda x: ops.any(x, 1), "axis 1", differentiable=False)
-bench("all", SIDE, lambda n: (normal(n, n),), lambda x: ops.all(x, 1), "axis 1", differentiable=False)
-bench("sum_to", IMAGES, batch((64, 26, 26)), lambda x: ops.sum_to(x, (64, 1, 1)), "channels")
+    _variant = f"axis {_axis}"
+    bench("cumsum", SIDE, _SQUARE, variant=_variant, axis=_axis)
+    bench("prod", SIDE, lambda n: (between(0.9, 1.1, 2 * n, 2 * n),), variant=_variant, axis=_axis)
+    bench("argmax argmin", SIDE, _SQUARE, variant=_variant, differentiable=False, axis=_axis)
+    bench("sort norm", SIDE, _SQUARE, variant=_variant, axis=_axis)
+bench("argsort", SIDE, _SQUARE, differentiable=False)
+bench("topk", SIDE, _SQUARE, lambda x: ops.topk(x, min(5, x.shape[1])), "5 of each row")
+bench("any all", SIDE, _SQUARE, variant="axis 1", differentiable=False, axis=1)
+bench("sum_to", IMAGES, _IMAGES, lambda x: ops.sum_to(x, (64, 1, 1)), "channels")
 
 # Moving elements.
-bench("transpose", SIDE, lambda n: (normal(n, n),), naive=Naive(
+bench("transpose", SIDE, _SQUARE, naive=Naive(
     "n x n", lambda x: loops.call("transpose", x.shape[::-1], x, *x.shape), lambda n: n * n, SQUARES
 ))  # fmt: skip
-bench("transpose", IMAGES, batch((64, 26, 26)), lambda x: ops.transpose(x, (0, 2, 3, 1)), "to NHWC")
+bench("transpose", IMAGES, _IMAGES, lambda x: ops.transpose(x, (0, 2, 3, 1)), "to NHWC")
 for _axis in (0, 1):
-    bench("concatenate", SIDE, lambda n: (normal(n, n), normal(n, n)),
-          lambda a, b, i=_axis: ops.concatenate((a, b), i), f"axis {_axis}")  # fmt: skip
-bench("stack", SIDE, lambda n: (normal(n, n), normal(n, n)), lambda a, b: ops.stack((a, b), 1), "axis 1")
-bench("pad", IMAGES, batch((64, 26, 26)), lambda x: ops.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1))), "by 1")
-bench("pad", IMAGES, batch((64, 26, 26)), lambda x: ops.pad(x, ((0, 0), (0, 0), (-1, -1), (-1, -1))), "by -1")
-bench("flip", SIDE, lambda n: (normal(n, n),), lambda x: ops.flip(x, 1), "axis 1")
+    bench("concatenate", SIDE, _SQUARES, lambda a, b, i=_axis: ops.concatenate((a, b), i), f"axis {_axis}")
+bench("stack", SIDE, _SQUARES, lambda a, b: ops.stack((a, b), 1), "axis 1")
+for _by in (1, -1):
+    bench("pad", IMAGES, _IMAGES, lambda x, by=_by: ops.pad(x, ((0, 0), (0, 0), (by, by), (by, by))), f"by {_by}")
+bench("flip", SIDE, _SQUARE, variant="axis 1", axis=1)
 bench("split", SIDE, lambda n: (normal(n, 2 * n),), lambda x: tuple(ops.split(x, 2, 1)), "2 of axis 1")
 for _axis in (0, 1):
-    bench("roll", SIDE, lambda n: (normal(2 * n, 2 * n),), lambda x, i=_axis: ops.roll(x, 1, i), f"axis {_axis}")
-bench("diag", SIDE, lambda n: (normal(n),), variant="of a vector")
-for _op in ("diagonal", "trace", "tril", "triu"):
-    bench(_op, SIDE, lambda n: (normal(n, n),))
+    bench("roll", SIDE, lambda n: (normal(2 * n, 2 * n),), variant=f"axis {_axis}", shift=1, axis=_axis)
+bench("diag", SIDE, _VECTOR, variant="of a vector")
+bench("diagonal trace tril triu", SIDE, _SQUARE)
 bench("take", SIDE, lambda n: (normal(n, n), integers(n, n)), lambda x, i: ops.take(x, i, 1), "axis 1")
 bench("take_along_axis", SIDE, lambda n: (normal(n, n), integers(n, n, 1)), lambda x, i: ops.take_along_axis(x, i, 1),
       "1 a row")  # fmt: skip
@@ -363,40 +354,33 @@ bench("hash_grid", POINTS, lambda n: (between(0, 1, n, 2), normal(_rows, 2)), la
 
 # Matrix products: squares, many small ones, and the first layer of mlp.yaml.
 bench(
-    "matmul", SIDE, lambda n: (normal(n, n), normal(n, n)),
+    "matmul", SIDE, _SQUARES,
     peers=Peers({"cpu": (256, 1024), "gpu": (1024, 2048, 4096, 4095, 8192)}, "{n}", (N, N), (0,),
                 precisions=True),
     naive=Naive("n x n by n x n", loops.matmul, lambda n: 2 * n**3, SQUARES),
 )  # fmt: skip
-bench("matmul", IMAGES, lambda n: (normal(n, 64, 64), normal(n, 64, 64)), variant="batch")
-bench("matmul", ROWS, batch((784,), (512, 784)),
-      lambda x, w: ops.matmul(x, w, transpose_b=True), "b transposed")  # fmt: skip
+bench("matmul", IMAGES, normals((N, 64, 64), (N, 64, 64)), variant="batch")
+bench("matmul", ROWS, normals((N, 784), (512, 784)), lambda x, w: ops.matmul(x, w, transpose_b=True), "b transposed")
 
-bench("tensordot", SIDE, lambda n: (normal(4, n, n), normal(4, n, n)),
-      lambda a, b: ops.tensordot(a, b, ((0, 2), (0, 1))), "two axes")  # fmt: skip
-bench("einsum", SIDE, lambda n: (normal(n, n), normal(n, n)), lambda a, b: ops.einsum("ij,kj->ik", a, b), "ij,kj->ik")
-bench("einsum", IMAGES, lambda n: (normal(n, 32, 8, 16), normal(n, 32, 8, 16)),
+bench("tensordot", SIDE, normals((4, N, N), (4, N, N)), lambda a, b: ops.tensordot(a, b, ((0, 2), (0, 1))), "two axes")
+bench("einsum", SIDE, _SQUARES, lambda a, b: ops.einsum("ij,kj->ik", a, b), "ij,kj->ik")
+bench("einsum", IMAGES, normals((N, 32, 8, 16), (N, 32, 8, 16)),
       lambda q, k: ops.einsum("bqhd,bkhd->bhqk", q, k), "bqhd,bkhd->bhqk")  # fmt: skip
-bench("kron", SIDE, lambda n: (normal(n, n), normal(2, 3)), variant="by 2x3")
-bench("cross", ELEMENTS, lambda n: (normal(n, 3), normal(n, 3)))
+bench("kron", SIDE, normals((N, N), (2, 3)), variant="by 2x3")
+bench("cross", ELEMENTS, normals((N, 3), (N, 3)))
 
 # Attention: 32 heads of width 64.
 for _causal in (False, True):
-    bench("attention", TOKENS, lambda n: (normal(32, n, 64),) * 3,
+    bench("attention", TOKENS, normals(*[(32, N, 64)] * 3),
           lambda q, k, v, c=_causal: ops.attention(q, k, v, c), "causal" if _causal else "all keys")  # fmt: skip
-bench("self_attention", TOKENS, lambda n: (normal(8, n, 768),), lambda x: ops.self_attention(x, 4), "8 of 4 heads")
-
-
-def _sequences(gates: int) -> Inputs:
-    return lambda n: (normal(n, 28, 28), normal(gates * 128, 28), normal(gates * 128, 128))
-
-
+bench("self_attention", TOKENS, normals((8, N, 768)), lambda x: ops.self_attention(x, 4), "8 of 4 heads")
 for _f, _gates in ((ops.rnn, 1), (ops.gru, 3), (ops.lstm, 4)):
 
     def _hidden(x: Any, w_ih: Any, w_hh: Any, f: Callable[..., Any] = _f) -> Any:
         return f(x, w_ih, w_hh)[0]
 
-    bench(_f.__name__, SEQUENCES, _sequences(_gates), _hidden, "28 steps, 128 units")
+    _inputs = normals((N, 28, 28), (_gates * 128, 28), (_gates * 128, 128))
+    bench(_f.__name__, SEQUENCES, _inputs, _hidden, "28 steps, 128 units")
 
 # Convolution and pooling: layers of lenet5.yaml, cnn.yaml and resnet.yaml. "3x3/2" is a window of stride 2.
 _LAYER = Naive(
@@ -414,32 +398,32 @@ for _image, _out, _kernel, _stride, _padding in (
     bench(
         "conv2d",
         IMAGES,
-        batch(_image, (_out, _image[0], _kernel, _kernel)),
+        normals((N, *_image), (_out, _image[0], _kernel, _kernel)),
         lambda x, w, s=_stride, p=_padding: ops.conv2d(x, w, stride=s, padding=p),
         f"{'x'.join(map(str, _image))} to {_out}, {_kernel}x{_kernel}/{_stride}",
         naive=_LAYER if _out == 64 else None,
     )
-bench("conv_transpose2d", IMAGES, batch((32, 14, 14), (32, 16, 4, 4)),
+bench("conv_transpose2d", IMAGES, normals((N, 32, 14, 14), (32, 16, 4, 4)),
       lambda x, w: ops.conv_transpose2d(x, w, stride=2, padding=1), "4x4/2")  # fmt: skip
 _POOL = Naive("n images 64x24x24, 2x2", _pool, lambda n: n * 64 * 24 * 24, (1, 4, 16, 64, 256))
 for _shape in ((6, 28, 28), (16, 10, 10), (64, 24, 24)):
     for _op in ("max_pool2d", "avg_pool2d"):
-        bench(_op, IMAGES, batch(_shape), lambda x, op=_op: getattr(ops, op)(x, 2),
-              f"{'x'.join(map(str, _shape))}, 2x2/2",
+        bench(_op, IMAGES, normals((N, *_shape)), variant=f"{'x'.join(map(str, _shape))}, 2x2/2", kernel_size=2,
               naive=_POOL if (_op, _shape[0]) == ("max_pool2d", 64) else None)  # fmt: skip
-bench("max_pool2d", IMAGES, batch((64, 24, 24)), lambda x: ops.max_pool2d(x, 3, 2), "64x24x24, 3x3/2")
-_series, _volume = (32, 256), (8, 16, 16, 16)
-for _name, _inputs in (
-    ("conv1d", batch(_series, (32, 32, 3))),
-    ("conv_transpose1d", batch(_series, (32, 16, 3))),
-    ("conv3d", batch(_volume, (32, 8, 3, 3, 3))),
-    ("conv_transpose3d", batch(_volume, (8, 16, 3, 3, 3))),
+bench("max_pool2d", IMAGES, normals((N, 64, 24, 24)), variant="64x24x24, 3x3/2", kernel_size=3, stride=2)
+_series: tuple[int, ...] = (N, 32, 256)
+_volume = (N, 8, 16, 16, 16)
+for _name, _size, _weight in (
+    ("conv1d", _series, (32, 32, 3)),
+    ("conv_transpose1d", _series, (32, 16, 3)),
+    ("conv3d", _volume, (32, 8, 3, 3, 3)),
+    ("conv_transpose3d", _volume, (8, 16, 3, 3, 3)),
 ):
-    bench(_name, IMAGES, _inputs, lambda x, w, op=_name: getattr(ops, op)(x, w, padding=1), "3 an axis")
-for _axes, _inputs in (("1d", batch(_series)), ("3d", batch(_volume))):
-    for _op in (f"max_pool{_axes}", f"avg_pool{_axes}"):
-        bench(_op, IMAGES, _inputs, lambda x, op=_op: getattr(ops, op)(x, 2), "2 an axis")
-bench("adaptive_avg_pool2d", IMAGES, batch((32, 7, 7)), lambda x: ops.adaptive_avg_pool2d(x, 1), "to 1")
+    bench(_name, IMAGES, normals(_size, _weight), lambda x, w, op=_name: getattr(ops, op)(x, w, padding=1),
+          "3 an axis")  # fmt: skip
+for _axes, _size in (("1d", _series), ("3d", _volume)):
+    bench(f"max_pool{_axes} avg_pool{_axes}", IMAGES, normals(_size), variant="2 an axis", kernel_size=2)
+bench("adaptive_avg_pool2d", IMAGES, normals((N, 32, 7, 7)), variant="to 1", output_size=1)
 
 
 # Normalisation, softmax, losses.
@@ -456,29 +440,26 @@ def _labelled(classes: int) -> Inputs:
 
 
 for _c, _h in ((16, 14), (64, 26)):
-    bench("batch_norm", IMAGES, batch((_c, _h, _h), (_c,), (_c,)), _batch_norm(True),
-          f"{_c}x{_h}x{_h}, training")  # fmt: skip
-_FEATURES = batch((64, 26, 26), (64,), (64,))
+    bench("batch_norm", IMAGES, normals((N, _c, _h, _h), (_c,), (_c,)), _batch_norm(True), f"{_c}x{_h}x{_h}, training")
+_FEATURES = normals((N, 64, 26, 26), (64,), (64,))
 bench("batch_norm", IMAGES, _FEATURES, _batch_norm(False), "64x26x26, inference")
 bench("group_norm", IMAGES, _FEATURES, lambda x, weight, bias: ops.group_norm(x, 8, weight, bias), "8 groups")
-bench("layer_norm", ROWS, batch((512,), (512,), (512,)),
+bench("layer_norm", ROWS, normals((N, 512), (512,), (512,)),
       lambda x, weight, bias: ops.layer_norm(x, 512, weight, bias))  # fmt: skip
-bench("softmax", ROWS, batch((128,)), variant="128 classes", naive=Naive(
+bench("softmax", ROWS, normals((N, 128)), variant="128 classes", naive=Naive(
     "n rows of 128", lambda x: loops.call("softmax", x.shape, x, *x.shape), lambda n: 128 * n,
     tuple(4**k for k in range(2, 9)),
 ))  # fmt: skip
 for _classes in (10, 1000):
-    for _op in ("softmax", "log_softmax"):
-        bench(_op, ROWS, batch((_classes,)), variant=f"{_classes} classes")
-    for _op in ("cross_entropy", "nll_loss"):
-        bench(_op, ROWS, _labelled(_classes), variant=f"{_classes} classes")
-for _op in ("mse_loss", "l1_loss", "huber_loss", "binary_cross_entropy_with_logits"):
-    bench(_op, ROWS, lambda n: (normal(n, 1000), between(0, 1, n, 1000)))
+    bench("softmax log_softmax", ROWS, normals((N, _classes)), variant=f"{_classes} classes")
+    bench("cross_entropy nll_loss", ROWS, _labelled(_classes), variant=f"{_classes} classes")
+bench("mse_loss l1_loss huber_loss binary_cross_entropy_with_logits", ROWS,
+      lambda n: (normal(n, 1000), between(0, 1, n, 1000)))  # fmt: skip
 
 # Against other systems: products, convolutions and attention of networks.
 for _out, _inside in ((512, 784), (256, 512), (10, 256)):
     against(
-        "matmul", f"{_out}x{_inside}", batch((_inside,), (_out, _inside)),
+        "matmul", f"{_out}x{_inside}", normals((N, _inside), (_out, _inside)),
         Peers({"cpu": (128,), "gpu": (128,)}, f"{{n}}x{_inside} @ {_out}x{_inside}.T", (N, _out), (0,),
               precisions=True),
         transpose_b=True,
@@ -493,16 +474,10 @@ for _device, _count, _image, _out, _padding in (
 ):
     _output = (N, _out, *(length + 2 * _padding - 2 for length in _image[1:]))
     against(
-        "conv2d", f"{_device}, {size_text(_image)} to {_out}", batch(_image, (_out, _image[0], 3, 3)),
+        "conv2d", f"{_device}, {size_text(_image)} to {_out}", normals((N, *_image), (_out, _image[0], 3, 3)),
         Peers({_device: (_count,)}, f"{{n}}x{size_text(_image)} to {_out}, 3x3", _output, (0,), precisions=True),
         padding=_padding,
     )  # fmt: skip
-
-
-def _heads(shape: tuple[int, ...]) -> Inputs:
-    return lambda n: (normal(n, *shape),) * 3
-
-
 for _devices, _count, _shape in (
     (("cpu", "gpu"), 128, (4, 16, 16)),
     (("cpu",), 1, (4, 1024, 64)),
@@ -512,19 +487,17 @@ for _devices, _count, _shape in (
     _peers = Peers(
         dict.fromkeys(_devices, (_count,)), f"{{n}}x{size_text(_shape)}", (N, *_shape), (0, 1, 2), precisions=True
     )
-    against("attention", f"heads of {size_text(_shape)}", _heads(_shape), _peers)
+    against("attention", f"heads of {size_text(_shape)}", normals(*[(N, *_shape)] * 3), _peers)
 
 # Against other systems: reductions and transposition of squares, and operations on the rows of a matrix.
-_SQUARE: Sizes = {"cpu": (1024,), "gpu": (8192,)}
+_SIDE: Sizes = {"cpu": (1024,), "gpu": (8192,)}
 for _axis in (None, 0, 1):
     _output = () if _axis is None else (N,)
     for _op in ("sum", "max"):
-        _peers = Peers(_SQUARE, f"{{n}}x{{n}} axis {_axis}", _output, backward=_op == "max")
-        against(_op, f"squares, axis {_axis}", lambda n: (normal(n, n),), _peers, axis=_axis)
-_peers = Peers(_SQUARE, "{n}x{n} axis 1", (N, N))
-against("cumsum", "squares, axis 1", lambda n: (normal(n, n),), _peers, axis=1)
-_peers = Peers(_SQUARE, "{n}x{n}", (N, N), backward=False)
-against("transpose", "squares", lambda n: (normal(n, n),), _peers)
+        _peers = Peers(_SIDE, f"{{n}}x{{n}} axis {_axis}", _output, backward=_op == "max")
+        against(_op, f"squares, axis {_axis}", _SQUARE, _peers, axis=_axis)
+against("cumsum", "squares, axis 1", _SQUARE, Peers(_SIDE, "{n}x{n} axis 1", (N, N)), axis=1)
+against("transpose", "squares", _SQUARE, Peers(_SIDE, "{n}x{n}", (N, N), backward=False))
 
 
 def _rows_of(columns: int) -> Inputs:
@@ -533,26 +506,22 @@ def _rows_of(columns: int) -> Inputs:
 
 for _device, _count, _columns in (("cpu", 1024, 1000), ("gpu", 8192, 4096)):
     _peers, _variant = Peers({_device: (_count,)}, f"{{n}}x{_columns}", (N, _columns), (0,)), f"rows of {_columns}"
-    for _op in ("softmax", "log_softmax"):
-        against(_op, _variant, batch((_columns,)), _peers)
-    against("layer_norm", _variant, batch((_columns,)), _peers, normalized_shape=_columns)
+    against("softmax log_softmax", _variant, normals((N, _columns)), _peers)
+    against("layer_norm", _variant, normals((N, _columns)), _peers, normalized_shape=_columns)
     against("cross_entropy", _variant, _labelled(_columns), replace(_peers, output=(), by_item=()))
     against("embedding", _variant, _rows_of(_columns), replace(_peers, name=f"{{n}} of {{n}}x{_columns}"))
 for _device, _count, _length in (("cpu", 32, 24), ("gpu", 256, 56)):
     _image, _output = (64, _length, _length), (N, 64, _length // 2, _length // 2)
     _peers = Peers({_device: (_count,)}, f"{{n}}x{size_text(_image)} 2x2", _output, (0,))
-    for _op in ("max_pool2d", "avg_pool2d"):
-        against(_op, f"{size_text(_image)}, 2x2", batch(_image), _peers, kernel_size=2)
+    against("max_pool2d avg_pool2d", f"{size_text(_image)}, 2x2", normals((N, *_image)), _peers, kernel_size=2)
 
 # Against other systems, on a CPU: what is bound by memory.
 _CPU: Sizes = {"cpu": (1024,)}
-against("matmul", "by a column", lambda n: (normal(n, n), normal(n, 1)),
-        Peers(_CPU, "{n}x{n} @ {n}x1", (N, 1), (0,)))  # fmt: skip
-against("matmul", "of a row", lambda n: (normal(1, n), normal(n, n)),
-        Peers(_CPU, "1x{n} @ {n}x{n}", (1, N)))  # fmt: skip
-against("conv2d", "depthwise", batch((64, 28, 28), (64, 1, 3, 3)),
+against("matmul", "by a column", normals((N, N), (N, 1)), Peers(_CPU, "{n}x{n} @ {n}x1", (N, 1), (0,)))
+against("matmul", "of a row", normals((1, N), (N, N)), Peers(_CPU, "1x{n} @ {n}x{n}", (1, N)))
+against("conv2d", "depthwise", normals((N, 64, 28, 28), (64, 1, 3, 3)),
         Peers({"cpu": (32,)}, "{n}x64x28x28, depthwise 3x3", (N, 64, 28, 28), (0,)), padding=1, groups=64)  # fmt: skip
-against("conv_transpose2d", "4x4/2", batch((32, 14, 14), (32, 16, 4, 4)),
+against("conv_transpose2d", "4x4/2", normals((N, 32, 14, 14), (32, 16, 4, 4)),
         Peers({"cpu": (32,)}, "{n}x32x14x14 to 16, 4x4/2", (N, 16, 28, 28), (0,)), stride=2, padding=1)  # fmt: skip
 against("take", "columns", lambda n: (normal(n, n), integers(n, n)),
         Peers(_CPU, "{n} of {n}x{n} axis 1", (N, N), (0,)), axis=1)  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
+from adtrain.bench.cells import MS, RANGE, cache_note, joined, milliseconds, of_peak, rate
 from adtrain.bench.op_table import ELEMENTS, TimedOp
 from adtrain.bench.page import charts, roofline
 from adtrain.bench.page.charts import Line
@@ -19,25 +20,7 @@ from adtrain.bench.result import NamedTime, TimedResult, named
 from adtrain.bench.timing.protocol import observed_load, protocol
 from adtrain.bench.timing.roofline import Rates, Roofline, known_or_measured, rates
 from adtrain.bench.timing.sampling import Time, alternate, repeatedly
-from adtrain.bench.view import (
-    KERNELS,
-    MS,
-    RANGE,
-    RATES,
-    Column,
-    Note,
-    Part,
-    Picture,
-    Section,
-    Table,
-    Tiles,
-    View,
-    cache_note,
-    joined,
-    milliseconds,
-    of_peak,
-    rate,
-)
+from adtrain.bench.view import KERNELS, RATES, Column, Note, Part, Picture, Section, Table, Tiles, View
 from adtrain.core.array import Array, Value, array
 from adtrain.core.autodiff import vjp
 from adtrain.core.backend import Executable, KernelRun, backend

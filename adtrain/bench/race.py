@@ -7,7 +7,7 @@ warm-up and evaluation are not counted. After each epoch adtrain computes the te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import pi, sqrt, tan
@@ -16,16 +16,17 @@ from statistics import mean, median, stdev
 import numpy as np
 
 from adtrain import config, training
+from adtrain.bench.cells import ERROR, FACTOR
 from adtrain.bench.peers import comparison
 from adtrain.bench.peers.comparison import Progress, conditions
-from adtrain.bench.peers.jobs import Checked, Job
+from adtrain.bench.peers.jobs import Checked
 from adtrain.bench.peers.processes import WorkerProcess, started
-from adtrain.bench.peers.systems import ADTRAIN, SYSTEMS, Choice, load
+from adtrain.bench.peers.systems import ADTRAIN, Choice
 from adtrain.bench.result import NamedTime, TimedResult, of_samples
 from adtrain.bench.timing.machine import thread_count
 from adtrain.bench.timing.protocol import observed_load
 from adtrain.bench.timing.sampling import in_turns
-from adtrain.bench.view import ERROR, FACTOR, Column, Note, Section, Table, View, absent
+from adtrain.bench.view import Column, Note, Section, Table, View, absent
 from adtrain.table import TEXT, CellFormat
 
 STEP_ONLY = ("schedule=constant", "data.augment=null")
@@ -124,9 +125,7 @@ class Race(TimedResult):
         own = self.systems[ADTRAIN].seconds if ADTRAIN in self.systems else None
 
         def seconds(title: str, field: str, rank: int = 0) -> Column[tuple[str, SystemRuns]]:
-            return Column(
-                title, lambda row: row[1].seconds and getattr(row[1].seconds, field), SECONDS, rank, minor=rank > 0
-            )
+            return Column(title, lambda row: getattr(row[1].seconds, field, None), SECONDS, rank, minor=rank > 0)
 
         def accuracy(title: str, field: str, rank: int = 0) -> Column[tuple[str, SystemRuns]]:
             return Column(title, lambda row: getattr(row[1].accuracy, field), ACCURACY, rank, minor=rank > 0)
@@ -167,16 +166,6 @@ def _of_system(i: int, name: str) -> tuple[Column[Sequence[Run]], Column[Sequenc
         Column(f"{name} s", lambda runs: runs[i].seconds, SECONDS),
         Column("accuracy", lambda runs: runs[i].epochs[-1].accuracy, ACCURACY, minor=True),
     )
-
-
-def racer(name: str, job: Job) -> Callable[[Job], list[Checked]]:
-    """A function that trains in one system, and returns the epochs. Its jobs may differ from `job` in their seeds.
-
-    Raises Unsupported where the system has no counterpart of something in the job.
-    """
-    system = SYSTEMS[name]
-    found: Callable[[Job], list[Checked]] = load(system).race(job, system.form)
-    return found
 
 
 def result(

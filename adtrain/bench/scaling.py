@@ -13,12 +13,12 @@ from importlib.util import find_spec
 from itertools import product
 from math import ceil, log2
 from statistics import median
-from typing import Any
 
 from markupsafe import Markup
 
 from adtrain.bench.page import charts
 from adtrain.bench.page.charts import Line
+from adtrain.bench.peers.processes import last_line
 from adtrain.bench.peers.systems import ADTRAIN
 from adtrain.bench.result import NamedTime, TimedResult
 from adtrain.bench.scaling_worker import PEERS, SAMPLE_SECONDS, SAMPLES, Measured, Request
@@ -162,7 +162,7 @@ def scaling(
         for count, system in product(ranks, systems):
             size = batch_size * count if weak else batch_size
             threads = max(1, cores // (most if weak else count))
-            request = Request(config, tuple(overrides), device, size, system=system)
+            request = Request(config, overrides, device, size, system=system)
             measured = run(request, count, threads)
             step = median(measured.microseconds)
             exchange = 0.0
@@ -210,10 +210,8 @@ def run(request: Request, ranks: int, threads: int) -> Measured:
             process.__exit__(None, None, None)
     lines = [line for line in output.splitlines() if line.startswith("{")]
     if code or not lines:
-        reason = (errors.strip() or output.strip() or "no output").splitlines()[-1]
-        raise AdtrainError(f"{ranks} ranks: exit code {code}: {reason}")
-    values: dict[str, Any] = json.loads(lines[-1])
-    return Measured(**{**values, "microseconds": tuple(values["microseconds"])})
+        raise AdtrainError(f"{ranks} ranks: exit code {code}: {last_line(errors, output, 'no output')}")
+    return Measured(**json.loads(lines[-1]))
 
 
 def result(

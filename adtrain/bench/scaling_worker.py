@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,16 +32,11 @@ class Request(NamedTuple):
     """
 
     config: str
-    overrides: tuple[str, ...]
+    overrides: Sequence[str]
     device: str
     batch_size: int
     exchange_bytes: int = 0
     system: str = ADTRAIN
-
-    @classmethod
-    def from_text(cls, text: str) -> Request:
-        values = json.loads(text)
-        return cls(**{**values, "overrides": tuple(values["overrides"])})
 
 
 class Measured(NamedTuple):
@@ -49,7 +44,7 @@ class Measured(NamedTuple):
 
     ranks: int
     batch_size: int
-    microseconds: tuple[float, ...]
+    microseconds: Sequence[float]
     gradient_bytes: int
     device: str
 
@@ -145,7 +140,7 @@ def _measured(request: Request, take: Callable[[int], object], size: int) -> Mea
 
 def _samples(
     run: Callable[[int], object], barrier: Callable[[], object], broadcast: Callable[[int], int]
-) -> tuple[float, ...]:
+) -> Sequence[float]:
     """The microseconds of a repetition, a mean for each sample.
 
     Args:
@@ -162,27 +157,24 @@ def _samples(
 
     seconds(20)  # compilation, connections, graphs
     times = broadcast(max(10, int(SAMPLE_SECONDS / (seconds(20) / 20)) // 10 * 10))
-    return tuple(1e6 * seconds(times) / times for _ in range(SAMPLES))
+    return [1e6 * seconds(times) / times for _ in range(SAMPLES)]
 
 
 def main() -> None:
     """Measure what the argument, a Request as JSON, describes."""
     divide_host(os.environ)
-    from adtrain.core import communicator
     from adtrain.core.errors import AdtrainError
     from adtrain.distributed.session import joined
 
-    request = Request.from_text(sys.argv[1])
+    request = Request(**json.loads(sys.argv[1]))
     try:
         if request.system != ADTRAIN:
             found = peer_steps(request)
-            if os.environ["RANK"] == "0":
-                print(json.dumps(found._asdict()), flush=True)
-            return
-        with joined(TIMEOUT, lambda line: print(line, file=sys.stderr), lambda error: (str(error), 2)):
-            found = exchanges(request) if request.exchange_bytes else steps(request)
-            if communicator.current().rank == 0:
-                print(json.dumps(found._asdict()), flush=True)
+        else:
+            with joined(TIMEOUT, lambda line: print(line, file=sys.stderr), lambda error: (str(error), 2)):
+                found = exchanges(request) if request.exchange_bytes else steps(request)
+        if os.environ["RANK"] == "0":
+            print(json.dumps(found._asdict()), flush=True)
     except AdtrainError as error:
         sys.exit(str(error))
 

@@ -26,7 +26,7 @@ from adtrain import config, training
 from adtrain.backends.cpu.threads import usable_cores
 from adtrain.bench.peers import jobs
 from adtrain.bench.peers.comparison import loss_tolerance
-from adtrain.bench.peers.processes import environment
+from adtrain.bench.peers.processes import environment, last_line
 from adtrain.bench.peers.systems import ADTRAIN, SYSTEMS, Choice
 from adtrain.bench.result import NamedTime, TimedResult, of_samples
 from adtrain.bench.timing.protocol import observed_load, protocol
@@ -239,8 +239,8 @@ def _output(words: Sequence[str], device: str, folder: Path) -> str:
     except subprocess.TimeoutExpired:
         raise AdtrainError(f"{words[0]} took longer than {TIMEOUT_SECONDS} s") from None
     if process.returncode:
-        lines = (process.stderr.strip() or process.stdout.strip() or "no output").splitlines()
-        raise AdtrainError(lines[-1].removeprefix("adtrain: error: "))
+        reason = last_line(process.stderr, process.stdout, "no output")
+        raise AdtrainError(reason.removeprefix("adtrain: error: "))
     return process.stdout
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from math import sqrt
 from statistics import mean
@@ -13,6 +15,7 @@ from typing import Any
 from markupsafe import Markup
 
 from adtrain import config, templates, training
+from adtrain.bench.cells import MS, NAMES, RANGE, cache_note, duration, factor, joined, mebibytes, milliseconds, of_peak
 from adtrain.bench.page import charts, roofline
 from adtrain.bench.page.charts import Line
 from adtrain.bench.page.roofline import Dot
@@ -21,29 +24,7 @@ from adtrain.bench.result import NamedTime, TimedResult, named
 from adtrain.bench.timing.protocol import observed_load, protocol
 from adtrain.bench.timing.roofline import Rates, Roofline, known_or_measured, rates
 from adtrain.bench.timing.sampling import Time, Timing, Workload, alternate
-from adtrain.bench.view import (
-    KERNELS,
-    MS,
-    NAMES,
-    RANGE,
-    RATES,
-    Column,
-    Note,
-    Part,
-    Picture,
-    Section,
-    Table,
-    Tiles,
-    View,
-    cache_note,
-    duration,
-    factor,
-    headline,
-    joined,
-    mebibytes,
-    milliseconds,
-    of_peak,
-)
+from adtrain.bench.view import KERNELS, RATES, Column, Note, Part, Picture, Section, Table, Tiles, View, headline
 from adtrain.core.backend import KernelRun, backend
 from adtrain.core.errors import AdtrainError
 from adtrain.core.program import costs, label
@@ -325,38 +306,6 @@ SAMPLE_MS = 50.0
 hundred steps overlaps with the steps before, and the scheduler has spread the CPU's threads over the cores."""
 
 
-class TimedSteps:
-    """Steps on a device, timed as a whole or operation by operation.
-
-    Attributes:
-        host_ms: for each sample of `whole`, the host's milliseconds a step until the step is enqueued.
-        timers: for each sample of `by_operation`, a timer for each of its steps.
-    """
-
-    def __init__(self, run_steps: Callable[[int], object]) -> None:
-        self.run_steps = run_steps
-        self.host_ms: list[float] = []
-        self.timers: list[Sequence[OpTimer]] = []
-
-    def whole(self, times: int) -> None:
-        start = perf_counter()
-        self.run_steps(times)
-        self.last_host_ms = (perf_counter() - start) * 1e3 / times
-
-    def by_operation(self, times: int) -> None:
-        self.last_timers = [OpTimer() for _ in range(times)]
-        for timer in self.last_timers:
-            with hook(timer):
-                self.run_steps(1)
-
-    def sampled(self, workload: str) -> None:
-        """Record the last call of `whole` or `by_operation`, which was a sample and not a warm-up."""
-        if workload == "whole":
-            self.host_ms.append(self.last_host_ms)
-        else:
-            self.timers.append(self.last_timers)
-
-
 @dataclass(frozen=True)
 class ModeBench:
     """The step in one mode.
@@ -400,26 +349,40 @@ class ModeBench:
 def bench_modes(experiment: Experiment, device: str = "cpu") -> dict[str, ModeBench]:
     """The step of `experiment` in every mode, whole and by operation, in interleaved samples."""
     experiments = {mode.value: replace(experiment, mode=mode) for mode in Mode}
-    steps = {name: TimedSteps(continuation(e, e.initial_state("cpu"), device)) for name, e in experiments.items()}
-    workloads: dict[str, Workload] = {}
-    for name, each in steps.items():
-        workloads |= {f"{name} whole": each.whole, f"{name} by_operation": each.by_operation}
+    last: dict[str, Any] = {}
+    kept: dict[str, list[Any]] = defaultdict(list)
+
+    def whole(workload: str, run_steps: Callable[[int], object], times: int) -> None:
+        """Notes the host's milliseconds a step until the steps are enqueued."""
+        start = perf_counter()
+        run_steps(times)
+        last[workload] = (perf_counter() - start) * 1e3 / times
+
+    def by_operation(workload: str, run_steps: Callable[[int], object], times: int) -> None:
+        """Notes a timer for each step."""
+        last[workload] = [OpTimer() for _ in range(times)]
+        for timer in last[workload]:
+            with hook(timer):
+                run_steps(1)
 
     def sampled(workload: str) -> None:
-        name, what = workload.split()
-        steps[name].sampled(what)
+        kept[workload].append(last[workload])
 
+    workloads: dict[str, Workload] = {}
+    for name, e in experiments.items():
+        run_steps = continuation(e, e.initial_state("cpu"), device)
+        workloads[f"{name} whole"] = partial(whole, f"{name} whole", run_steps)
+        workloads[f"{name} parts"] = partial(by_operation, f"{name} parts", run_steps)
     finish = backend(device).synchronize
     found = alternate(workloads, finish, perf_counter, BUDGET_MS, SAMPLE_MS, PAUSE_S[device], sampled)
     benches = {}
-    for name, each in steps.items():
-        whole, timers = found[f"{name} whole"], each.timers
-        host = Timing(each.host_ms, whole.repeats)
+    for name, e in experiments.items():
+        step, timers = found[f"{name} whole"], kept[f"{name} parts"]
+        host = Timing(kept[f"{name} whole"], step.repeats)
         if device == "cpu":
             parts = operations(timers, list(timers[0][0].totals))
-            host = Timing([max(a - b, 0.0) for a, b in zip(whole.ms, parts.ms, strict=True)], whole.repeats)
-        kernels = kernels_of(experiments[name])
-        benches[name] = ModeBench(experiment.full_batch, whole, host, timers, kernels)
+            host = Timing([max(a - b, 0.0) for a, b in zip(step.ms, parts.ms, strict=True)], step.repeats)
+        benches[name] = ModeBench(experiment.full_batch, step, host, timers, kernels_of(e))
     return benches
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from adtrain import table
 from adtrain.bench.result import Result, TimedResult, outliers, timings, warnings
-from adtrain.bench.view import Gap, Note, Notice, Part, Section, Table
+from adtrain.bench.view import Note, Part, Section, Table
 
 
 def render(result: Result, width: int) -> list[str]:
@@ -24,10 +24,8 @@ def parts(found: Iterable[Part], width: int) -> Iterator[str]:
     for part in found:
         if part.where == "page":
             continue
-        if isinstance(part, Note | Notice):
-            yield from wrapped([part.text], width)
-        elif isinstance(part, Gap):
-            yield ""
+        if isinstance(part, Note):
+            yield from wrapped([part.text], width) if part.text else [""]
         elif isinstance(part, Section):
             yield from parts(part.parts, width)
         elif isinstance(part, Table):

@@ -20,13 +20,12 @@ from adtrain.core.errors import AdtrainError
 from adtrain.core.kernel import Target
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Pass
-from adtrain.graphs.folds import NONE, folds
 from adtrain.graphs.formats import Graph
 from adtrain.graphs.kernels import Kernel, kernels
 from adtrain.graphs.ladder import Ladder
 from adtrain.graphs.layout import ladder_picture
 from adtrain.graphs.picture import Picture
-from adtrain.graphs.roles import Place, Roles, flat, program_text
+from adtrain.graphs.roles import NONE, Place, Roles, flat, folds, program_text
 from adtrain.graphs.values import Statistics, value_statistics
 from adtrain.jitted import Jitted, jit
 from adtrain.passes import SIMPLIFY

@@ -100,17 +100,11 @@ async function write() {
     const next = drawn(show(classes));
     if (next === about.end) break;
     classes.push(next);
-    written.replaceChildren(element("b", prompt.value), textOf(classes.slice(before)));
+    written.replaceChildren(Object.assign(document.createElement("b"), {textContent: prompt.value}), textOf(classes.slice(before)));
     await new Promise(done => setTimeout(done));
   }
   running = false;
   go.textContent = "Write";
-}
-
-function element(tag, text) {
-  const made = document.createElement(tag);
-  made.textContent = text;
-  return made;
 }
 
 async function start() {

@@ -1,4 +1,4 @@
-"""The causes of slow training. Each is a record of `CAUSES`.
+"""What is measured of a training step, and the causes of slow training that it shows, each a function in `CAUSES`.
 
 `benchmarks/explain.py` compares the predictions with measured gains.
 """
@@ -9,9 +9,162 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from adtrain.bench.explain.observed import Observed, Operation, Pauses
-from adtrain.bench.view import duration
+from adtrain.bench.cells import duration
+from adtrain.bench.timing.roofline import Rates, Roofline
 from adtrain.text import counted
+
+NEAR = 0.4
+"""An operation that reaches this share of the roofline is bound by arithmetic or memory."""
+
+LAUNCHES, SHORT_MS = 5.0, 0.005
+"""An operation with little work is bound by its launch if it takes at most this many times as long as the shortest one,
+or at most this time. On a CPU the fixed cost includes a barrier of the threads, which the shortest operation may not
+need."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation(Rates):
+    """All runs of an operation in a step.
+
+    Attributes:
+        ms: of the fastest steps.
+        least_ms: the minimum time for its FLOPs and bytes at the device's peak rates.
+        arithmetic: whether that is the time of its FLOPs, not of its bytes.
+        strided: whether it works along an axis with few elements after it, which do not fill a vector.
+        own: whether a plug-in defines it.
+        blocks: on a GPU, those of its largest launch; None on a CPU.
+    """
+
+    op: str
+    scope: str
+    phase: str
+    calls: int
+    ms: float
+    share: float
+    least_ms: float
+    arithmetic: bool
+    strided: bool = False
+    own: bool = False
+    blocks: int | None = None
+
+
+WAITING_MS = 0.02
+"""If the shortest operation of compiled code on a CPU takes longer, its threads wait for one another."""
+
+
+class Pauses(NamedTuple):
+    """What is done between the steps of an epoch: evaluations on the validation examples, or checkpoints."""
+
+    every: int  # steps between two of them
+    steps_per_epoch: int
+    ms: float  # of one
+
+
+class LastBatch(NamedTuple):
+    """The last step of an epoch, on the examples that are left."""
+
+    examples: int
+    step_ms: float  # predicted
+    compile_ms: float  # of a step for another batch size
+    epochs: int
+
+
+def is_launch(ms: float, calls: int, least_ms: float, launch_ms: float) -> bool:
+    """Whether an operation is bound by its launch. `launch_ms` is the time of a run of the shortest operation."""
+    return ms <= calls * max(LAUNCHES * launch_ms, SHORT_MS) and least_ms < ms / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """A training step as it was measured, and what surrounds it.
+
+    Attributes:
+        mode: "fused", "staged" or "eager".
+        examples: the number of training examples.
+        threads, cores: of compiled code, and those that this process may use.
+        busy: the number of cores that other work kept busy.
+        blocks: the number of multiprocessors of a GPU: fewer blocks leave some idle. None on a CPU.
+        compiled: whether a compiler made the step's code.
+        gather_ms: the time to read a batch of streamed data; None for data in memory.
+        fused_gain: how much faster a compiled fused step is predicted to be; None where the step is one.
+        widths: the widths of layers by their paths, such as ("model.layers.0", 512), without that of the last layer.
+        wider: from the path of a layer and a width to the override that sets it.
+        fits: whether the config accepts overrides.
+        gain_of: from overrides to the predicted factor of examples a second.
+    """
+
+    device: str
+    mode: str
+    precision: str
+    batch_size: int
+    examples: int
+    threads: int
+    cores: int
+    busy: float
+    compiled: bool
+    step_ms: float
+    operations: Sequence[Operation]
+    peak: Roofline
+    gain_of: Callable[[Sequence[str]], float]
+    blocks: int | None = None
+    gather_ms: float | None = None
+    evaluations: Pauses | None = None
+    checkpoints: Pauses | None = None
+    last_batch: LastBatch | None = None
+    fused_gain: float | None = None
+    widths: Sequence[tuple[str, int]] = ()
+    wider: Callable[[str, int], str] = "{}={}".format
+    fits: Callable[[Sequence[str]], bool] = lambda overrides: True
+
+    @property
+    def operations_ms(self) -> float:
+        return sum(x.ms for x in self.operations)
+
+    @property
+    def total_ms(self) -> float:
+        """The step, or its operations where these take longer, as they do if they overlap."""
+        return max(self.step_ms, self.operations_ms)
+
+    @property
+    def host_ms(self) -> float:
+        """The part of the step outside of its operations."""
+        return max(0.0, self.step_ms - self.operations_ms)
+
+    @property
+    def launch_ms(self) -> float:
+        """The time of a run of the shortest operation, which has little work: the fixed cost of an operation."""
+        return min((x.ms / x.calls for x in self.operations), default=0.0)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether threads wait for others that the system does not run, because other work has the cores."""
+        return self.device == "cpu" and self.compiled and self.mode == "fused" and self.launch_ms > WAITING_MS
+
+    def bound(self, x: Operation) -> str:
+        """What binds an operation."""
+        if is_launch(x.ms, x.calls, x.least_ms, self.launch_ms):
+            return "waiting threads" if self.waiting else "launch"
+        if self.blocks is not None and x.blocks is not None and x.blocks < self.blocks:
+            return "too few blocks"
+        if x.strided and (x.of_roofline or 0.0) < NEAR:
+            return "strided axis"
+        if (x.of_roofline or 0.0) >= NEAR:
+            return "arithmetic" if x.arithmetic else "cache" if x.from_cache else "memory"
+        return "own kernel" if x.own else "unknown"
+
+    def bounds(self) -> dict[str, float]:
+        """The share of the step that each limit binds; "host" is the time outside of operations."""
+        found: dict[str, float] = {}
+        for x in self.operations:
+            found[self.bound(x)] = found.get(self.bound(x), 0.0) + x.ms / self.total_ms
+        found["host"] = self.host_ms / self.total_ms
+        return dict(sorted(found.items(), key=lambda row: -row[1]))
+
+    def saved(self, chosen: Callable[[Operation], bool], to_share: float) -> float:
+        """The gain if the chosen operations reached this share of the roofline."""
+        saved = sum(max(0.0, x.ms - max(x.least_ms / to_share, self.launch_ms)) for x in self.operations if chosen(x))
+        return self.total_ms / max(self.total_ms - saved, 1e-9)
+
 
 LEAST_GAIN = 1.04
 """A cause with a smaller predicted gain is not named."""
@@ -40,14 +193,26 @@ AUGMENTATION_SHARE = 0.6
 CLOCK_MS = 1e-4
 """A clock may measure 0 for very short operations. Their sum then counts as this time."""
 
+THREAD_MS = 0.05
+"""More threads do not speed up a shorter operation."""
+
 Scope: TypeAlias = Literal["step", "epoch"]
 
 
-class Proposal(NamedTuple):
-    """What to change: in words, and as overrides if it is a change of the config."""
+class Found(NamedTuple):
+    """A cause that applies.
 
+    Attributes:
+        evidence: the numbers that show it.
+        advice: what to change.
+        overrides: the change, if it is one of the config.
+        gain: the predicted factor of examples per second; None: that of the overrides, by `Observed.gain_of`.
+    """
+
+    evidence: str
     advice: str
     overrides: Sequence[str] = ()
+    gain: float | None = None
 
 
 @dataclass(frozen=True)
@@ -56,17 +221,17 @@ class Cause:
 
     Attributes:
         name: as it is shown.
-        evidence: the numbers that show it, None where it does not apply.
-        proposal: what to change.
-        gain: the predicted factor of examples per second.
+        find: yields what the cause is found by, or nothing where it does not apply.
         of: whether it slows down the step, or what an epoch does besides full steps.
     """
 
     name: str
-    evidence: Callable[[Observed], str | None]
-    proposal: Callable[[Observed], Proposal]
-    gain: Callable[[Observed], float]
-    of: Scope = "step"
+    find: Callable[[Observed], Iterator[Found]]
+    of: Scope
+
+
+CAUSES: list[Cause] = []
+"""All causes, in the order in which equal gains are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,19 +261,28 @@ def find(observed: Observed) -> list[Finding]:
 
 def _applying(observed: Observed) -> Iterator[Finding]:
     for cause in CAUSES:
-        if (evidence := cause.evidence(observed)) is None:
-            continue
-        advice, overrides = cause.proposal(observed)
-        if not observed.fits(overrides) or (gain := cause.gain(observed)) < LEAST_GAIN:
-            continue
-        yield Finding(
-            cause=cause.name,
-            evidence=evidence,
-            advice=advice,
-            overrides=list(overrides),
-            predicted_gain=gain,
-            of=cause.of,
-        )
+        for evidence, advice, overrides, gain in cause.find(observed):
+            if not observed.fits(overrides):
+                continue
+            predicted = observed.gain_of(overrides) if gain is None else gain
+            if predicted >= LEAST_GAIN:
+                yield Finding(
+                    cause=cause.name, evidence=evidence, advice=advice, overrides=list(overrides),
+                    predicted_gain=predicted, of=cause.of,
+                )  # fmt: skip
+
+
+Finder: TypeAlias = Callable[[Observed], Iterator[Found]]
+
+
+def _cause(name: str, of: Scope = "step") -> Callable[[Finder], Finder]:
+    """Adds a function to CAUSES."""
+
+    def added(find: Finder) -> Finder:
+        CAUSES.append(Cause(name, find, of))
+        return find
+
+    return added
 
 
 def _share(o: Observed, chosen: Callable[[Operation], bool]) -> float:
@@ -117,316 +291,208 @@ def _share(o: Observed, chosen: Callable[[Operation], bool]) -> float:
 
 def _worst(o: Observed, chosen: Callable[[Operation], bool]) -> str:
     """The slowest of the chosen operations, in words."""
-    x = max(filter(chosen, o.operations), key=lambda x: x.ms)
+    x = _slowest(o, chosen)
     return f"{x.op} of {x.scope or 'no layer'}, {x.phase}: {duration(x.ms)}, {x.ms / o.total_ms:.0%} of the step"
 
 
-# Batch size.
+def _slowest(o: Observed, chosen: Callable[[Operation], bool]) -> Operation:
+    return max(filter(chosen, o.operations), key=lambda x: x.ms)
 
 
-def _larger(o: Observed) -> int:
-    """A usual batch size, or four times a usual one, at most all examples."""
-    size = USUAL_BATCH if o.batch_size < SMALL_BATCH else 4 * o.batch_size
-    return min(size, o.examples)
+def _larger_batch(o: Observed, evidence: str) -> Found:
+    """Proposes a usual batch size, or four times a usual one, at most all examples."""
+    size = min(USUAL_BATCH if o.batch_size < SMALL_BATCH else 4 * o.batch_size, o.examples)
+    advice = f"use batches of {size} examples; the learning rate may need a change"
+    return Found(evidence, advice, [f"data.batch_size={size}"])
 
 
-def _small_batch(o: Observed) -> str | None:
-    if o.batch_size >= min(SMALL_BATCH, o.examples):
-        return None
-    return f"a step on {o.batch_size} examples takes {duration(o.step_ms)}, much of it independent of their number"
+@_cause("small batch")
+def _small_batch(o: Observed) -> Iterator[Found]:
+    if o.batch_size < min(SMALL_BATCH, o.examples):
+        about = f"a step on {o.batch_size} examples takes {duration(o.step_ms)}"
+        yield _larger_batch(o, f"{about}, much of it independent of their number")
 
 
-def _many_launches(o: Observed) -> str | None:
+@_cause("launches")
+def _many_launches(o: Observed) -> Iterator[Found]:
     found = [x for x in o.operations if o.bound(x) == "launch"]
     share = sum(x.ms for x in found) / max(o.operations_ms, CLOCK_MS)
-    if share < 0.4 or o.batch_size >= o.examples or o.mode == "eager" or not o.compiled:
-        return None
-    return (
-        f"{counted(sum(x.calls for x in found), 'operations')} with little work take {share:.0%} of "
-        f"{duration(o.operations_ms)}; the shortest takes {duration(o.launch_ms)}"
-    )
+    if share >= 0.4 and o.batch_size < o.examples and o.mode != "eager" and o.compiled:
+        evidence = (
+            f"{counted(sum(x.calls for x in found), 'operations')} with little work take {share:.0%} of "
+            f"{duration(o.operations_ms)}; the shortest takes {duration(o.launch_ms)}"
+        )
+        yield _larger_batch(o, evidence)
 
 
-def _batch(o: Observed) -> Proposal:
-    size = _larger(o)
-    return Proposal(f"use batches of {size} examples; the learning rate may need a change", [f"data.batch_size={size}"])
-
-
-def _batch_gain(o: Observed) -> float:
-    return o.gain_of(_batch(o).overrides)
-
-
-def _last_batch(o: Observed) -> str | None:
-    last = o.last_batch
-    if last is None or last.examples > o.batch_size // 8:
-        return None
-    return (
-        f"each epoch ends with a step on {counted(last.examples, 'examples')}, for which a second step is compiled in "
-        f"{duration(last.compile_ms)}"
-    )
-
-
-def _without_rest(o: Observed) -> Proposal:
-    """The nearest batch size that divides the number of examples, or leaves more than half a batch."""
+@_cause("small last batch", "epoch")
+def _last_batch(o: Observed) -> Iterator[Found]:
+    """Proposes the nearest batch size that divides the number of examples, or leaves more than half a batch."""
+    if (last := o.last_batch) is None or last.examples > o.batch_size // 8:
+        return
     sizes = sorted(range(1, min(o.examples, 2 * o.batch_size) + 1), key=lambda n: abs(n - o.batch_size))
     size = next(n for n in sizes if not o.examples % n or o.examples % n > n // 2)
-    return Proposal(f"use a batch size of {size}, which leaves no small last batch", [f"data.batch_size={size}"])
-
-
-def _last_batch_gain(o: Observed) -> float:
-    assert o.last_batch is not None
-    last, full = o.last_batch, o.examples // o.batch_size
-    steps = last.epochs * full * o.step_ms + last.compile_ms
-    return (steps + last.epochs * last.step_ms + last.compile_ms) / steps
-
-
-# Precision, widths, layout, kernels.
-
-
-def _double(o: Observed) -> str | None:
-    if o.precision != "float64":
-        return None
-    rates = o.peak.gflops_per_s
-    return (
-        f"numbers of 8 bytes; the peak is {rates.get('float64', rates['float32']):,.0f} GFLOP/s in float64, "
-        f"{rates['float32']:,.0f} in float32"
+    steps = last.epochs * (o.examples // o.batch_size) * o.step_ms + last.compile_ms
+    yield Found(
+        f"each epoch ends with a step on {counted(last.examples, 'examples')}, for which a second step is compiled in "
+        f"{duration(last.compile_ms)}",
+        f"use a batch size of {size}, which leaves no small last batch",
+        [f"data.batch_size={size}"],
+        (steps + last.epochs * last.step_ms + last.compile_ms) / steps,
     )
 
 
-def _arithmetic_in_float32(o: Observed) -> str | None:
+@_cause("float64")
+def _float64(o: Observed) -> Iterator[Found]:
+    if o.precision == "float64":
+        rates = o.peak.gflops_per_s
+        peaks = f"{rates.get('float64', rates['float32']):,.0f} GFLOP/s in float64, {rates['float32']:,.0f} in float32"
+        yield Found(f"numbers of 8 bytes; the peak is {peaks}", "train in float32", ["training.precision=float32"])
+
+
+@_cause("float32 products")
+def _arithmetic_in_float32(o: Observed) -> Iterator[Found]:
     share = _share(o, lambda x: o.bound(x) == "arithmetic")
-    if o.device != "gpu" or o.precision != "float32" or share < 0.5:
-        return None
-    return f"arithmetic in float32 binds {share:.0%} of the step"
+    if o.device == "gpu" and o.precision == "float32" and share >= 0.5:
+        advice = "round the operands of products to bfloat16"
+        yield Found(f"arithmetic in float32 binds {share:.0%} of the step", advice, ["training.precision=bfloat16"])
 
 
-def _odd_widths(o: Observed) -> Sequence[tuple[str, int, int]]:
-    """Path, width and padded width of the layers whose rows begin at unaligned addresses."""
-    return [(path, n, -(-n // ALIGNED) * ALIGNED) for path, n in o.widths if n >= NARROW and n % ALIGNED]
-
-
-def _is_slow_product(o: Observed) -> Callable[[Operation], bool]:
-    """Whether an operation is a slow product of a layer with an unaligned width, or of a layer after it."""
-    indices = {path.rpartition(".")[2] for path, _, _ in _odd_widths(o)}
+@_cause("unaligned width")
+def _unaligned_width(o: Observed) -> Iterator[Found]:
+    """Layers whose rows begin at unaligned addresses, where the products of these and of the next layers are slow."""
+    odd = [(path, n, -(-n // ALIGNED) * ALIGNED) for path, n in o.widths if n >= NARROW and n % ALIGNED]
+    indices = {path.rpartition(".")[2] for path, _, _ in odd}
     near = indices | {str(int(i) + n) for i in indices for n in (1, 2)}
 
-    def chosen(x: Operation) -> bool:
+    def slow(x: Operation) -> bool:
         of_layers = any(part.partition(".")[0] in near for part in x.scope.split("+"))
         return of_layers and x.arithmetic and (x.of_roofline or 0.0) < REACHABLE
 
-    return chosen
+    if o.batch_size >= min(SMALL_BATCH, o.examples) and _share(o, slow) >= LARGE_SHARE:
+        names = ", ".join(f"{n:,} at {path}" for path, n, _ in odd)
+        yield Found(
+            f"widths that are not multiples of {ALIGNED}: {names}; {_worst(o, slow)}",
+            f"increase widths to {', '.join(f'{to:,}' for _, _, to in odd)}",
+            [o.wider(path, to) for path, _, to in odd],
+            o.saved(slow, REACHABLE),
+        )
 
 
-def _odd_width(o: Observed) -> str | None:
-    chosen, small = _is_slow_product(o), o.batch_size < min(SMALL_BATCH, o.examples)
-    if small or _share(o, chosen) < LARGE_SHARE:
-        return None
-    names = ", ".join(f"{n:,} at {path}" for path, n, _ in _odd_widths(o))
-    return f"widths that are not multiples of {ALIGNED}: {names}; {_worst(o, chosen)}"
+@_cause("strided axis")
+def _strided(o: Observed) -> Iterator[Found]:
+    def slow(x: Operation) -> bool:
+        return x.strided and (x.of_roofline or 0.0) < REACHABLE
+
+    if _share(o, slow) >= LARGE_SHARE:
+        evidence = f"{_worst(o, slow)}; it works along an axis that has few elements after it"
+        advice = "transpose the values, so that the operation works along the last axis"
+        yield Found(evidence, advice, gain=o.saved(slow, REACHABLE))
 
 
-def _pad(o: Observed) -> Proposal:
-    found = _odd_widths(o)
-    return Proposal(
-        f"increase widths to {', '.join(f'{to:,}' for _, _, to in found)}", [o.wider(path, to) for path, _, to in found]
-    )
+@_cause("own kernel")
+def _own_kernel(o: Observed) -> Iterator[Found]:
+    def slow(x: Operation) -> bool:
+        return x.own and (x.of_roofline or 0.0) < REACHABLE
+
+    if _share(o, slow) >= LARGE_SHARE:
+        share = _slowest(o, slow).of_roofline or 0.0
+        evidence = f"{_worst(o, slow)}, at {share:.1%} of the roofline; a plug-in defines it"
+        advice = "write a faster kernel: consecutive iterations read consecutive elements, and all threads work"
+        yield Found(evidence, advice, gain=o.saved(slow, REACHABLE))
 
 
-def _is_strided(o: Observed) -> Callable[[Operation], bool]:
-    return lambda x: x.strided and (x.of_roofline or 0.0) < REACHABLE
-
-
-def _strided(o: Observed) -> str | None:
-    chosen = _is_strided(o)
-    if _share(o, chosen) < LARGE_SHARE:
-        return None
-    return f"{_worst(o, chosen)}; it works along an axis that has few elements after it"
-
-
-def _is_slow_own(x: Operation) -> bool:
-    return x.own and (x.of_roofline or 0.0) < REACHABLE
-
-
-def _slow_own(o: Observed) -> str | None:
-    if _share(o, _is_slow_own) < LARGE_SHARE:
-        return None
-    share = max((x for x in o.operations if _is_slow_own(x)), key=lambda x: x.ms).of_roofline or 0.0
-    return f"{_worst(o, _is_slow_own)}, at {share:.1%} of the roofline; a plug-in defines it"
-
-
-def _few_blocks(o: Observed) -> str | None:
-    def chosen(x: Operation) -> bool:
+@_cause("too few blocks")
+def _few_blocks(o: Observed) -> Iterator[Found]:
+    def small(x: Operation) -> bool:
         return o.bound(x) == "too few blocks"
 
-    if _share(o, chosen) < LARGE_SHARE:
-        return None
-    return f"{_worst(o, chosen)}; its blocks are fewer than the {o.blocks} multiprocessors"
+    if _share(o, small) >= LARGE_SHARE:
+        yield _larger_batch(o, f"{_worst(o, small)}; its blocks are fewer than the {o.blocks} multiprocessors")
 
 
-def _is_augmentation(x: Operation) -> bool:
-    return "augment" in x.scope.split("+")
+@_cause("augmentation")
+def _augmentation(o: Observed) -> Iterator[Found]:
+    def augments(x: Operation) -> bool:
+        return "augment" in x.scope.split("+")
+
+    if (share := _share(o, augments)) >= AUGMENTATION_SHARE:
+        evidence = f"augmentation takes {share:.0%} of the step; {_worst(o, augments)}"
+        advice = "remove augmentations, the slowest first"
+        yield Found(evidence, advice, ["data.augment=null"], 1 / (1 - min(0.99, share)))
 
 
-def _augmentation(o: Observed) -> str | None:
-    share = _share(o, _is_augmentation)
-    if share < AUGMENTATION_SHARE:
-        return None
-    return f"augmentation takes {share:.0%} of the step; {_worst(o, _is_augmentation)}"
+@_cause("eager step")
+def _eager(o: Observed) -> Iterator[Found]:
+    if o.mode == "eager":
+        runs = sum(x.calls for x in o.operations)
+        evidence = f"{runs:,} operations run one by one: the host takes {o.host_ms / o.step_ms:.0%} of the step"
+        yield Found(evidence, "train without --eager", gain=o.fused_gain)
 
 
-# How the step runs: mode, compiler, threads, other work.
+@_cause("no compiler")
+def _no_compiler(o: Observed) -> Iterator[Found]:
+    if not o.compiled and o.mode != "eager":
+        evidence = "no C compiler was found, so NumPy runs the step"
+        yield Found(evidence, "install gcc, or clang with libomp", gain=o.fused_gain)
 
 
-def _eager(o: Observed) -> str | None:
-    if o.mode != "eager":
-        return None
-    runs = sum(x.calls for x in o.operations)
-    return f"{runs:,} operations run one by one: the host takes {o.host_ms / o.step_ms:.0%} of the step"
+@_cause("few threads")
+def _few_threads(o: Observed) -> Iterator[Found]:
+    if o.device == "cpu" and o.threads < o.cores and o.compiled:
+        saved = sum(x.ms for x in o.operations if x.ms > THREAD_MS * x.calls) * (1 - o.threads / o.cores)
+        used = counted(o.threads, "threads")
+        yield Found(
+            f"compiled code uses {used}, and this process may use {o.cores} cores",
+            f"unset OMP_NUM_THREADS, or set it to {o.cores}",
+            gain=o.total_ms / (o.total_ms - saved),
+        )
 
 
-def _no_compiler(o: Observed) -> str | None:
-    return None if o.compiled or o.mode == "eager" else "no C compiler was found, so NumPy runs the step"
-
-
-def _fused_gain(o: Observed) -> float:
-    assert o.fused_gain is not None
-    return o.fused_gain
-
-
-def _few_threads(o: Observed) -> str | None:
-    if o.device != "cpu" or o.threads >= o.cores or not o.compiled:
-        return None
-    return f"compiled code uses {counted(o.threads, 'threads')}, and this process may use {o.cores} cores"
-
-
-THREAD_MS = 0.05
-"""More threads do not speed up a shorter operation."""
-
-
-def _threads_gain(o: Observed) -> float:
-    saved = sum(x.ms for x in o.operations if x.ms > THREAD_MS * x.calls) * (1 - o.threads / o.cores)
-    return o.total_ms / (o.total_ms - saved)
-
-
-def _busy(o: Observed) -> str | None:
-    if o.device != "cpu" or (o.busy <= 0.2 * o.cores and not o.waiting):
-        return None
-    waiting = f"; each operation waits at least {duration(o.launch_ms)} for its threads" if o.waiting else ""
-    return f"other work kept {o.busy:.1f} of {o.cores} cores busy before the step was timed{waiting}"
-
-
-def _busy_gain(o: Observed) -> float:
+@_cause("busy cores")
+def _busy(o: Observed) -> Iterator[Found]:
     """Without the other work the step has all of each core's time, and its threads do not wait."""
-    waits = sum(x.calls * o.launch_ms for x in o.operations) if o.waiting else 0.0
-    return max(1 + o.busy / o.cores, o.total_ms / max(o.total_ms - waits, o.total_ms / 10))
+    if o.device == "cpu" and (o.busy > 0.2 * o.cores or o.waiting):
+        waits = sum(x.calls * o.launch_ms for x in o.operations) if o.waiting else 0.0
+        waiting = f"; each operation waits at least {duration(o.launch_ms)} for its threads" if o.waiting else ""
+        yield Found(
+            f"other work kept {o.busy:.1f} of {o.cores} cores busy before the step was timed{waiting}",
+            "stop other programs",
+            gain=max(1 + o.busy / o.cores, o.total_ms / max(o.total_ms - waits, o.total_ms / 10)),
+        )
 
 
-# Data and evaluation.
+@_cause("streamed data", "epoch")
+def _slow_data(o: Observed) -> Iterator[Found]:
+    if o.gather_ms is not None and o.gather_ms >= 0.5 * o.operations_ms:
+        times = f"a batch takes {duration(o.gather_ms)}, the operations of a step take {duration(o.operations_ms)}"
+        yield Found(
+            f"reading {times}; the data are streamed, because they do not fit in memory",
+            "use data that fit in memory (fewer or smaller examples, uint8 images), or a faster disk",
+            gain=max(o.step_ms, o.gather_ms) / max(o.operations_ms, CLOCK_MS),
+        )
 
 
-def _slow_data(o: Observed) -> str | None:
-    if o.gather_ms is None or o.gather_ms < 0.5 * o.operations_ms:
-        return None
-    return (
-        f"reading a batch takes {duration(o.gather_ms)}, the operations of a step take {duration(o.operations_ms)}; "
-        "the data are streamed, because they do not fit in memory"
-    )
+@_cause("frequent evaluation", "epoch")
+def _evaluations(o: Observed) -> Iterator[Found]:
+    return _frequent(o, o.evaluations, "evaluation", "training.validate_every")
 
 
-def _data_gain(o: Observed) -> float:
-    assert o.gather_ms is not None
-    return max(o.step_ms, o.gather_ms) / max(o.operations_ms, CLOCK_MS)
+@_cause("frequent checkpoints", "epoch")
+def _checkpoints(o: Observed) -> Iterator[Found]:
+    return _frequent(o, o.checkpoints, "checkpoints", "training.checkpoint_every")
 
 
-def _pauses(of: Callable[[Observed], Pauses | None], what: str, setting: str) -> Cause:
-    """The cause for pauses that take too large a share of an epoch. `setting` has the steps between them."""
-
-    def found(o: Observed) -> Pauses:
-        pauses = of(o)
-        assert pauses is not None
-        return pauses
-
-    def evidence(o: Observed) -> str | None:
-        if (pauses := of(o)) is None:
-            return None
-        share = pauses.ms / (pauses.ms + pauses.every * o.step_ms)
-        if share < 2 * PAUSES_SHARE:
-            return None
-        return f"{what} every {counted(pauses.every, 'steps')}: {duration(pauses.ms)}, {share:.0%} of the time"
-
-    def proposal(o: Observed) -> Proposal:
-        every = int(found(o).ms * (1 / PAUSES_SHARE - 1) / o.step_ms) + 1
-        if every >= found(o).steps_per_epoch:
-            return Proposal(f"{what} after each epoch only", [f"{setting}=null"])
-        return Proposal(f"{what} every {every:,} steps", [f"{setting}={every}"])
-
-    def gain(o: Observed) -> float:
-        return (1 + found(o).ms / (found(o).every * o.step_ms)) * (1 - PAUSES_SHARE)
-
-    return Cause(f"frequent {what}", evidence, proposal, gain, "epoch")
-
-
-def _advice(text: str, *overrides: str) -> Callable[[Observed], Proposal]:
-    return lambda o: Proposal(text, overrides)
-
-
-def _gain_of(*overrides: str) -> Callable[[Observed], float]:
-    return lambda o: o.gain_of(overrides)
-
-
-CAUSES: tuple[Cause, ...] = (
-    Cause("small batch", _small_batch, _batch, _batch_gain),
-    Cause("launches", _many_launches, _batch, _batch_gain),
-    Cause("small last batch", _last_batch, _without_rest, _last_batch_gain, "epoch"),
-    Cause(
-        "float64",
-        _double,
-        _advice("train in float32", "training.precision=float32"),
-        _gain_of("training.precision=float32"),
-    ),
-    Cause(
-        "float32 products",
-        _arithmetic_in_float32,
-        _advice("round the operands of products to bfloat16", "training.precision=bfloat16"),
-        _gain_of("training.precision=bfloat16"),
-    ),
-    Cause("unaligned width", _odd_width, _pad, lambda o: o.saved(_is_slow_product(o), REACHABLE)),
-    Cause(
-        "strided axis",
-        _strided,
-        _advice("transpose the values, so that the operation works along the last axis"),
-        lambda o: o.saved(_is_strided(o), REACHABLE),
-    ),
-    Cause(
-        "own kernel",
-        _slow_own,
-        _advice("write a faster kernel: consecutive iterations read consecutive elements, and all threads work"),
-        lambda o: o.saved(_is_slow_own, REACHABLE),
-    ),
-    Cause("too few blocks", _few_blocks, _batch, _batch_gain),
-    Cause(
-        "augmentation",
-        _augmentation,
-        _advice("remove augmentations, the slowest first", "data.augment=null"),
-        lambda o: 1 / (1 - min(0.99, _share(o, _is_augmentation))),
-    ),
-    Cause("eager step", _eager, _advice("train without --eager"), _fused_gain),
-    Cause("no compiler", _no_compiler, _advice("install gcc, or clang with libomp"), _fused_gain),
-    Cause(
-        "few threads",
-        _few_threads,
-        lambda o: Proposal(f"unset OMP_NUM_THREADS, or set it to {o.cores}"),
-        _threads_gain,
-    ),
-    Cause("busy cores", _busy, _advice("stop other programs"), _busy_gain),
-    Cause(
-        "streamed data",
-        _slow_data,
-        _advice("use data that fit in memory (fewer or smaller examples, uint8 images), or a faster disk"),
-        _data_gain,
-        "epoch",
-    ),
-    _pauses(lambda o: o.evaluations, "evaluation", "training.validate_every"),
-    _pauses(lambda o: o.checkpoints, "checkpoints", "training.checkpoint_every"),
-)
-"""All causes, in the order in which equal gains are shown."""
+def _frequent(o: Observed, pauses: Pauses | None, what: str, setting: str) -> Iterator[Found]:
+    """Pauses that take too large a share of an epoch. `setting` has the steps between them."""
+    if pauses is None:
+        return
+    steps_ms = pauses.every * o.step_ms
+    share = pauses.ms / (pauses.ms + steps_ms)
+    if share >= 2 * PAUSES_SHARE:
+        evidence = f"{what} every {counted(pauses.every, 'steps')}: {duration(pauses.ms)}, {share:.0%} of the time"
+        every = int(pauses.ms * (1 / PAUSES_SHARE - 1) / o.step_ms) + 1
+        in_epoch = every < pauses.steps_per_epoch
+        advice = f"{what} every {every:,} steps" if in_epoch else f"{what} after each epoch only"
+        overrides = [f"{setting}={every if in_epoch else 'null'}"]
+        yield Found(evidence, advice, overrides, (1 + pauses.ms / steps_ms) * (1 - PAUSES_SHARE))

@@ -9,19 +9,18 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from adtrain import config, training
 from adtrain.backends.cpu.threads import usable_cores
-from adtrain.bench.explain.causes import REACHABLE, Finding
-from adtrain.bench.explain.observed import LastBatch, Observed, Operation, Pauses, is_launch
+from adtrain.bench.explain.causes import REACHABLE, LastBatch, Observed, Operation, Pauses, is_launch
 from adtrain.bench.profile import Key, profile_steps
 from adtrain.bench.step import kernels_of
 from adtrain.bench.timing.machine import thread_count
 from adtrain.bench.timing.roofline import Roofline, rates
-from adtrain.bench.timing.sampling import MIN_SAMPLE_MS, in_turns, sample_length
+from adtrain.bench.timing.sampling import MIN_SAMPLE_MS, alternate
 from adtrain.config import Config
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError
@@ -54,6 +53,10 @@ LEAST_COMPILE_MS = 1e3
 """The assumed minimum time to compile a second step. The first one may have come from the cache, in less time."""
 
 
+Load: TypeAlias = Callable[[Sequence[str]], Config]
+"""Loads the config with further overrides."""
+
+
 class Measured:
     """A config's step, prepared and compiled on a device.
 
@@ -62,11 +65,11 @@ class Measured:
         first_s: those of the first step, with its compilation.
     """
 
-    def __init__(self, cfg: Config, device: str, mode: Mode = Mode.FUSED) -> None:
+    def __init__(self, load: Load, device: str, mode: Mode = Mode.FUSED, overrides: Sequence[str] = ()) -> None:
         started = perf_counter()
-        self.experiment = training.prepare(cfg, mode, device=device)
+        self.experiment = training.prepare(load(overrides), mode, device=device)
         self.prepare_s = perf_counter() - started
-        self.device = device
+        self.load, self.device = load, device
         self.run_steps = continuation(self.experiment, self.experiment.initial_state("cpu"), device)
         started = perf_counter()
         self.run(1)
@@ -78,7 +81,7 @@ class Measured:
         backend(self.device).synchronize()
 
 
-def samples_of(measured: Measured) -> int:
+def _samples_of(measured: Measured) -> int:
     """How many samples fit into SECONDS."""
     started = perf_counter()
     measured.run(1)
@@ -86,13 +89,11 @@ def samples_of(measured: Measured) -> int:
     return int(min(max(SECONDS / 2 / seconds, LEAST_SAMPLES), MOST_SAMPLES))
 
 
-def observe(
-    path: str, overrides: Sequence[str], plugins: Sequence[str], measured: Measured, peak: Roofline, busy: float
-) -> Observed:
+def observe(measured: Measured, peak: Roofline, busy: float) -> Observed:
     """Time the step, and collect what the causes ask for."""
     experiment, device = measured.experiment, measured.device
     cfg, precision = experiment.config, experiment.config.training.precision
-    profile = profile_steps(measured.run_steps, samples_of(measured), device=device, typical=min)
+    profile = profile_steps(measured.run_steps, _samples_of(measured), device=device, typical=min)
     step_ms = min(profile.step.ms)
     equations = {_key(e): e for e in _equations(experiment, device)}
     kernels = kernels_of(experiment)
@@ -119,7 +120,7 @@ def observe(
                 **vars(rates(flops, nbytes, row.ms, peak, precision)),
             )
         )
-    predicted = Predictor(path, overrides, plugins, experiment, device, peak, operations, step_ms)
+    predicted = Predictor(measured, peak, operations, step_ms)
     compiled = device == "gpu" or any(run.launch for runs in kernels.values() for run in runs)
     layers = cfg.model.layers
     widths = [(f"model.layers.{i}", n) for i, layer in enumerate(layers[:-1]) if (n := _width(layer)) is not None]
@@ -201,22 +202,12 @@ class Predictor:
     does not change. It is 0 for compiled code on a CPU, where the time outside of operations is that of other programs.
     """
 
-    def __init__(
-        self,
-        path: str,
-        overrides: Sequence[str],
-        plugins: Sequence[str],
-        experiment: Experiment,
-        device: str,
-        peak: Roofline,
-        operations: Sequence[Operation],
-        step_ms: float,
-    ) -> None:
-        self.path, self.overrides, self.plugins = path, overrides, plugins
-        self.experiment, self.device, self.peak, self.step_ms = experiment, device, peak, step_ms
+    def __init__(self, measured: Measured, peak: Roofline, operations: Sequence[Operation], step_ms: float) -> None:
+        self.load, self.experiment, self.device = measured.load, measured.experiment, measured.device
+        self.peak, self.step_ms = peak, step_ms
         self.known = {(x.op, x.scope, x.phase): x for x in operations}
         total = sum(x.ms for x in operations)
-        needs_host = device == "gpu" or experiment.mode is Mode.EAGER
+        needs_host = self.device == "gpu" or self.experiment.mode is Mode.EAGER
         self.base_ms = max(step_ms, total) if needs_host else total
         self.host_ms = self.base_ms - total
         self.launch_ms = min((x.ms / x.calls for x in operations), default=0.0)
@@ -224,7 +215,7 @@ class Predictor:
 
     def outline(self, overrides: Sequence[str]) -> Experiment:
         """The experiment with further overrides, without its data. Raises AdtrainError where they do not fit."""
-        cfg = config.load(self.path, [*self.overrides, *overrides], self.plugins)
+        cfg = self.load(overrides)
         training.check_precision(cfg, self.device)
         return outline(cfg.changed("model", input=self.experiment.config.model.input))
 
@@ -324,29 +315,10 @@ def _last_batch(measured: Measured, predicted: Predictor) -> LastBatch | None:
     return LastBatch(rest, predicted.batch_ms(rest), compile_ms, experiment.epochs)
 
 
-def tried(
-    path: str, overrides: Sequence[str], plugins: Sequence[str], measured: Measured, found: Finding
-) -> float | None:
-    """The measured factor of examples per second of a finding's overrides; None where they do not change the step.
-
-    Samples of both steps alternate, and the fastest ones are compared.
-    """
-    if not found.overrides or found.of != "step":
-        return None
-    cfg = config.load(path, [*overrides, *found.overrides], plugins)
-    changed = Measured(cfg, measured.device, measured.experiment.mode)
-    samples = {each: _sampler(each) for each in (measured, changed)}
-    times = in_turns(samples, min(samples_of(measured), samples_of(changed)))
-    before, after = (min(times[x]) / x.experiment.full_batch for x in (measured, changed))
+def tried(measured: Measured, overrides: Sequence[str]) -> float:
+    """The measured factor of examples per second of overrides. Samples of both steps alternate; the fastest count."""
+    changed = Measured(measured.load, measured.device, measured.experiment.mode, overrides)
+    times = alternate({"before": measured.run, "after": changed.run}, budget_ms=SECONDS * 1e3)
+    sizes = [each.experiment.full_batch for each in (measured, changed)]
+    before, after = (min(each.ms) / size for each, size in zip(times.values(), sizes, strict=True))
     return before / after
-
-
-def _sampler(measured: Measured) -> Callable[[], float]:
-    repeats, _ = sample_length(measured.run, int, perf_counter, MIN_SAMPLE_MS, 100)
-
-    def sample() -> float:
-        started = perf_counter()
-        measured.run(repeats)
-        return (perf_counter() - started) * 1e3 / repeats
-
-    return sample

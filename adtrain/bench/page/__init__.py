@@ -8,11 +8,12 @@ from typing import Any
 from markupsafe import Markup
 
 from adtrain import templates
+from adtrain.bench.cells import interval
 from adtrain.bench.page import charts
 from adtrain.bench.result import Result, TimedResult, outliers, timings, warnings
 from adtrain.bench.timing.protocol import Protocol
 from adtrain.bench.timing.sampling import Time
-from adtrain.bench.view import MINOR_RANK, Column, Note, Notice, Part, Picture, Section, Table, Tiles, interval
+from adtrain.bench.view import MINOR_RANK, Column, Note, Part, Picture, Section, Table, Tiles
 from adtrain.templates import environment
 
 
@@ -37,9 +38,7 @@ def drawn(found: Iterable[Part]) -> Iterator[Markup]:
             continue
         match part:
             case Note():
-                yield templates.note(part.text)
-            case Notice():
-                yield templates.notice(part.text)
+                yield (templates.notice if part.notice else templates.note)(part.text)
             case Tiles():
                 yield templates.tiles(part.found)
             case Picture():

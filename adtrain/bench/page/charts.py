@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from math import log, log10
+from math import log10
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from adtrain.bench.view import Ratio, factor
+from adtrain.bench.cells import Ratio, factor
 from adtrain.report.plot import Axis, Plot, Point, log_ticks, tick_text
 from adtrain.templates import macro
 
-columns, details, figures, hint, keys, listed, matrix, named, rows, stack, timeline, two_lines, _axis, _chart, _lane = (
+details, figures, hint, keys, listed, matrix, named, rows, stack, timeline, two_lines, _axis, _chart, _lane = (
     macro("bench_parts.html.j2", name)
     for name in (
-        "columns", "details", "figures", "hint", "keys", "listed", "matrix", "named", "rows", "stack", "timeline",
-        "two_lines", "axis", "figure", "lane",
+        "details", "figures", "hint", "keys", "listed", "matrix", "named", "rows", "stack", "timeline", "two_lines",
+        "axis", "figure", "lane",
     )
 )  # fmt: skip
 
@@ -93,10 +93,11 @@ class Scale:
     def __init__(self, ratios: Iterable[Ratio]) -> None:
         values = [1.0, *(end for ratio in ratios for end in (ratio.low, ratio.high))]
         self.ticks: Sequence[float] = log_ticks(min(values), max(values))
+        self.share = Axis("", self.ticks, logarithmic=True).share
 
     def percent(self, ratio: float) -> float:
-        """The position of the ratio on the axis, in percent."""
-        return 100 * log(ratio / self.ticks[0]) / log(self.ticks[-1] / self.ticks[0])
+        """The position of the ratio on the axis."""
+        return 100 * self.share(ratio)
 
     def lane(self, marks: Iterable[tuple[str, str, Ratio]]) -> Markup:
         """The medians as points and their intervals as lines, one below the other, over the grid.

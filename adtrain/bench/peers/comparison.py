@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from adtrain.bench.cells import Ratio
 from adtrain.bench.op_table import OpCase
 from adtrain.bench.peers.jobs import CHUNK, REPEATS
 from adtrain.bench.peers.processes import Unsupported, WorkerFailed, WorkerProcess
@@ -17,7 +18,6 @@ from adtrain.bench.peers.systems import ADTRAIN, Choice, precision_of
 from adtrain.bench.timing.machine import thread_count
 from adtrain.bench.timing.protocol import Protocol, protocol
 from adtrain.bench.timing.sampling import Time, Timing, in_turns, ratio
-from adtrain.bench.view import Ratio
 from adtrain.core.precision import FULL
 
 Progress = Callable[[str], object]
@@ -83,25 +83,11 @@ class Systems:
     failed: dict[str, str]
 
 
-def compare_steps(
-    workers: Mapping[str, WorkerProcess],
-    choice: Choice,
-    name: str,
-    overrides: Sequence[str],
-    precision: str,
-    do: str = "step",
+def step_times(
+    workers: Mapping[str, WorkerProcess], losses: Losses, precision: str, budget: Budget | None = None
 ) -> Systems:
-    """The training step of a config, or with "members" that of its sweep. The first losses must equal adtrain's.
-
-    Raises:
-        WorkerFailed: adtrain itself cannot run it.
-    """
-    return step_times(workers, compare_losses(workers, choice, name, overrides, precision, do), precision)
-
-
-def step_times(workers: Mapping[str, WorkerProcess], losses: Losses, precision: str, budget: Budget = STEPS) -> Systems:
     """The times of the training steps whose first losses were compared."""
-    return _timed(workers, losses, budget, CHUNK, precision, LOSS_TOLERANCE[precision])
+    return _timed(workers, losses, budget or STEPS, CHUNK, precision, LOSS_TOLERANCE[precision])
 
 
 def compare_losses(
@@ -112,7 +98,7 @@ def compare_losses(
     precision: str,
     do: str = "step",
 ) -> Losses:
-    """The first losses of a config's training.
+    """The first losses of a config's training, or with "members" of its sweep.
 
     They are compared up to the first step whose loss in adtrain is above twice that of step 1. Such a training
     diverges, so its rounding errors grow with each later step.

@@ -19,7 +19,7 @@ import numpy as np
 from adtrain import config, data, nn, ops, optim, training
 from adtrain.bench.op_table import OpCase, cases
 from adtrain.bench.peers.processes import Unsupported
-from adtrain.bench.peers.systems import ADTRAIN, SYSTEMS, Work, load
+from adtrain.bench.peers.systems import ADTRAIN, Work, made
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.core.autodiff import vjp
@@ -110,20 +110,21 @@ def runner(name: str, job: Job, work: Work = "steps") -> Runner:
     Raises:
         Unsupported: it has no counterpart of something in the job.
     """
-    network = job.experiment.network
-    if name != ADTRAIN and any(
-        isinstance(x, nn.Dropout) and x.p for _, x, _ in layers(network.model, network.input_shape)
+    experiment, network = job.experiment, job.experiment.network
+    drops = any(isinstance(x, nn.Dropout) and x.p for _, x, _ in layers(network.model, network.input_shape))
+    for found, reason in (
+        (drops, "dropout draws other random numbers (compare with p=0)"),
+        (experiment.average is not None, "no counterpart of an average of the weights (training.average)"),
+        (experiment.data.targets, "no counterpart of numbers to predict (data.target)"),
+        (
+            experiment.config.data.options.documents == "separate",
+            "no counterpart of separate documents (data.documents)",
+        ),
     ):
-        raise Unsupported("dropout draws other random numbers (compare with p=0)")
-    if name != ADTRAIN and job.experiment.average is not None:
-        raise Unsupported("no counterpart of an average of the weights (training.average)")
-    if name != ADTRAIN and job.experiment.data.targets:
-        raise Unsupported("no counterpart of numbers to predict (data.target)")
-    if name != ADTRAIN and job.experiment.config.data.options.documents == "separate":
-        raise Unsupported("no counterpart of separate documents (data.documents)")
-    system = SYSTEMS[name]
-    found: Runner = getattr(load(system), work)(job, system.form)
-    return found
+        if found and name != ADTRAIN:
+            raise Unsupported(reason)
+    ready: Runner = made(name, work, job)
+    return ready
 
 
 @dataclass(frozen=True)
@@ -193,17 +194,6 @@ class OpRunner(NamedTuple):
 def case_of(name: str, device: str) -> OpCase:
     """The case of that name."""
     return next(case for case in cases(device) if case.name == name)
-
-
-def operation_runner(name: str, case: OpCase, phase: str, device: str) -> OpRunner:
-    """The operation in a system, ready to run.
-
-    Raises:
-        Unsupported: the system has no counterpart of it.
-    """
-    system = SYSTEMS[name]
-    found: OpRunner = load(system).operation(case, phase, device, system.form)
-    return found
 
 
 def operation_error(case: OpCase, phase: str, runner: OpRunner) -> float:

@@ -67,7 +67,9 @@ class WorkerProcess:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise WorkerFailed(f"{self.name}: the process ended early; {self._last_error_line()}")
+            self.errors.seek(0)
+            last = last_line(self.errors.read().decode(errors="replace")) or "stderr is empty"
+            raise WorkerFailed(f"{self.name}: the process ended early; {last}")
         self._signal(signal.SIGSTOP)
         (kind, content), *_ = json.loads(line).items()
         if kind == "answer":
@@ -86,10 +88,10 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
-    def _last_error_line(self) -> str:
-        self.errors.seek(0)
-        lines = self.errors.read().decode(errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "stderr is empty")
+
+def last_line(*outputs: str) -> str:
+    """The last line of the first of the outputs that has any text; empty if none has."""
+    return next((output.strip().splitlines()[-1].strip() for output in outputs if output.strip()), "")
 
 
 @contextlib.contextmanager

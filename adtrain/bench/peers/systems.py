@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from adtrain.config.problems import known
 from adtrain.core.errors import OptionError
@@ -58,10 +58,6 @@ class System(NamedTuple):
         if work == "members" and work not in self.works:
             return "trains one network at a time"
         return None
-
-    def is_form_for(self, work: Work) -> bool:
-        """Whether the name of the package selects this form for the work: only forms for "members" train members."""
-        return ("members" in self.works) == (work == "members")
 
 
 SYSTEMS = {
@@ -116,7 +112,8 @@ def chosen(names: Sequence[str], device: str, work: Work) -> Choice:
     for name in names:
         if name not in possible:
             raise OptionError(f"{name}: no such peer; {known(name, list(possible))}")
-    selected = [peer for peer in PEERS if peer.name in names or (peer.package in names and peer.is_form_for(work))]
+    forms = [peer for peer in PEERS if ("members" in peer.works) == (work == "members")]
+    selected = [peer for peer in PEERS if peer.name in names or (peer.package in names and peer in forms)]
     skipped = {peer.name: reason for peer in selected if (reason := peer.obstacle(device, work))}
     runnable = [peer for peer in selected if peer.name not in skipped]
     if not runnable:
@@ -128,3 +125,8 @@ def chosen(names: Sequence[str], device: str, work: Work) -> Choice:
 def load(system: System) -> ModuleType:
     """The module of the system's package. It is imported only when used, because it may need an optional package."""
     return import_module(f"adtrain.bench.peers.{system.package}_system")
+
+
+def made(name: str, work: Work, *given: Any) -> Any:
+    """The work in a system, ready to run; see `System.works`. Raises Unsupported where the system lacks something."""
+    return getattr(load(SYSTEMS[name]), work)(*given, SYSTEMS[name].form)

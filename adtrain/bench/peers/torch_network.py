@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from adtrain import nn, optim
-from adtrain.bench.peers.layers import Apply, Arrays, built, unsupported
+from adtrain.bench.peers.shared import Apply, Arrays, built, unsupported
 from adtrain.config import Config
 from adtrain.nn.module import pair
 from adtrain.ops.hash_grid import PRIMES, grid_levels
@@ -15,10 +15,10 @@ from adtrain.optim.muon import COEFFICIENTS, EPS
 
 
 def model(layers: nn.Module) -> Apply:
-    """The model; see `layers.built`."""
+    """The model; see `shared.built`."""
     import torch
 
-    return built(layers, _layer, lambda outputs: torch.cat(list(outputs), 1))
+    return built(layers, _layer, torch, torch.nn.functional)
 
 
 def _layer(layer: nn.Module, path: str) -> Apply:
@@ -26,6 +26,7 @@ def _layer(layer: nn.Module, path: str) -> Apply:
 
     F = torch.nn.functional
     weight, bias = f"{path}weight", f"{path}bias"
+    same: Any = getattr(F, layer.kind(), None)  # PyTorch's function of the same name
     match layer:
         case nn.Linear():
             return lambda a, x: F.linear(x, a[weight], a.get(bias))
@@ -33,28 +34,18 @@ def _layer(layer: nn.Module, path: str) -> Apply:
             return lambda a, x: F.embedding(x.long(), a[weight])
         case nn.Sine():
             return lambda a, x: torch.sin(layer.omega * F.linear(x, a[weight], a[bias]))
-        case nn.FourierFeatures():
-            return lambda a, x: _fourier_features(x @ a[f"{path}frequencies"].T)
         case nn.HashGrid():
             return lambda a, x: _hash_grid(layer, a[weight], x)
-        case nn.Conv1d():
-            return lambda a, x: F.conv1d(
-                x, a[weight], a.get(bias), layer.stride, layer.padding, layer.dilation, layer.groups
-            )
-        case nn.Conv2d():
+        case nn.Conv1d() | nn.Conv2d():
             options: Any = layer.stride, layer.padding, layer.dilation, layer.groups
-            return lambda a, x: F.conv2d(x, a[weight], a.get(bias), *options)
+            return lambda a, x: same(x, a[weight], a.get(bias), *options)
         case nn.ConvTranspose2d():
             options = layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation
-            return lambda a, x: F.conv_transpose2d(x, a[weight], a.get(bias), *options)
-        case nn.MaxPool2d():
-            return lambda a, x: F.max_pool2d(x, layer.kernel_size, layer.stride, layer.padding)
-        case nn.AvgPool2d():
-            return lambda a, x: F.avg_pool2d(x, layer.kernel_size, layer.stride, layer.padding)
-        case nn.AdaptiveAvgPool2d():
-            return lambda a, x: F.adaptive_avg_pool2d(x, pair(layer.output_size))
-        case nn.AdaptiveMaxPool2d():
-            return lambda a, x: F.adaptive_max_pool2d(x, pair(layer.output_size))
+            return lambda a, x: same(x, a[weight], a.get(bias), *options)
+        case nn.MaxPool2d() | nn.AvgPool2d():
+            return lambda a, x: same(x, layer.kernel_size, layer.stride, layer.padding)
+        case nn.AdaptiveAvgPool2d() | nn.AdaptiveMaxPool2d():
+            return lambda a, x: same(x, pair(layer.output_size))
         case nn.Upsample():
             return lambda a, x: F.interpolate(x, scale_factor=pair(layer.scale_factor), mode=layer.mode)
         case nn.BatchNorm1d() | nn.BatchNorm2d():
@@ -84,52 +75,21 @@ def _layer(layer: nn.Module, path: str) -> Apply:
             return lambda a, x: F.instance_norm(x, weight=a.get(weight), bias=a.get(bias), eps=layer.eps)
         case nn.PReLU():
             return lambda a, x: F.prelu(x, a[weight])
-        case nn.Scale():
-            return lambda a, x: layer.factor * x
-        case nn.Flatten():
-            return lambda a, x: x.flatten(1)
-        case nn.Reshape():
-            return lambda a, x: x.reshape(len(x), *layer.shape)
         case nn.Select():
             return lambda a, x: x[:, layer.indices]
-        case nn.Dropout(p=0):
-            return lambda a, x: x
         case nn.MultiheadAttention(dropout=0, is_plain=True):
             return lambda a, x: _attention(layer, path, a, x)
         case nn.ClassToken():
             return lambda a, x: torch.cat([a[weight].expand(len(x), 1, -1), x], 1)
-        case nn.PositionalEmbedding("learned"):
-            return lambda a, x: x + a[weight]
         case nn.Patches():
             return lambda a, x: _patches(layer, x)
-        case nn.Mean():
-            return lambda a, x: x.mean(layer.dim)
         case nn.RNN(dropout=0) | nn.LSTM(dropout=0) | nn.GRU(dropout=0):
             return lambda a, x: _recurrent(layer, path, a, x)
-    f = {
-        "relu": torch.relu,
-        "leaky_relu": lambda x: F.leaky_relu(x, layer.negative_slope),  # type: ignore[attr-defined]
-        "elu": lambda x: F.elu(x, layer.alpha),  # type: ignore[attr-defined]
-        "gelu": lambda x: F.gelu(x, approximate=layer.approximate),  # type: ignore[attr-defined]
-        "silu": F.silu,
-        "hardswish": F.hardswish,
-        "squared_relu": lambda x: torch.relu(x).square(),
-        "soft_cap": lambda x: torch.tanh(x / layer.cap) * layer.cap,  # type: ignore[attr-defined]
-        "tanh": torch.tanh,
-        "sigmoid": torch.sigmoid,
-        "softplus": F.softplus,
-        "softmax": lambda x: torch.softmax(x, layer.dim),  # type: ignore[attr-defined]
-        "log_softmax": lambda x: torch.log_softmax(x, layer.dim),  # type: ignore[attr-defined]
-    }.get(layer.kind())
-    if f is None:
-        unsupported("PyTorch", layer.kind())
-    return lambda a, x: f(x)
-
-
-def _fourier_features(products: Any) -> Any:
-    import torch
-
-    return torch.cat([torch.cos(2 * torch.pi * products), torch.sin(2 * torch.pi * products)], 1)
+        case nn.GELU():
+            return lambda a, x: F.gelu(x, approximate=layer.approximate)
+        case nn.Hardswish():
+            return lambda a, x: F.hardswish(x)
+    unsupported("PyTorch", layer.kind())
 
 
 def _hash_grid(layer: nn.HashGrid, table: Any, x: Any) -> Any:

@@ -15,8 +15,8 @@ from adtrain.bench.op_table import OpCase
 from adtrain.bench.peers import torch_network
 from adtrain.bench.peers.adtrain_system import accuracy
 from adtrain.bench.peers.jobs import REPEATS, Checked, Job, MembersJob, OpRunner, Runner
-from adtrain.bench.peers.layers import Arrays, unsupported
 from adtrain.bench.peers.processes import Unsupported
+from adtrain.bench.peers.shared import Arrays, operations, unsupported
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.training.loop import batches_of
@@ -327,20 +327,14 @@ def _functions() -> dict[str, Callable[..., Any]]:
 
     F = torch.nn.functional
     return {
-        "matmul": lambda a, b, transpose_b=False: a @ (b.T if transpose_b else b),
+        **operations(torch),
         "conv2d": F.conv2d,
         "conv_transpose2d": F.conv_transpose2d,
         "take": lambda x, indices, axis: torch.index_select(x, axis, indices),
         "attention": F.scaled_dot_product_attention,
-        "exp": torch.exp,
         "relu": torch.relu,
         "gelu": F.gelu,
-        "tanh": torch.tanh,
-        "add": torch.add,
-        "mul": torch.mul,
-        "sum": lambda x, axis: torch.sum(x, dim=axis),
         "max": lambda x, axis: torch.amax(x, dim=() if axis is None else axis),
-        "cumsum": lambda x, axis: torch.cumsum(x, axis),
         "transpose": lambda x: x.T.contiguous(),
         "softmax": lambda x: torch.softmax(x, -1),
         "log_softmax": lambda x: torch.log_softmax(x, -1),
@@ -352,17 +346,12 @@ def _functions() -> dict[str, Callable[..., Any]]:
     }
 
 
-def race(job: Job, form: str) -> Callable[[Job], list[Checked]]:
-    """A function that trains, and returns the epochs. Its jobs may differ from `job` in their seeds.
+class Racer:
+    """Trains jobs that differ from the first one in their seeds only. The step is compiled, and captured, once.
 
     Raises:
         Unsupported: PyTorch has no counterpart of something in the job.
     """
-    return Racer(job, form)
-
-
-class Racer:
-    """Trains jobs that differ from the first one in their seeds only. The step is compiled, and captured, once."""
 
     def __init__(self, job: Job, form: str) -> None:
         import torch
@@ -402,6 +391,10 @@ class Racer:
             done += len(batches)
             found.append(Checked(seconds, _accuracy(job, trained)))
         return found
+
+
+race = Racer
+"""See `systems.System`."""
 
 
 def _factors(job: Job) -> np.ndarray:

@@ -28,10 +28,9 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from adtrain import config, training
-from adtrain.bench import race
 from adtrain.bench.peers import jobs
 from adtrain.bench.peers.processes import Unsupported
-from adtrain.bench.peers.systems import ADTRAIN
+from adtrain.bench.peers.systems import ADTRAIN, made
 from adtrain.bench.timing.sampling import LONG_S
 from adtrain.config import Config
 from adtrain.core.backend import backend
@@ -84,13 +83,13 @@ class Worker:
         before = self.raced if self.raced is not None and self.raced.config == shared else None
         data_set = training.read_ahead(cfg) if before is None else before.data_set
         job = jobs.Job(training.prepare(cfg, read=lambda: data_set), self.device)
-        racer = race.racer(self.name, job) if before is None else before.racer
+        racer = made(self.name, "race", job) if before is None else before.racer
         self.raced = Raced(shared, data_set, racer)
         return {"epochs": racer(job)}
 
     def operation(self, case: str, phase: str) -> dict[str, Any]:
         found = jobs.case_of(case, self.device)
-        runner = jobs.operation_runner(self.name, found, phase, self.device)
+        runner: jobs.OpRunner = made(self.name, "operation", found, phase, self.device)
         error = jobs.operation_error(found, phase, runner)
         runner.run(1)
         self.call = runner.run
