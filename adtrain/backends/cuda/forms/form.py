@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from adtrain.backends.cuda.codegen.part import Kernel
 from adtrain.backends.cuda.codegen.product import Epilogue, epilogue
+from adtrain.core.errors import DeviceError
 from adtrain.core.fused import OVERWRITES, Overwrites
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Equation
 from adtrain.core.target import Target
-
-if TYPE_CHECKING:
-    from adtrain.backends.cuda.lower import Lowering
 
 LAUNCH_BYTES = 8 << 20
 """The bytes that the memory of a GPU moves in the time of a launch, 2 us at 4 TB/s."""
@@ -42,7 +39,7 @@ class Form:
     """
 
     name: str
-    kernels: Callable[[Equation, Lowering], list[Kernel]] | None = None
+    kernels: Callable[[Equation, Target], list[Kernel]] | None = None
     candidates: Callable[[Equation, Target], Sequence[CudaKernel]] | None = None
     epilogue: Callable[[Equation], Epilogue] = epilogue
     after: Callable[[Equation, CudaKernel], list[Kernel]] | None = None
@@ -71,3 +68,9 @@ def define(form: Form) -> None:
 def kernel_form(equation: Equation) -> Form | None:
     """The form of a fused equation, or of a primitive with a generated kernel; None for another equation."""
     return FORMS.get(equation.name)
+
+
+def no_kernel(equation: Equation) -> DeviceError:
+    """The error for an equation that no kernel computes."""
+    types = ", ".join(str(v.type) for v in equation.inputs)
+    return DeviceError(f"{equation.name} of {types or 'nothing'} has no kernel for the GPU; use --device cpu")
