@@ -18,6 +18,7 @@ GOLDEN = Path(__file__).with_name("golden_lowering.txt")
 COMMAND = "python tests/test_golden_lowering.py"
 CONFIGS = (
     "cifar-94",
+    "cifar-small",
     "cnn",
     "lenet5",
     "lenet5-augmented",

@@ -28,8 +28,8 @@ from adtrain.core.program import Equation, Program, label
 from adtrain.core.staging import stage
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cuda.conv.problem import PaddedIndex
-from adtrain.lowering.cuda.conv.rules import forward_problem
+from adtrain.lowering.cuda.conv.problem import Direction, PaddedIndex
+from adtrain.lowering.cuda.conv.rules import problem_of
 from adtrain.lowering.cuda.conv.shifted import ShiftedConv
 from adtrain.ops.conv import Window
 from adtrain.ops.pool import Windows, max_pool2d_p
@@ -66,7 +66,7 @@ TARGET = H200._replace(multiprocessors=2)
 def alone(convolution: Equation, target: Target) -> CudaKernel:
     """The bf16x3 kernel without a pooling epilogue."""
     x, w = (v.type for v in convolution.inputs)
-    problem = forward_problem(x, w, convolution.params["window"], "full")
+    problem = problem_of(Direction.FORWARD, x, w, convolution.params["window"], (), "full")
     return ShiftedConv(PaddedIndex(problem), target, False).kernels()[0]
 
 
@@ -74,7 +74,7 @@ def always(
     target: Target, x: ArrayType, w: ArrayType, window: Window, precision: str, windows: Windows
 ) -> Sequence[CudaKernel]:
     """In the place of the rule that says when to pool in the epilogue."""
-    index = PaddedIndex(forward_problem(x, w, window, precision))
+    index = PaddedIndex(problem_of(Direction.FORWARD, x, w, window, (), precision))
     found = ShiftedConv(index, target, False, pooled=True).best()
     return [] if found is None else found.kernels()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, TypeAlias
@@ -13,18 +13,15 @@ from weakref import WeakKeyDictionary
 import adtrain.lowering.cuda  # noqa: F401  registers the kernels
 from adtrain.backends.cuda import forms
 from adtrain.backends.cuda.codegen.part import Kernel, for_members
-from adtrain.backends.cuda.codegen.product import matmul_of
-from adtrain.backends.cuda.forms.form import kernel_form
-from adtrain.backends.cuda.forms.horizontal import MAX_K, horizontal, is_product
+from adtrain.backends.cuda.forms.form import kernel_form, no_kernel
+from adtrain.backends.cuda.forms.horizontal import horizontal, is_product
 from adtrain.backends.cuda.forms.long_rows import rows_alone
 from adtrain.backends.cuda.launch_plan import LaunchPlan, Plan, generated_plan, kernel_plans, loops_plan, product_plans
 from adtrain.backends.cuda.vendor import Library, LibraryCall, calls
-from adtrain.core.errors import DeviceError
 from adtrain.core.kernel import CudaKernel, Target, cuda_kernels, within_grid
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, primitive_names
 from adtrain.core.static_key import lasting_text, params_key
-from adtrain.lowering.cuda.gemm.matmul import BlockGemm, block_gemms, member_gemms
 from adtrain.passes.fuse_elementwise import is_loops
 
 for _each in iter_modules(forms.__path__):  # they define the forms
@@ -38,9 +35,6 @@ Candidate: TypeAlias = "CudaKernel | LibraryCall"
 
 MARGIN = 1.03
 """The first candidate is kept while it takes at most this many times the fastest candidate's time."""
-
-MAX_SHORT_K = 256
-"""Length K of a matrix product up to which its epilogue takes most of the time."""
 
 
 @dataclass
@@ -79,7 +73,7 @@ class Lowering:
             return [loops_plan(equation)]
         if generated := self._generated(equation):
             if not all(within_grid((each.blocks, each.members)) for each in generated):
-                raise _no_kernel(equation)
+                raise no_kernel(equation)
             return [generated_plan(equation, each) for each in generated]
         kernel = kernel or self.chosen(equation)
         if isinstance(kernel, LibraryCall):
@@ -125,7 +119,7 @@ class Lowering:
         """
         found = self.candidates(equation)
         if not found:
-            raise _no_kernel(equation)
+            raise no_kernel(equation)
         times = self.measured.get(problem(equation))
         if times is None:
             return found[0]
@@ -145,35 +139,10 @@ class Lowering:
         """See `_generated`."""
         form = kernel_form(equation)
         if form is not None and form.kernels is not None:
-            return form.kernels(equation, self)
+            return form.kernels(equation, self.target)
         if equation.members and (is_loops(equation) or is_product(equation)):
-            return [horizontal([equation], self.inline_products, self.target)]
+            return [horizontal([equation], self.target)]
         return rows_alone(equation, self.target) if form is None and not self.target.by_member else []
-
-    def inline_products(self, equation: Equation) -> list[BlockGemm]:
-        """The device functions for a matrix product inside a kernel with other equations.
-
-        Where K is short the epilogue takes most of the time: functions whose threads share it evenly come first.
-        """
-        matmul = matmul_of(equation)
-        a, b = matmul.inputs
-        gemms = member_gemms if self.target.by_member else block_gemms
-        found = gemms(self.target, a.type, b.type, **matmul.params)
-        if not found:
-            raise _no_kernel(matmul)
-        if self.target.by_member:
-            return [*found]
-        k = found[0].lengths[-1]
-        if k > MAX_K:  # a tile reads much: the largest one that splits K among warps
-            ordered = sorted(found, key=lambda gemm: (not gemm.small, -gemm.tile.m * gemm.tile.n))
-        else:
-            ordered = sorted(found, key=lambda gemm: (k <= MAX_SHORT_K and not gemm.small, gemm.splits > 1))
-        return [replace(gemm, splits=1) for gemm in ordered]
-
-
-def _no_kernel(equation: Equation) -> DeviceError:
-    types = ", ".join(str(v.type) for v in equation.inputs)
-    return DeviceError(f"{equation.name} of {types or 'nothing'} has no kernel for the GPU; use --device cpu")
 
 
 def fastest(labels: Sequence[str], times: Mapping[str, float]) -> str:

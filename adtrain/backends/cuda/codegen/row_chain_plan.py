@@ -80,9 +80,15 @@ def is_by_row(e: Equation, count: int) -> bool:
     if not all(is_rows(v, count) for v in e.outputs):
         return False
     if e.has(Trait.MATMUL):
+        if not _is_plain(e) or e.params["transpose_a"]:
+            return False
         a, b = e.inputs
-        plain = _is_plain(e) and not e.params["transpose_a"] and a is not b
-        return plain and is_rows(a, count) and len(a.type.shape) == len(b.type.shape) == 2 and b.type.shape[0] != count
+        return (
+            a is not b
+            and is_rows(a, count)
+            and len(a.type.shape) == len(b.type.shape) == 2
+            and b.type.shape[0] != count
+        )
     if e.has(Trait.RESHAPE) or e.name in MOVES:
         return all(is_rows(v, count) for v in e.inputs) and (e.has(Trait.RESHAPE) or e.items is not None)
     if e.form:

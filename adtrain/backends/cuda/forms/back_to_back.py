@@ -159,8 +159,8 @@ def weight_tiles(equation: Equation) -> Kernel:
     return kernel("weight_tiles", parts, TILE_THREADS, "float")
 
 
-define(Form(BACK_TO_BACK, lambda equation, lowering: [back_to_back(equation)]))
-define(Form("weight_tiles", lambda equation, lowering: [weight_tiles(equation)]))
+define(Form(BACK_TO_BACK, lambda equation, target: [back_to_back(equation)]))
+define(Form("weight_tiles", lambda equation, target: [weight_tiles(equation)]))
 
 
 CAPABILITY = (9, 0)

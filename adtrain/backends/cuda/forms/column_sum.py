@@ -395,4 +395,4 @@ def _loads(
     return lines, values
 
 
-define(Form(COLUMN_SUM, lambda equation, lowering: column_sum_kernels(equation, lowering.target), converts=True))
+define(Form(COLUMN_SUM, column_sum_kernels, converts=True))

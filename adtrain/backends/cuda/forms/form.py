@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from adtrain.backends.cuda.codegen.part import Kernel
 from adtrain.backends.cuda.codegen.product import Epilogue, epilogue
+from adtrain.core.errors import DeviceError
 from adtrain.core.kernel import CudaKernel, Target
 from adtrain.core.program import OVERWRITES, Equation, Overwrites
-
-if TYPE_CHECKING:
-    from adtrain.backends.cuda.lower import Lowering
 
 LAUNCH_BYTES = 8 << 20
 """The bytes that the memory of a GPU moves in the time of a launch, 2 us at 4 TB/s."""
@@ -40,7 +37,7 @@ class Form:
     """
 
     name: str
-    kernels: Callable[[Equation, Lowering], list[Kernel]] | None = None
+    kernels: Callable[[Equation, Target], list[Kernel]] | None = None
     candidates: Callable[[Equation, Target], Sequence[CudaKernel]] | None = None
     epilogue: Callable[[Equation], Epilogue] = epilogue
     after: Callable[[Equation, CudaKernel], list[Kernel]] | None = None
@@ -69,3 +66,9 @@ def define(form: Form) -> None:
 def kernel_form(equation: Equation) -> Form | None:
     """The form of a fused equation, or of a primitive with a generated kernel; None for another equation."""
     return FORMS.get(equation.name)
+
+
+def no_kernel(equation: Equation) -> DeviceError:
+    """The error for an equation that no kernel computes."""
+    types = ", ".join(str(v.type) for v in equation.inputs)
+    return DeviceError(f"{equation.name} of {types or 'nothing'} has no kernel for the GPU; use --device cpu")

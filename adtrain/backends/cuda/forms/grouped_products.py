@@ -246,4 +246,4 @@ def _shared(tile: Bf16x3Tile) -> int:
     return chunks * (STAGES * TERMS * (TILE_K + 1) * CHUNK_BYTES + BUFFERS * copied)
 
 
-define(Form(GROUPED_PRODUCTS, lambda equation, lowering: grouped_products(equation, lowering.target)))
+define(Form(GROUPED_PRODUCTS, grouped_products))

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import gcd, prod
-from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -21,19 +21,16 @@ from adtrain.backends.cuda.codegen.loops import loops
 from adtrain.backends.cuda.codegen.part import Kernel, Part, groups_of, kernel
 from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
 from adtrain.backends.cuda.forms.column_sum import COLUMN_SUM, column_blocks, column_sum, shares_launch
-from adtrain.backends.cuda.forms.form import Form, define
+from adtrain.backends.cuda.forms.form import Form, define, no_kernel
 from adtrain.backends.cuda.forms.one_block import ONE_BLOCK, is_small, one_block
 from adtrain.codegen.expressions import c_type
 from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
 from adtrain.core.program import HORIZONTAL, PRODUCT, Equation, Program, Variable, body_of, fuse
-from adtrain.lowering.cuda.gemm.matmul import BlockGemm
+from adtrain.lowering.cuda.gemm.matmul import BlockGemm, block_gemms, member_gemms
 from adtrain.passes.fuse_elementwise import is_loops
 from adtrain.passes.fusion import Fusion
 from adtrain.passes.groups import Groups
-
-if TYPE_CHECKING:
-    from adtrain.backends.cuda.lower import Lowering
 
 WAVES = 3
 """Maximum blocks of a launch for each multiprocessor. With more, the saved launch matters little, and the arguments
@@ -239,15 +236,43 @@ longer than LONG_K."""
 LONG_K = 128
 """The longest K for which RESIDENT blocks are faster, measured: `mlp` at batch 1024 has 256."""
 
-Choice: TypeAlias = "Callable[[Equation], Sequence[BlockGemm]]"
-"""The GEMM functions for a matrix product without split-K, the best first."""
+MAX_SHORT_K = 256
+"""Length K of a matrix product up to which its epilogue takes most of the time."""
 
 
-def horizontal(members: Sequence[Equation], choose: Choice, target: Target) -> Kernel:
+def inline_products(equation: Equation, target: Target) -> list[BlockGemm]:
+    """The device functions for a matrix product inside a kernel with other equations, without split-K.
+
+    Where K is short the epilogue takes most of the time: functions whose threads share it evenly come first.
+    Raises DeviceError: there is none.
+    """
+    matmul = matmul_of(equation)
+    a, b = matmul.inputs
+    found = (member_gemms if target.by_member else block_gemms)(target, a.type, b.type, **matmul.params)
+    if not found:
+        raise no_kernel(matmul)
+    if target.by_member:
+        return [*found]
+    k = found[0].lengths[-1]
+    if k > MAX_K:  # a tile reads much: the largest one that splits K among warps
+        ordered = sorted(found, key=lambda gemm: (not gemm.small, -gemm.tile.m * gemm.tile.n))
+    else:
+        ordered = sorted(found, key=lambda gemm: (k <= MAX_SHORT_K and not gemm.small, gemm.splits > 1))
+    return [replace(gemm, splits=1) for gemm in ordered]
+
+
+def horizontal(members: Sequence[Equation], target: Target) -> Kernel:
     """One kernel for independent members. The blocks of the members that take longest come first."""
-    products = _same_threads({e: choose(e) for e in members if is_product(e)})
+    products = _same_threads({e: inline_products(e, target) for e in members if is_product(e)})
     threads = max((product.threads for product in products.values()), default=THREADS)
-    parts = parts_of(members, products, threads, target)
+    longest_first = sorted(products, key=lambda e: product_lengths(e)[-1], reverse=True)
+    parts = [
+        *(one_block(e, threads) for e in members if e not in products and not is_loops(e) and e.form != COLUMN_SUM),
+        *_products({e: products[e] for e in longest_first}, threads, target),
+        *(column_sum(e, threads) for e in members if e.form == COLUMN_SUM),
+        *(loops(e).part(threads, target) for e in members if is_loops(e)),
+    ]
+    parts = [part for group in groups_of(parts) for part in group]
     element = c_type(next(iter(products)).inputs[0].type.dtype) if products else ""
     crowded = target.by_member or sum(part.blocks for part in parts) > UNCROWDED * target.multiprocessors
     resident = 1
@@ -256,26 +281,6 @@ def horizontal(members: Sequence[Equation], choose: Choice, target: Target) -> K
         if any(product.lengths[-1] > LONG_K for product in products.values()):
             resident = RESIDENT_LONG
     return kernel("horizontal", parts, threads, element, resident)
-
-
-def parts_of(
-    members: Sequence[Equation], products: Mapping[Equation, BlockGemm], threads: int, target: Target
-) -> list[Part]:
-    """The parts of independent equations.
-
-    Args:
-        members: the equations.
-        products: the function for each member that is a matrix product.
-        threads: of a block.
-    """
-    longest_first = sorted(products, key=lambda e: product_lengths(e)[-1], reverse=True)
-    parts = [
-        *(one_block(e, threads) for e in members if e not in products and not is_loops(e) and e.form != COLUMN_SUM),
-        *_products({e: products[e] for e in longest_first}, threads, target),
-        *(column_sum(e, threads) for e in members if e.form == COLUMN_SUM),
-        *(loops(e).part(threads, target) for e in members if is_loops(e)),
-    ]
-    return [part for group in groups_of(parts) for part in group]
 
 
 def _same_threads(choices: Mapping[Equation, Sequence[BlockGemm]]) -> dict[Equation, BlockGemm]:
@@ -302,25 +307,20 @@ def _product(equation: Equation, product: BlockGemm, name: str, threads: int, ta
     pointers = [f"x{i + 2}" for i in range(len(after.inputs))] + [f"y{i}" for i in range(len(after.outputs))]
     _, m, n, k = product.lengths
     # Of a small product only K must be a constant.
-    lengths, end = (
-        f"n0, n1, {k}" if product.small else f"{m}, {n}, {k}",
-        f"const {name} end = {{{', '.join(pointers)}}};",
-    )
+    lengths = f"n0, n1, {k}" if product.small else f"{m}, {n}, {k}"
+    lines = [f"const {name} end = {{{', '.join(pointers)}}};"]
     rows, columns = product.tile.m, product.tile.n
-    staged = staging_bytes(rows, columns, product.itemsize)
+    staged = rows * (columns * product.itemsize + 16)  # bytes of a `StagedTile` (gemm/staged_epilogue.cuh)
     shared = product.shared + staged
-    fits = product.threads == threads and shared <= target.shared
-    if product.small or not after.inputs or not fits:
+    if product.small or not after.inputs or product.threads != threads or shared > target.shared:
         shared = product.shared
-        lines = [
-            end,
+        lines += [
             f"if (threadIdx.x < {product.threads})",
             f"    {product.call}(x0, x1, end, {lengths}, 1, block, 0);",
         ]
     else:  # the tile goes through shared memory, so that all threads read the epilogue's inputs in vectors
         wide = gcd(16 // product.itemsize, n)
-        lines = [
-            end,
+        lines += [
             f"const StagedTile<{rows}, {columns}, {staged}> tile = {{(T *)(shared_bytes + {product.shared})}};",
             f"{product.call}(x0, x1, tile, {lengths}, 1, block, 0);",
             f"tile.finish<{wide}, THREADS>(end, {m}, {n}, block);",
@@ -337,13 +337,4 @@ def _product(equation: Equation, product: BlockGemm, name: str, threads: int, ta
     )
 
 
-def staging_bytes(rows: int, columns: int, itemsize: int) -> int:
-    """Bytes of a `StagedTile` (`kernels/cuda/gemm/staged_epilogue.cuh`)."""
-    return rows * (columns * itemsize + 16)
-
-
-def _kernels(equation: Equation, lowering: Lowering) -> list[Kernel]:
-    return [horizontal(equation.params["body"].equations, lowering.inline_products, lowering.target)]
-
-
-define(Form(HORIZONTAL, _kernels))
+define(Form(HORIZONTAL, lambda equation, target: [horizontal(equation.params["body"].equations, target)]))

@@ -171,6 +171,4 @@ def _overwrites(equation: Equation, argument: Variable, result: Variable) -> boo
     return read_once(equation, argument, result)
 
 
-define(
-    Form(LAYER_BACKWARD, lambda equation, lowering: [layer_backward(equation, lowering.target)], overwrites=_overwrites)
-)
+define(Form(LAYER_BACKWARD, lambda equation, target: [layer_backward(equation, target)], overwrites=_overwrites))

@@ -80,4 +80,4 @@ def _overwrites(equation: Equation, argument: Variable, result: Variable) -> boo
     return argument not in equation.inputs or may_overwrite(body_of(equation), argument, result)
 
 
-define(Form(LONG_ROWS, lambda e, lowering: _kernels(e, lowering.target), converts=True, overwrites=_overwrites))
+define(Form(LONG_ROWS, _kernels, converts=True, overwrites=_overwrites))

@@ -189,4 +189,4 @@ def _each_row(*lines: str) -> list[str]:
     return ["#pragma unroll", f"for (int r = 0; r < {ROWS}; r++) {{", *indented(lines), "}"]
 
 
-define(Form(MAP_REDUCE, lambda equation, lowering: map_reduce_kernels(equation, lowering.target)))
+define(Form(MAP_REDUCE, map_reduce_kernels))

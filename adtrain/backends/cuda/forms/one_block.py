@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from adtrain.backends.cuda.codegen.block_rules import RULES, rule_of
 from adtrain.backends.cuda.codegen.index_rules import is_checked
@@ -30,6 +30,7 @@ from adtrain.backends.cuda.codegen.part import (
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.codegen.access import access
 from adtrain.codegen.expressions import c_type
+from adtrain.core.kernel import Target
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable, body_of, renamed
 from adtrain.passes.arena import Arena
@@ -37,9 +38,6 @@ from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.fusion import Fusion
 from adtrain.passes.groups import MAX_EQUATIONS, Groups
 from adtrain.passes.places import nbytes
-
-if TYPE_CHECKING:
-    from adtrain.backends.cuda.lower import Lowering
 
 ONE_BLOCK = "one_block"
 """Small equations that one thread block of a GPU computes in order (a one-block megakernel)."""
@@ -408,7 +406,7 @@ def _first_threads(timed: Sequence[_Scheduled], threads: int) -> dict[tuple[int,
     return found
 
 
-def _kernels(equation: Equation, lowering: Lowering) -> list[Kernel]:
+def _kernels(equation: Equation, target: Target) -> list[Kernel]:
     threads = threads_for(equation)
     return [kernel("one_block", [one_block(equation, threads)], threads)]
 

@@ -335,5 +335,5 @@ def _function(name: str, loops: Loops, arriving: Sequence[Variable], everywhere:
     return "\n".join([head, "{", *indented(lines), "}"])
 
 
-define(Form(PEER_EXCHANGES, lambda equation, lowering: [peer_exchanges(equation, lowering.target)]))
+define(Form(PEER_EXCHANGES, lambda equation, target: [peer_exchanges(equation, target)]))
 OVERWRITES[EXCHANGED_UPDATE] = of_one_type  # it reads its own slice of the parameters only, element by element

@@ -322,4 +322,4 @@ def _elements(body: Program) -> list[str]:
     ]
 
 
-define(Form(REDUCTION, lambda equation, lowering: reduction_kernels(equation, lowering.target), converts=True))
+define(Form(REDUCTION, reduction_kernels, converts=True))

@@ -344,7 +344,7 @@ class _Writer:
 define(
     Form(
         RESIDENT_STEPS,
-        lambda equation, lowering: [resident_steps(equation, lowering.target)],
+        lambda equation, target: [resident_steps(equation, target)],
         overwrites=of_one_type,  # results are written after the last step
     )
 )

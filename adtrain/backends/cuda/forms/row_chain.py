@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from adtrain.backends.cuda.codegen.part import Kernel
 from adtrain.backends.cuda.codegen.row_chain import row_chain_kernels
@@ -20,13 +19,10 @@ from adtrain.backends.cuda.forms.form import LAUNCH_BYTES, Form, define
 from adtrain.backends.cuda.forms.thread_items import MAX_OPERATIONS, items_of_threads
 from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable, fuse
+from adtrain.core.program import Equation, Variable, fuse
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.fusion import Fusion
 from adtrain.passes.groups import Groups
-
-if TYPE_CHECKING:
-    from adtrain.backends.cuda.lower import Lowering
 
 ROW_CHAIN = "row_chain"
 """Row-wise equations, products by small weights, and sums over rows. Thread blocks of a GPU take tiles of rows through
@@ -131,12 +127,8 @@ def _count(e: Equation) -> int:
     return 0
 
 
-def _rows(body: Program) -> int:
-    return max(map(_count, body.equations))
-
-
-def _kernels(equation: Equation, lowering: Lowering) -> list[Kernel]:
-    return row_chain_kernels(equation, _rows(equation.params["body"]), lowering.target)
+def _kernels(equation: Equation, target: Target) -> list[Kernel]:
+    return row_chain_kernels(equation, max(map(_count, equation.params["body"].equations)), target)
 
 
 define(Form(ROW_CHAIN, _kernels, overwrites=lambda equation, argument, result: argument not in equation.inputs))

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel
 from adtrain.backends.cuda.codegen.register_rows import (
@@ -38,9 +37,6 @@ from adtrain.core.types import ArrayType
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.fusion import Fusion
 from adtrain.passes.groups import MAX_EQUATIONS, Groups
-
-if TYPE_CHECKING:
-    from adtrain.backends.cuda.lower import Lowering
 
 ROW_FUSED = "row_fused"
 """Equations that work row by row. Each thread block of a GPU computes all of them for its rows."""
@@ -340,9 +336,9 @@ def _sliced(body: Program, known: dict[Variable, Variable], rows: Mapping[int, i
     return Program(inputs, {}, tuple(map(equation, body.equations)), tuple(map(sliced, body.outputs)))
 
 
-def _kernels(equation: Equation, lowering: Lowering) -> list[Kernel]:
-    resident = MEMBER_RESIDENT if lowering.target.by_member else 1
-    return [kernel("row_fused", [row_fused(equation, lowering.target)], THREADS, resident=resident)]
+def _kernels(equation: Equation, target: Target) -> list[Kernel]:
+    resident = MEMBER_RESIDENT if target.by_member else 1
+    return [kernel("row_fused", [row_fused(equation, target)], THREADS, resident=resident)]
 
 
 define(Form(ROW_FUSED, _kernels, converts=True))

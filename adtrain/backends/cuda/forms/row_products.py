@@ -369,4 +369,4 @@ def _step(function: str, equation: Equation, pointers: Sequence[str]) -> Step:
 ATTENTION_RULES: dict[str, StepRule] = {"self_attention": _forward, "self_attention_grad": _backward}
 """The rules of attention by primitive name. The rows of a block are whole sequences."""
 
-define(Form(ROW_PRODUCTS, lambda equation, lowering: [row_products_kernel(equation, lowering.target)]))
+define(Form(ROW_PRODUCTS, lambda equation, target: [row_products_kernel(equation, target)]))

@@ -250,4 +250,4 @@ class _Writer:
             yield "};"
 
 
-define(Form(STREAMED_LAYER, lambda equation, lowering: [streamed_layer(equation, lowering.target)]))
+define(Form(STREAMED_LAYER, lambda equation, target: [streamed_layer(equation, target)]))

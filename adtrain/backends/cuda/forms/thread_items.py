@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from adtrain.backends.cuda.codegen.part import Kernel, kernel
 from adtrain.backends.cuda.codegen.register_rows import MANY_THREADS
@@ -24,9 +23,6 @@ from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.fuse_products import ProductFusion
 from adtrain.passes.fusion import Fusion
 from adtrain.passes.groups import MAX_EQUATIONS, Groups
-
-if TYPE_CHECKING:
-    from adtrain.backends.cuda.lower import Lowering
 
 THREAD_ITEMS = "thread_items"
 """Equations that work item by item. Each thread of a GPU computes all of them for its item."""
@@ -205,7 +201,7 @@ def _most_live(equations: Sequence[Equation], items: _CommonItems, stored: Colle
     return most
 
 
-def _kernels(equation: Equation, lowering: Lowering) -> list[Kernel]:
+def _kernels(equation: Equation, target: Target) -> list[Kernel]:
     body: Program = equation.params["body"]
     items = _common_items(body.equations, [items_of_threads(e) for e in body.equations])
     assert items is not None

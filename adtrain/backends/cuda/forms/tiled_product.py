@@ -188,4 +188,4 @@ def tiled_product(equation: Equation, target: Target) -> Kernel:
     return kernel("tiled_product", [part], THREADS, "float")
 
 
-define(Form(TILED_PRODUCT, lambda equation, lowering: [tiled_product(equation, lowering.target)]))
+define(Form(TILED_PRODUCT, lambda equation, target: [tiled_product(equation, target)]))

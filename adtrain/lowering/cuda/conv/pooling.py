@@ -7,13 +7,16 @@ A rule returns a kernel only if it is estimated faster than separate kernels for
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch, MemoryLayout, Target, memory_layout
-from adtrain.lowering.cuda.conv.problem import Algorithm, ConvProblem, PaddedIndex
-from adtrain.lowering.cuda.conv.rules import forward_problem, rank_forward, rank_input_grad, rank_weight_grad
+from adtrain.lowering.cuda.conv.problem import Direction, PaddedIndex
+from adtrain.lowering.cuda.conv.rules import (
+    problem_of,
+    ranked_algorithms,
+)
 from adtrain.lowering.cuda.conv.shifted import (
     BF16X3_TERMS,
     CHUNK_ELEMENTS,
@@ -167,78 +170,57 @@ WINDOWS = (2, 2), (2, 2), (0, 0)
 """Kernel, stride and padding of the supported max pooling."""
 POOLING_START, POOLING_ELEMENTS = 4000, 400
 """Cycles of a launch of pooling alone; elements that it reads per cycle."""
-
-AnAlgorithm = TypeVar("AnAlgorithm", bound=Algorithm)
-
-
-def conv2d_max_pool2d(
-    target: Target, x: Any, w: Any, window: Any, precision: str, windows: Any
-) -> Sequence[CudaKernel]:
-    """The convolution with a pooling epilogue."""
-    problem = forward_problem(x, w, window, precision)
-    index = PaddedIndex(problem)
-    if windows != WINDOWS or not index.supported(target):
-        return []
-    pooled = ShiftedConv(index, target, flipped=False, pooled=True).best()
-    pooling = POOLING_START + math.prod(problem.outputs) / POOLING_ELEMENTS
-    faster = _if_faster(pooled, rank_forward(problem, target), pooling)
-    return _kernels(faster)
+SHIFTED = ShiftedConv, Fp16x2Conv, ShiftedWeightGrad, Fp16x2WeightGrad
+"""Shifted implicit GEMM. Other convolutions are not compared with the kernels for pooling."""
 
 
-def conv2d_input_grad_pooled(
-    target: Target,
-    g: Any,
-    where: Any,
-    w: Any,
-    window: Any,
-    windows: Any,
-    shape: Any,
-    size: tuple[int, int],
-    precision: str,
-) -> Sequence[CudaKernel]:
-    """The input gradient from the pooled gradient ``g`` as a 2:4 sparse operand."""
-    images = (g.shape[0], w.shape[1] * window.groups, *size)
-    problem = ConvProblem.of(images, shape, w.shape[2:], window, g.dtype, precision)
-    if windows != WINDOWS or not PaddedIndex(problem).supported(target):
-        return []
-    pooled = SparsePoolInputGrad(PaddedIndex(problem.transposed()), target)
-    faster = _if_faster(pooled if pooled.supported() else None, rank_input_grad(problem, target))
-    return _kernels(faster)
+def _rule(direction: Direction) -> Callable[..., Sequence[CudaKernel]]:
+    """The rule of a convolution with pooling, or of a gradient from the pooled gradient as a 2:4 sparse operand."""
+
+    def candidates(
+        target: Target,
+        *operands: Any,
+        window: Any,
+        windows: Any,
+        precision: str,
+        shape: tuple[int, ...] = (),
+        size: tuple[int, int] = (0, 0),
+        axes: Sequence[int] = (),
+    ) -> Sequence[CudaKernel]:
+        """One kernel if it is estimated no slower than the best other one, a shifted implicit GEMM, and pooling.
+
+        Args:
+            operands: images and weights; or the pooled gradient, positions and weights; or images, the pooled gradient
+                and positions.
+            shape: of the gradient before pooling.
+            axes: those that the bias gradient sums over, if it is computed too.
+        """
+        a, b = operands[0], operands[1 if direction is not Direction.INPUT_GRAD else 2]
+        if direction is Direction.INPUT_GRAD:
+            a = a._replace(shape=shape)
+        elif direction is Direction.WEIGHT_GRAD:
+            b = b._replace(shape=shape)
+        problem = problem_of(direction, a, b, window, size, precision)
+        index, pooling = PaddedIndex(problem), 0.0
+        if windows != WINDOWS or not index.supported(target):
+            return []
+        pooled: ShiftedConv | SparsePoolInputGrad | ShiftedWeightGrad | None
+        if direction is Direction.FORWARD:
+            pooled = ShiftedConv(index, target, flipped=False, pooled=True).best()
+            pooling = POOLING_START + math.prod(problem.outputs) / POOLING_ELEMENTS
+        elif direction is Direction.INPUT_GRAD:
+            sparse = SparsePoolInputGrad(PaddedIndex(problem.transposed()), target)
+            pooled = sparse if sparse.supported() else None
+        else:
+            pooled = ShiftedWeightGrad(index, target, pooled=True).best()
+        best = next(iter(ranked_algorithms(direction, problem, target)), None)
+        if pooled is None or not isinstance(best, SHIFTED) or pooled.cycles > best.cycles + pooling:
+            return []
+        if isinstance(pooled, ShiftedWeightGrad):
+            pooled = replace(pooled, bias=bool(axes))
+        return [replace(x, cycles=pooled.cycles) for x in pooled.kernels()]
+
+    return candidates
 
 
-def conv2d_weight_grad_pooled(
-    target: Target,
-    x: Any,
-    g: Any,
-    where: Any,
-    window: Any,
-    windows: Any,
-    shape: Any,
-    size: tuple[int, int],
-    precision: str,
-    axes: Sequence[int] = (),
-) -> Sequence[CudaKernel]:
-    """The weight gradient from ``g`` as a 2:4 sparse operand; and the sum of ``g`` over ``axes``, the bias gradient."""
-    problem = ConvProblem.of(x.shape, shape, size, window, x.dtype, precision)
-    index = PaddedIndex(problem)
-    if windows != WINDOWS or not index.supported(target):
-        return []
-    pooled = ShiftedWeightGrad(index, target, pooled=True).best()
-    faster = _if_faster(pooled, rank_weight_grad(problem, target))
-    return _kernels(replace(faster, bias=bool(axes)) if faster else None)
-
-
-def _kernels(algorithm: Algorithm | None) -> Sequence[CudaKernel]:
-    """The kernels of an algorithm, with its estimate of the time; none if there is no algorithm."""
-    return [replace(x, cycles=algorithm.cycles) for x in algorithm.kernels()] if algorithm else []
-
-
-def _if_faster(pooled: AnAlgorithm | None, ranked: Sequence[Algorithm], pooling: float = 0) -> AnAlgorithm | None:
-    """``pooled`` if it is estimated no slower than the best other algorithm plus ``pooling`` cycles, else None.
-
-    None also if that algorithm is not a shifted implicit GEMM.
-    """
-    best = next(iter(ranked), None)
-    if pooled is None or not isinstance(best, (ShiftedConv, Fp16x2Conv, ShiftedWeightGrad, Fp16x2WeightGrad)):
-        return None
-    return pooled if pooled.cycles <= best.cycles + pooling else None
+conv2d_max_pool2d, conv2d_input_grad_pooled, conv2d_weight_grad_pooled = map(_rule, Direction)

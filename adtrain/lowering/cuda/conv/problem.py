@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -48,20 +48,6 @@ class ConvProblem:
     groups: int = 1
     dtype: np.dtype = FLOAT32
     precision: str = FULL
-
-    @classmethod
-    def of(
-        cls,
-        images: tuple[int, ...],
-        outputs: tuple[int, ...],
-        kernel: tuple[int, int],
-        window: Any,
-        dtype: np.dtype,
-        precision: str,
-    ) -> ConvProblem:
-        """With stride, padding, dilation and groups of a `Window`."""
-        stride, padding, dilation, groups = window
-        return cls(images, outputs, kernel, stride, padding, dilation, groups, dtype, precision)
 
     @property
     def group_channels(self) -> int:

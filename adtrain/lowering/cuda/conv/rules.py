@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from adtrain.core.errors import DeviceError
 from adtrain.core.kernel import MAX_GRID, CudaKernel, CudaLaunch, Target
 from adtrain.core.precision import FULL
 from adtrain.lowering.cuda.conv.direct import DirectConv, DirectWeightGrad
-from adtrain.lowering.cuda.conv.problem import MAX_PIXELS, Algorithm, ConvProblem, PaddedIndex
+from adtrain.lowering.cuda.conv.problem import MAX_PIXELS, Algorithm, ConvProblem, Direction, PaddedIndex
 from adtrain.lowering.cuda.conv.shifted import ShiftedConv
 from adtrain.lowering.cuda.conv.shifted_fp16x2 import Fp16x2Conv, Fp16x2WeightGrad
 from adtrain.lowering.cuda.conv.shifted_weight_grad import ShiftedWeightGrad
@@ -129,116 +129,97 @@ def weight_grad(problem: ConvProblem, target: Target) -> ImplicitGemm:
     return ImplicitGemm(problem, target, file, name, lengths, elements, Gathers.ELEMENTS)
 
 
+IMPLICIT_GEMMS = {
+    Direction.FORWARD: forward,
+    Direction.INPUT_GRAD: input_grad,
+    Direction.WEIGHT_GRAD: weight_grad,
+}
 MAX_SLOWDOWN = 2.0
 """An algorithm with more than this many times the cycles of implicit GEMM is not a candidate."""
 
 
-def forward_problem(x: Any, w: Any, window: Any, precision: str) -> ConvProblem:
-    rows, columns = (window.output_length(i, x.shape[i + 2], w.shape[i + 2]) for i in (0, 1))
-    outputs = (x.shape[0], w.shape[0], rows, columns)
-    return ConvProblem.of(x.shape, outputs, w.shape[2:], window, x.dtype, precision)
+def problem_of(direction: Direction, a: Any, b: Any, window: Any, size: tuple[int, ...], precision: str) -> ConvProblem:
+    """The problem of a primitive's arguments: images and weights, gradients and weights, or images and gradients.
+
+    Args:
+        size: rows and columns of the images for an input gradient, of the window for a weight gradient.
+    """
+    if direction is Direction.FORWARD:
+        lengths = (window.output_length(i, a.shape[i + 2], b.shape[i + 2]) for i in (0, 1))
+        images, outputs, kernel = a.shape, (a.shape[0], b.shape[0], *lengths), b.shape[2:]
+    elif direction is Direction.INPUT_GRAD:
+        images, outputs, kernel = (a.shape[0], b.shape[1] * window.groups, *size), a.shape, b.shape[2:]
+    else:
+        images, outputs, kernel = a.shape, b.shape, size
+    stride, padding, dilation, groups = window
+    return ConvProblem(images, outputs, kernel, stride, padding, dilation, groups, a.dtype, precision)
 
 
-def input_grad_problem(g: Any, w: Any, window: Any, size: tuple[int, int], precision: str) -> ConvProblem:
-    images = (g.shape[0], w.shape[1] * window.groups, *size)
-    return ConvProblem.of(images, g.shape, w.shape[2:], window, g.dtype, precision)
+def ranked_algorithms(direction: Direction, problem: ConvProblem, target: Target) -> Sequence[Algorithm]:
+    """The algorithms for a convolution or gradient, the fastest by estimate first."""
+    gemm = IMPLICIT_GEMMS[direction](problem, target)
+    of_gemm = [gemm] if gemm.kernels() else []
+    if target.by_member:  # the others choose by the number of members
+        return of_gemm
+    others = [x for x in _others(direction, problem, target) if x.cycles <= MAX_SLOWDOWN * gemm.cycles]
+    others.sort(key=lambda x: x.cycles)
+    faster = [x for x in others if x.cycles < gemm.cycles]
+    return [*faster, *of_gemm, *others[len(faster) :]]
 
 
-def weight_grad_problem(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str) -> ConvProblem:
-    return ConvProblem.of(x.shape, g.shape, size, window, x.dtype, precision)
-
-
-def rank_forward(problem: ConvProblem, target: Target) -> Sequence[Algorithm]:
-    """The algorithms for a convolution, the fastest by estimate first."""
-    direct = DirectConv(problem, target, flipped=False)
-    others = [*shifted_convs(problem, target, False), *([direct] if direct.supported() else [])]
-    return _ranked(forward(problem, target), others)
-
-
-def rank_input_grad(problem: ConvProblem, target: Target) -> Sequence[Algorithm]:
-    """The algorithms for the input gradient, the fastest by estimate first."""
-    others: list[Algorithm] = []
-    if problem.unit_stride:
-        direct = DirectConv(problem.transposed(), target, flipped=True)
-        others = [*shifted_convs(problem.transposed(), target, True), *([direct] if direct.supported() else [])]
-    return _ranked(input_grad(problem, target), others)
-
-
-def rank_weight_grad(problem: ConvProblem, target: Target) -> Sequence[Algorithm]:
-    """The algorithms for the weight gradient, the fastest by estimate first."""
-    direct = DirectWeightGrad(problem, target)
-    others = [*shifted_weight_grads(problem, target), *([direct] if direct.supported() else [])]
-    return _ranked(weight_grad(problem, target), others)
-
-
-def shifted_convs(problem: ConvProblem, target: Target, flipped: bool) -> list[Algorithm]:
-    """Shifted implicit GEMM with operands as bf16x3 and as fp16x2, where supported."""
-    index = PaddedIndex(problem)
-    if not index.supported(target):
+def _others(direction: Direction, problem: ConvProblem, target: Target) -> list[Algorithm]:
+    """Shifted implicit GEMM with operands as bf16x3 and as fp16x2, and direct convolution, where supported."""
+    flipped = direction is Direction.INPUT_GRAD
+    if flipped and not problem.unit_stride:
         return []
-    bf16x3, fp16x2 = ShiftedConv(index, target, flipped).best(), Fp16x2Conv(index, target, flipped)
-    return [*([bf16x3] if bf16x3 else []), *([fp16x2] if fp16x2.supported() else [])]
-
-
-def shifted_weight_grads(problem: ConvProblem, target: Target) -> list[Algorithm]:
-    """The same for the weight gradient."""
+    problem = problem.transposed() if flipped else problem
     index = PaddedIndex(problem)
-    if not index.supported(target):
-        return []
-    bf16x3, fp16x2 = ShiftedWeightGrad(index, target).best(), Fp16x2WeightGrad(index, target)
-    return [*([bf16x3] if bf16x3 else []), *([fp16x2] if fp16x2.supported() else [])]
+    bf16x3: ShiftedConv | ShiftedWeightGrad | None
+    others: tuple[Fp16x2Conv | Fp16x2WeightGrad, DirectConv | DirectWeightGrad]
+    if direction is Direction.WEIGHT_GRAD:
+        bf16x3 = ShiftedWeightGrad(index, target).best() if index.supported(target) else None
+        others = Fp16x2WeightGrad(index, target), DirectWeightGrad(problem, target)
+    else:
+        bf16x3 = ShiftedConv(index, target, flipped).best() if index.supported(target) else None
+        others = Fp16x2Conv(index, target, flipped), DirectConv(problem, target, flipped)
+    return [*([bf16x3] if bf16x3 else []), *(x for x in others if x.supported())]
 
 
-def _ranked(gemm: ImplicitGemm, others: Sequence[Algorithm]) -> Sequence[Algorithm]:
-    if gemm.target.by_member:  # the others choose by the number of members
-        return [gemm] if gemm.kernels() else []
-    possible = sorted((x for x in others if x.cycles <= MAX_SLOWDOWN * gemm.cycles), key=lambda x: x.cycles)
-    faster = [x for x in possible if x.cycles < gemm.cycles]
-    return [*faster, *([gemm] if gemm.kernels() else []), *possible[len(faster) :]]
+def rule(direction: Direction) -> Callable[..., list[CudaKernel]]:
+    """The rule of a convolution or gradient."""
+
+    def candidates(
+        target: Target, a: Any, b: Any, window: Any, size: tuple[int, ...] = (), precision: str = FULL
+    ) -> list[CudaKernel]:
+        """Raises DeviceError: the problem is too large for every algorithm."""
+        problem = problem_of(direction, a, b, window, size, precision)
+        algorithms = ranked_algorithms(direction, problem, target)
+        if not algorithms and not problem.within_limits():
+            name = IMPLICIT_GEMMS[direction](problem, target).name
+            sizes = " and ".join("x".join(map(str, shape)) for shape in (problem.images, problem.outputs))
+            raise DeviceError(
+                f"{name}: images and outputs of {sizes} with stride {problem.stride} in {problem.groups} groups are "
+                f"too large for the GPU: at most {MAX_PIXELS} pixels a channel, {MAX_GRID[1]} groups and steps of the "
+                "stride"
+            )
+        return [replace(kernel, cycles=algorithm.cycles) for algorithm in algorithms for kernel in algorithm.kernels()]
+
+    return candidates
 
 
-def _kernels(name: str, problem: ConvProblem, algorithms: Sequence[Algorithm]) -> list[CudaKernel]:
-    """Raises DeviceError: the problem is too large for every algorithm."""
-    if not algorithms and not problem.within_limits():
-        sizes = " and ".join("x".join(map(str, shape)) for shape in (problem.images, problem.outputs))
-        raise DeviceError(
-            f"{name}: images and outputs of {sizes} with stride {problem.stride} in {problem.groups} groups are too "
-            f"large for the GPU: at most {MAX_PIXELS} pixels a channel, {MAX_GRID[1]} groups and steps of the stride"
-        )
-    return [replace(kernel, cycles=algorithm.cycles) for algorithm in algorithms for kernel in algorithm.kernels()]
+conv2d, conv2d_input_grad, conv2d_weight_grad = map(rule, Direction)
 
 
-def conv2d(target: Target, x: Any, w: Any, window: Any, precision: str = FULL) -> list[CudaKernel]:
-    problem = forward_problem(x, w, window, precision)
-    return _kernels("conv2d", problem, rank_forward(problem, target))
-
-
-def conv2d_input_grad(
-    target: Target, g: Any, w: Any, window: Any, size: tuple[int, int], precision: str = FULL
-) -> list[CudaKernel]:
-    problem = input_grad_problem(g, w, window, size, precision)
-    return _kernels("conv2d_input_grad", problem, rank_input_grad(problem, target))
-
-
-def conv2d_weight_grad(
-    target: Target, x: Any, g: Any, window: Any, size: tuple[int, int], precision: str = FULL
-) -> list[CudaKernel]:
-    problem = weight_grad_problem(x, g, window, size, precision)
-    return _kernels("conv2d_weight_grad", problem, rank_weight_grad(problem, target))
-
-
-def conv2d_weight_grad_by_image(
-    target: Target, x: Any, g: Any, window: Any, size: tuple[int, int], precision: str = FULL
-) -> list[CudaKernel]:
+def conv2d_weight_grad_by_image(target: Target, x: Any, g: Any, window: Any, **others: Any) -> list[CudaKernel]:
     """The kernels for one image, whose groups of channels are the images."""
     one_x, one_g = (t._replace(shape=(1, t.shape[0] * t.shape[1], *t.shape[2:])) for t in (x, g))
-    return conv2d_weight_grad(target, one_x, one_g, window._replace(groups=window.groups * x.shape[0]), size, precision)
+    return conv2d_weight_grad(target, one_x, one_g, window._replace(groups=window.groups * x.shape[0]), **others)
 
 
 def conv2d_weight_grad_sum(
     target: Target, x: Any, g: Any, window: Any, size: tuple[int, int], precision: str, axes: Sequence[int]
 ) -> Sequence[CudaKernel]:
     """Weight and bias gradient in one kernel, if direct convolution is the best for the weight gradient alone."""
-    problem = weight_grad_problem(x, g, window, size, precision)
-    best = next(iter(rank_weight_grad(problem, target)), None)
+    problem = problem_of(Direction.WEIGHT_GRAD, x, g, window, size, precision)
+    best = next(iter(ranked_algorithms(Direction.WEIGHT_GRAD, problem, target)), None)
     return DirectWeightGrad(problem, target, bias=True).kernels() if isinstance(best, DirectWeightGrad) else []

@@ -148,22 +148,20 @@ class Fp16x2Conv:
 
     def kernels(self) -> Sequence[CudaKernel]:
         """The launches: statistics, packing, products in fp16x2, fallback in bf16x3."""
-        multiprocessors, shared = self.target.multiprocessors, self._shared(self._weight_stages)
-        launches = (
-            self._launch("measure_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
-            self._launch("pack_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
-            self._launch("conv_shifted_fp16x2", min(self._tiles, multiprocessors), THREADS, shared),
-            self._fallback.multiply(self._scratch, fallback=True),
+        shared = self._shared(self._weight_stages)
+        multiply = CudaLaunch(
+            FILE,
+            "conv_shifted_fp16x2",
+            self.index.problem.images[:1],
+            (self.index.problem.dtype,),
+            blocks=min(self._tiles, self.target.multiprocessors),
+            threads=THREADS,
+            shared=shared,
+            definitions={**self._fallback.macros(), **PACKED_MACROS, "WEIGHT_STAGES": self._weight_stages},
+            layouts=(self._scratch, PackedImages(self.index).layout),
         )
-        return [CudaKernel(launches, self._scratch)]
-
-    def _launch(self, name: str, blocks: int, threads: int, shared: int = 0) -> CudaLaunch:
-        problem = self.index.problem
-        macros = {**self._fallback.macros(), **PACKED_MACROS, "WEIGHT_STAGES": self._weight_stages}
-        numbers, types = problem.images[:1], (problem.dtype,)
-        made = CudaLaunch(FILE, name, numbers, types, blocks=blocks, threads=threads, shared=shared, definitions=macros)
-        others = [] if shared else [self._shared(self._weight_stages)]
-        return replace(made, layouts=(self._scratch, PackedImages(self.index).layout, *others))
+        fallback = self._fallback.multiply(self._scratch, fallback=True)
+        return [CudaKernel((*_packing(multiply, shared, self.target), multiply, fallback), self._scratch)]
 
 
 WEIGHT_GRAD_FILE = "conv/shifted_weight_grad_fp16x2.cu"
@@ -239,24 +237,32 @@ class Fp16x2WeightGrad:
 
     def kernels(self) -> Sequence[CudaKernel]:
         """The launches: statistics, packing, products in fp16x2, fallback in bf16x3, sum of the splits."""
-        fallback = self._fallback.split_into(self._splits, self._scratch)
-        multiprocessors = self.target.multiprocessors
-        launches = (
-            self._launch("measure_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
-            self._launch("pack_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
-            self._launch(
-                "weight_grad_shifted_fp16x2", (self._fallback.blocks, self._splits), WEIGHT_GRAD_THREADS, self._shared
-            ),
-            *fallback.launches,
-        )
-        return [CudaKernel(launches, self._scratch)]
-
-    def _launch(self, name: str, blocks: int | tuple[int, int], threads: int, shared: int = 0) -> CudaLaunch:
-        problem = self.index.problem
-        numbers, types = (problem.images[0], self._splits), (problem.dtype,)
         stages = {"STAGE_CHANNELS": CHANNELS, "PIPELINE_STAGES": self._stages}
-        macros = {**self.index.macros(), **PACKED_MACROS, **stages}
-        made = CudaLaunch(
-            WEIGHT_GRAD_FILE, name, numbers, types, blocks=blocks, threads=threads, shared=shared, definitions=macros
+        multiply = CudaLaunch(
+            WEIGHT_GRAD_FILE,
+            "weight_grad_shifted_fp16x2",
+            (self.index.problem.images[0], self._splits),
+            (self.index.problem.dtype,),
+            blocks=(self._fallback.blocks, self._splits),
+            threads=WEIGHT_GRAD_THREADS,
+            shared=self._shared,
+            definitions={**self.index.macros(), **PACKED_MACROS, **stages},
+            layouts=(self._scratch, self._packed[0].layout),
         )
-        return replace(made, layouts=(self._scratch, self._packed[0].layout, *([] if shared else [self._shared])))
+        fallback = self._fallback.split_into(self._splits, self._scratch)
+        return [
+            CudaKernel((*_packing(multiply, self._shared, self.target), multiply, *fallback.launches), self._scratch)
+        ]
+
+
+def _packing(multiply: CudaLaunch, shared: MemoryLayout, target: Target) -> Sequence[CudaLaunch]:
+    """The launches before the products: statistics of the operands, and packing.
+
+    Args:
+        shared: the layout of shared memory of ``multiply``, whose macros the file needs.
+    """
+    layouts = (*multiply.layouts, shared)
+    both = replace(
+        multiply, blocks=PACK_BLOCKS * target.multiprocessors, threads=PACK_THREADS, shared=0, layouts=layouts
+    )
+    return [replace(both, name=name) for name in ("measure_operands", "pack_operands")]
