@@ -1,6 +1,5 @@
-// The warpgroups of the gradient of attention in bfloat16: see wgmma_backward.cuh.
+// The warpgroups of the gradient of attention in bfloat16: see wgmma_backward.cu.
 #pragma once
-#include "attention/wgmma_backward.cuh"
 
 // Whether the product for the cotangents of the values overlaps the arithmetic for those of the scores, which takes registers.
 constexpr bool EARLY = BLOCK_Q == 64;
