@@ -16,8 +16,15 @@ from adtrain.backends.cuda.compiler import Source
 from adtrain.backends.cuda.forms.product import CONVOLUTION
 from adtrain.backends.cuda.lower import Candidate, Lowering, problem, problem_text
 from adtrain.backends.cuda.targets import H200
-from adtrain.backends.cuda.tuner import cache as tuning_cache
-from adtrain.backends.cuda.tuner.autotune import Mode, Tuner, TuningProblem, singles, tuning_problems
+from adtrain.backends.cuda.tuner.autotune import (
+    Mode,
+    Tuner,
+    TuningProblem,
+    singles,
+    store_times,
+    stored_times,
+    tuning_problems,
+)
 from adtrain.backends.cuda.tuner.measure import ROUNDS, agree, distinct, tolerance
 from adtrain.core import kernel as registry
 from adtrain.core.errors import DeviceError, OutOfMemory
@@ -163,7 +170,7 @@ def test_without_a_right_candidate_the_first_is_chosen_and_nothing_is_stored(
     chosen, timed = tune(equation, Mode.FULL)
     assert chosen is BROKEN
     assert timed == []
-    assert tuning_cache.find(key(equation), [BROKEN.label, REFUSED.label]) is None
+    assert stored_times(key(equation), [BROKEN.label, REFUSED.label]) is None
 
 
 def test_slow_candidates_are_timed_once_and_close_ones_in_alternating_rounds(
@@ -216,7 +223,7 @@ def test_an_unreadable_cache_file_is_named_and_replaced(
 
 
 def test_cached_times_are_ignored_if_their_fastest_kernel_is_unknown(equation: Equation) -> None:
-    tuning_cache.store(key(equation), "", {"gone": 1.0}, "gone")
+    store_times(key(equation), "", {"gone": 1.0}, "gone")
     assert tune(equation, Mode.CACHED)[0] is SLOW
 
 

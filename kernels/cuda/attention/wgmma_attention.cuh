@@ -69,6 +69,25 @@ template <int ROWS> __device__ __forceinline__ uint64_t along_rows(const char *t
     return smem_descriptor(tile, ROWS * ROW_BYTES, 8 * ROW_BYTES, SWIZZLE_128B) + (i * 16 * ROW_BYTES >> 4);
 }
 
+// By a warpgroup: starts scores = a times the transpose of b, along the width, for 64 rows of `a` from `first` on.
+template <int ROWS_A, int ROWS_B, int SCORES>
+__device__ __forceinline__ void start_scores(float (&scores)[SCORES], const char *a, int first, const char *b) {
+    wgmma_fence();
+    #pragma unroll
+    for (int i = 0; i < PACKED_WIDTH / 16; i++)
+        wgmma<BFLOAT16>(scores, along_width<ROWS_A>(a, i, first), along_width<ROWS_B>(b, i), i > 0);
+    wgmma_commit_group();
+}
+// Starts sums = (add ? sums : 0) + weights tile, where `weights` has the words of a tile of scores.
+template <int ROWS, int SUMS, int WORDS> __device__ __forceinline__ void start_sums(
+    float (&sums)[SUMS], const uint32_t (&weights)[WORDS], const char *tile, bool add) {
+    wgmma_fence();
+    #pragma unroll
+    for (int i = 0; i < ROWS / 16; i++)
+        wgmma_registers<BFLOAT16, true>(sums, weights + 4 * i, along_rows<ROWS>(tile, i), add || i > 0);
+    wgmma_commit_group();
+}
+
 // Accumulators as the bfloat16 operand A of the next product.
 template <int SUMS> __device__ __forceinline__ void to_bfloat16(const float (&sums)[SUMS], uint32_t (&words)[SUMS / 2]) {
     #pragma unroll

@@ -1,4 +1,229 @@
-// The kernel of the gradient of attention by WGMMA: see wgmma_backward.cuh.
+// The gradient of attention by WGMMA: the cotangents of keys and values, and those of queries in the layout of accumulators
+// (wgmma_scratch.cuh). Persistent and warp-specialised: a block computes a tile of BLOCK_K keys of a head and loops over tiles
+// of BLOCK_Q queries. One thread issues copies; each of two warpgroups computes 64 keys. Its accumulators are the transposed
+// scores (keys x queries), which are operands of the next products without leaving registers. The warpgroups' code is in
+// wgmma_backward_bfloat16.cuh and wgmma_backward_fp16x2.cuh.
+//
+// The cotangents of a tile of queries are a sum over the tiles of keys, and so over blocks. Two threads of each block add its
+// terms to global memory by bulk copies. The last block adds all earlier terms to its own in registers, and writes the results.
+// The blocks of a head take turns in a fixed order, so each run gives the same bits: see KeyTile.
+//
+// Macros: also QUERY_STAGES: tiles of queries and of cotangents in shared memory; ROTATED.
+#include "attention/wgmma_scratch.cuh"
+#include "common/mma_sync.cuh"
+#include "sm90/grid_sync.cuh"
+
+constexpr int CONSUMER_THREADS = 2 * WARPGROUP, CONSUMER_WARPS = CONSUMER_THREADS / WARP, THREADS = 3 * WARPGROUP;
+constexpr int Q_BYTES = TILE_BYTES<BLOCK_Q>, K_BYTES = TILE_BYTES<BLOCK_K>, STATS_BYTES = STATS * 4;
+constexpr int SCORE_BYTES = BLOCK_Q * BLOCK_K * 2, BY_Q_BYTES = BY_Q_TILE * 4;
+constexpr int SCORES = BLOCK_Q / 2, SUMS = PACKED_WIDTH / 2, BY_Q_SUMS = 32; // accumulators of a thread
+static_assert(BLOCK_K == 128 && OPERAND_TERMS * BLOCK_Q * PACKED_WIDTH == 64 * 128, "two warpgroups share the products");
+// In fp16x2 each warpgroup has a buffer for the cotangents of queries, summed over its own 64 keys. In bfloat16 both share the
+// sums over BLOCK_K keys.
+constexpr int BY_Q_BUFFERS = OPERAND_TERMS;
+
+// By the macros of the layout, here and in `GradientScratch`, attention and its gradient in fp16x2 take 4% longer together.
+static_assert(3 * K_BYTES + QUERY_STAGES * (2 * Q_BYTES + STATS_BYTES) + 2 * SCORE_BYTES + BY_Q_BUFFERS * BY_Q_BYTES + 1024 ==
+                  SHARED_BYTES, "the layout of wgmma.py");
+
+// k: two tiles, so that the next one is loaded early. The values are read for the last time before the keys.
+// by_scores: in bfloat16 two buffers of both warpgroups, in fp16x2 a buffer of both terms for each warpgroup.
+struct SharedTiles {
+    char *k, *v, *q, *ct, *by_scores, *by_q, *stats;
+
+    __device__ __forceinline__ SharedTiles() {
+        k = (char *)(((uintptr_t)shared_bytes + 1023) / 1024 * 1024), v = k + 2 * K_BYTES, q = v + K_BYTES;
+        ct = q + QUERY_STAGES * Q_BYTES, by_scores = ct + QUERY_STAGES * Q_BYTES, by_q = by_scores + 2 * SCORE_BYTES;
+        stats = by_q + BY_Q_BUFFERS * BY_Q_BYTES;
+    }
+};
+
+// `by_q_full`: consumers have stored their sums; one for each adding thread. `by_q_empty`: a buffer is read.
+struct Barriers {
+    Pipeline<2> k;
+    Pipeline<1> v;
+    Pipeline<QUERY_STAGES> q, ct;
+    Mbarrier by_q_full[2], by_q_empty[BY_Q_BUFFERS];
+};
+
+// A tile of keys of a head, and the tiles of queries that attend to it.
+//
+// Causal key tiles go from the last tile of queries to their diagonal, and add to a tile of queries by ascending number. Blocks
+// take the key tiles of one number of all heads before the next number: first the longest ones.
+//
+// Other key tiles of a head start at different tiles of queries: if ROTATED, key tile n of N starts at n / N of them and wraps
+// around after the last one. They add to a tile of queries in the order in which they reach it if all start at once. First come
+// those that start at it or before, then the others, both by descending number. So blocks hardly wait.
+//
+// No deadlock: the launch is cooperative, so all blocks run at the same time. Without ROTATED a key tile waits only for key tiles
+// that blocks take first. With ROTATED the key tiles of a head wait for each other, so each needs a block of its own; wgmma.py
+// sets it only where there are no more of them than multiprocessors.
+struct KeyTile {
+    int64_t head;
+    int tiles, number, first, query_tiles, first_tile, steps;
+
+    __device__ __forceinline__ KeyTile(int i, int batch, int queries, int keys) {
+        tiles = (keys + BLOCK_K - 1) / BLOCK_K, query_tiles = (queries + BLOCK_Q - 1) / BLOCK_Q;
+        head = CAUSAL ? i % batch : i / tiles, number = CAUSAL ? i / batch : tiles - 1 - i % tiles, first = number * BLOCK_K;
+        first_tile = CAUSAL ? first / BLOCK_Q : ROTATED ? number * query_tiles / tiles : 0;
+        steps = CAUSAL ? query_tiles - first_tile : query_tiles;
+    }
+    __device__ __forceinline__ int query_tile(int step) const {
+        if (CAUSAL) return query_tiles - 1 - step;
+        const int at = first_tile + step;
+        return at < query_tiles ? at : at - query_tiles;
+    }
+    // The number of key tiles that come before this one at a tile of queries.
+    __device__ __forceinline__ int turn(int query_tile) const {
+        if (CAUSAL) return number;
+        const int begun = ROTATED ? ((query_tile + 1) * tiles + query_tiles - 1) / query_tiles : tiles;
+        return begun - 1 - number + (number < begun ? 0 : tiles);
+    }
+    // Whether this key tile is the last one that adds to a tile of queries.
+    __device__ __forceinline__ bool is_last(int query_tile) const {
+        return turn(query_tile) == (CAUSAL ? min(tiles - 1, query_tile * BLOCK_Q / BLOCK_K) : tiles - 1);
+    }
+};
+
+// Writes the cotangents of a thread's keys and values. first: the first key of its warpgroup.
+static __device__ __forceinline__ void store_sums(S *by_k, S *by_v, const float (&k_sums)[SUMS], const float (&v_sums)[SUMS],
+    float k_factor, float v_factor, const KeyTile &tile, int first, int heads, int keys, int64_t row) {
+    #pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int key = first + accumulator_row(2 * r);
+        if (key >= keys) continue;
+        const int64_t to = (tile.head / heads * keys + key) * row + tile.head % heads * HEAD_WIDTH;
+        #pragma unroll
+        for (int n = 2 * r; n < SUMS; n += 4) {
+            const int column = accumulator_column(n);
+            store_pair(by_k + to, column, k_sums[n] * k_factor, k_sums[n + 1] * k_factor);
+            store_pair(by_v + to, column, v_sums[n] * v_factor, v_sums[n + 1] * v_factor);
+        }
+    }
+}
+
+// The last turn at a tile of queries: adds the sums of earlier turns to those of a warpgroup, and writes the results.
+// part: of the tile, BY_Q_SUMS accumulators of a warpgroup.
+static __device__ __forceinline__ void finish_queries(const GradientScratch &packed, S *to, float (&by_q)[BY_Q_SUMS],
+    float factor, const KeyTile &tile, int query_tile, int turn, int part, int heads, int queries, int64_t row) {
+    const int64_t number = tile.head * tile.query_tiles + query_tile;
+    if (turn > 0) {
+        const float4 *const sums = (const float4 *)(packed.by_q + number * BY_Q_TILE) +
+                                   part * (BY_Q_SUMS / 4) * WARPGROUP + threadIdx.x % WARPGROUP;
+        wait_for_count(packed.turns + number, turn);
+        #pragma unroll
+        for (int n = 0; n < BY_Q_SUMS / 4; n++) {
+            const float4 earlier = load_shared_by_blocks(sums + n * WARPGROUP);
+            by_q[4 * n] += earlier.x, by_q[4 * n + 1] += earlier.y;
+            by_q[4 * n + 2] += earlier.z, by_q[4 * n + 3] += earlier.w;
+        }
+    }
+    const int first = query_tile * BLOCK_Q + (BLOCK_Q == 64 ? 0 : part * 64), column = BLOCK_Q == 64 ? part * 64 : 0;
+    #pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int query = first + accumulator_row(2 * r);
+        if (query >= queries) continue;
+        S *const row_of_query = to + (tile.head / heads * queries + query) * row + tile.head % heads * HEAD_WIDTH;
+        #pragma unroll
+        for (int n = 2 * r; n < BY_Q_SUMS; n += 4)
+            store_pair(row_of_query, column + accumulator_column(n), by_q[n] * factor, by_q[n + 1] * factor);
+    }
+}
+
+#if DIRECT
+// The arrays in memory. Warp 0 copies their tensor maps from shared memory to scratch.
+struct Arrays {
+    ArrayOfHeads q, k, v, ct;
+
+    __device__ __forceinline__ Arrays(HeadMaps &maps, const HeadMaps &in_shared, int heads)
+        : q{maps.q, heads}, k{maps.k, heads}, v{maps.v, heads}, ct{maps.ct, heads} {
+        maps.q.copy_from(in_shared.q), maps.k.copy_from(in_shared.k);
+        maps.v.copy_from(in_shared.v), maps.ct.copy_from(in_shared.ct);
+    }
+};
+#else
+typedef GradientScratch Arrays;
+#endif
+
+// The producer thread: issues the copies for all tiles of this block, of arrays that are packed or in memory.
+static __device__ __forceinline__ void produce(const Arrays &arrays, const GradientScratch &packed,
+    Barriers &barriers, const SharedTiles &shared, int tiles, int batch, int queries, int keys) {
+    PipelineState<2> at_k; // its stage is also the parity of the phase of v
+    PipelineState<QUERY_STAGES> at;
+    for (int round = 0, i; (i = tile_of_round(round)) < tiles; round++, at_k.advance()) {
+        const KeyTile tile(i, batch, queries, keys);
+        barriers.k.wait_empty(at_k);
+        barriers.k.full[at_k.stage].arrive_expect_tx(K_BYTES);
+        arrays.k.load<BLOCK_K>(shared.k + at_k.stage * K_BYTES, tile.head, tile.first, barriers.k.full[at_k.stage]);
+        barriers.v.empty[0].wait(at_k.stage ^ 1);
+        barriers.v.full[0].arrive_expect_tx(K_BYTES);
+        arrays.v.load<BLOCK_K>(shared.v, tile.head, tile.first, barriers.v.full[0]);
+        #pragma unroll 1
+        for (int step = 0; step < tile.steps; step++, at.advance()) {
+            const int first = tile.query_tile(step) * BLOCK_Q;
+            Mbarrier &q_full = barriers.q.full[at.stage], &ct_full = barriers.ct.full[at.stage];
+            barriers.q.wait_empty(at);
+            q_full.arrive_expect_tx(Q_BYTES + STATS_BYTES);
+            arrays.q.load<BLOCK_Q>(shared.q + at.stage * Q_BYTES, tile.head, first, q_full);
+            bulk_copy<STATS_BYTES>(shared.stats + at.stage * STATS_BYTES,
+                (const char *)(packed.stats + packed.tile(tile.head, first) * STATS), q_full);
+            barriers.ct.wait_empty(at);
+            ct_full.arrive_expect_tx(Q_BYTES);
+            arrays.ct.load<BLOCK_Q>(shared.ct + at.stage * Q_BYTES, tile.head, first, ct_full);
+        }
+    }
+}
+
+// One of two threads that add the cotangents of queries, in all steps but those that end with finish_queries(). If the warpgroups
+// share a buffer, thread 0 takes even steps and thread 1 odd ones, counted over all tiles. Else thread `own` adds the sums of that
+// warpgroup in every step.
+static __device__ __forceinline__ void add_by_q(
+    const GradientScratch &packed, Barriers &barriers, const SharedTiles &shared,
+    int tiles, int batch, int queries, int keys, int own) {
+    constexpr bool SHARED_SUMS = BY_Q_BUFFERS == 1;
+    const int buffer = SHARED_SUMS ? 0 : own;
+    PipelineState<SHARED_SUMS ? 2 : 1> at; // the thread of a step, and the parity of its phase
+    for (int round = 0, i; (i = tile_of_round(round)) < tiles; round++) {
+        const KeyTile tile(i, batch, queries, keys);
+        #pragma unroll 1
+        for (int step = 0; step < tile.steps; step++) {
+            const int query_tile = tile.query_tile(step), turn = tile.turn(query_tile) * BY_Q_BUFFERS + buffer;
+            if (buffer == BY_Q_BUFFERS - 1 && tile.is_last(query_tile)) continue;
+            const PipelineState<SHARED_SUMS ? 2 : 1> now = at;
+            at.advance();
+            if (SHARED_SUMS && now.stage != own) continue;
+            const int64_t number = tile.head * tile.query_tiles + query_tile;
+            float *const to = packed.by_q + number * BY_Q_TILE;
+            barriers.by_q_full[own].wait(now.phase);
+            wait_for_turn(packed.turns + number, turn);
+            if (turn == 0)
+                bulk_store<BY_Q_BYTES>(to, shared.by_q + buffer * BY_Q_BYTES);
+            else
+                bulk_add<BY_Q_BYTES>(to, shared.by_q + buffer * BY_Q_BYTES);
+            bulk_wait_read();
+            barriers.by_q_empty[buffer].arrive();
+            bulk_wait();
+            pass_turn(packed.turns + number);
+        }
+    }
+}
+
+// The statistics for the columns of this thread's accumulators 4 i and 4 i + 1.
+__device__ __forceinline__ Vector<float, 2> pair_of(const char *stats, int i) {
+    return load<float, 2>((const float *)stats + accumulator_column(4 * i));
+}
+
+// Sets the probabilities of keys that do not exist or come after their query to 0. Rows are 64 keys from `first` on, columns
+// queries from `query` on.
+__device__ __forceinline__ void exclude_keys(float (&scores)[SCORES], int first, int query, int keys) {
+    if (first + 64 <= keys && (!CAUSAL || first + 63 <= query)) return;
+    #pragma unroll
+    for (int n = 0; n < SCORES; n++) {
+        const int key = first + accumulator_row(n);
+        if (key >= keys || (CAUSAL && key > query + accumulator_column(n))) scores[n] = 0;
+    }
+}
+
 #if OPERAND_TERMS == 2
 #include "attention/wgmma_backward_fp16x2.cuh"
 #else

@@ -1,6 +1,5 @@
-// The warpgroups of the gradient of attention in bfloat16: see wgmma_backward.cuh.
+// The warpgroups of the gradient of attention in bfloat16: see wgmma_backward.cu.
 #pragma once
-#include "attention/wgmma_backward.cuh"
 
 // Whether the product for the cotangents of the values overlaps the arithmetic for those of the scores, which takes registers.
 constexpr bool EARLY = BLOCK_Q == 64;
@@ -29,19 +28,9 @@ static __device__ __forceinline__ void consume(const GradientScratch &packed, Ba
             uint32_t weights[SCORES / 2], by_words[SCORES / 2];
 
             barriers.q.wait_full(at);
-            wgmma_fence();
-            #pragma unroll
-            for (int n = 0; n < PACKED_WIDTH / 16; n++)
-                wgmma<BFLOAT16>(
-                    scores, along_width<BLOCK_K>(k, n, own * 64), along_width<BLOCK_Q>(q, n), n > 0);
-            wgmma_commit_group();
+            start_scores<BLOCK_K, BLOCK_Q>(scores, k, own * 64, q);
             barriers.ct.wait_full(at);
-            wgmma_fence();
-            #pragma unroll
-            for (int n = 0; n < PACKED_WIDTH / 16; n++)
-                wgmma<BFLOAT16>(
-                    by_scores, along_width<BLOCK_K>(shared.v, n, own * 64), along_width<BLOCK_Q>(ct, n), n > 0);
-            wgmma_commit_group();
+            start_scores<BLOCK_K, BLOCK_Q>(by_scores, shared.v, own * 64, ct);
 
             wgmma_wait_group<1>();
             wgmma_fence_operand(scores);
@@ -54,14 +43,7 @@ static __device__ __forceinline__ void consume(const GradientScratch &packed, Ba
             }
             exclude_keys(scores, first, query, keys);
             to_bfloat16(scores, weights);
-            const auto add_by_v = [&] {
-                wgmma_fence();
-                #pragma unroll
-                for (int n = 0; n < BLOCK_Q / 16; n++)
-                    wgmma_registers<BFLOAT16, true>(v_sums, weights + 4 * n, along_rows<BLOCK_Q>(ct, n), step > 0 || n > 0);
-                wgmma_commit_group();
-            };
-            if constexpr (EARLY) add_by_v();
+            if constexpr (EARLY) start_sums<BLOCK_Q>(v_sums, weights, ct, step > 0);
             wgmma_wait_group<EARLY ? 1 : 0>();
             wgmma_fence_operand(by_scores);
             if (step + 1 == tile.steps) barriers.v.release(0);
@@ -73,7 +55,7 @@ static __device__ __forceinline__ void consume(const GradientScratch &packed, Ba
                     by_scores[4 * n + h] = scores[4 * n + h] * (by_scores[4 * n + h] - correction.lane[h % 2]);
             }
             to_bfloat16(by_scores, by_words);
-            if constexpr (!EARLY) add_by_v();
+            if constexpr (!EARLY) start_sums<BLOCK_Q>(v_sums, weights, ct, step > 0);
 
             // The cotangents of the scores, with the queries of a key contiguous.
             char *const tile_of_scores = shared.by_scores + buffer * SCORE_BYTES;
@@ -95,11 +77,7 @@ static __device__ __forceinline__ void consume(const GradientScratch &packed, Ba
             wgmma_commit_group();
             wgmma_wait_group<1>();
             barriers.ct.release(at.stage);
-            wgmma_fence();
-            #pragma unroll
-            for (int n = 0; n < BLOCK_Q / 16; n++)
-                wgmma_registers<BFLOAT16, true>(k_sums, by_words + 4 * n, along_rows<BLOCK_Q>(q, n), step > 0 || n > 0);
-            wgmma_commit_group();
+            start_sums<BLOCK_Q>(k_sums, by_words, q, step > 0);
             wgmma_wait_group<1>();
             wgmma_fence_operand(by_q);
             if (tile.is_last(query_tile)) {

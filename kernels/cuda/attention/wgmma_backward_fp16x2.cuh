@@ -1,11 +1,10 @@
-// The warpgroups of the gradient of attention in fp16x2: see wgmma_backward.cuh. An operand is the sum of two float16 terms,
+// The warpgroups of the gradient of attention in fp16x2: see wgmma_backward.cu. An operand is the sum of two float16 terms,
 // high and low; of their four products, low times low is omitted.
 //
 // Tensor cores truncate when they add. So they sum over 64 numbers, low-order products first, and float32 additions add up the
 // results. Probabilities are scaled by 2^PROBABILITY_EXPONENT. The cotangents of the scores of a warpgroup and a tile of
 // queries have a scale of their own.
 #pragma once
-#include "attention/wgmma_backward.cuh"
 #include "common/terms.cuh"
 
 constexpr int STEPS = 4;                    // of 16 along the K of a product: the width, 64 queries or 64 keys

@@ -83,9 +83,6 @@ struct Turns {
 static __device__ __forceinline__ void consume(Barriers &barriers, const SharedTiles &shared, S *out, T *logsumexp,
     int tiles, int batch, int heads, int queries, int keys, int64_t out_row, float scale) {
     const Turns turns = {uniform_warpgroup() - 1};
-    const auto release = [](Mbarrier &empty) {
-        if (threadIdx.x % WARP == 0) empty.arrive();
-    };
     PipelineState<QUERY_STAGES> at_q;
     PipelineState<KEY_STAGES> at_k, at_v;
     turns.start();
@@ -98,27 +95,15 @@ static __device__ __forceinline__ void consume(Barriers &barriers, const SharedT
         #pragma unroll
         for (int i = 0; i < OUTPUTS; i++) outputs[i] = 0;
 
-        const auto start_scores = [&] {
+        const auto start_products = [&] {
             const char *q = shared.q + at_q.stage * Q_BYTES, *k = shared.k + at_k.stage * K_BYTES;
-            wgmma_fence();
-            #pragma unroll
-            for (int i = 0; i < PACKED_WIDTH / 16; i++)
-                wgmma<BFLOAT16>(
-                    scores, along_width<BLOCK_Q>(q, i, turns.own * 64), along_width<BLOCK_K>(k, i), i > 0);
-            wgmma_commit_group();
+            start_scores<BLOCK_Q, BLOCK_K>(scores, q, turns.own * 64, k);
         };
-        const auto start_outputs = [&] {
-            const char *v = shared.v + at_v.stage * K_BYTES;
-            wgmma_fence();
-            #pragma unroll
-            for (int i = 0; i < BLOCK_K / 16; i++)
-                wgmma_registers<BFLOAT16, true>(outputs, weights + 4 * i, along_rows<BLOCK_K>(v, i), true);
-            wgmma_commit_group();
-        };
+        const auto start_outputs = [&] { start_sums<BLOCK_K>(outputs, weights, shared.v + at_v.stage * K_BYTES, true); };
         barriers.q.wait_full(at_q);
         barriers.k.wait_full(at_k);
         turns.wait();
-        start_scores();
+        start_products();
         turns.pass();
         wgmma_wait_group<0>();
         wgmma_fence_operand(scores);
@@ -131,7 +116,7 @@ static __device__ __forceinline__ void consume(Barriers &barriers, const SharedT
         for (int i = tile.key_tiles - 2; i >= 0; i--) {
             barriers.k.wait_full(at_k);
             turns.wait();
-            start_scores();
+            start_products();
             barriers.v.wait_full(at_v);
             start_outputs();
             turns.pass();

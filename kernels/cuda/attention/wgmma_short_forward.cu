@@ -100,11 +100,7 @@ static __device__ __forceinline__ void consume(S *out, T *logsumexp, Barriers &b
                 softmax.rescale(outputs);
                 to_bfloat16(scores, weights);
                 full[QUERY_UNITS + KEY_UNITS + j].wait(at.phase);
-                wgmma_fence();
-                #pragma unroll
-                for (int i = 0; i < UNIT_ROWS / 16; i++)
-                    wgmma_registers<BFLOAT16, true>(outputs, weights + 4 * i, along_rows<UNIT_ROWS>(v + j * UNIT_BYTES, i), true);
-                wgmma_commit_group();
+                start_sums<UNIT_ROWS>(outputs, weights, v + j * UNIT_BYTES, true);
                 wgmma_wait_group<0>();
                 wgmma_fence_operand(outputs);
             }

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adtrain.backends.cuda.codegen.index_rules import BY_INDEX
+from adtrain.backends.cuda.codegen.block_rules import BY_INDEX
 from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import Part, indented, resident_blocks
 from adtrain.backends.cuda.codegen.register_rows import COLUMN, ROW, TABLE, Held, Rows, rows_in

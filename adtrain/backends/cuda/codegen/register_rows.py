@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
-from adtrain.backends.cuda.codegen.index_rules import BY_INDEX
+from adtrain.backends.cuda.codegen.block_rules import BY_INDEX
 from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import Part, Step, indented, lanes_for
 from adtrain.codegen.access import access, read

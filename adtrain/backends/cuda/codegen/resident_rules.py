@@ -10,8 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from adtrain.backends.cuda.codegen.block_rules import REDUCTIONS, matmul, reduction, rule_of
-from adtrain.backends.cuda.codegen.index_rules import overlapped_take
+from adtrain.backends.cuda.codegen.block_rules import REDUCTIONS, matmul, overlapped_take, reduction, rule_of
 from adtrain.backends.cuda.codegen.part import WARP, Names, Step, StepRule, lanes_for
 from adtrain.backends.cuda.codegen.register_rows import rows_in_block, takes_numbers
 from adtrain.backends.cuda.forms.resident_layer import THREADS

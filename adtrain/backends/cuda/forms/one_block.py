@@ -15,8 +15,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
-from adtrain.backends.cuda.codegen.block_rules import RULES, rule_of
-from adtrain.backends.cuda.codegen.index_rules import is_checked
+from adtrain.backends.cuda.codegen.block_rules import RULES, is_checked, rule_of
 from adtrain.backends.cuda.codegen.part import (
     Kernel,
     Part,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from adtrain.backends.cuda.codegen.index_rules import overlapped_take
+from adtrain.backends.cuda.codegen.block_rules import overlapped_take
 from adtrain.backends.cuda.codegen.part import (
     FIRST_STATEMENT,
     OPTIONS,

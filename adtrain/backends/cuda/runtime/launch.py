@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
+
+from cuda.bindings import driver
+
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Candidate, Lowering
 from adtrain.backends.cuda.runtime.device import Device
+from adtrain.backends.cuda.runtime.errors import checked
 from adtrain.backends.cuda.runtime.loaded_kernel import MAP_WORD, ShapedLaunch, Start
-from adtrain.backends.cuda.runtime.tensor_map import TENSOR_MAP_WORDS, encoded
 from adtrain.backends.cuda.vendor import LibraryCall
 from adtrain.core.backend import KernelRun
+from adtrain.core.kernel import TensorMap
 from adtrain.core.program import Equation
+
+TENSOR_MAP_WORDS = 16
+"""The 64-bit words of a tensor map."""
+UINT32, UINT64 = driver.cuuint32_t, driver.cuuint64_t
+ELEMENTS = {
+    2: driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+    4: driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32,
+}
+"""The type of an element, by its bytes. Copies round float32 to tf32."""
+SWIZZLES = {
+    128: driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+    64: driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_64B,
+}
+"""The swizzle, by the bytes of a row of a box."""
 
 
 class Launch:
@@ -59,7 +80,7 @@ class Launch:
         plan = self.plan
         last = [runs] * plan.repeats + [scratch] * plan.scratch + [flag] * plan.checked
         launch = self.early if overlap and self.early is not None else self.alone
-        maps = (word for x in plan.maps for word in encoded(x, addresses[x.operand]))
+        maps = (word for x in plan.maps for word in _encoded(x, addresses[x.operand]))
         pointers = (addresses[i] for i in plan.operands)
         launch(self.device.stream, [*maps, *pointers, *plan.numbers, *last, *self.windows])
 
@@ -107,3 +128,37 @@ class Runnable:
         for launch in self.launches:
             launch.enqueue(addresses, scratch, flag, overlap, runs)
             overlap = True
+
+
+def _encoded(described: TensorMap, address: int) -> Sequence[int]:
+    """The TENSOR_MAP_WORDS words of a tensor map, of an array at `address`.
+
+    Raises:
+        DeviceError: the driver refuses the map.
+    """
+    itemsize = described.dtype.itemsize
+    strides = [itemsize * n for n in accumulate(described.lengths[:-1], mul)]
+    rank = len(described.lengths)
+    options = (
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        SWIZZLES[described.box[0] * itemsize],
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    array = ELEMENTS[itemsize], rank, address, _lengths(described.lengths), _lengths(strides)
+    if described.im2col is None:
+        ones = _numbers([1] * rank)
+        made = checked(driver.cuTensorMapEncodeTiled(*array, _numbers(described.box), ones, *options))
+    else:
+        lower, upper, stride = described.im2col
+        box = [*lower], [*upper], *described.box
+        made = checked(driver.cuTensorMapEncodeIm2col(*array, *box, _numbers((1, *stride, 1)), *options))
+    return [int(word) for word in made.opaque]
+
+
+def _lengths(values: Sequence[int]) -> list[driver.cuuint64_t]:
+    return [UINT64(n) for n in values]
+
+
+def _numbers(values: Sequence[int]) -> list[driver.cuuint32_t]:
+    return [UINT32(n) for n in values]

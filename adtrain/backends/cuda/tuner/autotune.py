@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from time import monotonic
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from adtrain import documents
 from adtrain.backends.cuda.compiler import Source, fingerprint
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Candidate, Lowering, fastest, problem, problem_text
-from adtrain.backends.cuda.tuner import cache as tuning_cache
 from adtrain.backends.cuda.tuner.measure import Trial, described, measure
 from adtrain.cache import digest
 from adtrain.core import communicator
@@ -24,6 +25,8 @@ from adtrain.core.kernel import has_kernels
 from adtrain.core.program import Equation
 from adtrain.passes.place_collectives import exchanges_data
 
+CACHED = "tuning"
+"""The kind of the documents in the user's cache that hold measured times, one for each problem."""
 REPORT_SECONDS = 1.0
 """Least seconds between two progress reports."""
 
@@ -108,7 +111,7 @@ class Tuner:
 
     def uses_times(self) -> bool:
         """Whether choices depend on times, measured now or stored."""
-        return self.mode is Mode.FULL or (self.mode is Mode.CACHED and tuning_cache.any_stored())
+        return self.mode is Mode.FULL or (self.mode is Mode.CACHED and documents.any_stored(CACHED))
 
     def times(
         self, problems: Iterable[TuningProblem], measured: bool
@@ -121,7 +124,7 @@ class Tuner:
         missing = []
         for tuned in problems:
             key = self.key(tuned)
-            known = None if key is None else tuning_cache.find(key, tuned.labels)
+            known = None if key is None else stored_times(key, tuned.labels)
             if known is not None:
                 yield tuned, known
             else:
@@ -159,9 +162,43 @@ class Tuner:
                 continue
             if times:
                 if (key := self.key(tuned)) is not None:
-                    tuning_cache.store(key, _text(tuned.equation), times, fastest(tuned.labels, times))
+                    store_times(key, _text(tuned.equation), times, fastest(tuned.labels, times))
                 yield tuned, times
         self.bench.finish()
+
+
+def stored_times(key: str, labels: Collection[str]) -> Mapping[str, float] | None:
+    """The microseconds of a launch by label, as stored under the key.
+
+    None if there are none, if the fastest candidate is not among ``labels``, or if the file cannot be read, which gives
+    a warning that names it.
+    """
+    times = documents.find(CACHED, key, _times_in)
+    return times if times and min(times, key=times.__getitem__) in labels else None
+
+
+def store_times(key: str, problem: str, times: Mapping[str, float], chosen: str) -> None:
+    """Store the microseconds by label under the key. ``problem`` and ``chosen`` are for people who read the file.
+
+    Raises:
+        AdtrainError: the file cannot be written.
+    """
+    documents.store(CACHED, key, {"problem": problem, "microseconds": dict(times), "chosen": chosen})
+
+
+def _times_in(document: Any) -> Mapping[str, float]:
+    """The times in a document that `store_times` has written.
+
+    Raises:
+        ValueError: it is another document.
+    """
+    times = document.get("microseconds") if isinstance(document, dict) else None
+    if not isinstance(times, dict) or not times:
+        raise ValueError("it holds no times")
+    for label, time in times.items():
+        if not isinstance(time, float) or not 0 < time < math.inf:
+            raise ValueError(f"{label} takes {time!r} microseconds")
+    return times
 
 
 def tuning_problems(lowering: Lowering, equations: Iterable[Equation]) -> Iterator[TuningProblem]:
