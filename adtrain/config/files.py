@@ -15,7 +15,6 @@ from adtrain.config.names import RUN_CONFIG, find_config
 from adtrain.config.overrides import Overrides, keys_of, override, with_nodes, without
 from adtrain.config.problems import ConfigError, Problem
 from adtrain.config.source import Node, of_python
-from adtrain.config.values import name_of
 from adtrain.files import open_regular
 
 if TYPE_CHECKING:
@@ -90,11 +89,12 @@ def _checked(
     root = override(root, overrides)  # after the plug-ins, because it needs the names of their options
     if unknown := keys.unknown(root, keys_of(overrides)):
         raise ConfigError([*problems, *(habits.unknown_key(x, root, keys.of_mapping(x[:-1]) or ()) for x in unknown)])
-    # They import the data formats, and all layers and optimizers.
+    # These import pydantic and the data formats.
     from pydantic import ValidationError
 
-    from adtrain.config import build, explain
+    from adtrain.config import explain
     from adtrain.config.document import Config, Source
+    from adtrain.config.values import name_of
 
     values = cast(dict[str, Any], root.plain())
     if path is not None:
@@ -105,6 +105,8 @@ def _checked(
         raise ConfigError([*problems, *explain.problems(error, root)]) from None
     cfg = cfg.model_copy(update={"plugins": named})
     cfg._source = Source(path, root)
+    from adtrain.config import build  # here, because it imports all layers and optimizers
+
     problems += build.check(cfg)
     if problems:
         raise ConfigError(problems)
