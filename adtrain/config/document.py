@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -473,12 +472,6 @@ class Config(Section):
     def source(self) -> Source:
         """The file of the config and its parsed nodes."""
         return self._source
-
-    def __reduce__(self) -> tuple[Callable[..., Config], tuple[dict[str, Any]]]:
-        """A Config is pickled by its values, as the classes of layers and losses are made when they are registered."""
-        from adtrain.config.files import from_values
-
-        return from_values, (self.model_dump(mode="json", exclude_none=True),)
 
     def without_seed(self) -> Config:
         """The config with seed 0, which is equal for trainings that differ in their seeds."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copyreg
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -76,6 +77,11 @@ def from_values(values: Mapping[str, Any], overrides: Overrides = ()) -> Config:
     return _checked(of_python(values, "config"), None, overrides, [], (), plugged.run_named)
 
 
+def _pickled(cfg: Config) -> tuple[Callable[..., Config], tuple[dict[str, Any]]]:
+    """How a Config is pickled: by its values, as the classes of layers and losses are made when they are registered."""
+    return from_values, (cfg.model_dump(mode="json", exclude_none=True),)
+
+
 def _checked(
     root: Node,
     path: Path | None,
@@ -96,6 +102,7 @@ def _checked(
     from adtrain.config.document import Config, Source
     from adtrain.config.values import name_of
 
+    copyreg.pickle(Config, _pickled)
     values = cast(dict[str, Any], root.plain())
     if path is not None:
         values.setdefault("name", name_of(path.stem))
