@@ -85,15 +85,17 @@ def _of_numbers(images: Images, name: str) -> Statistics:
     mean, squares = np.zeros(images.shape[1]), np.zeros(images.shape[1])
     least, greatest = np.full(images.shape[1], np.inf), np.full(images.shape[1], -np.inf)
     for chunk in chunks(images):
-        values = chunk.astype(np.float64).swapaxes(0, 1).reshape(images.shape[1], -1)
-        if not np.isfinite(values).all():
+        values = chunk.swapaxes(0, 1).astype(np.float64, "C").reshape(images.shape[1], -1)
+        low, high = values.min(axis=1), values.max(axis=1)
+        if not np.isfinite([low, high]).all():
             row = int(np.flatnonzero(~np.isfinite(chunk).reshape(len(chunk), -1).all(axis=1))[0])
             raise DataError(f"{name}: found a number that is not finite in row {done + row}, expected finite ones")
         new, means = values.shape[1], values.mean(axis=1)
         delta = means - mean
-        squares += ((values - means[:, np.newaxis]) ** 2).sum(axis=1) + delta**2 * count * new / (count + new)
+        values -= means[:, np.newaxis]
+        squares += np.square(values, out=values).sum(axis=1) + delta**2 * count * new / (count + new)
         mean += delta * new / (count + new)
-        least, greatest = np.minimum(least, values.min(axis=1)), np.maximum(greatest, values.max(axis=1))
+        least, greatest = np.minimum(least, low), np.maximum(greatest, high)
         count, done = count + new, done + len(chunk)
     return tuple(mean.tolist()), _divisors(np.sqrt(squares / count), least, greatest)
 
