@@ -56,12 +56,21 @@ def _divisors(std: np.ndarray, least: np.ndarray, greatest: np.ndarray) -> tuple
 
 def cell_statistics(cells: np.ndarray) -> Statistics:
     """Mean and standard deviation of the numbers in each column of a table (N, columns), without NaN."""
-    empty = np.isnan(cells)
-    counts = np.maximum(len(cells) - empty.sum(axis=0), 1)
-    filled = np.where(empty, 0, cells) if empty.any() else cells
-    mean = sum(part.sum(axis=0) for part in chunks(filled)) / counts
-    filled = np.where(empty, mean, cells) if empty.any() else cells
-    std = np.sqrt(sum(np.square(part - mean).sum(axis=0) for part in chunks(filled)) / counts)
+    count, mean, squares = np.zeros((3, cells.shape[1]))
+    for chunk in chunks(cells):  # by the update of `_of_numbers`
+        values = np.ascontiguousarray(chunk.T)
+        empty = np.isnan(values)
+        new = values.shape[1] - np.count_nonzero(empty, axis=1)
+        total = np.maximum(count + new, 1)
+        values[empty] = 0
+        means = values.sum(axis=1) / np.maximum(new, 1)
+        delta = means - mean
+        values -= means[:, np.newaxis]
+        values[empty] = 0
+        squares += np.square(values, out=values).sum(axis=1) + delta**2 * count * new / total
+        mean += delta * new / total
+        count += new
+    std = np.sqrt(squares / np.maximum(count, 1))
     return tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
 
 
