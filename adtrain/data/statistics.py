@@ -58,7 +58,7 @@ def cell_statistics(cells: np.ndarray) -> Statistics:
     """Mean and standard deviation of the numbers in each column of a table (N, columns), without NaN."""
     count, mean, squares = np.zeros((3, cells.shape[1]))
     for chunk in chunks(cells):  # by the update of `_of_numbers`
-        values = np.ascontiguousarray(chunk.T)
+        values = chunk.T.copy()
         empty = np.isnan(values)
         new = values.shape[1] - np.count_nonzero(empty, axis=1)
         total = np.maximum(count + new, 1)
