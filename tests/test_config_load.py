@@ -189,6 +189,10 @@ def test_overrides_set_values_by_dotted_key(tmp_path: Path, overrides: list[str]
     ("override", "message"),
     [
         ("training.epoch=3", "--set training.epoch: unknown key; did you mean epochs?"),
+        ("model.layers.1.linear.outs=3", "--set model.layers.1.linear.outs: model.layers[1].linear.outs: unknown key; "
+         "known: out_features, bias, in_features, weight_init, init_gain, tied"),
+        ("model.layers.1.conv2d.outs=3", "c.yaml:7:7: model.layers[1]: found a mapping with "
+         "linear, conv2d, expected one layer"),
         ("training.epochs=three", f"--set training.epochs: found 'three', {POSITIVE}"),
         ("model.layers.1.linear.out_features=-1", "--set model.layers.1.linear.out_features: "
          f"model.layers[1].linear.out_features: found -1, {POSITIVE}"),

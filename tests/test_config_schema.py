@@ -11,7 +11,7 @@ from config_files import FULL, small
 
 from adtrain.assets import asset_path
 from adtrain.cli import schema
-from adtrain.config import packaged, specs
+from adtrain.config import Config, explain, keys, packaged, specs
 from adtrain.config.equation_terms import Equations, Term
 
 KINDS = [item for family in specs.FAMILIES.values() for item in family.items()]
@@ -51,6 +51,14 @@ def test_the_schema_has_every_kind_and_option() -> None:
         long_form = next(form for form in definition.get("anyOf", [definition]) if "properties" in form)
         options = long_form["properties"][kind]["anyOf"][0]
         assert set(options.get("properties", {})) == set(spec.model_fields)
+
+
+def test_the_schema_tells_the_keys_of_sections_and_classes_in_their_order() -> None:
+    sections = {(key,) if key in keys.SECTIONS else (key, 0): model for key, model in explain.MODELS.items()}
+    assert {path: keys.of_mapping(path) for path in [(), *sections]} == {
+        path: tuple(model.model_fields) for path, model in [((), Config), *sections.items()]
+    }
+    assert keys.options() == {kind: tuple(spec.model_fields) for kind, spec in KINDS if spec is not Equations}
 
 
 def test_defaults_are_valid_values_of_their_options() -> None:

@@ -55,15 +55,25 @@ def test_importing_the_package_loads_no_numpy_and_every_public_name_is_found() -
     assert (callable(adtrain.jit), callable(adtrain.custom_op)) == (True, True)
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("train", "--help"), ("train", "no-such-config")])
-def test_help_and_an_unknown_config_name_load_no_config_language(arguments: tuple[str, ...]) -> None:
-    modules = modules_after(f"""
+def modules_of(arguments: tuple[str, ...]) -> set[str]:
+    """The modules that a command has loaded at its end."""
+    return modules_after(f"""
 from adtrain.cli.main import cli
 try:
     cli.main({list(arguments)!r})
 except SystemExit:
     pass""")
-    assert not {"pydantic", "yaml", "adtrain.nn", "adtrain.training.experiment"} & modules
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("train", "--help"), ("train", "no-such-config")])
+def test_help_and_an_unknown_config_name_load_no_config_language(arguments: tuple[str, ...]) -> None:
+    assert not {"pydantic", "yaml", "adtrain.nn", "adtrain.training.experiment"} & modules_of(arguments)
+
+
+@pytest.mark.parametrize("setting", ["trainig.epochs=3", "data.lable=x", "model.layers.0.linear.outs=3"])
+def test_a_setting_of_an_unknown_key_loads_no_class_of_the_config(setting: str) -> None:
+    modules = modules_of(("train", "mlp", "--set", setting))
+    assert not {"pydantic", "adtrain.core.array", "adtrain.data", "adtrain.nn", "adtrain.optim"} & modules
 
 
 def test_a_training_on_a_gpu_loads_no_cpu_backend() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 from pydantic import BaseModel, ValidationError
@@ -46,28 +45,6 @@ def problems(error: ValidationError, root: Node, section: PathParts = ()) -> lis
     return [_problem(details, root, section) for details in error.errors(include_url=False)]
 
 
-def unknown_keys(root: Node, settings: Iterable[Sequence[str]]) -> list[Problem]:
-    """The keys of settings that neither the config nor its sections data, model and training have.
-
-    They are found without the modules of layers, optimizers and others, whose import takes a tenth of a second.
-    """
-    problems: list[Problem] = []
-    for key in settings:
-        model: type[BaseModel] | None = Config
-        for i, name in enumerate(key):
-            if model is not None and name not in model.model_fields:
-                problems.append(_unknown_key(tuple(key[: i + 1]), root))
-            model = habits.SECTIONS.get(name) if i == 0 else None
-    return problems
-
-
-def _unknown_key(path: PathParts, root: Node) -> Problem:
-    names = tuple(_parent_model(path).model_fields)
-    hint = habits.of_key(path, root, names)
-    where, message = root.find(path)[1], "unknown key"
-    return Problem(where, dotted(path), f"{message}; {hint}") if hint else Problem(where, dotted(path), message, names)
-
-
 def _problem(details: ErrorDetails, root: Node, section: PathParts) -> Problem:
     path, value = _without_names((*section, *details["loc"])), details["input"]
     node, key_where = root.find(path)
@@ -81,7 +58,7 @@ def _problem(details: ErrorDetails, root: Node, section: PathParts) -> Problem:
             where = root.find(path[:-1])[1]
             message = f"missing, expected {_expected_words(_parent_model(path), str(path[-1]))}"
         case "extra_forbidden":
-            return _unknown_key(path, root)
+            return habits.unknown_key(path, root, tuple(_parent_model(path).model_fields))
         case "union_tag_invalid":
             name, family = details["ctx"]["tag"], _family(path)
             where = root.find((*path, name))[1] if isinstance(node.value, dict) else where

@@ -7,19 +7,19 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import yaml
-from pydantic import ValidationError
 
-from adtrain.config import explain, plugged, source
-from adtrain.config.document import Config, Data, Source
+from adtrain.config import habits, keys, plugged, source
 from adtrain.config.names import RUN_CONFIG, find_config
-from adtrain.config.overrides import Overrides, keys, override, with_nodes, without
+from adtrain.config.overrides import Overrides, keys_of, override, with_nodes, without
 from adtrain.config.problems import ConfigError, Problem
 from adtrain.config.source import Node, of_python
-from adtrain.config.values import name_of
 from adtrain.files import open_regular
+
+if TYPE_CHECKING:
+    from adtrain.config.document import Config, Data
 
 _log = logging.getLogger(__name__)
 
@@ -82,9 +82,6 @@ def _pickled(cfg: Config) -> tuple[Callable[..., Config], tuple[dict[str, Any]]]
     return from_values, (cfg.model_dump(mode="json", exclude_none=True),)
 
 
-copyreg.pickle(Config, _pickled)
-
-
 def _checked(
     root: Node,
     path: Path | None,
@@ -96,8 +93,16 @@ def _checked(
     naming = plugged.with_files(override(root, _of_plugins(overrides)), plugins)
     named = plugged.run_all(naming, path.parent if path is not None else Path(), run_plugin)
     root = override(root, overrides)  # after the plug-ins, because it needs the names of their options
-    if unknown := explain.unknown_keys(root, keys(overrides)):
-        raise ConfigError([*problems, *unknown])
+    if unknown := keys.unknown(root, keys_of(overrides)):
+        raise ConfigError([*problems, *(habits.unknown_key(x, root, keys.of_mapping(x[:-1]) or ()) for x in unknown)])
+    # These import pydantic and the data formats.
+    from pydantic import ValidationError
+
+    from adtrain.config import explain
+    from adtrain.config.document import Config, Source
+    from adtrain.config.values import name_of
+
+    copyreg.pickle(Config, _pickled)
     values = cast(dict[str, Any], root.plain())
     if path is not None:
         values.setdefault("name", name_of(path.stem))
@@ -136,6 +141,11 @@ def load_data(values: Mapping[str, str], overrides: Sequence[str] = ()) -> Data:
 
     Raises ConfigError that lists every problem.
     """
+    from pydantic import ValidationError
+
+    from adtrain.config import explain
+    from adtrain.config.document import Data
+
     section = {name: Node("data", value) for name, value in values.items()}
     root = Node("data", {"data": Node("data", section, dict.fromkeys(section, "data"))}, {"data": "data"})
     root = override(root, [f"data.{setting}" for setting in overrides])

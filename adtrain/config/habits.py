@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydantic import BaseModel
-
-from adtrain.config.document import Config, Data, Model, Training
-from adtrain.config.problems import PathParts, similar
+from adtrain.config import keys
+from adtrain.config.problems import PathParts, Problem, dotted, similar
 from adtrain.config.source import Node
-from adtrain.config.specs import OPTIMIZERS
 
 RATE = "optimizer.NAME.lr"
 NORM, VALUE = "training.clip_norm", "training.clip_value"
@@ -135,7 +132,12 @@ EXAMPLES = {
 }
 """A short section, by its key."""
 
-SECTIONS: dict[str, type[BaseModel]] = {"data": Data, "model": Model, "training": Training}
+
+def unknown_key(path: PathParts, root: Node, names: Sequence[str]) -> Problem:
+    """The problem of the unknown key at `path`, where `names` are known."""
+    hint = of_key(path, root, names)
+    where, message = root.find(path)[1], "unknown key"
+    return Problem(where, dotted(path), f"{message}; {hint}" if hint else message, None if hint else tuple(names))
 
 
 def key_of(name: str, root: Node | None = None) -> str | None:
@@ -143,15 +145,16 @@ def key_of(name: str, root: Node | None = None) -> str | None:
     if name in KEYS:
         key = KEYS[name]
         return key.replace("NAME", _optimizer(root)) if "NAME" in key else key
-    if name in Config.model_fields:
+    if name in (keys.of_mapping(()) or ()):
         return name
-    return next((f"{section}.{name}" for section, model in SECTIONS.items() if name in model.model_fields), None)
+    sections = "data", "model", "training"
+    return next((f"{section}.{name}" for section in sections if name in (keys.of_mapping((section,)) or ())), None)
 
 
 def option_of_optimizer(name: str, root: Node | None = None) -> str | None:
-    """The dotted key of an option of the config's optimizer; None if it has no such option. Imports optimizers."""
+    """The dotted key of an option of the config's optimizer; None if it has no such option."""
     optimizer = _optimizer(root)
-    return f"optimizer.{optimizer}.{name}" if name in OPTIMIZERS[optimizer].model_fields else None
+    return f"optimizer.{optimizer}.{name}" if name in (_options(optimizer) or ()) else None
 
 
 def of_key(path: PathParts, root: Node, names: Sequence[str]) -> str | None:
@@ -163,7 +166,7 @@ def of_key(path: PathParts, root: Node, names: Sequence[str]) -> str | None:
         return sentence
     in_section = len(path) <= 2
     if in_section and (key := key_of(name, root)):
-        return f"did you mean {key}{' at the top level' if key in Config.model_fields and len(path) > 1 else ''}?"
+        return f"did you mean {key}{' at the top level' if '.' not in key and len(path) > 1 else ''}?"
     if misspelt := similar(name, names, 0.8):
         return misspelt
     if in_section and (key := option_of_optimizer(name, root)):
@@ -195,4 +198,13 @@ def _optimizer(root: Node | None) -> str:
     """The name of the config's optimizer, adam if it has none."""
     value = None if root is None else root.find(("optimizer",))[0].value
     name = next(iter(value), "") if isinstance(value, dict) else value
-    return name if isinstance(name, str) and name in OPTIMIZERS else "adam"
+    return name if isinstance(name, str) and _options(name) is not None else "adam"
+
+
+def _options(optimizer: str) -> Sequence[str] | None:
+    """The names of the options of an optimizer; None for what is none."""
+    if (found := keys.options().get(optimizer)) is not None:
+        return found
+    from adtrain.config.specs import OPTIMIZERS
+
+    return tuple(OPTIMIZERS[optimizer].model_fields) if optimizer in OPTIMIZERS else None  # of a plug-in

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias, cast
 
+from adtrain.config import keys
 from adtrain.config.problems import ConfigError, Problem, found, key_text, known
 from adtrain.config.source import MAX_DEPTH, Node, of_python, read_value
-from adtrain.config.specs import FAMILIES, by_kind
 
 Overrides: TypeAlias = Sequence[str] | Mapping[str, Any]
 """Settings `key=value` of the command line, or values of Python by their keys."""
@@ -44,7 +44,7 @@ def override(root: Node, settings: Overrides) -> Node:
     return root
 
 
-def keys(settings: Overrides) -> list[list[str]]:
+def keys_of(settings: Overrides) -> list[list[str]]:
     """The parts of the key of each setting."""
     names = settings if isinstance(settings, Mapping) else (setting.partition("=")[0] for setting in settings)
     return [parts_of(name) or [] for name in names]
@@ -70,6 +70,8 @@ def with_nodes(root: Node, values: Mapping[str, Node]) -> Node:
             present = root.value[section].value if section in root.value else None
             own = next(iter(present), None) if isinstance(present, dict) else present
             if own not in (None, rest[0]):
+                from adtrain.config.specs import FAMILIES
+
                 if rest[0] not in FAMILIES[section]:
                     hint = known(rest[0], FAMILIES[section])
                     _refuse(node.where, f"{key}: unknown {section} {found(rest[0])}; {hint}")
@@ -156,10 +158,18 @@ def _long_form(node: Node, prefix: list[str], part: str, where: str) -> Node:
     if node.value is None or (prefix in ([name] for name in REPLACED) and not has_part):
         return Node(where, {})
     has_children = isinstance(node.value, dict) or (isinstance(node.value, list) and part.isdecimal())
-    spec = by_kind(prefix[-1]) if prefix and not has_children else None
-    if spec and (first := spec.first_option()):
-        return Node(node.where, {first: node}, {first: node.where})
-    return node
+    first = _first_option(prefix[-1]) if prefix and not has_children else None
+    return node if first is None else Node(node.where, {first: node}, {first: node.where})
+
+
+def _first_option(kind: str) -> str | None:
+    """The option that `kind: value` sets; None for what is no layer, loss or other class, or has no options."""
+    if kind in keys.options():
+        return next(iter(keys.options()[kind]), None)
+    from adtrain.config.specs import by_kind
+
+    spec = by_kind(kind)  # of a plug-in
+    return spec and spec.first_option()
 
 
 def _is_item(node: Node, part: str) -> bool:

@@ -10,21 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TypeAlias
-
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from typing import TYPE_CHECKING, TypeAlias
 
 from adtrain import plugins
-from adtrain.config import explain
-from adtrain.config.document import Plugin
 from adtrain.config.problems import ConfigError, Problem, dotted, known
 from adtrain.config.source import Node
 from adtrain.plugins import PluginError
 
-Loader: TypeAlias = Callable[[Plugin, Path], Plugin]
-"""Runs a plug-in of the config in this folder, and returns it with its SHA-256. Raises PluginError."""
+if TYPE_CHECKING:
+    from adtrain.config.document import Plugin
 
-_entries: TypeAdapter[list[Plugin]] = TypeAdapter(list[Plugin], config=ConfigDict(defer_build=True))
+Loader: TypeAlias = "Callable[[Plugin, Path], Plugin]"
+"""Runs a plug-in of the config in this folder, and returns it with its SHA-256. Raises PluginError."""
 
 
 def run_named(plugin: Plugin, folder: Path) -> Plugin:
@@ -44,6 +41,7 @@ def run(file: str, found: plugins.Plugin) -> Plugin:
 
     Raises PluginError for a file of a kernel outside the plug-in's folder, because a run stores copies.
     """
+    from adtrain.config.document import Plugin
     from adtrain.custom_ops import kernel_files
 
     module, folder = found.run(), found.path.parent
@@ -82,8 +80,15 @@ def run_all(root: Node, folder: Path, load: Loader) -> list[Plugin] | None:
     Raises ConfigError with the position of the plug-in that cannot be run.
     """
     node = root.value.get("plugins") if isinstance(root.value, dict) else None
+    if node is None or node.value is None:
+        return None
+    from pydantic import TypeAdapter, ValidationError
+
+    from adtrain.config import explain
+    from adtrain.config.document import Plugin
+
     try:
-        named = [] if node is None or node.value is None else _entries.validate_python(node.plain())
+        named = TypeAdapter(list[Plugin]).validate_python(node.plain())
     except ValidationError as error:
         raise ConfigError(explain.problems(error, root, ("plugins",))) from None
     done: list[Plugin] = []

@@ -171,13 +171,15 @@ def first_equal(words: Sequence[np.ndarray]) -> np.ndarray:
     factor = HASH_FACTOR
     while len(left):
         parts = [word[left] for word in words]
-        hashes = np.zeros(len(left), np.uint64)
-        for part in parts:
+        hashes = parts[0] * np.uint64(factor)
+        for part in parts[1:]:
             hashes = (hashes ^ part) * np.uint64(factor)
         hashes >>= np.uint64(64 - HASH_BITS)
         first[hashes[::-1]] = left[::-1]  # of several rows with a hash the first one is written last
         candidates = first[hashes]
-        equal = np.logical_and.reduce([word[candidates] == part for word, part in zip(words, parts, strict=True)])
+        equal = words[0][candidates] == parts[0]
+        for word, part in zip(words[1:], parts[1:], strict=True):
+            equal &= word[candidates] == part
         found[left[equal]] = candidates[equal]
         left, factor = left[~equal], factor * HASH_FACTOR % 2**64
     return found
@@ -189,61 +191,95 @@ def decimal_numbers(block: bytes, begins: np.ndarray, ends: np.ndarray) -> Numbe
     Eight bytes of each text are one integer: the last eight, then those before. PADDING bytes come before the texts.
     """
     first = np.frombuffer(block, np.uint8).take(begins, mode="clip")
-    filled, negative = ends > begins, first == MINUS
-    lengths = ends - begins - (negative | (first == PLUS))
-    count = min(-(-int(lengths.max(initial=1)) // WORD), MOST_WORDS)
+    lengths, negative = ends - begins, first == MINUS
+    filled = lengths > 0
+    lengths -= negative | (first == PLUS)
+    longest = int(lengths.max(initial=1))
+    count = min(-(-longest // WORD), MOST_WORDS)
     integers, decimals = np.zeros((2, len(ends)), np.int64)
     wrong, seen = np.zeros((2, len(ends)), np.uint64)  # bits that no number has; all bits once the point is found
     later = _last_bytes(block, ends, lengths, 0, ZEROS)
-    for i in range(count):
+    for i in range(count):  # operators such as |= take no new memory, which is most of the time
         word = later
-        later = _last_bytes(block, ends, lengths, i + 1, ZEROS) if i + 1 < count else np.zeros_like(word)
-        points = _bytes_equal(word, POINT ^ ZERO)
-        wrong |= (points & (points - ONE)) | (points & seen)
-        point, here = points >> SEVEN, (points != 0).astype(np.uint64)
-        decimals += (((point * PLACES) >> LAST_BYTE) + here * np.uint64(WORD * i)).view(np.int64)
-        before, seen = (point - here) | seen, seen | (NOTHING - here)
+        point = _bytes_equal(word, POINT ^ ZERO)
+        wrong |= point & ((point - ONE) | seen)
+        here = (point != 0).astype(np.uint64)
+        point >>= SEVEN
+        places = point * PLACES
+        places >>= LAST_BYTE
+        places += here * np.uint64(WORD * i)
+        decimals += places.view(np.int64)
+        before = point - here
+        before |= seen
+        seen |= NOTHING - here
         # The bytes before the point move into its place.
-        word = (word & ~(before | point * LOW_BYTE)) | ((word & before) << EIGHT) | ((later >> LAST_BYTE) & seen)
-        wrong |= (word | (word + SIXES)) & HIGH_HALVES
+        point *= LOW_BYTE
+        point |= before
+        before &= word
+        before <<= EIGHT
+        word &= np.invert(point, out=point)
+        word |= before
+        if i + 1 < count:
+            later = _last_bytes(block, ends, lengths, i + 1, ZEROS)
+            word |= (later >> LAST_BYTE) & seen
+        above_nine = word + SIXES
+        above_nine |= word
+        above_nine &= HIGH_HALVES
+        wrong |= above_nine
         value = _number(word)
         if i == MOST_WORDS - 1:
             wrong |= value // np.uint64(10 ** (MOST_DIGITS - WORD * i))
-        integers += value.view(np.int64) * 10 ** (WORD * i)
-    are_wrong = (wrong != 0) | (lengths <= (seen & ONE).view(np.int64)) | (lengths > PADDING)
-    are_wrong |= decimals > MOST_DECIMALS
-    divisors = POWERS[np.minimum(decimals, MOST_DECIMALS)]
-    if (integers >= 10**EXACT_DIGITS).any():
+        value *= np.uint64(10 ** (WORD * i))
+        integers += value.view(np.int64)
+    seen &= ONE
+    are_wrong = lengths <= seen.view(np.int64)
+    are_wrong |= wrong != 0
+    if longest > MOST_DECIMALS:
+        are_wrong |= (lengths > PADDING) | (decimals > MOST_DECIMALS)
+    divisors = POWERS.take(decimals, mode="clip")
+    if longest > EXACT_DIGITS and (integers >= 10**EXACT_DIGITS).any():
         values, unsure = _quotients(integers, divisors)
         are_wrong |= unsure
     else:
         values = integers / divisors
     np.negative(values, where=negative, out=values)
     values[are_wrong] = np.nan
-    return Numbers(values, np.flatnonzero(are_wrong & filled))
+    are_wrong &= filled
+    return Numbers(values, np.flatnonzero(are_wrong))
 
 
 def _last_bytes(block: bytes, ends: np.ndarray, lengths: np.ndarray, i: int, zeros: np.uint64 = NOTHING) -> np.ndarray:
     """The `i`-th last eight bytes of each text as an integer, the first one lowest, combined with `zeros` by XOR. Bytes
     before the text are 0."""
     words = np.ndarray(len(block) - WORD + 1, "<u8", block, strides=(1,))
-    missing = np.uint64(8 * WORD) - np.clip(lengths - WORD * i, 0, WORD).view(np.uint64) * EIGHT
-    found: np.ndarray = ((words[ends - WORD * (i + 1)] ^ zeros) >> missing) << missing
+    missing = np.clip(lengths - WORD * i, 0, WORD).view(np.uint64)
+    np.subtract(EIGHT, missing, out=missing)
+    missing *= EIGHT
+    found: np.ndarray = words[ends - WORD * (i + 1)]
+    found ^= zeros
+    found >>= missing
+    found <<= missing
     return found
 
 
 def _bytes_equal(words: np.ndarray, byte: int) -> np.ndarray:
     """The highest bit of each byte that has this value."""
     differing = words ^ np.uint64(byte * ALL_BYTES)
-    found: np.ndarray = ~(((differing & LOW_BITS) + LOW_BITS) | differing | LOW_BITS)
-    return found
+    found: np.ndarray = differing & LOW_BITS
+    found += LOW_BITS
+    found |= differing
+    found |= LOW_BITS
+    return np.invert(found, out=found)
 
 
 def _number(digits: np.ndarray) -> np.ndarray:
     """The numbers of eight decimal digits, a byte each, the lowest byte first: pairs, fours and all are joined."""
-    pairs = (digits * np.uint64(10 * 2**8 + 1)) >> EIGHT
-    fours = ((pairs & np.uint64(0x00FF00FF00FF00FF)) * np.uint64(100 * 2**16 + 1)) >> np.uint64(16)
-    found: np.ndarray = ((fours & np.uint64(0x0000FFFF0000FFFF)) * np.uint64(10**4 * 2**32 + 1)) >> np.uint64(32)
+    found = digits * np.uint64(10 * 2**8 + 1)
+    found >>= EIGHT
+    for pairs, factor, bits in ((0x00FF00FF00FF00FF, 100, 16), (0x0000FFFF0000FFFF, 10**4, 32)):
+        found &= np.uint64(pairs)
+        found *= np.uint64(factor * 2**bits + 1)
+        found >>= np.uint64(bits)
     return found
 
 

@@ -146,16 +146,16 @@ def _cells(
     With `missing: drop` without the rows that have empty cells.
     """
     reader = CellReader(table.path, columns, learning and not options.shape, options)
-    found: list[np.ndarray] = []
+    found: list[list[np.ndarray]] = []
     kept: list[np.ndarray] = []
     count, first_dropped = 0, 0
     for chunk in chunks(table):
         values = reader.convert(chunk)
-        keep = np.arange(len(values))
-        if options.missing == "drop" and (empty := np.isnan(values).any(axis=1)).any():
+        keep = np.arange(len(chunk.lines))
+        if options.missing == "drop" and (empty := np.logical_or.reduce(list(map(np.isnan, values)))).any():
             first_dropped = first_dropped or chunk.lines[int(empty.argmax())]
             keep = np.flatnonzero(~empty)
-            values = values[keep]
+            values = [column[keep] for column in values]
         found.append(values)
         kept.append(count + keep)
         if labels is not None:
@@ -169,7 +169,12 @@ def _cells(
     if not len(rows):
         nothing = f"an empty cell in each of {count:,} rows" if count else "no rows"
         raise DataError(f"{table.path}: found {nothing}, expected one per example")
-    return Cells(np.concatenate(found), reader.columns, rows)
+    cells, done = np.empty((len(rows), len(columns))), 0
+    for values in found:
+        for i, column in enumerate(values):
+            cells[done : done + len(column), i] = column
+        done += len(values[0])
+    return Cells(cells, reader.columns, rows)
 
 
 def _has_evident_header(table: Opened, cells: Cells, labels: LabelReader, options: CsvOptions) -> bool:
@@ -191,12 +196,12 @@ class CellReader:
         self._missing = Missing(options)
         self._readers = [_ColumnReader(path, column, learning, options, self._missing) for column in columns]
 
-    def convert(self, chunk: Chunk) -> np.ndarray:
-        """The cells of these rows as float64 (rows, columns): NaN for an empty cell.
+    def convert(self, chunk: Chunk) -> list[np.ndarray]:
+        """The cells of each column in these rows as float64: NaN for an empty cell.
 
         Raises DataError with line and column.
         """
-        return np.stack([reader.convert(chunk) for reader in self._readers], axis=1)
+        return [reader.convert(chunk) for reader in self._readers]
 
     def warn(self) -> None:
         """Warn about what was read otherwise than it is written: texts as empty cells, and integers without digits."""

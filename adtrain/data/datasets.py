@@ -384,7 +384,8 @@ def warn_of_leaks(columns: Columns | None, train: Split, place: str) -> None:
     base = train.images.base if isinstance(train.images, Rows) else train.images
     if train.images.shape[2:] != (1, 1) or isinstance(base, FileArray):
         return
-    for i, what in leaks(np.asarray(train.images)[:, :, 0, 0], train.labels):
+    cells = _cells(base)
+    for i, what in leaks(Rows(cells, train.images.rows) if base is not train.images else cells, train.labels):
         name = printable(str(i) if columns is None else columns.features[i].title)
         advice = "leave it out if it is not known at the time of a prediction"
         warn(place, f"column {name} leaks what is to be predicted: {what}; {advice}")
@@ -399,22 +400,24 @@ def warn_of_lost_digits(images: Images, std: Sequence[float], features: Sequence
         warn(place, f"{what}: {reason}")
 
 
-def leaks(features: np.ndarray, labels: np.ndarray) -> Iterator[tuple[int, str]]:
+def leaks(features: np.ndarray | Rows, labels: np.ndarray) -> Iterator[tuple[int, str]]:
     """The columns of features (N, columns) that determine the label, with what was found; NaN is an empty cell.
 
     Labels are class numbers (N,), or numbers to predict (N, targets). Of classes a column gives the label away if each
     of its values has one label and values repeat; of numbers if it is one of them times a factor plus a constant.
     """
+    few = features[:FEW]
     if labels.ndim == 2:
         for target in labels.T:
-            likely = np.flatnonzero(_are_linear(features[:FEW], target[:FEW]))
-            for i in likely[_are_linear(features[:, likely], target)].tolist():
+            likely = np.flatnonzero(_are_linear(few, target[:FEW]))
+            for i in likely[_are_linear(features[:][:, likely], target)].tolist() if len(likely) else ():
                 yield i, "it is a target times a factor plus a constant"
         return
-    ordered = np.sort(features[:FEW], axis=0)
-    for i in np.flatnonzero((ordered[1:] == ordered[:-1]).any(axis=0)).tolist():
-        few = _values_with_one_label(features[:MANY, i], labels[:MANY])
-        if count := few and _values_with_one_label(features[:, i], labels):
+    ordered, many = np.sort(few, axis=0), features[:MANY]
+    repeated = np.flatnonzero((ordered[1:] == ordered[:-1]).any(axis=0)).tolist()
+    suspects = [i for i in repeated if _values_with_one_label(many[:, i], labels[:MANY])]
+    for i in suspects:
+        if count := _values_with_one_label(features[:][:, i], labels):
             yield i, f"each of its {count:,} values has only one label"
 
 

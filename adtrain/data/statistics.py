@@ -56,12 +56,21 @@ def _divisors(std: np.ndarray, least: np.ndarray, greatest: np.ndarray) -> tuple
 
 def cell_statistics(cells: np.ndarray) -> Statistics:
     """Mean and standard deviation of the numbers in each column of a table (N, columns), without NaN."""
-    empty = np.isnan(cells)
-    counts = np.maximum(len(cells) - empty.sum(axis=0), 1)
-    filled = np.where(empty, 0, cells) if empty.any() else cells
-    mean = sum(part.sum(axis=0) for part in chunks(filled)) / counts
-    filled = np.where(empty, mean, cells) if empty.any() else cells
-    std = np.sqrt(sum(np.square(part - mean).sum(axis=0) for part in chunks(filled)) / counts)
+    count, mean, squares = np.zeros((3, cells.shape[1]))
+    for chunk in chunks(cells):  # by the update of `_of_numbers`
+        values = chunk.T.copy()
+        empty = np.isnan(values)
+        new = values.shape[1] - np.count_nonzero(empty, axis=1)
+        total = np.maximum(count + new, 1)
+        values[empty] = 0
+        means = values.sum(axis=1) / np.maximum(new, 1)
+        delta = means - mean
+        values -= means[:, np.newaxis]
+        values[empty] = 0
+        squares += np.square(values, out=values).sum(axis=1) + delta**2 * count * new / total
+        mean += delta * new / total
+        count += new
+    std = np.sqrt(squares / np.maximum(count, 1))
     return tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
 
 
@@ -85,15 +94,17 @@ def _of_numbers(images: Images, name: str) -> Statistics:
     mean, squares = np.zeros(images.shape[1]), np.zeros(images.shape[1])
     least, greatest = np.full(images.shape[1], np.inf), np.full(images.shape[1], -np.inf)
     for chunk in chunks(images):
-        values = chunk.astype(np.float64).swapaxes(0, 1).reshape(images.shape[1], -1)
-        if not np.isfinite(values).all():
+        values = chunk.swapaxes(0, 1).astype(np.float64, "C").reshape(images.shape[1], -1)
+        low, high = values.min(axis=1), values.max(axis=1)
+        if not np.isfinite([low, high]).all():
             row = int(np.flatnonzero(~np.isfinite(chunk).reshape(len(chunk), -1).all(axis=1))[0])
             raise DataError(f"{name}: found a number that is not finite in row {done + row}, expected finite ones")
         new, means = values.shape[1], values.mean(axis=1)
         delta = means - mean
-        squares += ((values - means[:, np.newaxis]) ** 2).sum(axis=1) + delta**2 * count * new / (count + new)
+        values -= means[:, np.newaxis]
+        squares += np.square(values, out=values).sum(axis=1) + delta**2 * count * new / (count + new)
         mean += delta * new / (count + new)
-        least, greatest = np.minimum(least, values.min(axis=1)), np.maximum(greatest, values.max(axis=1))
+        least, greatest = np.minimum(least, low), np.maximum(greatest, high)
         count, done = count + new, done + len(chunk)
     return tuple(mean.tolist()), _divisors(np.sqrt(squares / count), least, greatest)
 

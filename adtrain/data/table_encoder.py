@@ -120,11 +120,13 @@ class TableEncoder:
         features, begin = np.zeros((len(cells), len(self.features)), cells.dtype), 0
         for i, (column, found) in enumerate(zip(self.columns.features, columns, strict=True)):
             block, values = features[:, begin : begin + self.width(column)], cells[:, i]
-            filled = np.flatnonzero(~np.isnan(values))
+            empty = np.isnan(values)
+            filled = np.flatnonzero(~empty)
             if column.is_date:
                 block[filled] = date_features(values[filled])
             elif column.categories is None:
-                block[:, 0] = np.where(np.isnan(values), 0, values)
+                block[:, 0] = values
+                block[empty] = 0
             else:
                 numbers = _numbers(values[filled].astype(np.int64), column, found, place)
                 if self.encoding == "index":
@@ -133,7 +135,7 @@ class TableEncoder:
                     known = numbers > 0
                     block[filled[known], numbers[known] - 1] = 1
             if self.fill:
-                block[np.isnan(values)] = self.fill[begin : begin + block.shape[1]]
+                block[empty] = self.fill[begin : begin + block.shape[1]]
             begin += block.shape[1]
         return features
 
@@ -169,8 +171,8 @@ def learn(cells: np.ndarray, rows: np.ndarray, columns: Columns, options: CsvOpt
             numbers = date_features(values) if column.is_date else values[:, np.newaxis]
             fill += numbers.mean(axis=0).tolist()
             continue
-        codes, counts = np.unique(values.astype(np.int64), return_counts=True)
-        by_text = sorted((column.categories[code], int(count)) for code, count in zip(codes, counts, strict=True))
+        counts = np.bincount(values.astype(np.int64)).tolist()
+        by_text = sorted((column.categories[code], count) for code, count in enumerate(counts) if count)
         learnt.append(replace(column, categories=tuple(text for text, _ in by_text)))
         if options.category_encoding == "index":
             fill.append(0.0)
