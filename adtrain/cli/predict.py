@@ -90,11 +90,11 @@ def command(
     An INPUT is a file in one of these formats, or a folder of PNG and JPEG files:
 
     \b
-    PNG, JPEG  an image; it is converted to grey or RGB, and resized
-    IDX        images of the size of the training images, also as .gz
-    CSV, TSV   a table with the columns of the training, in any order
+    PNG, JPEG  an image, made grey or RGB, and resized
+    IDX        images of the size of those of the training
+    CSV, TSV   a table with the columns of the training
     NPZ        rows or images, in the array X or images
-    text       for a run on text, which predicts the next character
+    text       a run on text predicts the next character
 
     An input that cannot be read is reported. The others are predicted, and the exit code is 2.
     """
