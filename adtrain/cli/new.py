@@ -216,8 +216,8 @@ def text(section: Data, given: Mapping[str, Any], start: Start | None = None) ->
         layers = [f"    - {config.inline(layer)}" for layer in architecture.layers]
         training = ["optimizer: {adamw: {lr: 0.00005}}", "schedule: cosine", f"training: {value}"]
         if is_text and found.tokenizer is None:
-            others = f"those of the data are {outputs} characters or bytes; with its {FILE} in the folder they are tokens"
-            warn(start.folder, f"its classes are tokens, and {others}")
+            others = f"those of the data are {outputs} characters or bytes"
+            warn(start.folder, f"its classes are tokens, and {others}; with its {FILE} in the folder they are tokens")
     loss = "binary_cross_entropy_with_logits" if multilabel else "mse"
     if found.classes:
         loss = "cross_entropy"
