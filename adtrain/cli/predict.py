@@ -68,7 +68,8 @@ class Predicted(NamedTuple):
     "--csv",
     "as_csv",
     is_flag=True,
-    help="Print a table as CSV: file, index in the file, class, and the probability of each class; or the numbers.",
+    help="Print a table as CSV: file, index in the file, the columns that data.drop names, class, and the probability "
+    "of each class; or the numbers.",
 )
 def command(
     run: Path,
@@ -192,15 +193,23 @@ def _values(trained: model_file.TrainedModel, predicted: Predicted, top_k: int |
 
 
 def _csv(trained: model_file.TrainedModel, predicted: list[Predicted]) -> str:
-    """A row for each prediction. Numbers have the digits that distinguish them from others of their type."""
+    """A row for each prediction, with the columns that `data.drop` names, such as identifiers.
+
+    Numbers have the digits that distinguish them from others of their type.
+    """
     count = max((len(x.outputs) for x in predicted), default=len(trained.classes))
     named = [*trained.classes, *map(str, range(len(trained.classes), count))]
+    dropped = {path: inputs.dropped_columns(path, trained) for path in dict.fromkeys(x.path for x in predicted)}
+    identifiers = dict.fromkeys(name for columns in dropped.values() for name in columns)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["file", "index", *(trained.targets or ["class", *(f"probability {name}" for name in named)])])
+    outputs = trained.targets or ["class", *(f"probability {name}" for name in named)]
+    writer.writerow(["file", "index", *identifiers, *outputs])
     for x in predicted:
         chosen = [] if trained.targets else [named[int(x.outputs.argmax())]]
-        writer.writerow([x.path, x.row, *chosen, *map(str, x.outputs)])
+        columns = dropped[x.path]
+        texts = (columns[name][x.row] if name in columns else "" for name in identifiers)
+        writer.writerow([x.path, x.row, *texts, *chosen, *map(str, x.outputs)])
     return text.getvalue()
 
 
