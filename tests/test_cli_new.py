@@ -244,6 +244,9 @@ def test_unequal_classes_are_weighted_and_ranked_by_f1(tmp_path: Path, positives
     assert found["training"]["best_by"] == "validation_f1"
     (tmp_path / "rare.yaml").write_text(text)
     command("train", tmp_path / "rare.yaml", "--epochs", "2", "--device", "cpu", "--output-dir", tmp_path / "run", "-q")
+    command("summary", tmp_path / "rare.yaml")
+    command("gradcheck", tmp_path / "rare.yaml")
+    command("graph", tmp_path / "rare.yaml", "--program", "-o", tmp_path / "step.svg")
 
 
 def test_images_that_cannot_be_read_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
