@@ -82,7 +82,7 @@ def is_by_row(e: Equation, count: int) -> bool:
         return False
     if e.has(Trait.MATMUL):
         a, b = e.inputs
-        plain = _is_plain(e) and not e.params["transpose_a"] and a is not b
+        plain = is_plain(e) and not e.params["transpose_a"] and a is not b
         return plain and is_rows(a, count) and len(a.type.shape) == len(b.type.shape) == 2 and b.type.shape[0] != count
     if e.has(Trait.RESHAPE) or e.name in MOVES:
         return all(is_rows(v, count) for v in e.inputs) and (e.has(Trait.RESHAPE) or e.items is not None)
@@ -91,7 +91,7 @@ def is_by_row(e: Equation, count: int) -> bool:
     return elementwise(e) and (e.name == "full" or e.items is not None)
 
 
-def _is_plain(product: Equation) -> bool:
+def is_plain(product: Equation) -> bool:
     """Whether a product is one of float32, in full precision."""
     return bool(product.params["precision"] == FULL and product.outputs[0].type.dtype == FLOAT32)
 
@@ -99,7 +99,7 @@ def _is_plain(product: Equation) -> bool:
 def sums_rows(e: Equation, count: int) -> bool:
     """Whether an equation is a sum over `count` rows: a product of two values by row, or a sum of one."""
     if e.has(Trait.MATMUL):
-        plain = _is_plain(e) and e.params["transpose_a"] and not e.params["transpose_b"]
+        plain = is_plain(e) and e.params["transpose_a"] and not e.params["transpose_b"]
         return plain and all(is_rows(v, count) and len(v.type.shape) == 2 for v in e.inputs)
     if e.primitive.name != "sum" or not is_rows(e.inputs[0], count) or e.outputs[0].type.dtype != FLOAT32:
         return False
