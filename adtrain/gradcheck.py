@@ -40,6 +40,7 @@ from adtrain.nn import Mode
 from adtrain.ops import one_hot, reshape, rng_state
 from adtrain.passes import ALL
 from adtrain.training import equations, network
+from adtrain.training.preparation import with_class_weights
 
 TOLERANCE = 1e-6
 """Largest relative error. A correct rule shows about 1e-9, the error of the differences at `STEP`."""
@@ -91,7 +92,7 @@ def check_config(config: Config, device: str = "cpu") -> Iterator[Row]:
     smallest error of three steps counts. A wrong rule is wrong at each step.
     """
     rng = np.random.default_rng(config.training.seed)
-    model, loss = build.model(config), build.loss(config)
+    model = build.model(config)
     shape = tuple(config.model.input_shape)
     inputs = np.random.default_rng(config.training.seed).normal(size=(_NETWORK_BATCH, *shape))
     params, state = model.init(shape, rng, np.dtype(np.float64), inputs)
@@ -102,6 +103,7 @@ def check_config(config: Config, device: str = "cpu") -> Iterator[Row]:
     else:
         images = array(rng.normal(size=batch), device=device)
         labels = array(rng.integers(0, classes, _NETWORK_BATCH), device=device)
+    loss = build.loss(with_class_weights(config, labels.numpy(), classes))
     targets: Value = labels if build.takes_labels(config.loss) else one_hot(labels, classes, np.float64)
     leaves, structure = tree.flatten(tree.map(lambda x: x.to(device), params))
     state = tree.map(lambda x: x.to(device), state)

@@ -3,12 +3,15 @@
     python benchmarks/example_norms.py [CONFIG ...] [--device cpu|gpu] [--examples N] [--rounds N] [--table]
 
 Both take the same examples. A time is the median of the rounds. `--table` lists the equations of both Programs that
-take longest.
+take longest. Standard error says what is compiled and measured. A config that fails is reported, the others are
+measured, and the exit code is 1.
 """
 
 from __future__ import annotations
 
+import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
@@ -21,6 +24,7 @@ from adtrain import config
 from adtrain.bench.profile import OpTimer
 from adtrain.bench.timing.sampling import in_turns
 from adtrain.core.array import array
+from adtrain.core.devices import find_device
 from adtrain.core.trace import hook
 from adtrain.training import prepare
 
@@ -71,6 +75,24 @@ def table(way: Callable[[], Any]) -> None:
         click.echo(f"    {elapsed / 5 * 1e3:8.3f} ms  {key[2]:9} {key[1]:28} {key[0]}")
 
 
+def measure(name: str, device: str, examples: int, rounds: int, with_table: bool) -> None:
+    """Print the row of a config."""
+    found = ways(name, examples, device)
+    calls = {}
+    for way, run in found.items():
+        click.echo(f"{name}: compiling the {way} on the {device}", err=True)
+        seconds(run, 2)
+        calls[way] = max(1, round(SAMPLE_SECONDS / seconds(run, 2)))
+    click.echo(f"{name}: measuring {rounds} rounds", err=True)
+    times = in_turns({way: partial(seconds, run, calls[way]) for way, run in found.items()}, rounds)
+    step, norms = (median(times[way]) * 1e3 for way in found)
+    click.echo(f"{name:10} step {step:9.3f} ms   norms {norms:9.3f} ms   ratio {norms / step:.2f}")
+    if with_table:
+        for way, run in found.items():
+            click.echo(f"  {way}")
+            table(run)
+
+
 @click.command()
 @click.argument("names", nargs=-1)
 @click.option("--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True)
@@ -79,19 +101,16 @@ def table(way: Callable[[], Any]) -> None:
 @click.option("--table", "with_table", is_flag=True)
 def command(names: Sequence[str], device: str, examples: int, rounds: int, with_table: bool) -> None:
     """Measure and print a table."""
+    find_device(device)  # a missing device is one error, not one of each config
+    failed = []
     for name in names or CONFIGS:
-        found = ways(name, examples, device)
-        calls = {}
-        for way, run in found.items():
-            seconds(run, 2)
-            calls[way] = max(1, round(SAMPLE_SECONDS / seconds(run, 2)))
-        times = in_turns({way: partial(seconds, run, calls[way]) for way, run in found.items()}, rounds)
-        step, norms = (median(times[way]) * 1e3 for way in found)
-        click.echo(f"{name:10} step {step:9.3f} ms   norms {norms:9.3f} ms   ratio {norms / step:.2f}")
-        if with_table:
-            for way, run in found.items():
-                click.echo(f"  {way}")
-                table(run)
+        try:
+            measure(name, device, examples, rounds, with_table)
+        except Exception:
+            click.echo(f"{name} failed:\n{traceback.format_exc()}", err=True)
+            failed.append(name)
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

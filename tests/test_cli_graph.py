@@ -81,6 +81,44 @@ def test_the_fusions_are_those_of_the_device(options: list[str], passes: Sequenc
     assert equations_in(text) == equations_after(passes, "smoke")
 
 
+def tanh_layers(*widths: int) -> list[str]:
+    return ["--set", f"model.layers=[{''.join(f'{{linear: {n}}}, tanh, ' for n in widths)}{{linear: 1}}]"]
+
+
+LARGE = ["--device", "gpu", "--set", "data.batch_size=4096"]
+WIDE = [*LARGE, *tanh_layers(256, 256, 16)]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--device", "gpu"], "a step has 1,024 rows, expected at least 2,048"),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in (
+                ([], None),
+                (LARGE, None),
+                ([*LARGE, "--arch", "sm_75"], "the GPU is older than sm_80"),
+                (WIDE, "0.linear has 256 columns, expected at most 128"),
+                ([*WIDE, "--arch", "sm_75"], None),
+                (
+                    [*LARGE, *tanh_layers(*[128] * 5)],
+                    "its weights and the values of 16 rows do not fit into",
+                ),
+                ([*LARGE, "--set", "loss.1.points=4096"], "it stores values of another type than float32: bool"),
+            )
+        ),
+    ],
+)
+def test_the_condition_that_a_chain_of_rows_nearly_meets_is_named(
+    options: list[str], reason: str | None, tmp_path: Path
+) -> None:
+    page = tmp_path / "step.html"
+    notes = command("graph", "poisson", "--program", *options, "-o", page).stderr
+    assert (f"The fusion row_chain nearly applies: {reason}" in notes) is (reason is not None)
+    assert ("nearly applies" in page.read_text()) is ("nearly applies" in notes) is (reason is not None)
+
+
 @pytest.mark.exhaustive
 def test_a_process_of_its_own_shows_the_fusions_of_a_gpu(tmp_path: Path) -> None:
     """The kernels that the passes ask for are registered by the command."""

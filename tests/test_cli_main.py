@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from command_line import invoke
 
 from adtrain import docstrings
-from adtrain.cli import COMMANDS
+from adtrain.cli import COMMANDS, main
 from adtrain.cli.options import device_option
 from adtrain.cli.output import print_json
 from adtrain.config.specs import FAMILIES
@@ -40,6 +40,12 @@ def test_every_command_has_help_and_takes_debug(name: str) -> None:
     assert "--debug" in result.stdout
     assert f"adtrain {name}" in result.stdout
     assert COMMANDS[name] in invoke("--help").stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_in_a_terminal_of_60_columns(name: str) -> None:
+    result = CliRunner().invoke(main.cli, [name, "--help"], terminal_width=58)  # two columns are a margin
+    assert max(map(len, result.stdout.splitlines())) <= 60
 
 
 def test_the_help_of_train_has_its_own_options_under_headings() -> None:

@@ -160,6 +160,8 @@ GUESSES: dict[str, tuple[list[str], dict[str, Any]]] = {
     "a column without values": (["e,x,label", *(row("NA" if i % 2 else "") for i in range(60))], {"drop": ["e"]}),
     "a marker among numbers": (["n,x,label", *(row("?" if i % 9 == 4 else f"{i * i}") for i in range(60))],
                                {"missing": "mean"}),
+    "a text among numbers": (["n,x,label", *(row("k.A." if i % 9 == 4 else f"{i * i % 11}") for i in range(60))],
+                             {"categories": ["n"]}),
     "years as names": (["2019,2020,label", *(row(f"{i / 7}") for i in range(60))], {"header": True, "label": "label"}),
     "names that look like numbers": (["x,w,1e3", *(row(f"{i / 7}") for i in range(60))], {"label": "1e3"}),
     "two columns of one name": (["w,w,label", *(row(f"{i / 7}") for i in range(60))], {"drop": [0]}),
@@ -183,6 +185,9 @@ def test_proposal_for_a_table_with(tmp_path: Path, kind: str) -> None:
     assert ("validation" in yaml.safe_load(text)["data"]) is (len(lines) > 5)
     assert ("fills empty cells, which include '?' in column 0 (n), see missing_values" in text) is (
         kind == "a marker among numbers"
+    )
+    assert ("columns of numbers and texts, such as 'k.A.' in column 0 (n), see missing_values" in text) is (
+        kind == "a text among numbers"
     )
 
 
@@ -239,6 +244,9 @@ def test_unequal_classes_are_weighted_and_ranked_by_f1(tmp_path: Path, positives
     assert found["training"]["best_by"] == "validation_f1"
     (tmp_path / "rare.yaml").write_text(text)
     command("train", tmp_path / "rare.yaml", "--epochs", "2", "--device", "cpu", "--output-dir", tmp_path / "run", "-q")
+    command("summary", tmp_path / "rare.yaml")
+    command("gradcheck", tmp_path / "rare.yaml")
+    command("graph", tmp_path / "rare.yaml", "--program", "-o", tmp_path / "step.svg")
 
 
 def test_images_that_cannot_be_read_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

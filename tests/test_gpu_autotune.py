@@ -11,7 +11,7 @@ import pytest
 from gpu_parity import gpu
 
 from adtrain import ops
-from adtrain.bench.candidates import measured
+from adtrain.bench.candidates import result
 from adtrain.bench.op_table import BENCHES
 from adtrain.cache import open_cache
 from adtrain.core import kernel as registry
@@ -50,7 +50,7 @@ def fresh(gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator
 @pytest.mark.slow
 @pytest.mark.parametrize("op", [*SEVERAL, *(pytest.param(op, marks=pytest.mark.exhaustive) for op in REST)])
 def test_every_candidate_of_a_benchmark_is_right(op: str, caplog: pytest.LogCaptureFixture) -> None:
-    rows = measured([each for each in BENCHES if each.op == op], [1024])
+    rows = result([each for each in BENCHES if each.op == op], [1024], str).candidates
     assert caplog.messages == []
     for row in rows:
         assert len(row.candidates) > 1

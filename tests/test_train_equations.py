@@ -321,6 +321,10 @@ def test_points_with_large_residuals_are_kept(tmp_path: Path) -> None:
             ["loss=[{equation: u_t + u}]"],
             "found u_t, expected a condition at a value of t, too: add a term such as {at: {t: 0}",
         ),
+        (
+            ["loss=[{equation: u_tt + u}, {at: {t: 0}, equation: u}]"],
+            "found u_tt, expected 2 conditions at values of t, not 1: add a term at another value of t, or one with",
+        ),
         (["loss=[{equation: u, at: {s: 0}}]"], r"loss\[0\].at.s: unknown variable; did you mean|variables: t"),
         (["loss=[{equation: u, at: {t: 3}}]"], r"found 3, expected a number in data.points.t, \[0, 2\]"),
         (["loss=mse"], "found mse, expected a list of equations for data.points"),

@@ -166,15 +166,16 @@ def test_new_rows_are_classified_as_rows_of_the_training_table(
     ]
 
 
-def test_predictions_as_csv_have_the_probability_of_each_class(made: Path) -> None:
+def test_predictions_as_csv_have_identifiers_and_the_probability_of_each_class(made: Path) -> None:
     table = made / "trips.csv"
+    names, *rows = csv.reader(table.read_text().splitlines())
     found = list(csv.reader(command("predict", made / "run", table, "--csv", "--device", "cpu").stdout.splitlines()))
     expected = json.loads(command("predict", made / "run", table, "--json", "--device", "cpu").stdout)
     classes = model_file.load(made / "run").classes
-    assert found[0] == ["file", "index", "class", *(f"probability {name}" for name in classes)]
+    assert found[0] == ["file", "index", "id", "class", *(f"probability {name}" for name in classes)]
     for row, x in zip(found[1:], expected, strict=True):
-        assert row[:3] == [str(table), str(x["index"]), x["class"]]
-        numbers = np.array(row[3:], np.float32)
+        assert row[:4] == [str(table), str(x["index"]), rows[x["index"]][names.index("id")], x["class"]]
+        numbers = np.array(row[4:], np.float32)
         assert numbers.max() == np.float32(x["probability"])
         assert numbers.sum() == pytest.approx(1)
     for other in ("--json", "--top-k=2"):

@@ -98,5 +98,7 @@ def command(
     else:
         graph = graphs.network_graph(cfg, horizontal)
     write_file(output, graphs.FORMATS[suffix](graph))
+    for note in graph.notes:
+        progress(note)
     if output != STDOUT:
         progress(f"wrote {output}")

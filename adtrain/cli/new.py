@@ -45,7 +45,6 @@ COMMENTS = {
     "decimal": "the decimal mark of numbers; they can have separators of thousands",
     "drop": "columns that are not read: identifiers, ambiguous dates, too many different texts, or no values",
     "dates": "columns of dates, each of which becomes five features",
-    "categories": "columns of numbers and texts",
     "missing": "fills empty cells",
     "skip_broken": "leaves out images that cannot be read",
     "image_size": "all images are resized to it",
@@ -217,7 +216,8 @@ def text(section: Data, given: Mapping[str, Any], start: Start | None = None) ->
         layers = [f"    - {config.inline(layer)}" for layer in architecture.layers]
         training = ["optimizer: {adamw: {lr: 0.00005}}", "schedule: cosine", f"training: {value}"]
         if is_text and found.tokenizer is None:
-            warn(start.folder, f"its classes are tokens, and those of the data are {outputs} characters or bytes")
+            others = f"those of the data are {outputs} characters or bytes"
+            warn(start.folder, f"its classes are tokens, and {others}; with its {FILE} in the folder they are tokens")
     loss = "binary_cross_entropy_with_logits" if multilabel else "mse"
     if found.classes:
         loss = "cross_entropy"

@@ -151,13 +151,15 @@ def refuse_terminal() -> None:
 
 def format_option(suffixes: Iterable[str]) -> Callable[[Decorated], Decorated]:
     """`--format`, passed to the command as `suffix`; None if it is not given."""
+    names = [suffix[1:] for suffix in suffixes]
     return click.option(
         "--format",
         "suffix",
-        type=OneOf([suffix[1:] for suffix in suffixes]),
+        type=OneOf(names),
+        metavar="FORMAT",
         callback=lambda ctx, param, value: value and f".{value}",
         is_eager=True,  # the type of the file's argument asks for it
-        help="The format of the file; needed where FILE is -.  [default: that of the extension]",
+        help=f"The format of the file: {', '.join(names)}. Needed where FILE is -.  [default: that of the extension]",
     )
 
 

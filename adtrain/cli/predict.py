@@ -68,7 +68,8 @@ class Predicted(NamedTuple):
     "--csv",
     "as_csv",
     is_flag=True,
-    help="Print a table as CSV: file, index in the file, class, and the probability of each class; or the numbers.",
+    help="Print a table as CSV: file, index in the file, the columns that data.drop names, class, and the probability "
+    "of each class; or the numbers.",
 )
 def command(
     run: Path,
@@ -90,11 +91,11 @@ def command(
     An INPUT is a file in one of these formats, or a folder of PNG and JPEG files:
 
     \b
-    PNG, JPEG  an image; it is converted to grey or RGB, and resized
-    IDX        images of the size of the training images, also as .gz
-    CSV, TSV   a table with the columns of the training, in any order
+    PNG, JPEG  an image, made grey or RGB, and resized
+    IDX        images of the size of those of the training
+    CSV, TSV   a table with the columns of the training
     NPZ        rows or images, in the array X or images
-    text       for a run on text, which predicts the next character
+    text       a run on text predicts the next character
 
     An input that cannot be read is reported. The others are predicted, and the exit code is 2.
     """
@@ -192,15 +193,23 @@ def _values(trained: model_file.TrainedModel, predicted: Predicted, top_k: int |
 
 
 def _csv(trained: model_file.TrainedModel, predicted: list[Predicted]) -> str:
-    """A row for each prediction. Numbers have the digits that distinguish them from others of their type."""
+    """A row for each prediction, with the columns that `data.drop` names, such as identifiers.
+
+    Numbers have the digits that distinguish them from others of their type.
+    """
     count = max((len(x.outputs) for x in predicted), default=len(trained.classes))
     named = [*trained.classes, *map(str, range(len(trained.classes), count))]
+    dropped = {path: inputs.dropped_columns(path, trained) for path in dict.fromkeys(x.path for x in predicted)}
+    identifiers = dict.fromkeys(name for columns in dropped.values() for name in columns)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["file", "index", *(trained.targets or ["class", *(f"probability {name}" for name in named)])])
+    outputs = trained.targets or ["class", *(f"probability {name}" for name in named)]
+    writer.writerow(["file", "index", *identifiers, *outputs])
     for x in predicted:
         chosen = [] if trained.targets else [named[int(x.outputs.argmax())]]
-        writer.writerow([x.path, x.row, *chosen, *map(str, x.outputs)])
+        columns = dropped[x.path]
+        texts = (columns[name][x.row] if name in columns else "" for name in identifiers)
+        writer.writerow([x.path, x.row, *texts, *chosen, *map(str, x.outputs)])
     return text.getvalue()
 
 

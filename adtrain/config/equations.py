@@ -138,19 +138,25 @@ def _problems_of_places(cfg: Config, path: PathParts, term: Term) -> list[Proble
 
 
 def _without_conditions(cfg: Config, terms: list[Term], found: list[Expression], own: Names) -> list[Problem]:
-    """A problem for each variable that has a derivative in an equation without `at`, and that no `at` fixes."""
+    """A problem for each variable by which an equation without `at` has a derivative of a higher order than the number
+    of values at which `at` fixes it."""
     if cfg.data.point_options.has_measurements:
         return []
-    fixed = {name for term in terms for name in term.fixed}
     problems = []
     for name in own.variables:
+        count = sum(len(term.fixed.get(name, ())) for term in terms)
         for i, (term, expression) in enumerate(zip(terms, found, strict=True)):
-            free = [part for part in derivatives(expression) if name in part.by and not term.fixed]
-            if free and name not in fixed:
-                low = cfg.data.points[name][0] if cfg.data.points else 0.0
-                advice = f"add a term such as {{at: {{{name}: {low:g}}}, equation: ...}}"
-                reason = f"found {free[0].name}, expected a condition at a value of {name}, too: {advice}"
-                error = EquationError(reason, term.equation, free[0].at)
+            free = [part for part in derivatives(expression) if part.by.count(name) > count and not term.fixed]
+            if free:
+                first, order = free[0], free[0].by.count(name)
+                if count:
+                    others = f"at another value of {name}, or one with {first.output}_{name * (order - 1)}"
+                    expected = f"{order} conditions at values of {name}, not {count}: add a term {others}"
+                else:
+                    low = cfg.data.points[name][0] if cfg.data.points else 0.0
+                    term_of_one = f"{{at: {{{name}: {low:g}}}, equation: ...}}"
+                    expected = f"a condition at a value of {name}, too: add a term such as {term_of_one}"
+                error = EquationError(f"found {first.name}, expected {expected}", term.equation, first.at)
                 problems.append(_problem(cfg, ("loss", i, "equation"), error))
                 break
     return problems

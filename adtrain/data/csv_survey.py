@@ -98,6 +98,11 @@ class Survey:
         return any(map(NUMBER_LIKE.match, self.texts))
 
     @property
+    def least_text(self) -> str:
+        """The first text in sorted order that could not be a number; the first of all if each could."""
+        return min(self.texts, key=lambda text: (NUMBER_LIKE.match(text) is not None, text))
+
+    @property
     def has_dates(self) -> bool:
         return bool(self.texts) and all(map(DATE.fullmatch, self.texts))
 
@@ -184,12 +189,17 @@ def propose(path: Path, options: CsvOptions) -> Proposal:
     if len(read) > 1 and read[0] is columns[0] and read[0].counts_rows and read[0].cells > MOST_CLASSES:
         left_out.append(read.pop(0))
     mixed = [x for x in read if x.is_text and x.looks_numeric]
+    comments = {}
+    if mixed:
+        texts = [f"{quoted(x.least_text)} in {x.title}" for x in mixed]
+        comments["categories"] = (
+            f"columns of numbers and texts, such as {first_names(texts, MOST_LISTED)}, see missing_values"
+        )
     for option, proposed in (("drop", left_out), ("dates", dates), ("categories", mixed)):
         if proposed:
             found[option] = [*getattr(options, option), *(x.key for x in proposed)]
     if form is not None:
         found["date_format"] = form
-    comments = {}
     if any(column.empty for column in (*read, *dates, *listed)) and options.missing == "error":
         found["missing"] = "mean"
         markers = [f"{first_names(list(map(quoted, x.markers)), MOST_LISTED)} in {x.title}" for x in read if x.markers]

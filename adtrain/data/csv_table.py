@@ -73,6 +73,16 @@ def read_rows(path: Path, options: CsvOptions, known: Known) -> Cells:
         return cells_of(table, options, known.columns)
 
 
+def read_dropped(path: Path, options: CsvOptions, known: Columns) -> dict[str, list[str]]:
+    """The texts of the columns that `options.drop` names and the table has, such as identifiers of its rows."""
+    with opened(path, options, known) as table:
+        found = {
+            cleaned(name): table.positions.get(cleaned(name), []) for name in options.drop if isinstance(name, str)
+        }
+        rows = [table.row(line, row) for line, row in table.lines]
+        return {name: [cleaned(row[at[0]]) for row in rows] for name, at in found.items() if len(at) == 1}
+
+
 def cells_of(table: Opened, options: CsvOptions, known: Columns) -> Cells:
     """The cells of the columns `known` in an open table; see `read_rows`."""
     return _cells(table, _found(table, known, columns_at_end(options, known)), None, options, False)

@@ -25,12 +25,14 @@ class Graph:
         shown: the index of the picture that `svg`, `dot` and `png` draw.
         text: the same as text.
         make_kernels: makes the kernels; the numbers in `Box.kernels` are their indices.
+        notes: sentences about the whole, such as why a kernel is not used.
     """
 
     pictures: Sequence[Picture]
     shown: int
     text: str
     make_kernels: Callable[[], Sequence[Kernel]] = tuple
+    notes: Sequence[str] = ()
 
     @property
     def svg(self) -> str:
@@ -49,6 +51,7 @@ class Graph:
                 title=title,
                 pictures=self.pictures,
                 shown=self.shown,
+                notes=self.notes,
                 kernels=self.make_kernels(),
                 with_values=any(arrow.values for picture in self.pictures for arrow in picture.arrows),
             )

@@ -78,6 +78,15 @@ class Fusion:
         """Whether one kernel for the equations of a group saves time. Otherwise they stay as they are."""
         return True
 
+    def declined(self) -> str | None:
+        """Why a Program that is nearly one of the form's kernels is not; None for other Programs. People read it."""
+        return None
+
+    def largest_group(self) -> Sequence[Equation]:
+        """The largest group of equations that may share a kernel, whether it saves time or not."""
+        groups = _merged(self, range(len(self.program.equations)))
+        return [groups.equations[i] for i in max(groups.members.values(), key=len)]
+
     def overhead(self, equations: Sequence[Equation]) -> float:
         """The time of a kernel in addition to that of moving its arguments and results, in launches.
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from adtrain.data import DataError, digit_image, formats, idx, images, table_encoder
+from adtrain.data import DataError, csv_table, digit_image, formats, idx, images, table_encoder
 from adtrain.data.errors import warn
 from adtrain.data.part import Cells
 from adtrain.data.statistics import PIXEL_MAX, as_float32
@@ -93,6 +93,13 @@ def read(
         return Inputs(_typed(found, str(path), trained), np.arange(len(found)))
     batch = _read_images(path, trained, options, changed)
     return Inputs(batch, np.arange(len(batch)))
+
+
+def dropped_columns(path: Path, trained: TrainedModel) -> dict[str, list[str]]:
+    """The texts of a table's columns that `data.drop` names, for each row of the file; none for other formats."""
+    given, known = trained.config.data.options, trained.known.columns
+    is_table = csv_table.FORMAT in (formats.of_name(path), formats.of_name(path, given.format))
+    return csv_table.read_dropped(path, given, known) if is_table and known is not None else {}
 
 
 def of_rows(rows: Any, trained: TrainedModel) -> Inputs:

@@ -205,7 +205,7 @@ def outline(cfg: Config) -> Experiment:
 
     No file is read if the config has `model.input`. A data set of the catalogue has its real image counts and shape.
     Other data are assumed to be one batch of images in the shape of the model's input, with one class, or one number to
-    predict, per output of the model.
+    predict, per output of the model. There is such a batch for the validation if `training.best_by` needs one.
     Raises ConfigError as `prepare` does, but does not check augmentations, because the images' shape is a guess.
     """
     cfg = with_shards(with_input(cfg))
@@ -220,7 +220,6 @@ def outline(cfg: Config) -> Experiment:
         mean, std = (entry.mean, entry.std) if entry.mean else neutral
         data_set = DataSet(entry.name, train, test, entry.classes, mean, std)
     else:
-        validation = None
         shape = cfg.model.input_shape
         if len(shape) != 3:
             shape = (1, 1, prod(shape))
@@ -233,6 +232,7 @@ def outline(cfg: Config) -> Experiment:
         if cfg.data.options.target is not None or takes_numbers(cfg):
             split = Split(split.images, np.broadcast_to(np.float64(0), (cfg.data.batch_size, len(names))))
             data_set = replace(data_set, test=split, classes=(), targets=names).with_train(split)
+        validation = split if (cfg.training.best_by or "").startswith("validation") else None
     token_bytes = [b""] * len(data_set.classes) if cfg.data.options.unit == "token" else ()
     return _experiment(cfg, data_set, validation, Mode.FUSED, token_bytes)
 

@@ -80,7 +80,7 @@ def is_by_row(e: Equation, count: int) -> bool:
     if not all(is_rows(v, count) for v in e.outputs):
         return False
     if e.has(Trait.MATMUL):
-        if not _is_plain(e) or e.params["transpose_a"]:
+        if not is_plain(e) or e.params["transpose_a"]:
             return False
         a, b = e.inputs
         return (
@@ -96,7 +96,7 @@ def is_by_row(e: Equation, count: int) -> bool:
     return elementwise(e) and (e.name == "full" or e.items is not None)
 
 
-def _is_plain(product: Equation) -> bool:
+def is_plain(product: Equation) -> bool:
     """Whether a product is one of float32, in full precision."""
     return bool(product.params["precision"] == FULL and product.outputs[0].type.dtype == FLOAT32)
 
@@ -104,7 +104,7 @@ def _is_plain(product: Equation) -> bool:
 def sums_rows(e: Equation, count: int) -> bool:
     """Whether an equation is a sum over `count` rows: a product of two values by row, or a sum of one."""
     if e.has(Trait.MATMUL):
-        plain = _is_plain(e) and e.params["transpose_a"] and not e.params["transpose_b"]
+        plain = is_plain(e) and e.params["transpose_a"] and not e.params["transpose_b"]
         return plain and all(is_rows(v, count) and len(v.type.shape) == 2 for v in e.inputs)
     if e.primitive.name != "sum" or not is_rows(e.inputs[0], count) or e.outputs[0].type.dtype != FLOAT32:
         return False

@@ -7,13 +7,14 @@ equations need, stay in shared memory and in the L2 cache. See `codegen/row_chai
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import cached_property
 
 from adtrain.backends.cuda.codegen.part import Kernel
 from adtrain.backends.cuda.codegen.row_chain import row_chain_kernels
-from adtrain.backends.cuda.codegen.row_chain_layout import layout_of
-from adtrain.backends.cuda.codegen.row_chain_plan import is_by_row, plan_chain, sums_rows
+from adtrain.backends.cuda.codegen.row_chain_layout import ROWS, layout_of
+from adtrain.backends.cuda.codegen.row_chain_plan import MAX_WIDTH, is_by_row, is_plain, plan_chain, sums_rows, width
 from adtrain.backends.cuda.codegen.thread_items import operations
 from adtrain.backends.cuda.forms.form import LAUNCH_BYTES, Form, define
 from adtrain.backends.cuda.forms.thread_items import MAX_OPERATIONS, items_of_threads
@@ -81,19 +82,57 @@ class RowChainFusion(Fusion):
 
     def saves(self, equations: Sequence[Equation]) -> bool:
         """Whether the chain fits on chip, and takes less time than a kernel for each equation."""
-        if sum(e.has(Trait.MATMUL) for e in equations) < MIN_PRODUCTS or _are_thread_items(equations):
-            return False
+        return self._refusal(equations) is None
+
+    def _refusal(self, equations: Sequence[Equation]) -> str | None:
+        """Why equations are no chain; None for a chain."""
+        if (products := sum(e.has(Trait.MATMUL) for e in equations)) < MIN_PRODUCTS:
+            return f"{products} of its products are connected by rows, expected at least {MIN_PRODUCTS}"
+        if _are_thread_items(equations):
+            return "it is so small that each thread computes all layers for a row"
         own = frozenset(equations)
         needed = [v for e in equations for v in e.outputs if self._leaves(v, own)]
         chain, count = fuse(ROW_CHAIN, equations, needed), max(map(_count, equations))
         plan = plan_chain(chain.params["body"], count)
-        layout = None if plan is None else layout_of(plan, self.target)
+        if plan is None:
+            others = sorted({v.type.dtype.name for e in equations for v in e.inputs} - {"float32"})
+            kinds = f"values of another type than float32: {' or '.join(others)}"
+            return f"it stores {kinds}" if others else "a result is neither rows nor a sum over them"
+        layout = layout_of(plan, self.target)
         if layout is None:
-            return False
+            size = f"{self.target.shared / 1024:.0f} KiB of shared memory"
+            return f"its weights and the values of {ROWS[0]} rows do not fit into the {size} of a thread block"
         time = 2 + layout.cycles / LAUNCH_CYCLES
         self.times.update(dict.fromkeys(equations, time))
         alone = sum(e.cost.bytes / LAUNCH_BYTES + 1 for e in equations if not e.primitive.view)
-        return time + chain.cost.bytes / LAUNCH_BYTES < alone
+        moved = chain.cost.bytes / LAUNCH_BYTES
+        if time + moved < alone:
+            return None
+        return f"its time is estimated as that of {time + moved:.0f} launches, that of single kernels as {alone:.0f}"
+
+    def declined(self) -> str | None:
+        """A Program without axes but rows and columns is nearly a chain if at most one condition of a chain fails."""
+        flat = all(sum(n != 1 for n in v.type.shape) <= 2 for e in self.program.equations for v in e.outputs)
+        products = [e for e in self.program.equations if e.has(Trait.MATMUL) and not e.params["transpose_a"]]
+        if not flat or not products:
+            return None
+        rows, count = Counter(e.outputs[0].type.shape[0] for e in products).most_common(1)[0]
+        if count < MIN_PRODUCTS:
+            return None
+        own = [e for e in products if e.outputs[0].type.shape[0] == rows]
+        widest = max(own, key=_columns)
+        found = []
+        if rows < MIN_ROWS:
+            found.append(f"a step has {rows:,} rows, expected at least {MIN_ROWS:,}")
+        if _columns(widest) > MAX_WIDTH:
+            found.append(f"{widest.scope} has {_columns(widest):,} columns, expected at most {MAX_WIDTH}")
+        if not all(map(is_plain, own)):
+            found.append("its products are not those of float32 in full precision")
+        if self.target.capability < MIN_CAPABILITY:
+            found.append("the GPU is older than sm_80")
+        if found:
+            return found[0] if len(found) == 1 else None
+        return self._refusal(self.largest_group()) or "other kernels save more time"
 
     def overhead(self, equations: Sequence[Equation]) -> float:
         """Two launches and the time of the steps, in launches; the same where other forms take some equations."""
@@ -111,6 +150,11 @@ class RowChainFusion(Fusion):
     @cached_property
     def outputs(self) -> Collection[Variable]:
         return frozenset(self.program.outputs)
+
+
+def _columns(product: Equation) -> int:
+    """The columns of the wider one of the rows that a product reads and computes."""
+    return max(width(product.inputs[0]), width(product.outputs[0]))
 
 
 def _are_thread_items(equations: Sequence[Equation]) -> bool:
