@@ -38,7 +38,7 @@ def together(name: str, order: str, members: int, device: str) -> Callable[[], N
     arguments = tree.map(lambda x: array(np.asarray(x, order="C"), device=device), step_arguments(group, members))
     rng = np.random.default_rng(0)
     rows = array(rng.integers(0, len(group.whole), arguments[-1].shape), device=device)
-    step = Programs(group).step
+    step = Programs(group.experiment).step
     carry: list[Any] = list(arguments[:2])
 
     def take() -> None:
