@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from adtrain.assets import asset_path
-from adtrain.backends.cpu.toolchain import CompilerError, find_compiler
+from adtrain.backends.cpu.compiler import CompilerError, find_compiler
 from adtrain.cache import open_cache
 from adtrain.core.errors import AdtrainError
 from adtrain.export.c import network, source

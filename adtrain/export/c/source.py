@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from markupsafe import Markup
 
-from adtrain.codegen.expressions import c_type
+from adtrain.codegen.elementwise import c_type
 from adtrain.core.errors import AdtrainError
 from adtrain.export.c import int8, network
 from adtrain.export.c.code import Part, c_string, needed, numbers

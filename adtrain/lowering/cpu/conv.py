@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from adtrain.core.kernel import CKernel, register
-from adtrain.lowering.cpu.shapes import in_full
+from adtrain.lowering.cpu.moves import in_full
 
 CACHE_LINE = 64
 """Bytes to which each part of a function's scratch is rounded up; vectors may read that far past its end."""

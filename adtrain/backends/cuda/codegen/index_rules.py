@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from adtrain.backends.cuda.codegen.part import Names, Step, StepRule, loop
-from adtrain.codegen.expressions import c_type
+from adtrain.codegen.elementwise import c_type
 from adtrain.core.program import Equation, Variable
 from adtrain.lowering.shapes import split_at
 

@@ -29,7 +29,7 @@ from adtrain.backends.cuda.codegen.row_chain_plan import (
     width,
 )
 from adtrain.backends.cuda.codegen.row_chain_totals import TOTAL_THREADS, totals_part
-from adtrain.codegen.expressions import c_type, element, literal
+from adtrain.codegen.elementwise import c_type, element, literal
 from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable, body_of

@@ -5,9 +5,7 @@ from __future__ import annotations
 from adtrain.backends.cuda.codegen.part import Part, indented, part_names
 from adtrain.backends.cuda.codegen.row_chain_layout import Layout
 from adtrain.backends.cuda.codegen.row_chain_plan import Following
-from adtrain.codegen.access import access
-from adtrain.codegen.elementwise import statements
-from adtrain.codegen.expressions import c_type
+from adtrain.codegen.elementwise import access, c_type, statements
 from adtrain.core.program import Program, Variable
 
 TOTAL_COLUMNS, TOTAL_THREADS = 32, 256
