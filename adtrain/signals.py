@@ -136,7 +136,7 @@ class StopSignals:
 
     def exit_now(self) -> None:
         """End the process immediately. This loses no data, because files are replaced atomically."""
-        toolchain = sys.modules.get("adtrain.backends.cpu.toolchain")  # an import could wait for the interrupted code
+        toolchain = sys.modules.get("adtrain.backends.cpu.compiler")  # an import could wait for the interrupted code
         if toolchain is not None:
             toolchain.end_all()  # compilers, which have sessions of their own
         for stream in (sys.stdout, sys.stderr):

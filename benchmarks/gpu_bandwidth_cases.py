@@ -22,7 +22,7 @@ from adtrain.core.types import ArrayType
 from adtrain.ops.index import scatter_add_p, scatter_along_axis_p, take_p
 from adtrain.ops.normalisation import standardize_p
 from adtrain.ops.pool import Windows, avg_pool2d_put_p, max_pool2d_p, max_pool2d_pick_p, max_pool2d_put_p
-from adtrain.passes.fuse_elementwise import fuse_loops
+from adtrain.passes.fusion import fuse_loops
 
 N = 2**28
 """Approximate number of elements of the arguments."""

@@ -13,7 +13,7 @@ import pytest
 
 from adtrain import assets
 from adtrain.backends.cpu import compiler
-from adtrain.backends.cpu.build import Source
+from adtrain.backends.cpu.compiler import Source
 
 HEADER = (
     "#pragma once\n#define PASTE_(a, b) a##b\n#define PASTE(a, b) PASTE_(a, b)\n#define FN(name) PASTE(name, SUFFIX)\n"
@@ -73,7 +73,7 @@ class Workshop:
         """Load the program in another process, a session of its own, which prints `entry(5)`."""
         code = (
             "import sys; from pathlib import Path; import numpy as np; from adtrain import assets\n"
-            "from adtrain.backends.cpu.build import Source; from adtrain.backends.cpu.compiler import load\n"
+            "from adtrain.backends.cpu.compiler import Source; from adtrain.backends.cpu.compiler import load\n"
             "assets.PACKAGE = Path(sys.argv[1]) / 'adtrain'\n"
             "print(load(sys.argv[2], [Source('scale.c', (np.dtype('float32'),))], ['entry']).entry(5))\n"
         )

@@ -29,10 +29,9 @@ from forked_commands import Commands
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
-from adtrain.backends.cpu.build import PROGRAM
+from adtrain.backends.cpu.compiler import NAMES, PROGRAM
 from adtrain.backends.cpu.cpu_backend import CpuBackend
 from adtrain.backends.cpu.numpy_program import NumpyProgram, memory
-from adtrain.backends.cpu.toolchain import NAMES
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError, Source
 from adtrain.cache import Cache, cache_home, digest

@@ -25,7 +25,7 @@ from adtrain.backends.cuda.targets import H200
 from adtrain.cache import Cache, digest
 from adtrain.core.kernel import CudaKernel, Target, TensorMap
 from adtrain.core.program import Equation, Program
-from adtrain.passes.places import stored_bytes
+from adtrain.passes.plan_memory import stored_bytes
 
 FLAGS = (
     "-std=c++17", "-nostdinc++", "-Og", "-ffp-contract=off", "-fno-exceptions", "-fno-asynchronous-unwind-tables",

@@ -31,7 +31,7 @@ from adtrain.core.array import Value
 from adtrain.core.kernel import Target
 from adtrain.core.program import HORIZONTAL, Equation, Program, single_equations
 from adtrain.core.staging import stage
-from adtrain.passes.fuse_elementwise import is_loops
+from adtrain.passes.fusion import is_loops
 
 TARGETS = tuple(targets.TARGETS.values())
 

@@ -14,10 +14,8 @@ import numpy as np
 from adtrain.core.kernel import c_kernels
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.passes.arena import ALIGNMENT
-from adtrain.passes.fuse_elementwise import by_element
-from adtrain.passes.places import nbytes
-from adtrain.passes.plan_memory import MemoryPlan
+from adtrain.passes.fusion import by_element
+from adtrain.passes.plan_memory import ALIGNMENT, MemoryPlan, nbytes
 
 
 class Bytes(NamedTuple):

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adtrain.codegen.access import access, offset
+from adtrain.codegen.elementwise import access, offset
 
 
 def value(text: str, **names: int) -> int:

@@ -11,7 +11,7 @@ from program_samples import fused_of
 from sparse_pool_samples import conv_problem, equation
 
 from adtrain import ops
-from adtrain.backends.cpu.forms.batchwise import BATCHWISE
+from adtrain.backends.cpu.fusions import BATCHWISE
 from adtrain.core.array import Value, array
 from adtrain.core.program import LOOPS, Program, costs, fuse
 from adtrain.core.staging import stage

@@ -22,9 +22,8 @@ from training_runs import prepare
 import adtrain as ad
 from adtrain import ops
 from adtrain.assets import asset_path
-from adtrain.backends.cpu.build import PROGRAM
-from adtrain.backends.cpu.codegen import generate, loops, slices, workspace
-from adtrain.backends.cpu.toolchain import FLAGS, NATIVE
+from adtrain.backends.cpu.codegen import generate, items, loops, workspace
+from adtrain.backends.cpu.compiler import FLAGS, NATIVE, PROGRAM
 from adtrain.core import poison
 from adtrain.core.staging import stage
 from adtrain.export.c import source
@@ -102,9 +101,9 @@ def test_every_equation_of_random_programs_is_called(
     compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loops, "FEW_ELEMENTS", 4)
-    monkeypatch.setattr(sys.modules["adtrain.backends.cpu.forms.batchwise"], "MIN_ITEMS", 1)
-    monkeypatch.setattr(slices, "SLICE_BYTES", 16)
-    monkeypatch.setattr(slices, "MIN_SLICE_BYTES", 0)
+    monkeypatch.setattr(sys.modules["adtrain.backends.cpu.fusions"], "MIN_ITEMS", 1)
+    monkeypatch.setattr(items, "SLICE_BYTES", 16)
+    monkeypatch.setattr(items, "MIN_SLICE_BYTES", 0)
     monkeypatch.setattr(sys.modules["adtrain.passes.recompute"], "MIN_BYTES", 0)
     check_calls(outer_program(), compiler, tmp_path)
 
@@ -130,9 +129,9 @@ def test_outer_sums_in_poisoned_memory_equal_eager_code() -> None:
 def test_random_programs_in_poisoned_memory_equal_eager_ones(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", compiler)
     monkeypatch.setattr(loops, "FEW_ELEMENTS", 4)
-    monkeypatch.setattr(sys.modules["adtrain.backends.cpu.forms.batchwise"], "MIN_ITEMS", 1)
-    monkeypatch.setattr(slices, "SLICE_BYTES", 16)
-    monkeypatch.setattr(slices, "MIN_SLICE_BYTES", 0)
+    monkeypatch.setattr(sys.modules["adtrain.backends.cpu.fusions"], "MIN_ITEMS", 1)
+    monkeypatch.setattr(items, "SLICE_BYTES", 16)
+    monkeypatch.setattr(items, "MIN_SLICE_BYTES", 0)
     monkeypatch.setattr(sys.modules["adtrain.passes.recompute"], "MIN_BYTES", 0)
 
     def check(drawn: list[Any]) -> None:

@@ -25,8 +25,8 @@ from compiler_workshop import (
 
 from adtrain import cache
 from adtrain.backends.cpu import compiler
-from adtrain.backends.cpu.build import Source
-from adtrain.codegen.expressions import c_type
+from adtrain.backends.cpu.compiler import Source
+from adtrain.codegen.elementwise import c_type
 
 __all__ = ["workshop"]
 
@@ -85,7 +85,7 @@ def change_options(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def change_flags(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adtrain.backends.cpu.toolchain.FLAGS", ("-O1", "-fPIC"))
+    monkeypatch.setattr("adtrain.backends.cpu.compiler.FLAGS", ("-O1", "-fPIC"))
 
 
 def change_processor(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:

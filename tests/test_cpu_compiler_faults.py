@@ -21,7 +21,7 @@ from compiler_workshop import PROGRAM, Change, Workshop, entry, workshop
 from waiting import PATIENCE, wait_until
 
 from adtrain import cache
-from adtrain.backends.cpu import toolchain
+from adtrain.backends.cpu import compiler
 from adtrain.backends.cpu.compiler import CompilerError, describe
 
 __all__ = ["workshop"]
@@ -313,7 +313,7 @@ def test_a_relative_cache_folder_is_ignored(workshop: Workshop, monkeypatch: pyt
 def test_a_compiler_that_prints_without_end_is_ended(
     workshop: Workshop, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    monkeypatch.setattr(toolchain, "MAX_MESSAGES", 1 << 20)
+    monkeypatch.setattr(compiler, "MAX_MESSAGES", 1 << 20)
     path = workshop.folder / "wrapper"
     path.write_text(f'#!/bin/sh\ncase "$*" in *{when}*) yes; esac\nexec cc "$@"\n')
     tracemalloc.start()
@@ -340,7 +340,7 @@ def test_a_compiler_that_never_ends_is_ended_by_ctrl_c(workshop: Workshop, when:
 
 def test_a_compiler_is_ended_while_another_thread_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     started, popen = threading.Event(), subprocess.Popen
-    monkeypatch.setattr(toolchain, "START_SECONDS", PATIENCE)
+    monkeypatch.setattr(compiler, "START_SECONDS", PATIENCE)
 
     def slow(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         process = popen(command, **options)
@@ -350,9 +350,9 @@ def test_a_compiler_is_ended_while_another_thread_starts_it(monkeypatch: pytest.
 
     monkeypatch.setattr(subprocess, "Popen", slow)
     with ThreadPoolExecutor() as pool:
-        done = pool.submit(toolchain._run, ["sleep", f"{PATIENCE:.0f}"], ".")
+        done = pool.submit(compiler._run, ["sleep", f"{PATIENCE:.0f}"], ".")
         started.wait()
-        toolchain.end_all()
+        compiler.end_all()
         assert done.result().returncode == -signal.SIGKILL
 
 
@@ -367,7 +367,7 @@ def test_a_compiler_is_ended_by_ctrl_c_while_it_starts(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(subprocess, "Popen", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        toolchain._run(["sleep", f"{PATIENCE:.0f}"], ".")
+        compiler._run(["sleep", f"{PATIENCE:.0f}"], ".")
     assert started[0].returncode == -signal.SIGKILL
 
 
@@ -387,7 +387,7 @@ def test_compilers_are_ended_by_ctrl_c_while_threads_for_them_start(
     monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
     with pytest.raises(KeyboardInterrupt):
         entry()
-    assert not toolchain._running
+    assert not compiler._running
 
 
 def runs(process: int) -> bool:

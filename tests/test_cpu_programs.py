@@ -56,7 +56,7 @@ def results(names: tuple[str, ...], passes: str, dtype: str, code: str) -> dict[
         # Their arrays are small: let threads divide them all the same, and compute several items at once.
         patch.setattr(loops, "FEW_ELEMENTS", 0)
         patch.setattr(items, "MIN_STEPS", 1)
-        patch.setattr(sys.modules["adtrain.backends.cpu.forms.batchwise"], "MIN_ITEMS", 1)
+        patch.setattr(sys.modules["adtrain.backends.cpu.fusions"], "MIN_ITEMS", 1)
         return both(functions, PASSES[passes])
 
 

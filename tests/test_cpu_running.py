@@ -26,7 +26,7 @@ import adtrain as ad
 from adtrain import ops
 from adtrain.assets import asset_path
 from adtrain.backends.cpu import compiler
-from adtrain.backends.cpu.codegen import loops, slices
+from adtrain.backends.cpu.codegen import items, loops
 from adtrain.backends.cpu.compiled_program import CompiledProgram, _pages
 from adtrain.backends.cpu.threads import TeamSize
 from adtrain.core import tree
@@ -47,9 +47,9 @@ def test_compiled_random_programs_equal_eager_ones(
     monkeypatch: pytest.MonkeyPatch, dtype: str, tolerance: float, examples: int
 ) -> None:
     monkeypatch.setattr(loops, "FEW_ELEMENTS", 4)
-    monkeypatch.setattr(sys.modules["adtrain.backends.cpu.forms.batchwise"], "MIN_ITEMS", 1)
-    monkeypatch.setattr(slices, "SLICE_BYTES", 16)
-    monkeypatch.setattr(slices, "MIN_SLICE_BYTES", 0)
+    monkeypatch.setattr(sys.modules["adtrain.backends.cpu.fusions"], "MIN_ITEMS", 1)
+    monkeypatch.setattr(items, "SLICE_BYTES", 16)
+    monkeypatch.setattr(items, "MIN_SLICE_BYTES", 0)
     monkeypatch.setattr(sys.modules["adtrain.passes.recompute"], "MIN_BYTES", 0)
 
     def check(drawn: list[Any]) -> None:

@@ -23,7 +23,7 @@ from adtrain.core.array import Array, array
 from adtrain.core.kernel import Target
 from adtrain.core.program import HORIZONTAL, Equation, Program, Variable, primitive_names
 from adtrain.core.staging import evaluate, stage
-from adtrain.passes.places import stored_bytes
+from adtrain.passes.plan_memory import stored_bytes
 from adtrain.sweeps.members import groups_of, members_of
 from adtrain.sweeps.session import step_arguments
 from adtrain.sweeps.step import DONATED, sweep_step

@@ -23,7 +23,7 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable, renamed
 from adtrain.core.staging import stage
 from adtrain.passes import SIMPLIFY
-from adtrain.passes.fuse_elementwise import is_loops
+from adtrain.passes.fusion import is_loops
 from adtrain.sweeps.members import groups_of, members_of
 from adtrain.sweeps.session import step_arguments
 from adtrain.sweeps.step import DONATED, sweep_step

@@ -27,8 +27,7 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable, body_of
 from adtrain.core.staging import Pass, stage
 from adtrain.passes.place_collectives import exchange_done_p
-from adtrain.passes.places import Place, nbytes
-from adtrain.passes.plan_memory import plan_memory
+from adtrain.passes.plan_memory import Place, nbytes, plan_memory
 from adtrain.training import sharding
 from adtrain.training.preparation import outline
 

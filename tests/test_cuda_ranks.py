@@ -31,8 +31,7 @@ from adtrain.passes import (
     place_views,
 )
 from adtrain.passes.place_collectives import exchange_done_p
-from adtrain.passes.places import Place
-from adtrain.passes.plan_memory import plan_memory
+from adtrain.passes.plan_memory import Place, plan_memory
 from adtrain.training.experiment import LOG_ROWS
 from adtrain.training.preparation import outline
 from adtrain.training.step import empty_log

@@ -26,7 +26,7 @@ from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Equation, Variable
 from adtrain.ops.elementwise import exp_p
 from adtrain.ops.matmul import matmul_p
-from adtrain.passes.arena import ALIGNMENT
+from adtrain.passes.plan_memory import ALIGNMENT
 
 
 class Stub:

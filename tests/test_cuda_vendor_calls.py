@@ -14,7 +14,7 @@ from adtrain.backends.cuda.vendor.call import CHOICES, WORKSPACE_ALIGNMENT
 from adtrain.core.errors import DeviceError
 from adtrain.core.program import Equation
 from adtrain.ops.conv import Window
-from adtrain.passes.arena import ALIGNMENT
+from adtrain.passes.plan_memory import ALIGNMENT
 
 STREAM = 77
 

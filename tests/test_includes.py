@@ -13,7 +13,7 @@ import pytest
 
 from adtrain.assets import asset_path
 from adtrain.backends.cpu import compiler as c_compiler
-from adtrain.backends.cpu.build import Source as CSource
+from adtrain.backends.cpu.compiler import Source as CSource
 from adtrain.backends.cuda import compiler as cuda_compiler
 from adtrain.backends.cuda.compiler import Source
 from adtrain.includes import Includes, names, search_folders

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,14 +16,14 @@ from adtrain import ops
 from adtrain.core import tree
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
-from adtrain.passes import ALL, pair_axes
+from adtrain.passes import ALL
 
 N, M = 300, 260
 
 
 @pytest.fixture(autouse=True)
 def few_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair_axes, "MIN_PAIRS", N * M)
+    monkeypatch.setattr(sys.modules["adtrain.passes.fuse_map_reduce"], "MIN_PAIRS", N * M)
 
 
 def gaussian(q: Any, p: Any, s: Any) -> Any:

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adtrain.backends.cpu import compiler
-from adtrain.backends.cpu.build import Source as CSource
-from adtrain.backends.cpu.toolchain import CompilerError
+from adtrain.backends.cpu.compiler import CompilerError
+from adtrain.backends.cpu.compiler import Source as CSource
 from adtrain.backends.cuda.compiler import CudaCompilerError, Source, compile_source
 from adtrain.core.kernel import lengths, memory_layout
-from adtrain.lowering.cpu import attention, conv, gemm, recurrent
+from adtrain.lowering.cpu import conv, products
 
 ARRAYS = st.tuples(st.sampled_from([1, 2, 4, 8, 24]), st.sampled_from([1, 2, 16]))
 LENGTHS = st.integers(0, 1000)
@@ -67,9 +67,9 @@ def test_an_array_of_elements_of_another_size_does_not_compile() -> None:
 
 C_FILES = {
     "conv.c": (conv.STRUCTS, ("CORRELATION_BYTES", "TAP_BYTES", "SPAN_BYTES")),
-    "attention.c": (attention.DEFINITIONS, ("STRUCT_BYTES", "KEYS")),
-    "gemm.c": (gemm.MEMORY, ("SCRATCH_BYTES", "TOTAL_BYTES")),
-    "recurrent.c": (recurrent.MACROS, ("PANEL_BYTES",)),
+    "attention.c": (products.ATTENTION_MACROS, ("STRUCT_BYTES", "KEYS")),
+    "gemm.c": (products.GEMM_MACROS, ("SCRATCH_BYTES", "TOTAL_BYTES")),
+    "recurrent.c": (products.RECURRENT_MACROS, ("PANEL_BYTES",)),
 }
 """Of files of `kernels/cpu` the macros from Python, and those that a size of memory is computed from."""
 

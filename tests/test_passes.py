@@ -16,9 +16,8 @@ from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.core.program import LOOPS, Program, fuse, label
 from adtrain.core.staging import stage
 from adtrain.core.trace import phase
-from adtrain.passes.add_before_products import add_before_products
-from adtrain.passes.fuse_elementwise import by_element
-from adtrain.passes.merge_added_products import merge_added_products
+from adtrain.passes.fusion import by_element
+from adtrain.passes.products import add_before_products, merge_added_products
 from adtrain.passes.recompute import recompute
 
 X = np.linspace(0.5, 2, 6).reshape(2, 3)

@@ -56,7 +56,7 @@ DEVICES = pytest.mark.parametrize("improve_all", [ALL, ON_GPU], ids=["cpu", "gpu
 @pytest.fixture(autouse=True)
 def limits_of_small_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random graphs have at most four items, and small values."""
-    monkeypatch.setattr(sys.modules["adtrain.backends.cpu.forms.batchwise"], "MIN_ITEMS", 1)
+    monkeypatch.setattr(sys.modules["adtrain.backends.cpu.fusions"], "MIN_ITEMS", 1)
     monkeypatch.setattr(sys.modules["adtrain.passes.recompute"], "MIN_BYTES", 0)
 
 

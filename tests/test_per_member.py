@@ -12,7 +12,7 @@ from adtrain.core.per_member import by_member, per_member
 from adtrain.core.program import HORIZONTAL, fuse
 from adtrain.core.staging import evaluate, stage
 from adtrain.passes import ALL_BY_MEMBER
-from adtrain.passes.places import overwrites
+from adtrain.passes.plan_memory import overwrites
 from adtrain.passes.stack_members import stack_all_members, stack_members
 from adtrain.training.program_cache import decoded, encoded
 

@@ -16,7 +16,7 @@ from training_runs import write_config
 
 import adtrain as ad
 from adtrain import config, ops
-from adtrain.backends.cpu.rank_memory import RankMemory
+from adtrain.backends.cpu.compiled_program import RankMemory
 from adtrain.core import communicator
 from adtrain.core.primitive import Trait
 from adtrain.core.staging import stage

@@ -16,8 +16,7 @@ from adtrain import ops
 from adtrain.backends.cpu.codegen import workspace
 from adtrain.core.program import Equation, Program
 from adtrain.core.staging import stage
-from adtrain.passes.places import Place
-from adtrain.passes.plan_memory import MemoryPlan, plan_memory
+from adtrain.passes.plan_memory import MemoryPlan, Place, plan_memory
 
 quickly = settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -15,8 +15,8 @@ from command_line import invoke
 from training_runs import write_config
 
 from adtrain import signals
+from adtrain.backends.cpu.compiler import CompilerKilled, find_compiler
 from adtrain.backends.cpu.threads import ThreadLimit, require_threads
-from adtrain.backends.cpu.toolchain import CompilerKilled, find_compiler
 from adtrain.cache import open_cache
 from adtrain.cli import startup
 from adtrain.cli.main import NO_THREADS, described

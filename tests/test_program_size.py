@@ -22,9 +22,8 @@ from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.backends.cuda.targets import H200
 from adtrain.core.program import LOOPS, Equation, Program, Variable
 from adtrain.core.staging import stage
-from adtrain.passes.arena import ALIGNMENT, Arena
 from adtrain.passes.groups import MAX_EQUATIONS
-from adtrain.passes.plan_memory import plan_memory
+from adtrain.passes.plan_memory import ALIGNMENT, Arena, plan_memory
 
 
 def layers(count: int) -> Program:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adtrain.backends.cpu.toolchain import CompilerError
+from adtrain.backends.cpu.compiler import CompilerError
 from adtrain.cli.output import progress
 from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError, DataSet, Split

@@ -1,4 +1,4 @@
-"""The terms and results of a `map_reduce` equation, for C and CUDA C++."""
+"""The terms, accumulators and results of a `map_reduce` equation, for C and CUDA C++."""
 
 from __future__ import annotations
 
@@ -11,13 +11,42 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adtrain.codegen.accumulators import fold
-from adtrain.codegen.expressions import c_type
+from adtrain.codegen.elementwise import c_type
 from adtrain.codegen.scalars import Index, Scalar, Scalars, first_and_step, named
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.passes.fuse_map_reduce import reduced_axis
-from adtrain.passes.pair_axes import Pair, pair_axes
+from adtrain.passes.fuse_map_reduce import Pair, pair_axes, reduced_axis
+
+STARTS = {"sum": ("0",), "max": ("-INFINITY",), "min": ("INFINITY",), "logsumexp": ("-INFINITY", "0")}
+"""The states of each kind of empty accumulator. Those of logsumexp are the maximum m and the sum of exp(x - m)."""
+
+
+def fold(kind: str, c: str, states: Sequence[str], term: str) -> list[str]:
+    """Statements that join a term to the states, which are numbers of type ``c``. NaN stays NaN."""
+    return join(kind, c, states, (term, "1"))
+
+
+def join(kind: str, c: str, states: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Statements that join the states of another accumulator to the states."""
+    m, other = states[0], others[0]
+    if kind == "sum":
+        return [f"{m} += {other};"]
+    if kind != "logsumexp":
+        return [f"{m} = {other} {'>' if kind == 'max' else '<'} {m} || {other} != {other} ? {other} : {m};"]
+    return [
+        "{",
+        f"    const {c} top = {other} > {m} ? {other} : {m};",
+        # Equal maxima may be infinite; then their difference is NaN.
+        f"    const {c} scale = {m} == top ? 1 : exp({m} - top), added = {other} == top ? 1 : exp({other} - top);",
+        f"    {states[1]} = fma({states[1]}, scale, {others[1]} * added);",
+        f"    {m} = top;",
+        "}",
+    ]
+
+
+def value(kind: str, states: Sequence[str]) -> str:
+    """The result of an accumulator."""
+    return f"{states[0]} + log({states[1]})" if kind == "logsumexp" else states[0]
 
 
 class Accumulator(NamedTuple):

@@ -23,7 +23,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from adtrain.codegen.expressions import c_type, element, literal
+from adtrain.codegen.elementwise import c_type, element, literal
 from adtrain.core.program import Equation, Variable
 
 Index: TypeAlias = "tuple[int | str, ...]"

@@ -18,7 +18,7 @@ from adtrain.core import tree
 from adtrain.core.array import Value, array, returned_no_array
 from adtrain.core.errors import AdtrainError, DTypeError, ShapeError
 from adtrain.core.options import require_function
-from adtrain.core.primitive import Primitive, Pullback
+from adtrain.core.primitive import Primitive, Pull
 from adtrain.core.trace import Trace, Tracer, at, bind, current_scope, new_level, phase
 from adtrain.core.traced_number import TracedNumber
 from adtrain.core.types import ArrayType
@@ -41,7 +41,7 @@ class Node:
         self,
         name: str,
         parents: Sequence[tuple[Node, int]],
-        pull: Callable[[list[Value | None]], Sequence[Value | None]] | None,
+        pull: Pull | None,
         outputs: Sequence[ArrayType],
     ) -> None:
         self.index = next(_node_numbers)  # larger than its parents', so descending order is topological
@@ -85,54 +85,20 @@ class ReverseTrace:
     def process(self, primitive: Primitive, args: Sequence[Value], params: Mapping[str, Any]) -> Any:
         primals = [self.lower(x) for x in args]
         out = bind(primitive, *primals, **params)
-        if not primitive.differentiable:
+        traced = [i for i, x in enumerate(args) if isinstance(x, ReverseTracer) and x.trace is self]
+        positions = [i for i in traced if primitive.has_derivative(i)]
+        if not positions:
             return out
-        if primitive.joint_vjp is not None:
-            return self._record_joint(primitive, out, args, primals, params)
-        parents: list[tuple[Node, int]] = []
-        pullbacks: list[Pullback] = []
-        for position, x in enumerate(args):
-            if isinstance(x, ReverseTracer) and x.trace is self:
-                rule = primitive.rule(position)
-                if rule is not None:
-                    parents.append((x.node, x.position))
-                    pullbacks.append(rule(out, *primals, **params))
-        if not parents:
-            return out
-        pull = _pull_one if isinstance(out, Value) else _pull_many
-        return self.record(primitive.name, out, parents, pull, pullbacks)
+        parents = [(args[i].node, args[i].position) for i in positions]  # type: ignore[attr-defined]
+        return self.record(primitive.name, out, parents, primitive.pullback(out, primals, params, positions))
 
-    def _record_joint(
-        self, primitive: Primitive, out: Any, args: Sequence[Value], primals: Sequence[Value], params: Mapping[str, Any]
-    ) -> Any:
-        assert primitive.joint_vjp is not None
-        traced = [(i, x) for i, x in enumerate(args) if isinstance(x, ReverseTracer) and x.trace is self]
-        if not traced:
-            return out
-        single = isinstance(out, Value)
-
-        def pull(pullback: Any, cts: list[Value | None]) -> list[Value | None]:
-            found = pullback(cts[0] if single else tuple(cts))
-            return [found[i] for i, _ in traced]
-
-        parents = [(x.node, x.position) for _, x in traced]
-        return self.record(primitive.name, out, parents, pull, primitive.joint_vjp(out, *primals, **params))
-
-    def record(self, name: str, out: Any, parents: Sequence[tuple[Node, int]], pull: Any, pullbacks: Any) -> Any:
+    def record(self, name: str, out: Any, parents: Sequence[tuple[Node, int]], pull: Pull) -> Any:
         """Record an operation as a node, and wrap its floating-point outputs in tracers."""
         single = isinstance(out, Value)
         outputs = (out,) if single else out
-        node = Node(name, parents, lambda cts: pull(pullbacks, cts), [ArrayType(x.shape, x.dtype) for x in outputs])
+        node = Node(name, parents, pull, [ArrayType(x.shape, x.dtype) for x in outputs])
         wrapped = [ReverseTracer(self, x, node, i) if x.dtype.kind == "f" else x for i, x in enumerate(outputs)]
         return wrapped[0] if single else tuple(wrapped)
-
-
-def _pull_one(pullbacks: Sequence[Pullback], cts: list[Value | None]) -> Sequence[Value]:
-    return [pullback(cts[0]) for pullback in pullbacks]
-
-
-def _pull_many(pullbacks: Sequence[Pullback], cts: list[Value | None]) -> Sequence[Value]:
-    return [pullback(tuple(cts)) for pullback in pullbacks]
 
 
 def fill_zeros(ct: Value | None, zero: tuple[Any, Any, str]) -> Value | None:

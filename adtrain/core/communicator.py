@@ -6,12 +6,12 @@ number of ranks.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import numpy as np
+
+from adtrain.core.setting import Setting
 
 
 class Communicator(Protocol):
@@ -60,27 +60,17 @@ class Alone:
         pass
 
 
-class _Current(threading.local):
-    communicator: Communicator = Alone()
-
-
-_current = _Current()
+_current = Setting[Communicator](Alone())
 
 
 def current() -> Communicator:
     """The communicator of this thread; `Alone` outside of `using`."""
-    return _current.communicator
+    return _current.value
 
 
-@contextmanager
-def using(communicator: Communicator) -> Iterator[None]:
+def using(communicator: Communicator) -> AbstractContextManager[None]:
     """Let this thread be a rank of ``communicator`` in a block."""
-    outer = _current.communicator
-    _current.communicator = communicator
-    try:
-        yield
-    finally:
-        _current.communicator = outer
+    return _current.replaced(communicator)
 
 
 def all_gathered(x: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ from adtrain.core.array import Value
 from adtrain.core.autodiff import ReverseTrace, ReverseTracer, fill_zeros
 from adtrain.core.errors import DTypeError, ShapeError, TraceError
 from adtrain.core.precision import current_precision, matmul_precision
+from adtrain.core.primitive import Pull
 from adtrain.core.taylor import TaylorTrace, TaylorTracer
 from adtrain.core.types import ArrayType
 from adtrain.core.vmap import BatchTrace, BatchTracer, vmap
@@ -140,26 +141,34 @@ def _flat_cotangents(
     return flat
 
 
+def _pullback(
+    name: str, backward: Callable[..., Any], args: Any, out: Any, residuals: Any, positions: Sequence[int]
+) -> Pull:
+    """The pullback from the leaves of ``out`` to those of ``args`` at these positions."""
+    outputs, out_structure = tree.flatten(out)
+    structures = [tree.flatten(arg)[1] for arg in args]
+    zeros = [(x.shape, x.dtype, x.device) for x in outputs]
+
+    def pull(cts: Sequence[Value | None]) -> list[Value | None]:
+        full = [fill_zeros(ct, zero) for ct, zero in zip(cts, zeros, strict=True)]
+        flat = _flat_cotangents(name, backward, structures, residuals, tree.unflatten(out_structure, full))
+        for i in positions:
+            if flat[i] is not None and not isinstance(flat[i], Value):
+                raise DTypeError(f"{name}: backward returned a {type(flat[i]).__name__}, expected arrays or None")
+        return [flat[i] for i in positions]
+
+    return pull
+
+
 def _record(
     trace: ReverseTrace, name: str, args: tuple[Any, ...], out: Any, residuals: Any, backward: Callable[..., Any]
 ) -> Any:
     outputs, out_structure = tree.flatten(out)
     leaves = tree.leaves(args)
     traced = [i for i, x in enumerate(leaves) if isinstance(x, ReverseTracer) and x.trace is trace]
-    structures = [tree.flatten(arg)[1] for arg in args]
-    zeros = [(x.shape, x.dtype, x.device) for x in outputs]
-
-    def pull(residuals: Any, cts: list[Value | None]) -> list[Value | None]:
-        full = [fill_zeros(ct, zero) for ct, zero in zip(cts, zeros, strict=True)]
-        flat = _flat_cotangents(name, backward, structures, residuals, tree.unflatten(out_structure, full))
-        for i in traced:
-            if flat[i] is not None and not isinstance(flat[i], Value):
-                raise DTypeError(f"{name}: backward returned a {type(flat[i]).__name__}, expected arrays or None")
-        return [flat[i] for i in traced]
-
     parents = [(leaves[i].node, leaves[i].position) for i in traced]
-    recorded = trace.record(name, tuple(outputs), parents, pull, residuals)
-    return tree.unflatten(out_structure, list(recorded))
+    pull = _pullback(name, backward, args, out, residuals, traced)
+    return tree.unflatten(out_structure, list(trace.record(name, tuple(outputs), parents, pull)))
 
 
 def _push(
@@ -174,19 +183,11 @@ def _push(
     primals, out_structure = tree.flatten(out)
     leaves = tree.leaves(args)
     moving = [i for i, x in enumerate(leaves) if trace.owns(x)]
-    structures = [tree.flatten(arg)[1] for arg in args]
-    zeros = [(x.shape, x.dtype, x.device) for x in primals]
 
-    def pullback(outputs: Sequence[Value]) -> Any:
+    def pullback(outputs: Sequence[Value]) -> Pull:
         plain, residuals = run(args)
         residuals = _with_outputs(residuals, plain, tree.unflatten(out_structure, list(outputs)), args)
-
-        def pull(cts: Sequence[Any]) -> list[Value | None]:
-            full = [fill_zeros(ct, zero) for ct, zero in zip(cts, zeros, strict=True)]
-            flat = _flat_cotangents(name, backward, structures, residuals, tree.unflatten(out_structure, full))
-            return [flat[i] for i in moving]
-
-        return pull
+        return _pullback(name, backward, args, out, residuals, moving)
 
     if not primals:
         return out

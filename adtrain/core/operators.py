@@ -25,18 +25,13 @@ class _OpsWhenUsed:
         return getattr(import_module("adtrain.ops"), name)
 
 
-class Operators(Generic[V]):
-    """A base of `Value`, which is V, the type of the results. The methods have the names and the meaning of NumPy's."""
+class Arithmetic(Generic[V]):
+    """The arithmetic operators and comparisons, which give V."""
 
     __slots__ = ()
     __hash__ = object.__hash__
 
-    _ops: Any = _OpsWhenUsed()  # bind_operators replaces it by adtrain.ops
-
-    @property
-    def T(self) -> V:
-        """The axes in reversed order."""
-        return self._ops.transpose(self)
+    _ops: Any = _OpsWhenUsed()
 
     def __add__(self, other: Any) -> V:
         return self._ops.add(self, other)
@@ -80,6 +75,44 @@ class Operators(Generic[V]):
     def __rpow__(self, other: Any) -> V:
         return self._ops.power(other, self)
 
+    def __neg__(self) -> V:
+        return self._ops.neg(self)
+
+    def __abs__(self) -> V:
+        return self._ops.abs(self)
+
+    def __eq__(self, other: Any) -> V:  # type: ignore[override]
+        return self._ops.equal(self, other)
+
+    def __ne__(self, other: Any) -> V:  # type: ignore[override]
+        return self._ops.not_equal(self, other)
+
+    def __lt__(self, other: Any) -> V:
+        return self._ops.less(self, other)
+
+    def __le__(self, other: Any) -> V:
+        return self._ops.less_equal(self, other)
+
+    def __gt__(self, other: Any) -> V:
+        return self._ops.greater(self, other)
+
+    def __ge__(self, other: Any) -> V:
+        return self._ops.greater_equal(self, other)
+
+
+class Operators(Arithmetic[V]):
+    """A base of `Value`, which is V, the type of the results. The methods have the names and the meaning of NumPy's.
+
+    `bind_operators` replaces `_ops` by adtrain.ops.
+    """
+
+    __slots__ = ()
+
+    @property
+    def T(self) -> V:
+        """The axes in reversed order."""
+        return self._ops.transpose(self)
+
     def __matmul__(self, other: Any) -> V:
         return self._ops.matmul(self, other)
 
@@ -106,30 +139,6 @@ class Operators(Generic[V]):
 
     def __invert__(self) -> V:
         return self._ops.bitwise_not(self)
-
-    def __neg__(self) -> V:
-        return self._ops.neg(self)
-
-    def __abs__(self) -> V:
-        return self._ops.abs(self)
-
-    def __eq__(self, other: Any) -> V:  # type: ignore[override]
-        return self._ops.equal(self, other)
-
-    def __ne__(self, other: Any) -> V:  # type: ignore[override]
-        return self._ops.not_equal(self, other)
-
-    def __lt__(self, other: Any) -> V:
-        return self._ops.less(self, other)
-
-    def __le__(self, other: Any) -> V:
-        return self._ops.less_equal(self, other)
-
-    def __gt__(self, other: Any) -> V:
-        return self._ops.greater(self, other)
-
-    def __ge__(self, other: Any) -> V:
-        return self._ops.greater_equal(self, other)
 
     def __getitem__(self, index: Any) -> V:
         return self._ops.getitem(self, index)

@@ -6,13 +6,13 @@ parameter, wherever they are computed.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 
 from adtrain.core.errors import OptionError
+from adtrain.core.setting import Setting
 
 FULL, TF32 = "full", "tf32"
 PRECISIONS = (FULL, TF32, "bfloat16")
@@ -31,21 +31,17 @@ def mantissa(precision: str) -> int:
     return 23 - DROPPED_BITS.get(precision, 0)
 
 
-class _Chosen(threading.local):
-    precision = FULL
-
-
-_chosen = _Chosen()
+_chosen = Setting(FULL)
 
 
 def current_precision() -> str:
     """The precision of the innermost block, "full" outside: one of PRECISIONS."""
-    return _chosen.precision
+    return _chosen.value
 
 
 def precision_of(dtype: np.dtype) -> str:
     """The precision of a product of arrays of ``dtype``; always "full" for float64."""
-    return _chosen.precision if dtype == np.float32 else FULL
+    return _chosen.value if dtype == np.float32 else FULL
 
 
 @contextmanager
@@ -74,12 +70,8 @@ def matmul_precision(precision: str) -> Iterator[None]:
     """
     if precision not in PRECISIONS:
         raise OptionError(f"matmul_precision: found {precision!r}, expected one of {', '.join(PRECISIONS)}")
-    outer = _chosen.precision
-    _chosen.precision = precision
-    try:
+    with _chosen.replaced(precision):
         yield
-    finally:
-        _chosen.precision = outer
 
 
 def rounded(x: np.ndarray, precision: str) -> np.ndarray:

@@ -21,6 +21,9 @@ VjpRule: TypeAlias = Callable[..., Pullback]
 """``rule(out, *args, **params) -> pullback``, called in the forward pass. The residuals are the arrays that the
 pullback refers to; no others stay in memory."""
 
+Pull: TypeAlias = Callable[[Sequence[Any]], Sequence[Value | None]]
+"""From the cotangents of all outputs, None for one that is not used, to those of some arguments."""
+
 MOST_BYTES = 2**63
 """NumPy and kernels count bytes in signed 64-bit integers."""
 
@@ -151,6 +154,29 @@ class Primitive:
         if callable(self.vjp):
             return self.vjp(argument)
         return self.vjp[argument] if argument < len(self.vjp) else None
+
+    def has_derivative(self, argument: int) -> bool:
+        """Whether there is a derivative by this argument."""
+        return self.joint_vjp is not None or self.rule(argument) is not None
+
+    def pullback(self, out: Any, args: Sequence[Value], params: Mapping[str, Any], positions: Sequence[int]) -> Pull:
+        """The pullback to the arguments at these positions, by the rules. ``out`` is a tuple for several outputs."""
+        single = isinstance(out, Value)
+
+        def given(cts: Sequence[Any]) -> Any:
+            return cts[0] if single else tuple(cts)
+
+        if self.joint_vjp is not None:
+            joint = self.joint_vjp(out, *args, **params)
+
+            def of_all(cts: Sequence[Any]) -> list[Value | None]:
+                found = joint(given(cts))
+                return [found[i] for i in positions]
+
+            return of_all
+        rules = [self.rule(i) for i in positions]
+        pullbacks = [None if rule is None else rule(out, *args, **params) for rule in rules]
+        return lambda cts: [None if pull is None else pull(given(cts)) for pull in pullbacks]
 
     def output_types(self, args: Sequence[Any], params: Mapping[str, Any]) -> tuple[ArrayType, ...]:
         """The types of the outputs, by the shape rule, which may raise ShapeError or DTypeError.

@@ -145,7 +145,7 @@ class TaylorTrace:
                 return (found,) if len(types) == 1 else found
 
             def pullback(out: Sequence[Value]) -> Callable[[Sequence[Any]], Sequence[Coefficient]]:
-                return _pullback(primitive, out if len(types) > 1 else out[0], args, params, moving)
+                return primitive.pullback(out if len(types) > 1 else out[0], args, params, moving)
 
             outputs = self.outputs(types, args[0].device, primals, [args[i] for i in moving], pullback)
         return outputs[0] if len(types) == 1 else outputs
@@ -381,21 +381,3 @@ class TaylorTrace:
 
 def _divided(x: Coefficient, k: int) -> Coefficient:
     return x if x is None or k == 1 else x * (1.0 / k)
-
-
-def _pullback(
-    primitive: Primitive, out: Any, args: Sequence[Value], params: Mapping[str, Any], moving: Sequence[int]
-) -> Callable[[Sequence[Any]], Sequence[Coefficient]]:
-    """The pullback to the arguments ``moving``, by the rules of the primitive."""
-    single = isinstance(out, Value)
-    if primitive.joint_vjp is not None:
-        joint = primitive.joint_vjp(out, *args, **params)
-
-        def pull(cts: Sequence[Any]) -> Sequence[Coefficient]:
-            found = joint(cts[0] if single else tuple(cts))
-            return [found[i] for i in moving]
-
-        return pull
-    rules = [primitive.rule(i) for i in moving]
-    pullbacks = [None if rule is None else rule(out, *args, **params) for rule in rules]
-    return lambda cts: [None if pull is None else pull(cts[0] if single else tuple(cts)) for pull in pullbacks]

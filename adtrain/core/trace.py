@@ -12,9 +12,8 @@ operation and every Program that runs.
 from __future__ import annotations
 
 import itertools
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,58 +22,37 @@ from adtrain.core.backend import backend
 from adtrain.core.errors import DeviceError, DTypeError, TraceError
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Program
+from adtrain.core.setting import Setting
 from adtrain.core.types import ArrayType
 
-
-class _Where(threading.local):
-    scope = ""
-    phase = "forward"
-
-
-_where = _Where()
+_where = Setting(("", "forward"))
+"""Scope and phase."""
 
 
 def current_scope() -> str:
     """The names of the enclosing scopes, outermost first, joined by dots."""
-    return _where.scope
+    return _where.value[0]
 
 
 def current_phase() -> str:
     """``forward``, ``backward`` or ``update``."""
-    return _where.phase
+    return _where.value[1]
 
 
-@contextmanager
-def scope(name: str) -> Iterator[None]:
+def scope(name: str) -> AbstractContextManager[None]:
     """Set the layer of the operations in a block: ``with scope("0.linear")``. Scopes nest."""
-    outer = _where.scope
-    _where.scope = f"{outer}.{name}" if outer else name
-    try:
-        yield
-    finally:
-        _where.scope = outer
+    outer, phase = _where.value
+    return _where.replaced((f"{outer}.{name}" if outer else name, phase))
 
 
-@contextmanager
-def phase(name: str) -> Iterator[None]:
+def phase(name: str) -> AbstractContextManager[None]:
     """Set the phase of the operations in a block."""
-    outer = _where.phase
-    _where.phase = name
-    try:
-        yield
-    finally:
-        _where.phase = outer
+    return _where.replaced((current_scope(), name))
 
 
-@contextmanager
-def at(scope: str, phase: str) -> Iterator[None]:
+def at(scope: str, phase: str) -> AbstractContextManager[None]:
     """Set both for a block, to the scope and phase of a recorded operation."""
-    outer = _where.scope, _where.phase
-    _where.scope, _where.phase = scope, phase
-    try:
-        yield
-    finally:
-        _where.scope, _where.phase = outer
+    return _where.replaced((scope, phase))
 
 
 @dataclass(frozen=True)
@@ -103,27 +81,17 @@ class Hook:
         """Called when a jitted function's Program has run, with the seconds of each equation."""
 
 
-class _Active(threading.local):
-    hooks: tuple[Hook, ...] = ()
-
-
-_active = _Active()
+_active = Setting[tuple[Hook, ...]](())
 
 
 def active_hooks() -> tuple[Hook, ...]:
     """The observers of this thread, the outermost block's first."""
-    return _active.hooks
+    return _active.value
 
 
-@contextmanager
-def hook(observer: Hook) -> Iterator[None]:
+def hook(observer: Hook) -> AbstractContextManager[None]:
     """Call ``observer`` for everything that this thread runs in a block."""
-    outer = _active.hooks
-    _active.hooks = (*outer, observer)
-    try:
-        yield
-    finally:
-        _active.hooks = outer
+    return _active.replaced((*_active.value, observer))
 
 
 class Trace(Protocol):
@@ -174,12 +142,7 @@ class EvaluationTrace:
         return tuple(Array(b, t.shape, t.dtype, device) for b, t in zip(results, outputs, strict=True))
 
 
-class _Levels(threading.local):
-    def __init__(self) -> None:
-        self.base: Trace = EvaluationTrace()
-
-
-_levels = _Levels()
+_base = Setting[Trace](EvaluationTrace())
 _level_numbers = itertools.count(1)
 
 
@@ -198,7 +161,7 @@ def bind(primitive: Primitive, *args: Value, **params: Any) -> Any:
         DeviceError: the arguments are on different devices.
         TraceError: an argument is a tracer, and its trace has ended.
     """
-    trace = _levels.base
+    trace = _base.value
     for x in args:
         if isinstance(x, Tracer):
             if not x.trace.live:
@@ -213,18 +176,12 @@ def bind(primitive: Primitive, *args: Value, **params: Any) -> Any:
     return trace.process(primitive, args, params)
 
 
-@contextmanager
-def base_trace(trace: Trace) -> Iterator[None]:
+def base_trace(trace: Trace) -> AbstractContextManager[None]:
     """Make ``trace`` the base trace (level 0) of a block, in this thread.
 
     Staging records operations in this way. The levels above do not depend on what the base does.
     """
-    outer = _levels.base
-    _levels.base = trace
-    try:
-        yield
-    finally:
-        _levels.base = outer
+    return _base.replaced(trace)
 
 
 def new_level() -> int:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
 
 from adtrain.core.array import Value
 from adtrain.core.errors import TraceError, user_line
+from adtrain.core.operators import Arithmetic
 
 
-class TracedNumber:
+class _OpsOfNumbers:
+    """The operations by name, for operators of traced numbers."""
+
+    def __getattr__(self, name: str) -> Any:
+        return partial(_apply, name)
+
+
+class TracedNumber(Arithmetic[Any]):
     """Stands for a Python float in a function that is traced, so that another float needs no other Program.
 
     It behaves like the float that it stands for. With an array it takes the array's dtype. With numbers it gives
@@ -23,7 +32,7 @@ class TracedNumber:
 
     __slots__ = ("value",)
     __array_ufunc__ = None  # numpy_array * number goes to TracedNumber.__rmul__
-    __hash__ = object.__hash__
+    _ops = _OpsOfNumbers()
 
     def __init__(self, value: Value) -> None:
         self.value = value
@@ -48,88 +57,14 @@ class TracedNumber:
     __bool__ = __float__ = __int__ = __index__ = __round__ = __trunc__ = __floor__ = __ceil__ = _needed
     __array__ = __iter__ = __len__ = _needed
 
-    def __add__(self, other: Any) -> Any:
-        return _apply("add", self, other)
-
-    def __radd__(self, other: Any) -> Any:
-        return _apply("add", other, self)
-
-    def __sub__(self, other: Any) -> Any:
-        return _apply("sub", self, other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return _apply("sub", other, self)
-
-    def __mul__(self, other: Any) -> Any:
-        return _apply("mul", self, other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return _apply("mul", other, self)
-
-    def __truediv__(self, other: Any) -> Any:
-        return _apply("div", self, other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return _apply("div", other, self)
-
-    def __floordiv__(self, other: Any) -> Any:
-        return _apply("floor_divide", self, other)
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return _apply("floor_divide", other, self)
-
-    def __mod__(self, other: Any) -> Any:
-        return _apply("remainder", self, other)
-
-    def __rmod__(self, other: Any) -> Any:
-        return _apply("remainder", other, self)
-
-    def __pow__(self, other: Any) -> Any:
-        return _apply("power", self, other)
-
-    def __rpow__(self, other: Any) -> Any:
-        return _apply("power", other, self)
-
-    def __neg__(self) -> Any:
-        return _apply("neg", self)
-
-    def __abs__(self) -> Any:
-        return _apply("abs", self)
-
-    def __eq__(self, other: Any) -> Any:
-        return _compare("equal", self, other)
-
-    def __ne__(self, other: Any) -> Any:
-        return _compare("not_equal", self, other)
-
-    def __lt__(self, other: Any) -> Any:
-        return _compare("less", self, other)
-
-    def __le__(self, other: Any) -> Any:
-        return _compare("less_equal", self, other)
-
-    def __gt__(self, other: Any) -> Any:
-        return _compare("greater", self, other)
-
-    def __ge__(self, other: Any) -> Any:
-        return _compare("greater_equal", self, other)
-
 
 NUMBERS = (bool, int, float, TracedNumber)
 """The types of numbers that take the dtype of the arrays beside them."""
 
 
 def _apply(name: str, *args: Any) -> Any:
-    """The operation ``name``: of numbers alone in float64, as a TracedNumber."""
-    found = getattr(Value._ops, name)(*_in_float64(args))
-    return TracedNumber(found) if all(isinstance(x, NUMBERS) for x in args) else found
-
-
-def _compare(name: str, *args: Any) -> Any:
-    return getattr(Value._ops, name)(*_in_float64(args))
-
-
-def _in_float64(args: tuple[Any, ...]) -> list[Any]:
-    """``args`` with traced numbers as float64 values, if there are no arrays among them."""
+    """The operation ``name``: of numbers alone in float64, as a TracedNumber if it is of floating point."""
     alone = all(isinstance(x, NUMBERS) for x in args)
-    return [x.value if alone and isinstance(x, TracedNumber) else x for x in args]
+    given = [x.value if alone and isinstance(x, TracedNumber) else x for x in args]
+    found = getattr(Value._ops, name)(*given)
+    return TracedNumber(found) if alone and found.dtype.kind == "f" else found

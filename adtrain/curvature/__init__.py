@@ -19,8 +19,7 @@ from adtrain.core.precision import FULL, matmul_precision
 from adtrain.core.staging import stage
 from adtrain.core.trace import phase
 from adtrain.core.vmap import vmap
-from adtrain.curvature.drop_unit_axes import drop_unit_axes
-from adtrain.curvature.factor_norms import factor_norms
+from adtrain.curvature.passes import drop_unit_axes, factor_norms
 from adtrain.jitted import jit
 from adtrain.ops import concatenate, matmul, reshape, sqrt, where
 from adtrain.option_types import Size

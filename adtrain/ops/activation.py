@@ -11,7 +11,7 @@ from adtrain.core.array import Value
 from adtrain.core.options import checked_options
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
-from adtrain.ops.common import ArrayLike, as_value, elementwise
+from adtrain.ops.common import ArrayLike, Unary, as_value, elementwise, unary
 from adtrain.ops.compare import less, where
 from adtrain.ops.elementwise import erf_reference, exp, tanh
 from adtrain.option_types import Positive
@@ -93,9 +93,7 @@ gelu_derivative_p: Primitive = elementwise(
 )
 
 
-def relu(x: ArrayLike) -> Value:
-    """max(x, 0), with derivative 0 at 0."""
-    return bind(relu_p, as_value(x))
+relu: Unary = unary(relu_p, "max(x, 0), with derivative 0 at 0")
 
 
 def squared_relu(x: ArrayLike) -> Value:
@@ -119,19 +117,9 @@ def elu(x: ArrayLike, alpha: float = 1.0) -> Value:
     return bind(elu_p, as_value(x), alpha=alpha)
 
 
-def sigmoid(x: ArrayLike) -> Value:
-    """1 / (1 + e^-x)."""
-    return bind(sigmoid_p, as_value(x))
-
-
-def softplus(x: ArrayLike) -> Value:
-    """log(1 + e^x)."""
-    return bind(softplus_p, as_value(x))
-
-
-def silu(x: ArrayLike) -> Value:
-    """x * sigmoid(x) (S. Elfwing et al., 2018; also called swish)."""
-    return bind(silu_p, as_value(x))
+sigmoid: Unary = unary(sigmoid_p, "1 / (1 + e^-x)")
+softplus: Unary = unary(softplus_p, "log(1 + e^x)")
+silu: Unary = unary(silu_p, "x * sigmoid(x) (S. Elfwing et al., 2018; also called swish)")
 
 
 @checked_options

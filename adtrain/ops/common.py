@@ -8,9 +8,9 @@ have no derivative, so they stay arrays of shape () and cost nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from adtrain.option_types import ClassWeights, InConfig
 
 __all__ = ["broadcast_to", "reshape", "sum_to"]
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 ArrayLike: TypeAlias = Any
 """A Value, a NumPy array, nested lists, or a Python number, which may be traced."""
 ClassFactors: TypeAlias = Annotated[ArrayLike, InConfig(ClassWeights)]
@@ -34,6 +36,8 @@ BalancedFactors: TypeAlias = Annotated[ArrayLike, InConfig(ClassWeights | Litera
 """`ClassFactors`. In a config `balanced` stands for factors that give each class of the training examples one total."""
 
 Axis: TypeAlias = "int | Sequence[int] | None"
+Unary: TypeAlias = Callable[[ArrayLike], Value]
+Binary: TypeAlias = Callable[[ArrayLike, ArrayLike], Value]
 
 
 def as_value(x: ArrayLike, device: str | None = None) -> Value:
@@ -325,3 +329,27 @@ def broadcast(name: str, *xs: ArrayLike) -> list[Value]:
         value if value.shape == shape or isinstance(x, NUMBERS) else bind(broadcast_to_p, value, shape=shape)
         for x, value in zip(xs, values, strict=True)
     ]
+
+
+def unary(primitive: Primitive, meaning: str) -> Unary:
+    """The operation that applies an elementwise primitive of one argument."""
+
+    def apply(x: ArrayLike) -> Value:
+        return bind(primitive, as_value(x))
+
+    return _named(apply, primitive.name, f"{meaning}, element by element.")
+
+
+def binary(primitive: Primitive, meaning: str, prepared: Callable[..., Iterable[Value]] = broadcast) -> Binary:
+    """The operation that applies an elementwise primitive to two arguments, which are broadcast together."""
+
+    def apply(a: ArrayLike, b: ArrayLike) -> Value:
+        return bind(primitive, *prepared(primitive.name, a, b))
+
+    return _named(apply, primitive.name, meaning)
+
+
+def _named(f: F, name: str, doc: str) -> F:
+    f.__name__ = f.__qualname__ = name
+    f.__doc__ = doc
+    return f

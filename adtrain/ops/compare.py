@@ -16,8 +16,11 @@ from adtrain.core.traced_number import NUMBERS
 from adtrain.core.types import ArrayType, checked_number
 from adtrain.ops.common import (
     ArrayLike,
+    Binary,
+    Unary,
     as_value,
     astype_p,
+    binary,
     broadcast,
     broadcast_shapes,
     broadcast_to,
@@ -25,6 +28,7 @@ from adtrain.ops.common import (
     elementwise_type,
     floating,
     promote,
+    unary,
 )
 
 __all__ = [
@@ -58,24 +62,10 @@ def _comparable(name: str, a: ArrayLike, b: ArrayLike) -> list[Value]:
     return broadcast(name, *pair)
 
 
-def equal(a: ArrayLike, b: ArrayLike) -> Value:
-    """a == b as bool."""
-    return bind(equal_p, *_comparable("equal", a, b))
-
-
-def not_equal(a: ArrayLike, b: ArrayLike) -> Value:
-    """a != b as bool."""
-    return bind(not_equal_p, *_comparable("not_equal", a, b))
-
-
-def less(a: ArrayLike, b: ArrayLike) -> Value:
-    """a < b as bool."""
-    return bind(less_p, *_comparable("less", a, b))
-
-
-def less_equal(a: ArrayLike, b: ArrayLike) -> Value:
-    """a <= b as bool."""
-    return bind(less_equal_p, *_comparable("less_equal", a, b))
+equal: Binary = binary(equal_p, "a == b as bool.", _comparable)
+not_equal: Binary = binary(not_equal_p, "a != b as bool.", _comparable)
+less: Binary = binary(less_p, "a < b as bool.", _comparable)
+less_equal: Binary = binary(less_equal_p, "a <= b as bool.", _comparable)
 
 
 def greater(a: ArrayLike, b: ArrayLike) -> Value:
@@ -88,19 +78,9 @@ def greater_equal(a: ArrayLike, b: ArrayLike) -> Value:
     return less_equal(b, a)
 
 
-def isnan(x: ArrayLike) -> Value:
-    """Whether each element is NaN, as bool."""
-    return bind(isnan_p, as_value(x))
-
-
-def isfinite(x: ArrayLike) -> Value:
-    """Whether each element is neither NaN nor infinite, as bool."""
-    return bind(isfinite_p, as_value(x))
-
-
-def isinf(x: ArrayLike) -> Value:
-    """Whether each element is infinity or -infinity, as bool."""
-    return bind(isinf_p, as_value(x))
+isnan: Unary = unary(isnan_p, "Whether x is NaN, as bool")
+isfinite: Unary = unary(isfinite_p, "Whether x is neither NaN nor infinite, as bool")
+isinf: Unary = unary(isinf_p, "Whether x is infinity or -infinity, as bool")
 
 
 def _where_shape(condition: Any, a: Any, b: Any) -> ArrayType:
@@ -157,7 +137,7 @@ maximum_p: Primitive = elementwise(
     "maximum",
     np.maximum,
     "a >= b || a != a ? a : b",
-    lambda out, a, b: _larger(out, a, b),
+    _larger,
     lambda out, a, b: _larger(out, b, a),
     floating=False,
     instead_of_bool=None,
@@ -181,14 +161,12 @@ clip_p: Primitive = elementwise(
 )
 
 
-def maximum(a: ArrayLike, b: ArrayLike) -> Value:
-    """The larger of two; where they are equal each gets half the cotangent. For bool it is "or"."""
-    return bind(maximum_p, *broadcast("maximum", a, b))
-
-
-def minimum(a: ArrayLike, b: ArrayLike) -> Value:
-    """The smaller of two; where they are equal each gets half the cotangent. For bool it is "and"."""
-    return bind(minimum_p, *broadcast("minimum", a, b))
+maximum: Binary = binary(
+    maximum_p, 'The larger of two; where they are equal each gets half the cotangent. For bool it is "or".'
+)
+minimum: Binary = binary(
+    minimum_p, 'The smaller of two; where they are equal each gets half the cotangent. For bool it is "and".'
+)
 
 
 def clip(x: ArrayLike, min: float | None = None, max: float | None = None) -> Value:

@@ -12,7 +12,7 @@ Each primitive is a line: its name, its NumPy function, its C expression, and fo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,19 @@ from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.trace import bind
 from adtrain.core.traced_number import TracedNumber
 from adtrain.core.types import checked_number, dtype_of
-from adtrain.ops.common import ArrayLike, as_value, astype_p, broadcast, elementwise, floating, promote
+from adtrain.ops.common import (
+    ArrayLike,
+    Binary,
+    Unary,
+    as_value,
+    astype_p,
+    binary,
+    broadcast,
+    elementwise,
+    floating,
+    promote,
+    unary,
+)
 from adtrain.ops.compare import equal, less_equal, where
 
 __all__ = [
@@ -180,25 +192,16 @@ hypot_p: Primitive = elementwise(
 stop_gradient_p: Primitive = elementwise("stop_gradient", lambda x: x, "a", floating=False)
 
 
-def add(a: ArrayLike, b: ArrayLike) -> Value:
-    """a + b."""
-    return bind(add_p, *broadcast("add", a, b))
+add: Binary = binary(add_p, "a + b.")
+sub: Binary = binary(sub_p, "a - b.")
+mul: Binary = binary(mul_p, "a * b.")
 
 
-def sub(a: ArrayLike, b: ArrayLike) -> Value:
-    """a - b."""
-    return bind(sub_p, *broadcast("sub", a, b))
+def _broadcast_floats(name: str, a: ArrayLike, b: ArrayLike) -> Iterable[Value]:
+    return map(floating, broadcast(name, a, b))
 
 
-def mul(a: ArrayLike, b: ArrayLike) -> Value:
-    """a * b."""
-    return bind(mul_p, *broadcast("mul", a, b))
-
-
-def div(a: ArrayLike, b: ArrayLike) -> Value:
-    """a / b; integers are divided as float32."""
-    a, b = broadcast("div", a, b)
-    return bind(div_p, floating(a), floating(b))
+div: Binary = binary(div_p, "a / b; integers are divided as float32.", _broadcast_floats)
 
 
 def _arctan2_pullback(a: Value, b: Value, numerator: Value) -> Any:
@@ -213,8 +216,7 @@ def arctan2(a: ArrayLike, b: ArrayLike) -> Value:
 
     Integers are converted to float32. The derivatives at (0, 0) are 0, as in PyTorch.
     """
-    a, b = broadcast("arctan2", a, b)
-    return bind(arctan2_p, floating(a), floating(b))
+    return bind(arctan2_p, *_broadcast_floats("arctan2", a, b))
 
 
 def hypot(a: ArrayLike, b: ArrayLike) -> Value:
@@ -222,39 +224,25 @@ def hypot(a: ArrayLike, b: ArrayLike) -> Value:
 
     The derivatives at (0, 0) are NaN.
     """
-    a, b = broadcast("hypot", a, b)
-    return bind(hypot_p, floating(a), floating(b))
+    return bind(hypot_p, *_broadcast_floats("hypot", a, b))
 
 
-def neg(x: ArrayLike) -> Value:
-    """-x."""
-    return bind(neg_p, as_value(x))
-
-
-def _unary(primitive: Primitive, formula: str) -> Callable[[ArrayLike], Value]:
-    def apply(x: ArrayLike) -> Value:
-        return bind(primitive, as_value(x))
-
-    apply.__name__ = apply.__qualname__ = primitive.name
-    apply.__doc__ = f"{formula}, element by element."
-    return apply
-
-
-exp: Callable[[ArrayLike], Value] = _unary(exp_p, "e^x")
-log: Callable[[ArrayLike], Value] = _unary(log_p, "Natural logarithm")
-log1p: Callable[[ArrayLike], Value] = _unary(log1p_p, "log(1 + x), exact for small x")
-expm1: Callable[[ArrayLike], Value] = _unary(expm1_p, "e^x - 1, exact for small x")
-sqrt: Callable[[ArrayLike], Value] = _unary(sqrt_p, "Square root")
-rsqrt: Callable[[ArrayLike], Value] = _unary(rsqrt_p, "1 / sqrt(x)")
-reciprocal: Callable[[ArrayLike], Value] = _unary(reciprocal_p, "1 / x")
-square: Callable[[ArrayLike], Value] = _unary(square_p, "x * x")
-abs: Callable[[ArrayLike], Value] = _unary(abs_p, "|x|, with derivative 0 at 0")
-sign: Callable[[ArrayLike], Value] = _unary(sign_p, "-1, 0 or 1; its derivative is 0")
-sin: Callable[[ArrayLike], Value] = _unary(sin_p, "Sine of radians")
-cos: Callable[[ArrayLike], Value] = _unary(cos_p, "Cosine of radians")
-tanh: Callable[[ArrayLike], Value] = _unary(tanh_p, "Hyperbolic tangent")
-erf: Callable[[ArrayLike], Value] = _unary(erf_p, "Error function")
-stop_gradient: Callable[[ArrayLike], Value] = _unary(stop_gradient_p, "x as a constant, with derivative 0")
+neg: Unary = unary(neg_p, "-x")
+exp: Unary = unary(exp_p, "e^x")
+log: Unary = unary(log_p, "Natural logarithm")
+log1p: Unary = unary(log1p_p, "log(1 + x), exact for small x")
+expm1: Unary = unary(expm1_p, "e^x - 1, exact for small x")
+sqrt: Unary = unary(sqrt_p, "Square root")
+rsqrt: Unary = unary(rsqrt_p, "1 / sqrt(x)")
+reciprocal: Unary = unary(reciprocal_p, "1 / x")
+square: Unary = unary(square_p, "x * x")
+abs: Unary = unary(abs_p, "|x|, with derivative 0 at 0")
+sign: Unary = unary(sign_p, "-1, 0 or 1; its derivative is 0")
+sin: Unary = unary(sin_p, "Sine of radians")
+cos: Unary = unary(cos_p, "Cosine of radians")
+tanh: Unary = unary(tanh_p, "Hyperbolic tangent")
+erf: Unary = unary(erf_p, "Error function")
+stop_gradient: Unary = unary(stop_gradient_p, "x as a constant, with derivative 0")
 
 
 def astype(x: ArrayLike, dtype: Any) -> Value:
@@ -279,7 +267,7 @@ remainder_p: Primitive = elementwise(
 )
 
 
-def _rounding(primitive: Primitive, meaning: str) -> Callable[[ArrayLike], Value]:
+def _rounding(primitive: Primitive, meaning: str) -> Unary:
     def apply(x: ArrayLike) -> Value:
         value = as_value(x)
         return value if value.dtype.kind in "iu" else bind(primitive, value)
@@ -289,10 +277,10 @@ def _rounding(primitive: Primitive, meaning: str) -> Callable[[ArrayLike], Value
     return apply
 
 
-floor: Callable[[ArrayLike], Value] = _rounding(floor_p, "The largest whole number that is at most x")
-ceil: Callable[[ArrayLike], Value] = _rounding(ceil_p, "The smallest whole number that is at least x")
-trunc: Callable[[ArrayLike], Value] = _rounding(trunc_p, "x without its fraction")
-round: Callable[[ArrayLike], Value] = _rounding(round_p, "The nearest whole number; a half is rounded to the even one")
+floor: Unary = _rounding(floor_p, "The largest whole number that is at most x")
+ceil: Unary = _rounding(ceil_p, "The smallest whole number that is at least x")
+trunc: Unary = _rounding(trunc_p, "x without its fraction")
+round: Unary = _rounding(round_p, "The nearest whole number; a half is rounded to the even one")
 
 
 def floor_divide(a: ArrayLike, b: ArrayLike) -> Value:
@@ -396,26 +384,17 @@ bitwise_or_p: Primitive = _bitwise("bitwise_or", "|")
 bitwise_xor_p: Primitive = _bitwise("bitwise_xor", "^")
 
 
-def _apply(primitive: Primitive, a: ArrayLike, b: ArrayLike) -> Value:
-    first, second = broadcast(primitive.name, a, b)
-    if first.dtype.kind == "f":
-        raise DTypeError(f"{primitive.name}: found {first.dtype}, expected integers or bool; compare or use astype")
-    return bind(primitive, first, second)
+def _bits(name: str, a: ArrayLike, b: ArrayLike) -> list[Value]:
+    """`broadcast` of integers or bool."""
+    values = broadcast(name, a, b)
+    if values[0].dtype.kind == "f":
+        raise DTypeError(f"{name}: found {values[0].dtype}, expected integers or bool; compare or use astype")
+    return values
 
 
-def bitwise_and(a: ArrayLike, b: ArrayLike) -> Value:
-    """a & b. Raises DTypeError for floating-point numbers."""
-    return _apply(bitwise_and_p, a, b)
-
-
-def bitwise_or(a: ArrayLike, b: ArrayLike) -> Value:
-    """a | b. Raises DTypeError for floating-point numbers."""
-    return _apply(bitwise_or_p, a, b)
-
-
-def bitwise_xor(a: ArrayLike, b: ArrayLike) -> Value:
-    """a ^ b. Raises DTypeError for floating-point numbers."""
-    return _apply(bitwise_xor_p, a, b)
+bitwise_and: Binary = binary(bitwise_and_p, "a & b. Raises DTypeError for floating-point numbers.", _bits)
+bitwise_or: Binary = binary(bitwise_or_p, "a | b. Raises DTypeError for floating-point numbers.", _bits)
+bitwise_xor: Binary = binary(bitwise_xor_p, "a ^ b. Raises DTypeError for floating-point numbers.", _bits)
 
 
 def bitwise_not(x: ArrayLike) -> Value:

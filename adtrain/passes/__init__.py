@@ -1,4 +1,4 @@
-"""Passes: functions from a Program to a better Program with the same results. One file each."""
+"""Passes: functions from a Program to a better Program with the same results."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ from adtrain.core.backend import backend
 from adtrain.core.per_member import by_member
 from adtrain.core.program import Program
 from adtrain.core.staging import Pass, Results, keeps
-from adtrain.passes.common_subexpressions import merge_common_subexpressions
-from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.flatten_rows import flatten_rows
-from adtrain.passes.fold_collectives import fold_collectives
-from adtrain.passes.fold_constants import fold_constants
-from adtrain.passes.fold_transposes import fold_transposes
-from adtrain.passes.fuse_elementwise import fuse_loops
 from adtrain.passes.fuse_map_reduce import fuse_map_reduce
 from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
-from adtrain.passes.fuse_products import fuse_product
-from adtrain.passes.keep_derivatives import keep_derivatives
-from adtrain.passes.place_collectives import place_collectives
+from adtrain.passes.fusion import fuse_loops, fuse_product
+from adtrain.passes.place_collectives import place_collectives, readers_first
 from adtrain.passes.place_views import place_views
 from adtrain.passes.plan_memory import MemoryPlan, plan_memory
-from adtrain.passes.readers_first import readers_first
+from adtrain.passes.products import fold_transposes, sink_reshapes
+from adtrain.passes.recompute import keep_derivatives
 from adtrain.passes.regions import optimize_regions
-from adtrain.passes.simplify_reshapes import simplify_reshapes
-from adtrain.passes.sink_reshapes import sink_reshapes
+from adtrain.passes.simplify import (
+    fold_collectives,
+    fold_constants,
+    merge_common_subexpressions,
+    remove_dead_code,
+    simplify_reshapes,
+)
 
 SIMPLIFY = (fold_collectives, fold_constants, simplify_reshapes, merge_common_subexpressions, remove_dead_code)
 """The passes that remove work without changing any bit of the results."""
@@ -67,31 +66,3 @@ def _device(program: Program) -> str:
 
 ALL = (*SIMPLIFY, fuse)
 ALL_BY_MEMBER = (by_member, *ALL)
-
-__all__ = [
-    "ALL",
-    "ALL_BY_MEMBER",
-    "SIMPLIFY",
-    "MemoryPlan",
-    "by_member",
-    "flatten_rows",
-    "fold_collectives",
-    "fold_constants",
-    "fold_transposes",
-    "fuse",
-    "fuse_loops",
-    "fuse_map_reduce",
-    "fuse_maxpool_gradients",
-    "fuse_product",
-    "keep_derivatives",
-    "merge_common_subexpressions",
-    "optimize_regions",
-    "passes_of_ranks",
-    "place_collectives",
-    "place_views",
-    "plan_memory",
-    "readers_first",
-    "remove_dead_code",
-    "simplify_reshapes",
-    "sink_reshapes",
-]

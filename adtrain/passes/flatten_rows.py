@@ -9,13 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from adtrain.core.primitive import PRIMITIVES, Trait
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable, renamed
 from adtrain.core.staging import Results, keeps
 from adtrain.core.types import ArrayType, Shape
-from adtrain.passes.dead_code import remove_dead_code
-from adtrain.passes.fuse_elementwise import elementwise
-from adtrain.passes.simplify_reshapes import simplify_reshapes
+from adtrain.passes.fusion import elementwise
+from adtrain.passes.simplify import remove_dead_code, reshape_equation, simplify_reshapes
 
 
 @keeps(Results.EXACT)
@@ -108,8 +107,8 @@ def _flattened(e: Equation, leading: set[Shape]) -> list[Equation] | None:
     inputs = [v if s is None or s == v.type.shape else _like(v, s) for v, s in zip(e.inputs, shapes, strict=True)]
     types = e.primitive.output_types([v.type for v in inputs], params)
     outputs = [v if t == v.type else v.like(t) for v, t in zip(e.outputs, types, strict=True)]
-    before = [_reshape(e, v, w) for v, w in zip(e.inputs, inputs, strict=True) if v is not w]
-    after = [_reshape(e, w, v) for v, w in zip(e.outputs, outputs, strict=True) if v is not w]
+    before = [reshape_equation(e, v, w) for v, w in zip(e.inputs, inputs, strict=True) if v is not w]
+    after = [reshape_equation(e, w, v) for v, w in zip(e.outputs, outputs, strict=True) if v is not w]
     return [*before, replace(e, inputs=tuple(inputs), outputs=tuple(outputs), params=params), *after]
 
 
@@ -132,7 +131,3 @@ def _row_shape(shape: Shape, leading: Shape) -> Shape | None:
 
 def _like(v: Variable, shape: Shape) -> Variable:
     return v.like(ArrayType(shape, v.type.dtype))
-
-
-def _reshape(like: Equation, x: Variable, out: Variable) -> Equation:
-    return Equation(PRIMITIVES["reshape"], (x,), {"shape": out.type.shape}, (out,), like.scope, like.phase)

@@ -3,6 +3,10 @@
 A form is a kind of kernel; see `adtrain.core.program`. Its `Fusion` says which equations may share a kernel. This pass
 copies cheap equations for their readers, merges groups, keeps them free of dependence cycles, and replaces each group
 by one equation. Forms of one pass compete for the equations.
+
+Here are the fusions of elementwise equations, which become one loop nest, and of a matrix product with its epilogue:
+the bias and activation of a linear layer, the activation's mask on the input gradient, and the update of a weight from
+its gradient. The product itself is never written to memory.
 """
 
 from __future__ import annotations
@@ -16,10 +20,10 @@ from typing import ClassVar, NamedTuple
 
 from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable, fuse, renamed
+from adtrain.core.program import GATHER, LOOPS, PRODUCT, Equation, Program, Variable, fuse, renamed
 from adtrain.core.staging import Results
 from adtrain.core.types import Shape
-from adtrain.passes.groups import Groups
+from adtrain.passes.groups import MAX_EQUATIONS, Groups
 
 
 class Fusion:
@@ -393,3 +397,90 @@ def with_shared_views(program: Program, share: Callable[[Equation], bool]) -> Pr
         names = {v: first[v] for v in e.inputs if v in first} if e in sharing else {}
         equations.append(renamed(e, names) if len(set(names.values())) == len(names) else e)
     return replace(program, equations=tuple(equations))
+
+
+def elementwise(equation: Equation) -> bool:
+    """Whether an equation is a C expression of the elements of its arguments, or a broadcast of them."""
+    return equation.primitive.expression is not None or equation.has(Trait.BROADCAST)
+
+
+def by_element(equation: Equation) -> bool:
+    """Whether it computes element by element: one elementwise operation, or a loop of several."""
+    return equation.form == LOOPS or elementwise(equation)
+
+
+def is_loops(equation: Equation) -> bool:
+    """Whether generated loops compute it: it is by element, or reads rows of tables by index."""
+    return equation.form in (LOOPS, GATHER) or elementwise(equation)
+
+
+class ElementwiseFusion(Fusion):
+    """One loop nest for each connected group of elementwise equations of one shape and phase.
+
+    Each reader of a broadcast computes it, so that no broadcast is stored for several readers.
+
+    Attributes:
+        across_phases: whether equations of different phases may join, too.
+    """
+
+    form = LOOPS
+    limit = MAX_EQUATIONS
+    across_phases: ClassVar[bool] = False
+
+    def copied(self, producer: Equation, reader: Equation) -> bool:
+        return producer.has(Trait.BROADCAST) and elementwise(reader) and not reader.has(Trait.BROADCAST)
+
+    def joins(self, groups: Groups, producer: int, reader: int, value: Variable) -> bool:
+        source, e = groups.equations[producer], groups.equations[reader]
+        alike = source.outputs[0].type.shape == e.outputs[0].type.shape
+        together = alike and (self.across_phases or source.phase == e.phase)
+        return elementwise(source) and elementwise(e) and not e.has(Trait.WIDENING) and together
+
+
+fuse_loops = FusionPass((ElementwiseFusion,))
+
+
+class EpilogueFusion(Fusion):
+    """A product or convolution and the elementwise equation that reads it: its epilogue."""
+
+    early = True
+
+    def takes(self, product: Equation, epilogue: Equation) -> bool:
+        """Whether a kernel of ``product`` can compute ``epilogue``."""
+        raise NotImplementedError
+
+    def weight(self, producer: Equation) -> float:
+        """Where a sum of two products can join either one, it joins the longer one, which hides more of its traffic."""
+        return producer.cost.flops
+
+    def joins(self, groups: Groups, producer: int, reader: int, value: Variable) -> bool:
+        product, e = groups.equations[producer], groups.equations[reader]
+        alone = all(len(groups.members[groups.of[i]]) == 1 for i in (producer, reader))
+        return alone and by_element(e) and self.takes(product, e) and reads_by_element(e, value)
+
+
+class ProductFusion(EpilogueFusion):
+    """A matrix product with an epilogue."""
+
+    form = PRODUCT
+
+    def takes(self, product: Equation, epilogue: Equation) -> bool:
+        """On the CPU a batch may have one axis. An epilogue counts rows and columns in 32 bits."""
+        c = product.outputs[0]
+        if not product.has(Trait.MATMUL) or max(c.type.shape[-2:]) >= 2**31:
+            return False
+        return len(c.type.shape) <= 3 or c.device != "cpu"
+
+
+fuse_product = FusionPass((ProductFusion,))
+
+
+def reads_by_element(equation: Equation, v: Variable) -> bool:
+    """Whether each element of the elementwise result needs only the same element of `v`."""
+    if equation.outputs[0].type.shape != v.type.shape:
+        return False
+    if equation.form != LOOPS:
+        return not equation.has(Trait.BROADCAST)
+    body: Program = equation.params["body"]
+    inner = body.inputs[equation.inputs.index(v)]
+    return all(inner not in e.inputs or not e.has(Trait.BROADCAST) for e in body.equations)

@@ -1,7 +1,8 @@
-"""Place exchanges: each starts as soon as its argument is complete, and is waited for where its result is first read.
+"""Orders of equations: exchanges start early, and readers of a donated input come before its overwriter.
 
-So an exchange of the gradients of the last layers runs while those of the first layers are computed (Li et al.,
-"PyTorch Distributed", VLDB 2020). All ranks have the same exchanges in the same order.
+An exchange starts as soon as its argument is complete, and is waited for where its result is first read. So an exchange
+of the gradients of the last layers runs while those of the first layers are computed (Li et al., "PyTorch Distributed",
+VLDB 2020). All ranks have the same exchanges in the same order.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.program import Equation, Program, Variable, renamed, single_equations
 from adtrain.core.staging import Results, keeps
 from adtrain.core.types import ArrayType
-from adtrain.passes.groups import producers_first
+from adtrain.passes.groups import TopologicalOrder, producers_first
 from adtrain.passes.plan_memory import pair_donated
-from adtrain.passes.topological_order import TopologicalOrder
 
 exchange_done_p: Primitive = Primitive(
     "exchange_done",
@@ -103,3 +103,21 @@ def _with_early_updates(program: Program, exchanges: Sequence[int], dependences:
             if reads and reader != i and not dependences.reaches(i, reader):
                 dependences.add_edge(reader, i)
     return found
+
+
+@keeps(Results.EXACT)
+def readers_first(program: Program) -> Program:
+    """The same equations, with readers of a donated input before its overwriter, if dependences allow."""
+    producer = {v: i for i, e in enumerate(program.equations) for v in e.outputs}
+    readers: dict[Variable, dict[int, None]] = {}
+    for i, e in enumerate(program.equations):
+        for v in e.inputs:
+            readers.setdefault(v, {})[i] = None
+    order = TopologicalOrder([{producer[v] for v in e.inputs if v in producer} for e in program.equations])
+    for out, donated in pair_donated(program).items():
+        writer = producer.get(out)
+        for i in readers.get(donated, ()):
+            if writer is not None and i != writer and not order.reaches(writer, i):
+                order.add_edge(i, writer)
+    ordered = producers_first(range(len(order.needs)), order.needs.__getitem__)
+    return replace(program, equations=tuple(program.equations[i] for i in ordered))

@@ -13,9 +13,8 @@ from math import prod
 from adtrain.core.program import HORIZONTAL, Equation, Program, Variable
 from adtrain.core.staging import Results, keeps
 from adtrain.core.views import concat_view_p, subview_p
-from adtrain.passes.arena import ALIGNMENT
-from adtrain.passes.fuse_elementwise import is_loops
-from adtrain.passes.places import nbytes
+from adtrain.passes.fusion import is_loops
+from adtrain.passes.plan_memory import ALIGNMENT, nbytes
 
 
 @keeps(Results.EXACT)

@@ -1,26 +1,243 @@
 """The memory plan: where each value of a Program is stored, computed before anything runs.
 
-Values that are not alive at the same time share memory in one arena. A reshape has its argument's memory, and a
-subview a part of it. The arguments of a concat view are computed in the memory of its output (`core.views`).
+Values that are not alive at the same time share memory in one block, the arena. A reshape has its argument's memory,
+and a subview a part of it. The arguments of a concat view are computed in the memory of its output (`core.views`).
 Elementwise results, and those of C kernels that allow it, take the memory of an argument that is not read again.
 Results take the memory of donated inputs.
+
+Offsets in the arena are found greedily by size: the largest value first, each at the lowest offset that is free during
+its lifetime (Y. Pisarchyk, J. Lee: "Efficient Memory Management for Deep Neural Net Inference", 2020).
+
+Exchanges need no copies where ranks of a host compute what they send in memory that they share, and read it there. Each
+exchange has a slot in this memory, with a row for each rank. A rank computes what it sends in its own row. After a
+barrier it reads the rows of the others. What cannot be in a slot is copied into it or out of it. All ranks begin a run
+of a Program together, so nobody writes a row that others still read from the last run. If an all-gather replaces a
+donated input, such as parameters, the input is in its slot. Then a rank may write its row after an exchange that
+follows all other reads of the input.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
 
 from adtrain.core.communicator import Communicator
-from adtrain.core.kernel import c_kernels
+from adtrain.core.kernel import c_kernels, has_kernels
 from adtrain.core.primitive import Trait
-from adtrain.core.program import OVERWRITES, Equation, Program, Variable
+from adtrain.core.program import LOOPS, OVERWRITES, Equation, Program, Variable
 from adtrain.core.types import ArrayType
-from adtrain.passes.arena import Arena
-from adtrain.passes.fuse_elementwise import by_element
-from adtrain.passes.place_exchanges import SlotPlanner, Slots
-from adtrain.passes.places import Place, overwrites, stored_bytes
+from adtrain.passes.fusion import by_element
+
+ALIGNMENT = 64
+"""Bytes of a cache line, and of the widest vector register."""
+
+
+class Request(NamedTuple):
+    """`size` bytes from time `start` to time `end`, both included, for a variable or an equation's workspace."""
+
+    key: Variable | int
+    size: int
+    start: int
+    end: int
+
+
+class Arena:
+    """Requests for memory, each over an interval of time."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+
+    def add(self, key: Variable | int, size: int, start: int, end: int) -> None:
+        self.requests.append(Request(key, aligned_to_cache_line(size), start, end))
+
+    def offsets(self) -> dict[Variable | int, int]:
+        """The offset of each request."""
+        offsets: dict[Variable | int, int] = dict.fromkeys((r.key for r in self.requests), 0)
+        placed = np.empty((4, len(self.requests)), np.int64)  # those with an offset, as `_lowest_offset` takes them
+        largest_first = sorted((r for r in self.requests if r.size), key=lambda r: -r.size)
+        for count, request in enumerate(largest_first):
+            offset = offsets[request.key] = _lowest_offset(request, placed[:, :count])
+            i = np.searchsorted(placed[0, :count], offset, "right")
+            placed[:, i + 1 : count + 1] = placed[:, i:count]
+            placed[:, i] = offset, offset + request.size, request.start, request.end
+        return offsets
+
+    def size(self, offsets: dict[Variable | int, int]) -> int:
+        """Bytes of the arena."""
+        return max((offsets[r.key] + r.size for r in self.requests), default=0)
+
+
+def aligned_to_cache_line(size: int) -> int:
+    """`size` in bytes, rounded up to whole cache lines."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _lowest_offset(request: Request, placed: np.ndarray) -> int:
+    """The lowest offset at which no placed request shares both time and memory with ``request``.
+
+    Args:
+        placed: for each placed request the start and end of its memory and of its time, (4, N), sorted by the first.
+    """
+    alive = placed[:2, (placed[2] <= request.end) & (placed[3] >= request.start)]
+    taken = np.maximum.accumulate(np.concatenate(((0,), alive[1])))  # all memory before each gap
+    gaps = np.flatnonzero(alive[0] - taken[:-1] >= request.size)
+    return int(taken[gaps[0] if gaps.size else -1])
+
+
+class Place(NamedTuple):
+    """The memory of a value.
+
+    ``where`` is "input", "constant" or "output", and ``at`` its number; or "arena", and ``at`` the offset in bytes; or
+    "shared", the memory that ranks share. A part of an input, constant or output, and a value in shared memory, begins
+    ``offset`` bytes after the start of the memory.
+    """
+
+    where: str
+    at: int
+    offset: int = 0
+
+
+def nbytes(v: Variable) -> int:
+    """The bytes of a value. Those of one member if it is mapped."""
+    return v.size * v.type.dtype.itemsize
+
+
+def stored_bytes(v: Variable) -> int:
+    """The bytes of the array in memory."""
+    return v.stored.size * v.type.dtype.itemsize
+
+
+def overwrites(equation: Equation, argument: Variable, result: Variable) -> bool:
+    """Whether ``result`` may overwrite ``argument``: each element is read before it is written."""
+    if argument in equation.inputs and not argument.members == result.members == equation.members:
+        return False  # what all members share is read for each of them
+    if equation.has(Trait.UPDATE):
+        return equation.inputs.index(argument) == 0 if argument in equation.inputs else True
+    if equation.form in OVERWRITES:
+        return OVERWRITES[equation.form](equation, argument, result)
+    if has_kernels(equation.form, "cpu") or has_kernels(equation.form, "cuda"):  # a kernel in a file: nothing is known
+        return argument not in equation.inputs
+    if equation.form and equation.form != LOOPS:
+        return read_once(equation, argument, result)
+    if argument not in equation.inputs:
+        return True
+    return by_element(equation) and argument.type == result.type
+
+
+def read_once(equation: Equation, argument: Variable, result: Variable) -> bool:
+    """Whether the equation of a body that computes ``result`` alone reads ``argument``, and may overwrite it."""
+    readers = equation.params["body"].readers.get(argument, ())
+    if len(readers) == 1 and result in readers[0].outputs:
+        return overwrites(readers[0], argument, result)
+    return not readers
+
+
+def of_one_type(equation: Equation, argument: Variable, result: Variable) -> bool:
+    return argument.type == result.type
+
+
+@dataclass
+class Slots:
+    """The slots of a Program's exchanges, the same on all ranks.
+
+    Attributes:
+        size: bytes of the shared memory. It begins with a cache line for each rank's counter of barriers.
+        starts: the first byte of each slot, by the number of the equation.
+        inputs: the first byte of the slot that an input is in, by the number of the input.
+    """
+
+    size: int
+    starts: dict[int, int] = field(default_factory=dict)
+    inputs: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SlotPlanner:
+    """Gives the values that are exchanged places in slots.
+
+    Args:
+        root: for each variable the one whose memory it has. Changed.
+        offset: the first byte of a variable in that memory, where it is not 0. Changed.
+        places: of the roots that are inputs, constants and outputs. Those in slots are added.
+    """
+
+    program: Program
+    ranks: Communicator
+    root: dict[Variable, Variable]
+    offset: dict[Variable, int]
+    places: dict[Variable, Place]
+
+    def plan(self) -> Slots:
+        slots = Slots(self.ranks.size * ALIGNMENT)
+        for i, e in enumerate(self.program.equations):
+            if e.has(Trait.COLLECTIVE):
+                slots.starts[i] = slots.size
+                if e.primitive.name == "all_to_all":
+                    self._all_to_all(e, slots)
+                else:
+                    self._all_gather(i, e, slots)
+                slots.size += aligned_to_cache_line(self.ranks.size * nbytes(e.inputs[0]))
+        return slots
+
+    def _all_to_all(self, e: Equation, slots: Slots) -> None:
+        """The slot of an all-to-all is a matrix. Rank r sends row r, and receives column r."""
+        sent, received = self.root[e.inputs[0]], self.root[e.outputs[0]]
+        row = nbytes(e.inputs[0])
+        part = row // self.ranks.size
+        if self._free(sent, row):
+            self.places[sent] = Place("shared", 0, slots.size + self.ranks.rank * row)
+        read = [v for x in self.program.equations if not x.is_view for v in x.inputs if self.root[v] is received]
+        inside = part and all(self.offset.get(v, 0) % part + nbytes(v) <= part for v in read)
+        if self._alone(received, e) and inside and part % ALIGNMENT == 0:
+            self.places[received] = Place("shared", 0, slots.size + self.ranks.rank * part)
+            found = {v: start for v, start in self.offset.items() if self.root[v] is received}
+            self.offset.update({v: start // part * row + start % part for v, start in found.items()})
+
+    def _all_gather(self, number: int, e: Equation, slots: Slots) -> None:
+        """The slot of an all-gather is its output."""
+        sent, received = self.root[e.inputs[0]], self.root[e.outputs[0]]
+        row = nbytes(e.inputs[0])
+        start = self.ranks.rank * row
+        free = self._free(sent, row)
+        if self._alone(received, e):
+            self.places[received] = Place("shared", 0, slots.size)
+        elif free and self._replaces(number, sent, received, start):
+            slots.inputs[self.places[received].at] = slots.size
+        else:
+            return
+        if free:
+            moved = [v for v, r in self.root.items() if r is sent]
+            self.root.update(dict.fromkeys(moved, received))
+            self.offset.update({v: self.offset.get(v, 0) + start for v in moved})
+
+    def _alone(self, received: Variable, e: Equation) -> bool:
+        """Whether what an exchange receives can be in a slot: it is a root, and no part of a concatenation."""
+        return received is e.outputs[0] and received not in self.places
+
+    def _free(self, sent: Variable, row: int) -> bool:
+        """Whether a root can be computed in a row."""
+        return sent not in self.places and nbytes(sent) == row and row % ALIGNMENT == 0
+
+    def _replaces(self, number: int, sent: Variable, received: Variable, start: int) -> bool:
+        """Whether sent values can be computed in a donated input, from byte `start` on, before exchange `number`.
+
+        One equation computes them. Between the exchange before it and `number`, nothing else reads the input.
+        """
+        equations = self.program.equations
+        writer = next((i for i, e in enumerate(equations) if sent in e.outputs and not e.is_view), -1)
+        exchanges = [i for i, e in enumerate(equations[: max(writer, 0)]) if e.has(Trait.COLLECTIVE)]
+        place = self.places.get(received)
+        if place is None or place.where != "input" or not exchanges:
+            return False
+        between = [e for e in equations[exchanges[-1] : number] if not e.is_view]
+        read = [(e, v) for e in between for v in e.inputs if self.root[v] is received]
+        return all(
+            e is equations[writer] and self.offset.get(v, 0) == start and overwrites(e, v, sent) for e, v in read
+        )
 
 
 @dataclass(frozen=True)

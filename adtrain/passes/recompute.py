@@ -4,6 +4,10 @@ Example: a matrix product reads a gradient x * w * c, and a later kernel adds th
 kernel reads x and computes the gradient again, instead of reading what an earlier kernel has written.
 
 The CPU and GPUs use the pass with different forms; see `backends/cpu/fusions.py` and `backends/cuda/fusions.py`.
+
+Derivatives of activations are computed in the forward phase and kept instead of the activation's argument. Backward
+often reads this argument only for the derivative. The loop that computes the activation can then compute the derivative
+too: they share parts, such as the exponential of gelu.
 """
 
 from __future__ import annotations
@@ -17,8 +21,7 @@ from typing import NamedTuple
 from adtrain.core.primitive import Trait
 from adtrain.core.program import LOOPS, Equation, Program, Variable, body_of, fuse, renamed
 from adtrain.core.staging import Results, keeps
-from adtrain.passes.fuse_elementwise import by_element, elementwise
-from adtrain.passes.fuse_products import reads_by_element
+from adtrain.passes.fusion import by_element, elementwise, reads_by_element
 from adtrain.passes.groups import MAX_EQUATIONS
 
 MIN_BYTES = 1 << 20
@@ -190,3 +193,22 @@ def _without_others(equation: Equation, needed: Collection[Variable]) -> Equatio
 def _like(equation: Equation, own: Iterable[Equation], needed: Collection[Variable]) -> Equation:
     """An equation of the same form, scope and phase."""
     return replace(fuse(equation.form, [*own], needed), scope=equation.scope, phase=equation.phase)
+
+
+@keeps(Results.EXACT)
+def keep_derivatives(program: Program) -> Program:
+    """Move functions of one elementwise value to its phase, where nothing else of another phase reads the value."""
+    equations = list(program.equations)
+    producer = {v: i for i, e in enumerate(equations) for v in e.outputs}
+    readers: dict[Variable, set[int]] = {}
+    for i, e in enumerate(equations):
+        for v in e.inputs:
+            readers.setdefault(v, set()).add(i)
+    for i, e in enumerate(equations):
+        if not elementwise(e) or len(e.inputs) != 1 or e.inputs[0] not in producer or e.inputs[0] in program.outputs:
+            continue
+        (x,) = e.inputs
+        source = equations[producer[x]]
+        if elementwise(source) and {r for r in readers[x] if equations[r].phase != source.phase} == {i}:
+            equations[i] = replace(e, phase=source.phase)
+    return replace(program, equations=tuple(equations))

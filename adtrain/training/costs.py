@@ -19,7 +19,7 @@ from adtrain.core.primitive import Cost
 from adtrain.core.program import Equation, Program, costs
 from adtrain.core.staging import Staged
 from adtrain.passes import SIMPLIFY, fuse
-from adtrain.passes.places import nbytes
+from adtrain.passes.plan_memory import nbytes
 from adtrain.training.examples import held_bytes
 from adtrain.training.experiment import Experiment, Mode
 

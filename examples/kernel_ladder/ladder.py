@@ -21,7 +21,7 @@ from typing import NamedTuple
 import click
 import numpy as np
 
-from adtrain.backends.cpu.toolchain import find_compiler
+from adtrain.backends.cpu.compiler import find_compiler
 from adtrain.backends.cuda import compiler
 from adtrain.bench.timing import roofline
 from adtrain.bench.timing.sampling import measure

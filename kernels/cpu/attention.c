@@ -9,7 +9,7 @@
 #include "philox.h"
 #include "tile.h"
 
-enum { QUERIES = TILE_COLUMNS }; /* columns of a block of scores; it has KEYS rows, a macro (lowering/cpu/attention.py) */
+enum { QUERIES = TILE_COLUMNS }; /* columns of a block of scores; it has KEYS rows, a macro (lowering/cpu/products.py) */
 
 /* Arrays, lengths and options. Head z is head z % heads of example z / heads. `mask` ([z][keys], false for keys to
    ignore), `starts` ([example][queries], the first key of each query, with `causal`) and `rng` (for dropout) may be
@@ -25,7 +25,7 @@ typedef struct {
     uint32_t stream;
 } Attention;
 
-/* The memory of a thread; lowering/cpu/attention.py states its size. PACKED(width) elements hold a packed block. */
+/* The memory of a thread; lowering/cpu/products.py states its size. PACKED(width) elements hold a packed block. */
 #define PACKED(width) (KEYS * ((width) + TILE_COLUMNS))
 typedef struct {
     T *scores, *by_scores, *kept;                /* KEYS x QUERIES */
@@ -35,7 +35,7 @@ typedef struct {
 } Scratch;
 _Static_assert(sizeof(Scratch) + 64 <= STRUCT_BYTES && 2 * QUERIES <= KEYS &&
                    TILE_COLUMNS * sizeof(T) <= 2 * LARGEST_VECTOR,
-               "_scratch of adtrain/lowering/cpu/attention.py");
+               "_scratch of adtrain/lowering/cpu/products.py");
 
 static Scratch *carve(const Team *team, int64_t width) {
     Scratch *s = (Scratch *)team->scratch;

@@ -39,7 +39,7 @@ enum {
     MIN_WORK = 1 << 16, /* multiply-adds from which on a second thread is worth it */
 };
 
-/* Scratch memory of a thread; lowering/cpu/gemm.py states its size. */
+/* Scratch memory of a thread; lowering/cpu/products.py states its size. */
 typedef struct {
     T a[BLOCK_ROWS * DEPTH];
     T b[PANELS];
@@ -51,7 +51,7 @@ typedef struct {
 
 _Static_assert(sizeof(Scratch) <= SCRATCH_BYTES && BLOCK_ROWS * BLOCK_LD * sizeof(T) <= TOTAL_BYTES &&
                    GROUP * DEPTH >= LONG_SUM,
-               "MEMORY of adtrain/lowering/cpu/gemm.py");
+               "MEMORY of adtrain/lowering/cpu/products.py");
 
 /* The strips of a slice of the transpose of a: strip t is (depth, rows of the strip), at to + depth * its first row. */
 static void pack_transposed_a(const T *a, int64_t ld, int64_t rows, int64_t strips, int64_t depth, T *to) {

@@ -6,12 +6,12 @@
    depend on the number of threads.
 
    Arrays over all steps are [row][step][...]; gates are in PyTorch's order. Some outputs may lie in the memory of an
-   argument (`in_place` in lowering/cpu/recurrent.py), so pointers to these are not `restrict`. */
+   argument (`in_place` in lowering/cpu/products.py), so pointers to these are not `restrict`. */
 
 #include "elementary.h"
 #include "tile.h"
 
-_Static_assert(TILE_COLUMNS * sizeof(T) <= PANEL_BYTES, "PANEL_BYTES of adtrain/lowering/cpu/recurrent.py");
+_Static_assert(TILE_COLUMNS * sizeof(T) <= PANEL_BYTES, "PANEL_BYTES of adtrain/lowering/cpu/products.py");
 
 enum {
     DEPTH = 2048 / sizeof(T), /* of a slice of the product */

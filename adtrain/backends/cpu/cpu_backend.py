@@ -17,8 +17,7 @@ from adtrain.backends.cpu import compiled_program, compiler, numpy_program
 from adtrain.backends.cpu.codegen import supported
 from adtrain.backends.cpu.compiled_program import CompiledProgram, Lowered
 from adtrain.backends.cpu.compiler import CompilerError
-from adtrain.backends.cpu.forms.batchwise import kernels
-from adtrain.backends.cpu.fusions import cpu_fusions
+from adtrain.backends.cpu.fusions import cpu_fusions, kernels
 from adtrain.backends.cpu.numpy_program import NumpyProgram, as_declared
 from adtrain.core import communicator, dlpack, poison
 from adtrain.core.backend import Executable, Memory

@@ -1,29 +1,185 @@
-"""The passes that fuse equations for the CPU."""
+"""The passes that fuse equations for the CPU.
+
+In batchwise fusion a thread computes several equations for one item of the batch, with values in cache. Examples: a
+convolution, its bias, activation and pooling; softmax, cross-entropy and its gradient; the masks of the backward pass
+with the sums over the batch that give bias gradients.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import Any
 
-from adtrain.backends.cpu.forms.batchwise import BatchwiseFusion, LargeProductFusion, item_kernel
+from adtrain.core.axes import Items
+from adtrain.core.kernel import CKernel, Target, c_kernels, value_for
 from adtrain.core.primitive import Trait
-from adtrain.core.program import HORIZONTAL, LOOPS, PRODUCT, Equation
+from adtrain.core.program import HORIZONTAL, LOOPS, PRODUCT, Equation, Program, Variable, body_of
 from adtrain.core.staging import Pass
 from adtrain.passes import SIMPLIFY
-from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.flatten_rows import flatten_rows
-from adtrain.passes.fold_transposes import fold_transposes
-from adtrain.passes.fuse_elementwise import ElementwiseFusion, by_element
 from adtrain.passes.fuse_map_reduce import fuse_map_reduce
 from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
-from adtrain.passes.fuse_products import fuse_product, reads_by_element
-from adtrain.passes.fusion import Fusion, FusionPass, fusions_of_users
+from adtrain.passes.fusion import (
+    ElementwiseFusion,
+    Fusion,
+    FusionPass,
+    ProductFusion,
+    by_element,
+    fuse_product,
+    fusions_of_users,
+    reads_by_element,
+)
 from adtrain.passes.groups import Groups
-from adtrain.passes.keep_derivatives import keep_derivatives
-from adtrain.passes.merge_added_products import merge_added_products
-from adtrain.passes.readers_first import readers_first
-from adtrain.passes.recompute import recompute
+from adtrain.passes.place_collectives import readers_first
+from adtrain.passes.products import fold_transposes, merge_added_products
+from adtrain.passes.recompute import keep_derivatives, recompute
+from adtrain.passes.simplify import remove_dead_code
 from adtrain.passes.stack_members import stack_all_members
+
+BATCHWISE = "batchwise"
+"""Equations that work on one item of the batch at a time (an item is an index of axis 0). A CPU thread computes all of
+them for an item. Outputs may be sums over the items."""
+
+MIN_ITEMS = 8
+"""With fewer items there is too little work for several threads."""
+MIN_COARSE_ITEMS = 64
+"""Minimum items if equations on more items are computed with them."""
+MAX_EQUATIONS = 1024
+"""Maximum equations of a group. Each is a call in the group's function, which compilers do not inline."""
+
+
+class LargeProductFusion(ProductFusion):
+    """A matrix product with an epilogue, unless `BatchwiseFusion` may take the product."""
+
+    def takes(self, product: Equation, epilogue: Equation) -> bool:
+        return super().takes(product, epilogue) and by_item(product) is None
+
+
+class BatchwiseFusion(Fusion):
+    """Each connected group of equations on the same number of items, or on several times as many smaller ones."""
+
+    form = BATCHWISE
+    in_order = True
+    limit = MAX_EQUATIONS
+
+    def __init__(self, program: Program, target: Target | None = None) -> None:
+        super().__init__(program, target)
+        self.found = [by_item(e) for e in program.equations]
+        self.sums = [sums_items(e) for e in program.equations]
+        self.divisible = [is_divisible(e) for e in program.equations]
+
+    def joins(self, groups: Groups, producer: int, reader: int, value: Variable) -> bool:
+        source, consumer, e = self.found[producer], self.found[reader], groups.equations[reader]
+        if source is None or consumer is None or consumer.count < MIN_ITEMS:
+            return False
+        if self.sums[producer] or not _same_phase(groups.equations[producer], e):
+            return False
+        a, b = groups.of[producer], groups.of[reader]
+        return self._have_common_items(groups, a, b) and self._by_item_only(groups, a, b)
+
+    def fused(self, equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:
+        """The equation of a group, whose loops of different phases are merged."""
+        single = [x for e in equations for x in (body_of(e).equations if e.form == LOOPS else (e,))]
+        known = {v for e in single for v in e.outputs}
+        inputs = dict.fromkeys(v for e in single for v in e.inputs if v not in known)
+        merged = _merge_loops(Program((*inputs,), {}, tuple(single), tuple(needed)))
+        return super().fused(merged.equations, needed)
+
+    def _have_common_items(self, groups: Groups, a: int, b: int) -> bool:
+        """Whether both groups have the same items, or an item of one is several neighbouring items of the other."""
+        (few, _), (many, fine) = sorted((self._count(groups.members[group]), group) for group in (a, b))
+        if few == many:
+            return True
+        divisible = many % few == 0 and all(self.divisible[i] for i in groups.members[fine])
+        return few >= MIN_COARSE_ITEMS and divisible
+
+    def _count(self, members: Sequence[int]) -> int:
+        """The number of items of a group."""
+        return min(found.count for i in members if (found := self.found[i]) is not None)
+
+    def _by_item_only(self, groups: Groups, a: int, b: int) -> bool:
+        """Whether group `b` reads group `a` item by item. Within each of the two this is so already."""
+        for i in groups.members[b]:
+            found = self.found[i]
+            assert found is not None
+            for v, flag in zip(groups.equations[i].inputs, found.flags, strict=True):
+                p = groups.producer.get(v)
+                if p is not None and groups.of[p] == a and (not flag or self.sums[p]):
+                    return False
+        return True
+
+
+class _LoopsFusion(ElementwiseFusion):
+    """Loops of one shape, in any phases."""
+
+    across_phases = True
+
+
+_merge_loops = FusionPass((_LoopsFusion,))
+
+
+def _same_phase(a: Equation, b: Equation) -> bool:
+    """Whether both belong to one phase. The loss and its gradient count as one phase. So do equations of no layer."""
+    return a.phase == b.phase or a.scope == b.scope in ("", "loss")
+
+
+def by_item(equation: Equation) -> Items | None:
+    """How a thread computes `equation` item by item, or adds items for it; None if it does neither."""
+    if by_element(equation) or equation.has(Trait.RESHAPE):
+        return equation.outer_items
+    kernel = item_kernel(equation)
+    return None if kernel is None else _items(kernel, equation)
+
+
+def item_rule(equation: Equation) -> Items:
+    """How an equation works item by item."""
+    found = by_item(equation)
+    assert found is not None
+    return found
+
+
+def item_count(equations: Sequence[Equation]) -> int:
+    """The number of items of the equations of one group. It divides the number of each."""
+    return min(item_rule(e).count for e in equations)
+
+
+def is_divisible(equation: Equation) -> bool:
+    """Whether several neighbouring items can be one item."""
+    if by_element(equation) or equation.has(Trait.RESHAPE):
+        return True
+    kernel = item_kernel(equation)
+    return kernel is not None and kernel.several_items and not equation.has(Trait.GATHER)
+
+
+def sums_items(equation: Equation) -> bool:
+    """Whether the outputs are sums over the items."""
+    kernel = item_kernel(equation)
+    return kernel is not None and kernel.sums
+
+
+def item_kernel(equation: Equation) -> CKernel | None:
+    """The C function that computes one item of `equation`."""
+    return next((k for k in kernels(equation) if not k.team and _on_items(k, equation)), None)
+
+
+def kernels(equation: Equation) -> tuple[CKernel, ...]:
+    """The C functions that compute `equation`. A function on items does so where the equation has items."""
+    found = [k for k in c_kernels(equation.name) if _holds(k.suits, equation)]
+    return tuple(k for k in found if not _on_items(k, equation) or _items(k, equation) is not None)
+
+
+def _holds(condition: Any, equation: Equation) -> bool:
+    return bool(value_for(condition, *(v.type for v in equation.inputs), **equation.kernel_params))
+
+
+def _on_items(kernel: CKernel, equation: Equation) -> bool:
+    return _holds(kernel.items, equation)
+
+
+def _items(kernel: CKernel, equation: Equation) -> Items | None:
+    return equation.summed_items if kernel.sums else equation.items
+
 
 HAVE_LOOPS = (BatchwiseFusion.form, PRODUCT)
 """Forms whose bodies have loops."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.assets import asset_path
-from adtrain.backends.cpu.toolchain import find_compiler, processor
+from adtrain.backends.cpu.compiler import find_compiler, processor
 from adtrain.cache import digest, open_cache
 from adtrain.includes import Includes
 

@@ -14,7 +14,7 @@ from adtrain.core.backend import KernelRun, Memory
 from adtrain.core.errors import ShapeError
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType
-from adtrain.passes.places import nbytes
+from adtrain.passes.plan_memory import nbytes
 
 
 class NumpyProgram:

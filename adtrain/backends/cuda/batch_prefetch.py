@@ -28,10 +28,8 @@ from adtrain.core.program import (
     launched_together,
     renamed,
 )
-from adtrain.passes.fuse_elementwise import by_element, is_loops
-from adtrain.passes.fusion import FusionPass
-from adtrain.passes.place_collectives import exchanges_data
-from adtrain.passes.readers_first import readers_first
+from adtrain.passes.fusion import FusionPass, by_element, is_loops
+from adtrain.passes.place_collectives import exchanges_data, readers_first
 
 
 @dataclass(frozen=True)

@@ -57,8 +57,8 @@ from adtrain.core.program import OF_POOLED, Equation, Program, Variable
 from adtrain.core.staging import Results, keeps
 from adtrain.core.types import BITS, ArrayType, Shape
 from adtrain.lowering.cuda.gemm.bfloat16 import BOXES, BYTES_PER_CYCLE, ROW_MULTIPLE
-from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
+from adtrain.passes.simplify import remove_dead_code
 
 FIRST_BYTES_PER_CYCLE = 600
 """Bytes that a norm or a sum over PIXELS moves, for each cycle that it takes longer than if channels were last; fitted

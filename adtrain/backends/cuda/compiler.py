@@ -25,7 +25,7 @@ from adtrain.assets import asset_path
 from adtrain.backends.cuda.compile_workers import CompileProcesses, CompileQueue
 from adtrain.backends.cuda.nvrtc import Nvrtc, NvrtcError
 from adtrain.cache import digest, open_cache
-from adtrain.codegen.expressions import c_type
+from adtrain.codegen.elementwise import c_type
 from adtrain.core.errors import AdtrainError, DeviceError, DeviceFault, OutOfMemory
 from adtrain.core.kernel import MemoryLayout
 from adtrain.core.timeline import report_status

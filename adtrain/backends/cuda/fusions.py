@@ -37,20 +37,14 @@ from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.program import PRODUCT, Equation, Program
 from adtrain.core.staging import Pass, Results, keeps
 from adtrain.core.vmap import batching_rule
-from adtrain.passes.add_before_products import add_before_products
-from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.flatten_rows import flatten_rows
-from adtrain.passes.fold_transposes import fold_transposes
-from adtrain.passes.fuse_elementwise import fuse_loops, is_loops
 from adtrain.passes.fuse_map_reduce import fuse_map_reduce
 from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
-from adtrain.passes.fuse_products import fuse_product
-from adtrain.passes.fusion import FusionPass, fusions_of_users
-from adtrain.passes.keep_derivatives import keep_derivatives
-from adtrain.passes.merge_added_products import merge_added_products
-from adtrain.passes.readers_first import readers_first
-from adtrain.passes.recompute import recompute
-from adtrain.passes.sink_reshapes import sink_reshapes
+from adtrain.passes.fusion import FusionPass, fuse_loops, fuse_product, fusions_of_users, is_loops
+from adtrain.passes.place_collectives import readers_first
+from adtrain.passes.products import add_before_products, fold_transposes, merge_added_products, sink_reshapes
+from adtrain.passes.recompute import keep_derivatives, recompute
+from adtrain.passes.simplify import remove_dead_code
 from adtrain.passes.stack_members import stack_members
 
 

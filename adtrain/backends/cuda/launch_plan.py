@@ -12,7 +12,7 @@ from adtrain.backends.cuda.codegen.part import OPTIONS, Kernel
 from adtrain.backends.cuda.codegen.product import Epilogue, factors_of
 from adtrain.backends.cuda.compiler import Source, file_source, of_kernel
 from adtrain.backends.cuda.vendor import LibraryCall
-from adtrain.codegen.expressions import c_type
+from adtrain.codegen.elementwise import c_type
 from adtrain.core.kernel import CudaKernel, CudaLaunch, TensorMap
 from adtrain.core.program import Equation, Variable
 

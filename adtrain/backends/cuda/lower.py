@@ -22,7 +22,7 @@ from adtrain.core.kernel import CudaKernel, Target, cuda_kernels, within_grid
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, primitive_names
 from adtrain.core.static_key import lasting_text, params_key
-from adtrain.passes.fuse_elementwise import is_loops
+from adtrain.passes.fusion import is_loops
 
 for _each in iter_modules(forms.__path__):  # they define the forms
     import_module(f"{forms.__name__}.{_each.name}")

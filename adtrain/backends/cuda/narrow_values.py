@@ -49,7 +49,7 @@ from adtrain.core.program import (
 )
 from adtrain.core.staging import Results, keeps
 from adtrain.core.types import BITS, ArrayType
-from adtrain.passes.fuse_elementwise import by_element
+from adtrain.passes.fusion import by_element
 
 TO_BITS, FROM_BITS = "to_bfloat16", "from_bfloat16"
 """The primitives that convert."""

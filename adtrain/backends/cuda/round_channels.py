@@ -29,8 +29,8 @@ from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType, Shape
 from adtrain.lowering.cuda.gemm.bfloat16 import BOXES
-from adtrain.passes.dead_code import remove_dead_code
-from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fusion import elementwise
+from adtrain.passes.simplify import remove_dead_code
 
 CHANNELS = 1
 """The axis of channels in images (N, C, H, W)."""

@@ -18,7 +18,7 @@ import numpy as np
 from adtrain.core.primitive import PRIMITIVES
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Results, keeps
-from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fusion import elementwise
 
 MIN_ELEMENTS = 1 << 22
 """Minimum quotients. The reciprocals may take a launch of their own, which few quotients do not repay."""

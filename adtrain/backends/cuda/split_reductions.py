@@ -17,7 +17,7 @@ from adtrain.core.axes import row_axes
 from adtrain.core.program import Equation, Program
 from adtrain.core.staging import Pass, Results, keeps
 from adtrain.core.types import ArrayType
-from adtrain.passes.fuse_elementwise import by_element
+from adtrain.passes.fusion import by_element
 
 
 @keeps(Results.ROUNDING)

@@ -17,9 +17,8 @@ from adtrain.core.primitive import CHANNELS_LAST, PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import BITS, NCHW, NHWC, ArrayType, Shape, permuted
 from adtrain.lowering.cuda.gemm.bfloat16 import ROW_MULTIPLE
-from adtrain.passes.dead_code import remove_dead_code
-from adtrain.passes.fuse_elementwise import elementwise
-from adtrain.passes.simplify_reshapes import simplify_reshapes
+from adtrain.passes.fusion import elementwise
+from adtrain.passes.simplify import remove_dead_code, simplify_reshapes
 
 CONVOLUTIONS = frozenset(("conv2d", "conv2d_input_grad", "conv2d_weight_grad"))
 OF_TERMS = frozenset(f"{name}_{operand_format}" for name in CONVOLUTIONS for operand_format in TERMS)

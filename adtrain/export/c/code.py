@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from adtrain.assets import asset_path
-from adtrain.codegen.expressions import c_type, literal
+from adtrain.codegen.elementwise import c_type, literal
 from adtrain.core.program import Variable
 from adtrain.core.types import ArrayType
-from adtrain.passes.arena import Arena
-from adtrain.passes.places import nbytes
+from adtrain.passes.plan_memory import Arena, nbytes
 
 
 class Part(NamedTuple):

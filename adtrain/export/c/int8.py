@@ -30,7 +30,7 @@ from adtrain.export.c.statements import conv_sizes, padded, pool_sizes
 from adtrain.export.evaluation import Evaluation, evaluation
 from adtrain.nn.module import size_text
 from adtrain.ops.conv import Window
-from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fusion import elementwise
 from adtrain.training import TrainedModel
 
 MOST = 127

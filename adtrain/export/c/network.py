@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from adtrain import nn
-from adtrain.codegen.expressions import c_type
+from adtrain.codegen.elementwise import c_type
 from adtrain.core import tree
 from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError
@@ -34,8 +34,8 @@ from adtrain.passes import (
     remove_dead_code,
     simplify_reshapes,
 )
-from adtrain.passes.fuse_elementwise import by_element
-from adtrain.passes.places import nbytes
+from adtrain.passes.fusion import by_element
+from adtrain.passes.plan_memory import nbytes
 from adtrain.training import Experiment, TrainedModel
 from adtrain.training.evaluation import class_names
 from adtrain.training.step import TrainState

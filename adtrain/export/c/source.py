@@ -22,9 +22,9 @@ import numpy as np
 from markupsafe import Markup
 
 from adtrain.assets import asset_path
-from adtrain.backends.cpu.toolchain import CompilerError, find_compiler
+from adtrain.backends.cpu.compiler import CompilerError, find_compiler
 from adtrain.cache import open_cache
-from adtrain.codegen.expressions import c_type
+from adtrain.codegen.elementwise import c_type
 from adtrain.core.errors import AdtrainError
 from adtrain.export.c import int8, network
 from adtrain.export.c.code import Part, c_string, needed, numbers

@@ -12,15 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.codegen.access import place
-from adtrain.codegen.elementwise import Axis, axes_of, merged, statements, strides
-from adtrain.codegen.expressions import c_type, pointer
+from adtrain.codegen.elementwise import Axis, axes_of, c_type, merged, place, pointer, statements, strides
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable, body_of
 from adtrain.export.c.code import Argument, Code, Part, Statement, Struct, number
 from adtrain.lowering import layouts
 from adtrain.lowering.shapes import attention_lengths, contiguous_strides, product_lengths, split_at
-from adtrain.passes.fuse_elementwise import by_element
+from adtrain.passes.fusion import by_element
 
 Writer = Callable[[Code, Equation], list[Statement]]
 """(code, equation) to the statements that compute its outputs."""

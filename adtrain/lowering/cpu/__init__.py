@@ -1,11 +1,3 @@
 """The C functions that compute each primitive on the CPU. Importing this package registers them."""
 
-from adtrain.lowering.cpu import (  # noqa: F401
-    attention,
-    conv,
-    gemm,
-    hash_grid,
-    moves,
-    recurrent,
-    reduce,
-)
+from adtrain.lowering.cpu import conv, moves, products  # noqa: F401

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-from adtrain.core.kernel import CKernel, register
-from adtrain.lowering.cpu.shapes import in_full
+from adtrain.core.kernel import CKernel, register, value_for
+from adtrain.core.types import Shape
+from adtrain.lowering.cpu.moves import in_full
 
 CACHE_LINE = 64
 """Bytes to which each part of a function's scratch is rounded up; vectors may read that far past its end."""
@@ -16,112 +17,6 @@ CACHE_LINE = 64
 STRUCTS = {"CORRELATION_BYTES": 168, "TAP_BYTES": 8, "SPAN_BYTES": 20, "MAX_VECTORS": 4}
 """Macros of `conv.c`: bytes of structs of `kernels/cpu/correlate.h`; maximum spans of a tile."""
 CORRELATION, TAP_BYTES, SPAN_BYTES, MAX_VECTORS = STRUCTS.values()
-
-
-def numbers(x: Any, w: Any, y: Any, window: Any, precision: str) -> tuple[int, ...]:
-    """CONV_NUMBERS of `kernels/cpu/conv.h` from the shapes of image, weight and output."""
-    in_full("conv2d", precision)
-    (_, c, h, width), (o, _, kh, kw) = x, w
-    return (c, h, width, o, y[2], y[3], kh, kw, *window.stride, *window.padding, *window.dilation, window.groups)
-
-
-def aligned_bytes(*parts: int) -> int:
-    return sum(-(-part // CACHE_LINE) * CACHE_LINE for part in parts) + CACHE_LINE
-
-
-def _output(x: Any, w: Any, window: Any) -> tuple[int, int, int, int]:
-    rows, columns = (window.output_length(i, x.shape[i + 2], w.shape[i + 2]) for i in (0, 1))
-    return (1, w.shape[0], rows, columns)
-
-
-def _forward_numbers(x: Any, w: Any, window: Any, precision: str) -> tuple[int, ...]:
-    return numbers(x.shape, w.shape, _output(x, w, window), window, precision)
-
-
-def _forward_scratch(x: Any, w: Any, window: Any, precision: str) -> int:
-    rows, columns = (
-        n + (k - 1) * d // s
-        for n, k, d, s in zip(_output(x, w, window)[2:], w.shape[2:], window.dilation, window.stride, strict=True)
-    )
-    return aligned_bytes(x.shape[1] * window.stride[0] * window.stride[1] * rows * columns * x.dtype.itemsize)
-
-
-def _forward_prepared(x: Any, w: Any, window: Any, precision: str) -> int:
-    (_, _, oh, ow), (_, c, kh, kw) = _output(x, w, window), w.shape
-    return aligned_bytes(CORRELATION, TAP_BYTES * c * kh * kw, 4 * kh, SPAN_BYTES * (oh * ow + MAX_VECTORS), _size(w))
-
-
-def _input_grad_scratch(g: Any, w: Any, window: Any, size: tuple[int, int], precision: str) -> int:
-    rows, columns = (
-        -(-(n + p) // s) + (k - 1) * d // s - p // s
-        for n, k, p, d, s in zip(size, w.shape[2:], window.padding, window.dilation, window.stride, strict=True)
-    )
-    return aligned_bytes(w.shape[0] * rows * columns * g.dtype.itemsize)
-
-
-def _input_grad_prepared(g: Any, w: Any, window: Any, size: tuple[int, int], precision: str) -> int:
-    (o, _, kh, kw), (sh, sw) = w.shape, window.stride
-    taps, spans = o // window.groups * kh * kw, size[0] * size[1] + MAX_VECTORS * sh * sw
-    return aligned_bytes(CORRELATION * sh * sw, TAP_BYTES * taps, 4 * kh * sw, SPAN_BYTES * spans, _size(w))
-
-
-def _size(w: Any) -> int:
-    size: int = w.shape[0] * w.shape[1] * w.shape[2] * w.shape[3] * w.dtype.itemsize
-    return size
-
-
-def _weight_grad_scratch(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str) -> int:
-    (_, c, h, w), (ph, pw), (_, _, oh, ow) = x.shape, window.padding, g.shape
-    taps = c // window.groups * size[0] * size[1]
-    padded = c * (h + 2 * ph) * (w + 2 * pw) * x.dtype.itemsize
-    rows, columns = (
-        (n + (k - 1) * d // s) * s for n, k, d, s in zip((oh, ow), size, window.dilation, window.stride, strict=True)
-    )
-    planes = c * rows * columns * x.dtype.itemsize
-    return aligned_bytes(4 * taps, 2 * CACHE_LINE * oh * ow, max(padded, planes))
-
-
-def _input_grad_numbers(g: Any, w: Any, window: Any, size: tuple[int, int], precision: str) -> tuple[int, ...]:
-    return numbers((1, w.shape[1] * window.groups, *size), w.shape, g.shape, window, precision)
-
-
-def _weight_grad_numbers(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str) -> tuple[int, ...]:
-    return numbers(x.shape, (g.shape[1], x.shape[1], *size), g.shape, window, precision)
-
-
-FORWARD = CKernel(
-    "conv.c",
-    "conv2d",
-    _forward_numbers,
-    items=lambda x, w, window, precision: not _suits_batch(w.shape, window, _output(x, w, window)[2:]),
-    scratch=_forward_scratch,
-    prepared=_forward_prepared,
-    definitions=STRUCTS,
-)
-INPUT_GRAD = CKernel(
-    "conv.c",
-    "conv2d_input_grad",
-    _input_grad_numbers,
-    items=lambda g, w, window, size, precision: not _suits_batch(w.shape, window, size),
-    scratch=_input_grad_scratch,
-    prepared=_input_grad_prepared,
-    definitions=STRUCTS,
-)
-WEIGHT_GRAD = CKernel(
-    "conv_weight_grad.c",
-    "conv2d_weight_grad",
-    _weight_grad_numbers,
-    items=lambda *types, **params: not _suits_batch_sum(*types, **params),
-    sums=True,
-    scratch=_weight_grad_scratch,
-)
-WEIGHT_GRAD_BY_IMAGE = CKernel(
-    "conv_weight_grad.c",
-    "conv2d_weight_grad_by_image",
-    _weight_grad_numbers,
-    items=True,
-    scratch=_weight_grad_scratch,
-)
 
 MIN_CHANNELS, MIN_LENGTH = 16, 3
 """Minimum input and output channels, and minimum rows and columns of the output, for Winograd's method."""
@@ -138,48 +33,119 @@ CHUNK, MAX_TILES = 64, 64
 TILE, SPAN = 4, 6
 """Rows and columns of a tile of outputs, and of the patch that it is computed from (winograd.h)."""
 POSITIONS = SPAN**2
+VECTOR_CHANNELS = 16
+"""Channels are the vector axis of a convolution with a stride if their numbers are multiples of this."""
+CACHED_BYTES = 24 << 10
+"""Bytes of an image that are reread for each strip: most of an L1 cache."""
+MIN_RUN_BYTES = 16
+"""Bytes of a kernel row from which on its vectors are full enough."""
 
 
-def _suits_winograd(w: Any, window: Any, size: tuple[int, int]) -> bool:
-    plain = window.stride == window.dilation == (1, 1) and window.groups == 1 and tuple(w[2:]) == (3, 3)
-    return plain and max(window.padding) <= 2 and min(w[:2]) >= MIN_CHANNELS and min(size) >= MIN_LENGTH
-
-
-def _tiles(size: tuple[int, int]) -> tuple[int, int]:
-    """Rows and columns of tiles."""
-    return -(-size[0] // TILE), -(-size[1] // TILE)
-
-
-def _suits_batch(w: Any, window: Any, size: tuple[int, int], most: int = BATCH_TILES) -> bool:
-    """Whether Winograd's method takes all images of up to ``most`` tiles at once."""
-    few_tiles = math.prod(_tiles(size)) <= most
-    return w[1] >= BATCH_CHANNELS and few_tiles and _suits_winograd(w, window, size)
-
-
-def _suits_batch_sum(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str) -> bool:
-    """Whether Winograd's weight gradient takes all images at once."""
-    return _suits_batch(_weight_shape(x, g, size), window, g.shape[2:], BATCH_SUM_TILES)
+def aligned_bytes(*parts: int) -> int:
+    return sum(-(-part // CACHE_LINE) * CACHE_LINE for part in parts) + CACHE_LINE
 
 
 @dataclass(frozen=True)
-class _WinogradSizes:
-    """Sizes of arrays in `kernels/cpu/conv_winograd.c`, for the longest vectors.
+class Conv:
+    """A convolution, or a gradient of one.
 
     Attributes:
-        channels: of the convolution's argument; for the input gradient, of the output's gradient.
-        out: channels of its result.
-        size: rows and columns of the output.
+        image, weight, output: shapes. The weight of a weight gradient is that of one group.
+        images: the number of images of the first argument.
+        channels, out: channels of the first argument and of the result, and for a weight gradient of image and output.
+        size: rows and columns of the result, and for a weight gradient of the output.
+        most_tiles: of an image, with which Winograd's method takes all images at once.
+        pooled, windows: if the kernel reads a pooled gradient, its shape and the windows of the pooling.
     """
 
+    image: Shape
+    weight: Shape
+    output: Shape
+    images: int
     channels: int
     out: int
-    size: tuple[int, int]
+    size: Shape
     itemsize: int
+    window: Any
+    precision: str
+    most_tiles: int = BATCH_TILES
+    pooled: Shape = ()
+    windows: Any = None
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """CONV_NUMBERS of `kernels/cpu/conv.h`."""
+        in_full("conv2d", self.precision)
+        (_, c, h, w), (o, _, kh, kw), window = self.image, self.weight, self.window
+        found = (c, h, w, o, *self.output[2:], kh, kw, *window.stride, *window.padding, *window.dilation, window.groups)
+        return tuple(map(int, found))
+
+    @property
+    def weight_bytes(self) -> int:
+        return math.prod(self.weight) * self.itemsize
+
+    @property
+    def forward_scratch(self) -> int:
+        axes = zip(self.output[2:], self.weight[2:], self.window.dilation, self.window.stride, strict=True)
+        lengths = [n + (k - 1) * d // s for n, k, d, s in axes]
+        return aligned_bytes(self.image[1] * math.prod((*self.window.stride, *lengths)) * self.itemsize)
+
+    @property
+    def forward_prepared(self) -> int:
+        (_, _, oh, ow), (_, c, kh, kw) = self.output, self.weight
+        spans = SPAN_BYTES * (oh * ow + MAX_VECTORS)
+        return aligned_bytes(CORRELATION, TAP_BYTES * c * kh * kw, 4 * kh, spans, self.weight_bytes)
+
+    @property
+    def input_grad_scratch(self) -> int:
+        window = self.window
+        axes = zip(self.size, self.weight[2:], window.padding, window.dilation, window.stride, strict=True)
+        lengths = [-(-(n + p) // s) + (k - 1) * d // s - p // s for n, k, p, d, s in axes]
+        return aligned_bytes(self.weight[0] * math.prod(lengths) * self.itemsize)
+
+    @property
+    def input_grad_prepared(self) -> int:
+        (o, _, kh, kw), (sh, sw) = self.weight, self.window.stride
+        taps, spans = o // self.window.groups * kh * kw, math.prod(self.size) + MAX_VECTORS * sh * sw
+        parts = CORRELATION * sh * sw, TAP_BYTES * taps, 4 * kh * sw, SPAN_BYTES * spans
+        return aligned_bytes(*parts, self.weight_bytes)
+
+    @property
+    def weight_grad_scratch(self) -> int:
+        (_, c, h, w), (ph, pw), out = self.image, self.window.padding, self.output[2:]
+        kernel = self.weight[2:]
+        padded = c * (h + 2 * ph) * (w + 2 * pw) * self.itemsize
+        axes = zip(out, kernel, self.window.dilation, self.window.stride, strict=True)
+        planes = c * math.prod((n + (k - 1) * d // s) * s for n, k, d, s in axes) * self.itemsize
+        taps = c // self.window.groups * math.prod(kernel)
+        return aligned_bytes(4 * taps, 2 * CACHE_LINE * math.prod(out), max(padded, planes))
+
+    @property
+    def suits_winograd(self) -> bool:
+        window, w = self.window, self.weight
+        plain = window.stride == window.dilation == (1, 1) and window.groups == 1 and tuple(w[2:]) == (3, 3)
+        return plain and max(window.padding) <= 2 and min(w[:2]) >= MIN_CHANNELS and min(self.size) >= MIN_LENGTH
+
+    @property
+    def suits_batch(self) -> bool:
+        """Whether Winograd's method takes all images at once."""
+        few_tiles = math.prod(self.tiles) <= self.most_tiles
+        return self.weight[1] >= BATCH_CHANNELS and few_tiles and self.suits_winograd
+
+    @property
+    def by_image(self) -> bool:
+        return self.suits_winograd and not self.suits_batch
+
+    @property
+    def many_tiles(self) -> bool:
+        return self.suits_winograd and math.prod(self.tiles) >= MIN_TILES
 
     @property
     def tiles(self) -> tuple[int, int]:
         """Rows and columns of tiles."""
-        return _tiles(self.size)
+        return -(-self.size[0] // TILE), -(-self.size[1] // TILE)
+
+    # Sizes of arrays in `kernels/cpu/conv_winograd.c`, for the longest vectors:
 
     def _padded(self, channels: int, vectors: int = 1) -> int:
         lanes = vectors * CACHE_LINE // self.itemsize
@@ -189,15 +155,15 @@ class _WinogradSizes:
     def block_tiles(self) -> int:
         """Tiles of a block."""
         one = POSITIONS * (self._padded(self.channels) + self._padded(self.out)) * self.itemsize
-        return min(self.tiles[0] * self.tiles[1], max(MIN_BLOCK, min(MAX_BLOCK, BLOCK_BYTES // one)))
+        return min(math.prod(self.tiles), max(MIN_BLOCK, min(MAX_BLOCK, BLOCK_BYTES // one)))
 
     @property
-    def weights(self) -> int:
+    def winograd_weights(self) -> int:
         """Bytes of the packed weights, and of a bool behind them."""
         return aligned_bytes(POSITIONS * self.channels * self._padded(self.out, 2) * self.itemsize)
 
     @property
-    def scratch(self) -> int:
+    def winograd_scratch(self) -> int:
         """Bytes of patches, products, magnitudes of the image's pixels, a bool for each tile, image and outputs."""
         (rows, columns), lanes = self.tiles, CACHE_LINE // self.itemsize
         patches = self.block_tiles * self._padded(self.channels) + lanes
@@ -230,175 +196,235 @@ class _WinogradSizes:
     def collected(self) -> int:
         """Bytes of the sums of the weight gradient, and of the gradient with channels last."""
         lanes, out = CACHE_LINE // self.itemsize, self._padded(self.out)
-        return aligned_bytes(
-            *(n * self.itemsize for n in (POSITIONS * (self.channels * out + lanes), (9 * self.channels + lanes) * out))
-        )
+        sums, gradient = POSITIONS * (self.channels * out + lanes), (9 * self.channels + lanes) * out
+        return aligned_bytes(sums * self.itemsize, gradient * self.itemsize)
+
+    # Of `kernels/cpu/conv_channels_last.c`:
+
+    @property
+    def suits_channels_last(self) -> bool:
+        plain = max(self.window.stride) > 1 and self.window.dilation == (1, 1) and self.window.groups == 1
+        return plain and all(n > 0 and n % VECTOR_CHANNELS == 0 for n in self.weight[:2])
+
+    @property
+    def channels_last_weights(self) -> int:
+        o, c, kh, kw = self.weight
+        panel = 2 * CACHE_LINE // self.itemsize
+        return max(-(-o // panel) * c, -(-c // panel) * o) * panel * kh * kw * self.itemsize
+
+    @property
+    def forward_channels_last(self) -> int:
+        """Bytes of scratch."""
+        window = self.window
+        axes = zip(self.output[2:], window.stride, self.weight[2:], window.padding, self.image[2:], strict=True)
+        return self._channels_last(max((n - 1) * s + k, p + length) for n, s, k, p, length in axes)
+
+    @property
+    def input_grad_channels_last(self) -> int:
+        """Bytes of scratch."""
+        window = self.window
+        axes = zip(self.output[2:], window.stride, self.weight[2:], window.padding, self.size, strict=True)
+        return self._channels_last((k - 1) // s + max(n, -(-(length + p) // s)) for n, s, k, p, length in axes)
+
+    def _channels_last(self, lengths: Any) -> int:
+        lanes = CACHE_LINE // self.itemsize
+        padded, result = math.prod(lengths) * self.channels + lanes, math.prod(self.size) * self.out
+        return aligned_bytes(padded * self.itemsize, result * self.itemsize)
+
+    # Of `kernels/cpu/conv_pooled.c`:
+
+    @property
+    def pooled_numbers(self) -> tuple[int, ...]:
+        return (*self.numbers, *self.pooled[2:], *self.windows.kernel, *self.windows.stride, self.strip)
+
+    @property
+    def strip(self) -> int:
+        """Rows of windows over the rows of the image that CACHED_BYTES hold."""
+        row = (self.image[3] + 2 * self.window.padding[1]) * self.image[1] * self.itemsize
+        return int(max(1, min(self.pooled[2], CACHED_BYTES // (row * self.windows.stride[0]))))
+
+    @property
+    def _padded_image(self) -> int:
+        (_, c, h, w), (ph, pw) = self.image, self.window.padding
+        return int((h + 2 * ph) * (w + 2 * pw) * c * self.itemsize)
+
+    @property
+    def pooled_input_grad_scratch(self) -> int:
+        (_, _, ph, pw), area = self.pooled, math.prod(self.windows.kernel)
+        live = self.strip * pw * area * self.weight[0] + 1
+        return aligned_bytes(4 * ph * pw * area, live * 2 * self.itemsize, self._padded_image)
+
+    @property
+    def pooled_input_grad_prepared(self) -> int:
+        """Runs of weights, each up to a vector longer."""
+        o, c, kh, kw = self.weight
+        return aligned_bytes(o * kh * (kw * c * self.itemsize + CACHE_LINE))
+
+    @property
+    def pooled_weight_grad_scratch(self) -> int:
+        (_, o, _, pw), (kh, kw), c = self.pooled, self.weight[2:], self.image[1]
+        live = self.strip * pw * o + 1
+        sums, one = o * kh * (kw * c * self.itemsize + CACHE_LINE), kh * kw * c * self.itemsize + CACHE_LINE
+        area = math.prod(self.windows.kernel)
+        return aligned_bytes(4 * area, 4 * o, live * 2 * self.itemsize, sums, one, self._padded_image)
+
+    @property
+    def suits_pooled(self) -> bool:
+        """Whether the C functions support this convolution and pooling, and are faster than the dense ones by image.
+
+        A product takes them about twice as long, and short kernel rows do not fill vectors.
+        """
+        window = self.window
+        if window.stride != (1, 1) or window.dilation != (1, 1) or window.groups != 1 or self.windows.padding != (0, 0):
+            return False
+        if self.weight[1] * self.weight[3] * self.itemsize < MIN_RUN_BYTES or self.suits_batch:
+            return False
+        return math.prod(self.output[2:]) >= 2 * math.prod(self.pooled[2:])
 
 
-def _of_forward(x: Any, w: Any, window: Any) -> _WinogradSizes:
-    return _WinogradSizes(w.shape[1], w.shape[0], _output(x, w, window)[2:], x.dtype.itemsize)
+def _forward(x: Any, w: Any, window: Any, precision: str) -> Conv:
+    rows, columns = (window.output_length(i, x.shape[i + 2], w.shape[i + 2]) for i in (0, 1))
+    output = (1, w.shape[0], rows, columns)
+    channels, out = w.shape[1], w.shape[0]
+    return Conv(x.shape, w.shape, output, x.shape[0], channels, out, output[2:], x.dtype.itemsize, window, precision)
 
 
-def _of_input_grad(g: Any, w: Any, size: tuple[int, int]) -> _WinogradSizes:
-    return _WinogradSizes(w.shape[0], w.shape[1], size, g.dtype.itemsize)
+def _input_grad(g: Any, w: Any, window: Any, size: Shape, precision: str, **pooling: Any) -> Conv:
+    image, output = (1, w.shape[1] * window.groups, *size), pooling.pop("output", g.shape)
+    channels, out = w.shape[:2]
+    return Conv(image, w.shape, output, g.shape[0], channels, out, size, g.dtype.itemsize, window, precision, **pooling)
 
 
-def _of_weight_grad(x: Any, g: Any) -> _WinogradSizes:
-    return _WinogradSizes(x.shape[1], g.shape[1], g.shape[2:], x.dtype.itemsize)
+def _weight_grad(x: Any, g: Any, window: Any, size: Shape, precision: str, **more: Any) -> Conv:
+    output = more.pop("output", g.shape)
+    weight = (output[1], x.shape[1], *size)
+    return Conv(
+        x.shape, weight, output, x.shape[0], x.shape[1], output[1], output[2:], x.dtype.itemsize, window, precision,
+        **more,
+    )  # fmt: skip
 
 
-def _weight_shape(x: Any, g: Any, size: tuple[int, int]) -> tuple[int, int, int, int]:
-    """The shape of the weights, without groups."""
-    return (g.shape[1], x.shape[1], *size)
+def _weight_grad_of_all(x: Any, g: Any, **params: Any) -> Conv:
+    return _weight_grad(x, g, **params, most_tiles=BATCH_SUM_TILES)
 
 
-FORWARD_WINOGRAD = CKernel(
-    "conv_winograd.c",
-    "conv2d_winograd",
-    lambda x, w, window, precision: (
-        *_forward_numbers(x, w, window, precision),
-        _of_forward(x, w, window).block_tiles,
-    ),
-    items=lambda x, w, window, precision: (
-        _suits_winograd(w.shape, window, _output(x, w, window)[2:])
-        and not _suits_batch(w.shape, window, _output(x, w, window)[2:])
-    ),
-    scratch=lambda x, w, window, precision: _of_forward(x, w, window).scratch,
-    prepared=lambda x, w, window, precision: _of_forward(x, w, window).weights,
-)
-INPUT_GRAD_WINOGRAD = CKernel(
-    "conv_winograd.c",
-    "conv2d_input_grad_winograd",
-    lambda g, w, window, size, precision: (
-        *_input_grad_numbers(g, w, window, size, precision),
-        _of_input_grad(g, w, size).block_tiles,
-    ),
-    items=lambda g, w, window, size, precision: (
-        _suits_winograd(w.shape, window, size) and not _suits_batch(w.shape, window, size)
-    ),
-    scratch=lambda g, w, window, size, precision: _of_input_grad(g, w, size).scratch,
-    prepared=lambda g, w, window, size, precision: _of_input_grad(g, w, size).weights,
-)
-WEIGHT_GRAD_WINOGRAD = CKernel(
-    "conv_winograd.c",
-    "conv2d_weight_grad_winograd",
-    lambda x, g, window, size, precision: (
-        *_weight_grad_numbers(x, g, window, size, precision),
-        _of_weight_grad(x, g).block_tiles,
-    ),
-    items=lambda x, g, window, size, precision: (
-        _suits_winograd(_weight_shape(x, g, size), window, g.shape[2:])
-        and math.prod(_tiles(g.shape[2:])) >= MIN_TILES
-        and not _suits_batch_sum(x, g, window, size, precision)
-    ),
-    sums=True,
-    scratch=lambda x, g, window, size, precision: _of_weight_grad(x, g).scratch,
-    collected=lambda x, g, window, size, precision: _of_weight_grad(x, g).collected,
-)
-WEIGHT_GRAD_BY_IMAGE_WINOGRAD = CKernel(
-    "conv_winograd.c",
-    "conv2d_weight_grad_by_image_winograd",
-    lambda x, g, window, size, precision: (
-        *_weight_grad_numbers(x, g, window, size, precision),
-        _of_weight_grad(x, g).block_tiles,
-        _of_weight_grad(x, g).collected,
-    ),
-    items=lambda x, g, window, size, precision: (
-        _suits_winograd(_weight_shape(x, g, size), window, g.shape[2:]) and math.prod(_tiles(g.shape[2:])) >= MIN_TILES
-    ),
-    scratch=lambda x, g, window, size, precision: _of_weight_grad(x, g).scratch + _of_weight_grad(x, g).collected,
-)
+def _pooled_input_grad(g: Any, where: Any, w: Any, windows: Any, shape: Shape, **params: Any) -> Conv:
+    return _input_grad(g, w, **params, output=shape, pooled=g.shape, windows=windows)
 
 
-def _batch(
-    name: str, numbers: Callable[..., tuple[int, ...]], sizes: Callable[..., _WinogradSizes], suits: Callable[..., bool]
+def _pooled_weight_grad(x: Any, g: Any, where: Any, windows: Any, shape: Shape, **params: Any) -> Conv:
+    return _weight_grad(x, g, **params, output=shape, pooled=g.shape, windows=windows)
+
+
+Number: TypeAlias = Callable[[Conv], Any]
+
+
+def _kernel(
+    file: str,
+    name: str,
+    of: Callable[..., Conv],
+    numbers: Number = lambda c: c.numbers,
+    items: bool | Number = True,
+    definitions: dict[str, int] | None = None,
+    sums: bool = False,
+    team: bool = False,
+    **fields: Number,
 ) -> CKernel:
+    """A C function. Its fields are functions of the `Conv` that ``of`` makes of types and parameters."""
+
+    def field(value: Any) -> Callable[..., Any]:
+        return lambda *types, **params: value_for(value, of(*types, **params))
+
+    values = {key: field(value) for key, value in fields.items()}
+    suited = {"suits" if team else "items": field(items)}
+    return CKernel(file, name, field(numbers), sums=sums, team=team, definitions=definitions or {}, **suited, **values)
+
+
+def _batch(name: str, of: Callable[..., Conv]) -> CKernel:
     """The function that takes all images at once."""
-    return CKernel(
+    return _kernel(
         "conv_winograd_batch.c",
         f"{name}_winograd_batch",
-        lambda x, *types, **params: (
-            *numbers(x, *types, **params),
-            x.shape[0],
-            sizes(x, *types, **params).block_images,
-        ),
-        suits=suits,
+        of,
+        lambda c: (*c.numbers, c.images, c.block_images),
+        lambda c: c.suits_batch,
+        {"CHUNK": CHUNK},
         team=True,
-        scratch=lambda *types, **params: sizes(*types, **params).batch_scratch,
-        definitions={"CHUNK": CHUNK},
+        scratch=lambda c: c.batch_scratch,
     )
 
 
-VECTOR_CHANNELS = 16
-"""Channels are the vector axis of a convolution with a stride if their numbers are multiples of this."""
+def _winograd(name: str, of: Callable[..., Conv], items: Number, **fields: Any) -> CKernel:
+    given = {"numbers": lambda c: (*c.numbers, c.block_tiles), "scratch": lambda c: c.winograd_scratch, **fields}
+    return _kernel("conv_winograd.c", f"{name}_winograd", of, items=items, **given)
 
 
-def _channels_last_items(w: Any, window: Any) -> bool:
-    plain = max(window.stride) > 1 and window.dilation == (1, 1) and window.groups == 1
-    return plain and all(n > 0 and n % VECTOR_CHANNELS == 0 for n in w.shape[:2])
-
-
-def _channels_last_weights(w: Any) -> int:
-    o, c, kh, kw = w.shape
-    panel = 2 * CACHE_LINE // w.dtype.itemsize
-    return max(-(-o // panel) * c, -(-c // panel) * o) * panel * kh * kw * w.dtype.itemsize
-
-
-def _channels_last_scratch(x: Any, w: Any, window: Any, precision: str) -> int:
-    (_, o, *out), (c, *size) = _output(x, w, window), x.shape[1:]
-    rows, columns = (
-        max((n - 1) * s + k, p + length)
-        for n, s, k, p, length in zip(out, window.stride, w.shape[2:], window.padding, size, strict=True)
-    )
-    lanes = CACHE_LINE // x.dtype.itemsize
-    return aligned_bytes((rows * columns * c + lanes) * x.dtype.itemsize, math.prod(out) * o * x.dtype.itemsize)
-
-
-def _input_grad_channels_last_scratch(g: Any, w: Any, window: Any, size: tuple[int, int], precision: str) -> int:
-    o, c, *kernel = w.shape
-    rows, columns = (
-        (k - 1) // s + max(n, -(-(length + p) // s))
-        for n, s, k, p, length in zip(g.shape[2:], window.stride, kernel, window.padding, size, strict=True)
-    )
-    lanes = CACHE_LINE // g.dtype.itemsize
-    return aligned_bytes((rows * columns * o + lanes) * g.dtype.itemsize, math.prod(size) * c * g.dtype.itemsize)
-
-
-FORWARD_CHANNELS_LAST = CKernel(
+FORWARD = _kernel(
+    "conv.c",
+    "conv2d",
+    _forward,
+    items=lambda c: not c.suits_batch,
+    definitions=STRUCTS,
+    scratch=lambda c: c.forward_scratch,
+    prepared=lambda c: c.forward_prepared,
+)
+INPUT_GRAD = _kernel(
+    "conv.c",
+    "conv2d_input_grad",
+    _input_grad,
+    items=lambda c: not c.suits_batch,
+    definitions=STRUCTS,
+    scratch=lambda c: c.input_grad_scratch,
+    prepared=lambda c: c.input_grad_prepared,
+)
+WEIGHT_GRAD = _kernel(
+    "conv_weight_grad.c",
+    "conv2d_weight_grad",
+    _weight_grad_of_all,
+    items=lambda c: not c.suits_batch,
+    sums=True,
+    scratch=lambda c: c.weight_grad_scratch,
+)
+WEIGHT_GRAD_BY_IMAGE = _kernel(
+    "conv_weight_grad.c", "conv2d_weight_grad_by_image", _weight_grad, scratch=lambda c: c.weight_grad_scratch
+)
+FORWARD_WINOGRAD = _winograd("conv2d", _forward, lambda c: c.by_image, prepared=lambda c: c.winograd_weights)
+INPUT_GRAD_WINOGRAD = _winograd(
+    "conv2d_input_grad", _input_grad, lambda c: c.by_image, prepared=lambda c: c.winograd_weights
+)
+WEIGHT_GRAD_WINOGRAD = _winograd(
+    "conv2d_weight_grad",
+    _weight_grad_of_all,
+    lambda c: c.many_tiles and not c.suits_batch,
+    sums=True,
+    collected=lambda c: c.collected,
+)
+WEIGHT_GRAD_BY_IMAGE_WINOGRAD = _winograd(
+    "conv2d_weight_grad_by_image",
+    _weight_grad,
+    lambda c: c.many_tiles,
+    numbers=lambda c: (*c.numbers, c.block_tiles, c.collected),
+    scratch=lambda c: c.winograd_scratch + c.collected,
+)
+FORWARD_CHANNELS_LAST = _kernel(
     "conv_channels_last.c",
     "conv2d_channels_last",
-    _forward_numbers,
-    items=lambda x, w, window, precision: _channels_last_items(w, window),
-    scratch=_channels_last_scratch,
-    prepared=lambda x, w, window, precision: _channels_last_weights(w),
+    _forward,
+    items=lambda c: c.suits_channels_last,
+    scratch=lambda c: c.forward_channels_last,
+    prepared=lambda c: c.channels_last_weights,
 )
-INPUT_GRAD_CHANNELS_LAST = CKernel(
+INPUT_GRAD_CHANNELS_LAST = _kernel(
     "conv_channels_last.c",
     "conv2d_input_grad_channels_last",
-    _input_grad_numbers,
-    items=lambda g, w, window, size, precision: _channels_last_items(w, window),
-    scratch=_input_grad_channels_last_scratch,
-    prepared=lambda g, w, window, size, precision: _channels_last_weights(w),
+    _input_grad,
+    items=lambda c: c.suits_channels_last,
+    scratch=lambda c: c.input_grad_channels_last,
+    prepared=lambda c: c.channels_last_weights,
 )
-
-FORWARD_BATCH = _batch(
-    "conv2d",
-    _forward_numbers,
-    lambda x, w, window, precision: _of_forward(x, w, window),
-    lambda x, w, window, precision: _suits_batch(w.shape, window, _output(x, w, window)[2:]),
-)
-INPUT_GRAD_BATCH = _batch(
-    "conv2d_input_grad",
-    _input_grad_numbers,
-    lambda g, w, window, size, precision: _of_input_grad(g, w, size),
-    lambda g, w, window, size, precision: _suits_batch(w.shape, window, size),
-)
-WEIGHT_GRAD_BATCH = _batch(
-    "conv2d_weight_grad",
-    _weight_grad_numbers,
-    lambda x, g, window, size, precision: _of_weight_grad(x, g),
-    _suits_batch_sum,
-)
+FORWARD_BATCH = _batch("conv2d", _forward)
+INPUT_GRAD_BATCH = _batch("conv2d_input_grad", _input_grad)
+WEIGHT_GRAD_BATCH = _batch("conv2d_weight_grad", _weight_grad_of_all)
 
 register("conv2d", "cpu", (FORWARD_WINOGRAD, FORWARD_CHANNELS_LAST, FORWARD, FORWARD_BATCH))
 register("conv2d_input_grad", "cpu", (INPUT_GRAD_WINOGRAD, INPUT_GRAD_CHANNELS_LAST, INPUT_GRAD, INPUT_GRAD_BATCH))
@@ -406,105 +432,21 @@ register("conv2d_weight_grad", "cpu", (WEIGHT_GRAD_WINOGRAD, WEIGHT_GRAD, WEIGHT
 register("conv2d_weight_grad_by_image", "cpu", (WEIGHT_GRAD_BY_IMAGE_WINOGRAD, WEIGHT_GRAD_BY_IMAGE))
 
 
-CACHED_BYTES = 24 << 10
-"""Bytes of an image that are reread for each strip: most of an L1 cache."""
-MIN_RUN_BYTES = 16
-"""Bytes of a kernel row from which on its vectors are full enough."""
-
-
-def pooled_numbers(
-    x: Any, w: Any, y: Any, pooled: Any, window: Any, windows: Any, itemsize: int, precision: str
-) -> tuple[int, ...]:
-    """From the shapes of image, weight, output and pooled output."""
-    strip = _strip(x, pooled, window, windows, itemsize)
-    return (*numbers(x, w, y, window, precision), *pooled[2:], *windows.kernel, *windows.stride, strip)
-
-
-def _strip(x: Any, pooled: Any, window: Any, windows: Any, itemsize: int) -> int:
-    """Rows of windows over the rows of the image that CACHED_BYTES hold."""
-    row = (x[3] + 2 * window.padding[1]) * x[1] * itemsize
-    return max(1, min(pooled[2], CACHED_BYTES // (row * windows.stride[0])))
-
-
-def _pooled_image(x: Any, window: Any, itemsize: int) -> int:
-    return (x[2] + 2 * window.padding[0]) * (x[3] + 2 * window.padding[1]) * x[1] * itemsize
-
-
-def pooled_input_grad_scratch(
-    g: Any, where: Any, w: Any, window: Any, windows: Any, shape: Any, size: tuple[int, int], precision: str
-) -> int:
-    (o, c, *_), (_, _, ph, pw), itemsize = w.shape, g.shape, g.dtype.itemsize
-    x, area = (1, c, *size), windows.kernel[0] * windows.kernel[1]
-    live = _strip(x, g.shape, window, windows, itemsize) * pw * area * o + 1
-    return aligned_bytes(4 * ph * pw * area, live * 2 * itemsize, _pooled_image(x, window, itemsize))
-
-
-def pooled_input_grad_prepared(g: Any, where: Any, w: Any, **_: Any) -> int:
-    """Runs of weights, each up to a vector longer."""
-    o, c, kh, kw = w.shape
-    return aligned_bytes(o * kh * (kw * c * w.dtype.itemsize + CACHE_LINE))
-
-
-def pooled_weight_grad_scratch(
-    x: Any, g: Any, where: Any, window: Any, windows: Any, shape: Any, size: tuple[int, int], precision: str
-) -> int:
-    (_, o, _, pw), (kh, kw), c, itemsize = g.shape, size, x.shape[1], g.dtype.itemsize
-    live = _strip(x.shape, g.shape, window, windows, itemsize) * pw * o + 1
-    sums, one = o * kh * (kw * c * itemsize + CACHE_LINE), kh * kw * c * itemsize + CACHE_LINE
-    image = _pooled_image(x.shape, window, itemsize)
-    return aligned_bytes(4 * windows.kernel[0] * windows.kernel[1], 4 * o, live * 2 * itemsize, sums, one, image)
-
-
-def _handled(window: Any, windows: Any, g: Any, shape: tuple[int, ...], run: int) -> bool:
-    """Whether the C functions support this convolution and pooling, and are faster than the dense ones by image.
-
-    A product takes them about twice as long, and short kernel rows (``run`` elements) do not fill vectors.
-    """
-    if window.stride != (1, 1) or window.dilation != (1, 1) or window.groups != 1 or windows.padding != (0, 0):
-        return False
-    return run * g.dtype.itemsize >= MIN_RUN_BYTES and shape[2] * shape[3] >= 2 * g.shape[2] * g.shape[3]
-
-
-register(
-    "conv2d_input_grad_pooled",
-    "cpu",
-    CKernel(
-        "conv_pooled.c",
-        "conv2d_input_grad_pooled",
-        lambda g, where, w, window, windows, shape, size, precision: pooled_numbers(
-            (1, w.shape[1], *size), w.shape, shape, g.shape, window, windows, g.dtype.itemsize, precision
-        ),
-        items=lambda g, where, w, window, windows, shape, size, precision: (
-            _handled(window, windows, g, shape, w.shape[1] * w.shape[3]) and not _suits_batch(w.shape, window, size)
-        ),
-        scratch=pooled_input_grad_scratch,
-        prepared=pooled_input_grad_prepared,
-    ),
-)
-
-
-def _pooled_weight_grad(name: str, sums: bool) -> CKernel:
-    return CKernel(
-        "conv_pooled.c",
-        name,
-        lambda x, g, where, window, windows, shape, size, precision: pooled_numbers(
-            x.shape, (shape[1], x.shape[1], *size), shape, g.shape, window, windows, g.dtype.itemsize, precision
-        ),
-        items=lambda x, g, where, window, windows, shape, size, precision: (
-            _handled(window, windows, g, shape, x.shape[1] * size[1])
-            and not _suits_batch((shape[1], x.shape[1], *size), window, shape[2:])
-        ),
-        sums=sums,
-        scratch=pooled_weight_grad_scratch,
+def _register_pooled(name: str, of: Callable[..., Conv], sums: bool = False, **fields: Number) -> None:
+    kernel = _kernel(
+        "conv_pooled.c", name, of, lambda c: c.pooled_numbers, lambda c: c.suits_pooled, None, sums, **fields
     )
+    register(name, "cpu", kernel)
 
 
+_register_pooled(
+    "conv2d_input_grad_pooled",
+    _pooled_input_grad,
+    scratch=lambda c: c.pooled_input_grad_scratch,
+    prepared=lambda c: c.pooled_input_grad_prepared,
+)
 for _name, _sums in (("conv2d_weight_grad_pooled", True), ("conv2d_weight_grad_by_image_pooled", False)):
-    register(_name, "cpu", _pooled_weight_grad(_name, _sums))
-
-
-def _pooling(name: str, numbers: Callable[..., tuple[int, ...]]) -> CKernel:
-    return CKernel("pool.c", name, numbers, items=True)
+    _register_pooled(_name, _pooled_weight_grad, _sums, scratch=lambda c: c.pooled_weight_grad_scratch)
 
 
 def _pool_numbers(x_shape: Sequence[int], y_shape: Sequence[int], windows: Any) -> tuple[int, ...]:
@@ -516,20 +458,12 @@ def _pooled_numbers(x: Any, windows: Any) -> tuple[int, ...]:
     return _pool_numbers(x.shape, windows.output_shape("pooling", x.shape), windows)
 
 
-register("max_pool2d", "cpu", _pooling("max_pool2d", _pooled_numbers))
-register(
-    "max_pool2d_put",
-    "cpu",
-    _pooling("max_pool2d_put", lambda ct, where, windows, shape: _pool_numbers(shape, ct.shape, windows)),
-)
-register(
-    "max_pool2d_pick",
-    "cpu",
-    _pooling("max_pool2d_pick", lambda x, where, windows: _pool_numbers(x.shape, where.shape, windows)),
-)
-register("avg_pool2d", "cpu", _pooling("avg_pool2d", _pooled_numbers))
-register(
-    "avg_pool2d_put",
-    "cpu",
-    _pooling("avg_pool2d_put", lambda ct, windows, shape: _pool_numbers(shape, ct.shape, windows)),
-)
+_POOLING: dict[str, Callable[..., tuple[int, ...]]] = {
+    "max_pool2d": _pooled_numbers,
+    "max_pool2d_put": lambda ct, where, windows, shape: _pool_numbers(shape, ct.shape, windows),
+    "max_pool2d_pick": lambda x, where, windows: _pool_numbers(x.shape, where.shape, windows),
+    "avg_pool2d": _pooled_numbers,
+    "avg_pool2d_put": lambda ct, windows, shape: _pool_numbers(shape, ct.shape, windows),
+}
+for _name, _numbers in _POOLING.items():
+    register(_name, "cpu", CKernel("pool.c", _name, _numbers, items=True))

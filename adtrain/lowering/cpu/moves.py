@@ -1,18 +1,45 @@
-"""Strided copies, gathers, scatters, sorts and random numbers: `copy.c`, `index.c`, `sort.c` and `random.c`."""
+"""The C functions for copies, indices, reductions and others: which of `kernels/cpu` each primitive calls."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from adtrain.core.kernel import CKernel, register
+from adtrain.core.precision import FULL
 from adtrain.lowering import layouts
-from adtrain.lowering.cpu.shapes import item_and_team
-from adtrain.lowering.layouts import Layout
-from adtrain.lowering.shapes import output_type
+from adtrain.lowering.layouts import Layout, hash_grid, hash_grid_add
+from adtrain.lowering.shapes import alternating, output_type, split_at
+
+
+def item_and_team(
+    file: str,
+    name: str,
+    numbers: Callable[..., Sequence[int | float]],
+    dtypes: Callable[..., tuple[np.dtype, ...]] | None = None,
+    scratch: int = 0,
+    checked: bool = False,
+    each: bool = False,
+) -> tuple[CKernel, CKernel]:
+    """The function ``name`` for items, and ``name_team``, which all threads call. ``scratch`` is for the latter."""
+    return (
+        CKernel(file, name, numbers, dtypes, items=True, several_items=True, each=each, checked=checked),
+        CKernel(file, f"{name}_team", numbers, dtypes, team=True, scratch=scratch, each=each, checked=checked),
+    )
+
+
+def in_full(name: str, precision: str) -> None:
+    """Check that a product is in full precision, the only one the C functions compute in.
+
+    Raises:
+        NotImplementedError: it is in another.
+    """
+    if precision != FULL:
+        raise NotImplementedError(f"{name} in {precision}")
+
 
 MAX_AXES = 8
 """Axes that `kernels/cpu/copy.c` iterates over."""
@@ -130,3 +157,66 @@ register(
         team=True,
     ),
 )
+
+
+TEAM_SCRATCH = 64 * 64 * 8
+"""Bytes that all threads need for a reduction: MAX_SPLIT_OUTPUTS * PARTS doubles in `kernels/cpu/reduce.h`."""
+
+
+def lengths(x: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
+    """The lengths that `kernels/cpu/reduce.h` takes."""
+    return alternating(x.shape, axes, 6)
+
+
+def _sum_dtypes(x: Any, axes: tuple[int, ...]) -> tuple[np.dtype, ...]:
+    return x.dtype, output_type("sum", x, axes=axes).dtype
+
+
+def _cumsum_numbers(x: Any, axis: int, reverse: bool) -> tuple[int, ...]:
+    return *split_at(x.shape, axis), int(reverse)
+
+
+def _cumsum_dtypes(x: Any, axis: int, reverse: bool) -> tuple[np.dtype, ...]:
+    return x.dtype, output_type("cumsum", x, axis=axis, reverse=reverse).dtype
+
+
+register(
+    "sum",
+    "cpu",
+    (
+        *item_and_team("sum.c", "sum", lengths, _sum_dtypes, TEAM_SCRATCH),
+        CKernel("sum.c", "sum_into", lengths, _sum_dtypes, items=True, several_items=True, sums=True),
+    ),
+)
+register("max", "cpu", item_and_team("max.c", "max", lengths, scratch=TEAM_SCRATCH))
+register("min", "cpu", item_and_team("min.c", "min", lengths, scratch=TEAM_SCRATCH))
+register("argmax", "cpu", item_and_team("argmax.c", "argmax", lambda x, axis: split_at(x.shape, axis)))
+register("cumsum", "cpu", item_and_team("cumsum.c", "cumsum", _cumsum_numbers, _cumsum_dtypes))
+
+
+register(
+    "softmax",
+    "cpu",
+    item_and_team("softmax.c", "softmax", lambda x, axis: (*split_at(x.shape, axis), 0)),
+)
+register(
+    "log_softmax",
+    "cpu",
+    item_and_team("softmax.c", "softmax", lambda x, axis: (*split_at(x.shape, axis), 1)),
+)
+register("logsumexp", "cpu", item_and_team("softmax.c", "logsumexp", lengths))
+
+
+def _standardize_numbers(x: Any, axes: tuple[int, ...], eps: float) -> tuple[int | float, ...]:
+    return *alternating(x.shape, axes, 4), float(eps)
+
+
+register("standardize", "cpu", item_and_team("norm.c", "standardize", _standardize_numbers))
+
+
+def _dtypes(x: Any, *others: Any, **params: Any) -> tuple[Any, ...]:
+    return (x.dtype,)
+
+
+register("hash_grid", "cpu", item_and_team("hash_grid.c", "hash_grid", hash_grid, _dtypes))
+register("hash_grid_add", "cpu", CKernel("hash_grid.c", "hash_grid_add_team", hash_grid_add, _dtypes, team=True))

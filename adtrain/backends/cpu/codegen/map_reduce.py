@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from adtrain.backends.cpu.codegen.text import Writer
-from adtrain.codegen.accumulators import STARTS, join, value
-from adtrain.codegen.expressions import c_type
-from adtrain.codegen.map_reduce import MapReduce, map_reduce
+from adtrain.codegen.elementwise import c_type
+from adtrain.codegen.map_reduce import STARTS, MapReduce, join, map_reduce, value
 from adtrain.core.program import Equation, Variable, body_of
 
 TILE = 256

@@ -12,20 +12,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from adtrain.backends.cpu.build import Source
 from adtrain.backends.cpu.codegen.items import emit_items, sums_workspace
-from adtrain.backends.cpu.codegen.loops import by_one_thread, team_loops
+from adtrain.backends.cpu.codegen.loops import by_one_thread, emit_product, team_loops
 from adtrain.backends.cpu.codegen.map_reduce import emit_map_reduce
-from adtrain.backends.cpu.codegen.products import emit_product
 from adtrain.backends.cpu.codegen.text import Writer
-from adtrain.backends.cpu.forms.batchwise import BATCHWISE, by_item, kernels
-from adtrain.codegen.expressions import pointer
+from adtrain.backends.cpu.compiler import Source
+from adtrain.backends.cpu.fusions import BATCHWISE, by_item, kernels
+from adtrain.codegen.elementwise import pointer
 from adtrain.core.kernel import value_for
 from adtrain.core.primitive import Trait
 from adtrain.core.program import HORIZONTAL, MAP_REDUCE, PRODUCT, Equation, Program, Variable, body_of
-from adtrain.passes.fuse_elementwise import by_element, elementwise
-from adtrain.passes.places import Place, nbytes
-from adtrain.passes.plan_memory import MemoryPlan
+from adtrain.passes.fusion import by_element, elementwise
+from adtrain.passes.plan_memory import MemoryPlan, Place, nbytes
 
 
 class Range(NamedTuple):

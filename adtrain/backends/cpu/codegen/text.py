@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.backends.cpu.build import Source
-from adtrain.backends.cpu.toolchain import KernelError
-from adtrain.codegen.expressions import literal, pointer
+from adtrain.backends.cpu.compiler import KernelError, Source
+from adtrain.codegen.elementwise import literal, pointer
 from adtrain.core.kernel import CKernel, value_for
 from adtrain.core.program import Equation
 

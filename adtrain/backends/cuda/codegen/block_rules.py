@@ -7,14 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import WARP, Names, Step, StepRule, lanes_for, loop
-from adtrain.codegen.access import access, offset, read
-from adtrain.codegen.elementwise import statements
-from adtrain.codegen.expressions import c_type, literal
+from adtrain.codegen.elementwise import access, c_type, literal, offset, read, statements
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Variable, body_of
 from adtrain.core.types import Shape
 from adtrain.lowering.shapes import contiguous_strides, split_at
-from adtrain.passes.fuse_elementwise import by_element
+from adtrain.passes.fusion import by_element
 
 REDUCTIONS = {"sum": "Sum", "max": "Max", "min": "Min"}
 """Of each reduction its operation in `common/collectives.cuh`."""

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 
 from adtrain.backends.cuda.codegen.part import OPTIONS, Part, indented
 from adtrain.backends.cuda.compiler import Source
-from adtrain.codegen.access import access, held, lane, offset, read, vector_results
-from adtrain.codegen.elementwise import axes_of, statements
-from adtrain.codegen.expressions import pointer
+from adtrain.codegen.elementwise import access, axes_of, held, lane, offset, pointer, read, statements, vector_results
 from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
 from adtrain.core.program import LOOPS, Equation, Program, Variable, body_of

@@ -10,7 +10,7 @@ from itertools import accumulate
 from math import gcd
 
 from adtrain.backends.cuda.compiler import Source
-from adtrain.codegen.expressions import c_type, pointer
+from adtrain.codegen.elementwise import c_type, pointer
 from adtrain.core.kernel import Target
 from adtrain.core.program import Equation, Variable
 

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import indented
-from adtrain.codegen.access import access, held, lane, loaded, read, vector_results
-from adtrain.codegen.expressions import pointer
+from adtrain.codegen.elementwise import access, held, lane, loaded, pointer, read, vector_results
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable, body_of
 from adtrain.lowering.cuda.gemm.bfloat16 import EpilogueBytes

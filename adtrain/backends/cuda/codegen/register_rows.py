@@ -10,15 +10,13 @@ from typing import NamedTuple
 from adtrain.backends.cuda.codegen.block_rules import BY_INDEX
 from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import Part, Step, indented, lanes_for
-from adtrain.codegen.access import access, read
-from adtrain.codegen.elementwise import Axis, merged, statements, strides
-from adtrain.codegen.expressions import c_type, literal
+from adtrain.codegen.elementwise import Axis, access, c_type, literal, merged, read, statements, strides
 from adtrain.core.axes import row_axes
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable, body_of
 from adtrain.core.types import Shape
 from adtrain.lowering.cuda.reduce import VECTOR, WARP, power_of_two, vector_width
-from adtrain.passes.fuse_elementwise import by_element
+from adtrain.passes.fusion import by_element
 
 MIN_IN_REGISTERS = 64
 """Minimum elements of a row that threads hold in registers."""

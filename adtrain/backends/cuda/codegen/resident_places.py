@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 
 from adtrain.backends.cuda.codegen.part import aligned_to_vector
 from adtrain.backends.cuda.forms.resident_layer import ClusterShards, ResidentLayer, carried
-from adtrain.codegen.expressions import c_type
+from adtrain.codegen.elementwise import c_type
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Program, Variable, body_of
-from adtrain.passes.fuse_elementwise import by_element
-from adtrain.passes.places import nbytes
+from adtrain.passes.fusion import by_element
+from adtrain.passes.plan_memory import nbytes
 
 ALIGNMENT = 16
 MIN_SHARED = 5 << 10

@@ -15,12 +15,11 @@ from adtrain.backends.cuda.codegen.part import WARP, Names, Step, StepRule, lane
 from adtrain.backends.cuda.codegen.register_rows import rows_in_block, takes_numbers
 from adtrain.backends.cuda.forms.resident_layer import THREADS
 from adtrain.backends.cuda.forms.row_fused import ROW_FUSED, RowFusion, rowwise
-from adtrain.codegen.expressions import c_type
+from adtrain.codegen.elementwise import c_type
 from adtrain.core.axes import Items
 from adtrain.core.primitive import Trait
 from adtrain.core.program import PRODUCT, Equation, Program, Variable, body_of
-from adtrain.passes.fuse_products import EpilogueFusion
-from adtrain.passes.fusion import FusionPass
+from adtrain.passes.fusion import EpilogueFusion, FusionPass
 
 BESIDE = 8
 """Vectors of columns that a warp reduces side by side."""

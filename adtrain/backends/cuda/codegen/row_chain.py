@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from itertools import accumulate, groupby
 
 from adtrain.backends.cuda.codegen.part import WARP, Kernel, Part, indented, kernel, part_names
+from adtrain.backends.cuda.codegen.row_chain import TOTAL_THREADS
 from adtrain.backends.cuda.codegen.row_chain_layout import STRIP, Layout, layout_of
 from adtrain.backends.cuda.codegen.row_chain_plan import (
     BEFORE,
@@ -29,9 +30,7 @@ from adtrain.backends.cuda.codegen.row_chain_plan import (
     weight_pitch,
     width,
 )
-from adtrain.codegen.access import access
-from adtrain.codegen.elementwise import statements
-from adtrain.codegen.expressions import c_type, element, literal
+from adtrain.codegen.elementwise import access, c_type, element, literal, statements
 from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable, body_of

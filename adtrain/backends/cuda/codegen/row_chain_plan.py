@@ -26,9 +26,8 @@ from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
 from adtrain.core.program import LOOPS, Equation, Program, Variable
-from adtrain.passes.common_subexpressions import merge_common_subexpressions
-from adtrain.passes.dead_code import needed_for
-from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fusion import elementwise
+from adtrain.passes.simplify import merge_common_subexpressions, needed_for
 
 FLOAT32 = np.dtype("float32")
 MAX_WIDTH = 128

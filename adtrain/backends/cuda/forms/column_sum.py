@@ -17,18 +17,14 @@ from typing import NamedTuple
 from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel
 from adtrain.backends.cuda.forms.form import Form, define
-from adtrain.codegen.access import access, read
-from adtrain.codegen.elementwise import statements
-from adtrain.codegen.expressions import c_type
+from adtrain.codegen.elementwise import access, c_type, read, statements
 from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
 from adtrain.core.program import LOOPS, Equation, Program, Variable, body_of
 from adtrain.core.types import Shape
-from adtrain.passes.dead_code import needed_for, remove_dead_code
-from adtrain.passes.fuse_elementwise import elementwise
-from adtrain.passes.fuse_products import reads_by_element
-from adtrain.passes.fusion import Fusion, independent, with_shared_views
+from adtrain.passes.fusion import Fusion, elementwise, independent, reads_by_element, with_shared_views
 from adtrain.passes.groups import Groups
+from adtrain.passes.simplify import needed_for, remove_dead_code
 
 COLUMN_SUM = "column_sum"
 """A sum over rows, with elementwise equations before and after it. Each thread block of a GPU adds some columns."""

@@ -14,9 +14,7 @@ from math import prod
 from adtrain.backends.cuda.forms.one_block import is_small
 from adtrain.core.primitive import Trait
 from adtrain.core.program import GATHER, Equation, Variable
-from adtrain.passes.fuse_elementwise import by_element
-from adtrain.passes.fuse_products import reads_by_element
-from adtrain.passes.fusion import Fusion
+from adtrain.passes.fusion import Fusion, by_element, reads_by_element
 from adtrain.passes.groups import Groups
 
 NEAR = 32

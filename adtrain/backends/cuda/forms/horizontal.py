@@ -23,13 +23,12 @@ from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
 from adtrain.backends.cuda.forms.column_sum import COLUMN_SUM, column_blocks, column_sum, shares_launch
 from adtrain.backends.cuda.forms.form import Form, define, no_kernel
 from adtrain.backends.cuda.forms.one_block import ONE_BLOCK, is_small, one_block
-from adtrain.codegen.expressions import c_type
+from adtrain.codegen.elementwise import c_type
 from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
 from adtrain.core.program import HORIZONTAL, PRODUCT, Equation, Program, Variable, body_of, fuse
 from adtrain.lowering.cuda.gemm.matmul import BlockGemm, block_gemms, member_gemms
-from adtrain.passes.fuse_elementwise import is_loops
-from adtrain.passes.fusion import Fusion
+from adtrain.passes.fusion import Fusion, is_loops
 from adtrain.passes.groups import Groups
 
 WAVES = 3

@@ -28,7 +28,7 @@ from adtrain.core.kernel import Target
 from adtrain.core.precision import FULL
 from adtrain.core.program import PRODUCT, Equation, Program, Variable, body_of, fuse, launched_together, without
 from adtrain.core.staging import Results, keeps
-from adtrain.passes.places import overwrites, read_once
+from adtrain.passes.plan_memory import overwrites, read_once
 
 LAYER_BACKWARD = "layer_backward"
 """The gradient of the inputs of a linear layer of one member, and the gradient and update of its weights."""

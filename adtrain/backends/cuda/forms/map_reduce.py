@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel, part_names
 from adtrain.backends.cuda.forms.form import Form, define
-from adtrain.codegen.accumulators import STARTS, join, value
-from adtrain.codegen.expressions import c_type
-from adtrain.codegen.map_reduce import MapReduce, map_reduce
+from adtrain.codegen.elementwise import c_type
+from adtrain.codegen.map_reduce import STARTS, MapReduce, join, map_reduce, value
 from adtrain.core.kernel import Target
 from adtrain.core.program import MAP_REDUCE, Equation, Variable, body_of
 

@@ -27,16 +27,13 @@ from adtrain.backends.cuda.codegen.part import (
     part_names,
 )
 from adtrain.backends.cuda.forms.form import Form, define
-from adtrain.codegen.access import access
-from adtrain.codegen.expressions import c_type
+from adtrain.codegen.elementwise import access, c_type
 from adtrain.core.kernel import Target
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable, body_of, renamed
-from adtrain.passes.arena import Arena
-from adtrain.passes.fuse_elementwise import by_element
-from adtrain.passes.fusion import Fusion
+from adtrain.passes.fusion import Fusion, by_element
 from adtrain.passes.groups import MAX_EQUATIONS, Groups
-from adtrain.passes.places import nbytes
+from adtrain.passes.plan_memory import Arena, nbytes
 
 ONE_BLOCK = "one_block"
 """Small equations that one thread block of a GPU computes in order (a one-block megakernel)."""

@@ -36,15 +36,15 @@ from adtrain.backends.cuda.forms.horizontal import (
 )
 from adtrain.backends.cuda.forms.one_block import ONE_BLOCK, names_of, one_block, part_of
 from adtrain.backends.cuda.peer_window import GATHERED_BYTES, SLOT_BYTES, THREADS, macros
-from adtrain.codegen.expressions import c_type, pointer
+from adtrain.codegen.elementwise import c_type, pointer
 from adtrain.core import communicator
 from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
 from adtrain.core.program import HORIZONTAL, OVERWRITES, Equation, Program, Variable, body_of, fuse
 from adtrain.core.staging import Results, keeps
-from adtrain.passes.fuse_elementwise import by_element, is_loops
+from adtrain.passes.fusion import by_element, is_loops
 from adtrain.passes.groups import Groups
-from adtrain.passes.places import nbytes, of_one_type
+from adtrain.passes.plan_memory import nbytes, of_one_type
 
 PEER_EXCHANGES = "peer_exchanges"
 """Independent exchanged_update, all_gather, gathered, loops and small equations in one launch, on GPUs that have mapped

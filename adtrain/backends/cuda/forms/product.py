@@ -15,7 +15,7 @@ from adtrain.core.kernel import CudaKernel, Target, cuda_kernels
 from adtrain.core.primitive import Trait
 from adtrain.core.program import OF_POOLED, PRODUCT, Equation, Variable, body_of, fuse
 from adtrain.lowering.cuda.gemm import bfloat16
-from adtrain.passes.fuse_products import EpilogueFusion
+from adtrain.passes.fusion import EpilogueFusion
 from adtrain.passes.groups import Groups
 
 CONV_POOL = "conv_pool"

@@ -33,8 +33,7 @@ from adtrain.core.program import PRODUCT, Equation, Program, Variable, body_of, 
 from adtrain.core.types import BITS
 from adtrain.lowering.cuda.conv import depthwise
 from adtrain.lowering.cuda.gemm.bfloat16 import BYTES_PER_CYCLE, with_column_sums
-from adtrain.passes.fuse_elementwise import elementwise
-from adtrain.passes.fusion import Fusion
+from adtrain.passes.fusion import Fusion, elementwise
 from adtrain.passes.groups import Groups
 
 PRODUCT_SUMS = "product_sums"

@@ -20,19 +20,16 @@ from adtrain.backends.cuda.forms.one_block import is_small
 from adtrain.backends.cuda.forms.row_fused import row_items
 from adtrain.backends.cuda.forms.thread_items import items_of_threads
 from adtrain.backends.cuda.launch_plan import launch_source, with_definitions
-from adtrain.codegen.access import access, read, vector_results
-from adtrain.codegen.expressions import pointer
+from adtrain.codegen.elementwise import access, pointer, read, vector_results
 from adtrain.core.kernel import CudaLaunch, Target
 from adtrain.core.primitive import Trait
 from adtrain.core.program import LOOPS, Equation, Program, Variable, body_of, fuse, renamed
 from adtrain.core.staging import Results, keeps
 from adtrain.lowering.cuda.reduce import ARGMAX, COMBINE, MAX, MIN, SUM, VECTOR
 from adtrain.lowering.cuda.reduce import reduction as candidates
-from adtrain.passes.dead_code import needed_for, remove_dead_code
-from adtrain.passes.fuse_elementwise import by_element
-from adtrain.passes.fuse_products import reads_by_element
-from adtrain.passes.fusion import Fusion
+from adtrain.passes.fusion import Fusion, by_element, reads_by_element
 from adtrain.passes.groups import MAX_EQUATIONS, Groups
+from adtrain.passes.simplify import needed_for, remove_dead_code
 
 REDUCTION = "reduction"
 """A sum, maximum or minimum over any axes of what elementwise equations compute. What they compute is never stored."""

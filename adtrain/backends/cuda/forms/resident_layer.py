@@ -20,8 +20,7 @@ from adtrain.backends.cuda.codegen.part import indented
 from adtrain.backends.cuda.codegen.product import epilogue
 from adtrain.backends.cuda.forms.one_block import IN_ONE_BLOCK
 from adtrain.backends.cuda.forms.row_fused import rowwise
-from adtrain.codegen.elementwise import statements
-from adtrain.codegen.expressions import c_type
+from adtrain.codegen.elementwise import c_type, statements
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import (
@@ -36,7 +35,7 @@ from adtrain.core.program import (
     single_equations,
 )
 from adtrain.core.types import ArrayType
-from adtrain.passes.fuse_elementwise import elementwise, fuse_loops
+from adtrain.passes.fusion import elementwise, fuse_loops
 
 BYTE, FLOAT = np.dtype(np.uint8), np.dtype(np.float32)
 TILE = 16

@@ -39,13 +39,13 @@ from adtrain.backends.cuda.forms.resident_layer import (
     update_arguments,
     update_struct,
 )
-from adtrain.codegen.expressions import pointer
+from adtrain.codegen.elementwise import pointer
 from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable, body_of, fused_p, launched_together
 from adtrain.core.staging import Results, keeps
 from adtrain.lowering.shapes import split_at
-from adtrain.passes.places import of_one_type
+from adtrain.passes.plan_memory import of_one_type
 
 RESIDENT_STEPS = "resident_steps"
 """A training step of one member. A launch computes several steps, with the weights of the first layer on chip. The body

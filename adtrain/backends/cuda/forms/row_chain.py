@@ -21,8 +21,7 @@ from adtrain.backends.cuda.forms.thread_items import MAX_OPERATIONS, items_of_th
 from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Variable, fuse
-from adtrain.passes.fuse_elementwise import by_element
-from adtrain.passes.fusion import Fusion
+from adtrain.passes.fusion import Fusion, by_element
 from adtrain.passes.groups import Groups
 
 ROW_CHAIN = "row_chain"

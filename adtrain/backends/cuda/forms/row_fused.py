@@ -27,15 +27,14 @@ from adtrain.backends.cuda.codegen.register_rows import (
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.one_block import is_small, names_of, part_of
 from adtrain.backends.cuda.forms.thread_items import MIN_ITEMS
-from adtrain.codegen.expressions import c_type
+from adtrain.codegen.elementwise import c_type
 from adtrain.core.axes import Items
 from adtrain.core.kernel import Target
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
 from adtrain.core.program import LOOPS, Equation, Program, Variable, body_of
 from adtrain.core.types import ArrayType
-from adtrain.passes.fuse_elementwise import by_element
-from adtrain.passes.fusion import Fusion
+from adtrain.passes.fusion import Fusion, by_element
 from adtrain.passes.groups import MAX_EQUATIONS, Groups
 
 ROW_FUSED = "row_fused"

@@ -20,16 +20,14 @@ from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.horizontal import is_product
 from adtrain.backends.cuda.forms.one_block import part_of
 from adtrain.backends.cuda.forms.row_fused import RowFusion, own_rows, rowwise
-from adtrain.codegen.access import access, read, vector_results
-from adtrain.codegen.expressions import literal
+from adtrain.codegen.elementwise import access, literal, read, vector_results
 from adtrain.core.axes import Items
 from adtrain.core.kernel import Target
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable, body_of, fuse
-from adtrain.passes.fuse_elementwise import by_element
-from adtrain.passes.fuse_products import fuse_product
-from adtrain.passes.places import nbytes
+from adtrain.passes.fusion import by_element, fuse_product
+from adtrain.passes.plan_memory import nbytes
 
 ROW_PRODUCTS = "row_products"
 """A chain of products and other row-wise equations. Each thread block of a GPU takes a few rows through it."""

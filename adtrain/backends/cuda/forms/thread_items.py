@@ -19,9 +19,7 @@ from adtrain.core.axes import Items
 from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.passes.fuse_elementwise import by_element
-from adtrain.passes.fuse_products import ProductFusion
-from adtrain.passes.fusion import Fusion
+from adtrain.passes.fusion import Fusion, ProductFusion, by_element
 from adtrain.passes.groups import MAX_EQUATIONS, Groups
 
 THREAD_ITEMS = "thread_items"

@@ -42,7 +42,7 @@ from adtrain.core.backend import KernelRun
 from adtrain.core.errors import DeviceError
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation
-from adtrain.passes.places import nbytes
+from adtrain.passes.plan_memory import nbytes
 
 REPEATS = 20
 """Exchanges of one measurement."""

@@ -12,8 +12,7 @@ from adtrain.backends.cuda.lower import Lowering
 from adtrain.core.backend import Memory
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.passes.places import Place, stored_bytes
-from adtrain.passes.plan_memory import MemoryPlan, plan_memory
+from adtrain.passes.plan_memory import MemoryPlan, Place, plan_memory, stored_bytes
 
 RUNS_PER_GRAPH = 10
 """Maximum consecutive runs in one graph. In a graph launches of neighbouring runs overlap, and updates of weights also

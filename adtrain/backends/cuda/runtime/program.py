@@ -25,7 +25,7 @@ from adtrain.core.program import Equation, Program, Variable, label
 from adtrain.core.timeline import during
 from adtrain.core.types import ArrayType
 from adtrain.passes.place_collectives import exchange_done_p
-from adtrain.passes.places import stored_bytes
+from adtrain.passes.plan_memory import stored_bytes
 
 RUNS_PER_LAUNCH = 100, 10, 1
 """Consecutive runs in one launch, for a Program whose launch computes several runs. So it reads and writes once what it

@@ -9,8 +9,7 @@ from typing import NamedTuple, Protocol
 
 from adtrain.core.errors import AdtrainError, DeviceError
 from adtrain.core.program import Equation
-from adtrain.passes.arena import ALIGNMENT
-from adtrain.passes.places import nbytes
+from adtrain.passes.plan_memory import ALIGNMENT, nbytes
 
 CHOICES = 3
 """Candidates of a library for one problem: the algorithms that it ranks first."""

@@ -12,7 +12,7 @@ import numpy as np
 from adtrain.backends.cuda.vendor.call import CHOICES, NotOffered, Plan, translated, workspace_limit
 from adtrain.core.precision import FULL
 from adtrain.core.program import Equation
-from adtrain.passes.arena import ALIGNMENT
+from adtrain.passes.plan_memory import ALIGNMENT
 
 COMPUTE = {
     ("float32", "full"): "COMPUTE_32F",

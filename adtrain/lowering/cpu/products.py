@@ -1,19 +1,30 @@
-"""The C functions for matrix products (`kernels/cpu/gemm.c`, `gemm_items.c` and `matmul_integers.c`)."""
+"""The C functions for matrix products, attention and recurrent networks.
+
+They are in `gemm.c`, `gemm_items.c`, `matmul_integers.c`, `attention.c` and `recurrent.c` of `kernels/cpu`.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from adtrain.core.kernel import CKernel, register
-from adtrain.lowering.cpu.shapes import in_full
-from adtrain.lowering.shapes import product_lengths
+from adtrain.lowering.cpu.moves import in_full
+from adtrain.lowering.shapes import (
+    RECURRENT,
+    attention_lengths,
+    optional_arguments,
+    product_lengths,
+    reads_all_cotangents,
+    recurrent_lengths,
+)
 
 SCRATCH = 1 << 20
 """Bytes for each thread: packed blocks of A and B, and a block of C."""
 LONG, TOTAL = 1 << 12, 256 * (1024 + 64)
 """From so many summands on there may be groups of slices, and so many more bytes are needed for their total."""
-MEMORY = {"SCRATCH_BYTES": SCRATCH, "TOTAL_BYTES": TOTAL, "LONG_SUM": LONG}
+GEMM_MACROS = {"SCRATCH_BYTES": SCRATCH, "TOTAL_BYTES": TOTAL, "LONG_SUM": LONG}
 """Macros of `gemm.c`."""
 
 PANEL = 128
@@ -110,7 +121,7 @@ register(
     "matmul",
     "cpu",
     (
-        CKernel("gemm.c", "gemm", _numbers, team=True, scratch=_scratch, definitions=MEMORY),
+        CKernel("gemm.c", "gemm", _numbers, team=True, scratch=_scratch, definitions=GEMM_MACROS),
         CKernel("gemm_items.c", "gemm_rows", _row_numbers, items=_by_row, several_items=True, prepared=_prepared),
         CKernel(
             "gemm_items.c",
@@ -133,3 +144,102 @@ register(
     ),
 )
 register("matmul_integers", "cpu", CKernel("matmul_integers.c", "matmul_integers", product_lengths, team=True))
+
+
+BLOCK, LARGEST_VECTOR, STRUCT = 64, 64, 4096
+"""Keys of a block of scores, of which the queries are at most half; bytes of the largest vector register; bytes for the
+pointers to the blocks."""
+ATTENTION_MACROS = {"KEYS": BLOCK, "LARGEST_VECTOR": LARGEST_VECTOR, "STRUCT_BYTES": STRUCT}
+"""Macros of `attention.c`."""
+
+
+def _attention_numbers(*types: Any, **params: Any) -> tuple[int | float, ...]:
+    """NUMBERS in `attention.c`."""
+    in_full("attention", params["precision"])
+    options = params["causal"], params["scale"], params["dropout"], params["stream"]
+    return *attention_lengths(*types, **params), *options
+
+
+def _attention_scratch(*types: Any, **params: Any) -> int:
+    """Bytes for each thread: its Scratch, four blocks of scores of at most half as many queries as keys, and six packed
+    blocks."""
+    itemsize = types[0].dtype.itemsize
+    packed = 6 * BLOCK * (attention_lengths(*types, **params).width + 2 * LARGEST_VECTOR // itemsize)
+    return STRUCT + itemsize * (2 * BLOCK * BLOCK + packed)
+
+
+for _name in ("attention", "attention_grad", "self_attention", "self_attention_grad"):
+    register(
+        _name,
+        "cpu",
+        CKernel(
+            "attention.c",
+            lambda *types, name=_name, **params: "_".join([name, *optional_arguments(*types)]),
+            _attention_numbers,
+            team=True,
+            scratch=_attention_scratch,
+            definitions=ATTENTION_MACROS,
+        ),
+    )
+
+
+BLOCK_ROWS = 48
+"""Rows of a block, a macro of `recurrent.c`."""
+PANEL_BYTES = 128
+"""Bytes of a row of the widest panel of a packed weight."""
+RECURRENT_MACROS = {"BLOCK_ROWS": BLOCK_ROWS, "PANEL_BYTES": PANEL_BYTES}
+"""Macros of `recurrent.c`."""
+MAX_SCRATCH = 1 << 28
+"""Bytes for each thread. A larger network runs on NumPy."""
+
+
+def _recurrent_scratch(x: Any, weight: Any, *others: Any, **params: Any) -> int:
+    """Bytes of a packed weight_hh, and of its products with a block of rows."""
+    (sums, hidden), size = weight.shape, x.dtype.itemsize
+    return max(_packed(sums, hidden * size), _packed(hidden, sums * size) + BLOCK_ROWS * sums * size)
+
+
+def _packed(depth: int, row: int) -> int:
+    return depth * -(-row // PANEL_BYTES) * PANEL_BYTES
+
+
+def _recurrent_numbers(*types: Any, reverse: bool, **params: Any) -> tuple[int, ...]:
+    """LENGTHS of `recurrent.c`.
+
+    Raises:
+        NotImplementedError: the weight is too large for a copy in each thread.
+    """
+    lengths = recurrent_lengths(*types)
+    if _recurrent_scratch(*types) > MAX_SCRATCH:
+        raise NotImplementedError(f"a recurrent network of {lengths.hidden} hidden units")
+    return lengths.rows, lengths.length, lengths.hidden, int(reverse)
+
+
+def _grad_name(cell: str) -> Callable[..., str]:
+    return lambda *types, **params: f"{cell}_grad{'_all' if reads_all_cotangents(cell, types) else ''}"
+
+
+IN_PLACE = {
+    "rnn_tanh": ((0, 0),),  # the states over x
+    "rnn_relu": ((0, 0),),
+    "lstm": ((4, 0),),  # what the gradient reads over x
+    "rnn_tanh_grad": ((1, 3),),  # the states before each step over those after it
+    "rnn_relu_grad": ((1, 3),),
+    "lstm_grad": ((0, 7), (1, 5)),  # the cotangent of x over what the forward pass saved; the states as above
+    "gru_grad": ((2, 3),),
+}
+"""Outputs that `recurrent.c` may write over an argument."""
+
+for _cell in RECURRENT:
+    for _recurrent_name, _c_name in ((_cell, _cell), (f"{_cell}_grad", _grad_name(_cell))):
+        _places = IN_PLACE.get(_recurrent_name, ())
+        _kernel = CKernel(
+            "recurrent.c",
+            _c_name,
+            _recurrent_numbers,
+            team=True,
+            scratch=_recurrent_scratch,
+            in_place=_places,
+            definitions=RECURRENT_MACROS,
+        )
+        register(_recurrent_name, "cpu", _kernel)

@@ -1,1 +1,0 @@
-"""Forms: the kinds of functions that compute several equations on the CPU, and what each may join."""
