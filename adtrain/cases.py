@@ -287,11 +287,11 @@ _CONVOLUTIONS: dict[tuple[str, str], tuple[tuple[int, ...], tuple[int, ...], dic
                                      {"stride": 2, "padding": (1, 0, 1), "output_padding": (1, 0, 0), "groups": 2}),
 }  # fmt: skip
 for (_op, _name), (_x, _w, _options) in _CONVOLUTIONS.items():
-    _f = partial(getattr(ops, _op), **_options)
-    case(_op, _name, _f, normal(*_x), normal(*_w), linear=(0, 1))
+    _conv = partial(getattr(ops, _op), **_options)
+    case(_op, _name, _conv, normal(*_x), normal(*_w), linear=(0, 1))
     if (_op, _name) in (("conv2d", "stride and padding"), ("conv2d", "groups")):
         for _p in ("tf32", "bfloat16"):
-            case(_op, f"{_name}, {_p}", _f, short(*_x), short(*_w), linear=(0, 1), precision=_p)
+            case(_op, f"{_name}, {_p}", _conv, short(*_x), short(*_w), linear=(0, 1), precision=_p)
 case("conv2d", "bias", lambda x, w, b: ops.conv2d(x, w, b), normal(2, 3, 4, 4), normal(5, 3, 3, 3), normal(5))
 
 

@@ -118,10 +118,11 @@ def _linked(source: Path, path: Path, mode: int | None) -> bool:
 
 
 @contextmanager
-def locked_by(path: Path) -> Iterator[None]:
-    """Lock the folder of the file `path` against other training processes during a `with` block, by a lock of the file.
+def locked_by(path: Path, busy: str = "training into this folder; wait for it") -> Iterator[None]:
+    """Lock the folder of the file `path` against other processes during a `with` block, by a lock of the file.
 
-    Raises AdtrainError where another process holds the lock. Does nothing on systems without fcntl.
+    Raises AdtrainError where another process holds the lock; `busy` says what that does. Does nothing on systems
+    without fcntl.
     """
     try:
         import fcntl
@@ -137,7 +138,7 @@ def locked_by(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise AdtrainError(f"{path.parent}: another process is training into this folder; wait for it") from None
+            raise AdtrainError(f"{path.parent}: another process is {busy}") from None
         yield
 
 

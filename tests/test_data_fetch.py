@@ -17,6 +17,7 @@ from command_line import invoke
 from idx_files import idx_bytes
 
 from adtrain import data
+from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError, catalogue
 from adtrain.data.catalogue import Entry
 
@@ -103,6 +104,19 @@ def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server) -> En
     )
     monkeypatch.setitem(catalogue.CATALOGUE, "small", small)
     return small
+
+
+def test_a_second_fetch_at_the_same_time_is_refused(entry: Entry) -> None:
+    refused = []
+
+    def fetch_again(name: str, done: int, total: int | None) -> None:
+        with pytest.raises(AdtrainError, match="another process is fetching this data set; wait until it is done"):
+            catalogue.fetch(entry)
+        refused.append(name)
+
+    catalogue.fetch(entry, report=fetch_again)
+    assert len(refused) == len(ARRAYS)
+    assert all(check.passed for check in catalogue.verify(entry))
 
 
 def test_a_data_set_is_fetched_once_and_can_be_loaded(entry: Entry, server: Server) -> None:

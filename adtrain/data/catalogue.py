@@ -7,14 +7,12 @@ Members of downloaded archives are read by the names listed here; nothing is ext
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,7 +23,7 @@ from adtrain.assets import asset_path
 from adtrain.cache import cache_home
 from adtrain.data import idx
 from adtrain.data.errors import DataError
-from adtrain.files import unwritable
+from adtrain.files import locked_by, unwritable
 
 SUMS = "SHA256SUMS"
 """The file with the checksums of a fetched data set, in the format of `sha256sum`."""
@@ -350,7 +348,7 @@ def fetch(entry: Entry, mirror: str | None = None, report: Report = lambda name,
 
     Raises:
         DataError: a file cannot be downloaded, or its content is wrong; names the URL.
-        AdtrainError: the cache cannot be written.
+        AdtrainError: the cache cannot be written, or another process is fetching the data set.
     """
     if entry.source is None or _is_intact(entry):
         return entry.folder
@@ -360,7 +358,8 @@ def fetch(entry: Entry, mirror: str | None = None, report: Report = lambda name,
         home.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # `cache` requires a private folder
         for folder in (home, downloads):
             folder.mkdir(mode=0o700, exist_ok=True)
-        with _locked(downloads):
+        (downloads / "lock").touch()
+        with locked_by(downloads / "lock", "fetching this data set; wait until it is done"):
             for download in entry.source.downloads:
                 url = download.url if mirror is None else f"{mirror.rstrip('/')}/{download.name}"
                 _download(download, url, downloads, report)
@@ -467,16 +466,3 @@ def _checked(entry: Entry, name: str, array: np.ndarray) -> bytes:
     if entry.sha256 and (found := hashlib.sha256(content).hexdigest()) != entry.sha256[name]:
         raise DataError(f"{entry.name}: found {name} with SHA-256 {found}, expected {entry.sha256[name]}; deleted it")
     return content
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock. Raises DataError if another process is fetching this data set."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise DataError(f"{folder}: another process is fetching this data set; wait until it is done") from error
-    finally:
-        os.close(descriptor)

@@ -21,6 +21,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.data import tokenizer
 from adtrain.data.errors import DataError, DataOptionError, reading
 from adtrain.data.file_array import DataFile, FileStream, cut
+from adtrain.data.idx import file_sha256
 from adtrain.data.part import NOTHING, Format, Known, Part, Parts
 from adtrain.data.text_file import SequenceOptions, TextOptions, require_length
 from adtrain.data.tokenizer import Tokenizer
@@ -103,13 +104,12 @@ def verify(folder: Path) -> None:
     """Raise DataError for a file whose checksum is not that of the header, or that is missing or truncated."""
     header = _header(folder)
     for shard in header.shards:
-        path, found = folder / shard.file, sha256()
+        path = folder / shard.file
         _opened(path, shard.tokens * np.dtype(header.dtype).itemsize)
         with open_regular(path) as file:
-            while block := file.read(1 << 20):
-                found.update(block)
-        if found.hexdigest() != shard.sha256:
-            raise DataError(f"{path}: found SHA-256 {found.hexdigest()}, expected {shard.sha256}: is damaged")
+            found = file_sha256(file.fileno())
+        if found != shard.sha256:
+            raise DataError(f"{path}: found SHA-256 {found}, expected {shard.sha256}: is damaged")
 
 
 def _header(folder: Path) -> Header:

@@ -40,6 +40,10 @@ class Group(CheckedArguments):
     weight_decay: NonNegative | None = None
     trainable: bool | None = None
 
+    def matches(self, path: str, axes: int) -> bool:
+        """Whether a parameter with this path and number of axes is in the group."""
+        return matches(self.paths, path, axes)
+
     def require_fit(self, optimizer: Optimizer, shapes: Mapping[str, Shape]) -> None:
         """Raise OptionError unless the group fits the optimizer and the parameters. See `grouped`."""
         if all(getattr(self, option) is None for option in Sources._fields):
@@ -179,7 +183,7 @@ def grouped(optimizer: Optimizer, groups: Sequence[Group], shapes: Mapping[str, 
 
     def source(path: str, option: str) -> int | None:
         axes = len(shapes[path])
-        setting = [i for i, x in enumerate(groups) if getattr(x, option) is not None and matches(x.paths, path, axes)]
+        setting = [i for i, x in enumerate(groups) if getattr(x, option) is not None and x.matches(path, axes)]
         return setting[-1] if setting else None
 
     sources = {path: Sources(*(source(path, option) for option in Sources._fields)) for path in shapes}
