@@ -147,7 +147,8 @@ def test_several_processes_are_refused(cfg: Path, monkeypatch: pytest.MonkeyPatc
 KILLED = """\
 import os, signal
 from adtrain.cli.main import main
-from adtrain.sweeps.folder import METRICS, SweepFolder
+from adtrain.sweeps.folder import SweepFolder
+from adtrain.training.progress import METRICS
 
 append = SweepFolder.append
 

@@ -193,7 +193,7 @@ def train_session(
         folder = SweepFolder.create(session.config, options, output_dir, session.digests)
     with folder.locked(), ExitStack() as stack:
         folder.write_data(session.digests)
-        folder.truncate_metrics()
+        folder.drop_unfinished_line()
         signals = stack.enter_context(stop_signals(is_silent()))
         run = SweepRun(session, folder, plans, Watch(stop=signals.stop_requested, line=progress))
         try:

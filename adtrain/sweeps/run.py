@@ -18,13 +18,14 @@ from adtrain.core import timeline
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError
 from adtrain.sweeps import records
-from adtrain.sweeps.folder import DAMAGED, METRICS, OPTIONS, SweepFolder
+from adtrain.sweeps.folder import DAMAGED, OPTIONS, SweepFolder
 from adtrain.sweeps.members import Group, Member
 from adtrain.sweeps.records import EpochLine, MemberEpoch, MemberResult, OnTest, SweepOptions, SweepResults
 from adtrain.sweeps.session import GroupPlan, Session, together_of
 from adtrain.sweeps.wave import Parts, WaveState, WaveTraining, best_of, joined, side_by_side
 from adtrain.text import counted
 from adtrain.training import scores
+from adtrain.training.progress import METRICS
 
 SAVE_SECONDS = 30.0
 """The least time between two checkpoints within a rung."""
