@@ -17,7 +17,7 @@ from adtrain.data.datasets import class_values
 from adtrain.data.part import ShapeOptions, as_images, as_numpy
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.text import counted
-from adtrain.training import Arrays, Evaluation, Score, TrainedModel, inputs, model_file, on_device
+from adtrain.training import Arrays, Score, TrainedModel, inputs, model_file
 from adtrain.training.evaluation import predictions
 
 
@@ -124,9 +124,7 @@ class Model:
             split = trained.test_split(None if data is None else as_path(data, "evaluate"))
         else:
             split = trained.test_split(arrays=Arrays(data))
-        examples = on_device(split, self.device)
-        step, task = trained.evaluation_step, trained.network.task
-        return Evaluation(step, task, examples, "data").score(trained.params, trained.statistics)
+        return trained.evaluation(split, self.device, "data").score(trained.params, trained.statistics)
 
     def _predicted(self, images: Any) -> np.ndarray:
         trained = self._trained
@@ -152,13 +150,7 @@ class Model:
             raise AdtrainError(
                 f"predict: found {given.dtype} numbers, expected integers from 0 to 255, as the model was trained on"
             )
-        inputs.warn_of_places(np.asarray(found), "predict", self._trained)
-        converted = inputs.stored(np.asarray(found), "predict", self._trained)
-        finite = np.isfinite(converted).reshape(len(converted), -1).all(axis=1)
-        if not finite.all():
-            row = int(np.flatnonzero(~finite)[0])
-            raise AdtrainError(f"predict: found a number that is not finite in row {row}, expected finite ones")
-        return converted
+        return inputs.stored(np.asarray(found), "predict", self._trained)
 
     def __repr__(self) -> str:
         count = nn.count_parameters(self.params)

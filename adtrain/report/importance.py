@@ -10,8 +10,7 @@ import numpy as np
 
 from adtrain.data import Split
 from adtrain.data.table_encoder import TableEncoder
-from adtrain.training.evaluation import Evaluation, mean_loss
-from adtrain.training.examples import on_device
+from adtrain.training.evaluation import mean_loss
 from adtrain.training.model_file import TrainedModel
 
 REPEATS = 5
@@ -91,10 +90,7 @@ def table_columns(trained: TrainedModel, test: Split, device: str) -> TableColum
     images, labels = np.asarray(test.images[chosen]), np.asarray(test.labels[chosen])
 
     def loss(images: np.ndarray) -> float:
-        examples = on_device(Split(images, labels), device)
-        sums = Evaluation(trained.evaluation_step, trained.network.task, examples).sums(
-            trained.params, trained.statistics
-        )
+        sums = trained.evaluation(Split(images, labels), device).sums(trained.params, trained.statistics)
         return mean_loss(sums.loss, sums.weight)
 
     before, ends = loss(images), np.cumsum([0, *map(encoder.width, columns)])

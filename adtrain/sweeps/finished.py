@@ -73,10 +73,7 @@ def final_states(session: Session, folder: SweepFolder) -> Iterator[tuple[Group,
     """The last states of the waves of all groups, one in memory at a time."""
     rung = len(rungs_of(folder.options, session.groups)) - 1
     for group in session.groups:
-        wave = 0
-        while (state := folder.states.read(rung, group, wave)) is not None:
-            yield group, state
-            wave += 1
+        yield from ((group, state) for state in folder.states.of_waves(rung, group))
 
 
 def member_state(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -74,18 +75,19 @@ class StateFiles:
             return None
         file = tensor_file.TensorFile(path)
         about = file.metadata(_Metadata)
-        count, experiment = len(about.members), group.experiment
+        size, experiment = len(about.members), group.experiment
         known = {member.number for member in group.members}
         if not (
             set(about.frozen) <= set(about.members) <= known
-            and 0 < count == len(set(about.members))
+            and 0 < size == len(set(about.members))
             and about.epochs <= experiment.epochs
             and about.batches <= experiment.steps_per_epoch * (about.epochs < experiment.epochs)
         ):
             raise AdtrainError(f"{path}: found metadata that do not fit the members of the sweep: the file is damaged")
-        one = experiment.random_initial_state("cpu")
-        state: TrainState = tree.map(lambda x: np.broadcast_to(x.numpy(), (count, *x.shape)), one)
-        tally = tree.map(lambda x: x.numpy(), empty_tally(experiment.network.task, count, "cpu"))
+        state: TrainState = tree.map(
+            lambda x: np.broadcast_to(np.zeros((), x.dtype), (size, *x.shape)), experiment.state_types
+        )
+        tally = tree.map(lambda x: x.numpy(), empty_tally(experiment.network.task, size, "cpu"))
         parts = {"": named_state(state)}
         if about.batches:
             parts |= {TALLY: tensor_file.named(tally, prefix=TALLY), LAST: named_state(state, LAST)}
@@ -102,6 +104,13 @@ class StateFiles:
         if not about.batches:
             return found
         return replace(found, tally=of_part(tally, TALLY), last=of_part(state, LAST))
+
+    def of_waves(self, rung: int, group: Group) -> Iterator[WaveState]:
+        """The states of all waves of a group, one in memory at a time."""
+        for wave in count():
+            if (state := self.read(rung, group, wave)) is None:
+                return
+            yield state
 
     def latest_rung(self, rungs: int) -> int:
         """The number of the last one of `rungs` rungs that has a stored state; 0 if there is none."""

@@ -143,11 +143,10 @@ class SweepRun:
 
     def _states_after(self, rung: int, group: Group, members: Sequence[int]) -> WaveState:
         """The states of these members after a rung, from the files of its waves."""
-        parts, wave = [], 0
-        while (found := self.folder.states.read(rung, group, wave)) is not None:
+        parts = []
+        for found in self.folder.states.of_waves(rung, group):
             here = [number for number in found.members if number in set(members)]
             parts += [found.only(here)] if here else []
-            wave += 1
         if missing := set(members).difference(*(part.members for part in parts)):
             raise self.folder.no_state(min(missing))
         return joined(parts).only(members)

@@ -78,7 +78,6 @@ def plan(group: Group, device: str, most: int | None = None) -> GroupPlan:
     Raises OutOfMemory where a single member does not fit.
     """
     experiment, total = group.experiment, len(group.members)
-    state = experiment.random_initial_state("cpu")
     count = _even(total, min(total, most or total, MAX_WAVE))
     limit = _limit(device)
     needed = needed_bytes(group, device, count)
@@ -96,7 +95,7 @@ def plan(group: Group, device: str, most: int | None = None) -> GroupPlan:
         count = _even(total, low)
         needed = needed_bytes(group, device, count)
     sizes = tuple(min(count, total - first) for first in range(0, total, count))
-    parameters = sum(prod(x.shape) for x in tree.leaves(state.params))
+    parameters = sum(prod(x.shape) for x in tree.leaves(experiment.state_types.params))
     return GroupPlan(group, sizes, parameters, needed, experiment.total_steps)
 
 

@@ -65,9 +65,8 @@ def read_data(
         options = cfg.data.options
         shift = offset if cfg.data.normalize else ()
         if arrays is None:
-            source = config.build.data_source(cfg) if cfg.data.dataset is not None else None
             return data.load(
-                source,
+                _source(cfg),
                 cfg.data.path,
                 options,
                 encoder=encoder,
@@ -88,6 +87,11 @@ def read_data(
         raise cfg.error_at(("data", error.option), error.reason) from error
 
 
+def _source(cfg: Config) -> Any:
+    """What `data.dataset` names: an entry of the catalogue, or a function of a plug-in; None without it."""
+    return config.build.data_source(cfg) if cfg.data.dataset is not None else None
+
+
 def takes_numbers(cfg: Config) -> bool:
     """Whether integer labels are numbers to predict: a regression loss compares them with a single output."""
     return cfg.loss.kind in REGRESSION and config.build.model(cfg).output_shape(cfg.model.input_shape) == (1,)
@@ -102,8 +106,7 @@ def with_input(cfg: Config) -> Config:
         return cfg
     if cfg.data.is_text:
         return with_shape(cfg, (1, 1, cfg.data.options.length))
-    entry = config.build.data_source(cfg) if cfg.data.dataset is not None else None
-    if isinstance(entry, data.Entry):
+    if isinstance(entry := _source(cfg), data.Entry):
         return with_shape(cfg, entry.shape)
     return with_shape(cfg, read_data(cfg).train.images.shape[1:])
 
@@ -211,8 +214,7 @@ def outline(cfg: Config) -> Experiment:
     cfg = with_shards(with_input(cfg))
     if cfg.data.sets_steps_per_epoch:
         return _experiment(cfg, _placeholder(cfg) if cfg.data.field else read_data(cfg), None, Mode.FUSED)
-    entry = config.build.data_source(cfg) if cfg.data.dataset is not None else None
-    if isinstance(entry, data.Entry):
+    if isinstance(entry := _source(cfg), data.Entry):
         held_out = data.validation_size(entry.train_images, cfg.data.validation)
         train, test = _black(entry.train_images - held_out, entry.shape), _black(entry.test_images, entry.shape)
         validation = _black(held_out, entry.shape) if held_out else None

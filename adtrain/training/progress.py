@@ -33,6 +33,15 @@ class ScoredEpoch(Protocol):
     def metrics(self) -> Mapping[str, float]: ...
 
 
+def metric_of(epoch: ScoredEpoch, part: str, metric: str) -> float | None:
+    """A metric of the training or the validation part in an epoch; None if it was not measured."""
+    score: Score | None = getattr(epoch, part)
+    if score is not None and metric in score._fields:
+        found: float = getattr(score, metric)
+        return found
+    return epoch.metrics.get(metric) if part == "validation" else None
+
+
 @dataclass(frozen=True)
 class Best:
     """The best epoch by the metric `by`, such as validation_accuracy.
@@ -74,11 +83,7 @@ class Best:
     def measured(self, epoch: ScoredEpoch) -> float | None:
         """The metric of an epoch; None if it was not measured."""
         part, _, metric = self.by.partition("_")
-        score = epoch.train if part == "train" else epoch.validation
-        if score is not None and metric in score._fields:
-            found: float = getattr(score, metric)
-            return found
-        return epoch.metrics.get(metric) if part == "validation" else None
+        return metric_of(epoch, part, metric)
 
     def _gain(self, value: float, reference: float | None) -> float:
         """The improvement over `reference`: positive is better, whether high or low values are."""
