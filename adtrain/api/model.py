@@ -1,4 +1,4 @@
-"""A trained model, applied to arrays, rows and files."""
+"""A trained model, applied to arrays, rows and files; and checks of arguments that have a wrong type."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adtrain import nn
-from adtrain.api.arguments import as_path
 from adtrain.config import Config
 from adtrain.core.errors import AdtrainError
 from adtrain.data import DataOptionError, Images, table_encoder
@@ -156,3 +155,17 @@ class Model:
         count = nn.count_parameters(self.params)
         outputs = counted(len(self.targets), "targets") if self.targets else counted(len(self.classes), "classes")
         return f"Model({self.config.name}: {outputs}, {counted(count, 'parameters')}, on {self.device})"
+
+
+def check_type(given: Any, kinds: type | tuple[type, ...], what: str, expected: str) -> None:
+    """Raise AdtrainError unless `given` is one of `kinds`; `what` is the argument, `expected` says what it can be."""
+    if not isinstance(given, kinds):
+        raise AdtrainError(f"{what}: found an object of type {type(given).__name__}, expected {expected}")
+
+
+def as_path(given: Any, what: str) -> Path:
+    """The path in an argument. Raises AdtrainError for another type, and for the empty path, which would be "."."""
+    check_type(given, (str, os.PathLike), what, "a path")
+    if not os.fspath(given):
+        raise AdtrainError(f"{what}: found an empty path")
+    return Path(given)

@@ -36,8 +36,7 @@ from adtrain.signals import stop_signals
 from adtrain.sweeps import finished
 from adtrain.sweeps.folder import SweepFolder, refuse_used
 from adtrain.sweeps.members import with_seeds
-from adtrain.sweeps.run import SweepInterrupted, SweepRun, Watch
-from adtrain.sweeps.session import Session, prepared, reopened
+from adtrain.sweeps.session import Session, SweepInterrupted, SweepRun, Watch, prepared, reopened
 from adtrain.training import Trust
 
 MAX_ROWS = 10

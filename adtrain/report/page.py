@@ -7,11 +7,11 @@ from typing import Any
 
 from adtrain import config
 from adtrain.metrics import ByClass
-from adtrain.report import classes, functions, numbers
+from adtrain.report import classes, functions, tables
 from adtrain.report.curves import panels
-from adtrain.report.numbers import LabelPredictions, NumberPredictions
 from adtrain.report.predictions import AnyPredictions, FieldPredictions, Predictions, Sample, SolutionPredictions
 from adtrain.report.record import Record
+from adtrain.report.tables import LabelPredictions, NumberPredictions
 from adtrain.report.times import kernels, lanes, strip
 from adtrain.templates import environment
 from adtrain.training import scores
@@ -34,11 +34,11 @@ def render(record: Record, predictions: AnyPredictions | str) -> str:
         strip=strip(record.config, summary.ops if summary else ()),
         panels=panels(record),
         classes=classes if isinstance(predictions, Predictions) else None,
-        numbers=numbers if isinstance(predictions, NumberPredictions) else None,
+        numbers=tables if isinstance(predictions, NumberPredictions) else None,
         sample=predictions.text if isinstance(predictions, Sample) else None,
         solution=functions if isinstance(predictions, SolutionPredictions) else None,
         field=functions if isinstance(predictions, FieldPredictions) else None,
-        labels=numbers.by_label(predictions) if isinstance(predictions, LabelPredictions) else None,
+        labels=tables.by_label(predictions) if isinstance(predictions, LabelPredictions) else None,
         predictions=predictions,
         columns=predictions.columns if isinstance(predictions, OF_ROWS) else None,
         metrics=_metrics(summary.metrics) if summary else {},

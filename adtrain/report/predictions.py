@@ -20,8 +20,7 @@ from adtrain.data import Images, Split
 from adtrain.data.fields import shape_of
 from adtrain.metrics import confusion_matrix, psnr
 from adtrain.nn import Mode
-from adtrain.report.importance import TableColumns, table_columns
-from adtrain.report.numbers import LabelPredictions, NumberPredictions
+from adtrain.report.tables import LabelPredictions, NumberPredictions, TableColumns, table_columns
 from adtrain.training import model_file, sampling
 from adtrain.training.equations import EquationNetwork, coefficients_of
 from adtrain.training.evaluation import class_names, predictions

@@ -22,8 +22,7 @@ from adtrain.sweeps.folder import RESULTS, RUNS, SweepFolder
 from adtrain.sweeps.inputs import WaveInputs
 from adtrain.sweeps.members import Group
 from adtrain.sweeps.records import MemberResult, SweepResults
-from adtrain.sweeps.run import rungs_of
-from adtrain.sweeps.session import Session
+from adtrain.sweeps.session import Session, rungs_of
 from adtrain.sweeps.step import with_targets
 from adtrain.sweeps.wave import WaveState, best_of
 from adtrain.training.checkpoint import fetch

@@ -27,8 +27,7 @@ from adtrain.training.costs import too_large
 from adtrain.training.evaluation import Evaluation, named_metrics
 from adtrain.training.examples import on_device
 from adtrain.training.experiment import LOG_ROWS, Experiment
-from adtrain.training.loop import FiniteCheck, StepLoop, any_rank, batches_of, of_first_rank
-from adtrain.training.not_finite import not_finite_message
+from adtrain.training.loop import FiniteCheck, StepLoop, any_rank, batches_of, not_finite_message, of_first_rank
 from adtrain.training.progress import Best, Epoch, Interval, Progress, StopReason, Validated
 from adtrain.training.scores import Score
 from adtrain.training.step import TrainState, averaged
