@@ -339,18 +339,14 @@ class _Training:
             if validate:
                 self._finish_interval(pending)
                 pending = None
-                self._validate()
+                score = self._score(self.loop.state, "validation")
+                for observer in self.observers:
+                    observer.validated(Validated(self.progress.epoch, self.progress.step, score))
+                self.read_at = perf_counter()
         if pending is not None:
             self._finish_interval(pending)
         if stopping:
             self._interrupt()
-
-    def _validate(self) -> None:
-        """Evaluate the present state on the validation examples."""
-        score = self._score(self.loop.state, "validation")
-        for observer in self.observers:
-            observer.validated(Validated(self.progress.epoch, self.progress.step, score))
-        self.read_at = perf_counter()
 
     def _intervals(self, count: int) -> Iterator[tuple[int, int, bool, bool]]:
         """Divide the next `count` batches into intervals: (first, end, whether to write a checkpoint at the end, and
