@@ -11,8 +11,7 @@ from training_runs import load
 from adtrain.core import tree
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.members import Group, Member, groups_of, members_of
-from adtrain.sweeps.run import SweepRun, Watch
-from adtrain.sweeps.session import Session, prepared
+from adtrain.sweeps.session import Session, SweepRun, Watch, prepared
 from adtrain.sweeps.wave import WaveState, WaveTraining, run_to_end
 
 LAYERS = "[linear: 8, batch_norm1d, relu, dropout: 0.1, linear: 3]"

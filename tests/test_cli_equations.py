@@ -18,7 +18,7 @@ from test_train_equations import DECAY
 from adtrain import config
 from adtrain.cli.train_report import result_lines
 from adtrain.data.points import SEED
-from adtrain.report import solution
+from adtrain.report import functions
 from adtrain.report.predictions import SolutionPredictions
 from adtrain.training import read_metrics
 from adtrain.training.summary import read_summary
@@ -96,7 +96,7 @@ def test_a_map_has_the_first_variable_to_the_right_and_the_second_upwards() -> N
     points = np.array([[t, x] for t in (0.0, 1.0) for x in (0.0, 1.0, 2.0)])
     values = np.array([0.0, 0.0, 9.0, 0.0, 0.0, 0.0])  # at t = 0 and x = 2: the upper left
     found = SolutionPredictions(("t", "x"), ("u",), points, values[:, np.newaxis], None, [], {})
-    (figure,) = solution.figures(found)
+    (figure,) = functions.figures(found)
     from PIL import Image
 
     (content,) = re.findall(r'base64,([^"]+)"', str(figure.picture))
@@ -109,7 +109,7 @@ def test_a_map_has_the_first_variable_to_the_right_and_the_second_upwards() -> N
 def test_points_that_are_no_grid_have_no_pictures() -> None:
     points = np.random.default_rng(SEED).random((5, 2))
     found = SolutionPredictions(("t", "x"), ("u",), points, points[:, :1], None, [], {})
-    assert solution.figures(found) == []
+    assert functions.figures(found) == []
 
 
 def test_a_solution_of_one_variable_is_drawn_as_a_line(tmp_path: Path) -> None:

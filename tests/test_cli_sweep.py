@@ -22,8 +22,7 @@ from adtrain.core import timeline
 from adtrain.report.sweep_page import is_logarithmic
 from adtrain.sweeps import wave
 from adtrain.sweeps.folder import SweepFolder
-from adtrain.sweeps.run import SweepInterrupted, SweepRun, Watch
-from adtrain.sweeps.session import prepared
+from adtrain.sweeps.session import SweepInterrupted, SweepRun, Watch, prepared
 
 SWEEP = """
 sweep:
@@ -147,7 +146,8 @@ def test_several_processes_are_refused(cfg: Path, monkeypatch: pytest.MonkeyPatc
 KILLED = """\
 import os, signal
 from adtrain.cli.main import main
-from adtrain.sweeps.folder import METRICS, SweepFolder
+from adtrain.sweeps.folder import SweepFolder
+from adtrain.training.progress import METRICS
 
 append = SweepFolder.append
 

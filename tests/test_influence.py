@@ -14,8 +14,8 @@ from training_runs import prepare, write_config
 import adtrain as ad
 from adtrain import training
 from adtrain.core import tree
-from adtrain.training import influence as module
-from adtrain.training.influence import influence
+from adtrain.training import evaluation as module
+from adtrain.training.evaluation import influence
 
 pytestmark = pytest.mark.unfused
 

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adtrain.core.errors import AdtrainError
-from adtrain.distributed import shared_memory
+from adtrain.distributed import communicators
+from adtrain.distributed.communicators import TcpCommunicator
 from adtrain.distributed.rendezvous import first_host, meeting
-from adtrain.distributed.tcp import TcpCommunicator
 
 SECONDS = 20.0
 Environment = dict[str, str]
@@ -95,7 +95,7 @@ def test_all_ranks_know_if_one_cannot_share_memory(
     if fails == "create":
         monkeypatch.delattr(os, "memfd_create")
     else:
-        monkeypatch.setattr(shared_memory, "_opened", lambda path, size, mark: None)
+        monkeypatch.setattr(communicators, "_opened", lambda path, size, mark: None)
     assert on_threads(2, lambda rank: ranks[2][rank].shared_memory(8)) == [None, None]
 
 

@@ -17,9 +17,8 @@ from test_data_spreadsheets import load
 from test_train_tables import TEXT, train, write_table
 
 from adtrain import report
-from adtrain.report.importance import MOST_COLUMNS, REPEATS, Importance, TableColumns
-from adtrain.report.numbers import NumberPredictions
 from adtrain.report.predictions import Predictions
+from adtrain.report.tables import MOST_COLUMNS, REPEATS, Importance, NumberPredictions, TableColumns
 from adtrain.training import evaluation, model_file
 
 pytestmark = pytest.mark.unfused

@@ -19,8 +19,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.sweeps import finished, records, wave
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.records import Criterion, MemberEpoch, OnTest, SweepResults
-from adtrain.sweeps.run import SweepInterrupted, Watch
-from adtrain.sweeps.session import MAX_WAVE, halving_epochs
+from adtrain.sweeps.session import MAX_WAVE, SweepInterrupted, Watch, halving_epochs
 from adtrain.training import model_file
 from adtrain.training.evaluation import predictions
 from adtrain.training.scores import ClassScore, MultilabelScore, RegressionScore

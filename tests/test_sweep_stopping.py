@@ -19,8 +19,7 @@ from adtrain.metrics import METRICS, ByClass, ClassPredictions
 from adtrain.sweeps import finished, wave
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.records import LAST_EPOCH_FORMAT, SweepResults
-from adtrain.sweeps.run import SweepInterrupted, SweepRun, Watch
-from adtrain.sweeps.session import Session, reopened
+from adtrain.sweeps.session import Session, SweepInterrupted, SweepRun, Watch, reopened
 from adtrain.training import model_file, read_metrics
 from adtrain.training.evaluation import predictions
 from adtrain.training.progress import Epoch

@@ -23,7 +23,7 @@ import adtrain as ad
 from adtrain import metrics, ops, training
 from adtrain.augment import Batch, Drawn
 from adtrain.config import ConfigError
-from adtrain.report import field
+from adtrain.report import functions
 from adtrain.report.predictions import FieldPredictions
 from adtrain.training.tasks import Field
 
@@ -166,18 +166,18 @@ def test_the_report_shows_the_image_beside_the_truth(run: Path) -> None:
 def test_of_an_array_the_middle_slice_is_shown() -> None:
     true = np.arange(5 * 4 * 2.0).reshape(5, 4, 2, 1)
     found = FieldPredictions(("x", "y", "z"), true, true + 1, 30.0, is_image=False)
-    _, truth, error = field.pictures(found)
+    _, truth, error = functions.pictures(found)
     assert (truth.legend, error.legend) == ("black 16, white 23", "at most 1")
-    assert field.slice_text(found) == "x = 0.5"
-    with Image.open(io.BytesIO(b64decode(truth.address.partition(",")[2]))) as image:
+    assert functions.slice_text(found) == "x = 0.5"
+    with Image.open(io.BytesIO(b64decode(truth.picture.partition(",")[2]))) as image:
         np.testing.assert_array_equal(np.asarray(image), np.round(255 * np.arange(8).reshape(4, 2) / 7))
 
 
 def test_large_pictures_are_thinned_out() -> None:
-    true = np.zeros((1, 3 * field.MOST_PIXELS, 1))
+    true = np.zeros((1, 3 * functions.MOST_PIXELS, 1))
     found = FieldPredictions(("y", "x"), true, true, 200.0, is_image=True)
-    with Image.open(io.BytesIO(b64decode(field.pictures(found)[0].address.partition(",")[2]))) as image:
-        assert image.size == (field.MOST_PIXELS, 1)
+    with Image.open(io.BytesIO(b64decode(functions.pictures(found)[0].picture.partition(",")[2]))) as image:
+        assert image.size == (functions.MOST_PIXELS, 1)
 
 
 def test_colours_are_predicted_at_the_points_of_a_table(run: Path, tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from adtrain import config, metrics, training
 from adtrain.config import sweep_section
 from adtrain.core import tree
 from adtrain.metrics import ByClass
-from adtrain.report import classes, numbers, page
+from adtrain.report import classes, page, tables
 from adtrain.report import predictions as reported
-from adtrain.report.numbers import LabelPredictions, NumberPredictions
+from adtrain.report.tables import LabelPredictions, NumberPredictions
 from adtrain.sweeps import finished
 from adtrain.sweeps.session import prepared
 from adtrain.training import Experiment, Score, TrainState, evaluation, model_file, scores
@@ -158,8 +158,8 @@ def test_summary_report_evaluation_sweep_and_python_show_the_same_scores(
     shown = reported.predict(tmp_path / "run", "cpu")
     assert isinstance(shown, NumberPredictions)
     assert tuple(float(x) for (x,) in shown.scores) == trained.test[1:]
-    (row,) = numbers.by_target(shown)
-    cells = dict(zip(numbers.target_columns(shown), row, strict=True))
+    (row,) = tables.by_target(shown)
+    cells = dict(zip(tables.target_columns(shown), row, strict=True))
     assert {name: cells[name] for name in expected} == {name: scores.value_text(name, found[name]) for name in expected}
     session = prepared(config.load(tmp_path / "run/config.yaml", ["sweep={training.seed: [0, 1]}"]), "cpu")
     sweep = sweep_run(session, tmp_path / "sweep")

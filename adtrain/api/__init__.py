@@ -6,8 +6,7 @@ The package's `__init__.py` loads this part at the first use of one of these nam
 from __future__ import annotations
 
 from adtrain.api.callbacks import Callback, Metrics
-from adtrain.api.history import History
 from adtrain.api.model import Model, Predictions
-from adtrain.api.result import TrainingResult
+from adtrain.api.result import History, TrainingResult
 from adtrain.api.storage import load, save
 from adtrain.api.training import train

@@ -1,4 +1,4 @@
-"""A trained model, applied to arrays, rows and files."""
+"""A trained model, applied to arrays, rows and files; and checks of arguments that have a wrong type."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adtrain import nn
-from adtrain.api.arguments import as_path
 from adtrain.config import Config
 from adtrain.core.errors import AdtrainError
 from adtrain.data import DataOptionError, Images, table_encoder
@@ -17,7 +16,7 @@ from adtrain.data.datasets import class_values
 from adtrain.data.part import ShapeOptions, as_images, as_numpy
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.text import counted
-from adtrain.training import Arrays, Evaluation, Score, TrainedModel, inputs, model_file, on_device
+from adtrain.training import Arrays, Score, TrainedModel, inputs, model_file
 from adtrain.training.evaluation import predictions
 
 
@@ -124,9 +123,7 @@ class Model:
             split = trained.test_split(None if data is None else as_path(data, "evaluate"))
         else:
             split = trained.test_split(arrays=Arrays(data))
-        examples = on_device(split, self.device)
-        step, task = trained.evaluation_step, trained.network.task
-        return Evaluation(step, task, examples, "data").score(trained.params, trained.statistics)
+        return trained.evaluation(split, self.device, "data").score(trained.params, trained.statistics)
 
     def _predicted(self, images: Any) -> np.ndarray:
         trained = self._trained
@@ -152,15 +149,23 @@ class Model:
             raise AdtrainError(
                 f"predict: found {given.dtype} numbers, expected integers from 0 to 255, as the model was trained on"
             )
-        inputs.warn_of_places(np.asarray(found), "predict", self._trained)
-        converted = inputs.stored(np.asarray(found), "predict", self._trained)
-        finite = np.isfinite(converted).reshape(len(converted), -1).all(axis=1)
-        if not finite.all():
-            row = int(np.flatnonzero(~finite)[0])
-            raise AdtrainError(f"predict: found a number that is not finite in row {row}, expected finite ones")
-        return converted
+        return inputs.stored(np.asarray(found), "predict", self._trained)
 
     def __repr__(self) -> str:
         count = nn.count_parameters(self.params)
         outputs = counted(len(self.targets), "targets") if self.targets else counted(len(self.classes), "classes")
         return f"Model({self.config.name}: {outputs}, {counted(count, 'parameters')}, on {self.device})"
+
+
+def check_type(given: Any, kinds: type | tuple[type, ...], what: str, expected: str) -> None:
+    """Raise AdtrainError unless `given` is one of `kinds`; `what` is the argument, `expected` says what it can be."""
+    if not isinstance(given, kinds):
+        raise AdtrainError(f"{what}: found an object of type {type(given).__name__}, expected {expected}")
+
+
+def as_path(given: Any, what: str) -> Path:
+    """The path in an argument. Raises AdtrainError for another type, and for the empty path, which would be "."."""
+    check_type(given, (str, os.PathLike), what, "a path")
+    if not os.fspath(given):
+        raise AdtrainError(f"{what}: found an empty path")
+    return Path(given)

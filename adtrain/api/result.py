@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from adtrain import nn
-from adtrain.api.history import History
+from adtrain.api.callbacks import Metrics
 from adtrain.api.model import Model
+from adtrain.core.errors import AdtrainError
 from adtrain.report.curves import SCORES, Curve, Panel
 from adtrain.templates import environment
 from adtrain.text import visible
@@ -20,6 +23,23 @@ from adtrain.training.scores import value_text
 
 SHOWN_EPOCHS = 20
 COLOURS = {"train": "blue", "validation": "orange"}
+
+
+class History(dict[str, np.ndarray]):
+    """A NumPy array (epochs,) for each metric; `callbacks.Metrics` lists the names."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Metrics]) -> History:
+        """The history of epochs with these metrics, first to last."""
+        return cls({name: np.array([row[name] for row in rows]) for name in rows[0]} if rows else {})
+
+    def to_pandas(self) -> Any:
+        """The history as a DataFrame, a row for each epoch. Raises AdtrainError where pandas is not installed."""
+        try:
+            import pandas
+        except ImportError:
+            raise AdtrainError("to_pandas needs pandas; pip install 'adtrain[pandas]'") from None
+        return pandas.DataFrame(dict(self))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

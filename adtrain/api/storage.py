@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.api.arguments import as_path
-from adtrain.api.model import Model
+from adtrain.api.model import Model, as_path
 from adtrain.config.problems import shortened
 from adtrain.core import tree
 from adtrain.core.array import Array, array

@@ -14,11 +14,9 @@ import numpy as np
 
 from adtrain import config as configs
 from adtrain import training
-from adtrain.api.arguments import as_path, check_type
 from adtrain.api.callbacks import Callback, EpochMetrics, Metrics
-from adtrain.api.history import History
-from adtrain.api.model import Model
-from adtrain.api.result import TrainingResult
+from adtrain.api.model import Model, as_path, check_type
+from adtrain.api.result import History, TrainingResult
 from adtrain.config import Config
 from adtrain.config.source import Node, of_python
 from adtrain.core import timeline

@@ -13,7 +13,7 @@ from adtrain.cli.options import json_option
 from adtrain.cli.output import print_json, progress, show
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError, DeviceError
-from adtrain.distributed import mpi
+from adtrain.distributed import communicators as mpi
 from adtrain.text import counted
 
 

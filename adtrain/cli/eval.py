@@ -33,8 +33,7 @@ from adtrain.sweeps.session import reopened
 from adtrain.table import COUNT, TEXT, CellFormat, Column, render, terminal_width
 from adtrain.text import counted
 from adtrain.training import model_file, scores
-from adtrain.training.evaluation import metrics_of, named_metrics
-from adtrain.training.influence import Influenced, influence
+from adtrain.training.evaluation import Influenced, influence, metrics_of, named_metrics
 
 SHOWN = 3
 """How many helpful and harmful training examples are listed for a test example."""

@@ -36,8 +36,7 @@ from adtrain.signals import stop_signals
 from adtrain.sweeps import finished
 from adtrain.sweeps.folder import SweepFolder, refuse_used
 from adtrain.sweeps.members import with_seeds
-from adtrain.sweeps.run import SweepInterrupted, SweepRun, Watch
-from adtrain.sweeps.session import Session, prepared, reopened
+from adtrain.sweeps.session import Session, SweepInterrupted, SweepRun, Watch, prepared, reopened
 from adtrain.training import Trust
 
 MAX_ROWS = 10
@@ -193,7 +192,7 @@ def train_session(
         folder = SweepFolder.create(session.config, options, output_dir, session.digests)
     with folder.locked(), ExitStack() as stack:
         folder.write_data(session.digests)
-        folder.truncate_metrics()
+        folder.drop_unfinished_line()
         signals = stack.enter_context(stop_signals(is_silent()))
         run = SweepRun(session, folder, plans, Watch(stop=signals.stop_requested, line=progress))
         try:

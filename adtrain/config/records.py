@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError, WrapValidator
 from pydantic_core import from_json
 
 from adtrain.config.problems import PathParts, dotted, found
 from adtrain.core.errors import AdtrainError
+from adtrain.files import read_file, write_atomic
+
+T = TypeVar("T")
 
 
 class RecordError(AdtrainError):
@@ -77,6 +82,17 @@ def parse(kind: Any, content: bytes | str, where: str) -> Any:
         return _adapter(kind).validate_json(content, strict=True)
     except ValidationError as error:
         raise RecordError(f"{where}: {_problem(error)}") from None
+
+
+def read(kind: type[T], path: Path) -> T:
+    """The record in a JSON file. Raises AdtrainError where the file cannot be read, or as `parse`."""
+    found: T = parse(kind, read_file(path), str(path))
+    return found
+
+
+def write(path: Path, record: object) -> None:
+    """Replace a JSON file by a record. Raises AdtrainError where it cannot be written."""
+    write_atomic(path, json.dumps(plain(record), indent=2, allow_nan=False).encode() + b"\n")
 
 
 def parse_any(content: bytes, where: str) -> Any:

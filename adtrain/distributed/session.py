@@ -15,11 +15,10 @@ from typing import NoReturn, TypeVar
 
 from adtrain.core import communicator
 from adtrain.core.errors import AdtrainError
+from adtrain.distributed.communicators import MpiCommunicator, TcpCommunicator, version
 from adtrain.distributed.environment import Place, place
 from adtrain.distributed.launch import ADDRESS, DIED, TOKEN
-from adtrain.distributed.mpi import MpiCommunicator, version
 from adtrain.distributed.rendezvous import meeting
-from adtrain.distributed.tcp import TcpCommunicator
 from adtrain.distributed.watchdog import GRACE_SECONDS, Watchdog, WatchdogClient
 
 T = TypeVar("T")

@@ -7,11 +7,11 @@ from typing import Any
 
 from adtrain import config
 from adtrain.metrics import ByClass
-from adtrain.report import classes, field, numbers, solution
+from adtrain.report import classes, functions, tables
 from adtrain.report.curves import panels
-from adtrain.report.numbers import LabelPredictions, NumberPredictions
 from adtrain.report.predictions import AnyPredictions, FieldPredictions, Predictions, Sample, SolutionPredictions
 from adtrain.report.record import Record
+from adtrain.report.tables import LabelPredictions, NumberPredictions
 from adtrain.report.times import kernels, lanes, strip
 from adtrain.templates import environment
 from adtrain.training import scores
@@ -34,11 +34,11 @@ def render(record: Record, predictions: AnyPredictions | str) -> str:
         strip=strip(record.config, summary.ops if summary else ()),
         panels=panels(record),
         classes=classes if isinstance(predictions, Predictions) else None,
-        numbers=numbers if isinstance(predictions, NumberPredictions) else None,
+        numbers=tables if isinstance(predictions, NumberPredictions) else None,
         sample=predictions.text if isinstance(predictions, Sample) else None,
-        solution=solution if isinstance(predictions, SolutionPredictions) else None,
-        field=field if isinstance(predictions, FieldPredictions) else None,
-        labels=numbers.by_label(predictions) if isinstance(predictions, LabelPredictions) else None,
+        solution=functions if isinstance(predictions, SolutionPredictions) else None,
+        field=functions if isinstance(predictions, FieldPredictions) else None,
+        labels=tables.by_label(predictions) if isinstance(predictions, LabelPredictions) else None,
         predictions=predictions,
         columns=predictions.columns if isinstance(predictions, OF_ROWS) else None,
         metrics=_metrics(summary.metrics) if summary else {},
@@ -86,21 +86,16 @@ def _tiles(record: Record) -> list[tuple[str, str]]:
 
 def _metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """The metrics of `training.metrics`: single numbers, and a row for each class."""
-    by_class = {name: found.by_class for name, found in metrics.items() if isinstance(found, ByClass)}
-    numbers = [
-        (f"{name} macro", scores.value_text(name, found.macro))
-        if isinstance(found, ByClass)
-        else (name, scores.value_text(name, found))
-        for name, found in metrics.items()
-        if isinstance(found, (float, ByClass))
-    ]
-    numbers += [
-        (f"{name}[{i}]", scores.value_text(name, x))
-        for name, found in metrics.items()
-        if isinstance(found, (list, tuple))
-        for i, x in enumerate(found)
-        if isinstance(x, float)
-    ]
+    by_class, numbers = {}, list[tuple[str, str]]()
+    for name, found in metrics.items():
+        if isinstance(found, ByClass):
+            by_class[name] = found.by_class
+            numbers.append((f"{name} macro", scores.value_text(name, found.macro)))
+        elif isinstance(found, float):
+            numbers.append((name, scores.value_text(name, found)))
+        elif isinstance(found, (list, tuple)):
+            values = enumerate(found)
+            numbers += [(f"{name}[{i}]", scores.value_text(name, x)) for i, x in values if isinstance(x, float)]
     names = dict.fromkeys(name for values in by_class.values() for name in values)
     rows = [
         [name, *(scores.value_text(metric, found[name]) if name in found else "" for metric, found in by_class.items())]

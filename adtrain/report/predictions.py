@@ -20,12 +20,10 @@ from adtrain.data import Images, Split
 from adtrain.data.points import shape_of
 from adtrain.metrics import confusion_matrix, psnr
 from adtrain.nn import Mode
-from adtrain.report.importance import TableColumns, table_columns
-from adtrain.report.numbers import LabelPredictions, NumberPredictions
+from adtrain.report.tables import LabelPredictions, NumberPredictions, TableColumns, table_columns
 from adtrain.training import model_file, sampling
 from adtrain.training.equations import EquationNetwork, coefficients_of
-from adtrain.training.evaluation import Evaluation, class_names, predictions
-from adtrain.training.examples import on_device
+from adtrain.training.evaluation import class_names, predictions
 from adtrain.training.model_file import TrainedModel
 from adtrain.training.tasks import Field, Multilabel, NextClass, Regression
 
@@ -168,8 +166,7 @@ def predict(run: Path, device: str, trust: Trust = NONE) -> AnyPredictions:
         return _field(trained, task, test, device)
     columns = table_columns(trained, test, device)
     if isinstance(task, (Regression, Multilabel)):
-        examples = on_device(test, device)
-        sums = Evaluation(trained.evaluation_step, task, examples).sums(trained.params, trained.statistics).of_task
+        sums = trained.evaluation(test, device).sums(trained.params, trained.statistics).of_task
         if isinstance(task, Multilabel):
             return LabelPredictions(trained.targets, task.by_label(sums), columns)
         rows = predictions(trained.network, trained.params, trained.statistics, test.images, device)

@@ -20,6 +20,7 @@ from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.records import EpochLine, MemberResult, SweepResults
 from adtrain.templates import environment
 from adtrain.training import scores
+from adtrain.training.progress import metric_of
 
 MAX_LINES, MAX_CURVES = 400, 6
 """Members that are drawn as parallel coordinates, the best ones; settings whose learning curves are drawn."""
@@ -174,10 +175,8 @@ def _curve(lines: Sequence[EpochLine], same: Sequence[MemberResult], kind: str, 
     found: dict[int, dict[int, float]] = {x.member: {} for x in same}
     for line in lines:
         for scored in line.members:
-            score = getattr(scored, split)
-            values = {**(scored.metrics if split == "validation" else {}), **(score._asdict() if score else {})}
-            if scored.member in found and name in values:
-                found[scored.member][line.epoch] = values[name]
+            if scored.member in found and (value := metric_of(scored, split, name)) is not None:
+                found[scored.member][line.epoch] = value
     texts = {key.rpartition(".")[2]: rounded_text(x, brief=True) for key, x in same[0].values.items() if key != SEED}
     settings = ", ".join(f"{name} {text}" for name, text in texts.items())
     return banded(settings or "all seeds", kind, [points for points in found.values() if points])

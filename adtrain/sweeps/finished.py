@@ -22,8 +22,7 @@ from adtrain.sweeps.folder import RESULTS, RUNS, SweepFolder
 from adtrain.sweeps.inputs import WaveInputs
 from adtrain.sweeps.members import Group
 from adtrain.sweeps.records import MemberResult, SweepResults
-from adtrain.sweeps.run import rungs_of
-from adtrain.sweeps.session import Session
+from adtrain.sweeps.session import Session, rungs_of
 from adtrain.sweeps.step import with_targets
 from adtrain.sweeps.wave import WaveState, best_of
 from adtrain.training.checkpoint import fetch
@@ -73,10 +72,7 @@ def final_states(session: Session, folder: SweepFolder) -> Iterator[tuple[Group,
     """The last states of the waves of all groups, one in memory at a time."""
     rung = len(rungs_of(folder.options, session.groups)) - 1
     for group in session.groups:
-        wave = 0
-        while (state := folder.states.read(rung, group, wave)) is not None:
-            yield group, state
-            wave += 1
+        yield from ((group, state) for state in folder.states.of_waves(rung, group))
 
 
 def member_state(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shlex
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +15,10 @@ from adtrain import config
 from adtrain.config import Config, records
 from adtrain.config.names import SWEEP_CONFIG
 from adtrain.config.plugged import NONE, Trust
-from adtrain.config.records import plain
 from adtrain.config.values import Total
 from adtrain.core import tree
 from adtrain.core.errors import AdtrainError
-from adtrain.files import append_line, locked_by, read_file, remove_temporaries, unwritable, write_atomic
+from adtrain.files import make_folder, remove_temporaries, unwritable, write_atomic
 from adtrain.sweeps.members import Group
 from adtrain.sweeps.records import FORMAT, LAST_EPOCH_FORMAT, EpochLine, SweepData, SweepOptions, SweepResults
 from adtrain.sweeps.step import empty_tally
@@ -29,7 +26,7 @@ from adtrain.sweeps.wave import WaveState
 from adtrain.training import tensor_file
 from adtrain.training.checkpoint import named_state
 from adtrain.training.preparation import with_absolute_paths
-from adtrain.training.progress import read_lines
+from adtrain.training.progress import METRICS, MetricsFolder, read_lines
 from adtrain.training.run_folder import changed_data, create_numbered, plugin_options, write_plugins
 from adtrain.training.step import TrainState
 
@@ -60,10 +57,7 @@ class StateFiles:
     def write(self, rung: int, group: int, wave: int, state: WaveState) -> None:
         """Replace the file of a wave's state. Raises AdtrainError where it cannot be written."""
         path = self.path(rung, group, wave)
-        try:
-            path.parent.mkdir(exist_ok=True)
-        except OSError as error:
-            raise unwritable(path, error) from error
+        make_folder(path.parent)
         remove_temporaries(path)
         arrays = named_state(state.state)
         if state.tally is not None and state.last is not None:
@@ -81,18 +75,19 @@ class StateFiles:
             return None
         file = tensor_file.TensorFile(path)
         about = file.metadata(_Metadata)
-        count, experiment = len(about.members), group.experiment
+        size, experiment = len(about.members), group.experiment
         known = {member.number for member in group.members}
         if not (
             set(about.frozen) <= set(about.members) <= known
-            and 0 < count == len(set(about.members))
+            and 0 < size == len(set(about.members))
             and about.epochs <= experiment.epochs
             and about.batches <= experiment.steps_per_epoch * (about.epochs < experiment.epochs)
         ):
             raise AdtrainError(f"{path}: found metadata that do not fit the members of the sweep: the file is damaged")
-        one = experiment.random_initial_state("cpu")
-        state: TrainState = tree.map(lambda x: np.broadcast_to(x.numpy(), (count, *x.shape)), one)
-        tally = tree.map(lambda x: x.numpy(), empty_tally(experiment.network.task, count, "cpu"))
+        state: TrainState = tree.map(
+            lambda x: np.broadcast_to(np.zeros((), x.dtype), (size, *x.shape)), experiment.state_types
+        )
+        tally = tree.map(lambda x: x.numpy(), empty_tally(experiment.network.task, size, "cpu"))
         parts = {"": named_state(state)}
         if about.batches:
             parts |= {TALLY: tensor_file.named(tally, prefix=TALLY), LAST: named_state(state, LAST)}
@@ -110,6 +105,13 @@ class StateFiles:
             return found
         return replace(found, tally=of_part(tally, TALLY), last=of_part(state, LAST))
 
+    def of_waves(self, rung: int, group: Group) -> Iterator[WaveState]:
+        """The states of all waves of a group, one in memory at a time."""
+        for wave in count():
+            if (state := self.read(rung, group, wave)) is None:
+                return
+            yield state
+
     def latest_rung(self, rungs: int) -> int:
         """The number of the last one of `rungs` rungs that has a stored state; 0 if there is none."""
         return next((x for x in range(rungs - 1, 0, -1) if any(self.folder.glob(f"rung{x}-*.safetensors"))), 0)
@@ -120,17 +122,16 @@ class StateFiles:
             path.unlink(missing_ok=True)
 
 
-OPTIONS, METRICS, RESULTS = "options.json", "metrics.jsonl", "results.json"
-DATA = "data.json"
+OPTIONS, RESULTS, DATA = "options.json", "results.json", "data.json"
 STATES, RUNS = "states", "members"
 DAMAGED = "the file is damaged, or of another sweep"
 
 
-class SweepFolder:
+class SweepFolder(MetricsFolder):
     """The files of one sweep. Each is replaced as a whole; metrics grow by whole lines."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        super().__init__(path)
         self.states = StateFiles(path / STATES)
 
     @classmethod
@@ -140,7 +141,7 @@ class SweepFolder:
         Raises AdtrainError where it holds files.
         """
         folder = cls(_created(cfg.name, path))
-        write_atomic(folder.path / OPTIONS, _json(options))
+        records.write(folder.path / OPTIONS, options)
         folder.write_data(digests)
         write_atomic(folder.path / METRICS, b"")
         absolute = with_absolute_paths(cfg)
@@ -165,7 +166,7 @@ class SweepFolder:
 
     @property
     def options(self) -> SweepOptions:
-        found: SweepOptions = records.parse(SweepOptions, read_file(self.path / OPTIONS), str(self.path / OPTIONS))
+        found = records.read(SweepOptions, self.path / OPTIONS)
         known = (LAST_EPOCH_FORMAT, FORMAT)
         if found.format not in known:
             expected = " and ".join(map(str, known))
@@ -174,13 +175,9 @@ class SweepFolder:
             raise AdtrainError(f"{self.path / OPTIONS}: halving: found {list(found.halving)}, expected rising epochs")
         return found
 
-    def locked(self) -> AbstractContextManager[None]:
-        """Lock the folder against other processes. Raises AdtrainError where another one holds the lock."""
-        return locked_by(self.path / METRICS)
-
     def append(self, line: EpochLine) -> None:
         """Append a line to the metrics, and wait until it is on the disk."""
-        append_line(self.path / METRICS, json.dumps(plain(line), allow_nan=False), durable=True)
+        self.append_metrics(line, durable=True)
 
     def lines(self) -> list[EpochLine]:
         """The epochs of all waves; lines are skipped as by `training.read_metrics`.
@@ -208,33 +205,23 @@ class SweepFolder:
                 raise AdtrainError(f"{self.path / METRICS}: {what}; {DAMAGED}")
         return lines
 
-    def truncate_metrics(self) -> None:
-        """Drop the unfinished line of a killed process."""
-        path = self.path / METRICS
-        content = read_file(path)
-        try:
-            os.truncate(path, content.rfind(b"\n") + 1)
-        except OSError as error:
-            raise unwritable(path, error) from error
-
     def write_data(self, digests: Mapping[str, str]) -> None:
         """Write the digests of the data that the members are trained on."""
-        write_atomic(self.path / DATA, _json(SweepData(dict(digests))))
+        records.write(self.path / DATA, SweepData(dict(digests)))
 
     def changed_data(self, digests: Mapping[str, str]) -> list[str]:
         """The parts of the data that have changed since `write_data`, as notes for the user."""
-        found: SweepData = records.parse(SweepData, read_file(self.path / DATA), str(self.path / DATA))
-        return changed_data(found.digests, digests)
+        return changed_data(records.read(SweepData, self.path / DATA).digests, digests)
 
     def write_results(self, results: SweepResults) -> None:
-        write_atomic(self.path / RESULTS, _json(results))
+        records.write(self.path / RESULTS, results)
 
     def results(self) -> SweepResults | None:
         """The results; None if the sweep is not finished."""
         path = self.path / RESULTS
         if not path.exists():
             return None
-        found: SweepResults = records.parse(SweepResults, read_file(path), str(path))
+        found = records.read(SweepResults, path)
         if (wrong := found.disagreement()) is not None:
             raise AdtrainError(f"{path}: found {wrong}; {DAMAGED}")
         return found
@@ -259,17 +246,10 @@ def refuse_used(path: Path) -> None:
         raise AdtrainError(f"{path}: already exists and is not an empty folder; give another --output-dir")
 
 
-def _json(record: object) -> bytes:
-    return json.dumps(plain(record), indent=2, allow_nan=False).encode() + b"\n"
-
-
 def _created(name: str, path: Path | None) -> Path:
     """Create the folder `path`, or the first unused of runs/NAME-sweep, runs/NAME-sweep-2, ..."""
     if path is None:
         return create_numbered(f"{name}-sweep")
     refuse_used(path)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise unwritable(path, error) from error
+    make_folder(path)
     return path

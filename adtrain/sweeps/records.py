@@ -11,6 +11,7 @@ from adtrain.config.sweep_section import Metric, Values
 from adtrain.config.values import Bool, Duration, Measured, Sha256, Total
 from adtrain.metrics import MetricValue
 from adtrain.option_types import Size
+from adtrain.training.progress import metric_of
 from adtrain.training.scores import HIGHER_IS_BETTER, Score, single_numbers
 from adtrain.training.summary import MetricValues
 
@@ -206,12 +207,11 @@ class Criterion:
         return value is None, signed, loss is None, loss or 0.0, found.member
 
     def _number(self, metric: str, found: MemberEpoch, test: OnTest | None) -> float | None:
-        score = {"train": found.train, "validation": found.validation, "test": test.score if test else None}[self.part]
-        others = {"validation": found.metrics, "test": single_numbers(test.metrics) if test else {}}
-        if score is not None and metric in score._fields:
-            number: float | None = float(getattr(score, metric))
+        if self.part == "test":
+            scored = test.score._asdict() if test and test.score else {}
+            number = {**single_numbers(test.metrics if test else {}), **scored}.get(metric)
         else:
-            number = others.get(self.part, {}).get(metric)
+            number = metric_of(found, self.part, metric)
         return number if number is not None and isfinite(number) else None
 
 

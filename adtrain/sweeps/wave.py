@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby, islice
 from math import prod
 from time import perf_counter
 from typing import Any, TypeAlias, TypeVar
@@ -257,10 +258,9 @@ class WaveTraining:
         """
         started, number = perf_counter(), self.epochs + 1
         sizes, inputs = self._batch_sizes(), self.inputs.epoch(number)
-        while self.batches < len(sizes):
-            for batches in self._runs(sizes[self.batches :]):
-                if not (yield from self._take(batches, sizes[self.batches], inputs, stop)):
-                    return None
+        for batches, size in _runs(sizes[self.batches :]):
+            if not (yield from self._take(batches, size, inputs, stop)):
+                return None
         yield True
         losses, sums, finite = (x.numpy() for x in (self.tally.loss, self.tally.sums, self.tally.finite))
         trained = np.flatnonzero(self.running[: self.count])
@@ -320,15 +320,6 @@ class WaveTraining:
         count, size = experiment.examples_per_epoch, experiment.config.data.batch_size
         sizes = [min(size, count - first) for first in range(0, count, size)]
         return sizes[: experiment.total_steps - self.epochs * experiment.steps_per_epoch]
-
-    def _runs(self, sizes: Sequence[int]) -> Iterator[int]:
-        """The lengths of runs of consecutive batches of one size, each at most LOG_ROWS."""
-        count = 0
-        for i, size in enumerate(sizes, 1):
-            count += 1
-            if count == LOG_ROWS or i == len(sizes) or sizes[i] != size:
-                yield count
-                count = 0
 
     def _take(self, count: int, size: int, of_epoch: EpochInputs, stop: Callable[[], bool]) -> Parts[bool]:
         """Take `count` steps on the next batches, all of `size` examples; False if `stop` ended them."""
@@ -402,12 +393,13 @@ class WaveTraining:
 
     def _batches(self, examples: Resident, rows: np.ndarray) -> Iterator[tuple[int, StepInputs]]:
         """Rows as in `_evaluated` in batches: (count, inputs) of up to LOG_ROWS batches of one size at a time."""
-        for length, begin, end in _chunks(rows.shape[-1], batch_size_of(self.task)):
-            part = rows[..., begin:end]
-            order = part.reshape(*part.shape[:-1], -1, length)
+        count, size, begin = rows.shape[-1], batch_size_of(self.task), 0
+        for batches, length in _runs([min(size, count - first) for first in range(0, count, size)]):
+            part = rows[..., begin : begin + batches * length]
             padded = np.zeros((*part.shape[:-1], LOG_ROWS, length), np.int64)
-            padded[..., : order.shape[-2], :] = order
-            yield order.shape[-2], examples.batches(padded)
+            padded[..., :batches, :] = part.reshape(*part.shape[:-1], batches, length)
+            begin += batches * length
+            yield batches, examples.batches(padded)
 
     def _evaluated(self, examples: Resident, rows: Any) -> list[Score | None]:
         """The score of each member on rows (count,), or (members, count) of its own.
@@ -424,10 +416,8 @@ class WaveTraining:
         return self._scores(losses, totals.sums.numpy(), own, np.asarray(examples.split.labels))
 
 
-def _chunks(count: int, size: int) -> Iterator[tuple[int, int, int]]:
-    """(length of a batch, first row, end) of up to LOG_ROWS batches of one size at a time."""
-    whole = count // size * size
-    for begin in range(0, whole, LOG_ROWS * size):
-        yield size, begin, min(begin + LOG_ROWS * size, whole)
-    if whole < count:
-        yield count - whole, whole, count
+def _runs(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(batches, size) of runs of consecutive batches of one size, each of up to LOG_ROWS."""
+    for size, run in groupby(sizes):
+        while batches := len(list(islice(run, LOG_ROWS))):
+            yield batches, size

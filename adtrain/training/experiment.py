@@ -331,10 +331,7 @@ class Experiment:
     @cached_property
     def logged_step(self) -> LoggedStep:
         """`train_step` on the next batch of an order, in `mode`. A staged step donates state and log."""
-        step = logged_step(self.eager_step)
-        if self.mode is Mode.EAGER:
-            return step
-        return stage(step, self.passes, donate=STATE_AND_LOG, cache=self._program_cache("step"))
+        return self._in_mode(logged_step(self.eager_step), "step", STATE_AND_LOG)
 
     @cached_property
     def evaluation_step(self) -> EvaluationStep:
@@ -342,20 +339,18 @@ class Experiment:
         step = evaluation_step(self.network)
         if self.buckets is not None:
             step = evaluation_of_vectors(step, self.buckets)
-        if self.mode is Mode.EAGER:
-            return step
-        return stage(step, self.passes, donate=TOTALS, cache=self._program_cache("evaluation"))
+        return self._in_mode(step, "evaluation", TOTALS)
 
     @cached_property
     def finite_check(self) -> Callable[[TrainState], Value]:
         """Whether all numbers of a divided state on a device are finite, as bool (), in `mode`."""
+        return self._in_mode(lambda state: all_finite(self.without_padding(state)), "finite check")
 
-        def check(state: TrainState) -> Value:
-            return all_finite(self.without_padding(state))
-
+    def _in_mode(self, function: Callable[..., Any], name: str, donate: tuple[int, ...] = ()) -> Callable[..., Any]:
+        """The function in `mode`. A staged one donates these arguments, and takes its Programs from the cache."""
         if self.mode is Mode.EAGER:
-            return check
-        return stage(check, self.passes, cache=self._program_cache("finite check"))
+            return function
+        return stage(function, self.passes, donate=donate, cache=self._program_cache(name))
 
     def _program_cache(self, name: str) -> PersistentProgramCache | None:
         """The cached Programs of the function `name`; None if they depend on code of the user or on ranks.

@@ -124,10 +124,6 @@ def _typed(images: np.ndarray, place: str, trained: TrainedModel) -> np.ndarray:
     found, expected = list(images.shape[1:]), list(trained.image_shape)
     if found != expected:
         raise DataError(f"{place}: found rows of shape {found}, expected {expected} as in training")
-    finite = np.isfinite(images).reshape(len(images), -1).all(axis=1)
-    if not finite.all():
-        raise DataError(f"{place}: found a number that is not finite in row {finite.argmin()}, expected finite ones")
-    warn_of_places(images, place, trained)
     return stored(images, place, trained)
 
 
@@ -148,7 +144,14 @@ def warn_of_places(images: np.ndarray, place: str, trained: TrainedModel) -> Non
 
 
 def stored(images: np.ndarray, place: str, trained: TrainedModel) -> np.ndarray:
-    """The images as those of the training are stored. Raises DataError where only those of the training are pixels."""
+    """The images as those of the training are stored, with a warning as that of `warn_of_places`.
+
+    Raises DataError where a number is not finite, or only those of the training are pixels.
+    """
+    finite = np.isfinite(images).all(axis=tuple(range(1, images.ndim)))
+    if not finite.all():
+        raise DataError(f"{place}: found a number that is not finite in row {finite.argmin()}, expected finite ones")
+    warn_of_places(images, place, trained)
     if trained.network.image_dtype != np.uint8:
         return np.asarray(as_float32(images, trained.network.offset, place))
     if images.dtype != np.uint8:

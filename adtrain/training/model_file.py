@@ -37,6 +37,8 @@ from adtrain.text import counted, first_names
 from adtrain.training import equations, network, tensor_file
 from adtrain.training.checkpoint import ModelMetadata, of_model
 from adtrain.training.checks import check_targets, check_views
+from adtrain.training.evaluation import Evaluation
+from adtrain.training.examples import on_device
 from adtrain.training.experiment import TOTALS, Experiment
 from adtrain.training.network import Network
 from adtrain.training.preparation import Arrays, read_data, takes_numbers, with_absolute_paths
@@ -169,6 +171,10 @@ class TrainedModel:
             what = f"{unknown.sum():,} examples of classes that the run was not trained on, such as {printable(name)}"
             raise AdtrainError(f"{place}: found {what}; expected {first_names(names)}")
         return found
+
+    def evaluation(self, split: Split, device: str, name: str = "test") -> Evaluation:
+        """The evaluation on a split on the model's device; `name` is that of the split, for errors."""
+        return Evaluation(self.evaluation_step, self.network.task, on_device(split, device), name)
 
     @cached_property
     def evaluation_step(self) -> EvaluationStep:

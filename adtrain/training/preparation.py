@@ -65,9 +65,8 @@ def read_data(
         options = cfg.data.options
         shift = offset if cfg.data.normalize else ()
         if arrays is None:
-            source = config.build.data_source(cfg) if cfg.data.dataset is not None else None
             return data.load(
-                source,
+                _source(cfg),
                 cfg.data.path,
                 options,
                 encoder=encoder,
@@ -88,6 +87,11 @@ def read_data(
         raise cfg.error_at(("data", error.option), error.reason) from error
 
 
+def _source(cfg: Config) -> Any:
+    """What `data.dataset` names: an entry of the catalogue, or a function of a plug-in; None without it."""
+    return config.build.data_source(cfg) if cfg.data.dataset is not None else None
+
+
 def takes_numbers(cfg: Config) -> bool:
     """Whether integer labels are numbers to predict: a regression loss compares them with a single output."""
     return cfg.loss.kind in REGRESSION and config.build.model(cfg).output_shape(cfg.model.input_shape) == (1,)
@@ -102,8 +106,7 @@ def with_input(cfg: Config) -> Config:
         return cfg
     if cfg.data.is_text:
         return with_shape(cfg, (1, 1, cfg.data.options.length))
-    entry = config.build.data_source(cfg) if cfg.data.dataset is not None else None
-    if isinstance(entry, data.Entry):
+    if isinstance(entry := _source(cfg), data.Entry):
         return with_shape(cfg, entry.shape)
     return with_shape(cfg, read_data(cfg).train.images.shape[1:])
 
@@ -209,10 +212,15 @@ def outline(cfg: Config) -> Experiment:
     Raises ConfigError as `prepare` does, but does not check augmentations, because the images' shape is a guess.
     """
     cfg = with_shards(with_input(cfg))
+    size = cfg.data.batch_size
     if cfg.data.sets_steps_per_epoch:
-        return _experiment(cfg, _placeholder(cfg) if cfg.data.field else read_data(cfg), None, Mode.FUSED)
-    entry = config.build.data_source(cfg) if cfg.data.dataset is not None else None
-    if isinstance(entry, data.Entry):
+        if cfg.data.field:
+            numbers = prod(config.build.model(cfg).output_shape(cfg.model.input_shape))
+            data_set = points.field_placeholder(cfg.name, size, prod(cfg.model.input_shape), numbers)
+        else:
+            data_set = read_data(cfg)
+        return _experiment(cfg, data_set, None, Mode.FUSED)
+    if isinstance(entry := _source(cfg), data.Entry):
         held_out = data.validation_size(entry.train_images, cfg.data.validation)
         train, test = _black(entry.train_images - held_out, entry.shape), _black(entry.test_images, entry.shape)
         validation = _black(held_out, entry.shape) if held_out else None
@@ -223,30 +231,19 @@ def outline(cfg: Config) -> Experiment:
         shape = cfg.model.input_shape
         if len(shape) != 3:
             shape = (1, 1, prod(shape))
-        split, outputs = _black(cfg.data.batch_size, shape), config.build.model(cfg).output_shape(cfg.model.input_shape)
+        split, outputs = _black(size, shape), config.build.model(cfg).output_shape(cfg.model.input_shape)
         if cfg.data.is_text:
-            split, outputs = _empty_texts(cfg.data.batch_size, prod(shape)), outputs[-1:]
+            tokens = np.broadcast_to(np.float32(0), (size, *shape)), np.broadcast_to(np.int32(0), (size, prod(shape)))
+            split, outputs = Split(*tokens), outputs[-1:]
         names = tuple(map(str, range(prod(outputs))))
         name = cfg.data.dataset.kind if cfg.data.dataset is not None else str(cfg.data.path)
         data_set = DataSet(name, split, split, names, (0.0,) * shape[0], (1.0,) * shape[0])
         if cfg.data.options.target is not None or takes_numbers(cfg):
-            split = Split(split.images, np.broadcast_to(np.float64(0), (cfg.data.batch_size, len(names))))
+            split = Split(split.images, np.broadcast_to(np.float64(0), (size, len(names))))
             data_set = replace(data_set, test=split, classes=(), targets=names).with_train(split)
         validation = split if (cfg.training.best_by or "").startswith("validation") else None
     token_bytes = [b""] * len(data_set.classes) if cfg.data.options.unit == "token" else ()
     return _experiment(cfg, data_set, validation, Mode.FUSED, token_bytes)
-
-
-def _placeholder(cfg: Config) -> DataSet:
-    """A field of one batch, whose coordinates and outputs are those of the model."""
-    outputs = config.build.model(cfg).output_shape(cfg.model.input_shape)
-    return points.field_placeholder(cfg.name, cfg.data.batch_size, prod(cfg.model.input_shape), prod(outputs))
-
-
-def _empty_texts(count: int, length: int) -> Split:
-    """`count` sequences of class 0, as broadcast views."""
-    inputs = np.broadcast_to(np.float32(0), (count, 1, 1, length))
-    return Split(inputs, np.broadcast_to(np.int32(0), (count, length)))
 
 
 def _black(count: int, shape: tuple[int, ...]) -> Split:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
 from adtrain.config import records
 from adtrain.config.values import BestBy, Bool, Duration, Measured, Total
-from adtrain.files import read_file
+from adtrain.files import append_line, locked_by, read_file, unwritable
 from adtrain.option_types import Size
 from adtrain.training.scores import Score
 from adtrain.training.tasks import Labels, Task
@@ -28,6 +31,15 @@ class ScoredEpoch(Protocol):
     def validation(self) -> Score | None: ...
     @property
     def metrics(self) -> Mapping[str, float]: ...
+
+
+def metric_of(epoch: ScoredEpoch, part: str, metric: str) -> float | None:
+    """A metric of the training or the validation part in an epoch; None if it was not measured."""
+    score: Score | None = getattr(epoch, part)
+    if score is not None and metric in score._fields:
+        found: float = getattr(score, metric)
+        return found
+    return epoch.metrics.get(metric) if part == "validation" else None
 
 
 @dataclass(frozen=True)
@@ -71,11 +83,7 @@ class Best:
     def measured(self, epoch: ScoredEpoch) -> float | None:
         """The metric of an epoch; None if it was not measured."""
         part, _, metric = self.by.partition("_")
-        score = epoch.train if part == "train" else epoch.validation
-        if score is not None and metric in score._fields:
-            found: float = getattr(score, metric)
-            return found
-        return epoch.metrics.get(metric) if part == "validation" else None
+        return metric_of(epoch, part, metric)
 
     def _gain(self, value: float, reference: float | None) -> float:
         """The improvement over `reference`: positive is better, whether high or low values are."""
@@ -235,6 +243,33 @@ class Tested:
 
 
 Line: TypeAlias = Annotated[Interval | Epoch | Validated | Stopped | ResumedAt | Tested, records.by("kind")]
+
+
+class MetricsFolder:
+    """A folder with the file METRICS, which grows by whole lines."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Lock the folder against other training processes during a `with` block.
+
+        Raises AdtrainError where another process holds the lock. Does nothing on systems without fcntl.
+        """
+        return locked_by(self.path / METRICS)
+
+    def append_metrics(self, record: object, durable: bool = False) -> None:
+        """Append a line, which with `durable` survives a power failure. If the disk is full, nothing is appended."""
+        append_line(self.path / METRICS, json.dumps(records.plain(record), allow_nan=False), durable)
+
+    def drop_unfinished_line(self) -> None:
+        """Drop the line that a killed process has begun."""
+        path = self.path / METRICS
+        content = read_file(path)
+        try:
+            os.truncate(path, content.rfind(b"\n") + 1)
+        except OSError as error:
+            raise unwritable(path, error) from error
 
 
 def read_metrics(run: Path) -> list[Line]:

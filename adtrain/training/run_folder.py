@@ -5,11 +5,10 @@ The files are the config, metrics, model and checkpoints, and the summary when t
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
 from itertools import count
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from adtrain import config, plugins
-from adtrain.config import Config, plugged
+from adtrain.config import Config, plugged, records
 from adtrain.config.plugged import NONE, Trust
 from adtrain.config.problems import dotted, found
 from adtrain.config.records import leaves, plain
@@ -27,8 +26,7 @@ from adtrain.core.timeline import during
 from adtrain.data import DataError
 from adtrain.files import (
     Content,
-    append_line,
-    locked_by,
+    make_folder,
     read_file,
     read_regular,
     remove_temporaries,
@@ -45,7 +43,7 @@ from adtrain.training.progress import (
     Best,
     Epoch,
     Interval,
-    Line,
+    MetricsFolder,
     Progress,
     ResumedAt,
     Stopped,
@@ -68,11 +66,8 @@ NO_DATA: Mapping[str, bytes] = {}
 DEFAULT_PARENT = Path("runs")
 
 
-class RunFolder:
+class RunFolder(MetricsFolder):
     """The files of one run. Each is replaced as a whole; metrics grow by whole lines."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
 
     @classmethod
     def create(cls, experiment: Experiment, path: Path | None = None, data: Mapping[str, bytes] = NO_DATA) -> RunFolder:
@@ -84,7 +79,10 @@ class RunFolder:
         """
         _check_initial_weights(experiment)
         _ = experiment.digests  # read before the training, because a run that is stopped has to end soon
-        folder = cls(create_numbered(experiment.config.name) if path is None else _create_given(path))
+        if path is not None:
+            _refuse_existing(path)
+            make_folder(path)
+        folder = cls(create_numbered(experiment.config.name) if path is None else path)
         metrics = folder.path / METRICS
         try:
             metrics.open("x").close()  # if two runs start in the same folder, only one succeeds
@@ -124,33 +122,21 @@ class RunFolder:
         for name in ALL:
             remove_temporaries(self.path / name)
         metrics, progress = self.path / METRICS, start.checkpoint.progress
+        if metrics.exists():
+            self.drop_unfinished_line()
         try:
-            if metrics.exists():
-                content = read_regular(metrics)
-                os.truncate(metrics, content.rfind(b"\n") + 1)  # drop the unfinished line of a killed run
             (self.path / SUMMARY).unlink(missing_ok=True)
         except OSError as error:
-            raise unwritable(metrics, error) from error
+            raise unwritable(self.path / SUMMARY, error) from error
         self.append_metrics(ResumedAt(progress.epoch, progress.step))
         # The process may have been killed between writing the two files.
         self.write_checkpoint(encode(experiment, start.checkpoint), best=start.best is start.checkpoint)
         write_plugins(experiment.config, self.path)
         write_atomic(self.path / CONFIG, experiment.config_text.encode())
 
-    def locked(self) -> AbstractContextManager[None]:
-        """Lock the folder against other training processes during a `with` block.
-
-        Raises AdtrainError where another process holds the lock. Does nothing on systems without fcntl.
-        """
-        return locked_by(self.path / METRICS)
-
     def advice(self, config: Config) -> str:
         """How to continue the run after it stopped."""
         return f"continue with: adtrain train --resume {shlex.quote(str(self.path))}{plugin_options(config)}"
-
-    def append_metrics(self, record: Line) -> None:
-        """Append a line to the metrics. If the disk is full, nothing is appended."""
-        append_line(self.path / METRICS, json.dumps(plain(record), allow_nan=False))
 
     def write_model(self, experiment: Experiment, state: TrainState) -> None:
         """Write the model of a state on the host."""
@@ -172,7 +158,7 @@ class RunFolder:
             write_atomic(self.path / BEST, content, same_as=self.path / LAST)
 
     def write_summary(self, summary: Summary) -> None:
-        write_atomic(self.path / SUMMARY, json.dumps(plain(summary), indent=2, allow_nan=False).encode() + b"\n")
+        records.write(self.path / SUMMARY, summary)
 
     def files(self) -> list[str]:
         """The names of the run's files that exist."""
@@ -295,16 +281,6 @@ def _unchanged(path: Path, digest: str) -> bytes:
     if sha256(content).hexdigest() != digest:
         raise AdtrainError(f"{path}: has changed since its plug-in was run; train again")
     return content
-
-
-def _create_given(path: Path) -> Path:
-    """Create the folder `path` if it does not exist. Other files in it are left alone, a run's files are refused."""
-    _refuse_existing(path)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise unwritable(path, error) from error
-    return path
 
 
 def _refuse_existing(path: Path) -> None:

@@ -16,7 +16,6 @@ from adtrain.config.document import Data
 from adtrain.config.values import BestBy, Duration, Measured, Precision, Seed, Total
 from adtrain.core import timeline
 from adtrain.core.backend import backend
-from adtrain.files import read_file
 from adtrain.metrics import ByClass
 from adtrain.option_types import Probability, Size
 from adtrain.percentiles import percentiles
@@ -172,8 +171,7 @@ def read_summary(run: Path) -> Summary | None:
     path = run / SUMMARY
     if not path.exists():
         return None
-    found: Summary = records.parse(Summary, read_file(path), str(path))
-    return found
+    return records.read(Summary, path)
 
 
 def model_text(summary: Summary) -> str | None:

@@ -97,11 +97,9 @@ class NextClass(Classification):
     default_metric: ClassVar[str] = "perplexity"
 
     def targets(self, outputs: Value, labels: Value) -> Value:
-        """The targets of the loss."""
         return ops.reshape(labels, (-1,))
 
     def zero(self) -> np.ndarray:
-        """The sums of no batch."""
         return np.zeros(2)
 
     def sums(self, outputs: Value, labels: Value) -> Value:
@@ -118,7 +116,6 @@ class NextClass(Classification):
             return ops.stack([correct, log_loss])
 
     def score(self, loss: float, sums: Sequence[float], count: int, labels: Labels) -> Score:
-        """The score of `count` sequences with this mean loss and these sums."""
         correct, log_loss = (x / (count * self.length) for x in sums[:2])
         return TextScore(loss, math.exp(min(log_loss, LARGEST_LOG)), correct)
 
@@ -136,7 +133,6 @@ class NextToken(NextClass):
     score_kind: ClassVar[type[ClassScore | TextScore | TokenScore]] = TokenScore
 
     def zero(self) -> np.ndarray:
-        """The sums of no batch."""
         return np.zeros(3)
 
     def sums(self, outputs: Value, labels: Value) -> Value:
@@ -148,7 +144,6 @@ class NextToken(NextClass):
             return ops.concatenate([of_classes, ops.astype(found, np.float64)])
 
     def score(self, loss: float, sums: Sequence[float], count: int, labels: Labels) -> Score:
-        """The score of `count` sequences with this mean loss and these sums."""
         scored = super().score(loss, sums, count, labels)._asdict()
         return TokenScore(**scored, bits_per_byte=sums[1] / math.log(2) / max(sums[2], 1.0))
 
@@ -280,7 +275,6 @@ class Solution(Regression):
         return "error" if self.known else "loss"
 
     def zero(self) -> np.ndarray:
-        """The sums of no batch."""
         return np.zeros(2)
 
     def sums(self, outputs: Value, labels: Value) -> Value:
@@ -292,7 +286,6 @@ class Solution(Regression):
             return ops.stack([ops.sum(ops.square(errors)), ops.sum(ops.square(labels))])
 
     def score(self, loss: float, sums: Sequence[float], count: int, labels: Labels) -> Score:
-        """The score of `count` points with this mean loss and these sums."""
         if not self.known:
             return ResidualScore(loss)
         return SolutionScore(loss, math.sqrt(sums[0] / sums[1]) if sums[1] else math.sqrt(sums[0]))
@@ -312,7 +305,6 @@ class Field(Regression):
     needs_float64: ClassVar[bool] = False
 
     def zero(self) -> np.ndarray:
-        """The sums of no batch."""
         return np.zeros(1)
 
     def sums(self, outputs: Value, labels: Value) -> Value:
@@ -322,7 +314,6 @@ class Field(Regression):
             return ops.reshape(ops.sum(ops.square(errors)), (1,))
 
     def score(self, loss: float, sums: Sequence[float], count: int, labels: Labels) -> Score:
-        """The score of `count` elements with this mean loss and these sums."""
         mse = sums[0] / (count * len(self.mean))
         return FieldScore(loss, psnr(mse, self.peak), math.sqrt(mse))
 

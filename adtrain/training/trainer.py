@@ -26,8 +26,7 @@ from adtrain.training.costs import too_large
 from adtrain.training.evaluation import Evaluation, named_metrics
 from adtrain.training.examples import on_device
 from adtrain.training.experiment import LOG_ROWS, Experiment
-from adtrain.training.loop import FiniteCheck, StepLoop, any_rank, batches_of, of_first_rank
-from adtrain.training.not_finite import not_finite_message
+from adtrain.training.loop import FiniteCheck, StepLoop, any_rank, batches_of, not_finite_message, of_first_rank
 from adtrain.training.progress import Best, Epoch, Interval, Progress, StopReason, Validated
 from adtrain.training.scores import Score
 from adtrain.training.step import TrainState, averaged
@@ -339,18 +338,14 @@ class _Training:
             if validate:
                 self._finish_interval(pending)
                 pending = None
-                self._validate()
+                score = self._score(self.loop.state, "validation")
+                for observer in self.observers:
+                    observer.validated(Validated(self.progress.epoch, self.progress.step, score))
+                self.read_at = perf_counter()
         if pending is not None:
             self._finish_interval(pending)
         if stopping:
             self._interrupt()
-
-    def _validate(self) -> None:
-        """Evaluate the present state on the validation examples."""
-        score = self._score(self.loop.state, "validation")
-        for observer in self.observers:
-            observer.validated(Validated(self.progress.epoch, self.progress.step, score))
-        self.read_at = perf_counter()
 
     def _intervals(self, count: int) -> Iterator[tuple[int, int, bool, bool]]:
         """Divide the next `count` batches into intervals: (first, end, whether to write a checkpoint at the end, and

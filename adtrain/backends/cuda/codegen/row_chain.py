@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from itertools import accumulate, groupby
 
 from adtrain.backends.cuda.codegen.part import WARP, Kernel, Part, indented, kernel, part_names
-from adtrain.backends.cuda.codegen.row_chain import TOTAL_THREADS
 from adtrain.backends.cuda.codegen.row_chain_layout import STRIP, Layout, layout_of
 from adtrain.backends.cuda.codegen.row_chain_plan import (
     BEFORE,

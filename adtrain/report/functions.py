@@ -1,26 +1,28 @@
-"""What a page shows of a solution of equations: curves for one variable, maps for more, and the learnt coefficients."""
+"""What a page shows of a learnt function: a solution of equations and its coefficients, or a neural field."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import numpy as np
-from markupsafe import Markup
 
 from adtrain.report.classes import data_url, signed
 from adtrain.report.plot import Axis, Plot, ticks
-from adtrain.report.predictions import SolutionPredictions
+from adtrain.report.predictions import FieldPredictions, SolutionPredictions
+from adtrain.training.scores import value_text
 
 MOST_PICTURES = 4
 """The most outputs, and the most equations, of which a page has pictures."""
+MOST_PIXELS = 1024
+"""The most rows and columns of a picture. Of larger arrays it has every second or third one, and so on."""
 
 
 class Figure(NamedTuple):
-    """A picture. `legend` says what its colours or lines are."""
+    """A picture, an SVG element or the address of an image. `legend` says what its colours or lines are."""
 
     title: str
     legend: str
-    picture: Markup
+    picture: str
 
 
 def figures(found: SolutionPredictions) -> list[Figure]:
@@ -83,3 +85,38 @@ def _inside(axis: np.ndarray) -> list[float]:
 
 def _range(values: np.ndarray) -> str:
     return f"{values.min():.3g} to {values.max():.3g}"
+
+
+def pictures(predictions: FieldPredictions) -> list[Figure]:
+    """The network's picture, the truth and the error, of the image or the middle slice of its last two axes."""
+    true, found = (_slice(x) for x in (predictions.true, predictions.found))
+    low, high = (0.0, 1.0) if predictions.is_image else (float(true.min()), float(true.max()))
+    scale = f"black {low:.3g}, white {high:.3g}"
+    error = found - true
+    largest = np.abs(error).max()
+    return [
+        Figure("network", f"PSNR {value_text('psnr', predictions.psnr)}", data_url(_shown(found, low, high))),
+        Figure("truth", "" if predictions.is_image else scale, data_url(_shown(true, low, high))),
+        Figure("error", f"at most {largest:.3g}", data_url(signed(error.transpose(2, 0, 1)[np.newaxis])[0])),
+    ]
+
+
+def slice_text(predictions: FieldPredictions) -> str:
+    """Which slice the pictures show; empty if they show all."""
+    fixed = zip(predictions.axes[:-2], predictions.true.shape, strict=False)
+    return ", ".join(f"{axis} = {(n // 2 + 0.5) / n:.3g}" for axis, n in fixed)
+
+
+def _slice(values: np.ndarray) -> np.ndarray:
+    """(H, W, outputs): the elements in the middle of all axes but the last two; one axis is a row."""
+    while values.ndim > 3:
+        values = values[len(values) // 2]
+    values = values.reshape((1,) * (3 - values.ndim) + values.shape)
+    step = -(-max(values.shape[:2]) // MOST_PIXELS)
+    return values[::step, ::step].astype(np.float64)
+
+
+def _shown(values: np.ndarray, low: float, high: float) -> np.ndarray:
+    """The numbers from `low` to `high` as uint8."""
+    shown = np.clip((values - low) / ((high - low) or 1.0), 0, 1)
+    return np.round(255 * shown).astype(np.uint8)
