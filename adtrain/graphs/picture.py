@@ -140,6 +140,10 @@ class Picture:
     horizontal: bool = False
 
 
+def shape_text(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape))
+
+
 def text_width(text: str, size: float = TEXT, bold: bool = False) -> float:
     """The width of a line in pixels; an upper estimate for the fonts of the style sheet."""
     ems = sum(0.38 if c in NARROW else 0.92 if c in WIDE else 0.7 if c.isupper() else 0.62 for c in text)
