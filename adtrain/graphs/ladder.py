@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from adtrain import nn
 from adtrain.core.costs import costs
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.graphs.details import Statistics
 from adtrain.graphs.picture import shape_text
 from adtrain.graphs.roles import FORWARD, MOST_SCALARS, OPTIMIZER, UPDATE, Place, Roles, equation_lines, flat
-from adtrain.graphs.values import Statistics
 from adtrain.text import counted, short
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from adtrain.graphs.values import Statistics
+from adtrain.graphs.details import Statistics
 from adtrain.table import shorten
 
 Point = tuple[float, float]
