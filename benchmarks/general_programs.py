@@ -25,7 +25,7 @@ import click
 import numpy as np
 from gpu_report import Report
 
-from adtrain.bench.peers.processes import WorkerFailed, WorkerProcess, started
+from adtrain.bench.peers.systems import WorkerFailed, WorkerProcess, started
 from adtrain.bench.peers.worker import Worker, main
 from adtrain.bench.timing.sampling import in_turns
 

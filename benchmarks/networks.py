@@ -27,8 +27,7 @@ import yaml
 from gpu_report import Report
 
 from adtrain.bench.peers import comparison
-from adtrain.bench.peers.processes import WorkerFailed, started
-from adtrain.bench.peers.systems import ADTRAIN, Choice, chosen
+from adtrain.bench.peers.systems import ADTRAIN, Choice, WorkerFailed, chosen, started
 from adtrain.bench.timing.machine import thread_count
 
 PEERS, CLASSES, BUDGET = (

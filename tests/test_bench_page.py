@@ -23,8 +23,7 @@ from adtrain.backends.cpu.naive import LABEL as NAIVE
 from adtrain.bench import compare, page
 from adtrain.bench.against import COLOURS
 from adtrain.bench.cells import Ratio, duration, factor, milliseconds
-from adtrain.bench.page.charts import Scale
-from adtrain.bench.page.roofline import HEIGHT, LETTER, LINE, WIDTH, Dot, figures
+from adtrain.bench.page.charts import HEIGHT, LETTER, LINE, WIDTH, Dot, Scale, rooflines
 from adtrain.bench.result import Result, TimedResult, outliers, timings
 from adtrain.bench.timing import protocol
 from adtrain.bench.timing.roofline import Roofline
@@ -341,7 +340,7 @@ def test_equal_factors_are_equal_distances(ends: tuple[float, float], factor: fl
 def test_roofline_has_a_point_for_each_operation_with_flops(work: list[tuple[int, int, float]]) -> None:
     dots = [Dot("op", f"dot {i}", *each) for i, each in enumerate(work)]
     peak = Roofline(100.0, {"float32": 1000.0})
-    text = figures({"forward": dots}, peak, "float32")
+    text = rooflines({"forward": dots}, peak, "float32")
     computing = [dot for dot in dots if dot.flops and dot.bytes and dot.ms]
     assert text.count("<circle") == len(computing)
     by_memory = sum(dot.flops / dot.bytes < 10 for dot in computing)
@@ -355,7 +354,7 @@ def test_roofline_has_a_point_for_each_operation_with_flops(work: list[tuple[int
 @given(st.lists(st.tuples(st.integers(1, 10**9), st.integers(1, 10**9), st.floats(1e-3, 1e3)), min_size=1, max_size=20))
 def test_names_in_the_roofline_do_not_overlap(work: list[tuple[int, int, float]]) -> None:
     dots = [Dot(f"operation {i}", "", *each) for i, each in enumerate(work)]
-    text = figures({"forward": dots}, Roofline(100.0, {"float32": 1000.0}), "float32")
+    text = rooflines({"forward": dots}, Roofline(100.0, {"float32": 1000.0}), "float32")
     places = [(float(x), float(y)) for x, y in re.findall(r'class="name" x="([\d.-]+)" y="([\d.-]+)"', text)]
     assert all(0 < x < WIDTH and 0 < y < HEIGHT for x, y in places)
     shortest = len("operation 0") * LETTER
@@ -381,6 +380,6 @@ def test_scale_covers_all_intervals_and_one(found: list[Ratio]) -> None:
 
 def test_a_point_far_below_the_others_is_drawn_at_the_border() -> None:
     dots = [Dot("large", "large", 10**9, 10**7, 1.0), Dot("tiny", "tiny", 1, 10**9, 1.0)]
-    text = figures({"all": dots}, Roofline(100.0, {"float32": 2000.0}), "float32")
+    text = rooflines({"all": dots}, Roofline(100.0, {"float32": 2000.0}), "float32")
     assert "10⁻⁶" not in text
     assert text.count("<circle") == 2

@@ -11,7 +11,7 @@ from training_runs import load
 
 from adtrain.bench.peers import jobs
 from adtrain.bench.peers.jobs import MembersJob, members_job
-from adtrain.bench.peers.processes import Unsupported
+from adtrain.bench.peers.systems import Unsupported
 from adtrain.sweeps.members import with_seeds
 
 __all__ = ["quick"]

@@ -15,8 +15,7 @@ from adtrain.bench.ops import PASSES
 from adtrain.bench.peers import adtrain_system, comparison, jobs
 from adtrain.bench.peers.jobs import OpRunner
 from adtrain.bench.peers.numpy_system import BACKWARD, FORWARD
-from adtrain.bench.peers.processes import Unsupported
-from adtrain.bench.peers.systems import made
+from adtrain.bench.peers.systems import Unsupported, made
 from adtrain.core import devices
 from adtrain.core.array import array
 from adtrain.core.autodiff import vjp

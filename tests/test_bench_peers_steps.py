@@ -13,7 +13,7 @@ from peer_marks import crossed, marked, quick
 from adtrain import nn, optim
 from adtrain.bench.peers import jobs, numpy_system
 from adtrain.bench.peers.jobs import Job
-from adtrain.bench.peers.processes import Unsupported
+from adtrain.bench.peers.systems import Unsupported
 
 __all__ = ["quick"]
 

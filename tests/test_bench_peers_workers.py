@@ -10,8 +10,7 @@ import training_runs
 from waiting import wait_until
 
 from adtrain.bench.peers import systems
-from adtrain.bench.peers.processes import Unsupported, WorkerFailed, WorkerProcess, started
-from adtrain.bench.peers.systems import SYSTEMS, Work, chosen, load
+from adtrain.bench.peers.systems import SYSTEMS, Unsupported, Work, WorkerFailed, WorkerProcess, chosen, load, started
 from adtrain.core.errors import OptionError
 
 PROC = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="states of processes are read from /proc")
@@ -90,7 +89,7 @@ def test_workers_are_killed_when_the_block_fails(error: type[BaseException]) -> 
 
 PARENT = """\
 import signal, sys
-from adtrain.bench.peers.processes import WorkerProcess
+from adtrain.bench.peers.systems import WorkerProcess
 
 worker = WorkerProcess("numpy", "cpu", 1)
 worker.ask("step", config_name=sys.argv[1], overrides=[])

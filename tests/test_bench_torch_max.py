@@ -16,7 +16,7 @@ from npz_files import parts, write_npz
 
 from adtrain.bench.peers import jobs, torch_network
 from adtrain.bench.peers.jobs import Job
-from adtrain.bench.peers.processes import Unsupported, environment
+from adtrain.bench.peers.systems import Unsupported, environment
 from adtrain.bench.peers.torch_system import Training, steps
 from adtrain.bench.peers.worker import Worker
 

@@ -20,7 +20,7 @@ from waiting import PATIENCE, wait_until
 from adtrain.bench import compare, page
 from adtrain.bench.cells import factor
 from adtrain.bench.peers import comparison, systems
-from adtrain.bench.peers.processes import WorkerFailed, WorkerProcess
+from adtrain.bench.peers.systems import WorkerFailed, WorkerProcess
 from adtrain.bench.timing import roofline
 
 LAYERS = "[{conv2d: {out_channels: 4, kernel_size: 3}}, relu, flatten, {linear: 3}]"
@@ -164,7 +164,7 @@ def test_operations_show_errors_and_fit_the_terminal() -> None:
 
 ENDLESS = """\
 from time import sleep
-from adtrain.bench.peers.processes import WorkerProcess
+from adtrain.bench.peers.systems import WorkerProcess
 from adtrain.cli.main import main
 
 WorkerProcess.receive = lambda self: sleep(1e6)

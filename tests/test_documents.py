@@ -15,7 +15,7 @@ from test_train_tokens import error_of, generated, write_tokens
 import adtrain as ad
 from adtrain import config, nn, ops, training
 from adtrain.bench.peers import jobs
-from adtrain.bench.peers.processes import Unsupported
+from adtrain.bench.peers.systems import Unsupported
 from adtrain.core import tree
 from adtrain.core.array import Value, array
 from adtrain.core.precision import FULL

@@ -24,6 +24,7 @@ from adtrain import config, graphs, nn, ops, training
 from adtrain.backends.cpu.fusions import cpu_fusions
 from adtrain.backends.cuda.targets import target_of
 from adtrain.core.kernel import Target
+from adtrain.graphs.details import FIRST, statistics
 from adtrain.graphs.formats import FORMATS, Graph
 from adtrain.graphs.ladder import Ladder
 from adtrain.graphs.layout import ladder_picture
@@ -31,7 +32,6 @@ from adtrain.graphs.network import network_picture
 from adtrain.graphs.picture import Box, Picture
 from adtrain.graphs.roles import MOST_SCALARS, NONE, Roles, folds
 from adtrain.graphs.step import program_graph
-from adtrain.graphs.values import FIRST, statistics
 from adtrain.passes import SIMPLIFY
 from adtrain.training.loop import batches_of
 

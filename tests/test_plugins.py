@@ -19,7 +19,7 @@ import adtrain as ad
 from adtrain import config, plugins, training
 from adtrain.bench import step
 from adtrain.bench.peers import torch_network
-from adtrain.bench.peers.processes import Unsupported
+from adtrain.bench.peers.systems import Unsupported
 from adtrain.config.specs import FAMILIES
 from adtrain.core.errors import AdtrainError, OptionError
 from adtrain.custom_ops import OWN_OPS

@@ -15,7 +15,7 @@ from resumed_runs import check_stops, train
 
 from adtrain import config, training
 from adtrain.bench.peers import jobs
-from adtrain.bench.peers.processes import Unsupported
+from adtrain.bench.peers.systems import Unsupported
 from adtrain.training import RegressionScore, RunFolder, loop
 
 pytestmark = pytest.mark.unfused

@@ -17,8 +17,7 @@ from adtrain.bench.page import charts
 from adtrain.bench.page.charts import Scale
 from adtrain.bench.peers import comparison
 from adtrain.bench.peers.comparison import Progress, Systems
-from adtrain.bench.peers.processes import WorkerProcess, started
-from adtrain.bench.peers.systems import ADTRAIN, Choice, precision_of
+from adtrain.bench.peers.systems import ADTRAIN, Choice, WorkerProcess, precision_of, started
 from adtrain.bench.result import NamedTime, TimedResult, named
 from adtrain.bench.timing.machine import thread_count
 from adtrain.bench.timing.protocol import Protocol, observed_load

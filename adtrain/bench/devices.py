@@ -20,7 +20,7 @@ from adtrain.bench.op_table import Naive, TimedOp
 from adtrain.bench.page import charts
 from adtrain.bench.page.charts import Line, Scale
 from adtrain.bench.peers.numpy_system import naive_step
-from adtrain.bench.peers.processes import Unsupported
+from adtrain.bench.peers.systems import Unsupported
 from adtrain.bench.profile import OpTimer
 from adtrain.bench.result import NamedTime, TimedResult, named
 from adtrain.bench.step import SAMPLE_MS

@@ -13,9 +13,8 @@ from markupsafe import Markup
 
 from adtrain.bench.cells import MS, RANGE, cache_note, joined, milliseconds, of_peak, rate
 from adtrain.bench.op_table import ELEMENTS, TimedOp
-from adtrain.bench.page import charts, roofline
-from adtrain.bench.page.charts import Line
-from adtrain.bench.page.roofline import Dot
+from adtrain.bench.page import charts
+from adtrain.bench.page.charts import Dot, Line
 from adtrain.bench.result import NamedTime, TimedResult, named
 from adtrain.bench.timing.protocol import observed_load, protocol
 from adtrain.bench.timing.roofline import Rates, Roofline, known_or_measured, rates
@@ -120,7 +119,7 @@ def _roofline(rows: Sequence[OpTime], peak: Roofline) -> Markup:
         of += " of peak" if of.endswith("%") else ""
         tooltip = f"{row.name} {row.size}, {row.phase}: {rate(row.gflops_per_s or 0.0)} GFLOP/s, {of}"
         groups[row.phase.split()[0]].append(Dot(row.op, tooltip, row.flops, row.bytes, row.time.median_ms))
-    return roofline.figures(groups, peak, rows[0].dtype)
+    return charts.rooflines(groups, peak, rows[0].dtype)
 
 
 def _curves(order: Iterable[OpTime], rows: Sequence[OpTime]) -> Iterator[Part]:

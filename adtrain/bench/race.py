@@ -20,8 +20,7 @@ from adtrain.bench.cells import ERROR, FACTOR
 from adtrain.bench.peers import comparison
 from adtrain.bench.peers.comparison import Progress, conditions
 from adtrain.bench.peers.jobs import Checked
-from adtrain.bench.peers.processes import WorkerProcess, started
-from adtrain.bench.peers.systems import ADTRAIN, Choice
+from adtrain.bench.peers.systems import ADTRAIN, Choice, WorkerProcess, started
 from adtrain.bench.result import NamedTime, TimedResult, of_samples
 from adtrain.bench.timing.machine import thread_count
 from adtrain.bench.timing.protocol import observed_load

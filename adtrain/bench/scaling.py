@@ -18,8 +18,7 @@ from markupsafe import Markup
 
 from adtrain.bench.page import charts
 from adtrain.bench.page.charts import Line
-from adtrain.bench.peers.processes import last_line
-from adtrain.bench.peers.systems import ADTRAIN
+from adtrain.bench.peers.systems import ADTRAIN, last_line
 from adtrain.bench.result import NamedTime, TimedResult
 from adtrain.bench.scaling_worker import PEERS, SAMPLE_SECONDS, SAMPLES, Measured, Request
 from adtrain.bench.timing.protocol import observed_load, protocol

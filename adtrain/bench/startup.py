@@ -26,8 +26,7 @@ from adtrain import config, training
 from adtrain.backends.cpu.threads import usable_cores
 from adtrain.bench.peers import jobs
 from adtrain.bench.peers.comparison import loss_tolerance
-from adtrain.bench.peers.processes import environment, last_line
-from adtrain.bench.peers.systems import ADTRAIN, SYSTEMS, Choice
+from adtrain.bench.peers.systems import ADTRAIN, SYSTEMS, Choice, environment, last_line
 from adtrain.bench.result import NamedTime, TimedResult, of_samples
 from adtrain.bench.timing.protocol import observed_load, protocol
 from adtrain.bench.timing.sampling import in_turns

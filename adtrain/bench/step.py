@@ -16,9 +16,8 @@ from markupsafe import Markup
 
 from adtrain import config, templates, training
 from adtrain.bench.cells import MS, NAMES, RANGE, cache_note, duration, factor, joined, mebibytes, milliseconds, of_peak
-from adtrain.bench.page import charts, roofline
-from adtrain.bench.page.charts import Line
-from adtrain.bench.page.roofline import Dot
+from adtrain.bench.page import charts
+from adtrain.bench.page.charts import Dot, Line
 from adtrain.bench.profile import Key, OpTimer, Totals, held_bytes, trace_step
 from adtrain.bench.result import NamedTime, TimedResult, named
 from adtrain.bench.timing.protocol import observed_load, protocol
@@ -537,7 +536,7 @@ def _roofline(modes: Modes, peak: Roofline, precision: str) -> Markup:
     dots = [dot for _, dot in staged + fused]
     note = "Rings are operations of the staged step; arrows lead to the fused operations that they are part of. The "
     note += f"larger a point, the larger its share of the step; below {MIN_SHARE:.1%} it is left out."
-    return roofline.figures({"staged and fused": dots}, peak, precision, arrows) + templates.note(note)
+    return charts.rooflines({"staged and fused": dots}, peak, precision, arrows) + templates.note(note)
 
 
 def _dot(row: OpTime, mode: str) -> Dot:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
-from adtrain.graphs.kernels import Kernel
+from adtrain.graphs.details import Kernel
 from adtrain.graphs.picture import Picture
 from adtrain.templates import environment
 

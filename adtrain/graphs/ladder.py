@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 
 from adtrain import nn
 from adtrain.core.program import Equation, Program, Variable, costs
+from adtrain.graphs.details import Statistics
+from adtrain.graphs.picture import shape_text
 from adtrain.graphs.roles import FORWARD, MOST_SCALARS, OPTIMIZER, UPDATE, Place, Roles, equation_lines, flat
-from adtrain.graphs.values import Statistics
 from adtrain.text import counted, short
 
 
@@ -46,6 +46,11 @@ class Flow:
     kept: bool
     values: Sequence[Variable]
 
+    @property
+    def size(self) -> str:
+        """The bytes of the values."""
+        return short(sum(v.nbytes for v in self.values), "B")
+
 
 class Ladder:
     """The nodes and flows of a Program.
@@ -76,7 +81,7 @@ class Ladder:
         self.kernels: Mapping[Place, Sequence[int]] = {}
         self._costs = dict(zip(roles.program.equations, costs(roles.program.equations), strict=True))
         stored = {self.viewed.get(v, v) for flow in self.flows if flow.kept for v in flow.values}
-        self.stored = sum(map(nbytes, stored))
+        self.stored = sum(v.nbytes for v in stored)
 
     def _nodes(self) -> Iterator[Node]:
         """One for each place; without a scope, and with `detail` before the update, one for each equation.
@@ -163,7 +168,7 @@ class Ladder:
                     start, end = (min(max(x, at.left), at.right) for x, at in ((start, tail), (end, node)))
                     found.setdefault((tail, node, start, end, kept), {})[self._stored(v) if kept else v] = None
         for key, values in found.items():
-            yield Flow(*key, sorted(values, key=nbytes, reverse=True))
+            yield Flow(*key, sorted(values, key=lambda v: v.nbytes, reverse=True))
 
     def _stored(self, v: Variable) -> Variable:
         """The value that has to be stored to read v: of a broadcast its argument."""
@@ -195,7 +200,7 @@ class Ladder:
         updated = [old for old, new in self.roles.updated.items() if new in made and old.size >= least]
         read = dict.fromkeys(self.viewed.get(v, v) for e in node.equations for v in e.inputs)
         about = [
-            f"{names[v]} {shape_text(v)}".strip()
+            f"{names[v]} {shape_text(v.type.shape)}".strip()
             for v in read
             if v in program.inputs and v.size >= least and v not in updated and names[v] not in self.states
         ]
@@ -237,21 +242,13 @@ class Ladder:
         if len(names) > 1:
             gradients = all(name.endswith(".grad") for name in names)
             names = ["gradients"] if gradients else [f"{names[0]} + {len(names) - 1} more"]
-        return f"{names[0]}, {short(sum(map(nbytes, flow.values)), 'B')}"
+        return f"{names[0]}, {flow.size}"
 
     def shape(self, flow: Flow) -> str:
         """The shape of the value of a flow, or how many there are, and their bytes."""
-        count, size = len(flow.values), short(sum(map(nbytes, flow.values)), "B")
-        shape = shape_text(flow.values[0]) if count == 1 else f"{count} values"
-        return ", ".join(filter(None, (shape, size)))
-
-
-def nbytes(v: Variable) -> int:
-    return prod(v.type.shape) * v.type.dtype.itemsize
-
-
-def shape_text(v: Variable) -> str:
-    return "×".join(map(str, v.type.shape))
+        count = len(flow.values)
+        shape = shape_text(flow.values[0].type.shape) if count == 1 else f"{count} values"
+        return ", ".join(filter(None, (shape, flow.size)))
 
 
 def _viewed(program: Program) -> dict[Variable, Variable]:

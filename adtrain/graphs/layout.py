@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from adtrain.graphs.ladder import Flow, Ladder, Node, nbytes
+from adtrain.graphs.ladder import Flow, Ladder, Node
 from adtrain.graphs.picture import (
     HISTOGRAM,
     LABEL,
@@ -220,7 +220,7 @@ class _Layout:
         """The names of a flow and its bytes; its bytes alone where there is room for half of the names at most."""
         whole = self.ladder.name(flow)
         label = fitted(whole, width, LABEL)
-        return label if len(label) > len(whole) / 2 + 4 else short(sum(map(nbytes, flow.values)), "B")
+        return label if len(label) > len(whole) / 2 + 4 else flow.size
 
     def _channel(self, column: int, x: float, start: float, end: float) -> float:
         """An x from `x` on at which no other vertical line to the column is between start and end."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 from adtrain import config, nn
 from adtrain.config import Config
 from adtrain.graphs.formats import Graph
-from adtrain.graphs.picture import LABEL, TITLE, Arrow, Box, Frame, Picture, Point, text_height, text_width
+from adtrain.graphs.picture import LABEL, TITLE, Arrow, Box, Frame, Picture, Point, shape_text, text_height, text_width
 from adtrain.nn.describe import LayerRow
 from adtrain.nn.module import pair, size_text
 from adtrain.table import COUNT, TEXT, Column, render
@@ -226,17 +226,13 @@ def option_texts(module: nn.Module, shape: nn.Shape) -> Iterator[str]:
     for field in sorted(fields(cast(Any, module)), key=lambda field: field.name != "kernel_size"):
         value = getattr(module, field.name)
         if field.name == "kernel_size":
-            yield "×".join(map(str, pair(value)))
+            yield shape_text(pair(value))
         elif field.name in ("out_channels", "out_features"):
             yield f"{shape[0] if field.name == 'out_channels' else shape[-1]} → {value}"
         elif value != field.default and not field.name.startswith("in_"):
-            size = "×".join(map(str, value)) if isinstance(value, tuple) else value
+            size = shape_text(value) if isinstance(value, tuple) else value
             name = {"padding": "pad", "bias": "no bias"}.get(field.name, field.name.replace("_", " "))
             yield name if isinstance(value, bool) else f"{name} {size}"
-
-
-def shape_text(shape: Sequence[int]) -> str:
-    return "×".join(map(str, shape))
 
 
 def parameter_texts(module: nn.Module, shape: nn.Shape) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from adtrain.graphs.values import Statistics
+from adtrain.graphs.details import Statistics
 from adtrain.table import shorten
 
 Point = tuple[float, float]
@@ -138,6 +138,10 @@ class Picture:
     headings: Sequence[Heading] = ()
     name: str = ""
     horizontal: bool = False
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape))
 
 
 def text_width(text: str, size: float = TEXT, bold: bool = False) -> float:

@@ -38,10 +38,6 @@ def flat(equations: Iterable[Equation]) -> Iterator[Equation]:
             yield e
 
 
-def flops(e: Equation) -> int:
-    return e.cost.flops
-
-
 LEAST = 3
 """Minimum neighbouring equal blocks that are drawn as one."""
 
@@ -125,7 +121,7 @@ class Roles:
 
     def place(self, e: Equation) -> Place:
         """The place of an equation; of a fused one, that of its costliest member."""
-        return self.places[max(flat([e]), key=flops)]
+        return self.places[max(flat([e]), key=lambda member: member.cost.flops)]
 
     def maker(self, v: Variable) -> Place:
         return self.places[self._makers[v]]

@@ -20,13 +20,12 @@ from adtrain.core.errors import AdtrainError
 from adtrain.core.kernel import Target
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Pass
+from adtrain.graphs.details import Kernel, Statistics, kernels, value_statistics
 from adtrain.graphs.formats import Graph
-from adtrain.graphs.kernels import Kernel, kernels
 from adtrain.graphs.ladder import Ladder
 from adtrain.graphs.layout import ladder_picture
 from adtrain.graphs.picture import Picture
 from adtrain.graphs.roles import NONE, Place, Roles, flat, folds, program_text
-from adtrain.graphs.values import Statistics, value_statistics
 from adtrain.jitted import Jitted, jit
 from adtrain.passes import SIMPLIFY
 from adtrain.passes.fusion import FusionPass
@@ -49,7 +48,7 @@ def step_graph(
     """The graph of a config's training step. Without `values` no data are read, and nothing is run.
 
     Args:
-        values: the inputs of the step, whose values the graph has; see `values.first_batch_inputs`.
+        values: the inputs of the step, whose values the graph has; see `details.first_batch_inputs`.
         target: the GPU that runs the step; None for the CPU. This machine needs no GPU.
         after: the pass after which the Program is shown; of one that runs twice, the first time.
         detail: draw a box for each equation instead of one for each layer and phase.

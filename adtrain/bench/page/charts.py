@@ -1,15 +1,18 @@
-"""Charts of these pages: curves over sizes, and ratios with their intervals, on logarithmic axes."""
+"""Charts of these pages on logarithmic axes: curves over sizes, ratios with their intervals, and rooflines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from math import log10
+from itertools import product
+from math import ceil, log10
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
+from adtrain import templates
 from adtrain.bench.cells import Ratio, factor
+from adtrain.bench.timing.roofline import Roofline
 from adtrain.report.plot import Axis, Plot, Point, log_ticks, tick_text
 from adtrain.templates import macro
 
@@ -120,6 +123,213 @@ class Scale:
         return {"kind": kind, "down": down, "low": low, "at": at, "high": high, "tooltip": tooltip}
 
 
-def chart(title: str, plot: Plot) -> Markup:
-    """A drawing with its title."""
+WIDTH, HEIGHT = 480, 340
+LETTER, LINE = 6.0, 12
+"""Width of a letter and height of a line of names, in units of the picture."""
+
+MAX_NAMES = 14
+DECADES = 5
+"""An axis covers at most so many powers of ten below its largest value. Points below them are drawn at the border."""
+LEADERS = (22, 40, 60)
+"""Distances of names without room next to their point, which get a line to it."""
+
+
+class Dot(NamedTuple):
+    """A point for work of `ms` milliseconds. `name` is drawn next to it if there is room, and if it is not empty."""
+
+    name: str
+    tooltip: str
+    flops: int
+    bytes: int
+    ms: float
+    radius: float = 3
+    kind: str = ""
+
+    @property
+    def place(self) -> Point:
+        """FLOPs a byte, and GFLOP/s."""
+        return self.flops / self.bytes, self.flops / self.ms * 1e-6
+
+    @property
+    def drawn(self) -> bool:
+        return bool(self.flops and self.bytes and self.ms)
+
+
+class Box(NamedTuple):
+    """The box of a name in the picture."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def contains(self, points: Iterable[Point]) -> bool:
+        return any(self.left < x < self.right and self.top < y < self.bottom for x, y in points)
+
+    def overlaps(self, other: Box) -> bool:
+        return (
+            self.left < other.right and other.left < self.right and self.top < other.bottom and other.top < self.bottom
+        )
+
+
+class Roof(NamedTuple):
+    """The best rates: GB/s and GFLOP/s."""
+
+    memory: float
+    arithmetic: float
+
+    @property
+    def ridge(self) -> float:
+        """FLOPs a byte above which arithmetic is the limit."""
+        return self.arithmetic / self.memory
+
+    def at(self, intensity: float) -> float:
+        """The best GFLOP/s of work with these FLOPs a byte."""
+        return min(self.arithmetic, intensity * self.memory)
+
+    def line(self, xs: Sequence[float], ys: Sequence[float]) -> dict[str, tuple[Point, Point]]:
+        """The parts of the roof inside of the axes, by the limit."""
+        found = {}
+        left, right = max(xs[0], ys[0] / self.memory), min(xs[-1], self.ridge, ys[-1] / self.memory)
+        if left < right:
+            found["memory"] = ((left, left * self.memory), (right, right * self.memory))
+        left = max(xs[0], self.ridge)
+        if left < xs[-1] and ys[0] <= self.arithmetic <= ys[-1]:
+            found["arithmetic"] = ((left, self.arithmetic), (xs[-1], self.arithmetic))
+        return found
+
+
+def rooflines(
+    groups: Mapping[str, Sequence[Dot]],
+    peak: Roofline,
+    precision: str,
+    arrows: Sequence[tuple[Dot, Dot]] = (),
+) -> Markup:
+    """The roofline of a device with operations as points (S. Williams, A. Waterman, D. Patterson, Roofline: an
+    insightful visual performance model for multicore architectures, Communications of the ACM 52, 2009).
+
+    A picture for each group that has points, on the same axes, with a legend. `arrows` connect two points each. The
+    axes cover the points, and the roof above the point that is closest to it.
+    """
+    rates = peak.gflops_per_s
+    kind = precision if precision in rates else "float32"
+    roof = Roof(peak.gbytes_per_s, rates[kind])
+    shown = {title: [dot for dot in dots if dot.drawn] for title, dots in groups.items()}
+    drawn = [dot.place for dots in shown.values() for dot in dots]
+    if not drawn:
+        return templates.note("No operation here has FLOPs.")
+    closest, _ = max(drawn, key=lambda place: place[1] / roof.at(place[0]))
+    xs = log_ticks(*_ends([x for x, _ in drawn]))
+    ys = log_ticks(*_ends([*(y for _, y in drawn), roof.at(closest)]))
+    legend = [
+        ("memory", f"limited by memory: {roof.memory:,.1f} GB/s of a large copy"),
+        ("arithmetic", f"by arithmetic: {roof.arithmetic:,.1f} GFLOP/s of {kind} products"),
+    ]
+    pictures = [_figure(title, dots, roof, xs, ys, arrows) for title, dots in shown.items() if dots]
+    left_out = sum(map(len, groups.values())) - len(drawn)
+    note = "A point is an operation; the line is the measured peak of the device, which data in caches may exceed."
+    note += f" {left_out} without FLOPs are left out." if left_out else ""
+    return keys(legend) + figures(pictures, "wide-curves") + templates.note(note)
+
+
+def _figure(
+    title: str,
+    dots: Sequence[Dot],
+    roof: Roof,
+    xs: Sequence[float],
+    ys: Sequence[float],
+    arrows: Sequence[tuple[Dot, Dot]],
+) -> Markup:
+    x, y = (Axis(unit, ticks, power_text, logarithmic=True) for unit, ticks in (("FLOP / byte", xs), ("GFLOP/s", ys)))
+    plot = Plot(f"{title}: GFLOP/s over FLOP/byte", x, y, WIDTH, HEIGHT)
+    lines = roof.line(xs, ys)
+    for kind, line in lines.items():
+        plot.line(line, f"roof {kind}")
+    for start, end in arrows:
+        plot.arrow(_at(plot, start), _at(plot, end), "arrow", end.radius + 1)
+    for dot in sorted(dots, key=lambda dot: -dot.radius):
+        kind = "memory" if dot.place[0] < roof.ridge else "arithmetic"
+        plot.marker(*_inside(plot, dot), f"{kind} {dot.kind}".strip(), dot.tooltip, dot.radius)
+    covered = [point for dot in dots for point in _around(_at(plot, dot), dot.radius)]
+    crossed = [point for a, b in lines.values() for point in _between(plot.at(*a), plot.at(*b))]
+    for at, name, leader in _names(plot, [dot for dot in dots if dot.name], covered, crossed):
+        if leader:
+            plot.stroke(leader, "leader")
+        plot.text(at, name, "name")
     return _chart(title, plot.svg())
+
+
+def _around(at: Point, radius: float) -> list[Point]:
+    """The centre of a circle and four points on it."""
+    return [(at[0] + radius * x, at[1] + radius * y) for x, y in ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))]
+
+
+def _between(a: Point, b: Point) -> list[Point]:
+    """Points on a line, closer together than the height of a name."""
+    parts = ceil(max(abs(b[0] - a[0]), abs(b[1] - a[1])) / (LINE / 2)) or 1
+    return [(a[0] + (b[0] - a[0]) * i / parts, a[1] + (b[1] - a[1]) * i / parts) for i in range(parts + 1)]
+
+
+def _names(
+    plot: Plot, dots: Sequence[Dot], covered: Sequence[Point], lines: Sequence[Point]
+) -> Iterator[tuple[Point, str, Sequence[Point]]]:
+    """Position and text of the names that have room, each at its largest dot, and the line to the dot if the name is
+    not next to it. Names avoid all points and each other's lines, and if possible the lines of the roof."""
+    largest = {dot.name: dot for dot in sorted(dots, key=_size)}
+    taken: list[Box] = []
+    leaders: list[Point] = []
+    for dot in sorted(largest.values(), key=_size, reverse=True)[:MAX_NAMES]:
+        at = _at(plot, dot)
+        free = [
+            (box, leader)
+            for box, leader in ((box, _leader(at, dot, box)) for box in _boxes(plot, dot))
+            if not (box.contains(covered) or box.contains(leaders) or any(map(box.overlaps, taken)))
+            and not any(other.contains(leader) for other in taken)
+        ]
+        if free:
+            box, leader = next(((box, leader) for box, leader in free[:8] if not box.contains(lines)), free[0])
+            taken.append(box)
+            leaders += leader
+            yield (box.left, box.bottom - 2), dot.name, leader
+
+
+def _leader(at: Point, dot: Dot, box: Box) -> Sequence[Point]:
+    """Points on the line from a dot to its name; none if the name is next to the dot."""
+    end = min(max(at[0], box.left), box.right), box.top + LINE / 2
+    far = abs(end[0] - at[0]) + abs(end[1] - at[1]) > dot.radius + LINE
+    return _between(at, end) if far else []
+
+
+def _boxes(plot: Plot, dot: Dot) -> Iterator[Box]:
+    """The places of a name inside of the picture: next to its dot first, then further away."""
+    left, top, width, height = plot.box
+    x, y = _at(plot, dot)
+    long, off, beyond = len(dot.name) * LETTER, dot.radius + 3, dot.radius + 1
+    places = [(x + off, y - LINE / 2), (x - off - long, y - LINE / 2)]
+    places += product((x - long / 2, x, x - long), (y - beyond - LINE, y + beyond))
+    for away in LEADERS:
+        places += product((x + away, x - away - long), (y - away - LINE, y + away, y - LINE / 2))
+    for at in places:
+        if left < at[0] < left + width - long and 0 < at[1] < top + height - LINE:
+            yield Box(*at, at[0] + long, at[1] + LINE)
+
+
+def _size(dot: Dot) -> tuple[float, int]:
+    return dot.radius, dot.flops
+
+
+def _ends(values: Iterable[float]) -> tuple[float, float]:
+    """The range of an axis: that of the values, but at most DECADES powers of ten below the largest one."""
+    found = list(values)
+    return max(min(found), max(found) / 10**DECADES), max(found)
+
+
+def _inside(plot: Plot, dot: Dot) -> Point:
+    """The values of a dot, or those of the border if the axes do not reach to it."""
+    x, y = dot.place
+    return max(x, plot.x.ticks[0]), max(y, plot.y.ticks[0])
+
+
+def _at(plot: Plot, dot: Dot) -> Point:
+    """The place of a dot in the picture."""
+    return plot.at(*_inside(plot, dot))

@@ -13,8 +13,7 @@ import numpy as np
 from adtrain.bench.cells import Ratio
 from adtrain.bench.op_table import OpCase
 from adtrain.bench.peers.jobs import CHUNK, REPEATS
-from adtrain.bench.peers.processes import Unsupported, WorkerFailed, WorkerProcess
-from adtrain.bench.peers.systems import ADTRAIN, Choice, precision_of
+from adtrain.bench.peers.systems import ADTRAIN, Choice, Unsupported, WorkerFailed, WorkerProcess, precision_of
 from adtrain.bench.timing.machine import thread_count
 from adtrain.bench.timing.protocol import Protocol, protocol
 from adtrain.bench.timing.sampling import Time, Timing, in_turns, ratio

@@ -18,8 +18,7 @@ import numpy as np
 
 from adtrain import config, data, nn, ops, optim, training
 from adtrain.bench.op_table import OpCase, cases
-from adtrain.bench.peers.processes import Unsupported
-from adtrain.bench.peers.systems import ADTRAIN, Work, made
+from adtrain.bench.peers.systems import ADTRAIN, Unsupported, Work, made
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.core.autodiff import vjp

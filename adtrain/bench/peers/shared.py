@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from adtrain import nn, optim
-from adtrain.bench.peers.processes import Unsupported
+from adtrain.bench.peers.systems import Unsupported
 from adtrain.config import Config
 
 Arrays: TypeAlias = dict[str, Any]
