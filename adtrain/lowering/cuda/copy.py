@@ -11,7 +11,7 @@ import numpy as np
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.registry import register
-from adtrain.core.target import Target
+from adtrain.core.target import WARP, Target
 from adtrain.lowering import layouts
 from adtrain.lowering.layouts import Ints, Layout
 from adtrain.lowering.shapes import output_type
@@ -26,8 +26,6 @@ MAX_AXES = 6
 """Axes that kernels/cuda/index/copy.cu iterates over."""
 THREADS = 256
 """Threads per block of copy_tiles."""
-WARP = 32
-"""The long side of a tile is a multiple of it."""
 VECTOR = 16
 """Bytes that a thread moves at once."""
 CHUNK = 16 << 10

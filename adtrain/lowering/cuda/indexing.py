@@ -11,9 +11,9 @@ import numpy as np
 from adtrain.core.kernel import MAX_GRID, CudaKernel, CudaLaunch
 from adtrain.core.memory_layout import Arrays, lengths, memory_layout
 from adtrain.core.registry import register
-from adtrain.core.target import Target
+from adtrain.core.target import WARP, Target
 from adtrain.lowering import layouts
-from adtrain.lowering.cuda.reduce import WARP, of_one_member, power_of_two, vector_width
+from adtrain.lowering.cuda.reduce import of_one_member, power_of_two, vector_width
 
 
 def launch(name: str, numbers: layouts.Lengths, x: Any, indices: Any, elements: int, width: int = 1) -> CudaLaunch:

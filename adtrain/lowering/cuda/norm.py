@@ -8,8 +8,8 @@ from typing import Any
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.memory_layout import memory_layout
 from adtrain.core.registry import register
-from adtrain.core.target import Target
-from adtrain.lowering.cuda.reduce import MIN_BLOCKS, MIN_ROW_PART, WARP, of_one_member, vector_width
+from adtrain.core.target import WARP, Target
+from adtrain.lowering.cuda.reduce import MIN_BLOCKS, MIN_ROW_PART, of_one_member, vector_width
 from adtrain.lowering.shapes import alternating, element_types
 
 BLOCK = 256

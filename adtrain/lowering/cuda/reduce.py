@@ -14,10 +14,9 @@ import numpy as np
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.memory_layout import memory_layout
 from adtrain.core.registry import register
-from adtrain.core.target import Target
+from adtrain.core.target import WARP, Target
 from adtrain.lowering.shapes import alternating, output_type
 
-WARP = 32
 MAX_WARP_ROW, MAX_WARP_ROW_OF_MANY = 1024, 8192
 """Maximum of elements of a row that one warp reduces, in general and with MANY_ROWS. A block reduces a longer row."""
 MANY_ROWS = 8192

@@ -7,8 +7,8 @@ from typing import Any
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.registry import register
-from adtrain.core.target import Target
-from adtrain.lowering.cuda.reduce import WARP, power_of_two
+from adtrain.core.target import WARP, Target
+from adtrain.lowering.cuda.reduce import power_of_two
 from adtrain.lowering.shapes import element_types, split_at
 
 ROW_THREADS, COLUMN_THREADS, IN_FLIGHT = 256, 1024, 8

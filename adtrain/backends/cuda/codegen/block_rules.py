@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from adtrain.backends.cuda.codegen import index_rules
 from adtrain.backends.cuda.codegen.loops import flat
-from adtrain.backends.cuda.codegen.part import WARP, Names, Step, StepRule, lanes_for, loop
+from adtrain.backends.cuda.codegen.part import Names, Step, StepRule, lanes_for, loop
 from adtrain.codegen.access import access, offset, read
 from adtrain.codegen.elementwise import statements
 from adtrain.codegen.expressions import c_type, literal
 from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Variable
+from adtrain.core.target import WARP
 from adtrain.core.types import Shape
 from adtrain.lowering.shapes import contiguous_strides, split_at
 from adtrain.passes.fuse_elementwise import by_element

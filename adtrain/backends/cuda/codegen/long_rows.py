@@ -29,9 +29,9 @@ from adtrain.codegen.expressions import c_type, literal
 from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.target import Target
+from adtrain.core.target import WARP, Target
 from adtrain.core.types import BITS
-from adtrain.lowering.cuda.reduce import VECTOR, WARP, power_of_two, vector_width
+from adtrain.lowering.cuda.reduce import VECTOR, power_of_two, vector_width
 from adtrain.passes.fuse_elementwise import by_element
 
 MIN_THREADS, MAX_THREADS = 4 * WARP, 1024

@@ -12,7 +12,7 @@ from math import gcd
 from adtrain.backends.cuda.compiler import Source
 from adtrain.codegen.expressions import c_type, pointer
 from adtrain.core.program import Equation, Variable
-from adtrain.core.target import Target
+from adtrain.core.target import WARP, Target
 
 # No contraction to FMA, so that an equation gives the same bits alone and fused.
 OPTIONS = ("--fmad=false",)
@@ -232,9 +232,6 @@ def _of_member(values: Sequence[object]) -> str:
 
 def indented(lines: Sequence[str]) -> list[str]:
     return [f"    {line}" for line in lines]
-
-
-WARP = 32
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ from adtrain.core.axes import row_axes
 from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.target import WARP
 from adtrain.core.types import Shape
-from adtrain.lowering.cuda.reduce import VECTOR, WARP, power_of_two, vector_width
+from adtrain.lowering.cuda.reduce import VECTOR, power_of_two, vector_width
 from adtrain.passes.fuse_elementwise import by_element
 
 MIN_IN_REGISTERS = 64

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from adtrain.backends.cuda.codegen.block_rules import REDUCTIONS, matmul, reduction, rule_of
 from adtrain.backends.cuda.codegen.index_rules import overlapped_take
-from adtrain.backends.cuda.codegen.part import WARP, Names, Step, StepRule, lanes_for
+from adtrain.backends.cuda.codegen.part import Names, Step, StepRule, lanes_for
 from adtrain.backends.cuda.codegen.register_rows import rows_in_block, takes_numbers
 from adtrain.backends.cuda.forms.resident_layer import THREADS
 from adtrain.backends.cuda.forms.row_fused import ROW_FUSED, RowFusion, rowwise
@@ -21,6 +21,7 @@ from adtrain.core.axes import Items
 from adtrain.core.fused import PRODUCT, body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.target import WARP
 from adtrain.passes.fuse_products import EpilogueFusion
 from adtrain.passes.fusion import FusionPass
 

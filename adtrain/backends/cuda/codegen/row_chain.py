@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 from itertools import accumulate, groupby
 
-from adtrain.backends.cuda.codegen.part import WARP, Kernel, Part, indented, kernel, part_names
+from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel, part_names
 from adtrain.backends.cuda.codegen.row_chain_layout import STRIP, Layout, layout_of
 from adtrain.backends.cuda.codegen.row_chain_plan import (
     BEFORE,
@@ -33,7 +33,7 @@ from adtrain.codegen.expressions import c_type, element, literal
 from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.target import Target
+from adtrain.core.target import WARP, Target
 
 
 def row_chain_kernels(equation: Equation, count: int, target: Target) -> list[Kernel]:

@@ -24,8 +24,9 @@ from adtrain.core.fused import body_of
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.target import WARP
 from adtrain.core.types import Shape
-from adtrain.lowering.cuda.reduce import WARP, vector_width
+from adtrain.lowering.cuda.reduce import vector_width
 from adtrain.passes.fuse_elementwise import by_element
 
 THREADS = 128

@@ -34,7 +34,7 @@ from adtrain.backends.cuda.forms.tiled_product import (
 from adtrain.core.fused import PRODUCT, body_of, fuse, renamed
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Results, keeps
-from adtrain.core.target import Target
+from adtrain.core.target import HOPPER, Target
 from adtrain.passes.groups import Groups
 
 BACK_TO_BACK = "back_to_back"
@@ -164,8 +164,6 @@ define(Form(BACK_TO_BACK, lambda equation, target: [back_to_back(equation)]))
 define(Form("weight_tiles", lambda equation, target: [weight_tiles(equation)]))
 
 
-CAPABILITY = (9, 0)
-"""The compute capability that has WGMMA."""
 MAX_WEIGHTS = MAX_POINTERS // 2
 """Maximum matrices of weights of an equation: they and their tiles are arguments of a kernel."""
 
@@ -174,7 +172,7 @@ MAX_WEIGHTS = MAX_POINTERS // 2
 def tile_weights(program: Program, target: Target) -> Program:
     """The Program with a `back_to_back` equation for each suitable pair of products, and a `tiled_product` equation for
     each other suitable product."""
-    if target.capability != CAPABILITY or target.by_member:
+    if target.capability != HOPPER or target.by_member:
         return program
     pairs = pairs_back_to_back(program, target)
     in_pairs = {i for pair in pairs.items() for i in pair}

@@ -22,7 +22,7 @@ from adtrain.core.fused import PRODUCT, body_of
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Equation
 from adtrain.core.registry import cuda_kernels
-from adtrain.core.target import Target
+from adtrain.core.target import HOPPER, Target
 from adtrain.lowering.cuda.gemm.bfloat16 import (
     MATRIX_TILES,
     TILES,
@@ -34,8 +34,6 @@ from adtrain.lowering.shapes import product_lengths
 from adtrain.passes.fusion import Fusion
 from adtrain.passes.groups import Groups
 
-CAPABILITY = (9, 0)
-"""The compute capability that has WGMMA."""
 MAX_PRODUCTS = 8
 """Maximum products of a launch. Their operands stay in memory until the last one is ready."""
 MAX_WAVES, TILE = 4, 128
@@ -69,7 +67,7 @@ class GroupedBfloat16Fusion(Fusion):
 
     @classmethod
     def runs_on(cls, target: Target) -> bool:
-        return target.capability == CAPABILITY and not target.by_member
+        return target.capability == HOPPER and not target.by_member
 
     def together(self, groups: Groups) -> Iterable[Iterable[int]]:
         run: list[int] = []

@@ -34,7 +34,7 @@ from adtrain.backends.cuda.forms.horizontal import MAX_K, MAX_POINTERS, is_produ
 from adtrain.core.fused import body_of
 from adtrain.core.precision import FULL
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.target import Target
+from adtrain.core.target import HOPPER, WARP, Target
 from adtrain.lowering.cuda.gemm.bf16x3 import (
     BUFFERS,
     CHUNK_BYTES,
@@ -47,15 +47,12 @@ from adtrain.lowering.cuda.gemm.bf16x3 import (
 )
 from adtrain.lowering.cuda.gemm.bf16x3 import THREADS as GEMM_THREADS
 from adtrain.lowering.cuda.gemm.cost_model import BF16X3_EVEN_WIDTHS, bf16x3_stage_cycles
-from adtrain.lowering.cuda.gemm.tiles import WARP
 from adtrain.passes.fusion import Fusion, with_shared_views
 from adtrain.passes.groups import Groups
 
 GROUPED_PRODUCTS = "grouped_products"
 """Independent matrix products with epilogues in one launch whose blocks share the tiles and their K evenly."""
 
-CAPABILITY = (9, 0)
-"""The compute capability that has WGMMA."""
 TILE = 128
 """Rows and columns of a tile, by which tiles are counted."""
 MIN_LENGTH, MULTIPLE = 64, 4
@@ -78,7 +75,7 @@ class GroupedProductsFusion(Fusion):
 
     @classmethod
     def runs_on(cls, target: Target) -> bool:
-        return target.capability == CAPABILITY and not target.by_member
+        return target.capability == HOPPER and not target.by_member
 
     def prepared(self) -> Program:
         if not self._product_groups():

@@ -23,12 +23,12 @@ from adtrain.backends.cuda.forms.resident_layer import (
     update_struct,
     updated_arrays,
 )
-from adtrain.backends.cuda.forms.streamed_layer import MIN_CAPABILITY, ROW_ALIGNMENT
+from adtrain.backends.cuda.forms.streamed_layer import ROW_ALIGNMENT
 from adtrain.core.fused import PRODUCT, body_of, fuse, launched_together, without
 from adtrain.core.precision import FULL
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Results, keeps
-from adtrain.core.target import Target
+from adtrain.core.target import TENSOR_CORES, Target
 from adtrain.passes.places import overwrites, read_once
 
 LAYER_BACKWARD = "layer_backward"
@@ -83,7 +83,7 @@ def layer_backward_of(equation: Equation) -> LayerBackward:
 @keeps(Results.EXACT)
 def fuse_layer_backward(program: Program, target: Target) -> Program:
     """The Program with `layer_backward` equations."""
-    if target.capability < MIN_CAPABILITY:
+    if target.capability < TENSOR_CORES:
         return program
     equations = list(program.equations)
     for e in program.equations:

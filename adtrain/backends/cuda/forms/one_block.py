@@ -33,7 +33,7 @@ from adtrain.codegen.expressions import c_type
 from adtrain.core.fused import body_of, renamed
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.target import Target
+from adtrain.core.target import WARP, Target
 from adtrain.passes.arena import Arena
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.fusion import Fusion
@@ -128,7 +128,6 @@ def depths(program: Program) -> list[int]:
     return found
 
 
-WARP = 32
 MAX_THREADS = 1024
 WORD, VECTOR = 4, 16
 """Bytes of the smallest and the largest cp.async copy."""

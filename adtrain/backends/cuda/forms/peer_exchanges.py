@@ -42,7 +42,7 @@ from adtrain.core.fused import HORIZONTAL, OVERWRITES, body_of, fuse
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Results, keeps
-from adtrain.core.target import Target
+from adtrain.core.target import WARP, Target
 from adtrain.passes.fuse_elementwise import by_element, is_loops
 from adtrain.passes.groups import Groups
 from adtrain.passes.places import nbytes, of_one_type
@@ -196,7 +196,6 @@ def _together(equations: Sequence[Equation], needed: Sequence[Variable]) -> Equa
 HEADERS = ("index/peer_exchanges.cuh",)
 VECTOR = 16
 """Bytes that a thread moves at once."""
-WARP = 32
 RESIDENT = 2
 """Blocks for which a multiprocessor has registers, so that other parts run while the updates wait for the peers."""
 SPAN = 16

@@ -20,7 +20,7 @@ from adtrain.backends.cuda.forms.thread_items import MAX_OPERATIONS, items_of_th
 from adtrain.core.fused import fuse
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Variable
-from adtrain.core.target import Target
+from adtrain.core.target import TENSOR_CORES, Target
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.fusion import Fusion
 from adtrain.passes.groups import Groups
@@ -29,8 +29,6 @@ ROW_CHAIN = "row_chain"
 """Row-wise equations, products by small weights, and sums over rows. Thread blocks of a GPU take tiles of rows through
 all of them."""
 
-MIN_CAPABILITY = (8, 0)
-"""Compute capability with tf32 on tensor cores."""
 MIN_ROWS = 1 << 11
 """Fewer rows leave multiprocessors without work."""
 LAUNCH_CYCLES = 3500
@@ -48,7 +46,7 @@ class RowChainFusion(Fusion):
 
     @classmethod
     def runs_on(cls, target: Target) -> bool:
-        return target.capability >= MIN_CAPABILITY and not target.by_member
+        return target.capability >= TENSOR_CORES and not target.by_member
 
     @cached_property
     def counts(self) -> list[int]:

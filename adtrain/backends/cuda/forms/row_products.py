@@ -27,7 +27,7 @@ from adtrain.core.fused import body_of, fuse
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.target import Target
+from adtrain.core.target import TENSOR_CORES, WARP, Target
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.fuse_products import fuse_product
 from adtrain.passes.places import nbytes
@@ -37,8 +37,6 @@ ROW_PRODUCTS = "row_products"
 
 ROWS = 16
 """Rows of a thread block: those of a tensor-core instruction."""
-MIN_CAPABILITY = (8, 0)
-"""Compute capability with bfloat16 on tensor cores."""
 MAX_WIDTH = 1024
 """Maximum elements of a row."""
 MAX_WEIGHT = 1 << 17
@@ -68,7 +66,7 @@ class RowProductsFusion(RowFusion):
 
     @classmethod
     def runs_on(cls, target: Target) -> bool:
-        return target.capability >= MIN_CAPABILITY
+        return target.capability >= TENSOR_CORES
 
     def copied(self, producer: Equation, reader: Equation) -> bool:
         return producer.has(Trait.RESHAPE) and not reader.has(Trait.RESHAPE)
@@ -341,7 +339,6 @@ def _vectors(
 
 TILE = 16
 """Rows of a head that a warp computes (`kernels/cuda/attention/row_attention.cuh`)."""
-WARP = 32
 
 
 def _forward(equation: Equation, names: Names, threads: int) -> Sequence[Step]:

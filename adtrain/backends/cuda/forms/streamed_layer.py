@@ -36,13 +36,11 @@ from adtrain.core.fused import GATHER, body_of, fuse, renamed, without
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Results, keeps
-from adtrain.core.target import Target
+from adtrain.core.target import TENSOR_CORES, Target
 
 STREAMED_LAYER = "streamed_layer"
 """The first layer of one member, whose inputs are gathered bytes: its product, or the gradient and update of its
 weights, or the update and then the product of the next step. The weights are read and written once."""
-MIN_CAPABILITY = (8, 0)
-"""The first compute capability with asynchronous copies."""
 BLOCK_UNITS = 32, 16
 """Units that a block may have: a warp has 16 of them, and the warps of a group have different ones."""
 ROW_ALIGNMENT = 128, 16
@@ -113,7 +111,7 @@ def streamed_layer_of(equation: Equation) -> StreamedLayer:
 @keeps(Results.EXACT)
 def stream_layer(program: Program, target: Target) -> Program:
     """The Program with two `streamed_layer` equations, if its first layer is suitable. Else the Program, unchanged."""
-    body = None if target.capability < MIN_CAPABILITY else step_of_member(program)
+    body = None if target.capability < TENSOR_CORES else step_of_member(program)
     layer = None if body is None else resident_layer(body)
     if body is None or layer is None:
         return program

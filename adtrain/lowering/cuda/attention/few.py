@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.memory_layout import memory_layout
-from adtrain.core.target import Target
+from adtrain.core.target import WARP, Target
 from adtrain.lowering.cuda.attention.problem import LAUNCH, Candidates, Problem, waves
-from adtrain.lowering.cuda.reduce import WARP
 
 MAX_QUERIES = 8
 """Most queries of a head. A thread holds columns of all of them in registers."""

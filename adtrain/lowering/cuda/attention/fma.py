@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.memory_layout import MemoryLayout, memory_layout
-from adtrain.core.target import Target
+from adtrain.core.target import WARP, Target
 from adtrain.lowering.cuda.attention.problem import LAUNCH, Candidates, Problem, waves
-from adtrain.lowering.cuda.reduce import WARP
 
 SHARED_VECTOR = 16
 """Bytes of padding of a row in shared memory."""

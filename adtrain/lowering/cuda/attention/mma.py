@@ -13,12 +13,9 @@ import numpy as np
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.memory_layout import MemoryLayout, lengths, memory_layout
 from adtrain.core.precision import FULL
-from adtrain.core.target import Target
+from adtrain.core.target import TENSOR_CORES, WARP, Target
 from adtrain.lowering.cuda.attention.problem import LAUNCH, Candidates, Problem, waves
-from adtrain.lowering.cuda.reduce import WARP
 
-CAPABILITY = (8, 0)
-"""The lowest compute capability with the instructions."""
 GROUP, PACK_THREADS = 64, 256
 """Rows with one scale, and threads of a block, in attention/mma_pack.cu."""
 MAX_SLICE = 128
@@ -129,7 +126,7 @@ def terms_of(problem: Problem) -> int:
 
 def candidates(target: Target, problem: Problem) -> Candidates | None:
     """Kernels of the tiles that are estimated fastest, then of the next ones. None where none fits, and for float64."""
-    if target.capability < CAPABILITY or problem.dtype != np.float32:
+    if target.capability < TENSOR_CORES or problem.dtype != np.float32:
         return None
     x = problem.lengths
     if problem.gradient:

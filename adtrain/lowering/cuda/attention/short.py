@@ -7,12 +7,9 @@ import numpy as np
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.memory_layout import memory_layout
 from adtrain.core.precision import FULL
-from adtrain.core.target import Target
+from adtrain.core.target import TENSOR_CORES, WARP, Target
 from adtrain.lowering.cuda.attention.problem import LAUNCH, Candidates, Problem
-from adtrain.lowering.cuda.reduce import WARP
 
-CAPABILITY = (8, 0)
-"""The lowest compute capability with bfloat16 on tensor cores."""
 ROWS = 16
 """Rows of a block: those of a tensor-core instruction."""
 MAX_WIDTH, WIDTH_STEP = 64, 16
@@ -27,7 +24,7 @@ def candidates(target: Target, problem: Problem) -> Candidates | None:
     """One kernel. Its estimate is one launch, the shortest of all implementations: it reads each array once."""
     x = problem.lengths
     plain = problem.arrays == 1 and not problem.optional and problem.precision == FULL
-    if target.capability < CAPABILITY or problem.dtype != np.float32 or not plain:
+    if target.capability < TENSOR_CORES or problem.dtype != np.float32 or not plain:
         return None
     rows = x.batch // x.heads * x.queries
     # A Program by member: whole blocks of one sequence, whatever the number of sequences.

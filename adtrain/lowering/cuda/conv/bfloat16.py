@@ -18,7 +18,7 @@ from adtrain.core.kernel import CudaKernel, Im2col, TensorMap
 from adtrain.core.memory_layout import memory_layout
 from adtrain.core.precision import FLOAT32 as UNROUNDED
 from adtrain.core.precision import TF32
-from adtrain.core.target import Target
+from adtrain.core.target import HOPPER, Target
 from adtrain.core.types import BITS
 from adtrain.lowering.cuda.conv.depthwise import DepthwiseConv
 from adtrain.lowering.cuda.conv.problem import Direction
@@ -34,7 +34,6 @@ from adtrain.lowering.cuda.gemm.bfloat16 import (
     Bfloat16Tile,
     fastest_splits,
 )
-from adtrain.lowering.cuda.gemm.packed import CAPABILITY
 from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH
 
 MAX_STRIDE, MAX_POSITION, MAX_OFFSET = 8, 128, 255
@@ -346,7 +345,7 @@ def _rule(direction: Direction, shapes: Callable[..., tuple[Any, Any, Any]]) -> 
     """The rule of a primitive. ``shapes`` returns those of the input, the output and the kernel."""
 
     def candidates(target: Target, *operands: Any, window: Any, precision: str, **size: Any) -> Sequence[CudaKernel]:
-        if target.capability != CAPABILITY or target.by_member:
+        if target.capability != HOPPER or target.by_member:
             return []
         terms, in_tf32 = len(operands) // 2, precision == TF32
         a, b = operands[0].shape, operands[terms].shape

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from adtrain.core.kernel import MAX_GRID, CudaKernel, CudaLaunch
-from adtrain.core.target import Target
+from adtrain.core.target import WARP, Target
 from adtrain.lowering.cuda.conv.problem import ConvProblem
 
-WARP = 32
 THREADS, WEIGHT_GRAD_THREADS = 128, 256
 """Threads of a block of `conv/direct.cu`, and of `conv/direct_weight_grad.cu`."""
 MAX_WEIGHT_GRAD_CHANNELS = 16

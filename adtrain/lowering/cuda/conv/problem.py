@@ -13,7 +13,7 @@ import numpy as np
 
 from adtrain.core.kernel import MAX_GRID, CudaKernel
 from adtrain.core.precision import FULL, mantissa
-from adtrain.core.target import Target
+from adtrain.core.target import HOPPER, Target
 
 FLOAT32 = np.dtype(np.float32)
 MAX_PIXELS = (1 << 31) - 1024
@@ -110,8 +110,6 @@ class Algorithm(Protocol):
     def kernels(self) -> Sequence[CudaKernel]: ...
 
 
-CAPABILITY = (9, 0)
-"""The compute capability whose instructions (wgmma) the kernels need."""
 MAX_ELEMENTS = 1 << 31
 """Maximum of elements of an array, for 32-bit offsets."""
 MAX_OVERRUN = 384
@@ -200,7 +198,7 @@ class PaddedIndex:
     def supported(self, target: Target) -> bool:
         """Whether the kernels that use the index run this problem."""
         problem = self.problem
-        if target.capability != CAPABILITY or problem.dtype.itemsize != 4:
+        if target.capability != HOPPER or problem.dtype.itemsize != 4:
             return False
         if problem.groups > 1 or not problem.unit_stride or min(problem.padding) < 0:
             return False

@@ -11,8 +11,7 @@ import numpy as np
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch, TensorMap
 from adtrain.core.memory_layout import MemoryLayout, memory_layout
-from adtrain.core.target import Target
-from adtrain.lowering.cuda.gemm.packed import CAPABILITY
+from adtrain.core.target import HOPPER, Target
 from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH
 from adtrain.lowering.shapes import product_lengths
 
@@ -429,7 +428,7 @@ def candidates(
     Args:
         epilogue: see `Bfloat16Product`.
     """
-    if target.capability != CAPABILITY or target.by_member or a.shape[-1] % ROW_MULTIPLE or b.shape[-1] % ROW_MULTIPLE:
+    if target.capability != HOPPER or target.by_member or a.shape[-1] % ROW_MULTIPLE or b.shape[-1] % ROW_MULTIPLE:
         return []
     lengths, mn_major = product_lengths(a, b, transpose_a, transpose_b), (transpose_a, not transpose_b)
     if 0 in lengths or max(lengths[1:]) > MAX_LENGTH:

@@ -11,10 +11,10 @@ import numpy as np
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.precision import FULL
-from adtrain.core.target import Target
+from adtrain.core.target import TENSOR_CORES, Target
 from adtrain.lowering.cuda.gemm import narrow
 from adtrain.lowering.cuda.gemm.bf16x3 import Bf16x3Gemm, Bf16x3Tile
-from adtrain.lowering.cuda.gemm.cost_model import TENSOR_CORES, AnyTile, product_cycles, ranked
+from adtrain.lowering.cuda.gemm.cost_model import AnyTile, product_cycles, ranked
 from adtrain.lowering.cuda.gemm.packed import PackedGemm, PackedTile
 from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH, MmaKind, SmallTile, Tile, transposes, with_split_k
 from adtrain.lowering.shapes import product_lengths

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
-from adtrain.lowering.cuda.gemm.tiles import WARP, transposes
+from adtrain.core.target import WARP
+from adtrain.lowering.cuda.gemm.tiles import transposes
 
 MAX_TINY = 8
 """The largest M, N and K of small matrices. A thread has N sums in registers."""
