@@ -14,7 +14,7 @@ from adtrain.core.axes import Axes, aligned
 from adtrain.core.batching_rules import loop
 from adtrain.core.costs import reads
 from adtrain.core.primitive import Primitive, Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import Equation, Program, Variable, arguments_of
 from adtrain.core.program_axes import axes_of_body
 from adtrain.core.types import ArrayType
 
@@ -97,8 +97,7 @@ def fuse(
     Args:
         inputs: the arguments in the order of a kernel, by default in that of the equations that read them.
     """
-    computed = {v for e in equations for v in e.outputs}
-    inputs = inputs or tuple(dict.fromkeys(v for e in equations for v in e.inputs if v not in computed))
+    inputs = inputs or arguments_of(equations)
     outputs = tuple(v for e in equations for v in e.outputs if v in needed)
     body = Program(inputs, {}, tuple(equations), outputs)
     scopes = dict.fromkeys(scope for e in equations for scope in e.scope.split("+") if scope)

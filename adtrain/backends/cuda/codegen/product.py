@@ -11,7 +11,7 @@ from adtrain.codegen.access import access, held, lane, loaded, read, vector_resu
 from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import Equation, Program, Variable, arguments_of
 from adtrain.lowering.cuda.gemm.bfloat16 import EpilogueBytes
 
 GROUPED_BFLOAT16 = "grouped_bfloat16"
@@ -75,8 +75,7 @@ def epilogue_of(
     (c,) = product.outputs
     pool = others.pop() if others and others[-1].has(Trait.MAX_POOL) else None
     results = pool.inputs if pool else body.outputs
-    made = {v for e in others for v in e.outputs}
-    inputs = tuple(dict.fromkeys(v for e in others for v in e.inputs if v not in made and v is not c))
+    inputs = tuple(v for v in arguments_of(others) if v is not c)
     program = Program((*inputs, c), {}, tuple(others), (*results, *addends))
     fields = [f"{pointer(v, const=True)}x{i};" for i, v in enumerate(inputs)]
     fields += [f"{pointer(v)}y{i};" for i, v in enumerate(body.outputs)]

@@ -74,7 +74,7 @@ class OneBlockFusion(Fusion):
 
     def _is_between(self, view: Equation, reader: Equation) -> bool:
         """Whether an equation is a reshape of a small equation's result, at the depth of a reader."""
-        source = self.producer.get(view.inputs[0]) if view.has(Trait.RESHAPE) else None
+        source = self.program.producer.get(view.inputs[0]) if view.has(Trait.RESHAPE) else None
         return source is not None and is_small(source) and self.depth_of[source] == self.depth_of[reader]
 
     def _readers(self, e: Equation) -> Sequence[Equation]:
@@ -87,10 +87,6 @@ class OneBlockFusion(Fusion):
     @cached_property
     def depth_of(self) -> Mapping[Equation, int]:
         return dict(zip(self.program.equations, self.depths, strict=True))
-
-    @cached_property
-    def producer(self) -> Mapping[Variable, Equation]:
-        return {v: e for e in self.program.equations for v in e.outputs}
 
 
 def is_small(equation: Equation) -> bool:

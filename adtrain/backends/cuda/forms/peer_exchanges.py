@@ -115,9 +115,8 @@ def _updated(program: Program, exchange: Equation) -> list[Equation] | None:
     whole = [v.size in (1, length) for v in update.inputs] + [v.type.shape == (length,) for v in update.outputs]
     if not by_element(update) or not all(whole):
         return None
-    producer = {v: e for e in program.equations for v in e.outputs}
     for v in update.inputs:
-        e = producer.get(v)
+        e = program.producer.get(v)
         if e is not None and e.has(Trait.SUBVIEW):
             own = e.params["start"] == communicator.current().rank * length and v.size == length
             if not own or len(program.readers[v]) > 1:
@@ -277,7 +276,7 @@ def _update(equation: Equation, name: str, at: int, ranks: int, most: int, whole
         whole: whether ranks exchange whole gradients.
     """
     body: Program = equation.params["body"]
-    producer = {v: e for e in body.equations for v in e.outputs}
+    producer = body.producer
     sent, length = body.equations[0].inputs[0], body.equations[0].outputs[0].size // ranks
     gather, joined = body.equations[-2:]
     update = producer[gather.inputs[0]]

@@ -25,7 +25,7 @@ from adtrain.codegen.expressions import c_type
 from adtrain.core.fused import GATHER, PRODUCT, body_of, single_equations
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import PRIMITIVES, Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import Equation, Program, Variable, arguments_of
 from adtrain.core.program_axes import joined, related_axes
 from adtrain.core.types import ArrayType
 from adtrain.passes.fuse_elementwise import elementwise, fuse_loops
@@ -137,13 +137,7 @@ def carried(body: Program) -> dict[Variable, Variable]:
 
 def resident_layer(body: Program) -> ResidentLayer | None:
     """The layer of a member's Program whose weights can stay on chip; None if there is none."""
-    views = {e.outputs[0]: e.inputs[0] for e in body.equations if e.has(Trait.RESHAPE)}
-
-    def source(v: Variable) -> Variable:
-        while v in views:
-            v = views[v]
-        return v
-
+    source = body.before_reshapes
     gathers = [e for e in body.equations if e.form == GATHER and _affine_in_bytes(e)]
     if len(gathers) != 1:
         return None
@@ -186,9 +180,8 @@ def resident_layer(body: Program) -> ResidentLayer | None:
 def table_gathers(gather: Equation) -> Sequence[Equation]:
     """Two gathers: of the examples from the table of bytes, and of their indices from the table of indices."""
     body = body_of(gather)
-    producer = {v: e for e in body.equations for v in e.outputs}
     examples = next(e for e in body.equations if e.has(Trait.GATHER) and e.inputs[0].type.dtype == BYTE)
-    return examples, producer[examples.inputs[1]]
+    return examples, body.producer[examples.inputs[1]]
 
 
 def input_of_byte(gather: Equation) -> tuple[Program, Sequence[Variable]]:
@@ -198,9 +191,8 @@ def input_of_byte(gather: Equation) -> tuple[Program, Sequence[Variable]]:
     """
     body, (examples, _) = body_of(gather), table_gathers(gather)
     equations = tuple(m for e in body.equations if not e.has(Trait.GATHER) for m in body_of(e).equations)
-    made = {v for e in equations for v in e.outputs}
     (byte,) = examples.outputs
-    numbers = [v for v in dict.fromkeys(v for e in equations for v in e.inputs) if v not in made and v is not byte]
+    numbers = [v for v in arguments_of(equations) if v is not byte]
     return Program((byte, *numbers), {}, equations, body.outputs), numbers
 
 
@@ -468,14 +460,13 @@ class _Divider:
     def _programs(self, groups: Sequence[Sequence[Equation]]) -> Sequence[Program]:
         """The Programs of groups of equations that run one after another."""
         members = [self._with_views(group) for group in groups]
-        made = [{v for e in own for v in e.outputs} for own in members]
-        read = [dict.fromkeys(v for e in own for v in e.inputs if v not in made[i]) for i, own in enumerate(members)]
+        read = [arguments_of(own) for own in members]
         needed = {*self.body.outputs, *self.partial, *map(self._source, self.layer.backward.inputs)}
         needed = {self._part(v) for v in needed}.union(*read)
         found = []
         for own, inputs in zip(members, read, strict=True):
             outputs = tuple(v for e in own if not e.has(Trait.RESHAPE) for v in e.outputs if v in needed)
-            found.append(fuse_loops(Program(tuple(inputs), {}, tuple(own), outputs)))
+            found.append(fuse_loops(Program(inputs, {}, tuple(own), outputs)))
         return found
 
     def _with_views(self, equations: Sequence[Equation]) -> Sequence[Equation]:

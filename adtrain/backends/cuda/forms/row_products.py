@@ -26,7 +26,7 @@ from adtrain.core.axes import Items
 from adtrain.core.fused import body_of, fuse
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import Equation, Program, Variable, arguments_of
 from adtrain.core.target import TENSOR_CORES, WARP, Target
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.fuse_products import fuse_product
@@ -282,9 +282,7 @@ def _product(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     multiply = [f"{product}.multiply(t, {names[a]}, {names[b]}, (T *)partial);"]
     prefetch = [f"{product}.prefetch(t, {names[b]});"]
     result = f"const Vector<T, {VECTOR}> sum = {kind}::result({names[a]}, {names[b]}, (T *)partial, row, column);"
-    inputs = tuple(dict.fromkeys(v for e in others for v in e.inputs))
-    made = {v for e in others for v in e.outputs}
-    after = Program((*(v for v in inputs if v not in made and v is not c), c), {}, tuple(others), body.outputs)
+    after = Program((*(v for v in arguments_of(others) if v is not c), c), {}, tuple(others), body.outputs)
     return [
         Step(multiply, n // strip * slices * WARP, size, declared=[f"{kind} {product};"], early=prefetch),
         _vectors(after, after.inputs[:-1], names, {c: "sum.lane[k]"}, [result], threads),
