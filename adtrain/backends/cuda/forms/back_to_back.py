@@ -27,7 +27,6 @@ from adtrain.backends.cuda.forms.tiled_product import (
     TiledProduct,
     fills,
     is_float32_product,
-    matmul_in,
     weight_tiles_p,
     with_tiles_p,
 )
@@ -63,8 +62,8 @@ class BackToBack:
     @property
     def lengths(self) -> tuple[int, int, int, int]:
         """Rows; K of the first product; columns between the products; columns of the second product."""
-        a, c = matmul_in(self.first).inputs[0], matmul_in(self.second).outputs[0]
-        rows, hidden = matmul_in(self.first).outputs[0].type.shape
+        a, c = matmul_of(self.first).inputs[0], matmul_of(self.second).outputs[0]
+        rows, hidden = matmul_of(self.first).outputs[0].type.shape
         return rows, a.type.shape[1], hidden, c.type.shape[1]
 
     @property
@@ -91,18 +90,18 @@ def pairs_back_to_back(program: Program, target: Target) -> dict[int, int]:
     found: dict[int, int] = {}
     groups, readers = Groups(program), program.readers
     for i, e in enumerate(program.equations):
-        producer = groups.producer.get(matmul_in(e).inputs[0]) if is_float32_product(e) else None
+        producer = groups.producer.get(matmul_of(e).inputs[0]) if is_float32_product(e) else None
         if producer is None or len(groups.members[groups.of[producer]]) > 1:
             continue
         first = program.equations[producer]
         if first.form != PRODUCT or not is_float32_product(first) or not BackToBack(first, e).fits(target):
             continue
-        hidden = matmul_in(e).inputs[0]
+        hidden = matmul_of(e).inputs[0]
         # The kernel recomputes sums that are not finite from the hidden columns in memory.
         stored = len(readers[hidden]) > 1 or hidden in program.outputs
         fits_vectors = all(x.type.dtype.itemsize <= ITEMSIZE for x in first.inputs)
         float32 = all(x.type.dtype.name == "float32" for x in (*first.outputs, *e.outputs))
-        weights = {matmul_in(x).inputs[1] for x in (first, e)}
+        weights = {matmul_of(x).inputs[1] for x in (first, e)}
         epilogue_inputs = {x for inner in body_of(e).equations[1:] for x in inner.inputs}
         from_start = weights.isdisjoint(groups.producer)  # so one launch at the start makes all tiles
         independent = epilogue_inputs.isdisjoint(first.outputs)  # the other block stores half of these columns
@@ -182,7 +181,7 @@ def tile_weights(program: Program, target: Target) -> Program:
         for i, e in enumerate(program.equations)
         if i not in in_pairs
         and is_float32_product(e)
-        and matmul_in(e).inputs[1] not in computed  # so that one launch at the start makes all tiles
+        and matmul_of(e).inputs[1] not in computed  # so that one launch at the start makes all tiles
         and TiledProduct(e).fits(target)
     ]
     keys = {i: _tiling(program.equations[i], i in pairs) for i in (*in_pairs, *single)}
@@ -231,7 +230,7 @@ def _tiling(product: Equation, is_first: bool) -> tuple[Variable, int]:
 
     This axis is K. In the first product of a pair it is the columns, which are K of the second one.
     """
-    matmul = matmul_in(product)
+    matmul = matmul_of(product)
     return matmul.inputs[1], int(matmul.params["transpose_b"] != is_first)
 
 

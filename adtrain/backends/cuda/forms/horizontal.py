@@ -24,7 +24,7 @@ from adtrain.backends.cuda.forms.column_sum import COLUMN_SUM, column_blocks, co
 from adtrain.backends.cuda.forms.form import Form, define, no_kernel
 from adtrain.backends.cuda.forms.one_block import ONE_BLOCK, is_small, one_block
 from adtrain.codegen.expressions import c_type
-from adtrain.core.fused import HORIZONTAL, PRODUCT, body_of, fuse
+from adtrain.core.fused import HORIZONTAL, PRODUCT, fuse
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
@@ -141,12 +141,12 @@ def is_product(equation: Equation) -> bool:
     """Whether it is a product of two matrices that are not bfloat16 in memory, with or without elementwise equations
     after it."""
     product = equation.form == PRODUCT or equation.has(Trait.MATMUL)
-    return product and body_of(equation).equations[0].primitive.name == "matmul"
+    return product and matmul_of(equation).primitive.name == "matmul"
 
 
 def product_lengths(equation: Equation) -> tuple[int, int, int, int]:
     """The number of matrices, M, N and K of a product."""
-    matmul = equation.params["body"].equations[0] if equation.form == PRODUCT else equation
+    matmul = matmul_of(equation)
     (*batch, m, n), a = matmul.outputs[0].type.shape, matmul.inputs[0].type.shape
     return prod(batch), m, n, a[-2 if matmul.params["transpose_a"] else -1]
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import indented
-from adtrain.backends.cuda.codegen.product import epilogue
+from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
 from adtrain.backends.cuda.forms.one_block import IN_ONE_BLOCK
 from adtrain.backends.cuda.forms.row_fused import rowwise
 from adtrain.codegen.elementwise import statements
@@ -102,7 +102,7 @@ class ResidentLayer:
 
 def lengths_of(product: Equation) -> tuple[int, int, int]:
     """Examples of a batch, inputs and units, from the `product` equation of a layer or of its weight gradient."""
-    product = body_of(product).equations[0]
+    product = matmul_of(product)
     (batch, columns), (rows, inputs) = (v.type.shape for v in product.inputs)
     return (batch, inputs, columns) if product.params["transpose_a"] else (batch, inputs, rows)
 
@@ -352,7 +352,7 @@ class _Divider:
         """The shards; None if nothing is exchanged, or the first segment cannot compute the next batch's number."""
         sums = [e for e in self.equations if _adds_units(e, self.axes)]
         next_number = [e for e in self.equations if self.layer.batch_number[1] in e.outputs]
-        needed = {self._source(body_of(self.layer.backward).equations[0].inputs[0])}
+        needed = {self._source(matmul_of(self.layer.backward).inputs[0])}
         critical = _ancestors(self.equations, [e for e in self.equations if not needed.isdisjoint(e.outputs)])
 
         # Blocks wait for `early` in all segments but the last. Others make no chain longer there.
@@ -511,7 +511,7 @@ class _Divider:
 
 def updated_arrays(update: Equation) -> Sequence[Variable]:
     """The arrays that an update reads besides the gradient: a `product` equation with such an epilogue."""
-    (gradient,) = body_of(update).equations[0].outputs
+    (gradient,) = matmul_of(update).outputs
     return [v for v in epilogue(update).inputs if v.type.shape == gradient.type.shape]
 
 
