@@ -17,7 +17,7 @@ from adtrain.cache import Cache, open_cache
 from adtrain.core import poison
 from adtrain.core.backend import backend
 from adtrain.core.errors import DeviceError
-from adtrain.lowering.cuda.gemm.packed import CAPABILITY
+from adtrain.core.kernel import HOPPER
 
 TOLERANCE = {"float32": 3e-5, "float64": 1e-11}
 
@@ -59,7 +59,7 @@ def locks() -> Cache:
 @pytest.fixture(autouse=True)
 def hopper(gpu: Any) -> None:
     """Skips the tests of a module that imports it, unless the GPU is a Hopper."""
-    if gpu.device.device.compute_capability() != CAPABILITY:
+    if gpu.device.device.compute_capability() != HOPPER:
         pytest.skip("the kernels are for compute capability 9.0")
 
 

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from adtrain.backends.cuda.compiler import architecture
 from adtrain.backends.cuda.launch_plan import launch_source
 from adtrain.backends.cuda.targets import H200
-from adtrain.core.kernel import Target
+from adtrain.core.kernel import HOPPER, Target
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.gemm.bf16x3 import TILE_K, TILE_M, Bf16x3Gemm, Bf16x3Tile
 from adtrain.lowering.cuda.gemm.cost_model import BF16X3_WIDTHS, Gathers, bf16x3_choices, ranked
 from adtrain.lowering.cuda.gemm.matmul import gemms
-from adtrain.lowering.cuda.gemm.packed import CAPABILITY
 
 A100 = Target((8, 0), 108, 163 << 10)
 B200 = Target((10, 0), 148, 227 << 10)
@@ -74,7 +73,7 @@ def test_the_kernel_compiles_without_spills_or_serialized_wgmma(nvrtc_log: Nvrtc
     for size, width, transposed in ways:
         gemm = Bf16x3Gemm(H200, (2, size, size, size), Bf16x3Tile(width), 1 + size % 2, transposed)
         launch = gemm.kernel().launches[0]
-        log = nvrtc_log(launch_source(launch), architecture(CAPABILITY)).splitlines()
+        log = nvrtc_log(launch_source(launch), architecture(HOPPER)).splitlines()
         wrong = [line for line in log if "spill" in line and " 0 bytes spill stores" not in line]
         wrong += [line for line in log if "serializ" in line or "setmaxnreg" in line]
         assert wrong == [], (size, width, transposed)

@@ -9,7 +9,7 @@ from test_cuda_members_on_host import BY_MEMBER
 from test_cuda_resident_steps_on_host import arguments_of, step_program
 from test_cuda_streamed_layer_on_host import SMALL_SHARED, stepwise
 
-from adtrain.backends.cuda.forms.layer_backward import LAYER_BACKWARD
+from adtrain.backends.cuda.forms.streamed_layer import LAYER_BACKWARD
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.core.kernel import Target

@@ -13,12 +13,11 @@ from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError, Source, architecture
 from adtrain.backends.cuda.launch_plan import launch_source
 from adtrain.backends.cuda.targets import H200
-from adtrain.core.kernel import Target
+from adtrain.core.kernel import HOPPER, Target
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.gemm.cost_model import Gathers, ranked
 from adtrain.lowering.cuda.gemm.matmul import gemms
 from adtrain.lowering.cuda.gemm.packed import (
-    CAPABILITY,
     PACKED_ROWS,
     PACKED_TILES,
     STRUCT_BYTES,
@@ -118,7 +117,7 @@ def sources() -> list[Source]:
 @pytest.mark.needs_nvrtc
 def test_the_kernels_compile_without_spills_or_serialized_wgmma(nvrtc_log: NvrtcLog) -> None:
     for source in sources():
-        log = nvrtc_log(source, architecture(CAPABILITY)).splitlines()
+        log = nvrtc_log(source, architecture(HOPPER)).splitlines()
         wrong = [line for line in log if "spill" in line and " 0 bytes spill stores" not in line]
         wrong += [line for line in log if "serializ" in line or "setmaxnreg" in line]
         assert wrong == [], source.name
@@ -130,4 +129,4 @@ def test_a_wrong_number_of_bytes_does_not_compile(name: str, monkeypatch: pytest
     monkeypatch.setitem(STRUCT_BYTES, name, STRUCT_BYTES[name] - 16)
     gemm = PackedGemm(H200, (1, 1024, 1024, 1024), TILES[0], (False, False)).kernel().launches[3]
     with pytest.raises(CudaCompilerError, match="static assertion"):
-        compiler.compile_source(launch_source(gemm), architecture(CAPABILITY))
+        compiler.compile_source(launch_source(gemm), architecture(HOPPER))

@@ -15,10 +15,10 @@ from test_cuda_recurrent_on_host import arguments, equation
 import adtrain as ad
 from adtrain import nn, ops
 from adtrain.core.array import Array
-from adtrain.core.kernel import CudaKernel, cuda_kernels
+from adtrain.core.kernel import HOPPER, CudaKernel, cuda_kernels
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cuda.recurrent import CAPABILITY, Division, GridDivision, divisions, grid_kernel, kernel
+from adtrain.lowering.cuda.recurrent import Division, GridDivision, divisions, grid_kernel, kernel
 from adtrain.lowering.shapes import recurrent_lengths
 from adtrain.passes import ALL
 
@@ -117,7 +117,7 @@ def test_the_kernels_over_the_grid_are_right(
 ) -> None:
     """One term of an operand has 11 bits."""
     target, gradient = gpu.lowering.target, kind != ""
-    if target.capability != CAPABILITY:
+    if target.capability != HOPPER:
         pytest.skip("the kernel needs WGMMA")
     given = [x.astype(np.float32) for x in arguments(cell, *sizes, gradient=gradient, reverse=True)]
     division = GridDivision(cell, recurrent_lengths(*given), gradient, terms, weight_grad=gradient)

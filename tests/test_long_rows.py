@@ -19,8 +19,7 @@ from adtrain import ops, passes
 from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.backends.cuda import fusions
 from adtrain.backends.cuda.codegen import long_rows as codegen
-from adtrain.backends.cuda.forms.long_rows import LONG_ROWS, MAX_LENGTH
-from adtrain.backends.cuda.forms.row_fused import MAX_WIDTH
+from adtrain.backends.cuda.forms.row_fused import LONG_ROWS, MAX_LENGTH, MAX_WIDTH
 from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.targets import H200
 from adtrain.core import tree

@@ -11,9 +11,10 @@ from adtrain import ops
 from adtrain.augment.batch import Augmentation, Batch, grid
 from adtrain.core.array import Value, array
 from adtrain.core.errors import OptionError, ShapeError
+from adtrain.core.options import Bounds
 from adtrain.core.types import Shape
 from adtrain.ops.random import normal
-from adtrain.option_types import Bounds, NonNegative, Size
+from adtrain.option_types import NonNegative, Size
 
 LUMA = (0.2989, 0.587, 0.114)
 """The weights of red, green and blue in the grey of a pixel, of ITU-R BT.601, as torchvision rounds them."""

@@ -15,9 +15,10 @@ from adtrain import ops
 from adtrain.augment.batch import Augmentation, Batch, bilinear, grid, interpolated, pixels_at, reflected
 from adtrain.core.array import Value, array
 from adtrain.core.errors import OptionError, ShapeError
+from adtrain.core.options import Bounds
 from adtrain.core.types import Shape
 from adtrain.core.vmap import vmap
-from adtrain.option_types import Bounds, Count, Degrees, Fraction, Positive, Probability
+from adtrain.option_types import Count, Degrees, Fraction, Positive, Probability
 
 ATTEMPTS = 10
 """Sizes that are drawn for a random resized crop, until one fits into the image."""

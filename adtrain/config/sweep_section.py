@@ -28,8 +28,7 @@ from adtrain.config.problems import ConfigError, Problem, found, known, similar
 from adtrain.config.records import leaves
 from adtrain.config.source import Node
 from adtrain.config.values import LIMIT
-from adtrain.core.options import is_integer
-from adtrain.option_types import Expected
+from adtrain.core.options import Expected, is_integer
 
 MAX_MEMBERS = 100_000
 METRIC = re.compile(r"(train|validation|test)_\w+")

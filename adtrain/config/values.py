@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, Strict
 
-from adtrain.core.options import words
+from adtrain.core.options import Bounds, Expected, words
 from adtrain.equations import NAME, VARIABLE
-from adtrain.option_types import Bounds, Expected, Number, Patterns, Shape, Size, Text
+from adtrain.option_types import Number, Patterns, Shape, Size, Text
 
 LIMIT = 1e300
 """The limit of measured numbers: sums and differences of a few stay finite."""

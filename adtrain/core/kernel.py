@@ -15,6 +15,13 @@ import numpy as np
 from adtrain.core.static_key import params_key
 from adtrain.core.types import BITS
 
+WARP = 32
+"""Threads of a warp."""
+TENSOR_CORES = (8, 0)
+"""The first compute capability with asynchronous copies, and with tensor cores for tf32, bfloat16 and float64."""
+HOPPER = (9, 0)
+"""The only compute capability with wgmma, and the first one with clusters."""
+
 
 class Target(NamedTuple):
     """The properties of a GPU that kernel rules and passes depend on.

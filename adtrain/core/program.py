@@ -218,6 +218,17 @@ class Program:
                 found.setdefault(v, []).append(e)
         return found
 
+    @cached_property
+    def producer(self) -> Mapping[Variable, Equation]:
+        """The equation that computes each variable."""
+        return {v: e for e in self.equations for v in e.outputs}
+
+    def before_reshapes(self, v: Variable) -> Variable:
+        """The variable that ``v`` is a reshape of, or a reshape of a reshape; ``v`` itself if it is none."""
+        while v in self.producer and self.producer[v].has(Trait.RESHAPE):
+            (v,) = self.producer[v].inputs
+        return v
+
     def static_parts(self) -> tuple[Any, ...]:
         """What makes two Programs the same: types, equations and outputs, with numbers for variables; see `static_key`.
 
@@ -273,6 +284,20 @@ class Program:
             dead.append(tuple({v: None for v in (*e.inputs, *e.outputs) if v not in used}))
             used.update(e.inputs, e.outputs)
         return dead[::-1]
+
+
+def arguments_of(equations: Iterable[Equation]) -> tuple[Variable, ...]:
+    """What equations read and none of them computes, in the order in which they read it."""
+    equations = tuple(equations)
+    computed = {v for e in equations for v in e.outputs}
+    return tuple(dict.fromkeys(v for e in equations for v in e.inputs if v not in computed))
+
+
+def program_of(equations: Sequence[Equation], outputs: Sequence[Variable]) -> Program:
+    """The Program of these equations. An output that none of them computes is an input too."""
+    computed = {v for e in equations for v in e.outputs}
+    inputs = dict.fromkeys((*arguments_of(equations), *(v for v in outputs if v not in computed)))
+    return Program(tuple(inputs), {}, tuple(equations), tuple(outputs))
 
 
 def _text(v: Variable) -> str:
@@ -468,8 +493,7 @@ def fuse(
     Args:
         inputs: the arguments in the order of a kernel, by default in that of the equations that read them.
     """
-    computed = {v for e in equations for v in e.outputs}
-    inputs = inputs or tuple(dict.fromkeys(v for e in equations for v in e.inputs if v not in computed))
+    inputs = inputs or arguments_of(equations)
     outputs = tuple(v for e in equations for v in e.outputs if v in needed)
     body = Program(inputs, {}, tuple(equations), outputs)
     scopes = dict.fromkeys(scope for e in equations for scope in e.scope.split("+") if scope)

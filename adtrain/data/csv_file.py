@@ -13,11 +13,12 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Literal
 
+from adtrain.core.options import Bounds, Expected, Matches
 from adtrain.data.errors import DataError, DataOptionError, printable
 from adtrain.data.notation import Decimal, Notation, cleaned, is_finite, is_number
 from adtrain.data.part import Columns, ShapeOptions
 from adtrain.files import open_regular
-from adtrain.option_types import Bounds, Expected, Items, Matches, Text
+from adtrain.option_types import Items, Text
 from adtrain.text import first_names
 
 LONGEST_CELL = 2**31 - 1

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from adtrain.cache import digest, open_cache
+from adtrain.core.options import Expected
 from adtrain.data import images
 from adtrain.data.errors import DataError, DataOptionError, reading, warn
 from adtrain.data.file_array import machine_memory, require_memory
@@ -23,7 +24,7 @@ from adtrain.data.idx import file_sha256
 from adtrain.data.images import ImageFile, Unreadable, Wanted, decode_all
 from adtrain.data.part import NOTHING, Format, Known, Part, Parts
 from adtrain.files import open_regular
-from adtrain.option_types import Expected, Size
+from adtrain.option_types import Size
 from adtrain.text import counted, visible
 
 _log = logging.getLogger(__name__)

@@ -11,12 +11,13 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
+from adtrain.core.options import Expected
 from adtrain.data.errors import DataError, DataOptionError
 from adtrain.data.file_array import Conversion, FileArray
 from adtrain.data.split import Labels, Stored, chunks
 from adtrain.data.statistics import PIXEL_MAX, converted, holding
 from adtrain.data.tokenizer import Tokenizer
-from adtrain.option_types import Expected, Size
+from adtrain.option_types import Size
 from adtrain.text import counted
 
 # The largest compression ratio of deflate.

@@ -10,13 +10,14 @@ from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
+from adtrain.core.options import Bounds
 from adtrain.data import tokenizer
 from adtrain.data.errors import DataError, DataOptionError, quoted, reading
 from adtrain.data.file_array import MemoryStream, cut, require_memory
 from adtrain.data.part import NOTHING, Format, Known, Part, Parts
 from adtrain.data.tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY, Tokenizer
 from adtrain.files import read_regular
-from adtrain.option_types import Bounds, Size, Text
+from adtrain.option_types import Size, Text
 
 BYTES = tuple(f"0x{byte:02x}" for byte in range(256))
 """The names of the classes of bytes."""

@@ -12,10 +12,11 @@ from adtrain import ops
 from adtrain.core.array import Value, array
 from adtrain.core.custom import custom_vjp
 from adtrain.core.errors import AdtrainError, OptionError
+from adtrain.core.options import Bounds
 from adtrain.nn.init import WeightInit, WeightLayer
 from adtrain.nn.module import Mode, Module, Params, Shape, State, check_features, check_inferred, check_ndim
 from adtrain.ops.hash_grid import grid_levels
-from adtrain.option_types import Bounds, NonNegative, Positive, Size
+from adtrain.option_types import NonNegative, Positive, Size
 
 A, B = "_lora_a", "_lora_b"
 """The ends of the names of matrices whose product is added to a weight (`LowRankSequential`)."""

@@ -10,8 +10,9 @@ import numpy as np
 from adtrain import ops
 from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError, ShapeError
+from adtrain.core.options import Expected
 from adtrain.nn.module import IMAGE_AXES, Mode, Module, Params, Shape, State, check_inferred, check_ndim
-from adtrain.option_types import Expected, Fraction, NonNegative, Size, SizeOrShape
+from adtrain.option_types import Fraction, NonNegative, Size, SizeOrShape
 
 
 class _NormLayer(Module):

@@ -13,9 +13,10 @@ import numpy as np
 from adtrain import ops
 from adtrain.core.array import Value, array
 from adtrain.core.errors import OptionError, ShapeError
+from adtrain.core.options import Bounds
 from adtrain.nn.activation import Dropout
 from adtrain.nn.module import Mode, Module, Params, Shape, State, check_inferred
-from adtrain.option_types import Bounds, Fraction, Size
+from adtrain.option_types import Fraction, Size
 
 Layers = Annotated[int, Bounds(ge=1, le=1000)]
 """A number of layers."""

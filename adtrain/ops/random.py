@@ -19,14 +19,14 @@ import numpy as np
 
 from adtrain.core.array import Array, Value, array
 from adtrain.core.errors import DTypeError, ShapeError
-from adtrain.core.options import checked_options
+from adtrain.core.options import Bounds, checked_options
 from adtrain.core.primitive import Primitive, no_flops
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape, dtype_of
 from adtrain.ops import elementwise
 from adtrain.ops.common import ArrayLike, as_value
 from adtrain.ops.compare import less, where
-from adtrain.option_types import Bounds, Fraction
+from adtrain.option_types import Fraction
 
 __all__ = ["dropout", "random_normal", "random_uniform", "rng_state"]
 

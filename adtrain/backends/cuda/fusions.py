@@ -11,20 +11,17 @@ from adtrain.backends.cuda.forms.back_to_back import tile_weights
 from adtrain.backends.cuda.forms.column_sum import COLUMN_SUM, ColumnSumFusion
 from adtrain.backends.cuda.forms.form import LAUNCH_BYTES, kernel_form
 from adtrain.backends.cuda.forms.gather import GatherFusion
-from adtrain.backends.cuda.forms.grouped_bfloat16 import GroupedBfloat16Fusion
-from adtrain.backends.cuda.forms.grouped_products import GroupedProductsFusion
+from adtrain.backends.cuda.forms.grouped_products import GroupedBfloat16Fusion, GroupedProductsFusion
 from adtrain.backends.cuda.forms.horizontal import HorizontalFusion, is_product
-from adtrain.backends.cuda.forms.layer_backward import fuse_layer_backward
-from adtrain.backends.cuda.forms.long_rows import LongRowsFusion
 from adtrain.backends.cuda.forms.one_block import OneBlockFusion
 from adtrain.backends.cuda.forms.product import CONVOLUTION, ConvolutionFusion
 from adtrain.backends.cuda.forms.product_sums import PRODUCT_SUMS, ProductSumsFusion
 from adtrain.backends.cuda.forms.reduction import ReductionFusion, compute_arguments
 from adtrain.backends.cuda.forms.resident_steps import fuse_resident_steps
 from adtrain.backends.cuda.forms.row_chain import RowChainFusion
-from adtrain.backends.cuda.forms.row_fused import RowFusedFusion
+from adtrain.backends.cuda.forms.row_fused import LongRowsFusion, RowFusedFusion
 from adtrain.backends.cuda.forms.row_products import RowProductsFusion
-from adtrain.backends.cuda.forms.streamed_layer import stream_layer
+from adtrain.backends.cuda.forms.streamed_layer import fuse_layer_backward, stream_layer
 from adtrain.backends.cuda.forms.thread_items import ThreadItemsFusion, WideProductFusion
 from adtrain.backends.cuda.forms.weight_gradients import fuse_bias_gradients, fuse_recurrent_gradients
 from adtrain.backends.cuda.narrow_values import narrow_values

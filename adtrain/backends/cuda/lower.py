@@ -15,7 +15,7 @@ from adtrain.backends.cuda import forms
 from adtrain.backends.cuda.codegen.part import Kernel, for_members
 from adtrain.backends.cuda.forms.form import kernel_form, no_kernel
 from adtrain.backends.cuda.forms.horizontal import horizontal, is_product
-from adtrain.backends.cuda.forms.long_rows import rows_alone
+from adtrain.backends.cuda.forms.row_fused import rows_alone
 from adtrain.backends.cuda.launch_plan import LaunchPlan, Plan, generated_plan, kernel_plans, loops_plan, product_plans
 from adtrain.backends.cuda.vendor import Library, LibraryCall, calls
 from adtrain.core.kernel import CudaKernel, Target, cuda_kernels, within_grid

@@ -5,12 +5,9 @@ from adtrain.lowering.cuda import (  # noqa: F401
     conv,
     copy,
     gemm,
-    hash_grid,
     indexing,
-    norm,
     pool,
     recurrent,
     reduce,
     scan,
-    softmax,
 )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch, Target, register
+from adtrain.core.kernel import WARP, CudaKernel, CudaLaunch, Target, register
 from adtrain.lowering import layouts
 from adtrain.lowering.layouts import Ints, Layout
 from adtrain.lowering.shapes import output_type
@@ -24,8 +24,6 @@ MAX_AXES = 6
 """Axes that kernels/cuda/index/copy.cu iterates over."""
 THREADS = 256
 """Threads per block of copy_tiles."""
-WARP = 32
-"""The long side of a tile is a multiple of it."""
 VECTOR = 16
 """Bytes that a thread moves at once."""
 CHUNK = 16 << 10

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.kernel import (
+    HOPPER,
     MAX_GRID,
+    WARP,
     Arrays,
     CudaKernel,
     CudaLaunch,
@@ -23,10 +25,9 @@ from adtrain.core.kernel import (
     register,
 )
 from adtrain.core.precision import FULL
-from adtrain.lowering.cuda.reduce import VECTOR, WARP
+from adtrain.lowering.cuda.reduce import VECTOR
 from adtrain.lowering.shapes import RECURRENT, RecurrentLengths, reads_all_cotangents, recurrent_lengths
 
-MIN_CLUSTER_CAPABILITY = (9, 0)
 CLUSTERS = (1, 2, 4, 8)
 """Blocks of a cluster. 8 is the maximum on every GPU that has clusters (CUDA C++ Programming Guide)."""
 CLUSTERED = 0.94
@@ -130,7 +131,7 @@ class Division:
 
 def divisions(target: Target, lengths: RecurrentLengths, itemsize: int, gradient: bool) -> Iterator[Division]:
     """All divisions that fit on the target."""
-    clusters = CLUSTERS if target.capability >= MIN_CLUSTER_CAPABILITY else CLUSTERS[:1]
+    clusters = CLUSTERS if target.capability >= HOPPER else CLUSTERS[:1]
     sizes = product((True, False), clusters, (1, 2, 4, 8, 16, 32), (1, 2, 4), (8, 16, 32), THREADS)
     for resident, cluster, rows, units, slices, most in sizes:
         own = -(-lengths.hidden // cluster)
@@ -165,8 +166,6 @@ def kernel(cell: str, division: Division, types: Sequence[Any], reverse: bool) -
     return CudaKernel((launch,))
 
 
-CAPABILITY = (9, 0)
-"""The compute capability that has wgmma."""
 DTYPES = (np.dtype(np.float32),)
 """The types of these kernels."""
 TILE_ROWS, TILE_K, STAGES = 128, 64, 3
@@ -283,7 +282,7 @@ class GridDivision:
         return memory_layout("SCRATCH", arrays, groups, steps)
 
     def fits(self, target: Target, dtype: np.dtype) -> bool:
-        if target.capability != CAPABILITY or dtype != DTYPES[0] or self.cell not in TILE_N or not self.groups:
+        if target.capability != HOPPER or dtype != DTYPES[0] or self.cell not in TILE_N or not self.groups:
             return False
         whole = self.lengths.hidden % GRADIENT_TILE_N == 0 and self.inner >= self.splits * TILE_K
         return whole and self.parts <= target.multiprocessors and self.shared <= target.shared

@@ -1,4 +1,4 @@
-"""Reductions over any axes: `reduce/reduce.cu`.
+"""Reductions over any axes, normalisation, and softmax: `reduce/reduce.cu`, `norm.cu` and `softmax.cu`.
 
 How work is divided follows from shapes alone, so that every GPU computes the same bits.
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch, Target, memory_layout, register
-from adtrain.lowering.shapes import alternating, output_type
+from adtrain.core.kernel import WARP, CudaKernel, CudaLaunch, Target, memory_layout, register
+from adtrain.lowering.shapes import alternating, element_types, output_type, split_at
 
-WARP = 32
 MAX_WARP_ROW, MAX_WARP_ROW_OF_MANY = 1024, 8192
 """Maximum of elements of a row that one warp reduces, in general and with MANY_ROWS. A block reduces a longer row."""
 MANY_ROWS = 8192
@@ -27,7 +27,7 @@ MAX_PARTS = 1024
 VECTOR = 16
 """Bytes that a thread loads at once."""
 THREADS = 256
-"""Threads per block in reduce/reduce.cu."""
+"""Threads per block in reduce/reduce.cu and norm.cu."""
 MIN_UNALIGNED_ROW = 128
 """Minimum of bytes of a row whose unaligned ends a warp reads apart from the vectors between them."""
 MAX_COLUMN_VECTOR = 4
@@ -153,3 +153,67 @@ def _over_axes(operation: int, primitive: str) -> None:
 for operation, name in ((SUM, "sum"), (MAX, "max"), (MIN, "min"), (LOGSUMEXP, "logsumexp")):
     _over_axes(operation, name)
 register("argmax", "cuda", lambda target, x, axis: reduction(target, ARGMAX, x, (axis,), np.dtype(np.int64)))
+
+
+def standardize(target: Target, x: Any, axes: tuple[int, ...], eps: float) -> list[CudaKernel]:
+    """The kernel: moments of parts, moments, and the elements.
+
+    ``x`` and the result may be bfloat16 in memory.
+    """
+    dtypes = computed, _ = element_types(x.dtype)
+    lengths = k0, r0, k1, r1 = alternating(x.shape, axes, 4)
+    outputs = k0 * k1
+    across = WARP if r1 == 1 else 1  # neighbouring outputs of a block
+    tiles = k0 * -(-k1 // across)
+    wanted = min(-(-MIN_BLOCKS // max(of_one_member(target, x, tiles), 1)), r0 * r1 * across // MIN_ROW_PART, r0)
+    runs = -(-r0 // max(wanted, 1))  # of r1 elements, per part
+    parts = -(-r0 // runs)
+    width = {"WIDTH": vector_width(r1 if r1 > 1 else k1, x.dtype.itemsize)}
+    scratch = memory_layout("SCRATCH", {"MOMENTS": (3 * computed.itemsize, outputs * parts)})
+
+    def launch(name: str, numbers: tuple[int | float, ...], **work: Any) -> CudaLaunch:
+        return CudaLaunch("reduce/norm.cu", name, numbers, dtypes, layouts=(scratch,), **work)
+
+    moments_of_parts = launch(
+        "standardize_parts",
+        (*lengths, across, parts, runs),
+        definitions=width,
+        blocks=tiles * parts,
+        threads=THREADS,
+    )
+    moments = launch("standardize_combine", (outputs, parts), elements=outputs * WARP)
+    apply = launch(
+        "standardize_apply", (*lengths, float(eps)), definitions=width, elements=math.prod(lengths) // width["WIDTH"]
+    )
+    return [CudaKernel((moments_of_parts, moments, apply), scratch)]
+
+
+register("standardize", "cuda", standardize)
+register("standardize_bfloat16", "cuda", standardize)
+
+
+ROW_THREADS, COLUMN_THREADS, IN_FLIGHT = 256, 1024, 8
+"""Threads of a block, for contiguous lines and for others; elements that a thread loads at once."""
+
+
+def softmax(logarithm: bool, target: Target, x: Any, axis: int) -> list[CudaKernel]:
+    """The kernel for softmax, or for its logarithm. ``x`` may be bfloat16 in memory."""
+    outer, length, inner = split_at(x.shape, axis)
+    threads, least = (ROW_THREADS, 1) if inner == 1 else (COLUMN_THREADS, WARP)
+    lines, across = outer * inner, max(threads // power_of_two(-(-length // IN_FLIGHT)), least)
+    macros = {"LOGARITHM": int(logarithm), "THREADS": threads, "ACROSS": across, "IN_FLIGHT": IN_FLIGHT}
+    launch = CudaLaunch(
+        "reduce/softmax.cu",
+        "softmax",
+        (lines, length, inner),
+        element_types(x.dtype),
+        blocks=-(-lines // across),
+        threads=threads,
+        definitions=macros,
+    )
+    return [CudaKernel((launch,))]
+
+
+for _name, _logarithm in (("softmax", False), ("log_softmax", True)):
+    register(_name, "cuda", partial(softmax, _logarithm))
+    register(f"{_name}_bfloat16", "cuda", partial(softmax, _logarithm))

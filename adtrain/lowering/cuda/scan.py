@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch, Target, memory_layout, register
-from adtrain.lowering.cuda.reduce import MIN_BLOCKS, MIN_ROW_PART, WARP, of_one_member
+from adtrain.core.kernel import WARP, CudaKernel, CudaLaunch, Target, memory_layout, register
+from adtrain.lowering.cuda.reduce import MIN_BLOCKS, MIN_ROW_PART, of_one_member
 from adtrain.lowering.shapes import output_type, split_at
 
 BLOCK = 256

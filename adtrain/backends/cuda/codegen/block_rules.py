@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from adtrain.backends.cuda.codegen.loops import flat
-from adtrain.backends.cuda.codegen.part import WARP, Names, Step, StepRule, lanes_for, loop
+from adtrain.backends.cuda.codegen.part import Names, Step, StepRule, lanes_for, loop
 from adtrain.codegen.elementwise import access, c_type, literal, offset, read, statements
+from adtrain.core.kernel import WARP
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Variable, body_of
 from adtrain.core.types import Shape

@@ -25,11 +25,11 @@ from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import Part, indented, resident_blocks
 from adtrain.backends.cuda.codegen.register_rows import COLUMN, ROW, TABLE, Held, Rows, rows_in
 from adtrain.codegen.elementwise import c_type, literal, statements
-from adtrain.core.kernel import Target
+from adtrain.core.kernel import WARP, Target
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable, body_of
 from adtrain.core.types import BITS
-from adtrain.lowering.cuda.reduce import VECTOR, WARP, power_of_two, vector_width
+from adtrain.lowering.cuda.reduce import VECTOR, power_of_two, vector_width
 from adtrain.passes.fusion import by_element
 
 MIN_THREADS, MAX_THREADS = 4 * WARP, 1024

@@ -11,7 +11,7 @@ from math import gcd
 
 from adtrain.backends.cuda.compiler import Source
 from adtrain.codegen.elementwise import c_type, pointer
-from adtrain.core.kernel import Target
+from adtrain.core.kernel import WARP, Target
 from adtrain.core.program import Equation, Variable
 
 # No contraction to FMA, so that an equation gives the same bits alone and fused.
@@ -232,9 +232,6 @@ def _of_member(values: Sequence[object]) -> str:
 
 def indented(lines: Sequence[str]) -> list[str]:
     return [f"    {line}" for line in lines]
-
-
-WARP = 32
 
 
 @dataclass(frozen=True)

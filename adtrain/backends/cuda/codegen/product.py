@@ -9,7 +9,7 @@ from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import indented
 from adtrain.codegen.elementwise import access, held, lane, loaded, pointer, read, vector_results
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable, body_of
+from adtrain.core.program import Equation, Program, Variable, arguments_of, body_of
 from adtrain.lowering.cuda.gemm.bfloat16 import EpilogueBytes
 
 GROUPED_BFLOAT16 = "grouped_bfloat16"
@@ -73,8 +73,7 @@ def epilogue_of(
     (c,) = product.outputs
     pool = others.pop() if others and others[-1].has(Trait.MAX_POOL) else None
     results = pool.inputs if pool else body.outputs
-    made = {v for e in others for v in e.outputs}
-    inputs = tuple(dict.fromkeys(v for e in others for v in e.inputs if v not in made and v is not c))
+    inputs = tuple(v for v in arguments_of(others) if v is not c)
     program = Program((*inputs, c), {}, tuple(others), (*results, *addends))
     fields = [f"{pointer(v, const=True)}x{i};" for i, v in enumerate(inputs)]
     fields += [f"{pointer(v)}y{i};" for i, v in enumerate(body.outputs)]

@@ -12,10 +12,11 @@ from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import Part, Step, indented, lanes_for
 from adtrain.codegen.elementwise import Axis, access, c_type, literal, merged, read, statements, strides
 from adtrain.core.axes import row_axes
+from adtrain.core.kernel import WARP
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable, body_of
 from adtrain.core.types import Shape
-from adtrain.lowering.cuda.reduce import VECTOR, WARP, power_of_two, vector_width
+from adtrain.lowering.cuda.reduce import VECTOR, power_of_two, vector_width
 from adtrain.passes.fusion import by_element
 
 MIN_IN_REGISTERS = 64

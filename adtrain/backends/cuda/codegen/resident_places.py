@@ -79,7 +79,7 @@ class ResidentPlaces:
 
     def name(self, v: Variable) -> str:
         """C text: where the part of a value lies that a block has."""
-        return self.names[self._part(self._source(v))]
+        return self.names[self._part(self.body.before_reshapes(v))]
 
     def _part(self, v: Variable) -> Variable:
         return self.shards.of_block.get(v, v)
@@ -147,7 +147,7 @@ class ResidentPlaces:
     def _place_made(self) -> None:
         """Give each other value its place: in shared memory while there is room, otherwise in scratch memory."""
         outputs = [self._part(v) for v in self.layer.forward.outputs]
-        gradient = self._part(self._source(gradient_of(self.layer)))
+        gradient = self._part(self.body.before_reshapes(gradient_of(self.layer)))
         self._place_shared_in_turn(outputs, gradient)
         made = [v for program in self.shards.programs for v in program.outputs]
         for v in dict.fromkeys((*outputs, gradient, *sorted(made, key=nbytes))):
@@ -189,7 +189,12 @@ class ResidentPlaces:
         (e,) = (e for e in programs[at].equations if new in e.outputs)
         later = any(old in program.inputs for program in programs[at + 1 :])
         alone = [*programs[at].readers.get(old, [])] in ([], [e])
-        return by_element(e) and alone and not later and before not in map(self._source, self.update_arguments)
+        return (
+            by_element(e)
+            and alone
+            and not later
+            and before not in map(self.body.before_reshapes, self.update_arguments)
+        )
 
     def values_in_outputs(self, segment: Program) -> dict[Variable, Variable]:
         """The values that an elementwise equation may replace by an output in the same memory, and these outputs."""
@@ -202,12 +207,6 @@ class ResidentPlaces:
                 v = next((v for v in old if v.type == y.type and v not in found), None)
                 found |= {v: y} if v else {}
         return found
-
-    def _source(self, v: Variable) -> Variable:
-        views = {e.outputs[0]: e.inputs[0] for e in self.body.equations if e.has(Trait.RESHAPE)}
-        while v in views:
-            v = views[v]
-        return v
 
 
 def gradient_of(layer: ResidentLayer) -> Variable:

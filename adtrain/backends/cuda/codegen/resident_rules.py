@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from adtrain.backends.cuda.codegen.block_rules import REDUCTIONS, matmul, overlapped_take, reduction, rule_of
-from adtrain.backends.cuda.codegen.part import WARP, Names, Step, StepRule, lanes_for
+from adtrain.backends.cuda.codegen.part import Names, Step, StepRule, lanes_for
 from adtrain.backends.cuda.codegen.register_rows import rows_in_block, takes_numbers
 from adtrain.backends.cuda.forms.resident_layer import THREADS
 from adtrain.backends.cuda.forms.row_fused import ROW_FUSED, RowFusion, rowwise
 from adtrain.codegen.elementwise import c_type
 from adtrain.core.axes import Items
+from adtrain.core.kernel import WARP
 from adtrain.core.primitive import Trait
 from adtrain.core.program import PRODUCT, Equation, Program, Variable, body_of
 from adtrain.passes.fusion import EpilogueFusion, FusionPass

@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 from itertools import accumulate, groupby
 
-from adtrain.backends.cuda.codegen.part import WARP, Kernel, Part, indented, kernel, part_names
+from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel, part_names
 from adtrain.backends.cuda.codegen.row_chain_layout import STRIP, Layout, layout_of
 from adtrain.backends.cuda.codegen.row_chain_plan import (
     BEFORE,
@@ -30,7 +30,7 @@ from adtrain.backends.cuda.codegen.row_chain_plan import (
     width,
 )
 from adtrain.codegen.elementwise import access, c_type, element, literal, statements
-from adtrain.core.kernel import Target
+from adtrain.core.kernel import WARP, Target
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable, body_of
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from adtrain.backends.cuda.codegen.part import DRIVER_SHARED, WARP
+from adtrain.backends.cuda.codegen.part import DRIVER_SHARED
 from adtrain.backends.cuda.codegen.row_chain_plan import Plan, RowSum, arrange, padded, pitch, weight_pitch, width
-from adtrain.core.kernel import Target
+from adtrain.core.kernel import WARP, Target
 from adtrain.core.program import Variable
 
 WARPS = (4, 8, 12, 16)

@@ -19,11 +19,12 @@ import numpy as np
 from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import Part, aligned_to_vector, indented
 from adtrain.codegen.elementwise import c_type, literal, statements
+from adtrain.core.kernel import WARP
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable, body_of
 from adtrain.core.types import Shape
-from adtrain.lowering.cuda.reduce import WARP, vector_width
+from adtrain.lowering.cuda.reduce import vector_width
 from adtrain.passes.fusion import by_element
 
 THREADS = 128

@@ -27,11 +27,10 @@ from adtrain.backends.cuda.forms.tiled_product import (
     TiledProduct,
     fills,
     is_float32_product,
-    matmul_in,
     weight_tiles_p,
     with_tiles_p,
 )
-from adtrain.core.kernel import Target
+from adtrain.core.kernel import HOPPER, Target
 from adtrain.core.program import PRODUCT, Equation, Program, Variable, body_of, fuse, renamed
 from adtrain.core.staging import Results, keeps
 from adtrain.passes.groups import Groups
@@ -62,8 +61,8 @@ class BackToBack:
     @property
     def lengths(self) -> tuple[int, int, int, int]:
         """Rows; K of the first product; columns between the products; columns of the second product."""
-        a, c = matmul_in(self.first).inputs[0], matmul_in(self.second).outputs[0]
-        rows, hidden = matmul_in(self.first).outputs[0].type.shape
+        a, c = matmul_of(self.first).inputs[0], matmul_of(self.second).outputs[0]
+        rows, hidden = matmul_of(self.first).outputs[0].type.shape
         return rows, a.type.shape[1], hidden, c.type.shape[1]
 
     @property
@@ -90,18 +89,18 @@ def pairs_back_to_back(program: Program, target: Target) -> dict[int, int]:
     found: dict[int, int] = {}
     groups, readers = Groups(program), program.readers
     for i, e in enumerate(program.equations):
-        producer = groups.producer.get(matmul_in(e).inputs[0]) if is_float32_product(e) else None
+        producer = groups.producer.get(matmul_of(e).inputs[0]) if is_float32_product(e) else None
         if producer is None or len(groups.members[groups.of[producer]]) > 1:
             continue
         first = program.equations[producer]
         if first.form != PRODUCT or not is_float32_product(first) or not BackToBack(first, e).fits(target):
             continue
-        hidden = matmul_in(e).inputs[0]
+        hidden = matmul_of(e).inputs[0]
         # The kernel recomputes sums that are not finite from the hidden columns in memory.
         stored = len(readers[hidden]) > 1 or hidden in program.outputs
         fits_vectors = all(x.type.dtype.itemsize <= ITEMSIZE for x in first.inputs)
         float32 = all(x.type.dtype.name == "float32" for x in (*first.outputs, *e.outputs))
-        weights = {matmul_in(x).inputs[1] for x in (first, e)}
+        weights = {matmul_of(x).inputs[1] for x in (first, e)}
         epilogue_inputs = {x for inner in body_of(e).equations[1:] for x in inner.inputs}
         from_start = weights.isdisjoint(groups.producer)  # so one launch at the start makes all tiles
         independent = epilogue_inputs.isdisjoint(first.outputs)  # the other block stores half of these columns
@@ -163,8 +162,6 @@ define(Form(BACK_TO_BACK, lambda equation, target: [back_to_back(equation)]))
 define(Form("weight_tiles", lambda equation, target: [weight_tiles(equation)]))
 
 
-CAPABILITY = (9, 0)
-"""The compute capability that has WGMMA."""
 MAX_WEIGHTS = MAX_POINTERS // 2
 """Maximum matrices of weights of an equation: they and their tiles are arguments of a kernel."""
 
@@ -173,7 +170,7 @@ MAX_WEIGHTS = MAX_POINTERS // 2
 def tile_weights(program: Program, target: Target) -> Program:
     """The Program with a `back_to_back` equation for each suitable pair of products, and a `tiled_product` equation for
     each other suitable product."""
-    if target.capability != CAPABILITY or target.by_member:
+    if target.capability != HOPPER or target.by_member:
         return program
     pairs = pairs_back_to_back(program, target)
     in_pairs = {i for pair in pairs.items() for i in pair}
@@ -183,7 +180,7 @@ def tile_weights(program: Program, target: Target) -> Program:
         for i, e in enumerate(program.equations)
         if i not in in_pairs
         and is_float32_product(e)
-        and matmul_in(e).inputs[1] not in computed  # so that one launch at the start makes all tiles
+        and matmul_of(e).inputs[1] not in computed  # so that one launch at the start makes all tiles
         and TiledProduct(e).fits(target)
     ]
     keys = {i: _tiling(program.equations[i], i in pairs) for i in (*in_pairs, *single)}
@@ -232,7 +229,7 @@ def _tiling(product: Equation, is_first: bool) -> tuple[Variable, int]:
 
     This axis is K. In the first product of a pair it is the columns, which are K of the second one.
     """
-    matmul = matmul_in(product)
+    matmul = matmul_of(product)
     return matmul.inputs[1], int(matmul.params["transpose_b"] != is_first)
 
 

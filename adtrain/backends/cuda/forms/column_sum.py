@@ -15,12 +15,12 @@ from math import prod
 from typing import NamedTuple
 
 from adtrain.backends.cuda.codegen.loops import flat
-from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel
+from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel, part_names
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.codegen.elementwise import access, c_type, read, statements
 from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
-from adtrain.core.program import LOOPS, Equation, Program, Variable, body_of
+from adtrain.core.program import LOOPS, Equation, Program, Variable, body_of, program_of
 from adtrain.core.types import Shape
 from adtrain.passes.fusion import Fusion, elementwise, independent, reads_by_element, with_shared_views
 from adtrain.passes.groups import Groups
@@ -272,11 +272,9 @@ def _addends(body: Program, total: Equation, row: str, result: str) -> list[str]
     """Statements that compute the addends of a sum in some columns of a row."""
     x, (y,) = addend_of(total, body.equations), total.outputs
     needed = needed_for([x], body.equations)
-    views = {e.outputs[0]: e.inputs[0] for e in needed if e.has(Trait.RESHAPE)}
-    while x in views:
-        x = views[x]
-    program = _program([e for e in needed if not e.has(Trait.RESHAPE)], [x])
-    load, values = _loads(program, x.type.shape, y.size, _names(body), row, VECTOR)
+    x = body.before_reshapes(x)
+    program = program_of([e for e in needed if not e.has(Trait.RESHAPE)], [x])
+    load, values = _loads(program, x.type.shape, y.size, part_names(body.inputs, body.outputs), row, VECTOR)
     compute = [
         "#pragma unroll",
         "for (int k = 0; k < WIDE; k++) {",
@@ -309,10 +307,6 @@ def summed_matrix(equation: Equation) -> Variable | None:
     return x if x in equation.inputs and len(x.type.shape) == 2 else None
 
 
-def _names(body: Program) -> dict[Variable, str]:
-    return {v: f"x{i}" for i, v in enumerate(body.inputs)} | {v: f"y{i}" for i, v in enumerate(body.outputs)}
-
-
 class Sums(NamedTuple):
     """A `column_sum` equation in parts.
 
@@ -334,13 +328,14 @@ def sums_of(equation: Equation) -> Sums:
     body, totals = flat(body_of(equation)), _totals(equation)
     addends = [addend_of(total, body.equations) for total in totals]
     whole = {e for total in totals for e in (total, *needed_for(total.inputs, body.equations))}
-    after = _program([e for e in body.equations if e not in whole], body.outputs)
+    after = program_of([e for e in body.equations if e not in whole], body.outputs)
     return Sums(totals, needed_for(addends, body.equations), addends, after)
 
 
 def after_totals(equation: Equation) -> list[str]:
     """Statements that compute the outputs of a column. `totals` has the total of each sum."""
-    loads, compute = around_totals(equation, _names(body_of(equation)))
+    body = body_of(equation)
+    loads, compute = around_totals(equation, part_names(body.inputs, body.outputs))
     return [*loads, *compute]
 
 
@@ -355,14 +350,6 @@ def around_totals(equation: Equation, names: dict[Variable, str]) -> tuple[list[
     loads, values = _loads(after, y.type.shape, y.size, names, "0", 1)
     values |= {e.outputs[0]: f"({c_type(y.type.dtype)})totals[{n}]" for n, e in enumerate(totals)}
     return loads, statements(after, values, [f"y{i}[column]" for i in range(len(after.outputs))])
-
-
-def _program(equations: Sequence[Equation], outputs: Sequence[Variable]) -> Program:
-    """The Program of these equations; an output that none of them computes is an input too."""
-    own = {v for e in equations for v in e.outputs}
-    inputs = dict.fromkeys(v for e in equations for v in e.inputs if v not in own)
-    inputs |= dict.fromkeys(v for v in outputs if v not in own)
-    return Program(tuple(inputs), {}, tuple(equations), tuple(outputs))
 
 
 def _loads(

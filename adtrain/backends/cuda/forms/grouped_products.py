@@ -8,18 +8,30 @@ their own blocks, which wait for memory while the others multiply.
 
 A product of few columns, such as the weight gradient of a first layer, fills only a part of a tile. But alone it would
 have two launches for little work.
+
+Grouped products of bfloat16 are one launch. The gradient of one weight has few tiles, which leave multiprocessors
+without work in the last wave. The tiles of several gradients fill more waves. The last wave is split along K, or filled
+better.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from math import gcd
+from typing import NamedTuple
 
 import numpy as np
 
 from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel
-from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
+from adtrain.backends.cuda.codegen.product import (
+    GROUPED_BFLOAT16,
+    Epilogue,
+    epilogue,
+    epilogue_bytes,
+    matmul_of,
+)
 from adtrain.backends.cuda.forms.column_sum import (
     COLUMN_SUM,
     TOTAL,
@@ -31,9 +43,9 @@ from adtrain.backends.cuda.forms.column_sum import (
 )
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.horizontal import MAX_K, MAX_POINTERS, is_product, product_lengths
-from adtrain.core.kernel import Target
+from adtrain.core.kernel import HOPPER, WARP, CudaKernel, Target, cuda_kernels
 from adtrain.core.precision import FULL
-from adtrain.core.program import Equation, Program, Variable, body_of
+from adtrain.core.program import PRODUCT, Equation, Program, Variable, body_of
 from adtrain.lowering.cuda.gemm.bf16x3 import (
     BUFFERS,
     CHUNK_BYTES,
@@ -45,16 +57,20 @@ from adtrain.lowering.cuda.gemm.bf16x3 import (
     Bf16x3Tile,
 )
 from adtrain.lowering.cuda.gemm.bf16x3 import THREADS as GEMM_THREADS
+from adtrain.lowering.cuda.gemm.bfloat16 import (
+    MATRIX_TILES,
+    TILES,
+    Bfloat16Product,
+    bfloat16_products,
+    fastest_splits,
+)
 from adtrain.lowering.cuda.gemm.cost_model import BF16X3_EVEN_WIDTHS, bf16x3_stage_cycles
-from adtrain.lowering.cuda.gemm.tiles import WARP
 from adtrain.passes.fusion import Fusion, with_shared_views
 from adtrain.passes.groups import Groups
 
 GROUPED_PRODUCTS = "grouped_products"
 """Independent matrix products with epilogues in one launch whose blocks share the tiles and their K evenly."""
 
-CAPABILITY = (9, 0)
-"""The compute capability that has WGMMA."""
 TILE = 128
 """Rows and columns of a tile, by which tiles are counted."""
 MIN_LENGTH, MULTIPLE = 64, 4
@@ -77,7 +93,7 @@ class GroupedProductsFusion(Fusion):
 
     @classmethod
     def runs_on(cls, target: Target) -> bool:
-        return target.capability == CAPABILITY and not target.by_member
+        return target.capability == HOPPER and not target.by_member
 
     def prepared(self) -> Program:
         if not self._product_groups():
@@ -128,9 +144,8 @@ def _tiles(equation: Equation) -> int:
     """The tiles of a product that can be in a group; 0 for any other equation."""
     if not is_product(equation):
         return 0
-    matmul = equation.params["body"].equations[0] if "body" in equation.params else equation
-    a, _ = matmul.inputs
-    if a.type.dtype.name != "float32" or matmul.params["precision"] != FULL:
+    matmul = matmul_of(equation)
+    if matmul.inputs[0].type.dtype.name != "float32" or matmul.params["precision"] != FULL:
         return 0
     if not matmul.params["transpose_a"] or matmul.params["transpose_b"]:
         return 0
@@ -247,3 +262,116 @@ def _shared(tile: Bf16x3Tile) -> int:
 
 
 define(Form(GROUPED_PRODUCTS, grouped_products))
+
+
+MAX_BFLOAT16_PRODUCTS = 8
+"""Maximum products of a launch. Their operands stay in memory until the last one is ready."""
+MAX_WAVES = 4
+"""Maximum waves of tiles of a product. A larger product loses little in its last wave, and its operands would stay in
+memory for the others."""
+MAX_BFLOAT16_POINTERS = 256
+"""Maximum arrays of a launch. Its arguments have 4 KiB, of which tensor maps take half."""
+
+
+class Kind(NamedTuple):
+    """What products of a launch have in common.
+
+    Attributes:
+        k: their K.
+        transposed: whether A and B are.
+        update: the text of their epilogue.
+        converted: whether other equations convert an argument of the epilogue to bfloat16: a weight, whose copy the
+            epilogue may write in repeated steps (`prefetch_batch`).
+    """
+
+    k: int
+    transposed: tuple[bool, bool]
+    update: str
+    converted: bool
+
+
+class GroupedBfloat16Fusion(Fusion):
+    """Consecutive products of bfloat16 of one kind whose results no other equation reads."""
+
+    form = GROUPED_BFLOAT16
+
+    @classmethod
+    def runs_on(cls, target: Target) -> bool:
+        return target.capability == HOPPER and not target.by_member
+
+    def together(self, groups: Groups) -> Iterable[Iterable[int]]:
+        run: list[int] = []
+        for i in self._products:
+            if run and self._products[i] != self._products[run[0]]:
+                yield from self._divided(run)
+                run = []
+            run.append(i)
+        yield from self._divided(run)
+
+    @cached_property
+    def _products(self) -> dict[int, Kind]:
+        """The positions and kinds of the products that can be in a group."""
+        equations = self.program.equations
+        read = {v for e in equations for v in e.inputs}
+        converted = {e.inputs[0] for e in equations if e.primitive.name == "to_bfloat16"}
+        found = {}
+        for i, e in enumerate(equations):
+            if e.form != PRODUCT or not read.isdisjoint(e.outputs):
+                continue
+            product = matmul_of(e)
+            if product.name != "matmul_bfloat16" or len(product.outputs[0].type.shape) != 2:
+                continue
+            a, b = product.inputs
+            transposed = bool(product.params["transpose_a"]), bool(product.params["transpose_b"])
+            m, n = product.outputs[0].type.shape
+            few = -(-m // TILE) * -(-n // TILE) <= MAX_WAVES * self.target.multiprocessors
+            if few and a is not b and cuda_kernels(product.name, self.target, a.type, b.type, **product.kernel_params):
+                found[i] = Kind(
+                    product_lengths(e)[-1], transposed, epilogue(e).text, not converted.isdisjoint(e.inputs)
+                )
+        return found
+
+    def _divided(self, run: Sequence[int]) -> list[Sequence[int]]:
+        """Consecutive groups of a run of products that take the fewest cycles by estimate."""
+        best: list[tuple[float, list[Sequence[int]]]] = [(0.0, [])]
+        known: dict[Sequence[tuple[int, ...]], float] = {}
+        for end in range(1, len(run) + 1):
+            found = []
+            for first in range(max(0, end - MAX_BFLOAT16_PRODUCTS), end):
+                members = [self.program.equations[i] for i in run[first:end]]
+                pointers = {v for e in members for v in (*e.inputs, *e.outputs)}
+                if len(pointers) > MAX_BFLOAT16_POINTERS and len(members) > 1:
+                    continue
+                key = tuple(matmul_of(e).outputs[0].type.shape for e in members)
+                if key not in known:
+                    known[key] = fastest_splits(_product(members, self.target), MATRIX_TILES)[0].cycles
+                before, groups = best[first]
+                found.append((before + known[key], [*groups, run[first:end]]))
+            best.append(min(found, key=lambda x: x[0]))
+        return best[-1][1]
+
+
+def _product(equations: Sequence[Equation], target: Target) -> Bfloat16Product:
+    """The work of several products."""
+    first, params = equations[0], matmul_of(equations[0]).params
+    others = tuple(product_lengths(e)[1:3] for e in equations[1:])
+    mn_major = bool(params["transpose_a"]), not params["transpose_b"]
+    own = epilogue_bytes(first)
+    return Bfloat16Product(target, product_lengths(first), TILES[0], mn_major, others=others, epilogue=own)
+
+
+def _candidates(equation: Equation, target: Target) -> Sequence[CudaKernel]:
+    products = _product(body_of(equation).equations, target)
+    return [bfloat16_products(x) for x in fastest_splits(products, MATRIX_TILES)]
+
+
+def _epilogues(equation: Equation) -> Epilogue:
+    """The epilogues of all products, an array of structs: the pointers of the first one, then of the next one."""
+    members = body_of(equation).equations
+    own = [epilogue(e) for e in members]
+    assert len({x.text for x in own}) == 1, "products of a kind"
+    text = f"{own[0].text}\nstruct Epilogues {{\n    Epilogue of[{len(own)}];\n}};"
+    return Epilogue(text, [v for x in own for v in (*x.inputs, *x.outputs)], ())
+
+
+define(Form(GROUPED_BFLOAT16, candidates=_candidates, epilogue=_epilogues))

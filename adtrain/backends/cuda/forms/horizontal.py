@@ -26,7 +26,7 @@ from adtrain.backends.cuda.forms.one_block import ONE_BLOCK, is_small, one_block
 from adtrain.codegen.elementwise import c_type
 from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
-from adtrain.core.program import HORIZONTAL, PRODUCT, Equation, Program, Variable, body_of, fuse
+from adtrain.core.program import HORIZONTAL, PRODUCT, Equation, Program, Variable, fuse
 from adtrain.lowering.cuda.gemm.matmul import BlockGemm, block_gemms, member_gemms
 from adtrain.passes.fusion import Fusion, is_loops
 from adtrain.passes.groups import Groups
@@ -139,12 +139,12 @@ def is_product(equation: Equation) -> bool:
     """Whether it is a product of two matrices that are not bfloat16 in memory, with or without elementwise equations
     after it."""
     product = equation.form == PRODUCT or equation.has(Trait.MATMUL)
-    return product and body_of(equation).equations[0].primitive.name == "matmul"
+    return product and matmul_of(equation).primitive.name == "matmul"
 
 
 def product_lengths(equation: Equation) -> tuple[int, int, int, int]:
     """The number of matrices, M, N and K of a product."""
-    matmul = equation.params["body"].equations[0] if equation.form == PRODUCT else equation
+    matmul = matmul_of(equation)
     (*batch, m, n), a = matmul.outputs[0].type.shape, matmul.inputs[0].type.shape
     return prod(batch), m, n, a[-2 if matmul.params["transpose_a"] else -1]
 

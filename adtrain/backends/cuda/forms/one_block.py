@@ -28,7 +28,7 @@ from adtrain.backends.cuda.codegen.part import (
 )
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.codegen.elementwise import access, c_type
-from adtrain.core.kernel import Target
+from adtrain.core.kernel import WARP, Target
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable, body_of, renamed
 from adtrain.passes.fusion import Fusion, by_element
@@ -69,7 +69,7 @@ class OneBlockFusion(Fusion):
 
     def _is_between(self, view: Equation, reader: Equation) -> bool:
         """Whether an equation is a reshape of a small equation's result, at the depth of a reader."""
-        source = self.producer.get(view.inputs[0]) if view.has(Trait.RESHAPE) else None
+        source = self.program.producer.get(view.inputs[0]) if view.has(Trait.RESHAPE) else None
         return source is not None and is_small(source) and self.depth_of[source] == self.depth_of[reader]
 
     def _readers(self, e: Equation) -> Sequence[Equation]:
@@ -82,10 +82,6 @@ class OneBlockFusion(Fusion):
     @cached_property
     def depth_of(self) -> Mapping[Equation, int]:
         return dict(zip(self.program.equations, self.depths, strict=True))
-
-    @cached_property
-    def producer(self) -> Mapping[Variable, Equation]:
-        return {v: e for e in self.program.equations for v in e.outputs}
 
 
 def is_small(equation: Equation) -> bool:
@@ -123,7 +119,6 @@ def depths(program: Program) -> list[int]:
     return found
 
 
-WARP = 32
 MAX_THREADS = 1024
 WORD, VECTOR = 4, 16
 """Bytes of the smallest and the largest cp.async copy."""

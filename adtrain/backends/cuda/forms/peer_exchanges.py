@@ -38,7 +38,7 @@ from adtrain.backends.cuda.forms.one_block import ONE_BLOCK, names_of, one_block
 from adtrain.backends.cuda.peer_window import GATHERED_BYTES, SLOT_BYTES, THREADS, macros
 from adtrain.codegen.elementwise import c_type, pointer
 from adtrain.core import communicator
-from adtrain.core.kernel import Target
+from adtrain.core.kernel import WARP, Target
 from adtrain.core.primitive import Trait
 from adtrain.core.program import HORIZONTAL, OVERWRITES, Equation, Program, Variable, body_of, fuse
 from adtrain.core.staging import Results, keeps
@@ -114,9 +114,8 @@ def _updated(program: Program, exchange: Equation) -> list[Equation] | None:
     whole = [v.size in (1, length) for v in update.inputs] + [v.type.shape == (length,) for v in update.outputs]
     if not by_element(update) or not all(whole):
         return None
-    producer = {v: e for e in program.equations for v in e.outputs}
     for v in update.inputs:
-        e = producer.get(v)
+        e = program.producer.get(v)
         if e is not None and e.has(Trait.SUBVIEW):
             own = e.params["start"] == communicator.current().rank * length and v.size == length
             if not own or len(program.readers[v]) > 1:
@@ -195,7 +194,6 @@ def _together(equations: Sequence[Equation], needed: Sequence[Variable]) -> Equa
 HEADERS = ("index/peer_exchanges.cuh",)
 VECTOR = 16
 """Bytes that a thread moves at once."""
-WARP = 32
 RESIDENT = 2
 """Blocks for which a multiprocessor has registers, so that other parts run while the updates wait for the peers."""
 SPAN = 16
@@ -277,7 +275,7 @@ def _update(equation: Equation, name: str, at: int, ranks: int, most: int, whole
         whole: whether ranks exchange whole gradients.
     """
     body: Program = equation.params["body"]
-    producer = {v: e for e in body.equations for v in e.outputs}
+    producer = body.producer
     sent, length = body.equations[0].inputs[0], body.equations[0].outputs[0].size // ranks
     gather, joined = body.equations[-2:]
     update = producer[gather.inputs[0]]

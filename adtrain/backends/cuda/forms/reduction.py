@@ -23,7 +23,7 @@ from adtrain.backends.cuda.launch_plan import launch_source, with_definitions
 from adtrain.codegen.elementwise import access, pointer, read, vector_results
 from adtrain.core.kernel import CudaLaunch, Target
 from adtrain.core.primitive import Trait
-from adtrain.core.program import LOOPS, Equation, Program, Variable, body_of, fuse, renamed
+from adtrain.core.program import LOOPS, Equation, Program, Variable, arguments_of, body_of, fuse, renamed
 from adtrain.core.staging import Results, keeps
 from adtrain.lowering.cuda.reduce import ARGMAX, COMBINE, MAX, MIN, SUM, VECTOR
 from adtrain.lowering.cuda.reduce import reduction as candidates
@@ -109,7 +109,7 @@ class _Arguments:
         for x in dict.fromkeys(e.inputs[0] for e in program.equations if reduces(e)):
             part = self._part(x)
             reductions = [e for e in program.readers[x] if reduces(e)]
-            if part is not None and _inputs(part) and self._saves(x, part, reductions):
+            if part is not None and arguments_of(part) and self._saves(x, part, reductions):
                 copies |= {e: _copied(part, x) for e in reductions}
         if not copies:
             return program
@@ -139,17 +139,17 @@ class _Arguments:
         if not stored and len(source.outputs) == 1:
             if len(reductions) == 1 and set(part) == set(self._cone(x) or ()):
                 return False  # it is the only reader, and joins without a copy
-            spared += sum(v.nbytes for v in _inputs(part) if v in source.inputs)
+            spared += sum(v.nbytes for v in arguments_of(part) if v in source.inputs)
         elif not stored and self.joins_product(source):
             others = needed_for([v for v in source.outputs if v is not x], self.loops[self.position[x]])
-            spared += sum(v.nbytes for v in _inputs(part) if v in source.inputs and v not in _inputs(others))
+            spared += sum(v.nbytes for v in arguments_of(part) if v in source.inputs and v not in arguments_of(others))
         return len(reductions) * self._read(part) < spared
 
     def _part(self, x: Variable) -> list[Equation] | None:
         """The equations that compute `x` from values in memory, such that they read the fewest bytes."""
         part = self._cone(x)
         while part is not None:
-            for v in sorted(_inputs(part), key=lambda v: -v.nbytes):
+            for v in sorted(arguments_of(part), key=lambda v: -v.nbytes):
                 cone = self._cone(v) if v.type.shape == x.type.shape else None
                 if cone is not None:
                     more = sorted({*part, *cone}, key=self.order.__getitem__)
@@ -178,7 +178,7 @@ class _Arguments:
         needs the product."""
         kept = {v for v in epilogue.outputs if v is not x and self._is_stored(v)}
         part = needed_for([x], [e for e in members if kept.isdisjoint(e.outputs)])
-        return part if part and not any(map(self._is_of_product, _inputs(part))) else None
+        return part if part and not any(map(self._is_of_product, arguments_of(part))) else None
 
     def _is_stored(self, v: Variable) -> bool:
         """Whether other equations than reductions read a value."""
@@ -186,7 +186,7 @@ class _Arguments:
 
     def _read(self, part: Sequence[Equation]) -> int:
         """The bytes that a kernel reads for equations. Those of `_in_rows` count twice: they must be stored for it."""
-        return sum(v.nbytes * (2 if self._in_rows(v) else 1) for v in _inputs(part))
+        return sum(v.nbytes * (2 if self._in_rows(v) else 1) for v in arguments_of(part))
 
     def _in_rows(self, v: Variable) -> bool:
         """Whether a value need not be stored, because equations that work row by row compute and read it."""
@@ -202,11 +202,6 @@ def _members(e: Equation) -> Sequence[Equation]:
     names = dict(zip(body.inputs, e.inputs, strict=False)) | dict(zip(body.outputs, e.outputs, strict=True))
     changed = {v: new for v, new in names.items() if v is not new} if e.form else {}
     return [renamed(x, changed) for x in body.equations] if changed else body.equations
-
-
-def _inputs(equations: Sequence[Equation]) -> list[Variable]:
-    made = {v for e in equations for v in e.outputs}
-    return list(dict.fromkeys(v for e in equations for v in e.inputs if v not in made))
 
 
 def _as_loops(equations: Sequence[Equation], results: Collection[Variable]) -> Equation:
@@ -292,9 +287,7 @@ def _elements(body: Program) -> list[str]:
     """The struct `Elements` of `reduce/accumulators.cuh`: pointers to the inputs, and the argument's elements."""
     *before, total = body.equations
     (x,) = total.inputs
-    views = {e.outputs[0]: e.inputs[0] for e in before if e.has(Trait.RESHAPE)}
-    while x in views:
-        x = views[x]
+    x = body.before_reshapes(x)
     program = Program(body.inputs, {}, tuple(e for e in before if not e.has(Trait.RESHAPE)), (x,))
     shape, widest = x.type.shape, VECTOR // x.type.dtype.itemsize
     loads, values = [], {}

@@ -17,7 +17,7 @@ import numpy as np
 
 from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import indented
-from adtrain.backends.cuda.codegen.product import epilogue
+from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
 from adtrain.backends.cuda.forms.one_block import IN_ONE_BLOCK
 from adtrain.backends.cuda.forms.row_fused import rowwise
 from adtrain.codegen.elementwise import c_type, statements
@@ -29,6 +29,7 @@ from adtrain.core.program import (
     Equation,
     Program,
     Variable,
+    arguments_of,
     body_of,
     joined,
     related_axes,
@@ -109,7 +110,7 @@ class ResidentLayer:
 
 def lengths_of(product: Equation) -> tuple[int, int, int]:
     """Examples of a batch, inputs and units, from the `product` equation of a layer or of its weight gradient."""
-    product = body_of(product).equations[0]
+    product = matmul_of(product)
     (batch, columns), (rows, inputs) = (v.type.shape for v in product.inputs)
     return (batch, inputs, columns) if product.params["transpose_a"] else (batch, inputs, rows)
 
@@ -144,13 +145,7 @@ def carried(body: Program) -> dict[Variable, Variable]:
 
 def resident_layer(body: Program) -> ResidentLayer | None:
     """The layer of a member's Program whose weights can stay on chip; None if there is none."""
-    views = {e.outputs[0]: e.inputs[0] for e in body.equations if e.has(Trait.RESHAPE)}
-
-    def source(v: Variable) -> Variable:
-        while v in views:
-            v = views[v]
-        return v
-
+    source = body.before_reshapes
     gathers = [e for e in body.equations if e.form == GATHER and _affine_in_bytes(e)]
     if len(gathers) != 1:
         return None
@@ -193,9 +188,8 @@ def resident_layer(body: Program) -> ResidentLayer | None:
 def table_gathers(gather: Equation) -> Sequence[Equation]:
     """Two gathers: of the examples from the table of bytes, and of their indices from the table of indices."""
     body = body_of(gather)
-    producer = {v: e for e in body.equations for v in e.outputs}
     examples = next(e for e in body.equations if e.has(Trait.GATHER) and e.inputs[0].type.dtype == BYTE)
-    return examples, producer[examples.inputs[1]]
+    return examples, body.producer[examples.inputs[1]]
 
 
 def input_of_byte(gather: Equation) -> tuple[Program, Sequence[Variable]]:
@@ -205,9 +199,8 @@ def input_of_byte(gather: Equation) -> tuple[Program, Sequence[Variable]]:
     """
     body, (examples, _) = body_of(gather), table_gathers(gather)
     equations = tuple(m for e in body.equations if not e.has(Trait.GATHER) for m in body_of(e).equations)
-    made = {v for e in equations for v in e.outputs}
     (byte,) = examples.outputs
-    numbers = [v for v in dict.fromkeys(v for e in equations for v in e.inputs) if v not in made and v is not byte]
+    numbers = [v for v in arguments_of(equations) if v is not byte]
     return Program((byte, *numbers), {}, equations, body.outputs), numbers
 
 
@@ -367,7 +360,7 @@ class _Divider:
         """The shards; None if nothing is exchanged, or the first segment cannot compute the next batch's number."""
         sums = [e for e in self.equations if _adds_units(e, self.axes)]
         next_number = [e for e in self.equations if self.layer.batch_number[1] in e.outputs]
-        needed = {self._source(body_of(self.layer.backward).equations[0].inputs[0])}
+        needed = {self._source(matmul_of(self.layer.backward).inputs[0])}
         critical = _ancestors(self.equations, [e for e in self.equations if not needed.isdisjoint(e.outputs)])
 
         # Blocks wait for `early` in all segments but the last. Others make no chain longer there.
@@ -475,14 +468,13 @@ class _Divider:
     def _programs(self, groups: Sequence[Sequence[Equation]]) -> Sequence[Program]:
         """The Programs of groups of equations that run one after another."""
         members = [self._with_views(group) for group in groups]
-        made = [{v for e in own for v in e.outputs} for own in members]
-        read = [dict.fromkeys(v for e in own for v in e.inputs if v not in made[i]) for i, own in enumerate(members)]
+        read = [arguments_of(own) for own in members]
         needed = {*self.body.outputs, *self.partial, *map(self._source, self.layer.backward.inputs)}
         needed = {self._part(v) for v in needed}.union(*read)
         found = []
         for own, inputs in zip(members, read, strict=True):
             outputs = tuple(v for e in own if not e.has(Trait.RESHAPE) for v in e.outputs if v in needed)
-            found.append(fuse_loops(Program(tuple(inputs), {}, tuple(own), outputs)))
+            found.append(fuse_loops(Program(inputs, {}, tuple(own), outputs)))
         return found
 
     def _with_views(self, equations: Sequence[Equation]) -> Sequence[Equation]:
@@ -527,7 +519,7 @@ class _Divider:
 
 def updated_arrays(update: Equation) -> Sequence[Variable]:
     """The arrays that an update reads besides the gradient: a `product` equation with such an epilogue."""
-    (gradient,) = body_of(update).equations[0].outputs
+    (gradient,) = matmul_of(update).outputs
     return [v for v in epilogue(update).inputs if v.type.shape == gradient.type.shape]
 
 

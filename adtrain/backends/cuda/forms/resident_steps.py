@@ -40,7 +40,7 @@ from adtrain.backends.cuda.forms.resident_layer import (
     update_struct,
 )
 from adtrain.codegen.elementwise import pointer
-from adtrain.core.kernel import Target
+from adtrain.core.kernel import HOPPER, Target
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable, body_of, fused_p, launched_together
 from adtrain.core.staging import Results, keeps
@@ -50,14 +50,12 @@ from adtrain.passes.plan_memory import of_one_type
 RESIDENT_STEPS = "resident_steps"
 """A training step of one member. A launch computes several steps, with the weights of the first layer on chip. The body
 has the equations that would otherwise be launches. Its outputs replace its first inputs in the next step."""
-MIN_CAPABILITY = (9, 0)
-"""The first compute capability with clusters."""
 
 
 @keeps(Results.EXACT)
 def fuse_resident_steps(program: Program, target: Target) -> Program:
     """The step of all members as one equation, if their first layer can stay on chip. Else the Program, unchanged."""
-    body = None if target.capability < MIN_CAPABILITY else step_of_member(program)
+    body = None if target.capability < HOPPER else step_of_member(program)
     if body is None:
         return program
     made = {v for e in body.equations if not e.has(Trait.RESHAPE) for v in e.outputs}

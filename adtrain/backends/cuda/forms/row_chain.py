@@ -18,7 +18,7 @@ from adtrain.backends.cuda.codegen.row_chain_plan import MAX_WIDTH, is_by_row, i
 from adtrain.backends.cuda.codegen.thread_items import operations
 from adtrain.backends.cuda.forms.form import LAUNCH_BYTES, Form, define
 from adtrain.backends.cuda.forms.thread_items import MAX_OPERATIONS, items_of_threads
-from adtrain.core.kernel import Target
+from adtrain.core.kernel import TENSOR_CORES, Target
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Variable, fuse
 from adtrain.passes.fusion import Fusion, by_element
@@ -28,8 +28,6 @@ ROW_CHAIN = "row_chain"
 """Row-wise equations, products by small weights, and sums over rows. Thread blocks of a GPU take tiles of rows through
 all of them."""
 
-MIN_CAPABILITY = (8, 0)
-"""Compute capability with tf32 on tensor cores."""
 MIN_ROWS = 1 << 11
 """Fewer rows leave multiprocessors without work."""
 LAUNCH_CYCLES = 3500
@@ -47,7 +45,7 @@ class RowChainFusion(Fusion):
 
     @classmethod
     def runs_on(cls, target: Target) -> bool:
-        return target.capability >= MIN_CAPABILITY and not target.by_member
+        return target.capability >= TENSOR_CORES and not target.by_member
 
     @cached_property
     def counts(self) -> list[int]:
@@ -127,7 +125,7 @@ class RowChainFusion(Fusion):
             found.append(f"{widest.scope} has {_columns(widest):,} columns, expected at most {MAX_WIDTH}")
         if not all(map(is_plain, own)):
             found.append("its products are not those of float32 in full precision")
-        if self.target.capability < MIN_CAPABILITY:
+        if self.target.capability < TENSOR_CORES:
             found.append("the GPU is older than sm_80")
         if found:
             return found[0] if len(found) == 1 else None

@@ -22,10 +22,10 @@ from adtrain.backends.cuda.forms.one_block import part_of
 from adtrain.backends.cuda.forms.row_fused import RowFusion, own_rows, rowwise
 from adtrain.codegen.elementwise import access, literal, read, vector_results
 from adtrain.core.axes import Items
-from adtrain.core.kernel import Target
+from adtrain.core.kernel import TENSOR_CORES, WARP, Target
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable, body_of, fuse
+from adtrain.core.program import Equation, Program, Variable, arguments_of, body_of, fuse
 from adtrain.passes.fusion import by_element, fuse_product
 from adtrain.passes.plan_memory import nbytes
 
@@ -34,8 +34,6 @@ ROW_PRODUCTS = "row_products"
 
 ROWS = 16
 """Rows of a thread block: those of a tensor-core instruction."""
-MIN_CAPABILITY = (8, 0)
-"""Compute capability with bfloat16 on tensor cores."""
 MAX_WIDTH = 1024
 """Maximum elements of a row."""
 MAX_WEIGHT = 1 << 17
@@ -65,7 +63,7 @@ class RowProductsFusion(RowFusion):
 
     @classmethod
     def runs_on(cls, target: Target) -> bool:
-        return target.capability >= MIN_CAPABILITY
+        return target.capability >= TENSOR_CORES
 
     def copied(self, producer: Equation, reader: Equation) -> bool:
         return producer.has(Trait.RESHAPE) and not reader.has(Trait.RESHAPE)
@@ -281,9 +279,7 @@ def _product(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     multiply = [f"{product}.multiply(t, {names[a]}, {names[b]}, (T *)partial);"]
     prefetch = [f"{product}.prefetch(t, {names[b]});"]
     result = f"const Vector<T, {VECTOR}> sum = {kind}::result({names[a]}, {names[b]}, (T *)partial, row, column);"
-    inputs = tuple(dict.fromkeys(v for e in others for v in e.inputs))
-    made = {v for e in others for v in e.outputs}
-    after = Program((*(v for v in inputs if v not in made and v is not c), c), {}, tuple(others), body.outputs)
+    after = Program((*(v for v in arguments_of(others) if v is not c), c), {}, tuple(others), body.outputs)
     return [
         Step(multiply, n // strip * slices * WARP, size, declared=[f"{kind} {product};"], early=prefetch),
         _vectors(after, after.inputs[:-1], names, {c: "sum.lane[k]"}, [result], threads),
@@ -338,7 +334,6 @@ def _vectors(
 
 TILE = 16
 """Rows of a head that a warp computes (`kernels/cuda/attention/row_attention.cuh`)."""
-WARP = 32
 
 
 def _forward(equation: Equation, names: Names, threads: int) -> Sequence[Step]:

@@ -1,8 +1,11 @@
-"""The first layer of a sweep's member, where its weights cannot stay on chip.
+"""The layers of a sweep's member, where the weights of the first one cannot stay on chip.
 
 One equation computes the first product, another one the gradient and the update. In repeated steps `prefetch_batch`
 joins the update of a step with the first product of the next one. So a step reads the weights once, and writes them
 once. Both equations read the batch as bytes from its table (kernels/cuda/gemm/streamed_layer.cuh).
+
+Of a later layer, the gradient of the inputs and the update of the weights are one equation. Both read the weights and
+the gradient of the outputs. Together they read the weights once (kernels/cuda/gemm/layer_backward.cuh).
 """
 
 from __future__ import annotations
@@ -10,12 +13,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel, part_names, resident_blocks
-from adtrain.backends.cuda.codegen.product import epilogue
+from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.resident_layer import (
     FLOAT,
+    MAX_BATCH,
     ROW_BYTES,
+    TERMS,
     THREADS,
     TILE,
     WARPS,
@@ -32,16 +39,27 @@ from adtrain.backends.cuda.forms.resident_layer import (
     updated_arrays,
 )
 from adtrain.backends.cuda.forms.resident_steps import step_of_member
-from adtrain.core.kernel import Target
+from adtrain.core.kernel import TENSOR_CORES, Target
+from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
-from adtrain.core.program import GATHER, Equation, Program, Variable, body_of, fuse, renamed, without
+from adtrain.core.program import (
+    GATHER,
+    PRODUCT,
+    Equation,
+    Program,
+    Variable,
+    body_of,
+    fuse,
+    launched_together,
+    renamed,
+    without,
+)
 from adtrain.core.staging import Results, keeps
+from adtrain.passes.plan_memory import overwrites, read_once
 
 STREAMED_LAYER = "streamed_layer"
 """The first layer of one member, whose inputs are gathered bytes: its product, or the gradient and update of its
 weights, or the update and then the product of the next step. The weights are read and written once."""
-MIN_CAPABILITY = (8, 0)
-"""The first compute capability with asynchronous copies."""
 BLOCK_UNITS = 32, 16
 """Units that a block may have: a warp has 16 of them, and the warps of a group have different ones."""
 ROW_ALIGNMENT = 128, 16
@@ -101,7 +119,7 @@ def streamed_layer_of(equation: Equation) -> StreamedLayer:
         elif e.has(Trait.RESHAPE):
             views[e.outputs[0]] = e.inputs[0]
         else:
-            product = body_of(e).equations[0]
+            product = matmul_of(e)
             transposed = product.params["transpose_a"]
             x = product.inputs[1 if transposed else 0]
             pair = gathers[views.get(x, x)], e
@@ -112,7 +130,7 @@ def streamed_layer_of(equation: Equation) -> StreamedLayer:
 @keeps(Results.EXACT)
 def stream_layer(program: Program, target: Target) -> Program:
     """The Program with two `streamed_layer` equations, if its first layer is suitable. Else the Program, unchanged."""
-    body = None if target.capability < MIN_CAPABILITY else step_of_member(program)
+    body = None if target.capability < TENSOR_CORES else step_of_member(program)
     layer = None if body is None else resident_layer(body)
     if body is None or layer is None:
         return program
@@ -174,7 +192,7 @@ class _Writer:
         self.pointers = part_names(body.inputs, body.outputs)
         self.before: Sequence[Variable] = ()
         self.after: Sequence[Variable] = ()
-        weights = body_of(layer.forward[1]).equations[0].inputs[1] if layer.forward else None
+        weights = matmul_of(layer.forward[1]).inputs[1] if layer.forward else None
         if layer.backward is None:
             assert weights is not None, "it has a product"
             self.before = (weights,)
@@ -217,7 +235,7 @@ class _Writer:
         yield from (f"layer.copy_batch({which}, {table});" for which in range(len(pairs)))
         yield "cp_async_commit_group();"
         if layer.backward is not None:
-            gradient = self.pointers[body_of(layer.backward[1]).equations[0].inputs[0]]
+            gradient = self.pointers[matmul_of(layer.backward[1]).inputs[0]]
             yield f"layer.load_gradient({gradient} + unit0, {self.units});"
         yield "cp_async_wait_group<0>();"
         yield "__syncthreads();"
@@ -251,3 +269,147 @@ class _Writer:
 
 
 define(Form(STREAMED_LAYER, lambda equation, target: [streamed_layer(equation, target)]))
+
+
+LAYER_BACKWARD = "layer_backward"
+"""The gradient of the inputs of a linear layer of one member, and the gradient and update of its weights."""
+BLOCK_INPUTS = 64, 32, 16
+"""Inputs of the layer that a block may have."""
+MAX_UNITS = 4 * WARPS * 32
+"""Units of the largest layer: a thread loads four."""
+
+
+@dataclass(frozen=True)
+class LayerBackward:
+    """The equations in a `layer_backward` equation: products with epilogues."""
+
+    of_inputs: Equation
+    of_weights: Equation
+
+    @property
+    def lengths(self) -> tuple[int, int, int]:
+        """Examples of a batch, inputs and units."""
+        (batch, units), (_, inputs) = (v.type.shape for v in matmul_of(self.of_inputs).inputs)
+        return batch, inputs, units
+
+    @property
+    def block_inputs(self) -> int:
+        return next(n for n in BLOCK_INPUTS if self.lengths[1] % n == 0)
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory of a block."""
+        batch, _, units = self.lengths
+        whole, rest = ROW_ALIGNMENT
+
+        def terms(columns: int) -> int:
+            return TERMS * batch * (2 * columns + (rest - 2 * columns) % whole)
+
+        groups = WARPS * TILE // self.block_inputs
+        sums = groups * batch * self.block_inputs * 4
+        return max(terms(units), sums) + terms(self.block_inputs) + (units + self.block_inputs + batch) * 4
+
+    def fits(self, target: Target) -> bool:
+        batch, inputs, units = self.lengths
+        tiled = not (batch % TILE or inputs % TILE or units % TILE) and batch <= MAX_BATCH
+        return tiled and units <= MAX_UNITS and self.shared <= target.shared
+
+
+def layer_backward_of(equation: Equation) -> LayerBackward:
+    of_inputs, of_weights = body_of(equation).equations
+    return LayerBackward(of_inputs, of_weights)
+
+
+@keeps(Results.EXACT)
+def fuse_layer_backward(program: Program, target: Target) -> Program:
+    """The Program with `layer_backward` equations."""
+    if target.capability < TENSOR_CORES:
+        return program
+    equations = list(program.equations)
+    for e in program.equations:
+        if not e.members or not _is_product(e, transpose_a=False):
+            continue
+        at = equations.index(e)
+        later = {v for x in equations[at:] for v in x.outputs}
+        for i, other in enumerate(equations[at + 1 :], at + 1):
+            update = next((x for x in launched_together(other) if _is_update(x, e, later)), None)
+            if update is None:
+                continue
+            fused = fuse(LAYER_BACKWARD, [e, update], {*e.outputs, *update.outputs})
+            if layer_backward_of(fused).fits(target):
+                equations[i : i + 1] = without(other, set(update.outputs))
+                equations[at] = fused
+            break
+    return replace(program, equations=tuple(equations))
+
+
+def _is_product(equation: Equation, transpose_a: bool) -> bool:
+    """Whether it is a product of two float32 matrices in full precision, and the second is not transposed."""
+    if equation.form != PRODUCT:
+        return False
+    product = matmul_of(equation)
+    kind = tuple(product.params[name] for name in ("transpose_a", "transpose_b", "precision"))
+    float32 = all(v.type.dtype == np.float32 for v in (*product.inputs, *equation.outputs))
+    return kind == (transpose_a, False, FULL) and float32 and all(len(v.type.shape) == 2 for v in product.inputs)
+
+
+def _is_update(equation: Equation, of_inputs: Equation, later: set[Variable]) -> bool:
+    """Whether it computes the gradient and update of the weights of a layer.
+
+    Its inputs must not be in `later`. Those of the update must be arrays of the type of the weights, or single numbers.
+
+    Args:
+        of_inputs: may be the gradient of the inputs of the layer.
+    """
+    if not equation.members or not _is_product(equation, transpose_a=True):
+        return False
+    gradient, weights = matmul_of(of_inputs).inputs
+    product = matmul_of(equation)
+    types = {v.type for v in (*product.outputs, *equation.outputs)}
+    of_update = [v for v in equation.inputs if v not in product.inputs]
+    arrays = [v for v in of_update if v.type in types]
+    alike = len(types) == 1 and len(arrays) == len(equation.outputs)
+    single = all(v.size == 1 for v in of_update if v not in arrays)
+    known = later.isdisjoint(equation.inputs) and weights in equation.inputs
+    return product.inputs[0] is gradient and known and alike and single
+
+
+def layer_backward(equation: Equation, target: Target) -> Kernel:
+    """The kernel of one member."""
+    body, layer = body_of(equation), layer_backward_of(equation)
+    batch, inputs, units = layer.lengths
+    gradient, weights = matmul_of(layer.of_inputs).inputs
+    x = matmul_of(layer.of_weights).inputs[1]
+    before = sorted(updated_arrays(layer.of_weights), key=lambda v: v is not weights)
+    after = layer.of_weights.outputs
+    names = part_names(body.inputs, body.outputs)
+    end = epilogue(layer.of_inputs, "OfInputs")
+    lines = [
+        f"typedef LayerBackward<{batch}, {units}, {inputs}, {layer.block_inputs}, {len(before)}> Layer;",
+        f'static_assert(Layer::SHARED == {layer.shared}, "as planned");',
+        f"const Layer layer(block * {layer.block_inputs});",
+        f"const float *const from[{len(before)}] = {{{', '.join(names[v] for v in before)}}};",
+        f"float *const to[{len(after)}] = {{{', '.join(names[v] for v in after)}}};",
+        f"const Update update = {{{', '.join(f'*{names[v]}' for v in update_arguments(layer.of_weights))}}};",
+        f"const OfInputs epilogue = {{{', '.join(names[v] for v in (*end.inputs, *end.outputs))}}};",
+        f"layer.run({names[gradient]}, {names[x]}, from, to, update,",
+        "    [&](int row, int input, const float (&value)[4]) {",
+        f"        epilogue(0, row, input, (int64_t)row * {inputs} + input, value);",
+        "    });",
+    ]
+    headers = "common/epilogue.cuh", "gemm/layer_backward.cuh"
+    definitions = "\n".join([end.text, *update_struct(layer.of_weights, before, after)])
+    blocks = inputs // layer.block_inputs
+    part = Part(lines, body.inputs, body.outputs, headers, definitions, blocks, layer.shared)
+    return kernel("layer_backward", [part], THREADS, "float", resident_blocks(layer.shared, target))
+
+
+def _overwrites(equation: Equation, argument: Variable, result: Variable) -> bool:
+    """A warp reads a tile of weights once, then writes it."""
+    update = layer_backward_of(equation).of_weights
+    if argument in update.inputs and result in update.outputs:
+        return overwrites(update, argument, result)
+    return read_once(equation, argument, result)
+
+
+define(Form(LAYER_BACKWARD, lambda equation, target: [layer_backward(equation, target)], overwrites=_overwrites))

@@ -109,7 +109,7 @@ class TiledProduct:
     @property
     def lengths(self) -> tuple[int, int, int]:
         """Rows, K and columns."""
-        matmul = matmul_in(self.product)
+        matmul = matmul_of(self.product)
         return *matmul.inputs[0].type.shape, matmul.outputs[0].type.shape[1]  # type: ignore[return-value]
 
     @property
@@ -151,15 +151,10 @@ def is_float32_product(equation: Equation) -> bool:
     """Whether it is a product of float32 matrices in full precision. The first matrix is not transposed."""
     if not is_product(equation):
         return False
-    matmul = matmul_in(equation)
+    matmul = matmul_of(equation)
     supported = matmul.params["precision"] == FULL and not matmul.params["transpose_a"]
     matrices = all(v.type.dtype.name == "float32" and len(v.type.shape) == 2 for v in (*matmul.inputs, *matmul.outputs))
     return supported and matrices
-
-
-def matmul_in(product: Equation) -> Equation:
-    """The matrix product in an equation for which `is_product` is true."""
-    return body_of(product).equations[0]
 
 
 THREADS = 384

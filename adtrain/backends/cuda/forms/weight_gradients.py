@@ -11,7 +11,7 @@ steps. Its sum over the batch is the gradient of a bias. The body of a fused equ
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from adtrain.core.kernel import Target, cuda_kernels
@@ -61,19 +61,17 @@ GRAD = "_grad"
 @keeps(Results.EXACT)
 def fuse_recurrent_gradients(program: Program, target: Target) -> Program:
     """Compute a recurrent layer's gradient with those by weight_hh and biases, where the GPU has a kernel for all."""
-    producer = {v: e for e in program.equations for v in e.outputs}
     fused: dict[Equation, Equation] = {}
     removed: set[Equation] = set()
     for product in filter(_is_weight_gradient, program.equations):
-        ds, before = (_before_reshapes(v, producer) for v in product.inputs)
-        gradient = producer.get(before)
+        ds, before = (program.before_reshapes(v) for v in product.inputs)
+        gradient = program.producer.get(before)
         if gradient is None or not _is_gradient(gradient, product, ds, before):
             continue
         n = gradient.outputs.index(before)
         totals = gradient.outputs[n + 1 : 2 * n + 1]
-        views = [
-            e for e in program.equations if e.has(Trait.RESHAPE) and _before_reshapes(e.inputs[0], producer) is before
-        ]
+        reshapes = (e for e in program.equations if e.has(Trait.RESHAPE))
+        views = [e for e in reshapes if program.before_reshapes(e.inputs[0]) is before]
         sum_of = {total: e for total in totals for e in program.readers.get(total, ()) if _sums_rows(e)}
         unneeded = {before, *totals, *(e.outputs[0] for e in views)}
         readers = {e for v in unneeded for e in program.readers.get(v, ())}
@@ -128,9 +126,3 @@ def _is_weight_gradient(e: Equation) -> bool:
 
 def _sums_rows(e: Equation) -> bool:
     return e.primitive.name == "sum" and tuple(e.params["axes"]) == (0,)
-
-
-def _before_reshapes(v: Variable, producer: Mapping[Variable, Equation]) -> Variable:
-    while v in producer and producer[v].has(Trait.RESHAPE):
-        (v,) = producer[v].inputs
-    return v

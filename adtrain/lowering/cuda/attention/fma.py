@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch, MemoryLayout, Target, memory_layout
+from adtrain.core.kernel import WARP, CudaKernel, CudaLaunch, MemoryLayout, Target, memory_layout
 from adtrain.lowering.cuda.attention.problem import LAUNCH, Candidates, Problem, waves
-from adtrain.lowering.cuda.reduce import WARP
 
 SHARED_VECTOR = 16
 """Bytes of padding of a row in shared memory."""

@@ -10,13 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch, MemoryLayout, Target, lengths, memory_layout
+from adtrain.core.kernel import TENSOR_CORES, WARP, CudaKernel, CudaLaunch, MemoryLayout, Target, lengths, memory_layout
 from adtrain.core.precision import FULL
 from adtrain.lowering.cuda.attention.problem import LAUNCH, Candidates, Problem, waves
-from adtrain.lowering.cuda.reduce import WARP
 
-CAPABILITY = (8, 0)
-"""The lowest compute capability with the instructions."""
 GROUP, PACK_THREADS = 64, 256
 """Rows with one scale, and threads of a block, in attention/mma_pack.cu."""
 MAX_SLICE = 128
@@ -127,7 +124,7 @@ def terms_of(problem: Problem) -> int:
 
 def candidates(target: Target, problem: Problem) -> Candidates | None:
     """Kernels of the tiles that are estimated fastest, then of the next ones. None where none fits, and for float64."""
-    if target.capability < CAPABILITY or problem.dtype != np.float32:
+    if target.capability < TENSOR_CORES or problem.dtype != np.float32:
         return None
     x = problem.lengths
     if problem.gradient:

@@ -8,13 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch, MemoryLayout, Target, lengths, memory_layout
+from adtrain.core.kernel import HOPPER, CudaKernel, CudaLaunch, MemoryLayout, Target, lengths, memory_layout
 from adtrain.core.precision import FULL
 from adtrain.core.types import BITS
 from adtrain.lowering.cuda.attention.problem import Candidates, Problem, waves
 
-CAPABILITY = (9, 0)
-"""The compute capability that has wgmma."""
 WIDTHS = (64, 128)
 """Packed widths of a head."""
 WARPGROUP, WARPGROUP_ROWS, PACK_THREADS, CHUNK = 128, 64, 256, 8
@@ -127,7 +125,7 @@ def candidates(target: Target, problem: Problem) -> Candidates | None:
     None for other problems.
     """
     suits = problem.dtype == np.float32 and not problem.optional and problem.options[0] > 0
-    if target.capability != CAPABILITY or not suits or problem.lengths.width > WIDTHS[-1]:
+    if target.capability != HOPPER or not suits or problem.lengths.width > WIDTHS[-1]:
         return None
     if problem.gradient:
         tile = BACKWARD_TILES.get((packed_width(problem), terms_of(problem)))

@@ -14,7 +14,7 @@ from math import prod
 from operator import le
 from typing import Any, NamedTuple
 
-from adtrain.core.kernel import CudaKernel, Im2col, Target, TensorMap, memory_layout
+from adtrain.core.kernel import HOPPER, CudaKernel, Im2col, Target, TensorMap, memory_layout
 from adtrain.core.precision import FLOAT32 as UNROUNDED
 from adtrain.core.precision import TF32
 from adtrain.core.types import BITS
@@ -32,7 +32,6 @@ from adtrain.lowering.cuda.gemm.bfloat16 import (
     Bfloat16Tile,
     fastest_splits,
 )
-from adtrain.lowering.cuda.gemm.packed import CAPABILITY
 from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH
 
 MAX_STRIDE, MAX_POSITION, MAX_OFFSET = 8, 128, 255
@@ -344,7 +343,7 @@ def _rule(direction: Direction, shapes: Callable[..., tuple[Any, Any, Any]]) -> 
     """The rule of a primitive. ``shapes`` returns those of the input, the output and the kernel."""
 
     def candidates(target: Target, *operands: Any, window: Any, precision: str, **size: Any) -> Sequence[CudaKernel]:
-        if target.capability != CAPABILITY or target.by_member:
+        if target.capability != HOPPER or target.by_member:
             return []
         terms, in_tf32 = len(operands) // 2, precision == TF32
         a, b = operands[0].shape, operands[terms].shape

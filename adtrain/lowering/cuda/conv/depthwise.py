@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.kernel import MAX_GRID, CudaKernel, CudaLaunch, Target
+from adtrain.core.kernel import MAX_GRID, WARP, CudaKernel, CudaLaunch, Target
 from adtrain.core.types import BITS
 from adtrain.lowering.cuda.conv.problem import FLOAT32, MAX_PIXELS, Direction
 
@@ -23,8 +23,8 @@ BLOCK_CHUNKS, BLOCK_STRIPS = range(4, 9), 8
 """Numbers of chunks of a block, of which the choice leaves the fewest threads idle; maximum strips of its rows."""
 MAX_KERNEL, TAPS = 7, 9
 """Maximum rows and columns of a filter; taps of a weight gradient for which a thread has registers."""
-WARP, LANES = 32, 128
-"""Threads of a warp; multiply-adds of a multiprocessor in a cycle."""
+LANES = 128
+"""Multiply-adds of a multiprocessor in a cycle."""
 INSTRUCTIONS = 1.5
 """Instructions for a multiply-add, with those that load and convert its operands."""
 BYTES_PER_CYCLE = 2400

@@ -6,10 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from adtrain.core.kernel import MAX_GRID, CudaKernel, CudaLaunch, Target
+from adtrain.core.kernel import MAX_GRID, WARP, CudaKernel, CudaLaunch, Target
 from adtrain.lowering.cuda.conv.problem import ConvProblem
 
-WARP = 32
 THREADS, WEIGHT_GRAD_THREADS = 128, 256
 """Threads of a block of `conv/direct.cu`, and of `conv/direct_weight_grad.cu`."""
 MAX_WEIGHT_GRAD_CHANNELS = 16

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from adtrain.core.kernel import MAX_GRID, CudaKernel, Target
+from adtrain.core.kernel import HOPPER, MAX_GRID, CudaKernel, Target
 from adtrain.core.precision import FULL, mantissa
 
 FLOAT32 = np.dtype(np.float32)
@@ -109,8 +109,6 @@ class Algorithm(Protocol):
     def kernels(self) -> Sequence[CudaKernel]: ...
 
 
-CAPABILITY = (9, 0)
-"""The compute capability whose instructions (wgmma) the kernels need."""
 MAX_ELEMENTS = 1 << 31
 """Maximum of elements of an array, for 32-bit offsets."""
 MAX_OVERRUN = 384
@@ -199,7 +197,7 @@ class PaddedIndex:
     def supported(self, target: Target) -> bool:
         """Whether the kernels that use the index run this problem."""
         problem = self.problem
-        if target.capability != CAPABILITY or problem.dtype.itemsize != 4:
+        if target.capability != HOPPER or problem.dtype.itemsize != 4:
             return False
         if problem.groups > 1 or not problem.unit_stride or min(problem.padding) < 0:
             return False

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch, MemoryLayout, Target, TensorMap, memory_layout
-from adtrain.lowering.cuda.gemm.packed import CAPABILITY
+from adtrain.core.kernel import HOPPER, CudaKernel, CudaLaunch, MemoryLayout, Target, TensorMap, memory_layout
 from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH
 from adtrain.lowering.shapes import product_lengths
 
@@ -427,7 +426,7 @@ def candidates(
     Args:
         epilogue: see `Bfloat16Product`.
     """
-    if target.capability != CAPABILITY or target.by_member or a.shape[-1] % ROW_MULTIPLE or b.shape[-1] % ROW_MULTIPLE:
+    if target.capability != HOPPER or target.by_member or a.shape[-1] % ROW_MULTIPLE or b.shape[-1] % ROW_MULTIPLE:
         return []
     lengths, mn_major = product_lengths(a, b, transpose_a, transpose_b), (transpose_a, not transpose_b)
     if 0 in lengths or max(lengths[1:]) > MAX_LENGTH:

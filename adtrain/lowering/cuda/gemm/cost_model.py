@@ -13,10 +13,10 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
-from adtrain.core.kernel import Target
+from adtrain.core.kernel import HOPPER, TENSOR_CORES, WARP, Target
 from adtrain.core.precision import FULL
 from adtrain.lowering.cuda.gemm.bf16x3 import CHUNK_ELEMENTS, MAX_ELEMENTS, MIN_LENGTH, TILE_K, TILE_M, Bf16x3Tile
-from adtrain.lowering.cuda.gemm.packed import CAPABILITY, PACKED_TILES, PackedTile
+from adtrain.lowering.cuda.gemm.packed import PACKED_TILES, PackedTile
 from adtrain.lowering.cuda.gemm.tiles import (
     ELEMENT_MMA_TILES,
     FMA_TILES,
@@ -24,7 +24,6 @@ from adtrain.lowering.cuda.gemm.tiles import (
     PIXEL_FMA_TILES,
     PIXEL_MMA_TILES,
     SMALL_TILES,
-    WARP,
     MmaKind,
     SmallTile,
     Tile,
@@ -63,8 +62,6 @@ TILED = Costs(start=3800, second_pass=2500, per_split=100, bytes_per_cycle=4000)
 PACKED = Costs(start=3800, bytes_per_cycle=2000)
 BF16X3 = Costs(start=6000, tile_end=3000, second_pass=3500, bytes_per_cycle=3000)
 
-TENSOR_CORES = (8, 0)
-"""The first compute capability whose tensor cores take tf32, bfloat16 and float64."""
 FMA_LANES = 128
 """float32 FMA units of a multiprocessor."""
 A100, A100_FMA_LANES = (8, 0), 64
@@ -141,7 +138,7 @@ def ranked(
             for arguments in SMALL_TILES:
                 small = SmallTile(*arguments, kind=kind).for_k(k)
                 found.append((_small(small, itemsize, batch, m, n, k, target), small, 1))
-    if matrices and (itemsize, target.capability) == (4, CAPABILITY):
+    if matrices and (itemsize, target.capability) == (4, HOPPER):
         for packed in PACKED_TILES[precision]:
             if packed.suits(m, n, k, k_major):
                 counts = [s for s in SPLITS if _may_split_packed(packed, batch, m, n, k, s, target)]

@@ -1,4 +1,8 @@
-"""The CUDA kernels for `matmul`: the candidates, and device functions for products inside other kernels."""
+"""The CUDA kernels for `matmul`: the candidates, and device functions for products inside other kernels.
+
+Where a length is small, products have no tiles: many small matrices (`gemm/tiny_gemm.cu`), and a matrix by a vector
+(`gemm/gemv.cu`).
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch, Target
+from adtrain.core.kernel import TENSOR_CORES, WARP, CudaKernel, CudaLaunch, Target
 from adtrain.core.precision import FULL
-from adtrain.lowering.cuda.gemm import narrow
 from adtrain.lowering.cuda.gemm.bf16x3 import Bf16x3Gemm, Bf16x3Tile
-from adtrain.lowering.cuda.gemm.cost_model import TENSOR_CORES, AnyTile, product_cycles, ranked
+from adtrain.lowering.cuda.gemm.cost_model import AnyTile, product_cycles, ranked
 from adtrain.lowering.cuda.gemm.packed import PackedGemm, PackedTile
 from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH, MmaKind, SmallTile, Tile, transposes, with_split_k
 from adtrain.lowering.shapes import product_lengths
@@ -43,6 +46,14 @@ WIDE_MEMBER_TILE, MIN_WIDE = (32, 128, 32, 32, 1, 2, 17), 128
 columns. The epilogue reads and writes 512 neighbouring bytes of weights and optimizer state."""
 LONG_MEMBER_TILE = (32, 32, 32, 32, 4, 2, 17)
 """Arguments of `SmallTile` for a longer K, of a product whose member is a dimension of the grid."""
+MAX_TINY = 8
+"""The largest M, N and K of small matrices. A thread has N sums in registers."""
+MIN_BATCH = 1 << 12
+"""Minimum of small matrices. Other kernels have a thread block for each, of which most threads have no work."""
+GEMV_THREADS = {False: 256, True: 1024}
+"""Threads of a block of `gemm/gemv.cu`, by whether it reads the matrix along its columns (COLUMNS)."""
+GEMV_COLUMN_LANES = 8
+"""Threads of a row in a block of `gemm/gemv.cu` that reads along columns."""
 MAX_COLUMN_K = 1 << 13
 """The largest K for which gemv by few columns is preferred. It took 181 us for (20, 100000) by (100000, 1)."""
 
@@ -222,6 +233,40 @@ def block_gemms(
     return [x for x in gemms(target, a, b, transpose_a, transpose_b, precision) if isinstance(x, BlockGemm)]
 
 
+def has_tiny_matrices(lengths: Sequence[int]) -> bool:
+    """Whether there are many matrices, all of them small."""
+    batch, *others = lengths
+    return batch >= MIN_BATCH and 0 < min(others) <= max(others) <= MAX_TINY
+
+
+def tiny_gemm(lengths: Sequence[int], dtype: np.dtype, transposed: tuple[bool, bool]) -> CudaKernel:
+    batch, m, n, k = lengths
+    stored = math.gcd(n, 16 // dtype.itemsize)
+    definitions = {"LENGTH_M": m, "LENGTH_N": n, "LENGTH_K": k, "STORED": stored, **transposes(transposed)}
+    file, name, rows = "gemm/tiny_gemm.cu", "tiny_gemm", batch * m
+    return CudaKernel((CudaLaunch(file, name, (rows,), (dtype,), elements=rows, definitions=definitions),))
+
+
+def gemv(lengths: Sequence[int], dtype: np.dtype, transposed: tuple[bool, bool]) -> CudaKernel:
+    batch, m, n, k = lengths
+    matrix_b = n != 1
+    length = n if matrix_b else m
+    columns = (not transposed[1]) if matrix_b else transposed[0]
+    width = math.gcd(16 // dtype.itemsize, length if columns else k)
+    threads = GEMV_THREADS[columns]
+    per_block = GEMV_COLUMN_LANES * width if columns else threads // WARP  # elements of the result
+    launch = CudaLaunch(
+        "gemm/gemv.cu",
+        "gemv",
+        (batch, length, k),
+        (dtype,),
+        blocks=-(-length // per_block) * batch,
+        threads=threads,
+        definitions={"COLUMNS": int(columns), "MATRIX_B": int(matrix_b), "WIDE_A": width},
+    )
+    return CudaKernel((launch,))
+
+
 def candidates(
     target: Target, a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = FULL
 ) -> Sequence[CudaKernel]:
@@ -229,9 +274,9 @@ def candidates(
     gemv for a matrix by a vector."""
     full = precision == FULL or a.dtype.itemsize == 8
     lengths, transposed = product_lengths(a, b, transpose_a, transpose_b), (transpose_a, transpose_b)
-    tiny = full and not target.by_member and narrow.has_tiny_matrices(lengths)
-    exact = [narrow.tiny_gemm(lengths, a.dtype, transposed)] if tiny else []
-    vector = [narrow.gemv(lengths, a.dtype, transposed)] if full and 1 in lengths[1:3] else []
+    tiny = full and not target.by_member and has_tiny_matrices(lengths)
+    exact = [tiny_gemm(lengths, a.dtype, transposed)] if tiny else []
+    vector = [gemv(lengths, a.dtype, transposed)] if full and 1 in lengths[1:3] else []
     few_blocks = [x for x in vector if lengths[3] > MAX_COLUMN_K and _has_few_blocks(x.launches[0], target)]
     exact += [x for x in vector if x not in few_blocks]
     k_major = not transpose_a, transpose_b

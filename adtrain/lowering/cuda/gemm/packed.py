@@ -11,8 +11,6 @@ import numpy as np
 from adtrain.core.kernel import Arrays, CudaKernel, CudaLaunch, MemoryLayout, Target, lengths, memory_layout
 from adtrain.lowering.cuda.gemm.tiles import FMA_TILES, MmaKind, Tile, operand_macros, split_k_sum
 
-CAPABILITY = (9, 0)
-"""The compute capability that has WGMMA."""
 PACKED_ROWS, PACKED_BYTES = 128, 128 * 128
 """Rows and bytes of a packed tile. The packed rows of an operand are the rows of op(A) or the columns of op(B)."""
 PACK_THREADS, GEMM_THREADS = 256, 384

@@ -9,9 +9,8 @@ from enum import IntEnum
 
 import numpy as np
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.kernel import WARP, CudaKernel, CudaLaunch
 
-WARP = 32
 MAX_LENGTH = (1 << 31) - (1 << 10)
 """Maximum of M, N and K of a product, so that 32 bits count the rows and columns of the last tile too."""
 FMA_LANES_N = 8
