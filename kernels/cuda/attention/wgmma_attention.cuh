@@ -9,7 +9,8 @@
 // In fp16x2 (docs/gpu.md) 64 rows have one scale, and a row is split into two rows of float16, the terms:
 // wgmma_pack_grad_fp16x2.cu. The first segment of a row has its high terms, the second its low terms.
 //
-// by_q, by_k, by_v and by_scores: the cotangents of q, k, v and the scores.
+// by_q, by_k, by_v and by_scores: the cotangents of q, k, v and the scores. In kernels the arrays of k begin `step` elements after
+// their pointers, and those of v 2 step elements.
 //
 // Macros (wgmma.py): HEAD_WIDTH, PACKED_WIDTH (64 or 128), CAUSAL (0 or 1), DIRECT (0 or 1), OPERAND_TERMS (1: bfloat16,
 // 2: fp16x2).

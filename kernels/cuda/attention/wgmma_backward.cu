@@ -230,7 +230,6 @@ __device__ __forceinline__ void exclude_keys(float (&scores)[SCORES], int first,
 #include "attention/wgmma_backward_bfloat16.cuh"
 #endif
 
-// by_k and by_v begin `step` and 2 step elements after their pointers.
 KERNEL __launch_bounds__(THREADS, 1) attention_wgmma_grad(
     IF(DIRECT, const S *q, const S *k, const S *v, const S *ct, ) S *by_q, S *by_k, S *by_v, int64_t batch, int64_t heads,
     int64_t queries, int64_t keys, int64_t row, IF(DIRECT, int64_t out_row, ) int64_t step, double scale, char *scratch) {
