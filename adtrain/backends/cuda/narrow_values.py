@@ -292,7 +292,7 @@ class _Converter:
             return fuse(form, [e, *self._to_bits(e, written)], self._stored(e.outputs))
         if of_argument := _form_with_argument(e):
             own = {v: v.like() for v in read}
-            equations = [*self._from_bits(e, own), _reading(e, own), *self._to_bits(e, written)]
+            equations = [*self._from_bits(e, own), e.renamed_inputs(own), *self._to_bits(e, written)]
             return fuse(of_argument, equations, self._stored(e.outputs))
         return _copy(e, self.bits) if e.name in COPIES else in_bfloat16(e, self.bits)
 
@@ -301,7 +301,7 @@ class _Converter:
     ) -> Equation:
         """Loops that convert what they read and write."""
         own = {v: v.like() for v in read}
-        members = (_reading(x, own) for x in (body_of(e).equations if e.form else [e]))
+        members = (x.renamed_inputs(own) for x in (body_of(e).equations if e.form else [e]))
         return fuse(LOOPS, [*self._from_bits(e, own), *members, *self._to_bits(e, written)], needed)
 
     def _fused(self, e: Equation, read: Sequence[Variable], written: Sequence[Variable]) -> Equation:
@@ -332,7 +332,7 @@ class _Converter:
             else:
                 new = {v: v.like() for v in reads if v not in own}
                 own |= new
-                inside += [*self._from_bits(e, new), _reading(x, own), *self._to_bits(e, writes)]
+                inside += [*self._from_bits(e, new), x.renamed_inputs(own), *self._to_bits(e, writes)]
         return fuse(e.form, inside, self._stored(e.outputs), self._stored(e.inputs))
 
     def _transpose(self, e: Equation) -> Sequence[Equation]:
@@ -356,7 +356,7 @@ def in_bfloat16(e: Equation, bits: Mapping[Variable, Variable]) -> Equation:
     own = {v: v.like() for v in dict.fromkeys(e.inputs) if v in bits}
     before = [_conversion(FROM_BITS, bits[v], x, e) for v, x in own.items()]
     after = [_conversion(TO_BITS, v, bits[v], e) for v in e.outputs if v in bits]
-    body = Program(tuple(inputs), {}, (*before, _reading(e, own), *after), tuple(outputs))
+    body = Program(tuple(inputs), {}, (*before, e.renamed_inputs(own), *after), tuple(outputs))
     params = {"form": e.name + BFLOAT16, "body": body}
     return Equation(fused_p, body.inputs, params, body.outputs, e.scope, e.phase)
 
@@ -375,8 +375,3 @@ def _among(variables: Iterable[Variable], those: Collection[Variable]) -> list[V
 
 def _conversion(primitive: str, v: Variable, out: Variable, beside: Equation) -> Equation:
     return Equation(PRIMITIVES[primitive], (v,), {}, (out,), beside.scope, beside.phase)
-
-
-def _reading(e: Equation, own: Mapping[Variable, Variable]) -> Equation:
-    """The equation, which reads the variables in `own` in place of narrow values."""
-    return e.renamed_inputs(own)

@@ -4,7 +4,8 @@
 // A block computes the results of a tile of queries of one head and loops over tiles of keys, or the other way round. No array
 // of queries x keys is stored.
 //
-// by_q, by_k, by_v and by_scores: the cotangents of q, k, v and the scores.
+// by_q, by_k, by_v and by_scores: the cotangents of q, k, v and the scores. In kernels the arrays of k begin `step` elements after
+// their pointers, and those of v 2 step elements.
 //
 // Macros of both forms: WIDTH (of a head), CAUSAL, MASKED, STARTS and DROPOUT (0 or 1), MANTISSA (common/rounding.cuh).
 #pragma once

@@ -1,5 +1,4 @@
-// Attention: a block computes TILE queries of a head. See fma.cuh. k and v begin `step` and 2 step elements after their
-// pointers.
+// Attention: a block computes TILE queries of a head. See fma.cuh.
 #include "attention/fma.cuh"
 
 // A step of the online softmax: turns scores into exp(score - maximum), and updates the running maximum and sum of each row.

@@ -9,7 +9,8 @@
 // In fp16x2 (docs/gpu.md) 64 rows have one scale, and a row is split into two rows of float16, the terms:
 // wgmma_pack_grad_fp16x2.cu. The first segment of a row has its high terms, the second its low terms.
 //
-// by_q, by_k, by_v and by_scores: the cotangents of q, k, v and the scores.
+// by_q, by_k, by_v and by_scores: the cotangents of q, k, v and the scores. In kernels the arrays of k begin `step` elements after
+// their pointers, and those of v 2 step elements.
 //
 // Macros (wgmma.py): HEAD_WIDTH, PACKED_WIDTH (64 or 128), CAUSAL (0 or 1), DIRECT (0 or 1), OPERAND_TERMS (1: bfloat16,
 // 2: fp16x2).
@@ -59,6 +60,14 @@ struct ArrayOfHeads {
 
 // Bytes of a tile in shared memory: its segments one after another.
 template <int ROWS> constexpr int TILE_BYTES = ROWS * SEGMENTS * ROW_BYTES;
+
+// By the producer thread: starts to copy ROWS rows of an array, from `first` on, to a stage of `tiles`.
+template <int ROWS, class Array, int STAGES> __device__ __forceinline__ void load_stage(const Array &array,
+    Pipeline<STAGES> &pipeline, const PipelineState<STAGES> &at, char *tiles, int64_t head, int64_t first) {
+    pipeline.wait_empty(at);
+    pipeline.full[at.stage].arrive_expect_tx(TILE_BYTES<ROWS>);
+    array.template load<ROWS>(tiles + at.stage * TILE_BYTES<ROWS>, head, first, pipeline.full[at.stage]);
+}
 
 // Descriptors of operands in a tile of ROWS rows. along_width: the width is K, and rows from `first` (a multiple of eight) on
 // are M or N. along_rows: the rows are K, and the width is M or N. `i`: the step of 16 along K.

@@ -152,9 +152,7 @@ static __device__ __forceinline__ void produce(const Arrays &arrays, const Gradi
     PipelineState<QUERY_STAGES> at;
     for (int round = 0, i; (i = tile_of_round(round)) < tiles; round++, at_k.advance()) {
         const KeyTile tile(i, batch, queries, keys);
-        barriers.k.wait_empty(at_k);
-        barriers.k.full[at_k.stage].arrive_expect_tx(K_BYTES);
-        arrays.k.load<BLOCK_K>(shared.k + at_k.stage * K_BYTES, tile.head, tile.first, barriers.k.full[at_k.stage]);
+        load_stage<BLOCK_K>(arrays.k, barriers.k, at_k, shared.k, tile.head, tile.first);
         barriers.v.empty[0].wait(at_k.stage ^ 1);
         barriers.v.full[0].arrive_expect_tx(K_BYTES);
         arrays.v.load<BLOCK_K>(shared.v, tile.head, tile.first, barriers.v.full[0]);
@@ -230,7 +228,6 @@ __device__ __forceinline__ void exclude_keys(float (&scores)[SCORES], int first,
 #include "attention/wgmma_backward_bfloat16.cuh"
 #endif
 
-// by_k and by_v begin `step` and 2 step elements after their pointers.
 KERNEL __launch_bounds__(THREADS, 1) attention_wgmma_grad(
     IF(DIRECT, const S *q, const S *k, const S *v, const S *ct, ) S *by_q, S *by_k, S *by_v, int64_t batch, int64_t heads,
     int64_t queries, int64_t keys, int64_t row, IF(DIRECT, int64_t out_row, ) int64_t step, double scale, char *scratch) {

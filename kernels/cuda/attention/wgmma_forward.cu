@@ -48,19 +48,11 @@ static __device__ __forceinline__ void produce(
     PipelineState<KEY_STAGES> at;
     for (int round = 0, number; (number = tile_of_round(round)) < tiles; round++, at_q.advance()) {
         const QueryTile tile(number, batch, queries, keys);
-        barriers.q.wait_empty(at_q);
-        barriers.q.full[at_q.stage].arrive_expect_tx(Q_BYTES);
-        inputs.q.load<BLOCK_Q>(shared.q + at_q.stage * Q_BYTES, tile.head, tile.first, barriers.q.full[at_q.stage]);
+        load_stage<BLOCK_Q>(inputs.q, barriers.q, at_q, shared.q, tile.head, tile.first);
         #pragma unroll 1
         for (int i = tile.key_tiles - 1; i >= 0; i--, at.advance()) {
-            barriers.k.wait_empty(at);
-            barriers.k.full[at.stage].arrive_expect_tx(K_BYTES);
-            inputs.k.load<BLOCK_K>(
-                shared.k + at.stage * K_BYTES, tile.head, (int64_t)i * BLOCK_K, barriers.k.full[at.stage]);
-            barriers.v.wait_empty(at);
-            barriers.v.full[at.stage].arrive_expect_tx(K_BYTES);
-            inputs.v.load<BLOCK_K>(
-                shared.v + at.stage * K_BYTES, tile.head, (int64_t)i * BLOCK_K, barriers.v.full[at.stage]);
+            load_stage<BLOCK_K>(inputs.k, barriers.k, at, shared.k, tile.head, (int64_t)i * BLOCK_K);
+            load_stage<BLOCK_K>(inputs.v, barriers.v, at, shared.v, tile.head, (int64_t)i * BLOCK_K);
         }
     }
 }

@@ -1,5 +1,4 @@
-// Packs q, k and v in bfloat16: see wgmma_pack.cuh. k and v begin `step` and 2 step elements after their pointers. blockIdx.y
-// numbers the arrays.
+// Packs q, k and v in bfloat16: see wgmma_pack.cuh. blockIdx.y numbers the arrays.
 #include "attention/wgmma_pack.cuh"
 #include "attention/wgmma_scratch.cuh"
 

@@ -22,7 +22,7 @@ __device__ __forceinline__ void pack_cotangent(const GradientScratch &packed, co
     }
 }
 
-// k and v begin `step` and 2 step elements after their pointers. blockIdx.y numbers the arrays.
+// blockIdx.y numbers the arrays.
 KERNEL attention_pack_grad(const S *q, const S *k, const S *v, const S *out, const T *logsumexp, const S *ct,
     int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t row, int64_t out_row, int64_t step, char *scratch) {
     wait_for_inputs();

@@ -47,7 +47,7 @@ static __device__ __forceinline__ float store_rows(const Chunks &x, const Packed
     return scale.inverse;
 }
 
-// k and v begin `step` and 2 step elements after their pointers. blockIdx.y numbers the arrays.
+// blockIdx.y numbers the arrays.
 KERNEL __launch_bounds__(PACK_THREADS) attention_pack_grad_fp16x2(const T *q, const T *k, const T *v, const T *out,
     const T *logsumexp, const T *ct, int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t row, int64_t out_row,
     int64_t step, char *scratch) {

@@ -113,7 +113,6 @@ static __device__ __forceinline__ void consume(S *out, T *logsumexp, Barriers &b
     }
 }
 
-// k and v begin `step` and 2 step elements after their pointers.
 KERNEL __launch_bounds__(THREADS, 1) attention_wgmma_short(const S *q, const S *k, const S *v, S *out, T *logsumexp,
     int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t row, int64_t out_row, int64_t step, double scale) {
     wait_for_inputs();

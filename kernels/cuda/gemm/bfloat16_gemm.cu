@@ -26,28 +26,34 @@ template <bool MN_MAJOR, class Tile> __device__ __forceinline__ void load_rows(
     }
 }
 
-struct Matrices {
+// The item of a tile is a matrix of the batch, or the number of a product.
+struct MappedOperands {
     typedef AccumulatorTile Tile;
     typedef Boxes Stage;
     const Maps &maps;
-    int m, n, k;
+    int k;
 
     __device__ __forceinline__ int k_tiles(int64_t) const { return (k + TILE_K - 1) / TILE_K; }
     __device__ __forceinline__ auto load_a(const TileSplit &own) const {
-        return [=, &map = maps.of[0].a](int k_tile, char *stage, Mbarrier &full) {
-            load_rows<MN_MAJOR_A, TileA>(map, stage, own.row, k_tile * TILE_K, own.at.item, full);
+        return [=, &map = maps.of[PRODUCTS > 1 ? own.at.item : 0].a](int k_tile, char *stage, Mbarrier &full) {
+            load_rows<MN_MAJOR_A, TileA>(map, stage, own.row, k_tile * TILE_K, PRODUCTS > 1 ? 0 : own.at.item, full);
         };
     }
     __device__ __forceinline__ auto load_b(const TileSplit &own) const {
-        return [=, &map = maps.of[0].b](int k_tile, char *stage, Mbarrier &full) {
-            load_rows<MN_MAJOR_B, TileB>(map, stage, own.column, k_tile * TILE_K, own.at.item, full);
+        return [=, &map = maps.of[PRODUCTS > 1 ? own.at.item : 0].b](int k_tile, char *stage, Mbarrier &full) {
+            load_rows<MN_MAJOR_B, TileB>(map, stage, own.column, k_tile * TILE_K, PRODUCTS > 1 ? 0 : own.at.item, full);
         };
     }
-    __device__ __forceinline__ Tile tile(const TileSplit &own, int row, int column) const { return {own.at, m, n, row, column}; }
 };
 
 #if PRODUCTS == 1
-#define MATRICES Matrices{maps, (int)m, (int)n, (int)k}
+struct Matrices : MappedOperands {
+    int m, n;
+
+    __device__ __forceinline__ Tile tile(const TileSplit &own, int row, int column) const { return {own.at, m, n, row, column}; }
+};
+
+#define MATRICES Matrices{{maps, (int)k}, (int)m, (int)n}
 
 KERNEL __launch_bounds__(THREADS, 1) bfloat16_gemm(const __grid_constant__ Maps maps, const Epilogue epilogue,
     int64_t batch, int64_t m, int64_t n, int64_t k, int64_t whole, char *scratch) {
@@ -68,24 +74,9 @@ struct Shapes {
     } of[PRODUCTS];
 };
 
-struct Products {
-    typedef AccumulatorTile Tile;
-    typedef Boxes Stage;
-    const Maps &maps;
+struct Products : MappedOperands {
     const Shapes &shapes;
-    int k;
 
-    __device__ __forceinline__ int k_tiles(int64_t) const { return (k + TILE_K - 1) / TILE_K; }
-    __device__ __forceinline__ auto load_a(const TileSplit &own) const {
-        return [=, &map = maps.of[own.at.item].a](int k_tile, char *stage, Mbarrier &full) {
-            load_rows<MN_MAJOR_A, TileA>(map, stage, own.row, k_tile * TILE_K, 0, full);
-        };
-    }
-    __device__ __forceinline__ auto load_b(const TileSplit &own) const {
-        return [=, &map = maps.of[own.at.item].b](int k_tile, char *stage, Mbarrier &full) {
-            load_rows<MN_MAJOR_B, TileB>(map, stage, own.column, k_tile * TILE_K, 0, full);
-        };
-    }
     __device__ __forceinline__ Tile tile(const TileSplit &own, int row, int column) const {
         const auto &shape = shapes.of[own.at.item];
         TileCoord at = own.at;
@@ -122,7 +113,7 @@ __device__ __forceinline__ const Epilogue &epilogue_at(const Epilogues &epilogue
     return epilogues.of[at.item];
 }
 
-#define ALL_PRODUCTS Products{maps, shapes, (int)k}
+#define ALL_PRODUCTS Products{{maps, (int)k}, shapes}
 
 KERNEL __launch_bounds__(THREADS, 1) bfloat16_products(const __grid_constant__ Maps maps,
     const __grid_constant__ Epilogues epilogues, int64_t k, const __grid_constant__ Shapes shapes, int64_t whole, char *scratch) {

@@ -2,6 +2,7 @@
 // is `length` x k, or k x length if COLUMNS. Blocks in x: those of the first matrix, of the second, ...
 //
 // Macros: COLUMNS. MATRIX_B: the matrix is B. WIDE_A: elements of the matrix per load.
+#include "common/collectives.cuh"
 #include "common/epilogue.cuh"
 
 constexpr int THREADS = COLUMNS ? 1024 : 256, WARPS = THREADS / WARP;
@@ -27,10 +28,7 @@ __device__ __forceinline__ T dot(const T *row, const T *vector, int64_t k) {
         for (int h = 0; h < WIDE_A; h++) sum += sums[h];
         total += sum;
     }
-    T sum = total;
-    #pragma unroll
-    for (int step = WARP / 2; step > 0; step /= 2) sum += __shfl_xor_sync(FULL_MASK, sum, step);
-    return sum;
+    return over_lanes<Sum, WARP>((T)total);
 }
 
 KERNEL __launch_bounds__(THREADS) gemv(
@@ -73,8 +71,7 @@ KERNEL __launch_bounds__(THREADS) gemv(
         T sum = 0;
         #pragma unroll
         for (int j = lane; j < ROWS; j += WARP) sum += shared[j][i];
-        #pragma unroll
-        for (int step = WARP / 2; step > 0; step /= 2) sum += __shfl_xor_sync(FULL_MASK, sum, step);
+        sum = over_lanes<Sum, WARP>(sum);
         if (lane == 0 && first + i < length) put(first + i, sum);
     }
 #else

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import Names, Step, StepRule, lanes_for, loop
@@ -43,35 +44,31 @@ def _axes(shape: Shape, axes: Sequence[int]) -> tuple[Sequence[int], Sequence[in
     return [shape[i] for i in axes], [steps[i] for i in axes]
 
 
-def reduction(op: str, by_columns: ColumnRule) -> StepRule:
-    """The rule of a reduction.
+def reduction(equation: Equation, names: Names, threads: int, op: str, by_columns: ColumnRule) -> Sequence[Step]:
+    """A reduction by a struct of `common/collectives.cuh`.
 
     Args:
         by_columns: computes it where neighbouring elements belong to different results, or there are few results.
     """
-
-    def rule(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
-        (x,), (y,) = equation.inputs, equation.outputs
-        shape, axes = x.type.shape, equation.params["axes"]
-        output_axes = [i for i in range(len(shape)) if i not in axes]
-        outputs, count = y.size, x.size // y.size
-        a, e = c_type(y.type.dtype), c_type(x.type.dtype)
-        start, place = offset("o", *_axes(shape, output_axes)), offset("r", *_axes(shape, axes))
-        source, target = names[x], names[y]
-        last = max((i for i, n in enumerate(shape) if n > 1), default=0)
-        if (last in axes and outputs * WARP >= threads) or count == 1:
-            lanes = lanes_for(count, outputs, threads)
-            lines = [
-                f"in_block::reduce_lanes<{op}, {a}, THREADS, {outputs}, {count}, {lanes}>(t,",
-                f"    [&](int o, int r) {{ return ({a}){source}[{start} + {place}]; }},",
-                f"    [&](int o, {a} value) {{ {target}[o] = value; }});",
-            ]
-            return [Step(lines, min(outputs * lanes, threads))]
-        wide = math.gcd(16 // x.type.dtype.itemsize, shape[last]) if last not in axes else 1
-        read = f"return load<{e}, {wide}>({source} + {start} + {place});"
-        return by_columns(op, y, count, min(threads * wide // outputs, count), wide, read, names, threads)
-
-    return rule
+    (x,), (y,) = equation.inputs, equation.outputs
+    shape, axes = x.type.shape, equation.params["axes"]
+    output_axes = [i for i in range(len(shape)) if i not in axes]
+    outputs, count = y.size, x.size // y.size
+    a, e = c_type(y.type.dtype), c_type(x.type.dtype)
+    start, place = offset("o", *_axes(shape, output_axes)), offset("r", *_axes(shape, axes))
+    source, target = names[x], names[y]
+    last = max((i for i, n in enumerate(shape) if n > 1), default=0)
+    if (last in axes and outputs * WARP >= threads) or count == 1:
+        lanes = lanes_for(count, outputs, threads)
+        lines = [
+            f"in_block::reduce_lanes<{op}, {a}, THREADS, {outputs}, {count}, {lanes}>(t,",
+            f"    [&](int o, int r) {{ return ({a}){source}[{start} + {place}]; }},",
+            f"    [&](int o, {a} value) {{ {target}[o] = value; }});",
+        ]
+        return [Step(lines, min(outputs * lanes, threads))]
+    wide = math.gcd(16 // x.type.dtype.itemsize, shape[last]) if last not in axes else 1
+    read = f"return load<{e}, {wide}>({source} + {start} + {place});"
+    return by_columns(op, y, count, min(threads * wide // outputs, count), wide, read, names, threads)
 
 
 def _in_slices(
@@ -99,18 +96,14 @@ def _in_slices(
     return [Step(reduced, min(columns * slices, threads), size), Step(added, min(y.size * lanes, threads))]
 
 
-def _along_axis(function: str) -> StepRule:
+def _along_axis(equation: Equation, names: Names, threads: int, function: str) -> Sequence[Step]:
     """A function of `common/block_ops.cuh` with its first template arguments, for slices along an axis."""
-
-    def rule(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
-        (x,), (y,) = equation.inputs, equation.outputs
-        outer, length, inner = split_at(x.type.shape, equation.params["axis"])
-        lanes = lanes_for(length, outer * inner, threads)
-        numbers = f"{outer * inner}, {length}, {inner}, {lanes}"
-        line = f"in_block::{function}, {numbers}>(t, {names[x]}, {names[y]});"
-        return [Step([line], min(outer * inner * lanes, threads))]
-
-    return rule
+    (x,), (y,) = equation.inputs, equation.outputs
+    outer, length, inner = split_at(x.type.shape, equation.params["axis"])
+    lanes = lanes_for(length, outer * inner, threads)
+    numbers = f"{outer * inner}, {length}, {inner}, {lanes}"
+    line = f"in_block::{function}, {numbers}>(t, {names[x]}, {names[y]});"
+    return [Step([line], min(outer * inner * lanes, threads))]
 
 
 def _standardize(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
@@ -273,10 +266,10 @@ def is_checked(equation: Equation) -> bool:
 
 
 RULES: Mapping[str, StepRule] = {
-    **{name: reduction(op, _in_slices) for name, op in REDUCTIONS.items()},
-    "softmax": _along_axis("softmax<false, THREADS"),
-    "log_softmax": _along_axis("softmax<true, THREADS"),
-    "argmax": _along_axis("argmax<THREADS"),
+    **{name: partial(reduction, op=op, by_columns=_in_slices) for name, op in REDUCTIONS.items()},
+    "softmax": partial(_along_axis, function="softmax<false, THREADS"),
+    "log_softmax": partial(_along_axis, function="softmax<true, THREADS"),
+    "argmax": partial(_along_axis, function="argmax<THREADS"),
     **BY_INDEX,
     "concatenate": _concatenate,
     "transpose": _transpose,
@@ -290,8 +283,4 @@ def rule_of(equation: Equation) -> StepRule:
     """How one thread block computes an equation."""
     if by_element(equation):
         return _elementwise
-    return _matmul if equation.has(Trait.MATMUL) else RULES[equation.primitive.name]
-
-
-def _matmul(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
-    return matmul(equation, names, threads, _in_slices)
+    return partial(matmul, by_columns=_in_slices) if equation.has(Trait.MATMUL) else RULES[equation.primitive.name]

@@ -15,7 +15,7 @@ Otherwise a kernel for many classes computes for longer than memory takes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -76,9 +76,11 @@ class Reduction(NamedTuple):
     where: str = ""
 
 
-@dataclass
 class LongRows:
-    """The statements of a block for a row.
+    """The statements of a block for a row of a body.
+
+    Args:
+        rounded: whether all rows are bfloat16 in memory.
 
     Attributes:
         elements, reductions: by name.
@@ -87,16 +89,52 @@ class LongRows:
         sums: for elements whose sum needs no round, the number that is their sum.
         read_at: arguments of which a number of the row reads a single element, and the rounds before this number.
         exp: the C function of exponentials.
+        names: the names of what a thread holds of the variables.
     """
 
-    rows: Rows
-    elements: dict[str, Element] = field(default_factory=dict)
-    reductions: dict[str, Reduction] = field(default_factory=dict)
-    numbers: list[tuple[int, Sequence[str]]] = field(default_factory=list)
-    levels: dict[str, int] = field(default_factory=dict)
-    sums: dict[str, str] = field(default_factory=dict)
-    read_at: list[tuple[str, int]] = field(default_factory=list)
-    exp: str = "exp"
+    def __init__(self, body: Program, rows: Rows, rounded: bool) -> None:
+        self.body, self.rows, self.exp = body, rows, "exp_approximate" if rounded else "exp"
+        self.elements: dict[str, Element] = {}
+        self.reductions: dict[str, Reduction] = {}
+        self.numbers: list[tuple[int, Sequence[str]]] = []
+        self.levels: dict[str, int] = {}
+        self.sums: dict[str, str] = {}
+        self.read_at: list[tuple[str, int]] = []
+        self.names: dict[Held, str] = {}
+        for i, v in enumerate(body.inputs):
+            for held in dict.fromkeys(rows.read(v, e) for e in body.equations if v in e.inputs):
+                self.names[held] = self._argument(held, f"x{i}")
+        for e in body.equations:
+            self._write(e)
+
+    def _argument(self, held: Held, pointer: str) -> str:
+        kind = c_type(held.of.type.dtype)
+        if held.kind == TABLE:
+            return pointer
+        if held.kind in (ROW, COLUMN):
+            own = held.of.type.dtype.itemsize if held.kind == ROW else 0
+            return self.argument(kind, f"{pointer} + {held.place}", own)
+        return self.number(kind, [f"{RESULT} = {pointer}[{held.place}];"], ())
+
+    def _write(self, e: Equation) -> None:
+        given, made = [self.names[self.rows.read(v, e)] for v in e.inputs], [self.rows.made(v) for v in e.outputs]
+        if e.has(Trait.RESHAPE):
+            results = given[:1]
+        elif by_element(e):
+            results = self._elementwise(e, given)
+        else:
+            results = RULES[e.primitive.name](self, e, given)
+        self.names |= dict(zip(made, results, strict=True))
+
+    def _elementwise(self, e: Equation, given: Sequence[str]) -> list[str]:
+        body = flat(body_of(e))
+        define = self.element if self.rows.made(e.outputs[0]).kind == ROW else self.number
+        found = []
+        for v in body.outputs:
+            own = Program(body.inputs, {}, body.equations, (v,))
+            lines = statements(own, dict(zip(body.inputs, given, strict=False)), [RESULT], {"exp": f"{self.exp}(a)"})
+            found.append(define(c_type(v.type.dtype), ["{", *indented(lines), "}"], given))
+        return found
 
     def element(self, kind: str, lines: Sequence[str], given: Iterable[str]) -> str:
         """Define an element by statements that read the names `given`."""
@@ -170,12 +208,16 @@ class LongRows:
         rounds += [r.level for r in self.reductions.values() if argument in self.closure([r.where or r.of, r.of])]
         return max([*rounds, *(level for x, level in self.read_at if x == argument)], default=0)
 
-    def lines(self, stored: Mapping[str, Sequence[str]], room: int) -> tuple[list[str], int]:
-        """The statements, and the bytes of shared memory that they use, at most `room`.
-
-        Args:
-            stored: for each element that is a result, the pointers to the rows where it is stored.
-        """
+    def lines(self, room: int) -> tuple[list[str], int]:
+        """The statements, and the bytes of shared memory that they use, at most `room`."""
+        stored: dict[str, list[str]] = {}  # of each element that is a result, the pointers to where it is stored
+        after = []
+        for i, v in enumerate(self.body.outputs):
+            made = self.rows.made(v)
+            if made.kind == ROW:
+                stored.setdefault(self.names[made], []).append(f"y{i} + {made.place}")
+            else:
+                after.append(f"if (threadIdx.x == 0) y{i}[row] = {self.names[made]};")
         rounds = max(self.levels.values(), default=0) + 1
         last = [{x: to for x, to in stored.items() if self.levels[x] == level} for level in range(rounds)]
         own = [{n: r for n, r in self.reductions.items() if r.level == level} for level in range(rounds)]
@@ -205,7 +247,7 @@ class LongRows:
             if needed[level] or own[level]:
                 first = {x for x in held if used[x][0] == level}
                 text += self._round(last[level], own[level], needed[level], held, first)
-        return text, size
+        return [*text, *after], size
 
     def _round(
         self,
@@ -298,7 +340,7 @@ def long_rows(body: Program, target: Target) -> tuple[Part, int, int]:
     rows = rows_in(body)
     assert rows is not None
     of_rows = [v for v in (*body.inputs, *body.outputs) if rows.held(v.type.shape) == ROW]
-    writer = _Writer(body, rows, rounded=all(v.type.dtype in (BITS, np.bool_) for v in of_rows))
+    writer = LongRows(body, rows, rounded=all(v.type.dtype in (BITS, np.bool_) for v in of_rows))
     itemsize = max((v.type.dtype.itemsize for v in of_rows), default=VECTOR)
     width = vector_width(rows.length, itemsize)
     vectors, items = rows.length // width, LOADS * VECTOR // (width * itemsize)
@@ -324,7 +366,7 @@ def may_overwrite(body: Program, argument: Variable, result: Variable) -> bool:
     """
     rows = rows_in(body)
     assert rows is not None
-    writer = _Writer(body, rows, rounded=False)
+    writer = LongRows(body, rows, rounded=False)
     read = {rows.read(argument, e) for e in body.equations if argument in e.inputs}
     made = rows.made(result)
     if argument.type != result.type or made.kind != ROW or {x.kind for x in read} != {ROW}:
@@ -332,89 +374,29 @@ def may_overwrite(body: Program, argument: Variable, result: Variable) -> bool:
     if {x.place for x in read} != {made.place}:
         return False
     results = [writer.names[x] for v in body.outputs if (x := rows.made(v)).kind == ROW]
-    last = max(writer.block.last_read(writer.names[x], results) for x in read)
-    return last <= writer.block.levels[writer.names[made]]
-
-
-class _Writer:
-    """Writes the equations of a body. `rounded`: all rows are bfloat16 in memory."""
-
-    def __init__(self, body: Program, rows: Rows, rounded: bool) -> None:
-        self.body, self.rows = body, rows
-        self.block = LongRows(rows, exp="exp_approximate" if rounded else "exp")
-        self.expressions = {"exp": f"{self.block.exp}(a)"}
-        self.names: dict[Held, str] = {}
-        for i, v in enumerate(body.inputs):
-            for held in dict.fromkeys(rows.read(v, e) for e in body.equations if v in e.inputs):
-                self.names[held] = self._argument(held, f"x{i}")
-        for e in body.equations:
-            self._write(e)
-
-    def _argument(self, held: Held, pointer: str) -> str:
-        kind = c_type(held.of.type.dtype)
-        if held.kind == TABLE:
-            return pointer
-        if held.kind in (ROW, COLUMN):
-            own = held.of.type.dtype.itemsize if held.kind == ROW else 0
-            return self.block.argument(kind, f"{pointer} + {held.place}", own)
-        return self.block.number(kind, [f"{RESULT} = {pointer}[{held.place}];"], ())
-
-    def _write(self, e: Equation) -> None:
-        given, made = [self.names[self.rows.read(v, e)] for v in e.inputs], [self.rows.made(v) for v in e.outputs]
-        if e.has(Trait.RESHAPE):
-            results = given[:1]
-        elif by_element(e):
-            results = self._elementwise(e, given)
-        else:
-            results = RULES[e.primitive.name](self.block, e, given)
-        self.names |= dict(zip(made, results, strict=True))
-
-    def _elementwise(self, e: Equation, given: Sequence[str]) -> list[str]:
-        body = flat(body_of(e))
-        define = self.block.element if self.rows.made(e.outputs[0]).kind == ROW else self.block.number
-        found = []
-        for v in body.outputs:
-            own = Program(body.inputs, {}, body.equations, (v,))
-            lines = statements(own, dict(zip(body.inputs, given, strict=False)), [RESULT], self.expressions)
-            found.append(define(c_type(v.type.dtype), ["{", *indented(lines), "}"], given))
-        return found
-
-    def lines(self, room: int) -> tuple[list[str], int]:
-        """See `LongRows.lines`."""
-        stored: dict[str, list[str]] = {}
-        after = []
-        for i, v in enumerate(self.body.outputs):
-            made = self.rows.made(v)
-            if made.kind == ROW:
-                stored.setdefault(self.names[made], []).append(f"y{i} + {made.place}")
-            else:
-                after.append(f"if (threadIdx.x == 0) y{i}[row] = {self.names[made]};")
-        text, size = self.block.lines(stored, room)
-        return [*text, *after], size
+    last = max(writer.last_read(writer.names[x], results) for x in read)
+    return last <= writer.levels[writer.names[made]]
 
 
 Rule = Callable[[LongRows, Equation, Sequence[str]], "list[str]"]
 """``rule(rows, equation, names of its inputs)`` defines its results and returns their names."""
 
 
-def _reduction(op: str) -> Rule:
-    return lambda rows, e, given: [rows.reduced(op, c_type(e.outputs[0].type.dtype), given[0])]
+def _reduction(rows: LongRows, e: Equation, given: Sequence[str], op: str) -> list[str]:
+    return [rows.reduced(op, c_type(e.outputs[0].type.dtype), given[0])]
 
 
-def _softmax(logarithm: bool) -> Rule:
-    def rule(rows: LongRows, e: Equation, given: Sequence[str]) -> list[str]:
-        (x,), kind = given, c_type(e.inputs[0].type.dtype)
-        top = rows.reduced("Max", kind, x)
-        below = rows.element(kind, [f"{RESULT} = {x} - {top};"], [x, top])
-        term = rows.element(kind, [f"{RESULT} = {rows.exp}({below});"], [below])
-        total = rows.reduced("Sum", kind, term)
-        if logarithm:
-            shift = rows.number(kind, [f"{RESULT} = log({total});"], [total])
-            return [rows.element(kind, [f"{RESULT} = {below} - {shift};"], [below, shift])]
-        shift = rows.number(kind, [f"{RESULT} = 1 / {total};"], [total])
-        return [rows.element(kind, [f"{RESULT} = {term} * {shift};"], [term, shift])]
-
-    return rule
+def _softmax(rows: LongRows, e: Equation, given: Sequence[str], logarithm: bool) -> list[str]:
+    (x,), kind = given, c_type(e.inputs[0].type.dtype)
+    top = rows.reduced("Max", kind, x)
+    below = rows.element(kind, [f"{RESULT} = {x} - {top};"], [x, top])
+    term = rows.element(kind, [f"{RESULT} = {rows.exp}({below});"], [below])
+    total = rows.reduced("Sum", kind, term)
+    if logarithm:
+        shift = rows.number(kind, [f"{RESULT} = log({total});"], [total])
+        return [rows.element(kind, [f"{RESULT} = {below} - {shift};"], [below, shift])]
+    shift = rows.number(kind, [f"{RESULT} = 1 / {total};"], [total])
+    return [rows.element(kind, [f"{RESULT} = {term} * {shift};"], [term, shift])]
 
 
 def _argmax(rows: LongRows, e: Equation, given: Sequence[str]) -> list[str]:
@@ -473,12 +455,12 @@ def _one_hot(rows: LongRows, e: Equation, given: Sequence[str]) -> list[str]:
 
 
 RULES: Mapping[str, Rule] = {
-    "sum": _reduction("Sum"),
-    "max": _reduction("Max"),
-    "min": _reduction("Min"),
+    "sum": partial(_reduction, op="Sum"),
+    "max": partial(_reduction, op="Max"),
+    "min": partial(_reduction, op="Min"),
     "argmax": _argmax,
-    "softmax": _softmax(False),
-    "log_softmax": _softmax(True),
+    "softmax": partial(_softmax, logarithm=False),
+    "log_softmax": partial(_softmax, logarithm=True),
     "standardize": _standardize,
     "take": _take,
     "take_along_axis": _take_along_axis,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from adtrain.backends.cuda.codegen.block_rules import REDUCTIONS, matmul, overlapped_take, reduction, rule_of
 from adtrain.backends.cuda.codegen.part import Names, Step, StepRule, lanes_for
@@ -78,7 +79,7 @@ def resident_rule(equation: Equation) -> StepRule:
     if equation.form == PRODUCT:
         return _product
     if equation.primitive.name in REDUCTIONS:
-        return reduction(REDUCTIONS[equation.primitive.name], _in_warps)
+        return partial(reduction, op=REDUCTIONS[equation.primitive.name], by_columns=_in_warps)
     if not equation.has(Trait.MATMUL):
         return overlapped_take if equation.has(Trait.GATHER) else rule_of(equation)
     m, n = equation.outputs[0].type.shape

@@ -321,7 +321,7 @@ def _find_sums(plan: Plan) -> None:
             found[y] = RowSum(y, [(step, x, other[0] if other else None)])
         elif (
             e.name == "add"
-            and all(v in found and _is_inside(v, body, readers) for v in e.inputs)
+            and all(v in found and v not in body.outputs and len(readers[v]) == 1 for v in e.inputs)
             and _alike(*(found[v] for v in e.inputs))
         ):
             a, b = (found.pop(v) for v in e.inputs)
@@ -329,10 +329,6 @@ def _find_sums(plan: Plan) -> None:
         else:
             plan.after.append(e)
     plan.sums = list(found.values())
-
-
-def _is_inside(v: Variable, body: Program, readers: Mapping[Variable, Sequence[Equation]]) -> bool:
-    return v not in body.outputs and len(readers.get(v, ())) == 1
 
 
 def _alike(a: RowSum, b: RowSum) -> bool:

@@ -11,6 +11,7 @@ to shared memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
@@ -346,24 +347,13 @@ def _piece(at: int, size: int, itemsize: int) -> tuple[int, int]:
     return first, min(most, size - first)
 
 
-Rule: TypeAlias = Callable[[_Writer, Equation], None]
-
-
-def _reduction(op: str) -> Rule:
-    return lambda writer, e: writer.reduce(e, op)
-
-
-def _softmax(logarithm: bool) -> Rule:
-    return lambda writer, e: writer.softmax(e, logarithm)
-
-
-RULES: Mapping[str, Rule] = {
-    "sum": _reduction("Sum"),
-    "max": _reduction("Max"),
-    "min": _reduction("Min"),
+RULES: Mapping[str, Callable[[_Writer, Equation], None]] = {
+    "sum": partial(_Writer.reduce, op="Sum"),
+    "max": partial(_Writer.reduce, op="Max"),
+    "min": partial(_Writer.reduce, op="Min"),
     "logsumexp": _Writer.logsumexp,
-    "softmax": _softmax(logarithm=False),
-    "log_softmax": _softmax(logarithm=True),
+    "softmax": partial(_Writer.softmax, logarithm=False),
+    "log_softmax": partial(_Writer.softmax, logarithm=True),
 }
 """By primitive name. Elementwise equations and products have methods of `_Writer`."""
 

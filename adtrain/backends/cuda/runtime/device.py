@@ -151,7 +151,9 @@ class Device:
         attribute = cuda.device_attribute
         self.multiprocessors: int = self.device.get_attribute(attribute.MULTIPROCESSOR_COUNT)
         self.shared: int = self.device.get_attribute(attribute.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)
-        self.target = Target(capability, self.multiprocessors, self._shared_per_block(ordinal))
+        opt_in = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+        of_block = checked(driver.cuDeviceGetAttribute(opt_in, checked(driver.cuDeviceGet(ordinal))))
+        self.target = Target(capability, self.multiprocessors, int(of_block))
         self.flags = Flags()
         self.modules: dict[Source, Any] = {}
         self.kernels: dict[tuple[Source, str], LoadedKernel] = {}
@@ -179,11 +181,6 @@ class Device:
             yield
         finally:
             self.lane = before
-
-    def _shared_per_block(self, ordinal: int) -> int:
-        """Most bytes of shared memory of a block (opt-in)."""
-        attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
-        return int(checked(driver.cuDeviceGetAttribute(attribute, checked(driver.cuDeviceGet(ordinal)))))
 
     def kernel(self, source: Source, name: str, format: str, size: WorkSize) -> LoadedKernel:
         """A kernel of a source, compiled and loaded at first use. For `format` and `size` see `LoadedKernel`."""

@@ -34,16 +34,6 @@ class Matrices(NamedTuple):
     columns: int
     batch: int
 
-    @property
-    def leading(self) -> int:
-        """Elements from one column to the next."""
-        return self.rows
-
-    @property
-    def stride(self) -> int:
-        """Elements from one matrix to the next."""
-        return self.rows * self.columns
-
 
 class Gemm(NamedTuple):
     """D = op(X) op(Y), column-major. With X = B and Y = A it is C = op(A) op(B), row-major."""
@@ -141,10 +131,10 @@ class Cublas:
 
     def _layout(self, kind: int, each: Matrices) -> int:
         lt, _, _ = self._bindings
-        layout = int(lt.matrix_layout_create(kind, each.rows, each.columns, each.leading))
+        layout = int(lt.matrix_layout_create(kind, each.rows, each.columns, each.rows))  # from column to column
         _set(lt.matrix_layout_set_attribute, layout, lt.MatrixLayoutAttribute.BATCH_COUNT, np.int32(each.batch))
         stride = lt.MatrixLayoutAttribute.STRIDED_BATCH_OFFSET
-        _set(lt.matrix_layout_set_attribute, layout, stride, np.int64(each.stride))
+        _set(lt.matrix_layout_set_attribute, layout, stride, np.int64(each.rows * each.columns))
         return layout
 
 
