@@ -22,7 +22,6 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 from adtrain import docstrings
 from adtrain.config import sweep_section
-from adtrain.config.annotations import option_type
 from adtrain.config.problems import ConfigError, PathParts, Problem, dotted
 from adtrain.config.source import Node
 from adtrain.config.specs import SCHEDULES, Augmentation, Average, DataSource, Layers, Loss, Metric, Optimizer, Schedule
@@ -43,6 +42,7 @@ from adtrain.config.values import (
     Shards,
     Solution,
     View,
+    option_type,
 )
 from adtrain.data import text_file
 from adtrain.data.fields import FieldKind
