@@ -65,7 +65,7 @@ def layer(name: str) -> Decorator:
     Raises:
         OptionError: the name is taken or not an identifier, or the class lacks a method, or types of its options.
     """
-    checks = {
+    checks: dict[str, Check] = {
         "output_shape": _output_shape,
         "forward": _forward,
         "parameter_shapes": _parameter_shapes,
