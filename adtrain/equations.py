@@ -241,17 +241,17 @@ class _Parser:
         return found
 
     def expression(self) -> Expression:
-        left = self.term()
-        while self.token in ("+", "-"):
-            sign, at = self.take()
-            left = Operation(sign, left, self.term(), at)
-        return left
+        return self.operations("+-", self.term)
 
     def term(self) -> Expression:
-        left = self.signed()
-        while self.token in ("*", "/"):
+        return self.operations("*/", self.signed)
+
+    def operations(self, signs: str, operand: Callable[[], Expression]) -> Expression:
+        """Operands with these signs between them, from left to right."""
+        left = operand()
+        while self.token in tuple(signs):
             sign, at = self.take()
-            left = Operation(sign, left, self.signed(), at)
+            left = Operation(sign, left, operand(), at)
         return left
 
     def signed(self) -> Expression:

@@ -23,7 +23,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -44,6 +44,7 @@ __all__ = ["augment", "dataset", "layer", "loss", "metric", "op", "optimizer", "
 
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
+Check: TypeAlias = Callable[..., Any]
 
 
 class Decorator(Protocol):
@@ -62,7 +63,7 @@ def layer(name: str) -> Decorator:
     Raises:
         OptionError: the name is taken or not an identifier, or the class lacks a method, or types of its options.
     """
-    checks = {
+    checks: dict[str, Check] = {
         "output_shape": _output_shape,
         "forward": _forward,
         "parameter_shapes": _parameter_shapes,
@@ -145,7 +146,7 @@ def op(name: str, *, samples: Callable[..., Sequence[Any]]) -> Callable[[F], F]:
     return register
 
 
-def _decorator(family: str, name: Any, base: type, checks: dict[str, Callable[..., Any]]) -> Decorator:
+def _decorator(family: str, name: Any, base: type, checks: dict[str, Check]) -> Decorator:
     here = caller(2)
     if not isinstance(name, str):  # the decorator without a call gets the class
         given = name.__name__ if isinstance(name, type) else shown(name)
@@ -169,8 +170,7 @@ def _decorator(family: str, name: Any, base: type, checks: dict[str, Callable[..
         if not issubclass(made, CheckedArguments):
             made.__init__ = checked_options(made.__init__, name)
         for method, check in checks.items():
-            own = watched(getattr(made, method), f"{made.registered_at}: {method}")
-            setattr(made, method, check(own, made.registered_at))
+            setattr(made, method, _with_check(getattr(made, method), f"{made.registered_at}: {method}", check))
         _defined[name] = here
         return made
 
@@ -190,142 +190,109 @@ def _check_name(family: str, name: str, here: Definition) -> None:
         raise OptionError(f"{family} {name}: the name is taken by {taken}; choose another at {here}")
 
 
-def _output_shape(output_shape: Callable[..., Any], where: str) -> Callable[..., Any]:
-    @functools.wraps(output_shape)
-    def checked(self: Module, shape: Any) -> Any:
-        found = output_shape(self, shape)
-        if not _is_shape(found):
-            expected = "expected the shape of one sample, a tuple of positive integers"
-            raise PluginError(f"{where}: output_shape returned {shown(found)}, {expected}")
-        return tuple(found)
+def _with_check(method: Callable[..., Any], what: str, check: Check) -> Callable[..., Any]:
+    """The method, whose results are checked; `what` names it in messages."""
+    method, where = watched(method, what), what.removesuffix(" __call__")
+
+    @functools.wraps(method)
+    def checked(self: Any, *args: Any, **named: Any) -> Any:
+        return check(method(self, *args, **named), where, self, *args, **named)
 
     return checked
 
 
-def _forward(forward: Callable[..., Any], where: str) -> Callable[..., Any]:
-    @functools.wraps(forward)
-    def checked(self: Module, params: Any, state: Any, x: Value, mode: Any) -> Any:
-        found = _pair(forward(self, params, state, x, mode), f"{where}: forward", "the output and the state")
-        _check_value(found[0], f"{where}: forward")
-        _check_tree(found[1], f"{where}: forward", "the state")
-        given = ArrayType(found[0].shape, found[0].dtype)
-        expected = ArrayType((x.shape[0], *self.output_shape(x.shape[1:])), x.dtype)
-        if given != expected:
-            raise PluginError(f"{where}: forward returned {given}, expected {expected}, as output_shape gives")
+# The checks of what methods return. Each gets the result, the method's name for messages, the object and the arguments,
+# and gives the result that the caller gets.
+
+
+def _output_shape(found: Any, where: str, layer: Module, shape: Any) -> Any:
+    if not _is_shape(found):
+        expected = "expected the shape of one sample, a tuple of positive integers"
+        raise PluginError(f"{where} returned {shown(found)}, {expected}")
+    return tuple(found)
+
+
+def _forward(found: Any, where: str, layer: Module, params: Any, state: Any, x: Value, mode: Any) -> Any:
+    out, new_state = _pair(found, where, "the output and the state")
+    _check_value(out, where)
+    _check_tree(new_state, where, "the state")
+    given = ArrayType(out.shape, out.dtype)
+    expected = ArrayType((x.shape[0], *layer.output_shape(x.shape[1:])), x.dtype)
+    if given != expected:
+        raise PluginError(f"{where} returned {given}, expected {expected}, as output_shape gives")
+    return found
+
+
+def _parameter_shapes(found: Any, where: str, layer: Module, shape: Any) -> Any:
+    if not isinstance(found, dict) or not all(isinstance(name, str) and _is_shape(x) for name, x in found.items()):
+        expected = "expected a dict from the name of each parameter to its shape, a tuple of positive integers"
+        raise PluginError(f"{where} returned {shown(found)}, {expected}")
+    return {name: tuple(x) for name, x in found.items()}
+
+
+def _new_arrays(found: Any, where: str, layer: Module, shape: Any, rng: Any, dtype: Any) -> Any:
+    params, state = _pair(found, where, "the parameters and the state")
+    _check_tree(params, where, "the parameters")
+    _check_tree(state, where, "the state")
+    shapes, expected = {key: getattr(x, "shape", None) for key, x in params.items()}, layer.parameter_shapes(shape)
+    if shapes != expected:
+        raise PluginError(f"{where} returned {shapes}, expected {expected}, as parameter_shapes gives")
+    return found
+
+
+def _scalar(what: str) -> Check:
+    def check(found: Any, where: str, *_: Any) -> Any:
+        _check_value(found, where.removesuffix(":"))
+        if found.shape != () or found.dtype.kind != "f":
+            given = ArrayType(found.shape, found.dtype)
+            raise PluginError(f"{where} returned {given}, expected {what}, a float of shape ()")
         return found
-
-    return checked
-
-
-def _parameter_shapes(parameter_shapes: Callable[..., Any], where: str) -> Callable[..., Any]:
-    @functools.wraps(parameter_shapes)
-    def checked(self: Module, shape: Any) -> Any:
-        found = parameter_shapes(self, shape)
-        if not isinstance(found, dict) or not all(isinstance(name, str) and _is_shape(x) for name, x in found.items()):
-            expected = "expected a dict from the name of each parameter to its shape, a tuple of positive integers"
-            raise PluginError(f"{where}: parameter_shapes returned {shown(found)}, {expected}")
-        return {name: tuple(x) for name, x in found.items()}
-
-    return checked
-
-
-def _new_arrays(new_arrays: Callable[..., Any], where: str) -> Callable[..., Any]:
-    @functools.wraps(new_arrays)
-    def checked(self: Module, shape: Any, rng: Any, dtype: Any) -> Any:
-        params, state = _pair(
-            new_arrays(self, shape, rng, dtype), f"{where}: new_arrays", "the parameters and the state"
-        )
-        _check_tree(params, f"{where}: new_arrays", "the parameters")
-        _check_tree(state, f"{where}: new_arrays", "the state")
-        found, expected = {key: getattr(x, "shape", None) for key, x in params.items()}, self.parameter_shapes(shape)
-        if found != expected:
-            raise PluginError(f"{where}: new_arrays returned {found}, expected {expected}, as parameter_shapes gives")
-        return params, state
-
-    return checked
-
-
-def _scalar(what: str) -> Callable[..., Any]:
-    def check(call: Callable[..., Any], where: str) -> Callable[..., Any]:
-        @functools.wraps(call)
-        def checked(self: Any, *args: Any) -> Any:
-            found = call(self, *args)
-            _check_value(found, where)
-            if found.shape != () or found.dtype.kind != "f":
-                given = ArrayType(found.shape, found.dtype)
-                raise PluginError(f"{where}: returned {given}, expected {what}, a float of shape ()")
-            return found
-
-        return checked
 
     return check
 
 
-def _initial(init: Callable[..., Any], where: str) -> Callable[..., Any]:
-    @functools.wraps(init)
-    def checked(self: Optimizer, params: Any) -> Any:
-        found = init(self, params)
-        _check_tree(found, f"{where}: init", "the state")
-        step = found.get("step")
-        if not isinstance(step, Value) or step.shape or step.dtype != np.int64:
-            given = ArrayType(step.shape, step.dtype) if isinstance(step, Value) else shown(step)
-            expected = "expected 0 as int64[], the number of updates so far"
-            raise PluginError(f"{where}: init returned {given} for the key step, {expected}")
-        return found
-
-    return checked
+def _initial(found: Any, where: str, optimizer: Optimizer, params: Any) -> Any:
+    _check_tree(found, where, "the state")
+    step = found.get("step")
+    if not isinstance(step, Value) or step.shape or step.dtype != np.int64:
+        given = ArrayType(step.shape, step.dtype) if isinstance(step, Value) else shown(step)
+        expected = "expected 0 as int64[], the number of updates so far"
+        raise PluginError(f"{where} returned {given} for the key step, {expected}")
+    return found
 
 
-def _updated(updated: Callable[..., Any], where: str) -> Callable[..., Any]:
-    @functools.wraps(updated)
-    def checked(self: Any, params: Any, grads: Any, state: Any, lr: Value) -> Any:
-        found = _pair(updated(self, params, grads, state, lr), f"{where}: updated", "the parameters and the state")
-        for what, new, old in (("parameters", found[0], params), ("state", found[1], state)):
-            if tree.flatten_like(tree.flatten(old)[1], new) is None:
-                raise PluginError(f"{where}: updated returned a tree of {what} of another structure than it was given")
-        return found
-
-    return checked
+def _updated(found: Any, where: str, optimizer: Any, params: Any, grads: Any, state: Any, lr: Value) -> Any:
+    new_params, new_state = _pair(found, where, "the parameters and the state")
+    for what, new, old in (("parameters", new_params, params), ("state", new_state, state)):
+        if tree.flatten_like(tree.flatten(old)[1], new) is None:
+            raise PluginError(f"{where} returned a tree of {what} of another structure than it was given")
+    return found
 
 
-def _augmented(call: Callable[..., Any], where: str) -> Callable[..., Any]:
-    @functools.wraps(call)
-    def checked(self: Augmentation, batch: Batch, rng: Value) -> Batch:
-        found = call(self, batch, rng)
-        if not isinstance(found, Batch):
-            raise PluginError(f"{where}: returned a {type(found).__name__}, expected a Batch")
-        _check_value(found.images, f"{where}: for the images,")
-        _check_value(found.labels, f"{where}: for the labels,")
-        given, expected = (ArrayType(x.images.shape, x.images.dtype) for x in (found, batch))
-        if given != expected:
-            raise PluginError(f"{where}: returned images {given}, expected {expected}")
-        return found
-
-    return checked
+def _augmented(found: Any, where: str, augmentation: Augmentation, batch: Batch, rng: Value) -> Any:
+    if not isinstance(found, Batch):
+        raise PluginError(f"{where} returned a {type(found).__name__}, expected a Batch")
+    _check_value(found.images, f"{where} for the images,")
+    _check_value(found.labels, f"{where} for the labels,")
+    given, expected = (ArrayType(x.images.shape, x.images.dtype) for x in (found, batch))
+    if given != expected:
+        raise PluginError(f"{where} returned images {given}, expected {expected}")
+    return found
 
 
-def _loaded(load: Callable[..., Any], where: str) -> Callable[..., Any]:
-    @functools.wraps(load)
-    def checked(self: Any) -> Any:
-        return _pair(load(self), f"{where}: load", "the training part and the test part, or None")
-
-    return checked
+def _loaded(found: Any, where: str, data_set: Any) -> Any:
+    return _pair(found, where, "the training part and the test part, or None")
 
 
-def _measured(call: Callable[..., Any], where: str) -> Callable[..., Any]:
-    @functools.wraps(call)
-    def checked(self: Any, predictions: ClassPredictions) -> float | ByClass:
-        found = call(self, predictions)
-        by_class = found.by_class if isinstance(found, ByClass) else {}
-        if not isinstance(by_class, dict):
-            raise PluginError(f"{where}: returned a ByClass of {shown(by_class)}, expected a dict from class to number")
-        for x in [found.macro, *by_class.values()] if isinstance(found, ByClass) else [found]:
-            if not _is_finite(x):
-                what = shown(x) if isinstance(x, Real) else f"a {type(x).__name__}"
-                raise PluginError(f"{where}: returned {what}, expected a finite number, or a ByClass of them")
-        return found if isinstance(found, ByClass) else float(found)
-
-    return checked
+def _measured(found: Any, where: str, metric: Any, predictions: ClassPredictions) -> Any:
+    by_class = found.by_class if isinstance(found, ByClass) else {}
+    if not isinstance(by_class, dict):
+        raise PluginError(f"{where} returned a ByClass of {shown(by_class)}, expected a dict from class to number")
+    for x in [found.macro, *by_class.values()] if isinstance(found, ByClass) else [found]:
+        if not _is_finite(x):
+            what = shown(x) if isinstance(x, Real) else f"a {type(x).__name__}"
+            raise PluginError(f"{where} returned {what}, expected a finite number, or a ByClass of them")
+    return found if isinstance(found, ByClass) else float(found)
 
 
 def _is_finite(found: Any) -> bool:

@@ -22,8 +22,7 @@ from training_runs import write_config
 from waiting import PATIENCE, wait_until
 
 from adtrain import config, training
-from adtrain.cli.loss_plot import HEIGHT, plot
-from adtrain.cli.train_report import MAX_ROWS, operation_lines, peak_of, result_lines
+from adtrain.cli.train_report import HEIGHT, MAX_ROWS, operation_lines, peak_of, plot_lines, result_lines
 from adtrain.config.files import load_data
 from adtrain.training import ClassScore, Summary, read_metrics
 from adtrain.training.progress import Stopped
@@ -451,7 +450,7 @@ losses = st.lists(st.tuples(st.integers(0, 10**6), st.floats(allow_nan=True, wid
 
 @given(losses, losses, st.integers(20, 120))
 def test_the_curve_of_the_loss_fits_the_terminal(training: Any, validation: Any, width: int) -> None:
-    lines = plot({"training": training, "validation": validation}, width)
+    lines = plot_lines({"training": training, "validation": validation}, width)
     shown = {name for name, points in (("training", training), ("validation", validation)) if finite(points)}
     assert bool(lines) == bool(shown)
     if lines:
@@ -465,7 +464,7 @@ def finite(points: Any) -> bool:
 
 
 def test_the_curve_of_the_loss_falls_from_the_first_row_to_the_last() -> None:
-    _, *rows, _, _ = plot({"training": [(step, 3.0 - step) for step in range(HEIGHT)]}, 60)
+    _, *rows, _, _ = plot_lines({"training": [(step, 3.0 - step) for step in range(HEIGHT)]}, 60)
     columns = [row.index(".", row.index("|")) for row in rows]
     assert columns == sorted(set(columns))
     assert rows[0].startswith(" 3 |")

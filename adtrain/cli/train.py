@@ -178,20 +178,13 @@ HEADINGS = {
 def command(
     config_path: str | None,
     run: Path | None,
-    device: str,
-    autotune: str,
     epochs: int | None,
     steps: int | None,
     seed: int | None,
-    output_dir: Path | None,
+    seeds: int | None,
     overrides: tuple[str, ...],
     plugins: tuple[str, ...],
-    seeds: int | None,
-    dry_run: bool,
-    plot: bool,
-    verbose: bool,
-    as_json: bool,
-    **options: bool,
+    **options: Any,
 ) -> None:
     """Train the network that CONFIG describes: a YAML file, or the name of a packaged config such as mlp.
 
@@ -204,10 +197,11 @@ def command(
         again = f"--resume {shlex.quote(config_path)} continues it"
         again += f", {shlex.quote(f'{config_path}/config.yaml')} trains it again"
         raise click.UsageError(f"{config_path}: found the folder of a run, expected a config; {again}")
-    if verbose and is_quiet():
+    if options["verbose"] and is_quiet():
         raise click.UsageError("found both --quiet and --verbose, expected one of them")
-    if plot and (as_json or is_quiet()):
-        raise click.UsageError(f"found both {'--json' if as_json else '--quiet'} and --plot, expected one of them")
+    if options["plot"] and (options["as_json"] or is_quiet()):
+        other = "--json" if options["as_json"] else "--quiet"
+        raise click.UsageError(f"found both {other} and --plot, expected one of them")
     if config_path is not None:
         find_config(config_path)  # an unknown name is an error before the long imports
     longer = _settings(epochs=epochs, steps=steps)
@@ -215,8 +209,9 @@ def command(
     if seeds is not None:
         from adtrain.cli import sweep
 
-        device = resolve_tuned_device(device, autotune)
-        sweep.train_seeds(str(config_path), [*settings, *longer], plugins, seeds, device, output_dir, dry_run, as_json)
+        device = resolve_tuned_device(options["device"], options["autotune"])
+        common = {name: options[name] for name in ("output_dir", "dry_run", "as_json")}
+        sweep.train_seeds(str(config_path), [*settings, *longer], plugins, seeds, device, **common)
         return
     cfg = None
     if run is None:
@@ -226,23 +221,7 @@ def command(
             cfg = agreed(lambda: config.load(str(config_path), [*settings, *longer], plugins))
     with during("imports"):
         from adtrain.cli import train_run
-    train_run.train(
-        cfg,
-        run,
-        settings=settings,
-        longer=longer,
-        epochs=epochs,
-        steps=steps,
-        plugins=plugins,
-        device=device,
-        autotune=autotune,
-        output_dir=output_dir,
-        dry_run=dry_run,
-        plot=plot,
-        verbose=verbose,
-        as_json=as_json,
-        **options,
-    )
+    train_run.train(cfg, run, settings=settings, longer=longer, epochs=epochs, steps=steps, plugins=plugins, **options)
 
 
 def _settings(**options: int | None) -> list[str]:

@@ -1,11 +1,13 @@
-"""What `adtrain train` prints: the plan of a training, and its result."""
+"""What `adtrain train` prints: the plan of a training, its result, and with `--plot` the curve of the loss."""
 
 from __future__ import annotations
 
 import textwrap
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from adtrain import training
 from adtrain.bench.timing import roofline
@@ -16,6 +18,7 @@ from adtrain.table import PERCENT, TEXT, CellFormat, Column, render
 from adtrain.text import counted, short
 from adtrain.training import Experiment, RunFolder, scores
 from adtrain.training.costs import too_large
+from adtrain.training.progress import Epoch, Interval, Line, Validated
 from adtrain.training.summary import OperationTime, Summary, model_text, operations_text, speed_text
 
 CALLS, MS, RATE = CellFormat("{:g}".format), CellFormat("{:.3f}".format), CellFormat("{:.1f}".format)
@@ -29,6 +32,12 @@ COLUMNS: tuple[Column[OperationTime], ...] = (
     Column("GFLOP/s", lambda row: row.gflops_per_s or None, RATE, rank=3),
     Column("GB/s", lambda row: row.gbytes_per_s or None, RATE, rank=4),
 )
+Points: TypeAlias = Sequence[tuple[int, float]]
+"""Pairs of a step and a loss."""
+
+HEIGHT = 12
+"""Lines of the curve."""
+MARKS = {"training": ".", "validation": "o"}
 MAX_ROWS = 15
 LEAST_SECONDS = 0.05
 MAJORITY = 0.5
@@ -157,3 +166,39 @@ def operation_lines(summary: Summary, width: int, max_rows: int | None = MAX_ROW
         *render(COLUMNS, top, width),
         *textwrap.wrap(operations_text(summary), width),
     ]
+
+
+def losses(lines: Sequence[Line]) -> dict[str, Points]:
+    """The losses by part of the data, from the lines of metrics.jsonl. Those of the training are of intervals."""
+    found = defaultdict[str, list[tuple[int, float]]](list)
+    for x in lines:
+        if isinstance(x, Interval):
+            found["training"].append((x.step, x.train.loss))
+        elif isinstance(x, Epoch | Validated) and x.validation is not None:
+            found["validation"].append((x.step, x.validation.loss))
+    return {name: found[name] for name in MARKS if found[name]}
+
+
+def plot_lines(curves: Mapping[str, Points], width: int) -> list[str]:
+    """The lines of a picture of curves. A column shows the mean of the losses at its steps."""
+    curves = {name: [(step, y) for step, y in points if isfinite(y)] for name, points in curves.items()}
+    points = [point for found in curves.values() for point in found]
+    if not points:
+        return []
+    last, low, high = max(step for step, _ in points), min(y for _, y in points), max(y for _, y in points)
+    labels = {0: f"{high:.4g}", HEIGHT - 1: f"{low:.4g}"}
+    margin = max(map(len, labels.values()))
+    columns = max(width - margin - 2, 1)
+    rows = [[" "] * columns for _ in range(HEIGHT)]
+    for name, found in curves.items():
+        by_column = defaultdict[int, list[float]](list)
+        for step, y in found:
+            by_column[min(step * columns // (last + 1), columns - 1)].append(y)
+        for column, ys in by_column.items():
+            height = (sum(ys) / len(ys) - low) / (high - low or 1.0)
+            rows[round((1 - height) * (HEIGHT - 1))][column] = MARKS[name]
+    shown = [f"{labels.get(i, ''):>{margin}} |{''.join(row).rstrip()}" for i, row in enumerate(rows)]
+    axis = f"{' ' * margin} +{'-' * columns}"
+    end = f"{last:,} steps"
+    legend = ", ".join(f"{MARKS[name]} {name}" for name, found in curves.items() if found)
+    return ["loss", *shown, axis, f"{legend}{end:>{max(width - len(legend), len(end) + 1)}}"]

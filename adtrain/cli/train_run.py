@@ -12,10 +12,18 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from adtrain import training
-from adtrain.cli import loss_plot
 from adtrain.cli.options import resolve_tuned_device
 from adtrain.cli.output import is_quiet, is_silent, message, print_json, progress, show
-from adtrain.cli.train_report import MAX_ROWS, operation_lines, peak_of, plan_lines, plan_of, result_lines
+from adtrain.cli.train_report import (
+    MAX_ROWS,
+    losses,
+    operation_lines,
+    peak_of,
+    plan_lines,
+    plan_of,
+    plot_lines,
+    result_lines,
+)
 from adtrain.config import Config
 from adtrain.config.records import plain
 from adtrain.core import communicator
@@ -139,7 +147,7 @@ def train(
     if confusion := scores.confusion_lines(summary.metrics, experiment.data.classes, terminal_width()):
         show(*confusion, "")
     if plot:
-        show(*loss_plot.plot(loss_plot.losses(read_metrics(folder.path)), terminal_width()), "")
+        show(*plot_lines(losses(read_metrics(folder.path)), terminal_width()), "")
     files = f": {', '.join(folder.files())}" if verbose else ""
     *lines, test = result_lines(summary, len(experiment.test), experiment.config.data, verbose)
     lines += [f"run     {folder.path}{files}", test, f"next    adtrain report {shlex.quote(str(folder.path))}"]

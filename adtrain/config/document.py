@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -22,7 +23,6 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 from adtrain import docstrings
 from adtrain.config import sweep_section
-from adtrain.config.annotations import option_type
 from adtrain.config.problems import ConfigError, PathParts, Problem, dotted
 from adtrain.config.source import Node
 from adtrain.config.specs import SCHEDULES, Augmentation, Average, DataSource, Layers, Loss, Metric, Optimizer, Schedule
@@ -43,6 +43,7 @@ from adtrain.config.values import (
     Shards,
     Solution,
     View,
+    option_type,
 )
 from adtrain.data import text_file
 from adtrain.data.formats import FORMATS, Options, of_name
@@ -77,30 +78,32 @@ class _Source(Section):
     path: Text | None = Field(None, description=f"instead of dataset: {', '.join(x.title for x in FORMATS)}")
 
 
-def _file_options() -> dict[str, Any]:
-    """The fields of `data.Options`: type, default and meaning are those of its annotations and docstrings.
+def _option_fields(options: type, of: Callable[[str], str]) -> dict[str, Any]:
+    """Fields for a dataclass of options: type, default and meaning are those of its annotations and docstrings.
 
-    An option of some formats is null where it is not given, so that a config has no options of other formats.
+    `of` gives the data that have the option of a name; empty if all have it. Other options are null where they are not
+    given, so that a config has none of other data.
     """
     found: dict[str, Any] = {}
-    hints, meanings = get_type_hints(Options, include_extras=True), docstrings.attributes(Options)
-    for option in fields(Options):
-        formats = ", ".join(x.name for x in FORMATS if option.name in x.own_options)
-        meaning, default = meanings[option.name], option.default
-        if formats:
-            meaning, default = f"{formats}: {meaning}", None
-            if option.default:
-                shown = ", ".join(option.default) if isinstance(option.default, tuple) else option.default
-                meaning += f"; default: {shown}"
-        kind = option_type(hints[option.name])
+    hints, meanings = get_type_hints(options, include_extras=True), docstrings.attributes(options)
+    for option in fields(options):
+        kind, meaning, default = option_type(hints[option.name]), meanings[option.name], option.default
+        if those := of(option.name):
+            shown = ", ".join(default) if isinstance(default, tuple) else str(default).lower()
+            meaning = f"{those}: {meaning}" + (f"; default: {shown}" if default not in (None, ()) else "")
+            default = None
         found[option.name] = (kind | None if default is None else kind, Field(default, description=meaning))
     return found
+
+
+def _formats_with(option: str) -> str:
+    return ", ".join(x.name for x in FORMATS if option in x.own_options)
 
 
 if TYPE_CHECKING:
     _Files = _Source
 else:
-    _Files = create_model("Files", __base__=_Source, __module__=__name__, **_file_options())
+    _Files = create_model("Files", __base__=_Source, __module__=__name__, **_option_fields(Options, _formats_with))
 
 
 class _PointSource(_Files):
@@ -144,21 +147,12 @@ class _PointSource(_Files):
         return self.reference if isinstance(self.reference, str) and self.reference.endswith(TABLES) else None
 
 
-def _point_options() -> dict[str, Any]:
-    """The fields of `data.PointOptions`, null where they are not given; see `_file_options`."""
-    found: dict[str, Any] = {}
-    hints, meanings = get_type_hints(PointOptions, include_extras=True), docstrings.attributes(PointOptions)
-    for option in fields(PointOptions):
-        shown = "" if option.default is None else f"; default: {str(option.default).lower()}"
-        description = f"points: {meanings[option.name]}{shown}"
-        found[option.name] = (option_type(hints[option.name]) | None, Field(None, description=description))
-    return found
-
-
 if TYPE_CHECKING:
     _Points = _PointSource
 else:
-    _Points = create_model("Points", __base__=_PointSource, __module__=__name__, **_point_options())
+    _Points = create_model(
+        "Points", __base__=_PointSource, __module__=__name__, **_option_fields(PointOptions, lambda _: "points")
+    )
 
 
 class Data(_Points):
@@ -185,14 +179,15 @@ class Data(_Points):
     @property
     def options(self) -> Options:
         """How the files are read: the options that are given, with the defaults of the others."""
-        given = {option.name: getattr(self, option.name) for option in fields(Options)}
-        return Options(**{name: value for name, value in given.items() if value is not None})
+        return Options(**self._given(Options))
 
     @property
     def point_options(self) -> PointOptions:
         """How points are drawn: the options that are given, with the defaults of the others."""
-        given = {name: getattr(self, name) for name in POINT_OPTIONS}
-        return PointOptions(**{name: value for name, value in given.items() if value is not None})
+        return PointOptions(**self._given(PointOptions))
+
+    def _given(self, options: type) -> dict[str, Any]:
+        return {x.name: value for x in fields(options) if (value := getattr(self, x.name)) is not None}
 
     @property
     def is_text(self) -> bool:

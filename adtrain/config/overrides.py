@@ -169,7 +169,7 @@ def _first_option(kind: str) -> str | None:
     from adtrain.config.specs import by_kind
 
     spec = by_kind(kind)  # of a plug-in
-    return spec and spec.first_option()
+    return None if spec is None else spec.first_option()
 
 
 def _is_item(node: Node, part: str) -> bool:

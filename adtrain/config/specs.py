@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
 from pydantic import BaseModel, Field, create_model
 
 from adtrain import docstrings
-from adtrain.config.annotations import option_type
 from adtrain.config.equation_terms import AsTerms, Equations
 from adtrain.config.family import Family, OneOf, Spec, Specs
-from adtrain.config.values import WarmUp
+from adtrain.config.values import WarmUp, option_type
 from adtrain.core.errors import OptionError
 from adtrain.option_types import Count
 

@@ -381,11 +381,12 @@ def warn_of_classes(classes: tuple[str, ...], train: Split, test: Split, place: 
 
 def warn_of_leaks(columns: Columns | None, train: Split, place: str) -> None:
     """Warn about columns of a table, in a file of any format, that determine the label or target."""
-    base = train.images.base if isinstance(train.images, Rows) else train.images
-    if train.images.shape[2:] != (1, 1) or isinstance(base, FileArray):
+    images = train.images
+    base = images.base if isinstance(images, Rows) else images
+    if images.shape[2:] != (1, 1) or isinstance(base, FileArray):
         return
-    cells = _cells(base)
-    for i, what in leaks(Rows(cells, train.images.rows) if base is not train.images else cells, train.labels):
+    cells = Rows(_cells(base), images.rows) if isinstance(images, Rows) else _cells(base)
+    for i, what in leaks(cells, train.labels):
         name = printable(str(i) if columns is None else columns.features[i].title)
         advice = "leave it out if it is not known at the time of a prediction"
         warn(place, f"column {name} leaks what is to be predicted: {what}; {advice}")
