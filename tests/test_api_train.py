@@ -484,6 +484,16 @@ def test_a_model_is_evaluated_on_arrays_tables_and_files(folder: Path) -> None:
     assert table.evaluate(table_of(9))._asdict()["accuracy"] <= 1
 
 
+@pytest.mark.parametrize("label", ["open", 3])
+def test_labels_of_a_table_that_are_booleans_are_predicted_as_booleans(label: str | int, tmp_path: Path) -> None:
+    config = ROW_CONFIG | {"data": ROW_CONFIG["data"] | {"label": label}}
+    found = train(config, table_of(60), output_dir=tmp_path / "run")
+    for model in (found.model, ad.load(tmp_path / "run")):
+        assert model.classes == ("False", "True")
+        assert model.predict(table_of(9)).labels.dtype == bool
+        assert model.evaluate(table_of(60)).loss > 0
+
+
 def test_a_data_frame_is_a_table() -> None:
     pandas = pytest.importorskip("pandas")
     table = table_of(60)

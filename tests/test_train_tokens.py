@@ -312,7 +312,10 @@ def test_predict_names_the_next_token(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("the cat sat")
     (found,) = json.loads(command("predict", trained, tmp_path / "a.txt", "--json", "--top-k", "270").stdout)
     assert sum(x["probability"] for x in found["top"]) == pytest.approx(1)
-    assert found["top"][0]["class"].startswith("Ġ")
+    best = found["top"][0]["class"]
+    assert best.startswith("Ġ")
+    (_, line) = command("predict", trained, tmp_path / "a.txt").stdout.splitlines()
+    assert f"' {best[1:]}'" in line
 
 
 @pytest.mark.parametrize(

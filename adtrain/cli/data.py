@@ -24,7 +24,7 @@ from adtrain.data.file_array import FileArray, Sequences
 from adtrain.data.images import contact_sheet
 from adtrain.data.split import Labels, chunks
 from adtrain.data.statistics import digits
-from adtrain.data.tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY
+from adtrain.data.tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY, shown
 from adtrain.table import COUNT, PERCENT, TEXT, Column, render, terminal_width
 from adtrain.text import counted
 
@@ -116,7 +116,7 @@ def report(found: DataSet, width: int) -> list[str]:
         examples = max(sum(row["train"] for row in about["classes"]), 1)
         parts = [part for part in PARTS[1:] if part != "validation" or found.validation_rows]
         columns: list[Column[dict[str, Any]]] = [
-            Column("class", lambda row: repr(x) if is_text and len(x := row["name"]) == 1 else row["name"], TEXT),
+            Column("class", lambda row: shown(row["name"], unit == "tokens") if is_text else row["name"], TEXT),
             Column("training", itemgetter("train"), COUNT),
             Column("share", lambda row: row["train"] / examples, PERCENT),
             *(Column[dict[str, Any]](part, itemgetter(part), COUNT) for part in parts),

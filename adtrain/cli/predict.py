@@ -16,6 +16,7 @@ from adtrain.cli.options import FilePath, OneOf, RunPath, Whole, device_option, 
 from adtrain.cli.output import note_epoch, note_precision, print_json, print_text, progress, show
 from adtrain.data import DataError, text_file
 from adtrain.data.statistics import digits
+from adtrain.data.tokenizer import shown
 from adtrain.table import TEXT, CellFormat, Column, render, terminal_width
 from adtrain.training import Trust, inputs, model_file, sampling
 from adtrain.training.evaluation import predictions
@@ -229,8 +230,9 @@ def _table(trained: model_file.TrainedModel, predicted: list[Predicted], top_k: 
     rows = []
     for name, x in zip(names, predicted, strict=True):
         for rank, (label, probability) in enumerate(_ranked(trained, x, top_k or 1), 1):
-            shown = repr(label) if trained.config.data.is_text and len(label) == 1 else label  # a space must be seen
-            rows.append((name, rank, shown, probability))
+            if trained.config.data.is_text:
+                label = shown(label, trained.tokenizer is not None)
+            rows.append((name, rank, label, probability))
     return render([INPUT, *([] if top_k is None else [RANK]), *CLASS], rows, width)
 
 

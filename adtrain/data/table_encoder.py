@@ -30,6 +30,8 @@ PLACE = "rows"
 DATE_FEATURES = ("days", "week_sin", "week_cos", "year_sin", "year_cos")
 """What is appended to the name of a column of dates."""
 
+BOOLEANS = ("False", "True")
+"""Labels that are booleans, as texts."""
 MISSING = ("NAType", "NaTType")
 """The types of pandas.NA and pandas.NaT, which are empty cells."""
 
@@ -242,8 +244,16 @@ def table_in_memory(given: Any, options: CsvOptions) -> Opened:
     """
     table = _named(given)
     names = list(table)
-    dates = {names[x] if isinstance(x, int) and -len(names) <= x < len(names) else x for x in options.dates}
-    columns = [Column(name, i, is_date=name in dates) for i, name in enumerate(names)]
+    label = "label" if options.label is None else options.label
+
+    def named(option: Sequence[str | int]) -> set[str | int]:
+        """The names of the columns that an option gives, also by numbers."""
+        return {names[x] if isinstance(x, int) and -len(names) <= x < len(names) else x for x in option}
+
+    dates, labels = named(options.dates), named([label] if options.target is None else [])
+    columns = [
+        Column(name, i, BOOLEANS if name in labels else None, is_date=name in dates) for i, name in enumerate(names)
+    ]
     texts = [[_text(value, column, options) for value in table[column.title]] for column in columns]
     if not any(texts):
         raise DataError(f"{PLACE}: found no rows, expected one for each example")

@@ -62,6 +62,16 @@ def _bytes_of_characters() -> dict[str, int]:
 BYTES = _bytes_of_characters()
 
 
+def shown(name: str, is_token: bool) -> str:
+    """A class of a text as people read it: the text of a token, or a character, in quotes; otherwise its name."""
+    if not is_token:
+        return repr(name) if len(name) == 1 else name
+    try:
+        return repr(bytes(BYTES[x] for x in name).decode())
+    except (KeyError, UnicodeDecodeError):  # a name that spells no bytes, or a part of a character
+        return name
+
+
 @dataclass(frozen=True)
 class Tokenizer:
     """A tokenizer, given by the content of a file `tokenizer.json`.

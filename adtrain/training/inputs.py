@@ -207,7 +207,7 @@ def _prepared(path: Path, image: np.ndarray, trained: TrainedModel, options: Ima
         if digit.doubt:
             changes.append(f"it may not show one digit on plain paper: {digit.doubt}")
     elif differs:
-        changes.append(f"resized from {image.shape[1]} x {image.shape[2]} to {height} x {width} pixels")
+        changes.append(f"resized to {height} x {width} pixels")
         image = images.resized(image, height, width)
     return image, "; ".join(changes)
 

@@ -1,7 +1,7 @@
 """Makes the pictures of the documents, light and dark: python docs/tools/pictures.py
 
 One has the training step of mlp as a graph, and the report page of a run; the other is the page of an exported network
-with a digit drawn on it. Needs Chromium, clang with lld, and some minutes.
+with a digit drawn on it. Needs Chromium, and a machine without other work, whose times the report shows.
 """
 
 from __future__ import annotations
