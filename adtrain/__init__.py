@@ -72,28 +72,8 @@ __all__ = [
 ]
 
 
-HOMES = {
-    "adtrain": "nn ops optim register",
-    "adtrain.api": "load save train",
-    "adtrain.core": "tree",
-    "adtrain.core.array": "Array Value array from_dlpack",
-    "adtrain.core.autodiff": "grad value_and_grad vjp",
-    "adtrain.core.custom": "custom_vjp",
-    "adtrain.core.errors": "AdtrainError DTypeError DeviceError OptionError ShapeError TraceError",
-    "adtrain.core.forward": "hessian hvp jacfwd jacobian jet jvp laplacian",
-    "adtrain.core.types": "ArrayType",
-    "adtrain.core.vmap": "vmap",
-    "adtrain.curvature": "per_example_grad top_eigenvalues",
-    "adtrain.custom_ops": "custom_op",
-    "adtrain.graphs": "graph",
-    "adtrain.jitted": "jit",
-}
-"""Packages and modules with the names that `__getattr__` takes from them.
-
-`graph`, `load`, `save` and `train` import the config language and all of training; the others do not.
-"""
-
-__getattr__ = lazy_getattr(__name__, HOMES)
+__getattr__ = lazy_getattr(__name__)
+"""`graph`, `load`, `save` and `train` import the config language and all of training; the others do not."""
 
 
 def __dir__() -> list[str]:

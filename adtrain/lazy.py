@@ -1,7 +1,6 @@
 """What takes long at the start is done at its first use: modules are imported, methods of dataclasses are generated.
 
-A command imports only what it runs: all of the package takes half a second. A package that uses `lazy_getattr` imports
-the same names within `if TYPE_CHECKING`, for type checkers and editors.
+A command imports only what it runs: all of the package takes half a second.
 """
 
 from __future__ import annotations
@@ -9,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
+from importlib.util import find_spec
 from threading import RLock
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,18 +19,31 @@ _MISSING = object()
 _generating = RLock()
 
 
-def lazy_getattr(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+def lazy_getattr(package: str) -> Callable[[str], Any]:
     """The function `__getattr__` of a package.
 
-    Args:
-        homes: modules, and the names, separated by spaces, that the package takes from each: what the module defines,
-            or modules in it.
+    The names are those that its `__init__.py` imports within `if TYPE_CHECKING`, where type checkers and editors see
+    them: what a module defines, or modules in it.
     """
 
+    @cache
+    def homes() -> dict[str, str]:
+        """The modules of the names."""
+        import ast  # at the first use of a name
+
+        spec = find_spec(package)
+        source = spec.loader.get_source(package)  # type: ignore[union-attr]
+        found: dict[str, str] = {}
+        for block in ast.parse(source).body:
+            for node in block.body if isinstance(block, ast.If) else ():
+                if isinstance(node, ast.ImportFrom):
+                    found |= {name.name: str(node.module) for name in node.names}
+        return found
+
     def find(name: str) -> Any:
-        home = next((home for home, names in homes.items() if name in names.split()), None)
-        if home is None:
+        if name.startswith("__") or name not in homes():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        home = homes()[name]
         found = vars(import_module(home)).get(name, _MISSING)
         if found is _MISSING:
             found = import_module(f"{home}.{name}")

@@ -17,13 +17,4 @@ if TYPE_CHECKING:
     from adtrain.config.names import is_run, is_sweep, packaged, sweep_for_run
     from adtrain.config.problems import ConfigError, Problem
 
-__getattr__ = lazy_getattr(
-    __name__,
-    {
-        "adtrain.config": "build",
-        "adtrain.config.document": "Config",
-        "adtrain.config.files": "dump from_values inline load load_data parse plain",
-        "adtrain.config.names": "is_run is_sweep packaged sweep_for_run",
-        "adtrain.config.problems": "ConfigError Problem",
-    },
-)
+__getattr__ = lazy_getattr(__name__)

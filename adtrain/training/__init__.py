@@ -28,24 +28,4 @@ if TYPE_CHECKING:
     from adtrain.training.summary import Summary, summarize
     from adtrain.training.trainer import Interrupted, NotFinite, Observer, Result, Start, run
 
-__getattr__ = lazy_getattr(
-    __name__,
-    {
-        "adtrain.config.plugged": "Trust",
-        "adtrain.training.checkpoint": "Checkpoint",
-        "adtrain.training.checks": "check_precision check_whole_batches",
-        "adtrain.training.costs": "LayerCost StepCosts step_costs",
-        "adtrain.training.evaluation": "Evaluation",
-        "adtrain.training.examples": "Examples on_device",
-        "adtrain.training.experiment": "Experiment Mode",
-        "adtrain.training.loop": "continuation",
-        "adtrain.training.model_file": "TrainedModel",
-        "adtrain.training.preparation": "Arrays outline prepare read_ahead with_input",
-        "adtrain.training.progress": "Best Epoch Interval Progress Validated read_metrics",
-        "adtrain.training.run_folder": "Recorder Resumed RunFolder resume run_in_folder",
-        "adtrain.training.scores": "ClassScore MultilabelScore RegressionScore Score",
-        "adtrain.training.step": "TrainState copied evaluation_step train_step",
-        "adtrain.training.summary": "Summary summarize",
-        "adtrain.training.trainer": "Interrupted NotFinite Observer Result Start run",
-    },
-)
+__getattr__ = lazy_getattr(__name__)
