@@ -20,7 +20,7 @@ from adtrain.core import tree
 from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError
 from adtrain.data import Split
-from adtrain.export import onnx_graph, onnx_model
+from adtrain.export import onnx_model
 from adtrain.export.onnx_model import BATCHES
 from adtrain.training import TrainedModel
 from adtrain.training.preparation import outline
@@ -162,7 +162,7 @@ def test_the_same_network_gives_the_same_bytes() -> None:
 
 
 def test_weights_larger_than_an_onnx_file_can_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx_graph, "MAX_BYTES", 100)
+    monkeypatch.setattr(onnx_model, "MAX_BYTES", 100)
     with pytest.raises(AdtrainError, match=r"the weights are \d+ bytes, an ONNX file holds at most 100"):
         onnx_model.encode(with_arrays(SMALL, (5,)))
 

@@ -31,8 +31,8 @@ from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError
 from adtrain.data.errors import warn
 from adtrain.data.statistics import offsets
-from adtrain.export import architectures, onnx_graph, onnx_model
-from adtrain.export.onnx_graph import ValueType
+from adtrain.export import architectures, onnx_model
+from adtrain.export.onnx_model import ValueType
 from adtrain.files import expect_writable, make_folder
 from adtrain.sweeps import finished
 from adtrain.sweeps.session import reopened
@@ -46,7 +46,7 @@ def _onnx(trained: TrainedModel, path: Path, options: export_c.Options) -> Writt
     note_float32(trained)
     content, signature = onnx_model.encode(trained), onnx_model.signature(trained)
     about: dict[str, Any] = {
-        "format": f"ONNX opset {onnx_graph.OPSET}",
+        "format": f"ONNX opset {onnx_model.OPSET}",
         "inputs": {name: x._asdict() for name, x in signature.inputs.items()},
         "outputs": {name: x._asdict() for name, x in signature.outputs.items()},
         "check": _check(content, trained),

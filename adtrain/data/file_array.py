@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
@@ -96,7 +96,7 @@ class Conversion(NamedTuple):
             return (rows if self.offset is None else rows - self.offset).astype(self.dtype, order="C")
 
 
-class Indexed:
+class Indexed(ABC):
     """An array whose rows are read when they are indexed.
 
     The index is an integer, a slice or an integer array for the first axis; `np.asarray` reads all rows.
@@ -181,20 +181,15 @@ class FileArray(Indexed):
     def rows_at(self, numbers: np.ndarray) -> np.ndarray:
         if numbers.size and not 0 <= numbers.min() <= numbers.max() < len(self):
             raise IndexError(f"found rows {numbers.min()} to {numbers.max()}, expected 0 to {len(self) - 1}")
-        found = self._read(numbers)
+        found = np.empty((len(numbers), *self.stored_shape[1:]), self.stored_dtype)
+        firsts = np.flatnonzero(np.diff(numbers, prepend=-2) != 1)  # of runs, which are read together
+        row_bytes = math.prod(self.stored_shape[1:]) * self.stored_dtype.itemsize
+        positions = self.offset + numbers[firsts] * row_bytes
+        lengths = np.diff(firsts, append=len(numbers)) * row_bytes
+        self.file.read(positions.tolist(), lengths.tolist(), found.reshape(-1).view(np.uint8))
         if self.axes:
             found = found.transpose(self.axes)
         return found if self.conversion is None else self.conversion(found)
-
-    def _read(self, rows: np.ndarray) -> np.ndarray:
-        """The stored rows with these numbers (n,); consecutive ones are read together."""
-        found = np.empty((len(rows), *self.stored_shape[1:]), self.stored_dtype)
-        firsts = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
-        row_bytes = math.prod(self.stored_shape[1:]) * self.stored_dtype.itemsize
-        positions = self.offset + rows[firsts] * row_bytes
-        lengths = np.diff(firsts, append=len(rows)) * row_bytes
-        self.file.read(positions.tolist(), lengths.tolist(), found.reshape(-1).view(np.uint8))
-        return found
 
 
 FLOAT32, INT32 = np.dtype(np.float32), np.dtype(np.int32)

@@ -1,8 +1,8 @@
-"""The equations of an evaluation as ONNX nodes: one function for each primitive or form, in one table, `NODES`."""
+"""The equations of an evaluation as nodes of an ONNX graph: for each primitive or form by an entry of `NODES`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import sqrt
@@ -15,7 +15,6 @@ from adtrain import nn
 from adtrain.core.errors import AdtrainError
 from adtrain.core.program import Equation, Variable
 from adtrain.export.evaluation import Evaluation
-from adtrain.export.onnx_graph import Graph
 from adtrain.ops.attention import EXCLUDED
 
 ONNX_TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "bool": 9, "float64": 11, "uint32": 12}
@@ -31,34 +30,62 @@ Translation = Callable[["Nodes", Equation], str | Sequence[str]]
 """(nodes, equation) to the names of its outputs."""
 
 
-def lengths_of(evaluations: Sequence[Evaluation], batches: Sequence[int]) -> dict[Variable, Lengths]:
-    """The lengths of the values of the first of two evaluations, which differ in the number of images only.
+class Node(NamedTuple):
+    """An operation. Its first output has the node's name."""
 
-    Raises AdtrainError where a length is not fixed and no multiple of that number, and where the two compute otherwise.
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+
+
+@dataclass
+class Graph:
+    """An ONNX graph under construction.
+
+    Attributes:
+        nodes: by name, in execution order.
+        arrays: constant arrays by name. Those that nodes use are written to the file.
     """
-    first, second = (x.program for x in evaluations)
-    pairs = list(zip((*first.inputs, *first.constants), (*second.inputs, *second.constants), strict=False))
-    same = len(first.equations) == len(second.equations) and len(first.constants) == len(second.constants)
-    for e, other in zip(first.equations, second.equations, strict=False):
-        same = same and e.name == other.name and e.params.get("value") == other.params.get("value")
-        pairs += zip(e.outputs, other.outputs, strict=False)
-    constants = zip(first.constants.values(), second.constants.values(), strict=False)
-    same = same and all(np.array_equal(a.numpy(), b.numpy(), equal_nan=a.dtype.kind == "f") for a, b in constants)
-    found: dict[Variable, Lengths] = {}
-    for a, b in pairs:
-        lengths = []
-        for n, m in zip(a.type.shape, b.type.shape, strict=False):
-            multiple = n % batches[0] == 0 and n // batches[0] * batches[1] == m
-            same = same and (n == m or multiple)
-            lengths.append(n if n == m else -(n // batches[0]))
-        same = same and len(a.type.shape) == len(b.type.shape)
-        found[a] = tuple(lengths)
-    if not same:
-        raise AdtrainError(
-            "the network computes otherwise for another number of images; an ONNX file takes any: "
-            "use the length of axis 0 for shapes of values with images only"
-        )
-    return found
+
+    nodes: dict[str, Node] = field(default_factory=dict)
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def add(self, name: str, op: str, *inputs: str, others: Sequence[str] = (), **attributes: Any) -> str:
+        """Add a node and return its name: `name`, or `name_1`, ... if it is taken. Its output has the same name.
+
+        `others` are the ends of the names of more outputs; "" leaves one out.
+        """
+        unique = self._unique(name)
+        outputs = (unique, *(f"{unique}/{end}" if end else "" for end in others))
+        self.nodes[unique] = Node(op, inputs, outputs, attributes)
+        return unique
+
+    def constant(self, name: str, value: ArrayLike) -> str:
+        """Add a constant array and return its name: `name`, or `name_1`, ... if it is taken.
+
+        An equal array of that name is used again.
+        """
+        array = np.asarray(value)
+        same = self.arrays.get(name)
+        if same is None or same.dtype != array.dtype or not np.array_equal(same, array):
+            name = self._unique(name)
+            self.arrays[name] = array
+        return name
+
+    def _unique(self, name: str) -> str:
+        unique, number = name, 1
+        while unique in self.nodes or unique in self.arrays:
+            unique, number = f"{name}_{number}", number + 1
+        return unique
+
+    def used(self, results: Iterable[str]) -> set[str]:
+        """The names that the results depend on."""
+        needed = set(results)
+        for node in reversed(self.nodes.values()):
+            if not needed.isdisjoint(node.outputs):
+                needed.update(node.inputs)
+        return needed
 
 
 @dataclass

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from math import prod, sqrt
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -129,9 +129,7 @@ WHOLE: dict[str, Callable[[Shape, np.random.Generator], Draw]] = {
 }
 """The initialisers that make a weight as a whole."""
 
-_INITIALIZERS: dict[str, Any] = {**BY_ELEMENT, **WHOLE}
-INITIALIZERS: dict[str, Callable[..., Any]] = {name: _INITIALIZERS[name] for name in get_args(WeightInit)}
-"""All initialisers, in the order of `WeightInit`."""
+INITIALIZERS: dict[str, Callable[..., Any]] = {**BY_ELEMENT, **WHOLE}
 
 UNIFORM = ("kaiming_uniform", "xavier_uniform")
 """Those of `BY_ELEMENT` that take one word of 64 bits of the generator for each element."""
