@@ -228,36 +228,28 @@ def written(name: str, network: Network, precision: str, folder: Path) -> Path:
     return path
 
 
-class Setup(NamedTuple):
-    """What all networks have in common."""
-
-    choice: Choice
-    device: str
-    precision: str
-    seconds: float
-    report: Report
-
-
-def measure(networks: dict[str, Network], setup: Setup) -> list[tuple[float, str]]:
-    """Set the networks up side by side, and time one after the other. Returns ratios and lines."""
+def measure(
+    networks: dict[str, Network], choice: Choice, device: str, precision: str, seconds: float, report: Report
+) -> list[tuple[float, str]]:
+    """Set the networks up side by side in at most `seconds`, and time one after the other. Returns ratios and lines."""
     timed: list[tuple[float, str]] = []
-    names = [ADTRAIN, *(peer.name for peer in setup.choice.runnable)]
+    names = [ADTRAIN, *(peer.name for peer in choice.runnable)]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         pool = stack.enter_context(ThreadPoolExecutor(max_workers=len(networks)))
         found = []
         for name, network in networks.items():
-            path = written(name, network, setup.precision, folder)
-            workers = stack.enter_context(started(names, setup.device, thread_count()))
-            given = setup.choice, str(path), ["schedule=constant"], setup.precision
-            found.append((name, workers, pool.submit(comparison.compare_losses, workers, *given)))
-        late = wait([first for *_, first in found], setup.seconds).not_done
+            path = written(name, network, precision, folder)
+            workers = stack.enter_context(started(names, device, thread_count()))
+            config = str(path), ["schedule=constant"], precision
+            found.append((name, workers, pool.submit(comparison.compare_losses, workers, choice, *config)))
+        late = wait([first for *_, first in found], seconds).not_done
         for _, workers, first in found:
             for worker in workers.values() if first in late else ():
                 worker.close()
         for name, workers, first in found:
             try:
-                times = comparison.step_times(workers, first.result(), setup.precision, BUDGET)
+                times = comparison.step_times(workers, first.result(), precision, BUDGET)
             except WorkerFailed as reason:
                 click.echo(f"not timed: {name}: {reason}")
                 continue
@@ -267,7 +259,7 @@ def measure(networks: dict[str, Network], setup: Setup) -> list[tuple[float, str
             ms = {system: time.median_ms for system, time in times.times.items()}
             ratios = {peer: ratio.median for peer, ratio in times.ratios.items()}
             why = times.skipped | times.failed
-            setup.report.add({"network": about, "ms": ms, "ratios": ratios, "loss_errors": times.off, "failed": why})
+            report.add({"network": about, "ms": ms, "ratios": ratios, "loss_errors": times.off, "failed": why})
             text = f"{', '.join(f'{system} {x:.3f}' for system, x in ms.items())}  {about}"
             if ratios:
                 timed.append((min(ratios.values()), text))
@@ -298,9 +290,9 @@ def main(
         networks = dict(drawn(seed, index) for index in indices or range(count))
     else:
         networks = {name: NETWORKS[name]() for name in names or NETWORKS}
-    setup = Setup(chosen(peers, device, "steps"), device, precision, seconds if device == "gpu" else 1e9, report)
     groups = [networks] if device == "gpu" else [{name: network} for name, network in networks.items()]
-    timed = [row for group in groups for row in measure(group, setup)]
+    given = chosen(peers, device, "steps"), device, precision, seconds if device == "gpu" else 1e9, report
+    timed = [row for group in groups for row in measure(group, *given)]
     behind = sum(ratio < MARGIN for ratio, _ in timed)
     click.echo(f"{behind} of {len(timed)} networks are slower than a peer by more than 10%; the worst ten:")
     for ratio, text in sorted(timed)[:10]:

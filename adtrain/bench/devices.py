@@ -21,7 +21,7 @@ from adtrain.bench.page import charts
 from adtrain.bench.page.charts import Line, Scale
 from adtrain.bench.peers.numpy_system import naive_step
 from adtrain.bench.peers.systems import Unsupported
-from adtrain.bench.profile import OpTimer
+from adtrain.bench.profile import timed_step
 from adtrain.bench.result import NamedTime, TimedResult, named
 from adtrain.bench.step import SAMPLE_MS
 from adtrain.bench.timing.protocol import Protocol, observed_load, protocol
@@ -30,7 +30,6 @@ from adtrain.bench.view import Column, Note, Part, Picture, Section, Table, Tile
 from adtrain.core.array import array
 from adtrain.core.backend import backend
 from adtrain.core.staging import Staged, stage
-from adtrain.core.trace import hook
 from adtrain.data import Split
 from adtrain.passes import ALL
 from adtrain.table import TEXT, CellFormat
@@ -483,10 +482,8 @@ def _timed_step(experiment: training.Experiment, device: str) -> Callable[[], Ma
     run_steps(1)
 
     def step() -> Mapping[str, float]:
-        timer, seconds = OpTimer(), defaultdict[str, float](float)
-        with hook(timer):
-            run_steps(1)
-        for (_, scope, _), elapsed in timer.seconds.items():
+        seconds = defaultdict[str, float](float)
+        for (_, scope, _), elapsed in timed_step(run_steps).seconds.items():
             seconds[scope] += elapsed
         return seconds
 

@@ -87,6 +87,14 @@ class OpTimer(Hook):
         self.totals[key] = Totals(so_far.calls + 1, so_far.flops + cost.flops, so_far.bytes + cost.bytes)
 
 
+def timed_step(run_steps: Callable[[int], object], clock: Clock = perf_counter) -> OpTimer:
+    """Run a step, and time its operations."""
+    timer = OpTimer(clock)
+    with hook(timer):
+        run_steps(1)
+    return timer
+
+
 MAX_REPEATS = 100
 """Limit of the steps in one sample."""
 
@@ -129,9 +137,7 @@ def profile_steps(
         return (clock() - start) * 1e3 / repeats
 
     def by_operation() -> float:
-        timers.append(OpTimer(clock))
-        with hook(timers[-1]):
-            run_steps(1)
+        timers.append(timed_step(run_steps, clock))
         if timers[-1].totals != timers[0].totals:
             raise ValueError("profile_steps: two steps ran different primitives, expected the same in every step")
         return sum(timers[-1].seconds.values()) * 1e3

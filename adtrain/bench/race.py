@@ -108,6 +108,7 @@ class Race(TimedResult):
             "compilation and evaluation are not counted"
         )
         notes = absent(self.skipped, self.failed)
+        by_seed: list[Sequence[Run]] = list(zip(*(each.runs for each in self.systems.values()), strict=False))
         notes += [f"{name}: other first losses than adtrain's, so it did not race" for name in self.different]
         return View(
             f"Time of {self.config} to {self.target:.2%}",
@@ -116,7 +117,7 @@ class Race(TimedResult):
                 Note("accuracy: mean at the end; ±: half of its 95% confidence interval (Student's t)"),
                 Note("ratio: a system's median time over adtrain's"),
                 Section("Systems", [Table(self._systems(), list(self.systems.items()))]),
-                Section("Seeds", [Table(list(self._seeds()), self._by_seed(), notes)]),
+                Section("Seeds", [Table(list(self._seeds()), by_seed, notes)]),
             ],
         )
 
@@ -151,9 +152,6 @@ class Race(TimedResult):
         yield Column("seed", lambda runs: runs[0].seed)
         for i, name in enumerate(self.systems):
             yield from _of_system(i, name)
-
-    def _by_seed(self) -> list[Sequence[Run]]:
-        return list(zip(*(each.runs for each in self.systems.values()), strict=False))
 
 
 SECONDS, ACCURACY = CellFormat("{:.4g}".format), CellFormat("{:.2%}".format)

@@ -18,7 +18,7 @@ from adtrain import config, templates, training
 from adtrain.bench.cells import MS, NAMES, RANGE, cache_note, duration, factor, joined, mebibytes, milliseconds, of_peak
 from adtrain.bench.page import charts
 from adtrain.bench.page.charts import Dot, Line
-from adtrain.bench.profile import Key, OpTimer, Totals, held_bytes, trace_step
+from adtrain.bench.profile import Key, OpTimer, Totals, held_bytes, timed_step, trace_step
 from adtrain.bench.result import NamedTime, TimedResult, named
 from adtrain.bench.timing.protocol import observed_load, protocol
 from adtrain.bench.timing.roofline import Rates, Roofline, known_or_measured, rates
@@ -28,7 +28,6 @@ from adtrain.core.backend import KernelRun, backend
 from adtrain.core.errors import AdtrainError
 from adtrain.core.program import costs, label
 from adtrain.core.staging import Staged
-from adtrain.core.trace import hook
 from adtrain.table import COUNT, PERCENT, TEXT, CellFormat
 from adtrain.training import Experiment, Mode, continuation
 from adtrain.training.costs import PHASES, planned_peak
@@ -359,10 +358,7 @@ def bench_modes(experiment: Experiment, device: str = "cpu") -> dict[str, ModeBe
 
     def by_operation(workload: str, run_steps: Callable[[int], object], times: int) -> None:
         """Notes a timer for each step."""
-        last[workload] = [OpTimer() for _ in range(times)]
-        for timer in last[workload]:
-            with hook(timer):
-                run_steps(1)
+        last[workload] = [timed_step(run_steps) for _ in range(times)]
 
     def sampled(workload: str) -> None:
         kept[workload].append(last[workload])

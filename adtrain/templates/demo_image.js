@@ -6,11 +6,6 @@ const BOX = 20 / 28; // the longer side of a digit in MNIST, as a part of the im
 let given = null; // the pixels of a dropped file that need no scaling
 let waiting = false;
 
-async function start() {
-  await load();
-  clear();
-}
-
 function clear() {
   given = null;
   pen.fillStyle = "black";
@@ -186,4 +181,4 @@ document.addEventListener("drop", event => {
   event.preventDefault();
   if (event.dataTransfer.files.length) open(event.dataTransfer.files[0]);
 });
-const ready = start();
+const begin = clear;

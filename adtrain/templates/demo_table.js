@@ -54,10 +54,8 @@ function update() {
   showLayer(layer);
 }
 
-async function start() {
-  await load();
+function begin() {
   about.columns.forEach(build);
   fields.addEventListener("input", update);
   update();
 }
-const ready = start();

@@ -7,13 +7,14 @@ const SPLIT = /'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\
 const bytesIn = text => new TextEncoder().encode(text);
 let numbers = null, merges = null, running = false;
 
-function prepare() {
+function begin() {
   if (about.unit == "token") {
     numbers = new Map(about.tokens.map((bytes, i) => [bytes, i]));
     merges = new Map(about.merges.map(([a, b, merged], rank) => [`${a} ${b}`, {merged, rank}]));
   } else {
     numbers = new Map(labels.map((name, i) => [name, i]));
   }
+  update();
 }
 
 // The tokens of a piece: the pair that was merged first in the training of the tokenizer is merged first.
@@ -107,11 +108,5 @@ async function write() {
   go.textContent = "Write";
 }
 
-async function start() {
-  await load();
-  prepare();
-  update();
-}
 prompt.addEventListener("input", update);
 go.addEventListener("click", write);
-const ready = start();

@@ -197,6 +197,7 @@ THREAD_MS = 0.05
 """More threads do not speed up a shorter operation."""
 
 Scope: TypeAlias = Literal["step", "epoch"]
+"""What a cause slows down: the step, or what an epoch does besides full steps."""
 
 
 class Found(NamedTuple):
@@ -215,23 +216,11 @@ class Found(NamedTuple):
     gain: float | None = None
 
 
-@dataclass(frozen=True)
-class Cause:
-    """A cause of slow training.
+Finder: TypeAlias = Callable[[Observed], Iterator[Found]]
+"""Yields what shows a cause, or nothing where it does not apply."""
 
-    Attributes:
-        name: as it is shown.
-        find: yields what the cause is found by, or nothing where it does not apply.
-        of: whether it slows down the step, or what an epoch does besides full steps.
-    """
-
-    name: str
-    find: Callable[[Observed], Iterator[Found]]
-    of: Scope
-
-
-CAUSES: list[Cause] = []
-"""All causes, in the order in which equal gains are shown."""
+CAUSES: dict[str, tuple[Finder, Scope]] = {}
+"""All causes by name, in the order in which equal gains are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,27 +249,24 @@ def find(observed: Observed) -> list[Finding]:
 
 
 def _applying(observed: Observed) -> Iterator[Finding]:
-    for cause in CAUSES:
-        for evidence, advice, overrides, gain in cause.find(observed):
+    for cause, (finder, of) in CAUSES.items():
+        for evidence, advice, overrides, gain in finder(observed):
             if not observed.fits(overrides):
                 continue
             predicted = observed.gain_of(overrides) if gain is None else gain
             if predicted >= LEAST_GAIN:
                 yield Finding(
-                    cause=cause.name, evidence=evidence, advice=advice, overrides=list(overrides),
-                    predicted_gain=predicted, of=cause.of,
+                    cause=cause, evidence=evidence, advice=advice, overrides=list(overrides), predicted_gain=predicted,
+                    of=of,
                 )  # fmt: skip
-
-
-Finder: TypeAlias = Callable[[Observed], Iterator[Found]]
 
 
 def _cause(name: str, of: Scope = "step") -> Callable[[Finder], Finder]:
     """Adds a function to CAUSES."""
 
-    def added(find: Finder) -> Finder:
-        CAUSES.append(Cause(name, find, of))
-        return find
+    def added(finder: Finder) -> Finder:
+        CAUSES[name] = finder, of
+        return finder
 
     return added
 

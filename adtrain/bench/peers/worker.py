@@ -9,7 +9,7 @@ It reads requests, one line of JSON each, and answers each with {"answer": ...},
     {"do": "race", "config_name": ..., "overrides": [...]}  train to the end; answers seconds and accuracy of each epoch
     {"do": "time", "calls": N}  run what is set up; answers the seconds of N calls and the process's peak memory
 
-A call is `jobs.CHUNK` training steps, or `operations.REPEATS` runs of an operation.
+A call is `jobs.CHUNK` training steps, or `jobs.REPEATS` runs of an operation.
 """
 
 from __future__ import annotations
