@@ -92,7 +92,9 @@ def _generate(cls: type, options: Mapping[str, bool]) -> None:
         fields |= getattr(base, "__dataclass_fields__", {})
     inherited = {"__dataclass_fields__": fields, "__dataclass_params__": SimpleNamespace(frozen=True)}
     body |= {"__qualname__": cls.__qualname__, "__doc__": cls.__doc__ or ""}
-    twin: type = dataclasses.dataclass(**options)(type(cls.__name__, (type("", (), inherited if fields else {}),), body))
+    twin: type = dataclasses.dataclass(**options)(
+        type(cls.__name__, (type("", (), inherited if fields else {}),), body)
+    )
     for name, value in own.items():
         if isinstance(value, _Generated):
             setattr(cls, name, vars(twin)[name])
