@@ -60,8 +60,9 @@ else:
     def dataclass(cls: type | None = None, /, **options: bool) -> Any:
         """`dataclasses.dataclass`, but the methods of a frozen class are generated when one of them is used.
 
-        Python compiles the methods of each class anew in each process, in 0.3 to 0.5 ms. A training uses a third of the
-        300 classes that it imports. The options are those of `dataclasses.dataclass`, without slots.
+        Python compiles the methods of each class anew in each process, in 0.3 to 0.5 ms. `adtrain train mlp` imports
+        226 classes before it reads the data, and uses 48 of them. The options are those of `dataclasses.dataclass`,
+        without slots.
         """
         if cls is None:
             return partial(dataclass, **options)

@@ -65,7 +65,6 @@ class Numbers(click.ParamType):
     type=OneOf(ops.DTYPES),
     metavar="TYPE",
     default="float32",
-    show_default=True,
     help=f"Type of the elements: {', '.join(ops.DTYPES)}.",
 )
 @click.option(
@@ -144,12 +143,8 @@ def bench_step(
 
 @click.command("scaling", short_help="Time the training step of a config on several numbers of ranks.")
 @click.argument("config_path", metavar="CONFIG|RUN", type=ConfigName())
-@click.option(
-    "--ranks", metavar="N,...", type=Numbers(), default="1,2", show_default=True, help="Numbers of processes."
-)
-@click.option(
-    "--batch-size", metavar="N", type=Whole(min=1), default=128, show_default=True, help="Images of one rank."
-)
+@click.option("--ranks", metavar="N,...", type=Numbers(), default="1,2", help="Numbers of processes.")
+@click.option("--batch-size", type=Whole(min=1), default=128, help="Images of one rank.")
 @click.option(
     "--against",
     "peers",
@@ -181,12 +176,7 @@ def bench_scaling(
 @click.argument("config_path", metavar="CONFIG", type=ConfigName())
 @click.option("--against", "wanted", metavar="PEER,...", type=PEER_LIST, help="Peers to start as well.")
 @click.option(
-    "--samples",
-    metavar="N",
-    type=Whole(1, 100),
-    default=3,
-    show_default=True,
-    help="Processes with empty caches, and as many with filled ones.",
+    "--samples", type=Whole(1, 100), default=3, help="Processes with empty caches, and as many with filled ones."
 )
 @set_option
 @device_option
@@ -218,7 +208,7 @@ def bench_startup(
 @click.argument("wanted", metavar="PEER,...", type=PEER_LIST)
 @click.argument("configs", metavar="[CONFIG|RUN]...", nargs=-1, type=ConfigName())
 @op_option(row.op for row in TABLE if row.peers)
-@click.option("--members", type=Whole(min=1), metavar="N", help="Train N networks together, with N seeds.")
+@click.option("--members", type=Whole(min=1), help="Train N networks together, with N seeds.")
 @set_option
 @device_option
 @autotune_option
@@ -305,14 +295,8 @@ RACERS = [name for peer in PEERS if "race" in peer.works for name in (peer.packa
 
 @click.command("race", short_help="Time trainings until they reach a test accuracy.")
 @click.argument("config_path", metavar="CONFIG|RUN", type=ConfigName())
-@click.option(
-    "--target",
-    type=Number(0, 1),
-    required=True,
-    metavar="A",
-    help="Test accuracy to reach, such as 0.99.",
-)
-@click.option("--seeds", type=Whole(1, 1000), default=20, show_default=True, metavar="N", help="Number of trainings.")
+@click.option("--target", type=Number(0, 1), required=True, metavar="A", help="Test accuracy to reach, such as 0.99.")
+@click.option("--seeds", type=Whole(1, 1000), default=20, help="Number of trainings.")
 @click.option(
     "--against", "wanted", metavar="PEER,...", type=NameOf(RACERS, separator=","), help="Peers that train as well."
 )

@@ -237,16 +237,13 @@ class _DownloadProgress:
 @click.option(
     "--vocabulary",
     type=Whole(SMALLEST_VOCABULARY, LARGEST_VOCABULARY),
-    metavar="N",
     help="Learn N tokens from the texts, by byte-pair encoding.",
 )
 @click.option("--tokenizer", "given", type=FilePath(), metavar="FILE", help="Use this tokenizer.json instead.")
 @click.option(
     "--shard-tokens",
     type=Whole(min=1),
-    metavar="N",
     default=token_folder.SHARD_TOKENS,
-    show_default=True,
     help="The most tokens in a file of the folder.",
 )
 @json_option

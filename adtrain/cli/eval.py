@@ -61,10 +61,9 @@ LOSS, PRODUCT = CellFormat("{:.4f}".format), CellFormat("{:.3g}".format)
     "--influence",
     "highest_losses",
     type=Whole(min=1),
-    metavar="N",
     help="For the N test examples with the highest loss, list the training examples that helped and harmed most.",
 )
-@click.option("--top", type=Whole(min=1), metavar="N", help="With a sweep: take its N best members; by default all.")
+@click.option("--top", type=Whole(min=1), help="With a sweep: take its N best members; by default all.")
 @set_option
 @device_option
 @autotune_option

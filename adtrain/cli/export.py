@@ -137,7 +137,7 @@ class _Output(OutputFile):
 @click.argument("run", type=RunPath())
 @click.argument("output", metavar="FILE", type=_Output(), required=False)
 @format_option(FORMATS)
-@click.option("--member", type=Whole(min=0), metavar="N", help="With a sweep: write this member; by default the best.")
+@click.option("--member", type=Whole(min=0), help="With a sweep: write this member; by default the best.")
 @click.option("--weights", metavar="FILE", type=OutputFile(binary=True), help="C: write the weights to this file.")
 @click.option("--simd", is_flag=True, help="C: use the vector extensions of gcc and clang, for speed.")
 @click.option("--int8", is_flag=True, help="C: weights and activations of 8 bits, by integer arithmetic alone.")
@@ -149,10 +149,7 @@ class _Output(OutputFile):
 )
 @click.option("--training", is_flag=True, help="C: also a function that makes one training step.")
 @click.option(
-    "--batch-size",
-    type=Whole(min=1),
-    metavar="N",
-    help="With --training: images of a step. [default: as many as in the run]",
+    "--batch-size", type=Whole(min=1), help="With --training: images of a step. [default: as many as in the run]"
 )
 @trust_options
 @json_option

@@ -13,7 +13,7 @@ import numpy as np
 from adtrain.backends.cpu.compiler import CompilerError
 from adtrain.cli.output import progress
 from adtrain.core.errors import AdtrainError
-from adtrain.data import DataError, DataSet, Split
+from adtrain.data import DataError, Split
 from adtrain.export import evaluation, page
 from adtrain.export.c import network, source
 from adtrain.export.c.network import Interface
@@ -98,10 +98,11 @@ def header_of(path: Path) -> Path:
 def write(trained: TrainedModel, path: Path, options: Options) -> Written:
     """The contents of the C files by path, and their description for the report.
 
-    Raises AdtrainError where the network has no C, and where its compiled code refuses its own input.
+    Raises AdtrainError where the network has no C, and where its compiled code refuses its own input, and DataError
+    where int8 or a training step needs data of the run that cannot be read.
     """
     note_float32(trained)
-    data = _data(trained) if options.int8 else None
+    data = trained.data() if options.int8 else None
     images = None if data is None else np.ascontiguousarray(data.train.images[:CALIBRATION])
     experiment = _experiment(trained, options.batch_size) if options.training else None
     files = source.generate(trained, path, options.simd, options.weights, images, experiment=experiment)
@@ -122,11 +123,6 @@ def write(trained: TrainedModel, path: Path, options: Options) -> Written:
     except (CompilerError, DataError) as error:
         description["check"] = {"skipped": str(error)}
     return _written(trained, contents, description)
-
-
-def _data(trained: TrainedModel) -> DataSet:
-    """The run's data, whose training images calibrate int8. Raises DataError where they cannot be read."""
-    return trained.data()
 
 
 def _experiment(trained: TrainedModel, batch_size: int | None) -> Experiment:

@@ -31,13 +31,10 @@ from adtrain.cli.output import STDOUT, progress, write_file
     "--device",
     type=OneOf(["cpu", "gpu"]),
     default="cpu",
-    show_default=True,
     help="With --program: show the passes of this device. No GPU is needed.",
 )
 @click.option(
-    "--arch",
-    type=OneOf(TARGETS),
-    help="With --device gpu: the architecture of the GPU.  [default: sm_90, an H200]",
+    "--arch", type=OneOf(TARGETS), help="With --device gpu: the architecture of the GPU.  [default: sm_90, an H200]"
 )
 @click.option(
     "--detail",

@@ -32,10 +32,10 @@ RATE = Number(min=0, min_open=True, max=1e30)
 @click.command()
 @click.argument("config_path", metavar="CONFIG", type=ConfigName())
 @click.option("-o", "--output", type=OutputFile(".svg"), metavar="FILE.svg", help="The plot.  [default: NAME-lr.svg]")
-@click.option("--from", "low", type=RATE, default=1e-5, show_default=True, help="The smallest rate.")
-@click.option("--to", "high", type=RATE, default=10, show_default=True, help="The largest rate.")
-@click.option("--rates", "count", type=Whole(min=3, max=1000), default=64, show_default=True, help="How many rates.")
-@click.option("--steps", type=Whole(min=1), default=100, show_default=True, help="Steps of each training.")
+@click.option("--from", "low", type=RATE, default=1e-5, help="The smallest rate.")
+@click.option("--to", "high", type=RATE, default=10, help="The largest rate.")
+@click.option("--rates", "count", type=Whole(min=3, max=1000), default=64, help="How many rates.")
+@click.option("--steps", type=Whole(min=1), default=100, help="Steps of each training.")
 @device_option
 @set_option
 @plugin_option

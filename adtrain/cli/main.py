@@ -191,7 +191,9 @@ def _plugin_line(error: AdtrainError) -> str | None:
     return None if isinstance(error, ConfigError) else where
 
 
-@click.command(cls=Commands, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    cls=Commands, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
+)
 @click.version_option(__version__, prog_name="adtrain")
 def cli() -> None:
     """Train the neural network that a YAML file describes, and measure its operations.

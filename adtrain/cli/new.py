@@ -99,7 +99,6 @@ LEAST_SEQUENCES, SHORTEST = 64, 16
 @click.option(
     "--tokens",
     type=Whole(SMALLEST_VOCABULARY, LARGEST_VOCABULARY),
-    metavar="N",
     help="Of a text: train a causal transformer on a vocabulary of N tokens, not on characters.",
 )
 @click.option(

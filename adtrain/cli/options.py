@@ -44,7 +44,10 @@ class _Checked(click.ParamType):
 
 
 class Whole(_Checked, click.IntRange):
-    """A whole number with bounds."""
+    """A whole number with bounds, N in the help."""
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return "N"
 
     def expected(self) -> str:
         return f"a whole number{_bounds(self)}"
@@ -251,7 +254,6 @@ def _device_option(is_resolved: Callable[[click.Context], bool]) -> Callable[[An
         "--device",
         type=OneOf(["auto", "cpu", "gpu"]),
         default="auto",
-        show_default=True,
         callback=lambda ctx, param, value: resolve_device(value) if is_resolved(ctx) else value,
         help="Where to run.",
     )
@@ -269,7 +271,6 @@ autotune_option = click.option(
     type=OneOf(["off", "cached", "full"]),
     metavar="MODE",
     default="cached",
-    show_default=True,
     help="How a GPU chooses a kernel for an operation. off: by estimated times; cached: by times from earlier "
     "measurements, where there are any; full: by times that are measured first.",
 )
@@ -322,11 +323,7 @@ json_option = click.option("--json", "as_json", is_flag=True, callback=_on_stdou
 
 
 plugin_option = click.option(
-    "--plugin",
-    "plugins",
-    multiple=True,
-    metavar="FILE",
-    help="Run this plug-in, a Python file, first; repeatable.",
+    "--plugin", "plugins", multiple=True, metavar="FILE", help="Run this plug-in, a Python file, first; repeatable."
 )
 """`--plugin FILE`, repeatable; passed to the command as `plugins`."""
 

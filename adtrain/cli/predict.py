@@ -45,12 +45,11 @@ class Predicted(NamedTuple):
 @click.command()
 @click.argument("run", type=RunPath())
 @click.argument("paths", metavar="INPUT...", nargs=-1, required=True, type=FilePath())
-@click.option("--top-k", type=Whole(min=1), metavar="N", help="Print the N most probable classes. [default: 1]")
+@click.option("--top-k", type=Whole(min=1), help="Print the N most probable classes. [default: 1]")
 @click.option(
     "--invert",
     type=CHOICES,
     default="auto",
-    show_default=True,
     help="Invert PNG and JPEG images. auto: invert grey images with a light background if the training images have a "
     "dark one, and the reverse.",
 )
@@ -58,7 +57,6 @@ class Predicted(NamedTuple):
     "--center",
     type=CHOICES,
     default="auto",
-    show_default=True,
     help="Scale and centre the digit in a PNG or JPEG image as in MNIST. auto: if the run was trained on MNIST and the "
     "image has another size.",
 )

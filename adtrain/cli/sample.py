@@ -16,27 +16,16 @@ from adtrain.training import Trust, model_file, sampling
 
 @click.command()
 @click.argument("run", type=RunPath())
-@click.option(
-    "--length",
-    type=Whole(min=1),
-    metavar="N",
-    default=500,
-    show_default=True,
-    help="How many characters, bytes or tokens to write.",
-)
+@click.option("--length", type=Whole(min=1), default=500, help="How many characters, bytes or tokens to write.")
 @click.option(
     "--temperature",
     type=Number(min=0, min_open=True),
     metavar="T",
     default=1.0,
-    show_default=True,
     help="Divides the logarithms of the probabilities: below 1 the text is more predictable, above 1 more varied.",
 )
 @click.option(
-    "--top-k",
-    type=Whole(min=1),
-    metavar="K",
-    help="Draw from the K most probable characters, bytes or tokens only.",
+    "--top-k", type=Whole(min=1), metavar="K", help="Draw from the K most probable characters, bytes or tokens only."
 )
 @click.option(
     "--top-p",
@@ -52,14 +41,7 @@ from adtrain.training import Trust, model_file, sampling
     default=[""],
     help="The text to continue; by default a new line begins. Several prompts are continued together.",
 )
-@click.option(
-    "--seed",
-    type=Whole(0, 2**64 - 1),
-    metavar="N",
-    default=0,
-    show_default=True,
-    help="Another seed writes another text.",
-)
+@click.option("--seed", type=Whole(0, 2**64 - 1), default=0, help="Another seed writes another text.")
 @device_option
 @trust_options
 @json_option

@@ -68,7 +68,6 @@ def _without_effect(sweep: Path | None, **_: Any) -> Refusals:
 @click.option(
     "--at-once",
     type=Whole(min=1),
-    metavar="N",
     help="Train at most N members of a group at the same time; by default as many as fit into the device's memory.",
 )
 @click.option("--output-dir", type=FilePath(), metavar="DIR", help="The sweep's folder; by default runs/NAME-sweep.")

@@ -72,7 +72,6 @@ def ranks_options(command: Callable[..., None]) -> Callable[..., None]:
     ranks_option = click.option(
         "--ranks",
         type=Whole(1, MOST_RANKS),
-        metavar="N",
         is_eager=True,
         callback=is_launching,
         help="Train with N processes on this machine, each with a GPU of its own if it has GPUs. With data.shards set, "
@@ -83,7 +82,6 @@ def ranks_options(command: Callable[..., None]) -> Callable[..., None]:
         type=Number(min=1),
         metavar="S",
         default=300.0,
-        show_default=True,
         help="With several processes: end all of them if one does not answer for S seconds.",
     )
     decorated: Callable[..., None] = ranks_option(timeout_option(as_rank))
@@ -138,14 +136,9 @@ HEADINGS = {
 @unresolved_device_option
 @ranks_options
 @autotune_option
-@click.option("--epochs", type=Whole(min=1), metavar="N", help="Passes over the data; overrides training.epochs.")
-@click.option("--steps", type=Whole(min=1), metavar="N", help="Maximum number of steps; overrides training.steps.")
-@click.option(
-    "--seed",
-    type=Whole(0, 2**64 - 1),
-    metavar="N",
-    help="Seed of all random numbers; overrides training.seed.",
-)
+@click.option("--epochs", type=Whole(min=1), help="Passes over the data; overrides training.epochs.")
+@click.option("--steps", type=Whole(min=1), help="Maximum number of steps; overrides training.steps.")
+@click.option("--seed", type=Whole(0, 2**64 - 1), help="Seed of all random numbers; overrides training.seed.")
 @click.option(
     "--output-dir",
     type=FilePath(),
@@ -160,7 +153,6 @@ HEADINGS = {
 @click.option(
     "--seeds",
     type=Whole(1, MOST_SEEDS),
-    metavar="N",
     help="Train N networks together, from seed, seed + 1, ..., as adtrain sweep does, into runs/NAME-sweep or DIR.",
 )
 @click.option("--eager", is_flag=True, help="Run the step operation by operation.")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from adtrain.config import keys
 from adtrain.config.problems import PathParts, Problem, dotted, similar
@@ -11,109 +12,120 @@ from adtrain.config.source import Node
 RATE = "optimizer.NAME.lr"
 NORM, VALUE = "training.clip_norm", "training.clip_value"
 
-KEYS = {
-    **dict.fromkeys(("learning_rate", "base_lr"), RATE),
-    **dict.fromkeys(("max_epochs", "num_epochs", "n_epochs", "max_iter"), "training.epochs"),
-    **dict.fromkeys(("max_steps", "num_steps"), "training.steps"),
-    **dict.fromkeys(("grad_clip", "gradient_clip", "clip_grad", "clip_grad_norm", "gradient_clip_val"), NORM),
-    **dict.fromkeys(("gradient_clipping", "gradient_clip_norm"), NORM),
-    **dict.fromkeys(("max_grad_norm", "max_norm", "clipnorm", "global_clipnorm"), NORM),
-    **dict.fromkeys(("clip_grad_value", "clipvalue"), VALUE),
-    **dict.fromkeys(
-        ("accumulate_grad_batches", "gradient_accumulation_steps", "accumulation_steps"), "training.micro_batch"
-    ),
-    **dict.fromkeys(("random_state", "random_seed", "manual_seed"), "training.seed"),
-    **dict.fromkeys(("dtype", "amp", "mixed_precision"), "training.precision"),
-    **dict.fromkeys(("batch", "train_batch_size"), "data.batch_size"),
-    **dict.fromkeys(("validation_split", "val_split", "val_size", "validation_fraction"), "data.validation"),
-    **dict.fromkeys(("test_split", "test_size"), "data.test"),
-    **dict.fromkeys(("augmentation", "augmentations", "transforms"), "data.augment"),
-    **dict.fromkeys(("eval", "evaluation", "tta", "test_time_augmentation"), "data.views"),
-    **dict.fromkeys(("block_size", "seq_len", "seq_length", "sequence_length", "context_length"), "data.length"),
-    **dict.fromkeys(("scheduler", "lr_scheduler"), "schedule"),
-    **dict.fromkeys(("param_groups", "paramwise_cfg"), "parameter_groups"),
-    **dict.fromkeys(("criterion", "loss_fn", "objective"), "loss"),
-    **dict.fromkeys(("network", "net", "architecture"), "model"),
-}
+T = TypeVar("T")
+
+
+def _by_name(rows: Mapping[str, T]) -> dict[str, T]:
+    """What the names of a row mean, which blanks separate."""
+    return {name: meaning for names, meaning in rows.items() for name in names.split()}
+
+
+KEYS = _by_name(
+    {
+        "learning_rate base_lr": RATE,
+        "max_epochs num_epochs n_epochs max_iter": "training.epochs",
+        "max_steps num_steps": "training.steps",
+        "grad_clip gradient_clip clip_grad clip_grad_norm gradient_clip_val": NORM,
+        "gradient_clipping gradient_clip_norm": NORM,
+        "max_grad_norm max_norm clipnorm global_clipnorm": NORM,
+        "clip_grad_value clipvalue": VALUE,
+        "accumulate_grad_batches gradient_accumulation_steps accumulation_steps": "training.micro_batch",
+        "random_state random_seed manual_seed": "training.seed",
+        "dtype amp mixed_precision": "training.precision",
+        "batch train_batch_size": "data.batch_size",
+        "validation_split val_split val_size validation_fraction": "data.validation",
+        "test_split test_size": "data.test",
+        "augmentation augmentations transforms": "data.augment",
+        "eval evaluation tta test_time_augmentation": "data.views",
+        "block_size seq_len seq_length sequence_length context_length": "data.length",
+        "scheduler lr_scheduler": "schedule",
+        "param_groups paramwise_cfg": "parameter_groups",
+        "criterion loss_fn objective": "loss",
+        "network net architecture": "model",
+    }
+)
 """The config's key for a key of another system."""
 
-OPTIONS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        ("units", "out_dim", "output_dim", "hidden_size"), ("out_features", "hidden_size", "embedding_dim")
-    ),
-    **dict.fromkeys(("filters", "out_planes"), ("out_channels",)),
-    **dict.fromkeys(("rate", "prob"), ("p",)),
-    **dict.fromkeys(("hidden_dim", "hidden_units", "cell_size"), ("hidden_size",)),
-    **dict.fromkeys(("vocab_size", "input_dim", "num_tokens"), ("num_embeddings",)),
-    **dict.fromkeys(("intermediate_dim", "ff_dim", "ffn_dim", "mlp_dim", "d_ff"), ("dim_feedforward",)),
-    "use_causal_mask": ("causal",),
-    **dict.fromkeys(("n_head", "n_heads", "heads", "num_attention_heads"), ("num_heads", "nhead")),
-    **dict.fromkeys(("n_kv_heads", "num_kv_heads", "kv_heads", "n_kv_head"), ("num_key_value_heads",)),
-    **dict.fromkeys(("rope_theta", "rope_base", "rope", "rotary"), ("rotary_base",)),
-    **dict.fromkeys(("sliding_window", "window_size"), ("window",)),
-    **dict.fromkeys(("softcap", "logit_softcap", "attn_logit_softcapping"), ("soft_cap",)),
-    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_hidden"), ("dim_feedforward",)),
-    **dict.fromkeys(("tie_weights", "tie_word_embeddings", "weight_tying"), ("tied",)),
-    "activation": ("nonlinearity",),
-    "use_bias": ("bias",),
-    "strides": ("stride",),
-    "kernel": ("kernel_size",),
-    "pool_size": ("kernel_size",),
-    "learning_rate": ("lr",),
-    "beta_1": ("betas",),
-    "epsilon": ("eps",),
-}
+OPTIONS: dict[str, tuple[str, ...]] = _by_name(
+    {
+        "units out_dim output_dim hidden_size": ("out_features", "hidden_size", "embedding_dim"),
+        "filters out_planes": ("out_channels",),
+        "rate prob": ("p",),
+        "hidden_dim hidden_units cell_size": ("hidden_size",),
+        "vocab_size input_dim num_tokens": ("num_embeddings",),
+        "intermediate_dim ff_dim ffn_dim mlp_dim d_ff": ("dim_feedforward",),
+        "use_causal_mask": ("causal",),
+        "n_head n_heads heads num_attention_heads": ("num_heads", "nhead"),
+        "n_kv_heads num_kv_heads kv_heads n_kv_head": ("num_key_value_heads",),
+        "rope_theta rope_base rope rotary": ("rotary_base",),
+        "sliding_window window_size": ("window",),
+        "softcap logit_softcap attn_logit_softcapping": ("soft_cap",),
+        "intermediate_size n_inner ffn_hidden": ("dim_feedforward",),
+        "tie_weights tie_word_embeddings weight_tying": ("tied",),
+        "activation": ("nonlinearity",),
+        "use_bias": ("bias",),
+        "strides": ("stride",),
+        "kernel pool_size": ("kernel_size",),
+        "learning_rate": ("lr",),
+        "beta_1": ("betas",),
+        "epsilon": ("eps",),
+    }
+)
 """The option of a layer or optimizer for an option of another system: the first one that it has."""
 
-NAMES = {
-    **dict.fromkeys(("dense", "fc", "fully_connected", "affine"), "linear"),
-    **dict.fromkeys(("conv", "convolution", "convolution2d"), "conv2d"),
-    **dict.fromkeys(("maxpool", "maxpooling2d"), "max_pool2d"),
-    **dict.fromkeys(("avgpool", "averagepooling2d"), "avg_pool2d"),
-    **dict.fromkeys(("globalaveragepooling2d", "global_avg_pool"), "adaptive_avg_pool2d"),
-    "globalaveragepooling1d": "mean",
-    "simplernn": "rnn",
-    **dict.fromkeys(("rmsnorm", "rms"), "rms_norm"),
-    **dict.fromkeys(("relu2", "relu_squared", "sqrelu"), "squared_relu"),
-    **dict.fromkeys(("cls_token", "cls"), "class_token"),
-    **dict.fromkeys(("block", "transformer_block", "gpt_block", "transformer_decoder_layer"), "decoder_layer"),
-    **dict.fromkeys(("patch_embedding", "patchembed", "patchify"), "patches"),
-    **dict.fromkeys(("batchnorm", "batchnormalization"), "batch_norm2d"),
-    **dict.fromkeys(("ce", "categorical_crossentropy", "sparse_categorical_crossentropy"), "cross_entropy"),
-    **dict.fromkeys(("bce", "binary_crossentropy", "bcewithlogitsloss"), "binary_cross_entropy_with_logits"),
-    **dict.fromkeys(("mean_squared_error", "mseloss"), "mse"),
-    **dict.fromkeys(("mean_absolute_error", "mae", "l1loss"), "l1"),
-    "cosineannealinglr": "cosine",
-    "cosineannealingwarmrestarts": "cosine_restarts",
-    **dict.fromkeys(("linear", "linear_decay", "linearlr", "polynomiallr"), "polynomial"),
-    **dict.fromkeys(("cyclic", "cycliclr"), "triangular"),
-    **dict.fromkeys(("wsd", "warmup_stable_decay"), "trapezoid"),
-    **dict.fromkeys(("reducelronplateau", "reduce_on_plateau"), "plateau"),
-    "steplr": "step",
-    **dict.fromkeys(("randomhorizontalflip", "horizontal_flip", "hflip"), "flip"),
-    **dict.fromkeys(("randomverticalflip", "vflip"), "vertical_flip"),
-    **dict.fromkeys(("randomcrop", "random_crop"), "crop"),
-    **dict.fromkeys(("randomaffine", "randomrotation", "rotation"), "affine"),
-    **dict.fromkeys(("randomerasing", "random_erasing"), "cutout"),
-    "randomresizedcrop": "random_resized_crop",
-    "colorjitter": "color_jitter",
-}
+NAMES = _by_name(
+    {
+        "dense fc fully_connected affine": "linear",
+        "conv convolution convolution2d": "conv2d",
+        "maxpool maxpooling2d": "max_pool2d",
+        "avgpool averagepooling2d": "avg_pool2d",
+        "globalaveragepooling2d global_avg_pool": "adaptive_avg_pool2d",
+        "globalaveragepooling1d": "mean",
+        "simplernn": "rnn",
+        "rmsnorm rms": "rms_norm",
+        "relu2 relu_squared sqrelu": "squared_relu",
+        "cls_token cls": "class_token",
+        "block transformer_block gpt_block transformer_decoder_layer": "decoder_layer",
+        "patch_embedding patchembed patchify": "patches",
+        "batchnorm batchnormalization": "batch_norm2d",
+        "ce categorical_crossentropy sparse_categorical_crossentropy": "cross_entropy",
+        "bce binary_crossentropy bcewithlogitsloss": "binary_cross_entropy_with_logits",
+        "mean_squared_error mseloss": "mse",
+        "mean_absolute_error mae l1loss": "l1",
+        "cosineannealinglr": "cosine",
+        "cosineannealingwarmrestarts": "cosine_restarts",
+        "linear linear_decay linearlr polynomiallr": "polynomial",
+        "cyclic cycliclr": "triangular",
+        "wsd warmup_stable_decay": "trapezoid",
+        "reducelronplateau reduce_on_plateau": "plateau",
+        "steplr": "step",
+        "randomhorizontalflip horizontal_flip hflip": "flip",
+        "randomverticalflip vflip": "vertical_flip",
+        "randomcrop random_crop": "crop",
+        "randomaffine randomrotation rotation": "affine",
+        "randomerasing random_erasing": "cutout",
+        "randomresizedcrop": "random_resized_crop",
+        "colorjitter": "color_jitter",
+    }
+)
 """The name of a layer, loss, schedule or augmentation for a name of another system."""
 
 COMMAND = "the command line has it: --device gpu"
 GATES = "gates have a sigmoid, states tanh; remove it"
 READING = "the data set is in memory, or read as needed; remove it"
-SENTENCES = {
-    **dict.fromkeys(("device", "devices", "accelerator", "cuda", "gpu", "gpus"), COMMAND),
-    **dict.fromkeys(("num_workers", "workers", "pin_memory", "prefetch_factor"), READING),
-    "batch_first": "the batch is always the first axis; remove it",
-    "shuffle": "the images of each epoch are always in a new random order; remove it",
-    "activation": "write the activation as the next layer, such as relu",
-    **dict.fromkeys(("lstm.activation", "gru.activation", "recurrent_activation"), GATES),
-    "return_sequences": "write output: all for the states of all steps, and nothing for the last one",
-    **dict.fromkeys(("key_dim", "value_dim", "head_dim"), "the width of a head follows; remove it"),
-    **dict.fromkeys(("input_shape", "input_dim"), "model.input has it, and the inputs of other layers follow"),
-}
+SENTENCES = _by_name(
+    {
+        "device devices accelerator cuda gpu gpus": COMMAND,
+        "num_workers workers pin_memory prefetch_factor": READING,
+        "batch_first": "the batch is always the first axis; remove it",
+        "shuffle": "the images of each epoch are always in a new random order; remove it",
+        "activation": "write the activation as the next layer, such as relu",
+        "lstm.activation gru.activation recurrent_activation": GATES,
+        "return_sequences": "write output: all for the states of all steps, and nothing for the last one",
+        "key_dim value_dim head_dim": "the width of a head follows; remove it",
+        "input_shape input_dim": "model.input has it, and the inputs of other layers follow",
+    }
+)
 """What to do about a key, or a key of one layer, that a config does not need."""
 
 WRAPPERS = {

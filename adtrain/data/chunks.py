@@ -207,10 +207,11 @@ def decimal_numbers(block: bytes, begins: np.ndarray, ends: np.ndarray) -> Numbe
         point >>= SEVEN
         places = point * PLACES
         places >>= LAST_BYTE
-        places += here * np.uint64(WORD * i)
-        decimals += places.view(np.int64)
         before = point - here
-        before |= seen
+        if i:
+            places += here * np.uint64(WORD * i)
+            before |= seen
+        decimals += places.view(np.int64)
         seen |= NOTHING - here
         # The bytes before the point move into its place.
         point *= LOW_BYTE
@@ -229,8 +230,7 @@ def decimal_numbers(block: bytes, begins: np.ndarray, ends: np.ndarray) -> Numbe
         value = _number(word)
         if i == MOST_WORDS - 1:
             wrong |= value // np.uint64(10 ** (MOST_DIGITS - WORD * i))
-        value *= np.uint64(10 ** (WORD * i))
-        integers += value.view(np.int64)
+        integers += value.view(np.int64) * 10 ** (WORD * i) if i else value.view(np.int64)
     seen &= ONE
     are_wrong = lengths <= seen.view(np.int64)
     are_wrong |= wrong != 0

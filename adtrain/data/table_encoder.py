@@ -163,7 +163,7 @@ def learn(cells: np.ndarray, rows: np.ndarray, columns: Columns, options: CsvOpt
             learnt.append(column)
             fill += [0.0] * (len(DATE_FEATURES) if column.is_date else 1)
             continue
-        values = cells[rows, i]
+        values = cells[:, i] if len(rows) == len(cells) else cells[rows, i]
         values = values[~np.isnan(values)]
         if mean and not len(values):
             reason = "found no value in the training rows, expected one for data.missing: mean; data.drop leaves it out"
