@@ -90,7 +90,11 @@ class ReverseTrace:
         if not positions:
             return out
         parents = [(args[i].node, args[i].position) for i in positions]  # type: ignore[attr-defined]
-        return self.record(primitive.name, out, parents, primitive.pullback(out, primals, params, positions))
+        if (composition := primitive.by_composition) is not None:
+            pull = pulled_back(partial(composition, **params), primals, positions)
+        else:
+            pull = primitive.pullback(out, primals, params, positions)
+        return self.record(primitive.name, out, parents, pull)
 
     def record(self, name: str, out: Any, parents: Sequence[tuple[Node, int]], pull: Pull) -> Any:
         """Record an operation as a node, and wrap its floating-point outputs in tracers."""
@@ -200,8 +204,8 @@ class Recording:
         self.aux = tree.map(trace.lower, aux)
         self.trace = trace
 
-    def pull_back(self, cts: Sequence[Any], retain: bool) -> tuple[Any, ...]:
-        """The cotangent trees of the arguments, from the cotangents of the outputs (None: zero).
+    def cotangents(self, cts: Sequence[Any], retain: bool) -> list[Value | None]:
+        """The cotangents of the inputs, None for zeros, from those of the outputs (None: zero).
 
         Without ``retain`` the residuals are freed, and this can be called once only.
         """
@@ -212,7 +216,11 @@ class Recording:
         ]
         if not retain:
             self.outputs = []
-        found = backpropagate(seeds, self.inputs, retain)
+        return backpropagate(seeds, self.inputs, retain)
+
+    def pull_back(self, cts: Sequence[Any], retain: bool) -> tuple[Any, ...]:
+        """`cotangents` as the trees of the arguments."""
+        found = self.cotangents(cts, retain)
         zeros_like = Value._ops.zeros_like
         leaves = [zeros_like(x.primal) if ct is None else ct for x, ct in zip(self.inputs, found, strict=True)]
         remaining = iter(leaves)
@@ -221,6 +229,16 @@ class Recording:
     def pullback(self, ct: Any) -> tuple[Any, ...]:
         """The cotangent trees of the arguments, from a tree of cotangents. It may be called more than once."""
         return self.pull_back(_cotangents(self, ct), retain=True)
+
+
+def pulled_back(f: Callable[..., Any], args: Sequence[Value], positions: Sequence[int]) -> Pull:
+    """The pullback of ``f`` to the arguments at these positions. It runs ``f`` when it is called, not before."""
+
+    def pull(cts: Sequence[Any]) -> list[Value | None]:
+        recording = Recording("vjp", f, args, positions, has_aux=False)
+        return recording.cotangents(cts[: len(recording.outputs)], retain=False)
+
+    return pull
 
 
 def checked_positions(name: str, argnums: int | Sequence[int], count: int) -> tuple[int, ...]:

@@ -118,7 +118,8 @@ class Primitive:
             (`adtrain.core.axes.parsed`), or a function of the same arguments as ``shape`` that returns a text or an
             `Axes`. By default those of an elementwise primitive are aligned, and those of another one not related.
         composition: ``(*arguments, **params)`` to the outputs as a composition of public operations, by which forward
-            and Taylor mode differentiate it. It may leave out the last outputs, which then have no derivative.
+            and Taylor mode differentiate it, and reverse mode if there is no ``vjp`` and no ``joint_vjp``. It may leave
+            out the last outputs, which then have no derivative.
         taylor: a rule for Taylor coefficients, where the rules of `adtrain.core.taylor` would compute more than is
             needed: ``(trace, k, out, *arguments, **params)`` to the coefficient of t^k, k > 0, of the one output.
 
@@ -147,7 +148,7 @@ class Primitive:
             raise ValueError(f"primitive {self.name!r} is defined twice")
         PRIMITIVES[self.name] = self
         separate = callable(self.vjp) or any(rule is not None for rule in self.vjp)
-        object.__setattr__(self, "differentiable", separate or self.joint_vjp is not None)
+        object.__setattr__(self, "differentiable", separate or bool(self.joint_vjp or self.composition))
 
     def rule(self, argument: int) -> VjpRule | None:
         """The vjp rule of one argument; None where there is no derivative."""
@@ -157,7 +158,12 @@ class Primitive:
 
     def has_derivative(self, argument: int) -> bool:
         """Whether there is a derivative by this argument."""
-        return self.joint_vjp is not None or self.rule(argument) is not None
+        return self.by_composition is not None or self.joint_vjp is not None or self.rule(argument) is not None
+
+    @property
+    def by_composition(self) -> Callable[..., Any] | None:
+        """The composition, if there are no other rules for its derivatives."""
+        return None if self.joint_vjp or self.vjp else self.composition
 
     def pullback(self, out: Any, args: Sequence[Value], params: Mapping[str, Any], positions: Sequence[int]) -> Pull:
         """The pullback to the arguments at these positions, by the rules. ``out`` is a tuple for several outputs."""

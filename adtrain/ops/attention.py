@@ -23,7 +23,7 @@ from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape
 from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes, broadcast_to, promote, require_float, reshape
 from adtrain.ops.compare import equal, greater_equal, maximum, where
-from adtrain.ops.create import arange, ones, zeros_like
+from adtrain.ops.create import arange, ones
 from adtrain.ops.elementwise import tanh
 from adtrain.ops.matmul import matmul
 from adtrain.ops.random import Stream, checked_state, uniform_numbers
@@ -233,30 +233,6 @@ def composed_gradient(f: Callable[..., Value], inputs: int) -> Callable[..., Any
     return gradient
 
 
-def gradient_rule(f: Callable[..., Value], inputs: int) -> Callable[..., Any]:
-    """The vjp rule of a gradient primitive: that of its composition.
-
-    The outputs of the forward primitive are functions of the inputs, so they get no cotangents.
-    """
-    composition = composed_gradient(f, inputs)
-
-    def rule(outs: Any, *args: Value, **params: Any) -> Any:
-        arrays, outputs, ct, more = args[:inputs], args[inputs : inputs + 2], args[inputs + 2], args[inputs + 3 :]
-
-        def gradient(*given: Value) -> Any:
-            return composition(*given[:-1], *outputs, given[-1], *more, **params)
-
-        def pullback(cts: Any) -> tuple[Value | None, ...]:
-            given = cts if inputs > 1 else (cts,)
-            given = tuple(zeros_like(x) if c is None else c for x, c in zip(arrays, given, strict=True))
-            *ct_arrays, ct_ct = vjp(gradient, *arrays, ct)[1](given if inputs > 1 else given[0])
-            return (*ct_arrays, None, None, ct_ct, *(None,) * len(more))
-
-        return pullback
-
-    return rule
-
-
 def _axes(q: Any, k: Any, v: Any, *more: Any, causal: bool, dropout: float, **params: Any) -> str | Axes:
     """Dropout draws a number for each position, and a causal query attends to keys up to its own position."""
     if dropout:
@@ -307,7 +283,6 @@ attention_grad_p: Primitive = Primitive(
     lambda q, k, v, *more, **params: tuple(ArrayType(x.shape, x.dtype) for x in (q, k, v)),
     attention_grad_reference,
     flops=grad_flops,
-    joint_vjp=gradient_rule(composed, 3),
     composition=composed_gradient(composed, 3),
     axes=_grad_axes,
 )
@@ -527,7 +502,6 @@ self_attention_grad_p: Primitive = Primitive(
     lambda x, *more, **params: ArrayType(x.shape, x.dtype),
     _side_by_side_grad_reference,
     flops=_of_heads(grad_flops),
-    joint_vjp=gradient_rule(_composed_heads, 1),
     composition=composed_gradient(_composed_heads, 1),
     axes=_side_by_side_grad_axes,
 )

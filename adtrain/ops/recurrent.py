@@ -15,7 +15,7 @@ the states as far as they do not go through s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import add
@@ -24,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 
 from adtrain.core.array import Value
-from adtrain.core.autodiff import vjp
+from adtrain.core.autodiff import pulled_back
 from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.options import checked_options
 from adtrain.core.precision import FULL, matmul_precision, precision_of
@@ -276,9 +276,10 @@ class _Rules:
         kept = (outputs[0], *outputs[returned:])
         params: dict[str, Any] = {"reverse": reverse, "precision": precision}
 
-        def pullback(cts: Sequence[Value | None]) -> Sequence[Value]:
+        def pullback(cts: Sequence[Value | None]) -> Sequence[Value | None]:
             if any(each is not None for each in cts[returned:]):  # in a derivative of the gradient
-                return _pulled_back(partial(self.composition, **params), (x, weight, *others), cts)
+                args = x, weight, *others
+                return pulled_back(partial(self.composition, **params), args, range(len(args)))(cts)
             h, *c = (zeros_like(first[0]) if ct is None else ct for ct in cts[1:returned])
             of_all = [] if cts[0] is None else [cts[0]]
             found = bind(_CELLS[self.cell.name][2], h, weight, *c, *first, *kept, *of_all, **params)
@@ -291,9 +292,6 @@ class _Rules:
             return (found[0], by_weight, *biases, *states)
 
         return pullback
-
-    def grad_rule(self, out: Any, *args: Value, reverse: bool, precision: str = FULL) -> Any:
-        return partial(_pulled_back, partial(self.grad_composition, reverse=reverse, precision=precision), args)
 
 
 def _by_sequence(args: Sequence[Any], types: Sequence[Any], weights: Sequence[int], sums: Sequence[int] = ()) -> str:
@@ -327,7 +325,6 @@ def _primitives(cell: Cell) -> tuple[Primitive, Primitive]:
         rules.grad_shape,
         rules.grad_reference,
         flops=rules.flops,
-        joint_vjp=rules.grad_rule,
         composition=rules.grad_composition,
         axes=rules.grad_axes,
         traits=(Trait.RECURRENT,),
@@ -341,12 +338,6 @@ def _grad_arguments(cell: Cell, args: Sequence[Any]) -> tuple[Any, Any, Any, Any
     end = 3 * n - 1 + (cell.saved > 0)
     of_all = others[end] if len(others) > end else None
     return of_all, [h, *others[: n - 1]], weight, others[n - 1 : 2 * n - 1], others[2 * n - 1 : end]
-
-
-def _pulled_back(f: Callable[..., list[Value]], args: Sequence[Value], cts: Sequence[Value | None]) -> Sequence[Value]:
-    """The cotangents of the arguments of ``f``, a composition of public operations."""
-    outputs, pullback = vjp(f, *args)
-    return pullback([zeros_like(y) if ct is None else ct for y, ct in zip(outputs, cts, strict=True)])
 
 
 _CELLS = {cell.name: (cell, *_primitives(cell)) for cell in CELLS}

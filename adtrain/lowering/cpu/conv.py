@@ -335,9 +335,8 @@ def _kernel(
     def field(value: Any) -> Callable[..., Any]:
         return lambda *types, **params: value_for(value, of(*types, **params))
 
-    values = {key: field(value) for key, value in fields.items()}
-    suited = {"suits" if team else "items": field(items)}
-    return CKernel(file, name, field(numbers), sums=sums, team=team, definitions=definitions or {}, **suited, **values)
+    functions: Any = {key: field(value) for key, value in {"suits" if team else "items": items, **fields}.items()}
+    return CKernel(file, name, field(numbers), sums=sums, team=team, definitions=definitions or {}, **functions)
 
 
 def _batch(name: str, of: Callable[..., Conv]) -> CKernel:
@@ -432,7 +431,7 @@ register("conv2d_weight_grad", "cpu", (WEIGHT_GRAD_WINOGRAD, WEIGHT_GRAD, WEIGHT
 register("conv2d_weight_grad_by_image", "cpu", (WEIGHT_GRAD_BY_IMAGE_WINOGRAD, WEIGHT_GRAD_BY_IMAGE))
 
 
-def _register_pooled(name: str, of: Callable[..., Conv], sums: bool = False, **fields: Number) -> None:
+def _register_pooled(name: str, of: Callable[..., Conv], sums: bool = False, **fields: Any) -> None:
     kernel = _kernel(
         "conv_pooled.c", name, of, lambda c: c.pooled_numbers, lambda c: c.suits_pooled, None, sums, **fields
     )
