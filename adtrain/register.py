@@ -17,11 +17,11 @@ Python are checked by them. The results of its methods are checked too. So a mis
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial, wraps
 from numbers import Real
 from typing import Any, Protocol, TypeVar
 
@@ -62,7 +62,7 @@ def layer(name: str) -> Decorator:
     Raises:
         OptionError: the name is taken or not an identifier, or the class lacks a method, or types of its options.
     """
-    checks = {
+    checks: dict[str, Callable[..., Any]] = {
         "output_shape": _output_shape,
         "forward": _forward,
         "parameter_shapes": _parameter_shapes,
@@ -76,7 +76,7 @@ def loss(name: str) -> Decorator:
 
     Probabilities are the softmax of the outputs. Errors are those of `layer`.
     """
-    return _decorator("loss", name, object, {"__call__": _scalar("the mean loss")})
+    return _decorator("loss", name, object, {"__call__": partial(_scalar, "the mean loss")})
 
 
 def optimizer(name: str) -> Decorator:
@@ -91,7 +91,7 @@ def schedule(name: str) -> Decorator:
     training.
     Errors are those of `layer`.
     """
-    return _decorator("schedule", name, Schedule, {"__call__": _scalar("the factor")})
+    return _decorator("schedule", name, Schedule, {"__call__": partial(_scalar, "the factor")})
 
 
 def augment(name: str) -> Decorator:
@@ -169,8 +169,7 @@ def _decorator(family: str, name: Any, base: type, checks: dict[str, Callable[..
         if not issubclass(made, CheckedArguments):
             made.__init__ = checked_options(made.__init__, name)
         for method, check in checks.items():
-            own = watched(getattr(made, method), f"{made.registered_at}: {method}")
-            setattr(made, method, check(own, made.registered_at))
+            setattr(made, method, _checked(getattr(made, method), check, made.registered_at, method))
         _defined[name] = here
         return made
 
@@ -190,142 +189,102 @@ def _check_name(family: str, name: str, here: Definition) -> None:
         raise OptionError(f"{family} {name}: the name is taken by {taken}; choose another at {here}")
 
 
-def _output_shape(output_shape: Callable[..., Any], where: str) -> Callable[..., Any]:
-    @functools.wraps(output_shape)
-    def checked(self: Module, shape: Any) -> Any:
-        found = output_shape(self, shape)
-        if not _is_shape(found):
-            expected = "expected the shape of one sample, a tuple of positive integers"
-            raise PluginError(f"{where}: output_shape returned {shown(found)}, {expected}")
-        return tuple(found)
+def _checked(own: Callable[..., Any], check: Callable[..., Any], place: str, name: str) -> Callable[..., Any]:
+    """A method whose results are those of a check of its place, its result and its arguments."""
+    call, where = watched(own, f"{place}: {name}"), place if name == "__call__" else f"{place}: {name}"
+
+    @wraps(own)
+    def checked(self: Any, *args: Any, **options: Any) -> Any:
+        return check(where, call(self, *args, **options), self, *args, **options)
 
     return checked
 
 
-def _forward(forward: Callable[..., Any], where: str) -> Callable[..., Any]:
-    @functools.wraps(forward)
-    def checked(self: Module, params: Any, state: Any, x: Value, mode: Any) -> Any:
-        found = _pair(forward(self, params, state, x, mode), f"{where}: forward", "the output and the state")
-        _check_value(found[0], f"{where}: forward")
-        _check_tree(found[1], f"{where}: forward", "the state")
-        given = ArrayType(found[0].shape, found[0].dtype)
-        expected = ArrayType((x.shape[0], *self.output_shape(x.shape[1:])), x.dtype)
-        if given != expected:
-            raise PluginError(f"{where}: forward returned {given}, expected {expected}, as output_shape gives")
-        return found
-
-    return checked
+def _output_shape(where: str, found: Any, self: Module, shape: Any) -> Any:
+    if not _is_shape(found):
+        expected = "expected the shape of one sample, a tuple of positive integers"
+        raise PluginError(f"{where} returned {shown(found)}, {expected}")
+    return tuple(found)
 
 
-def _parameter_shapes(parameter_shapes: Callable[..., Any], where: str) -> Callable[..., Any]:
-    @functools.wraps(parameter_shapes)
-    def checked(self: Module, shape: Any) -> Any:
-        found = parameter_shapes(self, shape)
-        if not isinstance(found, dict) or not all(isinstance(name, str) and _is_shape(x) for name, x in found.items()):
-            expected = "expected a dict from the name of each parameter to its shape, a tuple of positive integers"
-            raise PluginError(f"{where}: parameter_shapes returned {shown(found)}, {expected}")
-        return {name: tuple(x) for name, x in found.items()}
-
-    return checked
-
-
-def _new_arrays(new_arrays: Callable[..., Any], where: str) -> Callable[..., Any]:
-    @functools.wraps(new_arrays)
-    def checked(self: Module, shape: Any, rng: Any, dtype: Any) -> Any:
-        params, state = _pair(
-            new_arrays(self, shape, rng, dtype), f"{where}: new_arrays", "the parameters and the state"
-        )
-        _check_tree(params, f"{where}: new_arrays", "the parameters")
-        _check_tree(state, f"{where}: new_arrays", "the state")
-        found, expected = {key: getattr(x, "shape", None) for key, x in params.items()}, self.parameter_shapes(shape)
-        if found != expected:
-            raise PluginError(f"{where}: new_arrays returned {found}, expected {expected}, as parameter_shapes gives")
-        return params, state
-
-    return checked
+def _forward(where: str, found: Any, self: Module, params: Any, state: Any, x: Value, mode: Any) -> Any:
+    found = _pair(found, where, "the output and the state")
+    _check_value(found[0], where)
+    _check_tree(found[1], where, "the state")
+    given = ArrayType(found[0].shape, found[0].dtype)
+    expected = ArrayType((x.shape[0], *self.output_shape(x.shape[1:])), x.dtype)
+    if given != expected:
+        raise PluginError(f"{where} returned {given}, expected {expected}, as output_shape gives")
+    return found
 
 
-def _scalar(what: str) -> Callable[..., Any]:
-    def check(call: Callable[..., Any], where: str) -> Callable[..., Any]:
-        @functools.wraps(call)
-        def checked(self: Any, *args: Any) -> Any:
-            found = call(self, *args)
-            _check_value(found, where)
-            if found.shape != () or found.dtype.kind != "f":
-                given = ArrayType(found.shape, found.dtype)
-                raise PluginError(f"{where}: returned {given}, expected {what}, a float of shape ()")
-            return found
-
-        return checked
-
-    return check
+def _parameter_shapes(where: str, found: Any, self: Module, shape: Any) -> Any:
+    if not isinstance(found, dict) or not all(isinstance(name, str) and _is_shape(x) for name, x in found.items()):
+        expected = "expected a dict from the name of each parameter to its shape, a tuple of positive integers"
+        raise PluginError(f"{where} returned {shown(found)}, {expected}")
+    return {name: tuple(x) for name, x in found.items()}
 
 
-def _initial(init: Callable[..., Any], where: str) -> Callable[..., Any]:
-    @functools.wraps(init)
-    def checked(self: Optimizer, params: Any) -> Any:
-        found = init(self, params)
-        _check_tree(found, f"{where}: init", "the state")
-        step = found.get("step")
-        if not isinstance(step, Value) or step.shape or step.dtype != np.int64:
-            given = ArrayType(step.shape, step.dtype) if isinstance(step, Value) else shown(step)
-            expected = "expected 0 as int64[], the number of updates so far"
-            raise PluginError(f"{where}: init returned {given} for the key step, {expected}")
-        return found
-
-    return checked
+def _new_arrays(where: str, found: Any, self: Module, shape: Any, rng: Any, dtype: Any) -> Any:
+    params, state = _pair(found, where, "the parameters and the state")
+    _check_tree(params, where, "the parameters")
+    _check_tree(state, where, "the state")
+    found, expected = {key: getattr(x, "shape", None) for key, x in params.items()}, self.parameter_shapes(shape)
+    if found != expected:
+        raise PluginError(f"{where} returned {found}, expected {expected}, as parameter_shapes gives")
+    return params, state
 
 
-def _updated(updated: Callable[..., Any], where: str) -> Callable[..., Any]:
-    @functools.wraps(updated)
-    def checked(self: Any, params: Any, grads: Any, state: Any, lr: Value) -> Any:
-        found = _pair(updated(self, params, grads, state, lr), f"{where}: updated", "the parameters and the state")
-        for what, new, old in (("parameters", found[0], params), ("state", found[1], state)):
-            if tree.flatten_like(tree.flatten(old)[1], new) is None:
-                raise PluginError(f"{where}: updated returned a tree of {what} of another structure than it was given")
-        return found
-
-    return checked
+def _scalar(what: str, where: str, found: Any, self: Any, *args: Any) -> Any:
+    _check_value(found, where)
+    if found.shape != () or found.dtype.kind != "f":
+        given = ArrayType(found.shape, found.dtype)
+        raise PluginError(f"{where}: returned {given}, expected {what}, a float of shape ()")
+    return found
 
 
-def _augmented(call: Callable[..., Any], where: str) -> Callable[..., Any]:
-    @functools.wraps(call)
-    def checked(self: Augmentation, batch: Batch, rng: Value) -> Batch:
-        found = call(self, batch, rng)
-        if not isinstance(found, Batch):
-            raise PluginError(f"{where}: returned a {type(found).__name__}, expected a Batch")
-        _check_value(found.images, f"{where}: for the images,")
-        _check_value(found.labels, f"{where}: for the labels,")
-        given, expected = (ArrayType(x.images.shape, x.images.dtype) for x in (found, batch))
-        if given != expected:
-            raise PluginError(f"{where}: returned images {given}, expected {expected}")
-        return found
-
-    return checked
+def _initial(where: str, found: Any, self: Optimizer, params: Any) -> Any:
+    _check_tree(found, where, "the state")
+    step = found.get("step")
+    if not isinstance(step, Value) or step.shape or step.dtype != np.int64:
+        given = ArrayType(step.shape, step.dtype) if isinstance(step, Value) else shown(step)
+        expected = "expected 0 as int64[], the number of updates so far"
+        raise PluginError(f"{where} returned {given} for the key step, {expected}")
+    return found
 
 
-def _loaded(load: Callable[..., Any], where: str) -> Callable[..., Any]:
-    @functools.wraps(load)
-    def checked(self: Any) -> Any:
-        return _pair(load(self), f"{where}: load", "the training part and the test part, or None")
+def _updated(where: str, found: Any, self: Any, params: Any, grads: Any, state: Any, lr: Value) -> Any:
+    found = _pair(found, where, "the parameters and the state")
+    for what, new, old in (("parameters", found[0], params), ("state", found[1], state)):
+        if tree.flatten_like(tree.flatten(old)[1], new) is None:
+            raise PluginError(f"{where} returned a tree of {what} of another structure than it was given")
+    return found
 
-    return checked
+
+def _augmented(where: str, found: Any, self: Augmentation, batch: Batch, rng: Value) -> Batch:
+    if not isinstance(found, Batch):
+        raise PluginError(f"{where}: returned a {type(found).__name__}, expected a Batch")
+    _check_value(found.images, f"{where}: for the images,")
+    _check_value(found.labels, f"{where}: for the labels,")
+    given, expected = (ArrayType(x.images.shape, x.images.dtype) for x in (found, batch))
+    if given != expected:
+        raise PluginError(f"{where}: returned images {given}, expected {expected}")
+    return found
 
 
-def _measured(call: Callable[..., Any], where: str) -> Callable[..., Any]:
-    @functools.wraps(call)
-    def checked(self: Any, predictions: ClassPredictions) -> float | ByClass:
-        found = call(self, predictions)
-        by_class = found.by_class if isinstance(found, ByClass) else {}
-        if not isinstance(by_class, dict):
-            raise PluginError(f"{where}: returned a ByClass of {shown(by_class)}, expected a dict from class to number")
-        for x in [found.macro, *by_class.values()] if isinstance(found, ByClass) else [found]:
-            if not _is_finite(x):
-                what = shown(x) if isinstance(x, Real) else f"a {type(x).__name__}"
-                raise PluginError(f"{where}: returned {what}, expected a finite number, or a ByClass of them")
-        return found if isinstance(found, ByClass) else float(found)
+def _loaded(where: str, found: Any, self: Any) -> Any:
+    return _pair(found, where, "the training part and the test part, or None")
 
-    return checked
+
+def _measured(where: str, found: Any, self: Any, predictions: ClassPredictions) -> float | ByClass:
+    by_class = found.by_class if isinstance(found, ByClass) else {}
+    if not isinstance(by_class, dict):
+        raise PluginError(f"{where}: returned a ByClass of {shown(by_class)}, expected a dict from class to number")
+    for x in [found.macro, *by_class.values()] if isinstance(found, ByClass) else [found]:
+        if not _is_finite(x):
+            what = shown(x) if isinstance(x, Real) else f"a {type(x).__name__}"
+            raise PluginError(f"{where}: returned {what}, expected a finite number, or a ByClass of them")
+    return found if isinstance(found, ByClass) else float(found)
 
 
 def _is_finite(found: Any) -> bool:
