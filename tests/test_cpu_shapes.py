@@ -401,3 +401,14 @@ def test_a_product_with_a_vector_has_the_bits_of_that_column_in_a_wider_product(
     vectors = multiply([(flipped, a, b[:, :1].copy()) for flipped, a, b in pairs])
     for vector, columns in zip(vectors, multiply(pairs), strict=True):
         np.testing.assert_array_equal(vector.numpy(), columns.numpy()[:, :1], strict=True)
+
+
+@pytest.mark.usefixtures("quick_compiler")
+@pytest.mark.parametrize("shapes", [((1024, 8), (8, 8)), ((256, 4, 8), (256, 8, 4))])
+def test_products_in_a_precision_without_c_functions_run_on_numpy(
+    shapes: tuple[tuple[int, ...], ...],
+) -> None:
+    arrays = [Draw("float32")(*shape) for shape in shapes]
+    with ops.matmul_precision("tf32"):
+        found = ad.jit(lambda a, b: ops.relu(a @ b))(*arrays)
+    np.testing.assert_allclose(found.numpy(), np.maximum(arrays[0] @ arrays[1], 0), rtol=1e-2, atol=1e-2)

@@ -90,8 +90,8 @@ class ReverseTrace:
         if not positions:
             return out
         parents = [(args[i].node, args[i].position) for i in positions]  # type: ignore[attr-defined]
-        if primitive.by_composition:
-            pull = pulled_back(partial(primitive.composition, **params), primals, positions)  # type: ignore[misc]
+        if (composition := primitive.by_composition) is not None:
+            pull = pulled_back(partial(composition, **params), primals, positions)
         else:
             pull = primitive.pullback(out, primals, params, positions)
         return self.record(primitive.name, out, parents, pull)

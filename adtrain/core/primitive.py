@@ -158,12 +158,12 @@ class Primitive:
 
     def has_derivative(self, argument: int) -> bool:
         """Whether there is a derivative by this argument."""
-        return self.joint_vjp is not None or self.by_composition or self.rule(argument) is not None
+        return self.by_composition is not None or self.joint_vjp is not None or self.rule(argument) is not None
 
     @property
-    def by_composition(self) -> bool:
-        """Whether its derivatives are those of its composition only."""
-        return self.composition is not None and self.joint_vjp is None and not self.vjp
+    def by_composition(self) -> Callable[..., Any] | None:
+        """The composition, if there are no other rules for its derivatives."""
+        return None if self.joint_vjp or self.vjp else self.composition
 
     def pullback(self, out: Any, args: Sequence[Value], params: Mapping[str, Any], positions: Sequence[int]) -> Pull:
         """The pullback to the arguments at these positions, by the rules. ``out`` is a tuple for several outputs."""

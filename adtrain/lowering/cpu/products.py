@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from adtrain.core.kernel import CKernel, register
 from adtrain.lowering.cpu.moves import in_full
@@ -39,107 +39,103 @@ MAX_DEPTH = 2048
 """Maximum bytes of a row; `gemm.c` splits longer sums into slices."""
 
 
-def _numbers(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str) -> tuple[int, ...]:
-    """batch, M, N, K and the flags."""
-    in_full("matmul", precision)
+class Gemm(NamedTuple):
+    """Products of matrices (m, k) and (k, n), which may be stored transposed."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    transpose_a: bool
+    transpose_b: bool
+    first: int  # the length of A's first axis
+    axes: int  # of A
+    itemsize: int
+    precision: str
+
+    def numbers(self, *names: str) -> tuple[int, ...]:
+        in_full("matmul", self.precision)
+        return tuple(getattr(self, name) for name in names)
+
+    @property
+    def panel_row(self) -> int:
+        """Bytes of n numbers in whole panels of `kernels/cpu/tile.h`."""
+        return -(-self.n * self.itemsize // PANEL) * PANEL
+
+    @property
+    def multiplies_rows(self) -> bool:
+        """Whether it is a product of many rows with a small matrix, which is fast row by row."""
+        if self.axes != 2 or self.transpose_a or self.m < MIN_ROWS or self.k > MAX_DEPTH // self.itemsize:
+            return False
+        return 0 < self.k * self.n * self.itemsize <= MAX_WEIGHTS
+
+    @property
+    def sums_rows(self) -> bool:
+        """Whether it is a small product that is a sum over many rows of both factors."""
+        if self.axes != 2 or not self.transpose_a or self.transpose_b:
+            return False
+        return self.k >= MIN_ROWS and 0 < self.m * self.panel_row <= MAX_WEIGHTS
+
+    @property
+    def multiplies_matrices(self) -> bool:
+        """Whether it is products of many small matrices."""
+        if self.axes < 3 or self.first < MIN_MATRICES or self.k > MAX_DEPTH // self.itemsize:
+            return False
+        return max(self.m * self.k, self.k * self.n, self.m * self.n) * self.itemsize <= MAX_WEIGHTS
+
+
+def _gemm(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str) -> Gemm:
     m, k = a.shape[:-3:-1] if transpose_a else a.shape[-2:]
-    return math.prod(a.shape[:-2]), m, b.shape[-2 if transpose_b else -1], k, transpose_a, transpose_b
+    n = b.shape[-2 if transpose_b else -1]
+    batch, rest = math.prod(a.shape[:-2]), (a.shape[0], len(a.shape), a.dtype.itemsize, precision)
+    return Gemm(batch, m, n, k, transpose_a, transpose_b, *rest)
 
 
-def _scratch(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str) -> int:
-    return SCRATCH + (TOTAL if a.shape[-2 if transpose_a else -1] > LONG else 0)
+def _of_gemm(value: Callable[[Gemm], Any]) -> Callable[..., Any]:
+    return lambda a, b, **params: value(_gemm(a, b, **params))
 
 
-def _is_small(rows: int, k: int, n: int, itemsize: int) -> bool:
-    """Whether a product of so many rows with a (k, n) matrix is fast row by row."""
-    return rows >= MIN_ROWS and k <= MAX_DEPTH // itemsize and 0 < k * n * itemsize <= MAX_WEIGHTS
-
-
-def _by_row(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str) -> bool:
-    """Whether it is a product of many rows with a small matrix."""
-    if len(a.shape) != 2 or transpose_a:
-        return False
-    return _is_small(a.shape[0], a.shape[1], b.shape[0 if transpose_b else 1], a.dtype.itemsize)
-
-
-def _row_numbers(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str) -> tuple[int, ...]:
-    """rows, N, K and the flag of B."""
-    in_full("matmul", precision)
-    _, rows, n, k, _, transposed = _numbers(a, b, transpose_a, transpose_b, precision)
-    return rows, n, k, transposed
-
-
-def _prepared(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str) -> int:
-    _, n, k, _ = _row_numbers(a, b, transpose_a, transpose_b, precision)
-    return k * _padded(n, a.dtype.itemsize)
-
-
-def _sums_rows(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str) -> bool:
-    """Whether it is a small product that is a sum over many rows of both factors."""
-    if len(a.shape) != 2 or not transpose_a or transpose_b:
-        return False
-    rows, m = a.shape
-    return rows >= MIN_ROWS and 0 < m * _padded(b.shape[1], a.dtype.itemsize) <= MAX_WEIGHTS
-
-
-def _sum_numbers(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str) -> tuple[int, ...]:
-    """rows, M and N."""
-    in_full("matmul", precision)
-    return a.shape[-2], a.shape[-1], b.shape[-1]
-
-
-def _sum_scratch(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str) -> int:
-    """Bytes of the rows of B as panels."""
-    return int(a.shape[-2]) * _padded(b.shape[-1], a.dtype.itemsize)
-
-
-def _collected(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str) -> int:
-    """Bytes of the sums."""
-    return int(a.shape[-1]) * _padded(b.shape[-1], a.dtype.itemsize)
-
-
-def _by_matrix(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str) -> bool:
-    """Whether it is products of many small matrices."""
-    if len(a.shape) < 3 or a.shape[0] < MIN_MATRICES:
-        return False
-    _, m, n, k, _, _ = _numbers(a, b, transpose_a, transpose_b, precision)
-    return k <= MAX_DEPTH // a.dtype.itemsize and max(m * k, k * n, m * n) * a.dtype.itemsize <= MAX_WEIGHTS
-
-
-def _matrix_scratch(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str) -> int:
-    """Bytes of B as panels."""
-    _, _, n, k, _, _ = _numbers(a, b, transpose_a, transpose_b, precision)
-    return k * _padded(n, a.dtype.itemsize)
-
-
-def _padded(n: int, itemsize: int) -> int:
-    """Bytes of n numbers in whole panels of `kernels/cpu/tile.h`."""
-    return -(-n * itemsize // PANEL) * PANEL
-
+_whole = _of_gemm(lambda x: x.numbers("batch", "m", "n", "k", "transpose_a", "transpose_b"))
+_panels = _of_gemm(lambda x: x.k * x.panel_row)
+"""Bytes of B as panels."""
 
 register(
     "matmul",
     "cpu",
     (
-        CKernel("gemm.c", "gemm", _numbers, team=True, scratch=_scratch, definitions=GEMM_MACROS),
-        CKernel("gemm_items.c", "gemm_rows", _row_numbers, items=_by_row, several_items=True, prepared=_prepared),
+        CKernel(
+            "gemm.c",
+            "gemm",
+            _whole,
+            team=True,
+            scratch=_of_gemm(lambda x: SCRATCH + (TOTAL if x.k > LONG else 0)),
+            definitions=GEMM_MACROS,
+        ),
+        CKernel(
+            "gemm_items.c",
+            "gemm_rows",
+            _of_gemm(lambda x: x.numbers("m", "n", "k", "transpose_b")),
+            items=_of_gemm(lambda x: x.multiplies_rows),
+            several_items=True,
+            prepared=_panels,
+        ),
         CKernel(
             "gemm_items.c",
             "gemm_sum",
-            _sum_numbers,
-            items=_sums_rows,
+            _of_gemm(lambda x: x.numbers("k", "m", "n")),
+            items=_of_gemm(lambda x: x.sums_rows),
             several_items=True,
             sums=True,
-            scratch=_sum_scratch,
-            collected=_collected,
+            scratch=_panels,
+            collected=_of_gemm(lambda x: x.m * x.panel_row),
         ),
         CKernel(
             "gemm_items.c",
             "gemm_matrices",
-            _numbers,
-            items=_by_matrix,
+            _whole,
+            items=_of_gemm(lambda x: x.multiplies_matrices),
             several_items=True,
-            scratch=_matrix_scratch,
+            scratch=_panels,
         ),
     ),
 )
