@@ -104,7 +104,7 @@ class GroupedProductsFusion(Fusion):
         return with_shared_views(self.program, lambda e: bool(_tiles(e)) or e.form == COLUMN_SUM)
 
     def together(self, groups: Groups) -> Iterable[Iterable[int]]:
-        sums = [i for i in self._unread() if shares_launch(self.program.equations[i])]
+        sums = [i for i in self.unread if shares_launch(self.program.equations[i])]
         for products in self._product_groups():
             added = _as_many_as_fit(self.program, products, sums)
             sums = [i for i in sums if i not in added]
@@ -114,15 +114,10 @@ class GroupedProductsFusion(Fusion):
         """Two launches. Products of MIN_FLOPS save as much time, because they compute faster than alone."""
         return 2 - 2 * sum(e.cost.flops for e in equations if _tiles(e)) / MIN_FLOPS
 
-    def _unread(self) -> list[int]:
-        """The positions of the equations whose results no other equation reads."""
-        needed = {v for e in self.program.equations for v in e.inputs}
-        return [i for i, e in enumerate(self.program.equations) if needed.isdisjoint(e.outputs)]
-
     def _product_groups(self) -> list[list[int]]:
         """The positions of the products of each group."""
         equations, most = self.program.equations, self.target.multiprocessors // 2
-        found = [i for i in self._unread() if 0 < _tiles(equations[i]) < most]
+        found = [i for i in self.unread if 0 < _tiles(equations[i]) < most]
         groups = [found[first : first + MAX_PRODUCTS] for first in range(0, len(found), MAX_PRODUCTS)]
         return [g for g in groups if len(g) > 1 and sum(equations[i].cost.flops for i in g) >= MIN_FLOPS]
 
@@ -315,14 +310,11 @@ class GroupedBfloat16Fusion(Fusion):
     def _products(self) -> dict[int, Kind]:
         """The positions and kinds of the products that can be in a group."""
         equations = self.program.equations
-        read = {v for e in equations for v in e.inputs}
         converted = {e.inputs[0] for e in equations if e.primitive.name == "to_bfloat16"}
         found = {}
-        for i, e in enumerate(equations):
-            if e.form != PRODUCT or not read.isdisjoint(e.outputs):
-                continue
-            product = matmul_of(e)
-            if product.name != "matmul_bfloat16" or len(product.outputs[0].type.shape) != 2:
+        for i in self.unread:
+            e, product = equations[i], matmul_of(equations[i])
+            if e.form != PRODUCT or product.name != "matmul_bfloat16" or len(product.outputs[0].type.shape) != 2:
                 continue
             a, b = product.inputs
             transposed = bool(product.params["transpose_a"]), bool(product.params["transpose_b"])

@@ -107,10 +107,6 @@ class RowChainFusion(Fusion):
         """Whether another equation, or the Program, needs a value."""
         return v in self.outputs or any(e not in own for e in self.program.readers.get(v, ()))
 
-    @cached_property
-    def outputs(self) -> Collection[Variable]:
-        return frozenset(self.program.outputs)
-
 
 def _are_thread_items(equations: Sequence[Equation]) -> bool:
     """Whether threads can compute all equations item by item, as those of narrow networks without gradients."""
