@@ -14,6 +14,7 @@ from adtrain.core.primitive import BFLOAT16, CHANNELS_LAST, PRIMITIVES
 from adtrain.core.registry import register
 from adtrain.core.target import Target
 from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda.conv.problem import window_macros
 from adtrain.lowering.shapes import element_types
 
 FILE = "pool/pool.cu"
@@ -118,8 +119,7 @@ def avg_pool2d_put(target: Target, ct: Any, windows: Any, shape: Sequence[int], 
 
 
 def _macros(windows: Any, as_bytes: bool) -> dict[str, int]:
-    values = (*windows.kernel, *windows.stride, *windows.padding)
-    macros = dict(zip(("KH", "KW", "SH", "SW", "PH", "PW"), values, strict=True))
+    macros = window_macros(windows.kernel, windows.stride, windows.padding)
     return {**macros, "BYTE_POSITIONS": 1} if as_bytes else macros
 
 

@@ -17,7 +17,6 @@ better.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import cached_property
 from math import gcd
 from typing import NamedTuple
@@ -205,12 +204,11 @@ def grouped_products(equation: Equation, target: Target) -> list[Kernel]:
         name = names.setdefault(epilogue(e, "").text, f"Epilogue{len(names)}")
         parts.append(_sum(e, i, sum(tiles[:i]), name, scratch if i == 0 else 0))  # one scratch memory for all parts
     parts += [_row_sum(e, i, sum(tiles[:i])) for e, i in in_products.items()]
-    launches = [
-        kernel("grouped_products", [first, *(column_sum(e, GEMM_THREADS) for e in sums)], GEMM_THREADS, "float"),
-        kernel("grouped_sum", parts, THREADS, "float"),
+    multiplying = [first, *(column_sum(e, GEMM_THREADS) for e in sums)]
+    return [
+        kernel("grouped_products", multiplying, GEMM_THREADS, "float", macros=macros),
+        kernel("grouped_sum", parts, THREADS, "float", macros=macros),
     ]
-    options = tuple(f"-D{name}={value}" for name, value in macros.items())
-    return [replace(k, source=k.source._replace(options=(*k.source.options, *options))) for k in launches]
 
 
 def _sum(equation: Equation, number: int, first_tile: int, name: str, scratch: int) -> Part:

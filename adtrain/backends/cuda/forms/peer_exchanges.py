@@ -216,9 +216,7 @@ def peer_exchanges(equation: Equation, target: Target) -> Kernel:
     most = _most_blocks(len(updates), [*gathered, *beside], len(gathered), target)
     parts = [_update(e, f"update{i}", sum(slices[:i]), ranks, most, whole) for i, e in enumerate(updates)]
     parts = [*_with_shares([*parts, *gathered]), *beside]
-    made = kernel("peer_exchanges", parts, THREADS, resident=RESIDENT)
-    options = tuple(f"-D{name}={value}" for name, value in macros(ranks).items())
-    return replace(made, source=made.source._replace(options=(*made.source.options, *options)))
+    return kernel("peer_exchanges", parts, THREADS, resident=RESIDENT, macros=macros(ranks))
 
 
 def _most_blocks(updates: int, others: Sequence[Part], gathers: int, target: Target) -> int:
