@@ -215,8 +215,7 @@ def independent(groups: Groups, i: int, j: int) -> bool:
 
 def _pointers(groups: Groups, i: int, j: int) -> int:
     """The pointers of a launch of two groups."""
-    members = [groups.equations[k] for x in (i, j) for k in groups.members[groups.of[x]]]
-    return len({v for e in members for v in (*e.inputs, *e.outputs)})
+    return len({v for e in (*groups.group_of(i), *groups.group_of(j)) for v in (*e.inputs, *e.outputs)})
 
 
 def _horizontal(equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:

@@ -168,7 +168,7 @@ def _merge_readers(groups: Groups, first: int, gather: int) -> None:
     readers = [i for i in members if not groups.equations[i].is_view]
     fits = all(_in_one_block(groups.equations[i]) and independent(groups, first, i) for i in readers)
     chained = any(groups.order.reaches(groups.of[a], groups.of[b]) for a, b in permutations(readers, 2))
-    launch = [groups.equations[i] for i in (*groups.members[groups.of[first]], *readers)]
+    launch = [*groups.group_of(first), *(groups.equations[i] for i in readers)]
     pointers = {v for e in launch for v in (*e.inputs, *e.outputs)}
     if fits and not chained and len(pointers) <= MAX_POINTERS and set(read).isdisjoint(groups.program.outputs):
         for i in members:
