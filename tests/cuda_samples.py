@@ -14,7 +14,6 @@ import adtrain as ad
 from adtrain import ops
 from adtrain.backends.cuda import targets
 from adtrain.backends.cuda.compiler import Source
-from adtrain.backends.cuda.forms.back_to_back import BACK_TO_BACK
 from adtrain.backends.cuda.forms.column_sum import COLUMN_SUM
 from adtrain.backends.cuda.forms.grouped_products import GROUPED_PRODUCTS
 from adtrain.backends.cuda.forms.one_block import ONE_BLOCK
@@ -22,7 +21,7 @@ from adtrain.backends.cuda.forms.reduction import REDUCTION
 from adtrain.backends.cuda.forms.row_chain import ROW_CHAIN
 from adtrain.backends.cuda.forms.row_fused import LONG_ROWS, ROW_FUSED
 from adtrain.backends.cuda.forms.row_products import ROW_PRODUCTS
-from adtrain.backends.cuda.forms.tiled_product import TILED_PRODUCT, weight_tiles_p
+from adtrain.backends.cuda.forms.tiled_product import BACK_TO_BACK, TILED_PRODUCT, weight_tiles_p
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Candidate, Lowering
 from adtrain.cases import CASES, Case

@@ -107,6 +107,16 @@ class Fusion:
         return fuse(self.form, equations, needed)
 
     @cached_property
+    def outputs(self) -> frozenset[Variable]:
+        """The outputs of the Program."""
+        return frozenset(self.program.outputs)
+
+    @cached_property
+    def unread(self) -> Sequence[int]:
+        """The positions of the equations whose results no other equation reads."""
+        return [i for i, e in enumerate(self.program.equations) if self.program.readers.keys().isdisjoint(e.outputs)]
+
+    @cached_property
     def readers(self) -> Counter[Variable]:
         """The number of equations that read each variable. An output of the Program counts once more."""
         read = (v for e in self.program.equations for v in dict.fromkeys(e.inputs))

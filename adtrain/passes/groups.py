@@ -138,6 +138,10 @@ class Groups:
             [{self.producer[v] for v in e.inputs if v in self.producer} for e in self.equations]
         )
 
+    def group_of(self, i: int) -> list[Equation]:
+        """The equations of the group that equation number ``i`` is in."""
+        return [self.equations[k] for k in self.members[self.of[i]]]
+
     def producers(self, group: int) -> set[int]:
         """The other groups that a group reads from."""
         return self.order.needs[group]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from adtrain.backends.cuda.channels_last import channels_last
-from adtrain.backends.cuda.forms.back_to_back import tile_weights
 from adtrain.backends.cuda.forms.column_sum import COLUMN_SUM, ColumnSumFusion
 from adtrain.backends.cuda.forms.form import LAUNCH_BYTES, kernel_form
 from adtrain.backends.cuda.forms.gather import GatherFusion
@@ -22,6 +21,7 @@ from adtrain.backends.cuda.forms.row_fused import LongRowsFusion, RowFusedFusion
 from adtrain.backends.cuda.forms.row_products import RowProductsFusion
 from adtrain.backends.cuda.forms.streamed_layer import fuse_layer_backward, stream_layer
 from adtrain.backends.cuda.forms.thread_items import ThreadItemsFusion, WideProductFusion
+from adtrain.backends.cuda.forms.tiled_product import tile_weights
 from adtrain.backends.cuda.forms.weight_gradients import fuse_bias_gradients, fuse_recurrent_gradients
 from adtrain.backends.cuda.narrow_values import narrow_values
 from adtrain.backends.cuda.shared_divisors import multiply_by_reciprocals

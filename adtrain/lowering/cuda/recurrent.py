@@ -307,81 +307,54 @@ def grid_kernel(division: GridDivision, target: Target, types: Sequence[Any], re
     Args:
         types: of the arguments of the cell, or of its gradient.
     """
-    launches = [_pack(division, target), _steps(division, target, types, reverse)]
-    if division.weight_grad:
-        launches.append(_weight_grad(division, target, types))
-    return CudaKernel(tuple(launches), division.scratch(target))
-
-
-def _macros(division: GridDivision) -> dict[str, int]:
-    return cell_macros(division.cell) | {
-        "HIDDEN": division.lengths.hidden, "TILE_N": division.tile_n, "SPLITS": division.splits,
+    cell, lengths, scratch = division.cell, division.lengths, division.scratch(target)
+    macros = cell_macros(cell) | {
+        "HIDDEN": lengths.hidden, "TILE_N": division.tile_n, "SPLITS": division.splits,
         "OPERAND_TERMS": division.terms,
         "GRADIENT": int(division.gradient), "WEIGHT_GRAD": int(division.weight_grad),
         "PIPELINE_BYTES": PIPELINE_BYTES,
     }  # fmt: skip
 
+    def launch(name: str, *numbers: int, definitions: dict[str, int] | None = None, **more: Any) -> CudaLaunch:
+        own = macros | (definitions or {})
+        return CudaLaunch(f"rnn/{name}.cu", name, (lengths.rows, *numbers), DTYPES, definitions=own, **more)
 
-def _weight_grad_positions(division: GridDivision, types: Sequence[Any]) -> range:
-    """The positions of the gradients of weight_hh and the biases. They follow all others."""
-    biases, states = 2 if division.cell == "gru" else 1, 2 if division.cell == "lstm" else 1
-    first = len(types) + biases + states
-    return range(first, first + 1 + biases)
-
-
-def _pack(division: GridDivision, target: Target) -> CudaLaunch:
     # The positions of weight_hh and h0: ct_c lies between them in the gradient of an LSTM, biases in the forward pass.
-    weight, h0 = 1, 2 + (division.cell == "lstm") if division.gradient else 3 + (division.cell == "gru")
-    return CudaLaunch(
-        "rnn/grid_pack.cu",
+    weight, h0 = 1, 2 + (cell == "lstm") if division.gradient else 3 + (cell == "gru")
+    pack = launch(
         "grid_pack",
-        (division.lengths.rows,),
-        DTYPES,
         blocks=4 * target.multiprocessors,
         threads=PACK_THREADS,
-        definitions=_macros(division),
-        layouts=(division.scratch(target), division.shared),
+        layouts=(scratch, division.shared),
         operands=(weight, h0),
     )
-
-
-def _steps(division: GridDivision, target: Target, types: Sequence[Any], reverse: bool) -> CudaLaunch:
-    lengths, macros, operands = division.lengths, _macros(division), None
-    if division.gradient:
-        macros["ALL"] = int(reads_all_cotangents(division.cell, types))
-    if division.weight_grad:
-        operands = tuple(range(_weight_grad_positions(division, types).start))
-    name = "grid_recurrent_grad" if division.gradient else "grid_recurrent"
-    return CudaLaunch(
-        f"rnn/{name}.cu",
-        name,
-        (lengths.rows, lengths.length, int(reverse)),
-        DTYPES,
+    # The gradients of weight_hh and the biases follow all others.
+    biases, states = 2 if cell == "gru" else 1, 2 if cell == "lstm" else 1
+    first = len(types) + biases + states
+    size = {"threads": GRID_THREADS, "shared": division.shared, "layouts": (scratch,)}
+    steps = launch(
+        "grid_recurrent_grad" if division.gradient else "grid_recurrent",
+        lengths.length,
+        int(reverse),
+        definitions={"ALL": int(reads_all_cotangents(cell, types))} if division.gradient else None,
         blocks=division.at_once(target) * division.parts,
-        threads=GRID_THREADS,
-        shared=division.shared,
-        definitions=macros,
-        layouts=(division.scratch(target),),
-        operands=operands,
+        operands=tuple(range(first)) if division.weight_grad else None,
         cooperative=True,
+        **size,
     )
-
-
-def _weight_grad(division: GridDivision, target: Target, types: Sequence[Any]) -> CudaLaunch:
+    if not division.weight_grad:
+        return CudaKernel((pack, steps), scratch)
     splits = division.weight_grad_splits(target)
-    return CudaLaunch(
-        "rnn/grid_weight_grad.cu",
+    multiply = launch(
         "grid_weight_grad",
-        (division.lengths.rows, division.lengths.length),
-        DTYPES,
+        lengths.length,
+        definitions={"WEIGHT_GRAD_SPLITS": splits},
         blocks=division.weight_grad_tiles * splits,
-        threads=GRID_THREADS,
-        shared=division.shared,
-        definitions=_macros(division) | {"WEIGHT_GRAD_SPLITS": splits},
-        layouts=(division.scratch(target),),
-        operands=tuple(_weight_grad_positions(division, types)),
+        operands=tuple(range(first, first + 1 + biases)),
         cooperative=splits > 1,
+        **size,
     )
+    return CudaKernel((pack, steps, multiply), scratch)
 
 
 def _in_clusters(target: Target, gradient: bool, *types: Any) -> list[Division]:

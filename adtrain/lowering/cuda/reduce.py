@@ -88,33 +88,24 @@ def reduction(target: Target, operation: int, x: Any, axes: Sequence[int], resul
         dtypes = x.dtype, result
         return CudaLaunch("reduce/reduce.cu", name, numbers, dtypes, definitions=macros, layouts=(scratch,), **work)
 
-    found: list[CudaKernel] = []
+    found: list[tuple[CudaLaunch, ...]] = []
     if contiguous and (
         (MAX_WARP_ROW < count <= MAX_WARP_ROW_OF_MANY and many >= MANY_ROWS)
         or (count <= MAX_WARP_ROW and count * itemsize >= MIN_UNALIGNED_ROW and unaligned(max(count, 1), itemsize))
     ):
-        found.append(CudaKernel((launch("reduce_warps", (outputs, count), elements=outputs * WARP, threads=THREADS),)))
+        found.append((launch("reduce_warps", (outputs, count), elements=outputs * WARP, threads=THREADS),))
     if contiguous and count <= MAX_WARP_ROW:
         width = vector_width(max(count, 1), itemsize)
         lanes = min(power_of_two(-(-count // width)), WARP)
         macros = {"LANES": lanes, "WIDTH": width}
-        found.append(
-            CudaKernel((launch("reduce_lanes", (outputs, count), macros, elements=outputs * lanes, threads=THREADS),))
-        )
+        lanes_of_all = outputs * lanes
+        found.append((launch("reduce_lanes", (outputs, count), macros, elements=lanes_of_all, threads=THREADS),))
     if parts > 1:
-        found.append(
-            CudaKernel(
-                (
-                    launch(
-                        f"{name}_parts", (*lengths, parts, part), definitions, blocks=blocks * parts, threads=THREADS
-                    ),
-                    launch(COMBINE, (outputs, parts), elements=outputs * WARP),
-                ),
-                scratch,
-            )
-        )
-    found.append(CudaKernel((launch(name, lengths, definitions, blocks=blocks, threads=THREADS),)))
-    return found
+        numbers = (*lengths, parts, part)
+        of_parts = launch(f"{name}_parts", numbers, definitions, blocks=blocks * parts, threads=THREADS)
+        found.append((of_parts, launch(COMBINE, (outputs, parts), elements=outputs * WARP)))
+    found.append((launch(name, lengths, definitions, blocks=blocks, threads=THREADS),))
+    return [CudaKernel(launches, scratch if len(launches) > 1 else None) for launches in found]
 
 
 def _column_tile(outputs: int, count: int, columns: int, itemsize: int) -> tuple[int, int]:

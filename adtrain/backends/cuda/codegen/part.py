@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import gcd
+from types import MappingProxyType
 
 from adtrain.backends.cuda.compiler import Source
 from adtrain.codegen.elementwise import c_type, pointer
@@ -96,7 +97,13 @@ def part_names(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> dict[
 
 
 def kernel(
-    name: str, parts: Sequence[Part], threads: int, element: str = "", resident: int = 1, cluster: int = 0
+    name: str,
+    parts: Sequence[Part],
+    threads: int,
+    element: str = "",
+    resident: int = 1,
+    cluster: int = 0,
+    macros: Mapping[str, object] = MappingProxyType({}),
 ) -> Kernel:
     """A kernel of several parts; the thread blocks are assigned to them in this order.
 
@@ -104,6 +111,7 @@ def kernel(
         element: the C type T of GEMM headers.
         resident: how many blocks a multiprocessor must have registers for.
         cluster: blocks of a cluster, for parts whose headers include `sm90/cluster.cuh`.
+        macros: that the source is compiled with.
     """
     written = {v for part in parts for v in part.outputs}
     operands = list(dict.fromkeys(v for part in parts for v in (*part.inputs, *part.outputs)))
@@ -128,8 +136,13 @@ def kernel(
         "}",
         "",
     ]
+    options = [
+        *OPTIONS,
+        *[f"-DCLUSTER={cluster}"] * bool(cluster),
+        *(f"-D{key}={value}" for key, value in macros.items()),
+    ]
     return Kernel(
-        Source(f"{name}.cu", "\n".join(text), (*OPTIONS, *[f"-DCLUSTER={cluster}"] * bool(cluster))),
+        Source(f"{name}.cu", "\n".join(text), tuple(options)),
         name,
         operands,
         sum(part.blocks for part in parts),

@@ -20,7 +20,7 @@ from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.codegen.elementwise import access, c_type, read, statements
 from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
-from adtrain.core.program import LOOPS, Equation, Program, Variable, body_of, program_of
+from adtrain.core.program import LOOPS, Equation, Program, Variable, arguments_of, body_of, program_of
 from adtrain.core.types import Shape
 from adtrain.passes.fusion import Fusion, elementwise, independent, reads_by_element, with_shared_views
 from adtrain.passes.groups import Groups
@@ -98,7 +98,7 @@ class ColumnSumFusion(Fusion):
         """Whether a sum can share a launch with gradients of weights: no other group reads its total, or what loops
         compute from it."""
         e = groups.equations[i]
-        members = {groups.equations[k] for k in groups.members[groups.of[i]]}
+        members = set(groups.group_of(i))
         read = {reader for x in members for v in x.outputs for reader in self.program.readers.get(v, ())}
         read_by_loops = not members.isdisjoint(self.program.readers.get(e.outputs[0], ()))
         return _rows(e) <= MAX_SHARED_ROWS and read_by_loops and members.issuperset(read)
@@ -126,8 +126,7 @@ def _is_long(e: Equation) -> bool:
 
 def _read(groups: Groups, i: int) -> set[Variable]:
     """What the group of an equation reads."""
-    members = [groups.equations[k] for k in groups.members[groups.of[i]]]
-    return {v for e in members for v in e.inputs} - {v for e in members for v in e.outputs}
+    return set(arguments_of(groups.group_of(i)))
 
 
 def _share(e: Equation, read: set[Variable], sums: Sequence[Equation], others: set[Variable]) -> bool:
@@ -146,8 +145,7 @@ def _bytes(variables: Iterable[Variable]) -> int:
 
 def _sums_in(groups: Groups, equation: int) -> list[Equation]:
     """The sums of columns in the group of an equation."""
-    members = (groups.equations[i] for i in groups.members[groups.of[equation]])
-    return [e for e in members if sums_columns(e)]
+    return [e for e in groups.group_of(equation) if sums_columns(e)]
 
 
 def shares_launch(equation: Equation) -> bool:

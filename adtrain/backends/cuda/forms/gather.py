@@ -58,7 +58,7 @@ class GatherFusion(Fusion):
 
     def _gathers(self, groups: Groups, i: int) -> bool:
         """Whether the group of an equation with one result has loops and a gather of rows."""
-        members = [groups.equations[k] for k in groups.members[groups.of[i]]]
+        members = groups.group_of(i)
         return len(members) > 1 and len(groups.equations[i].outputs) == 1 and any(map(_gathers_rows, members))
 
 

@@ -17,7 +17,6 @@ better.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import cached_property
 from math import gcd
 from typing import NamedTuple
@@ -101,7 +100,7 @@ class GroupedProductsFusion(Fusion):
         return with_shared_views(self.program, lambda e: bool(_tiles(e)) or e.form == COLUMN_SUM)
 
     def together(self, groups: Groups) -> Iterable[Iterable[int]]:
-        sums = [i for i in self._unread() if shares_launch(self.program.equations[i])]
+        sums = [i for i in self.unread if shares_launch(self.program.equations[i])]
         for products in self._product_groups():
             added = _as_many_as_fit(self.program, products, sums)
             sums = [i for i in sums if i not in added]
@@ -111,15 +110,10 @@ class GroupedProductsFusion(Fusion):
         """Two launches. Products of MIN_FLOPS save as much time, because they compute faster than alone."""
         return 2 - 2 * sum(e.cost.flops for e in equations if _tiles(e)) / MIN_FLOPS
 
-    def _unread(self) -> list[int]:
-        """The positions of the equations whose results no other equation reads."""
-        needed = {v for e in self.program.equations for v in e.inputs}
-        return [i for i, e in enumerate(self.program.equations) if needed.isdisjoint(e.outputs)]
-
     def _product_groups(self) -> list[list[int]]:
         """The positions of the products of each group."""
         equations, most = self.program.equations, self.target.multiprocessors // 2
-        found = [i for i in self._unread() if 0 < _tiles(equations[i]) < most]
+        found = [i for i in self.unread if 0 < _tiles(equations[i]) < most]
         groups = [found[first : first + MAX_PRODUCTS] for first in range(0, len(found), MAX_PRODUCTS)]
         return [g for g in groups if len(g) > 1 and sum(equations[i].cost.flops for i in g) >= MIN_FLOPS]
 
@@ -207,12 +201,11 @@ def grouped_products(equation: Equation, target: Target) -> list[Kernel]:
         name = names.setdefault(epilogue(e, "").text, f"Epilogue{len(names)}")
         parts.append(_sum(e, i, sum(tiles[:i]), name, scratch if i == 0 else 0))  # one scratch memory for all parts
     parts += [_row_sum(e, i, sum(tiles[:i])) for e, i in in_products.items()]
-    launches = [
-        kernel("grouped_products", [first, *(column_sum(e, GEMM_THREADS) for e in sums)], GEMM_THREADS, "float"),
-        kernel("grouped_sum", parts, THREADS, "float"),
+    multiplying = [first, *(column_sum(e, GEMM_THREADS) for e in sums)]
+    return [
+        kernel("grouped_products", multiplying, GEMM_THREADS, "float", macros=macros),
+        kernel("grouped_sum", parts, THREADS, "float", macros=macros),
     ]
-    options = tuple(f"-D{name}={value}" for name, value in macros.items())
-    return [replace(k, source=k.source._replace(options=(*k.source.options, *options))) for k in launches]
 
 
 def _sum(equation: Equation, number: int, first_tile: int, name: str, scratch: int) -> Part:
@@ -312,14 +305,11 @@ class GroupedBfloat16Fusion(Fusion):
     def _products(self) -> dict[int, Kind]:
         """The positions and kinds of the products that can be in a group."""
         equations = self.program.equations
-        read = {v for e in equations for v in e.inputs}
         converted = {e.inputs[0] for e in equations if e.primitive.name == "to_bfloat16"}
         found = {}
-        for i, e in enumerate(equations):
-            if e.form != PRODUCT or not read.isdisjoint(e.outputs):
-                continue
-            product = matmul_of(e)
-            if product.name != "matmul_bfloat16" or len(product.outputs[0].type.shape) != 2:
+        for i in self.unread:
+            e, product = equations[i], matmul_of(equations[i])
+            if e.form != PRODUCT or product.name != "matmul_bfloat16" or len(product.outputs[0].type.shape) != 2:
                 continue
             a, b = product.inputs
             transposed = bool(product.params["transpose_a"]), bool(product.params["transpose_b"])

@@ -58,21 +58,18 @@ class HorizontalFusion(Fusion):
     def __init__(self, program: Program, target: Target | None = None) -> None:
         super().__init__(program, target)
         self.max_blocks = WAVES * self.target.multiprocessors
-        needed = {v for e in program.equations for v in e.inputs}
-        # In order, the equations whose results no other one reads.
-        self.last = [i for i, e in enumerate(program.equations) if needed.isdisjoint(e.outputs)]
-        self.long = {e: tiles for i in self.last if (tiles := _long_tiles(e := program.equations[i]))}
+        self.long = {e: tiles for i in self.unread if (tiles := _long_tiles(e := program.equations[i]))}
         """The products longer than MAX_K that may share a launch, and their blocks."""
         if sum(self.long.values()) < self.target.multiprocessors:
             self.long = {}
 
     def together(self, groups: Groups) -> Iterable[Iterable[int]]:
-        last = set(self.last)
+        last = set(self.unread)
         by_level: dict[int, list[int]] = {}
         for i, level in enumerate(_levels(self.program, self.max_blocks)):
             if i not in last:
                 by_level.setdefault(level, []).append(i)
-        for positions in (self.last, *by_level.values()):
+        for positions in (self.unread, *by_level.values()):
             yield from self._launches(positions)
 
     def _launches(self, positions: Iterable[int]) -> Iterator[Sequence[int]]:
@@ -216,8 +213,7 @@ def independent(groups: Groups, i: int, j: int) -> bool:
 
 def _pointers(groups: Groups, i: int, j: int) -> int:
     """The pointers of a launch of two groups."""
-    members = [groups.equations[k] for x in (i, j) for k in groups.members[groups.of[x]]]
-    return len({v for e in members for v in (*e.inputs, *e.outputs)})
+    return len({v for e in (*groups.group_of(i), *groups.group_of(j)) for v in (*e.inputs, *e.outputs)})
 
 
 def _horizontal(equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:

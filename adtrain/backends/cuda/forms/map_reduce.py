@@ -22,12 +22,9 @@ ROWS = 2
 TILE = 128
 """Most columns of a tile. Sums of a tile are added in the type of the elements, sums of tiles in float64."""
 TILE_BYTES = 32 * 1024
-FEW_STATES = 6
-
-
-def resident(states: int) -> int:
-    """Blocks that a multiprocessor must have registers for: fewer where a thread needs more."""
-    return 6 if states <= FEW_STATES else 4
+FEW_STATES, RESIDENT, RESIDENT_MANY = 6, 6, 4
+"""Blocks that a multiprocessor must have registers for, with at most FEW_STATES numbers of accumulators, and with more.
+"""
 
 
 class State(NamedTuple):
@@ -52,7 +49,7 @@ def map_reduce_kernels(equation: Equation, target: Target) -> list[Kernel]:
         for k, a in enumerate(loop.accumulators)
         for s, start in enumerate(STARTS[a.kind])
     ]
-    blocks = resident(len(states))
+    blocks = RESIDENT if len(states) <= FEW_STATES else RESIDENT_MANY
     slices = max(1, min(target.multiprocessors * blocks // groups, tiles))
     length = -(-tiles // slices)
     slices = -(-tiles // length)

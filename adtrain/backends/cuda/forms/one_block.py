@@ -61,27 +61,27 @@ class OneBlockFusion(Fusion):
         return is_small(reader) and self._is_between(producer, reader)
 
     def joins(self, groups: Groups, producer: int, reader: int, value: Variable) -> bool:
-        same_depth = self.depths[producer] == self.depths[reader]
-        return same_depth and all(self._is_member(groups.equations[i]) for i in (producer, reader))
+        both = groups.equations[producer], groups.equations[reader]
+        return len({self.depths[e] for e in both}) == 1 and all(map(self._is_member, both))
 
     def _is_member(self, e: Equation) -> bool:
-        return is_small(e) or any(is_small(reader) and self._is_between(e, reader) for reader in self._readers(e))
+        return is_small(e) or any(self.copied(e, reader) for reader in self.program.readers.get(e.outputs[0], ()))
 
     def _is_between(self, view: Equation, reader: Equation) -> bool:
         """Whether an equation is a reshape of a small equation's result, at the depth of a reader."""
         source = self.program.producer.get(view.inputs[0]) if view.has(Trait.RESHAPE) else None
-        return source is not None and is_small(source) and self.depth_of[source] == self.depth_of[reader]
-
-    def _readers(self, e: Equation) -> Sequence[Equation]:
-        return self.program.readers.get(e.outputs[0], ())
+        return source is not None and is_small(source) and self.depths[source] == self.depths[reader]
 
     @cached_property
-    def depths(self) -> Sequence[int]:
-        return depths(self.program)
-
-    @cached_property
-    def depth_of(self) -> Mapping[Equation, int]:
-        return dict(zip(self.program.equations, self.depths, strict=True))
+    def depths(self) -> Mapping[Equation, int]:
+        """For each equation the minimum number of launches before it. Small and `one_block` equations do not count."""
+        after: dict[Variable, int] = {}
+        found = {}
+        for e in self.program.equations:
+            found[e] = max((after.get(v, 0) for v in e.inputs), default=0)
+            launch = not (is_small(e) or e.has(Trait.RESHAPE) or e.form == ONE_BLOCK)
+            after |= dict.fromkeys(e.outputs, found[e] + launch)
+        return found
 
 
 def is_small(equation: Equation) -> bool:
@@ -106,17 +106,6 @@ def _steps(equation: Equation) -> int:
     if e.primitive.name == "scatter_along_axis":
         return e.outputs[0].size * shape[e.params["axis"]]
     return e.outputs[0].size
-
-
-def depths(program: Program) -> list[int]:
-    """For each equation the minimum number of launches before it. Small and `one_block` equations do not count."""
-    after: dict[Variable, int] = {}
-    found = []
-    for e in program.equations:
-        found.append(max((after.get(v, 0) for v in e.inputs), default=0))
-        launch = not (is_small(e) or e.has(Trait.RESHAPE) or e.form == ONE_BLOCK)
-        after |= dict.fromkeys(e.outputs, found[-1] + launch)
-    return found
 
 
 MAX_THREADS = 1024

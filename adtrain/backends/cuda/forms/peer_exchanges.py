@@ -167,7 +167,7 @@ def _merge_readers(groups: Groups, first: int, gather: int) -> None:
     readers = [i for i in members if not groups.equations[i].is_view]
     fits = all(_in_one_block(groups.equations[i]) and independent(groups, first, i) for i in readers)
     chained = any(groups.order.reaches(groups.of[a], groups.of[b]) for a, b in permutations(readers, 2))
-    launch = [groups.equations[i] for i in (*groups.members[groups.of[first]], *readers)]
+    launch = [*groups.group_of(first), *(groups.equations[i] for i in readers)]
     pointers = {v for e in launch for v in (*e.inputs, *e.outputs)}
     if fits and not chained and len(pointers) <= MAX_POINTERS and set(read).isdisjoint(groups.program.outputs):
         for i in members:
@@ -215,9 +215,7 @@ def peer_exchanges(equation: Equation, target: Target) -> Kernel:
     most = _most_blocks(len(updates), [*gathered, *beside], len(gathered), target)
     parts = [_update(e, f"update{i}", sum(slices[:i]), ranks, most, whole) for i, e in enumerate(updates)]
     parts = [*_with_shares([*parts, *gathered]), *beside]
-    made = kernel("peer_exchanges", parts, THREADS, resident=RESIDENT)
-    options = tuple(f"-D{name}={value}" for name, value in macros(ranks).items())
-    return replace(made, source=made.source._replace(options=(*made.source.options, *options)))
+    return kernel("peer_exchanges", parts, THREADS, resident=RESIDENT, macros=macros(ranks))
 
 
 def _most_blocks(updates: int, others: Sequence[Part], gathers: int, target: Target) -> int:

@@ -50,7 +50,7 @@ class ConvolutionFusion(EpilogueFusion):
         pool = groups.equations[reader]
         if not pool.has(Trait.MAX_POOL):
             return super().joins(groups, producer, reader, value)
-        convolution, *epilogue = members = [groups.equations[i] for i in groups.members[groups.of[producer]]]
+        convolution, *epilogue = members = groups.group_of(producer)
         if not _can_pool(convolution, epilogue) or any(self._is_read_outside(e, [*epilogue, pool]) for e in members):
             return False
         return bool(_pooling_kernels(convolution, pool, self.target))

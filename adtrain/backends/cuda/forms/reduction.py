@@ -60,7 +60,7 @@ class ReductionFusion(Fusion):
 
     def joins(self, groups: Groups, producer: int, reader: int, value: Variable) -> bool:
         source, e = groups.equations[producer], groups.equations[reader]
-        if not any(map(_is_large, _members_of(groups, reader))) or any(map(_is_large, _members_of(groups, producer))):
+        if not any(map(_is_large, groups.group_of(reader))) or any(map(_is_large, groups.group_of(producer))):
             return False
         # All loops have the shape of the argument: a reshape stands between the last ones and the reduction.
         by_one = by_element(e) and not source.has(Trait.RESHAPE) and reads_by_element(e, value)
@@ -78,10 +78,6 @@ class ReductionFusion(Fusion):
     @cached_property
     def arguments(self) -> _Arguments:
         return _Arguments(self.program)
-
-
-def _members_of(groups: Groups, i: int) -> list[Equation]:
-    return [groups.equations[k] for k in groups.members[groups.of[i]]]
 
 
 def _is_large(e: Equation) -> bool:

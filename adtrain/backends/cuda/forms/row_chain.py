@@ -144,10 +144,6 @@ class RowChainFusion(Fusion):
         """Whether another equation, or the Program, needs a value."""
         return v in self.outputs or any(e not in own for e in self.program.readers.get(v, ()))
 
-    @cached_property
-    def outputs(self) -> Collection[Variable]:
-        return frozenset(self.program.outputs)
-
 
 def _columns(product: Equation) -> int:
     """The columns of the wider one of the rows that a product reads and computes."""

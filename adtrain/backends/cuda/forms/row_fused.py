@@ -160,7 +160,8 @@ def readers_of_rows(groups: Groups, held: Mapping[Equation, Rows]) -> Iterable[I
 
 def shared_inputs(body: Program) -> set[Variable]:
     """The inputs of a `row_fused` body that every thread block reads completely."""
-    return {v for e in body.equations for v, by_row in zip(e.inputs, _required(e).flags, strict=True) if not by_row}
+    found = ((e, row_items(e)) for e in body.equations)
+    return {v for e, items in found if items for v, flag in zip(e.inputs, items.flags, strict=True) if not flag}
 
 
 def _row_wise(program: Program) -> list[Items | None]:
@@ -211,12 +212,6 @@ def held_rows(
 def _fit(rows: Rows) -> bool:
     """Whether there are many rows, and threads can hold them."""
     return rows.count >= MIN_ROWS and MIN_IN_REGISTERS <= rows.length <= MAX_WIDTH
-
-
-def _required(equation: Equation) -> Items:
-    found = row_items(equation)
-    assert found is not None
-    return found
 
 
 def row_items(equation: Equation) -> Items | None:

@@ -225,30 +225,21 @@ def threads_of(rows: int, target: Target) -> int:
     return CROWDED_THREADS if _is_crowded(rows, target) else THREADS
 
 
-def row_products_kernel(equation: Equation, target: Target) -> Kernel:
+def row_products(equation: Equation, target: Target) -> Kernel:
     """The kernel of a `row_products` equation."""
-    rows = row_count(body_of(equation))
-    threads, resident = threads_of(rows, target), CROWDED_RESIDENT if _is_crowded(rows, target) else 1
-    return kernel("row_products", [row_products(equation, threads)], threads, "float", resident)
-
-
-def row_products(equation: Equation, threads: int) -> Part:
-    """The part for a `row_products` equation."""
     body = body_of(equation)
     count, length = row_count(body), sequence_length(body)
+    threads, resident = threads_of(count, target), CROWDED_RESIDENT if _is_crowded(count, target) else 1
 
     def part(own: Program, names: dict[Variable, str]) -> Part:
         rows = set(own.inputs) - shared_by_blocks(own)
         larger = {v for v in rows if threads < v.size <= MAX_COPIED and nbytes(v) % 16 == 0}
-        return part_of(own, names, threads, SHARED, ROWS * max_width(own), larger, _rule_of)
+        widest = max(v.size // v.type.shape[0] for e in own.equations for v in e.outputs if v.type.shape)
+        return part_of(own, names, threads, SHARED, ROWS * widest, larger, _rule_of)
 
     made = own_rows(body, {count: ROWS, count // length: ROWS // length}, shared_by_blocks(body), part)
-    return replace(made, headers=(*made.headers, "gemm/row_product.cuh", "attention/row_attention.cuh"))
-
-
-def max_width(body: Program) -> int:
-    """Most elements of a row of a value."""
-    return max(v.size // v.type.shape[0] for e in body.equations for v in e.outputs if v.type.shape)
+    made = replace(made, headers=(*made.headers, "gemm/row_product.cuh", "attention/row_attention.cuh"))
+    return kernel("row_products", [made], threads, "float", resident)
 
 
 def _rule_of(equation: Equation) -> StepRule:
@@ -257,7 +248,7 @@ def _rule_of(equation: Equation) -> StepRule:
     wide = len(equation.outputs[0].type.shape) == 2 and equation.outputs[0].type.shape[1] % VECTOR == 0
     if wide and by_element(equation):
         return _elementwise
-    return ATTENTION_RULES.get(equation.primitive.name) or rule_of(equation)
+    return _attention if equation.primitive.name in ATTENTION else rule_of(equation)
 
 
 def _elementwise(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
@@ -336,30 +327,19 @@ TILE = 16
 """Rows of a head that a warp computes (`kernels/cuda/attention/row_attention.cuh`)."""
 
 
-def _forward(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
-    (x,), (out, logsumexp) = equation.inputs, equation.outputs
-    return [_step("forward", equation, [names[v] for v in (x, out, logsumexp)])]
-
-
-def _backward(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
-    x, out, logsumexp, ct = equation.inputs
-    (grad,) = equation.outputs
-    return [_step("backward", equation, [names[v] for v in (x, out, logsumexp, ct, grad)])]
-
-
-def _step(function: str, equation: Equation, pointers: Sequence[str]) -> Step:
+def _attention(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
+    """The step of an attention or of its gradient. The rows of a block are whole sequences."""
     x = equation.inputs[0]
     sequences, length, row = x.type.shape
     heads = equation.params["heads"]
     causal = str(equation.params["causal"]).lower()
     kind = f"RowAttention<{sequences * length}, {length}, {heads}, {row // (3 * heads)}, {causal}>"
+    pointers = [names[v] for v in (*equation.inputs, *equation.outputs)]
     arguments = ", ".join([*pointers, "(T *)partial", f"(T){literal(equation.params['scale'])}"])
+    function = "forward" if equation.primitive.name == "self_attention" else "backward"
     tiles = sequences * length // TILE * heads
     size = tiles * 3 * TILE * TILE * x.type.dtype.itemsize
-    return Step([f"{kind}::{function}<THREADS>(t, {arguments});"], tiles * WARP, size)
+    return [Step([f"{kind}::{function}<THREADS>(t, {arguments});"], tiles * WARP, size)]
 
 
-ATTENTION_RULES: dict[str, StepRule] = {"self_attention": _forward, "self_attention_grad": _backward}
-"""The rules of attention by primitive name. The rows of a block are whole sequences."""
-
-define(Form(ROW_PRODUCTS, lambda equation, target: [row_products_kernel(equation, target)]))
+define(Form(ROW_PRODUCTS, lambda equation, target: [row_products(equation, target)]))

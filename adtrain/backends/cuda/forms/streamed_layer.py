@@ -315,11 +315,6 @@ class LayerBackward:
         return tiled and units <= MAX_UNITS and self.shared <= target.shared
 
 
-def layer_backward_of(equation: Equation) -> LayerBackward:
-    of_inputs, of_weights = body_of(equation).equations
-    return LayerBackward(of_inputs, of_weights)
-
-
 @keeps(Results.EXACT)
 def fuse_layer_backward(program: Program, target: Target) -> Program:
     """The Program with `layer_backward` equations."""
@@ -336,7 +331,7 @@ def fuse_layer_backward(program: Program, target: Target) -> Program:
             if update is None:
                 continue
             fused = fuse(LAYER_BACKWARD, [e, update], {*e.outputs, *update.outputs})
-            if layer_backward_of(fused).fits(target):
+            if LayerBackward(e, update).fits(target):
                 equations[i : i + 1] = without(other, set(update.outputs))
                 equations[at] = fused
             break
@@ -376,7 +371,8 @@ def _is_update(equation: Equation, of_inputs: Equation, later: set[Variable]) ->
 
 def layer_backward(equation: Equation, target: Target) -> Kernel:
     """The kernel of one member."""
-    body, layer = body_of(equation), layer_backward_of(equation)
+    body = body_of(equation)
+    layer = LayerBackward(*body.equations)
     batch, inputs, units = layer.lengths
     gradient, weights = matmul_of(layer.of_inputs).inputs
     x = matmul_of(layer.of_weights).inputs[1]
@@ -406,7 +402,7 @@ def layer_backward(equation: Equation, target: Target) -> Kernel:
 
 def _overwrites(equation: Equation, argument: Variable, result: Variable) -> bool:
     """A warp reads a tile of weights once, then writes it."""
-    update = layer_backward_of(equation).of_weights
+    _, update = body_of(equation).equations
     if argument in update.inputs and result in update.outputs:
         return overwrites(update, argument, result)
     return read_once(equation, argument, result)

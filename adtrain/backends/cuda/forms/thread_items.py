@@ -102,10 +102,6 @@ class ThreadItemsFusion(Fusion):
         few = sum(operations(e, common.count) for e in equations) <= most
         return few and _most_live(equations, common, stored) <= MAX_LIVE
 
-    @cached_property
-    def outputs(self) -> Collection[Variable]:
-        return frozenset(self.program.outputs)
-
     def saves(self, equations: Sequence[Equation]) -> bool:
         return sum(not e.has(Trait.RESHAPE) for e in equations) > 1
 

@@ -19,7 +19,7 @@ from adtrain.core.precision import FLOAT32 as UNROUNDED
 from adtrain.core.precision import TF32
 from adtrain.core.types import BITS
 from adtrain.lowering.cuda.conv.depthwise import DepthwiseConv
-from adtrain.lowering.cuda.conv.problem import Direction
+from adtrain.lowering.cuda.conv.problem import Direction, window_macros
 from adtrain.lowering.cuda.gemm.bfloat16 import (
     BOXES,
     FLOAT32,
@@ -321,9 +321,7 @@ class Bfloat16Conv(NamedTuple):
 
     def cuda_kernel(self, work: Bfloat16Product) -> CudaKernel:
         """The launches, for tiles and splits."""
-        w = self.window
-        pairs = zip(("K", "S", "P", "D"), (self.kernel, w.stride, w.padding, w.dilation), strict=True)
-        macros = {name + axis: pair[i] for name, pair in pairs for i, axis in enumerate("HW")}
+        macros = window_macros(self.kernel, *self.window[:3])
         macros |= dict(zip(("PHASES_H", "PHASES_W"), self.phases, strict=True))
         macros["DIRECTION"] = int(self.direction)
         row = self.outputs[3] if self.direction == Direction.FORWARD else self.images[3]

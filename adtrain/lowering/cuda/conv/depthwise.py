@@ -10,7 +10,7 @@ import numpy as np
 
 from adtrain.core.kernel import MAX_GRID, WARP, CudaKernel, CudaLaunch, Target
 from adtrain.core.types import BITS
-from adtrain.lowering.cuda.conv.problem import FLOAT32, MAX_PIXELS, Direction
+from adtrain.lowering.cuda.conv.problem import FLOAT32, MAX_PIXELS, Direction, window_macros
 
 FILE = "conv/depthwise.cu"
 CHUNK = 8
@@ -94,8 +94,7 @@ class DepthwiseConv:
         tiles = -(-n * rows // down) * -(-columns // (self._strip * along))
         most = max(1, RESIDENT * target.multiprocessors // grid_y)
         blocks = -(-tiles // -(-tiles // most))
-        pairs = zip(("K", "S", "P", "D"), (self.kernel, *self.window[:3]), strict=True)
-        macros = {name + axis: pair[i] for name, pair in pairs for i, axis in enumerate("HW")}
+        macros = window_macros(self.kernel, *self.window[:3])
         lengths = {"IMAGE": self.images[1:3], "OUTPUT": self.outputs[1:3]}
         macros |= {f"{of}_{axis}": x for of, each in lengths.items() for axis, x in zip("HW", each, strict=True)}
         macros |= {"BLOCK_CHUNKS": across, "BLOCK_STRIPS": along, "BLOCK_ROWS": down, "STRIP": self._strip}

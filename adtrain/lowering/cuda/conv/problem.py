@@ -87,10 +87,8 @@ class ConvProblem:
         padding = reach[0] - self.padding[0], reach[1] - self.padding[1]
         return replace(self, images=self.outputs, outputs=self.images, padding=padding)
 
-    def window_macros(self) -> Mapping[str, int]:
-        names = ("KH", "KW", "SH", "SW", "PH", "PW", "DH", "DW")
-        values = (*self.kernel, *self.stride, *self.padding, *self.dilation)
-        return dict(zip(names, values, strict=True))
+    def window_macros(self) -> dict[str, int]:
+        return window_macros(self.kernel, self.stride, self.padding, self.dilation)
 
     def shape_macros(self) -> Mapping[str, int]:
         names = ("IN_CHANNELS", "IN_ROWS", "IN_COLUMNS", "OUT_CHANNELS", "OUT_ROWS", "OUT_COLUMNS")
@@ -98,6 +96,12 @@ class ConvProblem:
 
     def mantissa_macro(self) -> Mapping[str, int]:
         return {"MANTISSA": mantissa(self.precision)}
+
+
+def window_macros(*pairs: tuple[int, int]) -> dict[str, int]:
+    """The macros for the rows and columns of a window, of its strides, its padding and its dilation."""
+    names = ("KH", "KW", "SH", "SW", "PH", "PW", "DH", "DW")
+    return dict(zip(names, (n for pair in pairs for n in pair), strict=False))
 
 
 class Algorithm(Protocol):

@@ -7,7 +7,7 @@ multiprocessor of an H200.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from enum import IntEnum
 from functools import lru_cache
@@ -126,28 +126,12 @@ def ranked(
         gathers: for implicit GEMM, what the columns are: then there are only `Tile`s. Pixels have no split-K.
         k_major: whether A is stored [m][k], and B [n][k].
     """
-    matrices = gathers is Gathers.NOTHING
+    product = _Product(itemsize, batch, m, n, k, target, k_major)
     found: list[tuple[float, AnyTile, int]] = []
-    for kind in mma_kinds(itemsize, precision, target.capability):
-        for tile in _tiles(itemsize, k, target, kind, gathers, k_major):
-            if tile.shared(itemsize) <= target.shared:
-                splits_of = (s for s in SPLITS if _may_split(tile, batch, m, n, k, s, target, gathers))
-                cycles, splits = min((_tiled(tile, itemsize, batch, m, n, k, s, target), s) for s in splits_of)
-                found.append((cycles, tile, splits))
-        if matrices and kind not in (MmaKind.FMA, MmaKind.FP64):
-            for arguments in SMALL_TILES:
-                small = SmallTile(*arguments, kind=kind).for_k(k)
-                found.append((_small(small, itemsize, batch, m, n, k, target), small, 1))
-    if matrices and (itemsize, target.capability) == (4, HOPPER):
-        for packed in PACKED_TILES[precision]:
-            if packed.suits(m, n, k, k_major):
-                counts = [s for s in SPLITS if _may_split_packed(packed, batch, m, n, k, s, target)]
-                cycles, splits = min((_packed(packed, batch, m, n, k, s, target, k_major), s) for s in counts)
-                found.append((cycles, packed, splits))
-        for split, splits in bf16x3_choices(batch, m, n, k, target) if precision == FULL else ():
-            found.append((bf16x3_cycles(split, batch, m, n, k, splits, target), split, splits))
-    if matrices and precision != FULL:
-        found = [(cycles + _stores(tile, itemsize, batch, m, n), tile, splits) for cycles, tile, splits in found]
+    for tile, counts in product.choices(precision, gathers):
+        cycles, splits = min((product.cycles(tile, count), count) for count in counts)
+        stores = product.stores(tile) if gathers is Gathers.NOTHING and precision != FULL else 0
+        found.append((cycles + stores, tile, splits))
     return [(tile, splits) for _, tile, splits in sorted(found, key=lambda choice: choice[0])]
 
 
@@ -160,20 +144,89 @@ def product_cycles(
     k_major: tuple[bool, bool],
 ) -> float:
     """The estimate for a product of these lengths (batch, M, N, K), with the stores of its epilogue."""
-    batch, m, n, k = lengths
-    stores = _stores(tile, itemsize, batch, m, n)
-    if isinstance(tile, PackedTile):
-        return stores + _packed(tile, batch, m, n, k, splits, target, k_major)
-    if isinstance(tile, Bf16x3Tile):
-        return stores + bf16x3_cycles(tile, batch, m, n, k, splits, target)
-    if isinstance(tile, SmallTile):
-        return stores + _small(tile, itemsize, batch, m, n, k, target)
-    return stores + _tiled(tile, itemsize, batch, m, n, k, splits, target)
+    product = _Product(itemsize, *lengths, target, k_major)
+    return product.stores(tile) + product.cycles(tile, splits)
 
 
-def _stores(tile: AnyTile, itemsize: int, batch: int, m: int, n: int) -> float:
-    """Cycles of the epilogue's stores."""
-    return batch * m * n * itemsize / STORED[type(tile)]
+class _Product(NamedTuple):
+    """Products whose time is estimated; see `ranked`."""
+
+    itemsize: int
+    batch: int
+    m: int
+    n: int
+    k: int
+    target: Target
+    k_major: tuple[bool, bool]
+
+    def choices(self, precision: str, gathers: Gathers) -> Iterator[tuple[AnyTile, Sequence[int]]]:
+        """The tiles, and the splits of K that are possible with each."""
+        matrices = gathers is Gathers.NOTHING
+        for kind in mma_kinds(self.itemsize, precision, self.target.capability):
+            for tile in self._tiles(kind, gathers):
+                if tile.shared(self.itemsize) <= self.target.shared:
+                    yield tile, [count for count in SPLITS if self._may_split(tile, count, gathers)]
+            if matrices and kind not in (MmaKind.FMA, MmaKind.FP64):
+                yield from ((SmallTile(*arguments, kind=kind).for_k(self.k), (1,)) for arguments in SMALL_TILES)
+        if not matrices or (self.itemsize, self.target.capability) != (4, HOPPER):
+            return
+        for packed in PACKED_TILES[precision]:
+            if packed.suits(self.m, self.n, self.k, self.k_major):
+                yield packed, [count for count in SPLITS if self._may_split_packed(packed, count)]
+        if precision == FULL:
+            for split, count in bf16x3_choices(self.batch, self.m, self.n, self.k, self.target):
+                yield split, (count,)
+
+    def _tiles(self, kind: MmaKind, gathers: Gathers) -> Sequence[Tile]:
+        if kind is MmaKind.FMA:
+            return (PIXEL_FMA_TILES if gathers is Gathers.PIXELS else FMA_TILES)[self.itemsize]
+        if gathers is not Gathers.NOTHING:
+            return (PIXEL_MMA_TILES if gathers is Gathers.PIXELS else ELEMENT_MMA_TILES).get(kind, ())
+        if kind is MmaKind.BF16X3 and self.k > MAX_BF16X3_K and self.target.capability != A100:
+            return ()
+        return [replace(tile, k_major=self.k_major) for tile in MMA_TILES[kind]]
+
+    def _may_split(self, tile: Tile, splits: int, gathers: Gathers) -> bool:
+        few_tiles = self._blocks(tile) <= MAX_WAVES_TO_SPLIT * self.target.multiprocessors
+        return splits == 1 or (gathers is not Gathers.PIXELS and splits * tile.k <= self.k and few_tiles)
+
+    def _may_split_packed(self, tile: PackedTile, splits: int) -> bool:
+        """Whether each split has at least MIN_SPLIT_TILES packed tiles of K, and all blocks run at once."""
+        fills = splits * self._blocks(tile) <= self.target.multiprocessors
+        long = tile.kind is not MmaKind.FP16X2 and self.k >= splits * MIN_SPLIT_TILES * tile.k
+        return splits == 1 or (fills and long)
+
+    def _blocks(self, tile: AnyTile) -> int:
+        return self.batch * -(-self.m // tile.m) * -(-self.n // tile.n)
+
+    def stores(self, tile: AnyTile) -> float:
+        """Cycles of the epilogue's stores."""
+        return self.batch * self.m * self.n * self.itemsize / STORED[type(tile)]
+
+    def cycles(self, tile: AnyTile, splits: int) -> float:
+        """The estimate without these stores."""
+        if isinstance(tile, Bf16x3Tile):
+            return bf16x3_cycles(tile, self.batch, self.m, self.n, self.k, splits, self.target)
+        waves = -(-self._blocks(tile) * splits // self.target.multiprocessors)
+        later_waves = max(0, waves - EARLY_WAVES) * LATER_WAVE  # the starts and ends of waves that are not hidden
+        if isinstance(tile, SmallTile):
+            loaded = (tile.m * (tile.n // tile.warp_n) + tile.n * (tile.m // tile.warp_m)) * self.k * self.itemsize
+            return TILED.start + waves * loaded / (tile.speed * SMALL_SPEED[tile.kind]) + later_waves
+        sums = 0.0
+        if splits > 1:
+            moved = (2 * splits + 1) * self.batch * self.m * self.n * self.itemsize
+            sums = TILED.second_pass + TILED.per_split * splits + moved / TILED.bytes_per_cycle
+        if isinstance(tile, PackedTile):
+            direct = tile.direct(self.k, self.k_major)
+            packed_rows = sum(rows for rows, is_direct in zip((self.m, self.n), direct, strict=True) if not is_direct)
+            pack = self.batch * packed_rows * self.k * tile.packing_bytes / PACKED.bytes_per_cycle + sums
+            k = -(-self.k // (splits * tile.k)) * tile.k if splits > 1 else self.k
+            launches = tile.launches if packed_rows else 1
+            return launches * PACKED.start + pack + waves * k * tile.m * tile.n / (FMA_LANES * tile.speed)
+        stages = -(-math.ceil(self.k / tile.k) // splits)
+        a100_fma = self.target.capability == A100 and tile.kind is MmaKind.FMA and self.itemsize == 4
+        speed = (A100_FMA_LANES if a100_fma else FMA_LANES) * (tile.speed if waves > 1 else tile.speed_alone)
+        return TILED.start + waves * stages * tile.k * tile.m * tile.n / speed + later_waves + sums
 
 
 def bf16x3_choices(batch: int, m: int, n: int, k: int, target: Target) -> Sequence[tuple[Bf16x3Tile, int]]:
@@ -206,71 +259,3 @@ def bf16x3_stage_cycles(tile: Bf16x3Tile) -> float:
     chunks = sum(-(-rows * TILE_K // CHUNK_ELEMENTS // WARP) * WARP for rows in (TILE_M, tile.n))
     load = chunks * CHUNK_ELEMENTS / BF16X3_LOADED * (1 if tile.n in BF16X3_EVEN_WIDTHS else BF16X3_UNEVEN)
     return max(multiply, load)
-
-
-def _tiles(
-    itemsize: int, k: int, target: Target, kind: MmaKind, gathers: Gathers, k_major: tuple[bool, bool]
-) -> Sequence[Tile]:
-    if kind is MmaKind.FMA:
-        return (PIXEL_FMA_TILES if gathers is Gathers.PIXELS else FMA_TILES)[itemsize]
-    if gathers is not Gathers.NOTHING:
-        return (PIXEL_MMA_TILES if gathers is Gathers.PIXELS else ELEMENT_MMA_TILES).get(kind, ())
-    if kind is MmaKind.BF16X3 and k > MAX_BF16X3_K and target.capability != A100:
-        return ()
-    return [replace(tile, k_major=k_major) for tile in MMA_TILES[kind]]
-
-
-def _may_split(tile: Tile, batch: int, m: int, n: int, k: int, splits: int, target: Target, gathers: Gathers) -> bool:
-    if splits == 1:
-        return True
-    few_tiles = _blocks(tile, batch, m, n) <= MAX_WAVES_TO_SPLIT * target.multiprocessors
-    return gathers is not Gathers.PIXELS and splits * tile.k <= k and few_tiles
-
-
-def _may_split_packed(tile: PackedTile, batch: int, m: int, n: int, k: int, splits: int, target: Target) -> bool:
-    """Whether each split has at least MIN_SPLIT_TILES packed tiles of K, and all blocks run at once."""
-    if splits == 1:
-        return True
-    fills = splits * _blocks(tile, batch, m, n) <= target.multiprocessors
-    return tile.kind is not MmaKind.FP16X2 and fills and k >= splits * MIN_SPLIT_TILES * tile.k
-
-
-def _blocks(tile: AnyTile, batch: int, m: int, n: int) -> int:
-    return batch * -(-m // tile.m) * -(-n // tile.n)
-
-
-def _tiled(tile: Tile, itemsize: int, batch: int, m: int, n: int, k: int, splits: int, target: Target) -> float:
-    waves = -(-_blocks(tile, batch, m, n) * splits // target.multiprocessors)
-    stages = -(-math.ceil(k / tile.k) // splits)
-    a100_fma = target.capability == A100 and tile.kind is MmaKind.FMA and itemsize == 4
-    speed = (A100_FMA_LANES if a100_fma else FMA_LANES) * (tile.speed if waves > 1 else tile.speed_alone)
-    cycles = TILED.start + waves * stages * tile.k * tile.m * tile.n / speed + _later_waves(waves)
-    if splits > 1:
-        sums = (2 * splits + 1) * batch * m * n * itemsize
-        cycles += TILED.second_pass + TILED.per_split * splits + sums / TILED.bytes_per_cycle
-    return cycles
-
-
-def _small(tile: SmallTile, itemsize: int, batch: int, m: int, n: int, k: int, target: Target) -> float:
-    waves = -(-_blocks(tile, batch, m, n) // target.multiprocessors)
-    loaded = (tile.m * (tile.n // tile.warp_n) + tile.n * (tile.m // tile.warp_m)) * k * itemsize
-    return TILED.start + waves * loaded / (tile.speed * SMALL_SPEED[tile.kind]) + _later_waves(waves)
-
-
-def _later_waves(waves: int) -> int:
-    """Cycles of the starts and ends of waves that are not hidden."""
-    return max(0, waves - EARLY_WAVES) * LATER_WAVE
-
-
-def _packed(
-    tile: PackedTile, batch: int, m: int, n: int, k: int, splits: int, target: Target, k_major: tuple[bool, bool]
-) -> float:
-    waves = -(-_blocks(tile, batch, m, n) * splits // target.multiprocessors)
-    packed_rows = sum(rows for rows, direct in zip((m, n), tile.direct(k, k_major), strict=True) if not direct)
-    pack = batch * packed_rows * k * tile.packing_bytes / PACKED.bytes_per_cycle
-    launches = tile.launches if packed_rows else 1
-    if splits > 1:
-        sums = (2 * splits + 1) * batch * m * n * 4
-        pack += TILED.second_pass + TILED.per_split * splits + sums / TILED.bytes_per_cycle
-        k = -(-k // (splits * tile.k)) * tile.k
-    return launches * PACKED.start + pack + waves * k * tile.m * tile.n / (FMA_LANES * tile.speed)
