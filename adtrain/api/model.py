@@ -16,7 +16,7 @@ from adtrain.data.datasets import class_values
 from adtrain.data.part import ShapeOptions, as_images, as_numpy
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.text import counted
-from adtrain.training import Arrays, Score, TrainedModel, inputs, model_file
+from adtrain.training import Arrays, Score, TrainedModel, inputs
 from adtrain.training.evaluation import predictions
 
 
@@ -48,11 +48,6 @@ class Model:
 
     def __init__(self, trained: TrainedModel, device: str) -> None:
         self._trained, self.device = trained, device
-
-    @classmethod
-    def of_run(cls, run: Path, device: str) -> Model:
-        """The model in a run's folder. Raises AdtrainError as `model_file.load` does."""
-        return cls(model_file.load(run, device), device)
 
     @property
     def config(self) -> Config:

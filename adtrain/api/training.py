@@ -14,9 +14,8 @@ import numpy as np
 
 from adtrain import config as configs
 from adtrain import training
-from adtrain.api.callbacks import Callback, EpochMetrics, Metrics
 from adtrain.api.model import Model, as_path, check_type
-from adtrain.api.result import History, TrainingResult
+from adtrain.api.result import Callback, EpochMetrics, History, Metrics, TrainingResult
 from adtrain.config import Config
 from adtrain.config.source import Node, of_python
 from adtrain.core import timeline
