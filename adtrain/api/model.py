@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adtrain import nn
-from adtrain.config import Config
 from adtrain.core.errors import AdtrainError
 from adtrain.data import DataOptionError, Images, table_encoder
 from adtrain.data.datasets import class_values
@@ -48,30 +47,8 @@ class Model:
 
     def __init__(self, trained: TrainedModel, device: str) -> None:
         self._trained, self.device = trained, device
-
-    @property
-    def config(self) -> Config:
-        return self._trained.config
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return self._trained.classes
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        return self._trained.targets
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        return self._trained.image_shape
-
-    @property
-    def params(self) -> nn.Params:
-        return self._trained.params
-
-    @property
-    def state(self) -> nn.State:
-        return self._trained.statistics
+        self.config, self.classes, self.targets = trained.config, trained.classes, trained.targets
+        self.image_shape, self.params, self.state = trained.image_shape, trained.params, trained.statistics
 
     def predict(self, images: Any) -> Predictions:
         """The classes and probabilities of images, or of rows of a table.

@@ -193,7 +193,7 @@ def step_arguments(group: Group, count: int) -> tuple[Any, ...]:
     members = () if group.shared_seed is not None else (count,)
     seeds, factors = np.zeros((count, 2), np.uint32), np.zeros((count, LOG_ROWS))
     return (
-        tree.map(repeated, experiment.random_initial_state("cpu")),
+        tree.map(repeated, experiment.initial_state("cpu", random=True)),
         tree.map(lambda x: x.numpy(), empty_tally(experiment.network.task, count, "cpu")),
         Settings(seeds, factors, options, _target_statistics(group, count)),  # type: ignore[arg-type]
         np.asarray(whole.images),

@@ -114,19 +114,9 @@ class WaveState:
     def only(self, members: Sequence[int]) -> WaveState:
         """The state of some of its members."""
         rows = np.array([self.members.index(number) for number in members], np.int64)
-
-        def chosen(state: TrainState) -> Any:
-            return tree.map(lambda x: x[rows], state)
-
-        return replace(
-            self,
-            members=tuple(members),
-            frozen=tuple(number for number in self.frozen if number in members),
-            tally=None if self.tally is None else rows_of(self.tally, rows),
-            state=chosen(self.state),
-            last=None if self.last is None else chosen(self.last),
-            best=None if self.best is None else chosen(self.best),
-        )
+        state, tally, last, best = rows_of((self.state, self.tally, self.last, self.best), rows)
+        frozen = tuple(number for number in self.frozen if number in members)
+        return WaveState(tuple(members), self.epochs, self.batches, state, frozen, best, tally, last)
 
 
 def shared(state: TrainState) -> TrainState:
@@ -134,10 +124,10 @@ def shared(state: TrainState) -> TrainState:
     return tree.map(lambda x: Array(x.buffer, x.shape, x.dtype, x.device), state)
 
 
-def rows_of(tally: Tally, rows: Any) -> Tally:
-    """The tally of some members, on the host."""
-    loss, sums, finite = (x[rows] for x in (tally.loss, tally.sums, tally.finite))
-    return tally._replace(loss=loss, sums=sums, finite=finite)
+def rows_of(values: T, rows: Any) -> T:
+    """The rows of some members in a tree of arrays on the host; numbers without an axis of members stay."""
+    found: T = tree.map(lambda x: x[rows] if x.ndim else x, values)
+    return found
 
 
 def joined(states: Sequence[WaveState]) -> WaveState:
@@ -238,18 +228,12 @@ class WaveTraining:
 
     def host_state(self) -> WaveState:
         """The state on the host."""
-
-        def on_host(x: TrainState) -> TrainState:
-            return tree.map(lambda x: x.numpy()[: self.count], x)
-
+        kept = (self.tally, self.last) if self.batches else (None, None)
+        values = tree.map(lambda x: x.numpy(), (self.state, self.best, *kept))
+        state, best, tally, last = rows_of(values, slice(self.count))
         numbers = tuple(member.number for member in self.members[: self.count])
         frozen = tuple(number for number, good in zip(numbers, self.good, strict=False) if not good)
-        best = None if self.best is None else on_host(self.best)
-        found = WaveState(numbers, self.epochs, self.batches, on_host(self.state), frozen, best)
-        if not self.batches:
-            return found
-        tally = rows_of(tree.map(lambda x: x.numpy(), self.tally), slice(self.count))
-        return replace(found, tally=tally, last=on_host(self.last))
+        return WaveState(numbers, self.epochs, self.batches, state, frozen, best, tally, last)
 
     def epoch_in_parts(self, stop: Callable[[], bool]) -> Parts[EpochScores | None]:
         """Train to the end of the epoch and score, in parts, so that other work can be started between them.
