@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, islice
@@ -57,21 +56,16 @@ def side_by_side(jobs: Sequence[Parts[bool]], device: str) -> bool:
     with backend(device).side_by_side(len(jobs)) as streams:
         if not streams:
             return all(run_to_end(job) for job in jobs)
-        return _alternately(jobs, streams)
-
-
-def _alternately(jobs: Sequence[Parts[bool]], streams: Sequence[Callable[[], AbstractContextManager[None]]]) -> bool:
-    waiting = dict.fromkeys(range(len(jobs)), False)
-    results = []
-    while waiting:
-        for i in [i for i, waits in waiting.items() if not waits] or list(waiting):
-            with streams[i]():
-                try:
-                    waiting[i] = next(jobs[i])
-                except StopIteration as end:
-                    results.append(end.value)
-                    del waiting[i]
-    return all(results)
+        waiting, results = dict.fromkeys(range(len(jobs)), False), []
+        while waiting:
+            for i in [i for i, waits in waiting.items() if not waits] or list(waiting):
+                with streams[i]():
+                    try:
+                        waiting[i] = next(jobs[i])
+                    except StopIteration as end:
+                        results.append(end.value)
+                        del waiting[i]
+        return all(results)
 
 
 MOST_PREDICTION_BYTES = 2**28

@@ -268,17 +268,14 @@ class Experiment:
         """This rank's part of a state on the host: the vectors of `Buckets`, and slices of the optimizer's averages."""
         if self.buckets is None:
             return state
-        optimizer = self.buckets.divided_state(state.optimizer) if self.optimizer.elementwise else state.optimizer
-        optimizer = _with_params(optimizer, self.buckets.flatten)
+        optimizer = _with_params(self.buckets.divided_state(state.optimizer), self.buckets.flatten)
         return TrainState(self.buckets.flatten(state.params), state.statistics, optimizer)
 
     def whole(self, state: TrainState) -> TrainState:
         """The whole state on the host, from this rank's part; the reverse of `divided`. All ranks call it together."""
         if self.buckets is None:
             return state
-        optimizer = state.optimizer
-        if self.optimizer.elementwise:
-            optimizer = self.buckets.whole_state(optimizer, self.state_types.optimizer)
+        optimizer = self.buckets.whole_state(state.optimizer, self.state_types.optimizer)
         optimizer = _with_params(optimizer, self.buckets.unflatten_numpy)
         return TrainState(self.buckets.unflatten_numpy(state.params), state.statistics, optimizer)
 
@@ -289,9 +286,7 @@ class Experiment:
         """
         if self.buckets is None:
             return state
-        optimizer = state.optimizer
-        if self.optimizer.elementwise:
-            optimizer = self.buckets.without_padding(optimizer, self.state_types.optimizer)
+        optimizer = self.buckets.without_padding(state.optimizer, self.state_types.optimizer)
         unflatten = partial(self.buckets.unflatten, subview=subview)
         return TrainState(unflatten(state.params), state.statistics, _with_params(optimizer, unflatten))
 
