@@ -161,18 +161,13 @@ def _file(arrays: Arrays, cfg: Config) -> dict[str, bytes]:
     """The name and the content of the file with the data, which `prepare` reads as the same data."""
     if is_rows(arrays.data):
         return {ROWS: csv_in_memory(arrays.data, cfg.data.options)}
-    return {ARRAYS: _npz(arrays)}
-
-
-def _npz(arrays: Arrays) -> bytes:
-    """The arrays as an NPZ file."""
     content, named = io.BytesIO(), dict[str, Any]()
     pairs = {"train": arrays.data, "test": arrays.test_data}
     for part, pair in pairs.items():
         if pair is not None:
             named |= {f"x_{part}": as_numpy(pair[0], part), f"y_{part}": as_numpy(pair[1], part)}
     np.savez(content, **named)
-    return content.getvalue()
+    return {ARRAYS: content.getvalue()}
 
 
 def _write_line(text: str) -> None:
