@@ -431,10 +431,7 @@ class SweepRun:
         return True
 
     def _in_waves(self, group: Group, members: Sequence[Member]) -> list[Sequence[Member]]:
-        if not members:
-            return []
-        count = -(-len(members) // self.waves[group.number])
-        size = -(-len(members) // count)
+        size = _even(len(members), self.waves[group.number]) if members else 1
         return [members[first : first + size] for first in range(0, len(members), size)]
 
     def _states_after(self, rung: int, group: Group, members: Sequence[int]) -> WaveState:
