@@ -152,7 +152,7 @@ def test_the_pragma_of_exported_c_keeps_calls_with_any_options(compiler: str, tm
 
 def training_step(folder: Path, layers: str) -> str:
     experiment = prepare(folder, "optimizer={adamw: {lr: 0.01}}", layers=layers)
-    model = model_of(experiment, experiment.random_initial_state("cpu"))
+    model = model_of(experiment, experiment.initial_state("cpu", random=True))
     files = source.generate(model, folder / "net.c", experiment=experiment)
     (folder / "net.h").write_text(files.header)
     assert KEEP_CALLS in files.source

@@ -65,7 +65,7 @@ def pointer(x: np.ndarray) -> ctypes.c_void_p:
 
 def check(experiment: Experiment, folder: Path, tolerance: float = 1e-4) -> None:
     """Compare weights, statistics and losses of STEPS steps with those of eager ones; `tolerance` is of the change."""
-    before = state = experiment.random_initial_state("cpu")
+    before = state = experiment.initial_state("cpu", random=True)
     library = compiled(folder, source.generate(model_of(experiment, state), folder / "net.c", experiment=experiment))
     train, loss, rng = experiment.train, ctypes.c_float(), np.random.default_rng(0)
     images, labels = np.ascontiguousarray(train.images[:90]), np.ascontiguousarray(train.labels[:90])
@@ -93,7 +93,7 @@ def check(experiment: Experiment, folder: Path, tolerance: float = 1e-4) -> None
 @pytest.mark.skipif(not c_programs.has("arm-none-eabi-gcc"), reason="arm-none-eabi-gcc is not installed")
 def test_a_cortex_m4_compiler_takes_it(tmp_path: Path) -> None:
     experiment = prepare(tmp_path, "optimizer={adamw: {lr: 0.01}}", "schedule=cosine", layers=LAYERS["norms"])
-    model = model_of(experiment, experiment.random_initial_state("cpu"))
+    model = model_of(experiment, experiment.initial_state("cpu", random=True))
     files = source.generate(model, tmp_path / "net.c", experiment=experiment)
     (tmp_path / "net.c").write_text(files.source)
     (tmp_path / "net.h").write_text(files.header)
@@ -135,7 +135,7 @@ def test_optimizers_schedules_clipping_and_losses_are_those_of_adtrain(
 @pytest.mark.exhaustive
 def test_a_step_touches_its_own_memory_only(tmp_path: Path) -> None:
     experiment = prepare(tmp_path, layers=LAYERS["residual"])
-    model = model_of(experiment, experiment.random_initial_state("cpu"))
+    model = model_of(experiment, experiment.initial_state("cpu", random=True))
     files = source.generate(model, tmp_path / "net.c", experiment=experiment)
     assert re.search(r"training one step on 16 images: [\d,]+ bytes more, [\d,]+ of the optimizer", files.header)
     (tmp_path / "net.c").write_text(files.source)
@@ -160,7 +160,7 @@ def test_a_step_touches_its_own_memory_only(tmp_path: Path) -> None:
 )
 def test_a_layer_without_a_training_step_is_refused_by_name(layers: str, message: str, tmp_path: Path) -> None:
     experiment = prepare(tmp_path, layers=layers)
-    model = model_of(experiment, experiment.random_initial_state("cpu"))
+    model = model_of(experiment, experiment.initial_state("cpu", random=True))
     with pytest.raises(AdtrainError, match=message):
         source.generate(model, Path("net.c"), experiment=experiment)
 
@@ -171,6 +171,6 @@ def test_runs_in_float64_or_with_augmentations_are_refused(tmp_path: Path) -> No
         ("data.augment=[flip]", "--training has no augmentations"),
     ):
         experiment = prepare(tmp_path, option)
-        model = model_of(experiment, experiment.random_initial_state("cpu"))
+        model = model_of(experiment, experiment.initial_state("cpu", random=True))
         with pytest.raises(AdtrainError, match=message):
             source.generate(model, Path("net.c"), experiment=experiment)

@@ -15,7 +15,7 @@ from training_runs import images_of, write_config
 
 from adtrain import config, report
 from adtrain.report import classes
-from adtrain.report.classes import png, shown, signed
+from adtrain.report.classes import png, shown, signed, worst_mistakes
 from adtrain.report.curves import panels
 from adtrain.report.plot import ticks
 from adtrain.report.predictions import Predictions
@@ -67,12 +67,16 @@ def test_the_confusion_matrix_counts_every_image_once(pairs: list[tuple[int, int
         for prediction in range(4):
             assert found.confusion[label, prediction] == pairs.count((label, prediction))
     assert found.correct == sum(label == prediction for label, prediction in pairs)
-    worst = found.worst(10)
+    worst = worst_mistakes(found, 10)
     assert len(worst) == min(10, len(pairs) - found.correct)
     tops = [x.candidates[0] for x in worst]
-    assert all(pairs[x.image] == (x.label, top[0]) and x.label != top[0] for x, top in zip(worst, tops, strict=True))
-    assert [p for _, p in tops] == sorted((p for _, p in tops), reverse=True)
-    assert all(x.label in dict(x.candidates) and len(x.candidates) == 3 for x in worst)
+    assert all(
+        found.classes[pairs[x.image][1]] == top.name and not top.correct for x, top in zip(worst, tops, strict=True)
+    )
+    assert [x.probability for x in tops] == sorted((x.probability for x in tops), reverse=True)
+    labels_shown = [[y.name for y in x.candidates if y.correct] for x in worst]
+    assert labels_shown == [[found.classes[pairs[x.image][0]]] for x in worst]
+    assert all(len(x.candidates) == 3 for x in worst)
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.sampled_from([1, 3]), st.integers(0, 99))

@@ -17,6 +17,7 @@ from test_data_spreadsheets import load
 from test_train_tables import TEXT, train, write_table
 
 from adtrain import report
+from adtrain.report.classes import worst_mistakes
 from adtrain.report.predictions import Predictions
 from adtrain.report.tables import MOST_COLUMNS, REPEATS, Importance, NumberPredictions, TableColumns
 from adtrain.training import evaluation, model_file
@@ -84,7 +85,7 @@ def test_a_page_has_the_importance_and_the_values_of_mistakes(run: Path) -> None
         x.column for x in columns_of(run).found
     ]
     assert isinstance(found, Predictions)
-    worst = found.worst(1)[0].image
+    worst = worst_mistakes(found, 1)[0].image
     shown = re.search(rf"test row {worst}\b(.*?)<ul>", text, re.DOTALL)
     assert shown is not None
     values = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", shown[1]))

@@ -355,7 +355,7 @@ def test_a_warm_start_of_another_network_is_refused_unless_partial(uninterrupted
     model, state, drawn = (
         training.model_file.load(run),
         partial.initial_state("cpu"),
-        partial.random_initial_state("cpu"),
+        partial.initial_state("cpu", random=True),
     )
     np.testing.assert_array_equal(state.params["0"]["weight"].numpy(), model.params["0"]["weight"].numpy())
     np.testing.assert_array_equal(state.params["4"]["weight"].numpy(), drawn.params["4"]["weight"].numpy())

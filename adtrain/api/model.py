@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adtrain import nn
-from adtrain.config import Config
 from adtrain.core.errors import AdtrainError
 from adtrain.data import DataOptionError, Images, table_encoder
 from adtrain.data.datasets import class_values
 from adtrain.data.part import ShapeOptions, as_images, as_numpy
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.text import counted
-from adtrain.training import Arrays, Score, TrainedModel, inputs, model_file
+from adtrain.training import Arrays, Score, TrainedModel, inputs
 from adtrain.training.evaluation import predictions
 
 
@@ -48,35 +47,8 @@ class Model:
 
     def __init__(self, trained: TrainedModel, device: str) -> None:
         self._trained, self.device = trained, device
-
-    @classmethod
-    def of_run(cls, run: Path, device: str) -> Model:
-        """The model in a run's folder. Raises AdtrainError as `model_file.load` does."""
-        return cls(model_file.load(run, device), device)
-
-    @property
-    def config(self) -> Config:
-        return self._trained.config
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return self._trained.classes
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        return self._trained.targets
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        return self._trained.image_shape
-
-    @property
-    def params(self) -> nn.Params:
-        return self._trained.params
-
-    @property
-    def state(self) -> nn.State:
-        return self._trained.statistics
+        self.config, self.classes, self.targets = trained.config, trained.classes, trained.targets
+        self.image_shape, self.params, self.state = trained.image_shape, trained.params, trained.statistics
 
     def predict(self, images: Any) -> Predictions:
         """The classes and probabilities of images, or of rows of a table.

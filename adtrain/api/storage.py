@@ -18,7 +18,7 @@ from adtrain.core.backend import usable_device
 from adtrain.core.errors import AdtrainError
 from adtrain.core.tree import TreeDef
 from adtrain.files import write_atomic
-from adtrain.training import tensor_file
+from adtrain.training import model_file, tensor_file
 from adtrain.training.checkpoint import Kind
 from adtrain.training.tensor_file import TensorFile
 
@@ -76,7 +76,7 @@ def load(path: str | os.PathLike[str], *, like: Any = None, device: str = "cpu")
     if source.is_dir():
         if like is not None:
             raise AdtrainError(f"{source}: found the folder of a run, expected a file of adtrain.save to read by like=")
-        return Model.of_run(source, device)
+        return Model(model_file.load(source, device), device)
     if not source.exists():
         raise AdtrainError(f"{source}: found nothing, expected the folder of a run, or a file that adtrain.save wrote")
     file = TensorFile(source)

@@ -14,9 +14,8 @@ import numpy as np
 
 from adtrain import config as configs
 from adtrain import training
-from adtrain.api.callbacks import Callback, EpochMetrics, Metrics
 from adtrain.api.model import Model, as_path, check_type
-from adtrain.api.result import History, TrainingResult
+from adtrain.api.result import Callback, EpochMetrics, History, Metrics, TrainingResult
 from adtrain.config import Config
 from adtrain.config.source import Node, of_python
 from adtrain.core import timeline
@@ -161,18 +160,13 @@ def _file(arrays: Arrays, cfg: Config) -> dict[str, bytes]:
     """The name and the content of the file with the data, which `prepare` reads as the same data."""
     if is_rows(arrays.data):
         return {ROWS: csv_in_memory(arrays.data, cfg.data.options)}
-    return {ARRAYS: _npz(arrays)}
-
-
-def _npz(arrays: Arrays) -> bytes:
-    """The arrays as an NPZ file."""
     content, named = io.BytesIO(), dict[str, Any]()
     pairs = {"train": arrays.data, "test": arrays.test_data}
     for part, pair in pairs.items():
         if pair is not None:
             named |= {f"x_{part}": as_numpy(pair[0], part), f"y_{part}": as_numpy(pair[1], part)}
     np.savez(content, **named)
-    return content.getvalue()
+    return {ARRAYS: content.getvalue()}
 
 
 def _write_line(text: str) -> None:

@@ -27,29 +27,19 @@ class Place(NamedTuple):
     launcher: str
 
 
-class _Variables(NamedTuple):
-    """The names of a launcher's variables."""
-
-    launcher: str
-    rank: str
-    size: str
-    local_rank: str
-    local_size: str
-
-
-# The first whose rank and size are set counts. PMI_RANK is set by MPICH and Intel MPI. A shell in a Slurm allocation
-# has SLURM_PROCID and SLURM_NTASKS too, but is not a task of a step.
+# The names of rank, size, local rank and local size. The first whose rank and size are set count. PMI_RANK is set by
+# MPICH and Intel MPI. A shell in a Slurm allocation has SLURM_PROCID and SLURM_NTASKS too, but is not a task of a step.
 _LAUNCHERS = (
-    _Variables("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    _Variables("mpiexec", *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
-    _Variables("mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    _Variables("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    ("mpiexec", *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
+    ("mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
 )
 
 
 def has_rank(environment: Mapping[str, str]) -> bool:
     """Whether a variable has a rank's number; which rank of which job it is, is decided later."""
-    return any(names.rank in environment for names in _LAUNCHERS)
+    return any(rank in environment for _, rank, *_ in _LAUNCHERS)
 
 
 def place(environment: Mapping[str, str]) -> Place | None:
@@ -58,18 +48,17 @@ def place(environment: Mapping[str, str]) -> Place | None:
     Raises:
         AdtrainError: a launcher's variables contradict each other, or are not numbers.
     """
-    for names in _LAUNCHERS:
-        if names.rank in environment and names.size in environment:
-            rank = _number(environment, names.rank)
-            size = _number(environment, names.size)
-            local_rank = _number(environment, names.local_rank) if names.local_rank in environment else rank
+    for launcher, *names in _LAUNCHERS:
+        if names[0] in environment and names[1] in environment:
+            rank, size = (_number(environment, name) for name in names[:2])
+            local_rank, local_size = (
+                _number(environment, name) if name in environment else default
+                for name, default in zip(names[2:], (rank, size), strict=True)
+            )
             if not (rank < size and local_rank < size):
-                expected = "expected ranks below the number of ranks"
-                raise AdtrainError(
-                    f"found {names.rank}={rank}, {names.local_rank}={local_rank} and {names.size}={size}, {expected}"
-                )
-            local_size = _number(environment, names.local_size) if names.local_size in environment else size
-            return Place(rank, size, local_rank, local_size, names.launcher)
+                found = f"found {names[0]}={rank}, {names[2]}={local_rank} and {names[1]}={size}"
+                raise AdtrainError(f"{found}, expected ranks below the number of ranks")
+            return Place(rank, size, local_rank, local_size, launcher)
     return None
 
 

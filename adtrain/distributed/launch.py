@@ -85,7 +85,8 @@ def start(
     """
     shared = {**os.environ, **environment, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     shared |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), SECRET: secrets.token_hex(16)}
-    shared["PYTHONPATH"] = os.pathsep.join(filter(None, (_package(), os.environ.get("PYTHONPATH"))))
+    package = str(Path(__file__).resolve().parents[2])  # so that the ranks import the same one
+    shared["PYTHONPATH"] = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     # Sessions of their own: Ctrl-C reaches the launcher only, which passes it on once.
     return [
         subprocess.Popen(
@@ -135,8 +136,3 @@ def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
     return port
-
-
-def _package() -> str:
-    """The folder that the package is imported from, so that the ranks import the same one."""
-    return str(Path(__file__).resolve().parents[2])

@@ -62,7 +62,7 @@ class Session:
             token,
             ranks.rank,
             lambda: (ranks.entered, ranks.left),
-            _exit_now if self.watchdog is None else self._is_ending,
+            _exit_now if self.watchdog is None else lambda: None,  # a watchdog here ends the job, then this process
             self.timeout + self._later,
             silent,
         )
@@ -104,9 +104,6 @@ class Session:
         self.watchdog_client.close()
         with self._limited("end", _exit_now):
             self.ranks.close()
-
-    def _is_ending(self) -> None:
-        """The watchdog in this process ends the job, and then the process."""
 
     def _ended(self, line: str | None) -> None:
         """The watchdog in this process has ended the job."""

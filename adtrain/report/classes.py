@@ -16,6 +16,8 @@ MOST_CLASSES = 25
 """The most classes of a confusion matrix on the page, and of a list."""
 
 MOST_PICTURES, MOST_FILTERS = 24, 32
+CANDIDATES = 3
+"""The classes that are shown of a mistake."""
 
 POSITIVE, NEGATIVE = np.array([39.0, 102.0, 200.0]), np.array([217.0, 102.0, 26.0])
 """RGB of the largest weights above and below 0."""
@@ -98,22 +100,32 @@ def by_class(predictions: Predictions) -> list[ClassRow]:
     return [row for row in rows if row.images]
 
 
-def worst_mistakes(predictions: Predictions) -> list[Picture]:
-    """The mistakes with the highest probabilities, with at most three classes each."""
-    columns = predictions.columns
-    mistakes = predictions.worst(MOST_PICTURES)
+def worst_mistakes(predictions: Predictions, count: int = MOST_PICTURES) -> list[Picture]:
+    """At most `count` mistakes, those with the highest probability of the wrong class first."""
+    columns, wrong = predictions.columns, np.flatnonzero(predictions.predicted != predictions.labels)
+    surest = np.argsort(-predictions.probabilities[wrong].max(axis=1), kind="stable")[:count]
+    mistakes = wrong[surest].tolist()
     addresses = [""] * len(mistakes)
     if mistakes and predictions.pictured:
-        addresses = [*map(data_url, shown(predictions.images[[mistake.image for mistake in mistakes]]))]
+        addresses = [*map(data_url, shown(predictions.images[mistakes]))]
     return [
         Picture(
             address,
-            mistake.image,
-            [Candidate(predictions.classes[i], p, i == mistake.label) for i, p in mistake.candidates],
-            [] if columns is None else columns.values(np.asarray(predictions.images[mistake.image])),
+            image,
+            _candidates(predictions, image),
+            [] if columns is None else columns.values(np.asarray(predictions.images[image])),
         )
-        for mistake, address in zip(mistakes, addresses, strict=True)
+        for image, address in zip(mistakes, addresses, strict=True)
     ]
+
+
+def _candidates(predictions: Predictions, image: int) -> list[Candidate]:
+    """The most probable classes of an image and its label, CANDIDATES in all, the most probable first."""
+    row, label = predictions.probabilities[image], int(predictions.labels[image])
+    top = np.argsort(-row, kind="stable")[:CANDIDATES].tolist()
+    if label not in top:
+        top = [*top[: CANDIDATES - 1], label]
+    return [Candidate(predictions.classes[i], float(row[i]) if i < len(row) else 0.0, i == label) for i in top]
 
 
 def filters(predictions: Predictions) -> list[str]:

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import islice
 from math import prod
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -26,21 +26,6 @@ from adtrain.training.equations import EquationNetwork, coefficients_of
 from adtrain.training.evaluation import class_names, predictions
 from adtrain.training.model_file import TrainedModel
 from adtrain.training.tasks import Field, Multilabel, NextClass, Regression
-
-
-class Mistake(NamedTuple):
-    """A misclassified test image: its index, its label, and the most probable classes and the label.
-
-    The candidates are classes with their probabilities, the most probable first.
-    """
-
-    image: int
-    label: int
-    candidates: Sequence[tuple[int, float]]
-
-
-CANDIDATES = 3
-"""The classes that are shown of a mistake."""
 
 
 @dataclass(frozen=True)
@@ -81,19 +66,6 @@ class Predictions:
     def pictured(self) -> bool:
         """Whether the images can be shown as pictures. Rows of a table are images of one pixel."""
         return self.images.shape[2:] != (1, 1)
-
-    def worst(self, count: int) -> Sequence[Mistake]:
-        """At most `count` mistakes, those with the highest probability of the wrong class first."""
-        wrong = np.flatnonzero(self.predicted != self.labels)
-        order = wrong[np.argsort(-self.probabilities[wrong].max(axis=1), kind="stable")][:count]
-        return [self._mistake(int(i)) for i in order]
-
-    def _mistake(self, image: int) -> Mistake:
-        row, label = self.probabilities[image], int(self.labels[image])
-        top = np.argsort(-row, kind="stable")[:CANDIDATES].tolist()
-        if label not in top:
-            top = [*top[: CANDIDATES - 1], label]
-        return Mistake(image, label, [(i, float(row[i]) if i < len(row) else 0.0) for i in top])
 
 
 @dataclass(frozen=True)

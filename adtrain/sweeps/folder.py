@@ -136,11 +136,18 @@ class SweepFolder(MetricsFolder):
 
     @classmethod
     def create(cls, cfg: Config, options: SweepOptions, path: Path | None, digests: Mapping[str, str]) -> SweepFolder:
-        """Create the folder `path`, or runs/NAME-sweep, with the config and copies of its plug-ins.
+        """Create the folder `path`, or the first unused of runs/NAME-sweep, runs/NAME-sweep-2, ...
+
+        It gets the config and copies of its plug-ins.
 
         Raises AdtrainError where it holds files.
         """
-        folder = cls(_created(cfg.name, path))
+        if path is None:
+            path = create_numbered(f"{cfg.name}-sweep")
+        else:
+            refuse_used(path)
+            make_folder(path)
+        folder = cls(path)
         records.write(folder.path / OPTIONS, options)
         folder.write_data(digests)
         write_atomic(folder.path / METRICS, b"")
@@ -244,12 +251,3 @@ def refuse_used(path: Path) -> None:
         raise unwritable(path, error) from error
     if used:
         raise AdtrainError(f"{path}: already exists and is not an empty folder; give another --output-dir")
-
-
-def _created(name: str, path: Path | None) -> Path:
-    """Create the folder `path`, or the first unused of runs/NAME-sweep, runs/NAME-sweep-2, ..."""
-    if path is None:
-        return create_numbered(f"{name}-sweep")
-    refuse_used(path)
-    make_folder(path)
-    return path

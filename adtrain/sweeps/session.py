@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from math import prod
 from pathlib import Path
 from time import perf_counter
@@ -194,7 +193,7 @@ def step_arguments(group: Group, count: int) -> tuple[Any, ...]:
     members = () if group.shared_seed is not None else (count,)
     seeds, factors = np.zeros((count, 2), np.uint32), np.zeros((count, LOG_ROWS))
     return (
-        tree.map(repeated, experiment.random_initial_state("cpu")),
+        tree.map(repeated, experiment.initial_state("cpu", random=True)),
         tree.map(lambda x: x.numpy(), empty_tally(experiment.network.task, count, "cpu")),
         Settings(seeds, factors, options, _target_statistics(group, count)),  # type: ignore[arg-type]
         np.asarray(whole.images),
@@ -292,7 +291,6 @@ def halving_epochs(epochs: int, members: int) -> tuple[int, ...]:
         found.append(epoch)
         members = -(-members // 2)
         epoch *= 2
-    assert all(a < b for a, b in pairwise(found))
     return tuple(found)
 
 
@@ -433,10 +431,7 @@ class SweepRun:
         return True
 
     def _in_waves(self, group: Group, members: Sequence[Member]) -> list[Sequence[Member]]:
-        if not members:
-            return []
-        count = -(-len(members) // self.waves[group.number])
-        size = -(-len(members) // count)
+        size = _even(len(members), self.waves[group.number]) if members else 1
         return [members[first : first + size] for first in range(0, len(members), size)]
 
     def _states_after(self, rung: int, group: Group, members: Sequence[int]) -> WaveState:

@@ -65,9 +65,6 @@ SweepStep: TypeAlias = Callable[[TrainState, Tally, Settings, Value, Value, Valu
 if all members share it) to the state and the tally after a step on the batches in row `tally.position` of the order.
 All arrays of the state have a leading axis of members. A staged step donates state and tally."""
 
-MemberTotals: TypeAlias = Totals
-"""`Totals` whose `loss`, `weight` and `sums` have a leading axis of members."""
-
 DONATED = (0, 1)
 """The donated arguments of a `SweepStep`, by position."""
 
@@ -140,22 +137,24 @@ def chosen_states(good: Value, state: TrainState, last: TrainState) -> TrainStat
     return per_member(lambda ok, new, old: tree.map(lambda x, y: ops.where(ok, x, y), new, old))(good, state, last)
 
 
-def sweep_evaluation(network: Network) -> Callable[..., MemberTotals]:
+def sweep_evaluation(network: Network) -> Callable[..., Totals]:
     """The evaluation of a batch for all members: (totals, params, statistics, images, labels, order) to the totals.
+
+    In the totals `loss`, `weight` and `sums` have a leading axis of members.
 
     `order` is int64 (rows, batch), or (members, rows, batch); rows begin at `totals.position`. A last argument has
     `Settings.targets`.
     """
 
     def step(
-        totals: MemberTotals,
+        totals: Totals,
         params: nn.Params,
         statistics: nn.State,
         images: Value,
         labels: Value,
         order: Value,
         targets: Sequence[Value] = (),
-    ) -> MemberTotals:
+    ) -> Totals:
         def member(
             totals: Totals, params: nn.Params, statistics: nn.State, order: Value, targets: Sequence[Value]
         ) -> tuple[Value, ...]:
@@ -203,7 +202,7 @@ class Programs:
         self.predictions: Staged = stage(sweep_predictions(experiment.network), ALL_BY_MEMBER)
 
 
-def zero_member_totals(task: Task, members: int, device: str) -> MemberTotals:
+def zero_member_totals(task: Task, members: int, device: str) -> Totals:
     """The totals before the first batch."""
     tally = empty_tally(task, members, device)
     return Totals(tally.position, tally.loss, array(np.zeros(members), device=device), tally.sums)

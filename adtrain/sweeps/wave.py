@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, islice
@@ -57,21 +56,16 @@ def side_by_side(jobs: Sequence[Parts[bool]], device: str) -> bool:
     with backend(device).side_by_side(len(jobs)) as streams:
         if not streams:
             return all(run_to_end(job) for job in jobs)
-        return _alternately(jobs, streams)
-
-
-def _alternately(jobs: Sequence[Parts[bool]], streams: Sequence[Callable[[], AbstractContextManager[None]]]) -> bool:
-    waiting = dict.fromkeys(range(len(jobs)), False)
-    results = []
-    while waiting:
-        for i in [i for i, waits in waiting.items() if not waits] or list(waiting):
-            with streams[i]():
-                try:
-                    waiting[i] = next(jobs[i])
-                except StopIteration as end:
-                    results.append(end.value)
-                    del waiting[i]
-    return all(results)
+        waiting, results = dict.fromkeys(range(len(jobs)), False), []
+        while waiting:
+            for i in [i for i, waits in waiting.items() if not waits] or list(waiting):
+                with streams[i]():
+                    try:
+                        waiting[i] = next(jobs[i])
+                    except StopIteration as end:
+                        results.append(end.value)
+                        del waiting[i]
+        return all(results)
 
 
 MOST_PREDICTION_BYTES = 2**28
@@ -114,19 +108,9 @@ class WaveState:
     def only(self, members: Sequence[int]) -> WaveState:
         """The state of some of its members."""
         rows = np.array([self.members.index(number) for number in members], np.int64)
-
-        def chosen(state: TrainState) -> Any:
-            return tree.map(lambda x: x[rows], state)
-
-        return replace(
-            self,
-            members=tuple(members),
-            frozen=tuple(number for number in self.frozen if number in members),
-            tally=None if self.tally is None else rows_of(self.tally, rows),
-            state=chosen(self.state),
-            last=None if self.last is None else chosen(self.last),
-            best=None if self.best is None else chosen(self.best),
-        )
+        state, tally, last, best = rows_of((self.state, self.tally, self.last, self.best), rows)
+        frozen = tuple(number for number in self.frozen if number in members)
+        return WaveState(tuple(members), self.epochs, self.batches, state, frozen, best, tally, last)
 
 
 def shared(state: TrainState) -> TrainState:
@@ -134,10 +118,10 @@ def shared(state: TrainState) -> TrainState:
     return tree.map(lambda x: Array(x.buffer, x.shape, x.dtype, x.device), state)
 
 
-def rows_of(tally: Tally, rows: Any) -> Tally:
-    """The tally of some members, on the host."""
-    loss, sums, finite = (x[rows] for x in (tally.loss, tally.sums, tally.finite))
-    return tally._replace(loss=loss, sums=sums, finite=finite)
+def rows_of(values: T, rows: Any) -> T:
+    """The rows of some members in a tree of arrays on the host; numbers without an axis of members stay."""
+    found: T = tree.map(lambda x: x[rows] if x.ndim else x, values)
+    return found
 
 
 def joined(states: Sequence[WaveState]) -> WaveState:
@@ -238,18 +222,12 @@ class WaveTraining:
 
     def host_state(self) -> WaveState:
         """The state on the host."""
-
-        def on_host(x: TrainState) -> TrainState:
-            return tree.map(lambda x: x.numpy()[: self.count], x)
-
+        kept = (self.tally, self.last) if self.batches else (None, None)
+        values = tree.map(lambda x: x.numpy(), (self.state, self.best, *kept))
+        state, best, tally, last = rows_of(values, slice(self.count))
         numbers = tuple(member.number for member in self.members[: self.count])
         frozen = tuple(number for number, good in zip(numbers, self.good, strict=False) if not good)
-        best = None if self.best is None else on_host(self.best)
-        found = WaveState(numbers, self.epochs, self.batches, on_host(self.state), frozen, best)
-        if not self.batches:
-            return found
-        tally = rows_of(tree.map(lambda x: x.numpy(), self.tally), slice(self.count))
-        return replace(found, tally=tally, last=on_host(self.last))
+        return WaveState(numbers, self.epochs, self.batches, state, frozen, best, tally, last)
 
     def epoch_in_parts(self, stop: Callable[[], bool]) -> Parts[EpochScores | None]:
         """Train to the end of the epoch and score, in parts, so that other work can be started between them.

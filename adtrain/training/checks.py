@@ -279,7 +279,7 @@ def warn_of_init_from(experiment: Experiment) -> None:
         return
     path = Path(training.init_from)
     before, now = tensor_file.names_of(path), tensor_file.Names(data_set.classes, data_set.targets, data_set.encoder)
-    drawn = tree.leaves(experiment.random_initial_state("cpu").params)
+    drawn = tree.leaves(experiment.initial_state("cpu", random=True).params)
     taken = tree.leaves(experiment.initial_state("cpu").params)
     kinds = "classes" if now.classes else "targets"
     pairs = [(kinds, "last", -1, before.outputs, now.outputs), ("features", "first", 0, before.inputs, now.inputs)]
@@ -368,7 +368,7 @@ def sees_later(experiment: Experiment) -> tuple[int, int] | None:
     length = experiment.image_shape[-1]
     inputs = np.zeros((2, 1, 1, length), np.float32)
     inputs[1, ..., -1] = len(experiment.data.classes) - 1
-    state = experiment.random_initial_state("cpu")
+    state = experiment.initial_state("cpu", random=True)
     outputs, _ = experiment.network.outputs(state.params, state.statistics, array(inputs), nn.Mode(training=False))
     first, second = outputs.numpy()
     changed = np.abs(first - second).max(axis=-1) > NEGLIGIBLE * np.abs(first).max()

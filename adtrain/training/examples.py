@@ -163,21 +163,17 @@ def on_device(split: Split, device: str, draws: bool = False) -> Examples:
 
 def is_streamed(split: Split, device: str) -> bool:
     """Whether `on_device` streams the split."""
-    return not _fits(split, device)
+    if isinstance(split.images, Sequences):
+        nbytes = split.images.nbytes + split.labels.nbytes
+        return split.images.by_offset or nbytes > _copy_limit(device)
+    array = split.images.base if isinstance(split.images, Rows) else split.images
+    return not _usable_in_place(array, device) and split.images.nbytes > _copy_limit(device)
 
 
 def held_bytes(split: Split, device: str) -> int:
     """The bytes on `device` that `on_device` takes for the split."""
-    of_images, of_labels = split.images.nbytes, split.labels.nbytes
-    return of_images + of_labels if _fits(split, device) else 2 * CHUNK_BYTES * (of_images + of_labels) // of_images
-
-
-def _fits(split: Split, device: str) -> bool:
-    if isinstance(split.images, Sequences):
-        nbytes = split.images.nbytes + split.labels.nbytes
-        return not split.images.by_offset and nbytes <= _copy_limit(device)
-    array = split.images.base if isinstance(split.images, Rows) else split.images
-    return _usable_in_place(array, device) or split.images.nbytes <= _copy_limit(device)
+    of_images, both = split.images.nbytes, split.images.nbytes + split.labels.nbytes
+    return 2 * CHUNK_BYTES * both // of_images if is_streamed(split, device) else both
 
 
 def _usable_in_place(images: Images, device: str) -> bool:

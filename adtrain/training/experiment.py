@@ -197,21 +197,14 @@ class Experiment:
         """The metrics by name, in addition to those of the task."""
         return metrics_of(self.config, self.network.task)
 
-    def initial_state(self, device: str) -> TrainState:
-        """The state before the first step; no two arrays share memory.
+    def initial_state(self, device: str, random: bool = False) -> TrainState:
+        """The state before the first step; no two arrays share memory, because a step may overwrite each of them.
 
-        Weights are drawn from the config's seed, computed from training images, or read from `training.init_from`.
-        Raises AdtrainError where that cannot be read or does not fit.
+        Weights are drawn from the config's seed, computed from training images, or read from `training.init_from`; with
+        `random` no file is read. Raises AdtrainError where the file cannot be read or does not fit.
         """
-        return self._state(device, self.config.training.init_from)
-
-    def random_initial_state(self, device: str) -> TrainState:
-        """`initial_state` without `training.init_from`. Reads no file, so it also serves to get the types."""
-        return self._state(device, None)
-
-    def _state(self, device: str, init_from: str | None) -> TrainState:
-        # A step may overwrite each array of its state, so no two may share memory.
-        found: TrainState = tree.map(lambda x: array(x, device=device), self.initial_numbers(init_from))
+        numbers = self.initial_numbers(None if random else self.config.training.init_from)
+        found: TrainState = tree.map(lambda x: array(x, device=device), numbers)
         return found
 
     def initial_numbers(self, init_from: str | None) -> TrainState:
@@ -275,17 +268,14 @@ class Experiment:
         """This rank's part of a state on the host: the vectors of `Buckets`, and slices of the optimizer's averages."""
         if self.buckets is None:
             return state
-        optimizer = self.buckets.divided_state(state.optimizer) if self.optimizer.elementwise else state.optimizer
-        optimizer = _with_params(optimizer, self.buckets.flatten)
+        optimizer = _with_params(self.buckets.divided_state(state.optimizer), self.buckets.flatten)
         return TrainState(self.buckets.flatten(state.params), state.statistics, optimizer)
 
     def whole(self, state: TrainState) -> TrainState:
         """The whole state on the host, from this rank's part; the reverse of `divided`. All ranks call it together."""
         if self.buckets is None:
             return state
-        optimizer = state.optimizer
-        if self.optimizer.elementwise:
-            optimizer = self.buckets.whole_state(optimizer, self.state_types.optimizer)
+        optimizer = self.buckets.whole_state(state.optimizer, self.state_types.optimizer)
         optimizer = _with_params(optimizer, self.buckets.unflatten_numpy)
         return TrainState(self.buckets.unflatten_numpy(state.params), state.statistics, optimizer)
 
@@ -296,9 +286,7 @@ class Experiment:
         """
         if self.buckets is None:
             return state
-        optimizer = state.optimizer
-        if self.optimizer.elementwise:
-            optimizer = self.buckets.without_padding(optimizer, self.state_types.optimizer)
+        optimizer = self.buckets.without_padding(state.optimizer, self.state_types.optimizer)
         unflatten = partial(self.buckets.unflatten, subview=subview)
         return TrainState(unflatten(state.params), state.statistics, _with_params(optimizer, unflatten))
 

@@ -124,14 +124,13 @@ class TrainedModel:
 
     def data(self) -> DataSet:
         """The data of the config, with what was learnt from the training part. Raises as `read_data` does."""
-        config = with_absolute_paths(self.config)
-        return read_data(
-            config,
-            encoder=self.encoder,
-            classes=self.classes,
-            offset=self.network.offset,
-            tokenizer=self.tokenizer,
-        )
+        return read_data(with_absolute_paths(self.config), **self._learnt)
+
+    @property
+    def _learnt(self) -> dict[str, Any]:
+        """What was learnt from the training part, as arguments of functions that read data."""
+        found = {"encoder": self.encoder, "classes": self.classes, "tokenizer": self.tokenizer}
+        return {**found, "offset": self.network.offset}
 
     def _read(self, path: Path, format: FileFormat | None) -> DataSet:
         """The data at `path`, read with those options of the config that fit their format."""
@@ -144,16 +143,7 @@ class TrainedModel:
             channels, height, width = self.image_shape
             options = {"channels": channels, "image_size": (height, width)} | options
         numbers = takes_numbers(self.config)
-        return load_data(
-            path=path,
-            options=Options(**options),
-            need_test=False,
-            encoder=self.encoder,
-            numbers=numbers,
-            classes=self.classes,
-            offset=self.network.offset,
-            tokenizer=self.tokenizer,
-        )
+        return load_data(path=path, options=Options(**options), need_test=False, numbers=numbers, **self._learnt)
 
     def _in_memory(self, arrays: Arrays) -> DataSet:
         """The data in memory, read with those options of the config that fit them."""

@@ -6,7 +6,8 @@ A row of a table maps arrays of the network to arrays of a file:
 
 Left are paths of the network, with positions ("2.linear1.weight") or with kinds that are counted from 0
 ("decoder_layer0.linear1.weight"). {i} is a number and {i+2} a number that is larger by 2; * is any text. Right is a
-name, or a list of names of arrays that are joined along the first axis; "transposed" and "reshaped" follow a name.
+name, or a list of names of arrays that are joined along the first axis; "transposed" and "reshaped" follow a name,
+and change nothing of a bias.
 """
 
 from __future__ import annotations
@@ -175,8 +176,9 @@ def read(
     missing, unlike, fitting = [], [], {}
     for at, x in expected.items():
         source = found.get(at)
-        if source is None or any(name not in shapes for name in source.names):
-            missing.append(f"{at} (no row of training.names has it)" if source is None else _first(source, shapes))
+        absent = [] if source is None else [name for name in source.names if name not in shapes]
+        if source is None or absent:
+            missing.append(f"{at} (no row of training.names has it)" if source is None else absent[0])
             continue
         joined = source.shape([shapes[name] for name in source.names], x.shape)
         if joined != x.shape:
@@ -197,10 +199,6 @@ def read(
         parts = [holders[name].floats(name) for name in source.names]
         arrays[at] = source.read(parts, expected[at].shape).astype(expected[at].dtype)
     return arrays
-
-
-def _first(source: Source, shapes: Mapping[str, nn.Shape]) -> str:
-    return next(name for name in source.names if name not in shapes)
 
 
 def _files(path: Path) -> list[TensorFile]:
@@ -266,15 +264,11 @@ TABLES: dict[str, Table] = {
             "embedding0.weight": "transformer.wte.weight",
             "positional_embedding0.weight": "transformer.wpe.weight first rows",
             "decoder_layer{i}.norm1.*": f"{_GPT2}ln_1.*",
-            "decoder_layer{i}.self_attn.in_proj_weight": f"{_GPT2}attn.c_attn.weight transposed",
-            "decoder_layer{i}.self_attn.in_proj_bias": f"{_GPT2}attn.c_attn.bias",
-            "decoder_layer{i}.self_attn.out_proj.weight": f"{_GPT2}attn.c_proj.weight transposed",
-            "decoder_layer{i}.self_attn.out_proj.bias": f"{_GPT2}attn.c_proj.bias",
+            "decoder_layer{i}.self_attn.in_proj_*": f"{_GPT2}attn.c_attn.* transposed",
+            "decoder_layer{i}.self_attn.out_proj.*": f"{_GPT2}attn.c_proj.* transposed",
             "decoder_layer{i}.norm2.*": f"{_GPT2}ln_2.*",
-            "decoder_layer{i}.linear1.weight": f"{_GPT2}mlp.c_fc.weight transposed",
-            "decoder_layer{i}.linear1.bias": f"{_GPT2}mlp.c_fc.bias",
-            "decoder_layer{i}.linear2.weight": f"{_GPT2}mlp.c_proj.weight transposed",
-            "decoder_layer{i}.linear2.bias": f"{_GPT2}mlp.c_proj.bias",
+            "decoder_layer{i}.linear1.*": f"{_GPT2}mlp.c_fc.* transposed",
+            "decoder_layer{i}.linear2.*": f"{_GPT2}mlp.c_proj.* transposed",
             "layer_norm0.*": "transformer.ln_f.*",
             "linear0.weight": "lm_head.weight",
         },
@@ -287,8 +281,7 @@ TABLES: dict[str, Table] = {
             "decoder_layer{i}.norm1.weight": f"{_LLAMA}input_layernorm.weight",
             **_projections("decoder_layer{i}", f"{_LLAMA}self_attn.", ("q_proj", "k_proj", "v_proj")),
             "decoder_layer{i}.self_attn.out_proj.*": f"{_LLAMA}self_attn.o_proj.*",
-            "decoder_layer{i}.self_attn.q_norm.weight": f"{_LLAMA}self_attn.q_norm.weight",
-            "decoder_layer{i}.self_attn.k_norm.weight": f"{_LLAMA}self_attn.k_norm.weight",
+            "decoder_layer{i}.self_attn.*_norm.weight": f"{_LLAMA}self_attn.*_norm.weight",
             "decoder_layer{i}.norm2.weight": f"{_LLAMA}post_attention_layernorm.weight",
             "decoder_layer{i}.gate.*": f"{_LLAMA}mlp.gate_proj.*",
             "decoder_layer{i}.linear1.*": f"{_LLAMA}mlp.up_proj.*",

@@ -258,7 +258,10 @@ def write_plugins(cfg: Config, folder: Path, replace: bool = True) -> None:
         if plugin.file.endswith(".py"):
             copies[path] = found.text
             for name, digest in (plugin.files or {}).items():
-                copies[path.parent / name] = _unchanged(found.path.parent / name, digest)
+                given = found.path.parent / name
+                copies[path.parent / name] = content = read_file(given)
+                if sha256(content).hexdigest() != digest:
+                    raise AdtrainError(f"{given}: has changed since its plug-in was run; train again")
     for path, content in copies.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -273,14 +276,6 @@ def _check_initial_weights(experiment: Experiment) -> None:
     """Raise AdtrainError where `training.init_from` has no weights for the experiment."""
     if experiment.config.training.init_from is not None:
         experiment.initial_state("cpu")
-
-
-def _unchanged(path: Path, digest: str) -> bytes:
-    """The content of a file. Raises AdtrainError where it cannot be read, or its SHA-256 is not `digest`."""
-    content = read_file(path)
-    if sha256(content).hexdigest() != digest:
-        raise AdtrainError(f"{path}: has changed since its plug-in was run; train again")
-    return content
 
 
 def _refuse_existing(path: Path) -> None:

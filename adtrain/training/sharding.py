@@ -149,6 +149,7 @@ class Buckets:
             filling[kind] = group, held + prod(x.shape) * x.dtype.itemsize
         self.buckets = [Bucket.of({path: leaves[path] for path in group}, sharding.shards) for group in groups]
         self.trained = [bucket for bucket in self.buckets if optimizer.trains(bucket.name)]
+        self._elementwise = optimizer.elementwise
         self._trained_paths = list(filter(optimizer.trains, self.paths))
 
     def flatten(self, values: Any) -> Any:
@@ -185,7 +186,10 @@ class Buckets:
         return {bucket.name: vector.reshape(ranks, -1)[rank].copy() for bucket, vector in vectors}
 
     def divided_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """An optimizer's state on the host: in place of each tree like the parameters, the slices of this rank."""
+        """An optimizer's state on the host: in place of each tree like the parameters, the slices of this rank.
+
+        The state of an optimizer that is not elementwise stays whole, here and in the next methods.
+        """
         return {name: self.slices(x) if self._like_params(x) else x for name, x in state.items()}
 
     def whole_state(self, state: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,7 +221,7 @@ class Buckets:
         return found
 
     def _like_params(self, x: Any) -> bool:
-        return tree.paths(x) == self._trained_paths
+        return self._elementwise and tree.paths(x) == self._trained_paths
 
 
 def _leaves(buckets: Sequence[Bucket], vectors: Any, subview: Callable[[Any, int, Shape], Any]) -> dict[str, Any]:

@@ -227,9 +227,7 @@ def summarize(
 ) -> Summary:
     """The summary of a run that ends here. `spans` are by default those of the current timeline. `peak` is the device's
     most FLOP a second, if it is known."""
-    cfg, memory = experiment.config, _memory(experiment, device)
-    step = _step_ms(result.step_seconds)
-    steps = result.step_seconds
+    cfg, steps = experiment.config, result.step_seconds
     flops, speed = step_flops(experiment), result.images / result.train_seconds if result.images else None
     mean_ms = 1e3 * sum(steps) / len(steps) if steps else profiled_step_ms
     settings = cfg.model_dump(mode="json", exclude_none=True)
@@ -251,8 +249,11 @@ def summarize(
         total_seconds=sum(span.seconds for span in shown),
         spans=shown,
         images_per_second=speed,
-        step_ms=step,
-        memory=memory,
+        step_ms=_step_ms(steps),
+        memory=Memory(
+            planned_bytes=None if experiment.mode is Mode.EAGER else planned_peak(experiment, device),
+            held_bytes=backend(device).allocated(),
+        ),
         train=result.train,
         validation=result.validation,
         test=result.test,
@@ -281,8 +282,3 @@ def _step_ms(seconds: Sequence[float]) -> StepTimes | None:
         return None
     p20, median, p80 = percentiles([1e3 * x for x in seconds], [20, 50, 80])
     return StepTimes(median, p20, p80)
-
-
-def _memory(experiment: Experiment, device: str) -> Memory:
-    planned = None if experiment.mode is Mode.EAGER else planned_peak(experiment, device)
-    return Memory(planned, backend(device).allocated())

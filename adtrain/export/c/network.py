@@ -275,7 +275,7 @@ def _traced(experiment: Experiment) -> tuple[Program, list[str]]:
         new, metrics = experiment.eager_step(state, experiment.seed("cpu"), images, labels, indices)
         return new, metrics.loss
 
-    state = experiment.random_initial_state("cpu")
+    state = experiment.initial_state("cpu", random=True)
     examples = experiment.train
     images, labels = (array(np.zeros((batch, *x.shape[1:]), x.dtype)) for x in (examples.images, examples.labels))
     staged = stage(step, (*SIMPLIFY, fuse_loops, readers_first), donate=(0,))
