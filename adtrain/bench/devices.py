@@ -207,15 +207,14 @@ class DevicesStep(Compared):
 
         names: Column[LayerTimes] = Column("layer", lambda row: row.name, TEXT)
         labels = self.layers[0].ms if self.layers else {}
-        title = "ms of each layer, with a kernel for each operation"
-        yield Section(
-            f"{self.config} by layer and over the batch size",
-            [
-                Table([names, *map(layer_ms, labels)], self.layers, title=title),
-                Picture(lambda: charts.figures([self.batches.figure(f"{self.config} over the batch size")])),
-                self.batches.table(f"{self.config}: a step over the batch size"),
-            ],
-        )
+        parts: list[Part] = [
+            Table(
+                [names, *map(layer_ms, labels)], self.layers, title="ms of each layer, with a kernel for each operation"
+            ),
+            Picture(lambda: charts.figures([self.batches.figure(f"{self.config} over the batch size")])),
+            self.batches.table(f"{self.config}: a step over the batch size"),
+        ]
+        yield Section(f"{self.config} by layer and over the batch size", parts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from adtrain.bench.result import NamedTime, TimedResult, of_samples
 from adtrain.bench.timing.machine import thread_count
 from adtrain.bench.timing.protocol import observed_load
 from adtrain.bench.timing.sampling import in_turns
-from adtrain.bench.view import Column, Note, Section, Table, View, absent
+from adtrain.bench.view import Column, Note, Part, Section, Table, View, absent
 from adtrain.table import TEXT, CellFormat
 
 STEP_ONLY = ("schedule=constant", "data.augment=null")
@@ -110,16 +110,14 @@ class Race(TimedResult):
         notes = absent(self.skipped, self.failed)
         by_seed: list[Sequence[Run]] = list(zip(*(each.runs for each in self.systems.values()), strict=False))
         notes += [f"{name}: other first losses than adtrain's, so it did not race" for name in self.different]
-        return View(
-            f"Time of {self.config} to {self.target:.2%}",
-            [
-                Note(about),
-                Note("accuracy: mean at the end; ±: half of its 95% confidence interval (Student's t)"),
-                Note("ratio: a system's median time over adtrain's"),
-                Section("Systems", [Table(self._systems(), list(self.systems.items()))]),
-                Section("Seeds", [Table(list(self._seeds()), by_seed, notes)]),
-            ],
-        )
+        parts: list[Part] = [
+            Note(about),
+            Note("accuracy: mean at the end; ±: half of its 95% confidence interval (Student's t)"),
+            Note("ratio: a system's median time over adtrain's"),
+            Section("Systems", [Table(self._systems(), list(self.systems.items()))]),
+            Section("Seeds", [Table(list(self._seeds()), by_seed, notes)]),
+        ]
+        return View(f"Time of {self.config} to {self.target:.2%}", parts)
 
     def _systems(self) -> Sequence[Column[tuple[str, SystemRuns]]]:
         own = self.systems[ADTRAIN].seconds if ADTRAIN in self.systems else None

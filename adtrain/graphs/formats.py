@@ -43,19 +43,14 @@ class Graph:
     def html(self) -> str:
         """A page without links to other files: a click on a box shows its equations and kernels, on an arrow its
         values, and a slider chooses the pass."""
-        title = self.pictures[self.shown].title
-        return (
-            environment()
-            .get_template("graph.html.j2")
-            .render(
-                title=title,
-                pictures=self.pictures,
-                shown=self.shown,
-                notes=self.notes,
-                kernels=self.make_kernels(),
-                with_values=any(arrow.values for picture in self.pictures for arrow in picture.arrows),
-            )
-        )
+        return environment().get_template("graph.html.j2").render(
+            title=self.pictures[self.shown].title,
+            pictures=self.pictures,
+            shown=self.shown,
+            notes=self.notes,
+            kernels=self.make_kernels(),
+            with_values=any(arrow.values for picture in self.pictures for arrow in picture.arrows),
+        )  # fmt: skip
 
     @property
     def dot(self) -> str:

@@ -160,13 +160,10 @@ class _Layout:
         for part, child, inner in module.children(shape):
             room, length = self.size(child, inner, joined(name, part))
             middle = left + room / 2
-            first = start + PADDING + self.title[1]
-            ends.append(
-                (
-                    middle,
-                    self.add(child, inner, joined(name, part), source, middle, first, frames) if length else source,
-                )
-            )
+            end, first = source, start + PADDING + self.title[1]
+            if length:
+                end = self.add(child, inner, joined(name, part), source, middle, first, frames)
+            ends.append((middle, end))
             outputs.append(child.output_shape(inner))
             left += room + SPACE
         if isinstance(module, nn.Residual) and module.shortcut is None:
@@ -200,11 +197,9 @@ class _Layout:
         points = [self.point(*place) for place in (*places, (across, along))]
         label = self.labels.pop(source.id, "")
         (x0, y0), (x, y) = points[:2]
-        at = (
-            ((x0 + x) / 2, y - 5)
-            if self.horizontal
-            else (x0 + 8 + text_width(label, LABEL) / 2, min((y0 + y) / 2, y0 + 15) + 4)
-        )
+        at = (x0 + x) / 2, y - 5
+        if not self.horizontal:
+            at = x0 + 8 + text_width(label, LABEL) / 2, min((y0 + y) / 2, y0 + 15) + 4
         self.arrows.append(Arrow("flow", source.id, head, points, label, at))
 
     def point(self, across: float, along: float) -> Point:

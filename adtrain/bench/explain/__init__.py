@@ -246,14 +246,10 @@ def _legend(bound: str, steps: Sequence[ExplainedStep]) -> str:
 def _bars(step: ExplainedStep) -> list[tuple[str, float, str]]:
     """Class, percent and tooltip of each operation, and of the host."""
     order = {bound: i for i, bound in enumerate(step.bounds)}
-    found = [
-        (
-            _kind(row.bound),
-            100 * row.operation.share,
-            f"{_named(row)}: {duration(row.operation.ms)}, {row.bound}",
-        )
-        for row in sorted(step.operations, key=lambda row: order[row.bound])
-    ]
+    found = []
+    for row in sorted(step.operations, key=lambda row: order[row.bound]):
+        tooltip = f"{_named(row)}: {duration(row.operation.ms)}, {row.bound}"
+        found.append((_kind(row.bound), 100 * row.operation.share, tooltip))
     return [*found, ("host", 100 * step.bounds["host"], f"outside of operations: {duration(step.host_ms)}")]
 
 

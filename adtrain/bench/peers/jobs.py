@@ -111,14 +111,12 @@ def runner(name: str, job: Job, work: Work = "steps") -> Runner:
     """
     experiment, network = job.experiment, job.experiment.network
     drops = any(isinstance(x, nn.Dropout) and x.p for _, x, _ in layers(network.model, network.input_shape))
+    separate = experiment.config.data.options.documents == "separate"
     for found, reason in (
         (drops, "dropout draws other random numbers (compare with p=0)"),
         (experiment.average is not None, "no counterpart of an average of the weights (training.average)"),
         (experiment.data.targets, "no counterpart of numbers to predict (data.target)"),
-        (
-            experiment.config.data.options.documents == "separate",
-            "no counterpart of separate documents (data.documents)",
-        ),
+        (separate, "no counterpart of separate documents (data.documents)"),
     ):
         if found and name != ADTRAIN:
             raise Unsupported(reason)
