@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from adtrain import config, training
 from adtrain.backends.cpu.threads import usable_cores
 from adtrain.bench.explain.causes import CAUSES, Finding, find
 from adtrain.bench.explain.explanation import ExplainedOperation, ExplainedStep, Explanation, Memory, Start
-from adtrain.bench.explain.measure import Measured, evaluation_ms, observe, tried
+from adtrain.bench.explain.measure import Measured, evaluation_ms, nearly_fused, observe, tried
 from adtrain.bench.explain.observed import Observed
 from adtrain.bench.timing.machine import busy_cores, is_busy
 from adtrain.bench.timing.roofline import known_or_measured
@@ -64,7 +65,9 @@ def result(
     warnings = []
     if is_busy(load, cores):
         warnings.append(f"busy machine: other work took {load:.1f} of {cores} cores, so times may be too long")
-    experiment, limit = measured.experiment, backend(device).available() or machine_memory()
+    of_device: Any = backend(device)
+    experiment, limit = measured.experiment, of_device.available() or machine_memory()
+    fuses_on_gpu = device == "gpu" and experiment.mode is Mode.FUSED
     return Explanation(
         date=made.date,
         command=made.command,
@@ -81,6 +84,7 @@ def result(
         gather_ms=observed.gather_ms,
         evaluation_ms=evaluation_ms(experiment, observed.operations),
         memory=Memory(planned_peak(experiment, device), limit, largest_batch(experiment, device, limit)),
+        nearly_fused=nearly_fused(experiment, of_device.lowering.target) if fuses_on_gpu else [],
         warnings=warnings,
     )
 

@@ -100,6 +100,7 @@ class Explanation(Result):
         findings: the causes that apply to the first one, the largest predicted gain first.
         run_seconds: the seconds of a finished run by activity, such as "training"; empty for a config.
         evaluation_ms: the predicted time of one evaluation of the validation examples; None without them.
+        nearly_fused: why fusions that nearly apply on the GPU are not used, a sentence for each.
         warnings: what makes the times uncertain.
     """
 
@@ -119,6 +120,7 @@ class Explanation(Result):
     gather_ms: float | None
     evaluation_ms: float | None
     memory: Memory
+    nearly_fused: list[str]
     warnings: list[str]
 
     @property
@@ -233,6 +235,7 @@ def _surroundings(found: Explanation) -> Iterator[str]:
     fits = f"fits up to batch {memory.largest_batch:,}" if memory.largest_batch else "no batch fits"
     if memory.largest_batch == found.examples:
         fits = "a batch of all examples fits"
+    yield from found.nearly_fused
     yield f"memory: {mebibytes(memory.planned_bytes)} planned of {mebibytes(memory.limit_bytes)}; {fits}"
 
 
