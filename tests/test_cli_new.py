@@ -195,6 +195,7 @@ def test_proposal_for_a_table_with(tmp_path: Path, kind: str) -> None:
     ("lines", "message"),
     [
         (["x,label", *(f"{i},a" for i in range(40))], "found one class, a, in all examples; expected at least two"),
+        (["x,label"], "x.csv: found no rows, expected one per example"),
         (["x,label", "1,a"], "found 1 example, expected two or more: one of them for the test"),
         (
             ["x,label", *(f"{i},{['a', 'nan'][i % 2]}" for i in range(40))],

@@ -18,7 +18,8 @@ from command_line import command, invoke
 from report_runs import assert_needs_no_network, one_line
 
 from adtrain import config, ops, training
-from adtrain.bench import explain, page
+from adtrain.backends.cuda.targets import H200
+from adtrain.bench import explain, page, text
 from adtrain.bench.cells import duration
 from adtrain.bench.explain import CAUSES, Explanation, causes, find, measure
 from adtrain.bench.explain.causes import Finding, LastBatch, Observed, Operation, Pauses
@@ -314,7 +315,7 @@ def test_the_largest_batch_fits_and_a_larger_one_does_not(path: str) -> None:
 
 KEYS = {
     "kind", "date", "command", "config", "mode", "precision", "examples", "step", "also", "findings", "run_seconds",
-    "start", "streamed", "gather_ms", "evaluation_ms", "memory", "warnings",
+    "start", "streamed", "gather_ms", "evaluation_ms", "memory", "nearly_fused", "warnings",
 }  # fmt: skip
 STEP_KEYS = {
     "device", "device_name", "batch_size", "step_ms", "host_ms", "examples_per_second", "bounds", "operations",
@@ -359,6 +360,13 @@ def explained(tmp_path_factory: pytest.TempPathFactory) -> Explanation:
         found = explain.result(path, [], [], "cpu", [], training.Mode.FUSED, False, lambda _: None)
     half = replace(found.step, device="gpu", device_name="a GPU", step_ms=found.step.step_ms / 2)
     return replace(found, also=[half], findings=[PROPOSED])
+
+
+def test_a_fusion_of_a_gpu_that_nearly_applies_is_explained(explained: Explanation) -> None:
+    found = measure.nearly_fused(training.outline(config.load("poisson")), H200)
+    assert found == ["The fusion row_chain nearly applies: a step has 1,024 rows, expected at least 2,048."]
+    assert found[0] in text.render(replace(explained, nearly_fused=found), 120)
+    assert found[0] in page.render(replace(explained, nearly_fused=found))
 
 
 PROPOSED = Finding(cause="small batch", evidence="16 < 64", advice="use 128", overrides=["data.batch_size=128"],

@@ -376,6 +376,14 @@ def test_a_config_json_that_adtrain_has_no_network_for_is_one_line(tmp_path: Pat
     assert message in one_line(command("new", tmp_path / "x.txt", "--from", tmp_path, expect=2))
 
 
+def test_a_network_for_texts_is_refused_for_a_table(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "x.csv").write_text("x,label\n" + "1,a\n2,b\n" * 20)
+    line = one_line(command("new", tmp_path / "x.csv", "--from", tmp_path, expect=2))
+    assert line == f"{tmp_path}: found a network for texts, but {tmp_path}/x.csv is none"
+
+
 @pytest.mark.parametrize(
     ("layers", "program", "message"),
     [

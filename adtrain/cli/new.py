@@ -128,6 +128,8 @@ def command(source: str, tokens: int | None, folder: Path | None, overrides: tup
     try:
         lines = text(section, section.model_dump(mode="json", exclude_unset=True), start).splitlines()
     except DataOptionError as error:
+        if start is not None and error.option == "unit":
+            raise AdtrainError(f"{start.folder}: found a network for texts, but {source} is none") from None
         if tokens is None or error.option not in given:
             raise
         raise DataError(f"--tokens: {error.reason}") from None

@@ -40,8 +40,6 @@ HEIGHT = 12
 MARKS = {"training": ".", "validation": "o"}
 MAX_ROWS = 15
 LEAST_SECONDS = 0.05
-MAJORITY = 0.5
-"""A class with more than this share of the test examples is named beside the accuracy."""
 
 
 def plan_of(experiment: Experiment, device: str, path: Path | None) -> dict[str, Any]:
@@ -131,8 +129,8 @@ def result_lines(summary: Summary, tested: int, data: Data, verbose: bool = Fals
     if summary.coefficients is not None:
         lines.append(f"learnt  {', '.join(f'{name} {value:.6g}' for name, value in summary.coefficients.items())}")
     lines += scores.metric_lines(summary.metrics)
-    if summary.majority_accuracy is not None and summary.majority_accuracy > MAJORITY:
-        lines.append(f"base    accuracy {summary.majority_accuracy:.2%}, of the most frequent class")
+    if summary.baseline is not None:
+        lines.append(f"base    accuracy {summary.baseline:.2%}, of the most frequent class")
     return [*lines, f"test    {scores.text(summary.test)} of {counted(tested, examples)}"]
 
 

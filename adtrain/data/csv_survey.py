@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from adtrain.data.csv_file import MAX_CATEGORIES, CsvOptions, Missing, opened, other_delimiter
-from adtrain.data.errors import DataOptionError, quoted
+from adtrain.data.errors import DataError, DataOptionError, quoted
 from adtrain.data.notation import DECIMALS, NUMBER_LIKE, Decimal, Notation, cleaned, days
 from adtrain.text import first_names
 
@@ -167,6 +167,8 @@ def propose(path: Path, options: CsvOptions) -> Proposal:
             for column, cell in zip(columns, table.row(line, row), strict=True):
                 column.add(cleaned(cell))
         found: dict[str, object] = {"header": table.header}
+    if not any(column.cells or column.empty for column in columns):
+        raise DataError(f"{path}: found no rows, expected one per example")
     columns = [column for i, column in enumerate(columns) if i not in dropped]
     if options.decimal is None and (decimal := _decimal(columns)):
         keys, comments = propose(path, replace(options, decimal=decimal))

@@ -28,7 +28,7 @@ from adtrain.graphs.picture import Picture
 from adtrain.graphs.roles import NONE, Place, Roles, flat, folds, program_text
 from adtrain.jitted import Jitted, jit
 from adtrain.passes import SIMPLIFY
-from adtrain.passes.fusion import FusionPass
+from adtrain.passes.fusion import declined
 from adtrain.text import counted
 from adtrain.training import Experiment
 
@@ -112,7 +112,7 @@ def program_graph(
         return [Kernel("\n".join(x.title for x in found.get(e, ())), "\n".join(x.text for x in found.get(e, ())))
                 for e in numbered]  # fmt: skip
 
-    notes = _declined(passes, [x for _, x in programs], target)
+    notes = declined(passes, [x for _, x in programs])
     return Graph(pictures, shown, program_text(chosen.roles), make_kernels, notes)
 
 
@@ -138,17 +138,6 @@ def _after_passes(program: Program, passes: Sequence[Pass]) -> Iterator[tuple[st
     for apply in passes:
         program = apply(program)
         yield _pass_name(apply), program
-
-
-def _declined(passes: Sequence[Pass], programs: Sequence[Program], target: Target | None) -> list[str]:
-    """Why forms that nearly apply are not used. `programs` are those before each pass, and the last one."""
-    used = {e.form for x in programs for e in x.equations}
-    found = []
-    for each, before in zip(passes, programs, strict=False):
-        for fusion in each.fusions if isinstance(each, FusionPass) else ():
-            if fusion.form not in used and (reason := fusion(before, target).declined()) is not None:
-                found.append(f"The fusion {fusion.form} nearly applies: {reason}.")
-    return found
 
 
 def _pass_name(apply: Pass) -> str:

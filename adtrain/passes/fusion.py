@@ -221,6 +221,23 @@ class FusionPass:
         return program, [type(fusions[i]) for i in sorted(lost)]
 
 
+def declined(passes: Sequence[Callable[[Program], Program]], programs: Sequence[Program]) -> list[str]:
+    """Why forms that nearly apply are not used, a sentence for each.
+
+    Args:
+        programs: the Program before each pass, and after the last one.
+    """
+    used = {e.form for x in programs for e in x.equations}
+    found = []
+    for each, before in zip(passes, programs, strict=False):
+        if not isinstance(each, FusionPass):
+            continue
+        for fusion in each.fusions:
+            if fusion.form not in used and (reason := fusion(before, each.target).declined()) is not None:
+                found.append(f"The fusion {fusion.form} nearly applies: {reason}.")
+    return found
+
+
 def _with_alone(program: Program, fusion: Fusion) -> Program:
     """The Program in which single equations that are worth it are equations of the form."""
     alone = {e for e in program.equations if fusion.alone(e, program.readers.get(e.outputs[0], ()))}

@@ -71,7 +71,10 @@ def results(split: str, score: scores.Score) -> list[tuple[str, str]]:
 def _tiles(record: Record) -> list[tuple[str, str]]:
     """The results in large print; for an unfinished run, the scores of its last epoch."""
     if (summary := record.summary) is not None:
-        found = [*results("test", summary.test), ("training", f"{summary.train_seconds:.1f} s")]
+        found = results("test", summary.test)
+        if summary.baseline is not None:
+            found.append(("most frequent class", f"{summary.baseline:.2%}"))
+        found.append(("training", f"{summary.train_seconds:.1f} s"))
         if summary.images_per_second is not None:
             speed, unit = speed_of(record.config.data, summary.images_per_second)
             found.append((f"{unit}/s", f"{speed:,.0f}"))

@@ -88,6 +88,10 @@ class BestEpoch:
     epoch: Total
 
 
+MAJORITY = 0.5
+"""A class with more than this share of the examples has most of them."""
+
+
 @dataclass(frozen=True)
 class Summary:
     """The content of summary.json. Times cover the training since the start or the resumption.
@@ -142,6 +146,12 @@ class Summary:
     flops_per_second: Duration | None = None
     peak_flops_per_second: Duration | None = None
     coefficients: dict[str, Measured] | None = None
+
+    @property
+    def baseline(self) -> float | None:
+        """`majority_accuracy`, if the class has most of the examples: then it is shown beside the accuracy."""
+        found = self.majority_accuracy
+        return found if found is not None and found > MAJORITY else None
 
     @property
     def peak_share(self) -> float | None:

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
@@ -17,7 +18,7 @@ from adtrain import config, training
 from adtrain.backends.cpu.threads import usable_cores
 from adtrain.bench.cells import NAMES, duration, factor, mebibytes, milliseconds, of_peak
 from adtrain.bench.explain.causes import CAUSES, Finding, Observed, Operation, find
-from adtrain.bench.explain.measure import Measured, evaluation_ms, observe, tried
+from adtrain.bench.explain.measure import Measured, evaluation_ms, nearly_fused, observe, tried
 from adtrain.bench.page import charts
 from adtrain.bench.result import Result
 from adtrain.bench.timing.machine import busy_cores, is_busy
@@ -99,6 +100,7 @@ class Explanation(Result):
         findings: the causes that apply to the first one, the largest predicted gain first.
         run_seconds: the seconds of a finished run by activity, such as "training"; empty for a config.
         evaluation_ms: the predicted time of one evaluation of the validation examples; None without them.
+        nearly_fused: why fusions that nearly apply on the GPU are not used, a sentence for each.
         warnings: what makes the times uncertain.
     """
 
@@ -118,6 +120,7 @@ class Explanation(Result):
     gather_ms: float | None
     evaluation_ms: float | None
     memory: Memory
+    nearly_fused: list[str]
     warnings: list[str]
 
     @property
@@ -220,6 +223,7 @@ def _surroundings(found: Explanation) -> Iterator[str]:
     fits = f"fits up to batch {memory.largest_batch:,}" if memory.largest_batch else "no batch fits"
     if memory.largest_batch == found.examples:
         fits = "a batch of all examples fits"
+    yield from found.nearly_fused
     yield f"memory: {mebibytes(memory.planned_bytes)} planned of {mebibytes(memory.limit_bytes)}; {fits}"
 
 
@@ -333,7 +337,9 @@ def result(
     warnings = []
     if is_busy(busy, cores):
         warnings.append(f"busy machine: other work took {busy:.1f} of {cores} cores, so times may be too long")
-    experiment, limit = measured.experiment, backend(device).available() or machine_memory()
+    of_device: Any = backend(device)
+    experiment, limit = measured.experiment, of_device.available() or machine_memory()
+    fuses_on_gpu = device == "gpu" and experiment.mode is Mode.FUSED
     return Explanation(
         date=made.date,
         command=made.command,
@@ -350,6 +356,7 @@ def result(
         gather_ms=observed.gather_ms,
         evaluation_ms=evaluation_ms(experiment, observed.operations),
         memory=Memory(planned_peak(experiment, device), limit, largest_batch(experiment, device, limit)),
+        nearly_fused=nearly_fused(experiment, of_device.lowering.target) if fuses_on_gpu else [],
         warnings=warnings,
     )
 

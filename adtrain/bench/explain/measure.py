@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -15,6 +16,7 @@ import numpy as np
 
 from adtrain import config, training
 from adtrain.backends.cpu.threads import usable_cores
+from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.bench.explain.causes import REACHABLE, LastBatch, Observed, Operation, Pauses, is_launch
 from adtrain.bench.profile import Key, profile_steps
 from adtrain.bench.step import kernels_of
@@ -24,10 +26,13 @@ from adtrain.bench.timing.sampling import MIN_SAMPLE_MS, alternate
 from adtrain.config import Config
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError
+from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, costs, label, single_equations
 from adtrain.custom_ops import OWN_OPS
 from adtrain.files import write_atomic
+from adtrain.passes import SIMPLIFY
+from adtrain.passes.fusion import declined
 from adtrain.training import Checkpoint, Experiment, Mode, Progress, continuation, outline
 from adtrain.training.checkpoint import encode, fetch
 from adtrain.training.examples import Streamed, is_streamed
@@ -149,6 +154,13 @@ def observe(measured: Measured, peak: Roofline, busy: float) -> Observed:
         widths=widths,
         wider=lambda at, width: _wider(cfg, at, width),
     )
+
+
+def nearly_fused(experiment: Experiment, target: Target) -> list[str]:
+    """Why fusions of a GPU that nearly apply to the step are not used; see `passes.fusion.declined`."""
+    passes = (*SIMPLIFY, *gpu_fusions(target))
+    programs = accumulate(passes, lambda program, apply: apply(program), initial=experiment.step_program(passes=()))
+    return declined(passes, list(programs))
 
 
 def _key(e: Equation) -> Key:
