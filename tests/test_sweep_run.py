@@ -123,7 +123,7 @@ def test_groups_side_by_side_stopped_at_any_call_and_resumed_have_the_same_bytes
     )
     for calls in (5, 8, None):
         trained = run(found, tmp_path / "s", halving=True, watch=Watch(after(calls or 10**6), messages.append))
-        trained.together = [found.groups]
+        trained.together = [list(found.groups)]
         if calls:
             with pytest.raises(SweepInterrupted):
                 trained.run()
