@@ -74,7 +74,7 @@ else:
         for name in names:
             if vars(cls).get(name) is None:  # __hash__ is None in a class that defines __eq__
                 setattr(cls, name, _Generated(cls, name, options))
-        cls.__setattr__, cls.__delattr__ = _refuse_setting, _refuse_deleting
+        cls.__setattr__ = cls.__delattr__ = _refuse
         return cls
 
 
@@ -119,9 +119,6 @@ def _generate(cls: type, options: Mapping[str, bool]) -> None:
                 setattr(cls, name, value.default)
 
 
-def _refuse_setting(self: object, name: str, value: object) -> NoReturn:
-    raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
-
-
-def _refuse_deleting(self: object, name: str) -> NoReturn:
-    raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
+def _refuse(self: object, name: str, *value: object) -> NoReturn:
+    """Refuse to set a field of a frozen dataclass, or without a value to delete it."""
+    raise dataclasses.FrozenInstanceError(f"cannot {'assign to' if value else 'delete'} field {name!r}")

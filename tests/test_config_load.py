@@ -193,6 +193,11 @@ def test_overrides_set_values_by_dotted_key(tmp_path: Path, overrides: list[str]
          "known: out_features, bias, in_features, weight_init, init_gain, tied"),
         ("model.layers.1.conv2d.outs=3", "c.yaml:7:7: model.layers[1]: found a mapping with "
          "linear, conv2d, expected one layer"),
+        ("training.precision.x=1", "--set training.precision.x: training.precision: found a mapping with x, "
+         "expected one of float32, tf32, bfloat16, float64"),
+        ("data.augment.0.crop.pading=1", "--set data.augment.0.crop.pading: data.augment: found a mapping with 0, "
+         "expected a list"),
+        ("optimizer.sgd.lrr=1", "--set optimizer.sgd.lrr: unknown key; did you mean lr?"),
         ("training.epochs=three", f"--set training.epochs: found 'three', {POSITIVE}"),
         ("model.layers.1.linear.out_features=-1", "--set model.layers.1.linear.out_features: "
          f"model.layers[1].linear.out_features: found -1, {POSITIVE}"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -111,12 +113,11 @@ def command(
             raise click.UsageError(f"{option} is for runs on images; this one is on a table or a text")
     note_precision(trained.config, device)
     options = ImageOptions(cast(Choice, invert), cast(Choice, center))
-    predicted: list[Predicted]
+    broken = list[DataError]()
     if trained.config.data.is_text:
-        predicted, broken = _predict_texts(paths, trained, device)
+        predicted = _predict_texts(paths, trained, device, broken)
     else:
-        found, broken = _read(paths, trained, options)
-        predicted = _predict(found, trained, device)
+        predicted = _predict(_read(paths, trained, options, broken), trained, device)
     if predicted:
         note_epoch(run)
     if as_json:
@@ -129,46 +130,44 @@ def command(
         raise SystemExit(BROKEN_INPUT)
 
 
-def _read(
-    paths: tuple[Path, ...], trained: model_file.TrainedModel, options: ImageOptions
-) -> tuple[list[tuple[Path, inputs.Inputs]], bool]:
-    """The images or rows of the files that can be read, and whether one cannot; the reason is printed.
+@contextmanager
+def _reported(broken: list[DataError]) -> Iterator[None]:
+    """Print a DataError, and add it to `broken`."""
+    try:
+        yield
+    except DataError as error:
+        progress(f"adtrain: error: {error}")
+        broken.append(error)
 
-    What is done to many images is printed once.
-    """
-    found, broken, changed = [], False, defaultdict[str, list[Path]](list)
+
+def _read(
+    paths: tuple[Path, ...], trained: model_file.TrainedModel, options: ImageOptions, broken: list[DataError]
+) -> list[tuple[Path, inputs.Inputs]]:
+    """The images or rows of the files that can be read. What is done to many images is printed once."""
+    found, changed = [], defaultdict[str, list[Path]](list)
     for given in paths:
-        try:
+        listed: Sequence[Path] = []
+        with _reported(broken):
             listed = inputs.files(given)
-        except DataError as error:
-            progress(f"adtrain: error: {error}")
-            listed, broken = [], True
         for path in listed:
-            try:
+            with _reported(broken):
                 read = inputs.read(path, trained, options, lambda paths, changes: changed[changes].extend(paths))
                 found.append((path, read))
-            except DataError as error:
-                progress(f"adtrain: error: {error}")
-                broken = True
     for changes, changed_paths in changed.items():
         inputs.warn_of_changes(changed_paths, changes)
-    return found, broken
+    return found
 
 
 def _predict_texts(
-    paths: tuple[Path, ...], trained: model_file.TrainedModel, device: str
-) -> tuple[list[Predicted], bool]:
-    """The probabilities of what follows each text, and whether one cannot be read; the reason is printed."""
-    predicted, broken, log_probabilities = [], False, sampling.next_class_of(trained, device)
+    paths: tuple[Path, ...], trained: model_file.TrainedModel, device: str, broken: list[DataError]
+) -> list[Predicted]:
+    """The probabilities of what follows each text that can be read."""
+    predicted, log_probabilities = [], sampling.next_class_of(trained, device)
     for path in paths:
-        try:
+        with _reported(broken):
             text = text_file.read_classes(path, trained.config.data.options, trained.known).numbers
-        except DataError as error:
-            progress(f"adtrain: error: {error}")
-            broken = True
-        else:
             predicted.append(Predicted(path, 0, True, np.exp(log_probabilities(text))))
-    return predicted, broken
+    return predicted
 
 
 def _predict(found: list[tuple[Path, inputs.Inputs]], trained: model_file.TrainedModel, device: str) -> list[Predicted]:

@@ -41,7 +41,8 @@ def of_mapping(path: PathParts) -> Names | None:
     name = ITEMS.get(str(above[-1])) if isinstance(last, int) else SECTIONS.get(last)
     if name is not None:
         return _properties(_schema()["$defs"][name])
-    return options().get(str(last))
+    is_class = of_mapping(tuple(above)) is None  # otherwise a key, such as `precision`, which is also a metric
+    return options().get(str(last)) if is_class else None
 
 
 @cache
@@ -59,18 +60,23 @@ def options() -> dict[str, Names]:
 def unknown(root: Node, settings: Iterable[Sequence[str]]) -> list[PathParts]:
     """The first part of each setting's key that the config cannot have, with the parts before it.
 
-    `root` is the config with the settings. Nothing is unknown in options of plug-ins, nor where two classes are named.
+    `root` is the config with the settings. What is in classes of plug-ins, or in places with another mistake, is left
+    to the validation.
     """
     found: list[PathParts] = []
     for key in settings:
-        node, path, is_one = root, PathParts(), True
+        node, path = root, PathParts()
         for part in key:
-            names = of_mapping(path) if isinstance(node.value, dict) and is_one else None
-            if names is not None and part not in names:
-                found.append((*path, part))
-                break
-            is_one = len(path) == 0 or not isinstance(node.value, dict) or part not in options() or len(node.value) == 1
-            path = (*path, int(part) if isinstance(node.value, list) else part)
+            if isinstance(node.value, list):
+                path = (*path, int(part))
+            else:
+                names = of_mapping(path)
+                if names is not None and part not in names:
+                    found.append((*path, part))
+                is_class = part in options() and isinstance(node.value, dict) and len(node.value) == 1
+                if part not in (names or ()) and not (names is None and is_class):
+                    break
+                path = (*path, part)
             node, _ = node.find(path[-1:])
     return found
 

@@ -48,7 +48,7 @@ def page(path: str, text: str) -> str:
 
 def help_texts(command: click.Command, called: str) -> Iterator[str]:
     """A section for the command and each of its subcommands."""
-    context = click.Context(command, info_name=called, terminal_width=90)
+    context = click.Context(command, info_name=called, terminal_width=90, show_default=True)  # as that of `adtrain`
     yield f"\n## {called}\n\n```text\n{command.get_help(context)}\n```\n"
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
