@@ -26,7 +26,6 @@ from adtrain.core.array import array
 from adtrain.core.backend import backend
 from adtrain.sweeps.members import groups_of, members_of
 from adtrain.sweeps.session import step_arguments
-from adtrain.sweeps.step import Programs
 
 SAMPLES, LAUNCHES, STEPS = 7, 9, 100
 
@@ -38,7 +37,7 @@ def together(name: str, order: str, members: int, device: str) -> Callable[[], N
     arguments = tree.map(lambda x: array(np.asarray(x, order="C"), device=device), step_arguments(group, members))
     rng = np.random.default_rng(0)
     rows = array(rng.integers(0, len(group.whole), arguments[-1].shape), device=device)
-    step = Programs(group.experiment).step
+    step = group.programs.step
     carry: list[Any] = list(arguments[:2])
 
     def take() -> None:

@@ -352,7 +352,9 @@ class SweepRun:
         self.device, self.watch = session.device, watch
         self.waves = {plan.group.number: plan.waves[0] for plan in plans}
         """For each group the largest number of members that are trained at the same time."""
-        self.together = [[plan.group for plan in same_time] for same_time in together_of(plans, self.device)]
+        self.together: Sequence[Sequence[Group]] = [
+            [plan.group for plan in same_time] for same_time in together_of(plans, self.device)
+        ]
         """The groups, in lists of those that are trained side by side."""
         options, groups = folder.options, session.groups
         if (wrong := session.lacks(options.rank_by)) is not None:
