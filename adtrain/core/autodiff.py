@@ -85,11 +85,16 @@ class ReverseTrace:
     def process(self, primitive: Primitive, args: Sequence[Value], params: Mapping[str, Any]) -> Any:
         primals = [self.lower(x) for x in args]
         out = bind(primitive, *primals, **params)
-        traced = [i for i, x in enumerate(args) if isinstance(x, ReverseTracer) and x.trace is self]
-        positions = [i for i in traced if primitive.has_derivative(i)]
+        if not primitive.differentiable:
+            return out
+        positions, parents = [], []
+        by_all = primitive.joint_vjp or primitive.by_composition
+        for i, x in enumerate(args):
+            if isinstance(x, ReverseTracer) and x.trace is self and (by_all or primitive.rule(i) is not None):
+                positions.append(i)
+                parents.append((x.node, x.position))
         if not positions:
             return out
-        parents = [(args[i].node, args[i].position) for i in positions]  # type: ignore[attr-defined]
         if (composition := primitive.by_composition) is not None:
             pull = pulled_back(partial(composition, **params), primals, positions)
         else:

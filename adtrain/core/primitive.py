@@ -142,6 +142,8 @@ class Primitive:
     composition: Callable[..., Any] | None = None
     taylor: Callable[..., Value | None] | None = None
     differentiable: bool = field(init=False)
+    by_composition: Callable[..., Any] | None = field(init=False)
+    """The composition, if there are no other rules for the derivatives."""
 
     def __post_init__(self) -> None:
         if self.name in PRIMITIVES:
@@ -149,6 +151,7 @@ class Primitive:
         PRIMITIVES[self.name] = self
         separate = callable(self.vjp) or any(rule is not None for rule in self.vjp)
         object.__setattr__(self, "differentiable", separate or bool(self.joint_vjp or self.composition))
+        object.__setattr__(self, "by_composition", None if self.joint_vjp or self.vjp else self.composition)
 
     def rule(self, argument: int) -> VjpRule | None:
         """The vjp rule of one argument; None where there is no derivative."""
@@ -156,33 +159,15 @@ class Primitive:
             return self.vjp(argument)
         return self.vjp[argument] if argument < len(self.vjp) else None
 
-    def has_derivative(self, argument: int) -> bool:
-        """Whether there is a derivative by this argument."""
-        return self.by_composition is not None or self.joint_vjp is not None or self.rule(argument) is not None
-
-    @property
-    def by_composition(self) -> Callable[..., Any] | None:
-        """The composition, if there are no other rules for its derivatives."""
-        return None if self.joint_vjp or self.vjp else self.composition
-
     def pullback(self, out: Any, args: Sequence[Value], params: Mapping[str, Any], positions: Sequence[int]) -> Pull:
         """The pullback to the arguments at these positions, by the rules. ``out`` is a tuple for several outputs."""
-        single = isinstance(out, Value)
-
-        def given(cts: Sequence[Any]) -> Any:
-            return cts[0] if single else tuple(cts)
-
         if self.joint_vjp is not None:
-            joint = self.joint_vjp(out, *args, **params)
-
-            def of_all(cts: Sequence[Any]) -> list[Value | None]:
-                found = joint(given(cts))
-                return [found[i] for i in positions]
-
-            return of_all
-        rules = [self.rule(i) for i in positions]
-        pullbacks = [None if rule is None else rule(out, *args, **params) for rule in rules]
-        return lambda cts: [None if pull is None else pull(given(cts)) for pull in pullbacks]
+            return _joint_pull(self.joint_vjp(out, *args, **params), isinstance(out, Value), positions)
+        pullbacks: list[Pullback | None] = []
+        for i in positions:
+            rule = self.rule(i)
+            pullbacks.append(None if rule is None else rule(out, *args, **params))
+        return _pull(pullbacks, isinstance(out, Value))
 
     def output_types(self, args: Sequence[Any], params: Mapping[str, Any]) -> tuple[ArrayType, ...]:
         """The types of the outputs, by the shape rule, which may raise ShapeError or DTypeError.
@@ -235,6 +220,22 @@ class Primitive:
         if self.view:
             return [0 for _ in args]
         return self.reads(*args, **params) if self.reads else [x.size for x in args]
+
+
+def _joint_pull(pullback: Callable[[Any], Sequence[Value | None]], single: bool, positions: Sequence[int]) -> Pull:
+    def pull(cts: Sequence[Any]) -> list[Value | None]:
+        found = pullback(cts[0] if single else tuple(cts))
+        return [found[i] for i in positions]
+
+    return pull
+
+
+def _pull(pullbacks: Sequence[Pullback | None], single: bool) -> Pull:
+    def pull(cts: Sequence[Any]) -> list[Value | None]:
+        given = cts[0] if single else tuple(cts)
+        return [None if each is None else each(given) for each in pullbacks]
+
+    return pull
 
 
 def _ranks(axes: Axes) -> tuple[list[int], list[int]]:
