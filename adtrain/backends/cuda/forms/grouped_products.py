@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from math import gcd
-from typing import NamedTuple
 
 import numpy as np
 
@@ -269,23 +268,6 @@ MAX_BFLOAT16_POINTERS = 256
 """Maximum arrays of a launch. Its arguments have 4 KiB, of which tensor maps take half."""
 
 
-class Kind(NamedTuple):
-    """What products of a launch have in common.
-
-    Attributes:
-        k: their K.
-        transposed: whether A and B are.
-        update: the text of their epilogue.
-        converted: whether other equations convert an argument of the epilogue to bfloat16: a weight, whose copy the
-            epilogue may write in repeated steps (`prefetch_batch`).
-    """
-
-    k: int
-    transposed: tuple[bool, bool]
-    update: str
-    converted: bool
-
-
 class GroupedBfloat16Fusion(Fusion):
     """Consecutive products of bfloat16 of one kind whose results no other equation reads."""
 
@@ -305,8 +287,12 @@ class GroupedBfloat16Fusion(Fusion):
         yield from self._divided(run)
 
     @cached_property
-    def _products(self) -> dict[int, Kind]:
-        """The positions and kinds of the products that can be in a group."""
+    def _products(self) -> dict[int, tuple[object, ...]]:
+        """The positions of the products that can be in a group, and what the products of a group have in common.
+
+        This is K, whether A and B are transposed, the text of the epilogue, and whether other equations convert an
+        argument of it to bfloat16: a weight, whose copy the epilogue may write in repeated steps (`prefetch_batch`).
+        """
         equations = self.program.equations
         converted = {e.inputs[0] for e in equations if e.primitive.name == "to_bfloat16"}
         found = {}
@@ -319,9 +305,8 @@ class GroupedBfloat16Fusion(Fusion):
             m, n = product.outputs[0].type.shape
             few = -(-m // TILE) * -(-n // TILE) <= MAX_WAVES * self.target.multiprocessors
             if few and a is not b and cuda_kernels(product.name, self.target, a.type, b.type, **product.kernel_params):
-                found[i] = Kind(
-                    product_lengths(e)[-1], transposed, epilogue(e).text, not converted.isdisjoint(e.inputs)
-                )
+                is_converted = not converted.isdisjoint(e.inputs)
+                found[i] = product_lengths(e)[-1], transposed, epilogue(e).text, is_converted
         return found
 
     def _divided(self, run: Sequence[int]) -> list[Sequence[int]]:
@@ -362,7 +347,7 @@ def _epilogues(equation: Equation) -> Epilogue:
     """The epilogues of all products, an array of structs: the pointers of the first one, then of the next one."""
     members = body_of(equation).equations
     own = [epilogue(e) for e in members]
-    assert len({x.text for x in own}) == 1, "products of a kind"
+    assert len({x.text for x in own}) == 1, "products of a group"
     text = f"{own[0].text}\nstruct Epilogues {{\n    Epilogue of[{len(own)}];\n}};"
     return Epilogue(text, [v for x in own for v in (*x.inputs, *x.outputs)], ())
 
