@@ -62,7 +62,7 @@ from adtrain.lowering.cuda.gemm.bfloat16 import (
     MATRIX_TILES,
     TILES,
     Bfloat16Product,
-    bfloat16_products,
+    bfloat16_gemm,
     fastest_splits,
 )
 from adtrain.lowering.cuda.gemm.cost_model import BF16X3_EVEN_WIDTHS, bf16x3_stage_cycles
@@ -295,7 +295,7 @@ class GroupedBfloat16Fusion(Fusion):
         """
         equations = self.program.equations
         converted = {e.inputs[0] for e in equations if e.primitive.name == "to_bfloat16"}
-        found = {}
+        found: dict[int, tuple[object, ...]] = {}
         for i in self.unread:
             e, product = equations[i], matmul_of(equations[i])
             if e.form != PRODUCT or product.name != "matmul_bfloat16" or len(product.outputs[0].type.shape) != 2:
@@ -340,7 +340,7 @@ def _product(equations: Sequence[Equation], target: Target) -> Bfloat16Product:
 
 def _candidates(equation: Equation, target: Target) -> Sequence[CudaKernel]:
     products = _product(body_of(equation).equations, target)
-    return [bfloat16_products(x) for x in fastest_splits(products, MATRIX_TILES)]
+    return [bfloat16_gemm(x) for x in fastest_splits(products, MATRIX_TILES)]
 
 
 def _epilogues(equation: Equation) -> Epilogue:
