@@ -12,7 +12,7 @@ from adtrain.backends.cuda.targets import H200
 from adtrain.core.program import Equation, Variable
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cuda import hash_grid
+from adtrain.lowering.cuda import indexing
 from adtrain.ops.hash_grid import grid_levels, hash_grid_add_p, hash_grid_p
 
 __all__ = ["host"]
@@ -77,14 +77,14 @@ def test_a_cotangent_that_is_not_finite_makes_all_sums_nan(host: Host) -> None:
 
 @pytest.mark.parametrize("features", [1, 2])
 def test_sums_in_shared_memory_have_the_same_bits(host: Host, features: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hash_grid, "SHARED_BYTES", 8 * 40)
-    monkeypatch.setattr(hash_grid, "MOST_THREADS", 64)
+    monkeypatch.setattr(indexing, "SHARED_BYTES", 8 * 40)
+    monkeypatch.setattr(indexing, "MOST_THREADS", 64)
     rng = np.random.default_rng(0)
     levels, rows = grid_levels(2, (2, 5, 9), 64)  # the last one does not fit
     arrays = [rng.normal(size=(150, 3, features)), rng.uniform(0, 1, (150, 2)), levels]
     found = []
     for few in (1000, 1):
-        monkeypatch.setattr(hash_grid, "MIN_POINTS", few)
+        monkeypatch.setattr(indexing, "MIN_POINTS", few)
         found.append(computed(host, hash_grid_add_p, arrays, rows=rows, along=(1,)))
     assert found[0].tobytes() == found[1].tobytes()
     np.testing.assert_allclose(found[0], hash_grid_add_p.reference(*arrays, rows=rows, along=(1,)), rtol=1e-12)

@@ -391,7 +391,7 @@ def _cycles_with_inputs(kernel: CudaKernel, read: int) -> float:
 
 
 def bfloat16_gemm(product: Bfloat16Product) -> CudaKernel:
-    """Products of matrices by `gemm/bfloat16_gemm.cu`. The operands are A and B of the first one, then of the next one."""
+    """Products by `gemm/bfloat16_gemm.cu`. The operands are A and B of the first one, then of the next one."""
     (batch, _, _, k), shapes = product.lengths, product.shapes
     maps = []
     for i, lengths in enumerate(shapes):
