@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from math import gcd
-from typing import NamedTuple
 
 import numpy as np
 
@@ -60,7 +59,7 @@ from adtrain.lowering.cuda.gemm.bfloat16 import (
     MATRIX_TILES,
     TILES,
     Bfloat16Product,
-    bfloat16_products,
+    bfloat16_gemm,
     fastest_splits,
 )
 from adtrain.lowering.cuda.gemm.cost_model import BF16X3_EVEN_WIDTHS, bf16x3_stage_cycles
@@ -266,23 +265,6 @@ MAX_BFLOAT16_POINTERS = 256
 """Maximum arrays of a launch. Its arguments have 4 KiB, of which tensor maps take half."""
 
 
-class Kind(NamedTuple):
-    """What products of a launch have in common.
-
-    Attributes:
-        k: their K.
-        transposed: whether A and B are.
-        update: the text of their epilogue.
-        converted: whether other equations convert an argument of the epilogue to bfloat16: a weight, whose copy the
-            epilogue may write in repeated steps (`prefetch_batch`).
-    """
-
-    k: int
-    transposed: tuple[bool, bool]
-    update: str
-    converted: bool
-
-
 class GroupedBfloat16Fusion(Fusion):
     """Consecutive products of bfloat16 of one kind whose results no other equation reads."""
 
@@ -302,11 +284,15 @@ class GroupedBfloat16Fusion(Fusion):
         yield from self._divided(run)
 
     @cached_property
-    def _products(self) -> dict[int, Kind]:
-        """The positions and kinds of the products that can be in a group."""
+    def _products(self) -> dict[int, tuple[object, ...]]:
+        """The positions of the products that can be in a group, and what the products of a group have in common.
+
+        This is K, whether A and B are transposed, the text of the epilogue, and whether other equations convert an
+        argument of it to bfloat16: a weight, whose copy the epilogue may write in repeated steps (`prefetch_batch`).
+        """
         equations = self.program.equations
         converted = {e.inputs[0] for e in equations if e.primitive.name == "to_bfloat16"}
-        found = {}
+        found: dict[int, tuple[object, ...]] = {}
         for i in self.unread:
             e, product = equations[i], matmul_of(equations[i])
             if e.form != PRODUCT or product.name != "matmul_bfloat16" or len(product.outputs[0].type.shape) != 2:
@@ -316,9 +302,8 @@ class GroupedBfloat16Fusion(Fusion):
             m, n = product.outputs[0].type.shape
             few = -(-m // TILE) * -(-n // TILE) <= MAX_WAVES * self.target.multiprocessors
             if few and a is not b and cuda_kernels(product.name, self.target, a.type, b.type, **product.kernel_params):
-                found[i] = Kind(
-                    product_lengths(e)[-1], transposed, epilogue(e).text, not converted.isdisjoint(e.inputs)
-                )
+                is_converted = not converted.isdisjoint(e.inputs)
+                found[i] = product_lengths(e)[-1], transposed, epilogue(e).text, is_converted
         return found
 
     def _divided(self, run: Sequence[int]) -> list[Sequence[int]]:
@@ -352,14 +337,14 @@ def _product(equations: Sequence[Equation], target: Target) -> Bfloat16Product:
 
 def _candidates(equation: Equation, target: Target) -> Sequence[CudaKernel]:
     products = _product(body_of(equation).equations, target)
-    return [bfloat16_products(x) for x in fastest_splits(products, MATRIX_TILES)]
+    return [bfloat16_gemm(x) for x in fastest_splits(products, MATRIX_TILES)]
 
 
 def _epilogues(equation: Equation) -> Epilogue:
     """The epilogues of all products, an array of structs: the pointers of the first one, then of the next one."""
     members = body_of(equation).equations
     own = [epilogue(e) for e in members]
-    assert len({x.text for x in own}) == 1, "products of a kind"
+    assert len({x.text for x in own}) == 1, "products of a group"
     text = f"{own[0].text}\nstruct Epilogues {{\n    Epilogue of[{len(own)}];\n}};"
     return Epilogue(text, [v for x in own for v in (*x.inputs, *x.outputs)], ())
 

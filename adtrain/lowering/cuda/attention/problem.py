@@ -97,13 +97,6 @@ class Problem(NamedTuple):
         """Of a gradient: the positions of the output, the logsumexp and the cotangent of the output."""
         return self.arrays, self.arrays + 1, self.arrays + 2
 
-    @property
-    def flops(self) -> float:
-        """Multiplications and additions of the products, those of the forward pass or of the gradient."""
-        x = self.lengths
-        pairs = x.batch * x.queries * x.keys * (0.5 if self.causal else 1)
-        return (10 if self.gradient else 4) * pairs * x.width
-
     def _three(self, first: int) -> tuple[int, int, int]:
         return (first, first + 1, first + 2) if self.arrays == 3 else (first, first, first)
 

@@ -377,11 +377,10 @@ def _cycles_with_inputs(kernel: CudaKernel, read: int) -> float:
     assert isinstance(launch.blocks, int)
     if not read:
         return kernel.cycles
-    m, n, pingpong, threads = (launch.definitions[name] for name in ("TILE_M", "TILE_N", "PINGPONG", "BLOCK_THREADS"))
-    groups, rounds = 1 if pingpong else threads // WARPGROUP - 1, n // ROUND_COLUMNS
-    parts = m // CONSUMER_ROWS // groups
-    registers = parts * (n / 2 + rounds * read * ROUND_COLUMNS / 8)
-    waits = parts * rounds * ROUND_WAIT if registers > EARLY_REGISTERS else 0
+    m, n, stages, pingpong = (launch.definitions[name] for name in ("TILE_M", "TILE_N", "TILE_STAGES", "PINGPONG"))
+    tile = Bfloat16Tile(m, n, stages, 0, bool(pingpong))
+    late = tile.registers(read) > EARLY_REGISTERS
+    waits = tile.parts * (n // ROUND_COLUMNS) * ROUND_WAIT if late else 0
     waves, stores = -(-int(launch.numbers[-1]) // launch.blocks), m * n / STORED
     if not pingpong:
         return kernel.cycles + waves * waits
@@ -390,26 +389,20 @@ def _cycles_with_inputs(kernel: CudaKernel, read: int) -> float:
 
 
 def bfloat16_gemm(product: Bfloat16Product) -> CudaKernel:
-    """The product of matrices by `gemm/bfloat16_gemm.cu`."""
-    batch, m, n, k = product.lengths
-    shapes = ((m, k) if product.mn_major[0] else (k, m)), ((n, k) if product.mn_major[1] else (k, n))
-    maps = [TensorMap(i, (*shape, batch), (*product.box_lengths(i), 1)) for i, shape in enumerate(shapes)]
-    names = "bfloat16_gemm", "sum_bfloat16_splits"
-    return product.kernel("gemm/bfloat16_gemm.cu", names, product.lengths, n, maps)
-
-
-def bfloat16_products(product: Bfloat16Product) -> CudaKernel:
-    """Several products by `gemm/bfloat16_gemm.cu`. The operands are A and B of the first one, then of the next one."""
-    k, shapes = product.lengths[-1], product.shapes
+    """Products by `gemm/bfloat16_gemm.cu`. The operands are A and B of the first one, then of the next one."""
+    (batch, _, _, k), shapes = product.lengths, product.shapes
     maps = []
     for i, lengths in enumerate(shapes):
         for operand, (length, is_mn_major) in enumerate(zip(lengths, product.mn_major, strict=True)):
             shape = (length, k) if is_mn_major else (k, length)
-            maps.append(TensorMap(2 * i + operand, (*shape, 1), (*product.box_lengths(operand), 1)))
-    numbers = k, *(length for shape in shapes for length in shape)
-    names = "bfloat16_products", "sum_bfloat16_products"
+            maps.append(TensorMap(2 * i + operand, (*shape, batch), (*product.box_lengths(operand), 1)))
+    names, macros = ("bfloat16_gemm", "sum_bfloat16_splits"), {}
+    numbers: tuple[int, ...] = product.lengths
+    if product.others:
+        names = "bfloat16_products", "sum_bfloat16_products"
+        numbers, macros = (k, *(length for shape in shapes for length in shape)), {"PRODUCTS": len(shapes)}
     row_length = math.gcd(*(n for _, n in shapes))
-    return product.kernel("gemm/bfloat16_gemm.cu", names, numbers, row_length, maps, {"PRODUCTS": len(shapes)})
+    return product.kernel("gemm/bfloat16_gemm.cu", names, numbers, row_length, maps, macros)
 
 
 def candidates(

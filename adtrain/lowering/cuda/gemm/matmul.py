@@ -66,8 +66,6 @@ class BlockGemm:
         lengths: batch, M, N and K.
         splits: of K (split-K).
         transposed: whether A and B are.
-        load_bytes: bytes that a load of A or B has at most. With fewer than 16, a small GEMM does not copy operands to
-            shared memory.
     """
 
     lengths: tuple[int, int, int, int]
@@ -75,7 +73,6 @@ class BlockGemm:
     tile: Tile | SmallTile
     splits: int
     transposed: tuple[bool, bool]
-    load_bytes: int = 16
 
     @property
     def small(self) -> bool:
@@ -102,7 +99,7 @@ class BlockGemm:
         """Elements per load of A and B, and per store of C (WIDE_A, WIDE_B, WIDE_C)."""
         _, m, n, k = self.lengths
         transpose_a, transpose_b = self.transposed
-        widest = self.load_bytes // self.itemsize
+        widest = 16 // self.itemsize
         along_k = 1 if self.tile.kind is MmaKind.FMA else math.gcd(widest, k)  # FMA panels are transposed while loading
         return (
             math.gcd(widest, m) if transpose_a else along_k,
