@@ -119,13 +119,15 @@ __device__ __forceinline__ void load_images(
 
 struct Accumulator {
     static constexpr bool ONE_TERM = LOW_PAIRS == 0; // WGMMA sums all products
-    float main[SUMS] = {}, low[SUMS];
+    float main[SUMS], low[SUMS];
 
     // See Fp16x2Accumulator::multiply.
     __device__ __forceinline__ void multiply(Pipelines &pipeline, const char *images, const char *weights, int warpgroup,
         bool first_tile, PipelineState<IMAGE_STAGES> &image, PipelineState<WEIGHT_STAGES> &weight) {
         if (first_tile) pipeline.wait_for_start(warpgroup);
         float high[SUMS];
+        #pragma unroll
+        for (int i = 0; i < SUMS; i++) main[i] = 0;
         int last_image = 0, last_weight = 0;
         for (int channel_block = 0; channel_block < CHANNEL_BLOCKS; channel_block++, image.advance()) {
             pipeline.images.wait_full(image);

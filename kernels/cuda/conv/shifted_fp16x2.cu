@@ -159,7 +159,7 @@ __device__ __forceinline__ void load_images(
 }
 
 struct Fp16x2Accumulator {
-    float main[SUMS] = {}, squares; // sum of the squares of the images' rows
+    float main[SUMS], squares; // sum of the squares of the images' rows
 
     // The products of a tile. images: the stages of images in shared memory, from this warpgroup's columns on; weights: the
     // stages of weights; first_tile: this is the block's first tile.
@@ -167,6 +167,8 @@ struct Fp16x2Accumulator {
         bool first_tile, PipelineState<IMAGE_STAGES> &image, PipelineState<WEIGHT_STAGES> &weight) {
         float low[SUMS];
         squares = 0;
+        #pragma unroll
+        for (int i = 0; i < SUMS; i++) main[i] = 0;
         if (first_tile) pipeline.wait_for_start(warpgroup);
         int last = 0; // the stage of weights that running products read
         for (int channel_block = 0, taps_done = 0; channel_block < CHANNEL_BLOCKS; channel_block++, image.advance()) {

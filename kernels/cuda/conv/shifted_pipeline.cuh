@@ -45,7 +45,9 @@ template <int IMAGES, int WEIGHTS, int IMAGE_PRODUCERS, int CONSUMERS, bool RESI
         static_assert(!RESIDENT || WEIGHTS % COUNT == 0, "the last call fills the last stage");
         if (RESIDENT && state.phase > 0) return;
         for (int i = 0; i < COUNT; i++, state.advance()) {
-            Mbarrier &full = weights.expect(state, BYTES);
+            weights.wait_empty(state);
+            Mbarrier &full = weights.full[state.stage];
+            full.arrive_expect_tx(BYTES);
             bulk_copy<BYTES>(shared + state.stage * BYTES, from + (int64_t)i * BYTES, full);
         }
     }

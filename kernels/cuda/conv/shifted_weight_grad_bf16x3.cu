@@ -25,6 +25,8 @@ template <class Layout, class Source> __device__ __forceinline__ void load_opera
 // The sums of a row of the window. By a warpgroup.
 __device__ __forceinline__ void multiply(
     float (&main)[SUMS], const PositionSplit &split, int row, Pipeline<STAGES> &pipeline, const char *shared) {
+    #pragma unroll
+    for (int i = 0; i < SUMS; i++) main[i] = 0;
     PipelineState<STAGES> state;
     for (int i = split.begin; i < split.end; i++, state.advance()) {
         pipeline.wait_full(state);
@@ -79,7 +81,11 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_shifted_bf16x3(const T *x, cons
     char *shared = *SHARED_STAGES(char[STAGE], shared_bytes);
     T *staging = SHARED_LOADS(T, shared_bytes);
     __shared__ Pipeline<STAGES> pipeline;
-    pipeline.start(PRODUCERS / WARP, CONSUMERS / WARP);
+    if (threadIdx.x == 0) {
+        pipeline.init(PRODUCERS / WARP, CONSUMERS / WARP);
+        fence_mbarrier_init();
+    }
+    __syncthreads();
     if (threadIdx.x < PRODUCERS) {
         warpgroup_reg_dealloc<48>();
         if (threadIdx.x < LOADERS)
@@ -90,7 +96,7 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_shifted_bf16x3(const T *x, cons
     } else {
         warpgroup_reg_alloc<128>();
         const int row = threadIdx.x / WARPGROUP - 2;
-        float sums[SUMS] = {};
+        float sums[SUMS];
         multiply(sums, split, row, pipeline, shared);
         write(sums, split, row, w,
             [&](int filter, int channel, int tap) {

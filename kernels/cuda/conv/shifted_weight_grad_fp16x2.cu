@@ -107,7 +107,9 @@ __device__ __forceinline__ void load_stages(const PackedOperands &packed, const 
             const int position = image * IMAGE_PITCH + pass * StageLayout::STAGE_POSITIONS;
             const AlignedRow of_images(position + SKIPPED_ROWS), of_gradients(position + GRADIENT_LEADING_ROWS);
             char *stage = shared + state.stage * StageLayout::SIZE;
-            Mbarrier &full = pipeline.expect(state, StageLayout::SIZE);
+            pipeline.wait_empty(state);
+            Mbarrier &full = pipeline.full[state.stage];
+            full.arrive_expect_tx(StageLayout::SIZE);
             #pragma unroll
             for (int i = 0; i < FP16_TERMS; i++) {
                 bulk_copy<StageLayout::IMAGE_BYTES>(stage + i * StageLayout::IMAGE_BYTES,
@@ -162,6 +164,8 @@ struct SumBounds {
 __device__ __forceinline__ SumBounds multiply(float (&main)[SUMS], const PackedOperands &packed,
     const ImageSplit &split, int row, Pipeline<PIPELINE_STAGES> &pipeline, const char *shared) {
     SumBounds bounds;
+    #pragma unroll
+    for (int i = 0; i < SUMS; i++) main[i] = 0;
     PipelineState<PIPELINE_STAGES> state;
     for (int image = split.begin; image < split.end; image++) {
         const Statistics x = packed.images.statistics[image], g = packed.gradients.statistics[image];
@@ -217,7 +221,7 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_shifted_fp16x2(
     }
     warpgroup_reg_alloc<152>();
     const int row = threadIdx.x / WARPGROUP - 1;
-    float sums[SUMS] = {};
+    float sums[SUMS];
     const SumBounds bounds = multiply(sums, packed, split, row, pipeline, shared);
     float sign = any_below(sums, bounds.min_size) ? -INFINITY : 0; // see Fp16x2Accumulator::accurate
     #pragma unroll

@@ -133,7 +133,11 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_sparse_pool(
     if (BIAS && threadIdx.x < STEP)
         (*SHARED_ONES(Ones, shared_bytes))[threadIdx.x] = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
     fence_proxy_async();
-    pipeline.start(PRODUCERS / WARP, CONSUMERS / WARP);
+    if (threadIdx.x == 0) {
+        pipeline.init(PRODUCERS / WARP, CONSUMERS / WARP);
+        fence_mbarrier_init();
+    }
+    __syncthreads();
     PipelineState<STAGES> state;
     if (threadIdx.x < PRODUCERS) {
         warpgroup_reg_dealloc<56>();

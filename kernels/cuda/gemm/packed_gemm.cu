@@ -83,12 +83,14 @@ struct Bf16x3Terms {
 // selected: a bit for each accumulator. FP16X2: while multiplying, it is set while the running sum stays below the level.
 template <class Terms> struct Accumulators {
     static constexpr bool CHECKS_CANCELLATION = Terms::FORMAT == FP16X2;
-    float main[SUMS] = {}, low_order[SUMS];
+    float main[SUMS], low_order[SUMS];
     uint32_t selected[SUMS / 32];
 
     // level: the cancellation levels of this thread's two rows.
     __device__ __forceinline__ void multiply(TilePipeline &pipeline, PipelineState<Terms::STAGES> &state,
         const char *shared, int k_tiles, const float (&level)[2]) {
+        #pragma unroll
+        for (int i = 0; i < SUMS; i++) main[i] = 0;
         #pragma unroll
         for (uint32_t &word : selected) word = CHECKS_CANCELLATION ? ~0u : 0;
         const auto lead = [&](float (&sums)[SUMS], int at, int) {
@@ -171,8 +173,10 @@ template <int TERMS, int STAGES> __device__ __forceinline__ void produce(
         const char *b = layout.packed_tile(layout.blocks_a + at.item * layout.rows_b + column / PACKED_ROWS, 0, TERMS);
         b += column % PACKED_ROWS * (PACKED_BYTES / PACKED_ROWS);
         for (int i = own.begin; i < own.end; i++, state.advance()) {
+            pipeline.wait_empty(state);
             char *to = shared + state.stage * SIZE;
-            Mbarrier &full = pipeline.expect(state, SIZE);
+            Mbarrier &full = pipeline.full[state.stage];
+            full.arrive_expect_tx(SIZE);
             if (DIRECT_A)
                 maps.a.load(to, i * PACKED_K, at.row * PACKED_ROWS, at.item, full);
             else

@@ -109,7 +109,9 @@ template <int WORDS> __device__ __forceinline__ void split_four(
 // By one thread: copies a tile to the next stage of a ring. row and column: of the tile in op(W), which has rows x columns tiles.
 template <bool TRANSPOSE, int STAGES> __device__ __forceinline__ void copy_tile(Pipeline<STAGES> &pipeline,
     PipelineState<STAGES> &state, char *ring, const char *tiles, int row, int column, int rows, int columns) {
-    Mbarrier &full = pipeline.expect(state, TILE_BYTES);
+    pipeline.wait_empty(state);
+    Mbarrier &full = pipeline.full[state.stage];
+    full.arrive_expect_tx(TILE_BYTES);
     const int at = TRANSPOSE ? column * rows + row : row * columns + column;
     bulk_copy<TILE_BYTES>(ring + state.stage * TILE_BYTES, tiles + (int64_t)at * TILE_BYTES, full);
     state.advance();

@@ -56,7 +56,7 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent(
         for (int pass = 0; pass < PASSES; pass++) {
             const int unit = item.unit(pass);
             const bool live = item.live(pass);
-            T in[GATES] = {}, b[GATES] = {}, bx[GATES] = {}, s[ITEMS * GATES] = {};
+            T in[GATES] = {}, b[GATES] = {}, bx[GATES] = {}, s[ITEMS * GATES];
             if (live) {
                 #pragma unroll
                 for (int g = 0; g < GATES; g++) b[g] = bias[g * HIDDEN + unit];

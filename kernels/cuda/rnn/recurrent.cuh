@@ -127,11 +127,13 @@ template <int K, int OUTPUTS, bool CONTIGUOUS> struct Products {
             for (int i = 0; i < VECTORS; i++) load_part(held[i], item, 0, i, weight);
     }
 
-    // Adds to `sum`. The sums of this thread's item are then at sum[0 ... OUTPUTS - 1].
+    // The sums of this thread's item at sum[0 ... OUTPUTS - 1].
     template <typename Weight>
     __device__ __forceinline__ void operator()(
         const Item &item, int pass, const T *rows, Weight weight, T (&sum)[ITEMS * OUTPUTS]
     ) const {
+        #pragma unroll
+        for (int i = 0; i < ITEMS * OUTPUTS; i++) sum[i] = 0;
         if constexpr (RESIDENT) {
             #pragma unroll
             for (int i = 0; i < VECTORS; i++) add_part(item, rows, i, held[i], sum);

@@ -145,7 +145,7 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
             cluster_wait();
         #pragma unroll 1
         for (int pass = 0; pass < PASSES; pass++) {
-            T s[ITEMS] = {};
+            T s[ITEMS];
             products(item, pass, now, factor, s);
             const int unit = item.unit(pass);
             if (item.live(pass)) CARRIED += s[0];
