@@ -64,9 +64,8 @@ template <int ROWS> constexpr int TILE_BYTES = ROWS * SEGMENTS * ROW_BYTES;
 // By the producer thread: starts to copy ROWS rows of an array, from `first` on, to a stage of `tiles`.
 template <int ROWS, class Array, int STAGES> __device__ __forceinline__ void load_stage(const Array &array,
     Pipeline<STAGES> &pipeline, const PipelineState<STAGES> &at, char *tiles, int64_t head, int64_t first) {
-    pipeline.wait_empty(at);
-    pipeline.full[at.stage].arrive_expect_tx(TILE_BYTES<ROWS>);
-    array.template load<ROWS>(tiles + at.stage * TILE_BYTES<ROWS>, head, first, pipeline.full[at.stage]);
+    Mbarrier &full = pipeline.expect(at, TILE_BYTES<ROWS>);
+    array.template load<ROWS>(tiles + at.stage * TILE_BYTES<ROWS>, head, first, full);
 }
 
 // Descriptors of operands in a tile of ROWS rows. along_width: the width is K, and rows from `first` (a multiple of eight) on

@@ -159,14 +159,11 @@ static __device__ __forceinline__ void produce(const Arrays &arrays, const Gradi
         #pragma unroll 1
         for (int step = 0; step < tile.steps; step++, at.advance()) {
             const int first = tile.query_tile(step) * BLOCK_Q;
-            Mbarrier &q_full = barriers.q.full[at.stage], &ct_full = barriers.ct.full[at.stage];
-            barriers.q.wait_empty(at);
-            q_full.arrive_expect_tx(Q_BYTES + STATS_BYTES);
+            Mbarrier &q_full = barriers.q.expect(at, Q_BYTES + STATS_BYTES);
             arrays.q.load<BLOCK_Q>(shared.q + at.stage * Q_BYTES, tile.head, first, q_full);
             bulk_copy<STATS_BYTES>(shared.stats + at.stage * STATS_BYTES,
                 (const char *)(packed.stats + packed.tile(tile.head, first) * STATS), q_full);
-            barriers.ct.wait_empty(at);
-            ct_full.arrive_expect_tx(Q_BYTES);
+            Mbarrier &ct_full = barriers.ct.expect(at, Q_BYTES);
             arrays.ct.load<BLOCK_Q>(shared.ct + at.stage * Q_BYTES, tile.head, first, ct_full);
         }
     }

@@ -81,11 +81,9 @@ static __device__ __forceinline__ void consume(Barriers &barriers, const SharedT
     for (int round = 0, number; (number = tile_of_round(round)) < tiles; round++, at_q.advance()) {
         const QueryTile tile(number, batch, queries, keys);
         const int first = tile.first + turns.own * 64;
-        float scores[SCORES], outputs[OUTPUTS];
+        float scores[SCORES], outputs[OUTPUTS] = {};
         uint32_t weights[SCORES / 2];
         RunningSoftmax<SCORES> softmax;
-        #pragma unroll
-        for (int i = 0; i < OUTPUTS; i++) outputs[i] = 0;
 
         const auto start_products = [&] {
             const char *q = shared.q + at_q.stage * Q_BYTES, *k = shared.k + at_k.stage * K_BYTES;

@@ -77,10 +77,8 @@ static __device__ __forceinline__ void consume(S *out, T *logsumexp, Barriers &b
             const int first = task.first + in_task, unit = in_task / UNIT_ROWS;
             if (first >= queries) break;
             full[unit].wait(at.phase);
-            float outputs[OUTPUTS];
+            float outputs[OUTPUTS] = {};
             RunningSoftmax<UNIT_ROWS / 2> softmax;
-            #pragma unroll
-            for (int i = 0; i < OUTPUTS; i++) outputs[i] = 0;
             #pragma unroll 1
             for (int j = 0; j < KEY_UNITS; j++) {
                 if (CAUSAL && j * UNIT_ROWS > first + 63) break;

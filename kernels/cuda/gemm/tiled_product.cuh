@@ -28,11 +28,7 @@ template <int INPUTS, int OUTPUTS, int COLUMN_SPLITS, bool TRANSPOSE> struct Til
     __device__ TiledProduct()
         : pipeline(*(Pipeline<STAGES> *)(shared_bytes + BARRIERS)),
           warpgroup(__shfl_sync(~0u, threadIdx.x / WARPGROUP, 0)), first_tile(blockIdx.x % COLUMN_SPLITS * OWN_TILES) {
-        if (threadIdx.x == 0) {
-            pipeline.init(1, CONSUMERS / WARP);
-            fence_mbarrier_init();
-        }
-        __syncthreads();
+        pipeline.start(1, CONSUMERS / WARP);
     }
 
     // By the third warpgroup: copies the tiles in the order in which the others multiply.

@@ -193,9 +193,8 @@ template <class A, class B, class Ready> __device__ __forceinline__ void produce
     TilePipeline &pipeline = stages.pipeline();
     PipelineState<STAGES> next = state; // the stage of the next tile of the weight
     const auto copy_weight = [&](int i) {
-        pipeline.wait_empty(next);
-        pipeline.full[next.stage].arrive_expect_tx(STAGE);
-        bulk_copy<TILE_B>(stages.at + next.stage * STAGE + TILE_A, b(i), pipeline.full[next.stage]);
+        Mbarrier &full = pipeline.expect(next, STAGE);
+        bulk_copy<TILE_B>(stages.at + next.stage * STAGE + TILE_A, b(i), full);
         next.advance();
     };
     const int first = min(STAGES, k_tiles);
@@ -247,14 +246,6 @@ __device__ __forceinline__ void multiply(
 __device__ __forceinline__ int opaque(int x) {
     asm volatile("" : "+r"(x));
     return x;
-}
-
-__device__ __forceinline__ void init_pipeline(const Stages &stages) {
-    if (threadIdx.x == 0) {
-        stages.pipeline().init(1, CONSUMER_THREADS / WARP);
-        fence_mbarrier_init();
-    }
-    __syncthreads();
 }
 
 // The maxima of two numbers over this thread's consumer warpgroup.

@@ -12,7 +12,7 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent(
     wait_for_inputs();
     const Packed layout(rows, scratch);
     const Stages stages;
-    init_pipeline(stages);
+    stages.pipeline().start(1, CONSUMER_WARPS);
     const int part = blockIdx.x % PARTS;
     PipelineState<STAGES> state;
     if (threadIdx.x < WARPGROUP) {

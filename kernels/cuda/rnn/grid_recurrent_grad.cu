@@ -41,7 +41,7 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
     wait_for_inputs();
     const Packed layout(rows, scratch);
     const Stages stages;
-    init_pipeline(stages);
+    stages.pipeline().start(1, CONSUMER_WARPS);
     const int part = blockIdx.x % PARTS;
     int tile = part / SPLITS, split = part % SPLITS;
     const int first_k = Packed::K_TILES * split / SPLITS, k_tiles = Packed::K_TILES * (split + 1) / SPLITS - first_k;

@@ -19,8 +19,8 @@ KERNEL __launch_bounds__(THREADS, 1) grid_weight_grad(
     const Packed layout(rows, scratch);
     const WeightGradInputs inputs = layout.weight_grad(length);
     const Stages stages;
-    init_pipeline(stages);
     TilePipeline &pipeline = stages.pipeline();
+    pipeline.start(1, CONSUMER_WARPS);
     PipelineState<STAGES> state;
     const int tile = blockIdx.x % WEIGHT_GRAD_TILES, split = blockIdx.x / WEIGHT_GRAD_TILES;
     const int tile_row = tile / COLUMN_TILES, tile_column = tile % COLUMN_TILES;
@@ -42,9 +42,7 @@ KERNEL __launch_bounds__(THREADS, 1) grid_weight_grad(
         }
         if (threadIdx.x > 0) return;
         for (int64_t i = begin; i < end; i++, state.advance()) {
-            pipeline.wait_empty(state);
-            Mbarrier &full = pipeline.full[state.stage];
-            full.arrive_expect_tx(2 * OPERAND);
+            Mbarrier &full = pipeline.expect(state, 2 * OPERAND);
             char *const to = stages.at + state.stage * STAGE;
             for (int box = 0; box < 2 * BOXES; box++) {
                 const int at = box < BOXES ? tile_row : SUMS_OF_STEP / TILE + tile_column;

@@ -33,6 +33,14 @@ template <int STAGES> struct Pipeline {
             empty[i].init(consumer_arrivals);
         }
     }
+    // The same by all threads of the block, which may use it then.
+    __device__ __forceinline__ void start(int producer_arrivals, int consumer_arrivals) {
+        if (threadIdx.x == 0) {
+            init(producer_arrivals, consumer_arrivals);
+            fence_mbarrier_init();
+        }
+        __syncthreads();
+    }
     // A consumer waits until the stage is filled.
     template <int COUNT> __device__ __forceinline__ void wait_full(const PipelineState<COUNT> &at) {
         full[at.stage].wait(at.phase);
@@ -40,6 +48,12 @@ template <int STAGES> struct Pipeline {
     // A producer waits until the stage may be overwritten. In the first round it does not wait.
     template <int COUNT> __device__ __forceinline__ void wait_empty(const PipelineState<COUNT> &at) {
         empty[at.stage].wait(at.phase ^ 1);
+    }
+    // The same by a thread that fills the stage by asynchronous copies of `bytes`, which the barrier that is returned counts.
+    template <int COUNT> __device__ __forceinline__ Mbarrier &expect(const PipelineState<COUNT> &at, int bytes) {
+        wait_empty(at);
+        full[at.stage].arrive_expect_tx(bytes);
+        return full[at.stage];
     }
     // A consumer warp has read a stage. Its lanes are synchronised: by wgmma_wait_group(), for example.
     __device__ __forceinline__ void release(int stage) {
