@@ -270,7 +270,8 @@ def test_an_axis_with_many_elements_after_it_is_not_strided() -> None:
 
 
 def test_streamed_data_have_the_time_to_read_a_batch(quick: None, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examples, "_fits", lambda split, device: False)
+    monkeypatch.setattr(examples, "_usable_in_place", lambda images, device: False)
+    monkeypatch.setattr(examples, "_copy_limit", lambda device: 0)
     _, found = of_config(path)
     assert found.gather_ms is not None
     assert found.gather_ms > 0

@@ -20,7 +20,7 @@ WARP = 32
 TENSOR_CORES = (8, 0)
 """The first compute capability with asynchronous copies, and with tensor cores for tf32, bfloat16 and float64."""
 HOPPER = (9, 0)
-"""The only compute capability with wgmma, and the first one with clusters."""
+"""The only compute capability with matrix products of warpgroups, and the first one with clusters."""
 
 
 class Target(NamedTuple):

@@ -60,13 +60,16 @@ def cell_statistics(cells: np.ndarray) -> Statistics:
     for chunk in chunks(cells):  # by the update of `_of_numbers`
         values = chunk.T.copy()
         empty = np.isnan(values)
+        first = values[np.arange(len(values)), empty.argmin(axis=1)]  # of numbers far from 0 a sum is inexact
+        first[np.isnan(first)] = 0
+        values -= first[:, np.newaxis]
+        values[empty] = 0
         new = values.shape[1] - np.count_nonzero(empty, axis=1)
         total = np.maximum(count + new, 1)
-        values[empty] = 0
         means = values.sum(axis=1) / np.maximum(new, 1)
-        delta = means - mean
         values -= means[:, np.newaxis]
         values[empty] = 0
+        delta = first + means - mean
         squares += np.square(values, out=values).sum(axis=1) + delta**2 * count * new / total
         mean += delta * new / total
         count += new
@@ -99,9 +102,11 @@ def _of_numbers(images: Images, name: str) -> Statistics:
         if not np.isfinite([low, high]).all():
             row = int(np.flatnonzero(~np.isfinite(chunk).reshape(len(chunk), -1).all(axis=1))[0])
             raise DataError(f"{name}: found a number that is not finite in row {done + row}, expected finite ones")
+        first = values[:, :1].copy()  # of numbers far from 0 a sum is inexact
+        values -= first
         new, means = values.shape[1], values.mean(axis=1)
-        delta = means - mean
         values -= means[:, np.newaxis]
+        delta = first[:, 0] + means - mean
         squares += np.square(values, out=values).sum(axis=1) + delta**2 * count * new / (count + new)
         mean += delta * new / (count + new)
         least, greatest = np.minimum(least, low), np.maximum(greatest, high)

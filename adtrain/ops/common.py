@@ -350,6 +350,7 @@ def binary(primitive: Primitive, meaning: str, prepared: Callable[..., Iterable[
 
 
 def _named(f: F, name: str, doc: str) -> F:
-    f.__name__ = f.__qualname__ = name
+    """A function of `adtrain.ops`, which keys of cached Programs find by its name."""
+    f.__module__, f.__name__, f.__qualname__ = __package__, name, name
     f.__doc__ = doc
     return f
