@@ -73,7 +73,7 @@ class Workshop:
         """Load the program in another process, a session of its own, which prints `entry(5)`."""
         code = (
             "import sys; from pathlib import Path; import numpy as np; from adtrain import assets\n"
-            "from adtrain.backends.cpu.compiler import Source; from adtrain.backends.cpu.compiler import load\n"
+            "from adtrain.backends.cpu.compiler import Source, load\n"
             "assets.PACKAGE = Path(sys.argv[1]) / 'adtrain'\n"
             "print(load(sys.argv[2], [Source('scale.c', (np.dtype('float32'),))], ['entry']).entry(5))\n"
         )

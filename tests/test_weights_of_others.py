@@ -381,7 +381,10 @@ def test_a_network_for_texts_is_refused_for_a_table(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "x.csv").write_text("x,label\n" + "1,a\n2,b\n" * 20)
     line = one_line(command("new", tmp_path / "x.csv", "--from", tmp_path, expect=2))
-    assert line == f"{tmp_path}: found a network for texts, but {tmp_path}/x.csv is none"
+    assert line == (
+        f"{tmp_path}: found a network for texts, expected one for images or a table, as {tmp_path}/x.csv has; "
+        "give a text, or another --from"
+    )
 
 
 @pytest.mark.parametrize(

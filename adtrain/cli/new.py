@@ -129,7 +129,8 @@ def command(source: str, tokens: int | None, folder: Path | None, overrides: tup
         lines = text(section, section.model_dump(mode="json", exclude_unset=True), start).splitlines()
     except DataOptionError as error:
         if start is not None and error.option == "unit":
-            raise AdtrainError(f"{start.folder}: found a network for texts, but {source} is none") from None
+            expected = f"expected one for images or a table, as {source} has; give a text, or another --from"
+            raise AdtrainError(f"{start.folder}: found a network for texts, {expected}") from None
         if tokens is None or error.option not in given:
             raise
         raise DataError(f"--tokens: {error.reason}") from None
@@ -218,7 +219,7 @@ def text(section: Data, given: Mapping[str, Any], start: Start | None = None) ->
         training = ["optimizer: {adamw: {lr: 0.00005}}", "schedule: cosine", f"training: {value}"]
         if is_text and found.tokenizer is None:
             others = f"those of the data are {outputs} characters or bytes"
-            warn(start.folder, f"its classes are tokens, and {others}; with its {FILE} in the folder they are tokens")
+            warn(start.folder, f"its classes are tokens, {others}; to train on tokens, copy its {FILE} into the folder")
     loss = "binary_cross_entropy_with_logits" if multilabel else "mse"
     if found.classes:
         loss = "cross_entropy"

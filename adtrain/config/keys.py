@@ -1,4 +1,4 @@
-"""The keys of configs, without the classes that have them: their import takes a fifth of a second.
+"""The keys of configs, without an import of the classes that have them, which takes long.
 
 The keys are those of the JSON Schema, `configs/schema.json`, which is made from these classes.
 """

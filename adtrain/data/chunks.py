@@ -199,7 +199,7 @@ def decimal_numbers(block: bytes, begins: np.ndarray, ends: np.ndarray) -> Numbe
     integers, decimals = np.zeros((2, len(ends)), np.int64)
     wrong, seen = np.zeros((2, len(ends)), np.uint64)  # bits that no number has; all bits once the point is found
     later = _last_bytes(block, ends, lengths, 0, ZEROS)
-    for i in range(count):  # operators such as |= take no new memory, which is most of the time
+    for i in range(count):  # in place, because most of the time of `a | b` is that of new memory
         word = later
         point = _bytes_equal(word, POINT ^ ZERO)
         wrong |= point & ((point - ONE) | seen)

@@ -82,7 +82,10 @@ def _by_output(y: Any, slope: Callable[[Any], Any]) -> tuple[Any, Pull]:
 
 
 def _with_bias(arrays: Arrays, path: str, y: Any, pull_both: Callable[[Any], tuple[Any, Any]]) -> tuple[Any, Pull]:
-    """A product (N, C, ...) of an input and a weight plus the bias, if there is one; `pull_both` is the product's."""
+    """The product `y` (N, C, ...) of an input and a weight, plus the bias if the layer has one, with the pullback.
+
+    `pull_both` is the pullback of the product: the cotangents of the input and of the weight.
+    """
     bias, axes = arrays.get(f"{path}bias"), (0, *range(2, y.ndim))
 
     def pull(ct: Any) -> tuple[Any, Arrays]:
