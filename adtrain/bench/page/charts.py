@@ -1,4 +1,4 @@
-"""Charts of the pages of results, on logarithmic axes: curves over sizes, ratios with their intervals, and rooflines."""
+"""Charts of pages of results, on logarithmic axes: curves over sizes, ratios with their intervals, and rooflines."""
 
 from __future__ import annotations
 

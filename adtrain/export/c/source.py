@@ -1,6 +1,7 @@
 """The text of an exported C file and of its header, by templates, and the content of its file of weights.
 
-Also what compilers make of it: a library for this machine, and WebAssembly by clang."""
+Compilers make a library for this machine of it, and clang makes WebAssembly.
+"""
 
 from __future__ import annotations
 
