@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def _by_name(rows: Mapping[str, T]) -> dict[str, T]:
-    """What the names of a row mean, which blanks separate."""
+    """The meaning of each name. A key of `rows` has several names with blanks between them."""
     return {name: meaning for names, meaning in rows.items() for name in names.split()}
 
 
