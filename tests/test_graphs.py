@@ -30,7 +30,7 @@ from adtrain.graphs.ladder import Ladder
 from adtrain.graphs.layout import ladder_picture
 from adtrain.graphs.network import network_picture
 from adtrain.graphs.picture import Box, Picture
-from adtrain.graphs.roles import MOST_SCALARS, NONE, Roles, folds
+from adtrain.graphs.roles import MOST_SCALARS, NO_FOLDS, Roles, folds
 from adtrain.graphs.step import program_graph
 from adtrain.passes import SIMPLIFY
 from adtrain.training.loop import batches_of
@@ -431,4 +431,4 @@ def test_equal_blocks_are_drawn_once(widths: list[int], drawn: list[str], tmp_pa
 
 
 def test_layers_in_a_row_are_no_blocks() -> None:
-    assert folds(training.outline(config.load("mlp")).step_program(passes=())) == NONE
+    assert folds(training.outline(config.load("mlp")).step_program(passes=())) == NO_FOLDS

@@ -30,7 +30,7 @@ from adtrain.distributed.rendezvous import Meeting, Peer, meet
 MARK_BYTES = 16
 WATCHDOG_SECONDS = 5.0
 """How long a rank waits after its partner is gone: the watchdog ends the job and reports the reason."""
-ADVICE = "pip install 'adtrain[mpi]'"
+MPI_ADVICE = "pip install 'adtrain[mpi]'"
 
 
 class CountedRanks(ABC):
@@ -250,7 +250,7 @@ def mpi() -> ModuleType:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         reason = " ".join(str(error).split())
-        raise AdtrainError(f"MPI needs mpi4py and an MPI library: {ADVICE} ({reason})") from None
+        raise AdtrainError(f"MPI needs mpi4py and an MPI library: {MPI_ADVICE} ({reason})") from None
     module: ModuleType = MPI
     return module
 

@@ -38,7 +38,7 @@ def flat(equations: Iterable[Equation]) -> Iterator[Equation]:
             yield e
 
 
-LEAST = 3
+LEAST_BLOCKS = 3
 """Minimum neighbouring equal blocks that are drawn as one."""
 
 
@@ -49,11 +49,11 @@ class Folds(NamedTuple):
     labels: dict[str, str]
 
 
-NONE = Folds({}, {})
+NO_FOLDS = Folds({}, {})
 
 
 def folds(program: Program) -> Folds:
-    """The runs of at least LEAST blocks whose layers have the same names, kinds and equations, in a traced Program.
+    """The runs of LEAST_BLOCKS or more blocks whose layers have equal names, kinds and equations, in a traced Program.
 
     A block is what has one number in the path of a layer: "2.norm1" and "2.linear1" are of block 2. It has at least two
     layers.
@@ -80,7 +80,7 @@ def folds(program: Program) -> Folds:
     for _, group in groupby(blocks, signature):
         run = list(group)
         first, last = blocks[run[0]], run[-1][1]
-        if len(run) < LEAST or len(first) < 2:
+        if len(run) < LEAST_BLOCKS or len(first) < 2:
             continue
         for at in run:
             found.scopes.update((scope, first[key]) for key, scope in blocks[at].items())

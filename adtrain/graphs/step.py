@@ -25,7 +25,7 @@ from adtrain.graphs.formats import Graph
 from adtrain.graphs.ladder import Ladder
 from adtrain.graphs.layout import ladder_picture
 from adtrain.graphs.picture import Picture
-from adtrain.graphs.roles import NONE, Place, Roles, flat, folds, program_text
+from adtrain.graphs.roles import NO_FOLDS, Place, Roles, flat, folds, program_text
 from adtrain.jitted import Jitted, jit
 from adtrain.passes import SIMPLIFY
 from adtrain.passes.fusion import declined
@@ -87,7 +87,7 @@ def program_graph(
     names = list(dict.fromkeys([TRACE, *map(_pass_name, passes)]))
     if after not in names:
         raise AdtrainError(f"unknown pass {after!r}; {known(after, names, 'passes')}")
-    folded = NONE if detail else folds(program)
+    folded = NO_FOLDS if detail else folds(program)
     labels = {**labels, **folded.labels}
     order = Roles(program, inputs, folded.scopes).rows
     programs = list(_after_passes(program, passes))

@@ -259,11 +259,14 @@ class MetricsFolder:
         return locked_by(self.path / METRICS)
 
     def append_metrics(self, record: object, durable: bool = False) -> None:
-        """Append a line, which with `durable` survives a power failure. If the disk is full, nothing is appended."""
+        """Append a line, which with `durable` survives a power failure. If the disk is full, nothing is appended.
+
+        Raises AdtrainError where the line cannot be written.
+        """
         append_line(self.path / METRICS, json.dumps(records.plain(record), allow_nan=False), durable)
 
     def drop_unfinished_line(self) -> None:
-        """Drop the line that a killed process has begun."""
+        """Drop the line that a killed process has begun. Raises AdtrainError where the file cannot be changed."""
         path = self.path / METRICS
         content = read_file(path)
         try:

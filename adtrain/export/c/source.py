@@ -1,6 +1,6 @@
 """The text of an exported C file and of its header, by templates, and the content of its file of weights.
 
-Compilers make a library for this machine of it, and clang makes WebAssembly.
+From this text a C compiler makes a library for this machine, and clang makes WebAssembly.
 """
 
 from __future__ import annotations
@@ -240,16 +240,16 @@ def compiled(files: Files, path: Path, interface: Interface) -> Iterator[Compile
         yield Compiled(library, name, interface, Path(folder, "net.o").stat().st_size)
 
 
-ADVICE = "install clang and lld (apt install clang lld), or name one by the environment variable WASM_CC"
-EXPORTS = ("image", "outputs", "first_layer", "predict")
-OPTIONS = (
+WASM_ADVICE = "install clang and lld (apt install clang lld), or name one by the environment variable WASM_CC"
+WASM_EXPORTS = ("image", "outputs", "first_layer", "predict")
+WASM_OPTIONS = (
     "--target=wasm32", "-std=gnu11", "-O3", "-msimd128", "-mbulk-memory", "-ffreestanding", "-nostdlib",
     "-fno-math-errno",
     "-Wl,--no-entry", "-Wl,--strip-all", "-Wl,-z,stack-size=65536",
 )  # fmt: skip
 """WebAssembly with 128-bit vectors, which browsers have since 2021 (Safari since 2023)."""
 
-GLUE = """\
+WASM_GLUE = """\
 #include "net.c"
 {c_type} *image(void) {{ static {c_type} array[NET_INPUTS]; return array; }}
 {output_type} *outputs(void) {{ static {output_type} array[NET_OUTPUTS]; return array; }}
@@ -280,11 +280,11 @@ def webassembly(trained: TrainedModel) -> Module:
     about = network.interface(trained)
     files = generate(trained, Path("net.c"), simd=True, keep_first=True)
     first = files.translated.first
-    glue = GLUE.format(**about._asdict(), first=files.translated.code.text(first))
+    glue = WASM_GLUE.format(**about._asdict(), first=files.translated.code.text(first))
     with tempfile.TemporaryDirectory() as folder:
         for name, text in (("net.c", files.source), ("net.h", files.header), ("glue.c", glue)):
             write_atomic(Path(folder, name), text.encode(), durable=False)
-        _compile_wasm(folder, "glue.c", EXPORTS)
+        _compile_wasm(folder, "glue.c", WASM_EXPORTS)
         content = Path(folder, "net.wasm").read_bytes()
     return Module(content, about, first.type.shape[1:], files.memory)
 
@@ -294,15 +294,15 @@ def _compile_wasm(folder: str, source: str, exports: Sequence[str]) -> None:
     given = os.environ.get("WASM_CC", "clang")
     program = shutil.which(given)
     if program is None:
-        raise AdtrainError(f"{given}: no such program; WebAssembly needs clang: {ADVICE}")
+        raise AdtrainError(f"{given}: no such program; WebAssembly needs clang: {WASM_ADVICE}")
     library = _wasm_folder()
     folders = ["-isystem", str(library), "-I", str(asset_path("kernels") / "cpu")]
     exported = [f"-Wl,--export={name}" for name in exports]
-    command = [program, *OPTIONS, *exported, *folders, source, str(library / "library.c"), "-o", "net.wasm"]
+    command = [program, *WASM_OPTIONS, *exported, *folders, source, str(library / "library.c"), "-o", "net.wasm"]
     done = subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", errors="replace", check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error:" in line] or ["it failed"]
-        raise AdtrainError(f"{given}: {lines[0].strip()}; {ADVICE}")
+        raise AdtrainError(f"{given}: {lines[0].strip()}; {WASM_ADVICE}")
 
 
 def _wasm_folder() -> Path:
