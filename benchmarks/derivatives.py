@@ -64,6 +64,7 @@ def in_adtrain(function: Callable[..., Any], arguments: Any, device: str) -> Ste
 
 
 def in_jax(function: Callable[..., Any], arguments: Any) -> Step:
+    """The function of arguments, compiled by JAX on its default device, with products in float32."""
     import jax
 
     jax.config.update("jax_default_matmul_precision", "highest")

@@ -1,14 +1,14 @@
 """Training steps of networks beyond the packaged configs, in adtrain and in other systems, on random data.
 
-    python benchmarks/networks.py [NETWORK...] [--seed N --count N] [--device cpu|gpu] [--precision PRECISION]
-        [--peer PEER]... [--json-file PATH]
+    python benchmarks/networks.py [NETWORK...] [--seed N] [--count N] [--only NUMBER]... [--device cpu|gpu]
+        [--precision PRECISION] [--peer PEER]... [--seconds SECONDS] [--json-file PATH]
 
-NETWORK is one of NETWORKS, by default each. With --count, networks are drawn in their place, of each family in turn:
-residual, bottleneck, grouped, inverted residual, dilated, plain convolutions, encoder, recurrent, and linear layers.
-Widths, depths, heads, kernels and image sizes are drawn too. The systems and the comparison of their first losses are
-those of `adtrain bench against`. On a GPU all networks are set up and compiled first, side by side. Then each one is
-timed alone, in interleaved samples of all systems. A ratio is the least time of the peers over adtrain's; below 1
-adtrain is slower. The worst ratios are printed last.
+NETWORK is one of NETWORKS, by default each. With --count or --only, networks are drawn in their place, of each family
+in turn: residual, bottleneck, grouped, inverted residual, dilated, plain convolutions, encoder, recurrent, and linear
+layers. Widths, depths, heads, kernels and image sizes are drawn too. The systems and the comparison of their first
+losses are those of `adtrain bench against`. On a GPU all networks are set up and compiled first, side by side. Then
+each one is timed alone, in interleaved samples of all systems. A ratio is the least time of the peers over adtrain's;
+below 1 adtrain is slower. The worst ratios are printed last.
 """
 
 from __future__ import annotations
@@ -30,11 +30,9 @@ from adtrain.bench.peers import comparison
 from adtrain.bench.peers.systems import ADTRAIN, Choice, WorkerFailed, chosen, started
 from adtrain.bench.timing.machine import thread_count
 
-PEERS, CLASSES, BUDGET = (
-    ("torch-eager", "torch-compile", "torch-max", "jax-jit", "jax-scan"),
-    10,
-    comparison.Budget(0.05, 1.0),
-)
+PEERS = "torch-eager", "torch-compile", "torch-max", "jax-jit", "jax-scan"
+CLASSES = 10
+BUDGET = comparison.Budget(0.05, 1.0)
 MARGIN = 1 / 1.1
 """The ratio of times that adtrain may not fall below."""
 BATCHES, WORDS, LENGTH = 8, 4096, 256
@@ -75,6 +73,7 @@ def depths(rng: Random, count: int) -> list[int]:
 
 
 def transformer(count: int, heads: int, hidden: int, causal: bool = False) -> Layers:
+    """Equal encoder layers, each with `hidden` columns between its linear layers."""
     options = {"nhead": heads, "dim_feedforward": hidden, "dropout": 0.0, "activation": "gelu", "norm_first": True}
     return [{"transformer_encoder_layer": {**options, "causal": causal}}] * count
 
