@@ -12,7 +12,7 @@
 // another part of the row. Elements of at least 2^-15 of the largest one keep 22 bits; smaller ones have errors of up to 2^-40 of
 // the largest. In tf32 and bfloat16 an operand is one term, of 11 bits.
 //
-// Macros (GridDivision in grid_recurrent.py): HIDDEN, TILE_N (columns of a product in a block), SPLITS (blocks that divide K of
+// Macros (GridDivision in recurrent.py): HIDDEN, TILE_N (columns of a product in a block), SPLITS (blocks that divide K of
 // one tile), OPERAND_TERMS, GRADIENT, WEIGHT_GRAD (rnn/grid_weight_grad.cu follows the gradient), LSTM, GRU, RELU, GATED.
 #pragma once
 #include "common/collectives.cuh"

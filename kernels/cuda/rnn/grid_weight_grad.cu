@@ -3,7 +3,7 @@
 // steps. A block computes one split of K of a tile of 128 x 128; the first split of a tile adds the sums of the others. One
 // thread copies; two warpgroups multiply, each 64 rows of the tile. The other warps add up the gradients of the biases.
 //
-// Macros (GridDivision in grid_recurrent.py): those of rnn/grid.cuh. WEIGHT_GRAD_SPLITS: of K.
+// Macros (GridDivision in recurrent.py): those of rnn/grid.cuh. WEIGHT_GRAD_SPLITS: of K.
 #include "rnn/grid.cuh"
 
 // A stage has K_OF_STAGE of K. An operand of a stage is boxes of TILE_K columns of the tile, each with one term.
