@@ -128,7 +128,7 @@ _OF_USERS: dict[str, list[type[Fusion]]] = {"cpu": [], "cuda": []}
 
 def register_fusion(fusion: type[Fusion], backend: str) -> None:
     """Let ``backend`` fuse equations to those of a form of the user. It comes before the device's own forms, after the
-    fusion of elementwise equations. The kernels of the form are registered under its name; see `registry.register`.
+    fusion of elementwise equations. The kernels of the form are registered under its name; see `core.kernel.register`.
 
     Args:
         backend: "cpu" or "cuda".
@@ -392,7 +392,7 @@ def with_copies(program: Program, copied: Callable[[Equation, Equation], bool]) 
 
     So a cheap equation can be computed by the kernels of its readers, and its result need not be stored.
     """
-    producer = {v: e for e in program.equations for v in e.outputs}
+    producer = program.producer
     equations: list[Equation] = []
     originals: set[Equation] = set()
     for e in program.equations:
