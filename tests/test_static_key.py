@@ -207,9 +207,7 @@ def test_equations_are_merged_by_the_values_of_parameters_not_by_their_repr() ->
 
 def test_a_lasting_text_names_classes_and_functions_and_has_the_bits_of_floats() -> None:
     expected = '[["builtins","tuple"],[["adtrain.nn.activation","ReLU"]],[["builtins","int"],1],'
-    expected += (
-        '[["builtins","float"],["0000000000000080"]],[["builtins","function"],["adtrain.ops","exp"]]]'
-    )
+    expected += '[["builtins","float"],["0000000000000080"]],[["builtins","function"],["adtrain.ops","exp"]]]'
     assert lasting_text((nn.ReLU(), 1, -0.0, ops.exp)) == expected
 
 
