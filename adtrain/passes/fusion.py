@@ -441,6 +441,17 @@ def is_loops(equation: Equation) -> bool:
     return equation.form in (LOOPS, GATHER) or elementwise(equation)
 
 
+def reads_by_element(equation: Equation, v: Variable) -> bool:
+    """Whether each element of the elementwise result needs only the same element of `v`."""
+    if equation.outputs[0].type.shape != v.type.shape:
+        return False
+    if equation.form != LOOPS:
+        return not equation.has(Trait.BROADCAST)
+    body: Program = equation.params["body"]
+    inner = body.inputs[equation.inputs.index(v)]
+    return all(inner not in e.inputs or not e.has(Trait.BROADCAST) for e in body.equations)
+
+
 class ElementwiseFusion(Fusion):
     """One loop nest for each connected group of elementwise equations of one shape and phase.
 
@@ -500,14 +511,3 @@ class ProductFusion(EpilogueFusion):
 
 
 fuse_product = FusionPass((ProductFusion,))
-
-
-def reads_by_element(equation: Equation, v: Variable) -> bool:
-    """Whether each element of the elementwise result needs only the same element of `v`."""
-    if equation.outputs[0].type.shape != v.type.shape:
-        return False
-    if equation.form != LOOPS:
-        return not equation.has(Trait.BROADCAST)
-    body: Program = equation.params["body"]
-    inner = body.inputs[equation.inputs.index(v)]
-    return all(inner not in e.inputs or not e.has(Trait.BROADCAST) for e in body.equations)
