@@ -26,7 +26,7 @@ from adtrain.bench.scaling_worker import summed
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable, body_of
 from adtrain.core.staging import Pass, stage
-from adtrain.passes.place_collectives import exchange_done_p
+from adtrain.passes.order import exchange_done_p
 from adtrain.passes.plan_memory import Place, plan_memory
 from adtrain.training import sharding
 from adtrain.training.preparation import outline

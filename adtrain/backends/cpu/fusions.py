@@ -31,7 +31,7 @@ from adtrain.passes.fusion import (
     reads_by_element,
 )
 from adtrain.passes.groups import Groups
-from adtrain.passes.place_collectives import readers_first
+from adtrain.passes.order import readers_first
 from adtrain.passes.products import fold_transposes, merge_added_products
 from adtrain.passes.recompute import keep_derivatives, recompute
 from adtrain.passes.simplify import remove_dead_code

@@ -30,7 +30,7 @@ from adtrain.core.program import (
     renamed,
 )
 from adtrain.passes.fusion import FusionPass, by_element, is_loops
-from adtrain.passes.place_collectives import exchanges_data, readers_first
+from adtrain.passes.order import exchanges_data, readers_first
 
 
 @dataclass(frozen=True)
