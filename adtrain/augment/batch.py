@@ -1,4 +1,4 @@
-"""The batch of a step, the base class of random changes of it, and changes that draw the examples of each step anew."""
+"""The batch of a step, the base class of random changes of it, and changes that draw new examples for each step."""
 
 from __future__ import annotations
 
