@@ -103,9 +103,9 @@ class Drawn(Augmentation):
 class Resampled(Augmentation):
     """Points (N, variables, 1, 1) in place of the batch's.
 
-    With `uniform_points` they are independent of one another. Otherwise they are the batch's, moved by a random vector modulo
-    the box (Cranley and Patterson 1976), which keeps how evenly a set fills the box. The numbers depend on the seed,
-    and on the step or the epoch unless `resample` is "never". From step, or epoch, `until` on they stay the same.
+    With `uniform_points` they are independent of one another. Otherwise they are the batch's, moved by a random vector
+    modulo the box (Cranley and Patterson 1976), which keeps how evenly a set fills the box. The numbers depend on the
+    seed, and on the step or the epoch unless `resample` is "never". From step, or epoch, `until` on they stay the same.
     """
 
     low: tuple[float, ...]
