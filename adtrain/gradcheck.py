@@ -442,6 +442,7 @@ def _kernel_error(f: Callable[..., Any], case: Case, dtype: str, device: str) ->
 
 
 def _relative(x: np.ndarray, y: np.ndarray) -> float:
+    """The largest difference, relative to the largest element of ``y``; NaN if a difference is."""
     largest = float(np.abs(y).max(initial=0.0))
     return float(np.abs(x - y).max(initial=0.0)) / max(largest, 1e-30)
 

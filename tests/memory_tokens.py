@@ -15,7 +15,7 @@ from adtrain.core.kernel import c_kernels
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.fusion import by_element
-from adtrain.passes.plan_memory import ALIGNMENT, MemoryPlan, nbytes
+from adtrain.passes.plan_memory import ALIGNMENT, MemoryPlan
 
 
 class Bytes(NamedTuple):
@@ -32,8 +32,8 @@ class Bytes(NamedTuple):
 def bytes_of(v: Variable, plan: MemoryPlan) -> Bytes:
     where, at, offset = plan.places[v]
     if where == "arena":
-        return Bytes(where, at, at + nbytes(v))
-    return Bytes(f"{where} {at}", offset, offset + nbytes(v))
+        return Bytes(where, at, at + v.nbytes)
+    return Bytes(f"{where} {at}", offset, offset + v.nbytes)
 
 
 def workspace_of(equation: Equation, plan: MemoryPlan, number: int, sizes: Callable[[Equation], int]) -> list[Bytes]:
@@ -48,7 +48,7 @@ class Memory:
         self.plan = plan
         self.blocks = {"arena": np.zeros(plan.arena_bytes, np.int64)}  # 0: no value
         for where, values in (("input", program.inputs), ("constant", program.constants), ("output", program.outputs)):
-            self.blocks |= {f"{where} {i}": np.zeros(nbytes(v), np.int64) for i, v in enumerate(values)}
+            self.blocks |= {f"{where} {i}": np.zeros(v.nbytes, np.int64) for i, v in enumerate(values)}
         self.tags: dict[Variable, np.ndarray] = {}
         self.next_tag = 1
 
@@ -59,15 +59,15 @@ class Memory:
 
     def write(self, v: Variable) -> None:
         """Compute a value: new tags at its place."""
-        self.tags[v] = np.arange(self.next_tag, self.next_tag + nbytes(v))
-        self.next_tag += nbytes(v)
+        self.tags[v] = np.arange(self.next_tag, self.next_tag + v.nbytes)
+        self.next_tag += v.nbytes
         self.at(bytes_of(v, self.plan))[:] = self.tags[v]
 
     def view(self, e: Equation) -> None:
         """Derive the tags of a view from those of its arguments. No memory changes."""
         (out,) = e.outputs
         start = e.params.get("start", 0) * out.type.dtype.itemsize
-        self.tags[out] = np.concatenate([self.tags[v] for v in e.inputs])[start : start + nbytes(out)]
+        self.tags[out] = np.concatenate([self.tags[v] for v in e.inputs])[start : start + out.nbytes]
 
     def holds(self, v: Variable) -> bool:
         """Whether the value is at its place."""

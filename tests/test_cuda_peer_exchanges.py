@@ -26,8 +26,8 @@ from adtrain.bench.scaling_worker import summed
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable, body_of
 from adtrain.core.staging import Pass, stage
-from adtrain.passes.place_collectives import exchange_done_p
-from adtrain.passes.plan_memory import Place, nbytes, plan_memory
+from adtrain.passes.order import exchange_done_p
+from adtrain.passes.plan_memory import Place, plan_memory
 from adtrain.training import sharding
 from adtrain.training.preparation import outline
 
@@ -214,8 +214,8 @@ def test_a_step_has_one_launch_that_exchanges_and_updates_parameters_in_place(na
         (e,) = exchanges(program)
         assert len(lowering.launches(e)) == 1
         plan = plan_memory(program, lowering.scratch)
-        assert [plan.places[v] for v in program.outputs if nbytes(v) > 1 << 20] == [
-            Place("input", i) for i, v in enumerate(program.inputs) if v in program.donated and nbytes(v) > 1 << 20
+        assert [plan.places[v] for v in program.outputs if v.nbytes > 1 << 20] == [
+            Place("input", i) for i, v in enumerate(program.inputs) if v in program.donated and v.nbytes > 1 << 20
         ]
 
     on_ranks(2, check)

@@ -30,7 +30,7 @@ from adtrain.passes import (
     place_collectives,
     place_views,
 )
-from adtrain.passes.place_collectives import exchange_done_p
+from adtrain.passes.order import exchange_done_p
 from adtrain.passes.plan_memory import Place, plan_memory
 from adtrain.training.experiment import LOG_ROWS
 from adtrain.training.preparation import outline

@@ -120,6 +120,17 @@ def test_two_evaluations_of_a_network_share_the_backward_pass() -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 
 
+def test_a_sum_may_have_more_terms_than_python_can_recurse() -> None:
+    def f(x: Any) -> Any:
+        total = ops.sin(x)
+        for i in range(1, 1200):
+            total = total + ops.sin(x * float(i))
+        return total
+
+    program = stage(f).program(X)
+    assert str(add_before_products(program)) == str(program)
+
+
 def test_sums_to_a_number_reshapes_and_broadcasts_are_added_as_they_are() -> None:
     def f(a: Any, b: Any) -> Any:
         return ops.sum(a * a) + ops.sum(b * b), a.reshape(6) + b.reshape(6), a[0] + ops.ones((4, 3)) + b[0]

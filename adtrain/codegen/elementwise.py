@@ -60,14 +60,6 @@ def pointer(v: Variable, const: bool = False) -> str:
     return f"{'const ' if const else ''}{c_type(v.type.dtype)} *"
 
 
-@dataclass(frozen=True)
-class Axis:
-    """A loop: its length, and the stride of each operand."""
-
-    length: int
-    strides: tuple[int, ...]
-
-
 def statements(
     body: Program, values: dict[Variable, str], results: Sequence[str], expressions: Mapping[str, str] | None = None
 ) -> list[str]:
@@ -89,6 +81,14 @@ def statements(
         lines.append(f"const {c} t{i} = {value};")
         names[out] = f"t{i}"
     return lines + [f"{place} = {names[v]};" for place, v in zip(results, body.outputs, strict=True)]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A loop: its length, and the stride of each operand."""
+
+    length: int
+    strides: tuple[int, ...]
 
 
 def strides(shape: Shape, within: Shape) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
-"""Descriptions of kernels and of the GPU that they are chosen for, and the registry: which kernels compute a primitive.
+"""Kernels as values: the functions to call, the layout of their memory, and the GPU that they are chosen for.
 
-Modules of `adtrain.lowering` register adtrain's kernels. Users register their own in the same way, with the names that
-`adtrain.extend` exports. Backends run them.
+The registry says which kernels compute a primitive. Modules of `adtrain.lowering` register adtrain's kernels. Users
+register their own in the same way, with the names that `adtrain.extend` exports. Backends run them.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ class CudaLaunch:
 class CudaKernel:
     """One way to compute an equation on a GPU: its launches, in order.
 
-    A rule returns several as candidates; see `adtrain.core.kernel`.
+    A rule returns several as candidates; see `CudaRule`.
 
     Args:
         launches: run one after another.

@@ -1,4 +1,6 @@
-"""Program: a list of equations over typed variables, each assigned once (SSA form). Its axes, costs, fused equations.
+"""Program: a list of equations over typed variables, each assigned once (SSA form).
+
+Also: the axes of a Program, the costs of its equations, and fused equations.
 
 The parameter ``body`` of a fused primitive is a small Program, which runs as one kernel. Only passes make fused
 equations, after differentiation, so they have no derivative. The reference runs the body's equations.
@@ -77,7 +79,7 @@ class Equation:
 
     @property
     def form(self) -> str:
-        """The kind of kernel that computes a fused equation; "" for another one. See `adtrain.core.program`."""
+        """The kind of kernel that computes a fused equation; "" for another one. See `fused_p`."""
         return self.params["form"] if self.primitive.name == "fused" else ""
 
     @property
@@ -415,11 +417,11 @@ def costs(equations: Sequence[Equation]) -> Iterator[Cost]:
         yield Cost(e.cost.flops, moved)
 
 
-def _shape(*args: Any, form: str, body: Program) -> tuple[ArrayType, ...]:
+def _fused_shape(*args: Any, form: str, body: Program) -> tuple[ArrayType, ...]:
     return tuple(v.type for v in body.outputs)
 
 
-def _reference(*buffers: Any, form: str, body: Program) -> Any:
+def _fused_reference(*buffers: Any, form: str, body: Program) -> Any:
     known = dict(zip(body.inputs, buffers, strict=True))
     for e in body.equations:
         found = e.primitive.reference(*(known[v] for v in e.inputs), **e.params)
@@ -428,7 +430,7 @@ def _reference(*buffers: Any, form: str, body: Program) -> Any:
     return results[0] if len(results) == 1 else results
 
 
-def _flops(*args: Any, form: str, body: Program) -> int:
+def _fused_flops(*args: Any, form: str, body: Program) -> int:
     first, *others = body.equations
     named = {e.name + OF_POOLED for e in others}
     if not first.has(Trait.MAX_POOL_GRAD) or form.removesuffix(WITH_SUM) not in named:
@@ -437,20 +439,22 @@ def _flops(*args: Any, form: str, body: Program) -> int:
     return sum(e.cost.flops * pooled.size // spread.size if spread in e.inputs else e.cost.flops for e in others)
 
 
-def _reads(*args: Any, form: str, body: Program) -> Sequence[int]:
+def _fused_reads(*args: Any, form: str, body: Program) -> Sequence[int]:
     found: Counter[Variable] = Counter()
     for of_equation in reads(body.equations):
         found.update(of_equation)
     return [min(found[v], v.size) for v in body.inputs]
 
 
-def _axes(*args: Any, form: str, body: Program) -> Axes:
+def _fused_axes(*args: Any, form: str, body: Program) -> Axes:
     if form == LOOPS:
         return aligned([v.type.shape for v in body.inputs], [v.type.shape for v in body.outputs])
     return axes_of_body(body)
 
 
-fused_p: Primitive = Primitive("fused", _shape, _reference, flops=_flops, reads=_reads, batch=loop, axes=_axes)
+fused_p: Primitive = Primitive(
+    "fused", _fused_shape, _fused_reference, flops=_fused_flops, reads=_fused_reads, batch=loop, axes=_fused_axes
+)
 """Equations that run as one kernel. Its parameters are ``form``, the kind of kernel, and ``body``, the equations."""
 
 LOOPS = "loops"

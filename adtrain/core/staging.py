@@ -1,4 +1,8 @@
-"""stage: trace a function into a Program once, and run the Program in later calls."""
+"""stage: trace a function into a Program once, and run the Program in later calls.
+
+The leaves of the arguments are arrays, Python floats, and static values. `keeps` declares what a pass keeps of the
+results.
+"""
 
 from __future__ import annotations
 

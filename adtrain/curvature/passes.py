@@ -36,10 +36,9 @@ from adtrain.passes.simplify import remove_dead_code, reshape_equation, simplify
 def factor_norms(program: Program) -> Program:
     """``program`` with the squared norms and the sums of batched products by their factors, where nothing else reads
     the products, and Gram matrices are smaller than they are."""
-    producer = {v: e for e in program.equations for v in e.outputs}
     new: dict[Equation, list[Equation]] = {}
     for e in program.equations:
-        factors = _factors(e, producer)
+        factors = _factors(e, program.producer)
         if factors is None or not factors.saves:
             continue
         readers = _readers(program, e.outputs[0])
@@ -188,7 +187,7 @@ class _Patches:
         return new.norms(cotangents, new.reshape(patches, count, positions, positions))
 
 
-def _factors(e: Equation, producer: dict[Variable, Equation]) -> _Factors | None:
+def _factors(e: Equation, producer: Mapping[Variable, Equation]) -> _Factors | None:
     """The factors of the gradients that an equation computes."""
     shape = e.outputs[0].type.shape
     if e.primitive.name == "matmul" and len(shape) == 3 and e.params["transpose_a"] and not e.params["transpose_b"]:

@@ -1,4 +1,7 @@
-"""The base class of layers: an immutable description. Its arrays are in separate trees. Checks of inputs' shapes."""
+"""The base class of layers: an immutable description. Its arrays are in separate trees.
+
+Also: checks of the shapes of inputs.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Kernels compute it as T. Dao, "FlashAttention-2", 2023: block by block, with a running maximum and sum for each query.
 No array of queries by keys is stored. The gradient computes the probabilities again from the logsumexp of each query.
+
+`self_attention` is the same for q, k and v side by side in one array, which it reads without a copy.
 """
 
 from __future__ import annotations

@@ -337,7 +337,7 @@ def unary(primitive: Primitive, meaning: str) -> Unary:
     def apply(x: ArrayLike) -> Value:
         return bind(primitive, as_value(x))
 
-    return _named(apply, primitive.name, f"{meaning}, element by element.")
+    return named(apply, primitive.name, f"{meaning}, element by element.")
 
 
 def binary(primitive: Primitive, meaning: str, prepared: Callable[..., Iterable[Value]] = broadcast) -> Binary:
@@ -346,11 +346,11 @@ def binary(primitive: Primitive, meaning: str, prepared: Callable[..., Iterable[
     def apply(a: ArrayLike, b: ArrayLike) -> Value:
         return bind(primitive, *prepared(primitive.name, a, b))
 
-    return _named(apply, primitive.name, meaning)
+    return named(apply, primitive.name, meaning)
 
 
-def _named(f: F, name: str, doc: str) -> F:
-    """A function of `adtrain.ops`, which keys of cached Programs find by its name."""
+def named(f: F, name: str, doc: str) -> F:
+    """`f` as the function `name` of `adtrain.ops`: keys of cached Programs find it there."""
     f.__module__, f.__name__, f.__qualname__ = __package__, name, name
     f.__doc__ = doc
     return f

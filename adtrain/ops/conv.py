@@ -44,6 +44,21 @@ from adtrain.option_types import Size
 
 __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"]
 
+
+class Window(NamedTuple):
+    """How a kernel moves over an image: pairs (rows, columns), and the number of groups."""
+
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+
+    def output_length(self, axis: int, length: int, kernel: int) -> int:
+        """Positions of the kernel along one axis; 0 or less where it does not fit."""
+        span = self.dilation[axis] * (kernel - 1) + 1
+        return (length + 2 * self.padding[axis] - span) // self.stride[axis] + 1
+
+
 COLUMN_BYTES = 1 << 20
 """Maximum bytes of the columns of a batch of several images: about the size of an L2 cache."""
 
@@ -61,7 +76,7 @@ def _batches(count: int, columns_each: int, dtype: np.dtype) -> Iterator[Any]:
     return (np.s_[start : start + size] for start in range(0, count, size))
 
 
-def _columns(images: np.ndarray, kernel: tuple[int, int], out: tuple[int, int], window: Any) -> np.ndarray:
+def _columns(images: np.ndarray, kernel: tuple[int, int], out: tuple[int, int], window: Window) -> np.ndarray:
     """The im2col matrix (N, G, C / G * KH * KW, OH * OW) of padded, contiguous images (N, C, H, W)."""
     (sn, sc, sh, sw), (dh, dw), (th, tw) = images.strides, window.dilation, window.stride
     n, channels = images.shape[:2]
@@ -71,7 +86,7 @@ def _columns(images: np.ndarray, kernel: tuple[int, int], out: tuple[int, int], 
     return taps.reshape(n, window.groups, channels // window.groups * kernel[0] * kernel[1], out[0] * out[1])
 
 
-def conv2d_reference(x: np.ndarray, w: np.ndarray, window: Any, precision: str) -> np.ndarray:
+def conv2d_reference(x: np.ndarray, w: np.ndarray, window: Window, precision: str) -> np.ndarray:
     """(N, C, H, W) and (O, C / groups, KH, KW) to (N, O, OH, OW)."""
     x, w = rounded(x, precision), rounded(w, precision)
     groups, kernel = window.groups, w.shape[2:]
@@ -85,7 +100,7 @@ def conv2d_reference(x: np.ndarray, w: np.ndarray, window: Any, precision: str) 
 
 
 def weight_grad_reference(
-    x: np.ndarray, g: np.ndarray, window: Any, size: tuple[int, int], precision: str
+    x: np.ndarray, g: np.ndarray, window: Window, size: tuple[int, int], precision: str
 ) -> np.ndarray:
     """Images (N, C, H, W) and cotangents (N, O, OH, OW) to (O, C / groups, *size)."""
     x, g = rounded(x, precision), rounded(g, precision)
@@ -100,7 +115,7 @@ def weight_grad_reference(
 
 
 def weight_grad_by_image_reference(
-    x: np.ndarray, g: np.ndarray, window: Any, size: tuple[int, int], precision: str
+    x: np.ndarray, g: np.ndarray, window: Window, size: tuple[int, int], precision: str
 ) -> np.ndarray:
     """Images (N, C, H, W) and cotangents (N, O, OH, OW) to (N, O, C / groups, *size)."""
     one = [weight_grad_reference(x[i : i + 1], g[i : i + 1], window, size, precision) for i in range(len(x))]
@@ -108,7 +123,7 @@ def weight_grad_by_image_reference(
 
 
 def input_grad_reference(
-    g: np.ndarray, w: np.ndarray, window: Any, size: tuple[int, int], precision: str
+    g: np.ndarray, w: np.ndarray, window: Window, size: tuple[int, int], precision: str
 ) -> np.ndarray:
     """Cotangents (N, O, OH, OW) and weights (O, C / groups, KH, KW) to (N, C, *size).
 
@@ -138,7 +153,7 @@ def input_grad_reference(
 Op = Callable[..., Value]
 
 
-def conv2d_batch(op: Op, mapped: Sequence[bool], x: Value, w: Value, window: Any, **params: Any) -> Value:
+def conv2d_batch(op: Op, mapped: Sequence[bool], x: Value, w: Value, window: Window, **params: Any) -> Value:
     if not mapped[1]:
         return unfold(op(fold(x), w, window=window, **params), x.shape[0])
     members = w.shape[0]
@@ -150,7 +165,7 @@ def conv2d_batch(op: Op, mapped: Sequence[bool], x: Value, w: Value, window: Any
     return _from_channels(out, members)
 
 
-def input_grad_batch(op: Op, mapped: Sequence[bool], g: Value, w: Value, window: Any, **params: Any) -> Value:
+def input_grad_batch(op: Op, mapped: Sequence[bool], g: Value, w: Value, window: Window, **params: Any) -> Value:
     if not mapped[1]:
         return unfold(op(fold(g), w, window=window, **params), g.shape[0])
     g, w = all_mapped(mapped, (g, w))
@@ -159,7 +174,7 @@ def input_grad_batch(op: Op, mapped: Sequence[bool], g: Value, w: Value, window:
 
 
 def weight_grad_batch(
-    op: Op, mapped: Sequence[bool], x: Value, g: Value, window: Any, by_image: Op, **params: Any
+    op: Op, mapped: Sequence[bool], x: Value, g: Value, window: Window, by_image: Op, **params: Any
 ) -> Value:
     """`by_image` computes the weight gradient of each image, for members of one image."""
     if not mapped[0] and window.groups == 1:
@@ -171,7 +186,7 @@ def weight_grad_batch(
     return unfold(op(_as_channels(x), _as_channels(g), window=_grouped(window, members), **params), members)
 
 
-def _grouped(window: Any, members: int) -> Any:
+def _grouped(window: Window, members: int) -> Window:
     return window._replace(groups=window.groups * members)
 
 
@@ -185,23 +200,6 @@ def _from_channels(x: Value, members: int) -> Value:
     """(N, members x C, H, W) to (members, N, C, H, W)."""
     n, channels, *image = x.shape
     return move_axes(reshape(x, (n, members, channels // members, *image)), 1, 0)
-
-
-IntPair = int | Sequence[int]
-
-
-class Window(NamedTuple):
-    """How a kernel moves over an image: pairs (rows, columns), and the number of groups."""
-
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
-    groups: int
-
-    def output_length(self, axis: int, length: int, kernel: int) -> int:
-        """Positions of the kernel along one axis; 0 or less where it does not fit."""
-        span = self.dilation[axis] * (kernel - 1) + 1
-        return (length + 2 * self.padding[axis] - span) // self.stride[axis] + 1
 
 
 def _conv_shape(x: Any, w: Any, window: Window, precision: str = FULL) -> ArrayType:
@@ -350,9 +348,9 @@ def conv2d(
     x: ArrayLike,
     weight: ArrayLike,
     bias: ArrayLike | None = None,
-    stride: IntPair = 1,
+    stride: Ints = 1,
     padding: Padding = 0,
-    dilation: IntPair = 1,
+    dilation: Ints = 1,
     groups: int = 1,
 ) -> Value:
     """Cross-correlation of images with kernels, as `torch.nn.functional.conv2d`; see `matmul_precision`.
@@ -385,11 +383,11 @@ def conv_transpose2d(
     x: ArrayLike,
     weight: ArrayLike,
     bias: ArrayLike | None = None,
-    stride: IntPair = 1,
-    padding: IntPair = 0,
-    output_padding: IntPair = 0,
+    stride: Ints = 1,
+    padding: Ints = 0,
+    output_padding: Ints = 0,
     groups: int = 1,
-    dilation: IntPair = 1,
+    dilation: Ints = 1,
 ) -> Value:
     """The transpose of `conv2d` as a map of images, as `torch.nn.functional.conv_transpose2d`.
 
@@ -446,7 +444,7 @@ def check_output_padding(name: str, extra: tuple[int, ...], stride: tuple[int, .
         raise OptionError(f"{name}: output_padding is {extra}, expected less than the stride {stride}")
 
 
-def _window(name: str, stride: IntPair, padding: IntPair, dilation: IntPair, groups: int) -> Window:
+def _window(name: str, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Window:
     (sh, sw), (ph, pw), (dh, dw) = (
         per_axis(name, option, value, 2)
         for option, value in (("stride", stride), ("padding", padding), ("dilation", dilation))

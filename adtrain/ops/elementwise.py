@@ -1,4 +1,4 @@
-"""Arithmetic, powers and the elementary functions, element by element with broadcasting.
+"""Arithmetic, powers, elementary functions, rounding and bitwise operations, element by element with broadcasting.
 
 A Python number takes the dtype of the arrays that it is combined with. A number alone is float32: `log(3.7)`. For
 float64, use `math.log` or an array.
@@ -33,6 +33,7 @@ from adtrain.ops.common import (
     broadcast,
     elementwise,
     floating,
+    named,
     promote,
     unary,
 )
@@ -272,9 +273,8 @@ def _rounding(primitive: Primitive, meaning: str) -> Unary:
         value = as_value(x)
         return value if value.dtype.kind in "iu" else bind(primitive, value)
 
-    apply.__name__ = apply.__qualname__ = primitive.name
-    apply.__doc__ = f"{meaning}, element by element. The derivative is 0. Integers are returned as they are."
-    return apply
+    doc = f"{meaning}, element by element. The derivative is 0. Integers are returned as they are."
+    return named(apply, primitive.name, doc)
 
 
 floor: Unary = _rounding(floor_p, "The largest whole number that is at most x")

@@ -1,4 +1,4 @@
-"""Norms of vectors and matrices; products of tensors, made of transpose, reshape, matmul and multiplication."""
+"""Products of tensors, made of transpose, reshape, matmul and multiplication; norms of vectors and matrices."""
 
 from __future__ import annotations
 

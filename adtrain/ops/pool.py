@@ -220,36 +220,6 @@ avg_pool2d_put_p: Primitive = Primitive(
 )
 
 
-def adaptive_avg_pool2d(x: ArrayLike, output_size: int | Sequence[int]) -> Value:
-    """Means over a grid of ``output_size`` nearly equal windows: row i spans i H / OH (down) to (i + 1) H / OH (up).
-
-    Each axis is a matrix product with weights from `averages`.
-    """
-    value = as_value(x)
-    if value.ndim != 4 or 0 in value.shape[2:]:
-        raise ShapeError(f"adaptive_avg_pool2d: found shape {value.shape}, expected (N, C, H, W) with H, W > 0")
-    rows, columns = per_axis("adaptive_avg_pool2d", "output_size", output_size, 2)
-    if rows * columns >= LIMIT or max(rows * value.shape[2], columns * value.shape[3]) >= LIMIT:
-        raise ShapeError(f"adaptive_avg_pool2d: output size {(rows, columns)} needs 2^31 elements or more")
-    if rows == columns == 1:
-        return mean(value, (2, 3), keepdims=True)
-    left, right = (
-        array(averages(length, count).astype(value.dtype), device=value.device)
-        for length, count in zip(value.shape[2:], (rows, columns), strict=True)
-    )
-    with matmul_precision(FULL):  # as other means
-        return matmul(left, matmul(value, right, transpose_b=True))
-
-
-def averages(length: int, count: int) -> np.ndarray:
-    """The matrix (count, length) of the means of ``count`` nearly equal windows: float64."""
-    weights = np.zeros((count, length))
-    for i in range(count):
-        start, stop = i * length // count, -(-(i + 1) * length // count)
-        weights[i, start:stop] = 1 / (stop - start)
-    return weights
-
-
 class AxisWindows(NamedTuple):
     """The windows along one axis.
 
@@ -552,3 +522,33 @@ def avg_pool3d(
 ) -> Value:
     """`avg_pool2d` of (N, C, D, H, W)."""
     return _avg_pool(3, x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+
+
+def adaptive_avg_pool2d(x: ArrayLike, output_size: int | Sequence[int]) -> Value:
+    """Means over a grid of ``output_size`` nearly equal windows: row i spans i H / OH (down) to (i + 1) H / OH (up).
+
+    Each axis is a matrix product with weights from `averages`.
+    """
+    value = as_value(x)
+    if value.ndim != 4 or 0 in value.shape[2:]:
+        raise ShapeError(f"adaptive_avg_pool2d: found shape {value.shape}, expected (N, C, H, W) with H, W > 0")
+    rows, columns = per_axis("adaptive_avg_pool2d", "output_size", output_size, 2)
+    if rows * columns >= LIMIT or max(rows * value.shape[2], columns * value.shape[3]) >= LIMIT:
+        raise ShapeError(f"adaptive_avg_pool2d: output size {(rows, columns)} needs 2^31 elements or more")
+    if rows == columns == 1:
+        return mean(value, (2, 3), keepdims=True)
+    left, right = (
+        array(averages(length, count).astype(value.dtype), device=value.device)
+        for length, count in zip(value.shape[2:], (rows, columns), strict=True)
+    )
+    with matmul_precision(FULL):  # as other means
+        return matmul(left, matmul(value, right, transpose_b=True))
+
+
+def averages(length: int, count: int) -> np.ndarray:
+    """The matrix (count, length) of the means of ``count`` nearly equal windows: float64."""
+    weights = np.zeros((count, length))
+    for i in range(count):
+        start, stop = i * length // count, -(-(i + 1) * length // count)
+        weights[i, start:stop] = 1 / (stop - start)
+    return weights

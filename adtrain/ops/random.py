@@ -5,7 +5,7 @@ numbers in any order, a replay needs no hidden state, and a resumed run continue
 
 Normally distributed numbers are made of uniform ones by the inverse of the distribution function. Logarithm, square
 root and polynomials compile to vector instructions; the cosine of the Box-Muller method does not. Box-Muller also takes
-two uniform numbers for each normal one. With it, noise took five times as long on a CPU.
+two uniform numbers for each normal one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The base class of optimizers: an immutable description. Its averages are in a separate tree. Also clipping."""
+"""The base class of optimizers: an immutable description. Its averages are in a separate tree.
+
+Also: parameters that are updated in parts, and clipping of gradients.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from adtrain.passes.flatten_rows import flatten_rows
 from adtrain.passes.fuse_map_reduce import fuse_map_reduce
 from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
 from adtrain.passes.fusion import fuse_loops, fuse_product
-from adtrain.passes.place_collectives import place_collectives, readers_first
+from adtrain.passes.order import place_collectives, readers_first
 from adtrain.passes.place_views import place_views
 from adtrain.passes.plan_memory import MemoryPlan, plan_memory
 from adtrain.passes.products import fold_transposes, sink_reshapes

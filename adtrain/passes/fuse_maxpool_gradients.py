@@ -13,7 +13,7 @@ out the products of zeros with w and x. Where w or x is infinite or NaN, these a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from adtrain.core.primitive import Trait
@@ -45,7 +45,7 @@ def fuse_maxpool_gradients(program: Program, has_kernel: Callable[[Equation], bo
 
 def _sink_masks(program: Program) -> Program:
     """Apply the mask of a relu before a max pooling to the pooled gradient instead of the spread one."""
-    producer = {v: e for e in program.equations for v in e.outputs}
+    producer = program.producer
     zeros = {v for v, x in program.constants.items() if x.size == 1 and x.item() == 0}
     equations: list[Equation] = []
     for e in program.equations:
@@ -66,7 +66,7 @@ def _sink_masks(program: Program) -> Program:
 
 
 def _masked_put(
-    e: Equation, producer: dict[Variable, Equation], zeros: set[Variable]
+    e: Equation, producer: Mapping[Variable, Equation], zeros: set[Variable]
 ) -> tuple[Equation | None, Equation | None]:
     """For where(0 < r, put(ct, at), 0) the put, and the max pooling of r that computed `at`."""
     no_match = None, None

@@ -128,7 +128,7 @@ _OF_USERS: dict[str, list[type[Fusion]]] = {"cpu": [], "cuda": []}
 
 def register_fusion(fusion: type[Fusion], backend: str) -> None:
     """Let ``backend`` fuse equations to those of a form of the user. It comes before the device's own forms, after the
-    fusion of elementwise equations. The kernels of the form are registered under its name; see `registry.register`.
+    fusion of elementwise equations. The kernels of the form are registered under its name; see `core.kernel.register`.
 
     Args:
         backend: "cpu" or "cuda".
@@ -392,7 +392,7 @@ def with_copies(program: Program, copied: Callable[[Equation, Equation], bool]) 
 
     So a cheap equation can be computed by the kernels of its readers, and its result need not be stored.
     """
-    producer = {v: e for e in program.equations for v in e.outputs}
+    producer = program.producer
     equations: list[Equation] = []
     originals: set[Equation] = set()
     for e in program.equations:
@@ -439,6 +439,17 @@ def by_element(equation: Equation) -> bool:
 def is_loops(equation: Equation) -> bool:
     """Whether generated loops compute it: it is by element, or reads rows of tables by index."""
     return equation.form in (LOOPS, GATHER) or elementwise(equation)
+
+
+def reads_by_element(equation: Equation, v: Variable) -> bool:
+    """Whether each element of the elementwise result needs only the same element of `v`."""
+    if equation.outputs[0].type.shape != v.type.shape:
+        return False
+    if equation.form != LOOPS:
+        return not equation.has(Trait.BROADCAST)
+    body: Program = equation.params["body"]
+    inner = body.inputs[equation.inputs.index(v)]
+    return all(inner not in e.inputs or not e.has(Trait.BROADCAST) for e in body.equations)
 
 
 class ElementwiseFusion(Fusion):
@@ -500,14 +511,3 @@ class ProductFusion(EpilogueFusion):
 
 
 fuse_product = FusionPass((ProductFusion,))
-
-
-def reads_by_element(equation: Equation, v: Variable) -> bool:
-    """Whether each element of the elementwise result needs only the same element of `v`."""
-    if equation.outputs[0].type.shape != v.type.shape:
-        return False
-    if equation.form != LOOPS:
-        return not equation.has(Trait.BROADCAST)
-    body: Program = equation.params["body"]
-    inner = body.inputs[equation.inputs.index(v)]
-    return all(inner not in e.inputs or not e.has(Trait.BROADCAST) for e in body.equations)

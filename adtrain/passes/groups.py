@@ -13,6 +13,10 @@ from dataclasses import replace
 
 from adtrain.core.program import Equation, Program, Variable
 
+MAX_EQUATIONS = 128
+"""Maximum equations of a kernel. Compilers need more than linear time for a long function, and kernels have a limited
+number of arguments: elementwise equations with three each need at most 3 x 128 + 1."""
+
 
 class TopologicalOrder:
     """Nodes 0, 1, ..., each after the nodes that it needs.
@@ -96,11 +100,6 @@ class TopologicalOrder:
             self.position[node] = position
         for node, position in zip(reversed(after), reversed(free), strict=False):
             self.position[node] = position
-
-
-MAX_EQUATIONS = 128
-"""Maximum equations of a kernel. Compilers need more than linear time for a long function, and kernels have a limited
-number of arguments: elementwise equations with three each need at most 3 x 128 + 1."""
 
 
 def producers_first(nodes: Iterable[int], producers: Callable[[int], set[int]]) -> list[int]:

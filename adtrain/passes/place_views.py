@@ -14,7 +14,7 @@ from adtrain.core.program import HORIZONTAL, Equation, Program, Variable
 from adtrain.core.staging import Results, keeps
 from adtrain.core.views import concat_view_p, subview_p
 from adtrain.passes.fusion import is_loops
-from adtrain.passes.plan_memory import ALIGNMENT, nbytes
+from adtrain.passes.plan_memory import ALIGNMENT
 
 
 @keeps(Results.EXACT)
@@ -69,10 +69,10 @@ def _fit(
     Each must have all elements of its owner. It must begin at an aligned byte, unless a loop computes it and nothing
     else reads it.
     """
-    starts = [0, *accumulate(map(nbytes, values))]
+    starts = [0, *accumulate(v.nbytes for v in values)]
     return all(
         e is not None
-        and nbytes(v) == nbytes(owner)
+        and v.nbytes == owner.nbytes
         and (start % ALIGNMENT == 0 or (_by_loop(owner, e) and _read_once(program, v, owner)))
         for v, owner, e, start in zip(values, owners, makers, starts, strict=False)
     )

@@ -101,11 +101,6 @@ class Place(NamedTuple):
     offset: int = 0
 
 
-def nbytes(v: Variable) -> int:
-    """The bytes of a value. Those of one member if it is mapped."""
-    return v.size * v.type.dtype.itemsize
-
-
 def stored_bytes(v: Variable) -> int:
     """The bytes of the array in memory."""
     return v.stored.size * v.type.dtype.itemsize
@@ -180,18 +175,18 @@ class SlotPlanner:
                     self._all_to_all(e, slots)
                 else:
                     self._all_gather(i, e, slots)
-                slots.size += aligned_to_cache_line(self.ranks.size * nbytes(e.inputs[0]))
+                slots.size += aligned_to_cache_line(self.ranks.size * e.inputs[0].nbytes)
         return slots
 
     def _all_to_all(self, e: Equation, slots: Slots) -> None:
         """The slot of an all-to-all is a matrix. Rank r sends row r, and receives column r."""
         sent, received = self.root[e.inputs[0]], self.root[e.outputs[0]]
-        row = nbytes(e.inputs[0])
+        row = e.inputs[0].nbytes
         part = row // self.ranks.size
         if self._free(sent, row):
             self.places[sent] = Place("shared", 0, slots.size + self.ranks.rank * row)
         read = [v for x in self.program.equations if not x.is_view for v in x.inputs if self.root[v] is received]
-        inside = part and all(self.offset.get(v, 0) % part + nbytes(v) <= part for v in read)
+        inside = part and all(self.offset.get(v, 0) % part + v.nbytes <= part for v in read)
         if self._alone(received, e) and inside and part % ALIGNMENT == 0:
             self.places[received] = Place("shared", 0, slots.size + self.ranks.rank * part)
             found = {v: start for v, start in self.offset.items() if self.root[v] is received}
@@ -200,7 +195,7 @@ class SlotPlanner:
     def _all_gather(self, number: int, e: Equation, slots: Slots) -> None:
         """The slot of an all-gather is its output."""
         sent, received = self.root[e.inputs[0]], self.root[e.outputs[0]]
-        row = nbytes(e.inputs[0])
+        row = e.inputs[0].nbytes
         start = self.ranks.rank * row
         free = self._free(sent, row)
         if self._alone(received, e):
@@ -220,7 +215,7 @@ class SlotPlanner:
 
     def _free(self, sent: Variable, row: int) -> bool:
         """Whether a root can be computed in a row."""
-        return sent not in self.places and nbytes(sent) == row and row % ALIGNMENT == 0
+        return sent not in self.places and sent.nbytes == row and row % ALIGNMENT == 0
 
     def _replaces(self, number: int, sent: Variable, received: Variable, start: int) -> bool:
         """Whether sent values can be computed in a donated input, from byte `start` on, before exchange `number`.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 from adtrain.core.primitive import PRIMITIVES, Trait
@@ -65,13 +66,16 @@ def _swaps_matrix_axes(equation: Equation) -> bool:
 @keeps(Results.ROUNDING)
 def merge_added_products(program: Program) -> Program:
     """``program`` with one product for products of matrices that are only added, where that moves fewer bytes."""
-    producer = {v: e for e in program.equations for v in e.outputs}
+
+    def divided(e: Equation) -> bool:
+        return _is_sum(e) and _is_term(program, e)
+
     equations: list[Equation] = []
     for e in program.equations:
-        terms = list(_terms_of_sum(program, producer, e)) if _is_sum(e) and not _is_term(program, e) else []
+        terms = list(_terms(program, e, divided)) if _is_sum(e) and not _is_term(program, e) else []
         groups = defaultdict[Hashable, list[Equation]](list)
         for v in terms:
-            if (product := producer.get(v)) is not None and _is_only_added(program, product):
+            if (product := program.producer.get(v)) is not None and _is_only_added(program, product):
                 groups[_kind(product)].append(product)
         merged = [products for products in groups.values() if _saves(products)]
         if merged:
@@ -92,13 +96,13 @@ def _is_term(program: Program, e: Equation) -> bool:
     return out not in program.outputs and len(readers) == 1 and _is_sum(readers[0])
 
 
-def _terms_of_sum(program: Program, producer: dict[Variable, Equation], root: Equation) -> Iterator[Variable]:
-    """What a sum adds. Sums that are only terms of it are divided into their own terms."""
+def _terms(program: Program, root: Equation, divided: Callable[[Equation], bool]) -> Iterator[Variable]:
+    """What a sum adds, in order. A term whose equation is ``divided`` is a sum too, and its own terms replace it."""
     pending = list(root.inputs[::-1])
     while pending:
         v = pending.pop()
-        e = producer.get(v)
-        if e is not None and _is_sum(e) and _is_term(program, e):
+        e = program.producer.get(v)
+        if e is not None and divided(e):
             pending += e.inputs[::-1]
         else:
             yield v
@@ -114,7 +118,7 @@ def _kind(product: Equation) -> Hashable:
 
 
 def _saves(products: Sequence[Equation]) -> bool:
-    """Whether the copies of the factors have fewer bytes than the results that are no longer written and read."""
+    """Whether the copies of the factors have fewer bytes than the results that need not be written and read."""
     copied = 3 * sum(v.nbytes for e in products for v in e.inputs)  # read, written, and read again
     return copied < 2 * sum(e.outputs[0].nbytes for e in products[1:])
 
@@ -160,37 +164,29 @@ def _like_root(
 @keeps(Results.ROUNDING)
 def add_before_products(program: Program) -> Program:
     """One product f(a + b, c) in place of f(a, c) + f(b, c), where f is linear in its first argument."""
-    while (changed := _changed(program)) is not None:
+    while (changed := _with_one_addition(program)) is not None:
         program = merge_common_subexpressions(remove_dead_code(changed))  # equal sums a + b are one value
     return program
 
 
-def _changed(program: Program) -> Program | None:
-    """The Program with one change; None if there is nothing to change."""
+def _with_one_addition(program: Program) -> Program | None:
+    """The Program with one such product more; None if there are no two terms for it."""
     reads = Counter([*program.outputs, *(v for e in program.equations for v in e.inputs)])
-    producer = {v: e for e in program.equations for v in e.outputs}
     inner = {v for e in program.equations if e.name == "add" for v in e.inputs if reads[v] == 1}
     for i, e in enumerate(program.equations):
         if e.name != "add" or e.outputs[0] in inner:
             continue
-        terms = [*_terms_of_tree(e, producer, reads)]
-        found = _linear_pair(terms, producer, reads)
+        terms = list(_terms(program, e, partial(_is_inner_sum, root=e, reads=reads)))
+        found = _linear_pair(terms, program.producer, reads)
         if found is not None:
-            made = _merged(e, terms, *found)
+            made = _added_before(e, terms, *found)
             return replace(program, equations=(*program.equations[:i], *made, *program.equations[i + 1 :]))
     return None
 
 
-def _terms_of_tree(
-    e: Equation, producer: Mapping[Variable, Equation], reads: Mapping[Variable, int]
-) -> Iterator[Variable]:
-    """What a tree of additions adds."""
-    for v in e.inputs:
-        own = producer.get(v)
-        if own is not None and own.name == "add" and reads[v] == 1 and v.type == e.outputs[0].type:
-            yield from _terms_of_tree(own, producer, reads)
-        else:
-            yield v
+def _is_inner_sum(e: Equation, root: Equation, reads: Mapping[Variable, int]) -> bool:
+    """Whether an equation adds arrays of the type of `root`, for a single reader."""
+    return e.name == "add" and reads[e.outputs[0]] == 1 and e.outputs[0].type == root.outputs[0].type
 
 
 Linear: TypeAlias = "tuple[Equation, int]"
@@ -225,7 +221,7 @@ def _linear_keys(e: Equation) -> Iterator[tuple[int, Hashable]]:
         yield i, (e.primitive.name, params_key(e.params), i, v.type, e.inputs[:i], e.inputs[i + 1 :])
 
 
-def _merged(root: Equation, terms: Sequence[Variable], first: Linear, second: Linear) -> list[Equation]:
+def _added_before(root: Equation, terms: Sequence[Variable], first: Linear, second: Linear) -> list[Equation]:
     """The equations in place of an addition `root` of the terms."""
     (e, argument), (other, _) = first, second
     a, b = e.inputs[argument], other.inputs[argument]
@@ -248,7 +244,7 @@ def _add(root: Equation, a: Variable, b: Variable, out: Variable) -> Equation:
 @keeps(Results.EXACT)
 def sink_reshapes(program: Program) -> Program:
     """Swap loops and the reshape of a matrix product, where nothing else reads the reshape or the product."""
-    producer = {v: e for e in program.equations for v in e.outputs}
+    producer = program.producer
     readers = Counter(v for e in program.equations for v in dict.fromkeys(e.inputs))
     readers.update(program.outputs)
     equations: list[Equation] = []
@@ -260,11 +256,11 @@ def sink_reshapes(program: Program) -> Program:
             continue
         flat = reshapes[0].inputs[0].type.shape
         unshaped = {v: producer[v].inputs[0] for v in e.inputs if v in producer and producer[v].has(Trait.RESHAPE)}
-        equations += _moved(e, flat, {v: x for v, x in unshaped.items() if x.type.shape == flat})
+        equations += _before_reshapes(e, flat, {v: x for v, x in unshaped.items() if x.type.shape == flat})
     return replace(program, equations=tuple(equations))
 
 
-def _is_own_product(v: Variable, producer: dict[Variable, Equation], readers: Counter[Variable]) -> bool:
+def _is_own_product(v: Variable, producer: Mapping[Variable, Equation], readers: Counter[Variable]) -> bool:
     """Whether it is the reshape of a matrix product, and neither has another reader."""
     reshape = producer[v]
     if not reshape.has(Trait.RESHAPE) or readers[v] > 1:
@@ -273,7 +269,7 @@ def _is_own_product(v: Variable, producer: dict[Variable, Equation], readers: Co
     return source is not None and source.has(Trait.MATMUL) and readers[reshape.inputs[0]] == 1
 
 
-def _moved(loops: Equation, flat: Shape, unshaped: dict[Variable, Variable]) -> list[Equation]:
+def _before_reshapes(loops: Equation, flat: Shape, unshaped: dict[Variable, Variable]) -> list[Equation]:
     """The loops on arrays of shape ``flat``, with reshapes before and after them.
 
     Args:

@@ -1,13 +1,14 @@
-"""Recompute values that one kernel would write and another one read, from arrays that are in memory anyway.
+"""Values that are computed elsewhere, so that fewer arrays are written, kept and read.
 
+`recompute`: a kernel computes a value again that another one would write, from arrays that are in memory anyway.
 Example: a matrix product reads a gradient x * w * c, and a later kernel adds the gradient to another one. The later
 kernel reads x and computes the gradient again, instead of reading what an earlier kernel has written.
 
-The CPU and GPUs use the pass with different forms; see `backends/cpu/fusions.py` and `backends/cuda/fusions.py`.
+The CPU and GPUs use it with different forms; see `backends/cpu/fusions.py` and `backends/cuda/fusions.py`.
 
-Derivatives of activations are computed in the forward phase and kept instead of the activation's argument. Backward
-often reads this argument only for the derivative. The loop that computes the activation can then compute the derivative
-too: they share parts, such as the exponential of gelu.
+`keep_derivatives`: derivatives of activations are computed in the forward phase and kept instead of the activation's
+argument. Backward often reads this argument only for the derivative. The loop that computes the activation can then
+compute the derivative too: they share parts, such as the exponential of gelu.
 """
 
 from __future__ import annotations

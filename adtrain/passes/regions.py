@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from adtrain.core.array import Array
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import Equation, Program, Variable, arguments_of
 from adtrain.core.program import renamed as with_names
 from adtrain.core.staging import Pass, Results, keeps
 
@@ -64,7 +64,6 @@ def regions(program: Program) -> Iterator[list[Equation]]:
 
 def _region(part: Sequence[Equation], constants: dict[Variable, Array], outputs: Sequence[Variable]) -> Program:
     """The equations as a Program of their own."""
-    made = {v for e in part for v in e.outputs}
-    read = dict.fromkeys(v for e in part for v in e.inputs if v not in made)
+    read = arguments_of(part)
     own = {v: constants[v] for v in read if v in constants}
     return Program(tuple(v for v in read if v not in own), own, tuple(part), tuple(outputs))

@@ -19,7 +19,6 @@ from adtrain.core.primitive import Cost
 from adtrain.core.program import Equation, Program, costs
 from adtrain.core.staging import Staged
 from adtrain.passes import SIMPLIFY, fuse
-from adtrain.passes.plan_memory import nbytes
 from adtrain.training.examples import held_bytes
 from adtrain.training.experiment import Experiment, Mode
 
@@ -189,7 +188,7 @@ def step_costs(experiment: Experiment, device: str = "cpu") -> StepCosts:
     work = _work(unfused)
     phases = {phase: _total((e, cost) for e, cost in work if e.phase == phase) for phase in PHASES}
     made = [v for e in unfused.equations if not e.primitive.view for v in e.outputs]
-    memory = step_memory(experiment, backend(device).memory(fused), sum(map(nbytes, made)), device)
+    memory = step_memory(experiment, backend(device).memory(fused), sum(v.nbytes for v in made), device)
     return StepCosts(_layers(experiment, work), phases, _total(_work(fused)), memory)
 
 

@@ -26,7 +26,7 @@ from adtrain.core.errors import OutOfMemory, ShapeError
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.timeline import during
-from adtrain.passes.plan_memory import MemoryPlan, Place, Slots, nbytes, plan_memory
+from adtrain.passes.plan_memory import MemoryPlan, Place, Slots, plan_memory
 
 
 @cache
@@ -57,7 +57,7 @@ class RankMemory:
         self.inputs = {}
         for i, start in slots.inputs.items():
             v = program.inputs[i]
-            self.inputs[i] = memory[start : start + nbytes(v)].view(v.type.dtype).reshape(v.type.shape)
+            self.inputs[i] = memory[start : start + v.nbytes].view(v.type.dtype).reshape(v.type.shape)
 
     def barrier(self) -> None:
         """Wait until all ranks have arrived. The watchdog ends a process that waits for a dead rank."""
@@ -257,9 +257,9 @@ class CompiledProgram:
         """The elements of a variable, at its place."""
         where, at, offset = self.plan.places[v]
         if where == "arena":
-            return self.arena[at : at + nbytes(v)].view(v.type.dtype).reshape(v.type.shape)
+            return self.arena[at : at + v.nbytes].view(v.type.dtype).reshape(v.type.shape)
         memory: np.ndarray = sources[where][at].reshape(-1).view(np.uint8)
-        return memory[offset : offset + nbytes(v)].view(v.type.dtype).reshape(v.type.shape)
+        return memory[offset : offset + v.nbytes].view(v.type.dtype).reshape(v.type.shape)
 
     def _check_guards(self, outputs: Mapping[int, np.ndarray]) -> None:
         """Raise OutOfBounds for the first equation beside whose values something was written.
@@ -271,7 +271,7 @@ class CompiledProgram:
                 where, at, _ = self.plan.places[v]
                 if where in ("arena", "output") and v not in self.plan.parts:
                     memory, start = (self.arena, at) if where == "arena" else (outputs[at], self.guard)
-                    end = start + nbytes(v)
+                    end = start + v.nbytes
                     zones = memory[start - self.guard : start], memory[end : end + self.guard]
                     if any((zone != poison.BYTE).any() for zone in zones):
                         raise poison.OutOfBounds(e.name)
@@ -308,7 +308,7 @@ def _lower(program: Program, guard: int = 0) -> Lowered:
 
 def _memory(program: Program, plan: MemoryPlan, scratch: int) -> Memory:
     fresh = {v for v in program.outputs if plan.places[v].where == "output"}
-    beside = sum(map(nbytes, (*program.constants, *fresh))) + (plan.slots.size if plan.slots else 0)
+    beside = sum(v.nbytes for v in (*program.constants, *fresh)) + (plan.slots.size if plan.slots else 0)
     return Memory(plan.arena_bytes + beside, plan.separate_bytes + beside, scratch)
 
 

@@ -1,6 +1,6 @@
 """C sources to a loaded library, compiled in parallel and cached by content, compiler, processor and flags.
 
-The C compiler of this machine: how it is found and called, and its errors.
+First: how the C compiler of this machine is found and called, and its errors.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 from adtrain.core.axes import Items
 from adtrain.core.kernel import CKernel, Target, c_kernels, value_for
 from adtrain.core.primitive import Trait
-from adtrain.core.program import HORIZONTAL, LOOPS, PRODUCT, Equation, Program, Variable, body_of
+from adtrain.core.program import HORIZONTAL, LOOPS, PRODUCT, Equation, Program, Variable, arguments_of, body_of
 from adtrain.core.staging import Pass
 from adtrain.passes import SIMPLIFY
 from adtrain.passes.flatten_rows import flatten_rows
@@ -31,7 +31,7 @@ from adtrain.passes.fusion import (
     reads_by_element,
 )
 from adtrain.passes.groups import Groups
-from adtrain.passes.place_collectives import readers_first
+from adtrain.passes.order import readers_first
 from adtrain.passes.products import fold_transposes, merge_added_products
 from adtrain.passes.recompute import keep_derivatives, recompute
 from adtrain.passes.simplify import remove_dead_code
@@ -81,9 +81,7 @@ class BatchwiseFusion(Fusion):
     def fused(self, equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:
         """The equation of a group, whose loops of different phases are merged."""
         single = [x for e in equations for x in (body_of(e).equations if e.form == LOOPS else (e,))]
-        known = {v for e in single for v in e.outputs}
-        inputs = dict.fromkeys(v for e in single for v in e.inputs if v not in known)
-        merged = _merge_loops(Program((*inputs,), {}, tuple(single), tuple(needed)))
+        merged = _merge_loops(Program(arguments_of(single), {}, tuple(single), tuple(needed)))
         return super().fused(merged.equations, needed)
 
     def _have_common_items(self, groups: Groups, a: int, b: int) -> bool:

@@ -14,7 +14,6 @@ from adtrain.core.backend import KernelRun, Memory
 from adtrain.core.errors import ShapeError
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType
-from adtrain.passes.plan_memory import nbytes
 
 
 class NumpyProgram:
@@ -87,15 +86,15 @@ def memory(program: Program) -> Memory:
     """
     shown: dict[Variable, Variable] = {}  # a value computed here, or a view: the value that owns its memory
     holders: Counter[Variable] = Counter()
-    constants = sum(map(nbytes, program.constants))
+    constants = sum(v.nbytes for v in program.constants)
     alive = most = separate = 0
     for e, dead in zip(program.equations, program.last_uses(), strict=True):
         inside = _inside(e)
         for v in e.outputs:
             if not e.primitive.view:
                 shown[v] = v
-                alive += nbytes(v)
-                separate += nbytes(v)
+                alive += v.nbytes
+                separate += v.nbytes
             elif e.inputs and e.inputs[0] in shown:
                 shown[v] = shown[e.inputs[0]]
             if v in shown:
@@ -104,7 +103,7 @@ def memory(program: Program) -> Memory:
         for v in dead:
             if v in shown:
                 holders[shown[v]] -= 1
-                alive -= 0 if holders[shown[v]] else nbytes(shown[v])
+                alive -= 0 if holders[shown[v]] else shown[v].nbytes
     return Memory(most + constants, separate + constants, 0)
 
 
@@ -114,7 +113,7 @@ def _inside(equation: Equation) -> int:
         return 0
     body: Program = equation.params["body"]
     made = {v for e in body.equations if not e.primitive.view for v in e.outputs}
-    return sum(map(nbytes, made - set(body.outputs))) + max(map(_inside, body.equations), default=0)
+    return sum(v.nbytes for v in made - set(body.outputs)) + max(map(_inside, body.equations), default=0)
 
 
 def as_declared(name: str, x: Any, output: ArrayType) -> np.ndarray:

@@ -23,13 +23,14 @@ from adtrain.core.program import (
     Equation,
     Program,
     Variable,
+    arguments_of,
     body_of,
     fuse,
     launched_together,
     renamed,
 )
 from adtrain.passes.fusion import FusionPass, by_element, is_loops
-from adtrain.passes.place_collectives import exchanges_data, readers_first
+from adtrain.passes.order import exchanges_data, readers_first
 
 
 @dataclass(frozen=True)
@@ -196,10 +197,9 @@ def _after_exchanges(program: Program, needed: set[Variable], target: Target) ->
 
 def _subprogram(program: Program, equations: Sequence[Equation]) -> Program:
     """A Program of some equations of ``program``. It returns what the others read."""
-    made = {v for e in equations for v in e.outputs}
     chosen = set(equations)
     read = {v for e in program.equations if e not in chosen for v in e.inputs} | set(program.outputs)
-    inputs = dict.fromkeys(v for e in equations for v in e.inputs if v not in made)
+    inputs = arguments_of(equations)
     constants = {v: x for v, x in program.constants.items() if v in inputs}
     outputs = tuple(v for e in equations for v in e.outputs if v in read)
     return Program(tuple(v for v in inputs if v not in constants), constants, tuple(equations), outputs)

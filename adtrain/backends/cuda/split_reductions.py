@@ -50,7 +50,7 @@ def _candidates(program: Program, launch_bytes: int) -> Iterator[tuple[Equation,
     Other equations must read or compute more bytes of these rows than memory moves in the time of a launch.
     """
     held = rows_in_registers(program)
-    producer = {v: e for e in program.equations for v in e.outputs}
+    producer = program.producer
     for e in program.equations:
         if e.primitive.name not in OPERATIONS or e in held:
             continue

@@ -20,7 +20,7 @@ from adtrain.assets import asset_path
 from adtrain.codegen.elementwise import c_type, literal
 from adtrain.core.program import Variable
 from adtrain.core.types import ArrayType
-from adtrain.passes.plan_memory import Arena, nbytes
+from adtrain.passes.plan_memory import Arena
 
 
 class Part(NamedTuple):
@@ -179,7 +179,7 @@ class Code:
             for v in statement.overwrites:
                 source = self.root(v)
                 source = owner.get(source, source)
-                if last.get(source) == i and source is not result and nbytes(source) == nbytes(result):
+                if last.get(source) == i and source is not result and source.nbytes == result.nbytes:
                     owner[result] = source
                     last[source] = last[result]
                     break
@@ -187,7 +187,7 @@ class Code:
         for v in first:
             if v not in owner:
                 arena = arenas.setdefault(self._array(v.type.dtype), Arena())
-                arena.add(v, nbytes(v), first[v], last[v])
+                arena.add(v, v.nbytes, first[v], last[v])
         for name, arena in arenas.items():
             offsets = arena.offsets()
             size = arena.size(offsets)

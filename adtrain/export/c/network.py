@@ -35,7 +35,6 @@ from adtrain.passes import (
     simplify_reshapes,
 )
 from adtrain.passes.fusion import by_element
-from adtrain.passes.plan_memory import nbytes
 from adtrain.training import Experiment, TrainedModel
 from adtrain.training.evaluation import class_names
 from adtrain.training.step import TrainState
@@ -306,12 +305,12 @@ def _written(experiment: Experiment, program: Program, inputs: list[str], head: 
     lines = [
         f"{head}, const {label[0]} *labels, float *loss) {{",
         *code.body(),
-        *(f"    memcpy({code.text(v)}, {code.text(out)}, {nbytes(v)});" for v, out in copies),
+        *(f"    memcpy({code.text(v)}, {code.text(out)}, {v.nbytes});" for v, out in copies),
         f"    if (loss) *loss = *({code.text(program.outputs[-1])});",
         "}",
     ]
     arrays = {
-        f"static {c_type(v.type.dtype)} {given}[{v.size}];": nbytes(v)
+        f"static {c_type(v.type.dtype)} {given}[{v.size}];": v.nbytes
         for v, given in names.items()
         if given.startswith("optimizer_")
     }

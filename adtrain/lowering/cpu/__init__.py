@@ -1,3 +1,3 @@
 """The C functions that compute each primitive on the CPU. Importing this package registers them."""
 
-from adtrain.lowering.cpu import conv, moves, products  # noqa: F401
+from adtrain.lowering.cpu import conv, memory_bound, products  # noqa: F401

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from adtrain.core.kernel import CKernel, register, value_for
 from adtrain.core.types import Shape
-from adtrain.lowering.cpu.moves import in_full
+from adtrain.lowering.cpu.products import in_full
 
 CACHE_LINE = 64
 """Bytes to which each part of a function's scratch is rounded up; vectors may read that far past its end."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from adtrain.core.kernel import CKernel, register
-from adtrain.lowering.cpu.moves import in_full
+from adtrain.core.precision import FULL
 from adtrain.lowering.shapes import (
     RECURRENT,
     attention_lengths,
@@ -19,6 +19,17 @@ from adtrain.lowering.shapes import (
     reads_all_cotangents,
     recurrent_lengths,
 )
+
+
+def in_full(name: str, precision: str) -> None:
+    """Check that a product is in full precision, the only one the C functions compute in.
+
+    Raises:
+        NotImplementedError: it is in another.
+    """
+    if precision != FULL:
+        raise NotImplementedError(f"{name} in {precision}")
+
 
 SCRATCH = 1 << 20
 """Bytes for each thread: packed blocks of A and B, and a block of C."""

@@ -1,7 +1,8 @@
 """Batchwise loops: C that computes several equations item by item, with intermediate values in a thread's scratch.
 
 A step computes one item, or several small ones. Then calls take less of the time, and the sums of several items are
-computed side by side.
+computed side by side. Of a long item a step computes a slice, so that its values stay in the nearest cache: of an image
+some of its channels, from the same channels of the arguments.
 
 Sums over the items are split into a fixed number of parts. One thread adds the items of a part in order, and the parts
 are added in order, so that the result does not depend on the threads. A part of many items is added in blocks, and the
@@ -24,7 +25,7 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import LOOPS, Equation, Program, Variable, body_of, joined, related_axes, renamed
 from adtrain.core.types import ArrayType
 from adtrain.passes.fusion import by_element
-from adtrain.passes.plan_memory import Arena, aligned_to_cache_line, nbytes
+from adtrain.passes.plan_memory import Arena, aligned_to_cache_line
 
 SLICE_BYTES = 1 << 13
 """Maximum bytes of each value in a slice."""
@@ -160,7 +161,7 @@ def _sums(body: Program) -> list[Equation]:
 
 
 def _most_parts(equation: Equation) -> int:
-    return PARTS if sum(map(nbytes, equation.outputs)) < LARGE_SUM else PARTS_OF_LARGE
+    return PARTS if sum(v.nbytes for v in equation.outputs) < LARGE_SUM else PARTS_OF_LARGE
 
 
 class SumsOverItems:
@@ -189,7 +190,7 @@ class SumsOverItems:
         for e in _sums(body):
             for v in e.outputs:
                 self.sum_at[v], self.total_at[v] = self.size, totals if self.blocks else self.size
-                self.size += aligned_to_cache_line(nbytes(v))
+                self.size += aligned_to_cache_line(v.nbytes)
                 totals += aligned_to_cache_line(TOTAL_BYTES * v.size)
         self.block_at = totals if self.blocks else 0
         self.stride = self.block_at + self.size
@@ -350,7 +351,7 @@ class _Step:
         results = [self.addresses[v] for v in equation.outputs]
         if equation.has(Trait.RESHAPE):
             (source,), (target,) = arguments, results
-            size = self.items * nbytes(equation.outputs[0]) // max(self.count, 1)
+            size = self.items * equation.outputs[0].nbytes // max(self.count, 1)
             return [] if source == target else [f"memcpy({target}, {source}, {size});"]
         if by_element(equation):
             body = body_of(equation)
@@ -410,7 +411,7 @@ def _steps(body: Program) -> tuple[int, int, int]:
     count, items = item_count(body.equations), 1
     if not all(map(is_divisible, body.equations)):
         return items, count, 0
-    most = STEP_BYTES // max(1, *(nbytes(v) // max(count, 1) for v in _by_item(body)))
+    most = STEP_BYTES // max(1, *(v.nbytes // max(count, 1) for v in _by_item(body)))
     if any(e.has(Trait.MATMUL) for e in body.equations):
         most = PRODUCT_ITEMS
     while 2 * items <= most and count // (2 * items) >= MIN_STEPS:
@@ -470,7 +471,7 @@ def emit_items(writer: Writer, equation: Equation, place: Callable[[Variable], s
     if sums.sum_at:
         starts, ends = ([f(e) for e in step.collected] for f in (step.start, step.finish))
         return [*before, *sums.lines(starts, inside, ends, place)]
-    size = sum(map(nbytes, equation.outputs)) // max(steps, 1)
+    size = sum(v.nbytes for v in equation.outputs) // max(steps, 1)
     schedule = "static" if size < SMALL_STEP else "dynamic, 1"
     loop = [f"#pragma omp for schedule({schedule}) nowait", f"for (int64_t n = 0; n < {steps}; n++) {{"]
     return [*before, *loop, *(f"    {line}" for line in inside), "}"]
@@ -507,7 +508,7 @@ def _addresses(body: Program, count: int, items: int, at: Callable[[Variable], s
             if born.pop(r, None) is not None:
                 addresses[r] = addresses[e.outputs[0]]
     for v, i in born.items():
-        arena.add(v, items * nbytes(v) // max(count, 1), i, ends[v])
+        arena.add(v, items * v.nbytes // max(count, 1), i, ends[v])
     offsets = arena.offsets()
     for v in born:
         addresses[v] = f"({pointer(v)})(team->scratch + {offsets[v]})"

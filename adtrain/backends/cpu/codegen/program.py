@@ -23,7 +23,7 @@ from adtrain.core.kernel import value_for
 from adtrain.core.primitive import Trait
 from adtrain.core.program import HORIZONTAL, MAP_REDUCE, PRODUCT, Equation, Program, Variable, body_of
 from adtrain.passes.fusion import by_element, elementwise
-from adtrain.passes.plan_memory import MemoryPlan, Place, nbytes
+from adtrain.passes.plan_memory import MemoryPlan, Place
 
 
 class Range(NamedTuple):
@@ -291,8 +291,8 @@ def _range(v: Variable, plan: MemoryPlan) -> Range:
     """The memory of a variable. An argument or result is one unit."""
     where, at, offset = plan.places[v]
     if where == "shared":
-        return Range((where, offset), (where, offset + nbytes(v)))
-    return Range((where, at), (where, at + (nbytes(v) if where == "arena" else 1)))
+        return Range((where, offset), (where, offset + v.nbytes))
+    return Range((where, at), (where, at + (v.nbytes if where == "arena" else 1)))
 
 
 class _Touched:

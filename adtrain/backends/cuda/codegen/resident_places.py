@@ -18,7 +18,6 @@ from adtrain.codegen.elementwise import c_type
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Program, Variable, body_of
 from adtrain.passes.fusion import by_element
-from adtrain.passes.plan_memory import nbytes
 
 ALIGNMENT = 16
 MIN_SHARED = 5 << 10
@@ -67,7 +66,7 @@ class ResidentPlaces:
         self.swapped: list[tuple[str, str, int]] = []
         self.in_shared: set[Variable] = set()
         self.received: int | None = None
-        self.received_bytes = sum(aligned_to_vector(nbytes(partial)) for partial in shards.partial)
+        self.received_bytes = sum(aligned_to_vector(partial.nbytes) for partial in shards.partial)
         # Values lie in shared memory from `_top` down to the workspace of the layer, and in this from `_below` down.
         self._top, self.scratch_bytes = self.workspace, 0
         self._layer_workspace = layer.shared_bytes(blocks)[1]
@@ -88,22 +87,22 @@ class ResidentPlaces:
         """Place the copied values and the values that replace them, in memory that the layer never uses."""
         here: list[Variable] = []
         there: list[Variable] = []
-        for v in sorted(self.copied, key=lambda v: nbytes(self._part(v))):
-            size = aligned_to_vector(nbytes(self._part(v))) * self._places(v)
+        for v in sorted(self.copied, key=lambda v: self._part(v).nbytes):
+            size = aligned_to_vector(self._part(v).nbytes) * self._places(v)
             fits = self._top - size >= max(self._layer_workspace, MIN_SHARED)
             self._top -= size if fits else 0
             (here if fits else there).append(v)
         for memory, begin, group in (("shared", f"shared_bytes + {self._top}", here), ("own", "scratch", there)):
-            step = sum(aligned_to_vector(nbytes(self._part(v))) for v in group if self._places(v) == 2)
+            step = sum(aligned_to_vector(self._part(v).nbytes) for v in group if self._places(v) == 2)
             at, end = 0, 2 * step
             for v in group:
                 old, new = self._part(v), self._part(self.carried.get(v, v))
                 if self._places(v) == 1:
                     self.names |= dict.fromkeys((old, new), _cast(old, f"{begin} + {end}"))
-                    end += aligned_to_vector(nbytes(old))
+                    end += aligned_to_vector(old.nbytes)
                 else:
                     self.names |= {old: _cast(old, f"this_{memory} + {at}"), new: _cast(new, f"next_{memory} + {at}")}
-                    at += aligned_to_vector(nbytes(old))
+                    at += aligned_to_vector(old.nbytes)
                 if group is here:
                     self.in_shared |= {old, new}
             self.swapped.append((memory, begin, step))
@@ -120,13 +119,13 @@ class ResidentPlaces:
         for partial, of_blocks in self.shards.partial.items():
             self.names |= {v: _cast(v, f"{start} + {at + i * self.received_bytes}") for i, v in enumerate(of_blocks)}
             self.names[partial] = _cast(partial, f"{start} + {at} + cluster_rank() * {self.received_bytes}")
-            at += aligned_to_vector(nbytes(partial))
+            at += aligned_to_vector(partial.nbytes)
             if self.received is not None:
                 self.in_shared |= {partial, *of_blocks}
         at *= self.blocks
         for v in self.layer.forward.outputs if self.shards.gathered else ():
             self.names[v] = _cast(v, f"{start} + {at}")
-            at += aligned_to_vector(nbytes(v))
+            at += aligned_to_vector(v.nbytes)
         self.exchanged_bytes = at if self.received is None else 0
 
     def _place_shared_in_turn(self, outputs: Sequence[Variable], gradient: Variable) -> None:
@@ -139,7 +138,7 @@ class ResidentPlaces:
         if self.received is not None:
             spaces["sums"] = (self.received + ALIGNMENT, self.blocks * self.received_bytes)
         for v, usable in ((gradient, ("sums", "terms")), *((v, ("terms",)) for v in outputs)):
-            fits = [name for name in usable if name in spaces and nbytes(v) <= spaces[name][1]]
+            fits = [name for name in usable if name in spaces and v.nbytes <= spaces[name][1]]
             if fits and v not in self.names and self._read_first(v):
                 self.names[v] = _cast(v, f"shared_bytes + {spaces.pop(fits[0])[0]}")
                 self.in_shared.add(v)
@@ -150,10 +149,10 @@ class ResidentPlaces:
         gradient = self._part(self.body.before_reshapes(gradient_of(self.layer)))
         self._place_shared_in_turn(outputs, gradient)
         made = [v for program in self.shards.programs for v in program.outputs]
-        for v in dict.fromkeys((*outputs, gradient, *sorted(made, key=nbytes))):
+        for v in dict.fromkeys((*outputs, gradient, *sorted(made, key=lambda v: v.nbytes))):
             if v in self.names:
                 continue
-            size = aligned_to_vector(nbytes(v))
+            size = aligned_to_vector(v.nbytes)
             if self._top - size >= self._layer_workspace:
                 self._top -= size
                 place = f"shared_bytes + {self._top}"

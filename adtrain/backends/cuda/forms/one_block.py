@@ -33,7 +33,7 @@ from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable, body_of, renamed
 from adtrain.passes.fusion import Fusion, by_element
 from adtrain.passes.groups import MAX_EQUATIONS, Groups
-from adtrain.passes.plan_memory import Arena, nbytes
+from adtrain.passes.plan_memory import Arena
 
 ONE_BLOCK = "one_block"
 """Small equations that one thread block of a GPU computes in order (a one-block megakernel)."""
@@ -321,7 +321,7 @@ def _memory(body: Program, timed: Sequence[_Scheduled], limit: int) -> tuple[Pla
         else:
             made |= {v: end for v in e.outputs if v not in body.outputs}
     for v in sorted(made, key=lambda v: v in copied):  # copies last, into the rest
-        wanted.append((v, nbytes(v), made[v], max(made[v], until.get(v, made[v]))))
+        wanted.append((v, v.nbytes, made[v], max(made[v], until.get(v, made[v]))))
     shared, own = Arena(), Arena()
     for key, size, start, end in wanted:
         shared.add(key, size, start, end)

@@ -44,7 +44,7 @@ from adtrain.core.program import HORIZONTAL, OVERWRITES, Equation, Program, Vari
 from adtrain.core.staging import Results, keeps
 from adtrain.passes.fusion import by_element, is_loops
 from adtrain.passes.groups import Groups
-from adtrain.passes.plan_memory import nbytes, of_one_type
+from adtrain.passes.plan_memory import of_one_type
 
 PEER_EXCHANGES = "peer_exchanges"
 """Independent exchanged_update, all_gather, gathered, loops and small equations in one launch, on GPUs that have mapped
@@ -74,7 +74,7 @@ def fuse_exchanges(program: Program, limit: int) -> Program:
     divided = replace(program, equations=tuple(_without_horizontals(program)))
     exchanges = [e for e in divided.equations if e.primitive.name == "all_to_all"]
     found = [members for e in exchanges if (members := _updated(divided, e))]
-    total = sum(nbytes(e.outputs[0]) // e.params["ranks"] for e, *_ in found)
+    total = sum(e.outputs[0].nbytes // e.params["ranks"] for e, *_ in found)
     if not found or total > limit:
         return program
     groups = Groups(divided)
@@ -140,7 +140,7 @@ def _one_launch(program: Program) -> Program:
     chosen, space = set(), GATHERED_BYTES
     for i, e in enumerate(program.equations):
         if e.primitive.name == "all_gather":
-            size = -(-nbytes(e.inputs[0]) // ALIGNMENT) * ALIGNMENT
+            size = -(-e.inputs[0].nbytes // ALIGNMENT) * ALIGNMENT
             if size <= min(MAX_GATHERED, space) and independent(groups, first, i):
                 space -= size
                 chosen.add(e.inputs[0])
@@ -206,8 +206,8 @@ def peer_exchanges(equation: Equation, target: Target) -> Kernel:
     updates = [e for e in members if e.form == EXCHANGED_UPDATE]
     gathers = [e for e in members if e.has(Trait.COLLECTIVE) or e.form == GATHERED]
     ranks = body_of(updates[0]).equations[0].params["ranks"]
-    slices = [nbytes(body_of(e).equations[0].outputs[0]) // ranks for e in updates]
-    items = [aligned_to_vector(nbytes(body_of(e).equations[0].inputs[0])) for e in gathers]
+    slices = [body_of(e).equations[0].outputs[0].nbytes // ranks for e in updates]
+    items = [aligned_to_vector(body_of(e).equations[0].inputs[0].nbytes) for e in gathers]
     whole = len(updates) == 1 and _exchanges_whole(updates[0], ranks)
     others = [e for e in members if e not in updates and e not in gathers]
     beside = [loops(e).part(THREADS, target) if is_loops(e) else one_block(e, THREADS) for e in others]
@@ -245,7 +245,7 @@ def _gathered(equation: Equation, at: int) -> Part:
 
     def gather(e: Equation, names: Names, threads: int) -> Sequence[Step]:
         sent, received = (names[v] for v in (*e.inputs, *e.outputs))
-        places = f"(const char *){sent}, (char *){received}, {at}, {nbytes(e.inputs[0])}"
+        places = f"(const char *){sent}, (char *){received}, {at}, {e.inputs[0].nbytes}"
         return [Step([f"gather_from_peers(windows, {places});"], threads)]
 
     body = body_of(equation)
@@ -261,7 +261,7 @@ def _exchanges_whole(update: Equation, ranks: int) -> bool:
     """
     sent = body_of(update).equations[0].inputs[0]
     divided = any(v.size == sent.size // ranks for v in (*update.inputs, *update.outputs))
-    return ranks == 2 and not divided and nbytes(sent) <= SLOT_BYTES
+    return ranks == 2 and not divided and sent.nbytes <= SLOT_BYTES
 
 
 def _update(equation: Equation, name: str, at: int, ranks: int, most: int, whole: bool) -> Part:

@@ -27,7 +27,6 @@ from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable, arguments_of, body_of, fuse
 from adtrain.passes.fusion import by_element, fuse_product
-from adtrain.passes.plan_memory import nbytes
 
 ROW_PRODUCTS = "row_products"
 """A chain of products and other row-wise equations. Each thread block of a GPU takes a few rows through it."""
@@ -233,7 +232,7 @@ def row_products(equation: Equation, target: Target) -> Kernel:
 
     def part(own: Program, names: dict[Variable, str]) -> Part:
         rows = set(own.inputs) - shared_by_blocks(own)
-        larger = {v for v in rows if threads < v.size <= MAX_COPIED and nbytes(v) % 16 == 0}
+        larger = {v for v in rows if threads < v.size <= MAX_COPIED and v.nbytes % 16 == 0}
         widest = max(v.size // v.type.shape[0] for e in own.equations for v in e.outputs if v.type.shape)
         return part_of(own, names, threads, SHARED, ROWS * widest, larger, _rule_of)
 

@@ -42,7 +42,6 @@ from adtrain.core.backend import KernelRun
 from adtrain.core.errors import DeviceError
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation
-from adtrain.passes.plan_memory import nbytes
 
 REPEATS = 20
 """Exchanges of one measurement."""
@@ -290,7 +289,7 @@ class ExchangeWork:
     def __init__(self, exchanges: Exchanges, equation: Equation, memory: Any = None, memory_bytes: int = 0) -> None:
         assert equation.has(Trait.COLLECTIVE)
         self.exchanges, self.name = exchanges, equation.name
-        received = nbytes(equation.outputs[0])
+        received = equation.outputs[0].nbytes
         self.size = received // communicator.current().size
         self.transport = exchanges.transport(self.name, self.size, memory, memory_bytes)
         self.kernels = [KernelRun(f"{self.transport.name} {self.name}", {"bytes": received})]

@@ -24,7 +24,7 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable, label
 from adtrain.core.timeline import during
 from adtrain.core.types import ArrayType
-from adtrain.passes.place_collectives import exchange_done_p
+from adtrain.passes.order import exchange_done_p
 from adtrain.passes.plan_memory import stored_bytes
 
 RUNS_PER_LAUNCH = 100, 10, 1

@@ -23,7 +23,7 @@ from adtrain.core import communicator
 from adtrain.core.errors import OutOfMemory
 from adtrain.core.kernel import has_kernels
 from adtrain.core.program import Equation
-from adtrain.passes.place_collectives import exchanges_data
+from adtrain.passes.order import exchanges_data
 
 CACHED = "tuning"
 """The kind of the documents in the user's cache that hold measured times, one for each problem."""

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from adtrain.core.errors import AdtrainError, DeviceError
 from adtrain.core.program import Equation
-from adtrain.passes.plan_memory import ALIGNMENT, nbytes
+from adtrain.passes.plan_memory import ALIGNMENT
 
 CHOICES = 3
 """Candidates of a library for one problem: the algorithms that it ranks first."""
@@ -106,7 +106,7 @@ def calls(equation: Equation, libraries: Sequence[Library]) -> list[LibraryCall]
 
 def workspace_limit(equation: Equation) -> int:
     """The most bytes of workspace: a call may convert the layout of each operand."""
-    return WORKSPACE + sum(map(nbytes, (*equation.inputs, *equation.outputs)))
+    return WORKSPACE + sum(v.nbytes for v in (*equation.inputs, *equation.outputs))
 
 
 @contextmanager

@@ -1,4 +1,7 @@
-"""The C functions for copies, indices, reductions and others: which of `kernels/cpu` each primitive calls."""
+"""The C functions whose time is mostly that of memory: copies, indices, sorting, reductions, softmax, norms.
+
+Also: random numbers, and the hash encoding of points. All are in `kernels/cpu`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.kernel import CKernel, register
-from adtrain.core.precision import FULL
 from adtrain.lowering import layouts
 from adtrain.lowering.layouts import Layout, hash_grid, hash_grid_add
 from adtrain.lowering.shapes import alternating, output_type, split_at
@@ -29,16 +31,6 @@ def item_and_team(
         CKernel(file, name, numbers, dtypes, items=True, several_items=True, each=each, checked=checked),
         CKernel(file, f"{name}_team", numbers, dtypes, team=True, scratch=scratch, each=each, checked=checked),
     )
-
-
-def in_full(name: str, precision: str) -> None:
-    """Check that a product is in full precision, the only one the C functions compute in.
-
-    Raises:
-        NotImplementedError: it is in another.
-    """
-    if precision != FULL:
-        raise NotImplementedError(f"{name} in {precision}")
 
 
 MAX_AXES = 8
