@@ -14,6 +14,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
+from adtrain.text import counted
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PICTURE = ROOT / "docs" / "pictures" / "races.svg"
@@ -126,14 +128,14 @@ def _panel(race: Mapping[str, Any]) -> Iterator[str]:
 
     seeds = len(next(iter(race["systems"].values()))["runs"])
     device = race["protocol"]["device_name"].split()[-1]
-    yield f'<text x="{LEFT}" y="16" class="head">{race["config"]}, {device}, {seeds} seeds</text>'
+    yield f'<text x="{LEFT}" y="16" class="head">{race["config"]}, {device}, {counted(seeds, "seeds")}</text>'
     for accuracy in TICKS:
         if top <= 1 - accuracy <= bottom:
             yield f'<line x1="{LEFT}" x2="{LEFT + WIDTH}" y1="{y(accuracy):.1f}" y2="{y(accuracy):.1f}"/>'
             yield f'<text x="{LEFT - 6}" y="{y(accuracy) + 3:.1f}" class="end">{accuracy:.3g}</text>'
     for part in range(5):
         at = longest * part / 4
-        yield f'<text x="{x(at):.1f}" y="{TOP + HEIGHT + 14}" class="middle">{at:.2g}</text>'
+        yield f'<text x="{x(at):.1f}" y="{TOP + HEIGHT + 14}" class="middle">{at:.3g}</text>'
     yield f'<text x="{LEFT + WIDTH / 2}" y="{TOP + HEIGHT + 30}" class="middle">seconds of training</text>'
     target = f'y1="{y(race["target"]):.1f}" y2="{y(race["target"]):.1f}"'
     yield f'<line x1="{LEFT}" x2="{LEFT + WIDTH}" {target} class="target"/>'
