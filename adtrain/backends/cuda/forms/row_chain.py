@@ -105,7 +105,7 @@ class RowChainFusion(Fusion):
         moved = chain.cost.bytes / LAUNCH_BYTES
         if time + moved < alone:
             return None
-        return f"its time is estimated as that of {time + moved:.0f} launches, that of single kernels as {alone:.0f}"
+        return f"one kernel would take the time of {time + moved:.0f} launches, separate kernels that of {alone:.0f}"
 
     def declined(self) -> str | None:
         """A Program without axes but rows and columns is nearly a chain if at most one condition of a chain fails."""
@@ -124,7 +124,7 @@ class RowChainFusion(Fusion):
         if _columns(widest) > MAX_WIDTH:
             found.append(f"{widest.scope} has {_columns(widest):,} columns, expected at most {MAX_WIDTH}")
         if not all(map(is_plain, own)):
-            found.append("its products are not those of float32 in full precision")
+            found.append("not all of its products are of float32 in full precision")
         if self.target.capability < TENSOR_CORES:
             found.append("the GPU is older than sm_80")
         if found:
