@@ -40,9 +40,13 @@ def bench(*arguments: str, columns: int = 180) -> Result:
 
 
 def tables(result: Result) -> list[list[str]]:
-    """Heading and rows of each table; empty lines separate tables."""
+    """Heading and rows of each table; empty lines separate tables.
+
+    Without the note below a table on bytes from a cache: whether there are such bytes depends on the machine.
+    """
     assert result.exit_code == 0, result.output
-    return [part.splitlines() for part in result.stdout.split("\n\n")[1:-1]]
+    found = [part.splitlines() for part in result.stdout.split("\n\n")[1:-1]]
+    return [rows[:-1] if rows[-1].startswith("cached: ") else rows for rows in found]
 
 
 def test_operations_are_timed_in_all_phases_and_the_protocol_is_shown() -> None:
@@ -82,7 +86,7 @@ def test_config_is_timed_by_layer_mode_and_batch_size(tmp_path: Path) -> None:
     assert operations[0].startswith("fused operation")
     assert [row.split()[0] for row in steps] == ["step", "eager", "staged", "fused", "memory"]
     assert re.fullmatch(r"memory of the fused step: [\d.]+ MiB planned, [\d.]+ MiB measured", steps[-1])
-    assert [row.split()[0] for row in batches if not row.startswith("cached:")] == ["batch", "8", "32"]
+    assert [row.split()[0] for row in batches] == ["batch", "8", "32"]
 
 
 def test_json_on_stdout_replaces_the_tables_and_has_intervals(tmp_path: Path) -> None:
@@ -105,7 +109,7 @@ def test_results_are_written_and_compared(tmp_path: Path) -> None:
     found = json.loads(before.read_text())
     found["protocol"]["commit"] = "earlier"
     before.write_text(json.dumps(found))
-    assert len(found["ops"]) == sum(row.startswith("nll_loss") for row in rows) == 4  # a note may follow
+    assert len(found["ops"]) == len(rows) == 4
     for field in ("median_ms", "low_ms", "high_ms"):
         found["ops"][0]["time"][field] *= 1000
     found["protocol"] |= {"commit": "later", "load": 99.0}  # with a warning of a busy machine
