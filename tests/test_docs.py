@@ -87,8 +87,8 @@ def loaded_with_few_tests(*arguments: Any, load: Callable[..., DataSet] = data.l
     return replace(found, test=found.test.take(np.arange(500)))
 
 
-LONG = ("docs/tutorial.md", "docs/how-to/predict.md")
-"""Documents whose samples compile several configs."""
+LONG = ("docs/tutorial.md", "docs/how-to/predict.md", "docs/how-to/equations.md")
+"""Documents whose samples compile several configs, or solve equations."""
 
 
 @pytest.mark.compiled

@@ -72,7 +72,11 @@ def test_a_document_begins_at_the_last_separator(length: int) -> None:
     np.testing.assert_array_equal(starts_of(array(begins)).numpy(), expected)
 
 
-@pytest.mark.parametrize("options", LAYERS[1:], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [LAYERS[1], *(pytest.param(options, marks=pytest.mark.exhaustive) for options in LAYERS[2:])],
+    ids=str,
+)
 def test_samples_of_separate_documents_are_those_without_caches(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
