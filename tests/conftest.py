@@ -8,6 +8,7 @@ from pathlib import Path
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):  # without bytecode, each command would compile the whole package
     sys.dont_write_bytecode = False
     sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(Path(__file__).parents[1] / ".pytest_cache/bytecode")
+os.environ.pop("COLUMNS", None)  # the width of the terminal that pytest runs in, to which commands fit their output
 if "PYTEST_XDIST_WORKER" in os.environ:  # other workers have the other cores; read when NumPy is first imported
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
