@@ -191,7 +191,7 @@ AUGMENTATION_SHARE = 0.6
 """Augmentation is a cause if it takes at least this share of the step."""
 
 CLOCK_MS = 1e-4
-"""A clock may measure 0 for very short operations. Their sum, and a step, count as this time at least."""
+"""A clock may measure 0 for very short operations. Their sum then counts as this time."""
 
 THREAD_MS = 0.05
 """More threads do not speed up a shorter operation."""

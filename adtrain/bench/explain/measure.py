@@ -17,7 +17,7 @@ import numpy as np
 from adtrain import config, training
 from adtrain.backends.cpu.threads import usable_cores
 from adtrain.backends.cuda.fusions import gpu_fusions
-from adtrain.bench.explain.causes import CLOCK_MS, REACHABLE, LastBatch, Observed, Operation, Pauses, is_launch
+from adtrain.bench.explain.causes import REACHABLE, LastBatch, Observed, Operation, Pauses, is_launch
 from adtrain.bench.profile import Key, profile_steps
 from adtrain.bench.step import kernels_of
 from adtrain.bench.timing.machine import thread_count
@@ -99,7 +99,7 @@ def observe(measured: Measured, peak: Roofline, busy: float) -> Observed:
     experiment, device = measured.experiment, measured.device
     cfg, precision = experiment.config, experiment.config.training.precision
     profile = profile_steps(measured.run_steps, _samples_of(measured), device=device, typical=min)
-    step_ms = max(min(profile.step.ms), CLOCK_MS)
+    step_ms = min(profile.step.ms)
     equations = {_key(e): e for e in _equations(experiment, device)}
     kernels = kernels_of(experiment)
     shown = [row for row in profile.rows if row.flops or row.bytes]
