@@ -131,7 +131,7 @@ def custom_op(
             Compiling fails where a kernel's parameters are of other types.
         launch: the fields of the `CudaLaunch`, such as ``blocks``, ``threads``, ``shared``, ``definitions``. By default
             a grid-stride loop over the elements of the first output.
-        residuals: so many of the last outputs are not returned; only ``vjp`` gets them.
+        residuals: the number of last outputs that are not returned; only ``vjp`` gets them.
         flops: floating-point operations, for timings. By default one for each element of the outputs.
         samples: from a NumPy generator to arguments, for ``adtrain gradcheck --plugin`` and ``bench --plugin``. See
             `OwnOp`.

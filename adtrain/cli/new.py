@@ -57,7 +57,7 @@ MOST_TOKENS = 1024
 """The largest `data.length` that is proposed for the network of another program."""
 
 SMALLEST_TEST = 2
-"""Up to so many examples, half of them are held out: the usual fraction of them is none."""
+"""Up to this number of examples half of them are held out: the usual fraction of them would be none."""
 
 MOST_OF_ONE_CLASS = 0.8
 """Classes are unequal where one has a larger part of the examples."""
@@ -70,7 +70,7 @@ class Gpt:
     """A causal transformer for a text, and how long it is trained.
 
     Attributes:
-        tokens: it is proposed for texts of up to so many tokens.
+        tokens: it is proposed for texts of up to this number of tokens.
     """
 
     tokens: float
@@ -91,7 +91,7 @@ GPTS = (
     Gpt(math.inf, 1024, 16, 768, 12, 12, 0.0006, 1),  # that of GPT-2 with 124 million parameters
 )
 LEAST_SEQUENCES, SHORTEST = 64, 16
-"""The length of a sequence is halved until a text has so many, or to the shortest length."""
+"""The length of a sequence is halved until a text has LEAST_SEQUENCES of them, or down to SHORTEST."""
 
 
 @click.command()
@@ -144,7 +144,7 @@ class Start(NamedTuple):
     architecture: Architecture
 
     def fitted(self, found_data: DataSet, outputs: int) -> tuple[Architecture, str]:
-        """The network for data of so many classes, and the value of `training`.
+        """The network with `outputs` outputs for the data, and the value of `training`.
 
         Raises AdtrainError where the network takes other data.
         """
@@ -309,7 +309,7 @@ def _text_layers(classes: int) -> list[str]:
 
 
 def _length(longest: int, tokens: int) -> int:
-    """The length of the sequences of a text with so many tokens, at most `longest`."""
+    """The length of the sequences of a text with `tokens` tokens, at most `longest`."""
     length = longest
     while length > SHORTEST and tokens // (length + 1) < LEAST_SEQUENCES:
         length //= 2

@@ -47,7 +47,7 @@ class TraceError(AdtrainError):
 
 
 class OptionError(AdtrainError, ValueError):
-    """An option that no input makes valid: of a wrong type, out of its range, or at odds with another option."""
+    """An option that no input makes valid: of a wrong type, out of its range, or in contradiction to another option."""
 
 
 def one_line(error: BaseException) -> str | None:

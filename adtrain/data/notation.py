@@ -135,7 +135,7 @@ def days(text: str, form: str | None) -> float | None:
 
 
 def date_text(number: float) -> str:
-    """The date that is so many days from EPOCH, with the time unless it is midnight."""
+    """The date `number` days after EPOCH, with the time unless it is midnight."""
     moment = EPOCH + timedelta(seconds=round(number * 86400))
     return moment.isoformat(" ") if moment.time() != EPOCH.time() else moment.date().isoformat()
 

@@ -276,8 +276,8 @@ def plan_memory(
 ) -> MemoryPlan:
     """Plan ``program`` in the order of its equations; ``workspace`` returns the scratch bytes of an equation.
 
-    With ``guard``, a multiple of the alignment, so many bytes before and after each value in the arena belong to no
-    other value at any time. With ``ranks``, these share memory.
+    ``guard`` is the number of bytes before and after each value in the arena that belong to no other value at any time,
+    a multiple of the alignment. With ``ranks``, these share memory.
     """
     last_use = {v: i for i, e in enumerate(program.equations) for v in e.inputs}
     last_use |= dict.fromkeys(program.outputs, len(program.equations))

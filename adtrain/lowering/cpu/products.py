@@ -34,7 +34,7 @@ def in_full(name: str, precision: str) -> None:
 SCRATCH = 1 << 20
 """Bytes for each thread: packed blocks of A and B, and a block of C."""
 LONG, TOTAL = 1 << 12, 256 * (1024 + 64)
-"""From so many summands on there may be groups of slices, and so many more bytes are needed for their total."""
+"""From LONG summands on there may be groups of slices, and TOTAL more bytes are needed for their total."""
 GEMM_MACROS = {"SCRATCH_BYTES": SCRATCH, "TOTAL_BYTES": TOTAL, "LONG_SUM": LONG}
 """Macros of `gemm.c`."""
 

@@ -282,7 +282,7 @@ def own_rows(
     Args:
         rows: maps the length of axis 0 of a variable to its length in a block.
         whole: the inputs that every block reads completely.
-        part_for: returns the part for a body of so many rows, with the pointers to its values.
+        part_for: returns the part for a body of a number of rows, with the pointers to its values.
     """
     own = _sliced(body, {v: v for v in whole}, rows)
     names = names_of(own)
@@ -353,7 +353,7 @@ NORMALIZING = frozenset(("softmax", "log_softmax", "standardize"))
 
 
 class LongRowsFusion(RowFusion):
-    """Equations of long rows, where the rows are so many that each multiprocessor has one."""
+    """Equations of long rows, if there is a row for each multiprocessor."""
 
     form = LONG_ROWS
 

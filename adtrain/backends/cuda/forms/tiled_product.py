@@ -143,7 +143,7 @@ class TiledProduct:
 
 
 def fills(blocks: int, target: Target) -> bool:
-    """Whether so many blocks, at most one on a multiprocessor at a time, use enough of the device."""
+    """Whether these blocks, at most one on a multiprocessor at a time, use enough of the device."""
     return blocks >= MIN_UTILIZATION * _waves(blocks, target) * target.multiprocessors
 
 

@@ -373,7 +373,7 @@ def _rule(direction: Direction, shapes: Callable[..., tuple[Any, Any, Any]]) -> 
 
 
 def _fills(columns: int, result: int) -> bool:
-    """Whether tiles of so many columns are candidates for a result; see UNEVEN."""
+    """Whether tiles of `columns` columns are candidates for a result; see UNEVEN."""
     return columns not in UNEVEN or -result % columns < -result % UNEVEN[columns]
 
 
