@@ -20,8 +20,8 @@ from program_samples import ALL, ON_GPU
 from report_runs import one_line
 
 from adtrain import config
+from adtrain.backends.cuda import TARGETS
 from adtrain.backends.cuda.fusions import gpu_fusions
-from adtrain.backends.cuda.targets import TARGETS
 from adtrain.core.staging import Pass
 from adtrain.passes import SIMPLIFY
 from adtrain.training.preparation import outline

@@ -13,11 +13,11 @@ from test_cuda_steps_on_host import computed as by_evaluation
 
 import adtrain as ad
 from adtrain import config, ops, passes
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.batch_prefetch import prefetch_batch
 from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout, runs_per_graph
-from adtrain.backends.cuda.targets import H200
 from adtrain.core import tree
 from adtrain.core.array import Array, array
 from adtrain.core.kernel import Target

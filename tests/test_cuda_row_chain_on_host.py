@@ -17,10 +17,10 @@ from program_samples import for_gpu, names
 
 import adtrain as ad
 from adtrain import ops
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.codegen import row_chain_layout, row_chain_plan
 from adtrain.backends.cuda.forms import row_chain
 from adtrain.backends.cuda.forms.row_chain import ROW_CHAIN
-from adtrain.backends.cuda.targets import H200
 from adtrain.core.kernel import Target
 from adtrain.core.program import Program
 from adtrain.core.staging import stage

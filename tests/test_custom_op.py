@@ -11,11 +11,10 @@ from command_line import invoke
 from plugin_files import SQUARED, gradcheck, no_plugins
 
 import adtrain as ad
-from adtrain.backends.cuda import compiler
+from adtrain.backends.cuda import H200, compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
-from adtrain.backends.cuda.targets import H200
 from adtrain.bench import ops, text
 from adtrain.bench.op_table import TimedOp
 from adtrain.bench.timing.protocol import protocol

@@ -18,9 +18,9 @@ from test_passes_random import assert_consistent, name_of
 import adtrain as ad
 from adtrain import nn, ops
 from adtrain.backends.cpu.numpy_program import NumpyProgram
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.compiler import Source
 from adtrain.backends.cuda.lower import Lowering
-from adtrain.backends.cuda.targets import H200
 from adtrain.core import tree
 from adtrain.core.program import Equation, Program, Variable, single_equations
 from adtrain.core.staging import stage

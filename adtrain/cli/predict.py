@@ -27,7 +27,7 @@ from adtrain.training.tasks import Regression
 
 INPUT, RANK = Column("input", itemgetter(0), TEXT), Column("rank", itemgetter(1))
 CLASS = Column("class", itemgetter(2), TEXT), Column("probability", itemgetter(3), CellFormat("{:.2%}".format))
-"""Of rows (name of the input, rank, class, probability)."""
+"""Columns of the rows (name of the input, rank, class, probability)."""
 DIGITS = 6
 """Significant digits of a predicted number, unless its differences need more."""
 CHOICES = OneOf(["auto", "yes", "no"])

@@ -125,7 +125,7 @@ def summed_items(axes: Axes, arguments: Sequence[Shape]) -> Items | None:
 
 
 def rows(axes: Axes, arguments: Sequence[Shape], results: Sequence[Shape], count: int) -> Items | None:
-    """As `items`, but an item is one of ``count`` rows: an index of the first axes, which together have ``count`` elements.
+    """As `items`, but an item is one of ``count`` rows: an index of the first axes, which have ``count`` elements.
 
     So an operation on sequences (B, S, F), or a reshape of them to a matrix, works by B x S rows of F elements.
     """
@@ -198,7 +198,7 @@ def _expanded(text: str, count: int) -> Labels | None:
 
 
 def aligned(arguments: Sequence[Shape], results: Sequence[Shape]) -> Axes:
-    """The axes of an elementwise operation or a broadcast: those of the same length move together, counted from the last."""
+    """The axes of an elementwise operation or broadcast: equal ones move together, counted from the last one."""
     ndim = max(map(len, results))
     lengths = dict(enumerate(next(shape for shape in results if len(shape) == ndim)))
     names = letters(ndim)
@@ -226,7 +226,7 @@ def without(ndim: int, used: Collection[int], added: bool = False) -> Axes:
 
 
 def reshaped(source: Shape, shape: Shape) -> Axes:
-    """The axes of a reshape: equal ones move together. An axis may also have the indices of several neighbouring axes."""
+    """The axes of a reshape: equal ones move together. An axis may also have the indices of several neighbours."""
     if 0 in source:
         return whole([len(source)], [len(shape)])
     names = iter(letters(len(source) + len(shape)))
@@ -252,7 +252,7 @@ def reshaped(source: Shape, shape: Shape) -> Axes:
 
 
 def _equally_many(source: Shape, shape: Shape) -> tuple[int, int]:
-    """The least numbers of first axes of two shapes that have equally many elements. The shapes have so too, and not 0."""
+    """The fewest first axes of two shapes that have equally many elements, as both shapes have, and not 0."""
     first = second = 1
     m, n = source[0], shape[0]
     while m != n:

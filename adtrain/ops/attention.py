@@ -277,8 +277,8 @@ attention_p: Primitive = Primitive(
     axes=_axes,
     composition=composed,
 )
-"""Of q, k, v, then a mask (bool), first keys (int32) and a random state (uint32), if there are any. The outputs are the
-result and the logsumexp of the scores of each query, infinity for a query without a key."""
+"""The arguments are q, k, v, then a mask (bool), first keys (int32) and a random state (uint32), if there are any. The
+outputs are the result and the logsumexp of the scores of each query, infinity for a query without a key."""
 
 attention_grad_p: Primitive = Primitive(
     "attention_grad",

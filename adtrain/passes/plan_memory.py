@@ -11,7 +11,7 @@ its lifetime (Y. Pisarchyk, J. Lee: "Efficient Memory Management for Deep Neural
 Exchanges need no copies where ranks of a host compute what they send in memory that they share, and read it there. Each
 exchange has a slot in this memory, with a row for each rank. A rank computes what it sends in its own row. After a
 barrier it reads the rows of the others. What cannot be in a slot is copied into it or out of it. All ranks begin a run
-of a Program together, so nobody writes a row that others still read from the last run. If an all-gather replaces a
+of a Program together, so no rank writes a row that others still read from the last run. If an all-gather replaces a
 donated input, such as parameters, the input is in its slot. Then a rank may write its row after an exchange that
 follows all other reads of the input.
 """

@@ -23,9 +23,9 @@ T = TypeVar("T")
 
 SCORES = ("train", "validation")
 RATES_WIDTH, RATES_HEIGHT = 720, 360
-"""Of the picture of learning rates."""
+"""The size of the picture of learning rates."""
 HIGHEST_LOSS = 1.2
-"""In it, losses above this multiple of the loss at the smallest rate are drawn at the upper edge."""
+"""In this picture losses above this multiple of the loss at the smallest rate are drawn at the upper edge."""
 MILLION = "million"
 MOST_POINTS, MOST_MARKERS = 1000, 60
 

@@ -30,7 +30,7 @@ _LIBRARY = re.compile(r"\b(normal_cdf|normal_pdf|integer_power|floor_divide\w*|f
 """Functions of `kernels/export/` in them."""
 
 NULL: list[Argument] = ["NULL"]
-"""In place of an array that a layer does not have."""
+"""The argument in place of an array that a layer does not have."""
 
 SCRATCH = {"rnn_tanh": 1, "rnn_relu": 1, "lstm": 9, "gru": 6}
 """Numbers for each hidden unit that the C function of a recurrent layer needs for itself."""

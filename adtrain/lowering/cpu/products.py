@@ -41,9 +41,9 @@ GEMM_MACROS = {"SCRATCH_BYTES": SCRATCH, "TOTAL_BYTES": TOTAL, "LONG_SUM": LONG}
 PANEL = 128
 """Maximum bytes of a row of a panel in `kernels/cpu/tile.h`."""
 MIN_ROWS = 1024
-"""With fewer rows, packing a small matrix for each thread takes too much of the time."""
+"""Minimum rows. With fewer, packing a small matrix for each thread takes too much of the time."""
 MIN_MATRICES = 256
-"""With fewer matrices there is too little work for many threads."""
+"""Minimum matrices. With fewer there is too little work for many threads."""
 MAX_WEIGHTS = 12 << 10
 """Maximum bytes of a small matrix. With a larger one the product takes most of the time, and `gemm.c` is faster."""
 MAX_DEPTH = 2048

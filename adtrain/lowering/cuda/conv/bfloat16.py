@@ -166,12 +166,12 @@ class Bfloat16Conv(NamedTuple):
 
     @property
     def mn_major(self) -> tuple[bool, bool]:
-        """Of each operand, whether it is not K-major."""
+        """Whether each operand is not K-major."""
         return self.direction == Direction.WEIGHT_GRAD, self.direction != Direction.FORWARD and not self.in_tf32
 
     @property
     def gathered(self) -> tuple[bool, bool]:
-        """Of each operand, whether it is gathered."""
+        """Whether each operand is gathered."""
         few_filters, by_threads = self.outputs[3] < BOXES[0], self.loader is not Loader.TMA
         a = self.direction != Direction.WEIGHT_GRAD or few_filters
         b = self.direction != Direction.FORWARD or self.loader is Loader.SHIFT
