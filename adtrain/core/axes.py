@@ -104,7 +104,7 @@ def items(axes: Axes, arguments: Sequence[Shape], results: Sequence[Shape]) -> I
 def outer_items(axes: Axes, arguments: Sequence[Shape], results: Sequence[Shape]) -> Items | None:
     """As `items`, but if axis 0 of a value joins several axes, an item is an index of the first of them.
 
-    So a reshape between sequences (B, S, F) and rows (B S, F) has B items: S rows of the latter are one item.
+    So a reshape between sequences (B, S, F) and rows (B S, F) has B items: S of these rows are one item.
     """
     given, made = (
         tuple((*(x[:1] for x in labels[:1]), *labels[1:]) for labels in side) for side in (axes.arguments, axes.results)

@@ -1,4 +1,4 @@
-"""Load a data set of the catalogue by name, or files by path, with warnings about data that are hardly what was meant.
+"""Load a data set of the catalogue by name, or files by path, with warnings about data that are probably a mistake.
 
 Such are classes without a training example, a column that gives away what is to be predicted, and lost digits.
 """

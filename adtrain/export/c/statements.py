@@ -27,7 +27,7 @@ _FUNCTIONS = re.compile(r"\b(atan2|ceil|cos|erf|expm1|exp|fabs|floor|hypot|log1p
 """Functions of <math.h> in the expressions of elementwise equations."""
 
 _LIBRARY = re.compile(r"\b(normal_cdf|normal_pdf|integer_power|floor_divide\w*|floor_remainder\w*)\(")
-"""Functions of `kernels/export/` in them."""
+"""Functions of `kernels/export/` in the expressions of elementwise equations."""
 
 NULL: list[Argument] = ["NULL"]
 """The argument in place of an array that a layer does not have."""

@@ -59,8 +59,8 @@ CHUNK_BYTES, CHUNK_CYCLES = 16, 0.6
 SHIFT_BYTES, MIN_STAGES = 200 << 10, 2
 """Maximum of shared memory for the stages and filters of such a tile, and minimum of stages."""
 UNEVEN = {192: 256, 160: 128, 96: 128}
-"""Columns of tiles that are slower than others, and of those others. The former are candidates only where they have
-fewer columns after the last one of the result."""
+"""Columns of slow tiles, and of the faster tiles that they are compared with. Slow tiles are candidates only where they
+have fewer columns after the last one of the result."""
 
 
 def last_position(phase: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
