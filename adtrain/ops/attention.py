@@ -467,7 +467,7 @@ def _side_by_side_rule(outs: Any, x: Value, *more: Value, **params: Any) -> Any:
 
 
 def _of_heads(flops: Callable[..., int]) -> Callable[..., int]:
-    """The same for `self_attention` and its gradient."""
+    """The function `flops` of attention as one of `self_attention`, or of its gradient."""
 
     def f(x: Any, *others: Any, heads: int, **params: Any) -> int:
         *leading, length, row = x.shape

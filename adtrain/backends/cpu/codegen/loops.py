@@ -18,7 +18,7 @@ from adtrain.core.kernel import value_for
 from adtrain.core.program import PRODUCT, Equation, Program, Variable, body_of
 
 FEW_ROWS = 32
-"""With fewer rows, threads divide each row instead of the rows."""
+"""Minimum rows that threads divide. With fewer they divide each row."""
 FEW_ELEMENTS = 1024
 """One thread computes up to this number of elements: starting the others takes longer."""
 
@@ -115,7 +115,7 @@ class _Nest:
 
 
 MAX_AHEAD = 8
-"""As in kernels/cpu/gemm.h."""
+"""The most arrays of an epilogue that a product prefetches, as in kernels/cpu/gemm.h."""
 
 
 def emit_product(writer: Writer, equation: Equation, place: Callable[[Variable], str]) -> list[str]:

@@ -87,8 +87,8 @@ class Layout:
         return max(1, (registers - OTHER_REGISTERS) // (ACCUMULATORS * products))
 
     def division(self, columns: int, strips: int = 0) -> tuple[int, int]:
-        """How warps divide the columns of strips of 16 rows: the tiles of 8 columns of a warp, a divisor of their
-        number, and the quotient: the warps of a strip.
+        """How warps divide the columns of strips of 16 rows: the tiles of 8 columns that a warp takes at a time, a
+        divisor of their number, and how many such groups a strip has.
 
         Args:
             strips: the number of strips; by default all strips of a tile.

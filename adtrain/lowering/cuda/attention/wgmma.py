@@ -101,7 +101,7 @@ BACKWARD_TILES = {
     (128, 1): BackwardTile(64, 128, 2, 1),
     (64, 2): BackwardTile(64, 128, 2, 2),
 }
-"""By packed width and terms of an operand."""
+"""The tile of the gradient by packed width and terms of an operand."""
 GROUP = 64
 """Rows with one scale in fp16x2."""
 UNIT_BYTES, MAX_UNITS = 16 << 10, 7

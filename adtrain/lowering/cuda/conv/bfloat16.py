@@ -77,9 +77,9 @@ class Loader(Enum):
 
     TMA = "bfloat16_conv"
     GATHER = "bfloat16_gather"
-    """By cp.async, tiles of K. Images are one array of bfloat16."""
+    """cp.async copies tiles of K. Images are one array of bfloat16."""
     SHIFT = "bfloat16_shift"
-    """By cp.async, once for all taps of a tile. Images are one array of bfloat16, and filters fit in shared memory."""
+    """cp.async copies pixels once for all taps. Images are one array of bfloat16, and filters fit in shared memory."""
 
 
 @dataclass(frozen=True)
@@ -309,7 +309,7 @@ class Bfloat16Conv(NamedTuple):
         return [self._positions_of(phase) for phase in product(*map(range, self.phases))]
 
     def _positions_of(self, phase: tuple[int, ...]) -> Im2col:
-        """See `_gradient_positions`."""
+        """The positions in the output's gradient of one phase."""
         lower, upper = [], []
         for axis in (1, 0):
             w, i = self.window, phase[axis]

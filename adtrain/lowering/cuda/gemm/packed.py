@@ -100,7 +100,7 @@ PACKED_TILES: Mapping[str, Sequence[PackedTile]] = {
         PackedTile(MmaKind.BFLOAT16, 1, 1, 64, 64, 8, 64, 6, 2, 6.5),
     ),
 }
-"""By precision. Narrow tiles spread a small result over all multiprocessors."""
+"""The candidates by precision. Narrow tiles spread a small result over all multiprocessors."""
 
 
 @dataclass(frozen=True)
