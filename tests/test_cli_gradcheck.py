@@ -62,7 +62,7 @@ def test_order_option_checks_one_order(order: int) -> None:
     assert len(rows) == 2 * len([case for case in CASES if case.op == "add" and case.order >= order])
 
 
-def test_json_fields() -> None:
+def test_json_has_a_verdict_and_a_row_for_each_check() -> None:
     found = json.loads(gradcheck("--op", "tanh", "--json").stdout)
     assert list(found) == ["passed", "rows"]
     assert found["passed"] is True

@@ -311,7 +311,7 @@ def test_a_finished_run_resumes_only_for_more_epochs(cfg: Path) -> None:
     assert config.load("runs/tiny/config.yaml").training.epochs == 4
 
 
-def test_epochs_that_the_configs_steps_cut_short_are_told(cfg: Path) -> None:
+def test_epochs_that_the_configs_steps_cut_short_are_reported(cfg: Path) -> None:
     result = train(cfg, "--set", "training.steps=7", "--epochs", "4")
     note = "training.steps 7 ends the training in epoch 2 of 4; --steps N overrides it"
     assert result.stderr.splitlines()[0] == note

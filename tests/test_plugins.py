@@ -249,7 +249,7 @@ def test_names_and_options_of_data_sets_and_metrics_are_checked(
         ("2 * np.pi,", "2 * np.pie,", "AttributeError: module 'numpy' has no attribute 'pie'"),
     ],
 )
-def test_a_data_set_that_loads_something_else_is_told_with_its_place(
+def test_a_data_set_that_loads_something_else_is_reported_with_its_place(
     here: Path, right: str, wrong: str, problem: str
 ) -> None:
     assert right in FAMILY
@@ -306,7 +306,7 @@ def test_gradients_of_a_network_of_plugins_are_checked(here: Path) -> None:
         ("return x * params", "1 / 0; return x * params", "ZeroDivisionError: division by zero"),
     ],
 )
-def test_a_mistake_in_a_plugin_is_told_in_one_line_with_its_place(
+def test_a_mistake_in_a_plugin_is_reported_in_one_line_with_its_place(
     here: Path, right: str, wrong: str, problem: str
 ) -> None:
     assert right in FAMILY
@@ -340,7 +340,7 @@ def test_a_mistake_in_a_plugin_is_told_in_one_line_with_its_place(
         ("import adtrain as ad", "import sys, adtrain as ad; sys.exit()", "mine.py:1: SystemExit"),
     ],
 )
-def test_a_broken_plugin_is_told_in_one_line(here: Path, right: str, wrong: str, message: str) -> None:
+def test_a_broken_plugin_is_reported_in_one_line(here: Path, right: str, wrong: str, message: str) -> None:
     assert right in LAYER
     found = build(here, "mish", LAYER.replace(right, wrong))
     assert found.startswith("tiny.yaml:2:11: plugins[0]: ")
@@ -481,7 +481,9 @@ def test_a_peer_has_no_loss_of_a_plugin(here: Path) -> None:
         ("ad.ArrayType(x.shape, x.dtype)", "ad.ArrayType(x.shap, x.dtype)", "mine.py:19: AttributeError: "),
     ],
 )
-def test_a_broken_operation_in_a_layer_is_told_in_one_line(here: Path, right: str, wrong: str, problem: str) -> None:
+def test_a_broken_operation_in_a_layer_is_reported_in_one_line(
+    here: Path, right: str, wrong: str, problem: str
+) -> None:
     text = LAYER + OPERATION
     assert right in text
     train(write_plugged(here, "doubled", text), "--output-dir", "right")

@@ -58,7 +58,7 @@ def last_line() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_stop_writes_its_checkpoint_although_nobody_reads_the_messages(commands: Commands, number: int) -> None:
+def test_a_stop_writes_its_checkpoint_although_the_messages_are_not_read(commands: Commands, number: int) -> None:
     pid = commands.start(Case(" ".join(LONG), CLOSED, CLOSED))
     wait_until(lambda: '"epoch"' in metrics(), commands)
     os.kill(pid, number)
