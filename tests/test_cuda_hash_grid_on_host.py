@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from cuda_on_host import Host, host
 
-from adtrain.backends.cuda import H200, indexing
+from adtrain.backends.cuda import H200
 from adtrain.core.kernel import cuda_kernels
 from adtrain.core.program import Equation, Variable
 from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda import indexing
 from adtrain.ops.hash_grid import grid_levels, hash_grid_add_p, hash_grid_p
 
 __all__ = ["host"]
