@@ -358,6 +358,8 @@ def resume(
     cfg = config.load(written, settings, run_plugin=trust.run) if written.exists() else file.config(settings, trust.run)
     trust.check(cfg.plugins)
     experiment = prepare(cfg, mode)
+    # The file of a table that was given in memory does not say whether its labels were texts.
+    experiment = replace(experiment, data=replace(experiment.data, class_type=file.metadata.class_type))
     notes = _changes(file, experiment)
     lengths = {setting.partition("=")[0] for setting in longer}
     refused = [change for change in notes if change.partition(":")[0] not in lengths]
