@@ -187,7 +187,7 @@ COLUMNS = ["id", "hours", "city", "zone", "price", "kind"]
 
 
 @pytest.mark.parametrize(
-    "drop, columns, first, expected",
+    ("drop", "columns", "first", "expected"),
     [
         ("0", COLUMNS, "id", ["id"]),
         ("-6", COLUMNS, "id", ["id"]),

@@ -142,8 +142,8 @@ class RunFolder(MetricsFolder):
             try:
                 yield
             except Unwritable as error:
-                advice = self.advice(config) if (self.path / LAST).exists() else "the run has no checkpoint: train again"
-                raise AdtrainError(f"{error}; {advice}") from error
+                has_checkpoint, again = (self.path / LAST).exists(), "the run has no checkpoint: train again"
+                raise AdtrainError(f"{error}; {self.advice(config) if has_checkpoint else again}") from error
 
     def advice(self, config: Config) -> str:
         """How to continue the run after it stopped."""
