@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -85,7 +84,7 @@ def _replace(path: Path, content: Content, mode: int | None, durable: bool, same
     if path.is_symlink():  # links were followed: this one leads to itself
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
     # The name is chosen before the file is created, so that an interrupt at any point leaves no file.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     try:
         if same_as is None or not _linked(same_as, temporary, mode):
             with temporary.open("xb") as file:
