@@ -221,7 +221,9 @@ def test_a_full_disk_is_one_line_that_says_how_much_is_needed_and_what_to_do(
     assert Path("run").exists() == (name != "config.yaml")
     if name not in advice:
         assert invoke("train", "--resume", "run").exit_code == 0
-        expected, found = (safetensors.numpy.load_file(run / "model.safetensors") for run in (finished_run, Path("run")))
+        expected, found = (
+            safetensors.numpy.load_file(run / "model.safetensors") for run in (finished_run, Path("run"))
+        )
         assert found.keys() == expected.keys()
         assert all(np.array_equal(found[key], expected[key]) for key in expected)
 
