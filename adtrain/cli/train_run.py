@@ -83,7 +83,7 @@ def train(
     ) -> training.Summary:
         """Train to the end, profile the operations, and write the summary; returns the summary."""
         first = communicator.current().rank == 0
-        with folder.locked() if first else nullcontext():
+        with folder.in_training(experiment.config) if first else nullcontext():
             if start is not None and first:
                 folder.reopen(experiment, start)
             display.peak = peak_of(experiment.config, device)

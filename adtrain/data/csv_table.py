@@ -74,13 +74,26 @@ def read_rows(path: Path, options: CsvOptions, known: Known) -> Cells:
 
 
 def read_dropped(path: Path, options: CsvOptions, known: Columns) -> dict[str, list[str]]:
-    """The texts of the columns that `options.drop` names and the table has, such as identifiers of its rows."""
+    """The texts of the columns that `options.drop` lists and the table has, such as identifiers of its rows.
+
+    A number is that of a column of the training table. It counts where this table has the features at the same places,
+    and after the last one of them only where it has as many columns.
+    """
     with opened(path, options, known) as table:
-        found = {
-            cleaned(name): table.positions.get(cleaned(name), []) for name in options.drop if isinstance(name, str)
-        }
+        found = _found(table, known, columns_at_end(options, known))
+        same = [column.position for column in found] == [column.position for column in known.features]
+        end = 0 if not same else known.width if len(table.first) == known.width else max(x.position for x in found)
+
+        def places(given: str | int) -> list[int]:
+            if isinstance(given, str):
+                return table.positions.get(cleaned(given), [])
+            return [place] if (place := given % known.width) < end else []
+
+        chosen = [at[0] for given in options.drop if len(at := places(given)) == 1]
+        counts = Counter(map(table.name, chosen))
+        names = [name if (name := table.name(i)) and counts[name] == 1 else f"column {i}" for i in chosen]
         rows = [table.row(line, row) for line, row in table.lines]
-        return {name: [cleaned(row[at[0]]) for row in rows] for name, at in found.items() if len(at) == 1}
+        return {name: [cleaned(row[i]) for row in rows] for name, i in zip(names, chosen, strict=True)}
 
 
 def cells_of(table: Opened, options: CsvOptions, known: Columns) -> Cells:
@@ -139,6 +152,8 @@ def _found(table: Opened, known: Columns, fewer: int) -> list[Column]:
     columns = []
     for column in known.features:
         found = table.positions.get(str(column.name), [])
+        if len(found) > 1 and column.position in found:  # the training dropped the others by their numbers
+            found = [column.position]
         if len(found) != 1:
             name = printable(str(column.name))
             if found:

@@ -96,7 +96,7 @@ def read(
 
 
 def dropped_columns(path: Path, trained: TrainedModel) -> dict[str, list[str]]:
-    """The texts of a table's columns that `data.drop` names, for each row of the file; none for other formats."""
+    """The texts of a table's columns that `data.drop` lists, for each row of the file; none for other formats."""
     given, known = trained.config.data.options, trained.known.columns
     is_table = csv_table.FORMAT in (formats.of_name(path), formats.of_name(path, given.format))
     return csv_table.read_dropped(path, given, known) if is_table and known is not None else {}
