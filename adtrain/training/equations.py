@@ -14,7 +14,7 @@ from adtrain.augment import Batch, Drawn, Resampled
 from adtrain.config import Config
 from adtrain.config.equation_terms import Equations
 from adtrain.config.equations import expressions, names, reference
-from adtrain.core.array import Value
+from adtrain.core.array import Value, array
 from adtrain.core.autodiff import Recording
 from adtrain.core.trace import scope
 from adtrain.data import DataSet, meshes, points
@@ -198,12 +198,12 @@ def placed(images: Value, fixed: Sequence[tuple[int, tuple[float, ...]]], offset
     if not fixed:
         return images
     columns = [images[:, i : i + 1] for i in range(images.shape[1])]
-    index = ops.reshape(ops.arange(images.shape[0], device=images.device), (-1, 1, 1, 1))
+    index = np.arange(images.shape[0]).reshape(-1, 1, 1, 1)
     for variable, values in fixed:
         column = ops.zeros_like(columns[variable]) + values[0] - offset[variable]
-        turn = ops.remainder(index, len(values))
         for k, value in enumerate(values[1:], 1):
-            column = ops.where(ops.equal(turn, k), value - offset[variable], column)
+            turn = array(index % len(values) == k, device=images.device)
+            column = ops.where(turn, value - offset[variable], column)
         columns[variable] = column
     return ops.concatenate(columns, axis=1)
 

@@ -7,6 +7,7 @@ values pass from one to another in registers.
 - A value that is a factor of a product, or is read at another column than its own, is stored in shared memory.
 - A product, or a value that calls a function such as tanh, is kept for later steps that read it at its own column. The
   thread that will read it writes it to scratch memory, which stays in the L2 cache.
+- Both are float32. An argument of another type, such as a mask, is read from memory wherever an element needs it.
 
 Other values are computed again where they are needed, such as the derivative 1 - y^2 from y. A factor that is used
 again much later is also stored again: the memory between its uses serves others.
@@ -223,8 +224,8 @@ class Plan:
 
     @cached_property
     def vectors(self) -> Sequence[Variable]:
-        """The other arguments that all rows share, of several elements."""
-        return tuple(v for v in self._shared if v.size > 1)
+        """The other arguments of float32 that all rows share, of several elements."""
+        return tuple(v for v in self._shared if v.size > 1 and v.type.dtype == FLOAT32)
 
     @cached_property
     def _shared(self) -> Sequence[Variable]:
@@ -271,10 +272,7 @@ def plan_chain(body: Program, count: int) -> Plan | None:
     if not plan.level or any(v not in plan.level and v not in follow for v in body.outputs):
         return None
     _find_places(plan)
-    kinds = {
-        v.type.dtype.name
-        for v in (*plan.places, *plan.kept, *plan.weights, *plan.vectors, *(x.result for x in plan.sums))
-    }
+    kinds = {v.type.dtype.name for v in (*plan.places, *plan.kept, *plan.weights, *(x.result for x in plan.sums))}
     return plan if kinds <= {"float32"} else None
 
 
@@ -295,7 +293,7 @@ def _find_levels(plan: Plan) -> None:
             else:
                 level = max(level, own)
         plan.level |= dict.fromkeys(e.outputs, level)
-        if plan.is_product(e) or _calls(e):
+        if plan.is_product(e) or (_calls(e) and e.outputs[0].type.dtype == FLOAT32):
             plan.stored.update(e.outputs)
 
 
@@ -350,7 +348,8 @@ def _find_places(plan: Plan) -> None:
     plan.targets = [{} for _ in range(last + 1)]
     for v, level in plan.level.items():
         if level < 0:
-            plan.places[v] = [Place(v, -1, 0)]
+            if v.type.dtype == FLOAT32:
+                plan.places[v] = [Place(v, -1, 0)]
         elif v in plan.body.outputs:
             plan.targets[level][v] = None
     for v, own in uses.items():
@@ -387,7 +386,8 @@ def _need(plan: Plan, step: int) -> None:
             continue
         seen.add((v, crosses))
         if level < 0:
-            plan.places[v][0].end = max(plan.places[v][0].end, step)
+            for place in plan.places.get(v, ()):
+                place.end = max(place.end, step)
         elif (place := plan.place(v, step - FACTORS)) is not None:
             place.end = max(place.end, step)
         elif v in plan.stored and level < step:
