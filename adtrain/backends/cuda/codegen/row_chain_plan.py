@@ -277,6 +277,8 @@ def plan_chain(body: Program, count: int) -> Plan | None:
 
 
 def _find_levels(plan: Plan) -> None:
+    others = {v for v in plan.level if v.type.dtype != FLOAT32}  # and what is computed from them, of other types
+    converted = set[Variable]()  # what is float32 and computed from these
     for e in plan.body.equations:
         if not is_by_row(e, plan.count):
             continue
@@ -287,14 +289,17 @@ def _find_levels(plan: Plan) -> None:
                 continue
             if e.has(Trait.MATMUL) and width(e.inputs[0]) > MAX_INLINE:
                 level = max(level, own + 1, 1)
-            elif own > 0 and plan.crosses(e, v):
+            elif (own > 0 or v in converted) and plan.crosses(e, v):
                 level = max(level, own + 1)
                 plan.stored.add(v)
             else:
                 level = max(level, own)
         plan.level |= dict.fromkeys(e.outputs, level)
+        if not others.isdisjoint(e.inputs):
+            (converted if e.outputs[0].type.dtype == FLOAT32 else others).update(e.outputs)
         if plan.is_product(e) or (_calls(e) and e.outputs[0].type.dtype == FLOAT32):
             plan.stored.update(e.outputs)
+    plan.stored |= converted
 
 
 def _calls(e: Equation) -> bool:
