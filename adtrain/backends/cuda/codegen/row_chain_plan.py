@@ -7,7 +7,8 @@ values pass from one to another in registers.
 - A value that is a factor of a product, or is read at another column than its own, is stored in shared memory.
 - A product, or a value that calls a function such as tanh, is kept for later steps that read it at its own column. The
   thread that will read it writes it to scratch memory, which stays in the L2 cache.
-- Both are float32. An argument of another type, such as a mask, is read from memory wherever an element needs it.
+- Both are float32. An argument of another type, such as a mask, is read from memory where an element needs it. A
+  float32 value that is computed from it is stored or kept, so that few steps need it.
 
 Other values are computed again where they are needed, such as the derivative 1 - y^2 from y. A factor that is used
 again much later is also stored again: the memory between its uses serves others.
@@ -272,8 +273,8 @@ def plan_chain(body: Program, count: int) -> Plan | None:
     if not plan.level or any(v not in plan.level and v not in follow for v in body.outputs):
         return None
     _find_places(plan)
-    kinds = {v.type.dtype.name for v in (*plan.places, *plan.kept, *plan.weights, *(x.result for x in plan.sums))}
-    return plan if kinds <= {"float32"} else None
+    stored = (*plan.places, *plan.kept, *plan.weights, *(x.result for x in plan.sums))
+    return plan if all(v.type.dtype == FLOAT32 for v in stored) else None
 
 
 def _find_levels(plan: Plan) -> None:
