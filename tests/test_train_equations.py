@@ -210,9 +210,10 @@ def test_terms_with_several_values_take_them_in_turns() -> None:
     assert found.tolist() == [[0, 7], [2, 8], [4, 7], [6, 8], [8, 7]]
 
 
-def test_a_network_learns_the_solution_and_predicts_it_at_points(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", ["{linear: 6}, tanh", "{fourier_features: {frequencies: 4, scale: 0.1}}"])
+def test_a_network_learns_the_solution_and_predicts_it_at_points(first: str, tmp_path: Path) -> None:
     """The error is the relative L2 norm at the points of the evaluation."""
-    experiment = prepared(tmp_path, "training.epochs=6")
+    experiment = prepared(tmp_path, "training.epochs=6", f"model.layers=[{first}, {{linear: 1}}]")
     assert train(experiment, RunFolder.create(experiment, tmp_path / "run"))
     assert error_of(tmp_path / "run") < 0.02
     trained, test = model_file.load(tmp_path / "run"), experiment.test
