@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from test_train_tables import write_table
 from training_runs import write_data
 
 from adtrain import config
+from adtrain.cli import new
 
 pytestmark = pytest.mark.unfused
 
@@ -94,9 +96,18 @@ def test_a_config_is_proposed_for(tmp_path: Path, kind: str) -> None:
 def test_the_config_of_a_table_trains_and_learns(tmp_path: Path) -> None:
     cfg = tmp_path / "trips.yaml"
     cfg.write_text(command("new", write_table(tmp_path / "trips.csv"), "--set", "drop=[id]").stdout)
-    options = ("--device", "cpu", "--eager", "--output-dir", tmp_path / "run")
-    shown = command("train", cfg, *options, "--set", "optimizer.adam.lr=0.02").stdout
+    shown = command("train", cfg, "--device", "cpu", "--output-dir", tmp_path / "run").stdout
     assert float(shown.split("test ")[1].split("accuracy ")[1].split("%")[0]) > 80
+
+
+@pytest.mark.parametrize("rows", [60, 700, 10_000, 19_000])
+def test_a_table_is_trained_for_2000_steps_or_200_epochs(tmp_path: Path, rows: int) -> None:
+    table = tmp_path / "x.csv"
+    table.write_text("a,y\n" + "".join(f"{i % 7},{i / 8}\n" for i in range(rows)))
+    found = yaml.safe_load(command("new", table).stdout)
+    epochs, steps = found["training"]["epochs"], math.ceil(0.8 * 0.9 * rows / found["data"]["batch_size"])
+    assert epochs == new.MOST_EPOCHS or epochs * steps >= new.LEAST_STEPS
+    assert (epochs - 10) * steps < new.LEAST_STEPS or epochs == 20
 
 
 def test_settings_replace_what_is_inferred(tmp_path: Path) -> None:

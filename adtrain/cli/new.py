@@ -64,6 +64,9 @@ MOST_OF_ONE_CLASS = 0.8
 BATCHES = 20
 """The least number of batches in an epoch, unless they would have fewer than 16 examples."""
 
+LEAST_STEPS, MOST_EPOCHS = 2000, 200
+"""A table is trained for LEAST_STEPS steps or more, unless that takes more than MOST_EPOCHS epochs."""
+
 
 @dataclass(frozen=True)
 class Gpt:
@@ -208,7 +211,12 @@ def text(section: Data, given: Mapping[str, Any], start: Start | None = None) ->
     if found.targets and not multilabel:
         keys["normalize_targets"] = True
     shape, outputs = found.train.images.shape[1:], len(found.targets or found.classes)
-    layers, training = _layers(shape, outputs), _training(examples)
+    kind = "sequences" if is_text else "rows" if shape[1:] == (1, 1) else "images"
+    epochs = 20 if examples < 20_000 else 5
+    if kind == "rows":
+        trained = (1 - keys.get("validation", 0)) * (examples - held_out)
+        epochs = max(epochs, _epochs(math.ceil(trained / keys["batch_size"])))
+    layers, training = _layers(shape, outputs), _training(epochs)
     if gpt is not None:
         layers, training = _gpt_layers(gpt, outputs), _gpt_training(gpt)
     elif is_text:
@@ -250,9 +258,6 @@ def text(section: Data, given: Mapping[str, Any], start: Start | None = None) ->
     if not is_text:
         # Of a table these are the features of the training part, which may lack categories of the others.
         lines.insert(lines.index("  layers:"), f"  input: {list(experiment.network.input_shape)}")
-    kind = "rows" if shape[1:] == (1, 1) else "images"
-    if is_text:
-        kind = "sequences"
     about = f"{_sizes(experiment.image_shape, found)}; {_predicted(found, multilabel)}"
     return "\n".join([f"# {counted(examples, kind)} of {about}", *lines])
 
@@ -328,9 +333,13 @@ def _gpt_layers(gpt: Gpt, classes: int) -> list[str]:
     ]
 
 
-def _training(examples: int) -> list[str]:
+def _epochs(steps: int) -> int:
+    """The number of epochs, a multiple of 10, of a table with so many steps in an epoch."""
+    return min(math.ceil(LEAST_STEPS / max(steps, 1) / 10) * 10, MOST_EPOCHS)
+
+
+def _training(epochs: int) -> list[str]:
     """The lines of optimizer, schedule and training."""
-    epochs = 5 if examples >= 20_000 else 20
     return ["optimizer: {adam: {lr: 0.001}}", "schedule: cosine", f"training: {{epochs: {epochs}, seed: 0}}"]
 
 
