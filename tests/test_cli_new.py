@@ -218,7 +218,7 @@ def test_proposal_for_a_table_with(tmp_path: Path, kind: str) -> None:
         ),
         (
             ["x,part", *(f"{i},{i}%" for i in range(40))],
-            "data.label: found '0%' in column 1 (part), expected numbers su",
+            "data.label: found '0%' in column 1 (part), expected a finite number without the sign %",
         ),
         (
             ["part,label", *(f"{i}%,{'ab'[i % 2]}" for i in range(40))],

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from adtrain.data.csv_file import MAX_CATEGORIES, CsvOptions, Missing, opened, other_delimiter
 from adtrain.data.errors import DataError, DataOptionError, quoted
-from adtrain.data.notation import DECIMALS, NUMBER_LIKE, Decimal, Notation, cleaned, days
+from adtrain.data.notation import DATE_LIKE, DECIMALS, NUMBER_LIKE, Decimal, Notation, cleaned, days, expected_number
 from adtrain.text import first_names
 
 LABEL_NAMES = ("label", "class", "target", "y")
@@ -24,8 +24,6 @@ UNIQUE = re.compile(r"(?i:.*[ _-](id|index)|row ?id|unnamed: *\d+|)|.*[a-z]I[dD]
 
 NUMBER = re.compile(r"[+-]?[$€£]? ?\d{1,3}(([ ,.']\d{3})+|\d*)([.,]\d+)? ?[%$€£]?")
 """Numbers in the notations of spreadsheets, such as 1,5 or 1.000,00 or 12% or $5."""
-
-DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}([T ].*)?")
 
 DATE_FORMATS = (
     None,
@@ -104,7 +102,7 @@ class Survey:
 
     @property
     def has_dates(self) -> bool:
-        return bool(self.texts) and all(map(DATE.fullmatch, self.texts))
+        return bool(self.texts) and all(map(DATE_LIKE.fullmatch, self.texts))
 
     def has_dates_as(self, form: str | None) -> bool:
         """Whether all cells are dates, written so."""
@@ -234,10 +232,9 @@ def _check_predicted(column: Survey) -> None:
     """Raise DataOptionError for a column to predict, chosen by its place, that has neither classes nor numbers."""
     advice = "name the column to predict, such as --set label=NAME or --set target=NAME"
     if column.has_other_notation:
-        text = quoted(next(text for text in sorted(column.texts) if not column.notation.is_finite(text)))
-        marks = '; data.decimal: "," reads 1.234,5, and "." reads 1,234.5' if column.decimals else ""
-        expected = f"expected numbers such as 1.5, or classes{marks}; {advice}"
-        raise DataOptionError("label", f"found {text} in {column.title}, {expected}")
+        text = next(text for text in sorted(column.texts) if not column.notation.is_finite(text))
+        expected = expected_number(column.notation, text)
+        raise DataOptionError("label", f"found {quoted(text)} in {column.title}, {expected}; {advice}")
     if not column.numbers and column.has_too_many_texts:
         what = f"more than {MAX_CATEGORIES:,}" if len(column.texts) > MAX_CATEGORIES else len(column.texts)
         raise DataOptionError("label", f"found {what} different texts in {column.title}, expected classes; {advice}")
