@@ -111,7 +111,8 @@ def test_a_table_is_trained_for_2000_steps_or_200_epochs(tmp_path: Path, rows: i
 
 
 def test_settings_replace_what_is_inferred(tmp_path: Path) -> None:
-    table, changes = write_houses(tmp_path / "houses.csv"), ("target=area", "drop=[id, zone]", "validation=0.3")
+    """Keys can have the prefix `data.`, with which messages name them."""
+    table, changes = write_houses(tmp_path / "houses.csv"), ("data.target=area", "drop=[id, zone]", "validation=0.3")
     found = yaml.safe_load(command("new", table, *(word for change in changes for word in ("--set", change))).stdout)
     assert (found["data"]["target"], found["data"]["drop"]) == ("area", ["id", "zone"])
     assert (found["data"]["validation"], found["model"]["input"]) == (0.3, [1])

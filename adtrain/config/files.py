@@ -139,6 +139,7 @@ def _of_plugins(overrides: Overrides) -> Overrides:
 def load_data(values: Mapping[str, str], overrides: Sequence[str] = ()) -> Data:
     """A data section with the keys `values` (`dataset` or `path`) and with `key=value` overrides of its keys.
 
+    An override can be written `data.key=value` too, as messages name the keys.
     Raises ConfigError that lists every problem.
     """
     from pydantic import ValidationError
@@ -148,7 +149,7 @@ def load_data(values: Mapping[str, str], overrides: Sequence[str] = ()) -> Data:
 
     section = {name: Node("data", value) for name, value in values.items()}
     root = Node("data", {"data": Node("data", section, dict.fromkeys(section, "data"))}, {"data": "data"})
-    root = override(root, [f"data.{setting}" for setting in overrides])
+    root = override(root, ["data." + setting.removeprefix("data.") for setting in overrides])
     try:
         return Data.model_validate(root.find(("data",))[0].plain())
     except ValidationError as error:
