@@ -174,6 +174,9 @@ GUESSES: dict[str, tuple[list[str], dict[str, Any]]] = {
                                {"missing": "mean"}),
     "a text among numbers": (["n,x,label", *(row("k.A." if i % 9 == 4 else f"{i * i % 11}") for i in range(60))],
                              {"categories": ["n"]}),
+    "postal codes": (["zip,n,x,label", *(row(f"{i % 9 * 1234:05},{i * 13}") for i in range(60))],
+                     {"categories": ["zip"]}),
+    "a code for each customer": (["who,x,label", *(row(f"{977 * i:05}") for i in range(60))], {"drop": ["who"]}),
     "years as names": (["2019,2020,label", *(row(f"{i / 7}") for i in range(60))], {"header": True, "label": "label"}),
     "names that look like numbers": (["x,w,1e3", *(row(f"{i / 7}") for i in range(60))], {"label": "1e3"}),
     "two columns of one name": (["w,w,label", *(row(f"{i / 7}") for i in range(60))], {"drop": [0]}),
@@ -198,9 +201,9 @@ def test_proposal_for_a_table_with(tmp_path: Path, kind: str) -> None:
     assert ("fills empty cells, which include '?' in column 0 (n), see missing_values" in text) is (
         kind == "a marker among numbers"
     )
-    assert ("columns of numbers and texts, such as 'k.A.' in column 0 (n), see missing_values" in text) is (
-        kind == "a text among numbers"
-    )
+    assert (
+        "columns of codes, or of numbers and texts, such as 'k.A.' in column 0 (n), see missing_values" in text
+    ) is (kind == "a text among numbers")
 
 
 @pytest.mark.parametrize(
