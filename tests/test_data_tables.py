@@ -215,7 +215,7 @@ def test_targets_stand_beside_categories_and_empty_cells(tmp_path: Path) -> None
         ({"target": ("m", "n"), "drop": (0,)}, "data.drop: found all columns but the targets, expected one that stays"),
         (
             {"target": "n", "missing": "mean"},
-            r"x.csv:3: found an empty cell in column 1 \(n\), expected a finite number",
+            r"x.csv:3: found an empty cell in column 1 \(n\), expected a finite number; remove the row",
         ),
     ],
 )
@@ -259,6 +259,13 @@ MIXED = "a,word,label\n1,x,0\n2,y,1\n"
             {},
             r"x.csv:2: found 'x' in column 1 \(word\), expected a finite number; if the column has",
         ),
+        (
+            MIXED.replace("x", "2024-02-01").replace("y", "2024-02-02"),
+            {},
+            r"expected a finite number; if the column has dates, list it in data.dates",
+        ),
+        (MIXED.replace("x", "$12").replace("y", "$13"), {}, r"x.csv:2: found '\$12' in .* number without the sign \$;"),
+        (MIXED.replace("x", "1.5 €").replace("y", "2 €"), {"decimal": "."}, "number without the sign €;"),
         (MIXED.replace("2,y", "?,y"), {}, r"x.csv:3: found '\?' in column 0 \(a\), which stands for an empty cell"),
         (MIXED.replace("x", "15_0").replace("y", "2_0"), {}, r"x.csv:2: found '15_0' in column 1"),
         (MIXED.replace(",x", ',"1,5"').replace(",y", ',"2,5"'), {}, r"x.csv:2: found '1,5' in column 1 \(word\)"),

@@ -65,6 +65,9 @@ MOST_OF_ONE_CLASS = 0.8
 BATCHES = 20
 """The least number of batches in an epoch, unless they would have fewer than 16 examples."""
 
+LEAST_STEPS, MOST_EPOCHS = 2000, 200
+"""A table is trained for LEAST_STEPS steps or more, unless that takes more than MOST_EPOCHS epochs."""
+
 
 @dataclass(frozen=True)
 class Gpt:
@@ -173,7 +176,7 @@ def text(section: Data, given: Mapping[str, Any], start: Start | None = None) ->
         found = _loaded(keys)
     examples = len(found.train)
     is_text = found.train.is_text
-    _hold_out(keys, found, section.path)
+    trained = _hold_out(keys, found, section.path)
     tokens = examples * (found.train.images.shape[-1] + 1)
     gpt = None if found.tokenizer is None else next(each for each in GPTS if tokens <= each.tokens)
     longest = None if gpt is None else gpt.length
@@ -187,7 +190,11 @@ def text(section: Data, given: Mapping[str, Any], start: Start | None = None) ->
     multilabel = _of_zeros_and_ones(found)
     if found.targets and not multilabel:
         keys["normalize_targets"] = True
-    layers, training = _network(found, examples, gpt, start)
+    kind = "sequences" if is_text else "rows" if found.train.images.shape[2:] == (1, 1) else "images"
+    epochs = 20 if examples < 20_000 else 5
+    if kind == "rows":
+        epochs = max(epochs, _epochs_of_table(math.ceil(trained / keys["batch_size"])))
+    layers, training = _network(found, epochs, gpt, start)
     loss = "binary_cross_entropy_with_logits" if multilabel else "mse"
     if found.classes:
         loss = "cross_entropy"
@@ -212,7 +219,6 @@ def text(section: Data, given: Mapping[str, Any], start: Start | None = None) ->
     if not is_text:
         # Of a table these are the features of the training part, which may lack categories of the others.
         lines.insert(lines.index("  layers:"), f"  input: {list(experiment.network.input_shape)}")
-    kind = "sequences" if is_text else "rows" if found.train.images.shape[2:] == (1, 1) else "images"
     about = f"{_sizes(experiment.image_shape, found)}; {_predicted(found, multilabel)}"
     return "\n".join([f"# {counted(examples, kind)} of {about}", *lines])
 
@@ -234,8 +240,11 @@ def _reading(section: Data, given: Mapping[str, Any], start: Start | None) -> tu
     return keys, comments
 
 
-def _hold_out(keys: dict[str, Any], found: DataSet, path: str | None) -> None:
-    """Set the keys `test` and `validation`, unless the data have these parts. Raises DataError for too few examples."""
+def _hold_out(keys: dict[str, Any], found: DataSet, path: str | None) -> float:
+    """Set the keys `test` and `validation`, unless the data have these parts, and return how many examples remain.
+
+    Raises DataError for too few examples.
+    """
     examples = len(found.train)
     if not len(found.test):
         if examples < 2:
@@ -247,9 +256,10 @@ def _hold_out(keys: dict[str, Any], found: DataSet, path: str | None) -> None:
     held_out = 0 if len(found.test) else round(keys["test"] * examples)
     if not found.validation_rows and round(0.1 * (examples - held_out)):
         keys.setdefault("validation", 0.1)
+    return (1 - keys.get("validation", 0)) * (examples - held_out)
 
 
-def _network(found: DataSet, examples: int, gpt: Gpt | None, start: Start | None) -> tuple[list[str], list[str]]:
+def _network(found: DataSet, epochs: int, gpt: Gpt | None, start: Start | None) -> tuple[list[str], list[str]]:
     """The lines of the layers, and those of optimizer, schedule and training.
 
     Raises AdtrainError where the network of `start` takes other data.
@@ -265,7 +275,7 @@ def _network(found: DataSet, examples: int, gpt: Gpt | None, start: Start | None
     if gpt is not None:
         return _gpt_layers(gpt, outputs), _gpt_training(gpt)
     layers = _text_layers(outputs) if found.train.is_text else _layers(found.train.images.shape[1:], outputs)
-    return layers, _training(examples)
+    return layers, _training(epochs)
 
 
 def _prepared(lines: Sequence[str], start: Start | None) -> Experiment:
@@ -350,9 +360,13 @@ def _gpt_layers(gpt: Gpt, classes: int) -> list[str]:
     ]
 
 
-def _training(examples: int) -> list[str]:
+def _epochs_of_table(steps: int) -> int:
+    """The number of epochs, a multiple of 10, where an epoch has `steps` steps."""
+    return min(math.ceil(LEAST_STEPS / max(steps, 1) / 10) * 10, MOST_EPOCHS)
+
+
+def _training(epochs: int) -> list[str]:
     """The lines of optimizer, schedule and training."""
-    epochs = 5 if examples >= 20_000 else 20
     return ["optimizer: {adam: {lr: 0.001}}", "schedule: cosine", f"training: {{epochs: {epochs}, seed: 0}}"]
 
 
