@@ -328,7 +328,10 @@ def test_points_with_large_residuals_are_kept(tmp_path: Path) -> None:
         (["loss=[{equation: u, at: {s: 0}}]"], r"loss\[0\].at.s: unknown variable; did you mean|variables: t"),
         (["loss=[{equation: u, at: {t: 3}}]"], r"found 3, expected a number in data.points.t, \[0, 2\]"),
         (["loss=mse"], "found mse, expected a list of equations for data.points"),
-        (["data.points={t: [2, 0]}"], "expected variables with the least and the greatest number of each"),
+        (["data.points={t: [2, 0]}"], r"data.points.t: found \[2, 0\], expected a number and a greater one"),
+        (["data.points={t: 2}"], "data.points.t: found 2, expected a number and a greater one"),
+        (["data.points=2"], "data.points: found 2, expected variables with the least and the greatest number of each"),
+        (["model.coefficients={k: x}"], "model.coefficients.k: found 'x', expected a number in"),
         (["data.points={tt: [0, 2]}"], "expected variables with the least and the greatest number of each"),
         (["model.input=[x]"], r"model.input: found \[x\], expected the variables of data.points, each once: t"),
         (
