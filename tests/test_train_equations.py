@@ -251,6 +251,17 @@ def test_a_coefficient_is_learnt_from_measurements(tmp_path: Path) -> None:
     assert float(trained.params["coefficients"]["k"]) == pytest.approx(0.7, abs=0.03)
 
 
+@pytest.mark.parametrize("key", ["reference", "measurements"])
+def test_points_of_a_table_outside_the_box_are_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, key: str
+) -> None:
+    for last, found in ((2.0, ""), (2000.0, "table.npy: found 1 point outside [0, 2], such as [2000.0] in row 1: the")):
+        np.save(tmp_path / "table.npy", np.array([[0.0, 1.0], [last, 0.5]]))
+        prepared(tmp_path, "data.reference=null", f"data.{key}={tmp_path / 'table.npy'}")
+        assert found in caplog.text
+        assert bool(found) == bool(caplog.text)
+
+
 ADAPTIVE = "data.resample=step", "data.resample_until=20", "data.adaptive=true", "data.sampling=uniform"
 
 
