@@ -35,7 +35,7 @@ from typing import (
 
 import numpy as np
 
-from adtrain.core.errors import OptionError
+from adtrain.core.errors import OptionError, with_article
 from adtrain.core.traced_number import TracedNumber
 
 LARGEST = 3.4e38
@@ -152,7 +152,7 @@ def shown(value: Any) -> str:
         text = repr(value)
     except Exception:  # of the user's class, or of Python for an integer of more than 4300 digits
         text = "\n"
-    return text if len(text) <= 80 and "\n" not in text else f"a {type(value).__name__}"
+    return text if len(text) <= 80 and "\n" not in text else with_article(type(value).__name__)
 
 
 def require_function(name: str, f: Any) -> None:
