@@ -260,7 +260,7 @@ def test_a_thread_can_train() -> None:
         ({"output_dir": 3}, "train: output_dir: found an object of type int, expected a path"),
         ({"callbacks": len}, "train: callbacks: found an object of type builtin_function_or_method, expected a list"),
         ({"callbacks": [3]}, "train: found a callback of type int, expected a function, or an object with on_epoch"),
-        ({"callbacks": [len]}, "train: a callback returned a int, expected True to end the training, or None"),
+        ({"callbacks": [len]}, "train: a callback returned an int, expected True to end the training, or None"),
         ({"device": "tpu"}, "device 'tpu' is not available; this version runs on: cpu, gpu"),
     ],
 )

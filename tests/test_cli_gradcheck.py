@@ -111,6 +111,16 @@ def test_wrong_rule_fails_in_a_network_that_uses_it(tmp_path: Path) -> None:
         assert gradcheck(path).exit_code == 1
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_relu_layer_without_active_units_before_another_passes(tmp_path: Path, seed: int) -> None:
+    layers = [{"linear": 1}, "relu", {"linear": 1}, "relu", {"linear": 3}]
+    config = {"name": "narrow", "data": {"dataset": "mnist"}, "model": {"input": [4], "layers": layers}}
+    config |= {"loss": "cross_entropy", "optimizer": {"sgd": {"lr": 0.1}}, "training": {"epochs": 1, "seed": seed}}
+    path = tmp_path / "narrow.yaml"
+    path.write_text(json.dumps(config))
+    assert gradcheck(str(path)).exit_code == 0
+
+
 @pytest.mark.parametrize("columns", [60, 120])
 def test_table_fits_the_terminal(columns: int) -> None:
     lines = gradcheck("--op", "max_pool2d", "--op", "adaptive_avg_pool2d", columns=columns).stdout.split("\n\n")[0]

@@ -171,7 +171,7 @@ def test_a_missing_source_is_reported_with_its_path() -> None:
         ({"c": 3}, "custom_op wrong: found 3 for a kernel, expected its text or its path"),
         ({"c": "\n", "numbers": lambda x: 3}, "custom_op wrong: numbers returned 3, expected a tuple of integers"),
         ({"c": "\n", "numbers": lambda x: ["3"]}, r"custom_op wrong: numbers returned \['3'\], expected a tuple of"),
-        ({"vmap": lambda op, mapped, x: None}, "wrong: its batching rule returned a NoneType, expected adtrain arrays"),
+        ({"vmap": lambda op, mapped, x: None}, "wrong: its batching rule returned None, expected adtrain arrays"),
     ],
 )
 def test_a_wrong_kernel_or_rule_is_reported(given: dict[str, Any], message: str) -> None:

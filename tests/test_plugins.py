@@ -282,9 +282,9 @@ def test_gradients_of_a_network_of_plugins_are_checked(here: Path) -> None:
         (
             'return x * params["weight"], state',
             'return x * params["weight"]',
-            "expected a tuple of two: the output and the state",
+            "returned an array, expected a tuple of two: the output and the state",
         ),
-        ('* params["weight"], state', '* params["weight"], {"n": 1}', "forward, in the state, returned a int"),
+        ('* params["weight"], state', '* params["weight"], {"n": 1}', "forward, in the state, returned an int"),
         ("        return shape\n", "        return shape[0]\n", "output_shape returned 16, expected the shape of one"),
         ("x * params[", "x * parms[", "NameError: name 'parms' is not defined"),
         ("x * params[", "ops.matmul(x, x) * params[", "matmul: "),

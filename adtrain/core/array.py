@@ -11,7 +11,7 @@ import numpy as np
 
 from adtrain.core import aligned, dlpack
 from adtrain.core.devices import find_device
-from adtrain.core.errors import DTypeError, ShapeError, TraceError
+from adtrain.core.errors import DTypeError, ShapeError, TraceError, with_article
 from adtrain.core.operators import NumpyProtocols, Operators, advice
 from adtrain.core.types import ArrayType, Shape, dtype_of
 
@@ -231,6 +231,13 @@ def returned_no_array(name: str, x: Any) -> DTypeError:
     """The error of a transformation, such as "vmap", whose function returned `x` instead of an array."""
     kind = "numpy.ndarray" if isinstance(x, np.ndarray) else type(x).__name__
     return DTypeError(f"{name}: the function returned a value of type {kind}, expected adtrain arrays: ad.array(...)")
+
+
+def type_with_article(x: Any) -> str:
+    """What `x` is, for messages: "an array", "an int", "a dict", "None"."""
+    if x is None:
+        return "None"
+    return with_article("array" if isinstance(x, Value) else type(x).__name__)
 
 
 def from_numpy(x: np.ndarray, device: str, donated: Value | None = None) -> Array:

@@ -296,14 +296,14 @@ def read_data(cfg: Config) -> DataSet:
     box: Box = {name: cfg.data.points[name] for name in own.variables}
     test, labels, measured = points.grid(box, options.test_points), None, None
     if options.measurements is not None:
-        measured = points.read_table(Path(options.measurements), (*own.variables, *own.outputs))
+        measured = _table(cfg, options.measurements, box)
     if options.sdf is not None:
         mesh = _mesh_in_box(cfg, options.sdf, box)
         low, high = np.array(list(box.values())).T
         measured = signed_distance.samples(mesh, low, high, options.sdf_points, points.SEED)
         labels = signed_distance.signed_distances(mesh, test)[:, np.newaxis]
     elif (file := cfg.data.reference_file) is not None:
-        found = points.read_table(Path(file), (*own.variables, *own.outputs))
+        found = _table(cfg, file, box)
         test, labels = found[:, : len(box)], found[:, len(box) :]
     elif solution := reference(cfg):
         values = dict(zip(own.variables, test.T, strict=True))
@@ -314,6 +314,14 @@ def read_data(cfg: Config) -> DataSet:
             at = ", ".join(f"{name} = {x:g}" for name, x in zip(own.variables, test[finite.argmin()], strict=True))
             raise cfg.error_at(("data", "reference"), f"found no finite number at {at}")
     return points.load(box, own.outputs, cfg.data.batch_size, options, cfg.data.normalize, test, labels, measured)
+
+
+def _table(cfg: Config, file: str, box: Box) -> np.ndarray:
+    """As `points.read_table`, with a warning of points outside the box."""
+    found = points.read_table(Path(file), (*box, *names(cfg).outputs))
+    reason = "the equations hold inside only; check the units, or widen data.points"
+    points.warn_outside(found[:, : len(box)], list(box.values()), file, reason)
+    return found
 
 
 def _mesh_in_box(cfg: Config, file: str, box: Box) -> np.ndarray:
