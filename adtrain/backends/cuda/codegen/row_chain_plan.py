@@ -392,8 +392,8 @@ def _need(plan: Plan, step: int) -> None:
             continue
         seen.add((v, crosses))
         if level < 0:
-            for place in plan.places.get(v, ()):
-                place.end = max(place.end, step)
+            for argument in plan.places.get(v, ()):
+                argument.end = max(argument.end, step)
         elif (place := plan.place(v, step - FACTORS)) is not None:
             place.end = max(place.end, step)
         elif v in plan.stored and level < step:
