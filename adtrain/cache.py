@@ -1,22 +1,26 @@
-"""The user's cache of compiled code, decompressed data and measurements: a private folder of files with checksums."""
+"""The user's cache of compiled code, decompressed data and measurements: a private folder of files with checksums.
+
+Measurements are JSON documents.
+"""
 
 from __future__ import annotations
 
 import atexit
 import functools
 import hashlib
+import json
 import logging
 import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -33,6 +37,11 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
 STORE_THREAD = "adtrain-data-cache"
 """The name of the threads of `Cache.store_later`."""
+
+DOCUMENT = ".json"
+"""The suffix of the file of a document."""
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -210,3 +219,37 @@ def _process_folder(cause: str) -> Path:
     folder = tempfile.mkdtemp(prefix="adtrain-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
+
+
+def find_document(kind: str, key: str, read: Callable[[Any], T]) -> T | None:
+    """The document stored under the key, parsed by ``read``; None if there is none.
+
+    Also None, with a warning, if the file cannot be read or ``read`` raises ValueError. Such a document is deleted.
+    """
+    cache = open_cache(kind)
+    path: Path = cache.folder
+    try:
+        found = cache.find(key, DOCUMENT)
+        if found is None:
+            return None
+        path = found
+        return read(json.loads(path.read_bytes()))
+    except (OSError, ValueError, RecursionError) as error:
+        _log.warning("adtrain: warning: %s: ignored, because it cannot be read (%s)", path, error)
+        if path != cache.folder:
+            path.unlink(missing_ok=True)
+        return None
+
+
+def any_document(kind: str) -> bool:
+    """Whether there is a document of the kind. Without one a caller need not compute the keys, which takes time."""
+    return next(open_cache(kind).folder.glob(f"*{DOCUMENT}"), None) is not None
+
+
+def store_document(kind: str, key: str, document: object) -> None:
+    """Store the document under the key; it replaces an older one. Raises AdtrainError if it cannot be written."""
+    cache = open_cache(kind)
+    path = cache.store(key, DOCUMENT, json.dumps(document, indent=2, allow_nan=False).encode())
+    for other in cache.folder.glob(f"{key}.*{DOCUMENT}"):
+        if other != path:
+            other.unlink(missing_ok=True)

@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from adtrain.cache import digest, open_cache
-from adtrain.core.array import Value
+from adtrain.core.array import Value, type_with_article
 from adtrain.core.autodiff import fill_zeros
 from adtrain.core.errors import Definition, OptionError, ShapeError, TraceError, caller
 from adtrain.core.kernel import CKernel, CudaKernel, CudaLaunch, Target, forget, register
@@ -131,7 +131,7 @@ def custom_op(
             Compiling fails where a kernel's parameters are of other types.
         launch: the fields of the `CudaLaunch`, such as ``blocks``, ``threads``, ``shared``, ``definitions``. By default
             a grid-stride loop over the elements of the first output.
-        residuals: so many of the last outputs are not returned; only ``vjp`` gets them.
+        residuals: the number of last outputs that are not returned; only ``vjp`` gets them.
         flops: floating-point operations, for timings. By default one for each element of the outputs.
         samples: from a NumPy generator to arguments, for ``adtrain gradcheck --plugin`` and ``bench --plugin``. See
             `OwnOp`.
@@ -292,13 +292,13 @@ def _rule(what: str, vjp: Callable[..., Sequence[Value | None]], residuals: int)
             cts = [fill_zeros(x, (y.shape, y.dtype, y.device)) for x, y in zip(given[:shown], outputs, strict=False)]
             found = vjp(cts[0] if shown == 1 else tuple(cts), out, *args, **options)
             if not isinstance(found, (tuple, list)) or len(found) != len(args):
-                count = len(found) if isinstance(found, (tuple, list)) else f"a {type(found).__name__}"
+                count = len(found) if isinstance(found, (tuple, list)) else type_with_article(found)
                 raise ShapeError(
                     f"{what}: vjp returned {count}, expected a tuple of {len(args)}, one for each argument"
                 )
             for i, x in enumerate(found):
                 if not (x is None or isinstance(x, Value)):
-                    raise ShapeError(f"{what}: vjp returned a {type(x).__name__} for argument {i}, expected an array")
+                    raise ShapeError(f"{what}: vjp returned {type_with_article(x)} for argument {i}, expected an array")
             return found
 
         return pullback

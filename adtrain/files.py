@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -14,7 +13,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 from adtrain.core.errors import AdtrainError
+from adtrain.text import short
 
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a full disk, and of a limit of the user or the process."""
 TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}")
 
 
@@ -29,7 +31,7 @@ def write_atomic(path: str | Path, content: Content, durable: bool = True, same_
     /dev/stdout, is written to. With `same_as`, a file that holds `content` already, the new file is a hard link to it
     where that is possible.
 
-    Raises AdtrainError that names the file and the cause if it cannot be written; the old file is then unchanged.
+    Raises Unwritable if it cannot be written; the old file is then unchanged.
     """
     path = Path(path)
     try:
@@ -40,7 +42,8 @@ def write_atomic(path: str | Path, content: Content, durable: bool = True, same_
         else:
             _replace(Path(os.path.realpath(path)), content, mode, durable, same_as)
     except OSError as error:
-        raise unwritable(path, error) from error
+        size = sum(memoryview(part).nbytes for part in _parts(content))
+        raise unwritable(path, error, size) from error
 
 
 def _opened_device(path: Path) -> BufferedWriter:
@@ -81,7 +84,7 @@ def _replace(path: Path, content: Content, mode: int | None, durable: bool, same
     if path.is_symlink():  # links were followed: this one leads to itself
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
     # The name is chosen before the file is created, so that an interrupt at any point leaves no file.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     try:
         if same_as is None or not _linked(same_as, temporary, mode):
             with temporary.open("xb") as file:
@@ -207,6 +210,11 @@ def _sync_folder(path: Path) -> None:
         os.close(folder)
 
 
-def unwritable(path: Path, error: OSError) -> AdtrainError:
-    """A one-line error for a file or folder that cannot be written."""
-    return AdtrainError(f"{path}: cannot be written ({error.strerror or error})")
+class Unwritable(AdtrainError):
+    """A file or folder cannot be written; the message is one line that names it and the cause."""
+
+
+def unwritable(path: Path, error: OSError, size: int = 0) -> Unwritable:
+    """The error for a file or folder. Where there is no space for its `size` bytes, it says how much that is."""
+    needed = f"; it needs {short(size, 'B')}" if size and error.errno in NO_SPACE else ""
+    return Unwritable(f"{path}: cannot be written ({error.strerror or error}){needed}")

@@ -25,7 +25,7 @@ from adtrain.cases import Case
 from adtrain.config import Config, build
 from adtrain.config.equation_terms import Equations
 from adtrain.core import poison, tree
-from adtrain.core.array import Value, array
+from adtrain.core.array import Array, Value, array
 from adtrain.core.autodiff import grad, vjp
 from adtrain.core.axes import Axes, Labels
 from adtrain.core.errors import AdtrainError, OptionError, ShapeError
@@ -53,6 +53,9 @@ STEP = 1e-5
 
 ROUNDING = 1e-3
 """A slope below this share of the function's value is compared relative to the value, because of its rounding."""
+
+MOVED = 1e-3
+"""How far parameters that begin at 0 are moved from there: more than `STEP`, so the differences do not cross 0."""
 
 _NETWORK_BATCH = 4
 
@@ -86,7 +89,8 @@ def check_cases(cases: Iterable[Case], orders: Sequence[int] = (1, 2), device: s
 def check_config(config: Config, device: str = "cpu") -> Iterator[Row]:
     """A row for each parameter of a network: the loss of one random batch with respect to it, in float64.
 
-    The loss of equations is that of a few of their points.
+    The loss of equations is that of a few of their points. Parameters that begin at 0 are moved by about `MOVED`: with
+    biases of 0, an example whose inputs to a relu layer are 0 is at the kink of the relu after it.
 
     If h is large, a relu or max may switch between x - h v and x + h v. If h is small, rounding hides the slope. So the
     smallest error of three steps counts. A wrong rule is wrong at each step.
@@ -96,6 +100,7 @@ def check_config(config: Config, device: str = "cpu") -> Iterator[Row]:
     shape = tuple(config.model.input_shape)
     inputs = np.random.default_rng(config.training.seed).normal(size=(_NETWORK_BATCH, *shape))
     params, state = model.init(shape, rng, np.dtype(np.float64), inputs)
+    params = tree.map(lambda x: _away_from_zero(x.numpy(), np.random.default_rng(config.training.seed)), params)
     classes = model.output_shape(shape)[-1]
     batch = _NETWORK_BATCH, *shape
     if config.data.is_text:
@@ -135,6 +140,10 @@ def check_config(config: Config, device: str = "cpu") -> Iterator[Row]:
         ]
         error = min(_relative_error(slope, difference, scale, height) for difference in differences)
         yield _row(path, config.name, 1, "reverse", device, error)
+
+
+def _away_from_zero(x: np.ndarray, rng: np.random.Generator) -> Array:
+    return array(np.where(x == 0, MOVED * _direction(rng, x), x))
 
 
 def _equation_loss(config: Config, mode: Mode, device: str) -> Callable[[Any], Value]:

@@ -51,10 +51,10 @@ SCALES = {
 """The scores by name."""
 
 HIGHEST_PSNR = 200.0
-"""The PSNR in decibels where the error is 0 or hardly larger."""
+"""The largest PSNR in decibels, also if the error is 0."""
 
 LOWEST_R2 = -1e300
-"""Where the squared error exceeds that of the mean by more, as for a target that hardly varies."""
+"""The least R², also if the squared error exceeds that of the mean by more, as for a target that is nearly constant."""
 
 
 class ClassPredictions(NamedTuple):

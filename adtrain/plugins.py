@@ -15,7 +15,6 @@ import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -53,7 +52,7 @@ class Plugin:
 
     @property
     def sha256(self) -> str:
-        return sha256(self.text).hexdigest()
+        return _digest(self.text)
 
     def run(self) -> ModuleType:
         """Run the plug-in, unless it is the last one of its name that was run, and return its module.
@@ -203,8 +202,14 @@ def _installed(name: str) -> tuple[Path, str]:
     return Path(spec.origin), entries[name]
 
 
+def _digest(content: bytes) -> str:
+    from hashlib import sha256  # slow to import, and most configs have no plug-ins
+
+    return sha256(content).hexdigest()
+
+
 def _run(plugin: Plugin) -> ModuleType:
-    version = sha256(str(plugin.path).encode() + plugin.text).hexdigest()[:12]
+    version = _digest(str(plugin.path).encode() + plugin.text)[:12]
     name = plugin.module or f"{MODULE}{plugin.path.stem}_{version}"
     before = _standard_files()
     try:

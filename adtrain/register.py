@@ -30,7 +30,7 @@ import numpy as np
 from adtrain import ops
 from adtrain.augment import Augmentation, Batch
 from adtrain.core import tree
-from adtrain.core.array import Value
+from adtrain.core.array import Value, type_with_article
 from adtrain.core.errors import Definition, OptionError, caller
 from adtrain.core.options import CheckedArguments, checked_options, is_integer, shown
 from adtrain.core.types import ArrayType
@@ -271,7 +271,7 @@ def _updated(found: Any, where: str, optimizer: Any, params: Any, grads: Any, st
 
 def _augmented(found: Any, where: str, augmentation: Augmentation, batch: Batch, rng: Value) -> Any:
     if not isinstance(found, Batch):
-        raise PluginError(f"{where} returned a {type(found).__name__}, expected a Batch")
+        raise PluginError(f"{where} returned {type_with_article(found)}, expected a Batch")
     _check_value(found.images, f"{where} for the images,")
     _check_value(found.labels, f"{where} for the labels,")
     given, expected = (ArrayType(x.images.shape, x.images.dtype) for x in (found, batch))
@@ -290,7 +290,7 @@ def _measured(found: Any, where: str, metric: Any, predictions: ClassPredictions
         raise PluginError(f"{where} returned a ByClass of {shown(by_class)}, expected a dict from class to number")
     for x in [found.macro, *by_class.values()] if isinstance(found, ByClass) else [found]:
         if not _is_finite(x):
-            what = shown(x) if isinstance(x, Real) else f"a {type(x).__name__}"
+            what = shown(x) if isinstance(x, Real) else type_with_article(x)
             raise PluginError(f"{where} returned {what}, expected a finite number, or a ByClass of them")
     return found if isinstance(found, ByClass) else float(found)
 
@@ -308,7 +308,7 @@ def _is_shape(found: Any) -> bool:
 
 def _pair(found: Any, where: str, what: str) -> Any:
     if not (isinstance(found, tuple) and len(found) == 2):
-        raise PluginError(f"{where} returned a {type(found).__name__}, expected a tuple of two: {what}")
+        raise PluginError(f"{where} returned {type_with_article(found)}, expected a tuple of two: {what}")
     return found
 
 
@@ -321,4 +321,4 @@ def _check_tree(found: Any, where: str, what: str) -> None:
 
 def _check_value(found: Any, where: str) -> None:
     if not isinstance(found, Value):
-        raise PluginError(f"{where} returned a {type(found).__name__}, expected an array")
+        raise PluginError(f"{where} returned {type_with_article(found)}, expected an array")

@@ -130,7 +130,7 @@ class StopSignals:
         self.number = number
         if self.is_silent:
             return
-        with suppress(OSError):  # whoever read it may be gone
+        with suppress(OSError):  # the reader may have exited
             # The newline is for a progress bar.
             os.write(sys.stderr.fileno(), b"\n" + NOTE if sys.stderr.isatty() else NOTE)
 

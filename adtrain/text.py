@@ -40,6 +40,11 @@ def first_names(names: Sequence[str], most: int = MAX_LISTED) -> str:
     return ", ".join([*names[:most], "..."] if len(names) > most else names)
 
 
+def mebibytes(size: float) -> str:
+    """The size in bytes as text: "1,234.5 MiB"."""
+    return f"{size / 2**20:,.1f} MiB"
+
+
 def short(number: float, unit: str = "") -> str:
     """The number with three digits, a metric prefix and the unit, such as 3.21 MB; empty for 0."""
     if not number:

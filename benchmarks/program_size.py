@@ -29,12 +29,12 @@ from adtrain import nn, ops, optim, passes
 from adtrain.backends.cpu.codegen import generate, workspace
 from adtrain.backends.cpu.compiler import load
 from adtrain.backends.cpu.fusions import cpu_fusions
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.compiler import Source, architecture, compile_source
 from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
-from adtrain.backends.cuda.targets import H200
 from adtrain.bench.timing.protocol import commit
 from adtrain.core.program import Program
 from adtrain.core.staging import Pass, stage

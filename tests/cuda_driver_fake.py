@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from cuda.bindings import driver
 
-from adtrain.backends.cuda import compiler
-from adtrain.backends.cuda.targets import H200
+from adtrain.backends.cuda import H200, compiler
 
 BLOCKS_AT_ONCE, BEST_THREADS, MAX_THREADS = 8, 256, 1024
 

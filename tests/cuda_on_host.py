@@ -18,10 +18,10 @@ import pytest
 
 from adtrain.assets import asset_path
 from adtrain.backends.cpu.numpy_program import NumpyProgram
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.compiler import KERNEL, NOT_COMPILED, Source
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
-from adtrain.backends.cuda.targets import H200
 from adtrain.cache import Cache, digest
 from adtrain.core.kernel import CudaKernel, Target, TensorMap
 from adtrain.core.program import Equation, Program

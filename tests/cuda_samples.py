@@ -12,7 +12,7 @@ from test_cpu_programs import values_and_gradients
 
 import adtrain as ad
 from adtrain import ops
-from adtrain.backends.cuda import targets
+from adtrain.backends.cuda import TARGETS as BY_ARCHITECTURE
 from adtrain.backends.cuda.compiler import Source
 from adtrain.backends.cuda.forms.column_sum import COLUMN_SUM
 from adtrain.backends.cuda.forms.grouped_products import GROUPED_PRODUCTS
@@ -31,7 +31,7 @@ from adtrain.core.program import HORIZONTAL, Equation, Program, single_equations
 from adtrain.core.staging import stage
 from adtrain.passes.fusion import is_loops
 
-TARGETS = tuple(targets.TARGETS.values())
+TARGETS = tuple(BY_ARCHITECTURE.values())
 
 DTYPES = ("float32", "float64")
 

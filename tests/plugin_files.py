@@ -1,4 +1,4 @@
-"""Plug-ins for tests, and a fixture that removes what they have registered."""
+"""Plug-ins for tests, commands on them, and fixtures: a folder for them, and the removal of what they register."""
 
 from __future__ import annotations
 
@@ -60,12 +60,51 @@ def no_plugins() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def call(*arguments: object, expect: int = 0) -> str:
+    """Run the command in this process; returns its stdout, or its one line of stderr for an error."""
+    result = invoke(*arguments)
+    assert result.exit_code == expect, result.output
+    if expect == 0:
+        return result.stdout
+    assert "Traceback" not in result.output
+    lines = [line for line in result.stderr.splitlines() if line.startswith("adtrain: ")]
+    assert len(lines) == 1, result.stderr
+    return lines[0].removeprefix("adtrain: error: ")
+
+
+def train(cfg: object, *more: object, expect: int = 0) -> str:
+    return call("train", cfg, "--device", "cpu", "--epochs", 1, *more, expect=expect)
+
+
 def write_plugged(folder: Path, layer: str = "mish: {beta: 1.5}", text: str = LAYER) -> Path:
     """Write a config that names the plug-in mine.py and has `layer` as its second; returns the config's path."""
     (folder / "mine.py").write_text(text)
     named = TEXT.replace("data:", "plugins: [mine.py]\ndata:", 1)
     return write_config(folder, named.replace("- relu", f"- {layer}"))
 
+
+OPERATION = """
+import numpy as np
+
+doubled = ad.custom_op(
+    "doubled",
+    shape=lambda x: ad.ArrayType(x.shape, x.dtype),
+    numpy=lambda x: x + x,
+    vjp=lambda ct, out, x: (2.0 * ct,),
+)
+
+@ad.register.layer("doubled")
+class Doubled(ad.nn.ReLU):
+    def forward(self, params, state, x, mode):
+        return doubled(x), state
+"""
+"""A layer that computes an operation of the plug-in, to be appended to LAYER."""
 
 SQUARED = '''
 import numpy as np

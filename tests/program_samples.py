@@ -11,8 +11,8 @@ import adtrain as ad
 import adtrain.lowering.cuda  # the passes for a GPU ask for the kernels that it registers
 from adtrain import nn, ops, optim, passes
 from adtrain.backends.cpu.fusions import cpu_fusions
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.fusions import gpu_fusions
-from adtrain.backends.cuda.targets import H200
 from adtrain.core.kernel import Target
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program, Variable, fuse

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from program_samples import Step, fused_of
 
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.forms.weight_gradients import BIAS_AXES
-from adtrain.backends.cuda.targets import H200
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.core.kernel import CudaKernel, Target

@@ -260,7 +260,7 @@ def test_a_thread_can_train() -> None:
         ({"output_dir": 3}, "train: output_dir: found an object of type int, expected a path"),
         ({"callbacks": len}, "train: callbacks: found an object of type builtin_function_or_method, expected a list"),
         ({"callbacks": [3]}, "train: found a callback of type int, expected a function, or an object with on_epoch"),
-        ({"callbacks": [len]}, "train: a callback returned a int, expected True to end the training, or None"),
+        ({"callbacks": [len]}, "train: a callback returned an int, expected True to end the training, or None"),
         ({"device": "tpu"}, "device 'tpu' is not available; this version runs on: cpu, gpu"),
     ],
 )
@@ -492,6 +492,26 @@ def test_labels_of_a_table_that_are_booleans_are_predicted_as_booleans(label: st
         assert model.classes == ("False", "True")
         assert model.predict(table_of(9)).labels.dtype == bool
         assert model.evaluate(table_of(60)).loss > 0
+
+
+@pytest.mark.parametrize(
+    "labels", [["1", "0"], ["10", "9"], ["True", "False"], [2.0, 1.0], [2, 1], [True, False], ["b", "a"]], ids=str
+)
+def test_labels_of_a_table_in_memory_are_predicted_in_their_type(labels: list[Any], folder: Path) -> None:
+    table = {"size": [float(i % 2) for i in range(40)], "label": [labels[i % 2] for i in range(40)]}
+    config = {**ROW_CONFIG, "data": {"test": 0.2, "batch_size": 8}, "training": {"epochs": 20}}
+    found = train(config, table, output_dir="run", overrides={"optimizer.adam.lr": 0.1})
+    invoke("train", "--resume", "run", "--epochs", "21", "-q")  # the file of the run does not say the type
+    for model in (found.model, ad.load("run")):
+        predicted = model.predict({"size": [0.0, 1.0]}).labels.tolist()
+        assert predicted == labels
+        assert {type(x) for x in predicted} == {type(labels[0])}
+
+
+def test_labels_of_several_types_are_predicted_as_texts() -> None:
+    table = {"size": [0.0, 1.0] * 20, "label": [True, 1] * 20}
+    config = {**ROW_CONFIG, "data": {"test": 0.2, "batch_size": 8}}
+    assert train(config, table).model.predict({"size": [0.0]}).labels.dtype.kind == "U"
 
 
 def test_a_data_frame_is_a_table() -> None:

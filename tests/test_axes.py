@@ -228,7 +228,7 @@ def test_a_wrong_statement_is_found(numpy: Any, axes: str) -> None:
         check(primitive, [normal(4, 4)], {})
 
 
-def test_items_and_rows() -> None:
+def test_equations_work_by_the_items_and_rows_that_their_axes_allow() -> None:
     def equation(name: str, *shapes: tuple[int, ...], **params: Any) -> Equation:
         types = [ArrayType(shape, np.dtype(np.float32)) for shape in shapes]
         outputs = PRIMITIVES[name].output_types(types, params)

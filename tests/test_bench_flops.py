@@ -70,7 +70,7 @@ def test_flops_of_linear_layer_with_bias() -> None:
 
 @pytest.mark.parametrize(("kernel", "stride"), [(2, 2), (3, 2)])
 @pytest.mark.parametrize("op", [ops.max_pool2d, ops.avg_pool2d])
-def test_flops_of_pooling(op: Callable[..., Any], kernel: int, stride: int) -> None:
+def test_pooling_counts_each_element_of_each_window(op: Callable[..., Any], kernel: int, stride: int) -> None:
     outputs = 2 * 3 * ((8 - kernel) // stride + 1) ** 2
     found = flops(lambda x: op(x, kernel, stride), normal(2, 3, 8, 8))
     assert found["forward"] == outputs * kernel**2

@@ -8,8 +8,8 @@ from peer_marks import marked, quick
 
 from adtrain import ops
 from adtrain.backends.cpu.cpu_backend import CpuBackend
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.lower import Lowering
-from adtrain.backends.cuda.targets import H200
 from adtrain.bench.op_table import OpCase, cases
 from adtrain.bench.ops import PASSES
 from adtrain.bench.peers import adtrain_system, comparison, jobs

@@ -118,12 +118,12 @@ def check(name: str, given: Job, case: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # PyTorch's warning about speed
 @pytest.mark.parametrize(("name", "case"), crossed(FORMS, LAYERS))
-def test_layers_agree(tmp_path: Path, name: str, case: str) -> None:
+def test_layers_of_peers_agree_with_adtrain(tmp_path: Path, name: str, case: str) -> None:
     check(name, job(tmp_path, LAYERS[case]), case)
 
 
 @pytest.mark.parametrize(("name", "optimizer"), crossed(FORMS, OPTIMIZERS))
-def test_optimizers_agree(tmp_path: Path, name: str, optimizer: str) -> None:
+def test_optimizers_of_peers_agree_with_adtrain(tmp_path: Path, name: str, optimizer: str) -> None:
     check(name, job(tmp_path, PLAIN, f"optimizer={{{optimizer}}}"), optimizer)
 
 
@@ -135,7 +135,7 @@ def test_parameter_groups_agree(tmp_path: Path, name: str, groups: str, optimize
 
 
 @pytest.mark.parametrize(("name", "loss"), crossed(FORMS, LOSSES))
-def test_losses_agree(tmp_path: Path, name: str, loss: str) -> None:
+def test_losses_of_peers_agree_with_adtrain(tmp_path: Path, name: str, loss: str) -> None:
     check(name, job(tmp_path, PLAIN, f"loss={loss}"), loss)
 
 
@@ -145,7 +145,7 @@ def test_nll_of_log_probabilities_agrees(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "clip"), crossed(FORMS, ["clip_norm=0.05", "clip_value=0.01"]))
-def test_clipping_agrees(tmp_path: Path, name: str, clip: str) -> None:
+def test_clipping_of_peers_agrees_with_adtrain(tmp_path: Path, name: str, clip: str) -> None:
     check(name, job(tmp_path, PLAIN, f"training.{clip}", "optimizer={sgd: 0.5}"), clip)
 
 

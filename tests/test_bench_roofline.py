@@ -11,10 +11,10 @@ import training_runs
 from click.testing import Result
 from command_line import invoke
 
-from adtrain import documents
 from adtrain.bench import step
 from adtrain.bench.timing import roofline, sampling
 from adtrain.bench.timing.roofline import Roofline
+from adtrain.cache import store_document
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,7 @@ def test_bench_measures_the_roofline_once_and_reports_it(tmp_path: Path, config:
     "document", [[], {"gbytes_per_s": 1.0}, {"gbytes_per_s": 0.0, "gflops_per_s": {"float32": 1.0}}]
 )
 def test_invalid_stored_roofline_is_a_warning(document: object, caplog: pytest.LogCaptureFixture) -> None:
-    documents.store(roofline.KIND, roofline._key("cpu"), document)
+    store_document(roofline.KIND, roofline._key("cpu"), document)
     with caplog.at_level(logging.WARNING):
         assert roofline.known("cpu") is None
     assert "roofline" in caplog.messages[0]

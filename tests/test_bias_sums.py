@@ -12,10 +12,10 @@ from test_passes_gpu import evaluated
 
 import adtrain as ad
 from adtrain import ops
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.forms.weight_gradients import BIAS_AXES
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
-from adtrain.backends.cuda.targets import H200
 from adtrain.core.array import array
 from adtrain.core.staging import stage
 from adtrain.core.trace import bind

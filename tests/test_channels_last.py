@@ -19,8 +19,8 @@ from test_passes_random import assert_consistent
 import adtrain as ad
 from adtrain import config, nn, ops, passes
 from adtrain.backends.cpu.numpy_program import NumpyProgram
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.channels_last import channels_last
-from adtrain.backends.cuda.targets import H200
 from adtrain.backends.cuda.write_channels_last import OF_TERMS
 from adtrain.core import tree
 from adtrain.core.precision import TERMS

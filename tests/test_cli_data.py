@@ -10,7 +10,10 @@ from command_line import invoke
 from npz_files import parts, write_npz
 from PIL import Image
 
+from adtrain import config
 from adtrain.data import catalogue, images
+
+CONFIGS = Path(__file__).parents[1] / "configs"
 
 
 @pytest.fixture
@@ -97,6 +100,20 @@ def test_inspect_counts_classes_and_columns(table: Path) -> None:
         {"name": "a", "train": 4, "validation": 0, "test": 2},
         {"name": "b", "train": 2, "validation": 0, "test": 1},
     ]
+
+
+def test_inspect_of_a_config_is_that_of_its_data(table: Path, tmp_path: Path) -> None:
+    path = tmp_path / "flowers.yaml"
+    path.write_text(invoke("new", str(table), "--set", "label=species").stdout)
+    keys = config.load(path).data.model_dump(exclude_unset=True, include={"header", "missing", "test"})
+    settings = [word for key, value in keys.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    shown = invoke("data", "inspect", str(table), "--set", "label=species", *settings)
+    assert invoke("data", "inspect", str(path)).stdout == shown.stdout != ""
+    changed = invoke("data", "inspect", str(path), "--set", "test=0.5")
+    assert (changed.exit_code, changed.stdout == shown.stdout) == (0, False)
+    refused = invoke("data", "inspect", str(CONFIGS / "poisson.yaml"))
+    assert refused.exit_code == 2
+    assert "found no files to inspect, expected path or dataset" in refused.stderr
 
 
 def test_inspect_counts_images_of_a_validation_folder_apart_from_those_for_training(tmp_path: Path) -> None:

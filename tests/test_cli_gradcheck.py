@@ -62,7 +62,7 @@ def test_order_option_checks_one_order(order: int) -> None:
     assert len(rows) == 2 * len([case for case in CASES if case.op == "add" and case.order >= order])
 
 
-def test_json_fields() -> None:
+def test_json_has_a_verdict_and_a_row_for_each_check() -> None:
     found = json.loads(gradcheck("--op", "tanh", "--json").stdout)
     assert list(found) == ["passed", "rows"]
     assert found["passed"] is True
@@ -109,6 +109,16 @@ def test_wrong_rule_fails_in_a_network_that_uses_it(tmp_path: Path) -> None:
     assert gradcheck(path).exit_code == 0
     with rule("gelu", a_wrong_factor):
         assert gradcheck(path).exit_code == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_relu_layer_without_active_units_before_another_passes(tmp_path: Path, seed: int) -> None:
+    layers = [{"linear": 1}, "relu", {"linear": 1}, "relu", {"linear": 3}]
+    config = {"name": "narrow", "data": {"dataset": "mnist"}, "model": {"input": [4], "layers": layers}}
+    config |= {"loss": "cross_entropy", "optimizer": {"sgd": {"lr": 0.1}}, "training": {"epochs": 1, "seed": seed}}
+    path = tmp_path / "narrow.yaml"
+    path.write_text(json.dumps(config))
+    assert gradcheck(str(path)).exit_code == 0
 
 
 @pytest.mark.parametrize("columns", [60, 120])

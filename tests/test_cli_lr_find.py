@@ -134,6 +134,17 @@ def test_wrong_arguments_are_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
         assert line.startswith(f"Invalid value for '--from': found '{value}', expected {kind} above 0, at most 1e+30")
 
 
+def test_a_picture_that_cannot_be_written_is_an_error_before_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = write_config(tmp_path)
+    monkeypatch.setattr(rates, "search", None)
+    (tmp_path / "tiny-lr.svg").mkdir()
+    line = one_line(command("lr-find", path, "--device", "cpu", expect=2))
+    assert line == "tiny-lr.svg: cannot be written (Is a directory)"
+
+
 def test_a_search_that_is_stopped_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_config(tmp_path)

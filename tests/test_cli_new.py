@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from test_train_tables import write_table
 from training_runs import write_data
 
 from adtrain import config
+from adtrain.cli import new
 
 pytestmark = pytest.mark.unfused
 
@@ -94,13 +96,23 @@ def test_a_config_is_proposed_for(tmp_path: Path, kind: str) -> None:
 def test_the_config_of_a_table_trains_and_learns(tmp_path: Path) -> None:
     cfg = tmp_path / "trips.yaml"
     cfg.write_text(command("new", write_table(tmp_path / "trips.csv"), "--set", "drop=[id]").stdout)
-    options = ("--device", "cpu", "--eager", "--output-dir", tmp_path / "run")
-    shown = command("train", cfg, *options, "--set", "optimizer.adam.lr=0.02").stdout
+    shown = command("train", cfg, "--device", "cpu", "--output-dir", tmp_path / "run").stdout
     assert float(shown.split("test ")[1].split("accuracy ")[1].split("%")[0]) > 80
 
 
+@pytest.mark.parametrize("rows", [60, 700, 10_000, 19_000])
+def test_a_table_is_trained_for_2000_steps_or_200_epochs(tmp_path: Path, rows: int) -> None:
+    table = tmp_path / "x.csv"
+    table.write_text("a,y\n" + "".join(f"{i % 7},{i / 8}\n" for i in range(rows)))
+    found = yaml.safe_load(command("new", table).stdout)
+    epochs, steps = found["training"]["epochs"], math.ceil(0.8 * 0.9 * rows / found["data"]["batch_size"])
+    assert epochs == new.MOST_EPOCHS or epochs * steps >= new.LEAST_STEPS
+    assert (epochs - 10) * steps < new.LEAST_STEPS or epochs == 20
+
+
 def test_settings_replace_what_is_inferred(tmp_path: Path) -> None:
-    table, changes = write_houses(tmp_path / "houses.csv"), ("target=area", "drop=[id, zone]", "validation=0.3")
+    """Keys can have the prefix `data.`, with which messages name them."""
+    table, changes = write_houses(tmp_path / "houses.csv"), ("data.target=area", "drop=[id, zone]", "validation=0.3")
     found = yaml.safe_load(command("new", table, *(word for change in changes for word in ("--set", change))).stdout)
     assert (found["data"]["target"], found["data"]["drop"]) == ("area", ["id", "zone"])
     assert (found["data"]["validation"], found["model"]["input"]) == (0.3, [1])
@@ -162,6 +174,9 @@ GUESSES: dict[str, tuple[list[str], dict[str, Any]]] = {
                                {"missing": "mean"}),
     "a text among numbers": (["n,x,label", *(row("k.A." if i % 9 == 4 else f"{i * i % 11}") for i in range(60))],
                              {"categories": ["n"]}),
+    "postal codes": (["zip,n,x,label", *(row(f"{i % 9 * 1234:05},{i * 13}") for i in range(60))],
+                     {"categories": ["zip"]}),
+    "a code for each customer": (["who,x,label", *(row(f"{977 * i:05}") for i in range(60))], {"drop": ["who"]}),
     "years as names": (["2019,2020,label", *(row(f"{i / 7}") for i in range(60))], {"header": True, "label": "label"}),
     "names that look like numbers": (["x,w,1e3", *(row(f"{i / 7}") for i in range(60))], {"label": "1e3"}),
     "two columns of one name": (["w,w,label", *(row(f"{i / 7}") for i in range(60))], {"drop": [0]}),
@@ -186,9 +201,9 @@ def test_proposal_for_a_table_with(tmp_path: Path, kind: str) -> None:
     assert ("fills empty cells, which include '?' in column 0 (n), see missing_values" in text) is (
         kind == "a marker among numbers"
     )
-    assert ("columns of numbers and texts, such as 'k.A.' in column 0 (n), see missing_values" in text) is (
-        kind == "a text among numbers"
-    )
+    assert (
+        "columns of codes, or of numbers and texts, such as 'k.A.' in column 0 (n), see missing_values" in text
+    ) is (kind == "a text among numbers")
 
 
 @pytest.mark.parametrize(
@@ -207,7 +222,7 @@ def test_proposal_for_a_table_with(tmp_path: Path, kind: str) -> None:
         ),
         (
             ["x,part", *(f"{i},{i}%" for i in range(40))],
-            "data.label: found '0%' in column 1 (part), expected numbers su",
+            "data.label: found '0%' in column 1 (part), expected a finite number without the sign %",
         ),
         (
             ["part,label", *(f"{i}%,{'ab'[i % 2]}" for i in range(40))],

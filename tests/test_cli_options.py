@@ -23,7 +23,11 @@ TESTS = Path(__file__).parent
 Use: TypeAlias = "tuple[str, str] | tuple[str, str, int] | str"
 """Arguments, a regular expression for what is printed, and the exit code; or a file of tests with the option."""
 
-TRUST: dict[str, Use] = {"plugin": "test_plugins.py", "trust-plugins": "test_trust.py", "override": "test_plugins.py"}
+TRUST: dict[str, Use] = {
+    "plugin": "test_plugin_runs.py",
+    "trust-plugins": "test_trust.py",
+    "override": "test_plugin_runs.py",
+}
 NO_GPU: Use = ("--device gpu", "device gpu: ", 2)
 NOTHING_TO_CHOOSE: Use = ("--autotune full", "only a GPU has kernels to choose from", 2)
 
@@ -55,7 +59,7 @@ USES: dict[str, dict[str, Use]] = {
     },
     "sweep": {
         **dict.fromkeys(("resume", "by"), "test_cli_sweep.py"),
-        **dict.fromkeys(("trust-plugins", "override"), "test_plugins.py"),
+        **dict.fromkeys(("trust-plugins", "override"), "test_plugin_runs.py"),
         **dict.fromkeys(
             ("halving", "at-once", "output-dir", "device", "autotune", "set", "plugin", "dry-run", "json"),
             "test_cli_seeds.py",
@@ -100,7 +104,7 @@ USES: dict[str, dict[str, Use]] = {
     },
     "compare run": {"sort": ("--sort loss", r"^run +accuracy"), "json": ("--json", r'"differences"')},
     "export": {
-        "member": "test_plugins.py",
+        "member": "test_plugin_runs.py",
         "format": "test_cli_streams.py",
         **dict.fromkeys(
             ("weights", "simd", "int8", "max-loss", "training", "batch-size", "json"), "test_cli_export_c.py"

@@ -53,7 +53,7 @@ PRINTING = ["--help", "eval --help", "data list", "report run -o page.html", "co
         *(pytest.param(x, False, marks=pytest.mark.exhaustive) for x in PRINTING[1:]),
     ],
 )
-def test_a_command_whose_output_nobody_reads_or_takes_says_so_by_its_exit_code(
+def test_a_command_whose_output_is_not_read_or_cannot_be_written_has_an_exit_code_of_its_own(
     commands: Commands, arguments: str, message_to_file: bool, tmp_path: Path
 ) -> None:
     full, closed = tmp_path / "full", tmp_path / "closed"
@@ -65,14 +65,14 @@ def test_a_command_whose_output_nobody_reads_or_takes_says_so_by_its_exit_code(
         assert full.read_text() == "adtrain: error: standard output: No space left on device\n"
 
 
-def test_a_usage_error_has_its_exit_code_although_nobody_reads_the_message(commands: Commands) -> None:
+def test_a_usage_error_has_its_exit_code_although_the_message_is_not_read(commands: Commands) -> None:
     mistakes = ["", "eval run --nonsense"]
     cases = [Case(mistake, stream, stream) for mistake in mistakes for stream in (CLOSED, FULL)]
     assert list(map(commands.run, cases)) == [USAGE] * len(cases)
 
 
 @pytest.mark.exhaustive
-def test_a_signal_ends_a_command_whose_output_nobody_reads(commands: Commands, folder: Path, tmp_path: Path) -> None:
+def test_a_signal_ends_a_command_whose_output_is_not_read(commands: Commands, folder: Path, tmp_path: Path) -> None:
     before, file = sorted(folder.rglob("*")), tmp_path / "messages"
     interrupted = {
         "eval run": "adtrain.training.Evaluation",

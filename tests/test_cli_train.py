@@ -236,6 +236,24 @@ def test_an_invalid_config_file_is_refused(cfg: Path, name: str) -> None:
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "data.path=nowhere.csv"], "nowhere.csv: found nothing, expected a .csv"),
+        (["--set", "training.epochs=0"], "--set training.epochs: found 0, expected an integer in [1, 2^31)"),
+        (["--set", "model.layers.0.linear=0"], "model.layers[0].linear.out_features: found 0, expected an integer"),
+    ],
+)
+def test_a_mistake_is_reported_before_what_trains_is_imported(
+    cfg: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "adtrain.cli.train_run", None)
+    monkeypatch.delattr("adtrain.cli.train_run", raising=False)
+    result = invoke("train", str(cfg), *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr.splitlines()[0]
+
+
 def test_a_loss_that_is_not_finite_ends_the_command(cfg: Path) -> None:
     result = train(cfg, "--set", "optimizer={sgd: {lr: 1.0e+30}}", expect=2)
     start = "adtrain: error: the loss is nan at step 2 (epoch 1), first the result of matmul in 2.linear, from "
@@ -311,7 +329,7 @@ def test_a_finished_run_resumes_only_for_more_epochs(cfg: Path) -> None:
     assert config.load("runs/tiny/config.yaml").training.epochs == 4
 
 
-def test_epochs_that_the_configs_steps_cut_short_are_told(cfg: Path) -> None:
+def test_epochs_that_the_configs_steps_cut_short_are_reported(cfg: Path) -> None:
     result = train(cfg, "--set", "training.steps=7", "--epochs", "4")
     note = "training.steps 7 ends the training in epoch 2 of 4; --steps N overrides it"
     assert result.stderr.splitlines()[0] == note

@@ -80,6 +80,8 @@ def test_missing_keys_have_their_defaults(tmp_path: Path) -> None:
         ("dataset: mnist", "dataset: mnist, path: x", "2:1: data: found a mapping with dataset, path, batch_size, "
          "expected only one of dataset and path (null for the other)"),
         ("dataset: mnist, ", "", "2:1: data: found a mapping with batch_size, expected either dataset or path"),
+        ("epochs: 1", "epochs: 1, early_stopping: 3", "10:39: training.early_stopping: found 3, expected a mapping "
+         "such as {patience: 5}"),
         ("{dataset: mnist, batch_size: 8}", "mnist", "2:7: data: found 'mnist', expected a mapping such as "
          "{dataset: mnist, batch_size: 128}"),
         ("size: 8", "size: 8, validation: 1", "2:51: data.validation: found 1, expected a number in [0, 1)"),

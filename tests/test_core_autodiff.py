@@ -267,7 +267,7 @@ def test_threads_differentiate_independently() -> None:
     assert ad.grad(f)(np.array(2.0)).item() == 2 * 2.0 * 2 * 1.5
 
 
-def test_options_of_grad() -> None:
+def test_grad_takes_its_options_and_refuses_wrong_ones() -> None:
     value, aux = ad.grad(lambda x, scale: ((x * scale).sum(), "note"), has_aux=True)(np.ones(2), scale=3.0)
     assert (value.numpy().tolist(), aux) == ([3, 3], "note")
     assert ad.grad(lambda x, y: (x * y).sum(), -1)(np.ones(2), np.full(2, 5.0)).numpy().tolist() == [1, 1]

@@ -114,7 +114,7 @@ def test_trees_and_arguments_without_derivative() -> None:
     ("backward", "message"),
     [
         (lambda res, ct: (ct, ct), "backward returned 2 cotangents, expected a tuple of 1"),
-        (lambda res, ct: ct, "backward returned Array, expected a tuple of 1, one an argument"),
+        (lambda res, ct: ct, "backward returned an array, expected a tuple of 1, one an argument"),
         (
             lambda res, ct: (ct.sum(),),
             r"its derivative returned a cotangent float64\[\], expected float64\[3\]",

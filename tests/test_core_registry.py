@@ -15,7 +15,7 @@ import pytest
 import adtrain as ad
 from adtrain import extend
 from adtrain.backends.cpu.compiled_program import CompiledProgram
-from adtrain.backends.cuda.targets import H200
+from adtrain.backends.cuda import H200
 from adtrain.core import kernel as registry
 from adtrain.core.kernel import CKernel
 from adtrain.core.primitive import PRIMITIVES

@@ -14,8 +14,8 @@ from vendor_equations import equation_of
 
 import adtrain as ad
 from adtrain import ops
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.compiler import Source
-from adtrain.backends.cuda.targets import H200
 from adtrain.core.kernel import cuda_kernels
 from adtrain.core.program import LOOPS, fuse
 from adtrain.core.staging import stage

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_attention import documents
 
 from adtrain import ops
-from adtrain.backends.cuda.targets import H200
+from adtrain.backends.cuda import H200
 from adtrain.core.kernel import cuda_kernels
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Variable

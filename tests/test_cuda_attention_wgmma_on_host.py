@@ -10,7 +10,7 @@ import pytest
 from attention_bounds import wgmma_sample
 from cuda_on_host import Host, host
 
-from adtrain.backends.cuda.targets import H200
+from adtrain.backends.cuda import H200
 from adtrain.core.primitive import Primitive
 from adtrain.lowering.cuda.attention import wgmma
 from adtrain.ops.attention import attention_grad_p, attention_p, self_attention_grad_p, self_attention_p

@@ -11,11 +11,10 @@ import sparse_pool_samples
 from sparse_pool_samples import conv_problem
 
 from adtrain import cache
-from adtrain.backends.cuda import compiler, launch_plan
+from adtrain.backends.cuda import H200, compiler, launch_plan
 from adtrain.backends.cuda.compiler import Source
 from adtrain.backends.cuda.forms.product import CONVOLUTION
 from adtrain.backends.cuda.lower import Candidate, Lowering, problem, problem_text
-from adtrain.backends.cuda.targets import H200
 from adtrain.backends.cuda.tuner.autotune import (
     Mode,
     Tuner,

@@ -13,8 +13,8 @@ from program_samples import for_gpu, names
 
 import adtrain as ad
 from adtrain import ops
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.forms.tiled_product import BACK_TO_BACK, weight_tiles_p
-from adtrain.backends.cuda.targets import H200
 from adtrain.core.kernel import Target
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage

@@ -11,7 +11,7 @@ from conv_samples import cases
 from cuda_on_host import Host, host
 from product_samples import NOISE, ROUNDINGS, errors, sequential_fma
 
-from adtrain.backends.cuda.targets import H200
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.tuner.reference import terms_of
 from adtrain.backends.cuda.write_channels_last import BY_FILTER
 from adtrain.core.kernel import CudaKernel, Target

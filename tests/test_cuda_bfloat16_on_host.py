@@ -14,12 +14,12 @@ from sweeps import spread
 
 import adtrain as ad
 from adtrain import ops, passes
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.codegen.product import GROUPED_BFLOAT16
 from adtrain.backends.cuda.forms.grouped_products import GroupedBfloat16Fusion
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.store_bfloat16 import store_bfloat16
-from adtrain.backends.cuda.targets import H200
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.primitive import Trait
 from adtrain.core.program import PRODUCT, Equation, Variable

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.lower import Lowering
-from adtrain.backends.cuda.targets import H200
 from adtrain.core.kernel import cuda_kernels
 from adtrain.core.types import ArrayType
 

@@ -22,12 +22,12 @@ from test_cuda_sources import EXCHANGES, kernel_functions
 from waiting import PATIENCE
 
 from adtrain.assets import asset_path
-from adtrain.backends.cuda import compiler
+from adtrain.backends.cuda import H200, compiler
+from adtrain.backends.cuda import TARGETS as BY_ARCHITECTURE
 from adtrain.backends.cuda.compile_workers import CompileProcesses, CompileQueue
-from adtrain.backends.cuda.compiler import ARCHITECTURES, Compiled, CudaCompilerError, Source, architecture, file_source
+from adtrain.backends.cuda.compiler import Compiled, CudaCompilerError, Source, architecture, file_source
 from adtrain.backends.cuda.nvrtc import Nvrtc, Request
 from adtrain.backends.cuda.peer_window import macros
-from adtrain.backends.cuda.targets import H200
 from adtrain.core.errors import DeviceError
 from adtrain.core.kernel import Target, memory_layout
 
@@ -85,8 +85,8 @@ def test_the_representative_set_holds_every_file_and_every_kernel_function() -> 
     assert kernel_functions() <= held
 
 
-def test_there_is_a_target_for_every_architecture() -> None:
-    assert [architecture(target.capability) for target in TARGETS] == list(ARCHITECTURES)
+def test_each_target_has_the_compute_capability_of_its_name() -> None:
+    assert list(BY_ARCHITECTURE) == ["sm_{}{}".format(*target.capability) for target in TARGETS]
 
 
 @needs_nvrtc

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from cuda_on_host import Host, host
 
-from adtrain.backends.cuda.targets import H200
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.tuner.reference import terms_of
 from adtrain.core.kernel import CudaKernel, Target, cuda_kernels
 from adtrain.core.primitive import PRIMITIVES, Primitive

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from adtrain.backends.cuda.targets import H200
+from adtrain.backends.cuda import H200
 from adtrain.core.kernel import cuda_kernels
 from adtrain.core.precision import PRECISIONS
 from adtrain.core.types import ArrayType

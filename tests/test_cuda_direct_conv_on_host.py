@@ -12,8 +12,8 @@ from cuda_on_host import Host, host
 from program_samples import ON_GPU, fused_of
 
 from adtrain import ops
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.forms.weight_gradients import BIAS_AXES
-from adtrain.backends.cuda.targets import H200
 from adtrain.core.array import array
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.precision import rounded

@@ -8,9 +8,9 @@ from conftest import NvrtcLog
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.compiler import architecture
 from adtrain.backends.cuda.launch_plan import launch_source
-from adtrain.backends.cuda.targets import H200
 from adtrain.core.kernel import HOPPER, Target
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.gemm.bf16x3 import TILE_K, TILE_M, Bf16x3Gemm, Bf16x3Tile

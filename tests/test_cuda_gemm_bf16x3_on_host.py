@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from cuda_on_host import Host, host
 
-from adtrain.backends.cuda.targets import H200
+from adtrain.backends.cuda import H200
 from adtrain.core.program import Equation, Variable
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.gemm.bf16x3 import Bf16x3Gemm, Bf16x3Tile

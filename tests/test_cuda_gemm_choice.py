@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adtrain.backends.cuda.targets import H200
+from adtrain.backends.cuda import H200
 from adtrain.core.kernel import Target
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.gemm.bf16x3 import Bf16x3Tile

@@ -10,8 +10,8 @@ from cuda_on_host import Host, host
 from program_samples import ON_GPU
 
 from adtrain import ops
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.launch_plan import LaunchPlan
-from adtrain.backends.cuda.targets import H200
 from adtrain.core.kernel import cuda_kernels
 from adtrain.core.program import Equation, Variable
 from adtrain.core.staging import stage

@@ -13,9 +13,9 @@ from cuda_on_host import Host
 from program_samples import for_gpu, names
 
 from adtrain import config, ops
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.forms.grouped_products import GROUPED_PRODUCTS, MAX_PRODUCTS
 from adtrain.backends.cuda.forms.horizontal import is_product
-from adtrain.backends.cuda.targets import H200
 from adtrain.cache import Cache
 from adtrain.core.program import label
 from adtrain.core.staging import stage

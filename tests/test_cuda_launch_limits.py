@@ -13,10 +13,10 @@ from program_samples import for_gpu, names
 from test_cpu_programs import values_and_gradients
 
 from adtrain import ops, passes
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Candidate, Lowering
-from adtrain.backends.cuda.targets import H200
 from adtrain.cases import CASES
 from adtrain.core.errors import DeviceError
 from adtrain.core.kernel import Target

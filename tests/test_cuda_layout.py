@@ -13,11 +13,11 @@ from test_cuda_steps_on_host import computed as by_evaluation
 
 import adtrain as ad
 from adtrain import config, ops, passes
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.batch_prefetch import prefetch_batch
 from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout, runs_per_graph
-from adtrain.backends.cuda.targets import H200
 from adtrain.core import tree
 from adtrain.core.array import Array, array
 from adtrain.core.kernel import Target
@@ -171,7 +171,7 @@ def bfloat16_step(monkeypatch: pytest.MonkeyPatch, request: Any) -> tuple[Progra
         monkeypatch.setattr(import_module(f"adtrain.backends.cuda.{name}"), "MAX_FLOPS", 0)
     monkeypatch.setattr(import_module("adtrain.backends.cuda.forms.horizontal"), "ELEMENTS", 1)
     monkeypatch.setattr(import_module("adtrain.backends.cuda.forms.one_block"), "MAX_STEPS", 64)
-    monkeypatch.setattr(import_module("adtrain.backends.cuda.store_bfloat16"), "LAUNCH_CYCLES", -(10**9))
+    monkeypatch.setattr(import_module("adtrain.backends.cuda.choose_precision"), "LAUNCH_CYCLES", -(10**9))
     rng = np.random.default_rng(0)
     x = array(rng.normal(size=(2200, 64)).astype(np.float32))
 

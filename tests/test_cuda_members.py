@@ -11,10 +11,10 @@ import pytest
 from cuda_samples import LARGE, MEDIUM, TARGETS, Large, Shaped, traced
 
 from adtrain import config, ops
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.fusions import by_batching_rules, gpu_fusions
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
-from adtrain.backends.cuda.targets import H200
 from adtrain.core import tree
 from adtrain.core.errors import DeviceError
 from adtrain.core.kernel import MAX_GRID, Target

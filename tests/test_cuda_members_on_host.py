@@ -10,9 +10,9 @@ from cuda_on_host import Host, host
 from test_cuda_steps_on_host import TOLERANCE, computed, drawn
 
 from adtrain import config, passes
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.lower import Lowering
-from adtrain.backends.cuda.targets import H200
 from adtrain.core import tree
 from adtrain.core.array import Placeholder
 from adtrain.core.kernel import cuda_kernels

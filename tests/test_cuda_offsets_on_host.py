@@ -23,8 +23,8 @@ from test_cuda_launch_limits import equation
 
 import adtrain as ad
 from adtrain import ops
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.launch_plan import LaunchPlan, WorkSize
-from adtrain.backends.cuda.targets import H200
 from adtrain.cache import Cache
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Equation

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adtrain.assets import asset_path
-from adtrain.backends.cuda import compiler
+from adtrain.backends.cuda import H200, compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError, Source, architecture
 from adtrain.backends.cuda.launch_plan import launch_source
-from adtrain.backends.cuda.targets import H200
 from adtrain.core.kernel import HOPPER, Target
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.gemm.cost_model import Gathers, ranked

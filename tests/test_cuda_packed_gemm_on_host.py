@@ -12,7 +12,7 @@ from product_samples import NOISE, OF_FP16X2, errors, hard, sequential_fma
 from sweeps import spread
 from test_gpu_products import adversarial
 
-from adtrain.backends.cuda.targets import H200
+from adtrain.backends.cuda import H200
 from adtrain.core.precision import rounded
 from adtrain.core.program import Equation, Variable
 from adtrain.core.types import ArrayType

@@ -9,11 +9,11 @@ import pytest
 from program_samples import ON_GPU
 
 from adtrain import config, training
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.codegen.loops import PART_BLOCKS, loops
 from adtrain.backends.cuda.codegen.part import MAX_DIFFERENT, Part, kernel
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
-from adtrain.backends.cuda.targets import H200
 from adtrain.core.program import HORIZONTAL, Variable
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType

@@ -16,12 +16,12 @@ from thread_ranks import ThreadRank, on_ranks
 from training_runs import write_config
 
 from adtrain import config, ops
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.forms.peer_exchanges import EXCHANGED_UPDATE, PEER_EXCHANGES, RESIDENT, fuse_exchanges
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.peer_window import EMPTY, SLOT_BYTES, slots_of_vectors, window_bytes
 from adtrain.backends.cuda.runtime.layout import Layout
-from adtrain.backends.cuda.targets import H200
 from adtrain.bench.scaling_worker import summed
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable, body_of

@@ -15,9 +15,9 @@ from test_narrow_values import small_arrays_as_large_ones
 import adtrain as ad
 from adtrain import ops, passes
 from adtrain.backends.cpu.numpy_program import NumpyProgram
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.forms.product_sums import PRODUCT_SUMS
 from adtrain.backends.cuda.lower import Lowering
-from adtrain.backends.cuda.targets import H200
 from adtrain.core.kernel import CudaKernel, Target
 from adtrain.core.program import Equation, Program, Variable, single_equations
 from adtrain.core.staging import stage

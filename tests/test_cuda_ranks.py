@@ -12,12 +12,12 @@ from thread_ranks import ThreadRank, on_ranks
 from training_runs import write_config
 
 from adtrain import config, training
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.batch_prefetch import prefetch_batch
 from adtrain.backends.cuda.forms.horizontal import join_one_blocks
 from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
-from adtrain.backends.cuda.targets import H200
 from adtrain.core import tree
 from adtrain.core.array import Value, array
 from adtrain.core.primitive import Trait

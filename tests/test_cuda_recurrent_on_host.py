@@ -9,7 +9,7 @@ import pytest
 from cuda_on_host import Host, host
 from program_samples import Step, fused_of
 
-from adtrain.backends.cuda.targets import H200
+from adtrain.backends.cuda import H200
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.primitive import PRIMITIVES
 from adtrain.core.program import Equation

@@ -15,11 +15,11 @@ from sweeps import check_examples, examples
 
 import adtrain as ad
 from adtrain import ops
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.forms.column_sum import MAX_ROWS
 from adtrain.backends.cuda.forms.reduction import REDUCTION
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
-from adtrain.backends.cuda.targets import H200
 from adtrain.core.array import array
 from adtrain.core.kernel import cuda_kernels
 from adtrain.core.program import LOOPS, Equation, Program, body_of, fuse

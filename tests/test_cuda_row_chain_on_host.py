@@ -16,15 +16,17 @@ from hypothesis import strategies as st
 from program_samples import for_gpu, names
 
 import adtrain as ad
-from adtrain import ops
+from adtrain import config, ops
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.codegen import row_chain_layout, row_chain_plan
 from adtrain.backends.cuda.forms import row_chain
 from adtrain.backends.cuda.forms.row_chain import ROW_CHAIN
-from adtrain.backends.cuda.targets import H200
 from adtrain.core.kernel import Target
-from adtrain.core.program import Program
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Program, single_equations
 from adtrain.core.staging import stage
 from adtrain.core.types import Shape
+from adtrain.training.preparation import outline
 
 __all__ = ["host"]
 
@@ -113,6 +115,19 @@ def autoencoder(weights: Any, x: Any) -> Any:
     return ad.value_and_grad(loss)(weights)
 
 
+def conditions(weights: Any, x: Any, index: Any, mask: Any, table: Any) -> Any:
+    """The loss where an input takes two values in turns, with measurements in float64 and a mask of rows."""
+
+    def loss(weights: Any) -> Any:
+        side = ops.where(ops.equal(ops.remainder(index, 2), 1), 1.0, x[:, 1])
+        value = network(weights, ops.concatenate([x[:, :1], ops.reshape(side, (-1, 1))], 1))
+        slope = ad.jvp(lambda x: network(weights, x), (x,), (ops.ones_like(x),))[1]
+        measured = ops.astype(table[:, 1:3] - np.array([0.5, 0.25]), np.float32)
+        return ops.mean(ops.square(value - measured)) + ops.mean(ops.square(ops.where(mask, slope, 0.0)))
+
+    return ad.value_and_grad(loss)(weights)
+
+
 Sample = tuple[Callable[..., Any], Callable[[int], Any]]
 SAMPLES: dict[str, Sample] = {
     "burgers": (burgers, lambda n: (layers(2, 20, 20, 1), (n, 1), (n, 1))),
@@ -124,13 +139,27 @@ SAMPLES: dict[str, Sample] = {
     ),
     "nested": (nested, lambda n: (layers(2, 12, 20, 1), (n, 2))),
     "autoencoder": (autoencoder, lambda n: (layers(30, 16, 3, 16, 30), (n, 30))),
+    "conditions": (
+        conditions,
+        lambda n: (layers(2, 20, 20, 2), (n, 2), np.arange(n), np.arange(n)[:, np.newaxis] % 3 > 0, np.eye(n, 4)),
+    ),
 }
-COUNTS = {"burgers": 70, "regression": 90, "prediction": 50, "features": 61, "nested": 75, "autoencoder": 97}
+COUNTS = {
+    "burgers": 70,
+    "regression": 90,
+    "prediction": 50,
+    "features": 61,
+    "nested": 75,
+    "autoencoder": 97,
+    "conditions": 70,
+}
 """The rows of the samples. The last tile is not whole."""
 
 
 def arrays_of(shapes: Any, rng: np.random.Generator) -> Any:
     """Normal numbers in place of each shape of a tree."""
+    if isinstance(shapes, np.ndarray):
+        return shapes
     if all(isinstance(n, int) for n in shapes):
         return rng.standard_normal(shapes, np.float32) / 2
     return type(shapes)(arrays_of(each, rng) for each in shapes)
@@ -240,6 +269,15 @@ def test_a_physics_informed_network_is_one_chain(points: int, width: int, depth:
     program = for_gpu(stage(burgers).program(*shapes))
     large = [e for e in program.equations if any(v.size >= points for v in (*e.inputs, *e.outputs))]
     assert [e.form for e in large] == [ROW_CHAIN]
+
+
+@pytest.mark.parametrize("points", [8192, 16_384])
+def test_conditions_with_all_points_of_a_step_are_in_the_chain(points: int) -> None:
+    """Also one that takes several values in turns, by a mask or by the number of the point."""
+    settings = [f"data.batch_size={points}", "loss.1.points=null", "loss.2.points=null", "optimizer=adam"]
+    program = outline(config.load("burgers", settings)).step_program(passes=())
+    multiply = [e for e in for_gpu(program).equations if any(x.has(Trait.MATMUL) for x in single_equations(e))]
+    assert [e.form for e in multiply] == [ROW_CHAIN]
 
 
 def test_networks_whose_weights_do_not_fit_on_chip_have_other_kernels() -> None:

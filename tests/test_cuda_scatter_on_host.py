@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cuda_on_host import Host, host
 
-from adtrain.backends.cuda.targets import H200
+from adtrain.backends.cuda import H200
 from adtrain.core.kernel import cuda_kernels
 from adtrain.core.program import Equation, Variable
 from adtrain.core.types import ArrayType

@@ -14,9 +14,9 @@ from conv_samples import by_flat_index, stride_one
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.compiler import Source, architecture
 from adtrain.backends.cuda.launch_plan import launch_source
-from adtrain.backends.cuda.targets import H200
 from adtrain.core.errors import DeviceError
 from adtrain.core.kernel import CudaKernel, Target, cuda_kernels
 from adtrain.core.types import ArrayType

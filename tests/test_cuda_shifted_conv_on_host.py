@@ -15,8 +15,8 @@ from product_samples import NOISE, ROUNDINGS, errors, sequential_fma
 from program_samples import ON_GPU
 
 from adtrain import ops
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.forms.product import CONVOLUTION
-from adtrain.backends.cuda.targets import H200
 from adtrain.core.array import array
 from adtrain.core.kernel import CudaKernel, MemoryLayout
 from adtrain.core.precision import rounded

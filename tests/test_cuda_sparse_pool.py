@@ -18,7 +18,7 @@ from test_gpu_shifted_conv import same
 
 import adtrain as ad
 from adtrain import ops
-from adtrain.backends.cuda.targets import H200
+from adtrain.backends.cuda import H200
 from adtrain.core.array import array
 from adtrain.core.kernel import CudaKernel, cuda_kernels
 from adtrain.core.program import Program

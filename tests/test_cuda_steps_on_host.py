@@ -11,10 +11,10 @@ from cuda_on_host import Host, host
 from program_samples import ON_GPU, Step, fused_of
 
 from adtrain import config, ops, training
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.batch_prefetch import prefetch_batch
 from adtrain.backends.cuda.forms.one_block import ONE_BLOCK
 from adtrain.backends.cuda.launch_plan import LaunchPlan
-from adtrain.backends.cuda.targets import H200
 from adtrain.core.array import Value, array
 from adtrain.core.primitive import PRIMITIVES
 from adtrain.core.program import HORIZONTAL, Equation, Program, Variable, body_of

@@ -13,10 +13,9 @@ from test_cuda_autotune import NORMAL, Gpu, Trial
 from vendor_emulated import Lt, cublas, cudnn, package
 from vendor_equations import PRODUCT, WINDOWS, convolutions, equation_of, matmul
 
-from adtrain.backends.cuda import compiler, vendor
+from adtrain.backends.cuda import H200, compiler, vendor
 from adtrain.backends.cuda.lower import Candidate, Lowering, problem
 from adtrain.backends.cuda.runtime import libraries
-from adtrain.backends.cuda.targets import H200
 from adtrain.backends.cuda.tuner.autotune import Mode, Tuner
 from adtrain.backends.cuda.vendor import Library, LibraryCall, NotOffered, calls, installed
 from adtrain.backends.cuda.vendor.call import CHOICES, WORKSPACE_ALIGNMENT, Plan

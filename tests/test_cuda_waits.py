@@ -13,11 +13,10 @@ from program_samples import for_gpu
 from test_cuda_sources import EXCHANGES, kernel_functions
 
 from adtrain import ops
-from adtrain.backends.cuda import compiler
+from adtrain.backends.cuda import H200, compiler
 from adtrain.backends.cuda.compiler import Source, file_source, of_kernel
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
-from adtrain.backends.cuda.targets import H200
 
 POLLING = re.compile(r"\bld\.(?:acquire|relaxed|volatile)|\batomicCAS\b")
 """Loads of memory that other blocks change."""

@@ -11,11 +11,10 @@ from command_line import invoke
 from plugin_files import SQUARED, gradcheck, no_plugins
 
 import adtrain as ad
-from adtrain.backends.cuda import compiler
+from adtrain.backends.cuda import H200, compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
-from adtrain.backends.cuda.targets import H200
 from adtrain.bench import ops, text
 from adtrain.bench.op_table import TimedOp
 from adtrain.bench.timing.protocol import protocol
@@ -131,7 +130,7 @@ def test_a_second_derivative_through_a_residual_is_refused() -> None:
         (lambda ct, out, x, w, scale: (ct.sum(), None), r"returned a cotangent float64\[\], expected float64\[3\]"),
     ],
 )
-def test_a_rule_that_returns_something_else_is_told(vjp: Any, message: str) -> None:
+def test_a_rule_that_returns_something_else_is_reported(vjp: Any, message: str) -> None:
     op = scaled(vjp=vjp)
     with pytest.raises(ShapeError, match=message):
         ad.grad(lambda x: op(x, W, scale=1.0).sum())(X)
@@ -160,7 +159,7 @@ def test_an_operation_without_a_derivative_is_not_differentiated_silently() -> N
     assert ad.grad(lambda x: ad.ops.where(signs(x), x, 0.0).sum())(X).numpy().tolist() == [1, 0, 1]
 
 
-def test_a_missing_source_is_told_with_its_path() -> None:
+def test_a_missing_source_is_reported_with_its_path() -> None:
     with pytest.raises(OptionError, match=r"tests/none.cu: there is no such file"):
         scaled(cuda="none.cu")
 
@@ -172,10 +171,10 @@ def test_a_missing_source_is_told_with_its_path() -> None:
         ({"c": 3}, "custom_op wrong: found 3 for a kernel, expected its text or its path"),
         ({"c": "\n", "numbers": lambda x: 3}, "custom_op wrong: numbers returned 3, expected a tuple of integers"),
         ({"c": "\n", "numbers": lambda x: ["3"]}, r"custom_op wrong: numbers returned \['3'\], expected a tuple of"),
-        ({"vmap": lambda op, mapped, x: None}, "wrong: its batching rule returned a NoneType, expected adtrain arrays"),
+        ({"vmap": lambda op, mapped, x: None}, "wrong: its batching rule returned None, expected adtrain arrays"),
     ],
 )
-def test_a_wrong_kernel_or_rule_is_told(given: dict[str, Any], message: str) -> None:
+def test_a_wrong_kernel_or_rule_is_reported(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ad.AdtrainError, match=message):
         ad.jit(ad.vmap(custom_op("wrong", shape=same_type, numpy=lambda x: x, **given)))(np.ones((2, 3)))
 
@@ -291,7 +290,7 @@ def test_an_axis_of_an_operation_counts_beside_the_members(axis: int) -> None:
     np.testing.assert_array_equal(ad.vmap(lambda x: op(x, axis=axis))(ad.array(x)).numpy(), x.cumsum(-1))
 
 
-def test_axes_that_do_not_fit_an_operation_are_told() -> None:
+def test_axes_that_do_not_fit_an_operation_are_reported() -> None:
     with pytest.raises(ad.OptionError, match="custom_op test_axes_kind: axes is 3, expected a text such as"):
         custom_op("test_axes_kind", shape=lambda x: x, numpy=lambda x: x, axes=cast(Any, 3))
     op = custom_op("test_axes_fit", shape=lambda x: ad.ArrayType(x.shape, x.dtype), numpy=lambda x: x, axes="nc->n")
@@ -308,7 +307,7 @@ def test_axes_that_do_not_fit_an_operation_are_told() -> None:
         ("numpy=lambda x: x * x", "numpy=lambda x: x[:2]", "squared: NumPy gave float64[2], the shape rule float64[7]"),
     ],
 )
-def test_a_broken_plugin_is_told_in_one_line(tmp_path: Path, right: str, wrong: str, message: str) -> None:
+def test_a_broken_plugin_is_reported_in_one_line(tmp_path: Path, right: str, wrong: str, message: str) -> None:
     assert right in PLUGIN
     result = gradcheck(tmp_path, PLUGIN.replace(right, wrong))
     assert result.exit_code == 2, result.output
@@ -319,7 +318,7 @@ def test_a_broken_plugin_is_told_in_one_line(tmp_path: Path, right: str, wrong: 
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("index", ["-1", "size", "size + 500"])
-def test_a_kernel_that_writes_outside_its_output_is_told_in_one_line(tmp_path: Path, index: str) -> None:
+def test_a_kernel_that_writes_outside_its_output_is_reported_in_one_line(tmp_path: Path, index: str) -> None:
     result = gradcheck(tmp_path, PLUGIN.replace("out[i] = x[i]", f"out[{index}] = out[i] = x[i]"))
     assert result.exit_code == 2, result.output
     mine = tmp_path / "mine.py"
@@ -328,7 +327,7 @@ def test_a_kernel_that_writes_outside_its_output_is_told_in_one_line(tmp_path: P
 
 
 @pytest.mark.compiled
-def test_an_error_of_the_compiler_is_told_with_the_line_of_the_plugin(tmp_path: Path) -> None:
+def test_an_error_of_the_compiler_is_reported_with_the_line_of_the_plugin(tmp_path: Path) -> None:
     line = 1 + PLUGIN.partition("x[i] * x[i]")[0].count("\n")
     result = gradcheck(tmp_path, PLUGIN.replace("x[i] * x[i]", "x[i] * missing"))
     assert result.exit_code == 2, result.output
@@ -337,7 +336,7 @@ def test_an_error_of_the_compiler_is_told_with_the_line_of_the_plugin(tmp_path: 
     assert len(result.output.strip().splitlines()) == 1
 
 
-def test_a_shape_rule_that_returns_no_type_is_told() -> None:
+def test_a_shape_rule_that_returns_no_type_is_reported() -> None:
     op = custom_op("untyped", shape=lambda x: (3,), numpy=lambda x: x)
     with pytest.raises(ad.ShapeError, match=r"custom_op untyped: shape returned \(3,\), expected ad\.ArrayType\(shape"):
         op(X)
@@ -352,7 +351,7 @@ def test_a_shape_rule_that_returns_no_type_is_told() -> None:
         (lambda x, w, scale: (x.size,), r"double \*, int64_t\);"),
     ],
 )
-def test_numbers_of_other_types_than_the_kernel_declares_are_told(numbers: Any, expected: str) -> None:
+def test_numbers_of_other_types_than_the_kernel_declares_are_reported(numbers: Any, expected: str) -> None:
     op = scaled(numbers=numbers)
     message = rf"test_custom_op.py:\d+:\d+: error: conflicting types for 'scaled_float64'; expected void .*{expected}"
     with pytest.raises(ad.AdtrainError, match=message):
@@ -373,14 +372,14 @@ def test_a_cuda_kernel_whose_parameters_are_not_those_of_its_launch_does_not_com
 
 
 @pytest.mark.compiled
-def test_numbers_of_an_integer_in_one_call_and_a_float_in_another_are_told() -> None:
+def test_numbers_of_an_integer_in_one_call_and_a_float_in_another_are_reported() -> None:
     op = scaled(numbers=lambda x, w, scale: (x.size, scale))
     with pytest.raises(ad.AdtrainError, match=r"found calls of .*, double\); and of .*, int64_t\);"):
         stage(lambda x, w: op(x, w, scale=2.0) + op(x, w, scale=2))(ad.array(X), ad.array(W))
 
 
 @pytest.mark.compiled
-def test_a_kernel_of_another_name_is_told_and_not_replaced_by_numpy(tmp_path: Path) -> None:
+def test_a_kernel_of_another_name_is_reported_and_not_replaced_by_numpy(tmp_path: Path) -> None:
     result = gradcheck(tmp_path, PLUGIN.replace("FN(squared)", "FN(square)"))
     assert result.exit_code == 2, result.output
     assert "your kernel does not link: squared_float32 is not defined; expected void FN(NAME)(...)" in result.output
@@ -397,7 +396,7 @@ def test_a_kernel_is_not_reported_as_checked_without_a_compiler(
 
 
 @pytest.mark.needs_nvrtc
-def test_an_error_of_nvrtc_is_told_with_the_line_of_the_file(tmp_path: Path) -> None:
+def test_an_error_of_nvrtc_is_reported_with_the_line_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "own.cuh").write_text("#define MISSING missing\n")
     (tmp_path / "mine.cu").write_text('#include "common/common.cuh"\n#include "own.cuh"\nKERNEL f() { MISSING(); }\n')
     source = compiler.file_source(str(tmp_path / "mine.cu"), (np.dtype("float32"),), ())
@@ -437,7 +436,7 @@ def test_a_registered_function_is_checked_like_a_custom_operation(tmp_path: Path
         (FUNCTION.replace(", samples=lambda rng, n=5: (rng.normal(size=n), rng.normal(size=n))", ""), "'samples'"),
     ],
 )
-def test_a_wrong_registration_of_a_function_is_told_in_one_line(tmp_path: Path, source: str, message: str) -> None:
+def test_a_wrong_registration_of_a_function_is_reported_in_one_line(tmp_path: Path, source: str, message: str) -> None:
     result = gradcheck(tmp_path, source)
     assert result.exit_code == 2, result.output
     assert message in result.output
@@ -469,7 +468,7 @@ def test_bench_times_the_operations_of_a_plugin(tmp_path: Path, monkeypatch: pyt
         ops.sample(squared, 8)
 
 
-def test_a_file_without_operations_and_a_missing_file_are_told(tmp_path: Path) -> None:
+def test_a_file_without_operations_and_a_missing_file_are_reported(tmp_path: Path) -> None:
     assert "registers no operation with ad.custom_op or ad.register.op" in gradcheck(tmp_path, "x = 1\n").output
     result = invoke("gradcheck", "--plugin", str(tmp_path / "none.py"))
     assert result.exit_code == 2

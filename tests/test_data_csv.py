@@ -154,3 +154,12 @@ def test_columns_name_the_channels_unless_a_shape_regroups_them(tmp_path: Path, 
     found = load(tmp_path, "a,b,c,d,label\n1,2,3,4,x\n", shape=shape)
     assert found.train.images.shape == (1, *shape)
     assert found.features == (("a", "b", "c", "d") if shape == (4, 1, 1) else ())
+
+
+@pytest.mark.parametrize("coding", ["latin1", "utf-16"])
+def test_a_table_in_another_coding_is_an_error_with_the_command_that_converts_it(tmp_path: Path, coding: str) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("café,label\n1,a\n", encoding=coding)
+    advice = rf"; if it is {coding}, iconv -f {coding} -t utf-8 FILE converts it"
+    with pytest.raises(DataError, match=rf"x\.csv: found an invalid byte at \d+, expected UTF-8 text{advice}"):
+        csv_table.read(path, Options())

@@ -109,7 +109,9 @@ def test_missing_values_of_the_config_replace_the_default_markers(
         ("3,4,c", ["1,2,a", "3,4,a", "3,4,b", "3,4,b"], None),
     ],
 )
-def test_a_header_is_told_from_values_by_the_lines_below(first: str, rows: list[str], expected: bool | None) -> None:
+def test_a_header_is_distinguished_from_values_by_the_lines_below(
+    first: str, rows: list[str], expected: bool | None
+) -> None:
     assert names_columns(first.split(","), [row.split(",") for row in rows]) is expected
 
 

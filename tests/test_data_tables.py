@@ -174,6 +174,28 @@ def test_tables_without_a_header_are_matched_by_position(tmp_path: Path) -> None
     assert found.encoder.encode(rows.values, rows.columns, "b.csv").tolist() == [[3, 0, 1]]
 
 
+def test_a_table_is_read_again_where_one_of_two_columns_of_a_name_was_dropped_by_its_number(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "a,a,b,label\n1,7,3,x\n2,8,4,y\n")
+    options = Options(drop=(0,))
+    found = data.load(path=path, options=options, need_test=False)
+    assert features(found).tolist() == [[7, 3], [8, 4]]
+    assert found.encoder is not None
+    known = found.encoder.columns
+    assert csv_table.read_rows(path, options, Known(known)).values.tolist() == [[7, 3], [8, 4]]
+    assert csv_table.read_dropped(path, options, known) == {"a": ["1", "2"]}
+    moved = write(tmp_path / "b.csv", "b,label,a,a\n3,x,1,7\n")
+    with pytest.raises(DataError, match=r"b\.csv:1: found two columns named a, expected one"):
+        csv_table.read_rows(moved, options, Known(known))
+
+
+def test_dropped_columns_of_a_table_without_a_header_are_read_by_their_numbers(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "11,1.5,x\n12,2.5,y\n")
+    options = Options(drop=(0,), label=-1)
+    found = data.load(path=path, options=options, need_test=False)
+    assert found.encoder is not None
+    assert csv_table.read_dropped(path, options, found.encoder.columns) == {"column 0": ["11", "12"]}
+
+
 def test_targets_stand_beside_categories_and_empty_cells(tmp_path: Path) -> None:
     table = write(tmp_path / "a.csv", "price,city,rooms,rent\n1.25,Oslo,2,10\n-3,Rome,,20\n7,Oslo,4,30.5\n")
     found = load(table, target=("rent", "price"), missing="mean")
@@ -193,7 +215,7 @@ def test_targets_stand_beside_categories_and_empty_cells(tmp_path: Path) -> None
         ({"target": ("m", "n"), "drop": (0,)}, "data.drop: found all columns but the targets, expected one that stays"),
         (
             {"target": "n", "missing": "mean"},
-            r"x.csv:3: found an empty cell in column 1 \(n\), expected a finite number",
+            r"x.csv:3: found an empty cell in column 1 \(n\), expected a finite number; remove the row",
         ),
     ],
 )
@@ -237,6 +259,13 @@ MIXED = "a,word,label\n1,x,0\n2,y,1\n"
             {},
             r"x.csv:2: found 'x' in column 1 \(word\), expected a finite number; if the column has",
         ),
+        (
+            MIXED.replace("x", "2024-02-01").replace("y", "2024-02-02"),
+            {},
+            r"expected a finite number; if the column has dates, list it in data.dates",
+        ),
+        (MIXED.replace("x", "$12").replace("y", "$13"), {}, r"x.csv:2: found '\$12' in .* number without the sign \$;"),
+        (MIXED.replace("x", "1.5 €").replace("y", "2 €"), {"decimal": "."}, "number without the sign €;"),
         (MIXED.replace("2,y", "?,y"), {}, r"x.csv:3: found '\?' in column 0 \(a\), which stands for an empty cell"),
         (MIXED.replace("x", "15_0").replace("y", "2_0"), {}, r"x.csv:2: found '15_0' in column 1"),
         (MIXED.replace(",x", ',"1,5"').replace(",y", ',"2,5"'), {}, r"x.csv:2: found '1,5' in column 1 \(word\)"),

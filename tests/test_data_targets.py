@@ -130,7 +130,7 @@ def test_test_and_validation_parts_of_numbers_are_drawn_at_random(folder: Path) 
         ),
     ],
 )
-def test_wrong_targets_are_told_in_one_line(
+def test_wrong_targets_are_reported_in_one_line(
     folder: Path, content: str | dict[str, np.ndarray], options: dict[str, object], message: str
 ) -> None:
     with pytest.raises((DataError, DataOptionError), match=message) as caught:

@@ -18,7 +18,7 @@ from command_line import command, invoke
 from report_runs import assert_needs_no_network, one_line
 
 from adtrain import config, ops, training
-from adtrain.backends.cuda.targets import H200
+from adtrain.backends.cuda import H200
 from adtrain.bench import explain, page, text
 from adtrain.bench.cells import duration
 from adtrain.bench.explain import CAUSES, Explanation, causes, find, measure

@@ -13,9 +13,9 @@ from program_samples import Step, for_gpu, fused_of
 
 from adtrain import ops
 from adtrain.backends.cpu.fusions import cpu_fusions
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
-from adtrain.backends.cuda.targets import H200
 from adtrain.core import kernel as registry
 from adtrain.core.backend import backend
 from adtrain.core.kernel import forget

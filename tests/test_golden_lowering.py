@@ -9,9 +9,9 @@ from pathlib import Path
 from program_samples import for_gpu
 
 from adtrain import config
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
-from adtrain.backends.cuda.targets import H200
 from adtrain.training.preparation import outline
 
 GOLDEN = Path(__file__).with_name("golden_lowering.txt")

@@ -37,7 +37,7 @@ def test_a_wrong_kernel_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("index", ["-1", "size", "size + 500"])
-def test_a_kernel_that_writes_outside_its_output_is_told_in_one_line(tmp_path: Path, index: str) -> None:
+def test_a_kernel_that_writes_outside_its_output_is_reported_in_one_line(tmp_path: Path, index: str) -> None:
     result = gradcheck(tmp_path, PLUGIN.replace("out[i] = x[i]", f"out[{index}] = out[i] = x[i]"), *ON_GPU)
     assert result.exit_code == 2, result.output
     mine = tmp_path / "mine.py"

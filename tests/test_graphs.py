@@ -22,7 +22,7 @@ from hypothesis.extra import numpy as hnp
 import adtrain as ad
 from adtrain import config, graphs, nn, ops, training
 from adtrain.backends.cpu.fusions import cpu_fusions
-from adtrain.backends.cuda.targets import target_of
+from adtrain.backends.cuda import H200
 from adtrain.core.kernel import Target
 from adtrain.graphs.details import FIRST, statistics
 from adtrain.graphs.formats import FORMATS, Graph
@@ -357,7 +357,7 @@ def test_an_arrow_with_nan_is_marked(tmp_path: Path) -> None:
     assert 'class="line flow wrong"' in graph.svg
 
 
-@pytest.mark.parametrize("target", [None, target_of("sm_90")], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("target", [None, H200], ids=["cpu", "gpu"])
 def test_every_computed_equation_has_the_text_of_its_kernel(target: Target | None) -> None:
     graph = graphs.step_graph(config.load("mlp-small"), target=target)
     numbers = {number for box in graph.pictures[-1].boxes for number in box.kernels}

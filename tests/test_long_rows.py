@@ -17,11 +17,10 @@ from test_sum_accuracy import BOUND
 import adtrain as ad
 from adtrain import ops, passes
 from adtrain.backends.cpu.numpy_program import NumpyProgram
-from adtrain.backends.cuda import fusions
+from adtrain.backends.cuda import H200, fusions
 from adtrain.backends.cuda.codegen import long_rows as codegen
 from adtrain.backends.cuda.forms.row_fused import LONG_ROWS, MAX_LENGTH, MAX_WIDTH
 from adtrain.backends.cuda.fusions import gpu_fusions
-from adtrain.backends.cuda.targets import H200
 from adtrain.core import tree
 from adtrain.core.array import from_numpy
 from adtrain.core.kernel import Target

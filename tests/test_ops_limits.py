@@ -65,7 +65,7 @@ def test_ties_share_the_cotangent() -> None:
     assert slopes(ops.abs, np.array([0.0])).tolist() == [0]
 
 
-def test_powers_at_zero() -> None:
+def test_derivatives_of_powers_at_zero_are_finite() -> None:
     zero = np.array([0.0])
     assert slopes(lambda x: x**2, zero).tolist() == [0]
     assert slopes(lambda x: x**1, zero).tolist() == [1]

@@ -40,7 +40,7 @@ def assert_like_torch(ours: Callable[..., Any], theirs: Callable[..., Any], *inp
     n=st.integers(1, 3), groups=st.integers(1, 2), channels=pairs, size=st.tuples(st.integers(1, 9), st.integers(1, 9)),
     kernel=pairs, stride=pairs, padding=st.tuples(st.integers(0, 2), st.integers(0, 2)), dilation=pairs,
 )  # fmt: skip
-def test_conv2d(
+def test_conv2d_and_its_gradients_agree_with_pytorch(
     n: Any, groups: Any, channels: Any, size: Any, kernel: Any, stride: Any, padding: Any, dilation: Any
 ) -> None:
     assume(all(s + 2 * p >= d * (k - 1) + 1 for s, p, d, k in zip(size, padding, dilation, kernel, strict=True)))
@@ -57,7 +57,7 @@ def test_conv2d(
     groups=st.integers(1, 2), channels=pairs, size=st.tuples(st.integers(1, 5), st.integers(1, 5)), kernel=pairs,
     stride=pairs, padding=st.integers(0, 1), dilation=st.integers(1, 2), extra=st.integers(0, 1),
 )  # fmt: skip
-def test_conv_transpose2d(
+def test_conv_transpose2d_and_its_gradients_agree_with_pytorch(
     groups: Any, channels: Any, size: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, extra: Any
 ) -> None:
     options: dict[str, Any] = {
@@ -75,7 +75,7 @@ def test_conv_transpose2d(
 
 
 @given(size=st.tuples(st.integers(3, 9), st.integers(3, 9)), kernel=pairs, stride=pairs, padding=st.booleans())
-def test_pooling(size: Any, kernel: Any, stride: Any, padding: Any) -> None:
+def test_poolings_and_their_gradients_agree_with_pytorch(size: Any, kernel: Any, stride: Any, padding: Any) -> None:
     around = tuple(k // 2 if padding else 0 for k in kernel)
     (x,) = draw_arrays((2, 3, *size))
     args = (kernel, stride, around)
@@ -100,7 +100,7 @@ def test_gradients_of_batch_norm_have_the_types_of_the_arguments() -> None:
 
 
 @given(n=st.integers(2, 5), groups=st.integers(1, 3), width=st.integers(1, 3), rest=st.sampled_from([(), (3,), (2, 3)]))
-def test_normalisation(n: Any, groups: Any, width: Any, rest: Any) -> None:
+def test_normalisations_and_their_gradients_agree_with_pytorch(n: Any, groups: Any, width: Any, rest: Any) -> None:
     channels = groups * width
     x, w, b, mean = draw_arrays((n, channels, *rest), (channels,), (channels,), (channels,))
     var = np.abs(mean) + 0.5
@@ -126,7 +126,7 @@ def test_normalisation(n: Any, groups: Any, width: Any, rest: Any) -> None:
 
 
 @given(n=st.integers(1, 5), classes=st.integers(2, 6), smoothing=st.sampled_from([0.0, 0.1, 0.5]))
-def test_losses(n: Any, classes: Any, smoothing: Any) -> None:
+def test_losses_and_their_gradients_agree_with_pytorch(n: Any, classes: Any, smoothing: Any) -> None:
     logits, other = draw_arrays((n, classes), (n, classes))
     labels = np.arange(n) % classes
     index = torch.tensor(labels)

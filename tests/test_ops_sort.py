@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as arrays
 
 import adtrain as ad
 from adtrain import ops
-from adtrain.backends.cuda.targets import H200
+from adtrain.backends.cuda import H200
 from adtrain.core.kernel import cuda_kernels
 from adtrain.core.program import Equation, Variable
 from adtrain.core.types import ArrayType

@@ -59,7 +59,7 @@ def branch(x: Any) -> Any:
         (lambda x: x.to("cuda"), ad.DeviceError, "device 'cuda' is not available; this version runs on: cpu, gpu"),
     ],
 )
-def test_a_habit_from_another_library_is_told_what_to_write(call: Any, error: Any, message: str) -> None:
+def test_code_in_the_style_of_another_library_gets_a_hint_of_what_to_write(call: Any, error: Any, message: str) -> None:
     x = ad.array([1.0, 2.0])
     with pytest.raises(error, match=re.escape(message)) as caught:
         call(x)
@@ -87,7 +87,7 @@ def test_advice_names_operations_and_attributes_that_exist() -> None:
         ("step", "Adam has no attribute 'step'; write params, state = optimizer.update(params, grads, state)"),
     ],
 )
-def test_a_habit_from_pytorch_about_layers_and_optimizers_is_told_what_to_write(name: str, message: str) -> None:
+def test_attributes_of_pytorchs_layers_and_optimizers_get_a_hint_of_what_to_write(name: str, message: str) -> None:
     described = ad.optim.Adam(0.1) if name == "step" else ad.nn.Linear(3)
     with pytest.raises(AttributeError, match=f"^{re.escape(message)}$"):
         getattr(described, name)

@@ -15,11 +15,10 @@ from test_examples import EXAMPLES
 from waiting import PATIENCE
 
 from adtrain.backends.cpu.compiled_program import CompiledProgram
-from adtrain.backends.cuda import compiler
+from adtrain.backends.cuda import H200, compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
-from adtrain.backends.cuda.targets import H200
 from adtrain.core.array import array
 from adtrain.core.kernel import CKernel, CudaKernel, CudaLaunch, register
 from adtrain.core.primitive import Primitive

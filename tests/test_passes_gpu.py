@@ -11,9 +11,9 @@ from program_samples import ON_GPU, bfloat16_gradients, bodies, everywhere, for_
 
 import adtrain as ad
 from adtrain import config, ops, passes
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.forms.horizontal import MAX_K, MAX_POINTERS, WAVES
 from adtrain.backends.cuda.forms.weight_gradients import fuse_recurrent_gradients
-from adtrain.backends.cuda.targets import H200
 from adtrain.core.kernel import Target
 from adtrain.core.program import Equation, Program, Variable, label
 from adtrain.core.staging import stage

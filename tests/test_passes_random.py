@@ -23,8 +23,8 @@ from sweeps import check_examples, examples
 import adtrain as ad
 from adtrain import ops, passes
 from adtrain.backends.cpu.numpy_program import NumpyProgram
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.fusions import gpu_fusions
-from adtrain.backends.cuda.targets import H200
 from adtrain.core.per_member import per_member
 from adtrain.core.primitive import Trait
 from adtrain.core.program import HORIZONTAL, Program, fuse

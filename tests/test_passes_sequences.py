@@ -12,11 +12,11 @@ from program_samples import ON_GPU, everywhere, for_gpu, names
 
 import adtrain as ad
 from adtrain import config, ops, passes
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.forms import column_sum
 from adtrain.backends.cuda.forms.horizontal import MAX_K
 from adtrain.backends.cuda.forms.row_products import ROWS
 from adtrain.backends.cuda.lower import Lowering
-from adtrain.backends.cuda.targets import H200
 from adtrain.cache import Cache
 from adtrain.core.kernel import Target
 from adtrain.core.program import Equation, Program, body_of, label

@@ -19,8 +19,8 @@ from training_runs import write_config
 import adtrain as ad
 from adtrain import config, ops
 from adtrain.backends.cpu.codegen import workspace
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.lower import Lowering
-from adtrain.backends.cuda.targets import H200
 from adtrain.core.program import Equation
 from adtrain.core.staging import Pass, stage
 from adtrain.passes import ALL, SIMPLIFY, fold_collectives, optimize_regions, place_collectives, place_views

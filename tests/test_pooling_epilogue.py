@@ -16,9 +16,9 @@ from program_samples import ON_GPU, for_gpu, names
 
 import adtrain as ad
 from adtrain import config, ops
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.forms.product import CONV_POOL
 from adtrain.backends.cuda.lower import problem
-from adtrain.backends.cuda.targets import H200
 from adtrain.backends.cuda.tuner.autotune import singles
 from adtrain.core import kernel as registry
 from adtrain.core.array import array

@@ -68,7 +68,7 @@ def test_rounding_keeps_nan_infinity_and_signs(precision: str) -> None:
 
 
 @ROUNDED
-def test_rounding_works_on_views(precision: str) -> None:
+def test_rounding_a_view_rounds_its_elements(precision: str) -> None:
     x = RNG.normal(size=(4, 6)).astype(np.float32)
     np.testing.assert_array_equal(rounded(x.T[::2], precision), rounded(x, precision).T[::2])
     assert rounded(np.array(1.1, np.float32), precision).shape == ()

@@ -18,10 +18,10 @@ from training_runs import prepare
 
 from adtrain import array, config, grad, ops
 from adtrain.backends.cpu import compiled_program
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.launch_plan import Plan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
-from adtrain.backends.cuda.targets import H200
 from adtrain.cache import open_cache
 from adtrain.core import poison, tree
 from adtrain.core.staging import Staged, stage

@@ -16,10 +16,10 @@ from program_samples import ALL, everywhere, for_gpu
 import adtrain as ad
 from adtrain import nn, ops, optim
 from adtrain.backends.cpu.codegen import generate, workspace
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
-from adtrain.backends.cuda.targets import H200
 from adtrain.core.program import LOOPS, Equation, Program, Variable
 from adtrain.core.staging import stage
 from adtrain.passes.groups import MAX_EQUATIONS

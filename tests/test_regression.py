@@ -272,7 +272,7 @@ def test_metrics_by_name_are_in_summary_eval_and_report(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_the_targets_is_told_in_one_line(
+def test_what_does_not_fit_the_targets_is_reported_in_one_line(
     tmp_path: Path, target: str, overrides: list[str], message: str
 ) -> None:
     path = write_table(tmp_path, target)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from report_runs import summary, train
 from training_runs import images_of, write_config
 
 from adtrain import config, report
+from adtrain.metrics import ByClass
 from adtrain.report import classes
 from adtrain.report.classes import png, shown, signed, worst_mistakes
 from adtrain.report.curves import panels
@@ -22,6 +24,7 @@ from adtrain.report.predictions import Predictions
 from adtrain.report.times import kernels, lanes, strip
 from adtrain.training import evaluation, model_file
 from adtrain.training.evaluation import BATCH_SIZE
+from adtrain.training.progress import Epoch
 from adtrain.training.summary import OperationTime, Span
 
 numbers = st.floats(-1e6, 1e6).filter(lambda x: x == 0 or abs(x) > 1e-30)
@@ -138,6 +141,17 @@ def test_the_curves_end_at_the_scores_of_the_last_epoch(run: Path) -> None:
     assert rate.curves[0].ys[0] == 0.01
     for panel in (loss, accuracy, rate):
         assert "nan" not in panel.draw()
+
+
+def test_the_metrics_of_each_epoch_are_curves_with_their_value_on_the_test_part(run: Path) -> None:
+    found = report.read(run)
+    assert found.summary is not None
+    lines = [replace(x, metrics={"f1": x.epoch / 4}) if isinstance(x, Epoch) else x for x in found.metrics]
+    summary = replace(found.summary, metrics={"f1": ByClass(0.7, {})})
+    panel = panels(replace(found, metrics=lines, summary=summary))[2]
+    (curve,) = panel.curves
+    assert (panel.title, panel.test, curve.name) == ("f1", 0.7, "validation")
+    assert (list(curve.xs), list(curve.ys)) == ([1, 2], [0.25, 0.5])
 
 
 def test_the_classes_of_a_page_begin_with_the_least_accurate() -> None:

@@ -10,9 +10,9 @@ from cuda_samples import LARGE, programs
 from sanitize_cases import Run, runs
 from test_cuda_sources import kernel_functions
 
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
-from adtrain.backends.cuda.targets import H200
 from adtrain.core.program import Equation
 
 pytestmark = pytest.mark.exhaustive

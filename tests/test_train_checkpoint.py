@@ -20,6 +20,7 @@ from training_runs import prepare
 
 from adtrain import training
 from adtrain.core.errors import AdtrainError
+from adtrain.text import short
 from adtrain.training import Recorder, RunFolder, checkpoint
 
 pytestmark = pytest.mark.unfused
@@ -192,7 +193,9 @@ def test_a_full_disk_leaves_the_old_checkpoint(run: Path, tmp_path: Path) -> Non
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, ignored)
-    assert str(error.value) == f"{folder.path / 'last.safetensors'}: cannot be written (File too large)"
+    size = short(len(before["last.safetensors"]), "B")
+    path = folder.path / "last.safetensors"
+    assert str(error.value) == f"{path}: cannot be written (File too large); it needs {size}"
     assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
 
 

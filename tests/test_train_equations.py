@@ -210,9 +210,10 @@ def test_terms_with_several_values_take_them_in_turns() -> None:
     assert found.tolist() == [[0, 7], [2, 8], [4, 7], [6, 8], [8, 7]]
 
 
-def test_a_network_learns_the_solution_and_predicts_it_at_points(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", ["{linear: 6}, tanh", "{fourier_features: {frequencies: 4, scale: 0.1}}"])
+def test_a_network_learns_the_solution_and_predicts_it_at_points(first: str, tmp_path: Path) -> None:
     """The error is the relative L2 norm at the points of the evaluation."""
-    experiment = prepared(tmp_path, "training.epochs=6")
+    experiment = prepared(tmp_path, "training.epochs=6", f"model.layers=[{first}, {{linear: 1}}]")
     assert train(experiment, RunFolder.create(experiment, tmp_path / "run"))
     assert error_of(tmp_path / "run") < 0.02
     trained, test = model_file.load(tmp_path / "run"), experiment.test
@@ -249,6 +250,17 @@ def test_a_coefficient_is_learnt_from_measurements(tmp_path: Path) -> None:
     assert train(experiment, RunFolder.create(experiment, tmp_path / "run"))
     trained = model_file.load(tmp_path / "run")
     assert float(trained.params["coefficients"]["k"]) == pytest.approx(0.7, abs=0.03)
+
+
+@pytest.mark.parametrize("key", ["reference", "measurements"])
+def test_points_of_a_table_outside_the_box_are_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, key: str
+) -> None:
+    for last, found in ((2.0, ""), (2000.0, "table.npy: found 1 point outside [0, 2], such as [2000.0] in row 1: the")):
+        np.save(tmp_path / "table.npy", np.array([[0.0, 1.0], [last, 0.5]]))
+        prepared(tmp_path, "data.reference=null", f"data.{key}={tmp_path / 'table.npy'}")
+        assert found in caplog.text
+        assert bool(found) == bool(caplog.text)
 
 
 ADAPTIVE = "data.resample=step", "data.resample_until=20", "data.adaptive=true", "data.sampling=uniform"
@@ -328,7 +340,10 @@ def test_points_with_large_residuals_are_kept(tmp_path: Path) -> None:
         (["loss=[{equation: u, at: {s: 0}}]"], r"loss\[0\].at.s: unknown variable; did you mean|variables: t"),
         (["loss=[{equation: u, at: {t: 3}}]"], r"found 3, expected a number in data.points.t, \[0, 2\]"),
         (["loss=mse"], "found mse, expected a list of equations for data.points"),
-        (["data.points={t: [2, 0]}"], "expected variables with the least and the greatest number of each"),
+        (["data.points={t: [2, 0]}"], r"data.points.t: found \[2, 0\], expected a number and a greater one"),
+        (["data.points={t: 2}"], "data.points.t: found 2, expected a number and a greater one"),
+        (["data.points=2"], "data.points: found 2, expected variables with the least and the greatest number of each"),
+        (["model.coefficients={k: x}"], "model.coefficients.k: found 'x', expected a number in"),
         (["data.points={tt: [0, 2]}"], "expected variables with the least and the greatest number of each"),
         (["model.input=[x]"], r"model.input: found \[x\], expected the variables of data.points, each once: t"),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -26,6 +27,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.records import SweepOptions
+from adtrain.text import short
 from adtrain.training import tensor_file
 
 COMMAND = [sys.executable, "-c", "from adtrain.cli.main import main; main()"]
@@ -58,7 +60,7 @@ def last_line() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_stop_writes_its_checkpoint_although_nobody_reads_the_messages(commands: Commands, number: int) -> None:
+def test_a_stop_writes_its_checkpoint_although_the_messages_are_not_read(commands: Commands, number: int) -> None:
     pid = commands.start(Case(" ".join(LONG), CLOSED, CLOSED))
     wait_until(lambda: '"epoch"' in metrics(), commands)
     os.kill(pid, number)
@@ -193,6 +195,37 @@ def test_a_broken_link_named_runs_is_refused_for_a_sweep() -> None:
     with pytest.raises(AdtrainError, match=r"^runs: found a file or a broken link"):
         SweepFolder.create(config.load("mlp-small"), SweepOptions((), "train_loss"), None, {})
     signal.alarm(0)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "last.safetensors", "model.safetensors", "summary.json"])
+def test_a_full_disk_is_one_line_that_says_how_much_is_needed_and_what_to_do(
+    name: str, finished_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["tiny.yaml", "--eager", "--steps", "2", "--output-dir", "run"]
+    replace, sizes = os.replace, list[int]()
+
+    def full(source: Path, target: Path) -> None:
+        if Path(target).name == name:
+            sizes.append(Path(source).stat().st_size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        result = invoke("train", *options)
+    assert result.exit_code == 2
+    line = result.stderr.splitlines()[-1]
+    reason = f"run/{name}: cannot be written (No space left on device); it needs {short(sizes[0], 'B')}"
+    advice = {"config.yaml": "", "last.safetensors": "; the run has no checkpoint: train again"}
+    assert line == f"adtrain: error: {reason}{advice.get(name, '; continue with: adtrain train --resume run')}"
+    assert Path("run").exists() == (name != "config.yaml")
+    if name not in advice:
+        assert invoke("train", "--resume", "run").exit_code == 0
+        expected, found = (
+            safetensors.numpy.load_file(run / "model.safetensors") for run in (finished_run, Path("run"))
+        )
+        assert found.keys() == expected.keys()
+        assert all(np.array_equal(found[key], expected[key]) for key in expected)
 
 
 def test_atomic_writes_follow_links_and_keep_the_mode() -> None:

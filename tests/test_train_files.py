@@ -130,8 +130,8 @@ def test_a_folder_that_cannot_be_written_is_unchanged(tmp_path: Path, monkeypatc
     for folder in ("mine", "new"):
         with pytest.raises(AdtrainError) as error:
             RunFolder.create(experiment, tmp_path / folder)
-        path = tmp_path / folder / "config.yaml"
-        assert str(error.value) == f"{path}: cannot be written (No space left on device)"
+        path, size = tmp_path / folder / "config.yaml", len(experiment.config_text.encode())
+        assert str(error.value) == f"{path}: cannot be written (No space left on device); it needs {size} B"
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
     assert not (tmp_path / "new").exists()
 
@@ -308,7 +308,7 @@ def test_a_file_is_replaced_atomically(tmp_path: Path, monkeypatch: pytest.Monke
         patch.setattr(os, "fsync", full)
         with pytest.raises(AdtrainError) as error:
             write_atomic(path, b"new")
-    assert str(error.value) == f"{path}: cannot be written (No space left on device)"
+    assert str(error.value) == f"{path}: cannot be written (No space left on device); it needs 3 B"
     assert [item.name for item in tmp_path.iterdir()] == ["file"]
     assert path.read_bytes() == b"old"
     write_atomic(path, b"new")

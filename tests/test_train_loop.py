@@ -58,7 +58,7 @@ def weights(state: TrainState) -> list[np.ndarray]:
     return [x.numpy() for x in tree.leaves(state.params)]
 
 
-def test_the_model_learns(tmp_path: Path) -> None:
+def test_a_training_of_eight_epochs_classifies_every_test_image(tmp_path: Path) -> None:
     result = training.run(prepare(tmp_path, "training.epochs=8"))
     assert isinstance(result.test, ClassScore)
     assert result.test.accuracy == 1.0

@@ -183,6 +183,39 @@ def test_predictions_as_csv_have_identifiers_and_the_probability_of_each_class(m
         assert line.startswith(f"--csv prints all probabilities in one form; leave out {other[:7].rstrip('=')}")
 
 
+COLUMNS = ["id", "hours", "city", "zone", "price", "kind"]
+
+
+@pytest.mark.parametrize(
+    ("drop", "columns", "first", "expected"),
+    [
+        ("0", COLUMNS, "id", ["id"]),
+        ("-6", COLUMNS, "id", ["id"]),
+        ("0", COLUMNS, "", ["column 0"]),
+        ("0", COLUMNS, "city", ["city"]),  # the name of a feature
+        ("0", COLUMNS[:-1], "id", ["id"]),  # without labels
+        ("0", COLUMNS[1:], "hours", []),
+        ("0", ["hours", "id", *COLUMNS[2:]], "hours", []),  # at other places than in the training
+        ("id", ["hours", "id", *COLUMNS[2:]], "hours", ["id"]),
+    ],
+)
+def test_predictions_as_csv_have_columns_that_were_dropped_by_number(
+    made: Path, tmp_path: Path, drop: str, columns: list[str], first: str, expected: list[str]
+) -> None:
+    """`columns` of the training are in the table, of which the first has another name."""
+    run, table = shutil.copytree(made / "run", tmp_path / "run"), tmp_path / "new.csv"
+    written = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(written.replace("drop: [id]", f"drop: [{drop}]"))
+    rows = list(csv.DictReader((made / "trips.csv").read_text().splitlines()))
+    with table.open("w") as file:
+        csv.writer(file).writerows([[first, *columns[1:]], *([row[name] for name in columns] for row in rows)])
+    found = list(csv.DictReader(command("predict", run, table, "--csv").stdout.splitlines()))
+    plain = list(csv.DictReader(command("predict", made / "run", made / "trips.csv", "--csv").stdout.splitlines()))
+    for row, other in zip(found, plain, strict=True):
+        identifiers, others = [other.pop("id")] * len(expected), {**other, "file": str(table)}
+        assert row == {**dict(zip(expected, identifiers, strict=True)), **others}
+
+
 @pytest.mark.parametrize("form", ["columns", "rows", "frame", "path"])
 def test_a_loaded_run_predicts_rows_in_every_form_as_the_command_does(made: Path, tmp_path: Path, form: str) -> None:
     texts = {

@@ -299,6 +299,11 @@ def test_exported_weights_have_the_tokenizer(trained: Path, tmp_path: Path) -> N
     assert Tokenizer(about["tokenizer"]) == model_file.load(trained).tokenizer
 
 
+def test_exported_weights_are_for_integers_without_normalisation(trained: Path, tmp_path: Path) -> None:
+    lines = command("export", trained, tmp_path / "words.safetensors").stdout.splitlines()
+    assert [line.split()[:2] for line in lines[2:]] == [["input", "int64"]]
+
+
 @pytest.mark.needs_onnx
 def test_an_exported_network_has_the_tokenizer(trained: Path, tmp_path: Path) -> None:
     import onnx

@@ -14,6 +14,7 @@ import numpy as np
 from adtrain import nn
 from adtrain.api.model import Model
 from adtrain.config.records import plain
+from adtrain.core.array import type_with_article
 from adtrain.core.errors import AdtrainError
 from adtrain.report.curves import SCORES, Curve, Panel
 from adtrain.templates import environment
@@ -73,8 +74,8 @@ def _function(callback: Any) -> Callable[[Metrics], Any]:
 def _answer(value: Any) -> bool:
     if value is None or isinstance(value, (bool, np.bool_)):
         return bool(value)
-    kind = type(value).__name__
-    raise AdtrainError(f"train: a callback returned a {kind}, expected True to end the training, or None")
+    found = type_with_article(value)
+    raise AdtrainError(f"train: a callback returned {found}, expected True to end the training, or None")
 
 
 SHOWN_EPOCHS = 20

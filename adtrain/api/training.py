@@ -103,7 +103,7 @@ def train(
     folder = None
     if path is not None:
         folder = RunFolder.create(experiment, path, {} if arrays is None else _file(arrays, cfg))
-    with nullcontext() if folder is None else folder.locked():
+    with nullcontext() if folder is None else folder.in_training(experiment.config):
         result = _run(experiment, folder, device, observer, progress)
         summary = training.summarize(experiment, result, device)
         if folder is not None:

@@ -51,10 +51,6 @@ def factor(ratio: float) -> str:
     return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}" if ratio < 100 else f"{ratio:,.0f}"
 
 
-def mebibytes(size: float) -> str:
-    return f"{size / 2**20:,.1f} MiB"
-
-
 def joined(*words: str) -> str:
     """The words that are not empty, with spaces."""
     return " ".join(word for word in words if word)

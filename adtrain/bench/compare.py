@@ -80,7 +80,7 @@ def changed(name: str, old: NamedTime, new: NamedTime) -> Changed:
 
 VERDICTS = {"slower": "slower", "faster": "faster", "same": "no clear change"}
 MAX_NAMES = 3
-"""Of times that only one result has; a terminal shows the number of the others."""
+"""The most names that a terminal lists of times that only one result has. It shows the number of the others."""
 
 
 def columns(title: str, colour: str = "") -> list[Column[Changed]]:

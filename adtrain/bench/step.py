@@ -15,7 +15,7 @@ from typing import Any
 from markupsafe import Markup
 
 from adtrain import config, templates, training
-from adtrain.bench.cells import MS, NAMES, RANGE, cache_note, duration, factor, joined, mebibytes, milliseconds, of_peak
+from adtrain.bench.cells import MS, NAMES, RANGE, cache_note, duration, factor, joined, milliseconds, of_peak
 from adtrain.bench.page import charts
 from adtrain.bench.page.charts import Dot, Line
 from adtrain.bench.profile import Key, OpTimer, Totals, held_bytes, timed_step, trace_step
@@ -29,6 +29,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.core.program import costs, label
 from adtrain.core.staging import Staged
 from adtrain.table import COUNT, PERCENT, TEXT, CellFormat
+from adtrain.text import mebibytes
 from adtrain.training import Experiment, Mode, continuation
 from adtrain.training.costs import PHASES, planned_peak
 

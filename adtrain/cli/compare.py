@@ -24,7 +24,7 @@ from adtrain.training import ClassScore, Summary, model_file, read_metrics, scor
 from adtrain.training.summary import read_summary
 
 MOST_COLUMNS = 3
-"""Of runs: more runs have a row each in the table of differences."""
+"""The most runs that have a column each in the table of differences. More have a row each."""
 
 
 class _Run(NamedTuple):

@@ -19,6 +19,7 @@ from adtrain import config, data
 from adtrain.cli.options import FilePath, OutputFile, Whole, json_option, set_data_option
 from adtrain.cli.output import STDOUT, print_json, progress, show, write_file
 from adtrain.config.document import Data
+from adtrain.core.errors import AdtrainError
 from adtrain.data import DataSet, Rows, catalogue, token_folder, tokenizer
 from adtrain.data.file_array import FileArray, Sequences
 from adtrain.data.images import contact_sheet
@@ -36,7 +37,7 @@ STATISTICS = {"mean": "mean", "deviation": "std", "least": "min", "greatest": "m
 
 
 @click.command("inspect", short_help="Show classes and statistics of data.")
-@click.argument("source", metavar="PATH|NAME")
+@click.argument("source", metavar="PATH|NAME|CONFIG.yaml")
 @set_data_option
 @click.option(
     "--contact-sheet",
@@ -47,18 +48,31 @@ STATISTICS = {"mean": "mean", "deviation": "std", "least": "min", "greatest": "m
 )
 @json_option
 def inspect(source: str, overrides: tuple[str, ...], sheet: Path | None, as_json: bool) -> None:
-    """Show the classes with their numbers of examples, and the statistics of targets and channels, of the data at PATH
-    or data set NAME."""
-    section = section_of(source, overrides)
-    if section.path is not None and token_folder.is_token_folder(folder := Path(section.path).expanduser()):
-        token_folder.verify(folder)
-    found = data.load(source if section.path is None else None, section.path, section.options, need_test=False)
+    """Show the classes with their numbers of examples, and the statistics of targets and channels, of the data at PATH,
+    of the data set NAME, or of the data of a config."""
+    if Path(source).suffix in (".yaml", ".yml"):
+        found = _of_config(source, overrides)
+    else:
+        section = section_of(source, overrides)
+        if section.path is not None and token_folder.is_token_folder(folder := Path(section.path).expanduser()):
+            token_folder.verify(folder)
+        found = data.load(source if section.path is None else None, section.path, section.options, need_test=False)
     if sheet is not None:
         write_file(sheet, contact_sheet(found.name, found.train, found.classes))
     if as_json:
         print_json(document(found))
     else:
         show(*report(found, terminal_width()))
+
+
+def _of_config(path: str, overrides: Sequence[str]) -> DataSet:
+    """The data of a config, with overrides of its section data. AdtrainError where they are no examples of files."""
+    from adtrain.training.preparation import read_data
+
+    cfg = config.load(path, config.of_data(overrides))
+    if cfg.data.path is None and cfg.data.dataset is None:
+        raise AdtrainError(f"{path}: data: found no files to inspect, expected path or dataset")
+    return read_data(cfg)
 
 
 def section_of(source: str, overrides: Sequence[str], given: Mapping[str, Any] = MappingProxyType({})) -> Data:

@@ -70,9 +70,10 @@ def _check(content: bytes, trained: TrainedModel) -> dict[str, Any]:
 def _safetensors(trained: TrainedModel, path: Path, options: export_c.Options) -> Written:
     """The weights."""
     tensors, network = architectures.named_arrays(trained), trained.network
+    dtype = "int64" if trained.config.data.is_text else str(network.dtype)
     about = {
         "format": "safetensors",
-        "input": {"dtype": str(network.dtype), "shape": network.input_shape},
+        "input": {"dtype": dtype, "shape": network.input_shape},
         "scale": network.scale,
         "mean": network.mean,
         "std": network.std,
@@ -93,13 +94,17 @@ def _targets(trained: TrainedModel) -> list[dict[str, Any]]:
 
 
 def _preparation(result: Mapping[str, Any]) -> list[str]:
-    """The normalisation that must be applied to the input of PyTorch's network."""
-    in_float64 = result["scale"] == 1 and any(offsets(result["mean"], result["std"]))
+    """The input of PyTorch's network, and the normalisation that must be applied to it."""
+    scale, mean, std = result["scale"], result["mean"], result["std"]
+    in_float64 = scale == 1 and any(offsets(mean, std))
+    normalisation = [
+        f"        (data / {scale:g} - mean) / std, channel by channel{', in float64' if in_float64 else ''}",
+        f"mean    {' '.join(map(str, mean))}",
+        f"std     {' '.join(map(str, std))}",
+    ]
     return [
         f"input   {ValueType(**result['input'])}",
-        f"        (data / {result['scale']:g} - mean) / std, channel by channel{', in float64' if in_float64 else ''}",
-        f"mean    {' '.join(map(str, result['mean']))}",
-        f"std     {' '.join(map(str, result['std']))}",
+        *(normalisation if scale != 1 or any(mean) or any(x != 1 for x in std) else ()),
         *(f"output  {x['name']} = output * {x['std']} + {x['mean']}" for x in result["targets"]),
     ]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from adtrain import config, graphs, training
-from adtrain.backends.cuda.targets import TARGETS, target_of
+from adtrain.backends.cuda import TARGETS
 from adtrain.cli.options import ConfigName, OneOf, OutputFile, format_of, format_option, plugin_option, set_option
 from adtrain.cli.output import STDOUT, progress, write_file
 
@@ -88,7 +88,7 @@ def command(
         raise click.UsageError("--values needs a page: FILE.html")
     cfg = training.with_input(config.load(config_path, overrides, plugins))
     if program:
-        target = target_of(arch or "sm_90") if device == "gpu" else None
+        target = TARGETS[arch or "sm_90"] if device == "gpu" else None
         run = Path(config_path) if Path(config_path).is_dir() else None
         values = partial(graphs.first_batch_inputs, run=run) if with_values else None
         graph = graphs.step_graph(cfg, after or graphs.SIMPLIFIED, detail, target, values)

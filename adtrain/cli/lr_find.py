@@ -20,6 +20,7 @@ from adtrain.cli.options import (
 )
 from adtrain.cli.output import is_silent, message, print_json, progress, show, write_file
 from adtrain.data.errors import warn
+from adtrain.files import expect_writable
 from adtrain.report.curves import rates_svg
 from adtrain.signals import stop_signals
 from adtrain.sweeps import rates
@@ -66,6 +67,9 @@ def command(
     key = rates.key_of(cfg)
     wanted = rates.settings(cfg, rates.rates_within(low, high, count), steps)
     session = prepared(config.load(config_path, [*overrides, *wanted], plugins), device)
+    path = output or Path(f"{cfg.name}-lr.svg")
+    if output is None:
+        expect_writable(path)
     progress(f"training with {count} rates from {low:g} to {high:g}, {counted(steps, 'steps')} each, on the {device}")
     with stop_signals(is_silent()) as signals:
         found = rates.search(session, key, signals.stop_requested)
@@ -75,7 +79,6 @@ def command(
     if found.is_at_end:
         end = "--from" if found.best == 0 else "--to"
         warn(key, f"the best rate is {found.tried[found.best].rate:g}, the end of the range; change {end}")
-    path = output or Path(f"{cfg.name}-lr.svg")
     write_file(path, rates_svg(found).encode())
     seconds = perf_counter() - started
     first, last = (found.tried[i].rate for i in found.near)

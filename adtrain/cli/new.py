@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from adtrain.data.tokenizer import FILE, LARGEST_VOCABULARY, SMALLEST_VOCABULARY
 from adtrain.export import architectures
 from adtrain.export.architectures import Architecture
 from adtrain.text import counted
+from adtrain.training.experiment import Experiment
 from adtrain.training.preparation import prepare
 
 SIDE, MOST_SIDE = 64, 128
@@ -57,12 +58,15 @@ MOST_TOKENS = 1024
 """The largest `data.length` that is proposed for the network of another program."""
 
 SMALLEST_TEST = 2
-"""Up to so many examples, half of them are held out: the usual fraction of them is none."""
+"""Up to this number of examples half of them are held out: the usual fraction of them would be none."""
 
 MOST_OF_ONE_CLASS = 0.8
 """Classes are unequal where one has a larger part of the examples."""
 BATCHES = 20
 """The least number of batches in an epoch, unless they would have fewer than 16 examples."""
+
+LEAST_STEPS, MOST_EPOCHS = 2000, 200
+"""A table is trained for LEAST_STEPS steps or more, unless that takes more than MOST_EPOCHS epochs."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class Gpt:
     """A causal transformer for a text, and how long it is trained.
 
     Attributes:
-        tokens: it is proposed for texts of up to so many tokens.
+        tokens: it is proposed for texts of up to this number of tokens.
     """
 
     tokens: float
@@ -91,7 +95,7 @@ GPTS = (
     Gpt(math.inf, 1024, 16, 768, 12, 12, 0.0006, 1),  # that of GPT-2 with 124 million parameters
 )
 LEAST_SEQUENCES, SHORTEST = 64, 16
-"""The length of a sequence is halved until a text has so many, or to the shortest length."""
+"""The length of a sequence is halved until a text has LEAST_SEQUENCES of them, or down to SHORTEST."""
 
 
 @click.command()
@@ -144,7 +148,7 @@ class Start(NamedTuple):
     architecture: Architecture
 
     def fitted(self, found_data: DataSet, outputs: int) -> tuple[Architecture, str]:
-        """The network for data of so many classes, and the value of `training`.
+        """The network with `outputs` outputs for the data, and the value of `training`.
 
         Raises AdtrainError where the network takes other data.
         """
@@ -167,36 +171,15 @@ def text(section: Data, given: Mapping[str, Any], start: Start | None = None) ->
 
     Raises ConfigError and DataError where the data cannot be read.
     """
-    keys, comments = dict(given), dict(COMMENTS)
-    path = None if section.path is None else Path(section.path).expanduser()
-    format_ = None if path is None else formats.format_of(path, section.options.format)
-    if path is not None and format_ is csv_table.FORMAT:
-        proposed = csv_survey.propose(path, section.options)
-        keys |= proposed.keys
-        comments |= proposed.comments
-    if section.options.unit == "token" and format_ is not None and "length" in format_.takes:
-        keys.setdefault("length", SHORTEST)
-    of_images = format_ is not None and format_.options is ImageOptions
-    if start is not None and of_images and (shape := start.architecture.input):
-        keys = {"channels": shape[0], "image_size": list(shape[1:])} | keys
+    keys, comments = _reading(section, given, start)
     with _unwarned():  # `prepare` reads the data again, with the options of the config
         found = _loaded(keys)
     examples = len(found.train)
     is_text = found.train.is_text
-    if not len(found.test) and examples < 2:
-        raise DataError(
-            f"{path}: found {counted(examples, 'examples')}, expected two or more: one of them for the test"
-        )
-    if not len(found.test):
-        keys.setdefault("test", 0.1 if is_text else 0.2 if examples > SMALLEST_TEST else 0.5)
-    held_out = 0 if len(found.test) else round(keys["test"] * examples)
-    if not found.validation_rows and round(0.1 * (examples - held_out)):
-        keys.setdefault("validation", 0.1)
-    gpt, longest = None, None
+    trained = _hold_out(keys, found, section.path)
     tokens = examples * (found.train.images.shape[-1] + 1)
-    if found.tokenizer is not None:
-        gpt = next(each for each in GPTS if tokens <= each.tokens)
-        longest = gpt.length
+    gpt = None if found.tokenizer is None else next(each for each in GPTS if tokens <= each.tokens)
+    longest = None if gpt is None else gpt.length
     if start is not None and is_text:
         longest = min(start.architecture.length or MOST_TOKENS, MOST_TOKENS)
     if longest is not None:
@@ -207,19 +190,11 @@ def text(section: Data, given: Mapping[str, Any], start: Start | None = None) ->
     multilabel = _of_zeros_and_ones(found)
     if found.targets and not multilabel:
         keys["normalize_targets"] = True
-    shape, outputs = found.train.images.shape[1:], len(found.targets or found.classes)
-    layers, training = _layers(shape, outputs), _training(examples)
-    if gpt is not None:
-        layers, training = _gpt_layers(gpt, outputs), _gpt_training(gpt)
-    elif is_text:
-        layers = _text_layers(outputs)
-    if start is not None:
-        architecture, value = start.fitted(found, outputs)
-        layers = [f"    - {config.inline(layer)}" for layer in architecture.layers]
-        training = ["optimizer: {adamw: {lr: 0.00005}}", "schedule: cosine", f"training: {value}"]
-        if is_text and found.tokenizer is None:
-            others = f"those of the data are {outputs} characters or bytes"
-            warn(start.folder, f"its classes are tokens, {others}; to train on tokens, copy its {FILE} into the folder")
+    kind = "sequences" if is_text else "rows" if found.train.images.shape[2:] == (1, 1) else "images"
+    epochs = 20 if examples < 20_000 else 5
+    if kind == "rows":
+        epochs = max(epochs, _epochs_of_table(math.ceil(trained / keys["batch_size"])))
+    layers, training = _network(found, epochs, gpt, start)
     loss = "binary_cross_entropy_with_logits" if multilabel else "mse"
     if found.classes:
         loss = "cross_entropy"
@@ -240,21 +215,78 @@ def text(section: Data, given: Mapping[str, Any], start: Start | None = None) ->
         *training,
         "",
     ]
+    experiment = _prepared(lines, start)
+    if not is_text:
+        # Of a table these are the features of the training part, which may lack categories of the others.
+        lines.insert(lines.index("  layers:"), f"  input: {list(experiment.network.input_shape)}")
+    about = f"{_sizes(experiment.image_shape, found)}; {_predicted(found, multilabel)}"
+    return "\n".join([f"# {counted(examples, kind)} of {about}", *lines])
+
+
+def _reading(section: Data, given: Mapping[str, Any], start: Start | None) -> tuple[dict[str, Any], dict[str, str]]:
+    """The keys of the data section that say how the files are read, those `given` among them, and comments by key."""
+    keys, comments = dict(given), dict(COMMENTS)
+    path = None if section.path is None else Path(section.path).expanduser()
+    format_ = None if path is None else formats.format_of(path, section.options.format)
+    if path is not None and format_ is csv_table.FORMAT:
+        proposed = csv_survey.propose(path, section.options)
+        keys |= proposed.keys
+        comments |= proposed.comments
+    if section.options.unit == "token" and format_ is not None and "length" in format_.takes:
+        keys.setdefault("length", SHORTEST)
+    of_images = format_ is not None and format_.options is ImageOptions
+    if start is not None and of_images and (shape := start.architecture.input):
+        keys = {"channels": shape[0], "image_size": list(shape[1:])} | keys
+    return keys, comments
+
+
+def _hold_out(keys: dict[str, Any], found: DataSet, path: str | None) -> float:
+    """Set the keys `test` and `validation`, unless the data have these parts, and return how many examples remain.
+
+    Raises DataError for too few examples.
+    """
+    examples = len(found.train)
+    if not len(found.test):
+        if examples < 2:
+            place = None if path is None else Path(path).expanduser()
+            raise DataError(
+                f"{place}: found {counted(examples, 'examples')}, expected two or more: one of them for the test"
+            )
+        keys.setdefault("test", 0.1 if found.train.is_text else 0.2 if examples > SMALLEST_TEST else 0.5)
+    held_out = 0 if len(found.test) else round(keys["test"] * examples)
+    if not found.validation_rows and round(0.1 * (examples - held_out)):
+        keys.setdefault("validation", 0.1)
+    return (1 - keys.get("validation", 0)) * (examples - held_out)
+
+
+def _network(found: DataSet, epochs: int, gpt: Gpt | None, start: Start | None) -> tuple[list[str], list[str]]:
+    """The lines of the layers, and those of optimizer, schedule and training.
+
+    Raises AdtrainError where the network of `start` takes other data.
+    """
+    outputs = len(found.targets or found.classes)
+    if start is not None:
+        architecture, value = start.fitted(found, outputs)
+        if found.train.is_text and found.tokenizer is None:
+            others = f"those of the data are {outputs} characters or bytes"
+            warn(start.folder, f"its classes are tokens, {others}; to train on tokens, copy its {FILE} into the folder")
+        layers = [f"    - {config.inline(layer)}" for layer in architecture.layers]
+        return layers, ["optimizer: {adamw: {lr: 0.00005}}", "schedule: cosine", f"training: {value}"]
+    if gpt is not None:
+        return _gpt_layers(gpt, outputs), _gpt_training(gpt)
+    layers = _text_layers(outputs) if found.train.is_text else _layers(found.train.images.shape[1:], outputs)
+    return layers, _training(epochs)
+
+
+def _prepared(lines: Sequence[str], start: Start | None) -> Experiment:
+    """The experiment of the config. Raises ConfigError, or AdtrainError where the network of `start` does not fit."""
     try:
-        experiment = prepare(config.parse("\n".join(lines).encode(), Path("new.yaml")))
+        return prepare(config.parse("\n".join(lines).encode(), Path("new.yaml")))
     except config.ConfigError as error:
         if start is None:
             raise
         problem = error.problems[0]
         raise AdtrainError(f"{start.folder}: its network does not fit: {problem.path}: {problem.message}") from None
-    if not is_text:
-        # Of a table these are the features of the training part, which may lack categories of the others.
-        lines.insert(lines.index("  layers:"), f"  input: {list(experiment.network.input_shape)}")
-    kind = "rows" if shape[1:] == (1, 1) else "images"
-    if is_text:
-        kind = "sequences"
-    about = f"{_sizes(experiment.image_shape, found)}; {_predicted(found, multilabel)}"
-    return "\n".join([f"# {counted(examples, kind)} of {about}", *lines])
 
 
 @contextmanager
@@ -309,7 +341,7 @@ def _text_layers(classes: int) -> list[str]:
 
 
 def _length(longest: int, tokens: int) -> int:
-    """The length of the sequences of a text with so many tokens, at most `longest`."""
+    """The length of the sequences of a text with `tokens` tokens, at most `longest`."""
     length = longest
     while length > SHORTEST and tokens // (length + 1) < LEAST_SEQUENCES:
         length //= 2
@@ -328,9 +360,13 @@ def _gpt_layers(gpt: Gpt, classes: int) -> list[str]:
     ]
 
 
-def _training(examples: int) -> list[str]:
+def _epochs_of_table(steps: int) -> int:
+    """The number of epochs, a multiple of 10, where an epoch has `steps` steps."""
+    return min(math.ceil(LEAST_STEPS / max(steps, 1) / 10) * 10, MOST_EPOCHS)
+
+
+def _training(epochs: int) -> list[str]:
     """The lines of optimizer, schedule and training."""
-    epochs = 5 if examples >= 20_000 else 20
     return ["optimizer: {adam: {lr: 0.001}}", "schedule: cosine", f"training: {{epochs: {epochs}, seed: 0}}"]
 
 

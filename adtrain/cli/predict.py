@@ -27,7 +27,7 @@ from adtrain.training.tasks import Regression
 
 INPUT, RANK = Column("input", itemgetter(0), TEXT), Column("rank", itemgetter(1))
 CLASS = Column("class", itemgetter(2), TEXT), Column("probability", itemgetter(3), CellFormat("{:.2%}".format))
-"""Of rows (name of the input, rank, class, probability)."""
+"""Columns of the rows (name of the input, rank, class, probability)."""
 DIGITS = 6
 """Significant digits of a predicted number, unless its differences need more."""
 CHOICES = OneOf(["auto", "yes", "no"])
@@ -69,7 +69,7 @@ class Predicted(NamedTuple):
     "--csv",
     "as_csv",
     is_flag=True,
-    help="Print a table as CSV: file, index in the file, the columns that data.drop names, class, and the probability "
+    help="Print a table as CSV: file, index in the file, the columns that data.drop lists, class, and the probability "
     "of each class; or the numbers.",
 )
 def command(
@@ -191,7 +191,7 @@ def _values(trained: model_file.TrainedModel, predicted: Predicted, top_k: int |
 
 
 def _csv(trained: model_file.TrainedModel, predicted: list[Predicted]) -> str:
-    """A row for each prediction, with the columns that `data.drop` names, such as identifiers.
+    """A row for each prediction, with the columns that `data.drop` lists, such as identifiers.
 
     Numbers have the digits that distinguish them from others of their type.
     """

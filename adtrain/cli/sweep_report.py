@@ -15,7 +15,7 @@ from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.records import MemberResult, SweepResults
 from adtrain.sweeps.session import GroupPlan, Session, described, together_of
 from adtrain.table import TEXT, CellFormat, Column, render, terminal_width
-from adtrain.text import counted
+from adtrain.text import counted, mebibytes
 from adtrain.training import scores
 
 
@@ -58,7 +58,7 @@ def plan_lines(session: Session, plans: Sequence[GroupPlan], rank_by: str, halvi
         lines.append(
             f"group {group_plan.group.number} {members}{in_waves} of {group_plan.parameters:,} parameters"
             f"{f' ({named})' if named else ''}, {counted(group_plan.steps, 'steps')}, "
-            f"memory {group_plan.bytes / 2**20:,.1f} MiB"
+            f"memory {mebibytes(group_plan.bytes)}"
         )
     for together in together_of(plans, session.device):
         if len(together) > 1:

@@ -210,10 +210,22 @@ def command(
         with during("imports"):
             from adtrain.distributed.session import agreed
         with during("config"):
-            cfg = agreed(lambda: config.load(str(config_path), [*settings, *longer], plugins))
+            cfg = agreed(lambda: _loaded(str(config_path), [*settings, *longer], plugins))
     with during("imports"):
         from adtrain.cli import train_run
     train_run.train(cfg, run, settings=settings, longer=longer, epochs=epochs, steps=steps, plugins=plugins, **options)
+
+
+def _loaded(path: str, settings: list[str], plugins: tuple[str, ...]) -> config.Config:
+    """The config. A data file that does not exist is an error before the long imports."""
+    cfg = config.load(path, settings, plugins)
+    if cfg.data.path is not None:
+        data = Path(os.path.abspath(os.path.expanduser(cfg.data.path)))
+        if not data.exists():
+            from adtrain.data import formats
+
+            formats.format_of(data)  # raises the error
+    return cfg
 
 
 def _settings(**options: int | None) -> list[str]:

@@ -15,7 +15,7 @@ from adtrain.config import Config
 from adtrain.config.document import Data
 from adtrain.core.backend import backend
 from adtrain.table import PERCENT, TEXT, CellFormat, Column, render
-from adtrain.text import counted, short
+from adtrain.text import counted, mebibytes, short
 from adtrain.training import Experiment, RunFolder, scores
 from adtrain.training.costs import too_large
 from adtrain.training.progress import Epoch, Interval, Line, Validated
@@ -98,7 +98,7 @@ def plan_lines(plan: dict[str, Any], examples: str) -> list[str]:
         f"device  {plan['device']}, {plan['device_name']}",
         f"steps   {steps:,} of {counted(plan['batch_size'], examples)}; epochs: {plan['epochs']}",
         f"work    {short(plan['step_flops'])}FLOP and {short(plan['step_bytes'], 'B')} a step",
-        f"memory  {plan['planned_bytes'] / 2**20:,.1f} MiB planned peak",
+        f"memory  {mebibytes(plan['planned_bytes'])} planned peak",
         f"time    {time}",
         f"folder  {plan['folder']}",
     ]
@@ -141,8 +141,8 @@ def _details(summary: Summary, examples: str) -> list[str]:
         lines.append(f"step    median {step.median:.2f} ms, p20 {step.p20:.2f}, p80 {step.p80:.2f}")
     memory = summary.memory
     if memory.planned_bytes is not None:
-        held = "" if memory.held_bytes is None else f", {memory.held_bytes / 2**20:,.1f} MiB allocated"
-        lines.append(f"memory  {memory.planned_bytes / 2**20:,.1f} MiB planned peak{held}")
+        held = "" if memory.held_bytes is None else f", {mebibytes(memory.held_bytes)} allocated"
+        lines.append(f"memory  {mebibytes(memory.planned_bytes)} planned peak{held}")
     seconds: defaultdict[str, float] = defaultdict(float)
     for span in summary.spans:
         seconds[span.name] += span.seconds

@@ -83,7 +83,7 @@ def train(
     ) -> training.Summary:
         """Train to the end, profile the operations, and write the summary; returns the summary."""
         first = communicator.current().rank == 0
-        with folder.locked() if first else nullcontext():
+        with folder.in_training(experiment.config) if first else nullcontext():
             if start is not None and first:
                 folder.reopen(experiment, start)
             display.peak = peak_of(experiment.config, device)
@@ -104,15 +104,7 @@ def train(
             summary = finish(experiment, folder, start, display)
     elif cfg is not None:
         if dry_run:
-            training.check_precision(cfg, device)
-            found = plan_of(training.prepare(cfg, step_mode, device=device), device, output_dir)
-            if as_json:
-                print_json(found)
-            elif not is_quiet():
-                show(
-                    f"{cfg.name}: no mistake found; nothing is trained or written",
-                    *plan_lines(found, cfg.data.examples),
-                )
+            print_plan(cfg, step_mode, device, output_dir, as_json)
             return
         with display_of(cfg, verbose) as display:
             report_status("reading the data")
@@ -123,13 +115,9 @@ def train(
                 training.check_precision(cfg, device)
                 experiment = agreed(lambda: training.prepare(cfg, step_mode, read=data, device=device))
             same_everywhere(lambda: experiment.identity(device))
-            notes = [] if experiment.batch_note is None else [experiment.batch_note]
-            if epochs is not None and steps is None and experiment.epochs < epochs:
-                end = f"epoch {experiment.epochs} of {epochs}"
-                notes.append(f"training.steps {cfg.training.steps} ends the training in {end}; --steps N overrides it")
+            notes = list(notes_of(experiment, None if steps is not None else epochs))
             if verbose:
-                plan = plan_of(experiment, device, output_dir)
-                notes += plan_lines(plan, experiment.config.data.examples)
+                notes += plan_lines(plan_of(experiment, device, output_dir), experiment.config.data.examples)
             if notes:
                 display.close()
             for note in notes:
@@ -138,10 +126,38 @@ def train(
             summary = finish(experiment, folder, None, display)
     if as_json:
         print_json(plain(summary))
-        return
-    if is_quiet():
+    elif is_quiet():
         show(folder.path)
-        return
+    else:
+        print_result(summary, experiment, folder, plot, verbose)
+
+
+def print_plan(cfg: Config, mode: training.Mode, device: str, output_dir: Path | None, as_json: bool) -> None:
+    """Check a config as a training does, and print the plan of the training. Nothing is trained or written.
+
+    Raises the errors of `training.prepare` and `plan_of`.
+    """
+    training.check_precision(cfg, device)
+    plan = plan_of(training.prepare(cfg, mode, device=device), device, output_dir)
+    if as_json:
+        print_json(plan)
+    elif not is_quiet():
+        show(f"{cfg.name}: no mistake found; nothing is trained or written", *plan_lines(plan, cfg.data.examples))
+
+
+def notes_of(experiment: training.Experiment, epochs: int | None) -> Iterator[str]:
+    """Notes before the first step: on the batch size, and on the end of the training before the requested `epochs`."""
+    if experiment.batch_note is not None:
+        yield experiment.batch_note
+    if epochs is not None and experiment.epochs < epochs:
+        steps, end = experiment.config.training.steps, f"epoch {experiment.epochs} of {epochs}"
+        yield f"training.steps {steps} ends the training in {end}; --steps N overrides it"
+
+
+def print_result(
+    summary: training.Summary, experiment: training.Experiment, folder: RunFolder, plot: bool, verbose: bool
+) -> None:
+    """Print the table of a profile, the confusion matrix, with `plot` the curve of the loss, and the result."""
     if summary.ops:
         show(*operation_lines(summary, terminal_width(), None if verbose else MAX_ROWS), "")
     if confusion := scores.confusion_lines(summary.metrics, experiment.data.classes, terminal_width()):

@@ -185,7 +185,7 @@ class _Terms:
             self._result(out, ("i", other) if pairs_first else (other, "i"), "sum", [self._term(e, pair, other)])
 
     def _term(self, e: Equation, pair: Variable, other: int) -> Scalar:
-        """A term of a matrix product of pairs and a thin array, at the row or column ``other`` of the latter."""
+        """A term of a matrix product of pairs and a thin array, at the row or column ``other`` of the array."""
         a, b = e.inputs
         row, column = ("i", other) if pair is a else (other, "i")
         left: Index = ("j", row) if e.params["transpose_a"] else (row, "j")

@@ -13,7 +13,7 @@ from adtrain.lazy import lazy_getattr
 if TYPE_CHECKING:
     from adtrain.config import build
     from adtrain.config.document import Config
-    from adtrain.config.files import dump, from_values, inline, load, load_data, parse, plain
+    from adtrain.config.files import dump, from_values, inline, load, load_data, of_data, parse, plain
     from adtrain.config.names import is_run, is_sweep, packaged, sweep_for_run
     from adtrain.config.problems import ConfigError, Problem
 

@@ -136,9 +136,15 @@ def _of_plugins(overrides: Overrides) -> Overrides:
     return [setting for setting in overrides if setting.strip().startswith("plugins")]
 
 
+def of_data(overrides: Sequence[str]) -> list[str]:
+    """Overrides of keys of the section data as those of a config; they can be so already, as messages name the keys."""
+    return ["data." + setting.removeprefix("data.") for setting in overrides]
+
+
 def load_data(values: Mapping[str, str], overrides: Sequence[str] = ()) -> Data:
     """A data section with the keys `values` (`dataset` or `path`) and with `key=value` overrides of its keys.
 
+    `of_data` says how the overrides are written.
     Raises ConfigError that lists every problem.
     """
     from pydantic import ValidationError
@@ -148,7 +154,7 @@ def load_data(values: Mapping[str, str], overrides: Sequence[str] = ()) -> Data:
 
     section = {name: Node("data", value) for name, value in values.items()}
     root = Node("data", {"data": Node("data", section, dict.fromkeys(section, "data"))}, {"data": "data"})
-    root = override(root, [f"data.{setting}" for setting in overrides])
+    root = override(root, of_data(overrides))
     try:
         return Data.model_validate(root.find(("data",))[0].plain())
     except ValidationError as error:

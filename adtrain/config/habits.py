@@ -141,8 +141,9 @@ EXAMPLES = {
     "data": "{dataset: mnist, batch_size: 128}",
     "model": "{input: [784], layers: [{linear: 10}]}",
     "training": "{epochs: 5}",
+    "training.early_stopping": "{patience: 5}",
 }
-"""A short section, by its key."""
+"""A short section, by its dotted key."""
 
 
 def unknown_key(path: PathParts, root: Node, names: Sequence[str]) -> Problem:

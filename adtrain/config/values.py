@@ -96,7 +96,7 @@ def _ascending(interval: tuple[float, float]) -> tuple[float, float]:
 
 
 Interval = Annotated[
-    tuple[Number, Number], AfterValidator(_ascending), Expected("the least and the greatest number, such as [0, 1]")
+    tuple[Number, Number], AfterValidator(_ascending), Expected("a number and a greater one, such as [0, 1]")
 ]
 Box = Annotated[
     dict[Variable, Interval],
@@ -110,7 +110,12 @@ Solution = Annotated[
 Coefficients = Annotated[dict[OutputName, Number], Expected("names with initial values, such as {k: 1.0}")]
 Outputs = Annotated[tuple[OutputName, ...], Field(min_length=1), Expected("a list of names such as [u, v]")]
 Places = Annotated[
-    dict[Text, Number | Annotated[tuple[Number, ...], Field(min_length=1)]],
+    dict[
+        Text,
+        Annotated[
+            Number | Annotated[tuple[Number, ...], Field(min_length=1)], Expected("a number or a list of numbers")
+        ],
+    ],
     Field(min_length=1),
     Expected("variables with a number or several, such as {t: 0} or {x: [-1, 1]}"),
 ]

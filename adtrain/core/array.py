@@ -11,7 +11,7 @@ import numpy as np
 
 from adtrain.core import aligned, dlpack
 from adtrain.core.devices import find_device
-from adtrain.core.errors import DTypeError, ShapeError, TraceError
+from adtrain.core.errors import DTypeError, ShapeError, TraceError, with_article
 from adtrain.core.operators import NumpyProtocols, Operators, advice
 from adtrain.core.types import ArrayType, Shape, dtype_of
 
@@ -233,9 +233,16 @@ def returned_no_array(name: str, x: Any) -> DTypeError:
     return DTypeError(f"{name}: the function returned a value of type {kind}, expected adtrain arrays: ad.array(...)")
 
 
+def type_with_article(x: Any) -> str:
+    """What `x` is, for messages: "an array", "an int", "a dict", "None"."""
+    if x is None:
+        return "None"
+    return with_article("array" if isinstance(x, Value) else type(x).__name__)
+
+
 def from_numpy(x: np.ndarray, device: str, donated: Value | None = None) -> Array:
     """A NumPy array as an Array. On the CPU nothing is copied if it is contiguous and aligned, and then ``x`` must not
-    be written to any more.
+    be written to afterwards.
 
     ``donated`` cannot be used after the call. On a GPU the result lies in its memory if the types are equal and no
     other array lies there. So a Program gets the same addresses again, and need not record its launches anew.
@@ -253,7 +260,7 @@ def from_dlpack(x: Any) -> Array:
     """An Array in the memory of another package's array on the CPU or an NVIDIA GPU, such as a PyTorch tensor.
 
     Nothing is copied if the elements are C-contiguous, and on a GPU their address is a multiple of 256. Then ``x`` must
-    not be written to any more. On a GPU, work on the array waits for that on the stream of ``x``.
+    not be written to afterwards. On a GPU, work on the array waits for that on the stream of ``x``.
 
     Raises:
         DTypeError: ``x`` has no ``__dlpack__``, or adtrain has no such dtype.

@@ -5,7 +5,8 @@ index i. So `matmul` is "mk,kn->mn": row m of the result is a function of row m 
 second. A label of arguments alone is added: the result is the sum over its indices, as over k. A label of results alone
 repeats them. An axis without a label is used in any other way, as that of a softmax.
 
-Row by row, item by item, by column, by pair, by member, and most rules of `vmap` are questions to this relation.
+From this relation passes read whether an operation works row by row, item by item, by column, by pair or by member.
+Most rules of `vmap` follow from it.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def items(axes: Axes, arguments: Sequence[Shape], results: Sequence[Shape]) -> I
 def outer_items(axes: Axes, arguments: Sequence[Shape], results: Sequence[Shape]) -> Items | None:
     """As `items`, but if axis 0 of a value joins several axes, an item is an index of the first of them.
 
-    So a reshape between sequences (B, S, F) and rows (B S, F) has B items: S rows of the latter are one item.
+    So a reshape between sequences (B, S, F) and rows (B S, F) has B items: S of these rows are one item.
     """
     given, made = (
         tuple((*(x[:1] for x in labels[:1]), *labels[1:]) for labels in side) for side in (axes.arguments, axes.results)
@@ -124,7 +125,7 @@ def summed_items(axes: Axes, arguments: Sequence[Shape]) -> Items | None:
 
 
 def rows(axes: Axes, arguments: Sequence[Shape], results: Sequence[Shape], count: int) -> Items | None:
-    """As `items`, but an item is one of ``count`` rows: an index of the first axes, which have so many elements.
+    """As `items`, but an item is one of ``count`` rows: an index of the first axes, which have ``count`` elements.
 
     So an operation on sequences (B, S, F), or a reshape of them to a matrix, works by B x S rows of F elements.
     """
@@ -162,12 +163,12 @@ def row_axes(shape: Shape, count: int) -> int | None:
 
 
 def letters(count: int) -> Labels:
-    """So many labels."""
+    """``count`` different labels."""
     return tuple(chr(ord("a") + i) for i in range(count))
 
 
 def parsed(text: str, arguments: Sequence[int], results: Sequence[int]) -> Axes | None:
-    """The relation that a text such as "*mk,kn->*mn" says, for arguments and results of these numbers of axes.
+    """The relation that a text such as "*mk,kn->*mn" says, for arguments and results with these numbers of axes.
 
     A small letter is a label, "." an axis without one. "*" stands for all other axes, which have labels of their own,
     counted from the last one. None: the text does not fit.
@@ -197,7 +198,7 @@ def _expanded(text: str, count: int) -> Labels | None:
 
 
 def aligned(arguments: Sequence[Shape], results: Sequence[Shape]) -> Axes:
-    """Of an elementwise operation, or a broadcast: axes of the same length move together, counted from the last one."""
+    """The axes of an elementwise operation or broadcast: equal ones move together, counted from the last one."""
     ndim = max(map(len, results))
     lengths = dict(enumerate(next(shape for shape in results if len(shape) == ndim)))
     names = letters(ndim)
@@ -210,13 +211,13 @@ def aligned(arguments: Sequence[Shape], results: Sequence[Shape]) -> Axes:
 
 
 def along(ndim: int, used: Collection[int], arguments: int = 1, results: int = 1) -> Axes:
-    """Of an operation along the axes ``used`` of values of ``ndim`` axes: all other axes move together."""
+    """The axes of an operation along ``used`` of values of ``ndim`` axes: all other axes move together."""
     labels = tuple("" if i in used else label for i, label in enumerate(letters(ndim)))
     return Axes((labels,) * arguments, (labels,) * results, leading=True)
 
 
 def without(ndim: int, used: Collection[int], added: bool = False) -> Axes:
-    """Of an operation that leaves out the axes ``used`` of its argument. ``added``: it sums over them."""
+    """The axes of an operation whose result lacks the axes ``used`` of its argument. ``added``: it sums over them."""
     names = letters(ndim)
     kept = tuple(label for i, label in enumerate(names) if i not in used)
     if added:
@@ -225,7 +226,7 @@ def without(ndim: int, used: Collection[int], added: bool = False) -> Axes:
 
 
 def reshaped(source: Shape, shape: Shape) -> Axes:
-    """Of a reshape: equal axes move together. An axis may also have the indices of several neighbours of the other."""
+    """The axes of a reshape: equal ones move together. An axis may also have the indices of several neighbours."""
     if 0 in source:
         return whole([len(source)], [len(shape)])
     names = iter(letters(len(source) + len(shape)))
@@ -251,7 +252,7 @@ def reshaped(source: Shape, shape: Shape) -> Axes:
 
 
 def _equally_many(source: Shape, shape: Shape) -> tuple[int, int]:
-    """The fewest first axes of two shapes with equally many elements. All axes have equally many, and not 0."""
+    """The fewest first axes of two shapes that have equally many elements, as both shapes have, and not 0."""
     first = second = 1
     m, n = source[0], shape[0]
     while m != n:
@@ -263,5 +264,5 @@ def _equally_many(source: Shape, shape: Shape) -> tuple[int, int]:
 
 
 def whole(arguments: Sequence[int], results: Sequence[int]) -> Axes:
-    """Of an operation that uses its axes, so many of each value, in other ways: no two axes move together."""
+    """The axes of an operation of which no two move together. The arguments are the numbers of axes of each value."""
     return Axes(tuple(("",) * n for n in arguments), tuple(("",) * n for n in results))

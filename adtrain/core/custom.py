@@ -7,7 +7,7 @@ from functools import partial, wraps
 from typing import Any
 
 from adtrain.core import tree
-from adtrain.core.array import Value
+from adtrain.core.array import Value, type_with_article
 from adtrain.core.autodiff import ReverseTrace, ReverseTracer, fill_zeros
 from adtrain.core.errors import DTypeError, ShapeError, TraceError
 from adtrain.core.precision import current_precision, matmul_precision
@@ -54,7 +54,7 @@ def custom_vjp(
                 raise TraceError(f"{name}: forward uses a {kind} value that is not among its arguments; pass it in")
         for x in tree.leaves(found[0]):
             if not isinstance(x, Value):
-                raise DTypeError(f"{name}: forward returned a {type(x).__name__} as output, expected arrays")
+                raise DTypeError(f"{name}: forward returned {type_with_article(x)} as output, expected arrays")
         return found
 
     @wraps(forward)
@@ -127,7 +127,7 @@ def _flat_cotangents(
     """The cotangent of each leaf of the arguments, which have these structures; None where there is none."""
     found = backward(residuals, ct)
     if not isinstance(found, (tuple, list)) or len(found) != len(structures):
-        returned = f"{len(found)} cotangents" if isinstance(found, (tuple, list)) else f"{type(found).__name__}"
+        returned = f"{len(found)} cotangents" if isinstance(found, (tuple, list)) else type_with_article(found)
         raise ShapeError(
             f"{name}: backward returned {returned}, expected a tuple of {len(structures)}, one an argument"
         )
@@ -154,7 +154,7 @@ def _pullback(
         flat = _flat_cotangents(name, backward, structures, residuals, tree.unflatten(out_structure, full))
         for i in positions:
             if flat[i] is not None and not isinstance(flat[i], Value):
-                raise DTypeError(f"{name}: backward returned a {type(flat[i]).__name__}, expected arrays or None")
+                raise DTypeError(f"{name}: backward returned {type_with_article(flat[i])}, expected arrays or None")
         return [flat[i] for i in positions]
 
     return pull

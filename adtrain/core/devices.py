@@ -32,7 +32,7 @@ class Transfers(Protocol):
         ...
 
     def from_numpy(self, elements: np.ndarray, donated: Sequence[Any] = ()) -> Any:
-        """A buffer with the elements of a C-contiguous host array, which must not be written to any more.
+        """A buffer with the elements of a C-contiguous host array, which must not be written to afterwards.
 
         ``donated`` is empty, or has one buffer whose memory may be used if nothing else refers to it.
         """

@@ -134,7 +134,7 @@ def _delete(address: int, lent: Any = _lent) -> None:
 def _destroy(
     capsule: int, names: Any = tuple(USED), lent: Any = _lent, is_named: Any = _is_named, pointer: Any = _pointer
 ) -> None:
-    """The destructor of capsules: a tensor that nobody has taken is deleted."""
+    """The destructor of capsules: a tensor that no consumer has taken is deleted."""
     for name in names:
         if is_named(capsule, name):
             lent.pop(pointer(capsule, name), None)
@@ -162,7 +162,7 @@ def capsule(
 
 
 def taken(given: Any) -> Tensor:
-    """The tensor of a capsule, which nobody can take again.
+    """The tensor of a capsule, which no consumer can take again.
 
     Raises:
         DTypeError: it has no tensor, one of another major version, or elements that NumPy does not have.

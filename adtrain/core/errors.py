@@ -47,7 +47,7 @@ class TraceError(AdtrainError):
 
 
 class OptionError(AdtrainError, ValueError):
-    """An option that no input makes valid: of a wrong type, out of its range, or at odds with another option."""
+    """An option that no input makes valid: of a wrong type, out of its range, or in contradiction to another option."""
 
 
 def one_line(error: BaseException) -> str | None:
@@ -91,3 +91,8 @@ def caller(depth: int) -> Definition:
     """The line that runs `depth` calls above the function that calls this."""
     frame = sys._getframe(depth + 1)
     return Definition(frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", ""))
+
+
+def with_article(noun: str) -> str:
+    """The singular with its article: "an int", "a dict"."""
+    return f"{'an' if noun[0].lower() in 'aeio' else 'a'} {noun}"

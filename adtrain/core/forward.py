@@ -1,7 +1,7 @@
 """jvp, jet, laplacian, jacfwd by Taylor mode; hvp, jacobian and hessian by the cheaper mode.
 
-For a function of n numbers with m results, a pass of forward mode costs as much as a few evaluations, and gives the
-derivatives of all results in one direction. A pass of reverse mode gives all derivatives of one result.
+A pass of forward mode costs as much as a few evaluations of the function, and gives the derivatives of all results in
+one direction. A pass of reverse mode gives all derivatives of one result.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ MAX_GRID = (2**31 - 1, 65_535, 65_535)
 
 
 def within_grid(blocks: Sequence[int]) -> bool:
-    """Whether a grid of so many blocks in x, y and z can be launched."""
+    """Whether a grid with these numbers of blocks in x, y and z can be launched."""
     return all(count <= most for count, most in zip(blocks, MAX_GRID, strict=False))
 
 

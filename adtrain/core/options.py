@@ -35,7 +35,7 @@ from typing import (
 
 import numpy as np
 
-from adtrain.core.errors import OptionError
+from adtrain.core.errors import OptionError, with_article
 from adtrain.core.traced_number import TracedNumber
 
 LARGEST = 3.4e38
@@ -103,12 +103,22 @@ class Matches:
 
 @dataclass(frozen=True)
 class Expected:
-    """A description of the values of a type for error messages, in place of the one that `words` makes."""
+    """A description of the values of a type for error messages, in place of the one that `words` makes.
+
+    An error in the value of one key of a mapping has the words of that value's type.
+    """
 
     words: str
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Handler) -> dict[str, Any]:
-        return _described(handler(source), self.words)
+        schema = handler(source)
+        if schema["type"] == "dict":
+            keys = {**schema, "values_schema": {"type": "any"}}
+            return {"type": "chain", "steps": [_described(keys, self.words), schema]}
+        return _described(schema, self.words)
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Handler) -> dict[str, Any]:
+        return handler(schema["steps"][-1] if schema["type"] == "chain" else schema)
 
 
 def _described(schema: dict[str, Any], words: str) -> dict[str, Any]:
@@ -142,7 +152,7 @@ def shown(value: Any) -> str:
         text = repr(value)
     except Exception:  # of the user's class, or of Python for an integer of more than 4300 digits
         text = "\n"
-    return text if len(text) <= 80 and "\n" not in text else f"a {type(value).__name__}"
+    return text if len(text) <= 80 and "\n" not in text else with_article(type(value).__name__)
 
 
 def require_function(name: str, f: Any) -> None:

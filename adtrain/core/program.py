@@ -91,7 +91,7 @@ class Equation:
     def kernel_params(self) -> Mapping[str, Any]:
         """The parameters for the kernels of `name`: of a fused equation those of the equations in its body.
 
-        Views have no part in it. Where equations have different values of a parameter, the value is a tuple of all.
+        Those of views are left out. Where equations have different values of a parameter, the value is a tuple of all.
         """
         if not self.form:
             return self.params

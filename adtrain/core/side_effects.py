@@ -1,6 +1,6 @@
 """Refuse side effects of a jitted function: they would happen once, when it is traced, and not in later calls.
 
-`stage` refuses what it can see reliably:
+`stage` refuses what it can detect reliably:
 
 - a traced value that is still referenced after tracing, wherever it is stored (JAX calls it a leaked tracer);
 - a ``global`` or ``nonlocal`` variable assigned by the function, by functions that it defines, and by functions that it
@@ -8,8 +8,8 @@
 - an attribute of the function, of the callable object, or of the object of the method, if tracing replaces it
   (``self.count += 1``).
 
-It does not see other side effects on values that are not traced: items of lists and dictionaries, attributes of other
-objects, variables assigned by other methods or by functions of other modules, and input and output.
+It does not detect other side effects on values that are not traced: items of lists and dictionaries, attributes of
+other objects, variables assigned by other methods or by functions of other modules, and input and output.
 """
 
 from __future__ import annotations

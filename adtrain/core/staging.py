@@ -573,8 +573,8 @@ def stage(
 
     A call under another `matmul_precision` also makes another Program.
 
-    ``f`` must have no side effects: they would happen only once, when it is traced. What is refused, and what cannot be
-    seen, is listed in `adtrain.core.side_effects`.
+    ``f`` must have no side effects: they would happen only once, when it is traced. `adtrain.core.side_effects` lists
+    what is refused, and what is not detected.
 
     Args:
         f: function of trees of arrays to a tree of arrays, written with public ops; it may take gradients and update

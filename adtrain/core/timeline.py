@@ -105,7 +105,7 @@ def restart() -> Timeline:
 
 
 def _process_age() -> float:
-    """Seconds since the process started, where Linux tells it, otherwise 0."""
+    """Seconds since the process started, by Linux's clock of processes; 0 on other systems."""
     try:
         ticks = int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19])
     except OSError:

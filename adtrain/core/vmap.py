@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.core import tree
-from adtrain.core.array import Value, array, returned_no_array
+from adtrain.core.array import Value, array, returned_no_array, type_with_article
 from adtrain.core.batching_rules import by_axes, elementwise, move_axes
 from adtrain.core.errors import DTypeError, OptionError, ShapeError
 from adtrain.core.options import is_integer, require_function, shown
@@ -62,8 +62,8 @@ class BatchTrace:
             mapped = tuple(map(self.maps, args))
             out = batching_rule(primitive)(partial(bind, primitive), mapped, *map(self.lower, args), **params)
             outputs = tuple(out) if isinstance(out, (tuple, list)) else (out,)
-            if wrong := [type(x).__name__ for x in outputs if not isinstance(x, Value)]:
-                raise DTypeError(f"{primitive.name}: its batching rule returned a {wrong[0]}, expected adtrain arrays")
+            if wrong := [type_with_article(x) for x in outputs if not isinstance(x, Value)]:
+                raise DTypeError(f"{primitive.name}: its batching rule returned {wrong[0]}, expected adtrain arrays")
         else:
             outputs = tuple(Value._ops.zeros((0, *t.shape), t.dtype, args[0].device) for t in types)
         found = [ArrayType(x.shape, x.dtype) for x in outputs]

@@ -30,10 +30,10 @@ product of cell and factor (D. Knuth: "The Art of Computer Programming", volume 
 NEWLINE, POINT, PLUS, MINUS, ZERO = b"\n.+-0"
 
 MOST_DIGITS, MOST_DECIMALS = 18, 22
-"""Integers of so many digits fit into int64, and powers of ten up to this one are exact in float64."""
+"""Integers of MOST_DIGITS digits fit into int64, and powers of ten up to 10^MOST_DECIMALS are exact in float64."""
 
 EXACT_DIGITS = 15
-"""Integers of so many digits are exact in float64, so that their quotient by a power is rounded once."""
+"""Integers of this number of digits are exact in float64, so that their quotient by a power is rounded once."""
 
 WORD, MOST_WORDS = 8, 3
 """Bytes that are converted together, as one integer, and the most of such integers in a number."""

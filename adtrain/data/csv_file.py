@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -197,7 +198,9 @@ def opened(path: Path, options: CsvOptions, known: Columns | None) -> Iterator[O
                 file.seek(0)
             yield _opened(path, csv_lines(file, path, delimiter, skipped), delimiter, options, known)
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: found an invalid byte at {error.start}, expected UTF-8 text") from error
+        coding = "utf-16" if error.object[:2] in (BOM_UTF16_LE, BOM_UTF16_BE) and not error.start else "latin1"
+        advice = f"if it is {coding}, iconv -f {coding} -t utf-8 FILE converts it"
+        raise DataError(f"{path}: found an invalid byte at {error.start}, expected UTF-8 text; {advice}") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from adtrain.data.csv_file import MAX_CATEGORIES, CsvOptions, Missing, opened, other_delimiter
 from adtrain.data.errors import DataError, DataOptionError, quoted
-from adtrain.data.notation import DECIMALS, NUMBER_LIKE, Decimal, Notation, cleaned, days
+from adtrain.data.notation import DATE_LIKE, DECIMALS, NUMBER_LIKE, Decimal, Notation, cleaned, days, expected_number
 from adtrain.text import first_names
 
 LABEL_NAMES = ("label", "class", "target", "y")
@@ -25,7 +25,8 @@ UNIQUE = re.compile(r"(?i:.*[ _-](id|index)|row ?id|unnamed: *\d+|)|.*[a-z]I[dD]
 NUMBER = re.compile(r"[+-]?[$€£]? ?\d{1,3}(([ ,.']\d{3})+|\d*)([.,]\d+)? ?[%$€£]?")
 """Numbers in the notations of spreadsheets, such as 1,5 or 1.000,00 or 12% or $5."""
 
-DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}([T ].*)?")
+CODE = re.compile(r"0\d+")
+"""Texts that no number is written as: a column with one has codes, such as postal codes."""
 
 DATE_FORMATS = (
     None,
@@ -48,7 +49,8 @@ class Survey:
     """The cells of one column: up to MAX_CATEGORIES + 1 different `texts`, and the `markers` of empty cells.
 
     `key` is what options call the column, `name` is None without a header. `counts_rows` says whether the cells are
-    0, 1, ... or 1, 2, ... `decimals` are the decimal marks with which all cells are numbers.
+    0, 1, ... or 1, 2, ... `codes` says whether one is a `CODE`. `decimals` are the decimal marks with which
+    all cells are numbers.
     """
 
     key: str | int
@@ -61,6 +63,7 @@ class Survey:
     markers: dict[str, None] = field(default_factory=dict)
     numbers: bool = True
     integers: bool = True
+    codes: bool = False
     empty: bool = False
     counts_rows: bool = True
     start: int = 0
@@ -82,6 +85,7 @@ class Survey:
     def _add_new(self, text: str) -> None:
         if len(self.texts) <= MAX_CATEGORIES:
             self.texts.add(text)
+        self.codes = self.codes or CODE.fullmatch(text) is not None
         self.numbers = self.numbers and self.notation.is_finite(text)
         self.integers = self.numbers and self.integers and float(self.notation.in_python(text)).is_integer()
         if self.decimals:
@@ -104,7 +108,7 @@ class Survey:
 
     @property
     def has_dates(self) -> bool:
-        return bool(self.texts) and all(map(DATE.fullmatch, self.texts))
+        return bool(self.texts) and all(map(DATE_LIKE.fullmatch, self.texts))
 
     def has_dates_as(self, form: str | None) -> bool:
         """Whether all cells are dates, written so."""
@@ -112,7 +116,7 @@ class Survey:
 
     @property
     def is_text(self) -> bool:
-        return not self.numbers and not self.has_other_notation
+        return (self.codes and self.integers) or (not self.numbers and not self.has_other_notation)
 
     @property
     def is_identifier(self) -> bool:
@@ -144,9 +148,9 @@ def propose(path: Path, options: CsvOptions) -> Proposal:
 
     `label` or `target` is the column to predict. `dates` has columns of dates of one format. `drop` has columns with
     too many texts, such as names, with other dates, with identifiers, or without values. `categories` has columns with
-    both numbers and texts. `missing` is mean if cells are empty. `decimal` is the mark with which all columns of
-    numbers can be read, if there is only one; `delimiter` is what divides the lines, if it is not the default. A column
-    with other numbers, such as 12%, is an error when it is read.
+    codes, and with both numbers and texts. `missing` is mean if cells are empty. `decimal` is the mark with which all
+    columns of numbers can be read, if there is only one; `delimiter` is what divides the lines, if it is not the
+    default. A column with other numbers, such as 12%, is an error when it is read.
     Raises DataError where the table cannot be read, and DataOptionError where a column has too many texts for classes.
     """
     if options.delimiter is None and (delimiter := other_delimiter(path)):
@@ -195,7 +199,7 @@ def propose(path: Path, options: CsvOptions) -> Proposal:
     if mixed:
         texts = [f"{quoted(x.least_text)} in {x.title}" for x in mixed]
         comments["categories"] = (
-            f"columns of numbers and texts, such as {first_names(texts, MOST_LISTED)}, see missing_values"
+            f"columns of codes, or of numbers and texts, such as {first_names(texts, MOST_LISTED)}, see missing_values"
         )
     for option, proposed in (("drop", left_out), ("dates", dates), ("categories", mixed)):
         if proposed:
@@ -234,10 +238,9 @@ def _check_predicted(column: Survey) -> None:
     """Raise DataOptionError for a column to predict, chosen by its place, that has neither classes nor numbers."""
     advice = "name the column to predict, such as --set label=NAME or --set target=NAME"
     if column.has_other_notation:
-        text = quoted(next(text for text in sorted(column.texts) if not column.notation.is_finite(text)))
-        marks = '; data.decimal: "," reads 1.234,5, and "." reads 1,234.5' if column.decimals else ""
-        expected = f"expected numbers such as 1.5, or classes{marks}; {advice}"
-        raise DataOptionError("label", f"found {text} in {column.title}, {expected}")
+        text = next(text for text in sorted(column.texts) if not column.notation.is_finite(text))
+        expected = expected_number(column.notation, text)
+        raise DataOptionError("label", f"found {quoted(text)} in {column.title}, {expected}; {advice}")
     if not column.numbers and column.has_too_many_texts:
         what = f"more than {MAX_CATEGORIES:,}" if len(column.texts) > MAX_CATEGORIES else len(column.texts)
         raise DataOptionError("label", f"found {what} different texts in {column.title}, expected classes; {advice}")

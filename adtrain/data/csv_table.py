@@ -24,7 +24,7 @@ from adtrain.data.csv_file import (
     opened,
 )
 from adtrain.data.errors import DataError, DataOptionError, printable, quoted, warn
-from adtrain.data.notation import DECIMALS, NUMBER_LIKE, Notation, cleaned, days, is_date_format
+from adtrain.data.notation import DATE_LIKE, NUMBER_LIKE, Notation, cleaned, days, expected_number, is_date_format
 from adtrain.data.part import NOTHING, Cells, Column, Columns, Format, Known, Part, Parts
 from adtrain.text import first_names
 
@@ -74,13 +74,26 @@ def read_rows(path: Path, options: CsvOptions, known: Known) -> Cells:
 
 
 def read_dropped(path: Path, options: CsvOptions, known: Columns) -> dict[str, list[str]]:
-    """The texts of the columns that `options.drop` names and the table has, such as identifiers of its rows."""
+    """The texts of the columns that `options.drop` lists and the table has, such as identifiers of its rows.
+
+    A number is that of a column of the training table. It counts where this table has the features at the same places,
+    and after the last one of them only where it has as many columns.
+    """
     with opened(path, options, known) as table:
-        found = {
-            cleaned(name): table.positions.get(cleaned(name), []) for name in options.drop if isinstance(name, str)
-        }
+        found = _found(table, known, columns_at_end(options, known))
+        same = [column.position for column in found] == [column.position for column in known.features]
+        end = 0 if not same else known.width if len(table.first) == known.width else max(x.position for x in found)
+
+        def places(given: str | int) -> list[int]:
+            if isinstance(given, str):
+                return table.positions.get(cleaned(given), [])
+            return [place] if (place := given % known.width) < end else []
+
+        chosen = [at[0] for given in options.drop if len(at := places(given)) == 1]
+        counts = Counter(map(table.name, chosen))
+        names = [name if (name := table.name(i)) and counts[name] == 1 else f"column {i}" for i in chosen]
         rows = [table.row(line, row) for line, row in table.lines]
-        return {name: [cleaned(row[at[0]]) for row in rows] for name, at in found.items() if len(at) == 1}
+        return {name: [cleaned(row[i]) for row in rows] for name, i in zip(names, chosen, strict=True)}
 
 
 def cells_of(table: Opened, options: CsvOptions, known: Columns) -> Cells:
@@ -139,6 +152,8 @@ def _found(table: Opened, known: Columns, fewer: int) -> list[Column]:
     columns = []
     for column in known.features:
         found = table.positions.get(str(column.name), [])
+        if len(found) > 1 and column.position in found:  # the training dropped the others by their numbers
+            found = [column.position]
         if len(found) != 1:
             name = printable(str(column.name))
             if found:
@@ -331,8 +346,9 @@ class _ColumnReader:
             return found
         for line, text in zip(lines, texts, strict=True):
             if text and not self.notation.is_finite(text):
-                advice = "; if the column has categories, list it in data.categories" if self.learning else ""
-                raise self._wrong(line, text, f"{_expected_number(self.notation, text)}{advice}")
+                kind = "dates" if DATE_LIKE.fullmatch(text) else "categories"
+                advice = f"; if the column has {kind}, list it in data.{kind}" if self.learning else ""
+                raise self._wrong(line, text, f"{expected_number(self.notation, text)}{advice}")
         raise AssertionError(f"{self.path}: NumPy cannot convert cells that are all finite numbers or empty")
 
     def _note_rounded(self, texts: Sequence[str], numbers: np.ndarray) -> None:
@@ -394,7 +410,7 @@ class LabelReader:
         for row, text in zip(found.first.tolist(), texts, strict=True):
             if text in self._missing:
                 where = f"{self._table.path}:{chunk.lines[row]}"
-                raise _empty(where, text, self._table.title(self.columns[0]), "a label")
+                raise _empty(where, text, self._table.title(self.columns[0]), "a label; remove the row")
         codes = np.array([self._codes.setdefault(text, len(self._codes)) for text in texts], np.int64)
         self._rows.append(codes[found.numbers[keep]])
 
@@ -486,21 +502,11 @@ def _target(table: Opened, chunk: Chunk, column: int, missing: Missing, notation
     texts = list(map(cleaned, chunk.texts(column)))
     for line, text in zip(chunk.lines, texts, strict=True):
         if text in missing:
-            raise _empty(f"{table.path}:{line}", text, table.title(column), "a finite number")
+            raise _empty(f"{table.path}:{line}", text, table.title(column), "a finite number; remove the row")
         if not notation.is_finite(text):
             where = f"{table.path}:{line}: found {quoted(text)} in {table.title(column)}"
-            raise DataError(f"{where}, {_expected_number(notation, text)}")
+            raise DataError(f"{where}, {expected_number(notation, text)}")
     return np.array(list(map(notation.in_python, texts)), np.float64)
-
-
-def _expected_number(notation: Notation, text: str) -> str:
-    """What was expected in place of a text that is no number in this notation."""
-    if notation.decimal is not None:
-        written = "1.234,5" if notation.decimal == "," else "1,234.5"
-        return f"expected a finite number such as {written}, as data.decimal says"
-    if any(Notation(mark).is_finite(text) for mark in DECIMALS):
-        return 'expected a finite number such as 1.5; data.decimal: "," reads 1.234,5, and "." reads 1,234.5'
-    return "expected a finite number"
 
 
 FORMAT = Format(

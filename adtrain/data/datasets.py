@@ -1,4 +1,4 @@
-"""Load a data set of the catalogue by name, or files by path, with warnings about data that are hardly what was meant.
+"""Load a data set of the catalogue by name, or files by path, with warnings about data that are probably a mistake.
 
 Such are classes without a training example, a column that gives away what is to be predicted, and lost digits.
 """
@@ -30,7 +30,7 @@ from adtrain.data.statistics import (
     offsets,
     target_statistics,
 )
-from adtrain.data.table_encoder import TableEncoder, is_rows, learn, table_in_memory
+from adtrain.data.table_encoder import TableEncoder, is_rows, labels_in_memory, learn, table_in_memory
 from adtrain.data.tokenizer import Tokenizer
 from adtrain.text import counted, first_names
 
@@ -174,7 +174,8 @@ def of_arrays(
 ) -> DataSet:
     """The data set of arrays in memory; see `arrays_as_parts` for the arguments, and `load` for the others.
 
-    `data` can also be a table in one of the forms of `table_encoder.rows_in_memory`, without `test_data`.
+    `data` can also be a table in one of the forms of `table_encoder.rows_in_memory`, without `test_data`. Its classes
+    are those of the same table as a file, and have the type of its labels.
     Raises DataError and DataOptionError as `load` does.
     """
     if is_rows(data):
@@ -182,7 +183,14 @@ def of_arrays(
         options = replace(options, header=True)
         known = Known(None if encoder is None else encoder.columns)
         parts = csv_table.parts_of(table_in_memory(data, options), options, known)
-        return of_parts(parts, options, "data", "data", need_test, encoder, numbers, offset)
+        found = of_parts(parts, options, "data", "data", need_test, encoder, numbers, offset)
+        if not found.classes:
+            return found
+        # The texts of the labels may be those of another type.
+        of_types = {type(label): label for label in labels_in_memory(data, options.label)}
+        kinds = {np.asarray(label).dtype.kind for label in of_types.values()}
+        kind = CLASS_TYPES.get(kinds.pop()) if len(kinds) == 1 else None
+        return replace(found, class_type=kind or found.class_type)
     formats.check_options(options, npz.FORMAT.own_options, "arrays")
     parts = arrays_as_parts(data, test_data, options)
     return of_parts(parts, options, "data", "data", need_test, None, numbers, offset)

@@ -87,6 +87,7 @@ def layout(is_folder: Callable[[str], bool], has_folders: Callable[[str], bool])
 def read_folder(folder: Path, options: ImageOptions, known: Known = NOTHING) -> Parts:
     """All images as uint8 (N, C, H, W); the classes are the names of the subfolders, in sorted order.
 
+    The images of a class may be in subfolders of its folder, with a warning, unless all images are in such ones.
     `layout` says which folders are the parts; a warning tells where the validation images are the test part. Hidden
     files and folders (.name) are ignored, and so are files next to the folders of the classes. Files that are no
     images, and have no name of one, are skipped with a warning. Links must stay within the folder. Raises DataError
@@ -127,18 +128,41 @@ def _classes_in_folder(part: str, folder: Path, states: list[str]) -> Classes:
         _require_within(entry, folder)
         if entry.is_dir():
             files = classes[entry.name] = []
-            for file in _entries(Path(entry.path)):
-                _require_within(file, folder)
-                if not file.is_file():
-                    raise DataError(f"{file.path}: found no regular file, expected an image of class {entry.name!r}")
+            for file in _files(entry.path, folder, entry.name):
                 status = file.stat()
                 files.append(ImageFile(file.path, status.st_size))
                 state = f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
-                states.append(f"{part}/{entry.name}/{file.name}\0{state}")
+                states.append(f"{os.path.relpath(file.path, folder)}\0{state}")
             if not files:
                 raise DataError(f"{entry.path}: found an empty folder, expected the images of class {entry.name!r}")
     if not classes:
         raise DataError(f"{folder / part}: found no subfolders, expected one per class")
+    return _checked(classes, folder / part)
+
+
+def _files(place: str, folder: Path, name: str) -> Iterator[os.DirEntry[str]]:
+    """The files of the class `name` in the folder `place`, and in its subfolders; links to folders are refused."""
+    for entry in _entries(Path(place)):
+        _require_within(entry, folder)
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files(entry.path, folder, name)
+        elif entry.is_file():
+            yield entry
+        else:
+            raise DataError(f"{entry.path}: found no regular file, expected an image of class {name!r}")
+
+
+def _subfolder(classes: Classes) -> tuple[str, str] | None:
+    """The name of a class, and a subfolder of its folder with a file of it; None if there is none."""
+    pairs = ((name, Path(file.name).parent) for name, files in classes.items() for file in files)
+    return next(((name, str(place)) for name, place in pairs if place.name != name), None)
+
+
+def _checked(classes: Classes, place: Path) -> Classes:
+    """The classes. Raises DataError where all files are in subfolders, which then may be the folders of the classes."""
+    in_subfolders = all(Path(file.name).parent.name != name for name, files in classes.items() for file in files)
+    if in_subfolders and (found := _subfolder(classes)):
+        raise DataError(f"{place}: found all files in subfolders such as {found[1]}, expected {place}/CLASS/FILE")
     return classes
 
 
@@ -244,14 +268,18 @@ def _classes_in_tree(tree: Tree, part: Path) -> Classes:
     """The files of each class in a folder of an archive; `part` is its name in messages."""
     classes: Classes = {}
     for name in sorted(name for name in tree if _is_folder(tree, name)):
-        files = classes[name] = []
-        for file, content in sorted(tree[name].items()):
-            if isinstance(content, dict):
-                raise DataError(f"{part / name / file}: found a folder, expected an image of class {name!r}")
-            files.append(ImageFile(str(part / name / file), len(content), content))
+        classes[name] = list(_files_in_tree(tree[name], part / name))
     if not classes:
         raise DataError(f"{part}: found no folders, expected one per class")
-    return classes
+    return _checked(classes, part)
+
+
+def _files_in_tree(tree: Tree, place: Path) -> Iterator[ImageFile]:
+    for name, content in sorted(tree.items()):
+        if isinstance(content, dict):
+            yield from _files_in_tree(content, place / name)
+        else:
+            yield ImageFile(str(place / name), len(content), content)
 
 
 class _Images(NamedTuple):
@@ -265,6 +293,7 @@ class _Images(NamedTuple):
         sizes: the numbers of images in the parts.
         skipped: of images that are left out the names, relative to the folder or archive, and the reasons.
         others: the names of files of other types.
+        subfolder: a class, and a subfolder of its folder that has images; None if there is none.
     """
 
     pixels: np.ndarray
@@ -274,6 +303,7 @@ class _Images(NamedTuple):
     sizes: Sequence[int]
     skipped: Sequence[tuple[str, str]]
     others: Sequence[str]
+    subfolder: Sequence[str] | None
 
 
 def _read(place: Path, state: str, options: ImageOptions, listing: Callable[[], Listing]) -> Parts:
@@ -285,6 +315,9 @@ def _read(place: Path, state: str, options: ImageOptions, listing: Callable[[], 
     if found.others:
         first, number = visible(str(place / found.others[0])), counted(len(found.others), "files")
         warn(place, f"skipped {number} of other types than PNG and JPEG, such as {first}")
+    if found.subfolder is not None:
+        name, where = map(visible, found.subfolder)
+        warn(place, f"the images in subfolders are of the class of the folder, such as those in {where} of {name}")
     train, _, test = found.parts
     if test in VALIDATION_FOLDERS:
         warn(place, f"found no folder test; {test}, which has validation images, is the test part")
@@ -356,7 +389,8 @@ def _decoded(place: Path, listing: Listing, options: ImageOptions) -> _Images:
     for name, count in (listing.parts.train, sizes[0] + sizes[1]), (listing.parts.test, sizes[2]):
         if name is not None and not count:
             raise DataError(f"{place / name}: found no image that can be read, expected PNG or JPEG files")
-    return _Images(found[: len(labels)], labels, classes, listing.parts, sizes, skipped, others)
+    subfolder = next(filter(None, map(_subfolder, filter(None, listing.files))), None)
+    return _Images(found[: len(labels)], labels, classes, listing.parts, sizes, skipped, others, subfolder)
 
 
 FOLDER = Format(

@@ -255,7 +255,7 @@ def decode_all(files: Sequence[ImageFile], wanted: Wanted) -> Iterator[Decoded]:
             try:
                 for decoded in threads.map(answer, chunks):
                     yield from decoded
-            finally:  # after an error nobody needs the other answers
+            finally:  # after an error the other answers are not needed
                 threads.shutdown(wait=False, cancel_futures=True)
     finally:
         end(*(process for process in processes if process is not None))

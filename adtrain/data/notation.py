@@ -17,6 +17,12 @@ FLOAT32_INFINITY = 2.0**128 - 2.0**103
 NUMBER_LIKE = re.compile(r"\W*\d|[+-]?inf(inity)?$", re.IGNORECASE)
 """Texts that could be numbers, also in notations that are not read, such as 12%: by default they are not categories."""
 
+DATE_LIKE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}([T ].*)?")
+"""Texts that could be dates, also in formats that are not read by default."""
+
+SIGNS = "$€£%"
+"""Signs before or after numbers in tables, which are not read."""
+
 Decimal = Literal[".", ","]
 
 DECIMALS: tuple[Decimal, ...] = (".", ",")
@@ -74,6 +80,20 @@ class Notation:
         """Whether the text is a number that is finite in float32."""
         found = self.in_python(text)
         return is_plain(found) and is_finite(found)
+
+
+def expected_number(notation: Notation, text: str) -> str:
+    """What was expected in place of a text that is no finite number in this notation."""
+    readings = [Notation(mark) for mark in (notation.decimal, *DECIMALS)]
+    sign = next((sign for sign in SIGNS if sign in text), "")
+    if sign and any(each.is_finite(text.replace(sign, "").strip()) for each in readings):
+        return f"expected a finite number without the sign {sign}"
+    if notation.decimal is not None:
+        written = "1.234,5" if notation.decimal == "," else "1,234.5"
+        return f"expected a finite number such as {written}, as data.decimal says"
+    if any(each.is_finite(text) for each in readings):
+        return 'expected a finite number such as 1.5; data.decimal: "," reads 1.234,5, and "." reads 1,234.5'
+    return "expected a finite number"
 
 
 def is_number(text: str) -> bool:
@@ -135,7 +155,7 @@ def days(text: str, form: str | None) -> float | None:
 
 
 def date_text(number: float) -> str:
-    """The date that is so many days from EPOCH, with the time unless it is midnight."""
+    """The date `number` days after EPOCH, with the time unless it is midnight."""
     moment = EPOCH + timedelta(seconds=round(number * 86400))
     return moment.isoformat(" ") if moment.time() != EPOCH.time() else moment.date().isoformat()
 

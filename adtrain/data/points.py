@@ -20,7 +20,7 @@ import numpy as np
 from adtrain.data import csv_table
 from adtrain.data.csv_file import CsvOptions
 from adtrain.data.datasets import DataSet
-from adtrain.data.errors import DataError
+from adtrain.data.errors import DataError, warn
 from adtrain.data.file_array import require_memory
 from adtrain.data.images import read_image
 from adtrain.data.npz import read_npy
@@ -269,6 +269,15 @@ def read_table(path: Path, names: Sequence[str]) -> np.ndarray:
         row = np.isfinite(found).all(axis=1).argmin()
         raise DataError(f"{path}: found a number that is not finite in row {row}, expected finite ones")
     return found
+
+
+def warn_outside(found: np.ndarray, box: Sequence[tuple[float, float]], place: str, reason: str) -> None:
+    """Warn of points (N, variables) outside the box, with the reason why they should be inside."""
+    low, high = np.array(box).T
+    if (outside := ((found < low) | (found > high)).any(axis=1)).any():
+        intervals = " x ".join(f"[{a:g}, {b:g}]" for a, b in box)
+        first = f"such as {found[outside.argmax()].tolist()} in row {outside.argmax()}"
+        warn(place, f"found {counted(int(outside.sum()), 'points')} outside {intervals}, {first}: {reason}")
 
 
 FieldKind: TypeAlias = Literal["image", "volume"]

@@ -78,7 +78,7 @@ def cell_statistics(cells: np.ndarray) -> Statistics:
 
 
 def _of_pixels(images: Images) -> Statistics:
-    """By exact integer sums of the values and of their squares."""
+    """The statistics of pixels, by exact integer sums of the values and of their squares."""
     channels = images.shape[1]
     sums, squares, count = [0] * channels, [0] * channels, len(images) * math.prod(images.shape[2:])
     for chunk in chunks(images):
@@ -92,7 +92,7 @@ def _of_pixels(images: Images) -> Statistics:
 
 
 def _of_numbers(images: Images, name: str) -> Statistics:
-    """In float64, chunk by chunk, by the update of Chan, Golub and LeVeque (1979)."""
+    """The statistics of numbers, in float64, chunk by chunk (Chan, Golub and LeVeque, 1979)."""
     count, done = 0, 0
     mean, squares = np.zeros(images.shape[1]), np.zeros(images.shape[1])
     least, greatest = np.full(images.shape[1], np.inf), np.full(images.shape[1], -np.inf)

@@ -261,6 +261,12 @@ def table_in_memory(given: Any, options: CsvOptions) -> Opened:
     return Opened(Path(PLACE), names, True, lines, options.delimiter or ",")
 
 
+def labels_in_memory(given: Any, label: str | int | None) -> Sequence[Any]:
+    """The labels of such a table as they are: the column of a name, or of a number; by default `label`."""
+    table = _named(given)
+    return table[list(table)[label] if isinstance(label, int) else cleaned("label" if label is None else label)]
+
+
 def csv_in_memory(given: Any, options: CsvOptions) -> bytes:
     """The same table as a CSV file."""
     table, text = table_in_memory(given, options), StringIO(newline="")

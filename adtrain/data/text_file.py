@@ -85,7 +85,7 @@ def read(path: Path, options: TextOptions, known: Known = NOTHING) -> Parts:
 
 
 def require_length(count: int, options: SequenceOptions, path: Path) -> None:
-    """Raise DataOptionError where so many classes are less than a sequence and its last label."""
+    """Raise DataOptionError if `count` classes are fewer than a sequence and its last label."""
     if count < (step := options.length + 1):
         found = f"found {options.length}, which needs {step:,} {options.unit}s, but {path} has {count:,}"
         raise DataOptionError("length", f"{found}: expected a smaller length, or a longer text")

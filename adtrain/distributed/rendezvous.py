@@ -21,7 +21,7 @@ from adtrain.core.errors import AdtrainError
 PORTS = 16
 """How many ports after MASTER_PORT are tried."""
 DEFAULT_PORT = "29500"
-"""As in PyTorch."""
+"""The port if MASTER_PORT is not set, as in PyTorch."""
 ANSWER_SECONDS = 2.0
 """How long a listening process may take to identify itself."""
 PAUSE_SECONDS = 0.1

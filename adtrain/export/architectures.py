@@ -53,7 +53,7 @@ class Architecture:
     length: int = 0
 
     def with_outputs(self, count: int) -> Architecture:
-        """The same with a last layer of so many outputs."""
+        """The same with a last layer of `count` outputs."""
         return replace(self, layers=[*self.layers[:-1], {"linear": count}])
 
     def model(self) -> nn.Sequential:

@@ -190,8 +190,8 @@ def compare(
 ) -> Comparison:
     """Run the exported network, `run`, and the original one on all images.
 
-    `run` gives the arrays `names`, which are the outputs (N, ...) and the task's predictions, or the latter only, for
-    images before normalisation, (N, C, H, W). Raises AdtrainError where a number of either is NaN or infinite.
+    `run` gives the arrays `names`, which are the outputs (N, ...) and the task's predictions, or the predictions only,
+    for images before normalisation, (N, C, H, W). Raises AdtrainError where a number of either is NaN or infinite.
     """
     network = trained.network
 

@@ -428,7 +428,7 @@ def batch_norm(nodes: Nodes, e: Equation) -> str:
 
 
 def layer_norm(nodes: Nodes, e: Equation) -> str:
-    """Of (N, groups, n) without factors, as group normalisation has it, instance normalisation."""
+    """Layer normalisation. Without factors, on (N, groups, n) as of a group norm, it is InstanceNormalization."""
     (x, *affine), axes, eps = e.inputs, e.kernel_params["axes"], e.kernel_params["eps"]
     if not affine and len(x.type.shape) == 3 and axes == (2,):
         ones_and_zeros = _ones_and_zeros(nodes, x.type.shape[1:2])

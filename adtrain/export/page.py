@@ -198,7 +198,7 @@ class _Memory:
         self.size = 0
 
     def add(self, key: Any, content: bytes | int) -> None:
-        """Place a constant, or an array of so many bytes."""
+        """Place a constant, given as bytes, or an array, given as its number of bytes."""
         if key not in self.addresses:
             self.addresses[key] = self.size
             size = content if isinstance(content, int) else len(content)

@@ -199,7 +199,7 @@ class _Layout:
         )
 
     def _across(self, flow: Flow) -> Arrow:
-        """To a column further right; as a straight line if the boxes, or boxes that read the same, face each other."""
+        """The arrow to a column further right; straight if the boxes, or boxes that read the same, face each other."""
         tail, head = self._facing(flow), flow.head
         start_x = self.x[min(tail.right, flow.end - 1)] + WIDTHS[min(tail.right, flow.end - 1)]
         end_x = self.x[max(head.left, tail.right + 1)] if tail.right < flow.end else self.x[flow.end]

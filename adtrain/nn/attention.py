@@ -270,7 +270,7 @@ class TransformerLayer(Container):
     """
 
     CHILDREN: ClassVar = ("norm1", "self_attn", "norm2", "gate", "linear1", "linear2")
-    """In the order in which they run with `normalises_first`."""
+    """The names of the children, in the order in which they run with `normalises_first`."""
     dropout: Fraction
     activation: str
 

@@ -85,7 +85,7 @@ class _Convolution(WeightLayer):
         return (self.out_channels, *((n - k) // s + 1 for n, k, s in strides))
 
     def _weight_shape(self, channels: int) -> Shape:
-        """Of the weight, for an input of so many channels."""
+        """The shape of the weight for an input of `channels` channels."""
         return (self.out_channels, channels // self.groups, *self._sizes(self.kernel_size))
 
     def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:

@@ -20,7 +20,7 @@ __all__ = ["elu", "gelu", "leaky_relu", "relu", "sigmoid", "silu", "soft_cap", "
 
 _SQRT_HALF = math.sqrt(0.5)
 _DENSITY_AT_0 = 1 / math.sqrt(2 * math.pi)
-"""Of the normal distribution."""
+"""The density of the standard normal distribution at 0."""
 
 
 def _sigmoid_reference(x: np.ndarray) -> np.ndarray:

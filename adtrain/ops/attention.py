@@ -277,8 +277,8 @@ attention_p: Primitive = Primitive(
     axes=_axes,
     composition=composed,
 )
-"""Of q, k, v, then a mask (bool), first keys (int32) and a random state (uint32), if there are any. The outputs are the
-result and the logsumexp of the scores of each query, infinity for a query without a key."""
+"""The arguments are q, k, v, then a mask (bool), first keys (int32) and a random state (uint32), if there are any. The
+outputs are the result and the logsumexp of the scores of each query, infinity for a query without a key."""
 
 attention_grad_p: Primitive = Primitive(
     "attention_grad",
@@ -467,7 +467,7 @@ def _side_by_side_rule(outs: Any, x: Value, *more: Value, **params: Any) -> Any:
 
 
 def _of_heads(flops: Callable[..., int]) -> Callable[..., int]:
-    """The same for `self_attention` and its gradient."""
+    """The function `flops` of attention as one of `self_attention`, or of its gradient."""
 
     def f(x: Any, *others: Any, heads: int, **params: Any) -> int:
         *leading, length, row = x.shape

@@ -33,7 +33,7 @@ def _all_to_all_shape(x: Any, ranks: int) -> ArrayType:
 
 
 def _exchanged_by_member(op: Callable[..., Value], mapped: Sequence[bool], x: Value, ranks: int) -> Value:
-    """In `x` the members are at axis 0, the ranks at axis 1."""
+    """The batching rule of an exchange. In `x` the members are at axis 0, the ranks at axis 1."""
     swapped = (1, 0, *range(2, x.ndim))
     return transpose(op(transpose(x, swapped), ranks=ranks), swapped)
 

@@ -335,7 +335,7 @@ power_scalar_p: Primitive = elementwise("power_scalar", _scalar_reference, _scal
 
 
 def _integer_reference(x: np.ndarray, exponent: np.ndarray | int) -> np.ndarray:
-    """By repeated squaring; products wrap around. The same as integer_power in `kernels/cpu/division.h`."""
+    """Powers by repeated squaring; products wrap around. The same as integer_power in `kernels/cpu/division.h`."""
     left, factor, out = np.maximum(np.asarray(exponent, np.int64), 0), x, np.ones(np.shape(x), x.dtype)
     while np.any(left):
         out = np.where(left % 2 == 1, out * factor, out)

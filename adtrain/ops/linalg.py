@@ -173,7 +173,7 @@ def _order(terms: Sequence[_Term], output: str) -> list[tuple[int, ...]]:
         return [tuple(range(len(terms)))]
     text = ",".join(term.labels for term in terms) + "->" + output
     shapes = [np.broadcast_to(np.float32(0), term.value.shape) for term in terms]
-    method = "optimal" if len(terms) <= SEARCHED else "greedy"  # the time of the former grows exponentially
+    method = "optimal" if len(terms) <= SEARCHED else "greedy"  # the time of "optimal" grows exponentially
     path: list[tuple[int, ...]] = np.einsum_path(text, *shapes, optimize=method)[0][1:]
     return path
 

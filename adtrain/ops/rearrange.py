@@ -184,7 +184,7 @@ def _diagonal(name: str, x: ArrayLike, offset: int, axis1: int, axis2: int) -> V
 
 
 def diag(x: ArrayLike, k: int = 0) -> Value:
-    """As `numpy.diag`: of a vector the matrix with it on diagonal ``k``, of a matrix its diagonal ``k``.
+    """For a vector the matrix with it on diagonal ``k``, for a matrix its diagonal ``k``, as `numpy.diag`.
 
     Args:
         k: 0 is the main diagonal, k > 0 is above it, k < 0 below it.

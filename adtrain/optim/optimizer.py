@@ -32,7 +32,7 @@ OptState = dict[str, Any]
 
 
 ACCEPTED, LOSS, STOPPED = "accepted", "loss", "stopped"
-"""In the state of an optimizer with a line search: the last parameters that it has accepted, the loss there, and
+"""Keys of the state of an optimizer with a line search: the last parameters that it has accepted, the loss there, and
 whether it stays there, as its line search finds no better ones, bool (). The parameters that `update` returns are those
 of a trial."""
 

@@ -71,7 +71,7 @@ class Fusion:
         return False
 
     def weight(self, producer: Equation) -> float:
-        """Of merges that save equally many bytes, the one whose producer has the greatest weight comes first."""
+        """The weight of a merge. If merges save equally many bytes, the one with the greatest weight comes first."""
         return 0
 
     def together(self, groups: Groups) -> Iterable[Iterable[int]]:
@@ -376,15 +376,8 @@ def _merge_independent(groups: Groups, positions: Iterable[int]) -> None:
     """Merge independent equations in their order. One that depends on the others begins another group."""
     first: int | None = None
     for i in positions:
-        if first is not None and independent(groups, groups.of[first], groups.of[i]):
-            groups.merge(groups.of[first], groups.of[i])
-        else:
+        if first is None or not groups.merge_independent(first, i):
             first = i
-
-
-def independent(groups: Groups, a: int, b: int) -> bool:
-    """Whether two groups do not depend on each other, and can be merged."""
-    return not (a in groups.producers(b) or b in groups.producers(a)) and groups.can_merge(a, b)
 
 
 def with_copies(program: Program, copied: Callable[[Equation, Equation], bool]) -> Program:

@@ -145,6 +145,17 @@ class Groups:
         """The other groups that a group reads from."""
         return self.order.needs[group]
 
+    def are_independent(self, i: int, j: int) -> bool:
+        """Whether the groups of two equations do not depend on each other, and can be merged."""
+        a, b = self.of[i], self.of[j]
+        return not (a in self.producers(b) or b in self.producers(a)) and self.can_merge(a, b)
+
+    def merge_independent(self, i: int, j: int) -> bool:
+        """Merge the groups of two equations if they are independent. Returns whether they are."""
+        if independent := self.are_independent(i, j):
+            self.merge(self.of[i], self.of[j])
+        return independent
+
     def can_merge(self, a: int, b: int) -> bool:
         """Whether merging keeps to the limit and makes no cycle: no value may leave the two groups and return through
         a third."""

@@ -11,7 +11,7 @@ its lifetime (Y. Pisarchyk, J. Lee: "Efficient Memory Management for Deep Neural
 Exchanges need no copies where ranks of a host compute what they send in memory that they share, and read it there. Each
 exchange has a slot in this memory, with a row for each rank. A rank computes what it sends in its own row. After a
 barrier it reads the rows of the others. What cannot be in a slot is copied into it or out of it. All ranks begin a run
-of a Program together, so nobody writes a row that others still read from the last run. If an all-gather replaces a
+of a Program together, so no rank writes a row that others still read from the last run. If an all-gather replaces a
 donated input, such as parameters, the input is in its slot. Then a rank may write its row after an exchange that
 follows all other reads of the input.
 """
@@ -276,8 +276,8 @@ def plan_memory(
 ) -> MemoryPlan:
     """Plan ``program`` in the order of its equations; ``workspace`` returns the scratch bytes of an equation.
 
-    With ``guard``, a multiple of the alignment, so many bytes before and after each value in the arena belong to no
-    other value at any time. With ``ranks``, these share memory.
+    ``guard`` is the number of bytes before and after each value in the arena that belong to no other value at any time,
+    a multiple of the alignment. With ``ranks``, these share memory.
     """
     last_use = {v: i for i, e in enumerate(program.equations) for v in e.inputs}
     last_use |= dict.fromkeys(program.outputs, len(program.equations))

@@ -17,15 +17,15 @@ from adtrain.sweeps.rates import RateSearch
 from adtrain.templates import environment
 from adtrain.text import counted
 from adtrain.training.progress import Epoch, Validated
-from adtrain.training.scores import HIGHER_IS_BETTER, value_text
+from adtrain.training.scores import HIGHER_IS_BETTER, single_numbers, value_text
 
 T = TypeVar("T")
 
 SCORES = ("train", "validation")
 RATES_WIDTH, RATES_HEIGHT = 720, 360
-"""Of the picture of learning rates."""
+"""The size of the picture of learning rates."""
 HIGHEST_LOSS = 1.2
-"""In it, losses above this multiple of the loss at the smallest rate are drawn at the upper edge."""
+"""In this picture losses above this multiple of the loss at the smallest rate are drawn at the upper edge."""
 MILLION = "million"
 MOST_POINTS, MOST_MARKERS = 1000, 60
 
@@ -138,7 +138,8 @@ class Panel(NamedTuple):
 
 
 def panels(record: Record) -> list[Panel]:
-    """Loss, the metrics and, if there are intervals, learning rate; empty if no step is complete.
+    """Loss, the metrics of the scores, those of `training.metrics` on the validation part and, if there are intervals,
+    learning rate; empty if no step is complete.
 
     The horizontal axis has epochs, or steps if no epoch is complete; for a text the number of tokens, in millions.
     """
@@ -162,13 +163,18 @@ def panels(record: Record) -> list[Panel]:
                 drawn.append(Curve(split, split, xs, [getattr(score, field) for _, score in reached]))
         return drawn
 
-    test = {} if summary is None else summary.test._asdict()
+    test = {} if summary is None else summary.test._asdict() | single_numbers(summary.metrics)
     kept = None if summary is None or not record.epochs else summary.model_epoch
     kept_at = (kept or 0) * steps / per_unit
     found = [
         Panel(name, unit, curves(name), partial(value_text, name), test.get(name), kept, kept_at)
         for name in record.scored[0].train._fields
     ]
+    for name in dict.fromkeys(name for line in record.epochs for name in line.metrics):
+        measured = [(line.step / per_unit, line.metrics[name]) for line in record.epochs if name in line.metrics]
+        xs, ys = zip(*measured, strict=True)
+        curve = Curve("validation", "validation", xs, ys)
+        found.append(Panel(name, unit, [curve], partial(value_text, name), test.get(name), kept, kept_at))
     if rates := [line.learning_rate for line in intervals]:
         curve = Curve("at the end", "rate", positions, rates)
         found.append(Panel("learning rate", unit, [curve], "{:.3g}".format))

@@ -26,7 +26,8 @@ MAX_LINES, MAX_CURVES = 400, 6
 """Members that are drawn as parallel coordinates, the best ones; settings whose learning curves are drawn."""
 WIDTH, HEIGHT, SIDE = 760, 300, 60
 TURNED_WIDTH, TURNED_ROW, TURNED_SIDE, TURNED_END = 360, 84, 8, 24
-"""Of turned parallel coordinates: width, distance of axes, margin at the sides, and what the last axis needs less."""
+"""Parallel coordinates with horizontal axes: width, distance of axes, margin at the sides, and what the last axis needs
+less."""
 ROOM = 0.12
 """The share of an axis, at each end, in which only the end has a label."""
 LEAST_RANGE = 5

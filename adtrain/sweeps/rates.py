@@ -88,7 +88,7 @@ def rates_within(low: float, high: float, count: int) -> list[float]:
 
 
 def settings(cfg: Config, rates: Sequence[float], steps: int) -> list[str]:
-    """The overrides of a config for a sweep whose members are trained with one rate each for so many steps.
+    """The overrides of a config for a sweep whose members are trained with one rate each for `steps` steps.
 
     Raises ConfigError where the config has a section `sweep`, or an optimizer without a learning rate.
     """

@@ -35,7 +35,7 @@ from adtrain.version import __version__
 
 FORMAT = 3
 KIND = "checkpoint"
-DATA_FIELDS = ("classes", "image_shape", "mean", "std", "scale", "targets", "target_mean", "target_std", "class_type")
+DATA_FIELDS = ("classes", "image_shape", "mean", "std", "scale", "targets", "target_mean", "target_std")
 
 
 @dataclass(frozen=True)

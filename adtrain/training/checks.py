@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from adtrain import config, nn, optim
+from adtrain import config, nn, ops, optim
 from adtrain.config import Config
 from adtrain.config.build import REGRESSION, takes_labels
 from adtrain.config.problems import found
@@ -133,8 +133,12 @@ def check_equations(cfg: Config, net: Network, examples: int) -> None:
         return
     if options.adaptive and (cfg.data.shards or 1) > 1:
         raise cfg.error_at(("data", "adaptive"), f"found true, expected false with data.shards {cfg.data.shards}")
-    _, statistics = net.model.new_arrays(net.input_shape, np.random.default_rng(0), net.dtype)
-    if statistics:
+    params, statistics = net.model.new_arrays(net.input_shape, np.random.default_rng(0), net.dtype)
+    if not statistics:
+        return
+    points = array(np.zeros((2, *net.input_shape), net.dtype))
+    _, after = net.model.forward(params, statistics, points, nn.Mode(training=True, rng=ops.rng_state(0)))
+    if any(x is not y for x, y in zip(tree.leaves(statistics), tree.leaves(after), strict=True)):
         reason = "found a layer with running statistics, expected none: the outputs at a point depend on it alone"
         raise cfg.error_at(("model", "layers"), reason)
 

@@ -19,6 +19,7 @@ from adtrain.core.primitive import Cost
 from adtrain.core.program import Equation, Program, costs
 from adtrain.core.staging import Staged
 from adtrain.passes import SIMPLIFY, fuse
+from adtrain.text import mebibytes
 from adtrain.training.examples import held_bytes
 from adtrain.training.experiment import Experiment, Mode
 
@@ -89,8 +90,8 @@ def too_large(experiment: Experiment, device: str) -> OutOfMemory | None:
         most //= 2
     advice = f"data.batch_size {most} fits" if most else "no batch size fits: make the network smaller"
     return OutOfMemory(
-        f"device {device}: out of memory: a step on {size:,} examples needs {needed / 2**20:,.1f} MiB, "
-        f"{limit / 2**20:,.1f} MiB free; {advice}"
+        f"device {device}: out of memory: a step on {size:,} examples needs {mebibytes(needed)}, "
+        f"{mebibytes(limit)} free; {advice}"
     )
 
 

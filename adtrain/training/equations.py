@@ -14,8 +14,9 @@ from adtrain.augment import Batch, Drawn, Resampled
 from adtrain.config import Config
 from adtrain.config.equation_terms import Equations
 from adtrain.config.equations import expressions, names, reference
-from adtrain.core.array import Value
+from adtrain.core.array import Value, array
 from adtrain.core.autodiff import Recording
+from adtrain.core.forward import jet
 from adtrain.core.trace import scope
 from adtrain.data import DataSet, meshes, points
 from adtrain.data.points import Box, Labels
@@ -32,6 +33,8 @@ FUNCTIONS_OF_VALUES: dict[str, Callable[..., Any]] = {name: getattr(ops, name) f
 }
 FUNCTIONS_OF_NUMPY: dict[str, Callable[..., Any]] = {name: getattr(np, name) for name in FUNCTIONS} | {"**": np.power}
 
+TAYLOR_ORDER = 4
+"""The order of a derivative by one variable from which Taylor mode takes fewer products than nested reverse mode."""
 NO_NAMES = Names(())
 Key: TypeAlias = tuple[int, tuple[int, ...]]
 """A derivative: the number of the output, and those of the variables; none for the output itself."""
@@ -198,12 +201,12 @@ def placed(images: Value, fixed: Sequence[tuple[int, tuple[float, ...]]], offset
     if not fixed:
         return images
     columns = [images[:, i : i + 1] for i in range(images.shape[1])]
-    index = ops.reshape(ops.arange(images.shape[0], device=images.device), (-1, 1, 1, 1))
+    index = np.arange(images.shape[0]).reshape(-1, 1, 1, 1)
     for variable, values in fixed:
         column = ops.zeros_like(columns[variable]) + values[0] - offset[variable]
-        turn = ops.remainder(index, len(values))
         for k, value in enumerate(values[1:], 1):
-            column = ops.where(ops.equal(turn, k), value - offset[variable], column)
+            turn = array(index % len(values) == k, device=images.device)
+            column = ops.where(turn, value - offset[variable], column)
         columns[variable] = column
     return ops.concatenate(columns, axis=1)
 
@@ -215,6 +218,27 @@ def derivatives(f: Callable[[Value], Value], where: Value, keys: Collection[Key]
         f: points (N, variables, 1, 1) to outputs (N, outputs).
         keys: the derivatives that are needed; those on the way to them and the outputs are returned too.
     """
+    found: dict[Key, Value] = {}
+    for variable in range(where.shape[1]):
+        order = max((len(by) for _, by in keys if set(by) == {variable}), default=0)
+        if order >= TAYLOR_ORDER:
+            found |= _along(f, where, variable, order)
+    rest = [key for key in keys if key not in found]
+    return found | _by_reverse_mode(f, where, rest) if rest or not found else found
+
+
+def _along(f: Callable[[Value], Value], where: Value, variable: int, order: int) -> dict[Key, Value]:
+    """The outputs and their derivatives by one variable up to an order, by Taylor mode."""
+    unit = np.zeros((1, *where.shape[1:]), where.dtype)
+    unit[:, variable] = 1
+    direction = ops.broadcast_to(array(unit, device=where.device), where.shape)
+    value, series = jet(f, (where,), [(direction,), *[None] * (order - 1)])
+    columns = enumerate((value, *series))
+    return {(k, (variable,) * n): y[:, k] for n, y in columns for k in range(value.shape[1])}
+
+
+def _by_reverse_mode(f: Callable[[Value], Value], where: Value, keys: Collection[Key]) -> dict[Key, Value]:
+    """`derivatives` by reverse mode, again for each order."""
 
     def up_to(order: int, x: Value) -> dict[Key, Value]:
         if not order:
@@ -272,14 +296,14 @@ def read_data(cfg: Config) -> DataSet:
     box: Box = {name: cfg.data.points[name] for name in own.variables}
     test, labels, measured = points.grid(box, options.test_points), None, None
     if options.measurements is not None:
-        measured = points.read_table(Path(options.measurements), (*own.variables, *own.outputs))
+        measured = _table(cfg, options.measurements, box)
     if options.sdf is not None:
         mesh = _mesh_in_box(cfg, options.sdf, box)
         low, high = np.array(list(box.values())).T
         measured = signed_distance.samples(mesh, low, high, options.sdf_points, points.SEED)
         labels = signed_distance.signed_distances(mesh, test)[:, np.newaxis]
     elif (file := cfg.data.reference_file) is not None:
-        found = points.read_table(Path(file), (*own.variables, *own.outputs))
+        found = _table(cfg, file, box)
         test, labels = found[:, : len(box)], found[:, len(box) :]
     elif solution := reference(cfg):
         values = dict(zip(own.variables, test.T, strict=True))
@@ -290,6 +314,14 @@ def read_data(cfg: Config) -> DataSet:
             at = ", ".join(f"{name} = {x:g}" for name, x in zip(own.variables, test[finite.argmin()], strict=True))
             raise cfg.error_at(("data", "reference"), f"found no finite number at {at}")
     return points.load(box, own.outputs, cfg.data.batch_size, options, cfg.data.normalize, test, labels, measured)
+
+
+def _table(cfg: Config, file: str, box: Box) -> np.ndarray:
+    """As `points.read_table`, with a warning of points outside the box."""
+    found = points.read_table(Path(file), (*box, *names(cfg).outputs))
+    reason = "the equations hold inside only; check the units, or widen data.points"
+    points.warn_outside(found[:, : len(box)], list(box.values()), file, reason)
+    return found
 
 
 def _mesh_in_box(cfg: Config, file: str, box: Box) -> np.ndarray:

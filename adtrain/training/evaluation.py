@@ -294,6 +294,6 @@ def rows_on(x: Any, chosen: np.ndarray, device: str) -> Value:
 
 
 def most_influential(row: np.ndarray, shown: int, helpful: bool) -> list[tuple[int, float]]:
-    """Of a row of influences the largest positive ones, or the most negative ones, with their indices."""
+    """The largest positive influences of a row, or the most negative ones, with their indices."""
     order = np.argsort(-row if helpful else row, kind="stable")[:shown]
     return [(int(i), float(row[i])) for i in order if (row[i] > 0) == helpful and row[i] != 0]

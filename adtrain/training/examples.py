@@ -53,7 +53,7 @@ class Examples(ABC):
     @abstractmethod
     def batches(self, indices: np.ndarray) -> StepInputs:
         """The arguments of a step for int64 `indices`: one batch, (batch,), or one batch per row, (rows, batch). Then
-        `indices` must not be written to any more."""
+        `indices` must not be written to afterwards."""
 
     @abstractmethod
     def groups(

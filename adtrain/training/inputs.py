@@ -12,8 +12,8 @@ import numpy as np
 from adtrain.data import DataError, csv_table, digit_image, formats, idx, images, table_encoder
 from adtrain.data.errors import warn
 from adtrain.data.part import Cells
+from adtrain.data.points import warn_outside
 from adtrain.data.statistics import PIXEL_MAX, as_float32
-from adtrain.text import counted
 from adtrain.training.model_file import TrainedModel
 
 IDX_MAGIC = b"\0\0"
@@ -96,7 +96,7 @@ def read(
 
 
 def dropped_columns(path: Path, trained: TrainedModel) -> dict[str, list[str]]:
-    """The texts of a table's columns that `data.drop` names, for each row of the file; none for other formats."""
+    """The texts of a table's columns that `data.drop` lists, for each row of the file; none for other formats."""
     given, known = trained.config.data.options, trained.known.columns
     is_table = csv_table.FORMAT in (formats.of_name(path), formats.of_name(path, given.format))
     return csv_table.read_dropped(path, given, known) if is_table and known is not None else {}
@@ -134,13 +134,7 @@ def warn_of_places(images: np.ndarray, place: str, trained: TrainedModel) -> Non
         return
     count = trained.image_shape[0]
     box = [FIELD_INTERVAL] * count if data.points is None else list(data.points.values())
-    low, high = np.array(box).T
-    points = images.reshape(-1, count)
-    if (outside := ((points < low) | (points > high)).any(axis=1)).any():
-        intervals = " x ".join(f"[{a:g}, {b:g}]" for a, b in box)
-        first = f"such as {points[outside.argmax()].tolist()} in row {outside.argmax()}"
-        found = f"found {counted(int(outside.sum()), 'points')} outside {intervals}, {first}"
-        warn(place, f"{found}: the network was trained inside only")
+    warn_outside(images.reshape(-1, count), box, place, "the network was trained inside only")
 
 
 def stored(images: np.ndarray, place: str, trained: TrainedModel) -> np.ndarray:

@@ -242,7 +242,7 @@ def _projections(layer: str, place: str, names: Sequence[str]) -> Rows:
 
 
 def _resnet(blocks: Sequence[int], convolutions: int) -> Table:
-    """torchvision's ResNet: stages of so many blocks, each of 2 or 3 convolutions."""
+    """torchvision's ResNet: `blocks` has the number of blocks of each stage. A block has 2 or 3 `convolutions`."""
     rows: dict[str, str] = {"conv2d0.weight": "conv1.weight", "batch_norm2d0.*": "bn1.*", "linear0.*": "fc.*"}
     places = [(stage, block) for stage, count in enumerate(blocks, start=1) for block in range(count)]
     for i, (stage, block) in enumerate(places):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from hashlib import sha256
 from itertools import count
@@ -26,6 +26,7 @@ from adtrain.core.timeline import during
 from adtrain.data import DataError
 from adtrain.files import (
     Content,
+    Unwritable,
     make_folder,
     read_file,
     read_regular,
@@ -133,6 +134,16 @@ class RunFolder(MetricsFolder):
         self.write_checkpoint(encode(experiment, start.checkpoint), best=start.best is start.checkpoint)
         write_plugins(experiment.config, self.path)
         write_atomic(self.path / CONFIG, experiment.config_text.encode())
+
+    @contextmanager
+    def in_training(self, config: Config) -> Iterator[None]:
+        """Lock the folder as `locked` does. If a file cannot be written within the block, the error says what to do."""
+        with self.locked():
+            try:
+                yield
+            except Unwritable as error:
+                has_checkpoint, again = (self.path / LAST).exists(), "the run has no checkpoint: train again"
+                raise AdtrainError(f"{error}; {self.advice(config) if has_checkpoint else again}") from error
 
     def advice(self, config: Config) -> str:
         """How to continue the run after it stopped."""
@@ -358,6 +369,8 @@ def resume(
     cfg = config.load(written, settings, run_plugin=trust.run) if written.exists() else file.config(settings, trust.run)
     trust.check(cfg.plugins)
     experiment = prepare(cfg, mode)
+    # The file of a table that was given in memory does not say whether its labels were texts.
+    experiment = replace(experiment, data=replace(experiment.data, class_type=file.metadata.class_type))
     notes = _changes(file, experiment)
     lengths = {setting.partition("=")[0] for setting in longer}
     refused = [change for change in notes if change.partition(":")[0] not in lengths]

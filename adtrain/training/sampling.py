@@ -74,7 +74,7 @@ class Drawing:
 
     Attributes:
         temperature: divides log-probabilities, above 0: below 1 the probable classes become more probable.
-        top_k: only so many classes, the most probable ones, are drawn.
+        top_k: only this number of classes, the most probable ones, are drawn.
         top_p: only the most probable classes are drawn: the fewest that have at least this probability together.
         seed: the same seed draws the same classes on the same device.
     """
@@ -164,7 +164,7 @@ class _Steps:
         self.prefill = stage(self._caches, ALL, donate=(0,))
 
     def begin(self, texts: Sequence[np.ndarray], step: int, caches: nn.State) -> Writing:
-        """The state before the classes that follow `texts`, after so many steps, in the memory of earlier `caches`."""
+        """The state before the classes that follow `texts`, after `step` steps, in the memory of earlier `caches`."""
         written = np.zeros((len(texts), self.length + 1), np.int32)
         for row, classes in zip(written, texts, strict=True):
             row[: len(classes)] = classes

@@ -18,14 +18,14 @@ LARGEST_LOG = 690.0
 
 
 class ClassScore(NamedTuple):
-    """Of a classification: `accuracy` is the fraction of images whose most probable class is the label."""
+    """The score of a classification. `accuracy` is the fraction of images whose most probable class is the label."""
 
     loss: Measured
     accuracy: Probability
 
 
 class RegressionScore(NamedTuple):
-    """Of numbers to predict, in their original units; each metric is the mean over the targets.
+    """The score of numbers to predict, in their original units. Each metric is the mean over the targets.
 
     `rmse` is the root of the mean squared error, `mae` the mean absolute error, and `r2` the coefficient of
     determination: 1 minus the squared error divided by that of the split's own mean. As in scikit-learn, the `r2` of a
@@ -39,8 +39,9 @@ class RegressionScore(NamedTuple):
 
 
 class MultilabelScore(NamedTuple):
-    """Of labels that are each 0 or 1: `accuracy` is the fraction of images with no wrong label (subset accuracy).
+    """The score of labels that are each 0 or 1.
 
+    `accuracy` is the fraction of images with no wrong label (subset accuracy).
     `f1` is the mean over the labels of 2 tp / (2 tp + fp + fn) (macro F1), 0 for a label without any of the three.
     """
 
@@ -50,8 +51,9 @@ class MultilabelScore(NamedTuple):
 
 
 class TextScore(NamedTuple):
-    """Of a text: `accuracy` is the fraction of positions whose most probable class is the next character or byte.
+    """The score of a text of characters or bytes.
 
+    `accuracy` is the fraction of positions whose most probable class is the next character or byte.
     `perplexity` is exp of the mean of -log p, where p is the probability of the next character or byte, and at most
     exp(690).
     """
@@ -62,7 +64,7 @@ class TextScore(NamedTuple):
 
 
 class TokenScore(NamedTuple):
-    """Of a text of tokens: `perplexity` and `accuracy` are those of `TextScore`, for a token.
+    """The score of a text of tokens. `perplexity` and `accuracy` are those of `TextScore`, for a token.
 
     `bits_per_byte` is the sum of -log2 p, where p is the probability of the next token, divided by the bytes of these
     tokens. It compares models with different tokenizers. The end of a text has no bytes.
@@ -75,7 +77,7 @@ class TokenScore(NamedTuple):
 
 
 class SolutionScore(NamedTuple):
-    """Of equations whose solution is known: `error` is the relative error in the L2 norm.
+    """The score of equations whose solution is known. `error` is the relative error in the L2 norm.
 
     It is the root of the sum of the squared errors of all outputs, divided by that of the squares of the solution;
     where the solution is 0 everywhere, it is not divided. In training it is that of a few points in each step.
@@ -86,8 +88,9 @@ class SolutionScore(NamedTuple):
 
 
 class FieldScore(NamedTuple):
-    """Of a neural field, for all outputs together: `rmse` is the root of the mean squared error.
+    """The score of a neural field, for all outputs together.
 
+    `rmse` is the root of the mean squared error.
     `psnr` is the peak signal-to-noise ratio in decibels.
     """
 
@@ -97,7 +100,7 @@ class FieldScore(NamedTuple):
 
 
 class ResidualScore(NamedTuple):
-    """Of equations whose solution is not known."""
+    """The score of equations whose solution is not known."""
 
     loss: Measured
 

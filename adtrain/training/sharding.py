@@ -99,7 +99,7 @@ class Bucket:
 
     @classmethod
     def of(cls, leaves: Mapping[str, Any], shards: int) -> Bucket:
-        """The bucket of parameters by their paths, for vectors that so many shards divide."""
+        """The bucket of parameters by their paths, for vectors that `shards` shards divide."""
         dtype = next(iter(leaves.values())).dtype
         sizes = [prod(x.shape) for x in leaves.values()]
         starts = [0, *accumulate(_aligned(size, dtype) for size in sizes)]

@@ -130,7 +130,7 @@ class Observer:
 
 
 LONG_PREPARATION = 0.1
-"""A network is large if its step takes at least so many seconds to trace and lower."""
+"""A network is large if its step takes at least this number of seconds to trace and lower."""
 
 CHECK_SECONDS = 1.0
 """The approximate time between two checks that all numbers of the state are finite."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from adtrain import passes
 from adtrain.backends.cpu.fusions import cpu_fusions
+from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.fusions import gpu_fusions
-from adtrain.backends.cuda.targets import H200
 from adtrain.core.staging import Results, results_of
 from adtrain.passes.fusion import FusionPass
 

@@ -42,7 +42,7 @@ BATCHWISE = "batchwise"
 them for an item. Outputs may be sums over the items."""
 
 MIN_ITEMS = 8
-"""With fewer items there is too little work for several threads."""
+"""Minimum items. With fewer there is too little work for several threads."""
 MIN_COARSE_ITEMS = 64
 """Minimum items if equations on more items are computed with them."""
 MAX_EQUATIONS = 1024

@@ -106,7 +106,7 @@ class TeamSize:
         self._wait, self._passed, self._tried = FIRST_WAIT_S, 0.0, 0
 
     def ran(self, runs: int, seconds: float) -> None:
-        """Note the duration of so many runs on `size` threads, and choose the size of the next ones."""
+        """Note the duration of `runs` runs on `size` threads, and choose the size of the next ones."""
         if self._usual == self._other:
             return
         if not self._warm:  # the first run reads memory that no cache has

@@ -221,12 +221,12 @@ class CudaBackend:
     @contextmanager
     def side_by_side(self, count: int) -> Iterator[Sequence[Callable[[], AbstractContextManager[None]]]]:
         self.synchronize()
-        lanes = self.device.more_lanes(count)
+        streams = self.device.more_streams(count)
         try:
-            yield [partial(self.device.using, lane) for lane in lanes]
+            yield [partial(self.device.using, each) for each in streams]
         finally:
-            for lane in lanes:
-                with self.device.using(lane):
+            for each in streams:
+                with self.device.using(each):
                     self.device.synchronize()
         self.device.flags.check()
 

@@ -61,8 +61,8 @@ from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
 from adtrain.passes.simplify import remove_dead_code
 
 FIRST_BYTES_PER_CYCLE = 600
-"""Bytes that a norm or a sum over PIXELS moves, for each cycle that it takes longer than if channels were last; fitted
-(docs/worklog/conv.md)."""
+"""A norm or a sum over PIXELS takes one cycle longer than if channels were last for this number of bytes that it moves;
+fitted (docs/worklog/conv.md)."""
 WIDE = BOXES[0]
 """Channels that fill a row of a box of the kernels. A layer with fewer keeps its layout where that is faster."""
 

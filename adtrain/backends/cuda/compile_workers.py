@@ -46,7 +46,7 @@ class CompileQueue:
         return future
 
     def _run(self) -> None:
-        # At the end of the process the main thread ends first; then nobody needs the results.
+        # At the end of the process the main thread ends first; then the results are not needed.
         while main_thread().is_alive():
             with self.lock:
                 if not self.waiting:

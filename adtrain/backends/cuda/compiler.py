@@ -43,9 +43,6 @@ PROTOTYPE = re.compile(r'^extern "C" __global__ (void .*;)$', re.MULTILINE)
 FLAGS = ("--std=c++17", "--minimal", "--ptxas-options=-v")
 """`--minimal` omits NVRTC's declarations of textures and surfaces, which take a third of its front end's time."""
 
-ARCHITECTURES = ("75", "80", "86", "89", "90a", "100", "120")
-"""The architectures that kernels are chosen and compiled for."""
-
 
 T = TypeVar("T")
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from adtrain.backends.cuda.channels_last import channels_last
+from adtrain.backends.cuda.choose_precision import choose_precision
 from adtrain.backends.cuda.forms.column_sum import COLUMN_SUM, ColumnSumFusion
 from adtrain.backends.cuda.forms.form import LAUNCH_BYTES, kernel_form
 from adtrain.backends.cuda.forms.gather import GatherFusion
@@ -26,7 +27,7 @@ from adtrain.backends.cuda.forms.weight_gradients import fuse_bias_gradients, fu
 from adtrain.backends.cuda.narrow_values import narrow_values
 from adtrain.backends.cuda.shared_divisors import multiply_by_reciprocals
 from adtrain.backends.cuda.split_reductions import split_reductions
-from adtrain.backends.cuda.store_bfloat16 import choose_precision, store_bfloat16
+from adtrain.backends.cuda.store_bfloat16 import store_bfloat16
 from adtrain.core.batching_rules import loop
 from adtrain.core.kernel import Target, cuda_kernels
 from adtrain.core.primitive import Primitive, Trait

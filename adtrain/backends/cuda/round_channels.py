@@ -56,7 +56,7 @@ def _rounded(channels: int) -> int:
 
 
 def _with(shape: Shape, channels: int) -> Shape:
-    """The shape of an image with so many channels."""
+    """The shape of an image with this number of channels."""
     return (*shape[:CHANNELS], channels, *shape[CHANNELS + 1 :])
 
 

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from adtrain import config, training
 from adtrain.backends.cpu.threads import usable_cores
-from adtrain.bench.cells import NAMES, duration, factor, mebibytes, milliseconds, of_peak
+from adtrain.bench.cells import NAMES, duration, factor, milliseconds, of_peak
 from adtrain.bench.explain.causes import CAUSES, Finding, Observed, Operation, find
 from adtrain.bench.explain.measure import Measured, evaluation_ms, nearly_fused, observe, tried
 from adtrain.bench.page import charts
@@ -29,7 +29,7 @@ from adtrain.core.backend import backend
 from adtrain.data.file_array import machine_memory
 from adtrain.invocation import Invocation, invocation
 from adtrain.table import PERCENT, TEXT, CellFormat
-from adtrain.text import counted, short
+from adtrain.text import counted, mebibytes, short
 from adtrain.training import Mode
 from adtrain.training.costs import largest_batch, planned_peak
 from adtrain.training.summary import read_summary

@@ -129,7 +129,7 @@ LETTER, LINE = 6.0, 12
 
 MAX_NAMES = 14
 DECADES = 5
-"""An axis covers at most so many powers of ten below its largest value. Points below them are drawn at the border."""
+"""The most powers of ten that an axis covers below its largest value. Points below them are drawn at the border."""
 LEADERS = (22, 40, 60)
 """Distances of names without room next to their point, which get a line to it."""
 

@@ -36,7 +36,7 @@ def built(layer: nn.Module, leaf: Callable[[nn.Module, str], Apply], xp: ModuleT
                 for i, child in enumerate(layer.layers):
                     if isinstance(child, nn.Linear) and child.tied:
                         names = f"{path}{i}.weight", f"{path}{layer.shared_embedding()}.weight"
-                        parts[i] = tied(parts[i], *names)
+                        parts[i] = _tied(parts[i], *names)
                 return lambda arrays, x: reduce(lambda x, part: part(arrays, x), parts, x)
             case nn.Residual(shortcut=None):
                 body = within(layer.body, f"{path}body.")
@@ -57,7 +57,7 @@ def built(layer: nn.Module, leaf: Callable[[nn.Module, str], Apply], xp: ModuleT
             case nn.TransformerLayer(dropout=0):
                 return transformer_layer(layer, path)
             case nn.FourierFeatures():
-                return lambda arrays, x: fourier_features(x @ arrays[f"{path}frequencies"].T)
+                return lambda arrays, x: _fourier_features(xp, x @ arrays[f"{path}frequencies"].T)
             case nn.Scale():
                 return lambda arrays, x: layer.factor * x
             case nn.Flatten():
@@ -70,29 +70,8 @@ def built(layer: nn.Module, leaf: Callable[[nn.Module, str], Apply], xp: ModuleT
                 return lambda arrays, x: x + arrays[f"{path}weight"]
             case nn.Mean():
                 return lambda arrays, x: x.mean(layer.dim)
-        activation = activations(layer).get(layer.kind())
+        activation = _activations(layer, xp, f).get(layer.kind())
         return leaf(layer, path) if activation is None else lambda arrays, x: activation(x)
-
-    def activations(layer: Any) -> dict[str, Callable[[Any], Any]]:
-        return {
-            "relu": f.relu,
-            "leaky_relu": lambda x: f.leaky_relu(x, layer.negative_slope),
-            "elu": lambda x: f.elu(x, layer.alpha),
-            "silu": f.silu,
-            "squared_relu": lambda x: f.relu(x) ** 2,
-            "soft_cap": lambda x: xp.tanh(x / layer.cap) * layer.cap,
-            "tanh": xp.tanh,
-            "sigmoid": f.sigmoid,
-            "softplus": f.softplus,
-            "softmax": lambda x: f.softmax(x, layer.dim),
-            "log_softmax": lambda x: f.log_softmax(x, layer.dim),
-        }
-
-    def fourier_features(products: Any) -> Any:
-        return xp.concatenate([xp.cos(2 * xp.pi * products), xp.sin(2 * xp.pi * products)], 1)
-
-    def tied(part: Apply, weight: str, shared: str) -> Apply:
-        return lambda arrays, x: part({**arrays, weight: arrays[shared]}, x)
 
     def transformer_layer(layer: nn.TransformerLayer, path: str) -> Apply:
         layers = layer.layers((1, 1))
@@ -114,6 +93,32 @@ def built(layer: nn.Module, leaf: Callable[[nn.Module, str], Apply], xp: ModuleT
         return run
 
     return within(layer, "")
+
+
+def _activations(layer: Any, xp: ModuleType, f: ModuleType) -> dict[str, Callable[[Any], Any]]:
+    """The activations by the kind of layer, with the options of a layer."""
+    return {
+        "relu": f.relu,
+        "leaky_relu": lambda x: f.leaky_relu(x, layer.negative_slope),
+        "elu": lambda x: f.elu(x, layer.alpha),
+        "silu": f.silu,
+        "squared_relu": lambda x: f.relu(x) ** 2,
+        "soft_cap": lambda x: xp.tanh(x / layer.cap) * layer.cap,
+        "tanh": xp.tanh,
+        "sigmoid": f.sigmoid,
+        "softplus": f.softplus,
+        "softmax": lambda x: f.softmax(x, layer.dim),
+        "log_softmax": lambda x: f.log_softmax(x, layer.dim),
+    }
+
+
+def _fourier_features(xp: ModuleType, products: Any) -> Any:
+    return xp.concatenate([xp.cos(2 * xp.pi * products), xp.sin(2 * xp.pi * products)], 1)
+
+
+def _tied(part: Apply, weight: str, shared: str) -> Apply:
+    """A layer whose array `weight` is the array `shared` of another layer."""
+    return lambda arrays, x: part({**arrays, weight: arrays[shared]}, x)
 
 
 def operations(xp: ModuleType) -> dict[str, Callable[..., Any]]:

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from adtrain import __version__, documents, ops
+from adtrain import __version__, ops
 from adtrain.backends.cpu.threads import usable_cores
 from adtrain.bench.timing.machine import busy_cores, is_busy
 from adtrain.bench.timing.sampling import measure, rate
-from adtrain.cache import digest
+from adtrain.cache import digest, find_document, store_document
 from adtrain.core.array import array
 from adtrain.core.backend import backend
 from adtrain.core.staging import stage
@@ -51,7 +51,7 @@ class Roofline:
 
 def known(device: str) -> Roofline | None:
     """The stored roofline of the device with this driver and this version of adtrain; None if it was not measured."""
-    return documents.find(KIND, _key(device), _read)
+    return find_document(KIND, _key(device), _read)
 
 
 def measured(device: str) -> Roofline:
@@ -66,7 +66,7 @@ def measured(device: str) -> Roofline:
         flops[name] = max(flops.get(name, 0.0), rate(2 * n**3, ms) or 0.0)
     found = Roofline(copied, flops)
     if not busy:
-        documents.store(KIND, _key(device), vars(found))
+        store_document(KIND, _key(device), vars(found))
     return found
 
 

@@ -27,10 +27,10 @@ _FUNCTIONS = re.compile(r"\b(atan2|ceil|cos|erf|expm1|exp|fabs|floor|hypot|log1p
 """Functions of <math.h> in the expressions of elementwise equations."""
 
 _LIBRARY = re.compile(r"\b(normal_cdf|normal_pdf|integer_power|floor_divide\w*|floor_remainder\w*)\(")
-"""Functions of `kernels/export/` in them."""
+"""Functions of `kernels/export/` in the expressions of elementwise equations."""
 
 NULL: list[Argument] = ["NULL"]
-"""In place of an array that a layer does not have."""
+"""The argument in place of an array that a layer does not have."""
 
 SCRATCH = {"rnn_tanh": 1, "rnn_relu": 1, "lstm": 9, "gru": 6}
 """Numbers for each hidden unit that the C function of a recurrent layer needs for itself."""

@@ -26,7 +26,7 @@ def item_and_team(
     checked: bool = False,
     each: bool = False,
 ) -> tuple[CKernel, CKernel]:
-    """The function ``name`` for items, and ``name_team``, which all threads call. ``scratch`` is for the latter."""
+    """The function ``name`` for items, and ``name_team``, which all threads call and which gets ``scratch``."""
     return (
         CKernel(file, name, numbers, dtypes, items=True, several_items=True, each=each, checked=checked),
         CKernel(file, f"{name}_team", numbers, dtypes, team=True, scratch=scratch, each=each, checked=checked),

@@ -34,16 +34,16 @@ def in_full(name: str, precision: str) -> None:
 SCRATCH = 1 << 20
 """Bytes for each thread: packed blocks of A and B, and a block of C."""
 LONG, TOTAL = 1 << 12, 256 * (1024 + 64)
-"""From so many summands on there may be groups of slices, and so many more bytes are needed for their total."""
+"""From LONG summands on there may be groups of slices, and TOTAL more bytes are needed for their total."""
 GEMM_MACROS = {"SCRATCH_BYTES": SCRATCH, "TOTAL_BYTES": TOTAL, "LONG_SUM": LONG}
 """Macros of `gemm.c`."""
 
 PANEL = 128
 """Maximum bytes of a row of a panel in `kernels/cpu/tile.h`."""
 MIN_ROWS = 1024
-"""With fewer rows, packing a small matrix for each thread takes too much of the time."""
+"""Minimum rows. With fewer, packing a small matrix for each thread takes too much of the time."""
 MIN_MATRICES = 256
-"""With fewer matrices there is too little work for many threads."""
+"""Minimum matrices. With fewer there is too little work for many threads."""
 MAX_WEIGHTS = 12 << 10
 """Maximum bytes of a small matrix. With a larger one the product takes most of the time, and `gemm.c` is faster."""
 MAX_DEPTH = 2048

@@ -19,7 +19,7 @@ MIN_TILED = 8
 TILE, BYTE_TILE = 64, 128
 """Rows and columns of a square tile, and of one of single bytes."""
 SHORT = 32
-"""An axis of at most so many elements is one side of a tile, whose other side is longer than that of a square."""
+"""The most elements of an axis that is one side of a tile, whose other side is longer than that of a square."""
 MAX_AXES = 6
 """Axes that kernels/cuda/index/copy.cu iterates over."""
 THREADS = 256

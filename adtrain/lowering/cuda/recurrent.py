@@ -41,11 +41,12 @@ THREADS = (256, 512)
 STEP_CYCLES, CLUSTER_CYCLES = 700, 500
 """Estimated cycles of a step without its products, and of a barrier of a cluster."""
 FMA_PER_CYCLE = 64
-"""Of a multiprocessor, in float32: half of its peak."""
+"""Float32 FMAs of a multiprocessor in a cycle: half of its peak."""
 L2_BYTES_PER_CYCLE, L2_BYTES_PER_CYCLE_GRADIENT = 11, 6
-"""Of a multiprocessor that reads its part of the weight in each step. The gradient reads columns."""
+"""Bytes that a multiprocessor reads in a cycle, if it reads its part of the weight in each step. The gradient reads
+columns."""
 EXCHANGE_BYTES = 32
-"""Of the barriers of `Exchange` in `rnn/recurrent.cuh`."""
+"""Bytes of the barriers of `Exchange` in `rnn/recurrent.cuh`."""
 MAX_RESIDENT = 2
 """Most candidates with the weight in registers. They differ in the blocks of a cluster or in the rows."""
 
@@ -169,16 +170,16 @@ def kernel(cell: str, division: Division, types: Sequence[Any], reverse: bool) -
 DTYPES = (np.dtype(np.float32),)
 """The types of these kernels."""
 TILE_ROWS, TILE_K, STAGES = 128, 64, 3
-"""As in `rnn/grid.cuh`."""
+"""Rows and K of a packed tile, and stages of the pipeline, as in `rnn/grid.cuh`."""
 ROW_BYTES, SCALE_BYTES = 128, 1024
-"""Of a row of a term of a packed tile; of all scales in a packed tile of what blocks exchange."""
+"""Bytes of a row of a term of a packed tile; bytes of all scales in a packed tile that blocks exchange."""
 TILE_N = {"lstm": 128, "gru": 96, "rnn_tanh": 64}
 """Columns of a block's product: all gates of 32 hidden units, or of 64. Hidden states of rnn_relu may be infinite;
 float16 terms would turn them into NaN."""
 GRADIENT_TILE_N, SPLITS = 128, 4
 GRID_THREADS, PACK_THREADS, CONSUMER_WARPS = 384, 256, 8
 ALIGNMENT, MAXIMA, PIPELINE_BYTES = 1024, 16, 96
-"""Of the stages in shared memory; maxima of warps; bytes of the stages' barriers."""
+"""Alignment of the stages in shared memory, in bytes; maxima of warps; bytes of the stages' barriers."""
 WEIGHT_GRAD_TILE, SCALED_COLUMNS = 128, 32
 """Rows and columns of a tile of the gradient of weight_hh; columns of its operands with one scale."""
 TILE_CYCLES, GRID_STEP_CYCLES, GRADIENT_STEP_CYCLES = {1: 1500, 2: 3600}, 14000, 26000

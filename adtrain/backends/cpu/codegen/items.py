@@ -1,8 +1,8 @@
 """Batchwise loops: C that computes several equations item by item, with intermediate values in a thread's scratch.
 
 A step computes one item, or several small ones. Then calls take less of the time, and the sums of several items are
-computed side by side. Of a long item a step computes a slice, so that its values stay in the nearest cache: of an image
-some of its channels, from the same channels of the arguments.
+computed side by side. A step computes a slice of a long item, so that its values stay in the nearest cache: some
+channels of an image, from the same channels of the arguments.
 
 Sums over the items are split into a fixed number of parts. One thread adds the items of a part in order, and the parts
 are added in order, so that the result does not depend on the threads. A part of many items is added in blocks, and the

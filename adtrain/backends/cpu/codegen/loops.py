@@ -18,9 +18,9 @@ from adtrain.core.kernel import value_for
 from adtrain.core.program import PRODUCT, Equation, Program, Variable, body_of
 
 FEW_ROWS = 32
-"""With fewer rows, threads divide each row instead of the rows."""
+"""Minimum rows that threads divide. With fewer they divide each row."""
 FEW_ELEMENTS = 1024
-"""Up to so many elements are computed by one thread: starting the others takes longer."""
+"""One thread computes up to this number of elements: starting the others takes longer."""
 
 
 def by_one_thread(body: Program) -> bool:
@@ -46,7 +46,7 @@ def team_loops(writer: Writer, body: Program) -> str:
 
 
 def item_loops(writer: Writer, body: Program, items: int) -> str:
-    """A function ``(inputs..., outputs...)`` that computes so many items, with pointers to the first one's elements."""
+    """A function ``(inputs..., outputs...)`` that computes `items` items, with pointers to the first one's elements."""
     axes = axes_of(body, items)
     nest = _Nest(body, axes)
     inner, rows = (axes[-1].length if axes else 1), math.prod(axis.length for axis in axes[:-1])
@@ -115,7 +115,7 @@ class _Nest:
 
 
 MAX_AHEAD = 8
-"""As in kernels/cpu/gemm.h."""
+"""The most arrays of an epilogue that a product prefetches, as in kernels/cpu/gemm.h."""
 
 
 def emit_product(writer: Writer, equation: Equation, place: Callable[[Variable], str]) -> list[str]:

@@ -17,7 +17,7 @@ from adtrain.lowering.shapes import contiguous_strides, split_at
 from adtrain.passes.fusion import by_element
 
 REDUCTIONS = {"sum": "Sum", "max": "Max", "min": "Min"}
-"""Of each reduction its operation in `common/collectives.cuh`."""
+"""The operation of each reduction in `common/collectives.cuh`."""
 MAX_SLICES = 4
 """Maximum partial sums of an element of a product."""
 MAX_SERIAL_K = 32

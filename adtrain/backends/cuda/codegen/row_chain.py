@@ -342,7 +342,9 @@ class _Block:
         """The element of an argument that all rows share."""
         if v in self.writer.scalars:
             return self.writer.scalars[v]
-        return f"shared[{_at(self.writer.layout.vectors[v])} + {column}]"
+        if v in self.writer.layout.vectors:
+            return f"shared[{_at(self.writer.layout.vectors[v])} + {column}]"
+        return f"{self.writer.names[v]}[{column}]"
 
     def _computed(self, v: Variable, column: str) -> str:
         plan = self.plan
@@ -353,6 +355,8 @@ class _Block:
             number = list(self.earlier).index(v) if v in self.earlier else len(self.earlier)
             self.earlier[v] = _at(plan.kept[v].at)
             return self._named(v, f"earlier{number}[j].lane[k]")
+        if plan.level[v] < 0:
+            return self._named(v, f"{self.writer.names[v]}[(first + min(row, left - 1)) * {width(v)} + {column}]")
         e = plan.producer[v]
         if plan.is_product(e):
             return self._product(e)

@@ -87,8 +87,8 @@ class Layout:
         return max(1, (registers - OTHER_REGISTERS) // (ACCUMULATORS * products))
 
     def division(self, columns: int, strips: int = 0) -> tuple[int, int]:
-        """Where each strip of 16 rows has so many columns: the tiles of 8 columns of a warp, a divisor of their number,
-        and how many such groups a strip has.
+        """How warps divide the columns of strips of 16 rows: the tiles of 8 columns that a warp takes at a time, a
+        divisor of their number, and how many such groups a strip has.
 
         Args:
             strips: the number of strips; by default all strips of a tile.
@@ -99,7 +99,7 @@ class Layout:
         return best, tiles // best
 
     def divided(self, total: RowSum) -> tuple[int, int, int]:
-        """Of a sum of products: the strips of 16 rows, and the division of their columns."""
+        """The strips of 16 rows of a sum of products, and the division of their columns."""
         rows, columns = total.shape
         strips = -(-rows // STRIP)
         return strips, *self.division(columns, strips)

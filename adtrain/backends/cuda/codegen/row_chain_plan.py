@@ -7,6 +7,8 @@ values pass from one to another in registers.
 - A value that is a factor of a product, or is read at another column than its own, is stored in shared memory.
 - A product, or a value that calls a function such as tanh, is kept for later steps that read it at its own column. The
   thread that will read it writes it to scratch memory, which stays in the L2 cache.
+- Both are float32. An argument of another type, such as a mask, is read from memory where an element needs it. A
+  float32 value that is computed from it is stored or kept, so that few steps need it.
 
 Other values are computed again where they are needed, such as the derivative 1 - y^2 from y. A factor that is used
 again much later is also stored again: the memory between its uses serves others.
@@ -223,8 +225,8 @@ class Plan:
 
     @cached_property
     def vectors(self) -> Sequence[Variable]:
-        """The other arguments that all rows share, of several elements."""
-        return tuple(v for v in self._shared if v.size > 1)
+        """The other arguments of float32 that all rows share, of several elements."""
+        return tuple(v for v in self._shared if v.size > 1 and v.type.dtype == FLOAT32)
 
     @cached_property
     def _shared(self) -> Sequence[Variable]:
@@ -271,14 +273,13 @@ def plan_chain(body: Program, count: int) -> Plan | None:
     if not plan.level or any(v not in plan.level and v not in follow for v in body.outputs):
         return None
     _find_places(plan)
-    kinds = {
-        v.type.dtype.name
-        for v in (*plan.places, *plan.kept, *plan.weights, *plan.vectors, *(x.result for x in plan.sums))
-    }
-    return plan if kinds <= {"float32"} else None
+    stored = (*plan.places, *plan.kept, *plan.weights, *(x.result for x in plan.sums))
+    return plan if all(v.type.dtype == FLOAT32 for v in stored) else None
 
 
 def _find_levels(plan: Plan) -> None:
+    others = {v for v in plan.level if v.type.dtype != FLOAT32}  # and what is computed from them, of other types
+    converted = set[Variable]()  # what is float32 and computed from these
     for e in plan.body.equations:
         if not is_by_row(e, plan.count):
             continue
@@ -289,14 +290,17 @@ def _find_levels(plan: Plan) -> None:
                 continue
             if e.has(Trait.MATMUL) and width(e.inputs[0]) > MAX_INLINE:
                 level = max(level, own + 1, 1)
-            elif own > 0 and plan.crosses(e, v):
+            elif (own > 0 or v in converted) and plan.crosses(e, v):
                 level = max(level, own + 1)
                 plan.stored.add(v)
             else:
                 level = max(level, own)
         plan.level |= dict.fromkeys(e.outputs, level)
-        if plan.is_product(e) or _calls(e):
+        if not others.isdisjoint(e.inputs):
+            (converted if e.outputs[0].type.dtype == FLOAT32 else others).update(e.outputs)
+        if plan.is_product(e) or (_calls(e) and e.outputs[0].type.dtype == FLOAT32):
             plan.stored.update(e.outputs)
+    plan.stored |= converted
 
 
 def _calls(e: Equation) -> bool:
@@ -350,7 +354,8 @@ def _find_places(plan: Plan) -> None:
     plan.targets = [{} for _ in range(last + 1)]
     for v, level in plan.level.items():
         if level < 0:
-            plan.places[v] = [Place(v, -1, 0)]
+            if v.type.dtype == FLOAT32:
+                plan.places[v] = [Place(v, -1, 0)]
         elif v in plan.body.outputs:
             plan.targets[level][v] = None
     for v, own in uses.items():
@@ -387,7 +392,8 @@ def _need(plan: Plan, step: int) -> None:
             continue
         seen.add((v, crosses))
         if level < 0:
-            plan.places[v][0].end = max(plan.places[v][0].end, step)
+            for argument in plan.places.get(v, ()):
+                argument.end = max(argument.end, step)
         elif (place := plan.place(v, step - FACTORS)) is not None:
             place.end = max(place.end, step)
         elif v in plan.stored and level < step:

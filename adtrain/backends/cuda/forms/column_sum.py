@@ -22,7 +22,7 @@ from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
 from adtrain.core.program import LOOPS, Equation, Program, Variable, arguments_of, body_of, program_of
 from adtrain.core.types import Shape
-from adtrain.passes.fusion import Fusion, elementwise, independent, reads_by_element, with_shared_views
+from adtrain.passes.fusion import Fusion, elementwise, reads_by_element, with_shared_views
 from adtrain.passes.groups import Groups
 from adtrain.passes.simplify import needed_for, remove_dead_code
 
@@ -30,9 +30,9 @@ COLUMN_SUM = "column_sum"
 """A sum over rows, with elementwise equations before and after it. Each thread block of a GPU adds some columns."""
 
 MIN_ELEMENTS = 1 << 16
-"""A sum of no more elements is computed by one thread block (see `fuse_one_block`)."""
+"""One thread block computes a sum of at most this number of elements (see `fuse_one_block`)."""
 MAX_SHARED_ROWS = 1 << 14
-"""A sum of more rows has a launch of its own, whose blocks divide them."""
+"""Maximum rows of a sum that shares a launch. One of more rows has a launch of its own, whose blocks divide them."""
 MAX_SUMS = 4
 """Maximum sums of a kernel. A thread holds the totals of its columns in registers."""
 MAX_ALONE = 1 << 21
@@ -86,7 +86,7 @@ class ColumnSumFusion(Fusion):
             read = _read(groups, i)
             for sums, others in found:
                 alike = _share(e, read, [groups.equations[k] for k in sums], others)
-                if alike and all(independent(groups, groups.of[k], groups.of[i]) for k in sums):
+                if alike and all(groups.are_independent(k, i) for k in sums):
                     sums.append(i)
                     others |= read
                     break

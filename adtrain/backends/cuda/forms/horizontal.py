@@ -193,22 +193,8 @@ def _joined(program: Program, joins: Callable[[Equation], bool]) -> Program:
             launches.append(i)
         elif joins(e):
             fitting = (x for x in launches if _pointers(groups, x, i) <= MAX_POINTERS)
-            any(merge_independent(groups, x, i) for x in fitting)
+            any(groups.merge_independent(x, i) for x in fitting)
     return groups.rewritten(_horizontal, anchor=min)
-
-
-def merge_independent(groups: Groups, i: int, j: int) -> bool:
-    """Merge the groups of two equations, if neither depends on the other."""
-    if not independent(groups, i, j):
-        return False
-    groups.merge(groups.of[i], groups.of[j])
-    return True
-
-
-def independent(groups: Groups, i: int, j: int) -> bool:
-    """Whether the groups of two equations do not depend on each other, and can be merged."""
-    a, b = groups.of[i], groups.of[j]
-    return not (a in groups.producers(b) or b in groups.producers(a)) and groups.can_merge(a, b)
 
 
 def _pointers(groups: Groups, i: int, j: int) -> int:

@@ -30,9 +30,7 @@ from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.horizontal import (
     MAX_POINTERS,
     blocks_in_launch,
-    independent,
     join_loops,
-    merge_independent,
 )
 from adtrain.backends.cuda.forms.one_block import ONE_BLOCK, names_of, one_block, part_of
 from adtrain.backends.cuda.peer_window import GATHERED_BYTES, SLOT_BYTES, THREADS, macros
@@ -135,13 +133,13 @@ def _one_launch(program: Program) -> Program:
     groups = Groups(program)
     first, *others = (i for i, e in enumerate(program.equations) if e.form == PEER_EXCHANGES)
     for i in others:
-        if not merge_independent(groups, first, i):
+        if not groups.merge_independent(first, i):
             raise AssertionError("fuse_exchanges: an update depends on another update")
     chosen, space = set(), GATHERED_BYTES
     for i, e in enumerate(program.equations):
         if e.primitive.name == "all_gather":
             size = -(-e.inputs[0].nbytes // ALIGNMENT) * ALIGNMENT
-            if size <= min(MAX_GATHERED, space) and independent(groups, first, i):
+            if size <= min(MAX_GATHERED, space) and groups.are_independent(first, i):
                 space -= size
                 chosen.add(e.inputs[0])
                 _merge_readers(groups, first, i)
@@ -150,7 +148,7 @@ def _one_launch(program: Program) -> Program:
     first = next(i for i, e in enumerate(program.equations) if e.form == PEER_EXCHANGES)
     for i, e in enumerate(program.equations):
         if e.form == GATHERED or (e.primitive.name == "all_gather" and e.inputs[0] in chosen):
-            merge_independent(groups, first, i)
+            groups.merge_independent(first, i)
     return join_loops(groups.rewritten(_together))
 
 
@@ -165,7 +163,7 @@ def _merge_readers(groups: Groups, first: int, gather: int) -> None:
             members.append(i)
             read += e.outputs if e.is_view else ()
     readers = [i for i in members if not groups.equations[i].is_view]
-    fits = all(_in_one_block(groups.equations[i]) and independent(groups, first, i) for i in readers)
+    fits = all(_in_one_block(groups.equations[i]) and groups.are_independent(first, i) for i in readers)
     chained = any(groups.order.reaches(groups.of[a], groups.of[b]) for a, b in permutations(readers, 2))
     launch = [*groups.group_of(first), *(groups.equations[i] for i in readers)]
     pointers = {v for e in launch for v in (*e.inputs, *e.outputs)}

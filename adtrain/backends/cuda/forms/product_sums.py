@@ -63,7 +63,7 @@ class ProductSumsFusion(Fusion):
         return self._cycles(product, len(types)) - self._cycles(product, 0) <= read / BYTES_PER_CYCLE
 
     def _cycles(self, product: Equation, sums: int) -> float:
-        """The estimated time of a product by the kernels that can add so many sums."""
+        """The estimated time of a product by the kernels that can add `sums` sums."""
         kernels = _kernels(product, sums, 0, self.target)
         return min((x.cycles for x in kernels if x.cycles is not None), default=inf)
 

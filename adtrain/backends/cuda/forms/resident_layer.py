@@ -116,12 +116,12 @@ def lengths_of(product: Equation) -> tuple[int, int, int]:
 
 
 def groups_of_warps(block_units: int) -> int:
-    """Groups of warps in a block with so many units. A group has a warp for each 16 units. Groups divide the inputs."""
+    """The number of groups of warps in a block. A group has a warp for each 16 units. Groups divide the inputs."""
     return WARPS * TILE // block_units
 
 
 def sums_bytes(batch: int, block_units: int) -> int:
-    """Bytes of sums of weights, and of sums and maxima of gradients, of a block with so many units."""
+    """Bytes of sums of weights, and of sums and maxima of gradients, of a block with `block_units` units."""
     return (groups_of_warps(block_units) + 2 * (batch // TILE)) * block_units * FLOAT.itemsize
 
 
@@ -134,7 +134,7 @@ def exchanged_bytes(batch: int, block_units: int) -> int:
 
 
 def operand_bytes(batch: int, block_units: int) -> int:
-    """Bytes of the terms of the gradient of so many units."""
+    """Bytes of the terms of the gradient of `block_units` units."""
     return TERMS * np.dtype(np.float16).itemsize * block_units * batch
 
 
@@ -264,7 +264,7 @@ class ClusterShards:
 
 
 def cluster_shards(body: Program, layer: ResidentLayer, blocks: int) -> ClusterShards | None:
-    """How a cluster of so many blocks divides a member's Program; None if it cannot."""
+    """How a cluster of `blocks` blocks divides a member's Program; None if it cannot."""
     own = (layer.gather, layer.forward, layer.backward)
     equations = [x for e in body.equations if e not in own for x in single_equations(e)]
     if not all(map(_has_rule, equations)):

@@ -92,9 +92,7 @@ class RowChainFusion(Fusion):
         chain, count = fuse(ROW_CHAIN, equations, needed), max(map(_count, equations))
         plan = plan_chain(chain.params["body"], count)
         if plan is None:
-            others = sorted({v.type.dtype.name for e in equations for v in e.inputs} - {"float32"})
-            kinds = f"values of another type than float32: {' or '.join(others)}"
-            return f"it stores {kinds}" if others else "a result is neither rows nor a sum over them"
+            return "a result is neither rows nor a sum over them, or a value that it stores is not float32"
         layout = layout_of(plan, self.target)
         if layout is None:
             size = f"{self.target.shared / 1024:.0f} KiB of shared memory"

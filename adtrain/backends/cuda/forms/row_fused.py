@@ -5,10 +5,9 @@ A row lies behind any number of axes, and may have several of its own. So the gr
 of (B, H, S, S) works by B x H x S rows, and sums over the last two axes of (B, C, H, W) by B x C rows. A norm on
 sequences (B, S, F) adds positions (S, F) itself, and its gradient reads the gradient (B, 1, F) of a mean over tokens.
 
-Each thread block takes its own rows through all equations of a body.
-
-Long rows, which registers do not hold, such as a loss over the words of a vocabulary: a block takes a row through all
-equations, and reads it from device memory once if it fits into shared memory (`codegen/long_rows.py`). So the loss of a
+Each thread block takes its own rows through all equations of a body. Long rows, such as those of a loss over the words
+of a vocabulary, do not fit in registers. A block takes one such row through all equations, and reads it from device
+memory once if it fits into shared memory (`codegen/long_rows.py`). So the loss of a
 classification, its gradient, and the most probable class cost one read of the logits and one write of their gradient.
 Probabilities and one-hot labels are never stored.
 """
@@ -282,7 +281,7 @@ def own_rows(
     Args:
         rows: maps the length of axis 0 of a variable to its length in a block.
         whole: the inputs that every block reads completely.
-        part_for: returns the part for a body of so many rows, with the pointers to its values.
+        part_for: returns the part for a body of a number of rows, with the pointers to its values.
     """
     own = _sliced(body, {v: v for v in whole}, rows)
     names = names_of(own)
@@ -353,7 +352,7 @@ NORMALIZING = frozenset(("softmax", "log_softmax", "standardize"))
 
 
 class LongRowsFusion(RowFusion):
-    """Equations of long rows, where the rows are so many that each multiprocessor has one."""
+    """Equations of long rows, if there is a row for each multiprocessor."""
 
     form = LONG_ROWS
 

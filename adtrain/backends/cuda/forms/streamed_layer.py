@@ -4,8 +4,8 @@ One equation computes the first product, another one the gradient and the update
 joins the update of a step with the first product of the next one. So a step reads the weights once, and writes them
 once. Both equations read the batch as bytes from its table (kernels/cuda/gemm/streamed_layer.cuh).
 
-Of a later layer, the gradient of the inputs and the update of the weights are one equation. Both read the weights and
-the gradient of the outputs. Together they read the weights once (kernels/cuda/gemm/layer_backward.cuh).
+The gradient of the inputs of a later layer, and the update of its weights, are one equation. Both need the weights and
+the gradient of the outputs, so one kernel reads these once (kernels/cuda/gemm/layer_backward.cuh).
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ A thread block computes 128 rows and some of the columns. Bulk copies fetch tile
 into bfloat16 terms, in the layout that WGMMA reads. The pass `tile_weights` makes the equations of the primitives. It
 runs after differentiation, so they have no derivatives.
 
-Of two products back to back, the result of the first, after the elementwise equation between them, is an operand of the
-second one, as in the two linear layers of a transformer's block and in their gradients. A thread block holds this
-result in registers, for its own rows and for some columns at a time. So the second product does not read it from memory
-(a back-to-back GEMM in CUTLASS).
+Two products are back to back if the result of the first one, after an elementwise equation, is an operand of the second
+one, as in the two linear layers of a transformer's block and in their gradients. A thread block holds this result in
+registers, for its own rows and for some columns at a time. So the second product does not read it from memory (a
+back-to-back GEMM in CUTLASS).
 
 Many thread blocks read the same weights. So one equation at the start of the step splits these into tiles of bfloat16
 terms. Products that need the same tiles share them.
@@ -143,7 +143,7 @@ class TiledProduct:
 
 
 def fills(blocks: int, target: Target) -> bool:
-    """Whether so many blocks, at most one on a multiprocessor at a time, use enough of the device."""
+    """Whether these blocks, at most one on a multiprocessor at a time, use enough of the device."""
     return blocks >= MIN_UTILIZATION * _waves(blocks, target) * target.multiprocessors
 
 

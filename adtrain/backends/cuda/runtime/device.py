@@ -101,7 +101,7 @@ class Flags:
             raise ShapeError(f"{name}: an index is out of range")
 
 
-class Lane(NamedTuple):
+class WorkStream(NamedTuple):
     """A stream, and the pool of the memory that its work uses.
 
     Memory that is freed while the stream's work still uses it is given to later work of the same stream only.
@@ -114,7 +114,7 @@ class Lane(NamedTuple):
 class Device:
     """One GPU with its primary context, which other libraries of the process share.
 
-    All work goes to the stream of the lane that is in use: `stream`, with the memory of `pool`.
+    All work goes to the `WorkStream` in use, with the members `stream` and `pool`.
 
     Attributes:
         reserved: bytes allocated outside the pool.
@@ -139,8 +139,8 @@ class Device:
         self.context = self.device.retain_primary_context()
         self.context.push()
         atexit.register(self.context.pop)
-        self.lane = Lane(cuda.Stream(NON_BLOCKING), cuda.DeviceMemoryPool())
-        self.lanes = [self.lane]
+        self.in_use = WorkStream(cuda.Stream(NON_BLOCKING), cuda.DeviceMemoryPool())
+        self.work_streams = [self.in_use]
         self.reserved = 0
         self.windows: tuple[int, ...] = ()
         self.host_pool = cuda.PageLockedMemoryPool()
@@ -160,27 +160,27 @@ class Device:
 
     @property
     def stream(self) -> Any:
-        return self.lane.stream
+        return self.in_use.stream
 
     @property
     def pool(self) -> Any:
-        return self.lane.pool
+        return self.in_use.pool
 
     @translated()
-    def more_lanes(self, count: int) -> Sequence[Lane]:
-        """`count` lanes besides the first one. Each has the same stream in every call."""
-        while len(self.lanes) <= count:
-            self.lanes.append(Lane(cuda.Stream(NON_BLOCKING), cuda.DeviceMemoryPool()))
-        return self.lanes[1 : count + 1]
+    def more_streams(self, count: int) -> Sequence[WorkStream]:
+        """`count` streams besides the first one, the same ones in every call."""
+        while len(self.work_streams) <= count:
+            self.work_streams.append(WorkStream(cuda.Stream(NON_BLOCKING), cuda.DeviceMemoryPool()))
+        return self.work_streams[1 : count + 1]
 
     @contextmanager
-    def using(self, lane: Lane) -> Iterator[None]:
-        """Within it, all work goes to the lane."""
-        before, self.lane = self.lane, lane
+    def using(self, work_stream: WorkStream) -> Iterator[None]:
+        """Within it, all work goes to this stream."""
+        before, self.in_use = self.in_use, work_stream
         try:
             yield
         finally:
-            self.lane = before
+            self.in_use = before
 
     def kernel(self, source: Source, name: str, format: str, size: WorkSize) -> LoadedKernel:
         """A kernel of a source, compiled and loaded at first use. For `format` and `size` see `LoadedKernel`."""
@@ -239,7 +239,7 @@ class Device:
 
     def allocated(self) -> int:
         """Bytes that this process has allocated. The pool keeps freed memory, so this is the most needed so far."""
-        return sum(int(lane.pool.managed_bytes) for lane in self.lanes) + self.reserved
+        return sum(int(each.pool.managed_bytes) for each in self.work_streams) + self.reserved
 
     @translated()
     def available(self) -> int:

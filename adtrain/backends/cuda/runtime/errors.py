@@ -10,6 +10,7 @@ import pycuda.driver as cuda
 from cuda.bindings import driver
 
 from adtrain.core.errors import DeviceError, DeviceFault, OutOfMemory
+from adtrain.text import mebibytes
 
 
 def checked(answer: tuple[Any, ...]) -> Any:
@@ -44,11 +45,8 @@ def translated() -> Iterator[None]:
 def out_of_memory(needed: int) -> OutOfMemory:
     """The error of an allocation of ``needed`` bytes."""
     free, total = cuda.mem_get_info()
-    return OutOfMemory(f"device gpu: out of memory: {mib(needed)} more needed, {mib(free)} of {mib(total)} free")
-
-
-def mib(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"
+    sizes = f"{mebibytes(needed)} more needed, {mebibytes(free)} of {mebibytes(total)} free"
+    return OutOfMemory(f"device gpu: out of memory: {sizes}")
 
 
 FAULTS = ("illegal", "misaligned", "launch failed", "launch timed out", "hardware", "assert", "invalid program", "trap")

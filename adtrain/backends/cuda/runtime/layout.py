@@ -186,7 +186,7 @@ def _planned(program: Program, lowering: Lowering) -> tuple[PrefetchedRuns, Memo
 
 
 def runs_per_graph(launches: int) -> Sequence[int]:
-    """How many consecutive runs a graph has, the largest number first, for a run of so many launches.
+    """How many consecutive runs a graph has, the largest number first. A run has `launches` launches.
 
     Numbers above 1 are even. So results are where the next graph reads them; see `Layout.final_swaps`.
     """

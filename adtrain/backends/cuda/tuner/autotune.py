@@ -13,12 +13,11 @@ from enum import Enum
 from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
-from adtrain import documents
 from adtrain.backends.cuda.compiler import Source, fingerprint
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Candidate, Lowering, fastest, problem, problem_text
 from adtrain.backends.cuda.tuner.measure import Trial, described, measure
-from adtrain.cache import digest
+from adtrain.cache import any_document, digest, find_document, store_document
 from adtrain.core import communicator
 from adtrain.core.errors import OutOfMemory
 from adtrain.core.kernel import has_kernels
@@ -111,7 +110,7 @@ class Tuner:
 
     def uses_times(self) -> bool:
         """Whether choices depend on times, measured now or stored."""
-        return self.mode is Mode.FULL or (self.mode is Mode.CACHED and documents.any_stored(CACHED))
+        return self.mode is Mode.FULL or (self.mode is Mode.CACHED and any_document(CACHED))
 
     def times(
         self, problems: Iterable[TuningProblem], measured: bool
@@ -173,7 +172,7 @@ def stored_times(key: str, labels: Collection[str]) -> Mapping[str, float] | Non
     None if there are none, if the fastest candidate is not among ``labels``, or if the file cannot be read, which gives
     a warning that names it.
     """
-    times = documents.find(CACHED, key, _times_in)
+    times = find_document(CACHED, key, _times_in)
     return times if times and min(times, key=times.__getitem__) in labels else None
 
 
@@ -183,7 +182,7 @@ def store_times(key: str, problem: str, times: Mapping[str, float], chosen: str)
     Raises:
         AdtrainError: the file cannot be written.
     """
-    documents.store(CACHED, key, {"problem": problem, "microseconds": dict(times), "chosen": chosen})
+    store_document(CACHED, key, {"problem": problem, "microseconds": dict(times), "chosen": chosen})
 
 
 def _times_in(document: Any) -> Mapping[str, float]:

@@ -28,7 +28,8 @@ Most are below 6e-5, the smallest normal fp16 number."""
 MAX_FLOPS = 1 << 30
 """Work up to which the reference computes all results."""
 PARTS = 4
-"""Of a larger result it computes so many images, filters or matrix rows: the first, the last, and two between."""
+"""The number of images, filters or matrix rows of a larger result that it computes: the first, the last, and two
+between."""
 
 Index = tuple[Any, ...]
 

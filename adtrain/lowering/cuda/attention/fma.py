@@ -22,7 +22,7 @@ class Tile(NamedTuple):
         return self.rows // self.micro
 
     def shared(self, width: int, itemsize: int, tiles: int, scores: int) -> MemoryLayout:
-        """The layout of shared memory with so many tiles of rows and of scores."""
+        """The layout of shared memory with `tiles` tiles of rows and `scores` tiles of scores."""
         padded, vector = -(-width // self.lanes) * self.lanes, SHARED_VECTOR // itemsize
         tile, of_scores = (self.rows * itemsize * (columns + vector) for columns in (padded, self.rows))
         return memory_layout("SHARED", {"TILES": (tile, tiles), "SCORES": (of_scores, scores)})

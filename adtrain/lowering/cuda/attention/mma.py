@@ -174,8 +174,10 @@ def _part(
 
 
 def _seconds(target: Target, problem: Problem, part: Part, blocks: int, tile: Tile, speed: float, others: int) -> float:
-    """The estimated time of a kernel with so many blocks for each head. The blocks of a multiprocessor share its speed.
-    Tiles that are only partly filled count in full."""
+    """The estimated time of a kernel with `blocks` blocks for each head, in seconds.
+
+    The blocks of a multiprocessor share its speed. Tiles that are only partly filled count in full.
+    """
     resident = max(1, min(target.shared // part.shared(tile, problem), 8 // tile.warps))
     rows = tile.block * -(-others // tile.others) * tile.others * (0.5 if problem.causal else 1)
     flops = 2 * part.products * rows * padded(problem.lengths.width)

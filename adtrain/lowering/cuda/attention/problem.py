@@ -94,7 +94,7 @@ class Problem(NamedTuple):
 
     @property
     def kept(self) -> tuple[int, int, int]:
-        """Of a gradient: the positions of the output, the logsumexp and the cotangent of the output."""
+        """The positions of a gradient's arguments output, logsumexp and cotangent of the output."""
         return self.arrays, self.arrays + 1, self.arrays + 2
 
     def _three(self, first: int) -> tuple[int, int, int]:

@@ -38,7 +38,7 @@ class ForwardTile(NamedTuple):
         return memory_layout("SHARED", arrays, alignment=ALIGNMENT)
 
     def scratch(self, width: int, q_rows: int, k_rows: int) -> MemoryLayout:
-        """The layout of scratch for so many packed rows of queries and of keys."""
+        """The layout of scratch for these numbers of packed rows of queries and of keys."""
         q, k = rows = lengths(q_rows=q_rows, k_rows=k_rows)
         arrays = {"Q": (1, q * (width * 2)), "K": (1, k * (width * 2)), "V": (1, k * (width * 2))}
         return memory_layout("SCRATCH", arrays, *rows)
@@ -68,7 +68,7 @@ class BackwardTile(NamedTuple):
         return memory_layout("SHARED", arrays, alignment=ALIGNMENT)
 
     def scratch(self, width: int, q_rows: int, k_rows: int, map_blocks: int) -> int:
-        """Bytes of scratch for so many packed rows of queries and of keys. `GradientScratch` has the places.
+        """Bytes of scratch for these numbers of packed rows of queries and of keys. `GradientScratch` has the places.
 
         Args:
             map_blocks: blocks with tensor maps of arrays in memory. If there are any, nothing is packed.
@@ -101,11 +101,12 @@ BACKWARD_TILES = {
     (128, 1): BackwardTile(64, 128, 2, 1),
     (64, 2): BackwardTile(64, 128, 2, 2),
 }
-"""By packed width and terms of an operand."""
+"""The tile of the gradient by packed width and terms of an operand."""
 GROUP = 64
 """Rows with one scale in fp16x2."""
 UNIT_BYTES, MAX_UNITS = 16 << 10, 7
-"""A unit is 128 rows of 64 columns or 64 rows of 128; so many are in a buffer of `attention/wgmma_short_forward.cu`."""
+"""Bytes of a unit, which is 128 rows of 64 columns or 64 rows of 128; the most units in a buffer of
+`attention/wgmma_short_forward.cu`."""
 MIN_HEAD_GROUP, GROUP_BYTES = 8, 32 << 20
 """Causal tiles of several heads are computed together, so that long and short tiles mix. The minimum number of heads,
 and the bytes of the keys and values of more heads, which stay in L2."""

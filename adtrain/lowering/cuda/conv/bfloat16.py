@@ -59,8 +59,8 @@ CHUNK_BYTES, CHUNK_CYCLES = 16, 0.6
 SHIFT_BYTES, MIN_STAGES = 200 << 10, 2
 """Maximum of shared memory for the stages and filters of such a tile, and minimum of stages."""
 UNEVEN = {192: 256, 160: 128, 96: 128}
-"""Columns of tiles that are slower than others, and of those others. The former are candidates only where they have
-fewer columns after the last one of the result."""
+"""Columns of slow tiles, and of the faster tiles that they are compared with. Slow tiles are candidates only where they
+have fewer columns after the last one of the result."""
 
 
 def last_position(phase: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
@@ -77,9 +77,9 @@ class Loader(Enum):
 
     TMA = "bfloat16_conv"
     GATHER = "bfloat16_gather"
-    """By cp.async, tiles of K. Images are one array of bfloat16."""
+    """cp.async copies tiles of K. Images are one array of bfloat16."""
     SHIFT = "bfloat16_shift"
-    """By cp.async, once for all taps of a tile. Images are one array of bfloat16, and filters fit in shared memory."""
+    """cp.async copies pixels once for all taps. Images are one array of bfloat16, and filters fit in shared memory."""
 
 
 @dataclass(frozen=True)
@@ -166,12 +166,12 @@ class Bfloat16Conv(NamedTuple):
 
     @property
     def mn_major(self) -> tuple[bool, bool]:
-        """Of each operand, whether it is not K-major."""
+        """Whether each operand is not K-major."""
         return self.direction == Direction.WEIGHT_GRAD, self.direction != Direction.FORWARD and not self.in_tf32
 
     @property
     def gathered(self) -> tuple[bool, bool]:
-        """Of each operand, whether it is gathered."""
+        """Whether each operand is gathered."""
         few_filters, by_threads = self.outputs[3] < BOXES[0], self.loader is not Loader.TMA
         a = self.direction != Direction.WEIGHT_GRAD or few_filters
         b = self.direction != Direction.FORWARD or self.loader is Loader.SHIFT
@@ -309,7 +309,7 @@ class Bfloat16Conv(NamedTuple):
         return [self._positions_of(phase) for phase in product(*map(range, self.phases))]
 
     def _positions_of(self, phase: tuple[int, ...]) -> Im2col:
-        """See `_gradient_positions`."""
+        """The positions in the output's gradient of one phase."""
         lower, upper = [], []
         for axis in (1, 0):
             w, i = self.window, phase[axis]
@@ -373,7 +373,7 @@ def _rule(direction: Direction, shapes: Callable[..., tuple[Any, Any, Any]]) -> 
 
 
 def _fills(columns: int, result: int) -> bool:
-    """Whether tiles of so many columns are candidates for a result; see UNEVEN."""
+    """Whether tiles of `columns` columns are candidates for a result; see UNEVEN."""
     return columns not in UNEVEN or -result % columns < -result % UNEVEN[columns]
 
 

@@ -47,7 +47,7 @@ def weight_stages(possible: int, of_all: int) -> int:
 
     Args:
         possible: how many fit.
-        of_all: how many hold all weights. If so many fit, a block loads the weights once.
+        of_all: how many hold all weights. If these fit, a block loads the weights once.
     """
     return of_all if MIN_WEIGHT_STAGES <= of_all <= possible else min(possible, MAX_WEIGHT_STAGES)
 

@@ -14,7 +14,7 @@ from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH
 from adtrain.lowering.shapes import product_lengths
 
 ROW_MULTIPLE = 8
-"""Rows are multiples of so many elements: TMA needs multiples of 16 bytes."""
+"""The length of a row is a multiple of this number of elements: TMA needs multiples of 16 bytes."""
 TILE_K, ROW_BYTES, WARPGROUP, CONSUMER_ROWS, MAX_CONSUMERS = 64, 128, 128, 64, 2
 """K of a pipeline stage in bfloat16; bytes of this K; threads of a warpgroup; rows of a tile that a consumer warpgroup
 multiplies at a time; most consumer warpgroups of a block."""
@@ -368,7 +368,7 @@ def with_column_sums(kernel: CudaKernel, columns: int, sums: int, read: int) -> 
 
 
 def _cycles_with_inputs(kernel: CudaKernel, read: int) -> float:
-    """The estimated time of a kernel whose epilogue reads so many bytes for an element.
+    """The estimated time of a kernel whose epilogue reads `read` bytes for an element.
 
     The inputs are loaded before the product if registers allow (EARLY in `gemm/bfloat16_product.cuh`).
     """

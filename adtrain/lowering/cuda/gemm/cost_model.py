@@ -83,8 +83,8 @@ BF16X3_PRODUCTS = 6
 BF16X3_MAX_SPLITS = 128
 
 STORED = {Tile: 400, SmallTile: 400, PackedTile: 1000, Bf16x3Tile: 700}
-"""By kind of tile: bytes of a result that its epilogue stores in a cycle, while it reads as many. Measured with K 10
-and 128. Kernels of full precision are sorted without it."""
+"""By type of tile, the bytes of a result that its epilogue stores in a cycle, while it reads as many. Measured with K =
+10 and 128. Kernels of full precision are sorted without it."""
 MAX_WAVES_TO_SPLIT = 4
 """Maximum of tiles for each multiprocessor for which K is split."""
 MIN_SPLIT_TILES = 4

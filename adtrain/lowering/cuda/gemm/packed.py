@@ -16,7 +16,7 @@ PACKED_ROWS, PACKED_BYTES = 128, 128 * 128
 PACK_THREADS, GEMM_THREADS = 256, 384
 """Threads of a block of `gemm/pack.cu` and `gemm/packed_gemm.cu`."""
 STATS_CHUNKS, MIN_CHUNK_TILES = 16, 2
-"""`gemm/pack.cu` cuts K into at most so many chunks of at least so many packed tiles."""
+"""The most chunks into which `gemm/pack.cu` cuts K, and the fewest packed tiles of a chunk."""
 FLOAT32 = np.dtype("float32")
 
 STRUCT_BYTES = {"VOTES": 128, "LISTS": 256, "STATS": 32, "PARTIAL_STATS": 32, "MAPS": 256}
@@ -100,7 +100,7 @@ PACKED_TILES: Mapping[str, Sequence[PackedTile]] = {
         PackedTile(MmaKind.BFLOAT16, 1, 1, 64, 64, 8, 64, 6, 2, 6.5),
     ),
 }
-"""By precision. Narrow tiles spread a small result over all multiprocessors."""
+"""The candidates by precision. Narrow tiles spread a small result over all multiprocessors."""
 
 
 @dataclass(frozen=True)

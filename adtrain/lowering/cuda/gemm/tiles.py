@@ -77,7 +77,7 @@ class Tile:
         return self.m // self.warp_m * (self.n // self.warp_n) * WARP * self.slices
 
     def cuda_type(self, shared: int) -> str:
-        """The type in CUDA C++, with so many bytes of shared memory."""
+        """The type in CUDA C++, with `shared` bytes of shared memory."""
         k_major = "".join(f", {str(i).lower()}" for i in self.k_major)
         mma = f"WarpMma<{self.warp_m}, {self.warp_n}, {int(self.kind)}{k_major}>::type"
         return f"Tile<{self.m}, {self.n}, {self.k}, {self.slices}, {self.stages}, {mma}, {shared}>"
@@ -137,7 +137,7 @@ class SmallTile:
         return self.m // self.warp_m * (self.n // self.warp_n) * WARP * self.slices
 
     def cuda_type(self, shared: int) -> str:
-        """The type in CUDA C++, with so many bytes of shared memory."""
+        """The type in CUDA C++, with `shared` bytes of shared memory."""
         mma = f"Mma<{self.warp_m}, {self.warp_n}, MmaKind({int(self.kind)})>"
         return f"SmallTile<{self.m}, {self.n}, {self.slices}, {self.prefetch}, {mma}, {shared}>"
 
@@ -284,7 +284,8 @@ SMALL_TILES = (
 SUM_THREADS = 256
 """Threads of a block."""
 GROUPS, MAX_GROUPED_SIZE, MIN_GROUPED_SPLITS = 8, 1 << 16, 16
-"""Threads that share an element where there are at most so many elements, and at least so many splits."""
+"""Threads that share an element where there are at most MAX_GROUPED_SIZE elements, and at least MIN_GROUPED_SPLITS
+splits."""
 
 
 def split_k_sum(dtype: np.dtype, batch: int, m: int, n: int, splits: int, by_member: bool = False) -> CudaLaunch:
