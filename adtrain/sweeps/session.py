@@ -42,7 +42,7 @@ from adtrain.sweeps.records import (
 )
 from adtrain.sweeps.step import Settings, empty_tally, zero_member_totals
 from adtrain.sweeps.wave import Parts, WaveState, WaveTraining, best_of, joined, side_by_side
-from adtrain.text import counted
+from adtrain.text import counted, mebibytes
 from adtrain.training import scores
 from adtrain.training.checks import check_precision, other_metrics
 from adtrain.training.costs import tree_bytes
@@ -103,8 +103,8 @@ def plan(group: Group, device: str, most: int | None = None) -> GroupPlan:
         one = needed_bytes(group, device, 1)
         if one > limit:
             raise OutOfMemory(
-                f"device {device}: out of memory: one member needs {one / 2**20:,.1f} MiB, "
-                f"{limit / 2**20:,.1f} MiB can be used; reduce data.batch_size or the network"
+                f"device {device}: out of memory: one member needs {mebibytes(one)}, "
+                f"{mebibytes(limit)} can be used; reduce data.batch_size or the network"
             )
         low, high = 1, count
         while high - low > max(1, low // 16):
