@@ -269,13 +269,20 @@ class Session:
         return None
 
     def options(self, halving: bool, rank_by: str | None) -> SweepOptions:
-        """The options of a new sweep. Raises ConfigError where the members do not have the metric."""
+        """The options of a new sweep; `rank_by` is the option --by of the command.
+
+        Raises ConfigError, or AdtrainError for --by, where the members do not have the metric.
+        """
         chosen = rank_by or config.build.sweep(self.config).rank_by or self.groups[0].experiment.best_by
+
+        def error(wrong: str) -> AdtrainError:
+            return AdtrainError(f"--by: {wrong}") if rank_by else self.config.error_at(("sweep", "rank_by"), wrong)
+
         if (wrong := self.lacks(chosen)) is not None:
-            raise self.config.error_at(("sweep", "rank_by"), wrong)
+            raise error(wrong)
         criterion = self.groups[0].criterion(chosen)
         if halving and (wrong := self.lacks(str(self.groups[0].halving_criterion(criterion)))) is not None:
-            raise self.config.error_at(("sweep", "rank_by"), f"{wrong}, by which members are dropped")
+            raise error(f"{wrong}, by which members are dropped")
         epochs = max(group.experiment.epochs for group in self.groups)
         return SweepOptions(halving_epochs(epochs, len(self.members)) if halving else (), chosen)
 
