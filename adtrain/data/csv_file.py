@@ -27,14 +27,15 @@ LONGEST_CELL = 2**31 - 1
 
 
 SEPARATOR = re.compile(r'sep=([^"\r\n\x00])\r?\n?')
+"""A first line that names the delimiter, as Excel reads it."""
+
+
+SEPARATOR_LENGTH = 7
+"""Characters of the longest line that SEPARATOR matches."""
 
 
 DELIMITERS = ";,\t|"
 """The usual characters between two columns."""
-
-
-SEPARATOR_LENGTH = 7
-"""Characters of the longest such line."""
 
 
 COMPARED_ROWS = 100

@@ -128,7 +128,7 @@ class Survey:
 
     @property
     def has_other_notation(self) -> bool:
-        """Whether the cells are numbers, but not as they are read."""
+        """Whether the cells are numbers, but in another notation than the one that is read."""
         return not self.numbers and all(map(NUMBER.fullmatch, self.texts))
 
     @property

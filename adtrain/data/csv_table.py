@@ -230,7 +230,7 @@ class CellReader:
         return [reader.convert(chunk) for reader in self._readers]
 
     def warn(self) -> None:
-        """Warn about what was read otherwise than it is written: texts as empty cells, and integers without digits."""
+        """Warn about what was read otherwise than it is written: texts as empty cells, and rounded integers."""
         for reader in self._readers:
             reader.warn()
 
