@@ -348,8 +348,9 @@ class WaveTraining:
         network, found = self.experiment.network, list[Mapping[str, MetricValue]]()
         held_bytes = rows.shape[-1] * prod(network.model.output_shape(network.input_shape)) * network.dtype.itemsize
         size = min(len(self.members), max(self.group.least_members, MOST_PREDICTION_BYTES // held_bytes))
-        need_loss = any(map(is_of_loss, self.metrics.values()))
-        evaluated = tree.map(lambda x: x.numpy(), averaged(self.state)) if need_loss else None
+        evaluated, models = averaged(self.state), None
+        if any(map(is_of_loss, self.metrics.values())):
+            models = tree.map(lambda x: x.numpy(), (evaluated.params, evaluated.statistics))
         for first in range(0, self.count, size):
             begin = min(first, len(self.members) - size)  # the same number of members in each call
             predictions = self._predictions(examples, rows, slice(begin, begin + size))
@@ -358,8 +359,8 @@ class WaveTraining:
                 values: dict[str, MetricValue] = {}
                 if np.isfinite(of_member).all():
                     values = metrics_on(of_member, split.labels, self.metrics, self.experiment.data.classes)
-                    if evaluated is not None:
-                        model = self._uploaded(rows_of((evaluated.params, evaluated.statistics), i))
+                    if models is not None:
+                        model = self._uploaded(rows_of(models, i))
                         values |= metrics_of_loss((network, *model), split, self.metrics, self.device)
                 found.append({name: values[name] for name in self.metrics if name in values})
         return found
