@@ -1,6 +1,6 @@
 """The user's cache of compiled code, decompressed data and measurements: a private folder of files with checksums.
 
-Measurements are JSON documents.
+A measurement is a document: a JSON value in a file.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def _decorator(family: str, name: Any, base: type, checks: dict[str, Check]) -> 
 
         _check_name(family, name, here)
         if not isinstance(cls, type):
-            raise OptionError(f"{family} {name}: found a {type(cls).__name__}, expected a class")
+            raise OptionError(f"{family} {name}: found {type_with_article(cls)}, expected a class")
         if not issubclass(cls, base):
             raise OptionError(f"{family} {name}: {cls.__name__} is not a subclass of {base.__module__}.{base.__name__}")
         for method in [*getattr(cls, "__abstractmethods__", ()), *checks]:

@@ -8,7 +8,7 @@ from adtrain.cli import main
 
 
 def invoke(*arguments: object, columns: int | None = None) -> Result:
-    """What `adtrain` prints for the arguments on a terminal of so many columns, and its exit code."""
+    """What `adtrain` prints for the arguments on a terminal with this number of columns, and its exit code."""
     runner = CliRunner(env={} if columns is None else {"COLUMNS": str(columns)})
     return runner.invoke(main.cli, [str(x) for x in arguments])
 

@@ -458,6 +458,7 @@ def test_a_table_in_memory_is_trained_on_as_its_file(folder: Path) -> None:
     [
         ({"test_data": table_of(9)}, "found test_data with a table, expected none: data.test holds out rows of it"),
         ({"data": {"kind": [], "size": []}}, "rows: found no rows, expected one for each example"),
+        ({"data": table_of(9) | {"size": np.ones((9, 2))}}, "rows:0: found '[1. 1.]' in column 0 (size), expected a"),
         ({"data": {"kind": ["a"], " kind": ["b"]}}, "rows: found two columns named kind, expected different names"),
         ({"overrides": {"data.label": "sort"}}, "found 'sort', which is not a column of rows: the columns are size, "),
     ],

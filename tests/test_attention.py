@@ -269,6 +269,8 @@ def test_options_that_are_text_or_traced_are_refused() -> None:
         ops.self_attention(WIDE, TEXT)
     with pytest.raises(AdtrainError, match=r"^dropout: stream is '2', expected an integer"):
         ops.dropout(X, 0.5, RNG, stream=TEXT)
+    with pytest.raises(AdtrainError, match=r"^random_normal: stream is '2', expected an integer"):
+        ops.random_normal(RNG, (2,), stream=TEXT)
     with pytest.raises(AdtrainError, match="the jitted function needs the value of a float argument"):
         ad.jit(lambda scale: ops.attention(X, X, X, scale=scale))(0.5)
 

@@ -1,4 +1,4 @@
-"""Commands whose output nobody reads or takes, and signals that come then: the exit code, and nothing half-written."""
+"""Commands whose output is a closed pipe or cannot be written, and signals: the exit code, and no half-written file."""
 
 from __future__ import annotations
 

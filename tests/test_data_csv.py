@@ -156,10 +156,12 @@ def test_columns_name_the_channels_unless_a_shape_regroups_them(tmp_path: Path, 
     assert found.features == (("a", "b", "c", "d") if shape == (4, 1, 1) else ())
 
 
-@pytest.mark.parametrize("coding", ["latin1", "utf-16"])
-def test_a_table_in_another_coding_is_an_error_with_the_command_that_converts_it(tmp_path: Path, coding: str) -> None:
+@pytest.mark.parametrize("encoding", ["latin1", "utf-16"])
+def test_a_table_in_another_encoding_is_an_error_with_the_command_that_converts_it(
+    tmp_path: Path, encoding: str
+) -> None:
     path = tmp_path / "x.csv"
-    path.write_text("café,label\n1,a\n", encoding=coding)
-    advice = rf"; if it is {coding}, iconv -f {coding} -t utf-8 FILE converts it"
+    path.write_text("café,label\n1,a\n", encoding=encoding)
+    advice = rf"; if it is {encoding}, iconv -f {encoding} -t utf-8 FILE converts it"
     with pytest.raises(DataError, match=rf"x\.csv: found an invalid byte at \d+, expected UTF-8 text{advice}"):
         csv_table.read(path, Options())

@@ -53,7 +53,7 @@ def test_fused_steps_match_unfused_steps_and_repeat_bit_for_bit(optimizer: str, 
 
 
 def test_products_back_to_back_match_separate_ones_and_repeat_bit_for_bit() -> None:
-    """An H200 computes so many rows by `back_to_back` equations."""
+    """An H200 computes products with this number of rows by `back_to_back` equations."""
     *arrays, _ = of_lengths(8192, 128, 512, 128, (True, True))
     given = [ad.array(x, device="gpu") for x in arrays]
 
@@ -72,7 +72,7 @@ def projection_gradients(*given: Any) -> Any:
 
 
 def test_tiled_products_match_separate_equations_and_repeat_bit_for_bit() -> None:
-    """An H200 computes so many rows by `tiled_product` equations."""
+    """An H200 computes products with this number of rows by `tiled_product` equations."""
     given = on_gpu((8192, 128), (384, 128), (384,), (8192, 384))
 
     def results(passes: Sequence[Any]) -> list[np.ndarray]:

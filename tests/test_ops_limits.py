@@ -220,6 +220,7 @@ OPTIONS = [
     (lambda: ops.random_uniform(ops.rng_state(0), (2,), stream=2**40), r"expected an integer in \[0, 2\^32\)"),
     (lambda: ops.rng_state(-1), r"rng_state: seed is -1, expected an integer in \[0, 2\^64\)"),
     (lambda: ops.dropout(np.ones(3), 1.0, ops.rng_state(0)), r"dropout: p is 1.0, expected a number in \[0, 1\)"),
+    (lambda: ops.soft_cap(np.ones(1), 0), r"soft_cap: cap is 0, expected a number in \(0, 3.4e38\]"),
     (lambda: ops.gelu(np.ones(1), TEXT), "gelu: approximate is 'a', expected one of none, tanh"),
     (lambda: ops.rnn(np.ones(1), np.ones(1), np.ones(1), nonlinearity=TEXT), "rnn: nonlinearity is 'a', expected"),
     (lambda: ops.huber_loss(np.ones(1), np.ones(1), 0), r"huber_loss: delta is 0, expected a number in \(0, 3.4e38\]"),

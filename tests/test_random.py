@@ -59,6 +59,14 @@ def test_random_normal_follows_the_uniform_numbers_of_its_stream() -> None:
     np.testing.assert_allclose(found, [NormalDist().inv_cdf(u) for u in uniform], rtol=2e-7)
 
 
+@pytest.mark.parametrize("draw", [ops.random_uniform, ops.random_normal])
+@pytest.mark.parametrize("stream", [-1, 2**32])
+def test_a_stream_out_of_range_is_refused(draw: Any, stream: int) -> None:
+    expected = rf"^{draw.__name__}: stream is {stream}, expected an integer in \[0, 2\^32\)$"
+    with pytest.raises(ad.OptionError, match=expected):
+        draw(ops.rng_state(0), (2,), stream)
+
+
 def test_dropout_preserves_the_mean_and_masks_the_gradient() -> None:
     x = np.ones(50_000)
     out, pullback = ad.vjp(lambda x: ops.dropout(x, 0.3, ops.rng_state(0)), x)

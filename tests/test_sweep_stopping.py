@@ -13,8 +13,8 @@ from command_line import command
 from sweep_runs import SGD, after, bytes_of, run, session, trained
 
 from adtrain import training
-from adtrain.config import ConfigError
 from adtrain.config.plugged import NONE
+from adtrain.core.errors import AdtrainError
 from adtrain.metrics import METRICS, ByClass, ClassPredictions
 from adtrain.sweeps import finished, wave
 from adtrain.sweeps.folder import SweepFolder
@@ -120,6 +120,22 @@ def test_the_metrics_of_a_member_are_those_of_its_predictions(
     assert {x.member: x.metrics for x in again.members} == {x.member: x.metrics for x in results.members}
 
 
+def test_the_curvature_of_a_member_is_that_of_its_run(tmp_path: Path) -> None:
+    metrics = "training.metrics=[top_eigenvalues: 2, f1, gradient_noise]"
+    found = session(tmp_path, SWEEP, SGD, "data.validation=0.2", "training.epochs=1", metrics)
+    folder = SweepFolder.create(found.config, found.options(False, "validation_gradient_noise"), tmp_path / "s", {})
+    results = SweepRun(found, folder, found.plans()).run()
+    values = [x.value for x in results.members if x.value is not None]
+    assert len(values) == 6
+    assert values == sorted(values)
+    for x in results.members[:2]:
+        assert list(x.metrics) == ["top_eigenvalues", "f1", "gradient_noise"]
+        path = finished.write_run(found, folder, x.member)
+        again = json.loads(command("eval", path, "--json", "--device", "cpu").stdout)["metrics"]
+        for name in ("top_eigenvalues", "gradient_noise"):
+            assert x.metrics[name] == pytest.approx(again[name], rel=1e-4)
+
+
 @pytest.mark.compiled
 def test_a_sweep_with_early_stopping_that_is_stopped_at_any_call_and_resumed_has_the_same_bytes(
     whole: tuple[SweepFolder, SweepResults], found: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -159,10 +175,10 @@ def test_a_metric_that_cannot_be_measured_is_refused(tmp_path: Path) -> None:
         "validation_f1": "found validation_f1, expected data.validation above 0 for it",
         "test_confusion": "found 'test_confusion', expected",
     }.items():
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(AdtrainError, match=f"^--by: .*{message}"):
             found.options(False, metric)
     found.options(False, "test_f1")
-    with pytest.raises(ConfigError, match=r"found validation_f1, expected data.validation above 0 for it, by"):
+    with pytest.raises(AdtrainError, match=r"^--by: found validation_f1, expected data.validation above 0 for it, by"):
         found.options(True, "test_f1")
 
 

@@ -191,6 +191,7 @@ COLUMNS = ["id", "hours", "city", "zone", "price", "kind"]
     [
         ("0", COLUMNS, "id", ["id"]),
         ("-6", COLUMNS, "id", ["id"]),
+        ("id, 0", COLUMNS, "id", ["id"]),
         ("0", COLUMNS, "", ["column 0"]),
         ("0", COLUMNS, "city", ["city"]),  # the name of a feature
         ("0", COLUMNS[:-1], "id", ["id"]),  # without labels

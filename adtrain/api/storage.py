@@ -13,9 +13,9 @@ import numpy as np
 from adtrain.api.model import Model, as_path
 from adtrain.config.problems import shortened
 from adtrain.core import tree
-from adtrain.core.array import Array, array
+from adtrain.core.array import Array, array, type_with_article
 from adtrain.core.backend import usable_device
-from adtrain.core.errors import AdtrainError
+from adtrain.core.errors import AdtrainError, with_article
 from adtrain.core.tree import TreeDef
 from adtrain.files import write_atomic
 from adtrain.training import model_file, tensor_file
@@ -96,7 +96,7 @@ def _named(arrays: Any, what: str) -> dict[str, Any]:
     for path, leaf in zip(tree.paths(arrays), tree.leaves(arrays), strict=True):
         name = path or ROOT
         if not isinstance(leaf, (Array, np.ndarray, np.generic)):
-            raise AdtrainError(f"{what}: {name}: found a {type(leaf).__name__}, expected an array: ad.array(x)")
+            raise AdtrainError(f"{what}: {name}: found {type_with_article(leaf)}, expected an array: ad.array(x)")
         if name in found or name == "__metadata__":
             raise AdtrainError(f"{what}: {name}: found two arrays of this name, or a reserved one; rename a key")
         found[name] = leaf
@@ -125,7 +125,7 @@ def _tree(structure: Any, arrays: Mapping[str, Array], path: Path) -> Any:
             children = {key: _tree(child, arrays, path) for key, child in pairs}
             return children if kind == "dict" else CONTAINERS[kind](children.values())
         case [str() as kind, [*_]] if kind.endswith("()"):
-            found = f"{path}: found a {shortened(kind.removesuffix('()'))}, which only its class can build"
+            found = f"{path}: found {with_article(shortened(kind.removesuffix('()')))}, which only its class can build"
             raise AdtrainError(f"{found}; give a tree of the same structure: adtrain.load(path, like=tree)")
     raise AdtrainError(f"{path}: is damaged: its structure does not fit its arrays")
 

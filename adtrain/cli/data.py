@@ -50,13 +50,16 @@ STATISTICS = {"mean": "mean", "deviation": "std", "least": "min", "greatest": "m
 def inspect(source: str, overrides: tuple[str, ...], sheet: Path | None, as_json: bool) -> None:
     """Show the classes with their numbers of examples, and the statistics of targets and channels, of the data at PATH,
     of the data set NAME, or of the data of a config."""
-    if Path(source).suffix in (".yaml", ".yml"):
-        found = _of_config(source, overrides)
-    else:
-        section = section_of(source, overrides)
-        if section.path is not None and token_folder.is_token_folder(folder := Path(section.path).expanduser()):
-            token_folder.verify(folder)
+    cfg = _config(source, overrides) if Path(source).suffix in (".yaml", ".yml") else None
+    section = section_of(source, overrides) if cfg is None else cfg.data
+    if section.path is not None and token_folder.is_token_folder(folder := Path(section.path).expanduser()):
+        token_folder.verify(folder)
+    if cfg is None:
         found = data.load(source if section.path is None else None, section.path, section.options, need_test=False)
+    else:
+        from adtrain.training.preparation import read_data
+
+        found = read_data(cfg)
     if sheet is not None:
         write_file(sheet, contact_sheet(found.name, found.train, found.classes))
     if as_json:
@@ -65,14 +68,12 @@ def inspect(source: str, overrides: tuple[str, ...], sheet: Path | None, as_json
         show(*report(found, terminal_width()))
 
 
-def _of_config(path: str, overrides: Sequence[str]) -> DataSet:
-    """The data of a config, with overrides of its section data. AdtrainError where they are no examples of files."""
-    from adtrain.training.preparation import read_data
-
+def _config(path: str, overrides: Sequence[str]) -> config.Config:
+    """The config with overrides of its section data. Raises AdtrainError if its data are neither a path nor a name."""
     cfg = config.load(path, config.of_data(overrides))
     if cfg.data.path is None and cfg.data.dataset is None:
         raise AdtrainError(f"{path}: data: found no files to inspect, expected path or dataset")
-    return read_data(cfg)
+    return cfg
 
 
 def section_of(source: str, overrides: Sequence[str], given: Mapping[str, Any] = MappingProxyType({})) -> Data:

@@ -137,15 +137,14 @@ def _of_plugins(overrides: Overrides) -> Overrides:
 
 
 def of_data(overrides: Sequence[str]) -> list[str]:
-    """Overrides of keys of the section data as those of a config; they can be so already, as messages name the keys."""
+    """Overrides of keys of the section data as overrides of a config. Keys get the prefix `data.` if they have none."""
     return ["data." + setting.removeprefix("data.") for setting in overrides]
 
 
 def load_data(values: Mapping[str, str], overrides: Sequence[str] = ()) -> Data:
     """A data section with the keys `values` (`dataset` or `path`) and with `key=value` overrides of its keys.
 
-    `of_data` says how the overrides are written.
-    Raises ConfigError that lists every problem.
+    The keys of overrides may have the prefix `data.`. Raises ConfigError that lists every problem.
     """
     from pydantic import ValidationError
 

@@ -252,7 +252,7 @@ def reshaped(source: Shape, shape: Shape) -> Axes:
 
 
 def _equally_many(source: Shape, shape: Shape) -> tuple[int, int]:
-    """The fewest first axes of two shapes that have equally many elements, as both shapes have, and not 0."""
+    """The least numbers of first axes of two shapes with equally many elements. The shapes have equally many, not 0."""
     first = second = 1
     m, n = source[0], shape[0]
     while m != n:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adtrain.core.errors import DeviceError, DTypeError
+from adtrain.core.errors import DeviceError, DTypeError, with_article
 from adtrain.core.types import Shape
 
 CPU, CUDA = 1, 2
@@ -211,7 +211,7 @@ def device_of(x: Any) -> str:
         DTypeError: ``x`` has no ``__dlpack__``. DeviceError: it is neither on the CPU nor on an NVIDIA GPU.
     """
     if not hasattr(x, "__dlpack__") or not hasattr(x, "__dlpack_device__"):
-        raise DTypeError(f"from_dlpack: found a {type(x).__name__}, expected an array with __dlpack__")
+        raise DTypeError(f"from_dlpack: found {with_article(type(x).__name__)}, expected an array with __dlpack__")
     found = int(x.__dlpack_device__()[0])
     if found not in DEVICES:
         raise DeviceError(

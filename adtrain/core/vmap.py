@@ -15,7 +15,7 @@ import numpy as np
 from adtrain.core import tree
 from adtrain.core.array import Value, array, returned_no_array, type_with_article
 from adtrain.core.batching_rules import by_axes, elementwise, move_axes
-from adtrain.core.errors import DTypeError, OptionError, ShapeError
+from adtrain.core.errors import DTypeError, OptionError, ShapeError, with_article
 from adtrain.core.options import is_integer, require_function, shown
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import Trace, Tracer, bind, new_level
@@ -164,8 +164,8 @@ def _mapped_leaves(in_axes: Any, args: tuple[Any, ...]) -> tuple[list[Any], list
 
 def _input_axis(x: Any, axis: Any, place: str) -> int:
     if not isinstance(x, Value):
-        kind = "number" if isinstance(x, NUMBERS) else type(x).__name__
-        raise DTypeError(f"vmap: {place} is a {kind}, which has no axis; make it an array, or share it by in_axes None")
+        kind = with_article("number" if isinstance(x, NUMBERS) else type(x).__name__)
+        raise DTypeError(f"vmap: {place} is {kind}, which has no axis; make it an array, or share it by in_axes None")
     return _checked_axis("in_axes", axis, x.shape, place)
 
 

@@ -22,6 +22,7 @@ FIRST_ROWS, MORE_ROWS = 1024, 16384
 """Rows of the first chunk, which tells categories from numbers, and of each further one of bytes."""
 
 BLOCK_BYTES = 1 << 21
+"""Bytes that are read at a time, and those up to the end of the line."""
 
 HASH_BITS, HASH_FACTOR = 14, 0x9E3779B97F4A7C15
 """Bits of the hash of a cell, and the factor, 2^64 divided by the golden ratio. The hash is the highest bits of the

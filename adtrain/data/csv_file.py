@@ -27,14 +27,15 @@ LONGEST_CELL = 2**31 - 1
 
 
 SEPARATOR = re.compile(r'sep=([^"\r\n\x00])\r?\n?')
+"""A first line that names the delimiter, as Excel reads it."""
+
+
+SEPARATOR_LENGTH = 7
+"""Characters of the longest line that SEPARATOR matches."""
 
 
 DELIMITERS = ";,\t|"
 """The usual characters between two columns."""
-
-
-SEPARATOR_LENGTH = 7
-"""Characters of the longest such line."""
 
 
 COMPARED_ROWS = 100
@@ -198,8 +199,8 @@ def opened(path: Path, options: CsvOptions, known: Columns | None) -> Iterator[O
                 file.seek(0)
             yield _opened(path, csv_lines(file, path, delimiter, skipped), delimiter, options, known)
     except UnicodeDecodeError as error:
-        coding = "utf-16" if error.object[:2] in (BOM_UTF16_LE, BOM_UTF16_BE) and not error.start else "latin1"
-        advice = f"if it is {coding}, iconv -f {coding} -t utf-8 FILE converts it"
+        encoding = "utf-16" if error.object[:2] in (BOM_UTF16_LE, BOM_UTF16_BE) and not error.start else "latin1"
+        advice = f"if it is {encoding}, iconv -f {encoding} -t utf-8 FILE converts it"
         raise DataError(f"{path}: found an invalid byte at {error.start}, expected UTF-8 text; {advice}") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error

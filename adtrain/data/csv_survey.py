@@ -26,7 +26,7 @@ NUMBER = re.compile(r"[+-]?[$€£]? ?\d{1,3}(([ ,.']\d{3})+|\d*)([.,]\d+)? ?[%$
 """Numbers in the notations of spreadsheets, such as 1,5 or 1.000,00 or 12% or $5."""
 
 CODE = re.compile(r"0\d+")
-"""Texts that no number is written as: a column with one has codes, such as postal codes."""
+"""Digits that begin with 0, as in postal codes, but not in numbers: a column with such a text has codes."""
 
 DATE_FORMATS = (
     None,
@@ -49,8 +49,8 @@ class Survey:
     """The cells of one column: up to MAX_CATEGORIES + 1 different `texts`, and the `markers` of empty cells.
 
     `key` is what options call the column, `name` is None without a header. `counts_rows` says whether the cells are
-    0, 1, ... or 1, 2, ... `codes` says whether one is a `CODE`. `decimals` are the decimal marks with which
-    all cells are numbers.
+    0, 1, ... or 1, 2, ... `codes` says whether one is a `CODE`. `decimals` are the decimal marks with which all cells
+    are numbers.
     """
 
     key: str | int
@@ -128,7 +128,7 @@ class Survey:
 
     @property
     def has_other_notation(self) -> bool:
-        """Whether the cells are numbers, but not as they are read."""
+        """Whether the cells are numbers, but in another notation than the one that is read."""
         return not self.numbers and all(map(NUMBER.fullmatch, self.texts))
 
     @property

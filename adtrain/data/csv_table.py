@@ -76,20 +76,21 @@ def read_rows(path: Path, options: CsvOptions, known: Known) -> Cells:
 def read_dropped(path: Path, options: CsvOptions, known: Columns) -> dict[str, list[str]]:
     """The texts of the columns that `options.drop` lists and the table has, such as identifiers of its rows.
 
-    A number is that of a column of the training table. It counts where this table has the features at the same places,
-    and after the last one of them only where it has as many columns.
+    A number in `options.drop` is a position in the training table. It names a column of this table only if the features
+    have the same positions in both tables. Behind the last feature both tables must also have equally many columns.
     """
     with opened(path, options, known) as table:
-        found = _found(table, known, columns_at_end(options, known))
-        same = [column.position for column in found] == [column.position for column in known.features]
-        end = 0 if not same else known.width if len(table.first) == known.width else max(x.position for x in found)
+        positions = [column.position for column in _found(table, known, columns_at_end(options, known))]
+        end = 0  # of the positions that both tables share
+        if positions == [column.position for column in known.features]:
+            end = known.width if len(table.first) == known.width else max(positions)
 
         def places(given: str | int) -> list[int]:
             if isinstance(given, str):
                 return table.positions.get(cleaned(given), [])
             return [place] if (place := given % known.width) < end else []
 
-        chosen = [at[0] for given in options.drop if len(at := places(given)) == 1]
+        chosen = dict.fromkeys(at[0] for given in options.drop if len(at := places(given)) == 1)
         counts = Counter(map(table.name, chosen))
         names = [name if (name := table.name(i)) and counts[name] == 1 else f"column {i}" for i in chosen]
         rows = [table.row(line, row) for line, row in table.lines]
@@ -152,7 +153,7 @@ def _found(table: Opened, known: Columns, fewer: int) -> list[Column]:
     columns = []
     for column in known.features:
         found = table.positions.get(str(column.name), [])
-        if len(found) > 1 and column.position in found:  # the training dropped the others by their numbers
+        if len(found) > 1 and column.position in found:  # `drop` has the numbers of the others
             found = [column.position]
         if len(found) != 1:
             name = printable(str(column.name))
@@ -229,7 +230,7 @@ class CellReader:
         return [reader.convert(chunk) for reader in self._readers]
 
     def warn(self) -> None:
-        """Warn about what was read otherwise than it is written: texts as empty cells, and integers without digits."""
+        """Warn about what was read otherwise than it is written: texts as empty cells, and rounded integers."""
         for reader in self._readers:
             reader.warn()
 

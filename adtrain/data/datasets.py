@@ -39,7 +39,7 @@ FEW, MANY = 256, 4096
 
 
 REPEATED = 4
-"""Rows for each value of a column, from which on it is no chance that each value has one label."""
+"""If a column has at least this number of rows for each of its values, it is not by chance that each has one label."""
 
 
 ROUNDING = 1e-6

@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
+from adtrain.core.array import type_with_article
 from adtrain.core.options import Expected
 from adtrain.data.errors import DataError, DataOptionError
 from adtrain.data.file_array import Conversion, FileArray
@@ -298,7 +299,7 @@ def _part(given: Any, name: str, options: ShapeOptions) -> Part:
         count = f" of {len(given)}" if isinstance(given, (tuple, list)) else ""
         hint = "; the config names files, by data.path" if isinstance(given, (str, os.PathLike)) else ""
         expected = f"expected a pair of arrays (images, labels){hint}"
-        raise DataError(f"{name}: found a {type(given).__name__}{count}, {expected}")
+        raise DataError(f"{name}: found {type_with_article(given)}{count}, {expected}")
     places = f"{name}: images", f"{name}: labels"
     images, labels = map(as_numpy, given, places)
     found = as_images(images, places[0], options)

@@ -84,7 +84,7 @@ class PointOptions:
             squared error is a part of the loss
         sdf: a mesh .obj or .stl: the measurements and the reference are the signed distances from its surface
         sdf_points: the number of measurements from the mesh: a quarter on the surface, a half near it
-        measurements_weight: the factor of that part
+        measurements_weight: the factor of the error at the measurements in the loss
     """
 
     sampling: Sampling = "uniform"

@@ -19,7 +19,8 @@ from adtrain.data.split import Images, Stored, chunks
 PIXEL_MAX = 255
 
 LARGEST_MEAN = 256
-"""Standard deviations. A channel with a mean further from 0 gets an offset. Up to here float32 loses 3e-5 of one."""
+"""A channel whose mean is more than this number of standard deviations from 0 gets an offset. In the
+other channels float32 has rounding errors of up to about 3e-5 standard deviations."""
 
 LOST = 1e-3
 """The least rounding error, in standard deviations, of which the user is told."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from adtrain.core.array import type_with_article
 from adtrain.data.csv_file import CsvOptions, Encoding, Opened
 from adtrain.data.csv_table import cells_of
 from adtrain.data.errors import DataError, printable, quoted, warn
@@ -300,7 +301,7 @@ def _columns(given: Any) -> Iterable[tuple[Any, Sequence[Any]]]:
     names = list(given[0])
     for i, row in enumerate(given):
         if not isinstance(row, Mapping):
-            raise DataError(f"{PLACE}:{i}: found a {type(row).__name__}, expected a dict as in row 0")
+            raise DataError(f"{PLACE}:{i}: found {type_with_article(row)}, expected a dict as in row 0")
         if lacking := [name for name in names if name not in row]:
             raise DataError(f"{PLACE}:{i}: found no column {printable(str(lacking[0]))}, expected it as in row 0")
     return [(name, [row[name] for row in given]) for name in names]
@@ -320,7 +321,8 @@ def _text(value: Any, column: Column, options: CsvOptions) -> str:
     categories = column.categories
     if column.is_date and isinstance(value, np.datetime64):
         return "" if np.isnat(value) else _date_text(datetime.fromisoformat(str(value.astype("M8[us]"))), options)
-    value = value.item() if hasattr(value, "item") else value
+    if hasattr(value, "item") and math.prod(getattr(value, "shape", ())) == 1:
+        value = value.item()
     if value is None or (isinstance(value, float) and math.isnan(value)) or type(value).__name__ in MISSING:
         return ""
     if column.is_date and isinstance(value, date):

@@ -18,7 +18,7 @@ FORWARD, BACKWARD, UPDATE = range(3)
 OPTIMIZER = "optimizer"
 """The scope of the update."""
 MOST_SCALARS = 4
-"""Values of so few elements are counted as scalars: counters, rates and random states."""
+"""The most elements of a value that is drawn like a scalar: a counter, a rate or a random state."""
 
 
 class Place(NamedTuple):

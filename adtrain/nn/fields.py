@@ -19,7 +19,7 @@ from adtrain.option_types import Positive, Size
 
 COORDINATES = ("coordinates",)
 TABLE_BOUND = 1e-4
-"""Initial numbers of a hash grid's table are in ± this (Müller et al. 2022)."""
+"""The largest magnitude of the initial numbers of a hash grid's table (Müller et al. 2022)."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ Shape = tuple[int, ...]
 Params = dict[str, Any]
 """A tree of the arrays that the optimizer trains."""
 State = dict[str, Any]
-"""A tree of the arrays that a forward pass updates: running statistics."""
+"""A tree of the arrays that are not trained, such as running statistics. A forward pass may update them."""
 Pair = int | tuple[int, int]
 IMAGE_AXES, TOKEN_AXES = ("channels", "height", "width"), ("tokens", "width")
 """The axes of a sample."""
@@ -40,7 +40,7 @@ class Token:
 
     Attributes:
         position: integers (batch,).
-        length: of a whole sequence.
+        length: the number of tokens of a whole sequence.
         start: the position at which the token's document begins, integers (batch,); None where it is 0.
     """
 

@@ -102,8 +102,13 @@ def squared_relu(x: ArrayLike) -> Value:
     return y * y
 
 
+@checked_options
 def soft_cap(x: ArrayLike, cap: Positive) -> Value:
-    """cap tanh(x / cap): x near 0, and never beyond ±cap (Gemma 2, 2024)."""
+    """cap tanh(x / cap): x near 0, and never beyond ±cap (Gemma 2, 2024).
+
+    Raises:
+        OptionError: ``cap`` is not a number above 0.
+    """
     return tanh(as_value(x) * (1 / cap)) * cap
 
 

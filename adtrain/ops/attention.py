@@ -47,7 +47,7 @@ class OptionalArguments(NamedTuple):
 
 
 def optional_arguments(more: tuple[Any, ...]) -> OptionalArguments:
-    """The optional arguments, told by their dtypes: bool, int32 and uint32."""
+    """The optional arguments by their dtypes, which are bool, int32 and uint32 in this order."""
     return OptionalArguments(*(next((x for x in more if x.dtype.kind == kind), None) for kind in "biu"))
 
 

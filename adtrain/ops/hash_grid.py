@@ -34,7 +34,7 @@ PRIMES = (1, 2_654_435_761, 805_459_861, 3_674_653_429)
 """Factors of the hash, one for each coordinate; the first three are those of the paper."""
 MOST_COORDINATES = len(PRIMES)
 MOST_RESOLUTION = 1 << 24
-"""The largest resolution of a level: float32 tells no more cells apart."""
+"""The largest resolution of a level: float32 has 24 bits, which distinguish this number of cells."""
 
 
 def grid_levels(coordinates: int, resolutions: Sequence[int], table_size: int) -> tuple[np.ndarray, int]:

@@ -462,7 +462,8 @@ def max_pool2d(
         The maxima; with ``return_indices`` a pair of the maxima and their positions.
 
     Raises:
-        ShapeError: the window is larger than the padded image, or the padding than half the window.
+        ShapeError: the window is larger than the padded image. OptionError: the padding is more than half of the
+            window, or an option has another value.
     """
     return _max_pool(2, x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 

@@ -146,7 +146,8 @@ FAR = (
 )  # fmt: skip
 
 
-def random_normal(rng: ArrayLike, shape: Sequence[int], stream: int = 0, dtype: Any = np.float32) -> Value:
+@checked_options
+def random_normal(rng: ArrayLike, shape: Sequence[int], stream: Stream = 0, dtype: Any = np.float32) -> Value:
     """Normally distributed numbers of mean 0 and standard deviation 1, within ± 5.5; ``mean + deviation * ...`` others.
 
     Args:
@@ -154,7 +155,7 @@ def random_normal(rng: ArrayLike, shape: Sequence[int], stream: int = 0, dtype: 
         stream: selects a sequence that is independent of the other streams of this state; at most 2**32 - 1.
 
     Raises:
-        DTypeError: ``rng`` or ``dtype`` is of another type. ShapeError: ``stream`` is out of range.
+        DTypeError: ``rng`` or ``dtype`` is of another type. OptionError: ``stream`` is out of range.
     """
     return normal(uniform("random_normal", rng, shape, stream, dtype))
 

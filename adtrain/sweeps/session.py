@@ -42,7 +42,7 @@ from adtrain.sweeps.records import (
 )
 from adtrain.sweeps.step import Settings, empty_tally, zero_member_totals
 from adtrain.sweeps.wave import Parts, WaveState, WaveTraining, best_of, joined, side_by_side
-from adtrain.text import counted
+from adtrain.text import counted, mebibytes
 from adtrain.training import scores
 from adtrain.training.checks import check_precision, other_metrics
 from adtrain.training.costs import tree_bytes
@@ -103,8 +103,8 @@ def plan(group: Group, device: str, most: int | None = None) -> GroupPlan:
         one = needed_bytes(group, device, 1)
         if one > limit:
             raise OutOfMemory(
-                f"device {device}: out of memory: one member needs {one / 2**20:,.1f} MiB, "
-                f"{limit / 2**20:,.1f} MiB can be used; reduce data.batch_size or the network"
+                f"device {device}: out of memory: one member needs {mebibytes(one)}, "
+                f"{mebibytes(limit)} can be used; reduce data.batch_size or the network"
             )
         low, high = 1, count
         while high - low > max(1, low // 16):
@@ -269,13 +269,20 @@ class Session:
         return None
 
     def options(self, halving: bool, rank_by: str | None) -> SweepOptions:
-        """The options of a new sweep. Raises ConfigError where the members do not have the metric."""
+        """The options of a new sweep; `rank_by` is the option --by of the command.
+
+        Raises ConfigError, or AdtrainError for --by, where the members do not have the metric.
+        """
         chosen = rank_by or config.build.sweep(self.config).rank_by or self.groups[0].experiment.best_by
+
+        def error(wrong: str) -> AdtrainError:
+            return AdtrainError(f"--by: {wrong}") if rank_by else self.config.error_at(("sweep", "rank_by"), wrong)
+
         if (wrong := self.lacks(chosen)) is not None:
-            raise self.config.error_at(("sweep", "rank_by"), wrong)
+            raise error(wrong)
         criterion = self.groups[0].criterion(chosen)
         if halving and (wrong := self.lacks(str(self.groups[0].halving_criterion(criterion)))) is not None:
-            raise self.config.error_at(("sweep", "rank_by"), f"{wrong}, by which members are dropped")
+            raise error(f"{wrong}, by which members are dropped")
         epochs = max(group.experiment.epochs for group in self.groups)
         return SweepOptions(halving_epochs(epochs, len(self.members)) if halving else (), chosen)
 

@@ -16,13 +16,14 @@ from adtrain.core import aligned, tree
 from adtrain.core.array import Array, array, from_numpy
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError
+from adtrain.curvature import is_of_loss
 from adtrain.data import Split
 from adtrain.metrics import Metric, MetricValue
 from adtrain.sweeps.inputs import EpochInputs, WaveInputs
 from adtrain.sweeps.members import Group, Member
 from adtrain.sweeps.records import MemberEpoch, OnTest
 from adtrain.sweeps.step import Tally, empty_tally, zero_member_totals
-from adtrain.training.evaluation import batch_size_of, mean_loss, metrics_on
+from adtrain.training.evaluation import batch_size_of, mean_loss, metrics_of_loss, metrics_on
 from adtrain.training.examples import Resident, StepInputs, on_device
 from adtrain.training.experiment import LOG_ROWS, Experiment
 from adtrain.training.loop import REPORT_SECONDS
@@ -347,13 +348,21 @@ class WaveTraining:
         network, found = self.experiment.network, list[Mapping[str, MetricValue]]()
         held_bytes = rows.shape[-1] * prod(network.model.output_shape(network.input_shape)) * network.dtype.itemsize
         size = min(len(self.members), max(self.group.least_members, MOST_PREDICTION_BYTES // held_bytes))
+        evaluated, models = averaged(self.state), None
+        if any(map(is_of_loss, self.metrics.values())):
+            models = tree.map(lambda x: x.numpy(), (evaluated.params, evaluated.statistics))
         for first in range(0, self.count, size):
             begin = min(first, len(self.members) - size)  # the same number of members in each call
             predictions = self._predictions(examples, rows, slice(begin, begin + size))
             for i in range(first, min(first + size, self.count)):
-                of_member, labels = predictions[i - begin], examples.split.labels[rows if rows.ndim == 1 else rows[i]]
-                finite, classes = np.isfinite(of_member).all(), self.experiment.data.classes
-                found.append(metrics_on(of_member, labels, self.metrics, classes) if finite else {})
+                of_member, split = predictions[i - begin], examples.split.take(rows if rows.ndim == 1 else rows[i])
+                values: dict[str, MetricValue] = {}
+                if np.isfinite(of_member).all():
+                    values = metrics_on(of_member, split.labels, self.metrics, self.experiment.data.classes)
+                    if models is not None:
+                        model = self._uploaded(rows_of(models, i))
+                        values |= metrics_of_loss((network, *model), split, self.metrics, self.device)
+                found.append({name: values[name] for name in self.metrics if name in values})
         return found
 
     def _predictions(self, examples: Resident, rows: np.ndarray, chosen: slice) -> np.ndarray:

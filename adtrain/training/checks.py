@@ -133,12 +133,12 @@ def check_equations(cfg: Config, net: Network, examples: int) -> None:
         return
     if options.adaptive and (cfg.data.shards or 1) > 1:
         raise cfg.error_at(("data", "adaptive"), f"found true, expected false with data.shards {cfg.data.shards}")
-    params, statistics = net.model.new_arrays(net.input_shape, np.random.default_rng(0), net.dtype)
-    if not statistics:
+    params, state = net.model.new_arrays(net.input_shape, np.random.default_rng(0), net.dtype)
+    if not state:
         return
     points = array(np.zeros((2, *net.input_shape), net.dtype))
-    _, after = net.model.forward(params, statistics, points, nn.Mode(training=True, rng=ops.rng_state(0)))
-    if any(x is not y for x, y in zip(tree.leaves(statistics), tree.leaves(after), strict=True)):
+    _, after = net.model.forward(params, state, points, nn.Mode(training=True, rng=ops.rng_state(0)))
+    if any(x is not y for x, y in zip(tree.leaves(state), tree.leaves(after), strict=True)):
         reason = "found a layer with running statistics, expected none: the outputs at a point depend on it alone"
         raise cfg.error_at(("model", "layers"), reason)
 

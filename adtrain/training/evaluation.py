@@ -161,34 +161,39 @@ def named_metrics(
     trained: Trained, metrics: Mapping[str, Metric], classes: Sequence[str], examples: Split, device: str
 ) -> dict[str, MetricValue]:
     """The values of the metrics on all of `examples`, by name."""
-    of_loss = {name: metric for name, metric in metrics.items() if is_of_loss(metric)}
-    others = {name: metric for name, metric in metrics.items() if name not in of_loss}
+    of_loss = [name for name, metric in metrics.items() if is_of_loss(metric)]
     found: dict[str, MetricValue] = {}
-    if others:
+    if len(of_loss) < len(metrics):
         probabilities = predictions(*trained, examples.images, device)
-        found |= metrics_on(probabilities, np.asarray(examples.labels), others, classes)
+        found |= metrics_on(probabilities, np.asarray(examples.labels), metrics, classes)
     if of_loss and len(examples):
-        at = _loss_at(trained, examples, device)
-        found |= {name: metric(at) for name, metric in of_loss.items()}
+        found |= metrics_of_loss(trained, examples, metrics, device)
     return {name: found[name] for name in metrics if name in found}
 
 
-def _loss_at(trained: Trained, examples: Split, device: str) -> LossAt:
-    """The loss of at most EXAMPLES examples, evenly spaced because files can be sorted by class."""
+def metrics_of_loss(
+    trained: Trained, examples: Split, metrics: Mapping[str, Metric], device: str
+) -> dict[str, MetricValue]:
+    """The values of those metrics that need the loss, by name.
+
+    The loss is that of at most EXAMPLES examples, evenly spaced because files can be sorted by class.
+    """
     network, params, statistics = trained
     count = min(len(examples), EXAMPLES)
     chosen = np.arange(count) * len(examples) // count
     images, labels = (array(np.asarray(x[chosen]), device=device) for x in (examples.images, examples.labels))
-    return LossAt(network.curvature, params, statistics, images, labels)
+    at = LossAt(network.curvature, params, statistics, images, labels)
+    return {name: metric(at) for name, metric in metrics.items() if is_of_loss(metric)}
 
 
 def metrics_on(
     probabilities: np.ndarray, labels: np.ndarray, metrics: Mapping[str, Metric], classes: Sequence[str]
 ) -> dict[str, MetricValue]:
-    """The values of the metrics, by name, of probabilities (N, classes) or (N, length, classes)."""
+    """The values of those metrics that need predictions, by name, from probabilities (N, classes) or (N, length,
+    classes)."""
     rows = probabilities.reshape(-1, probabilities.shape[-1])
     found = ClassPredictions(rows, labels.reshape(-1), class_names(classes, rows))
-    return {name: metric(found) for name, metric in metrics.items()}
+    return {name: metric(found) for name, metric in metrics.items() if not is_of_loss(metric)}
 
 
 def class_names(classes: Sequence[str], rows: np.ndarray) -> tuple[str, ...]:

@@ -1,10 +1,10 @@
-"""The precision of products: which keep rounded operands.
+"""Choose which products keep rounded operands.
 
 A rounded precision permits rounding and does not require it. Kernels of full precision take part in more fusions, and
 some are as fast. So a product gets full precision if it can be part of a row-product chain (`forms/row_products.py`),
-or if it is narrow and threads can compute its items (`forms/thread_items.py`).
-Any other product keeps its rounded precision if it will read a bfloat16 copy (`store_bfloat16.py`), or if its kernel is
-estimated faster by the time of a launch.
+or if it is narrow and threads can compute its items (`forms/thread_items.py`). Any other product keeps its rounded
+precision if it will read a bfloat16 copy (`store_bfloat16.py`), or if its kernel is estimated faster by the time of a
+launch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from adtrain.core.staging import Results, keeps
 from adtrain.core.types import BITS
 
 LAUNCH_CYCLES = 3800
-"""The time of a launch."""
+"""Cycles of a launch."""
 
 
 @keeps(Results.ROUNDING)

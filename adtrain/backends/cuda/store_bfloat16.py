@@ -1,4 +1,4 @@
-"""Products in bfloat16 read operands that are bfloat16 in memory.
+"""Store the operands of large products of precision bfloat16 as bfloat16.
 
 matmul(x, w)    ->    matmul_bfloat16(to_bfloat16(x), to_bfloat16(w))
 

@@ -7,8 +7,8 @@ values pass from one to another in registers.
 - A value that is a factor of a product, or is read at another column than its own, is stored in shared memory.
 - A product, or a value that calls a function such as tanh, is kept for later steps that read it at its own column. The
   thread that will read it writes it to scratch memory, which stays in the L2 cache.
-- Both are float32. An argument of another type, such as a mask, is read from memory where an element needs it. A
-  float32 value that is computed from it is stored or kept, so that few steps need it.
+- Stored and kept values are float32. An argument of another type, such as a mask, is read from memory where an element
+  needs it. The float32 value that is computed from it is stored or kept, so that few steps read the argument.
 
 Other values are computed again where they are needed, such as the derivative 1 - y^2 from y. A factor that is used
 again much later is also stored again: the memory between its uses serves others.
@@ -278,8 +278,8 @@ def plan_chain(body: Program, count: int) -> Plan | None:
 
 
 def _find_levels(plan: Plan) -> None:
-    others = {v for v in plan.level if v.type.dtype != FLOAT32}  # and what is computed from them, of other types
-    converted = set[Variable]()  # what is float32 and computed from these
+    others = {v for v in plan.level if v.type.dtype != FLOAT32}  # and values of other types that are computed from them
+    converted = set[Variable]()  # float32 values that are computed from `others`
     for e in plan.body.equations:
         if not is_by_row(e, plan.count):
             continue

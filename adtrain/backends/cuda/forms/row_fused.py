@@ -7,9 +7,9 @@ sequences (B, S, F) adds positions (S, F) itself, and its gradient reads the gra
 
 Each thread block takes its own rows through all equations of a body. Long rows, such as those of a loss over the words
 of a vocabulary, do not fit in registers. A block takes one such row through all equations, and reads it from device
-memory once if it fits into shared memory (`codegen/long_rows.py`). So the loss of a
-classification, its gradient, and the most probable class cost one read of the logits and one write of their gradient.
-Probabilities and one-hot labels are never stored.
+memory once if it fits into shared memory (`codegen/long_rows.py`). So the loss of a classification, its gradient, and
+the most probable class cost one read of the logits and one write of their gradient. Probabilities and one-hot labels
+are never stored.
 """
 
 from __future__ import annotations

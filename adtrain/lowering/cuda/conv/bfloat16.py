@@ -309,7 +309,7 @@ class Bfloat16Conv(NamedTuple):
         return [self._positions_of(phase) for phase in product(*map(range, self.phases))]
 
     def _positions_of(self, phase: tuple[int, ...]) -> Im2col:
-        """The positions in the output's gradient of one phase."""
+        """The positions in the output's gradient that one phase reads."""
         lower, upper = [], []
         for axis in (1, 0):
             w, i = self.window, phase[axis]
