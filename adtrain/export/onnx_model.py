@@ -69,7 +69,7 @@ def encode(trained: TrainedModel) -> bytes:
     """
     evaluations = [evaluation.evaluation(trained, batch) for batch in BATCHES]
     graph, about = Graph(), signature(trained)
-    found = Nodes(graph, evaluations[0], lengths_of(evaluations), *about.inputs).write()
+    found = Nodes(graph, evaluations[0], lengths_of(evaluations), next(iter(about.inputs))).write()
     for name, output in zip(about.outputs, found[-len(about.outputs) :], strict=True):
         graph.add(name, "Identity", output)
     metadata = {
