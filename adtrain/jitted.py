@@ -128,8 +128,10 @@ def _declared(
     positions, names = set[int](), set[str]()
     numbers: Any = (argnums,) if is_integer(argnums, None) else argnums
     for i in numbers:
-        if not is_integer(i, -len(by_position)) or (i >= len(by_position) and not variadic):
-            raise OptionError(f"jit: {what}_argnums names argument {shown(i)}, found {len(by_position)} arguments")
+        count = len(by_position)
+        if not is_integer(i, -count) or (i >= count and not variadic):
+            expected = f"integers of at least {-count}" if variadic else f"integers in [{-count}, {count})"
+            raise OptionError(f"jit: found {shown(i)} in {what}_argnums, expected {expected}")
         positions.add(i if i >= 0 else i + len(by_position))
     for name in (argnames,) if isinstance(argnames, str) else argnames:
         if not any_name and name not in by_name:

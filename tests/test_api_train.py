@@ -238,7 +238,7 @@ def test_a_thread_can_train() -> None:
         ({"data": (IMAGES,)}, "data: found a tuple of 1, expected a pair of arrays (images, labels)"),
         ({"data": (IMAGES, LABELS[:9])}, "data: labels: found 9 labels, expected 90, one for each image"),
         ({"data": (IMAGES, LABELS / 2)}, "config: loss: found cross_entropy for the numbers of y_train, expected mse"),
-        ({"data": ([[1, 2], [3]], [0, 1])}, "data: images: found no array of numbers (setting an array element"),
+        ({"data": ([[1, 2], [3]], [0, 1])}, "data: images: found no array of numbers (nested lists have differ"),
         ({"data": ([object()], [0])}, "data: images: found elements of type object, expected numbers"),
         ({"data": (IMAGES[:, :5], LABELS)}, "config: model.input: found [36], expected [1, 5, 6]"),
         ({"given": VALUES | EMBEDDING}, "config: data.normalize: found true, expected false: an embedding takes"),

@@ -144,7 +144,7 @@ USES: dict[str, dict[str, Use]] = {
         "json": ("data --json", r'"train": 90'),
     },
     "data tokenize": dict.fromkeys(
-        ("output", "vocabulary", "tokenizer", "shard-tokens", "json"), "test_data_tokens.py"
+        ("output-dir", "vocabulary", "tokenizer", "shard-tokens", "json"), "test_data_tokens.py"
     ),
     "data fetch": {"mirror": "test_data_fetch.py"},
     "data list": {"json": ("--json", r'"name": "mnist"')},
@@ -224,10 +224,21 @@ def test_the_table_has_every_option_of_a_command(path: str, found: click.Command
     assert set(uses) == options - {"debug"}
 
 
+@pytest.mark.parametrize(("path", "found"), ALL, ids=[path for path, _ in ALL])
+def test_o_is_the_file_or_the_folder_that_a_command_writes(path: str, found: click.Command) -> None:
+    spellings = [["-o", "--output"], ["-o", "--output-dir"]]
+    for option in found.params:
+        if {"-o", "--output", "--output-dir"}.intersection(option.opts):
+            assert option.opts in spellings
+
+
 @pytest.mark.parametrize(("given", "option", "use"), [row for row in ROWS if isinstance(row[2], str)])
 def test_the_named_test_file_uses_the_option(given: str, option: str, use: str) -> None:
     text = (TESTS / use).read_text()
-    assert re.search(rf"--{option}\b", text) or {"quiet": "-q", "output": "-o"}.get(option, "--") in text
+    assert (
+        re.search(rf"--{option}\b", text)
+        or {"quiet": "-q", "output": "-o", "output-dir": "-o"}.get(option, "--") in text
+    )
 
 
 @pytest.fixture(scope="module")

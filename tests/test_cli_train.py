@@ -239,7 +239,7 @@ def test_an_invalid_config_file_is_refused(cfg: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--set", "data.path=nowhere.csv"], "nowhere.csv: found nothing, expected a .csv"),
+        (["--set", "data.path=nowhere.csv"], "nowhere.csv: found nothing, expected a CSV file; --set data.path=FILE"),
         (["--set", "training.epochs=0"], "--set training.epochs: found 0, expected an integer in [1, 2^31)"),
         (["--set", "model.layers.0.linear=0"], "model.layers[0].linear.out_features: found 0, expected an integer"),
     ],

@@ -43,6 +43,7 @@ def refusal(content: bytes) -> str:
         (b"a: !!int three\n", "c.yaml:1:4: found the tag !!int on 'three', expected plain YAML"),
         (b"a: *b\n", "c.yaml:1:4: found the alias *b, which has no anchor before it"),
         (b"a: &b [*b]\n", "c.yaml:1:8: found the alias *b, which is inside its own anchor"),
+        (b"a: [0, -1e400]", "c.yaml:1:8: found -1e400, expected a magnitude of at most 1.8e308"),
         (b"a: " + b"9" * 5000, "c.yaml:1:4: found a number of 5,000 characters, expected at most 100"),
         (b"[" * 100_000, "c.yaml:1:65: found more than 64 levels, expected fewer"),
         (b"a: [" + b"1," * 30_000 + b"]", "c.yaml:1:39999: found more than 20,000 values, expected fewer"),

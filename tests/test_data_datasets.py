@@ -100,6 +100,10 @@ def test_a_wrong_name_or_path_is_refused(tmp_path: Path) -> None:
         data.load("minst")
     with pytest.raises(data.DataError, match=r"found nothing, expected a .csv, .tsv, .npz, .txt, .zip, .tar, "):
         data.load(path=tmp_path / "none")
+    with pytest.raises(data.DataError, match="file, a folder of IDX files, a folder of tokens or a folder of images;"):
+        data.load(path=tmp_path / "none")
+    with pytest.raises(data.DataError, match=r"none\.txt: found nothing, expected a text file;"):
+        data.load(path=tmp_path / "none.txt")
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(

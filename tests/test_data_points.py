@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,18 @@ def test_points_far_from_zero_are_stored_without_an_offset() -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", b"t,u\n1,2\n", "found no column x"),
+        (
+            "a.csv",
+            b"t,u\n1,2\n",
+            "a.csv:1: found no column x, expected the columns t, x, u, each once: the columns are",
+        ),
+        ("a.csv", b"t,x,u,x\n1,2,3,4\n", "a.csv:1: found two columns named x, expected the columns t, x, u, each once"),
+        (
+            "a.csv",
+            b"u,t,x\n1,2,3\n1,,4\n",
+            r"a.csv:3: found an empty cell in column 1 \(t\), expected a finite number; remove",
+        ),
+        ("a.csv", b"t,x,u\n1,2,NA\n", r"a.csv:2: found 'NA' in column 2 \(u\), expected a"),
         ("a.csv", b"t,x,u\n", "a.csv"),
         ("a.csv", b"t,x,u\n1,2,inf\n", "a.csv"),
         ("a.npy", b"nothing", "found no NPY header"),
@@ -108,6 +120,7 @@ def test_a_wrong_table_is_one_line_that_names_the_file(
         points.read_table(tmp_path / name, ("t", "x", "u"))
     assert "\n" not in str(raised.value)
     assert name in str(raised.value)
+    assert not re.search("in training|data.missing", str(raised.value))
 
 
 @pytest.mark.parametrize("array", [np.zeros((3, 2)), np.zeros(3), np.array([["a", "b", "c"]]), np.full((2, 3), np.nan)])

@@ -22,6 +22,7 @@ from random_networks import LAYERS, fitting, images, matrices, networks, samples
 from adtrain import config, nn, ops
 from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError
+from adtrain.export import onnx_model
 from adtrain.export.c import network, source
 from adtrain.export.c.source import compiled
 from adtrain.training import TrainedModel
@@ -465,3 +466,26 @@ def test_the_programs_of_the_document_compile_and_run(tmp_path: Path) -> None:
 def test_the_same_network_gives_the_same_text() -> None:
     first, second = (source.generate(with_arrays(CONVOLUTIONS, (1, 6, 5)), Path("net.c")) for _ in range(2))
     assert (first.source, first.header) == (second.source, second.header)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "example"),
+    [
+        ("mlp", {}, "image"),
+        ("mlp", {"dataset": None, "path": "a.csv"}, "row"),
+        ("mlp", {"dataset": None, "path": "a.npz"}, "example"),
+        ("poisson", {}, "point"),
+        ("char-gpt", {}, "text"),
+    ],
+)
+def test_the_header_and_the_input_of_onnx_say_what_an_example_is(name: str, data: dict[str, Any], example: str) -> None:
+    trained = with_arrays(nn.Sequential(nn.Flatten(), nn.Linear(3)), (2, 1, 1))
+    overrides = ["data.path=book.txt"] if name == "char-gpt" else []
+    cfg = config.load(name, overrides)
+    trained = replace(trained, config=cfg.changed("data", **data) if data else cfg)
+    header = source.generate(trained, Path("net.c")).header
+    assert f"net_predict(const float *{example}," in header.replace("uint8_t", "float")
+    assert f"*{example}s, size_t count" in header
+    assert ("image" in header) == (example == "image")
+    inputs = {"text": "sequences"}.get(example, f"{example}s")
+    assert list(onnx_model.signature(trained).inputs) == [inputs]

@@ -251,8 +251,11 @@ def test_a_float_whose_value_is_needed_is_refused_with_its_line_and_advice(f: An
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: ad.jit(lambda x: x, static_argnums=1), "jit: static_argnums names argument 1, found 1 arguments"),
-        (lambda: ad.jit(lambda x: x, donate_argnums=-2), "jit: donate_argnums names argument -2, found 1 arguments"),
+        (lambda: ad.jit(lambda x: x, static_argnums=1), "jit: found 1 in static_argnums, expected integers in [-1, 1)"),
+        (
+            lambda: ad.jit(lambda x: x, donate_argnums=-2),
+            "jit: found -2 in donate_argnums, expected integers in [-1, 1)",
+        ),
         (
             lambda: ad.jit(lambda x, y: x, static_argnames="z"),
             "jit: static_argnames names 'z', found no such argument (known: x, y)",

@@ -142,6 +142,8 @@ def test_products_are_in_the_exported_weights_and_a_training_starts_from_them(tm
     ("lora", "message"),
     [
         ("{rank: 0}", "lora.rank: found 0, expected an integer in [1, 2^31)"),
+        ("{rank: 17}", "lora.rank: found 17, expected at most 16, the largest rank of a weight that it adapts (0.w"),
+        ("{rank: 4, paths: 2.weight}", "lora.rank: found 4, expected at most 3, the largest rank of a weight"),
         ("{paths: a}", "lora.rank: missing"),
         ("{rank: 2, paths: [0.weight, 0.bias]}",
          "lora.paths: found 0.bias, which matches no weight of a linear layer (known: 0.weight, 2.weight)"),

@@ -156,7 +156,7 @@ def test_an_error_inside_containers_has_the_path_and_the_reason() -> None:
         (lambda: unchecked.Conv2d(4, kernel_size=3, groups=3), "conv2d: out_channels 4 is not a multiple of groups 3"),
         (
             lambda: unchecked.ConvTranspose2d(4, kernel_size=3, stride=2, output_padding=2),
-            "conv_transpose2d: output_padding is 2, expected less than stride, 2",
+            "conv_transpose2d: output_padding is (2, 2), expected less than the stride (2, 2) or the dilation (1, 1)",
         ),
         (lambda: unchecked.MaxPool2d(2, padding=2), "max_pool2d: padding 2 is more than half of kernel_size 2"),
         (

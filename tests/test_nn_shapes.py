@@ -80,7 +80,8 @@ def test_conv_transpose2d_agrees_with_its_output_shape(
     try:
         layer = nn.ConvTranspose2d(groups * channels[1], kernel_size=kernel, groups=groups, **options)
     except OptionError:
-        assert (np.broadcast_to(output_padding, 2) >= np.broadcast_to(stride, 2)).any()
+        least = np.maximum(np.broadcast_to(stride, 2), np.broadcast_to(dilation, 2))
+        assert (np.broadcast_to(output_padding, 2) >= least).any()
         return
     shape = (groups * channels[0], *size)
     if not agrees(layer, shape):

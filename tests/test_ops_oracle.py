@@ -55,7 +55,7 @@ def test_conv2d_and_its_gradients_agree_with_pytorch(
 
 @given(
     groups=st.integers(1, 2), channels=pairs, size=st.tuples(st.integers(1, 5), st.integers(1, 5)), kernel=pairs,
-    stride=pairs, padding=st.integers(0, 1), dilation=st.integers(1, 2), extra=st.integers(0, 1),
+    stride=pairs, padding=st.integers(0, 2), dilation=st.integers(1, 3), extra=st.integers(0, 2),
 )  # fmt: skip
 def test_conv_transpose2d_and_its_gradients_agree_with_pytorch(
     groups: Any, channels: Any, size: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, extra: Any
@@ -63,7 +63,7 @@ def test_conv_transpose2d_and_its_gradients_agree_with_pytorch(
     options: dict[str, Any] = {
         "stride": stride, "padding": padding, "dilation": dilation, "groups": groups, "output_padding": extra,
     }  # fmt: skip
-    assume(all(extra < s for s in stride))
+    assume(all(extra < max(s, dilation) for s in stride))
     lengths = [
         (n - 1) * s - 2 * padding + dilation * (k - 1) + extra + 1 for n, s, k in zip(size, stride, kernel, strict=True)
     ]

@@ -14,7 +14,8 @@ import pytest
 from test_examples import EXAMPLES
 from waiting import PATIENCE
 
-from adtrain.backends.cpu.compiled_program import CompiledProgram
+from adtrain import ops
+from adtrain.backends.cpu.compiled_program import CompiledProgram, _lower
 from adtrain.backends.cuda import H200, compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError
 from adtrain.backends.cuda.launch_plan import LaunchPlan
@@ -79,6 +80,17 @@ def test_a_header_beside_the_source_may_change(tmp_path: Path) -> None:
         (tmp_path / "own.h").write_text(f"#define FACTOR {factor}\n")
         (out,), _ = CompiledProgram(program(primitive, x)).run([x])
         np.testing.assert_array_equal(out, factor * x)
+
+
+def test_only_calls_of_a_users_kernel_are_guarded(tmp_path: Path) -> None:
+    file, x = tmp_path / "scaled.c", np.ones((3, 4), np.float32)
+    (tmp_path / "own.h").write_text("#define FACTOR 3\n")
+    file.write_text(C)
+    plain, primitive = stage(lambda x: ops.softmax(x @ x.T)).program(array(x)), scaled()
+    register(primitive.name, "cpu", CKernel(str(file), "scaled", lambda x: (x.size,)))
+    texts = [_lower(p).generated.text for p in (plain, program(primitive, x))]
+    assert ["own_call.h" in text for text in texts] == [False, True]
+    assert [text.count("own_begin(") for text in texts] == [0, 1]
 
 
 def test_a_cuda_kernel_at_an_absolute_path_is_planned_and_compiled(tmp_path: Path) -> None:

@@ -284,3 +284,35 @@ def test_a_signal_that_arrives_while_a_plugin_runs_is_not_its_error(
     put(hook, f"os.kill(os.getpid(), {number:d})")
     assert commands.run(Case(f"{TRAIN} --eager", "out", "err")) == code
     assert Path("err").read_text() == message
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(
+    ("statement", "number"),
+    [
+        ("*(volatile T *)team->thread = 1;", signal.SIGSEGV),
+        pytest.param("raise(SIGILL);", signal.SIGILL, marks=pytest.mark.exhaustive),
+        pytest.param("abort();", signal.SIGABRT, marks=pytest.mark.exhaustive),
+        pytest.param("raise(SIGFPE);", signal.SIGFPE, marks=pytest.mark.exhaustive),
+        pytest.param(
+            "volatile char big[1l << 30]; for (int64_t i = 0; i < (int64_t)sizeof big; i += 4096) big[i] = 1;",
+            signal.SIGSEGV,
+            marks=pytest.mark.exhaustive,
+            id="stack",
+        ),
+    ],
+)
+def test_a_signal_that_a_kernel_causes_ends_the_command_with_a_line_that_names_its_operation(
+    commands: Commands, statement: str, number: signal.Signals
+) -> None:
+    crashing = PLUGIN.replace("int64_t begin, end;", statement, 1).replace("my_share", "int64_t begin, end; my_share")
+    crashing = crashing.replace('C = """', 'C = """#include <signal.h>\n#include <stdlib.h>\n', 1)
+    Path("mine.py").write_text(crashing.replace("c=C)", "c=C, samples=lambda rng: (rng.normal(size=7),))"))
+    for arguments in ("gradcheck --plugin mine.py", TRAIN):
+        Path("err").unlink(missing_ok=True)
+        assert commands.run(Case(arguments, "out", "err")) == -number
+        found = Path("err").read_text()
+        assert found.startswith(
+            f"adtrain: error: operation doubled: its kernel doubled_float32 ended the process with {number.name};"
+        )
+        assert found.count("\n") == 1

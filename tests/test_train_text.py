@@ -326,7 +326,7 @@ def test_the_file_at_test_path_must_have_the_characters_of_the_training(tmp_path
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--temperature", "0"], "found '0', expected a number above 0"),
+        (["--temperature", "0"], "found '0', expected a number above 0; --top-k 1 takes the most probable one"),
         (["--temperature", "nan"], "found 'nan', expected a finite number above 0"),
         (["--prompt", "xaéx\x1b"], r"found 'x', 'é', '\x1b' in the prompt, expected characters of the text"),
         (["--length", "0"], "found '0', expected a whole number of at least 1"),

@@ -248,7 +248,7 @@ class _DownloadProgress:
 
 @click.command("tokenize", short_help="Write the tokens of text files to a folder.")
 @click.argument("paths", metavar="FILE...", type=FilePath(), nargs=-1, required=True)
-@click.option("-o", "--output", "folder", type=FilePath(), metavar="FOLDER", required=True, help="The folder to make.")
+@click.option("-o", "--output-dir", "folder", type=FilePath(), metavar="DIR", required=True, help="The folder to make.")
 @click.option(
     "--vocabulary",
     type=Whole(SMALLEST_VOCABULARY, LARGEST_VOCABULARY),

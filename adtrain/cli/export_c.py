@@ -30,10 +30,6 @@ MAX_LOSS = 0.2
 """Percentage points of accuracy that int8 may lose by default."""
 
 
-INPUTS = {"images": "image", "rows": "row", "sequences": "text", "points": "point"}
-"""The name of one input, by what the data consist of."""
-
-
 class Written(NamedTuple):
     """The contents of files by path; what `--json` says of them, and the same as lines of text."""
 
@@ -136,7 +132,7 @@ def _experiment(trained: TrainedModel, batch_size: int | None) -> Experiment:
 def _signature(trained: TrainedModel, about: Interface) -> dict[str, Any]:
     name = about.results
     return {
-        "inputs": {INPUTS[trained.config.data.examples]: {"type": about.c_type, "shape": about.image}},
+        "inputs": {about.example: {"type": about.c_type, "shape": about.image}},
         "outputs": {name: {"type": about.output_type, "shape": about.outputs}},
     }
 

@@ -54,15 +54,19 @@ class Whole(_Checked, click.IntRange):
 
 
 class Number(_Checked, click.FloatRange):
-    """A finite number with bounds."""
+    """A finite number with bounds. `advice` ends the error: what to do in place of a number outside."""
+
+    def __init__(self, *bounds: Any, advice: str = "", **options: Any) -> None:
+        super().__init__(*bounds, **options)
+        self.advice = advice and f"; {advice}"
 
     def expected(self) -> str:
-        return f"a number{_bounds(self)}"
+        return f"a number{_bounds(self)}{self.advice}"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
         if not isfinite(number):
-            self.fail(f"found {value!r}, expected a finite number{_bounds(self)}", param, ctx)
+            self.fail(f"found {value!r}, expected a finite number{_bounds(self)}{self.advice}", param, ctx)
         return number
 
 

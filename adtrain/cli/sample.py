@@ -19,7 +19,7 @@ from adtrain.training import Trust, model_file, sampling
 @click.option("--length", type=Whole(min=1), default=500, help="How many characters, bytes or tokens to write.")
 @click.option(
     "--temperature",
-    type=Number(min=0, min_open=True),
+    type=Number(min=0, min_open=True, advice="--top-k 1 takes the most probable one each time"),
     metavar="T",
     default=1.0,
     help="Divides the logarithms of the probabilities: below 1 the text is more predictable, above 1 more varied.",

@@ -70,7 +70,9 @@ def _without_effect(sweep: Path | None, **_: Any) -> Refusals:
     type=Whole(min=1),
     help="Train at most N members of a group at the same time; by default as many as fit into the device's memory.",
 )
-@click.option("--output-dir", type=FilePath(), metavar="DIR", help="The sweep's folder; by default runs/NAME-sweep.")
+@click.option(
+    "-o", "--output-dir", type=FilePath(), metavar="DIR", help="The sweep's folder; by default runs/NAME-sweep."
+)
 @device_option
 @autotune_option
 @set_option

@@ -140,6 +140,7 @@ HEADINGS = {
 @click.option("--steps", type=Whole(min=1), help="Maximum number of steps; overrides training.steps.")
 @click.option("--seed", type=Whole(0, 2**64 - 1), help="Seed of all random numbers; overrides training.seed.")
 @click.option(
+    "-o",
     "--output-dir",
     type=FilePath(),
     metavar="DIR",

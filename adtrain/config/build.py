@@ -95,9 +95,14 @@ def model(cfg: Config) -> nn.Sequential:
         raise _error(cfg, *_layer_at(cfg.model.layers, path, error.path), error.reason) from None
     if isinstance(built, nn.LowRankSequential):
         try:
-            built.adapted(cfg.model.input_shape)
+            weights = built.adapted(cfg.model.input_shape)
         except OptionError as error:
             raise cfg.error_at(("lora", "paths"), str(error)) from None
+        widest = max(weights, key=lambda name: min(weights[name]))
+        largest = min(weights[widest])
+        if built.rank > largest:
+            reason = f"expected at most {largest}, the largest rank of a weight that it adapts ({widest})"
+            raise cfg.error_at(("lora", "rank"), f"found {built.rank}, {reason}")
     if takes_labels(cfg.loss) and len(output) != (2 if cfg.data.is_text else 1):
         last = len(cfg.model.layers) - 1
         expected = f"(classes,) for the loss {cfg.loss.kind}: add flatten and linear"

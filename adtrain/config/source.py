@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import isinf
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -318,8 +319,12 @@ class _Reader:
         if is_integer or FLOAT.fullmatch(text):
             if len(text) > MAX_DIGITS:
                 self.refuse(where, f"found a number of {len(text):,} characters, expected at most {MAX_DIGITS}")
-            base = {"0o": 8, "0x": 16}.get(text[:2], 10)
-            return int(text, base) if is_integer else float(text)
+            if is_integer:
+                return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+            number = float(text)
+            if isinf(number):
+                self.refuse(where, f"found {shortened(text)}, expected a magnitude of at most 1.8e308")
+            return number
         return text
 
 

@@ -205,7 +205,7 @@ def array(x: Any, dtype: Any = None, device: str | None = None) -> Array:
             if dtype is None and elements.dtype == np.float64 and not isinstance(x, (np.ndarray, np.generic, Value)):
                 elements = elements.astype(np.float32)
     except ValueError as error:
-        raise ShapeError(f"array: {error}") from None
+        raise ShapeError(f"array: {no_array(error)}") from None
     except OverflowError as error:
         raise DTypeError(f"array: {error}") from None
     except TypeError as error:
@@ -214,6 +214,13 @@ def array(x: Any, dtype: Any = None, device: str | None = None) -> Array:
     device = device or "cpu"
     elements.flags.writeable = False
     return Array(find_device(device).from_numpy(elements), elements.shape, elements.dtype, device)
+
+
+def no_array(error: Exception) -> str:
+    """Why NumPy makes no array of a value; lists of different lengths in words that say what to do."""
+    if "inhomogeneous" in str(error):
+        return "nested lists have different lengths, expected one length at each level; pad the shorter ones"
+    return " ".join(str(error).split())
 
 
 def _elements(x: Any, dtype: Any, device: str) -> np.ndarray:

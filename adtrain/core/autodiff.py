@@ -251,7 +251,7 @@ def checked_positions(name: str, argnums: int | Sequence[int], count: int) -> tu
     named = (argnums,) if isinstance(argnums, (int, np.integer)) else tuple(argnums)
     for i in named:
         if not -count <= i < count:
-            raise ShapeError(f"{name}: argnums names argument {i}, found {count} arguments")
+            raise ShapeError(f"{name}: found {i} in argnums, expected integers in [{-count}, {count})")
     positions = tuple(i % count for i in named)
     if len(set(positions)) != len(positions):
         raise ShapeError(f"{name}: argnums {argnums} names an argument twice")

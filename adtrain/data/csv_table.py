@@ -73,6 +73,33 @@ def read_rows(path: Path, options: CsvOptions, known: Known) -> Cells:
         return cells_of(table, options, known.columns)
 
 
+def read_columns(path: Path, names: Sequence[str]) -> np.ndarray:
+    """The numbers in the columns with these names, float64 (N, names), of a table that has no other options.
+
+    Raises DataError with the line for a column that is missing or there twice, and for a cell without a finite number.
+    """
+    options = CsvOptions(header=True, missing="mean", missing_values=())  # an empty cell is NaN; its error is here
+    with opened(path, options, Columns.named(names)) as table:
+        columns = []
+        for name in names:
+            found = table.positions.get(name, [])
+            if len(found) != 1:
+                what = f"two columns named {printable(name)}" if found else f"no column {printable(name)}"
+                expected = f"expected the columns {', '.join(map(printable, names))}"
+                raise DataError(f"{path}:1: found {what}, {expected}, each once: {table.listed()}")
+            columns.append(Column(name, found[0]))
+        reader, rows = CellReader(path, columns, False, options), [np.empty((0, len(names)))]
+        for chunk in chunks(table):
+            rows.append(np.stack(reader.convert(chunk), axis=1))
+            if (empty := np.isnan(rows[-1])).any():
+                row, column = np.argwhere(empty)[0]
+                title = table.title(columns[column].position)
+                expected = "expected a finite number; remove the row"
+                raise DataError(f"{path}:{chunk.lines[row]}: found an empty cell in {title}, {expected}")
+        reader.warn()
+    return np.concatenate(rows)
+
+
 def read_dropped(path: Path, options: CsvOptions, known: Columns) -> dict[str, list[str]]:
     """The texts of the columns that `options.drop` lists and the table has, such as identifiers of its rows.
 

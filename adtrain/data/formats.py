@@ -110,12 +110,15 @@ def format_of(path: Path, given: FileFormat | None = None) -> Format:
     format_ = of_name(path, given)
     if format_ is not None and path.is_file():
         return format_
+    if format_ is not None and not path.exists():
+        raise DataError(f"{path}: found nothing, expected {format_.title}; --set data.path=FILE names another")
     if not path.is_file():
         what = "neither a file nor a folder" if path.exists() else "nothing"
     else:
         what = f"the extension {path.suffix}" if path.suffix else "a file without an extension"
-    *first, last = (suffix for each in FORMATS for suffix in each.suffixes)
-    expected = f"expected a {', '.join(first)} or {last} file, or {' or '.join(each.title for each in FOLDERS)}"
+    suffixes = ", ".join(suffix for each in FORMATS for suffix in each.suffixes)
+    *titles, title = (each.title for each in FOLDERS)
+    expected = f"expected a {suffixes} file, {', '.join(titles)} or {title}"
     *names, name = (each.name.lower() for each in FORMATS if each.suffixes)
     reads = f"data.format: {', '.join(names)} or {name} reads a file of any name"
     advice = reads if path.exists() else "--set data.path=FILE names another"

@@ -196,7 +196,7 @@ FORMAT = Format(
     title="an NPZ file",
     suffixes=(".npz",),
     options=ShapeOptions,
-    examples="images",
+    examples="examples",
     read=read,
     read_rows=read_rows,
 )

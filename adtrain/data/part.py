@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from adtrain.core.array import type_with_article
+from adtrain.core.array import no_array, type_with_article
 from adtrain.core.options import Expected
 from adtrain.data.errors import DataError, DataOptionError
 from adtrain.data.file_array import Conversion, FileArray
@@ -285,7 +285,7 @@ def as_numpy(given: Any, place: str) -> np.ndarray:
     try:
         found = np.asarray(given)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{place}: found no array of numbers ({' '.join(str(error).split())})") from None
+        raise DataError(f"{place}: found no array of numbers ({no_array(error)})") from None
     if found.dtype == object:
         types = {type(x) for x in found.ravel()}
         if len(types) == 1 and types <= {str, bool}:  # as pandas has them

@@ -18,13 +18,12 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from adtrain.data import csv_table
-from adtrain.data.csv_file import CsvOptions
 from adtrain.data.datasets import DataSet
 from adtrain.data.errors import DataError, warn
 from adtrain.data.file_array import require_memory
 from adtrain.data.images import read_image
 from adtrain.data.npz import read_npy
-from adtrain.data.part import Columns, Known
+from adtrain.data.part import Columns
 from adtrain.data.split import Split
 from adtrain.data.statistics import PIXEL_MAX, offsets
 from adtrain.data.table_encoder import TableEncoder
@@ -261,8 +260,7 @@ def read_table(path: Path, names: Sequence[str]) -> np.ndarray:
         expected = f"shape (N, {len(names)}): variables, then outputs"
         found = read_npy(path, expected, lambda shape: shape[1:] == (len(names),)).astype(np.float64)
     else:
-        known = Known(Columns.named(names))
-        found = csv_table.read_rows(path, CsvOptions(header=True), known).values
+        found = csv_table.read_columns(path, names)
     if not len(found):
         raise DataError(f"{path}: found no rows, expected columns {', '.join(names)} with at least one row")
     if not np.isfinite(found).all():

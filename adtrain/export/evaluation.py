@@ -125,6 +125,10 @@ def evaluation(trained: TrainedModel, batch: int = 1) -> Evaluation:
     return Evaluation(program, weights, arrays, layers)
 
 
+EXAMPLES = {"images": "image", "rows": "row", "sequences": "text", "points": "point", "examples": "example"}
+"""The name of one example, by what the data consist of."""
+
+
 def image_dtype(trained: TrainedModel) -> np.dtype[Any]:
     """The dtype of the images that an exported network takes; float64 where float32 would lose differences."""
     network = trained.network

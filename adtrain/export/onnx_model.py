@@ -20,7 +20,7 @@ from adtrain.training import TrainedModel
 from adtrain.training.tasks import Regression
 from adtrain.version import __version__
 
-IMAGES, LOGITS, PROBABILITIES, VALUES = "images", "logits", "probabilities", "values"
+LOGITS, PROBABILITIES, VALUES = "logits", "probabilities", "values"
 BATCHES = 61, 67
 """Numbers of images for which the network is traced. A length that differs is a multiple of the number of images."""
 
@@ -49,14 +49,15 @@ class Signature(NamedTuple):
 
 
 def signature(trained: TrainedModel) -> Signature:
-    """The signature of a trained network's file. Images are uint8 or float32 as in the training; values are in original
-    units. Both are float64 where float32 would lose differences between numbers."""
+    """The signature of a trained network's file. Its input is named for what the data consist of, such as "images" or
+    "rows": uint8 or float32 as in the training. Values are in original units. Both are float64 where float32 would lose
+    differences between numbers."""
     network = trained.network
-    images = ValueType(image_dtype(trained).name, trained.image_shape)
+    inputs = {trained.config.data.examples: ValueType(image_dtype(trained).name, trained.image_shape)}
     values = "float64" if network.task.needs_float64 else "float32"
     outputs = ValueType(values, network.model.output_shape(network.input_shape))
     names = (VALUES,) if isinstance(network.task, Regression) else (LOGITS, PROBABILITIES)
-    return Signature({IMAGES: images}, dict.fromkeys(names, outputs))
+    return Signature(inputs, dict.fromkeys(names, outputs))
 
 
 def encode(trained: TrainedModel) -> bytes:
@@ -68,7 +69,7 @@ def encode(trained: TrainedModel) -> bytes:
     """
     evaluations = [evaluation.evaluation(trained, batch) for batch in BATCHES]
     graph, about = Graph(), signature(trained)
-    found = Nodes(graph, evaluations[0], lengths_of(evaluations), IMAGES).write()
+    found = Nodes(graph, evaluations[0], lengths_of(evaluations), next(iter(about.inputs))).write()
     for name, output in zip(about.outputs, found[-len(about.outputs) :], strict=True):
         graph.add(name, "Identity", output)
     metadata = {
@@ -169,8 +170,9 @@ def compare(content: bytes, trained: TrainedModel, examples: Split) -> Compariso
 
     Raises AdtrainError where an output of either is NaN or infinite.
     """
-    runtime, names = session(content), list(signature(trained).outputs)
-    return evaluation.compare(lambda batch: runtime.run(names, {IMAGES: batch}), names, trained, examples)
+    runtime, about = session(content), signature(trained)
+    (given,), names = about.inputs, list(about.outputs)
+    return evaluation.compare(lambda batch: runtime.run(names, {given: batch}), names, trained, examples)
 
 
 def session(content: bytes) -> Any:

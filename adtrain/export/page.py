@@ -222,7 +222,7 @@ def page_program(trained: TrainedModel) -> PageProgram:
     constants = b"".join(memory.constants)
     for name, (_, size) in code.memory.items():
         memory.add(name, size)
-    sizes = (network.IMAGE, about.c_type, about.image), (about.results, about.output_type, about.outputs)
+    sizes = (about.example, about.c_type, about.image), (about.results, about.output_type, about.outputs)
     for name, c_type, shape in sizes:
         memory.add(name, prod(shape) * {"uint8_t": 1, "float": 4, "double": 8}[c_type])
     calls = []
@@ -235,7 +235,7 @@ def page_program(trained: TrainedModel) -> PageProgram:
     functions.append(f"const generated = {{{', '.join(code.loops.values())}}};")
     first_shape = found.first.type.shape[1:]
     known = {
-        "calls": calls, "size": memory.size, "image": memory.addresses[network.IMAGE],
+        "calls": calls, "size": memory.size, "image": memory.addresses[about.example],
         "outputs": memory.addresses[about.results], "first": _address(code, memory, found.first),
         "types": [about.c_type, about.output_type], "count": prod(about.outputs), "firstCount": prod(first_shape),
         "labels": len(about.labels),

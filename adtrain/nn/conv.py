@@ -24,6 +24,7 @@ from adtrain.nn.module import (
     pair,
     size_text,
 )
+from adtrain.ops.conv import check_output_padding
 from adtrain.option_types import Count, CountPair, NonNegative, Padding, Size, SizePair
 
 
@@ -163,10 +164,7 @@ class ConvTranspose2d(_Convolution):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if any(extra >= s for extra, s in zip(pair(self.output_padding), pair(self.stride), strict=True)):
-            raise OptionError(
-                f"conv_transpose2d: output_padding is {self.output_padding}, expected less than stride, {self.stride}"
-            )
+        check_output_padding("conv_transpose2d", *map(pair, (self.output_padding, self.stride, self.dilation)))
 
     def output_shape(self, shape: Shape) -> Shape:
         self._check_input(shape)

@@ -395,7 +395,7 @@ def conv_transpose2d(
         x: (N, C, H, W).
         weight: (C, O / groups, KH, KW).
         bias: (O,).
-        output_padding: rows and columns added to the output at one side, fewer than the stride.
+        output_padding: rows and columns added to the output at one side, fewer than the stride or the dilation.
 
     Returns:
         (N, O, OH, OW), OH = (H - 1) stride - 2 padding + dilation (KH - 1) + output_padding + 1, and OW likewise.
@@ -404,7 +404,7 @@ def conv_transpose2d(
     _check_ranks("conv_transpose2d", x, weight)
     window = _window("conv_transpose2d", stride, padding, dilation, groups)
     extra = per_axis("conv_transpose2d", "output_padding", output_padding, 2)
-    check_output_padding("conv_transpose2d", extra, window.stride)
+    check_output_padding("conv_transpose2d", extra, window.stride, window.dilation)
     if x.shape[1] != weight.shape[0]:
         raise ShapeError(f"conv_transpose2d: the input has {x.shape[1]} channels, the weight takes {weight.shape[0]}")
     size = tuple(
@@ -420,7 +420,7 @@ def conv_transpose2d(
     uncropped = tuple(n + 2 * p for n, p in zip(size, window.padding, strict=True))
     if prod(uncropped) >= LIMIT:
         raise ShapeError(f"conv_transpose2d: the output {uncropped}, with its padding, has 2^31 elements or more")
-    out = _input_grad(x, weight, window, size, precision_of(x.dtype))
+    out = _input_grad_of_size(x, weight, window, size, extra)
     return out if bias is None else _add_bias(out, bias)
 
 
@@ -439,9 +439,29 @@ def conv_paddings(
     return paddings(name, padding, lengths, spans, stride)
 
 
-def check_output_padding(name: str, extra: tuple[int, ...], stride: tuple[int, ...]) -> None:
-    if any(e >= s for e, s in zip(extra, stride, strict=True)):
-        raise OptionError(f"{name}: output_padding is {extra}, expected less than the stride {stride}")
+def check_output_padding(name: str, extra: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]) -> None:
+    """OptionError unless it is less than the stride or the dilation along each axis, as in PyTorch."""
+    if any(e >= max(s, d) for e, s, d in zip(extra, stride, dilation, strict=True)):
+        expected = f"expected less than the stride {stride} or the dilation {dilation}"
+        raise OptionError(f"{name}: output_padding is {extra}, {expected}")
+
+
+def _input_grad_of_size(g: Value, w: Value, window: Window, size: tuple[int, ...], extra: tuple[int, ...]) -> Value:
+    """The input gradient with `extra` rows and columns, also where these are more than a convolution can leave over.
+
+    A convolution leaves over fewer than its stride. For more, less of the output is cropped: `extra` less at the end,
+    and at the beginning, which is cut off. Beyond the whole output there are zeros.
+    """
+    axes = range(len(size))
+    more = [extra[i] if extra[i] >= window.stride[i] else 0 for i in axes]
+    cut = [min(more[i], window.padding[i]) for i in axes]
+    zeros = [more[i] - cut[i] for i in axes]
+    row, column = (p - n for p, n in zip(window.padding, cut, strict=True))
+    whole = tuple(size[i] + cut[i] - zeros[i] for i in axes)
+    out = _input_grad(g, w, window._replace(padding=(row, column)), whole, precision_of(g.dtype))
+    if any(cut):
+        out = slice(out, (0, 0, *cut), out.shape)
+    return pad_image(out, tuple((0, n) for n in zeros))
 
 
 def _window(name: str, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Window:
@@ -491,7 +511,7 @@ def conv_transpose1d(
     x, weight = _with_axes("conv_transpose1d", 1, x, weight)
     options = (("stride", stride), ("padding", padding), ("output_padding", output_padding), ("dilation", dilation))
     (s,), (p,), (e,), (d,) = (per_axis("conv_transpose1d", option, value, 1) for option, value in options)
-    check_output_padding("conv_transpose1d", (e,), (s,))
+    check_output_padding("conv_transpose1d", (e,), (s,), (d,))
     out = conv_transpose2d(_with_row(x), _with_row(weight), bias, (1, s), (0, p), (0, e), groups, (1, d))
     return _without_row(out)
 
@@ -539,7 +559,7 @@ def conv_transpose3d(
     x, weight = _with_axes(name, 3, x, weight)
     options = (("stride", stride), ("padding", padding), ("output_padding", output_padding), ("dilation", dilation))
     strides, pads, extra, dilations = (per_axis(name, option, value, 3) for option, value in options)
-    check_output_padding(name, extra, strides)
+    check_output_padding(name, extra, strides, dilations)
     (s, *ss), (p, *ps), (e, *es), (d, *ds) = strides, pads, extra, dilations
     n, c, depth, h, w = x.shape
     _, o_w, kd, kh, kw = weight.shape

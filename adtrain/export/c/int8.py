@@ -25,7 +25,7 @@ from adtrain.core.staging import evaluate
 from adtrain.core.trace import bind
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.export.c.code import Argument, Code, Part, Statement
-from adtrain.export.c.network import IMAGE, Notes, Translated, factor_and_summand
+from adtrain.export.c.network import Notes, Translated, factor_and_summand, interface
 from adtrain.export.c.statements import conv_sizes, padded, pool_sizes
 from adtrain.export.evaluation import Evaluation, evaluation
 from adtrain.nn.module import size_text
@@ -116,7 +116,8 @@ class _Quantizer:
         scale = float(np.abs(numbers).max()) / MOST
         table = self.code.constant("layer_input_table", np.round(numbers / scale).astype(np.int8))
         channels, *sizes = self.trained.image_shape
-        self._write(e.outputs[0], scale, "look_up_image", [IMAGE, channels, prod(sizes), table])
+        example = interface(self.trained).example
+        self._write(e.outputs[0], scale, "look_up_image", [example, channels, prod(sizes), table])
 
     def _add(self, e: Equation) -> None:
         """Add the statements of an equation."""

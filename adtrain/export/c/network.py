@@ -23,7 +23,7 @@ from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
 from adtrain.export.c.code import Code, Statement, c_identifier
 from adtrain.export.c.statements import FORM_WRITERS, write
-from adtrain.export.evaluation import Evaluation, describe, evaluation, image_dtype
+from adtrain.export.evaluation import EXAMPLES, Evaluation, describe, evaluation, image_dtype
 from adtrain.nn.module import size_text
 from adtrain.passes import (
     SIMPLIFY,
@@ -40,14 +40,12 @@ from adtrain.training.evaluation import class_names
 from adtrain.training.step import TrainState
 from adtrain.training.tasks import NextClass
 
-IMAGE = "image"
-"""The first parameter of the exported function."""
-
 
 class Interface(NamedTuple):
     """What a program takes and gives.
 
     Attributes:
+        example: the name of an example, "image", "row", "text", "point" or "example": the first parameter.
         c_type: of an element of an image: uint8_t or float, or double where float would lose differences.
         image, outputs: shapes of an image and of its outputs.
         labels: the names of the numbers along the last axis of the outputs.
@@ -56,6 +54,7 @@ class Interface(NamedTuple):
         is_text: whether an image is a text, given by the classes of its characters.
     """
 
+    example: str
     c_type: str
     image: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -78,7 +77,8 @@ def interface(trained: TrainedModel, int8: bool = False) -> Interface:
     c_type = {"uint8": "uint8_t", "float32": "float", "float64": "double"}[image_dtype(trained).name]
     output_type = "uint16_t" if int8 else "double" if network.task.needs_float64 else "float"
     is_text = isinstance(network.task, NextClass)
-    return Interface(c_type, trained.image_shape, outputs, labels, not trained.targets, output_type, is_text)
+    example = EXAMPLES[trained.config.data.examples]
+    return Interface(example, c_type, trained.image_shape, outputs, labels, not trained.targets, output_type, is_text)
 
 
 class Translated(NamedTuple):
@@ -99,8 +99,8 @@ def translated(trained: TrainedModel, simd: bool = False, training: bool = False
         found = found.with_known_weights()
     program, factors = _lowered(found, training)
     outputs, predictions = program.outputs
-    results = interface(trained).results
-    names = {found.images: IMAGE}
+    about = interface(trained)
+    names = {found.images: about.example}
     if training:
         names |= {v: c_identifier(f"layer_{name}") for v, name in found.weights.items()}
     known = {v: x.numpy() for v, x in program.constants.items()}
@@ -113,9 +113,9 @@ def translated(trained: TrainedModel, simd: bool = False, training: bool = False
         if what := write(code, e):
             raise found.refused(e, f"{what} has no C")
     if code.root(predictions) in (code.root(outputs), found.images) or predictions in known:
-        code.add(Statement("copy", [predictions, predictions.size, results]))
+        code.add(Statement("copy", [predictions, predictions.size, about.results]))
     else:
-        code.names[code.root(predictions)] = results
+        code.names[code.root(predictions)] = about.results
     if training:
         code.arrays |= {names[v]: found.arrays[v] for v in found.weights}
     return Translated(code, outputs, _first_layer(code, outputs))
@@ -242,7 +242,7 @@ class TrainingStep(NamedTuple):
     state: dict[str, int]
 
 
-def training_step(experiment: Experiment, name: str, image_type: str) -> TrainingStep:
+def training_step(experiment: Experiment, name: str, about: Interface) -> TrainingStep:
     """The step of an experiment, as the function `name`_train.
 
     Raises AdtrainError for a run in another precision than float32, for augmentations, and for a layer whose gradient
@@ -258,15 +258,17 @@ def training_step(experiment: Experiment, name: str, image_type: str) -> Trainin
         raise AdtrainError("--training has no schedule plateau, which the run's config has: train with another one")
     if experiment.augmentations:
         raise AdtrainError("--training has no augmentations, and the run's config has: train without `augment`")
-    if image_type == "double":
+    if about.c_type == "double":
         reason = "the run's data have numbers far from 0, whose differences float32 loses"
         raise AdtrainError(f"--training takes numbers in float32, and {reason}: subtract their mean from the data")
     program, inputs = _traced(experiment)
-    return _written(experiment, program, inputs, f"void {name}_train(const {image_type} *images")
+    examples = f"{about.example}s"
+    head = f"void {name}_train(const {about.c_type} *{examples}"
+    return _written(experiment, program, [*inputs, examples, "labels"], head)
 
 
 def _traced(experiment: Experiment) -> tuple[Program, list[str]]:
-    """The Program, which gives the new state and the loss, and the C names of its inputs."""
+    """The Program, which gives the new state and the loss, and the C names of its first inputs, arrays of the state."""
     batch = experiment.full_batch
     indices = array(np.arange(batch))
 
@@ -280,7 +282,7 @@ def _traced(experiment: Experiment) -> tuple[Program, list[str]]:
     staged = stage(step, (*SIMPLIFY, fuse_loops, readers_first), donate=(0,))
     names = [f"layer_{path}" for part in (state.params, state.statistics) for path in tree.paths(part)]
     names += [f"optimizer_{path}" for path in tree.paths(state.optimizer)]
-    return staged.program(state, images, labels), [*map(c_identifier, names), "images", "labels"]
+    return staged.program(state, images, labels), list(map(c_identifier, names))
 
 
 def _written(experiment: Experiment, program: Program, inputs: list[str], head: str) -> TrainingStep:

@@ -92,7 +92,7 @@ def generate(
     if re.search(r'["\\\n\r?*]', path.name):
         raise AdtrainError(f"{path}: the name has characters that #include cannot hold, expected another name")
     about, name = network.interface(trained, int8=calibration is not None), c_name(path)
-    step = None if experiment is None else training_step(experiment, name, about.c_type)
+    step = None if experiment is None else training_step(experiment, name, about)
     if calibration is None:
         found = network.translated(trained, simd, training=step is not None)
     else:

@@ -167,8 +167,9 @@ def generate(program: Program, plan: MemoryPlan) -> Generated:
     text = ["int64_t threads(void) { return omp_get_max_threads(); }"]
     for entry, calls in zip(entries, parts, strict=True):
         text += _entry(entry, calls, scratch)
+    own = ['#include "own_call.h"\n'] if writer.of_user else []
     return Generated(
-        "\n".join([HEAD, writer.text(), "", *text, ""]),
+        "\n".join([HEAD, *own, writer.text(), "", *text, ""]),
         writer.files(),
         scratch,
         writer.checked,

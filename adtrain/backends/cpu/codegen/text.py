@@ -75,13 +75,13 @@ class Writer:
             for i, x in enumerate(inputs):
                 numbers = _numbers(value_for(kernel.numbers, i, *types, **params))
                 calls.append(self._declared(returns, name, [*team, x, out, *numbers]))
-            return [f"{call};" for call in calls]
+            return self._named(name, equation, [f"{call};" for call in calls])
         numbers = _numbers(value_for(kernel.numbers, *types, **params))
         call = self._declared(returns, name, [*team, *variables, *numbers, *(("char *", m) for m in memory)])
-        if not kernel.checked:
-            return [f"{call};"]
-        self.checked.append(equation)
-        return [f"if ({call}) fail(m, {len(self.checked)});"]
+        if kernel.checked:
+            self.checked.append(equation)
+            call = f"if ({call}) fail(m, {len(self.checked)})"
+        return self._named(name, equation, [f"{call};"])
 
     def call_beside(
         self,
@@ -100,7 +100,8 @@ class Writer:
         """
         numbers = _numbers(value_for(kernel.numbers, *types, **equation.kernel_params))
         name = self.name(replace(kernel, name=f"{kernel.name}_{step}"), equation, types)
-        return f"{self._declared('void', name, [*arrays, *numbers, ('char *', memory)])};"
+        call = f"{self._declared('void', name, [*arrays, *numbers, ('char *', memory)])};"
+        return " ".join(self._named(name, equation, [call]))
 
     def name(self, kernel: CKernel, equation: Equation, types: Sequence[Any]) -> str:
         """The function's full name. Adds its file to the program."""
@@ -109,6 +110,13 @@ class Writer:
         name: str = value_for(kernel.name, *types, **params) + source.suffix
         self.sources[name] = source
         return name
+
+    def _named(self, name: str, equation: Equation, calls: Sequence[str]) -> list[str]:
+        """The lines of calls of a kernel. Where a signal ends one of the user's, own_call.h names it."""
+        if not os.path.isabs(self.sources[name].file):
+            return [*calls]
+        message = f"adtrain: error: operation {equation.name}: its kernel {name} ended the process with "
+        return ["{", "OwnCall own;", f'own_begin(&own, "{message}");', *calls, "own_end(&own);", "}"]
 
     def _declared(self, returns: str, name: str, arguments: Sequence[tuple[str, str]]) -> str:
         prototype = f"{returns} {name}({', '.join(c for c, _ in arguments)});"
