@@ -16,6 +16,7 @@ from report_runs import one_line
 from test_train_tables import write_table
 from training_runs import write_data
 
+import adtrain
 from adtrain import config
 from adtrain.cli import new
 
@@ -263,6 +264,30 @@ def test_unequal_classes_are_weighted_and_ranked_by_f1(tmp_path: Path, positives
     command("summary", tmp_path / "rare.yaml")
     command("gradcheck", tmp_path / "rare.yaml")
     command("graph", tmp_path / "rare.yaml", "--program", "-o", tmp_path / "step.svg")
+
+
+def test_extreme_targets_do_not_spoil_what_is_learnt_from_the_others(tmp_path: Path) -> None:
+    """Among 800 prices every hundredth is wrong by a factor of 10 to 100."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(800, 3))
+    usual = 300 + x @ [50, -30, 20] + rng.normal(0, 5, 800)
+    extreme = np.where(np.arange(800) % 100 == 7, usual * rng.uniform(10, 100, 800), usual)
+    proposals = []
+    for name, prices in ("usual", usual), ("extreme", extreme):
+        table = tmp_path / f"{name}.csv"
+        np.savetxt(table, np.c_[x, prices], fmt="%.6g", delimiter=",", header="a,b,c,price", comments="")
+        proposals.append(yaml.safe_load(command("new", table).stdout))
+    first, second = proposals
+    assert (first["loss"], first["data"]["normalize_targets"]) == ("mse", True)
+    assert (second["loss"], second["data"]["normalize_targets"]) == ("huber", "robust")
+    assert second["training"]["best_by"] == "validation_mae"
+    # In 200 steps, which are a tenth of those that are proposed.
+    given = {**second, "training": {**second["training"], "epochs": 20}, "optimizer": {"adam": {"lr": 0.01}}}
+    model = adtrain.train(given).model
+    names = {name: x[:, i].tolist() for i, name in enumerate("abc")}
+    errors = model.predict_values(names)[:, 0] - usual
+    assert 1 - np.square(errors).sum() / np.square(usual - usual.mean()).sum() > 0.95
+    assert (model.predict_values(names) > 0).all()
 
 
 def test_images_that_cannot_be_read_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

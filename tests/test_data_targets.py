@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from adtrain import data
 from adtrain.data import DataError, DataOptionError, Options
+from adtrain.data.statistics import target_statistics
 
 TABLE = "area,price,rooms\n50,1.25,2\n80,-3e2,3\n20,7,1\n"
 
@@ -64,6 +65,21 @@ def test_integer_labels_are_numbers_only_on_request(folder: Path) -> None:
     assert (found.classes, found.targets, found.train.labels.tolist()) == ((), ("y_train",), [[7], [5], [7]])
     assert load(folder, "a,label\n1,5\n2,7\n", integers=True).targets == ("label",)
     assert load(folder, "a,label\n1,x\n2,y\n", integers=True).classes == ("x", "y")
+
+
+@given(st.integers(20, 200), st.floats(-1e6, 1e6), st.floats(1e-3, 1e6), st.integers(0, 2**32 - 1))
+def test_robust_statistics_of_targets_leave_out_extreme_ones(count: int, mean: float, std: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    usual = mean + std * rng.uniform(-1, 1, (count, 2))  # none of them is beyond a fence
+    far = mean + std * rng.uniform(1e2, 1e6, (count // 20, 2)) * rng.choice([-1, 1], (count // 20, 2))
+    labels = rng.permutation(np.concatenate([usual, far]))
+    np.testing.assert_allclose(target_statistics(labels, robust=True), target_statistics(usual), rtol=1e-9, atol=1e-12)
+
+
+@given(st.lists(numbers, min_size=1, max_size=9))
+def test_no_target_is_extreme_where_the_quartiles_are_equal(others: list[float]) -> None:
+    labels = np.array([*[1.5] * 40, *others])[:, np.newaxis]
+    assert target_statistics(labels, robust=True) == target_statistics(labels)
 
 
 def test_test_and_validation_parts_of_numbers_are_drawn_at_random(folder: Path) -> None:

@@ -25,6 +25,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError, DataOptionError, DataSet, csv_survey, csv_table, formats
 from adtrain.data.errors import warn
 from adtrain.data.image_folder import BrokenImageError, ImageOptions
+from adtrain.data.statistics import extreme, target_statistics
 from adtrain.data.tokenizer import FILE, LARGEST_VOCABULARY, SMALLEST_VOCABULARY
 from adtrain.export import architectures
 from adtrain.export.architectures import Architecture
@@ -62,6 +63,9 @@ SMALLEST_TEST = 2
 
 MOST_OF_ONE_CLASS = 0.8
 """Classes are unequal where one has a larger part of the examples."""
+MOST_RAISED = 1.5
+"""Targets have extremes where their standard deviation is more than this times that without the extreme ones."""
+
 BATCHES = 20
 """The least number of batches in an epoch, unless they would have fewer than 16 examples."""
 
@@ -188,20 +192,32 @@ def text(section: Data, given: Mapping[str, Any], start: Start | None = None) ->
     sizes = [size for size in (128, 64, 32) if gpt is None or size <= gpt.batch_size]
     keys.setdefault("batch_size", next((size for size in sizes if examples >= BATCHES * size), 16))
     multilabel = _of_zeros_and_ones(found)
-    if found.targets and not multilabel:
-        keys["normalize_targets"] = True
+    predicts_numbers = bool(found.targets) and not multilabel
+    has_extremes = predicts_numbers and _have_extremes(found.train.labels)
+    if predicts_numbers:
+        keys["normalize_targets"] = "robust" if has_extremes else True
+    if has_extremes:
+        share = float(extreme(found.train.labels).any(axis=1).mean())
+        what = f"mean and deviation of the other targets: {share:.1%} of the examples have extreme ones"
+        comments["normalize_targets"] = what
     kind = "sequences" if is_text else "rows" if found.train.images.shape[2:] == (1, 1) else "images"
     epochs = 20 if examples < 20_000 else 5
     if kind == "rows":
         epochs = max(epochs, _epochs_of_table(math.ceil(trained / keys["batch_size"])))
     layers, training = _network(found, epochs, gpt, start)
     loss = "binary_cross_entropy_with_logits" if multilabel else "mse"
+    best_metric = ""
     if found.classes:
         loss = "cross_entropy"
     if not is_text and found.classes and _are_unequal(found.train.labels):
         loss = "{cross_entropy: {weight: balanced}}  # each class has the same total weight"
-        best = ", best_by: validation_f1" if "validation" in keys else ""
-        training[-1] = training[-1].removesuffix("}") + f", metrics: [f1, average_precision]{best}}}"
+        training[-1] = _extended(training[-1], "metrics: [f1, average_precision]")
+        best_metric = "f1"
+    if has_extremes:
+        loss = "huber  # mse, rmse and r2 depend mostly on the extreme targets"
+        best_metric = "mae"
+    if best_metric and "validation" in keys:
+        training[-1] = _extended(training[-1], f"best_by: validation_{best_metric}")
     lines = [
         "data:",
         *(
@@ -401,6 +417,17 @@ def _are_unequal(labels: Any) -> bool:
     """Whether most of these labels are one class, so that the accuracy says little."""
     counts = np.bincount(np.asarray(labels))
     return bool(counts.max() > MOST_OF_ONE_CLASS * counts.sum())
+
+
+def _have_extremes(labels: np.ndarray) -> bool:
+    """Whether extreme numbers raise the deviation of a column of targets above MOST_RAISED times that of the others."""
+    (_, std), (_, of_others) = target_statistics(labels), target_statistics(labels, robust=True)
+    return any(x > MOST_RAISED * other for x, other in zip(std, of_others, strict=True))
+
+
+def _extended(training: str, keys: str) -> str:
+    """The line of `training` with more keys."""
+    return f"{training.removesuffix('}')}, {keys}}}"
 
 
 def _of_zeros_and_ones(found: DataSet) -> bool:
