@@ -76,8 +76,8 @@ KINDS: dict[str, tuple[Any, dict[str, Any], list[int], str]] = {
     ),
     "images of several sizes": (
         lambda folder: write_images(folder / "images"),
-        {"image_size": [64, 64]},
-        [1, 64, 64],
+        {"image_size": [23, 30]},
+        [1, 23, 30],
         "cross_entropy",
     ),
     "IDX files": (lambda folder: write_data(folder / "data"), {"validation": 0.1}, [36], "cross_entropy"),
@@ -264,6 +264,23 @@ def test_unequal_classes_are_weighted_and_ranked_by_f1(tmp_path: Path, positives
     command("summary", tmp_path / "rare.yaml")
     command("gradcheck", tmp_path / "rare.yaml")
     command("graph", tmp_path / "rare.yaml", "--program", "-o", tmp_path / "step.svg")
+
+
+@pytest.mark.parametrize(
+    ("usual", "rare", "proposed"),
+    [((32, 32), (48, 80), [32, 32]), ((32, 32), (8, 8), [32, 32]), ((90, 200), (9, 9), [64, 64])],
+)
+def test_photos_get_the_median_of_their_sizes(
+    tmp_path: Path, usual: tuple[int, int], rare: tuple[int, int], proposed: list[int]
+) -> None:
+    """Unless it is large."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        for i in range(8):
+            Image.fromarray(RNG.integers(0, 256, rare if i < 2 else usual, dtype=np.uint8)).save(
+                tmp_path / name / f"{i}.png"
+            )
+    assert yaml.safe_load(command("new", tmp_path).stdout)["data"]["image_size"] == proposed
 
 
 def test_extreme_targets_do_not_spoil_what_is_learnt_from_the_others(tmp_path: Path) -> None:

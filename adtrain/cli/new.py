@@ -24,7 +24,7 @@ from adtrain.config.document import Data
 from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError, DataOptionError, DataSet, csv_survey, csv_table, formats
 from adtrain.data.errors import warn
-from adtrain.data.image_folder import BrokenImageError, ImageOptions
+from adtrain.data.image_folder import BrokenImageError, ImageOptions, SizesError
 from adtrain.data.statistics import extreme, target_statistics
 from adtrain.data.tokenizer import FILE, LARGEST_VOCABULARY, SMALLEST_VOCABULARY
 from adtrain.export import architectures
@@ -34,7 +34,7 @@ from adtrain.training.experiment import Experiment
 from adtrain.training.preparation import prepare
 
 SIDE, MOST_SIDE = 64, 128
-"""Images that differ in size, or with a longer side than MOST_SIDE, are resized to SIDE x SIDE pixels."""
+"""Images with a longer side than MOST_SIDE are resized to SIDE x SIDE pixels."""
 
 SMALLEST_CONVOLVED = 10
 """The least height and width of images for two convolutions with pooling."""
@@ -327,7 +327,7 @@ def _loaded(keys: dict[str, Any]) -> DataSet:
 
 
 def _of_one_size(keys: dict[str, Any]) -> DataSet:
-    """The data; sets `image_size` where images differ in size or are large."""
+    """The data; sets `image_size` where images differ in size, to the median of the sizes, or are large."""
 
     def load() -> DataSet:
         section = Data.model_validate(keys)
@@ -340,10 +340,9 @@ def _of_one_size(keys: dict[str, Any]) -> DataSet:
         of_images = format_ is not None and format_.options is ImageOptions
         if not of_images or "image_size" in keys or max(found.train.images.shape[2:]) <= MOST_SIDE:
             return found
-    except DataOptionError as error:
-        if error.option != "image_size":
-            raise
-    keys["image_size"] = [SIDE, SIDE]
+        keys["image_size"] = [SIDE, SIDE]
+    except SizesError as error:
+        keys["image_size"] = list(error.median) if max(error.median) <= MOST_SIDE else [SIDE, SIDE]
     return load()
 
 

@@ -57,6 +57,15 @@ class BrokenImageError(DataError):
     """An image cannot be read, and `skip_broken` is false."""
 
 
+class SizesError(DataOptionError):
+    """The images differ in size, and there is no `image_size`; `median` are the medians of heights and of widths."""
+
+    def __init__(self, examples: str, median: tuple[int, int]) -> None:
+        self.median = median
+        expected = f"expected [height, width], as the images differ: {examples}; the medians are {list(median)}"
+        super().__init__("image_size", f"missing, {expected}")
+
+
 class Layout(NamedTuple):
     """The names of the folders with the classes of each part; "" is the folder or archive itself."""
 
@@ -380,7 +389,7 @@ def _decoded(place: Path, listing: Listing, options: ImageOptions) -> _Images:
             found = np.empty((len(rows), *image.shape), np.uint8)
         if found.shape[2:] != (height, width):
             sides = f"{file.name} is {height} x {width}, {first} is {found.shape[2]} x {found.shape[3]}"
-            raise DataOptionError("image_size", f"missing, expected [height, width], as the images differ: {sides}")
+            raise SizesError(sides, images.median_size([file for file, *_ in rows]))
         if channels > found.shape[1]:  # the images before this one are grey
             found = np.repeat(found, channels, axis=1)
         found[len(labels)] = image

@@ -228,6 +228,19 @@ def _decoded(file: ImageFile, wanted: Wanted) -> Decoded:
     return image if wanted.size in (None, image.shape[1:]) else resized(image, *wanted.size)
 
 
+def median_size(files: Sequence[ImageFile]) -> tuple[int, int]:
+    """The medians of the heights and of the widths of those files that are images, of which there is one or more.
+
+    Only the headers are read. Of two middle values the median is the larger one.
+    """
+    sizes = []
+    for file in files:
+        with suppress(DataError), _opened(file.name, file.content) as image:
+            sizes.append(image.size)
+    width, height = (sorted(sides)[len(sides) // 2] for sides in zip(*sizes, strict=True))
+    return height, width
+
+
 def decode_all(files: Sequence[ImageFile], wanted: Wanted) -> Iterator[Decoded]:
     """`decode` in as many processes as pay off. A process that fails is replaced by this one."""
     chunks = [files[i : i + CHUNK] for i in range(0, len(files), CHUNK)]
