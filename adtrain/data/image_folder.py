@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,12 +24,13 @@ from adtrain.data.images import ImageFile, Unreadable, Wanted, decode_all
 from adtrain.data.part import NOTHING, Format, Known, Part, Parts
 from adtrain.files import open_regular
 from adtrain.option_types import Size
-from adtrain.text import counted, visible
-
-_log = logging.getLogger(__name__)
+from adtrain.text import counted, first_names, visible
 
 VALIDATION_FOLDERS = ("val", "valid", "validation")
 """Possible folders of the validation images, next to train/ and test/; the first that exists is used."""
+
+MOST_NAMES = 5
+"""Images that a warning names."""
 
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tar.xz", ".tgz")
 
@@ -319,8 +319,10 @@ def _read(place: Path, state: str, options: ImageOptions, listing: Callable[[], 
     """The parts of a folder or archive. The cache has the images of a `place` in its `state`."""
     found = _cached(place, state, options, listing)
     skipped = [f"{place / name}: {reason}" for name, reason in found.skipped]
-    for error in skipped:
-        _log.warning("adtrain: warning: skipped %s", visible(error))
+    if skipped:
+        names = first_names([visible(name) for name, _ in found.skipped], MOST_NAMES)
+        what = f"skipped {counted(len(skipped), 'images')} that cannot be read: {names}"
+        warn(place, f"{what}; adtrain data inspect lists the reasons")
     if found.others:
         first, number = visible(str(place / found.others[0])), counted(len(found.others), "files")
         warn(place, f"skipped {number} of other types than PNG and JPEG, such as {first}")

@@ -101,7 +101,7 @@ def _opened(path: str | Path, content: bytes | None) -> Iterator[Image.Image]:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise DataError(f"{path}: found too many pixels ({error})") from error
     except (OSError, SyntaxError, ValueError) as error:
-        cause = getattr(error, "strerror", None) or error
+        cause = getattr(error, "strerror", None) or "it is damaged or cut short"
         raise DataError(f"{path}: cannot be read ({cause})") from error
 
 
