@@ -173,6 +173,22 @@ def test_a_contact_sheet_of_a_table_or_a_text_is_refused(table: Path, tmp_path: 
     assert not sheet.exists()
 
 
+@pytest.mark.parametrize("rare", [0, 1, 9, 10])
+def test_new_and_inspect_warn_of_a_class_with_fewer_than_10_examples(
+    tmp_path: Path, rare: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = tmp_path / "x.csv"
+    table.write_text("a,label\n" + "".join(f"{i},{'r' if i < rare else 'bc'[i % 2]}\n" for i in range(60)))
+    inspect = ("data", "inspect", table)
+    for arguments, has_test in (("new", table), True), (inspect, False), ((*inspect, "--set", "test=0.2"), True):
+        caplog.clear()
+        assert invoke(*map(str, arguments)).exit_code == 0
+        few = [message for message in caplog.messages if "few examples" in message]
+        assert len(few) == (0 < rare < 10)
+        assert all(f"class r ({rare}" in message for message in few)
+        assert all(("in the test part" in message) == has_test for message in few)
+
+
 def test_inspect_shows_the_statistics_of_targets(tmp_path: Path) -> None:
     (tmp_path / "prices.csv").write_text("area,price\n50,1.5\n80,2.5\n20,0.5\n")
     arguments = ("data", "inspect", str(tmp_path / "prices.csv"), "--set", "target=price")
