@@ -50,13 +50,13 @@ STATISTICS = {"mean": "mean", "deviation": "std", "least": "min", "greatest": "m
     help="Draw some images of each class.",
 )
 @json_option
-def inspect(source: str, overrides: tuple[str, ...], sheet: Path | None, as_json: bool) -> None:
+def inspect(source: str, data_overrides: tuple[str, ...], sheet: Path | None, as_json: bool) -> None:
     """Show the classes with their numbers of examples, and the statistics of targets and channels, of the data at PATH,
     of the data set NAME, or of the data of a config."""
     if Path(source).suffix in (".yaml", ".yml"):
-        found = _of_config(source, overrides)
+        found = _of_config(source, data_overrides)
     else:
-        section = section_of(source, overrides)
+        section = section_of(source, data_overrides)
         if section.path is not None and token_folder.is_token_folder(folder := Path(section.path).expanduser()):
             token_folder.verify(folder)
         found = data.load(source if section.path is None else None, section.path, section.options, need_test=False)

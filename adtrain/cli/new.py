@@ -117,7 +117,7 @@ LEAST_SEQUENCES, SHORTEST = 64, 16
     help="Take the network and its weights from this folder, with the config.json of transformers.",
 )
 @set_data_option
-def command(source: str, tokens: int | None, folder: Path | None, overrides: tuple[str, ...]) -> None:
+def command(source: str, tokens: int | None, folder: Path | None, data_overrides: tuple[str, ...]) -> None:
     """Print a config that trains on the data at PATH or data set NAME: adtrain new flowers.csv > flowers.yaml.
 
     In a table, the column to predict is the one named label, class, target or y, otherwise the last one. Texts and
@@ -132,7 +132,7 @@ def command(source: str, tokens: int | None, folder: Path | None, overrides: tup
     given = {} if tokens is None else {"unit": "token", "vocabulary": tokens}
     if start is not None and not start.architecture.input and (start.folder / FILE).is_file():
         given = {"unit": "token", "tokenizer": str(start.folder / FILE)}
-    section = section_of(source, overrides, given)
+    section = section_of(source, data_overrides, given)
     try:
         lines = text(section, section.model_dump(mode="json", exclude_unset=True), start).splitlines()
     except DataOptionError as error:
