@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adtrain import data
@@ -47,6 +47,16 @@ def test_targets_keep_the_precision_of_float64(folder: Path, rows: list[tuple[fl
     values = [(x, y + y * 2**-40) for x, y in rows]
     found = load(folder, "".join(f"{x!r},{y!r}\n" for x, y in values), target=1, header=False)
     np.testing.assert_array_equal(found.train.labels[:, 0], [y for _, y in values])
+
+
+@pytest.mark.parametrize("pair", [("no", "yes"), ("No", "YES"), ("False", "true")])
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=2000))
+@settings(max_examples=10)
+def test_targets_of_yes_and_no_are_those_of_1_and_0(
+    folder: Path, pair: tuple[str, str], rows: list[tuple[bool, bool]]
+) -> None:
+    found = load(folder, "a,x,y\n" + "".join(f"1,{pair[x]},{int(y)}\n" for x, y in rows), target=("x", "y"))
+    np.testing.assert_array_equal(found.train.labels, rows)
 
 
 def test_float_arrays_and_several_columns_of_an_npz_file_are_targets(folder: Path) -> None:
@@ -100,6 +110,16 @@ def test_test_and_validation_parts_of_numbers_are_drawn_at_random(folder: Path) 
             TABLE,
             {"label": "price"},
             r"data.label: found 1.25 in column 1 \(price\) of .*, expected classes; .*price,",
+        ),
+        (
+            TABLE.replace("7,", "yes,"),
+            {"target": "price"},
+            r"x.csv:4: found 'yes' in column 1 \(price\), expected a finite number",
+        ),
+        (
+            TABLE.replace("1.25,", "yes,").replace("-3e2,", "no,"),
+            {"target": "price"},
+            r"x.csv:4: found '7' in column 1 \(price\), expected no or yes",
         ),
         (TABLE, {"target": "cost"}, "data.target: found 'cost', which is not a column of .*: the columns are"),
         (TABLE, {"target": ("price", 1)}, r"data.target: found \['price', 1\], expected each column once"),

@@ -24,13 +24,16 @@ from adtrain.data.csv_file import (
     opened,
 )
 from adtrain.data.errors import DataError, DataOptionError, printable, quoted, warn
-from adtrain.data.notation import DATE_LIKE, NUMBER_LIKE, Notation, cleaned, days, expected_number, is_date_format
+from adtrain.data.notation import DATE_LIKE, NUMBER_LIKE, cleaned, days, expected_number, is_date_format
 from adtrain.data.part import NOTHING, Cells, Column, Columns, Format, Known, Part, Parts
 from adtrain.text import first_names
 
 LARGEST_INTEGER = 2.0**53
 """From here on float64 does not have all integers."""
 
+
+PAIRS = {"no": 0.0, "yes": 1.0}, {"false": 0.0, "true": 1.0}
+"""The texts that stand for 0 and 1 in a column of targets without numbers, in upper and lower case."""
 
 INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 """The one way to write an integer below 10^18: texts of different labels differ."""
@@ -385,6 +388,7 @@ class LabelReader:
     def __init__(self, table: Opened, options: CsvOptions) -> None:
         self._table, self._codes = table, dict[str, int]()
         self._rows: list[np.ndarray] = []  # targets, or codes of texts
+        self._pairs: dict[int, dict[str, float]] = {}  # of the columns of targets; empty for numbers
         self._notation = options.notation
         self._missing = Missing(options)
         self.are_targets = options.target is not None
@@ -403,7 +407,7 @@ class LabelReader:
     def add(self, chunk: Chunk, keep: np.ndarray) -> None:
         """Check the labels of all lines, and keep those at the indices `keep`. Raises DataError with their position."""
         if self.are_targets:
-            self._rows.append(_targets(self._table, chunk, self.columns, self._missing, self._notation)[keep])
+            self._rows.append(np.stack([self._targets(chunk, column) for column in self.columns], axis=1)[keep])
             return
         found = chunk.distinct(self.columns[0])
         texts = list(map(cleaned, found.texts))
@@ -413,6 +417,26 @@ class LabelReader:
                 raise _empty(where, text, self._table.title(self.columns[0]), "a label; remove the row")
         codes = np.array([self._codes.setdefault(text, len(self._codes)) for text in texts], np.int64)
         self._rows.append(codes[found.numbers[keep]])
+
+    def _targets(self, chunk: Chunk, column: int) -> np.ndarray:
+        """The targets of one column, float64; each is finite in float32. Of one of PAIRS they are 0 and 1."""
+        if not self._pairs.get(column) and not self._missing.numbers and self._notation.decimal is None:
+            values, _ = chunk.numbers(column)
+            if not np.isnan(values).any():
+                self._pairs[column] = {}
+                return values
+        texts = list(map(cleaned, chunk.texts(column)))
+        pair = self._pairs.setdefault(column, next((pair for pair in PAIRS if texts[0].lower() in pair), {}))
+        for line, text in zip(chunk.lines, texts, strict=True):
+            where = f"{self._table.path}:{line}"
+            if text in self._missing:
+                raise _empty(where, text, self._table.title(column), "a finite number; remove the row")
+            if not (text.lower() in pair if pair else self._notation.is_finite(text)):
+                expected = f"expected {' or '.join(pair)}" if pair else expected_number(self._notation, text)
+                raise DataError(f"{where}: found {quoted(text)} in {self._table.title(column)}, {expected}")
+        if pair:
+            return np.array([pair[text.lower()] for text in texts])
+        return np.array(list(map(self._notation.in_python, texts)), np.float64)
 
     def _texts(self) -> tuple[list[str], np.ndarray]:
         """The different texts of the labels, and for each row the number of its text."""
@@ -487,26 +511,6 @@ def _empty(where: str, text: str, column: str, expected: str) -> DataError:
     found = f"found {quoted(text) if text else 'an empty cell'} in {column}"
     stands = " which stands for an empty cell unless data.missing_values says otherwise," if text else ""
     return DataError(f"{where}: {found},{stands} expected {expected}")
-
-
-def _targets(table: Opened, chunk: Chunk, columns: Sequence[int], missing: Missing, notation: Notation) -> np.ndarray:
-    """The numbers of these columns, float64 (lines, columns); each is finite in float32."""
-    return np.stack([_target(table, chunk, column, missing, notation) for column in columns], axis=1)
-
-
-def _target(table: Opened, chunk: Chunk, column: int, missing: Missing, notation: Notation) -> np.ndarray:
-    if not missing.numbers and notation.decimal is None:
-        values, _ = chunk.numbers(column)
-        if not np.isnan(values).any():
-            return values
-    texts = list(map(cleaned, chunk.texts(column)))
-    for line, text in zip(chunk.lines, texts, strict=True):
-        if text in missing:
-            raise _empty(f"{table.path}:{line}", text, table.title(column), "a finite number; remove the row")
-        if not notation.is_finite(text):
-            where = f"{table.path}:{line}: found {quoted(text)} in {table.title(column)}"
-            raise DataError(f"{where}, {expected_number(notation, text)}")
-    return np.array(list(map(notation.in_python, texts)), np.float64)
 
 
 FORMAT = Format(
