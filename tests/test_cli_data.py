@@ -189,6 +189,18 @@ def test_new_and_inspect_warn_of_a_class_with_fewer_than_10_examples(
         assert all(("in the test part" in message) == has_test for message in few)
 
 
+def test_new_and_inspect_name_equal_columns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Also columns of categories, and columns that are equal with other numbers of digits."""
+    table = tmp_path / "x.csv"
+    rows = [f"{3 * i},{'rs'[i % 2]},{3 * i}.0,{i % 7},{'rs'[i % 2]},{i % 7 + (i == 3)},{'bc'[i % 3 == 0]}" for i in range(60)]
+    table.write_text("\n".join(["a,city,again,d,town,e,label", *rows]) + "\n")
+    for arguments in ("new", table), ("data", "inspect", table):
+        caplog.clear()
+        assert invoke(*map(str, arguments)).exit_code == 0
+        (message,) = caplog.messages
+        assert message.endswith("x: found equal columns: a = again, city = town; data.drop leaves columns out")
+
+
 def test_inspect_shows_the_statistics_of_targets(tmp_path: Path) -> None:
     (tmp_path / "prices.csv").write_text("area,price\n50,1.5\n80,2.5\n20,0.5\n")
     arguments = ("data", "inspect", str(tmp_path / "prices.csv"), "--set", "target=price")

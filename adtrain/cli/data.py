@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from hashlib import sha256
 from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
@@ -31,8 +32,10 @@ from adtrain.table import COUNT, PERCENT, TEXT, Column, render, terminal_width
 from adtrain.text import counted, first_names
 
 MOST_ROWS = 30
-FEW, MOST_NAMES = 10, 5
-"""A class with fewer than FEW examples is named in a warning, of at most MOST_NAMES names."""
+FEW = 10
+"""A class with fewer examples is named in a warning."""
+MOST_NAMES = 5
+"""Names in a warning."""
 DIGITS = 4
 PARTS = ("train", "validation", "test")
 STATISTICS = {"mean": "mean", "deviation": "std", "least": "min", "greatest": "max"}
@@ -61,6 +64,7 @@ def inspect(source: str, data_overrides: tuple[str, ...], sheet: Path | None, as
             token_folder.verify(folder)
         found = data.load(source if section.path is None else None, section.path, section.options, need_test=False)
     warn_of_rare_classes(found, found.test)
+    warn_of_equal_columns(found)
     if sheet is not None:
         write_file(sheet, contact_sheet(found.name, found.train, found.classes))
     if as_json:
@@ -103,6 +107,20 @@ def warn_of_rare_classes(found: DataSet, test: Split) -> None:
         names = [f"{printable(found.classes[i])} ({counts[i]:,}{x})" for i, x in zip(rare, of_test, strict=True)]
         what = f"found few examples of {'class' if len(rare) == 1 else 'classes'} {first_names(names, MOST_NAMES)}"
         warn(found.name, f"{what}: the scores of so few say little")
+
+
+def warn_of_equal_columns(found: DataSet) -> None:
+    """Warn in one line about columns of a table that have equal values in all training rows."""
+    if found.encoder is None or not found.features:
+        return
+    features, begin = np.asarray(found.train.images)[:, :, 0, 0], 0
+    alike: dict[bytes, list[str]] = {}
+    for column in found.encoder.columns.features:
+        end = begin + found.encoder.width(column)
+        alike.setdefault(sha256(features[:, begin:end].tobytes()).digest(), []).append(printable(column.title))
+        begin = end
+    if equal := [" = ".join(names) for names in alike.values() if len(names) > 1]:
+        warn(found.name, f"found equal columns: {first_names(equal, MOST_NAMES)}; data.drop leaves columns out")
 
 
 def document(found: DataSet) -> dict[str, Any]:

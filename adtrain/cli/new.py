@@ -17,7 +17,7 @@ import click
 import numpy as np
 
 from adtrain import config, data
-from adtrain.cli.data import section_of, warn_of_rare_classes
+from adtrain.cli.data import section_of, warn_of_equal_columns, warn_of_rare_classes
 from adtrain.cli.options import FilePath, Whole, set_data_option
 from adtrain.cli.output import show
 from adtrain.config.document import Data
@@ -233,6 +233,7 @@ def text(section: Data, given: Mapping[str, Any], start: Start | None = None) ->
     ]
     experiment = _prepared(lines, start)
     warn_of_rare_classes(found, experiment.data.test)
+    warn_of_equal_columns(found)
     if not is_text:
         # Of a table these are the features of the training part, which may lack categories of the others.
         lines.insert(lines.index("  layers:"), f"  input: {list(experiment.network.input_shape)}")
