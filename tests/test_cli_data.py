@@ -192,13 +192,21 @@ def test_new_and_inspect_warn_of_a_class_with_fewer_than_10_examples(
 def test_new_and_inspect_name_equal_columns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Also columns of categories, and columns that are equal with other numbers of digits."""
     table = tmp_path / "x.csv"
-    rows = [f"{3 * i},{'rs'[i % 2]},{3 * i}.0,{i % 7},{'rs'[i % 2]},{i % 7 + (i == 3)},{'bc'[i % 3 == 0]}" for i in range(60)]
-    table.write_text("\n".join(["a,city,again,d,town,e,label", *rows]) + "\n")
+    rows = [f"{3 * i},{'rs'[i % 2]},{3 * i}.0,{i % 7},{'rs'[i % 2]},{'bc'[i % 3 == 0]}" for i in range(60)]
+    table.write_text("\n".join(["a,city,again,d,town,label", *rows]) + "\n")
     for arguments in ("new", table), ("data", "inspect", table):
         caplog.clear()
         assert invoke(*map(str, arguments)).exit_code == 0
         (message,) = caplog.messages
         assert message.endswith("x: found equal columns: a = again, city = town; data.drop leaves columns out")
+
+
+def test_inspect_names_the_columns_that_are_read_without_their_signs(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text(
+        "share,price,n,label\n" + "".join(f"{i}%,$ {i},{i},{'ab'[i % 2]}\n" for i in range(9))
+    )
+    shown = invoke("data", "inspect", str(tmp_path / "x.csv")).stdout
+    assert "read without their signs: share (%), price ($)" in shown
 
 
 def test_inspect_shows_the_statistics_of_targets(tmp_path: Path) -> None:

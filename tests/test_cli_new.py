@@ -168,6 +168,10 @@ GUESSES: dict[str, tuple[list[str], dict[str, Any]]] = {
         ["a;b;label", *(f"{i % 9 + 1},{i + 100}.5;1,{i + 100};{'ab'[i % 3 == 0]}" for i in range(60))],
         {"delimiter": ";", "decimal": "."},
     ),
+    "prices and shares": (
+        ["a,b,price", *(f'{i % 9 + 0.5}%,€ {i * 7},"${i + 1},{i + 100}.50"' for i in range(60))],
+        {"decimal": ".", "target": "price"},
+    ),
     "tabs": (["n\tx\tlabel", *(f"{i},{i % 3}\t{i}\t{'ab'[i % 2]}" for i in range(60))],
              {"delimiter": "\t", "decimal": ","}),
     "a column without values": (["e,x,label", *(row("NA" if i % 2 else "") for i in range(60))], {"drop": ["e"]}),
@@ -222,12 +226,12 @@ def test_proposal_for_a_table_with(tmp_path: Path, kind: str) -> None:
             "data.label: found 40 different texts in column 1 (who), expected",
         ),
         (
-            ["x,part", *(f"{i},{i}%" for i in range(40))],
-            "data.label: found '0%' in column 1 (part), expected a finite number without the sign %",
+            ["x,part", "0,0", *(f"{i},{i}%" for i in range(1, 40))],
+            "data.label: found '1%' in column 1 (part), expected a finite number without the sign %",
         ),
         (
-            ["part,label", *(f"{i}%,{'ab'[i % 2]}" for i in range(40))],
-            "x.csv:2: found '0%' in column 0 (part), expected",
+            ["part,label", "0,a", *(f"{i}%,{'ab'[i % 2]}" for i in range(1, 40))],
+            "x.csv:3: found '1%' in column 0 (part), expected",
         ),
         (["y,label,label", *(f"{i},a,a" for i in range(9))], "x.csv:1: found two columns named label, 1 and 2, expect"),
     ],

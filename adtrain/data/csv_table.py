@@ -24,16 +24,23 @@ from adtrain.data.csv_file import (
     opened,
 )
 from adtrain.data.errors import DataError, DataOptionError, printable, quoted, warn
-from adtrain.data.notation import DATE_LIKE, NUMBER_LIKE, cleaned, days, expected_number, is_date_format
+from adtrain.data.notation import (
+    DATE_LIKE,
+    NUMBER_LIKE,
+    Notation,
+    Pair,
+    cleaned,
+    days,
+    expected_number,
+    is_date_format,
+    pair_of,
+)
 from adtrain.data.part import NOTHING, Cells, Column, Columns, Format, Known, Part, Parts
 from adtrain.text import first_names
 
 LARGEST_INTEGER = 2.0**53
 """From here on float64 does not have all integers."""
 
-
-PAIRS = {"no": 0.0, "yes": 1.0}, {"false": 0.0, "true": 1.0}
-"""The texts that stand for 0 and 1 in a column of targets without numbers, in upper and lower case."""
 
 INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 """The one way to write an integer below 10^18: texts of different labels differ."""
@@ -248,27 +255,27 @@ class _ColumnReader:
     def __init__(self, path: Path, column: Column, learning: bool, options: CsvOptions, missing: Missing) -> None:
         self.path, self._column, self.learning, self.missing = path, column, learning, missing
         self.allow_empty = options.missing != "error"
-        self.notation, self.date_format = options.notation, options.date_format
+        self.notation, self.date_format = Notation(options.decimal, column.sign), options.date_format
         self.has_categories = column.categories is not None
         self.has_numbers = not self.has_categories and (column.is_date or not learning)
         self.listed = self.has_categories or not learning
         self.codes = {text: i for i, text in enumerate(column.categories or ())}
         self._emptied: Counter[str] = Counter()
         self._rounded: str | None = None
-        other_notation = column.is_date or self.notation.decimal is not None
-        self.has_own_numbers = other_notation or bool(missing.numbers)
         self._seen: dict[str, float] = {}
 
     @property
     def column(self) -> Column:
-        return replace(self._column, categories=tuple(self.codes) if self.has_categories else None)
+        categories = tuple(self.codes) if self.has_categories else None
+        return replace(self._column, categories=categories, sign=self.notation.sign)
 
     def convert(self, chunk: Chunk) -> np.ndarray:
         """The cells of these rows as float64; NaN for an empty cell. Raises DataError with line and column."""
         position = self._column.position
         if self.has_categories or self._column.is_date:
             return self._coded(chunk)
-        if not self.has_own_numbers and (found := self._plain_numbers(chunk)) is not None:
+        has_own_numbers = self.notation.decimal is not None or self.notation.sign or self.missing.numbers
+        if not has_own_numbers and (found := self._plain_numbers(chunk)) is not None:
             return found
         values = self._converted(chunk.lines, chunk.texts(position))
         self._note_emptied(chunk.texts(position, np.flatnonzero(np.isnan(values))))
@@ -316,6 +323,8 @@ class _ColumnReader:
         if filled and not (self.has_numbers or self.has_categories):
             self.has_numbers = any(map(NUMBER_LIKE.match, filled))
             self.has_categories = not self.has_numbers
+            if self.has_numbers:
+                self.notation = self.notation.of(filled[0])
         if self._column.is_date:
             return self._days(lines, texts)
         return self._codes(lines, texts) if self.has_categories else self._numbers(lines, texts)
@@ -388,7 +397,7 @@ class LabelReader:
     def __init__(self, table: Opened, options: CsvOptions) -> None:
         self._table, self._codes = table, dict[str, int]()
         self._rows: list[np.ndarray] = []  # targets, or codes of texts
-        self._pairs: dict[int, dict[str, float]] = {}  # of the columns of targets; empty for numbers
+        self._readings: dict[int, Notation | Pair] = {}  # of the columns of targets
         self._notation = options.notation
         self._missing = Missing(options)
         self.are_targets = options.target is not None
@@ -419,24 +428,23 @@ class LabelReader:
         self._rows.append(codes[found.numbers[keep]])
 
     def _targets(self, chunk: Chunk, column: int) -> np.ndarray:
-        """The targets of one column, float64; each is finite in float32. Of one of PAIRS they are 0 and 1."""
-        if not self._pairs.get(column) and not self._missing.numbers and self._notation.decimal is None:
+        """The targets of one column, float64; each is finite in float32."""
+        plain = self._readings.get(column) in (None, self._notation)
+        if plain and not self._missing.numbers and self._notation.decimal is None:
             values, _ = chunk.numbers(column)
             if not np.isnan(values).any():
-                self._pairs[column] = {}
+                self._readings[column] = self._notation
                 return values
         texts = list(map(cleaned, chunk.texts(column)))
-        pair = self._pairs.setdefault(column, next((pair for pair in PAIRS if texts[0].lower() in pair), {}))
+        reading = self._readings.setdefault(column, pair_of(texts[0]) or self._notation.of(texts[0]))
         for line, text in zip(chunk.lines, texts, strict=True):
             where = f"{self._table.path}:{line}"
             if text in self._missing:
                 raise _empty(where, text, self._table.title(column), "a finite number; remove the row")
-            if not (text.lower() in pair if pair else self._notation.is_finite(text)):
-                expected = f"expected {' or '.join(pair)}" if pair else expected_number(self._notation, text)
-                raise DataError(f"{where}: found {quoted(text)} in {self._table.title(column)}, {expected}")
-        if pair:
-            return np.array([pair[text.lower()] for text in texts])
-        return np.array(list(map(self._notation.in_python, texts)), np.float64)
+            if not reading.is_finite(text):
+                found = f"found {quoted(text)} in {self._table.title(column)}"
+                raise DataError(f"{where}: {found}, {expected_number(reading, text)}")
+        return np.array(list(map(reading.in_python, texts)), np.float64)
 
     def _texts(self) -> tuple[list[str], np.ndarray]:
         """The different texts of the labels, and for each row the number of its text."""

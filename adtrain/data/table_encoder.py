@@ -322,8 +322,8 @@ def _is_series(given: Any) -> bool:
 def _text(value: Any, column: Column, options: CsvOptions) -> str:
     """The cell as a CSV file would have it, with the options' decimal mark and format of dates.
 
-    A whole float is an integer where only that is a category. True is 1 in a column of numbers, and the category true
-    in lower or upper case.
+    A number gets the sign of its column. A whole float is an integer where only that is a category. True is 1 in a
+    column of numbers, and the category true in lower or upper case.
     """
     categories = column.categories
     if column.is_date and isinstance(value, np.datetime64):
@@ -340,6 +340,8 @@ def _text(value: Any, column: Column, options: CsvOptions) -> str:
     text = (
         value if isinstance(value, str) else options.notation.written(value) if isinstance(value, float) else str(value)
     )
+    if column.sign and not isinstance(value, str):
+        return f"{text} {column.sign}"
     if categories is not None and isinstance(value, float) and value.is_integer() and text not in categories:
         return str(int(value))
     return text
