@@ -174,8 +174,8 @@ def report(found: DataSet, width: int) -> list[str]:
         lines += _table(columns, about["classes"], "classes", width)
     if about["channels"]:
         lines += ["", *_statistics(about["channels"], "channel", width)]
-    columns = () if found.encoder is None else found.encoder.columns.features
-    if signs := [f"{printable(column.title)} ({column.sign})" for column in columns if column.sign]:
+    read = () if found.encoder is None else found.encoder.columns.features
+    if signs := [f"{printable(column.title)} ({column.sign})" for column in read if column.sign]:
         lines.append(f"read without their signs: {first_names(signs)}")
     if found.scale != 1:
         lines.append(f"mean and deviation are those of pixels / {found.scale:.0f}")
