@@ -119,7 +119,8 @@ def warn_of_equal_columns(found: DataSet) -> None:
         end = begin + found.encoder.width(column)
         alike.setdefault(sha256(features[:, begin:end].tobytes()).digest(), []).append(printable(column.title))
         begin = end
-    if equal := [" = ".join(names) for names in alike.values() if len(names) > 1]:
+    several = [names if len(names) <= MOST_NAMES else [*names[:MOST_NAMES], "..."] for names in alike.values()]
+    if equal := [" = ".join(names) for names in several if len(names) > 1]:
         warn(found.name, f"found equal columns: {first_names(equal, MOST_NAMES)}; data.drop leaves columns out")
 
 
