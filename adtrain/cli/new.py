@@ -198,7 +198,7 @@ def text(section: Data, given: Mapping[str, Any], start: Start | None = None) ->
         keys["normalize_targets"] = "robust" if has_extremes else True
     if has_extremes:
         share = float(extreme(found.train.labels).any(axis=1).mean())
-        what = f"mean and deviation of the other targets: {share:.1%} of the examples have extreme ones"
+        what = f"targets that are extreme, in {share:.1%} of the examples, do not count for mean and deviation"
         comments["normalize_targets"] = what
     kind = "sequences" if is_text else "rows" if found.train.images.shape[2:] == (1, 1) else "images"
     epochs = 20 if examples < 20_000 else 5
