@@ -173,6 +173,42 @@ def test_a_contact_sheet_of_a_table_or_a_text_is_refused(table: Path, tmp_path: 
     assert not sheet.exists()
 
 
+@pytest.mark.parametrize("rare", [0, 1, 9, 10])
+def test_new_and_inspect_warn_of_a_class_with_fewer_than_10_examples(
+    tmp_path: Path, rare: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = tmp_path / "x.csv"
+    table.write_text("a,label\n" + "".join(f"{i},{'r' if i < rare else 'bc'[i % 2]}\n" for i in range(60)))
+    inspect = ("data", "inspect", table)
+    for arguments, has_test in (("new", table), True), (inspect, False), ((*inspect, "--set", "test=0.2"), True):
+        caplog.clear()
+        assert invoke(*map(str, arguments)).exit_code == 0
+        few = [message for message in caplog.messages if "few examples" in message]
+        assert len(few) == (0 < rare < 10)
+        assert all(f"class r ({rare}" in message for message in few)
+        assert all(("in the test part" in message) == has_test for message in few)
+
+
+def test_new_and_inspect_name_equal_columns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Also columns of categories, and columns that are equal with other numbers of digits."""
+    table = tmp_path / "x.csv"
+    rows = [f"{3 * i},{'rs'[i % 2]},{3 * i}.0,{i % 7},{'rs'[i % 2]},{'bc'[i % 3 == 0]}" for i in range(60)]
+    table.write_text("\n".join(["a,city,again,d,town,label", *rows]) + "\n")
+    for arguments in ("new", table), ("data", "inspect", table):
+        caplog.clear()
+        assert invoke(*map(str, arguments)).exit_code == 0
+        (message,) = caplog.messages
+        assert message.endswith("x: found equal columns: a = again, city = town; data.drop leaves columns out")
+
+
+def test_inspect_names_the_columns_that_are_read_without_their_signs(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text(
+        "share,price,n,label\n" + "".join(f"{i}%,$ {i},{i},{'ab'[i % 2]}\n" for i in range(9))
+    )
+    shown = invoke("data", "inspect", str(tmp_path / "x.csv")).stdout
+    assert "read without their signs: share (%), price ($)" in shown
+
+
 def test_inspect_shows_the_statistics_of_targets(tmp_path: Path) -> None:
     (tmp_path / "prices.csv").write_text("area,price\n50,1.5\n80,2.5\n20,0.5\n")
     arguments = ("data", "inspect", str(tmp_path / "prices.csv"), "--set", "target=price")

@@ -16,6 +16,7 @@ from report_runs import one_line
 from test_train_tables import write_table
 from training_runs import write_data
 
+import adtrain
 from adtrain import config
 from adtrain.cli import new
 
@@ -75,8 +76,8 @@ KINDS: dict[str, tuple[Any, dict[str, Any], list[int], str]] = {
     ),
     "images of several sizes": (
         lambda folder: write_images(folder / "images"),
-        {"image_size": [64, 64]},
-        [1, 64, 64],
+        {"image_size": [23, 30]},
+        [1, 23, 30],
         "cross_entropy",
     ),
     "IDX files": (lambda folder: write_data(folder / "data"), {"validation": 0.1}, [36], "cross_entropy"),
@@ -167,6 +168,10 @@ GUESSES: dict[str, tuple[list[str], dict[str, Any]]] = {
         ["a;b;label", *(f"{i % 9 + 1},{i + 100}.5;1,{i + 100};{'ab'[i % 3 == 0]}" for i in range(60))],
         {"delimiter": ";", "decimal": "."},
     ),
+    "prices and shares": (
+        ["a,b,price", *(f'{i % 9 + 0.5}%,€ {i * 7},"${i + 1},{i + 100}.50"' for i in range(60))],
+        {"decimal": ".", "target": "price"},
+    ),
     "tabs": (["n\tx\tlabel", *(f"{i},{i % 3}\t{i}\t{'ab'[i % 2]}" for i in range(60))],
              {"delimiter": "\t", "decimal": ","}),
     "a column without values": (["e,x,label", *(row("NA" if i % 2 else "") for i in range(60))], {"drop": ["e"]}),
@@ -221,12 +226,12 @@ def test_proposal_for_a_table_with(tmp_path: Path, kind: str) -> None:
             "data.label: found 40 different texts in column 1 (who), expected",
         ),
         (
-            ["x,part", *(f"{i},{i}%" for i in range(40))],
-            "data.label: found '0%' in column 1 (part), expected a finite number without the sign %",
+            ["x,part", "0,0", *(f"{i},{i}%" for i in range(1, 40))],
+            "data.label: found '1%' in column 1 (part), expected a finite number without the sign %",
         ),
         (
-            ["part,label", *(f"{i}%,{'ab'[i % 2]}" for i in range(40))],
-            "x.csv:2: found '0%' in column 0 (part), expected",
+            ["part,label", "0,a", *(f"{i}%,{'ab'[i % 2]}" for i in range(1, 40))],
+            "x.csv:3: found '1%' in column 0 (part), expected",
         ),
         (["y,label,label", *(f"{i},a,a" for i in range(9))], "x.csv:1: found two columns named label, 1 and 2, expect"),
     ],
@@ -263,6 +268,47 @@ def test_unequal_classes_are_weighted_and_ranked_by_f1(tmp_path: Path, positives
     command("summary", tmp_path / "rare.yaml")
     command("gradcheck", tmp_path / "rare.yaml")
     command("graph", tmp_path / "rare.yaml", "--program", "-o", tmp_path / "step.svg")
+
+
+@pytest.mark.parametrize(
+    ("usual", "rare", "proposed"),
+    [((32, 32), (48, 80), [32, 32]), ((32, 32), (8, 8), [32, 32]), ((90, 200), (9, 9), [64, 64])],
+)
+def test_photos_get_the_median_of_their_sizes(
+    tmp_path: Path, usual: tuple[int, int], rare: tuple[int, int], proposed: list[int]
+) -> None:
+    """Unless it is large."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        for i in range(8):
+            Image.fromarray(RNG.integers(0, 256, rare if i < 2 else usual, dtype=np.uint8)).save(
+                tmp_path / name / f"{i}.png"
+            )
+    assert yaml.safe_load(command("new", tmp_path).stdout)["data"]["image_size"] == proposed
+
+
+def test_extreme_targets_do_not_spoil_what_is_learnt_from_the_others(tmp_path: Path) -> None:
+    """Among 800 prices every hundredth is wrong by a factor of 10 to 100."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(800, 3))
+    usual = 300 + x @ [50, -30, 20] + rng.normal(0, 5, 800)
+    extreme = np.where(np.arange(800) % 100 == 7, usual * rng.uniform(10, 100, 800), usual)
+    proposals = []
+    for name, prices in ("usual", usual), ("extreme", extreme):
+        table = tmp_path / f"{name}.csv"
+        np.savetxt(table, np.c_[x, prices], fmt="%.6g", delimiter=",", header="a,b,c,price", comments="")
+        proposals.append(yaml.safe_load(command("new", table).stdout))
+    first, second = proposals
+    assert (first["loss"], first["data"]["normalize_targets"]) == ("mse", True)
+    assert (second["loss"], second["data"]["normalize_targets"]) == ("huber", "robust")
+    assert second["training"]["best_by"] == "validation_mae"
+    # In 200 steps, which are a tenth of those that are proposed.
+    given = {**second, "training": {**second["training"], "epochs": 20}, "optimizer": {"adam": {"lr": 0.01}}}
+    model = adtrain.train(given).model
+    names = {name: x[:, i].tolist() for i, name in enumerate("abc")}
+    errors = model.predict_values(names)[:, 0] - usual
+    assert 1 - np.square(errors).sum() / np.square(usual - usual.mean()).sum() > 0.95
+    assert (model.predict_values(names) > 0).all()
 
 
 def test_images_that_cannot_be_read_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -132,6 +132,16 @@ def test_an_option_that_is_a_key_of_the_config_gets_a_hint(option: str, hint: st
     assert hint in message
 
 
+@pytest.mark.parametrize("words", [("new", "mnist"), ("data", "inspect", "mnist")])
+def test_commands_on_data_propose_keys_that_they_take(words: tuple[str, ...]) -> None:
+    for option, hint in (
+        ("--validation", ": --set data.validation=VALUE"),
+        ("--epochs", ", but not of its data: adtrain train CONFIG --set training.epochs=VALUE"),
+    ):
+        assert f"it is a key of the config{hint}" in one_line(command(*words, option, "0.5", expect=2))
+    assert command("data", "inspect", "mnist", "--set", "data.validation=0.5").exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("layers", "loss", "warned"),
     [

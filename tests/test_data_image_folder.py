@@ -140,7 +140,24 @@ def test_a_broken_image_is_an_error_unless_skip_broken_is_set(
     assert sorted([*found.train.labels, *found.test.labels]) == [0, 0, 1]
     (skipped,) = found.skipped
     assert skipped.startswith(f"{path}: ")
-    assert caplog.messages == [f"adtrain: warning: skipped {skipped}"]
+    what = "skipped 1 image that cannot be read: cat/1.png; adtrain data inspect lists the reasons"
+    assert caplog.messages == [f"adtrain: warning: {folder}: {what}"]
+
+
+def test_broken_images_are_one_warning_in_words_of_adtrain(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Pillow's words depend on its version and on the place of the damage."""
+    content = next((folder / "dog").iterdir()).read_bytes()
+    for i in range(9):
+        (folder / "dog" / f"x{i}.png").write_bytes(content[: len(content) - 4 * i - 1])
+    found = data.load(path=folder, options=Options(skip_broken=True, test=0.4))
+    broken = [line.partition(": ") for line in found.skipped]
+    assert {reason for *_, reason in broken} <= {
+        "cannot be read (it is damaged or cut short)",
+        "found neither a PNG nor a JPEG image",
+    }
+    (message,) = caplog.messages
+    assert f"skipped {len(broken)} images" in message
+    assert Path(broken[0][0]).name in message
 
 
 def test_links_may_not_lead_out_of_the_folder(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

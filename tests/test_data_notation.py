@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import decimal
 import math
+import re
 from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_data_spreadsheets import features, load
 
-from adtrain.data import DataError, DataOptionError, Options, table_encoder
-from adtrain.data.notation import DECIMALS, Decimal, Notation, days, is_date_format
+from adtrain.data import DataError, DataOptionError, Options, csv_table, table_encoder
+from adtrain.data.notation import DECIMALS, SIGNS, Decimal, Notation, days, is_date_format
+from adtrain.data.part import Known
 
 
 @given(st.floats(-1e12, 1e12), st.integers(0, 4), st.sampled_from([*"., '"]), st.sampled_from(DECIMALS))
@@ -70,6 +73,36 @@ def test_a_table_is_the_same_with_each_decimal_mark(tmp_path: Path, mark: Decima
     assert found.features == ("0", "1=1,5", "1=1.5", "1=x")
     assert features(found) == [[a, b == "1,5", b == "1.5", b == "x"] for a, b, _ in rows]
     assert np.asarray(found.train.labels).ravel().tolist() == [t for _, _, t in rows]
+
+
+@given(
+    st.sampled_from(SIGNS),
+    st.sampled_from(["{minus}{sign}{digits}", "{minus}{digits} {sign}", "{sign} {minus}{digits}"]),
+    st.lists(st.decimals(-(10**6), 10**6, places=2), min_size=2, max_size=40),
+)
+def test_a_column_whose_numbers_all_have_one_sign_is_that_of_the_numbers(
+    tmp_path_factory: pytest.TempPathFactory, sign: str, form: str, numbers: list[decimal.Decimal]
+) -> None:
+    """Features and targets, also those of other files and of rows in memory."""
+    folder = tmp_path_factory.getbasetemp()
+
+    def written(number: decimal.Decimal) -> str:
+        return form.format(minus="-" if number < 0 else "", sign=sign, digits=abs(number))
+
+    plain = load(folder, "".join(["n;m;y\n", *(f"{x};{x};{x}\n" for x in numbers)]), delimiter=";", target="y")
+    text = "".join(["n;m;y\n", *(f"{written(x)};{x};{written(x)}\n" for x in numbers)])
+    found = load(folder, text, delimiter=";", target="y")
+    assert features(found) == features(plain)
+    assert found.train.labels.tolist() == plain.train.labels.tolist()
+    assert found.encoder is not None
+    columns, options = found.encoder.columns, Options(delimiter=";", target="y")
+    assert [column.sign for column in columns.features] == [sign, ""]
+    cells = csv_table.read_rows(folder / "x.csv", options, Known(columns))
+    in_memory = {"n": [written(numbers[0]), *map(float, numbers[1:])], "m": list(map(float, numbers))}
+    assert cells.values.tolist() == table_encoder.rows_in_memory(in_memory, options, columns).values.tolist()
+    (folder / "y.csv").write_text("n;m\n5;5\n")
+    with pytest.raises(DataError, match=f"y.csv:2: found '5' in column 0 .n., .* with the sign {re.escape(sign)}"):
+        csv_table.read_rows(folder / "y.csv", options, Known(columns))
 
 
 def test_labels_keep_their_texts(tmp_path: Path) -> None:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adtrain import data
 from adtrain.data import DataError, DataOptionError, Options
+from adtrain.data.statistics import target_statistics
 
 TABLE = "area,price,rooms\n50,1.25,2\n80,-3e2,3\n20,7,1\n"
 
@@ -48,6 +49,16 @@ def test_targets_keep_the_precision_of_float64(folder: Path, rows: list[tuple[fl
     np.testing.assert_array_equal(found.train.labels[:, 0], [y for _, y in values])
 
 
+@pytest.mark.parametrize("pair", [("no", "yes"), ("No", "YES"), ("False", "true")])
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=2000))
+@settings(max_examples=10)
+def test_targets_of_yes_and_no_are_those_of_1_and_0(
+    folder: Path, pair: tuple[str, str], rows: list[tuple[bool, bool]]
+) -> None:
+    found = load(folder, "a,x,y\n" + "".join(f"1,{pair[x]},{int(y)}\n" for x, y in rows), target=("x", "y"))
+    np.testing.assert_array_equal(found.train.labels, rows)
+
+
 def test_float_arrays_and_several_columns_of_an_npz_file_are_targets(folder: Path) -> None:
     x = np.arange(12.0, dtype=np.float32).reshape(4, 3)
     one = load(folder, {"x_train": x, "y_train": np.array([0.5, 1, 2, 3])})
@@ -64,6 +75,21 @@ def test_integer_labels_are_numbers_only_on_request(folder: Path) -> None:
     assert (found.classes, found.targets, found.train.labels.tolist()) == ((), ("y_train",), [[7], [5], [7]])
     assert load(folder, "a,label\n1,5\n2,7\n", integers=True).targets == ("label",)
     assert load(folder, "a,label\n1,x\n2,y\n", integers=True).classes == ("x", "y")
+
+
+@given(st.integers(20, 200), st.floats(-1e6, 1e6), st.floats(1e-3, 1e6), st.integers(0, 2**32 - 1))
+def test_robust_statistics_of_targets_leave_out_extreme_ones(count: int, mean: float, std: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    usual = mean + std * rng.uniform(-1, 1, (count, 2))  # none of them is beyond a fence
+    far = mean + std * rng.uniform(1e2, 1e6, (count // 20, 2)) * rng.choice([-1, 1], (count // 20, 2))
+    labels = rng.permutation(np.concatenate([usual, far]))
+    np.testing.assert_allclose(target_statistics(labels, robust=True), target_statistics(usual), rtol=1e-9, atol=1e-12)
+
+
+@given(st.lists(numbers, min_size=1, max_size=9))
+def test_no_target_is_extreme_where_the_quartiles_are_equal(others: list[float]) -> None:
+    labels = np.array([*[1.5] * 40, *others])[:, np.newaxis]
+    assert target_statistics(labels, robust=True) == target_statistics(labels)
 
 
 def test_test_and_validation_parts_of_numbers_are_drawn_at_random(folder: Path) -> None:
@@ -84,6 +110,16 @@ def test_test_and_validation_parts_of_numbers_are_drawn_at_random(folder: Path) 
             TABLE,
             {"label": "price"},
             r"data.label: found 1.25 in column 1 \(price\) of .*, expected classes; .*price,",
+        ),
+        (
+            TABLE.replace("7,", "yes,"),
+            {"target": "price"},
+            r"x.csv:4: found 'yes' in column 1 \(price\), expected a finite number",
+        ),
+        (
+            TABLE.replace("1.25,", "yes,").replace("-3e2,", "no,"),
+            {"target": "price"},
+            r"x.csv:4: found '7' in column 1 \(price\), expected no or yes",
         ),
         (TABLE, {"target": "cost"}, "data.target: found 'cost', which is not a column of .*: the columns are"),
         (TABLE, {"target": ("price", 1)}, r"data.target: found \['price', 1\], expected each column once"),

@@ -229,7 +229,8 @@ def test_metrics_by_name_are_in_summary_eval_and_report(tmp_path: Path) -> None:
     assert title == "examples by label and predicted class"
     assert [row.split()[1:] for row in rows] == [list(map(str, row)) for row in confusion.tolist()]
     assert heading.split() == ["label", *(row.split()[0] for row in rows)]
-    assert f"f1 (macro)        {metrics['f1']['macro']:.2%}" in shown
+    of_classes = ", ".join(f"{name} {x:.2%}" for name, x in metrics["f1"]["by_class"].items())
+    assert f"f1 (macro)        {metrics['f1']['macro']:.2%} ({of_classes})" in shown
     assert json.loads(command("eval", str(folder), "--json").stdout)["metrics"] == metrics
     command("report", str(folder))
     page = Elements((folder / "report.html").read_text())

@@ -277,6 +277,16 @@ def test_wrong_rows_in_memory_are_one_line(made: Path, rows: Any, message: str) 
     assert str(caught.value).startswith(message)
 
 
+@pytest.mark.parametrize("place", ["row", "column"])
+def test_a_row_or_a_column_of_a_frame_is_refused_with_what_to_write(made: Path, place: str) -> None:
+    pandas = pytest.importorskip("pandas", reason="needs pandas")
+    frame = pandas.DataFrame({"hours": [1.5], "city": ["Rome"], "zone": [1], "price": [2]})
+    model: Any = ad.load(made / "run", device="cpu")
+    with pytest.raises(AdtrainError, match=r"found one row or column, a Series, .*frame.iloc\[\[i\]\] is the table"):
+        model.predict(frame.iloc[0] if place == "row" else frame["hours"])
+    assert len(model.predict(frame.iloc[[0]]).labels) == 1
+
+
 def _features(row: list[str], fill: tuple[float, ...]) -> list[float]:
     _, hours, city, zone, price, _ = row
     cities = [float(city == name) for name in sorted(CITIES)] if city else list(fill[1:4])

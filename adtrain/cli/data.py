@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from hashlib import sha256
 from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
@@ -21,15 +22,20 @@ from adtrain.cli.output import STDOUT, print_json, progress, show, write_file
 from adtrain.config.document import Data
 from adtrain.core.errors import AdtrainError
 from adtrain.data import DataSet, Rows, catalogue, token_folder, tokenizer
+from adtrain.data.errors import printable, warn
 from adtrain.data.file_array import FileArray, Sequences
 from adtrain.data.images import contact_sheet
-from adtrain.data.split import Labels, chunks
+from adtrain.data.split import Labels, Split, chunks
 from adtrain.data.statistics import digits
 from adtrain.data.tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY, shown
 from adtrain.table import COUNT, PERCENT, TEXT, Column, render, terminal_width
-from adtrain.text import counted
+from adtrain.text import counted, first_names
 
 MOST_ROWS = 30
+FEW = 10
+"""A class with fewer examples is named in a warning."""
+MOST_NAMES = 5
+"""Names in a warning."""
 DIGITS = 4
 PARTS = ("train", "validation", "test")
 STATISTICS = {"mean": "mean", "deviation": "std", "least": "min", "greatest": "max"}
@@ -47,11 +53,11 @@ STATISTICS = {"mean": "mean", "deviation": "std", "least": "min", "greatest": "m
     help="Draw some images of each class.",
 )
 @json_option
-def inspect(source: str, overrides: tuple[str, ...], sheet: Path | None, as_json: bool) -> None:
+def inspect(source: str, data_overrides: tuple[str, ...], sheet: Path | None, as_json: bool) -> None:
     """Show the classes with their numbers of examples, and the statistics of targets and channels, of the data at PATH,
     of the data set NAME, or of the data of a config."""
-    cfg = _config(source, overrides) if Path(source).suffix in (".yaml", ".yml") else None
-    section = section_of(source, overrides) if cfg is None else cfg.data
+    cfg = _config(source, data_overrides) if Path(source).suffix in (".yaml", ".yml") else None
+    section = section_of(source, data_overrides) if cfg is None else cfg.data
     if section.path is not None and token_folder.is_token_folder(folder := Path(section.path).expanduser()):
         token_folder.verify(folder)
     if cfg is None:
@@ -60,6 +66,8 @@ def inspect(source: str, overrides: tuple[str, ...], sheet: Path | None, as_json
         from adtrain.training.preparation import read_data
 
         found = read_data(cfg)
+    warn_of_rare_classes(found, found.test)
+    warn_of_equal_columns(found)
     if sheet is not None:
         write_file(sheet, contact_sheet(found.name, found.train, found.classes))
     if as_json:
@@ -86,6 +94,35 @@ def section_of(source: str, overrides: Sequence[str], given: Mapping[str, Any] =
     if not named and token_folder.is_token_folder(Path(source).expanduser()):
         keys["unit"] = "token"
     return config.load_data(keys, overrides)
+
+
+def warn_of_rare_classes(found: DataSet, test: Split) -> None:
+    """Warn in one line about classes of fewer than FEW examples, or without one in the part `test`, if there is one."""
+    if not found.classes or found.train.is_text:
+        return
+    train, in_test = (counts_of(labels, len(found.classes)) for labels in (found.train.labels, test.labels))
+    counts = train + counts_of(found.test.labels, len(found.classes))
+    rare = np.flatnonzero((counts < FEW) | (in_test == 0) if len(test) else counts < FEW).tolist()
+    if rare:
+        of_test = [f", {in_test[i]} in the test part" if len(test) else "" for i in rare]
+        names = [f"{printable(found.classes[i])} ({counts[i]:,}{x})" for i, x in zip(rare, of_test, strict=True)]
+        what = f"found few examples of {'class' if len(rare) == 1 else 'classes'} {first_names(names, MOST_NAMES)}"
+        warn(found.name, f"{what}: the scores of so few say little")
+
+
+def warn_of_equal_columns(found: DataSet) -> None:
+    """Warn in one line about columns of a table that have equal values in all training rows."""
+    if found.encoder is None or not found.features:
+        return
+    features, begin = np.asarray(found.train.images)[:, :, 0, 0], 0
+    alike: dict[bytes, list[str]] = {}
+    for column in found.encoder.columns.features:
+        end = begin + found.encoder.width(column)
+        alike.setdefault(sha256(features[:, begin:end].tobytes()).digest(), []).append(printable(column.title))
+        begin = end
+    several = [names if len(names) <= MOST_NAMES else [*names[:MOST_NAMES], "..."] for names in alike.values()]
+    if equal := [" = ".join(names) for names in several if len(names) > 1]:
+        warn(found.name, f"found equal columns: {first_names(equal, MOST_NAMES)}; data.drop leaves columns out")
 
 
 def document(found: DataSet) -> dict[str, Any]:
@@ -139,6 +176,9 @@ def report(found: DataSet, width: int) -> list[str]:
         lines += _table(columns, about["classes"], "classes", width)
     if about["channels"]:
         lines += ["", *_statistics(about["channels"], "channel", width)]
+    read = () if found.encoder is None else found.encoder.columns.features
+    if signs := [f"{printable(column.title)} ({column.sign})" for column in read if column.sign]:
+        lines.append(f"read without their signs: {first_names(signs)}")
     if found.scale != 1:
         lines.append(f"mean and deviation are those of pixels / {found.scale:.0f}")
     if found.skipped:
@@ -156,18 +196,20 @@ def extremes(found: DataSet) -> tuple[list[float], list[float]]:
     return (np.min(least, axis=0) + offset).tolist(), (np.max(greatest, axis=0) + offset).tolist()
 
 
+def counts_of(labels: Labels, classes: int) -> np.ndarray:
+    """The number of examples, or of positions of a text, with each label: int64 (classes,)."""
+    each = (np.bincount(chunk.ravel(), minlength=classes) for chunk in chunks(labels))
+    return sum(each, np.zeros(classes, np.int64))
+
+
 def _classes(found: DataSet) -> list[dict[str, Any]]:
     """The numbers of examples of each class, or labels of a text, in each part; empty for numbers to predict."""
     if found.targets:
         return []
 
-    def counts_of(labels: Labels) -> np.ndarray:
-        each = (np.bincount(chunk.ravel(), minlength=len(found.classes)) for chunk in chunks(labels))
-        return sum(each, np.zeros(len(found.classes), np.int64))
-
     first = len(found.train) - found.validation_rows
     labels = {"train": found.train.labels, "validation": found.train.labels[first:], "test": found.test.labels}
-    counts = {part: counts_of(x).tolist() for part, x in labels.items()}
+    counts = {part: counts_of(x, len(found.classes)).tolist() for part, x in labels.items()}
     counts["train"] = (np.array(counts["train"]) - counts["validation"]).tolist()
     return [{"name": name, **{part: counts[part][i] for part in PARTS}} for i, name in enumerate(found.classes)]
 

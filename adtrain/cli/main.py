@@ -161,7 +161,8 @@ def described(error: Exception) -> tuple[list[str], int]:
 
 def _advice(error: click.NoSuchOption) -> str:
     """The message for an option that a config has as a key; empty for others."""
-    if error.ctx is None or not any(param.name == "overrides" for param in error.ctx.command.params):
+    params = {param.name for param in error.ctx.command.params} if error.ctx is not None else set()
+    if not params & {"overrides", "data_overrides"}:
         return ""
     from adtrain.config.problems import similar
 
@@ -173,6 +174,8 @@ def _advice(error: click.NoSuchOption) -> str:
     key = key_of(name) or option_of_optimizer(name)
     which = " for the optimizer adam" if key and ".adam." in key else ""
     advice = f"it is a key of the config: --set {key}=VALUE{which}" if key else SENTENCES.get(name)
+    if key and "data_overrides" in params and not key.startswith("data."):
+        advice = f"it is a key of the config, but not of its data: adtrain train CONFIG --set {key}=VALUE{which}"
     return f"No such option {error.option_name!r}; {advice}" if advice else ""
 
 

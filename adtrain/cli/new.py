@@ -17,14 +17,15 @@ import click
 import numpy as np
 
 from adtrain import config, data
-from adtrain.cli.data import section_of
+from adtrain.cli.data import section_of, warn_of_equal_columns, warn_of_rare_classes
 from adtrain.cli.options import FilePath, Whole, set_data_option
 from adtrain.cli.output import show
 from adtrain.config.document import Data
 from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError, DataOptionError, DataSet, csv_survey, csv_table, formats
 from adtrain.data.errors import warn
-from adtrain.data.image_folder import BrokenImageError, ImageOptions
+from adtrain.data.image_folder import BrokenImageError, ImageOptions, SizesError
+from adtrain.data.statistics import extreme, target_statistics
 from adtrain.data.tokenizer import FILE, LARGEST_VOCABULARY, SMALLEST_VOCABULARY
 from adtrain.export import architectures
 from adtrain.export.architectures import Architecture
@@ -33,7 +34,7 @@ from adtrain.training.experiment import Experiment
 from adtrain.training.preparation import prepare
 
 SIDE, MOST_SIDE = 64, 128
-"""Images that differ in size, or with a longer side than MOST_SIDE, are resized to SIDE x SIDE pixels."""
+"""Images with a longer side than MOST_SIDE are resized to SIDE x SIDE pixels."""
 
 SMALLEST_CONVOLVED = 10
 """The least height and width of images for two convolutions with pooling."""
@@ -62,6 +63,9 @@ SMALLEST_TEST = 2
 
 MOST_OF_ONE_CLASS = 0.8
 """Classes are unequal where one has a larger part of the examples."""
+MOST_RAISED = 1.5
+"""Targets have extremes where their standard deviation is more than this times that without the extreme ones."""
+
 BATCHES = 20
 """The least number of batches in an epoch, unless they would have fewer than 16 examples."""
 
@@ -113,7 +117,7 @@ LEAST_SEQUENCES, SHORTEST = 64, 16
     help="Take the network and its weights from this folder, with the config.json of transformers.",
 )
 @set_data_option
-def command(source: str, tokens: int | None, folder: Path | None, overrides: tuple[str, ...]) -> None:
+def command(source: str, tokens: int | None, folder: Path | None, data_overrides: tuple[str, ...]) -> None:
     """Print a config that trains on the data at PATH or data set NAME: adtrain new flowers.csv > flowers.yaml.
 
     In a table, the column to predict is the one named label, class, target or y, otherwise the last one. Texts and
@@ -128,7 +132,7 @@ def command(source: str, tokens: int | None, folder: Path | None, overrides: tup
     given = {} if tokens is None else {"unit": "token", "vocabulary": tokens}
     if start is not None and not start.architecture.input and (start.folder / FILE).is_file():
         given = {"unit": "token", "tokenizer": str(start.folder / FILE)}
-    section = section_of(source, overrides, given)
+    section = section_of(source, data_overrides, given)
     try:
         lines = text(section, section.model_dump(mode="json", exclude_unset=True), start).splitlines()
     except DataOptionError as error:
@@ -188,20 +192,32 @@ def text(section: Data, given: Mapping[str, Any], start: Start | None = None) ->
     sizes = [size for size in (128, 64, 32) if gpt is None or size <= gpt.batch_size]
     keys.setdefault("batch_size", next((size for size in sizes if examples >= BATCHES * size), 16))
     multilabel = _of_zeros_and_ones(found)
-    if found.targets and not multilabel:
-        keys["normalize_targets"] = True
+    predicts_numbers = bool(found.targets) and not multilabel
+    has_extremes = predicts_numbers and _have_extremes(found.train.labels)
+    if predicts_numbers:
+        keys["normalize_targets"] = "robust" if has_extremes else True
+    if has_extremes:
+        share = float(extreme(found.train.labels).any(axis=1).mean())
+        what = f"targets that are extreme, in {share:.1%} of the examples, do not count for mean and deviation"
+        comments["normalize_targets"] = what
     kind = "sequences" if is_text else "rows" if found.train.images.shape[2:] == (1, 1) else "images"
     epochs = 20 if examples < 20_000 else 5
     if kind == "rows":
         epochs = max(epochs, _epochs_of_table(math.ceil(trained / keys["batch_size"])))
     layers, training = _network(found, epochs, gpt, start)
     loss = "binary_cross_entropy_with_logits" if multilabel else "mse"
+    best_metric = ""
     if found.classes:
         loss = "cross_entropy"
     if not is_text and found.classes and _are_unequal(found.train.labels):
         loss = "{cross_entropy: {weight: balanced}}  # each class has the same total weight"
-        best = ", best_by: validation_f1" if "validation" in keys else ""
-        training[-1] = training[-1].removesuffix("}") + f", metrics: [f1, average_precision]{best}}}"
+        training[-1] = _extended(training[-1], "metrics: [f1, average_precision]")
+        best_metric = "f1"
+    if has_extremes:
+        loss = "huber  # mse, rmse and r2 depend mostly on the extreme targets"
+        best_metric = "mae"
+    if best_metric and "validation" in keys:
+        training[-1] = _extended(training[-1], f"best_by: validation_{best_metric}")
     lines = [
         "data:",
         *(
@@ -216,6 +232,8 @@ def text(section: Data, given: Mapping[str, Any], start: Start | None = None) ->
         "",
     ]
     experiment = _prepared(lines, start)
+    warn_of_rare_classes(found, experiment.data.test)
+    warn_of_equal_columns(found)
     if not is_text:
         # Of a table these are the features of the training part, which may lack categories of the others.
         lines.insert(lines.index("  layers:"), f"  input: {list(experiment.network.input_shape)}")
@@ -311,7 +329,7 @@ def _loaded(keys: dict[str, Any]) -> DataSet:
 
 
 def _of_one_size(keys: dict[str, Any]) -> DataSet:
-    """The data; sets `image_size` where images differ in size or are large."""
+    """The data; sets `image_size` where images differ in size, to the median of the sizes, or are large."""
 
     def load() -> DataSet:
         section = Data.model_validate(keys)
@@ -324,10 +342,9 @@ def _of_one_size(keys: dict[str, Any]) -> DataSet:
         of_images = format_ is not None and format_.options is ImageOptions
         if not of_images or "image_size" in keys or max(found.train.images.shape[2:]) <= MOST_SIDE:
             return found
-    except DataOptionError as error:
-        if error.option != "image_size":
-            raise
-    keys["image_size"] = [SIDE, SIDE]
+        keys["image_size"] = [SIDE, SIDE]
+    except SizesError as error:
+        keys["image_size"] = list(error.median) if max(error.median) <= MOST_SIDE else [SIDE, SIDE]
     return load()
 
 
@@ -401,6 +418,17 @@ def _are_unequal(labels: Any) -> bool:
     """Whether most of these labels are one class, so that the accuracy says little."""
     counts = np.bincount(np.asarray(labels))
     return bool(counts.max() > MOST_OF_ONE_CLASS * counts.sum())
+
+
+def _have_extremes(labels: np.ndarray) -> bool:
+    """Whether extreme numbers raise the deviation of a column of targets above MOST_RAISED times that of the others."""
+    (_, std), (_, of_others) = target_statistics(labels), target_statistics(labels, robust=True)
+    return any(x > MOST_RAISED * other for x, other in zip(std, of_others, strict=True))
+
+
+def _extended(training: str, keys: str) -> str:
+    """The line of `training` with more keys."""
+    return f"{training.removesuffix('}')}, {keys}}}"
 
 
 def _of_zeros_and_ones(found: DataSet) -> bool:

@@ -305,15 +305,17 @@ def resolve_tuned_device(device: str, autotune: str, before_note: Callable[[], o
     return usable
 
 
-def _set_option(help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    return click.option("--set", "overrides", multiple=True, metavar="K=V", help=f"{help}; repeatable.")
+def _set_option(name: str, help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return click.option("--set", name, multiple=True, metavar="K=V", help=f"{help}; repeatable.")
 
 
-set_option = _set_option("Set a key of the config, such as training.epochs=3")
+set_option = _set_option("overrides", "Set a key of the config, such as training.epochs=3")
 """`--set K=V`, repeatable; passed to the command as `overrides`."""
 
-set_data_option = _set_option("Set a key of the config's section data, such as label=species or test=0.2")
-"""`set_option` of a command on data."""
+set_data_option = _set_option(
+    "data_overrides", "Set a key of the config's section data, such as label=species or test=0.2"
+)
+"""`--set K=V` of a command on data, repeatable; passed to the command as `data_overrides`."""
 
 
 def _on_stdout(ctx: click.Context, param: click.Parameter, value: bool) -> bool:

@@ -42,6 +42,7 @@ from adtrain.config.values import (
     ShapeOrVariables,
     Shards,
     Solution,
+    TargetScaling,
     View,
     option_type,
 )
@@ -166,8 +167,10 @@ class Data(_Points):
     )
     validation: Fraction = Field(0.0, description="the fraction of the training images held out for validation")
     normalize: Bool = Field(True, description="subtract the mean and divide by the standard deviation of each channel")
-    normalize_targets: Bool = Field(
-        False, description="mse, l1, huber: train on targets minus their mean, divided by their standard deviation"
+    normalize_targets: TargetScaling = Field(
+        False,
+        description="mse, l1, huber: train on targets minus their mean, divided by their standard deviation; robust: "
+        "those of the targets within 3 interquartile ranges of the quartiles",
     )
     augment: list[Augmentation] | None = Field(None, description="random changes of each training batch, in this order")
     views: list[View] | None = Field(

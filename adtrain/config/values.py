@@ -60,6 +60,7 @@ Name = Annotated[
     AfterValidator(_checked_name),
     Expected(f"a name of at most {MAX_NAME} bytes: letters, digits, '.', '_', '-' and spaces, a letter or digit first"),
 ]
+TargetScaling = Annotated[Bool | Literal["robust"], Expected("true, false or robust")]
 Seed = Annotated[int, Bounds(ge=0, lt=2**64)]
 Shards = Annotated[
     Literal[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096], Expected("a power of two, at most 4096")

@@ -256,7 +256,7 @@ def _opened(path: Path, lines: Iterator[Line], delimiter: str, options: CsvOptio
     names, compared = list(map(cleaned, first)), list(islice(lines, COMPARED_ROWS))
     compared_rows = [row for _, row in compared]
     header = options.header if known is None else known.features[0].name is not None
-    if header is None and (header := names_columns(names, compared_rows, options.notation.is_number)) is None:
+    if header is None and (header := names_columns(names, compared_rows, options.notation.is_signed_number)) is None:
         reason = f"expected true or false: line {line} of {path} has numbers and texts, so it can be names or values"
         raise DataOptionError("header", f"missing, {reason}")
     ends = (

@@ -83,13 +83,15 @@ class Survey:
         self.cells += 1
 
     def _add_new(self, text: str) -> None:
+        if not self.texts:
+            self.notation = self.notation.of(text)
         if len(self.texts) <= MAX_CATEGORIES:
             self.texts.add(text)
         self.codes = self.codes or CODE.fullmatch(text) is not None
         self.numbers = self.numbers and self.notation.is_finite(text)
         self.integers = self.numbers and self.integers and float(self.notation.in_python(text)).is_integer()
         if self.decimals:
-            self.decimals = tuple(x for x in self.decimals if Notation(x).is_finite(text))
+            self.decimals = tuple(x for x in self.decimals if Notation(x, self.notation.sign).is_finite(text))
 
     @property
     def has_too_many_texts(self) -> bool:
@@ -150,7 +152,7 @@ def propose(path: Path, options: CsvOptions) -> Proposal:
     too many texts, such as names, with other dates, with identifiers, or without values. `categories` has columns with
     codes, and with both numbers and texts. `missing` is mean if cells are empty. `decimal` is the mark with which all
     columns of numbers can be read, if there is only one; `delimiter` is what divides the lines, if it is not the
-    default. A column with other numbers, such as 12%, is an error when it is read.
+    default. A column with other numbers, such as 1_000, is an error when it is read.
     Raises DataError where the table cannot be read, and DataOptionError where a column has too many texts for classes.
     """
     if options.delimiter is None and (delimiter := other_delimiter(path)):

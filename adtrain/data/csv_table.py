@@ -24,7 +24,17 @@ from adtrain.data.csv_file import (
     opened,
 )
 from adtrain.data.errors import DataError, DataOptionError, printable, quoted, warn
-from adtrain.data.notation import DATE_LIKE, NUMBER_LIKE, Notation, cleaned, days, expected_number, is_date_format
+from adtrain.data.notation import (
+    DATE_LIKE,
+    NUMBER_LIKE,
+    Notation,
+    Pair,
+    cleaned,
+    days,
+    expected_number,
+    is_date_format,
+    pair_of,
+)
 from adtrain.data.part import NOTHING, Cells, Column, Columns, Format, Known, Part, Parts
 from adtrain.text import first_names
 
@@ -273,27 +283,27 @@ class _ColumnReader:
     def __init__(self, path: Path, column: Column, learning: bool, options: CsvOptions, missing: Missing) -> None:
         self.path, self._column, self.learning, self.missing = path, column, learning, missing
         self.allow_empty = options.missing != "error"
-        self.notation, self.date_format = options.notation, options.date_format
+        self.notation, self.date_format = Notation(options.decimal, column.sign), options.date_format
         self.has_categories = column.categories is not None
         self.has_numbers = not self.has_categories and (column.is_date or not learning)
         self.listed = self.has_categories or not learning
         self.codes = {text: i for i, text in enumerate(column.categories or ())}
         self._emptied: Counter[str] = Counter()
         self._rounded: str | None = None
-        other_notation = column.is_date or self.notation.decimal is not None
-        self.has_own_numbers = other_notation or bool(missing.numbers)
         self._seen: dict[str, float] = {}
 
     @property
     def column(self) -> Column:
-        return replace(self._column, categories=tuple(self.codes) if self.has_categories else None)
+        categories = tuple(self.codes) if self.has_categories else None
+        return replace(self._column, categories=categories, sign=self.notation.sign)
 
     def convert(self, chunk: Chunk) -> np.ndarray:
         """The cells of these rows as float64; NaN for an empty cell. Raises DataError with line and column."""
         position = self._column.position
         if self.has_categories or self._column.is_date:
             return self._coded(chunk)
-        if not self.has_own_numbers and (found := self._plain_numbers(chunk)) is not None:
+        has_own_numbers = self.notation.decimal is not None or self.notation.sign or self.missing.numbers
+        if not has_own_numbers and (found := self._plain_numbers(chunk)) is not None:
             return found
         values = self._converted(chunk.lines, chunk.texts(position))
         self._note_emptied(chunk.texts(position, np.flatnonzero(np.isnan(values))))
@@ -341,6 +351,8 @@ class _ColumnReader:
         if filled and not (self.has_numbers or self.has_categories):
             self.has_numbers = any(map(NUMBER_LIKE.match, filled))
             self.has_categories = not self.has_numbers
+            if self.has_numbers:
+                self.notation = self.notation.of(filled[0])
         if self._column.is_date:
             return self._days(lines, texts)
         return self._codes(lines, texts) if self.has_categories else self._numbers(lines, texts)
@@ -413,6 +425,7 @@ class LabelReader:
     def __init__(self, table: Opened, options: CsvOptions) -> None:
         self._table, self._codes = table, dict[str, int]()
         self._rows: list[np.ndarray] = []  # targets, or codes of texts
+        self._readings: dict[int, Notation | Pair] = {}  # of the columns of targets
         self._notation = options.notation
         self._missing = Missing(options)
         self.are_targets = options.target is not None
@@ -431,7 +444,7 @@ class LabelReader:
     def add(self, chunk: Chunk, keep: np.ndarray) -> None:
         """Check the labels of all lines, and keep those at the indices `keep`. Raises DataError with their position."""
         if self.are_targets:
-            self._rows.append(_targets(self._table, chunk, self.columns, self._missing, self._notation)[keep])
+            self._rows.append(np.stack([self._targets(chunk, column) for column in self.columns], axis=1)[keep])
             return
         found = chunk.distinct(self.columns[0])
         texts = list(map(cleaned, found.texts))
@@ -441,6 +454,25 @@ class LabelReader:
                 raise _empty(where, text, self._table.title(self.columns[0]), "a label; remove the row")
         codes = np.array([self._codes.setdefault(text, len(self._codes)) for text in texts], np.int64)
         self._rows.append(codes[found.numbers[keep]])
+
+    def _targets(self, chunk: Chunk, column: int) -> np.ndarray:
+        """The targets of one column, float64; each is finite in float32."""
+        plain = self._readings.get(column) in (None, self._notation)
+        if plain and not self._missing.numbers and self._notation.decimal is None:
+            values, _ = chunk.numbers(column)
+            if not np.isnan(values).any():
+                self._readings[column] = self._notation
+                return values
+        texts = list(map(cleaned, chunk.texts(column)))
+        reading = self._readings.setdefault(column, pair_of(texts[0]) or self._notation.of(texts[0]))
+        for line, text in zip(chunk.lines, texts, strict=True):
+            where = f"{self._table.path}:{line}"
+            if text in self._missing:
+                raise _empty(where, text, self._table.title(column), "a finite number; remove the row")
+            if not reading.is_finite(text):
+                found = f"found {quoted(text)} in {self._table.title(column)}"
+                raise DataError(f"{where}: {found}, {expected_number(reading, text)}")
+        return np.array(list(map(reading.in_python, texts)), np.float64)
 
     def _texts(self) -> tuple[list[str], np.ndarray]:
         """The different texts of the labels, and for each row the number of its text."""
@@ -515,26 +547,6 @@ def _empty(where: str, text: str, column: str, expected: str) -> DataError:
     found = f"found {quoted(text) if text else 'an empty cell'} in {column}"
     stands = " which stands for an empty cell unless data.missing_values says otherwise," if text else ""
     return DataError(f"{where}: {found},{stands} expected {expected}")
-
-
-def _targets(table: Opened, chunk: Chunk, columns: Sequence[int], missing: Missing, notation: Notation) -> np.ndarray:
-    """The numbers of these columns, float64 (lines, columns); each is finite in float32."""
-    return np.stack([_target(table, chunk, column, missing, notation) for column in columns], axis=1)
-
-
-def _target(table: Opened, chunk: Chunk, column: int, missing: Missing, notation: Notation) -> np.ndarray:
-    if not missing.numbers and notation.decimal is None:
-        values, _ = chunk.numbers(column)
-        if not np.isnan(values).any():
-            return values
-    texts = list(map(cleaned, chunk.texts(column)))
-    for line, text in zip(chunk.lines, texts, strict=True):
-        if text in missing:
-            raise _empty(f"{table.path}:{line}", text, table.title(column), "a finite number; remove the row")
-        if not notation.is_finite(text):
-            where = f"{table.path}:{line}: found {quoted(text)} in {table.title(column)}"
-            raise DataError(f"{where}, {expected_number(notation, text)}")
-    return np.array(list(map(notation.in_python, texts)), np.float64)
 
 
 FORMAT = Format(

@@ -55,12 +55,13 @@ class DataSet:
     """The training and the test part of a data set; their images have the same shape and dtype, uint8 or float32.
 
     `mean` and `std` are those of the training images divided by `scale`, per channel; `offset` has been subtracted from
-    the numbers of each channel, see `statistics.offsets`, but not from its mean. `encoder` has made the images of
-    the rows of a table. `targets` are the names of the numbers to predict; then there are no classes, and the labels
-    are float64 (N, targets), and `target_mean` and `target_std` those of the training part. `skipped` has one line for
-    each unreadable image that was left out. `class_type` is the type of the labels whose texts `classes` has. The last
-    `validation_rows` examples of the training part, as `load` returns it, are those that the files have for validation.
-    `tokenizer` is that of a text of tokens.
+    the numbers of each channel, see `statistics.offsets`, but not from its mean. `encoder` has made the images of the
+    rows of a table. `targets` are the names of the numbers to predict; then there are no classes, and the labels are
+    float64 (N, targets), and `target_mean` and `target_std` those of the training part, or with `robust_targets` those
+    of its targets that are not extreme. `skipped` has one line for each unreadable image that was left out.
+    `class_type` is the type of the labels whose texts `classes` has. The last `validation_rows` examples of the
+    training part, as `load` returns it, are those that the files have for validation. `tokenizer` is that of a text of
+    tokens.
     """
 
     name: str
@@ -78,6 +79,7 @@ class DataSet:
     class_type: ClassType = "str"
     validation_rows: int = 0
     tokenizer: Tokenizer | None = None
+    robust_targets: bool = False
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -92,7 +94,7 @@ class DataSet:
 
     def with_train(self, train: Split) -> DataSet:
         """This data set with another training part; mean and standard deviation of targets are that part's."""
-        mean, std = target_statistics(train.labels) if self.targets else ((), ())
+        mean, std = target_statistics(train.labels, self.robust_targets) if self.targets else ((), ())
         return replace(self, train=train, target_mean=mean, target_std=std)
 
 

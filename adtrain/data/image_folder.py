@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,12 +24,13 @@ from adtrain.data.images import ImageFile, Unreadable, Wanted, decode_all
 from adtrain.data.part import NOTHING, Format, Known, Part, Parts
 from adtrain.files import open_regular
 from adtrain.option_types import Size
-from adtrain.text import counted, visible
-
-_log = logging.getLogger(__name__)
+from adtrain.text import counted, first_names, visible
 
 VALIDATION_FOLDERS = ("val", "valid", "validation")
 """Possible folders of the validation images, next to train/ and test/; the first that exists is used."""
+
+MOST_NAMES = 5
+"""Images that a warning names."""
 
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tar.xz", ".tgz")
 
@@ -55,6 +55,15 @@ class ImageOptions:
 
 class BrokenImageError(DataError):
     """An image cannot be read, and `skip_broken` is false."""
+
+
+class SizesError(DataOptionError):
+    """The images differ in size, and there is no `image_size`; `median` are the medians of heights and of widths."""
+
+    def __init__(self, examples: str, median: tuple[int, int]) -> None:
+        self.median = median
+        expected = f"expected [height, width], as the images differ: {examples}; the medians are {list(median)}"
+        super().__init__("image_size", f"missing, {expected}")
 
 
 class Layout(NamedTuple):
@@ -310,8 +319,10 @@ def _read(place: Path, state: str, options: ImageOptions, listing: Callable[[], 
     """The parts of a folder or archive. The cache has the images of a `place` in its `state`."""
     found = _cached(place, state, options, listing)
     skipped = [f"{place / name}: {reason}" for name, reason in found.skipped]
-    for error in skipped:
-        _log.warning("adtrain: warning: skipped %s", visible(error))
+    if skipped:
+        names = first_names([visible(name) for name, _ in found.skipped], MOST_NAMES)
+        what = f"skipped {counted(len(skipped), 'images')} that cannot be read: {names}"
+        warn(place, f"{what}; adtrain data inspect lists the reasons")
     if found.others:
         first, number = visible(str(place / found.others[0])), counted(len(found.others), "files")
         warn(place, f"skipped {number} of other types than PNG and JPEG, such as {first}")
@@ -380,7 +391,7 @@ def _decoded(place: Path, listing: Listing, options: ImageOptions) -> _Images:
             found = np.empty((len(rows), *image.shape), np.uint8)
         if found.shape[2:] != (height, width):
             sides = f"{file.name} is {height} x {width}, {first} is {found.shape[2]} x {found.shape[3]}"
-            raise DataOptionError("image_size", f"missing, expected [height, width], as the images differ: {sides}")
+            raise SizesError(sides, images.median_size([file for file, *_ in rows]))
         if channels > found.shape[1]:  # the images before this one are grey
             found = np.repeat(found, channels, axis=1)
         found[len(labels)] = image

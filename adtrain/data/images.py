@@ -101,7 +101,7 @@ def _opened(path: str | Path, content: bytes | None) -> Iterator[Image.Image]:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise DataError(f"{path}: found too many pixels ({error})") from error
     except (OSError, SyntaxError, ValueError) as error:
-        cause = getattr(error, "strerror", None) or error
+        cause = getattr(error, "strerror", None) or "it is damaged or cut short"
         raise DataError(f"{path}: cannot be read ({cause})") from error
 
 
@@ -226,6 +226,19 @@ def _decoded(file: ImageFile, wanted: Wanted) -> Decoded:
     except DataError as error:
         return Unreadable(str(error), not isinstance(error, OtherTypeError))
     return image if wanted.size in (None, image.shape[1:]) else resized(image, *wanted.size)
+
+
+def median_size(files: Sequence[ImageFile]) -> tuple[int, int]:
+    """The medians of the heights and of the widths of those files that are images, of which there is one or more.
+
+    Only the headers are read. Of two middle values the median is the larger one.
+    """
+    sizes = []
+    for file in files:
+        with suppress(DataError), _opened(file.name, file.content) as image:
+            sizes.append(image.size)
+    width, height = (sorted(sides)[len(sides) // 2] for sides in zip(*sizes, strict=True))
+    return height, width
 
 
 def decode_all(files: Sequence[ImageFile], wanted: Wanted) -> Iterator[Decoded]:

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 BLANKS = {0xA0: " ", 0x2007: " ", 0x202F: " ", 0x200B: None, 0xFEFF: None}
 """No-break spaces, which are read as spaces, and characters without width, which are left out."""
@@ -15,13 +15,13 @@ FLOAT32_INFINITY = 2.0**128 - 2.0**103
 """From here on float32 rounds to infinity."""
 
 NUMBER_LIKE = re.compile(r"\W*\d|[+-]?inf(inity)?$", re.IGNORECASE)
-"""Texts that could be numbers, also in notations that are not read, such as 12%: by default they are not categories."""
+"""Texts that could be numbers, also in notations that are not read, as 1_000: by default they are not categories."""
 
 DATE_LIKE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}([T ].*)?")
 """Texts that could be dates, also in formats that are not read by default."""
 
 SIGNS = "$€£%"
-"""Signs before or after numbers in tables, which are not read."""
+"""Signs before or after numbers. They are left out where all numbers of a column have the same one."""
 
 Decimal = Literal[".", ","]
 
@@ -57,14 +57,22 @@ DATE = re.compile(
 class Notation:
     """How numbers are written: with `decimal` as their decimal mark, or if it is None as in Python.
 
-    With `decimal` they can have separators of thousands: the other one of comma and point, blanks or apostrophes.
+    With `decimal` they can have separators of thousands: the other one of comma and point, blanks or apostrophes. With
+    `sign`, one of SIGNS, each has it before or after its digits, as in -$5, $ 5 and 5 %.
     """
 
-    def __init__(self, decimal: Decimal | None) -> None:
-        self.decimal = decimal
+    def __init__(self, decimal: Decimal | None, sign: str = "") -> None:
+        self.decimal, self.sign = decimal, sign
+
+    def of(self, text: str) -> Notation:
+        """This notation with the sign that the text has, or without one."""
+        sign = next((sign for sign in SIGNS if sign in text), "")
+        return self if sign == self.sign else Notation(self.decimal, sign)
 
     def in_python(self, text: str) -> str:
         """The number as Python writes it; an empty text if it is not in this notation."""
+        if self.sign:
+            text = _unsigned(text, self.sign)
         if self.decimal is None:
             return text
         return text.translate(IN_PYTHON[self.decimal]) if NUMBERS[self.decimal].fullmatch(text) else ""
@@ -76,18 +84,57 @@ class Notation:
     def is_number(self, text: str) -> bool:
         return is_number(self.in_python(text))
 
+    def is_signed_number(self, text: str) -> bool:
+        """Whether the text is a number with any sign or without one."""
+        return self.of(text).is_number(text)
+
     def is_finite(self, text: str) -> bool:
         """Whether the text is a number that is finite in float32."""
         found = self.in_python(text)
         return is_plain(found) and is_finite(found)
 
 
-def expected_number(notation: Notation, text: str) -> str:
+def _unsigned(text: str, sign: str) -> str:
+    """The number without the sign before or after its digits; an empty text where it does not have it there once."""
+    minus = text[:1] if text[:1] in ("+", "-") else ""
+    digits = text[len(minus) :].strip()
+    if text.count(sign) != 1 or sign not in (digits[:1], digits[-1:]):
+        return ""
+    return minus + digits.strip(sign).strip()
+
+
+class Pair(NamedTuple):
+    """Two texts that stand for 0 and 1, in lower case; they are read in upper and lower case."""
+
+    zero: str
+    one: str
+
+    def in_python(self, text: str) -> str:
+        """The number as Python writes it; an empty text if it is neither of the two."""
+        return str(self.index(found)) if (found := text.lower()) in self else ""
+
+    def is_finite(self, text: str) -> bool:
+        """Whether the text is one of the two."""
+        return text.lower() in self
+
+
+PAIRS = Pair("no", "yes"), Pair("false", "true")
+
+
+def pair_of(text: str) -> Pair | None:
+    """The pair that has this text."""
+    return next((pair for pair in PAIRS if pair.is_finite(text)), None)
+
+
+def expected_number(notation: Notation | Pair, text: str) -> str:
     """What was expected in place of a text that is no finite number in this notation."""
-    readings = [Notation(mark) for mark in (notation.decimal, *DECIMALS)]
-    sign = next((sign for sign in SIGNS if sign in text), "")
-    if sign and any(each.is_finite(text.replace(sign, "").strip()) for each in readings):
-        return f"expected a finite number without the sign {sign}"
+    if isinstance(notation, Pair):
+        return f"expected {notation.zero} or {notation.one}"
+    readings = [Notation(mark, notation.sign) for mark in (notation.decimal, *DECIMALS)]
+    other = notation.of(text)
+    if other is not notation and any(each.of(text).is_finite(text) for each in readings):
+        has = f"with the sign {notation.sign}" if notation.sign else f"without the sign {other.sign}"
+        return f"expected a finite number {has}"
     if notation.decimal is not None:
         written = "1.234,5" if notation.decimal == "," else "1,234.5"
         return f"expected a finite number such as {written}, as data.decimal says"

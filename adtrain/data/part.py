@@ -37,12 +37,14 @@ class Column:
         position: its index in the file, from 0.
         categories: the texts of a column of categories; None for a column of numbers or dates.
         is_date: whether its cells are dates, as days since `notation.EPOCH`.
+        sign: what all numbers have before or after their digits, such as $ or %, and what is left out.
     """
 
     name: str | None
     position: int
     categories: tuple[str, ...] | None = None
     is_date: bool = False
+    sign: str = ""
 
     @property
     def title(self) -> str:

@@ -25,6 +25,9 @@ other channels float32 has rounding errors of up to about 3e-5 standard deviatio
 LOST = 1e-3
 """The least rounding error, in standard deviations, of which the user is told."""
 
+FENCE = 3
+"""Interquartile ranges from a quartile, from which on a target is extreme."""
+
 EXACT = frozenset(map(np.dtype, ("bool", "int8", "uint8", "int16", "uint16", "float16", "float32")))
 """The types whose numbers float32 has."""
 
@@ -44,10 +47,29 @@ def channel_statistics(images: Images, name: str = "images") -> Statistics:
     return _of_numbers(images, name)
 
 
-def target_statistics(labels: np.ndarray) -> Statistics:
-    """Mean and standard deviation of each column of numbers to predict (N, targets); 1 for a constant column."""
+def target_statistics(labels: np.ndarray, robust: bool = False) -> Statistics:
+    """Mean and standard deviation of each column of numbers to predict (N, targets); 1 for a constant column.
+
+    With `robust` they are those of the numbers that are not `extreme`.
+    """
+    if robust:
+        kept = [column[~far] for column, far in zip(labels.T, extreme(labels).T, strict=True)]
+        pairs = [target_statistics(column[:, np.newaxis]) for column in kept]
+        return tuple(mean for (mean,), _ in pairs), tuple(std for _, (std,) in pairs)
     std = _divisors(labels.std(axis=0), labels.min(axis=0), labels.max(axis=0))
     return tuple(labels.mean(axis=0).tolist()), std
+
+
+def extreme(labels: np.ndarray) -> np.ndarray:
+    """Which numbers (N, targets) are extreme: outside of the outer fences of their column (Tukey, 1977).
+
+    These are 3 interquartile ranges below the lower quartile and above the upper one. Where the quartiles are equal, no
+    number is extreme.
+    """
+    lower, upper = np.quantile(labels, (0.25, 0.75), axis=0)
+    reach = np.where(upper > lower, FENCE * (upper - lower), np.inf)
+    found: np.ndarray = (labels < lower - reach) | (labels > upper + reach)
+    return found
 
 
 def _divisors(std: np.ndarray, least: np.ndarray, greatest: np.ndarray) -> tuple[float, ...]:

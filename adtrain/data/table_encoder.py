@@ -215,9 +215,9 @@ def _numbers(codes: np.ndarray, column: Column, found: Column, place: str) -> np
 
 
 def is_rows(given: Any) -> bool:
-    """Whether `given` is one of the forms that `rows_in_memory` takes, rather than an array."""
+    """Whether `given` is one of the forms that `rows_in_memory` takes or refuses by name, rather than an array."""
     is_list = isinstance(given, (list, tuple)) and len(given) > 0 and isinstance(given[0], Mapping)
-    return isinstance(given, Mapping) or is_list or _is_frame(given)
+    return isinstance(given, Mapping) or is_list or _is_frame(given) or _is_series(given)
 
 
 def rows_in_memory(given: Any, options: CsvOptions, known: Columns) -> Cells:
@@ -287,6 +287,9 @@ def _named(given: Any) -> dict[str, Sequence[Any]]:
 
 def _columns(given: Any) -> Iterable[tuple[Any, Sequence[Any]]]:
     """The names of the columns and their values, all of one length."""
+    if _is_series(given):
+        expected = "expected a table; frame.iloc[[i]] is the table of row i of a DataFrame"
+        raise DataError(f"{PLACE}: found one row or column, a {type(given).__name__}, {expected}")
     if _is_frame(given):
         return [(name, list(given[name])) for name in given.columns]
     if isinstance(given, Mapping):
@@ -312,11 +315,16 @@ def _is_frame(given: Any) -> bool:
     return hasattr(given, "columns") and hasattr(given, "__getitem__") and not isinstance(given, Mapping)
 
 
+def _is_series(given: Any) -> bool:
+    """Whether `given` is a row or a column of a DataFrame of pandas."""
+    return not _is_frame(given) and all(hasattr(given, name) for name in ("keys", "iloc", "dtype"))
+
+
 def _text(value: Any, column: Column, options: CsvOptions) -> str:
     """The cell as a CSV file would have it, with the options' decimal mark and format of dates.
 
-    A whole float is an integer where only that is a category. True is 1 in a column of numbers, and the category true
-    in lower or upper case.
+    A number gets the sign of its column. A whole float is an integer where only that is a category. True is 1 in a
+    column of numbers, and the category true in lower or upper case.
     """
     categories = column.categories
     if column.is_date and isinstance(value, np.datetime64):
@@ -334,6 +342,8 @@ def _text(value: Any, column: Column, options: CsvOptions) -> str:
     text = (
         value if isinstance(value, str) else options.notation.written(value) if isinstance(value, float) else str(value)
     )
+    if column.sign and not isinstance(value, str):
+        return f"{text} {column.sign}"
     if categories is not None and isinstance(value, float) and value.is_integer() and text not in categories:
         return str(int(value))
     return text

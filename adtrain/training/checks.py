@@ -181,9 +181,9 @@ def check_targets(cfg: Config, data_set: DataSet, parts: Sequence[Split]) -> Non
         if cfg.data.field is None:
             expected += "; for classes, set data.label instead of data.target, or store integer labels"
         raise cfg.error_at(("loss",), f"found {kind} for the numbers of {names}, {expected}")
-    if cfg.data.normalize_targets and not (data_set.targets and kind in REGRESSION):
+    if (scaling := cfg.data.normalize_targets) and not (data_set.targets and kind in REGRESSION):
         expected = "expected false, as there are no numbers to predict with mse, l1 or huber"
-        raise cfg.error_at(("data", "normalize_targets"), f"found true, {expected}")
+        raise cfg.error_at(("data", "normalize_targets"), f"found {config.inline(scaling)}, {expected}")
     if data_set.targets and kind not in REGRESSION:
         for part in parts:
             if (wrong := np.argwhere((part.labels != 0) & (part.labels != 1))).size:

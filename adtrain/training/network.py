@@ -310,9 +310,9 @@ def task_of(
             one_hot=not labels, predictions=clip_probabilities if cfg.loss.kind in REGRESSION else predictions
         )
     if cfg.data.field is not None:
-        return Field(target_mean, target_std, cfg.data.normalize_targets, peak=cfg.data.peak or 1.0)
+        return Field(target_mean, target_std, bool(cfg.data.normalize_targets), peak=cfg.data.peak or 1.0)
     if cfg.loss.kind in REGRESSION:
-        return Regression(target_mean, target_std, cfg.data.normalize_targets)
+        return Regression(target_mean, target_std, bool(cfg.data.normalize_targets))
     return Multilabel(len(target_mean))
 
 

@@ -193,7 +193,8 @@ def of_data(cfg: Config, data_set: DataSet, mode: Mode = Mode.FUSED) -> Experime
         train = train.at_offsets()
     token_bytes = () if data_set.tokenizer is None else data_set.tokenizer.tokens
     if cfg.data.points is None:
-        data_set = data_set.with_train(train)
+        robust = cfg.data.normalize_targets == "robust"
+        data_set = replace(data_set, robust_targets=robust).with_train(train)
     experiment = _experiment(cfg, data_set, validation, mode, token_bytes)
     checks.check_augmentations(experiment)
     checks.check_embeddings(experiment)

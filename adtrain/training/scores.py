@@ -8,6 +8,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from adtrain.config import records
 from adtrain.config.values import Measured
+from adtrain.data.errors import printable
 from adtrain.metrics import AMOUNT, SCALES, ByClass, Scale
 from adtrain.option_types import Probability
 from adtrain.table import COUNT, TEXT, Column, render
@@ -159,13 +160,30 @@ def _first(found: Any) -> Any:
     return found[0] if isinstance(found, (list, tuple)) and found else found
 
 
+MOST_CLASSES = 5
+"""Classes of which the terminal shows the value of each; the report shows those of all."""
+
+
 def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
-    """A line for each metric of `training.metrics` that is a single number."""
+    """A line for each metric of `training.metrics` that is a single number.
+
+    A mean over at most MOST_CLASSES classes is followed by the value of each class.
+    """
     names = {
         name: f"{name} (macro)" if isinstance(metrics[name], ByClass) else name for name in single_numbers(metrics)
     }
     width = max(map(len, names.values()), default=0)
-    return [f"{names[name]:<{width}} {value_text(name, x)}" for name, x in single_numbers(metrics).items()]
+    return [
+        f"{names[name]:<{width}} {value_text(name, x)}{_class_values(name, metrics[name])}"
+        for name, x in single_numbers(metrics).items()
+    ]
+
+
+def _class_values(name: str, found: Any) -> str:
+    """The value of a metric for each class, such as ` (no 0.9912, yes 0.7500)`; empty for many classes."""
+    if not isinstance(found, ByClass) or not 0 < len(found.by_class) <= MOST_CLASSES:
+        return ""
+    return f" ({', '.join(f'{printable(each)} {value_text(name, x)}' for each, x in found.by_class.items())})"
 
 
 def confusion_lines(metrics: Mapping[str, Any], classes: Sequence[str], width: int) -> list[str]:
