@@ -223,7 +223,7 @@ def test_logs_and_warnings_are_one_line_each() -> None:
 @pytest.mark.parametrize("encoding", ["ascii", pytest.param("latin-1", marks=pytest.mark.exhaustive)])
 def test_characters_that_the_terminal_lacks_are_shown_in_ascii(tmp_path: Path, encoding: str) -> None:
     path = tmp_path / "x.csv"
-    path.write_text("größe,label\n1,猫\n2,…\n", encoding="utf-8")
+    path.write_text("größe,label\n" + "".join(f"{i},{'猫…'[i % 2]}\n" for i in range(20)), encoding="utf-8")
     code = "import logging, atexit\natexit.register(logging.getLogger('adtrain').warning, '猫…')"
     done = command(code, "data", "inspect", str(path), PYTHONIOENCODING=f"{encoding}:strict", LC_ALL="C")
     assert done.returncode == 0
