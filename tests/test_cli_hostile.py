@@ -277,7 +277,7 @@ def test_a_data_path_that_config_yaml_cannot_store_is_refused(
     hostile_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "\udcff"
-    folder.mkdir()
+    (folder / "images").mkdir(parents=True)
     monkeypatch.chdir(folder)
     result = invoke("train", hostile_run / "config.yaml", "--set", "data.path=images")
     assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
