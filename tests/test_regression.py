@@ -175,7 +175,7 @@ def test_an_exported_file_predicts_in_original_units(tmp_path: Path, target: str
     session = onnxruntime.InferenceSession((tmp_path / "m.onnx").read_bytes(), providers=["CPUExecutionProvider"])
     x, price = table()
     name = "values" if loss == "mse" else "probabilities"
-    (found,) = session.run([name], {"images": x.astype(np.float32).reshape(100, 3, 1, 1)})
+    (found,) = session.run([name], {"rows": x.astype(np.float32).reshape(100, 3, 1, 1)})
     if loss == "mse":
         assert np.abs(found[:, 0] - price).mean() < 1500
     else:

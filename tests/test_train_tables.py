@@ -504,7 +504,7 @@ def test_an_onnx_file_predicts_the_same_classes(made: Path, tmp_path: Path) -> N
     pytest.importorskip("onnxruntime", reason="needs onnxruntime")
     about = json.loads(command("export", made / "run", tmp_path / "model.onnx", "--json").stdout)
     assert about["check"]["different"] == 0
-    assert about["inputs"]["images"] == {"dtype": "float32", "shape": [7, 1, 1]}
+    assert about["inputs"]["rows"] == {"dtype": "float32", "shape": [7, 1, 1]}
 
 
 @pytest.mark.parametrize(
