@@ -4,12 +4,6 @@
 #include <signal.h>
 #include <unistd.h>
 
-/* A call, on the caller's stack. The handler needs a stack of its own where the kernel has filled the thread's. */
-typedef struct {
-    char stack[1 << 16];
-    stack_t before;
-} OwnCall;
-
 static const struct {
     int number;
     const char *cause;
@@ -25,6 +19,8 @@ enum { OWN_SIGNAL_COUNT = sizeof OWN_SIGNALS / sizeof *OWN_SIGNALS };
 static struct sigaction own_before[OWN_SIGNAL_COUNT]; /* the handlers of others */
 static int64_t own_calls;                             /* calls that now run, in all threads */
 static __thread const char *volatile own_message;     /* of the call that this thread runs; NULL if none */
+static __thread char own_stack[1 << 16];              /* of the handler, where the kernel has filled the thread's */
+static __thread int own_has_stack;
 
 static void own_write(const char *text) {
     if (write(STDERR_FILENO, text, strlen(text)) < 0) return; /* nobody reads it */
@@ -52,15 +48,18 @@ static __attribute__((constructor)) void own_install(void) {
     for (int i = 0; i < OWN_SIGNAL_COUNT; i++) sigaction(OWN_SIGNALS[i].number, &action, &own_before[i]);
 }
 
-static void own_begin(OwnCall *call, const char *message) {
-    stack_t stack = {.ss_sp = call->stack, .ss_size = sizeof call->stack};
-    sigaltstack(&stack, &call->before);
+static void own_begin(const char *message) {
+    if (!own_has_stack) {
+        stack_t stack = {.ss_sp = own_stack, .ss_size = sizeof own_stack}, before;
+        sigaltstack(NULL, &before);
+        if (before.ss_flags & SS_DISABLE) sigaltstack(&stack, NULL); /* else there is one of another library */
+        own_has_stack = 1;
+    }
     __atomic_fetch_add(&own_calls, 1, __ATOMIC_SEQ_CST);
     own_message = message;
 }
 
-static void own_end(OwnCall *call) {
+static void own_end(void) {
     own_message = NULL;
     __atomic_fetch_sub(&own_calls, 1, __ATOMIC_SEQ_CST);
-    sigaltstack(&call->before, NULL);
 }

@@ -116,7 +116,7 @@ class Writer:
         if not os.path.isabs(self.sources[name].file):
             return [*calls]
         message = f"adtrain: error: operation {equation.name}: its kernel {name} ended the process with "
-        return ["{", "OwnCall own;", f'own_begin(&own, "{message}");', *calls, "own_end(&own);", "}"]
+        return [f'own_begin("{message}");', *calls, "own_end();"]
 
     def _declared(self, returns: str, name: str, arguments: Sequence[tuple[str, str]]) -> str:
         prototype = f"{returns} {name}({', '.join(c for c, _ in arguments)});"
