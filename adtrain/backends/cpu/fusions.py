@@ -147,7 +147,7 @@ def is_divisible(equation: Equation) -> bool:
     if by_element(equation) or equation.has(Trait.RESHAPE):
         return True
     kernel = item_kernel(equation)
-    return kernel is not None and kernel.several_items and not equation.has(Trait.GATHER)
+    return kernel is not None and kernel.several_items
 
 
 def sums_items(equation: Equation) -> bool:
