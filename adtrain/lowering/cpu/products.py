@@ -40,7 +40,7 @@ GEMM_MACROS = {"SCRATCH_BYTES": SCRATCH, "TOTAL_BYTES": TOTAL, "LONG_SUM": LONG}
 
 PANEL = 128
 """Maximum bytes of a row of a panel in `kernels/cpu/tile.h`."""
-MIN_ROWS = 1024
+MIN_ROWS = 256
 """Minimum rows. With fewer, packing a small matrix for each thread takes too much of the time."""
 MIN_MATRICES = 256
 """Minimum matrices. With fewer there is too little work for many threads."""
