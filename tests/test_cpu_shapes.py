@@ -225,6 +225,12 @@ def rows(draw: Draw) -> Iterator[tuple[str, Function]]:
     arguments = [draw(count + 3, 2), draw(2, 9), draw(9, 1)]
     yield "second derivatives", (lambda *xs: ad.value_and_grad(slopes, (1, 2))(*xs), arguments)
 
+    def gathered(w: Any, x: Any, i: Any) -> Any:
+        return ops.sum(ops.square(ops.tanh(ops.embedding(i, x) @ w))) / count
+
+    indices = np.arange(count + 5) * 7 % 40
+    yield "gathered rows", (lambda *xs: ad.value_and_grad(gathered)(*xs), [draw(3, 5), draw(40, 3), indices])
+
 
 def elementwise(draw: Draw) -> Iterator[tuple[str, Function]]:
     shapes = [((), (3,)), ((1,), (1, 1)), ((9,), (65, 9)), ((65, 1), (65, 9)), ((4, 1, 6), (5, 6)), ((0, 3), (3,)),

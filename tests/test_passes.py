@@ -310,7 +310,8 @@ def test_convolution_bias_activation_and_pooling_are_one_equation() -> None:
 
 def test_products_of_many_rows_with_small_matrices_and_their_gradients_are_one_equation() -> None:
     def loss(w: Any, v: Any, x: Any) -> Any:
-        slope = ad.grad(lambda x: ops.sum(ops.tanh(x @ w) @ v))(x)
+        with ad.core.trace.scope("layer"):  # whose equations have a phase, forward or backward
+            slope = ad.grad(lambda x: ops.sum(ops.tanh(x @ w) @ v))(x)
         return ops.mean(ops.square(slope))
 
     w, v = np.ones((2, 20)), np.ones((20, 1))
@@ -319,8 +320,8 @@ def test_products_of_many_rows_with_small_matrices_and_their_gradients_are_one_e
         program = stage(ad.value_and_grad(loss, (0, 1)), ALL).program(w, v, np.ones((count, 2)))
         return [label(e) for e in program.equations for x in e.outputs if x.type.shape[:1] == (count,)]
 
-    assert rows_in_memory(1024) == []
-    assert len(rows_in_memory(1023)) > 3  # too few rows
+    assert rows_in_memory(256) == []
+    assert len(rows_in_memory(255)) > 3  # too few rows
 
 
 def test_rows_of_sequences_and_whole_sequences_are_one_equation() -> None:
@@ -328,7 +329,7 @@ def test_rows_of_sequences_and_whole_sequences_are_one_equation() -> None:
         return ops.mean(ops.softmax(ops.tanh(x @ w), 1), 1)
 
     def kinds(sequences: int) -> list[str]:
-        return names(stage(f, ALL).program(np.ones((sequences, 16, 4)), np.ones((4, 5))))
+        return names(stage(f, ALL).program(np.ones((sequences, 4, 4)), np.ones((4, 5))))
 
     assert set(kinds(64)) <= {"batchwise", "reshape"}
     assert kinds(64).count("batchwise") == 1

@@ -57,7 +57,11 @@ class LargeProductFusion(ProductFusion):
 
 
 class BatchwiseFusion(Fusion):
-    """Each connected group of equations on the same number of items, or on several times as many smaller ones."""
+    """Each connected group of equations on the same number of items, or on several times as many smaller ones.
+
+    The forward and backward phases of a loss with derivatives are one group if all its products are by row. So what one
+    phase computes for the next stays in the cache.
+    """
 
     form = BATCHWISE
     in_order = True
@@ -73,7 +77,7 @@ class BatchwiseFusion(Fusion):
         source, consumer, e = self.found[producer], self.found[reader], groups.equations[reader]
         if source is None or consumer is None or consumer.count < MIN_ITEMS:
             return False
-        if self.sums[producer] or not _same_phase(groups.equations[producer], e):
+        if self.sums[producer] or not _join_phases(groups.equations[producer], e):
             return False
         a, b = groups.of[producer], groups.of[reader]
         return self._have_common_items(groups, a, b) and self._by_item_only(groups, a, b)
@@ -117,9 +121,9 @@ class _LoopsFusion(ElementwiseFusion):
 _merge_loops = FusionPass((_LoopsFusion,))
 
 
-def _same_phase(a: Equation, b: Equation) -> bool:
-    """Whether both belong to one phase. The loss and its gradient count as one phase. So do equations of no layer."""
-    return a.phase == b.phase or a.scope == b.scope in ("", "loss")
+def _join_phases(a: Equation, b: Equation) -> bool:
+    """Whether equations of these phases may join. The update has a fusion of its own."""
+    return (a.phase == "update") == (b.phase == "update")
 
 
 def by_item(equation: Equation) -> Items | None:
@@ -147,7 +151,7 @@ def is_divisible(equation: Equation) -> bool:
     if by_element(equation) or equation.has(Trait.RESHAPE):
         return True
     kernel = item_kernel(equation)
-    return kernel is not None and kernel.several_items and not equation.has(Trait.GATHER)
+    return kernel is not None and kernel.several_items
 
 
 def sums_items(equation: Equation) -> bool:

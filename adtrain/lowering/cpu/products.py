@@ -40,11 +40,11 @@ GEMM_MACROS = {"SCRATCH_BYTES": SCRATCH, "TOTAL_BYTES": TOTAL, "LONG_SUM": LONG}
 
 PANEL = 128
 """Maximum bytes of a row of a panel in `kernels/cpu/tile.h`."""
-MIN_ROWS = 1024
+MIN_ROWS = 256
 """Minimum rows. With fewer, packing a small matrix for each thread takes too much of the time."""
 MIN_MATRICES = 256
 """Minimum matrices. With fewer there is too little work for many threads."""
-MAX_WEIGHTS = 12 << 10
+MAX_WEIGHTS = 16 << 10
 """Maximum bytes of a small matrix. With a larger one the product takes most of the time, and `gemm.c` is faster."""
 MAX_DEPTH = 2048
 """Maximum bytes of a row; `gemm.c` splits longer sums into slices."""

@@ -273,7 +273,7 @@ class SumsOverItems:
 
 
 ROWS_AHEAD = 4
-"""Items ahead for which a gathered row is prefetched; the hardware cannot predict its address."""
+"""Minimum items ahead for which a gathered row is prefetched; the hardware cannot predict its address."""
 SMALL_STEP = 1 << 13
 """Bytes of a step's results below which a static schedule is faster."""
 STEP_BYTES = 1 << 11
@@ -361,22 +361,22 @@ class _Step:
             if self.varies:
                 return [f"{some_item_loops(self.writer, body)}({', '.join([*given, str(rows)])});"]
             return [f"{item_loops(self.writer, body, rows)}({', '.join(given)});"]
-        fetch = self._fetch_row(equation) if equation.has(Trait.GATHER) else []
+        fetch = self._fetch_rows(equation) if equation.has(Trait.GATHER) else []
         memory = [f"team->scratch + {self.scratch}"] if self.bytes(equation, "scratch") else []
         for offsets in (self.prepared, self.collected):
             memory += [f"team->scratch + {at}" for e, at in offsets.items() if e is equation]
         types = self.types(equation)
         return [*fetch, *self.writer.call(_kernel(equation), equation, types, [*arguments, *results], memory)]
 
-    def _fetch_row(self, equation: Equation) -> list[str]:
-        """C that prefetches the row that a gather along axis 0 will read for a later item."""
+    def _fetch_rows(self, equation: Equation) -> list[str]:
+        """C that prefetches the rows that a gather along axis 0 will read for later items."""
         x, indices = equation.inputs
-        if equation.params["axis"] != 0 or indices in self.own:
+        if equation.params["axis"] != 0 or len(indices.type.shape) > 1 or indices in self.own:
             return []
-        row = x.size // max(x.type.shape[0], 1)
-        later = f"{self.place(indices)}[n + {ROWS_AHEAD}]"
-        fetch = f"fetch({self.place(x)} + {later} * {row}, {row * x.type.dtype.itemsize});"
-        return [f"if (n + {ROWS_AHEAD} < {indices.type.shape[0]}) {fetch}"]
+        row, items, ahead = x.size // max(x.type.shape[0], 1), self.rows(indices), max(ROWS_AHEAD, self.rows(indices))
+        end = f"min_i64((n + 1) * {items}, {indices.size - ahead})"
+        fetch = f"fetch({self.place(x)} + {self.place(indices)}[i + {ahead}] * {row}, {row * x.type.dtype.itemsize});"
+        return [f"for (int64_t i = n * {items}; i < {end}; i++) {fetch}"]
 
 
 def _kernel(equation: Equation) -> CKernel:
