@@ -190,10 +190,14 @@ def test_new_and_inspect_warn_of_a_class_with_fewer_than_10_examples(
 
 
 def test_new_and_inspect_name_equal_columns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Also columns of categories, and columns that are equal with other numbers of digits."""
+    """Also columns of categories, and columns that are equal with other numbers of digits.
+
+    Columns that differ by a large constant, which is subtracted from each, are not equal.
+    """
     table = tmp_path / "x.csv"
-    rows = [f"{3 * i},{'rs'[i % 2]},{3 * i}.0,{i % 7},{'rs'[i % 2]},{'bc'[i % 3 == 0]}" for i in range(60)]
-    table.write_text("\n".join(["a,city,again,d,town,label", *rows]) + "\n")
+    rows = [f"{3 * i},{'rs'[i % 2]},{3 * i}.0,{10**9 + i},{2 * 10**9 + i},{'rs'[i % 2]},{'bc'[i % 3 == 0]}"
+            for i in range(60)]  # fmt: skip
+    table.write_text("\n".join(["a,city,again,d,e,town,label", *rows]) + "\n")
     for arguments in ("new", table), ("data", "inspect", table):
         caplog.clear()
         assert invoke(*map(str, arguments)).exit_code == 0

@@ -118,7 +118,8 @@ def warn_of_equal_columns(found: DataSet) -> None:
     alike: dict[bytes, list[str]] = {}
     for column in found.encoder.columns.features:
         end = begin + found.encoder.width(column)
-        alike.setdefault(sha256(features[:, begin:end].tobytes()).digest(), []).append(printable(column.title))
+        values = features[:, begin:end].tobytes() + np.array(found.offset[begin:end]).tobytes()
+        alike.setdefault(sha256(values).digest(), []).append(printable(column.title))
         begin = end
     several = [names if len(names) <= MOST_NAMES else [*names[:MOST_NAMES], "..."] for names in alike.values()]
     if equal := [" = ".join(names) for names in several if len(names) > 1]:
