@@ -105,6 +105,28 @@ def test_a_column_whose_numbers_all_have_one_sign_is_that_of_the_numbers(
         csv_table.read_rows(folder / "y.csv", options, Known(columns))
 
 
+@pytest.mark.parametrize(
+    ("targets", "tested", "message"),
+    [
+        (("12%", "5%"), "7%", ""),
+        (("12%", "5%"), "0.07", "found '0.07' in column 1 .y., expected a finite number with the sign %"),
+        (("12", "5"), "7%", "found '7%' in column 1 .y., expected a finite number without the sign %"),
+        (("yes", "no"), "YES", ""),
+    ],
+)
+def test_targets_of_the_test_file_have_the_sign_of_those_of_the_training(
+    tmp_path: Path, targets: tuple[str, str], tested: str, message: str
+) -> None:
+    (tmp_path / "test.csv").write_text(f"n,y\n1,{tested}\n")
+    options = {"target": "y", "test_path": str(tmp_path / "test.csv")}
+    text = "n,y\n" + "".join(f"{i},{target}\n" for i, target in enumerate(targets))
+    if message:
+        with pytest.raises(DataError, match=rf"test.csv:2: {message}"):
+            load(tmp_path, text, **options)
+    else:
+        assert load(tmp_path, text, **options).test.labels.shape == (1, 1)
+
+
 def test_labels_keep_their_texts(tmp_path: Path) -> None:
     text = "\n".join(["n;label", *(f"{i};{['1.5', '12.25'][i % 2]}" for i in range(8))])
     assert load(tmp_path, text, delimiter=";", decimal=",").classes == ("1.5", "12.25")

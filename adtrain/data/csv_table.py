@@ -63,14 +63,14 @@ def read(path: Path, options: CsvOptions, known: Known = NOTHING) -> Parts:
 def parts_of(table: Opened, options: CsvOptions, known: Known = NOTHING) -> Parts:
     """What `read` returns of an open table."""
     learnt, path = known.columns, table.path
-    labels = LabelReader(table, options)
+    labels = LabelReader(table, options, None if learnt is None else learnt.target_signs)
     columns = _chosen(table, labels, options) if learnt is None else _found(table, learnt, 0)
     cells = _cells(table, columns, labels, options, learnt is None)
     if learnt is None and options.header is None and not _has_evident_header(table, cells, labels, options):
         reason = f"expected true or false: no column of {path} has numbers, which would tell whether line 1 has names"
         raise DataOptionError("header", f"missing, {reason}")
     images = cells.values.reshape(*cells.values.shape, 1, 1)
-    about = Columns(cells.columns, len(table.first))
+    about = Columns(cells.columns, len(table.first), labels.target_signs)
     return Parts(Part(images, labels.labels(), str(path), about, labels.target_names))
 
 
@@ -419,22 +419,31 @@ class _ColumnReader:
 class LabelReader:
     """Reads the labels of a table from one column, or targets from one or several, chunk by chunk.
 
-    `columns` are the indices of these columns, from 0. Raises DataOptionError where an option names no column.
+    `columns` are the indices of these columns, from 0. `signs` are those of the targets in the training part; None if
+    this is the training part. Raises DataOptionError where an option names no column.
     """
 
-    def __init__(self, table: Opened, options: CsvOptions) -> None:
+    def __init__(self, table: Opened, options: CsvOptions, signs: Sequence[str] | None) -> None:
         self._table, self._codes = table, dict[str, int]()
         self._rows: list[np.ndarray] = []  # targets, or codes of texts
-        self._readings: dict[int, Notation | Pair] = {}  # of the columns of targets
         self._notation = options.notation
         self._missing = Missing(options)
         self.are_targets = options.target is not None
         self.columns = _target_columns(table, options.target) if self.are_targets else [_label_column(table, options)]
+        self._learning = signs is None
+        known = zip(self.columns, signs or (), strict=False)
+        self._readings: dict[int, Notation | Pair] = {i: Notation(options.decimal, sign) for i, sign in known if sign}
 
     @property
     def target_names(self) -> tuple[str, ...]:
         """The names of the columns; without a header `column 3`."""
         return tuple(self._table.name(i) or f"column {i}" for i in self.columns)
+
+    @property
+    def target_signs(self) -> tuple[str, ...]:
+        """The sign of the numbers in each column of targets; an empty text where they have none."""
+        readings = [self._readings[i] for i in self.columns] if self.are_targets else []
+        return tuple(reading.sign if isinstance(reading, Notation) else "" for reading in readings)
 
     @property
     def have_numbers(self) -> bool:
@@ -464,7 +473,8 @@ class LabelReader:
                 self._readings[column] = self._notation
                 return values
         texts = list(map(cleaned, chunk.texts(column)))
-        reading = self._readings.setdefault(column, pair_of(texts[0]) or self._notation.of(texts[0]))
+        notation = self._notation.of(texts[0]) if self._learning else self._notation
+        reading = self._readings.setdefault(column, pair_of(texts[0]) or notation)
         for line, text in zip(chunk.lines, texts, strict=True):
             where = f"{self._table.path}:{line}"
             if text in self._missing:

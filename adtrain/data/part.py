@@ -54,10 +54,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns with features, in their order, and `width`, the number of all columns of the file."""
+    """The columns with features, in their order, and `width`, the number of all columns of the file.
+
+    `target_signs` are those of the numbers to predict, one for each column of targets, see `Column.sign`.
+    """
 
     features: tuple[Column, ...]
     width: int
+    target_signs: tuple[str, ...] = ()
 
     @classmethod
     def named(cls, names: Iterable[str]) -> Columns:

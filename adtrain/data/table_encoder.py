@@ -184,7 +184,7 @@ def learn(cells: np.ndarray, rows: np.ndarray, columns: Columns, options: CsvOpt
     if not fill:
         raise DataError(f"{place}: found no value in the columns of the training rows, expected features")
     filled = tuple(fill) if options.missing in ("mean", "zero") else ()
-    return TableEncoder(Columns(tuple(learnt), columns.width), filled, options.category_encoding)
+    return TableEncoder(replace(columns, features=tuple(learnt)), filled, options.category_encoding)
 
 
 def date_features(days: np.ndarray) -> np.ndarray:
