@@ -100,6 +100,8 @@ def test_a_column_whose_numbers_all_have_one_sign_is_that_of_the_numbers(
     cells = csv_table.read_rows(folder / "x.csv", options, Known(columns))
     in_memory = {"n": [written(numbers[0]), *map(float, numbers[1:])], "m": list(map(float, numbers))}
     assert cells.values.tolist() == table_encoder.rows_in_memory(in_memory, options, columns).values.tolist()
+    of_true = table_encoder.rows_in_memory({"n": [True], "m": [True]}, options, columns)
+    assert of_true.values.tolist() == [[1, 1]]
     (folder / "y.csv").write_text("n;m\n5;5\n")
     with pytest.raises(DataError, match=f"y.csv:2: found '5' in column 0 .n., .* with the sign {re.escape(sign)}"):
         csv_table.read_rows(folder / "y.csv", options, Known(columns))

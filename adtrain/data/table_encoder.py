@@ -336,9 +336,9 @@ def _text(value: Any, column: Column, options: CsvOptions) -> str:
     if column.is_date and isinstance(value, date):
         return _date_text(value, options)
     if isinstance(value, bool):
-        if categories is None:
-            return str(int(value))
-        return next((text for text in categories if text.lower() == str(value).lower()), str(value))
+        if categories is not None:
+            return next((text for text in categories if text.lower() == str(value).lower()), str(value))
+        value = int(value)
     text = (
         value if isinstance(value, str) else options.notation.written(value) if isinstance(value, float) else str(value)
     )

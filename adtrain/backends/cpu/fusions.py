@@ -77,7 +77,7 @@ class BatchwiseFusion(Fusion):
         source, consumer, e = self.found[producer], self.found[reader], groups.equations[reader]
         if source is None or consumer is None or consumer.count < MIN_ITEMS:
             return False
-        if self.sums[producer] or not _join_phases(groups.equations[producer], e):
+        if self.sums[producer] or not _may_join_phases(groups.equations[producer], e):
             return False
         a, b = groups.of[producer], groups.of[reader]
         return self._have_common_items(groups, a, b) and self._by_item_only(groups, a, b)
@@ -121,8 +121,8 @@ class _LoopsFusion(ElementwiseFusion):
 _merge_loops = FusionPass((_LoopsFusion,))
 
 
-def _join_phases(a: Equation, b: Equation) -> bool:
-    """Whether equations of these phases may join. The update has a fusion of its own."""
+def _may_join_phases(a: Equation, b: Equation) -> bool:
+    """Whether a group may have both phases: the update, which has a fusion of its own, joins no other phase."""
     return (a.phase == "update") == (b.phase == "update")
 
 
