@@ -93,6 +93,40 @@ def test_only_calls_of_a_users_kernel_are_guarded(tmp_path: Path) -> None:
     assert [text.count("own_begin(") for text in texts] == [0, 1]
 
 
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.parametrize(("statement", "code"), [("*(volatile char *)16 = 1;", 16), ("raise(SIGSEGV);", 0)])
+def test_a_handler_that_another_library_installed_gets_the_signal_with_its_address(
+    tmp_path: Path, statement: str, code: int
+) -> None:
+    (tmp_path / "main.c").write_text(
+        f"""
+#include <stdint.h>
+#include <string.h>
+#include <signal.h>
+#include <unistd.h>
+static void handler(int number, siginfo_t *info, void *context) {{
+    _exit(info->si_code > 0 ? (int)(intptr_t)info->si_addr : 0);
+}}
+static __attribute__((constructor(101))) void install(void) {{
+    struct sigaction action = {{.sa_sigaction = handler, .sa_flags = SA_SIGINFO}};
+    sigaction(SIGSEGV, &action, NULL);
+}}
+#include "own_call.h"
+int main(void) {{
+    own_begin("found ");
+    {statement}
+    own_end();
+    return 1;
+}}
+"""
+    )
+    include, output = Path(__file__).parents[1] / "kernels/cpu", tmp_path / "main"
+    subprocess.run(["cc", "-std=gnu11", f"-I{include}", tmp_path / "main.c", "-o", output], check=True)
+    done = subprocess.run([output], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == code
+    assert done.stderr.startswith("found SIGSEGV; ")
+
+
 def test_a_cuda_kernel_at_an_absolute_path_is_planned_and_compiled(tmp_path: Path) -> None:
     file, primitive = tmp_path / "scaled.cu", scaled()
     file.write_text(CUDA)

@@ -212,7 +212,7 @@ class Data(_Points):
 
     @property
     def examples(self) -> str:
-        """What the data consist of: "points", "sequences" of a text, "rows" of a table, "examples" of NPZ, or "images"."""
+        """What the data are: "points", "sequences" of a text, "rows" of a table, "examples" of NPZ, or "images"."""
         if self.sets_steps_per_epoch:
             return "points"
         if self.options.unit == "token":  # of a text file, or of a folder

@@ -19,15 +19,17 @@ enum { OWN_SIGNAL_COUNT = sizeof OWN_SIGNALS / sizeof *OWN_SIGNALS };
 static struct sigaction own_before[OWN_SIGNAL_COUNT]; /* the handlers of others */
 static int64_t own_calls;                             /* calls that now run, in all threads */
 static __thread const char *volatile own_message;     /* of the call that this thread runs; NULL if none */
-static __thread char own_stack[1 << 16];              /* of the handler, where the kernel has filled the thread's */
+static __thread char own_stack[1 << 16];              /* for the handler: the kernel may have filled the thread's */
 static __thread int own_has_stack;
 
 static void own_write(const char *text) {
-    if (write(STDERR_FILENO, text, strlen(text)) < 0) return; /* nobody reads it */
+    if (write(STDERR_FILENO, text, strlen(text)) < 0) return; /* standard error is closed */
 }
 
-/* Writes the line, once for all threads, and hands the signal to the handler before this one. */
-static void own_handler(int number) {
+/* Writes the line, once for all threads, and hands the signal to the handler before this one: an instruction that
+   failed is executed again, so that handler gets its address. A signal of raise or abort is raised again. */
+static void own_handler(int number, siginfo_t *info, void *context) {
+    (void)context;
     static int told;
     int i = 0;
     while (OWN_SIGNALS[i].number != number) i++;
@@ -39,11 +41,11 @@ static void own_handler(int number) {
         own_write(OWN_SIGNALS[i].cause);
     }
     sigaction(number, &own_before[i], NULL);
-    raise(number);
+    if (info->si_code <= 0) raise(number);
 }
 
 static __attribute__((constructor)) void own_install(void) {
-    struct sigaction action = {.sa_handler = own_handler, .sa_flags = SA_ONSTACK};
+    struct sigaction action = {.sa_sigaction = own_handler, .sa_flags = SA_ONSTACK | SA_SIGINFO};
     sigemptyset(&action.sa_mask);
     for (int i = 0; i < OWN_SIGNAL_COUNT; i++) sigaction(OWN_SIGNALS[i].number, &action, &own_before[i]);
 }
