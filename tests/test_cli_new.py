@@ -297,7 +297,9 @@ def test_extreme_targets_do_not_spoil_what_is_learnt_from_the_others(tmp_path: P
     for name, prices in ("usual", usual), ("extreme", extreme):
         table = tmp_path / f"{name}.csv"
         np.savetxt(table, np.c_[x, prices], fmt="%.6g", delimiter=",", header="a,b,c,price", comments="")
-        proposals.append(yaml.safe_load(command("new", table).stdout))
+        shown = command("new", table).stdout
+        proposals.append(yaml.safe_load(shown))
+    assert "without the extreme targets, of 8 examples\n" in shown
     first, second = proposals
     assert (first["loss"], first["data"]["normalize_targets"]) == ("mse", True)
     assert (second["loss"], second["data"]["normalize_targets"]) == ("huber", "robust")

@@ -197,9 +197,8 @@ def text(section: Data, given: Mapping[str, Any], start: Start | None = None) ->
     if predicts_numbers:
         keys["normalize_targets"] = "robust" if has_extremes else True
     if has_extremes:
-        share = float(extreme(found.train.labels).any(axis=1).mean())
-        what = f"targets that are extreme, in {share:.1%} of the examples, do not count for mean and deviation"
-        comments["normalize_targets"] = what
+        count = counted(int(extreme(found.train.labels).any(axis=1).sum()), "examples")
+        comments["normalize_targets"] = f"mean and deviation are those without the extreme targets, of {count}"
     kind = "sequences" if is_text else "rows" if found.train.images.shape[2:] == (1, 1) else "images"
     epochs = 20 if examples < 20_000 else 5
     if kind == "rows":
