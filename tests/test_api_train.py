@@ -151,7 +151,7 @@ def test_the_folder_of_a_run_on_arrays_is_complete() -> None:
     names = np.array(["cat", "dog", "eel"])
     found = train(data=(IMAGES, names[LABELS]), test_data=(TEST[0], names[TEST[1]]), output_dir="run")
     done = invoke("eval", "run", "--device", "cpu")
-    assert f"accuracy {found.test._asdict()['accuracy']:.2%} of 30 images" in done.output
+    assert f"accuracy {found.test._asdict()['accuracy']:.2%} of 30 examples" in done.output
     loaded = ad.load("run")
     assert loaded.classes == ("cat", "dog", "eel")
     for x, y in zip(loaded.predict(IMAGES), found.model.predict(IMAGES), strict=True):
