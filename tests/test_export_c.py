@@ -83,6 +83,7 @@ def a_layer(kind: type[nn.Module], data: st.DataObject, seed: int) -> TrainedMod
     return with_arrays(nn.Sequential(layer), shape, seed, loss="mse")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", LAYERS, ids=lambda kind: kind.kind())
 @settings(max_examples=1)
 @given(data=st.data(), seed=st.integers(0, 99), simd=st.booleans())

@@ -139,6 +139,7 @@ def test_a_killed_rank_ends_all_and_one_rank_continues(
     assert checkpoint.read(folder / "last.safetensors").progress.step == step + 3
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("training", [3], indirect=True)
 def test_a_stopped_rank_ends_all_after_the_timeout(training: subprocess.Popen[str], tmp_path: Path) -> None:
     folder = tmp_path / "run"

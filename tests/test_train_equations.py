@@ -210,7 +210,13 @@ def test_terms_with_several_values_take_them_in_turns() -> None:
     assert found.tolist() == [[0, 7], [2, 8], [4, 7], [6, 8], [8, 7]]
 
 
-@pytest.mark.parametrize("first", ["{linear: 6}, tanh", "{fourier_features: {frequencies: 4, scale: 0.1}}"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        "{linear: 6}, tanh",
+        pytest.param("{fourier_features: {frequencies: 4, scale: 0.1}}", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_network_learns_the_solution_and_predicts_it_at_points(first: str, tmp_path: Path) -> None:
     """The error is the relative L2 norm at the points of the evaluation."""
     experiment = prepared(tmp_path, "training.epochs=6", f"model.layers=[{first}, {{linear: 1}}]")
@@ -241,6 +247,7 @@ def test_a_table_can_have_the_solution(tmp_path: Path, form: str) -> None:
     np.testing.assert_array_equal(np.asarray(experiment.test.images)[:, 0, 0, 0], rows[:, 0].astype(np.float32))
 
 
+@pytest.mark.exhaustive
 def test_a_coefficient_is_learnt_from_measurements(tmp_path: Path) -> None:
     t = np.linspace(0, 2, 15)
     np.save(tmp_path / "measured.npy", np.stack([t, np.exp(-0.7 * t)], axis=1))
