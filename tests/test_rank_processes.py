@@ -266,7 +266,8 @@ def test_a_full_disk_at_rank_0_ends_all(config: Path, tmp_path: Path) -> None:
     done = run_changed(FULL_DISK, 0, config, "--output-dir", folder, *layers, "-q")
     assert done.returncode != 0
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"adtrain: error: {folder / 'last.safetensors'}: cannot be written (File too large); it needs ")
+    written = folder / "last.safetensors"
+    assert line.startswith(f"adtrain: error: {written}: cannot be written (File too large); it needs ")
     assert line.endswith("; the run has no checkpoint: train again")
     assert ranks_of(folder) == {}
     assert not (folder / "last.safetensors").exists()
