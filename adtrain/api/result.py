@@ -24,8 +24,8 @@ from adtrain.training.scores import value_text
 
 Metrics: TypeAlias = dict[str, float]
 """The metrics of an epoch: epoch, step, train_loss and train_accuracy (or train_rmse and others, as `Score` has them),
-the same and those of `training.metrics` with validation_ (if there are validation images), learning_rate (of the last
-step), seconds, and images_per_second."""
+learning_rate (of the last step), seconds, and images_per_second. If there are validation images, also validation_loss,
+validation_accuracy and the metrics of `training.metrics`, with validation_ before their names."""
 
 SPLITS = ("train", "validation")
 

@@ -277,7 +277,7 @@ def _hold_out(keys: dict[str, Any], found: DataSet, path: str | None) -> float:
 
 
 def _network(found: DataSet, epochs: int, gpt: Gpt | None, start: Start | None) -> tuple[list[str], list[str]]:
-    """The lines of the layers, and those of optimizer, schedule and training.
+    """The lines of the config for the layers, and its lines for optimizer, schedule and training.
 
     Raises AdtrainError where the network of `start` takes other data.
     """
@@ -420,7 +420,7 @@ def _are_unequal(labels: Any) -> bool:
 
 
 def _have_extremes(labels: np.ndarray) -> bool:
-    """Whether extreme numbers raise the deviation of a column of targets above MOST_RAISED times that of the others."""
+    """Whether the deviation of a column of targets is more than MOST_RAISED times that of its targets not extreme."""
     (_, std), (_, of_others) = target_statistics(labels), target_statistics(labels, robust=True)
     return any(x > MOST_RAISED * other for x, other in zip(std, of_others, strict=True))
 

@@ -170,7 +170,7 @@ class Data(_Points):
     normalize_targets: TargetScaling = Field(
         False,
         description="mse, l1, huber: train on targets minus their mean, divided by their standard deviation; robust: "
-        "those of the targets within 3 interquartile ranges of the quartiles",
+        "leave targets more than 3 interquartile ranges from the quartiles out of mean and standard deviation",
     )
     augment: list[Augmentation] | None = Field(None, description="random changes of each training batch, in this order")
     views: list[View] | None = Field(

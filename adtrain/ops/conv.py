@@ -447,17 +447,16 @@ def check_output_padding(name: str, extra: tuple[int, ...], stride: tuple[int, .
 
 
 def _input_grad_of_size(g: Value, w: Value, window: Window, size: tuple[int, ...], extra: tuple[int, ...]) -> Value:
-    """The input gradient with `extra` rows and columns, also where these are more than a convolution can leave over.
+    """The input gradient with `extra` rows and columns at the end, which may be as many as the stride or more.
 
-    A convolution leaves over fewer than its stride. For more, less of the output is cropped: `extra` less at the end,
-    and at the beginning, which is cut off. Beyond the whole output there are zeros.
+    An input gradient adds fewer than its stride. For more, the padding is less at both ends, and the rows and columns
+    that this adds at the beginning are cut off. If the padding is less than `extra`, zeros follow.
     """
-    axes = range(len(size))
-    more = [extra[i] if extra[i] >= window.stride[i] else 0 for i in axes]
-    cut = [min(more[i], window.padding[i]) for i in axes]
-    zeros = [more[i] - cut[i] for i in axes]
+    more = [n if n >= stride else 0 for n, stride in zip(extra, window.stride, strict=True)]
+    cut = [min(pair) for pair in zip(more, window.padding, strict=True)]
+    zeros = [n - c for n, c in zip(more, cut, strict=True)]
     row, column = (p - n for p, n in zip(window.padding, cut, strict=True))
-    whole = tuple(size[i] + cut[i] - zeros[i] for i in axes)
+    whole = tuple(n + c - z for n, c, z in zip(size, cut, zeros, strict=True))
     out = _input_grad(g, w, window._replace(padding=(row, column)), whole, precision_of(g.dtype))
     if any(cut):
         out = slice(out, (0, 0, *cut), out.shape)

@@ -112,8 +112,8 @@ class Writer:
         return name
 
     def _named(self, name: str, equation: Equation, calls: Sequence[str]) -> list[str]:
-        """The lines of calls of a kernel. Where a signal ends one of the user's, own_call.h names it."""
-        if not os.path.isabs(self.sources[name].file):
+        """The lines of declared calls of a kernel. Where a signal ends one of the user's, own_call.h names it."""
+        if self.sources[name] not in self.of_user:
             return [*calls]
         message = f"adtrain: error: operation {equation.name}: its kernel {name} ended the process with "
         return [f'own_begin("{message}");', *calls, "own_end();"]

@@ -103,7 +103,7 @@ class RowChainFusion(Fusion):
         moved = chain.cost.bytes / LAUNCH_BYTES
         if time + moved < alone:
             return None
-        return f"one kernel would take the time of {time + moved:.0f} launches, separate kernels that of {alone:.0f}"
+        return f"one kernel would take as long as {time + moved:.0f} launches, separate kernels as long as {alone:.0f}"
 
     def declined(self) -> str | None:
         """A Program without axes but rows and columns is nearly a chain if at most one condition of a chain fails."""
