@@ -17,7 +17,7 @@ from adtrain.config.records import plain
 from adtrain.core.array import type_with_article
 from adtrain.core.errors import AdtrainError
 from adtrain.report.curves import SCORES, Curve, Panel
-from adtrain.templates import environment
+from adtrain.templates import macro
 from adtrain.text import visible
 from adtrain.training import Epoch, Interval, Observer, Score, Summary, TrainState
 from adtrain.training.scores import value_text
@@ -133,8 +133,7 @@ class TrainingResult:
         columns, count = dict.fromkeys(self.history, "number"), len(self.history["epoch"])
         rows = zip(*(map(_number, values[-SHOWN_EPOCHS:]) for values in self.history.values()), strict=True)
         note = f"the last {SHOWN_EPOCHS} of {count} epochs" if count > SHOWN_EPOCHS else ""
-        template = environment().get_template("result.html.j2")
-        return template.render(facts=self._facts(), pictures=self._pictures(), note=note, columns=columns, rows=rows)
+        return macro("parts.html.j2", "result")(self._facts(), self._pictures(), note, columns, rows)
 
     def _pictures(self) -> list[tuple[str, str]]:
         """Caption and address of the picture of each score that the history has by epoch."""

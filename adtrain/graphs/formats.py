@@ -11,7 +11,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
 from adtrain.graphs.details import Kernel
 from adtrain.graphs.picture import Picture
-from adtrain.templates import environment
+from adtrain.templates import environment, macro
 
 LETTER = '<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20"><text x="4" y="16">{}</text></svg>'
 
@@ -37,7 +37,7 @@ class Graph:
     @property
     def svg(self) -> str:
         """The picture as SVG. It follows the viewer's light or dark colour scheme."""
-        return environment().get_template("graph.svg.j2").render(picture=self.pictures[self.shown], page="")
+        return macro("graph.svg.j2", "svg")(self.pictures[self.shown])
 
     @property
     def html(self) -> str:

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from adtrain.report.plot import Axis, Plot, log_ticks, tick_text, ticks
 from adtrain.report.record import Record
 from adtrain.sweeps.rates import RateSearch
-from adtrain.templates import environment
+from adtrain.templates import macro
 from adtrain.text import counted
 from adtrain.training.progress import Epoch, Validated
 from adtrain.training.scores import HIGHER_IS_BETTER, single_numbers, value_text
@@ -101,7 +101,7 @@ class Panel(NamedTuple):
 
     def picture(self) -> str:
         """The curves as an SVG file of its own, on a logarithmic axis where that makes sense."""
-        return environment().get_template("plot.svg.j2").render(plot=self._plot(self.has_log_scale))
+        return macro("plot.svg.j2", "alone")(self._plot(self.has_log_scale))
 
     def _plot(self, logarithmic: bool) -> Plot:
         """The curves. Markers show their value in a tooltip."""
@@ -202,4 +202,4 @@ def rates_svg(found: RateSearch) -> str:
         plot.marker(rate, min(loss, high), "rate", f"rate {rate:g}, loss {loss:.4g}", 2)
     right, down = plot.at(found.proposal, high)
     plot.text((right + 5, down + 12), f"{found.proposal:g}", "axis")
-    return environment().get_template("plot.svg.j2").render(plot=plot)
+    return macro("plot.svg.j2", "alone")(plot)

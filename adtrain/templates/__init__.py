@@ -1,4 +1,4 @@
-"""The templates of all HTML pages (Jinja2, `*.html.j2`), their style sheets, and the templates of exported C.
+"""The templates of all HTML pages (Jinja2, with their CSS and JavaScript), of pictures (SVG), and of exported C.
 
 A page extends `page.html.j2`. Values are escaped; HTML is of the type `markupsafe.Markup`.
 """

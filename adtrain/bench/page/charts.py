@@ -17,7 +17,7 @@ from adtrain.report.plot import Axis, Plot, Point, log_ticks, tick_text
 from adtrain.templates import macro
 
 details, figures, hint, keys, listed, matrix, named, rows, stack, timeline, two_lines, _axis, _chart, _lane = (
-    macro("bench_parts.html.j2", name)
+    macro("parts.html.j2", name)
     for name in (
         "details", "figures", "hint", "keys", "listed", "matrix", "named", "rows", "stack", "timeline", "two_lines",
         "axis", "figure", "lane",
