@@ -22,7 +22,7 @@ from training_runs import write_config
 from waiting import PATIENCE, wait_until
 
 from adtrain import config, training
-from adtrain.cli.train_report import HEIGHT, MAX_ROWS, operation_lines, peak_of, plot_lines, result_lines
+from adtrain.cli.train_run import HEIGHT, MAX_ROWS, operation_lines, peak_of, plot_lines, result_lines
 from adtrain.config.files import load_data
 from adtrain.report import Record, page
 from adtrain.training import ClassScore, Summary, read_metrics

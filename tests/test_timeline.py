@@ -13,7 +13,7 @@ import pytest
 from adtrain.cli import startup
 from adtrain.core.timeline import SHORT_SECONDS, Timeline
 
-SCRIPT = "from adtrain.cli.startup import main; main()"
+SCRIPT = "from adtrain.__main__ import main; main()"
 
 
 @pytest.mark.exhaustive
